@@ -1,0 +1,2 @@
+//! Load generator, sweeps and reports
+#![forbid(unsafe_code)]

@@ -1,0 +1,4 @@
+//! The one binary: parse, build, run.
+#![forbid(unsafe_code)]
+
+fn main() {}

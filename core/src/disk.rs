@@ -1,0 +1,124 @@
+//! The disk side of the waist.
+
+use std::time::Instant;
+
+use crate::Lane;
+use crate::request::{Finished, Request};
+use crate::units::{BlockSize, ByteLen};
+
+/// What a disk looks like to a guest. Constant while the disk is open, but for `size`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Capacity.
+    pub size: ByteLen,
+    /// Smallest unit of addressing.
+    pub logical_block: BlockSize,
+    /// Smallest unit that the storage writes without reading first, in bytes; a multiple of `logical_block`.
+    pub physical_block: BlockSize,
+    /// Offset of the first naturally aligned physical block, in logical blocks.
+    pub alignment_offset: u8,
+    /// Preferred minimum size of random I/O, in bytes; 0 when the storage does not say.
+    pub min_io: ByteLen,
+    /// Preferred size of streaming I/O, in bytes; 0 when the storage does not say.
+    pub opt_io: ByteLen,
+    /// Writes are refused.
+    pub read_only: bool,
+}
+
+/// What discard costs and what it may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiscardLimits {
+    /// Ranges smaller than this, or not aligned to it, may be ignored by the storage. In bytes.
+    pub granularity: ByteLen,
+    /// Largest single range.
+    pub max_len: ByteLen,
+}
+
+/// What a disk can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Largest data transfer of one request.
+    pub max_transfer: ByteLen,
+    /// Most memory segments of one request.
+    pub max_segments: u32,
+    /// Discard, when the storage has it and the user did not turn it off.
+    pub discard: Option<DiscardLimits>,
+    /// Largest write-zeroes range; `None` when the storage cannot write zeroes without data.
+    pub write_zeroes: Option<ByteLen>,
+    /// Written data can be lost by a crash of the host before a flush.
+    pub volatile_cache: bool,
+    /// A request has a cost of its own, so that fewer and larger ones are faster (files, networks; not null or ram).
+    pub cost_per_request: bool,
+}
+
+/// Why a disk could not be opened, or a channel to it.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// The host's operating system said no.
+    #[error("{what}: {source}")]
+    Os {
+        /// What was tried, with the path.
+        what: String,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A setting's value does not fit this storage.
+    #[error(transparent)]
+    Setting(#[from] crate::settings::SettingError),
+}
+
+/// An open disk. Shared by all workers; holds no state that a request touches.
+///
+/// Contract: ranges are checked by the engine at admission and again by the channel (a resize may come between). A backend
+/// never sees a request for a read-only disk that modifies it, but answers [`Outcome::ReadOnly`](crate::Outcome) if it does.
+pub trait Disk<L: Lane>: Send + Sync {
+    /// What it looks like.
+    fn geometry(&self) -> Geometry;
+
+    /// What it can do.
+    fn limits(&self) -> Limits;
+
+    /// The settings in force after defaults and the storage's own answers were filled in, as `(key, value)`, for
+    /// `--print-config`.
+    fn resolved(&self) -> Vec<(&'static str, String)>;
+
+    /// A worker's own handle. Called on the worker's thread.
+    ///
+    /// # Errors
+    /// When the host refuses a resource that the channel needs.
+    fn open_channel(&self, lane: &mut L) -> Result<Box<dyn DiskChannel<L>>, DiskError>;
+}
+
+/// A worker's own handle to a disk. Batch shaped: one dynamic call a batch costs nothing from batch 16 on.
+///
+/// Contract:
+/// * Every request taken by [`submit`](Self::submit) comes out in exactly one [`Finished`], with its buffer. Requests may
+///   finish in any order; nothing but flush is ordered, and flush only as [`Op::Flush`](crate::Op) says.
+/// * A short transfer is continued by the channel or becomes a failure; it is never reported as done.
+/// * No method blocks on storage.
+/// * Before it is dropped a channel is drained: `outstanding()` is 0, or the lane keeps the buffers for ever and says so.
+pub trait DiskChannel<L: Lane> {
+    /// Takes a prefix of `batch` (removing it) and returns how many were taken. What is left is back-pressure, not an
+    /// error: the engine offers it again. Requests that end at once are put in `finished` directly.
+    fn submit(
+        &mut self,
+        lane: &mut L,
+        batch: &mut Vec<Request<L::Buffer>>,
+        finished: &mut Vec<Finished<L::Buffer>>,
+    ) -> usize;
+
+    /// Collects requests that have ended since, into `finished`; returns how many.
+    fn reap(&mut self, lane: &mut L, finished: &mut Vec<Finished<L::Buffer>>) -> usize;
+
+    /// Requests taken and not yet finished.
+    fn outstanding(&self) -> u32;
+
+    /// When the worker must call [`reap`](Self::reap) although the ring brought no completion (a backend that completes by
+    /// the clock). `None` when completions alone wake the worker.
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Gives back what the channel holds of the lane (fixed files). Called once, when `outstanding()` is 0.
+    fn close(&mut self, lane: &mut L);
+}

@@ -1,0 +1,105 @@
+//! The guest side of the waist.
+
+use crate::Lane;
+use crate::request::{Op, Outcome};
+use crate::units::{ByteLen, ByteOffset};
+
+/// Where a queue puts the requests that it pulls: the engine's side of a pull.
+pub trait Intake<T, B> {
+    /// How many more requests may be admitted in this batch. A queue must look before each request and stop at 0.
+    fn room(&self) -> usize;
+
+    /// Admits one request. `token` comes back in exactly one [`Completed`].
+    fn admit(&mut self, token: T, op: Op, start: ByteOffset, len: ByteLen, buffer: Option<B>);
+
+    /// Admits one guest request that covers several disk ranges (discard, write zeroes). It finishes when all the ranges
+    /// have, with the first failure if there was one. `parts` is not empty.
+    fn admit_parts(&mut self, token: T, op: Op, parts: &[(ByteOffset, ByteLen)]);
+}
+
+/// What a pull found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pulled {
+    /// The ring was empty at the end of the batch.
+    Dry,
+    /// The batch was full before the ring was empty.
+    MoreWaiting,
+    /// The ring breaks the protocol; why, for the log. The queue will not be pulled again.
+    Broken(&'static str),
+}
+
+/// A request's end, as its queue sees it.
+#[derive(Debug)]
+pub struct Completed<T, B> {
+    /// What the queue gave at admission.
+    pub token: T,
+    /// How the request ended.
+    pub outcome: Outcome,
+    /// The buffer that the queue gave at admission.
+    pub buffer: Option<B>,
+}
+
+/// Whether a publish made anything visible that the guest may want to hear of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notify {
+    /// The guest asked for a call: [`GuestQueue::notify`] is due.
+    Wanted,
+    /// Answers were published; the guest asked not to be called.
+    Suppressed,
+    /// Nothing was published.
+    Nothing,
+}
+
+/// What arming a queue found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Armed {
+    /// The ring is empty and the next request will be kicked for: the worker may sleep.
+    Sleepable,
+    /// A request came in between: pull again.
+    WorkWaiting,
+}
+
+/// A personality over a ring: the guest side of one queue, owned by one worker.
+///
+/// Contract:
+/// * Each guest byte is read once into a private copy, then judged. Every loop over guest data has a bound.
+/// * A guest's mistake is data: the queue answers it itself and counts it. Only a broken ring ends the queue
+///   ([`Pulled::Broken`]), and never more than this queue. Nothing a guest writes can make an implementation panic.
+/// * A token that was admitted is finished exactly once.
+/// * A request answered by the queue itself inside `pull` (identification, malformed requests) is published by the next
+///   [`publish`](Self::publish) like all others.
+pub trait GuestQueue {
+    /// What an answer needs. Kept in the engine's tag table.
+    type Token;
+    /// Where a new owner resumes, for stop, migration and reconnect.
+    type Position;
+    /// What the worker lends.
+    type Lane: Lane;
+
+    /// The most requests that can be in flight: the ring's size.
+    fn depth(&self) -> u16;
+
+    /// Takes one batch of requests off the ring.
+    fn pull<I>(&mut self, lane: &mut Self::Lane, into: &mut I) -> Pulled
+    where
+        I: Intake<Self::Token, <Self::Lane as Lane>::Buffer>;
+
+    /// Writes the answer. It is not visible to the guest before [`publish`](Self::publish).
+    fn finish(&mut self, lane: &mut Self::Lane, done: Completed<Self::Token, <Self::Lane as Lane>::Buffer>);
+
+    /// Makes all answers since the last publish visible: the ring's index is stored once.
+    fn publish(&mut self) -> Notify;
+
+    /// Calls the guest (an interrupt), once a batch.
+    fn notify(&mut self);
+
+    /// Asks the guest to kick for the next request, then looks again. The order (ask, full fence, look) is what makes a
+    /// lost wake-up impossible.
+    fn arm(&mut self) -> Armed;
+
+    /// Asks the guest not to kick while the queue is polled.
+    fn disarm(&mut self);
+
+    /// Where a new owner resumes. Meaningful only when nothing is in flight.
+    fn position(&self) -> Self::Position;
+}

@@ -1,0 +1,213 @@
+//! Settings that a user gives as `KEY=VALUE,...` or as a TOML table, read by whoever owns the key.
+//!
+//! Each room takes the keys it knows; what is left at the end is unknown. So a new storage backend brings its own keys and
+//! nobody else learns of them.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use crate::units::ByteLen;
+
+/// A setting that cannot be used: which, what was found, what was expected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{subject}: {key}: found {found}, expected {expected}")]
+pub struct SettingError {
+    /// What the settings are for, for example `disk "data"`.
+    pub subject: String,
+    /// The key.
+    pub key: String,
+    /// What the user gave.
+    pub found: String,
+    /// What would have been right.
+    pub expected: String,
+}
+
+/// The settings of one thing, by key. Values are text, whatever syntax they came in.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    subject: String,
+    given: BTreeMap<String, String>,
+    asked: Vec<&'static str>,
+}
+
+impl Settings {
+    /// No settings yet for `subject` (used in error messages).
+    pub fn new(subject: impl Into<String>) -> Self {
+        Settings { subject: subject.into(), ..Settings::default() }
+    }
+
+    /// What these settings are for.
+    pub fn subject(&self) -> &str {
+        &self.subject
+    }
+
+    /// Changes what error messages call these settings.
+    pub fn set_subject(&mut self, subject: impl Into<String>) {
+        self.subject = subject.into();
+    }
+
+    /// Adds one setting.
+    ///
+    /// # Errors
+    /// When the key was given before.
+    pub fn insert(&mut self, key: &str, value: &str) -> Result<(), SettingError> {
+        match self.given.insert(key.to_owned(), value.to_owned()) {
+            None => Ok(()),
+            Some(first) => Err(self.error(key, format!("{first:?} and {value:?}"), "one value")),
+        }
+    }
+
+    /// The error for `key`.
+    pub fn error(&self, key: &str, found: impl Into<String>, expected: impl Into<String>) -> SettingError {
+        SettingError {
+            subject: self.subject.clone(),
+            key: key.to_owned(),
+            found: found.into(),
+            expected: expected.into(),
+        }
+    }
+
+    /// Takes a text value, if it was given.
+    pub fn text(&mut self, key: &'static str) -> Option<String> {
+        if !self.asked.contains(&key) {
+            self.asked.push(key);
+        }
+        self.given.remove(key)
+    }
+
+    /// Takes `on`/`off` (also `true`/`false`).
+    ///
+    /// # Errors
+    /// On any other word.
+    pub fn switch(&mut self, key: &'static str) -> Result<Option<bool>, SettingError> {
+        match self.text(key) {
+            None => Ok(None),
+            Some(text) => match text.as_str() {
+                "on" | "true" => Ok(Some(true)),
+                "off" | "false" => Ok(Some(false)),
+                _ => Err(self.error(key, format!("{text:?}"), "on or off")),
+            },
+        }
+    }
+
+    /// Takes a whole number in `range`.
+    ///
+    /// # Errors
+    /// When it is not a number or outside the range.
+    pub fn number(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Result<Option<u64>, SettingError> {
+        let Some(text) = self.text(key) else { return Ok(None) };
+        match text.parse::<u64>() {
+            Ok(number) if range.contains(&number) => Ok(Some(number)),
+            _ => {
+                let expected = format!("a whole number from {} to {}", range.start(), range.end());
+                Err(self.error(key, format!("{text:?}"), expected))
+            }
+        }
+    }
+
+    /// Takes a size: a number of bytes with an optional suffix K, M, G or T (powers of 1024).
+    ///
+    /// # Errors
+    /// When it is no size, or does not fit in 63 bits (the largest file offset).
+    pub fn size(&mut self, key: &'static str) -> Result<Option<ByteLen>, SettingError> {
+        let Some(text) = self.text(key) else { return Ok(None) };
+        match parse_size(&text) {
+            Some(size) if size.0 <= i64::MAX as u64 => Ok(Some(size)),
+            _ => Err(self.error(
+                key,
+                format!("{text:?}"),
+                "a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P",
+            )),
+        }
+    }
+
+    /// Takes one of `words`.
+    ///
+    /// # Errors
+    /// When it is none of them.
+    pub fn choice(
+        &mut self,
+        key: &'static str,
+        words: &'static [&'static str],
+    ) -> Result<Option<&'static str>, SettingError> {
+        let Some(text) = self.text(key) else { return Ok(None) };
+        match words.iter().find(|word| **word == text) {
+            Some(word) => Ok(Some(word)),
+            None => Err(self.error(key, format!("{text:?}"), format!("one of {}", words.join(", ")))),
+        }
+    }
+
+    /// Ends the reading.
+    ///
+    /// # Errors
+    /// When a key is left that nobody asked for: it is unknown, and the message lists those that are known.
+    pub fn finish(self) -> Result<(), SettingError> {
+        let Some((key, value)) = self.given.first_key_value() else { return Ok(()) };
+        let mut known = self.asked.clone();
+        known.sort_unstable();
+        Err(SettingError {
+            subject: self.subject.clone(),
+            key: key.clone(),
+            found: format!("an unknown key (with value {value:?})"),
+            expected: format!("one of {}", known.join(", ")),
+        })
+    }
+}
+
+/// Parses `NUMBER[K|M|G|T]` (either case; powers of 1024). `None` when it is no size or does not fit in 64 bits.
+pub fn parse_size(text: &str) -> Option<ByteLen> {
+    let (digits, shift) = match text.as_bytes().last()? {
+        b'k' | b'K' => (&text[..text.len() - 1], 10),
+        b'm' | b'M' => (&text[..text.len() - 1], 20),
+        b'g' | b'G' => (&text[..text.len() - 1], 30),
+        b't' | b'T' => (&text[..text.len() - 1], 40),
+        _ => (text, 0),
+    };
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let number: u64 = digits.parse().ok()?;
+    number.checked_mul(1 << shift).map(ByteLen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, want) in [
+            ("0", Some(0)),
+            ("512", Some(512)),
+            ("4k", Some(4096)),
+            ("1G", Some(1 << 30)),
+            ("16777215T", Some(16777215 << 40)),
+            ("16777216T", None),
+            ("", None),
+            ("K", None),
+            ("+1", None),
+            ("-1", None),
+            ("1.5G", None),
+            ("1 G", None),
+            ("99999999999999999999", None),
+        ] {
+            assert_eq!(parse_size(text), want.map(ByteLen), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_those_that_are_known() {
+        let mut settings = Settings::new("disk \"a\"");
+        settings.insert("pth", "/x").unwrap();
+        assert_eq!(settings.text("path"), None);
+        let error = settings.finish().unwrap_err().to_string();
+        assert_eq!(error, "disk \"a\": pth: found an unknown key (with value \"/x\"), expected one of path");
+    }
+
+    #[test]
+    fn a_key_given_twice_is_an_error() {
+        let mut settings = Settings::new("disk");
+        settings.insert("id", "a").unwrap();
+        assert!(settings.insert("id", "b").unwrap_err().to_string().contains("\"a\" and \"b\""));
+    }
+}

@@ -1,0 +1,2 @@
+//! Userspace frontends: the other end of each guest interface
+#![forbid(unsafe_code)]

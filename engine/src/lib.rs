@@ -1,0 +1,2 @@
+//! Worker threads, queue life cycle, poll policy and statistics
+#![forbid(unsafe_code)]

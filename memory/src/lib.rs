@@ -1,0 +1,1 @@
+//! Guest memory: regions, translation, shared ring cells, buffers with leases

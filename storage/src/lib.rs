@@ -1,0 +1,2 @@
+//! Storage backends and their registry
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! Real guests, real clients, hostile guests
+#![forbid(unsafe_code)]

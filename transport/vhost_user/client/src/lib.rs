@@ -1,0 +1,2 @@
+//! vhost-user front-end for the userspace drivers
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! vhost-user back-end: sets queues up and takes them down
+#![forbid(unsafe_code)]

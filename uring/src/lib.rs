@@ -1,0 +1,1 @@
+//! A safe io_uring: buffers owned until their completion, fixed files and buffers

@@ -1,0 +1,5 @@
+//! The split virtqueue. Source: virtio 1.3 section 2.7, "Split Virtqueues".
+
+pub mod layout;
+
+pub use layout::{Descriptor, SetupError, SplitAddresses, SplitRing};

@@ -27,7 +27,11 @@ impl Buffer {
 
 /// A worker's lease on a memory table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeaseId(u32);
+pub struct LeaseId {
+    index: u32,
+    /// Tells a lease from a later one in the same place.
+    generation: u32,
+}
 
 /// A guest address that is not mapped, or a request that has more pieces than allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +102,7 @@ struct Lease {
     uses: u32,
     /// No new buffers; forgotten when `uses` reaches 0.
     retired: bool,
+    generation: u32,
     fixed: Vec<Option<FixedBuffers>>,
 }
 
@@ -131,6 +136,7 @@ pub struct BufferPool {
     spills: Vec<Vec<Segment>>,
     free_spills: Vec<u32>,
     leases: Vec<Option<Lease>>,
+    adopted: u32,
 }
 
 impl BufferPool {
@@ -171,20 +177,22 @@ impl BufferPool {
 
     /// Takes a lease on a memory table. `fixed` names the registered buffers of its regions, in the regions' order.
     pub fn adopt(&mut self, memory: Arc<GuestMemory>, fixed: Vec<Option<FixedBuffers>>) -> LeaseId {
-        let lease = Lease { memory, hot: Hot::default(), uses: 0, retired: false, fixed };
+        self.adopted = self.adopted.wrapping_add(1);
+        let generation = self.adopted;
+        let lease = Lease { memory, hot: Hot::default(), uses: 0, retired: false, generation, fixed };
         let free = self.leases.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
             self.leases.push(None);
             self.leases.len() - 1
         });
         self.leases[index] = Some(lease);
-        LeaseId(index as u32)
+        LeaseId { index: index as u32, generation }
     }
 
     /// Gives a lease back. Its memory stays mapped until its last buffer is released. Whether that is already so.
     pub fn retire(&mut self, id: LeaseId) -> bool {
-        let Some(slot) = self.leases.get_mut(id.0 as usize) else { return true };
-        let Some(lease) = slot else { return true };
+        let Some(slot) = self.leases.get_mut(id.index as usize) else { return true };
+        let Some(lease) = slot.as_mut().filter(|lease| lease.generation == id.generation) else { return true };
         lease.retired = true;
         let gone = lease.uses == 0;
         if gone {
@@ -193,9 +201,16 @@ impl BufferPool {
         gone
     }
 
+    /// Whether a retired lease's last buffer was released.
+    pub fn is_gone(&self, id: LeaseId) -> bool {
+        let slot = self.leases.get(id.index as usize).and_then(Option::as_ref);
+        slot.is_none_or(|lease| lease.generation != id.generation)
+    }
+
     /// Buffers that live in a lease.
     pub fn uses(&self, id: LeaseId) -> u32 {
-        self.leases.get(id.0 as usize).and_then(Option::as_ref).map_or(0, |lease| lease.uses)
+        let slot = self.leases.get(id.index as usize).and_then(Option::as_ref);
+        slot.filter(|lease| lease.generation == id.generation).map_or(0, |lease| lease.uses)
     }
 
     #[inline]
@@ -235,7 +250,7 @@ impl BufferPool {
     #[inline]
     pub fn read<T: Plain>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
         let size = size_of::<T>() as u64;
-        let (host, run, _) = self.translate(lease.0, address.0, size)?;
+        let (host, run, _) = self.translate(lease.index, address.0, size)?;
         if run < size {
             return None;
         }
@@ -255,7 +270,7 @@ impl BufferPool {
     /// Starts bringing the line at `address` into this core's cache, if it is mapped.
     #[inline]
     pub fn prefetch(&mut self, lease: LeaseId, address: GuestAddress) {
-        if let Some((host, ..)) = self.translate(lease.0, address.0, 1) {
+        if let Some((host, ..)) = self.translate(lease.index, address.0, 1) {
             if let Some(place) = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(host as usize)) {
                 prefetch(place);
             }
@@ -271,11 +286,11 @@ impl BufferPool {
         if self.free.is_empty() {
             self.grow_to(self.entries.len() + self.entries.len().clamp(64, 4096));
         }
-        self.lease(lease.0).uses += 1;
+        self.lease(lease.index).uses += 1;
         let index = self.free.pop().expect("just grown");
         let entry = &mut self.entries[index as usize];
         (entry.total, entry.status, entry.pieces) = (0, 0, 0);
-        (entry.lease, entry.live, entry.spill) = (lease.0, true, NO_SPILL);
+        (entry.lease, entry.live, entry.spill) = (lease.index, true, NO_SPILL);
         Buffer(std::num::NonZeroU32::new(index + 1).expect("index + 1 > 0"))
     }
 

@@ -25,6 +25,12 @@ impl Buffer {
     }
 }
 
+/// A lane whose buffers are pieces of guest memory.
+pub trait PooledLane: mqblk_core::Lane<Buffer = Buffer> + 'static {
+    /// The worker's buffers.
+    fn pool(&mut self) -> &mut BufferPool;
+}
+
 /// A worker's lease on a memory table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseId {
@@ -267,13 +273,28 @@ impl BufferPool {
         }
     }
 
+    /// Reads bytes from guest memory, once. `false` (and nothing read) when they are not mapped in one piece.
+    #[must_use]
+    pub fn read_bytes(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
+        match self.translate(lease.index, address.0, into.len() as u64) {
+            Some((host, run, _)) if run == into.len() as u64 => {
+                let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
+                // SAFETY: mapped for `run` bytes by the lease; `into` is private memory.
+                unsafe { place.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Starts bringing the line at `address` into this core's cache, if it is mapped.
     #[inline]
     pub fn prefetch(&mut self, lease: LeaseId, address: GuestAddress) {
-        if let Some((host, ..)) = self.translate(lease.index, address.0, 1) {
-            if let Some(place) = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(host as usize)) {
-                prefetch(place);
-            }
+        let found = self.translate(lease.index, address.0, 1);
+        if let Some(place) =
+            found.and_then(|(host, ..)| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(host as usize)))
+        {
+            prefetch(place);
         }
     }
 

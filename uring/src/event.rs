@@ -1,10 +1,11 @@
 //! Event counters: how threads and processes wake each other.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::EventfdFlags;
+use rustix::fs::OFlags;
 
 /// An eventfd, ours or received from a VMM. Clones name the same counter.
 #[derive(Clone, Debug)]
@@ -41,14 +42,52 @@ impl EventFd {
     }
 }
 
-impl From<OwnedFd> for EventFd {
-    fn from(fd: OwnedFd) -> EventFd {
-        EventFd(Arc::new(fd))
+impl mqblk_core::Call for EventFd {
+    #[inline]
+    fn call(&self) {
+        self.signal();
+    }
+}
+
+impl TryFrom<OwnedFd> for EventFd {
+    type Error = io::Error;
+
+    /// Takes a descriptor that another process passed. It must be an eventfd (a pipe or a socket could block the worker that
+    /// signals it), and is made non-blocking (a full counter could too).
+    fn try_from(fd: OwnedFd) -> io::Result<EventFd> {
+        // Without /proc the kind cannot be known; the descriptor is then taken on trust.
+        if let Ok(kind) = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())
+            && kind.as_bytes() != b"anon_inode:[eventfd]"
+        {
+            let text = format!("found {}, expected an eventfd", kind.to_string_lossy());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let flags = rustix::fs::fcntl_getfl(&fd)?;
+        rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+        Ok(EventFd(Arc::new(fd)))
     }
 }
 
 impl AsFd for EventFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_event_counters_are_taken_from_others() {
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        let error = EventFd::try_from(reader).unwrap_err().to_string();
+        assert!(error.contains("pipe:") && error.contains("expected an eventfd"), "{error}");
+        let theirs = rustix::event::eventfd(0, EventfdFlags::empty()).unwrap();
+        let event = EventFd::try_from(theirs).unwrap();
+        assert_eq!(event.take(), 0, "taking does not block");
+        event.signal();
+        event.signal();
+        assert_eq!(event.take(), 2);
     }
 }

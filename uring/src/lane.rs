@@ -66,6 +66,13 @@ impl mqblk_core::Lane for Lane {
     type Buffer = mqblk_memory::Buffer;
 }
 
+impl mqblk_memory::PooledLane for Lane {
+    #[inline]
+    fn pool(&mut self) -> &mut BufferPool {
+        &mut self.buffers
+    }
+}
+
 impl Lane {
     /// A new ring. Must be called on the thread that will use it.
     ///

@@ -39,6 +39,14 @@ pub enum FixedBufferUse {
     Off,
 }
 
+/// A lease that several queues of a worker use.
+#[derive(Debug)]
+pub(crate) struct SharedLease {
+    memory: Arc<GuestMemory>,
+    lease: LeaseId,
+    users: usize,
+}
+
 /// Indices of a table that are free, and those that wait for a lease to end.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
@@ -47,6 +55,8 @@ pub(crate) struct Tables {
     pub(crate) buffers: Vec<bool>,
     /// Leases that were given up while requests were in flight, with their buffer indices.
     pub(crate) leaving: Vec<(LeaseId, Vec<u16>)>,
+    /// Leases by memory table: queues of one guest share one.
+    pub(crate) shared: Vec<SharedLease>,
     /// Buffer indices of live leases.
     pub(crate) held: Vec<(LeaseId, Vec<u16>)>,
 }
@@ -81,11 +91,16 @@ impl Lane {
         }
     }
 
-    /// Takes a lease on a memory table for the buffers of this lane, registering its regions as fixed buffers.
+    /// Takes a lease on a memory table for the buffers of this lane, registering its regions as fixed buffers. Taking the
+    /// same table again gives the same lease, to be given up as often.
     ///
     /// # Errors
     /// Only with [`FixedBufferUse::On`], when the system refuses the registration.
     pub fn adopt(&mut self, memory: Arc<GuestMemory>, fixed: FixedBufferUse) -> io::Result<LeaseId> {
+        if let Some(known) = self.tables.shared.iter_mut().find(|known| Arc::ptr_eq(&known.memory, &memory)) {
+            known.users += 1;
+            return Ok(known.lease);
+        }
         let mut indices = Vec::new();
         let mut found = Vec::new();
         if fixed != FixedBufferUse::Off {
@@ -103,7 +118,8 @@ impl Lane {
                 }
             }
         }
-        let lease = self.buffers.adopt(memory, found);
+        let lease = self.buffers.adopt(Arc::clone(&memory), found);
+        self.tables.shared.push(SharedLease { memory, lease, users: 1 });
         if !indices.is_empty() {
             self.tables.held.push((lease, indices));
         }
@@ -112,6 +128,12 @@ impl Lane {
 
     /// Gives a lease up. Its memory stays mapped, and registered, until its last buffer is released.
     pub fn retire(&mut self, lease: LeaseId) {
+        let Some(at) = self.tables.shared.iter().position(|known| known.lease == lease) else { return };
+        self.tables.shared[at].users -= 1;
+        if self.tables.shared[at].users > 0 {
+            return;
+        }
+        self.tables.shared.swap_remove(at);
         let held = self.tables.held.iter().position(|(id, _)| *id == lease);
         let indices = held.map(|at| self.tables.held.swap_remove(at).1);
         let gone = self.buffers.retire(lease);

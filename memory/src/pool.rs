@@ -517,11 +517,19 @@ impl BufferPool {
     /// Copies the first `len` bytes of one buffer to another. `false` (nothing copied) when either is shorter.
     #[must_use]
     pub fn copy(&self, from: &Buffer, to: &Buffer, len: ByteLen) -> bool {
-        if len > self.len(from) || len > self.len(to) {
+        self.copy_range(from, 0, to, 0, len)
+    }
+
+    /// Copies `len` bytes from `from_at` bytes into one buffer to `to_at` bytes into another. `false` (nothing copied) when
+    /// either is shorter.
+    #[must_use]
+    pub fn copy_range(&self, from: &Buffer, from_at: u64, to: &Buffer, to_at: u64, len: ByteLen) -> bool {
+        let fits = |at: u64, buffer| mqblk_core::units::in_range(ByteOffset(at), len, self.len(buffer));
+        if !fits(from_at, from) || !fits(to_at, to) {
             return false;
         }
-        let mut at = 0;
-        self.for_range(from, 0, len.0, |source, run| {
+        let mut at = to_at;
+        self.for_range(from, from_at, len.0, |source, run| {
             let mut done = 0;
             self.for_range(to, at, run as u64, |target, part| {
                 // SAFETY: both leases keep their sides mapped; `copy_to` allows overlap.

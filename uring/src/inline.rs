@@ -8,10 +8,7 @@ use mqblk_core::ByteOffset;
 use mqblk_memory::Buffer;
 
 use crate::lane::Lane;
-use crate::ops::fill_pieces;
-
-/// The kernel takes at most this many pieces in one call (UIO_MAXIOV).
-const MAX_PIECES: usize = 1024;
+use crate::ops::{MAX_PIECES, fill_pieces};
 
 impl Lane {
     /// Reads at once into the buffer, leaving out its first `skip` bytes. With `no_wait` it fails with `EAGAIN` rather than

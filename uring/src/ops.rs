@@ -190,6 +190,9 @@ impl Direction {
     }
 }
 
+/// The kernel takes at most this many pieces in one operation (UIO_MAXIOV).
+pub(crate) const MAX_PIECES: usize = 1024;
+
 /// The iovec list of a buffer without its first `skip` bytes.
 pub(crate) fn fill_pieces(pieces: &mut Vec<libc::iovec>, segments: &[mqblk_memory::Segment], mut skip: u64) {
     pieces.clear();
@@ -235,7 +238,8 @@ fn single(
 }
 
 fn vectored(file: &RingFile, at: ByteOffset, pieces: &[libc::iovec], direction: Direction) -> squeue::Entry {
-    let (list, count) = (pieces.as_ptr(), pieces.len() as u32);
+    // A longer list would be refused; a shorter transfer is continued by its owner.
+    let (list, count) = (pieces.as_ptr(), pieces.len().min(MAX_PIECES) as u32);
     macro_rules! build {
         ($fd:expr) => {
             match direction {

@@ -125,3 +125,23 @@ fn waiting_ends_in_time() {
     assert_eq!(lane.turn(Wait::AtMost(Duration::from_millis(5))), 0);
     assert_eq!(lane.turn(Wait::No), 0);
 }
+
+#[test]
+fn more_pieces_than_the_kernel_takes_are_a_short_transfer() {
+    let mut lane = Lane::new(LaneOptions::default()).unwrap();
+    let owner = lane.add_owner();
+    let memory = memory(1 << 16);
+    let lease = lane.adopt(Arc::clone(&memory), FixedBufferUse::Off).unwrap();
+    let file = lane.register_file(Arc::new(tempfile::tempfile().unwrap().into()));
+    let buffer = lane.buffers.take(lease);
+    for piece in 0..1500 {
+        lane.buffers.push(&buffer, GuestAddress(piece * 16), 8, 2000).unwrap();
+    }
+    lane.write(owner, 1, &file, ByteOffset(0), buffer, 0, false).unwrap();
+    let done = wait_for(&mut lane, owner);
+    assert_eq!(done.result, 1024 * 8);
+    lane.write(owner, 2, &file, ByteOffset(8192), done.buffer.unwrap(), 8192, false).unwrap();
+    let done = wait_for(&mut lane, owner);
+    assert_eq!(done.result, (1500 - 1024) * 8);
+    lane.buffers.release(done.buffer.unwrap());
+}

@@ -20,6 +20,7 @@ const MAX_QUEUES: u16 = 256;
 const SERIAL_BYTES: usize = 20;
 /// Longest path of a Unix socket, without the terminating NUL (unix(7)).
 const SOCKET_PATH_BYTES: usize = 107;
+const DEFAULT_STORAGE: &str = "file";
 const ID_BYTES: usize = 64;
 
 /// A configuration that cannot be served. One line each.
@@ -53,8 +54,8 @@ pub type Opened<D> = (D, Vec<(&'static str, String)>);
 pub trait Storages {
     /// What an open disk is.
     type Disk;
-    /// The kinds' names, the default first.
-    fn kinds(&self) -> &'static [&'static str];
+    /// The kinds' names.
+    fn kinds(&self) -> Vec<&'static str>;
     /// Opens a disk, taking its own keys from `settings`.
     ///
     /// # Errors
@@ -77,7 +78,7 @@ pub fn resolve<S: Storages>(
     }
     let mut fronts = Vec::new();
     for settings in &mut given.disks {
-        fronts.push(Front::take(settings, cpus, storages.kinds())?);
+        fronts.push(Front::take(settings, cpus, &storages.kinds())?);
     }
     check_unique(&given.disks, &fronts)?;
 
@@ -123,10 +124,10 @@ struct Front {
 }
 
 impl Front {
-    fn take(settings: &mut Settings, cpus: &Cpus, kinds: &'static [&'static str]) -> Result<Front, SettingError> {
+    fn take(settings: &mut Settings, cpus: &Cpus, kinds: &[&'static str]) -> Result<Front, SettingError> {
         settings.alias("num_queues", "queues")?;
         settings.alias("queue_size", "queue-size")?;
-        let storage = settings.choice("storage", kinds)?.unwrap_or(kinds[0]);
+        let storage = take_storage(settings, kinds)?;
         let id = take_id(settings, storage)?;
         // From here on errors name the disk as the user does; the file it came from stays in front.
         let file = settings.subject().rsplit_once(": ").map(|(file, _)| format!("{file}: ")).unwrap_or_default();
@@ -175,6 +176,14 @@ impl Front {
 fn take_u16(settings: &mut Settings, key: &'static str, min: u16, max: u16) -> Result<Option<u16>, SettingError> {
     let number = settings.number(key, u64::from(min)..=u64::from(max))?;
     Ok(number.and_then(|number| u16::try_from(number).ok()))
+}
+
+fn take_storage(settings: &mut Settings, kinds: &[&'static str]) -> Result<&'static str, SettingError> {
+    let given = settings.text("storage").unwrap_or_else(|| DEFAULT_STORAGE.to_owned());
+    match kinds.iter().find(|kind| **kind == given) {
+        Some(kind) => Ok(kind),
+        None => Err(settings.error("storage", format!("{given:?}"), format!("one of {}", kinds.join(", ")))),
+    }
 }
 
 /// The id given, or the name of the file at `path`, or the kind of storage.

@@ -10,8 +10,8 @@ struct FakeStorages;
 impl Storages for FakeStorages {
     type Disk = String;
 
-    fn kinds(&self) -> &'static [&'static str] {
-        &["file", "null"]
+    fn kinds(&self) -> Vec<&'static str> {
+        vec!["file", "null"]
     }
 
     fn open(&mut self, kind: &str, settings: &mut Settings) -> Result<Opened<String>, DiskError> {

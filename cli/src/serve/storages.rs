@@ -12,8 +12,8 @@ pub struct Registry;
 impl Storages for Registry {
     type Disk = ();
 
-    fn kinds(&self) -> &'static [&'static str] {
-        &["file", "null", "ram"]
+    fn kinds(&self) -> Vec<&'static str> {
+        vec!["file", "null", "ram"]
     }
 
     fn open(&mut self, kind: &str, settings: &mut Settings) -> Result<Opened<()>, DiskError> {

@@ -27,6 +27,7 @@ impl Storages for FakeStorages {
             "file" => resolved.push(("path", path.clone())),
             _ => resolved.push(("size", size.to_string())),
         }
+        resolved.extend(settings.text("latency-us").map(|us| ("latency-us", us)));
         Ok((format!("{kind} {path}"), resolved))
     }
 }
@@ -166,7 +167,7 @@ fn malformed_disk_settings() {
         ("size=16777215T", "disk \"a\": size: found \"16777215T\", expected a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P"),
         ("storage=tape", "--disk #1: storage: found \"tape\", expected one of file, null"),
         ("path=/b", "--disk #1: path: found \"/a\" and \"/b\", expected one value"),
-        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of cache, fixed-buffers, id, path, poll, poll_queue, queue-map, queue-size, queues, readonly, serial, size, socket, socket-mode, storage"),
+        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of cache, fixed-buffers, id, latency-us, path, poll, poll_queue, queue-map, queue-size, queues, readonly, serial, size, socket, socket-mode, storage"),
     ]
     .into_iter()
     .map(|(words, want)| (words.to_owned(), want.to_owned()))
@@ -282,4 +283,18 @@ fn a_printed_configuration_reads_back_as_itself() {
         let again = resolve(given, &cpus(), &mut FakeStorages).unwrap();
         assert_eq!(again, config, "{printed}");
     }
+}
+
+#[test]
+fn the_examples_are_good() {
+    let whole = include_str!("../../../examples/mqblk.toml").replace("# workers", "workers").replace("# pin", "pin");
+    let handbook = include_str!("../../../docs/serve.md");
+    let in_handbook =
+        handbook.split("```toml\n").skip(1).filter_map(|rest| rest.split_once("```")).map(|(text, _)| text);
+    let mut disks = 0;
+    for text in [whole.as_str()].into_iter().chain(in_handbook) {
+        let given = file::parse("example", text).unwrap();
+        disks += resolve(given, &cpus(), &mut FakeStorages).unwrap().disks.len();
+    }
+    assert_eq!(disks, 6);
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::poll::PollPolicy;
+use mqblk_engine::PollPolicy;
 
 /// The whole of it. `D` is what an open disk is: the program's own type, or a test's.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,5 +1,9 @@
 //! The running daemon.
 
+use std::sync::Arc;
+
+use mqblk_engine::AnyDisk;
+
 use super::config::ServeConfig;
 use super::socket::{ListenSocket, SocketError};
 
@@ -27,12 +31,22 @@ impl Daemon {
     ///
     /// # Errors
     /// When the host refuses a resource.
-    pub fn start<D>(config: ServeConfig<D>) -> Result<Daemon, StartError> {
+    pub fn start(config: ServeConfig<Arc<AnyDisk>>) -> Result<Daemon, StartError> {
         let mut sockets = Vec::new();
         for disk in &config.disks {
             let socket = ListenSocket::bind(&disk.socket, disk.socket_mode)
                 .map_err(|source| StartError::Socket { id: disk.id.clone(), source })?;
-            tracing::info!(disk = %disk.id, socket = %disk.socket.display(), queues = disk.queues, "listening");
+            let geometry = disk.disk.geometry();
+            tracing::info!(
+                disk = %disk.id,
+                socket = %disk.socket.display(),
+                size = %geometry.size,
+                block_size = geometry.logical_block.bytes(),
+                read_only = geometry.read_only,
+                queues = disk.queues,
+                poll = %disk.poll,
+                "serving"
+            );
             sockets.push(socket);
         }
         Ok(Daemon { sockets })

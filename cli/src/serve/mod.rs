@@ -5,7 +5,6 @@ mod cpus;
 mod daemon;
 mod file;
 mod key_values;
-mod poll;
 mod print;
 mod queue_map;
 mod resolve;
@@ -16,15 +15,17 @@ mod storages;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use mqblk_core::settings::{SettingError, Settings};
+use mqblk_engine::AnyDisk;
 
 use crate::failure::{self, BAD_USAGE, FAILED};
 use config::ServeConfig;
 use cpus::Cpus;
 use daemon::Daemon;
 use file::Given;
-use resolve::{ConfigError, Storages};
+use resolve::ConfigError;
 use signals::StopSignals;
 
 /// What a vhost-user program of type block can do, in the form of QEMU's docs/interop/vhost-user.json.
@@ -91,7 +92,7 @@ pub fn run(args: Args) -> ExitCode {
     }
 }
 
-fn serve(config: ServeConfig<<storages::Registry as Storages>::Disk>) -> Result<(), Box<dyn std::error::Error>> {
+fn serve(config: ServeConfig<Arc<AnyDisk>>) -> Result<(), Box<dyn std::error::Error>> {
     let mut signals = StopSignals::install()?;
     let queues: usize = config.disks.iter().map(|disk| usize::from(disk.queues)).sum();
     if usize::from(config.workers) > queues {
@@ -106,7 +107,7 @@ fn serve(config: ServeConfig<<storages::Registry as Storages>::Disk>) -> Result<
 }
 
 /// Everything that can be judged before anything is created.
-fn configure(args: &Args) -> Result<ServeConfig<<storages::Registry as Storages>::Disk>, ConfigError> {
+fn configure(args: &Args) -> Result<ServeConfig<Arc<AnyDisk>>, ConfigError> {
     let config = resolve::resolve(gather(args)?, &Cpus::of_this_host(), &mut storages::Registry)?;
     for disk in &config.disks {
         if let Err(source) = socket::probe(&disk.socket) {

@@ -10,9 +10,9 @@ use mqblk_core::settings::{SettingError, Settings};
 use super::config::{CacheMode, DiskConfig, FixedBuffers, ServeConfig, SocketMode};
 use super::cpus::{self, Cpus};
 use super::file::Given;
-use super::poll::PollPolicy;
 use super::queue_map;
 use super::socket::SocketError;
+use mqblk_engine::PollPolicy;
 
 /// Most virtqueues of one disk, and most workers of one process.
 const MAX_QUEUES: u16 = 256;
@@ -255,7 +255,7 @@ fn take_poll(settings: &mut Settings) -> Result<PollPolicy, SettingError> {
         let found = format!("{text:?}, and poll_queue={on}");
         return Err(settings.error("poll", found, "one of the two"));
     }
-    text.parse().map_err(|_| settings.error("poll", format!("{text:?}"), PollPolicy::EXPECTED))
+    text.parse().map_err(|expected: String| settings.error("poll", format!("{text:?}"), expected))
 }
 
 fn check_unique(disks: &[Settings], fronts: &[Front]) -> Result<(), SettingError> {

@@ -123,7 +123,7 @@ fn queues_are_dealt_to_workers_or_mapped() {
     assert_eq!(maps, [vec![0], vec![1, 0], vec![1, 0]]);
 }
 
-const POLL: &str = "off, static:<us>, adaptive:<max us> or busy, with <us> from 1 to 1000000";
+const POLL: &str = "off, static:<us>, adaptive:<max us> or busy, with microseconds from 1 to 1000000";
 const PAIRS: &str = "KEY=VALUE,KEY=VALUE,... with a comma inside a value written twice";
 const ID: &str = "1 to 64 letters, digits, dots, dashes and underscores, with a letter or digit first";
 const MAP: &str = "QUEUE:WORKER pairs separated by commas, such as 0:0,1:1";

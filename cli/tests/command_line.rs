@@ -83,59 +83,65 @@ fn a_bad_configuration_is_one_line_and_code_2_and_leaves_nothing() {
     std::fs::write(&config, "workers = 1\n[[disk]]\nqueues = 0\n").unwrap();
     std::fs::write(folder.path().join("plain"), "kept").unwrap();
     let config = config.to_str().unwrap();
-    let good = disk(folder.path(), "");
     let before = names(folder.path());
-    let cases: Vec<(Vec<String>, String)> = vec![
-        (vec!["serve".into()], "serve: disk: found none,".into()),
+
+    let null = format!("storage=null,socket={at}/s");
+    let disks = [
         (
-            vec!["serve".into(), "--disk".into(), disk(folder.path(), ",poll=fast")],
-            "disk \"disk\": poll: found \"fast\", expected off,".into(),
+            format!("path={at}/disk.img,socket={at}/s,poll=fast"),
+            "disk \"disk\": poll: found \"fast\", expected off,".to_owned(),
+        ),
+        (format!("path={at}/disk.img,socket={at}/s,queus=1"), "disk \"disk\": queus: found an unknown key".to_owned()),
+        (
+            format!("path={at}/none.img,socket={at}/s"),
+            format!("disk \"none\": path: found \"{at}/none.img\" (No such file"),
+        ),
+        (format!("path={at},id=x,socket={at}/s"), format!("disk \"x\": path: found \"{at}\" (")),
+        (format!("path={at}/plain,socket={at}/s"), "disk \"plain\": path: found 4 bytes in".to_owned()),
+        (format!("path={at}/disk.img,size=1G,socket={at}/s"), "disk \"disk\": size: found an unknown key".to_owned()),
+        (null.clone(), "disk \"null\": size: found nothing, expected".to_owned()),
+        (
+            format!("{null},size=1000"),
+            "disk \"null\": size: found 1000 bytes, expected a multiple of block-size 512".to_owned(),
+        ),
+        (format!("{null},size=1X"), "disk \"null\": size: found \"1X\", expected a size".to_owned()),
+        (
+            format!("{null},size=1M,block-size=1024"),
+            "disk \"null\": block-size: found \"1024\", expected one of".to_owned(),
         ),
         (
-            vec!["serve".into(), "--disk".into(), disk(folder.path(), ",queus=1")],
-            "disk \"disk\": queus: found an unknown key".into(),
+            format!("{null},size=1M,latency-us=-1"),
+            "disk \"null\": latency-us: found \"-1\", expected a whole".to_owned(),
         ),
-        (vec!["serve".into(), "--disk".into(), format!("path={at}/none.img,socket={at}/s")], "disk \"none\": ".into()),
         (
-            vec!["serve".into(), "--disk".into(), format!("path={at}/disk.img,socket={at}/none/s")],
+            format!("{null},size=1M,readonly=perhaps"),
+            "disk \"null\": readonly: found \"perhaps\", expected on or off".to_owned(),
+        ),
+        (
+            format!("path={at}/disk.img,socket={at}/none/s"),
             format!("disk \"disk\": socket: found \"{at}/none/s\": No such file or directory"),
         ),
         (
-            vec!["serve".into(), "--disk".into(), format!("path={at}/disk.img,socket={at}/plain")],
+            format!("path={at}/disk.img,socket={at}/plain"),
             format!("disk \"disk\": socket: found \"{at}/plain\", which is no stream socket"),
         ),
-        (
-            vec!["serve".into(), "--disk".into(), "path=/x\n/y,socket=/tmp/s,queues=0".into()],
-            "disk \"y\": queues: found \"0\"".into(),
-        ),
-        (
-            vec!["serve".into(), "--disk".into(), good.clone(), "--workers".into(), "0".into()],
-            "serve: workers: found \"0\", expected a whole number from 1 to 256".into(),
-        ),
-        (
-            vec!["serve".into(), "--disk".into(), good.clone(), "--pin".into(), "65535".into()],
-            "serve: pin: found CPU 65535, expected CPUs of this host".into(),
-        ),
-        (
-            vec!["serve".into(), "--disk".into(), good.clone(), "--disk".into(), good.clone()],
-            "disk \"disk\": id: found \"disk\" for disks #1 and #2".into(),
-        ),
-        (
-            vec!["serve".into(), "--config".into(), config.into()],
-            format!("{config}: disk \"file\": socket: found nothing, expected"),
-        ),
-        (
-            vec!["serve".into(), "--config".into(), "/nonexistent".into()],
-            "serve: config: found \"/nonexistent\": No such file".into(),
-        ),
-        (
-            vec!["serve".into(), "--disk".into(), good.clone(), "--log".into(), "loud".into()],
-            "mqblk: log: found \"loud\"".into(),
-        ),
+        ("path=/x\n/y,socket=/tmp/s,queues=0".to_owned(), "disk \"y\": queues: found \"0\"".to_owned()),
+        ("path=/x\n/y,socket=/tmp/s".to_owned(), "disk \"y\": path: found \"/x\\n/y\"".to_owned()),
     ];
-    for (args, want) in cases {
-        let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let output = output(&args);
+    let good = format!("{null},size=1M");
+    let options: [(&[&str], String); 7] = [
+        (&[], "serve: disk: found none,".to_owned()),
+        (&["--disk", &good, "--workers", "0"], "serve: workers: found \"0\", expected a whole number".to_owned()),
+        (&["--disk", &good, "--pin", "65535"], "serve: pin: found CPU 65535, expected CPUs of this host".to_owned()),
+        (&["--disk", &good, "--disk", &good], "disk \"null\": id: found \"null\" for disks #1 and #2".to_owned()),
+        (&["--config", config], format!("{config}: disk \"file\": socket: found nothing, expected")),
+        (&["--config", "/nonexistent"], "serve: config: found \"/nonexistent\": No such file".to_owned()),
+        (&["--disk", &good, "--log", "loud"], "mqblk: log: found \"loud\"".to_owned()),
+    ];
+    let disks = disks.iter().map(|(disk, want)| (vec!["--disk", disk], want));
+    let options = options.iter().map(|(args, want)| (args.to_vec(), want));
+    for (args, want) in disks.chain(options) {
+        let output = mqblk(&["serve"]).args(&args).output().unwrap();
         let want = format!("mqblk: {want}");
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         assert!(stderr(&output).starts_with(&want), "{args:?} gave {:?}, not {want:?}", stderr(&output));
@@ -248,4 +254,28 @@ fn a_stale_socket_is_replaced_and_a_live_one_refused() {
     assert!(UnixStream::connect(&socket).is_ok(), "the first daemon lost its socket");
     serving.signal(Signal::TERM);
     assert_eq!(serving.exit_code(), Some(0));
+}
+
+#[test]
+fn an_image_has_one_writer_or_many_readers() {
+    let folder = folder();
+    let at = folder.path().display();
+    let other = |more: &str| {
+        let mut args = mqblk(&["serve", "--print-config", "--disk"]);
+        args.arg(format!("path={at}/disk.img,socket={at}/other.sock{more}")).output().unwrap()
+    };
+    let socket = folder.path().join("disk.sock");
+    let writer = Serving::start(&disk(folder.path(), ""), &socket);
+    for more in ["", ",readonly=on"] {
+        let refused = other(more);
+        assert_eq!(refused.status.code(), Some(2));
+        let want = format!("mqblk: disk \"disk\": path: found \"{at}/disk.img\" (in use by another process)");
+        assert!(stderr(&refused).starts_with(&want), "{}", stderr(&refused));
+    }
+    writer.signal(Signal::TERM);
+    assert_eq!(writer.exit_code(), Some(0));
+
+    let _reader = Serving::start(&disk(folder.path(), ",readonly=on"), &socket);
+    assert_eq!(other(",readonly=on").status.code(), Some(0));
+    assert_eq!(other("").status.code(), Some(2));
 }

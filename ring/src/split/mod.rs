@@ -1,5 +1,7 @@
 //! The split virtqueue. Source: virtio 1.3 section 2.7, "Split Virtqueues".
 
+pub mod driver;
 pub mod layout;
 
+pub use driver::SplitDriver;
 pub use layout::{Descriptor, SetupError, SplitAddresses, SplitRing};

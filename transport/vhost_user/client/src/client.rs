@@ -208,8 +208,7 @@ impl Client {
     pub fn read_config(&mut self, offset: u32, bytes: &mut [u8]) -> Result<(), ClientError> {
         let zeroes = vec![0; bytes.len()];
         let flags = VhostUserConfigFlags::empty();
-        let (_, found) =
-            self.step("GET_CONFIG", |f| f.get_config(offset, zeroes.len() as u32, flags, &zeroes))?;
+        let (_, found) = self.step("GET_CONFIG", |f| f.get_config(offset, zeroes.len() as u32, flags, &zeroes))?;
         if found.len() != bytes.len() {
             let source = vhost::Error::VhostUserProtocol(MessageError::InvalidMessage);
             return Err(ClientError::Step { path: self.path.clone(), step: "GET_CONFIG", source });
@@ -223,7 +222,8 @@ impl Client {
     /// # Errors
     /// When the exchange fails, or (with REPLY_ACK) the server refuses.
     pub fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), ClientError> {
-        self.step("SET_CONFIG", |f| f.set_config(offset, VhostUserConfigFlags::WRITABLE, bytes))
+        // Flags 0 is a driver's write (VHOST_SET_CONFIG_TYPE_FRONTEND); the crate's WRITABLE is bit 0, which says migration.
+        self.step("SET_CONFIG", |f| f.set_config(offset, VhostUserConfigFlags::empty(), bytes))
     }
 
     /// Replaces the memory table.
@@ -304,7 +304,8 @@ pub struct Lifeline {
 impl Lifeline {
     /// Waits until the server closes the connection, or `timeout` is over. Returns whether the server is gone.
     pub fn wait_gone(&self, timeout: Duration) -> bool {
-        let timeout = rustix::event::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        let timeout =
+            rustix::event::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) => !fds[0].revents().is_empty(),
@@ -350,6 +351,9 @@ mod tests {
         assert_eq!(client.server_pid(), Some(std::process::id() as i32));
         drop(served);
         assert!(lifeline.wait_gone(Duration::from_secs(60)));
-        assert!(matches!(client.negotiate(0).unwrap_err(), ClientError::Step { step: "SET_OWNER" | "GET_FEATURES", .. }));
+        assert!(matches!(
+            client.negotiate(0).unwrap_err(),
+            ClientError::Step { step: "SET_OWNER" | "GET_FEATURES", .. }
+        ));
     }
 }

@@ -21,9 +21,9 @@ pub enum StartError {
 }
 
 /// All disks being served, until [`Daemon::stop`].
-#[derive(Debug)]
 pub struct Daemon {
     sockets: Vec<ListenSocket>,
+    disks: Vec<Arc<AnyDisk>>,
 }
 
 impl Daemon {
@@ -33,7 +33,8 @@ impl Daemon {
     /// When the host refuses a resource.
     pub fn start(config: ServeConfig<Arc<AnyDisk>>) -> Result<Daemon, StartError> {
         let mut sockets = Vec::new();
-        for disk in &config.disks {
+        let mut disks = Vec::new();
+        for disk in config.disks {
             let socket = ListenSocket::bind(&disk.socket, disk.socket_mode)
                 .map_err(|source| StartError::Socket { id: disk.id.clone(), source })?;
             let geometry = disk.disk.geometry();
@@ -48,12 +49,14 @@ impl Daemon {
                 "serving"
             );
             sockets.push(socket);
+            disks.push(disk.disk);
         }
-        Ok(Daemon { sockets })
+        Ok(Daemon { sockets, disks })
     }
 
     /// Drains what is in flight, flushes, closes the disks and removes the sockets.
     pub fn stop(self) {
         drop(self.sockets);
+        drop(self.disks);
     }
 }

@@ -11,8 +11,8 @@ use super::config::{CacheMode, DiskConfig, FixedBuffers, ServeConfig, SocketMode
 use super::cpus::{self, Cpus};
 use super::file::Given;
 use super::queue_map;
-use super::socket::SocketError;
 use mqblk_engine::PollPolicy;
+use mqblk_vhost_user_server::SocketError;
 
 /// Most virtqueues of one disk, and most workers of one process.
 const MAX_QUEUES: u16 = 256;

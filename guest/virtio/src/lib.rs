@@ -64,6 +64,9 @@ pub trait VirtioQueue<L: GuestLane>: GuestQueue<Lane = L, Position = u16> + Send
     /// Replaces the way the guest is called.
     fn set_call(&mut self, call: Option<Box<dyn Call>>);
 
+    /// The lease that the queue works in.
+    fn lease(&self) -> LeaseId;
+
     /// Goes on in a new memory table. Requests in flight keep the old one. Returns the old lease, to be retired.
     fn relocate(&mut self, ring: SplitRing, lease: LeaseId) -> LeaseId;
 }

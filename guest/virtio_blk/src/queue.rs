@@ -181,6 +181,10 @@ impl<L: GuestLane> VirtioQueue<L> for BlkQueue<L> {
         self.call = call;
     }
 
+    fn lease(&self) -> LeaseId {
+        self.lease
+    }
+
     fn relocate(&mut self, ring: SplitRing, lease: LeaseId) -> LeaseId {
         self.ring.relocate(ring);
         std::mem::replace(&mut self.lease, lease)

@@ -10,8 +10,6 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::config::SocketMode;
-
 /// Connections that may wait to be accepted. One VMM at a time is served; the others that wait see a slow answer.
 const BACKLOG: i32 = 8;
 
@@ -93,7 +91,7 @@ impl ListenSocket {
     ///
     /// # Errors
     /// When somebody listens there, when another kind of file is there, or when the host refuses.
-    pub fn bind(path: &Path, mode: SocketMode) -> Result<ListenSocket, SocketError> {
+    pub fn bind(path: &Path, mode: u32) -> Result<ListenSocket, SocketError> {
         let os = |source: io::Error| SocketError::Os { path: path.to_owned(), source };
         // Held until the socket listens: otherwise two daemons that start together could both find a stale socket, and one
         // remove the other's. Folders that cannot be locked are used all the same.
@@ -102,7 +100,7 @@ impl ListenSocket {
             std::fs::remove_file(path).map_err(os)?;
         }
         let socket = stream_socket(SocketFlags::empty()).map_err(os)?;
-        let bits = Mode::from_bits_truncate(mode.bits());
+        let bits = Mode::from_bits_truncate(mode);
         // The mode of an unbound socket is the mode of the file that bind makes, less the umask (Linux, net/unix/af_unix.c).
         rustix::fs::fchmod(&socket, bits).map_err(|error| os(error.into()))?;
         let address = SocketAddrUnix::new(path).map_err(|error| os(error.into()))?;
@@ -115,7 +113,6 @@ impl ListenSocket {
     }
 
     /// The listener, to accept on.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the daemon accepts once the vhost-user server is there"))]
     pub fn listener(&self) -> &UnixListener {
         &self.listener
     }
@@ -159,11 +156,11 @@ mod tests {
     fn a_socket_has_its_mode_and_goes_with_its_owner() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        for mode in ["0600", "0660", "0777"] {
+        for mode in [0o600, 0o660, 0o777] {
             assert_eq!(probe(&path).unwrap(), Found::Nothing);
-            let socket = ListenSocket::bind(&path, SocketMode::parse(mode).unwrap()).unwrap();
+            let socket = ListenSocket::bind(&path, mode).unwrap();
             let bits = std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
-            assert_eq!(format!("{bits:04o}"), mode);
+            assert_eq!(bits, mode);
             let _client = UnixStream::connect(&path).unwrap();
             socket.listener().accept().unwrap();
             drop(socket);
@@ -177,9 +174,9 @@ mod tests {
         let path = folder.path().join("s");
         drop(UnixListener::bind(&path).unwrap());
         assert_eq!(probe(&path).unwrap(), Found::Stale);
-        let live = ListenSocket::bind(&path, SocketMode::OWNER_ONLY).unwrap();
+        let live = ListenSocket::bind(&path, 0o600).unwrap();
         assert!(matches!(probe(&path), Err(SocketError::Live { .. })));
-        assert!(matches!(ListenSocket::bind(&path, SocketMode::OWNER_ONLY), Err(SocketError::Live { .. })));
+        assert!(matches!(ListenSocket::bind(&path, 0o600), Err(SocketError::Live { .. })));
         drop(live);
         assert!(!path.exists());
     }
@@ -188,7 +185,7 @@ mod tests {
     fn a_full_backlog_is_live() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let _live = ListenSocket::bind(&path, SocketMode::OWNER_ONLY).unwrap();
+        let _live = ListenSocket::bind(&path, 0o600).unwrap();
         for _ in 0..BACKLOG * 2 {
             assert!(matches!(probe(&path), Err(SocketError::Live { .. })));
         }
@@ -199,7 +196,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, "kept").unwrap();
-        assert!(matches!(ListenSocket::bind(&file, SocketMode::OWNER_ONLY), Err(SocketError::Occupied { .. })));
+        assert!(matches!(ListenSocket::bind(&file, 0o600), Err(SocketError::Occupied { .. })));
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "kept");
         let datagram = folder.path().join("datagram");
         let _bound = UnixDatagram::bind(&datagram).unwrap();
@@ -212,9 +209,9 @@ mod tests {
     fn a_successors_socket_is_not_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let first = ListenSocket::bind(&path, SocketMode::OWNER_ONLY).unwrap();
+        let first = ListenSocket::bind(&path, 0o600).unwrap();
         std::fs::rename(&path, folder.path().join("elsewhere")).unwrap();
-        let second = ListenSocket::bind(&path, SocketMode::OWNER_ONLY).unwrap();
+        let second = ListenSocket::bind(&path, 0o600).unwrap();
         drop(first);
         assert!(path.exists());
         drop(second);

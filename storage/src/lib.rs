@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+pub mod conformance;
+pub mod file;
 pub mod null;
 pub mod ram;
 pub mod registry;

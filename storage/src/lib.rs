@@ -7,6 +7,7 @@
 
 mod admission;
 pub mod conformance;
+pub mod fault;
 pub mod file;
 pub mod null;
 pub mod ram;

@@ -11,6 +11,7 @@ type Opener = fn(&mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError>;
 
 #[rustfmt::skip] // one line each
 const BACKENDS: &[(&str, Opener)] = &[
+    ("fault", crate::fault::open),
     ("file", crate::file::open),
     ("null", crate::null::open),
     ("ram", crate::ram::open),

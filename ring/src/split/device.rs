@@ -3,9 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use mqblk_core::{Armed, Notify};
-use mqblk_memory::full_fence;
+use mqblk_memory::SharedU16;
 
-use super::layout::{AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, Descriptor, SplitRing, USED_NO_NOTIFY, passed};
+use super::layout::{DESC_INDIRECT, DESC_NEXT, Descriptor, SplitRing};
+use super::wakeup::Direction;
 
 /// What is wrong with a ring. Each ends its queue and nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,8 +64,7 @@ impl DeviceRing {
     /// When the driver claims more than the ring holds.
     #[inline]
     pub fn waiting(&self) -> Result<u16, Broken> {
-        // Acquire: what the driver wrote before it moved the index is visible after this.
-        let count = u16::from_le(self.ring.avail_idx.load(Ordering::Acquire)).wrapping_sub(self.next_avail);
+        let count = self.avail().look().wrapping_sub(self.next_avail);
         if count > self.size() { Err(JUMPED) } else { Ok(count) }
     }
 
@@ -152,45 +152,35 @@ impl DeviceRing {
     /// Makes all used elements since the last publish visible at once, and tells whether the driver wants to be called.
     #[inline]
     pub fn publish(&mut self) -> Notify {
-        let old = self.published;
-        if self.next_used == old {
+        let (old, new) = (self.published, self.next_used);
+        if new == old {
             return Notify::Nothing;
         }
-        // Release: the elements and the data are visible before the index.
-        self.ring.used_idx.store(self.next_used.to_le(), Ordering::Release);
-        self.published = self.next_used;
-        // The driver stores its wish, then looks at our index; we store the index, then look at its wish. Without the
-        // fence both could miss the other.
-        full_fence();
-        let wanted = if self.event_idx {
-            passed(u16::from_le(self.ring.used_event.load(Ordering::Relaxed)), self.published, old)
-        } else {
-            u16::from_le(self.ring.avail_flags.load(Ordering::Relaxed)) & AVAIL_NO_INTERRUPT == 0
-        };
-        if wanted { Notify::Wanted } else { Notify::Suppressed }
+        self.published = new;
+        if self.used().publish(old, new) { Notify::Wanted } else { Notify::Suppressed }
     }
 
     /// Asks for a kick, then looks again.
     #[inline]
     pub fn arm(&mut self) -> Armed {
-        if self.event_idx {
-            self.ring.avail_event.store(self.next_avail.to_le(), Ordering::Relaxed);
-        } else {
-            self.ring.used_flags.store(0, Ordering::Relaxed);
-        }
-        full_fence();
-        if u16::from_le(self.ring.avail_idx.load(Ordering::Acquire)) == self.next_avail {
-            Armed::Sleepable
-        } else {
-            Armed::WorkWaiting
-        }
+        if self.avail().arm(self.next_avail) == self.next_avail { Armed::Sleepable } else { Armed::WorkWaiting }
     }
 
     /// Asks not to be kicked. With EVENT_IDX leaving the event index stale is enough.
     #[inline]
     pub fn disarm(&mut self) {
-        if !self.event_idx {
-            self.ring.used_flags.store(USED_NO_NOTIFY.to_le(), Ordering::Relaxed);
-        }
+        self.avail().disarm(None);
+    }
+
+    /// What the driver produces for us.
+    #[inline]
+    fn avail(&self) -> Direction<'_, SharedU16> {
+        self.ring.avail(self.event_idx)
+    }
+
+    /// What we produce for the driver.
+    #[inline]
+    fn used(&self) -> Direction<'_, SharedU16> {
+        self.ring.used(self.event_idx)
     }
 }

@@ -17,9 +17,10 @@ mod tests;
 
 use std::sync::atomic::Ordering;
 
-use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots, full_fence};
+use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots, SharedU16};
 
-use super::layout::{AVAIL_NO_INTERRUPT, SetupError, SplitAddresses, SplitRing, USED_NO_NOTIFY, passed};
+use super::layout::{SetupError, SplitAddresses, SplitRing};
+use super::wakeup::Direction;
 pub use chain::{Chain, Refused};
 
 /// Used elements in a cache line.
@@ -210,16 +211,8 @@ impl SplitDriver {
         if old == new {
             return false;
         }
-        self.ring.avail_idx.store(new.to_le(), Ordering::Release);
         self.published = new;
-        // The device stores its wish, then looks at the index; we store the index, then look at its wish. Without a full
-        // barrier on both sides each could miss the other.
-        full_fence();
-        if self.event_idx {
-            passed(u16::from_le(self.ring.avail_event.load(Ordering::Relaxed)), new, old)
-        } else {
-            u16::from_le(self.ring.used_flags.load(Ordering::Relaxed)) & USED_NO_NOTIFY == 0
-        }
+        self.ring.avail(self.event_idx).publish(old, new)
     }
 
     /// Requests committed and not yet published.
@@ -234,7 +227,12 @@ impl SplitDriver {
     /// When the device says it answered more requests than are in flight.
     #[inline]
     pub fn look(&mut self) -> Result<u16, DeviceError> {
-        let seen = u16::from_le(self.ring.used_idx.load(Ordering::Acquire));
+        self.saw(self.answers().look())
+    }
+
+    /// Judges the device's index.
+    #[inline]
+    fn saw(&mut self, seen: u16) -> Result<u16, DeviceError> {
         if seen == self.seen {
             return Ok(self.ready());
         }
@@ -287,26 +285,22 @@ impl SplitDriver {
     /// # Errors
     /// As [`look`](Self::look).
     pub fn arm(&mut self, count: u16) -> Result<u16, DeviceError> {
-        if self.event_idx {
-            // The device calls when its index moves past the event: `used + count` lies just past it.
-            let event = self.used.wrapping_add(count.max(1)).wrapping_sub(1);
-            self.ring.used_event.store(event.to_le(), Ordering::Relaxed);
-        } else {
-            self.ring.avail_flags.store(0, Ordering::Relaxed);
-        }
-        full_fence();
-        self.look()
+        // The device calls when its index moves past the event: `used + count` lies just past it.
+        let event = self.used.wrapping_add(count.max(1)).wrapping_sub(1);
+        let seen = self.answers().arm(event);
+        self.saw(seen)
     }
 
-    /// Asks the device not to call while the ring is polled. With EVENT_IDX the event is left behind the index, so that at
-    /// most one call in 65536 answers comes (virtio 1.3 section 2.7.7.1); without, a flag says so.
+    /// Asks the device not to call while the ring is polled.
     #[inline]
     pub fn disarm(&self) {
-        if self.event_idx {
-            self.ring.used_event.store(self.used.wrapping_sub(1).to_le(), Ordering::Relaxed);
-        } else {
-            self.ring.avail_flags.store(AVAIL_NO_INTERRUPT.to_le(), Ordering::Relaxed);
-        }
+        self.answers().disarm(Some(self.used.wrapping_sub(1)));
+    }
+
+    /// What the device produces for us.
+    #[inline]
+    fn answers(&self) -> Direction<'_, SharedU16> {
+        self.ring.used(self.event_idx)
     }
 }
 

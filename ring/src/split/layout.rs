@@ -2,6 +2,8 @@
 
 use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots, SharedU16};
 
+use super::wakeup::{Direction, Wish};
+
 /// Largest ring the specification allows. Source: virtio 1.3 section 2.7.
 pub const MAX_SIZE: u16 = 32768;
 
@@ -143,6 +145,26 @@ impl SplitRing {
     pub fn size(&self) -> u16 {
         // A ring has at most 32768 entries.
         self.desc.count() as u16
+    }
+
+    /// The direction from the driver to the device: kicks.
+    #[inline]
+    pub fn avail(&self, event_idx: bool) -> Direction<'_, SharedU16> {
+        let wish = match event_idx {
+            true => Wish::Event(&self.avail_event),
+            false => Wish::Flag { cell: &self.used_flags, quiet: USED_NO_NOTIFY },
+        };
+        Direction { index: &self.avail_idx, wish }
+    }
+
+    /// The direction from the device to the driver: calls.
+    #[inline]
+    pub fn used(&self, event_idx: bool) -> Direction<'_, SharedU16> {
+        let wish = match event_idx {
+            true => Wish::Event(&self.used_event),
+            false => Wish::Flag { cell: &self.avail_flags, quiet: AVAIL_NO_INTERRUPT },
+        };
+        Direction { index: &self.used_idx, wish }
     }
 }
 

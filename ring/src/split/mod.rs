@@ -1,10 +1,10 @@
 //! The split virtqueue. Source: virtio 1.3 section 2.7, "Split Virtqueues".
 
 pub mod device;
+pub mod driver;
 pub mod layout;
+pub mod wakeup;
 
 pub use device::{Broken, DeviceRing};
-pub mod driver;
-
 pub use driver::SplitDriver;
 pub use layout::{Descriptor, SetupError, SplitAddresses, SplitRing};

@@ -7,6 +7,7 @@ use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use proptest::prelude::*;
 
 use super::*;
+use crate::split::layout::passed;
 
 const DESC: u64 = 0x1000;
 const AVAIL: u64 = 0x3000;

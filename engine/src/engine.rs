@@ -13,8 +13,9 @@ use crate::AnyDisk;
 use crate::counters::QueueCounters;
 use crate::mailbox::Mailbox;
 use crate::poll::PollPolicy;
+use crate::roster::Phase;
 use crate::runner::Runner;
-use crate::worker::{Leaving, Seat, SeatState, Worker};
+use crate::worker::{Leaving, Seat, Worker};
 
 /// The worker thread has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -131,7 +132,7 @@ impl Engine {
     }
 }
 
-fn seat<Q>(
+pub(crate) fn seat<Q>(
     worker: &mut Worker,
     options: QueueOptions,
     make: impl FnOnce(&mut Lane) -> Result<Q, String>,
@@ -151,15 +152,14 @@ where
     };
     let now = worker.lane.refresh_now();
     let runner = Box::new(Runner::new(queue, options.poll, now));
-    Ok(worker.seat(|generation| Seat {
+    let phase = if options.paused { Phase::Paused } else { Phase::Running };
+    Ok(worker.seat(phase, |generation| Seat {
         runner,
         geometry: options.disk.geometry(),
         channel,
         kick: options.kick,
         generation,
         watch: generation,
-        state: if options.paused { SeatState::Paused } else { SeatState::Running },
-        polled: false,
         touched: false,
         on_broken: Some(options.on_broken),
         unseat: Box::new(move |served, lane| {

@@ -12,9 +12,10 @@ use mqblk_uring::Lane;
 
 use crate::counters::QueueCounters;
 use crate::poll::{Idle, PollPolicy, PollState};
+use crate::roster::Rest;
 use crate::tags::TagTable;
 
-type Buffer = <Lane as LaneTypes>::Buffer;
+pub(crate) type Buffer = <Lane as LaneTypes>::Buffer;
 pub(crate) type AnyRequest = Request<Buffer>;
 pub(crate) type AnyFinished = Finished<Buffer>;
 
@@ -58,15 +59,6 @@ pub(crate) enum Found {
     Requests,
     /// The ring is broken; why.
     Broken(&'static str),
-}
-
-/// What a queue without work does next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rest {
-    /// Look again in the next turn.
-    Poll,
-    /// It will kick.
-    Asleep,
 }
 
 /// A queue of a known type.
@@ -204,7 +196,7 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
         self.counters.arms += 1;
         self.counters.poll_ns += self.poll.idle_for(now).as_nanos() as u64;
         match self.queue.arm() {
-            Armed::Sleepable => Rest::Asleep,
+            Armed::Sleepable => Rest::Armed,
             Armed::WorkWaiting => Rest::Poll,
         }
     }

@@ -2,16 +2,18 @@
 //! call per queue that wants it. If nothing happened: poll on while a window lasts, else arm, look again, and sleep.
 
 use std::sync::mpsc::{Receiver, SyncSender};
+use std::time::Duration;
 
-use mqblk_uring::{EventFd, Lane, LaneOptions};
+use mqblk_uring::{EventFd, Lane, LaneOptions, Wait};
 
 use crate::channels::Channels;
 use crate::counters::QueueCounters;
 use crate::mailbox::Letter;
-use crate::runner::{AnyFinished, Found, Rest, Served};
+use crate::roster::{Next, Phase, Rest, Roster};
+use crate::runner::{AnyFinished, Found, Served};
 
 mod seat;
-pub(crate) use seat::{Seat, SeatState};
+pub(crate) use seat::Seat;
 
 /// Cookie of the mailbox's bell; queues have their slot and the seat's generation.
 const BELL: u64 = u64::MAX;
@@ -19,16 +21,20 @@ const BELL: u64 = u64::MAX;
 /// Most letters read in one turn.
 const LETTERS: usize = 16;
 
+/// How often the mailbox is looked at when the ring has no room to watch its bell.
+const UNWATCHED: Duration = Duration::from_millis(1);
+
 /// Everything that one worker thread owns.
 pub(crate) struct Worker {
     pub(crate) lane: Lane,
     pub(crate) channels: Channels,
     pub(crate) seats: Vec<Option<Seat>>,
-    /// Slots of the queues that are polled. The others kick when they have work.
-    polled: Vec<u16>,
+    roster: Roster,
     owner: mqblk_uring::Owner,
     letters: Receiver<Letter>,
     bell: EventFd,
+    /// The ring reports the bell.
+    bell_watched: bool,
     finished: Vec<AnyFinished>,
     /// Slots with answers to publish.
     touched: Vec<u16>,
@@ -46,10 +52,11 @@ impl Worker {
             lane,
             channels: Channels::default(),
             seats: Vec::new(),
-            polled: Vec::new(),
+            roster: Roster::default(),
             owner,
             letters,
             bell,
+            bell_watched: true,
             finished: Vec::with_capacity(4096),
             touched: Vec::with_capacity(256),
             generation: 0,
@@ -60,9 +67,11 @@ impl Worker {
     /// Works until told to stop.
     pub(crate) fn run(&mut self) {
         while !self.stopping {
-            let happened = self.turn();
-            if !happened {
-                self.rest();
+            if !self.turn() {
+                match self.rest() {
+                    Next::Turn => std::hint::spin_loop(),
+                    Next::Sleep => self.sleep(),
+                }
             }
         }
     }
@@ -74,14 +83,17 @@ impl Worker {
 
     /// One turn. Whether anything happened.
     pub(crate) fn turn(&mut self) -> bool {
+        if !self.bell_watched {
+            self.bell_watched = self.lane.watch(self.owner, BELL, &self.bell).is_ok();
+        }
         let mut happened = self.read_signals();
-        for at in 0..self.polled.len() {
-            happened |= self.pull(self.polled[at]);
+        for at in 0..self.roster.polled().len() {
+            happened |= self.pull(self.roster.polled()[at]);
         }
         if self.channels.submit(&mut self.lane, &mut self.finished) > 0 {
             happened = true;
         }
-        self.lane.turn(mqblk_uring::Wait::No);
+        self.lane.turn(Wait::No);
         self.channels.reap(&mut self.lane, &mut self.finished);
         happened |= self.hand_back();
         happened
@@ -97,9 +109,7 @@ impl Worker {
         while let Some(signal) = self.lane.next(self.owner) {
             if signal.cookie == BELL {
                 letters = true;
-                if !signal.more {
-                    let _ = self.lane.watch(self.owner, BELL, &self.bell);
-                }
+                self.bell_watched = signal.more;
             } else {
                 self.kicked(signal.cookie, signal.result, signal.more);
             }
@@ -124,27 +134,57 @@ impl Worker {
             return;
         }
         if result < 0 {
-            seat.fail("its kick descriptor cannot be polled");
+            self.retire(slot, "its kick descriptor cannot be polled");
             return;
         }
-        if !watching && let Some(kick) = &seat.kick {
-            // The kernel ended the watch because its completion queue was full: watch again.
-            let _ = self.lane.watch(self.owner, cookie, kick);
-        }
         seat.runner.kicked();
-        if !seat.polled && seat.state == SeatState::Running {
-            seat.polled = true;
-            self.polled.push(slot);
+        self.roster.kicked(slot);
+        if !watching {
+            // The kernel ends a watch when its completion queue is full. The counter was never read, so that a new watch
+            // reports at once what was missed.
+            self.roster.watch(slot, false);
+        }
+    }
+
+    /// Watches again what the ring had no room to watch. Queues without a kick have nothing to watch: they stay polled.
+    fn renew_watches(&mut self) {
+        loop {
+            let lapsed = self.roster.unwatched().find(|slot| self.is_watchable(*slot));
+            match lapsed {
+                Some(slot) if self.watch(slot) => {}
+                _ => return,
+            }
+        }
+    }
+
+    fn is_watchable(&self, slot: u16) -> bool {
+        self.seats[usize::from(slot)].as_ref().is_some_and(|seat| seat.kick.is_some())
+    }
+
+    /// Has the ring report a queue's kicks. Whether it does: there may be no room, or no kick.
+    fn watch(&mut self, slot: u16) -> bool {
+        let Some(seat) = self.seats[usize::from(slot)].as_ref() else { return false };
+        let watched =
+            seat.kick.as_ref().is_some_and(|kick| self.lane.watch(self.owner, seat.cookie(slot), kick).is_ok());
+        self.roster.watch(slot, watched);
+        watched
+    }
+
+    /// Ends the service of a queue whose ring is broken, and says so, once.
+    fn retire(&mut self, slot: u16, why: &str) {
+        self.roster.retire(slot);
+        if let Some(tell) = self.seats[usize::from(slot)].as_mut().and_then(|seat| seat.on_broken.take()) {
+            tell(why);
         }
     }
 
     /// Pulls one batch from the queue in `slot`.
     #[inline]
     fn pull(&mut self, slot: u16) -> bool {
-        let Some(seat) = self.seats[usize::from(slot)].as_mut() else { return false };
-        if seat.state != SeatState::Running {
+        if self.roster.phase(slot) != Some(Phase::Running) {
             return false;
         }
+        let Some(seat) = self.seats[usize::from(slot)].as_mut() else { return false };
         let open = self.channels.get(seat.channel);
         let pulled = seat.runner.pull(&mut self.lane, slot, &seat.geometry, &mut open.plug, &mut self.finished);
         match pulled {
@@ -155,8 +195,8 @@ impl Worker {
                 true
             }
             Found::Broken(why) => {
-                seat.fail(why);
                 touch(&mut self.touched, &mut seat.touched, slot);
+                self.retire(slot, why);
                 true
             }
         }
@@ -187,7 +227,7 @@ impl Worker {
             seat.touched = false;
             seat.runner.publish();
             seat.runner.active(now);
-            ended |= seat.state == SeatState::Draining && seat.runner.in_flight() == 0;
+            ended |= self.roster.phase(slot) == Some(Phase::Draining) && seat.runner.in_flight() == 0;
         }
         self.touched.clear();
         if ended {
@@ -196,30 +236,32 @@ impl Worker {
         true
     }
 
-    /// Nothing happened: arms queues whose window has closed, and sleeps when none is left to poll.
-    fn rest(&mut self) {
+    /// Nothing happened: arms queues whose window has closed. Whether the worker may sleep.
+    pub(crate) fn rest(&mut self) -> Next {
         let now = self.lane.refresh_now();
+        self.renew_watches();
         let seats = &mut self.seats;
-        self.polled.retain(|slot| {
-            let Some(seat) = seats[usize::from(*slot)].as_mut() else { return false };
-            let keep = seat.state == SeatState::Running && seat.runner.rest(now) == Rest::Poll;
-            seat.polled = keep;
-            keep
-        });
-        if !self.polled.is_empty() {
-            std::hint::spin_loop();
-            return;
-        }
+        // The turn may have brought kicks and letters after it had looked for them.
+        self.roster.rest(self.lane.has_unread(), |slot| match seats[usize::from(slot)].as_mut() {
+            Some(seat) => seat.runner.rest(now),
+            None => Rest::Armed,
+        })
+    }
+
+    /// Waits for kicks, letters and completions.
+    fn sleep(&mut self) {
         let wait = match self.channels.deadline() {
             // A full channel makes room with its next completion, which the ring brings, or by the clock.
-            Some(due) => mqblk_uring::Wait::AtMost(due.saturating_duration_since(now)),
-            None => mqblk_uring::Wait::Completion,
+            Some(due) => Wait::AtMost(due.saturating_duration_since(self.lane.now())),
+            // A bell that cannot be watched is looked at now and then.
+            None if !self.bell_watched => Wait::AtMost(UNWATCHED),
+            None => Wait::Completion,
         };
         self.lane.turn(wait);
     }
 
     /// Puts a queue in a free slot and starts serving it. Returns its slot and generation.
-    pub(crate) fn seat(&mut self, make: impl FnOnce(u32) -> Seat) -> (u16, u32) {
+    pub(crate) fn seat(&mut self, phase: Phase, make: impl FnOnce(u32) -> Seat) -> (u16, u32) {
         self.generation = self.generation.wrapping_add(1);
         let slot = self.seats.iter().position(Option::is_none).unwrap_or_else(|| {
             self.seats.push(None);
@@ -227,23 +269,9 @@ impl Worker {
         });
         self.seats[slot] = Some(make(self.generation));
         let slot = slot as u16;
-        self.start(slot);
+        self.roster.seat(slot, phase);
+        self.watch(slot);
         (slot, self.generation)
-    }
-
-    /// Watches a queue's kicks and polls it once at least: a kick may have come before.
-    fn start(&mut self, slot: u16) {
-        let Some(seat) = self.seats[usize::from(slot)].as_mut() else { return };
-        if let Some(kick) = &seat.kick
-            && self.lane.watch(self.owner, seat.cookie(slot), kick).is_err()
-        {
-            seat.fail("the worker's ring has no room for another queue");
-            return;
-        }
-        if !seat.polled {
-            seat.polled = true;
-            self.polled.push(slot);
-        }
     }
 
     /// The queue at `slot`, if it is still the same one.
@@ -254,15 +282,8 @@ impl Worker {
 
     /// Stops or goes on pulling from a queue; requests in flight end as usual.
     pub(crate) fn set_enabled(&mut self, slot: u16, generation: u32, enabled: bool) {
-        let Some((seat, _)) = self.find(slot, generation) else { return };
-        match (seat.state, enabled) {
-            (SeatState::Paused, true) => seat.state = SeatState::Running,
-            (SeatState::Running, false) => seat.state = SeatState::Paused,
-            _ => return,
-        }
-        if enabled && !seat.polled {
-            seat.polled = true;
-            self.polled.push(slot);
+        if self.find(slot, generation).is_some() {
+            self.roster.enable(slot, enabled);
         }
     }
 
@@ -276,26 +297,27 @@ impl Worker {
         seat.watch = fresh;
         seat.kick = kick;
         self.lane.cancel(self.owner, old);
-        self.start(slot);
+        self.watch(slot);
     }
 
     /// Stops pulling from a queue and lets `done` know when nothing of it is in flight.
     pub(crate) fn drain(&mut self, slot: u16, generation: u32, done: SyncSender<Leaving>) {
         let Some((seat, _)) = self.find(slot, generation) else { return };
-        seat.state = SeatState::Draining;
         seat.leave = Some(done);
+        self.roster.drain(slot);
         self.end_drained();
     }
 
     fn end_drained(&mut self) {
-        for slot in 0..self.seats.len() {
-            let idle = |seat: &Seat| seat.state == SeatState::Draining && seat.runner.in_flight() == 0;
-            if !self.seats[slot].as_ref().is_some_and(idle) {
+        for slot in 0..self.seats.len() as u16 {
+            let place = &mut self.seats[usize::from(slot)];
+            let idle = place.as_ref().is_some_and(|seat| seat.runner.in_flight() == 0);
+            if !idle || self.roster.phase(slot) != Some(Phase::Draining) {
                 continue;
             }
-            let Some(mut seat) = self.seats[slot].take() else { continue };
-            self.lane.cancel(self.owner, seat.cookie(slot as u16));
-            self.polled.retain(|polled| usize::from(*polled) != slot);
+            let Some(mut seat) = place.take() else { continue };
+            self.lane.cancel(self.owner, seat.cookie(slot));
+            self.roster.leave(slot);
             self.channels.close(&mut self.lane, seat.channel);
             if let Some(leave) = seat.leave.take() {
                 let counters = seat.runner.counters();
@@ -334,3 +356,6 @@ impl std::fmt::Debug for dyn Served {
         f.write_str("queue")
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -148,6 +148,11 @@ impl Lane {
         !self.inboxes[owner.0 as usize].letters.is_empty()
     }
 
+    /// Whether any owner has. Who waits for a completion meanwhile may wait for what is there already.
+    pub fn has_unread(&self) -> bool {
+        self.inboxes.iter().any(|inbox| !inbox.letters.is_empty())
+    }
+
     /// Operations that can still be submitted.
     #[inline]
     pub fn room(&self) -> usize {

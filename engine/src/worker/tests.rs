@@ -1,0 +1,351 @@
+//! The worker itself, on a real ring, stepped by hand: guests and a control thread act at every point where the worker calls
+//! out, and while it sleeps. Whatever they do and whenever, it goes to sleep only when nothing waits for it, or when the
+//! ring holds what will wake it.
+
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use mqblk_core::{
+    Armed, BlockSize, ByteLen, ByteOffset, Completed, Disk, DiskChannel, DiskError, Finished, Geometry, GuestQueue,
+    Intake, Limits, Notify, Op, Outcome, Pulled, Request,
+};
+
+use super::*;
+use crate::engine::{QueueOptions, seat};
+use crate::mailbox::Mailbox;
+use crate::poll::PollPolicy;
+use crate::runner::Buffer;
+
+const QUEUES: usize = 2;
+
+/// What happens outside the worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    /// A guest publishes a request on this queue, and kicks if it is asked to.
+    Publish(usize),
+    /// A control thread sends a letter.
+    Letter(Letter),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Letter {
+    Nothing,
+    Disable(usize),
+    Enable(usize),
+    NewKick(usize),
+    Drain(usize),
+}
+
+const EVENTS: [Event; 8] = [
+    Event::Publish(0),
+    Event::Publish(1),
+    Event::Letter(Letter::Nothing),
+    Event::Letter(Letter::Disable(0)),
+    Event::Letter(Letter::Enable(0)),
+    Event::Letter(Letter::NewKick(0)),
+    Event::Letter(Letter::Drain(0)),
+    Event::Letter(Letter::Drain(1)),
+];
+
+/// What happens when: at the n-th point where the worker calls out, or when it sleeps before that.
+type Plan = Vec<(u32, Event)>;
+
+#[derive(Debug)]
+struct Guest {
+    waiting: u32,
+    wants_kick: bool,
+    kick: EventFd,
+    taken: u32,
+    answered: u32,
+}
+
+/// Where queues, disk and plan meet.
+struct Stage {
+    guests: Vec<Guest>,
+    seats: Vec<(u16, u32)>,
+    mailbox: Mailbox,
+    read: Arc<Mutex<u32>>,
+    sent: u32,
+    plan: Plan,
+    point: u32,
+}
+
+impl Stage {
+    /// The worker has called out.
+    fn point(&mut self) {
+        self.point += 1;
+        while self.plan.first().is_some_and(|(when, _)| *when <= self.point) {
+            let (_, event) = self.plan.remove(0);
+            self.happen(event);
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Publish(at) => {
+                let guest = &mut self.guests[at];
+                guest.waiting += 1;
+                if std::mem::take(&mut guest.wants_kick) {
+                    guest.kick.signal();
+                }
+            }
+            Event::Letter(letter) => self.send(letter),
+        }
+    }
+
+    fn send(&mut self, letter: Letter) {
+        let read = Arc::clone(&self.read);
+        let queue = match letter {
+            Letter::Nothing => 0,
+            Letter::Disable(at) | Letter::Enable(at) | Letter::NewKick(at) | Letter::Drain(at) => at,
+        };
+        let (slot, generation) = self.seats[queue];
+        let fresh = EventFd::new().expect("an eventfd");
+        if matches!(letter, Letter::NewKick(_)) {
+            self.guests[queue].kick = fresh.clone();
+        }
+        self.sent += 1;
+        let sent = self.mailbox.send(Box::new(move |worker| {
+            *read.lock().expect("not poisoned") += 1;
+            match letter {
+                Letter::Nothing => {}
+                Letter::Disable(_) => worker.set_enabled(slot, generation, false),
+                Letter::Enable(_) => worker.set_enabled(slot, generation, true),
+                Letter::NewKick(_) => worker.set_kick(slot, generation, Some(fresh)),
+                Letter::Drain(_) => worker.drain(slot, generation, sync_channel(1).0),
+            }
+        }));
+        sent.expect("the worker is there");
+    }
+}
+
+type Shared = Arc<Mutex<Stage>>;
+
+/// Locks without keeping the guard while a point is passed.
+fn at(stage: &Shared) -> MutexGuard<'_, Stage> {
+    stage.lock().expect("not poisoned")
+}
+
+struct FakeQueue {
+    stage: Shared,
+    index: usize,
+    unpublished: u32,
+}
+
+impl GuestQueue for FakeQueue {
+    type Token = ();
+    type Position = ();
+    type Lane = Lane;
+
+    fn depth(&self) -> u16 {
+        16
+    }
+
+    fn pull<I: Intake<(), Buffer>>(&mut self, _lane: &mut Lane, into: &mut I) -> Pulled {
+        at(&self.stage).point();
+        let waiting = std::mem::take(&mut at(&self.stage).guests[self.index].waiting);
+        for _ in 0..waiting {
+            into.admit((), Op::Flush, ByteOffset(0), ByteLen::ZERO, None);
+        }
+        at(&self.stage).guests[self.index].taken += waiting;
+        at(&self.stage).point();
+        Pulled::Dry
+    }
+
+    fn finish(&mut self, _lane: &mut Lane, _done: Completed<(), Buffer>) {
+        self.unpublished += 1;
+    }
+
+    fn publish(&mut self) -> Notify {
+        at(&self.stage).point();
+        at(&self.stage).guests[self.index].answered += std::mem::take(&mut self.unpublished);
+        Notify::Suppressed
+    }
+
+    fn notify(&mut self) {}
+
+    fn arm(&mut self) -> Armed {
+        at(&self.stage).point();
+        at(&self.stage).guests[self.index].wants_kick = true;
+        at(&self.stage).point();
+        let found = if at(&self.stage).guests[self.index].waiting > 0 { Armed::WorkWaiting } else { Armed::Sleepable };
+        at(&self.stage).point();
+        found
+    }
+
+    fn disarm(&mut self) {
+        at(&self.stage).guests[self.index].wants_kick = false;
+    }
+
+    fn position(&self) {}
+}
+
+/// Ends requests at the reap after their submission, so that they are in flight for a while.
+struct FakeDisk(Shared);
+
+struct FakeChannel {
+    stage: Shared,
+    taken: Vec<Finished<Buffer>>,
+}
+
+impl Disk<Lane> for FakeDisk {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            size: ByteLen(1 << 20),
+            logical_block: BlockSize::B512,
+            physical_block: BlockSize::B512,
+            alignment_offset: 0,
+            min_io: ByteLen::ZERO,
+            opt_io: ByteLen::ZERO,
+            read_only: false,
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            max_transfer: ByteLen(1 << 20),
+            max_segments: 1,
+            discard: None,
+            write_zeroes: None,
+            volatile_cache: false,
+            cost_per_request: false,
+        }
+    }
+
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        vec![]
+    }
+
+    fn open_channel(&self, _lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+        Ok(Box::new(FakeChannel { stage: Arc::clone(&self.0), taken: vec![] }))
+    }
+}
+
+impl DiskChannel<Lane> for FakeChannel {
+    fn submit(&mut self, _: &mut Lane, batch: &mut Vec<Request<Buffer>>, _: &mut Vec<Finished<Buffer>>) -> usize {
+        at(&self.stage).point();
+        let count = batch.len();
+        let ended = |request: Request<Buffer>| Finished {
+            outcome: Outcome::Done(ByteLen::ZERO),
+            tag: request.tag,
+            buffer: request.buffer,
+        };
+        self.taken.extend(batch.drain(..).map(ended));
+        count
+    }
+
+    fn reap(&mut self, _: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+        at(&self.stage).point();
+        let count = self.taken.len();
+        finished.append(&mut self.taken);
+        count
+    }
+
+    fn outstanding(&self) -> u32 {
+        self.taken.len() as u32
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn close(&mut self, _: &mut Lane) {}
+}
+
+/// A worker with two queues on one disk, and the plan.
+fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
+    let (mailbox, letters, bell) = Mailbox::new().expect("a mailbox");
+    let options = LaneOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
+    let mut worker = Worker::new(options, letters, bell).expect("the host has io_uring");
+    let guest =
+        || Guest { waiting: 0, wants_kick: false, kick: EventFd::new().expect("an eventfd"), taken: 0, answered: 0 };
+    let stage = Arc::new(Mutex::new(Stage {
+        guests: (0..QUEUES).map(|_| guest()).collect(),
+        seats: vec![],
+        mailbox,
+        read: Arc::default(),
+        sent: 0,
+        plan: plan.to_vec(),
+        point: 0,
+    }));
+    let disk: Arc<crate::AnyDisk> = Arc::new(FakeDisk(Arc::clone(&stage)));
+    for index in 0..QUEUES {
+        let options = QueueOptions {
+            disk: Arc::clone(&disk),
+            kick: Some(at(&stage).guests[index].kick.clone()),
+            poll: PollPolicy::Off,
+            paused: false,
+            on_broken: Box::new(|why| panic!("{why}")),
+        };
+        let queue = FakeQueue { stage: Arc::clone(&stage), index, unpublished: 0 };
+        let seated = seat(&mut worker, options, |_| Ok(queue), |_, _| {}).expect("seated");
+        at(&stage).seats.push(seated);
+    }
+    (worker, stage)
+}
+
+/// Plays a plan to its end. Returns the points that were passed.
+fn play(plan: &[(u32, Event)]) -> u32 {
+    let (mut worker, stage) = staged(plan);
+    // Each event wakes it once at most, and between two sleeps it does little.
+    for _ in 0..1000 {
+        if worker.turn() || worker.rest() == Next::Turn {
+            continue;
+        }
+        // It sleeps until something arrives in the ring; what had arrived before does not wake it.
+        while worker.lane.turn(Wait::No) == 0 {
+            let mut stage = at(&stage);
+            assert_eq!(*stage.read.lock().expect("not poisoned"), stage.sent, "lost: a letter waits, in {plan:?}");
+            for (index, guest) in stage.guests.iter().enumerate() {
+                assert_eq!(guest.answered, guest.taken, "lost: a request was taken and not answered, in {plan:?}");
+                let runs = worker.roster.phase(stage.seats[index].0) == Some(Phase::Running);
+                assert!(!runs || guest.waiting == 0, "lost: a request waits on queue {index}, in {plan:?}");
+            }
+            // The next event comes while it sleeps.
+            let Some((when, _)) = stage.plan.first() else { return stage.point };
+            stage.point = when - 1;
+            stage.point();
+        }
+    }
+    panic!("the worker finds no rest, in {plan:?}");
+}
+
+#[test]
+fn it_sleeps_when_nothing_happens() {
+    // Two pulls of two points each, two arms of three.
+    assert_eq!(play(&[]), 10);
+}
+
+/// Points of a run with a request or two; an event past the last point comes while the worker sleeps.
+const POINTS: u32 = 28;
+
+#[test]
+fn one_event_at_any_point() {
+    for event in EVENTS {
+        for point in 1..=POINTS {
+            play(&[(point, event)]);
+        }
+    }
+}
+
+#[test]
+fn two_events_at_any_points() {
+    for (first, second) in EVENTS.iter().flat_map(|first| EVENTS.iter().map(move |second| (*first, *second))) {
+        for (one, two) in (1..=POINTS).flat_map(|one| (one..=POINTS).map(move |two| (one, two))) {
+            play(&[(one, first), (two, second)]);
+        }
+    }
+}
+
+#[test]
+fn three_events_near_each_other() {
+    let triples = EVENTS.iter().flat_map(|a| EVENTS.iter().flat_map(move |b| EVENTS.iter().map(move |c| [*a, *b, *c])));
+    for [a, b, c] in triples {
+        for start in 1..=POINTS {
+            for (next, last) in [(0, 0), (0, 1), (1, 1), (1, 2), (3, 5)] {
+                play(&[(start, a), (start + next, b), (start + last, c)]);
+            }
+        }
+    }
+}

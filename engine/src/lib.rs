@@ -5,6 +5,7 @@
 //! thread talks to a worker. The engine knows neither guest interfaces nor storage backends.
 #![forbid(unsafe_code)]
 
+mod by_hand;
 mod channels;
 mod counters;
 mod engine;
@@ -15,6 +16,7 @@ mod runner;
 mod tags;
 mod worker;
 
+pub use by_hand::HandWorker;
 pub use counters::QueueCounters;
 pub use engine::{AttachError, Detached, Engine, EngineOptions, QueueHandle, QueueOptions, WorkerGone};
 pub use mqblk_uring::{EventFd, FixedBufferUse, Lane, LaneOptions};

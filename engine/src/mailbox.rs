@@ -14,7 +14,7 @@ pub(crate) type Letter = Box<dyn FnOnce(&mut Worker) + Send>;
 const ROOM: usize = 64;
 
 /// The control side.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Mailbox {
     sender: SyncSender<Letter>,
     bell: EventFd,

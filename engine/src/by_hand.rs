@@ -1,0 +1,51 @@
+//! A worker without a thread: whoever holds it steps it.
+
+use mqblk_core::GuestQueue;
+use mqblk_uring::{Lane, LaneOptions};
+
+use crate::engine::{AttachError, QueueOptions, seat};
+use crate::mailbox::Mailbox;
+use crate::worker::Worker;
+
+/// A worker that is stepped by hand, on the thread that made it: for simulations, and for counting what a turn costs. Its
+/// turns are those of a worker thread. It never sleeps, so queues are served without being kicked.
+#[derive(Debug)]
+pub struct HandWorker {
+    worker: Worker,
+    /// The worker's mailbox, which nobody writes to, must stay open.
+    _mailbox: Mailbox,
+}
+
+impl HandWorker {
+    /// A worker without queues.
+    ///
+    /// # Errors
+    /// When its io_uring cannot be made.
+    pub fn new(lane: LaneOptions) -> std::io::Result<HandWorker> {
+        let (mailbox, letters, bell) = Mailbox::new()?;
+        Ok(HandWorker { worker: Worker::new(lane, letters, bell)?, _mailbox: mailbox })
+    }
+
+    /// Gives it a queue, as [`Engine::attach`](crate::Engine::attach) does. The queue stays until the worker is dropped,
+    /// which cuts it off.
+    ///
+    /// # Errors
+    /// When the disk cannot be opened, or `make` fails.
+    pub fn attach<Q>(
+        &mut self,
+        options: QueueOptions,
+        make: impl FnOnce(&mut Lane) -> Result<Q, String>,
+    ) -> Result<(), AttachError>
+    where
+        Q: GuestQueue<Lane = Lane> + Send + 'static,
+        Q::Position: Send + 'static,
+    {
+        seat(&mut self.worker, options, make, |_, _| {}).map(|_| ())
+    }
+
+    /// One turn: pull, submit, reap, finish, publish, call. Whether anything happened.
+    #[inline(never)] // what is counted is found by this name
+    pub fn turn(&mut self) -> bool {
+        self.worker.turn()
+    }
+}

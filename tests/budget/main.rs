@@ -1,0 +1,129 @@
+//! Serves a fixed number of 4 KiB reads of a `null` disk through a split ring, and nothing else: for callgrind.
+//!
+//! ```text
+//! instruction-budget REQUESTS BATCH direct|indirect
+//! ```
+//!
+//! One thread plays both sides in turn. The guest's side publishes BATCH requests; the daemon's side is a real worker, stepped
+//! by hand ([`HandWorker::turn`]), so that what is counted inside it is the real pull, admission, submission, reaping, answer
+//! and publish, over a real virtio-blk queue and a real (idle) io_uring. No sockets, no sleeping, no clock decides anything:
+//! two runs execute the same instructions.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use mqblk_core::settings::Settings;
+use mqblk_core::{ByteOffset, Call};
+use mqblk_engine::{FixedBufferUse, HandWorker, Lane, LaneOptions, PollPolicy, QueueOptions};
+use mqblk_memory::{GuestAddress, GuestMemory, Region};
+use mqblk_ring::split::driver::{Features, IndirectArea, Shape};
+use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitDriver, SplitRing};
+use mqblk_virtio::{QueueParts, VirtioDevice};
+use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
+
+const RING: u16 = 256;
+const BLOCK: u32 = 4096;
+const HEADER: u32 = 16;
+/// Entries of an indirect table: header, data, status.
+const TABLE: u16 = 4;
+
+/// Guest addresses: the ring, then per request a table, a header and a status byte, then the data.
+const DESC: u64 = 0x0_1000;
+const AVAIL: u64 = 0x0_3000;
+const USED: u64 = 0x0_4000;
+const TABLES: u64 = 0x1_0000;
+const HEADERS: u64 = 0x2_0000;
+const STATUSES: u64 = 0x3_0000;
+const DATA: u64 = 0x10_0000;
+const MEMORY: u64 = DATA + RING as u64 * BLOCK as u64;
+
+type Failure = Box<dyn std::error::Error>;
+
+/// How the guest is called. It polls, so it is never.
+struct Silent;
+
+impl Call for Silent {
+    fn call(&self) {}
+}
+
+fn main() -> Result<(), Failure> {
+    let usage = "usage: instruction-budget REQUESTS BATCH direct|indirect";
+    let given: Vec<String> = std::env::args().skip(1).collect();
+    let [requests, batch, shape] = given.as_slice() else { return Err(usage.into()) };
+    let (requests, batch): (u32, u16) = (requests.parse()?, batch.parse()?);
+    let shape = match shape.as_str() {
+        "direct" => Shape::Direct,
+        "indirect" => Shape::Indirect,
+        _ => return Err(usage.into()),
+    };
+    if batch == 0 || batch > RING / 3 || !requests.is_multiple_of(batch.into()) {
+        return Err(format!("BATCH: found {batch}, expected 1 to {} that divide REQUESTS", RING / 3).into());
+    }
+
+    let region = Region::shared("budget", MEMORY, GuestAddress(0))?.0;
+    let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)])?);
+    let at = SplitAddresses { desc: GuestAddress(DESC), avail: GuestAddress(AVAIL), used: GuestAddress(USED) };
+    let tables = IndirectArea { start: GuestAddress(TABLES), per_table: TABLE };
+    let mut guest = SplitDriver::new(&memory, &at, RING, Features { event_idx: true }, Some(tables))?;
+    for slot in 0..u64::from(RING) {
+        // VIRTIO_BLK_T_IN is 0; the sector is anywhere on the disk.
+        let sector = ByteOffset(slot * u64::from(BLOCK)).to_sector().ok_or("blocks are whole sectors")?;
+        let header = [0, sector.0].map(u64::to_le_bytes).concat();
+        memory.write(GuestAddress(HEADERS + slot * u64::from(HEADER)), &header).ok_or("headers are mapped")?;
+    }
+    let mut worker = worker(&memory, &at)?;
+    for round in 0..requests / u32::from(batch) {
+        for number in 0..batch {
+            publishable(&mut guest, shape, (round * u32::from(batch) + u32::from(number)) % u32::from(RING))?;
+        }
+        let _polled = guest.publish();
+        while guest.look()? < batch {
+            worker.turn();
+        }
+        while let Some(used) = guest.take()? {
+            if used.written != BLOCK + 1 {
+                return Err(format!("request {}: found {} bytes written", used.token, used.written).into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds a read to the ring.
+fn publishable(guest: &mut SplitDriver, shape: Shape, slot: u32) -> Result<(), Failure> {
+    let at = u64::from(slot);
+    let chain = guest.begin(shape).readable(GuestAddress(HEADERS + at * u64::from(HEADER)), HEADER)?;
+    let chain = chain.writable(GuestAddress(DATA + at * u64::from(BLOCK)), BLOCK)?;
+    Ok(chain.writable(GuestAddress(STATUSES + at), 1)?.commit(slot)?)
+}
+
+/// A worker that serves the ring with a null disk.
+fn worker(memory: &Arc<GuestMemory>, at: &SplitAddresses) -> Result<HandWorker, Failure> {
+    let mut settings = Settings::new("disk");
+    settings.insert("size", "1G")?;
+    let disk = mqblk_storage::open("null", &mut settings)?;
+    let options = BlkOptions { serial: String::new(), queues: 1, queue_size: RING, writeback: true };
+    let device = Arc::new(VirtioBlk::new(disk.geometry(), disk.limits(), options));
+    let features = VirtioDevice::<Lane>::features(device.as_ref());
+    VirtioDevice::<Lane>::set_features(device.as_ref(), features);
+
+    let mut worker = HandWorker::new(LaneOptions::default())?;
+    let ring = DeviceRing::new(
+        SplitRing::resolve(memory, at, RING)?,
+        0,
+        features & mqblk_virtio::features::RING_EVENT_IDX != 0,
+    );
+    let queue = QueueOptions {
+        disk,
+        kick: None,
+        poll: PollPolicy::Busy,
+        paused: false,
+        on_broken: Box::new(|why| panic!("{why}")),
+    };
+    worker.attach(queue, |lane| {
+        let lease = lane.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
+        lane.buffers.reserve(RING.into());
+        Ok(device.queue(0, QueueParts { ring, lease, call: Some(Box::new(Silent)), features }))
+    })?;
+    Ok(worker)
+}

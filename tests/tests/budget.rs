@@ -1,0 +1,102 @@
+//! The engine's instruction budget: what a request costs from pull to publish, counted by callgrind.
+//!
+//! Renew the committed figures, after a change that is worth its price, with
+//! `MQBLK_RENEW_BUDGET=1 cargo test --release -p mqblk-tests --test budget`.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+
+use toml::{Table, Value};
+
+/// How much worse a figure may be than the committed one, in percent: what a compiler does differently for no reason.
+const TOLERANCE_PERCENT: f64 = 3.0;
+
+const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/budget/committed.toml");
+const RENEW: &str = "MQBLK_RENEW_BUDGET";
+const HEAD: &str = "# Instructions of a worker for one 4 KiB read of a null disk, from pull to publish, by the requests published at
+# once and by how they lie in the ring. Made by tests/tests/budget.rs, which fails when a change makes a figure worse by more
+# than 3 percent. Another compiler gives other figures: then they are printed and not judged.
+";
+
+/// Requests of the shorter of the two runs whose difference is measured: what comes before and after is in both.
+const REQUESTS: u32 = 3200;
+
+/// Instructions executed inside `HandWorker::turn` while it serves `requests`.
+fn instructions(requests: u32, batch: u32, shape: &str, folder: &Path) -> u64 {
+    let out = folder.join("callgrind.out");
+    let run = Command::new("valgrind")
+        .args(["--tool=callgrind", "--toggle-collect=*HandWorker*turn*"])
+        .arg(format!("--callgrind-out-file={}", out.display()))
+        .arg(env!("CARGO_BIN_EXE_instruction-budget"))
+        .args([&requests.to_string(), &batch.to_string(), shape])
+        .output();
+    let run = match run {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            panic!("found no valgrind, expected Debian's: apt-get install valgrind (make test does it)")
+        }
+        run => run.expect("valgrind can be started"),
+    };
+    assert!(run.status.success(), "the run under valgrind failed: {}", String::from_utf8_lossy(&run.stderr));
+    let text = std::fs::read_to_string(&out).expect("callgrind's output");
+    let totals = text.lines().find_map(|line| line.strip_prefix("totals: ")).expect("a line of totals");
+    let total: u64 = totals.trim().parse().expect("one event is counted: instructions");
+    // If the function's name changed nothing would be counted, and nothing is within every budget.
+    assert!(total > u64::from(requests) * 50, "{total} instructions for {requests} requests: wrong function counted");
+    total
+}
+
+fn per_request(batch: u32, shape: &str, folder: &Path) -> f64 {
+    let [once, twice] = [REQUESTS, 2 * REQUESTS].map(|requests| instructions(requests, batch, shape, folder));
+    (twice - once) as f64 / f64::from(REQUESTS)
+}
+
+/// The compiler of this build.
+fn rustc() -> String {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let out = Command::new(rustc).arg("--version").output().expect("rustc can be started");
+    String::from_utf8_lossy(&out.stdout).trim().to_owned()
+}
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "instructions are counted in release builds: cargo test --release")]
+fn instructions_per_request_are_within_the_budget() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let committed = std::fs::read_to_string(COMMITTED).expect("the committed figures");
+    let committed: Table = committed.parse().expect("TOML");
+    let mut stdout = std::io::stdout().lock();
+    let mut found = Table::new();
+    let mut worse = vec![];
+    for shape in ["direct", "indirect"] {
+        let mut line = format!("{shape} descriptors: instructions per request:");
+        for batch in [1, 32] {
+            let name = format!("{shape}_batch_{batch}");
+            let now = per_request(batch, shape, folder.path());
+            line += &format!("{} batch {batch}: {now:.1}", if batch == 1 { "" } else { "," });
+            let before = committed.get(&name).and_then(Value::as_float);
+            if let Some(before) = before {
+                line += &format!(" (committed {before:.1})");
+            }
+            if before.is_none_or(|before| now > before * (1.0 + TOLERANCE_PERCENT / 100.0)) {
+                worse.push(name.clone());
+            }
+            found.insert(name, Value::Float((now * 10.0).round() / 10.0));
+        }
+        writeln!(stdout, "{line}").expect("stdout");
+    }
+    let (now, before) = (rustc(), committed.get("rustc").and_then(Value::as_str).unwrap_or("an unknown compiler"));
+    if std::env::var_os(RENEW).is_some() {
+        found.insert("rustc".into(), Value::String(now));
+        std::fs::write(COMMITTED, format!("{HEAD}{found}")).expect("written");
+        return;
+    }
+    if now != before {
+        writeln!(stdout, "not judged: built by {now}, the figures are of {before}").expect("stdout");
+        return;
+    }
+    assert!(
+        worse.is_empty(),
+        "more than {TOLERANCE_PERCENT} percent over {COMMITTED}: {worse:?}. If the change is worth it, renew the figures: \
+         {RENEW}=1 cargo test --release -p mqblk-tests --test budget"
+    );
+}

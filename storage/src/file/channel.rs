@@ -36,7 +36,7 @@ pub(super) struct FileChannel {
     ring: RingFile,
     owner: Owner,
     inline: Inline,
-    lacking: Lacking,
+    pub(super) lacking: Lacking,
     running: Vec<Option<Running>>,
     free: Vec<u32>,
     /// Requests that wait for a bounce slot or for room in the lane, first come first served.

@@ -342,14 +342,12 @@ impl QueueSet {
         self.queues.iter().map(Queue::kicks).sum()
     }
 
-    /// Sleeps until at least `count` answers (at most as many as are in flight; of any one queue) are there, or the
-    /// [`Waker`] is used. Returns at once if nothing is in flight. May return early.
+    /// Sleeps until on one of the queues `count` answers are there (or all, if fewer are in flight there), or the [`Waker`]
+    /// is used. Returns at once if nothing is in flight. May return early.
     ///
     /// # Errors
     /// When a device breaks the protocol, or the wait fails.
     pub fn wait(&mut self, count: u16) -> Result<(), super::DriverError> {
-        // With several queues the sum is what counts, and only a call for the first answer of each is sure to come.
-        let count = if self.queues.len() == 1 { count } else { 1 };
         let mut sleep = false;
         let mut ready = false;
         for queue in self.queues.iter_mut().filter(|queue| queue.ring.in_flight() != 0) {

@@ -136,6 +136,11 @@ impl Region {
         self.mapping.is_lost()
     }
 
+    /// The address of the region's first byte in this process, for system calls.
+    pub fn host_address(&self) -> u64 {
+        self.host().as_ptr() as u64
+    }
+
     /// The region's first byte in this process.
     pub(crate) fn host(&self) -> NonNull<u8> {
         self.mapping.address(self.delta)

@@ -21,5 +21,5 @@ mod shared;
 pub use bounce::BouncePool;
 pub use guest::{GuestAddress, GuestMemory, MemoryError, Region, UserAddress};
 pub use mapping::{Mapping, create_memfd};
-pub use pool::{Buffer, BufferPool, Fault, FixedBuffers, LeaseId, Segment};
+pub use pool::{Buffer, BufferPool, Fault, FixedBuffers, LeaseId, PooledLane, Segment};
 pub use shared::{Plain, SharedSlots, SharedU16, full_fence};

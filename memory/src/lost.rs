@@ -8,9 +8,9 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::ptr::null_mut;
-use std::sync::Once;
+use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Once, OnceLock};
 
 /// Most mappings watched at once. Past it a mapping works but is not protected; 64 guests of 64 regions each fit.
 const SLOTS: usize = 4096;
@@ -56,17 +56,20 @@ pub(crate) fn watch(start: usize, len: usize) -> Option<Slot> {
     Some(Slot(index))
 }
 
-struct Previous(MaybeUninit<libc::sigaction>);
-static mut PREVIOUS: Previous = Previous(MaybeUninit::uninit());
+/// What handled SIGBUS before us.
+static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 fn install() {
     // SAFETY: called once, before any mapping is watched. The handler only uses atomics, mmap and sigaction, all of which
-    // are allowed in a signal handler; PREVIOUS is written here before the handler can run for one of our addresses.
+    // are allowed in a signal handler. All-zero is a valid sigaction (default action, empty mask).
     unsafe {
         let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        let mut previous: libc::sigaction = MaybeUninit::zeroed().assume_init();
         action.sa_sigaction = handler as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        libc::sigaction(libc::SIGBUS, &action, (*(&raw mut PREVIOUS)).0.as_mut_ptr());
+        libc::sigaction(libc::SIGBUS, null(), &mut previous);
+        PREVIOUS.get_or_init(|| previous);
+        libc::sigaction(libc::SIGBUS, &action, null_mut());
     }
 }
 
@@ -87,8 +90,9 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, _context: *mut 
             }
         }
     }
-    // SAFETY: PREVIOUS was filled by `install`. Restoring it and returning repeats the access, which then takes the old way.
-    unsafe { libc::sigaction(signal, (*(&raw const PREVIOUS)).0.as_ptr(), null_mut()) };
+    let Some(previous) = PREVIOUS.get() else { std::process::abort() };
+    // SAFETY: a valid action. Restoring it and returning repeats the access, which then takes the old way.
+    unsafe { libc::sigaction(signal, previous, null_mut()) };
 }
 
 #[cfg(test)]

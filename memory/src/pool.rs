@@ -25,9 +25,19 @@ impl Buffer {
     }
 }
 
+/// A lane whose buffers are pieces of guest memory.
+pub trait PooledLane: mqblk_core::Lane<Buffer = Buffer> + 'static {
+    /// The worker's buffers.
+    fn pool(&mut self) -> &mut BufferPool;
+}
+
 /// A worker's lease on a memory table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeaseId(u32);
+pub struct LeaseId {
+    index: u32,
+    /// Tells a lease from a later one in the same place.
+    generation: u32,
+}
 
 /// A guest address that is not mapped, or a request that has more pieces than allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +108,7 @@ struct Lease {
     uses: u32,
     /// No new buffers; forgotten when `uses` reaches 0.
     retired: bool,
+    generation: u32,
     fixed: Vec<Option<FixedBuffers>>,
 }
 
@@ -131,6 +142,7 @@ pub struct BufferPool {
     spills: Vec<Vec<Segment>>,
     free_spills: Vec<u32>,
     leases: Vec<Option<Lease>>,
+    adopted: u32,
 }
 
 impl BufferPool {
@@ -171,20 +183,22 @@ impl BufferPool {
 
     /// Takes a lease on a memory table. `fixed` names the registered buffers of its regions, in the regions' order.
     pub fn adopt(&mut self, memory: Arc<GuestMemory>, fixed: Vec<Option<FixedBuffers>>) -> LeaseId {
-        let lease = Lease { memory, hot: Hot::default(), uses: 0, retired: false, fixed };
+        self.adopted = self.adopted.wrapping_add(1);
+        let generation = self.adopted;
+        let lease = Lease { memory, hot: Hot::default(), uses: 0, retired: false, generation, fixed };
         let free = self.leases.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
             self.leases.push(None);
             self.leases.len() - 1
         });
         self.leases[index] = Some(lease);
-        LeaseId(index as u32)
+        LeaseId { index: index as u32, generation }
     }
 
     /// Gives a lease back. Its memory stays mapped until its last buffer is released. Whether that is already so.
     pub fn retire(&mut self, id: LeaseId) -> bool {
-        let Some(slot) = self.leases.get_mut(id.0 as usize) else { return true };
-        let Some(lease) = slot else { return true };
+        let Some(slot) = self.leases.get_mut(id.index as usize) else { return true };
+        let Some(lease) = slot.as_mut().filter(|lease| lease.generation == id.generation) else { return true };
         lease.retired = true;
         let gone = lease.uses == 0;
         if gone {
@@ -193,9 +207,16 @@ impl BufferPool {
         gone
     }
 
+    /// Whether a retired lease's last buffer was released.
+    pub fn is_gone(&self, id: LeaseId) -> bool {
+        let slot = self.leases.get(id.index as usize).and_then(Option::as_ref);
+        slot.is_none_or(|lease| lease.generation != id.generation)
+    }
+
     /// Buffers that live in a lease.
     pub fn uses(&self, id: LeaseId) -> u32 {
-        self.leases.get(id.0 as usize).and_then(Option::as_ref).map_or(0, |lease| lease.uses)
+        let slot = self.leases.get(id.index as usize).and_then(Option::as_ref);
+        slot.filter(|lease| lease.generation == id.generation).map_or(0, |lease| lease.uses)
     }
 
     #[inline]
@@ -235,7 +256,7 @@ impl BufferPool {
     #[inline]
     pub fn read<T: Plain>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
         let size = size_of::<T>() as u64;
-        let (host, run, _) = self.translate(lease.0, address.0, size)?;
+        let (host, run, _) = self.translate(lease.index, address.0, size)?;
         if run < size {
             return None;
         }
@@ -252,13 +273,28 @@ impl BufferPool {
         }
     }
 
+    /// Reads bytes from guest memory, once. `false` (and nothing read) when they are not mapped in one piece.
+    #[must_use]
+    pub fn read_bytes(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
+        match self.translate(lease.index, address.0, into.len() as u64) {
+            Some((host, run, _)) if run == into.len() as u64 => {
+                let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
+                // SAFETY: mapped for `run` bytes by the lease; `into` is private memory.
+                unsafe { place.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Starts bringing the line at `address` into this core's cache, if it is mapped.
     #[inline]
     pub fn prefetch(&mut self, lease: LeaseId, address: GuestAddress) {
-        if let Some((host, ..)) = self.translate(lease.0, address.0, 1) {
-            if let Some(place) = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(host as usize)) {
-                prefetch(place);
-            }
+        let found = self.translate(lease.index, address.0, 1);
+        if let Some(place) =
+            found.and_then(|(host, ..)| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(host as usize)))
+        {
+            prefetch(place);
         }
     }
 
@@ -271,11 +307,11 @@ impl BufferPool {
         if self.free.is_empty() {
             self.grow_to(self.entries.len() + self.entries.len().clamp(64, 4096));
         }
-        self.lease(lease.0).uses += 1;
+        self.lease(lease.index).uses += 1;
         let index = self.free.pop().expect("just grown");
         let entry = &mut self.entries[index as usize];
         (entry.total, entry.status, entry.pieces) = (0, 0, 0);
-        (entry.lease, entry.live, entry.spill) = (lease.0, true, NO_SPILL);
+        (entry.lease, entry.live, entry.spill) = (lease.index, true, NO_SPILL);
         Buffer(std::num::NonZeroU32::new(index + 1).expect("index + 1 > 0"))
     }
 
@@ -481,11 +517,19 @@ impl BufferPool {
     /// Copies the first `len` bytes of one buffer to another. `false` (nothing copied) when either is shorter.
     #[must_use]
     pub fn copy(&self, from: &Buffer, to: &Buffer, len: ByteLen) -> bool {
-        if len > self.len(from) || len > self.len(to) {
+        self.copy_range(from, 0, to, 0, len)
+    }
+
+    /// Copies `len` bytes from `from_at` bytes into one buffer to `to_at` bytes into another. `false` (nothing copied) when
+    /// either is shorter.
+    #[must_use]
+    pub fn copy_range(&self, from: &Buffer, from_at: u64, to: &Buffer, to_at: u64, len: ByteLen) -> bool {
+        let fits = |at: u64, buffer| mqblk_core::units::in_range(ByteOffset(at), len, self.len(buffer));
+        if !fits(from_at, from) || !fits(to_at, to) {
             return false;
         }
-        let mut at = 0;
-        self.for_range(from, 0, len.0, |source, run| {
+        let mut at = to_at;
+        self.for_range(from, from_at, len.0, |source, run| {
             let mut done = 0;
             self.for_range(to, at, run as u64, |target, part| {
                 // SAFETY: both leases keep their sides mapped; `copy_to` allows overlap.

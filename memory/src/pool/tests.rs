@@ -99,3 +99,33 @@ proptest! {
         pool.release(buffer);
     }
 }
+
+#[test]
+fn ranges_are_copied_between_pieces_that_do_not_match() {
+    let mut pool = BufferPool::new();
+    let lease = pool.adopt(table(&[(0x1000, 0x1000)]), vec![]);
+    let from = pool.take(lease);
+    let to = pool.take(lease);
+    for (at, len) in [(0x1000, 3), (0x1010, 5), (0x1020, 4)] {
+        pool.push(&from, GuestAddress(at), len, 8).unwrap();
+    }
+    for (at, len) in [(0x1100, 7), (0x1200, 1), (0x1300, 4)] {
+        pool.push(&to, GuestAddress(at), len, 8).unwrap();
+    }
+    assert!(pool.copy_in(&from, 0, b"0123456789ab"));
+    for (from_at, to_at, len) in [(0, 0, 12), (2, 5, 7), (11, 0, 1), (12, 12, 0)] {
+        assert!(pool.copy_in(&to, 0, b"............"));
+        assert!(pool.copy_range(&from, from_at, &to, to_at, ByteLen(len)));
+        let mut found = [0; 12];
+        assert!(pool.copy_out(&to, 0, &mut found));
+        let mut want = *b"............";
+        let (source, target) = (from_at as usize, to_at as usize);
+        want[target..target + len as usize].copy_from_slice(&b"0123456789ab"[source..source + len as usize]);
+        assert_eq!(found, want, "{from_at} {to_at} {len}");
+    }
+    for (from_at, to_at, len) in [(1, 0, 12), (0, 1, 12), (13, 0, 0), (u64::MAX, 0, 2), (0, u64::MAX, 2)] {
+        assert!(!pool.copy_range(&from, from_at, &to, to_at, ByteLen(len)), "{from_at} {to_at} {len}");
+    }
+    pool.release(from);
+    pool.release(to);
+}

@@ -117,10 +117,10 @@ impl SplitRing {
         let no_desc = bad("descriptor table", at.desc, DESC_BYTES * n, 16);
         let no_avail = bad("available ring", at.avail, 6 + 2 * n, 2);
         let no_used = bad("used ring", at.used, 6 + 8 * n, 4);
-        if at.desc.0 % 16 != 0 {
+        if !at.desc.0.is_multiple_of(16) {
             return Err(no_desc);
         }
-        if at.used.0 % 4 != 0 {
+        if !at.used.0.is_multiple_of(4) {
             return Err(no_used);
         }
         let cell = |base: GuestAddress, offset: u64| memory.cell(GuestAddress(base.0.checked_add(offset)?));

@@ -1,7 +1,10 @@
 //! The split virtqueue. Source: virtio 1.3 section 2.7, "Split Virtqueues".
 
-pub mod driver;
+pub mod device;
 pub mod layout;
+
+pub use device::{Broken, DeviceRing};
+pub mod driver;
 
 pub use driver::SplitDriver;
 pub use layout::{Descriptor, SetupError, SplitAddresses, SplitRing};

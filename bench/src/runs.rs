@@ -34,7 +34,7 @@ pub fn run(plan: &Plan) -> Result<u64, BenchError> {
         // Nobody is left to read when standard output is closed.
         let _ = std::io::stdout().write_all(table(plan, &rows).as_bytes());
     }
-    if let Some(path) = &plan.json {
+    if let Some(path) = plan.json.as_ref().filter(|_| !rows.is_empty()) {
         write_json(path, rows.iter().flatten())?;
     }
     outcome?;

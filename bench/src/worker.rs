@@ -437,10 +437,9 @@ impl Worker {
 
     /// The measurement starts: what was counted until now is forgotten.
     fn begin(&mut self) -> Result<(), WorkerError> {
-        self.set.drain()?;
         self.tally.latency.reset();
         self.tally.requests = 0;
-        (self.tally.kicks, self.tally.calls) = (self.set.kicks(), self.set.calls());
+        (self.tally.kicks, self.tally.calls) = (self.set.kicks(), self.set.calls()?);
         self.begun = Some((self.now_ns(), cpu::of_this_thread()));
         Ok(())
     }
@@ -448,11 +447,10 @@ impl Worker {
     /// The measurement ends. What ends later is not counted.
     fn end(&mut self) -> Result<(), WorkerError> {
         let Some((start_ns, start_cpu)) = self.begun.take() else { return Ok(()) };
-        self.set.drain()?;
         self.tally.elapsed = Duration::from_nanos(self.now_ns() - start_ns);
         self.tally.cpu = cpu::of_this_thread().saturating_sub(start_cpu);
         self.tally.kicks = self.set.kicks() - self.tally.kicks;
-        self.tally.calls = self.set.calls() - self.tally.calls;
+        self.tally.calls = self.set.calls()? - self.tally.calls;
         Ok(())
     }
 

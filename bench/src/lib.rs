@@ -18,6 +18,8 @@ mod progress;
 mod report;
 mod runs;
 mod target;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 use std::io::Write;

@@ -18,8 +18,6 @@ use crate::progress;
 use crate::target::Session;
 use crate::worker::{Control, Job, Phase, Progress, Settings, Tally, Worker, WorkerError};
 
-/// How long a server may leave all requests unanswered.
-const STUCK: Duration = Duration::from_secs(30);
 /// How often the main thread looks.
 const TICK: Duration = Duration::from_millis(50);
 /// Most data pieces of a request that the driver composes.
@@ -299,8 +297,8 @@ impl Watch<'_> {
             let done = self.done();
             if done != seen {
                 (seen, at) = (done, Instant::now());
-            } else if at.elapsed() > STUCK {
-                let text = format!("the server is stuck: it answered no request for {} s", STUCK.as_secs());
+            } else if at.elapsed() > self.plan.stuck {
+                let text = format!("the server is stuck: it answered no request for {:?}", self.plan.stuck);
                 return Err(BenchError::Failed(text));
             }
         }

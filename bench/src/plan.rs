@@ -11,6 +11,9 @@ use crate::args::{Args, ClientMode, Descriptors, Rw, Verify};
 /// Most requests in flight on one queue: what a ring can name.
 const MAX_DEPTH: u32 = 32768;
 
+/// How long a server may leave all requests unanswered before it is called stuck.
+const STUCK: Duration = Duration::from_secs(30);
+
 /// Where requests go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -101,6 +104,8 @@ pub struct Plan {
     pub descriptors: Descriptors,
     /// Where the JSON goes.
     pub json: Option<PathBuf>,
+    /// How long a server may leave all requests unanswered.
+    pub stuck: Duration,
 }
 
 impl Plan {
@@ -146,6 +151,7 @@ impl Plan {
             queue_size: args.queue_size,
             descriptors: args.descriptors,
             json: args.json.clone(),
+            stuck: STUCK,
         })
     }
 }

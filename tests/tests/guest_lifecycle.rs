@@ -1,0 +1,111 @@
+//! Guests come and go: unplug and plug, reset, a killed VMM.
+//!
+//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use mqblk_tests::guest::{Daemon, DaemonDisk, FioJobs, FioOutcome, Guest, GuestDisk, Image};
+
+const MIB: u64 = 1 << 20;
+
+/// Writes without an end: what is going on when a guest is killed or reset.
+fn endless_writes() -> String {
+    FioJobs::new(
+        "--name=endless --filename=/dev/vda --ioengine=io_uring --direct=1 --iodepth=32 --thread --rw=randwrite --bs=16k \
+         --offset=64M --size=64M --time_based --runtime=600",
+    )
+    .script("endless")
+}
+
+/// Waits until the guest's job has written to the image, so that what follows happens in mid-I/O.
+fn wait_for_writes(guest: &mut Guest, job: &str, image: &Image) -> Result<()> {
+    let before = image.allocated()?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while image.allocated()? < before + MIB {
+        ensure!(guest.is_running(job)?, "the job '{job}' ended too early");
+        ensure!(Instant::now() < deadline, "the job '{job}' writes nothing");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+#[test]
+fn unplugged_and_plugged_again() -> Result<()> {
+    let image = Image::sparse(128)?;
+    let mut daemon = Daemon::start(&[DaemonDisk::new("hot", image.path(), 2)])?;
+    let disk = GuestDisk::new("hot", &daemon.socket("hot"), 2);
+    let mut guest = Guest::builder().boot()?;
+    assert_eq!(guest.must("ls /sys/block")?, "", "a guest without disks");
+
+    guest.plug(&disk, "vda")?;
+    let written = FioJobs::verified_random_writes("/dev/vda", 2, 0, 32).run(&mut guest, Duration::from_secs(120))?;
+    ensure!(written.writes > 0 && written.reads >= written.writes, "fio verified too little: {written:?}");
+    let sum = guest.must("sha256sum </dev/vda")?;
+
+    for round in 1..=3 {
+        guest.unplug(&disk)?;
+        assert_eq!(guest.must("ls /sys/block")?, "", "round {round}: the disk is still there");
+        daemon.must_run()?;
+        guest.plug(&disk, "vda")?;
+        assert_eq!(guest.must("ls /sys/block/vda/mq | wc -l")?, "2", "round {round}");
+        assert_eq!(guest.must("sha256sum </dev/vda")?, sum, "round {round}: the data changed");
+    }
+    let written = FioJobs::verified_random_writes("/dev/vda", 2, 64, 32).run(&mut guest, Duration::from_secs(120))?;
+    ensure!(written.writes > 0 && written.reads >= written.writes, "fio verified too little: {written:?}");
+
+    guest.power_off()?;
+    daemon.stop().map(drop)
+}
+
+#[test]
+fn reset_in_mid_io() -> Result<()> {
+    let image = Image::sparse(128)?;
+    let daemon = Daemon::start(&[DaemonDisk::new("reset", image.path(), 2)])?;
+    let mut guest = Guest::builder().disk(GuestDisk::new("reset", &daemon.socket("reset"), 2)).boot()?;
+    let fill = FioJobs::verified_random_writes("/dev/vda", 2, 0, 32).run(&mut guest, Duration::from_secs(120))?;
+    ensure!(fill.writes > 0 && fill.reads >= fill.writes, "fio verified too little: {fill:?}");
+    let sum = guest.must("dd if=/dev/vda bs=1M count=64 iflag=direct 2>/dev/null | sha256sum")?;
+
+    guest.start("endless", &endless_writes())?;
+    wait_for_writes(&mut guest, "endless", &image)?;
+    guest.reset()?;
+    ensure!(guest.run("[ -e /run/jobs/endless ]")?.status != 0, "the guest was not reset: its job's file is there");
+    assert_eq!(guest.must("dd if=/dev/vda bs=1M count=64 iflag=direct 2>/dev/null | sha256sum")?, sum);
+    let written = FioJobs::verified_random_writes("/dev/vda", 2, 64, 32).run(&mut guest, Duration::from_secs(120))?;
+    ensure!(written.writes > 0 && written.reads >= written.writes, "fio verified too little: {written:?}");
+
+    guest.must("sync")?;
+    guest.power_off()?;
+    daemon.stop().map(drop)
+}
+
+#[test]
+fn a_killed_guest_leaves_the_other_alone() -> Result<()> {
+    let (image_a, image_b) = (Image::sparse(128)?, Image::sparse(128)?);
+    let mut daemon =
+        Daemon::start(&[DaemonDisk::new("a", image_a.path(), 2), DaemonDisk::new("b", image_b.path(), 2)])?;
+    let disk_a = GuestDisk::new("a", &daemon.socket("a"), 2);
+    let mut victim = Guest::builder().disk(disk_a.clone()).boot()?;
+    let mut witness = Guest::builder().disk(GuestDisk::new("b", &daemon.socket("b"), 2)).boot()?;
+
+    witness.start("verify", &FioJobs::verified_random_writes("/dev/vda", 2, 0, 64).script("verify"))?;
+    wait_for_writes(&mut witness, "verify", &image_b)?;
+    victim.start("endless", &endless_writes())?;
+    wait_for_writes(&mut victim, "endless", &image_a)?;
+    ensure!(witness.is_running("verify")?, "the other guest's verification ended before the kill: make it longer");
+    victim.kill()?;
+
+    let answer = witness.finish("verify", Duration::from_secs(240))?;
+    let verified = FioOutcome::read(answer.status, &answer.output)?;
+    ensure!(verified.writes > 0 && verified.reads >= verified.writes, "fio verified too little: {verified:?}");
+    daemon.must_run()?;
+
+    // The disk of the killed guest serves the next one.
+    let mut next = Guest::builder().disk(disk_a).boot()?;
+    let written = FioJobs::verified_random_writes("/dev/vda", 2, 64, 32).run(&mut next, Duration::from_secs(120))?;
+    ensure!(written.writes > 0 && written.reads >= written.writes, "fio verified too little: {written:?}");
+    next.power_off()?;
+    witness.power_off()?;
+    daemon.stop().map(drop)
+}

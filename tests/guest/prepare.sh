@@ -23,7 +23,7 @@ format="mqblk-guest 1"
 
 packages=(qemu-system-x86 qemu-utils busybox-static kmod cpio e2fsprogs util-linux xz-utils lz4 zstd
     gcc make libc6-dev)
-modules=(virtio_pci virtio_blk ext4 crc32c_generic)
+modules=(virtio_pci virtio_console virtio_blk ext4 crc32c_generic)
 guest_programs=(/sbin/mkfs.ext4 /sbin/e2fsck /usr/sbin/blkdiscard /usr/bin/fallocate)
 
 fail() {

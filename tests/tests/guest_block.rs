@@ -1,6 +1,7 @@
 //! What a real guest does with a disk: data, a file system, discards, flushes, and what it is told of the disk.
 //!
-//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
+//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest. Where busybox has a program of the
+//! same name, its shell prefers that one: hence the full paths.
 
 use std::process::Command;
 use std::time::Duration;
@@ -71,24 +72,27 @@ fn discard_and_zero(guest: &mut Guest, image: &Image) -> Result<()> {
     let full = image.allocated()?;
     ensure!(full >= image.len(), "the image should be allocated: {full} of {} bytes", image.len());
 
-    guest.must("blkdiscard -o 16M -l 16M /dev/vda")?;
-    ensure!(image.is_hole(16 * MIB, 16 * MIB)?, "blkdiscard left data in the host's file");
+    guest.must("/sbin/blkdiscard -o 16M -l 16M /dev/vda")?;
+    ensure!(image.is_hole(16 * MIB, 16 * MIB)?, "/sbin/blkdiscard left data in the host's file");
     let discarded = image.allocated()?;
-    ensure!(discarded + 16 * MIB <= full + MIB, "blkdiscard freed too little: {full} then {discarded} bytes");
+    ensure!(discarded + 16 * MIB <= full + MIB, "/sbin/blkdiscard freed too little: {full} then {discarded} bytes");
 
     // BLKZEROOUT forbids unmapping: the range stays allocated.
-    guest.must("blkdiscard -z -o 48M -l 16M /dev/vda")?;
-    ensure!(image.is_zero(48 * MIB, 16 * MIB)?, "blkdiscard -z left data in the host's file");
+    guest.must("/sbin/blkdiscard -z -o 48M -l 16M /dev/vda")?;
+    ensure!(image.is_zero(48 * MIB, 16 * MIB)?, "/sbin/blkdiscard -z left data in the host's file");
     let zeroed = image.allocated()?;
-    ensure!(zeroed + MIB > discarded, "blkdiscard -z freed space that it must keep: {discarded} then {zeroed} bytes");
+    ensure!(
+        zeroed + MIB > discarded,
+        "/sbin/blkdiscard -z freed space that it must keep: {discarded} then {zeroed} bytes"
+    );
 
     // Punching a hole in a block device is write-zeroes with the UNMAP flag.
-    guest.must("fallocate --punch-hole --offset 80M --length 16M /dev/vda")?;
-    ensure!(image.is_zero(80 * MIB, 16 * MIB)?, "fallocate --punch-hole left data in the host's file");
-    ensure!(image.is_hole(80 * MIB, 16 * MIB)?, "fallocate --punch-hole left no hole in the host's file");
+    guest.must("/sbin/fallocate --punch-hole --offset 80M --length 16M /dev/vda")?;
+    ensure!(image.is_zero(80 * MIB, 16 * MIB)?, "/sbin/fallocate --punch-hole left data in the host's file");
+    ensure!(image.is_hole(80 * MIB, 16 * MIB)?, "/sbin/fallocate --punch-hole left no hole in the host's file");
 
     // A range that ends off the file system's blocks: exactly these sectors.
-    guest.must("blkdiscard -z -o 117442048 -l 1536 /dev/vda")?;
+    guest.must("/sbin/blkdiscard -z -o 117442048 -l 1536 /dev/vda")?;
     let around = image.read(117_442_048 - 512, 512 + 1536 + 512)?;
     ensure!(around[512..2048].iter().all(|&byte| byte == 0), "three zeroed sectors are not zero");
     for (what, part) in [("before", &around[..512]), ("after", &around[2048..])] {
@@ -149,7 +153,11 @@ fn block_devices_read_only_and_flush() -> Result<()> {
 }
 
 fn topology_is_the_hosts(guest: &mut Guest, name: &str, host: &LoopDevice) -> Result<()> {
-    for attribute in ["logical_block_size", "physical_block_size", "minimum_io_size", "optimal_io_size"] {
+    let mut attributes = vec!["logical_block_size", "physical_block_size", "minimum_io_size"];
+    if Server::from_environment()? == Server::Mqblk {
+        attributes.push("optimal_io_size"); // qemu-storage-daemon always says one block
+    }
+    for attribute in attributes {
         let seen = guest.must(&format!("cat /sys/block/{name}/queue/{attribute}"))?;
         assert_eq!(seen, host.queue_attribute(attribute)?, "{attribute} of {name}");
     }
@@ -160,7 +168,7 @@ fn read_only_is_read_only(guest: &mut Guest, image: &Image) -> Result<()> {
     assert_eq!(guest.must("cat /sys/block/vdc/ro")?, "1");
     let write = guest.run("dd if=/dev/zero of=/dev/vdc bs=4096 count=1 oflag=direct")?;
     ensure!(write.status != 0, "a write to a read-only disk succeeded: {}", write.output);
-    let discard = guest.run("blkdiscard /dev/vdc")?;
+    let discard = guest.run("/sbin/blkdiscard /dev/vdc")?;
     ensure!(discard.status != 0, "a discard of a read-only disk succeeded: {}", discard.output);
     let sum = guest.must("sha256sum </dev/vdc")?;
     let expected = Command::new("sha256sum").arg(image.path()).output()?;
@@ -175,6 +183,9 @@ const FLUSHES: u64 = 20;
 
 /// The host kernel counts the flushes of the loop device: only fdatasync or O_DSYNC of its node causes one.
 fn flush_reaches_the_device(guest: &mut Guest, device: &LoopDevice) -> Result<()> {
+    if Server::from_environment()? == Server::QemuStorageDaemon {
+        guest.must("echo 'write back' >/sys/block/vdb/cache_type")?; // it begins with write through
+    }
     assert_eq!(guest.must("cat /sys/block/vdb/cache_type")?, "write back");
     let before = device.flushes()?;
     guest.must(
@@ -199,7 +210,9 @@ fn write_through_is_durable(guest: &mut Guest, device: &LoopDevice) -> Result<()
     let before = device.flushes()?;
     guest.must(write)?;
     let flushed = device.flushes()? - before;
-    ensure!(flushed >= 20, "write through: 20 writes, but the host's device was flushed {flushed} times");
+    // QEMU 7.2 counts a write as dirty only after its emulated FUA: the first one after a flush is not flushed.
+    let wanted = if Server::from_environment()? == Server::QemuStorageDaemon { FLUSHES - 1 } else { FLUSHES };
+    ensure!(flushed >= wanted, "write through: {FLUSHES} writes, but the host's device was flushed {flushed} times");
 
     guest.must("echo 'write back' >/sys/block/vdb/cache_type")?;
     assert_eq!(guest.must("cat /sys/block/vdb/cache_type")?, "write back");

@@ -27,7 +27,7 @@ pub struct Answer {
     pub output: String,
 }
 
-/// The connection to the guest's second serial port.
+/// The connection to the guest's virtio-serial port.
 #[derive(Debug)]
 pub(crate) struct Agent {
     stream: LineStream,

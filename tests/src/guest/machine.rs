@@ -23,7 +23,7 @@ const QEMU_WITHIN: Duration = Duration::from_secs(60);
 
 /// Kernel parameters. `panic=0`: a panic stays on the console, where [`Guest`] finds it. `mitigations=off` and what
 /// follows it only make an emulated boot quicker.
-const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=0 8250.nr_uarts=2 mitigations=off nokaslr \
+const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=0 8250.nr_uarts=1 mitigations=off nokaslr \
      cryptomgr.notests random.trust_cpu=on no_timer_check";
 
 /// A vhost-user-blk-pci device.
@@ -156,7 +156,8 @@ impl GuestBuilder {
         add(&["-append", KERNEL_PARAMETERS]);
         add(&["-serial", &format!("file:{}", folder.join("console").display())]);
         let socket = |name: &str| format!("path={},server=on,wait=off", folder.join(name).display());
-        add(&["-chardev", &format!("socket,id=agent,{}", socket("agent")), "-serial", "chardev:agent"]);
+        add(&["-chardev", &format!("socket,id=agent,{}", socket("agent"))]);
+        add(&["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent,name=agent"]);
         add(&["-chardev", &format!("socket,id=qmp,{}", socket("qmp")), "-mon", "chardev=qmp,mode=control"]);
         for disk in &self.disks {
             add(&["-chardev", &format!("socket,id={},path={}", disk.chardev(), disk.socket.display())]);

@@ -14,6 +14,7 @@
 # a boot.  So the kernel is unpacked from its bzImage, the initramfs is not compressed, and fio is linked statically
 # without its optional engines: Debian's own fio needs 70 MB of libraries.
 set -euo pipefail
+export PATH=$PATH:/usr/sbin:/sbin LC_ALL=C
 
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${MQBLK_GUEST_CACHE:-$(cd "$here/../.." && pwd)/.cache/guest}
@@ -21,7 +22,7 @@ kernel_package=${MQBLK_GUEST_KERNEL:-linux-image-cloud-amd64}
 # The manifest's first line; the Rust side refuses another one. Raise it when the contents change their meaning.
 format="mqblk-guest 1"
 
-packages=(qemu-system-x86 qemu-utils busybox-static kmod cpio e2fsprogs util-linux xz-utils lz4 zstd
+packages=(qemu-system-x86 qemu-utils busybox-static kmod cpio e2fsprogs util-linux mount xz-utils lz4 zstd
     gcc make libc6-dev)
 modules=(virtio_pci virtio_console virtio_blk ext4 crc32c_generic)
 guest_programs=(/sbin/mkfs.ext4 /sbin/e2fsck /usr/sbin/blkdiscard /usr/bin/fallocate)
@@ -63,7 +64,10 @@ refresh_apt() {
 
 # linux-image-cloud-amd64 holds nothing but a dependency on the package of the newest kernel: print that one's name.
 real_kernel_package() {
-    apt-cache depends "$kernel_package" 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1
+    local depends
+    case $kernel_package in linux-image-[0-9]*) echo "$kernel_package" && return ;; esac
+    depends=$(apt-cache depends "$kernel_package" 2>/dev/null) || return 0
+    sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p;T;q' <<<"$depends"
 }
 
 # Unpacks the ELF kernel of a bzImage, at the place its header names (Linux x86 boot protocol 2.08: setup_sects at

@@ -1,4 +1,38 @@
 //! The one binary: parse, build, run.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod failure;
+mod logging;
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Serves disks to virtual machines over many queues, and measures how fast.
+#[derive(Debug, Parser)]
+#[command(name = "mqblk", version, arg_required_else_help = true, max_term_width = 120)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+
+    /// What is logged on standard error: off, error, warn, info, debug or trace [default: RUST_LOG, else info]
+    #[arg(long, global = true, value_name = "LEVEL")]
+    log: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve disk images and block devices over vhost-user sockets
+    Serve(serve::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Err(error) = logging::start(cli.log.as_deref()) {
+        return failure::report(&error, failure::BAD_USAGE);
+    }
+    match cli.command {
+        Command::Serve(args) => serve::run(args),
+    }
+}

@@ -82,6 +82,14 @@ pub trait Disk<L: Lane>: Send + Sync {
     /// `--print-config`.
     fn resolved(&self) -> Vec<(&'static str, String)>;
 
+    /// Makes all finished writes durable. Blocks: only for control threads, when a disk is closed.
+    ///
+    /// # Errors
+    /// When the storage cannot promise it.
+    fn sync(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
     /// A worker's own handle. Called on the worker's thread.
     ///
     /// # Errors

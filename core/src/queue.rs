@@ -15,6 +15,15 @@ pub trait Intake<T, B> {
     /// Admits one guest request that covers several disk ranges (discard, write zeroes). It finishes when all the ranges
     /// have, with the first failure if there was one. `parts` is not empty.
     fn admit_parts(&mut self, token: T, op: Op, parts: &[(ByteOffset, ByteLen)]);
+
+    /// Counts a request that the queue answered itself: identification (`true`) or a mistake of the guest (`false`).
+    fn answered(&mut self, well_formed: bool);
+}
+
+/// How a guest is called: an eventfd that a VMM turns into an interrupt, an event channel.
+pub trait Call: Send {
+    /// Calls the guest. Must not block and cannot fail: a bell that is broken is the other side's loss.
+    fn call(&self);
 }
 
 /// What a pull found.

@@ -28,6 +28,8 @@ pub struct Settings {
     subject: String,
     given: BTreeMap<String, String>,
     asked: Vec<&'static str>,
+    /// How the user spelled a key that was given by an alias.
+    spelled: BTreeMap<&'static str, &'static str>,
 }
 
 impl Settings {
@@ -57,11 +59,30 @@ impl Settings {
         }
     }
 
+    /// Lets `alias` stand for `key`. To be called before `key` is taken; errors name the key as the user spelled it.
+    ///
+    /// # Errors
+    /// When both were given.
+    pub fn alias(&mut self, alias: &'static str, key: &'static str) -> Result<(), SettingError> {
+        let Some(value) = self.given.remove(alias) else { return Ok(()) };
+        if let Some(first) = self.given.get(key) {
+            return Err(self.error(key, format!("{first:?}, and {value:?} by its other name {alias}"), "one value"));
+        }
+        self.given.insert(key.to_owned(), value);
+        self.spelled.insert(key, alias);
+        Ok(())
+    }
+
+    /// Looks at a value that somebody else will take.
+    pub fn peek(&self, key: &str) -> Option<&str> {
+        self.given.get(key).map(String::as_str)
+    }
+
     /// The error for `key`.
     pub fn error(&self, key: &str, found: impl Into<String>, expected: impl Into<String>) -> SettingError {
         SettingError {
             subject: self.subject.clone(),
-            key: key.to_owned(),
+            key: self.spelled.get(key).copied().unwrap_or(key).to_owned(),
             found: found.into(),
             expected: expected.into(),
         }
@@ -202,6 +223,30 @@ mod tests {
         assert_eq!(settings.text("path"), None);
         let error = settings.finish().unwrap_err().to_string();
         assert_eq!(error, "disk \"a\": pth: found an unknown key (with value \"/x\"), expected one of path");
+    }
+
+    #[test]
+    fn an_alias_is_named_in_errors_and_excludes_its_key() {
+        let mut settings = Settings::new("disk");
+        settings.insert("num_queues", "0").unwrap();
+        settings.alias("num_queues", "queues").unwrap();
+        let error = settings.number("queues", 1..=4).unwrap_err().to_string();
+        assert_eq!(error, "disk: num_queues: found \"0\", expected a whole number from 1 to 4");
+
+        let mut settings = Settings::new("disk");
+        settings.insert("num_queues", "1").unwrap();
+        settings.insert("queues", "2").unwrap();
+        let error = settings.alias("num_queues", "queues").unwrap_err().to_string();
+        assert_eq!(error, "disk: queues: found \"2\", and \"1\" by its other name num_queues, expected one value");
+    }
+
+    #[test]
+    fn a_peek_takes_nothing() {
+        let mut settings = Settings::new("disk");
+        settings.insert("path", "/x").unwrap();
+        assert_eq!(settings.peek("path"), Some("/x"));
+        assert_eq!(settings.text("path").as_deref(), Some("/x"));
+        assert_eq!(settings.peek("path"), None);
     }
 
     #[test]

@@ -62,7 +62,7 @@ impl ByteOffset {
     /// The sector that starts here; `None` when the offset is not a multiple of 512.
     #[inline]
     pub const fn to_sector(self) -> Option<Sector512> {
-        if self.0 % SECTOR_BYTES == 0 { Some(Sector512(self.0 / SECTOR_BYTES)) } else { None }
+        if self.0.is_multiple_of(SECTOR_BYTES) { Some(Sector512(self.0 / SECTOR_BYTES)) } else { None }
     }
 }
 

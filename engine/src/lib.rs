@@ -1,2 +1,23 @@
-//! Worker threads, queue life cycle, poll policy and statistics
+//! Worker threads: they own queues, disk channels and one io_uring each, and nothing on the data path is shared between them.
+//!
+//! `engine` starts workers and gives queues to them, `worker` is a worker's turn, `runner` joins one queue to its tag table,
+//! `poll` decides between polling and sleeping, `channels` are a worker's handles to disks, `mailbox` is how a control
+//! thread talks to a worker. The engine knows neither guest interfaces nor storage backends.
 #![forbid(unsafe_code)]
+
+mod channels;
+mod counters;
+mod engine;
+mod mailbox;
+mod poll;
+mod runner;
+mod tags;
+mod worker;
+
+pub use counters::QueueCounters;
+pub use engine::{AttachError, Detached, Engine, EngineOptions, QueueHandle, QueueOptions, WorkerGone};
+pub use mqblk_uring::{EventFd, FixedBufferUse, Lane, LaneOptions};
+pub use poll::PollPolicy;
+
+/// A disk as the engine holds it.
+pub type AnyDisk = dyn mqblk_core::Disk<Lane>;

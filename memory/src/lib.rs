@@ -1,1 +1,25 @@
-//! Guest memory: regions, translation, shared ring cells, buffers with leases
+//! Guest memory.
+//!
+//! One home for one invariant: *memory is mapped while anything may touch it*. Everything that can touch it holds a lease:
+//!
+//! * [`SharedSlots`] and [`SharedU16`] (ring fields) hold their [`Region`];
+//! * a [`Buffer`] (a request's data pieces and its status byte) holds its worker's lease on a [`GuestMemory`] snapshot, so
+//!   that a memory table can be replaced while requests are in flight and the old mapping goes away with the last of them.
+//!
+//! All guest memory may change at any moment under our hands. It is only read by volatile or atomic loads, or copied as
+//! plain bytes into private memory, and no Rust reference to it is ever made.
+//!
+//! Why `unsafe` is here: mapping memory that another process writes cannot be expressed otherwise.
+
+mod bounce;
+mod guest;
+mod lost;
+mod mapping;
+mod pool;
+mod shared;
+
+pub use bounce::BouncePool;
+pub use guest::{GuestAddress, GuestMemory, MemoryError, Region, UserAddress};
+pub use mapping::{Mapping, create_memfd};
+pub use pool::{Buffer, BufferPool, Fault, FixedBuffers, LeaseId, PooledLane, Segment};
+pub use shared::{Plain, SharedSlots, SharedU16, full_fence};

@@ -1,2 +1,13 @@
-//! Storage backends and their registry
+//! Storage backends and their registry.
+//!
+//! A backend is a folder here and a line in [`registry`]. It implements [`Disk`](mqblk_core::Disk) and
+//! [`DiskChannel`](mqblk_core::DiskChannel) for a worker's [`Lane`](mqblk_uring::Lane) and knows nothing of guests, rings or
+//! transports.
 #![forbid(unsafe_code)]
+
+mod admission;
+pub mod null;
+pub mod ram;
+pub mod registry;
+
+pub use registry::{kinds, open};

@@ -1,1 +1,23 @@
-//! A safe io_uring: buffers owned until their completion, fixed files and buffers
+//! A safe io_uring for one worker thread.
+//!
+//! One home for one invariant: *the kernel owns a buffer until its completion*. A buffer is moved into an operation, kept in
+//! the ring's in-flight table, and handed out again only with the operation's [`Completion`]. Dropping a [`Lane`] with
+//! operations in flight cancels and waits for them; if the kernel does not give them back, ring and buffers are leaked on
+//! purpose, with a log line.
+//!
+//! Kicks, mailbox, timers and storage completions all arrive in the one ring of a worker, so a sleeping worker waits in
+//! exactly one place: [`Lane::turn`].
+//!
+//! Why `unsafe` is here: submission entries carry raw pointers that outlive the call.
+
+mod event;
+mod inflight;
+mod inline;
+mod lane;
+mod ops;
+mod register;
+
+pub use event::EventFd;
+pub use lane::{Lane, LaneOptions, Wait};
+pub use ops::{Completion, Owner, Refused};
+pub use register::{FixedBufferUse, RingFile};

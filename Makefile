@@ -1,0 +1,26 @@
+# make quickstart   build, serve an image, write and verify it, benchmark it, show how to attach it to a virtual machine
+# make test         every test, those with real guests too (as root: it installs QEMU and others with apt)
+# make test-fast    without virtual machines
+# make test-guest   only those with virtual machines
+# make clean        remove what was built and downloaded
+
+.PHONY: help quickstart test test-fast test-guest clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+quickstart:
+	@scripts/quickstart.sh
+
+test:
+	@scripts/test.sh fast guest
+
+test-fast:
+	@scripts/test.sh fast
+
+test-guest:
+	@scripts/test.sh guest
+
+clean:
+	cargo clean
+	rm -rf .cache

@@ -1,0 +1,42 @@
+//! How the program says that it failed: one line on standard error, and an exit code.
+
+use std::fmt::{Display, Write as _};
+use std::io::Write as _;
+use std::process::ExitCode;
+
+/// Exit code for a command line or configuration that cannot be used.
+pub const BAD_USAGE: u8 = 2;
+/// Exit code for anything that goes wrong later.
+pub const FAILED: u8 = 1;
+
+/// Prints `mqblk: error` and returns `code`.
+pub fn report(error: &(impl Display + ?Sized), code: u8) -> ExitCode {
+    let line = format!("mqblk: {}\n", one_line(&error.to_string()));
+    // Nobody is left to tell when standard error is closed.
+    let _ = std::io::stderr().write_all(line.as_bytes());
+    ExitCode::from(code)
+}
+
+/// `text` with control characters written as escapes: file names may hold them.
+fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for char in text.chars() {
+        if char.is_control() {
+            // Writing to a String cannot fail.
+            let _ = write!(line, "{}", char.escape_default());
+        } else {
+            line.push(char);
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_one_line() {
+        assert_eq!(one_line("a\nb\u{1b}[31m é"), "a\\nb\\u{1b}[31m é");
+    }
+}

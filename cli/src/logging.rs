@@ -1,0 +1,57 @@
+//! Log lines, on standard error.
+
+use std::io::IsTerminal as _;
+
+use mqblk_core::settings::{SettingError, Settings};
+use tracing_subscriber::EnvFilter;
+
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+const EXPECTED: &str = "off, error, warn, info, debug or trace, or TARGET=LEVEL,...";
+
+/// Starts logging at `level`, else as `RUST_LOG` says, else at info.
+///
+/// # Errors
+/// When the level is none.
+pub fn start(level: Option<&str>) -> Result<(), SettingError> {
+    let from_environment = std::env::var("RUST_LOG").ok().filter(|value| !value.is_empty());
+    let (subject, key, directives) = match (level, from_environment.as_deref()) {
+        (Some(level), _) => ("mqblk", "log", level),
+        (None, Some(value)) => ("environment", "RUST_LOG", value),
+        (None, None) => ("mqblk", "log", "info"),
+    };
+    let wrong = || Settings::new(subject).error(key, format!("{directives:?}"), EXPECTED);
+    if level.is_some() && !directives.split(',').all(is_directive) {
+        return Err(wrong());
+    }
+    let filter = EnvFilter::try_new(directives).map_err(|_| wrong())?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    Ok(())
+}
+
+/// A bare word that is no level would be taken for a target, and switch off everything else.
+fn is_directive(text: &str) -> bool {
+    match text.split_once('=') {
+        Some((target, level)) => !target.is_empty() && LEVELS.contains(&level),
+        None => LEVELS.contains(&text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directives() {
+        for good in ["info", "off", "mqblk_engine=trace"] {
+            assert!(is_directive(good), "{good}");
+        }
+        for bad in ["", "loud", "=info", "mqblk=loud", "INFO "] {
+            assert!(!is_directive(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The CPUs of this host, as far as they matter to placing workers.
+
+use std::collections::BTreeSet;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// What the host has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cpus {
+    /// How many CPUs this process may run on now: what `nproc` prints.
+    pub count: u16,
+    /// The CPUs that a thread of this process can be pinned to.
+    pub pinnable: BTreeSet<u16>,
+}
+
+impl Cpus {
+    /// Asks the kernel. Whether a CPU can be pinned to is found by trying, on a thread made for it, so that offline CPUs and
+    /// those outside a cgroup's cpuset are left out.
+    pub fn of_this_host() -> Cpus {
+        let allowed = sched_getaffinity(None).map(|set| set.count()).unwrap_or(1);
+        let pinnable = std::thread::spawn(|| {
+            let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+            parse_list(online.trim()).into_iter().filter(|cpu| pin_this_thread(*cpu)).collect()
+        });
+        Cpus { count: u16::try_from(allowed).unwrap_or(u16::MAX).max(1), pinnable: pinnable.join().unwrap_or_default() }
+    }
+}
+
+fn pin_this_thread(cpu: u16) -> bool {
+    let mut set = CpuSet::new();
+    if usize::from(cpu) >= CpuSet::MAX_CPU {
+        return false;
+    }
+    set.set(usize::from(cpu));
+    sched_setaffinity(None, &set).is_ok()
+}
+
+/// Reads the kernel's list format: `0-3,8`. What is malformed is left out.
+fn parse_list(text: &str) -> BTreeSet<u16> {
+    let mut cpus = BTreeSet::new();
+    for piece in text.split(',') {
+        let (first, last) = piece.split_once('-').unwrap_or((piece, piece));
+        if let (Ok(first), Ok(last)) = (first.parse::<u16>(), last.parse::<u16>()) {
+            cpus.extend(first..=last);
+        }
+    }
+    cpus
+}
+
+/// Writes the kernel's list format: `0-3,8`.
+pub fn display_list(cpus: &BTreeSet<u16>) -> String {
+    let mut runs: Vec<(u16, u16)> = Vec::new();
+    for &cpu in cpus {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == cpu => *last = cpu,
+            _ => runs.push((cpu, cpu)),
+        }
+    }
+    let pieces: Vec<String> =
+        runs.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") }).collect();
+    pieces.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_printed_as_they_are_read() {
+        for text in ["0", "0-1", "0-3,8", "1,3,5-7", ""] {
+            assert_eq!(display_list(&parse_list(text)), text);
+        }
+        assert_eq!(parse_list("x,1-,2"), BTreeSet::from([2]));
+    }
+
+    #[test]
+    fn this_host_has_a_cpu() {
+        let cpus = Cpus::of_this_host();
+        assert!(cpus.count >= 1);
+        assert!(!cpus.pinnable.is_empty());
+    }
+}

@@ -1,0 +1,191 @@
+//! The TOML file of `--config`: the keys of the command line, `workers` and `pin` at the top, one `[[disk]]` table a disk.
+
+use std::path::Path;
+
+use mqblk_core::settings::{SettingError, Settings};
+use toml::{Table, Value};
+
+use super::key_values::is_key;
+
+/// What a file or a command line asks for, not yet judged.
+#[derive(Clone, Debug)]
+pub struct Given {
+    /// `workers` and `pin`.
+    pub process: Settings,
+    /// One for each disk.
+    pub disks: Vec<Settings>,
+}
+
+/// Reads `path`.
+///
+/// # Errors
+/// When the file cannot be read, is no TOML, or holds a value that is no number, boolean or string.
+pub fn read(path: &Path) -> Result<Given, SettingError> {
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Settings::new("serve").error("config", format!("{name:?}: {error}"), "a readable TOML file")
+    })?;
+    parse(&name, &text)
+}
+
+/// Reads `text`, which errors call `name`.
+///
+/// # Errors
+/// As [`read`].
+pub fn parse(name: &str, text: &str) -> Result<Given, SettingError> {
+    let mut given = Given { process: Settings::new(name), disks: Vec::new() };
+    let table = text.parse::<Table>().map_err(|error| not_toml(name, text, &error))?;
+    for (key, value) in &table {
+        match (key.as_str(), value) {
+            ("disk", Value::Array(tables)) => {
+                for (index, table) in tables.iter().enumerate() {
+                    let Value::Table(table) = table else {
+                        return Err(given.process.error("disk", kind_of(table), "tables, each headed [[disk]]"));
+                    };
+                    given.disks.push(disk(format!("{name}: disk #{}", index + 1), table)?);
+                }
+            }
+            ("disk", other) => {
+                return Err(given.process.error("disk", kind_of(other), "tables, each headed [[disk]]"));
+            }
+            ("pin", Value::Array(cpus)) => {
+                let cpus: Vec<String> = cpus
+                    .iter()
+                    .map(|cpu| cpu.as_integer().map(|cpu| cpu.to_string()))
+                    .collect::<Option<_>>()
+                    .ok_or_else(|| given.process.error("pin", value.to_string(), "an array of CPU numbers"))?;
+                given.process.insert(key, &cpus.join(","))?;
+            }
+            ("workers" | "pin", _) => insert(&mut given.process, key, value)?,
+            _ => {
+                let found = format!("an unknown key {key:?} at the top");
+                return Err(given.process.error("syntax", found, "workers, pin, or [[disk]] tables"));
+            }
+        }
+    }
+    Ok(given)
+}
+
+fn disk(subject: String, table: &Table) -> Result<Settings, SettingError> {
+    let mut settings = Settings::new(subject);
+    for (key, value) in table {
+        if let ("socket-mode", Value::Integer(number)) = (key.as_str(), value) {
+            // TOML has no leading zeros, so that a bare 660 would be the decimal number.
+            let expected = "a string of octal digits such as \"0660\"";
+            return Err(settings.error(key, format!("the number {number}"), expected));
+        }
+        insert(&mut settings, key, value)?;
+    }
+    Ok(settings)
+}
+
+fn insert(settings: &mut Settings, key: &str, value: &Value) -> Result<(), SettingError> {
+    if !is_key(key) {
+        return Err(settings.error("syntax", format!("{key:?}"), "a key of letters, digits, - and _"));
+    }
+    let text = match value {
+        Value::String(text) => text.clone(),
+        Value::Integer(number) => number.to_string(),
+        Value::Boolean(switch) => switch.to_string(),
+        other => return Err(settings.error(key, kind_of(other), "a number, a boolean or a string")),
+    };
+    if text.is_empty() {
+        return Err(settings.error(key, "an empty value", "a number, a boolean or a string with something in it"));
+    }
+    settings.insert(key, &text)
+}
+
+fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::String(_) => "a string",
+        Value::Integer(_) => "a number",
+        Value::Float(_) => "a number with a fraction",
+        Value::Boolean(_) => "a boolean",
+        Value::Datetime(_) => "a date",
+        Value::Array(_) => "an array",
+        Value::Table(_) => "a table",
+    }
+}
+
+fn not_toml(name: &str, text: &str, error: &toml::de::Error) -> SettingError {
+    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    let column = before.chars().rev().take_while(|char| *char != '\n').count() + 1;
+    let why = error.message().replace('\n', ", ");
+    let found = format!("{why}, at line {line}, column {column}");
+    Settings::new(name).error("syntax", found, "TOML with the keys of --disk under [[disk]]")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_booleans_and_strings_are_all_text() {
+        let text =
+            "workers = 2\npin = [1, 0]\n[[disk]]\nqueues = 4\ndirect = false\nsize = \"1G\"\n[[disk]]\nid = 'b'\n";
+        let mut given = parse("f", text).unwrap();
+        assert_eq!(given.process.text("workers").as_deref(), Some("2"));
+        assert_eq!(given.process.text("pin").as_deref(), Some("1,0"));
+        assert_eq!(given.disks[0].text("queues").as_deref(), Some("4"));
+        assert_eq!(given.disks[0].text("direct").as_deref(), Some("false"));
+        assert_eq!(given.disks[0].text("size").as_deref(), Some("1G"));
+        assert_eq!(given.disks[1].text("id").as_deref(), Some("b"));
+        assert_eq!(given.disks[1].subject(), "f: disk #2");
+    }
+
+    #[test]
+    fn bad_files() {
+        for (text, want) in [
+            (
+                "[[disk]]\nsocket-mode = 660",
+                "f: disk #1: socket-mode: found the number 660, expected a string of octal digits such as \"0660\"",
+            ),
+            (
+                "[[disk]]\nqueues = 1.5",
+                "f: disk #1: queues: found a number with a fraction, expected a number, a boolean or a string",
+            ),
+            (
+                "[[disk]]\nid = \"\"",
+                "f: disk #1: id: found an empty value, expected a number, a boolean or a string with something in it",
+            ),
+            ("[[disk]]\nid = []", "f: disk #1: id: found an array, expected a number, a boolean or a string"),
+            ("[[disk]]\nid = 1979-05-27", "f: disk #1: id: found a date, expected a number, a boolean or a string"),
+            ("[[disk]]\n\"a b\" = 1", "f: disk #1: syntax: found \"a b\", expected a key of letters, digits, - and _"),
+            ("disk = 1", "f: disk: found a number, expected tables, each headed [[disk]]"),
+            ("[disk]\nid = 1", "f: disk: found a table, expected tables, each headed [[disk]]"),
+            ("disk = [1]", "f: disk: found a number, expected tables, each headed [[disk]]"),
+            ("pin = [\"0\"]", "f: pin: found [\"0\"], expected an array of CPU numbers"),
+            (
+                "queues = 2",
+                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, or [[disk]] tables",
+            ),
+            ("workers = {}", "f: workers: found a table, expected a number, a boolean or a string"),
+        ] {
+            assert_eq!(parse("f", text).unwrap_err().to_string(), want, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_syntax_error_is_one_line_with_its_place() {
+        for (text, place) in [
+            ("workers = ", "at line 1, column 11"),
+            ("workers = 2\nid = = 3", "at line 2, column 6"),
+            ("[[disk]]\nid = 1\nid = 2", "at line 3, column 1"),
+            ("[[disk]]\nsocket-mode = 0660", "at line 2, column 15"),
+        ] {
+            let error = parse("f", text).unwrap_err().to_string();
+            assert!(error.starts_with("f: syntax: found ") && error.contains(place), "{error}");
+            assert!(!error.contains('\n'), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = read(Path::new("/nonexistent/m.toml")).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "serve: config: found \"/nonexistent/m.toml\": No such file or directory (os error 2), expected a readable TOML file"
+        );
+    }
+}

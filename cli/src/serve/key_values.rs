@@ -1,0 +1,109 @@
+//! `KEY=VALUE,KEY=VALUE`, the argument of `--disk`.
+
+use mqblk_core::settings::{SettingError, Settings};
+
+/// The one key whose value is itself a list with commas.
+const LIST_KEY: &str = "queue-map";
+
+/// Splits `text` into settings named `subject` in errors.
+///
+/// A comma inside a value is written twice, as QEMU has it. After `queue-map=` a piece without `=` goes on with the list, so
+/// that `queue-map=0:0,1:1` needs no doubled commas.
+///
+/// # Errors
+/// When a piece is no `KEY=VALUE`, when a value is empty, or when a key is given twice.
+pub fn parse(subject: &str, text: &str) -> Result<Settings, SettingError> {
+    let mut settings = Settings::new(subject);
+    let mut pairs: Vec<(String, String)> = Vec::new();
+    for piece in pieces(text) {
+        match (piece.split_once('='), pairs.last_mut()) {
+            (Some((key, value)), _) if is_key(key) => pairs.push((key.to_owned(), value.to_owned())),
+            (None, Some((key, value))) if key == LIST_KEY && !piece.is_empty() => {
+                value.push(',');
+                value.push_str(&piece);
+            }
+            _ => return Err(not_a_pair(&settings, &piece)),
+        }
+    }
+    for (key, value) in &pairs {
+        if value.is_empty() {
+            return Err(settings.error(key, "an empty value", "a value after the ="));
+        }
+        settings.insert(key, value)?;
+    }
+    Ok(settings)
+}
+
+/// The pieces between single commas, with doubled commas made single.
+fn pieces(text: &str) -> Vec<String> {
+    let mut pieces = vec![String::new()];
+    let mut rest = text.chars().peekable();
+    while let Some(char) = rest.next() {
+        if char != ',' || rest.next_if_eq(&',').is_some() {
+            // The last piece is always there: the list starts with one and only grows.
+            if let Some(piece) = pieces.last_mut() {
+                piece.push(char);
+            }
+        } else {
+            pieces.push(String::new());
+        }
+    }
+    pieces
+}
+
+/// Whether `text` looks like a key, known or not: what does not is shown quoted, so that it cannot garble the message.
+pub fn is_key(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+}
+
+fn not_a_pair(settings: &Settings, piece: &str) -> SettingError {
+    let found =
+        if piece.is_empty() { "nothing between two commas, or at an end".to_owned() } else { format!("{piece:?}") };
+    settings.error("syntax", found, "KEY=VALUE,KEY=VALUE,... with a comma inside a value written twice")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(text: &str, key: &'static str) -> Option<String> {
+        parse("disk", text).unwrap().text(key)
+    }
+
+    #[test]
+    fn good_ones() {
+        assert_eq!(taken("path=/a", "path").as_deref(), Some("/a"));
+        assert_eq!(taken("id=x,path=/a=b", "path").as_deref(), Some("/a=b"));
+        assert_eq!(taken("path=/a,,b,id=x", "path").as_deref(), Some("/a,b"));
+        assert_eq!(taken("path=/a,,,id=x", "path").as_deref(), Some("/a,"));
+        assert_eq!(taken("path=/a,,,,b", "path").as_deref(), Some("/a,,b"));
+        assert_eq!(taken("queue-map=0:0,1:1,poll=off", "queue-map").as_deref(), Some("0:0,1:1"));
+        assert_eq!(taken("queue-map=0:0,1:1,poll=off", "poll").as_deref(), Some("off"));
+        assert_eq!(taken("queue-map=0:0,,1:1", "queue-map").as_deref(), Some("0:0,1:1"));
+        assert_eq!(taken("serial=ü", "serial").as_deref(), Some("ü"));
+    }
+
+    #[test]
+    fn bad_ones() {
+        for (text, want) in [
+            ("", "nothing between two commas, or at an end"),
+            ("path=/a,", "nothing between two commas, or at an end"),
+            ("queue-map=0:0,", "nothing between two commas, or at an end"),
+            (",path=/a", "nothing between two commas, or at an end"),
+            ("path", "\"path\""),
+            ("id=a,0:0", "\"0:0\""),
+            ("=x", "\"=x\""),
+            ("a\nb=x", "\"a\\nb=x\""),
+            ("pa th=x", "\"pa th=x\""),
+        ] {
+            let want = format!(
+                "disk: syntax: found {want}, expected KEY=VALUE,KEY=VALUE,... with a comma inside a value written twice"
+            );
+            assert_eq!(parse("disk", text).unwrap_err().to_string(), want, "{text:?}");
+        }
+        let error = parse("disk", "id=a,id=b").unwrap_err().to_string();
+        assert_eq!(error, "disk: id: found \"a\" and \"b\", expected one value");
+        let error = parse("disk", "id=,path=x").unwrap_err().to_string();
+        assert_eq!(error, "disk: id: found an empty value, expected a value after the =");
+    }
+}

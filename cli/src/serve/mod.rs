@@ -1,0 +1,151 @@
+//! `mqblk serve`.
+
+mod config;
+mod cpus;
+mod daemon;
+mod file;
+mod key_values;
+mod print;
+mod queue_map;
+mod resolve;
+mod signals;
+mod socket;
+mod storages;
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_engine::AnyDisk;
+
+use crate::failure::{self, BAD_USAGE, FAILED};
+use config::ServeConfig;
+use cpus::Cpus;
+use daemon::Daemon;
+use file::Given;
+use resolve::ConfigError;
+use signals::StopSignals;
+
+/// What a vhost-user program of type block can do, in the form of QEMU's docs/interop/vhost-user.json.
+const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
+
+/// The options of `mqblk serve`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = include_str!("help.txt"), after_help = "Keys of --disk, and examples: mqblk serve --help")]
+pub struct Args {
+    /// A disk to serve; may be repeated
+    #[arg(long = "disk", value_name = "KEY=VALUE,...")]
+    disks: Vec<String>,
+
+    /// A TOML file with the same keys: one [[disk]] table a disk, and workers and pin at the top
+    ///
+    /// Its disks come before those of --disk; --workers and --pin override its own.
+    #[arg(long, value_name = "FILE.toml")]
+    config: Option<PathBuf>,
+
+    /// Worker threads, 1 to 256 [default: the number of CPUs or of all queues, whichever is smaller]
+    #[arg(long, value_name = "N")]
+    workers: Option<String>,
+
+    /// The CPU of each worker, in order [default: not pinned]
+    #[arg(long, value_name = "CPU,...")]
+    pin: Option<String>,
+
+    /// Print the configuration with every default filled in, as TOML for --config, and exit
+    #[arg(long)]
+    print_config: bool,
+
+    /// Print what this vhost-user program can do, as JSON, and exit
+    #[arg(long)]
+    print_capabilities: bool,
+
+    /// Serve one file, in the words of the vhost-user program conventions: the socket
+    #[arg(long, value_name = "PATH", requires = "blk_file", help_heading = "vhost-user program conventions")]
+    socket_path: Option<String>,
+
+    /// Serve one file, in the words of the vhost-user program conventions: the file
+    #[arg(long, value_name = "PATH", requires = "socket_path", help_heading = "vhost-user program conventions")]
+    blk_file: Option<String>,
+
+    /// The file of --blk-file is served read-only
+    #[arg(long, requires = "blk_file", help_heading = "vhost-user program conventions")]
+    read_only: bool,
+}
+
+/// Serves until a signal says to stop.
+pub fn run(args: Args) -> ExitCode {
+    if args.print_capabilities {
+        return print(&format!("{CAPABILITIES}\n"));
+    }
+    let config = match configure(&args) {
+        Ok(config) => config,
+        Err(error) => return failure::report(&error, BAD_USAGE),
+    };
+    if args.print_config {
+        return print(&print::to_toml(&config));
+    }
+    match serve(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure::report(&*error, FAILED),
+    }
+}
+
+fn serve(config: ServeConfig<Arc<AnyDisk>>) -> Result<(), Box<dyn std::error::Error>> {
+    let mut signals = StopSignals::install()?;
+    let queues: usize = config.disks.iter().map(|disk| usize::from(disk.queues)).sum();
+    if usize::from(config.workers) > queues {
+        tracing::warn!(workers = config.workers, queues, "some workers have no queue to serve");
+    }
+    let daemon = Daemon::start(config)?;
+    let signal = signals.wait();
+    tracing::info!(signal, "stopping; the same signal again ends at once");
+    daemon.stop();
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Everything that can be judged before anything is created.
+fn configure(args: &Args) -> Result<ServeConfig<Arc<AnyDisk>>, ConfigError> {
+    let config = resolve::resolve(gather(args)?, &Cpus::of_this_host(), &mut storages::Registry)?;
+    for disk in &config.disks {
+        if let Err(source) = socket::probe(&disk.socket) {
+            return Err(ConfigError::Socket { id: disk.id.clone(), source });
+        }
+    }
+    Ok(config)
+}
+
+/// The file's settings, then those of the command line.
+fn gather(args: &Args) -> Result<Given, SettingError> {
+    let mut given = match &args.config {
+        Some(path) => file::read(path)?,
+        None => Given { process: Settings::new("serve"), disks: Vec::new() },
+    };
+    for (key, value) in [("workers", &args.workers), ("pin", &args.pin)] {
+        if let Some(value) = value {
+            given.process.text(key);
+            given.process.insert(key, value)?;
+            given.process.set_subject("serve");
+        }
+    }
+    for (index, text) in args.disks.iter().enumerate() {
+        given.disks.push(key_values::parse(&format!("--disk #{}", index + 1), text)?);
+    }
+    if let (Some(socket), Some(path)) = (&args.socket_path, &args.blk_file) {
+        let mut disk = Settings::new("--blk-file");
+        disk.insert("path", path)?;
+        disk.insert("socket", socket)?;
+        disk.insert("readonly", if args.read_only { "on" } else { "off" })?;
+        given.disks.push(disk);
+    }
+    Ok(given)
+}
+
+fn print(text: &str) -> ExitCode {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure::report(&error, FAILED),
+    }
+}

@@ -1,0 +1,300 @@
+//! Tables of good and bad settings, with a storage that takes `path`, `size` and `readonly`.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::serve::{file, key_values, print};
+
+struct FakeStorages;
+
+impl Storages for FakeStorages {
+    type Disk = String;
+
+    fn kinds(&self) -> Vec<&'static str> {
+        vec!["file", "null"]
+    }
+
+    fn open(&mut self, kind: &str, settings: &mut Settings) -> Result<Opened<String>, DiskError> {
+        let path = settings.text("path").unwrap_or_default();
+        let size = settings.size("size")?.unwrap_or_default();
+        let readonly = if settings.switch("readonly")?.unwrap_or(false) { "on" } else { "off" };
+        if path == "/refused" {
+            let source = std::io::Error::from_raw_os_error(13);
+            return Err(DiskError::Os { what: "opening \"/refused\"".to_owned(), source });
+        }
+        let mut resolved = vec![("readonly", readonly.to_owned())];
+        match kind {
+            "file" => resolved.push(("path", path.clone())),
+            _ => resolved.push(("size", size.to_string())),
+        }
+        resolved.extend(settings.text("latency-us").map(|us| ("latency-us", us)));
+        Ok((format!("{kind} {path}"), resolved))
+    }
+}
+
+fn cpus() -> Cpus {
+    Cpus { count: 4, pinnable: BTreeSet::from([0, 1, 2, 3]) }
+}
+
+fn from_words(process: &[(&str, &str)], disks: &[&str]) -> Result<ServeConfig<String>, ConfigError> {
+    let mut given = Given { process: Settings::new("serve"), disks: Vec::new() };
+    for (key, value) in process {
+        given.process.insert(key, value)?;
+    }
+    for (index, disk) in disks.iter().enumerate() {
+        given.disks.push(key_values::parse(&format!("--disk #{}", index + 1), disk)?);
+    }
+    resolve(given, &cpus(), &mut FakeStorages)
+}
+
+fn one(words: &str) -> DiskConfig<String> {
+    from_words(&[], &[words]).unwrap().disks.remove(0)
+}
+
+#[test]
+fn defaults() {
+    let config = from_words(&[], &["path=/images/vm one.d/data.img,socket=/tmp/s"]).unwrap();
+    assert_eq!(config.workers, 4);
+    assert_eq!(config.pin, None);
+    assert_eq!(
+        config.disks,
+        [DiskConfig {
+            id: "data".to_owned(),
+            serial: "data".to_owned(),
+            socket: "/tmp/s".into(),
+            socket_mode: SocketMode::OWNER_ONLY,
+            queues: 4,
+            queue_size: 256,
+            poll: PollPolicy::Static(std::time::Duration::from_micros(50)),
+            queue_map: vec![0, 1, 2, 3],
+            cache: CacheMode::Writeback,
+            fixed_buffers: FixedBuffers::Auto,
+            storage: "file".to_owned(),
+            storage_settings: vec![("readonly", "off".to_owned()), ("path", "/images/vm one.d/data.img".to_owned())],
+            disk: "file /images/vm one.d/data.img".to_owned(),
+        }]
+    );
+}
+
+#[test]
+fn the_names_of_cloud_hypervisor_are_aliases() {
+    let disk = one("path=/a,socket=/tmp/s,num_queues=2,queue_size=128,poll_queue=false,readonly=true");
+    assert_eq!((disk.queues, disk.queue_size, disk.poll), (2, 128, PollPolicy::Off));
+    assert_eq!(disk.storage_settings[0], ("readonly", "on".to_owned()));
+    assert_eq!(one("path=/a,socket=/tmp/s,poll_queue=true").poll, PollPolicy::default());
+}
+
+#[test]
+fn ids_and_serials() {
+    assert_eq!(one("path=/dev/sdb,socket=/tmp/s").id, "sdb");
+    assert_eq!(one("path=/a.b.img,socket=/tmp/s").id, "a.b");
+    assert_eq!(one("storage=null,socket=/tmp/s").id, "null");
+    assert_eq!(one("path=/a,socket=/tmp/s,id=x-1").id, "x-1");
+    assert_eq!(one("path=/a,socket=/tmp/s,id=abcdefghijklmnopqrstuvwxyz").serial, "abcdefghijklmnopqrst");
+    assert_eq!(one("path=/a,socket=/tmp/s,serial=two words 1").serial, "two words 1");
+}
+
+#[test]
+fn workers_and_pins() {
+    let two = "path=/a,socket=/tmp/s,queues=2";
+    for (process, workers, pin) in [
+        (&[][..], 2, None),
+        (&[("workers", "1")][..], 1, None),
+        (&[("workers", "8")][..], 8, None),
+        (&[("pin", "3")][..], 1, Some(vec![3])),
+        (&[("pin", "3,0,1")][..], 3, Some(vec![3, 0, 1])),
+        (&[("pin", "1,0"), ("workers", "2")][..], 2, Some(vec![1, 0])),
+    ] {
+        let config = from_words(process, &[two]).unwrap();
+        assert_eq!((config.workers, config.pin), (workers, pin), "{process:?}");
+    }
+    assert_eq!(from_words(&[], &["path=/a,socket=/tmp/s,queues=256"]).unwrap().workers, 4);
+}
+
+#[test]
+fn queues_are_dealt_to_workers_or_mapped() {
+    let disks = [
+        "path=/a,socket=/tmp/a,queues=1",
+        "path=/b,socket=/tmp/b,queues=2",
+        "path=/c,socket=/tmp/c,queues=2,queue-map=1:0,0:1",
+    ];
+    let config = from_words(&[("workers", "2")], &disks).unwrap();
+    let maps: Vec<_> = config.disks.iter().map(|disk| disk.queue_map.clone()).collect();
+    assert_eq!(maps, [vec![0], vec![1, 0], vec![1, 0]]);
+}
+
+const POLL: &str = "off, static:<us>, adaptive:<max us> or busy, with microseconds from 1 to 1000000";
+const PAIRS: &str = "KEY=VALUE,KEY=VALUE,... with a comma inside a value written twice";
+const ID: &str = "1 to 64 letters, digits, dots, dashes and underscores, with a letter or digit first";
+const MAP: &str = "QUEUE:WORKER pairs separated by commas, such as 0:0,1:1";
+
+/// Each is added to a good disk `a` with two queues, and gives exactly this after `mqblk: `.
+#[test]
+fn malformed_disk_settings() {
+    let long = "x".repeat(65);
+    let long_socket = format!("/{}", "s".repeat(107));
+    let table: Vec<(String, String)> = [
+        ("queues=0", "disk \"a\": queues: found \"0\", expected a whole number from 1 to 256"),
+        ("queues=257", "disk \"a\": queues: found \"257\", expected a whole number from 1 to 256"),
+        ("queues=-1", "disk \"a\": queues: found \"-1\", expected a whole number from 1 to 256"),
+        ("queues=two", "disk \"a\": queues: found \"two\", expected a whole number from 1 to 256"),
+        ("queues=99999999999999999999", "disk \"a\": queues: found \"99999999999999999999\", expected a whole number from 1 to 256"),
+        ("num_queues=0", "disk \"a\": num_queues: found \"0\", expected a whole number from 1 to 256"),
+        ("queues=1,num_queues=2", "--disk #1: queues: found \"1\", and \"2\" by its other name num_queues, expected one value"),
+        ("queues=", "--disk #1: queues: found an empty value, expected a value after the ="),
+        ("queue-size=0", "disk \"a\": queue-size: found \"0\", expected a power of two from 2 to 1024"),
+        ("queue-size=1", "disk \"a\": queue-size: found \"1\", expected a power of two from 2 to 1024"),
+        ("queue-size=100", "disk \"a\": queue-size: found \"100\", expected a power of two from 2 to 1024"),
+        ("queue-size=2048", "disk \"a\": queue-size: found \"2048\", expected a power of two from 2 to 1024"),
+        ("queue-size=65536", "disk \"a\": queue-size: found \"65536\", expected a power of two from 2 to 1024"),
+        ("queue_size=3", "disk \"a\": queue_size: found \"3\", expected a power of two from 2 to 1024"),
+        ("poll_queue=maybe", "disk \"a\": poll_queue: found \"maybe\", expected on or off"),
+        ("poll=off,poll_queue=true", "disk \"a\": poll: found \"off\", and poll_queue=true, expected one of the two"),
+        ("cache=none", "disk \"a\": cache: found \"none\", expected one of writeback, writethrough"),
+        ("fixed-buffers=yes", "disk \"a\": fixed-buffers: found \"yes\", expected one of auto, on, off"),
+        ("socket-mode=0888", "disk \"a\": socket-mode: found \"0888\", expected octal permission bits from 0000 to 0777"),
+        ("socket-mode=4755", "disk \"a\": socket-mode: found \"4755\", expected octal permission bits from 0000 to 0777"),
+        ("socket-mode=rw", "disk \"a\": socket-mode: found \"rw\", expected octal permission bits from 0000 to 0777"),
+        ("serial=123456789012345678901", "disk \"a\": serial: found \"123456789012345678901\" (21 bytes), expected 1 to 20 bytes of printable ASCII"),
+        ("serial=ü", "disk \"a\": serial: found \"ü\" (2 bytes), expected 1 to 20 bytes of printable ASCII"),
+        ("serial=a\tb", "disk \"a\": serial: found \"a\\tb\" (3 bytes), expected 1 to 20 bytes of printable ASCII"),
+        ("queue-map=0:0,1:2", "disk \"a\": queue-map: found worker 2, expected workers from 0 to 1"),
+        ("queue-map=0:0,2:0", "disk \"a\": queue-map: found queue 2, expected queues from 0 to 1"),
+        ("queue-map=0:0,0:1", "disk \"a\": queue-map: found queue 0 twice, expected each queue once"),
+        ("queue-map=0:0", "disk \"a\": queue-map: found no worker for queue 1, expected one for each of the 2 queues"),
+        ("readonly=2", "disk \"a\": readonly: found \"2\", expected on or off"),
+        ("size=1Q", "disk \"a\": size: found \"1Q\", expected a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P"),
+        ("size=16777215T", "disk \"a\": size: found \"16777215T\", expected a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P"),
+        ("storage=tape", "--disk #1: storage: found \"tape\", expected one of file, null"),
+        ("path=/b", "--disk #1: path: found \"/a\" and \"/b\", expected one value"),
+        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of cache, fixed-buffers, id, latency-us, path, poll, poll_queue, queue-map, queue-size, queues, readonly, serial, size, socket, socket-mode, storage"),
+    ]
+    .into_iter()
+    .map(|(words, want)| (words.to_owned(), want.to_owned()))
+    .chain(["+", "static", "static:", "static:0", "static:1.5", "static:50us", "static:1000001", "adaptive", "adaptive:x", "busy:1", "on"]
+        .into_iter()
+        .map(|poll| (format!("poll={poll}"), format!("disk \"a\": poll: found {poll:?}, expected {POLL}"))))
+    .chain(["0", "0:", ":0", "0:0:0", "a:0", "0:+1", "0-1:0", "0:0;1:1"]
+        .into_iter()
+        .map(|map| (format!("queue-map={map}"), format!("disk \"a\": queue-map: found {map:?}, expected {MAP}"))))
+    .chain([".a", "-", "a b", "a/b", "ä", long.as_str()]
+        .into_iter()
+        .map(|id| (format!("id={id}"), format!("--disk #1: id: found {id:?}, expected {ID}"))))
+    .collect();
+    assert!(table.len() >= 30);
+    for (words, want) in table {
+        let queues = if words.contains("queues=") { "" } else { "queues=2," };
+        let disk = format!("path=/a,socket=/tmp/s,{queues}{words}");
+        let error = from_words(&[("workers", "2")], &[&disk]).unwrap_err().to_string();
+        assert_eq!(error, want, "{disk}");
+    }
+
+    let whole: [(&str, String); 7] = [
+        ("path=/a", "disk \"a\": socket: found nothing, expected the path of the vhost-user socket to make".to_owned()),
+        (
+            &format!("path=/a,socket={long_socket}"),
+            "disk \"a\": socket: found a path of 108 bytes, expected at most 107 bytes, none of them NUL".to_owned(),
+        ),
+        ("", format!("--disk #1: syntax: found nothing between two commas, or at an end, expected {PAIRS}")),
+        ("/a", format!("--disk #1: syntax: found \"/a\", expected {PAIRS}")),
+        (
+            "path=/my disk.img,socket=/tmp/s",
+            format!("--disk #1: id: found \"my disk\" (from the path; give one with id=), expected {ID}"),
+        ),
+        (
+            "path=/..,socket=/tmp/s",
+            format!("--disk #1: id: found \"/..\" (from the path; give one with id=), expected {ID}"),
+        ),
+        (
+            "path=/refused,socket=/tmp/s",
+            "disk \"refused\": opening \"/refused\": Permission denied (os error 13)".to_owned(),
+        ),
+    ];
+    for (disk, want) in whole {
+        assert_eq!(from_words(&[], &[disk]).unwrap_err().to_string(), want, "{disk}");
+    }
+}
+
+#[test]
+fn malformed_process_settings() {
+    let disk = "path=/a,socket=/tmp/s,queues=2";
+    for (process, want) in [
+        (&[("workers", "0")][..], "serve: workers: found \"0\", expected a whole number from 1 to 256"),
+        (&[("workers", "257")][..], "serve: workers: found \"257\", expected a whole number from 1 to 256"),
+        (&[("workers", "many")][..], "serve: workers: found \"many\", expected a whole number from 1 to 256"),
+        (&[("pin", "")][..], "serve: pin: found \"\", expected CPU numbers separated by commas, such as 0,1"),
+        (&[("pin", "0,")][..], "serve: pin: found \"0,\", expected CPU numbers separated by commas, such as 0,1"),
+        (&[("pin", "0-1")][..], "serve: pin: found \"0-1\", expected CPU numbers separated by commas, such as 0,1"),
+        (&[("pin", "+1")][..], "serve: pin: found \"+1\", expected CPU numbers separated by commas, such as 0,1"),
+        (&[("pin", "99999")][..], "serve: pin: found \"99999\", expected CPU numbers separated by commas, such as 0,1"),
+        (&[("pin", "4")][..], "serve: pin: found CPU 4, expected CPUs of this host that this process may use: 0-3"),
+        (&[("pin", "1,1")][..], "serve: pin: found CPU 1 twice, expected a CPU of its own for each worker"),
+        (
+            &[("pin", "0,1"), ("workers", "3")][..],
+            "serve: pin: found 2 CPUs for 3 workers, expected one CPU for each worker",
+        ),
+    ] {
+        assert_eq!(from_words(process, &[disk]).unwrap_err().to_string(), want, "{process:?}");
+    }
+}
+
+#[test]
+fn disks_that_clash() {
+    for (disks, want) in [
+        (
+            &[][..],
+            "serve: disk: found none, expected at least one --disk KEY=VALUE,..., or a [[disk]] table in --config FILE",
+        ),
+        (
+            &["path=/a,socket=/tmp/1", "path=/b/a.img,socket=/tmp/2"][..],
+            "disk \"a\": id: found \"a\" for disks #1 and #2, expected a name of its own for each disk; give one with id=",
+        ),
+        (
+            &["path=/a,socket=/tmp/s", "path=/b,socket=/tmp/s"][..],
+            "disk \"b\": socket: found \"/tmp/s\", the socket of disk \"a\", expected a path of its own for each disk",
+        ),
+        (
+            &["path=/a,socket=/tmp/s", "path=/b,socket=/tmp/../tmp/s"][..],
+            "disk \"b\": socket: found \"/tmp/../tmp/s\", the socket of disk \"a\", expected a path of its own for each disk",
+        ),
+    ] {
+        assert_eq!(from_words(&[], disks).unwrap_err().to_string(), want, "{disks:?}");
+    }
+}
+
+#[test]
+fn a_file_is_named_in_its_errors() {
+    let given = file::parse("m.toml", "[[disk]]\nid = 'x'\nsocket = '/tmp/s'\nqueues = 0").unwrap();
+    let error = resolve(given, &cpus(), &mut FakeStorages).unwrap_err().to_string();
+    assert_eq!(error, "m.toml: disk \"x\": queues: found \"0\", expected a whole number from 1 to 256");
+}
+
+#[test]
+fn a_printed_configuration_reads_back_as_itself() {
+    let disks = [
+        "path=/images/we,,ird \"1\".img,id=a,socket=/tmp/a,poll=adaptive:200,queue-map=0:1,1:0,queues=2,serial=007",
+        "storage=null,size=3M,socket=/tmp/b,cache=writethrough,socket-mode=0660,fixed-buffers=off,poll=busy,queue-size=2",
+        "path=123,id=c,socket=c.sock,queues=1,poll=off,readonly=on,fixed-buffers=on",
+    ];
+    for process in [&[][..], &[("workers", "3")][..], &[("pin", "2,1")][..]] {
+        let config = from_words(process, &disks).unwrap();
+        let printed = print::to_toml(&config);
+        let given = file::parse("printed", &printed).unwrap();
+        let again = resolve(given, &cpus(), &mut FakeStorages).unwrap();
+        assert_eq!(again, config, "{printed}");
+    }
+}
+
+#[test]
+fn the_examples_are_good() {
+    let whole = include_str!("../../../examples/mqblk.toml").replace("# workers", "workers").replace("# pin", "pin");
+    let handbook = include_str!("../../../docs/serve.md");
+    let in_handbook =
+        handbook.split("```toml\n").skip(1).filter_map(|rest| rest.split_once("```")).map(|(text, _)| text);
+    let mut disks = 0;
+    for text in [whole.as_str()].into_iter().chain(in_handbook) {
+        let given = file::parse("example", text).unwrap();
+        disks += resolve(given, &cpus(), &mut FakeStorages).unwrap().disks.len();
+    }
+    assert_eq!(disks, 6);
+}

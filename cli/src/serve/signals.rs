@@ -1,0 +1,38 @@
+//! How the daemon is told to stop.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
+use signal_hook::iterator::Signals;
+
+/// The signals that stop the daemon, from when this is made on.
+pub struct StopSignals(Signals);
+
+impl StopSignals {
+    /// Takes over SIGTERM, SIGINT and SIGHUP. The first of them is for [`StopSignals::wait`]; a second ends the process at
+    /// once, with the shell's exit code for that signal.
+    ///
+    /// # Errors
+    /// When the host refuses.
+    pub fn install() -> io::Result<StopSignals> {
+        let seen = Arc::new(AtomicBool::new(false));
+        for signal in [SIGTERM, SIGINT, SIGHUP] {
+            // In this order: the first signal finds the flag down, then raises it.
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&seen))?;
+            flag::register(signal, Arc::clone(&seen))?;
+        }
+        Ok(StopSignals(Signals::new([SIGTERM, SIGINT, SIGHUP])?))
+    }
+
+    /// Waits for the first signal and returns its name.
+    pub fn wait(&mut self) -> &'static str {
+        match self.0.forever().next() {
+            Some(SIGTERM) => "SIGTERM",
+            Some(SIGHUP) => "SIGHUP",
+            _ => "SIGINT",
+        }
+    }
+}

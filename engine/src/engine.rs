@@ -1,0 +1,303 @@
+//! Starts workers, gives queues to them, takes queues back.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mqblk_core::{DiskError, GuestQueue};
+use mqblk_uring::{EventFd, Lane, LaneOptions};
+
+use crate::AnyDisk;
+use crate::counters::QueueCounters;
+use crate::mailbox::Mailbox;
+use crate::poll::PollPolicy;
+use crate::runner::Runner;
+use crate::worker::{Leaving, Seat, SeatState, Worker};
+
+/// The worker thread has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the worker thread has ended")]
+pub struct WorkerGone;
+
+/// Why a queue could not be attached.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The disk could not be opened on that worker.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The queue could not be made.
+    #[error("{0}")]
+    Queue(String),
+    /// The worker thread has ended.
+    #[error(transparent)]
+    Worker(#[from] WorkerGone),
+}
+
+/// How many workers, and where.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Worker threads, at least 1.
+    pub workers: usize,
+    /// CPU numbers; worker `n` is pinned to entry `n` modulo the list's length. Empty: not pinned.
+    pub pin: Vec<usize>,
+    /// Sizes of each worker's tables.
+    pub lane: LaneOptions,
+}
+
+struct Staff {
+    mailbox: Mailbox,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The worker threads.
+pub struct Engine {
+    staff: Vec<Staff>,
+}
+
+/// What a queue needs besides itself.
+pub struct QueueOptions {
+    /// The disk it serves.
+    pub disk: Arc<AnyDisk>,
+    /// Signalled by the guest when it wants to be looked at; `None`: the queue is found only while it is polled.
+    pub kick: Option<EventFd>,
+    /// How long it is polled.
+    pub poll: PollPolicy,
+    /// Starts without being pulled from, until [`QueueHandle::set_enabled`].
+    pub paused: bool,
+    /// Told once, on the worker's thread, if the ring turns out to be broken.
+    pub on_broken: Box<dyn FnOnce(&str) + Send>,
+}
+
+/// A queue that a worker serves.
+///
+/// Dropping the handle does not stop the queue; [`detach`](Self::detach) does.
+pub struct QueueHandle<Q> {
+    mailbox: Mailbox,
+    slot: u16,
+    generation: u32,
+    _queue: PhantomData<fn(Q)>,
+}
+
+/// A queue that was taken back.
+#[derive(Clone, Copy, Debug)]
+pub struct Detached<P> {
+    /// Where a new owner resumes.
+    pub position: P,
+    /// What it counted.
+    pub counters: QueueCounters,
+}
+
+impl Engine {
+    /// Starts the workers.
+    ///
+    /// # Errors
+    /// When a thread or its io_uring cannot be made; the text says which.
+    pub fn start(options: &EngineOptions) -> std::io::Result<Engine> {
+        let mut engine = Engine { staff: Vec::new() };
+        for number in 0..options.workers.max(1) {
+            let cpu = (!options.pin.is_empty()).then(|| options.pin[number % options.pin.len()]);
+            engine.staff.push(hire(number, cpu, options.lane)?);
+        }
+        Ok(engine)
+    }
+
+    /// Worker threads.
+    pub fn workers(&self) -> usize {
+        self.staff.len()
+    }
+
+    /// Gives a queue to worker `worker` (modulo their number). `make` builds it on the worker's thread, with the worker's
+    /// lane; `leave` gives back what `make` took of the lane, when the queue is detached.
+    ///
+    /// # Errors
+    /// When the disk cannot be opened on the worker, `make` fails, or the worker has ended.
+    pub fn attach<Q>(
+        &self,
+        worker: usize,
+        options: QueueOptions,
+        make: impl FnOnce(&mut Lane) -> Result<Q, String> + Send + 'static,
+        leave: impl FnOnce(&mut Q, &mut Lane) + Send + 'static,
+    ) -> Result<QueueHandle<Q>, AttachError>
+    where
+        Q: GuestQueue<Lane = Lane> + Send + 'static,
+        Q::Position: Send + 'static,
+    {
+        let mailbox = self.staff[worker % self.staff.len()].mailbox.clone();
+        let seated = mailbox.ask(move |worker| seat(worker, options, make, leave))?;
+        let (slot, generation) = seated?;
+        Ok(QueueHandle { mailbox, slot, generation, _queue: PhantomData })
+    }
+}
+
+fn seat<Q>(
+    worker: &mut Worker,
+    options: QueueOptions,
+    make: impl FnOnce(&mut Lane) -> Result<Q, String>,
+    leave: impl FnOnce(&mut Q, &mut Lane) + Send + 'static,
+) -> Result<(u16, u32), AttachError>
+where
+    Q: GuestQueue<Lane = Lane> + Send + 'static,
+    Q::Position: Send + 'static,
+{
+    let channel = worker.channels.open(&mut worker.lane, &options.disk)?;
+    let queue = match make(&mut worker.lane) {
+        Ok(queue) => queue,
+        Err(why) => {
+            worker.channels.close(&mut worker.lane, channel);
+            return Err(AttachError::Queue(why));
+        }
+    };
+    let now = worker.lane.refresh_now();
+    let runner = Box::new(Runner::new(queue, options.poll, now));
+    Ok(worker.seat(|generation| Seat {
+        runner,
+        geometry: options.disk.geometry(),
+        channel,
+        kick: options.kick,
+        generation,
+        watch: generation,
+        state: if options.paused { SeatState::Paused } else { SeatState::Running },
+        polled: false,
+        touched: false,
+        on_broken: Some(options.on_broken),
+        unseat: Box::new(move |served, lane| {
+            let mut runner = served.into_any().downcast::<Runner<Q>>().expect("a seat keeps the type it was made with");
+            leave(&mut runner.queue, lane);
+            Box::new(runner.queue.position())
+        }),
+        leave: None,
+    }))
+}
+
+impl<Q> QueueHandle<Q>
+where
+    Q: GuestQueue<Lane = Lane> + 'static,
+    Q::Position: Send + 'static,
+{
+    /// Runs `visit` on the queue, on its worker's thread, between two turns.
+    ///
+    /// # Errors
+    /// When the worker has ended.
+    pub fn visit<R: Send + 'static>(
+        &self,
+        visit: impl FnOnce(&mut Q, &mut Lane) -> R + Send + 'static,
+    ) -> Result<R, WorkerGone> {
+        let (slot, generation) = (self.slot, self.generation);
+        self.mailbox
+            .ask(move |worker| {
+                let (seat, lane) = worker.find(slot, generation)?;
+                let runner = seat.runner.as_any().downcast_mut::<Runner<Q>>()?;
+                Some(visit(&mut runner.queue, lane))
+            })?
+            .ok_or(WorkerGone)
+    }
+
+    /// The queue's counters so far.
+    ///
+    /// # Errors
+    /// When the worker has ended.
+    pub fn counters(&self) -> Result<QueueCounters, WorkerGone> {
+        let (slot, generation) = (self.slot, self.generation);
+        let found =
+            self.mailbox.ask(move |worker| worker.find(slot, generation).map(|(seat, _)| seat.runner.counters()))?;
+        found.ok_or(WorkerGone)
+    }
+
+    /// Starts or stops pulling from the queue. Requests in flight end as usual.
+    ///
+    /// # Errors
+    /// When the worker has ended.
+    pub fn set_enabled(&self, enabled: bool) -> Result<(), WorkerGone> {
+        let (slot, generation) = (self.slot, self.generation);
+        self.mailbox.ask(move |worker| worker.set_enabled(slot, generation, enabled))
+    }
+
+    /// Replaces the descriptor that the guest kicks.
+    ///
+    /// # Errors
+    /// When the worker has ended.
+    pub fn set_kick(&self, kick: Option<EventFd>) -> Result<(), WorkerGone> {
+        let (slot, generation) = (self.slot, self.generation);
+        self.mailbox.ask(move |worker| worker.set_kick(slot, generation, kick))
+    }
+
+    /// Stops the queue and waits until nothing of it is in flight: when this returns, neither we nor the kernel touch the
+    /// guest's memory for it any more. `waiting` is told every few seconds how long that takes.
+    ///
+    /// # Errors
+    /// When the worker has ended.
+    pub fn detach(self, mut waiting: impl FnMut(Duration)) -> Result<Detached<Q::Position>, WorkerGone> {
+        const REPORT: Duration = Duration::from_secs(5);
+        let (slot, generation) = (self.slot, self.generation);
+        let (done, left) = sync_channel::<Leaving>(1);
+        self.mailbox.send(Box::new(move |worker| worker.drain(slot, generation, done)))?;
+        let mut waited = Duration::ZERO;
+        let leaving = loop {
+            match left.recv_timeout(REPORT) {
+                Ok(leaving) => break leaving,
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                    waited += REPORT;
+                    waiting(waited);
+                }
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return Err(WorkerGone),
+            }
+        };
+        let position = leaving.position.downcast::<Q::Position>().map_err(|_| WorkerGone)?;
+        Ok(Detached { position: *position, counters: leaving.counters })
+    }
+}
+
+/// Starts one worker thread and waits until its ring stands.
+fn hire(number: usize, cpu: Option<usize>, lane: LaneOptions) -> std::io::Result<Staff> {
+    let (mailbox, letters, bell) = Mailbox::new()?;
+    let (ready, started) = sync_channel(1);
+    let thread = std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
+        let made = pin(cpu).and_then(|()| Worker::new(lane, letters, bell));
+        let mut worker = match made {
+            Ok(worker) => worker,
+            Err(error) => {
+                let _ = ready.send(Err(error));
+                return;
+            }
+        };
+        let _ = ready.send(Ok(()));
+        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.run()));
+        if ran.is_err() {
+            // A bug of ours. Its queues would hang for ever; a dead daemon is restarted and resumes.
+            tracing::error!(worker = number, "a worker thread panicked: the process ends");
+            std::process::abort();
+        }
+    })?;
+    match started.recv() {
+        Ok(Ok(())) => Ok(Staff { mailbox, thread: Some(thread) }),
+        Ok(Err(error)) => Err(std::io::Error::new(error.kind(), format!("worker {number}: {error}"))),
+        Err(_) => Err(std::io::Error::other(format!("worker {number} ended while starting"))),
+    }
+}
+
+fn pin(cpu: Option<usize>) -> std::io::Result<()> {
+    let Some(cpu) = cpu else { return Ok(()) };
+    if cpu >= rustix::thread::CpuSet::MAX_CPU {
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, format!("no CPU {cpu}")));
+    }
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    rustix::thread::sched_setaffinity(None, &set)
+        .map_err(|error| std::io::Error::new(error.kind(), format!("pinning to CPU {cpu}: {error}")))
+}
+
+impl Drop for Engine {
+    /// Stops the workers. Queues still attached are cut off: their lanes cancel what is in flight.
+    fn drop(&mut self) {
+        for staff in &self.staff {
+            let _ = staff.mailbox.send(Box::new(Worker::stop));
+        }
+        for staff in &mut self.staff {
+            if let Some(thread) = staff.thread.take() {
+                let _ = thread.join();
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! When to keep polling a queue and when to arm it and sleep. Pure: time comes in as an argument.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+/// How long a queue without requests is polled before the worker asks for kicks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PollPolicy {
+    /// Never: every request after a pause costs a kick and a wake-up.
+    Off,
+    /// Until this long has passed without a request (seed 004; 50 us is its figure).
+    Static(Duration),
+    /// A window that grows when requests come soon after it closed and shrinks when they do not.
+    Adaptive {
+        /// Largest window.
+        max: Duration,
+    },
+    /// Always. Burns a core.
+    Busy,
+}
+
+impl Default for PollPolicy {
+    fn default() -> Self {
+        PollPolicy::Static(Duration::from_micros(50))
+    }
+}
+
+/// The longest window a user may ask for: past 1 s it is `busy` by another name.
+const MAX_WINDOW_US: u64 = 1_000_000;
+
+impl FromStr for PollPolicy {
+    type Err = String;
+
+    /// `off`, `static:<us>`, `adaptive:<max us>` or `busy`; microseconds from 1 to 1000000.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let window = |digits: &str| {
+            let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+            let number = digits.parse().ok().filter(|us| plain && (1..=MAX_WINDOW_US).contains(us));
+            number.map(Duration::from_micros)
+        };
+        let policy = match text.split_once(':') {
+            None if text == "off" => Some(PollPolicy::Off),
+            None if text == "busy" => Some(PollPolicy::Busy),
+            Some(("static", us)) => window(us).map(PollPolicy::Static),
+            Some(("adaptive", us)) => window(us).map(|max| PollPolicy::Adaptive { max }),
+            _ => None,
+        };
+        policy.ok_or_else(|| {
+            format!("off, static:<us>, adaptive:<max us> or busy, with microseconds from 1 to {MAX_WINDOW_US}")
+        })
+    }
+}
+
+impl fmt::Display for PollPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PollPolicy::Off => f.write_str("off"),
+            PollPolicy::Static(window) => write!(f, "static:{}", window.as_micros()),
+            PollPolicy::Adaptive { max } => write!(f, "adaptive:{}", max.as_micros()),
+            PollPolicy::Busy => f.write_str("busy"),
+        }
+    }
+}
+
+/// Where an adaptive window starts to grow, and below which it closes.
+const SMALLEST: Duration = Duration::from_micros(4);
+
+/// What to do with a queue that had nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle {
+    /// Look again.
+    KeepPolling,
+    /// Arm it.
+    Arm,
+}
+
+/// One queue's poll window.
+#[derive(Debug)]
+pub struct PollState {
+    policy: PollPolicy,
+    window: Duration,
+    /// Last time that there was something to do.
+    active_at: Instant,
+}
+
+impl PollState {
+    /// A queue that was just attached: something is about to happen.
+    pub fn new(policy: PollPolicy, now: Instant) -> PollState {
+        PollState { policy, window: start_window(policy), active_at: now }
+    }
+
+    /// Requests came, or ended.
+    #[inline]
+    pub fn active(&mut self, now: Instant) {
+        if let PollPolicy::Adaptive { max } = self.policy {
+            self.learn(now.saturating_duration_since(self.active_at), max);
+        }
+        self.active_at = now;
+    }
+
+    /// A gap within the window is what the window is for. A gap that a longer window would have covered makes it grow; a gap
+    /// that none could cover makes it shrink, because the whole window was spent in vain.
+    fn learn(&mut self, gap: Duration, max: Duration) {
+        if gap <= self.window {
+            return;
+        }
+        if gap <= max {
+            self.window = (self.window * 2).max(gap).max(SMALLEST).min(max);
+        } else {
+            self.window /= 2;
+            if self.window < SMALLEST {
+                self.window = Duration::ZERO;
+            }
+        }
+    }
+
+    /// There was nothing to do.
+    #[inline]
+    pub fn idle(&self, now: Instant) -> Idle {
+        let keep = match self.policy {
+            PollPolicy::Off => false,
+            PollPolicy::Busy => true,
+            PollPolicy::Static(_) | PollPolicy::Adaptive { .. } => self.idle_for(now) < self.window,
+        };
+        if keep { Idle::KeepPolling } else { Idle::Arm }
+    }
+
+    /// Time since there was something to do.
+    #[inline]
+    pub fn idle_for(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.active_at)
+    }
+}
+
+fn start_window(policy: PollPolicy) -> Duration {
+    match policy {
+        PollPolicy::Off | PollPolicy::Busy => Duration::ZERO,
+        PollPolicy::Static(window) => window,
+        PollPolicy::Adaptive { max } => max / 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: Duration = Duration::from_micros(1);
+
+    #[test]
+    fn policies_parse_and_print() {
+        for text in ["off", "busy", "static:50", "static:1", "adaptive:1000000"] {
+            assert_eq!(text.parse::<PollPolicy>().unwrap().to_string(), text);
+        }
+        for text in
+            ["", "on", "static", "static:", "static:0", "static:-1", "static:+1", "adaptive:1000001", "busy:1", "Off"]
+        {
+            assert!(text.parse::<PollPolicy>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_static_window_closes_and_reopens() {
+        let start = Instant::now();
+        let mut state = PollState::new(PollPolicy::Static(US * 50), start);
+        assert_eq!(state.idle(start + US * 49), Idle::KeepPolling);
+        assert_eq!(state.idle(start + US * 50), Idle::Arm);
+        state.active(start + US * 60);
+        assert_eq!(state.idle(start + US * 109), Idle::KeepPolling);
+        assert_eq!(state.idle(start + US * 110), Idle::Arm);
+    }
+
+    #[test]
+    fn off_never_polls_and_busy_always_does() {
+        let start = Instant::now();
+        assert_eq!(PollState::new(PollPolicy::Off, start).idle(start), Idle::Arm);
+        assert_eq!(PollState::new(PollPolicy::Busy, start).idle(start + US * 10_000_000), Idle::KeepPolling);
+    }
+
+    #[test]
+    fn an_adaptive_window_follows_the_gaps() {
+        let mut now = Instant::now();
+        let mut state = PollState::new(PollPolicy::Adaptive { max: US * 200 }, now);
+        for _ in 0..20 {
+            now += US * 5000;
+            state.active(now);
+        }
+        assert_eq!(state.window, Duration::ZERO, "gaps no window can cover close it");
+        for _ in 0..20 {
+            now += US * 120;
+            state.active(now);
+        }
+        assert!(state.window >= US * 120 && state.window <= US * 200, "{:?}", state.window);
+    }
+}

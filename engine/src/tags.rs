@@ -1,0 +1,109 @@
+//! The tag table: which requests of a queue are in flight. Its occupancy *is* the in-flight count.
+
+use mqblk_core::{ByteLen, Op, Outcome};
+
+#[derive(Debug)]
+struct Slot<T> {
+    token: Option<T>,
+    /// Disk ranges that have not finished yet.
+    parts: u16,
+    op: Op,
+    /// The first failure, or the length done so far.
+    outcome: Outcome,
+}
+
+/// Slots for `depth` requests.
+#[derive(Debug)]
+pub struct TagTable<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<u16>,
+}
+
+impl<T> TagTable<T> {
+    /// An empty table.
+    pub fn new(depth: u16) -> TagTable<T> {
+        let slot = |_| Slot { token: None, parts: 0, op: Op::Flush, outcome: Outcome::Done(ByteLen::ZERO) };
+        TagTable { slots: (0..depth).map(slot).collect(), free: (0..depth).rev().collect() }
+    }
+
+    /// Requests that can still be taken in.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Requests in flight.
+    #[inline]
+    pub fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Takes a request of `parts` ranges in; `None` when the table is full.
+    #[inline]
+    pub fn take(&mut self, token: T, op: Op, parts: u16) -> Option<u16> {
+        let index = self.free.pop()?;
+        self.slots[usize::from(index)] = Slot { token: Some(token), parts, op, outcome: Outcome::Done(ByteLen::ZERO) };
+        Some(index)
+    }
+
+    /// One part ended. With the last part the request leaves the table: its token, operation and outcome.
+    #[inline]
+    pub fn finish_part(&mut self, index: u16, outcome: Outcome) -> Option<(T, Op, Outcome)> {
+        let slot = self.slots.get_mut(usize::from(index))?;
+        slot.outcome = match (slot.outcome, outcome) {
+            (Outcome::Done(before), Outcome::Done(now)) => Outcome::Done(ByteLen(before.0 + now.0)),
+            (Outcome::Done(_), failure) => failure,
+            (first_failure, _) => first_failure,
+        };
+        slot.parts = slot.parts.saturating_sub(1);
+        if slot.parts > 0 {
+            return None;
+        }
+        let token = slot.token.take()?;
+        self.free.push(index);
+        Some((token, slot.op, slot.outcome))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mqblk_core::Errno;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_request_of_several_parts_ends_once_with_its_first_failure() {
+        let mut tags = TagTable::new(2);
+        let tag = tags.take("a", Op::Discard { secure: false }, 3).unwrap();
+        assert!(tags.finish_part(tag, Outcome::Done(ByteLen(5))).is_none());
+        assert!(tags.finish_part(tag, Outcome::Failed(Errno(5))).is_none());
+        let (token, _, outcome) = tags.finish_part(tag, Outcome::OutOfRange).unwrap();
+        assert_eq!((token, outcome), ("a", Outcome::Failed(Errno(5))));
+        assert!(tags.finish_part(tag, Outcome::Done(ByteLen(1))).is_none(), "it has left");
+        assert_eq!(tags.in_flight(), 0);
+    }
+
+    proptest! {
+        /// Against a plain map: every token comes out once, in-flight counts agree, a full table refuses.
+        #[test]
+        fn behaves_like_a_map(steps in proptest::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..200)) {
+            let mut tags = TagTable::new(8);
+            let mut model: Vec<(u16, usize)> = Vec::new();
+            for (number, (put, pick)) in steps.into_iter().enumerate() {
+                if put {
+                    match tags.take(number, Op::Read, 1) {
+                        Some(tag) => {
+                            prop_assert!(model.iter().all(|(other, _)| *other != tag));
+                            model.push((tag, number));
+                        }
+                        None => prop_assert_eq!(model.len(), 8),
+                    }
+                } else if !model.is_empty() {
+                    let (tag, number) = model.swap_remove(pick.index(model.len()));
+                    prop_assert_eq!(tags.finish_part(tag, Outcome::Aborted).map(|(token, ..)| token), Some(number));
+                }
+                prop_assert_eq!(tags.in_flight(), model.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! A worker's turn: pull a bounded batch from each queue, submit once per channel, reap, finish, publish once per queue, one
+//! call per queue that wants it. If nothing happened: poll on while a window lasts, else arm, look again, and sleep.
+
+use std::sync::mpsc::{Receiver, SyncSender};
+
+use mqblk_uring::{EventFd, Lane, LaneOptions};
+
+use crate::channels::Channels;
+use crate::counters::QueueCounters;
+use crate::mailbox::Letter;
+use crate::runner::{AnyFinished, Found, Rest, Served};
+
+mod seat;
+pub(crate) use seat::{Seat, SeatState};
+
+/// Cookie of the mailbox's bell; queues have their slot and the seat's generation.
+const BELL: u64 = u64::MAX;
+
+/// Most letters read in one turn.
+const LETTERS: usize = 16;
+
+/// Everything that one worker thread owns.
+pub(crate) struct Worker {
+    pub(crate) lane: Lane,
+    pub(crate) channels: Channels,
+    pub(crate) seats: Vec<Option<Seat>>,
+    /// Slots of the queues that are polled. The others kick when they have work.
+    polled: Vec<u16>,
+    owner: mqblk_uring::Owner,
+    letters: Receiver<Letter>,
+    bell: EventFd,
+    finished: Vec<AnyFinished>,
+    /// Slots with answers to publish.
+    touched: Vec<u16>,
+    generation: u32,
+    stopping: bool,
+}
+
+impl Worker {
+    /// A worker without queues. Must be made on its own thread.
+    pub(crate) fn new(options: LaneOptions, letters: Receiver<Letter>, bell: EventFd) -> std::io::Result<Worker> {
+        let mut lane = Lane::new(options)?;
+        let owner = lane.add_owner();
+        lane.watch(owner, BELL, &bell).map_err(|_| std::io::Error::other("the ring has no room for its mailbox"))?;
+        Ok(Worker {
+            lane,
+            channels: Channels::default(),
+            seats: Vec::new(),
+            polled: Vec::new(),
+            owner,
+            letters,
+            bell,
+            finished: Vec::with_capacity(4096),
+            touched: Vec::with_capacity(256),
+            generation: 0,
+            stopping: false,
+        })
+    }
+
+    /// Works until told to stop.
+    pub(crate) fn run(&mut self) {
+        while !self.stopping {
+            let happened = self.turn();
+            if !happened {
+                self.rest();
+            }
+        }
+    }
+
+    /// Ends [`run`](Self::run) after this turn.
+    pub(crate) fn stop(&mut self) {
+        self.stopping = true;
+    }
+
+    /// One turn. Whether anything happened.
+    pub(crate) fn turn(&mut self) -> bool {
+        let mut happened = self.read_signals();
+        for at in 0..self.polled.len() {
+            happened |= self.pull(self.polled[at]);
+        }
+        if self.channels.submit(&mut self.lane, &mut self.finished) > 0 {
+            happened = true;
+        }
+        self.lane.turn(mqblk_uring::Wait::No);
+        self.channels.reap(&mut self.lane, &mut self.finished);
+        happened |= self.hand_back();
+        happened
+    }
+
+    /// Kicks and letters.
+    #[inline]
+    fn read_signals(&mut self) -> bool {
+        if !self.lane.has_mail(self.owner) {
+            return false;
+        }
+        let mut letters = false;
+        while let Some(signal) = self.lane.next(self.owner) {
+            if signal.cookie == BELL {
+                letters = true;
+                if !signal.more {
+                    let _ = self.lane.watch(self.owner, BELL, &self.bell);
+                }
+            } else {
+                self.kicked(signal.cookie, signal.result, signal.more);
+            }
+        }
+        if letters {
+            for _ in 0..LETTERS {
+                match self.letters.try_recv() {
+                    Ok(letter) => letter(self),
+                    Err(_) => return true,
+                }
+            }
+            // More may wait: ring again rather than starve the queues.
+            self.bell.signal();
+        }
+        true
+    }
+
+    fn kicked(&mut self, cookie: u64, result: i32, watching: bool) {
+        let slot = cookie as u16;
+        let Some(seat) = self.seats.get_mut(usize::from(slot)).and_then(Option::as_mut) else { return };
+        if seat.cookie(slot) != cookie {
+            return;
+        }
+        if result < 0 {
+            seat.fail("its kick descriptor cannot be polled");
+            return;
+        }
+        if !watching && let Some(kick) = &seat.kick {
+            // The kernel ended the watch because its completion queue was full: watch again.
+            let _ = self.lane.watch(self.owner, cookie, kick);
+        }
+        seat.runner.kicked();
+        if !seat.polled && seat.state == SeatState::Running {
+            seat.polled = true;
+            self.polled.push(slot);
+        }
+    }
+
+    /// Pulls one batch from the queue in `slot`.
+    #[inline]
+    fn pull(&mut self, slot: u16) -> bool {
+        let Some(seat) = self.seats[usize::from(slot)].as_mut() else { return false };
+        if seat.state != SeatState::Running {
+            return false;
+        }
+        let open = self.channels.get(seat.channel);
+        let pulled = seat.runner.pull(&mut self.lane, slot, &seat.geometry, &mut open.plug, &mut self.finished);
+        match pulled {
+            Found::Nothing => false,
+            Found::Requests => {
+                // Answers that the queue wrote itself are published with the others.
+                touch(&mut self.touched, &mut seat.touched, slot);
+                true
+            }
+            Found::Broken(why) => {
+                seat.fail(why);
+                touch(&mut self.touched, &mut seat.touched, slot);
+                true
+            }
+        }
+    }
+
+    /// Gives ended requests to their queues, publishes and calls.
+    #[inline]
+    fn hand_back(&mut self) -> bool {
+        let mut at = 0;
+        while at < self.finished.len() {
+            let slot = self.finished[at].tag.queue();
+            let run = self.finished[at..].iter().take_while(|done| done.tag.queue() == slot).count();
+            if let Some(seat) = self.seats[usize::from(slot)].as_mut() {
+                seat.runner.finish(&mut self.lane, &mut self.finished[at..at + run]);
+                touch(&mut self.touched, &mut seat.touched, slot);
+            }
+            at += run;
+        }
+        self.finished.clear();
+        if self.touched.is_empty() {
+            return false;
+        }
+        let now = self.lane.refresh_now();
+        let mut ended = false;
+        for at in 0..self.touched.len() {
+            let slot = self.touched[at];
+            let Some(seat) = self.seats[usize::from(slot)].as_mut() else { continue };
+            seat.touched = false;
+            seat.runner.publish();
+            seat.runner.active(now);
+            ended |= seat.state == SeatState::Draining && seat.runner.in_flight() == 0;
+        }
+        self.touched.clear();
+        if ended {
+            self.end_drained();
+        }
+        true
+    }
+
+    /// Nothing happened: arms queues whose window has closed, and sleeps when none is left to poll.
+    fn rest(&mut self) {
+        let now = self.lane.refresh_now();
+        let seats = &mut self.seats;
+        self.polled.retain(|slot| {
+            let Some(seat) = seats[usize::from(*slot)].as_mut() else { return false };
+            let keep = seat.state == SeatState::Running && seat.runner.rest(now) == Rest::Poll;
+            seat.polled = keep;
+            keep
+        });
+        if !self.polled.is_empty() {
+            std::hint::spin_loop();
+            return;
+        }
+        let wait = match self.channels.deadline() {
+            // A full channel makes room with its next completion, which the ring brings, or by the clock.
+            Some(due) => mqblk_uring::Wait::AtMost(due.saturating_duration_since(now)),
+            None => mqblk_uring::Wait::Completion,
+        };
+        self.lane.turn(wait);
+    }
+
+    /// Puts a queue in a free slot and starts serving it. Returns its slot and generation.
+    pub(crate) fn seat(&mut self, make: impl FnOnce(u32) -> Seat) -> (u16, u32) {
+        self.generation = self.generation.wrapping_add(1);
+        let slot = self.seats.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.seats.push(None);
+            self.seats.len() - 1
+        });
+        self.seats[slot] = Some(make(self.generation));
+        let slot = slot as u16;
+        self.start(slot);
+        (slot, self.generation)
+    }
+
+    /// Watches a queue's kicks and polls it once at least: a kick may have come before.
+    fn start(&mut self, slot: u16) {
+        let Some(seat) = self.seats[usize::from(slot)].as_mut() else { return };
+        if let Some(kick) = &seat.kick
+            && self.lane.watch(self.owner, seat.cookie(slot), kick).is_err()
+        {
+            seat.fail("the worker's ring has no room for another queue");
+            return;
+        }
+        if !seat.polled {
+            seat.polled = true;
+            self.polled.push(slot);
+        }
+    }
+
+    /// The queue at `slot`, if it is still the same one.
+    pub(crate) fn find(&mut self, slot: u16, generation: u32) -> Option<(&mut Seat, &mut Lane)> {
+        let seat = self.seats.get_mut(usize::from(slot))?.as_mut()?;
+        (seat.generation == generation).then_some((seat, &mut self.lane))
+    }
+
+    /// Stops or goes on pulling from a queue; requests in flight end as usual.
+    pub(crate) fn set_enabled(&mut self, slot: u16, generation: u32, enabled: bool) {
+        let Some((seat, _)) = self.find(slot, generation) else { return };
+        match (seat.state, enabled) {
+            (SeatState::Paused, true) => seat.state = SeatState::Running,
+            (SeatState::Running, false) => seat.state = SeatState::Paused,
+            _ => return,
+        }
+        if enabled && !seat.polled {
+            seat.polled = true;
+            self.polled.push(slot);
+        }
+    }
+
+    /// Replaces a queue's kick.
+    pub(crate) fn set_kick(&mut self, slot: u16, generation: u32, kick: Option<EventFd>) {
+        self.generation = self.generation.wrapping_add(1);
+        let fresh = self.generation;
+        let Some((seat, _)) = self.find(slot, generation) else { return };
+        let old = seat.cookie(slot);
+        // A new watch number tells the old watch's last signal from the new one's.
+        seat.watch = fresh;
+        seat.kick = kick;
+        self.lane.cancel(self.owner, old);
+        self.start(slot);
+    }
+
+    /// Stops pulling from a queue and lets `done` know when nothing of it is in flight.
+    pub(crate) fn drain(&mut self, slot: u16, generation: u32, done: SyncSender<Leaving>) {
+        let Some((seat, _)) = self.find(slot, generation) else { return };
+        seat.state = SeatState::Draining;
+        seat.leave = Some(done);
+        self.end_drained();
+    }
+
+    fn end_drained(&mut self) {
+        for slot in 0..self.seats.len() {
+            let idle = |seat: &Seat| seat.state == SeatState::Draining && seat.runner.in_flight() == 0;
+            if !self.seats[slot].as_ref().is_some_and(idle) {
+                continue;
+            }
+            let Some(mut seat) = self.seats[slot].take() else { continue };
+            self.lane.cancel(self.owner, seat.cookie(slot as u16));
+            self.polled.retain(|polled| usize::from(*polled) != slot);
+            self.channels.close(&mut self.lane, seat.channel);
+            if let Some(leave) = seat.leave.take() {
+                let counters = seat.runner.counters();
+                let finish = seat.unseat;
+                let position = finish(seat.runner, &mut self.lane);
+                // Whoever asked may have gone; the queue ends all the same.
+                let _ = leave.send(Leaving { position, counters });
+            }
+        }
+    }
+}
+
+/// What is left of a queue that was drained.
+pub(crate) struct Leaving {
+    /// The queue's position, boxed by its own type.
+    pub(crate) position: Box<dyn std::any::Any + Send>,
+    pub(crate) counters: QueueCounters,
+}
+
+#[inline]
+fn touch(list: &mut Vec<u16>, mark: &mut bool, slot: u16) {
+    if !*mark {
+        *mark = true;
+        list.push(slot);
+    }
+}
+
+impl std::fmt::Debug for Worker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Worker").field("queues", &self.seats.iter().flatten().count()).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for dyn Served {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("queue")
+    }
+}

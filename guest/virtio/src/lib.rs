@@ -1,0 +1,72 @@
+//! What all virtio personalities have in common: how a transport sees a device and its queues, and how a chain of
+//! descriptors is read as two streams of bytes.
+#![forbid(unsafe_code)]
+
+pub mod chain;
+pub mod features;
+
+use std::sync::Arc;
+
+use mqblk_core::{Call, GuestQueue};
+use mqblk_memory::LeaseId;
+pub use mqblk_memory::PooledLane as GuestLane;
+use mqblk_ring::split::{DeviceRing, SplitRing};
+
+/// What a queue needs to run.
+pub struct QueueParts {
+    /// The ring, resolved.
+    pub ring: DeviceRing,
+    /// The worker's lease on the guest's memory.
+    pub lease: LeaseId,
+    /// How to call the guest, when it wants that at all.
+    pub call: Option<Box<dyn Call>>,
+    /// The features in force.
+    pub features: u64,
+}
+
+/// A virtio device as a transport sees it: feature bits, configuration space, queues.
+///
+/// Methods run on a control thread; only the queues they make run on workers.
+pub trait VirtioDevice<L: GuestLane>: Send + Sync + 'static {
+    /// One of its queues.
+    type Queue: VirtioQueue<L>;
+
+    /// Feature bits offered. Only what is implemented is offered.
+    fn features(&self) -> u64;
+
+    /// The driver accepted these (a subset of what was offered; checked by the transport).
+    fn set_features(&self, features: u64);
+
+    /// Copies the configuration space from `offset`; what lies beyond its end reads as zeroes.
+    fn read_config(&self, offset: u32, into: &mut [u8]);
+
+    /// The driver writes the configuration space.
+    ///
+    /// # Errors
+    /// When a byte is not writable or the value is not allowed; why, for the log.
+    fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), String>;
+
+    /// Back to the state before any driver came.
+    fn reset(&self);
+
+    /// Virtqueues.
+    fn queues(&self) -> u16;
+
+    /// The largest ring.
+    fn max_ring_size(&self) -> u16;
+
+    /// Makes queue `index` (below [`queues`](Self::queues)).
+    fn queue(self: &Arc<Self>, index: u16, parts: QueueParts) -> Self::Queue;
+}
+
+/// A queue of a virtio device. `Position` is the next available index.
+pub trait VirtioQueue<L: GuestLane>: GuestQueue<Lane = L, Position = u16> + Send + 'static {
+    /// Replaces the way the guest is called.
+    fn set_call(&mut self, call: Option<Box<dyn Call>>);
+
+    /// The lease that the queue works in.
+    fn lease(&self) -> LeaseId;
+
+    /// Goes on in a new memory table. Requests in flight keep the old one. Returns the old lease, to be retired.
+    fn relocate(&mut self, ring: SplitRing, lease: LeaseId) -> LeaseId;
+}

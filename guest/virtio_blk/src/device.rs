@@ -1,0 +1,145 @@
+//! The device as a transport sees it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use mqblk_core::{Geometry, Limits};
+use mqblk_virtio::features::RING_FEATURES;
+use mqblk_virtio::{GuestLane, QueueParts, VirtioDevice};
+
+use crate::config::{ConfigSpace, WRITEBACK_OFFSET, features};
+use crate::queue::BlkQueue;
+
+/// Bytes of the string that GET_ID answers. Source: virtio 1.3 section 5.2.6.
+pub const ID_BYTES: usize = 20;
+
+/// What a user chose for a virtio-blk device.
+#[derive(Clone, Debug)]
+pub struct BlkOptions {
+    /// Answer to GET_ID; cut to 20 bytes.
+    pub serial: String,
+    /// Virtqueues.
+    pub queues: u16,
+    /// Largest ring.
+    pub queue_size: u16,
+    /// The cache mode a driver finds: write-back, or write-through (every write is durable before it is answered).
+    pub writeback: bool,
+}
+
+/// A virtio-blk device over one disk.
+#[derive(Debug)]
+pub struct VirtioBlk {
+    geometry: Geometry,
+    limits: Limits,
+    options: BlkOptions,
+    /// The mode in force, read once a batch by the queues. Written when a driver changes it.
+    writeback: AtomicBool,
+    negotiated: AtomicU64,
+}
+
+impl VirtioBlk {
+    /// A device for a disk of this geometry.
+    pub fn new(geometry: Geometry, limits: Limits, options: BlkOptions) -> VirtioBlk {
+        let writeback = AtomicBool::new(options.writeback);
+        VirtioBlk { geometry, limits, options, writeback, negotiated: AtomicU64::new(0) }
+    }
+
+    fn config(&self) -> ConfigSpace {
+        // Two descriptors are taken by header and status; 126 is what a ring of 128, QEMU's default, holds.
+        let seg_max = u32::from(self.options.queue_size.clamp(3, 128) - 2).min(self.limits.max_segments);
+        ConfigSpace {
+            geometry: self.geometry,
+            limits: self.limits,
+            queues: self.options.queues,
+            seg_max,
+            writeback: self.writeback.load(Ordering::Relaxed),
+        }
+    }
+
+    pub(crate) fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Whether a write must be durable before it is answered.
+    ///
+    /// Source: virtio 1.3 section 5.2.6.2: with CONFIG_WCE by the `writeback` field; without it, a driver that did not
+    /// accept FLUSH could never make data durable, so writes are. A user's `cache=writethrough` holds unless the driver
+    /// switched it by CONFIG_WCE.
+    #[inline]
+    pub(crate) fn write_through(&self) -> bool {
+        let flushable = self.negotiated.load(Ordering::Relaxed) & (features::FLUSH | features::CONFIG_WCE) != 0;
+        !flushable || !self.writeback.load(Ordering::Relaxed)
+    }
+
+    /// The disk's limits.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The string for GET_ID: padded with zeroes, not terminated at full length.
+    pub(crate) fn id(&self) -> [u8; ID_BYTES] {
+        let mut id = [0; ID_BYTES];
+        let text = self.options.serial.as_bytes();
+        let len = text.len().min(ID_BYTES);
+        id[..len].copy_from_slice(&text[..len]);
+        id
+    }
+}
+
+impl<L: GuestLane> VirtioDevice<L> for VirtioBlk {
+    type Queue = BlkQueue<L>;
+
+    fn features(&self) -> u64 {
+        self.config().features() | RING_FEATURES
+    }
+
+    fn set_features(&self, accepted: u64) {
+        self.negotiated.store(accepted, Ordering::Relaxed);
+        if accepted & features::CONFIG_WCE != 0 && accepted & features::FLUSH == 0 {
+            self.writeback.store(false, Ordering::Relaxed);
+        }
+    }
+
+    fn read_config(&self, offset: u32, into: &mut [u8]) {
+        let bytes = self.config().bytes();
+        into.fill(0);
+        let start = (offset as usize).min(bytes.len());
+        let len = into.len().min(bytes.len() - start);
+        into[..len].copy_from_slice(&bytes[start..start + len]);
+    }
+
+    fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), String> {
+        let mut current = vec![0; bytes.len()];
+        VirtioDevice::<L>::read_config(self, offset, &mut current);
+        for (at, (new, old)) in (offset..).zip(bytes.iter().zip(&current)) {
+            if at == WRITEBACK_OFFSET {
+                match *new {
+                    0 | 1 => self.writeback.store(*new == 1, Ordering::Relaxed),
+                    other => return Err(format!("writeback: found {other}, expected 0 or 1")),
+                }
+            } else if new != old {
+                return Err(format!(
+                    "configuration byte {at}: found a write, expected one to byte {WRITEBACK_OFFSET} only"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn reset(&self) {
+        self.negotiated.store(0, Ordering::Relaxed);
+        self.writeback.store(self.options.writeback, Ordering::Relaxed);
+    }
+
+    fn queues(&self) -> u16 {
+        self.options.queues
+    }
+
+    fn max_ring_size(&self) -> u16 {
+        self.options.queue_size
+    }
+
+    fn queue(self: &Arc<Self>, _index: u16, parts: QueueParts) -> BlkQueue<L> {
+        BlkQueue::new(Arc::clone(self), parts)
+    }
+}

@@ -1,0 +1,192 @@
+//! A request queue: the personality over a ring.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use mqblk_core::{Armed, Call, Completed, GuestQueue, Intake, Notify, Outcome, Pulled};
+use mqblk_memory::{Buffer, BufferPool, LeaseId};
+use mqblk_ring::split::{DeviceRing, SplitRing};
+use mqblk_virtio::chain::{ChainError, ChainStart};
+use mqblk_virtio::{GuestLane, QueueParts, VirtioQueue};
+
+use crate::config::MAX_RANGES;
+use crate::device::VirtioBlk;
+use crate::request::{Asked, Element, Ranges, Status};
+
+/// Most chains taken in one pull. A batch is fetched in passes, so that its cache lines travel together; a larger one would
+/// make the guest wait for the whole of it before it sees the first answer.
+const BATCH: usize = 16;
+
+/// What the answer to a request needs.
+#[derive(Debug)]
+pub struct BlkToken {
+    head: u16,
+    /// Bytes written to the guest if the request succeeds.
+    written: u32,
+    /// Holds the status byte, when the request itself carries no buffer.
+    buffer: Option<Buffer>,
+}
+
+/// One virtqueue of a [`VirtioBlk`].
+pub struct BlkQueue<L> {
+    device: Arc<VirtioBlk>,
+    ring: DeviceRing,
+    lease: LeaseId,
+    call: Option<Box<dyn Call>>,
+    ranges: Ranges,
+    _lane: PhantomData<fn(L)>,
+}
+
+impl<L: GuestLane> BlkQueue<L> {
+    pub(crate) fn new(device: Arc<VirtioBlk>, parts: QueueParts) -> Self {
+        let ranges = Ranges::with_capacity(MAX_RANGES as usize);
+        BlkQueue { device, ring: parts.ring, lease: parts.lease, call: parts.call, ranges, _lane: PhantomData }
+    }
+
+    fn answer(&mut self, pool: &mut BufferPool, head: u16, buffer: Buffer, status: Status, written: u32) {
+        pool.write_status(&buffer, status.0);
+        pool.release(buffer);
+        self.ring.put_used(head, if status == Status::OK { written } else { 1 });
+    }
+
+    /// Parses one chain and admits or answers it.
+    #[inline]
+    fn take_one<I: Intake<BlkToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        start: &ChainStart,
+        fua: bool,
+        into: &mut I,
+    ) -> Result<(), ChainError> {
+        let element = Element::read(&self.ring, pool, self.lease, start)?;
+        let (head, written) = (start.head, element.written());
+        match element.judge(&self.device, fua, pool, &mut self.ranges) {
+            Asked::Disk { op, start, len } if op.has_data() => {
+                into.admit(BlkToken { head, written, buffer: None }, op, start, len, Some(element.buffer));
+            }
+            Asked::Disk { op, start, len } => {
+                let token = BlkToken { head, written: 1, buffer: Some(element.buffer) };
+                into.admit(token, op, start, len, None);
+            }
+            Asked::Ranges { op, count } => {
+                let token = BlkToken { head, written: 1, buffer: Some(element.buffer) };
+                into.admit_parts(token, op, &self.ranges[..count]);
+            }
+            Asked::Identify => {
+                let id = self.device.id();
+                let len = pool.len(&element.buffer).0.min(id.len() as u64) as usize;
+                let copied = pool.copy_in(&element.buffer, 0, &id[..len]);
+                debug_assert!(copied);
+                self.answer(pool, head, element.buffer, Status::OK, len as u32 + 1);
+                into.answered(true);
+            }
+            Asked::Answer(status) => {
+                self.answer(pool, head, element.buffer, status, written);
+                into.answered(status == Status::OK);
+            }
+            Asked::Unanswerable => {
+                pool.release(element.buffer);
+                self.ring.put_used(head, 0);
+                into.answered(false);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<L: GuestLane> GuestQueue for BlkQueue<L> {
+    type Token = BlkToken;
+    type Position = u16;
+    type Lane = L;
+
+    fn depth(&self) -> u16 {
+        self.ring.size()
+    }
+
+    #[inline]
+    fn pull<I>(&mut self, lane: &mut L, into: &mut I) -> Pulled
+    where
+        I: Intake<BlkToken, Buffer>,
+    {
+        let waiting = match self.ring.waiting() {
+            Ok(0) => return Pulled::Dry,
+            Ok(waiting) => usize::from(waiting),
+            Err(broken) => return Pulled::Broken(broken.0),
+        };
+        let pool = lane.pool();
+        let count = waiting.min(BATCH).min(into.room());
+        let mut starts = [ChainStart::default(); BATCH];
+        for (ahead, start) in (0..).zip(&mut starts[..count]) {
+            start.head = self.ring.peek(ahead);
+        }
+        for start in &mut starts[..count] {
+            if let Err(broken) = self.ring.take(start.head) {
+                return Pulled::Broken(broken.0);
+            }
+            *start = ChainStart::fetch(&self.ring, pool, self.lease, start.head);
+        }
+        for start in &mut starts[..count] {
+            start.fetch_indirect(pool, self.lease);
+        }
+        let fua = self.device.write_through();
+        for start in &starts[..count] {
+            match self.take_one(pool, start, fua, into) {
+                Ok(()) => {}
+                Err(ChainError::Ring(broken)) => return Pulled::Broken(broken.0),
+                Err(ChainError::Request) => self.ring.put_used(start.head, 0),
+            }
+        }
+        if waiting > count { Pulled::MoreWaiting } else { Pulled::Dry }
+    }
+
+    #[inline]
+    fn finish(&mut self, lane: &mut L, done: Completed<BlkToken, Buffer>) {
+        let BlkToken { head, written, buffer } = done.token;
+        let status = match done.outcome {
+            Outcome::Done(_) => Status::OK,
+            Outcome::Unsupported => Status::UNSUPP,
+            _ => Status::IOERR,
+        };
+        if let Some(buffer) = done.buffer.or(buffer) {
+            self.answer(lane.pool(), head, buffer, status, written);
+        }
+    }
+
+    #[inline]
+    fn publish(&mut self) -> Notify {
+        self.ring.publish()
+    }
+
+    fn notify(&mut self) {
+        if let Some(call) = &self.call {
+            call.call();
+        }
+    }
+
+    fn arm(&mut self) -> Armed {
+        self.ring.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.ring.disarm();
+    }
+
+    fn position(&self) -> u16 {
+        self.ring.position()
+    }
+}
+
+impl<L: GuestLane> VirtioQueue<L> for BlkQueue<L> {
+    fn set_call(&mut self, call: Option<Box<dyn Call>>) {
+        self.call = call;
+    }
+
+    fn lease(&self) -> LeaseId {
+        self.lease
+    }
+
+    fn relocate(&mut self, ring: SplitRing, lease: LeaseId) -> LeaseId {
+        self.ring.relocate(ring);
+        std::mem::replace(&mut self.lease, lease)
+    }
+}

@@ -1,0 +1,270 @@
+//! From a chain of descriptors to a request. Source: virtio 1.3 section 5.2.6.
+
+use mqblk_core::{ByteLen, ByteOffset, Op, Sector512};
+use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseId};
+use mqblk_ring::split::DeviceRing;
+use mqblk_virtio::chain::{ChainError, ChainStart, Piece, walk};
+use virtio_bindings::virtio_blk as b;
+
+use crate::config::MAX_RANGES;
+use crate::device::VirtioBlk;
+
+/// The request's answer byte. Source: virtio 1.3 section 5.2.6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status(pub u8);
+
+impl Status {
+    /// Success.
+    pub const OK: Status = Status(b::VIRTIO_BLK_S_OK as u8);
+    /// Device or driver error.
+    pub const IOERR: Status = Status(b::VIRTIO_BLK_S_IOERR as u8);
+    /// Not a request that this device knows.
+    pub const UNSUPP: Status = Status(b::VIRTIO_BLK_S_UNSUPP as u8);
+}
+
+/// Most pieces of one request: what one vectored transfer of the host takes (UIO_MAXIOV).
+const MAX_PIECES: u16 = 1024;
+
+const HEADER_BYTES: usize = 16;
+const RANGE_BYTES: usize = 16;
+const FLAG_UNMAP: u32 = 1;
+
+/// A chain, read but not yet judged.
+#[derive(Debug)]
+pub struct Element {
+    /// Header bytes: type u32, reserved u32, sector u64.
+    header: [u8; HEADER_BYTES],
+    header_len: usize,
+    /// Data pieces and the status byte.
+    pub buffer: Buffer,
+    /// Bytes of data for the device to read.
+    data_out: u64,
+    /// Bytes of data for the device to write.
+    data_in: u64,
+    /// A data address is not mapped, or there are too many pieces.
+    fault: bool,
+    has_status: bool,
+}
+
+/// What a chain asks for.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// One disk range, with data for reads and writes.
+    Disk {
+        /// What to do.
+        op: Op,
+        /// Where.
+        start: ByteOffset,
+        /// How much.
+        len: ByteLen,
+    },
+    /// `count` disk ranges, in the parser's list.
+    Ranges {
+        /// What to do with each.
+        op: Op,
+        /// How many.
+        count: usize,
+    },
+    /// The device's identification.
+    Identify,
+    /// Answered at once.
+    Answer(Status),
+    /// There is no byte to put a status in: the chain is given back as it is.
+    Unanswerable,
+}
+
+/// The ranges of one discard or write-zeroes request; reused.
+pub type Ranges = Vec<(ByteOffset, ByteLen)>;
+
+impl Element {
+    /// Walks the chain once and sorts its bytes into header, data and status.
+    ///
+    /// # Errors
+    /// [`ChainError::Ring`] when the ring is broken; the element's buffer was released.
+    #[inline]
+    pub fn read(
+        ring: &DeviceRing,
+        pool: &mut BufferPool,
+        lease: LeaseId,
+        start: &ChainStart,
+    ) -> Result<Element, ChainError> {
+        let mut element = Element {
+            header: [0; HEADER_BYTES],
+            header_len: 0,
+            buffer: pool.take(lease),
+            data_out: 0,
+            data_in: 0,
+            fault: false,
+            has_status: false,
+        };
+        // The last writable byte is the status: hold the last writable piece back until the next one comes.
+        let mut last: Option<Piece> = None;
+        let walked = walk(ring, pool, lease, start, |pool, piece| {
+            if !piece.writable {
+                element.take_readable(pool, lease, piece);
+            } else if let Some(before) = last.replace(piece) {
+                element.data_in += u64::from(before.len);
+                element.push(pool, before.address, before.len);
+            }
+            Ok(())
+        });
+        match walked {
+            Ok(()) => {}
+            Err(ChainError::Request) => element.fault = true,
+            Err(broken) => {
+                pool.release(element.buffer);
+                return Err(broken);
+            }
+        }
+        if let Some(last) = last {
+            element.take_status(pool, last);
+        }
+        Ok(element)
+    }
+
+    #[inline]
+    fn take_readable(&mut self, pool: &mut BufferPool, lease: LeaseId, piece: Piece) {
+        let mut used = 0;
+        if self.header_len < HEADER_BYTES {
+            used = (HEADER_BYTES - self.header_len).min(piece.len as usize);
+            let into = &mut self.header[self.header_len..self.header_len + used];
+            if !pool.read_bytes(lease, piece.address, into) {
+                self.fault = true;
+            }
+            self.header_len += used;
+        }
+        let rest = piece.len - used as u32;
+        if rest > 0 {
+            self.data_out += u64::from(rest);
+            match piece.address.0.checked_add(used as u64) {
+                Some(address) => self.push(pool, GuestAddress(address), rest),
+                None => self.fault = true,
+            }
+        }
+    }
+
+    #[inline]
+    fn take_status(&mut self, pool: &mut BufferPool, last: Piece) {
+        let data = last.len - 1;
+        if data > 0 {
+            self.data_in += u64::from(data);
+            self.push(pool, last.address, data);
+        }
+        let address = last.address.0.checked_add(u64::from(data));
+        self.has_status = address.is_some_and(|at| pool.set_status(&self.buffer, GuestAddress(at)).is_ok());
+    }
+
+    #[inline]
+    fn push(&mut self, pool: &mut BufferPool, address: GuestAddress, len: u32) {
+        if pool.push(&self.buffer, address, len, MAX_PIECES).is_err() {
+            self.fault = true;
+        }
+    }
+
+    /// Bytes that the device writes when the request succeeds: data and status.
+    #[inline]
+    pub fn written(&self) -> u32 {
+        u32::try_from(self.data_in).unwrap_or(u32::MAX - 1).saturating_add(1)
+    }
+
+    /// Judges the private copy of the header. Ranges of discards are read (once) into `ranges`.
+    #[inline]
+    pub fn judge(&self, device: &VirtioBlk, fua: bool, pool: &BufferPool, ranges: &mut Ranges) -> Asked {
+        if !self.has_status {
+            return Asked::Unanswerable;
+        }
+        if self.fault || self.header_len < HEADER_BYTES {
+            return Asked::Answer(Status::IOERR);
+        }
+        let kind = u32::from_le_bytes([self.header[0], self.header[1], self.header[2], self.header[3]]);
+        let [_, _, _, _, _, _, _, _, sector @ ..] = self.header;
+        let sector = Sector512(u64::from_le_bytes(sector));
+        match kind {
+            b::VIRTIO_BLK_T_IN => self.transfer(device, Op::Read, sector, self.data_in, self.data_out),
+            b::VIRTIO_BLK_T_OUT => self.transfer(device, Op::Write { fua }, sector, self.data_out, self.data_in),
+            b::VIRTIO_BLK_T_FLUSH => Asked::Disk { op: Op::Flush, start: ByteOffset(0), len: ByteLen::ZERO },
+            b::VIRTIO_BLK_T_GET_ID if self.data_out == 0 => Asked::Identify,
+            b::VIRTIO_BLK_T_GET_ID => Asked::Answer(Status::IOERR),
+            b::VIRTIO_BLK_T_DISCARD => match device.limits().discard {
+                Some(limits) => self.ranges(device, limits.max_len, pool, ranges, |flags| {
+                    (flags == 0).then_some(Op::Discard { secure: false })
+                }),
+                None => Asked::Answer(Status::UNSUPP),
+            },
+            b::VIRTIO_BLK_T_WRITE_ZEROES => match device.limits().write_zeroes {
+                Some(max_len) => self.ranges(device, max_len, pool, ranges, |flags| {
+                    let may_unmap = flags & FLAG_UNMAP != 0 && device.limits().discard.is_some();
+                    (flags & !FLAG_UNMAP == 0).then_some(Op::WriteZeroes { may_unmap, fua })
+                }),
+                None => Asked::Answer(Status::UNSUPP),
+            },
+            _ => Asked::Answer(Status::UNSUPP),
+        }
+    }
+
+    #[inline]
+    fn transfer(&self, device: &VirtioBlk, op: Op, sector: Sector512, len: u64, wrong_way: u64) -> Asked {
+        let block = device.geometry().logical_block;
+        let len = ByteLen(len);
+        match sector.to_offset() {
+            _ if wrong_way != 0 || !len.is_aligned(block) => Asked::Answer(Status::IOERR),
+            _ if op.modifies() && device.geometry().read_only => Asked::Answer(Status::IOERR),
+            Some(start) if start.is_aligned(block) && len == ByteLen::ZERO => Asked::Answer(Status::OK),
+            Some(start) if start.is_aligned(block) => Asked::Disk { op, start, len },
+            _ => Asked::Answer(Status::IOERR),
+        }
+    }
+
+    /// Reads the list of ranges. `op` is asked for each range's flags; all must agree, so that the request is one operation.
+    fn ranges(
+        &self,
+        device: &VirtioBlk,
+        max_len: ByteLen,
+        pool: &BufferPool,
+        ranges: &mut Ranges,
+        op: impl Fn(u32) -> Option<Op>,
+    ) -> Asked {
+        ranges.clear();
+        let count = self.data_out / RANGE_BYTES as u64;
+        let whole = self.data_out.is_multiple_of(RANGE_BYTES as u64);
+        if !whole || count == 0 || count > u64::from(MAX_RANGES) || self.data_in != 0 || device.geometry().read_only {
+            return Asked::Answer(Status::IOERR);
+        }
+        let mut found: Option<Op> = None;
+        for index in 0..count {
+            let mut bytes = [0; RANGE_BYTES];
+            if !pool.copy_out(&self.buffer, index * RANGE_BYTES as u64, &mut bytes) {
+                return Asked::Answer(Status::IOERR);
+            }
+            let [s0, s1, s2, s3, s4, s5, s6, s7, n0, n1, n2, n3, f0, f1, f2, f3] = bytes;
+            let Some(this) = op(u32::from_le_bytes([f0, f1, f2, f3])) else {
+                return Asked::Answer(Status::UNSUPP);
+            };
+            // Ranges that may be unmapped and ranges that may not, in one request: none is.
+            found = Some(match (found, this) {
+                (Some(Op::WriteZeroes { may_unmap: a, fua }), Op::WriteZeroes { may_unmap: b, .. }) => {
+                    Op::WriteZeroes { may_unmap: a && b, fua }
+                }
+                _ => this,
+            });
+            let start = Sector512(u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7])).to_offset();
+            let len = Sector512(u32::from_le_bytes([n0, n1, n2, n3]).into()).to_len();
+            let block = device.geometry().logical_block;
+            match (start, len) {
+                (Some(start), Some(len)) if len <= max_len && start.is_aligned(block) && len.is_aligned(block) => {
+                    if !mqblk_core::units::in_range(start, len, device.geometry().size) {
+                        return Asked::Answer(Status::IOERR);
+                    }
+                    if len > ByteLen::ZERO {
+                        ranges.push((start, len));
+                    }
+                }
+                _ => return Asked::Answer(Status::IOERR),
+            }
+        }
+        match found {
+            Some(op) if !ranges.is_empty() => Asked::Ranges { op, count: ranges.len() },
+            _ => Asked::Answer(Status::OK),
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! A guest's memory table: regions, and the snapshot that a queue translates with.
+
+use std::fs::File;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use mqblk_core::ByteOffset;
+
+use crate::mapping::{Mapping, create_memfd};
+use crate::shared::{Plain, SharedSlots, SharedU16};
+
+/// An address as the guest sees it (in descriptors).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GuestAddress(pub u64);
+
+/// An address in the VMM's own address space (vhost-user names rings by it).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UserAddress(pub u64);
+
+/// What is wrong with a memory table.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// A region could not be mapped.
+    #[error("memory region at guest address {guest:#x}, {len:#x} bytes: {source}")]
+    Map {
+        /// Its first guest address.
+        guest: u64,
+        /// Its length in bytes.
+        len: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// A region's end does not fit in 64 bits, or it is empty.
+    #[error("memory region at {start:#x}: found {len:#x} bytes, expected 1 byte or more that end below 2^64")]
+    Range {
+        /// First address, guest or user.
+        start: u64,
+        /// Its length in bytes.
+        len: u64,
+    },
+    /// Two regions cover the same guest addresses.
+    #[error("memory regions overlap: one starts at guest address {second:#x}, inside the one at {first:#x}")]
+    Overlap {
+        /// Start of the first.
+        first: u64,
+        /// Start of the second.
+        second: u64,
+    },
+    /// There is no such region to remove.
+    #[error("no memory region at guest address {guest:#x} with {len:#x} bytes at user address {user:#x}")]
+    Missing {
+        /// Guest address asked for.
+        guest: u64,
+        /// User address asked for.
+        user: u64,
+        /// Length asked for.
+        len: u64,
+    },
+}
+
+/// One mapped stretch of guest memory.
+#[derive(Debug)]
+pub struct Region {
+    guest: GuestAddress,
+    user: UserAddress,
+    len: u64,
+    mapping: Mapping,
+    /// Where the region starts in the mapping.
+    delta: usize,
+}
+
+impl Region {
+    /// Maps `len` bytes of `file` from `offset` as guest memory at `guest`, which the VMM itself sees at `user`.
+    ///
+    /// # Errors
+    /// When the range is impossible or the file cannot be mapped.
+    pub fn of_file(
+        file: &File,
+        offset: u64,
+        len: u64,
+        guest: GuestAddress,
+        user: UserAddress,
+    ) -> Result<Region, MemoryError> {
+        for start in [guest.0, user.0] {
+            if len == 0 || start.checked_add(len).is_none() {
+                return Err(MemoryError::Range { start, len });
+            }
+        }
+        let (mapping, delta) =
+            Mapping::of_file(file, offset, len).map_err(|source| MemoryError::Map { guest: guest.0, len, source })?;
+        Ok(Region { guest, user, len, mapping, delta })
+    }
+
+    /// Fresh shared memory for a userspace driver: guest address `guest`, user address = the address in this process.
+    /// Returns the file too, for the other side to map.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn shared(name: &str, len: u64, guest: GuestAddress) -> Result<(Region, File), MemoryError> {
+        let refused = |source| MemoryError::Map { guest: guest.0, len, source };
+        let file = create_memfd(name, len).map_err(refused)?;
+        let mut region = Region::of_file(&file, 0, len, guest, UserAddress(0))?;
+        region.user = UserAddress(region.mapping.address(0).as_ptr() as u64);
+        Ok((region, file))
+    }
+
+    /// Private memory that behaves like a guest region (bounce buffers).
+    pub(crate) fn anonymous(len: usize) -> io::Result<Region> {
+        let mapping = Mapping::anonymous(len)?;
+        Ok(Region { guest: GuestAddress(0), user: UserAddress(0), len: len as u64, mapping, delta: 0 })
+    }
+
+    /// First guest address.
+    pub fn guest(&self) -> GuestAddress {
+        self.guest
+    }
+
+    /// First address in the VMM.
+    pub fn user(&self) -> UserAddress {
+        self.user
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Never: a region has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the file behind it was truncated and zeroes took its place.
+    pub fn is_lost(&self) -> bool {
+        self.mapping.is_lost()
+    }
+
+    /// The address of the region's first byte in this process, for system calls.
+    pub fn host_address(&self) -> u64 {
+        self.host().as_ptr() as u64
+    }
+
+    /// The region's first byte in this process.
+    pub(crate) fn host(&self) -> NonNull<u8> {
+        self.mapping.address(self.delta)
+    }
+}
+
+/// An immutable memory table. A change makes a new snapshot that shares the regions that stay.
+#[derive(Debug, Default)]
+pub struct GuestMemory {
+    /// Sorted by guest address, not overlapping.
+    regions: Vec<Arc<Region>>,
+}
+
+impl GuestMemory {
+    /// A table of these regions.
+    ///
+    /// # Errors
+    /// When two of them overlap in guest addresses.
+    pub fn new(mut regions: Vec<Arc<Region>>) -> Result<GuestMemory, MemoryError> {
+        regions.sort_by_key(|region| region.guest);
+        for pair in regions.windows(2) {
+            if pair[0].guest.0 + pair[0].len > pair[1].guest.0 {
+                return Err(MemoryError::Overlap { first: pair[0].guest.0, second: pair[1].guest.0 });
+            }
+        }
+        Ok(GuestMemory { regions })
+    }
+
+    /// This table with one more region.
+    ///
+    /// # Errors
+    /// When it overlaps another.
+    pub fn with(&self, region: Region) -> Result<GuestMemory, MemoryError> {
+        let mut regions = self.regions.clone();
+        regions.push(Arc::new(region));
+        GuestMemory::new(regions)
+    }
+
+    /// This table without the region that matches all three values.
+    ///
+    /// # Errors
+    /// When none matches.
+    pub fn without(&self, guest: GuestAddress, user: UserAddress, len: u64) -> Result<GuestMemory, MemoryError> {
+        let found = self.regions.iter().position(|r| r.guest == guest && r.user == user && r.len == len);
+        let Some(found) = found else {
+            return Err(MemoryError::Missing { guest: guest.0, user: user.0, len });
+        };
+        let mut regions = self.regions.clone();
+        regions.remove(found);
+        Ok(GuestMemory { regions })
+    }
+
+    /// The regions, sorted by guest address.
+    pub fn regions(&self) -> &[Arc<Region>] {
+        &self.regions
+    }
+
+    /// Whether the file behind any region was truncated under us.
+    pub fn is_lost(&self) -> bool {
+        self.regions.iter().any(|region| region.is_lost())
+    }
+
+    /// The index of the region that holds `address`.
+    #[inline]
+    pub(crate) fn find(&self, address: GuestAddress) -> Option<usize> {
+        let after = self.regions.partition_point(|region| region.guest <= address);
+        let index = after.checked_sub(1)?;
+        (address.0 - self.regions[index].guest.0 < self.regions[index].len).then_some(index)
+    }
+
+    /// The guest address of an address in the VMM.
+    pub fn guest_of_user(&self, user: UserAddress) -> Option<GuestAddress> {
+        let region = self.regions.iter().find(|r| user.0.checked_sub(r.user.0).is_some_and(|at| at < r.len))?;
+        Some(GuestAddress(region.guest.0 + (user.0 - region.user.0)))
+    }
+
+    /// The region that holds all of `len` bytes at `address`, and where in this process they are.
+    fn contiguous(&self, address: GuestAddress, len: u64) -> Option<(NonNull<u8>, &Arc<Region>)> {
+        let region = &self.regions[self.find(address)?];
+        let at = address.0 - region.guest.0;
+        if len > region.len - at {
+            return None;
+        }
+        Some((region.mapping.address(region.delta + at as usize), region))
+    }
+
+    /// `count` shared values at `address`. `None` unless they lie in one region, aligned, and `count` is a power of two.
+    pub fn slots<T: Plain>(&self, address: GuestAddress, count: usize) -> Option<SharedSlots<T>> {
+        let bytes = count.checked_mul(size_of::<T>())?;
+        let (base, region) = self.contiguous(address, bytes as u64)?;
+        (count.is_power_of_two() && base.cast::<T>().is_aligned())
+            .then(|| SharedSlots::new(base, count, Arc::clone(region)))
+    }
+
+    /// A shared 16-bit cell at `address`. `None` unless it lies in a region, aligned.
+    pub fn cell(&self, address: GuestAddress) -> Option<SharedU16> {
+        let (base, region) = self.contiguous(address, 2)?;
+        base.cast::<u16>().is_aligned().then(|| SharedU16::new(base, Arc::clone(region)))
+    }
+
+    /// Copies `bytes` into guest memory. `None` (and nothing copied) unless all of it lies in one region.
+    pub fn write(&self, address: GuestAddress, bytes: &[u8]) -> Option<()> {
+        let region = &self.regions[self.find(address)?];
+        let at = address.0 - region.guest.0;
+        if bytes.len() as u64 > region.len - at {
+            return None;
+        }
+        region.mapping.write(ByteOffset(region.delta as u64 + at), bytes).then_some(())
+    }
+
+    /// Copies guest memory into `bytes`. `None` (and nothing copied) unless all of it lies in one region.
+    pub fn read(&self, address: GuestAddress, bytes: &mut [u8]) -> Option<()> {
+        let region = &self.regions[self.find(address)?];
+        let at = address.0 - region.guest.0;
+        if bytes.len() as u64 > region.len - at {
+            return None;
+        }
+        region.mapping.read(ByteOffset(region.delta as u64 + at), bytes).then_some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(guest: u64, len: u64) -> Region {
+        Region::shared("t", len, GuestAddress(guest)).unwrap().0
+    }
+
+    #[test]
+    fn overlaps_are_refused_and_neighbours_are_not() {
+        let memory = GuestMemory::default().with(region(0x1000, 0x1000)).unwrap();
+        assert!(memory.with(region(0x1fff, 0x10)).is_err());
+        assert!(memory.with(region(0x0, 0x1001)).is_err());
+        let memory = memory.with(region(0x2000, 0x10)).unwrap().with(region(0, 0x1000)).unwrap();
+        assert_eq!(memory.regions().iter().map(|r| r.guest.0).collect::<Vec<_>>(), [0, 0x1000, 0x2000]);
+    }
+
+    #[test]
+    fn impossible_ranges_are_refused() {
+        let file = create_memfd("t", 4096).unwrap();
+        for (guest, user, len) in [(u64::MAX, 0, 2), (0, u64::MAX - 1, 4096), (0, 0, 0)] {
+            assert!(Region::of_file(&file, 0, len, GuestAddress(guest), UserAddress(user)).is_err());
+        }
+    }
+
+    #[test]
+    fn removal_matches_address_user_and_length() {
+        let memory = GuestMemory::default().with(region(0x1000, 0x1000)).unwrap();
+        let user = memory.regions()[0].user();
+        assert!(memory.without(GuestAddress(0x1000), user, 0x999).is_err());
+        assert!(memory.without(GuestAddress(0x1000), UserAddress(1), 0x1000).is_err());
+        assert!(memory.without(GuestAddress(0x1000), user, 0x1000).unwrap().regions().is_empty());
+    }
+
+    #[test]
+    fn shared_cells_need_alignment_and_room() {
+        let memory = GuestMemory::default().with(region(0x1000, 0x1000)).unwrap();
+        assert!(memory.cell(GuestAddress(0x1001)).is_none());
+        assert!(memory.cell(GuestAddress(0x1ffe)).is_some());
+        assert!(memory.cell(GuestAddress(0x2000)).is_none());
+        assert!(memory.slots::<u64>(GuestAddress(0x1000), 512).is_some());
+        assert!(memory.slots::<u64>(GuestAddress(0x1000), 1024).is_none());
+        assert!(memory.slots::<u64>(GuestAddress(0x1000), 3).is_none());
+        assert!(memory.slots::<u64>(GuestAddress(0x1004), 1).is_none());
+    }
+}

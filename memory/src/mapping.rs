@@ -1,0 +1,229 @@
+//! A stretch of mapped memory, and plain byte copies in and out of it.
+
+use std::ffi::c_void;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::{NonNull, null_mut};
+
+use mqblk_core::{ByteLen, ByteOffset};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::lost;
+
+/// Memory mapped into this process until the value is dropped.
+///
+/// Other processes may write it at any time, so it is only accessed by copies and by the shared cells of this crate. If the
+/// file behind it is truncated under us the whole mapping turns into zeroes (see `lost.rs`) instead of killing the process.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    /// Usable bytes.
+    len: usize,
+    /// Bytes to unmap: `len` rounded up to the file system's page size.
+    mapped: usize,
+    slot: Option<lost::Slot>,
+}
+
+// SAFETY: a mapping is plain memory that any thread may copy from or to; nothing in it is tied to a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: all accesses are volatile, atomic, or byte copies that tolerate concurrent writers.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of `file` from `offset`, shared and writable. Returns the mapping and where in it `offset` lies
+    /// (an offset need not be page aligned).
+    ///
+    /// # Errors
+    /// When the file is shorter than `offset + len` (an access would fault), or the system refuses.
+    pub fn of_file(file: &impl AsFd, offset: u64, len: u64) -> io::Result<(Mapping, usize)> {
+        let stat = rustix::fs::fstat(file)?;
+        let end = offset.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
+        if len == 0 || (stat.st_size as u64) < end {
+            let text = format!("the file has {} bytes, the region ends at byte {end}", stat.st_size);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let page = page_bytes_of(file)?;
+        let aligned = offset - offset % page;
+        let delta = (offset - aligned) as usize;
+        let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)? + delta;
+        let mapped = len.checked_next_multiple_of(page as usize).ok_or(io::ErrorKind::InvalidInput)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice changes no existing memory.
+        let base = unsafe { rustix::mm::mmap(null_mut(), mapped, protection, MapFlags::SHARED, file, aligned)? };
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let slot = lost::watch(base.as_ptr() as usize, mapped);
+        Ok((Mapping { base, len, mapped, slot }, delta))
+    }
+
+    /// Maps `len` bytes of fresh private memory, all zero, page aligned. Pages are taken on first touch.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn anonymous(len: usize) -> io::Result<Mapping> {
+        let mapped =
+            len.max(1).checked_next_multiple_of(rustix::param::page_size()).ok_or(io::ErrorKind::InvalidInput)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice changes no existing memory.
+        let base = unsafe { rustix::mm::mmap_anonymous(null_mut(), mapped, protection, flags)? };
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { base, len, mapped, slot: None })
+    }
+
+    /// Usable bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no usable bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the file behind it vanished and zeroes took its place.
+    pub fn is_lost(&self) -> bool {
+        self.slot.as_ref().is_some_and(lost::Slot::is_lost)
+    }
+
+    /// The address of byte `at`, for this crate and the kernel only.
+    ///
+    /// # Panics
+    /// When `at` is past the end: callers have checked.
+    pub(crate) fn address(&self, at: usize) -> NonNull<u8> {
+        assert!(at <= self.len);
+        // SAFETY: `at` is inside the mapping or one past it.
+        unsafe { self.base.add(at) }
+    }
+
+    /// Bounds check: `len` bytes at `at` lie inside.
+    fn holds(&self, at: ByteOffset, len: usize) -> bool {
+        mqblk_core::units::in_range(at, ByteLen(len as u64), ByteLen(self.len as u64))
+    }
+
+    /// Copies `bytes` to offset `at`. `false` (and nothing copied) when it does not fit.
+    #[must_use]
+    pub fn write(&self, at: ByteOffset, bytes: &[u8]) -> bool {
+        if !self.holds(at, bytes.len()) {
+            return false;
+        }
+        // SAFETY: in bounds as just checked; `bytes` is private memory, so the two do not overlap.
+        unsafe { self.base.as_ptr().add(at.0 as usize).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        true
+    }
+
+    /// Copies from offset `at` into `bytes`. `false` (and nothing copied) when it is out of bounds.
+    #[must_use]
+    pub fn read(&self, at: ByteOffset, bytes: &mut [u8]) -> bool {
+        if !self.holds(at, bytes.len()) {
+            return false;
+        }
+        // SAFETY: in bounds as just checked; `bytes` is private memory, so the two do not overlap.
+        unsafe { self.base.as_ptr().add(at.0 as usize).copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+        true
+    }
+
+    /// Makes a range read as zeroes; whole pages of it are given back to the host. `false` when it is out of bounds.
+    ///
+    /// Only for anonymous mappings: of a shared file it would drop our pages but not the file's content.
+    #[must_use]
+    pub fn clear(&self, at: ByteOffset, len: ByteLen) -> bool {
+        let Ok(bytes) = usize::try_from(len.0) else { return false };
+        if self.slot.is_some() || !self.holds(at, bytes) {
+            return false;
+        }
+        let page = rustix::param::page_size();
+        let (start, end) = (at.0 as usize, at.0 as usize + bytes);
+        let (first, last) = (start.next_multiple_of(page).min(end), (end - end % page).max(start));
+        // SAFETY: both stretches are inside the mapping by the check above; `first <= end` and `last >= start`.
+        unsafe {
+            let base = self.base.as_ptr();
+            if first >= last {
+                base.add(start).write_bytes(0, bytes);
+            } else {
+                base.add(start).write_bytes(0, first - start);
+                base.add(last).write_bytes(0, end - last);
+                let advice = Advice::LinuxDontNeed;
+                if rustix::mm::madvise(base.add(first).cast::<c_void>(), last - first, advice).is_err() {
+                    base.add(first).write_bytes(0, last - first);
+                }
+            }
+        }
+        true
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.slot = None;
+        // SAFETY: the mapping was made by us with this length; every lease on it is gone, since leases own it.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
+    }
+}
+
+/// The page size of the file system that `file` is on: a huge page for hugetlbfs, where lengths must be multiples of it.
+fn page_bytes_of(file: &impl AsFd) -> io::Result<u64> {
+    const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+    let fs = rustix::fs::fstatfs(file)?;
+    let huge = fs.f_type as u64 == HUGETLBFS_MAGIC;
+    Ok(if huge { fs.f_bsize as u64 } else { rustix::param::page_size() as u64 })
+}
+
+/// A memory file of `len` bytes that can be passed to another process.
+///
+/// # Errors
+/// When the system refuses.
+pub fn create_memfd(name: &str, len: u64) -> io::Result<File> {
+    let fd: OwnedFd = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&fd, len)?;
+    Ok(File::from(fd))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_shorter_than_the_region_is_refused() {
+        let file = create_memfd("t", 4096).unwrap();
+        assert!(Mapping::of_file(&file, 0, 4097).is_err());
+        assert!(Mapping::of_file(&file, 4096, 1).is_err());
+        assert!(Mapping::of_file(&file, u64::MAX, 2).is_err());
+        assert!(Mapping::of_file(&file, 0, 0).is_err());
+    }
+
+    #[test]
+    fn an_unaligned_offset_is_mapped() {
+        let file = create_memfd("t", 0x3b10).unwrap();
+        let (whole, _) = Mapping::of_file(&file, 0, 0x3b10).unwrap();
+        assert!(whole.write(ByteOffset(0x1234), b"here"));
+        let (part, delta) = Mapping::of_file(&file, 0x1234, 0x100).unwrap();
+        let mut found = [0; 4];
+        assert!(part.read(ByteOffset(delta as u64), &mut found));
+        assert_eq!(&found, b"here");
+    }
+
+    #[test]
+    fn copies_are_bounded() {
+        let memory = Mapping::anonymous(100).unwrap();
+        assert!(memory.write(ByteOffset(96), &[1; 4]));
+        assert!(!memory.write(ByteOffset(97), &[1; 4]));
+        assert!(!memory.read(ByteOffset(u64::MAX), &mut [0; 4]));
+        assert!(!memory.clear(ByteOffset(1), ByteLen(u64::MAX)));
+    }
+
+    #[test]
+    fn clearing_zeroes_exactly_the_range() {
+        let memory = Mapping::anonymous(5 * 4096).unwrap();
+        for (start, len) in [(10, 20), (10, 4096), (4000, 9000), (4096, 8192), (0, 5 * 4096), (4090, 6)] {
+            assert!(memory.write(ByteOffset(0), &[0xee; 5 * 4096]));
+            assert!(memory.clear(ByteOffset(start), ByteLen(len)));
+            let mut all = vec![0; 5 * 4096];
+            assert!(memory.read(ByteOffset(0), &mut all));
+            for (at, byte) in all.iter().enumerate() {
+                let inside = (start..start + len).contains(&(at as u64));
+                assert_eq!(*byte, if inside { 0 } else { 0xee }, "byte {at} for {start}+{len}");
+            }
+        }
+    }
+}

@@ -1,0 +1,545 @@
+//! Buffers with leases: the memory of requests in flight.
+//!
+//! A pool belongs to one worker. It adopts guest memory tables as leases and hands out [`Buffer`]s whose pieces lie in
+//! them; while a buffer lives its table stays mapped. All bookkeeping is worker-local: taking and giving back a buffer
+//! costs two plain counter updates.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use mqblk_core::{ByteLen, ByteOffset};
+
+use crate::guest::{GuestAddress, GuestMemory};
+use crate::mapping::Mapping;
+use crate::shared::{Plain, prefetch};
+
+/// A buffer's handle: 4 bytes, moved and never copied. Give it back to the pool that made it.
+#[derive(Debug)]
+#[must_use = "a buffer that is not released keeps its memory mapped for ever"]
+pub struct Buffer(std::num::NonZeroU32);
+
+impl Buffer {
+    #[inline]
+    fn index(&self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
+
+/// A lane whose buffers are pieces of guest memory.
+pub trait PooledLane: mqblk_core::Lane<Buffer = Buffer> + 'static {
+    /// The worker's buffers.
+    fn pool(&mut self) -> &mut BufferPool;
+}
+
+/// A worker's lease on a memory table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseId {
+    index: u32,
+    /// Tells a lease from a later one in the same place.
+    generation: u32,
+}
+
+/// A guest address that is not mapped, or a request that has more pieces than allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault;
+
+/// A piece of a buffer: host memory, and the io_uring fixed buffer that it lies in, if any.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    address: u64,
+    len: u32,
+    fixed: u32,
+}
+
+const NOT_FIXED: u32 = u32::MAX;
+
+impl Segment {
+    /// Host address, for system calls only.
+    #[inline]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The registered buffer that holds all of it.
+    #[inline]
+    pub fn fixed(&self) -> Option<u16> {
+        (self.fixed != NOT_FIXED).then_some(self.fixed as u16)
+    }
+}
+
+/// Which registered buffers cover a region: consecutive indices, each for `1 << FIXED_SHIFT` bytes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FixedBuffers {
+    /// Index of the buffer that holds the region's start.
+    pub first: u16,
+}
+
+impl FixedBuffers {
+    /// The kernel registers at most 1 GiB as one buffer (io_uring_register(2)).
+    pub const CHUNK: u64 = 1 << 30;
+}
+
+/// The region that the last translation hit.
+#[derive(Clone, Copy, Debug, Default)]
+struct Hot {
+    guest: u64,
+    len: u64,
+    host: u64,
+    fixed_first: Option<u16>,
+}
+
+#[derive(Debug)]
+struct Lease {
+    memory: Arc<GuestMemory>,
+    hot: Hot,
+    /// Buffers that live in it.
+    uses: u32,
+    /// No new buffers; forgotten when `uses` reaches 0.
+    retired: bool,
+    generation: u32,
+    fixed: Vec<Option<FixedBuffers>>,
+}
+
+const INLINE: usize = 2;
+const NO_SPILL: u32 = u32::MAX;
+
+/// One cache line for the common request of one or two pieces.
+#[repr(align(64))]
+#[derive(Debug)]
+struct Entry {
+    total: u64,
+    /// Host address of the status byte; 0 when there is none.
+    status: u64,
+    inline: [Segment; INLINE],
+    lease: u32,
+    pieces: u16,
+    live: bool,
+    /// Where more than [`INLINE`] pieces are.
+    spill: u32,
+}
+
+const EMPTY: Segment = Segment { address: 0, len: 0, fixed: NOT_FIXED };
+
+/// A worker's buffers and leases.
+#[derive(Debug, Default)]
+pub struct BufferPool {
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+    /// Buffers that queues and bounce pools announced.
+    reserved: usize,
+    spills: Vec<Vec<Segment>>,
+    free_spills: Vec<u32>,
+    leases: Vec<Option<Lease>>,
+    adopted: u32,
+}
+
+impl BufferPool {
+    /// An empty pool.
+    pub fn new() -> Self {
+        BufferPool::default()
+    }
+
+    /// Makes room for `more` further buffers, so that taking them does not allocate. Undone by
+    /// [`unreserve`](Self::unreserve).
+    pub fn reserve(&mut self, more: usize) {
+        self.reserved += more;
+        self.grow_to(self.reserved);
+    }
+
+    /// Ends a reservation. The room stays for the next one.
+    pub fn unreserve(&mut self, less: usize) {
+        self.reserved = self.reserved.saturating_sub(less);
+    }
+
+    fn grow_to(&mut self, entries: usize) {
+        let lacking = entries.saturating_sub(self.entries.len());
+        self.entries.reserve(lacking);
+        self.free.reserve(entries.saturating_sub(self.free.len()));
+        for _ in 0..lacking {
+            self.free.push(self.entries.len() as u32);
+            self.entries.push(Entry {
+                total: 0,
+                status: 0,
+                inline: [EMPTY; INLINE],
+                lease: 0,
+                pieces: 0,
+                live: false,
+                spill: NO_SPILL,
+            });
+        }
+    }
+
+    /// Takes a lease on a memory table. `fixed` names the registered buffers of its regions, in the regions' order.
+    pub fn adopt(&mut self, memory: Arc<GuestMemory>, fixed: Vec<Option<FixedBuffers>>) -> LeaseId {
+        self.adopted = self.adopted.wrapping_add(1);
+        let generation = self.adopted;
+        let lease = Lease { memory, hot: Hot::default(), uses: 0, retired: false, generation, fixed };
+        let free = self.leases.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            self.leases.push(None);
+            self.leases.len() - 1
+        });
+        self.leases[index] = Some(lease);
+        LeaseId { index: index as u32, generation }
+    }
+
+    /// Gives a lease back. Its memory stays mapped until its last buffer is released. Whether that is already so.
+    pub fn retire(&mut self, id: LeaseId) -> bool {
+        let Some(slot) = self.leases.get_mut(id.index as usize) else { return true };
+        let Some(lease) = slot.as_mut().filter(|lease| lease.generation == id.generation) else { return true };
+        lease.retired = true;
+        let gone = lease.uses == 0;
+        if gone {
+            *slot = None;
+        }
+        gone
+    }
+
+    /// Whether a retired lease's last buffer was released.
+    pub fn is_gone(&self, id: LeaseId) -> bool {
+        let slot = self.leases.get(id.index as usize).and_then(Option::as_ref);
+        slot.is_none_or(|lease| lease.generation != id.generation)
+    }
+
+    /// Buffers that live in a lease.
+    pub fn uses(&self, id: LeaseId) -> u32 {
+        let slot = self.leases.get(id.index as usize).and_then(Option::as_ref);
+        slot.filter(|lease| lease.generation == id.generation).map_or(0, |lease| lease.uses)
+    }
+
+    #[inline]
+    fn lease(&mut self, id: u32) -> &mut Lease {
+        self.leases[id as usize].as_mut().expect("a live buffer or queue holds its lease")
+    }
+
+    /// Where `len` bytes at `address` begin in this process: the address, how many of them are contiguous there (at least
+    /// 1), and the fixed buffer index that starts the region.
+    #[inline]
+    fn translate(&mut self, lease: u32, address: u64, len: u64) -> Option<(u64, u64, Segment)> {
+        let lease = self.lease(lease);
+        let mut at = address.wrapping_sub(lease.hot.guest);
+        if at >= lease.hot.len {
+            let index = lease.memory.find(GuestAddress(address))?;
+            let region = &lease.memory.regions()[index];
+            lease.hot = Hot {
+                guest: region.guest().0,
+                len: region.len(),
+                host: region.host().as_ptr() as u64,
+                fixed_first: lease.fixed.get(index).copied().flatten().map(|fixed| fixed.first),
+            };
+            at = address - lease.hot.guest;
+        }
+        let run = len.min(lease.hot.len - at).min(1 << 31);
+        let host = lease.hot.host + at;
+        let fixed = match lease.hot.fixed_first {
+            Some(first) if at / FixedBuffers::CHUNK == (at + run - 1) / FixedBuffers::CHUNK => {
+                u32::from(first) + (at / FixedBuffers::CHUNK) as u32
+            }
+            _ => NOT_FIXED,
+        };
+        Some((host, run, Segment { address: host, len: run as u32, fixed }))
+    }
+
+    /// Reads a value from guest memory, once. `None` when it is not mapped in one piece.
+    #[inline]
+    pub fn read<T: Plain>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
+        let size = size_of::<T>() as u64;
+        let (host, run, _) = self.translate(lease.index, address.0, size)?;
+        if run < size {
+            return None;
+        }
+        let place = std::ptr::with_exposed_provenance::<T>(host as usize);
+        if place.is_aligned() {
+            // SAFETY: mapped for `size` bytes by the lease, aligned; any bit pattern is a `T`.
+            return Some(unsafe { place.read_volatile() });
+        }
+        let mut value = std::mem::MaybeUninit::<T>::uninit();
+        // SAFETY: mapped for `size` bytes by the lease; bytes are copied into private memory; any bit pattern is a `T`.
+        unsafe {
+            place.cast::<u8>().copy_to_nonoverlapping(value.as_mut_ptr().cast(), size_of::<T>());
+            Some(value.assume_init())
+        }
+    }
+
+    /// Reads bytes from guest memory, once. `false` (and nothing read) when they are not mapped in one piece.
+    #[must_use]
+    pub fn read_bytes(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
+        match self.translate(lease.index, address.0, into.len() as u64) {
+            Some((host, run, _)) if run == into.len() as u64 => {
+                let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
+                // SAFETY: mapped for `run` bytes by the lease; `into` is private memory.
+                unsafe { place.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Starts bringing the line at `address` into this core's cache, if it is mapped.
+    #[inline]
+    pub fn prefetch(&mut self, lease: LeaseId, address: GuestAddress) {
+        let found = self.translate(lease.index, address.0, 1);
+        if let Some(place) =
+            found.and_then(|(host, ..)| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(host as usize)))
+        {
+            prefetch(place);
+        }
+    }
+
+    /// A buffer without pieces in this lease.
+    ///
+    /// # Panics
+    /// When the lease was retired: a queue holds its lease while it pulls.
+    #[inline]
+    pub fn take(&mut self, lease: LeaseId) -> Buffer {
+        if self.free.is_empty() {
+            self.grow_to(self.entries.len() + self.entries.len().clamp(64, 4096));
+        }
+        self.lease(lease.index).uses += 1;
+        let index = self.free.pop().expect("just grown");
+        let entry = &mut self.entries[index as usize];
+        (entry.total, entry.status, entry.pieces) = (0, 0, 0);
+        (entry.lease, entry.live, entry.spill) = (lease.index, true, NO_SPILL);
+        Buffer(std::num::NonZeroU32::new(index + 1).expect("index + 1 > 0"))
+    }
+
+    /// Ends a buffer. Its lease may end with it.
+    #[inline]
+    pub fn release(&mut self, buffer: Buffer) {
+        let index = buffer.index();
+        let entry = &mut self.entries[index];
+        assert!(entry.live, "a buffer is released once: handles cannot be copied");
+        entry.live = false;
+        if entry.spill != NO_SPILL {
+            self.free_spills.push(entry.spill);
+        }
+        let lease = entry.lease as usize;
+        self.free.push(index as u32);
+        let slot = self.leases[lease].as_mut().expect("a live buffer holds its lease");
+        slot.uses -= 1;
+        if slot.retired && slot.uses == 0 {
+            self.leases[lease] = None;
+        }
+    }
+
+    /// Appends `len` bytes of guest memory at `address`. They may span regions; at most `max_pieces` pieces in all.
+    ///
+    /// # Errors
+    /// [`Fault`] when a byte of it is not mapped, or there are too many pieces. The buffer may then hold a part of it.
+    #[inline]
+    pub fn push(&mut self, buffer: &Buffer, address: GuestAddress, len: u32, max_pieces: u16) -> Result<(), Fault> {
+        let index = buffer.index();
+        let lease = self.entries[index].lease;
+        let (mut address, mut left) = (address.0, u64::from(len));
+        while left > 0 {
+            let (_, run, piece) = self.translate(lease, address, left).ok_or(Fault)?;
+            self.append(index, piece, max_pieces)?;
+            left -= run;
+            address = if left > 0 { address.checked_add(run).ok_or(Fault)? } else { address };
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn append(&mut self, index: usize, piece: Segment, max_pieces: u16) -> Result<(), Fault> {
+        let entry = &mut self.entries[index];
+        if entry.pieces >= max_pieces {
+            return Err(Fault);
+        }
+        let count = entry.pieces as usize;
+        if count < INLINE {
+            entry.inline[count] = piece;
+        } else {
+            self.append_spilled(index, piece);
+        }
+        let entry = &mut self.entries[index];
+        entry.pieces += 1;
+        entry.total += u64::from(piece.len);
+        Ok(())
+    }
+
+    /// The third piece moves all into a list; lists keep their capacity, so a warm pool does not allocate.
+    fn append_spilled(&mut self, index: usize, piece: Segment) {
+        let entry = &mut self.entries[index];
+        if entry.spill == NO_SPILL {
+            entry.spill = self.free_spills.pop().unwrap_or_else(|| {
+                self.spills.push(Vec::with_capacity(32));
+                self.free_spills.reserve(self.spills.len());
+                self.spills.len() as u32 - 1
+            });
+            let list = &mut self.spills[entry.spill as usize];
+            list.clear();
+            list.extend_from_slice(&entry.inline);
+        }
+        self.spills[entry.spill as usize].push(piece);
+    }
+
+    /// Names the guest byte that takes the request's status.
+    ///
+    /// # Errors
+    /// [`Fault`] when it is not mapped.
+    #[inline]
+    pub fn set_status(&mut self, buffer: &Buffer, address: GuestAddress) -> Result<(), Fault> {
+        let lease = self.entries[buffer.index()].lease;
+        let (host, ..) = self.translate(lease, address.0, 1).ok_or(Fault)?;
+        self.entries[buffer.index()].status = host;
+        Ok(())
+    }
+
+    /// Writes the status byte, if the buffer has one.
+    #[inline]
+    pub fn write_status(&self, buffer: &Buffer, status: u8) {
+        let place = self.entries[buffer.index()].status;
+        if place != 0 {
+            // SAFETY: `set_status` translated it in the buffer's lease, which keeps it mapped.
+            unsafe { std::ptr::with_exposed_provenance_mut::<u8>(place as usize).write_volatile(status) };
+        }
+    }
+
+    /// Bytes in all the pieces.
+    #[inline]
+    pub fn len(&self, buffer: &Buffer) -> ByteLen {
+        ByteLen(self.entries[buffer.index()].total)
+    }
+
+    /// The pieces, in order.
+    #[inline]
+    pub fn segments(&self, buffer: &Buffer) -> &[Segment] {
+        let entry = &self.entries[buffer.index()];
+        if entry.spill == NO_SPILL {
+            &entry.inline[..entry.pieces as usize]
+        } else {
+            &self.spills[entry.spill as usize]
+        }
+    }
+
+    /// Whether every piece starts and ends at a multiple of `align` bytes (a power of two).
+    #[inline]
+    pub fn is_aligned(&self, buffer: &Buffer, align: u32) -> bool {
+        let mask = u64::from(align) - 1;
+        self.segments(buffer).iter().all(|piece| (piece.address | u64::from(piece.len)) & mask == 0)
+    }
+
+    /// Calls `each` with every piece's host address and length, from `at` bytes into the buffer, for `len` bytes.
+    /// `false` when the buffer is shorter.
+    fn for_range(&self, buffer: &Buffer, at: u64, len: u64, mut each: impl FnMut(*mut u8, usize)) -> bool {
+        if at.checked_add(len).is_none_or(|end| end > self.len(buffer).0) {
+            return false;
+        }
+        let (mut skip, mut left) = (at, len);
+        for piece in self.segments(buffer) {
+            let size = u64::from(piece.len);
+            if skip >= size {
+                skip -= size;
+                continue;
+            }
+            let run = (size - skip).min(left);
+            if run == 0 {
+                break;
+            }
+            each(std::ptr::with_exposed_provenance_mut::<u8>((piece.address + skip) as usize), run as usize);
+            (skip, left) = (0, left - run);
+        }
+        true
+    }
+
+    /// Copies from `at` bytes into the buffer to private memory. `false` (nothing copied) when the buffer is shorter.
+    #[must_use]
+    pub fn copy_out(&self, buffer: &Buffer, at: u64, bytes: &mut [u8]) -> bool {
+        let mut done = 0;
+        self.for_range(buffer, at, bytes.len() as u64, |place, run| {
+            // SAFETY: the lease keeps `run` bytes at `place` mapped; `bytes` is private and has room for all runs.
+            unsafe { place.copy_to_nonoverlapping(bytes[done..done + run].as_mut_ptr(), run) };
+            done += run;
+        })
+    }
+
+    /// Copies private memory to `at` bytes into the buffer. `false` (nothing copied) when the buffer is shorter.
+    #[must_use]
+    pub fn copy_in(&self, buffer: &Buffer, at: u64, bytes: &[u8]) -> bool {
+        let mut done = 0;
+        self.for_range(buffer, at, bytes.len() as u64, |place, run| {
+            // SAFETY: as in `copy_out`, the other way.
+            unsafe { place.copy_from_nonoverlapping(bytes[done..done + run].as_ptr(), run) };
+            done += run;
+        })
+    }
+
+    /// Fills the whole buffer from `memory` at `from`. `false` (nothing copied) when `memory` is shorter.
+    #[must_use]
+    pub fn fill_from(&self, buffer: &Buffer, memory: &Mapping, from: ByteOffset) -> bool {
+        self.with_mapping(buffer, memory, from, |guest, host, run| {
+            // SAFETY: both sides are mapped for `run` bytes. They may be written concurrently by the guest; bytes have no
+            // invalid values. `copy` allows the overlap of a guest region with itself.
+            unsafe { guest.copy_from(host, run) }
+        })
+    }
+
+    /// Stores the whole buffer into `memory` at `to`. `false` (nothing copied) when `memory` is shorter.
+    #[must_use]
+    pub fn store_to(&self, buffer: &Buffer, memory: &Mapping, to: ByteOffset) -> bool {
+        self.with_mapping(buffer, memory, to, |guest, host, run| {
+            // SAFETY: as in `fill_from`, the other way.
+            unsafe { guest.copy_to(host, run) }
+        })
+    }
+
+    fn with_mapping(
+        &self,
+        buffer: &Buffer,
+        memory: &Mapping,
+        at: ByteOffset,
+        copy: impl Fn(*mut u8, *mut u8, usize),
+    ) -> bool {
+        let len = self.len(buffer);
+        if !mqblk_core::units::in_range(at, len, ByteLen(memory.len() as u64)) {
+            return false;
+        }
+        let mut place = at.0 as usize;
+        self.for_range(buffer, 0, len.0, |guest, run| {
+            copy(guest, memory.address(place).as_ptr(), run);
+            place += run;
+        })
+    }
+
+    /// Copies the first `len` bytes of one buffer to another. `false` (nothing copied) when either is shorter.
+    #[must_use]
+    pub fn copy(&self, from: &Buffer, to: &Buffer, len: ByteLen) -> bool {
+        self.copy_range(from, 0, to, 0, len)
+    }
+
+    /// Copies `len` bytes from `from_at` bytes into one buffer to `to_at` bytes into another. `false` (nothing copied) when
+    /// either is shorter.
+    #[must_use]
+    pub fn copy_range(&self, from: &Buffer, from_at: u64, to: &Buffer, to_at: u64, len: ByteLen) -> bool {
+        let fits = |at: u64, buffer| mqblk_core::units::in_range(ByteOffset(at), len, self.len(buffer));
+        if !fits(from_at, from) || !fits(to_at, to) {
+            return false;
+        }
+        let mut at = to_at;
+        self.for_range(from, from_at, len.0, |source, run| {
+            let mut done = 0;
+            self.for_range(to, at, run as u64, |target, part| {
+                // SAFETY: both leases keep their sides mapped; `copy_to` allows overlap.
+                unsafe { source.add(done).copy_to(target, part) };
+                done += part;
+            });
+            at += run as u64;
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

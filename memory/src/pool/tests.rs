@@ -1,0 +1,131 @@
+use super::*;
+use crate::guest::Region;
+use proptest::prelude::*;
+
+fn table(regions: &[(u64, u64)]) -> Arc<GuestMemory> {
+    let regions = regions.iter().map(|&(at, len)| Arc::new(Region::shared("t", len, GuestAddress(at)).unwrap().0));
+    Arc::new(GuestMemory::new(regions.collect()).unwrap())
+}
+
+#[test]
+fn a_buffer_keeps_a_retired_table_mapped() {
+    let mut pool = BufferPool::new();
+    let memory = table(&[(0x1000, 0x1000)]);
+    let weak = Arc::downgrade(&memory);
+    let lease = pool.adopt(memory, vec![]);
+    let buffer = pool.take(lease);
+    pool.push(&buffer, GuestAddress(0x1800), 16, 8).unwrap();
+    assert!(!pool.retire(lease));
+    assert!(weak.upgrade().is_some());
+    assert!(pool.copy_in(&buffer, 0, &[5; 16]));
+    pool.release(buffer);
+    assert!(weak.upgrade().is_none());
+}
+
+#[test]
+fn pieces_across_neighbouring_regions_and_holes() {
+    let mut pool = BufferPool::new();
+    let lease = pool.adopt(table(&[(0x1000, 0x1000), (0x2000, 0x1000), (0x4000, 0x1000)]), vec![]);
+    let buffer = pool.take(lease);
+    pool.push(&buffer, GuestAddress(0x1ff0), 0x20, 8).unwrap();
+    assert_eq!(pool.segments(&buffer).len(), 2);
+    assert_eq!(pool.push(&buffer, GuestAddress(0x2ff0), 0x20, 8), Err(Fault), "a hole follows");
+    assert_eq!(pool.push(&buffer, GuestAddress(u64::MAX), 2, 8), Err(Fault));
+    pool.release(buffer);
+    let buffer = pool.take(lease);
+    assert_eq!(pool.push(&buffer, GuestAddress(0x1ff0), 0x20, 1), Err(Fault), "one piece allowed");
+    pool.release(buffer);
+    assert_eq!(pool.uses(lease), 0);
+}
+
+#[test]
+fn fixed_buffers_are_found_per_gibibyte() {
+    let mut pool = BufferPool::new();
+    let len = 2 * FixedBuffers::CHUNK + 4096;
+    let lease = pool.adopt(table(&[(0, len)]), vec![Some(FixedBuffers { first: 7 })]);
+    let buffer = pool.take(lease);
+    pool.push(&buffer, GuestAddress(0), 4096, 8).unwrap();
+    pool.push(&buffer, GuestAddress(FixedBuffers::CHUNK), 4096, 8).unwrap();
+    pool.push(&buffer, GuestAddress(2 * FixedBuffers::CHUNK), 4096, 8).unwrap();
+    pool.push(&buffer, GuestAddress(FixedBuffers::CHUNK - 512), 4096, 8).unwrap();
+    let found: Vec<_> = pool.segments(&buffer).iter().map(Segment::fixed).collect();
+    assert_eq!(found, [Some(7), Some(8), Some(9), None]);
+    pool.release(buffer);
+}
+
+#[test]
+fn values_are_read_at_any_alignment() {
+    let mut pool = BufferPool::new();
+    let memory = table(&[(0, 64)]);
+    memory.write(GuestAddress(3), &0x1122_3344_5566_7788_u64.to_ne_bytes()).unwrap();
+    let lease = pool.adopt(memory, vec![]);
+    assert_eq!(pool.read::<u64>(lease, GuestAddress(3)), Some(0x1122_3344_5566_7788));
+    assert_eq!(pool.read::<u64>(lease, GuestAddress(57)), None);
+    assert_eq!(pool.read::<[u64; 2]>(lease, GuestAddress(48)), Some([0, 0]));
+}
+
+proptest! {
+    /// Whatever the pieces, a buffer behaves like the concatenation of its guest bytes.
+    #[test]
+    fn a_buffer_is_the_concatenation_of_its_pieces(
+        pieces in proptest::collection::vec((0_u64..0x2f00, 1_u32..0x100), 1..12),
+        at in 0_u64..600, len in 0_usize..600,
+    ) {
+        let mut pool = BufferPool::new();
+        let memory = table(&[(0, 0x1000), (0x1000, 0x1000), (0x2000, 0x1000)]);
+        let content: Vec<u8> = (0..0x3000_u32).map(|i| (i * 31 % 251) as u8).collect();
+        for part in 0..3 {
+            memory.write(GuestAddress(part * 0x1000), &content[part as usize * 0x1000..][..0x1000]).unwrap();
+        }
+        let lease = pool.adopt(Arc::clone(&memory), vec![]);
+        let buffer = pool.take(lease);
+        let mut model = Vec::new();
+        for (address, size) in pieces {
+            pool.push(&buffer, GuestAddress(address), size, 64).unwrap();
+            model.extend_from_slice(&content[address as usize..address as usize + size as usize]);
+        }
+        prop_assert_eq!(pool.len(&buffer).0, model.len() as u64);
+        let mut found = vec![0; len];
+        let fits = at as usize + len <= model.len();
+        prop_assert_eq!(pool.copy_out(&buffer, at, &mut found), fits);
+        if fits {
+            prop_assert_eq!(&found[..], &model[at as usize..at as usize + len]);
+        }
+        let host = Mapping::anonymous(model.len()).unwrap();
+        prop_assert!(pool.store_to(&buffer, &host, ByteOffset(0)));
+        let mut stored = vec![0; model.len()];
+        prop_assert!(host.read(ByteOffset(0), &mut stored));
+        prop_assert_eq!(stored, model);
+        pool.release(buffer);
+    }
+}
+
+#[test]
+fn ranges_are_copied_between_pieces_that_do_not_match() {
+    let mut pool = BufferPool::new();
+    let lease = pool.adopt(table(&[(0x1000, 0x1000)]), vec![]);
+    let from = pool.take(lease);
+    let to = pool.take(lease);
+    for (at, len) in [(0x1000, 3), (0x1010, 5), (0x1020, 4)] {
+        pool.push(&from, GuestAddress(at), len, 8).unwrap();
+    }
+    for (at, len) in [(0x1100, 7), (0x1200, 1), (0x1300, 4)] {
+        pool.push(&to, GuestAddress(at), len, 8).unwrap();
+    }
+    assert!(pool.copy_in(&from, 0, b"0123456789ab"));
+    for (from_at, to_at, len) in [(0, 0, 12), (2, 5, 7), (11, 0, 1), (12, 12, 0)] {
+        assert!(pool.copy_in(&to, 0, b"............"));
+        assert!(pool.copy_range(&from, from_at, &to, to_at, ByteLen(len)));
+        let mut found = [0; 12];
+        assert!(pool.copy_out(&to, 0, &mut found));
+        let mut want = *b"............";
+        let (source, target) = (from_at as usize, to_at as usize);
+        want[target..target + len as usize].copy_from_slice(&b"0123456789ab"[source..source + len as usize]);
+        assert_eq!(found, want, "{from_at} {to_at} {len}");
+    }
+    for (from_at, to_at, len) in [(1, 0, 12), (0, 1, 12), (13, 0, 0), (u64::MAX, 0, 2), (0, u64::MAX, 2)] {
+        assert!(!pool.copy_range(&from, from_at, &to, to_at, ByteLen(len)), "{from_at} {to_at} {len}");
+    }
+    pool.release(from);
+    pool.release(to);
+}

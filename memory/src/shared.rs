@@ -1,0 +1,122 @@
+//! Fields of a ring that the other side writes while we look: resolved once at set-up, bounded, volatile or atomic.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering, fence};
+
+use crate::guest::Region;
+
+/// Types of which every bit pattern is a value, without padding.
+///
+/// # Safety
+/// Implementors promise exactly that.
+pub unsafe trait Plain: Copy + 'static {}
+// SAFETY: integers and arrays of them have no padding and no invalid patterns.
+unsafe impl Plain for u8 {}
+// SAFETY: as above.
+unsafe impl Plain for u16 {}
+// SAFETY: as above.
+unsafe impl Plain for u32 {}
+// SAFETY: as above.
+unsafe impl Plain for u64 {}
+// SAFETY: as above.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+/// An array of `T` in shared memory whose length is a power of two. An index wraps, so no index is out of bounds.
+#[derive(Debug)]
+pub struct SharedSlots<T> {
+    base: NonNull<T>,
+    mask: usize,
+    _region: Arc<Region>,
+    _type: PhantomData<T>,
+}
+
+// SAFETY: the memory is shared with another process anyway; the region is kept alive by the Arc.
+unsafe impl<T: Plain> Send for SharedSlots<T> {}
+
+impl<T: Plain> SharedSlots<T> {
+    /// `base` must point to `count` values inside `region`, aligned for `T`; `count` is a power of two.
+    pub(crate) fn new(base: NonNull<u8>, count: usize, region: Arc<Region>) -> Self {
+        assert!(count.is_power_of_two() && base.cast::<T>().is_aligned());
+        SharedSlots { base: base.cast(), mask: count - 1, _region: region, _type: PhantomData }
+    }
+
+    /// The length of the array.
+    #[inline]
+    pub fn count(&self) -> usize {
+        self.mask + 1
+    }
+
+    /// One volatile read of entry `index` (modulo the length).
+    #[inline]
+    pub fn get(&self, index: usize) -> T {
+        // SAFETY: the masked index is inside the array, which the region keeps mapped.
+        unsafe { self.base.add(index & self.mask).read_volatile() }
+    }
+
+    /// One volatile write of entry `index` (modulo the length).
+    #[inline]
+    pub fn set(&self, index: usize, value: T) {
+        // SAFETY: the masked index is inside the array, which the region keeps mapped.
+        unsafe { self.base.add(index & self.mask).write_volatile(value) }
+    }
+
+    /// Starts bringing entry `index` (modulo the length) into this core's cache.
+    #[inline]
+    pub fn prefetch(&self, index: usize) {
+        // SAFETY: the masked index is inside the array.
+        prefetch(unsafe { self.base.add(index & self.mask) }.cast());
+    }
+}
+
+/// A 16-bit index or flag in shared memory.
+#[derive(Debug)]
+pub struct SharedU16 {
+    cell: NonNull<u16>,
+    _region: Arc<Region>,
+}
+
+// SAFETY: accessed atomically only; the region is kept alive by the Arc.
+unsafe impl Send for SharedU16 {}
+
+impl SharedU16 {
+    /// `cell` must point to two aligned bytes inside `region`.
+    pub(crate) fn new(cell: NonNull<u8>, region: Arc<Region>) -> Self {
+        assert!(cell.cast::<u16>().is_aligned());
+        SharedU16 { cell: cell.cast(), _region: region }
+    }
+
+    /// An atomic load.
+    #[inline]
+    pub fn load(&self, order: Ordering) -> u16 {
+        // SAFETY: aligned and mapped (constructor); all our accesses to it are atomic.
+        unsafe { AtomicU16::from_ptr(self.cell.as_ptr()) }.load(order)
+    }
+
+    /// An atomic store.
+    #[inline]
+    pub fn store(&self, value: u16, order: Ordering) {
+        // SAFETY: aligned and mapped (constructor); all our accesses to it are atomic.
+        unsafe { AtomicU16::from_ptr(self.cell.as_ptr()) }.store(value, order);
+    }
+}
+
+/// A full memory barrier: what "publish, then look at the other side's wish" and "arm, then look again" need between their
+/// two halves (virtio 1.3 section 2.7.10 and 2.7.7.2).
+#[inline]
+pub fn full_fence() {
+    fence(Ordering::SeqCst);
+}
+
+/// Starts bringing a line into this core's cache; a hint that cannot fault.
+#[inline]
+pub(crate) fn prefetch(address: NonNull<u8>) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: prefetching is a hint; any address is allowed.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.as_ptr().cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}

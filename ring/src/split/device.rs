@@ -1,0 +1,196 @@
+//! The device side of a split virtqueue: takes chains off, puts used elements on.
+
+use std::sync::atomic::Ordering;
+
+use mqblk_core::{Armed, Notify};
+use mqblk_memory::full_fence;
+
+use super::layout::{AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, Descriptor, SplitRing, USED_NO_NOTIFY, passed};
+
+/// What is wrong with a ring. Each ends its queue and nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Broken(pub &'static str);
+
+const JUMPED: Broken = Broken("the available index is further ahead than the ring is long");
+const HEAD: Broken = Broken("an available entry names a descriptor outside the table");
+const TWICE: Broken = Broken("a chain was made available again before it was used");
+const NEXT: Broken = Broken("a descriptor's next field is outside the table");
+const LOOP: Broken = Broken("a descriptor chain is longer than its table: it loops");
+
+/// The device's end of a ring.
+#[derive(Debug)]
+pub struct DeviceRing {
+    ring: SplitRing,
+    /// The next available entry to read.
+    next_avail: u16,
+    /// Where the next used element goes.
+    next_used: u16,
+    /// Used index as the driver sees it.
+    published: u16,
+    event_idx: bool,
+    /// Heads that we hold. A driver that offers one of them again is broken.
+    held: Box<[bool]>,
+}
+
+impl DeviceRing {
+    /// A ring that resumes at available entry `next_avail`; where used elements go on is read from the ring itself.
+    pub fn new(ring: SplitRing, next_avail: u16, event_idx: bool) -> DeviceRing {
+        let next_used = u16::from_le(ring.used_idx.load(Ordering::Relaxed));
+        let held = vec![false; usize::from(ring.size())].into_boxed_slice();
+        DeviceRing { ring, next_avail, next_used, published: next_used, event_idx, held }
+    }
+
+    /// Entries.
+    #[inline]
+    pub fn size(&self) -> u16 {
+        self.ring.size()
+    }
+
+    /// The next available entry to read: where a new owner resumes.
+    pub fn position(&self) -> u16 {
+        self.next_avail
+    }
+
+    /// The same ring at new places in memory, after a change of the memory table.
+    pub fn relocate(&mut self, ring: SplitRing) {
+        debug_assert_eq!(ring.size(), self.ring.size());
+        self.ring = ring;
+    }
+
+    /// How many chains wait. At most the ring's size.
+    ///
+    /// # Errors
+    /// When the driver claims more than the ring holds.
+    #[inline]
+    pub fn waiting(&self) -> Result<u16, Broken> {
+        // Acquire: what the driver wrote before it moved the index is visible after this.
+        let count = u16::from_le(self.ring.avail_idx.load(Ordering::Acquire)).wrapping_sub(self.next_avail);
+        if count > self.size() { Err(JUMPED) } else { Ok(count) }
+    }
+
+    /// The head `ahead` entries past the next one, read once; its descriptor starts its way into the cache.
+    #[inline]
+    pub fn peek(&self, ahead: u16) -> u16 {
+        let head = u16::from_le(self.ring.avail_ring.get(usize::from(self.next_avail.wrapping_add(ahead))));
+        self.ring.desc.prefetch(head.into());
+        head
+    }
+
+    /// Takes the next chain, whose head [`peek`](Self::peek) gave.
+    ///
+    /// # Errors
+    /// When the head lies outside the table or is already held.
+    #[inline]
+    pub fn take(&mut self, head: u16) -> Result<(), Broken> {
+        let held = self.held.get_mut(usize::from(head)).ok_or(HEAD)?;
+        if *held {
+            return Err(TWICE);
+        }
+        *held = true;
+        self.next_avail = self.next_avail.wrapping_add(1);
+        Ok(())
+    }
+
+    /// One read of a descriptor of the table.
+    #[inline]
+    pub fn descriptor(&self, index: u16) -> Descriptor {
+        Descriptor::from_words(self.ring.desc.get(index.into()))
+    }
+
+    /// The descriptor that follows `desc` in the table; `None` at the end of the chain. `seen` counts the chain's
+    /// descriptors and bounds the walk.
+    ///
+    /// # Errors
+    /// When the chain leaves the table or loops.
+    #[inline]
+    pub fn follow(&self, desc: &Descriptor, seen: &mut u16) -> Result<Option<Descriptor>, Broken> {
+        if desc.flags & DESC_NEXT == 0 {
+            return Ok(None);
+        }
+        *seen += 1;
+        if *seen >= self.size() {
+            return Err(LOOP);
+        }
+        if desc.next >= self.size() {
+            return Err(NEXT);
+        }
+        Ok(Some(self.descriptor(desc.next)))
+    }
+
+    /// Entries of the indirect table that `desc` names.
+    ///
+    /// # Errors
+    /// When it breaks the rules for such descriptors (virtio 1.3 section 2.7.5.3): a length that is no whole number of
+    /// descriptors, or none, or more than 32768; NEXT together with INDIRECT.
+    #[inline]
+    pub fn indirect_entries(desc: &Descriptor) -> Result<u16, Broken> {
+        if desc.flags & DESC_NEXT != 0 {
+            return Err(Broken("a descriptor has both INDIRECT and NEXT"));
+        }
+        if desc.len == 0 || !desc.len.is_multiple_of(16) {
+            return Err(Broken("an indirect table's length is not a multiple of 16 above 0"));
+        }
+        u16::try_from(desc.len / 16).ok().filter(|n| *n <= 32768).ok_or(Broken("an indirect table is too long"))
+    }
+
+    /// Whether `desc` names an indirect table.
+    #[inline]
+    pub fn is_indirect(desc: &Descriptor) -> bool {
+        desc.flags & DESC_INDIRECT != 0
+    }
+
+    /// Gives a chain back, with the bytes written to it. Visible after [`publish`](Self::publish).
+    #[inline]
+    pub fn put_used(&mut self, head: u16, written: u32) {
+        if let Some(held) = self.held.get_mut(usize::from(head)) {
+            *held = false;
+        }
+        self.ring.used_ring.set(self.next_used.into(), [u32::from(head).to_le(), written.to_le()]);
+        self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    /// Makes all used elements since the last publish visible at once, and tells whether the driver wants to be called.
+    #[inline]
+    pub fn publish(&mut self) -> Notify {
+        let old = self.published;
+        if self.next_used == old {
+            return Notify::Nothing;
+        }
+        // Release: the elements and the data are visible before the index.
+        self.ring.used_idx.store(self.next_used.to_le(), Ordering::Release);
+        self.published = self.next_used;
+        // The driver stores its wish, then looks at our index; we store the index, then look at its wish. Without the
+        // fence both could miss the other.
+        full_fence();
+        let wanted = if self.event_idx {
+            passed(u16::from_le(self.ring.used_event.load(Ordering::Relaxed)), self.published, old)
+        } else {
+            u16::from_le(self.ring.avail_flags.load(Ordering::Relaxed)) & AVAIL_NO_INTERRUPT == 0
+        };
+        if wanted { Notify::Wanted } else { Notify::Suppressed }
+    }
+
+    /// Asks for a kick, then looks again.
+    #[inline]
+    pub fn arm(&mut self) -> Armed {
+        if self.event_idx {
+            self.ring.avail_event.store(self.next_avail.to_le(), Ordering::Relaxed);
+        } else {
+            self.ring.used_flags.store(0, Ordering::Relaxed);
+        }
+        full_fence();
+        if u16::from_le(self.ring.avail_idx.load(Ordering::Acquire)) == self.next_avail {
+            Armed::Sleepable
+        } else {
+            Armed::WorkWaiting
+        }
+    }
+
+    /// Asks not to be kicked. With EVENT_IDX leaving the event index stale is enough.
+    #[inline]
+    pub fn disarm(&mut self) {
+        if !self.event_idx {
+            self.ring.used_flags.store(USED_NO_NOTIFY.to_le(), Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Where the parts of a split virtqueue lie, and the parts resolved to shared memory once, at set-up.
+
+use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots, SharedU16};
+
+/// Largest ring the specification allows. Source: virtio 1.3 section 2.7.
+pub const MAX_SIZE: u16 = 32768;
+
+/// The buffer continues in the descriptor named by `next`.
+pub const DESC_NEXT: u16 = 1;
+/// The device may write the buffer (else it may only read it).
+pub const DESC_WRITE: u16 = 2;
+/// The buffer holds a table of descriptors.
+pub const DESC_INDIRECT: u16 = 4;
+
+/// Bytes of one descriptor.
+pub const DESC_BYTES: u64 = 16;
+
+/// The driver asks not to be called (only without EVENT_IDX).
+pub const AVAIL_NO_INTERRUPT: u16 = 1;
+/// The device asks not to be kicked (only without EVENT_IDX).
+pub const USED_NO_NOTIFY: u16 = 1;
+
+/// A descriptor, read once out of shared memory. Source: virtio 1.3 section 2.7.5.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Descriptor {
+    /// Guest address of the buffer.
+    pub address: u64,
+    /// Its length in bytes.
+    pub len: u32,
+    /// [`DESC_NEXT`], [`DESC_WRITE`], [`DESC_INDIRECT`].
+    pub flags: u16,
+    /// Index of the next descriptor, with [`DESC_NEXT`].
+    pub next: u16,
+}
+
+impl Descriptor {
+    /// From its 16 bytes as two little-endian words.
+    #[inline]
+    pub const fn from_words(words: [u64; 2]) -> Descriptor {
+        let (address, rest) = (u64::from_le(words[0]), u64::from_le(words[1]));
+        Descriptor { address, len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
+    }
+
+    /// To its 16 bytes as two little-endian words.
+    #[inline]
+    pub const fn to_words(self) -> [u64; 2] {
+        let rest = self.len as u64 | (self.flags as u64) << 32 | (self.next as u64) << 48;
+        [self.address.to_le(), rest.to_le()]
+    }
+}
+
+/// Guest addresses of the three parts of a ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SplitAddresses {
+    /// Descriptor table, 16 bytes each, aligned to 16.
+    pub desc: GuestAddress,
+    /// Available ring, aligned to 2.
+    pub avail: GuestAddress,
+    /// Used ring, aligned to 4.
+    pub used: GuestAddress,
+}
+
+/// Why a ring cannot be set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SetupError {
+    /// Not a power of two from 1 to 32768.
+    #[error("ring size: found {0}, expected a power of two from 1 to 32768")]
+    Size(u16),
+    /// A part is not aligned, not mapped, or not in one memory region.
+    #[error("{part} at guest address {address:#x}: expected {len} bytes in one memory region, aligned to {align}")]
+    Part {
+        /// Which part.
+        part: &'static str,
+        /// Where it was said to be.
+        address: u64,
+        /// How long it has to be.
+        len: u64,
+        /// How it has to be aligned.
+        align: u64,
+    },
+}
+
+/// A ring's fields in shared memory. All little-endian, as virtio 1.x says.
+#[derive(Debug)]
+pub struct SplitRing {
+    /// The descriptor table.
+    pub desc: SharedSlots<[u64; 2]>,
+    /// Driver's flags.
+    pub avail_flags: SharedU16,
+    /// Where the driver puts the next head, modulo 65536.
+    pub avail_idx: SharedU16,
+    /// Heads.
+    pub avail_ring: SharedSlots<u16>,
+    /// With EVENT_IDX: the driver wants a call when the used index passes this.
+    pub used_event: SharedU16,
+    /// Device's flags.
+    pub used_flags: SharedU16,
+    /// Where the device puts the next used element, modulo 65536.
+    pub used_idx: SharedU16,
+    /// Used elements: head, then bytes written.
+    pub used_ring: SharedSlots<[u32; 2]>,
+    /// With EVENT_IDX: the device wants a kick when the available index passes this.
+    pub avail_event: SharedU16,
+}
+
+impl SplitRing {
+    /// Resolves all parts of a ring of `size` entries.
+    ///
+    /// # Errors
+    /// [`SetupError`] names the part that does not fit.
+    pub fn resolve(memory: &GuestMemory, at: &SplitAddresses, size: u16) -> Result<SplitRing, SetupError> {
+        if !size.is_power_of_two() || size > MAX_SIZE {
+            return Err(SetupError::Size(size));
+        }
+        let n = u64::from(size);
+        let bad = |part, address: GuestAddress, len, align| SetupError::Part { part, address: address.0, len, align };
+        let no_desc = bad("descriptor table", at.desc, DESC_BYTES * n, 16);
+        let no_avail = bad("available ring", at.avail, 6 + 2 * n, 2);
+        let no_used = bad("used ring", at.used, 6 + 8 * n, 4);
+        if !at.desc.0.is_multiple_of(16) {
+            return Err(no_desc);
+        }
+        if !at.used.0.is_multiple_of(4) {
+            return Err(no_used);
+        }
+        let cell = |base: GuestAddress, offset: u64| memory.cell(GuestAddress(base.0.checked_add(offset)?));
+        let after = |base: GuestAddress| Some(GuestAddress(base.0.checked_add(4)?));
+        Ok(SplitRing {
+            desc: memory.slots(at.desc, size.into()).ok_or(no_desc)?,
+            avail_flags: cell(at.avail, 0).ok_or(no_avail)?,
+            avail_idx: cell(at.avail, 2).ok_or(no_avail)?,
+            avail_ring: after(at.avail).and_then(|a| memory.slots(a, size.into())).ok_or(no_avail)?,
+            used_event: cell(at.avail, 4 + 2 * n).ok_or(no_avail)?,
+            used_flags: cell(at.used, 0).ok_or(no_used)?,
+            used_idx: cell(at.used, 2).ok_or(no_used)?,
+            used_ring: after(at.used).and_then(|a| memory.slots(a, size.into())).ok_or(no_used)?,
+            avail_event: cell(at.used, 4 + 8 * n).ok_or(no_used)?,
+        })
+    }
+
+    /// Entries.
+    #[inline]
+    pub fn size(&self) -> u16 {
+        // A ring has at most 32768 entries.
+        self.desc.count() as u16
+    }
+}
+
+/// Whether moving an index from `old` to `new` passed `event`: the test both sides use to decide on a notification.
+/// Source: virtio 1.3 section 2.7.10.1, `vring_need_event`.
+#[inline]
+pub const fn passed(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mqblk_memory::Region;
+    use std::sync::Arc;
+
+    #[test]
+    fn descriptors_keep_their_fields() {
+        let d = Descriptor { address: 0x1122_3344_5566_7788, len: 0x99aa_bbcc, flags: DESC_WRITE, next: 0xfffe };
+        assert_eq!(Descriptor::from_words(d.to_words()), d);
+    }
+
+    #[test]
+    fn passing_is_modulo_65536() {
+        for (event, new, old, want) in [
+            (5, 6, 5, true),
+            (5, 5, 5, false),
+            (5, 5, 4, false),
+            (6, 6, 5, false),
+            (0xffff, 0, 0xffff, true),
+            (0xfffe, 2, 0xfffe, true),
+            (3, 2, 0xfffe, false),
+        ] {
+            assert_eq!(passed(event, new, old), want, "event {event} new {new} old {old}");
+        }
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_named() {
+        let region = Region::shared("t", 0x10000, GuestAddress(0)).unwrap().0;
+        let memory = GuestMemory::new(vec![Arc::new(region)]).unwrap();
+        let good = SplitAddresses { desc: GuestAddress(0), avail: GuestAddress(0x1000), used: GuestAddress(0x2000) };
+        assert_eq!(SplitRing::resolve(&memory, &good, 256).unwrap().size(), 256);
+        for (change, part) in [
+            (SplitAddresses { desc: GuestAddress(8), ..good }, "descriptor table"),
+            (SplitAddresses { desc: GuestAddress(0xfff0), ..good }, "descriptor table"),
+            (SplitAddresses { avail: GuestAddress(0x1001), ..good }, "available ring"),
+            (SplitAddresses { avail: GuestAddress(0xfffe), ..good }, "available ring"),
+            (SplitAddresses { used: GuestAddress(0x2002), ..good }, "used ring"),
+            (SplitAddresses { used: GuestAddress(u64::MAX - 3), ..good }, "used ring"),
+        ] {
+            match SplitRing::resolve(&memory, &change, 256) {
+                Err(SetupError::Part { part: found, .. }) => assert_eq!(found, part),
+                other => panic!("{change:?}: {other:?}"),
+            }
+        }
+        for size in [0, 3, 257, 0xffff] {
+            assert_eq!(SplitRing::resolve(&memory, &good, size).unwrap_err(), SetupError::Size(size));
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! The split virtqueue. Source: virtio 1.3 section 2.7, "Split Virtqueues".
+
+pub mod device;
+pub mod layout;
+
+pub use device::{Broken, DeviceRing};
+pub use layout::{Descriptor, SetupError, SplitAddresses, SplitRing};

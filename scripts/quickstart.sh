@@ -1,0 +1,150 @@
+#!/bin/bash
+# Shows what mqblk does, from nothing: builds it, serves an image, writes and verifies it through all queues, measures it, and
+# prints how to attach it to a virtual machine. Serves until Ctrl-C.
+#
+# QUICKSTART_EXIT=1    exit 0 in place of serving on
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/check-toolchain.sh
+
+mqblk=target/release/mqblk
+cpus=$(nproc)
+queues=$((cpus < 256 ? cpus : 256))
+bench_queues=$((queues > 1 ? 2 : 1))
+folder=
+daemon=
+
+fail() {
+    echo "quickstart: $*" >&2
+    exit 1
+}
+
+stop_daemon() {
+    [ -n "$daemon" ] || return 0
+    local code=0
+    kill -TERM "$daemon" 2>/dev/null || true
+    wait "$daemon" || code=$?
+    daemon=
+    [ "$code" -eq 0 ] || echo "quickstart: the daemon ended with code $code" >&2
+    return "$code"
+}
+
+cleanup() {
+    trap '' INT TERM
+    stop_daemon || true
+    [ -z "$folder" ] || rm -rf "$folder"
+}
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# start_daemon POLL: serves the image until stop_daemon.
+start_daemon() {
+    local tries=0
+    # In a session of its own, so that a Ctrl-C reaches it once, from stop_daemon, and not from the terminal as well.
+    setsid "$mqblk" --log warn serve \
+        --disk "path=$folder/disk.img,socket=$socket,queues=$queues,poll=$1" </dev/null &
+    daemon=$!
+    until [ -S "$socket" ]; do
+        kill -0 "$daemon" 2>/dev/null || fail "the daemon did not start"
+        tries=$((tries + 1))
+        [ "$tries" -le 500 ] || fail "the daemon made no socket within 10 seconds"
+        sleep 0.02
+    done
+}
+
+measure() {
+    local depth
+    for depth in 1 32; do
+        "$mqblk" bench --socket "$socket" --rw randread --bs 4k --iodepth "$depth" \
+            --queues "$(seq -s, 1 "$bench_queues")" --size 256M --warmup 0.2 --runtime 1 --runs 1 \
+            --json "$folder/$1-$depth.json" >"$folder/bench.log" 2>&1 || {
+            cat "$folder/bench.log" >&2
+            fail "the benchmark failed"
+        }
+    done
+}
+
+# rows POLL: one line for each object of the benchmark's JSON. Each key stands once in an object.
+rows() {
+    local depth key
+    for depth in 1 32; do
+        for key in queues iodepth iops_mean bw_bytes_per_s p50 p99 server_cpu_us_per_io; do
+            grep -o "\"$key\": *[0-9.eE+-]*" "$folder/$1-$depth.json" | sed 's/.*: *//' >"$folder/column.$key"
+        done
+        (cd "$folder" && paste column.queues column.iodepth column.iops_mean column.bw_bytes_per_s \
+            column.p50 column.p99 column.server_cpu_us_per_io) |
+            awk -v poll="$1" '{ printf "  %-10s %7d %8d %10d %8.1f %9.1f %9.1f %15.2f\n",
+                poll, $1, $2, $3, $4 / 1048576, $5, $6, $7 }'
+    done
+}
+
+echo "1. building"
+cargo build --release -p mqblk
+folder=$(mktemp -d "${TMPDIR:-/tmp}/mqblk-quickstart.XXXXXX")
+socket=$folder/disk.sock
+
+echo
+echo "2. a sparse image of 1 GiB, served with $queues queue(s) on $socket"
+truncate -s 1G "$folder/disk.img"
+start_daemon off
+
+echo
+echo "3. writing 256 MiB through mqblk's own driver, on all queues, and verifying it"
+"$mqblk" bench --socket "$socket" --rw write --bs 64k --iodepth 16 --queues "$queues" --size 256M \
+    --verify crc32c --allow-write
+
+echo
+echo "4. measuring 4 KiB random reads, polling off and on"
+measure off
+stop_daemon
+start_daemon static:50
+measure static:50
+echo
+printf "  %-10s %7s %8s %10s %8s %9s %9s %15s\n" poll queues iodepth IOPS MiB/s "p50 us" "p99 us" "server us/IO"
+rows off
+rows static:50
+
+cat <<END
+
+5. $socket is being served. To attach it to a virtual machine (as a
+   second disk, beside the guest's own in GUEST.qcow2 or GUEST.raw):
+
+QEMU:
+  qemu-system-x86_64 -accel kvm -accel tcg -smp $cpus -m 1G \\
+    -object memory-backend-memfd,id=mem,size=1G,share=on -machine q35,memory-backend=mem \\
+    -chardev socket,id=mqblk,path=$socket \\
+    -device vhost-user-blk-pci,chardev=mqblk,num-queues=$queues \\
+    -drive file=GUEST.qcow2,if=none,id=root -device virtio-blk-pci,drive=root,bootindex=0
+
+cloud-hypervisor:
+  cloud-hypervisor --cpus boot=$cpus --memory size=1G,shared=on --kernel KERNEL --cmdline "root=/dev/vda1 console=hvc0" \\
+    --disk path=GUEST.raw vhost_user=true,socket=$socket,num_queues=$queues,queue_size=256
+
+libvirt, in the domain's XML (its QEMU runs as another user: serve with socket-mode=0666 or in its group with 0660):
+  <memoryBacking>
+    <source type='memfd'/>
+    <access mode='shared'/>
+  </memoryBacking>
+  <devices>
+    <disk type='vhostuser' device='disk'>
+      <driver name='qemu' type='raw' queues='$queues'/>
+      <source type='unix' path='$socket'>
+        <reconnect enabled='yes' timeout='10'/>
+      </source>
+      <target dev='vdb' bus='virtio'/>
+    </disk>
+  </devices>
+END
+
+if [ "${QUICKSTART_EXIT:-}" = 1 ]; then
+    stop_daemon
+    exit 0
+fi
+echo
+echo "Serving until Ctrl-C."
+trap 'stop_daemon && exit 0 || exit 1' INT TERM
+code=0
+wait "$daemon" || code=$?
+daemon=
+fail "the daemon ended by itself with code $code"

@@ -1,0 +1,87 @@
+#!/bin/bash
+# Runs the tests and sums them up:  scripts/test.sh [fast] [guest]
+#
+# The last line is "N passed, M failed" over all test programs; the exit code is 0 only when nothing failed. The whole output
+# of each run is kept in target/test-logs.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+scripts/check-toolchain.sh || exit 1
+
+logs=target/test-logs
+passed=0 failed=0 ignored=0
+mkdir -p "$logs" && rm -f "$logs/summary"
+
+# Shows of cargo's output what a person needs: errors, one line for each test program, and, where each test takes long, one
+# for each test.
+condense() {
+    awk -v each="$1" '
+        /^ +Running /            { name = $2 == "unittests" ? $NF : $2; sub(/.*\/deps\//, "", name); sub(/\)$/, "", name)
+                                   sub(/-[0-9a-f]+$/, "", name); next }
+        /^ +Doc-tests /          { name = $2 " (documentation)"; next }
+        /^test .* \.\.\. FAILED/ { print "    FAILED " $2; fflush(); next }
+        /^test .* \.\.\. ok/     { if (each) { print "    ok     " $2; fflush() } next }
+        /^test result: /         { if ($4 + $6 + $8 > 0) printf "  %-34s %4d passed %3d failed %3d ignored\n", name, $4, $6, $8
+                                   fflush(); next }
+        /^(error|warning: unused)/ { print; fflush() }
+    '
+}
+
+# run NAME EACH COMMAND...: runs one "cargo test" and adds its counts.
+run() {
+    local name=$1 each=$2 log=$logs/$1.log code p f i
+    shift 2
+    "$@" </dev/null 2>&1 | tee "$log" | condense "$each"
+    code=${PIPESTATUS[0]}
+    read -r p f i < <(awk '/^test result: /{ p += $4; f += $6; i += $8 } END { print p + 0, f + 0, i + 0 }' "$log")
+    if [ "$code" -ne 0 ]; then
+        local died
+        died=$(awk '/^error: test failed, to rerun/ { n++ } /^test result: FAILED/ { n-- } END { print (n > 0 ? n : 0) }' "$log")
+        # What the failed tests printed: from each "failures:" to its summary.
+        sed -n '/^failures:$/,/^test result:/p' "$log" | head -n 300
+        if [ "$died" -gt 0 ]; then
+            # A test program that ends by a signal prints no summary; each counts as one failed test.
+            echo "  $died test program(s) ended before all their tests had run:"
+            grep -B 20 'process didn.t exit successfully' "$log" | grep -v '^test .* ok$' | head -n 100
+        elif [ "$f" -eq 0 ]; then
+            # Nothing was built or nothing was run: that must not look like success.
+            died=1
+            echo "  '$*' ended with code $code:"
+            tail -n 40 "$log"
+        fi
+        f=$((f + died))
+        echo "  the whole output is in $log"
+    fi
+    passed=$((passed + p)) failed=$((failed + f)) ignored=$((ignored + i))
+}
+
+for part in "$@"; do
+    case $part in
+        fast)
+            echo "building (the first time takes minutes)"
+            run build '' cargo build --release --workspace
+            [ "$failed" -eq 0 ] || break
+            echo "tests without virtual machines"
+            run fast '' cargo test --release --workspace --no-fail-fast
+            ;;
+        guest)
+            echo "preparing the guest: QEMU, a Debian kernel, fio"
+            tests/guest/prepare.sh </dev/null || {
+                failed=$((failed + 1))
+                echo "  the guest could not be prepared, so its tests did not run"
+                break
+            }
+            echo "building the guest's tests"
+            run guest-build '' cargo build --release -p mqblk
+            echo "tests with virtual machines (minutes each where there is no KVM)"
+            run guest each cargo test --release -p mqblk-tests --features guest --no-fail-fast -- --test-threads=1
+            ;;
+        *)
+            echo "scripts/test.sh: found '$part', expected fast or guest" >&2
+            exit 2
+            ;;
+    esac
+done
+
+[ "$ignored" -eq 0 ] || echo "$ignored tests were ignored"
+echo "$passed passed, $failed failed" | tee "$logs/summary"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,160 @@
+//! `storage=null`: a disk that does nothing, to measure everything else.
+//!
+//! Writes are forgotten. **Reads leave the guest's buffer as it is**: filling it would cost more than all the rest of the
+//! path. Ranges, alignment and `readonly` are checked as on any disk.
+//!
+//! | setting | default | meaning |
+//! |---|---|---|
+//! | `size` | needed | capacity |
+//! | `latency-us` | 0 | 0: a request ends at once, inside `submit`. Otherwise that many microseconds after submission, in order of submission, like null_blk's `completion_nsec` |
+//! | `block-size` | 512 | 512 or 4096 |
+//! | `readonly` | off | |
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mqblk_core::settings::Settings;
+use mqblk_core::{
+    BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Outcome, Request,
+};
+use mqblk_memory::Buffer;
+use mqblk_uring::Lane;
+
+use crate::admission;
+
+/// Opens a null disk.
+///
+/// # Errors
+/// When a setting does not fit.
+pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
+    let block = admission::block_size(settings)?.unwrap_or(BlockSize::B512);
+    let size = admission::size(settings, block)?;
+    let latency = settings.number("latency-us", 0..=60_000_000)?.unwrap_or(0);
+    let read_only = settings.switch("readonly")?.unwrap_or(false);
+    let geometry = admission::plain_geometry(size, block, read_only);
+    Ok(Arc::new(NullDisk { geometry, latency: Duration::from_micros(latency) }))
+}
+
+#[derive(Debug)]
+struct NullDisk {
+    geometry: Geometry,
+    latency: Duration,
+}
+
+impl Disk<Lane> for NullDisk {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn limits(&self) -> Limits {
+        let writable = !self.geometry.read_only;
+        let granularity = ByteLen(u64::from(self.geometry.logical_block.bytes()));
+        Limits {
+            max_transfer: admission::MAX_TRANSFER,
+            max_segments: u32::from(u16::MAX),
+            discard: writable.then_some(DiscardLimits { granularity, max_len: self.geometry.size }),
+            write_zeroes: writable.then_some(self.geometry.size),
+            volatile_cache: false,
+            cost_per_request: false,
+        }
+    }
+
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("size", self.geometry.size.to_string()),
+            ("latency-us", self.latency.as_micros().to_string()),
+            ("block-size", self.geometry.logical_block.bytes().to_string()),
+            ("readonly", admission::on_off(self.geometry.read_only)),
+        ]
+    }
+
+    fn open_channel(&self, _lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+        Ok(if self.latency.is_zero() {
+            Box::new(AtOnce { geometry: self.geometry })
+        } else {
+            Box::new(Delayed { geometry: self.geometry, latency: self.latency, waiting: VecDeque::with_capacity(1024) })
+        })
+    }
+}
+
+#[inline]
+fn end(geometry: &Geometry, request: Request<Buffer>) -> Finished<Buffer> {
+    let done = Outcome::Done(if request.op.has_data() { request.len } else { ByteLen::ZERO });
+    let outcome = admission::judge(geometry, &request).unwrap_or(done);
+    Finished { outcome, tag: request.tag, buffer: request.buffer }
+}
+
+/// A channel whose requests end inside `submit`.
+#[derive(Debug)]
+struct AtOnce {
+    geometry: Geometry,
+}
+
+impl DiskChannel<Lane> for AtOnce {
+    fn submit(
+        &mut self,
+        _lane: &mut Lane,
+        batch: &mut Vec<Request<Buffer>>,
+        finished: &mut Vec<Finished<Buffer>>,
+    ) -> usize {
+        let taken = batch.len();
+        finished.extend(batch.drain(..).map(|request| end(&self.geometry, request)));
+        taken
+    }
+
+    fn reap(&mut self, _lane: &mut Lane, _finished: &mut Vec<Finished<Buffer>>) -> usize {
+        0
+    }
+
+    fn outstanding(&self) -> u32 {
+        0
+    }
+
+    fn close(&mut self, _lane: &mut Lane) {}
+}
+
+/// A channel whose requests end a fixed time after submission.
+#[derive(Debug)]
+struct Delayed {
+    geometry: Geometry,
+    latency: Duration,
+    /// When each ends, earliest first: the latency is the same for all.
+    waiting: VecDeque<(Instant, Finished<Buffer>)>,
+}
+
+impl DiskChannel<Lane> for Delayed {
+    fn submit(
+        &mut self,
+        _lane: &mut Lane,
+        batch: &mut Vec<Request<Buffer>>,
+        _finished: &mut Vec<Finished<Buffer>>,
+    ) -> usize {
+        let taken = batch.len();
+        // The clock itself, not the lane's: that one is as old as the turn, and a request would end early by as much.
+        let due = Instant::now() + self.latency;
+        self.waiting.extend(batch.drain(..).map(|request| (due, end(&self.geometry, request))));
+        taken
+    }
+
+    fn reap(&mut self, _lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+        if self.waiting.is_empty() {
+            return 0;
+        }
+        let now = Instant::now();
+        let before = finished.len();
+        let due = self.waiting.partition_point(|(due, _)| *due <= now);
+        finished.extend(self.waiting.drain(..due).map(|(_, ended)| ended));
+        finished.len() - before
+    }
+
+    fn outstanding(&self) -> u32 {
+        self.waiting.len() as u32
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.waiting.front().map(|(due, _)| *due)
+    }
+
+    fn close(&mut self, _lane: &mut Lane) {}
+}

@@ -1,0 +1,154 @@
+//! `storage=ram`: a disk in the daemon's own memory, empty at start and gone at exit.
+//!
+//! All workers copy to and from the same mapping; requests end inside `submit`. As on a real disk, what a read finds that
+//! overlaps a write in flight elsewhere is not defined.
+//!
+//! | setting | default | meaning |
+//! |---|---|---|
+//! | `size` | needed | capacity; pages are taken from the host when they are first written |
+//! | `block-size` | 512 | 512 or 4096 |
+//! | `readonly` | off | |
+
+use std::sync::Arc;
+
+use mqblk_core::settings::Settings;
+use mqblk_core::{
+    BlockSize, ByteLen, ByteOffset, DiscardLimits, Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Op,
+    Outcome, Request,
+};
+use mqblk_memory::{Buffer, Mapping};
+use mqblk_uring::Lane;
+
+use crate::admission;
+
+/// Bounds of what one request may keep a worker busy with, at about 10 GB/s of clearing and 40 GB/s of giving pages back.
+const MAX_ZEROES: ByteLen = ByteLen(32 << 20);
+const MAX_DISCARD: ByteLen = ByteLen(256 << 20);
+
+/// Opens a RAM disk.
+///
+/// # Errors
+/// When a setting does not fit, or the host cannot map that much.
+pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
+    let block = admission::block_size(settings)?.unwrap_or(BlockSize::B512);
+    let size = admission::size(settings, block)?;
+    let read_only = settings.switch("readonly")?.unwrap_or(false);
+    let too_large = |why: &dyn std::fmt::Display| {
+        settings.error("size", size.to_string(), format!("a size that the host can map ({why})"))
+    };
+    let bytes = usize::try_from(size.0).map_err(|why| too_large(&why))?;
+    let memory = Mapping::anonymous(bytes).map_err(|why| too_large(&why))?;
+    Ok(Arc::new(RamDisk { geometry: admission::plain_geometry(size, block, read_only), memory: Arc::new(memory) }))
+}
+
+#[derive(Debug)]
+struct RamDisk {
+    geometry: Geometry,
+    memory: Arc<Mapping>,
+}
+
+impl Disk<Lane> for RamDisk {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn limits(&self) -> Limits {
+        let writable = !self.geometry.read_only;
+        Limits {
+            max_transfer: admission::MAX_TRANSFER,
+            max_segments: u32::from(u16::MAX),
+            // Only whole pages are given back, but the rest is cleared, so nothing is ignored.
+            discard: writable.then_some(DiscardLimits {
+                granularity: ByteLen(u64::from(self.geometry.logical_block.bytes())),
+                max_len: MAX_DISCARD,
+            }),
+            write_zeroes: writable.then_some(MAX_ZEROES),
+            volatile_cache: false,
+            cost_per_request: false,
+        }
+    }
+
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("size", self.geometry.size.to_string()),
+            ("block-size", self.geometry.logical_block.bytes().to_string()),
+            ("readonly", admission::on_off(self.geometry.read_only)),
+        ]
+    }
+
+    fn open_channel(&self, _lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+        Ok(Box::new(RamChannel { geometry: self.geometry, memory: Arc::clone(&self.memory) }))
+    }
+}
+
+#[derive(Debug)]
+struct RamChannel {
+    geometry: Geometry,
+    memory: Arc<Mapping>,
+}
+
+impl RamChannel {
+    #[inline]
+    fn perform(&self, lane: &Lane, request: &Request<Buffer>) -> Outcome {
+        if let Some(outcome) = admission::judge(&self.geometry, request) {
+            return outcome;
+        }
+        let Request { start, len, .. } = *request;
+        let done = match (request.op, &request.buffer) {
+            (Op::Flush, _) => return Outcome::Done(ByteLen::ZERO),
+            (Op::Read | Op::Write { .. }, Some(buffer)) if lane.buffers.len(buffer) != len => false,
+            (Op::Read, Some(buffer)) => lane.buffers.fill_from(buffer, &self.memory, start),
+            (Op::Write { .. }, Some(buffer)) => lane.buffers.store_to(buffer, &self.memory, start),
+            (Op::Read | Op::Write { .. }, None) => false,
+            (Op::Discard { .. } | Op::WriteZeroes { may_unmap: true, .. }, _) => self.memory.clear(start, len),
+            (Op::WriteZeroes { may_unmap: false, .. }, _) => self.write_zeroes(start, len),
+        };
+        match done {
+            true if request.op.has_data() => Outcome::Done(len),
+            true => Outcome::Done(ByteLen::ZERO),
+            false => admission::INVALID,
+        }
+    }
+
+    /// Zeroes a range that keeps its pages.
+    fn write_zeroes(&self, start: ByteOffset, len: ByteLen) -> bool {
+        static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
+        let mut at = start.0;
+        let mut left = len.0;
+        while left > 0 {
+            let run = left.min(ZEROES.len() as u64);
+            if !self.memory.write(ByteOffset(at), &ZEROES[..run as usize]) {
+                return false;
+            }
+            (at, left) = (at + run, left - run);
+        }
+        true
+    }
+}
+
+impl DiskChannel<Lane> for RamChannel {
+    fn submit(
+        &mut self,
+        lane: &mut Lane,
+        batch: &mut Vec<Request<Buffer>>,
+        finished: &mut Vec<Finished<Buffer>>,
+    ) -> usize {
+        let taken = batch.len();
+        finished.extend(batch.drain(..).map(|request| Finished {
+            outcome: self.perform(lane, &request),
+            tag: request.tag,
+            buffer: request.buffer,
+        }));
+        taken
+    }
+
+    fn reap(&mut self, _lane: &mut Lane, _finished: &mut Vec<Finished<Buffer>>) -> usize {
+        0
+    }
+
+    fn outstanding(&self) -> u32 {
+        0
+    }
+
+    fn close(&mut self, _lane: &mut Lane) {}
+}

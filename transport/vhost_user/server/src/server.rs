@@ -1,0 +1,177 @@
+//! The control thread of one device.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use mqblk_engine::{AnyDisk, Engine, EventFd, FixedBufferUse, Lane, PollPolicy};
+use mqblk_virtio::VirtioDevice;
+use rustix::event::{PollFd, PollFlags};
+use vhost::vhost_user::{BackendReqHandler, Error};
+
+use crate::listen::{self, SocketError};
+use crate::session::Session;
+
+/// What a device needs to be served.
+pub struct ServerOptions {
+    /// The disk's name, for logs.
+    pub name: String,
+    /// Where to listen.
+    pub socket: PathBuf,
+    /// Permission bits of the socket.
+    pub socket_mode: u32,
+    /// The worker of each queue; queues past its end are spread round-robin.
+    pub queue_map: Vec<usize>,
+    /// How long queues are polled.
+    pub poll: PollPolicy,
+    /// Whether guest memory is registered with the workers' rings.
+    pub fixed: FixedBufferUse,
+    /// The disk.
+    pub disk: Arc<AnyDisk>,
+    /// The workers.
+    pub engine: Arc<Engine>,
+}
+
+/// A device that listens. Stopped by [`stop`](Self::stop) or by dropping it.
+pub struct Server {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    socket: PathBuf,
+}
+
+struct Shared {
+    stop: AtomicBool,
+    bell: EventFd,
+    /// The connection being served, to be shut down at stop.
+    connection: Mutex<Option<UnixStream>>,
+}
+
+impl Server {
+    /// Looks whether `options` could be served, changing nothing.
+    ///
+    /// # Errors
+    /// When the socket is in use or its folder does not exist.
+    pub fn check(options: &ServerOptions) -> Result<(), SocketError> {
+        listen::check(&options.socket)
+    }
+
+    /// Listens, and serves one VMM after the other on a thread of its own.
+    ///
+    /// # Errors
+    /// When the socket cannot be made.
+    pub fn start<D: VirtioDevice<Lane>>(device: Arc<D>, options: ServerOptions) -> Result<Server, SocketError> {
+        let socket = options.socket.clone();
+        let listener = listen::listen(&socket, options.socket_mode)?;
+        let refused = |source| SocketError::Os { path: socket.clone(), source };
+        let bell = EventFd::new().map_err(refused)?;
+        let shared = Arc::new(Shared { stop: AtomicBool::new(false), bell, connection: Mutex::new(None) });
+        let (inner, name) = (Arc::clone(&shared), options.name.clone());
+        let thread = std::thread::Builder::new()
+            .name(format!("vhost-{name}"))
+            .spawn(move || listen_until_stopped(&listener, &device, &Arc::new(options), &inner))
+            .map_err(refused)?;
+        tracing::info!(disk = name, socket = %socket.display(), "listening");
+        Ok(Server { shared, thread: Some(thread), socket })
+    }
+
+    /// Ends the connection, drains its queues and removes the socket.
+    pub fn stop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.bell.signal();
+        if let Some(stream) = &*self.shared.connection.lock().unwrap_or_else(PoisonError::into_inner) {
+            // It may be gone already.
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+        if thread.join().is_err() {
+            tracing::error!(socket = %self.socket.display(), "the control thread had panicked");
+        }
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn listen_until_stopped<D: VirtioDevice<Lane>>(
+    listener: &UnixListener,
+    device: &Arc<D>,
+    options: &Arc<ServerOptions>,
+    shared: &Shared,
+) {
+    while !shared.stop.load(Ordering::SeqCst) {
+        let mut ready =
+            [PollFd::new(listener, PollFlags::IN), PollFd::from_borrowed_fd(shared.bell.as_fd(), PollFlags::IN)];
+        if rustix::event::poll(&mut ready, None).is_err() || !ready[0].revents().contains(PollFlags::IN) {
+            continue;
+        }
+        match listener.accept() {
+            Ok((stream, _)) => serve(stream, device, options, shared),
+            Err(error) => {
+                tracing::warn!(disk = options.name, "accept: {error}");
+                // Out of descriptors, most likely: the connection stays in the queue, so do not spin on it.
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+/// Serves one connection until it ends.
+fn serve<D: VirtioDevice<Lane>>(stream: UnixStream, device: &Arc<D>, options: &Arc<ServerOptions>, shared: &Shared) {
+    let name = options.name.as_str();
+    match stream.try_clone() {
+        Ok(clone) => *shared.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(clone),
+        Err(error) => {
+            tracing::warn!(disk = name, "connection refused: {error}");
+            return;
+        }
+    }
+    // A stop that came before the clone was in place has not shut it down.
+    if shared.stop.load(Ordering::SeqCst) {
+        return;
+    }
+    tracing::debug!(disk = name, "front-end connected");
+    let session = Arc::new(Mutex::new(Session::new(Arc::clone(device), Arc::clone(options))));
+    let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
+    let ended = loop {
+        // A panic in a message's handling is a bug, but it must cost only this connection.
+        let handled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handler.handle_request()));
+        match handled {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => break Some(error),
+            Err(_) => break None,
+        }
+    };
+    drop(handler);
+    let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
+    match (ended, session.complaint()) {
+        (_, Some(why)) => tracing::warn!(disk = name, "front-end disconnected for its message: {why}"),
+        (Some(error), None) if is_hang_up(&error) || shared.stop.load(Ordering::SeqCst) => {
+            tracing::debug!(disk = name, "front-end left");
+        }
+        (Some(error), None) => tracing::warn!(disk = name, "front-end disconnected for its message: {error}"),
+        (None, None) => tracing::error!(disk = name, "front-end disconnected: handling its message failed"),
+    }
+    if session.lost_memory() {
+        tracing::warn!(disk = name, "the front-end cut off memory that it had shared");
+    }
+    session.stop();
+    *shared.connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
+}
+
+/// Whether the other side simply went away.
+fn is_hang_up(error: &Error) -> bool {
+    match error {
+        Error::Disconnected => true,
+        Error::SocketBroken(source) | Error::SocketError(source) => {
+            matches!(source.kind(), std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::BrokenPipe)
+        }
+        _ => false,
+    }
+}

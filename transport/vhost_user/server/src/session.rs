@@ -1,0 +1,381 @@
+//! One connection: answers its messages.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use mqblk_engine::{EventFd, Lane};
+use mqblk_memory::{GuestMemory, UserAddress};
+use mqblk_virtio::features::VERSION_1;
+use mqblk_virtio::{VirtioDevice, VirtioQueue};
+use vhost::VhostUserMemoryRegionBase;
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight, VhostUserLog,
+    VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
+    VhostUserSingleMemoryRegion, VhostUserVirtioFeatures, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
+
+use crate::memory;
+use crate::server::ServerOptions;
+use crate::vring::{Start, UserAddresses, Vring};
+
+/// What a VMM has set up so far.
+pub(crate) struct Session<D: VirtioDevice<Lane>> {
+    device: Arc<D>,
+    options: Arc<ServerOptions>,
+    memory: Arc<GuestMemory>,
+    vrings: Vec<Vring<D::Queue>>,
+    features: u64,
+    /// For messages of our own (configuration changes).
+    backend: Option<Backend>,
+    /// Why the last message was refused, for the one log line.
+    complaint: Option<String>,
+}
+
+const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+
+impl<D: VirtioDevice<Lane>> Session<D> {
+    pub(crate) fn new(device: Arc<D>, options: Arc<ServerOptions>) -> Self {
+        device.reset();
+        let vrings = (0..device.queues()).map(Vring::new).collect();
+        Session {
+            device,
+            options,
+            memory: Arc::new(GuestMemory::default()),
+            vrings,
+            features: 0,
+            backend: None,
+            complaint: None,
+        }
+    }
+
+    /// Why the last message was refused.
+    pub(crate) fn complaint(&mut self) -> Option<String> {
+        self.complaint.take()
+    }
+
+    /// Whether the VMM cut off memory that it had given us.
+    pub(crate) fn lost_memory(&self) -> bool {
+        self.memory.is_lost()
+    }
+
+    /// Stops all queues and waits for their requests in flight.
+    pub(crate) fn stop(&mut self) {
+        for vring in &mut self.vrings {
+            vring.stop(&self.options.name);
+        }
+        self.backend = None;
+    }
+
+    fn refuse<T>(&mut self, why: impl Into<String>) -> Result<T> {
+        self.complaint = Some(why.into());
+        Err(Error::InvalidParam)
+    }
+
+    /// The place of queue `index` in the list.
+    fn place(&mut self, index: u32) -> Result<usize> {
+        let count = self.vrings.len();
+        match usize::try_from(index) {
+            Ok(place) if place < count => Ok(place),
+            _ => self.refuse(format!("queue index: found {index}, expected one below {count}")),
+        }
+    }
+
+    fn event(&mut self, what: &str, index: u8, file: Option<File>) -> Result<Option<EventFd>> {
+        match file.map(|file| EventFd::try_from(OwnedFd::from(file))) {
+            None => Ok(None),
+            Some(Ok(event)) => Ok(Some(event)),
+            Some(Err(error)) => self.refuse(format!("queue {index}: {what}: {error}")),
+        }
+    }
+
+    /// Starts queue `place` if all is known that it needs.
+    fn start_if_ready(&mut self, place: usize) -> Result<()> {
+        if !self.vrings[place].is_startable() {
+            return Ok(());
+        }
+        let map = &self.options.queue_map;
+        let start = Start {
+            device: &self.device,
+            engine: &self.options.engine,
+            disk: &self.options.disk,
+            name: &self.options.name,
+            memory: &self.memory,
+            features: self.features,
+            poll: self.options.poll,
+            fixed: self.options.fixed,
+            worker: map.get(place).copied().unwrap_or(place),
+        };
+        match self.vrings[place].start(&start) {
+            Ok(()) => Ok(()),
+            Err(why) => self.refuse(why),
+        }
+    }
+
+    /// Makes a new table the one in force, for queues that run too.
+    fn use_memory(&mut self, table: std::result::Result<GuestMemory, mqblk_memory::MemoryError>) -> Result<()> {
+        let table = match table {
+            Ok(table) => Arc::new(table),
+            Err(error) => return self.refuse(error.to_string()),
+        };
+        for place in 0..self.vrings.len() {
+            if let Err(why) = self.vrings[place].relocate(&table, self.options.fixed) {
+                return self.refuse(why);
+            }
+        }
+        self.memory = table;
+        Ok(())
+    }
+
+    fn set_enabled(&mut self, place: usize, enabled: bool) -> Result<()> {
+        let vring = &mut self.vrings[place];
+        vring.enabled = enabled;
+        match vring.served.as_ref().map(|served| served.set_enabled(enabled)) {
+            Some(Err(gone)) => self.refuse(gone.to_string()),
+            _ => Ok(()),
+        }
+    }
+
+    fn unsupported<T>(&mut self, what: &str) -> Result<T> {
+        self.refuse(format!("{what}: its feature was not offered"))
+    }
+}
+
+impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        (0..self.vrings.len()).try_for_each(|place| self.set_enabled(place, false))
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        for vring in &mut self.vrings {
+            vring.stop(&self.options.name);
+            *vring = Vring::new(vring.index);
+        }
+        self.features = 0;
+        self.device.reset();
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(self.device.features() | PROTOCOL_FEATURES)
+    }
+
+    fn set_features(&mut self, accepted: u64) -> Result<()> {
+        let offered = self.device.features() | PROTOCOL_FEATURES;
+        if accepted & !offered != 0 {
+            return self.refuse(format!("features: found {:#x}, which were not offered", accepted & !offered));
+        }
+        if accepted & VERSION_1 == 0 {
+            tracing::debug!(disk = self.options.name, "the driver is a legacy one");
+        }
+        self.features = accepted;
+        self.device.set_features(accepted & !PROTOCOL_FEATURES);
+        if accepted & PROTOCOL_FEATURES == 0 {
+            (0..self.vrings.len()).try_for_each(|place| self.set_enabled(place, true))?;
+        }
+        Ok(())
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        let table = memory::table(regions, &files);
+        self.use_memory(table)?;
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        let place = self.place(index)?;
+        let max = self.device.max_ring_size();
+        match u16::try_from(num) {
+            Ok(size) if size.is_power_of_two() && size >= 2 && size <= max => {
+                self.vrings[place].size = Some(size);
+                Ok(())
+            }
+            _ => self.refuse(format!("queue {index}: size: found {num}, expected a power of two from 2 to {max}")),
+        }
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptor: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Result<()> {
+        let place = self.place(index)?;
+        self.vrings[place].addresses = Some(UserAddresses {
+            desc: UserAddress(descriptor),
+            used: UserAddress(used),
+            avail: UserAddress(available),
+        });
+        if self.vrings[place].served.is_some() {
+            let relocated = self.vrings[place].relocate(&self.memory, self.options.fixed);
+            return relocated.or_else(|why| self.refuse(why));
+        }
+        self.start_if_ready(place)
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        let place = self.place(index)?;
+        match u16::try_from(base) {
+            Ok(base) => {
+                self.vrings[place].base = base;
+                Ok(())
+            }
+            Err(_) => self.refuse(format!("queue {index}: base: found {base}, expected at most 65535")),
+        }
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        let place = self.place(index)?;
+        let vring = &mut self.vrings[place];
+        vring.stop(&self.options.name);
+        // A stopped ring starts again with its next kick descriptor.
+        vring.kick = None;
+        vring.call = None;
+        Ok(VhostUserVringState::new(index, u32::from(vring.base)))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        let place = self.place(index.into())?;
+        let kick = self.event("kick", index, file)?;
+        self.vrings[place].kick = Some(kick.clone());
+        if let Some(served) = &self.vrings[place].served {
+            let replaced = served.set_kick(kick);
+            return replaced.or_else(|gone| self.refuse(gone.to_string()));
+        }
+        self.start_if_ready(place)
+    }
+
+    fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        let place = self.place(index.into())?;
+        let call = self.event("call", index, file)?;
+        self.vrings[place].call = call.clone();
+        let Some(served) = &self.vrings[place].served else { return Ok(()) };
+        let replaced = served.visit(move |queue, _| {
+            // What was answered before the new bell hung may not have been heard.
+            if let Some(call) = &call {
+                call.signal();
+            }
+            queue.set_call(call.map(|call| Box::new(call) as Box<dyn mqblk_core::Call>));
+        });
+        replaced.or_else(|gone| self.refuse(gone.to_string()))
+    }
+
+    fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        let place = self.place(index.into())?;
+        self.vrings[place].err = self.event("err", index, file)?;
+        Ok(())
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::RESET_DEVICE
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
+    }
+
+    fn set_protocol_features(&mut self, accepted: u64) -> Result<()> {
+        let offered = self.get_protocol_features()?.bits();
+        if accepted & !offered != 0 {
+            return self.refuse(format!("protocol features: found {:#x}, which were not offered", accepted & !offered));
+        }
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(self.vrings.len() as u64)
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        let place = self.place(index)?;
+        self.set_enabled(place, enable)
+    }
+
+    fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; size as usize];
+        self.device.read_config(offset, &mut bytes);
+        Ok(bytes)
+    }
+
+    fn set_config(&mut self, offset: u32, bytes: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
+        self.device.write_config(offset, bytes).or_else(|why| self.refuse(why))
+    }
+
+    fn set_backend_req_fd(&mut self, backend: Backend) {
+        self.backend = Some(backend);
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(memory::MAX_SLOTS as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<VhostUserMemoryRegionBase>> {
+        if self.memory.regions().len() >= memory::MAX_SLOTS {
+            return self.refuse(format!("memory slots: found one more than {}", memory::MAX_SLOTS));
+        }
+        let table = memory::with(&self.memory, region, &file);
+        self.use_memory(table)?;
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        let table = memory::without(&self.memory, region);
+        self.use_memory(table)
+    }
+
+    fn set_gpu_socket(&mut self, _gpu: GpuBackend) -> Result<()> {
+        self.unsupported("GPU_SET_SOCKET")
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
+        self.unsupported("GET_SHARED_OBJECT")
+    }
+
+    fn get_inflight_fd(&mut self, _inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        self.unsupported("GET_INFLIGHT_FD")
+    }
+
+    fn set_inflight_fd(&mut self, _inflight: &VhostUserInflight, _file: File) -> Result<()> {
+        self.unsupported("SET_INFLIGHT_FD")
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _file: File,
+    ) -> Result<Option<File>> {
+        self.unsupported("SET_DEVICE_STATE_FD")
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        self.unsupported("CHECK_DEVICE_STATE")
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        self.unsupported("GET_SHMEM_CONFIG")
+    }
+
+    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
+        self.unsupported("SET_LOG_BASE")
+    }
+}

@@ -1,0 +1,174 @@
+//! One queue: what the VMM told about it, and the served queue it becomes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqblk_engine::{AnyDisk, Engine, EventFd, FixedBufferUse, Lane, PollPolicy, QueueHandle, QueueOptions};
+use mqblk_memory::{GuestMemory, UserAddress};
+use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitRing};
+use mqblk_virtio::{QueueParts, VirtioDevice, VirtioQueue, features};
+
+/// What all queues of a session share when they start.
+pub(crate) struct Start<'a, D> {
+    pub(crate) device: &'a Arc<D>,
+    pub(crate) engine: &'a Engine,
+    pub(crate) disk: &'a Arc<AnyDisk>,
+    pub(crate) name: &'a str,
+    pub(crate) memory: &'a Arc<GuestMemory>,
+    pub(crate) features: u64,
+    pub(crate) poll: PollPolicy,
+    pub(crate) fixed: FixedBufferUse,
+    pub(crate) worker: usize,
+}
+
+/// Ring addresses in the VMM's address space, as SET_VRING_ADDR gives them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UserAddresses {
+    pub(crate) desc: UserAddress,
+    pub(crate) used: UserAddress,
+    pub(crate) avail: UserAddress,
+}
+
+/// One queue of a session.
+pub(crate) struct Vring<Q> {
+    pub(crate) index: u16,
+    pub(crate) size: Option<u16>,
+    pub(crate) addresses: Option<UserAddresses>,
+    pub(crate) base: u16,
+    /// `None`: not told yet. `Some(None)`: told that there is none.
+    pub(crate) kick: Option<Option<EventFd>>,
+    pub(crate) call: Option<EventFd>,
+    pub(crate) err: Option<EventFd>,
+    pub(crate) enabled: bool,
+    pub(crate) served: Option<QueueHandle<Q>>,
+}
+
+impl<Q: VirtioQueue<Lane>> Vring<Q> {
+    pub(crate) fn new(index: u16) -> Self {
+        Vring {
+            index,
+            size: None,
+            addresses: None,
+            base: 0,
+            kick: None,
+            call: None,
+            err: None,
+            enabled: false,
+            served: None,
+        }
+    }
+
+    /// The ring's fields in this table.
+    fn resolve(&self, memory: &GuestMemory) -> Result<SplitRing, String> {
+        let (Some(size), Some(user)) = (self.size, self.addresses) else {
+            return Err(format!("queue {}: found a start before SET_VRING_NUM and SET_VRING_ADDR", self.index));
+        };
+        let guest = |part: &str, at: UserAddress| {
+            memory.guest_of_user(at).ok_or_else(|| {
+                format!("queue {}: {part}: found address {:#x}, expected one in a memory region", self.index, at.0)
+            })
+        };
+        let addresses = SplitAddresses {
+            desc: guest("descriptor table", user.desc)?,
+            avail: guest("available ring", user.avail)?,
+            used: guest("used ring", user.used)?,
+        };
+        SplitRing::resolve(memory, &addresses, size).map_err(|error| format!("queue {}: {error}", self.index))
+    }
+
+    /// Whether everything is known that a start needs.
+    pub(crate) fn is_startable(&self) -> bool {
+        self.served.is_none() && self.kick.is_some() && self.size.is_some() && self.addresses.is_some()
+    }
+
+    /// Hands the queue to its worker.
+    pub(crate) fn start<D>(&mut self, start: &Start<'_, D>) -> Result<(), String>
+    where
+        D: VirtioDevice<Lane, Queue = Q>,
+    {
+        let ring = self.resolve(start.memory)?;
+        let ring = DeviceRing::new(ring, self.base, start.features & features::RING_EVENT_IDX != 0);
+        let depth = usize::from(ring.size());
+        let kick = self.kick.clone().flatten();
+        // A queue that nobody will kick is only ever found by looking.
+        let poll = if kick.is_some() { start.poll } else { PollPolicy::Busy };
+        let options = QueueOptions {
+            disk: Arc::clone(start.disk),
+            kick,
+            poll,
+            paused: !self.enabled,
+            on_broken: self.tell_broken(start.name),
+        };
+        let (device, memory, fixed) = (Arc::clone(start.device), Arc::clone(start.memory), start.fixed);
+        let (index, call, features) = (self.index, self.call.clone(), start.features);
+        let make = move |lane: &mut Lane| {
+            let lease = lane.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
+            lane.buffers.reserve(depth);
+            let call = call.map(|call| Box::new(call) as Box<dyn mqblk_core::Call>);
+            Ok(device.queue(index, QueueParts { ring, lease, call, features }))
+        };
+        let leave = move |queue: &mut Q, lane: &mut Lane| {
+            lane.buffers.unreserve(depth);
+            lane.retire(queue.lease());
+        };
+        let handle = start.engine.attach(start.worker, options, make, leave);
+        self.served = Some(handle.map_err(|error| format!("queue {}: {error}", self.index))?);
+        Ok(())
+    }
+
+    fn tell_broken(&self, name: &str) -> Box<dyn FnOnce(&str) + Send> {
+        let (err, name, index) = (self.err.clone(), name.to_owned(), self.index);
+        Box::new(move |why| {
+            tracing::warn!(disk = name, queue = index, "queue retired: {why}");
+            if let Some(err) = err {
+                err.signal();
+            }
+        })
+    }
+
+    /// Moves a served queue to a new memory table. Requests in flight keep the old one.
+    pub(crate) fn relocate(&self, memory: &Arc<GuestMemory>, fixed: FixedBufferUse) -> Result<(), String> {
+        let Some(served) = &self.served else { return Ok(()) };
+        let ring = self.resolve(memory)?;
+        let memory = Arc::clone(memory);
+        let moved = served.visit(move |queue, lane| {
+            let lease = lane.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
+            let old = queue.relocate(ring, lease);
+            lane.retire(old);
+            Ok(())
+        });
+        moved.unwrap_or_else(|gone| Err(gone.to_string()))
+    }
+
+    /// Takes the queue back and waits for its requests in flight.
+    pub(crate) fn stop(&mut self, name: &str) {
+        let Some(served) = self.served.take() else { return };
+        let index = self.index;
+        let waiting = |waited: Duration| {
+            tracing::warn!(disk = name, queue = index, "waiting for storage since {} s", waited.as_secs());
+        };
+        match served.detach(waiting) {
+            Ok(left) => {
+                self.base = left.position;
+                let c = left.counters;
+                tracing::info!(
+                    disk = name,
+                    queue = index,
+                    requests = c.requests,
+                    reads = c.reads,
+                    writes = c.writes,
+                    flushes = c.flushes,
+                    discards = c.discards,
+                    write_zeroes = c.write_zeroes,
+                    errors = c.errors,
+                    malformed = c.malformed,
+                    kicks = c.kicks,
+                    calls = c.calls,
+                    poll_ms = c.poll_ns / 1_000_000,
+                    "queue stopped"
+                );
+            }
+            Err(gone) => tracing::error!(disk = name, queue = index, "{gone}"),
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! The table of operations that the kernel works on, and what each of them owns meanwhile.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use mqblk_memory::Buffer;
+
+use crate::ops::Owner;
+
+/// One operation.
+#[derive(Debug, Default)]
+pub(crate) struct Slot {
+    pub(crate) owner: Owner,
+    pub(crate) cookie: u64,
+    /// The memory that the kernel may touch.
+    pub(crate) buffer: Option<Buffer>,
+    /// Keeps a descriptor open that the entry names by number.
+    pub(crate) file: Option<Arc<OwnedFd>>,
+    /// Keeps its capacity, so that a warm table does not allocate.
+    pub(crate) pieces: Vec<libc::iovec>,
+    pub(crate) busy: bool,
+}
+
+/// Slots by index. The index travels as the entry's user data; only the kernel sees it, so it always comes back valid.
+#[derive(Debug, Default)]
+pub(crate) struct InFlight {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+impl InFlight {
+    /// Room for `capacity` operations.
+    pub(crate) fn new(capacity: u32) -> InFlight {
+        InFlight { slots: (0..capacity).map(|_| Slot::default()).collect(), free: (0..capacity).rev().collect() }
+    }
+
+    /// Free slots.
+    #[inline]
+    pub(crate) fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Operations in flight.
+    pub(crate) fn busy(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Whether the kernel may still touch a buffer.
+    pub(crate) fn holds_buffers(&self) -> bool {
+        self.slots.iter().any(|slot| slot.busy && slot.buffer.is_some())
+    }
+
+    #[inline]
+    pub(crate) fn take(&mut self, owner: Owner, cookie: u64) -> Option<u32> {
+        let index = self.free.pop()?;
+        let slot = &mut self.slots[index as usize];
+        (slot.owner, slot.cookie, slot.busy) = (owner, cookie, true);
+        Some(index)
+    }
+
+    #[inline]
+    pub(crate) fn slot(&mut self, index: u32) -> &mut Slot {
+        &mut self.slots[index as usize]
+    }
+
+    #[inline]
+    pub(crate) fn release(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.busy = false;
+        slot.file = None;
+        self.free.push(index);
+    }
+
+    /// Index of the operation of `owner` with `cookie`, for cancelling.
+    pub(crate) fn find(&self, owner: Owner, cookie: u64) -> Option<u32> {
+        let found = self.slots.iter().position(|slot| slot.busy && slot.owner == owner && slot.cookie == cookie);
+        found.map(|index| index as u32)
+    }
+}

@@ -1,0 +1,56 @@
+//! Transfers that are done at once, without a ring: for data that is in memory anyway. On tmpfs a plain `preadv2` was
+//! measured at twice the rate of the same reads through io_uring: there is no wait to hide.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use mqblk_core::ByteOffset;
+use mqblk_memory::Buffer;
+
+use crate::lane::Lane;
+use crate::ops::{MAX_PIECES, fill_pieces};
+
+impl Lane {
+    /// Reads at once into the buffer, leaving out its first `skip` bytes. With `no_wait` it fails with `EAGAIN` rather than
+    /// wait for storage (`RWF_NOWAIT`). Returns the bytes read.
+    ///
+    /// # Errors
+    /// Whatever preadv2(2) says.
+    pub fn read_inline(
+        &mut self,
+        file: BorrowedFd<'_>,
+        at: ByteOffset,
+        buffer: &Buffer,
+        skip: u64,
+        no_wait: bool,
+    ) -> io::Result<u64> {
+        fill_pieces(&mut self.scratch, self.buffers.segments(buffer), skip);
+        let count = self.scratch.len().min(MAX_PIECES) as libc::c_int;
+        let flags = if no_wait { libc::RWF_NOWAIT } else { 0 };
+        // SAFETY: the pieces are mapped by the buffer's lease, which is held for the whole call.
+        let done = unsafe { libc::preadv2(file.as_raw_fd(), self.scratch.as_ptr(), count, at.0 as libc::off_t, flags) };
+        u64::try_from(done).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Writes the buffer at once, leaving out its first `skip` bytes. Flags as in [`read_inline`](Self::read_inline).
+    /// Returns the bytes written.
+    ///
+    /// # Errors
+    /// Whatever pwritev2(2) says.
+    pub fn write_inline(
+        &mut self,
+        file: BorrowedFd<'_>,
+        at: ByteOffset,
+        buffer: &Buffer,
+        skip: u64,
+        no_wait: bool,
+    ) -> io::Result<u64> {
+        fill_pieces(&mut self.scratch, self.buffers.segments(buffer), skip);
+        let count = self.scratch.len().min(MAX_PIECES) as libc::c_int;
+        let flags = if no_wait { libc::RWF_NOWAIT } else { 0 };
+        // SAFETY: the pieces are mapped by the buffer's lease, which is held for the whole call.
+        let done =
+            unsafe { libc::pwritev2(file.as_raw_fd(), self.scratch.as_ptr(), count, at.0 as libc::off_t, flags) };
+        u64::try_from(done).map_err(|_| io::Error::last_os_error())
+    }
+}

@@ -1,0 +1,277 @@
+//! A worker's ring and buffer pool, and the one place where a worker waits.
+
+use std::collections::VecDeque;
+use std::io;
+use std::time::{Duration, Instant};
+
+use io_uring::{IoUring, cqueue, squeue, types};
+use mqblk_memory::BufferPool;
+
+use crate::inflight::InFlight;
+use crate::ops::{Completion, IGNORED, Owner};
+use crate::register::Tables;
+
+/// Sizes of a lane's tables.
+#[derive(Clone, Copy, Debug)]
+pub struct LaneOptions {
+    /// Submission queue entries: how many operations one system call can submit.
+    pub submissions: u32,
+    /// Most operations in flight; the completion queue has as many entries.
+    pub in_flight: u32,
+    /// Registered files.
+    pub files: u32,
+    /// Registered buffers, of at most 1 GiB each.
+    pub buffers: u32,
+}
+
+impl Default for LaneOptions {
+    fn default() -> Self {
+        LaneOptions { submissions: 256, in_flight: 4096, files: 256, buffers: 1024 }
+    }
+}
+
+/// How long [`Lane::turn`] may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all; no system call either when there is nothing to submit and nothing pending in the kernel.
+    No,
+    /// Until a completion arrives.
+    Completion,
+    /// Until a completion arrives or this time has passed.
+    AtMost(Duration),
+}
+
+/// What a worker lends to its queues and channels: one io_uring and one buffer pool, both used by one thread only.
+pub struct Lane {
+    /// The worker's buffers.
+    pub buffers: BufferPool,
+    pub(crate) ring: IoUring<squeue::Entry, cqueue::Entry>,
+    pub(crate) in_flight: InFlight,
+    pub(crate) tables: Tables,
+    pub(crate) scratch: Vec<libc::iovec>,
+    inboxes: Vec<Inbox>,
+    /// Entries pushed since the last system call.
+    unsubmitted: usize,
+    deferred: bool,
+    now: Instant,
+}
+
+#[derive(Debug, Default)]
+struct Inbox {
+    used: bool,
+    letters: VecDeque<Completion>,
+}
+
+impl mqblk_core::Lane for Lane {
+    type Buffer = mqblk_memory::Buffer;
+}
+
+impl mqblk_memory::PooledLane for Lane {
+    #[inline]
+    fn pool(&mut self) -> &mut BufferPool {
+        &mut self.buffers
+    }
+}
+
+impl Lane {
+    /// A new ring. Must be called on the thread that will use it.
+    ///
+    /// # Errors
+    /// When the system has no io_uring or refuses its memory.
+    pub fn new(options: LaneOptions) -> io::Result<Lane> {
+        let (ring, deferred) = build(options)?;
+        let files = options.files.min(file_limit());
+        let free_files = match ring.submitter().register_files_sparse(files) {
+            Ok(()) => (0..files).rev().collect(),
+            Err(_) => Vec::new(),
+        };
+        let buffers = match ring.submitter().register_buffers_sparse(options.buffers) {
+            Ok(()) => vec![false; options.buffers as usize],
+            Err(_) => Vec::new(),
+        };
+        Ok(Lane {
+            buffers: BufferPool::new(),
+            ring,
+            in_flight: InFlight::new(options.in_flight),
+            tables: Tables { free_files, buffers, ..Tables::default() },
+            scratch: Vec::with_capacity(64),
+            inboxes: Vec::new(),
+            unsubmitted: 0,
+            deferred,
+            now: Instant::now(),
+        })
+    }
+
+    /// The time as of the last [`refresh_now`](Self::refresh_now): reading the clock is done once a turn.
+    #[inline]
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Reads the clock.
+    #[inline]
+    pub fn refresh_now(&mut self) -> Instant {
+        self.now = Instant::now();
+        self.now
+    }
+
+    /// A new owner with an inbox.
+    pub fn add_owner(&mut self) -> Owner {
+        let index = self.inboxes.iter().position(|inbox| !inbox.used).unwrap_or_else(|| {
+            self.inboxes.push(Inbox::default());
+            self.inboxes.len() - 1
+        });
+        self.inboxes[index].used = true;
+        Owner(index as u16)
+    }
+
+    /// Ends an owner. It must have nothing in flight.
+    pub fn remove_owner(&mut self, owner: Owner) {
+        let inbox = &mut self.inboxes[owner.0 as usize];
+        inbox.used = false;
+        while let Some(letter) = inbox.letters.pop_front() {
+            if let Some(buffer) = letter.buffer {
+                self.buffers.release(buffer);
+            }
+        }
+    }
+
+    /// The next completion of an owner's operations.
+    #[inline]
+    pub fn next(&mut self, owner: Owner) -> Option<Completion> {
+        self.inboxes[owner.0 as usize].letters.pop_front()
+    }
+
+    /// Whether an owner has completions to take.
+    #[inline]
+    pub fn has_mail(&self, owner: Owner) -> bool {
+        !self.inboxes[owner.0 as usize].letters.is_empty()
+    }
+
+    /// Operations that can still be submitted.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.in_flight.room()
+    }
+
+    /// Operations in flight.
+    pub fn busy(&self) -> usize {
+        self.in_flight.busy()
+    }
+
+    #[inline]
+    pub(crate) fn push(&mut self, entry: squeue::Entry, slot: u32) {
+        self.push_raw(entry.user_data(u64::from(slot)));
+    }
+
+    #[inline]
+    pub(crate) fn push_raw(&mut self, entry: squeue::Entry) {
+        // SAFETY: the entry's pointers lie in memory that the in-flight slot owns until the completion.
+        while unsafe { self.ring.submission().push(&entry) }.is_err() {
+            // The queue is full: hand it to the kernel. An error leaves the entries queued; EBUSY asks us to take
+            // completions first, which makes room in the completion queue.
+            let _ = self.ring.submit();
+            self.sort_completions();
+        }
+        self.unsubmitted += 1;
+    }
+
+    /// Submits what was pushed, waits as told, and sorts completions into their owners' inboxes. Returns how many arrived.
+    /// At most one system call, none when there is nothing to do.
+    pub fn turn(&mut self, wait: Wait) -> usize {
+        let pending = self.deferred && self.needs_enter();
+        let outcome = match wait {
+            Wait::No if self.unsubmitted == 0 && !pending => Ok(0),
+            Wait::No => self.enter_without_waiting(),
+            Wait::Completion => self.ring.submit_and_wait(1),
+            Wait::AtMost(time) => {
+                let time = types::Timespec::from(time);
+                self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&time))
+            }
+        };
+        // ETIME, EINTR, EBUSY and EAGAIN all mean: look at the completions and come back.
+        if outcome.is_ok() || self.ring.submission().is_empty() {
+            self.unsubmitted = 0;
+        }
+        if !self.tables.leaving.is_empty() {
+            self.sweep_leases();
+        }
+        self.sort_completions()
+    }
+
+    /// Whether the kernel holds completions that only a system call can bring.
+    #[inline]
+    fn needs_enter(&mut self) -> bool {
+        let queue = self.ring.submission();
+        queue.taskrun() || queue.cq_overflow()
+    }
+
+    fn enter_without_waiting(&mut self) -> io::Result<usize> {
+        const GETEVENTS: u32 = 1;
+        let count = self.ring.submission().len() as u32;
+        // SAFETY: no argument block is passed; entries were pushed under the contract of `push_raw`.
+        unsafe { self.ring.submitter().enter::<libc::sigset_t>(count, 0, GETEVENTS, None) }
+    }
+
+    fn sort_completions(&mut self) -> usize {
+        let mut count = 0;
+        for entry in self.ring.completion() {
+            if entry.user_data() == IGNORED {
+                continue;
+            }
+            let index = entry.user_data() as u32;
+            let more = cqueue::more(entry.flags());
+            let slot = self.in_flight.slot(index);
+            let buffer = if more { None } else { slot.buffer.take() };
+            let letter = Completion { cookie: slot.cookie, result: entry.result(), buffer, more };
+            self.inboxes[slot.owner.0 as usize].letters.push_back(letter);
+            if !more {
+                self.in_flight.release(index);
+            }
+            count += 1;
+        }
+        count
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        let entry = io_uring::opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(IGNORED);
+        if self.in_flight.busy() > 0 {
+            self.push_raw(entry);
+        }
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while self.in_flight.holds_buffers() && Instant::now() < deadline {
+            self.turn(Wait::AtMost(Duration::from_millis(100)));
+        }
+        if self.in_flight.holds_buffers() {
+            tracing::error!(
+                in_flight = self.in_flight.busy(),
+                "storage does not answer: its buffers are kept for ever"
+            );
+            std::mem::forget(std::mem::take(&mut self.buffers));
+        }
+    }
+}
+
+/// The most files that may be registered: the process' descriptor limit.
+fn file_limit() -> u32 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::from(u32::MAX));
+    u32::try_from(limit).unwrap_or(u32::MAX)
+}
+
+/// A ring whose completions run when this thread asks for them; on kernels before 6.1 an ordinary one.
+fn build(options: LaneOptions) -> io::Result<(IoUring, bool)> {
+    let mut builder = IoUring::builder();
+    builder.setup_cqsize(options.in_flight.max(options.submissions * 2)).setup_clamp();
+    let modern =
+        builder.clone().setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().build(options.submissions);
+    match modern {
+        Ok(ring) => Ok((ring, true)),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok((builder.build(options.submissions)?, false)),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests;

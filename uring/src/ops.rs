@@ -1,0 +1,257 @@
+//! The operations that channels and workers may ask for, as submission entries.
+
+use std::os::fd::AsRawFd;
+
+use io_uring::{opcode, squeue, types};
+use mqblk_core::{ByteLen, ByteOffset};
+use mqblk_memory::Buffer;
+
+use crate::event::EventFd;
+use crate::lane::Lane;
+use crate::register::RingFile;
+
+/// Whose operation it is: completions are sorted into one inbox per owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Owner(pub(crate) u16);
+
+/// The end of an operation.
+#[derive(Debug)]
+pub struct Completion {
+    /// What the owner gave at submission.
+    pub cookie: u64,
+    /// Bytes transferred (or the operation's own answer), or a negative errno.
+    pub result: i32,
+    /// The buffer that was moved in.
+    pub buffer: Option<Buffer>,
+    /// More completions of the same (multishot) operation will follow.
+    pub more: bool,
+}
+
+/// The in-flight table is full: try again after completions were taken. The buffer comes back.
+#[derive(Debug)]
+pub struct Refused(pub Option<Buffer>);
+
+impl Lane {
+    /// Reads from `file` at `at` into the buffer, leaving out its first `skip` bytes.
+    ///
+    /// # Errors
+    /// [`Refused`] when too much is in flight.
+    #[inline]
+    pub fn read(
+        &mut self,
+        owner: Owner,
+        cookie: u64,
+        file: &RingFile,
+        at: ByteOffset,
+        buffer: Buffer,
+        skip: u64,
+    ) -> Result<(), Refused> {
+        self.transfer(owner, cookie, file, at, buffer, skip, Direction::Read)
+    }
+
+    /// Writes the buffer to `file` at `at`, leaving out its first `skip` bytes. With `durable` as if by `RWF_DSYNC`.
+    ///
+    /// # Errors
+    /// [`Refused`] when too much is in flight.
+    #[inline]
+    #[expect(clippy::too_many_arguments, reason = "a scatter-gather write has this many independent parts")]
+    pub fn write(
+        &mut self,
+        owner: Owner,
+        cookie: u64,
+        file: &RingFile,
+        at: ByteOffset,
+        buffer: Buffer,
+        skip: u64,
+        durable: bool,
+    ) -> Result<(), Refused> {
+        self.transfer(owner, cookie, file, at, buffer, skip, Direction::Write { durable })
+    }
+
+    /// Makes written data durable (`fdatasync`).
+    ///
+    /// # Errors
+    /// [`Refused`] when too much is in flight.
+    pub fn datasync(&mut self, owner: Owner, cookie: u64, file: &RingFile) -> Result<(), Refused> {
+        let flags = types::FsyncFlags::DATASYNC;
+        let entry = match file {
+            RingFile::Fixed(index) => opcode::Fsync::new(types::Fixed(*index)).flags(flags).build(),
+            RingFile::Plain(fd) => opcode::Fsync::new(types::Fd(fd.as_raw_fd())).flags(flags).build(),
+        };
+        self.submit_without_buffer(owner, cookie, file, entry)
+    }
+
+    /// `fallocate(2)` with these mode bits.
+    ///
+    /// # Errors
+    /// [`Refused`] when too much is in flight.
+    pub fn fallocate(
+        &mut self,
+        owner: Owner,
+        cookie: u64,
+        file: &RingFile,
+        mode: rustix::fs::FallocateFlags,
+        at: ByteOffset,
+        len: ByteLen,
+    ) -> Result<(), Refused> {
+        let mode = mode.bits() as i32;
+        let entry = match file {
+            RingFile::Fixed(i) => opcode::Fallocate::new(types::Fixed(*i), len.0).offset(at.0).mode(mode).build(),
+            RingFile::Plain(fd) => {
+                opcode::Fallocate::new(types::Fd(fd.as_raw_fd()), len.0).offset(at.0).mode(mode).build()
+            }
+        };
+        self.submit_without_buffer(owner, cookie, file, entry)
+    }
+
+    /// Completes, again and again, whenever `event` is signalled (once at once if it was signalled before). The counter
+    /// itself is never read: each signal wakes a poll, and a counter of 64 bits does not fill up.
+    ///
+    /// # Errors
+    /// [`Refused`] when too much is in flight.
+    pub fn watch(&mut self, owner: Owner, cookie: u64, event: &EventFd) -> Result<(), Refused> {
+        let Some(index) = self.in_flight.take(owner, cookie) else { return Err(Refused(None)) };
+        let fd = event.shared();
+        let entry = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), libc::POLLIN as u32).multi(true).build();
+        self.in_flight.slot(index).file = Some(fd);
+        self.push(entry, index);
+        Ok(())
+    }
+
+    /// Asks the kernel to end the operation of `owner` with `cookie` early. It completes in any case, perhaps with
+    /// `-ECANCELED`. Nothing happens when there is none.
+    pub fn cancel(&mut self, owner: Owner, cookie: u64) {
+        if let Some(index) = self.in_flight.find(owner, cookie) {
+            let entry = opcode::AsyncCancel::new(u64::from(index)).build().user_data(IGNORED);
+            self.push_raw(entry);
+        }
+    }
+
+    fn submit_without_buffer(
+        &mut self,
+        owner: Owner,
+        cookie: u64,
+        file: &RingFile,
+        entry: squeue::Entry,
+    ) -> Result<(), Refused> {
+        let Some(index) = self.in_flight.take(owner, cookie) else { return Err(Refused(None)) };
+        self.in_flight.slot(index).file = file.keep();
+        self.push(entry, index);
+        Ok(())
+    }
+
+    #[inline]
+    #[expect(clippy::too_many_arguments, reason = "one place that turns a transfer into an entry")]
+    fn transfer(
+        &mut self,
+        owner: Owner,
+        cookie: u64,
+        file: &RingFile,
+        at: ByteOffset,
+        buffer: Buffer,
+        skip: u64,
+        direction: Direction,
+    ) -> Result<(), Refused> {
+        let Some(index) = self.in_flight.take(owner, cookie) else { return Err(Refused(Some(buffer))) };
+        let segments = self.buffers.segments(&buffer);
+        let slot = self.in_flight.slot(index);
+        let entry = match segments {
+            [only] if skip == 0 => {
+                let pointer = std::ptr::with_exposed_provenance_mut::<u8>(only.address() as usize);
+                single(file, at, pointer, only.len(), only.fixed(), direction)
+            }
+            _ => {
+                fill_pieces(&mut slot.pieces, segments, skip);
+                vectored(file, at, &slot.pieces, direction)
+            }
+        };
+        slot.buffer = Some(buffer);
+        slot.file = file.keep();
+        self.push(entry, index);
+        Ok(())
+    }
+}
+
+/// User data of entries that nobody waits for.
+pub(crate) const IGNORED: u64 = u64::MAX;
+
+#[derive(Clone, Copy)]
+enum Direction {
+    Read,
+    Write { durable: bool },
+}
+
+impl Direction {
+    fn rw_flags(self) -> i32 {
+        match self {
+            Direction::Write { durable: true } => libc::RWF_DSYNC,
+            _ => 0,
+        }
+    }
+}
+
+/// The kernel takes at most this many pieces in one operation (UIO_MAXIOV).
+pub(crate) const MAX_PIECES: usize = 1024;
+
+/// The iovec list of a buffer without its first `skip` bytes.
+pub(crate) fn fill_pieces(pieces: &mut Vec<libc::iovec>, segments: &[mqblk_memory::Segment], mut skip: u64) {
+    pieces.clear();
+    for segment in segments {
+        let len = u64::from(segment.len());
+        if skip >= len {
+            skip -= len;
+            continue;
+        }
+        let base = std::ptr::with_exposed_provenance_mut((segment.address() + skip) as usize);
+        pieces.push(libc::iovec { iov_base: base, iov_len: (len - skip) as usize });
+        skip = 0;
+    }
+}
+
+fn single(
+    file: &RingFile,
+    at: ByteOffset,
+    pointer: *mut u8,
+    len: u32,
+    fixed: Option<u16>,
+    direction: Direction,
+) -> squeue::Entry {
+    macro_rules! build {
+        ($fd:expr) => {
+            match (direction, fixed) {
+                (Direction::Read, Some(index)) => opcode::ReadFixed::new($fd, pointer, len, index).offset(at.0).build(),
+                (Direction::Read, None) => opcode::Read::new($fd, pointer, len).offset(at.0).build(),
+                (Direction::Write { .. }, Some(index)) => {
+                    let write = opcode::WriteFixed::new($fd, pointer, len, index);
+                    write.offset(at.0).rw_flags(direction.rw_flags()).build()
+                }
+                (Direction::Write { .. }, None) => {
+                    opcode::Write::new($fd, pointer, len).offset(at.0).rw_flags(direction.rw_flags()).build()
+                }
+            }
+        };
+    }
+    match file {
+        RingFile::Fixed(index) => build!(types::Fixed(*index)),
+        RingFile::Plain(fd) => build!(types::Fd(fd.as_raw_fd())),
+    }
+}
+
+fn vectored(file: &RingFile, at: ByteOffset, pieces: &[libc::iovec], direction: Direction) -> squeue::Entry {
+    // A longer list would be refused; a shorter transfer is continued by its owner.
+    let (list, count) = (pieces.as_ptr(), pieces.len().min(MAX_PIECES) as u32);
+    macro_rules! build {
+        ($fd:expr) => {
+            match direction {
+                Direction::Read => opcode::Readv::new($fd, list, count).offset(at.0).build(),
+                Direction::Write { .. } => {
+                    opcode::Writev::new($fd, list, count).offset(at.0).rw_flags(direction.rw_flags()).build()
+                }
+            }
+        };
+    }
+    match file {
+        RingFile::Fixed(index) => build!(types::Fixed(*index)),
+        RingFile::Plain(fd) => build!(types::Fd(fd.as_raw_fd())),
+    }
+}

@@ -1,0 +1,193 @@
+//! Fixed files and fixed buffers: what the kernel looks up by index instead of by descriptor and page table.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use mqblk_memory::{FixedBuffers, GuestMemory, LeaseId};
+
+use crate::lane::Lane;
+
+/// A file as a ring names it.
+#[derive(Debug)]
+pub enum RingFile {
+    /// Registered: no reference counting per operation.
+    Fixed(u32),
+    /// The table was full or missing; works the same, costs a little more.
+    Plain(Arc<OwnedFd>),
+}
+
+impl RingFile {
+    /// What an operation must keep open.
+    #[inline]
+    pub(crate) fn keep(&self) -> Option<Arc<OwnedFd>> {
+        match self {
+            RingFile::Fixed(_) => None,
+            RingFile::Plain(fd) => Some(Arc::clone(fd)),
+        }
+    }
+}
+
+/// Whether guest memory is registered as fixed buffers (which pins it).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FixedBufferUse {
+    /// When the system allows it; otherwise ordinary buffers.
+    Auto,
+    /// It must work.
+    On,
+    /// Never.
+    Off,
+}
+
+/// A lease that several queues of a worker use.
+#[derive(Debug)]
+pub(crate) struct SharedLease {
+    memory: Arc<GuestMemory>,
+    lease: LeaseId,
+    users: usize,
+}
+
+/// Indices of a table that are free, and those that wait for a lease to end.
+#[derive(Debug, Default)]
+pub(crate) struct Tables {
+    pub(crate) free_files: Vec<u32>,
+    /// `true`: the registered buffer index is in use. Empty when the table could not be made.
+    pub(crate) buffers: Vec<bool>,
+    /// Leases that were given up while requests were in flight, with their buffer indices.
+    pub(crate) leaving: Vec<(LeaseId, Vec<u16>)>,
+    /// Leases by memory table: queues of one guest share one.
+    pub(crate) shared: Vec<SharedLease>,
+    /// Buffer indices of live leases.
+    pub(crate) held: Vec<(LeaseId, Vec<u16>)>,
+}
+
+impl Tables {
+    /// `count` consecutive free buffer indices, now taken.
+    fn take_run(&mut self, count: usize) -> Option<u16> {
+        let start = (0..=self.buffers.len().checked_sub(count)?)
+            .find(|start| self.buffers[*start..start + count].iter().all(|used| !used))?;
+        self.buffers[start..start + count].fill(true);
+        u16::try_from(start).ok()
+    }
+}
+
+impl Lane {
+    /// Registers a file. Falls back to naming it by descriptor when the table is full.
+    pub fn register_file(&mut self, file: Arc<OwnedFd>) -> RingFile {
+        if let Some(index) = self.tables.free_files.pop() {
+            if self.ring.submitter().register_files_update(index, &[file.as_raw_fd()]).is_ok() {
+                return RingFile::Fixed(index);
+            }
+            self.tables.free_files.push(index);
+        }
+        RingFile::Plain(file)
+    }
+
+    /// Ends a registration. Operations in flight keep the file until they complete.
+    pub fn unregister_file(&mut self, file: RingFile) {
+        if let RingFile::Fixed(index) = file {
+            let _ = self.ring.submitter().register_files_update(index, &[-1]);
+            self.tables.free_files.push(index);
+        }
+    }
+
+    /// Takes a lease on a memory table for the buffers of this lane, registering its regions as fixed buffers. Taking the
+    /// same table again gives the same lease, to be given up as often.
+    ///
+    /// # Errors
+    /// Only with [`FixedBufferUse::On`], when the system refuses the registration.
+    pub fn adopt(&mut self, memory: Arc<GuestMemory>, fixed: FixedBufferUse) -> io::Result<LeaseId> {
+        if let Some(known) = self.tables.shared.iter_mut().find(|known| Arc::ptr_eq(&known.memory, &memory)) {
+            known.users += 1;
+            return Ok(known.lease);
+        }
+        let mut indices = Vec::new();
+        let mut found = Vec::new();
+        if fixed != FixedBufferUse::Off {
+            for place in 0..memory.regions().len() {
+                match self.register_region(&memory, place, &mut indices) {
+                    Ok(first) => found.push(Some(FixedBuffers { first })),
+                    Err(error) if fixed == FixedBufferUse::On => {
+                        self.unregister_buffers(&indices);
+                        return Err(error);
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, "guest memory stays unregistered");
+                        found.push(None);
+                    }
+                }
+            }
+        }
+        let lease = self.buffers.adopt(Arc::clone(&memory), found);
+        self.tables.shared.push(SharedLease { memory, lease, users: 1 });
+        if !indices.is_empty() {
+            self.tables.held.push((lease, indices));
+        }
+        Ok(lease)
+    }
+
+    /// Gives a lease up. Its memory stays mapped, and registered, until its last buffer is released.
+    pub fn retire(&mut self, lease: LeaseId) {
+        let Some(at) = self.tables.shared.iter().position(|known| known.lease == lease) else { return };
+        self.tables.shared[at].users -= 1;
+        if self.tables.shared[at].users > 0 {
+            return;
+        }
+        self.tables.shared.swap_remove(at);
+        let held = self.tables.held.iter().position(|(id, _)| *id == lease);
+        let indices = held.map(|at| self.tables.held.swap_remove(at).1);
+        let gone = self.buffers.retire(lease);
+        if let Some(indices) = indices {
+            if gone {
+                self.unregister_buffers(&indices);
+            } else {
+                self.tables.leaving.push((lease, indices));
+            }
+        }
+    }
+
+    /// Unregisters the buffers of leases that have ended since.
+    pub(crate) fn sweep_leases(&mut self) {
+        let mut at = 0;
+        while at < self.tables.leaving.len() {
+            if self.buffers.is_gone(self.tables.leaving[at].0) {
+                let (_, indices) = self.tables.leaving.swap_remove(at);
+                self.unregister_buffers(&indices);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    fn register_region(&mut self, memory: &GuestMemory, place: usize, indices: &mut Vec<u16>) -> io::Result<u16> {
+        let region = &memory.regions()[place];
+        let chunks = region.len().div_ceil(FixedBuffers::CHUNK);
+        let full = || io::Error::other("the table of registered buffers is full");
+        let first = self.tables.take_run(usize::try_from(chunks).map_err(|_| full())?).ok_or_else(full)?;
+        let taken = (first..).take(chunks as usize);
+        for (chunk, index) in (0..chunks).zip(taken.clone()) {
+            let start = chunk * FixedBuffers::CHUNK;
+            let len = (region.len() - start).min(FixedBuffers::CHUNK);
+            let base = std::ptr::with_exposed_provenance_mut((region.host_address() + start) as usize);
+            let piece = libc::iovec { iov_base: base, iov_len: len as usize };
+            // SAFETY: the range is mapped now; the kernel pins its pages and needs the mapping no longer.
+            let done = unsafe { self.ring.submitter().register_buffers_update(u32::from(index), &[piece], None) };
+            if let Err(error) = done {
+                let all: Vec<u16> = taken.collect();
+                self.unregister_buffers(&all);
+                return Err(error);
+            }
+        }
+        indices.extend(taken);
+        Ok(first)
+    }
+
+    fn unregister_buffers(&mut self, indices: &[u16]) {
+        for index in indices {
+            let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+            // SAFETY: an empty entry names no memory.
+            let _ = unsafe { self.ring.submitter().register_buffers_update(u32::from(*index), &[nothing], None) };
+            self.tables.buffers[*index as usize] = false;
+        }
+    }
+}

@@ -47,8 +47,9 @@ fn data_file_system_and_discard() -> Result<()> {
 
     discard_and_zero(&mut guest, &image)?;
 
-    let written = FioJobs::verified_random_writes("/dev/vda", 3, 64, 32).run(&mut guest, Duration::from_secs(150))?;
-    ensure!(written.writes > 0 && written.reads >= written.writes, "fio verified too little: {written:?}");
+    FioJobs::verified_random_writes("/dev/vda", 3, 64, 32)
+        .run(&mut guest, Duration::from_secs(150))?
+        .must_have_verified()?;
     let beside = image.read(160 * MIB, MIB as usize)?;
     ensure!(beside.iter().all(|&byte| byte == 0xa5), "a write went beyond fio's last block");
 
@@ -132,12 +133,12 @@ fn block_devices_read_only_and_flush() -> Result<()> {
 
     topology_is_the_hosts(&mut guest, "vda", &loop_4096)?;
     topology_is_the_hosts(&mut guest, "vdb", &loop_512)?;
-    let written = FioJobs::new(
+    FioJobs::new(
         "--name=verify --filename=/dev/vda --ioengine=io_uring --direct=1 --iodepth=8 --thread --rw=randwrite \
          --bssplit=4k/50:12k/20:64k/30 --verify=crc32c --verify_fatal=1 --do_verify=1 --size=32M",
     )
-    .run(&mut guest, Duration::from_secs(120))?;
-    ensure!(written.writes > 0 && written.reads >= written.writes, "fio verified too little: {written:?}");
+    .run(&mut guest, Duration::from_secs(120))?
+    .must_have_verified()?;
 
     read_only_is_read_only(&mut guest, &image_ro)?;
     flush_reaches_the_device(&mut guest, &loop_512)?;
@@ -178,8 +179,17 @@ fn read_only_is_read_only(guest: &mut Guest, image: &Image) -> Result<()> {
     Ok(())
 }
 
-/// How many times the guest writes and flushes.
+/// How many times the guest writes, with a flush after each or without.
 const FLUSHES: u64 = 20;
+
+/// Single 4 KiB writes to a device, one after another; `more` goes to each dd.
+fn writes(device: &str, more: &str) -> String {
+    format!(
+        "for i in $(seq {FLUSHES}); do
+             dd if=/dev/zero of={device} bs=4k count=1 seek=$i oflag=direct {more} 2>&1 || exit
+         done"
+    )
+}
 
 /// The host kernel counts the flushes of the loop device: only fdatasync or O_DSYNC of its node causes one.
 fn flush_reaches_the_device(guest: &mut Guest, device: &LoopDevice) -> Result<()> {
@@ -188,14 +198,10 @@ fn flush_reaches_the_device(guest: &mut Guest, device: &LoopDevice) -> Result<()
     }
     assert_eq!(guest.must("cat /sys/block/vdb/cache_type")?, "write back");
     let before = device.flushes()?;
-    guest.must(
-        "for i in $(seq 20); do dd if=/dev/zero of=/dev/vdb bs=4k count=1 seek=$i oflag=direct 2>&1 || exit; done",
-    )?;
+    guest.must(&writes("/dev/vdb", ""))?;
     let written = device.flushes()?;
     assert_eq!(written, before, "write back: a write alone flushes nothing");
-    guest.must(
-        "for i in $(seq 20); do dd if=/dev/zero of=/dev/vdb bs=4k count=1 seek=$i oflag=direct conv=fsync 2>&1 || exit; done",
-    )?;
+    guest.must(&writes("/dev/vdb", "conv=fsync"))?;
     let flushed = device.flushes()? - written;
     ensure!(flushed >= FLUSHES, "the guest flushed {FLUSHES} times, the host's device was flushed {flushed} times");
     Ok(())
@@ -203,12 +209,10 @@ fn flush_reaches_the_device(guest: &mut Guest, device: &LoopDevice) -> Result<()
 
 /// CONFIG_WCE: with the cache switched off, each write is durable before its answer; and back again.
 fn write_through_is_durable(guest: &mut Guest, device: &LoopDevice) -> Result<()> {
-    let write =
-        "for i in $(seq 20); do dd if=/dev/zero of=/dev/vdb bs=4k count=1 seek=$i oflag=direct 2>&1 || exit; done";
     guest.must("echo 'write through' >/sys/block/vdb/cache_type")?;
     assert_eq!(guest.must("cat /sys/block/vdb/cache_type")?, "write through");
     let before = device.flushes()?;
-    guest.must(write)?;
+    guest.must(&writes("/dev/vdb", ""))?;
     let flushed = device.flushes()? - before;
     // QEMU 7.2 counts a write as dirty only after its emulated FUA: the first one after a flush is not flushed.
     let wanted = if Server::from_environment()? == Server::QemuStorageDaemon { FLUSHES - 1 } else { FLUSHES };
@@ -217,7 +221,26 @@ fn write_through_is_durable(guest: &mut Guest, device: &LoopDevice) -> Result<()
     guest.must("echo 'write back' >/sys/block/vdb/cache_type")?;
     assert_eq!(guest.must("cat /sys/block/vdb/cache_type")?, "write back");
     let before = device.flushes()?;
-    guest.must(write)?;
+    guest.must(&writes("/dev/vdb", ""))?;
     assert_eq!(device.flushes()?, before, "write back again: a write alone flushes nothing");
     Ok(())
+}
+
+/// A disk served with `cache=writethrough` says so, and each write is durable before its answer.
+#[test]
+fn served_write_through() -> Result<()> {
+    if Server::from_environment()? == Server::QemuStorageDaemon {
+        return Ok(()); // it has no such option
+    }
+    let image = Image::full(16)?;
+    let device = LoopDevice::attach(&image, 512)?;
+    let daemon = Daemon::start(&[DaemonDisk::new("through", device.path(), 1).option("cache", "writethrough")])?;
+    let mut guest = Guest::builder().disk(GuestDisk::new("through", &daemon.socket("through"), 1)).boot()?;
+    assert_eq!(guest.must("cat /sys/block/vda/cache_type")?, "write through");
+    let before = device.flushes()?;
+    guest.must(&writes("/dev/vda", ""))?;
+    let flushed = device.flushes()? - before;
+    ensure!(flushed >= FLUSHES, "{FLUSHES} writes, but the host's device was flushed {flushed} times");
+    guest.power_off()?;
+    daemon.stop().map(drop)
 }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use mqblk_tests::guest::{Daemon, DaemonDisk, FioJobs, Guest, GuestDisk, Image, Server};
+use mqblk_tests::guest::{Daemon, DaemonDisk, FioJobs, FioOutcome, Guest, GuestDisk, Image, Server};
 
 /// Requests sent from each CPU. More than a firmware or a partition scan would ever send.
 const REQUESTS: u64 = 300;
@@ -43,9 +43,9 @@ fn every_queue_serves(count: u16) -> Result<()> {
         ensure!(after > before, "queue {queue} raised no interrupt for {REQUESTS} reads: {before} then {after}");
     }
 
-    let written =
-        FioJobs::verified_random_writes("/dev/vda", count, 0, 32).run(&mut guest, Duration::from_secs(150))?;
-    ensure!(written.writes > 0 && written.reads >= written.writes, "fio verified too little: {written:?}");
+    let written = FioJobs::verified_random_writes("/dev/vda", count, 0, 32)
+        .run(&mut guest, Duration::from_secs(150))?
+        .must_have_verified()?;
     guest.power_off()?;
 
     let stopped = daemon.stop()?;
@@ -66,6 +66,83 @@ fn every_queue_serves(count: u16) -> Result<()> {
         ensure!(writes >= written.writes, "{writes} writes counted, fio alone made {}", written.writes);
     }
     Ok(())
+}
+
+/// More queues than CPUs, more queues than the VMM asks for, memory above 4 GiB, every size of ring.
+#[test]
+fn odd_shapes() -> Result<()> {
+    let images = [Image::sparse(64)?, Image::sparse(64)?, Image::sparse(64)?];
+    let ids = ["small", "large", "single"];
+    let disks: Vec<DaemonDisk> =
+        ids.iter().zip(&images).map(|(id, image)| DaemonDisk::new(id, image.path(), 8)).collect();
+    let mut daemon = Daemon::start(&disks)?;
+    let disk = |id: &str, queues| GuestDisk::new(id, &daemon.socket(id), queues);
+    let mut guest = Guest::builder()
+        .memory_mib(4608)
+        .disk(disk("small", 4).queue_size(16))
+        .disk(disk("large", 8).queue_size(256))
+        .disk(disk("single", 1).queue_size(64))
+        .boot()?;
+
+    for (name, hardware_queues) in [("vda", "2"), ("vdb", "2"), ("vdc", "1")] {
+        // The guest's driver takes no more queues than it has CPUs.
+        assert_eq!(guest.must(&format!("ls /sys/block/{name}/mq | wc -l"))?, hardware_queues, "{name}");
+        guest.start(name, &FioJobs::verified_random_writes(&format!("/dev/{name}"), 2, 0, 16).script(name))?;
+    }
+    for name in ["vda", "vdb", "vdc"] {
+        let answer = guest.finish(name, Duration::from_secs(240))?;
+        FioOutcome::read(answer.status, &answer.output)?.must_have_verified()?;
+    }
+    guest.power_off()?;
+
+    let too_many = GuestDisk::new("small", &daemon.socket("small"), 16);
+    ensure!(Guest::builder().disk(too_many).boot().is_err(), "QEMU got 16 queues of a disk that has 8");
+    daemon.must_run()?;
+    let mut again = Guest::builder().disk(GuestDisk::new("small", &daemon.socket("small"), 8)).boot()?;
+    again.must("dd if=/dev/vda of=/dev/null bs=1M count=8 iflag=direct 2>/dev/null")?;
+    again.power_off()?;
+    daemon.stop().map(drop)
+}
+
+/// A disk of each poll policy in one guest, busy at the same time, then one small request at a time with gaps.
+#[test]
+fn every_poll_policy_serves() -> Result<()> {
+    let policies = ["off", "static:50", "adaptive:200", "busy"];
+    let ours = Server::from_environment()? == Server::Mqblk;
+    let mut images = Vec::new();
+    let mut disks = Vec::new();
+    for (index, policy) in policies.iter().enumerate() {
+        let image = Image::sparse(64)?;
+        let disk = DaemonDisk::new(&format!("poll{index}"), image.path(), 2);
+        disks.push(if ours { disk.option("poll", policy) } else { disk });
+        images.push(image);
+    }
+    let daemon = Daemon::start(&disks)?;
+    let mut builder = Guest::builder();
+    for index in 0..policies.len() {
+        let id = format!("poll{index}");
+        builder = builder.disk(GuestDisk::new(&id, &daemon.socket(&id), 2));
+    }
+    let mut guest = builder.boot()?;
+
+    let names = ["vda", "vdb", "vdc", "vdd"];
+    for name in names {
+        guest.start(name, &FioJobs::verified_random_writes(&format!("/dev/{name}"), 2, 0, 8).script(name))?;
+    }
+    for name in names {
+        let answer = guest.finish(name, Duration::from_secs(240))?;
+        FioOutcome::read(answer.status, &answer.output)?.must_have_verified()?;
+    }
+    for (name, policy) in names.iter().zip(policies) {
+        let reads = FioJobs::new(&format!(
+            "--name=gaps --filename=/dev/{name} --ioengine=psync --direct=1 --thread --numjobs=2 --rw=randread --bs=4k \
+             --norandommap --number_ios={REQUESTS} --thinktime=1000 --thinktime_blocks=3"
+        ))
+        .run(&mut guest, Duration::from_secs(120))?;
+        ensure!(reads.reads >= 2 * REQUESTS, "poll={policy}: {} reads", reads.reads);
+    }
+    guest.power_off()?;
+    daemon.stop().map(drop)
 }
 
 /// The guest's count of interrupts of a queue of its only virtio disk, over all its CPUs.

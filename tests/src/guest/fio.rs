@@ -79,4 +79,13 @@ impl FioOutcome {
         }
         Ok(outcome)
     }
+
+    /// That the jobs wrote, and read back at least every write.
+    ///
+    /// # Errors
+    /// When they did less.
+    pub fn must_have_verified(self) -> Result<Self> {
+        ensure!(self.writes > 0 && self.reads >= self.writes, "fio verified too little: {self:?}");
+        Ok(self)
+    }
 }

@@ -26,6 +26,9 @@ const QEMU_WITHIN: Duration = Duration::from_secs(60);
 const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=0 8250.nr_uarts=1 mitigations=off nokaslr \
      cryptomgr.notests random.trust_cpu=on no_timer_check";
 
+/// Prints the memory that the guest's kernel uses, in KiB.
+const MEMORY_KIB: &str = "awk '/^MemTotal:/ { print $2 }' /proc/meminfo";
+
 /// A vhost-user-blk-pci device.
 #[derive(Debug, Clone)]
 pub struct GuestDisk {
@@ -79,6 +82,7 @@ impl GuestDisk {
 #[derive(Debug)]
 pub struct GuestBuilder {
     memory_mib: u32,
+    memory_slots: u16,
     vcpus: u16,
     disks: Vec<GuestDisk>,
     accelerator: Option<Accelerator>,
@@ -90,6 +94,13 @@ impl GuestBuilder {
     #[must_use]
     pub fn memory_mib(mut self, mib: u32) -> Self {
         self.memory_mib = mib;
+        self
+    }
+
+    /// Slots for [`Guest::plug_memory`] (none).
+    #[must_use]
+    pub fn memory_slots(mut self, count: u16) -> Self {
+        self.memory_slots = count;
         self
     }
 
@@ -151,7 +162,11 @@ impl GuestBuilder {
         add(&accelerator.arguments());
         // vhost-user: the server maps the guest's memory, so it must be shared.
         let memory = format!("memory-backend-memfd,id=ram,share=on,size={}M", self.memory_mib);
-        add(&["-m", &format!("{}M", self.memory_mib), "-object", &memory, "-smp", &self.vcpus.to_string()]);
+        let mut size = format!("size={}M", self.memory_mib);
+        if self.memory_slots > 0 {
+            size.push_str(&format!(",slots={},maxmem=64G", self.memory_slots));
+        }
+        add(&["-m", &size, "-object", &memory, "-smp", &self.vcpus.to_string()]);
         add(&["-kernel", &cache.kernel().to_string_lossy(), "-initrd", &cache.initramfs().to_string_lossy()]);
         add(&["-append", KERNEL_PARAMETERS]);
         add(&["-serial", &format!("file:{}", folder.join("console").display())]);
@@ -180,7 +195,14 @@ impl Guest {
     /// A guest with 2 CPUs, 256 MiB and no disk.
     #[must_use]
     pub fn builder() -> GuestBuilder {
-        GuestBuilder { memory_mib: 256, vcpus: 2, disks: Vec::new(), accelerator: None, boot_within: BOOT_WITHIN }
+        GuestBuilder {
+            memory_mib: 256,
+            memory_slots: 0,
+            vcpus: 2,
+            disks: Vec::new(),
+            accelerator: None,
+            boot_within: BOOT_WITHIN,
+        }
     }
 
     /// Runs a shell script in the guest, at most [`PATIENCE`] long.
@@ -285,6 +307,32 @@ impl Guest {
         let id = disk.id.clone();
         self.qmp.wait_event("DEVICE_DELETED", PATIENCE, |data| data["device"] == id.as_str())?;
         self.qmp.execute("chardev-remove", json!({ "id": disk.chardev() })).map(drop)
+    }
+
+    /// Plugs `mib` MiB more memory into the running guest, a region of its own for the vhost-user server, and lets
+    /// the guest's kernel use it.
+    ///
+    /// # Errors
+    /// QEMU's error, or memory that the guest does not take.
+    pub fn plug_memory(&mut self, id: &str, mib: u32) -> Result<()> {
+        let before: u64 = self.must(MEMORY_KIB)?.parse()?;
+        let size = u64::from(mib) << 20;
+        let backend =
+            json!({ "qom-type": "memory-backend-memfd", "id": format!("{id}-ram"), "size": size, "share": true });
+        self.qmp.execute("object-add", backend)?;
+        self.qmp.execute("device_add", json!({ "driver": "pc-dimm", "id": id, "memdev": format!("{id}-ram") }))?;
+        let wanted = before + (u64::from(mib) << 10) * 9 / 10;
+        self.must(&format!(
+            "for i in $(seq 300); do
+                 for state in /sys/devices/system/memory/memory*/state; do
+                     [ \"$(cat $state)\" = online ] || echo online >$state
+                 done
+                 [ \"$({MEMORY_KIB})\" -ge {wanted} ] && exit 0
+                 sleep 0.1
+             done; exit 1"
+        ))
+        .map(drop)
+        .with_context(|| format!("the guest does not use the {mib} MiB more"))
     }
 
     /// Resets the machine, as the button does, and waits until the guest is up again.

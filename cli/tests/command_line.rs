@@ -99,6 +99,10 @@ fn a_bad_configuration_is_one_line_and_code_2_and_leaves_nothing() {
         (format!("path={at},id=x,socket={at}/s"), format!("disk \"x\": path: found \"{at}\" (")),
         (format!("path={at}/plain,socket={at}/s"), "disk \"plain\": path: found 4 bytes in".to_owned()),
         (format!("path={at}/disk.img,size=1G,socket={at}/s"), "disk \"disk\": size: found an unknown key".to_owned()),
+        (
+            format!("pth={at}/disk.img,socket={at}/s"),
+            "disk \"file\": path: found nothing, but a key \"pth\", expected".to_owned(),
+        ),
         (null.clone(), "disk \"null\": size: found nothing, expected".to_owned()),
         (
             format!("{null},size=1000"),

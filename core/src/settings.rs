@@ -78,6 +78,11 @@ impl Settings {
         self.given.get(key).map(String::as_str)
     }
 
+    /// The keys that nobody has taken so far.
+    pub fn keys_left(&self) -> impl Iterator<Item = &str> {
+        self.given.keys().map(String::as_str)
+    }
+
     /// The error for `key`.
     pub fn error(&self, key: &str, found: impl Into<String>, expected: impl Into<String>) -> SettingError {
         SettingError {

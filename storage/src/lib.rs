@@ -6,6 +6,9 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+pub mod conformance;
+pub mod fault;
+pub mod file;
 pub mod null;
 pub mod ram;
 pub mod registry;

@@ -9,7 +9,13 @@ use mqblk_uring::Lane;
 /// Opens a disk, taking the backend's keys out of the settings. Keys that the backend does not know are left in.
 type Opener = fn(&mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError>;
 
-const BACKENDS: &[(&str, Opener)] = &[("null", crate::null::open), ("ram", crate::ram::open)];
+#[rustfmt::skip] // one line each
+const BACKENDS: &[(&str, Opener)] = &[
+    ("fault", crate::fault::open),
+    ("file", crate::file::open),
+    ("null", crate::null::open),
+    ("ram", crate::ram::open),
+];
 
 /// The names of the backends.
 pub fn kinds() -> impl ExactSizeIterator<Item = &'static str> {

@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::EventfdFlags;
-use rustix::fs::OFlags;
 
 /// An eventfd, ours or received from a VMM. Clones name the same counter.
 #[derive(Clone, Debug)]
@@ -52,8 +51,8 @@ impl mqblk_core::Call for EventFd {
 impl TryFrom<OwnedFd> for EventFd {
     type Error = io::Error;
 
-    /// Takes a descriptor that another process passed. It must be an eventfd (a pipe or a socket could block the worker that
-    /// signals it), and is made non-blocking (a full counter could too).
+    /// Takes a descriptor that another process passed. It must be an eventfd: a full pipe or socket would block the worker
+    /// that signals it. Its flags are left alone, because clients wait by reading it.
     fn try_from(fd: OwnedFd) -> io::Result<EventFd> {
         // Without /proc the kind cannot be known; the descriptor is then taken on trust.
         if let Ok(kind) = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())
@@ -62,8 +61,6 @@ impl TryFrom<OwnedFd> for EventFd {
             let text = format!("found {}, expected an eventfd", kind.to_string_lossy());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let flags = rustix::fs::fcntl_getfl(&fd)?;
-        rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
         Ok(EventFd(Arc::new(fd)))
     }
 }
@@ -85,7 +82,6 @@ mod tests {
         assert!(error.contains("pipe:") && error.contains("expected an eventfd"), "{error}");
         let theirs = rustix::event::eventfd(0, EventfdFlags::empty()).unwrap();
         let event = EventFd::try_from(theirs).unwrap();
-        assert_eq!(event.take(), 0, "taking does not block");
         event.signal();
         event.signal();
         assert_eq!(event.take(), 2);

@@ -1,15 +1,20 @@
 //! The running daemon.
 
+use std::io;
 use std::sync::Arc;
 
-use mqblk_engine::AnyDisk;
+use mqblk_engine::{AnyDisk, Engine, EngineOptions, FixedBufferUse, LaneOptions};
+use mqblk_vhost_user_server::{Server, ServerOptions, SocketError};
+use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
-use super::config::ServeConfig;
-use super::socket::{ListenSocket, SocketError};
+use super::config::{CacheMode, DiskConfig, FixedBuffers, ServeConfig};
 
 /// Why the daemon could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// The worker threads could not be started.
+    #[error("workers: {0}")]
+    Workers(#[source] io::Error),
     /// A socket could not be made.
     #[error("disk {id:?}: socket: {source}")]
     Socket {
@@ -21,9 +26,9 @@ pub enum StartError {
 }
 
 /// All disks being served, until [`Daemon::stop`].
-#[derive(Debug)]
 pub struct Daemon {
-    sockets: Vec<ListenSocket>,
+    servers: Vec<Server>,
+    disks: Vec<(String, Arc<AnyDisk>)>,
 }
 
 impl Daemon {
@@ -32,28 +37,70 @@ impl Daemon {
     /// # Errors
     /// When the host refuses a resource.
     pub fn start(config: ServeConfig<Arc<AnyDisk>>) -> Result<Daemon, StartError> {
-        let mut sockets = Vec::new();
-        for disk in &config.disks {
-            let socket = ListenSocket::bind(&disk.socket, disk.socket_mode)
-                .map_err(|source| StartError::Socket { id: disk.id.clone(), source })?;
-            let geometry = disk.disk.geometry();
-            tracing::info!(
-                disk = %disk.id,
-                socket = %disk.socket.display(),
-                size = %geometry.size,
-                block_size = geometry.logical_block.bytes(),
-                read_only = geometry.read_only,
-                queues = disk.queues,
-                poll = %disk.poll,
-                "serving"
-            );
-            sockets.push(socket);
+        let options = EngineOptions {
+            workers: config.workers.into(),
+            pin: config.pin.iter().flatten().map(|cpu| usize::from(*cpu)).collect(),
+            lane: LaneOptions::default(),
+        };
+        let engine = Arc::new(Engine::start(&options).map_err(StartError::Workers)?);
+        let mut daemon = Daemon { servers: Vec::new(), disks: Vec::new() };
+        for disk in config.disks {
+            daemon.disks.push((disk.id.clone(), Arc::clone(&disk.disk)));
+            daemon.servers.push(serve(disk, &engine)?);
         }
-        Ok(Daemon { sockets })
+        Ok(daemon)
     }
 
     /// Drains what is in flight, flushes, closes the disks and removes the sockets.
-    pub fn stop(self) {
-        drop(self.sockets);
+    ///
+    /// # Errors
+    /// When the storage of a disk cannot be flushed; the others are all the same.
+    pub fn stop(mut self) -> io::Result<()> {
+        let mut result = Ok(());
+        self.servers.clear();
+        for (id, disk) in &self.disks {
+            if let Err(error) = disk.sync() {
+                result = Err(io::Error::new(error.kind(), format!("disk {id:?}: flush: {error}")));
+            }
+        }
+        result
     }
+}
+
+fn serve(disk: DiskConfig<Arc<AnyDisk>>, engine: &Arc<Engine>) -> Result<Server, StartError> {
+    let geometry = disk.disk.geometry();
+    let device = VirtioBlk::new(
+        geometry,
+        disk.disk.limits(),
+        BlkOptions {
+            serial: disk.serial,
+            queues: disk.queues,
+            queue_size: disk.queue_size,
+            writeback: disk.cache == CacheMode::Writeback,
+        },
+    );
+    let options = ServerOptions {
+        name: disk.id.clone(),
+        socket: disk.socket,
+        socket_mode: disk.socket_mode.bits(),
+        queue_map: disk.queue_map.iter().map(|worker| usize::from(*worker)).collect(),
+        poll: disk.poll,
+        fixed: match disk.fixed_buffers {
+            FixedBuffers::Auto => FixedBufferUse::Auto,
+            FixedBuffers::On => FixedBufferUse::On,
+            FixedBuffers::Off => FixedBufferUse::Off,
+        },
+        disk: disk.disk,
+        engine: Arc::clone(engine),
+    };
+    tracing::info!(
+        disk = %disk.id,
+        size = %geometry.size,
+        block_size = geometry.logical_block.bytes(),
+        read_only = geometry.read_only,
+        queues = disk.queues,
+        poll = %disk.poll,
+        "serving"
+    );
+    Server::start(Arc::new(device), options).map_err(|source| StartError::Socket { id: disk.id, source })
 }

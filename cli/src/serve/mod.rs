@@ -9,7 +9,6 @@ mod print;
 mod queue_map;
 mod resolve;
 mod signals;
-mod socket;
 mod storages;
 
 use std::io::Write as _;
@@ -101,7 +100,7 @@ fn serve(config: ServeConfig<Arc<AnyDisk>>) -> Result<(), Box<dyn std::error::Er
     let daemon = Daemon::start(config)?;
     let signal = signals.wait();
     tracing::info!(signal, "stopping; the same signal again ends at once");
-    daemon.stop();
+    daemon.stop()?;
     tracing::info!("stopped");
     Ok(())
 }
@@ -110,7 +109,7 @@ fn serve(config: ServeConfig<Arc<AnyDisk>>) -> Result<(), Box<dyn std::error::Er
 fn configure(args: &Args) -> Result<ServeConfig<Arc<AnyDisk>>, ConfigError> {
     let config = resolve::resolve(gather(args)?, &Cpus::of_this_host(), &mut storages::Registry)?;
     for disk in &config.disks {
-        if let Err(source) = socket::probe(&disk.socket) {
+        if let Err(source) = mqblk_vhost_user_server::probe(&disk.socket) {
             return Err(ConfigError::Socket { id: disk.id.clone(), source });
         }
     }

@@ -11,8 +11,8 @@ use super::config::{CacheMode, DiskConfig, FixedBuffers, ServeConfig, SocketMode
 use super::cpus::{self, Cpus};
 use super::file::Given;
 use super::queue_map;
-use super::socket::SocketError;
 use mqblk_engine::PollPolicy;
+use mqblk_vhost_user_server::SocketError;
 
 /// Most virtqueues of one disk, and most workers of one process.
 const MAX_QUEUES: u16 = 256;
@@ -78,7 +78,8 @@ pub fn resolve<S: Storages>(
     }
     let mut fronts = Vec::new();
     for settings in &mut given.disks {
-        fronts.push(Front::take(settings, cpus, &storages.kinds())?);
+        let front = Front::take(settings, cpus, &storages.kinds());
+        fronts.push(front.map_err(|error| with_likely_slip(error, settings))?);
     }
     check_unique(&given.disks, &fronts)?;
 
@@ -99,13 +100,24 @@ pub fn resolve<S: Storages>(
     for ((mut settings, front), queue_map) in given.disks.into_iter().zip(fronts).zip(maps) {
         let (disk, storage_settings) = match storages.open(front.storage, &mut settings) {
             Ok(opened) => opened,
-            Err(DiskError::Setting(error)) => return Err(error.into()),
+            Err(DiskError::Setting(error)) => return Err(with_likely_slip(error, &settings).into()),
             Err(source) => return Err(ConfigError::Disk { subject: settings.subject().to_owned(), source }),
         };
         settings.finish()?;
         disks.push(front.into_config(queue_map, disk, storage_settings));
     }
     Ok(ServeConfig { workers, pin, disks })
+}
+
+/// When a key is missing, names one that was given and looks like it: a missing key is found before unknown ones are.
+fn with_likely_slip(mut error: SettingError, settings: &Settings) -> SettingError {
+    if error.found == "nothing" {
+        let close = |key: &&str| strsim::damerau_levenshtein(key, &error.key) <= 2;
+        if let Some(slip) = settings.keys_left().find(close) {
+            error.found = format!("nothing, but a key {slip:?}");
+        }
+    }
+    error
 }
 
 /// What the interface needs of one disk's settings, before the disks are looked at together.

@@ -189,7 +189,11 @@ fn malformed_disk_settings() {
         assert_eq!(error, want, "{disk}");
     }
 
-    let whole: [(&str, String); 7] = [
+    let whole: [(&str, String); 8] = [
+        (
+            "path=/a,scoket=/tmp/s",
+            "disk \"a\": socket: found nothing, but a key \"scoket\", expected the path of the vhost-user socket to make".to_owned(),
+        ),
         ("path=/a", "disk \"a\": socket: found nothing, expected the path of the vhost-user socket to make".to_owned()),
         (
             &format!("path=/a,socket={long_socket}"),

@@ -4,4 +4,7 @@ pub mod device;
 pub mod layout;
 
 pub use device::{Broken, DeviceRing};
+pub mod driver;
+
+pub use driver::SplitDriver;
 pub use layout::{Descriptor, SetupError, SplitAddresses, SplitRing};

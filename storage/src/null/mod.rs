@@ -158,3 +158,45 @@ impl DiskChannel<Lane> for Delayed {
 
     fn close(&mut self, _lane: &mut Lane) {}
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use mqblk_core::{ByteLen, Op, Outcome};
+    use mqblk_uring::FixedBufferUse;
+
+    use crate::conformance::{Trial, Want, Worker, run};
+
+    #[test]
+    fn conforms() {
+        run(&Trial { kind: "null", settings: &[("size", "4M")], keeps_data: false, seed: 1 });
+    }
+
+    #[test]
+    fn conforms_with_latency() {
+        let settings = [("size", "4M"), ("latency-us", "20"), ("block-size", "4096")];
+        run(&Trial { kind: "null", settings: &settings, keeps_data: false, seed: 2 });
+    }
+
+    #[test]
+    fn a_read_leaves_the_buffer_as_it_is() {
+        let disk = Trial { kind: "null", settings: &[("size", "1M")], keeps_data: false, seed: 0 }.open(&[]).unwrap();
+        let mut worker = Worker::new(disk.as_ref(), 8, FixedBufferUse::Off);
+        worker.fill(0, &[0x5a; 4096]);
+        assert_eq!(worker.one(Want::at(Op::Read, 0, 4096, 0)), Outcome::Done(ByteLen(4096)));
+        assert_eq!(worker.found(0, 4096), [0x5a; 4096]);
+        worker.close();
+    }
+
+    #[test]
+    fn nothing_ends_before_its_time() {
+        let settings = [("size", "1M"), ("latency-us", "30000")];
+        let disk = Trial { kind: "null", settings: &settings, keeps_data: false, seed: 0 }.open(&[]).unwrap();
+        let mut worker = Worker::new(disk.as_ref(), 8, FixedBufferUse::Off);
+        let start = Instant::now();
+        worker.run(&[Want::at(Op::Read, 0, 512, 0), Want::at(Op::Read, 512, 512, 0), Want::bare(Op::Flush, 0, 0)]);
+        assert!(start.elapsed() >= Duration::from_millis(30));
+        worker.close();
+    }
+}

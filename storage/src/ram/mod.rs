@@ -152,3 +152,36 @@ impl DiskChannel<Lane> for RamChannel {
 
     fn close(&mut self, _lane: &mut Lane) {}
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::conformance::{Trial, run};
+
+    #[test]
+    fn conforms() {
+        run(&Trial { kind: "ram", settings: &[("size", "8M")], keeps_data: true, seed: 1 });
+    }
+
+    #[test]
+    fn conforms_with_large_blocks() {
+        run(&Trial { kind: "ram", settings: &[("size", "5124K"), ("block-size", "4096")], keeps_data: true, seed: 2 });
+    }
+
+    #[test]
+    fn settings_that_do_not_fit() {
+        for (settings, want) in [
+            (&[][..], "size: found nothing, expected the disk's size"),
+            (&[("size", "0")], "size: found 0 bytes, expected a multiple of block-size 512 above 0"),
+            (&[("size", "1000")], "size: found 1000 bytes, expected a multiple of block-size 512 above 0"),
+            (&[("size", "512"), ("block-size", "4096")], "expected a multiple of block-size 4096 above 0"),
+            (&[("size", "1M"), ("block-size", "1024")], "block-size: found \"1024\", expected one of 512, 4096"),
+            (&[("size", "1M"), ("readonly", "yes")], "readonly: found \"yes\", expected on or off"),
+            (&[("size", "8191P")], "size: found \"8191P\""),
+            (&[("size", "8388607T")], "size: found 8388607T, expected a size that the host can map"),
+        ] {
+            let trial = Trial { kind: "ram", settings, keeps_data: true, seed: 0 };
+            let error = trial.open(&[]).map(|_| ()).unwrap_err().to_string();
+            assert!(error.starts_with("disk \"trial\": ") && error.contains(want), "{settings:?}: {error}");
+        }
+    }
+}

@@ -1,2 +1,24 @@
-//! vhost-user front-end for the userspace drivers
+//! The front-end of vhost-user: what a VMM does to set the queues of a back-end up, for drivers in this process.
+//!
+//! The `vhost` crate carries the messages. This crate adds what a program needs around them: retries while the server
+//! starts, a bound on every wait, errors that name the step, and the order of the steps. Source: QEMU's
+//! `docs/interop/vhost-user.rst`.
 #![forbid(unsafe_code)]
+
+mod client;
+mod watchdog;
+
+pub use client::{Client, ClientError, Lifeline, QueueSetup, SharedRegion};
+pub use vmm_sys_util::eventfd::EventFd;
+
+/// Virtio feature bits that any device may have. Source: virtio 1.3 section 6; bit 30 from vhost-user.
+pub mod features {
+    /// VIRTIO_F_INDIRECT_DESC.
+    pub const INDIRECT_DESC: u64 = 1 << 28;
+    /// VIRTIO_F_EVENT_IDX.
+    pub const EVENT_IDX: u64 = 1 << 29;
+    /// VHOST_USER_F_PROTOCOL_FEATURES.
+    pub const PROTOCOL_FEATURES: u64 = 1 << 30;
+    /// VIRTIO_F_VERSION_1.
+    pub const VERSION_1: u64 = 1 << 32;
+}

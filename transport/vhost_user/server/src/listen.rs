@@ -1,99 +1,220 @@
-//! The listening socket: created with its final mode, replacing a stale one but never a live one.
+//! The Unix sockets that guests' VMMs connect to.
 
-use std::fs;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::Mode;
+use rustix::fd::OwnedFd;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Why a socket cannot be listened on.
+/// Connections that may wait to be accepted. One VMM at a time is served; the others that wait see a slow answer.
+const BACKLOG: i32 = 8;
+
+/// Why a socket cannot be at a path.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Somebody answers on it.
-    #[error("socket: {0}: found a live socket (another process listens on it), expected a path that is free")]
-    Live(PathBuf),
-    /// Something else is in the way.
-    #[error("socket: {0}: found a file that is no socket, expected a path that is free")]
-    NotASocket(PathBuf),
-    /// The system said no.
-    #[error("socket: {path}: {source}")]
-    Os {
-        /// The socket's path.
+    /// Somebody listens there.
+    #[error(
+        "found {path:?} in use by another program, expected a free path (stop that program or choose another path)"
+    )]
+    Live {
+        /// The path.
         path: PathBuf,
-        /// Why.
+    },
+    /// A file is there that is no socket, and is left alone.
+    #[error("found {path:?}, which is no stream socket, expected a free path or a socket left behind")]
+    Occupied {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The host refuses.
+    #[error("found {path:?}: {source}, expected a path in an existing folder that can be written to")]
+    Os {
+        /// The path.
+        path: PathBuf,
+        /// The system's answer.
         source: io::Error,
     },
 }
 
-/// Looks whether `path` could be listened on, changing nothing.
+/// What is at a path where a socket is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing.
+    Nothing,
+    /// A socket that nobody listens on.
+    Stale,
+}
+
+/// Looks whether a socket can be made at `path`. Changes nothing there; a live server sees one connection that ends at once.
 ///
 /// # Errors
-/// When it is in use, or its folder does not exist.
-pub(crate) fn check(path: &Path) -> Result<(), SocketError> {
-    let refused = |source| SocketError::Os { path: path.to_owned(), source };
-    match fs::symlink_metadata(path) {
-        Ok(meta) if meta.file_type().is_socket() => match UnixStream::connect(path) {
-            Ok(_) => Err(SocketError::Live(path.to_owned())),
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
-            Err(error) => Err(refused(error)),
-        },
-        Ok(_) => Err(SocketError::NotASocket(path.to_owned())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            SocketAddrUnix::new(path).map_err(|error| refused(error.into()))?;
-            fs::metadata(folder).map(|_| ()).map_err(|source| SocketError::Os { path: folder.to_owned(), source })
-        }
-        Err(error) => Err(refused(error)),
+/// When it cannot.
+pub fn probe(path: &Path) -> Result<Found, SocketError> {
+    let os = |source: io::Error| SocketError::Os { path: path.to_owned(), source };
+    if !folder_of(path).metadata().map_err(os)?.is_dir() {
+        return Err(os(io::ErrorKind::NotADirectory.into()));
+    }
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(error) => return Err(os(error)),
+        Ok(file) if !file.file_type().is_socket() => return Err(SocketError::Occupied { path: path.to_owned() }),
+        Ok(_) => {}
+    }
+    let address = SocketAddrUnix::new(path).map_err(|error| os(error.into()))?;
+    // Non-blocking: connecting to a live server whose backlog is full would wait.
+    let client = stream_socket(SocketFlags::NONBLOCK).map_err(os)?;
+    match rustix::net::connect(&client, &address) {
+        Err(Errno::CONNREFUSED) => Ok(Found::Stale),
+        Err(Errno::NOENT) => Ok(Found::Nothing),
+        Err(Errno::PROTOTYPE) => Err(SocketError::Occupied { path: path.to_owned() }),
+        Ok(()) | Err(Errno::AGAIN) => Err(SocketError::Live { path: path.to_owned() }),
+        Err(error) => Err(os(error.into())),
     }
 }
 
-/// Listens on `path` with permission bits `mode`.
-///
-/// # Errors
-/// As [`check`], or when the system refuses.
-pub(crate) fn listen(path: &Path, mode: u32) -> Result<UnixListener, SocketError> {
-    check(path)?;
-    let bind = || -> io::Result<UnixListener> {
-        if path.exists() {
-            fs::remove_file(path)?;
+/// A listening socket with its place in the file system, which is given up when this is dropped.
+#[derive(Debug)]
+pub struct ListenSocket {
+    listener: UnixListener,
+    path: PathBuf,
+    /// Device and inode of the socket file, so that a successor's file at the same path is not removed.
+    identity: (u64, u64),
+}
+
+impl ListenSocket {
+    /// Listens at `path`, in place of a socket that was left behind there. At no time has the file wider permissions than
+    /// `mode`.
+    ///
+    /// # Errors
+    /// When somebody listens there, when another kind of file is there, or when the host refuses.
+    pub fn bind(path: &Path, mode: u32) -> Result<ListenSocket, SocketError> {
+        let os = |source: io::Error| SocketError::Os { path: path.to_owned(), source };
+        // Held until the socket listens: otherwise two daemons that start together could both find a stale socket, and one
+        // remove the other's. Folders that cannot be locked are used all the same.
+        let _folder = lock_folder(folder_of(path));
+        if probe(path)? == Found::Stale {
+            std::fs::remove_file(path).map_err(os)?;
         }
-        let flags = SocketFlags::CLOEXEC;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        // On Linux the file takes the socket's own mode (less the umask) when it is bound: it is never more open than asked.
-        rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
-        rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-        rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
-        rustix::net::listen(&socket, 16)?;
-        Ok(UnixListener::from(socket))
-    };
-    bind().map_err(|source| SocketError::Os { path: path.to_owned(), source })
+        let socket = stream_socket(SocketFlags::empty()).map_err(os)?;
+        let bits = Mode::from_bits_truncate(mode);
+        // The mode of an unbound socket is the mode of the file that bind makes, less the umask (Linux, net/unix/af_unix.c).
+        rustix::fs::fchmod(&socket, bits).map_err(|error| os(error.into()))?;
+        let address = SocketAddrUnix::new(path).map_err(|error| os(error.into()))?;
+        rustix::net::bind(&socket, &address).map_err(|error| os(error.into()))?;
+        let file = std::fs::symlink_metadata(path).map_err(os)?;
+        let bound = ListenSocket { listener: socket.into(), path: path.to_owned(), identity: (file.dev(), file.ino()) };
+        rustix::fs::chmod(path, bits).map_err(|error| os(error.into()))?;
+        rustix::net::listen(&bound.listener, BACKLOG).map_err(|error| os(error.into()))?;
+        Ok(bound)
+    }
+
+    /// The listener, to accept on.
+    pub fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+}
+
+impl Drop for ListenSocket {
+    fn drop(&mut self) {
+        let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|file| (file.dev(), file.ino()) == self.identity);
+        if ours && let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
+        }
+    }
+}
+
+fn stream_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags | SocketFlags::CLOEXEC, None)?)
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+fn lock_folder(folder: &Path) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder, flags, Mode::empty()).ok()?;
+    rustix::fs::flock(&folder, FlockOperation::LockExclusive).ok()?;
+    Some(folder)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+
+    use super::*;
 
     #[test]
-    fn stale_is_replaced_live_is_not_and_files_are_left_alone() {
+    fn a_socket_has_its_mode_and_goes_with_its_owner() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let first = listen(&path, 0o600).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert!(matches!(listen(&path, 0o600), Err(SocketError::Live(_))));
+        for mode in [0o600, 0o660, 0o777] {
+            assert_eq!(probe(&path).unwrap(), Found::Nothing);
+            let socket = ListenSocket::bind(&path, mode).unwrap();
+            let bits = std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+            assert_eq!(bits, mode);
+            let _client = UnixStream::connect(&path).unwrap();
+            socket.listener().accept().unwrap();
+            drop(socket);
+            assert!(!path.exists());
+        }
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        drop(UnixListener::bind(&path).unwrap());
+        assert_eq!(probe(&path).unwrap(), Found::Stale);
+        let live = ListenSocket::bind(&path, 0o600).unwrap();
+        assert!(matches!(probe(&path), Err(SocketError::Live { .. })));
+        assert!(matches!(ListenSocket::bind(&path, 0o600), Err(SocketError::Live { .. })));
+        drop(live);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_full_backlog_is_live() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let _live = ListenSocket::bind(&path, 0o600).unwrap();
+        for _ in 0..BACKLOG * 2 {
+            assert!(matches!(probe(&path), Err(SocketError::Live { .. })));
+        }
+    }
+
+    #[test]
+    fn other_files_are_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "kept").unwrap();
+        assert!(matches!(ListenSocket::bind(&file, 0o600), Err(SocketError::Occupied { .. })));
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "kept");
+        let datagram = folder.path().join("datagram");
+        let _bound = UnixDatagram::bind(&datagram).unwrap();
+        assert!(matches!(probe(&datagram), Err(SocketError::Occupied { .. })));
+        let missing = folder.path().join("missing/s");
+        assert!(matches!(probe(&missing), Err(SocketError::Os { .. })));
+    }
+
+    #[test]
+    fn a_successors_socket_is_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let first = ListenSocket::bind(&path, 0o600).unwrap();
+        std::fs::rename(&path, folder.path().join("elsewhere")).unwrap();
+        let second = ListenSocket::bind(&path, 0o600).unwrap();
         drop(first);
-        let second = listen(&path, 0o660).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
+        assert!(path.exists());
         drop(second);
-        fs::remove_file(&path).unwrap();
-        fs::write(&path, "precious").unwrap();
-        assert!(matches!(listen(&path, 0o600), Err(SocketError::NotASocket(_))));
-        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
-        assert!(matches!(listen(&folder.path().join("no/s"), 0o600), Err(SocketError::Os { .. })));
-        let long = folder.path().join("x".repeat(120));
-        assert!(matches!(listen(&long, 0o600), Err(SocketError::Os { .. })));
+        assert!(!path.exists());
     }
 }

@@ -1,7 +1,7 @@
 //! The control thread of one device.
 
 use std::os::fd::AsFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use mqblk_virtio::VirtioDevice;
 use rustix::event::{PollFd, PollFlags};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
-use crate::listen::{self, SocketError};
+use crate::listen::{ListenSocket, SocketError};
 use crate::session::Session;
 
 /// What a device needs to be served.
@@ -50,28 +50,20 @@ struct Shared {
 }
 
 impl Server {
-    /// Looks whether `options` could be served, changing nothing.
-    ///
-    /// # Errors
-    /// When the socket is in use or its folder does not exist.
-    pub fn check(options: &ServerOptions) -> Result<(), SocketError> {
-        listen::check(&options.socket)
-    }
-
     /// Listens, and serves one VMM after the other on a thread of its own.
     ///
     /// # Errors
     /// When the socket cannot be made.
     pub fn start<D: VirtioDevice<Lane>>(device: Arc<D>, options: ServerOptions) -> Result<Server, SocketError> {
         let socket = options.socket.clone();
-        let listener = listen::listen(&socket, options.socket_mode)?;
+        let listener = ListenSocket::bind(&socket, options.socket_mode)?;
         let refused = |source| SocketError::Os { path: socket.clone(), source };
         let bell = EventFd::new().map_err(refused)?;
         let shared = Arc::new(Shared { stop: AtomicBool::new(false), bell, connection: Mutex::new(None) });
         let (inner, name) = (Arc::clone(&shared), options.name.clone());
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{name}"))
-            .spawn(move || listen_until_stopped(&listener, &device, &Arc::new(options), &inner))
+            .spawn(move || listen_until_stopped(listener, &device, &Arc::new(options), &inner))
             .map_err(refused)?;
         tracing::info!(disk = name, socket = %socket.display(), "listening");
         Ok(Server { shared, thread: Some(thread), socket })
@@ -89,7 +81,6 @@ impl Server {
         if thread.join().is_err() {
             tracing::error!(socket = %self.socket.display(), "the control thread had panicked");
         }
-        let _ = std::fs::remove_file(&self.socket);
     }
 }
 
@@ -100,11 +91,12 @@ impl Drop for Server {
 }
 
 fn listen_until_stopped<D: VirtioDevice<Lane>>(
-    listener: &UnixListener,
+    socket: ListenSocket,
     device: &Arc<D>,
     options: &Arc<ServerOptions>,
     shared: &Shared,
 ) {
+    let listener = socket.listener();
     while !shared.stop.load(Ordering::SeqCst) {
         let mut ready =
             [PollFd::new(listener, PollFlags::IN), PollFd::from_borrowed_fd(shared.bell.as_fd(), PollFlags::IN)];

@@ -1,0 +1,387 @@
+//! One queue of a virtio-blk device, and the set of queues that one thread owns.
+
+use std::io;
+use std::sync::Arc;
+
+use mqblk_core::{ByteLen, Sector512};
+use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots};
+use mqblk_ring::split::SplitDriver;
+use mqblk_ring::split::driver::{DeviceError, Shape};
+use mqblk_vhost_user_client::EventFd;
+
+use super::layout::QueueLayout;
+use super::wire::{HEADER_BYTES, ID_BYTES, MAX_RANGES, RANGE_BYTES, Range, header, kind};
+pub use mqblk_ring::split::driver::Refused;
+
+/// What a status byte holds before the device has written it, when [`Options::poison_status`](super::Options) is set.
+const POISON: u8 = 0xff;
+
+/// A stretch of shared memory that a request's data lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Where.
+    pub address: GuestAddress,
+    /// How many bytes.
+    pub len: u32,
+}
+
+/// How the device says a request ended. Source: virtio 1.3 section 5.2.6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Done.
+    Ok,
+    /// VIRTIO_BLK_S_IOERR.
+    IoError,
+    /// VIRTIO_BLK_S_UNSUPP.
+    Unsupported,
+    /// The device answered without writing a status (seen only with [`Options::poison_status`](super::Options)).
+    NotWritten,
+    /// No status that the specification knows.
+    Unknown(u8),
+}
+
+impl Status {
+    #[inline]
+    fn from_byte(byte: u8) -> Status {
+        match byte {
+            0 => Status::Ok,
+            1 => Status::IoError,
+            2 => Status::Unsupported,
+            POISON => Status::NotWritten,
+            other => Status::Unknown(other),
+        }
+    }
+}
+
+/// A request's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// What the submission was given.
+    pub user: u32,
+    /// How it ended.
+    pub status: Status,
+    /// Bytes that the device says it wrote, the status byte included.
+    pub written: u32,
+}
+
+/// One queue, owned by one thread. Nothing is allocated, and no system call made, for a request; [`publish`](Self::publish)
+/// makes one when the server sleeps.
+#[derive(Debug)]
+pub struct Queue {
+    ring: SplitDriver,
+    shape: Shape,
+    memory: Arc<GuestMemory>,
+    layout: QueueLayout,
+    headers: SharedSlots<[u64; 2]>,
+    statuses: SharedSlots<u8>,
+    ranges: SharedSlots<[u64; 2]>,
+    /// Headers as last written: one that is the same (the same block again) is not stored again.
+    written: Box<[[u64; 2]]>,
+    /// What submissions were given, by slot.
+    users: Box<[u32]>,
+    /// A stack, in step with the ring's stack of descriptors: a slot comes with the same descriptors again.
+    free: Vec<u16>,
+    poison: bool,
+    kick: EventFd,
+    kicks: u64,
+}
+
+impl Queue {
+    pub(crate) fn new(
+        ring: SplitDriver,
+        shape: Shape,
+        memory: Arc<GuestMemory>,
+        layout: QueueLayout,
+        poison: bool,
+        kick: EventFd,
+    ) -> Option<Queue> {
+        let n = usize::from(ring.size());
+        Some(Queue {
+            shape,
+            headers: memory.slots(layout.headers, n)?,
+            statuses: memory.slots(layout.statuses, n)?,
+            ranges: memory.slots(layout.ranges, n * MAX_RANGES)?,
+            memory,
+            layout,
+            // No header has this type.
+            written: vec![[u64::MAX; 2]; n].into(),
+            users: vec![0; n].into(),
+            free: (0..ring.size()).rev().collect(),
+            ring,
+            poison,
+            kick,
+            kicks: 0,
+        })
+    }
+
+    /// The memory that data lies in.
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// This queue's stretch of data memory, page aligned.
+    pub fn data(&self) -> (GuestAddress, ByteLen) {
+        (self.layout.data, self.layout.data_len)
+    }
+
+    /// Requests submitted and not yet reaped.
+    #[inline]
+    pub fn in_flight(&self) -> u16 {
+        self.ring.in_flight()
+    }
+
+    /// Kicks written so far.
+    pub fn kicks(&self) -> u64 {
+        self.kicks
+    }
+
+    /// Reads from `start` into `data`.
+    ///
+    /// # Errors
+    /// [`Refused::Full`] until something is reaped.
+    #[inline]
+    pub fn read(&mut self, user: u32, start: Sector512, data: Piece) -> Result<(), Refused> {
+        self.submit(user, kind::IN, start, [data], true)
+    }
+
+    /// Writes `data` at `start`.
+    ///
+    /// # Errors
+    /// [`Refused::Full`] until something is reaped.
+    #[inline]
+    pub fn write(&mut self, user: u32, start: Sector512, data: Piece) -> Result<(), Refused> {
+        self.submit(user, kind::OUT, start, [data], false)
+    }
+
+    /// Reads from `start` into several pieces.
+    ///
+    /// # Errors
+    /// [`Refused`]: full, or more pieces than a request can have.
+    pub fn read_pieces(
+        &mut self,
+        user: u32,
+        start: Sector512,
+        data: impl IntoIterator<Item = Piece>,
+    ) -> Result<(), Refused> {
+        self.submit(user, kind::IN, start, data, true)
+    }
+
+    /// Writes several pieces at `start`.
+    ///
+    /// # Errors
+    /// [`Refused`]: full, or more pieces than a request can have.
+    pub fn write_pieces(
+        &mut self,
+        user: u32,
+        start: Sector512,
+        data: impl IntoIterator<Item = Piece>,
+    ) -> Result<(), Refused> {
+        self.submit(user, kind::OUT, start, data, false)
+    }
+
+    /// Makes all writes that have been reaped durable.
+    ///
+    /// # Errors
+    /// [`Refused::Full`] until something is reaped.
+    pub fn flush(&mut self, user: u32) -> Result<(), Refused> {
+        self.submit(user, kind::FLUSH, Sector512(0), [], false)
+    }
+
+    /// Says that the ranges' content is no longer needed. At most [`MAX_RANGES`].
+    ///
+    /// # Errors
+    /// [`Refused`]: full, none, or too many ranges.
+    pub fn discard(&mut self, user: u32, ranges: &[Range]) -> Result<(), Refused> {
+        self.submit_ranges(user, kind::DISCARD, ranges)
+    }
+
+    /// Makes the ranges read as zeroes. At most [`MAX_RANGES`].
+    ///
+    /// # Errors
+    /// [`Refused`]: full, none, or too many ranges.
+    pub fn write_zeroes(&mut self, user: u32, ranges: &[Range]) -> Result<(), Refused> {
+        self.submit_ranges(user, kind::WRITE_ZEROES, ranges)
+    }
+
+    /// Asks for the device's serial: 20 bytes at `address`, padded with zeroes.
+    ///
+    /// # Errors
+    /// [`Refused::Full`] until something is reaped.
+    pub fn get_id(&mut self, user: u32, address: GuestAddress) -> Result<(), Refused> {
+        self.submit(user, kind::GET_ID, Sector512(0), [Piece { address, len: ID_BYTES }], true)
+    }
+
+    fn submit_ranges(&mut self, user: u32, kind: u32, ranges: &[Range]) -> Result<(), Refused> {
+        if ranges.len() > MAX_RANGES {
+            return Err(Refused::TooManyPieces(MAX_RANGES as u16));
+        }
+        let slot = usize::from(*self.free.last().ok_or(Refused::Full)?);
+        for (at, range) in ranges.iter().enumerate() {
+            self.ranges.set(slot * MAX_RANGES + at, range.to_words());
+        }
+        let bytes = u64::from(RANGE_BYTES);
+        let address = GuestAddress(self.layout.ranges.0 + (slot * MAX_RANGES) as u64 * bytes);
+        self.submit(user, kind, Sector512(0), [Piece { address, len: ranges.len() as u32 * RANGE_BYTES }], false)
+    }
+
+    /// Composes a request piece by piece: header, data, status.
+    #[inline]
+    fn submit(
+        &mut self,
+        user: u32,
+        kind: u32,
+        start: Sector512,
+        data: impl IntoIterator<Item = Piece>,
+        device_writes: bool,
+    ) -> Result<(), Refused> {
+        let slot = *self.free.last().ok_or(Refused::Full)?;
+        let at = u64::from(slot);
+        let header_at = GuestAddress(self.layout.headers.0 + at * u64::from(HEADER_BYTES));
+        let mut chain = self.ring.begin(self.shape).readable(header_at, HEADER_BYTES)?;
+        for piece in data {
+            chain = match device_writes {
+                true => chain.writable(piece.address, piece.len)?,
+                false => chain.readable(piece.address, piece.len)?,
+            };
+        }
+        chain = chain.writable(GuestAddress(self.layout.statuses.0 + at), 1)?;
+        chain.commit(u32::from(slot))?;
+        self.free.pop();
+        let slot = usize::from(slot);
+        self.users[slot] = user;
+        let words = header(kind, start);
+        if self.written[slot] != words {
+            self.written[slot] = words;
+            self.headers.set(slot, words);
+        }
+        if self.poison {
+            self.statuses.set(slot, POISON);
+        }
+        Ok(())
+    }
+
+    /// Makes all submitted requests visible to the server, and kicks it if it asked for that.
+    ///
+    /// # Errors
+    /// When the kick cannot be written.
+    #[inline]
+    pub fn publish(&mut self) -> io::Result<()> {
+        if self.ring.publish() {
+            self.kicks += 1;
+            self.kick.write(1)?;
+        }
+        Ok(())
+    }
+
+    /// Requests submitted and not yet published.
+    #[inline]
+    pub fn unpublished(&self) -> u16 {
+        self.ring.unpublished()
+    }
+
+    /// Looks for answers; returns how many [`reap`](Self::reap) can take.
+    ///
+    /// # Errors
+    /// When the device breaks the protocol: the queue is of no more use.
+    #[inline]
+    pub fn look(&mut self) -> Result<u16, DeviceError> {
+        self.ring.look()
+    }
+
+    /// Takes one answer of those that the last [`look`](Self::look) saw.
+    ///
+    /// # Errors
+    /// When the device breaks the protocol: the queue is of no more use.
+    #[inline]
+    pub fn reap(&mut self) -> Result<Option<Completion>, DeviceError> {
+        let Some(used) = self.ring.take()? else { return Ok(None) };
+        let slot = used.token as usize;
+        let status = Status::from_byte(self.statuses.get(slot));
+        self.free.push(slot as u16);
+        Ok(Some(Completion { user: self.users[slot], status, written: used.written }))
+    }
+}
+
+/// Wakes a [`QueueSet::wait`] from another thread.
+#[derive(Debug)]
+pub struct Waker(EventFd);
+
+impl Waker {
+    /// Makes the wait return, this time or the next.
+    pub fn wake(&self) {
+        // It fails only when the counter is full, and then the wait returns anyway.
+        let _ = self.0.write(1);
+    }
+}
+
+/// The queues that one thread owns. They share one call eventfd, so that the thread waits in one place, with one system call.
+#[derive(Debug)]
+pub struct QueueSet {
+    queues: Vec<Queue>,
+    call: EventFd,
+    calls: u64,
+}
+
+impl QueueSet {
+    pub(crate) fn new(queues: Vec<Queue>, call: EventFd) -> QueueSet {
+        QueueSet { queues, call, calls: 0 }
+    }
+
+    /// The queues.
+    pub fn queues(&mut self) -> &mut [Queue] {
+        &mut self.queues
+    }
+
+    /// Calls that the server has sent, as far as they were noticed by [`wait`](Self::wait) and [`drain`](Self::drain).
+    pub fn calls(&self) -> u64 {
+        self.calls
+    }
+
+    /// Kicks written on all the queues.
+    pub fn kicks(&self) -> u64 {
+        self.queues.iter().map(Queue::kicks).sum()
+    }
+
+    /// Sleeps until at least `count` answers (at most as many as are in flight; of any one queue) are there, or the
+    /// [`Waker`] is used. Returns at once if nothing is in flight. May return early.
+    ///
+    /// # Errors
+    /// When a device breaks the protocol, or the wait fails.
+    pub fn wait(&mut self, count: u16) -> Result<(), super::DriverError> {
+        // With several queues the sum is what counts, and only a call for the first answer of each is sure to come.
+        let count = if self.queues.len() == 1 { count } else { 1 };
+        let mut sleep = false;
+        let mut ready = false;
+        for queue in self.queues.iter_mut().filter(|queue| queue.ring.in_flight() != 0) {
+            let count = count.clamp(1, queue.ring.in_flight());
+            ready |= queue.ring.arm(count)? >= count;
+            sleep = true;
+        }
+        if sleep && !ready {
+            self.calls += self.call.read().map_err(|source| super::DriverError::Host { what: "wait", source })?;
+        }
+        for queue in &self.queues {
+            queue.ring.disarm();
+        }
+        Ok(())
+    }
+
+    /// Counts the calls that came without a wait.
+    ///
+    /// # Errors
+    /// When the eventfd cannot be read.
+    pub fn drain(&mut self) -> io::Result<()> {
+        // The counter is never 0 at the read, so the read does not block.
+        self.call.write(1)?;
+        self.calls += self.call.read()? - 1;
+        Ok(())
+    }
+
+    /// Something to end a [`wait`](Self::wait) with from another thread.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn waker(&self) -> io::Result<Waker> {
+        self.call.try_clone().map(Waker)
+    }
+}

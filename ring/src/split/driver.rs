@@ -1,0 +1,327 @@
+//! The driver's end of a split virtqueue: puts requests on, takes answers off.
+//!
+//! A request is composed piece by piece, straight into the ring: [`begin`](SplitDriver::begin), then readable pieces, then
+//! writable pieces, then [`commit`](Chain::commit). No arrays are built; nothing is visible to the device before
+//! [`publish`](SplitDriver::publish); a chain that is dropped before its commit leaves no trace.
+//!
+//! What a request costs is cache lines that cross cores, so this end keeps private copies of everything it has written and
+//! does not write a descriptor or an available entry that already holds the same value: a driver that reuses its buffers
+//! in the order in which they come back leaves the descriptor table in both sides' caches.
+//!
+//! The device may be hostile. It is believed in nothing: an answer that names a request that is not in flight is a
+//! [`DeviceError`], and the device can spoil only what it can reach anyway.
+
+mod chain;
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::Ordering;
+
+use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots, full_fence};
+
+use super::layout::{AVAIL_NO_INTERRUPT, SetupError, SplitAddresses, SplitRing, USED_NO_NOTIFY, passed};
+pub use chain::{Chain, Refused};
+
+/// Used elements in a cache line.
+const USED_ENTRIES_PER_LINE: u16 = 8;
+/// Used entries prefetched at one look; the hardware's prefetcher has the stream by then.
+const PREFETCH_ENTRIES: u16 = 4 * USED_ENTRIES_PER_LINE;
+
+/// What the two sides agreed on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// VIRTIO_F_EVENT_IDX: notifications are asked for by index.
+    pub event_idx: bool,
+}
+
+/// Memory for indirect tables: one table for each descriptor of the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndirectArea {
+    /// Where the tables start; aligned to 16.
+    pub start: GuestAddress,
+    /// Descriptors of one table, a power of two.
+    pub per_table: u16,
+}
+
+impl IndirectArea {
+    /// Bytes of the tables of a ring of `size` entries.
+    pub const fn bytes(size: u16, per_table: u16) -> u64 {
+        size as u64 * per_table as u64 * super::layout::DESC_BYTES
+    }
+}
+
+/// How a request lies in the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// One ring descriptor for each piece.
+    Direct,
+    /// One ring descriptor that names a table of the pieces.
+    Indirect,
+}
+
+/// The device broke the protocol. The queue is of no more use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// More answers than requests.
+    #[error("used index: found {found} new elements, expected at most {in_flight}, the requests in flight")]
+    UsedIndex {
+        /// New elements by the device's index.
+        found: u16,
+        /// Requests in flight.
+        in_flight: u16,
+    },
+    /// An answer to nothing.
+    #[error("used element: found id {0}, expected the head of a request in flight")]
+    UsedId(u32),
+}
+
+/// An answered request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// What [`Chain::commit`] was given.
+    pub token: u32,
+    /// Bytes that the device says it has written.
+    pub written: u32,
+}
+
+/// What is kept for each descriptor that can be the head of a request.
+#[derive(Clone, Copy, Debug, Default)]
+struct Head {
+    token: u32,
+    /// Ring descriptors of the chain; 0 when no request with this head is in flight.
+    descriptors: u16,
+    /// The chain's last descriptor.
+    last: u16,
+}
+
+#[derive(Debug)]
+struct Tables {
+    area: IndirectArea,
+    slots: SharedSlots<[u64; 2]>,
+    written: Box<[[u64; 2]]>,
+}
+
+/// The driver's end of one split virtqueue, owned by one thread.
+#[derive(Debug)]
+pub struct SplitDriver {
+    ring: SplitRing,
+    tables: Option<Tables>,
+    event_idx: bool,
+    /// The descriptor table as last written.
+    written: Box<[[u64; 2]]>,
+    /// The available ring as last written.
+    offered: Box<[u16]>,
+    /// Free descriptors are linked in a stack; so are those of a chain, which makes freeing one step.
+    next: Box<[u16]>,
+    free_head: u16,
+    free: u16,
+    heads: Box<[Head]>,
+    in_flight: u16,
+    /// Where the next head goes; committed but unpublished requests lie between `published` and this.
+    avail: u16,
+    published: u16,
+    /// The next used element to take.
+    used: u16,
+    /// The device's used index when last looked at.
+    seen: u16,
+}
+
+impl SplitDriver {
+    /// A fresh ring of `size` entries (which this zeroes) at `at` in `memory`, with room for indirect tables if the device
+    /// takes them. Starts without asking for calls, as after [`disarm`](Self::disarm).
+    ///
+    /// # Errors
+    /// When a part does not lie in one region or is not aligned.
+    pub fn new(
+        memory: &GuestMemory,
+        at: &SplitAddresses,
+        size: u16,
+        features: Features,
+        indirect: Option<IndirectArea>,
+    ) -> Result<SplitDriver, SetupError> {
+        let ring = SplitRing::resolve(memory, at, size)?;
+        let n = usize::from(size);
+        let tables = indirect.map(|area| Tables::new(memory, area, size)).transpose()?;
+        for index in 0..n {
+            ring.desc.set(index, [0; 2]);
+            ring.avail_ring.set(index, 0);
+            ring.used_ring.set(index, [0; 2]);
+        }
+        for cell in [&ring.avail_flags, &ring.avail_idx, &ring.used_event] {
+            cell.store(0, Ordering::Relaxed);
+        }
+        for cell in [&ring.used_flags, &ring.used_idx, &ring.avail_event] {
+            cell.store(0, Ordering::Relaxed);
+        }
+        let driver = SplitDriver {
+            ring,
+            tables,
+            event_idx: features.event_idx,
+            written: vec![[0; 2]; n].into(),
+            offered: vec![0; n].into(),
+            next: (0..size).map(|index| (index + 1) & (size - 1)).collect(),
+            free_head: 0,
+            free: size,
+            heads: vec![Head::default(); n].into(),
+            in_flight: 0,
+            avail: 0,
+            published: 0,
+            used: 0,
+            seen: 0,
+        };
+        driver.disarm();
+        Ok(driver)
+    }
+
+    /// Entries of the ring.
+    pub fn size(&self) -> u16 {
+        self.ring.size()
+    }
+
+    /// Requests committed and not yet taken back.
+    #[inline]
+    pub fn in_flight(&self) -> u16 {
+        self.in_flight
+    }
+
+    /// Ring descriptors that are free.
+    #[inline]
+    pub fn free_descriptors(&self) -> u16 {
+        self.free
+    }
+
+    /// Pieces that one [`Shape::Indirect`] request can have; 0 without indirect tables.
+    pub fn indirect_pieces(&self) -> u16 {
+        self.tables.as_ref().map_or(0, |tables| tables.area.per_table)
+    }
+
+    /// Starts a request. It needs as many free ring descriptors as it gets pieces, or one with [`Shape::Indirect`].
+    #[inline]
+    pub fn begin(&mut self, shape: Shape) -> Chain<'_> {
+        Chain::new(self, shape)
+    }
+
+    /// Makes all committed requests visible: the index is stored once. Returns whether the device asked to be kicked for
+    /// any of them (virtio 1.3 sections 2.7.10 and 2.7.13.4).
+    #[inline]
+    #[must_use = "a device that asked for a kick sleeps until it gets one"]
+    pub fn publish(&mut self) -> bool {
+        let (old, new) = (self.published, self.avail);
+        if old == new {
+            return false;
+        }
+        self.ring.avail_idx.store(new.to_le(), Ordering::Release);
+        self.published = new;
+        // The device stores its wish, then looks at the index; we store the index, then look at its wish. Without a full
+        // barrier on both sides each could miss the other.
+        full_fence();
+        if self.event_idx {
+            passed(u16::from_le(self.ring.avail_event.load(Ordering::Relaxed)), new, old)
+        } else {
+            u16::from_le(self.ring.used_flags.load(Ordering::Relaxed)) & USED_NO_NOTIFY == 0
+        }
+    }
+
+    /// Requests committed and not yet published.
+    #[inline]
+    pub fn unpublished(&self) -> u16 {
+        self.avail.wrapping_sub(self.published)
+    }
+
+    /// Looks at the device's index. Returns how many answers can be taken by [`take`](Self::take).
+    ///
+    /// # Errors
+    /// When the device says it answered more requests than are in flight.
+    #[inline]
+    pub fn look(&mut self) -> Result<u16, DeviceError> {
+        let seen = u16::from_le(self.ring.used_idx.load(Ordering::Acquire));
+        if seen == self.seen {
+            return Ok(self.ready());
+        }
+        let found = seen.wrapping_sub(self.used);
+        let in_flight = self.in_flight - self.unpublished();
+        if found > in_flight || found < self.ready() {
+            return Err(DeviceError::UsedIndex { found, in_flight });
+        }
+        self.seen = seen;
+        for ahead in (0..found.min(PREFETCH_ENTRIES)).step_by(USED_ENTRIES_PER_LINE.into()) {
+            self.ring.used_ring.prefetch(self.used.wrapping_add(ahead).into());
+        }
+        Ok(found)
+    }
+
+    /// Answers seen by the last [`look`](Self::look) and not yet taken.
+    #[inline]
+    pub fn ready(&self) -> u16 {
+        self.seen.wrapping_sub(self.used)
+    }
+
+    /// Takes one answer of those that the last [`look`](Self::look) saw, in the device's order, and frees the request's
+    /// descriptors.
+    ///
+    /// # Errors
+    /// When the answer names no request in flight.
+    #[inline]
+    pub fn take(&mut self) -> Result<Option<Used>, DeviceError> {
+        if self.used == self.seen {
+            return Ok(None);
+        }
+        let [id, written] = self.ring.used_ring.get(self.used.into()).map(u32::from_le);
+        let Some(head) = self.heads.get_mut(id as usize).filter(|head| head.descriptors != 0) else {
+            return Err(DeviceError::UsedId(id));
+        };
+        let Head { token, descriptors, last } = std::mem::take(head);
+        self.used = self.used.wrapping_add(1);
+        self.next[usize::from(last)] = self.free_head;
+        self.free_head = id as u16;
+        self.free += descriptors;
+        self.in_flight -= 1;
+        Ok(Some(Used { token, written }))
+    }
+
+    /// Asks the device to call once `count` more answers (at least 1) are there, then looks again. Returns how many are
+    /// there already; only when they are fewer than `count` may the caller sleep until the call.
+    ///
+    /// Without EVENT_IDX the device calls at the first answer.
+    ///
+    /// # Errors
+    /// As [`look`](Self::look).
+    pub fn arm(&mut self, count: u16) -> Result<u16, DeviceError> {
+        if self.event_idx {
+            // The device calls when its index moves past the event: `used + count` lies just past it.
+            let event = self.used.wrapping_add(count.max(1)).wrapping_sub(1);
+            self.ring.used_event.store(event.to_le(), Ordering::Relaxed);
+        } else {
+            self.ring.avail_flags.store(0, Ordering::Relaxed);
+        }
+        full_fence();
+        self.look()
+    }
+
+    /// Asks the device not to call while the ring is polled. With EVENT_IDX the event is left behind the index, so that at
+    /// most one call in 65536 answers comes (virtio 1.3 section 2.7.7.1); without, a flag says so.
+    #[inline]
+    pub fn disarm(&self) {
+        if self.event_idx {
+            self.ring.used_event.store(self.used.wrapping_sub(1).to_le(), Ordering::Relaxed);
+        } else {
+            self.ring.avail_flags.store(AVAIL_NO_INTERRUPT.to_le(), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Tables {
+    fn new(memory: &GuestMemory, area: IndirectArea, size: u16) -> Result<Tables, SetupError> {
+        let len = IndirectArea::bytes(size, area.per_table);
+        let bad = SetupError::Part { part: "indirect tables", address: area.start.0, len, align: 16 };
+        if !area.start.0.is_multiple_of(16) {
+            return Err(bad);
+        }
+        let count = usize::from(size) * usize::from(area.per_table);
+        let slots = memory.slots::<[u64; 2]>(area.start, count).ok_or(bad)?;
+        for index in 0..count {
+            slots.set(index, [0; 2]);
+        }
+        Ok(Tables { area, slots, written: vec![[0; 2]; count].into() })
+    }
+}

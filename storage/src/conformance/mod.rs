@@ -1,0 +1,107 @@
+//! The suite that every storage backend runs from its own tests.
+//!
+//! It drives channels as a worker does (submit, one turn of the ring, reap, with every wait bounded) and knows exactly what
+//! must happen: requests in range succeed and the data is that of a model; the others end in the one way that is right;
+//! every buffer comes back once; a closed channel leaves nothing in flight.
+//!
+//! ```no_run
+//! use mqblk_storage::conformance::{Trial, run};
+//! run(&Trial { kind: "ram", settings: &[("size", "8M")], keeps_data: true, seed: 1 });
+//! ```
+
+mod random;
+mod refusals;
+mod volume;
+mod worker;
+
+use std::sync::Arc;
+
+use mqblk_core::settings::Settings;
+use mqblk_core::{Disk, DiskError};
+use mqblk_uring::Lane;
+
+pub use worker::{Answer, Want, Worker};
+
+/// What to run the suite on.
+#[derive(Clone, Copy, Debug)]
+pub struct Trial<'a> {
+    /// The backend's name in the registry.
+    pub kind: &'a str,
+    /// Its settings, without `readonly`. The disk must have between 2 and 64 MiB; what is on it is lost.
+    pub settings: &'a [(&'a str, &'a str)],
+    /// Whether a read finds what was written.
+    pub keeps_data: bool,
+    /// Changes what is tried.
+    pub seed: u64,
+}
+
+impl Trial<'_> {
+    /// Opens the disk, with more settings.
+    ///
+    /// # Errors
+    /// What the backend says.
+    ///
+    /// # Panics
+    /// When the backend leaves one of the settings.
+    pub fn open(&self, more: &[(&str, &str)]) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
+        let mut settings = Settings::new("disk \"trial\"");
+        for (key, value) in self.settings.iter().chain(more) {
+            settings.insert(key, value)?;
+        }
+        let disk = crate::open(self.kind, &mut settings)?;
+        settings.finish().expect("the backend knows all its settings");
+        Ok(disk)
+    }
+
+    fn must_open(&self, more: &[(&str, &str)]) -> Arc<dyn Disk<Lane>> {
+        self.open(more).unwrap_or_else(|error| panic!("{self:?}: {error}"))
+    }
+}
+
+/// Runs the whole suite.
+///
+/// # Panics
+/// At the first thing that is not as it must be, with the trial's seed.
+pub fn run(trial: &Trial<'_>) {
+    let disk = trial.must_open(&[]);
+    description(disk.as_ref());
+    refusals::of_writable(trial, &disk);
+    random::one_worker(trial, &disk);
+    random::two_workers(trial, &disk);
+    volume::a_batch_larger_than_the_ring(trial, &disk);
+    volume::many_pieces(trial, &disk);
+    volume::large_ranges(trial, &disk);
+    volume::closed_and_opened_again(trial, &disk);
+    resolved_settings_open_the_same(trial, disk);
+    let disk = trial.must_open(&[("readonly", "on")]);
+    description(disk.as_ref());
+    refusals::of_read_only(trial, &disk);
+}
+
+/// What a disk says of itself must make sense.
+fn description(disk: &dyn Disk<Lane>) {
+    let (geometry, limits) = (disk.geometry(), disk.limits());
+    assert!(geometry.size.0 > 0 && geometry.size.is_aligned(geometry.logical_block), "{geometry:?}");
+    assert!(geometry.physical_block >= geometry.logical_block, "{geometry:?}");
+    assert!(limits.max_segments >= 1 && limits.max_transfer.0 >= 1 << 20, "{limits:?}");
+    assert!(limits.max_transfer.is_aligned(geometry.logical_block), "{limits:?}");
+    if let Some(discard) = limits.discard {
+        assert!(!geometry.read_only && discard.max_len.0 >= discard.granularity.0.max(1), "{limits:?}");
+    }
+    if let Some(zeroes) = limits.write_zeroes {
+        assert!(!geometry.read_only && zeroes.is_aligned(geometry.logical_block), "{limits:?}");
+    }
+}
+
+/// `--print-config` must print what opens the same disk.
+fn resolved_settings_open_the_same(trial: &Trial<'_>, disk: Arc<dyn Disk<Lane>>) {
+    let (geometry, limits, resolved) = (disk.geometry(), disk.limits(), disk.resolved());
+    drop(disk); // and with it its lock
+    let mut settings = Settings::new("disk \"resolved\"");
+    for (key, value) in &resolved {
+        settings.insert(key, value).expect("every key once");
+    }
+    let again = crate::open(trial.kind, &mut settings).expect("resolved settings are settings");
+    settings.finish().expect("the backend knows all that it resolved");
+    assert_eq!((again.geometry(), again.limits(), again.resolved()), (geometry, limits, resolved), "{trial:?}");
+}

@@ -1,0 +1,119 @@
+//! Much at once: batches larger than the ring, many pieces, the whole disk in one request.
+
+use std::sync::Arc;
+
+use mqblk_core::{ByteLen, Disk, Op, Outcome};
+use mqblk_uring::{FixedBufferUse, Lane};
+
+use super::worker::MEMORY;
+use super::{Trial, Want, Worker};
+
+const WRITE: Op = Op::Write { fua: false };
+
+/// The content of block `at`: its number over and over, so that a block in the wrong place is seen.
+fn marked(at: u64, block: u64) -> Vec<u8> {
+    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1).to_le_bytes().repeat(block as usize / 8)
+}
+
+/// Thousands of requests offered in one batch to a ring of few entries: back-pressure, and all come through. With memory
+/// that direct I/O takes as it is, and with memory that must be bounced.
+pub(super) fn a_batch_larger_than_the_ring(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
+    let block = u64::from(disk.geometry().logical_block.bytes());
+    let count = (MEMORY / block / 2).min(disk.geometry().size.0 / block).min(5000);
+    for shift in [0, 3] {
+        let mut worker = Worker::new(disk.as_ref(), 16, FixedBufferUse::Off);
+        let address = |at: u64| at * block + shift;
+        let each = |op| -> Vec<Want> { (0..count).map(|at| Want::at(op, at * block, block, address(at))).collect() };
+        for at in 0..count {
+            worker.fill(address(at), &marked(at, block));
+        }
+        let done = Outcome::Done(ByteLen(block));
+        assert!(worker.run(&each(WRITE)).iter().all(|answer| answer.outcome == done), "{trial:?}");
+        worker.fill(0, &vec![0xdd; (count * block + shift) as usize]);
+        assert!(worker.run(&each(Op::Read)).iter().all(|answer| answer.outcome == done), "{trial:?}");
+        for at in 0..if trial.keeps_data { count } else { 0 } {
+            assert_eq!(worker.found(address(at), block as usize), marked(at, block), "{trial:?}: block {at}");
+        }
+        worker.close();
+    }
+}
+
+/// As many pieces as the disk allows, whole blocks and odd bytes, in guest memory in reverse order.
+pub(super) fn many_pieces(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
+    let block = u64::from(disk.geometry().logical_block.bytes());
+    let mut worker = Worker::new(disk.as_ref(), 16, FixedBufferUse::Auto);
+    for piece in [8, 24, block] {
+        let room = (disk.geometry().size.0 / 2 / piece).min(MEMORY / 2 / piece);
+        let most = u64::from(disk.limits().max_segments).min(4096).min(room);
+        let count = most - most % (block / piece.min(block)).max(1);
+        let len = (count * piece) / block * block;
+        let count = len.div_ceil(piece);
+        let place = |at: u64| (MEMORY - (at + 1) * 2 * piece, piece.min(len - at * piece) as u32);
+        let pieces: Vec<(u64, u32)> = (0..count).map(place).collect();
+        assert_eq!(pieces.iter().map(|(_, len)| u64::from(*len)).sum::<u64>(), len);
+        let data: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251) as u8).collect();
+        for ((address, run), at) in pieces.iter().zip((0..).step_by(piece as usize)) {
+            worker.fill(*address, &data[at..at + *run as usize]);
+        }
+        let request = |op| Want { op, start: block, len, pieces: Some(pieces.clone()) };
+        let done = Outcome::Done(ByteLen(len));
+        assert_eq!(worker.one(request(WRITE)), done, "{trial:?}: {count} pieces of {piece}");
+        worker.fill(0, &vec![0; MEMORY as usize]);
+        assert_eq!(worker.one(request(Op::Read)), done, "{trial:?}: {count} pieces of {piece}");
+        if trial.keeps_data {
+            let found: Vec<u8> =
+                pieces.iter().flat_map(|(address, run)| worker.found(*address, *run as usize)).collect();
+            assert!(found == data, "{trial:?}: {count} pieces of {piece}");
+        }
+    }
+    worker.close();
+}
+
+/// The largest transfer that memory allows, aligned and not, then all the disk zeroed and discarded at once.
+pub(super) fn large_ranges(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
+    let (size, block) = (disk.geometry().size.0, u64::from(disk.geometry().logical_block.bytes()));
+    let mut worker = Worker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
+    let len = size.min(MEMORY - block) / block * block;
+    for address in [0, 5] {
+        let data: Vec<u8> = (0..len / block).flat_map(|at| marked(at + address, block)).collect();
+        worker.fill(address, &data);
+        assert_eq!(worker.one(Want::at(Op::Write { fua: true }, 0, len, address)), Outcome::Done(ByteLen(len)));
+        worker.fill(address, &vec![0xdd; len as usize]);
+        assert_eq!(worker.one(Want::at(Op::Read, 0, len, address)), Outcome::Done(ByteLen(len)), "{trial:?}");
+        if trial.keeps_data {
+            assert!(worker.found(address, len as usize) == data, "{trial:?}: {len} bytes at memory address {address}");
+        }
+    }
+    for op in [Op::WriteZeroes { may_unmap: true, fua: true }, Op::WriteZeroes { may_unmap: false, fua: false }] {
+        worker.fill(0, &vec![0xdd; len as usize]);
+        assert_eq!(worker.one(Want::at(WRITE, 0, len, 0)), Outcome::Done(ByteLen(len)));
+        assert_eq!(worker.one(Want::bare(op, 0, size)), Outcome::Done(ByteLen::ZERO), "{trial:?}: {op:?}");
+        assert_eq!(worker.one(Want::at(Op::Read, 0, len, 0)), Outcome::Done(ByteLen(len)));
+        if trial.keeps_data {
+            assert!(worker.found(0, len as usize) == vec![0; len as usize], "{trial:?}: {op:?}");
+        }
+    }
+    if disk.limits().discard.is_some() {
+        let discard = worker.one(Want::bare(Op::Discard { secure: false }, 0, size));
+        assert_eq!(discard, Outcome::Done(ByteLen::ZERO), "{trial:?}");
+    }
+    worker.close();
+}
+
+/// What one channel wrote, another finds, after the first was closed and beside one that is open.
+pub(super) fn closed_and_opened_again(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
+    let block = u64::from(disk.geometry().logical_block.bytes());
+    let done = Outcome::Done(ByteLen(block));
+    let mut first = Worker::new(disk.as_ref(), 8, FixedBufferUse::Off);
+    let mut second = Worker::new(disk.as_ref(), 8, FixedBufferUse::Off);
+    for round in 0..5 {
+        first.fill(0, &marked(round, block));
+        assert_eq!(first.one(Want::at(WRITE, round * block, block, 0)), done, "{trial:?}");
+        first.close();
+        assert_eq!(second.one(Want::at(Op::Read, round * block, block, 0)), done, "{trial:?}");
+        assert!(!trial.keeps_data || second.found(0, block as usize) == marked(round, block), "{trial:?}");
+        first = Worker::new(disk.as_ref(), 8, FixedBufferUse::Off);
+    }
+    first.close();
+    second.close();
+}

@@ -1,0 +1,85 @@
+//! `storage=fault`: another backend, with faults on purpose. For tests of everything above storage.
+//!
+//! `storage=fault,inner=ram,size=64M,fail-read=1M+4K:EIO` is a RAM disk with a bad 4 KiB at 1 MiB. Keys that are not listed
+//! here are the inner backend's.
+//!
+//! | setting | meaning |
+//! |---|---|
+//! | `inner` | the backend that does the work |
+//! | `fail-read`, `fail-write`, `fail-discard`, `fail-zeroes` | `OFFSET+LEN:ERRNO[*TIMES]`, several joined by `/`: requests that touch the range fail without being carried out. `ERRNO` is a name (`EIO`) or a number. With `*TIMES` that many times in each channel, then the range is good |
+//! | `fail-flush` | `ERRNO[*TIMES]` |
+//! | `fault-torn` | percentage of reads and writes that transfer only a first part, and then fail with EIO |
+//! | `fault-latency-us` | added to every request |
+//! | `fault-jitter-us` | a random time up to this is added to every request, so that they end in another order |
+//! | `fault-reorder` | answers are held back until this many are there, or nothing else is running, and then given in random order |
+//! | `fault-seed` | of all the randomness (0); each channel that is opened gets its own stream of it |
+//!
+//! With none of them set the disk behaves exactly as the inner one.
+
+mod channel;
+mod plan;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mqblk_core::settings::Settings;
+use mqblk_core::{Disk, DiskChannel, DiskError, Geometry, Limits};
+use mqblk_uring::Lane;
+
+use channel::FaultChannel;
+use plan::Plan;
+
+/// Opens the inner disk and puts faults around it.
+///
+/// # Errors
+/// When a setting does not fit, or as the inner backend.
+pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
+    let Some(kind) = settings.text("inner") else {
+        return Err(settings.error("inner", "nothing", "the storage that faults are put on, such as ram").into());
+    };
+    let Some(kind) = crate::kinds().find(|known| *known == kind) else {
+        let known = crate::kinds().collect::<Vec<_>>().join(", ");
+        return Err(settings.error("inner", format!("{kind:?}"), format!("one of {known}")).into());
+    };
+    let plan = Plan::take(settings)?;
+    let inner = crate::open(kind, settings)?;
+    Ok(Arc::new(FaultDisk { kind, plan: Arc::new(plan), inner, channels: AtomicU64::new(0) }))
+}
+
+struct FaultDisk {
+    kind: &'static str,
+    plan: Arc<Plan>,
+    inner: Arc<dyn Disk<Lane>>,
+    /// Channels opened so far: each has its own stream of randomness.
+    channels: AtomicU64,
+}
+
+impl Disk<Lane> for FaultDisk {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        let mut all = vec![("inner", self.kind.to_owned())];
+        all.extend(self.plan.resolved());
+        all.extend(self.inner.resolved());
+        all
+    }
+
+    fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+        let stream = self.channels.fetch_add(1, Ordering::Relaxed);
+        let inner = self.inner.open_channel(lane)?;
+        let block = self.inner.geometry().logical_block;
+        match FaultChannel::new(Arc::clone(&self.plan), inner, block, stream, lane) {
+            Ok(channel) => Ok(Box::new(channel)),
+            Err(source) => Err(DiskError::Os { what: "memory for torn transfers".to_owned(), source }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

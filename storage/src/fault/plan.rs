@@ -1,0 +1,231 @@
+//! Which faults were asked for.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use mqblk_core::settings::{SettingError, Settings, parse_size};
+use mqblk_core::{ByteLen, ByteOffset, Op, Outcome, Request};
+use rustix::io::Errno;
+
+/// The errors that have a name here. Others are given by number.
+const NAMES: [(&str, Errno); 12] = [
+    ("EIO", Errno::IO),
+    ("ENOSPC", Errno::NOSPC),
+    ("EROFS", Errno::ROFS),
+    ("EOPNOTSUPP", Errno::OPNOTSUPP),
+    ("ETIMEDOUT", Errno::TIMEDOUT),
+    ("ENODEV", Errno::NODEV),
+    ("ENXIO", Errno::NXIO),
+    ("ENOMEM", Errno::NOMEM),
+    ("EINVAL", Errno::INVAL),
+    ("EDQUOT", Errno::DQUOT),
+    ("ENOLINK", Errno::NOLINK),
+    ("ECANCELED", Errno::CANCELED),
+];
+const RANGES: &str = "OFFSET+LEN:ERRNO[*TIMES], several joined by /, such as 1M+4K:EIO or 0+512:ENOSPC*2/8K+4K:EIO";
+const FLUSHES: &str = "ERRNO[*TIMES] such as EIO or EIO*1";
+
+/// The operations that can be told apart in settings.
+const KEYS: [&str; 4] = ["fail-read", "fail-write", "fail-discard", "fail-zeroes"];
+const FLUSH_KEY: &str = "fail-flush";
+
+/// Everything that is to go wrong.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) rules: Vec<Rule>,
+    /// Percent of reads and writes.
+    pub(super) torn: u32,
+    pub(super) latency: Duration,
+    pub(super) jitter: Duration,
+    pub(super) reorder: usize,
+    pub(super) seed: u64,
+}
+
+/// A range where an operation fails.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Rule {
+    key: &'static str,
+    start: ByteOffset,
+    len: ByteLen,
+    errno: i32,
+    /// `None`: always.
+    pub(super) times: Option<u64>,
+}
+
+impl Rule {
+    /// How a request fails by this rule, if it does.
+    pub(super) fn judge<B>(&self, request: &Request<B>) -> Option<Outcome> {
+        let key = match request.op {
+            Op::Read => "fail-read",
+            Op::Write { .. } => "fail-write",
+            Op::Discard { .. } => "fail-discard",
+            Op::WriteZeroes { .. } => "fail-zeroes",
+            Op::Flush => FLUSH_KEY,
+        };
+        let touches = request.op == Op::Flush
+            || (request.start < self.start.end(self.len).unwrap_or(ByteOffset(u64::MAX))
+                && self.start < request.start.end(request.len).unwrap_or(ByteOffset(u64::MAX)));
+        (key == self.key && touches).then(|| Outcome::from_errno(self.errno))
+    }
+
+    /// Reads `[OFFSET+LEN:]ERRNO[*TIMES]`.
+    fn parse(key: &'static str, text: &str) -> Option<Rule> {
+        let (range, error) = match key {
+            FLUSH_KEY => ("0+0", text),
+            _ => text.split_once(':')?,
+        };
+        let (start, len) = range.split_once('+')?;
+        let (start, len) = (ByteOffset(parse_size(start)?.0), parse_size(len)?);
+        if (len == ByteLen::ZERO) != (key == FLUSH_KEY) || start.end(len).is_none() {
+            return None;
+        }
+        let (errno, times) = match error.split_once('*') {
+            Some((errno, times)) => (errno, Some(times.parse().ok().filter(|times| *times > 0)?)),
+            None => (error, None),
+        };
+        let named = NAMES.iter().find(|(name, _)| *name == errno).map(|(_, errno)| errno.raw_os_error());
+        let errno = named.or_else(|| errno.parse().ok().filter(|errno| (1..4096).contains(errno)))?;
+        Some(Rule { key, start, len, errno, times })
+    }
+
+    fn write(&self, text: &mut String) {
+        if self.key != FLUSH_KEY {
+            let _ = write!(text, "{}+{}:", ByteLen(self.start.0), self.len);
+        }
+        let _ = match NAMES.iter().find(|(_, errno)| errno.raw_os_error() == self.errno) {
+            Some((name, _)) => write!(text, "{name}"),
+            None => write!(text, "{}", self.errno),
+        };
+        if let Some(times) = self.times {
+            let _ = write!(text, "*{times}");
+        }
+    }
+}
+
+impl Plan {
+    /// Takes the fault settings.
+    pub(super) fn take(settings: &mut Settings) -> Result<Plan, SettingError> {
+        let mut plan = Plan::default();
+        for key in KEYS.into_iter().chain([FLUSH_KEY]) {
+            let Some(text) = settings.text(key) else { continue };
+            let rules: Option<Vec<Rule>> = text.split('/').map(|part| Rule::parse(key, part)).collect();
+            let expected = if key == FLUSH_KEY { FLUSHES } else { RANGES };
+            plan.rules.extend(rules.ok_or_else(|| settings.error(key, format!("{text:?}"), expected))?);
+        }
+        let mut micros = |key| -> Result<Duration, SettingError> {
+            Ok(Duration::from_micros(settings.number(key, 0..=60_000_000)?.unwrap_or(0)))
+        };
+        plan.latency = micros("fault-latency-us")?;
+        plan.jitter = micros("fault-jitter-us")?;
+        plan.torn = settings.number("fault-torn", 0..=100)?.unwrap_or(0) as u32;
+        plan.reorder = settings.number("fault-reorder", 0..=4096)?.unwrap_or(0) as usize;
+        plan.seed = settings.number("fault-seed", 0..=u64::MAX)?.unwrap_or(0);
+        Ok(plan)
+    }
+
+    /// The settings that make this plan.
+    pub(super) fn resolved(&self) -> Vec<(&'static str, String)> {
+        let mut all = Vec::new();
+        for key in KEYS.into_iter().chain([FLUSH_KEY]) {
+            let mut text = String::new();
+            for rule in self.rules.iter().filter(|rule| rule.key == key) {
+                if !text.is_empty() {
+                    text.push('/');
+                }
+                rule.write(&mut text);
+            }
+            if !text.is_empty() {
+                all.push((key, text));
+            }
+        }
+        all.push(("fault-latency-us", self.latency.as_micros().to_string()));
+        all.push(("fault-jitter-us", self.jitter.as_micros().to_string()));
+        all.push(("fault-torn", self.torn.to_string()));
+        all.push(("fault-reorder", self.reorder.to_string()));
+        all.push(("fault-seed", self.seed.to_string()));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(given: &[(&str, &str)]) -> Result<Plan, String> {
+        let mut settings = Settings::new("disk \"a\"");
+        for (key, value) in given {
+            settings.insert(key, value).unwrap();
+        }
+        Plan::take(&mut settings).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_resolved_makes_the_same_plan() {
+        let given = [
+            ("fail-read", "0+512:EIO/1M+4K:ENOSPC*3"),
+            ("fail-write", "0+16777215T:121"),
+            ("fail-discard", "4K+4K:EOPNOTSUPP"),
+            ("fail-zeroes", "512+512:EIO"),
+            ("fail-flush", "EIO*1/ETIMEDOUT"),
+            ("fault-torn", "50"),
+            ("fault-latency-us", "7"),
+            ("fault-jitter-us", "8"),
+            ("fault-reorder", "9"),
+            ("fault-seed", "18446744073709551615"),
+        ];
+        let first = plan(&given).unwrap();
+        assert_eq!(first.rules.len(), 7);
+        let resolved = first.resolved();
+        let again: Vec<(&str, &str)> = resolved.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        assert_eq!(plan(&again).unwrap(), first);
+        assert_eq!(resolved[0], ("fail-read", "0+512:EIO/1M+4K:ENOSPC*3".to_owned()));
+    }
+
+    #[test]
+    fn rules_that_cannot_be_read() {
+        for text in [
+            "",
+            "EIO",
+            "0+512",
+            "0:EIO",
+            "0+0:EIO",
+            "0+512:",
+            "0+512:EWHAT",
+            "0+512:0",
+            "0+512:-5",
+            "0+512:4096",
+            "x+512:EIO",
+            "0+512:EIO*0",
+            "0+512:EIO*x",
+            "0+512:EIO/",
+            "16777215T+16777215T:EIO",
+        ] {
+            let error = plan(&[("fail-read", text)]).unwrap_err();
+            let start = format!("disk \"a\": fail-read: found {text:?}, expected OFFSET+LEN:ERRNO");
+            assert!(error.starts_with(&start), "{error}");
+        }
+        assert!(plan(&[("fail-flush", "0+512:EIO")]).unwrap_err().contains("expected ERRNO"));
+        assert!(plan(&[("fault-torn", "101")]).unwrap_err().contains("from 0 to 100"));
+    }
+
+    #[test]
+    fn a_rule_hits_what_touches_its_range() {
+        let rule = Rule::parse("fail-read", "4K+4K:EIO").unwrap();
+        let read = |op, start, len| {
+            let tag = mqblk_core::Tag::new(0, 0);
+            rule.judge::<()>(&Request { start: ByteOffset(start), len: ByteLen(len), tag, buffer: None, op }).is_some()
+        };
+        for (start, len, hit) in [
+            (0, 4096, false),
+            (0, 4097, true),
+            (8191, 1, true),
+            (8192, 512, false),
+            (5000, 0, true),
+            (0, u64::MAX, true),
+            (8000, u64::MAX, true),
+        ] {
+            assert_eq!(read(Op::Read, start, len), hit, "{start}+{len}");
+        }
+        assert!(!read(Op::Write { fua: false }, 4096, 4096));
+    }
+}

@@ -1,0 +1,128 @@
+use mqblk_core::{ByteLen, Errno, Op, Outcome};
+use mqblk_uring::FixedBufferUse;
+
+use crate::conformance::{Answer, Trial, Want, Worker, run};
+
+const WRITE: Op = Op::Write { fua: false };
+const EIO: Outcome = Outcome::Failed(Errno(5));
+
+fn trial<'a>(settings: &'a [(&'a str, &'a str)], seed: u64) -> Trial<'a> {
+    Trial { kind: "fault", settings, keeps_data: true, seed }
+}
+
+fn worker(settings: &[(&str, &str)]) -> Worker {
+    let disk = trial(settings, 0).open(&[]).unwrap();
+    Worker::new(disk.as_ref(), 64, FixedBufferUse::Off)
+}
+
+fn done(len: u64) -> Outcome {
+    Outcome::Done(ByteLen(len))
+}
+
+#[test]
+fn without_faults_it_conforms() {
+    run(&trial(&[("inner", "ram"), ("size", "4M")], 1));
+}
+
+#[test]
+fn late_and_out_of_order_it_conforms() {
+    run(&trial(&[("inner", "ram"), ("size", "2M"), ("fault-reorder", "7"), ("fault-seed", "3")], 2));
+    run(&trial(&[("inner", "ram"), ("size", "2M"), ("fault-jitter-us", "50"), ("fault-latency-us", "5")], 3));
+}
+
+#[test]
+fn over_a_file_it_conforms() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("disk.img");
+    std::fs::File::create(&path).unwrap().set_len(4 << 20).unwrap();
+    let settings = [("inner", "file"), ("path", path.to_str().unwrap()), ("fault-reorder", "5")];
+    run(&trial(&settings, 4));
+}
+
+#[test]
+fn only_the_named_ranges_fail_and_only_as_often_as_asked() {
+    let mut worker = worker(&[
+        ("inner", "ram"),
+        ("size", "1M"),
+        ("fail-read", "4K+4K:EIO"),
+        ("fail-write", "8K+512:ENOSPC*2"),
+        ("fail-zeroes", "0+1M:EOPNOTSUPP"),
+        ("fail-discard", "512K+1:ETIMEDOUT"),
+        ("fail-flush", "EIO*1"),
+    ]);
+    let zeroes = Op::WriteZeroes { may_unmap: true, fua: false };
+    let discard = Op::Discard { secure: false };
+    for (want, outcome) in [
+        (Want::at(Op::Read, 0, 4096, 0), done(4096)),
+        (Want::at(Op::Read, 0, 8192, 0), EIO),
+        (Want::at(Op::Read, 8192, 4096, 0), done(4096)),
+        (Want::at(Op::Read, 7680, 512, 0), EIO),
+        (Want::at(WRITE, 4096, 4096, 0), done(4096)),
+        (Want::at(WRITE, 0, 16384, 0), Outcome::NoSpace),
+        (Want::at(WRITE, 8192, 512, 0), Outcome::NoSpace),
+        (Want::at(WRITE, 8192, 512, 0), done(512)),
+        (Want::bare(zeroes, 0, 512), Outcome::Unsupported),
+        (Want::bare(discard, 512 << 10, 512), Outcome::Failed(Errno(110))),
+        (Want::bare(discard, 0, 512 << 10), done(0)),
+        (Want::bare(Op::Flush, 0, 0), EIO),
+        (Want::bare(Op::Flush, 0, 0), done(0)),
+    ] {
+        assert_eq!(worker.one(want.clone()), outcome, "{want:?}");
+    }
+    worker.close();
+}
+
+#[test]
+fn a_torn_write_leaves_a_first_part_and_fails() {
+    let mut worker = worker(&[("inner", "ram"), ("size", "1M"), ("fault-torn", "50"), ("fault-seed", "9")]);
+    let (mut torn, mut whole) = (0, 0);
+    for at in 0..64 {
+        let start = at * 16384;
+        worker.fill(0, &[at as u8 + 1; 16384]);
+        let outcome = worker.one(Want::at(WRITE, start, 16384, 0));
+        // Single blocks are never torn: they show what is there.
+        let blocks: Vec<Want> = (0..32).map(|n| Want::at(Op::Read, start + n * 512, 512, 65536 + n * 512)).collect();
+        assert!(worker.run(&blocks).iter().all(|answer| *answer == Answer { outcome: done(512), buffer: true }));
+        let found = worker.found(65536, 16384);
+        let written = found.iter().take_while(|byte| **byte == at as u8 + 1).count();
+        assert!(found[written..].iter().all(|byte| *byte == 0));
+        match outcome {
+            EIO => {
+                assert!((512..16384).contains(&written) && written % 512 == 0, "{written}");
+                torn += 1;
+            }
+            other => {
+                assert_eq!((other, written), (done(16384), 16384));
+                whole += 1;
+            }
+        }
+    }
+    assert!(torn > 10 && whole > 10, "{torn} torn, {whole} whole");
+    worker.close();
+}
+
+#[test]
+fn the_same_seed_tears_the_same_requests() {
+    let outcomes = |seed: &str| -> Vec<Outcome> {
+        let mut worker = worker(&[("inner", "ram"), ("size", "1M"), ("fault-torn", "30"), ("fault-seed", seed)]);
+        let all = (0..50).map(|_| worker.one(Want::at(Op::Read, 0, 4096, 0))).collect();
+        worker.close();
+        all
+    };
+    assert_eq!(outcomes("5"), outcomes("5"));
+    assert_ne!(outcomes("5"), outcomes("6"));
+}
+
+#[test]
+fn settings_that_do_not_fit() {
+    for (settings, want) in [
+        (&[][..], "inner: found nothing, expected the storage"),
+        (&[("inner", "tape")], "inner: found \"tape\", expected one of fault, file, "),
+        (&[("inner", "fault")], "inner: found nothing"),
+        (&[("inner", "ram")], "size: found nothing"),
+        (&[("inner", "ram"), ("size", "1M"), ("fail-read", "all")], "fail-read: found \"all\", expected OFFSET+LEN"),
+    ] {
+        let error = trial(settings, 0).open(&[]).map(|_| ()).unwrap_err().to_string();
+        assert!(error.starts_with("disk \"trial\": ") && error.contains(want), "{settings:?}: {error}");
+    }
+}

@@ -1,0 +1,133 @@
+//! What the host says about a file: what it is, what direct I/O demands, and what the device below it looks like.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+
+use rustix::fs::{AtFlags, StatxFlags};
+
+use super::{Alignment, Kind};
+
+/// `f_type` of tmpfs and ramfs (linux/magic.h).
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const RAMFS_MAGIC: u64 = 0x8584_58f6;
+
+/// What a file is. `Err` names what it is instead of a file or a block device.
+pub(super) fn kind(file: &File) -> io::Result<Result<Kind, &'static str>> {
+    use std::os::unix::fs::FileTypeExt;
+    let what = file.metadata()?.file_type();
+    if what.is_block_device() {
+        return Ok(Ok(Kind::BlockDevice));
+    }
+    if !what.is_file() {
+        return Ok(Err(name(what)));
+    }
+    let system = rustix::fs::fstatfs(file)?.f_type as u64;
+    let in_memory = system == TMPFS_MAGIC || system == RAMFS_MAGIC;
+    Ok(Ok(if in_memory { Kind::InMemory } else { Kind::Regular }))
+}
+
+/// A file type in words.
+pub(super) fn name(what: std::fs::FileType) -> &'static str {
+    use std::os::unix::fs::FileTypeExt;
+    match what {
+        _ if what.is_file() => "a regular file",
+        _ if what.is_block_device() => "a block device",
+        _ if what.is_dir() => "a directory",
+        _ if what.is_char_device() => "a character device",
+        _ if what.is_fifo() => "a pipe",
+        _ if what.is_socket() => "a socket",
+        _ => "something else",
+    }
+}
+
+/// What the kernel says about direct I/O on a file (statx(2), `STATX_DIOALIGN`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DirectIo {
+    Needs(Alignment),
+    Refused,
+    /// Kernels before 6.1, and some file systems, do not say.
+    Unknown,
+}
+
+pub(super) fn direct_io(file: &impl AsFd) -> DirectIo {
+    match rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
+        Ok(stat) if stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
+            match (stat.stx_dio_mem_align, stat.stx_dio_offset_align) {
+                (memory, offset) if memory.is_power_of_two() && offset.is_power_of_two() => {
+                    DirectIo::Needs(Alignment { memory, offset })
+                }
+                _ => DirectIo::Refused,
+            }
+        }
+        _ => DirectIo::Unknown,
+    }
+}
+
+/// A block device's own description. 0 where it does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Device {
+    pub(super) logical_block: u32,
+    pub(super) physical_block: u32,
+    /// Bytes from the device's start to the first aligned physical block.
+    pub(super) alignment_offset: u32,
+    pub(super) min_io: u32,
+    pub(super) opt_io: u32,
+    pub(super) discard_granularity: u32,
+    pub(super) discard_max_bytes: u64,
+    pub(super) write_zeroes_max_bytes: u64,
+}
+
+/// The device with this number, from sysfs. `None` when it is none (network and pooled file systems have made-up device
+/// numbers) or sysfs is not mounted.
+pub(super) fn device(number: u64) -> Option<Device> {
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let dir = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    // A partition has no queue of its own; its directory lies in the disk's.
+    let queue = ["queue", "../queue"].iter().map(|tail| dir.join(tail)).find(|queue| queue.is_dir())?;
+    let text = |path: PathBuf| std::fs::read_to_string(path).ok();
+    let number = |path: PathBuf| text(path)?.trim().parse::<u64>().ok();
+    let small = |path: PathBuf| number(path).and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+    Some(Device {
+        logical_block: small(queue.join("logical_block_size")),
+        physical_block: small(queue.join("physical_block_size")),
+        // -1 when the kernel found the device misaligned: unknown to us.
+        alignment_offset: small(dir.join("alignment_offset")),
+        min_io: small(queue.join("minimum_io_size")),
+        opt_io: small(queue.join("optimal_io_size")),
+        discard_granularity: small(queue.join("discard_granularity")),
+        discard_max_bytes: number(queue.join("discard_max_bytes")).unwrap_or(0),
+        write_zeroes_max_bytes: number(queue.join("write_zeroes_max_bytes")).unwrap_or(0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_devices_and_others_are_told_apart() {
+        assert_eq!(kind(&File::open("/").unwrap()).unwrap(), Err("a directory"));
+        assert_eq!(kind(&File::open("/dev/null").unwrap()).unwrap(), Err("a character device"));
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        assert_eq!(kind(&file).unwrap(), Ok(Kind::InMemory));
+    }
+
+    #[test]
+    fn there_is_no_device_zero() {
+        assert_eq!(device(0), None);
+    }
+
+    #[test]
+    fn every_visible_device_has_a_logical_block() {
+        let Ok(all) = std::fs::read_dir("/sys/dev/block") else { return };
+        for entry in all {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            let (major, minor) = name.split_once(':').unwrap();
+            let number = rustix::fs::makedev(major.parse().unwrap(), minor.parse().unwrap());
+            let device = device(number).unwrap();
+            assert!(device.logical_block >= 512 && device.physical_block >= device.logical_block, "{name} {device:?}");
+        }
+    }
+}

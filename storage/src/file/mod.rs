@@ -1,0 +1,137 @@
+//! `storage=file`: a regular file or a block device of the host, through the worker's io_uring.
+//!
+//! | setting | default | meaning |
+//! |---|---|---|
+//! | `path` | needed | a regular file or a block device; its size must be a multiple of `block-size` |
+//! | `direct` | on | bypass the host's page cache (O_DIRECT). Falls back with a warning where the file system refuses; off on tmpfs and ramfs, which have no cache to bypass |
+//! | `readonly` | off | |
+//! | `block-size` | the storage's own logical block size | 512 or 4096 |
+//! | `discard` | unmap | `unmap`: discards punch holes. `ignore`: the disk has no discard, and zeroes keep their space |
+//!
+//! The whole file is locked (an open-file-description lock) for writing, or for reading with `readonly`: a second daemon on
+//! the same image is refused, and several may read it. A block device that is mounted is refused for writing.
+//!
+//! How requests are carried out:
+//! * Reads and writes go to the kernel as they lie in guest memory; only what direct I/O cannot take (memory that is less
+//!   aligned than `statx` asks for) goes through preallocated bounce slots, in slices. Without a free slot they wait.
+//! * In-memory files (tmpfs, ramfs) and cached pages (`direct=off`) are copied at once with `preadv2`/`pwritev2`; the ring
+//!   takes over where that would wait for storage.
+//! * A flush is `fdatasync`. A durable write is a write with `RWF_DSYNC`; durable zeroes are followed by `fdatasync`.
+//! * Discard is `fallocate(PUNCH_HOLE)`. Zeroes are `PUNCH_HOLE` (when space may be given back) or `ZERO_RANGE`; where the
+//!   host has neither, zeroes are written.
+//! * Secure discard is not supported.
+//! * Short transfers are continued where they stopped; a file that ends early answers
+//!   [`OutOfRange`](mqblk_core::Outcome::OutOfRange).
+//!
+//! Block devices offer discard when the host's device can also write zeroes without data: that is what io_uring can ask for
+//! (`fallocate`); the `BLKDISCARD` ioctl would block the worker.
+
+mod channel;
+mod host;
+mod inline;
+mod open;
+mod running;
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use mqblk_core::settings::Settings;
+use mqblk_core::{ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits};
+use mqblk_uring::Lane;
+
+use crate::admission;
+use channel::FileChannel;
+
+/// The kernel takes at most this many pieces in one operation (UIO_MAXIOV).
+const MAX_SEGMENTS: u32 = 1024;
+/// Largest range of one discard. Punching a fragmented file takes the host about a second per 100 000 extents.
+const MAX_DISCARD: ByteLen = ByteLen(1 << 30);
+/// Largest range of zeroes: bounds what one request writes where the host cannot zero without data.
+const MAX_ZEROES: ByteLen = ByteLen(256 << 20);
+
+/// Opens a file or block device.
+///
+/// # Errors
+/// When a setting does not fit the file, the file cannot be opened, or somebody else writes it.
+pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
+    Ok(Arc::new(FileDisk { open: Arc::new(open::open(settings)?) }))
+}
+
+/// An open file with what is known of it. Shared by all channels; constant.
+#[derive(Debug)]
+struct OpenFile {
+    path: PathBuf,
+    fd: Arc<OwnedFd>,
+    geometry: Geometry,
+    kind: Kind,
+    /// What O_DIRECT demands; `None` when the page cache is used.
+    direct: Option<Alignment>,
+    /// `discard=unmap`.
+    unmap: bool,
+    /// Discards are possible, in units of this many bytes.
+    discard: Option<ByteLen>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A file on a file system that has storage below it.
+    Regular,
+    /// A file on tmpfs or ramfs.
+    InMemory,
+    BlockDevice,
+}
+
+/// What direct I/O demands. All are powers of two, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Alignment {
+    /// Of the start of each piece of memory.
+    memory: u32,
+    /// Of file offsets, and of the length of each piece.
+    offset: u32,
+}
+
+#[derive(Debug)]
+struct FileDisk {
+    open: Arc<OpenFile>,
+}
+
+impl Disk<Lane> for FileDisk {
+    fn geometry(&self) -> Geometry {
+        self.open.geometry
+    }
+
+    fn limits(&self) -> Limits {
+        let granularity = self.open.discard.filter(|_| !self.open.geometry.read_only);
+        Limits {
+            max_transfer: admission::MAX_TRANSFER,
+            max_segments: MAX_SEGMENTS,
+            discard: granularity.map(|granularity| DiscardLimits { granularity, max_len: MAX_DISCARD }),
+            write_zeroes: (!self.open.geometry.read_only).then_some(MAX_ZEROES),
+            volatile_cache: true,
+            cost_per_request: true,
+        }
+    }
+
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("path", self.open.path.display().to_string()),
+            ("direct", admission::on_off(self.open.direct.is_some())),
+            ("readonly", admission::on_off(self.open.geometry.read_only)),
+            ("block-size", self.open.geometry.logical_block.bytes().to_string()),
+            ("discard", if self.open.unmap { "unmap" } else { "ignore" }.to_owned()),
+        ]
+    }
+
+    fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+        match FileChannel::new(Arc::clone(&self.open), lane) {
+            Ok(channel) => Ok(Box::new(channel)),
+            Err(source) => {
+                Err(DiskError::Os { what: format!("bounce memory for {}", self.open.path.display()), source })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,252 @@
+//! Opening a file as a disk: what the user asked for against what the host has.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::{BlockSize, ByteLen, Geometry};
+use nix::fcntl::FcntlArg;
+use nix::libc;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use super::host::{self, Device, DirectIo};
+use super::{Alignment, Kind, OpenFile};
+use crate::admission;
+
+/// What direct I/O is assumed to demand where the kernel does not say and no device is visible: no storage demands more.
+const ASSUMED: Alignment = Alignment { memory: 4096, offset: 4096 };
+
+/// The settings of a file disk, as given.
+struct Asked {
+    path: PathBuf,
+    direct: bool,
+    read_only: bool,
+    block: Option<BlockSize>,
+    unmap: bool,
+}
+
+pub(super) fn open(settings: &mut Settings) -> Result<OpenFile, SettingError> {
+    let Some(path) = settings.text("path") else {
+        return Err(settings.error("path", "nothing", "a regular file or a block device"));
+    };
+    let asked = Asked {
+        path: PathBuf::from(path),
+        direct: settings.switch("direct")?.unwrap_or(true),
+        read_only: settings.switch("readonly")?.unwrap_or(false),
+        block: admission::block_size(settings)?,
+        unmap: settings.choice("discard", &["unmap", "ignore"])? != Some("ignore"),
+    };
+    let (file, kind, direct) = open_file(settings, &asked)?;
+    lock(settings, &asked, &file)?;
+    let number = file.metadata().map(|data| match kind {
+        Kind::BlockDevice => data.rdev(),
+        _ => data.dev(),
+    });
+    let device = number.ok().and_then(host::device);
+    let direct = direct.then(|| alignment(&file, device));
+    let block = block_size(settings, &asked, kind, direct, device)?;
+    let size = size(settings, &asked, &file, kind, block)?;
+    let geometry = geometry(size, block, asked.read_only, kind, device.unwrap_or_default());
+    let discard = if asked.unmap && !asked.read_only { discard_unit(&file, kind, size, device) } else { None };
+    let Asked { path, unmap, .. } = asked;
+    Ok(OpenFile { path, fd: Arc::new(file.into()), geometry, kind, direct, unmap, discard })
+}
+
+fn with_reason(path: &Path, reason: impl std::fmt::Display) -> String {
+    format!("{path:?} ({reason})")
+}
+
+/// Opens the file, for direct I/O if that was asked for and works.
+fn open_file(settings: &Settings, asked: &Asked) -> Result<(File, Kind, bool), SettingError> {
+    let Asked { path, read_only, .. } = asked;
+    let wrong = |found: &str| settings.error("path", with_reason(path, found), "a regular file or a block device");
+    let missing = |error: io::Error| {
+        let expected = "an existing regular file or block device that this user may open";
+        settings.error("path", with_reason(path, error), expected)
+    };
+    // Looked at before it is opened: opening a pipe or a tape has effects of its own.
+    let before = std::fs::metadata(path).map_err(missing)?.file_type();
+    if !std::os::unix::fs::FileTypeExt::is_block_device(&before) && !before.is_file() {
+        return Err(wrong(host::name(before)));
+    }
+    let device = !before.is_file();
+    let attempt = |direct: bool| {
+        // On a block device O_EXCL without O_CREAT is refused while the device is mounted or otherwise claimed.
+        let exclusive = if device && !read_only { libc::O_EXCL } else { 0 };
+        let direct = if direct { libc::O_DIRECT } else { 0 };
+        OpenOptions::new().read(true).write(!read_only).custom_flags(exclusive | direct).open(path)
+    };
+    let refused = |error: io::Error| match Errno::from_io_error(&error) {
+        Some(Errno::BUSY) => settings.error(
+            "path",
+            with_reason(path, "mounted, or claimed by another user of the device"),
+            "a block device that is not in use; unmount it, or open it with readonly=on",
+        ),
+        Some(Errno::ROFS | Errno::ACCESS | Errno::PERM) if !read_only => settings.error(
+            "path",
+            with_reason(path, &error),
+            "a file that this user may write; readonly=on serves it without writing",
+        ),
+        _ => missing(error),
+    };
+    let plain = || {
+        let file = attempt(false).map_err(refused)?;
+        let kind = host::kind(&file).map_err(missing)?.map_err(wrong)?;
+        Ok((file, kind))
+    };
+    if !asked.direct {
+        return plain().map(|(file, kind)| (file, kind, false));
+    }
+    let why = match attempt(true) {
+        Ok(file) => {
+            let kind = host::kind(&file).map_err(missing)?.map_err(wrong)?;
+            if kind != Kind::InMemory && host::direct_io(&file) != DirectIo::Refused {
+                return Ok((file, kind, true));
+            }
+            "its files have no direct I/O".to_owned()
+        }
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => error.to_string(),
+        Err(error) => return Err(refused(error)),
+    };
+    let (file, kind) = plain()?;
+    if kind != Kind::InMemory {
+        tracing::warn!(
+            "{}: {}: the file system refuses direct I/O ({why}); going on with direct=off, through the host's page cache",
+            settings.subject(),
+            path.display()
+        );
+    }
+    Ok((file, kind, false))
+}
+
+/// Locks the whole file: shared for readers, exclusive for a writer. The lock ends with the open file description.
+fn lock(settings: &Settings, asked: &Asked, file: &File) -> Result<(), SettingError> {
+    let kind = if asked.read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    let whole = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    match nix::fcntl::fcntl(file, FcntlArg::F_OFD_SETLK(&whole)) {
+        Ok(_) => Ok(()),
+        Err(nix::Error::EAGAIN | nix::Error::EACCES) => {
+            let path = &asked.path;
+            let expected = format!(
+                "a file that nobody else {}; stop the other process (`fuser -v {}` names it){}",
+                if asked.read_only { "writes" } else { "uses" },
+                path.display(),
+                if asked.read_only { "" } else { ", or open it with readonly=on in all of them" },
+            );
+            Err(settings.error("path", with_reason(path, "in use by another process"), expected))
+        }
+        Err(error) => {
+            tracing::warn!(
+                "{}: {}: the file system has no locks ({error}); nothing keeps a second writer out",
+                settings.subject(),
+                asked.path.display()
+            );
+            Ok(())
+        }
+    }
+}
+
+fn alignment(file: &File, device: Option<Device>) -> Alignment {
+    match (host::direct_io(file), device) {
+        (DirectIo::Needs(alignment), _) => alignment,
+        (_, Some(Device { logical_block, .. })) if logical_block.is_power_of_two() => {
+            Alignment { memory: logical_block, offset: logical_block }
+        }
+        _ => ASSUMED,
+    }
+}
+
+/// The disk's logical block: what was asked for, if the storage can do it, or the storage's own.
+fn block_size(
+    settings: &Settings,
+    asked: &Asked,
+    kind: Kind,
+    direct: Option<Alignment>,
+    device: Option<Device>,
+) -> Result<BlockSize, SettingError> {
+    let of_device = device.map_or(0, |device| device.logical_block);
+    // A block device zeroes and discards whole blocks of its own, cached or not.
+    let bound_by_device = kind == Kind::BlockDevice;
+    let least = direct.map_or(0, |direct| direct.offset).max(if bound_by_device { of_device } else { 0 });
+    match asked.block {
+        Some(block) if block.bytes() < least => {
+            let way_out = if bound_by_device { "" } else { ", or direct=off" };
+            let expected = format!(
+                "block-size={least}{way_out}: {} takes direct I/O in units of {least} bytes",
+                asked.path.display()
+            );
+            Err(settings.error("block-size", block.bytes().to_string(), expected))
+        }
+        Some(block) => Ok(block),
+        None => BlockSize::new(least.max(of_device).max(BlockSize::B512.bytes())).ok_or_else(|| {
+            let found = with_reason(&asked.path, format!("logical blocks of {least} bytes"));
+            settings.error("path", found, "storage with logical blocks of at most 65536 bytes")
+        }),
+    }
+}
+
+fn size(
+    settings: &Settings,
+    asked: &Asked,
+    file: &File,
+    kind: Kind,
+    block: BlockSize,
+) -> Result<ByteLen, SettingError> {
+    let bytes = match kind {
+        Kind::BlockDevice => rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(io::Error::from),
+        Kind::Regular | Kind::InMemory => file.metadata().map(|data| data.len()),
+    };
+    let size = ByteLen(
+        bytes
+            .map_err(|error| settings.error("path", with_reason(&asked.path, error), "storage that tells its size"))?,
+    );
+    if size != ByteLen::ZERO && size.is_aligned(block) {
+        return Ok(size);
+    }
+    let found = format!("{} bytes in {:?}", size.0, asked.path);
+    let whole_sectors = size != ByteLen::ZERO && size.is_aligned(BlockSize::B512);
+    let smaller = kind != Kind::BlockDevice && block != BlockSize::B512 && whole_sectors;
+    let way_out = if smaller { " (block-size=512 direct=off takes any multiple of 512)" } else { "" };
+    Err(settings.error("path", found, format!("a multiple of block-size {} above 0{way_out}", block.bytes())))
+}
+
+fn geometry(size: ByteLen, block: BlockSize, read_only: bool, kind: Kind, device: Device) -> Geometry {
+    let physical = BlockSize::new(device.physical_block).unwrap_or(block).max(block);
+    // A file's blocks begin where its file system likes; only a device's own offsets are the disk's.
+    let shift = if kind == Kind::BlockDevice { device.alignment_offset } else { 0 };
+    Geometry {
+        size,
+        logical_block: block,
+        physical_block: physical,
+        alignment_offset: u8::try_from(shift / block.bytes()).unwrap_or(0),
+        min_io: ByteLen(u64::from(device.min_io)),
+        opt_io: ByteLen(u64::from(device.opt_io)),
+        read_only,
+    }
+}
+
+/// The unit of discards in bytes; `None` when the storage has none.
+fn discard_unit(file: &File, kind: Kind, size: ByteLen, device: Option<Device>) -> Option<ByteLen> {
+    if kind == Kind::BlockDevice {
+        let device = device?;
+        let able = device.discard_max_bytes > 0 && device.write_zeroes_max_bytes > 0;
+        return able.then_some(ByteLen(u64::from(device.discard_granularity.max(device.logical_block))));
+    }
+    // Asked where nothing is stored: past the end.
+    let unit = rustix::fs::fstat(file).map_or(4096, |stat| u64::try_from(stat.st_blksize).unwrap_or(4096));
+    let probe = rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, size.0, unit);
+    probe.is_ok().then_some(ByteLen(unit))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,146 @@
+use mqblk_core::Disk;
+use mqblk_uring::Lane;
+
+use super::super::tests::{image, in_memory, on_disk};
+use super::*;
+use crate::conformance::Trial;
+
+fn try_open(settings: &[(&str, &str)]) -> Result<Arc<dyn Disk<Lane>>, String> {
+    Trial { kind: "file", settings, keeps_data: true, seed: 0 }.open(&[]).map_err(|error| error.to_string())
+}
+
+fn error_of(settings: &[(&str, &str)]) -> String {
+    try_open(settings).map(|_| ()).unwrap_err()
+}
+
+fn resolved(disk: &dyn Disk<Lane>, key: &str) -> String {
+    disk.resolved().into_iter().find(|(name, _)| *name == key).unwrap().1
+}
+
+#[test]
+fn what_cannot_be_a_disk_is_refused_in_one_clear_line() {
+    let (dir, path) = image(&on_disk(), 1 << 20);
+    let file = path.to_str().unwrap();
+    let odd = dir.path().join("odd");
+    std::fs::write(&odd, [0; 1000]).unwrap();
+    let empty = dir.path().join("empty");
+    std::fs::write(&empty, []).unwrap();
+    let pipe = dir.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let [odd, empty, pipe, folder] = [&odd, &empty, &pipe, dir.path()].map(|path| path.to_str().unwrap());
+    for (settings, want) in [
+        (vec![], "path: found nothing, expected a regular file or a block device"),
+        (vec![("path", "")], "No such file or directory"),
+        (vec![("path", "/nowhere/x")], "path: found \"/nowhere/x\" (No such file or directory"),
+        (vec![("path", folder)], "(a directory), expected a regular file or a block device"),
+        (vec![("path", "/dev/null")], "path: found \"/dev/null\" (a character device), expected"),
+        (vec![("path", pipe)], "(a pipe), expected a regular file or a block device"),
+        (vec![("path", odd)], "path: found 1000 bytes in"),
+        (vec![("path", odd), ("direct", "off")], "expected a multiple of block-size 512 above 0"),
+        (vec![("path", empty)], "path: found 0 bytes in"),
+        (vec![("path", file), ("direct", "maybe")], "direct: found \"maybe\", expected on or off"),
+        (vec![("path", file), ("readonly", "")], "readonly: found \"\", expected on or off"),
+        (vec![("path", file), ("block-size", "2048")], "block-size: found \"2048\", expected one of 512, 4096"),
+        (vec![("path", file), ("discard", "on")], "discard: found \"on\", expected one of unmap, ignore"),
+    ] {
+        let error = error_of(&settings);
+        assert!(error.starts_with("disk \"trial\": ") && error.contains(want), "{settings:?}: {error}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+}
+
+#[test]
+fn a_size_that_only_small_blocks_divide_names_the_way_out() {
+    let (_dir, path) = image(&on_disk(), (1 << 20) + 512);
+    let path = path.to_str().unwrap();
+    let error = error_of(&[("path", path), ("block-size", "4096"), ("direct", "off")]);
+    assert!(error.contains("1049088 bytes") && error.contains("a multiple of block-size 4096"), "{error}");
+    assert!(error.contains("block-size=512 direct=off"), "{error}");
+    let disk = try_open(&[("path", path), ("block-size", "512"), ("direct", "off")]).unwrap();
+    assert_eq!(disk.geometry().size.0, 1_049_088);
+}
+
+#[test]
+fn one_writer_or_many_readers() {
+    let (_dir, path) = image(&on_disk(), 1 << 20);
+    let path = path.to_str().unwrap();
+    let (writer, reader) = (vec![("path", path)], vec![("path", path), ("readonly", "on")]);
+    let first = try_open(&writer).unwrap();
+    let error = error_of(&writer);
+    assert!(error.contains(&format!("path: found {path:?} (in use by another process)")), "{error}");
+    assert!(error.contains("stop the other process") && error.contains("readonly=on"), "{error}");
+    assert!(error_of(&reader).contains("in use by another process"));
+    drop(first);
+    let readers = [try_open(&reader).unwrap(), try_open(&reader).unwrap()];
+    assert!(error_of(&writer).contains("in use by another process"));
+    drop(readers);
+    try_open(&writer).unwrap();
+}
+
+#[test]
+fn a_failed_open_leaves_no_lock() {
+    let (_dir, path) = image(&on_disk(), 1000);
+    let path = path.to_str().unwrap();
+    error_of(&[("path", path)]);
+    std::fs::File::options().write(true).open(path).unwrap().set_len(8192).unwrap();
+    try_open(&[("path", path)]).unwrap();
+}
+
+#[test]
+fn in_memory_files_are_not_opened_for_direct_io() {
+    let (_dir, path) = image(&in_memory(), 1 << 20);
+    let disk = try_open(&[("path", path.to_str().unwrap())]).unwrap();
+    assert_eq!(resolved(disk.as_ref(), "direct"), "off");
+    assert_eq!(disk.geometry().logical_block.bytes(), 512);
+    assert!(disk.limits().discard.is_some());
+}
+
+/// Direct I/O that takes only 4096 bytes refuses smaller blocks and says what to do.
+#[test]
+fn blocks_smaller_than_direct_io_takes() {
+    let settings = mqblk_core::settings::Settings::new("disk \"a\"");
+    let asked = |block| Asked { path: "/x".into(), direct: true, read_only: false, block, unmap: true };
+    let coarse = Some(Alignment { memory: 512, offset: 4096 });
+    let fine = Some(Alignment { memory: 4, offset: 512 });
+    let disk = |logical_block| Some(Device { logical_block, ..Device::default() });
+    let size = |block, kind, direct, device| block_size(&settings, &asked(block), kind, direct, device);
+    let error = size(Some(BlockSize::B512), Kind::Regular, coarse, None).unwrap_err().to_string();
+    assert!(error.starts_with("disk \"a\": block-size: found 512, expected block-size=4096, or direct=off"), "{error}");
+    let error = size(Some(BlockSize::B512), Kind::BlockDevice, None, disk(4096)).unwrap_err().to_string();
+    assert!(error.contains("expected block-size=4096: "), "{error}");
+    for (block, kind, direct, device, want) in [
+        (None, Kind::Regular, coarse, None, 4096),
+        (None, Kind::Regular, fine, disk(512), 512),
+        (None, Kind::Regular, fine, disk(4096), 4096),
+        (None, Kind::Regular, None, None, 512),
+        (None, Kind::Regular, None, disk(4096), 4096),
+        (None, Kind::BlockDevice, coarse, disk(4096), 4096),
+        (Some(BlockSize::B512), Kind::Regular, None, disk(4096), 512),
+        (Some(BlockSize::B4096), Kind::BlockDevice, fine, disk(512), 4096),
+    ] {
+        assert_eq!(
+            size(block, kind, direct, device).unwrap().bytes(),
+            want,
+            "{block:?} {kind:?} {direct:?} {device:?}"
+        );
+    }
+}
+
+#[test]
+fn topology_is_the_devices() {
+    let device = Device {
+        logical_block: 512,
+        physical_block: 4096,
+        alignment_offset: 3584,
+        min_io: 4096,
+        opt_io: 1 << 20,
+        ..Device::default()
+    };
+    let disk = geometry(ByteLen(1 << 20), BlockSize::B512, false, Kind::BlockDevice, device);
+    assert_eq!((disk.physical_block, disk.alignment_offset), (BlockSize::B4096, 7));
+    assert_eq!((disk.min_io, disk.opt_io), (ByteLen(4096), ByteLen(1 << 20)));
+    let file = geometry(ByteLen(1 << 20), BlockSize::B512, false, Kind::Regular, device);
+    assert_eq!((file.physical_block, file.alignment_offset), (BlockSize::B4096, 0));
+    let unknown = geometry(ByteLen(1 << 20), BlockSize::B4096, false, Kind::Regular, Device::default());
+    assert_eq!((unknown.physical_block, unknown.min_io), (BlockSize::B4096, ByteLen::ZERO));
+}

@@ -1,0 +1,218 @@
+//! One request's way through the ring: which operation it waits for, and what follows.
+
+use mqblk_core::{ByteLen, ByteOffset, Errno, Finished, Op, Outcome, Tag};
+use mqblk_memory::Buffer;
+
+/// How often in a row the kernel may answer "try again" before that counts as failure.
+const MOST_RETRIES: u8 = 64;
+const EINTR: i32 = 4;
+const EAGAIN: i32 = 11;
+/// What a write that the kernel neither does nor refuses becomes.
+const NO_PROGRESS: Outcome = Outcome::Failed(Errno(5)); // EIO
+
+/// The operation that a request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// A transfer between guest memory and the file.
+    Transfer,
+    /// A slice of a transfer, between a bounce slot and the file.
+    Bounce,
+    /// `fdatasync`, the last stage of whatever has it.
+    Sync,
+    /// `fallocate(PUNCH_HOLE)`.
+    Punch,
+    /// `fallocate(ZERO_RANGE)`.
+    ZeroRange,
+    /// A write of zeroes.
+    ZeroWrite,
+}
+
+/// What follows a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The stage that the request is in now is to be issued.
+    Issue,
+    /// Nothing more.
+    End(Outcome),
+}
+
+/// What the host turned out not to have, so that it is asked only once a channel.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Lacking {
+    pub(super) punch: bool,
+    pub(super) zero_range: bool,
+}
+
+/// A request in a channel's table.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) op: Op,
+    pub(super) stage: Stage,
+    pub(super) start: ByteOffset,
+    pub(super) len: ByteLen,
+    /// Bytes from the start that are done for good. A multiple of the offset alignment.
+    pub(super) done: u64,
+    tag: Tag,
+    /// The request's buffer while the kernel does not have it.
+    pub(super) held: Option<Buffer>,
+    /// The bounce slot whose buffer the kernel has.
+    pub(super) slot: Option<u32>,
+    retries: u8,
+}
+
+impl Running {
+    pub(super) fn new(request: mqblk_core::Request<Buffer>, stage: Stage, done: u64) -> Running {
+        let mqblk_core::Request { start, len, tag, buffer, op } = request;
+        Running { op, stage, start, len, done, tag, held: buffer, slot: None, retries: 0 }
+    }
+
+    /// Where the next slice starts in the file.
+    #[inline]
+    pub(super) fn at(&self) -> ByteOffset {
+        ByteOffset(self.start.0 + self.done)
+    }
+
+    /// How much is left.
+    #[inline]
+    pub(super) fn left(&self) -> ByteLen {
+        ByteLen(self.len.0 - self.done)
+    }
+
+    /// Whether the request's end must be durable.
+    fn fua(&self) -> bool {
+        matches!(self.op, Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. })
+    }
+
+    #[inline]
+    pub(super) fn end(self, outcome: Outcome) -> Finished<Buffer> {
+        Finished { outcome, tag: self.tag, buffer: self.held }
+    }
+
+    /// Judges the stage's result: bytes moved or a negative errno. `unit` is what offsets must be multiples of.
+    #[inline]
+    pub(super) fn advance(&mut self, result: i32, unit: u32, lacking: &mut Lacking) -> Next {
+        if result < 0 {
+            return self.refused(-result, lacking);
+        }
+        self.retries = 0;
+        match self.stage {
+            Stage::Sync => Next::End(Outcome::Done(ByteLen::ZERO)),
+            Stage::Punch | Stage::ZeroRange => self.zeroes_done(),
+            Stage::Transfer | Stage::Bounce | Stage::ZeroWrite => self.moved(result as u64, unit),
+        }
+    }
+
+    #[inline]
+    fn moved(&mut self, bytes: u64, unit: u32) -> Next {
+        let reached = self.done + bytes;
+        if reached >= self.len.0 {
+            return match self.stage {
+                Stage::ZeroWrite => self.zeroes_done(),
+                _ => Next::End(Outcome::Done(self.len)),
+            };
+        }
+        // Direct I/O can only go on at an aligned offset; the odd rest is done again.
+        let reached = reached - reached % u64::from(unit);
+        if reached <= self.done {
+            // A read that gets nothing met the end of a file that has shrunk.
+            return Next::End(if self.op == Op::Read { Outcome::OutOfRange } else { NO_PROGRESS });
+        }
+        self.done = reached;
+        Next::Issue
+    }
+
+    fn zeroes_done(&mut self) -> Next {
+        if self.fua() {
+            self.stage = Stage::Sync;
+            return Next::Issue;
+        }
+        Next::End(Outcome::Done(ByteLen::ZERO))
+    }
+
+    fn refused(&mut self, errno: i32, lacking: &mut Lacking) -> Next {
+        if (errno == EINTR || errno == EAGAIN) && self.retries < MOST_RETRIES {
+            self.retries += 1;
+            return Next::Issue;
+        }
+        let outcome = Outcome::from_errno(errno);
+        if outcome == Outcome::Unsupported {
+            match self.stage {
+                Stage::Punch => lacking.punch = true,
+                Stage::ZeroRange => lacking.zero_range = true,
+                _ => return Next::End(outcome),
+            }
+            if let Op::WriteZeroes { .. } = self.op {
+                self.stage = if lacking.zero_range { Stage::ZeroWrite } else { Stage::ZeroRange };
+                return Next::Issue;
+            }
+        }
+        Next::End(outcome)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn running(op: Op, stage: Stage, len: u64) -> Running {
+        let request =
+            mqblk_core::Request { start: ByteOffset(0), len: ByteLen(len), tag: Tag::new(0, 0), buffer: None, op };
+        Running::new(request, stage, 0)
+    }
+
+    #[test]
+    fn short_transfers_go_on_at_an_aligned_offset() {
+        let mut read = running(Op::Read, Stage::Transfer, 8192);
+        let lacking = &mut Lacking::default();
+        assert_eq!(read.advance(1000, 512, lacking), Next::Issue);
+        assert_eq!((read.at(), read.left()), (ByteOffset(512), ByteLen(7680)));
+        assert_eq!(read.advance(7680, 512, lacking), Next::End(Outcome::Done(ByteLen(8192))));
+    }
+
+    #[test]
+    fn a_transfer_that_does_not_move_ends() {
+        let lacking = &mut Lacking::default();
+        for (op, want) in [(Op::Read, Outcome::OutOfRange), (Op::Write { fua: false }, NO_PROGRESS)] {
+            for moved in [0, 511] {
+                assert_eq!(running(op, Stage::Transfer, 8192).advance(moved, 512, lacking), Next::End(want));
+            }
+        }
+    }
+
+    #[test]
+    fn trying_again_has_an_end() {
+        for errno in [EINTR, EAGAIN] {
+            let mut read = running(Op::Read, Stage::Transfer, 512);
+            let lacking = &mut Lacking::default();
+            let tries = (0..1000).take_while(|_| read.advance(-errno, 1, lacking) == Next::Issue).count();
+            assert_eq!(tries, usize::from(MOST_RETRIES));
+        }
+    }
+
+    #[test]
+    fn zeroes_fall_back_from_holes_to_zeroed_extents_to_writes() {
+        const EOPNOTSUPP: i32 = 95;
+        let lacking = &mut Lacking::default();
+        let mut zeroes = running(Op::WriteZeroes { may_unmap: true, fua: true }, Stage::Punch, 4096);
+        assert_eq!(zeroes.advance(-EOPNOTSUPP, 1, lacking), Next::Issue);
+        assert_eq!(zeroes.stage, Stage::ZeroRange);
+        assert_eq!(zeroes.advance(-EOPNOTSUPP, 1, lacking), Next::Issue);
+        assert_eq!(zeroes.stage, Stage::ZeroWrite);
+        assert_eq!(zeroes.advance(1024, 1, lacking), Next::Issue);
+        assert_eq!(zeroes.at(), ByteOffset(1024));
+        assert_eq!(zeroes.advance(3072, 1, lacking), Next::Issue);
+        assert_eq!(zeroes.stage, Stage::Sync);
+        assert_eq!(zeroes.advance(0, 1, lacking), Next::End(Outcome::Done(ByteLen::ZERO)));
+        assert!(lacking.punch && lacking.zero_range);
+    }
+
+    #[test]
+    fn a_discard_does_not_become_zeroes() {
+        let mut discard = running(Op::Discard { secure: false }, Stage::Punch, 4096);
+        assert_eq!(discard.advance(-95, 1, &mut Lacking::default()), Next::End(Outcome::Unsupported));
+        assert_eq!(
+            running(Op::Flush, Stage::Sync, 0).advance(-5, 1, &mut Lacking::default()),
+            Next::End(Outcome::Failed(Errno(5)))
+        );
+    }
+}

@@ -1,0 +1,207 @@
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use mqblk_core::{BlockSize, ByteLen, Disk, Op, Outcome};
+use mqblk_uring::{FixedBufferUse, Lane};
+use tempfile::TempDir;
+
+use super::{FileDisk, Kind, OpenFile};
+use crate::conformance::{Trial, Want, Worker, run};
+
+/// A sparse image in a fresh folder.
+pub(super) fn image(place: &Path, len: u64) -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir_in(place).unwrap();
+    let path = dir.path().join("disk.img");
+    File::create(&path).unwrap().set_len(len).unwrap();
+    (dir, path)
+}
+
+/// A folder on a file system with storage below it: the one of this program.
+pub(super) fn on_disk() -> PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().to_path_buf()
+}
+
+pub(super) fn in_memory() -> PathBuf {
+    PathBuf::from("/dev/shm")
+}
+
+fn conforms(place: PathBuf, len: u64, settings: &[(&str, &str)], seed: u64) {
+    let (_dir, path) = image(&place, len);
+    let mut all = vec![("path", path.to_str().unwrap())];
+    all.extend(settings);
+    run(&Trial { kind: "file", settings: &all, keeps_data: true, seed });
+}
+
+#[test]
+fn conforms_direct() {
+    conforms(on_disk(), 8 << 20, &[("block-size", "512")], 1);
+}
+
+#[test]
+fn conforms_direct_with_large_blocks() {
+    conforms(on_disk(), (5 << 20) + 4096, &[("block-size", "4096")], 2);
+}
+
+#[test]
+fn conforms_buffered() {
+    conforms(on_disk(), 8 << 20, &[("direct", "off"), ("block-size", "512")], 3);
+}
+
+#[test]
+fn conforms_in_memory() {
+    conforms(in_memory(), 8 << 20, &[], 4);
+}
+
+#[test]
+fn conforms_without_discard() {
+    conforms(on_disk(), 8 << 20, &[("discard", "ignore")], 5);
+    conforms(in_memory(), 8 << 20, &[("discard", "ignore"), ("block-size", "4096")], 6);
+}
+
+fn open(settings: &[(&str, &str)]) -> Arc<dyn Disk<Lane>> {
+    Trial { kind: "file", settings, keeps_data: true, seed: 0 }.open(&[]).unwrap()
+}
+
+/// Loop devices need root and a host that has them (`losetup`).
+struct LoopDevice(String);
+
+impl LoopDevice {
+    fn new(image: &Path, sector: &str) -> Option<LoopDevice> {
+        let image = image.to_str().unwrap();
+        let made = Command::new("losetup").args(["--find", "--show", "--sector-size", sector, image]).output().ok()?;
+        let name = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+        made.status.success().then_some(LoopDevice(name))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+#[test]
+fn conforms_on_block_devices() {
+    for (sector, direct, seed) in [("512", "on", 7), ("4096", "on", 8), ("512", "off", 9)] {
+        let (_dir, path) = image(&on_disk(), 8 << 20);
+        let Some(device) = LoopDevice::new(&path, sector) else {
+            assert!(
+                !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists(),
+                "losetup failed"
+            );
+            return;
+        };
+        let settings = [("path", device.0.as_str()), ("direct", direct)];
+        let disk = open(&settings);
+        assert_eq!(disk.geometry().logical_block.bytes().to_string(), sector);
+        assert_eq!(disk.geometry().size, ByteLen(8 << 20));
+        assert!(disk.limits().discard.is_some(), "a loop device punches holes");
+        drop(disk);
+        run(&Trial { kind: "file", settings: &settings, keeps_data: true, seed });
+    }
+}
+
+/// Reads and writes of a file that got shorter fail or extend it; nothing panics, and what is left is still served.
+#[test]
+fn a_file_that_shrinks_under_us() {
+    for (place, direct) in [(on_disk(), "on"), (on_disk(), "off"), (in_memory(), "off")] {
+        let (_dir, path) = image(&place, 1 << 20);
+        let disk = open(&[("path", path.to_str().unwrap()), ("direct", direct), ("block-size", "4096")]);
+        let mut worker = Worker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
+        File::options().write(true).open(&path).unwrap().set_len(8192 + 1000).unwrap();
+        for shift in [0, 1] {
+            for (start, len, want) in [
+                (0, 8192, Outcome::Done(ByteLen(8192))),
+                (8192, 4096, Outcome::OutOfRange),
+                (4096, 16384, Outcome::OutOfRange),
+                (524_288, 4096, Outcome::OutOfRange),
+            ] {
+                let got = worker.one(Want::at(Op::Read, start, len, shift));
+                assert_eq!(got, want, "direct={direct}, {len} bytes at {start}, memory shifted by {shift}");
+            }
+        }
+        assert_eq!(worker.one(Want::bare(Op::Discard { secure: false }, 0, 1 << 20)), Outcome::Done(ByteLen::ZERO));
+        assert_eq!(worker.one(Want::bare(Op::Flush, 0, 0)), Outcome::Done(ByteLen::ZERO));
+        worker.close();
+    }
+}
+
+/// `/dev/full` answers every write with ENOSPC, for any user and without a file system of our own.
+#[test]
+fn a_full_device() {
+    let fd = Arc::new(File::options().read(true).write(true).open("/dev/full").unwrap().into());
+    let geometry = crate::admission::plain_geometry(ByteLen(1 << 20), BlockSize::B512, false);
+    for kind in [Kind::Regular, Kind::InMemory] {
+        let path = PathBuf::from("/dev/full");
+        let open = OpenFile { path, fd: Arc::clone(&fd), geometry, kind, direct: None, unmap: true, discard: None };
+        let disk = FileDisk { open: Arc::new(open) };
+        let mut worker = Worker::new(&disk, 64, FixedBufferUse::Off);
+        for op in [Op::Write { fua: false }, Op::Write { fua: true }] {
+            assert_eq!(worker.one(Want::at(op, 0, 4096, 0)), Outcome::NoSpace);
+        }
+        worker.close();
+    }
+}
+
+/// A file system with less room than the image says: the space ends in the middle of a request.
+#[test]
+fn a_full_file_system() {
+    let dir = tempfile::tempdir_in(on_disk()).unwrap();
+    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1M", "mqblk"]).arg(dir.path()).output().unwrap();
+    if !mount.status.success() {
+        assert!(!rustix::process::geteuid().is_root(), "mount failed: {}", String::from_utf8_lossy(&mount.stderr));
+        return;
+    }
+    let path = dir.path().join("disk.img");
+    File::create(&path).unwrap().set_len(8 << 20).unwrap();
+    let disk = open(&[("path", path.to_str().unwrap())]);
+    let mut worker = Worker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
+    let write = Op::Write { fua: false };
+    let mebibyte = |at: u64, op| Want::at(op, at << 20, 1 << 20, 0);
+    assert_eq!(worker.one(mebibyte(0, write)), Outcome::Done(ByteLen(1 << 20)));
+    assert_eq!(worker.one(mebibyte(1, write)), Outcome::NoSpace);
+    assert_eq!(worker.one(Want::at(write, 4 << 20, 4096, 0)), Outcome::NoSpace);
+    let zeroes = Op::WriteZeroes { may_unmap: false, fua: false };
+    assert_eq!(worker.one(Want::bare(zeroes, 4 << 20, 1 << 20)), Outcome::NoSpace);
+    assert_eq!(worker.one(mebibyte(0, Op::Read)), Outcome::Done(ByteLen(1 << 20)));
+    assert_eq!(worker.one(Want::bare(Op::Discard { secure: false }, 0, 1 << 20)), Outcome::Done(ByteLen::ZERO));
+    assert_eq!(worker.one(mebibyte(1, write)), Outcome::Done(ByteLen(1 << 20)), "discarded space is free again");
+    worker.close();
+    drop(disk);
+    assert!(Command::new("umount").arg(dir.path()).status().unwrap().success());
+}
+
+/// Discards and zeroes that may unmap leave holes in the host's file; zeroes that may not, and `discard=ignore`, keep space.
+#[test]
+fn holes_are_punched_only_where_allowed() {
+    let unmapped = Op::WriteZeroes { may_unmap: true, fua: false };
+    let kept = Op::WriteZeroes { may_unmap: false, fua: false };
+    let discard = Op::Discard { secure: false };
+    for (place, setting, op, want, holes) in [
+        (on_disk(), "unmap", discard, Outcome::Done(ByteLen::ZERO), true),
+        (on_disk(), "unmap", unmapped, Outcome::Done(ByteLen::ZERO), true),
+        (on_disk(), "unmap", kept, Outcome::Done(ByteLen::ZERO), false),
+        (on_disk(), "ignore", discard, Outcome::Unsupported, false),
+        (on_disk(), "ignore", unmapped, Outcome::Done(ByteLen::ZERO), false),
+        (in_memory(), "unmap", discard, Outcome::Done(ByteLen::ZERO), true),
+        (in_memory(), "unmap", kept, Outcome::Done(ByteLen::ZERO), false),
+        (in_memory(), "ignore", unmapped, Outcome::Done(ByteLen::ZERO), false),
+    ] {
+        let (_dir, path) = image(&place, 4 << 20);
+        let disk = open(&[("path", path.to_str().unwrap()), ("discard", setting)]);
+        let mut worker = Worker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
+        worker.fill(0, &vec![9; 4 << 20]);
+        assert_eq!(worker.one(Want::at(Op::Write { fua: true }, 0, 4 << 20, 0)), Outcome::Done(ByteLen(4 << 20)));
+        let sectors = || std::fs::metadata(&path).unwrap().blocks();
+        let full = sectors();
+        assert_eq!(worker.one(Want::bare(op, 1 << 20, 2 << 20)), want);
+        let freed = full - sectors().min(full);
+        let two_mebibytes = ByteLen(2 << 20).sectors().0;
+        let expected = if holes { two_mebibytes } else { 0 };
+        assert_eq!(freed, expected, "sectors freed by {op:?} with discard={setting} in {place:?}");
+        worker.close();
+    }
+}

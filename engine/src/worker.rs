@@ -84,7 +84,8 @@ impl Worker {
         self.lane.turn(mqblk_uring::Wait::No);
         self.channels.reap(&mut self.lane, &mut self.finished);
         happened |= self.hand_back();
-        happened
+        // A kick that came with this turn's completions is read in the next one: no sleep before that.
+        happened | self.lane.has_mail(self.owner)
     }
 
     /// Kicks and letters.

@@ -1,2 +1,4 @@
 //! Real guests, real clients, hostile guests
 #![forbid(unsafe_code)]
+
+pub mod guest;

@@ -25,6 +25,9 @@ struct Cli {
 enum Command {
     /// Serve disk images and block devices over vhost-user sockets
     Serve(serve::Args),
+
+    /// Load a disk through the userspace driver and measure it
+    Bench(mqblk_bench::Args),
 }
 
 fn main() -> ExitCode {
@@ -34,5 +37,6 @@ fn main() -> ExitCode {
     }
     match cli.command {
         Command::Serve(args) => serve::run(args),
+        Command::Bench(args) => mqblk_bench::run(args),
     }
 }

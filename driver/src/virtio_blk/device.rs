@@ -262,7 +262,8 @@ impl Device {
             let queue = Queue::new(ring, shape, Arc::clone(memory), *layout, options.poison_status, kick);
             queues.push(queue.expect("the region was made for this layout"));
         }
-        self.sets = sets.into_iter().map(|(queues, call)| QueueSet::new(queues, call)).collect();
+        let sets = sets.into_iter().map(|(queues, call)| QueueSet::new(queues, call));
+        self.sets = sets.collect::<io::Result<_>>().map_err(host)?;
         Ok(())
     }
 

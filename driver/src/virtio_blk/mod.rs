@@ -17,5 +17,6 @@ mod tests;
 mod wire;
 
 pub use device::{Device, DriverError, Info, Options, ShapeChoice};
+pub use mqblk_ring::split::driver::DeviceError;
 pub use queue::{Completion, Piece, Queue, QueueSet, Refused, Status, Waker};
 pub use wire::{MAX_RANGES, Range};

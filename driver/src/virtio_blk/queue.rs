@@ -1,6 +1,7 @@
 //! One queue of a virtio-blk device, and the set of queues that one thread owns.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, Sector512};
@@ -8,6 +9,7 @@ use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots};
 use mqblk_ring::split::SplitDriver;
 use mqblk_ring::split::driver::{DeviceError, Shape};
 use mqblk_vhost_user_client::EventFd;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::layout::QueueLayout;
 use super::wire::{HEADER_BYTES, ID_BYTES, MAX_RANGES, RANGE_BYTES, Range, header, kind};
@@ -319,22 +321,35 @@ impl Waker {
 pub struct QueueSet {
     queues: Vec<Queue>,
     call: EventFd,
+    /// Edge triggered on `call`: waiting need not read the eventfd, whose counter then counts the calls. (A blocking read
+    /// of it would not do: a server may set O_NONBLOCK, which is the eventfd's and not the descriptor's.)
+    waiting: Epoll,
     calls: u64,
 }
 
 impl QueueSet {
-    pub(crate) fn new(queues: Vec<Queue>, call: EventFd) -> QueueSet {
-        QueueSet { queues, call, calls: 0 }
+    pub(crate) fn new(queues: Vec<Queue>, call: EventFd) -> io::Result<QueueSet> {
+        let waiting = Epoll::new()?;
+        let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, 0);
+        waiting.ctl(ControlOperation::Add, call.as_raw_fd(), event)?;
+        Ok(QueueSet { queues, call, waiting, calls: 0 })
     }
 
     /// The queues.
+    #[inline]
     pub fn queues(&mut self) -> &mut [Queue] {
         &mut self.queues
     }
 
-    /// Calls that the server has sent, as far as they were noticed by [`wait`](Self::wait) and [`drain`](Self::drain).
-    pub fn calls(&self) -> u64 {
-        self.calls
+    /// Calls that the server has sent so far. A use of the [`Waker`] counts as one.
+    ///
+    /// # Errors
+    /// When the eventfd cannot be read.
+    pub fn calls(&mut self) -> io::Result<u64> {
+        // The counter is never 0 at the read, so the read does not block.
+        self.call.write(1)?;
+        self.calls += self.call.read()? - 1;
+        Ok(self.calls)
     }
 
     /// Kicks written on all the queues.
@@ -342,14 +357,12 @@ impl QueueSet {
         self.queues.iter().map(Queue::kicks).sum()
     }
 
-    /// Sleeps until at least `count` answers (at most as many as are in flight; of any one queue) are there, or the
-    /// [`Waker`] is used. Returns at once if nothing is in flight. May return early.
+    /// Sleeps until on one of the queues `count` answers are there (or all, if fewer are in flight there), or the [`Waker`]
+    /// is used. Returns at once if nothing is in flight. May return early.
     ///
     /// # Errors
     /// When a device breaks the protocol, or the wait fails.
     pub fn wait(&mut self, count: u16) -> Result<(), super::DriverError> {
-        // With several queues the sum is what counts, and only a call for the first answer of each is sure to come.
-        let count = if self.queues.len() == 1 { count } else { 1 };
         let mut sleep = false;
         let mut ready = false;
         for queue in self.queues.iter_mut().filter(|queue| queue.ring.in_flight() != 0) {
@@ -358,22 +371,16 @@ impl QueueSet {
             sleep = true;
         }
         if sleep && !ready {
-            self.calls += self.call.read().map_err(|source| super::DriverError::Host { what: "wait", source })?;
+            match self.waiting.wait(-1, &mut [EpollEvent::default()]) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                    return Err(super::DriverError::Host { what: "wait for a call", source: error });
+                }
+                _ => {}
+            }
         }
         for queue in &self.queues {
             queue.ring.disarm();
         }
-        Ok(())
-    }
-
-    /// Counts the calls that came without a wait.
-    ///
-    /// # Errors
-    /// When the eventfd cannot be read.
-    pub fn drain(&mut self) -> io::Result<()> {
-        // The counter is never 0 at the read, so the read does not block.
-        self.call.write(1)?;
-        self.calls += self.call.read()? - 1;
         Ok(())
     }
 

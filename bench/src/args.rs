@@ -1,0 +1,190 @@
+//! The command line of `mqblk bench`.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use mqblk_core::ByteLen;
+
+/// The options of `mqblk bench`. Words that fio has mean what fio means by them.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Every combination of the lists is measured, --runs times; with several targets the runs take turns (A B A B), and the table \
+shows the ratio of the medians to the first target.
+
+A thread owns queues. With --jobs at least --queues, job J works on queue J modulo queues, and the jobs of a queue share its \
+thread; with fewer, a job spreads its requests over several queues that it owns. Jobs that read or write in sequence share \
+the range out among them; so do all that verify.")]
+pub struct Args {
+    /// Socket of a running vhost-user-blk server; may be repeated
+    #[arg(long, value_name = "PATH")]
+    pub socket: Vec<PathBuf>,
+
+    /// Disk to serve for each run: the argument of `mqblk serve --disk` without a socket; may be repeated
+    #[arg(long, value_name = "KEY=VALUE,...")]
+    pub disk: Vec<String>,
+
+    /// Names for the targets in the results, in order: sockets first, then disks [default: socket path or disk argument]
+    #[arg(long, value_name = "NAME")]
+    pub label: Vec<String>,
+
+    /// Poll policies of the server, with --disk: off, static:<us>, adaptive:<us>, busy [default: the server's]
+    #[arg(long, value_delimiter = ',', value_name = "POLICY,...")]
+    pub poll: Vec<String>,
+
+    /// CPUs of the server's workers, with --disk (`mqblk serve --pin`)
+    #[arg(long, value_name = "CPU,...")]
+    pub server_cpus: Option<String>,
+
+    /// Whether the client polls for answers or sleeps until it is called
+    #[arg(long, value_enum, default_value_t = ClientMode::Wait)]
+    pub client: ClientMode,
+
+    /// What to do: read, write, randread, randwrite, randrw
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "randread")]
+    pub rw: Vec<Rw>,
+
+    /// Share of reads with randrw, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub rwmixread: u8,
+
+    /// Bytes of a request
+    #[arg(long, value_delimiter = ',', value_name = "SIZE,...", default_value = "4k", value_parser = size)]
+    pub bs: Vec<ByteLen>,
+
+    /// Requests in flight, of each job
+    #[arg(long, value_delimiter = ',', value_name = "N,...", default_value = "1", value_parser = clap::value_parser!(u16).range(1..))]
+    pub iodepth: Vec<u16>,
+
+    /// Queues to use
+    #[arg(long, value_delimiter = ',', value_name = "N,...", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub queues: Vec<u16>,
+
+    /// Jobs [default: one for each queue]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub jobs: Option<u16>,
+
+    /// Requests to submit at once and to wait for at once (fio's iodepth_batch and iodepth_batch_complete_min); 0: iodepth
+    #[arg(long, value_delimiter = ',', value_name = "N,...", default_value = "1")]
+    pub batch: Vec<u16>,
+
+    /// Seconds to measure; 0: until each block was done once [default: 5, with --verify 0]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub runtime: Option<f64>,
+
+    /// Runs of each combination [default: 3, without a --runtime 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub runs: Option<u16>,
+
+    /// Seconds to run before the measurement starts [default: 1, without a --runtime 0]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub warmup: Option<f64>,
+
+    /// Where the range to work on starts
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size)]
+    pub offset: ByteLen,
+
+    /// Length of the range to work on [default: to the end of the disk]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub size: Option<ByteLen>,
+
+    /// Write blocks that can be checked, and check all that was written at the end
+    #[arg(long, value_enum, value_name = "METHOD")]
+    pub verify: Option<Verify>,
+
+    /// Let a benchmark that writes destroy what is on the disk
+    #[arg(long)]
+    pub allow_write: bool,
+
+    /// CPUs of the client's threads, in turn [default: not pinned]
+    #[arg(long, value_delimiter = ',', value_name = "CPU,...")]
+    pub pin: Vec<u16>,
+
+    /// Entries of each queue
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(4..=32768))]
+    pub queue_size: u16,
+
+    /// How requests lie in the ring: direct descriptors, an indirect table each, or what the depth allows
+    #[arg(long, value_enum, default_value_t = Descriptors::Auto)]
+    pub descriptors: Descriptors,
+
+    /// Write the results as JSON to this file
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// What a job does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Rw {
+    /// Reads in sequence.
+    Read,
+    /// Writes in sequence.
+    Write,
+    /// Reads at random.
+    Randread,
+    /// Writes at random.
+    Randwrite,
+    /// Reads and writes at random.
+    Randrw,
+}
+
+impl Rw {
+    /// Its name on the command line and in the results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Rw::Read => "read",
+            Rw::Write => "write",
+            Rw::Randread => "randread",
+            Rw::Randwrite => "randwrite",
+            Rw::Randrw => "randrw",
+        }
+    }
+
+    /// Whether it changes the disk.
+    pub fn writes(self) -> bool {
+        !matches!(self, Rw::Read | Rw::Randread)
+    }
+
+    /// Whether it goes through the range in order.
+    pub fn sequential(self) -> bool {
+        matches!(self, Rw::Read | Rw::Write)
+    }
+}
+
+/// How the client learns of answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ClientMode {
+    /// Looks again and again.
+    Poll,
+    /// Asks to be called, and sleeps.
+    Wait,
+}
+
+/// How written blocks are checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Verify {
+    /// A CRC-32C over each block, with its offset and generation.
+    Crc32c,
+}
+
+/// Descriptor layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Descriptors {
+    /// Direct if the ring has room for three descriptors for each request, else indirect.
+    Auto,
+    /// Always direct.
+    Direct,
+    /// Always indirect, if the server can.
+    Indirect,
+}
+
+fn size(text: &str) -> Result<ByteLen, String> {
+    mqblk_core::settings::parse_size(text)
+        .ok_or_else(|| "expected a size in bytes such as 4096, 512K, 64M or 10G".into())
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.0..=86400.0).contains(&seconds) => Ok(seconds),
+        _ => Err("expected a number of seconds from 0 to 86400".into()),
+    }
+}

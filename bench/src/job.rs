@@ -1,0 +1,159 @@
+//! What a job asks for next.
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use crate::args::Rw;
+
+/// A stretch of blocks of the benchmark's block size, counted from the start of the range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// The first.
+    pub first: u64,
+    /// How many; at least 1.
+    pub count: u64,
+}
+
+impl Blocks {
+    /// Part `index` of `parts` of `count` blocks. The parts differ by at most one block.
+    pub fn part(count: u64, index: u64, parts: u64) -> Blocks {
+        let cut = |index: u64| (u128::from(count) * u128::from(index) / u128::from(parts)) as u64;
+        Blocks { first: cut(index), count: cut(index + 1) - cut(index) }
+    }
+}
+
+/// One job's choice of blocks.
+#[derive(Clone, Debug)]
+pub struct Pattern {
+    rw: Rw,
+    /// Of 256: below it, a request of randrw reads.
+    read_below: u32,
+    blocks: Blocks,
+    /// The next index of a sequence or of a walk.
+    next: u64,
+    /// Blocks still to do, when each is done once.
+    left: Option<u64>,
+    /// A step that is coprime to the count: a walk with it meets each block once.
+    stride: u64,
+    rng: SmallRng,
+}
+
+/// What to do with one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Write it, or read it.
+    pub write: bool,
+    /// Which.
+    pub block: u64,
+}
+
+impl Pattern {
+    /// A pattern over `blocks`. With `once` each block is done once; else for ever, and random ones independently of what was
+    /// done before (fio's `norandommap`).
+    pub fn new(rw: Rw, read_share: u8, blocks: Blocks, once: bool, seed: u64) -> Pattern {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        // Near the golden section of the range, so that the walk scatters.
+        let mut stride = ((blocks.count as f64 * 0.618) as u64).max(1);
+        while gcd(stride, blocks.count) != 1 {
+            stride += 1;
+        }
+        let next = if once && !rw.sequential() { rng.next_u64() % blocks.count } else { 0 };
+        let read_below = (f64::from(read_share) / 100.0 * f64::from(1_u32 << 16)) as u32;
+        Pattern { rw, read_below, blocks, next, left: once.then_some(blocks.count), stride, rng }
+    }
+
+    /// The blocks.
+    pub fn blocks(&self) -> Blocks {
+        self.blocks
+    }
+
+    /// What comes next; `None` when each block was done.
+    #[inline]
+    pub fn next(&mut self) -> Option<Choice> {
+        let count = self.blocks.count;
+        let index = match &mut self.left {
+            Some(0) => return None,
+            Some(left) => {
+                *left -= 1;
+                let index = self.next;
+                let step = if self.rw.sequential() { 1 } else { self.stride };
+                self.next = ((u128::from(index) + u128::from(step)) % u128::from(count)) as u64;
+                index
+            }
+            None if self.rw.sequential() => {
+                let index = self.next;
+                self.next = if index + 1 == count { 0 } else { index + 1 };
+                index
+            }
+            // The high half of the product is uniform to within count / 2^64.
+            None => ((u128::from(self.rng.next_u64()) * u128::from(count)) >> 64) as u64,
+        };
+        let write = match self.rw {
+            Rw::Read | Rw::Randread => false,
+            Rw::Write | Rw::Randwrite => true,
+            Rw::Randrw => self.rng.next_u32() >> 16 >= self.read_below,
+        };
+        Some(Choice { write, block: self.blocks.first + index })
+    }
+}
+
+fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_the_range() {
+        for (count, parts) in [(10, 3), (7, 7), (1 << 40, 5), (100, 1), (65536, 4)] {
+            let mut next = 0;
+            for index in 0..parts {
+                let part = Blocks::part(count, index, parts);
+                assert_eq!(part.first, next);
+                assert!(part.count.abs_diff(count / parts) <= 1);
+                next += part.count;
+            }
+            assert_eq!(next, count);
+        }
+    }
+
+    #[test]
+    fn once_meets_each_block_once() {
+        for (rw, count) in
+            [(Rw::Write, 1), (Rw::Write, 100), (Rw::Randwrite, 1), (Rw::Randwrite, 97), (Rw::Randread, 1024)]
+        {
+            let mut pattern = Pattern::new(rw, 50, Blocks { first: 1000, count }, true, 7);
+            let mut seen: Vec<u64> = std::iter::from_fn(|| pattern.next()).map(|choice| choice.block).collect();
+            assert_eq!(rw.sequential(), seen.is_sorted() && count > 1 || count == 1 && rw.sequential());
+            seen.sort_unstable();
+            assert_eq!(seen, (1000..1000 + count).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn random_blocks_cover_the_range_evenly_and_sequences_wrap() {
+        let mut pattern = Pattern::new(Rw::Randread, 0, Blocks { first: 5, count: 10 }, false, 1);
+        let mut counts = [0; 10];
+        for _ in 0..10_000 {
+            counts[(pattern.next().unwrap().block - 5) as usize] += 1;
+        }
+        assert!(counts.iter().all(|count| (800..1200).contains(count)), "{counts:?}");
+        let mut pattern = Pattern::new(Rw::Read, 0, Blocks { first: 5, count: 3 }, false, 1);
+        let blocks: Vec<u64> = (0..7).map(|_| pattern.next().unwrap().block).collect();
+        assert_eq!(blocks, [5, 6, 7, 5, 6, 7, 5]);
+    }
+
+    #[test]
+    fn the_mix_is_as_asked() {
+        for (share, low, high) in [(0, 0, 0), (30, 2700, 3300), (100, 10_000, 10_000)] {
+            let mut pattern = Pattern::new(Rw::Randrw, share, Blocks { first: 0, count: 10 }, false, 3);
+            let reads = (0..10_000).filter(|_| !pattern.next().unwrap().write).count();
+            assert!((low..=high).contains(&reads), "{share}: {reads}");
+        }
+    }
+}

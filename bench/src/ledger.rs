@@ -1,0 +1,197 @@
+//! What was written where, and blocks that can be checked.
+//!
+//! A block is `magic, offset, generation, CRC-32C` and then content that follows from offset and generation. A lost, stale,
+//! misplaced or torn write is told apart from a good one.
+
+use mqblk_core::ByteOffset;
+
+/// Bytes before the content.
+const HEADER: usize = 32;
+const MAGIC: u64 = u64::from_le_bytes(*b"mqblkchk");
+const CRC_AT: usize = 24;
+
+/// One job's blocks: the generation last written to each, and which have a request in flight. A block has at most one.
+#[derive(Debug)]
+pub struct Ledger {
+    first: u64,
+    /// Generation; 0: never written. The top bit: in flight.
+    blocks: Vec<u32>,
+    generation: u32,
+}
+
+const BUSY: u32 = 1 << 31;
+
+/// Why a block is not what was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Difference {
+    /// No block of ours.
+    #[error("found no verification header")]
+    Magic,
+    /// Another block's content.
+    #[error("found the content of offset {0}")]
+    Offset(u64),
+    /// An older (or impossible) write.
+    #[error("found generation {found}, expected {expected}")]
+    Generation {
+        /// In the block.
+        found: u64,
+        /// Last written.
+        expected: u32,
+    },
+    /// A torn or changed block.
+    #[error("found CRC-32C {found:#010x}, expected {expected:#010x} over the content")]
+    Crc {
+        /// In the block.
+        found: u64,
+        /// Of the content.
+        expected: u32,
+    },
+}
+
+impl Ledger {
+    /// An empty ledger of blocks `first` to `first + count`. Generations start above `base`, so that what an earlier run
+    /// wrote is told apart.
+    pub fn new(first: u64, count: u64, base: u32) -> Ledger {
+        Ledger { first, blocks: vec![0; count as usize], generation: base }
+    }
+
+    fn slot(&mut self, block: u64) -> &mut u32 {
+        &mut self.blocks[(block - self.first) as usize]
+    }
+
+    /// Takes `block`, or the next one (round the end) that has no request in flight. `None` when all have.
+    pub fn claim(&mut self, block: u64) -> Option<u64> {
+        let (start, count) = ((block - self.first) as usize, self.blocks.len());
+        let free = (0..count).map(|step| (start + step) % count).find(|at| self.blocks[*at] & BUSY == 0)?;
+        self.blocks[free] |= BUSY;
+        Some(self.first + free as u64)
+    }
+
+    /// The generation for the next write.
+    pub fn next_generation(&mut self) -> u32 {
+        self.generation = (self.generation + 1) & !BUSY;
+        self.generation
+    }
+
+    /// Gives a block back after a read, or a write that failed (which may have left anything).
+    pub fn release(&mut self, block: u64, known: bool) {
+        let slot = self.slot(block);
+        *slot = if known { *slot & !BUSY } else { 0 };
+    }
+
+    /// Gives a block back after a write of `generation`.
+    pub fn written(&mut self, block: u64, generation: u32) {
+        *self.slot(block) = generation;
+    }
+
+    /// The generation last written to `block`; `None` when there was none.
+    pub fn expected(&mut self, block: u64) -> Option<u32> {
+        Some(*self.slot(block) & !BUSY).filter(|generation| *generation != 0)
+    }
+
+    /// The next block at or after `block` that was written, and its generation.
+    pub fn next_written(&self, block: u64) -> Option<(u64, u32)> {
+        let start = (block - self.first) as usize;
+        let found = self.blocks.iter().skip(start).position(|slot| slot & !BUSY != 0)?;
+        Some((block + found as u64, self.blocks[start + found] & !BUSY))
+    }
+
+    /// The first block.
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// Blocks that were written.
+    pub fn written_count(&self) -> u64 {
+        self.blocks.iter().filter(|slot| **slot & !BUSY != 0).count() as u64
+    }
+}
+
+fn put(bytes: &mut [u8], at: usize, word: u64) {
+    bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+}
+
+fn get(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]))
+}
+
+/// Fills `bytes` (at least 512) for `offset` and `generation`.
+pub fn fill(bytes: &mut [u8], offset: ByteOffset, generation: u32) {
+    put(bytes, 0, MAGIC);
+    put(bytes, 8, offset.0);
+    put(bytes, 16, generation.into());
+    put(bytes, CRC_AT, 0);
+    let mut state = offset.0 ^ (u64::from(generation) << 32) ^ MAGIC;
+    for word in bytes[HEADER..].chunks_exact_mut(8) {
+        // Weyl sequence with a mix: fast, and no two blocks alike.
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        word.copy_from_slice(&(state ^ state >> 29).to_le_bytes());
+    }
+    let crc = crc32c::crc32c(bytes);
+    put(bytes, CRC_AT, crc.into());
+}
+
+/// Checks a block that was read from `offset`.
+///
+/// # Errors
+/// The first [`Difference`].
+pub fn check(bytes: &mut [u8], offset: ByteOffset, generation: u32) -> Result<(), Difference> {
+    if get(bytes, 0) != MAGIC {
+        return Err(Difference::Magic);
+    }
+    let found = get(bytes, CRC_AT);
+    put(bytes, CRC_AT, 0);
+    let expected = crc32c::crc32c(bytes);
+    if found != u64::from(expected) {
+        return Err(Difference::Crc { found, expected });
+    }
+    match (get(bytes, 8), get(bytes, 16)) {
+        (at, _) if at != offset.0 => Err(Difference::Offset(at)),
+        (_, found) if found != u64::from(generation) => Err(Difference::Generation { found, expected: generation }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_told_apart() {
+        let mut good = vec![0; 4096];
+        fill(&mut good, ByteOffset(8192), 7);
+        assert_eq!(check(&mut good.clone(), ByteOffset(8192), 7), Ok(()));
+        assert_eq!(check(&mut good.clone(), ByteOffset(4096), 7), Err(Difference::Offset(8192)));
+        let stale = Difference::Generation { found: 7, expected: 8 };
+        assert_eq!(check(&mut good.clone(), ByteOffset(8192), 8), Err(stale));
+        assert_eq!(check(&mut vec![0; 4096], ByteOffset(8192), 7), Err(Difference::Magic));
+        for at in [8, 17, 24, 30, 32, 1000, 4095] {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            assert!(matches!(check(&mut bad, ByteOffset(8192), 7), Err(Difference::Crc { .. })), "byte {at}");
+        }
+        let mut torn = vec![0; 4096];
+        fill(&mut torn, ByteOffset(8192), 8);
+        torn[2048..].copy_from_slice(&good[2048..]);
+        assert!(matches!(check(&mut torn, ByteOffset(8192), 8), Err(Difference::Crc { .. })));
+    }
+
+    #[test]
+    fn a_block_has_one_request_at_a_time() {
+        let mut ledger = Ledger::new(10, 3, 0);
+        assert_eq!(ledger.claim(11), Some(11));
+        assert_eq!(ledger.claim(11), Some(12));
+        assert_eq!(ledger.claim(11), Some(10));
+        assert_eq!(ledger.claim(11), None);
+        let generation = ledger.next_generation();
+        ledger.written(12, generation);
+        assert_eq!(ledger.expected(12), Some(1));
+        ledger.release(11, true);
+        ledger.release(10, false);
+        assert_eq!((ledger.next_written(10), ledger.written_count()), (Some((12, 1)), 1));
+        assert_eq!(ledger.claim(12), Some(12));
+        assert_eq!(ledger.expected(12), Some(1));
+        ledger.release(12, false);
+        assert_eq!(ledger.next_written(10), None);
+    }
+}

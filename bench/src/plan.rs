@@ -1,0 +1,243 @@
+//! What will be measured: every combination, judged before anything is started.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mqblk_core::ByteLen;
+
+use crate::BenchError;
+use crate::args::{Args, ClientMode, Descriptors, Rw, Verify};
+
+/// Most requests in flight on one queue: what a ring can name.
+const MAX_DEPTH: u32 = 32768;
+
+/// How long a server may leave all requests unanswered before it is called stuck.
+const STUCK: Duration = Duration::from_secs(30);
+
+/// Where requests go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A server that runs already.
+    Socket(PathBuf),
+    /// A server that is started for each run, for this disk.
+    Disk {
+        /// The argument of `mqblk serve --disk`, without socket, queues and poll.
+        spec: String,
+        /// The poll policy to ask for.
+        poll: Option<String>,
+    },
+}
+
+/// A target and how it is named in the results.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Where it is.
+    pub place: Place,
+    /// `target` in the results.
+    pub label: String,
+    /// `storage` in the results.
+    pub storage: String,
+    /// `poll` in the results.
+    pub poll: String,
+}
+
+/// One combination of the sweep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Combination {
+    /// What to do.
+    pub rw: Rw,
+    /// Bytes of a request.
+    pub bs: ByteLen,
+    /// Queues.
+    pub queues: u16,
+    /// Jobs.
+    pub jobs: u16,
+    /// Requests in flight, of each job.
+    pub iodepth: u16,
+    /// Requests submitted and waited for at once.
+    pub batch: u16,
+}
+
+impl Combination {
+    /// Threads: each owns queues.
+    pub fn threads(&self) -> u16 {
+        self.jobs.min(self.queues)
+    }
+
+    /// The most requests in flight on one queue.
+    pub fn depth_per_queue(&self) -> u32 {
+        let (jobs, queues, depth) = (u32::from(self.jobs), u32::from(self.queues), u32::from(self.iodepth));
+        if jobs >= queues { jobs.div_ceil(queues) * depth } else { depth }
+    }
+}
+
+/// All of it.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// At least one. The first is the one that the others are compared to.
+    pub targets: Vec<Target>,
+    /// At least one.
+    pub combinations: Vec<Combination>,
+    /// How the client waits.
+    pub client: ClientMode,
+    /// Reads with randrw, in percent.
+    pub read_share: u8,
+    /// `None`: each block once.
+    pub runtime: Option<Duration>,
+    /// Before the measurement.
+    pub warmup: Duration,
+    /// Of each combination and target.
+    pub runs: u16,
+    /// Start of the range.
+    pub offset: ByteLen,
+    /// Length of the range; `None`: to the end.
+    pub size: Option<ByteLen>,
+    /// Check what was written.
+    pub verify: Option<Verify>,
+    /// CPUs of the client's threads.
+    pub pin: Vec<u16>,
+    /// For the spawned server's `--pin`.
+    pub server_cpus: Option<String>,
+    /// Entries of a queue.
+    pub queue_size: u16,
+    /// Direct or indirect.
+    pub descriptors: Descriptors,
+    /// Where the JSON goes.
+    pub json: Option<PathBuf>,
+    /// How long a server may leave all requests unanswered.
+    pub stuck: Duration,
+}
+
+impl Plan {
+    /// Judges the command line.
+    ///
+    /// # Errors
+    /// [`BenchError::Usage`], naming the option.
+    pub fn new(args: &Args) -> Result<Plan, BenchError> {
+        if args.rw.iter().any(|rw| rw.writes()) && !args.allow_write {
+            let text =
+                "--rw: found a benchmark that writes, expected --allow-write with it: it destroys what is on the disk";
+            return Err(BenchError::Usage(text.into()));
+        }
+        if args.verify.is_some() && !args.rw.iter().all(|rw| rw.writes()) {
+            return Err(BenchError::option("verify", "a benchmark that only reads", "one that writes what is checked"));
+        }
+        if !args.queue_size.is_power_of_two() {
+            return Err(BenchError::option("queue-size", args.queue_size, "a power of two from 4 to 32768"));
+        }
+        let runtime = args.runtime.unwrap_or(if args.verify.is_some() { 0.0 } else { 5.0 });
+        let once = runtime == 0.0;
+        let (runs, warmup) = if once { (1, 0.0) } else { (3, 1.0) };
+        if once && args.warmup.is_some_and(|warmup| warmup > 0.0) {
+            return Err(BenchError::option(
+                "warmup",
+                "a time",
+                "0 where each block is done once: there is nothing to warm",
+            ));
+        }
+        Ok(Plan {
+            targets: targets(args)?,
+            combinations: combinations(args)?,
+            client: args.client,
+            read_share: args.rwmixread,
+            runtime: (!once).then(|| Duration::from_secs_f64(runtime)),
+            warmup: Duration::from_secs_f64(args.warmup.unwrap_or(warmup)),
+            runs: args.runs.unwrap_or(runs),
+            offset: args.offset,
+            size: args.size,
+            verify: args.verify,
+            pin: args.pin.clone(),
+            server_cpus: args.server_cpus.clone(),
+            queue_size: args.queue_size,
+            descriptors: args.descriptors,
+            json: args.json.clone(),
+            stuck: STUCK,
+        })
+    }
+}
+
+/// The value of `key` in `KEY=VALUE,...`.
+fn value_of<'a>(spec: &'a str, key: &str) -> Option<&'a str> {
+    spec.split(',').find_map(|pair| pair.split_once('=').filter(|(found, _)| *found == key).map(|(_, value)| value))
+}
+
+fn targets(args: &Args) -> Result<Vec<Target>, BenchError> {
+    let mut targets = vec![];
+    for (index, socket) in args.socket.iter().enumerate() {
+        let label = args.label.get(index).cloned().unwrap_or_else(|| socket.display().to_string());
+        let (storage, poll) = ("unknown".to_owned(), "unknown".to_owned());
+        targets.push(Target { place: Place::Socket(socket.clone()), label, storage, poll });
+    }
+    for (index, spec) in args.disk.iter().enumerate() {
+        for key in ["socket", "queues", "num_queues"] {
+            if value_of(spec, key).is_some() {
+                let found = format!("a disk with the key {key}");
+                return Err(BenchError::option("disk", found, "one without: the benchmark sets it"));
+            }
+        }
+        let own = value_of(spec, "poll");
+        if own.is_some() && !args.poll.is_empty() {
+            return Err(BenchError::option("poll", "a policy in --disk as well", "one of the two"));
+        }
+        let label = args.label.get(args.socket.len() + index).unwrap_or(spec);
+        let storage = value_of(spec, "storage").unwrap_or("file").to_owned();
+        let policies: Vec<Option<&String>> = match args.poll.is_empty() {
+            true => vec![None],
+            false => args.poll.iter().map(Some).collect(),
+        };
+        for poll in policies {
+            let place = Place::Disk { spec: spec.clone(), poll: poll.cloned() };
+            let poll = poll.map(String::as_str).or(own).unwrap_or("default").to_owned();
+            targets.push(Target { place, label: label.clone(), storage: storage.clone(), poll });
+        }
+    }
+    if targets.is_empty() {
+        return Err(BenchError::Usage("found no target, expected --socket PATH or --disk KEY=VALUE,...".into()));
+    }
+    if args.disk.is_empty() && (!args.poll.is_empty() || args.server_cpus.is_some()) {
+        let text = "--poll, --server-cpus: found without --disk, expected with it: a server that runs is not changed";
+        return Err(BenchError::Usage(text.into()));
+    }
+    if args.label.len() > args.socket.len() + args.disk.len() {
+        let found = format!("{} names", args.label.len());
+        return Err(BenchError::option("label", found, "at most one for each --socket and --disk"));
+    }
+    Ok(targets)
+}
+
+fn combinations(args: &Args) -> Result<Vec<Combination>, BenchError> {
+    let mut all = vec![];
+    for &rw in &args.rw {
+        for &bs in &args.bs {
+            for &queues in &args.queues {
+                for &iodepth in &args.iodepth {
+                    for &batch in &args.batch {
+                        let jobs = args.jobs.unwrap_or(queues);
+                        // fio: "If set to 0 the iodepth value will be used"; and a larger batch than the depth is the depth.
+                        let batch = if batch == 0 { iodepth } else { batch.min(iodepth) };
+                        let combination = Combination { rw, bs, queues, jobs, iodepth, batch };
+                        check(args, &combination)?;
+                        all.push(combination);
+                    }
+                }
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn check(args: &Args, combination: &Combination) -> Result<(), BenchError> {
+    let bs = combination.bs;
+    if bs.0 == 0 || !bs.is_aligned(mqblk_core::BlockSize::B512) || bs.0 > 1 << 30 {
+        return Err(BenchError::option("bs", bs, "a multiple of 512 bytes, at most 1G"));
+    }
+    if !args.offset.is_aligned(mqblk_core::BlockSize::B512) {
+        return Err(BenchError::option("offset", args.offset, "a multiple of 512 bytes"));
+    }
+    let (depth, room) = (combination.depth_per_queue(), u32::from(args.queue_size));
+    if depth > room.min(MAX_DEPTH) {
+        let found = format!("{depth} requests in flight on a queue");
+        return Err(BenchError::option("iodepth", found, format!("at most {room}, --queue-size")));
+    }
+    Ok(())
+}

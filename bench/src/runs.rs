@@ -1,0 +1,73 @@
+//! The sweep: every combination, every run, the targets in turn.
+
+use std::io::Write;
+
+use rand::Rng;
+
+use crate::BenchError;
+use crate::load::{self, RunResult};
+use crate::plan::{Combination, Plan, Target};
+use crate::progress::Progress;
+use crate::report::{Row, table, write_json};
+use crate::target::Session;
+
+/// Measures everything and reports. Returns how many requests failed or did not verify.
+///
+/// # Errors
+/// The first [`BenchError`]. What was measured until then is reported first.
+pub fn run(plan: &Plan) -> Result<u64, BenchError> {
+    let runs = plan.combinations.len() * plan.targets.len() * usize::from(plan.runs);
+    let mut progress = Progress::new(runs as u64);
+    let mut rows: Vec<Vec<Row>> = vec![];
+    let mut outcome = Ok(());
+    for combination in &plan.combinations {
+        match measure(plan, combination, &mut progress) {
+            Ok(group) => rows.push(group),
+            Err(error) => {
+                outcome = Err(error);
+                break;
+            }
+        }
+    }
+    progress.finish();
+    if !rows.is_empty() {
+        // Nobody is left to read when standard output is closed.
+        let _ = std::io::stdout().write_all(table(plan, &rows).as_bytes());
+    }
+    if let Some(path) = plan.json.as_ref().filter(|_| !rows.is_empty()) {
+        write_json(path, rows.iter().flatten())?;
+    }
+    outcome?;
+    Ok(rows.iter().flatten().map(|row| row.errors).sum())
+}
+
+/// All targets and runs of one combination: A B A B.
+fn measure(plan: &Plan, combination: &Combination, progress: &mut Progress) -> Result<Vec<Row>, BenchError> {
+    let mut results: Vec<Vec<RunResult>> = plan.targets.iter().map(|_| vec![]).collect();
+    for run in 1..=plan.runs {
+        for (target, results) in plan.targets.iter().zip(&mut results) {
+            let what = describe(combination, target);
+            progress.start(&what);
+            let seed = rand::rng().next_u64();
+            let session = Session::open(plan, combination, target)?;
+            let result = load::run(plan, combination, session, seed, progress)?;
+            let verified = match plan.verify {
+                Some(_) => format!(", {} blocks verified", result.verified),
+                None => String::new(),
+            };
+            progress.end(&format!("{what}: run {run} of {}: {:.0} IOPS{verified}", plan.runs, result.iops()));
+            for complaint in &result.complaints {
+                let _ = writeln!(std::io::stderr(), "mqblk: bench: {}: {complaint}", target.label);
+            }
+            results.push(result);
+        }
+    }
+    Ok(plan.targets.iter().zip(results).map(|(target, results)| Row::new(target, combination, &results)).collect())
+}
+
+fn describe(combination: &Combination, target: &Target) -> String {
+    let Combination { rw, bs, queues, jobs, iodepth, batch } = combination;
+    let poll = if target.poll == "unknown" { String::new() } else { format!(" poll {}", target.poll) };
+    let rw = rw.name();
+    format!("{}{poll}: {rw} bs {bs} queues {queues} jobs {jobs} iodepth {iodepth} batch {batch}", target.label)
+}

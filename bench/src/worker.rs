@@ -1,0 +1,515 @@
+//! A client thread: owns queues, keeps requests in flight on them, and counts.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use mqblk_core::{ByteOffset, Sector512};
+use mqblk_driver::virtio_blk::{Completion, DriverError, Piece, QueueSet, Refused, Status};
+use mqblk_memory::{GuestAddress, GuestMemory};
+
+use crate::args::ClientMode;
+use crate::cpu;
+use crate::job::Pattern;
+use crate::ledger::{self, Ledger};
+
+/// Empty looks in a row after which a polling client lets another thread of its CPU run: some 100 us.
+const LOOKS_BEFORE_YIELD: u32 = 4096;
+/// Complaints kept for people; the others are only counted.
+const COMPLAINTS: usize = 5;
+/// Longest latency that is told apart, in nanoseconds.
+const LONGEST_NS: u64 = 100_000_000_000;
+
+/// What all threads are doing. Moves forward only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Phase {
+    /// Load without counting.
+    Warm,
+    /// Load, counted.
+    Measure,
+    /// No new requests.
+    Stop,
+    /// The server is gone or stuck: leave requests where they are.
+    Abandon,
+}
+
+/// How the main thread steers the others. On a cache line of its own: everybody reads it all the time.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct Control(AtomicU8);
+
+impl Control {
+    /// Starts at `phase`.
+    pub fn new(phase: Phase) -> Control {
+        Control(AtomicU8::new(phase as u8))
+    }
+
+    /// Moves on.
+    pub fn set(&self, phase: Phase) {
+        self.0.fetch_max(phase as u8, Ordering::Release);
+    }
+
+    #[inline]
+    fn get(&self) -> Phase {
+        match self.0.load(Ordering::Acquire) {
+            0 => Phase::Warm,
+            1 => Phase::Measure,
+            2 => Phase::Stop,
+            _ => Phase::Abandon,
+        }
+    }
+}
+
+/// Requests that a thread has seen the end of, for progress and to notice a stuck server.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct Progress(pub AtomicU64);
+
+/// Why a thread gave up.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The main thread said so.
+    #[error("abandoned")]
+    Abandoned,
+    /// The driver.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// A request that has room was refused.
+    #[error("a request was refused: {0}")]
+    Refused(#[from] Refused),
+    /// An eventfd.
+    #[error("a queue's eventfd: {0}")]
+    Event(#[from] std::io::Error),
+}
+
+impl From<mqblk_driver::virtio_blk::DeviceError> for WorkerError {
+    fn from(error: mqblk_driver::virtio_blk::DeviceError) -> Self {
+        WorkerError::Driver(error.into())
+    }
+}
+
+/// A job of this thread.
+#[derive(Debug)]
+pub struct Job {
+    /// What it asks for.
+    pub pattern: Pattern,
+    /// What it wrote, when that is verified.
+    pub ledger: Option<Ledger>,
+}
+
+/// A place for one request in flight.
+#[derive(Clone, Copy, Debug)]
+struct Unit {
+    address: GuestAddress,
+    start_ns: u64,
+    block: u64,
+    generation: u32,
+    job: u16,
+    queue: u16,
+    write: bool,
+}
+
+/// How a thread works.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Bytes of a request.
+    pub bs: u32,
+    /// The same in sectors.
+    pub bs_sectors: Sector512,
+    /// Where block 0 is.
+    pub base: Sector512,
+    /// Largest piece of data that the device takes.
+    pub piece_max: u32,
+    /// Requests to submit, and to wait for, at once.
+    pub batch: u16,
+    /// Requests in flight of each job.
+    pub iodepth: u16,
+    /// How to wait.
+    pub client: ClientMode,
+    /// Blocks are verified.
+    pub verify: bool,
+}
+
+/// What a thread measured.
+#[derive(Debug)]
+pub struct Tally {
+    /// Requests that ended in the measurement.
+    pub requests: u64,
+    /// How long the measurement was.
+    pub elapsed: Duration,
+    /// CPU time of this thread in it.
+    pub cpu: Duration,
+    /// Kicks in it.
+    pub kicks: u64,
+    /// Calls in it.
+    pub calls: u64,
+    /// Requests that failed or did not verify, ever.
+    pub errors: u64,
+    /// About some of them.
+    pub complaints: Vec<String>,
+    /// In nanoseconds.
+    pub latency: Histogram<u64>,
+}
+
+/// The state of a client thread.
+#[derive(Debug)]
+pub struct Worker {
+    set: QueueSet,
+    memory: Arc<GuestMemory>,
+    units: Vec<Unit>,
+    jobs: Vec<Job>,
+    settings: Settings,
+    origin: Instant,
+    scratch: Vec<u8>,
+    progress: Arc<Progress>,
+    done: u64,
+    tally: Tally,
+    /// When the measurement began, and the counters then.
+    begun: Option<(u64, Duration)>,
+}
+
+impl Worker {
+    /// A thread that keeps `settings.iodepth` requests of each job in flight on the queues of `set`, whose data memory has
+    /// room for them.
+    pub fn new(mut set: QueueSet, jobs: Vec<Job>, settings: Settings, progress: Arc<Progress>) -> Worker {
+        let memory = Arc::clone(set.queues()[0].memory());
+        let queues = set.queues().len();
+        let mut used = vec![0; queues];
+        let mut units = Vec::with_capacity(jobs.len() * usize::from(settings.iodepth));
+        for job in 0..jobs.len() {
+            for _ in 0..settings.iodepth {
+                let queue = units.len() % queues;
+                let address = GuestAddress(set.queues()[queue].data().0.0 + used[queue]);
+                used[queue] += u64::from(settings.bs);
+                let (start_ns, block, generation, write) = (0, 0, 0, false);
+                units.push(Unit { address, start_ns, block, generation, job: job as u16, queue: queue as u16, write });
+            }
+        }
+        let latency = Histogram::new_with_max(LONGEST_NS, 3).expect("bounds that the histogram takes");
+        let tally = Tally {
+            requests: 0,
+            elapsed: Duration::ZERO,
+            cpu: Duration::ZERO,
+            kicks: 0,
+            calls: 0,
+            errors: 0,
+            complaints: vec![],
+            latency,
+        };
+        let scratch = if settings.verify { vec![0; settings.bs as usize] } else { vec![] };
+        let origin = Instant::now();
+        Worker { set, memory, units, jobs, settings, origin, scratch, progress, done: 0, tally, begun: None }
+    }
+
+    /// What was measured, the jobs, and the queues.
+    pub fn into_parts(self) -> (Tally, Vec<Job>, QueueSet) {
+        (self.tally, self.jobs, self.set)
+    }
+
+    /// The jobs, to verify another thread's blocks than its own.
+    pub fn jobs_mut(&mut self) -> &mut Vec<Job> {
+        &mut self.jobs
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.origin.elapsed().as_nanos() as u64
+    }
+
+    /// Runs the load until each block is done, or the phase says to stop.
+    ///
+    /// # Errors
+    /// [`WorkerError`]: the queues are of no more use.
+    pub fn load(&mut self, control: &Control) -> Result<(), WorkerError> {
+        if self.settings.verify { self.run::<true>(control) } else { self.run::<false>(control) }
+    }
+
+    fn run<const VERIFY: bool>(&mut self, control: &Control) -> Result<(), WorkerError> {
+        let mut phase = control.get();
+        if phase == Phase::Measure {
+            self.begin()?;
+        }
+        let mut now = self.now_ns();
+        for unit in 0..self.units.len() {
+            self.issue::<VERIFY>(unit, now)?;
+        }
+        self.publish_all()?;
+        let mut idle = 0;
+        loop {
+            let current = control.get();
+            if current != phase {
+                phase = current;
+                match phase {
+                    Phase::Measure => self.begin()?,
+                    Phase::Stop => self.end()?,
+                    Phase::Warm => {}
+                    Phase::Abandon => return Err(WorkerError::Abandoned),
+                }
+            }
+            let mut in_flight = 0;
+            let mut worked = false;
+            for index in 0..self.set.queues().len() {
+                let queue = &mut self.set.queues()[index];
+                let ready = queue.look()?;
+                let waiting = queue.in_flight();
+                in_flight += waiting;
+                if ready == 0 || ready < self.settings.batch.min(waiting) {
+                    continue;
+                }
+                if !worked {
+                    worked = true;
+                    now = self.now_ns();
+                }
+                self.turn::<VERIFY>(index, now, phase < Phase::Stop)?;
+            }
+            if worked {
+                idle = 0;
+                self.progress.0.store(self.done, Ordering::Relaxed);
+            } else if in_flight == 0 {
+                break;
+            } else {
+                self.idle(&mut idle)?;
+            }
+        }
+        self.end()
+    }
+
+    /// Waits for something to happen.
+    #[inline]
+    fn idle(&mut self, idle: &mut u32) -> Result<(), WorkerError> {
+        match self.settings.client {
+            ClientMode::Wait => Ok(self.set.wait(self.settings.batch)?),
+            ClientMode::Poll => {
+                *idle += 1;
+                match idle.is_multiple_of(LOOKS_BEFORE_YIELD) {
+                    true => std::thread::yield_now(),
+                    false => std::hint::spin_loop(),
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes all answers that are ready on a queue, and puts a new request in the place of each.
+    #[inline]
+    fn turn<const VERIFY: bool>(&mut self, index: usize, now: u64, more: bool) -> Result<(), WorkerError> {
+        while let Some(completion) = self.set.queues()[index].reap()? {
+            let unit = completion.user as usize;
+            self.complete::<VERIFY>(completion, now);
+            if more {
+                self.issue::<VERIFY>(unit, now)?;
+            }
+        }
+        // Without a rotation all new requests are on this queue.
+        self.set.queues()[index].publish()?;
+        if usize::from(self.settings.iodepth) < self.set.queues().len() { self.publish_all() } else { Ok(()) }
+    }
+
+    fn publish_all(&mut self) -> Result<(), WorkerError> {
+        self.set.queues().iter_mut().try_for_each(|queue| queue.publish()).map_err(WorkerError::Event)
+    }
+
+    #[inline]
+    fn complete<const VERIFY: bool>(&mut self, completion: Completion, now: u64) {
+        let unit = self.units[completion.user as usize];
+        self.done += 1;
+        if self.begun.is_some() {
+            self.tally.requests += 1;
+            self.tally.latency.saturating_record(now.saturating_sub(unit.start_ns));
+        }
+        let failed = completion.status != Status::Ok;
+        if failed {
+            self.complain(unit.block, format_args!("{:?}", completion.status));
+        }
+        if VERIFY {
+            self.settle(unit, failed);
+        }
+    }
+
+    /// Books a request's end in the ledger, and checks what was read.
+    fn settle(&mut self, unit: Unit, failed: bool) {
+        let Some(ledger) = self.jobs[usize::from(unit.job)].ledger.as_mut() else { return };
+        if unit.write && !failed {
+            ledger.written(unit.block, unit.generation);
+            return;
+        }
+        let expected = ledger.expected(unit.block);
+        ledger.release(unit.block, !unit.write);
+        if let (false, Some(generation)) = (failed, expected) {
+            self.check(unit, generation);
+        }
+    }
+
+    fn check(&mut self, unit: Unit, generation: u32) {
+        let mut bytes = std::mem::take(&mut self.scratch);
+        let read = self.memory.read(unit.address, &mut bytes);
+        let offset = self.offset(unit.block);
+        if read.is_none() {
+            self.complain(unit.block, format_args!("the buffer cannot be read"));
+        } else if let Err(difference) = ledger::check(&mut bytes, offset, generation) {
+            self.complain(unit.block, format_args!("{difference}"));
+        }
+        self.scratch = bytes;
+    }
+
+    fn offset(&self, block: u64) -> ByteOffset {
+        // The plan has checked that the whole range lies on the disk.
+        self.sector(block).to_offset().unwrap_or_default()
+    }
+
+    #[inline]
+    fn sector(&self, block: u64) -> Sector512 {
+        Sector512(self.settings.base.0 + block * self.settings.bs_sectors.0)
+    }
+
+    #[cold]
+    fn complain(&mut self, block: u64, what: std::fmt::Arguments<'_>) {
+        self.tally.errors += 1;
+        if self.tally.complaints.len() < COMPLAINTS {
+            let offset = self.offset(block).0;
+            self.tally.complaints.push(format!("block at offset {offset}: {what}"));
+        }
+    }
+
+    /// Submits the next request of a unit's job, if there is one.
+    #[inline]
+    fn issue<const VERIFY: bool>(&mut self, index: usize, now: u64) -> Result<(), WorkerError> {
+        let unit = &mut self.units[index];
+        let job = &mut self.jobs[usize::from(unit.job)];
+        let Some(choice) = job.pattern.next() else { return Ok(()) };
+        (unit.block, unit.write, unit.start_ns) = (choice.block, choice.write, now);
+        if let (true, Some(ledger)) = (VERIFY, job.ledger.as_mut()) {
+            let Some(block) = ledger.claim(choice.block) else { return Ok(()) };
+            unit.block = block;
+            if choice.write {
+                unit.generation = ledger.next_generation();
+                let unit = *unit;
+                self.compose(unit);
+            }
+        }
+        self.send(index)
+    }
+
+    fn compose(&mut self, unit: Unit) {
+        let mut bytes = std::mem::take(&mut self.scratch);
+        ledger::fill(&mut bytes, self.offset(unit.block), unit.generation);
+        self.memory.write(unit.address, &bytes).expect("a buffer lies in shared memory");
+        self.scratch = bytes;
+    }
+
+    /// Submits a unit's request, and publishes when a batch is full.
+    #[inline]
+    fn send(&mut self, index: usize) -> Result<(), WorkerError> {
+        let unit = self.units[index];
+        let Settings { bs, piece_max, batch, iodepth, .. } = self.settings;
+        let sector = self.sector(unit.block);
+        let queues = self.set.queues();
+        let queue = &mut queues[usize::from(unit.queue)];
+        let user = index as u32;
+        if bs <= piece_max {
+            let data = Piece { address: unit.address, len: bs };
+            if unit.write {
+                queue.write(user, sector, data)?
+            } else {
+                queue.read(user, sector, data)?
+            };
+        } else {
+            let pieces = (0..bs)
+                .step_by(piece_max as usize)
+                .map(|at| Piece { address: GuestAddress(unit.address.0 + u64::from(at)), len: piece_max.min(bs - at) });
+            if unit.write {
+                queue.write_pieces(user, sector, pieces)?
+            } else {
+                queue.read_pieces(user, sector, pieces)?
+            };
+        }
+        if queue.unpublished() >= batch {
+            queue.publish()?;
+        }
+        let count = queues.len();
+        if usize::from(iodepth) < count {
+            // Fewer requests than queues: each takes the queues in turn.
+            self.units[index].queue = ((usize::from(unit.queue) + usize::from(iodepth)) % count) as u16;
+        }
+        Ok(())
+    }
+
+    /// The measurement starts: what was counted until now is forgotten.
+    fn begin(&mut self) -> Result<(), WorkerError> {
+        self.tally.latency.reset();
+        self.tally.requests = 0;
+        (self.tally.kicks, self.tally.calls) = (self.set.kicks(), self.set.calls()?);
+        self.begun = Some((self.now_ns(), cpu::of_this_thread()));
+        Ok(())
+    }
+
+    /// The measurement ends. What ends later is not counted.
+    fn end(&mut self) -> Result<(), WorkerError> {
+        let Some((start_ns, start_cpu)) = self.begun.take() else { return Ok(()) };
+        self.tally.elapsed = Duration::from_nanos(self.now_ns() - start_ns);
+        self.tally.cpu = cpu::of_this_thread().saturating_sub(start_cpu);
+        self.tally.kicks = self.set.kicks() - self.tally.kicks;
+        self.tally.calls = self.set.calls()? - self.tally.calls;
+        Ok(())
+    }
+
+    /// Reads all that the jobs in `jobs` have written, and checks it.
+    ///
+    /// # Errors
+    /// [`WorkerError`]: the queues are of no more use.
+    pub fn verify(&mut self, control: &Control) -> Result<(), WorkerError> {
+        let mut places: Vec<(usize, u64)> =
+            self.jobs.iter().enumerate().filter_map(|(at, job)| Some((at, job.ledger.as_ref()?.first()))).collect();
+        let mut idle = 0;
+        for unit in 0..self.units.len() {
+            self.look_up(unit, &mut places)?;
+        }
+        self.publish_all()?;
+        while self.set.queues().iter().any(|queue| queue.in_flight() != 0) {
+            if control.get() == Phase::Abandon {
+                return Err(WorkerError::Abandoned);
+            }
+            let mut worked = false;
+            for index in 0..self.set.queues().len() {
+                self.set.queues()[index].look()?;
+                while let Some(completion) = self.set.queues()[index].reap()? {
+                    worked = true;
+                    self.done += 1;
+                    let unit = self.units[completion.user as usize];
+                    match completion.status {
+                        Status::Ok => self.check(unit, unit.generation),
+                        status => self.complain(unit.block, format_args!("{status:?} while verifying")),
+                    }
+                    self.look_up(completion.user as usize, &mut places)?;
+                }
+            }
+            self.publish_all()?;
+            self.progress.0.store(self.done, Ordering::Relaxed);
+            if !worked {
+                self.idle(&mut idle)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Submits a read of the next block that was written.
+    fn look_up(&mut self, index: usize, places: &mut Vec<(usize, u64)>) -> Result<(), WorkerError> {
+        while let Some((job, from)) = places.last_mut() {
+            let pattern = self.jobs[*job].pattern.blocks();
+            let end = pattern.first + pattern.count;
+            let ledger = self.jobs[*job].ledger.as_ref();
+            let Some((block, generation)) =
+                ledger.filter(|_| *from < end).and_then(|ledger| ledger.next_written(*from))
+            else {
+                places.pop();
+                continue;
+            };
+            *from = block + 1;
+            let unit = &mut self.units[index];
+            (unit.block, unit.generation, unit.write) = (block, generation, false);
+            return self.send(index);
+        }
+        Ok(())
+    }
+}

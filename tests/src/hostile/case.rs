@@ -54,15 +54,8 @@ impl<'a> Case<'a> {
     /// Connects to a disk whose content `model` is.
     pub fn new(socket: &Path, model: &'a mut Vec<u8>) -> Case<'a> {
         let front_end = FrontEnd::start(socket, 0, 1);
-        let mut case = Case {
-            front_end,
-            model,
-            status: STATUS,
-            may_change: vec![],
-            reads: None,
-            heads: vec![],
-            published: false,
-        };
+        let mut case =
+            Case { front_end, model, status: STATUS, may_change: vec![], reads: None, heads: vec![], published: false };
         case.write(STATUS - 16, &[POISON; 32]);
         case.front_end.queues[0].ring.call_after(0);
         case

@@ -84,7 +84,9 @@ impl Worker {
         self.lane.turn(mqblk_uring::Wait::No);
         self.channels.reap(&mut self.lane, &mut self.finished);
         happened |= self.hand_back();
-        happened
+        // The ring's turn may have brought a kick for a queue that is armed and not polled: nobody else would look at it
+        // before the worker sleeps.
+        happened | self.lane.has_mail(self.owner)
     }
 
     /// Kicks and letters.

@@ -84,8 +84,7 @@ impl Worker {
         self.lane.turn(mqblk_uring::Wait::No);
         self.channels.reap(&mut self.lane, &mut self.finished);
         happened |= self.hand_back();
-        // The ring's turn may have brought a kick for a queue that is armed and not polled: nobody else would look at it
-        // before the worker sleeps.
+        // A kick that came with this turn's completions is read in the next one: no sleep before that.
         happened | self.lane.has_mail(self.owner)
     }
 

@@ -1,2 +1,7 @@
-//! Real guests, real clients, hostile guests
+//! Real guests, real clients, hostile guests.
+//!
+//! `guest` boots Debian under QEMU and talks to it; `hostile` plays a front-end and a ring whose every byte it controls.
 #![forbid(unsafe_code)]
+
+pub mod guest;
+pub mod hostile;

@@ -50,6 +50,8 @@ pub struct Lane {
     pub(crate) tables: Tables,
     pub(crate) scratch: Vec<libc::iovec>,
     inboxes: Vec<Inbox>,
+    /// Completions in all inboxes.
+    mail: usize,
     /// Entries pushed since the last system call.
     unsubmitted: usize,
     deferred: bool,
@@ -96,6 +98,7 @@ impl Lane {
             tables: Tables { free_files, buffers, ..Tables::default() },
             scratch: Vec::with_capacity(64),
             inboxes: Vec::new(),
+            mail: 0,
             unsubmitted: 0,
             deferred,
             now: Instant::now(),
@@ -130,6 +133,7 @@ impl Lane {
         let inbox = &mut self.inboxes[owner.0 as usize];
         inbox.used = false;
         while let Some(letter) = inbox.letters.pop_front() {
+            self.mail -= 1;
             if let Some(buffer) = letter.buffer {
                 self.buffers.release(buffer);
             }
@@ -139,7 +143,9 @@ impl Lane {
     /// The next completion of an owner's operations.
     #[inline]
     pub fn next(&mut self, owner: Owner) -> Option<Completion> {
-        self.inboxes[owner.0 as usize].letters.pop_front()
+        let letter = self.inboxes[owner.0 as usize].letters.pop_front()?;
+        self.mail -= 1;
+        Some(letter)
     }
 
     /// Whether an owner has completions to take.
@@ -176,9 +182,22 @@ impl Lane {
         self.unsubmitted += 1;
     }
 
+    /// Hands what was pushed to the kernel now and takes nothing back, so that storage starts while more is being pushed.
+    /// Most of what is pushed can wait for [`turn`](Self::turn).
+    #[inline]
+    pub fn submit(&mut self) {
+        // An error leaves the entries queued for the next call.
+        if self.unsubmitted > 0 && self.ring.submit().is_ok() {
+            self.unsubmitted = 0;
+        }
+    }
+
     /// Submits what was pushed, waits as told, and sorts completions into their owners' inboxes. Returns how many arrived.
     /// At most one system call, none when there is nothing to do.
+    ///
+    /// While an inbox holds mail it does not wait: what an owner has not taken yet may be all that there was to wait for.
     pub fn turn(&mut self, wait: Wait) -> usize {
+        let wait = if self.mail > 0 { Wait::No } else { wait };
         let pending = self.deferred && self.needs_enter();
         let outcome = match wait {
             Wait::No if self.unsubmitted == 0 && !pending => Ok(0),
@@ -230,6 +249,7 @@ impl Lane {
             }
             count += 1;
         }
+        self.mail += count;
         count
     }
 }

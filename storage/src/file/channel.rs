@@ -23,6 +23,10 @@ const BOUNCE_LEN: ByteLen = ByteLen(128 << 10);
 /// Slots of zeroes, for hosts that cannot zero without data. They are never written, so they cost no memory.
 const ZERO_SLOTS: u32 = 8;
 const ZERO_LEN: ByteLen = ByteLen(1 << 20);
+/// Direct transfers are handed to the kernel as soon as this many were issued: storage starts on them while the rest of the
+/// batch is prepared. At depth 32 on a virtio disk 4 gave 65 800 IOPS where a whole batch at once gave 55 000 and single ones
+/// 64 500 (medians of 7 interleaved runs; 3.7, 4.1 and 4.7 us of CPU per I/O).
+const HANDOVER: usize = 4;
 /// How soon to look again for room in a lane that others have filled.
 const STALL: Duration = Duration::from_millis(1);
 
@@ -32,7 +36,7 @@ pub(super) struct FileChannel {
     ring: RingFile,
     owner: Owner,
     inline: Inline,
-    lacking: Lacking,
+    pub(super) lacking: Lacking,
     running: Vec<Option<Running>>,
     free: Vec<u32>,
     /// Requests that wait for a bounce slot or for room in the lane, first come first served.
@@ -257,8 +261,12 @@ impl DiskChannel<Lane> for FileChannel {
         }
         // What waits already is to go first, so nothing new is taken into a lane that is full.
         let taken = batch.len().min(self.room()).min(lane.room().saturating_sub(self.stalled.len()));
-        for request in batch.drain(..taken) {
+        let early = self.file.direct.is_some();
+        for (at, request) in batch.drain(..taken).enumerate() {
             finished.extend(self.start(lane, request));
+            if early && (at + 1) % HANDOVER == 0 {
+                lane.submit();
+            }
         }
         taken
     }

@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use mqblk_core::{BlockSize, ByteLen, Disk, Op, Outcome};
+use mqblk_core::settings::Settings;
+use mqblk_core::{BlockSize, ByteLen, Disk, DiskChannel, DiskError, Op, Outcome};
 use mqblk_uring::{FixedBufferUse, Lane};
 use tempfile::TempDir;
 
+use super::channel::FileChannel;
 use super::{FileDisk, Kind, OpenFile};
 use crate::conformance::{Trial, Want, Worker, run};
 
@@ -203,5 +205,64 @@ fn holes_are_punched_only_where_allowed() {
         let expected = if holes { two_mebibytes } else { 0 };
         assert_eq!(freed, expected, "sectors freed by {op:?} with discard={setting} in {place:?}");
         worker.close();
+    }
+}
+
+/// A host that neither punches holes nor zeroes extents: zeroes are written, also more of them at once than there are slots.
+#[test]
+fn zeroes_without_the_hosts_help() {
+    for (place, direct) in [(on_disk(), "on"), (on_disk(), "off")] {
+        let (_dir, path) = image(&place, 24 << 20);
+        let mut settings = Settings::new("disk");
+        for (key, value) in [("path", path.to_str().unwrap()), ("direct", direct)] {
+            settings.insert(key, value).unwrap();
+        }
+        let disk = Helpless(Arc::new(super::open::open(&mut settings).unwrap()));
+        let mut worker = Worker::new(&disk, 16, FixedBufferUse::Auto);
+        worker.fill(0, &vec![7; 12 << 20]);
+        let half = 12 << 20;
+        for start in [0, half] {
+            let write = worker.one(Want::at(Op::Write { fua: false }, start, half, 0));
+            assert_eq!(write, Outcome::Done(ByteLen(half)));
+        }
+        let zeroes = |at: u64| Op::WriteZeroes { may_unmap: at.is_multiple_of(2), fua: at.is_multiple_of(3) };
+        let mut wanted: Vec<Want> = (0..30).map(|at| Want::bare(zeroes(at), at * 16384, 8192)).collect();
+        // Longer than a slot, and no whole number of slots.
+        wanted.push(Want::bare(zeroes(0), 1 << 20, (3 << 20) + 4096));
+        wanted.push(Want::bare(zeroes(1), half, half));
+        let answers = worker.run(&wanted);
+        assert!(answers.iter().all(|answer| answer.outcome == Outcome::Done(ByteLen::ZERO)), "{answers:?}");
+        assert_eq!(worker.one(Want::at(Op::Read, 0, half, 0)), Outcome::Done(ByteLen(half)));
+        let found = worker.found(0, half as usize);
+        for (at, block) in found.chunks(4096).enumerate() {
+            let (start, end) = (at as u64 * 4096, at as u64 * 4096 + 4096);
+            let zeroed = wanted.iter().any(|want| want.start <= start && end <= want.start + want.len);
+            assert!(block.iter().all(|byte| *byte == if zeroed { 0 } else { 7 }), "direct={direct}, byte {start}");
+        }
+        worker.close();
+        assert!(std::fs::metadata(&path).unwrap().blocks() >= ByteLen(24 << 20).sectors().0, "no holes");
+    }
+}
+
+/// A file disk on a host without the two kinds of `fallocate`.
+struct Helpless(Arc<OpenFile>);
+
+impl Disk<Lane> for Helpless {
+    fn geometry(&self) -> mqblk_core::Geometry {
+        self.0.geometry
+    }
+
+    fn limits(&self) -> mqblk_core::Limits {
+        FileDisk { open: Arc::clone(&self.0) }.limits()
+    }
+
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+
+    fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+        let mut channel = FileChannel::new(Arc::clone(&self.0), lane).unwrap();
+        channel.lacking = super::running::Lacking { punch: true, zero_range: true };
+        Ok(Box::new(channel))
     }
 }

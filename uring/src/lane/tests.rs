@@ -145,3 +145,38 @@ fn more_pieces_than_the_kernel_takes_are_a_short_transfer() {
     assert_eq!(done.result, (1500 - 1024) * 8);
     lane.buffers.release(done.buffer.unwrap());
 }
+
+#[test]
+fn a_worker_with_unread_mail_does_not_sleep() {
+    let mut lane = Lane::new(LaneOptions::default()).unwrap();
+    let owner = lane.add_owner();
+    let event = EventFd::new().unwrap();
+    lane.watch(owner, 9, &event).unwrap();
+    event.signal();
+    lane.turn(Wait::AtMost(Duration::from_secs(10)));
+    assert!(lane.has_mail(owner));
+    // Nothing else will ever arrive.
+    assert_eq!(lane.turn(Wait::Completion), 0);
+    assert!(lane.next(owner).is_some() && lane.next(owner).is_none());
+    assert_eq!(lane.turn(Wait::AtMost(Duration::from_millis(1))), 0);
+    event.signal();
+    lane.turn(Wait::AtMost(Duration::from_secs(10)));
+    lane.remove_owner(owner);
+    assert_eq!(lane.mail, 0);
+}
+
+#[test]
+fn what_is_submitted_early_completes_at_the_next_turn() {
+    let mut lane = Lane::new(LaneOptions::default()).unwrap();
+    let owner = lane.add_owner();
+    let file = lane.register_file(Arc::new(tempfile::tempfile().unwrap().into()));
+    for cookie in 0..3 {
+        lane.datasync(owner, cookie, &file).unwrap();
+        lane.submit();
+    }
+    lane.submit();
+    let mut found: Vec<u64> = (0..3).map(|_| wait_for(&mut lane, owner).cookie).collect();
+    found.sort_unstable();
+    assert_eq!(found, [0, 1, 2]);
+    assert_eq!(lane.busy(), 0);
+}

@@ -1,0 +1,111 @@
+//! How fast a storage backend is without any guest above it: 4 KiB random reads or writes through one channel.
+//!
+//! ```text
+//! cargo run --release -p mqblk-storage --example iops -- file path=/dev/shm/x.img
+//! cargo run --release -p mqblk-storage --example iops -- file path=x.img depth=1 rw=randwrite seconds=5
+//! ```
+//!
+//! The first argument is the backend; `rw` (randread, randwrite), `bs`, `depth`, `batch` (answers to wait for), `chunk` (requests to hand to
+//! the kernel at once), `seconds`, `spin` (poll the ring instead of sleeping) and `memory-shift` (bytes
+//! by which buffers are misaligned) are ours; the other `KEY=VALUE`s are the disk's. A write benchmark destroys the content.
+#![forbid(unsafe_code)]
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mqblk_core::settings::Settings;
+use mqblk_core::{ByteLen, ByteOffset, Finished, Op, Request, Tag};
+use mqblk_memory::{Buffer, GuestAddress, GuestMemory, Region};
+use mqblk_uring::{FixedBufferUse, Lane, LaneOptions, Wait};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+type Failure = Box<dyn std::error::Error>;
+
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+fn main() -> Result<(), Failure> {
+    let mut arguments = std::env::args().skip(1);
+    let kind = arguments.next().ok_or("which backend?")?;
+    let mut settings = Settings::new("iops");
+    for argument in arguments {
+        let (key, value) = argument.split_once('=').ok_or("expected KEY=VALUE")?;
+        settings.insert(key, value)?;
+    }
+    let op = match settings.choice("rw", &["randread", "randwrite"])? {
+        Some("randwrite") => Op::Write { fua: false },
+        _ => Op::Read,
+    };
+    let len = settings.size("bs")?.unwrap_or(ByteLen(4096)).0;
+    let depth = settings.number("depth", 1..=1024)?.unwrap_or(32);
+    let batch = settings.number("batch", 1..=1024)?.unwrap_or(1) as usize;
+    let spin = settings.switch("spin")?.unwrap_or(false);
+    let chunk = settings.number("chunk", 1..=1024)?.unwrap_or(1024) as usize;
+    let shift = settings.number("memory-shift", 0..=4095)?.unwrap_or(0);
+    let time = Duration::from_secs(settings.number("seconds", 1..=3600)?.unwrap_or(3));
+    let disk = mqblk_storage::open(&kind, &mut settings)?;
+    settings.finish()?;
+
+    let mut lane = Lane::new(LaneOptions::default())?;
+    let stride = len.next_multiple_of(4096) + 4096;
+    let region = Region::shared("iops", stride * depth, GuestAddress(0))?.0;
+    let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)])?);
+    let lease = lane.adopt(memory, FixedBufferUse::Auto)?;
+    let mut channel = disk.open_channel(&mut lane)?;
+    let blocks = disk.geometry().size.0 / len;
+    let mut random = SmallRng::seed_from_u64(1);
+    let mut batch_of: Vec<Request<Buffer>> = Vec::new();
+    let mut idle: Vec<(Tag, Buffer)> = Vec::new();
+    for at in 0..depth {
+        let buffer = lane.buffers.take(lease);
+        lane.buffers.push(&buffer, GuestAddress(at * stride + shift), len as u32, 1).map_err(|_| "not mapped")?;
+        idle.push((Tag::new(0, at as u16), buffer));
+    }
+    let mut finished: Vec<Finished<Buffer>> = Vec::new();
+    let (start, cpu) = (Instant::now(), cpu_time());
+    let (mut done, mut turns, mut empty) = (0_u64, 0_u64, 0_u64);
+    while start.elapsed() < time {
+        for (tag, buffer) in idle.drain(..) {
+            let start = ByteOffset(random.random_range(0..blocks) * len);
+            batch_of.push(Request { start, len: ByteLen(len), tag, buffer: Some(buffer), op });
+            if batch_of.len() == chunk {
+                channel.submit(&mut lane, &mut batch_of, &mut finished);
+                lane.turn(Wait::No);
+            }
+        }
+        if !batch_of.is_empty() {
+            channel.submit(&mut lane, &mut batch_of, &mut finished);
+        }
+        // What an earlier turn brought is taken first: a wait is for what is still in flight.
+        channel.reap(&mut lane, &mut finished);
+        if finished.len() < batch && channel.outstanding() > 0 {
+            turns += 1;
+            empty += u64::from(lane.turn(if spin { Wait::No } else { Wait::Completion }) == 0);
+        }
+        channel.reap(&mut lane, &mut finished);
+        for end in finished.drain(..) {
+            assert!(end.outcome.is_done(), "{:?}", end.outcome);
+            done += 1;
+            idle.extend(end.buffer.map(|buffer| (end.tag, buffer)));
+        }
+    }
+    let (wall, cpu) = (start.elapsed(), cpu_time() - cpu);
+    writeln!(
+        std::io::stdout(),
+        "{kind} depth {depth}: {:.0} IOPS, {:.2} us of CPU per I/O, {:.0}% of a core, {:.2} I/Os per wait, {empty} empty",
+        done as f64 / wall.as_secs_f64(),
+        cpu.as_secs_f64() * 1e6 / done as f64,
+        cpu.as_secs_f64() / wall.as_secs_f64() * 100.0,
+        done as f64 / turns.max(1) as f64,
+    )?;
+    while channel.outstanding() > 0 {
+        channel.reap(&mut lane, &mut finished);
+        lane.turn(Wait::AtMost(Duration::from_millis(10)));
+    }
+    channel.close(&mut lane);
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! KVM where a guest really boots with it, emulation elsewhere.
+
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use super::cache::Cache;
+use super::machine::Guest;
+
+/// A KVM guest is up in a second or two; one that is not by then never will be.
+const PROBE_WITHIN: Duration = Duration::from_secs(20);
+
+/// What runs the guest's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accelerator {
+    /// Hardware virtualisation.
+    Kvm,
+    /// QEMU's emulation, a host thread per vCPU.
+    Tcg,
+}
+
+impl Accelerator {
+    /// The one to use: `MQBLK_GUEST_ACCEL` when set, else KVM when a guest boots with it, else TCG.
+    ///
+    /// An openable /dev/kvm proves nothing (nested virtualisation may hang or assert), so a guest is booted. The
+    /// result is kept in the cache folder, for this host kernel.
+    ///
+    /// # Errors
+    /// A bad value of the variable.
+    pub fn detect(cache: &Cache) -> Result<Self> {
+        static PROBED: OnceLock<Accelerator> = OnceLock::new();
+        match std::env::var("MQBLK_GUEST_ACCEL").ok().as_deref() {
+            Some("kvm") => Ok(Self::Kvm),
+            Some("tcg") => Ok(Self::Tcg),
+            Some(other) => bail!("MQBLK_GUEST_ACCEL is '{other}', expected kvm or tcg"),
+            None if !Path::new("/dev/kvm").exists() => Ok(Self::Tcg),
+            None => Ok(*PROBED.get_or_init(|| Self::remembered_or_probed(cache))),
+        }
+    }
+
+    fn remembered_or_probed(cache: &Cache) -> Self {
+        let file = cache.folder().join("accelerator");
+        let host = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        if let Ok(text) = std::fs::read_to_string(&file)
+            && let Some((name, on)) = text.split_once(' ')
+            && on.trim() == host.trim()
+        {
+            match name {
+                "kvm" => return Self::Kvm,
+                "tcg" => return Self::Tcg,
+                _ => {}
+            }
+        }
+        let probe = Guest::builder().accelerator(Self::Kvm).boot_within(PROBE_WITHIN).boot();
+        let found = if probe.is_ok() { Self::Kvm } else { Self::Tcg };
+        // Without the file the next run probes again; nothing else is lost.
+        let _ = std::fs::write(&file, format!("{} {}", found.name(), host));
+        found
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg",
+        }
+    }
+
+    /// QEMU's `-accel` and `-cpu`.
+    pub(crate) fn arguments(self) -> [&'static str; 4] {
+        match self {
+            Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
+            // What is left out costs emulated page walks and checks, and no test needs it.
+            Self::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max,-smap,-smep,-pku,-la57"],
+        }
+    }
+}

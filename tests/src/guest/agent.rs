@@ -1,0 +1,97 @@
+//! The host's end of the agent in `tests/guest/init`: scripts in, exit status and output out.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use super::line_stream::{Line, LineStream};
+
+/// How long a script may run unless a test says otherwise: an emulated guest on a busy host is slow.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// What the guest has on top of a script's own limit to say that it was killed.
+const ANSWER_WITHIN: Duration = Duration::from_secs(20);
+
+/// A long wait is cut into pieces of this length, to look whether the guest still lives.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How a script in the guest ended.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// The shell's exit status; 137 when the script ran out of time.
+    pub status: i32,
+    /// Its stdout and stderr.
+    pub output: String,
+}
+
+/// The connection to the guest's virtio-serial port.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    stream: LineStream,
+    next: u64,
+}
+
+impl Agent {
+    pub(crate) fn connect(socket: &Path) -> Result<Self> {
+        Ok(Self { stream: LineStream::connect(socket, ANSWER_WITHIN)?, next: 1 })
+    }
+
+    /// Waits for the line with which the agent begins, after power-on or a reset.
+    pub(crate) fn wait_ready(&mut self, within: Duration, alive: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        let deadline = Instant::now() + within;
+        // Firmware may print to the port before the kernel runs.
+        while !self.line(deadline, alive).context("the guest did not boot")?.starts_with("agent ready") {}
+        Ok(())
+    }
+
+    /// Sends a script that will not be answered, such as a power-off.
+    pub(crate) fn send(&mut self, script: &str, within: Duration) -> Result<u64> {
+        let id = self.next;
+        self.next += 1;
+        self.stream.send(&format!("{id} {} {}", within.as_secs().max(1), STANDARD.encode(script)))?;
+        Ok(id)
+    }
+
+    /// Runs a script and waits for its end. `alive` is asked now and then whether waiting makes sense.
+    pub(crate) fn run(
+        &mut self,
+        script: &str,
+        within: Duration,
+        alive: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Answer> {
+        let deadline = Instant::now() + within + ANSWER_WITHIN;
+        let id = self.send(script, within)?;
+        let status = loop {
+            let line = self.line(deadline, alive)?;
+            if let Some(status) = line.strip_prefix(&format!("begin {id} ")) {
+                break status.parse().with_context(|| format!("the agent's exit status '{status}'"))?;
+            }
+        };
+        let mut text = String::new();
+        loop {
+            let line = self.line(deadline, alive)?;
+            if line == format!("end {id}") {
+                break;
+            }
+            text.push_str(&line);
+        }
+        let bytes = STANDARD.decode(&text).with_context(|| format!("the agent's answer is not base64: {text}"))?;
+        Ok(Answer { status, output: String::from_utf8_lossy(&bytes).into_owned() })
+    }
+
+    fn line(&mut self, deadline: Instant, alive: &mut dyn FnMut() -> Result<()>) -> Result<String> {
+        loop {
+            match self.stream.next(deadline.min(Instant::now() + LOOK_EVERY))? {
+                Line::Text(line) => return Ok(line),
+                Line::Closed => bail!("QEMU closed the agent's port"),
+                Line::Late => alive()?,
+            }
+            if Instant::now() >= deadline {
+                bail!("the guest's agent does not answer in time");
+            }
+        }
+    }
+}

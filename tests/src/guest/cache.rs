@@ -1,0 +1,66 @@
+//! What `tests/guest/prepare.sh` left for the guests to boot.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// The manifest's first line; `prepare.sh` writes the same.
+const FORMAT: &str = "mqblk-guest 1";
+
+/// The folder with the guest's kernel and initramfs.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    folder: PathBuf,
+}
+
+impl Cache {
+    /// The folder named by `MQBLK_GUEST_CACHE`, else `.cache/guest` in the repository.
+    ///
+    /// # Errors
+    /// When the folder was not prepared, or by another version of the script.
+    pub fn open() -> Result<Self> {
+        let folder = match std::env::var_os("MQBLK_GUEST_CACHE") {
+            Some(folder) => PathBuf::from(folder),
+            None => repository().join(".cache/guest"),
+        };
+        let manifest = folder.join("manifest");
+        let Ok(text) = std::fs::read_to_string(&manifest) else {
+            bail!("no guest is prepared: {} is missing; run tests/guest/prepare.sh as root first", manifest.display());
+        };
+        let found = text.lines().next().unwrap_or_default();
+        ensure!(
+            found == FORMAT,
+            "{}: the first line is '{found}', expected '{FORMAT}'; run tests/guest/prepare.sh again",
+            manifest.display()
+        );
+        let cache = Self { folder };
+        for file in [cache.kernel(), cache.initramfs()] {
+            file.metadata().with_context(|| format!("{}; run tests/guest/prepare.sh again", file.display()))?;
+        }
+        Ok(cache)
+    }
+
+    /// The uncompressed kernel, an ELF file that QEMU enters by PVH.
+    #[must_use]
+    pub fn kernel(&self) -> PathBuf {
+        self.folder.join("vmlinux")
+    }
+
+    /// The uncompressed cpio archive with busybox, fio and the agent.
+    #[must_use]
+    pub fn initramfs(&self) -> PathBuf {
+        self.folder.join("initramfs.cpio")
+    }
+
+    /// The folder itself.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+/// The repository this crate was built from.
+pub(crate) fn repository() -> PathBuf {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    tests.parent().unwrap_or(tests).to_path_buf()
+}

@@ -1,0 +1,266 @@
+//! The vhost-user server under test, a child process.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use super::cache::repository;
+use super::process::Process;
+use super::queue_log::{QueueStopped, queue_stopped};
+
+/// For the server to listen, to log what it was asked for, and to end.
+const SERVER_WITHIN: Duration = Duration::from_secs(30);
+
+/// A program that serves disks by vhost-user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Server {
+    /// Our own `mqblk serve`.
+    Mqblk,
+    /// QEMU's, to prove the tests themselves. It has no serial, and logs no counters.
+    QemuStorageDaemon,
+}
+
+impl Server {
+    /// The one named by `MQBLK_TEST_SERVER` (`mqblk` or `qemu-storage-daemon`), else ours.
+    ///
+    /// # Errors
+    /// A bad value of the variable.
+    pub fn from_environment() -> Result<Self> {
+        match std::env::var("MQBLK_TEST_SERVER").ok().as_deref() {
+            None | Some("mqblk") => Ok(Self::Mqblk),
+            Some("qemu-storage-daemon") => Ok(Self::QemuStorageDaemon),
+            Some(other) => bail!("MQBLK_TEST_SERVER is '{other}', expected mqblk or qemu-storage-daemon"),
+        }
+    }
+}
+
+/// A disk that a [`Daemon`] is to serve.
+#[derive(Debug, Clone)]
+pub struct DaemonDisk {
+    id: String,
+    path: PathBuf,
+    queues: u16,
+    options: Vec<(String, String)>,
+}
+
+impl DaemonDisk {
+    /// The file or block device at `path`, with `queues` virtqueues.
+    #[must_use]
+    pub fn new(id: &str, path: &Path, queues: u16) -> Self {
+        Self { id: id.to_owned(), path: path.to_path_buf(), queues, options: Vec::new() }
+    }
+
+    /// One more `key=value` of `mqblk serve --disk`.
+    #[must_use]
+    pub fn option(mut self, key: &str, value: &str) -> Self {
+        self.options.push((key.to_owned(), value.to_owned()));
+        self
+    }
+
+    fn for_mqblk(&self, socket: &Path) -> Vec<OsString> {
+        let mut text =
+            format!("id={},path={},socket={},queues={}", self.id, self.path.display(), socket.display(), self.queues);
+        for (key, value) in &self.options {
+            text.push_str(&format!(",{key}={value}"));
+        }
+        vec!["--disk".into(), text.into()]
+    }
+
+    fn for_qemu(&self, socket: &Path) -> Result<Vec<OsString>> {
+        let (id, path, socket) = (&self.id, self.path.display(), socket.display());
+        let driver = if self.path.starts_with("/dev/") { "host_device" } else { "file" };
+        let mut node = format!("driver={driver},node-name=file-{id},filename={path},discard=unmap");
+        let mut export = format!(
+            "type=vhost-user-blk,id=export-{id},node-name=file-{id},addr.type=unix,addr.path={socket},num-queues={}",
+            self.queues
+        );
+        let mut writable = true;
+        for (key, value) in &self.options {
+            match (key.as_str(), value.as_str()) {
+                ("readonly", "on") => {
+                    node.push_str(",read-only=on");
+                    writable = false;
+                }
+                ("direct", value) => node.push_str(&format!(",cache.direct={value}")),
+                ("block-size", value) => export.push_str(&format!(",logical-block-size={value}")),
+                _ => bail!("qemu-storage-daemon knows no '{key}={value}'"),
+            }
+        }
+        export.push_str(if writable { ",writable=on" } else { ",writable=off" });
+        Ok(vec!["--blockdev".into(), node.into(), "--export".into(), export.into()])
+    }
+}
+
+/// A running server; killed when dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    server: Server,
+    process: Process,
+    folder: TempDir,
+}
+
+impl Daemon {
+    /// Starts the server named by the environment ([`Server::from_environment`]) and waits until it listens.
+    ///
+    /// # Errors
+    /// As [`Daemon::start_server`].
+    pub fn start(disks: &[DaemonDisk]) -> Result<Self> {
+        Self::start_server(Server::from_environment()?, disks)
+    }
+
+    /// Starts a server with these disks and waits until it listens on every socket.
+    ///
+    /// # Errors
+    /// When the program is missing, refuses an option, ends, or does not listen in time.
+    pub fn start_server(server: Server, disks: &[DaemonDisk]) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("mqblk-serve-").tempdir()?;
+        let path = folder.path().to_path_buf();
+        let socket = |disk: &DaemonDisk| path.join(format!("{}.sock", disk.id));
+        let mut command;
+        match server {
+            Server::Mqblk => {
+                command = Command::new(mqblk_binary()?);
+                // The counters are logged at level info, which is the default without this variable.
+                command.arg("serve").env_remove("RUST_LOG");
+                disks.iter().for_each(|disk| {
+                    command.args(disk.for_mqblk(&socket(disk)));
+                });
+            }
+            Server::QemuStorageDaemon => {
+                command = Command::new("qemu-storage-daemon");
+                for disk in disks {
+                    command.args(disk.for_qemu(&socket(disk))?);
+                }
+            }
+        }
+        let mut process = Process::start("the vhost-user server", command, &folder.path().join("log"))?;
+        // Not a trial connection: a server that serves one client at a time would take it for the VMM.
+        process.until("its sockets", SERVER_WITHIN, || disks.iter().all(|disk| socket(disk).exists()))?;
+        let mut daemon = Self { server, process, folder };
+        if server == Server::Mqblk {
+            daemon.wait_log("a log line with every socket", |log| {
+                disks.iter().all(|disk| log.contains(&socket(disk).display().to_string()))
+            })?;
+        }
+        Ok(daemon)
+    }
+
+    /// The socket of a disk.
+    #[must_use]
+    pub fn socket(&self, id: &str) -> PathBuf {
+        self.folder.path().join(format!("{id}.sock"))
+    }
+
+    /// Which program this is.
+    #[must_use]
+    pub fn server(&self) -> Server {
+        self.server
+    }
+
+    /// Everything the server has printed so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.process.output()
+    }
+
+    /// Waits until the log satisfies `wanted`.
+    ///
+    /// # Errors
+    /// When it does not in time, or the server ends.
+    pub fn wait_log(&mut self, what: &str, wanted: impl Fn(&str) -> bool) -> Result<()> {
+        let log = self.folder.path().join("log");
+        let read = || std::fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+        self.process.until(what, SERVER_WITHIN, || wanted(&read()))
+    }
+
+    /// Whether the server still runs.
+    ///
+    /// # Errors
+    /// When it has ended, with its output.
+    pub fn must_run(&mut self) -> Result<()> {
+        match self.process.ended()? {
+            None => Ok(()),
+            Some(status) => bail!("the vhost-user server ended: {status}\n{}", self.log()),
+        }
+    }
+
+    /// Ends the server by SIGTERM, which must lead to exit code 0 and remove the sockets; gives the log.
+    ///
+    /// # Errors
+    /// When it stays, exits with another code, or leaves a socket.
+    pub fn stop(mut self) -> Result<Stopped> {
+        self.process.signal(Signal::TERM)?;
+        let status = self.process.wait(SERVER_WITHIN)?;
+        let log = self.log();
+        ensure!(status.success(), "the vhost-user server ended with {status}:\n{log}");
+        for entry in std::fs::read_dir(self.folder.path())? {
+            let name = entry?.file_name();
+            ensure!(!name.to_string_lossy().ends_with(".sock"), "{} was not removed", name.display());
+        }
+        Ok(Stopped { log, server: self.server })
+    }
+}
+
+/// What a server that has ended leaves behind.
+#[derive(Debug)]
+pub struct Stopped {
+    log: String,
+    server: Server,
+}
+
+impl Stopped {
+    /// Which program it was.
+    #[must_use]
+    pub fn server(&self) -> Server {
+        self.server
+    }
+
+    /// Everything the server printed.
+    #[must_use]
+    pub fn log(&self) -> &str {
+        &self.log
+    }
+
+    /// The sum of a counter over all the lives of a queue.
+    ///
+    /// # Errors
+    /// When the log has no line of that queue, or no such counter; always with a server that logs none.
+    pub fn queue_counter(&self, disk: &str, queue: u16, name: &str) -> Result<u64> {
+        ensure!(self.server == Server::Mqblk, "{:?} logs no counters", self.server);
+        let all = queue_stopped(&self.log);
+        let of_queue: Vec<&QueueStopped> = all.iter().filter(|it| it.disk == disk && it.queue == queue).collect();
+        ensure!(!of_queue.is_empty(), "no 'queue stopped' line of disk {disk} queue {queue} in:\n{}", self.log);
+        of_queue.iter().map(|it| it.counter(name)).sum()
+    }
+}
+
+/// `MQBLK`, else the workspace's own release build, made now when it is not up to date.
+fn mqblk_binary() -> Result<PathBuf> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    if let Some(path) = std::env::var_os("MQBLK") {
+        return Ok(PathBuf::from(path));
+    }
+    BUILT.get_or_init(|| build_mqblk().map_err(|error| format!("{error:#}"))).clone().map_err(|text| anyhow!(text))
+}
+
+fn build_mqblk() -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["build", "--release", "-p", "mqblk", "--message-format=json-render-diagnostics"])
+        .current_dir(repository())
+        .output()
+        .context("cannot run cargo; set MQBLK to the mqblk binary")?;
+    ensure!(output.status.success(), "cargo build -p mqblk failed:\n{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter(|message| message["target"]["name"] == "mqblk")
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .context("cargo build -p mqblk made no program named mqblk")
+}

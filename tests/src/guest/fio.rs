@@ -1,0 +1,91 @@
+//! fio in the guest.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::machine::Guest;
+
+/// A set of fio jobs and how to read their outcome.
+#[derive(Debug, Clone)]
+pub struct FioJobs {
+    arguments: String,
+}
+
+impl FioJobs {
+    /// fio's command line, without its output options.
+    #[must_use]
+    pub fn new(arguments: &str) -> Self {
+        Self { arguments: arguments.to_owned() }
+    }
+
+    /// Random writes of mixed block sizes by `jobs` jobs at once, each over `mib` MiB of its own from `offset_mib` on,
+    /// then read back with `--verify=crc32c`.
+    #[must_use]
+    pub fn verified_random_writes(device: &str, jobs: u16, offset_mib: u32, mib: u32) -> Self {
+        Self::new(&format!(
+            "--name=verify --filename={device} --ioengine=io_uring --direct=1 --iodepth=16 --thread \
+             --rw=randwrite --bssplit=512/10:1k/10:4k/40:12k/10:64k/20:256k/10 \
+             --verify=crc32c --verify_fatal=1 --do_verify=1 --numjobs={jobs} \
+             --offset={offset_mib}M --offset_increment={mib}M --size={mib}M"
+        ))
+    }
+
+    /// A script that runs the jobs and prints fio's JSON.
+    #[must_use]
+    pub fn script(&self, name: &str) -> String {
+        format!(
+            "fio {} --output-format=json --output=/run/{name}.json; status=$?; cat /run/{name}.json; exit $status",
+            self.arguments
+        )
+    }
+
+    /// Runs the jobs to their end.
+    ///
+    /// # Errors
+    /// As [`FioOutcome::read`].
+    pub fn run(&self, guest: &mut Guest, within: Duration) -> Result<FioOutcome> {
+        let answer = guest.run_within(&self.script("fio"), within)?;
+        FioOutcome::read(answer.status, &answer.output)
+    }
+}
+
+/// What the jobs did together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FioOutcome {
+    /// Reads that completed, those of the verification too.
+    pub reads: u64,
+    /// Writes that completed.
+    pub writes: u64,
+}
+
+impl FioOutcome {
+    /// Reads fio's JSON.
+    ///
+    /// # Errors
+    /// When fio failed or a job had an error.
+    pub fn read(status: i32, output: &str) -> Result<Self> {
+        ensure!(status == 0, "fio failed with exit status {status}:\n{output}");
+        let begin = output.find("\n{").map_or(0, |at| at + 1); // warnings come before the JSON
+        let json: Value = serde_json::from_str(&output[begin..]).with_context(|| format!("fio's JSON:\n{output}"))?;
+        let jobs = json["jobs"].as_array().context("fio's JSON has no jobs")?;
+        ensure!(!jobs.is_empty(), "fio ran no job");
+        let mut outcome = Self { reads: 0, writes: 0 };
+        for job in jobs {
+            ensure!(job["error"] == 0, "fio's job {} has error {}", job["jobname"], job["error"]);
+            outcome.reads += job["read"]["total_ios"].as_u64().context("total_ios")?;
+            outcome.writes += job["write"]["total_ios"].as_u64().context("total_ios")?;
+        }
+        Ok(outcome)
+    }
+
+    /// That the jobs wrote, and read back at least every write.
+    ///
+    /// # Errors
+    /// When they did less.
+    pub fn must_have_verified(self) -> Result<Self> {
+        ensure!(self.writes > 0 && self.reads >= self.writes, "fio verified too little: {self:?}");
+        Ok(self)
+    }
+}

@@ -1,0 +1,29 @@
+//! Real guests: a Debian kernel in QEMU, its disks served by a vhost-user daemon that is another process.
+//!
+//! `tests/guest/prepare.sh` makes what is booted (see [`Cache`]). A [`Daemon`] serves disks, a [`Guest`] is a QEMU
+//! with these disks whose PID 1 obeys an agent on the virtio-serial port. Nothing here waits without a limit, and
+//! dropping a guest or a daemon kills its process.
+//!
+//! The guest tests each use all the host's CPUs, so run them one after another: `-- --test-threads=1`.
+
+mod accelerator;
+mod agent;
+mod cache;
+mod daemon;
+mod fio;
+mod host_disk;
+mod line_stream;
+mod machine;
+mod process;
+mod qmp;
+mod queue_log;
+
+pub use accelerator::Accelerator;
+pub use agent::{Answer, PATIENCE};
+pub use cache::Cache;
+pub use daemon::{Daemon, DaemonDisk, Server, Stopped};
+pub use fio::{FioJobs, FioOutcome};
+pub use host_disk::{Image, LoopDevice};
+pub use machine::{Guest, GuestBuilder, GuestDisk};
+pub use qmp::Qmp;
+pub use queue_log::{QueueStopped, queue_stopped};

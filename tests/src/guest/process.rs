@@ -1,0 +1,94 @@
+//! A child process with its stderr in a file, killed when dropped.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How often a child is asked whether it ended, and a socket whether it is there.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// A running child.
+#[derive(Debug)]
+pub(crate) struct Process {
+    name: String,
+    child: Child,
+    stderr: PathBuf,
+}
+
+impl Process {
+    /// Starts `command` with both its outputs in the file `stderr`.
+    pub(crate) fn start(name: &str, mut command: Command, stderr: &Path) -> Result<Self> {
+        let file = File::create(stderr).with_context(|| format!("cannot create {}", stderr.display()))?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .spawn()
+            .with_context(|| format!("cannot start {name} ({})", command.get_program().display()))?;
+        Ok(Self { name: name.to_owned(), child, stderr: stderr.to_path_buf() })
+    }
+
+    /// What the child wrote to its outputs so far.
+    pub(crate) fn output(&self) -> String {
+        std::fs::read(&self.stderr).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+    }
+
+    /// The exit status, when the child has ended.
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
+    /// Sends a signal to the child.
+    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+        let id = i32::try_from(self.child.id())?;
+        let pid = Pid::from_raw(id).context("a child has no process id 0")?;
+        kill_process(pid, signal).with_context(|| format!("cannot signal {}", self.name))
+    }
+
+    /// Waits for the end of the child.
+    pub(crate) fn wait(&mut self, within: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + within;
+        loop {
+            if let Some(status) = self.ended()? {
+                return Ok(status);
+            }
+            if Instant::now() >= deadline {
+                bail!("{} did not end within {within:?}; its output:\n{}", self.name, self.output());
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Waits until `ready` says so; an error when the child ends before that.
+    pub(crate) fn until(&mut self, what: &str, within: Duration, mut ready: impl FnMut() -> bool) -> Result<()> {
+        let deadline = Instant::now() + within;
+        while !ready() {
+            if let Some(status) = self.ended()? {
+                bail!("{} ended ({status}) before {what}; its output:\n{}", self.name, self.output());
+            }
+            if Instant::now() >= deadline {
+                bail!("{}: no {what} within {within:?}; its output:\n{}", self.name, self.output());
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(())
+    }
+
+    /// Ends the child with SIGKILL and reaps it.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.child.kill().with_context(|| format!("cannot kill {}", self.name))?;
+        self.child.wait().with_context(|| format!("cannot reap {}", self.name))?;
+        Ok(())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // A child that has ended already is only reaped; there is nobody to tell of anything else.
+        let _ = self.kill();
+    }
+}

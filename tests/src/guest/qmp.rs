@@ -1,0 +1,74 @@
+//! The QEMU Machine Protocol: <https://www.qemu.org/docs/master/interop/qmp-spec.html>.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use super::line_stream::{Line, LineStream};
+
+/// How long QEMU may take to answer; it waits for a vhost-user server inside `device_add`.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+
+/// The connection to one QEMU.
+#[derive(Debug)]
+pub struct Qmp {
+    stream: LineStream,
+    events: Vec<Value>,
+}
+
+impl Qmp {
+    pub(crate) fn connect(socket: &Path) -> Result<Self> {
+        let mut qmp = Self { stream: LineStream::connect(socket, ANSWER_WITHIN)?, events: Vec::new() };
+        let greeting = qmp.message(Instant::now() + ANSWER_WITHIN)?;
+        greeting.get("QMP").with_context(|| format!("not a QMP greeting: {greeting}"))?;
+        qmp.execute("qmp_capabilities", json!({}))?;
+        Ok(qmp)
+    }
+
+    /// Executes a command and gives its `return` value.
+    ///
+    /// # Errors
+    /// QEMU's own error, a closed connection, or no answer in time.
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
+        self.stream.send(&json!({ "execute": command, "arguments": arguments }).to_string())?;
+        let deadline = Instant::now() + ANSWER_WITHIN;
+        loop {
+            let mut message = self.message(deadline).with_context(|| format!("QMP {command}"))?;
+            if message.get("event").is_some() {
+                self.events.push(message);
+            } else if let Some(value) = message.get_mut("return") {
+                return Ok(value.take());
+            } else {
+                bail!("QMP {command} {arguments}: {message}");
+            }
+        }
+    }
+
+    /// Waits for an event whose data matches `wanted`; events that came before count too.
+    ///
+    /// # Errors
+    /// When none comes in time.
+    pub fn wait_event(&mut self, name: &str, within: Duration, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
+        let matches = |event: &Value| event["event"] == name && wanted(&event["data"]);
+        let deadline = Instant::now() + within;
+        loop {
+            if let Some(found) = self.events.iter().position(matches) {
+                return Ok(self.events.swap_remove(found));
+            }
+            let message = self.message(deadline).with_context(|| format!("waiting for the QMP event {name}"))?;
+            if message.get("event").is_some() {
+                self.events.push(message);
+            }
+        }
+    }
+
+    fn message(&mut self, deadline: Instant) -> Result<Value> {
+        match self.stream.next(deadline)? {
+            Line::Text(line) => serde_json::from_str(&line).with_context(|| format!("not QMP: {line}")),
+            Line::Closed => bail!("QEMU closed its QMP socket"),
+            Line::Late => bail!("QEMU does not answer in time"),
+        }
+    }
+}

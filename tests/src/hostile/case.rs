@@ -1,0 +1,301 @@
+//! One malformed (or merely odd) ring: how it is built, what must come of it, and nothing else.
+
+use std::ops::Range;
+use std::path::Path;
+
+use super::front_end::FrontEnd;
+use super::memory::{END, START};
+use super::request::{self, OK, POISON, Piece, SECTOR, kind, readable, writable};
+use super::ring::Desc;
+use super::{PATIENCE, WATCH};
+
+/// Where requests' headers are.
+pub const HEADER: u64 = START + 0x4_0000;
+/// Where status bytes are.
+pub const STATUS: u64 = START + 0x5_0100;
+/// Where data is.
+pub const DATA: u64 = START + 0x6_0000;
+/// Where indirect tables are.
+pub const TABLE: u64 = START + 0x9_0000;
+/// An address where no memory is.
+pub const NOWHERE: u64 = END + 0x1000;
+
+/// What must come of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// The request is answered with this status and this used length.
+    Answer(u8, u32),
+    /// The chain comes back with a used length of 0: it has no byte that could take a status.
+    Returned,
+    /// The queue is retired: its err eventfd is signalled, and nothing else happens.
+    Retired,
+    /// Whatever comes, nobody else is harmed.
+    Anything,
+}
+
+/// One queue with a request being built, and the model of the disk behind it.
+#[derive(Debug)]
+pub struct Case<'a> {
+    /// The front-end, with one queue of 64 entries.
+    pub front_end: FrontEnd,
+    /// What the disk must hold. A case that writes successfully changes it.
+    pub model: &'a mut Vec<u8>,
+    /// Where the status byte is.
+    pub status: u64,
+    /// Guest memory that the device may write, besides the used ring and the status byte.
+    pub may_change: Vec<Range<u64>>,
+    /// What a successful read finds: sector, and the pieces that get it.
+    pub reads: Option<(u64, Vec<Piece>)>,
+    heads: Vec<u16>,
+    published: bool,
+}
+
+impl<'a> Case<'a> {
+    /// Connects to a disk whose content `model` is.
+    pub fn new(socket: &Path, model: &'a mut Vec<u8>) -> Case<'a> {
+        let front_end = FrontEnd::start(socket, 0, 1);
+        let mut case = Case {
+            front_end,
+            model,
+            status: STATUS,
+            may_change: vec![],
+            reads: None,
+            heads: vec![],
+            published: false,
+        };
+        case.write(STATUS - 16, &[POISON; 32]);
+        case.front_end.queues[0].ring.call_after(0);
+        case
+    }
+
+    /// Stores guest memory.
+    pub fn write(&self, at: u64, bytes: &[u8]) {
+        self.front_end.memory.write(at, bytes);
+    }
+
+    /// The usual header.
+    pub fn header(&self, kind: u32, sector: u64) -> Piece {
+        self.write(HEADER, &request::header(kind, sector));
+        readable(HEADER, 16)
+    }
+
+    /// Data for the device to read.
+    pub fn out(&self, at: u64, bytes: &[u8]) -> Piece {
+        self.write(at, bytes);
+        readable(at, bytes.len() as u32)
+    }
+
+    /// Data for the device to write.
+    pub fn room(&mut self, at: u64, len: u32) -> Piece {
+        self.may_change.push(at..at + u64::from(len));
+        writable(at, len)
+    }
+
+    /// The usual status byte.
+    pub fn status(&self) -> Piece {
+        writable(STATUS, 1)
+    }
+
+    /// Writes descriptor `index` of the ring's table.
+    pub fn put(&self, index: u16, address: u64, len: u32, flags: u16, next: u16) {
+        self.front_end.queues[0].ring.put(index, Desc { address, len, flags, next });
+    }
+
+    /// Offers a head.
+    pub fn offer(&mut self, head: u16) {
+        self.heads.push(head);
+        self.front_end.queues[0].ring.offer(head);
+    }
+
+    /// Offers these pieces as direct descriptors from 0 on.
+    pub fn direct(&mut self, pieces: &[Piece]) {
+        let slots: Vec<u16> = (0..64).collect();
+        let head = request::direct(&self.front_end.queues[0].ring, &slots, pieces);
+        self.offer(head);
+    }
+
+    /// Offers these pieces as an indirect table in descriptor 0.
+    pub fn indirect(&mut self, pieces: &[Piece]) {
+        let slots: Vec<u16> = (0..pieces.len() as u16).collect();
+        let count = pieces.len() as u16;
+        let table = request::indirect(&self.front_end.memory, TABLE, count, &slots, pieces);
+        self.front_end.queues[0].ring.put(0, table);
+        self.offer(0);
+    }
+
+    /// Offers a table with any descriptors in it, named by a descriptor with any length and flags.
+    pub fn table(&mut self, entries: &[Desc], len: u32, flags: u16) {
+        for (at, entry) in (0..).zip(entries) {
+            self.write(TABLE + 16 * at, &entry.bytes());
+        }
+        self.put(0, TABLE, len, flags, 0);
+        self.offer(0);
+    }
+
+    /// A request of this header, these data pieces, and a status byte, direct.
+    pub fn request(&mut self, kind: u32, sector: u64, data: &[Piece]) {
+        let mut pieces = vec![self.header(kind, sector)];
+        pieces.extend_from_slice(data);
+        pieces.push(self.status());
+        self.direct(&pieces);
+    }
+
+    /// A discard or write of zeroes whose list of ranges is `list`.
+    pub fn ranges(&mut self, kind: u32, list: &[u8]) {
+        let data = self.out(DATA, list);
+        self.request(kind, 0, &[data]);
+    }
+
+    /// The model holds `bytes` from `sector` on.
+    pub fn stored(&mut self, sector: usize, bytes: &[u8]) {
+        self.model[sector * SECTOR..sector * SECTOR + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// The available index is stored as it stands, whatever the case did to it before; the harness does no more to it.
+    pub fn publish_now(&mut self, avail: u16) {
+        self.front_end.queues[0].ring.avail = avail;
+        self.front_end.queues[0].go();
+        self.published = true;
+    }
+
+    /// Publishes, and checks that exactly what is expected happens.
+    ///
+    /// # Panics
+    /// When something else does.
+    pub fn check(mut self, expect: Expect) {
+        let mut before = self.front_end.memory.read(START, (END - START) as usize);
+        if !self.published {
+            self.front_end.queues[0].go();
+        }
+        // The available index is ours to change.
+        let ring = &self.front_end.queues[0].ring;
+        let avail = (ring.at.avail + 2 - START) as usize;
+        before[avail..avail + 2].copy_from_slice(&ring.avail.to_le_bytes());
+        let queue = &mut self.front_end.queues[0];
+        match expect {
+            Expect::Answer(status, len) => {
+                assert_eq!(queue.answer(), (u32::from(self.heads[0]), len), "the used element");
+                let found = self.front_end.memory.read(self.status, 1)[0];
+                assert_eq!(found, status, "the status byte");
+            }
+            Expect::Returned => assert_eq!(queue.answer(), (u32::from(self.heads[0]), 0), "the used element"),
+            Expect::Retired => {
+                assert!(queue.is_retired(PATIENCE), "the queue was not retired");
+                std::thread::sleep(WATCH);
+                assert_eq!(queue.ring.used(), 0, "a retired queue gave an answer");
+            }
+            Expect::Anything => {
+                queue.is_retired(WATCH);
+                return;
+            }
+        }
+        self.check_memory(&before, matches!(expect, Expect::Answer(..)));
+        if expect == Expect::Answer(OK, self.data_len() + 1) {
+            self.check_data();
+        }
+        match expect {
+            Expect::Retired => self.check_stays_retired(),
+            _ => self.check_still_works(),
+        }
+    }
+
+    fn data_len(&self) -> u32 {
+        self.reads.iter().flat_map(|(_, pieces)| pieces).map(|piece| piece.len).sum()
+    }
+
+    /// Only what may change has changed.
+    fn check_memory(&self, before: &[u8], has_status: bool) {
+        let at = self.front_end.queues[0].ring.at.used;
+        let used = at..at + 6 + 8 * 64;
+        let status = if has_status { self.status..self.status + 1 } else { 0..0 };
+        let after = self.front_end.memory.read(START, before.len());
+        let allowed: Vec<&Range<u64>> = self.may_change.iter().chain([&used, &status]).collect();
+        for (at, (old, new)) in (START..).zip(before.iter().zip(&after)) {
+            let fine = old == new || allowed.iter().any(|range| range.contains(&at));
+            assert!(fine, "guest memory at {at:#x} was changed from {old:#x} to {new:#x}");
+        }
+    }
+
+    fn check_data(&self) {
+        let Some((sector, pieces)) = &self.reads else { return };
+        let mut disk = &self.model[*sector as usize * SECTOR..];
+        for piece in pieces {
+            let (expected, rest) = disk.split_at(piece.len as usize);
+            let mut found = self.front_end.memory.read(piece.address, expected.len());
+            if let Some(at) = self.status.checked_sub(piece.address).filter(|at| *at < found.len() as u64) {
+                // The status byte was put in the data, and comes after it.
+                found[at as usize] = expected[at as usize];
+            }
+            assert_eq!(found, expected, "what was read to {:#x}", piece.address);
+            disk = rest;
+        }
+    }
+
+    /// A bad request is the guest's mistake: the next one on the same queue is served.
+    fn check_still_works(&mut self) {
+        assert!(!self.front_end.queues[0].is_retired(std::time::Duration::ZERO), "the queue was retired");
+        self.read_block(40);
+        assert_eq!(self.front_end.queues[0].answer().1, SECTOR as u32 + 1, "the next request on the same queue");
+        assert_eq!(self.front_end.memory.read(DATA, SECTOR), self.model[..SECTOR], "the next request's data");
+    }
+
+    /// A retired queue serves nothing more, and can be stopped.
+    fn check_stays_retired(&mut self) {
+        self.read_block(40);
+        std::thread::sleep(WATCH);
+        assert_eq!(self.front_end.queues[0].ring.used(), 0, "a retired queue gave an answer");
+        self.front_end.stop_queue(0);
+    }
+
+    /// Offers a good read of the first sector, in descriptors from `slot` on.
+    fn read_block(&mut self, slot: u16) {
+        let pieces = [self.header(kind::IN, 0), writable(DATA, SECTOR as u32), self.status()];
+        let ring = &self.front_end.queues[0].ring;
+        let head = request::direct(ring, &[slot, slot + 1, slot + 2], &pieces);
+        self.front_end.queues[0].ring.offer(head);
+        self.front_end.queues[0].go();
+    }
+}
+
+/// Everything on a disk of `len` bytes, read over a connection of its own.
+///
+/// # Panics
+/// When it cannot be read.
+pub fn content(socket: &Path, len: usize) -> Vec<u8> {
+    const STEP: usize = 256 << 10;
+    let mut front_end = FrontEnd::start(socket, 0, 1);
+    let mut all = Vec::with_capacity(len);
+    while all.len() < len {
+        let run = STEP.min(len - all.len());
+        front_end.memory.write(HEADER, &request::header(kind::IN, (all.len() / SECTOR) as u64));
+        let pieces = [readable(HEADER, 16), writable(DATA, run as u32), writable(STATUS, 1)];
+        let queue = &mut front_end.queues[0];
+        let head = request::direct(&queue.ring, &[0, 1, 2], &pieces);
+        queue.ring.offer(head);
+        queue.go();
+        assert_eq!(queue.answer(), (0, run as u32 + 1), "reading the disk");
+        assert_eq!(front_end.memory.read(STATUS, 1), [OK], "reading the disk");
+        all.extend(front_end.memory.read(DATA, run));
+    }
+    all
+}
+
+/// Fills a disk with `bytes` over a connection of its own.
+///
+/// # Panics
+/// When it cannot be written.
+pub fn fill(socket: &Path, bytes: &[u8]) {
+    const STEP: usize = 256 << 10;
+    let mut front_end = FrontEnd::start(socket, 0, 1);
+    for (at, run) in bytes.chunks(STEP).enumerate() {
+        front_end.memory.write(HEADER, &request::header(kind::OUT, (at * STEP / SECTOR) as u64));
+        front_end.memory.write(DATA, run);
+        let pieces = [readable(HEADER, 16), readable(DATA, run.len() as u32), writable(STATUS, 1)];
+        let queue = &mut front_end.queues[0];
+        let head = request::direct(&queue.ring, &[0, 1, 2], &pieces);
+        queue.ring.offer(head);
+        queue.go();
+        assert_eq!(queue.answer(), (0, 1), "filling the disk");
+        assert_eq!(front_end.memory.read(STATUS, 1), [OK], "filling the disk");
+    }
+}

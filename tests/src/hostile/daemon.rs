@@ -1,0 +1,183 @@
+//! The `mqblk` binary as a child process, with its disks in a temporary folder.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use super::socket::{Connection, message};
+use super::wait_for;
+
+/// A daemon. Killed when dropped, if [`stop`](Self::stop) was not called.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    folder: TempDir,
+    ids: Vec<String>,
+}
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holds {
+    /// Open file descriptors.
+    pub fds: usize,
+    /// Mappings of files that were shared by front-ends.
+    pub shared_maps: usize,
+}
+
+impl Daemon {
+    /// Serves disks, each given by its id and its other settings.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub fn start(workers: usize, disks: &[(&str, &str)]) -> Daemon {
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = File::create(folder.path().join("log")).expect("a log file");
+        let mut command = Command::new(binary());
+        command.args(["serve", "--workers", &workers.to_string()]).env_remove("RUST_LOG").stdin(Stdio::null());
+        for (id, settings) in disks {
+            let settings = settings.replace("FOLDER", &folder.path().display().to_string());
+            command.args(["--disk", &format!("id={id},socket={}/{id}.sock,{settings}", folder.path().display())]);
+        }
+        let child = command.stdout(Stdio::null()).stderr(log).spawn().expect("the daemon");
+        let ids = disks.iter().map(|(id, _)| (*id).to_owned()).collect();
+        let mut daemon = Daemon { child, folder, ids };
+        for (id, _) in disks {
+            let socket = daemon.socket(id);
+            wait_for("the daemon's sockets", || {
+                assert!(daemon.child.try_wait().expect("wait").is_none(), "the daemon ended:\n{}", daemon.log());
+                socket.exists().then_some(())
+            });
+            daemon.settle(id);
+        }
+        daemon
+    }
+
+    /// A disk's socket.
+    pub fn socket(&self, id: &str) -> PathBuf {
+        self.folder.path().join(format!("{id}.sock"))
+    }
+
+    /// The folder that the sockets are in.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// All that it has logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// Warnings and errors that it has logged about a disk.
+    pub fn complaints(&self, id: &str) -> Vec<String> {
+        let about = [format!("disk=\"{id}\""), format!("disk={id}")];
+        let of_disk = |line: &str| about.iter().any(|about| line.split(' ').any(|word| word == about));
+        let bad = |line: &str| line.contains(" WARN ") || line.contains("ERROR ");
+        self.log().lines().filter(|line| bad(line) && of_disk(line)).map(str::to_owned).collect()
+    }
+
+    /// Waits until the conversation before this one is over: conversations are served one after the other.
+    ///
+    /// # Panics
+    /// When a new conversation is not answered.
+    pub fn settle(&self, id: &str) {
+        assert_ne!(Connection::open(&self.socket(id)).ask_u64(message::GET_FEATURES), 0);
+    }
+
+    /// What it holds now.
+    ///
+    /// # Panics
+    /// When the process is gone.
+    pub fn holds(&self) -> Holds {
+        let proc = PathBuf::from(format!("/proc/{}", self.child.id()));
+        let fds = std::fs::read_dir(proc.join("fd")).expect("the daemon's descriptors").count();
+        let maps = std::fs::read_to_string(proc.join("maps")).expect("the daemon's mappings");
+        Holds { fds, shared_maps: maps.lines().filter(|line| line.contains("/memfd:")).count() }
+    }
+
+    /// Waits until it holds `expected` and no more.
+    ///
+    /// # Panics
+    /// When it goes on to hold something else.
+    pub fn wait_holds(&self, expected: Holds, after: &str) {
+        let mut last = expected;
+        let until = std::time::Instant::now() + super::PATIENCE;
+        while std::time::Instant::now() < until {
+            last = self.holds();
+            if last == expected {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        panic!("after {after}: the daemon holds {last:?}, expected {expected:?}");
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Checks that it still runs.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn assert_alive(&mut self, after: &str) {
+        if let Some(status) = self.child.try_wait().expect("wait") {
+            panic!("after {after}: the daemon ended with {status}:\n{}", self.log());
+        }
+    }
+
+    /// Tells it to stop, and checks that it does so in good order.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn stop(mut self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("SIGTERM");
+        let status = wait_for("the daemon's end", || self.child.try_wait().expect("wait"));
+        assert!(status.success(), "the daemon ended with {status}:\n{}", self.log());
+        for id in &self.ids {
+            assert!(!self.socket(id).exists(), "the socket of {id} was left behind");
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log();
+            let tail: Vec<&str> = log.lines().rev().take(20).collect();
+            let tail: Vec<&str> = tail.into_iter().rev().collect();
+            let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("daemon: {}\n", tail.join("\n")));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `MQBLK`, else the workspace's own build of this test's profile, made now when it is not up to date.
+fn binary() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(path) = std::env::var_os("MQBLK") {
+        return PathBuf::from(path);
+    }
+    BUILT.get_or_init(build).clone()
+}
+
+fn build() -> PathBuf {
+    // A test program is target/PROFILE/deps/NAME.
+    let this = std::env::current_exe().expect("this program's path");
+    let profile = this.ancestors().nth(2).expect("a profile's folder");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "-p", "mqblk", "--target-dir"]).arg(profile.parent().expect("a target folder"));
+    if profile.ends_with("release") {
+        command.arg("--release");
+    }
+    let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null()).output();
+    let output = output.expect("cargo cannot be run; set MQBLK to the mqblk binary");
+    assert!(output.status.success(), "cargo build -p mqblk:\n{}", String::from_utf8_lossy(&output.stderr));
+    profile.join("mqblk")
+}

@@ -1,0 +1,166 @@
+//! A connection with queues set up over memory and rings under full control.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fd::AsFd;
+
+use super::event::Event;
+use super::memory::{Memory, Region, START, table};
+use super::ring::{Places, Ring};
+use super::socket::{Connection, message as m, state};
+use super::{PATIENCE, wait_for};
+
+/// Virtio feature bit: descriptors may name tables.
+pub const INDIRECT_DESC: u64 = 1 << 28;
+/// Virtio feature bit: notifications by index.
+pub const EVENT_IDX: u64 = 1 << 29;
+/// The bit that opens the protocol's own features.
+pub const PROTOCOL_FEATURES: u64 = 1 << 30;
+
+/// Entries of a ring, unless said otherwise.
+pub const RING: u16 = 64;
+
+/// Guest memory that a queue's ring takes: the rest of the queue's share is for requests.
+pub const QUEUE_SHARE: u64 = 0x8000;
+
+/// A queue: its ring and its three bells.
+#[derive(Debug)]
+pub struct Queue {
+    /// The ring.
+    pub ring: Ring,
+    /// Us to the device.
+    pub kick: Event,
+    /// The device to us.
+    pub call: Event,
+    /// The device's complaint that the ring is broken.
+    pub err: Event,
+}
+
+impl Queue {
+    /// A queue that nobody knows of yet.
+    pub fn new(memory: &Arc<Memory>, at: Places, size: u16) -> Queue {
+        let ring = Ring::new(Arc::clone(memory), at, size);
+        Queue { ring, kick: Event::new(), call: Event::new(), err: Event::new() }
+    }
+
+    /// Publishes what was offered, and kicks.
+    pub fn go(&mut self) {
+        self.ring.publish();
+        self.kick.add(1);
+    }
+
+    /// Waits for the next answer: head and length.
+    ///
+    /// # Panics
+    /// When none comes.
+    pub fn answer(&mut self) -> (u32, u32) {
+        wait_for("an answer", || self.ring.take())
+    }
+
+    /// Waits until the device calls the ring broken.
+    pub fn is_retired(&self, limit: Duration) -> bool {
+        self.err.wait(limit)
+    }
+}
+
+/// A front-end.
+#[derive(Debug)]
+pub struct FrontEnd {
+    /// The conversation.
+    pub connection: Connection,
+    /// The guest's memory.
+    pub memory: Arc<Memory>,
+    /// The queues, in order.
+    pub queues: Vec<Queue>,
+    /// The features in force.
+    pub features: u64,
+}
+
+impl FrontEnd {
+    /// Connects, without the features `without`, and tells the usual memory.
+    pub fn connect(socket: &Path, without: u64) -> FrontEnd {
+        FrontEnd::with_memory(socket, without, Memory::usual())
+    }
+
+    /// Connects, without the features `without`, and tells this memory.
+    pub fn with_memory(socket: &Path, without: u64, memory: Memory) -> FrontEnd {
+        let mut connection = Connection::open(socket);
+        let features = connection.negotiate(without);
+        let mut front_end = FrontEnd { connection, memory: Arc::new(memory), queues: Vec::new(), features };
+        front_end.tell_memory();
+        front_end
+    }
+
+    /// Connects and starts `queues` queues of [`RING`] entries.
+    pub fn start(socket: &Path, without: u64, queues: u16) -> FrontEnd {
+        let mut front_end = FrontEnd::connect(socket, without);
+        for index in 0..queues {
+            front_end.add_queue(Places::pages(START + QUEUE_SHARE * u64::from(index)), RING);
+        }
+        front_end
+    }
+
+    /// Sends the whole memory table.
+    pub fn tell_memory(&mut self) {
+        let regions: Vec<&Region> = self.memory.regions.iter().collect();
+        let fds: Vec<_> = regions.iter().map(|region| region.fd()).collect();
+        self.connection.tell(m::SET_MEM_TABLE, &table(&regions), &fds);
+    }
+
+    /// The payload of SET_VRING_ADDR.
+    pub fn addresses(&self, index: u32, at: Places) -> Vec<u8> {
+        let user = |guest| self.memory.user(guest).to_ne_bytes();
+        let mut payload = state(index, 0);
+        for part in [user(at.desc), user(at.used), user(at.avail), [0; 8]] {
+            payload.extend(part);
+        }
+        payload
+    }
+
+    /// Sets the next queue up and starts it.
+    pub fn add_queue(&mut self, at: Places, size: u16) -> &mut Queue {
+        let index = self.queues.len() as u32;
+        self.queues.push(Queue::new(&self.memory, at, size));
+        self.start_queue(index, 0);
+        &mut self.queues[index as usize]
+    }
+
+    /// Sets a known queue up and starts it at available index `base`.
+    pub fn start_queue(&mut self, index: u32, base: u16) {
+        let queue = &self.queues[index as usize];
+        let bell = u64::from(index).to_ne_bytes();
+        let addresses = self.addresses(index, queue.ring.at);
+        let c = &mut self.connection;
+        c.tell(m::SET_VRING_NUM, &state(index, queue.ring.size.into()), &[]);
+        c.tell(m::SET_VRING_BASE, &state(index, base.into()), &[]);
+        c.tell(m::SET_VRING_ADDR, &addresses, &[]);
+        c.tell(m::SET_VRING_ERR, &bell, &[queue.err.as_fd()]);
+        c.tell(m::SET_VRING_CALL, &bell, &[queue.call.as_fd()]);
+        c.tell(m::SET_VRING_KICK, &bell, &[queue.kick.as_fd()]);
+        if self.features & PROTOCOL_FEATURES != 0 {
+            c.tell(m::SET_VRING_ENABLE, &state(index, 1), &[]);
+        }
+    }
+
+    /// Stops a queue: the available index at which it would go on.
+    ///
+    /// # Panics
+    /// When it is not answered.
+    pub fn stop_queue(&mut self, index: u32) -> u16 {
+        let reply = self.connection.ask(m::GET_VRING_BASE, &state(index, 0));
+        assert_eq!(reply[..4], index.to_ne_bytes());
+        u16::try_from(u32::from_ne_bytes([reply[4], reply[5], reply[6], reply[7]])).expect("a base of 16 bits")
+    }
+
+    /// Waits for the daemon to end the conversation.
+    pub fn is_ended(&mut self) -> bool {
+        self.connection.hear() == super::socket::Heard::End
+    }
+
+    /// How long an answer is waited for.
+    pub fn patience(&self) -> Duration {
+        PATIENCE
+    }
+}

@@ -1,0 +1,236 @@
+//! A client that does nothing wrong: it writes through the project's own driver, and checks all that it reads.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mqblk_core::{ByteLen, Sector512};
+use mqblk_driver::virtio_blk::{Completion, Device, Options, Piece, QueueSet, Status};
+use mqblk_memory::GuestAddress;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use super::{PATIENCE, wait_for};
+
+/// Bytes of a block that is written and verified as a whole.
+pub const BLOCK: usize = 4096;
+/// Requests in flight on each queue.
+const DEPTH: usize = 8;
+
+/// The content of block `number` in generation `generation`: checksummed, and different for every block and generation.
+pub fn block(number: u64, generation: u64) -> Vec<u8> {
+    let mut random = SmallRng::seed_from_u64(number << 32 ^ generation);
+    let mut bytes = vec![0; BLOCK];
+    random.fill(&mut bytes[16..]);
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    let sum = crc32c::crc32c_append(crc32c::crc32c(&bytes[..8]), &bytes[16..]);
+    bytes[8..12].copy_from_slice(&sum.to_le_bytes());
+    bytes[12..16].copy_from_slice(&(generation as u32).to_le_bytes());
+    bytes
+}
+
+/// What is wrong with a block that was read, if anything.
+pub fn fault(bytes: &[u8], number: u64, generation: u32) -> Option<String> {
+    let sum = crc32c::crc32c_append(crc32c::crc32c(&bytes[..8]), &bytes[16..]);
+    let found = (bytes[..8].to_vec(), bytes[8..12].to_vec(), bytes[12..16].to_vec());
+    let wanted = (number.to_le_bytes().to_vec(), sum.to_le_bytes().to_vec(), generation.to_le_bytes().to_vec());
+    (found != wanted).then(|| format!("block {number}: found {found:x?}, expected {wanted:x?}"))
+}
+
+/// A device driven by one thread over all its queues, and what it has written so far.
+#[derive(Debug)]
+pub struct Load {
+    _device: Device,
+    set: QueueSet,
+    /// The generation last written of each block; 0: never.
+    generations: Vec<u32>,
+    random: SmallRng,
+    /// Blocks verified.
+    pub verified: u64,
+}
+
+/// A request in flight: block number, and the generation that is written or expected.
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    number: usize,
+    generation: u32,
+    write: bool,
+}
+
+impl Load {
+    /// Connects to a disk. Uses its first `blocks` blocks of [`BLOCK`] bytes.
+    ///
+    /// # Panics
+    /// When the daemon does not play along.
+    pub fn connect(socket: PathBuf, queues: u16, blocks: usize, seed: u64) -> Load {
+        let mut options = Options::new(socket);
+        options.queues = queues;
+        options.queue_size = 64;
+        options.depth = DEPTH as u16;
+        options.data_per_queue = ByteLen((DEPTH * BLOCK) as u64);
+        options.poison_status = true;
+        options.patience = PATIENCE;
+        options.answer_limit = PATIENCE;
+        let mut device = Device::connect(&options).expect("the disk");
+        let set = device.take_queues().pop().expect("one set of queues");
+        let random = SmallRng::seed_from_u64(seed);
+        Load { _device: device, set, generations: vec![0; blocks], random, verified: 0 }
+    }
+
+    /// One round: a batch of writes and reads of different blocks on every queue, and all answers checked.
+    ///
+    /// # Panics
+    /// When an answer is wrong or does not come.
+    pub fn round(&mut self) {
+        let queues = self.set.queues().len();
+        let mut jobs = Vec::with_capacity(queues * DEPTH);
+        let mut taken = std::collections::HashSet::new();
+        for _ in 0..queues * DEPTH {
+            let number = self.random.random_range(0..self.generations.len());
+            if taken.insert(number) {
+                let old = self.generations[number];
+                let write = old == 0 || self.random.random_bool(0.5);
+                jobs.push(Job { number, generation: if write { old + 1 } else { old }, write });
+            }
+        }
+        let mut last = 0;
+        for (at, job) in jobs.iter().enumerate() {
+            last = at / DEPTH;
+            self.submit(at, job);
+        }
+        for queue in &mut self.set.queues()[..=last] {
+            queue.publish().expect("the kick");
+        }
+        let mut left = jobs.len();
+        let until = Instant::now() + PATIENCE;
+        while left > 0 {
+            let done = self.reap();
+            if done.is_empty() {
+                assert!(Instant::now() < until, "{left} of {} answers did not come", jobs.len());
+                std::thread::sleep(Duration::from_micros(20));
+            }
+            for done in done {
+                left -= 1;
+                self.check(done, &jobs);
+            }
+        }
+    }
+
+    fn piece(&mut self, at: usize) -> Piece {
+        let (data, _) = self.set.queues()[at / DEPTH].data();
+        Piece { address: GuestAddress(data.0 + (at % DEPTH * BLOCK) as u64), len: BLOCK as u32 }
+    }
+
+    fn submit(&mut self, at: usize, job: &Job) {
+        let piece = self.piece(at);
+        let queue = &mut self.set.queues()[at / DEPTH];
+        let start = Sector512((job.number * BLOCK) as u64 / mqblk_core::units::SECTOR_BYTES);
+        match job.write {
+            true => {
+                let content = block(job.number as u64, job.generation.into());
+                queue.memory().write(piece.address, &content).expect("data memory");
+                queue.write(at as u32, start, piece).expect("room");
+            }
+            false => {
+                queue.memory().write(piece.address, &[0xaa; BLOCK]).expect("data memory");
+                queue.read(at as u32, start, piece).expect("room");
+            }
+        }
+    }
+
+    fn reap(&mut self) -> Vec<Completion> {
+        let mut all = Vec::new();
+        for queue in self.set.queues() {
+            queue.look().expect("a device that keeps the protocol");
+            while let Some(done) = queue.reap().expect("a device that keeps the protocol") {
+                all.push(done);
+            }
+        }
+        all
+    }
+
+    fn check(&mut self, done: Completion, jobs: &[Job]) {
+        let at = done.user as usize;
+        let job = jobs[at];
+        let written = if job.write { 1 } else { BLOCK as u32 + 1 };
+        assert_eq!((done.status, done.written), (Status::Ok, written), "{job:?}");
+        if job.write {
+            self.generations[job.number] = job.generation;
+            return;
+        }
+        let piece = self.piece(at);
+        let mut bytes = vec![0; BLOCK];
+        self.set.queues()[0].memory().read(piece.address, &mut bytes).expect("data memory");
+        if let Some(fault) = fault(&bytes, job.number as u64, job.generation) {
+            panic!("{fault}");
+        }
+        self.verified += 1;
+    }
+}
+
+/// A good disk beside a bad one: a thread that goes on verifying until it is stopped.
+#[derive(Debug)]
+pub struct Neighbour {
+    stop: Arc<AtomicBool>,
+    rounds: Arc<AtomicU64>,
+    thread: Option<JoinHandle<u64>>,
+}
+
+impl Neighbour {
+    /// Starts to verify.
+    pub fn start(socket: PathBuf, queues: u16, seed: u64) -> Neighbour {
+        let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stop2, rounds2) = (Arc::clone(&stop), Arc::clone(&rounds));
+        let thread = std::thread::spawn(move || {
+            let mut load = Load::connect(socket, queues, 200, seed);
+            while !stop2.load(Ordering::Relaxed) {
+                load.round();
+                rounds2.fetch_add(1, Ordering::Relaxed);
+                // Leaves the processors to the tests; the daemon sleeps now and then, as it would with a real guest.
+                std::thread::sleep(Duration::from_micros(300));
+            }
+            load.verified
+        });
+        let neighbour = Neighbour { stop, rounds, thread: Some(thread) };
+        neighbour.assert_goes_on("its start");
+        neighbour
+    }
+
+    /// Rounds verified so far.
+    pub fn rounds(&self) -> u64 {
+        self.rounds.load(Ordering::Relaxed)
+    }
+
+    /// Waits for two more rounds: one that began after now is among them.
+    ///
+    /// # Panics
+    /// When none ends.
+    pub fn assert_goes_on(&self, after: &str) {
+        let now = self.rounds();
+        wait_for(&format!("a good disk's next round after {after}"), || {
+            let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+            assert!(!ended, "after {after}: the good disk's client failed");
+            (self.rounds() >= now + 2).then_some(())
+        });
+    }
+
+    /// Ends it, and returns how many blocks it has verified.
+    ///
+    /// # Panics
+    /// When it has failed.
+    pub fn finish(mut self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().expect("a running neighbour").join().expect("a good disk's client")
+    }
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! A guest's memory: files that the daemon maps and this end reads and writes by system calls, so that nothing that happens
+//! to them (truncation) harms this process.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::MemfdFlags;
+
+/// One region, as the memory table tells it.
+#[derive(Debug)]
+pub struct Region {
+    /// What is mapped.
+    pub file: File,
+    /// First guest address.
+    pub guest: u64,
+    /// First address in the (imagined) VMM.
+    pub user: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Where in the file it starts.
+    pub offset: u64,
+}
+
+impl Region {
+    /// Fresh memory. The file ends with the region.
+    ///
+    /// # Panics
+    /// When the system refuses.
+    pub fn new(guest: u64, user: u64, len: u64, offset: u64) -> Region {
+        let file = File::from(rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).expect("memfd"));
+        file.set_len(offset + len).expect("memfd length");
+        Region { file, guest, user, len, offset }
+    }
+
+    /// Its entry in a memory table: 32 bytes.
+    pub fn entry(&self) -> Vec<u8> {
+        [self.guest, self.len, self.user, self.offset].map(u64::to_ne_bytes).concat()
+    }
+
+    /// The payload of ADD_MEM_REG and REM_MEM_REG.
+    pub fn single(&self) -> Vec<u8> {
+        [&[0; 8][..], &self.entry()].concat()
+    }
+
+    /// Its descriptor.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// The payload of SET_MEM_TABLE.
+pub fn table(regions: &[&Region]) -> Vec<u8> {
+    let mut payload = [(regions.len() as u32).to_ne_bytes(), [0; 4]].concat();
+    for region in regions {
+        payload.extend(region.entry());
+    }
+    payload
+}
+
+/// All of a guest's memory.
+#[derive(Debug)]
+pub struct Memory {
+    /// The regions.
+    pub regions: Vec<Region>,
+}
+
+/// The first guest address of [`Memory::usual`].
+pub const START: u64 = 1 << 20;
+/// Where its two regions touch.
+pub const SEAM: u64 = 2 << 20;
+/// One past its last byte.
+pub const END: u64 = 3 << 20;
+
+impl Memory {
+    /// Two regions that touch in guest addresses and nowhere else; the second starts in the middle of its file.
+    pub fn usual() -> Memory {
+        let first = Region::new(START, 0x7f00_0010_0000, SEAM - START, 0);
+        let second = Region::new(SEAM, 0x7e00_0000_0000, END - SEAM, 0x3000);
+        Memory { regions: vec![first, second] }
+    }
+
+    /// The address in the VMM for a guest address; as if the first region went on for ever when it is in none.
+    pub fn user(&self, guest: u64) -> u64 {
+        let of = |region: &Region| guest.wrapping_sub(region.guest).wrapping_add(region.user);
+        self.find(guest).map_or_else(|| of(&self.regions[0]), of)
+    }
+
+    fn find(&self, guest: u64) -> Option<&Region> {
+        self.regions.iter().find(|r| guest.checked_sub(r.guest).is_some_and(|at| at < r.len))
+    }
+
+    /// Calls `each` with the file, the offset in it, and the range of the bytes, region by region.
+    fn runs(&self, guest: u64, len: usize, mut each: impl FnMut(&File, u64, std::ops::Range<usize>)) {
+        let mut done = 0;
+        while done < len {
+            let at = guest + done as u64;
+            let region = self.find(at).unwrap_or_else(|| panic!("no guest memory at {at:#x}"));
+            let run = (region.guest + region.len - at).min((len - done) as u64) as usize;
+            each(&region.file, region.offset + (at - region.guest), done..done + run);
+            done += run;
+        }
+    }
+
+    /// Stores bytes.
+    ///
+    /// # Panics
+    /// When an address is in no region.
+    pub fn write(&self, guest: u64, bytes: &[u8]) {
+        self.runs(guest, bytes.len(), |file, at, range| file.write_all_at(&bytes[range], at).expect("guest memory"));
+    }
+
+    /// Loads bytes.
+    ///
+    /// # Panics
+    /// When an address is in no region, or the region was cut off.
+    pub fn read(&self, guest: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.runs(guest, len, |file, at, range| file.read_exact_at(&mut bytes[range], at).expect("guest memory"));
+        bytes
+    }
+
+    /// Loads a number of 16 bits.
+    pub fn u16(&self, guest: u64) -> u16 {
+        u16::from_le_bytes(self.read(guest, 2).try_into().expect("2 bytes"))
+    }
+
+    /// Loads a number of 32 bits.
+    pub fn u32(&self, guest: u64) -> u32 {
+        u32::from_le_bytes(self.read(guest, 4).try_into().expect("4 bytes"))
+    }
+}

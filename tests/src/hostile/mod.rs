@@ -1,0 +1,40 @@
+//! Hostile and awkward clients of a real daemon.
+//!
+//! `case` is one such ring with what must come of it, `daemon` is the `mqblk` binary as a child, `socket` says anything on a vhost-user socket, `memory` and `ring` are a guest's
+//! memory and a split ring of which every byte is under control, `front_end` sets queues up from these, `request` builds
+//! virtio-blk requests, `load` is a well-behaved client that verifies all that it reads.
+
+pub mod case;
+pub mod daemon;
+pub mod event;
+pub mod front_end;
+pub mod load;
+pub mod memory;
+pub mod request;
+pub mod ring;
+pub mod socket;
+
+use std::time::{Duration, Instant};
+
+/// No wait in these tests is longer: what takes this long does not come.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long a thing is watched that must not happen.
+pub const WATCH: Duration = Duration::from_millis(30);
+
+/// Looks again and again until `found` gives something.
+///
+/// # Panics
+/// When it does not within [`PATIENCE`]; `what` is named.
+pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let until = Instant::now() + PATIENCE;
+    let mut pause = Duration::from_micros(20);
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(Instant::now() < until, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(5));
+    }
+}

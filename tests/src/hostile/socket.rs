@@ -1,0 +1,223 @@
+//! A vhost-user socket on which anything can be said. Source: QEMU's `vhost-user.rst`.
+
+use std::io::{ErrorKind, IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use rustix::fd::BorrowedFd;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use super::{PATIENCE, wait_for};
+
+/// Numbers of the front-end's messages.
+#[allow(missing_docs, reason = "the specification's own names")]
+pub mod message {
+    pub const GET_FEATURES: u32 = 1;
+    pub const SET_FEATURES: u32 = 2;
+    pub const SET_OWNER: u32 = 3;
+    pub const RESET_OWNER: u32 = 4;
+    pub const SET_MEM_TABLE: u32 = 5;
+    pub const SET_LOG_BASE: u32 = 6;
+    pub const SET_LOG_FD: u32 = 7;
+    pub const SET_VRING_NUM: u32 = 8;
+    pub const SET_VRING_ADDR: u32 = 9;
+    pub const SET_VRING_BASE: u32 = 10;
+    pub const GET_VRING_BASE: u32 = 11;
+    pub const SET_VRING_KICK: u32 = 12;
+    pub const SET_VRING_CALL: u32 = 13;
+    pub const SET_VRING_ERR: u32 = 14;
+    pub const GET_PROTOCOL_FEATURES: u32 = 15;
+    pub const SET_PROTOCOL_FEATURES: u32 = 16;
+    pub const GET_QUEUE_NUM: u32 = 17;
+    pub const SET_VRING_ENABLE: u32 = 18;
+    pub const SET_BACKEND_REQ_FD: u32 = 21;
+    pub const GET_CONFIG: u32 = 24;
+    pub const SET_CONFIG: u32 = 25;
+    pub const POSTCOPY_ADVISE: u32 = 28;
+    pub const GET_INFLIGHT_FD: u32 = 31;
+    pub const SET_INFLIGHT_FD: u32 = 32;
+    pub const GPU_SET_SOCKET: u32 = 33;
+    pub const RESET_DEVICE: u32 = 34;
+    pub const VRING_KICK: u32 = 35;
+    pub const GET_MAX_MEM_SLOTS: u32 = 36;
+    pub const ADD_MEM_REG: u32 = 37;
+    pub const REM_MEM_REG: u32 = 38;
+    pub const SET_STATUS: u32 = 39;
+    pub const GET_STATUS: u32 = 40;
+    pub const SET_DEVICE_STATE_FD: u32 = 42;
+    pub const CHECK_DEVICE_STATE: u32 = 43;
+}
+
+/// Header flags: protocol version 1.
+pub const VERSION: u32 = 1;
+/// Header flags: this is a reply.
+pub const REPLY: u32 = 4;
+/// Header flags: the sender wants an acknowledgement.
+pub const NEED_REPLY: u32 = 8;
+/// Payload bit of SET_VRING_KICK and its sisters: no descriptor comes along.
+pub const NO_FD: u64 = 0x100;
+
+/// Most descriptors that this end can attach to one message.
+pub const MAX_FDS: usize = 64;
+
+/// What came back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// A reply.
+    Reply {
+        /// The message it answers.
+        message: u32,
+        /// Its payload.
+        payload: Vec<u8>,
+    },
+    /// The daemon ended the conversation.
+    End,
+}
+
+/// One conversation.
+#[derive(Debug)]
+pub struct Connection {
+    stream: UnixStream,
+}
+
+impl Connection {
+    /// Connects, trying again while nobody listens.
+    ///
+    /// # Panics
+    /// When nobody does in time.
+    pub fn open(path: &Path) -> Connection {
+        let stream = wait_for("a connection", || UnixStream::connect(path).ok());
+        stream.set_read_timeout(Some(PATIENCE)).expect("a read time-out");
+        stream.set_write_timeout(Some(PATIENCE)).expect("a write time-out");
+        Connection { stream }
+    }
+
+    /// Sends bytes as they are, with descriptors. `false` when the daemon has gone.
+    ///
+    /// # Panics
+    /// When the daemon does not take them in time.
+    pub fn bytes(&self, mut bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
+        let mut fds = fds;
+        while !bytes.is_empty() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)), "too many descriptors");
+            match sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => return false,
+                Err(error) => panic!("sendmsg: {error}"),
+            }
+            fds = &[];
+        }
+        true
+    }
+
+    /// Sends one message. `false` when the daemon has gone.
+    pub fn send(&self, message: u32, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
+        self.bytes(&frame(message, flags, payload.len() as u32, payload), fds)
+    }
+
+    /// What the daemon says next.
+    ///
+    /// # Panics
+    /// When it says nothing within [`PATIENCE`], or something that is no reply.
+    pub fn hear(&mut self) -> Heard {
+        let mut header = [0; 12];
+        if !self.fill(&mut header) {
+            return Heard::End;
+        }
+        let word = |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let (message, flags, size) = (word(0), word(4), word(8));
+        assert_eq!(flags & !NEED_REPLY, VERSION | REPLY, "message {message}: flags");
+        assert!(size <= 4096, "message {message}: {size} bytes");
+        let mut payload = vec![0; size as usize];
+        assert!(self.fill(&mut payload), "message {message}: the reply breaks off");
+        Heard::Reply { message, payload }
+    }
+
+    /// `false` at the end of the conversation.
+    fn fill(&mut self, bytes: &mut [u8]) -> bool {
+        match self.stream.read_exact(bytes) {
+            Ok(()) => true,
+            Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => false,
+            Err(error) => panic!("the daemon says nothing: {error}"),
+        }
+    }
+
+    /// Sends a question and gives the reply's payload.
+    ///
+    /// # Panics
+    /// When another message is answered, or the conversation ends.
+    pub fn ask(&mut self, message: u32, payload: &[u8]) -> Vec<u8> {
+        self.send(message, VERSION, payload, &[]);
+        match self.hear() {
+            Heard::Reply { message: answered, payload } if answered == message => payload,
+            other => panic!("message {message}: found {other:?}, expected its reply"),
+        }
+    }
+
+    /// Asks for a number.
+    ///
+    /// # Panics
+    /// As [`ask`](Self::ask).
+    pub fn ask_u64(&mut self, message: u32) -> u64 {
+        u64::from_ne_bytes(self.ask(message, &[]).try_into().expect("8 bytes"))
+    }
+
+    /// Sends a message that is to be acknowledged, and gives the acknowledgement: 0 is yes. `None` when the conversation
+    /// ends without one.
+    pub fn try_tell(&mut self, message: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Option<u64> {
+        self.send(message, VERSION | NEED_REPLY, payload, fds);
+        match self.hear() {
+            Heard::End => None,
+            Heard::Reply { payload, .. } => Some(u64::from_ne_bytes(payload.try_into().expect("8 bytes"))),
+        }
+    }
+
+    /// Sends a message that must be accepted.
+    ///
+    /// # Panics
+    /// When it is not.
+    pub fn tell(&mut self, message: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        assert_eq!(self.try_tell(message, payload, fds), Some(0), "message {message}");
+    }
+
+    /// Owner and features, with acknowledgements from here on. `without` are virtio feature bits that are not accepted.
+    /// Returns the features in force.
+    pub fn negotiate(&mut self, without: u64) -> u64 {
+        self.send(message::SET_OWNER, VERSION, &[], &[]);
+        let features = self.ask_u64(message::GET_FEATURES) & !without;
+        let protocol = self.ask_u64(message::GET_PROTOCOL_FEATURES);
+        self.send(message::SET_PROTOCOL_FEATURES, VERSION, &protocol.to_ne_bytes(), &[]);
+        self.tell(message::SET_FEATURES, &features.to_ne_bytes(), &[]);
+        features
+    }
+
+    /// Says no more, but still listens.
+    pub fn fall_silent(&self) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+    }
+}
+
+/// A message with any header.
+pub fn frame(message: u32, flags: u32, size: u32, payload: &[u8]) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(12 + payload.len());
+    for word in [message, flags, size] {
+        frame.extend_from_slice(&word.to_ne_bytes());
+    }
+    frame.extend_from_slice(payload);
+    frame
+}
+
+/// Two numbers of 32 bits: the payload of SET_VRING_NUM, SET_VRING_BASE, GET_VRING_BASE, SET_VRING_ENABLE.
+pub fn state(index: u32, value: u32) -> Vec<u8> {
+    [index.to_ne_bytes(), value.to_ne_bytes()].concat()
+}
+
+/// The payload of GET_CONFIG and SET_CONFIG.
+pub fn config(offset: u32, size: u32, flags: u32, bytes: &[u8]) -> Vec<u8> {
+    let mut payload = [offset.to_ne_bytes(), size.to_ne_bytes(), flags.to_ne_bytes()].concat();
+    payload.extend_from_slice(bytes);
+    payload
+}

@@ -126,3 +126,33 @@ fn settings_that_do_not_fit() {
         assert!(error.starts_with("disk \"trial\": ") && error.contains(want), "{settings:?}: {error}");
     }
 }
+
+#[test]
+fn torn_requests_that_run_together_keep_their_own_buffers() {
+    let mut worker = worker(&[
+        ("inner", "ram"),
+        ("size", "1M"),
+        ("fault-torn", "100"),
+        ("fault-jitter-us", "200"),
+        ("fault-seed", "2"),
+    ]);
+    for at in 0..64_u64 {
+        worker.fill(0, &[at as u8 + 1; 512]);
+        for block in 0..8 {
+            assert_eq!(worker.one(Want::at(WRITE, at * 4096 + block * 512, 512, 0)), done(512));
+        }
+    }
+    worker.fill(0, &vec![0xee; 64 * 4096]);
+    let reads: Vec<Want> = (0..64).map(|at| Want::at(Op::Read, at * 4096, 4096, at * 4096)).collect();
+    assert!(worker.run(&reads).iter().all(|answer| answer.outcome == EIO));
+    let mut lengths = [0; 9];
+    for at in 0..64 {
+        let found = worker.found(at * 4096, 4096);
+        let read = found.iter().take_while(|byte| u64::from(**byte) == at + 1).count();
+        assert!(read % 512 == 0 && (512..4096).contains(&read), "request {at}: {read} bytes");
+        assert!(found[read..].iter().all(|byte| *byte == 0xee), "request {at}");
+        lengths[read / 512] += 1;
+    }
+    assert!(lengths.iter().filter(|count| **count > 0).count() > 3, "{lengths:?}");
+    worker.close();
+}

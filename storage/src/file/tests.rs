@@ -266,3 +266,30 @@ impl Disk<Lane> for Helpless {
         Ok(Box::new(channel))
     }
 }
+
+/// More pieces than the kernel takes in one operation: the first 1024 are a short transfer, and it goes on with the others.
+#[test]
+fn transfers_that_the_kernel_does_in_parts() {
+    for (place, direct, piece) in [(on_disk(), "on", 512), (on_disk(), "off", 24), (in_memory(), "off", 24)] {
+        let (_dir, path) = image(&place, 4 << 20);
+        let disk = open(&[("path", path.to_str().unwrap()), ("direct", direct), ("block-size", "512")]);
+        let mut worker = Worker::new(disk.as_ref(), 16, FixedBufferUse::Off);
+        let count = 64 * 43_u32; // 2752 pieces: three parts; whole blocks for both piece lengths
+        let len = u64::from(count * piece);
+        assert_eq!(len % 512, 0);
+        let pieces: Vec<(u64, u32)> = (0..u64::from(count)).rev().map(|at| (at * 1024, piece)).collect();
+        let data: Vec<u8> = (0..len).map(|at| (at * 13 + at / 509) as u8).collect();
+        for ((address, _), bytes) in pieces.iter().zip(data.chunks(piece as usize)) {
+            worker.fill(*address, bytes);
+        }
+        let request = |op| Want { op, start: 512, len, pieces: Some(pieces.clone()) };
+        assert_eq!(worker.one(request(Op::Write { fua: true })), Outcome::Done(ByteLen(len)), "direct={direct}");
+        let stored = std::fs::read(&path).unwrap();
+        assert!(stored[512..512 + len as usize] == data, "written with direct={direct}");
+        worker.fill(0, &vec![0; count as usize * 1024]);
+        assert_eq!(worker.one(request(Op::Read)), Outcome::Done(ByteLen(len)), "direct={direct}");
+        let found: Vec<u8> = pieces.iter().flat_map(|(address, len)| worker.found(*address, *len as usize)).collect();
+        assert!(found == data, "read with direct={direct}");
+        worker.close();
+    }
+}

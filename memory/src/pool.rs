@@ -252,13 +252,13 @@ impl BufferPool {
         Some((host, run, Segment { address: host, len: run as u32, fixed }))
     }
 
-    /// Reads a value from guest memory, once. `None` when it is not mapped in one piece.
+    /// Reads a value from guest memory, once. `None` when a byte of it is not mapped.
     #[inline]
     pub fn read<T: Plain>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
         let size = size_of::<T>() as u64;
         let (host, run, _) = self.translate(lease.index, address.0, size)?;
         if run < size {
-            return None;
+            return self.read_across(lease, address);
         }
         let place = std::ptr::with_exposed_provenance::<T>(host as usize);
         if place.is_aligned() {
@@ -273,18 +273,34 @@ impl BufferPool {
         }
     }
 
-    /// Reads bytes from guest memory, once. `false` (and nothing read) when they are not mapped in one piece.
+    /// Reads a value that lies in two regions or more.
+    #[cold]
+    fn read_across<T: Plain>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
+        let mut value = std::mem::MaybeUninit::<T>::zeroed();
+        // SAFETY: a zeroed `T` is as many initialised bytes, and nothing else names them.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
+        // SAFETY: any bit pattern is a `T`.
+        self.read_bytes(lease, address, bytes).then(|| unsafe { value.assume_init() })
+    }
+
+    /// Reads bytes from guest memory, once. They may span regions. `false` when a byte of it is not mapped; what lies before
+    /// it may then have been read.
     #[must_use]
     pub fn read_bytes(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
-        match self.translate(lease.index, address.0, into.len() as u64) {
-            Some((host, run, _)) if run == into.len() as u64 => {
-                let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
-                // SAFETY: mapped for `run` bytes by the lease; `into` is private memory.
-                unsafe { place.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
-                true
+        let (mut address, mut left) = (address.0, into);
+        while !left.is_empty() {
+            let Some((host, run, _)) = self.translate(lease.index, address, left.len() as u64) else { return false };
+            let (now, later) = left.split_at_mut(run as usize);
+            let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
+            // SAFETY: mapped for `run` bytes by the lease; `now` is private memory.
+            unsafe { place.copy_to_nonoverlapping(now.as_mut_ptr(), now.len()) };
+            left = later;
+            match address.checked_add(run) {
+                Some(next) => address = next,
+                None => return left.is_empty(),
             }
-            _ => false,
         }
+        true
     }
 
     /// Starts bringing the line at `address` into this core's cache, if it is mapped.

@@ -135,7 +135,13 @@ fn serve<D: VirtioDevice<Lane>>(stream: UnixStream, device: &Arc<D>, options: &A
         // A panic in a message's handling is a bug, but it must cost only this connection.
         let handled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handler.handle_request()));
         match handled {
-            Ok(Ok(())) => {}
+            Ok(Ok(())) => {
+                // Some messages are answered with an error that does not end the conversation.
+                let complaint = session.lock().unwrap_or_else(PoisonError::into_inner).complaint();
+                if let Some(why) = complaint {
+                    tracing::warn!(disk = name, "front-end's message declined: {why}");
+                }
+            }
             Ok(Err(error)) => break Some(error),
             Err(_) => break None,
         }

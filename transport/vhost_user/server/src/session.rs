@@ -195,6 +195,12 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
         let place = self.place(index)?;
         let max = self.device.max_ring_size();
+        let vring = &self.vrings[place];
+        if let (Some(_), Some(size)) = (&vring.served, vring.size)
+            && u32::from(size) != num
+        {
+            return self.refuse(format!("queue {index}: size: found {num} while it runs, expected {size} still"));
+        }
         match u16::try_from(num) {
             Ok(size) if size.is_power_of_two() && size >= 2 && size <= max => {
                 self.vrings[place].size = Some(size);

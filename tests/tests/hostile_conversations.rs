@@ -105,15 +105,7 @@ impl Stage {
         SmallRng::seed_from_u64(3).fill(&mut model[..]);
         fill(&daemon.socket("bad"), &model);
         daemon.settle("bad");
-        let mut base = daemon.holds();
-        loop {
-            std::thread::sleep(std::time::Duration::from_millis(50));
-            let now = daemon.holds();
-            if now == base {
-                break;
-            }
-            base = now;
-        }
+        let base = daemon.quiet_holds();
         Stage { daemon, neighbour, model, base, complaints: 0 }
     }
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use mqblk_engine::{EventFd, Lane};
+use mqblk_engine::{Bell, EventFd, Lane};
 use mqblk_memory::{GuestMemory, UserAddress};
 use mqblk_virtio::features::VERSION_1;
 use mqblk_virtio::{VirtioDevice, VirtioQueue};
@@ -266,13 +266,19 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let place = self.place(index.into())?;
-        let call = self.event("call", index, file)?;
-        self.vrings[place].call = call.clone();
-        let Some(served) = &self.vrings[place].served else { return Ok(()) };
+        let call = match self.event("call", index, file)?.map(|event| Bell::new(&event)).transpose() {
+            Ok(call) => call,
+            Err(error) => return self.refuse(format!("queue {index}: call: {error}")),
+        };
+        let vring = &mut self.vrings[place];
+        let Some(served) = &vring.served else {
+            vring.call = call;
+            return Ok(());
+        };
         let replaced = served.visit(move |queue, _| {
             // What was answered before the new bell hung may not have been heard.
             if let Some(call) = &call {
-                call.signal();
+                call.ring();
             }
             queue.set_call(call.map(|call| Box::new(call) as Box<dyn mqblk_core::Call>));
         });

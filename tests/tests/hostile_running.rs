@@ -419,7 +419,7 @@ fn a_full_bell_stops_nobody_else() {
 #[test]
 fn queue_shares_do_not_touch() {
     // The places that these tests use: rings below, then the pushers, all in the first region.
-    assert!(START + 3 * QUEUE_SHARE <= START + 0x2_0000);
+    const { assert!(START + 3 * QUEUE_SHARE <= START + 0x2_0000) };
     assert!(place(2).memory + NEEDS <= SEAM);
     assert!(PATIENCE > WATCH * 100);
 }

@@ -113,6 +113,8 @@ struct Lease {
 }
 
 const INLINE: usize = 2;
+/// Room of a new list of pieces; it grows with the longest request.
+const SPILL: usize = 8;
 const NO_SPILL: u32 = u32::MAX;
 
 /// One cache line for the common request of one or two pieces.
@@ -178,6 +180,14 @@ impl BufferPool {
                 live: false,
                 spill: NO_SPILL,
             });
+        }
+        // Every buffer may have many pieces at once.
+        let lists = entries.saturating_sub(self.spills.len());
+        self.spills.reserve(lists);
+        self.free_spills.reserve(entries.saturating_sub(self.free_spills.len()));
+        for _ in 0..lists {
+            self.free_spills.push(self.spills.len() as u32);
+            self.spills.push(Vec::with_capacity(SPILL));
         }
     }
 
@@ -390,11 +400,7 @@ impl BufferPool {
     fn append_spilled(&mut self, index: usize, piece: Segment) {
         let entry = &mut self.entries[index];
         if entry.spill == NO_SPILL {
-            entry.spill = self.free_spills.pop().unwrap_or_else(|| {
-                self.spills.push(Vec::with_capacity(32));
-                self.free_spills.reserve(self.spills.len());
-                self.spills.len() as u32 - 1
-            });
+            entry.spill = self.free_spills.pop().expect("there are as many lists as buffers");
             let list = &mut self.spills[entry.spill as usize];
             list.clear();
             list.extend_from_slice(&entry.inline);

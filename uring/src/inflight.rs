@@ -7,6 +7,9 @@ use mqblk_memory::Buffer;
 
 use crate::ops::Owner;
 
+/// Room of a new list of pieces; it grows with the longest request.
+const PIECES: usize = 32;
+
 /// One operation.
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
@@ -16,7 +19,7 @@ pub(crate) struct Slot {
     pub(crate) buffer: Option<Buffer>,
     /// Keeps a descriptor open that the entry names by number.
     pub(crate) file: Option<Arc<OwnedFd>>,
-    /// Keeps its capacity, so that a warm table does not allocate.
+    /// The memory's pieces, where the entry names a list of them.
     pub(crate) pieces: Vec<libc::iovec>,
     pub(crate) busy: bool,
 }
@@ -26,12 +29,15 @@ pub(crate) struct Slot {
 pub(crate) struct InFlight {
     slots: Vec<Slot>,
     free: Vec<u32>,
+    /// Lists that are not in use. They keep their capacity, so that a warm table does not allocate.
+    spare: Vec<Vec<libc::iovec>>,
 }
 
 impl InFlight {
     /// Room for `capacity` operations.
     pub(crate) fn new(capacity: u32) -> InFlight {
-        InFlight { slots: (0..capacity).map(|_| Slot::default()).collect(), free: (0..capacity).rev().collect() }
+        let slots = (0..capacity).map(|_| Slot::default()).collect();
+        InFlight { slots, free: (0..capacity).rev().collect(), spare: Vec::with_capacity(capacity as usize) }
     }
 
     /// Free slots.
@@ -68,7 +74,20 @@ impl InFlight {
         let slot = &mut self.slots[index as usize];
         slot.busy = false;
         slot.file = None;
+        if slot.pieces.capacity() > 0 {
+            self.spare.push(std::mem::take(&mut slot.pieces));
+        }
         self.free.push(index);
+    }
+
+    /// An operation's list of pieces, to be filled.
+    #[inline]
+    pub(crate) fn pieces(&mut self, index: u32) -> &mut Vec<libc::iovec> {
+        let list = &mut self.slots[index as usize].pieces;
+        if list.capacity() == 0 {
+            *list = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(PIECES));
+        }
+        list
     }
 
     /// Index of the operation of `owner` with `cookie`, for cancelling.

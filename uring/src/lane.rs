@@ -58,7 +58,10 @@ pub struct Lane {
     now: Instant,
 }
 
-#[derive(Debug, Default)]
+/// Completions that an inbox has room for at first. It grows to the most that ever arrived in one turn.
+const INBOX: usize = 256;
+
+#[derive(Debug)]
 struct Inbox {
     used: bool,
     letters: VecDeque<Completion>,
@@ -121,7 +124,7 @@ impl Lane {
     /// A new owner with an inbox.
     pub fn add_owner(&mut self) -> Owner {
         let index = self.inboxes.iter().position(|inbox| !inbox.used).unwrap_or_else(|| {
-            self.inboxes.push(Inbox::default());
+            self.inboxes.push(Inbox { used: false, letters: VecDeque::with_capacity(INBOX) });
             self.inboxes.len() - 1
         });
         self.inboxes[index].used = true;

@@ -154,17 +154,18 @@ impl Lane {
     ) -> Result<(), Refused> {
         let Some(index) = self.in_flight.take(owner, cookie) else { return Err(Refused(Some(buffer))) };
         let segments = self.buffers.segments(&buffer);
-        let slot = self.in_flight.slot(index);
         let entry = match segments {
             [only] if skip == 0 => {
                 let pointer = std::ptr::with_exposed_provenance_mut::<u8>(only.address() as usize);
                 single(file, at, pointer, only.len(), only.fixed(), direction)
             }
             _ => {
-                fill_pieces(&mut slot.pieces, segments, skip);
-                vectored(file, at, &slot.pieces, direction)
+                let pieces = self.in_flight.pieces(index);
+                fill_pieces(pieces, segments, skip);
+                vectored(file, at, pieces, direction)
             }
         };
+        let slot = self.in_flight.slot(index);
         slot.buffer = Some(buffer);
         slot.file = file.keep();
         self.push(entry, index);

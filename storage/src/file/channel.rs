@@ -60,9 +60,10 @@ impl FileChannel {
             owner: lane.add_owner(),
             inline: Inline::new(&file),
             lacking: Lacking::default(),
-            running: Vec::new(),
-            free: Vec::new(),
-            stalled: VecDeque::new(),
+            // Reserved, not touched: memory is taken from the host as far as requests are in flight at once.
+            running: Vec::with_capacity(MOST_RUNNING),
+            free: Vec::with_capacity(MOST_RUNNING),
+            stalled: VecDeque::with_capacity(MOST_RUNNING),
             retry_at: None,
             bounce,
             zeroes,

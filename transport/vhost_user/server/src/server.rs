@@ -54,7 +54,10 @@ impl Server {
     ///
     /// # Errors
     /// When the socket cannot be made.
-    pub fn start<D: VirtioDevice<Lane>>(device: Arc<D>, options: ServerOptions) -> Result<Server, SocketError> {
+    pub fn start<D: VirtioDevice<Lane>>(device: Arc<D>, mut options: ServerOptions) -> Result<Server, SocketError> {
+        if options.fixed == FixedBufferUse::Auto && !options.disk.limits().uses_fixed_buffers {
+            options.fixed = FixedBufferUse::Off;
+        }
         let socket = options.socket.clone();
         let listener = ListenSocket::bind(&socket, options.socket_mode)?;
         let refused = |source| SocketError::Os { path: socket.clone(), source };

@@ -1,0 +1,205 @@
+//! No allocation per request: a million requests through real rings, after warm-up, and the allocator is not called once,
+//! by no thread of the process: neither the workers nor our driver, which the same rule binds.
+//!
+//! One test does it all in sequence, because the allocator counts for the whole process.
+
+mod rig;
+
+use std::alloc::System;
+use std::hint::black_box;
+use std::sync::Arc;
+
+use mqblk_core::{Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Request, Sector512};
+use mqblk_driver::virtio_blk::{Options, Piece, Queue, QueueSet, Range, Refused, ShapeChoice, Status};
+use mqblk_engine::{AnyDisk, Lane, PollPolicy};
+use mqblk_memory::GuestAddress;
+use rig::{Plan, Rig, disk};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const QUEUES: u16 = 2;
+const DEPTH: u16 = 32;
+const BLOCK: u32 = 4096;
+/// Data pieces of the largest request.
+const PIECES: u32 = 5;
+/// Tables that grow to what was ever in flight at once (such as lists of more than two pieces) reach their size.
+const WARM_UP: u64 = 20_000;
+const MILLION: u64 = 1_000_000;
+/// Blocks of the disk that are used.
+const BLOCKS: u64 = 4096;
+
+type Buffer = <Lane as mqblk_core::Lane>::Buffer;
+
+/// Lets requests through to another disk, and allocates once in `every` of them: what the test must notice.
+struct Smuggler {
+    inner: Arc<AnyDisk>,
+    every: u64,
+}
+
+struct SmugglerChannel {
+    inner: Box<dyn DiskChannel<Lane>>,
+    every: u64,
+    count: u64,
+}
+
+impl Disk<Lane> for Smuggler {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        self.inner.resolved()
+    }
+    fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+        let inner = self.inner.open_channel(lane)?;
+        Ok(Box::new(SmugglerChannel { inner, every: self.every, count: 0 }))
+    }
+}
+
+impl DiskChannel<Lane> for SmugglerChannel {
+    fn submit(
+        &mut self,
+        lane: &mut Lane,
+        batch: &mut Vec<Request<Buffer>>,
+        finished: &mut Vec<Finished<Buffer>>,
+    ) -> usize {
+        let taken = self.inner.submit(lane, batch, finished);
+        let before = self.count / self.every;
+        self.count += taken as u64;
+        if self.count / self.every != before {
+            drop(black_box(Box::new(self.count)));
+        }
+        taken
+    }
+    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+        self.inner.reap(lane, finished)
+    }
+    fn outstanding(&self) -> u32 {
+        self.inner.outstanding()
+    }
+    fn close(&mut self, lane: &mut Lane) {
+        self.inner.close(lane);
+    }
+}
+
+/// Which requests are sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mix {
+    /// Those that take most room: all of them in several pieces.
+    Largest,
+    /// All kinds.
+    All,
+}
+
+/// Submits the request that `number` stands for; its data lies in `slot`'s part of the queue's memory.
+fn submit(queue: &mut Queue, mix: Mix, number: u64, slot: u32) -> Result<(), Refused> {
+    let base = queue.data().0.0 + u64::from(slot * PIECES * BLOCK);
+    let piece = |at: u32| Piece { address: GuestAddress(base + u64::from(at * BLOCK)), len: BLOCK };
+    // A stride that is prime to the disk's size visits all of it.
+    let block = number * 1021 % (BLOCKS - u64::from(PIECES));
+    let sector = |block: u64| Sector512(block * u64::from(BLOCK) / mqblk_core::units::SECTOR_BYTES);
+    let ranges = [
+        Range { start: sector(block), sectors: 8, unmap: false },
+        Range { start: sector(block + 2), sectors: 16, unmap: false },
+    ];
+    match number % 100 {
+        _ if mix == Mix::Largest => queue.read_pieces(slot, sector(block), (0..PIECES).map(piece)),
+        0 => queue.flush(slot),
+        1 => queue.discard(slot, &ranges),
+        2 => queue.write_zeroes(slot, &ranges),
+        3 => queue.get_id(slot, GuestAddress(base)),
+        // Past the end of the disk: refused at admission.
+        4 => queue.read(slot, Sector512(1 << 40), piece(0)),
+        5..20 => queue.read_pieces(slot, sector(block), (0..PIECES).map(piece)),
+        20..35 => queue.write_pieces(slot, sector(block), (0..PIECES).map(piece)),
+        35..55 => queue.write(slot, sector(block), piece(0)),
+        _ => queue.read(slot, sector(block), piece(0)),
+    }
+}
+
+/// Sends `count` requests over all the queues, up to [`DEPTH`] in flight on each, and waits for their answers.
+fn run(set: &mut QueueSet, free: &mut [Vec<u32>], mix: Mix, count: u64) {
+    let (mut sent, mut answered) = (0, 0);
+    while answered < count {
+        let mut reaped = 0;
+        for (queue, free) in set.queues().iter_mut().zip(free.iter_mut()) {
+            while sent < count && !free.is_empty() {
+                let slot = free[free.len() - 1];
+                match submit(queue, mix, sent, slot) {
+                    Ok(()) => free.pop(),
+                    Err(Refused::Full) => break,
+                    Err(refused) => panic!("request {sent}: {refused}"),
+                };
+                sent += 1;
+            }
+            queue.publish().expect("a kick can be sent");
+            queue.look().expect("the device keeps to the protocol");
+            while let Some(done) = queue.reap().expect("the device keeps to the protocol") {
+                assert!(matches!(done.status, Status::Ok | Status::IoError), "{done:?}");
+                free.push(done.user);
+                reaped += 1;
+            }
+        }
+        answered += reaped;
+        if reaped == 0 {
+            set.wait(1).expect("a call comes");
+        }
+    }
+}
+
+/// Allocations and reallocations of the whole process during `requests` requests, half of them with direct descriptors,
+/// half with indirect ones.
+fn allocations(disk: &Arc<AnyDisk>, requests: u64) -> usize {
+    let mut found = 0;
+    for shape in [ShapeChoice::Direct, ShapeChoice::Indirect] {
+        let plan = Plan { disk: Arc::clone(disk), workers: 2, poll: PollPolicy::default() };
+        let choose = |options: &mut Options| {
+            options.queues = QUEUES;
+            options.shape = shape;
+            options.data_per_queue = mqblk_core::ByteLen(u64::from(u32::from(DEPTH) * PIECES * BLOCK));
+        };
+        let (rig, mut sets) = Rig::new(plan, choose);
+        let [set] = sets.as_mut_slice() else { panic!("one thread owns all the queues") };
+        let mut free = vec![(0..u32::from(DEPTH)).collect::<Vec<u32>>(); usize::from(QUEUES)];
+        run(set, &mut free, Mix::Largest, WARM_UP / 2);
+        run(set, &mut free, Mix::All, WARM_UP / 2);
+        let region = Region::new(ALLOCATOR);
+        run(set, &mut free, Mix::All, requests / 2);
+        let change = region.change();
+        found += change.allocations + change.reallocations;
+        rig.stop(sets);
+    }
+    found
+}
+
+#[test]
+fn a_million_requests_allocate_nothing() {
+    let ram = disk("ram", &[("size", "16M")]);
+    let smuggler: Arc<AnyDisk> = Arc::new(Smuggler { inner: Arc::clone(&ram), every: 10_000 });
+    let noticed = allocations(&smuggler, MILLION / 10);
+    // Ten were smuggled by each of two workers, less what the end of the warm-up takes.
+    assert!((5..=12).contains(&noticed), "found {noticed} allocations, expected those that were smuggled in");
+
+    assert_eq!(allocations(&ram, MILLION), 0, "ram");
+    assert_eq!(allocations(&disk("null", &[("size", "16M")]), MILLION), 0, "null");
+    let latent = disk("null", &[("size", "16M"), ("latency-us", "20")]);
+    assert_eq!(allocations(&latent, MILLION / 10), 0, "null with a latency");
+    assert_eq!(file("/dev/shm", MILLION), 0, "file in memory");
+    // Each operation that the kernel has in flight keeps a list of its pieces. How many are in flight at once is up to the
+    // storage, and lists are made as more are: not per request.
+    let lists = file(env!("CARGO_TARGET_TMPDIR"), 20_000);
+    assert!(lists <= 3 * usize::from(DEPTH * QUEUES), "file on disk: {lists} allocations");
+}
+
+/// Allocations with a file in `folder`.
+fn file(folder: &str, requests: u64) -> usize {
+    let folder = tempfile::tempdir_in(folder).expect("a temporary folder");
+    let path = folder.path().join("disk");
+    std::fs::File::create(&path).and_then(|file| file.set_len(16 << 20)).expect("the disk's file");
+    let file = disk("file", &[("path", path.to_str().expect("plain text"))]);
+    allocations(&file, requests)
+}

@@ -1,0 +1,72 @@
+//! A daemon's parts in this process, and our driver connected to them over a real socket.
+
+use std::sync::Arc;
+
+use mqblk_core::settings::Settings;
+use mqblk_driver::virtio_blk::{Device, Options, QueueSet};
+use mqblk_engine::{AnyDisk, Engine, EngineOptions, FixedBufferUse, LaneOptions, PollPolicy};
+use mqblk_vhost_user_server::{Server, ServerOptions};
+use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
+
+/// What is served and how.
+pub struct Plan {
+    pub disk: Arc<AnyDisk>,
+    pub workers: usize,
+    pub poll: PollPolicy,
+}
+
+/// A served disk and its driver.
+pub struct Rig {
+    device: Device,
+    server: Server,
+    _folder: tempfile::TempDir,
+}
+
+/// Opens a disk by its settings.
+pub fn disk(kind: &str, settings: &[(&str, &str)]) -> Arc<AnyDisk> {
+    let mut given = Settings::new("disk");
+    for (key, value) in settings {
+        given.insert(key, value).expect("each key once");
+    }
+    let disk = mqblk_storage::open(kind, &mut given).expect("the disk opens");
+    given.finish().expect("all settings are known");
+    disk
+}
+
+impl Rig {
+    /// Serves `plan` and connects with the options that `choose` has changed.
+    pub fn new(plan: Plan, choose: impl FnOnce(&mut Options)) -> (Rig, Vec<QueueSet>) {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut options = Options::new(folder.path().join("socket"));
+        choose(&mut options);
+        let engine = EngineOptions { workers: plan.workers, pin: vec![], lane: LaneOptions::default() };
+        let engine = Arc::new(Engine::start(&engine).expect("workers start"));
+        let blk = BlkOptions {
+            serial: "rig".to_owned(),
+            queues: options.queues,
+            queue_size: options.queue_size,
+            writeback: true,
+        };
+        let device = Arc::new(VirtioBlk::new(plan.disk.geometry(), plan.disk.limits(), blk));
+        let serve = ServerOptions {
+            name: "rig".to_owned(),
+            socket: options.socket.clone(),
+            socket_mode: 0o600,
+            queue_map: vec![],
+            poll: plan.poll,
+            fixed: FixedBufferUse::Off,
+            disk: plan.disk,
+            engine,
+        };
+        let server = Server::start(device, serve).expect("the socket can be made");
+        let mut device = Device::connect(&options).expect("connected");
+        let queues = device.take_queues();
+        (Rig { device, server, _folder: folder }, queues)
+    }
+
+    /// Stops the queues, then the server.
+    pub fn stop(mut self, queues: Vec<QueueSet>) {
+        self.device.stop(queues).expect("the queues stop");
+        self.server.stop();
+    }
+}

@@ -420,3 +420,27 @@ fn a_full_bell_stops_nobody_else() {
     assert!(neighbour.finish() > 0);
     daemon.stop();
 }
+
+#[test]
+fn a_large_guest_is_not_brought_into_being() {
+    let daemon = start(STORAGES[1], 1);
+    let neighbour = Neighbour::start(daemon.socket("good"), 1, 9);
+    let mut memory = Memory::usual();
+    memory.regions.push(Region::new(1 << 32, 0x5000_0000_0000, 4 << 30, 0));
+    let mut front_end = FrontEnd::with_memory(&daemon.socket("bad"), 0, memory);
+    front_end.add_queue(Places::pages(START), RING);
+    front_end.memory.write(START + 0x2_0000, &header(kind::IN, 0));
+    let at = (1 << 32) + (3 << 30);
+    let queue = &mut front_end.queues[0];
+    let head = direct(&queue.ring, &[0, 1], &[readable(START + 0x2_0000, 16), writable(at, 513)]);
+    queue.ring.offer(head);
+    queue.go();
+    assert_eq!(queue.answer(), (0, 513));
+    // 512-byte units. What was read into is there, and not much else.
+    let blocks = std::os::unix::fs::MetadataExt::blocks(&front_end.memory.regions[2].file.metadata().expect("memory"));
+    assert!((1..=(8 << 20) / 512).contains(&blocks), "{blocks} blocks of memory for one read");
+    neighbour.assert_goes_on("a large guest");
+    drop(front_end);
+    assert!(neighbour.finish() > 0);
+    daemon.stop();
+}

@@ -13,7 +13,15 @@ shows the ratio of the medians to the first target.
 
 A thread owns queues. With --jobs at least --queues, job J works on queue J modulo queues, and the jobs of a queue share its \
 thread; with fewer, a job spreads its requests over several queues that it owns. Jobs that read or write in sequence share \
-the range out among them; so do all that verify.")]
+the range out among them; so do all that verify.
+
+Examples:
+  mqblk bench --disk storage=null,size=1T --poll off,static:50 --iodepth 1,32
+      a disk served for the purpose by a process of its own, two poll policies taking turns
+  mqblk bench --socket /run/peer.sock --label peer --disk path=a.img,readonly=on --label ours --iodepth 32 --json out.json
+      another vhost-user-blk server beside ours, with ratios, and the results for a program
+  mqblk bench --socket /run/disk.sock --queues 2 --rw write --bs 64k --size 256M --verify crc32c --allow-write
+      writes each block once on both queues, then reads and checks all of them (destroys what was there)")]
 pub struct Args {
     /// Socket of a running vhost-user-blk server; may be repeated
     #[arg(long, value_name = "PATH")]

@@ -40,3 +40,34 @@ pub fn pin(cpu: u16) -> Result<(), BenchError> {
     set.set(cpu.into());
     sched_setaffinity(None, &set).map_err(|error| refused(error.to_string()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_is_counted_for_threads_and_processes() {
+        let before = of_this_thread();
+        while of_this_thread() < before + Duration::from_millis(5) {
+            std::hint::spin_loop();
+        }
+        let mut busy = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        let mut looks = 0;
+        while of_process(busy.id() as i32).unwrap() < Duration::from_millis(20) && looks < 10_000 {
+            std::thread::sleep(Duration::from_millis(1));
+            looks += 1;
+        }
+        busy.kill().unwrap();
+        busy.wait().unwrap();
+        assert!(looks < 10_000);
+        assert_eq!(of_process(-1), None);
+    }
+
+    #[test]
+    fn a_cpu_that_is_not_there_is_refused() {
+        for cpu in [u16::MAX, CpuSet::MAX_CPU as u16 - 1] {
+            let error = std::thread::spawn(move || pin(cpu)).join().unwrap().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("--pin: found {cpu}, expected a CPU")), "{error}");
+        }
+    }
+}

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod control;
 mod cpu;
 mod job;
 mod ledger;
@@ -59,17 +60,11 @@ pub fn run(args: Args) -> ExitCode {
 
 fn fail(why: &str, code: u8) -> ExitCode {
     // Nobody is left to tell when standard error is closed.
-    let _ = writeln!(std::io::stderr(), "mqblk: bench: {}", why.escape_debug_keeping_text());
+    let _ = writeln!(std::io::stderr(), "mqblk: bench: {}", one_line(why));
     ExitCode::from(code)
 }
 
-/// One line of text: server paths may hold control characters.
-trait OneLine {
-    fn escape_debug_keeping_text(&self) -> String;
-}
-
-impl OneLine for str {
-    fn escape_debug_keeping_text(&self) -> String {
-        self.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
-    }
+/// `text` with control characters written as escapes: file names may hold them.
+fn one_line(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }

@@ -10,13 +10,14 @@ use mqblk_driver::virtio_blk::{Info, QueueSet, Waker};
 use mqblk_vhost_user_client::Lifeline;
 
 use crate::BenchError;
+use crate::control::{Control, Phase, Progress};
 use crate::cpu;
 use crate::job::{Blocks, Pattern};
 use crate::ledger::Ledger;
 use crate::plan::{Combination, Plan};
 use crate::progress;
 use crate::target::Session;
-use crate::worker::{Control, Job, Phase, Progress, Settings, Tally, Worker, WorkerError};
+use crate::worker::{Job, Settings, Tally, Worker, WorkerError};
 
 /// How often the main thread looks.
 const TICK: Duration = Duration::from_millis(50);

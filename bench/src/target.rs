@@ -2,7 +2,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use mqblk_core::ByteLen;
@@ -57,25 +57,37 @@ impl Server {
     /// # Errors
     /// When it does not end in time, or not well.
     pub fn stop(mut self) -> Result<(), BenchError> {
-        let pid = Pid::from_child(&self.child);
-        // It may have ended already.
-        let _ = kill_process(pid, Signal::TERM);
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            match self.child.try_wait() {
-                Ok(Some(status)) if status.success() => return Ok(()),
-                Ok(Some(status)) => return Err(BenchError::Failed(format!("the server ended with {status}"))),
-                Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
-                Ok(None) => return Err(BenchError::Failed(format!("the server does not end within {PATIENCE:?}"))),
-                Err(error) => return Err(BenchError::Failed(format!("waiting for the server: {error}"))),
-            }
+        match self.end() {
+            Ok(Some(status)) if status.success() => Ok(()),
+            Ok(Some(status)) => Err(BenchError::Failed(format!("the server ended with {status}"))),
+            Ok(None) => Err(BenchError::Failed(format!("the server does not end within {PATIENCE:?}"))),
+            Err(error) => Err(BenchError::Failed(format!("waiting for the server: {error}"))),
         }
+    }
+
+    /// Asks the server to end. `None` when it does not in time.
+    fn end(&mut self) -> std::io::Result<Option<ExitStatus>> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut asked = false;
+        while Instant::now() < deadline {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(Some(status));
+            }
+            if !asked {
+                // It has not been waited for, so the process is still this one.
+                kill_process(Pid::from_child(&self.child), Signal::TERM)?;
+                asked = true;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(None)
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+        // Gently, also after a failure: a killed server's io_uring may hold the disk's lock for a while.
+        if !matches!(self.end(), Ok(Some(_))) {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }

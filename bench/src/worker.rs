@@ -1,7 +1,9 @@
 //! A client thread: owns queues, keeps requests in flight on them, and counts.
 
+mod verify;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -10,9 +12,10 @@ use mqblk_driver::virtio_blk::{Completion, DriverError, Piece, QueueSet, Refused
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use crate::args::ClientMode;
+use crate::control::{Control, Phase, Progress};
 use crate::cpu;
 use crate::job::Pattern;
-use crate::ledger::{self, Ledger};
+use crate::ledger::Ledger;
 
 /// Empty looks in a row after which a polling client lets another thread of its CPU run: some 100 us.
 const LOOKS_BEFORE_YIELD: u32 = 4096;
@@ -20,52 +23,6 @@ const LOOKS_BEFORE_YIELD: u32 = 4096;
 const COMPLAINTS: usize = 5;
 /// Longest latency that is told apart, in nanoseconds.
 const LONGEST_NS: u64 = 100_000_000_000;
-
-/// What all threads are doing. Moves forward only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Phase {
-    /// Load without counting.
-    Warm,
-    /// Load, counted.
-    Measure,
-    /// No new requests.
-    Stop,
-    /// The server is gone or stuck: leave requests where they are.
-    Abandon,
-}
-
-/// How the main thread steers the others. On a cache line of its own: everybody reads it all the time.
-#[derive(Debug)]
-#[repr(align(128))]
-pub struct Control(AtomicU8);
-
-impl Control {
-    /// Starts at `phase`.
-    pub fn new(phase: Phase) -> Control {
-        Control(AtomicU8::new(phase as u8))
-    }
-
-    /// Moves on.
-    pub fn set(&self, phase: Phase) {
-        self.0.fetch_max(phase as u8, Ordering::Release);
-    }
-
-    #[inline]
-    fn get(&self) -> Phase {
-        match self.0.load(Ordering::Acquire) {
-            0 => Phase::Warm,
-            1 => Phase::Measure,
-            2 => Phase::Stop,
-            _ => Phase::Abandon,
-        }
-    }
-}
-
-/// Requests that a thread has seen the end of, for progress and to notice a stuck server.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-pub struct Progress(pub AtomicU64);
 
 /// Why a thread gave up.
 #[derive(Debug, thiserror::Error)]
@@ -327,32 +284,6 @@ impl Worker {
         }
     }
 
-    /// Books a request's end in the ledger, and checks what was read.
-    fn settle(&mut self, unit: Unit, failed: bool) {
-        let Some(ledger) = self.jobs[usize::from(unit.job)].ledger.as_mut() else { return };
-        if unit.write && !failed {
-            ledger.written(unit.block, unit.generation);
-            return;
-        }
-        let expected = ledger.expected(unit.block);
-        ledger.release(unit.block, !unit.write);
-        if let (false, Some(generation)) = (failed, expected) {
-            self.check(unit, generation);
-        }
-    }
-
-    fn check(&mut self, unit: Unit, generation: u32) {
-        let mut bytes = std::mem::take(&mut self.scratch);
-        let read = self.memory.read(unit.address, &mut bytes);
-        let offset = self.offset(unit.block);
-        if read.is_none() {
-            self.complain(unit.block, format_args!("the buffer cannot be read"));
-        } else if let Err(difference) = ledger::check(&mut bytes, offset, generation) {
-            self.complain(unit.block, format_args!("{difference}"));
-        }
-        self.scratch = bytes;
-    }
-
     fn offset(&self, block: u64) -> ByteOffset {
         // The plan has checked that the whole range lies on the disk.
         self.sector(block).to_offset().unwrap_or_default()
@@ -389,13 +320,6 @@ impl Worker {
             }
         }
         self.send(index)
-    }
-
-    fn compose(&mut self, unit: Unit) {
-        let mut bytes = std::mem::take(&mut self.scratch);
-        ledger::fill(&mut bytes, self.offset(unit.block), unit.generation);
-        self.memory.write(unit.address, &bytes).expect("a buffer lies in shared memory");
-        self.scratch = bytes;
     }
 
     /// Submits a unit's request, and publishes when a batch is full.
@@ -451,65 +375,6 @@ impl Worker {
         self.tally.cpu = cpu::of_this_thread().saturating_sub(start_cpu);
         self.tally.kicks = self.set.kicks() - self.tally.kicks;
         self.tally.calls = self.set.calls()? - self.tally.calls;
-        Ok(())
-    }
-
-    /// Reads all that the jobs in `jobs` have written, and checks it.
-    ///
-    /// # Errors
-    /// [`WorkerError`]: the queues are of no more use.
-    pub fn verify(&mut self, control: &Control) -> Result<(), WorkerError> {
-        let mut places: Vec<(usize, u64)> =
-            self.jobs.iter().enumerate().filter_map(|(at, job)| Some((at, job.ledger.as_ref()?.first()))).collect();
-        let mut idle = 0;
-        for unit in 0..self.units.len() {
-            self.look_up(unit, &mut places)?;
-        }
-        self.publish_all()?;
-        while self.set.queues().iter().any(|queue| queue.in_flight() != 0) {
-            if control.get() == Phase::Abandon {
-                return Err(WorkerError::Abandoned);
-            }
-            let mut worked = false;
-            for index in 0..self.set.queues().len() {
-                self.set.queues()[index].look()?;
-                while let Some(completion) = self.set.queues()[index].reap()? {
-                    worked = true;
-                    self.done += 1;
-                    let unit = self.units[completion.user as usize];
-                    match completion.status {
-                        Status::Ok => self.check(unit, unit.generation),
-                        status => self.complain(unit.block, format_args!("{status:?} while verifying")),
-                    }
-                    self.look_up(completion.user as usize, &mut places)?;
-                }
-            }
-            self.publish_all()?;
-            self.progress.0.store(self.done, Ordering::Relaxed);
-            if !worked {
-                self.idle(&mut idle)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Submits a read of the next block that was written.
-    fn look_up(&mut self, index: usize, places: &mut Vec<(usize, u64)>) -> Result<(), WorkerError> {
-        while let Some((job, from)) = places.last_mut() {
-            let pattern = self.jobs[*job].pattern.blocks();
-            let end = pattern.first + pattern.count;
-            let ledger = self.jobs[*job].ledger.as_ref();
-            let Some((block, generation)) =
-                ledger.filter(|_| *from < end).and_then(|ledger| ledger.next_written(*from))
-            else {
-                places.pop();
-                continue;
-            };
-            *from = block + 1;
-            let unit = &mut self.units[index];
-            (unit.block, unit.generation, unit.write) = (block, generation, false);
-            return self.send(index);
-        }
         Ok(())
     }
 }

@@ -27,7 +27,7 @@ enum Command {
     Serve(serve::Args),
 
     /// Load a disk through the userspace driver and measure it
-    Bench(mqblk_bench::Args),
+    Bench(Box<mqblk_bench::Args>),
 }
 
 fn main() -> ExitCode {
@@ -37,6 +37,6 @@ fn main() -> ExitCode {
     }
     match cli.command {
         Command::Serve(args) => serve::run(args),
-        Command::Bench(args) => mqblk_bench::run(args),
+        Command::Bench(args) => mqblk_bench::run(*args),
     }
 }

@@ -49,6 +49,9 @@ pub struct Limits {
     pub volatile_cache: bool,
     /// A request has a cost of its own, so that fewer and larger ones are faster (files, networks; not null or ram).
     pub cost_per_request: bool,
+    /// Its transfers go from and to guest memory through the worker's ring, so that registering that memory with the ring
+    /// makes them cheaper.
+    pub uses_fixed_buffers: bool,
 }
 
 /// Why a disk could not be opened, or a channel to it.

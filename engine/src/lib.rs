@@ -19,7 +19,7 @@ mod worker;
 pub use by_hand::HandWorker;
 pub use counters::QueueCounters;
 pub use engine::{AttachError, Detached, Engine, EngineOptions, QueueHandle, QueueOptions, WorkerGone};
-pub use mqblk_uring::{EventFd, FixedBufferUse, Lane, LaneOptions};
+pub use mqblk_uring::{Bell, EventFd, FixedBufferUse, Lane, LaneOptions};
 pub use poll::PollPolicy;
 
 /// A disk as the engine holds it.

@@ -283,10 +283,12 @@ impl BufferPool {
         (len <= hot.len - at).then_some(hot.host + at)
     }
 
-    /// Reads a value from guest memory, once. `None` when it is not mapped in one piece.
+    /// Reads a value from guest memory, once. `None` when a byte of it is not mapped.
     #[inline]
     pub fn read<T: Plain>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
-        let host = self.host(lease.index, address.0, size_of::<T>() as u64)?;
+        let Some(host) = self.host(lease.index, address.0, size_of::<T>() as u64) else {
+            return self.read_across(lease, address);
+        };
         let place = std::ptr::with_exposed_provenance::<T>(host as usize);
         if place.is_aligned() {
             // SAFETY: mapped for its whole size by the lease, aligned; any bit pattern is a `T`.
@@ -300,13 +302,46 @@ impl BufferPool {
         }
     }
 
-    /// Reads bytes from guest memory, once. `false` (and nothing read) when they are not mapped in one piece.
+    /// Reads a value that lies in two regions or more.
+    #[cold]
+    fn read_across<T: Plain>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
+        let mut value = std::mem::MaybeUninit::<T>::zeroed();
+        // SAFETY: a zeroed `T` is as many initialised bytes, and nothing else names them.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
+        // SAFETY: any bit pattern is a `T`.
+        self.read_bytes(lease, address, bytes).then(|| unsafe { value.assume_init() })
+    }
+
+    /// Reads bytes from guest memory, once. They may span regions. `false` when a byte of it is not mapped; what lies before
+    /// it may then have been read.
     #[must_use]
     pub fn read_bytes(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
-        let Some(host) = self.host(lease.index, address.0, into.len() as u64) else { return false };
+        let Some(host) = self.host(lease.index, address.0, into.len() as u64) else {
+            return self.read_bytes_across(lease, address, into);
+        };
         let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
         // SAFETY: mapped for `into.len()` bytes by the lease; `into` is private memory.
         unsafe { place.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+        true
+    }
+
+    /// Reads bytes that lie in two regions or more, or in none.
+    #[cold]
+    fn read_bytes_across(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
+        let (mut address, mut left) = (address.0, into);
+        while !left.is_empty() {
+            let Some((hot, at)) = self.locate(lease.index, address) else { return false };
+            let (host, run) = (hot.host + at, (hot.len - at).min(left.len() as u64));
+            let (now, later) = left.split_at_mut(run as usize);
+            let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
+            // SAFETY: mapped for `run` bytes by the lease; `now` is private memory.
+            unsafe { place.copy_to_nonoverlapping(now.as_mut_ptr(), now.len()) };
+            left = later;
+            match address.checked_add(run) {
+                Some(next) => address = next,
+                None => return left.is_empty(),
+            }
+        }
         true
     }
 

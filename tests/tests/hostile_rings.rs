@@ -210,8 +210,7 @@ fn layouts_that_are_odd_but_right() {
         (
             "a chain as long as the ring",
             |c| {
-                let pieces: Vec<_> =
-                    (0..62).map(|at| c.room(DATA + 1024 * at, if at == 61 { 512 } else { 512 })).collect();
+                let pieces: Vec<_> = (0..62).map(|at| c.room(DATA + 1024 * at, 512)).collect();
                 c.reads = Some((2, pieces.clone()));
                 let all = [&[c.header(kind::IN, 2)][..], &pieces, &[c.status()]].concat();
                 c.direct(&all);

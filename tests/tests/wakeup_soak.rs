@@ -118,7 +118,8 @@ fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool) {
     });
     assert_eq!(sent, Ok(()), "poll={poll}");
     let (kicks, calls) = (sets[0].kicks(), sets[0].calls().expect("the counter can be read"));
-    eprintln!("{poll}: {count} requests, {kicks} kicks, {calls} calls in {:?}", start.elapsed());
+    let text = format!("{poll}: {count} requests, {kicks} kicks, {calls} calls in {:?}", start.elapsed());
+    std::io::Write::write_all(&mut std::io::stderr(), format!("{text}\n").as_bytes()).expect("standard error");
     // Both sides slept, many times; a soak in which nobody sleeps proves nothing.
     assert!(kicks > count / 50 && calls > count / 50, "poll={poll}: {kicks} kicks, {calls} calls");
     rig.stop(sets);

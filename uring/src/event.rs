@@ -20,8 +20,8 @@ impl EventFd {
         Ok(EventFd(Arc::new(fd)))
     }
 
-    /// Adds 1 and wakes whoever waits. A full counter (2^64 - 2 signals unread) or a peer's odd descriptor is ignored: the
-    /// other side is awake already, or broke its own bell.
+    /// Adds 1 and wakes whoever waits. Only for counters of our own: to signal one that another process made is to wait for
+    /// that process when the counter is full. A [`Bell`](crate::Bell) does not.
     #[inline]
     pub fn signal(&self) {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
@@ -41,18 +41,11 @@ impl EventFd {
     }
 }
 
-impl mqblk_core::Call for EventFd {
-    #[inline]
-    fn call(&self) {
-        self.signal();
-    }
-}
-
 impl TryFrom<OwnedFd> for EventFd {
     type Error = io::Error;
 
-    /// Takes a descriptor that another process passed. It must be an eventfd: a full pipe or socket would block the worker
-    /// that signals it. Its flags are left alone, because clients wait by reading it.
+    /// Takes a descriptor that another process passed. It must be an eventfd: nothing else can be signalled
+    /// without a wait. Its flags are left alone, because clients wait by reading it.
     fn try_from(fd: OwnedFd) -> io::Result<EventFd> {
         // Without /proc the kind cannot be known; the descriptor is then taken on trust.
         if let Ok(kind) = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())

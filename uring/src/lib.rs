@@ -10,6 +10,7 @@
 //!
 //! Why `unsafe` is here: submission entries carry raw pointers that outlive the call.
 
+mod bell;
 mod event;
 mod inflight;
 mod inline;
@@ -17,6 +18,7 @@ mod lane;
 mod ops;
 mod register;
 
+pub use bell::Bell;
 pub use event::EventFd;
 pub use lane::{Lane, LaneOptions, Wait};
 pub use ops::{Completion, Owner, Refused};

@@ -28,10 +28,17 @@ impl RingFile {
     }
 }
 
+/// Most guest memory that [`FixedBufferUse::Auto`] registers.
+///
+/// Registering pins every page: memory that the guest has not touched yet comes into being, and the worker's other disks wait
+/// meanwhile. Measured: 15 s for 4 GiB untouched, 45 ms a GiB when it has all been touched, at every start of a queue and every
+/// change of memory.
+const AUTO_LIMIT: u64 = 64 << 20;
+
 /// Whether guest memory is registered as fixed buffers (which pins it).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FixedBufferUse {
-    /// When the system allows it; otherwise ordinary buffers.
+    /// When it is no more than 64 MiB and the system allows it; otherwise ordinary buffers.
     Auto,
     /// It must work.
     On,
@@ -103,7 +110,8 @@ impl Lane {
         }
         let mut indices = Vec::new();
         let mut found = Vec::new();
-        if fixed != FixedBufferUse::Off {
+        let total = memory.regions().iter().fold(0_u64, |sum, region| sum.saturating_add(region.len()));
+        if fixed == FixedBufferUse::On || (fixed == FixedBufferUse::Auto && total <= AUTO_LIMIT) {
             for place in 0..memory.regions().len() {
                 match self.register_region(&memory, place, &mut indices) {
                     Ok(first) => found.push(Some(FixedBuffers { first })),

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
@@ -18,6 +18,8 @@ impl StopSignals {
     /// # Errors
     /// When the host refuses.
     pub fn install() -> io::Result<StopSignals> {
+        // A write past RLIMIT_FSIZE must fail that request (EFBIG), not end the daemon, which is the signal's default.
+        flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
         let seen = Arc::new(AtomicBool::new(false));
         for signal in [SIGTERM, SIGINT, SIGHUP] {
             // In this order: the first signal finds the flag down, then raises it.

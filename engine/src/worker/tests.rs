@@ -210,6 +210,7 @@ impl Disk<Lane> for FakeDisk {
             write_zeroes: None,
             volatile_cache: false,
             cost_per_request: false,
+            uses_fixed_buffers: false,
         }
     }
 

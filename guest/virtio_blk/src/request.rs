@@ -231,7 +231,10 @@ impl Element {
         match sector.to_offset() {
             _ if wrong_way != 0 || !len.is_aligned(block) => Asked::Answer(Status::IOERR),
             _ if op.modifies() && device.geometry().read_only => Asked::Answer(Status::IOERR),
-            Some(start) if start.is_aligned(block) && len == ByteLen::ZERO => Asked::Answer(Status::OK),
+            Some(start) if start.is_aligned(block) && len == ByteLen::ZERO => {
+                let inside = mqblk_core::units::in_range(start, len, device.geometry().size);
+                Asked::Answer(if inside { Status::OK } else { Status::IOERR })
+            }
             Some(start) if start.is_aligned(block) => Asked::Disk { op, start, len },
             _ => Asked::Answer(Status::IOERR),
         }

@@ -63,6 +63,10 @@ impl Disk<Lane> for FaultDisk {
         self.inner.limits()
     }
 
+    fn sync(&self) -> std::io::Result<()> {
+        self.inner.sync()
+    }
+
     fn resolved(&self) -> Vec<(&'static str, String)> {
         let mut all = vec![("inner", self.kind.to_owned())];
         all.extend(self.plan.resolved());

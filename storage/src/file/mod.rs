@@ -110,6 +110,7 @@ impl Disk<Lane> for FileDisk {
             write_zeroes: (!self.open.geometry.read_only).then_some(MAX_ZEROES),
             volatile_cache: true,
             cost_per_request: true,
+            uses_fixed_buffers: self.open.direct.is_some(),
         }
     }
 
@@ -121,6 +122,13 @@ impl Disk<Lane> for FileDisk {
             ("block-size", self.open.geometry.logical_block.bytes().to_string()),
             ("discard", if self.open.unmap { "unmap" } else { "ignore" }.to_owned()),
         ]
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        if self.open.geometry.read_only {
+            return Ok(());
+        }
+        Ok(rustix::fs::fdatasync(&self.open.fd)?)
     }
 
     fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{BlockSize, ByteLen, Geometry};
@@ -123,6 +124,11 @@ fn open_file(settings: &Settings, asked: &Asked) -> Result<(File, Kind, bool), S
     Ok((file, kind, false))
 }
 
+/// How long to wait for a lock. A daemon that was killed holds its locks until the kernel has taken its rings apart, some
+/// tens of milliseconds later; a successor that a supervisor starts at once must not be turned away for that.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_RETRY: Duration = Duration::from_millis(20);
+
 /// Locks the whole file: shared for readers, exclusive for a writer. The lock ends with the open file description.
 fn lock(settings: &Settings, asked: &Asked, file: &File) -> Result<(), SettingError> {
     let kind = if asked.read_only { libc::F_RDLCK } else { libc::F_WRLCK };
@@ -133,7 +139,14 @@ fn lock(settings: &Settings, asked: &Asked, file: &File) -> Result<(), SettingEr
         l_len: 0,
         l_pid: 0,
     };
-    match nix::fcntl::fcntl(file, FcntlArg::F_OFD_SETLK(&whole)) {
+    let give_up = Instant::now() + LOCK_PATIENCE;
+    let locked = loop {
+        match nix::fcntl::fcntl(file, FcntlArg::F_OFD_SETLK(&whole)) {
+            Err(nix::Error::EAGAIN | nix::Error::EACCES) if Instant::now() < give_up => std::thread::sleep(LOCK_RETRY),
+            locked => break locked,
+        }
+    };
+    match locked {
         Ok(_) => Ok(()),
         Err(nix::Error::EAGAIN | nix::Error::EACCES) => {
             let path = &asked.path;

@@ -57,6 +57,7 @@ impl Disk<Lane> for NullDisk {
             write_zeroes: writable.then_some(self.geometry.size),
             volatile_cache: false,
             cost_per_request: false,
+            uses_fixed_buffers: false,
         }
     }
 

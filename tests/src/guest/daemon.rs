@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::cache::repository;
-use super::process::Process;
+use super::process::{self, Process};
 use super::queue_log::{QueueStopped, queue_stopped};
 
 /// For the server to listen, to log what it was asked for, and to end.
@@ -125,7 +125,7 @@ impl Daemon {
         let mut command;
         match server {
             Server::Mqblk => {
-                command = Command::new(mqblk_binary()?);
+                command = process::command(mqblk_binary()?);
                 // The counters are logged at level info, which is the default without this variable.
                 command.arg("serve").env_remove("RUST_LOG");
                 disks.iter().for_each(|disk| {
@@ -133,7 +133,7 @@ impl Daemon {
                 });
             }
             Server::QemuStorageDaemon => {
-                command = Command::new("qemu-storage-daemon");
+                command = process::command("qemu-storage-daemon");
                 for disk in disks {
                     command.args(disk.for_qemu(&socket(disk))?);
                 }

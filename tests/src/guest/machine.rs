@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,7 +11,7 @@ use tempfile::TempDir;
 use super::accelerator::Accelerator;
 use super::agent::{Agent, Answer, PATIENCE};
 use super::cache::Cache;
-use super::process::Process;
+use super::process::{Process, command};
 use super::qmp::Qmp;
 
 /// From QEMU's start to the agent's first line; an idle host needs two seconds for it under TCG.
@@ -144,7 +143,7 @@ impl GuestBuilder {
         };
         let folder = tempfile::Builder::new().prefix("mqblk-guest-").tempdir()?;
         let (agent_socket, qmp_socket) = (folder.path().join("agent"), folder.path().join("qmp"));
-        let mut command = Command::new("qemu-system-x86_64");
+        let mut command = command("qemu-system-x86_64");
         command.args(self.arguments(&cache, accelerator, folder.path()));
         let mut qemu = Process::start("qemu-system-x86_64", command, &folder.path().join("qemu.log"))?;
         qemu.until("QMP socket", QEMU_WITHIN, || qmp_socket.exists() && agent_socket.exists())?;

@@ -1,5 +1,6 @@
 //! A child process with its stderr in a file, killed when dropped.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -10,6 +11,14 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// How often a child is asked whether it ended, and a socket whether it is there.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// A command whose process the kernel kills when the thread that started it ends, so that a test run that is killed
+/// itself leaves no virtual machine behind.
+pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command
+}
 
 /// A running child.
 #[derive(Debug)]
@@ -23,12 +32,9 @@ impl Process {
     /// Starts `command` with both its outputs in the file `stderr`.
     pub(crate) fn start(name: &str, mut command: Command, stderr: &Path) -> Result<Self> {
         let file = File::create(stderr).with_context(|| format!("cannot create {}", stderr.display()))?;
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(file.try_clone()?)
-            .stderr(file)
-            .spawn()
-            .with_context(|| format!("cannot start {name} ({})", command.get_program().display()))?;
+        let child = command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).spawn().with_context(|| {
+            format!("cannot start {name} (by {}, package util-linux)", command.get_program().display())
+        })?;
         Ok(Self { name: name.to_owned(), child, stderr: stderr.to_path_buf() })
     }
 

@@ -29,7 +29,7 @@ pub struct Holds {
 }
 
 impl Daemon {
-    /// Serves disks, each given by its id and its other settings.
+    /// Serves disks, each given by its id and its other settings. `IMAGE` in the settings is a file of 1 MiB, all zero.
     ///
     /// # Panics
     /// When it does not start.
@@ -39,7 +39,11 @@ impl Daemon {
         let mut command = Command::new(binary());
         command.args(["serve", "--workers", &workers.to_string()]).env_remove("RUST_LOG").stdin(Stdio::null());
         for (id, settings) in disks {
-            let settings = settings.replace("FOLDER", &folder.path().display().to_string());
+            let image = folder.path().join(format!("{id}.img"));
+            if settings.contains("IMAGE") {
+                File::create(&image).and_then(|file| file.set_len(1 << 20)).expect("an image");
+            }
+            let settings = settings.replace("IMAGE", &image.display().to_string());
             command.args(["--disk", &format!("id={id},socket={}/{id}.sock,{settings}", folder.path().display())]);
         }
         let child = command.stdout(Stdio::null()).stderr(log).spawn().expect("the daemon");
@@ -96,6 +100,16 @@ impl Daemon {
         let fds = std::fs::read_dir(proc.join("fd")).expect("the daemon's descriptors").count();
         let maps = std::fs::read_to_string(proc.join("maps")).expect("the daemon's mappings");
         Holds { fds, shared_maps: maps.lines().filter(|line| line.contains("/memfd:")).count() }
+    }
+
+    /// What it holds once that does not change any more.
+    pub fn quiet_holds(&self) -> Holds {
+        let mut last = self.holds();
+        wait_for("the daemon's rest", || {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            let before = std::mem::replace(&mut last, self.holds());
+            (before == last).then_some(last)
+        })
     }
 
     /// Waits until it holds `expected` and no more.

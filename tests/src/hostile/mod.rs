@@ -2,7 +2,8 @@
 //!
 //! `case` is one such ring with what must come of it, `daemon` is the `mqblk` binary as a child, `socket` says anything on a vhost-user socket, `memory` and `ring` are a guest's
 //! memory and a split ring of which every byte is under control, `front_end` sets queues up from these, `request` builds
-//! virtio-blk requests, `load` is a well-behaved client that verifies all that it reads.
+//! virtio-blk requests, `load` is a well-behaved client that verifies all that it reads, `pusher`
+//! does the same on a raw queue.
 
 pub mod case;
 pub mod daemon;
@@ -10,6 +11,7 @@ pub mod event;
 pub mod front_end;
 pub mod load;
 pub mod memory;
+pub mod pusher;
 pub mod request;
 pub mod ring;
 pub mod socket;

@@ -54,7 +54,10 @@ impl Server {
     ///
     /// # Errors
     /// When the socket cannot be made.
-    pub fn start<D: VirtioDevice<Lane>>(device: Arc<D>, options: ServerOptions) -> Result<Server, SocketError> {
+    pub fn start<D: VirtioDevice<Lane>>(device: Arc<D>, mut options: ServerOptions) -> Result<Server, SocketError> {
+        if options.fixed == FixedBufferUse::Auto && !options.disk.limits().uses_fixed_buffers {
+            options.fixed = FixedBufferUse::Off;
+        }
         let socket = options.socket.clone();
         let listener = ListenSocket::bind(&socket, options.socket_mode)?;
         let refused = |source| SocketError::Os { path: socket.clone(), source };
@@ -135,7 +138,13 @@ fn serve<D: VirtioDevice<Lane>>(stream: UnixStream, device: &Arc<D>, options: &A
         // A panic in a message's handling is a bug, but it must cost only this connection.
         let handled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handler.handle_request()));
         match handled {
-            Ok(Ok(())) => {}
+            Ok(Ok(())) => {
+                // Some messages are answered with an error that does not end the conversation.
+                let complaint = session.lock().unwrap_or_else(PoisonError::into_inner).complaint();
+                if let Some(why) = complaint {
+                    tracing::warn!(disk = name, "front-end's message declined: {why}");
+                }
+            }
             Ok(Err(error)) => break Some(error),
             Err(_) => break None,
         }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use mqblk_engine::{EventFd, Lane};
+use mqblk_engine::{Bell, EventFd, Lane};
 use mqblk_memory::{GuestMemory, UserAddress};
 use mqblk_virtio::features::VERSION_1;
 use mqblk_virtio::{VirtioDevice, VirtioQueue};
@@ -195,6 +195,12 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
         let place = self.place(index)?;
         let max = self.device.max_ring_size();
+        let vring = &self.vrings[place];
+        if let (Some(_), Some(size)) = (&vring.served, vring.size)
+            && u32::from(size) != num
+        {
+            return self.refuse(format!("queue {index}: size: found {num} while it runs, expected {size} still"));
+        }
         match u16::try_from(num) {
             Ok(size) if size.is_power_of_two() && size >= 2 && size <= max => {
                 self.vrings[place].size = Some(size);
@@ -260,13 +266,19 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let place = self.place(index.into())?;
-        let call = self.event("call", index, file)?;
-        self.vrings[place].call = call.clone();
-        let Some(served) = &self.vrings[place].served else { return Ok(()) };
+        let call = match self.event("call", index, file)?.map(|event| Bell::new(&event)).transpose() {
+            Ok(call) => call,
+            Err(error) => return self.refuse(format!("queue {index}: call: {error}")),
+        };
+        let vring = &mut self.vrings[place];
+        let Some(served) = &vring.served else {
+            vring.call = call;
+            return Ok(());
+        };
         let replaced = served.visit(move |queue, _| {
             // What was answered before the new bell hung may not have been heard.
             if let Some(call) = &call {
-                call.signal();
+                call.ring();
             }
             queue.set_call(call.map(|call| Box::new(call) as Box<dyn mqblk_core::Call>));
         });

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqblk_engine::{AnyDisk, Engine, EventFd, FixedBufferUse, Lane, PollPolicy, QueueHandle, QueueOptions};
+use mqblk_engine::{AnyDisk, Bell, Engine, EventFd, FixedBufferUse, Lane, PollPolicy, QueueHandle, QueueOptions};
 use mqblk_memory::{GuestMemory, UserAddress};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitRing};
 use mqblk_virtio::{QueueParts, VirtioDevice, VirtioQueue, features};
@@ -37,7 +37,8 @@ pub(crate) struct Vring<Q> {
     pub(crate) base: u16,
     /// `None`: not told yet. `Some(None)`: told that there is none.
     pub(crate) kick: Option<Option<EventFd>>,
-    pub(crate) call: Option<EventFd>,
+    /// Until the start: then the queue has it.
+    pub(crate) call: Option<Bell>,
     pub(crate) err: Option<EventFd>,
     pub(crate) enabled: bool,
     pub(crate) served: Option<QueueHandle<Q>>,
@@ -100,7 +101,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
             on_broken: self.tell_broken(start.name),
         };
         let (device, memory, fixed) = (Arc::clone(start.device), Arc::clone(start.memory), start.fixed);
-        let (index, call, features) = (self.index, self.call.clone(), start.features);
+        let (index, call, features) = (self.index, self.call.take(), start.features);
         let make = move |lane: &mut Lane| {
             let lease = lane.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
             lane.buffers.reserve(depth);
@@ -121,7 +122,10 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         Box::new(move |why| {
             tracing::warn!(disk = name, queue = index, "queue retired: {why}");
             if let Some(err) = err {
-                err.signal();
+                match Bell::new(&err) {
+                    Ok(bell) => bell.ring(),
+                    Err(error) => tracing::warn!(disk = name, queue = index, "err: {error}"),
+                }
             }
         })
     }

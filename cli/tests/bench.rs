@@ -1,0 +1,98 @@
+//! `mqblk bench` against `mqblk serve`, both as a person starts them.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+fn bench(args: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mqblk"));
+    command.arg("bench").args(args.split_whitespace()).env_remove("RUST_LOG").stdin(Stdio::null());
+    command
+}
+
+fn output(args: &str) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = bench(args).output().unwrap();
+    (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+fn image(folder: &Path, bytes: u64) -> String {
+    let path = folder.join("disk.img");
+    std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn what_is_written_on_all_queues_is_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let disks = ["storage=ram,size=16M".to_owned(), format!("path={}", image(folder.path(), 16 << 20))];
+    for disk in &disks {
+        for load in ["--rw write --bs 64k --iodepth 16", "--rw randwrite --bs 4k --iodepth 32 --descriptors indirect"] {
+            for how in ["--poll off,static:50", "--client poll --poll busy --batch 4"] {
+                let (code, stdout, stderr) =
+                    output(&format!("--disk {disk} {load} {how} --queues 2 --size 8M --verify crc32c --allow-write"));
+                assert_eq!(code, Some(0), "{disk} {load} {how}: {stderr}");
+                let blocks = if load.contains("64k") { "128 blocks verified" } else { "2048 blocks verified" };
+                assert!(stderr.contains(blocks) && stdout.contains("verified blocks"), "{stdout}{stderr}");
+            }
+        }
+    }
+}
+
+/// One request in flight and a server that sleeps: each request needs a kick and a call that must not be lost.
+#[test]
+fn single_requests_lose_no_wake_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let disks = ["storage=null,size=16M".to_owned(), format!("path={}", image(folder.path(), 16 << 20))];
+    for disk in &disks {
+        for poll in ["off", "static:20"] {
+            let (code, _, stderr) = output(&format!("--disk {disk} --poll {poll} --rw read --bs 4k --runtime 0"));
+            assert_eq!(code, Some(0), "{disk} {poll}: {stderr}");
+        }
+    }
+}
+
+#[test]
+fn a_benchmark_that_may_not_write_does_not_start_a_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), 1 << 20);
+    for (args, word) in [
+        (format!("--disk path={image} --rw write"), "--allow-write"),
+        (format!("--disk path={image},readonly=on --rw write --allow-write"), "read-only"),
+        (format!("--disk path={image}.not"), "--disk"),
+        (format!("--disk path={image} --size 2M"), "--size"),
+        (format!("--disk path={image},block-size=4096 --bs 512"), "--bs"),
+        (format!("--disk path={image} --poll sometimes"), "poll"),
+    ] {
+        let (code, _, stderr) = output(&args);
+        assert_eq!(code, Some(2), "{args}: {stderr}");
+        assert!(stderr.contains(word), "{args}: {stderr}");
+    }
+    assert!(std::fs::read(&image).unwrap().iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_server_that_is_killed_ends_the_benchmark() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("disk.sock");
+    for client in ["wait", "poll"] {
+        let disk = format!("storage=null,size=1G,latency-us=100,socket={}", socket.display());
+        let mut server = Command::new(env!("CARGO_BIN_EXE_mqblk"));
+        let mut server = server.args(["--log", "warn", "serve", "--disk", &disk]).stdin(Stdio::null()).spawn().unwrap();
+        while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+            assert!(server.try_wait().unwrap().is_none());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let args = format!("--socket {} --client {client} --iodepth 8 --runtime 600", socket.display());
+        let load = bench(&args).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        kill_process(Pid::from_child(&server), Signal::KILL).unwrap();
+        server.wait().unwrap();
+        let Output { status, stderr, .. } = load.wait_with_output().unwrap();
+        let stderr = String::from_utf8(stderr).unwrap();
+        assert_eq!(status.code(), Some(1), "{stderr}");
+        // Killed before the load ran, the set-up fails in its own words.
+        assert!(stderr.contains("the server went away") || stderr.contains("disk.sock"), "{stderr}");
+    }
+}

@@ -1,0 +1,235 @@
+//! Steady, verified requests on a raw queue, while somebody else changes things around it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use super::event::Event;
+use super::front_end::Queue;
+use super::request::{OK, POISON, SECTOR, direct, header, indirect, kind, readable, writable};
+use super::ring::Ring;
+use super::{PATIENCE, wait_for};
+
+/// Requests in flight.
+const DEPTH: u16 = 16;
+/// Sectors of one request.
+const SECTORS: usize = 4;
+/// Bytes of one request.
+const BYTES: usize = SECTORS * SECTOR;
+/// Guest memory of one request: header, status and table, then data.
+const ROOM: u64 = 0x1000;
+
+/// Guest memory that a pusher needs.
+pub const NEEDS: u64 = DEPTH as u64 * ROOM;
+
+/// The bells of a queue, which may be changed while it runs. They are rung under the lock: who changes them holds it until
+/// the daemon has agreed.
+#[derive(Debug)]
+pub struct Bells {
+    /// Us to the device.
+    pub kick: Event,
+    /// The device to us.
+    pub call: Event,
+}
+
+/// Where a pusher works.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Guest memory, [`NEEDS`] bytes.
+    pub memory: u64,
+    /// First sector of its part of the disk.
+    pub sector: u64,
+    /// Requests' worth of disk.
+    pub blocks: usize,
+    /// Of its randomness.
+    pub seed: u64,
+}
+
+/// The requests of one queue.
+#[derive(Debug)]
+pub struct Pusher {
+    ring: Ring,
+    bells: Arc<Mutex<Bells>>,
+    place: Place,
+    model: Vec<u8>,
+    random: SmallRng,
+}
+
+impl Pusher {
+    /// Takes a running queue over. The disk's part is all zero.
+    pub fn new(queue: Queue, place: Place) -> Pusher {
+        let bells = Arc::new(Mutex::new(Bells { kick: queue.kick, call: queue.call }));
+        let model = vec![0; place.blocks * BYTES];
+        Pusher { ring: queue.ring, bells, place, model, random: SmallRng::seed_from_u64(place.seed) }
+    }
+
+    /// The queue's bells.
+    pub fn bells(&self) -> Arc<Mutex<Bells>> {
+        Arc::clone(&self.bells)
+    }
+
+    /// What its part of the disk holds.
+    pub fn model(&self) -> &[u8] {
+        &self.model
+    }
+
+    /// A batch of requests, each verified. Writes and reads, direct and indirect, of different blocks.
+    ///
+    /// # Panics
+    /// When an answer is wrong or does not come.
+    pub fn batch(&mut self) {
+        let mut jobs = Vec::new();
+        for slot in 0..DEPTH {
+            let block = self.random.random_range(0..self.place.blocks);
+            if jobs.iter().all(|(_, other, _)| *other != block) {
+                let write = self.random.random_bool(0.5);
+                self.offer(slot, block, write);
+                jobs.push((slot, block, write));
+            }
+        }
+        self.ring.call_after(self.ring.taken);
+        self.ring.publish();
+        self.bells.lock().unwrap_or_else(PoisonError::into_inner).kick.add(1);
+        let mut left = jobs.len();
+        let until = Instant::now() + PATIENCE;
+        while left > 0 {
+            let Some((head, len)) = self.ring.take() else {
+                assert!(Instant::now() < until, "{left} of {} answers did not come", jobs.len());
+                std::thread::sleep(Duration::from_micros(20));
+                continue;
+            };
+            left -= 1;
+            let job = jobs.iter().find(|(slot, ..)| u32::from(*slot) * 4 == head);
+            let (slot, block, write) = *job.unwrap_or_else(|| panic!("an answer for head {head}"));
+            self.check(slot, block, write, len);
+        }
+    }
+
+    fn at(&self, slot: u16) -> u64 {
+        self.place.memory + u64::from(slot) * ROOM
+    }
+
+    fn data(&self, slot: u16) -> u64 {
+        self.at(slot) + ROOM - BYTES as u64
+    }
+
+    fn offer(&mut self, slot: u16, block: usize, write: bool) {
+        let (at, data) = (self.at(slot), self.data(slot));
+        let memory = Arc::clone(&self.ring.memory);
+        let sector = self.place.sector + (block * SECTORS) as u64;
+        memory.write(at, &header(if write { kind::OUT } else { kind::IN }, sector));
+        memory.write(at + 16, &[POISON]);
+        let range = block * BYTES..(block + 1) * BYTES;
+        if write {
+            self.random.fill(&mut self.model[range.clone()]);
+            memory.write(data, &self.model[range]);
+        } else {
+            memory.write(data, &[POISON; BYTES]);
+        }
+        let cut = self.random.random_range(1..BYTES as u32);
+        let piece = if write { readable } else { writable };
+        let pieces = [
+            readable(at, 16),
+            piece(data, cut),
+            piece(data + u64::from(cut), BYTES as u32 - cut),
+            writable(at + 16, 1),
+        ];
+        let first = slot * 4;
+        if self.random.random_bool(0.5) {
+            direct(&self.ring, &[first, first + 1, first + 2, first + 3], &pieces);
+        } else {
+            self.ring.put(first, indirect(&memory, at + 64, 4, &[0, 1, 2, 3], &pieces));
+        }
+        self.ring.offer(first);
+    }
+
+    fn check(&self, slot: u16, block: usize, write: bool, len: u32) {
+        let memory = &self.ring.memory;
+        assert_eq!(len, if write { 1 } else { BYTES as u32 + 1 }, "the used length of a write ({write})");
+        assert_eq!(memory.read(self.at(slot) + 16, 1), [OK], "the status of a write ({write})");
+        if !write {
+            let found = memory.read(self.data(slot), BYTES);
+            assert!(found == self.model[block * BYTES..(block + 1) * BYTES], "block {block}: other data was read");
+        }
+    }
+
+    /// One request, whose answer is waited for by the call alone.
+    ///
+    /// # Panics
+    /// When the call does not come.
+    pub fn one_by_call(&mut self) {
+        let bells = self.bells();
+        let bells = bells.lock().unwrap_or_else(PoisonError::into_inner);
+        bells.call.take();
+        self.ring.call_after(self.ring.taken);
+        self.offer(0, 0, false);
+        self.ring.publish();
+        bells.kick.add(1);
+        assert!(bells.call.wait(PATIENCE), "no call came");
+        let (_, len) = wait_for("the answer that the call was for", || self.ring.take());
+        self.check(0, 0, false, len);
+    }
+}
+
+/// A pusher that goes on in a thread of its own.
+#[derive(Debug)]
+pub struct Pushing {
+    stop: Arc<AtomicBool>,
+    batches: Arc<AtomicU64>,
+    thread: Option<JoinHandle<Pusher>>,
+}
+
+impl Pushing {
+    /// Starts.
+    pub fn start(mut pusher: Pusher) -> Pushing {
+        let (stop, batches) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stop2, batches2) = (Arc::clone(&stop), Arc::clone(&batches));
+        let thread = std::thread::spawn(move || {
+            while !stop2.load(Ordering::Relaxed) {
+                pusher.batch();
+                batches2.fetch_add(1, Ordering::Relaxed);
+            }
+            pusher
+        });
+        Pushing { stop, batches, thread: Some(thread) }
+    }
+
+    /// Batches done.
+    pub fn batches(&self) -> u64 {
+        self.batches.load(Ordering::Relaxed)
+    }
+
+    /// Waits for the next batch.
+    ///
+    /// # Panics
+    /// When it does not end.
+    pub fn assert_goes_on(&self, after: &str) {
+        let now = self.batches();
+        wait_for(&format!("the next batch after {after}"), || {
+            assert!(!self.thread.as_ref().is_none_or(JoinHandle::is_finished), "after {after}: the pusher failed");
+            (self.batches() >= now + 2).then_some(())
+        });
+    }
+
+    /// Ends after the batch that runs.
+    ///
+    /// # Panics
+    /// When it has failed.
+    pub fn finish(mut self) -> Pusher {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().expect("a running pusher").join().expect("the pusher")
+    }
+}
+
+impl Drop for Pushing {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

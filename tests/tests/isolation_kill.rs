@@ -1,0 +1,163 @@
+//! Several drivers on several disks of one daemon: one is killed or frozen in the middle of its requests, again and again; the
+//! others go on verifying, and the disk that lost its driver takes the next one.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use mqblk_tests::hostile::PATIENCE;
+use mqblk_tests::hostile::daemon::Daemon;
+use mqblk_tests::hostile::load::{Load, Neighbour};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A client in a process of its own.
+struct Client {
+    child: Child,
+    lines: Receiver<u64>,
+}
+
+impl Client {
+    fn start(socket: &Path, queues: u16, seed: u64) -> Client {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_driver_load"))
+            .arg(socket)
+            .args([queues.to_string(), seed.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a client");
+        let output = BufReader::new(child.stdout.take().expect("its output"));
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if sender.send(line.parse().expect("a number of verified blocks")).is_err() {
+                    return;
+                }
+            }
+        });
+        Client { child, lines }
+    }
+
+    /// Waits until it has verified something since the last time.
+    fn assert_works(&self) {
+        while self.lines.try_recv().is_ok() {}
+        let before = self.lines.recv_timeout(PATIENCE).expect("a sign of life");
+        let after = (0..1000).find_map(|_| {
+            let now = self.lines.recv_timeout(PATIENCE).expect("a sign of life");
+            (now > before).then_some(now)
+        });
+        assert!(after.is_some(), "the client verifies nothing");
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("a signal");
+    }
+
+    fn kill(mut self) {
+        self.signal(Signal::KILL);
+        let status = self.child.wait().expect("its end");
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "it had failed before: {status}");
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// One disk that loses its drivers, on each storage, and three others.
+fn disks(victim: &'static str) -> [(&'static str, &'static str); 4] {
+    [
+        ("victim", victim),
+        ("ram", "storage=ram,size=1M,queues=2"),
+        ("file", "storage=file,path=IMAGE,queues=2"),
+        ("late", "storage=fault,inner=ram,size=1M,fault-jitter-us=800,fault-reorder=4,queues=2,poll=off"),
+    ]
+}
+
+const VICTIMS: [&str; 3] = [
+    "storage=ram,size=1M,queues=2",
+    "storage=file,path=IMAGE,queues=2",
+    "storage=fault,inner=ram,size=1M,fault-jitter-us=3000,queues=2",
+];
+
+fn neighbours(daemon: &Daemon) -> Vec<Neighbour> {
+    [("ram", 2), ("file", 1), ("late", 2)]
+        .into_iter()
+        .zip(1..)
+        .map(|((id, queues), seed)| Neighbour::start(daemon.socket(id), queues, seed))
+        .collect()
+}
+
+#[test]
+fn drivers_are_killed_in_mid_request() {
+    for (workers, victim) in [1, 2].into_iter().flat_map(|workers| VICTIMS.map(|victim| (workers, victim))) {
+        let mut daemon = Daemon::start(workers, &disks(victim));
+        let neighbours = neighbours(&daemon);
+        let mut random = SmallRng::seed_from_u64(workers as u64);
+        let mut base = None;
+        for round in 0..10 {
+            let client = Client::start(&daemon.socket("victim"), 2, round);
+            client.assert_works();
+            std::thread::sleep(Duration::from_micros(random.random_range(0..3000)));
+            client.kill();
+            daemon.settle("victim");
+            daemon.assert_alive("a kill");
+            // The first time leaves behind what a worker keeps for the next.
+            let base = base.get_or_insert_with(|| daemon.quiet_holds());
+            daemon.wait_holds(*base, "a kill");
+        }
+        neighbours.iter().for_each(|it| it.assert_goes_on("kills"));
+        let mut load = Load::connect(daemon.socket("victim"), 2, 200, 99);
+        (0..20).for_each(|_| load.round());
+        assert!(load.verified > 0);
+        drop(load);
+        for neighbour in neighbours {
+            assert!(neighbour.finish() > 0);
+        }
+        for id in ["victim", "ram", "file", "late"] {
+            assert_eq!(daemon.complaints(id), Vec::<String>::new(), "{id}");
+        }
+        daemon.stop();
+    }
+}
+
+#[test]
+fn a_driver_is_frozen_in_mid_request() {
+    for workers in [1, 2] {
+        let daemon = Daemon::start(workers, &disks(VICTIMS[2]));
+        let neighbours = neighbours(&daemon);
+        let client = Client::start(&daemon.socket("victim"), 2, 1);
+        for _ in 0..10 {
+            client.assert_works();
+            client.signal(Signal::STOP);
+            neighbours.iter().for_each(|it| it.assert_goes_on("a freeze"));
+            client.signal(Signal::CONT);
+        }
+        client.assert_works();
+        // Frozen for good, and then killed.
+        client.signal(Signal::STOP);
+        client.kill();
+        daemon.settle("victim");
+        for neighbour in neighbours {
+            assert!(neighbour.finish() > 0);
+        }
+        daemon.stop();
+    }
+}
+
+#[test]
+fn a_daemon_stops_in_good_order_under_load() {
+    for workers in [1, 2] {
+        let daemon = Daemon::start(workers, &disks(VICTIMS[1]));
+        let clients: Vec<Client> =
+            ["victim", "ram", "file", "late"].iter().map(|id| Client::start(&daemon.socket(id), 2, 5)).collect();
+        clients.iter().for_each(Client::assert_works);
+        daemon.stop();
+    }
+}

@@ -28,13 +28,15 @@ const TESTS: &str = "tests";
 
 /// The rooms that may hold `unsafe`.
 const UNSAFE: [&str; 2] = ["memory", "uring"];
+/// A test of somebody else's client, whose interface hands out memory that is not initialised.
+const UNSAFE_CLIENT: &str = "tests/tests/client_blkio.rs";
 
 /// The only place that converts between sectors and bytes.
 const UNITS: &str = "core/src/units.rs";
 
 /// Most lines of a file; tables of test cases may be longer.
 const LINES: usize = 700;
-const TABLE_LINES: usize = 1000;
+const TABLE_LINES: usize = 1200;
 
 /// Words that say nothing of what a thing is.
 const EMPTY_WORDS: [&str; 4] = ["util", "common", "helper", "manager"];
@@ -292,7 +294,8 @@ fn forbids_unsafe(text: &str) -> bool {
 fn unsafe_lives_in_two_rooms() {
     let mut wrong = String::new();
     for source in sources() {
-        if !UNSAFE.contains(&room(&source.path).as_str()) && holds_unsafe(source.tokens()) {
+        let allowed = UNSAFE.contains(&room(&source.path).as_str()) || source.path == UNSAFE_CLIENT;
+        if !allowed && holds_unsafe(source.tokens()) {
             let _ = writeln!(wrong, "{}: found unsafe, expected it in {UNSAFE:?} only", source.path);
         }
     }

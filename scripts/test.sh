@@ -9,6 +9,8 @@ scripts/check-toolchain.sh || exit 1
 
 logs=target/test-logs
 passed=0 failed=0 ignored=0
+# The daemon that tests start is the one that users run.
+export MQBLK=$PWD/target/release/mqblk
 mkdir -p "$logs" && rm -f "$logs/summary"
 
 # Shows of cargo's output what a person needs: errors, one line for each test program, and, where each test takes long, one
@@ -58,12 +60,15 @@ for part in "$@"; do
     case $part in
         fast)
             echo "building (the first time takes minutes)"
-            run build '' cargo build --release --workspace
+            run build '' cargo build --release -p mqblk
+            run build-tests '' cargo test --profile checked --workspace --no-run
             [ "$failed" -eq 0 ] || break
             # Counts instructions. Where it cannot be installed its test fails and says so.
             command -v valgrind >/dev/null || { apt-get update -qq && apt-get install -y -qq valgrind; } >/dev/null 2>&1
             echo "tests without virtual machines"
-            run fast '' cargo test --release --workspace --no-fail-fast
+            run fast '' cargo test --profile checked --workspace --no-fail-fast
+            echo "instructions for a request, in a release build"
+            run budget '' cargo test --release -p mqblk-tests --test budget
             ;;
         guest)
             echo "preparing the guest: QEMU, a Debian kernel, fio"
@@ -75,7 +80,7 @@ for part in "$@"; do
             echo "building the guest's tests"
             run guest-build '' cargo build --release -p mqblk
             echo "tests with virtual machines (minutes each where there is no KVM)"
-            run guest each cargo test --release -p mqblk-tests --features guest --no-fail-fast -- --test-threads=1
+            run guest each cargo test --profile checked -p mqblk-tests --features guest --test 'guest_*' --no-fail-fast -- --test-threads=1
             ;;
         *)
             echo "scripts/test.sh: found '$part', expected fast or guest" >&2

@@ -102,7 +102,7 @@ impl<T> Intake<T, Buffer> for Gate<'_, T> {
         self.tags.room()
     }
 
-    #[inline]
+    #[inline(always)] // else the token would travel through memory
     fn admit(&mut self, token: T, op: Op, start: ByteOffset, len: ByteLen, buffer: Option<Buffer>) {
         let verdict = self.verdict(op, start, len);
         let index = self.tags.take(token, op, 1).expect("a queue looks at room() before each request");

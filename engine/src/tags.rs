@@ -5,11 +5,26 @@ use mqblk_core::{ByteLen, Op, Outcome};
 #[derive(Debug)]
 struct Slot<T> {
     token: Option<T>,
-    /// Disk ranges that have not finished yet.
+    /// Disk ranges.
     parts: u16,
+    /// Those of them that have not finished yet.
+    left: u16,
     op: Op,
-    /// The first failure, or the length done so far.
+    /// The first failure, or the length done so far. Not used for a request of one part, whose outcome is that part's.
     outcome: Outcome,
+}
+
+impl<T> Slot<T> {
+    /// One of several parts ended.
+    #[cold]
+    fn add(&mut self, outcome: Outcome) {
+        self.outcome = match (self.outcome, outcome) {
+            (Outcome::Done(before), Outcome::Done(now)) => Outcome::Done(ByteLen(before.0 + now.0)),
+            (Outcome::Done(_), failure) => failure,
+            (first_failure, _) => first_failure,
+        };
+        self.left = self.left.saturating_sub(1);
+    }
 }
 
 /// Slots for `depth` requests.
@@ -22,7 +37,7 @@ pub struct TagTable<T> {
 impl<T> TagTable<T> {
     /// An empty table.
     pub fn new(depth: u16) -> TagTable<T> {
-        let slot = |_| Slot { token: None, parts: 0, op: Op::Flush, outcome: Outcome::Done(ByteLen::ZERO) };
+        let slot = |_| Slot { token: None, parts: 0, left: 0, op: Op::Flush, outcome: Outcome::Done(ByteLen::ZERO) };
         TagTable { slots: (0..depth).map(slot).collect(), free: (0..depth).rev().collect() }
     }
 
@@ -39,10 +54,15 @@ impl<T> TagTable<T> {
     }
 
     /// Takes a request of `parts` ranges in; `None` when the table is full.
-    #[inline]
+    #[inline(always)] // else the token would travel through memory
     pub fn take(&mut self, token: T, op: Op, parts: u16) -> Option<u16> {
         let index = self.free.pop()?;
-        self.slots[usize::from(index)] = Slot { token: Some(token), parts, op, outcome: Outcome::Done(ByteLen::ZERO) };
+        let slot = &mut self.slots[usize::from(index)];
+        (slot.token, slot.op) = (Some(token), op);
+        (slot.parts, slot.left) = (parts, parts);
+        if parts > 1 {
+            slot.outcome = Outcome::Done(ByteLen::ZERO);
+        }
         Some(index)
     }
 
@@ -50,18 +70,18 @@ impl<T> TagTable<T> {
     #[inline]
     pub fn finish_part(&mut self, index: u16, outcome: Outcome) -> Option<(T, Op, Outcome)> {
         let slot = self.slots.get_mut(usize::from(index))?;
-        slot.outcome = match (slot.outcome, outcome) {
-            (Outcome::Done(before), Outcome::Done(now)) => Outcome::Done(ByteLen(before.0 + now.0)),
-            (Outcome::Done(_), failure) => failure,
-            (first_failure, _) => first_failure,
+        let outcome = if slot.parts > 1 {
+            slot.add(outcome);
+            if slot.left > 0 {
+                return None;
+            }
+            slot.outcome
+        } else {
+            outcome
         };
-        slot.parts = slot.parts.saturating_sub(1);
-        if slot.parts > 0 {
-            return None;
-        }
         let token = slot.token.take()?;
         self.free.push(index);
-        Some((token, slot.op, slot.outcome))
+        Some((token, slot.op, outcome))
     }
 }
 

@@ -97,7 +97,21 @@ struct Hot {
     guest: u64,
     len: u64,
     host: u64,
-    fixed_first: Option<u16>,
+    /// Index of the first registered buffer of the region; [`NOT_FIXED`] without one.
+    fixed_first: u32,
+}
+
+impl Hot {
+    /// The registered buffer that holds all of the `len` bytes (at least 1) from `at` in the region.
+    #[inline]
+    fn fixed(&self, at: u64, len: u64) -> u32 {
+        let chunk = at / FixedBuffers::CHUNK;
+        match self.fixed_first {
+            NOT_FIXED => NOT_FIXED,
+            first if chunk == (at + len - 1) / FixedBuffers::CHUNK => first + chunk as u32,
+            _ => NOT_FIXED,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -111,6 +125,26 @@ struct Lease {
     generation: u32,
     fixed: Vec<Option<FixedBuffers>>,
 }
+
+impl Lease {
+    /// Makes the region that holds `address` the hot one.
+    #[cold]
+    fn change_region(&mut self, address: u64) -> Option<(&Hot, u64)> {
+        let index = self.memory.find(GuestAddress(address))?;
+        let region = &self.memory.regions()[index];
+        let fixed = self.fixed.get(index).copied().flatten();
+        self.hot = Hot {
+            guest: region.guest().0,
+            len: region.len(),
+            host: region.host().as_ptr() as u64,
+            fixed_first: fixed.map_or(NOT_FIXED, |fixed| fixed.first.into()),
+        };
+        Some((&self.hot, address - self.hot.guest))
+    }
+}
+
+/// Longest piece: a length has 32 bits.
+const MOST_RUN: u64 = 1 << 31;
 
 const INLINE: usize = 2;
 /// Room of a new list of pieces; it grows with the longest request.
@@ -234,49 +268,34 @@ impl BufferPool {
         self.leases[id as usize].as_mut().expect("a live buffer or queue holds its lease")
     }
 
-    /// Where `len` bytes at `address` begin in this process: the address, how many of them are contiguous there (at least
-    /// 1), and the fixed buffer index that starts the region.
+    /// The region that holds `address`, and where in it that is.
     #[inline]
-    fn translate(&mut self, lease: u32, address: u64, len: u64) -> Option<(u64, u64, Segment)> {
+    fn locate(&mut self, lease: u32, address: u64) -> Option<(&Hot, u64)> {
         let lease = self.lease(lease);
-        let mut at = address.wrapping_sub(lease.hot.guest);
-        if at >= lease.hot.len {
-            let index = lease.memory.find(GuestAddress(address))?;
-            let region = &lease.memory.regions()[index];
-            lease.hot = Hot {
-                guest: region.guest().0,
-                len: region.len(),
-                host: region.host().as_ptr() as u64,
-                fixed_first: lease.fixed.get(index).copied().flatten().map(|fixed| fixed.first),
-            };
-            at = address - lease.hot.guest;
-        }
-        let run = len.min(lease.hot.len - at).min(1 << 31);
-        let host = lease.hot.host + at;
-        let fixed = match lease.hot.fixed_first {
-            Some(first) if at / FixedBuffers::CHUNK == (at + run - 1) / FixedBuffers::CHUNK => {
-                u32::from(first) + (at / FixedBuffers::CHUNK) as u32
-            }
-            _ => NOT_FIXED,
-        };
-        Some((host, run, Segment { address: host, len: run as u32, fixed }))
+        let at = address.wrapping_sub(lease.hot.guest);
+        if at < lease.hot.len { Some((&lease.hot, at)) } else { lease.change_region(address) }
+    }
+
+    /// Where `len` bytes at `address` are in this process. `None` unless they are mapped in one piece.
+    #[inline]
+    fn host(&mut self, lease: u32, address: u64, len: u64) -> Option<u64> {
+        let (hot, at) = self.locate(lease, address)?;
+        (len <= hot.len - at).then_some(hot.host + at)
     }
 
     /// Reads a value from guest memory, once. `None` when a byte of it is not mapped.
     #[inline]
     pub fn read<T: Plain>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
-        let size = size_of::<T>() as u64;
-        let (host, run, _) = self.translate(lease.index, address.0, size)?;
-        if run < size {
+        let Some(host) = self.host(lease.index, address.0, size_of::<T>() as u64) else {
             return self.read_across(lease, address);
-        }
+        };
         let place = std::ptr::with_exposed_provenance::<T>(host as usize);
         if place.is_aligned() {
-            // SAFETY: mapped for `size` bytes by the lease, aligned; any bit pattern is a `T`.
+            // SAFETY: mapped for its whole size by the lease, aligned; any bit pattern is a `T`.
             return Some(unsafe { place.read_volatile() });
         }
         let mut value = std::mem::MaybeUninit::<T>::uninit();
-        // SAFETY: mapped for `size` bytes by the lease; bytes are copied into private memory; any bit pattern is a `T`.
+        // SAFETY: mapped for its whole size by the lease; bytes are copied into private memory; any bit pattern is a `T`.
         unsafe {
             place.cast::<u8>().copy_to_nonoverlapping(value.as_mut_ptr().cast(), size_of::<T>());
             Some(value.assume_init())
@@ -297,22 +316,22 @@ impl BufferPool {
     /// it may then have been read.
     #[must_use]
     pub fn read_bytes(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
-        let Some((host, run, _)) = self.translate(lease.index, address.0, into.len() as u64) else { return false };
-        if run != into.len() as u64 {
+        let Some(host) = self.host(lease.index, address.0, into.len() as u64) else {
             return self.read_bytes_across(lease, address, into);
-        }
+        };
         let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
-        // SAFETY: mapped for `run` bytes by the lease; `into` is private memory.
+        // SAFETY: mapped for `into.len()` bytes by the lease; `into` is private memory.
         unsafe { place.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
         true
     }
 
-    /// Reads bytes that lie in two regions or more.
+    /// Reads bytes that lie in two regions or more, or in none.
     #[cold]
     fn read_bytes_across(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
         let (mut address, mut left) = (address.0, into);
         while !left.is_empty() {
-            let Some((host, run, _)) = self.translate(lease.index, address, left.len() as u64) else { return false };
+            let Some((hot, at)) = self.locate(lease.index, address) else { return false };
+            let (host, run) = (hot.host + at, (hot.len - at).min(left.len() as u64));
             let (now, later) = left.split_at_mut(run as usize);
             let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
             // SAFETY: mapped for `run` bytes by the lease; `now` is private memory.
@@ -329,9 +348,9 @@ impl BufferPool {
     /// Starts bringing the line at `address` into this core's cache, if it is mapped.
     #[inline]
     pub fn prefetch(&mut self, lease: LeaseId, address: GuestAddress) {
-        let found = self.translate(lease.index, address.0, 1);
+        let host = self.host(lease.index, address.0, 1);
         if let Some(place) =
-            found.and_then(|(host, ..)| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(host as usize)))
+            host.and_then(|host| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(host as usize)))
         {
             prefetch(place);
         }
@@ -383,10 +402,14 @@ impl BufferPool {
         let lease = self.entries[index].lease;
         let (mut address, mut left) = (address.0, u64::from(len));
         while left > 0 {
-            let (_, run, piece) = self.translate(lease, address, left).ok_or(Fault)?;
+            let (hot, at) = self.locate(lease, address).ok_or(Fault)?;
+            let run = left.min(hot.len - at).min(MOST_RUN);
+            let piece = Segment { address: hot.host + at, len: run as u32, fixed: hot.fixed(at, run) };
             self.append(index, piece, max_pieces)?;
             left -= run;
-            address = if left > 0 { address.checked_add(run).ok_or(Fault)? } else { address };
+            if left > 0 {
+                address = address.checked_add(run).ok_or(Fault)?;
+            }
         }
         Ok(())
     }
@@ -394,18 +417,21 @@ impl BufferPool {
     #[inline]
     fn append(&mut self, index: usize, piece: Segment, max_pieces: u16) -> Result<(), Fault> {
         let entry = &mut self.entries[index];
-        if entry.pieces >= max_pieces {
+        let count = entry.pieces;
+        if count >= max_pieces {
             return Err(Fault);
         }
-        let count = entry.pieces as usize;
-        if count < INLINE {
-            entry.inline[count] = piece;
-        } else {
-            self.append_spilled(index, piece);
-        }
-        let entry = &mut self.entries[index];
-        entry.pieces += 1;
+        entry.pieces = count + 1;
         entry.total += u64::from(piece.len);
+        match entry.inline.get_mut(usize::from(count)) {
+            // Field by field: as one move it would be put together on the stack first, and waited for.
+            Some(place) => {
+                place.address = piece.address;
+                place.len = piece.len;
+                place.fixed = piece.fixed;
+            }
+            None => self.append_spilled(index, piece),
+        }
         Ok(())
     }
 
@@ -428,7 +454,7 @@ impl BufferPool {
     #[inline]
     pub fn set_status(&mut self, buffer: &Buffer, address: GuestAddress) -> Result<(), Fault> {
         let lease = self.entries[buffer.index()].lease;
-        let (host, ..) = self.translate(lease, address.0, 1).ok_or(Fault)?;
+        let host = self.host(lease, address.0, 1).ok_or(Fault)?;
         self.entries[buffer.index()].status = host;
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! section 2.7.4.2). So a personality never sees descriptors, only pieces in order.
 
 use mqblk_memory::{BufferPool, GuestAddress, LeaseId};
-use mqblk_ring::split::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
+use mqblk_ring::split::layout::{DESC_BYTES, DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
 use mqblk_ring::split::{Broken, Descriptor, DeviceRing};
 
 /// Most entries of an indirect table that are accepted. Linux' drivers use at most the ring's size, or seg_max + 2.
@@ -68,6 +68,54 @@ impl ChainStart {
     }
 }
 
+/// A table of descriptors outside the ring's.
+struct Table {
+    address: u64,
+    entries: u16,
+}
+
+impl Table {
+    /// The table that `desc` names.
+    fn of(desc: &Descriptor) -> Result<Table, ChainError> {
+        let entries = DeviceRing::indirect_entries(desc)?;
+        if entries > MAX_INDIRECT {
+            return Err(ChainError::Request);
+        }
+        Ok(Table { address: desc.address, entries })
+    }
+
+    /// One read of an entry.
+    #[inline]
+    fn read(&self, pool: &mut BufferPool, lease: LeaseId, index: u16) -> Result<Descriptor, ChainError> {
+        let at = self.address.checked_add(u64::from(index) * DESC_BYTES).ok_or(ChainError::Request)?;
+        let words = pool.read(lease, GuestAddress(at)).ok_or(ChainError::Request)?;
+        Ok(Descriptor::from_words(words))
+    }
+
+    /// The entry that follows `desc`, after `seen` entries.
+    #[inline]
+    fn follow(
+        &self,
+        pool: &mut BufferPool,
+        lease: LeaseId,
+        desc: &Descriptor,
+        seen: u16,
+    ) -> Result<Descriptor, ChainError> {
+        if seen >= self.entries {
+            return Err(LOOP.into());
+        }
+        if desc.next >= self.entries {
+            return Err(NEXT.into());
+        }
+        self.read(pool, lease, desc.next)
+    }
+}
+
+const ORDER: Broken = Broken("a readable descriptor follows a writable one");
+const NESTED: Broken = Broken("an indirect table names another one");
+const NEXT: Broken = Broken("an indirect descriptor's next field is outside its table");
+const LOOP: Broken = Broken("an indirect table loops");
+
 /// Calls `each` with every piece of the chain, readable pieces first. Descriptors of length 0 are left out.
 ///
 /// # Errors
@@ -81,66 +129,39 @@ pub fn walk(
     start: &ChainStart,
     mut each: impl FnMut(&mut BufferPool, Piece) -> Result<(), ChainError>,
 ) -> Result<(), ChainError> {
-    let mut writing = false;
-    let mut visit = |pool: &mut BufferPool, desc: &Descriptor| {
-        let writable = desc.flags & DESC_WRITE != 0;
-        if writing && !writable {
-            return Err(ChainError::Ring(Broken("a readable descriptor follows a writable one")));
-        }
-        writing = writable;
-        if desc.len == 0 {
-            return Ok(());
-        }
-        each(pool, Piece { address: GuestAddress(desc.address), len: desc.len, writable })
-    };
-    let mut seen = 0;
     let mut desc = start.first;
+    let mut table: Option<Table> = None;
+    // Descriptors of this table so far: bounds the walk.
+    let mut seen = 0;
+    let mut writing = false;
     loop {
         if DeviceRing::is_indirect(&desc) {
-            let entry = if seen == 0 { start.entry } else { None };
-            return walk_table(pool, lease, &desc, entry, &mut visit);
-        }
-        visit(pool, &desc)?;
-        match ring.follow(&desc, &mut seen)? {
-            Some(next) => desc = next,
-            None => return Ok(()),
-        }
-    }
-}
-
-fn walk_table(
-    pool: &mut BufferPool,
-    lease: LeaseId,
-    table: &Descriptor,
-    first: Option<Descriptor>,
-    visit: &mut impl FnMut(&mut BufferPool, &Descriptor) -> Result<(), ChainError>,
-) -> Result<(), ChainError> {
-    let entries = DeviceRing::indirect_entries(table)?;
-    if entries > MAX_INDIRECT {
-        return Err(ChainError::Request);
-    }
-    let mut index = 0;
-    let mut fetched = first;
-    for _ in 0..entries {
-        let desc = match fetched.take() {
-            Some(desc) => desc,
-            None => {
-                let at = table.address.checked_add(u64::from(index) * 16).ok_or(ChainError::Request)?;
-                let words = pool.read(lease, GuestAddress(at)).ok_or(ChainError::Request)?;
-                Descriptor::from_words(words)
+            if table.is_some() {
+                return Err(NESTED.into());
             }
-        };
-        if DeviceRing::is_indirect(&desc) {
-            return Err(ChainError::Ring(Broken("an indirect table names another one")));
+            let inside = Table::of(&desc)?;
+            desc = match start.entry {
+                Some(entry) if seen == 0 => entry,
+                _ => inside.read(pool, lease, 0)?,
+            };
+            (table, seen) = (Some(inside), 0);
+            continue;
         }
-        visit(pool, &desc)?;
+        let writable = desc.flags & DESC_WRITE != 0;
+        if writing && !writable {
+            return Err(ORDER.into());
+        }
+        writing = writable;
+        if desc.len != 0 {
+            each(pool, Piece { address: GuestAddress(desc.address), len: desc.len, writable })?;
+        }
         if desc.flags & DESC_NEXT == 0 {
             return Ok(());
         }
-        if desc.next >= entries {
-            return Err(ChainError::Ring(Broken("an indirect descriptor's next field is outside its table")));
-        }
-        index = desc.next;
+        seen += 1;
+        desc = match &table {
+            None => ring.follow(&desc, seen)?,
+            Some(table) => table.follow(pool, lease, &desc, seen)?,
+        };
     }
-    Err(ChainError::Ring(Broken("an indirect table loops")))
 }

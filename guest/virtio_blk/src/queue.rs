@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use mqblk_core::{Armed, Call, Completed, GuestQueue, Intake, Notify, Outcome, Pulled};
 use mqblk_memory::{Buffer, BufferPool, LeaseId};
-use mqblk_ring::split::{DeviceRing, SplitRing};
-use mqblk_virtio::chain::{ChainError, ChainStart};
+use mqblk_ring::split::{Broken, DeviceRing, SplitRing};
+use mqblk_virtio::chain::ChainStart;
 use mqblk_virtio::{GuestLane, QueueParts, VirtioQueue};
 
 use crate::config::MAX_RANGES;
@@ -34,13 +34,16 @@ pub struct BlkQueue<L> {
     lease: LeaseId,
     call: Option<Box<dyn Call>>,
     ranges: Ranges,
+    /// The batch that is being pulled; kept for its room.
+    starts: [ChainStart; BATCH],
     _lane: PhantomData<fn(L)>,
 }
 
 impl<L: GuestLane> BlkQueue<L> {
     pub(crate) fn new(device: Arc<VirtioBlk>, parts: QueueParts) -> Self {
         let ranges = Ranges::with_capacity(MAX_RANGES as usize);
-        BlkQueue { device, ring: parts.ring, lease: parts.lease, call: parts.call, ranges, _lane: PhantomData }
+        let starts = [ChainStart::default(); BATCH];
+        BlkQueue { device, ring: parts.ring, lease: parts.lease, call: parts.call, ranges, starts, _lane: PhantomData }
     }
 
     fn answer(&mut self, pool: &mut BufferPool, head: u16, buffer: Buffer, status: Status, written: u32) {
@@ -57,8 +60,12 @@ impl<L: GuestLane> BlkQueue<L> {
         start: &ChainStart,
         fua: bool,
         into: &mut I,
-    ) -> Result<(), ChainError> {
-        let element = Element::read(&self.ring, pool, self.lease, start)?;
+    ) -> Result<(), Broken> {
+        let mut element = Element::new(pool.take(self.lease));
+        if let Err(broken) = element.read(&self.ring, pool, self.lease, start) {
+            pool.release(element.buffer);
+            return Err(broken);
+        }
         let (head, written) = (start.head, element.written());
         match element.judge(&self.device, fua, pool, &mut self.ranges) {
             Asked::Disk { op, start, len } if op.has_data() => {
@@ -115,25 +122,23 @@ impl<L: GuestLane> GuestQueue for BlkQueue<L> {
         };
         let pool = lane.pool();
         let count = waiting.min(BATCH).min(into.room());
-        let mut starts = [ChainStart::default(); BATCH];
-        for (ahead, start) in (0..).zip(&mut starts[..count]) {
+        for (ahead, start) in (0..).zip(&mut self.starts[..count]) {
             start.head = self.ring.peek(ahead);
         }
-        for start in &mut starts[..count] {
+        for start in &mut self.starts[..count] {
             if let Err(broken) = self.ring.take(start.head) {
                 return Pulled::Broken(broken.0);
             }
             *start = ChainStart::fetch(&self.ring, pool, self.lease, start.head);
         }
-        for start in &mut starts[..count] {
+        for start in &mut self.starts[..count] {
             start.fetch_indirect(pool, self.lease);
         }
         let fua = self.device.write_through();
-        for start in &starts[..count] {
-            match self.take_one(pool, start, fua, into) {
-                Ok(()) => {}
-                Err(ChainError::Ring(broken)) => return Pulled::Broken(broken.0),
-                Err(ChainError::Request) => self.ring.put_used(start.head, 0),
+        for at in 0..count {
+            let start = self.starts[at];
+            if let Err(broken) = self.take_one(pool, &start, fua, into) {
+                return Pulled::Broken(broken.0);
             }
         }
         if waiting > count { Pulled::MoreWaiting } else { Pulled::Dry }

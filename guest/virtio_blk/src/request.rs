@@ -2,7 +2,7 @@
 
 use mqblk_core::{ByteLen, ByteOffset, Op, Sector512};
 use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseId};
-use mqblk_ring::split::DeviceRing;
+use mqblk_ring::split::{Broken, DeviceRing};
 use mqblk_virtio::chain::{ChainError, ChainStart, Piece, walk};
 use virtio_bindings::virtio_blk as b;
 
@@ -77,62 +77,84 @@ pub enum Asked {
 pub type Ranges = Vec<(ByteOffset, ByteLen)>;
 
 impl Element {
-    /// Walks the chain once and sorts its bytes into header, data and status.
-    ///
-    /// # Errors
-    /// [`ChainError::Ring`] when the ring is broken; the element's buffer was released.
+    /// Nothing read yet.
     #[inline]
-    pub fn read(
-        ring: &DeviceRing,
-        pool: &mut BufferPool,
-        lease: LeaseId,
-        start: &ChainStart,
-    ) -> Result<Element, ChainError> {
-        let mut element = Element {
+    pub fn new(buffer: Buffer) -> Element {
+        Element {
             header: [0; HEADER_BYTES],
             header_len: 0,
-            buffer: pool.take(lease),
+            buffer,
             data_out: 0,
             data_in: 0,
             fault: false,
             has_status: false,
-        };
+        }
+    }
+
+    /// Walks the chain once and sorts its bytes into header, data and status.
+    ///
+    /// # Errors
+    /// When the ring is broken; the buffer is to be released.
+    #[inline]
+    pub fn read(
+        &mut self,
+        ring: &DeviceRing,
+        pool: &mut BufferPool,
+        lease: LeaseId,
+        start: &ChainStart,
+    ) -> Result<(), Broken> {
         // The last writable byte is the status: hold the last writable piece back until the next one comes.
         let mut last: Option<Piece> = None;
         let walked = walk(ring, pool, lease, start, |pool, piece| {
             if !piece.writable {
-                element.take_readable(pool, lease, piece);
+                self.take_readable(pool, lease, piece);
             } else if let Some(before) = last.replace(piece) {
-                element.data_in += u64::from(before.len);
-                element.push(pool, before.address, before.len);
+                self.data_in += u64::from(before.len);
+                self.push(pool, before.address, before.len);
             }
             Ok(())
         });
         match walked {
             Ok(()) => {}
-            Err(ChainError::Request) => element.fault = true,
-            Err(broken) => {
-                pool.release(element.buffer);
-                return Err(broken);
-            }
+            Err(ChainError::Request) => self.fault = true,
+            Err(ChainError::Ring(broken)) => return Err(broken),
         }
         if let Some(last) = last {
-            element.take_status(pool, last);
+            self.take_status(pool, last);
         }
-        Ok(element)
+        Ok(())
     }
 
     #[inline]
     fn take_readable(&mut self, pool: &mut BufferPool, lease: LeaseId, piece: Piece) {
-        let mut used = 0;
-        if self.header_len < HEADER_BYTES {
-            used = (HEADER_BYTES - self.header_len).min(piece.len as usize);
-            let into = &mut self.header[self.header_len..self.header_len + used];
-            if !pool.read_bytes(lease, piece.address, into) {
-                self.fault = true;
+        if self.header_len == HEADER_BYTES {
+            self.data_out += u64::from(piece.len);
+            self.push(pool, piece.address, piece.len);
+        } else if self.header_len == 0 && piece.len as usize == HEADER_BYTES {
+            // As every driver lays it out.
+            self.header_len = HEADER_BYTES;
+            match pool.read::<[u64; 2]>(lease, piece.address) {
+                Some([first, second]) => {
+                    let (start, end) = self.header.split_at_mut(HEADER_BYTES / 2);
+                    start.copy_from_slice(&first.to_ne_bytes());
+                    end.copy_from_slice(&second.to_ne_bytes());
+                }
+                None => self.fault = true,
             }
-            self.header_len += used;
+        } else {
+            self.take_odd_header(pool, lease, piece);
         }
+    }
+
+    /// A piece that holds a part of the header, or the header and data.
+    #[cold]
+    fn take_odd_header(&mut self, pool: &mut BufferPool, lease: LeaseId, piece: Piece) {
+        let used = (HEADER_BYTES - self.header_len).min(piece.len as usize);
+        let into = &mut self.header[self.header_len..self.header_len + used];
+        if !pool.read_bytes(lease, piece.address, into) {
+            self.fault = true;
+        }
+        self.header_len += used;
         let rest = piece.len - used as u32;
         if rest > 0 {
             self.data_out += u64::from(rest);

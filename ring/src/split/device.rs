@@ -97,24 +97,20 @@ impl DeviceRing {
         Descriptor::from_words(self.ring.desc.get(index.into()))
     }
 
-    /// The descriptor that follows `desc` in the table; `None` at the end of the chain. `seen` counts the chain's
-    /// descriptors and bounds the walk.
+    /// The descriptor of the table that `desc`, which has NEXT, names as its next. `seen` descriptors of the chain came
+    /// before; it bounds the walk.
     ///
     /// # Errors
     /// When the chain leaves the table or loops.
     #[inline]
-    pub fn follow(&self, desc: &Descriptor, seen: &mut u16) -> Result<Option<Descriptor>, Broken> {
-        if desc.flags & DESC_NEXT == 0 {
-            return Ok(None);
-        }
-        *seen += 1;
-        if *seen >= self.size() {
+    pub fn follow(&self, desc: &Descriptor, seen: u16) -> Result<Descriptor, Broken> {
+        if seen >= self.size() {
             return Err(LOOP);
         }
         if desc.next >= self.size() {
             return Err(NEXT);
         }
-        Ok(Some(self.descriptor(desc.next)))
+        Ok(self.descriptor(desc.next))
     }
 
     /// Entries of the indirect table that `desc` names.

@@ -46,7 +46,7 @@ impl<'a> Chain<'a> {
     ///
     /// # Errors
     /// [`Refused::Full`] is back-pressure; the others are the caller's mistakes.
-    #[inline]
+    #[inline(always)] // else the chain would be moved through memory with every piece, which was measured at 12 ns a request
     pub fn readable(self, address: GuestAddress, len: u32) -> Result<Chain<'a>, Refused> {
         if self.pending.flags & DESC_WRITE != 0 {
             return Err(Refused::Order);
@@ -58,12 +58,12 @@ impl<'a> Chain<'a> {
     ///
     /// # Errors
     /// [`Refused::Full`] is back-pressure; the others are the caller's mistakes.
-    #[inline]
+    #[inline(always)]
     pub fn writable(self, address: GuestAddress, len: u32) -> Result<Chain<'a>, Refused> {
         self.piece(Descriptor { address: address.0, len, flags: DESC_WRITE, next: 0 })
     }
 
-    #[inline]
+    #[inline(always)]
     fn piece(mut self, piece: Descriptor) -> Result<Chain<'a>, Refused> {
         if piece.len == 0 {
             return Err(Refused::Empty);
@@ -97,7 +97,7 @@ impl<'a> Chain<'a> {
     ///
     /// # Errors
     /// [`Refused::Empty`] without a piece.
-    #[inline]
+    #[inline(always)]
     pub fn commit(mut self, token: u32) -> Result<(), Refused> {
         if self.pieces == 0 {
             return Err(Refused::Empty);
@@ -122,7 +122,7 @@ impl<'a> Chain<'a> {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn write_pending(&mut self) {
         match self.shape {
             Shape::Direct => self.driver.write(self.at, self.pending),

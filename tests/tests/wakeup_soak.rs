@@ -1,0 +1,151 @@
+//! A million single requests at random gaps around the poll window, by a client that sleeps: not one wake-up is lost.
+//!
+//! One request is out at a time, on one of two queues of one worker, so that while a window closes the other queue is already
+//! armed. Every wait is bounded: a request that is not answered in time fails the test and is named, with what was lost.
+
+mod rig;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use mqblk_core::Sector512;
+use mqblk_driver::virtio_blk::{Piece, QueueSet, Status, Waker};
+use mqblk_engine::PollPolicy;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use rig::{Plan, Rig, disk};
+
+const QUEUES: u16 = 2;
+/// What takes this long does not come: the machine may be busy, but not that busy.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The time between an answer and the next request, in nanoseconds: mostly none, often about `window`, sometimes anything.
+fn gap(random: &mut SmallRng, window: u64) -> Duration {
+    let nanoseconds = match random.random_range(0..10) {
+        0..5 => random.random_range(0..1500),
+        5..9 => random.random_range(window * 8 / 10..window * 12 / 10),
+        _ => random.random_range(0..window * 4),
+    };
+    Duration::from_nanos(nanoseconds)
+}
+
+fn spin(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+/// What the client and its watchdog share.
+#[derive(Default)]
+struct Progress {
+    answered: AtomicU64,
+    done: AtomicBool,
+    /// The watchdog has ended the wait for a request.
+    late: AtomicBool,
+}
+
+/// Wakes a client that has waited too long for one request.
+fn watch(progress: &Progress, waker: &Waker) {
+    let (mut seen, mut since) = (0, Instant::now());
+    while !progress.done.load(Ordering::Acquire) {
+        std::thread::sleep(Duration::from_millis(50));
+        let answered = progress.answered.load(Ordering::Acquire);
+        if answered != seen {
+            (seen, since) = (answered, Instant::now());
+        } else if since.elapsed() > PATIENCE {
+            progress.late.store(true, Ordering::Release);
+            waker.wake();
+            return;
+        }
+    }
+}
+
+/// Sends `count` requests. Fails with what is known of one that is not answered.
+fn send(set: &mut QueueSet, progress: &Progress, count: u64, windows: &[u64], seed: u64) -> Result<(), String> {
+    let mut random = SmallRng::seed_from_u64(seed);
+    for number in 0..count {
+        let window = windows[random.random_range(0..windows.len())];
+        let gap = gap(&mut random, window);
+        spin(gap);
+        let index = random.random_range(0..usize::from(QUEUES));
+        let queue = &mut set.queues()[index];
+        let data = Piece { address: queue.data().0, len: 512 };
+        queue.read(0, Sector512(0), data).map_err(|refused| refused.to_string())?;
+        let kicks = queue.kicks();
+        queue.publish().map_err(|error| error.to_string())?;
+        let kicked = queue.kicks() != kicks;
+        // The answer comes before, while and after we arm.
+        if random.random_bool(0.5) {
+            spin(Duration::from_nanos(random.random_range(0..5000)));
+        }
+        loop {
+            let queue = &mut set.queues()[index];
+            let found = queue.look().map_err(|error| error.to_string())?;
+            if progress.late.load(Ordering::Acquire) {
+                let lost = if found > 0 { "the call (it is answered)" } else { "the kick (it is not answered)" };
+                return Err(format!(
+                    "request {number}: {lost} was lost; queue {index}, {gap:?} after the one before, kicked: {kicked}"
+                ));
+            }
+            if let Some(done) = queue.reap().map_err(|error| error.to_string())? {
+                assert_eq!(done.status, Status::Ok);
+                break;
+            }
+            set.wait(1).map_err(|error| error.to_string())?;
+        }
+        progress.answered.store(number + 1, Ordering::Release);
+    }
+    Ok(())
+}
+
+/// A soak with one policy. `windows`, in nanoseconds, are the gaps to stay close to.
+fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool) {
+    let policy: PollPolicy = poll.parse().expect("a policy");
+    let plan = Plan { disk: disk("null", &[("size", "1M")]), workers: 1, poll: policy };
+    let (rig, mut sets) = Rig::new(plan, |options| {
+        options.queues = QUEUES;
+        options.event_idx = event_idx;
+    });
+    let progress = Progress::default();
+    let waker = sets[0].waker().expect("a waker");
+    let start = Instant::now();
+    let sent = std::thread::scope(|scope| {
+        scope.spawn(|| watch(&progress, &waker));
+        let sent = send(&mut sets[0], &progress, count, windows, count);
+        progress.done.store(true, Ordering::Release);
+        sent
+    });
+    assert_eq!(sent, Ok(()), "poll={poll}");
+    let (kicks, calls) = (sets[0].kicks(), sets[0].calls().expect("the counter can be read"));
+    let text = format!("{poll}: {count} requests, {kicks} kicks, {calls} calls in {:?}", start.elapsed());
+    std::io::Write::write_all(&mut std::io::stderr(), format!("{text}\n").as_bytes()).expect("standard error");
+    // Both sides slept, many times; a soak in which nobody sleeps proves nothing.
+    assert!(kicks > count / 50 && calls > count / 50, "poll={poll}: {kicks} kicks, {calls} calls");
+    rig.stop(sets);
+}
+
+#[test]
+fn poll_off() {
+    soak("off", 200_000, &[1000, 3000, 10_000], true);
+}
+
+#[test]
+fn poll_off_without_event_idx() {
+    soak("off", 100_000, &[1000, 3000, 10_000], false);
+}
+
+#[test]
+fn poll_static() {
+    soak("static:50", 300_000, &[50_000], true);
+}
+
+#[test]
+fn poll_static_with_a_short_window_without_event_idx() {
+    soak("static:10", 100_000, &[10_000], false);
+}
+
+#[test]
+fn poll_adaptive() {
+    soak("adaptive:100", 300_000, &[4000, 12_000, 25_000, 50_000, 100_000], true);
+}

@@ -102,7 +102,8 @@ fn every_request_works_direct_and_indirect_with_and_without_event_idx() {
         // Past the end.
         set.queues()[0].read(10, Sector512(2048), to).unwrap();
         assert_eq!(finish(&mut set).status, Status::IoError);
-        assert!(set.calls().unwrap() >= 1 && set.kicks() >= 1);
+        // How many are needed depends on who sleeps when; never more than one each for a request.
+        assert!(set.calls().unwrap() <= 10 && set.kicks() <= 10, "{:?} calls, {} kicks", set.calls(), set.kicks());
         device.stop(vec![set]).unwrap();
     }
 }

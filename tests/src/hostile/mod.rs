@@ -1,11 +1,12 @@
 //! Hostile and awkward clients of a real daemon.
 //!
-//! `case` is one such ring with what must come of it, `daemon` is the `mqblk` binary as a child, `socket` says anything on a vhost-user socket, `memory` and `ring` are a guest's
+//! `case` is one ring with what must come of it, `conversation` the same for what is said on a socket, `daemon` is the `mqblk` binary as a child, `socket` says anything on a vhost-user socket, `memory` and `ring` are a guest's
 //! memory and a split ring of which every byte is under control, `front_end` sets queues up from these, `request` builds
 //! virtio-blk requests, `load` is a well-behaved client that verifies all that it reads, `pusher`
 //! does the same on a raw queue.
 
 pub mod case;
+pub mod conversation;
 pub mod daemon;
 pub mod event;
 pub mod front_end;
@@ -15,6 +16,7 @@ pub mod pusher;
 pub mod request;
 pub mod ring;
 pub mod socket;
+pub mod table;
 
 use std::time::{Duration, Instant};
 

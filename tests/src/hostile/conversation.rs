@@ -1,0 +1,199 @@
+//! Conversations that a daemon must survive: how each ends, and what must be as before when it has.
+
+use std::path::PathBuf;
+
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use rustix::fd::BorrowedFd;
+
+use super::case::{content, fill};
+use super::daemon::{Daemon, Holds};
+use super::front_end::FrontEnd;
+use super::load::Neighbour;
+use super::memory::{Region, START};
+use super::request::{OK, direct, header, kind, readable, writable};
+use super::socket::{Connection, Heard, NEED_REPLY, VERSION, message as m};
+
+/// Bytes of the disk that is abused.
+pub const DISK: usize = 1 << 20;
+
+/// How a conversation ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The daemon hangs up, and logs why.
+    Closed,
+    /// The daemon answers no, hangs up, and logs why.
+    Refused,
+    /// The daemon answers no, and logs why; the conversation goes on.
+    Declined,
+    /// The conversation itself has checked all; nothing to complain of.
+    Works,
+}
+
+/// A conversation with a socket, not yet begun.
+pub struct Talk {
+    /// The disk's socket.
+    pub socket: PathBuf,
+    /// A folder for files.
+    pub folder: PathBuf,
+    /// What the daemon has to react to.
+    pub connection: Option<Connection>,
+}
+
+impl Talk {
+    /// A new connection.
+    pub fn open(&self) -> Connection {
+        Connection::open(&self.socket)
+    }
+
+    /// A new connection after its negotiation.
+    pub fn negotiated(&self) -> Connection {
+        let mut connection = self.open();
+        connection.negotiate(0);
+        connection
+    }
+
+    /// A front-end that has told its memory.
+    pub fn front_end(&self) -> FrontEnd {
+        FrontEnd::connect(&self.socket, 0)
+    }
+
+    /// A message that the daemon must not like, as the first of a new connection.
+    pub fn first(&mut self, bytes: &[u8]) {
+        let connection = self.open();
+        connection.bytes(bytes, &[]);
+        self.connection = Some(connection);
+    }
+
+    /// A message that the daemon must not like, after the negotiation.
+    pub fn bad(&mut self, message: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        let connection = self.negotiated();
+        connection.send(message, VERSION | NEED_REPLY, payload, fds);
+        self.connection = Some(connection);
+    }
+
+    /// A message that the daemon must not like, after memory was told.
+    pub fn late(&mut self, front_end: FrontEnd, message: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        front_end.connection.send(message, VERSION | NEED_REPLY, payload, fds);
+        self.connection = Some(front_end.connection);
+    }
+}
+
+/// Its name, what is said, and how it ends.
+pub type Row = (&'static str, fn(&mut Talk), Outcome);
+
+/// A daemon with a disk to be abused and a good one beside it.
+pub struct Stage {
+    /// The good disk's client.
+    pub neighbour: Neighbour,
+    /// The daemon.
+    pub daemon: Daemon,
+    /// What the disk that is abused holds.
+    pub model: Vec<u8>,
+    base: Holds,
+    complaints: usize,
+}
+
+impl Stage {
+    /// Starts it, and fills the disk that is abused.
+    #[expect(clippy::new_without_default, reason = "it starts a process")]
+    pub fn new() -> Stage {
+        let daemon =
+            Daemon::start(1, &[("bad", "storage=ram,size=1M,queues=2"), ("good", "storage=ram,size=1M,queues=1")]);
+        let neighbour = Neighbour::start(daemon.socket("good"), 1, 2);
+        let mut model = vec![0; DISK];
+        SmallRng::seed_from_u64(3).fill(&mut model[..]);
+        fill(&daemon.socket("bad"), &model);
+        daemon.settle("bad");
+        let base = daemon.quiet_holds();
+        Stage { daemon, neighbour, model, base, complaints: 0 }
+    }
+
+    /// The daemon is as it was before `after`, but for `lines` more lines of complaint.
+    ///
+    /// # Panics
+    /// When it is not.
+    pub fn check(&mut self, after: &str, lines: usize) {
+        self.daemon.settle("bad");
+        self.daemon.assert_alive(after);
+        self.daemon.wait_holds(self.base, after);
+        let all = self.daemon.complaints("bad");
+        let new = &all[self.complaints..];
+        assert_eq!(new.len(), lines, "after {after}: log lines: {new:#?}");
+        self.complaints = all.len();
+        assert!(content(&self.daemon.socket("bad"), DISK) == self.model, "after {after}: the disk's content");
+        self.neighbour.assert_goes_on(after);
+    }
+
+    /// Stops all.
+    ///
+    /// # Panics
+    /// When something had failed.
+    pub fn end(self) {
+        assert!(self.neighbour.finish() > 0);
+        self.daemon.stop();
+    }
+}
+
+/// Has all these conversations.
+///
+/// # Panics
+/// When one of them does not end as it must.
+pub fn run(rows: &[Row]) {
+    let mut stage = Stage::new();
+    let mut failed = Vec::new();
+    for (name, talk, outcome) in rows {
+        let mut it =
+            Talk { socket: stage.daemon.socket("bad"), folder: stage.daemon.folder().to_owned(), connection: None };
+        let went = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            talk(&mut it);
+            if matches!(outcome, Outcome::Refused | Outcome::Declined) {
+                match it.connection.as_mut().expect("a connection").hear() {
+                    Heard::Reply { payload, .. } => assert_ne!(payload, 0_u64.to_ne_bytes(), "it was accepted"),
+                    Heard::End => panic!("the daemon hung up without an answer"),
+                }
+            }
+            if *outcome == Outcome::Declined {
+                assert_ne!(it.connection.as_mut().expect("a connection").ask_u64(m::GET_FEATURES), 0);
+            } else if *outcome != Outcome::Works {
+                let heard = it.connection.as_mut().expect("a connection").hear();
+                assert_eq!(heard, Heard::End, "the daemon goes on");
+            }
+        }));
+        drop(it);
+        let lines = usize::from(*outcome != Outcome::Works);
+        let check = std::panic::AssertUnwindSafe(|| {
+            stage.check(name, lines);
+            let last = stage.daemon.complaints("bad").pop().unwrap_or_default();
+            assert!(*outcome != Outcome::Declined || last.contains("declined"), "{last}");
+        });
+        if went.is_err() | std::panic::catch_unwind(check).is_err() {
+            failed.push(*name);
+            stage.complaints = stage.daemon.complaints("bad").len();
+            stage.daemon.assert_alive(name);
+        }
+    }
+    assert!(failed.is_empty(), "{} of {} conversations: {failed:#?}", failed.len(), rows.len());
+    stage.end();
+}
+
+/// A region of one page.
+pub fn page(guest: u64) -> Region {
+    Region::new(guest, guest | 1 << 40, 4096, 0)
+}
+
+/// Whether a queue answers a read.
+///
+/// # Panics
+/// When it does not answer at all.
+pub fn serves(front_end: &mut FrontEnd, index: usize) -> bool {
+    let at = START + 0x1_8000;
+    front_end.memory.write(at, &header(kind::IN, 1));
+    front_end.memory.write(at + 0x3000, &[0xee]);
+    let pieces = [readable(at, 16), writable(at + 0x1000, 512), writable(at + 0x3000, 1)];
+    let queue = &mut front_end.queues[index];
+    let head = direct(&queue.ring, &[0, 1, 2], &pieces);
+    queue.ring.offer(head);
+    queue.go();
+    queue.answer() == (0, 513) && front_end.memory.read(at + 0x3000, 1) == [OK]
+}

@@ -1,0 +1,65 @@
+//! Runs tables of [cases](super::case) against a real daemon.
+
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use super::case::{Case, Expect, content, fill};
+use super::daemon::Daemon;
+use super::load::Neighbour;
+use super::request::SECTOR;
+
+/// Bytes of each disk.
+pub const DISK: usize = 1 << 20;
+/// Its sectors.
+pub const SECTORS: u64 = (DISK / SECTOR) as u64;
+/// Used length of a successful read of one sector.
+pub const READ: u32 = SECTOR as u32 + 1;
+
+/// Its name, how it is built, and what must come of it.
+pub type Row = (&'static str, fn(&mut Case<'_>), Expect);
+
+/// Content that tells every byte from its neighbours.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    SmallRng::seed_from_u64(seed).fill(&mut bytes[..]);
+    bytes
+}
+
+/// Runs a table against the disk `id`, beside a good disk on the same worker.
+///
+/// # Panics
+/// When a ring does not get the answer that it must.
+pub fn run(id: &str, settings: &str, writable: bool, rows: &[Row]) {
+    let disk = format!("storage=ram,size=1M,queues=2,queue-size=256{settings}");
+    let good = "storage=ram,size=1M,queues=1";
+    let mut daemon = Daemon::start(1, &[(id, &disk), ("good", good)]);
+    let neighbour = Neighbour::start(daemon.socket("good"), 1, 1);
+    let socket = daemon.socket(id);
+    let mut model = if writable { pattern(7, DISK) } else { vec![0; DISK] };
+    if writable {
+        fill(&socket, &model);
+    }
+    let mut failed = Vec::new();
+    for (name, build, expect) in rows {
+        let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut case = Case::new(&socket, &mut model);
+            build(&mut case);
+            case.check(*expect);
+        }));
+        daemon.assert_alive(name);
+        neighbour.assert_goes_on(name);
+        let found = content(&socket, DISK);
+        if checked.is_err() {
+            failed.push(format!("{name}: see above"));
+        } else if found != model {
+            failed.push(format!("{name}: the disk's content is not what it should be"));
+        }
+        model = found;
+    }
+    assert!(failed.is_empty(), "{} of {} rings:\n{}", failed.len(), rows.len(), failed.join("\n"));
+    assert!(neighbour.finish() > 0);
+    let retired = rows.iter().filter(|row| row.2 == Expect::Retired).count();
+    let lines = daemon.complaints(id).iter().filter(|line| line.contains("queue retired")).count();
+    assert!(lines >= retired, "{lines} log lines for {retired} retired queues");
+    daemon.stop();
+}

@@ -34,9 +34,8 @@ const UNSAFE_CLIENT: &str = "tests/tests/client_blkio.rs";
 /// The only place that converts between sectors and bytes.
 const UNITS: &str = "core/src/units.rs";
 
-/// Most lines of a file; tables of test cases may be longer.
+/// Most lines of a file.
 const LINES: usize = 700;
-const TABLE_LINES: usize = 1200;
 
 /// Words that say nothing of what a thing is.
 const EMPTY_WORDS: [&str; 4] = ["util", "common", "helper", "manager"];
@@ -326,10 +325,9 @@ fn unsafe_is_found() {
 fn files_are_not_long() {
     let mut wrong = String::new();
     for source in sources() {
-        let most = if source.path.starts_with("tests/tests/") { TABLE_LINES } else { LINES };
         let lines = source.text.lines().count();
-        if lines > most {
-            let _ = writeln!(wrong, "{}: found {lines} lines, expected at most {most}", source.path);
+        if lines > LINES {
+            let _ = writeln!(wrong, "{}: found {lines} lines, expected at most {LINES}", source.path);
         }
     }
     assert!(wrong.is_empty(), "{wrong}");

@@ -68,8 +68,15 @@ peer qemu 1 "driver=file,filename=$shm,read-only=on,locking=off"
 measure shm-pinned --socket "$work/qemu.sock" --label qemu --label mqblk --disk "storage=file,path=$shm,readonly=on" --poll off,static:50,adaptive:200 "${pinned[@]}" --iodepth 1,32
 leave
 
+peer qemu 0,1 "driver=file,filename=$shm,read-only=on,locking=off"
+measure shm-free --socket "$work/qemu.sock" --label qemu --label mqblk --disk "storage=file,path=$shm,readonly=on" --poll off,static:50,adaptive:200 --queues 2,4 --iodepth 1,32
+leave
+
 peer qemu 1 "driver=file,filename=$work/disk-qemu.img,read-only=on,cache.direct=on,aio=io_uring"
 measure disk-pinned --socket "$work/qemu.sock" --label qemu --label mqblk --disk "storage=file,path=$work/disk.img,readonly=on" --poll off,static:50,adaptive:200 "${pinned[@]}" --iodepth 1,32
+leave
+peer qemu 0,1 "driver=file,filename=$work/disk-qemu.img,read-only=on,cache.direct=on,aio=io_uring"
+measure disk-free --socket "$work/qemu.sock" --label qemu --label mqblk --disk "storage=file,path=$work/disk.img,readonly=on" --poll off,static:50,adaptive:200 --queues 2,4 --iodepth 1,32
 leave
 echo "== the host itself, fio over io_uring on the same file" | tee "$out/host.txt"
 for depth in 1 32; do

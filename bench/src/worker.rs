@@ -184,8 +184,11 @@ impl Worker {
 
     fn run<const VERIFY: bool>(&mut self, control: &Control) -> Result<(), WorkerError> {
         let mut phase = control.get();
-        if phase == Phase::Measure {
-            self.begin()?;
+        match phase {
+            Phase::Measure => self.begin()?,
+            // The server can be gone before the last thread has started.
+            Phase::Abandon => return Err(WorkerError::Abandoned),
+            Phase::Warm | Phase::Stop => {}
         }
         let mut now = self.now_ns();
         for unit in 0..self.units.len() {
@@ -238,7 +241,7 @@ impl Worker {
         match self.settings.client {
             ClientMode::Wait => Ok(self.set.wait(self.settings.batch)?),
             ClientMode::Poll => {
-                *idle += 1;
+                *idle = idle.wrapping_add(1);
                 match idle.is_multiple_of(LOOKS_BEFORE_YIELD) {
                     true => std::thread::yield_now(),
                     false => std::hint::spin_loop(),

@@ -10,6 +10,10 @@ use mqblk_memory::Buffer;
 use crate::lane::Lane;
 use crate::ops::{MAX_PIECES, fill_pieces};
 
+/// `preadv2` or `pwritev2`: they differ in the direction only.
+type Vectored =
+    unsafe extern "C" fn(libc::c_int, *const libc::iovec, libc::c_int, libc::off_t, libc::c_int) -> libc::ssize_t;
+
 impl Lane {
     /// Reads at once into the buffer, leaving out its first `skip` bytes. With `no_wait` it fails with `EAGAIN` rather than
     /// wait for storage (`RWF_NOWAIT`). Returns the bytes read.
@@ -24,12 +28,7 @@ impl Lane {
         skip: u64,
         no_wait: bool,
     ) -> io::Result<u64> {
-        fill_pieces(&mut self.scratch, self.buffers.segments(buffer), skip);
-        let count = self.scratch.len().min(MAX_PIECES) as libc::c_int;
-        let flags = if no_wait { libc::RWF_NOWAIT } else { 0 };
-        // SAFETY: the pieces are mapped by the buffer's lease, which is held for the whole call.
-        let done = unsafe { libc::preadv2(file.as_raw_fd(), self.scratch.as_ptr(), count, at.0 as libc::off_t, flags) };
-        u64::try_from(done).map_err(|_| io::Error::last_os_error())
+        self.transfer_inline(libc::preadv2, file, at, buffer, skip, no_wait)
     }
 
     /// Writes the buffer at once, leaving out its first `skip` bytes. Flags as in [`read_inline`](Self::read_inline).
@@ -45,12 +44,24 @@ impl Lane {
         skip: u64,
         no_wait: bool,
     ) -> io::Result<u64> {
+        self.transfer_inline(libc::pwritev2, file, at, buffer, skip, no_wait)
+    }
+
+    #[inline]
+    fn transfer_inline(
+        &mut self,
+        call: Vectored,
+        file: BorrowedFd<'_>,
+        at: ByteOffset,
+        buffer: &Buffer,
+        skip: u64,
+        no_wait: bool,
+    ) -> io::Result<u64> {
         fill_pieces(&mut self.scratch, self.buffers.segments(buffer), skip);
         let count = self.scratch.len().min(MAX_PIECES) as libc::c_int;
         let flags = if no_wait { libc::RWF_NOWAIT } else { 0 };
         // SAFETY: the pieces are mapped by the buffer's lease, which is held for the whole call.
-        let done =
-            unsafe { libc::pwritev2(file.as_raw_fd(), self.scratch.as_ptr(), count, at.0 as libc::off_t, flags) };
+        let done = unsafe { call(file.as_raw_fd(), self.scratch.as_ptr(), count, at.0 as libc::off_t, flags) };
         u64::try_from(done).map_err(|_| io::Error::last_os_error())
     }
 }

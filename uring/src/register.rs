@@ -40,10 +40,33 @@ const AUTO_LIMIT: u64 = 64 << 20;
 pub enum FixedBufferUse {
     /// When it is no more than 64 MiB and the system allows it; otherwise ordinary buffers.
     Auto,
-    /// It must work.
+    /// It must work: a guest whose memory cannot be registered is refused.
     On,
     /// Never.
     Off,
+}
+
+impl FixedBufferUse {
+    /// The words that a user writes.
+    pub const WORDS: &'static [&'static str] = &["auto", "on", "off"];
+
+    /// The choice of one of [`FixedBufferUse::WORDS`].
+    pub fn from_word(word: &str) -> FixedBufferUse {
+        match word {
+            "on" => FixedBufferUse::On,
+            "off" => FixedBufferUse::Off,
+            _ => FixedBufferUse::Auto,
+        }
+    }
+
+    /// The word that a user writes for this choice.
+    pub const fn word(self) -> &'static str {
+        match self {
+            FixedBufferUse::Auto => "auto",
+            FixedBufferUse::On => "on",
+            FixedBufferUse::Off => "off",
+        }
+    }
 }
 
 /// A lease that several queues of a worker use.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use mqblk_engine::PollPolicy;
+use mqblk_engine::{FixedBufferUse, PollPolicy};
 
 /// The whole of it. `D` is what an open disk is: the program's own type, or a test's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct DiskConfig<D> {
     /// When a write is durable.
     pub cache: CacheMode,
     /// Whether guest memory is registered with the kernel once, in place of being mapped for each request.
-    pub fixed_buffers: FixedBuffers,
+    pub fixed_buffers: FixedBufferUse,
     /// The kind of storage: a name in the registry of storage backends.
     pub storage: String,
     /// The storage's own settings as they came to be, for printing.
@@ -101,40 +101,6 @@ impl CacheMode {
     }
 }
 
-/// Whether guest memory is registered as io_uring fixed buffers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FixedBuffers {
-    /// Where the memory-lock limit allows it.
-    Auto,
-    /// Always: a guest whose memory cannot be registered is refused.
-    On,
-    /// Never.
-    Off,
-}
-
-impl FixedBuffers {
-    /// The words that a user writes.
-    pub const WORDS: &'static [&'static str] = &["auto", "on", "off"];
-
-    /// The choice of one of [`FixedBuffers::WORDS`].
-    pub fn from_word(word: &str) -> FixedBuffers {
-        match word {
-            "on" => FixedBuffers::On,
-            "off" => FixedBuffers::Off,
-            _ => FixedBuffers::Auto,
-        }
-    }
-
-    /// The word that a user writes for this choice.
-    pub const fn word(self) -> &'static str {
-        match self {
-            FixedBuffers::Auto => "auto",
-            FixedBuffers::On => "on",
-            FixedBuffers::Off => "off",
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,8 +120,8 @@ mod tests {
         for word in CacheMode::WORDS {
             assert_eq!(CacheMode::from_word(word).word(), *word);
         }
-        for word in FixedBuffers::WORDS {
-            assert_eq!(FixedBuffers::from_word(word).word(), *word);
+        for word in FixedBufferUse::WORDS {
+            assert_eq!(FixedBufferUse::from_word(word).word(), *word);
         }
     }
 }

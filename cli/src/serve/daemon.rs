@@ -3,11 +3,11 @@
 use std::io;
 use std::sync::Arc;
 
-use mqblk_engine::{AnyDisk, Engine, EngineOptions, FixedBufferUse, LaneOptions};
+use mqblk_engine::{AnyDisk, Engine, EngineOptions, LaneOptions};
 use mqblk_vhost_user_server::{Server, ServerOptions, SocketError};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
-use super::config::{CacheMode, DiskConfig, FixedBuffers, ServeConfig};
+use super::config::{CacheMode, DiskConfig, ServeConfig};
 
 /// Why the daemon could not start.
 #[derive(Debug, thiserror::Error)]
@@ -85,11 +85,7 @@ fn serve(disk: DiskConfig<Arc<AnyDisk>>, engine: &Arc<Engine>) -> Result<Server,
         socket_mode: disk.socket_mode.bits(),
         queue_map: disk.queue_map.iter().map(|worker| usize::from(*worker)).collect(),
         poll: disk.poll,
-        fixed: match disk.fixed_buffers {
-            FixedBuffers::Auto => FixedBufferUse::Auto,
-            FixedBuffers::On => FixedBufferUse::On,
-            FixedBuffers::Off => FixedBufferUse::Off,
-        },
+        fixed: disk.fixed_buffers,
         disk: disk.disk,
         engine: Arc::clone(engine),
     };

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use mqblk_core::disk::DiskError;
 use mqblk_core::settings::{SettingError, Settings};
 
-use super::config::{CacheMode, DiskConfig, FixedBuffers, ServeConfig, SocketMode};
+use super::config::{CacheMode, DiskConfig, ServeConfig, SocketMode};
 use super::cpus::{self, Cpus};
 use super::file::Given;
 use super::queue_map;
-use mqblk_engine::PollPolicy;
+use mqblk_engine::{FixedBufferUse, PollPolicy};
 use mqblk_vhost_user_server::SocketError;
 
 /// Most virtqueues of one disk, and most workers of one process.
@@ -131,7 +131,7 @@ struct Front {
     poll: PollPolicy,
     queue_map: Option<String>,
     cache: CacheMode,
-    fixed_buffers: FixedBuffers,
+    fixed_buffers: FixedBufferUse,
     storage: &'static str,
 }
 
@@ -154,8 +154,8 @@ impl Front {
             queue_map: settings.text("queue-map"),
             cache: settings.choice("cache", CacheMode::WORDS)?.map_or(CacheMode::Writeback, CacheMode::from_word),
             fixed_buffers: settings
-                .choice("fixed-buffers", FixedBuffers::WORDS)?
-                .map_or(FixedBuffers::Auto, FixedBuffers::from_word),
+                .choice("fixed-buffers", FixedBufferUse::WORDS)?
+                .map_or(FixedBufferUse::Auto, FixedBufferUse::from_word),
             storage,
             id,
         })

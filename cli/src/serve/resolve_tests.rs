@@ -68,7 +68,7 @@ fn defaults() {
             poll: PollPolicy::Static(std::time::Duration::from_micros(50)),
             queue_map: vec![0, 1, 2, 3],
             cache: CacheMode::Writeback,
-            fixed_buffers: FixedBuffers::Auto,
+            fixed_buffers: FixedBufferUse::Auto,
             storage: "file".to_owned(),
             storage_settings: vec![("readonly", "off".to_owned()), ("path", "/images/vm one.d/data.img".to_owned())],
             disk: "file /images/vm one.d/data.img".to_owned(),

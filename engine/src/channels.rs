@@ -1,13 +1,15 @@
 //! A worker's handles to disks: one channel per disk, shared by all the worker's queues of it.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mqblk_core::{DiskChannel, DiskError};
 use mqblk_uring::Lane;
 
 use crate::AnyDisk;
+use crate::clock::Clock;
 use crate::options::PlugOptions;
+use crate::plug::{Merger, Merges, PlugCounts};
 use crate::runner::{AnyFinished, AnyRequest};
 
 /// One open channel and the requests that wait to be submitted to it.
@@ -16,8 +18,17 @@ pub(crate) struct Open {
     channel: Box<dyn DiskChannel<Lane>>,
     /// Requests pulled this turn, and those that the channel left last turn.
     pub(crate) plug: Vec<AnyRequest>,
-    options: PlugOptions,
+    /// Joins them; `None` when they are submitted as they are.
+    merger: Option<Box<Merger>>,
     users: usize,
+}
+
+impl Open {
+    /// Whether to pull on from a queue that has more.
+    #[inline]
+    pub(crate) fn wants_more(&self) -> bool {
+        self.merger.as_ref().is_some_and(|merger| merger.wants_more(self.plug.len()))
+    }
 }
 
 /// Room in a plug, so that a turn does not allocate: more than one turn of a worker pulls.
@@ -27,6 +38,8 @@ const PLUG_ROOM: usize = 4096;
 #[derive(Default)]
 pub(crate) struct Channels {
     open: Vec<Option<Open>>,
+    /// What their plugs count.
+    counts: PlugCounts,
 }
 
 impl Channels {
@@ -43,7 +56,8 @@ impl Channels {
             return Ok(at);
         }
         let channel = disk.open_channel(lane)?;
-        let open = Open { disk: Arc::clone(disk), channel, plug: Vec::with_capacity(PLUG_ROOM), options, users: 1 };
+        let merger = Merger::new(&options, &disk.limits(), &disk.geometry(), PLUG_ROOM);
+        let open = Open { disk: Arc::clone(disk), channel, plug: Vec::with_capacity(PLUG_ROOM), merger, users: 1 };
         let at = self.open.iter().position(Option::is_none).unwrap_or_else(|| {
             self.open.push(None);
             self.open.len() - 1
@@ -57,6 +71,7 @@ impl Channels {
         let open = self.get(at);
         open.users -= 1;
         if open.users == 0 {
+            debug_assert!(open.plug.is_empty() && open.merger.as_ref().is_none_or(|merger| merger.is_idle()));
             open.channel.close(lane);
             self.open[at] = None;
         }
@@ -68,30 +83,53 @@ impl Channels {
         self.open[at].as_mut().expect("a queue holds its channel's place")
     }
 
-    /// Offers every plug to its channel. Returns how many requests were taken.
+    /// Offers every plug to its channel. Returns how many requests were taken, or are to be offered again.
     #[inline]
-    pub(crate) fn submit(&mut self, lane: &mut Lane, finished: &mut Vec<AnyFinished>) -> usize {
-        let mut taken = 0;
+    pub(crate) fn submit(&mut self, lane: &mut Lane, clock: &Clock, finished: &mut Vec<AnyFinished>) -> usize {
+        let mut happened = 0;
         for open in self.open.iter_mut().flatten() {
-            if !open.plug.is_empty() {
-                taken += open.channel.submit(lane, &mut open.plug, finished);
+            let (channel, plug) = (open.channel.as_mut(), &mut open.plug);
+            if let Some(merger) = &mut open.merger {
+                happened += merger.submit(lane, clock, channel, plug, &mut self.counts, finished);
+            } else if !plug.is_empty() {
+                happened += channel.submit(lane, plug, finished);
             }
         }
-        taken
+        happened
     }
 
-    /// Collects what has ended in all channels.
+    /// Collects what has ended in all channels. Whether requests are to be offered again.
     #[inline]
-    pub(crate) fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<AnyFinished>) {
+    pub(crate) fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<AnyFinished>) -> bool {
+        let mut again = 0;
         for open in self.open.iter_mut().flatten() {
             if open.channel.outstanding() > 0 {
+                let before = finished.len();
                 open.channel.reap(lane, finished);
+                if let Some(merger) = &mut open.merger {
+                    again += merger.fan_out(lane, before, &mut self.counts, finished);
+                }
             }
         }
+        again > 0
     }
 
-    /// The earliest time that a channel wants to be reaped without a completion.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.open.iter().flatten().filter_map(|open| open.channel.deadline()).min()
+    /// The earliest time that a channel wants to be reaped without a completion, or that a plug is held.
+    pub(crate) fn deadline(&self, clock: &Clock) -> Option<Instant> {
+        let held = |open: &Open| {
+            let until = open.merger.as_ref()?.held_until()?;
+            Some(Instant::now() + Duration::from_nanos(until.since(clock.now())))
+        };
+        self.open.iter().flatten().flat_map(|open| [open.channel.deadline(), held(open)]).flatten().min()
+    }
+
+    /// Requests of the queue in `slot` that were joined to another one since this was asked last.
+    pub(crate) fn take_merges(&mut self, slot: u16) -> Merges {
+        self.counts.merges.get_mut(usize::from(slot)).map(std::mem::take).unwrap_or_default()
+    }
+
+    /// What the plugs counted so far.
+    pub(crate) fn counts(&self) -> &PlugCounts {
+        &self.counts
     }
 }

@@ -10,6 +10,7 @@ use crate::channels::Channels;
 use crate::clock::Clock;
 use crate::counters::QueueCounters;
 use crate::mailbox::Letter;
+use crate::plug::JOINED_SLOT;
 use crate::roster::{Next, Phase, Rest, Roster};
 use crate::runner::{AnyFinished, Found, Served};
 
@@ -21,6 +22,9 @@ const BELL: u64 = u64::MAX;
 
 /// Most letters read in one turn.
 const LETTERS: usize = 16;
+
+/// Most further pulls in one turn: a queue that answers requests itself fills no plug.
+const PULLS: usize = 64;
 
 /// How often the mailbox is looked at when the ring has no room to watch its bell.
 const UNWATCHED: Duration = Duration::from_millis(1);
@@ -40,6 +44,8 @@ pub(crate) struct Worker {
     finished: Vec<AnyFinished>,
     /// Slots with answers to publish.
     touched: Vec<u16>,
+    /// Slots of queues to pull on from in this turn.
+    waiting: Vec<u16>,
     generation: u32,
     stopping: bool,
 }
@@ -62,6 +68,7 @@ impl Worker {
             bell_watched: true,
             finished: Vec::with_capacity(4096),
             touched: Vec::with_capacity(256),
+            waiting: Vec::with_capacity(256),
             generation: 0,
             stopping: false,
         })
@@ -93,11 +100,12 @@ impl Worker {
         for at in 0..self.roster.polled().len() {
             happened |= self.pull(self.roster.polled()[at]);
         }
-        if self.channels.submit(&mut self.lane, &mut self.finished) > 0 {
+        self.pull_on();
+        if self.channels.submit(&mut self.lane, &self.clock, &mut self.finished) > 0 {
             happened = true;
         }
         self.lane.turn(Wait::No);
-        self.channels.reap(&mut self.lane, &mut self.finished);
+        happened |= self.channels.reap(&mut self.lane, &mut self.finished);
         happened |= self.hand_back();
         happened
     }
@@ -192,7 +200,10 @@ impl Worker {
         let pulled = seat.runner.pull(&mut self.lane, slot, &seat.geometry, &mut open.plug, &mut self.finished);
         match pulled {
             Found::Nothing => false,
-            Found::Requests => {
+            found @ (Found::Requests | Found::More) => {
+                if found == Found::More && open.wants_more() {
+                    self.waiting.push(slot);
+                }
                 // Answers that the queue wrote itself are published with the others.
                 touch(&mut self.touched, &mut seat.touched, slot);
                 true
@@ -203,6 +214,19 @@ impl Worker {
                 true
             }
         }
+    }
+
+    /// Pulls on from queues that have more, for disks whose requests may be joined, until the plugs are deep enough.
+    #[inline]
+    fn pull_on(&mut self) {
+        let mut at = 0;
+        while let Some(slot) = self.waiting.get(at).copied()
+            && at < PULLS
+        {
+            self.pull(slot);
+            at += 1;
+        }
+        self.waiting.clear();
     }
 
     /// Gives ended requests to their queues, publishes and calls.
@@ -253,7 +277,7 @@ impl Worker {
 
     /// Waits for kicks, letters and completions.
     fn sleep(&mut self) {
-        let wait = match self.channels.deadline() {
+        let wait = match self.channels.deadline(&self.clock) {
             // A full channel makes room with its next completion, which the ring brings, or by the clock.
             Some(due) => Wait::AtMost(due.saturating_duration_since(Instant::now())),
             // A bell that cannot be watched is looked at now and then.
@@ -263,6 +287,11 @@ impl Worker {
         self.lane.turn(wait);
     }
 
+    /// Whether there is a slot for another queue. The last number is that of no queue but of joined requests.
+    pub(crate) fn has_seat(&self) -> bool {
+        self.seats.len() < usize::from(JOINED_SLOT) || self.seats.iter().any(Option::is_none)
+    }
+
     /// Puts a queue in a free slot and starts serving it. Returns its slot and generation.
     pub(crate) fn seat(&mut self, phase: Phase, make: impl FnOnce(u32) -> Seat) -> (u16, u32) {
         self.generation = self.generation.wrapping_add(1);
@@ -270,6 +299,7 @@ impl Worker {
             self.seats.push(None);
             self.seats.len() - 1
         });
+        assert!(slot < usize::from(JOINED_SLOT), "whoever seats a queue looks for room first");
         self.seats[slot] = Some(make(self.generation));
         let slot = slot as u16;
         self.roster.seat(slot, phase);

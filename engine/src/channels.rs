@@ -7,7 +7,9 @@ use mqblk_core::{DiskChannel, DiskError};
 use mqblk_uring::Lane;
 
 use crate::AnyDisk;
+use crate::clock::{Clock, Moment};
 use crate::options::PlugOptions;
+use crate::plug::{Merger, Merges, PlugCounts};
 use crate::runner::{AnyFinished, AnyRequest};
 
 /// One open channel and the requests that wait to be submitted to it.
@@ -16,17 +18,24 @@ pub(crate) struct Open {
     channel: Box<dyn DiskChannel<Lane>>,
     /// Requests pulled this turn, and those that the channel left last turn.
     pub(crate) plug: Vec<AnyRequest>,
-    /// The channel did not take all of the plug last turn.
+    /// Requests were left over last turn, here or ready to be offered.
     left: bool,
-    options: PlugOptions,
+    /// Joins them; `None` when they are submitted as they are.
+    merger: Option<Box<Merger>>,
     users: usize,
 }
 
 impl Open {
-    /// Whether requests of an earlier turn are in the plug.
+    /// Whether requests of an earlier turn wait here.
     #[inline]
     pub(crate) fn is_left(&self) -> bool {
         self.left
+    }
+
+    /// Whether to pull on from a queue that has more.
+    #[inline]
+    pub(crate) fn wants_more(&self) -> bool {
+        self.merger.as_ref().is_some_and(|merger| merger.wants_more(self.plug.len()))
     }
 }
 
@@ -38,6 +47,8 @@ const PLUG_ROOM: usize = 4096;
 pub(crate) struct Channels {
     open: Vec<Option<Open>>,
     left: bool,
+    /// What their plugs count.
+    counts: PlugCounts,
 }
 
 impl Channels {
@@ -54,14 +65,9 @@ impl Channels {
             return Ok(at);
         }
         let channel = disk.open_channel(lane)?;
-        let open = Open {
-            disk: Arc::clone(disk),
-            channel,
-            plug: Vec::with_capacity(PLUG_ROOM),
-            left: false,
-            options,
-            users: 1,
-        };
+        let merger = Merger::new(&options, &disk.limits(), &disk.geometry(), PLUG_ROOM);
+        let plug = Vec::with_capacity(PLUG_ROOM);
+        let open = Open { disk: Arc::clone(disk), channel, plug, left: false, merger, users: 1 };
         let at = self.open.iter().position(Option::is_none).unwrap_or_else(|| {
             self.open.push(None);
             self.open.len() - 1
@@ -75,6 +81,7 @@ impl Channels {
         let open = self.get(at);
         open.users -= 1;
         if open.users == 0 {
+            debug_assert!(open.plug.is_empty() && open.merger.as_ref().is_none_or(|merger| merger.is_idle()));
             open.channel.close(lane);
             self.open[at] = None;
         }
@@ -86,19 +93,23 @@ impl Channels {
         self.open[at].as_mut().expect("a queue holds its channel's place")
     }
 
-    /// Offers every plug to its channel. Returns how many requests were taken.
+    /// Offers every plug to its channel. Returns how many requests were taken, or are to be offered again.
     #[inline]
-    pub(crate) fn submit(&mut self, lane: &mut Lane, finished: &mut Vec<AnyFinished>) -> usize {
-        let mut taken = 0;
+    pub(crate) fn submit(&mut self, lane: &mut Lane, clock: &Clock, finished: &mut Vec<AnyFinished>) -> usize {
+        let mut happened = 0;
         self.left = false;
         for open in self.open.iter_mut().flatten() {
-            if !open.plug.is_empty() {
-                taken += open.channel.submit(lane, &mut open.plug, finished);
-                open.left = !open.plug.is_empty();
-                self.left |= open.left;
+            let (channel, plug) = (open.channel.as_mut(), &mut open.plug);
+            if let Some(merger) = &mut open.merger {
+                happened += merger.submit(lane, clock, channel, plug, &mut self.counts, finished);
+                open.left = !plug.is_empty() || merger.has_ready();
+            } else if !plug.is_empty() {
+                happened += channel.submit(lane, plug, finished);
+                open.left = !plug.is_empty();
             }
+            self.left |= open.left;
         }
-        taken
+        happened
     }
 
     /// All open channels.
@@ -107,24 +118,51 @@ impl Channels {
         self.open.iter().flatten()
     }
 
-    /// Whether channels have left requests in their plugs.
+    /// Whether there are requests to offer that no turn has pulled.
     #[inline]
     pub(crate) fn has_left(&self) -> bool {
         self.left
     }
 
-    /// Collects what has ended in all channels.
+    /// Collects what has ended in all channels. Whether requests are to be offered again.
     #[inline]
-    pub(crate) fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<AnyFinished>) {
+    pub(crate) fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<AnyFinished>) -> bool {
+        let mut again = 0;
         for open in self.open.iter_mut().flatten() {
             if open.channel.outstanding() > 0 {
+                let before = finished.len();
                 open.channel.reap(lane, finished);
+                if let Some(merger) = &mut open.merger {
+                    again += merger.fan_out(lane, before, &mut self.counts, finished);
+                }
             }
         }
+        self.left |= again > 0;
+        again > 0
     }
 
     /// The earliest time that a channel wants to be reaped without a completion.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.open.iter().flatten().filter_map(|open| open.channel.deadline()).min()
+    }
+
+    /// The earliest end of a plug's hold.
+    pub(crate) fn held_until(&self) -> Option<Moment> {
+        self.open.iter().flatten().filter_map(|open| open.merger.as_ref()?.held_until()).min()
+    }
+
+    /// Requests of the queue in `slot` that were joined to another one.
+    pub(crate) fn merges(&self, slot: u16) -> Merges {
+        self.counts.merges.get(usize::from(slot)).copied().unwrap_or_default()
+    }
+
+    /// The same, for the last time: the next queue in that slot begins at 0.
+    pub(crate) fn take_merges(&mut self, slot: u16) -> Merges {
+        self.counts.merges.get_mut(usize::from(slot)).map(std::mem::take).unwrap_or_default()
+    }
+
+    /// What the plugs counted so far.
+    pub(crate) fn counts(&self) -> &PlugCounts {
+        &self.counts
     }
 }

@@ -159,6 +159,9 @@ where
     Q: GuestQueue<Lane = Lane> + Send + 'static,
     Q::Position: Send + 'static,
 {
+    if !worker.has_seat() {
+        return Err(AttachError::Queue("the worker serves as many queues as it can".to_owned()));
+    }
     let channel = worker.channels.open(&mut worker.lane, &options.disk, options.plug)?;
     let queue = match make(&mut worker.lane) {
         Ok(queue) => queue,

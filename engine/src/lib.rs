@@ -1,7 +1,7 @@
 //! Worker threads: they own queues, disk channels and one io_uring each, and nothing on the data path is shared between them.
 //!
 //! `engine` starts workers and gives queues to them, `worker` is a worker's turn, `runner` joins one queue to its tag table,
-//! `poll` decides how long a queue is polled, `roster` which are and when the worker may sleep, `channels` are a worker's handles to disks, `mailbox` is how a control
+//! `poll` decides how long a queue is polled, `roster` which are and when the worker may sleep, `channels` are a worker's handles to disks, `plug` joins their requests, `mailbox` is how a control
 //! thread talks to a worker. The engine knows neither guest interfaces nor storage backends.
 #![forbid(unsafe_code)]
 
@@ -14,6 +14,7 @@ mod engine;
 mod latency;
 mod mailbox;
 mod options;
+mod plug;
 mod poll;
 mod roster;
 mod runner;

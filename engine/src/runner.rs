@@ -62,6 +62,8 @@ pub(crate) enum Found {
     Nothing,
     /// Requests for the disk, or such as the queue answered itself.
     Requests,
+    /// Such, and more are waiting.
+    More,
     /// The ring is broken; why.
     Broken(&'static str),
 }
@@ -234,7 +236,7 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
             Found::Broken(why)
         } else if self.tags.in_flight() as u64 + self.counters.answered_alone > before {
             self.counters.turns += 1;
-            Found::Requests
+            if pulled == Pulled::MoreWaiting { Found::More } else { Found::Requests }
         } else {
             self.counters.empty_turns += 1;
             Found::Nothing

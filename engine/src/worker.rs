@@ -10,6 +10,7 @@ use crate::channels::Channels;
 use crate::clock::{Clock, Moment};
 use crate::counters::{QueueId, QueueReport, WorkerReport};
 use crate::mailbox::Letter;
+use crate::plug::{JOINED_SLOT, Merges};
 use crate::roster::{Next, Phase, Rest, Roster};
 use crate::runner::{AnyFinished, Found, Served};
 
@@ -24,6 +25,8 @@ const LETTERS: usize = 16;
 
 /// From how many plugged requests on their time in the plug is measured.
 const STAMPED: usize = 16;
+/// Most further pulls in one turn: a queue that answers requests itself fills no plug.
+const PULLS: usize = 64;
 
 /// How often the mailbox is looked at when the ring has no room to watch its bell.
 const UNWATCHED: Duration = Duration::from_millis(1);
@@ -48,6 +51,8 @@ pub(crate) struct Worker {
     /// When the clock was last read.
     now: Moment,
     counters: WorkerReport,
+    /// Slots of queues to pull on from in this turn.
+    waiting: Vec<u16>,
     generation: u32,
     stopping: bool,
 }
@@ -73,6 +78,7 @@ impl Worker {
             owing: Vec::with_capacity(256),
             now: Moment::default(),
             counters: WorkerReport::default(),
+            waiting: Vec::with_capacity(256),
             generation: 0,
             stopping: false,
         })
@@ -112,11 +118,13 @@ impl Worker {
             pulled |= self.pull(self.roster.polled()[at]);
         }
         if pulled || self.channels.has_left() {
+            self.pull_on();
             self.stamp();
-            happened |= self.channels.submit(&mut self.lane, &mut self.finished) > 0 || pulled;
+            let submitted = self.channels.submit(&mut self.lane, &self.clock, &mut self.finished) > 0;
+            happened |= pulled | submitted;
         }
         self.lane.turn(Wait::No);
-        self.channels.reap(&mut self.lane, &mut self.finished);
+        happened |= self.channels.reap(&mut self.lane, &mut self.finished);
         happened |= self.hand_back();
         happened
     }
@@ -228,7 +236,10 @@ impl Worker {
         let pulled = seat.runner.pull(&mut self.lane, slot, &seat.geometry, self.now, plug, finished);
         match pulled {
             Found::Nothing => false,
-            Found::Requests => {
+            found @ (Found::Requests | Found::More) => {
+                if found == Found::More && open.wants_more() {
+                    self.waiting.push(slot);
+                }
                 // Answers that the queue wrote itself are published with the others.
                 touch(&mut self.touched, &mut seat.touched, slot);
                 true
@@ -239,6 +250,19 @@ impl Worker {
                 true
             }
         }
+    }
+
+    /// Pulls on from queues that have more, for disks whose requests may be joined, until the plugs are deep enough.
+    #[inline]
+    fn pull_on(&mut self) {
+        let mut at = 0;
+        while let Some(slot) = self.waiting.get(at).copied()
+            && at < PULLS
+        {
+            self.pull(slot);
+            at += 1;
+        }
+        self.waiting.clear();
     }
 
     /// Gives ended requests to their queues, publishes and calls.
@@ -312,15 +336,22 @@ impl Worker {
     fn sleep(&mut self) {
         // A full channel makes room with its next completion, which the ring brings, or by the clock.
         let storage = self.channels.deadline().map(|due| due.saturating_duration_since(Instant::now()));
-        let call = self.owing.iter().map(|(_, due)| Duration::from_nanos(due.since(self.now))).min();
+        let calls = self.owing.iter().map(|(_, due)| *due);
+        let clock = calls.chain(self.channels.held_until()).min();
+        let clock = clock.map(|due| Duration::from_nanos(due.since(self.now)));
         // A bell that cannot be watched is looked at now and then.
         let bell = (!self.bell_watched).then_some(UNWATCHED);
-        let wait = [storage, call, bell].into_iter().flatten().min().map_or(Wait::Completion, Wait::AtMost);
+        let wait = [storage, clock, bell].into_iter().flatten().min().map_or(Wait::Completion, Wait::AtMost);
         let before = self.now;
         self.lane.turn(wait);
         self.now = self.clock.now();
         self.counters.sleeps += 1;
         self.counters.slept_ns += self.now.since(before);
+    }
+
+    /// Whether there is a slot for another queue. The last number is that of no queue but of joined requests.
+    pub(crate) fn has_seat(&self) -> bool {
+        self.seats.len() < usize::from(JOINED_SLOT) || self.seats.iter().any(Option::is_none)
     }
 
     /// Puts a queue in a free slot and starts serving it. Returns its slot and generation.
@@ -330,6 +361,7 @@ impl Worker {
             self.seats.push(None);
             self.seats.len() - 1
         });
+        assert!(slot < usize::from(JOINED_SLOT), "whoever seats a queue looks for room first");
         self.seats[slot] = Some(make(self.generation));
         let slot = slot as u16;
         self.roster.seat(slot, phase);
@@ -374,10 +406,18 @@ impl Worker {
     /// All that the worker and its queues have counted. `number`: the worker's, for the queues' names.
     pub(crate) fn report(&self, number: u32) -> WorkerReport {
         let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        let queue = |seat: &Seat| (QueueId { worker: number, generation: seat.generation }, seat.runner.report());
+        let queue = |(slot, seat): (usize, &Option<Seat>)| {
+            let seat = seat.as_ref()?;
+            let id = QueueId { worker: number, generation: seat.generation };
+            Some((id, with_merges(seat.runner.report(), self.channels.merges(slot as u16))))
+        };
+        let plugs = self.channels.counts();
         WorkerReport {
             cpu_ns: cpu.tv_sec as u64 * 1_000_000_000 + cpu.tv_nsec as u64,
-            queues: self.seats.iter().flatten().map(queue).collect(),
+            plug_holds: plugs.holds,
+            plug_hold_ns: plugs.hold_ns,
+            merge_splits: plugs.splits,
+            queues: self.seats.iter().enumerate().filter_map(queue).collect(),
             ..self.counters.clone()
         }
     }
@@ -394,8 +434,9 @@ impl Worker {
             self.roster.leave(slot);
             self.owing.retain(|(owing, _)| *owing != slot);
             self.channels.close(&mut self.lane, seat.channel);
+            let merges = self.channels.take_merges(slot);
             if let Some(leave) = seat.leave.take() {
-                let report = seat.runner.report();
+                let report = with_merges(seat.runner.report(), merges);
                 let finish = seat.unseat;
                 let position = finish(seat.runner, &mut self.lane);
                 // Whoever asked may have gone; the queue ends all the same.
@@ -410,6 +451,14 @@ pub(crate) struct Leaving {
     /// The queue's position, boxed by its own type.
     pub(crate) position: Box<dyn std::any::Any + Send>,
     pub(crate) report: QueueReport,
+}
+
+/// Adds what the plugs counted of a queue.
+fn with_merges(mut report: QueueReport, merges: Merges) -> QueueReport {
+    report.counters.read_merges = merges.reads;
+    report.counters.write_merges = merges.writes;
+    report.counters.other_merges = merges.others;
+    report
 }
 
 /// Notes that the queue in `slot` owes a call.

@@ -13,6 +13,8 @@ use crate::guest::{GuestAddress, GuestMemory};
 use crate::mapping::Mapping;
 use crate::shared::{Plain, prefetch};
 
+mod join;
+
 /// A buffer's handle: 4 bytes, moved and never copied. Give it back to the pool that made it.
 #[derive(Debug)]
 #[must_use = "a buffer that is not released keeps its memory mapped for ever"]
@@ -164,7 +166,11 @@ struct Entry {
     live: bool,
     /// Where more than [`INLINE`] pieces are.
     spill: u32,
+    /// The first member of a joined buffer, or the member after this one: index + 1, 0 at the end.
+    next: u32,
 }
+
+const _: () = assert!(size_of::<Entry>() == 64, "one cache line");
 
 const EMPTY: Segment = Segment { address: 0, len: 0, fixed: NOT_FIXED };
 
@@ -213,6 +219,7 @@ impl BufferPool {
                 pieces: 0,
                 live: false,
                 spill: NO_SPILL,
+                next: 0,
             });
         }
         // Every buffer may have many pieces at once.
@@ -362,34 +369,47 @@ impl BufferPool {
     /// When the lease was retired: a queue holds its lease while it pulls.
     #[inline]
     pub fn take(&mut self, lease: LeaseId) -> Buffer {
+        self.lease(lease.index).uses += 1;
+        self.take_entry(lease.index)
+    }
+
+    #[inline]
+    fn take_entry(&mut self, lease: u32) -> Buffer {
         if self.free.is_empty() {
             self.grow_to(self.entries.len() + self.entries.len().clamp(64, 4096));
         }
-        self.lease(lease.index).uses += 1;
         let index = self.free.pop().expect("just grown");
         let entry = &mut self.entries[index as usize];
         (entry.total, entry.status, entry.pieces) = (0, 0, 0);
-        (entry.lease, entry.live, entry.spill) = (lease.index, true, NO_SPILL);
+        (entry.lease, entry.live, entry.spill) = (lease, true, NO_SPILL);
         Buffer(std::num::NonZeroU32::new(index + 1).expect("index + 1 > 0"))
     }
 
-    /// Ends a buffer. Its lease may end with it.
+    /// Ends a buffer, and the members of a joined one. Its lease may end with it.
     #[inline]
     pub fn release(&mut self, buffer: Buffer) {
         let index = buffer.index();
+        let lease = self.free_entry(index) as usize;
+        let Some(slot) = self.leases.get_mut(lease) else { return self.release_members(index) };
+        let held = slot.as_mut().expect("a live buffer holds its lease");
+        held.uses -= 1;
+        if held.retired && held.uses == 0 {
+            *slot = None;
+        }
+    }
+
+    /// Makes an entry free. Returns its lease.
+    #[inline]
+    fn free_entry(&mut self, index: usize) -> u32 {
         let entry = &mut self.entries[index];
         assert!(entry.live, "a buffer is released once: handles cannot be copied");
         entry.live = false;
         if entry.spill != NO_SPILL {
             self.free_spills.push(entry.spill);
         }
-        let lease = entry.lease as usize;
+        let lease = entry.lease;
         self.free.push(index as u32);
-        let slot = self.leases[lease].as_mut().expect("a live buffer holds its lease");
-        slot.uses -= 1;
-        if slot.retired && slot.uses == 0 {
-            self.leases[lease] = None;
-        }
+        lease
     }
 
     /// Appends `len` bytes of guest memory at `address`. They may span regions; at most `max_pieces` pieces in all.

@@ -1,0 +1,84 @@
+//! The joined requests that a channel has: who their members are.
+
+use mqblk_core::{ByteLen, ByteOffset, Op, Tag};
+
+/// In the place of a queue's slot in a joined request's tag. No queue has this slot.
+pub(crate) const JOINED_SLOT: u16 = u16::MAX;
+
+/// A member of a joined request. Where it starts follows from the lengths of those before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) tag: Tag,
+    pub(crate) len: ByteLen,
+}
+
+/// A joined request.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    pub(crate) op: Op,
+    pub(crate) start: ByteOffset,
+    pub(crate) len: ByteLen,
+    pub(crate) members: Vec<Member>,
+}
+
+/// Joined requests by the index in their tag. Entries keep the room of their lists.
+#[derive(Debug, Default)]
+pub(crate) struct JoinedTable {
+    entries: Vec<Joined>,
+    free: Vec<u16>,
+}
+
+/// Room of a new list of members; it grows with the longest joined request.
+const MEMBERS: usize = 64;
+
+impl JoinedTable {
+    /// Joined requests that the channel has.
+    #[inline]
+    pub(crate) fn in_use(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// A free entry without members, and its tag; `None` when there are as many as tags.
+    pub(crate) fn take(&mut self, op: Op, start: ByteOffset) -> Option<(Tag, &mut Joined)> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => {
+                let index = u16::try_from(self.entries.len()).ok()?;
+                let members = Vec::with_capacity(MEMBERS);
+                self.entries.push(Joined { op, start, len: ByteLen::ZERO, members });
+                // So that giving it back does not allocate.
+                self.free.reserve(self.entries.len());
+                index
+            }
+        };
+        let entry = &mut self.entries[usize::from(index)];
+        (entry.op, entry.start, entry.len) = (op, start, ByteLen::ZERO);
+        entry.members.clear();
+        Some((Tag::new(JOINED_SLOT, index), entry))
+    }
+
+    /// Ends the request of a tag that [`take`](Self::take) gave. Its entry can be read until the next one is taken.
+    pub(crate) fn end(&mut self, tag: Tag) -> &Joined {
+        self.free.push(tag.index());
+        &self.entries[usize::from(tag.index())]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_are_used_again_and_run_out() {
+        let mut table = JoinedTable::default();
+        let first = table.take(Op::Read, ByteOffset(8)).unwrap().0;
+        assert_eq!((first.queue(), table.in_use()), (JOINED_SLOT, 1));
+        assert_eq!(table.end(first).start, ByteOffset(8));
+        assert_eq!(table.in_use(), 0);
+        let all: Vec<Tag> = (0..=u16::MAX).map(|_| table.take(Op::Read, ByteOffset(0)).unwrap().0).collect();
+        assert!(table.take(Op::Read, ByteOffset(0)).is_none());
+        assert_eq!(table.in_use(), 65536);
+        table.end(all[777]);
+        assert_eq!(table.take(Op::Flush, ByteOffset(0)).unwrap().0, all[777]);
+    }
+}

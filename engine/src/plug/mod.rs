@@ -1,0 +1,340 @@
+//! Plug and merge: the requests that a worker pulled for one disk in one turn, from all its queues of that disk, are joined
+//! where their ranges touch, before the storage sees them.
+//!
+//! `plan` decides which are joined, `joined` remembers who they were, `hold` decides whether a plug waits for more. This file
+//! carries it out: it joins buffers, offers requests to the channel, and gives each member its answer. A joined request that
+//! fails is done again, member by member, once: so only the guilty ones fail.
+
+mod hold;
+mod joined;
+mod plan;
+
+use mqblk_core::{ByteLen, ByteOffset, DiskChannel, Geometry, Limits, Op, Outcome, Tag};
+use mqblk_uring::Lane;
+
+use crate::clock::{Clock, Moment};
+use crate::options::{MergeMode, PlugOptions};
+use crate::runner::{AnyFinished, AnyRequest, Buffer};
+
+use hold::{Sight, Verdict, judge};
+pub(crate) use joined::JOINED_SLOT;
+use joined::{JoinedTable, Member};
+use plan::{Bounds, Planner};
+
+/// Requests of a queue that were joined to another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Merges {
+    pub(crate) reads: u64,
+    pub(crate) writes: u64,
+    pub(crate) others: u64,
+}
+
+/// What a worker's plugs count.
+#[derive(Debug, Default)]
+pub(crate) struct PlugCounts {
+    /// By the queue's slot.
+    pub(crate) merges: Vec<Merges>,
+    /// Joined requests whose members were done one by one.
+    pub(crate) splits: u64,
+    /// Times that a plug was held.
+    pub(crate) holds: u64,
+    /// How long in all, in nanoseconds.
+    pub(crate) hold_ns: u64,
+}
+
+impl PlugCounts {
+    fn merged(&mut self, tag: Tag, op: Op) {
+        let slot = usize::from(tag.queue());
+        if self.merges.len() <= slot {
+            self.merges.resize(slot + 1, Merges::default());
+        }
+        let merges = &mut self.merges[slot];
+        match op {
+            Op::Read => merges.reads += 1,
+            Op::Write { .. } => merges.writes += 1,
+            _ => merges.others += 1,
+        }
+    }
+}
+
+/// Requests in a plug up to which a turn goes on pulling from queues that have more.
+const DEEP: usize = 256;
+/// One of so many turns pulls deeply although the turn before had nothing to join: streams that take turns in a queue touch
+/// only in a deep plug.
+const PROBE: u32 = 16;
+
+/// What holding a plug needs.
+#[derive(Debug)]
+struct Holding {
+    /// Longest time, in nanoseconds; 0: never.
+    limit: u64,
+    since: Option<Moment>,
+    until: Option<Moment>,
+    /// Where the last submitted requests ended.
+    ends: [u64; 16],
+    next: usize,
+}
+
+impl Holding {
+    fn new(options: &PlugOptions) -> Holding {
+        let limit = u64::try_from(options.hold.as_nanos()).unwrap_or(u64::MAX);
+        Holding { limit, since: None, until: None, ends: [u64::MAX; 16], next: 0 }
+    }
+
+    fn follows(&self, request: &AnyRequest) -> bool {
+        self.ends.contains(&request.start.0)
+    }
+
+    /// Whether to wait with a plug of which `joined` requests can be joined to another.
+    fn holds(
+        &mut self,
+        clock: &Clock,
+        plug: &[AnyRequest],
+        joined: usize,
+        outstanding: u32,
+        bounds: &Bounds,
+        counts: &mut PlugCounts,
+    ) -> bool {
+        let bytes = plug.iter().fold(0_u64, |sum, request| sum.saturating_add(request.len.0));
+        let sight = Sight {
+            now: clock.now(),
+            since: self.since,
+            outstanding,
+            requests: plug.len(),
+            following: joined + plug.iter().filter(|request| self.follows(request)).count(),
+            urgent: plug.iter().any(|request| request.op == Op::Flush || bytes >= bounds.longest(request.op)),
+        };
+        match judge(self.limit, &sight) {
+            Verdict::HoldUntil(until) => {
+                if self.since.is_none() {
+                    counts.holds += 1;
+                    self.since = Some(sight.now);
+                }
+                self.until = Some(until);
+                true
+            }
+            Verdict::Submit => {
+                if let Some(since) = self.since.take() {
+                    counts.hold_ns += sight.now.since(since);
+                }
+                self.until = None;
+                for request in plug {
+                    self.ends[self.next] = request.start.0.wrapping_add(request.len.0);
+                    self.next = (self.next + 1) % self.ends.len();
+                }
+                false
+            }
+        }
+    }
+}
+
+/// Joins the requests of one disk on one worker.
+pub(crate) struct Merger {
+    bounds: Bounds,
+    planner: Planner,
+    /// Requests that were planned, or are done again one by one: offered before the plug, and never joined any more.
+    ready: Vec<AnyRequest>,
+    joined: JoinedTable,
+    holding: Holding,
+    /// Turns since a plug was planned that had something to join.
+    barren: u32,
+}
+
+impl Merger {
+    /// `None` when requests of this disk are not joined.
+    pub(crate) fn new(options: &PlugOptions, limits: &Limits, geometry: &Geometry, room: usize) -> Option<Box<Merger>> {
+        let merge = match options.merge {
+            MergeMode::Auto => limits.cost_per_request,
+            MergeMode::On => true,
+            MergeMode::Off => false,
+        };
+        merge.then(|| {
+            Box::new(Merger {
+                bounds: Bounds::new(options, limits, geometry.logical_block),
+                planner: Planner::with_capacity(room),
+                ready: Vec::with_capacity(room),
+                joined: JoinedTable::default(),
+                holding: Holding::new(options),
+                barren: 0,
+            })
+        })
+    }
+
+    /// Whether to pull on from a queue that has more, into a plug of so many requests.
+    #[inline]
+    pub(crate) fn wants_more(&self, plugged: usize) -> bool {
+        plugged < DEEP && self.barren.is_multiple_of(PROBE)
+    }
+
+    /// No request waits here or is in the storage.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.ready.is_empty() && self.joined.in_use() == 0
+    }
+
+    /// Whether requests are to be offered before the plug.
+    #[inline]
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// The end of the present hold.
+    pub(crate) fn held_until(&self) -> Option<Moment> {
+        self.holding.until
+    }
+
+    /// Offers what is ready, then the plug, joined. Returns how many requests were taken or are to be done again.
+    #[inline]
+    pub(crate) fn submit(
+        &mut self,
+        lane: &mut Lane,
+        clock: &Clock,
+        channel: &mut dyn DiskChannel<Lane>,
+        plug: &mut Vec<AnyRequest>,
+        counts: &mut PlugCounts,
+        finished: &mut Vec<AnyFinished>,
+    ) -> usize {
+        let before = finished.len();
+        let mut happened = 0;
+        if !self.ready.is_empty() {
+            happened += channel.submit(lane, &mut self.ready, finished);
+        }
+        if self.ready.is_empty() && !plug.is_empty() {
+            happened += self.unplug(lane, clock, channel, plug, counts, finished);
+        }
+        happened + self.fan_out(lane, before, counts, finished)
+    }
+
+    #[inline]
+    fn unplug(
+        &mut self,
+        lane: &mut Lane,
+        clock: &Clock,
+        channel: &mut dyn DiskChannel<Lane>,
+        plug: &mut Vec<AnyRequest>,
+        counts: &mut PlugCounts,
+        finished: &mut Vec<AnyFinished>,
+    ) -> usize {
+        let mut joined = 0;
+        if plug.len() > 1 {
+            joined = self.planner.plan(plug, &self.bounds, |request| segments(lane, request));
+            self.barren = if joined > 0 { 0 } else { self.barren.wrapping_add(1) };
+        }
+        if self.holding.limit > 0
+            && self.holding.holds(clock, plug, joined, channel.outstanding(), &self.bounds, counts)
+        {
+            return 0;
+        }
+        if joined == 0 {
+            return channel.submit(lane, plug, finished);
+        }
+        self.join(lane, plug, counts);
+        channel.submit(lane, &mut self.ready, finished)
+    }
+
+    /// Moves the plug to the ready list, in the planned order and joined.
+    fn join(&mut self, lane: &mut Lane, plug: &mut Vec<AnyRequest>, counts: &mut PlugCounts) {
+        let mut take = |index: u32| std::mem::replace(&mut plug[index as usize], VACANT);
+        let mut left = self.planner.steps();
+        while let [first, after @ ..] = left {
+            let others = after.iter().take_while(|step| step.joined).count();
+            let (group, rest) = left.split_at(1 + others);
+            left = rest;
+            let head = take(first.index);
+            let room = if others > 0 { self.joined.take(head.op, head.start) } else { None };
+            let Some((tag, joined)) = room else {
+                self.ready.push(head);
+                self.ready.extend(group[1..].iter().map(|step| take(step.index)));
+                continue;
+            };
+            let (op, start) = (head.op, head.start);
+            let has_data = op.has_data();
+            let mut member = |request: AnyRequest| {
+                if !joined.members.is_empty() {
+                    counts.merged(request.tag, op);
+                }
+                joined.members.push(Member { tag: request.tag, len: request.len });
+                joined.len.0 += request.len.0;
+                request.buffer
+            };
+            let requests = std::iter::once(head).chain(group[1..].iter().map(|step| take(step.index)));
+            let buffer = if has_data {
+                Some(lane.buffers.join(requests.filter_map(member)))
+            } else {
+                requests.for_each(|request| drop(member(request)));
+                None
+            };
+            self.ready.push(AnyRequest { op, start, len: joined.len, tag, buffer });
+        }
+        plug.clear();
+    }
+
+    /// Gives the members of joined requests that ended their answers, among those from index `from`. Returns how many are to
+    /// be done again.
+    #[inline]
+    pub(crate) fn fan_out(
+        &mut self,
+        lane: &mut Lane,
+        from: usize,
+        counts: &mut PlugCounts,
+        finished: &mut Vec<AnyFinished>,
+    ) -> usize {
+        if self.joined.in_use() == 0 {
+            return 0;
+        }
+        let ready = self.ready.len();
+        let mut at = from;
+        while at < finished.len() {
+            if finished[at].tag.queue() == JOINED_SLOT {
+                // The last one takes its place and is looked at next.
+                let done = finished.swap_remove(at);
+                self.end(lane, done, counts, finished);
+            } else {
+                at += 1;
+            }
+        }
+        self.ready.len() - ready
+    }
+
+    /// A joined request has ended.
+    fn end(&mut self, lane: &mut Lane, done: AnyFinished, counts: &mut PlugCounts, finished: &mut Vec<AnyFinished>) {
+        let AnyFinished { outcome, tag, buffer } = done;
+        let joined = self.joined.end(tag);
+        let again = !matches!(outcome, Outcome::Done(_) | Outcome::Aborted);
+        counts.splits += u64::from(again);
+        let mut start = joined.start;
+        let mut members = joined.members.iter();
+        let mut each = |buffer: Option<Buffer>| {
+            let Some(Member { tag, len }) = members.next().copied() else { return };
+            if again {
+                self.ready.push(AnyRequest { op: joined.op, start, len, tag, buffer });
+            } else {
+                let outcome = match outcome {
+                    // Storage says 0 for what transfers nothing, and then of the members too.
+                    Outcome::Done(done) if done != joined.len => Outcome::Done(ByteLen::ZERO),
+                    Outcome::Done(_) => Outcome::Done(len),
+                    other => other,
+                };
+                finished.push(AnyFinished { outcome, tag, buffer });
+            }
+            start = ByteOffset(start.0 + len.0);
+        };
+        match buffer {
+            Some(buffer) => lane.buffers.split(buffer, |member| each(Some(member))),
+            None => (0..joined.members.len()).for_each(|_| each(None)),
+        }
+    }
+}
+
+/// What is left in the place of a request that was taken out of a plug.
+const VACANT: AnyRequest =
+    AnyRequest { op: Op::Flush, start: ByteOffset(0), len: ByteLen::ZERO, tag: Tag::new(JOINED_SLOT, 0), buffer: None };
+
+/// Memory segments of a request; `None` when storage would refuse it for its buffer, so that it stays alone.
+#[inline]
+fn segments(lane: &Lane, request: &AnyRequest) -> Option<u32> {
+    match &request.buffer {
+        _ if !request.op.has_data() => Some(0),
+        Some(buffer) if lane.buffers.len(buffer) == request.len => Some(lane.buffers.segments(buffer).len() as u32),
+        _ => None,
+    }
+}

@@ -1,0 +1,248 @@
+//! Which requests of a batch become one. Pure: no clock, no I/O, and once its lists have grown no allocation.
+//!
+//! A batch is cut at every flush. Within a piece requests are sorted by where they start, and neighbours of the same operation
+//! and flags whose ranges touch exactly are joined, as far as the bounds allow. One sort over all operations also shows every
+//! overlap. A piece in which a request that modifies overlaps another, or a request is empty or ends past 64 bits, is left as
+//! it arrived: it is rare, and its order may matter to the guest.
+
+use mqblk_core::{BlockSize, ByteLen, Limits, Op, Request};
+
+use crate::options::PlugOptions;
+
+/// What bounds a joined request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bounds {
+    /// Longest, for reads and writes.
+    data: u64,
+    /// Longest, for discards.
+    discard: u64,
+    /// Longest, for write-zeroes.
+    zeroes: u64,
+    /// Most memory segments of reads and writes.
+    segments: u32,
+    /// What a range must be a multiple of to be joined: storage refuses others, and joined they might pass.
+    block: BlockSize,
+}
+
+impl Bounds {
+    /// The tighter of what the user and the storage allow.
+    pub(crate) fn new(options: &PlugOptions, limits: &Limits, block: BlockSize) -> Bounds {
+        let most = options.merge_bytes.0;
+        Bounds {
+            data: most.min(limits.max_transfer.0),
+            discard: most.min(limits.discard.map_or(0, |discard| discard.max_len.0)),
+            zeroes: most.min(limits.write_zeroes.map_or(0, |len| len.0)),
+            // As many as a buffer can have.
+            segments: options.merge_segments.min(limits.max_segments).min(u16::MAX.into()),
+            block,
+        }
+    }
+
+    /// Longest joined request of a kind.
+    pub(crate) fn longest(&self, op: Op) -> u64 {
+        match op {
+            Op::Read | Op::Write { .. } => self.data,
+            Op::Discard { .. } => self.discard,
+            Op::WriteZeroes { .. } => self.zeroes,
+            Op::Flush => 0,
+        }
+    }
+
+    fn aligned<B>(&self, request: &Request<B>) -> bool {
+        request.start.is_aligned(self.block) && request.len.is_aligned(self.block)
+    }
+}
+
+/// One request's place in the order that was planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    /// The request's index in the batch.
+    pub(crate) index: u32,
+    /// It is joined to the request of the step before.
+    pub(crate) joined: bool,
+}
+
+/// The joined request that grows during the sweep over a piece.
+struct Growing {
+    op: Op,
+    end: u64,
+    len: u64,
+    segments: u32,
+    /// Whether it can take others at all.
+    open: bool,
+}
+
+/// Plans batches; keeps its lists for their room.
+#[derive(Debug, Default)]
+pub(crate) struct Planner {
+    /// One bit a place, see [`Planner::may_join`].
+    starts: Vec<u64>,
+    /// Start and index of a piece's requests.
+    keys: Vec<u128>,
+    steps: Vec<Step>,
+}
+
+impl Planner {
+    /// Room for batches of `requests`.
+    pub(crate) fn with_capacity(requests: usize) -> Planner {
+        Planner {
+            starts: Vec::with_capacity(requests.next_power_of_two()),
+            keys: Vec::with_capacity(requests),
+            steps: Vec::with_capacity(requests),
+        }
+    }
+
+    /// How many requests of the batch are to be joined to another; when there are any, [`steps`](Self::steps) tells which.
+    /// `segments` gives a request's number of memory segments (0 for one without data), or `None` when it is not to be joined.
+    #[inline]
+    pub(crate) fn plan<B>(
+        &mut self,
+        batch: &[Request<B>],
+        bounds: &Bounds,
+        segments: impl Fn(&Request<B>) -> Option<u32>,
+    ) -> usize {
+        if self.may_join(batch) { self.sort_and_join(batch, bounds, segments) } else { 0 }
+    }
+
+    /// The planned order: each index of the batch once.
+    pub(crate) fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// Whether a request ends where another one starts. It answers for random I/O, which has nothing to join, at a third of
+    /// what sorting costs: a bit for each start in a table of 64 bits a request, then a look for each end. A bit that was set
+    /// by another start is found out by comparing with all of them.
+    #[inline]
+    fn may_join<B>(&mut self, batch: &[Request<B>]) -> bool {
+        // 2^64 divided by the golden ratio: consecutive multiples spread evenly over the top bits.
+        const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+        let words = batch.len().next_power_of_two();
+        let shift = 58 - words.trailing_zeros();
+        self.starts.clear();
+        self.starts.resize(words, 0);
+        let starts = self.starts.as_mut_slice();
+        let mask = starts.len() - 1;
+        let mut last_end = u64::MAX;
+        for request in batch {
+            let start = request.start.0;
+            if start == last_end {
+                return true;
+            }
+            last_end = start.wrapping_add(request.len.0);
+            let place = start.wrapping_mul(SPREAD) >> shift;
+            starts[(place >> 6) as usize & mask] |= 1 << (place & 63);
+        }
+        // One in 64 is in vain on random starts; a guest that aims at more must not make it quadratic.
+        let most_looks = 8 + batch.len() / 16;
+        let mut looks = 0;
+        batch.iter().any(|request| {
+            let end = request.start.0.wrapping_add(request.len.0);
+            let place = end.wrapping_mul(SPREAD) >> shift;
+            let bit = starts[(place >> 6) as usize & mask] >> (place & 63) & 1;
+            if bit == 0 {
+                return false;
+            }
+            looks += 1;
+            looks > most_looks || is_start(batch, end)
+        })
+    }
+
+    #[inline(never)]
+    fn sort_and_join<B>(
+        &mut self,
+        batch: &[Request<B>],
+        bounds: &Bounds,
+        segments: impl Fn(&Request<B>) -> Option<u32>,
+    ) -> usize {
+        self.steps.clear();
+        let mut joined = 0;
+        let mut from = 0;
+        while from < batch.len() {
+            let piece = batch[from..].iter().position(|request| request.op == Op::Flush);
+            let to = piece.map_or(batch.len(), |at| from + at);
+            match self.join_piece(batch, from, to, bounds, &segments) {
+                Some(count) => joined += count,
+                None => {
+                    self.steps.truncate(from);
+                    self.steps.extend((from..to).map(|index| Step { index: index as u32, joined: false }));
+                }
+            }
+            if to < batch.len() {
+                self.steps.push(Step { index: to as u32, joined: false });
+            }
+            from = to + 1;
+        }
+        joined
+    }
+
+    /// Plans the requests from index `from` to `to`. `None` when they must stay as they are.
+    fn join_piece<B>(
+        &mut self,
+        batch: &[Request<B>],
+        from: usize,
+        to: usize,
+        bounds: &Bounds,
+        segments: impl Fn(&Request<B>) -> Option<u32>,
+    ) -> Option<usize> {
+        self.keys.clear();
+        let mut sorted = true;
+        let mut last = 0;
+        for (index, request) in (from..to).zip(&batch[from..to]) {
+            let start = request.start.0;
+            if request.len == ByteLen::ZERO || request.start.end(request.len).is_none() {
+                return None;
+            }
+            sorted &= start >= last;
+            last = start;
+            self.keys.push(u128::from(start) << 64 | index as u128);
+        }
+        if !sorted {
+            // The index makes all keys different and keeps requests that start together in the order of their arrival.
+            self.keys.sort_unstable();
+        }
+        let mut joined = 0;
+        let (mut all_end, mut modified_end) = (0, 0);
+        let mut growing = Growing { op: Op::Flush, end: 0, len: 0, segments: 0, open: false };
+        for key in &self.keys {
+            let index = *key as u32;
+            let request = &batch[index as usize];
+            let (op, start, len) = (request.op, request.start.0, request.len.0);
+            let modifies = op.modifies();
+            if start < modified_end || (modifies && start < all_end) {
+                return None;
+            }
+            let end = start + len;
+            all_end = all_end.max(end);
+            if modifies {
+                modified_end = end;
+            }
+            let count = segments(request).filter(|_| bounds.aligned(request));
+            let joins = growing.open
+                && growing.end == start
+                && growing.op == op
+                && count.is_some_and(|count| {
+                    // No overflow: all of it lies below 2^64, and counts have 16 bits and a sum of them is bounded.
+                    growing.len + len <= bounds.longest(op) && growing.segments.saturating_add(count) <= bounds.segments
+                });
+            if joins {
+                growing.end = end;
+                growing.len += len;
+                growing.segments += count.unwrap_or(0);
+                joined += 1;
+            } else {
+                growing = Growing { op, end, len, segments: count.unwrap_or(0), open: count.is_some() };
+            }
+            self.steps.push(Step { index, joined: joins });
+        }
+        Some(joined)
+    }
+}
+
+/// Whether a request of the batch starts there.
+#[inline(never)]
+fn is_start<B>(batch: &[Request<B>], at: u64) -> bool {
+    batch.iter().any(|request| request.start.0 == at)
+}
+
+#[cfg(test)]
+mod tests;

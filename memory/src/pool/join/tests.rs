@@ -1,0 +1,182 @@
+use super::*;
+use crate::guest::Region;
+use proptest::prelude::*;
+
+/// Two guests, each with two regions.
+fn pool() -> (BufferPool, Vec<Arc<GuestMemory>>, Vec<LeaseId>) {
+    let mut pool = BufferPool::new();
+    let table = || {
+        let region = |at| Arc::new(Region::shared("t", 0x4000, GuestAddress(at)).unwrap().0);
+        Arc::new(GuestMemory::new(vec![region(0), region(0x4000)]).unwrap())
+    };
+    let memories = vec![table(), table()];
+    let leases = memories.iter().map(|memory| pool.adopt(Arc::clone(memory), vec![])).collect();
+    (pool, memories, leases)
+}
+
+fn filled(pool: &mut BufferPool, lease: LeaseId, pieces: &[(u64, u32)]) -> Buffer {
+    let buffer = pool.take(lease);
+    for (at, len) in pieces {
+        pool.push(&buffer, GuestAddress(*at), *len, 64).unwrap();
+    }
+    buffer
+}
+
+#[test]
+fn members_keep_their_tables_mapped_until_the_joined_buffer_ends() {
+    let (mut pool, memories, leases) = pool();
+    let weak: Vec<_> = memories.iter().map(Arc::downgrade).collect();
+    drop(memories);
+    let members: Vec<Buffer> = leases.iter().map(|lease| filled(&mut pool, *lease, &[(0, 512)])).collect();
+    let joined = pool.join(members);
+    for lease in &leases {
+        assert!(!pool.retire(*lease));
+    }
+    assert!(weak.iter().all(|memory| memory.upgrade().is_some()));
+    let mut given = vec![];
+    pool.split(joined, |member| given.push(member));
+    assert!(weak.iter().all(|memory| memory.upgrade().is_some()), "the members live");
+    pool.release(given.remove(0));
+    assert!(weak[0].upgrade().is_none() && weak[1].upgrade().is_some());
+    pool.release(given.remove(0));
+    assert!(weak[1].upgrade().is_none());
+}
+
+#[test]
+fn releasing_a_joined_buffer_releases_its_members() {
+    let (mut pool, memories, leases) = pool();
+    let members = [
+        filled(&mut pool, leases[0], &[(0, 512)]),
+        filled(&mut pool, leases[1], &[(0, 8), (16, 8), (32, 8)]),
+        filled(&mut pool, leases[0], &[(4096, 512)]),
+    ];
+    let joined = pool.join(members);
+    assert_eq!((pool.uses(leases[0]), pool.uses(leases[1])), (2, 1));
+    pool.retire(leases[1]);
+    pool.release(joined);
+    assert_eq!(pool.uses(leases[0]), 0);
+    assert!(pool.is_gone(leases[1]));
+    assert_eq!(Arc::strong_count(&memories[1]), 1);
+    // Every entry and every list is free again.
+    assert_eq!(pool.free.len(), pool.entries.len());
+    assert_eq!(pool.free_spills.len(), pool.spills.len());
+    assert!(pool.entries.iter().all(|entry| entry.next == 0 && !entry.live));
+}
+
+#[test]
+fn pieces_that_touch_become_one_that_is_fixed_only_within_one_registered_buffer() {
+    let mut pool = BufferPool::new();
+    let region = Arc::new(Region::shared("t", 2 * FixedBuffers::CHUNK, GuestAddress(0)).unwrap().0);
+    let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
+    let lease = pool.adopt(memory, vec![Some(FixedBuffers { first: 3 })]);
+    let chunk = FixedBuffers::CHUNK;
+    let at = |pool: &mut BufferPool, at, len| filled(pool, lease, &[(at, len)]);
+    let members = [
+        at(&mut pool, 0, 4096),
+        at(&mut pool, 4096, 4096),
+        // A gap, then two that touch where one registered buffer ends.
+        at(&mut pool, chunk - 4096, 4096),
+        at(&mut pool, chunk, 4096),
+        at(&mut pool, 16384, 512),
+    ];
+    let joined = pool.join(members);
+    let found: Vec<_> = pool.segments(&joined).iter().map(|piece| (piece.len(), piece.fixed())).collect();
+    assert_eq!(found, [(8192, Some(3)), (8192, None), (512, Some(3))]);
+    assert_eq!(pool.len(&joined), ByteLen(4 * 4096 + 512));
+    let mut lens = vec![];
+    let mut back = vec![];
+    pool.split(joined, |member| back.push(member));
+    for member in back {
+        lens.push((pool.len(&member).0, pool.segments(&member)[0].fixed()));
+        pool.release(member);
+    }
+    assert_eq!(lens, [(4096, Some(3)), (4096, Some(3)), (4096, Some(3)), (4096, Some(4)), (512, Some(3))]);
+}
+
+#[test]
+#[should_panic(expected = "a member is a live buffer that is not joined")]
+fn a_joined_buffer_is_no_member() {
+    let (mut pool, _memories, leases) = pool();
+    let member = filled(&mut pool, leases[0], &[(0, 512)]);
+    let joined = pool.join([member]);
+    let other = filled(&mut pool, leases[0], &[(512, 512)]);
+    let _ = pool.join([other, joined]);
+}
+
+#[test]
+#[should_panic(expected = "only a joined buffer has members")]
+fn a_plain_buffer_is_not_split() {
+    let (mut pool, _memories, leases) = pool();
+    let plain = filled(&mut pool, leases[0], &[(0, 512)]);
+    pool.split(plain, |_| {});
+}
+
+#[test]
+fn a_status_is_never_written_through_a_joined_buffer() {
+    let (mut pool, memories, leases) = pool();
+    let member = filled(&mut pool, leases[0], &[(0, 512)]);
+    pool.set_status(&member, GuestAddress(0x800)).unwrap();
+    let joined = pool.join([member]);
+    pool.write_status(&joined, 7);
+    let mut found = [9];
+    memories[0].read(GuestAddress(0x800), &mut found).unwrap();
+    assert_eq!(found, [0]);
+    pool.release(joined);
+}
+
+proptest! {
+    /// Whatever the members' pieces, a joined buffer is their concatenation, and they come back as they were. Again and
+    /// again, the pool does not grow.
+    #[test]
+    fn a_joined_buffer_is_the_concatenation_of_its_members(
+        members in proptest::collection::vec(
+            (0_usize..2, proptest::collection::vec((0_u64..0x3c, 1_u32..5), 1..6)), 1..10),
+        release in any::<bool>(),
+    ) {
+        let (mut pool, memories, leases) = pool();
+        pool.reserve(11);
+        let (entries, lists) = (pool.entries.len(), pool.spills.len());
+        for round in 0..3_u8 {
+            let mut model = vec![];
+            let mut made = vec![];
+            let mut pieces = vec![];
+            for (guest, list) in &members {
+                // Multiples of 256 and whole pieces of them, so that some touch.
+                let list: Vec<_> = list.iter().map(|(at, len)| (at * 0x100, len * 0x100)).collect();
+                let buffer = filled(&mut pool, leases[*guest], &list);
+                pieces.push((pool.segments(&buffer).len(), pool.len(&buffer)));
+                made.push(buffer);
+                for (at, len) in list {
+                    let bytes: Vec<u8> = (0..len).map(|byte| (at as u32 + byte) as u8 ^ (at >> 8) as u8 ^ round).collect();
+                    memories[*guest].write(GuestAddress(at), &bytes).unwrap();
+                }
+            }
+            for (guest, list) in &members {
+                for (at, len) in list {
+                    let mut bytes = vec![0; *len as usize * 0x100];
+                    memories[*guest].read(GuestAddress(at * 0x100), &mut bytes).unwrap();
+                    model.extend(bytes);
+                }
+            }
+            let joined = pool.join(made);
+            prop_assert_eq!(pool.len(&joined).0, model.len() as u64);
+            prop_assert!(pool.segments(&joined).len() <= pieces.iter().map(|(count, _)| count).sum());
+            let mut found = vec![0; model.len()];
+            prop_assert!(pool.copy_out(&joined, 0, &mut found));
+            prop_assert_eq!(found, model);
+            if release {
+                pool.release(joined);
+            } else {
+                let mut back = vec![];
+                pool.split(joined, |member| back.push(member));
+                prop_assert_eq!(back.len(), members.len());
+                for (member, (count, len)) in back.into_iter().zip(pieces) {
+                    prop_assert_eq!((pool.segments(&member).len(), pool.len(&member)), (count, len));
+                    pool.release(member);
+                }
+            }
+            prop_assert_eq!(pool.uses(leases[0]) + pool.uses(leases[1]), 0);
+            prop_assert_eq!((pool.free.len(), pool.entries.len(), pool.spills.len()), (entries, entries, lists));
+        }
+    }
+}

@@ -25,8 +25,8 @@ pub struct Scale {
 impl Scale {
     /// From 0 to a round number that is at least `most`. Numbers from `kilo` on are written with k, M or G.
     pub fn linear(most: f64, kilo: f64) -> Scale {
-        // Any value but all are 0.
-        let most = if most > 0.0 { most } else { 1.0 };
+        // Any value but all are 0, or so small that their digits are not.
+        let most = if most > 1e-9 { most } else { 1.0 };
         let power = 10_f64.powf(most.log10().floor());
         // The least room above the largest value, with 4 to 7 steps; of steps that leave the same, the largest.
         let steps = [2.0, 1.0, 0.5, 0.25, 0.2, 0.1].map(|factor| factor * power);
@@ -40,8 +40,10 @@ impl Scale {
         Scale { low: 0.0, high: count * step, log: false, ticks }
     }
 
-    /// From the first round number (1, 2 or 5 times a power of ten) below `least` (above 0) to the first above `most`.
+    /// From the first round number (1, 2 or 5 times a power of ten) below `least` to the first above `most` (above 0). It has
+    /// at most nine decades; smaller values lie at its lower end.
     pub fn log(least: f64, most: f64, kilo: f64) -> Scale {
+        let least = least.max(most / 1e9);
         let round = |decade: i32| [1.0, 2.0, 5.0].map(|factor| factor * 10_f64.powi(decade));
         let (first, last) = (least.log10().floor() as i32, most.log10().floor() as i32);
         let all: Vec<f64> = (first..=last + 1).flat_map(round).collect();
@@ -66,10 +68,16 @@ impl Scale {
     }
 }
 
-/// A number on an axis: from `kilo` on with k, M, G or T, up to three decimals and no more than it has.
+/// A number on an axis: from `kilo` on with k, M, G or T, up to three decimals (or digits, below 1) and no more than it has.
 pub fn number(value: f64, kilo: f64) -> String {
     let (value, unit) = scaled(value, kilo);
-    format!("{}{unit}", trimmed(format!("{value:.3}")))
+    let decimals = if value < 1.0 { small_decimals(value) } else { 3 };
+    format!("{}{unit}", trimmed(format!("{value:.decimals$}")))
+}
+
+/// Decimals that show three digits of a number below 1; those after the twelfth are noise.
+fn small_decimals(value: f64) -> usize {
+    if value > 0.0 { (2 - value.log10().floor() as i32).clamp(3, 12) as usize } else { 0 }
 }
 
 /// A measured number: three significant digits, or all before the point.
@@ -79,7 +87,7 @@ pub fn measured(value: f64, kilo: f64) -> String {
         v if v >= 99.95 => 0,
         v if v >= 9.995 => 1,
         v if v >= 0.9995 => 2,
-        _ => 3,
+        v => small_decimals(v),
     };
     format!("{}{unit}", trimmed(format!("{value:.decimals$}")))
 }
@@ -130,7 +138,7 @@ mod tests {
         assert_eq!(labels(&Scale::linear(0.083, 1e3)), ["0", "0.02", "0.04", "0.06", "0.08", "0.1"]);
         assert_eq!(labels(&Scale::linear(100.0, 1e3)), ["0", "25", "50", "75", "100"]);
         assert_eq!(labels(&Scale::linear(0.0, 1e3)), ["0", "0.25", "0.5", "0.75", "1"]);
-        for exponent in -120..=160 {
+        for exponent in -89..=160 {
             let most = 10_f64.powf(f64::from(exponent) / 10.0);
             let scale = Scale::linear(most, 1e3);
             assert!(
@@ -161,7 +169,15 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        let cases = [(0.0, "0"), (0.0834, "0.083"), (1.0, "1"), (17.26, "17.3"), (999.4, "999"), (999.9, "1k")];
+        let cases = [
+            (0.0, "0"),
+            (0.0834, "0.0834"),
+            (0.000_123_4, "0.000123"),
+            (1.0, "1"),
+            (17.26, "17.3"),
+            (999.4, "999"),
+            (999.9, "1k"),
+        ];
         for (value, text) in
             cases.into_iter().chain([(10_914_321.0, "10.9M"), (321_000.0, "321k"), (2e9, "2G"), (1e15, "1000T")])
         {

@@ -27,7 +27,7 @@ fn heading(choices: &[Choice]) -> String {
             None => metrics,
         }
     };
-    let text = listed(&choices.iter().map(phrase).collect::<Vec<_>>());
+    let text = choices.iter().map(phrase).collect::<Vec<_>>().join("; ");
     let mut chars = text.chars();
     chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
 }
@@ -92,9 +92,13 @@ fn panels(
 
 fn scale<'a>(metric: Metric, bars: bool, samples: impl Iterator<Item = &'a Sample> + Clone) -> Scale {
     let most = samples.clone().map(|sample| sample.y + sample.error).fold(0.0, f64::max);
+    // Above a bar stands its value.
+    let most = if bars { most * 1.08 } else { most };
     let least = samples.map(|sample| sample.y).fold(f64::INFINITY, f64::min);
+    // A tail is read off a logarithmic axis sooner than two lines are compared.
+    let span = if metric == Metric::Percentiles { 10.0 } else { 100.0 };
     // A bar's length must be its value, and 0 has no place on a logarithmic axis.
-    match metric.log() && !bars && least > 0.0 && most > 100.0 * least {
+    match metric.log() && !bars && least > 0.0 && most > span * least && most > 1e-3 {
         true => Scale::log(least, most, metric.kilo()),
         false => Scale::linear(most, metric.kilo()),
     }

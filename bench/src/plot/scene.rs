@@ -186,7 +186,7 @@ impl Font {
             });
             let end = match fits {
                 None => rest.len(),
-                Some((end, c)) if c == ' ' => end,
+                Some((end, ' ')) => end,
                 Some((end, _)) => {
                     let good = rest[..end].rfind([' ', ',', '=', '/', ':', '-', '_']).map(|at| at + 1);
                     // At least one character, or there is no end.

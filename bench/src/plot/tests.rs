@@ -8,6 +8,10 @@ use super::rows::Row;
 use super::scene::{Anchor, Font, Outline, Scene, Shape, Text};
 use super::{Args, PlotError, build, only, selected};
 
+/// What a combination has in place of [`row`]'s.
+type Change<'a> = &'a dyn Fn(&mut Row);
+type OwnChange = Box<dyn Fn(&mut Row)>;
+
 fn row() -> Row {
     Row {
         file: "a".into(),
@@ -39,7 +43,7 @@ fn args() -> Args {
 }
 
 /// Rows of all combinations; the results of no two are the same.
-fn sweep(changes: &[&[&dyn Fn(&mut Row)]]) -> Vec<Row> {
+fn sweep(changes: &[&[Change]]) -> Vec<Row> {
     let mut rows = vec![row()];
     for change in changes {
         rows = rows.iter().flat_map(|row| change.iter().map(|change| changed(row, change))).collect();
@@ -75,9 +79,9 @@ fn names(rows: Vec<Row>, args: &Args) -> Vec<String> {
 
 #[test]
 fn the_axis_is_the_first_number_that_varies_most() {
-    let bs: &[&dyn Fn(&mut Row)] = &[&|r| r.bs = 512, &|r| r.bs = 4096];
-    let queues: &[&dyn Fn(&mut Row)] = &[&|r| r.queues = 1, &|r| r.queues = 2, &|r| r.queues = 4];
-    let depth: &[&dyn Fn(&mut Row)] = &[&|r| r.iodepth = 1, &|r| r.iodepth = 8];
+    let bs: &[Change] = &[&|r| r.bs = 512, &|r| r.bs = 4096];
+    let queues: &[Change] = &[&|r| r.queues = 1, &|r| r.queues = 2, &|r| r.queues = 4];
+    let depth: &[Change] = &[&|r| r.iodepth = 1, &|r| r.iodepth = 8];
     let axis = |changes: &[_]| chosen(sweep(changes), &args())[0].x;
     assert_eq!(axis(&[bs, depth]), Some(Key::Bs));
     assert_eq!(axis(&[bs, queues, depth]), Some(Key::Queues));
@@ -89,9 +93,9 @@ fn the_axis_is_the_first_number_that_varies_most() {
 
 #[test]
 fn series_are_named_by_what_tells_them_apart() {
-    let targets: &[&dyn Fn(&mut Row)] = &[&|r| (r.target, r.storage) = ("z".into(), "file".into()), &|_| {}];
-    let queues: &[&dyn Fn(&mut Row)] = &[&|r| (r.queues, r.jobs) = (8, 8), &|_| {}];
-    let bs: &[&dyn Fn(&mut Row)] = &[&|r| r.bs = 512, &|_| {}, &|r| r.bs = 1 << 20];
+    let targets: &[Change] = &[&|r| (r.target, r.storage) = ("z".into(), "file".into()), &|_| {}];
+    let queues: &[Change] = &[&|r| (r.queues, r.jobs) = (8, 8), &|_| {}];
+    let bs: &[Change] = &[&|r| r.bs = 512, &|_| {}, &|r| r.bs = 1 << 20];
     // As the file has the targets; queues ascend; storage follows from target, and jobs from queues.
     assert_eq!(
         names(sweep(&[bs, targets, queues]), &args()),
@@ -99,19 +103,19 @@ fn series_are_named_by_what_tells_them_apart() {
     );
     assert_eq!(names(sweep(&[bs]), &args()), [""]);
     // Jobs that do not follow from queues.
-    let jobs: &[&dyn Fn(&mut Row)] = &[&|r| r.jobs = 8, &|r| r.jobs = 16];
+    let jobs: &[Change] = &[&|r| r.jobs = 8, &|r| r.jobs = 16];
     assert_eq!(names(sweep(&[bs, jobs]), &args()), ["8 jobs", "16 jobs"]);
     // What differs between targets is said, even if each target has one value only.
-    let deeper: &[&dyn Fn(&mut Row)] = &[&|r| (r.target, r.iodepth) = ("z".into(), 1), &|_| {}];
+    let deeper: &[Change] = &[&|r| (r.target, r.iodepth) = ("z".into(), 1), &|_| {}];
     assert_eq!(names(sweep(&[bs, deeper]), &args()), ["z, iodepth 1", "null, iodepth 32"]);
-    let merging: &[&dyn Fn(&mut Row)] = &[&|r| r.merge = "on".into(), &|_| {}];
+    let merging: &[Change] = &[&|r| r.merge = "on".into(), &|_| {}];
     let three = Args { x: Some(Key::Bs), ..args() };
     assert_eq!(names(sweep(&[bs, merging]), &three), ["merge on", "merge off"]);
 }
 
 #[test]
 fn files_and_repeats_are_named_only_when_nothing_else_differs() {
-    let bs: &[&dyn Fn(&mut Row)] = &[&|r| r.bs = 512, &|_| {}];
+    let bs: &[Change] = &[&|r| r.bs = 512, &|_| {}];
     let one = sweep(&[bs]);
     let other =
         |change: &dyn Fn(&mut Row)| [one.clone(), one.iter().map(|row| changed(row, change)).collect()].concat();
@@ -122,7 +126,7 @@ fn files_and_repeats_are_named_only_when_nothing_else_differs() {
 
 #[test]
 fn without_a_number_there_are_bars_and_percentiles() {
-    let targets: &[&dyn Fn(&mut Row)] = &[&|r| r.target = "z".into(), &|_| {}];
+    let targets: &[Change] = &[&|r| r.target = "z".into(), &|_| {}];
     let choices = chosen(sweep(&[targets]), &args());
     assert_eq!(choices.iter().map(|choice| choice.x).collect::<Vec<_>>(), [Some(Key::Target), None]);
     assert_eq!(choices[1].series, [Key::Target]);
@@ -133,17 +137,17 @@ fn without_a_number_there_are_bars_and_percentiles() {
     );
     let table = Table::new(sweep(&[targets]));
     let chart = build::chart(&table, &choose(&table, &args()).unwrap(), None);
-    assert_eq!(chart.title, "IOPS by target and latency percentiles");
+    assert_eq!(chart.title, "IOPS by target; latency percentiles");
     assert_eq!(chart.subtitle, "virtio-blk, read, bs 4K, 1 queue, 1 job, iodepth 32, poll off, merge off, 3 runs");
     assert!(chart.blocks[0].panels[0].x.bars && !chart.blocks[0].panels[0].y.log && chart.blocks[1].panels[0].y.log);
 }
 
 #[test]
 fn a_crowd_gets_panels() {
-    let bs: &[&dyn Fn(&mut Row)] = &[&|r| r.bs = 512, &|_| {}, &|r| r.bs = 1 << 20];
-    let rw: &[&dyn Fn(&mut Row)] = &[&|_| {}, &|r| r.rw = "randread".into()];
-    let targets: &[&dyn Fn(&mut Row)] = &[&|r| r.target = "z".into(), &|_| {}];
-    let queues: &[&dyn Fn(&mut Row)] = &[&|_| {}, &|r| r.queues = 8];
+    let bs: &[Change] = &[&|r| r.bs = 512, &|_| {}, &|r| r.bs = 1 << 20];
+    let rw: &[Change] = &[&|_| {}, &|r| r.rw = "randread".into()];
+    let targets: &[Change] = &[&|r| r.target = "z".into(), &|_| {}];
+    let queues: &[Change] = &[&|_| {}, &|r| r.queues = 8];
     let rows = sweep(&[bs, targets, rw, queues]);
     let choice = &chosen(rows.clone(), &args())[0];
     assert_eq!((choice.panels, choice.series.as_slice()), (Some(Key::Rw), [Key::Target, Key::Queues].as_slice()));
@@ -179,8 +183,8 @@ fn what_cannot_be_drawn_is_said() {
 
 #[test]
 fn only_takes_rows_of_all_keys() {
-    let bs: &[&dyn Fn(&mut Row)] = &[&|r| r.bs = 512, &|_| {}, &|r| r.bs = 65536];
-    let targets: &[&dyn Fn(&mut Row)] = &[&|r| r.target = "storage=ram,size=1G".into(), &|_| {}];
+    let bs: &[Change] = &[&|r| r.bs = 512, &|_| {}, &|r| r.bs = 65536];
+    let targets: &[Change] = &[&|r| r.target = "storage=ram,size=1G".into(), &|_| {}];
     let rows = sweep(&[bs, targets]);
     let take = |texts: &[&str]| {
         let only: Vec<_> = texts.iter().map(|text| only(text).unwrap()).collect();
@@ -195,7 +199,7 @@ fn only_takes_rows_of_all_keys() {
 
 #[test]
 fn what_does_not_vary_is_said_once() {
-    let queues: &[&dyn Fn(&mut Row)] = &[&|_| {}, &|r| (r.queues, r.jobs, r.iodepth) = (8, 8, 4)];
+    let queues: &[Change] = &[&|_| {}, &|r| (r.queues, r.jobs, r.iodepth) = (8, 8, 4)];
     let mut rows = sweep(&[queues]);
     let said = |rows: &[Row]| {
         let table = Table::new(rows.to_vec());
@@ -265,14 +269,12 @@ fn judge(scene: &Scene, what: &str) {
 #[test]
 fn no_text_is_cut_off_or_on_another() {
     let long = "storage=file,path=/srv/images/an-image-with-quite-a-long-name.raw,direct=on,size=100G".to_owned();
-    let targets: &[&dyn Fn(&mut Row)] = &[&|r| r.target = long.clone(), &|_| {}, &|r| r.target = "W".repeat(160)];
-    let rw: &[&dyn Fn(&mut Row)] = &[&|_| {}, &|r| r.rw = "randread".into()];
-    let sizes: Vec<Box<dyn Fn(&mut Row)>> =
-        (9..=22).map(|n| Box::new(move |r: &mut Row| r.bs = 1 << n) as Box<_>).collect();
-    let sizes: Vec<&dyn Fn(&mut Row)> = sizes.iter().map(AsRef::as_ref).collect();
-    let near: Vec<Box<dyn Fn(&mut Row)>> =
-        (1..=40).map(|n| Box::new(move |r: &mut Row| r.queues = n) as Box<_>).collect();
-    let near: Vec<&dyn Fn(&mut Row)> = near.iter().map(AsRef::as_ref).collect();
+    let targets: &[Change] = &[&|r| r.target = long.clone(), &|_| {}, &|r| r.target = "W".repeat(160)];
+    let rw: &[Change] = &[&|_| {}, &|r| r.rw = "randread".into()];
+    let sizes: Vec<OwnChange> = (9..=22).map(|n| Box::new(move |r: &mut Row| r.bs = 1 << n) as Box<_>).collect();
+    let sizes: Vec<Change> = sizes.iter().map(AsRef::as_ref).collect();
+    let near: Vec<OwnChange> = (1..=40).map(|n| Box::new(move |r: &mut Row| r.queues = n) as Box<_>).collect();
+    let near: Vec<Change> = near.iter().map(AsRef::as_ref).collect();
     let all = vec![Metric::Iops, Metric::Bandwidth, Metric::Latency, Metric::Cpu];
     let with = |y: Vec<Metric>, x: Option<Key>| Args { y, x, ..args() };
     let cases: [(&str, Vec<Row>, Args); 9] = [
@@ -291,4 +293,50 @@ fn no_text_is_cut_off_or_on_another() {
         let chart = build::chart(&table, &choose(&table, &args).unwrap(), None);
         judge(&layout::scene(&chart, &Font::new()), what);
     }
+}
+
+/// Whatever passes for a result file is drawn, with nothing outside of the picture.
+#[test]
+fn extreme_values_are_drawn() {
+    let values = [0.0, 5e-324, 1e-9, 0.25, 1e15];
+    let sizes = [1, 4096, 1 << 53];
+    let mut rows = vec![];
+    for (at, value) in values.into_iter().enumerate() {
+        for bs in sizes {
+            rows.push(Row {
+                bs,
+                batch: at as u64,
+                target: format!("{}", at % 2),
+                iops: (value, values[values.len() - 1 - at]),
+                bandwidth: value,
+                percentiles: vec![(0.0, value), (100.0 - 1e-14, value), (100.0, values[0])],
+                latency: (value, values[values.len() - 1 - at]),
+                server_cpu: Some(value),
+                merges: Some(value),
+                ..row()
+            });
+        }
+    }
+    let all = [Metric::Iops, Metric::Bandwidth, Metric::Latency, Metric::Cpu, Metric::Merges, Metric::Percentiles];
+    let parts = (1..=rows.len()).flat_map(|count| [rows[..count].to_vec(), rows[rows.len() - count..].to_vec()]);
+    let mut drawn = 0;
+    for rows in parts {
+        for x in [None, Some(Key::Bs), Some(Key::Batch), Some(Key::Target), Some(Key::Merge)] {
+            let args = Args { x, y: all.to_vec(), ..args() };
+            let table = Table::new(rows.clone());
+            let Ok(choices) = choose(&table, &args) else { continue };
+            let scene = layout::scene(&build::chart(&table, &choices, None), &Font::new());
+            for shape in &scene.shapes {
+                let points = match shape {
+                    Shape::Text(text) => vec![text.at],
+                    Shape::Figure { outline: Outline::Path(points, _), .. } => points.clone(),
+                    Shape::Figure { outline: Outline::Circle(center, _), .. } => vec![*center],
+                };
+                let inside = |at: f64, end: f64| (0.0..=end).contains(&at);
+                assert!(points.iter().all(|at| inside(at.x, scene.width) && inside(at.y, scene.height)), "{shape:?}");
+            }
+            drawn += 1;
+        }
+    }
+    assert!(drawn > 50, "{drawn}");
 }

@@ -15,6 +15,7 @@ mod job;
 mod ledger;
 mod load;
 mod plan;
+pub mod plot;
 mod progress;
 mod report;
 mod runs;

@@ -28,6 +28,9 @@ enum Command {
 
     /// Load a disk through the userspace driver and measure it
     Bench(Box<mqblk_bench::Args>),
+
+    /// Draw the results of benchmarks
+    Plot(mqblk_bench::plot::Args),
 }
 
 fn main() -> ExitCode {
@@ -38,5 +41,6 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Serve(args) => serve::run(args),
         Command::Bench(args) => mqblk_bench::run(*args),
+        Command::Plot(args) => mqblk_bench::plot::run(args),
     }
 }

@@ -1,0 +1,117 @@
+//! What can be drawn of a row.
+
+use std::fmt;
+
+use clap::ValueEnum;
+
+use super::rows::Row;
+
+/// What is drawn upward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Metric {
+    /// Requests per second, with their standard error
+    Iops,
+    /// MiB per second, with their standard error
+    Bandwidth,
+    /// Latency: median, and 99th percentile
+    Latency,
+    /// CPU time of the server for a request
+    Cpu,
+    /// Merged requests per second
+    Merges,
+    /// Latency of each percentile, a curve for each row
+    Percentiles,
+}
+
+/// A value to draw.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// The value.
+    pub value: f64,
+    /// Its standard error.
+    pub error: f64,
+    /// What the dashed line shows.
+    pub second: Option<f64>,
+}
+
+impl Metric {
+    /// The title of its axis, with the unit.
+    pub fn title(self) -> &'static str {
+        match self {
+            Metric::Iops => "IOPS",
+            Metric::Bandwidth => "bandwidth (MiB/s)",
+            Metric::Latency | Metric::Percentiles => "latency (us)",
+            Metric::Cpu => "server CPU per request (us)",
+            Metric::Merges => "merged requests per second",
+        }
+    }
+
+    /// Its name in a heading.
+    pub fn subject(self) -> &'static str {
+        match self {
+            Metric::Iops => "IOPS",
+            Metric::Bandwidth => "bandwidth",
+            Metric::Latency => "latency",
+            Metric::Cpu => "server CPU per request",
+            Metric::Merges => "merged requests",
+            Metric::Percentiles => "latency percentiles",
+        }
+    }
+
+    /// What a value has behind it.
+    pub fn unit(self) -> &'static str {
+        match self {
+            Metric::Iops => "IOPS",
+            Metric::Bandwidth => "MiB/s",
+            Metric::Latency | Metric::Cpu | Metric::Percentiles => "us",
+            Metric::Merges => "merges/s",
+        }
+    }
+
+    /// From where on its numbers are written with k: microseconds stay as they are for longer.
+    pub fn kilo(self) -> f64 {
+        if self.unit() == "us" { 1e4 } else { 1e3 }
+    }
+
+    /// Whether its axis may be logarithmic.
+    pub fn log(self) -> bool {
+        matches!(self, Metric::Latency | Metric::Percentiles)
+    }
+
+    /// The keys of a row that it needs and that a row may lack.
+    pub fn keys(self) -> &'static str {
+        match self {
+            Metric::Cpu => "server_cpu_us_per_io",
+            Metric::Merges => "rrqm_per_s or wrqm_per_s",
+            _ => "its keys",
+        }
+    }
+
+    /// Whether `row` has it.
+    pub fn has(self, row: &Row) -> bool {
+        self == Metric::Percentiles || self.of(row).is_some()
+    }
+
+    /// Its value in `row`; none for a row that lacks it, and for percentiles, which are many.
+    pub fn of(self, row: &Row) -> Option<Measured> {
+        let plain = |value: f64| Measured { value, error: 0.0, second: None };
+        const MIB: f64 = (1 << 20) as f64;
+        match self {
+            Metric::Iops => Some(Measured { error: row.iops.1, ..plain(row.iops.0) }),
+            Metric::Bandwidth => {
+                Some(Measured { error: row.iops.1 * row.bs as f64 / MIB, ..plain(row.bandwidth / MIB) })
+            }
+            Metric::Latency => Some(Measured { second: Some(row.latency.1), ..plain(row.latency.0) }),
+            Metric::Cpu => row.server_cpu.map(plain),
+            Metric::Merges => row.merges.map(plain),
+            Metric::Percentiles => None,
+        }
+    }
+}
+
+impl fmt::Display for Metric {
+    /// As on the command line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.to_possible_value().as_ref().map_or("", |value| value.get_name()))
+    }
+}

@@ -1,0 +1,219 @@
+//! `mqblk plot`: pictures of result files.
+//!
+//! ```text
+//! rows (read and judge the files) -> keys (which values each key has) -> choose (axis, series, panels: from what varies)
+//!      -> build (samples, axes and titles: a chart) -> layout, panel, marks (places and colours: a scene)
+//!      -> render (SVG, PNG) -> a temporary file, renamed
+//! ```
+
+mod axis;
+mod build;
+mod chart;
+mod choose;
+mod keys;
+mod layout;
+mod marks;
+mod metric;
+mod panel;
+mod render;
+mod rows;
+mod scene;
+#[cfg(test)]
+mod tests;
+
+use std::fs::Permissions;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use mqblk_core::settings::parse_size;
+
+use keys::{Key, Table};
+use metric::Metric;
+use rows::Row;
+
+/// The options of `mqblk plot`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+What varies is drawn: the first of bs, queues, iodepth, jobs, batch with three values or more (else with two) goes to the \
+right, everything else that varies makes the series, and what is constant is said below the title. When no number varies \
+there are bars for each target (or whatever varies), and a curve of the latency percentiles. When more than 7 series would \
+share a panel, one of the keys gets panels of its own.
+
+Examples:
+  mqblk plot sizes.json -o sizes.svg
+      of a file with --bs 512,4k,64k --queues 1,2: IOPS against block size, a line for each number of queues
+  mqblk plot sizes.json -o sizes.png --y iops,latency,cpu --x queues --panels rw
+      three metrics one below the other against queues, reads beside writes
+  mqblk plot before.json after.json -o change.svg --y percentiles --only bs=4k --only queues=1,8
+      latency percentiles of two files together, of some of their rows")]
+pub struct Args {
+    /// Result files: what `mqblk bench --json` wrote
+    #[arg(value_name = "RESULT.json", required = true)]
+    results: Vec<PathBuf>,
+
+    /// Picture to write; its extension says the format: .svg or .png
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+
+    /// What goes to the right [default: a number that varies]
+    #[arg(long, value_enum, value_name = "KEY")]
+    x: Option<Key>,
+
+    /// What goes up; several make panels one below the other [default: iops, and percentiles when no number varies]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "METRIC,...")]
+    y: Vec<Metric>,
+
+    /// Give each value of this key (one of those of --x) a panel of its own
+    #[arg(long, value_enum, value_name = "KEY", hide_possible_values = true)]
+    panels: Option<Key>,
+
+    /// Draw only rows with these values, for example bs=4k,64k; may be repeated
+    #[arg(long, value_name = "KEY=VALUE,...", value_parser = only)]
+    only: Vec<Only>,
+
+    /// Title [default: what is drawn]
+    #[arg(long, value_name = "TEXT")]
+    title: Option<String>,
+}
+
+/// Values of a key that are drawn.
+#[derive(Clone, Debug)]
+struct Only {
+    key: Key,
+    values: Vec<String>,
+}
+
+/// Why there is no picture.
+#[derive(Debug, thiserror::Error)]
+enum PlotError {
+    /// The options or a result file cannot be used. Exit code 2.
+    #[error("{0}")]
+    Input(String),
+    /// The picture could not be written. Exit code 1.
+    #[error("{0}")]
+    Output(String),
+}
+
+impl PlotError {
+    /// An error about an option.
+    fn option(name: &str, found: impl std::fmt::Display, expected: impl std::fmt::Display) -> PlotError {
+        PlotError::Input(format!("--{name}: found {found}, expected {expected}"))
+    }
+}
+
+/// A file format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Svg,
+    Png,
+}
+
+/// Draws the picture. Exit code 0; 1 when it cannot be written; 2 when the options or a result file cannot be used.
+pub fn run(args: Args) -> ExitCode {
+    let (why, code) = match plot(&args) {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(error @ PlotError::Input(_)) => (error.to_string(), 2),
+        Err(error @ PlotError::Output(_)) => (error.to_string(), 1),
+    };
+    // Nobody is left to tell when standard error is closed.
+    let _ = writeln!(std::io::stderr(), "mqblk: plot: {}", crate::one_line(&why));
+    ExitCode::from(code)
+}
+
+fn plot(args: &Args) -> Result<(), PlotError> {
+    let format = format(&args.output)?;
+    let table = Table::new(selected(read(&args.results)?, &args.only)?);
+    let choices = choose::choose(&table, args)?;
+    let chart = build::chart(&table, &choices, args.title.as_deref().map(rows::label));
+    let font = scene::Font::new();
+    let scene = layout::scene(&chart, &font);
+    let failed = |why: String| PlotError::Output(format!("{}: {why}", args.output.display()));
+    let bytes = match format {
+        Format::Svg => render::svg(&scene).into_bytes(),
+        Format::Png => render::png(&scene, &font).map_err(failed)?,
+    };
+    write(&args.output, &bytes).map_err(|error| failed(error.to_string()))
+}
+
+fn format(output: &Path) -> Result<Format, PlotError> {
+    let extension = output.extension().map(|extension| extension.to_string_lossy().to_lowercase());
+    match extension.as_deref() {
+        Some("svg") => Ok(Format::Svg),
+        Some("png") => Ok(Format::Png),
+        _ => Err(PlotError::option("output", output.display(), "a file name that ends in .svg or .png")),
+    }
+}
+
+/// The rows of all files.
+fn read(paths: &[PathBuf]) -> Result<Vec<Row>, PlotError> {
+    let short =
+        |path: &Path| path.file_stem().map_or(path.to_string_lossy(), |stem| stem.to_string_lossy()).into_owned();
+    let mut rows = vec![];
+    for path in paths {
+        // The whole path where two files have the same name.
+        let same = paths.iter().filter(|other| short(other) == short(path)).count();
+        let name = if same == 1 { short(path) } else { path.display().to_string() };
+        rows.extend(rows::read(path, &rows::label(&name))?);
+        if rows.len() > rows::MAX_ROWS {
+            let expected = format!("at most {} in all files together", rows::MAX_ROWS);
+            return Err(PlotError::Input(format!(
+                "{}: found {} rows, expected {expected}",
+                path.display(),
+                rows.len()
+            )));
+        }
+    }
+    Ok(rows)
+}
+
+fn only(text: &str) -> Result<Only, String> {
+    let (name, values) = text.split_once('=').ok_or("expected KEY=VALUE,... such as bs=4k,64k")?;
+    let key = <Key as clap::ValueEnum>::from_str(name, false).map_err(|_| {
+        let names: Vec<String> = keys::KEYS.iter().filter(|key| **key != Key::Repeat).map(Key::to_string).collect();
+        format!("found key {name:?}, expected one of {}", names.join(", "))
+    })?;
+    // A target may have commas in its label.
+    let values = if key.numeric() { values.split(',').map(str::to_owned).collect() } else { vec![values.to_owned()] };
+    Ok(Only { key, values })
+}
+
+/// The rows that all of `only` let through; those of the same key add to each other.
+fn selected(rows: Vec<Row>, only: &[Only]) -> Result<Vec<Row>, PlotError> {
+    for Only { key, values } in only {
+        for value in values {
+            if !rows.iter().any(|row| is(row, *key, value)) {
+                let table = Table::new(rows);
+                let found: Vec<String> = table.levels(*key).iter().map(|level| key.tick(level)).collect();
+                return Err(PlotError::option("only", format!("{key}={value}"), format!("one of {}", found.join(" "))));
+            }
+        }
+    }
+    let passes = |row: &Row, key: Key| {
+        let mut same = only.iter().filter(|only| only.key == key);
+        same.any(|only| only.values.iter().any(|value| is(row, key, value)))
+    };
+    let rows: Vec<Row> = rows.into_iter().filter(|row| only.iter().all(|only| passes(row, only.key))).collect();
+    match rows.is_empty() {
+        true => Err(PlotError::Input("--only: found no row that has all these values, expected at least one".into())),
+        false => Ok(rows),
+    }
+}
+
+fn is(row: &Row, key: Key, value: &str) -> bool {
+    match key.value(row) {
+        keys::Value::Number(number) => parse_size(value).is_some_and(|size| size.0 == number),
+        keys::Value::Text(text) => text == value,
+    }
+}
+
+/// Writes the file as a whole or not at all.
+fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // As if the file had been created by its name: what the umask leaves.
+    let permissions = Permissions::from_mode(0o666);
+    let mut file = tempfile::Builder::new().prefix(".mqblk-plot-").permissions(permissions).tempfile_in(folder)?;
+    file.write_all(bytes)?;
+    file.persist(path).map(drop).map_err(|error| error.error)
+}

@@ -1,0 +1,218 @@
+//! A picture in a file format.
+
+use std::fmt::Write as _;
+
+use tiny_skia::{FillRule, LineCap, LineJoin, Paint, PathBuilder, Pixmap, StrokeDash, Transform};
+use ttf_parser::{GlyphId, OutlineBuilder};
+
+use super::scene::{Anchor, Color, DASH, Font, Outline, Point, Scene, Shape, Stroke, Text};
+
+/// Pixels of a PNG for one of the scene, in both directions.
+pub const PNG_SCALE: f64 = 2.0;
+
+/// The picture as SVG. Text stays text, in the viewer's sans-serif font.
+pub fn svg(scene: &Scene) -> String {
+    let mut svg = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        svg,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{w}\" height=\"{h}\" viewBox=\"0 0 {w} {h}\" \
+         font-family=\"sans-serif\" role=\"img\">\n<title>{title}</title>\n<rect class=\"background\" width=\"{w}\" \
+         height=\"{h}\" fill=\"#ffffff\"/>",
+        w = coordinate(scene.width),
+        h = coordinate(scene.height),
+        title = escaped(&scene.title),
+    );
+    for shape in &scene.shapes {
+        let _ = match shape {
+            Shape::Text(text) => writeln!(svg, "{}", svg_text(text)),
+            Shape::Figure { outline, fill, stroke, class, says } => {
+                let fill = fill.map_or("none".into(), css);
+                let mut element = format!("{} class=\"{class}\" fill=\"{fill}\"", svg_outline(outline));
+                if let Some(Stroke { color, width, dashed }) = stroke {
+                    let _ = write!(element, " stroke=\"{}\" stroke-width=\"{}\"", css(*color), coordinate(*width));
+                    if *dashed {
+                        let _ = write!(element, " stroke-dasharray=\"{} {}\"", DASH[0], DASH[1]);
+                    }
+                }
+                let name = element.split(' ').next().unwrap_or_default();
+                match says.is_empty() {
+                    true => writeln!(svg, "<{element}/>"),
+                    false => writeln!(svg, "<{element}><title>{}</title></{name}>", escaped(says)),
+                }
+            }
+        };
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+fn svg_outline(outline: &Outline) -> String {
+    let pair = |point: &Point| format!("{},{}", coordinate(point.x), coordinate(point.y));
+    match outline {
+        Outline::Circle(Point { x, y }, radius) => {
+            format!("circle cx=\"{}\" cy=\"{}\" r=\"{}\"", coordinate(*x), coordinate(*y), coordinate(*radius))
+        }
+        Outline::Path(points, closed) => {
+            let points: Vec<String> = points.iter().map(pair).collect();
+            format!("{} points=\"{}\"", if *closed { "polygon" } else { "polyline" }, points.join(" "))
+        }
+    }
+}
+
+fn svg_text(text: &Text) -> String {
+    let (x, y) = (coordinate(text.at.x), coordinate(text.at.y));
+    let place = match text.upward {
+        true => format!("transform=\"translate({x} {y}) rotate(-90)\""),
+        false => format!("x=\"{x}\" y=\"{y}\""),
+    };
+    let anchor = match text.anchor {
+        Anchor::Start => "start",
+        Anchor::Middle => "middle",
+        Anchor::End => "end",
+    };
+    let (size, color, said) = (coordinate(text.size), css(text.color), escaped(&text.text));
+    format!("<text {place} text-anchor=\"{anchor}\" font-size=\"{size}\" fill=\"{color}\">{said}</text>")
+}
+
+/// To a hundredth of a pixel.
+fn coordinate(value: f64) -> f64 {
+    // Adding 0 turns -0 into 0.
+    (value * 100.0).round() / 100.0 + 0.0
+}
+
+fn css(Color(rgb): Color) -> String {
+    format!("#{rgb:06x}")
+}
+
+fn escaped(text: &str) -> String {
+    let mut safe = String::new();
+    for c in text.chars() {
+        match c {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
+/// The picture as PNG, [`PNG_SCALE`] times as large.
+///
+/// # Errors
+/// When it is too large for memory, or the encoder fails.
+pub fn png(scene: &Scene, font: &Font) -> Result<Vec<u8>, String> {
+    let size = |length: f64| (length * PNG_SCALE).ceil() as u32;
+    let mut pixmap = Pixmap::new(size(scene.width), size(scene.height)).ok_or("the picture is too large")?;
+    pixmap.fill(tiny_skia::Color::WHITE);
+    let transform = Transform::from_scale(PNG_SCALE as f32, PNG_SCALE as f32);
+    for shape in &scene.shapes {
+        match shape {
+            Shape::Text(text) => write(&mut pixmap, text, font, transform),
+            Shape::Figure { outline, fill, stroke, .. } => {
+                // None: an outline without a length, such as an error bar on the axis.
+                let Some(path) = path(outline) else { continue };
+                if let Some(color) = fill {
+                    pixmap.fill_path(&path, &paint(*color), FillRule::Winding, transform, None);
+                }
+                if let Some(Stroke { color, width, dashed }) = stroke {
+                    let dash =
+                        dashed.then(|| StrokeDash::new(DASH.map(|length| length as f32).to_vec(), 0.0)).flatten();
+                    let (line_cap, line_join) = (LineCap::Butt, LineJoin::Round);
+                    let stroke =
+                        tiny_skia::Stroke { width: *width as f32, dash, line_cap, line_join, ..Default::default() };
+                    pixmap.stroke_path(&path, &paint(*color), &stroke, transform, None);
+                }
+            }
+        }
+    }
+    pixmap.encode_png().map_err(|error| error.to_string())
+}
+
+fn paint(Color(rgb): Color) -> Paint<'static> {
+    let [_, red, green, blue] = rgb.to_be_bytes();
+    let mut paint = Paint { anti_alias: true, ..Paint::default() };
+    paint.set_color_rgba8(red, green, blue, 255);
+    paint
+}
+
+fn path(outline: &Outline) -> Option<tiny_skia::Path> {
+    let mut path = PathBuilder::new();
+    match outline {
+        Outline::Circle(center, radius) => path.push_circle(center.x as f32, center.y as f32, *radius as f32),
+        Outline::Path(points, closed) => {
+            for (at, point) in points.iter().enumerate() {
+                match at {
+                    0 => path.move_to(point.x as f32, point.y as f32),
+                    _ => path.line_to(point.x as f32, point.y as f32),
+                }
+            }
+            if *closed {
+                path.close();
+            }
+        }
+    }
+    path.finish()
+}
+
+/// Writes a text, glyph after glyph, without kerning, as [`Font::width`] measures it.
+fn write(pixmap: &mut Pixmap, text: &Text, font: &Font, transform: Transform) {
+    let width = font.width(&text.text, text.size);
+    let shift = match text.anchor {
+        Anchor::Start => 0.0,
+        Anchor::Middle => -width / 2.0,
+        Anchor::End => -width,
+    };
+    let mut glyphs = Glyphs { path: PathBuilder::new(), x: shift as f32, scale: font.scale(text.size) as f32 };
+    for c in text.text.chars() {
+        // 0 is the glyph of what the font does not have.
+        let glyph = font.face().glyph_index(c).unwrap_or(GlyphId(0));
+        font.face().outline_glyph(glyph, &mut glyphs);
+        glyphs.x += f32::from(font.face().glyph_hor_advance(glyph).unwrap_or(0)) * glyphs.scale;
+    }
+    let Some(path) = glyphs.path.finish() else { return };
+    let place = transform.pre_translate(text.at.x as f32, text.at.y as f32);
+    let place = if text.upward { place.pre_concat(Transform::from_rotate(-90.0)) } else { place };
+    pixmap.fill_path(&path, &paint(text.color), FillRule::Winding, place, None);
+}
+
+/// Collects the outlines of glyphs: fonts count y upward from the base line.
+struct Glyphs {
+    path: PathBuilder,
+    x: f32,
+    scale: f32,
+}
+
+impl Glyphs {
+    fn place(&self, x: f32, y: f32) -> (f32, f32) {
+        (self.x + x * self.scale, -y * self.scale)
+    }
+}
+
+impl OutlineBuilder for Glyphs {
+    fn move_to(&mut self, x: f32, y: f32) {
+        let (x, y) = self.place(x, y);
+        self.path.move_to(x, y);
+    }
+
+    fn line_to(&mut self, x: f32, y: f32) {
+        let (x, y) = self.place(x, y);
+        self.path.line_to(x, y);
+    }
+
+    fn quad_to(&mut self, x1: f32, y1: f32, x: f32, y: f32) {
+        let ((x1, y1), (x, y)) = (self.place(x1, y1), self.place(x, y));
+        self.path.quad_to(x1, y1, x, y);
+    }
+
+    fn curve_to(&mut self, x1: f32, y1: f32, x2: f32, y2: f32, x: f32, y: f32) {
+        let ((x1, y1), (x2, y2), (x, y)) = (self.place(x1, y1), self.place(x2, y2), self.place(x, y));
+        self.path.cubic_to(x1, y1, x2, y2, x, y);
+    }
+
+    fn close(&mut self) {
+        self.path.close();
+    }
+}

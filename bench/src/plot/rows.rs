@@ -1,0 +1,315 @@
+//! Result files: the JSON array that `mqblk bench --json` writes (its keys are those of [`crate::report::Row`]), judged key by
+//! key, since a person may have edited it or joined several.
+
+use std::fmt::Display;
+use std::io::Read;
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::PlotError;
+
+/// Largest result file: some ten thousand rows.
+const MAX_FILE: u64 = 16 << 20;
+/// Most rows of all files together.
+pub const MAX_ROWS: usize = 20_000;
+/// Most percentiles of a row.
+const MAX_PERCENTILES: usize = 1000;
+/// Characters of a label; what is longer is cut.
+const MAX_LABEL: usize = 160;
+/// Largest measured value. Far above what can be, and sums and products of such numbers stay finite.
+const MAX_VALUE: f64 = 1e15;
+/// Largest count and block size: exact as a floating-point number.
+const MAX_COUNT: u64 = 1 << 53;
+
+/// One measured combination, as far as it is drawn.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// Name of the file it is from, short.
+    pub file: String,
+    /// The target's label.
+    pub target: String,
+    /// Guest interface.
+    pub interface: String,
+    /// Storage backend.
+    pub storage: String,
+    /// fio's word for the load.
+    pub rw: String,
+    /// Poll policy of the server.
+    pub poll: String,
+    /// Request merging in the server.
+    pub merge: String,
+    /// Name of the experiment it is part of.
+    pub experiment: Option<String>,
+    /// Bytes of a request.
+    pub bs: u64,
+    /// Queues.
+    pub queues: u64,
+    /// Jobs.
+    pub jobs: u64,
+    /// Requests in flight of each job.
+    pub iodepth: u64,
+    /// Requests submitted and waited for at once.
+    pub batch: u64,
+    /// Runs.
+    pub runs: u64,
+    /// Requests per second, mean over the runs, and its standard error.
+    pub iops: (f64, f64),
+    /// Bytes per second.
+    pub bandwidth: f64,
+    /// Percentile (0 to 100) and latency in microseconds, ascending.
+    pub percentiles: Vec<(f64, f64)>,
+    /// Median and 99th percentile of the latency, in microseconds.
+    pub latency: (f64, f64),
+    /// CPU time of the server for a request, in microseconds, where it is known.
+    pub server_cpu: Option<f64>,
+    /// Requests that went into another one, per second (iostat's rrqm/s and wrqm/s), where they were counted.
+    pub merges: Option<f64>,
+    /// Requests that failed or did not verify.
+    pub errors: u64,
+}
+
+/// Reads `path`; its rows are said to be from `file`.
+///
+/// # Errors
+/// When it cannot be read, is too large, or is not what the benchmark writes: says the row, the key, what was found and what
+/// was expected.
+pub fn read(path: &Path, file: &str) -> Result<Vec<Row>, PlotError> {
+    let wrong = |what: String| PlotError::Input(format!("{}: {what}", path.display()));
+    let mut text = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut text))
+        .map_err(|error| wrong(error.to_string()))?;
+    if text.len() as u64 > MAX_FILE {
+        return Err(wrong(format!("found more than {} MiB, expected a result file", MAX_FILE >> 20)));
+    }
+    parse(&text, file).map_err(wrong)
+}
+
+fn parse(text: &[u8], file: &str) -> Result<Vec<Row>, String> {
+    const EXPECTED: &str = "expected the JSON array that `mqblk bench --json` writes";
+    let value: Value = serde_json::from_slice(text).map_err(|error| format!("not JSON: {error}; {EXPECTED}"))?;
+    let Value::Array(values) = value else { return Err(format!("found {}, {EXPECTED}", shown(Some(&value)))) };
+    if values.is_empty() {
+        return Err("found an empty array, expected at least one row".into());
+    }
+    if values.len() > MAX_ROWS {
+        return Err(format!("found {} rows, expected at most {MAX_ROWS}", values.len()));
+    }
+    let row = |(at, value): (usize, &Value)| {
+        let fields = value.as_object().ok_or(format!("found {}, expected an object", shown(Some(value))));
+        fields
+            .and_then(|fields| Fields { under: "", fields }.row(file))
+            .map_err(|why| format!("row {} of {}: {why}", at + 1, values.len()))
+    };
+    values.iter().enumerate().map(row).collect()
+}
+
+/// The keys of a row, or of an object in it. Errors say key, found and expected.
+struct Fields<'a> {
+    /// What stands before a key in an error.
+    under: &'static str,
+    fields: &'a Map<String, Value>,
+}
+
+impl Fields<'_> {
+    fn row(&self, file: &str) -> Result<Row, String> {
+        let latency = match self.fields.get("lat_us") {
+            Some(Value::Object(fields)) => Fields { under: "lat_us.", fields },
+            _ => return Err(self.wrong("lat_us", "an object with p50, p99, p999 and max")),
+        };
+        let [p50, p99] = [latency.measured("p50")?, latency.measured("p99")?];
+        let tail = [(50.0, p50), (99.0, p99), (99.9, latency.measured("p999")?), (100.0, latency.measured("max")?)];
+        let merges = [self.optional("rrqm_per_s")?, self.optional("wrqm_per_s")?];
+        Ok(Row {
+            file: file.to_owned(),
+            target: self.text("target")?,
+            interface: self.text("interface")?,
+            storage: self.text("storage")?,
+            rw: self.text("rw")?,
+            poll: self.text("poll")?,
+            merge: self.text("merge")?,
+            experiment: if self.absent("experiment") { None } else { Some(self.text("experiment")?) },
+            bs: self.count("bs", 1)?,
+            queues: self.count("queues", 1)?,
+            jobs: self.count("jobs", 1)?,
+            iodepth: self.count("iodepth", 1)?,
+            batch: self.count("batch", 0)?,
+            runs: self.count("runs", 1)?,
+            iops: (self.measured("iops_mean")?, self.measured("iops_stderr")?),
+            bandwidth: self.measured("bw_bytes_per_s")?,
+            percentiles: self.percentiles()?.unwrap_or_else(|| tail.to_vec()),
+            latency: (p50, p99),
+            server_cpu: self.optional("server_cpu_us_per_io")?,
+            merges: merges.iter().any(Option::is_some).then(|| merges.iter().flatten().sum()),
+            errors: if self.absent("errors") { 0 } else { self.count("errors", 0)? },
+        })
+    }
+
+    fn wrong(&self, key: &str, expected: impl Display) -> String {
+        let found = shown(self.fields.get(key));
+        format!("{}{key}: found {found}, expected {expected}", self.under)
+    }
+
+    fn absent(&self, key: &str) -> bool {
+        matches!(self.fields.get(key), None | Some(Value::Null))
+    }
+
+    fn text(&self, key: &str) -> Result<String, String> {
+        self.fields.get(key).and_then(Value::as_str).map(label).ok_or_else(|| self.wrong(key, "a string"))
+    }
+
+    fn count(&self, key: &str, least: u64) -> Result<u64, String> {
+        let range = least..=MAX_COUNT;
+        let count = self.fields.get(key).and_then(Value::as_u64).filter(|count| range.contains(count));
+        count.ok_or_else(|| self.wrong(key, format!("a whole number from {least} to 2^53")))
+    }
+
+    fn measured(&self, key: &str) -> Result<f64, String> {
+        number(self.fields.get(key), 0.0..=MAX_VALUE).ok_or_else(|| self.wrong(key, "a number from 0 to 1e15"))
+    }
+
+    fn optional(&self, key: &str) -> Result<Option<f64>, String> {
+        if self.absent(key) { Ok(None) } else { self.measured(key).map(Some) }
+    }
+
+    /// `[[percentile, microseconds], ...]`, where the file has them.
+    fn percentiles(&self) -> Result<Option<Vec<(f64, f64)>>, String> {
+        const KEY: &str = "percentiles";
+        if self.absent(KEY) {
+            return Ok(None);
+        }
+        let expected = format!("1 to {MAX_PERCENTILES} pairs of a percentile and microseconds");
+        let pairs = self.fields.get(KEY).and_then(Value::as_array);
+        let pairs = pairs.filter(|pairs| (1..=MAX_PERCENTILES).contains(&pairs.len()));
+        let pairs = pairs.ok_or_else(|| self.wrong(KEY, &expected))?;
+        let mut read: Vec<(f64, f64)> = vec![];
+        for pair in pairs {
+            let values = pair.as_array().filter(|values| values.len() == 2);
+            let percentile = values.and_then(|values| number(values.first(), 0.0..=100.0));
+            let micros = values.and_then(|values| number(values.last(), 0.0..=MAX_VALUE));
+            let next = percentile.zip(micros).filter(|next| read.last().is_none_or(|last| last.0 < next.0));
+            let found = || shown(Some(pair));
+            read.push(next.ok_or_else(|| {
+                format!("{KEY}: found {}, expected a percentile (ascending, up to 100) and microseconds", found())
+            })?);
+        }
+        Ok(Some(read))
+    }
+}
+
+fn number(value: Option<&Value>, range: RangeInclusive<f64>) -> Option<f64> {
+    // -0.0 is in the range, and would be printed with its sign.
+    value.and_then(Value::as_f64).filter(|number| range.contains(number)).map(f64::abs)
+}
+
+/// A value as an error shows it: its kind, and no more of it than fits in a line.
+fn shown(value: Option<&Value>) -> String {
+    match value {
+        None => "nothing".into(),
+        Some(Value::Object(_)) => "an object".into(),
+        Some(Value::Array(values)) => format!("an array of {}", values.len()),
+        Some(Value::String(text)) => format!("{:?}", cut(text, 40)),
+        Some(value) => value.to_string(),
+    }
+}
+
+/// Text that may stand in a picture: characters that are not printable, that XML does not allow, or that turn the direction
+/// of what follows are written as escapes; it has a bounded length, and is not empty.
+pub fn label(text: &str) -> String {
+    let hidden = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+            || matches!(c, '\u{fffe}' | '\u{ffff}')
+    };
+    let mut shown = String::new();
+    for c in text.chars().take(MAX_LABEL + 1) {
+        if hidden(c) { shown.extend(c.escape_default()) } else { shown.push(c) }
+    }
+    if shown.trim().is_empty() { "(empty)".into() } else { cut(&shown, MAX_LABEL) }
+}
+
+/// `text`, or its first `most` characters and an ellipsis.
+fn cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row() -> Value {
+        serde_json::json!({
+            "interface": "virtio-blk", "storage": "null", "target": "a", "rw": "read", "bs": 4096, "queues": 1, "jobs": 2,
+            "iodepth": 32, "batch": 1, "poll": "off", "merge": "on", "runs": 3, "iops_mean": 1e5, "iops_stderr": 10,
+            "bw_bytes_per_s": 4e8, "lat_us": {"mean": 3.0, "p50": 2.5, "p99": 7, "p999": 9.5, "max": 40},
+            "server_cpu_us_per_io": null, "client_cpu_us_per_io": 1.0, "kicks_per_io": 0, "calls_per_io": 0, "errors": 0,
+        })
+    }
+
+    fn read(value: &Value) -> Result<Row, String> {
+        parse(value.to_string().as_bytes(), "x.json").map(|rows| rows[0].clone())
+    }
+
+    #[test]
+    fn a_row_of_an_old_and_of_a_new_file() {
+        let old = read(&Value::Array(vec![row()])).unwrap();
+        assert_eq!((old.bs, old.iops, old.latency), (4096, (1e5, 10.0), (2.5, 7.0)));
+        assert_eq!(old.percentiles, [(50.0, 2.5), (99.0, 7.0), (99.9, 9.5), (100.0, 40.0)]);
+        assert_eq!((old.merges, old.server_cpu, old.experiment), (None, None, None));
+        let mut new = row();
+        new["percentiles"] = serde_json::json!([[50, 2.5], [99.99, 8]]);
+        new["rrqm_per_s"] = 5.into();
+        new["wrqm_per_s"] = 2.into();
+        new["experiment"] = "block sizes".into();
+        let new = read(&Value::Array(vec![new])).unwrap();
+        assert_eq!(new.percentiles, [(50.0, 2.5), (99.99, 8.0)]);
+        assert_eq!((new.merges, new.experiment.as_deref()), (Some(7.0), Some("block sizes")));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        type Change = fn(&mut Value);
+        let cases: [(Change, &str); 15] = [
+            (|row| row["iops_mean"] = (-5).into(), "iops_mean: found -5, expected a number from 0"),
+            (|row| row["iops_mean"] = Value::Null, "iops_mean: found null, expected a number"),
+            (|row| row["iops_mean"] = 1e300.into(), "iops_mean: found 1e+300, expected"),
+            (|row| row["bw_bytes_per_s"] = "many".into(), "bw_bytes_per_s: found \"many\", expected"),
+            (|row| row["queues"] = 0.into(), "queues: found 0, expected a whole number from 1"),
+            (|row| row["jobs"] = 1.5.into(), "jobs: found 1.5, expected a whole number"),
+            (|row| row["bs"] = u64::MAX.into(), "bs: found 18446744073709551615, expected a whole number"),
+            (|row| row["target"] = 7.into(), "target: found 7, expected a string"),
+            (|row| row["lat_us"] = 7.into(), "lat_us: found 7, expected an object"),
+            (|row| row["lat_us"]["p999"] = true.into(), "lat_us.p999: found true, expected a number"),
+            (|row| drop(row.as_object_mut().unwrap().remove("rw")), "rw: found nothing, expected a string"),
+            (|row| row["percentiles"] = serde_json::json!([]), "percentiles: found an array of 0, expected 1 to"),
+            (
+                |row| row["percentiles"] = serde_json::json!([[9, 1], [9, 1]]),
+                "percentiles: found an array of 2, expected a",
+            ),
+            (|row| row["server_cpu_us_per_io"] = (-1).into(), "server_cpu_us_per_io: found -1, expected"),
+            (|row| *row = 3.into(), "found 3, expected an object"),
+        ];
+        for (change, expected) in cases {
+            let mut wrong = row();
+            change(&mut wrong);
+            let error = parse(Value::Array(vec![row(), wrong]).to_string().as_bytes(), "x").unwrap_err();
+            assert!(error.starts_with(&format!("row 2 of 2: {expected}")), "{error}");
+        }
+        assert!(parse(b"[NaN]", "x").unwrap_err().starts_with("not JSON: "));
+        assert!(parse(b"{}", "x").unwrap_err().starts_with("found an object, expected the JSON array"));
+        assert!(parse(b"[]", "x").unwrap_err().starts_with("found an empty array"));
+        assert!(parse(&[b'['; 1 << 20], "x").unwrap_err().starts_with("not JSON: recursion"));
+    }
+
+    #[test]
+    fn labels_are_harmless() {
+        assert_eq!(label("a\u{1b}[1m\n\u{202e}b\u{ffff}"), "a\\u{1b}[1m\\n\\u{202e}b\\u{ffff}");
+        assert_eq!((label("é <&>"), label(" "), label("\0")), ("é <&>".into(), "(empty)".into(), "\\u{0}".into()));
+        assert_eq!(label(&"ä".repeat(1000)), format!("{}…", "ä".repeat(MAX_LABEL)));
+    }
+}

@@ -1,0 +1,228 @@
+//! A picture as shapes, before it has a format. Units are pixels of the SVG; x goes right, y goes down.
+
+use ttf_parser::Face;
+
+/// A place.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// From the left.
+    pub x: f64,
+    /// From the top.
+    pub y: f64,
+}
+
+/// A place, short.
+pub fn at(x: f64, y: f64) -> Point {
+    Point { x, y }
+}
+
+/// An opaque colour, as 0xRRGGBB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Color(pub u32);
+
+/// How a line is drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stroke {
+    /// Its colour.
+    pub color: Color,
+    /// Its width.
+    pub width: f64,
+    /// Whether it is dashed.
+    pub dashed: bool,
+}
+
+/// Lengths of a dash and of the gap after it.
+pub const DASH: [f64; 2] = [6.0, 4.0];
+
+/// Which end of a text is at its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Anchor {
+    /// It starts there.
+    Start,
+    /// Its middle is there.
+    Middle,
+    /// It ends there.
+    End,
+}
+
+/// A line of text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Text {
+    /// On the base line.
+    pub at: Point,
+    /// What it says.
+    pub text: String,
+    /// Font size.
+    pub size: f64,
+    /// Its colour.
+    pub color: Color,
+    /// What of it is at its place.
+    pub anchor: Anchor,
+    /// Whether it goes up instead of right.
+    pub upward: bool,
+}
+
+/// The outline of a shape.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outline {
+    /// Points in a row; a closed one returns to the first.
+    Path(Vec<Point>, bool),
+    /// A circle.
+    Circle(Point, f64),
+}
+
+/// Something to draw.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Shape {
+    /// An area, a line, or both.
+    Figure {
+        /// Its outline.
+        outline: Outline,
+        /// What fills it.
+        fill: Option<Color>,
+        /// How its outline is drawn.
+        stroke: Option<Stroke>,
+        /// What it stands for: `marker`, `bar`, `line`, `error`, `legend`, `grid`, `axis`, `background`.
+        class: &'static str,
+        /// What a viewer says when the pointer is on it; empty for nothing.
+        says: String,
+    },
+    /// A line of text.
+    Text(Text),
+}
+
+/// A picture.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scene {
+    /// Its width.
+    pub width: f64,
+    /// Its height.
+    pub height: f64,
+    /// What it is called for those who cannot see it.
+    pub title: String,
+    /// From back to front.
+    pub shapes: Vec<Shape>,
+}
+
+impl Scene {
+    /// Adds a line or an area that says nothing.
+    pub fn figure(&mut self, class: &'static str, outline: Outline, fill: Option<Color>, stroke: Option<Stroke>) {
+        self.shapes.push(Shape::Figure { outline, fill, stroke, class, says: String::new() });
+    }
+
+    /// Adds a straight line.
+    pub fn line(&mut self, class: &'static str, from: Point, to: Point, stroke: Stroke) {
+        self.figure(class, Outline::Path(vec![from, to], false), None, Some(stroke));
+    }
+
+    /// Adds a line of text.
+    pub fn text(&mut self, text: Text) {
+        self.shapes.push(Shape::Text(text));
+    }
+}
+
+/// The font that texts are measured and bitmaps are written with: DejaVu Sans, which is among the widest of the usual
+/// sans-serif fonts, so that a text in the viewer's own font fits too.
+pub struct Font {
+    face: Face<'static>,
+}
+
+impl Font {
+    /// The embedded font.
+    pub fn new() -> Font {
+        Font { face: Face::parse(dejavu::sans::regular(), 0).expect("the embedded font is one") }
+    }
+
+    /// The font's outlines.
+    pub fn face(&self) -> &Face<'static> {
+        &self.face
+    }
+
+    /// How many pixels at font size `size` a unit of the font is.
+    pub fn scale(&self, size: f64) -> f64 {
+        size / f64::from(self.face.units_per_em())
+    }
+
+    /// Width of a character at font size 1.
+    fn advance(&self, c: char) -> f64 {
+        let glyph = self.face.glyph_index(c).unwrap_or_default();
+        f64::from(self.face.glyph_hor_advance(glyph).unwrap_or(0)) * self.scale(1.0)
+    }
+
+    /// Width of `text`.
+    pub fn width(&self, text: &str, size: f64) -> f64 {
+        text.chars().map(|c| self.advance(c)).sum::<f64>() * size
+    }
+
+    /// `text`, or as much of its two ends as `width` holds, with an ellipsis between them.
+    pub fn shortened(&self, text: &str, size: f64, width: f64) -> String {
+        let chars: Vec<char> = text.chars().collect();
+        let kept = |count: usize| -> String {
+            let head = count.div_ceil(2);
+            let tail = &chars[chars.len() - (count - head)..];
+            chars[..head].iter().chain(['…'].iter()).chain(tail).collect()
+        };
+        if self.width(text, size) <= width {
+            return text.to_owned();
+        }
+        let fits = (0..chars.len()).rev().map(kept).find(|short| self.width(short, size) <= width);
+        fits.unwrap_or_else(|| "…".into())
+    }
+
+    /// `text` in lines of at most `width`, broken after a space, `,`, `=`, `/`, `:`, `-` or `_` where there is one; no more
+    /// than `most` lines (at least 1), the last one shortened.
+    pub fn wrapped(&self, text: &str, size: f64, width: f64, most: usize) -> Vec<String> {
+        let mut lines = vec![];
+        let mut rest = text.trim();
+        while !rest.is_empty() {
+            if lines.len() + 1 == most {
+                lines.push(self.shortened(rest, size, width));
+                break;
+            }
+            let mut used = 0.0;
+            let fits = rest.char_indices().find(|(_, c)| {
+                used += self.advance(*c) * size;
+                used > width
+            });
+            let end = match fits {
+                None => rest.len(),
+                Some((end, ' ')) => end,
+                Some((end, _)) => {
+                    let good = rest[..end].rfind([' ', ',', '=', '/', ':', '-', '_']).map(|at| at + 1);
+                    // At least one character, or there is no end.
+                    good.unwrap_or(end.max(rest.chars().next().map_or(1, char::len_utf8)))
+                }
+            };
+            lines.push(rest[..end].trim_end().to_owned());
+            rest = rest[end..].trim_start();
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_measured_broken_and_shortened() {
+        let font = Font::new();
+        assert!(font.width("MMMM", 12.0) > 2.0 * font.width("iiii", 12.0) && font.width("", 12.0) == 0.0);
+        assert!((font.width("abc", 24.0) - 2.0 * font.width("abc", 12.0)).abs() < 1e-9);
+        let text = "storage=file,path=/some/where/a-long-name.img,size=1G";
+        for width in [1.0, 30.0, 60.0, 120.0, 1000.0] {
+            let lines = font.wrapped(text, 12.0, width, 100);
+            assert_eq!(lines.concat(), text);
+            assert!(width < 20.0 || lines.iter().all(|line| font.width(line, 12.0) <= width), "{lines:?}");
+            let few = font.wrapped(text, 12.0, width, 2);
+            assert!(
+                few.len() <= 2 && (width < 20.0 || few.iter().all(|line| font.width(line, 12.0) <= width)),
+                "{few:?}"
+            );
+        }
+        assert_eq!(font.wrapped("one two", 12.0, font.width("one", 12.0) + 1.0, 9), ["one", "two"]);
+        let short = font.shortened(text, 12.0, 100.0);
+        assert!(short.starts_with("stor") && short.contains('…') && short.ends_with("1G"), "{short}");
+        assert!(font.wrapped("  ", 12.0, 10.0, 3).is_empty());
+    }
+}

@@ -27,6 +27,10 @@ pub struct QueueCounters {
     pub written_bytes: u64,
     /// Requests that ended otherwise than done.
     pub errors: u64,
+    /// Of those, reads.
+    pub read_errors: u64,
+    /// Of those, writes.
+    pub write_errors: u64,
     /// Times the guest woke us.
     pub kicks: u64,
     /// Calls sent to the guest.
@@ -164,6 +168,8 @@ impl QueueCounters {
         self.read_bytes += other.read_bytes;
         self.written_bytes += other.written_bytes;
         self.errors += other.errors;
+        self.read_errors += other.read_errors;
+        self.write_errors += other.write_errors;
         self.kicks += other.kicks;
         self.calls += other.calls;
         self.calls_suppressed += other.calls_suppressed;
@@ -198,9 +204,19 @@ impl QueueCounters {
             Kind::Other
         };
         if done.is_none() {
-            self.errors += 1;
+            self.count_error(kind);
         }
         kind
+    }
+
+    #[cold]
+    fn count_error(&mut self, kind: Kind) {
+        self.errors += 1;
+        match kind {
+            Kind::Read => self.read_errors += 1,
+            Kind::Write => self.write_errors += 1,
+            Kind::Other => {}
+        }
     }
 
     #[cold]

@@ -197,6 +197,7 @@ fn every_request_is_in_every_part_once() {
     let counters = &queue.counters;
     assert_eq!((counters.reads, counters.writes, counters.flushes, counters.discards), (32, 11, 1, 1));
     assert_eq!((counters.errors, counters.requests, counters.read_bytes, counters.written_bytes), (40, 45, 1024, 512));
+    assert_eq!((counters.read_errors, counters.write_errors), (30, 10));
     assert_eq!((counters.other_bytes, counters.calls, queue.in_flight), (1536, 4, 0));
     for (parts, count) in [(&queue.latency.reads, 32), (&queue.latency.writes, 11), (&queue.latency.others, 2)] {
         for part in [&parts.queued, &parts.device, &parts.publish, &parts.total] {

@@ -79,12 +79,10 @@ fn apart(
                 let expected = format!("room for a block of {bs} behind it: the disk has {capacity}");
                 return Err(BenchError::option("offset", plan.offset, expected));
             }
+            let last = u64::from(jobs) - 1;
             let room = capacity.0.saturating_sub(plan.offset.0).saturating_sub(bs.0);
-            let most = ByteLen(room / job / bs.0 * bs.0);
-            let expected = format!(
-                "at most {most}: the disk has {capacity}, and job {job} of {jobs} would have no block of {bs} there, from {} on",
-                plan.offset
-            );
+            let most = ByteLen(room / last / bs.0 * bs.0);
+            let expected = format!("at most {most}, so that job {last} has a block of {bs}: the disk has {capacity}");
             return Err(BenchError::option("offset-increment", increment, expected));
         };
         let own = if increment == ByteLen::ZERO { rest } else { increment.min(rest) };
@@ -105,4 +103,108 @@ fn apart(
         parts.push(Blocks { first: increment.0 / bs.0 * job, count: size.0 / bs.0 });
     }
     Ok(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::Args;
+    use crate::job::Pattern;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// The parts of the first combination on a disk of 1 MiB, as (first, count).
+    fn parts(line: &str) -> Result<Vec<(u64, u64)>, String> {
+        let line = format!("bench --socket s {line}");
+        let args = Cli::try_parse_from(line.split_whitespace()).unwrap().args;
+        let plan = Plan::new(&args).map_err(|error| error.to_string())?;
+        let streams =
+            Streams::new(&plan, &plan.combinations[0], ByteLen(1 << 20)).map_err(|error| error.to_string())?;
+        assert_eq!(streams.base.to_offset(), Some(ByteOffset(plan.offset.0)));
+        assert_eq!(streams.total(), streams.parts.iter().map(|part| part.count).sum::<u64>());
+        Ok(streams.parts.iter().map(|part| (part.first, part.count)).collect())
+    }
+
+    #[test]
+    fn sequences_share_the_range_out_and_random_jobs_have_it_in_common() {
+        assert_eq!(parts("--rw read --jobs 4").unwrap(), [(0, 64), (64, 64), (128, 64), (192, 64)]);
+        assert_eq!(parts("--rw read --jobs 3 --offset 64k --size 40k").unwrap(), [(0, 3), (3, 3), (6, 4)]);
+        assert_eq!(parts("--rw rw --allow-write --jobs 2 --bs 512").unwrap(), [(0, 1024), (1024, 1024)]);
+        assert_eq!(parts("--rw randread --jobs 2").unwrap(), [(0, 256), (0, 256)]);
+        assert_eq!(parts("--rw randread --jobs 2 --runtime 0").unwrap(), [(0, 128), (128, 128)]);
+    }
+
+    #[test]
+    fn an_increment_sets_the_jobs_apart() {
+        let apart = |line: &str| {
+            let rw = if line.contains("--rw") { "" } else { "--rw read" };
+            parts(&format!("--jobs 4 {rw} {line}")).unwrap()
+        };
+        assert_eq!(apart("--offset-increment 256k"), [(0, 64), (64, 64), (128, 64), (192, 64)]);
+        // The last one ends where the disk does.
+        assert_eq!(apart("--offset-increment 256k --offset 128k"), [(0, 64), (64, 64), (128, 64), (192, 32)]);
+        // As fio has it, the size is that of each job, and may be more or less than what lies between two starts.
+        assert_eq!(apart("--offset-increment 128k --size 64k"), [(0, 16), (32, 16), (64, 16), (96, 16)]);
+        assert_eq!(apart("--offset-increment 4k --size 1000k"), [(0, 250), (1, 250), (2, 250), (3, 250)]);
+        assert_eq!(apart("--offset-increment 0 --bs 64k"), [(0, 16); 4]);
+        assert_eq!(
+            apart("--offset-increment 128k --bs 512 --rw randread"),
+            [(0, 256), (256, 256), (512, 256), (768, 256)]
+        );
+        // What is left of a part after whole blocks is not used.
+        assert_eq!(apart("--offset-increment 48k --bs 16k --size 40k"), [(0, 2), (3, 2), (6, 2), (9, 2)]);
+        let verified = "--rw write --allow-write --verify crc32c --offset-increment";
+        assert_eq!(apart(&format!("{verified} 64k --size 64k")), [(0, 16), (16, 16), (32, 16), (48, 16)]);
+    }
+
+    #[test]
+    fn a_stream_goes_round_in_its_own_part() {
+        let blocks = Blocks { first: 64, count: 3 };
+        assert_eq!(parts("--rw read --jobs 2 --offset-increment 256k --size 12k").unwrap()[1], (64, 3));
+        let mut pattern = Pattern::new(crate::args::Rw::Read, 0, blocks, false, 1);
+        let seen: Vec<u64> = std::iter::from_fn(|| pattern.next()).take(7).map(|choice| choice.block).collect();
+        assert_eq!(seen, [64, 65, 66, 64, 65, 66, 64]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        for (line, want) in [
+            ("--offset-increment 10k", "--offset-increment: found 10K, expected a multiple of --bs, 4K"),
+            (
+                "--offset-increment 512k",
+                "--offset-increment: found 512K, expected at most 340K, so that job 3 has a block of 4K: the disk has 1M",
+            ),
+            (
+                "--offset 1M --offset-increment 4k",
+                "--offset: found 1M, expected room for a block of 4K behind it: the disk has 1M",
+            ),
+            (
+                "--offset-increment 256k --size 512k",
+                "--size: found 512K, expected at most 256K: the disk has 1M, and job 3 of 4 starts at 768K",
+            ),
+            ("--offset-increment 256k --size 1k", "--size: found 1K, expected a block of 4K for each job, at least"),
+            (
+                "--offset-increment 64k --size 128k --rw write --allow-write --verify crc32c",
+                "--offset-increment: found 64K, expected at least 128K, the size of a job's part: two jobs cannot verify the same blocks",
+            ),
+            (
+                "--offset-increment 0 --rw write --allow-write --verify crc32c",
+                "--offset-increment: found 0, expected at least 1M, the size of a job's part: two jobs cannot verify the same blocks",
+            ),
+            ("--size 2M", "--size: found 2M, expected at most 1M: the disk has 1M, and the range starts at 0"),
+            ("--size 12k", "--size: found 12K, expected a block of 4K for each job, at least"),
+        ] {
+            let rw = if line.contains("--rw") { "" } else { "--rw read" };
+            assert_eq!(parts(&format!("--jobs 4 {rw} {line}")).unwrap_err(), want);
+        }
+        // Two of these are 2^64 bytes.
+        let huge = parts("--rw read --jobs 4 --offset 4k --offset-increment 9007199254740992K").unwrap_err();
+        assert!(huge.contains("expected at most 336K, so that job 3"), "{huge}");
+    }
 }

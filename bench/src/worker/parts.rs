@@ -15,10 +15,8 @@ impl Worker {
         let queue = usize::from(unit.queue);
         unit.status = Status::Ok;
         unit.waiting = if bs <= part { 1 } else { bs.div_ceil(part) };
-        let count = self.backlog.len();
-        if usize::from(iodepth) < count {
-            // Fewer I/Os than queues: each takes the queues in turn.
-            unit.queue = ((queue + usize::from(iodepth)) % count) as u16;
+        if self.rotate {
+            unit.queue = ((queue + usize::from(iodepth)) % self.backlog.len()) as u16;
         }
         match self.backlog[queue].is_empty() {
             true => self.submit(queue, index, 0),

@@ -224,7 +224,7 @@ fn help_and_version() {
     let help = output(&["serve", "--help"]);
     assert_eq!(help.status.code(), Some(0));
     for key in "id storage path size latency-us socket socket-mode queues queue-size poll queue-map direct cache readonly serial \
-                block-size discard fixed-buffers"
+                block-size discard fixed-buffers merge merge-bytes merge-segments plug-us coalesce-us coalesce-max"
         .split_whitespace()
     {
         assert!(stdout(&help).contains(&format!("\n  {key}=")), "{key} is not explained");

@@ -7,6 +7,7 @@ use mqblk_core::{DiskChannel, DiskError};
 use mqblk_uring::Lane;
 
 use crate::AnyDisk;
+use crate::options::PlugOptions;
 use crate::runner::{AnyFinished, AnyRequest};
 
 /// One open channel and the requests that wait to be submitted to it.
@@ -15,6 +16,7 @@ pub(crate) struct Open {
     channel: Box<dyn DiskChannel<Lane>>,
     /// Requests pulled this turn, and those that the channel left last turn.
     pub(crate) plug: Vec<AnyRequest>,
+    options: PlugOptions,
     users: usize,
 }
 
@@ -29,14 +31,19 @@ pub(crate) struct Channels {
 
 impl Channels {
     /// The channel to `disk`, opened if this worker has none yet. Returns its place.
-    pub(crate) fn open(&mut self, lane: &mut Lane, disk: &Arc<AnyDisk>) -> Result<usize, DiskError> {
+    pub(crate) fn open(
+        &mut self,
+        lane: &mut Lane,
+        disk: &Arc<AnyDisk>,
+        options: PlugOptions,
+    ) -> Result<usize, DiskError> {
         let same = |open: &Open| std::ptr::addr_eq(Arc::as_ptr(&open.disk), Arc::as_ptr(disk));
         if let Some(at) = self.open.iter().position(|open| open.as_ref().is_some_and(same)) {
             self.get(at).users += 1;
             return Ok(at);
         }
         let channel = disk.open_channel(lane)?;
-        let open = Open { disk: Arc::clone(disk), channel, plug: Vec::with_capacity(PLUG_ROOM), users: 1 };
+        let open = Open { disk: Arc::clone(disk), channel, plug: Vec::with_capacity(PLUG_ROOM), options, users: 1 };
         let at = self.open.iter().position(Option::is_none).unwrap_or_else(|| {
             self.open.push(None);
             self.open.len() - 1

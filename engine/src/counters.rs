@@ -1,6 +1,8 @@
-//! What a queue counts. Written by its worker only, as plain numbers; read by copying them out on the worker's thread.
+//! What a queue and a worker count. Written by the worker only, as plain numbers; read by copying them out on its thread.
 
 use mqblk_core::{ByteLen, Op};
+
+use crate::latency::LatencyHistogram;
 
 /// Counters of one queue since it was attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,9 +43,134 @@ pub struct QueueCounters {
     pub poll_ns: u64,
     /// Requests answered in all.
     pub requests: u64,
+    /// Reads that were joined to the read before them on the disk (iostat's rrqm).
+    pub read_merges: u64,
+    /// Writes that were joined to the write before them on the disk (iostat's wrqm).
+    pub write_merges: u64,
+    /// Ranges of discards and write-zeroes that were joined to the one before them on the disk.
+    pub other_merges: u64,
+    /// Bytes of discards and write-zeroes.
+    pub other_bytes: u64,
+    /// Calls that were put off so that one could tell of more answers.
+    pub calls_put_off: u64,
+}
+
+/// How long a queue's requests of one kind took, by where the time went.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LatencyParts {
+    /// From the pull to the hand-over to the storage.
+    pub queued: LatencyHistogram,
+    /// In the storage.
+    pub device: LatencyHistogram,
+    /// From the storage's answer until the guest could see it and was called, if it was to be called.
+    pub publish: LatencyHistogram,
+    /// All of it.
+    pub total: LatencyHistogram,
+}
+
+/// How long a queue's requests took.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueueLatency {
+    /// Of reads.
+    pub reads: LatencyParts,
+    /// Of writes.
+    pub writes: LatencyParts,
+    /// Of flushes, discards and write-zeroes.
+    pub others: LatencyParts,
+}
+
+/// All that is known of a queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueueReport {
+    /// Counters since it was attached.
+    pub counters: QueueCounters,
+    /// Latencies since it was attached.
+    pub latency: Box<QueueLatency>,
+    /// Requests in flight at this moment.
+    pub in_flight: u32,
+}
+
+/// What a worker thread counts, and its queues.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkerReport {
+    /// Turns in which something happened.
+    pub turns: u64,
+    /// Turns in which nothing happened.
+    pub empty_turns: u64,
+    /// Times it slept.
+    pub sleeps: u64,
+    /// Time asleep, in nanoseconds.
+    pub slept_ns: u64,
+    /// CPU time that the thread used, in nanoseconds.
+    pub cpu_ns: u64,
+    /// Times that requests were held back for more to join them (`plug-us`).
+    pub plug_holds: u64,
+    /// How long in all, in nanoseconds.
+    pub plug_hold_ns: u64,
+    /// Joined requests that the storage failed, so that their members were done one by one.
+    pub merge_splits: u64,
+    /// The queues it serves.
+    pub queues: Vec<(QueueId, QueueReport)>,
+}
+
+/// Names a queue of an engine, as long as it is attached and ever after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QueueId {
+    /// The worker's number.
+    pub worker: u32,
+    /// Tells it from all other queues that the worker ever had.
+    pub(crate) generation: u32,
+}
+
+impl LatencyParts {
+    /// Adds what another one counted.
+    pub fn add(&mut self, other: &LatencyParts) {
+        self.queued.add(&other.queued);
+        self.device.add(&other.device);
+        self.publish.add(&other.publish);
+        self.total.add(&other.total);
+    }
+}
+
+impl QueueReport {
+    /// Adds what another queue, or the same one in an earlier life, counted.
+    pub fn add(&mut self, other: &QueueReport) {
+        self.counters.add(&other.counters);
+        self.latency.reads.add(&other.latency.reads);
+        self.latency.writes.add(&other.latency.writes);
+        self.latency.others.add(&other.latency.others);
+        self.in_flight += other.in_flight;
+    }
 }
 
 impl QueueCounters {
+    /// Adds what another queue, or the same one in an earlier life, counted.
+    pub fn add(&mut self, other: &QueueCounters) {
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.flushes += other.flushes;
+        self.discards += other.discards;
+        self.write_zeroes += other.write_zeroes;
+        self.answered_alone += other.answered_alone;
+        self.malformed += other.malformed;
+        self.read_bytes += other.read_bytes;
+        self.written_bytes += other.written_bytes;
+        self.errors += other.errors;
+        self.kicks += other.kicks;
+        self.calls += other.calls;
+        self.calls_suppressed += other.calls_suppressed;
+        self.turns += other.turns;
+        self.empty_turns += other.empty_turns;
+        self.arms += other.arms;
+        self.poll_ns += other.poll_ns;
+        self.requests += other.requests;
+        self.read_merges += other.read_merges;
+        self.write_merges += other.write_merges;
+        self.other_merges += other.other_merges;
+        self.other_bytes += other.other_bytes;
+        self.calls_put_off += other.calls_put_off;
+    }
+
     #[inline]
     pub(crate) fn count(&mut self, op: Op, done: Option<ByteLen>) {
         self.requests += 1;

@@ -12,6 +12,7 @@ use mqblk_uring::{EventFd, Lane, LaneOptions};
 use crate::AnyDisk;
 use crate::counters::QueueCounters;
 use crate::mailbox::Mailbox;
+use crate::options::{Coalesce, PlugOptions};
 use crate::poll::PollPolicy;
 use crate::roster::Phase;
 use crate::runner::Runner;
@@ -65,6 +66,10 @@ pub struct QueueOptions {
     pub kick: Option<EventFd>,
     /// How long it is polled.
     pub poll: PollPolicy,
+    /// How its requests are plugged. Of a disk's queues on one worker the first one's counts.
+    pub plug: PlugOptions,
+    /// How its guest is called.
+    pub coalesce: Coalesce,
     /// Starts without being pulled from, until [`QueueHandle::set_enabled`].
     pub paused: bool,
     /// Told once, on the worker's thread, if the ring turns out to be broken.
@@ -142,7 +147,7 @@ where
     Q: GuestQueue<Lane = Lane> + Send + 'static,
     Q::Position: Send + 'static,
 {
-    let channel = worker.channels.open(&mut worker.lane, &options.disk)?;
+    let channel = worker.channels.open(&mut worker.lane, &options.disk, options.plug)?;
     let queue = match make(&mut worker.lane) {
         Ok(queue) => queue,
         Err(why) => {
@@ -150,7 +155,7 @@ where
             return Err(AttachError::Queue(why));
         }
     };
-    let now = worker.lane.refresh_now();
+    let now = worker.clock.now();
     let runner = Box::new(Runner::new(queue, options.poll, now));
     let phase = if options.paused { Phase::Paused } else { Phase::Running };
     Ok(worker.seat(phase, |generation| Seat {

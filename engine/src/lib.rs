@@ -7,9 +7,12 @@
 
 mod by_hand;
 mod channels;
+mod clock;
 mod counters;
 mod engine;
+mod latency;
 mod mailbox;
+mod options;
 mod poll;
 mod roster;
 mod runner;
@@ -17,9 +20,11 @@ mod tags;
 mod worker;
 
 pub use by_hand::HandWorker;
-pub use counters::QueueCounters;
+pub use counters::{LatencyParts, QueueCounters, QueueId, QueueLatency, QueueReport, WorkerReport};
 pub use engine::{AttachError, Detached, Engine, EngineOptions, QueueHandle, QueueOptions, WorkerGone};
+pub use latency::LatencyHistogram;
 pub use mqblk_uring::{Bell, EventFd, FixedBufferUse, Lane, LaneOptions};
+pub use options::{Coalesce, MergeMode, PlugOptions};
 pub use poll::PollPolicy;
 
 /// A disk as the engine holds it.

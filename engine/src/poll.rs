@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::clock::Moment;
 
 /// How long a queue without requests is polled before the worker asks for kicks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,12 +65,12 @@ impl fmt::Display for PollPolicy {
     }
 }
 
-/// Where an adaptive window starts to grow, and below which it closes.
-const SMALLEST: Duration = Duration::from_micros(4);
+/// Where an adaptive window starts to grow, and below which it closes, in nanoseconds.
+const SMALLEST: u64 = 4000;
 
 /// What to do with a queue that had nothing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Idle {
+pub(crate) enum Idle {
     /// Look again.
     KeepPolling,
     /// Arm it.
@@ -77,47 +79,55 @@ pub enum Idle {
 
 /// One queue's poll window.
 #[derive(Debug)]
-pub struct PollState {
+pub(crate) struct PollState {
     policy: PollPolicy,
-    window: Duration,
+    /// In nanoseconds, as all times here are.
+    window: u64,
+    max: u64,
     /// Last time that there was something to do.
-    active_at: Instant,
+    active_at: Moment,
 }
 
 impl PollState {
     /// A queue that was just attached: something is about to happen.
-    pub fn new(policy: PollPolicy, now: Instant) -> PollState {
-        PollState { policy, window: start_window(policy), active_at: now }
+    pub(crate) fn new(policy: PollPolicy, now: Moment) -> PollState {
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let (window, max) = match policy {
+            PollPolicy::Off | PollPolicy::Busy => (0, 0),
+            PollPolicy::Static(window) => (nanos(window), 0),
+            PollPolicy::Adaptive { max } => (nanos(max) / 4, nanos(max)),
+        };
+        PollState { policy, window, max, active_at: now }
     }
 
     /// Requests came, or ended.
     #[inline]
-    pub fn active(&mut self, now: Instant) {
-        if let PollPolicy::Adaptive { max } = self.policy {
-            self.learn(now.saturating_duration_since(self.active_at), max);
+    pub(crate) fn active(&mut self, now: Moment) {
+        if let PollPolicy::Adaptive { .. } = self.policy {
+            self.learn(now.since(self.active_at));
         }
         self.active_at = now;
     }
 
     /// A gap within the window is what the window is for. A gap that a longer window would have covered makes it grow; a gap
     /// that none could cover makes it shrink, because the whole window was spent in vain.
-    fn learn(&mut self, gap: Duration, max: Duration) {
+    fn learn(&mut self, gap: u64) {
         if gap <= self.window {
             return;
         }
-        if gap <= max {
-            self.window = (self.window * 2).max(gap).max(SMALLEST).min(max);
+        if gap <= self.max {
+            self.window = (self.window * 2).max(gap).max(SMALLEST).min(self.max);
         } else {
             self.window /= 2;
             if self.window < SMALLEST {
-                self.window = Duration::ZERO;
+                self.window = 0;
             }
         }
     }
 
     /// There was nothing to do.
     #[inline]
-    pub fn idle(&self, now: Instant) -> Idle {
+    pub(crate) fn idle(&self, now: Moment) -> Idle {
         let keep = match self.policy {
             PollPolicy::Off => false,
             PollPolicy::Busy => true,
@@ -126,18 +136,10 @@ impl PollState {
         if keep { Idle::KeepPolling } else { Idle::Arm }
     }
 
-    /// Time since there was something to do.
+    /// Nanoseconds since there was something to do.
     #[inline]
-    pub fn idle_for(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.active_at)
-    }
-}
-
-fn start_window(policy: PollPolicy) -> Duration {
-    match policy {
-        PollPolicy::Off | PollPolicy::Busy => Duration::ZERO,
-        PollPolicy::Static(window) => window,
-        PollPolicy::Adaptive { max } => max / 4,
+    pub(crate) fn idle_for(&self, now: Moment) -> u64 {
+        now.since(self.active_at)
     }
 }
 
@@ -146,6 +148,10 @@ mod tests {
     use super::*;
 
     const US: Duration = Duration::from_micros(1);
+
+    fn us(us: u64) -> Moment {
+        Moment(us * 1000)
+    }
 
     #[test]
     fn policies_parse_and_print() {
@@ -161,35 +167,33 @@ mod tests {
 
     #[test]
     fn a_static_window_closes_and_reopens() {
-        let start = Instant::now();
-        let mut state = PollState::new(PollPolicy::Static(US * 50), start);
-        assert_eq!(state.idle(start + US * 49), Idle::KeepPolling);
-        assert_eq!(state.idle(start + US * 50), Idle::Arm);
-        state.active(start + US * 60);
-        assert_eq!(state.idle(start + US * 109), Idle::KeepPolling);
-        assert_eq!(state.idle(start + US * 110), Idle::Arm);
+        let mut state = PollState::new(PollPolicy::Static(US * 50), us(0));
+        assert_eq!(state.idle(us(49)), Idle::KeepPolling);
+        assert_eq!(state.idle(us(50)), Idle::Arm);
+        state.active(us(60));
+        assert_eq!(state.idle(us(109)), Idle::KeepPolling);
+        assert_eq!(state.idle(us(110)), Idle::Arm);
     }
 
     #[test]
     fn off_never_polls_and_busy_always_does() {
-        let start = Instant::now();
-        assert_eq!(PollState::new(PollPolicy::Off, start).idle(start), Idle::Arm);
-        assert_eq!(PollState::new(PollPolicy::Busy, start).idle(start + US * 10_000_000), Idle::KeepPolling);
+        assert_eq!(PollState::new(PollPolicy::Off, us(0)).idle(us(0)), Idle::Arm);
+        assert_eq!(PollState::new(PollPolicy::Busy, us(0)).idle(us(10_000_000)), Idle::KeepPolling);
     }
 
     #[test]
     fn an_adaptive_window_follows_the_gaps() {
-        let mut now = Instant::now();
-        let mut state = PollState::new(PollPolicy::Adaptive { max: US * 200 }, now);
+        let mut now = 0;
+        let mut state = PollState::new(PollPolicy::Adaptive { max: US * 200 }, us(now));
         for _ in 0..20 {
-            now += US * 5000;
-            state.active(now);
+            now += 5000;
+            state.active(us(now));
         }
-        assert_eq!(state.window, Duration::ZERO, "gaps no window can cover close it");
+        assert_eq!(state.window, 0, "gaps no window can cover close it");
         for _ in 0..20 {
-            now += US * 120;
-            state.active(now);
+            now += 120;
+            state.active(us(now));
         }
-        assert!(state.window >= US * 120 && state.window <= US * 200, "{:?}", state.window);
+        assert!((120_000..=200_000).contains(&state.window), "{}", state.window);
     }
 }

@@ -1,7 +1,6 @@
 //! One queue with its tag table, counters and poll window, behind one dynamic call a batch.
 
 use std::any::Any;
-use std::time::Instant;
 
 use mqblk_core::units::in_range;
 use mqblk_core::{
@@ -10,6 +9,7 @@ use mqblk_core::{
 };
 use mqblk_uring::Lane;
 
+use crate::clock::Moment;
 use crate::counters::QueueCounters;
 use crate::poll::{Idle, PollPolicy, PollState};
 use crate::roster::Rest;
@@ -35,9 +35,9 @@ pub(crate) trait Served: Any {
     /// Publishes, and calls the guest if it wants that.
     fn publish(&mut self);
     /// Something happened: the poll window starts again.
-    fn active(&mut self, now: Instant);
+    fn active(&mut self, now: Moment);
     /// Nothing happened: poll on, or arm and look again.
-    fn rest(&mut self, now: Instant) -> Rest;
+    fn rest(&mut self, now: Moment) -> Rest;
     /// The guest kicked: it is polled from here on.
     fn kicked(&mut self);
     /// Requests in flight.
@@ -70,7 +70,7 @@ pub(crate) struct Runner<Q: GuestQueue> {
 }
 
 impl<Q: GuestQueue<Lane = Lane> + 'static> Runner<Q> {
-    pub(crate) fn new(queue: Q, policy: PollPolicy, now: Instant) -> Runner<Q> {
+    pub(crate) fn new(queue: Q, policy: PollPolicy, now: Moment) -> Runner<Q> {
         let tags = TagTable::new(queue.depth());
         Runner { queue, tags, counters: QueueCounters::default(), poll: PollState::new(policy, now) }
     }
@@ -184,17 +184,17 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
     }
 
     #[inline]
-    fn active(&mut self, now: Instant) {
+    fn active(&mut self, now: Moment) {
         self.poll.active(now);
     }
 
     #[inline]
-    fn rest(&mut self, now: Instant) -> Rest {
+    fn rest(&mut self, now: Moment) -> Rest {
         if self.poll.idle(now) == Idle::KeepPolling {
             return Rest::Poll;
         }
         self.counters.arms += 1;
-        self.counters.poll_ns += self.poll.idle_for(now).as_nanos() as u64;
+        self.counters.poll_ns += self.poll.idle_for(now);
         match self.queue.arm() {
             Armed::Sleepable => Rest::Armed,
             Armed::WorkWaiting => Rest::Poll,

@@ -2,11 +2,12 @@
 //! call per queue that wants it. If nothing happened: poll on while a window lasts, else arm, look again, and sleep.
 
 use std::sync::mpsc::{Receiver, SyncSender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mqblk_uring::{EventFd, Lane, LaneOptions, Wait};
 
 use crate::channels::Channels;
+use crate::clock::Clock;
 use crate::counters::QueueCounters;
 use crate::mailbox::Letter;
 use crate::roster::{Next, Phase, Rest, Roster};
@@ -27,6 +28,7 @@ const UNWATCHED: Duration = Duration::from_millis(1);
 /// Everything that one worker thread owns.
 pub(crate) struct Worker {
     pub(crate) lane: Lane,
+    pub(crate) clock: Clock,
     pub(crate) channels: Channels,
     pub(crate) seats: Vec<Option<Seat>>,
     roster: Roster,
@@ -50,6 +52,7 @@ impl Worker {
         lane.watch(owner, BELL, &bell).map_err(|_| std::io::Error::other("the ring has no room for its mailbox"))?;
         Ok(Worker {
             lane,
+            clock: Clock::new(),
             channels: Channels::default(),
             seats: Vec::new(),
             roster: Roster::default(),
@@ -219,7 +222,7 @@ impl Worker {
         if self.touched.is_empty() {
             return false;
         }
-        let now = self.lane.refresh_now();
+        let now = self.clock.now();
         let mut ended = false;
         for at in 0..self.touched.len() {
             let slot = self.touched[at];
@@ -238,7 +241,7 @@ impl Worker {
 
     /// Nothing happened: arms queues whose window has closed. Whether the worker may sleep.
     pub(crate) fn rest(&mut self) -> Next {
-        let now = self.lane.refresh_now();
+        let now = self.clock.now();
         self.renew_watches();
         let seats = &mut self.seats;
         // The turn may have brought kicks and letters after it had looked for them.
@@ -252,7 +255,7 @@ impl Worker {
     fn sleep(&mut self) {
         let wait = match self.channels.deadline() {
             // A full channel makes room with its next completion, which the ring brings, or by the clock.
-            Some(due) => Wait::AtMost(due.saturating_duration_since(self.lane.now())),
+            Some(due) => Wait::AtMost(due.saturating_duration_since(Instant::now())),
             // A bell that cannot be watched is looked at now and then.
             None if !self.bell_watched => Wait::AtMost(UNWATCHED),
             None => Wait::Completion,

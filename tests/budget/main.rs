@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{ByteOffset, Call};
-use mqblk_engine::{FixedBufferUse, HandWorker, Lane, LaneOptions, PollPolicy, QueueOptions};
+use mqblk_engine::{Coalesce, FixedBufferUse, HandWorker, Lane, LaneOptions, PlugOptions, PollPolicy, QueueOptions};
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use mqblk_ring::split::driver::{Features, IndirectArea, Shape};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitDriver, SplitRing};
@@ -117,6 +117,8 @@ fn worker(memory: &Arc<GuestMemory>, at: &SplitAddresses) -> Result<HandWorker, 
         disk,
         kick: None,
         poll: PollPolicy::Busy,
+        plug: PlugOptions::default(),
+        coalesce: Coalesce::default(),
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),
     };

@@ -55,7 +55,6 @@ pub struct Lane {
     /// Entries pushed since the last system call.
     unsubmitted: usize,
     deferred: bool,
-    now: Instant,
 }
 
 /// Completions that an inbox has room for at first. It grows to the most that ever arrived in one turn.
@@ -104,21 +103,7 @@ impl Lane {
             mail: 0,
             unsubmitted: 0,
             deferred,
-            now: Instant::now(),
         })
-    }
-
-    /// The time as of the last [`refresh_now`](Self::refresh_now): reading the clock is done once a turn.
-    #[inline]
-    pub fn now(&self) -> Instant {
-        self.now
-    }
-
-    /// Reads the clock.
-    #[inline]
-    pub fn refresh_now(&mut self) -> Instant {
-        self.now = Instant::now();
-        self.now
     }
 
     /// A new owner with an inbox.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use mqblk_engine::{FixedBufferUse, PollPolicy};
+use mqblk_engine::{Coalesce, FixedBufferUse, PlugOptions, PollPolicy};
 
 /// The whole of it. `D` is what an open disk is: the program's own type, or a test's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +33,10 @@ pub struct DiskConfig<D> {
     pub queue_size: u16,
     /// How a worker waits for this disk's requests.
     pub poll: PollPolicy,
+    /// How neighbouring requests are joined on their way to the storage.
+    pub plug: PlugOptions,
+    /// How calls to the guest are put off.
+    pub coalesce: Coalesce,
     /// The worker of each queue, by queue number. As many entries as `queues`, each below `workers`.
     pub queue_map: Vec<u16>,
     /// When a write is durable.

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use mqblk_core::disk::DiskError;
 use mqblk_core::settings::{SettingError, Settings};
@@ -11,7 +12,8 @@ use super::config::{CacheMode, DiskConfig, ServeConfig, SocketMode};
 use super::cpus::{self, Cpus};
 use super::file::Given;
 use super::queue_map;
-use mqblk_engine::{FixedBufferUse, PollPolicy};
+use mqblk_core::ByteLen;
+use mqblk_engine::{Coalesce, FixedBufferUse, MergeMode, PlugOptions, PollPolicy};
 use mqblk_vhost_user_server::SocketError;
 
 /// Most virtqueues of one disk, and most workers of one process.
@@ -20,6 +22,13 @@ const MAX_QUEUES: u16 = 256;
 const SERIAL_BYTES: usize = 20;
 /// Longest path of a Unix socket, without the terminating NUL (unix(7)).
 const SOCKET_PATH_BYTES: usize = 107;
+/// Bounds of `merge-bytes`: a page, and what a request may be long.
+const MIN_MERGE_BYTES: ByteLen = ByteLen(4 << 10);
+const MAX_MERGE_BYTES: ByteLen = ByteLen(64 << 20);
+/// What the kernel takes in one operation (UIO_MAXIOV).
+const MAX_MERGE_SEGMENTS: u16 = 1024;
+/// Longest `plug-us` and `coalesce-us`: a hundredth of a second is an age already.
+const MAX_HOLD_US: u64 = 10_000;
 const DEFAULT_STORAGE: &str = "file";
 const ID_BYTES: usize = 64;
 
@@ -129,6 +138,8 @@ struct Front {
     queues: u16,
     queue_size: u16,
     poll: PollPolicy,
+    plug: PlugOptions,
+    coalesce: Coalesce,
     queue_map: Option<String>,
     cache: CacheMode,
     fixed_buffers: FixedBufferUse,
@@ -151,6 +162,8 @@ impl Front {
             queues: take_u16(settings, "queues", 1, MAX_QUEUES)?.unwrap_or(cpus.count.min(MAX_QUEUES)),
             queue_size: take_queue_size(settings)?,
             poll: take_poll(settings)?,
+            plug: take_plug(settings)?,
+            coalesce: take_coalesce(settings)?,
             queue_map: settings.text("queue-map"),
             cache: settings.choice("cache", CacheMode::WORDS)?.map_or(CacheMode::Writeback, CacheMode::from_word),
             fixed_buffers: settings
@@ -175,6 +188,8 @@ impl Front {
             queues: self.queues,
             queue_size: self.queue_size,
             poll: self.poll,
+            plug: self.plug,
+            coalesce: self.coalesce,
             queue_map,
             cache: self.cache,
             fixed_buffers: self.fixed_buffers,
@@ -268,6 +283,41 @@ fn take_poll(settings: &mut Settings) -> Result<PollPolicy, SettingError> {
         return Err(settings.error("poll", found, "one of the two"));
     }
     text.parse().map_err(|expected: String| settings.error("poll", format!("{text:?}"), expected))
+}
+
+fn take_plug(settings: &mut Settings) -> Result<PlugOptions, SettingError> {
+    let mut plug = PlugOptions::default();
+    if let Some(word) = settings.choice("merge", MergeMode::WORDS)? {
+        plug.merge = MergeMode::from_word(word);
+    }
+    if let Some(bytes) = settings.size("merge-bytes")? {
+        if !(MIN_MERGE_BYTES..=MAX_MERGE_BYTES).contains(&bytes) {
+            let expected = format!("from {MIN_MERGE_BYTES} to {MAX_MERGE_BYTES}");
+            return Err(settings.error("merge-bytes", bytes.to_string(), expected));
+        }
+        plug.merge_bytes = bytes;
+    }
+    if let Some(segments) = take_u16(settings, "merge-segments", 2, MAX_MERGE_SEGMENTS)? {
+        plug.merge_segments = segments.into();
+    }
+    if let Some(us) = settings.number("plug-us", 0..=MAX_HOLD_US)? {
+        plug.hold = Duration::from_micros(us);
+    }
+    Ok(plug)
+}
+
+fn take_coalesce(settings: &mut Settings) -> Result<Coalesce, SettingError> {
+    let us = settings.number("coalesce-us", 0..=MAX_HOLD_US)?.unwrap_or(0);
+    let answers = take_u16(settings, "coalesce-max", 0, u16::MAX)?;
+    if us == 0 && answers.is_some_and(|answers| answers > 0) {
+        let found = "a number of answers, but coalesce-us is 0";
+        return Err(settings.error(
+            "coalesce-max",
+            found,
+            "coalesce-us with it: the longest time that a call is put off",
+        ));
+    }
+    Ok(Coalesce { delay: Duration::from_micros(us), answers: answers.unwrap_or(0).into() })
 }
 
 fn check_unique(disks: &[Settings], fronts: &[Front]) -> Result<(), SettingError> {

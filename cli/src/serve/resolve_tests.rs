@@ -68,6 +68,8 @@ fn defaults() {
             poll: PollPolicy::Static(std::time::Duration::from_micros(50)),
             queue_map: vec![0, 1, 2, 3],
             cache: CacheMode::Writeback,
+            plug: PlugOptions::default(),
+            coalesce: Coalesce::default(),
             fixed_buffers: FixedBufferUse::Auto,
             storage: "file".to_owned(),
             storage_settings: vec![("readonly", "off".to_owned()), ("path", "/images/vm one.d/data.img".to_owned())],
@@ -151,6 +153,13 @@ fn malformed_disk_settings() {
         ("poll_queue=maybe", "disk \"a\": poll_queue: found \"maybe\", expected on or off"),
         ("poll=off,poll_queue=true", "disk \"a\": poll: found \"off\", and poll_queue=true, expected one of the two"),
         ("cache=none", "disk \"a\": cache: found \"none\", expected one of writeback, writethrough"),
+        ("merge=yes", "disk \"a\": merge: found \"yes\", expected one of auto, on, off"),
+        ("merge-bytes=1", "disk \"a\": merge-bytes: found 1, expected from 4K to 64M"),
+        ("merge-bytes=65M", "disk \"a\": merge-bytes: found 65M, expected from 4K to 64M"),
+        ("merge-segments=1", "disk \"a\": merge-segments: found \"1\", expected a whole number from 2 to 1024"),
+        ("plug-us=10001", "disk \"a\": plug-us: found \"10001\", expected a whole number from 0 to 10000"),
+        ("coalesce-us=-1", "disk \"a\": coalesce-us: found \"-1\", expected a whole number from 0 to 10000"),
+        ("coalesce-max=8", "disk \"a\": coalesce-max: found a number of answers, but coalesce-us is 0, expected coalesce-us with it: the longest time that a call is put off"),
         ("fixed-buffers=yes", "disk \"a\": fixed-buffers: found \"yes\", expected one of auto, on, off"),
         ("socket-mode=0888", "disk \"a\": socket-mode: found \"0888\", expected octal permission bits from 0000 to 0777"),
         ("socket-mode=4755", "disk \"a\": socket-mode: found \"4755\", expected octal permission bits from 0000 to 0777"),
@@ -167,7 +176,7 @@ fn malformed_disk_settings() {
         ("size=16777215T", "disk \"a\": size: found \"16777215T\", expected a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P"),
         ("storage=tape", "--disk #1: storage: found \"tape\", expected one of file, null"),
         ("path=/b", "--disk #1: path: found \"/a\" and \"/b\", expected one value"),
-        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of cache, fixed-buffers, id, latency-us, path, poll, poll_queue, queue-map, queue-size, queues, readonly, serial, size, socket, socket-mode, storage"),
+        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of cache, coalesce-max, coalesce-us, fixed-buffers, id, latency-us, merge, merge-bytes, merge-segments, path, plug-us, poll, poll_queue, queue-map, queue-size, queues, readonly, serial, size, socket, socket-mode, storage"),
     ]
     .into_iter()
     .map(|(words, want)| (words.to_owned(), want.to_owned()))
@@ -277,7 +286,7 @@ fn a_file_is_named_in_its_errors() {
 fn a_printed_configuration_reads_back_as_itself() {
     let disks = [
         "path=/images/we,,ird \"1\".img,id=a,socket=/tmp/a,poll=adaptive:200,queue-map=0:1,1:0,queues=2,serial=007",
-        "storage=null,size=3M,socket=/tmp/b,cache=writethrough,socket-mode=0660,fixed-buffers=off,poll=busy,queue-size=2",
+        "storage=null,size=3M,socket=/tmp/b,cache=writethrough,socket-mode=0660,fixed-buffers=off,poll=busy,queue-size=2,merge=on,merge-bytes=64K,merge-segments=128,plug-us=20,coalesce-us=30,coalesce-max=8",
         "path=123,id=c,socket=c.sock,queues=1,poll=off,readonly=on,fixed-buffers=on",
     ];
     for process in [&[][..], &[("workers", "3")][..], &[("pin", "2,1")][..]] {

@@ -14,6 +14,7 @@ use mqblk_core::{
 use super::*;
 use crate::engine::{QueueOptions, seat};
 use crate::mailbox::Mailbox;
+use crate::options::{Coalesce, PlugOptions};
 use crate::poll::PollPolicy;
 use crate::runner::Buffer;
 
@@ -276,6 +277,8 @@ fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
             disk: Arc::clone(&disk),
             kick: Some(at(&stage).guests[index].kick.clone()),
             poll: PollPolicy::Off,
+            plug: PlugOptions::default(),
+            coalesce: Coalesce::default(),
             paused: false,
             on_broken: Box::new(|why| panic!("{why}")),
         };

@@ -137,7 +137,6 @@ impl Worker {
             taken += now_taken;
             if finished.is_empty() {
                 self.lane.turn(self.wait());
-                self.lane.refresh_now();
             }
             let before = finished.len();
             let reaped = self.channel.reap(&mut self.lane, &mut finished);

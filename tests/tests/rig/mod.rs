@@ -54,6 +54,8 @@ impl Rig {
             socket_mode: 0o600,
             queue_map: vec![],
             poll: plan.poll,
+            plug: Default::default(),
+            coalesce: Default::default(),
             fixed: FixedBufferUse::Off,
             disk: plan.disk,
             engine,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use mqblk_engine::{AnyDisk, Engine, EventFd, FixedBufferUse, Lane, PollPolicy};
+use mqblk_engine::{AnyDisk, Coalesce, Engine, EventFd, FixedBufferUse, Lane, PlugOptions, PollPolicy};
 use mqblk_virtio::VirtioDevice;
 use rustix::event::{PollFd, PollFlags};
 use vhost::vhost_user::{BackendReqHandler, Error};
@@ -27,6 +27,10 @@ pub struct ServerOptions {
     pub queue_map: Vec<usize>,
     /// How long queues are polled.
     pub poll: PollPolicy,
+    /// How requests are joined.
+    pub plug: PlugOptions,
+    /// How calls are put off.
+    pub coalesce: Coalesce,
     /// Whether guest memory is registered with the workers' rings.
     pub fixed: FixedBufferUse,
     /// The disk.

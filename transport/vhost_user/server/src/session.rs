@@ -104,6 +104,8 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             memory: &self.memory,
             features: self.features,
             poll: self.options.poll,
+            plug: self.options.plug,
+            coalesce: self.options.coalesce,
             fixed: self.options.fixed,
             worker: map.get(place).copied().unwrap_or(place),
         };

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqblk_engine::{AnyDisk, Bell, Engine, EventFd, FixedBufferUse, Lane, PollPolicy, QueueHandle, QueueOptions};
+use mqblk_engine::{
+    AnyDisk, Bell, Coalesce, Engine, EventFd, FixedBufferUse, Lane, PlugOptions, PollPolicy, QueueHandle, QueueOptions,
+};
 use mqblk_memory::{GuestMemory, UserAddress};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitRing};
 use mqblk_virtio::{QueueParts, VirtioDevice, VirtioQueue, features};
@@ -17,6 +19,8 @@ pub(crate) struct Start<'a, D> {
     pub(crate) memory: &'a Arc<GuestMemory>,
     pub(crate) features: u64,
     pub(crate) poll: PollPolicy,
+    pub(crate) plug: PlugOptions,
+    pub(crate) coalesce: Coalesce,
     pub(crate) fixed: FixedBufferUse,
     pub(crate) worker: usize,
 }
@@ -97,6 +101,8 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
             disk: Arc::clone(start.disk),
             kick,
             poll,
+            plug: start.plug,
+            coalesce: start.coalesce,
             paused: !self.enabled,
             on_broken: self.tell_broken(start.name),
         };

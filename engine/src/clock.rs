@@ -1,0 +1,53 @@
+//! The clock of the data path: a worker reads it a few times a turn, so it must cost next to nothing.
+
+/// A point in time, in nanoseconds since some start. Compared with moments of the same worker only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Moment(pub(crate) u64);
+
+impl Moment {
+    /// Nanoseconds from `earlier` to this; 0 when it is not earlier.
+    #[inline]
+    pub(crate) fn since(self, earlier: Moment) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+/// Reads the CPU's time-stamp counter where it runs evenly on all cores, else the system's monotonic clock.
+#[derive(Clone, Debug)]
+pub(crate) struct Clock {
+    source: quanta::Clock,
+    start: u64,
+}
+
+impl Clock {
+    /// The first clock of a process is compared with the system's for some milliseconds.
+    pub(crate) fn new() -> Clock {
+        let source = quanta::Clock::new();
+        let start = source.raw();
+        Clock { source, start }
+    }
+
+    /// Now.
+    #[inline]
+    pub(crate) fn now(&self) -> Moment {
+        Moment(self.source.delta_as_nanos(self.start, self.source.raw()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_forward_at_the_system_s_pace() {
+        let (clock, system) = (Clock::new(), std::time::Instant::now());
+        let mut last = clock.now();
+        while system.elapsed().as_millis() < 50 {
+            let now = clock.now();
+            assert!(now >= last);
+            last = now;
+        }
+        let (ours, theirs) = (clock.now().0 as f64, system.elapsed().as_nanos() as f64);
+        assert!((ours / theirs - 1.0).abs() < 0.05, "{ours} beside {theirs}");
+    }
+}

@@ -62,6 +62,12 @@ pub fn known(value: Option<f64>, text: impl Fn(f64) -> String) -> String {
     value.map_or_else(|| "-".into(), text)
 }
 
+/// What `value` is beside `first`.
+pub fn ratio(value: f64, first: f64) -> String {
+    // In a short run nothing may have ended.
+    known((first > 0.0).then(|| value / first), |ratio| format!("{ratio:.2}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

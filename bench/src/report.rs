@@ -200,6 +200,44 @@ pub fn write_json<'a>(path: &Path, rows: impl Iterator<Item = &'a Row>) -> Resul
 }
 
 #[cfg(test)]
+impl Row {
+    /// A row of a table in a test: so many I/Os per second, the rest made up.
+    pub fn made_up(bs: u64, column: &str, iops: f64) -> Row {
+        Row {
+            interface: "virtio-blk",
+            storage: "file".into(),
+            target: "disk".into(),
+            rw: "read",
+            bs,
+            queues: 8,
+            jobs: 8,
+            iodepth: 32,
+            batch: 1,
+            poll: "default".into(),
+            merge: "on".into(),
+            runs: 3,
+            iops_mean: iops,
+            iops_stderr: 0.0,
+            iops_median: iops,
+            bw_bytes_per_s: iops * bs as f64,
+            lat_us: Latency { mean: 1.0, p50: 1.0, p90: 2.0, p99: 3.0, p999: 4.0, max: 5.0 },
+            percentiles: vec![(50.0, 1.0)],
+            server_cpu_us_per_io: Some(1.5),
+            client_cpu_us_per_io: 1.0,
+            rrqm_per_s: Some(iops / 2.0),
+            wrqm_per_s: Some(0.0),
+            requests_per_io: 1,
+            kicks_per_io: 0.0,
+            calls_per_io: 0.0,
+            errors: 0,
+            experiment: Some("block-size"),
+            column: Some(column.into()),
+            verified: 0,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

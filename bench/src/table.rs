@@ -1,12 +1,12 @@
 //! The table that people read.
 
 use crate::args::ClientMode;
-use crate::grid::{Heading, grid, known, micros};
+use crate::grid::{Heading, grid, known, micros, ratio};
 use crate::plan::Plan;
 use crate::report::Row;
 
-/// A row's text in a column; the number is the ratio to the first target.
-type Cell = Box<dyn Fn(&Row, f64) -> String>;
+/// A row's text in a column; the other row is that of the first target.
+type Cell = Box<dyn Fn(&Row, &Row) -> String>;
 
 /// A column of the table.
 struct Column {
@@ -22,8 +22,8 @@ pub fn table(plan: &Plan, groups: &[Vec<Row>]) -> String {
     let columns = columns(plan, groups);
     let rows: Vec<Vec<String>> = groups
         .iter()
-        .flat_map(|group| group.iter().map(|row| (row, row.iops_median / group[0].iops_median)))
-        .map(|(row, ratio)| columns.iter().map(|column| (column.cell)(row, ratio)).collect())
+        .flat_map(|group| group.iter().map(|row| (row, &group[0])))
+        .map(|(row, first)| columns.iter().map(|column| (column.cell)(row, first)).collect())
         .collect();
     let same = |at: usize| rows.iter().all(|row| row[at] == rows[0][at]);
     let (mut shown, mut said) = (vec![], vec![]);
@@ -63,7 +63,7 @@ fn columns(plan: &Plan, groups: &[Vec<Row>]) -> Vec<Column> {
         heading: &'static str,
         number: bool,
         constant: bool,
-        cell: impl Fn(&Row, f64) -> String + 'static,
+        cell: impl Fn(&Row, &Row) -> String + 'static,
     ) -> Column {
         Column { heading, number, constant, cell: Box::new(cell) }
     }
@@ -99,7 +99,7 @@ fn columns(plan: &Plan, groups: &[Vec<Row>]) -> Vec<Column> {
         columns.push(column("verified blocks", true, false, |row, _| row.verified.to_string()));
     }
     if plan.targets.len() > 1 {
-        columns.push(column("ratio", true, false, |_, ratio| format!("{ratio:.2}")));
+        columns.push(column("ratio", true, false, |row, first| ratio(row.iops_median, first.iops_median)));
     }
     columns
 }

@@ -31,8 +31,6 @@ pub struct Server {
     admin: Option<PathBuf>,
 }
 
-/// SEAM: whether `mqblk serve --disk` takes the key `merge`. Until it does, what an experiment asks for is not passed on.
-const SERVER_TAKES_MERGE: bool = false;
 /// SEAM: whether `mqblk serve` takes `--admin PATH`. Until it does, merges are not known.
 const SERVER_TAKES_ADMIN: bool = false;
 
@@ -51,8 +49,7 @@ impl Serving<'_> {
         // The key-value form writes a comma in a value twice.
         let path = socket.display().to_string().replace(',', ",,");
         let mut disk = format!("{},socket={path},queues={}", self.spec, self.queues);
-        let merge = self.merge.filter(|_| SERVER_TAKES_MERGE).map(Merge::name);
-        for (key, value) in [("poll", self.poll), ("merge", merge)] {
+        for (key, value) in [("poll", self.poll), ("merge", self.merge.map(Merge::name))] {
             if let Some(value) = value {
                 disk.push_str(&format!(",{key}={value}"));
             }

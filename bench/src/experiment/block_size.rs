@@ -9,7 +9,7 @@ use super::Experiment;
 use crate::BenchError;
 use crate::args::{BlockSizes, Rw};
 use crate::defaults::Defaults;
-use crate::grid::{Heading, grid, known, micros, thousands};
+use crate::grid::{Heading, grid, known, micros, ratio, thousands};
 use crate::plan::{Merge, Place, Plan, Target};
 use crate::report::Row;
 use crate::table::heading;
@@ -80,9 +80,7 @@ impl Experiment for BlockSize {
         };
         add("IOPS", true, &|row, _| thousands(row.iops_mean));
         let first = groups[0][0].column.as_deref().unwrap_or_default();
-        add(&format!("IOPS, as a ratio to {first}"), false, &|row, first| {
-            format!("{:.2}", row.iops_median / first.iops_median)
-        });
+        add(&format!("IOPS, as a ratio to {first}"), false, &|row, first| ratio(row.iops_median, first.iops_median));
         add("MiB/s", false, &|row, _| micros(row.bw_bytes_per_s / f64::from(1 << 20)));
         if reads {
             add("rrqm/s, reads merged by the server", false, &|row, _| known(row.rrqm_per_s, thousands));
@@ -155,4 +153,92 @@ fn table(groups: &[Vec<Row>], whole: bool, cell: &dyn Fn(&Row, &Row) -> String) 
         keys.iter().map(|(_, key)| key(first)).chain(group.iter().map(|row| cell(row, first))).collect()
     };
     grid(&headings, &groups.iter().map(line).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::Args;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn plan(line: &str) -> Plan {
+        let line = format!("bench --experiment block-size --disk path=disk {line}");
+        Plan::new(&Cli::try_parse_from(line.split_whitespace()).unwrap().args).unwrap()
+    }
+
+    /// The figures of the document, as if they were ours, and a peer that says nothing of itself.
+    fn groups() -> Vec<Vec<Row>> {
+        let figures = [(512, [158e3, 264e3, 321e3]), (4096, [148e3, 257e3, 308e3]), (131_072, [11e3, 13e3, 11e3])];
+        let group = |(bs, iops): (u64, [f64; 3])| {
+            let mut rows: Vec<Row> = ["1 queue", "8 queues", "qsd, 8 queues"]
+                .into_iter()
+                .zip(iops)
+                .map(|(column, iops)| Row::made_up(bs, column, iops))
+                .collect();
+            (rows[2].rrqm_per_s, rows[2].server_cpu_us_per_io, rows[2].poll) = (None, None, "unknown".into());
+            rows
+        };
+        figures.into_iter().map(group).collect()
+    }
+
+    #[test]
+    fn the_documents_table_and_ours_below() {
+        let text = BlockSize.print(&plan(""), &groups());
+        let expected = "\
+target disk, poll default, rw read, batch 1, errors 0, client sleeps, 3 runs of 2 s
+
+IOPS
+fio_threads  io_depth  block_size  1 queue  8 queues  qsd, 8 queues
+          8        32         512     158K      264K           321K
+          8        32          4K     148K      257K           308K
+          8        32        128K    11.0K     13.0K          11.0K
+
+IOPS, as a ratio to 1 queue
+block_size  1 queue  8 queues  qsd, 8 queues
+       512     1.00      1.67           2.03
+        4K     1.00      1.74           2.08
+      128K     1.00      1.18           1.00
+
+MiB/s
+block_size  1 queue  8 queues  qsd, 8 queues
+       512     77.1       129            157
+        4K      578      1004           1203
+      128K     1375      1625           1375
+
+rrqm/s, reads merged by the server
+block_size  1 queue  8 queues  qsd, 8 queues
+       512    79.0K      132K              -
+        4K    74.0K      128K              -
+      128K    5.50K     6.50K              -
+
+CPU us/IO of the server
+block_size  1 queue  8 queues  qsd, 8 queues
+       512     1.50      1.50              -
+        4K     1.50      1.50              -
+      128K     1.50      1.50              -
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn what_varies_has_a_column_of_its_own() {
+        let mut groups = groups();
+        for row in &mut groups[1] {
+            (row.rw, row.batch, row.iodepth, row.errors) = ("write", 16, 64, 2);
+        }
+        let text = BlockSize.print(&plan("--rw read,write --allow-write --batch 1,16 --iodepth 16,32"), &groups);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "target disk, poll default, errors 6, client sleeps, 3 runs of 2 s");
+        assert_eq!(lines[3], "   rw  batch  fio_threads  io_depth  block_size  1 queue  8 queues  qsd, 8 queues");
+        assert_eq!(lines[5], "write     16            8        64          4K     148K      257K           308K");
+        assert_eq!(lines[9], "   rw  batch  io_depth  block_size  1 queue  8 queues  qsd, 8 queues");
+        assert!(lines.contains(&"wrqm/s, writes merged by the server"), "{text}");
+    }
 }

@@ -16,8 +16,18 @@ pub(crate) struct Open {
     channel: Box<dyn DiskChannel<Lane>>,
     /// Requests pulled this turn, and those that the channel left last turn.
     pub(crate) plug: Vec<AnyRequest>,
+    /// The channel did not take all of the plug last turn.
+    left: bool,
     options: PlugOptions,
     users: usize,
+}
+
+impl Open {
+    /// Whether requests of an earlier turn are in the plug.
+    #[inline]
+    pub(crate) fn is_left(&self) -> bool {
+        self.left
+    }
 }
 
 /// Room in a plug, so that a turn does not allocate: more than one turn of a worker pulls.
@@ -27,6 +37,7 @@ const PLUG_ROOM: usize = 4096;
 #[derive(Default)]
 pub(crate) struct Channels {
     open: Vec<Option<Open>>,
+    left: bool,
 }
 
 impl Channels {
@@ -43,7 +54,14 @@ impl Channels {
             return Ok(at);
         }
         let channel = disk.open_channel(lane)?;
-        let open = Open { disk: Arc::clone(disk), channel, plug: Vec::with_capacity(PLUG_ROOM), options, users: 1 };
+        let open = Open {
+            disk: Arc::clone(disk),
+            channel,
+            plug: Vec::with_capacity(PLUG_ROOM),
+            left: false,
+            options,
+            users: 1,
+        };
         let at = self.open.iter().position(Option::is_none).unwrap_or_else(|| {
             self.open.push(None);
             self.open.len() - 1
@@ -72,12 +90,27 @@ impl Channels {
     #[inline]
     pub(crate) fn submit(&mut self, lane: &mut Lane, finished: &mut Vec<AnyFinished>) -> usize {
         let mut taken = 0;
+        self.left = false;
         for open in self.open.iter_mut().flatten() {
             if !open.plug.is_empty() {
                 taken += open.channel.submit(lane, &mut open.plug, finished);
+                open.left = !open.plug.is_empty();
+                self.left |= open.left;
             }
         }
         taken
+    }
+
+    /// All open channels.
+    #[inline]
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Open> {
+        self.open.iter().flatten()
+    }
+
+    /// Whether channels have left requests in their plugs.
+    #[inline]
+    pub(crate) fn has_left(&self) -> bool {
+        self.left
     }
 
     /// Collects what has ended in all channels.

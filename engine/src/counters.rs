@@ -49,7 +49,7 @@ pub struct QueueCounters {
     pub write_merges: u64,
     /// Ranges of discards and write-zeroes that were joined to the one before them on the disk.
     pub other_merges: u64,
-    /// Bytes of discards and write-zeroes.
+    /// Bytes that discards and write-zeroes named, whether they succeeded or not.
     pub other_bytes: u64,
     /// Calls that were put off so that one could tell of more answers.
     pub calls_put_off: u64,
@@ -77,6 +77,14 @@ pub struct QueueLatency {
     pub writes: LatencyParts,
     /// Of flushes, discards and write-zeroes.
     pub others: LatencyParts,
+}
+
+/// How latencies are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Read,
+    Write,
+    Other,
 }
 
 /// All that is known of a queue.
@@ -167,27 +175,32 @@ impl QueueCounters {
         self.read_merges += other.read_merges;
         self.write_merges += other.write_merges;
         self.other_merges += other.other_merges;
-        self.other_bytes += other.other_bytes;
+        self.other_bytes = self.other_bytes.saturating_add(other.other_bytes);
         self.calls_put_off += other.calls_put_off;
     }
 
+    /// A request has ended; `done`: how much was transferred, if it succeeded.
     #[inline]
-    pub(crate) fn count(&mut self, op: Op, done: Option<ByteLen>) {
+    pub(crate) fn count(&mut self, op: Op, done: Option<ByteLen>) -> Kind {
         self.requests += 1;
         let bytes = done.map_or(0, |len| len.0);
         // The two frequent ones by a branch that is foreseen; a jump table is not.
-        if op == Op::Read {
+        let kind = if op == Op::Read {
             self.reads += 1;
             self.read_bytes += bytes;
+            Kind::Read
         } else if let Op::Write { .. } = op {
             self.writes += 1;
             self.written_bytes += bytes;
+            Kind::Write
         } else {
             self.count_other(op);
-        }
+            Kind::Other
+        };
         if done.is_none() {
             self.errors += 1;
         }
+        kind
     }
 
     #[cold]

@@ -10,7 +10,7 @@ use mqblk_core::{DiskError, GuestQueue};
 use mqblk_uring::{EventFd, Lane, LaneOptions};
 
 use crate::AnyDisk;
-use crate::counters::QueueCounters;
+use crate::counters::{QueueId, QueueReport, WorkerReport};
 use crate::mailbox::Mailbox;
 use crate::options::{Coalesce, PlugOptions};
 use crate::poll::PollPolicy;
@@ -81,18 +81,19 @@ pub struct QueueOptions {
 /// Dropping the handle does not stop the queue; [`detach`](Self::detach) does.
 pub struct QueueHandle<Q> {
     mailbox: Mailbox,
+    worker: u32,
     slot: u16,
     generation: u32,
     _queue: PhantomData<fn(Q)>,
 }
 
 /// A queue that was taken back.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Detached<P> {
     /// Where a new owner resumes.
     pub position: P,
     /// What it counted.
-    pub counters: QueueCounters,
+    pub report: QueueReport,
 }
 
 impl Engine {
@@ -130,10 +131,21 @@ impl Engine {
         Q: GuestQueue<Lane = Lane> + Send + 'static,
         Q::Position: Send + 'static,
     {
-        let mailbox = self.staff[worker % self.staff.len()].mailbox.clone();
+        let worker = worker % self.staff.len();
+        let mailbox = self.staff[worker].mailbox.clone();
+        let number = worker as u32;
         let seated = mailbox.ask(move |worker| seat(worker, options, make, leave))?;
         let (slot, generation) = seated?;
-        Ok(QueueHandle { mailbox, slot, generation, _queue: PhantomData })
+        Ok(QueueHandle { mailbox, worker: number, slot, generation, _queue: PhantomData })
+    }
+
+    /// What all workers and their queues have counted, each as of a moment between two of its turns.
+    ///
+    /// # Errors
+    /// When a worker has ended.
+    pub fn reports(&self) -> Result<Vec<WorkerReport>, WorkerGone> {
+        let ask = |(number, staff): (usize, &Staff)| staff.mailbox.ask(move |worker| worker.report(number as u32));
+        self.staff.iter().enumerate().map(ask).collect()
     }
 }
 
@@ -156,7 +168,7 @@ where
         }
     };
     let now = worker.clock.now();
-    let runner = Box::new(Runner::new(queue, options.poll, now));
+    let runner = Box::new(Runner::new(queue, options.poll, options.coalesce, now));
     let phase = if options.paused { Phase::Paused } else { Phase::Running };
     Ok(worker.seat(phase, |generation| Seat {
         runner,
@@ -199,15 +211,9 @@ where
             .ok_or(WorkerGone)
     }
 
-    /// The queue's counters so far.
-    ///
-    /// # Errors
-    /// When the worker has ended.
-    pub fn counters(&self) -> Result<QueueCounters, WorkerGone> {
-        let (slot, generation) = (self.slot, self.generation);
-        let found =
-            self.mailbox.ask(move |worker| worker.find(slot, generation).map(|(seat, _)| seat.runner.counters()))?;
-        found.ok_or(WorkerGone)
+    /// How the queue is named in [`Engine::reports`].
+    pub fn id(&self) -> QueueId {
+        QueueId { worker: self.worker, generation: self.generation }
     }
 
     /// Starts or stops pulling from the queue. Requests in flight end as usual.
@@ -250,7 +256,7 @@ where
             }
         };
         let position = leaving.position.downcast::<Q::Position>().map_err(|_| WorkerGone)?;
-        Ok(Detached { position: *position, counters: leaving.counters })
+        Ok(Detached { position: *position, report: leaving.report })
     }
 }
 

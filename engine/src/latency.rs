@@ -81,14 +81,17 @@ impl LatencyHistogram {
 
 #[inline]
 fn bucket(ns: u64) -> usize {
-    if ns < 1 << FIRST {
+    let octave = (ns | 1).ilog2();
+    if octave < FIRST {
         return 0;
     }
-    let octave = ns.ilog2();
-    let eighth = (ns >> (octave - PER_OCTAVE.ilog2())) as usize & (PER_OCTAVE - 1);
-    let at = 1 + (octave - FIRST) as usize * PER_OCTAVE + eighth;
-    at.min(PER_OCTAVE * OCTAVES)
+    // Three bits below the highest, and the octave above them.
+    let at = (ns >> (octave - PER_OCTAVE.ilog2())) as usize + octave as usize * PER_OCTAVE;
+    (at - BELOW).min(PER_OCTAVE * OCTAVES)
 }
+
+/// What the sum in [`bucket`] is for 64 ns, less its place.
+const BELOW: usize = PER_OCTAVE + FIRST as usize * PER_OCTAVE - 1;
 
 fn bounds(at: usize) -> (u64, u64) {
     let start = |at: usize| {

@@ -8,6 +8,7 @@
 mod by_hand;
 mod channels;
 mod clock;
+mod coalesce;
 mod counters;
 mod engine;
 mod latency;

@@ -86,6 +86,10 @@ pub(crate) struct PollState {
     max: u64,
     /// Last time that there was something to do.
     active_at: Moment,
+    /// Last time that it was looked at; `None` while it is armed.
+    looked_at: Option<Moment>,
+    /// Time spent looking in vain.
+    in_vain: u64,
 }
 
 impl PollState {
@@ -97,7 +101,7 @@ impl PollState {
             PollPolicy::Static(window) => (nanos(window), 0),
             PollPolicy::Adaptive { max } => (nanos(max) / 4, nanos(max)),
         };
-        PollState { policy, window, max, active_at: now }
+        PollState { policy, window, max, active_at: now, looked_at: None, in_vain: 0 }
     }
 
     /// Requests came, or ended.
@@ -107,6 +111,7 @@ impl PollState {
             self.learn(now.since(self.active_at));
         }
         self.active_at = now;
+        self.looked_at = Some(now);
     }
 
     /// A gap within the window is what the window is for. A gap that a longer window would have covered makes it grow; a gap
@@ -127,18 +132,24 @@ impl PollState {
 
     /// There was nothing to do.
     #[inline]
-    pub(crate) fn idle(&self, now: Moment) -> Idle {
+    pub(crate) fn idle(&mut self, now: Moment) -> Idle {
+        self.in_vain += self.looked_at.map_or(0, |before| now.since(before));
         let keep = match self.policy {
             PollPolicy::Off => false,
             PollPolicy::Busy => true,
             PollPolicy::Static(_) | PollPolicy::Adaptive { .. } => self.idle_for(now) < self.window,
         };
+        self.looked_at = keep.then_some(now);
         if keep { Idle::KeepPolling } else { Idle::Arm }
     }
 
-    /// Nanoseconds since there was something to do.
+    /// Nanoseconds spent looking in vain, all together.
+    pub(crate) fn in_vain(&self) -> u64 {
+        self.in_vain
+    }
+
     #[inline]
-    pub(crate) fn idle_for(&self, now: Moment) -> u64 {
+    fn idle_for(&self, now: Moment) -> u64 {
         now.since(self.active_at)
     }
 }
@@ -179,6 +190,25 @@ mod tests {
     fn off_never_polls_and_busy_always_does() {
         assert_eq!(PollState::new(PollPolicy::Off, us(0)).idle(us(0)), Idle::Arm);
         assert_eq!(PollState::new(PollPolicy::Busy, us(0)).idle(us(10_000_000)), Idle::KeepPolling);
+    }
+
+    #[test]
+    fn time_in_vain_is_that_between_looks_but_not_that_asleep() {
+        let mut state = PollState::new(PollPolicy::Static(US * 50), us(0));
+        state.active(us(10));
+        state.idle(us(12));
+        state.active(us(15));
+        assert_eq!(state.in_vain(), 2000, "what ended with work is work's");
+        assert_eq!(state.idle(us(40)), Idle::KeepPolling);
+        assert_eq!(state.idle(us(65)), Idle::Arm);
+        assert_eq!(state.in_vain(), 52_000);
+        // Asleep until 1000; a kick without a request makes it look again.
+        assert_eq!(state.idle(us(1000)), Idle::Arm);
+        assert_eq!(state.in_vain(), 52_000);
+        let mut busy = PollState::new(PollPolicy::Busy, us(0));
+        busy.active(us(0));
+        (1..=100).for_each(|at| assert_eq!(busy.idle(us(at)), Idle::KeepPolling));
+        assert_eq!(busy.in_vain(), 100_000);
     }
 
     #[test]

@@ -9,11 +9,13 @@ use mqblk_core::{
 };
 use mqblk_uring::Lane;
 
-use crate::clock::Moment;
-use crate::counters::QueueCounters;
+use crate::clock::{Clock, Moment};
+use crate::coalesce::{Calls, Verdict};
+use crate::counters::{Kind, QueueCounters, QueueLatency, QueueReport};
+use crate::options::Coalesce;
 use crate::poll::{Idle, PollPolicy, PollState};
 use crate::roster::Rest;
-use crate::tags::TagTable;
+use crate::tags::{Stamps, TagTable};
 
 pub(crate) type Buffer = <Lane as LaneTypes>::Buffer;
 pub(crate) type AnyRequest = Request<Buffer>;
@@ -27,23 +29,26 @@ pub(crate) trait Served: Any {
         lane: &mut Lane,
         slot: u16,
         geometry: &Geometry,
+        now: Moment,
         plug: &mut Vec<AnyRequest>,
         finished: &mut Vec<AnyFinished>,
     ) -> Found;
+    /// A run of requests, all of this queue, is being handed to the storage.
+    fn submitted(&mut self, run: &[AnyRequest], now: Moment);
     /// Writes the answers of a run of ended requests, all of this queue.
     fn finish(&mut self, lane: &mut Lane, run: &mut [AnyFinished]);
-    /// Publishes, and calls the guest if it wants that.
-    fn publish(&mut self);
-    /// Something happened: the poll window starts again.
-    fn active(&mut self, now: Moment);
+    /// Publishes what was finished, and calls the guest if it wants that. The poll window starts again.
+    fn publish(&mut self, finished: Moment, clock: &Clock) -> Published;
+    /// Makes a call that was put off, if it is due. When it is not yet: when it will be.
+    fn pay_call(&mut self, now: Moment) -> Option<Moment>;
     /// Nothing happened: poll on, or arm and look again.
     fn rest(&mut self, now: Moment) -> Rest;
     /// The guest kicked: it is polled from here on.
     fn kicked(&mut self);
     /// Requests in flight.
     fn in_flight(&self) -> usize;
-    /// Counters so far.
-    fn counters(&self) -> QueueCounters;
+    /// All that was counted so far.
+    fn report(&self) -> QueueReport;
     /// For typed access.
     fn as_any(&mut self) -> &mut dyn Any;
     /// For taking it apart.
@@ -61,24 +66,99 @@ pub(crate) enum Found {
     Broken(&'static str),
 }
 
+/// What a publish leads to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Published {
+    /// When it was done.
+    pub(crate) at: Moment,
+    /// When a call is due that was put off.
+    pub(crate) owes: Option<Moment>,
+}
+
 /// A queue of a known type.
 pub(crate) struct Runner<Q: GuestQueue> {
     pub(crate) queue: Q,
     tags: TagTable<Q::Token>,
     counters: QueueCounters,
+    latency: Box<QueueLatency>,
+    /// Requests that were finished and not yet settled.
+    ended: Vec<Ended>,
+    calls: Calls,
     poll: PollState,
 }
 
+/// Requests of one kind that took the same time: all of a batch, often.
+struct Ended {
+    kind: Kind,
+    stamps: Stamps,
+    times: u64,
+}
+
 impl<Q: GuestQueue<Lane = Lane> + 'static> Runner<Q> {
-    pub(crate) fn new(queue: Q, policy: PollPolicy, now: Moment) -> Runner<Q> {
-        let tags = TagTable::new(queue.depth());
-        Runner { queue, tags, counters: QueueCounters::default(), poll: PollState::new(policy, now) }
+    pub(crate) fn new(queue: Q, policy: PollPolicy, coalesce: Coalesce, now: Moment) -> Runner<Q> {
+        let depth = queue.depth();
+        Runner {
+            queue,
+            tags: TagTable::new(depth),
+            counters: QueueCounters::default(),
+            latency: Box::default(),
+            ended: Vec::with_capacity(depth.into()),
+            calls: Calls::new(coalesce),
+            poll: PollState::new(policy, now),
+        }
+    }
+}
+
+impl<Q: GuestQueue> Runner<Q> {
+    #[inline]
+    fn call(&mut self) {
+        self.counters.calls += 1;
+        self.queue.notify();
+    }
+
+    /// Calls now or later. When later: until when.
+    #[cold]
+    fn coalesce(&mut self, wanted: bool, now: Moment) -> Option<Moment> {
+        match self.calls.published(wanted, self.counters.requests, self.tags.in_flight() > 0, now) {
+            Verdict::Nothing => None,
+            Verdict::Call => {
+                self.call();
+                None
+            }
+            Verdict::PutOff(due) => {
+                self.counters.calls_put_off += u64::from(wanted);
+                Some(due)
+            }
+        }
+    }
+
+    /// Counts how long the requests took that were finished since the last time.
+    #[inline]
+    fn settle(&mut self, finished: Moment, published: Moment) {
+        let latency = &mut *self.latency;
+        for ended in &self.ended {
+            let parts = match ended.kind {
+                Kind::Read => &mut latency.reads,
+                Kind::Write => &mut latency.writes,
+                Kind::Other => &mut latency.others,
+            };
+            let Stamps { pulled, submitted } = ended.stamps;
+            // Most are handed over at once: the others are made up for in the report.
+            if submitted > pulled {
+                parts.queued.record(submitted.since(pulled), ended.times);
+            }
+            parts.device.record(finished.since(submitted), ended.times);
+            parts.publish.record(published.since(finished), ended.times);
+            parts.total.record(published.since(pulled), ended.times);
+        }
+        self.ended.clear();
     }
 }
 
 /// The engine's side of one pull.
 struct Gate<'a, T> {
     slot: u16,
+    now: Moment,
     geometry: &'a Geometry,
     tags: &'a mut TagTable<T>,
     plug: &'a mut Vec<AnyRequest>,
@@ -105,7 +185,7 @@ impl<T> Intake<T, Buffer> for Gate<'_, T> {
     #[inline(always)] // else the token would travel through memory
     fn admit(&mut self, token: T, op: Op, start: ByteOffset, len: ByteLen, buffer: Option<Buffer>) {
         let verdict = self.verdict(op, start, len);
-        let index = self.tags.take(token, op, 1).expect("a queue looks at room() before each request");
+        let index = self.tags.take(token, op, 1, self.now).expect("a queue looks at room() before each request");
         let tag = Tag::new(self.slot, index);
         match verdict {
             None => self.plug.push(Request { op, start, len, tag, buffer }),
@@ -114,9 +194,11 @@ impl<T> Intake<T, Buffer> for Gate<'_, T> {
     }
 
     fn admit_parts(&mut self, token: T, op: Op, parts: &[(ByteOffset, ByteLen)]) {
+        let bytes = parts.iter().map(|(_, len)| len.0).fold(0, u64::saturating_add);
+        self.counters.other_bytes = self.counters.other_bytes.saturating_add(bytes);
         let verdict = parts.iter().find_map(|(start, len)| self.verdict(op, *start, *len));
         let count = if verdict.is_some() { 1 } else { parts.len() as u16 };
-        let index = self.tags.take(token, op, count).expect("a queue looks at room() before each request");
+        let index = self.tags.take(token, op, count, self.now).expect("a queue looks at room() before each request");
         let tag = Tag::new(self.slot, index);
         match verdict {
             None => {
@@ -141,12 +223,13 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
         lane: &mut Lane,
         slot: u16,
         geometry: &Geometry,
+        now: Moment,
         plug: &mut Vec<AnyRequest>,
         finished: &mut Vec<AnyFinished>,
     ) -> Found {
         let before = self.tags.in_flight() as u64 + self.counters.answered_alone;
         let (tags, counters) = (&mut self.tags, &mut self.counters);
-        let pulled = self.queue.pull(lane, &mut Gate { slot, geometry, tags, plug, finished, counters });
+        let pulled = self.queue.pull(lane, &mut Gate { slot, now, geometry, tags, plug, finished, counters });
         if let Pulled::Broken(why) = pulled {
             Found::Broken(why)
         } else if self.tags.in_flight() as u64 + self.counters.answered_alone > before {
@@ -159,33 +242,58 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
     }
 
     #[inline]
+    fn submitted(&mut self, run: &[AnyRequest], now: Moment) {
+        for request in run {
+            self.tags.submitted(request.tag.index(), now);
+        }
+    }
+
+    #[inline]
     fn finish(&mut self, lane: &mut Lane, run: &mut [AnyFinished]) {
         for done in run {
-            let Some((token, op, outcome)) = self.tags.finish_part(done.tag.index(), done.outcome) else { continue };
+            let Some((token, op, outcome, stamps)) = self.tags.finish_part(done.tag.index(), done.outcome) else {
+                continue;
+            };
             let transferred = match outcome {
                 Outcome::Done(len) => Some(len),
                 _ => None,
             };
-            self.counters.count(op, transferred);
+            let kind = self.counters.count(op, transferred);
+            match self.ended.last_mut() {
+                Some(last) if last.stamps == stamps && last.kind == kind => last.times += 1,
+                _ => self.ended.push(Ended { kind, stamps, times: 1 }),
+            }
             self.queue.finish(lane, Completed { token, outcome, buffer: done.buffer.take() });
         }
     }
 
     #[inline]
-    fn publish(&mut self) {
-        match self.queue.publish() {
-            Notify::Wanted => {
-                self.counters.calls += 1;
-                self.queue.notify();
-            }
-            Notify::Suppressed => self.counters.calls_suppressed += 1,
-            Notify::Nothing => {}
+    fn publish(&mut self, finished: Moment, clock: &Clock) -> Published {
+        self.poll.active(finished);
+        let notify = self.queue.publish();
+        if notify == Notify::Suppressed {
+            self.counters.calls_suppressed += 1;
         }
+        let mut owes = None;
+        if !self.calls.is_immediate() {
+            owes = self.coalesce(notify == Notify::Wanted, finished);
+        } else if notify == Notify::Wanted {
+            self.call();
+        }
+        let at = clock.now();
+        self.settle(finished, at);
+        Published { at, owes }
     }
 
-    #[inline]
-    fn active(&mut self, now: Moment) {
-        self.poll.active(now);
+    fn pay_call(&mut self, now: Moment) -> Option<Moment> {
+        match self.calls.due() {
+            Some(due) if due <= now => {
+                self.calls.called(self.counters.requests);
+                self.call();
+                None
+            }
+            due => due,
+        }
     }
 
     #[inline]
@@ -194,7 +302,6 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
             return Rest::Poll;
         }
         self.counters.arms += 1;
-        self.counters.poll_ns += self.poll.idle_for(now);
         match self.queue.arm() {
             Armed::Sleepable => Rest::Armed,
             Armed::WorkWaiting => Rest::Poll,
@@ -210,8 +317,16 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
         self.tags.in_flight()
     }
 
-    fn counters(&self) -> QueueCounters {
-        self.counters
+    fn report(&self) -> QueueReport {
+        let mut latency = self.latency.clone();
+        for parts in [&mut latency.reads, &mut latency.writes, &mut latency.others] {
+            parts.queued.record(0, parts.total.count() - parts.queued.count());
+        }
+        QueueReport {
+            counters: QueueCounters { poll_ns: self.poll.in_vain(), ..self.counters },
+            latency,
+            in_flight: self.tags.in_flight() as u32,
+        }
     }
 
     fn as_any(&mut self) -> &mut dyn Any {

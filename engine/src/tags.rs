@@ -2,6 +2,17 @@
 
 use mqblk_core::{ByteLen, Op, Outcome};
 
+use crate::clock::Moment;
+
+/// When a request did what.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stamps {
+    /// It was taken off the ring.
+    pub pulled: Moment,
+    /// It was handed to the storage.
+    pub submitted: Moment,
+}
+
 #[derive(Debug)]
 struct Slot<T> {
     token: Option<T>,
@@ -10,6 +21,7 @@ struct Slot<T> {
     /// Those of them that have not finished yet.
     left: u16,
     op: Op,
+    stamps: Stamps,
     /// The first failure, or the length done so far. Not used for a request of one part, whose outcome is that part's.
     outcome: Outcome,
 }
@@ -37,7 +49,14 @@ pub struct TagTable<T> {
 impl<T> TagTable<T> {
     /// An empty table.
     pub fn new(depth: u16) -> TagTable<T> {
-        let slot = |_| Slot { token: None, parts: 0, left: 0, op: Op::Flush, outcome: Outcome::Done(ByteLen::ZERO) };
+        let slot = |_| Slot {
+            token: None,
+            parts: 0,
+            left: 0,
+            op: Op::Flush,
+            stamps: Stamps::default(),
+            outcome: Outcome::Done(ByteLen::ZERO),
+        };
         TagTable { slots: (0..depth).map(slot).collect(), free: (0..depth).rev().collect() }
     }
 
@@ -55,10 +74,11 @@ impl<T> TagTable<T> {
 
     /// Takes a request of `parts` ranges in; `None` when the table is full.
     #[inline(always)] // else the token would travel through memory
-    pub fn take(&mut self, token: T, op: Op, parts: u16) -> Option<u16> {
+    pub fn take(&mut self, token: T, op: Op, parts: u16, now: Moment) -> Option<u16> {
         let index = self.free.pop()?;
         let slot = &mut self.slots[usize::from(index)];
         (slot.token, slot.op) = (Some(token), op);
+        slot.stamps = Stamps { pulled: now, submitted: now };
         (slot.parts, slot.left) = (parts, parts);
         if parts > 1 {
             slot.outcome = Outcome::Done(ByteLen::ZERO);
@@ -66,9 +86,17 @@ impl<T> TagTable<T> {
         Some(index)
     }
 
-    /// One part ended. With the last part the request leaves the table: its token, operation and outcome.
+    /// A request was handed to the storage.
     #[inline]
-    pub fn finish_part(&mut self, index: u16, outcome: Outcome) -> Option<(T, Op, Outcome)> {
+    pub fn submitted(&mut self, index: u16, now: Moment) {
+        if let Some(slot) = self.slots.get_mut(usize::from(index)) {
+            slot.stamps.submitted = now;
+        }
+    }
+
+    /// One part ended. With the last part the request leaves the table: its token, operation, outcome and stamps.
+    #[inline]
+    pub fn finish_part(&mut self, index: u16, outcome: Outcome) -> Option<(T, Op, Outcome, Stamps)> {
         let slot = self.slots.get_mut(usize::from(index))?;
         let outcome = if slot.parts > 1 {
             slot.add(outcome);
@@ -81,7 +109,7 @@ impl<T> TagTable<T> {
         };
         let token = slot.token.take()?;
         self.free.push(index);
-        Some((token, slot.op, outcome))
+        Some((token, slot.op, outcome, slot.stamps))
     }
 }
 
@@ -94,11 +122,13 @@ mod tests {
     #[test]
     fn a_request_of_several_parts_ends_once_with_its_first_failure() {
         let mut tags = TagTable::new(2);
-        let tag = tags.take("a", Op::Discard { secure: false }, 3).unwrap();
+        let tag = tags.take("a", Op::Discard { secure: false }, 3, Moment(5)).unwrap();
+        tags.submitted(tag, Moment(7));
         assert!(tags.finish_part(tag, Outcome::Done(ByteLen(5))).is_none());
         assert!(tags.finish_part(tag, Outcome::Failed(Errno(5))).is_none());
-        let (token, _, outcome) = tags.finish_part(tag, Outcome::OutOfRange).unwrap();
+        let (token, _, outcome, stamps) = tags.finish_part(tag, Outcome::OutOfRange).unwrap();
         assert_eq!((token, outcome), ("a", Outcome::Failed(Errno(5))));
+        assert_eq!(stamps, Stamps { pulled: Moment(5), submitted: Moment(7) });
         assert!(tags.finish_part(tag, Outcome::Done(ByteLen(1))).is_none(), "it has left");
         assert_eq!(tags.in_flight(), 0);
     }
@@ -111,7 +141,7 @@ mod tests {
             let mut model: Vec<(u16, usize)> = Vec::new();
             for (number, (put, pick)) in steps.into_iter().enumerate() {
                 if put {
-                    match tags.take(number, Op::Read, 1) {
+                    match tags.take(number, Op::Read, 1, Moment(0)) {
                         Some(tag) => {
                             prop_assert!(model.iter().all(|(other, _)| *other != tag));
                             model.push((tag, number));

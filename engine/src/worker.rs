@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use mqblk_uring::{EventFd, Lane, LaneOptions, Wait};
 
 use crate::channels::Channels;
-use crate::clock::Clock;
-use crate::counters::QueueCounters;
+use crate::clock::{Clock, Moment};
+use crate::counters::{QueueId, QueueReport, WorkerReport};
 use crate::mailbox::Letter;
 use crate::roster::{Next, Phase, Rest, Roster};
 use crate::runner::{AnyFinished, Found, Served};
@@ -21,6 +21,9 @@ const BELL: u64 = u64::MAX;
 
 /// Most letters read in one turn.
 const LETTERS: usize = 16;
+
+/// From how many plugged requests on their time in the plug is measured.
+const STAMPED: usize = 16;
 
 /// How often the mailbox is looked at when the ring has no room to watch its bell.
 const UNWATCHED: Duration = Duration::from_millis(1);
@@ -40,6 +43,11 @@ pub(crate) struct Worker {
     finished: Vec<AnyFinished>,
     /// Slots with answers to publish.
     touched: Vec<u16>,
+    /// Slots whose queue owes its guest a call, and when it is due.
+    owing: Vec<(u16, Moment)>,
+    /// When the clock was last read.
+    now: Moment,
+    counters: WorkerReport,
     generation: u32,
     stopping: bool,
 }
@@ -62,6 +70,9 @@ impl Worker {
             bell_watched: true,
             finished: Vec::with_capacity(4096),
             touched: Vec::with_capacity(256),
+            owing: Vec::with_capacity(256),
+            now: Moment::default(),
+            counters: WorkerReport::default(),
             generation: 0,
             stopping: false,
         })
@@ -70,7 +81,10 @@ impl Worker {
     /// Works until told to stop.
     pub(crate) fn run(&mut self) {
         while !self.stopping {
-            if !self.turn() {
+            if self.turn() {
+                self.counters.turns += 1;
+            } else {
+                self.counters.empty_turns += 1;
                 match self.rest() {
                     Next::Turn => std::hint::spin_loop(),
                     Next::Sleep => self.sleep(),
@@ -89,17 +103,38 @@ impl Worker {
         if !self.bell_watched {
             self.bell_watched = self.lane.watch(self.owner, BELL, &self.bell).is_ok();
         }
-        let mut happened = self.read_signals();
-        for at in 0..self.roster.polled().len() {
-            happened |= self.pull(self.roster.polled()[at]);
+        if !self.owing.is_empty() {
+            self.pay_calls();
         }
-        if self.channels.submit(&mut self.lane, &mut self.finished) > 0 {
-            happened = true;
+        let mut happened = self.read_signals();
+        let mut pulled = false;
+        for at in 0..self.roster.polled().len() {
+            pulled |= self.pull(self.roster.polled()[at]);
+        }
+        if pulled || self.channels.has_left() {
+            self.stamp();
+            happened |= self.channels.submit(&mut self.lane, &mut self.finished) > 0 || pulled;
         }
         self.lane.turn(Wait::No);
         self.channels.reap(&mut self.lane, &mut self.finished);
         happened |= self.hand_back();
         happened
+    }
+
+    /// Notes when requests were handed to the storage, where that is not the moment of their pull: a few are pulled and handed
+    /// over in less than a microsecond.
+    #[inline]
+    fn stamp(&mut self) {
+        for open in self.channels.iter() {
+            if open.plug.len() >= STAMPED || open.is_left() {
+                self.now = self.clock.now();
+                for run in open.plug.chunk_by(|one, next| one.tag.queue() == next.tag.queue()) {
+                    if let Some(seat) = self.seats[usize::from(run[0].tag.queue())].as_mut() {
+                        seat.runner.submitted(run, self.now);
+                    }
+                }
+            }
+        }
     }
 
     /// Kicks and letters.
@@ -189,7 +224,8 @@ impl Worker {
         }
         let Some(seat) = self.seats[usize::from(slot)].as_mut() else { return false };
         let open = self.channels.get(seat.channel);
-        let pulled = seat.runner.pull(&mut self.lane, slot, &seat.geometry, &mut open.plug, &mut self.finished);
+        let (plug, finished) = (&mut open.plug, &mut self.finished);
+        let pulled = seat.runner.pull(&mut self.lane, slot, &seat.geometry, self.now, plug, finished);
         match pulled {
             Found::Nothing => false,
             Found::Requests => {
@@ -208,28 +244,28 @@ impl Worker {
     /// Gives ended requests to their queues, publishes and calls.
     #[inline]
     fn hand_back(&mut self) -> bool {
-        let mut at = 0;
-        while at < self.finished.len() {
-            let slot = self.finished[at].tag.queue();
-            let run = self.finished[at..].iter().take_while(|done| done.tag.queue() == slot).count();
+        for run in self.finished.chunk_by_mut(|one, next| one.tag.queue() == next.tag.queue()) {
+            let slot = run[0].tag.queue();
             if let Some(seat) = self.seats[usize::from(slot)].as_mut() {
-                seat.runner.finish(&mut self.lane, &mut self.finished[at..at + run]);
+                seat.runner.finish(&mut self.lane, run);
                 touch(&mut self.touched, &mut seat.touched, slot);
             }
-            at += run;
         }
         self.finished.clear();
         if self.touched.is_empty() {
             return false;
         }
-        let now = self.clock.now();
+        let finished = self.clock.now();
         let mut ended = false;
         for at in 0..self.touched.len() {
             let slot = self.touched[at];
             let Some(seat) = self.seats[usize::from(slot)].as_mut() else { continue };
             seat.touched = false;
-            seat.runner.publish();
-            seat.runner.active(now);
+            let published = seat.runner.publish(finished, &self.clock);
+            self.now = published.at;
+            if let Some(due) = published.owes {
+                owe(&mut self.owing, slot, due);
+            }
             ended |= self.roster.phase(slot) == Some(Phase::Draining) && seat.runner.in_flight() == 0;
         }
         self.touched.clear();
@@ -239,9 +275,30 @@ impl Worker {
         true
     }
 
+    /// Makes the calls that are due of those that were put off.
+    #[cold]
+    fn pay_calls(&mut self) {
+        let (seats, now) = (&mut self.seats, self.now);
+        self.owing.retain_mut(|(slot, due)| {
+            if *due > now {
+                return true;
+            }
+            let seat = seats[usize::from(*slot)].as_mut();
+            // It may owe another one by now, or none.
+            match seat.and_then(|seat| seat.runner.pay_call(now)) {
+                Some(later) => {
+                    *due = later;
+                    true
+                }
+                None => false,
+            }
+        });
+    }
+
     /// Nothing happened: arms queues whose window has closed. Whether the worker may sleep.
     pub(crate) fn rest(&mut self) -> Next {
-        let now = self.clock.now();
+        self.now = self.clock.now();
+        let now = self.now;
         self.renew_watches();
         let seats = &mut self.seats;
         // The turn may have brought kicks and letters after it had looked for them.
@@ -251,16 +308,19 @@ impl Worker {
         })
     }
 
-    /// Waits for kicks, letters and completions.
+    /// Waits for kicks, letters and completions, and for what is due by the clock.
     fn sleep(&mut self) {
-        let wait = match self.channels.deadline() {
-            // A full channel makes room with its next completion, which the ring brings, or by the clock.
-            Some(due) => Wait::AtMost(due.saturating_duration_since(Instant::now())),
-            // A bell that cannot be watched is looked at now and then.
-            None if !self.bell_watched => Wait::AtMost(UNWATCHED),
-            None => Wait::Completion,
-        };
+        // A full channel makes room with its next completion, which the ring brings, or by the clock.
+        let storage = self.channels.deadline().map(|due| due.saturating_duration_since(Instant::now()));
+        let call = self.owing.iter().map(|(_, due)| Duration::from_nanos(due.since(self.now))).min();
+        // A bell that cannot be watched is looked at now and then.
+        let bell = (!self.bell_watched).then_some(UNWATCHED);
+        let wait = [storage, call, bell].into_iter().flatten().min().map_or(Wait::Completion, Wait::AtMost);
+        let before = self.now;
         self.lane.turn(wait);
+        self.now = self.clock.now();
+        self.counters.sleeps += 1;
+        self.counters.slept_ns += self.now.since(before);
     }
 
     /// Puts a queue in a free slot and starts serving it. Returns its slot and generation.
@@ -311,6 +371,17 @@ impl Worker {
         self.end_drained();
     }
 
+    /// All that the worker and its queues have counted. `number`: the worker's, for the queues' names.
+    pub(crate) fn report(&self, number: u32) -> WorkerReport {
+        let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        let queue = |seat: &Seat| (QueueId { worker: number, generation: seat.generation }, seat.runner.report());
+        WorkerReport {
+            cpu_ns: cpu.tv_sec as u64 * 1_000_000_000 + cpu.tv_nsec as u64,
+            queues: self.seats.iter().flatten().map(queue).collect(),
+            ..self.counters.clone()
+        }
+    }
+
     fn end_drained(&mut self) {
         for slot in 0..self.seats.len() as u16 {
             let place = &mut self.seats[usize::from(slot)];
@@ -321,13 +392,14 @@ impl Worker {
             let Some(mut seat) = place.take() else { continue };
             self.lane.cancel(self.owner, seat.cookie(slot));
             self.roster.leave(slot);
+            self.owing.retain(|(owing, _)| *owing != slot);
             self.channels.close(&mut self.lane, seat.channel);
             if let Some(leave) = seat.leave.take() {
-                let counters = seat.runner.counters();
+                let report = seat.runner.report();
                 let finish = seat.unseat;
                 let position = finish(seat.runner, &mut self.lane);
                 // Whoever asked may have gone; the queue ends all the same.
-                let _ = leave.send(Leaving { position, counters });
+                let _ = leave.send(Leaving { position, report });
             }
         }
     }
@@ -337,7 +409,15 @@ impl Worker {
 pub(crate) struct Leaving {
     /// The queue's position, boxed by its own type.
     pub(crate) position: Box<dyn std::any::Any + Send>,
-    pub(crate) counters: QueueCounters,
+    pub(crate) report: QueueReport,
+}
+
+/// Notes that the queue in `slot` owes a call.
+#[cold]
+fn owe(list: &mut Vec<(u16, Moment)>, slot: u16, due: Moment) {
+    if !list.iter().any(|(owing, _)| *owing == slot) {
+        list.push((slot, due));
+    }
 }
 
 #[inline]
@@ -360,5 +440,7 @@ impl std::fmt::Debug for dyn Served {
     }
 }
 
+#[cfg(test)]
+mod counting;
 #[cfg(test)]
 mod tests;

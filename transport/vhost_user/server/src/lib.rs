@@ -11,6 +11,7 @@ mod listen;
 mod memory;
 mod server;
 mod session;
+mod tally;
 mod vring;
 
 pub use listen::{SocketError, probe};

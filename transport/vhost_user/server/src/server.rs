@@ -7,13 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use mqblk_engine::{AnyDisk, Coalesce, Engine, EventFd, FixedBufferUse, Lane, PlugOptions, PollPolicy};
+use mqblk_engine::{
+    AnyDisk, Coalesce, Engine, EventFd, FixedBufferUse, Lane, PlugOptions, PollPolicy, QueueReport, WorkerReport,
+};
 use mqblk_virtio::VirtioDevice;
 use rustix::event::{PollFd, PollFlags};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use crate::listen::{ListenSocket, SocketError};
 use crate::session::Session;
+use crate::tally::Tally;
 
 /// What a device needs to be served.
 pub struct ServerOptions {
@@ -51,6 +54,7 @@ struct Shared {
     bell: EventFd,
     /// The connection being served, to be shut down at stop.
     connection: Mutex<Option<UnixStream>>,
+    tally: Arc<Tally>,
 }
 
 impl Server {
@@ -66,7 +70,12 @@ impl Server {
         let listener = ListenSocket::bind(&socket, options.socket_mode)?;
         let refused = |source| SocketError::Os { path: socket.clone(), source };
         let bell = EventFd::new().map_err(refused)?;
-        let shared = Arc::new(Shared { stop: AtomicBool::new(false), bell, connection: Mutex::new(None) });
+        let shared = Arc::new(Shared {
+            stop: AtomicBool::new(false),
+            bell,
+            connection: Mutex::new(None),
+            tally: Arc::new(Tally::new(device.queues().into())),
+        });
         let (inner, name) = (Arc::clone(&shared), options.name.clone());
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{name}"))
@@ -74,6 +83,12 @@ impl Server {
             .map_err(refused)?;
         tracing::info!(disk = name, socket = %socket.display(), "listening");
         Ok(Server { shared, thread: Some(thread), socket })
+    }
+
+    /// What each queue of the device has counted since the server started, whatever guests came and went, by what the workers
+    /// said ([`Engine::reports`]). `None` when they were asked while a queue came or went: ask them again.
+    pub fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
+        self.shared.tally.report(workers)
     }
 
     /// Ends the connection, drains its queues and removes the socket.
@@ -136,7 +151,8 @@ fn serve<D: VirtioDevice<Lane>>(stream: UnixStream, device: &Arc<D>, options: &A
         return;
     }
     tracing::debug!(disk = name, "front-end connected");
-    let session = Arc::new(Mutex::new(Session::new(Arc::clone(device), Arc::clone(options))));
+    let session =
+        Arc::new(Mutex::new(Session::new(Arc::clone(device), Arc::clone(options), Arc::clone(&shared.tally))));
     let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
     let ended = loop {
         // A panic in a message's handling is a bug, but it must cost only this connection.

@@ -18,12 +18,14 @@ use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqH
 
 use crate::memory;
 use crate::server::ServerOptions;
+use crate::tally::Tally;
 use crate::vring::{Start, UserAddresses, Vring};
 
 /// What a VMM has set up so far.
 pub(crate) struct Session<D: VirtioDevice<Lane>> {
     device: Arc<D>,
     options: Arc<ServerOptions>,
+    tally: Arc<Tally>,
     memory: Arc<GuestMemory>,
     vrings: Vec<Vring<D::Queue>>,
     features: u64,
@@ -36,12 +38,13 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
 
 impl<D: VirtioDevice<Lane>> Session<D> {
-    pub(crate) fn new(device: Arc<D>, options: Arc<ServerOptions>) -> Self {
+    pub(crate) fn new(device: Arc<D>, options: Arc<ServerOptions>, tally: Arc<Tally>) -> Self {
         device.reset();
         let vrings = (0..device.queues()).map(Vring::new).collect();
         Session {
             device,
             options,
+            tally,
             memory: Arc::new(GuestMemory::default()),
             vrings,
             features: 0,
@@ -63,7 +66,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
     /// Stops all queues and waits for their requests in flight.
     pub(crate) fn stop(&mut self) {
         for vring in &mut self.vrings {
-            vring.stop(&self.options.name);
+            vring.stop(&self.options.name, &self.tally);
         }
         self.backend = None;
     }
@@ -108,6 +111,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             coalesce: self.options.coalesce,
             fixed: self.options.fixed,
             worker: map.get(place).copied().unwrap_or(place),
+            tally: &self.tally,
         };
         match self.vrings[place].start(&start) {
             Ok(()) => Ok(()),
@@ -155,7 +159,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
 
     fn reset_device(&mut self) -> Result<()> {
         for vring in &mut self.vrings {
-            vring.stop(&self.options.name);
+            vring.stop(&self.options.name, &self.tally);
             *vring = Vring::new(vring.index);
         }
         self.features = 0;
@@ -248,7 +252,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let place = self.place(index)?;
         let vring = &mut self.vrings[place];
-        vring.stop(&self.options.name);
+        vring.stop(&self.options.name, &self.tally);
         // A stopped ring starts again with its next kick descriptor.
         vring.kick = None;
         vring.call = None;

@@ -10,6 +10,8 @@ use mqblk_memory::{GuestMemory, UserAddress};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitRing};
 use mqblk_virtio::{QueueParts, VirtioDevice, VirtioQueue, features};
 
+use crate::tally::Tally;
+
 /// What all queues of a session share when they start.
 pub(crate) struct Start<'a, D> {
     pub(crate) device: &'a Arc<D>,
@@ -23,6 +25,7 @@ pub(crate) struct Start<'a, D> {
     pub(crate) coalesce: Coalesce,
     pub(crate) fixed: FixedBufferUse,
     pub(crate) worker: usize,
+    pub(crate) tally: &'a Tally,
 }
 
 /// Ring addresses in the VMM's address space, as SET_VRING_ADDR gives them.
@@ -119,7 +122,9 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
             lane.retire(queue.lease());
         };
         let handle = start.engine.attach(start.worker, options, make, leave);
-        self.served = Some(handle.map_err(|error| format!("queue {}: {error}", self.index))?);
+        let handle = handle.map_err(|error| format!("queue {}: {error}", self.index))?;
+        start.tally.attached(self.index, handle.id());
+        self.served = Some(handle);
         Ok(())
     }
 
@@ -151,7 +156,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
     }
 
     /// Takes the queue back and waits for its requests in flight.
-    pub(crate) fn stop(&mut self, name: &str) {
+    pub(crate) fn stop(&mut self, name: &str, tally: &Tally) {
         let Some(served) = self.served.take() else { return };
         let index = self.index;
         let waiting = |waited: Duration| {
@@ -160,7 +165,8 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         match served.detach(waiting) {
             Ok(left) => {
                 self.base = left.position;
-                let c = left.counters;
+                tally.detached(index, &left.report);
+                let c = left.report.counters;
                 tracing::info!(
                     disk = name,
                     queue = index,

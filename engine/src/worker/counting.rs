@@ -1,0 +1,256 @@
+//! What a worker counts, and when it calls: a guest whose requests end one by one, as the test lets them.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use mqblk_core::{
+    Armed, BlockSize, ByteLen, ByteOffset, Completed, Disk, DiskChannel, DiskError, Finished, Geometry, GuestQueue,
+    Intake, Limits, Notify, Op, Outcome, Pulled, Request,
+};
+
+use super::*;
+use crate::engine::{QueueOptions, seat};
+use crate::mailbox::Mailbox;
+use crate::options::{Coalesce, PlugOptions};
+use crate::poll::PollPolicy;
+use crate::runner::Buffer;
+
+/// What the guest sees and what the disk may do.
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<Op>,
+    answered: u32,
+    calls: u32,
+    /// Requests that the disk may end.
+    release: usize,
+    fail: bool,
+}
+
+type Shared = Arc<Mutex<State>>;
+
+struct Queue(Shared, u32);
+
+impl GuestQueue for Queue {
+    type Token = ();
+    type Position = ();
+    type Lane = Lane;
+
+    fn depth(&self) -> u16 {
+        64
+    }
+
+    fn pull<I: Intake<(), Buffer>>(&mut self, _: &mut Lane, into: &mut I) -> Pulled {
+        for op in self.0.lock().unwrap().waiting.drain(..) {
+            match op {
+                Op::Discard { .. } => {
+                    into.admit_parts((), op, &[(ByteOffset(0), ByteLen(512)), (ByteOffset(512), ByteLen(1024))])
+                }
+                _ => into.admit((), op, ByteOffset(0), ByteLen(512), None),
+            }
+        }
+        Pulled::Dry
+    }
+
+    fn finish(&mut self, _: &mut Lane, _: Completed<(), Buffer>) {
+        self.1 += 1;
+    }
+
+    fn publish(&mut self) -> Notify {
+        self.0.lock().unwrap().answered += std::mem::take(&mut self.1);
+        Notify::Wanted
+    }
+
+    fn notify(&mut self) {
+        self.0.lock().unwrap().calls += 1;
+    }
+
+    fn arm(&mut self) -> Armed {
+        Armed::Sleepable
+    }
+
+    fn disarm(&mut self) {}
+
+    fn position(&self) {}
+}
+
+struct SlowDisk(Shared);
+
+struct SlowChannel(Shared, Rc<RefCell<VecDeque<Finished<Buffer>>>>);
+
+impl Disk<Lane> for SlowDisk {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            size: ByteLen(1 << 20),
+            logical_block: BlockSize::B512,
+            physical_block: BlockSize::B512,
+            alignment_offset: 0,
+            min_io: ByteLen::ZERO,
+            opt_io: ByteLen::ZERO,
+            read_only: false,
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            max_transfer: ByteLen(1 << 20),
+            max_segments: 1,
+            discard: None,
+            write_zeroes: None,
+            volatile_cache: false,
+            cost_per_request: false,
+            uses_fixed_buffers: false,
+        }
+    }
+
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        vec![]
+    }
+
+    fn open_channel(&self, _: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+        Ok(Box::new(SlowChannel(Arc::clone(&self.0), Rc::default())))
+    }
+}
+
+impl DiskChannel<Lane> for SlowChannel {
+    fn submit(&mut self, _: &mut Lane, batch: &mut Vec<Request<Buffer>>, _: &mut Vec<Finished<Buffer>>) -> usize {
+        let count = batch.len();
+        let fail = self.0.lock().unwrap().fail;
+        let end = |request: Request<Buffer>| Finished {
+            outcome: if fail { Outcome::NoSpace } else { Outcome::Done(request.len) },
+            tag: request.tag,
+            buffer: request.buffer,
+        };
+        self.1.borrow_mut().extend(batch.drain(..).map(end));
+        count
+    }
+
+    fn reap(&mut self, _: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+        let mut held = self.1.borrow_mut();
+        let mut state = self.0.lock().unwrap();
+        let count = state.release.min(held.len());
+        state.release -= count;
+        finished.extend(held.drain(..count));
+        count
+    }
+
+    fn outstanding(&self) -> u32 {
+        self.1.borrow().len() as u32
+    }
+
+    fn close(&mut self, _: &mut Lane) {}
+}
+
+fn rig(coalesce: Coalesce) -> (Worker, Shared, Mailbox) {
+    let (mailbox, letters, bell) = Mailbox::new().expect("a mailbox");
+    let options = LaneOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
+    let mut worker = Worker::new(options, letters, bell).expect("the host has io_uring");
+    let state = Shared::default();
+    let options = QueueOptions {
+        disk: Arc::new(SlowDisk(Arc::clone(&state))),
+        kick: None,
+        poll: PollPolicy::Busy,
+        plug: PlugOptions::default(),
+        coalesce,
+        paused: false,
+        on_broken: Box::new(|why| panic!("{why}")),
+    };
+    seat(&mut worker, options, |_| Ok(Queue(Arc::clone(&state), 0)), |_, _| {}).expect("seated");
+    (worker, state, mailbox)
+}
+
+/// Lets `count` more requests end and turns. Answers and calls so far.
+fn release(worker: &mut Worker, state: &Shared, count: usize) -> (u32, u32) {
+    state.lock().unwrap().release += count;
+    worker.turn();
+    worker.rest();
+    let state = state.lock().unwrap();
+    (state.answered, state.calls)
+}
+
+fn push(state: &Shared, ops: impl IntoIterator<Item = Op>) {
+    state.lock().unwrap().waiting.extend(ops);
+}
+
+const WRITE: Op = Op::Write { fua: false };
+
+#[test]
+fn every_request_is_in_every_part_once() {
+    let (mut worker, state, _open) = rig(Coalesce::default());
+    push(&state, [Op::Read, WRITE, Op::Read, Op::Flush, Op::Discard { secure: false }]);
+    release(&mut worker, &state, 2);
+    let report = worker.report(7);
+    assert_eq!(report.queues[0].0.worker, 7);
+    let queue = &report.queues[0].1;
+    assert_eq!((queue.in_flight, queue.counters.requests), (3, 2));
+    // The discard has two ranges.
+    release(&mut worker, &state, 3);
+    assert_eq!(worker.report(0).queues[0].1.in_flight, 1);
+    release(&mut worker, &state, 1);
+    state.lock().unwrap().fail = true;
+    // Enough for one turn that they are stamped.
+    push(&state, (0..40).map(|at| if at % 4 == 0 { WRITE } else { Op::Read }));
+    release(&mut worker, &state, 40);
+    let queue = &worker.report(0).queues[0].1;
+    let counters = &queue.counters;
+    assert_eq!((counters.reads, counters.writes, counters.flushes, counters.discards), (32, 11, 1, 1));
+    assert_eq!((counters.errors, counters.requests, counters.read_bytes, counters.written_bytes), (40, 45, 1024, 512));
+    assert_eq!((counters.other_bytes, counters.calls, queue.in_flight), (1536, 4, 0));
+    for (parts, count) in [(&queue.latency.reads, 32), (&queue.latency.writes, 11), (&queue.latency.others, 2)] {
+        for part in [&parts.queued, &parts.device, &parts.publish, &parts.total] {
+            assert_eq!(part.count(), count);
+        }
+        let split = parts.queued.sum_ns() + parts.device.sum_ns() + parts.publish.sum_ns();
+        assert_eq!(split, parts.total.sum_ns(), "the parts are the whole");
+    }
+    assert!(queue.latency.reads.queued.sum_ns() > 0, "a full plug takes time");
+    assert!(report.cpu_ns > 0);
+}
+
+#[test]
+fn calls_wait_for_more_answers_while_more_are_to_come() {
+    let (mut worker, state, _open) = rig(Coalesce { delay: Duration::from_secs(3600), answers: 3 });
+    push(&state, [Op::Read]);
+    assert_eq!(release(&mut worker, &state, 1), (1, 1), "nothing more is in flight");
+    push(&state, [Op::Read; 6]);
+    assert_eq!(release(&mut worker, &state, 1), (2, 1));
+    assert_eq!(release(&mut worker, &state, 1), (3, 1));
+    assert_eq!(release(&mut worker, &state, 1), (4, 2), "three answers");
+    assert_eq!(release(&mut worker, &state, 1), (5, 2));
+    assert_eq!(release(&mut worker, &state, 2), (7, 3), "the last ones");
+    let counters = worker.report(0).queues[0].1.counters;
+    assert_eq!((counters.calls, counters.calls_put_off), (3, 3));
+    assert!(worker.owing.is_empty() || worker.seats[0].as_mut().unwrap().runner.pay_call(worker.now).is_none());
+}
+
+#[test]
+fn a_call_that_was_put_off_is_made_by_the_clock() {
+    let (mut worker, state, _open) = rig(Coalesce { delay: Duration::from_micros(200), answers: 0 });
+    push(&state, [Op::Read; 2]);
+    let (answered, _) = release(&mut worker, &state, 1);
+    assert_eq!(answered, 1);
+    // The storage never ends the other one.
+    while state.lock().unwrap().calls == 0 {
+        worker.sleep();
+        worker.turn();
+    }
+    assert_eq!(state.lock().unwrap().calls, 1);
+    worker.turn();
+    assert!(worker.owing.is_empty());
+    assert!(worker.report(0).sleeps > 0);
+}
+
+#[test]
+fn a_queue_that_leaves_owes_nothing() {
+    let (mut worker, state, _open) = rig(Coalesce { delay: Duration::from_secs(3600), answers: 0 });
+    push(&state, [Op::Read; 3]);
+    assert_eq!(release(&mut worker, &state, 2), (2, 0));
+    let (done, left) = std::sync::mpsc::sync_channel(1);
+    let generation = worker.seats[0].as_ref().unwrap().generation;
+    worker.drain(0, generation, done);
+    assert_eq!(release(&mut worker, &state, 1), (3, 1));
+    assert_eq!(left.try_recv().expect("it has left").report.counters.calls, 1);
+    assert!(worker.owing.is_empty());
+}

@@ -1,0 +1,61 @@
+//! What the queues of a device have counted, over all their lives: a guest that resets its device, or a VMM that reconnects,
+//! does not set the figures back.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use mqblk_engine::{QueueId, QueueReport, WorkerReport};
+
+/// One queue of the device.
+#[derive(Debug, Default)]
+struct Stand {
+    /// The queue that a worker serves now.
+    now: Option<QueueId>,
+    /// What its predecessors counted.
+    before: QueueReport,
+}
+
+/// Kept by the device's control thread, read by whoever wants to know.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    queues: Mutex<Vec<Stand>>,
+}
+
+impl Tally {
+    pub(crate) fn new(queues: usize) -> Tally {
+        Tally { queues: Mutex::new((0..queues).map(|_| Stand::default()).collect()) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Stand>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A worker serves queue `index` from now on.
+    pub(crate) fn attached(&self, index: u16, id: QueueId) {
+        if let Some(stand) = self.lock().get_mut(usize::from(index)) {
+            stand.now = Some(id);
+        }
+    }
+
+    /// It does no more.
+    pub(crate) fn detached(&self, index: u16, last: &QueueReport) {
+        if let Some(stand) = self.lock().get_mut(usize::from(index)) {
+            stand.before.add(last);
+            stand.now = None;
+        }
+    }
+
+    /// What each queue has counted, by what the workers say. `None` when they were asked while a queue came or went, so that
+    /// it would be missing: ask them again.
+    pub(crate) fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
+        let find = |id: QueueId| workers.iter().flat_map(|worker| &worker.queues).find(|(found, _)| *found == id);
+        let stands = self.lock();
+        let total = |stand: &Stand| {
+            let mut total = stand.before.clone();
+            if let Some(id) = stand.now {
+                total.add(&find(id)?.1);
+            }
+            Some(total)
+        };
+        stands.iter().map(total).collect()
+    }
+}

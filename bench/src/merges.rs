@@ -42,11 +42,10 @@ impl Merges {
         }
     }
 
-    /// The totals of the only disk in an answer to `stat`.
+    /// The sums over the queues of the only disk in an answer to `stat`.
     fn of(answer: &Value) -> Option<Merges> {
-        let disk = answer.pointer("/result/disks/0")?;
-        let totals = disk.get("totals").unwrap_or(disk);
-        let count = |key: &str| totals.get(key)?.as_u64();
+        let counters = answer.pointer("/result/disks/0/totals/counters")?;
+        let count = |key: &str| counters.get(key)?.as_u64();
         Some(Merges { reads: count("read_merges")?, writes: count("write_merges")? })
     }
 
@@ -93,7 +92,7 @@ mod tests {
 
     #[test]
     fn the_totals_of_the_disk_are_taken() {
-        let line = r#"{"jsonrpc":"2.0","id":1,"result":{"disks":[{"id":"d","totals":{"reads":9,"read_merges":5,"writes":7,"write_merges":3},"queues":[{"read_merges":1}]}]}}"#;
+        let line = r#"{"jsonrpc":"2.0","id":1,"result":{"disks":[{"id":"d","totals":{"in_flight":1,"counters":{"reads":9,"read_merges":5,"writes":7,"write_merges":3}}}]}}"#;
         let (merges, asked) = answered(line);
         assert_eq!(merges, Some(Merges { reads: 5, writes: 3 }));
         assert_eq!(asked, json!({ "jsonrpc": "2.0", "id": 1, "method": "stat" }));
@@ -106,7 +105,7 @@ mod tests {
             "nonsense\n",
             r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no such method"}}"#,
             r#"{"result":{"disks":[]}}"#,
-            r#"{"result":{"disks":[{"totals":{"read_merges":5}}]}}"#,
+            r#"{"result":{"disks":[{"totals":{"counters":{"read_merges":5}}}]}}"#,
         ] {
             assert_eq!(answered(answer).0, None, "{answer}");
         }

@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use mqblk_core::ByteLen;
+
+use crate::experiment::{self, Experiment};
 
 /// The options of `mqblk bench`. Words that fio has mean what fio means by them.
 #[derive(Clone, Debug, clap::Args)]
@@ -11,9 +14,13 @@ use mqblk_core::ByteLen;
 Every combination of the lists is measured, --runs times; with several targets the runs take turns (A B A B), and the table \
 shows the ratio of the medians to the first target.
 
-A thread owns queues. With --jobs at least --queues, job J works on queue J modulo queues, and the jobs of a queue share its \
-thread; with fewer, a job spreads its requests over several queues that it owns. Jobs that read or write in sequence share \
-the range out among them; so do all that verify.
+A thread owns queues, one of them unless --threads says otherwise. With --jobs at least --queues, job J works on queue J \
+modulo queues, and the jobs of a queue share its thread; with fewer, a job spreads its requests over several queues. Jobs that read or write in sequence share \
+the range out among them; so do all that verify. With --offset-increment each has the part that fio would give it, and goes \
+round in that part.
+
+A block that is larger than what the disk takes in one request is several requests and one I/O: it is counted once, and its \
+latency lasts until its last part is answered.
 
 Examples:
   mqblk bench --disk storage=null,size=1T --poll off,static:50 --iodepth 1,32
@@ -21,7 +28,13 @@ Examples:
   mqblk bench --socket /run/peer.sock --label peer --disk path=a.img,readonly=on --label ours --iodepth 32 --json out.json
       another vhost-user-blk server beside ours, with ratios, and the results for a program
   mqblk bench --socket /run/disk.sock --queues 2 --rw write --bs 64k --size 256M --verify crc32c --allow-write
-      writes each block once on both queues, then reads and checks all of them (destroys what was there)")]
+      writes each block once on both queues, then reads and checks all of them (destroys what was there)
+  mqblk bench --disk path=a.img --rw read --bs 512-128k --jobs 8 --queues 8 --iodepth 32 --offset-increment 1G
+      eight sequential streams, a gigabyte apart, at every power of two from 512 bytes to 128 KiB
+  mqblk bench --experiment block-size --disk path=a.img,readonly=on --json block-size.json
+      the table of sequential reads with one queue and with eight, with and without merging, 512 bytes to 4 MiB
+  mqblk bench --experiment block-size --disk path=a.img --rw write --allow-write --queues 2 --bs 4k,64k --runtime 5
+      the same table of writes with two queues and two block sizes (destroys what was there)")]
 pub struct Args {
     /// Socket of a running vhost-user-blk server; may be repeated
     #[arg(long, value_name = "PATH")]
@@ -47,31 +60,39 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = ClientMode::Wait)]
     pub client: ClientMode,
 
-    /// What to do: read, write, randread, randwrite, randrw
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "randread")]
+    /// A published table to reproduce and to print in its form; what is given beside it overrides its own choice
+    #[arg(long, value_name = "NAME", value_parser = experiment())]
+    pub experiment: Option<&'static dyn Experiment>,
+
+    /// What to do: read, write, rw, randread, randwrite, randrw [default: randread]
+    #[arg(long, value_enum, value_delimiter = ',')]
     pub rw: Vec<Rw>,
 
-    /// Share of reads with randrw, in percent
+    /// Share of reads with rw and randrw, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub rwmixread: u8,
 
-    /// Bytes of a request
-    #[arg(long, value_delimiter = ',', value_name = "SIZE,...", default_value = "4k", value_parser = size)]
-    pub bs: Vec<ByteLen>,
+    /// Bytes of an I/O; 512-4M: every power of two from one to the other [default: 4k]
+    #[arg(long, value_delimiter = ',', value_name = "SIZE,...", value_parser = block_sizes)]
+    pub bs: Vec<BlockSizes>,
 
-    /// Requests in flight, of each job
-    #[arg(long, value_delimiter = ',', value_name = "N,...", default_value = "1", value_parser = clap::value_parser!(u16).range(1..))]
+    /// I/Os in flight, of each job [default: 1]
+    #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..))]
     pub iodepth: Vec<u16>,
 
-    /// Queues to use
-    #[arg(long, value_delimiter = ',', value_name = "N,...", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
+    /// Queues to use [default: 1]
+    #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub queues: Vec<u16>,
 
     /// Jobs [default: one for each queue]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
 
-    /// Requests to submit at once and to wait for at once (fio's iodepth_batch and iodepth_batch_complete_min); 0: iodepth
+    /// Client threads, at most one for each queue and each job [default: as many]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+
+    /// I/Os to submit at once and to wait for at once (fio's iodepth_batch and iodepth_batch_complete_min); 0: iodepth
     #[arg(long, value_delimiter = ',', value_name = "N,...", default_value = "1")]
     pub batch: Vec<u16>,
 
@@ -91,9 +112,14 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size)]
     pub offset: ByteLen,
 
-    /// Length of the range to work on [default: to the end of the disk]
+    /// Length of the range to work on, with --offset-increment of each job's part [default: to the end of the disk, or to where
+    /// the next job starts]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub size: Option<ByteLen>,
+
+    /// Job J starts at --offset plus J times this, and has a part of its own (fio's offset_increment); 0: all on the same part
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub offset_increment: Option<ByteLen>,
 
     /// Write blocks that can be checked, and check all that was written at the end
     #[arg(long, value_enum, value_name = "METHOD")]
@@ -127,6 +153,9 @@ pub enum Rw {
     Read,
     /// Writes in sequence.
     Write,
+    /// Reads in sequence and writes in sequence, mixed.
+    #[value(name = "rw", alias = "readwrite")]
+    Mixed,
     /// Reads at random.
     Randread,
     /// Writes at random.
@@ -141,6 +170,7 @@ impl Rw {
         match self {
             Rw::Read => "read",
             Rw::Write => "write",
+            Rw::Mixed => "rw",
             Rw::Randread => "randread",
             Rw::Randwrite => "randwrite",
             Rw::Randrw => "randrw",
@@ -152,9 +182,19 @@ impl Rw {
         !matches!(self, Rw::Read | Rw::Randread)
     }
 
+    /// Whether it reads in the measured time.
+    pub fn reads(self) -> bool {
+        !matches!(self, Rw::Write | Rw::Randwrite)
+    }
+
+    /// Whether it does both.
+    pub fn mixed(self) -> bool {
+        self.reads() && self.writes()
+    }
+
     /// Whether it goes through the range in order.
     pub fn sequential(self) -> bool {
-        matches!(self, Rw::Read | Rw::Write)
+        matches!(self, Rw::Read | Rw::Write | Rw::Mixed)
     }
 }
 
@@ -183,6 +223,44 @@ pub enum Descriptors {
     Direct,
     /// Always indirect, if the server can.
     Indirect,
+}
+
+/// What one word of `--bs` stands for: a size, or the powers of two of a range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockSizes(pub Vec<ByteLen>);
+
+impl BlockSizes {
+    /// The powers of two from `from` to `to`, which are powers of two.
+    pub fn powers(from: ByteLen, to: ByteLen) -> BlockSizes {
+        let next = |size: &ByteLen| size.0.checked_mul(2).filter(|double| *double <= to.0).map(ByteLen);
+        BlockSizes(std::iter::successors(Some(from).filter(|from| *from <= to), next).collect())
+    }
+}
+
+impl std::fmt::Display for BlockSizes {
+    /// As the option has it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0.as_slice() {
+            [] => Ok(()),
+            [one] => write!(f, "{one}"),
+            [first, .., last] => write!(f, "{first}-{last}"),
+        }
+    }
+}
+
+fn block_sizes(text: &str) -> Result<BlockSizes, String> {
+    let Some((from, to)) = text.split_once('-') else { return Ok(BlockSizes(vec![size(text)?])) };
+    let (from, to) = (size(from)?, size(to)?);
+    if !from.0.is_power_of_two() || !to.0.is_power_of_two() || from > to {
+        return Err("expected a range of powers of two, the smaller first, such as 512-4M".into());
+    }
+    Ok(BlockSizes::powers(from, to))
+}
+
+/// The parser of `--experiment`.
+fn experiment() -> impl TypedValueParser<Value = &'static dyn Experiment> {
+    PossibleValuesParser::new(experiment::ALL.iter().map(|one| one.possible_value()))
+        .try_map(|name| experiment::find(&name).ok_or("no such experiment"))
 }
 
 fn size(text: &str) -> Result<ByteLen, String> {

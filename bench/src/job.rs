@@ -26,11 +26,13 @@ impl Blocks {
 #[derive(Clone, Debug)]
 pub struct Pattern {
     rw: Rw,
-    /// Of 256: below it, a request of randrw reads.
+    /// Of 65536: below it, a request of a mixed load reads.
     read_below: u32,
     blocks: Blocks,
-    /// The next index of a sequence or of a walk.
+    /// The next index of a sequence or of a walk; of a mixed sequence, of the reads.
     next: u64,
+    /// The next index of the writes of a mixed sequence: as fio has it, each direction has a position of its own.
+    next_write: u64,
     /// Blocks still to do, when each is done once.
     left: Option<u64>,
     /// A step that is coprime to the count: a walk with it meets each block once.
@@ -49,7 +51,7 @@ pub struct Choice {
 
 impl Pattern {
     /// A pattern over `blocks`. With `once` each block is done once; else for ever, and random ones independently of what was
-    /// done before (fio's `norandommap`).
+    /// done before (fio's `norandommap`). A mixed sequence that does each block once has one position for both directions.
     pub fn new(rw: Rw, read_share: u8, blocks: Blocks, once: bool, seed: u64) -> Pattern {
         let mut rng = SmallRng::seed_from_u64(seed);
         // Near the golden section of the range, so that the walk scatters.
@@ -59,7 +61,7 @@ impl Pattern {
         }
         let next = if once && !rw.sequential() { rng.next_u64() % blocks.count } else { 0 };
         let read_below = (f64::from(read_share) / 100.0 * f64::from(1_u32 << 16)) as u32;
-        Pattern { rw, read_below, blocks, next, left: once.then_some(blocks.count), stride, rng }
+        Pattern { rw, read_below, blocks, next, next_write: 0, left: once.then_some(blocks.count), stride, rng }
     }
 
     /// The blocks.
@@ -71,6 +73,11 @@ impl Pattern {
     #[inline]
     pub fn next(&mut self) -> Option<Choice> {
         let count = self.blocks.count;
+        let write = match self.rw {
+            Rw::Read | Rw::Randread => false,
+            Rw::Write | Rw::Randwrite => true,
+            Rw::Mixed | Rw::Randrw => self.rng.next_u32() >> 16 >= self.read_below,
+        };
         let index = match &mut self.left {
             Some(0) => return None,
             Some(left) => {
@@ -81,17 +88,13 @@ impl Pattern {
                 index
             }
             None if self.rw.sequential() => {
-                let index = self.next;
-                self.next = if index + 1 == count { 0 } else { index + 1 };
+                let next = if write && self.rw == Rw::Mixed { &mut self.next_write } else { &mut self.next };
+                let index = *next;
+                *next = if index + 1 == count { 0 } else { index + 1 };
                 index
             }
             // The high half of the product is uniform to within count / 2^64.
             None => ((u128::from(self.rng.next_u64()) * u128::from(count)) >> 64) as u64,
-        };
-        let write = match self.rw {
-            Rw::Read | Rw::Randread => false,
-            Rw::Write | Rw::Randwrite => true,
-            Rw::Randrw => self.rng.next_u32() >> 16 >= self.read_below,
         };
         Some(Choice { write, block: self.blocks.first + index })
     }
@@ -146,6 +149,23 @@ mod tests {
         let mut pattern = Pattern::new(Rw::Read, 0, Blocks { first: 5, count: 3 }, false, 1);
         let blocks: Vec<u64> = (0..7).map(|_| pattern.next().unwrap().block).collect();
         assert_eq!(blocks, [5, 6, 7, 5, 6, 7, 5]);
+    }
+
+    #[test]
+    fn a_mixed_sequence_has_a_position_for_each_direction() {
+        let mut pattern = Pattern::new(Rw::Mixed, 50, Blocks { first: 5, count: 7 }, false, 1);
+        let mut next = [5, 5];
+        for _ in 0..1000 {
+            let choice = pattern.next().unwrap();
+            let next = &mut next[usize::from(choice.write)];
+            assert_eq!(choice.block, *next);
+            *next = if *next == 11 { 5 } else { *next + 1 };
+        }
+        let mut pattern = Pattern::new(Rw::Mixed, 50, Blocks { first: 5, count: 100 }, true, 1);
+        let all: Vec<Choice> = std::iter::from_fn(|| pattern.next()).collect();
+        assert_eq!(all.iter().map(|choice| choice.block).collect::<Vec<_>>(), (5..105).collect::<Vec<_>>());
+        let writes = all.iter().filter(|choice| choice.write).count();
+        assert!((20..80).contains(&writes), "{writes}");
     }
 
     #[test]

@@ -3,22 +3,28 @@
 //! ```text
 //! args -> plan (every combination, judged before anything starts)
 //!      -> for each combination, for each run, for each target in turn: target (connect, or spawn a server)
-//!         -> load (threads that own queues; job: what is asked for; ledger: what was written)
-//!      -> report (a table for people, JSON for programs)
+//!         -> load (streams: which job works where; threads that own queues; job: what is asked for; ledger: what was written)
+//!      -> report (a table for people, JSON for programs), or experiment (a published table's form)
 //! ```
 #![forbid(unsafe_code)]
 
 mod args;
 mod control;
 mod cpu;
+mod defaults;
+mod experiment;
+mod grid;
 mod job;
 mod ledger;
 mod load;
+mod merges;
 mod plan;
 pub mod plot;
 mod progress;
 mod report;
 mod runs;
+mod streams;
+mod table;
 mod target;
 #[cfg(test)]
 mod tests;

@@ -1,47 +1,51 @@
 //! One run: the threads of one combination on one device.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use mqblk_core::{ByteLen, ByteOffset, Sector512};
 use mqblk_driver::virtio_blk::{Info, QueueSet, Waker};
 use mqblk_vhost_user_client::Lifeline;
 
 use crate::BenchError;
 use crate::control::{Control, Phase, Progress};
 use crate::cpu;
-use crate::job::{Blocks, Pattern};
+use crate::job::Pattern;
 use crate::ledger::Ledger;
+use crate::merges::{Merges, PerSecond};
 use crate::plan::{Combination, Plan};
 use crate::progress;
-use crate::target::Session;
+use crate::streams::Streams;
+use crate::target::{Server, Session};
 use crate::worker::{Job, Settings, Tally, Worker, WorkerError};
 
 /// How often the main thread looks.
 const TICK: Duration = Duration::from_millis(50);
 /// Most data pieces of a request that the driver composes.
 const MOST_PIECES: u64 = 14;
-/// Most blocks whose generation is kept.
-const MOST_VERIFIED: u64 = 1 << 30;
 
 /// What one run measured.
 #[derive(Debug)]
 pub struct RunResult {
-    /// Requests that ended in the measurement.
+    /// I/Os that ended in the measurement.
     pub requests: u64,
+    /// Requests that each I/O was: 1 unless the disk takes less than the block size at once.
+    pub requests_per_io: u32,
     /// Its length.
     pub elapsed: Duration,
     /// The server's CPU time in it, when it can be read.
     pub server_cpu: Option<Duration>,
     /// Our threads' CPU time in it.
     pub client_cpu: Duration,
+    /// Requests that the server merged in it, when it says.
+    pub merges: Option<PerSecond>,
     /// Kicks in it.
     pub kicks: u64,
     /// Calls in it.
     pub calls: u64,
-    /// Requests that failed or did not verify.
+    /// I/Os that failed or did not verify.
     pub errors: u64,
     /// About some of them.
     pub complaints: Vec<String>,
@@ -52,17 +56,10 @@ pub struct RunResult {
 }
 
 impl RunResult {
-    /// Requests per second.
+    /// I/Os per second.
     pub fn iops(&self) -> f64 {
         self.requests as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
-}
-
-/// The range of the disk, in blocks of the combination's size.
-#[derive(Clone, Copy, Debug)]
-struct Extent {
-    base: Sector512,
-    blocks: u64,
 }
 
 /// Measures once.
@@ -79,17 +76,17 @@ pub fn run(
 ) -> Result<RunResult, BenchError> {
     let Session { mut device, server } = session;
     let info = *device.info();
-    let extent = fit(plan, combination, &info)?;
+    let streams = fit(plan, combination, &info)?;
+    let settings = settings(plan, combination, &info, &streams)?;
     let sets = device.take_queues();
-    let settings = settings(plan, combination, &info, extent);
     let event = |error: std::io::Error| BenchError::Failed(format!("a queue's eventfd: {error}"));
     let wakers = sets.iter().map(QueueSet::waker).collect::<Result<Vec<_>, _>>().map_err(event)?;
     let lifeline = device.lifeline().map_err(event)?;
-    let pid = device.server_pid();
-    let (workers, counters) = workers(plan, combination, sets, settings, extent, seed);
-    let watch = Watch { plan, counters, wakers, lifeline, pid, progress, total: extent.blocks };
+    let meters = Meters { pid: device.server_pid(), admin: server.as_ref().and_then(Server::admin) };
+    let (workers, counters) = workers(plan, combination, sets, settings, &streams, seed);
+    let watch = Watch { plan, counters, wakers, lifeline, meters, progress, total: streams.total() };
 
-    let (mut workers, server_cpu) = watch.load(workers)?;
+    let (mut workers, measured) = watch.load(workers)?;
     let mut verified = 0;
     if plan.verify.is_some() {
         verified = workers
@@ -114,15 +111,16 @@ pub fn run(
         tallies.push(tally);
         sets.push(set);
     }
+    let requests_per_io = settings.bs.div_ceil(settings.part);
     device.stop(sets).map_err(|error| BenchError::Failed(error.to_string()))?;
     if let Some(server) = server {
         server.stop()?;
     }
-    Ok(merge(tallies, server_cpu, verified))
+    Ok(merge(tallies, measured, requests_per_io, verified))
 }
 
 /// Judges the options by the disk.
-fn fit(plan: &Plan, combination: &Combination, info: &Info) -> Result<Extent, BenchError> {
+fn fit(plan: &Plan, combination: &Combination, info: &Info) -> Result<Streams, BenchError> {
     if combination.rw.writes() && info.read_only {
         return Err(BenchError::option("rw", combination.rw.name(), "read or randread: the disk is read-only"));
     }
@@ -138,32 +136,7 @@ fn fit(plan: &Plan, combination: &Combination, info: &Info) -> Result<Extent, Be
     let too_big =
         || BenchError::Failed(format!("the disk says it has {} sectors, more than 2^64 bytes", info.capacity.0));
     let capacity = info.capacity.to_len().ok_or_else(too_big)?;
-    let rest = ByteLen(capacity.0.saturating_sub(plan.offset.0));
-    let size = plan.size.unwrap_or(rest);
-    if size > rest {
-        let expected = format!("at most {rest}: the disk has {capacity}, and the range starts at {}", plan.offset);
-        return Err(BenchError::option("size", size, expected));
-    }
-    let blocks = size.0 / combination.bs.0;
-    let jobs = u64::from(combination.jobs);
-    if blocks < if shared_out(plan, combination) { jobs } else { 1 } {
-        return Err(BenchError::option("size", size, format!("a block of {} for each job, at least", combination.bs)));
-    }
-    if plan.verify.is_some() && blocks > MOST_VERIFIED {
-        return Err(BenchError::option("size", size, format!("at most {MOST_VERIFIED} blocks with --verify")));
-    }
-    let pieces = combination.bs.0.div_ceil(piece_max(info).into());
-    let most = info.seg_max.map_or(MOST_PIECES, |max| MOST_PIECES.min(max.max(1).into()));
-    if pieces > most {
-        let expected = format!(
-            "at most {}: the disk's SIZE_MAX is {}",
-            ByteLen(most * u64::from(piece_max(info))),
-            piece_max(info)
-        );
-        return Err(BenchError::option("bs", combination.bs, expected));
-    }
-    // The plan has checked that the offset is a multiple of 512.
-    Ok(Extent { base: ByteOffset(plan.offset.0).to_sector().unwrap_or_default(), blocks })
+    Streams::new(plan, combination, capacity)
 }
 
 /// The largest piece that the device takes.
@@ -171,23 +144,38 @@ fn piece_max(info: &Info) -> u32 {
     info.size_max.filter(|max| *max != 0).unwrap_or(u32::MAX)
 }
 
-/// Whether the jobs share the range out among them, or each works on all of it.
-fn shared_out(plan: &Plan, combination: &Combination) -> bool {
-    combination.rw.sequential() || plan.verify.is_some() || plan.runtime.is_none()
+/// The most bytes of a request: whole blocks, in as many pieces as the device and the driver take. Blocks that are larger are
+/// several requests, as Linux splits a bio by the limits of its queue.
+///
+/// # Errors
+/// [`BenchError::Failed`] when the device takes less than a block.
+fn part_max(bs: u32, info: &Info) -> Result<u32, BenchError> {
+    let pieces = info.seg_max.map_or(MOST_PIECES, |max| MOST_PIECES.min(max.max(1).into()));
+    let most = pieces * u64::from(piece_max(info));
+    let block = u64::from(info.block.bytes());
+    if most < block {
+        let text =
+            format!("the disk's SEG_MAX and SIZE_MAX: found {most} bytes a request, expected a block of {block}");
+        return Err(BenchError::Failed(text));
+    }
+    Ok((most / block * block).min(bs.into()) as u32)
 }
 
-fn settings(plan: &Plan, combination: &Combination, info: &Info, extent: Extent) -> Settings {
-    Settings {
-        // The plan has checked that it is at most 1 GiB.
-        bs: combination.bs.0 as u32,
+fn settings(plan: &Plan, combination: &Combination, info: &Info, streams: &Streams) -> Result<Settings, BenchError> {
+    // The plan has checked that it is at most 1 GiB.
+    let bs = combination.bs.0 as u32;
+    let part = part_max(bs, info)?;
+    Ok(Settings {
+        bs,
         bs_sectors: combination.bs.sectors(),
-        base: extent.base,
+        part,
+        base: streams.base,
         piece_max: piece_max(info),
-        batch: combination.batch,
+        batch: u32::from(combination.batch).saturating_mul(bs.div_ceil(part)).min(u16::MAX.into()) as u16,
         iodepth: combination.iodepth,
         client: plan.client,
         verify: plan.verify.is_some(),
-    }
+    })
 }
 
 fn workers(
@@ -195,25 +183,62 @@ fn workers(
     combination: &Combination,
     sets: Vec<QueueSet>,
     settings: Settings,
-    extent: Extent,
+    streams: &Streams,
     seed: u64,
 ) -> (Vec<Worker>, Vec<Arc<Progress>>) {
     let threads = sets.len();
     let mut jobs: Vec<Vec<Job>> = (0..threads).map(|_| vec![]).collect();
-    for index in 0..u64::from(combination.jobs) {
-        let blocks = match shared_out(plan, combination) {
-            true => Blocks::part(extent.blocks, index, combination.jobs.into()),
-            false => Blocks { first: 0, count: extent.blocks },
-        };
+    for (index, &blocks) in streams.parts.iter().enumerate() {
         let once = plan.runtime.is_none();
-        let pattern = Pattern::new(combination.rw, plan.read_share, blocks, once, seed.wrapping_add(index << 32));
+        let seed_of_job = seed.wrapping_add((index as u64) << 32);
+        let pattern = Pattern::new(combination.rw, plan.read_share, blocks, once, seed_of_job);
         // Half of the 31 bits tell runs apart, the other half count.
         let ledger = plan.verify.map(|_| Ledger::new(blocks.first, blocks.count, (seed as u32) >> 2));
-        jobs[index as usize % threads].push(Job { pattern, ledger });
+        jobs[index % threads].push(Job { pattern, ledger });
     }
     let counters: Vec<Arc<Progress>> = (0..threads).map(|_| Arc::default()).collect();
     let workers = sets.into_iter().zip(jobs).zip(&counters);
     (workers.map(|((set, jobs), progress)| Worker::new(set, jobs, settings, Arc::clone(progress))).collect(), counters)
+}
+
+/// What is read of the server before and after the measurement.
+#[derive(Debug)]
+struct Meters {
+    pid: Option<i32>,
+    admin: Option<PathBuf>,
+}
+
+/// The meters at one time.
+#[derive(Debug)]
+struct Reading {
+    at: Instant,
+    cpu: Option<Duration>,
+    merges: Option<Merges>,
+}
+
+/// What the server did in the measurement.
+#[derive(Debug, Default)]
+struct Measured {
+    cpu: Option<Duration>,
+    merges: Option<PerSecond>,
+}
+
+impl Meters {
+    fn read(&self) -> Reading {
+        let merges = self.admin.as_deref().and_then(Merges::read);
+        let at = Instant::now();
+        // Last: the measurement begins or ends right after it.
+        let cpu = self.pid.and_then(cpu::of_process);
+        Reading { at, cpu, merges }
+    }
+
+    fn since(&self, before: &Reading) -> Measured {
+        let now = self.read();
+        let cpu = now.cpu.zip(before.cpu).map(|(now, before)| now.saturating_sub(before));
+        let time = now.at - before.at;
+        let merges = now.merges.zip(before.merges).map(|(now, before)| now.per_second(before, time));
+        Measured { cpu, merges }
+    }
 }
 
 /// What the main thread does while the others work.
@@ -222,16 +247,12 @@ struct Watch<'a> {
     counters: Vec<Arc<Progress>>,
     wakers: Vec<Waker>,
     lifeline: Lifeline,
-    pid: Option<i32>,
+    meters: Meters,
     progress: &'a progress::Progress,
     total: u64,
 }
 
 impl Watch<'_> {
-    fn server_cpu(&self) -> Option<Duration> {
-        cpu::of_process(self.pid?)
-    }
-
     fn done(&self) -> u64 {
         self.counters.iter().map(|counter| counter.0.load(Ordering::Relaxed)).sum()
     }
@@ -306,20 +327,19 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// The load. Returns the workers, and the CPU time of the server in the measurement.
-    fn load(&self, workers: Vec<Worker>) -> Result<(Vec<Worker>, Option<Duration>), BenchError> {
+    /// The load. Returns the workers, and what the server did in the measurement.
+    fn load(&self, workers: Vec<Worker>) -> Result<(Vec<Worker>, Measured), BenchError> {
         let control = Control::new(if self.plan.runtime.is_some() { Phase::Warm } else { Phase::Measure });
-        let mut server_cpu = None;
+        let mut measured = Measured::default();
         let workers = self.run(&control, workers, Worker::load, |finished| {
             let start = Instant::now();
-            let used = |before: Option<Duration>| Some(self.server_cpu()?.saturating_sub(before?));
             let Some(runtime) = self.plan.runtime else {
-                let before = self.server_cpu();
+                let before = self.meters.read();
                 self.look_on(finished, || {
                     self.progress.update(self.done() as f64 / self.total as f64);
                     false
                 })?;
-                server_cpu = used(before);
+                measured = self.meters.since(&before);
                 return Ok(());
             };
             let whole = self.plan.warmup + runtime;
@@ -330,14 +350,14 @@ impl Watch<'_> {
                 }
             };
             self.look_on(finished, until(self.plan.warmup))?;
-            let before = self.server_cpu();
+            let before = self.meters.read();
             control.set(Phase::Measure);
             self.look_on(finished, until(whole))?;
-            server_cpu = used(before);
+            measured = self.meters.since(&before);
             control.set(Phase::Stop);
             self.look_on(finished, || false)
         })?;
-        Ok((workers, server_cpu))
+        Ok((workers, measured))
     }
 
     /// Reads everything back.
@@ -353,13 +373,15 @@ impl Watch<'_> {
     }
 }
 
-fn merge(tallies: Vec<Tally>, server_cpu: Option<Duration>, verified: u64) -> RunResult {
+fn merge(tallies: Vec<Tally>, measured: Measured, requests_per_io: u32, verified: u64) -> RunResult {
     let mut tallies = tallies.into_iter();
     let first = tallies.next().expect("at least one thread");
     let mut total = RunResult {
         requests: first.requests,
         elapsed: first.elapsed,
-        server_cpu,
+        requests_per_io,
+        server_cpu: measured.cpu,
+        merges: measured.merges,
         client_cpu: first.cpu,
         kicks: first.kicks,
         calls: first.calls,

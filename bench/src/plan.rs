@@ -7,6 +7,11 @@ use mqblk_core::ByteLen;
 
 use crate::BenchError;
 use crate::args::{Args, ClientMode, Descriptors, Rw, Verify};
+use crate::defaults::Defaults;
+use crate::experiment::Experiment;
+
+/// What `merge` is for a disk of ours that does not say.
+const SERVER_MERGE: &str = "auto";
 
 /// Most requests in flight on one queue: what a ring can name.
 const MAX_DEPTH: u32 = 32768;
@@ -25,7 +30,28 @@ pub enum Place {
         spec: String,
         /// The poll policy to ask for.
         poll: Option<String>,
+        /// Merging to ask for.
+        merge: Option<Merge>,
     },
+}
+
+/// Request merging, as an experiment asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Merge {
+    /// Neighbours are joined.
+    On,
+    /// Each request is passed on as it came.
+    Off,
+}
+
+impl Merge {
+    /// The value of the disk's key `merge`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Merge::On => "on",
+            Merge::Off => "off",
+        }
+    }
 }
 
 /// A target and how it is named in the results.
@@ -39,6 +65,19 @@ pub struct Target {
     pub storage: String,
     /// `poll` in the results.
     pub poll: String,
+    /// `merge` in the results.
+    pub merge: String,
+    /// An experiment's heading for it: `column` in the results.
+    pub column: Option<String>,
+    /// Queues, where they are not the combination's.
+    pub queues: Option<u16>,
+}
+
+impl Target {
+    /// What is run on it for a combination of the sweep.
+    pub fn combination(&self, of: &Combination) -> Combination {
+        Combination { queues: self.queues.unwrap_or(of.queues), ..*of }
+    }
 }
 
 /// One combination of the sweep.
@@ -46,28 +85,34 @@ pub struct Target {
 pub struct Combination {
     /// What to do.
     pub rw: Rw,
-    /// Bytes of a request.
+    /// Bytes of an I/O.
     pub bs: ByteLen,
     /// Queues.
     pub queues: u16,
     /// Jobs.
     pub jobs: u16,
-    /// Requests in flight, of each job.
+    /// Client threads to use, unless there are fewer queues or jobs.
+    pub most_threads: u16,
+    /// I/Os in flight, of each job.
     pub iodepth: u16,
-    /// Requests submitted and waited for at once.
+    /// I/Os submitted and waited for at once.
     pub batch: u16,
 }
 
 impl Combination {
-    /// Threads: each owns queues.
+    /// Threads: each owns queues, and has jobs.
     pub fn threads(&self) -> u16 {
-        self.jobs.min(self.queues)
+        self.most_threads.min(self.jobs).min(self.queues)
     }
 
-    /// The most requests in flight on one queue.
+    /// The most I/Os in flight on one queue.
     pub fn depth_per_queue(&self) -> u32 {
-        let (jobs, queues, depth) = (u32::from(self.jobs), u32::from(self.queues), u32::from(self.iodepth));
-        if jobs >= queues { jobs.div_ceil(queues) * depth } else { depth }
+        let threads = self.threads();
+        // Of the thread that has the most jobs on the fewest queues.
+        let (jobs, queues) = (self.jobs.div_ceil(threads), self.queues / threads);
+        // Fewer jobs than queues go round the queues, and may all be on the same one.
+        let on_one = if jobs >= queues { jobs.div_ceil(queues) } else { jobs };
+        u32::from(on_one) * u32::from(self.iodepth)
     }
 }
 
@@ -78,9 +123,11 @@ pub struct Plan {
     pub targets: Vec<Target>,
     /// At least one.
     pub combinations: Vec<Combination>,
+    /// What the columns and the printed table are.
+    pub experiment: Option<&'static dyn Experiment>,
     /// How the client waits.
     pub client: ClientMode,
-    /// Reads with randrw, in percent.
+    /// Reads of a mixed load, in percent.
     pub read_share: u8,
     /// `None`: each block once.
     pub runtime: Option<Duration>,
@@ -92,6 +139,8 @@ pub struct Plan {
     pub offset: ByteLen,
     /// Length of the range; `None`: to the end.
     pub size: Option<ByteLen>,
+    /// From one job's start to the next; `None`: the jobs have the range in common, or share it out.
+    pub offset_increment: Option<ByteLen>,
     /// Check what was written.
     pub verify: Option<Verify>,
     /// CPUs of the client's threads.
@@ -114,6 +163,8 @@ impl Plan {
     /// # Errors
     /// [`BenchError::Usage`], naming the option.
     pub fn new(args: &Args) -> Result<Plan, BenchError> {
+        let defaults = args.experiment.map_or_else(Defaults::default, Experiment::defaults);
+        let args = &defaults.fill(args);
         if args.rw.iter().any(|rw| rw.writes()) && !args.allow_write {
             let text =
                 "--rw: found a benchmark that writes, expected --allow-write with it: it destroys what is on the disk";
@@ -125,26 +176,38 @@ impl Plan {
         if !args.queue_size.is_power_of_two() {
             return Err(BenchError::option("queue-size", args.queue_size, "a power of two from 4 to 32768"));
         }
-        let runtime = args.runtime.unwrap_or(if args.verify.is_some() { 0.0 } else { 5.0 });
-        let once = runtime == 0.0;
-        let (runs, warmup) = if once { (1, 0.0) } else { (3, 1.0) };
-        if once && args.warmup.is_some_and(|warmup| warmup > 0.0) {
+        let seconds = |value: Option<f64>| Duration::from_secs_f64(value.unwrap_or(0.0));
+        let (runtime, warmup) = (seconds(args.runtime), seconds(args.warmup));
+        if runtime.is_zero() && !warmup.is_zero() {
             return Err(BenchError::option(
                 "warmup",
                 "a time",
                 "0 where each block is done once: there is nothing to warm",
             ));
         }
+        let mut targets = targets(args)?;
+        let mut queues = args.queues.clone();
+        if let Some(experiment) = args.experiment {
+            targets = experiment.columns(&queues, targets)?;
+            // Each column has its own.
+            queues.truncate(1);
+        }
+        let combinations = combinations(args, &queues);
+        for combination in &combinations {
+            targets.iter().try_for_each(|target| check(args, &target.combination(combination)))?;
+        }
         Ok(Plan {
-            targets: targets(args)?,
-            combinations: combinations(args)?,
+            targets,
+            combinations,
+            experiment: args.experiment,
             client: args.client,
             read_share: args.rwmixread,
-            runtime: (!once).then(|| Duration::from_secs_f64(runtime)),
-            warmup: Duration::from_secs_f64(args.warmup.unwrap_or(warmup)),
-            runs: args.runs.unwrap_or(runs),
+            runtime: (!runtime.is_zero()).then_some(runtime),
+            warmup,
+            runs: args.runs.unwrap_or(1),
             offset: args.offset,
             size: args.size,
+            offset_increment: args.offset_increment,
             verify: args.verify,
             pin: args.pin.clone(),
             server_cpus: args.server_cpus.clone(),
@@ -165,8 +228,9 @@ fn targets(args: &Args) -> Result<Vec<Target>, BenchError> {
     let mut targets = vec![];
     for (index, socket) in args.socket.iter().enumerate() {
         let label = args.label.get(index).cloned().unwrap_or_else(|| socket.display().to_string());
-        let (storage, poll) = ("unknown".to_owned(), "unknown".to_owned());
-        targets.push(Target { place: Place::Socket(socket.clone()), label, storage, poll });
+        let [storage, poll, merge] = std::array::from_fn(|_| "unknown".to_owned());
+        let place = Place::Socket(socket.clone());
+        targets.push(Target { place, label, storage, poll, merge, column: None, queues: None });
     }
     for (index, spec) in args.disk.iter().enumerate() {
         for key in ["socket", "queues", "num_queues"] {
@@ -185,10 +249,12 @@ fn targets(args: &Args) -> Result<Vec<Target>, BenchError> {
             true => vec![None],
             false => args.poll.iter().map(Some).collect(),
         };
+        let merge = value_of(spec, "merge").unwrap_or(SERVER_MERGE);
         for poll in policies {
-            let place = Place::Disk { spec: spec.clone(), poll: poll.cloned() };
+            let place = Place::Disk { spec: spec.clone(), poll: poll.cloned(), merge: None };
             let poll = poll.map(String::as_str).or(own).unwrap_or("default").to_owned();
-            targets.push(Target { place, label: label.clone(), storage: storage.clone(), poll });
+            let (label, storage, merge) = (label.clone(), storage.clone(), merge.to_owned());
+            targets.push(Target { place, label, storage, poll, merge, column: None, queues: None });
         }
     }
     if targets.is_empty() {
@@ -205,25 +271,24 @@ fn targets(args: &Args) -> Result<Vec<Target>, BenchError> {
     Ok(targets)
 }
 
-fn combinations(args: &Args) -> Result<Vec<Combination>, BenchError> {
+fn combinations(args: &Args, queues: &[u16]) -> Vec<Combination> {
     let mut all = vec![];
     for &rw in &args.rw {
-        for &bs in &args.bs {
-            for &queues in &args.queues {
+        for &bs in args.bs.iter().flat_map(|word| &word.0) {
+            for &queues in queues {
                 for &iodepth in &args.iodepth {
                     for &batch in &args.batch {
                         let jobs = args.jobs.unwrap_or(queues);
                         // fio: "If set to 0 the iodepth value will be used"; and a larger batch than the depth is the depth.
                         let batch = if batch == 0 { iodepth } else { batch.min(iodepth) };
-                        let combination = Combination { rw, bs, queues, jobs, iodepth, batch };
-                        check(args, &combination)?;
-                        all.push(combination);
+                        let most_threads = args.threads.unwrap_or(u16::MAX);
+                        all.push(Combination { rw, bs, queues, jobs, most_threads, iodepth, batch });
                     }
                 }
             }
         }
     }
-    Ok(all)
+    all
 }
 
 fn check(args: &Args, combination: &Combination) -> Result<(), BenchError> {
@@ -234,9 +299,12 @@ fn check(args: &Args, combination: &Combination) -> Result<(), BenchError> {
     if !args.offset.is_aligned(mqblk_core::BlockSize::B512) {
         return Err(BenchError::option("offset", args.offset, "a multiple of 512 bytes"));
     }
+    if let Some(increment) = args.offset_increment.filter(|increment| !increment.0.is_multiple_of(bs.0)) {
+        return Err(BenchError::option("offset-increment", increment, format!("a multiple of --bs, {bs}")));
+    }
     let (depth, room) = (combination.depth_per_queue(), u32::from(args.queue_size));
     if depth > room.min(MAX_DEPTH) {
-        let found = format!("{depth} requests in flight on a queue");
+        let found = format!("{depth} I/Os in flight on a queue");
         return Err(BenchError::option("iodepth", found, format!("at most {room}, --queue-size")));
     }
     Ok(())

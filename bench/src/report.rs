@@ -1,14 +1,14 @@
-//! The results: JSON for programs, a table for people.
+//! The results of a target under a combination, and their JSON.
 
-use std::fmt::Write as _;
 use std::path::Path;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::BenchError;
-use crate::args::{ClientMode, Rw};
+use crate::experiment::Experiment;
 use crate::load::RunResult;
+use crate::merges::PerSecond;
 use crate::plan::{Combination, Plan, Target};
 
 /// Latency in microseconds.
@@ -18,6 +18,8 @@ pub struct Latency {
     pub mean: f64,
     /// Median.
     pub p50: f64,
+    /// 90th percentile.
+    pub p90: f64,
     /// 99th percentile.
     pub p99: f64,
     /// 99.9th percentile.
@@ -37,43 +39,54 @@ pub struct Row {
     pub target: String,
     /// fio's word.
     pub rw: &'static str,
-    /// Bytes of a request.
+    /// Bytes of an I/O.
     pub bs: u64,
     /// Queues.
     pub queues: u16,
     /// Jobs.
     pub jobs: u16,
-    /// Requests in flight of each job.
+    /// I/Os in flight of each job.
     pub iodepth: u16,
-    /// Requests submitted and waited for at once.
+    /// I/Os submitted and waited for at once.
     pub batch: u16,
     /// The server's poll policy, `unknown` for a server that runs already.
     pub poll: String,
-    /// Request merging in the server.
-    pub merge: &'static str,
+    /// Request merging in the server: on, off, auto, or `unknown` for a server that runs already.
+    pub merge: String,
     /// Runs.
     pub runs: usize,
-    /// Requests per second, mean over the runs.
+    /// I/Os per second, mean over the runs.
     pub iops_mean: f64,
     /// Its standard error.
     pub iops_stderr: f64,
+    /// I/Os per second, median over the runs: what ratios are made of.
+    pub iops_median: f64,
     /// Bytes per second, mean over the runs.
     pub bw_bytes_per_s: f64,
     /// Latency over all runs.
     pub lat_us: Latency,
-    /// CPU time of the server for a request; null when it cannot be read.
+    /// Points of the latencies' distribution: (percentile, microseconds).
+    pub percentiles: Vec<(f64, f64)>,
+    /// CPU time of the server for an I/O; null when it cannot be read.
     pub server_cpu_us_per_io: Option<f64>,
-    /// CPU time of our threads for a request.
+    /// CPU time of our threads for an I/O.
     pub client_cpu_us_per_io: f64,
-    /// Kicks for a request.
+    /// Reads that the server joined to another one, per second; null when it does not say.
+    pub rrqm_per_s: Option<f64>,
+    /// Writes that the server joined to another one, per second; null when it does not say.
+    pub wrqm_per_s: Option<f64>,
+    /// Requests that an I/O is: more than 1 where the disk takes less than the block size at once.
+    pub requests_per_io: u32,
+    /// Kicks for an I/O.
     pub kicks_per_io: f64,
-    /// Calls for a request.
+    /// Calls for an I/O.
     pub calls_per_io: f64,
-    /// Requests that failed or did not verify.
+    /// I/Os that failed or did not verify.
     pub errors: u64,
-    /// For the ratio in the table.
-    #[serde(skip)]
-    pub iops_median: f64,
+    /// The experiment that the row is of.
+    pub experiment: Option<&'static str>,
+    /// The experiment's heading of the column that the row is in.
+    pub column: Option<String>,
     /// Blocks read back and checked.
     #[serde(skip)]
     pub verified: u64,
@@ -81,12 +94,17 @@ pub struct Row {
 
 impl Row {
     /// Of the runs of a target, at least one.
-    pub fn new(target: &Target, combination: &Combination, results: &[RunResult]) -> Row {
+    pub fn new(plan: &Plan, target: &Target, combination: &Combination, results: &[RunResult]) -> Row {
         let iops: Vec<f64> = results.iter().map(RunResult::iops).collect();
         let (iops_mean, iops_stderr) = mean_and_stderr(&iops);
         let requests = results.iter().map(|result| result.requests).sum::<u64>().max(1) as f64;
         let per_request = |value: f64| value / requests;
         let micros = |time: std::time::Duration| time.as_secs_f64() * 1e6;
+        let latencies = latencies(results);
+        let merges = |of: fn(&PerSecond) -> f64| {
+            let rates: Option<Vec<f64>> = results.iter().map(|result| result.merges.as_ref().map(of)).collect();
+            rates.map(|rates| mean_and_stderr(&rates).0)
+        };
         let server_cpu: Option<f64> = results.iter().map(|result| result.server_cpu.map(micros)).sum();
         Row {
             interface: "virtio-blk",
@@ -99,35 +117,55 @@ impl Row {
             iodepth: combination.iodepth,
             batch: combination.batch,
             poll: target.poll.clone(),
-            merge: "off",
+            merge: target.merge.clone(),
             runs: results.len(),
             iops_mean,
             iops_stderr,
+            iops_median: median(&iops),
             bw_bytes_per_s: iops_mean * combination.bs.0 as f64,
-            lat_us: latency(results),
+            lat_us: Latency::new(&latencies),
+            percentiles: PERCENTILES.iter().map(|at| (*at, micros_at(&latencies, *at))).collect(),
             server_cpu_us_per_io: server_cpu.map(per_request),
             client_cpu_us_per_io: per_request(results.iter().map(|result| micros(result.client_cpu)).sum()),
+            rrqm_per_s: merges(|rate| rate.reads),
+            wrqm_per_s: merges(|rate| rate.writes),
+            requests_per_io: results[0].requests_per_io,
             kicks_per_io: per_request(results.iter().map(|result| result.kicks).sum::<u64>() as f64),
             calls_per_io: per_request(results.iter().map(|result| result.calls).sum::<u64>() as f64),
             errors: results.iter().map(|result| result.errors).sum(),
-            iops_median: median(&iops),
+            experiment: plan.experiment.map(Experiment::name),
+            column: target.column.clone(),
             verified: results.iter().map(|result| result.verified).sum(),
         }
     }
 }
 
-fn latency(results: &[RunResult]) -> Latency {
+/// Where the distribution of latencies is told.
+const PERCENTILES: [f64; 13] = [1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99];
+
+fn latencies(results: &[RunResult]) -> Histogram<u64> {
     let mut all: Histogram<u64> = results[0].latency.clone();
     for result in &results[1..] {
         all.add(&result.latency).expect("all histograms have the same bounds");
     }
-    let micros = |nanos: u64| nanos as f64 / 1e3;
-    Latency {
-        mean: if all.is_empty() { 0.0 } else { all.mean() / 1e3 },
-        p50: micros(all.value_at_quantile(0.5)),
-        p99: micros(all.value_at_quantile(0.99)),
-        p999: micros(all.value_at_quantile(0.999)),
-        max: micros(all.max()),
+    all
+}
+
+fn micros_at(latencies: &Histogram<u64>, percentile: f64) -> f64 {
+    latencies.value_at_percentile(percentile) as f64 / 1e3
+}
+
+impl Latency {
+    fn new(latencies: &Histogram<u64>) -> Latency {
+        let at = |percentile| micros_at(latencies, percentile);
+        Latency {
+            mean: if latencies.is_empty() { 0.0 } else { latencies.mean() / 1e3 },
+            p50: at(50.0),
+            p90: at(90.0),
+            p99: at(99.0),
+            p999: at(99.9),
+            max: latencies.max() as f64 / 1e3,
+        }
     }
 }
 
@@ -161,124 +199,42 @@ pub fn write_json<'a>(path: &Path, rows: impl Iterator<Item = &'a Row>) -> Resul
     std::fs::write(path, text).map_err(failed)
 }
 
-/// A row's text in a column; the number is the ratio to the first target.
-type Cell = Box<dyn Fn(&Row, f64) -> String>;
-
-/// A column of the table.
-struct Column {
-    heading: &'static str,
-    number: bool,
-    /// Whether it is said once, above the table, when all rows have the same.
-    constant: bool,
-    cell: Cell,
-}
-
-/// The table. `groups`: the targets of one combination each.
-pub fn table(plan: &Plan, groups: &[Vec<Row>]) -> String {
-    let columns = columns(plan);
-    let rows: Vec<Vec<String>> = groups
-        .iter()
-        .flat_map(|group| group.iter().map(|row| (row, row.iops_median / group[0].iops_median)))
-        .map(|(row, ratio)| columns.iter().map(|column| (column.cell)(row, ratio)).collect())
-        .collect();
-    let same = |at: usize| rows.iter().all(|row| row[at] == rows[0][at]);
-    let (mut shown, mut said) = (vec![], vec![]);
-    for (at, column) in columns.iter().enumerate() {
-        match column.constant && same(at) {
-            // A server that runs already does not say its policy.
-            true if rows[0][at] == "unknown" => {}
-            true => said.push(format!("{} {}", column.heading, rows[0][at])),
-            false => shown.push(at),
+#[cfg(test)]
+impl Row {
+    /// A row of a table in a test: so many I/Os per second, the rest made up.
+    pub fn made_up(bs: u64, column: &str, iops: f64) -> Row {
+        Row {
+            interface: "virtio-blk",
+            storage: "file".into(),
+            target: "disk".into(),
+            rw: "read",
+            bs,
+            queues: 8,
+            jobs: 8,
+            iodepth: 32,
+            batch: 1,
+            poll: "default".into(),
+            merge: "on".into(),
+            runs: 3,
+            iops_mean: iops,
+            iops_stderr: 0.0,
+            iops_median: iops,
+            bw_bytes_per_s: iops * bs as f64,
+            lat_us: Latency { mean: 1.0, p50: 1.0, p90: 2.0, p99: 3.0, p999: 4.0, max: 5.0 },
+            percentiles: vec![(50.0, 1.0)],
+            server_cpu_us_per_io: Some(1.5),
+            client_cpu_us_per_io: 1.0,
+            rrqm_per_s: Some(iops / 2.0),
+            wrqm_per_s: Some(0.0),
+            requests_per_io: 1,
+            kicks_per_io: 0.0,
+            calls_per_io: 0.0,
+            errors: 0,
+            experiment: Some("block-size"),
+            column: Some(column.into()),
+            verified: 0,
         }
     }
-    let mut text = heading(plan, &said);
-    let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = shown.iter().map(|at| width(*at).max(columns[*at].heading.chars().count())).collect();
-    let mut line = |cells: &mut dyn Iterator<Item = &str>| {
-        let mut line = String::new();
-        for ((cell, at), width) in cells.zip(&shown).zip(&widths) {
-            // Writing to a String cannot fail.
-            let _ = match columns[*at].number {
-                true => write!(line, "{cell:>width$}  "),
-                false => write!(line, "{cell:<width$}  "),
-            };
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    };
-    line(&mut shown.iter().map(|at| columns[*at].heading));
-    for row in &rows {
-        line(&mut shown.iter().map(|at| row[*at].as_str()));
-    }
-    text
-}
-
-/// What holds for all rows.
-fn heading(plan: &Plan, said: &[String]) -> String {
-    let mut words = said.to_vec();
-    words.push(match plan.client {
-        ClientMode::Poll => "client polls".into(),
-        ClientMode::Wait => "client sleeps".into(),
-    });
-    if plan.combinations.iter().any(|combination| combination.rw == Rw::Randrw) {
-        words.push(format!("{} % reads", plan.read_share));
-    }
-    let runs = if plan.runs == 1 { "1 run".to_owned() } else { format!("{} runs", plan.runs) };
-    words.push(match plan.runtime {
-        Some(time) => format!("{runs} of {} s", time.as_secs_f64()),
-        None => format!("{runs}, each block once"),
-    });
-    format!("{}\n", words.join(", "))
-}
-
-fn columns(plan: &Plan) -> Vec<Column> {
-    fn column(
-        heading: &'static str,
-        number: bool,
-        constant: bool,
-        cell: impl Fn(&Row, f64) -> String + 'static,
-    ) -> Column {
-        Column { heading, number, constant, cell: Box::new(cell) }
-    }
-    /// Three significant digits at least.
-    fn micros(value: f64) -> String {
-        match value {
-            v if v >= 100.0 => format!("{v:.0}"),
-            v if v >= 10.0 => format!("{v:.1}"),
-            v => format!("{v:.2}"),
-        }
-    }
-    let mut columns = vec![
-        column("target", false, true, |row, _| row.target.clone()),
-        column("poll", false, true, |row, _| row.poll.clone()),
-        column("rw", false, true, |row, _| row.rw.to_owned()),
-        column("bs", true, true, |row, _| mqblk_core::ByteLen(row.bs).to_string()),
-        column("queues", true, true, |row, _| row.queues.to_string()),
-        column("jobs", true, true, |row, _| row.jobs.to_string()),
-        column("iodepth", true, true, |row, _| row.iodepth.to_string()),
-        column("batch", true, true, |row, _| row.batch.to_string()),
-        column("IOPS", true, false, |row, _| format!("{:.0}", row.iops_mean)),
-        column("+/-", true, false, |row, _| format!("{:.0}", row.iops_stderr)),
-        column("MiB/s", true, false, |row, _| format!("{:.0}", row.bw_bytes_per_s / f64::from(1 << 20))),
-        column("lat us: mean", true, false, |row, _| micros(row.lat_us.mean)),
-        column("p50", true, false, |row, _| micros(row.lat_us.p50)),
-        column("p99", true, false, |row, _| micros(row.lat_us.p99)),
-        column("p99.9", true, false, |row, _| micros(row.lat_us.p999)),
-        column("CPU us/IO: server", true, false, |row, _| {
-            row.server_cpu_us_per_io.map_or_else(|| "-".into(), |value| format!("{value:.2}"))
-        }),
-        column("client", true, false, |row, _| format!("{:.2}", row.client_cpu_us_per_io)),
-        column("kicks/IO", true, false, |row, _| format!("{:.3}", row.kicks_per_io)),
-        column("calls/IO", true, false, |row, _| format!("{:.3}", row.calls_per_io)),
-        column("errors", true, true, |row, _| row.errors.to_string()),
-    ];
-    if plan.verify.is_some() {
-        columns.push(column("verified blocks", true, false, |row, _| row.verified.to_string()));
-    }
-    if plan.targets.len() > 1 {
-        columns.push(column("ratio", true, false, |_, ratio| format!("{ratio:.2}")));
-    }
-    columns
 }
 
 #[cfg(test)]

@@ -8,7 +8,8 @@ use crate::BenchError;
 use crate::load::{self, RunResult};
 use crate::plan::{Combination, Plan, Target};
 use crate::progress::Progress;
-use crate::report::{Row, table, write_json};
+use crate::report::{Row, write_json};
+use crate::table::table;
 use crate::target::Session;
 
 /// Measures everything and reports. Returns how many requests failed or did not verify.
@@ -32,7 +33,11 @@ pub fn run(plan: &Plan) -> Result<u64, BenchError> {
     progress.finish();
     if !rows.is_empty() {
         // Nobody is left to read when standard output is closed.
-        let _ = std::io::stdout().write_all(table(plan, &rows).as_bytes());
+        let text = match plan.experiment {
+            Some(experiment) => experiment.print(plan, &rows),
+            None => table(plan, &rows),
+        };
+        let _ = std::io::stdout().write_all(text.as_bytes());
     }
     if let Some(path) = plan.json.as_ref().filter(|_| !rows.is_empty()) {
         write_json(path, rows.iter().flatten())?;
@@ -43,9 +48,11 @@ pub fn run(plan: &Plan) -> Result<u64, BenchError> {
 
 /// All targets and runs of one combination: A B A B.
 fn measure(plan: &Plan, combination: &Combination, progress: &mut Progress) -> Result<Vec<Row>, BenchError> {
-    let mut results: Vec<Vec<RunResult>> = plan.targets.iter().map(|_| vec![]).collect();
+    let columns: Vec<(&Target, Combination)> =
+        plan.targets.iter().map(|target| (target, target.combination(combination))).collect();
+    let mut results: Vec<Vec<RunResult>> = columns.iter().map(|_| vec![]).collect();
     for run in 1..=plan.runs {
-        for (target, results) in plan.targets.iter().zip(&mut results) {
+        for ((target, combination), results) in columns.iter().zip(&mut results) {
             let what = describe(combination, target);
             progress.start(&what);
             let seed = rand::rng().next_u64();
@@ -62,12 +69,14 @@ fn measure(plan: &Plan, combination: &Combination, progress: &mut Progress) -> R
             results.push(result);
         }
     }
-    Ok(plan.targets.iter().zip(results).map(|(target, results)| Row::new(target, combination, &results)).collect())
+    let rows = columns.iter().zip(results);
+    Ok(rows.map(|((target, combination), results)| Row::new(plan, target, combination, &results)).collect())
 }
 
 fn describe(combination: &Combination, target: &Target) -> String {
-    let Combination { rw, bs, queues, jobs, iodepth, batch } = combination;
+    let Combination { rw, bs, queues, jobs, iodepth, batch, .. } = combination;
     let poll = if target.poll == "unknown" { String::new() } else { format!(" poll {}", target.poll) };
+    let merge = if target.column.is_some() { format!(" merge {}", target.merge) } else { String::new() };
     let rw = rw.name();
-    format!("{}{poll}: {rw} bs {bs} queues {queues} jobs {jobs} iodepth {iodepth} batch {batch}", target.label)
+    format!("{}{poll}{merge}: {rw} bs {bs} queues {queues} jobs {jobs} iodepth {iodepth} batch {batch}", target.label)
 }

@@ -11,12 +11,15 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::BenchError;
 use crate::args::Descriptors;
-use crate::plan::{Combination, Place, Plan, Target};
+use crate::plan::{Combination, Merge, Place, Plan, Target};
 
 /// How long a server may take to listen, and to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long one try to connect to a starting server takes before it is seen whether it still runs.
 const TRY: Duration = Duration::from_millis(200);
+
+/// I/Os that are larger may be several pieces.
+const LARGE: ByteLen = ByteLen(64 << 10);
 
 /// A server process of ours.
 #[derive(Debug)]
@@ -25,31 +28,61 @@ pub struct Server {
     /// Its socket's folder; removed with it.
     _folder: tempfile::TempDir,
     socket: PathBuf,
+    admin: Option<PathBuf>,
+}
+
+/// SEAM: whether `mqblk serve` takes `--admin PATH`. Until it does, merges are not known.
+const SERVER_TAKES_ADMIN: bool = false;
+
+/// What is served, and how.
+#[derive(Debug)]
+struct Serving<'a> {
+    spec: &'a str,
+    poll: Option<&'a str>,
+    merge: Option<Merge>,
+    queues: u16,
+}
+
+impl Serving<'_> {
+    /// The argument of `--disk`.
+    fn argument(&self, socket: &Path) -> String {
+        // The key-value form writes a comma in a value twice.
+        let path = socket.display().to_string().replace(',', ",,");
+        let mut disk = format!("{},socket={path},queues={}", self.spec, self.queues);
+        for (key, value) in [("poll", self.poll), ("merge", self.merge.map(Merge::name))] {
+            if let Some(value) = value {
+                disk.push_str(&format!(",{key}={value}"));
+            }
+        }
+        disk
+    }
 }
 
 impl Server {
-    /// Starts `mqblk serve` (this executable) for `spec`.
-    fn spawn(plan: &Plan, spec: &str, poll: Option<&str>, queues: u16) -> Result<Server, BenchError> {
+    /// Starts `mqblk serve` (this executable).
+    fn spawn(plan: &Plan, serving: &Serving<'_>) -> Result<Server, BenchError> {
         let failed = |what: &str, error: std::io::Error| BenchError::Failed(format!("{what}: {error}"));
         let folder = tempfile::Builder::new().prefix("mqblk-bench.").tempdir();
         let folder = folder.map_err(|error| failed("folder for the server's socket", error))?;
         let socket = folder.path().join("disk.sock");
         let program = std::env::current_exe().map_err(|error| failed("path of this program", error))?;
-        // The key-value form writes a comma in a value twice.
-        let path = socket.display().to_string().replace(',', ",,");
-        let mut disk = format!("{spec},socket={path},queues={queues}");
-        if let Some(poll) = poll {
-            disk.push_str(",poll=");
-            disk.push_str(poll);
-        }
         let mut command = Command::new(&program);
-        command.args(["--log", "warn", "serve", "--disk", &disk]).stdin(Stdio::null());
+        command.args(["--log", "warn", "serve", "--disk", &serving.argument(&socket)]).stdin(Stdio::null());
+        let admin = SERVER_TAKES_ADMIN.then(|| folder.path().join("admin.sock"));
+        if let Some(admin) = &admin {
+            command.arg("--admin").arg(admin);
+        }
         if let Some(cpus) = &plan.server_cpus {
             command.args(["--pin", cpus]);
             command.args(["--workers", &cpus.split(',').count().to_string()]);
         }
         let child = command.spawn().map_err(|error| failed(&program.display().to_string(), error))?;
-        Ok(Server { child, _folder: folder, socket })
+        Ok(Server { child, _folder: folder, socket, admin })
+    }
+
+    /// Its admin socket, when it has one.
+    pub fn admin(&self) -> Option<PathBuf> {
+        self.admin.clone()
     }
 
     /// Asks the server to end, and waits for that.
@@ -114,8 +147,9 @@ impl Session {
                 let device = Device::connect(&options(plan, combination, path, PATIENCE / 10)).map_err(judge)?;
                 Ok(Session { device, server: None })
             }
-            Place::Disk { spec, poll } => {
-                let mut server = Server::spawn(plan, spec, poll.as_deref(), combination.queues)?;
+            Place::Disk { spec, poll, merge } => {
+                let serving = Serving { spec, poll: poll.as_deref(), merge: *merge, queues: combination.queues };
+                let mut server = Server::spawn(plan, &serving)?;
                 let options = options(plan, combination, &server.socket, TRY);
                 let deadline = Instant::now() + PATIENCE;
                 loop {
@@ -166,6 +200,9 @@ fn options(plan: &Plan, combination: &Combination, socket: &Path, patience: Dura
         threads: combination.threads(),
         data_per_queue: ByteLen(u64::from(depth) * combination.bs.0),
         shape: match plan.descriptors {
+            // A table for each costs nothing beside so much data, and a disk that takes it in small pieces only does not fill
+            // the ring with them.
+            Descriptors::Auto if combination.bs > LARGE => ShapeChoice::Indirect,
             Descriptors::Auto => ShapeChoice::Auto,
             Descriptors::Direct => ShapeChoice::Direct,
             Descriptors::Indirect => ShapeChoice::Indirect,

@@ -88,6 +88,60 @@ fn every_block_is_written_once_on_all_queues_and_verified() {
     }
 }
 
+/// The offsets of the blocks of `block` bytes that hold what a verifying benchmark wrote.
+fn written(disk: &[u8], block: usize) -> Vec<usize> {
+    (0..disk.len()).step_by(block).filter(|at| &disk[*at..at + 8] == b"mqblkchk").collect()
+}
+
+#[test]
+fn streams_that_are_set_apart_verify() {
+    for options in ["--bs 4k", "--bs 512 --rw randwrite", "--bs 8k --threads 2 --client poll"] {
+        let rig = Rig::new(Behaviour::default());
+        let rw = if options.contains("--rw") { "" } else { "--rw write" };
+        let line = format!("{rw} {options} --iodepth 4 --queues 4 --jobs 4 --verify crc32c --allow-write");
+        assert_eq!(rig.run(&format!("{line} --offset 64k --offset-increment 128k --size 32k")).unwrap(), 0);
+        let block = if options.contains("512") { 512 } else { 4096 << usize::from(options.contains("8k")) };
+        let starts = (0..4).map(|job| (64 + 128 * job) << 10);
+        let expected: Vec<usize> = starts.flat_map(|start| (start..start + (32 << 10)).step_by(block)).collect();
+        assert_eq!(written(&rig.model.disk(), block), expected, "{options}");
+        assert_eq!((0..4).map(|queue| rig.model.requests(queue)).sum::<u64>(), 2 * expected.len() as u64);
+    }
+}
+
+/// A disk that takes little at once: an I/O is several requests, which the ring has no room for all at once.
+#[test]
+fn large_blocks_are_several_requests_and_one_io() {
+    for (size_max, bs, parts) in [(4096, 64 << 10, 2), (1000, 64 << 10, 5), (512, 256 << 10, 37), (1 << 20, 4 << 20, 1)]
+    {
+        for shape in ["direct", "indirect"] {
+            let behaviour = Behaviour { size: 16 << 20, size_max: Some(size_max), ..Behaviour::default() };
+            let rig = Rig::new(behaviour);
+            let file = rig.path("results.json");
+            let line = format!(
+                "--rw write --bs {bs} --iodepth 4 --queues 2 --jobs 1 --queue-size 32 --descriptors {shape} --verify crc32c --allow-write --json {file}"
+            );
+            assert_eq!(rig.run(&line).unwrap(), 0, "{line}");
+            let ios = (16 << 20) / bs;
+            assert_eq!(written(&rig.model.disk(), bs).len(), ios, "{line}");
+            let served: u64 = (0..2).map(|queue| rig.model.requests(queue)).sum();
+            assert_eq!(served, 2 * (ios * parts) as u64, "{line}");
+            let row = &json(&file)[0];
+            assert_eq!(row["requests_per_io"].as_u64(), Some(parts as u64));
+        }
+    }
+    let rig = Rig::new(Behaviour { size_max: Some(16), ..Behaviour::default() });
+    assert!(failed(rig.run("--bs 4k")).contains("SIZE_MAX: found 224 bytes a request, expected a block of 512"));
+}
+
+#[test]
+fn a_part_that_fails_fails_its_io_once() {
+    let fault = Fault::FailFrom(40);
+    let rig = Rig::new(Behaviour { size_max: Some(4096), fault, ..Behaviour::default() });
+    // 16 I/Os of 2 requests each: the first 40 requests are the first run's 32 and four I/Os of the second.
+    assert_eq!(rig.run("--rw read --bs 64k --runtime 0").unwrap(), 0);
+    assert_eq!(rig.run("--rw read --bs 64k --runtime 0").unwrap(), 12);
+}
+
 #[test]
 fn mixed_load_with_time_verifies_too() {
     let rig = Rig::new(Behaviour::default());
@@ -139,15 +193,31 @@ fn the_disk_is_asked_before_it_is_loaded() {
 
 #[test]
 fn jobs_and_queues_meet_in_every_ratio() {
-    for (queues, jobs, iodepth) in [(1, 1, 1), (4, 1, 1), (4, 1, 6), (3, 2, 5), (2, 5, 3), (4, 4, 1)] {
+    for (queues, jobs, iodepth, threads) in [
+        (1, 1, 1, 8),
+        (4, 1, 1, 8),
+        (4, 1, 6, 8),
+        (3, 2, 5, 8),
+        (2, 5, 3, 8),
+        (4, 4, 1, 8),
+        (4, 4, 1, 2),
+        (4, 5, 3, 3),
+        (4, 3, 2, 2),
+        (3, 2, 1, 1),
+    ] {
         let rig = Rig::new(Behaviour::default());
-        let line =
-            format!("--rw read --bs 4k --runtime 0 --queues {queues} --jobs {jobs} --iodepth {iodepth} --batch 3");
+        let line = format!(
+            "--rw read --bs 4k --runtime 0 --queues {queues} --jobs {jobs} --threads {threads} --iodepth {iodepth} --batch 3"
+        );
         assert_eq!(rig.run(&line).unwrap(), 0);
         let served: Vec<u64> = (0..4).map(|queue| rig.model.requests(queue)).collect();
         assert_eq!(served.iter().sum::<u64>(), 256, "{line}: {served:?}");
         assert_eq!(served.iter().filter(|count| **count > 0).count(), queues, "{line}: {served:?}");
     }
+}
+
+fn number_of(row: &serde_json::Value, latency: &str) -> f64 {
+    row["lat_us"][latency].as_f64().unwrap()
 }
 
 #[test]
@@ -185,11 +255,18 @@ fn the_results_have_the_keys_that_stay() {
         "kicks_per_io",
         "calls_per_io",
         "errors",
+        "iops_median",
+        "percentiles",
+        "rrqm_per_s",
+        "wrqm_per_s",
+        "requests_per_io",
+        "experiment",
+        "column",
     ];
     expected.sort_unstable();
     assert_eq!(keys, expected);
     let latency: Vec<&String> = rows[0]["lat_us"].as_object().unwrap().keys().collect();
-    assert_eq!(latency, ["max", "mean", "p50", "p99", "p999"]);
+    assert_eq!(latency, ["max", "mean", "p50", "p90", "p99", "p999"]);
     for (row, (target, bs)) in rows.iter().zip([("one", 4096), ("two", 4096), ("one", 8192), ("two", 8192)]) {
         assert_eq!(
             (row["target"].as_str(), row["bs"].as_u64(), row["runs"].as_u64()),
@@ -201,6 +278,20 @@ fn the_results_have_the_keys_that_stay() {
         assert!((number("bw_bytes_per_s") - number("iops_mean") * bs as f64).abs() < 1.0);
         assert!(number("kicks_per_io") > 0.0 && number("calls_per_io") > 0.0 && number("calls_per_io") < 2.0);
         assert!(row["lat_us"]["p50"].as_f64() <= row["lat_us"]["p99"].as_f64());
+        let points: Vec<(f64, f64)> = serde_json::from_value(row["percentiles"].clone()).unwrap();
+        assert_eq!((points.len(), points[0].0, points[12].0), (13, 1.0, 99.99));
+        assert!(points.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1), "{points:?}");
+        assert_eq!((points[4].1, points[8].1), (number_of(row, "p50"), number_of(row, "p99")));
+        for (key, value) in [
+            ("rrqm_per_s", serde_json::Value::Null),
+            ("wrqm_per_s", serde_json::Value::Null),
+            ("requests_per_io", 1.into()),
+            ("experiment", serde_json::Value::Null),
+            ("column", serde_json::Value::Null),
+            ("merge", "unknown".into()),
+        ] {
+            assert_eq!(row[key], value, "{key}");
+        }
     }
 }
 
@@ -221,10 +312,18 @@ fn usage_errors_name_the_option() {
         ("--socket s --queues 257", "--queues"),
         ("--socket s --offset 100", "--offset: found 100"),
         ("--socket s --runtime=-1", "--runtime"),
-        ("--socket s --queues 2 --jobs 600", "--iodepth: found 300"),
+        ("--socket s --queues 2 --jobs 600", "--iodepth: found 300 I/Os"),
         ("--socket s --runtime x", "--runtime"),
         ("--socket s --runtime 0 --warmup 1", "--warmup"),
         ("--socket s --runs 0", "--runs"),
+        ("--socket s --experiment seek", "block-size"),
+        ("--socket s --experiment block-size", "--experiment: found block-size without a disk"),
+        ("--disk path=x,merge=off --experiment block-size", "--disk: found a disk with the key merge"),
+        ("--disk path=x --experiment block-size --jobs 9", "--iodepth: found 288 I/Os in flight on a queue"),
+        ("--disk path=x --experiment block-size --rw write", "--allow-write"),
+        ("--socket s --offset-increment 6k --bs 4k", "--offset-increment: found 6K, expected a multiple of --bs, 4K"),
+        ("--socket s --offset-increment x", "--offset-increment"),
+        ("--socket s --threads 0", "--threads"),
         ("--socket s --verify crc32c", "--verify"),
         ("--socket s --verify md5", "md5"),
         ("--socket s --poll off", "--disk"),
@@ -239,6 +338,80 @@ fn usage_errors_name_the_option() {
             Err(BenchError::Usage(text)) => assert!(text.contains(word), "{line}: {text}"),
             other => panic!("{line}: {other:?}"),
         }
+    }
+}
+
+#[test]
+fn block_sizes_are_lists_and_ranges() {
+    let sizes = |bs: &str| {
+        let plan = plan(&format!("--socket s --bs {bs}"));
+        plan.map(|plan| plan.combinations.iter().map(|c| c.bs.0).collect::<Vec<_>>())
+    };
+    assert_eq!(sizes("512,3k,4M").unwrap(), [512, 3072, 4 << 20]);
+    assert_eq!(sizes("512-4k").unwrap(), [512, 1024, 2048, 4096]);
+    assert_eq!(sizes("4k-4k,1M-2M,512").unwrap(), [4096, 1 << 20, 2 << 20, 512]);
+    assert_eq!(sizes("512-4M").unwrap().len(), 14);
+    for bs in ["4k-512", "3k-6k", "512-", "512-4k-8k", "0-4k"] {
+        match sizes(bs) {
+            Err(BenchError::Usage(text)) => assert!(text.contains("--bs"), "{bs}: {text}"),
+            other => panic!("{bs}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn an_experiment_makes_columns_and_is_overridden_by_what_is_given() {
+    type Column = (Option<String>, Option<u16>, String);
+    let columns = |line: &str| -> Vec<Column> {
+        let plan = plan(line).unwrap();
+        plan.targets.iter().map(|t| (t.column.clone(), t.queues, t.merge.clone())).collect()
+    };
+    let column = |name: &str, queues: u16, merge: &str| (Some(name.to_owned()), Some(queues), merge.to_owned());
+    let line = "--experiment block-size --disk storage=null,size=1G";
+    let own = plan(line).unwrap();
+    assert_eq!((own.runtime, own.warmup, own.runs), (Some(Duration::from_secs(2)), Duration::from_millis(500), 3));
+    assert_eq!(own.combinations.len(), 14);
+    assert!(own.combinations.iter().all(|c| (c.rw.name(), c.jobs, c.iodepth, c.batch) == ("read", 8, 32, 1)));
+    let expected =
+        [column("1 queue", 1, "on"), column("8 queues", 8, "on"), column("8 queues without merging", 8, "off")];
+    assert_eq!(columns(line), expected);
+
+    let given =
+        plan(&format!("{line} --rw write --allow-write --bs 4k,1M --runtime 7 --queues 2 --jobs 4 --iodepth 9"));
+    let given = given.unwrap();
+    assert_eq!((given.runtime, given.warmup), (Some(Duration::from_secs(7)), Duration::from_millis(500)));
+    assert_eq!(given.combinations.iter().map(|c| c.bs.0).collect::<Vec<_>>(), [4096, 1 << 20]);
+    assert!(given.combinations.iter().all(|c| (c.rw.name(), c.jobs, c.iodepth) == ("write", 4, 9)));
+    assert_eq!(given.targets[1].combination(&given.combinations[0]).threads(), 2);
+    assert_eq!(given.targets[0].combination(&given.combinations[0]).depth_per_queue(), 36);
+
+    let expected = [
+        column("1 queue", 1, "on"),
+        column("1 queue without merging", 1, "off"),
+        column("4 queues", 4, "on"),
+        column("4 queues without merging", 4, "off"),
+        column("peer, 1 queue", 1, "unknown"),
+        column("peer, 4 queues", 4, "unknown"),
+    ];
+    assert_eq!(columns(&format!("{line} --queues 1,4 --socket s --label peer")), expected);
+    let two = columns(&format!("{line} --disk path=x --label a --label b --poll off --queues 2"));
+    assert_eq!(two[0], column("a poll off, 1 queue", 1, "on"));
+    assert_eq!(two[5], column("b poll off, 2 queues without merging", 2, "off"));
+}
+
+#[test]
+fn threads_queues_and_jobs_are_laid_out() {
+    for (options, threads, depth) in [
+        ("--queues 8 --jobs 8", 8, 3),
+        ("--queues 8 --jobs 8 --threads 2", 2, 3),
+        ("--queues 1 --jobs 8 --threads 2", 1, 24),
+        ("--queues 3 --jobs 8 --threads 2", 2, 12),
+        ("--queues 8 --jobs 2", 2, 3),
+        ("--queues 8 --jobs 4 --threads 2", 2, 6),
+        ("--queues 2 --jobs 5", 2, 9),
+    ] {
+        let combination = plan(&format!("--socket s --iodepth 3 {options}")).unwrap().combinations[0];
+        assert_eq!((combination.threads(), combination.depth_per_queue()), (threads, depth), "{options}");
     }
 }
 

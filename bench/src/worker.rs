@@ -1,14 +1,16 @@
 //! A client thread: owns queues, keeps requests in flight on them, and counts.
 
+mod parts;
 mod verify;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use mqblk_core::{ByteOffset, Sector512};
-use mqblk_driver::virtio_blk::{Completion, DriverError, Piece, QueueSet, Refused, Status};
+use mqblk_driver::virtio_blk::{DriverError, QueueSet, Refused, Status};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use crate::args::ClientMode;
@@ -21,6 +23,8 @@ use crate::ledger::Ledger;
 const LOOKS_BEFORE_YIELD: u32 = 4096;
 /// Complaints kept for people; the others are only counted.
 const COMPLAINTS: usize = 5;
+/// The smallest page that the system gives.
+const PAGE: usize = 4096;
 /// Longest latency that is told apart, in nanoseconds.
 const LONGEST_NS: u64 = 100_000_000_000;
 
@@ -56,7 +60,7 @@ pub struct Job {
     pub ledger: Option<Ledger>,
 }
 
-/// A place for one request in flight.
+/// A place for one I/O in flight.
 #[derive(Clone, Copy, Debug)]
 struct Unit {
     address: GuestAddress,
@@ -66,22 +70,28 @@ struct Unit {
     job: u16,
     queue: u16,
     write: bool,
+    /// Parts that were not answered yet.
+    waiting: u32,
+    /// The first bad status of the parts answered so far.
+    status: Status,
 }
 
 /// How a thread works.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Bytes of a request.
+    /// Bytes of an I/O.
     pub bs: u32,
     /// The same in sectors.
     pub bs_sectors: Sector512,
+    /// Most bytes of a request: an I/O that is larger is several.
+    pub part: u32,
     /// Where block 0 is.
     pub base: Sector512,
     /// Largest piece of data that the device takes.
     pub piece_max: u32,
     /// Requests to submit, and to wait for, at once.
     pub batch: u16,
-    /// Requests in flight of each job.
+    /// I/Os in flight of each job.
     pub iodepth: u16,
     /// How to wait.
     pub client: ClientMode,
@@ -92,7 +102,7 @@ pub struct Settings {
 /// What a thread measured.
 #[derive(Debug)]
 pub struct Tally {
-    /// Requests that ended in the measurement.
+    /// I/Os that ended in the measurement.
     pub requests: u64,
     /// How long the measurement was.
     pub elapsed: Duration,
@@ -116,7 +126,11 @@ pub struct Worker {
     set: QueueSet,
     memory: Arc<GuestMemory>,
     units: Vec<Unit>,
+    /// For each queue: I/Os that it had no room for, and how many of their bytes were submitted.
+    backlog: Vec<VecDeque<(u32, u32)>>,
     jobs: Vec<Job>,
+    /// A job has fewer I/Os in flight than it has queues: each takes the queues in turn.
+    rotate: bool,
     settings: Settings,
     origin: Instant,
     scratch: Vec<u8>,
@@ -127,21 +141,32 @@ pub struct Worker {
     begun: Option<(u64, Duration)>,
 }
 
+/// Has the system give memory to a buffer, as fio does and as a guest's has: with large blocks there are gigabytes of buffers,
+/// and clearing them would be measured as the server's work.
+fn touch(memory: &GuestMemory, address: GuestAddress, len: u32) {
+    for at in (0..len).step_by(PAGE) {
+        memory.write(GuestAddress(address.0 + u64::from(at)), &[0]).expect("a buffer lies in shared memory");
+    }
+}
+
 impl Worker {
-    /// A thread that keeps `settings.iodepth` requests of each job in flight on the queues of `set`, whose data memory has
+    /// A thread that keeps `settings.iodepth` I/Os of each job in flight on the queues of `set`, whose data memory has
     /// room for them.
     pub fn new(mut set: QueueSet, jobs: Vec<Job>, settings: Settings, progress: Arc<Progress>) -> Worker {
         let memory = Arc::clone(set.queues()[0].memory());
         let queues = set.queues().len();
         let mut used = vec![0; queues];
         let mut units = Vec::with_capacity(jobs.len() * usize::from(settings.iodepth));
+        let spread = jobs.len() < queues;
         for job in 0..jobs.len() {
             for _ in 0..settings.iodepth {
-                let queue = units.len() % queues;
+                let queue = if spread { units.len() } else { job } % queues;
                 let address = GuestAddress(set.queues()[queue].data().0.0 + used[queue]);
                 used[queue] += u64::from(settings.bs);
+                touch(&memory, address, settings.bs);
                 let (start_ns, block, generation, write) = (0, 0, 0, false);
-                units.push(Unit { address, start_ns, block, generation, job: job as u16, queue: queue as u16, write });
+                let (job, queue, waiting, status) = (job as u16, queue as u16, 0, Status::Ok);
+                units.push(Unit { address, start_ns, block, generation, job, queue, write, waiting, status });
             }
         }
         let latency = Histogram::new_with_max(LONGEST_NS, 3).expect("bounds that the histogram takes");
@@ -157,7 +182,10 @@ impl Worker {
         };
         let scratch = if settings.verify { vec![0; settings.bs as usize] } else { vec![] };
         let origin = Instant::now();
-        Worker { set, memory, units, jobs, settings, origin, scratch, progress, done: 0, tally, begun: None }
+        let backlog = vec![VecDeque::new(); queues];
+        let rotate = spread && usize::from(settings.iodepth) < queues;
+        let (done, begun) = (0, None);
+        Worker { set, memory, units, backlog, jobs, rotate, settings, origin, scratch, progress, done, tally, begun }
     }
 
     /// What was measured, the jobs, and the queues.
@@ -251,19 +279,23 @@ impl Worker {
         }
     }
 
-    /// Takes all answers that are ready on a queue, and puts a new request in the place of each.
+    /// Takes all answers that are ready on a queue, and puts a new I/O in the place of each: those of a job in the order of its
+    /// sequence. What was put in by the end is published together, but for full batches, which are published on the way.
     #[inline]
     fn turn<const VERIFY: bool>(&mut self, index: usize, now: u64, more: bool) -> Result<(), WorkerError> {
         while let Some(completion) = self.set.queues()[index].reap()? {
             let unit = completion.user as usize;
-            self.complete::<VERIFY>(completion, now);
-            if more {
-                self.issue::<VERIFY>(unit, now)?;
+            if let Some(status) = self.answered(completion) {
+                self.complete::<VERIFY>(unit, status, now);
+                if more {
+                    self.issue::<VERIFY>(unit, now)?;
+                }
             }
+            self.catch_up(index)?;
         }
         // Without a rotation all new requests are on this queue.
         self.set.queues()[index].publish()?;
-        if usize::from(self.settings.iodepth) < self.set.queues().len() { self.publish_all() } else { Ok(()) }
+        if self.rotate { self.publish_all() } else { Ok(()) }
     }
 
     fn publish_all(&mut self) -> Result<(), WorkerError> {
@@ -271,16 +303,16 @@ impl Worker {
     }
 
     #[inline]
-    fn complete<const VERIFY: bool>(&mut self, completion: Completion, now: u64) {
-        let unit = self.units[completion.user as usize];
+    fn complete<const VERIFY: bool>(&mut self, index: usize, status: Status, now: u64) {
+        let unit = self.units[index];
         self.done += 1;
         if self.begun.is_some() {
             self.tally.requests += 1;
             self.tally.latency.saturating_record(now.saturating_sub(unit.start_ns));
         }
-        let failed = completion.status != Status::Ok;
+        let failed = status != Status::Ok;
         if failed {
-            self.complain(unit.block, format_args!("{:?}", completion.status));
+            self.complain(unit.block, format_args!("{status:?}"));
         }
         if VERIFY {
             self.settle(unit, failed);
@@ -306,7 +338,7 @@ impl Worker {
         }
     }
 
-    /// Submits the next request of a unit's job, if there is one.
+    /// Submits the next I/O of a unit's job, if there is one.
     #[inline]
     fn issue<const VERIFY: bool>(&mut self, index: usize, now: u64) -> Result<(), WorkerError> {
         let unit = &mut self.units[index];
@@ -323,43 +355,6 @@ impl Worker {
             }
         }
         self.send(index)
-    }
-
-    /// Submits a unit's request, and publishes when a batch is full.
-    #[inline]
-    fn send(&mut self, index: usize) -> Result<(), WorkerError> {
-        let unit = self.units[index];
-        let Settings { bs, piece_max, batch, iodepth, .. } = self.settings;
-        let sector = self.sector(unit.block);
-        let queues = self.set.queues();
-        let queue = &mut queues[usize::from(unit.queue)];
-        let user = index as u32;
-        if bs <= piece_max {
-            let data = Piece { address: unit.address, len: bs };
-            if unit.write {
-                queue.write(user, sector, data)?
-            } else {
-                queue.read(user, sector, data)?
-            };
-        } else {
-            let pieces = (0..bs)
-                .step_by(piece_max as usize)
-                .map(|at| Piece { address: GuestAddress(unit.address.0 + u64::from(at)), len: piece_max.min(bs - at) });
-            if unit.write {
-                queue.write_pieces(user, sector, pieces)?
-            } else {
-                queue.read_pieces(user, sector, pieces)?
-            };
-        }
-        if queue.unpublished() >= batch {
-            queue.publish()?;
-        }
-        let count = queues.len();
-        if usize::from(iodepth) < count {
-            // Fewer requests than queues: each takes the queues in turn.
-            self.units[index].queue = ((usize::from(unit.queue) + usize::from(iodepth)) % count) as u16;
-        }
-        Ok(())
     }
 
     /// The measurement starts: what was counted until now is forgotten.

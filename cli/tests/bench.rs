@@ -96,3 +96,68 @@ fn a_server_that_is_killed_ends_the_benchmark() {
         assert!(stderr.contains("the server went away") || stderr.contains("disk.sock"), "{stderr}");
     }
 }
+
+/// The columns of the experiment are servers of their own, with their queues and their merging, and all of them do their work.
+#[test]
+fn the_block_size_experiment_prints_its_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let results = folder.path().join("results.json");
+    let disks = ["storage=ram,size=64M".to_owned(), format!("path={}", image(folder.path(), 64 << 20))];
+    for disk in &disks {
+        let (code, stdout, stderr) = output(&format!(
+            "--experiment block-size --disk {disk} --bs 512,64k,4M --queues 2 --jobs 2 --iodepth 4 --size 16M --runtime 0 --runs 2 --json {}",
+            results.display()
+        ));
+        assert_eq!(code, Some(0), "{disk}: {stderr}");
+        let lines: Vec<Vec<&str>> = stdout.lines().map(|line| line.split_whitespace().collect()).collect();
+        let start = lines.iter().position(|line| *line == ["IOPS"]).expect("a table of IOPS");
+        assert_eq!(
+            lines[start + 1].join(" "),
+            "fio_threads io_depth block_size 1 queue 2 queues 2 queues without merging"
+        );
+        for (line, size) in lines[start + 2..].iter().zip(["512", "64K", "4M"]) {
+            assert_eq!((line.len(), &line[..3]), (6, &["2", "4", size][..]), "{stdout}");
+        }
+        assert!(
+            stdout.contains("IOPS, as a ratio to 1 queue") && stdout.contains("CPU us/IO of the server"),
+            "{stdout}"
+        );
+
+        let rows: serde_json::Value = serde_json::from_slice(&std::fs::read(&results).unwrap()).unwrap();
+        let rows = rows.as_array().unwrap();
+        assert_eq!(rows.len(), 9, "{rows:?}");
+        let columns = [("1 queue", 1, "on"), ("2 queues", 2, "on"), ("2 queues without merging", 2, "off")];
+        for (row, (column, queues, merge)) in rows.iter().zip(columns.into_iter().cycle()) {
+            let text = |key: &str| row[key].as_str().unwrap();
+            assert_eq!((text("column"), text("merge"), text("experiment")), (column, merge, "block-size"));
+            assert_eq!(
+                (row["queues"].as_u64(), row["errors"].as_u64(), row["runs"].as_u64()),
+                (Some(queues), Some(0), Some(2))
+            );
+            assert!(row["iops_mean"].as_f64().unwrap() > 0.0 && row["requests_per_io"] == 1, "{row}");
+        }
+    }
+}
+
+/// Streams that are set apart, written with every block size and read back, each column on a disk of its own or the same image.
+#[test]
+fn the_block_size_experiment_verifies_what_it_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let disks = ["storage=ram,size=16M".to_owned(), format!("path={}", image(folder.path(), 16 << 20))];
+    for disk in &disks {
+        let line = "--experiment block-size --rw write --allow-write --verify crc32c --bs 512,8k,4M --queues 4 --jobs 4 --threads 2";
+        let (code, stdout, stderr) = output(&format!("{line} --disk {disk} --iodepth 8 --offset-increment 4M"));
+        assert_eq!(code, Some(0), "{disk}: {stderr}");
+        for blocks in [32768, 2048, 4] {
+            let verified = format!("{blocks} blocks verified");
+            assert_eq!(stderr.matches(&verified).count(), 3, "{disk}: {verified}: {stderr}");
+        }
+        assert!(stdout.contains("wrqm/s") && !stdout.contains("rrqm/s"), "{stdout}");
+    }
+    let (code, _, stderr) = output(&format!(
+        "--disk {} --rw write --allow-write --verify crc32c --jobs 4 --offset-increment 8M --size 16M",
+        disks[0]
+    ));
+    assert_eq!(code, Some(2), "{stderr}");
+    assert!(stderr.contains("--offset-increment: found 8M, expected at least 16M"), "{stderr}");
+}

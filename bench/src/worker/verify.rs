@@ -64,13 +64,17 @@ impl Worker {
                 self.set.queues()[index].look()?;
                 while let Some(completion) = self.set.queues()[index].reap()? {
                     worked = true;
-                    self.done += 1;
-                    let unit = self.units[completion.user as usize];
-                    match completion.status {
-                        Status::Ok => self.check(unit, unit.generation),
-                        status => self.complain(unit.block, format_args!("{status:?} while verifying")),
+                    let at = completion.user as usize;
+                    if let Some(status) = self.answered(completion) {
+                        self.done += 1;
+                        let unit = self.units[at];
+                        match status {
+                            Status::Ok => self.check(unit, unit.generation),
+                            status => self.complain(unit.block, format_args!("{status:?} while verifying")),
+                        }
+                        self.look_up(at, &mut places)?;
                     }
-                    self.look_up(completion.user as usize, &mut places)?;
+                    self.catch_up(index)?;
                 }
             }
             self.publish_all()?;

@@ -26,6 +26,8 @@ pub struct Behaviour {
     pub without: u64,
     /// VIRTIO_BLK_F_RO.
     pub read_only: bool,
+    /// VIRTIO_BLK_F_SIZE_MAX, with this value.
+    pub size_max: Option<u32>,
     /// What to do wrong.
     pub fault: Fault,
 }
@@ -52,7 +54,7 @@ pub enum Fault {
 
 impl Default for Behaviour {
     fn default() -> Self {
-        Behaviour { size: 1 << 20, queues: 4, without: 0, read_only: false, fault: Fault::None }
+        Behaviour { size: 1 << 20, queues: 4, without: 0, read_only: false, size_max: None, fault: Fault::None }
     }
 }
 

@@ -74,7 +74,8 @@ impl<'a> Connection<'a> {
 
     fn features(&self) -> u64 {
         let behaviour = &self.shared.behaviour;
-        (FEATURES | u64::from(behaviour.read_only) << 5) & !behaviour.without
+        let size_max = u64::from(behaviour.size_max.is_some()) << 1;
+        (FEATURES | size_max | u64::from(behaviour.read_only) << 5) & !behaviour.without
     }
 
     fn handle(&mut self, request: u32, body: &[u8], mut files: Vec<File>) -> Option<Vec<u8>> {
@@ -123,6 +124,7 @@ impl<'a> Connection<'a> {
         let mut config = vec![0; 60];
         let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &(self.shared.behaviour.size as u64 / 512).to_le_bytes());
+        put(8, &self.shared.behaviour.size_max.unwrap_or(0).to_le_bytes());
         put(12, &126_u32.to_le_bytes());
         put(20, &512_u32.to_le_bytes());
         put(32, &[u8::from(self.shared.writeback.load(Ordering::Relaxed))]);

@@ -1,0 +1,210 @@
+//! Which part of the disk each job works on.
+
+use mqblk_core::{ByteLen, ByteOffset, Sector512};
+
+use crate::BenchError;
+use crate::job::Blocks;
+use crate::plan::{Combination, Plan};
+
+/// Most blocks whose generation is kept.
+const MOST_VERIFIED: u64 = 1 << 30;
+
+/// The jobs' parts, in blocks of the combination's size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Streams {
+    /// Where block 0 is.
+    pub base: Sector512,
+    /// One for each job.
+    pub parts: Vec<Blocks>,
+}
+
+impl Streams {
+    /// The parts on a disk of `capacity`.
+    ///
+    /// # Errors
+    /// [`BenchError::Usage`] when a part does not lie on the disk, has no block, or is written by two jobs that verify.
+    pub fn new(plan: &Plan, combination: &Combination, capacity: ByteLen) -> Result<Streams, BenchError> {
+        let parts = match plan.offset_increment {
+            Some(increment) => apart(plan, combination, capacity, increment)?,
+            None => together(plan, combination, capacity)?,
+        };
+        let total: u64 = parts.iter().map(|part| part.count).sum();
+        if plan.verify.is_some() && total > MOST_VERIFIED {
+            let found = format!("{total} blocks");
+            return Err(BenchError::option("size", found, format!("at most {MOST_VERIFIED} blocks with --verify")));
+        }
+        // The plan has checked that the offset is a multiple of 512.
+        Ok(Streams { base: ByteOffset(plan.offset.0).to_sector().unwrap_or_default(), parts })
+    }
+
+    /// Blocks of all jobs.
+    pub fn total(&self) -> u64 {
+        self.parts.iter().map(|part| part.count).sum()
+    }
+}
+
+/// One range, which the jobs share out, or which each has for itself.
+fn together(plan: &Plan, combination: &Combination, capacity: ByteLen) -> Result<Vec<Blocks>, BenchError> {
+    let rest = ByteLen(capacity.0.saturating_sub(plan.offset.0));
+    let size = plan.size.unwrap_or(rest);
+    if size > rest {
+        let expected = format!("at most {rest}: the disk has {capacity}, and the range starts at {}", plan.offset);
+        return Err(BenchError::option("size", size, expected));
+    }
+    let blocks = size.0 / combination.bs.0;
+    let jobs = u64::from(combination.jobs);
+    let shared_out = combination.rw.sequential() || plan.verify.is_some() || plan.runtime.is_none();
+    if blocks < if shared_out { jobs } else { 1 } {
+        return Err(BenchError::option("size", size, format!("a block of {} for each job, at least", combination.bs)));
+    }
+    let part = |index| if shared_out { Blocks::part(blocks, index, jobs) } else { Blocks { first: 0, count: blocks } };
+    Ok((0..jobs).map(part).collect())
+}
+
+/// Job J's part starts at the offset plus J increments. Source: fio's `offset_increment`; there a part without a size goes on
+/// to the end of the disk, here to where the next one starts, so that no two jobs work on the same blocks unless asked to.
+fn apart(
+    plan: &Plan,
+    combination: &Combination,
+    capacity: ByteLen,
+    increment: ByteLen,
+) -> Result<Vec<Blocks>, BenchError> {
+    let (bs, jobs) = (combination.bs, combination.jobs);
+    let mut parts = Vec::with_capacity(jobs.into());
+    for job in 0..u64::from(jobs) {
+        let start = increment.0.checked_mul(job).and_then(|ahead| ahead.checked_add(plan.offset.0));
+        let rest = start.and_then(|start| capacity.0.checked_sub(start)).filter(|rest| *rest >= bs.0).map(ByteLen);
+        let (Some(start), Some(rest)) = (start.map(ByteLen), rest) else {
+            if job == 0 {
+                let expected = format!("room for a block of {bs} behind it: the disk has {capacity}");
+                return Err(BenchError::option("offset", plan.offset, expected));
+            }
+            let last = u64::from(jobs) - 1;
+            let room = capacity.0.saturating_sub(plan.offset.0).saturating_sub(bs.0);
+            let most = ByteLen(room / last / bs.0 * bs.0);
+            let expected = format!("at most {most}, so that job {last} has a block of {bs}: the disk has {capacity}");
+            return Err(BenchError::option("offset-increment", increment, expected));
+        };
+        let own = if increment == ByteLen::ZERO { rest } else { increment.min(rest) };
+        let size = plan.size.unwrap_or(own);
+        if size > rest {
+            let expected =
+                format!("at most {rest}: the disk has {capacity}, and job {job} of {jobs} starts at {start}");
+            return Err(BenchError::option("size", size, expected));
+        }
+        if size < bs {
+            return Err(BenchError::option("size", size, format!("a block of {bs} for each job, at least")));
+        }
+        if plan.verify.is_some() && jobs > 1 && size > increment {
+            let expected = format!("at least {size}, the size of a job's part: two jobs cannot verify the same blocks");
+            return Err(BenchError::option("offset-increment", increment, expected));
+        }
+        // The plan has checked that the increment is a multiple of the block size.
+        parts.push(Blocks { first: increment.0 / bs.0 * job, count: size.0 / bs.0 });
+    }
+    Ok(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::Args;
+    use crate::job::Pattern;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// The parts of the first combination on a disk of 1 MiB, as (first, count).
+    fn parts(line: &str) -> Result<Vec<(u64, u64)>, String> {
+        let line = format!("bench --socket s {line}");
+        let args = Cli::try_parse_from(line.split_whitespace()).unwrap().args;
+        let plan = Plan::new(&args).map_err(|error| error.to_string())?;
+        let streams =
+            Streams::new(&plan, &plan.combinations[0], ByteLen(1 << 20)).map_err(|error| error.to_string())?;
+        assert_eq!(streams.base.to_offset(), Some(ByteOffset(plan.offset.0)));
+        assert_eq!(streams.total(), streams.parts.iter().map(|part| part.count).sum::<u64>());
+        Ok(streams.parts.iter().map(|part| (part.first, part.count)).collect())
+    }
+
+    #[test]
+    fn sequences_share_the_range_out_and_random_jobs_have_it_in_common() {
+        assert_eq!(parts("--rw read --jobs 4").unwrap(), [(0, 64), (64, 64), (128, 64), (192, 64)]);
+        assert_eq!(parts("--rw read --jobs 3 --offset 64k --size 40k").unwrap(), [(0, 3), (3, 3), (6, 4)]);
+        assert_eq!(parts("--rw rw --allow-write --jobs 2 --bs 512").unwrap(), [(0, 1024), (1024, 1024)]);
+        assert_eq!(parts("--rw randread --jobs 2").unwrap(), [(0, 256), (0, 256)]);
+        assert_eq!(parts("--rw randread --jobs 2 --runtime 0").unwrap(), [(0, 128), (128, 128)]);
+    }
+
+    #[test]
+    fn an_increment_sets_the_jobs_apart() {
+        let apart = |line: &str| {
+            let rw = if line.contains("--rw") { "" } else { "--rw read" };
+            parts(&format!("--jobs 4 {rw} {line}")).unwrap()
+        };
+        assert_eq!(apart("--offset-increment 256k"), [(0, 64), (64, 64), (128, 64), (192, 64)]);
+        // The last one ends where the disk does.
+        assert_eq!(apart("--offset-increment 256k --offset 128k"), [(0, 64), (64, 64), (128, 64), (192, 32)]);
+        // As fio has it, the size is that of each job, and may be more or less than what lies between two starts.
+        assert_eq!(apart("--offset-increment 128k --size 64k"), [(0, 16), (32, 16), (64, 16), (96, 16)]);
+        assert_eq!(apart("--offset-increment 4k --size 1000k"), [(0, 250), (1, 250), (2, 250), (3, 250)]);
+        assert_eq!(apart("--offset-increment 0 --bs 64k"), [(0, 16); 4]);
+        assert_eq!(
+            apart("--offset-increment 128k --bs 512 --rw randread"),
+            [(0, 256), (256, 256), (512, 256), (768, 256)]
+        );
+        // What is left of a part after whole blocks is not used.
+        assert_eq!(apart("--offset-increment 48k --bs 16k --size 40k"), [(0, 2), (3, 2), (6, 2), (9, 2)]);
+        let verified = "--rw write --allow-write --verify crc32c --offset-increment";
+        assert_eq!(apart(&format!("{verified} 64k --size 64k")), [(0, 16), (16, 16), (32, 16), (48, 16)]);
+    }
+
+    #[test]
+    fn a_stream_goes_round_in_its_own_part() {
+        let blocks = Blocks { first: 64, count: 3 };
+        assert_eq!(parts("--rw read --jobs 2 --offset-increment 256k --size 12k").unwrap()[1], (64, 3));
+        let mut pattern = Pattern::new(crate::args::Rw::Read, 0, blocks, false, 1);
+        let seen: Vec<u64> = std::iter::from_fn(|| pattern.next()).take(7).map(|choice| choice.block).collect();
+        assert_eq!(seen, [64, 65, 66, 64, 65, 66, 64]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        for (line, want) in [
+            ("--offset-increment 10k", "--offset-increment: found 10K, expected a multiple of --bs, 4K"),
+            (
+                "--offset-increment 512k",
+                "--offset-increment: found 512K, expected at most 340K, so that job 3 has a block of 4K: the disk has 1M",
+            ),
+            (
+                "--offset 1M --offset-increment 4k",
+                "--offset: found 1M, expected room for a block of 4K behind it: the disk has 1M",
+            ),
+            (
+                "--offset-increment 256k --size 512k",
+                "--size: found 512K, expected at most 256K: the disk has 1M, and job 3 of 4 starts at 768K",
+            ),
+            ("--offset-increment 256k --size 1k", "--size: found 1K, expected a block of 4K for each job, at least"),
+            (
+                "--offset-increment 64k --size 128k --rw write --allow-write --verify crc32c",
+                "--offset-increment: found 64K, expected at least 128K, the size of a job's part: two jobs cannot verify the same blocks",
+            ),
+            (
+                "--offset-increment 0 --rw write --allow-write --verify crc32c",
+                "--offset-increment: found 0, expected at least 1M, the size of a job's part: two jobs cannot verify the same blocks",
+            ),
+            ("--size 2M", "--size: found 2M, expected at most 1M: the disk has 1M, and the range starts at 0"),
+            ("--size 12k", "--size: found 12K, expected a block of 4K for each job, at least"),
+        ] {
+            let rw = if line.contains("--rw") { "" } else { "--rw read" };
+            assert_eq!(parts(&format!("--jobs 4 {rw} {line}")).unwrap_err(), want);
+        }
+        // Two of these are 2^64 bytes.
+        let huge = parts("--rw read --jobs 4 --offset 4k --offset-increment 9007199254740992K").unwrap_err();
+        assert!(huge.contains("expected at most 336K, so that job 3"), "{huge}");
+    }
+}

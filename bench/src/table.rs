@@ -1,0 +1,105 @@
+//! The table that people read.
+
+use crate::args::ClientMode;
+use crate::grid::{Heading, grid, known, micros, ratio};
+use crate::plan::Plan;
+use crate::report::Row;
+
+/// A row's text in a column; the other row is that of the first target.
+type Cell = Box<dyn Fn(&Row, &Row) -> String>;
+
+/// A column of the table.
+struct Column {
+    heading: &'static str,
+    number: bool,
+    /// Whether it is said once, above the table, when all rows have the same.
+    constant: bool,
+    cell: Cell,
+}
+
+/// The table. `groups`: the targets of one combination each.
+pub fn table(plan: &Plan, groups: &[Vec<Row>]) -> String {
+    let columns = columns(plan, groups);
+    let rows: Vec<Vec<String>> = groups
+        .iter()
+        .flat_map(|group| group.iter().map(|row| (row, &group[0])))
+        .map(|(row, first)| columns.iter().map(|column| (column.cell)(row, first)).collect())
+        .collect();
+    let same = |at: usize| rows.iter().all(|row| row[at] == rows[0][at]);
+    let (mut shown, mut said) = (vec![], vec![]);
+    for (at, column) in columns.iter().enumerate() {
+        match column.constant && same(at) {
+            // A server that runs already does not say its policy.
+            true if rows[0][at] == "unknown" => {}
+            true => said.push(format!("{} {}", column.heading, rows[0][at])),
+            false => shown.push(at),
+        }
+    }
+    let headings: Vec<Heading> =
+        shown.iter().map(|at| Heading { text: columns[*at].heading.into(), number: columns[*at].number }).collect();
+    let cells: Vec<Vec<String>> = rows.iter().map(|row| shown.iter().map(|at| row[*at].clone()).collect()).collect();
+    format!("{}\n{}", heading(plan, said), grid(&headings, &cells))
+}
+
+/// What holds for all rows: `words`, and what the plan says.
+pub fn heading(plan: &Plan, mut words: Vec<String>) -> String {
+    words.push(match plan.client {
+        ClientMode::Poll => "client polls".into(),
+        ClientMode::Wait => "client sleeps".into(),
+    });
+    if plan.combinations.iter().any(|combination| combination.rw.mixed()) {
+        words.push(format!("{} % reads", plan.read_share));
+    }
+    let runs = if plan.runs == 1 { "1 run".to_owned() } else { format!("{} runs", plan.runs) };
+    words.push(match plan.runtime {
+        Some(time) => format!("{runs} of {} s", time.as_secs_f64()),
+        None => format!("{runs}, each block once"),
+    });
+    words.join(", ")
+}
+
+fn columns(plan: &Plan, groups: &[Vec<Row>]) -> Vec<Column> {
+    fn column(
+        heading: &'static str,
+        number: bool,
+        constant: bool,
+        cell: impl Fn(&Row, &Row) -> String + 'static,
+    ) -> Column {
+        Column { heading, number, constant, cell: Box::new(cell) }
+    }
+    let mut columns = vec![
+        column("target", false, true, |row, _| row.target.clone()),
+        column("poll", false, true, |row, _| row.poll.clone()),
+        column("merge", false, true, |row, _| row.merge.clone()),
+        column("rw", false, true, |row, _| row.rw.to_owned()),
+        column("bs", true, true, |row, _| mqblk_core::ByteLen(row.bs).to_string()),
+        column("queues", true, true, |row, _| row.queues.to_string()),
+        column("jobs", true, true, |row, _| row.jobs.to_string()),
+        column("iodepth", true, true, |row, _| row.iodepth.to_string()),
+        column("batch", true, true, |row, _| row.batch.to_string()),
+        column("IOPS", true, false, |row, _| format!("{:.0}", row.iops_mean)),
+        column("+/-", true, false, |row, _| format!("{:.0}", row.iops_stderr)),
+        column("MiB/s", true, false, |row, _| format!("{:.0}", row.bw_bytes_per_s / f64::from(1 << 20))),
+        column("lat us: mean", true, false, |row, _| micros(row.lat_us.mean)),
+        column("p50", true, false, |row, _| micros(row.lat_us.p50)),
+        column("p99", true, false, |row, _| micros(row.lat_us.p99)),
+        column("p99.9", true, false, |row, _| micros(row.lat_us.p999)),
+        column("CPU us/IO: server", true, false, |row, _| known(row.server_cpu_us_per_io, |us| format!("{us:.2}"))),
+        column("client", true, false, |row, _| format!("{:.2}", row.client_cpu_us_per_io)),
+        column("rrqm/s", true, false, |row, _| known(row.rrqm_per_s, |rate| format!("{rate:.0}"))),
+        column("wrqm/s", true, false, |row, _| known(row.wrqm_per_s, |rate| format!("{rate:.0}"))),
+        column("kicks/IO", true, false, |row, _| format!("{:.3}", row.kicks_per_io)),
+        column("calls/IO", true, false, |row, _| format!("{:.3}", row.calls_per_io)),
+        column("errors", true, true, |row, _| row.errors.to_string()),
+    ];
+    if groups.iter().flatten().all(|row| row.rrqm_per_s.is_none()) {
+        columns.retain(|column| !matches!(column.heading, "rrqm/s" | "wrqm/s"));
+    }
+    if plan.verify.is_some() {
+        columns.push(column("verified blocks", true, false, |row, _| row.verified.to_string()));
+    }
+    if plan.targets.len() > 1 {
+        columns.push(column("ratio", true, false, |row, first| ratio(row.iops_median, first.iops_median)));
+    }
+    columns
+}

@@ -13,5 +13,5 @@ mod server;
 mod session;
 mod vring;
 
-pub use listen::{SocketError, probe};
+pub use listen::{ListenSocket, SocketError, probe};
 pub use server::{Server, ServerOptions};

@@ -32,13 +32,15 @@ pub enum ClientError {
         source: io::Error,
     },
     /// The server went away.
-    #[error("the daemon closed the connection")]
+    #[error(
+        "found a connection that closed without an answer, expected one that lasts: is it the path of --admin, not of a disk?"
+    )]
     Closed,
     /// The connection broke.
     #[error("the connection to the daemon: {0}")]
     Io(#[from] io::Error),
     /// No answer in time.
-    #[error("found no answer in {} seconds, expected one: is the daemon stopped or stuck?", .0.as_secs_f64())]
+    #[error("found no answer in {} seconds, expected one: is the daemon stuck, or is it a disk's socket?", .0.as_secs_f64())]
     Late(Duration),
     /// The server said no.
     #[error("the daemon answered: {0}")]

@@ -4,6 +4,7 @@
 mod failure;
 mod logging;
 mod serve;
+mod stat;
 
 use std::process::ExitCode;
 
@@ -28,6 +29,9 @@ enum Command {
 
     /// Load a disk through the userspace driver and measure it
     Bench(Box<mqblk_bench::Args>),
+
+    /// Show what a running daemon does: requests, merges, latencies, CPU
+    Stat(stat::Args),
 }
 
 fn main() -> ExitCode {
@@ -38,5 +42,6 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Serve(args) => serve::run(args),
         Command::Bench(args) => mqblk_bench::run(*args),
+        Command::Stat(args) => stat::run(args),
     }
 }

@@ -82,7 +82,7 @@ pub fn run(
     let event = |error: std::io::Error| BenchError::Failed(format!("a queue's eventfd: {error}"));
     let wakers = sets.iter().map(QueueSet::waker).collect::<Result<Vec<_>, _>>().map_err(event)?;
     let lifeline = device.lifeline().map_err(event)?;
-    let meters = Meters { pid: device.server_pid(), admin: server.as_ref().and_then(Server::admin) };
+    let meters = Meters { pid: device.server_pid(), admin: server.as_ref().map(Server::admin) };
     let (workers, counters) = workers(plan, combination, sets, settings, &streams, seed);
     let watch = Watch { plan, counters, wakers, lifeline, meters, progress, total: streams.total() };
 

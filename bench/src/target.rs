@@ -28,11 +28,8 @@ pub struct Server {
     /// Its socket's folder; removed with it.
     _folder: tempfile::TempDir,
     socket: PathBuf,
-    admin: Option<PathBuf>,
+    admin: PathBuf,
 }
-
-/// SEAM: whether `mqblk serve` takes `--admin PATH`. Until it does, merges are not known.
-const SERVER_TAKES_ADMIN: bool = false;
 
 /// What is served, and how.
 #[derive(Debug)]
@@ -68,10 +65,8 @@ impl Server {
         let program = std::env::current_exe().map_err(|error| failed("path of this program", error))?;
         let mut command = Command::new(&program);
         command.args(["--log", "warn", "serve", "--disk", &serving.argument(&socket)]).stdin(Stdio::null());
-        let admin = SERVER_TAKES_ADMIN.then(|| folder.path().join("admin.sock"));
-        if let Some(admin) = &admin {
-            command.arg("--admin").arg(admin);
-        }
+        let admin = folder.path().join("admin.sock");
+        command.arg("--admin").arg(&admin);
         if let Some(cpus) = &plan.server_cpus {
             command.args(["--pin", cpus]);
             command.args(["--workers", &cpus.split(',').count().to_string()]);
@@ -80,8 +75,8 @@ impl Server {
         Ok(Server { child, _folder: folder, socket, admin })
     }
 
-    /// Its admin socket, when it has one.
-    pub fn admin(&self) -> Option<PathBuf> {
+    /// Its admin socket.
+    pub fn admin(&self) -> PathBuf {
         self.admin.clone()
     }
 

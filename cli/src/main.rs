@@ -4,6 +4,7 @@
 mod failure;
 mod logging;
 mod serve;
+mod stat;
 
 use std::process::ExitCode;
 
@@ -31,6 +32,9 @@ enum Command {
 
     /// Draw the results of benchmarks
     Plot(mqblk_bench::plot::Args),
+
+    /// Show what a running daemon does: requests, merges, latencies, CPU
+    Stat(stat::Args),
 }
 
 fn main() -> ExitCode {
@@ -42,5 +46,6 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args),
         Command::Bench(args) => mqblk_bench::run(*args),
         Command::Plot(args) => mqblk_bench::plot::run(args),
+        Command::Stat(args) => stat::run(args),
     }
 }

@@ -24,7 +24,7 @@ impl Default for LatencyHistogram {
 impl LatencyHistogram {
     /// Counts `times` occurrences of `ns` nanoseconds.
     #[inline]
-    pub(crate) fn record(&mut self, ns: u64, times: u64) {
+    pub fn record(&mut self, ns: u64, times: u64) {
         self.sum_ns = self.sum_ns.wrapping_add(ns.wrapping_mul(times));
         self.counts[bucket(ns)] += times;
     }

@@ -19,8 +19,9 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("transport/server", &["core", "memory", "ring", "engine", "guest"]),
     ("transport/client", &["core", "memory", "ring"]),
     ("driver", &["core", "memory", "ring", "transport/client"]),
-    ("bench", &["core", "memory", "driver", "transport/client"]),
-    ("cli", &["core", "engine", "guest", "storage", "transport/server", "bench"]),
+    ("admin", &["core"]),
+    ("bench", &["core", "memory", "driver", "transport/client", "admin"]),
+    ("cli", &["core", "engine", "guest", "storage", "transport/server", "admin", "bench"]),
 ];
 
 /// Tests may use every room.
@@ -100,6 +101,7 @@ fn a_wrong_edge_is_found() {
         ("storage", "ring"),
         ("core", "memory"),
         ("driver", "transport/server"),
+        ("admin", "engine"),
         ("attic", "core"),
     ] {
         assert!(judge_edge(from, to).is_some(), "{from} -> {to}");

@@ -12,8 +12,19 @@ pub struct ServeConfig<D> {
     pub workers: u16,
     /// The CPU of each worker, in order. `None`: the kernel places them.
     pub pin: Option<Vec<u16>>,
+    /// The admin socket, if there is to be one.
+    pub admin: Option<AdminConfig>,
     /// The disks, in the order given.
     pub disks: Vec<DiskConfig<D>>,
+}
+
+/// The admin socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdminConfig {
+    /// Where it is to be. No disk's socket.
+    pub socket: PathBuf,
+    /// Its permission bits.
+    pub mode: SocketMode,
 }
 
 /// One disk and the interface it is served over.

@@ -4,10 +4,11 @@ use std::io;
 use std::sync::Arc;
 
 use mqblk_engine::{AnyDisk, Engine, EngineOptions, LaneOptions};
-use mqblk_vhost_user_server::{Server, ServerOptions, SocketError};
+use mqblk_vhost_user_server::{ListenSocket, Server, ServerOptions, SocketError};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
-use super::config::{CacheMode, DiskConfig, ServeConfig};
+use super::admin::{self, DiskAbout, Served, Source};
+use super::config::{AdminConfig, CacheMode, DiskConfig, ServeConfig};
 
 /// Why the daemon could not start.
 #[derive(Debug, thiserror::Error)]
@@ -15,7 +16,10 @@ pub enum StartError {
     /// The worker threads could not be started.
     #[error("workers: {0}")]
     Workers(#[source] io::Error),
-    /// A socket could not be made.
+    /// The admin socket could not be made.
+    #[error("serve: admin: {0}")]
+    Admin(#[source] SocketError),
+    /// A disk's socket could not be made.
     #[error("disk {id:?}: socket: {source}")]
     Socket {
         /// Which disk.
@@ -27,7 +31,8 @@ pub enum StartError {
 
 /// All disks being served, until [`Daemon::stop`].
 pub struct Daemon {
-    servers: Vec<Server>,
+    admin: Option<AdminSocket>,
+    source: Arc<Source>,
     disks: Vec<(String, Arc<AnyDisk>)>,
 }
 
@@ -43,27 +48,52 @@ impl Daemon {
             lane: LaneOptions::default(),
         };
         let engine = Arc::new(Engine::start(&options).map_err(StartError::Workers)?);
-        let mut daemon = Daemon { servers: Vec::new(), disks: Vec::new() };
+        let mut disks = Vec::new();
+        let mut served = Vec::new();
         for disk in config.disks {
-            daemon.disks.push((disk.id.clone(), Arc::clone(&disk.disk)));
-            daemon.servers.push(serve(disk, &engine)?);
+            disks.push((disk.id.clone(), Arc::clone(&disk.disk)));
+            let about = DiskAbout::of(&disk);
+            served.push(Served { about, server: serve(disk, &engine)? });
         }
-        Ok(daemon)
+        let source = Arc::new(Source::new(engine, served));
+        let admin = config.admin.as_ref().map(|admin| AdminSocket::start(admin, &source)).transpose();
+        Ok(Daemon { admin: admin.map_err(StartError::Admin)?, source, disks })
     }
 
     /// Drains what is in flight, flushes, closes the disks and removes the sockets.
     ///
     /// # Errors
     /// When the storage of a disk cannot be flushed; the others are all the same.
-    pub fn stop(mut self) -> io::Result<()> {
+    pub fn stop(self) -> io::Result<()> {
         let mut result = Ok(());
-        self.servers.clear();
+        drop(self.admin);
+        // Nobody else holds it now: the servers stop.
+        drop(self.source);
         for (id, disk) in &self.disks {
             if let Err(error) = disk.sync() {
                 result = Err(io::Error::new(error.kind(), format!("disk {id:?}: flush: {error}")));
             }
         }
         result
+    }
+}
+
+/// The admin socket, answered until this is dropped.
+struct AdminSocket {
+    _server: mqblk_admin::Server,
+    /// Dropped after the server.
+    _socket: ListenSocket,
+}
+
+impl AdminSocket {
+    fn start(config: &AdminConfig, source: &Arc<Source>) -> Result<AdminSocket, SocketError> {
+        let socket = ListenSocket::bind(&config.socket, config.mode.bits())?;
+        let listener = socket.listener().try_clone();
+        let server = listener
+            .and_then(|listener| mqblk_admin::Server::start(listener, admin::verbs(source), Default::default()))
+            .map_err(|error| SocketError::Os { path: config.socket.clone(), source: error })?;
+        tracing::info!(socket = %config.socket.display(), "admin socket");
+        Ok(AdminSocket { _server: server, _socket: socket })
     }
 }
 

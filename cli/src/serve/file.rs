@@ -1,4 +1,4 @@
-//! The TOML file of `--config`: the keys of the command line, `workers` and `pin` at the top, one `[[disk]]` table a disk.
+//! The TOML file of `--config`: the keys of the command line, those of the process at the top, one `[[disk]]` table a disk.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::key_values::is_key;
 /// What a file or a command line asks for, not yet judged.
 #[derive(Clone, Debug)]
 pub struct Given {
-    /// `workers` and `pin`.
+    /// `workers`, `pin`, `admin` and `admin-mode`.
     pub process: Settings,
     /// One for each disk.
     pub disks: Vec<Settings>,
@@ -56,10 +56,14 @@ pub fn parse(name: &str, text: &str) -> Result<Given, SettingError> {
                     .ok_or_else(|| given.process.error("pin", value.to_string(), "an array of CPU numbers"))?;
                 given.process.insert(key, &cpus.join(","))?;
             }
-            ("workers" | "pin", _) => insert(&mut given.process, key, value)?,
+            ("workers" | "pin" | "admin" | "admin-mode", _) => insert(&mut given.process, key, value)?,
             _ => {
                 let found = format!("an unknown key {key:?} at the top");
-                return Err(given.process.error("syntax", found, "workers, pin, or [[disk]] tables"));
+                return Err(given.process.error(
+                    "syntax",
+                    found,
+                    "workers, pin, admin, admin-mode, or [[disk]] tables",
+                ));
             }
         }
     }
@@ -69,11 +73,6 @@ pub fn parse(name: &str, text: &str) -> Result<Given, SettingError> {
 fn disk(subject: String, table: &Table) -> Result<Settings, SettingError> {
     let mut settings = Settings::new(subject);
     for (key, value) in table {
-        if let ("socket-mode", Value::Integer(number)) = (key.as_str(), value) {
-            // TOML has no leading zeros, so that a bare 660 would be the decimal number.
-            let expected = "a string of octal digits such as \"0660\"";
-            return Err(settings.error(key, format!("the number {number}"), expected));
-        }
         insert(&mut settings, key, value)?;
     }
     Ok(settings)
@@ -82,6 +81,11 @@ fn disk(subject: String, table: &Table) -> Result<Settings, SettingError> {
 fn insert(settings: &mut Settings, key: &str, value: &Value) -> Result<(), SettingError> {
     if !is_key(key) {
         return Err(settings.error("syntax", format!("{key:?}"), "a key of letters, digits, - and _"));
+    }
+    if let ("socket-mode" | "admin-mode", Value::Integer(number)) = (key, value) {
+        // TOML has no leading zeros, so that a bare 660 would be the decimal number.
+        let expected = "a string of octal digits such as \"0660\"";
+        return Err(settings.error(key, format!("the number {number}"), expected));
     }
     let text = match value {
         Value::String(text) => text.clone(),
@@ -158,7 +162,11 @@ mod tests {
             ("pin = [\"0\"]", "f: pin: found [\"0\"], expected an array of CPU numbers"),
             (
                 "queues = 2",
-                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, or [[disk]] tables",
+                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, admin, admin-mode, or [[disk]] tables",
+            ),
+            (
+                "admin-mode = 660",
+                "f: admin-mode: found the number 660, expected a string of octal digits such as \"0660\"",
             ),
             ("workers = {}", "f: workers: found a table, expected a number, a boolean or a string"),
         ] {

@@ -1,5 +1,6 @@
 //! `mqblk serve`.
 
+mod admin;
 mod config;
 mod cpus;
 mod daemon;
@@ -38,9 +39,9 @@ pub struct Args {
     #[arg(long = "disk", value_name = "KEY=VALUE,...")]
     disks: Vec<String>,
 
-    /// A TOML file with the same keys: one [[disk]] table a disk, and workers and pin at the top
+    /// A TOML file with the same keys: one [[disk]] table a disk, and workers, pin and admin at the top
     ///
-    /// Its disks come before those of --disk; --workers and --pin override its own.
+    /// Its disks come before those of --disk; --workers, --pin and --admin override its own.
     #[arg(long, value_name = "FILE.toml")]
     config: Option<PathBuf>,
 
@@ -51,6 +52,14 @@ pub struct Args {
     /// The CPU of each worker, in order [default: not pinned]
     #[arg(long, value_name = "CPU,...")]
     pin: Option<String>,
+
+    /// Make an admin socket there, for `mqblk stat` and others: JSON-RPC, one message a line [default: none]
+    #[arg(long, value_name = "PATH")]
+    admin: Option<String>,
+
+    /// The admin socket's permissions, octal [default: 0600]
+    #[arg(long, value_name = "BITS")]
+    admin_mode: Option<String>,
 
     /// Print the configuration with every default filled in, as TOML for --config, and exit
     #[arg(long)]
@@ -108,6 +117,9 @@ fn serve(config: ServeConfig<Arc<AnyDisk>>) -> Result<(), Box<dyn std::error::Er
 /// Everything that can be judged before anything is created.
 fn configure(args: &Args) -> Result<ServeConfig<Arc<AnyDisk>>, ConfigError> {
     let config = resolve::resolve(gather(args)?, &Cpus::of_this_host(), &mut storages::Registry)?;
+    if let Some(admin) = &config.admin {
+        mqblk_vhost_user_server::probe(&admin.socket).map_err(ConfigError::Admin)?;
+    }
     for disk in &config.disks {
         if let Err(source) = mqblk_vhost_user_server::probe(&disk.socket) {
             return Err(ConfigError::Socket { id: disk.id.clone(), source });
@@ -122,7 +134,9 @@ fn gather(args: &Args) -> Result<Given, SettingError> {
         Some(path) => file::read(path)?,
         None => Given { process: Settings::new("serve"), disks: Vec::new() },
     };
-    for (key, value) in [("workers", &args.workers), ("pin", &args.pin)] {
+    let process =
+        [("workers", &args.workers), ("pin", &args.pin), ("admin", &args.admin), ("admin-mode", &args.admin_mode)];
+    for (key, value) in process {
         if let Some(value) = value {
             given.process.text(key);
             given.process.insert(key, value)?;

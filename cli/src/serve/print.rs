@@ -15,6 +15,10 @@ pub fn to_toml<D>(config: &ServeConfig<D>) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "pin = [{}]", cpus.join(", "));
     }
+    if let Some(admin) = &config.admin {
+        let path = Value::String(admin.socket.to_string_lossy().into_owned());
+        let _ = writeln!(text, "admin = {path}\nadmin-mode = \"{}\"", admin.mode);
+    }
     for disk in &config.disks {
         text.push_str("\n[[disk]]\n");
         for (key, value) in pairs(disk) {
@@ -24,7 +28,8 @@ pub fn to_toml<D>(config: &ServeConfig<D>) -> String {
     text
 }
 
-fn pairs<D>(disk: &DiskConfig<D>) -> Vec<(&'static str, Value)> {
+/// A disk's keys with their values.
+pub fn pairs<D>(disk: &DiskConfig<D>) -> Vec<(&'static str, Value)> {
     let text = |text: &str| Value::String(text.to_owned());
     let mut pairs = vec![("id", text(&disk.id)), ("storage", text(&disk.storage))];
     pairs.extend(disk.storage_settings.iter().map(|(key, value)| (*key, number_or_text(value))));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use mqblk_core::disk::DiskError;
 use mqblk_core::settings::{SettingError, Settings};
 
-use super::config::{CacheMode, DiskConfig, ServeConfig, SocketMode};
+use super::config::{AdminConfig, CacheMode, DiskConfig, ServeConfig, SocketMode};
 use super::cpus::{self, Cpus};
 use super::file::Given;
 use super::queue_map;
@@ -46,7 +46,10 @@ pub enum ConfigError {
         /// Why.
         source: DiskError,
     },
-    /// A socket cannot be where it was asked for.
+    /// The admin socket cannot be where it was asked for.
+    #[error("serve: admin: {0}")]
+    Admin(#[source] SocketError),
+    /// A disk's socket cannot be where it was asked for.
     #[error("disk {id:?}: socket: {source}")]
     Socket {
         /// Which disk.
@@ -94,6 +97,7 @@ pub fn resolve<S: Storages>(
 
     let total: u64 = fronts.iter().map(|front| u64::from(front.queues)).sum();
     let (workers, pin) = take_process(&mut given.process, cpus, total)?;
+    let admin = take_admin(&mut given.process, &fronts)?;
     given.process.finish()?;
 
     let mut next_worker = 0;
@@ -115,7 +119,7 @@ pub fn resolve<S: Storages>(
         settings.finish()?;
         disks.push(front.into_config(queue_map, disk, storage_settings));
     }
-    Ok(ServeConfig { workers, pin, disks })
+    Ok(ServeConfig { workers, pin, admin, disks })
 }
 
 /// When a key is missing, names one that was given and looks like it: a missing key is found before unknown ones are.
@@ -158,7 +162,7 @@ impl Front {
         Ok(Front {
             serial: take_serial(settings, &id)?,
             socket: take_socket(settings)?,
-            socket_mode: take_socket_mode(settings)?,
+            socket_mode: take_socket_mode(settings, "socket-mode")?.unwrap_or(SocketMode::OWNER_ONLY),
             queues: take_u16(settings, "queues", 1, MAX_QUEUES)?.unwrap_or(cpus.count.min(MAX_QUEUES)),
             queue_size: take_queue_size(settings)?,
             poll: take_poll(settings)?,
@@ -251,17 +255,40 @@ fn take_socket(settings: &mut Settings) -> Result<PathBuf, SettingError> {
     let Some(path) = settings.text("socket") else {
         return Err(settings.error("socket", "nothing", "the path of the vhost-user socket to make"));
     };
+    socket_path(settings, "socket", path)
+}
+
+fn socket_path(settings: &Settings, key: &str, path: String) -> Result<PathBuf, SettingError> {
     if path.len() > SOCKET_PATH_BYTES || path.contains('\0') {
         let found = format!("a path of {} bytes", path.len());
-        return Err(settings.error("socket", found, format!("at most {SOCKET_PATH_BYTES} bytes, none of them NUL")));
+        return Err(settings.error(key, found, format!("at most {SOCKET_PATH_BYTES} bytes, none of them NUL")));
     }
     Ok(PathBuf::from(path))
 }
 
-fn take_socket_mode(settings: &mut Settings) -> Result<SocketMode, SettingError> {
-    let Some(text) = settings.text("socket-mode") else { return Ok(SocketMode::OWNER_ONLY) };
-    SocketMode::parse(&text)
-        .ok_or_else(|| settings.error("socket-mode", format!("{text:?}"), "octal permission bits from 0000 to 0777"))
+fn take_socket_mode(settings: &mut Settings, key: &'static str) -> Result<Option<SocketMode>, SettingError> {
+    let Some(text) = settings.text(key) else { return Ok(None) };
+    match SocketMode::parse(&text) {
+        Some(mode) => Ok(Some(mode)),
+        None => Err(settings.error(key, format!("{text:?}"), "octal permission bits from 0000 to 0777")),
+    }
+}
+
+/// `admin` and `admin-mode`.
+fn take_admin(settings: &mut Settings, fronts: &[Front]) -> Result<Option<AdminConfig>, SettingError> {
+    let mode = take_socket_mode(settings, "admin-mode")?;
+    let Some(path) = settings.text("admin") else {
+        return match mode {
+            Some(mode) => Err(settings.error("admin-mode", format!("\"{mode}\", but no admin"), "admin with it")),
+            None => Ok(None),
+        };
+    };
+    let socket = socket_path(settings, "admin", path)?;
+    if let Some(disk) = fronts.iter().find(|front| same_place(&front.socket) == same_place(&socket)) {
+        let found = format!("{:?}, the socket of disk {:?}", socket.display().to_string(), disk.id);
+        return Err(settings.error("admin", found, "a path of its own"));
+    }
+    Ok(Some(AdminConfig { socket, mode: mode.unwrap_or(SocketMode::OWNER_ONLY) }))
 }
 
 fn take_queue_size(settings: &mut Settings) -> Result<u16, SettingError> {

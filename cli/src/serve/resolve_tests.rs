@@ -56,6 +56,7 @@ fn defaults() {
     let config = from_words(&[], &["path=/images/vm one.d/data.img,socket=/tmp/s"]).unwrap();
     assert_eq!(config.workers, 4);
     assert_eq!(config.pin, None);
+    assert_eq!(config.admin, None);
     assert_eq!(
         config.disks,
         [DiskConfig {
@@ -231,6 +232,7 @@ fn malformed_disk_settings() {
 #[test]
 fn malformed_process_settings() {
     let disk = "path=/a,socket=/tmp/s,queues=2";
+    let long = "x".repeat(108);
     for (process, want) in [
         (&[("workers", "0")][..], "serve: workers: found \"0\", expected a whole number from 1 to 256"),
         (&[("workers", "257")][..], "serve: workers: found \"257\", expected a whole number from 1 to 256"),
@@ -245,6 +247,19 @@ fn malformed_process_settings() {
         (
             &[("pin", "0,1"), ("workers", "3")][..],
             "serve: pin: found 2 CPUs for 3 workers, expected one CPU for each worker",
+        ),
+        (&[("admin-mode", "0660")][..], "serve: admin-mode: found \"0660\", but no admin, expected admin with it"),
+        (
+            &[("admin", "/tmp/admin"), ("admin-mode", "rw")][..],
+            "serve: admin-mode: found \"rw\", expected octal permission bits from 0000 to 0777",
+        ),
+        (
+            &[("admin", "/tmp/../tmp/s")][..],
+            "serve: admin: found \"/tmp/../tmp/s\", the socket of disk \"a\", expected a path of its own",
+        ),
+        (
+            &[("admin", long.as_str())][..],
+            "serve: admin: found a path of 108 bytes, expected at most 107 bytes, none of them NUL",
         ),
     ] {
         assert_eq!(from_words(process, &[disk]).unwrap_err().to_string(), want, "{process:?}");
@@ -289,7 +304,13 @@ fn a_printed_configuration_reads_back_as_itself() {
         "storage=null,size=3M,socket=/tmp/b,cache=writethrough,socket-mode=0660,fixed-buffers=off,poll=busy,queue-size=2,merge=on,merge-bytes=64K,merge-segments=128,plug-us=20,coalesce-us=30,coalesce-max=8",
         "path=123,id=c,socket=c.sock,queues=1,poll=off,readonly=on,fixed-buffers=on",
     ];
-    for process in [&[][..], &[("workers", "3")][..], &[("pin", "2,1")][..]] {
+    for process in [
+        &[][..],
+        &[("workers", "3")][..],
+        &[("pin", "2,1")][..],
+        &[("admin", "/tmp/ad\"min")][..],
+        &[("admin", "admin.sock"), ("admin-mode", "0666")][..],
+    ] {
         let config = from_words(process, &disks).unwrap();
         let printed = print::to_toml(&config);
         let given = file::parse("printed", &printed).unwrap();

@@ -14,5 +14,5 @@ mod session;
 mod tally;
 mod vring;
 
-pub use listen::{SocketError, probe};
+pub use listen::{ListenSocket, SocketError, probe};
 pub use server::{Server, ServerOptions};

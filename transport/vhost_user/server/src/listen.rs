@@ -1,4 +1,4 @@
-//! The Unix sockets that guests' VMMs connect to.
+//! Unix sockets to listen on: those that guests' VMMs connect to, and the program's others.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

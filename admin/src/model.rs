@@ -1,0 +1,205 @@
+//! What `stat` answers. Every field with its unit is in docs/admin.md, which is a promise: fields are added, none is renamed,
+//! dropped or changed in meaning. What an older daemon does not send reads as nothing.
+
+use serde::{Deserialize, Serialize};
+
+/// The answer to `stat`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stat {
+    /// The daemon's version.
+    pub version: String,
+    /// When this was read, in nanoseconds of the host's monotonic clock.
+    pub time_ns: u64,
+    /// How long the daemon had then been running, in nanoseconds. `time_ns - uptime_ns` tells one run from another.
+    pub uptime_ns: u64,
+    /// The disks, in the order of the configuration.
+    pub disks: Vec<DiskStat>,
+    /// The worker threads, by number.
+    pub workers: Vec<WorkerStat>,
+}
+
+impl Stat {
+    /// When the daemon was started, in nanoseconds of the host's monotonic clock: the same in all answers of one run.
+    pub fn started_ns(&self) -> u64 {
+        self.time_ns.saturating_sub(self.uptime_ns)
+    }
+}
+
+/// One disk.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DiskStat {
+    /// Its name.
+    pub id: String,
+    /// The guest interface, `virtio-blk`.
+    pub interface: String,
+    /// The kind of storage: `file`, `null`, `ram`.
+    pub storage: String,
+    /// Whether neighbouring requests are joined, as configured: `auto`, `on` or `off`.
+    pub merge: String,
+    /// Longest joined request, in bytes.
+    pub merge_bytes: u64,
+    /// Most memory segments of a joined request.
+    pub merge_segments: u32,
+    /// How many queues it offers.
+    pub queue_count: u32,
+    /// The sums over its queues.
+    pub totals: Load,
+    /// Its queues, by number. Empty unless `queues` was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub queues: Vec<QueueStat>,
+}
+
+/// One queue of a disk.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct QueueStat {
+    /// Its number.
+    pub queue: u32,
+    /// The worker that serves it.
+    pub worker: u32,
+    /// What it did.
+    #[serde(flatten)]
+    pub load: Load,
+}
+
+/// What a queue, or all of a disk's, did since the daemon started.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Load {
+    /// Requests in flight at this moment.
+    pub in_flight: u64,
+    /// What was counted.
+    pub counters: Counters,
+    /// How long requests took.
+    pub latency: Latency,
+}
+
+/// Counters that only grow while the daemon runs. Without a unit in its name a field is a number of things.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Counters {
+    /// Requests answered in all.
+    pub requests: u64,
+    /// Reads finished.
+    pub reads: u64,
+    /// Writes finished.
+    pub writes: u64,
+    /// Flushes finished.
+    pub flushes: u64,
+    /// Discards finished (guest requests, not ranges).
+    pub discards: u64,
+    /// Write-zeroes finished (guest requests, not ranges).
+    pub write_zeroes: u64,
+    /// Requests that the queue answered itself, without the disk.
+    pub answered_alone: u64,
+    /// Of those, the guest's mistakes.
+    pub malformed: u64,
+    /// Requests that ended otherwise than done.
+    pub errors: u64,
+    /// Of those, reads.
+    pub read_errors: u64,
+    /// Of those, writes.
+    pub write_errors: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Bytes of discards and write-zeroes.
+    pub other_bytes: u64,
+    /// Reads that were joined to the read before them on the disk.
+    pub read_merges: u64,
+    /// Writes that were joined to the write before them on the disk.
+    pub write_merges: u64,
+    /// Ranges of discards and write-zeroes that were joined to the one before them on the disk.
+    pub other_merges: u64,
+    /// Times the guest woke us.
+    pub kicks: u64,
+    /// Calls sent to the guest.
+    pub calls: u64,
+    /// Publishes for which the guest wanted no call.
+    pub calls_suppressed: u64,
+    /// Calls that were put off so that one could tell of more answers.
+    pub calls_put_off: u64,
+    /// Turns that found requests.
+    pub turns: u64,
+    /// Turns that found none.
+    pub empty_turns: u64,
+    /// Times the queue was armed for sleep.
+    pub arms: u64,
+    /// Time spent polling without finding anything, in nanoseconds.
+    pub poll_ns: u64,
+}
+
+/// How long requests took, by kind.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Latency {
+    /// Of reads.
+    pub reads: LatencyParts,
+    /// Of writes.
+    pub writes: LatencyParts,
+    /// Of flushes, discards and write-zeroes.
+    pub others: LatencyParts,
+}
+
+/// How long requests of one kind took, by where the time went.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LatencyParts {
+    /// From the pull to the hand-over to the storage.
+    pub queued: Distribution,
+    /// In the storage.
+    pub device: Distribution,
+    /// From the storage's answer until the guest could see it and was called.
+    pub publish: Distribution,
+    /// All of it.
+    pub total: Distribution,
+}
+
+/// A distribution of latencies.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Distribution {
+    /// How many.
+    pub count: u64,
+    /// All together, in nanoseconds. Exact.
+    pub sum_ns: u64,
+    /// The median in nanoseconds, to within 7 percent; null without any.
+    pub p50_ns: Option<u64>,
+    /// 99 percent took less, in nanoseconds.
+    pub p99_ns: Option<u64>,
+    /// 99.9 percent took less, in nanoseconds.
+    pub p999_ns: Option<u64>,
+    /// `[lower_ns, upper_ns, count]` of each bucket that is not empty, ascending; a value equal to an upper bound is in the
+    /// next bucket. Empty unless `latency` was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub buckets: Vec<(u64, u64, u64)>,
+}
+
+/// One worker thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WorkerStat {
+    /// Its number.
+    pub worker: u32,
+    /// Queues that it serves at this moment.
+    pub queues: u32,
+    /// Turns in which something happened.
+    pub turns: u64,
+    /// Turns in which nothing happened.
+    pub empty_turns: u64,
+    /// Times it slept.
+    pub sleeps: u64,
+    /// Time asleep, in nanoseconds.
+    pub slept_ns: u64,
+    /// CPU time that the thread used, in nanoseconds.
+    pub cpu_ns: u64,
+    /// Times that requests were held back for more to join them.
+    pub plug_holds: u64,
+    /// How long in all, in nanoseconds.
+    pub plug_hold_ns: u64,
+    /// Joined requests that the storage failed, so that their members were done one by one.
+    pub merge_splits: u64,
+}

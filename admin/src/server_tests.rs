@@ -1,0 +1,307 @@
+//! Clients of every kind, over real sockets. Nothing asserts how long something took; what must happen is waited for.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::path::PathBuf;
+use std::sync::mpsc::{channel, sync_channel};
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::params::{Kind, Param};
+use crate::verbs::{Verb, VerbError};
+use crate::{Client, ClientError, StatQuery};
+
+/// Long enough for any machine; only a test that fails takes it.
+const LONG: Duration = Duration::from_secs(60);
+/// What an answer of `flood` holds: more than socket buffers do.
+const FLOOD: usize = 8 << 20;
+
+const ECHO: &[Param] = &[Param { name: "text", kind: Kind::Text, about: "What comes back" }];
+
+fn verbs() -> Verbs {
+    Verbs::new(vec![
+        Verb::new("echo", "Says what it was told", ECHO, |params| Ok(json!(params.text("text")))),
+        Verb::new("flood", "Says a lot", &[], |_| Ok(json!("x".repeat(FLOOD)))),
+        Verb::new("stat", "Says nothing useful", &[], |_| Ok(json!([1]))),
+    ])
+}
+
+struct Served {
+    server: Server,
+    path: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+fn served_with(verbs: Verbs, options: ServerOptions) -> Served {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("admin.sock");
+    let server = Server::start(UnixListener::bind(&path).unwrap(), verbs, options).unwrap();
+    Served { server, path, _folder: folder }
+}
+
+fn served(options: ServerOptions) -> Served {
+    served_with(verbs(), options)
+}
+
+impl Served {
+    fn client(&self) -> Client {
+        Client::connect_with(&self.path, LONG).unwrap()
+    }
+
+    fn raw(&self) -> UnixStream {
+        let stream = UnixStream::connect(&self.path).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream
+    }
+
+    /// A client with a place: one that has just left may not have given up its own.
+    fn placed(&self) -> Client {
+        let until = Instant::now() + LONG;
+        loop {
+            let mut client = self.client();
+            match client.call("echo", &Value::Null) {
+                Ok(_) => return client,
+                Err(error) => assert!(Instant::now() < until, "no place: {error}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn assert_answers(&self) {
+        assert_eq!(self.client().call("echo", &json!({ "text": "there?" })).unwrap(), json!("there?"));
+    }
+}
+
+/// All that the server says until it closes.
+fn until_closed(mut stream: &UnixStream) -> String {
+    let mut text = Vec::new();
+    match stream.read_to_end(&mut text) {
+        Ok(_) => {}
+        // What we sent and it did not want to read.
+        Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
+    }
+    String::from_utf8(text).unwrap()
+}
+
+fn code(line: &str) -> Value {
+    serde_json::from_str::<Value>(line).unwrap()["error"]["code"].clone()
+}
+
+#[test]
+fn a_client_may_ask_again_and_again() {
+    let served = served(ServerOptions::default());
+    let mut client = served.client();
+    for text in ["a", "", "\n", "ü"] {
+        assert_eq!(client.call("echo", &json!({ "text": text })).unwrap(), json!(text));
+        assert!(matches!(client.call("none", &Value::Null), Err(ClientError::Refused(error)) if error.code == -32601));
+    }
+    assert_eq!(client.call("echo", &Value::Null).unwrap(), Value::Null);
+    assert_eq!(client.call("flood", &Value::Null).unwrap().as_str().unwrap().len(), FLOOD);
+    assert!(matches!(client.stat(&StatQuery::default()), Err(ClientError::Refused(error)) if error.code == -32602));
+}
+
+#[test]
+fn lines_may_come_in_pieces_and_together() {
+    let served = served(ServerOptions::default());
+    let stream = served.raw();
+    let request = |id: u32| format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"method\":\"echo\"}}\n");
+    for byte in request(0).bytes() {
+        (&stream).write_all(&[byte]).unwrap();
+    }
+    let many: String = (1..500).map(request).collect();
+    (&stream).write_all(many.as_bytes()).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let ids: Vec<_> = until_closed(&stream)
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["id"].as_u64().unwrap())
+        .collect();
+    assert_eq!(ids, (0..500).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_line_that_is_too_long_is_refused_and_the_client_closed() {
+    let served = served(ServerOptions { line_bytes: 1000, ..ServerOptions::default() });
+    let text = |length: usize| format!("\"{}\"\n", "x".repeat(length - 2));
+    for (bytes, message) in [
+        (text(1001), "found a line of more than 1000 bytes, expected one request in a line"),
+        ("x".repeat(100_000), "found a line of more than 1000 bytes, expected one request in a line"),
+    ] {
+        let stream = served.raw();
+        // It may close before it has all.
+        let _ = (&stream).write_all(bytes.as_bytes());
+        let answer = until_closed(&stream);
+        assert_eq!(code(&answer), -32600, "{answer}");
+        assert!(answer.contains(message), "{answer}");
+    }
+    // The longest that may be.
+    let stream = served.raw();
+    (&stream).write_all(text(1000).as_bytes()).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    assert!(until_closed(&stream).contains("expected an object"));
+    served.assert_answers();
+}
+
+#[test]
+fn a_line_without_its_end_is_not_answered() {
+    let served = served(ServerOptions::default());
+    let stream = served.raw();
+    (&stream).write_all(br#"{"jsonrpc":"2.0","id":1,"method":"echo"}"#).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(until_closed(&stream), "");
+}
+
+#[test]
+fn half_a_line_holds_up_nobody_and_is_dropped_after_a_time() {
+    let served = served(ServerOptions { patience: Duration::from_millis(200), ..ServerOptions::default() });
+    let halves: Vec<_> = (0..4).map(|_| served.raw()).collect();
+    for mut half in &halves {
+        half.write_all(b"{\"jsonrpc\"").unwrap();
+    }
+    served.assert_answers();
+    for half in &halves {
+        assert_eq!(until_closed(half), "");
+    }
+    // One that is silent between requests stays.
+    let mut silent = served.client();
+    silent.call("echo", &Value::Null).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    silent.call("echo", &Value::Null).unwrap();
+}
+
+#[test]
+fn a_byte_now_and_then_is_no_line() {
+    let served = served(ServerOptions { patience: Duration::from_millis(200), ..ServerOptions::default() });
+    let stream = served.raw();
+    let until = Instant::now() + LONG;
+    while (&stream).write_all(b" ").is_ok() {
+        assert!(Instant::now() < until, "the server waits for ever");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_client_that_never_reads_holds_up_nobody_and_is_dropped_after_a_time() {
+    let served = served(ServerOptions { patience: Duration::from_millis(200), clients: 2, ..ServerOptions::default() });
+    let deaf = served.raw();
+    (&deaf).write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"flood\"}\n").unwrap();
+    served.assert_answers();
+    // There are two places, and the second of these two clients gets the deaf one's.
+    let _both = [served.placed(), served.placed()];
+    assert!(until_closed(&deaf).len() < FLOOD);
+}
+
+#[test]
+fn one_client_too_many_is_told_so() {
+    let served = served(ServerOptions::default());
+    let mut clients: Vec<_> = (0..16).map(|_| served.client()).collect();
+    for client in &mut clients {
+        client.call("echo", &Value::Null).unwrap();
+    }
+    for _ in 0..3 {
+        let answer = until_closed(&served.raw());
+        assert_eq!(code(&answer), -32000, "{answer}");
+        assert!(answer.contains("found 16 clients connected"), "{answer}");
+        // Ours reads what it was told, whether or not it could still ask.
+        let refused = served.client().call("echo", &Value::Null).unwrap_err();
+        assert!(matches!(&refused, ClientError::Refused(error) if error.code == -32000), "{refused}");
+    }
+    clients.pop();
+    clients.push(served.placed());
+    for client in &mut clients {
+        client.call("echo", &Value::Null).unwrap();
+    }
+}
+
+#[test]
+fn a_slow_verb_holds_up_only_its_client() {
+    let (go, wait) = channel::<()>();
+    let (entered, enters) = sync_channel(1);
+    let wait = std::sync::Mutex::new(wait);
+    let slow = Verb::new("slow", "Waits", &[], move |_| {
+        entered.send(()).map_err(|_| VerbError::Failed("nobody waits".to_owned()))?;
+        wait.lock().unwrap().recv().map_err(|_| VerbError::Failed("let go".to_owned()))?;
+        Ok(json!("done"))
+    });
+    let echo = Verb::new("echo", "Echo", ECHO, |params| Ok(json!(params.text("text"))));
+    let served = served_with(Verbs::new(vec![slow, echo]), ServerOptions::default());
+    let mut client = served.client();
+    let waiting = std::thread::spawn(move || client.call("slow", &Value::Null).unwrap());
+    enters.recv().unwrap();
+    served.assert_answers();
+    go.send(()).unwrap();
+    assert_eq!(waiting.join().unwrap(), json!("done"));
+}
+
+#[test]
+fn stopping_closes_every_client() {
+    let Served { server, path, _folder } = served(ServerOptions::default());
+    let idle = UnixStream::connect(&path).unwrap();
+    let mut half = UnixStream::connect(&path).unwrap();
+    half.write_all(b"{").unwrap();
+    let mut deaf = UnixStream::connect(&path).unwrap();
+    deaf.write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"flood\"}\n").unwrap();
+    // The answer has begun: the server is in the middle of it.
+    let mut first = [0];
+    deaf.read_exact(&mut first).unwrap();
+    drop(server);
+    for stream in [&idle, &half, &deaf] {
+        assert!(until_closed(stream).len() < FLOOD);
+    }
+    assert!(matches!(Client::connect_with(&path, LONG), Err(ClientError::Connect { .. })));
+}
+
+#[test]
+fn a_server_that_is_silent_or_strange_is_an_error() {
+    let say = |text: &'static str| {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let server = std::thread::spawn(move || {
+            let mut line = String::new();
+            BufReader::new(&theirs).read_line(&mut line).unwrap();
+            (&theirs).write_all(text.as_bytes()).unwrap();
+        });
+        let error = Client::over(ours, LONG).unwrap().call("echo", &Value::Null).unwrap_err();
+        server.join().unwrap();
+        error.to_string()
+    };
+    for (text, want) in [
+        ("", "found a connection that closed without an answer"),
+        ("half", "found a connection that closed without an answer"),
+        ("HTTP/1.1 400 Bad Request\n", "found a line that is none (expected value"),
+        ("{}\n", "found a line without jsonrpc \"2.0\""),
+        ("{\"jsonrpc\":\"2.0\",\"id\":2,\"result\":1}\n", "found an answer to 2 when 1 was asked"),
+        ("{\"jsonrpc\":\"2.0\",\"id\":1}\n", "found an answer to 1 when 1 was asked"),
+        ("{\"jsonrpc\":\"2.0\",\"id\":1,\"error\":3}\n", "found an error that is none (invalid type"),
+        (
+            "{\"jsonrpc\":\"2.0\",\"id\":1,\"error\":{\"code\":1,\"message\":\"no\"}}\n",
+            "the daemon answered: no (code 1)",
+        ),
+    ] {
+        assert!(say(text).starts_with(want), "{text}: {}", say(text));
+    }
+    let (ours, _silent) = UnixStream::pair().unwrap();
+    let late = Client::over(ours, Duration::from_millis(50)).unwrap().call("echo", &Value::Null).unwrap_err();
+    assert!(late.to_string().starts_with("found no answer in 0.05 seconds"), "{late}");
+    let nobody = Client::connect(std::path::Path::new("/nonexistent/admin.sock")).unwrap_err();
+    assert!(nobody.to_string().contains("is it running, with --admin?"), "{nobody}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    /// Whatever comes, in whatever pieces, the server goes on.
+    #[test]
+    fn any_bytes_leave_the_server_running(pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..200), 0..6)) {
+        static SERVED: std::sync::LazyLock<Served> = std::sync::LazyLock::new(|| served(ServerOptions::default()));
+        let stream = SERVED.raw();
+        for piece in &pieces {
+            (&stream).write_all(piece).unwrap();
+        }
+        (&stream).write_all(b"\n{\"jsonrpc\":\"2.0\",\"id\":\"last\",\"method\":\"echo\"}\n").unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let last = until_closed(&stream);
+        let last: Value = serde_json::from_str(last.lines().last().unwrap()).unwrap();
+        prop_assert_eq!(&last["id"], "last");
+        prop_assert!(last.get("result").is_some());
+    }
+}

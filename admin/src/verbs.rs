@@ -1,0 +1,116 @@
+//! The registry of verbs.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use crate::params::{Kind, Param, Params};
+
+/// The verb that every registry has.
+const HELP: &str = "help";
+
+/// Why a verb gave no result.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VerbError {
+    /// A parameter cannot be used. Code -32602.
+    #[error("{field}: found {found}, expected {expected}")]
+    Params {
+        /// Which, for example `params.disk`.
+        field: String,
+        /// What the client gave.
+        found: String,
+        /// What would have been right.
+        expected: String,
+    },
+    /// The call was right, and could not be done. Code -32001.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl VerbError {
+    /// The error for a parameter.
+    pub fn params(field: impl Into<String>, found: impl Into<String>, expected: impl Into<String>) -> VerbError {
+        VerbError::Params { field: field.into(), found: found.into(), expected: expected.into() }
+    }
+}
+
+type Run = dyn Fn(&Params) -> Result<Value, VerbError> + Send + Sync;
+
+/// One thing that a client may ask for.
+pub struct Verb {
+    name: &'static str,
+    about: &'static str,
+    params: &'static [Param],
+    run: Box<Run>,
+}
+
+impl Verb {
+    /// A verb. `run` is called on a client's thread: it may block, then only that client waits; other clients' threads may be
+    /// in it at the same time.
+    pub fn new(
+        name: &'static str,
+        about: &'static str,
+        params: &'static [Param],
+        run: impl Fn(&Params) -> Result<Value, VerbError> + Send + Sync + 'static,
+    ) -> Verb {
+        Verb { name, about, params, run: Box::new(run) }
+    }
+}
+
+impl fmt::Debug for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Verb").field("name", &self.name).field("params", &self.params).finish_non_exhaustive()
+    }
+}
+
+/// All verbs of a server. There is always `help`, which lists them.
+#[derive(Debug, Default)]
+pub struct Verbs(Vec<Verb>);
+
+/// Why no verb was run.
+#[derive(Debug)]
+pub(crate) enum CallError {
+    /// There is no such verb.
+    Unknown,
+    /// The verb gave no result.
+    Verb(VerbError),
+}
+
+impl Verbs {
+    /// A registry of these verbs and `help`.
+    pub fn new(verbs: Vec<Verb>) -> Verbs {
+        Verbs(verbs)
+    }
+
+    /// The verbs' names, `help` last.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.0.iter().map(|verb| verb.name).chain([HELP])
+    }
+
+    pub(crate) fn call(&self, name: &str, params: Option<Value>) -> Result<Value, CallError> {
+        if name == HELP {
+            return Params::check(params, &[]).map(|_| self.help()).map_err(CallError::Verb);
+        }
+        let verb = self.0.iter().find(|verb| verb.name == name).ok_or(CallError::Unknown)?;
+        Params::check(params, verb.params).and_then(|params| (verb.run)(&params)).map_err(CallError::Verb)
+    }
+
+    fn help(&self) -> Value {
+        let own = [(HELP, "What a client may ask for: every verb with its parameters", &[][..])];
+        let verbs = self.0.iter().map(|verb| (verb.name, verb.about, verb.params)).chain(own);
+        let verbs: Vec<Value> = verbs
+            .map(|(name, about, params)| json!({ "name": name, "about": about, "params": schema(params) }))
+            .collect();
+        json!({ "verbs": verbs })
+    }
+}
+
+/// The parameters as a JSON Schema of the object that holds them.
+fn schema(params: &[Param]) -> Value {
+    let kind = |kind: Kind| kind.name();
+    let properties: serde_json::Map<String, Value> = params
+        .iter()
+        .map(|param| (param.name.to_owned(), json!({ "type": kind(param.kind), "description": param.about })))
+        .collect();
+    json!({ "type": "object", "properties": properties, "additionalProperties": false })
+}

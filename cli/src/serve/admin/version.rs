@@ -1,0 +1,10 @@
+//! `version`.
+
+use mqblk_admin::Verb;
+use serde_json::json;
+
+pub fn verb() -> Verb {
+    Verb::new("version", "Which mqblk this is", &[], |_| {
+        Ok(json!({ "version": env!("CARGO_PKG_VERSION"), "pid": std::process::id() }))
+    })
+}

@@ -1,0 +1,218 @@
+//! `mqblk stat`: reads the counters of a running daemon and shows rates.
+
+mod rates;
+mod table;
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use mqblk_admin::model::{Load, Stat};
+use mqblk_admin::{Client, ClientError, StatQuery};
+use mqblk_core::settings::{SettingError, Settings};
+use serde::Serialize;
+
+use crate::failure::{self, BAD_USAGE, FAILED};
+use rates::Report;
+
+/// Shortest and longest interval, in seconds.
+const SHORTEST_S: f64 = 0.1;
+const LONGEST_S: f64 = 86_400.0;
+/// JSON-RPC's code for a parameter that cannot be used.
+const INVALID_PARAMS: i64 = -32602;
+
+/// The options of `mqblk stat`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = include_str!("help.txt"), after_help = "What the columns are, and examples: mqblk stat --help")]
+pub struct Args {
+    /// The daemon's admin socket: the path given to `mqblk serve --admin`
+    #[arg(long, value_name = "ADMIN")]
+    socket: PathBuf,
+
+    /// A report every S seconds, each of that interval, until interrupted; 0.1 or more
+    #[arg(long, value_name = "S", allow_negative_numbers = true)]
+    watch: Option<String>,
+
+    /// End after N intervals
+    #[arg(long, value_name = "N", requires = "watch", allow_negative_numbers = true)]
+    count: Option<String>,
+
+    /// A line for each queue, too
+    #[arg(long)]
+    queues: bool,
+
+    /// Only this disk
+    #[arg(long, value_name = "ID")]
+    disk: Option<String>,
+
+    /// One JSON object a line for each report: the counters, and the rates computed of them
+    #[arg(long)]
+    json: bool,
+}
+
+/// Why no report was shown.
+#[derive(Debug, thiserror::Error)]
+enum StatError {
+    #[error(transparent)]
+    Usage(#[from] SettingError),
+    #[error("stat: socket: {0}")]
+    Client(#[from] ClientError),
+    #[error("stat: standard output: {0}")]
+    Output(std::io::Error),
+    /// Nobody reads any more: not an error.
+    #[error("standard output is closed")]
+    Closed,
+}
+
+impl From<std::io::Error> for StatError {
+    fn from(error: std::io::Error) -> StatError {
+        if error.kind() == std::io::ErrorKind::BrokenPipe { StatError::Closed } else { StatError::Output(error) }
+    }
+}
+
+/// Shows the averages since the daemon's start, or those of one interval after the other.
+pub fn run(args: Args) -> ExitCode {
+    match show(&args) {
+        Ok(()) | Err(StatError::Closed) => ExitCode::SUCCESS,
+        Err(error @ StatError::Usage(_)) => failure::report(&error, BAD_USAGE),
+        Err(error) => failure::report(&error, FAILED),
+    }
+}
+
+fn show(args: &Args) -> Result<(), StatError> {
+    let (watch, count) = judge(args)?;
+    let mut source = Source::new(args);
+    let first = source.read().map_err(|error| with_disk(error, args))?;
+    let Some(interval) = watch else { return print(args, rates::compare(None, &first), first) };
+    let mut next = Instant::now();
+    let mut before = first;
+    let mut missing: Option<ClientError> = None;
+    for turn in 1.. {
+        if count.is_some_and(|count| turn > count) {
+            break;
+        }
+        // Without drift; but whoever was stopped for a while does not make up for what it missed.
+        next = (next + interval).max(Instant::now());
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        match source.read() {
+            Ok(now) => {
+                let report = rates::compare(Some(&before), &now);
+                if report.restarted {
+                    note("the daemon was restarted: its counters began anew, and the next report is since its start");
+                } else if missing.is_some() {
+                    note("the daemon answers again, and the next report is since the one before");
+                }
+                missing = None;
+                print(args, report, now.clone())?;
+                before = now;
+            }
+            Err(error) => {
+                if missing.is_none() {
+                    let why = match &error {
+                        ClientError::Closed => "the daemon closed the connection".to_owned(),
+                        error => error.to_string(),
+                    };
+                    note(&format!("no report: {why}; trying again at each interval"));
+                }
+                missing = Some(error);
+            }
+        }
+    }
+    missing.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// `--watch` and `--count`.
+fn judge(args: &Args) -> Result<(Option<Duration>, Option<u64>), SettingError> {
+    let wrong =
+        |key: &str, found: &str, expected: &str| Settings::new("stat").error(key, format!("{found:?}"), expected);
+    let watch = match &args.watch {
+        None => None,
+        Some(text) => match text.parse::<f64>() {
+            Ok(seconds) if (SHORTEST_S..=LONGEST_S).contains(&seconds) => Some(Duration::from_secs_f64(seconds)),
+            _ => return Err(wrong("watch", text, "seconds from 0.1 to 86400, such as 1 or 0.5")),
+        },
+    };
+    let count = match &args.count {
+        None => None,
+        Some(text) => match text.parse::<u64>() {
+            Ok(count @ 1..) => Some(count),
+            _ => return Err(wrong("count", text, "a whole number of intervals, at least 1")),
+        },
+    };
+    Ok((watch, count))
+}
+
+/// A disk that is not there is the command line's mistake.
+fn with_disk(error: ClientError, args: &Args) -> StatError {
+    if let (ClientError::Refused(refused), Some(id)) = (&error, &args.disk)
+        && refused.code == INVALID_PARAMS
+        && let Some(expected) = refused.data.as_ref().and_then(|data| data["expected"].as_str())
+    {
+        return Settings::new("stat").error("disk", format!("{id:?}"), expected).into();
+    }
+    error.into()
+}
+
+/// The daemon, connected to anew after an error.
+struct Source<'a> {
+    args: &'a Args,
+    query: StatQuery,
+    client: Option<Client>,
+}
+
+impl<'a> Source<'a> {
+    fn new(args: &'a Args) -> Source<'a> {
+        // The buckets are what the percentiles of an interval are computed of.
+        let query = StatQuery { queues: args.queues, latency: true, disk: args.disk.clone() };
+        Source { args, query, client: None }
+    }
+
+    fn read(&mut self) -> Result<Stat, ClientError> {
+        let mut client = match self.client.take() {
+            Some(client) => client,
+            None => Client::connect(&self.args.socket)?,
+        };
+        let stat = client.stat(&self.query)?;
+        self.client = Some(client);
+        Ok(stat)
+    }
+}
+
+/// One line of `--json`.
+#[derive(Serialize)]
+struct Line {
+    rates: Report,
+    stat: Stat,
+}
+
+fn print(args: &Args, report: Report, mut stat: Stat) -> Result<(), StatError> {
+    let text = if args.json {
+        stat.disks.iter_mut().for_each(|disk| {
+            drop_buckets(&mut disk.totals);
+            disk.queues.iter_mut().for_each(|queue| drop_buckets(&mut queue.load));
+        });
+        let line = serde_json::to_string(&Line { rates: report, stat }).map_err(std::io::Error::other)?;
+        line + "\n"
+    } else {
+        table::text(&stat.version, &report)
+    };
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    Ok(stdout.flush()?)
+}
+
+/// Whoever wants the distributions asks the socket for them; here they would be most of every line.
+fn drop_buckets(load: &mut Load) {
+    for parts in [&mut load.latency.reads, &mut load.latency.writes, &mut load.latency.others] {
+        for part in [&mut parts.queued, &mut parts.device, &mut parts.publish, &mut parts.total] {
+            part.buckets.clear();
+        }
+    }
+}
+
+/// A line on standard error, between reports.
+fn note(text: &str) {
+    // The code is for one who ends with it; nobody does here.
+    let _ = failure::report(&format!("stat: {text}"), FAILED);
+}

@@ -1,0 +1,288 @@
+//! From two readings of the counters to rates. Pure: no clock, no socket.
+
+use std::collections::BTreeMap;
+
+use mqblk_admin::model::{Distribution, LatencyParts, Load, Stat, WorkerStat};
+use mqblk_core::ByteLen;
+use serde::Serialize;
+
+const NS_PER_S: f64 = 1e9;
+const NS_PER_US: f64 = 1e3;
+
+/// What a report's interval begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Since {
+    /// The daemon's start.
+    Start,
+    /// The reading before.
+    Previous,
+}
+
+/// What happened between two readings.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// What the interval begins with.
+    pub since: Since,
+    /// Its length, in nanoseconds.
+    pub interval_ns: u64,
+    /// The reading before was of another run of the daemon, so that this is since the start.
+    pub restarted: bool,
+    /// The disks.
+    pub disks: Vec<DiskRates>,
+    /// The workers.
+    pub workers: Vec<WorkerRates>,
+}
+
+/// One disk.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DiskRates {
+    /// Its name.
+    pub id: String,
+    /// Over all its queues. `None`: it was not there at the reading before, or its counters began anew since.
+    pub totals: Option<LoadRates>,
+    /// Its queues, as far as they were read.
+    pub queues: Vec<QueueRates>,
+}
+
+/// One queue.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct QueueRates {
+    /// Its number.
+    pub queue: u32,
+    /// The worker that serves it.
+    pub worker: u32,
+    /// `None` as for the disk.
+    pub rates: Option<LoadRates>,
+}
+
+/// What a queue, or all of a disk's, did in the interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct LoadRates {
+    /// Reads of the guest finished in a second.
+    pub reads_per_s: f64,
+    /// Writes of the guest finished in a second.
+    pub writes_per_s: f64,
+    /// Discards and write-zeroes finished in a second.
+    pub discards_per_s: f64,
+    /// Flushes finished in a second.
+    pub flushes_per_s: f64,
+    /// Reads joined to the one before them, in a second.
+    pub read_merges_per_s: f64,
+    /// Writes joined to the one before them, in a second.
+    pub write_merges_per_s: f64,
+    /// Bytes read in a second.
+    pub read_bytes_per_s: f64,
+    /// Bytes written in a second.
+    pub written_bytes_per_s: f64,
+    /// Mean length of the guest's reads and writes, in sectors of 512 bytes. 0 without any.
+    pub request_sectors: f64,
+    /// Mean number of requests under way: the time that all took together, by the interval.
+    pub queue_size: f64,
+    /// Mean time of a request, in microseconds. 0 without any, as are its parts.
+    pub await_us: f64,
+    /// Its part before the storage.
+    pub queued_us: f64,
+    /// Its part in the storage.
+    pub device_us: f64,
+    /// Its part after the storage.
+    pub publish_us: f64,
+    /// 99 percent of requests took less, in microseconds. `None` without any.
+    pub p99_us: Option<f64>,
+    /// Time spent polling in vain, in percent of the interval; of a disk: the mean of its queues.
+    pub poll_percent: f64,
+    /// Kicks of the guest in a second.
+    pub kicks_per_s: f64,
+    /// Calls to the guest in a second.
+    pub calls_per_s: f64,
+    /// Requests in flight at the end.
+    pub in_flight: u64,
+    /// Requests that ended otherwise than done, in the interval.
+    pub errors: u64,
+}
+
+/// One worker.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct WorkerRates {
+    /// Its number.
+    pub worker: u32,
+    /// Queues that it serves at the end.
+    pub queues: u32,
+    /// `None`: its counters began anew.
+    pub rates: Option<TurnRates>,
+}
+
+/// What a worker did in the interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct TurnRates {
+    /// CPU time, in percent of the interval.
+    pub cpu_percent: f64,
+    /// Turns in which something happened, in a second.
+    pub turns_per_s: f64,
+    /// Turns in which nothing happened, in a second.
+    pub empty_turns_per_s: f64,
+    /// Times it slept, in a second.
+    pub sleeps_per_s: f64,
+    /// Time asleep, in percent of the interval.
+    pub slept_percent: f64,
+    /// Times that requests were held back, in a second.
+    pub plug_holds_per_s: f64,
+    /// Joined requests that the storage failed, in the interval.
+    pub merge_splits: u64,
+}
+
+/// What happened between `before` and `now`, or since the daemon's start when there is no reading of the same run before.
+pub fn compare(before: Option<&Stat>, now: &Stat) -> Report {
+    let same_run = before.filter(|before| before.started_ns() == now.started_ns() && before.time_ns <= now.time_ns);
+    let interval_ns = same_run.map_or(now.uptime_ns, |before| now.time_ns - before.time_ns).max(1);
+    let nothing = Load::default();
+    // Whatever is new since the reading before has no beginning that could be told.
+    let base = |found: Option<Option<&Load>>, now: &Load| match found {
+        None => load(&nothing, now, interval_ns),
+        Some(found) => found.and_then(|found| load(found, now, interval_ns)),
+    };
+    let disks = now.disks.iter().map(|disk| {
+        let found = same_run.map(|before| before.disks.iter().find(|before| before.id == disk.id));
+        let queues = disk.queues.iter().map(|queue| {
+            let same =
+                |disk: &mqblk_admin::model::DiskStat| disk.queues.iter().position(|before| before.queue == queue.queue);
+            let before = found.map(|disk| disk.and_then(|disk| same(disk).map(|at| &disk.queues[at].load)));
+            QueueRates { queue: queue.queue, worker: queue.worker, rates: base(before, &queue.load) }
+        });
+        let totals = base(found.map(|disk| disk.map(|disk| &disk.totals)), &disk.totals);
+        DiskRates {
+            id: disk.id.clone(),
+            totals: totals.map(|sums| LoadRates {
+                // Several queues of one worker are polled at the same time.
+                poll_percent: sums.poll_percent / f64::from(disk.queue_count.max(1)),
+                ..sums
+            }),
+            queues: queues.collect(),
+        }
+    });
+    let workers = now.workers.iter().map(|worker| {
+        let idle = WorkerStat { worker: worker.worker, ..WorkerStat::default() };
+        let found = match same_run {
+            None => Some(&idle),
+            Some(before) => before.workers.iter().find(|before| before.worker == worker.worker),
+        };
+        let rates = found.and_then(|before| turns(before, worker, interval_ns));
+        WorkerRates { worker: worker.worker, queues: worker.queues, rates }
+    });
+    Report {
+        since: if same_run.is_some() { Since::Previous } else { Since::Start },
+        interval_ns,
+        restarted: before.is_some() && same_run.is_none(),
+        disks: disks.collect(),
+        workers: workers.collect(),
+    }
+}
+
+/// `None` when a counter went down.
+fn load(before: &Load, now: &Load, interval_ns: u64) -> Option<LoadRates> {
+    let (old, new) = (&before.counters, &now.counters);
+    let seconds = interval_ns as f64 / NS_PER_S;
+    let per_s = |new: u64, old: u64| Some(new.checked_sub(old)? as f64 / seconds);
+    let transfers = (new.reads + new.writes).checked_sub(old.reads + old.writes)?;
+    let bytes = (new.read_bytes + new.written_bytes).checked_sub(old.read_bytes + old.written_bytes)?;
+    let part = |get: fn(&LatencyParts) -> &Distribution| Part::between(before, now, get);
+    let total = part(|parts| &parts.total)?;
+    Some(LoadRates {
+        reads_per_s: per_s(new.reads, old.reads)?,
+        writes_per_s: per_s(new.writes, old.writes)?,
+        discards_per_s: per_s(new.discards + new.write_zeroes, old.discards + old.write_zeroes)?,
+        flushes_per_s: per_s(new.flushes, old.flushes)?,
+        read_merges_per_s: per_s(new.read_merges, old.read_merges)?,
+        write_merges_per_s: per_s(new.write_merges, old.write_merges)?,
+        read_bytes_per_s: per_s(new.read_bytes, old.read_bytes)?,
+        written_bytes_per_s: per_s(new.written_bytes, old.written_bytes)?,
+        request_sectors: mean(ByteLen(bytes).sectors().0 as f64, transfers),
+        queue_size: total.sum_ns as f64 / interval_ns as f64,
+        await_us: total.mean_us(),
+        queued_us: part(|parts| &parts.queued)?.mean_us(),
+        device_us: part(|parts| &parts.device)?.mean_us(),
+        publish_us: part(|parts| &parts.publish)?.mean_us(),
+        p99_us: percentile_ns(before, now, 99.0)?.map(|ns| ns as f64 / NS_PER_US),
+        poll_percent: percent(new.poll_ns, old.poll_ns, interval_ns)?,
+        kicks_per_s: per_s(new.kicks, old.kicks)?,
+        calls_per_s: per_s(new.calls, old.calls)?,
+        in_flight: now.in_flight,
+        errors: new.errors.checked_sub(old.errors)?,
+    })
+}
+
+/// `None` when a counter went down.
+fn turns(before: &WorkerStat, now: &WorkerStat, interval_ns: u64) -> Option<TurnRates> {
+    let seconds = interval_ns as f64 / NS_PER_S;
+    let per_s = |new: u64, old: u64| Some(new.checked_sub(old)? as f64 / seconds);
+    Some(TurnRates {
+        cpu_percent: percent(now.cpu_ns, before.cpu_ns, interval_ns)?,
+        turns_per_s: per_s(now.turns, before.turns)?,
+        empty_turns_per_s: per_s(now.empty_turns, before.empty_turns)?,
+        sleeps_per_s: per_s(now.sleeps, before.sleeps)?,
+        slept_percent: percent(now.slept_ns, before.slept_ns, interval_ns)?,
+        plug_holds_per_s: per_s(now.plug_holds, before.plug_holds)?,
+        merge_splits: now.merge_splits.checked_sub(before.merge_splits)?,
+    })
+}
+
+fn percent(new_ns: u64, old_ns: u64, interval_ns: u64) -> Option<f64> {
+    Some(new_ns.checked_sub(old_ns)? as f64 * 100.0 / interval_ns as f64)
+}
+
+fn mean(sum: f64, count: u64) -> f64 {
+    if count == 0 { 0.0 } else { sum / count as f64 }
+}
+
+/// One part of the latency of all kinds of requests, in the interval.
+struct Part {
+    count: u64,
+    sum_ns: u64,
+}
+
+impl Part {
+    fn between(before: &Load, now: &Load, get: fn(&LatencyParts) -> &Distribution) -> Option<Part> {
+        let all = |load: &Load| {
+            let parts = [&load.latency.reads, &load.latency.writes, &load.latency.others].map(get);
+            let add = |get: fn(&Distribution) -> u64| parts.iter().map(|part| get(part)).fold(0, u64::saturating_add);
+            (add(|part| part.count), add(|part| part.sum_ns))
+        };
+        let ((count, sum), (old_count, old_sum)) = (all(now), all(before));
+        Some(Part { count: count.checked_sub(old_count)?, sum_ns: sum.checked_sub(old_sum)? })
+    }
+
+    fn mean_us(&self) -> f64 {
+        mean(self.sum_ns as f64 / NS_PER_US, self.count)
+    }
+}
+
+/// Below which total latency `percent` of the interval's requests lie: the middle of its bucket. `None`: a counter went down;
+/// `Some(None)`: there were no requests.
+fn percentile_ns(before: &Load, now: &Load, percent: f64) -> Option<Option<u64>> {
+    let buckets = |load: &Load| {
+        let mut all = BTreeMap::new();
+        for parts in [&load.latency.reads, &load.latency.writes, &load.latency.others] {
+            for (lower, upper, count) in &parts.total.buckets {
+                *all.entry((*lower, *upper)).or_insert(0_u64) += count;
+            }
+        }
+        all
+    };
+    let mut left = buckets(now);
+    for (bounds, count) in buckets(before) {
+        let entry = left.entry(bounds).or_insert(0);
+        *entry = entry.checked_sub(count)?;
+    }
+    let count: u64 = left.values().sum();
+    let rank = (count as f64 * percent / 100.0).ceil() as u64;
+    let mut seen = 0;
+    let found = left.iter().find(|(_, times)| {
+        seen += **times;
+        **times > 0 && seen >= rank
+    });
+    Some(found.map(|((lower, upper), _)| lower.midpoint(*upper)))
+}
+
+#[cfg(test)]
+#[path = "rates_tests.rs"]
+mod tests;

@@ -1,0 +1,220 @@
+//! Rates of made-up readings, computed by hand.
+
+use mqblk_admin::model::{Counters, DiskStat, Latency, QueueStat};
+
+use super::*;
+
+const SECOND: u64 = 1_000_000_000;
+
+fn distribution(count: u64, sum_ns: u64, buckets: &[(u64, u64, u64)]) -> Distribution {
+    Distribution { count, sum_ns, buckets: buckets.to_vec(), ..Distribution::default() }
+}
+
+/// What a queue had counted after `times` like seconds.
+fn load_after(times: u64) -> Load {
+    let counters = Counters {
+        requests: 170 * times,
+        reads: 100 * times,
+        writes: 50 * times,
+        flushes: 10 * times,
+        discards: 6 * times,
+        write_zeroes: 4 * times,
+        errors: times,
+        read_bytes: 100 * 4096 * times,
+        written_bytes: 50 * 8192 * times,
+        read_merges: 40 * times,
+        write_merges: 30 * times,
+        kicks: 20 * times,
+        calls: 25 * times,
+        poll_ns: SECOND / 4 * times,
+        ..Counters::default()
+    };
+    let part = |count: u64, each_ns: u64| distribution(count * times, count * each_ns * times, &[]);
+    let parts = |count: u64| LatencyParts {
+        queued: part(count, 1000),
+        device: part(count, 7000),
+        publish: part(count, 2000),
+        total: distribution(
+            count * times,
+            count * 10_000 * times,
+            &[(8000, 12_000, count * times - times), (90_000, 110_000, times)],
+        ),
+    };
+    let latency = Latency { reads: parts(100), writes: parts(50), others: parts(20) };
+    Load { in_flight: 3 * times, counters, latency }
+}
+
+fn stat_after(times: u64) -> Stat {
+    let load = load_after(times);
+    Stat {
+        version: "1".to_owned(),
+        time_ns: 100 * SECOND + times * SECOND,
+        uptime_ns: times * SECOND,
+        disks: vec![DiskStat {
+            id: "a".to_owned(),
+            queue_count: 1,
+            totals: load.clone(),
+            queues: vec![QueueStat { queue: 0, worker: 1, load }],
+            ..DiskStat::default()
+        }],
+        workers: vec![WorkerStat {
+            worker: 0,
+            queues: 1,
+            turns: 1000 * times,
+            empty_turns: 500 * times,
+            sleeps: 100 * times,
+            slept_ns: SECOND / 2 * times,
+            cpu_ns: SECOND / 5 * times,
+            plug_holds: 8 * times,
+            plug_hold_ns: 1,
+            merge_splits: times,
+        }],
+    }
+}
+
+/// What [`load_after`] does in a second, seen over `seconds`.
+fn expected(seconds: u64, in_flight: u64) -> LoadRates {
+    LoadRates {
+        reads_per_s: 100.0,
+        writes_per_s: 50.0,
+        discards_per_s: 10.0,
+        flushes_per_s: 10.0,
+        read_merges_per_s: 40.0,
+        write_merges_per_s: 30.0,
+        read_bytes_per_s: 409_600.0,
+        written_bytes_per_s: 409_600.0,
+        // (100 * 8 + 50 * 16) / 150
+        request_sectors: 1600.0 / 150.0,
+        // 170 requests of 10 us in a second
+        queue_size: 0.0017,
+        await_us: 10.0,
+        queued_us: 1.0,
+        device_us: 7.0,
+        publish_us: 2.0,
+        // 3 of 170 are the slow ones: more than one percent.
+        p99_us: Some(100.0),
+        poll_percent: 25.0,
+        kicks_per_s: 20.0,
+        calls_per_s: 25.0,
+        in_flight,
+        errors: seconds,
+    }
+}
+
+fn assert_near(found: Option<LoadRates>, want: LoadRates) {
+    let found = serde_json::to_value(found.expect("rates")).unwrap();
+    let want = serde_json::to_value(want).unwrap();
+    for (name, want) in want.as_object().unwrap() {
+        let (found, want) = (found[name].as_f64().unwrap(), want.as_f64().unwrap());
+        assert!((found - want).abs() <= want.abs() * 1e-9, "{name}: {found}, expected {want}");
+    }
+}
+
+#[test]
+fn since_the_start_and_since_the_reading_before() {
+    for (before, now, since, seconds) in [(None, 4, Since::Start, 4), (Some(1), 4, Since::Previous, 3)] {
+        let report = compare(before.map(stat_after).as_ref(), &stat_after(now));
+        assert_eq!((report.since, report.interval_ns, report.restarted), (since, seconds * SECOND, false));
+        assert_near(report.disks[0].totals, expected(seconds, 12));
+        let queue = &report.disks[0].queues[0];
+        assert_eq!((queue.queue, queue.worker), (0, 1));
+        assert_near(queue.rates, expected(seconds, 12));
+        let turns = report.workers[0].rates.unwrap();
+        assert_eq!((turns.cpu_percent, turns.slept_percent, turns.merge_splits), (20.0, 50.0, seconds));
+        assert_eq!((turns.turns_per_s, turns.empty_turns_per_s), (1000.0, 500.0));
+        assert_eq!((turns.sleeps_per_s, turns.plug_holds_per_s), (100.0, 8.0));
+    }
+}
+
+#[test]
+fn nothing_happened() {
+    let mut later = stat_after(1);
+    later.time_ns += SECOND;
+    later.uptime_ns += SECOND;
+    let report = compare(Some(&stat_after(1)), &later);
+    assert_eq!(report.disks[0].totals, Some(LoadRates { in_flight: 3, ..LoadRates::default() }));
+    assert_eq!(report.workers[0].rates, Some(TurnRates::default()));
+    // Twice the same reading: no division by nothing.
+    let report = compare(Some(&later), &later);
+    assert_eq!((report.interval_ns, report.since), (1, Since::Previous));
+    assert_eq!(report.disks[0].totals.unwrap().queue_size, 0.0);
+    // A daemon in its first moment.
+    let report = compare(None, &Stat::default());
+    assert_eq!((report.interval_ns, report.disks.len()), (1, 0));
+}
+
+#[test]
+fn a_restarted_daemon_is_not_compared_with_its_forerunner() {
+    // It has counted more than the one before had, so that only the time of its start tells.
+    for uptime in [1, 2 * SECOND] {
+        let mut now = stat_after(9);
+        now.uptime_ns = uptime;
+        let report = compare(Some(&stat_after(4)), &now);
+        assert_eq!((report.restarted, report.since, report.interval_ns), (true, Since::Start, uptime));
+        assert_eq!(report.disks[0].totals.unwrap().errors, 9);
+    }
+}
+
+#[test]
+fn counters_that_went_down_give_no_rates() {
+    let downs: [fn(&mut Load); 6] = [
+        |load| load.counters.reads -= 1,
+        |load| load.counters.read_bytes -= 500_000,
+        |load| load.counters.poll_ns = 0,
+        |load| load.counters.errors = 0,
+        |load| load.latency.reads.device.sum_ns = 0,
+        |load| load.latency.writes.total.buckets.clear(),
+    ];
+    for (number, down) in downs.into_iter().enumerate() {
+        let before = stat_after(2);
+        let mut now = before.clone();
+        now.time_ns += SECOND;
+        now.uptime_ns += SECOND;
+        down(&mut now.disks[0].totals);
+        let report = compare(Some(&before), &now);
+        assert!(!report.restarted);
+        assert_eq!(report.disks[0].totals, None, "{number}");
+        assert!(report.disks[0].queues[0].rates.is_some(), "{number}: the queue went on");
+    }
+    let (before, mut now) = (stat_after(2), stat_after(3));
+    now.workers[0].cpu_ns = 0;
+    assert_eq!(compare(Some(&before), &now).workers[0].rates, None);
+}
+
+#[test]
+fn disks_queues_and_workers_may_come_and_go() {
+    let (mut before, now) = (stat_after(1), stat_after(2));
+    before.disks[0].id = "b".to_owned();
+    before.workers[0].worker = 7;
+    let report = compare(Some(&before), &now);
+    assert_eq!(report.disks.len(), 1);
+    assert_eq!((report.disks[0].id.as_str(), report.disks[0].totals), ("a", None));
+    assert_eq!((report.disks[0].queues[0].rates, report.workers[0].rates), (None, None));
+    let mut before = stat_after(1);
+    before.disks[0].queues.clear();
+    let report = compare(Some(&before), &now);
+    assert!(report.disks[0].totals.is_some());
+    assert_eq!(report.disks[0].queues[0].rates, None);
+}
+
+#[test]
+fn percentiles_are_of_the_interval_alone() {
+    let load = |fast: u64, slow: u64| {
+        let mut load = Load::default();
+        load.latency.reads.total.buckets = vec![(1000, 1200, fast)];
+        load.latency.writes.total.buckets = vec![(9000, 11_000, slow)];
+        load
+    };
+    for (before, now, p99) in [
+        ((0, 0), (0, 0), None),
+        ((5, 5), (5, 5), None),
+        ((0, 0), (99, 1), Some(1100)),
+        ((0, 0), (98, 2), Some(10_000)),
+        ((0, 50), (100, 50), Some(1100)),
+        ((100, 0), (100, 1), Some(10_000)),
+    ] {
+        let found = percentile_ns(&load(before.0, before.1), &load(now.0, now.1), 99.0);
+        assert_eq!(found, Some(p99), "{before:?} {now:?}");
+    }
+    assert_eq!(percentile_ns(&load(2, 0), &load(1, 5), 99.0), None);
+}

@@ -1,0 +1,133 @@
+//! The report as tables for people.
+
+use std::fmt::Write as _;
+
+use super::rates::{LoadRates, Report, Since, TurnRates};
+
+/// What stands where nothing is known.
+const UNKNOWN: &str = "-";
+
+type Column<T> = (&'static str, fn(&T) -> String);
+
+/// The columns of disks and queues. Requests and bytes are the guest's; what the storage saw is less by the merges.
+const LOAD: &[Column<LoadRates>] = &[
+    ("r/s", |rates| number(rates.reads_per_s)),
+    ("w/s", |rates| number(rates.writes_per_s)),
+    (DISCARDS, |rates| number(rates.discards_per_s)),
+    (FLUSHES, |rates| number(rates.flushes_per_s)),
+    ("rrqm/s", |rates| number(rates.read_merges_per_s)),
+    ("wrqm/s", |rates| number(rates.write_merges_per_s)),
+    ("rkB/s", |rates| number(rates.read_bytes_per_s / KIB)),
+    ("wkB/s", |rates| number(rates.written_bytes_per_s / KIB)),
+    ("avgrq-sz(512B)", |rates| number(rates.request_sectors)),
+    ("avgqu-sz", |rates| number(rates.queue_size)),
+    ("await-us", |rates| number(rates.await_us)),
+    ("queued-us", |rates| number(rates.queued_us)),
+    ("device-us", |rates| number(rates.device_us)),
+    ("publish-us", |rates| number(rates.publish_us)),
+    ("p99-us", |rates| rates.p99_us.map_or(UNKNOWN.to_owned(), number)),
+    ("%poll", |rates| number(rates.poll_percent)),
+    ("kicks/s", |rates| number(rates.kicks_per_s)),
+    ("calls/s", |rates| number(rates.calls_per_s)),
+    ("inflight", |rates| rates.in_flight.to_string()),
+    ("errors", |rates| rates.errors.to_string()),
+];
+/// Shown where there are any.
+const DISCARDS: &str = "d/s";
+const FLUSHES: &str = "f/s";
+
+const TURNS: &[Column<TurnRates>] = &[
+    ("%cpu", |rates| number(rates.cpu_percent)),
+    ("turns/s", |rates| number(rates.turns_per_s)),
+    ("empty/s", |rates| number(rates.empty_turns_per_s)),
+    ("sleeps/s", |rates| number(rates.sleeps_per_s)),
+    ("%asleep", |rates| number(rates.slept_percent)),
+    ("holds/s", |rates| number(rates.plug_holds_per_s)),
+    ("splits", |rates| rates.merge_splits.to_string()),
+];
+
+/// iostat's kB.
+const KIB: f64 = 1024.0;
+/// No column is narrower, so that most reports of a sequence stand under one another.
+const NARROWEST: usize = 8;
+
+/// The whole report, with an empty line at its end.
+pub fn text(version: &str, report: &Report) -> String {
+    let seconds = report.interval_ns as f64 / 1e9;
+    let what = match report.since {
+        Since::Start => "averages since the daemon started, over",
+        Since::Previous => "averages over",
+    };
+    let mut text = format!("mqblk {version}: {what} {seconds:.2} s\n");
+    text.push_str(&disks(report));
+    text.push('\n');
+    text.push_str(&workers(report));
+    text.push('\n');
+    text
+}
+
+fn disks(report: &Report) -> String {
+    let all = || report.disks.iter().filter_map(|disk| disk.totals.as_ref());
+    let discards = all().any(|rates| rates.discards_per_s > 0.0);
+    let flushes = all().any(|rates| rates.flushes_per_s > 0.0);
+    let shown = |name: &str| (name != DISCARDS || discards) && (name != FLUSHES || flushes);
+    let columns: Vec<&Column<LoadRates>> = LOAD.iter().filter(|(name, _)| shown(name)).collect();
+    let mut rows = vec![head("disk", &columns)];
+    for disk in &report.disks {
+        rows.push(row(disk.id.clone(), disk.totals.as_ref(), &columns));
+        for queue in &disk.queues {
+            rows.push(row(format!("  queue {} worker {}", queue.queue, queue.worker), queue.rates.as_ref(), &columns));
+        }
+    }
+    align(&rows)
+}
+
+fn workers(report: &Report) -> String {
+    let columns: Vec<&Column<TurnRates>> = TURNS.iter().collect();
+    let mut rows = vec![head("worker", &columns)];
+    rows[0].push("queues".to_owned());
+    for worker in &report.workers {
+        let mut cells = row(worker.worker.to_string(), worker.rates.as_ref(), &columns);
+        cells.push(worker.queues.to_string());
+        rows.push(cells);
+    }
+    align(&rows)
+}
+
+fn head<T>(first: &str, columns: &[&Column<T>]) -> Vec<String> {
+    [first].into_iter().chain(columns.iter().map(|(name, _)| *name)).map(str::to_owned).collect()
+}
+
+fn row<T>(first: String, rates: Option<&T>, columns: &[&Column<T>]) -> Vec<String> {
+    let cell = |(_, show): &&Column<T>| rates.map_or(UNKNOWN.to_owned(), show);
+    [first].into_iter().chain(columns.iter().map(cell)).collect()
+}
+
+/// The first column to the left, the others to the right.
+fn align(rows: &[Vec<String>]) -> String {
+    let columns = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).max(NARROWEST);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            // Writing to a String cannot fail.
+            let _ = if column == 0 { write!(text, "{cell:<width$}") } else { write!(text, " {cell:>width$}") };
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// As many digits after the point as are worth reading.
+fn number(value: f64) -> String {
+    match value {
+        value if value >= 1000.0 => format!("{value:.0}"),
+        value if value >= 100.0 => format!("{value:.1}"),
+        value => format!("{value:.2}"),
+    }
+}
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;

@@ -1,0 +1,79 @@
+//! What the tables look like.
+
+use super::super::rates::{DiskRates, QueueRates, WorkerRates};
+use super::*;
+
+fn report() -> Report {
+    let load = LoadRates {
+        reads_per_s: 123_456.7,
+        read_bytes_per_s: 1024.0 * 999.94,
+        request_sectors: 8.0,
+        queue_size: 31.97,
+        await_us: 105.25,
+        queued_us: 5.0,
+        device_us: 99.5,
+        publish_us: 0.75,
+        p99_us: Some(250.0),
+        in_flight: 32,
+        errors: 1,
+        ..LoadRates::default()
+    };
+    let turns = TurnRates { cpu_percent: 87.5, merge_splits: 2, ..TurnRates::default() };
+    Report {
+        since: Since::Previous,
+        interval_ns: 1_500_000_000,
+        restarted: false,
+        disks: vec![
+            DiskRates {
+                id: "database".to_owned(),
+                totals: Some(load),
+                queues: vec![QueueRates { queue: 12, worker: 3, rates: Some(LoadRates::default()) }],
+            },
+            DiskRates { id: "b".to_owned(), totals: None, queues: Vec::new() },
+        ],
+        workers: vec![
+            WorkerRates { worker: 0, queues: 4, rates: Some(turns) },
+            WorkerRates { worker: 1, queues: 0, rates: None },
+        ],
+    }
+}
+
+#[test]
+fn the_whole() {
+    let want = include_str!("table_expected.txt");
+    let found = text("1.2", &report());
+    assert_eq!(found, want, "{found}");
+}
+
+#[test]
+fn discards_and_flushes_are_shown_where_there_are_any() {
+    let heads = |report: &Report| disks(report).lines().next().unwrap().to_owned();
+    let mut report = report();
+    assert!(!heads(&report).contains("d/s") && !heads(&report).contains("f/s"));
+    report.disks[0].totals.as_mut().unwrap().flushes_per_s = 0.1;
+    assert!(!heads(&report).contains("d/s") && heads(&report).contains(" f/s "));
+    report.disks[0].totals.as_mut().unwrap().discards_per_s = 0.1;
+    assert!(heads(&report).contains(" d/s "));
+    assert_eq!(disks(&report).lines().map(|line| line.chars().count()).max(), Some(heads(&report).chars().count()));
+}
+
+#[test]
+fn averages_since_the_start_say_so() {
+    let found = text("1", &Report { since: Since::Start, ..report() });
+    assert!(found.starts_with("mqblk 1: averages since the daemon started, over 1.50 s\n"), "{found}");
+}
+
+#[test]
+fn digits() {
+    for (value, want) in [(0.0, "0.00"), (99.994, "99.99"), (100.0, "100.0"), (999.94, "999.9"), (1e6, "1000000")] {
+        assert_eq!(number(value), want);
+    }
+}
+
+#[test]
+fn every_column_is_explained() {
+    let help = include_str!("help.txt");
+    for name in LOAD.iter().map(|(name, _)| *name).chain(TURNS.iter().map(|(name, _)| *name)) {
+        assert!(help.split_whitespace().any(|word| word == name), "{name} is not in the help");
+    }
+}

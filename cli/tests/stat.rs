@@ -1,0 +1,178 @@
+//! `mqblk stat` against `mqblk serve`, both as a person starts them.
+
+mod daemon;
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+
+use daemon::{Daemon, mqblk, output};
+use rustix::process::Signal;
+use serde_json::Value;
+
+fn stat(daemon: &Daemon, args: &[&str]) -> (Option<i32>, String, String) {
+    let admin = daemon.admin().display().to_string();
+    output(&[&["stat", "--socket", &admin], args].concat())
+}
+
+/// The first word of each line.
+fn firsts(text: &str) -> Vec<&str> {
+    text.lines().map(|line| line.split_whitespace().next().unwrap_or("")).collect()
+}
+
+#[test]
+fn tables() {
+    let daemon = Daemon::start(&[]);
+    let workers = ["", "worker", "0", "1", ""];
+    for (args, disks) in [
+        (&[][..], &["mqblk", "disk", "a", "b"][..]),
+        (&["--queues"][..], &["mqblk", "disk", "a", "queue", "queue", "b", "queue"][..]),
+        (&["--disk", "b"][..], &["mqblk", "disk", "b"][..]),
+        (&["--disk", "a", "--queues"][..], &["mqblk", "disk", "a", "queue", "queue"][..]),
+    ] {
+        let (code, stdout, stderr) = stat(&daemon, args);
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{args:?}");
+        assert!(stdout.contains("averages since the daemon started, over "), "{stdout}");
+        assert_eq!(firsts(&stdout), [disks, &workers].concat(), "{args:?}\n{stdout}");
+        let columns: Vec<_> = stdout.lines().nth(1).unwrap().split_whitespace().collect();
+        let row: Vec<_> = stdout.lines().nth(2).unwrap().split_whitespace().collect();
+        assert_eq!(columns.len(), row.len(), "{stdout}");
+        assert_eq!(&columns[..3], ["disk", "r/s", "w/s"]);
+    }
+}
+
+#[test]
+fn intervals() {
+    let daemon = Daemon::start(&[]);
+    let (code, stdout, stderr) = stat(&daemon, &["--watch", "0.1", "--count", "3"]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    assert_eq!(stdout.matches(": averages over ").count(), 3, "{stdout}");
+    assert!(!stdout.contains("since the daemon started"), "{stdout}");
+}
+
+#[test]
+fn json_is_a_line_for_each_report() {
+    let daemon = Daemon::start(&[]);
+    let lines = |args: &[&str]| -> Vec<Value> {
+        let (code, stdout, stderr) = stat(&daemon, args);
+        assert_eq!((code, stderr.as_str()), (Some(0), ""));
+        stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let once = lines(&["--json"]);
+    assert_eq!(once.len(), 1);
+    assert_eq!((&once[0]["rates"]["since"], &once[0]["rates"]["restarted"]), (&"start".into(), &false.into()));
+    assert_eq!(once[0]["rates"]["interval_ns"], once[0]["stat"]["uptime_ns"]);
+    assert!(once[0]["stat"]["disks"][0]["totals"]["counters"]["reads"].is_u64());
+    assert!(once[0]["rates"]["disks"][0]["totals"]["reads_per_s"].is_f64());
+    assert_eq!(once[0]["rates"]["disks"][0]["queues"], Value::Array(vec![]));
+
+    let watched = lines(&["--json", "--watch", "0.1", "--count", "2", "--queues", "--disk", "a"]);
+    assert_eq!(watched.len(), 2);
+    let times = watched.iter().map(|line| line["stat"]["time_ns"].as_u64().unwrap()).collect::<Vec<_>>();
+    assert_eq!(watched[1]["rates"]["interval_ns"], times[1] - times[0]);
+    for line in &watched {
+        assert_eq!(line["rates"]["since"], "previous");
+        assert_eq!(line["stat"]["disks"].as_array().unwrap().len(), 1);
+        assert_eq!(line["stat"]["disks"][0]["queues"].as_array().unwrap().len(), 2);
+        assert!(line["rates"]["disks"][0]["queues"][1]["rates"]["await_us"].is_f64());
+    }
+}
+
+#[test]
+fn bad_usage_is_code_2_and_a_daemon_that_is_not_there_code_1() {
+    let daemon = Daemon::start(&[]);
+    for (args, want) in [
+        (&["--watch", "0"][..], "stat: watch: found \"0\", expected seconds from 0.1 to 86400"),
+        (&["--watch", "0.09"][..], "stat: watch: found \"0.09\""),
+        (&["--watch", "NaN"][..], "stat: watch: found \"NaN\""),
+        (&["--watch", "inf"][..], "stat: watch: found \"inf\""),
+        (&["--watch", "-1"][..], "stat: watch: found \"-1\""),
+        (&["--watch", "1s"][..], "stat: watch: found \"1s\""),
+        (&["--watch", "1", "--count", "0"][..], "stat: count: found \"0\", expected a whole number of intervals"),
+        (&["--watch", "1", "--count", "1.5"][..], "stat: count: found \"1.5\""),
+        (&["--disk", "c"][..], "stat: disk: found \"c\", expected one of a, b"),
+        (&["--disk", "c", "--watch", "1"][..], "stat: disk: found \"c\", expected one of a, b"),
+    ] {
+        let (code, stdout, stderr) = stat(&daemon, args);
+        assert_eq!((code, stdout.as_str()), (Some(2), ""), "{args:?}: {stderr}");
+        assert!(stderr.starts_with(&format!("mqblk: {want}")) && stderr.matches('\n').count() == 1, "{stderr}");
+    }
+    for args in [&["stat"][..], &["stat", "--socket", "x", "--count", "1"][..], &["stat", "--socket", "x", "y"][..]] {
+        assert_eq!(output(args).0, Some(2), "{args:?}");
+    }
+    let gone = daemon.path().join("gone").display().to_string();
+    let (code, _, stderr) = output(&["stat", "--socket", &gone]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.starts_with(&format!("mqblk: stat: socket: found {gone:?}: No such file")), "{stderr}");
+    assert!(stderr.contains("is it running, with --admin?"), "{stderr}");
+    let disk = daemon.path().join("a.sock").display().to_string();
+    let (code, _, stderr) = output(&["stat", "--socket", &disk]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("disk"), "the socket of a disk: {stderr}");
+}
+
+#[test]
+fn a_daemon_that_goes_away_and_comes_back_is_told() {
+    let daemon = Daemon::start(&[]);
+    let admin = daemon.admin().display().to_string();
+    let mut watching = mqblk(&["stat", "--socket", &admin, "--watch", "0.1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut reports = BufReader::new(watching.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut notes = BufReader::new(watching.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(reports.any(|line| line.contains("averages over")));
+    daemon.signal(Signal::KILL);
+    let (_, folder) = daemon.ended();
+    let note = notes.next().unwrap();
+    assert!(note.starts_with("mqblk: stat: no report: ") && note.ends_with("trying again at each interval"), "{note}");
+    let daemon = Daemon::start_in(folder, &[]);
+    assert!(notes.next().unwrap().contains("the daemon was restarted"));
+    assert!(reports.any(|line| line.contains("averages since the daemon started")));
+    assert!(reports.any(|line| line.contains("averages over")));
+    drop(daemon);
+    watching.kill().unwrap();
+    watching.wait().unwrap();
+}
+
+#[test]
+fn a_daemon_that_is_gone_at_the_end_is_code_1() {
+    let daemon = Daemon::start(&[]);
+    let admin = daemon.admin().display().to_string();
+    let mut watching = mqblk(&["stat", "--socket", &admin, "--watch", "0.5", "--count", "2"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0];
+    watching.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    daemon.signal(Signal::KILL);
+    daemon.ended();
+    assert_eq!(watching.wait_with_output().unwrap().status.code(), Some(1));
+}
+
+#[test]
+fn nobody_who_reads_is_no_error() {
+    let daemon = Daemon::start(&[]);
+    let admin = daemon.admin().display().to_string();
+    let mut watching = mqblk(&["stat", "--socket", &admin, "--watch", "0.1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0];
+    let mut stdout = watching.stdout.take().unwrap();
+    stdout.read_exact(&mut first).unwrap();
+    drop(stdout);
+    let ended = watching.wait_with_output().unwrap();
+    assert_eq!((ended.status.code(), ended.stderr.as_slice()), (Some(0), &b""[..]));
+}
+
+#[test]
+fn help_explains_and_shows_examples() {
+    let (code, stdout, _) = output(&["stat", "--help"]);
+    assert_eq!(code, Some(0));
+    for word in ["rrqm/s", "%poll", "Examples:", "--watch 1 --queues", "Exit code:"] {
+        assert!(stdout.contains(word), "{word}");
+    }
+}

@@ -20,12 +20,12 @@ here=$(cd "$(dirname "$0")" && pwd)
 cache=${MQBLK_GUEST_CACHE:-$(cd "$here/../.." && pwd)/.cache/guest}
 kernel_package=${MQBLK_GUEST_KERNEL:-linux-image-cloud-amd64}
 # The manifest's first line; the Rust side refuses another one. Raise it when the contents change their meaning.
-format="mqblk-guest 1"
+format="mqblk-guest 2"
 
-packages=(qemu-system-x86 qemu-utils busybox-static kmod cpio e2fsprogs util-linux mount xz-utils lz4 zstd
+packages=(qemu-system-x86 qemu-utils busybox-static kmod cpio e2fsprogs util-linux mount sysstat xz-utils lz4 zstd
     gcc make libc6-dev)
 modules=(virtio_pci virtio_console virtio_blk ext4 crc32c_generic)
-guest_programs=(/sbin/mkfs.ext4 /sbin/e2fsck /usr/sbin/blkdiscard /usr/bin/fallocate)
+guest_programs=(/sbin/mkfs.ext4 /sbin/e2fsck /usr/sbin/blkdiscard /usr/bin/fallocate /usr/bin/iostat)
 
 fail() {
     echo "prepare.sh: $*" >&2

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 
 /// The manifest's first line; `prepare.sh` writes the same.
-const FORMAT: &str = "mqblk-guest 1";
+const FORMAT: &str = "mqblk-guest 2";
 
 /// The folder with the guest's kernel and initramfs.
 #[derive(Debug, Clone)]

@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use mqblk_admin::StatQuery;
+use mqblk_admin::model::DiskStat;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -16,6 +18,9 @@ use super::queue_log::{QueueStopped, queue_stopped};
 
 /// For the server to listen, to log what it was asked for, and to end.
 const SERVER_WITHIN: Duration = Duration::from_secs(30);
+
+/// Our server's admin socket.
+const ADMIN: &str = "admin.sock";
 
 /// A program that serves disks by vhost-user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,7 +132,7 @@ impl Daemon {
             Server::Mqblk => {
                 command = process::command(mqblk_binary()?);
                 // The counters are logged at level info, which is the default without this variable.
-                command.arg("serve").env_remove("RUST_LOG");
+                command.arg("serve").arg("--admin").arg(path.join(ADMIN)).env_remove("RUST_LOG");
                 disks.iter().for_each(|disk| {
                     command.args(disk.for_mqblk(&socket(disk)));
                 });
@@ -155,6 +160,19 @@ impl Daemon {
     #[must_use]
     pub fn socket(&self, id: &str) -> PathBuf {
         self.folder.path().join(format!("{id}.sock"))
+    }
+
+    /// What our server has counted of a disk so far, with its queues.
+    ///
+    /// # Errors
+    /// When it does not answer, or has no such disk.
+    pub fn disk_stat(&self, id: &str) -> Result<DiskStat> {
+        let mut client = mqblk_admin::Client::connect(&self.folder.path().join(ADMIN))?;
+        let stat = client.stat(&StatQuery { queues: true, ..StatQuery::default() })?;
+        stat.disks
+            .into_iter()
+            .find(|disk| disk.id == id)
+            .with_context(|| format!("no disk {id} in the server's figures"))
     }
 
     /// Which program this is.

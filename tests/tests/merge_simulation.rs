@@ -569,5 +569,8 @@ fn only_the_guilty_fail_and_all_data_is_right() {
         all.refused += seen.refused;
     }
     // The simulation meets what it is for.
-    assert!(all.joined > asked / 50 && all.joined_failed > asked / 1000 && all.refused > asked / 50, "{asked}: {all:?}");
+    assert!(
+        all.joined > asked / 50 && all.joined_failed > asked / 1000 && all.refused > asked / 50,
+        "{asked}: {all:?}"
+    );
 }

@@ -1,5 +1,7 @@
 //! A worker without a thread: whoever holds it steps it.
 
+use std::sync::mpsc::sync_channel;
+
 use mqblk_core::GuestQueue;
 use mqblk_uring::{Lane, LaneOptions};
 
@@ -16,6 +18,13 @@ pub struct HandWorker {
     _mailbox: Mailbox,
 }
 
+/// Names a queue of a [`HandWorker`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HandSeat {
+    slot: u16,
+    generation: u32,
+}
+
 impl HandWorker {
     /// A worker without queues.
     ///
@@ -26,8 +35,8 @@ impl HandWorker {
         Ok(HandWorker { worker: Worker::new(lane, letters, bell)?, _mailbox: mailbox })
     }
 
-    /// Gives it a queue, as [`Engine::attach`](crate::Engine::attach) does. The queue stays until the worker is dropped,
-    /// which cuts it off.
+    /// Gives it a queue, as [`Engine::attach`](crate::Engine::attach) does. The queue stays until it is drained, or
+    /// the worker is dropped, which cuts it off.
     ///
     /// # Errors
     /// When the disk cannot be opened, or `make` fails.
@@ -35,12 +44,23 @@ impl HandWorker {
         &mut self,
         options: QueueOptions,
         make: impl FnOnce(&mut Lane) -> Result<Q, String>,
-    ) -> Result<(), AttachError>
+    ) -> Result<HandSeat, AttachError>
     where
         Q: GuestQueue<Lane = Lane> + Send + 'static,
         Q::Position: Send + 'static,
     {
-        seat(&mut self.worker, options, make, |_, _| {}).map(|_| ())
+        let (slot, generation) = seat(&mut self.worker, options, make, |_, _| {})?;
+        Ok(HandSeat { slot, generation })
+    }
+
+    /// Stops pulling from a queue. It leaves with the turn in which the last of its requests ends.
+    pub fn drain(&mut self, seat: HandSeat) {
+        self.worker.drain(seat.slot, seat.generation, sync_channel(1).0);
+    }
+
+    /// Whether the queue has not left.
+    pub fn serves(&mut self, seat: HandSeat) -> bool {
+        self.worker.find(seat.slot, seat.generation).is_some()
     }
 
     /// One turn: pull, submit, reap, finish, publish, call. Whether anything happened.

@@ -21,7 +21,7 @@ mod runner;
 mod tags;
 mod worker;
 
-pub use by_hand::HandWorker;
+pub use by_hand::{HandSeat, HandWorker};
 pub use counters::{LatencyParts, QueueCounters, QueueId, QueueLatency, QueueReport, WorkerReport};
 pub use engine::{AttachError, Detached, Engine, EngineOptions, QueueHandle, QueueOptions, WorkerGone};
 pub use latency::LatencyHistogram;

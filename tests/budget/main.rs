@@ -1,8 +1,10 @@
 //! Serves a fixed number of 4 KiB reads of a `null` disk through a split ring, and nothing else: for callgrind.
 //!
 //! ```text
-//! instruction-budget REQUESTS BATCH direct|indirect
+//! instruction-budget REQUESTS BATCH direct|indirect plain|merge
 //! ```
+//!
+//! With `merge` the reads lie scattered over the disk and merging is on: what looking for neighbours costs when there are none.
 //!
 //! One thread plays both sides in turn. The guest's side publishes BATCH requests; the daemon's side is a real worker, stepped
 //! by hand ([`HandWorker::turn`]), so that what is counted inside it is the real pull, admission, submission, reaping, answer
@@ -14,7 +16,9 @@ use std::sync::Arc;
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{ByteOffset, Call};
-use mqblk_engine::{Coalesce, FixedBufferUse, HandWorker, Lane, LaneOptions, PlugOptions, PollPolicy, QueueOptions};
+use mqblk_engine::{
+    Coalesce, FixedBufferUse, HandWorker, Lane, LaneOptions, MergeMode, PlugOptions, PollPolicy, QueueOptions,
+};
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use mqblk_ring::split::driver::{Features, IndirectArea, Shape};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitDriver, SplitRing};
@@ -35,6 +39,8 @@ const TABLES: u64 = 0x1_0000;
 const HEADERS: u64 = 0x2_0000;
 const STATUSES: u64 = 0x3_0000;
 const DATA: u64 = 0x10_0000;
+/// Blocks between a scattered read and the next: no two of a ring's touch.
+const STRIDE: u64 = 1021;
 const MEMORY: u64 = DATA + RING as u64 * BLOCK as u64;
 
 type Failure = Box<dyn std::error::Error>;
@@ -47,13 +53,18 @@ impl Call for Silent {
 }
 
 fn main() -> Result<(), Failure> {
-    let usage = "usage: instruction-budget REQUESTS BATCH direct|indirect";
+    let usage = "usage: instruction-budget REQUESTS BATCH direct|indirect plain|merge";
     let given: Vec<String> = std::env::args().skip(1).collect();
-    let [requests, batch, shape] = given.as_slice() else { return Err(usage.into()) };
+    let [requests, batch, shape, mode] = given.as_slice() else { return Err(usage.into()) };
     let (requests, batch): (u32, u16) = (requests.parse()?, batch.parse()?);
     let shape = match shape.as_str() {
         "direct" => Shape::Direct,
         "indirect" => Shape::Indirect,
+        _ => return Err(usage.into()),
+    };
+    let (merge, stride) = match mode.as_str() {
+        "plain" => (MergeMode::Auto, 1),
+        "merge" => (MergeMode::On, STRIDE),
         _ => return Err(usage.into()),
     };
     if batch == 0 || batch > RING / 3 || !requests.is_multiple_of(batch.into()) {
@@ -67,11 +78,11 @@ fn main() -> Result<(), Failure> {
     let mut guest = SplitDriver::new(&memory, &at, RING, Features { event_idx: true }, Some(tables))?;
     for slot in 0..u64::from(RING) {
         // VIRTIO_BLK_T_IN is 0; the sector is anywhere on the disk.
-        let sector = ByteOffset(slot * u64::from(BLOCK)).to_sector().ok_or("blocks are whole sectors")?;
+        let sector = ByteOffset(slot * stride * u64::from(BLOCK)).to_sector().ok_or("blocks are whole sectors")?;
         let header = [0, sector.0].map(u64::to_le_bytes).concat();
         memory.write(GuestAddress(HEADERS + slot * u64::from(HEADER)), &header).ok_or("headers are mapped")?;
     }
-    let mut worker = worker(&memory, &at)?;
+    let mut worker = worker(&memory, &at, merge)?;
     for round in 0..requests / u32::from(batch) {
         for number in 0..batch {
             publishable(&mut guest, shape, (round * u32::from(batch) + u32::from(number)) % u32::from(RING))?;
@@ -98,9 +109,9 @@ fn publishable(guest: &mut SplitDriver, shape: Shape, slot: u32) -> Result<(), F
 }
 
 /// A worker that serves the ring with a null disk.
-fn worker(memory: &Arc<GuestMemory>, at: &SplitAddresses) -> Result<HandWorker, Failure> {
+fn worker(memory: &Arc<GuestMemory>, at: &SplitAddresses, merge: MergeMode) -> Result<HandWorker, Failure> {
     let mut settings = Settings::new("disk");
-    settings.insert("size", "1G")?;
+    settings.insert("size", "2G")?;
     let disk = mqblk_storage::open("null", &mut settings)?;
     let options = BlkOptions { serial: String::new(), queues: 1, queue_size: RING, writeback: true };
     let device = Arc::new(VirtioBlk::new(disk.geometry(), disk.limits(), options));
@@ -117,7 +128,7 @@ fn worker(memory: &Arc<GuestMemory>, at: &SplitAddresses) -> Result<HandWorker, 
         disk,
         kick: None,
         poll: PollPolicy::Busy,
-        plug: PlugOptions::default(),
+        plug: PlugOptions { merge, ..PlugOptions::default() },
         coalesce: Coalesce::default(),
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),

@@ -8,10 +8,11 @@ mod rig;
 use std::alloc::System;
 use std::hint::black_box;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use mqblk_core::{Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Request, Sector512};
 use mqblk_driver::virtio_blk::{Options, Piece, Queue, QueueSet, Range, Refused, ShapeChoice, Status};
-use mqblk_engine::{AnyDisk, Lane, PollPolicy};
+use mqblk_engine::{AnyDisk, Lane, MergeMode, PlugOptions, PollPolicy};
 use mqblk_memory::GuestAddress;
 use rig::{Plan, Rig, disk};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
@@ -36,12 +37,15 @@ type Buffer = <Lane as mqblk_core::Lane>::Buffer;
 struct Smuggler {
     inner: Arc<AnyDisk>,
     every: u64,
+    joined: Arc<AtomicU64>,
 }
 
 struct SmugglerChannel {
     inner: Box<dyn DiskChannel<Lane>>,
     every: u64,
     count: u64,
+    /// Requests that the engine made of others.
+    joined: Arc<AtomicU64>,
 }
 
 impl Disk<Lane> for Smuggler {
@@ -56,7 +60,7 @@ impl Disk<Lane> for Smuggler {
     }
     fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
         let inner = self.inner.open_channel(lane)?;
-        Ok(Box::new(SmugglerChannel { inner, every: self.every, count: 0 }))
+        Ok(Box::new(SmugglerChannel { inner, every: self.every, count: 0, joined: Arc::clone(&self.joined) }))
     }
 }
 
@@ -67,6 +71,8 @@ impl DiskChannel<Lane> for SmugglerChannel {
         batch: &mut Vec<Request<Buffer>>,
         finished: &mut Vec<Finished<Buffer>>,
     ) -> usize {
+        let joined = batch.iter().filter(|request| request.tag.queue() == u16::MAX).count();
+        self.joined.fetch_add(joined as u64, Ordering::Relaxed);
         let taken = self.inner.submit(lane, batch, finished);
         let before = self.count / self.every;
         self.count += taken as u64;
@@ -93,6 +99,8 @@ enum Mix {
     Largest,
     /// All kinds.
     All,
+    /// Reads and writes in sequence, which are joined.
+    Sequential,
 }
 
 /// Submits the request that `number` stands for; its data lies in `slot`'s part of the queue's memory.
@@ -107,6 +115,11 @@ fn submit(queue: &mut Queue, mix: Mix, number: u64, slot: u32) -> Result<(), Ref
         Range { start: sector(block + 2), sectors: 16, unmap: false },
     ];
     match number % 100 {
+        _ if mix == Mix::Sequential => {
+            let block = number % BLOCKS;
+            let write = number / BLOCKS % 2 == 1;
+            if write { queue.write(slot, sector(block), piece(0)) } else { queue.read(slot, sector(block), piece(0)) }
+        }
         _ if mix == Mix::Largest => queue.read_pieces(slot, sector(block), (0..PIECES).map(piece)),
         0 => queue.flush(slot),
         1 => queue.discard(slot, &ranges),
@@ -153,10 +166,12 @@ fn run(set: &mut QueueSet, free: &mut [Vec<u32>], mix: Mix, count: u64) {
 
 /// Allocations and reallocations of the whole process during `requests` requests, half of them with direct descriptors,
 /// half with indirect ones.
-fn allocations(disk: &Arc<AnyDisk>, requests: u64) -> usize {
+fn allocations(disk: &Arc<AnyDisk>, mix: Mix, requests: u64) -> usize {
     let mut found = 0;
     for shape in [ShapeChoice::Direct, ShapeChoice::Indirect] {
-        let plan = Plan { disk: Arc::clone(disk), workers: 2, poll: PollPolicy::default() };
+        let merge = if mix == Mix::Sequential { MergeMode::On } else { MergeMode::Auto };
+        let plug = PlugOptions { merge, ..PlugOptions::default() };
+        let plan = Plan { disk: Arc::clone(disk), workers: 2, poll: PollPolicy::default(), plug };
         let choose = |options: &mut Options| {
             options.queues = QUEUES;
             options.shape = shape;
@@ -166,9 +181,9 @@ fn allocations(disk: &Arc<AnyDisk>, requests: u64) -> usize {
         let [set] = sets.as_mut_slice() else { panic!("one thread owns all the queues") };
         let mut free = vec![(0..u32::from(DEPTH)).collect::<Vec<u32>>(); usize::from(QUEUES)];
         run(set, &mut free, Mix::Largest, WARM_UP / 2);
-        run(set, &mut free, Mix::All, WARM_UP / 2);
+        run(set, &mut free, mix, WARM_UP / 2);
         let region = Region::new(ALLOCATOR);
-        run(set, &mut free, Mix::All, requests / 2);
+        run(set, &mut free, mix, requests / 2);
         let change = region.change();
         found += change.allocations + change.reallocations;
         rig.stop(sets);
@@ -179,27 +194,33 @@ fn allocations(disk: &Arc<AnyDisk>, requests: u64) -> usize {
 #[test]
 fn a_million_requests_allocate_nothing() {
     let ram = disk("ram", &[("size", "16M")]);
-    let smuggler: Arc<AnyDisk> = Arc::new(Smuggler { inner: Arc::clone(&ram), every: 10_000 });
-    let noticed = allocations(&smuggler, MILLION / 10);
+    let smuggler: Arc<AnyDisk> = Arc::new(Smuggler { inner: Arc::clone(&ram), every: 10_000, joined: Arc::default() });
+    let noticed = allocations(&smuggler, Mix::All, MILLION / 10);
     // Ten were smuggled by each of two workers, less what the end of the warm-up takes.
     assert!((5..=12).contains(&noticed), "found {noticed} allocations, expected those that were smuggled in");
 
-    assert_eq!(allocations(&ram, MILLION), 0, "ram");
-    assert_eq!(allocations(&disk("null", &[("size", "16M")]), MILLION), 0, "null");
+    assert_eq!(allocations(&ram, Mix::All, MILLION), 0, "ram");
+    assert_eq!(allocations(&disk("null", &[("size", "16M")]), Mix::All, MILLION), 0, "null");
     let latent = disk("null", &[("size", "16M"), ("latency-us", "20")]);
-    assert_eq!(allocations(&latent, MILLION / 10), 0, "null with a latency");
-    assert_eq!(file("/dev/shm", MILLION), 0, "file in memory");
+    assert_eq!(allocations(&latent, Mix::All, MILLION / 10), 0, "null with a latency");
+    assert_eq!(file("/dev/shm", Mix::All, MILLION), 0, "file in memory");
+    assert_eq!(file("/dev/shm", Mix::Sequential, MILLION), 0, "file in memory, joined requests");
     // Each operation that the kernel has in flight keeps a list of its pieces. How many are in flight at once is up to the
     // storage, and lists are made as more are: not per request.
-    let lists = file(env!("CARGO_TARGET_TMPDIR"), 20_000);
+    let lists = file(env!("CARGO_TARGET_TMPDIR"), Mix::All, 20_000);
     assert!(lists <= 3 * usize::from(DEPTH * QUEUES), "file on disk: {lists} allocations");
 }
 
 /// Allocations with a file in `folder`.
-fn file(folder: &str, requests: u64) -> usize {
+fn file(folder: &str, mix: Mix, requests: u64) -> usize {
     let folder = tempfile::tempdir_in(folder).expect("a temporary folder");
     let path = folder.path().join("disk");
     std::fs::File::create(&path).and_then(|file| file.set_len(16 << 20)).expect("the disk's file");
-    let file = disk("file", &[("path", path.to_str().expect("plain text"))]);
-    allocations(&file, requests)
+    let inner = disk("file", &[("path", path.to_str().expect("plain text"))]);
+    let joined = Arc::<AtomicU64>::default();
+    let file: Arc<AnyDisk> = Arc::new(Smuggler { inner, every: u64::MAX, joined: Arc::clone(&joined) });
+    let found = allocations(&file, mix, requests);
+    let joined = joined.load(Ordering::Relaxed);
+    assert!(mix != Mix::Sequential || joined > requests / 100, "only {joined} joined requests");
+    found
 }

@@ -23,13 +23,13 @@ const HEAD: &str = "# Instructions of a worker for one 4 KiB read of a null disk
 const REQUESTS: u32 = 3200;
 
 /// Instructions executed inside `HandWorker::turn` while it serves `requests`.
-fn instructions(requests: u32, batch: u32, shape: &str, folder: &Path) -> u64 {
+fn instructions(requests: u32, batch: u32, shape: &str, mode: &str, folder: &Path) -> u64 {
     let out = folder.join("callgrind.out");
     let run = Command::new("valgrind")
         .args(["--tool=callgrind", "--toggle-collect=*HandWorker*turn*"])
         .arg(format!("--callgrind-out-file={}", out.display()))
         .arg(env!("CARGO_BIN_EXE_instruction-budget"))
-        .args([&requests.to_string(), &batch.to_string(), shape])
+        .args([&requests.to_string(), &batch.to_string(), shape, mode])
         .output();
     let run = match run {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -46,8 +46,8 @@ fn instructions(requests: u32, batch: u32, shape: &str, folder: &Path) -> u64 {
     total
 }
 
-fn per_request(batch: u32, shape: &str, folder: &Path) -> f64 {
-    let [once, twice] = [REQUESTS, 2 * REQUESTS].map(|requests| instructions(requests, batch, shape, folder));
+fn per_request(batch: u32, shape: &str, mode: &str, folder: &Path) -> f64 {
+    let [once, twice] = [REQUESTS, 2 * REQUESTS].map(|requests| instructions(requests, batch, shape, mode, folder));
     (twice - once) as f64 / f64::from(REQUESTS)
 }
 
@@ -67,11 +67,13 @@ fn instructions_per_request_are_within_the_budget() {
     let mut stdout = std::io::stdout().lock();
     let mut found = Table::new();
     let mut worse = vec![];
-    for shape in ["direct", "indirect"] {
-        let mut line = format!("{shape} descriptors: instructions per request:");
+    for (shape, mode) in [("direct", "plain"), ("indirect", "plain"), ("direct", "merge")] {
+        let merged = if mode == "merge" { ", merging on, nothing to merge" } else { "" };
+        let mut line = format!("{shape} descriptors{merged}: instructions per request:");
         for batch in [1, 32] {
-            let name = format!("{shape}_batch_{batch}");
-            let now = per_request(batch, shape, folder.path());
+            let name =
+                if mode == "merge" { format!("{shape}_merge_batch_{batch}") } else { format!("{shape}_batch_{batch}") };
+            let now = per_request(batch, shape, mode, folder.path());
             line += &format!("{} batch {batch}: {now:.1}", if batch == 1 { "" } else { "," });
             let before = committed.get(&name).and_then(Value::as_float);
             if let Some(before) = before {

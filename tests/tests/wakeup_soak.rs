@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::Sector512;
 use mqblk_driver::virtio_blk::{Piece, QueueSet, Status, Waker};
-use mqblk_engine::PollPolicy;
+use mqblk_engine::{PlugOptions, PollPolicy};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rig::{Plan, Rig, disk};
@@ -102,7 +102,7 @@ fn send(set: &mut QueueSet, progress: &Progress, count: u64, windows: &[u64], se
 /// A soak with one policy. `windows`, in nanoseconds, are the gaps to stay close to.
 fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool) {
     let policy: PollPolicy = poll.parse().expect("a policy");
-    let plan = Plan { disk: disk("null", &[("size", "1M")]), workers: 1, poll: policy };
+    let plan = Plan { disk: disk("null", &[("size", "1M")]), workers: 1, poll: policy, plug: PlugOptions::default() };
     let (rig, mut sets) = Rig::new(plan, |options| {
         options.queues = QUEUES;
         options.event_idx = event_idx;

@@ -177,9 +177,9 @@ impl Merger {
         !self.ready.is_empty()
     }
 
-    /// The end of the present hold.
+    /// The end of the present hold. What is offered before the plug waits for room, not for a time.
     pub(crate) fn held_until(&self) -> Option<Moment> {
-        self.holding.until
+        self.holding.until.filter(|_| self.ready.is_empty())
     }
 
     /// Offers what is ready, then the plug, joined. Returns how many requests were taken or are to be done again.
@@ -338,3 +338,6 @@ fn segments(lane: &Lane, request: &AnyRequest) -> Option<u32> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

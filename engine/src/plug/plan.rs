@@ -72,11 +72,14 @@ struct Growing {
     open: bool,
 }
 
+/// Places of the table of starts for each request: with 32 of them one end in 32 is compared in vain.
+const PLACES: usize = 32;
+
 /// Plans batches; keeps its lists for their room.
 #[derive(Debug, Default)]
 pub(crate) struct Planner {
-    /// One bit a place, see [`Planner::may_join`].
-    starts: Vec<u64>,
+    /// Where something starts, see [`Planner::may_join`].
+    starts: Vec<bool>,
     /// Start and index of a piece's requests.
     keys: Vec<u128>,
     steps: Vec<Step>,
@@ -86,7 +89,7 @@ impl Planner {
     /// Room for batches of `requests`.
     pub(crate) fn with_capacity(requests: usize) -> Planner {
         Planner {
-            starts: Vec::with_capacity(requests.next_power_of_two()),
+            starts: Vec::with_capacity(PLACES * requests.next_power_of_two()),
             keys: Vec::with_capacity(requests),
             steps: Vec::with_capacity(requests),
         }
@@ -109,42 +112,34 @@ impl Planner {
         &self.steps
     }
 
-    /// Whether a request ends where another one starts. It answers for random I/O, which has nothing to join, at a third of
-    /// what sorting costs: a bit for each start in a table of 64 bits a request, then a look for each end. A bit that was set
-    /// by another start is found out by comparing with all of them.
+    /// Whether a request ends where another one starts. It answers for random I/O, which has nothing to join, at a fraction of
+    /// what sorting costs: a mark for each start in a table of [`PLACES`] a request, then a look for each end. A mark that
+    /// another start made is found out by comparing with all of them.
     #[inline]
     fn may_join<B>(&mut self, batch: &[Request<B>]) -> bool {
-        // 2^64 divided by the golden ratio: consecutive multiples spread evenly over the top bits.
+        // 2^64 divided by the golden ratio: multiples of any block spread evenly over the top bits.
         const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-        let words = batch.len().next_power_of_two();
-        let shift = 58 - words.trailing_zeros();
+        let places = PLACES * batch.len().next_power_of_two();
         self.starts.clear();
-        self.starts.resize(words, 0);
+        self.starts.resize(places, false);
         let starts = self.starts.as_mut_slice();
-        let mask = starts.len() - 1;
-        let mut last_end = u64::MAX;
+        let (shift, mask) = (64 - places.trailing_zeros(), starts.len() - 1);
+        let place = |at: u64| (at.wrapping_mul(SPREAD) >> shift) as usize & mask;
         for request in batch {
-            let start = request.start.0;
-            if start == last_end {
-                return true;
-            }
-            last_end = start.wrapping_add(request.len.0);
-            let place = start.wrapping_mul(SPREAD) >> shift;
-            starts[(place >> 6) as usize & mask] |= 1 << (place & 63);
+            starts[place(request.start.0)] = true;
         }
-        // One in 64 is in vain on random starts; a guest that aims at more must not make it quadratic.
-        let most_looks = 8 + batch.len() / 16;
-        let mut looks = 0;
-        batch.iter().any(|request| {
+        // A guest that aims at marks of others must not make it quadratic: after so many the sort decides.
+        let mut looks = 8 + batch.len() / 8;
+        for request in batch {
             let end = request.start.0.wrapping_add(request.len.0);
-            let place = end.wrapping_mul(SPREAD) >> shift;
-            let bit = starts[(place >> 6) as usize & mask] >> (place & 63) & 1;
-            if bit == 0 {
-                return false;
+            if starts[place(end)] {
+                if looks == 0 || is_start(batch, end) {
+                    return true;
+                }
+                looks -= 1;
             }
-            looks += 1;
-            looks > most_looks || is_start(batch, end)
-        })
+        }
+        false
     }
 
     #[inline(never)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mqblk_core::settings::Settings;
 use mqblk_driver::virtio_blk::{Device, Options, QueueSet};
-use mqblk_engine::{AnyDisk, Engine, EngineOptions, FixedBufferUse, LaneOptions, PollPolicy};
+use mqblk_engine::{AnyDisk, Engine, EngineOptions, FixedBufferUse, LaneOptions, PlugOptions, PollPolicy};
 use mqblk_vhost_user_server::{Server, ServerOptions};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
@@ -13,6 +13,7 @@ pub struct Plan {
     pub disk: Arc<AnyDisk>,
     pub workers: usize,
     pub poll: PollPolicy,
+    pub plug: PlugOptions,
 }
 
 /// A served disk and its driver.
@@ -54,7 +55,7 @@ impl Rig {
             socket_mode: 0o600,
             queue_map: vec![],
             poll: plan.poll,
-            plug: Default::default(),
+            plug: plan.plug,
             coalesce: Default::default(),
             fixed: FixedBufferUse::Off,
             disk: plan.disk,

@@ -1,0 +1,362 @@
+//! Plug and merge end to end: our driver, a real socket, worker threads that sleep, and a real file with bad sectors.
+
+mod rig;
+
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use mqblk_core::{ByteLen, ByteOffset, Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Outcome, Request};
+use mqblk_driver::virtio_blk::{Options, Piece, Queue, QueueSet, Range, Refused, Status};
+use mqblk_engine::{AnyDisk, Lane, MergeMode, PlugOptions, PollPolicy};
+use mqblk_memory::GuestAddress;
+use rig::{Plan, Rig, disk};
+
+const BLOCK: u64 = 4096;
+const BLOCKS: u64 = 1024;
+const DEPTH: u32 = 64;
+/// What joined requests have instead of a queue's slot.
+const JOINED: u16 = u16::MAX;
+
+type Buffer = <Lane as mqblk_core::Lane>::Buffer;
+
+/// Another disk, whose requests are counted.
+struct Witness {
+    inner: Arc<AnyDisk>,
+    counts: Arc<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
+    requests: AtomicU64,
+    joined: AtomicU64,
+}
+
+struct WitnessChannel {
+    inner: Box<dyn DiskChannel<Lane>>,
+    counts: Arc<Counts>,
+}
+
+impl Disk<Lane> for Witness {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        self.inner.resolved()
+    }
+    fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+        let inner = self.inner.open_channel(lane)?;
+        Ok(Box::new(WitnessChannel { inner, counts: Arc::clone(&self.counts) }))
+    }
+}
+
+impl DiskChannel<Lane> for WitnessChannel {
+    fn submit(
+        &mut self,
+        lane: &mut Lane,
+        batch: &mut Vec<Request<Buffer>>,
+        finished: &mut Vec<Finished<Buffer>>,
+    ) -> usize {
+        let joined = batch.iter().filter(|request| request.tag.queue() == JOINED).count();
+        self.counts.joined.fetch_add(joined as u64, Ordering::Relaxed);
+        let taken = self.inner.submit(lane, batch, finished);
+        self.counts.requests.fetch_add(taken as u64, Ordering::Relaxed);
+        taken
+    }
+    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+        self.inner.reap(lane, finished)
+    }
+    fn outstanding(&self) -> u32 {
+        self.inner.outstanding()
+    }
+    fn deadline(&self) -> Option<std::time::Instant> {
+        self.inner.deadline()
+    }
+    fn close(&mut self, lane: &mut Lane) {
+        self.inner.close(lane);
+    }
+}
+
+fn witnessed(inner: Arc<AnyDisk>) -> (Arc<AnyDisk>, Arc<Counts>) {
+    let counts = Arc::<Counts>::default();
+    (Arc::new(Witness { inner, counts: Arc::clone(&counts) }), counts)
+}
+
+/// What a block holds.
+fn content(block: u64) -> Vec<u8> {
+    (0..BLOCK).map(|byte| (byte * 7 + block * 131 + (block >> 8)) as u8 | 1).collect()
+}
+
+fn address(queue: &Queue, slot: u32) -> GuestAddress {
+    GuestAddress(queue.data().0.0 + u64::from(slot) * BLOCK)
+}
+
+fn sector(block: u64) -> mqblk_core::Sector512 {
+    ByteOffset(block * BLOCK).to_sector().expect("blocks are whole sectors")
+}
+
+/// Sends one request for each block in sequence, spread over all the queues, and calls `done` with each block's answer.
+fn stream(
+    set: &mut QueueSet,
+    send: impl Fn(&mut Queue, u32, u64, Piece) -> Result<(), Refused>,
+    mut done: impl FnMut(&Queue, u64, Piece, Status),
+) {
+    let queues = set.queues().len() as u64;
+    let mut free = vec![(0..DEPTH).collect::<Vec<_>>(); queues as usize];
+    let mut blocks = vec![vec![0; DEPTH as usize]; queues as usize];
+    let (mut sent, mut ended) = (0, 0);
+    while ended < BLOCKS {
+        while sent < BLOCKS {
+            let at = (sent % queues) as usize;
+            let Some(slot) = free[at].pop() else { break };
+            let queue = &mut set.queues()[at];
+            let piece = Piece { address: address(queue, slot), len: BLOCK as u32 };
+            send(queue, slot, sent, piece).expect("the ring has room");
+            blocks[at][slot as usize] = sent;
+            sent += 1;
+        }
+        let before = ended;
+        for (at, queue) in set.queues().iter_mut().enumerate() {
+            queue.publish().expect("a kick can be sent");
+            queue.look().expect("the device keeps to the protocol");
+            while let Some(answer) = queue.reap().expect("the device keeps to the protocol") {
+                let piece = Piece { address: address(queue, answer.user), len: BLOCK as u32 };
+                done(queue, blocks[at][answer.user as usize], piece, answer.status);
+                free[at].push(answer.user);
+                ended += 1;
+            }
+        }
+        if ended == before {
+            set.wait(1).expect("a call comes");
+        }
+    }
+}
+
+/// Waits for the answer to the only request in flight.
+fn one(set: &mut QueueSet, send: impl FnOnce(&mut Queue) -> Result<(), Refused>) -> Status {
+    let queue = &mut set.queues()[0];
+    send(queue).expect("the ring has room");
+    queue.publish().expect("a kick can be sent");
+    loop {
+        let queue = &mut set.queues()[0];
+        queue.look().expect("the device keeps to the protocol");
+        if let Some(done) = queue.reap().expect("the device keeps to the protocol") {
+            return done.status;
+        }
+        set.wait(1).expect("a call comes");
+    }
+}
+
+fn connect(disk: &Arc<AnyDisk>, queues: u16, poll: PollPolicy, plug: PlugOptions) -> (Rig, Vec<QueueSet>) {
+    let plan = Plan { disk: Arc::clone(disk), workers: 1, poll, plug };
+    Rig::new(plan, |options: &mut Options| {
+        options.queues = queues;
+        options.data_per_queue = ByteLen(u64::from(DEPTH) * BLOCK);
+    })
+}
+
+const BAD_WRITE: u64 = 100;
+const BAD_READ: u64 = 200;
+const BAD_ZEROES: u64 = 300;
+
+#[test]
+fn streams_over_several_queues_fail_only_where_the_disk_is_bad() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder");
+    let path = folder.path().join("disk");
+    let file = std::fs::File::create_new(&path).expect("the disk's file");
+    file.set_len(BLOCKS * BLOCK).expect("the disk's size");
+    let bad = |block: u64| format!("{}+512:EIO", block * BLOCK + 1024);
+    let inner = disk(
+        "fault",
+        &[
+            ("inner", "file"),
+            ("path", path.to_str().expect("plain text")),
+            ("fail-write", &bad(BAD_WRITE)),
+            ("fail-read", &bad(BAD_READ)),
+            ("fail-zeroes", &bad(BAD_ZEROES)),
+            ("fault-reorder", "3"),
+            ("fault-seed", "7"),
+        ],
+    );
+    let (disk, counts) = witnessed(inner);
+    for (queues, poll) in [(2, PollPolicy::Off), (3, PollPolicy::default())] {
+        let (rig, mut sets) = connect(&disk, queues, poll, PlugOptions::default());
+        let [set] = sets.as_mut_slice() else { panic!("one thread owns all the queues") };
+        let write = |queue: &mut Queue, slot, block, piece: Piece| {
+            queue.memory().write(piece.address, &content(block)).expect("mapped");
+            queue.write(slot, sector(block), piece)
+        };
+        let want = |bad: u64, block: u64| if block == bad { Status::IoError } else { Status::Ok };
+        stream(set, write, |_, block, _, status| assert_eq!(status, want(BAD_WRITE, block), "write of block {block}"));
+        assert_eq!(one(set, |queue| queue.flush(0)), Status::Ok);
+        let read = |queue: &mut Queue, slot, block, piece| queue.read(slot, sector(block), piece);
+        stream(set, read, |queue, block, piece, status| {
+            assert_eq!(status, want(BAD_READ, block), "read of block {block}");
+            let mut found = vec![0; BLOCK as usize];
+            queue.memory().read(piece.address, &mut found).expect("mapped");
+            if block != BAD_WRITE && block != BAD_READ {
+                assert!(found == content(block), "block {block} reads wrong");
+            }
+        });
+        let zeroes = |queue: &mut Queue, slot, block, _: Piece| {
+            queue.write_zeroes(slot, &[Range { start: sector(block), sectors: 8, unmap: false }])
+        };
+        let mut found = vec![0; BLOCK as usize];
+        for block in 0..BLOCKS {
+            file.read_exact_at(&mut found, block * BLOCK).expect("read");
+            assert!(found == content(block) || block == BAD_WRITE, "block {block} of the file");
+        }
+        stream(set, zeroes, |_, block, _, status| {
+            assert_eq!(status, want(BAD_ZEROES, block), "zeroes at block {block}")
+        });
+        assert_eq!(one(set, |queue| queue.flush(0)), Status::Ok);
+        for block in 0..BLOCKS {
+            file.read_exact_at(&mut found, block * BLOCK).expect("read");
+            assert_eq!(found.iter().any(|byte| *byte != 0), block == BAD_ZEROES, "block {block} of the file");
+        }
+        rig.stop(sets);
+        // Fewer reached the storage than were sent, although some were sent twice.
+        let (reached, joined) = (counts.requests.swap(0, Ordering::Relaxed), counts.joined.swap(0, Ordering::Relaxed));
+        assert!(joined > 0 && reached < 3 * BLOCKS, "{joined} of {reached} requests were joined ones");
+    }
+}
+
+/// Runs `play` on a thread of its own and waits a minute for its end: what it looks for would be waited for without end.
+fn with_patience(play: impl FnOnce() + Send + 'static) {
+    let (done, ended) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        play();
+        let _ = done.send(());
+    });
+    if let Err(mpsc::RecvTimeoutError::Timeout) = ended.recv_timeout(Duration::from_secs(60)) {
+        panic!("no answer for a minute");
+    }
+    thread.join().expect("it ends well");
+}
+
+#[test]
+fn a_joined_request_that_fails_is_done_again_although_nothing_else_is_in_flight() {
+    with_patience(|| {
+        // The members are to be offered again by a worker that would sleep otherwise.
+        for latency in ["0", "300"] {
+            let settings =
+                [("inner", "ram"), ("size", "1M"), ("fail-read", "4K+512:EIO"), ("fault-latency-us", latency)];
+            let (disk, counts) = witnessed(disk("fault", &settings));
+            let plug = PlugOptions { merge: MergeMode::On, ..PlugOptions::default() };
+            let (rig, mut sets) = connect(&disk, 1, PollPolicy::Off, plug);
+            for _ in 0..20 {
+                let queue = &mut sets[0].queues()[0];
+                for slot in 0..2 {
+                    let piece = Piece { address: address(queue, slot), len: BLOCK as u32 };
+                    queue.read(slot, sector(slot.into()), piece).expect("the ring has room");
+                }
+                queue.publish().expect("a kick can be sent");
+                let mut left = 2;
+                while left > 0 {
+                    let queue = &mut sets[0].queues()[0];
+                    queue.look().expect("the device keeps to the protocol");
+                    while let Some(done) = queue.reap().expect("the device keeps to the protocol") {
+                        let want = if done.user == 1 { Status::IoError } else { Status::Ok };
+                        assert_eq!(done.status, want, "request {}", done.user);
+                        left -= 1;
+                    }
+                    if left > 0 {
+                        sets[0].wait(1).expect("a call comes");
+                    }
+                }
+            }
+            rig.stop(sets);
+            assert_eq!(counts.joined.load(Ordering::Relaxed), 20);
+            assert_eq!(counts.requests.load(Ordering::Relaxed), 20 * 3);
+        }
+    });
+}
+
+/// Lets requests end only when the last of `want` bytes were submitted.
+struct Gate {
+    inner: Arc<AnyDisk>,
+    want: u64,
+}
+
+struct GateChannel {
+    want: u64,
+    asked: u64,
+    waiting: Vec<Finished<Buffer>>,
+}
+
+impl Disk<Lane> for Gate {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        vec![]
+    }
+    fn open_channel(&self, _: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+        Ok(Box::new(GateChannel { want: self.want, asked: 0, waiting: vec![] }))
+    }
+}
+
+impl DiskChannel<Lane> for GateChannel {
+    fn submit(&mut self, _: &mut Lane, batch: &mut Vec<Request<Buffer>>, _: &mut Vec<Finished<Buffer>>) -> usize {
+        let taken = batch.len();
+        self.asked += batch.iter().map(|request| request.len.0).sum::<u64>();
+        self.waiting.extend(batch.drain(..).map(|request| Finished {
+            outcome: Outcome::Done(request.len),
+            tag: request.tag,
+            buffer: request.buffer,
+        }));
+        taken
+    }
+    fn reap(&mut self, _: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+        if self.asked < self.want {
+            return 0;
+        }
+        let count = self.waiting.len();
+        finished.append(&mut self.waiting);
+        count
+    }
+    fn outstanding(&self) -> u32 {
+        self.waiting.len() as u32
+    }
+    fn close(&mut self, _: &mut Lane) {}
+}
+
+#[test]
+fn a_hold_ends_although_the_storage_stays_busy_and_the_worker_sleeps() {
+    with_patience(|| {
+        const REQUESTS: u32 = 12;
+        let gate = Gate { inner: disk("null", &[("size", "1M")]), want: u64::from(REQUESTS) * BLOCK };
+        let gate: Arc<AnyDisk> = Arc::new(gate);
+        let hold = Duration::from_millis(3);
+        let plug = PlugOptions { merge: MergeMode::On, hold, ..PlugOptions::default() };
+        let (rig, mut sets) = connect(&gate, 1, PollPolicy::Off, plug);
+        // Each follows the one before, and none ends before the last was submitted.
+        for slot in 0..REQUESTS {
+            let queue = &mut sets[0].queues()[0];
+            let piece = Piece { address: address(queue, slot), len: BLOCK as u32 };
+            queue.read(slot, sector(slot.into()), piece).expect("the ring has room");
+            queue.publish().expect("a kick can be sent");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut left = REQUESTS;
+        while left > 0 {
+            let queue = &mut sets[0].queues()[0];
+            queue.look().expect("the device keeps to the protocol");
+            while let Some(done) = queue.reap().expect("the device keeps to the protocol") {
+                assert_eq!(done.status, Status::Ok);
+                left -= 1;
+            }
+            if left > 0 {
+                sets[0].wait(1).expect("a call comes");
+            }
+        }
+        rig.stop(sets);
+    });
+}

@@ -171,7 +171,13 @@ fn allocations(disk: &Arc<AnyDisk>, mix: Mix, requests: u64) -> usize {
     for shape in [ShapeChoice::Direct, ShapeChoice::Indirect] {
         let merge = if mix == Mix::Sequential { MergeMode::On } else { MergeMode::Auto };
         let plug = PlugOptions { merge, ..PlugOptions::default() };
-        let plan = Plan { disk: Arc::clone(disk), workers: 2, poll: PollPolicy::default(), plug };
+        let plan = Plan {
+            disk: Arc::clone(disk),
+            workers: 2,
+            poll: PollPolicy::default(),
+            plug,
+            coalesce: Default::default(),
+        };
         let choose = |options: &mut Options| {
             options.queues = QUEUES;
             options.shape = shape;

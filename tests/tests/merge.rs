@@ -152,7 +152,7 @@ fn one(set: &mut QueueSet, send: impl FnOnce(&mut Queue) -> Result<(), Refused>)
 }
 
 fn connect(disk: &Arc<AnyDisk>, queues: u16, poll: PollPolicy, plug: PlugOptions) -> (Rig, Vec<QueueSet>) {
-    let plan = Plan { disk: Arc::clone(disk), workers: 1, poll, plug };
+    let plan = Plan { disk: Arc::clone(disk), workers: 1, poll, plug, coalesce: Default::default() };
     Rig::new(plan, |options: &mut Options| {
         options.queues = queues;
         options.data_per_queue = ByteLen(u64::from(DEPTH) * BLOCK);

@@ -102,7 +102,13 @@ fn send(set: &mut QueueSet, progress: &Progress, count: u64, windows: &[u64], se
 /// A soak with one policy. `windows`, in nanoseconds, are the gaps to stay close to.
 fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool) {
     let policy: PollPolicy = poll.parse().expect("a policy");
-    let plan = Plan { disk: disk("null", &[("size", "1M")]), workers: 1, poll: policy, plug: PlugOptions::default() };
+    let plan = Plan {
+        disk: disk("null", &[("size", "1M")]),
+        workers: 1,
+        poll: policy,
+        plug: PlugOptions::default(),
+        coalesce: Default::default(),
+    };
     let (rig, mut sets) = Rig::new(plan, |options| {
         options.queues = QUEUES;
         options.event_idx = event_idx;

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use mqblk_core::settings::Settings;
 use mqblk_driver::virtio_blk::{Device, Options, QueueSet};
-use mqblk_engine::{AnyDisk, Engine, EngineOptions, FixedBufferUse, LaneOptions, PlugOptions, PollPolicy};
+use mqblk_engine::{
+    AnyDisk, Coalesce, Engine, EngineOptions, FixedBufferUse, LaneOptions, PlugOptions, PollPolicy, QueueReport,
+};
 use mqblk_vhost_user_server::{Server, ServerOptions};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
@@ -14,12 +16,15 @@ pub struct Plan {
     pub workers: usize,
     pub poll: PollPolicy,
     pub plug: PlugOptions,
+    pub coalesce: Coalesce,
 }
 
 /// A served disk and its driver.
 pub struct Rig {
     device: Device,
+    options: Options,
     server: Server,
+    engine: Arc<Engine>,
     _folder: tempfile::TempDir,
 }
 
@@ -56,15 +61,32 @@ impl Rig {
             queue_map: vec![],
             poll: plan.poll,
             plug: plan.plug,
-            coalesce: Default::default(),
+            coalesce: plan.coalesce,
             fixed: FixedBufferUse::Off,
             disk: plan.disk,
-            engine,
+            engine: Arc::clone(&engine),
         };
         let server = Server::start(device, serve).expect("the socket can be made");
         let mut device = Device::connect(&options).expect("connected");
         let queues = device.take_queues();
-        (Rig { device, server, _folder: folder }, queues)
+        (Rig { device, options, server, engine, _folder: folder }, queues)
+    }
+
+    /// Stops the queues, goes away and comes again.
+    #[allow(dead_code, reason = "not every test that has this module does")]
+    pub fn reconnect(self, queues: Vec<QueueSet>) -> (Rig, Vec<QueueSet>) {
+        let Rig { device, options, server, engine, _folder } = self;
+        device.stop(queues).expect("the queues stop");
+        let mut device = Device::connect(&options).expect("connected again");
+        let queues = device.take_queues();
+        (Rig { device, options, server, engine, _folder }, queues)
+    }
+
+    /// What the server has counted, by queue.
+    #[allow(dead_code, reason = "not every test that has this module does")]
+    pub fn report(&self) -> Vec<QueueReport> {
+        let report = || self.server.report(&self.engine.reports().expect("the workers run"));
+        (0..100).find_map(|_| report()).expect("no queue comes or goes")
     }
 
     /// Stops the queues, then the server.

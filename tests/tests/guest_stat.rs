@@ -3,6 +3,7 @@
 //!
 //! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
+use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -181,7 +182,7 @@ fn buffered_streams_of_a_file_system() -> Result<()> {
     }
     let mut guest = builder.boot()?;
 
-    println!("guest merges  disk      stream  requests  KiB/request  joined by us");
+    let mut table = "guest merges  disk      stream  requests  KiB/request  joined by us\n".to_owned();
     for (nomerges, guest_merges) in [(0, "yes"), (2, "no")] {
         for (disk, name) in [("on", "vda"), ("off", "vdb")] {
             guest.must(&format!(
@@ -213,16 +214,16 @@ fn buffered_streams_of_a_file_system() -> Result<()> {
                         after.read_merges - before.read_merges,
                     ),
                 };
-                println!(
-                    "{guest_merges:<12}  merge={disk:<3} {rw:>6}  {requests:>8}  {:>11}  {joined:>12}",
-                    bytes / 1024 / requests.max(1)
-                );
+                let kib = bytes / 1024 / requests.max(1);
+                table +=
+                    &format!("{guest_merges:<12}  merge={disk:<3} {rw:>6}  {requests:>8}  {kib:>11}  {joined:>12}\n");
                 ensure!(bytes >= 48 << 20, "{rw}: {bytes} bytes reached the disk, fio moved 48 MiB");
                 ensure!(disk == "on" || joined == 0, "merge=off joined {joined} requests");
             }
             guest.must(&format!("umount /mnt/{name} && e2fsck -f -n /dev/{name}"))?;
         }
     }
+    std::io::stdout().write_all(table.as_bytes())?;
     guest.power_off()?;
     daemon.stop().map(drop)
 }

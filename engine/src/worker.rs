@@ -100,7 +100,9 @@ impl Worker {
         for at in 0..self.roster.polled().len() {
             happened |= self.pull(self.roster.polled()[at]);
         }
-        self.pull_on();
+        if !self.waiting.is_empty() {
+            self.pull_on();
+        }
         if self.channels.submit(&mut self.lane, &self.clock, &mut self.finished) > 0 {
             happened = true;
         }
@@ -217,7 +219,7 @@ impl Worker {
     }
 
     /// Pulls on from queues that have more, for disks whose requests may be joined, until the plugs are deep enough.
-    #[inline]
+    #[inline(never)]
     fn pull_on(&mut self) {
         let mut at = 0;
         while let Some(slot) = self.waiting.get(at).copied()

@@ -166,9 +166,17 @@ impl Merger {
         plugged < DEEP && self.barren.is_multiple_of(PROBE)
     }
 
-    /// No request waits here or is in the storage.
+    /// No request waits here, and none that was joined is in the storage.
+    #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.ready.is_empty() && self.joined.in_use() == 0
+    }
+
+    /// Whether a plug can go to the channel as it is, and nothing that the channel ends was joined: a single request when
+    /// nothing else is going on.
+    #[inline]
+    pub(crate) fn lets_pass(&self, plug: &[AnyRequest]) -> bool {
+        plug.len() <= 1 && self.is_idle() && self.holding.limit == 0
     }
 
     /// The end of the present hold. What is offered before the plug waits for room, not for a time.
@@ -177,7 +185,7 @@ impl Merger {
     }
 
     /// Offers what is ready, then the plug, joined. Returns how many requests were taken or are to be done again.
-    #[inline]
+    #[inline(never)] // a disk that does not merge shall not pay for it in registers
     pub(crate) fn submit(
         &mut self,
         lane: &mut Lane,
@@ -273,10 +281,15 @@ impl Merger {
         counts: &mut PlugCounts,
         finished: &mut Vec<AnyFinished>,
     ) -> usize {
-        if self.joined.in_use() == 0 {
-            return 0;
-        }
         let ready = self.ready.len();
+        if self.joined.in_use() > 0 {
+            self.end_joined(lane, from, counts, finished);
+        }
+        self.ready.len() - ready
+    }
+
+    #[inline(never)]
+    fn end_joined(&mut self, lane: &mut Lane, from: usize, counts: &mut PlugCounts, finished: &mut Vec<AnyFinished>) {
         let mut at = from;
         while at < finished.len() {
             if finished[at].tag.queue() == JOINED_SLOT {
@@ -287,7 +300,6 @@ impl Merger {
                 at += 1;
             }
         }
-        self.ready.len() - ready
     }
 
     /// A joined request has ended.

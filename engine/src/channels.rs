@@ -100,11 +100,13 @@ impl Channels {
         self.left = false;
         for open in self.open.iter_mut().flatten() {
             let (channel, plug) = (open.channel.as_mut(), &mut open.plug);
-            if let Some(merger) = &mut open.merger {
+            if let Some(merger) = open.merger.as_mut().filter(|merger| !merger.lets_pass(plug)) {
                 happened += merger.submit(lane, clock, channel, plug, &mut self.counts, finished);
                 open.left = !plug.is_empty() || merger.has_ready();
-            } else if !plug.is_empty() {
-                happened += channel.submit(lane, plug, finished);
+            } else {
+                if !plug.is_empty() {
+                    happened += channel.submit(lane, plug, finished);
+                }
                 open.left = !plug.is_empty();
             }
             self.left |= open.left;

@@ -118,7 +118,9 @@ impl Worker {
             pulled |= self.pull(self.roster.polled()[at]);
         }
         if pulled || self.channels.has_left() {
-            self.pull_on();
+            if !self.waiting.is_empty() {
+                self.pull_on();
+            }
             self.stamp();
             let submitted = self.channels.submit(&mut self.lane, &self.clock, &mut self.finished) > 0;
             happened |= pulled | submitted;
@@ -253,7 +255,7 @@ impl Worker {
     }
 
     /// Pulls on from queues that have more, for disks whose requests may be joined, until the plugs are deep enough.
-    #[inline]
+    #[inline(never)]
     fn pull_on(&mut self) {
         let mut at = 0;
         while let Some(slot) = self.waiting.get(at).copied()

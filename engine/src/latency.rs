@@ -81,17 +81,13 @@ impl LatencyHistogram {
 
 #[inline]
 fn bucket(ns: u64) -> usize {
-    let octave = (ns | 1).ilog2();
-    if octave < FIRST {
-        return 0;
-    }
-    // Three bits below the highest, and the octave above them.
-    let at = (ns >> (octave - PER_OCTAVE.ilog2())) as usize + octave as usize * PER_OCTAVE;
-    (at - BELOW).min(PER_OCTAVE * OCTAVES)
+    // A floating-point number's exponent is the octave, and its next three bits the eighth of it.
+    let float = (ns.min(i64::MAX as u64) as i64 as f64).to_bits() >> (f64::MANTISSA_DIGITS - 1 - PER_OCTAVE.ilog2());
+    (float.saturating_sub(BELOW) as usize).min(PER_OCTAVE * OCTAVES)
 }
 
-/// What the sum in [`bucket`] is for 64 ns, less its place.
-const BELOW: usize = PER_OCTAVE + FIRST as usize * PER_OCTAVE - 1;
+/// The same bits of the last number in the first bucket.
+const BELOW: u64 = ((1023 + FIRST as u64) << PER_OCTAVE.ilog2()) - 1;
 
 fn bounds(at: usize) -> (u64, u64) {
     let start = |at: usize| {

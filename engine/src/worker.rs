@@ -227,7 +227,7 @@ impl Worker {
     }
 
     /// Pulls one batch from the queue in `slot`.
-    #[inline]
+    #[inline(always)] // also where it is called for deep pulls, which are rare
     fn pull(&mut self, slot: u16) -> bool {
         if self.roster.phase(slot) != Some(Phase::Running) {
             return false;

@@ -19,6 +19,8 @@ mod poll;
 mod roster;
 mod runner;
 mod tags;
+#[cfg(test)]
+mod trial;
 mod worker;
 
 pub use by_hand::{HandSeat, HandWorker};

@@ -1,5 +1,6 @@
 use super::*;
-use mqblk_core::{BlockSize, DiscardLimits, Request};
+use crate::trial::{GEOMETRY, LIMITS};
+use mqblk_core::{BlockSize, Request};
 use mqblk_uring::LaneOptions;
 use std::time::Duration;
 
@@ -43,26 +44,6 @@ struct Bench {
     counts: PlugCounts,
     finished: Vec<AnyFinished>,
 }
-
-const LIMITS: Limits = Limits {
-    max_transfer: ByteLen(1 << 20),
-    max_segments: 8,
-    discard: Some(DiscardLimits { granularity: ByteLen(512), max_len: ByteLen(1 << 20) }),
-    write_zeroes: Some(ByteLen(1 << 20)),
-    volatile_cache: true,
-    cost_per_request: true,
-    uses_fixed_buffers: false,
-};
-
-const GEOMETRY: Geometry = Geometry {
-    size: ByteLen(1 << 30),
-    logical_block: BlockSize::B512,
-    physical_block: BlockSize::B512,
-    alignment_offset: 0,
-    min_io: ByteLen::ZERO,
-    opt_io: ByteLen::ZERO,
-    read_only: false,
-};
 
 const DISCARD: Op = Op::Discard { secure: false };
 

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mqblk_core::{
-    Armed, BlockSize, ByteLen, ByteOffset, Completed, Disk, DiskChannel, DiskError, Finished, Geometry, GuestQueue,
-    Intake, Limits, Notify, Op, Outcome, Pulled, Request,
+    Armed, ByteLen, ByteOffset, Completed, Disk, DiskChannel, DiskError, Finished, Geometry, GuestQueue, Intake,
+    Limits, Notify, Op, Outcome, Pulled, Request,
 };
 
 use super::*;
@@ -17,6 +17,7 @@ use crate::mailbox::Mailbox;
 use crate::options::{Coalesce, PlugOptions};
 use crate::poll::PollPolicy;
 use crate::runner::Buffer;
+use crate::trial::{GEOMETRY, LIMITS};
 
 /// What the guest sees and what the disk may do.
 #[derive(Debug, Default)]
@@ -82,27 +83,11 @@ struct SlowChannel(Shared, Rc<RefCell<VecDeque<Finished<Buffer>>>>);
 
 impl Disk<Lane> for SlowDisk {
     fn geometry(&self) -> Geometry {
-        Geometry {
-            size: ByteLen(1 << 20),
-            logical_block: BlockSize::B512,
-            physical_block: BlockSize::B512,
-            alignment_offset: 0,
-            min_io: ByteLen::ZERO,
-            opt_io: ByteLen::ZERO,
-            read_only: false,
-        }
+        GEOMETRY
     }
 
     fn limits(&self) -> Limits {
-        Limits {
-            max_transfer: ByteLen(1 << 20),
-            max_segments: 1,
-            discard: None,
-            write_zeroes: None,
-            volatile_cache: false,
-            cost_per_request: false,
-            uses_fixed_buffers: false,
-        }
+        Limits { cost_per_request: false, ..LIMITS }
     }
 
     fn resolved(&self) -> Vec<(&'static str, String)> {

@@ -3,7 +3,6 @@
 //!
 //! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
-use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -223,7 +222,13 @@ fn buffered_streams_of_a_file_system() -> Result<()> {
             guest.must(&format!("umount /mnt/{name} && e2fsck -f -n /dev/{name}"))?;
         }
     }
-    std::io::stdout().write_all(table.as_bytes())?;
+    print(&table);
     guest.power_off()?;
     daemon.stop().map(drop)
+}
+
+/// Shown with `--nocapture`.
+#[expect(clippy::print_stdout, reason = "what is printed this way the test program may hold back")]
+fn print(table: &str) {
+    println!("\n{table}");
 }

@@ -3,7 +3,7 @@
 mod daemon;
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 
 use daemon::{Daemon, mqblk, output};
 use rustix::process::Signal;
@@ -110,15 +110,17 @@ fn bad_usage_is_code_2_and_a_daemon_that_is_not_there_code_1() {
     assert!(stderr.contains("disk"), "the socket of a disk: {stderr}");
 }
 
+/// `mqblk stat` with these options, whose output the test reads.
+fn watching(daemon: &Daemon, options: &[&str]) -> Child {
+    let admin = daemon.admin().display().to_string();
+    let arguments = [&["stat", "--socket", &admin], options].concat();
+    mqblk(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
 #[test]
 fn a_daemon_that_goes_away_and_comes_back_is_told() {
     let daemon = Daemon::start(&[]);
-    let admin = daemon.admin().display().to_string();
-    let mut watching = mqblk(&["stat", "--socket", &admin, "--watch", "0.1"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut watching = watching(&daemon, &["--watch", "0.1"]);
     let mut reports = BufReader::new(watching.stdout.take().unwrap()).lines().map(Result::unwrap);
     let mut notes = BufReader::new(watching.stderr.take().unwrap()).lines().map(Result::unwrap);
     assert!(reports.any(|line| line.contains("averages over")));
@@ -138,12 +140,7 @@ fn a_daemon_that_goes_away_and_comes_back_is_told() {
 #[test]
 fn a_daemon_that_is_gone_at_the_end_is_code_1() {
     let daemon = Daemon::start(&[]);
-    let admin = daemon.admin().display().to_string();
-    let mut watching = mqblk(&["stat", "--socket", &admin, "--watch", "0.5", "--count", "2"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut watching = watching(&daemon, &["--watch", "0.5", "--count", "2"]);
     let mut first = [0];
     watching.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
     daemon.signal(Signal::KILL);
@@ -154,12 +151,7 @@ fn a_daemon_that_is_gone_at_the_end_is_code_1() {
 #[test]
 fn nobody_who_reads_is_no_error() {
     let daemon = Daemon::start(&[]);
-    let admin = daemon.admin().display().to_string();
-    let mut watching = mqblk(&["stat", "--socket", &admin, "--watch", "0.1"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut watching = watching(&daemon, &["--watch", "0.1"]);
     let mut first = [0];
     let mut stdout = watching.stdout.take().unwrap();
     stdout.read_exact(&mut first).unwrap();

@@ -26,7 +26,7 @@ mod worker;
 pub use by_hand::{HandSeat, HandWorker};
 pub use counters::{LatencyParts, QueueCounters, QueueId, QueueLatency, QueueReport, WorkerReport};
 pub use engine::{AttachError, Detached, Engine, EngineOptions, QueueHandle, QueueOptions, WorkerGone};
-pub use latency::LatencyHistogram;
+pub use latency::{LatencyHistogram, percentile_ns};
 pub use mqblk_uring::{Bell, EventFd, FixedBufferUse, Lane, LaneOptions};
 pub use options::{Coalesce, MergeMode, PlugOptions};
 pub use poll::PollPolicy;

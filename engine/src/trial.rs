@@ -1,6 +1,7 @@
-//! What the disks of this crate's tests look like.
+//! The disks of this crate's tests.
 
-use mqblk_core::{BlockSize, ByteLen, DiscardLimits, Geometry, Limits};
+use mqblk_core::{BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits};
+use mqblk_uring::Lane;
 
 pub(crate) const GEOMETRY: Geometry = Geometry {
     size: ByteLen(1 << 30),
@@ -22,3 +23,27 @@ pub(crate) const LIMITS: Limits = Limits {
     cost_per_request: true,
     uses_fixed_buffers: false,
 };
+
+/// A disk that is not merged for, with the channels that the function makes.
+pub(crate) struct TrialDisk<F>(pub(crate) F);
+
+impl<F> Disk<Lane> for TrialDisk<F>
+where
+    F: Fn() -> Box<dyn DiskChannel<Lane>> + Send + Sync,
+{
+    fn geometry(&self) -> Geometry {
+        GEOMETRY
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { cost_per_request: false, ..LIMITS }
+    }
+
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        vec![]
+    }
+
+    fn open_channel(&self, _: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+        Ok(self.0())
+    }
+}

@@ -273,14 +273,8 @@ fn percentile_ns(before: &Load, now: &Load, percent: f64) -> Option<Option<u64>>
         let entry = left.entry(bounds).or_insert(0);
         *entry = entry.checked_sub(count)?;
     }
-    let count: u64 = left.values().sum();
-    let rank = (count as f64 * percent / 100.0).ceil() as u64;
-    let mut seen = 0;
-    let found = left.iter().find(|(_, times)| {
-        seen += **times;
-        **times > 0 && seen >= rank
-    });
-    Some(found.map(|((lower, upper), _)| lower.midpoint(*upper)))
+    let left = left.iter().map(|((lower, upper), count)| (*lower, *upper, *count));
+    Some(mqblk_engine::percentile_ns(left, percent))
 }
 
 #[cfg(test)]

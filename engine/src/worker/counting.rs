@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mqblk_core::{
-    Armed, ByteLen, ByteOffset, Completed, Disk, DiskChannel, DiskError, Finished, Geometry, GuestQueue, Intake,
-    Limits, Notify, Op, Outcome, Pulled, Request,
+    Armed, ByteLen, ByteOffset, Completed, DiskChannel, Finished, GuestQueue, Intake, Notify, Op, Outcome, Pulled,
+    Request,
 };
 
 use super::*;
@@ -17,7 +17,7 @@ use crate::mailbox::Mailbox;
 use crate::options::{Coalesce, PlugOptions};
 use crate::poll::PollPolicy;
 use crate::runner::Buffer;
-use crate::trial::{GEOMETRY, LIMITS};
+use crate::trial::TrialDisk;
 
 /// What the guest sees and what the disk may do.
 #[derive(Debug, Default)]
@@ -77,27 +77,7 @@ impl GuestQueue for Queue {
     fn position(&self) {}
 }
 
-struct SlowDisk(Shared);
-
 struct SlowChannel(Shared, Rc<RefCell<VecDeque<Finished<Buffer>>>>);
-
-impl Disk<Lane> for SlowDisk {
-    fn geometry(&self) -> Geometry {
-        GEOMETRY
-    }
-
-    fn limits(&self) -> Limits {
-        Limits { cost_per_request: false, ..LIMITS }
-    }
-
-    fn resolved(&self) -> Vec<(&'static str, String)> {
-        vec![]
-    }
-
-    fn open_channel(&self, _: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
-        Ok(Box::new(SlowChannel(Arc::clone(&self.0), Rc::default())))
-    }
-}
 
 impl DiskChannel<Lane> for SlowChannel {
     fn submit(&mut self, _: &mut Lane, batch: &mut Vec<Request<Buffer>>, _: &mut Vec<Finished<Buffer>>) -> usize {
@@ -128,13 +108,18 @@ impl DiskChannel<Lane> for SlowChannel {
     fn close(&mut self, _: &mut Lane) {}
 }
 
+fn disk(state: &Shared) -> Arc<crate::AnyDisk> {
+    let state = Arc::clone(state);
+    Arc::new(TrialDisk(move || Box::new(SlowChannel(Arc::clone(&state), Rc::default())) as Box<dyn DiskChannel<Lane>>))
+}
+
 fn rig(coalesce: Coalesce) -> (Worker, Shared, Mailbox) {
     let (mailbox, letters, bell) = Mailbox::new().expect("a mailbox");
     let options = LaneOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
     let mut worker = Worker::new(options, letters, bell).expect("the host has io_uring");
     let state = Shared::default();
     let options = QueueOptions {
-        disk: Arc::new(SlowDisk(Arc::clone(&state))),
+        disk: disk(&state),
         kick: None,
         poll: PollPolicy::Busy,
         plug: PlugOptions::default(),

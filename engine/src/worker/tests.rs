@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use mqblk_core::{
-    Armed, ByteLen, ByteOffset, Completed, Disk, DiskChannel, DiskError, Finished, Geometry, GuestQueue, Intake,
-    Limits, Notify, Op, Outcome, Pulled, Request,
+    Armed, ByteLen, ByteOffset, Completed, DiskChannel, Finished, GuestQueue, Intake, Notify, Op, Outcome, Pulled,
+    Request,
 };
 
 use super::*;
@@ -17,7 +17,7 @@ use crate::mailbox::Mailbox;
 use crate::options::{Coalesce, PlugOptions};
 use crate::poll::PollPolicy;
 use crate::runner::Buffer;
-use crate::trial::{GEOMETRY, LIMITS};
+use crate::trial::TrialDisk;
 
 const QUEUES: usize = 2;
 
@@ -184,29 +184,9 @@ impl GuestQueue for FakeQueue {
 }
 
 /// Ends requests at the reap after their submission, so that they are in flight for a while.
-struct FakeDisk(Shared);
-
 struct FakeChannel {
     stage: Shared,
     taken: Vec<Finished<Buffer>>,
-}
-
-impl Disk<Lane> for FakeDisk {
-    fn geometry(&self) -> Geometry {
-        GEOMETRY
-    }
-
-    fn limits(&self) -> Limits {
-        Limits { cost_per_request: false, ..LIMITS }
-    }
-
-    fn resolved(&self) -> Vec<(&'static str, String)> {
-        vec![]
-    }
-
-    fn open_channel(&self, _lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
-        Ok(Box::new(FakeChannel { stage: Arc::clone(&self.0), taken: vec![] }))
-    }
 }
 
 impl DiskChannel<Lane> for FakeChannel {
@@ -256,7 +236,9 @@ fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
         plan: plan.to_vec(),
         point: 0,
     }));
-    let disk: Arc<crate::AnyDisk> = Arc::new(FakeDisk(Arc::clone(&stage)));
+    let of_disk = Arc::clone(&stage);
+    let channel = move || FakeChannel { stage: Arc::clone(&of_disk), taken: vec![] };
+    let disk: Arc<crate::AnyDisk> = Arc::new(TrialDisk(move || Box::new(channel()) as Box<dyn DiskChannel<Lane>>));
     for index in 0..QUEUES {
         let options = QueueOptions {
             disk: Arc::clone(&disk),

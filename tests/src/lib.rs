@@ -1,7 +1,9 @@
 //! Real guests, real clients, hostile guests.
 //!
-//! `guest` boots Debian under QEMU and talks to it; `hostile` plays a front-end and a ring whose every byte it controls.
+//! `guest` boots Debian under QEMU and talks to it; `hostile` plays a front-end and a ring whose every byte it controls;
+//! `overlay` puts a test between the engine and a disk.
 #![forbid(unsafe_code)]
 
 pub mod guest;
 pub mod hostile;
+pub mod overlay;

@@ -10,10 +10,11 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mqblk_core::{Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Request, Sector512};
+use mqblk_core::{DiskChannel, Finished, Request, Sector512};
 use mqblk_driver::virtio_blk::{Options, Piece, Queue, QueueSet, Range, Refused, ShapeChoice, Status};
 use mqblk_engine::{AnyDisk, Lane, MergeMode, PlugOptions, PollPolicy};
 use mqblk_memory::GuestAddress;
+use mqblk_tests::overlay::{AnyChannel, Overlay};
 use rig::{Plan, Rig, disk};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
@@ -33,35 +34,20 @@ const BLOCKS: u64 = 4096;
 
 type Buffer = <Lane as mqblk_core::Lane>::Buffer;
 
-/// Lets requests through to another disk, and allocates once in `every` of them: what the test must notice.
-struct Smuggler {
-    inner: Arc<AnyDisk>,
-    every: u64,
-    joined: Arc<AtomicU64>,
-}
-
+/// Lets requests through to another channel, and allocates once in `every` of them: what the test must notice.
 struct SmugglerChannel {
-    inner: Box<dyn DiskChannel<Lane>>,
+    inner: AnyChannel,
     every: u64,
     count: u64,
     /// Requests that the engine made of others.
     joined: Arc<AtomicU64>,
 }
 
-impl Disk<Lane> for Smuggler {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-    fn limits(&self) -> Limits {
-        self.inner.limits()
-    }
-    fn resolved(&self) -> Vec<(&'static str, String)> {
-        self.inner.resolved()
-    }
-    fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
-        let inner = self.inner.open_channel(lane)?;
-        Ok(Box::new(SmugglerChannel { inner, every: self.every, count: 0, joined: Arc::clone(&self.joined) }))
-    }
+/// `inner` with a smuggler in between.
+fn smuggler(inner: Arc<AnyDisk>, every: u64, joined: &Arc<AtomicU64>) -> Arc<AnyDisk> {
+    let joined = Arc::clone(joined);
+    let channel = move |inner| SmugglerChannel { inner, every, count: 0, joined: Arc::clone(&joined) };
+    Arc::new(Overlay::over(inner, move |inner| Box::new(channel(inner)) as AnyChannel))
 }
 
 impl DiskChannel<Lane> for SmugglerChannel {
@@ -200,7 +186,7 @@ fn allocations(disk: &Arc<AnyDisk>, mix: Mix, requests: u64) -> usize {
 #[test]
 fn a_million_requests_allocate_nothing() {
     let ram = disk("ram", &[("size", "16M")]);
-    let smuggler: Arc<AnyDisk> = Arc::new(Smuggler { inner: Arc::clone(&ram), every: 10_000, joined: Arc::default() });
+    let smuggler = smuggler(Arc::clone(&ram), 10_000, &Arc::default());
     let noticed = allocations(&smuggler, Mix::All, MILLION / 10);
     // Ten were smuggled by each of two workers, less what the end of the warm-up takes.
     assert!((5..=12).contains(&noticed), "found {noticed} allocations, expected those that were smuggled in");
@@ -224,7 +210,7 @@ fn file(folder: &str, mix: Mix, requests: u64) -> usize {
     std::fs::File::create(&path).and_then(|file| file.set_len(16 << 20)).expect("the disk's file");
     let inner = disk("file", &[("path", path.to_str().expect("plain text"))]);
     let joined = Arc::<AtomicU64>::default();
-    let file: Arc<AnyDisk> = Arc::new(Smuggler { inner, every: u64::MAX, joined: Arc::clone(&joined) });
+    let file = smuggler(inner, u64::MAX, &joined);
     let found = allocations(&file, mix, requests);
     let joined = joined.load(Ordering::Relaxed);
     assert!(mix != Mix::Sequential || joined > requests / 100, "only {joined} joined requests");

@@ -11,6 +11,7 @@ use mqblk_core::{ByteLen, ByteOffset, Disk, DiskChannel, DiskError, Finished, Ge
 use mqblk_driver::virtio_blk::{Options, Piece, Queue, QueueSet, Range, Refused, Status};
 use mqblk_engine::{AnyDisk, Lane, MergeMode, PlugOptions, PollPolicy};
 use mqblk_memory::GuestAddress;
+use mqblk_tests::overlay::{AnyChannel, Overlay};
 use rig::{Plan, Rig, disk};
 
 const BLOCK: u64 = 4096;
@@ -21,12 +22,6 @@ const JOINED: u16 = u16::MAX;
 
 type Buffer = <Lane as mqblk_core::Lane>::Buffer;
 
-/// Another disk, whose requests are counted.
-struct Witness {
-    inner: Arc<AnyDisk>,
-    counts: Arc<Counts>,
-}
-
 #[derive(Default)]
 struct Counts {
     requests: AtomicU64,
@@ -34,24 +29,8 @@ struct Counts {
 }
 
 struct WitnessChannel {
-    inner: Box<dyn DiskChannel<Lane>>,
+    inner: AnyChannel,
     counts: Arc<Counts>,
-}
-
-impl Disk<Lane> for Witness {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-    fn limits(&self) -> Limits {
-        self.inner.limits()
-    }
-    fn resolved(&self) -> Vec<(&'static str, String)> {
-        self.inner.resolved()
-    }
-    fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
-        let inner = self.inner.open_channel(lane)?;
-        Ok(Box::new(WitnessChannel { inner, counts: Arc::clone(&self.counts) }))
-    }
 }
 
 impl DiskChannel<Lane> for WitnessChannel {
@@ -81,9 +60,12 @@ impl DiskChannel<Lane> for WitnessChannel {
     }
 }
 
+/// `inner`, whose requests are counted.
 fn witnessed(inner: Arc<AnyDisk>) -> (Arc<AnyDisk>, Arc<Counts>) {
     let counts = Arc::<Counts>::default();
-    (Arc::new(Witness { inner, counts: Arc::clone(&counts) }), counts)
+    let seen = Arc::clone(&counts);
+    let channel = move |inner| WitnessChannel { inner, counts: Arc::clone(&seen) };
+    (Arc::new(Overlay::over(inner, move |inner| Box::new(channel(inner)) as AnyChannel)), counts)
 }
 
 /// What a block holds.

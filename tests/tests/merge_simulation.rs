@@ -9,13 +9,14 @@ use std::sync::{Arc, Mutex};
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{
-    Armed, ByteLen, ByteOffset, Completed, Disk, DiskChannel, DiskError, Finished, Geometry, GuestQueue, Intake,
-    Limits, Notify, Op, Outcome, Pulled, Request,
+    Armed, ByteLen, ByteOffset, Completed, DiskChannel, Finished, GuestQueue, Intake, Limits, Notify, Op, Outcome,
+    Pulled, Request,
 };
 use mqblk_engine::{
     AnyDisk, Coalesce, HandSeat, HandWorker, Lane, LaneOptions, MergeMode, PlugOptions, PollPolicy, QueueOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, LeaseId, Region};
+use mqblk_tests::overlay::{AnyChannel, Overlay};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -61,15 +62,9 @@ struct Seen {
     longest: u64,
 }
 
-/// Another disk that takes only a part of what it is offered.
-struct Stingy {
-    inner: Arc<AnyDisk>,
-    seed: u64,
-    seen: Arc<Mutex<Seen>>,
-}
-
+/// Offers another channel only a part of what it is offered.
 struct StingyChannel {
-    inner: Box<dyn DiskChannel<Lane>>,
+    inner: AnyChannel,
     random: SmallRng,
     seen: Arc<Mutex<Seen>>,
 }
@@ -81,22 +76,12 @@ impl StingyChannel {
     }
 }
 
-impl Disk<Lane> for Stingy {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-    fn limits(&self) -> Limits {
-        let mut limits = self.inner.limits();
-        limits.write_zeroes = Some(ByteLen(10 * BLOCK));
-        limits
-    }
-    fn resolved(&self) -> Vec<(&'static str, String)> {
-        vec![]
-    }
-    fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
-        let inner = self.inner.open_channel(lane)?;
-        Ok(Box::new(StingyChannel { inner, random: SmallRng::seed_from_u64(self.seed), seen: Arc::clone(&self.seen) }))
-    }
+/// `inner` with a channel that takes little, and short write-zeroes.
+fn stingy(inner: Arc<AnyDisk>, seed: u64, seen: &Arc<Mutex<Seen>>) -> Arc<AnyDisk> {
+    let limits = Limits { write_zeroes: Some(ByteLen(10 * BLOCK)), ..inner.limits() };
+    let seen = Arc::clone(seen);
+    let channel = move |inner| StingyChannel { inner, random: SmallRng::seed_from_u64(seed), seen: Arc::clone(&seen) };
+    Arc::new(Overlay { inner, limits, channel: move |inner| Box::new(channel(inner)) as AnyChannel })
 }
 
 impl DiskChannel<Lane> for StingyChannel {
@@ -356,12 +341,11 @@ impl Simulation {
         }
         let inner = mqblk_storage::open("fault", &mut settings).unwrap();
         let seen = Arc::new(Mutex::new(Seen::default()));
-        let disk: Arc<AnyDisk> = Arc::new(Stingy { inner, seed, seen: Arc::clone(&seen) });
-        let side = |number: usize| {
+        let disk = stingy(inner, seed, &seen);
+        let side = |_| {
             let region = Region::shared("guest", u64::from(DEPTH) * AREA, GuestAddress(0)).unwrap().0;
             let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
             let areas = (0..u64::from(DEPTH)).map(|at| at * AREA).collect();
-            let _ = number;
             Arc::new(Mutex::new(Side { memory, waiting: VecDeque::new(), answered: vec![], areas, taken: 0 }))
         };
         let model = Model {

@@ -112,3 +112,10 @@ pub trait GuestQueue {
     /// Where a new owner resumes. Meaningful only when nothing is in flight.
     fn position(&self) -> Self::Position;
 }
+
+/// Rings for a queue from any thread: it is [`woken`](GuestQueue::woken) in its worker's next turn. Rings that come before
+/// it is count as one.
+pub trait Wake: Send + Sync {
+    /// Rings. Does not block.
+    fn wake(&self);
+}

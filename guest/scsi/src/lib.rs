@@ -1,0 +1,15 @@
+//! SCSI block commands: what a command descriptor block asks of a logical unit, and what is answered. Knows no transport and
+//! does no I/O: commands come as bytes, requests to the disk go out as [`Step`]s, and whoever drives a command brings the
+//! outcome back. Sources: SAM-5, SPC-4, SBC-3 (T10).
+//!
+//! `unit` is a logical unit with its state, `nexus` one initiator's way to it (unit attentions, reservations), `sense` what is
+//! said when a command fails, `step` what a command asks of its driver.
+#![forbid(unsafe_code)]
+
+pub mod sense;
+mod sequence;
+pub mod step;
+
+pub use sense::{Sense, SenseKey, Status};
+pub use sequence::Sequence;
+pub use step::{Command, DataOut, Ending, Next, Step, Work};

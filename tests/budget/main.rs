@@ -14,10 +14,12 @@
 
 use std::sync::Arc;
 
+use mqblk_core::DiskSlot;
 use mqblk_core::settings::Settings;
 use mqblk_core::{ByteOffset, Call};
 use mqblk_engine::{
-    Coalesce, FixedBufferUse, HandWorker, Lane, LaneOptions, MergeMode, PlugOptions, PollPolicy, QueueOptions,
+    Coalesce, FixedBufferUse, HandWorker, Lane, LaneOptions, MergeMode, PlugOptions, PollPolicy, QueueDisk,
+    QueueOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use mqblk_ring::split::driver::{Features, IndirectArea, Shape};
@@ -125,18 +127,18 @@ fn worker(memory: &Arc<GuestMemory>, at: &SplitAddresses, merge: MergeMode) -> R
         features & mqblk_virtio::features::RING_EVENT_IDX != 0,
     );
     let queue = QueueOptions {
-        disk,
+        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug: PlugOptions { merge, ..PlugOptions::default() } }],
         kick: None,
         poll: PollPolicy::Busy,
-        plug: PlugOptions { merge, ..PlugOptions::default() },
         coalesce: Coalesce::default(),
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),
     };
-    worker.attach(queue, |lane| {
+    worker.attach(queue, |lane, waker| {
         let lease = lane.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
         lane.buffers.reserve(RING.into());
-        Ok(device.queue(0, QueueParts { ring, lease, call: Some(Box::new(Silent)), features }))
+        Ok(device
+            .queue(0, QueueParts { ring, lease, call: Some(Box::new(Silent)), features, waker: Arc::clone(waker) }))
     })?;
     Ok(worker)
 }

@@ -3,7 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
-use mqblk_engine::{AnyDisk, Engine, EngineOptions, LaneOptions};
+use mqblk_core::DiskSlot;
+use mqblk_engine::{AnyDisk, Engine, EngineOptions, LaneOptions, QueueDisk};
 use mqblk_vhost_user_server::{ListenSocket, Server, ServerOptions, SocketError};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
@@ -115,10 +116,9 @@ fn serve(disk: DiskConfig<Arc<AnyDisk>>, engine: &Arc<Engine>) -> Result<Server,
         socket_mode: disk.socket_mode.bits(),
         queue_map: disk.queue_map.iter().map(|worker| usize::from(*worker)).collect(),
         poll: disk.poll,
-        plug: disk.plug,
         coalesce: disk.coalesce,
         fixed: disk.fixed_buffers,
-        disk: disk.disk,
+        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: disk.disk, plug: disk.plug }],
         engine: Arc::clone(engine),
     };
     tracing::info!(

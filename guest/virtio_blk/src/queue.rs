@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use mqblk_core::{Armed, Call, Completed, GuestQueue, Intake, Notify, Outcome, Pulled};
+use mqblk_core::{Armed, Call, Completed, DiskSlot, GuestQueue, Intake, Notify, Outcome, Pulled};
 use mqblk_memory::{Buffer, BufferPool, LeaseId};
 use mqblk_ring::split::{Broken, DeviceRing, SplitRing};
 use mqblk_virtio::chain::ChainStart;
@@ -69,15 +69,22 @@ impl<L: GuestLane> BlkQueue<L> {
         let (head, written) = (start.head, element.written());
         match element.judge(&self.device, fua, pool, &mut self.ranges) {
             Asked::Disk { op, start, len } if op.has_data() => {
-                into.admit(BlkToken { head, written, buffer: None }, op, start, len, Some(element.buffer));
+                into.admit(
+                    BlkToken { head, written, buffer: None },
+                    DiskSlot::FIRST,
+                    op,
+                    start,
+                    len,
+                    Some(element.buffer),
+                );
             }
             Asked::Disk { op, start, len } => {
                 let token = BlkToken { head, written: 1, buffer: Some(element.buffer) };
-                into.admit(token, op, start, len, None);
+                into.admit(token, DiskSlot::FIRST, op, start, len, None);
             }
             Asked::Ranges { op, count } => {
                 let token = BlkToken { head, written: 1, buffer: Some(element.buffer) };
-                into.admit_parts(token, op, &self.ranges[..count]);
+                into.admit_parts(token, DiskSlot::FIRST, op, &self.ranges[..count]);
             }
             Asked::Identify => {
                 let id = self.device.id();
@@ -145,7 +152,10 @@ impl<L: GuestLane> GuestQueue for BlkQueue<L> {
     }
 
     #[inline]
-    fn finish(&mut self, lane: &mut L, done: Completed<BlkToken, Buffer>) {
+    fn finish<I>(&mut self, lane: &mut L, done: Completed<BlkToken, Buffer>, _into: &mut I)
+    where
+        I: Intake<BlkToken, Buffer>,
+    {
         let BlkToken { head, written, buffer } = done.token;
         let status = match done.outcome {
             Outcome::Done(_) => Status::OK,

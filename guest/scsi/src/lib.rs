@@ -6,6 +6,8 @@
 //! said when a command fails, `step` what a command asks of its driver.
 #![forbid(unsafe_code)]
 
+pub mod atomic;
+pub mod attention;
 pub mod sense;
 mod sequence;
 pub mod step;

@@ -8,6 +8,8 @@
 #![forbid(unsafe_code)]
 
 mod ask;
+pub mod atomic;
+pub mod attention;
 mod bounds;
 mod cdb;
 mod commands;
@@ -19,6 +21,7 @@ mod table;
 pub mod target;
 mod unit;
 
+pub use attention::Attention;
 pub use nexus::Nexus;
 pub use sense::{Sense, SenseKey, Status};
 pub use sequence::Sequence;

@@ -1,0 +1,176 @@
+//! A logical unit: what a disk is to SCSI, with the state that all its initiators share.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use mqblk_core::{ByteLen, ByteOffset, Geometry, Limits};
+
+use crate::bounds::Bounds;
+use crate::nexus::Nexus;
+
+/// What a unit tells of itself. Text that is too long for its field is cut; what is not printable ASCII becomes a space.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// T10 vendor identification, 8 characters.
+    pub vendor: String,
+    /// Product identification, 16 characters.
+    pub product: String,
+    /// Product revision level, 4 characters.
+    pub revision: String,
+    /// Unit serial number, at most 64 characters.
+    pub serial: String,
+    /// What the designators of VPD page 83h are made of: the same for the unit wherever and whenever it is served, different
+    /// from any other unit's.
+    pub name: String,
+}
+
+/// What a unit is made of.
+#[derive(Clone, Debug)]
+pub struct UnitOptions {
+    /// What the disk looks like.
+    pub geometry: Geometry,
+    /// What it can do.
+    pub limits: Limits,
+    /// What it tells of itself.
+    pub identity: Identity,
+    /// Writes may be answered before they are durable (WCE of the caching mode page), until an initiator decides otherwise.
+    pub writeback: bool,
+}
+
+/// Bits of a unit's state, in one word so that a command reads one.
+pub(crate) mod flag {
+    /// START STOP UNIT stopped it.
+    pub(crate) const STOPPED: u8 = 1;
+    /// The disk is read-only.
+    pub(crate) const READ_ONLY: u8 = 2;
+    /// Control mode page, SWP.
+    pub(crate) const SOFTWARE_PROTECTED: u8 = 4;
+    /// Caching mode page, WCE = 0.
+    pub(crate) const WRITE_THROUGH: u8 = 8;
+    /// Control mode page, D_SENSE.
+    pub(crate) const DESCRIPTOR_SENSE: u8 = 16;
+}
+
+/// A logical unit. Many threads use it at once; reading and writing commands only load from it.
+#[derive(Debug)]
+pub struct LogicalUnit {
+    geometry: Geometry,
+    limits: Limits,
+    identity: Identity,
+    bounds: Bounds,
+    size: AtomicU64,
+    flags: AtomicU8,
+    nexuses: Mutex<Vec<Weak<Nexus>>>,
+}
+
+impl LogicalUnit {
+    /// A unit that is started, with no initiator.
+    pub fn new(options: UnitOptions) -> LogicalUnit {
+        let UnitOptions { geometry, limits, identity, writeback } = options;
+        let read_only = if geometry.read_only { flag::READ_ONLY } else { 0 };
+        let write_through = if writeback { 0 } else { flag::WRITE_THROUGH };
+        LogicalUnit {
+            bounds: Bounds::new(&geometry, &limits),
+            size: AtomicU64::new(geometry.size.0),
+            flags: AtomicU8::new(read_only | write_through),
+            nexuses: Mutex::new(Vec::new()),
+            geometry,
+            limits,
+            identity,
+        }
+    }
+
+    /// The way of the initiator `name` to this unit. The same name finds the same nexus, with its registrations.
+    pub fn login(self: &Arc<Self>, name: &str) -> Arc<Nexus> {
+        let mut nexuses = self.nexuses();
+        nexuses.retain(|nexus| nexus.strong_count() > 0);
+        let known = nexuses.iter().filter_map(Weak::upgrade).find(|nexus| nexus.name() == name);
+        known.unwrap_or_else(|| {
+            let nexus = Arc::new(Nexus::new(Arc::clone(self), name));
+            nexuses.push(Arc::downgrade(&nexus));
+            nexus
+        })
+    }
+
+    /// What it looks like now.
+    pub fn geometry(&self) -> Geometry {
+        Geometry { size: self.size(), ..self.geometry }
+    }
+
+    /// What its disk can do.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// What it tells of itself.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// The disk has another size.
+    pub fn resized(&self, size: ByteLen) {
+        self.size.store(size.0, Ordering::Release);
+    }
+
+    /// Every write is durable before it is answered.
+    #[inline]
+    pub fn write_through(&self) -> bool {
+        self.flags() & flag::WRITE_THROUGH != 0
+    }
+
+    /// Sense data goes out in descriptor format (D_SENSE of the control mode page).
+    #[inline]
+    pub fn descriptor_sense(&self) -> bool {
+        self.flags() & flag::DESCRIPTOR_SENSE != 0
+    }
+
+    #[inline]
+    pub(crate) fn flags(&self) -> u8 {
+        self.flags.load(Ordering::Acquire)
+    }
+
+    /// Sets or clears the bits of `mask`; whether that changed anything.
+    pub(crate) fn set_flags(&self, mask: u8, on: bool) -> bool {
+        let before = if on {
+            self.flags.fetch_or(mask, Ordering::AcqRel)
+        } else {
+            self.flags.fetch_and(!mask, Ordering::AcqRel)
+        };
+        before & mask != if on { mask } else { 0 }
+    }
+
+    pub(crate) fn bounds(&self) -> &Bounds {
+        &self.bounds
+    }
+
+    #[inline]
+    fn size(&self) -> ByteLen {
+        ByteLen(self.size.load(Ordering::Acquire))
+    }
+
+    /// How many logical blocks it has.
+    #[inline]
+    pub(crate) fn blocks(&self) -> u64 {
+        self.geometry.logical_block.blocks_in(self.size())
+    }
+
+    /// Bytes of a logical block.
+    #[inline]
+    pub(crate) fn block_bytes(&self) -> u32 {
+        self.geometry.logical_block.bytes()
+    }
+
+    /// `count` blocks from `lba` on as bytes; `None` when they are not all on the unit.
+    #[inline]
+    pub(crate) fn range(&self, lba: u64, count: u64) -> Option<(ByteOffset, ByteLen)> {
+        if lba.checked_add(count)? > self.blocks() {
+            return None;
+        }
+        let block = self.geometry.logical_block;
+        Some((block.offset_of(lba)?, block.len_of(count)?))
+    }
+
+    fn nexuses(&self) -> MutexGuard<'_, Vec<Weak<Nexus>>> {
+        self.nexuses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -8,6 +8,7 @@
 
 pub mod atomic;
 pub mod attention;
+pub mod reservation;
 pub mod sense;
 mod sequence;
 pub mod step;

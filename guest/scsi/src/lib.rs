@@ -14,6 +14,7 @@ mod bounds;
 mod cdb;
 mod commands;
 mod nexus;
+pub mod reservation;
 pub mod sense;
 mod sequence;
 pub mod step;

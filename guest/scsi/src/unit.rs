@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use mqblk_core::{ByteLen, ByteOffset, Geometry, Limits};
+use mqblk_core::{ByteLen, ByteOffset, Geometry, Limits, Wake};
 
 use crate::atomic::Sections;
 use crate::attention::{Attention, Attentions};
 use crate::bounds::Bounds;
 use crate::nexus::Nexus;
-use crate::reservation::{JoinError, NexusName, Party, Reservations};
+use crate::reservation::{JoinError, NexusName, Party, Reservations, Ticket};
 
 /// What a unit tells of itself. Text that is too long for its field is cut; what is not printable ASCII becomes a space.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -155,6 +155,19 @@ impl LogicalUnit {
         self.flags.store(self.defaults, Ordering::Release);
         self.reservations.reset();
         self.tell(Attention::BusDeviceReset);
+    }
+
+    /// Ends the commands of all nexuses but one early (CLEAR TASK SET, LOGICAL UNIT RESET). The tickets are resolved when they
+    /// have ended, and ring `done` then.
+    pub fn abort_others(&self, but: &Nexus, done: &Arc<dyn Wake>) -> Vec<Arc<Ticket>> {
+        let others: Vec<_> = self.nexuses().iter().filter_map(Weak::upgrade).collect();
+        let others = others.iter().filter(|nexus| !std::ptr::eq(but, &***nexus));
+        others.filter_map(|nexus| Some(nexus.tasks()?.abort(Arc::clone(done)))).collect()
+    }
+
+    /// Tells all initiators but one that their commands were ended for it (CLEAR TASK SET). Source: SAM-5 section 7.5.
+    pub fn cleared_by(&self, but: &Nexus) {
+        self.tell_others(Some(but), Attention::CommandsCleared);
     }
 
     /// Queues a unit attention for all initiators.

@@ -1,9 +1,10 @@
 //! A command in the hands of its handler.
 
-use mqblk_core::{ByteLen, ByteOffset};
+use mqblk_core::{ByteLen, ByteOffset, Op};
 
 use crate::cdb::Cdb;
 use crate::nexus::Nexus;
+use crate::reservation::{Access, Refusal};
 use crate::sense::Sense;
 use crate::step::{DataOut, Ending, Step, Work};
 use crate::unit::LogicalUnit;
@@ -25,11 +26,23 @@ pub(crate) enum Refused {
     Check(Sense),
     /// It wants more data than its buffers hold.
     Overrun,
+    /// Another nexus holds a reservation.
+    Conflict,
 }
 
 impl From<Sense> for Refused {
     fn from(sense: Sense) -> Refused {
         Refused::Check(sense)
+    }
+}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Refused {
+        match refusal {
+            Refusal::Conflict => Refused::Conflict,
+            Refusal::Check(sense) => Refused::Check(sense),
+            Refusal::Overrun => Refused::Overrun,
+        }
     }
 }
 
@@ -42,9 +55,19 @@ impl Ask<'_> {
         reply(self.work, allocation, self.data_in)
     }
 
+    /// That no reservation of another nexus forbids it.
+    pub(crate) fn permitted(&self, access: Access) -> Result<(), Refused> {
+        if self.nexus.allows(access) { Ok(()) } else { Err(Refused::Conflict) }
+    }
+
     /// Ends without data.
     pub(crate) fn good(&self) -> Begun {
         Ok(Step::End(Ending::good(0)))
+    }
+
+    /// Makes what was written before durable; `transferred` is what the command itself transferred.
+    pub(crate) fn flush(transferred: u64) -> Step {
+        Step::Disk { op: Op::Flush, start: ByteOffset(0), len: ByteLen::ZERO, transferred }
     }
 
     /// A private copy of the first `len` bytes of a parameter list.

@@ -22,6 +22,10 @@ impl Cdb {
         bytes
     }
 
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     #[inline]
     pub(crate) fn opcode(&self) -> u8 {
         self.0[0]

@@ -23,7 +23,7 @@ pub mod target;
 mod unit;
 
 pub use attention::Attention;
-pub use nexus::Nexus;
+pub use nexus::{Nexus, TaskSet};
 pub use sense::{Sense, SenseKey, Status};
 pub use sequence::Sequence;
 pub use step::{Command, DataOut, Ending, Next, Step, Work};

@@ -1,12 +1,15 @@
 //! One initiator's way to a unit, and where its commands begin.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use mqblk_core::Op;
+use mqblk_core::{Op, Wake};
 
 use crate::ask::{Ask, Refused};
+use crate::attention::{Attention, Attentions};
 use crate::cdb::Cdb;
-use crate::sense::Sense;
+use crate::reservation::{Access, NexusName, Party, Ticket};
+use crate::sense::{Sense, Status};
 use crate::step::{Command, DataOut, Ending, Step, Work};
 use crate::table::{self, Medium, Row};
 use crate::unit::{LogicalUnit, flag};
@@ -15,12 +18,21 @@ use crate::unit::{LogicalUnit, flag};
 #[derive(Debug)]
 pub struct Nexus {
     unit: Arc<LogicalUnit>,
-    name: Box<str>,
+    attentions: Arc<Attentions>,
+    party: Party,
+    tasks: Mutex<Option<Arc<dyn TaskSet>>>,
+}
+
+/// The commands of one nexus that are in flight, in the hands of whoever drives them.
+pub trait TaskSet: Send + Sync + fmt::Debug {
+    /// Ends them all without executing them further: another nexus preempted this one and asked for that (PREEMPT AND ABORT).
+    /// The ticket is resolved when the last has ended, and rings `done` then.
+    fn abort(&self, done: Arc<dyn Wake>) -> Arc<Ticket>;
 }
 
 impl Nexus {
-    pub(crate) fn new(unit: Arc<LogicalUnit>, name: &str) -> Nexus {
-        Nexus { unit, name: name.into() }
+    pub(crate) fn new(unit: Arc<LogicalUnit>, attentions: Arc<Attentions>, party: Party) -> Nexus {
+        Nexus { unit, attentions, party, tasks: Mutex::new(None) }
     }
 
     /// The unit it leads to.
@@ -28,9 +40,42 @@ impl Nexus {
         &self.unit
     }
 
-    /// The initiator's name.
-    pub fn name(&self) -> &str {
-        &self.name
+    /// Initiator port and target port.
+    pub fn name(&self) -> &NexusName {
+        self.party.name()
+    }
+
+    /// Where the nexus's commands can be aborted. Without one none are: PREEMPT AND ABORT is then a PREEMPT.
+    pub fn set_tasks(&self, tasks: Option<Arc<dyn TaskSet>>) {
+        *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
+    }
+
+    pub(crate) fn tasks(&self) -> Option<Arc<dyn TaskSet>> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The nexus was reset by a task management function: a RESERVE of it ends. Registrations and persistent reservations stay.
+    pub fn lost(&self) {
+        self.party.lost();
+        self.attention(Attention::NexusLoss);
+    }
+
+    pub(crate) fn party(&self) -> &Party {
+        &self.party
+    }
+
+    #[inline]
+    pub(crate) fn allows(&self, access: Access) -> bool {
+        self.party.allows(access)
+    }
+
+    /// Queues a unit attention: the initiator hears of it before its next command is executed.
+    pub fn attention(&self, attention: Attention) {
+        self.attentions.raise(attention);
+    }
+
+    pub(crate) fn attentions(&self) -> &Attentions {
+        &self.attentions
     }
 
     /// Begins a command: what its driver must do first. `work` may come from another command; what is in it is replaced.
@@ -65,6 +110,10 @@ impl Nexus {
         let options = command.cdb[1];
         let flags = self.unit.flags();
         let barred = if write { flag::STOPPED | flag::READ_ONLY | flag::SOFTWARE_PROTECTED } else { flag::STOPPED };
+        let access = if write { Access::Write } else { Access::Read };
+        if self.attentions.any() || !self.allows(access) {
+            return None;
+        }
         if flags & barred != 0 || options & 0xe0 != 0 || control & table::NACA != 0 {
             return None;
         }
@@ -83,17 +132,30 @@ impl Nexus {
     #[cold]
     fn begin_any(&self, command: &Command<'_>, data_out: &dyn DataOut, work: &mut Work) -> Step {
         let cdb = Cdb::new(command.cdb);
-        let found = table::find(&cdb);
-        let mut ask = Ask { nexus: self, unit: &self.unit, cdb, data_in: command.data_in, data_out, work };
-        let begun = found.map_err(Refused::Check).and_then(|row| {
-            self.admit(row, &cdb)?;
-            (row.begin)(&mut ask)
-        });
-        begun.unwrap_or_else(Step::from)
+        let row = match self.admit(&cdb) {
+            Ok(row) => row,
+            Err(refused) => return refused.into(),
+        };
+        let ask = &mut Ask { nexus: self, unit: &self.unit, cdb, data_in: command.data_in, data_out, work };
+        let step = (row.begin)(ask).unwrap_or_else(Step::from);
+        if !matches!(step, Step::End(Ending { status: Status::Good, .. })) {
+            ask.work.reply.clear();
+        }
+        step
     }
 
-    /// What is the same for all commands of a kind.
-    fn admit(&self, row: &Row, cdb: &Cdb) -> Result<(), Refused> {
+    /// What is the same for all commands of a kind, in the order in which it is told.
+    fn admit(&self, cdb: &Cdb) -> Result<&'static Row, Refused> {
+        if self.attentions.any()
+            && !table::BEFORE_ATTENTIONS.contains(&cdb.opcode())
+            && let Some(sense) = self.attentions.take()
+        {
+            return Err(sense.into());
+        }
+        let row = table::find(cdb, self.unit.bounds())?;
+        if !self.allows(row.access) {
+            return Err(Refused::Conflict);
+        }
         let control = row.usage.len() - 1;
         if cdb.has(control, table::NACA) {
             return Err(Sense::in_command(control as u16, Some(2)).into());
@@ -110,7 +172,7 @@ impl Nexus {
                 return Err(Sense::SOFTWARE_WRITE_PROTECTED.into());
             }
         }
-        Ok(())
+        Ok(row)
     }
 }
 
@@ -119,6 +181,7 @@ impl From<Refused> for Step {
         match refused {
             Refused::Check(sense) => Step::End(Ending::check(sense)),
             Refused::Overrun => Step::Overrun,
+            Refused::Conflict => Step::End(Ending::CONFLICT),
         }
     }
 }

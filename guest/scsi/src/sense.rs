@@ -74,6 +74,8 @@ impl Sense {
     /// Bytes of the longest sense data that [`encode`](Self::encode) gives.
     pub const MAX_LEN: usize = 28;
 
+    /// NO ADDITIONAL SENSE INFORMATION.
+    pub const NONE: Sense = Sense::new(SenseKey::NoSense, 0x00, 0x00);
     /// INVALID COMMAND OPERATION CODE.
     pub const INVALID_OPCODE: Sense = Sense::illegal(0x20, 0x00);
     /// LOGICAL BLOCK ADDRESS OUT OF RANGE.
@@ -82,6 +84,10 @@ impl Sense {
     pub const PARAMETER_LIST_LENGTH: Sense = Sense::illegal(0x1a, 0x00);
     /// LOGICAL UNIT NOT SUPPORTED: nothing is at this LUN.
     pub const NO_SUCH_UNIT: Sense = Sense::illegal(0x25, 0x00);
+    /// INTERNAL TARGET FAILURE.
+    pub const INTERNAL: Sense = Sense::new(SenseKey::HardwareError, 0x44, 0x00);
+    /// DATA PHASE ERROR: data that was offered when the command began is not there any more.
+    pub const DATA_GONE: Sense = Sense::new(SenseKey::AbortedCommand, 0x4b, 0x00);
     /// LOGICAL UNIT NOT READY, INITIALIZING COMMAND REQUIRED: it was stopped.
     pub const STOPPED: Sense = Sense::new(SenseKey::NotReady, 0x04, 0x02);
     /// WRITE PROTECTED.

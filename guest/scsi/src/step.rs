@@ -92,8 +92,7 @@ impl Ending {
                 Op::Read => Sense::new(SenseKey::MediumError, 0x11, 0x00),
                 // WRITE ERROR: also when data that was written before is not durable.
                 Op::Write { .. } | Op::WriteZeroes { .. } | Op::Flush => Sense::new(SenseKey::MediumError, 0x0c, 0x00),
-                // INTERNAL TARGET FAILURE.
-                Op::Discard { .. } => Sense::new(SenseKey::HardwareError, 0x44, 0x00),
+                Op::Discard { .. } => Sense::INTERNAL,
             },
         };
         Ending::check(sense)

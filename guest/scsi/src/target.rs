@@ -2,6 +2,7 @@
 //! Sources: SPC-4 sections 6.33 and 6.4.2, SAM-5 sections 4.7 and 5.13.
 
 use crate::ask::{Ask, Begun, Refused, reply};
+use crate::attention::Attention;
 use crate::cdb::Cdb;
 use crate::commands::inquiry;
 use crate::nexus::Nexus;
@@ -27,18 +28,24 @@ pub fn begin<D: DataOut + ?Sized>(
 ) -> Step {
     match nexus {
         Some(nexus) if command.cdb.first() != Some(&REPORT_LUNS) => nexus.begin(command, data_out, work),
-        _ => without_unit(luns, command, work).unwrap_or_else(Step::from),
+        _ => without_unit(nexus, luns, command, work).unwrap_or_else(Step::from),
     }
 }
 
 /// For a command that needs no unit. Only REPORT LUNS gets here where there is one.
 #[cold]
-fn without_unit(luns: &[u16], command: &Command<'_>, work: &mut Work) -> Begun {
+fn without_unit(nexus: Option<&Nexus>, luns: &[u16], command: &Command<'_>, work: &mut Work) -> Begun {
     work.reply.clear();
     work.ranges.clear();
     let cdb = Cdb::new(command.cdb);
     match cdb.opcode() {
-        REPORT_LUNS => report_luns(luns, &cdb, command.data_in, work),
+        REPORT_LUNS => {
+            let begun = report_luns(luns, &cdb, command.data_in, work)?;
+            if let Some(nexus) = nexus {
+                nexus.attentions().clear(Attention::ReportedLunsChanged);
+            }
+            Ok(begun)
+        }
         INQUIRY => absent_inquiry(&cdb, command.data_in, work),
         REQUEST_SENSE => {
             let mut sense = [0; Sense::MAX_LEN];

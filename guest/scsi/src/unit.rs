@@ -3,10 +3,13 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use mqblk_core::{ByteLen, ByteOffset, Geometry, Limits};
+use mqblk_core::{ByteLen, ByteOffset, Geometry, Limits, Wake};
 
+use crate::atomic::Sections;
+use crate::attention::{Attention, Attentions};
 use crate::bounds::Bounds;
 use crate::nexus::Nexus;
+use crate::reservation::{JoinError, NexusName, Party, Reservations, Ticket};
 
 /// What a unit tells of itself. Text that is too long for its field is cut; what is not printable ASCII becomes a space.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +28,7 @@ pub struct Identity {
 }
 
 /// What a unit is made of.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct UnitOptions {
     /// What the disk looks like.
     pub geometry: Geometry,
@@ -35,6 +38,8 @@ pub struct UnitOptions {
     pub identity: Identity,
     /// Writes may be answered before they are durable (WCE of the caching mode page), until an initiator decides otherwise.
     pub writeback: bool,
+    /// Who may use it: [`Reservations::new`], or those that were kept.
+    pub reservations: Arc<Reservations>,
 }
 
 /// Bits of a unit's state, in one word so that a command reads one.
@@ -60,36 +65,66 @@ pub struct LogicalUnit {
     bounds: Bounds,
     size: AtomicU64,
     flags: AtomicU8,
+    defaults: u8,
+    sections: Arc<Sections>,
+    reservations: Arc<Reservations>,
     nexuses: Mutex<Vec<Weak<Nexus>>>,
 }
 
 impl LogicalUnit {
     /// A unit that is started, with no initiator.
     pub fn new(options: UnitOptions) -> LogicalUnit {
-        let UnitOptions { geometry, limits, identity, writeback } = options;
+        let UnitOptions { geometry, limits, identity, writeback, reservations } = options;
         let read_only = if geometry.read_only { flag::READ_ONLY } else { 0 };
         let write_through = if writeback { 0 } else { flag::WRITE_THROUGH };
         LogicalUnit {
             bounds: Bounds::new(&geometry, &limits),
             size: AtomicU64::new(geometry.size.0),
             flags: AtomicU8::new(read_only | write_through),
+            defaults: read_only | write_through,
+            sections: Sections::new(),
             nexuses: Mutex::new(Vec::new()),
             geometry,
             limits,
             identity,
+            reservations,
         }
     }
 
-    /// The way of the initiator `name` to this unit. The same name finds the same nexus, with its registrations.
-    pub fn login(self: &Arc<Self>, name: &str) -> Arc<Nexus> {
+    /// The way of an initiator port through a target port (by its relative identifier, 1 and up) to this unit. The same
+    /// name finds the same nexus; a new one has the registration that this name had. It hears that the unit was switched on.
+    ///
+    /// # Errors
+    /// When the name is empty or too long, or cannot be told from another one's.
+    pub fn login(self: &Arc<Self>, initiator: &str, port: u16) -> Result<Arc<Nexus>, JoinError> {
+        let name = NexusName { initiator: initiator.into(), port };
         let mut nexuses = self.nexuses();
         nexuses.retain(|nexus| nexus.strong_count() > 0);
-        let known = nexuses.iter().filter_map(Weak::upgrade).find(|nexus| nexus.name() == name);
-        known.unwrap_or_else(|| {
-            let nexus = Arc::new(Nexus::new(Arc::clone(self), name));
-            nexuses.push(Arc::downgrade(&nexus));
-            nexus
-        })
+        let known = nexuses.iter().filter_map(Weak::upgrade).find(|nexus| *nexus.name() == name);
+        let nexus = match known {
+            Some(nexus) => nexus,
+            None => {
+                let attentions = Arc::new(Attentions::new());
+                let party = self.join(&name, &attentions)?;
+                let nexus = Arc::new(Nexus::new(Arc::clone(self), attentions, party));
+                nexuses.push(Arc::downgrade(&nexus));
+                nexus
+            }
+        };
+        nexus.attention(Attention::PowerOn);
+        Ok(nexus)
+    }
+
+    /// A nexus of the same name whose last user has just let go of it may not have left yet.
+    fn join(&self, name: &NexusName, attentions: &Arc<Attentions>) -> Result<Party, JoinError> {
+        const TRIES: u32 = 1000;
+        for _ in 0..TRIES {
+            match self.reservations.join(name.clone(), Arc::clone(attentions)) {
+                Err(JoinError::Twice(_)) => std::thread::yield_now(),
+                joined => return joined,
+            }
+        }
+        Err(JoinError::Twice(name.clone()))
     }
 
     /// What it looks like now.
@@ -107,9 +142,46 @@ impl LogicalUnit {
         &self.identity
     }
 
-    /// The disk has another size.
+    /// The disk has another size: all initiators hear of it.
     pub fn resized(&self, size: ByteLen) {
-        self.size.store(size.0, Ordering::Release);
+        if self.size.swap(size.0, Ordering::AcqRel) != size.0 {
+            self.tell(Attention::CapacityChanged);
+        }
+    }
+
+    /// A task management function reset the unit: it is as it was when it was made, but for registrations and persistent
+    /// reservations. Commands in flight are for their driver to end. Source: SAM-5 section 6.3.3, SPC-4 section 5.12.
+    pub fn reset(&self) {
+        self.flags.store(self.defaults, Ordering::Release);
+        self.reservations.reset();
+        self.tell(Attention::BusDeviceReset);
+    }
+
+    /// Ends the commands of all nexuses but one early (CLEAR TASK SET, LOGICAL UNIT RESET). The tickets are resolved when they
+    /// have ended, and ring `done` then.
+    pub fn abort_others(&self, but: &Nexus, done: &Arc<dyn Wake>) -> Vec<Arc<Ticket>> {
+        let others: Vec<_> = self.nexuses().iter().filter_map(Weak::upgrade).collect();
+        let others = others.iter().filter(|nexus| !std::ptr::eq(but, &***nexus));
+        others.filter_map(|nexus| Some(nexus.tasks()?.abort(Arc::clone(done)))).collect()
+    }
+
+    /// Tells all initiators but one that their commands were ended for it (CLEAR TASK SET). Source: SAM-5 section 7.5.
+    pub fn cleared_by(&self, but: &Nexus) {
+        self.tell_others(Some(but), Attention::CommandsCleared);
+    }
+
+    /// Queues a unit attention for all initiators.
+    pub fn tell(&self, attention: Attention) {
+        self.tell_others(None, attention);
+    }
+
+    /// Queues it for all but one.
+    pub(crate) fn tell_others(&self, but: Option<&Nexus>, attention: Attention) {
+        for nexus in self.nexuses().iter().filter_map(Weak::upgrade) {
+            if !but.is_some_and(|but| std::ptr::eq(but, &*nexus)) {
+                nexus.attention(attention);
+            }
+        }
     }
 
     /// Every write is durable before it is answered.
@@ -137,6 +209,16 @@ impl LogicalUnit {
             self.flags.fetch_and(!mask, Ordering::AcqRel)
         };
         before & mask != if on { mask } else { 0 }
+    }
+
+    /// What the flags were when the unit was made.
+    pub(crate) fn default_flags(&self) -> u8 {
+        self.defaults
+    }
+
+    /// Where commands that read and then write keep out of each other's way.
+    pub(crate) fn sections(&self) -> &Arc<Sections> {
+        &self.sections
     }
 
     pub(crate) fn bounds(&self) -> &Bounds {
@@ -168,6 +250,11 @@ impl LogicalUnit {
         }
         let block = self.geometry.logical_block;
         Some((block.offset_of(lba)?, block.len_of(count)?))
+    }
+
+    /// The nexus of this name, if there is one now.
+    pub(crate) fn nexus(&self, name: &NexusName) -> Option<Arc<Nexus>> {
+        self.nexuses().iter().filter_map(Weak::upgrade).find(|nexus| nexus.name() == name)
     }
 
     fn nexuses(&self) -> MutexGuard<'_, Vec<Weak<Nexus>>> {

@@ -1,4 +1,4 @@
-//! READ and WRITE. Source: SBC-3 sections 5.8 to 5.12 and 5.32 to 5.36.
+//! READ, WRITE and SYNCHRONIZE CACHE. Source: SBC-3 clause 5, under their names.
 
 use mqblk_core::{ByteLen, ByteOffset, Op};
 
@@ -112,4 +112,19 @@ pub(crate) fn write_12(ask: &mut Ask<'_>) -> Begun {
 pub(crate) fn write_16(ask: &mut Ask<'_>) -> Begun {
     ask.zero(1, PROTECT)?;
     write(ask, ask.extent_16(), ask.cdb.has(1, FUA))
+}
+
+/// The whole cache, which covers any range of it. The answer is given when the data is durable also with IMMED set, so that
+/// nothing is left to do without a command.
+fn synchronize(ask: &Ask<'_>, extent: Extent) -> Begun {
+    ask.range(extent.lba, extent.count.into())?;
+    Ok(Ask::flush(0))
+}
+
+pub(crate) fn synchronize_10(ask: &mut Ask<'_>) -> Begun {
+    synchronize(ask, ask.extent_10())
+}
+
+pub(crate) fn synchronize_16(ask: &mut Ask<'_>) -> Begun {
+    synchronize(ask, ask.extent_16())
 }

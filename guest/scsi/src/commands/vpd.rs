@@ -1,6 +1,7 @@
 //! Vital product data. Sources: SPC-4 section 7.8, SBC-3 section 6.6.
 
 use crate::commands::inquiry::{padded, printable};
+use crate::reservation::locally_assigned;
 use crate::sense::Sense;
 use crate::unit::LogicalUnit;
 
@@ -47,21 +48,11 @@ pub(crate) fn page(code: u8, unit: &LogicalUnit, reply: &mut Vec<u8>) -> Result<
 fn identification(unit: &LogicalUnit, reply: &mut Vec<u8>) {
     let identity = unit.identity();
     reply.extend([0x01, 0x03, 0, 8]);
-    reply.extend(naa(&identity.name).to_be_bytes());
+    reply.extend(locally_assigned(&identity.name).to_be_bytes());
     let name_len = identity.name.chars().count().min(MAX_TEXT);
     reply.extend([0x02, 0x01, 0, 8 + name_len as u8]);
     padded(&identity.vendor, 8, reply);
     reply.extend(printable(&identity.name).take(MAX_TEXT));
-}
-
-/// NAA 3h (locally assigned) and 60 bits of the name: FNV-1a, its bits mixed once more since short names differ in few.
-/// Source: SPC-4 section 7.8.6.6.4.
-fn naa(name: &str) -> u64 {
-    let hash = name
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-    let mixed = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    (mixed ^ (mixed >> 31)) >> 4 | 0x3 << 60
 }
 
 fn block_limits(unit: &LogicalUnit, reply: &mut Vec<u8>) {

@@ -9,6 +9,7 @@
 mod accelerator;
 mod agent;
 mod cache;
+mod controller;
 mod daemon;
 mod fio;
 mod host_disk;
@@ -17,13 +18,18 @@ mod machine;
 mod process;
 mod qmp;
 mod queue_log;
+mod scsi;
+mod scsi_host;
 
 pub use accelerator::Accelerator;
 pub use agent::{Answer, PATIENCE};
 pub use cache::Cache;
+pub use controller::{Controller, GuestController, Lun};
 pub use daemon::{Daemon, DaemonDisk, Server, Stopped};
 pub use fio::{FioJobs, FioOutcome};
 pub use host_disk::{Image, LoopDevice};
 pub use machine::{Guest, GuestBuilder, GuestDisk};
 pub use qmp::Qmp;
 pub use queue_log::{QueueStopped, queue_stopped};
+pub use scsi::{ScsiDisk, scsi_disks, wait_for_places};
+pub use scsi_host::ScsiHost;

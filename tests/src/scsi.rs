@@ -267,6 +267,49 @@ impl Controller {
         ring.slots[slot as usize] = Slot { id, data_in };
     }
 
+    /// Puts a chain of any bytes on a request queue and waits until it comes back: the bytes that it has in its writable pieces
+    /// then, and how many the device says it wrote. Each piece is one descriptor, and lies alone between poisoned bytes.
+    ///
+    /// # Panics
+    /// When the device wrote where it may not.
+    pub fn raw(&mut self, queue: usize, readable: &[&[u8]], writable: &[u32]) -> (Vec<u8>, u32) {
+        const POISON: u8 = 0xee;
+        const GAP: u64 = 16;
+        let (memory, ring) = (&self.memory, &mut self.rings[FIXED + queue]);
+        let slot = ring.free.pop().expect("the queue has room");
+        let mut at = ring.at(slot) + GAP;
+        memory.write(GuestAddress(ring.at(slot)), &vec![POISON; SLOT as usize]).expect("mapped");
+        let mut chain = ring.driver.begin(Shape::Direct);
+        for piece in readable {
+            memory.write(GuestAddress(at), piece).expect("mapped");
+            chain = chain.readable(GuestAddress(at), piece.len() as u32).expect("room");
+            at += piece.len() as u64 + GAP;
+        }
+        let start = at;
+        for len in writable {
+            chain = chain.writable(GuestAddress(at), *len).expect("room");
+            at += u64::from(*len) + GAP;
+        }
+        chain.commit(slot).expect("room");
+        let _polled = ring.driver.publish();
+        let written = self.run_until(|controller| {
+            let driver = &mut controller.rings[FIXED + queue].driver;
+            driver.look().expect("the device keeps to the protocol");
+            driver.take().expect("the device keeps to the protocol").map(|used| used.written)
+        });
+        let mut area = vec![0; (at - start) as usize];
+        self.memory.read(GuestAddress(start), &mut area).expect("mapped");
+        let mut bytes = Vec::new();
+        for len in writable {
+            let gap = area.split_off(*len as usize + GAP as usize);
+            assert!(area[*len as usize..].iter().all(|byte| *byte == POISON), "the device wrote behind a piece");
+            bytes.extend(&area[..*len as usize]);
+            area = gap;
+        }
+        self.rings[FIXED + queue].free.push(slot);
+        (bytes, written)
+    }
+
     /// Commands of a request queue that have been answered since the last time.
     pub fn reap(&mut self, queue: usize) -> Vec<Answer> {
         let (memory, ring) = (&self.memory, &mut self.rings[FIXED + queue]);

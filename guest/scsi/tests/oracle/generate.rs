@@ -1,7 +1,7 @@
 //! Commands, mostly valid: a good one first, and then in some of them something is broken.
 
-use rand::RngExt;
 use rand::rngs::SmallRng;
+use rand::{Rng, RngExt};
 
 use crate::model::Model;
 
@@ -28,7 +28,7 @@ pub fn draw(random: &mut SmallRng, model: &Model, nexus: usize) -> Drawn {
         84..87 => mode_select(random, model),
         87..90 => reservation(random, model, nexus),
         90..92 => Drawn { cdb: vec![0x1b, 0, 0, 0, start_stop(random, model), 0], data_in: 0, data_out: vec![] },
-        _ => other(random),
+        _ => other(random, model),
     };
     if random.random_bool(0.08) {
         damage(random, &mut drawn);
@@ -63,7 +63,11 @@ fn content(random: &mut SmallRng, len: usize) -> Vec<u8> {
     match random.random_range(0..4) {
         0 => vec![0; len],
         1 => vec![random.random_range(0..4); len],
-        _ => (0..len).map(|_| random.random_range(0..=255)).collect(),
+        _ => {
+            let mut bytes = vec![0; len];
+            random.fill_bytes(&mut bytes);
+            bytes
+        }
     }
 }
 
@@ -245,7 +249,7 @@ fn reservation(random: &mut SmallRng, model: &Model, nexus: usize) -> Drawn {
 }
 
 /// Commands without blocks, and ones that there are not.
-fn other(random: &mut SmallRng) -> Drawn {
+fn other(random: &mut SmallRng, model: &Model) -> Drawn {
     let mut cdb = vec![0; 16];
     let data_in = [8, 8, 32, 32, 255][random.random_range(0..5)];
     match random.random_range(0..8) {
@@ -263,6 +267,10 @@ fn other(random: &mut SmallRng) -> Drawn {
             cdb[13] = [0, 8, 12, 32, 32, 64][random.random_range(0..6)];
             if random.random_bool(0.1) {
                 cdb[1] = [0x11, 0x13, 0x1f, 0x00][random.random_range(0..4)];
+            } else if random.random_bool(0.3) {
+                cdb[1] = 0x12;
+                let lba = place(random, model.blocks(), 9).0;
+                put(&mut cdb, 2, 8, lba);
             }
         }
         _ => cdb[0] = [0x04, 0x07, 0x36, 0x3e, 0x50, 0x90, 0x9f, 0xc0, 0xff, 0x7f, 0x60][random.random_range(0..11)],
@@ -273,7 +281,7 @@ fn other(random: &mut SmallRng) -> Drawn {
 /// Breaks something, or gives too little or too much room.
 fn damage(random: &mut SmallRng, drawn: &mut Drawn) {
     let control = drawn.cdb.len() - 1;
-    match random.random_range(0..6) {
+    match random.random_range(0..7) {
         0 => drawn.cdb[control] |= 0x04,
         // Bits of CONTROL that mean nothing any more, or a vendor's own.
         1 => drawn.cdb[control] |= 0xc1,
@@ -282,6 +290,8 @@ fn damage(random: &mut SmallRng, drawn: &mut Drawn) {
             drawn.data_in += 100;
             drawn.data_out.resize(drawn.data_out.len() + 100, 0x55);
         }
+        // A command that is shorter than it should be: what is missing counts as zeroes.
+        4 => drawn.cdb.truncate(random.random_range(1..=control)),
         // PERSISTENT RESERVE OUT with a list that is cut off has its own tests.
         _ if drawn.cdb[0] == 0x5f => {}
         _ => {

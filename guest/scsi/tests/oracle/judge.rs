@@ -75,7 +75,8 @@ impl Model {
             }
             0x25 => self.read_capacity(ask, &cdb, &mut found),
             0x9e if cdb[1] & 0x1f == 0x10 => self.read_capacity(ask, &cdb, &mut found),
-            0x9e if cdb[1] & 0x1f != 0x12 => {
+            0x9e if cdb[1] & 0x1f == 0x12 => self.lba_status(ask, &cdb, &mut found),
+            0x9e => {
                 found.0.push(field(1, Some(4)));
                 None
             }
@@ -274,6 +275,20 @@ impl Model {
         Some(Act::Reply(reply))
     }
 
+    /// All blocks from there on are mapped, as far as anybody can say.
+    fn lba_status(&self, ask: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+        let lba = number(&cdb[2..10]);
+        self.medium(ask, Class::Read, false, found);
+        found.when(lba >= self.blocks(), illegal(0x21));
+        let mut reply = vec![0, 0, 0, 20, 0, 0, 0, 0];
+        reply.extend(lba.to_be_bytes());
+        reply.extend((self.blocks().saturating_sub(lba) as u32).to_be_bytes());
+        reply.extend([0; 4]);
+        reply.truncate(number(&cdb[10..14]) as usize);
+        found.when(reply.len() > ask.data_in, Failure::Overrun);
+        Some(Act::Reply(reply))
+    }
+
     /// Only lists of one caching or control page, or none, without block descriptor: the rest has table tests.
     fn mode_select(&self, ask: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
         found.when(self.barred(ask.nexus, Class::Write), Failure::Conflict);
@@ -333,11 +348,14 @@ impl Model {
         Some(Act::Reserve { release })
     }
 
-    /// REGISTER AND IGNORE EXISTING KEY, RESERVE, RELEASE, with a whole list.
+    /// REGISTER AND IGNORE EXISTING KEY, RESERVE, RELEASE, with a list of 24 bytes.
     fn persistent(&self, ask: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
         found.when(self.reserved.is_some(), Failure::Conflict);
         let (action, kind) = (cdb[1] & 0x1f, cdb[2]);
         let (presented, key) = (number(&ask.data_out[..8]), number(&ask.data_out[8..16]));
+        // A command that was cut off.
+        found.when(number(&cdb[5..9]) != 24, illegal(0x1a));
+        found.when(action == 1 && kind == 0, field(2, Some(3)));
         let own = self.keys[ask.nexus];
         if action != 6 {
             found.when(own == 0 || own != presented, Failure::Conflict);
@@ -348,6 +366,6 @@ impl Model {
             2 => found.when(mine.is_some_and(|held| held.kind != kind), Failure::Check((5, 0x26, 4, None, None))),
             _ => {}
         }
-        Some(Act::Persist { action, kind, presented, key })
+        Some(Act::Persist { action, kind, key })
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! A command with several mistakes may be answered for any one of them; one without must succeed, exactly.
 
+use mqblk_core::{Op, Outcome};
 use mqblk_scsi::{Ending, Status};
 
 use crate::ram::{Ended, FORGOTTEN};
@@ -86,7 +87,7 @@ pub enum Act {
     Mode { write_through: bool, protected: bool, transferred: u64 },
     Start(bool),
     Reserve { release: bool },
-    Persist { action: u8, kind: u8, presented: u64, key: u64 },
+    Persist { action: u8, kind: u8, key: u64 },
 }
 
 /// What is durable after a command.
@@ -184,6 +185,46 @@ impl Model {
         }
     }
 
+    /// The same for a command one of whose requests the disk failed: it says so, and has touched nothing but its blocks, which are what
+    /// `left` has.
+    pub fn check_failed(&mut self, ask: &Ask<'_>, ended: &Ended, (op, outcome): (Op, Outcome), left: &[u8]) {
+        assert!(self.attentions[ask.nexus].is_empty(), "a unit attention comes before any request");
+        let sense = match (outcome, op) {
+            (Outcome::Aborted, _) => (0xb, 0x00, 0x06),
+            (Outcome::NoSpace, _) => (7, 0x27, 0x07),
+            (Outcome::Failed(_), Op::Read) => (3, 0x11, 0),
+            (Outcome::Failed(_), Op::Discard { .. }) => (4, 0x44, 0),
+            (Outcome::Failed(_), _) => (3, 0x0c, 0),
+            (other, _) => panic!("not one that is tried: {other:?}"),
+        };
+        let expected = Failure::Check((sense.0, sense.1, sense.2, None, None));
+        assert_eq!(failure(ended), Some(expected), "the disk answered {outcome:?} to {op:?}");
+        let act = self.judge(ask).expect("a request for a command with mistakes");
+        let ranges = match act {
+            Act::Write { lba, data, .. } | Act::Or { lba, data, .. } => {
+                vec![(lba, (data.len() / self.said.block) as u64)]
+            }
+            Act::Compare { lba, data, .. } => vec![(lba, (data.len() / self.said.block / 2) as u64)],
+            Act::Same { lba, count, .. } => vec![(lba, count)],
+            Act::Unmap { ranges, .. } => ranges,
+            // The pages changed, and what was cached could not be written.
+            Act::Mode { write_through, protected, .. } => {
+                (self.write_through, self.protected) = (write_through, protected);
+                self.raise_others(ask.nexus, (0x2a, 1));
+                vec![]
+            }
+            Act::Start(start) => {
+                self.stopped = !start;
+                vec![]
+            }
+            _ => vec![],
+        };
+        for (lba, count) in ranges {
+            let range = self.range(lba, count);
+            self.bytes[range.clone()].copy_from_slice(&left[range]);
+        }
+    }
+
     fn perform(&mut self, nexus: usize, act: Act, found: Option<Failure>, ended: &Ended) -> Durable {
         let miscompare = |information| Some(Failure::Check((0xe, 0x1d, 0, None, Some(information))));
         let good = |transferred: u64, data: &[u8]| {
@@ -271,7 +312,7 @@ impl Model {
                 good(0, &[]);
                 self.reserve(nexus, release);
             }
-            Act::Persist { action, kind, presented: _, key } => {
+            Act::Persist { action, kind, key } => {
                 good(24, &[]);
                 self.persist(nexus, action, kind, key);
             }

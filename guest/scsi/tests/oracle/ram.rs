@@ -18,12 +18,17 @@ pub struct Ram {
     block: usize,
     limits: Limits,
     read_only: bool,
+    /// How a request will fail, after so many that do not; once.
+    pub fails: Option<(u32, Outcome)>,
+    /// The one that did.
+    pub failed: Option<(Op, Outcome)>,
 }
 
 impl Ram {
     pub fn new(bytes: Vec<u8>, block: BlockSize, limits: Limits, read_only: bool) -> Ram {
         let block = block.bytes() as usize;
-        Ram { dirty: vec![false; bytes.len().div_ceil(block)], bytes, block, limits, read_only }
+        let dirty = vec![false; bytes.len().div_ceil(block)];
+        Ram { dirty, bytes, block, limits, read_only, fails: None, failed: None }
     }
 
     pub fn resize(&mut self, size: usize) {
@@ -45,13 +50,30 @@ impl Ram {
         self.dirty[range.start / self.block..range.end / self.block].fill(!fua);
     }
 
-    fn read(&self, start: ByteOffset, into: &mut [u8]) -> Outcome {
+    /// Whether this request fails instead of being done.
+    fn fails(&mut self, op: Op) -> Option<Outcome> {
+        let (before, outcome) = self.fails.take()?;
+        if before > 0 {
+            self.fails = Some((before - 1, outcome));
+            return None;
+        }
+        self.failed = Some((op, outcome));
+        Some(outcome)
+    }
+
+    fn read(&mut self, start: ByteOffset, into: &mut [u8]) -> Outcome {
+        if let Some(outcome) = self.fails(Op::Read) {
+            return outcome;
+        }
         let len = ByteLen(into.len() as u64);
         into.copy_from_slice(&self.bytes[self.range(start, len, self.limits.max_transfer)]);
         Outcome::Done(len)
     }
 
     fn write(&mut self, start: ByteOffset, from: &[u8], fua: bool) -> Outcome {
+        if let Some(outcome) = self.fails(Op::Write { fua }) {
+            return outcome;
+        }
         let len = ByteLen(from.len() as u64);
         let range = self.range(start, len, self.limits.max_transfer);
         self.mark(&range, fua);
@@ -61,6 +83,9 @@ impl Ram {
 
     /// One without data.
     fn manage(&mut self, op: Op, start: ByteOffset, len: ByteLen) -> Outcome {
+        if let Some(outcome) = self.fails(op) {
+            return outcome;
+        }
         match op {
             Op::Flush => self.dirty.fill(false),
             Op::Discard { .. } => {
@@ -121,14 +146,17 @@ impl Task {
             Step::Overrun => State::Ended(Ended::Overrun),
             Step::Disk { op, start, len, transferred } => {
                 let outcome = request(ram, op, start, len, &mut data_in, data_out);
-                let filled = if op == Op::Read { data_in[..len.0 as usize].to_vec() } else { Vec::new() };
+                let filled =
+                    if op == Op::Read && outcome.is_done() { data_in[..len.0 as usize].to_vec() } else { Vec::new() };
                 State::Ended(Ended::With(Ending::of(op, outcome, transferred), filled))
             }
             Step::Ranges { op, transferred } => {
                 assert!(!work.ranges.is_empty(), "at least one range");
                 let mut end = Ending::good(transferred);
                 for (start, len) in &work.ranges {
-                    end = Ending::of(op, ram.manage(op, *start, *len), transferred);
+                    let one = Ending::of(op, ram.manage(op, *start, *len), transferred);
+                    // Only one fails.
+                    end = if one.sense.is_some() { one } else { end };
                 }
                 State::Ended(Ended::With(end, Vec::new()))
             }

@@ -60,6 +60,12 @@ impl Nexus {
         self.attention(Attention::NexusLoss);
     }
 
+    /// The initiator itself was reset: a guest that boots anew. A unit that no other initiator uses is as it was when it was made
+    /// (a guest that stopped it must be able to boot from it); of a shared one only the nexus is lost.
+    pub fn initiator_reset(&self) {
+        if self.unit.is_used_beside(&self.name().initiator) { self.lost() } else { self.unit.reset() }
+    }
+
     pub(crate) fn party(&self) -> &Party {
         &self.party
     }

@@ -316,6 +316,7 @@ fn sections_of_commands_that_read_and_write() {
     };
     let mut holder = begin(&compare_and_write(0, 4, 2));
     let mut waits = begin(&sixteen(0x8b, 0, 5, 2));
+    let mut compares = begin(&compare_and_write(0, 6, 1));
     let mut beside = begin(&compare_and_write(0, 7, 1));
     let mut scratch = vec![0; mqblk_scsi::Sequence::SCRATCH];
     let waker: std::sync::Arc<dyn mqblk_core::Wake> = rig.rings.clone();
@@ -325,9 +326,14 @@ fn sections_of_commands_that_read_and_write() {
     assert!(matches!(next(&mut holder), Next::Read { .. }));
     assert!(matches!(next(&mut waits), Next::Wait));
     assert!(matches!(next(&mut waits), Next::Wait));
+    // Behind the one that waits.
+    assert!(matches!(next(&mut compares), Next::Wait));
     assert!(matches!(next(&mut beside), Next::Read { .. }));
     assert_eq!(rig.rings.0.load(Ordering::SeqCst), 0);
     drop(holder);
     assert_eq!(rig.rings.0.load(Ordering::SeqCst), 1);
     assert!(matches!(next(&mut waits), Next::Read { .. }));
+    assert!(matches!(next(&mut compares), Next::Wait));
+    drop(waits);
+    assert!(matches!(next(&mut compares), Next::Read { .. }));
 }

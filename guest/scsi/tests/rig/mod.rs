@@ -238,14 +238,14 @@ impl Rig {
         assert_eq!(self.run(cdb, out, 0), expected, "{cdb:02x?}");
     }
 
-    /// A command that fails with this sense, with 64 KiB of room for data.
+    /// A command that fails with this sense, with 512 KiB of data and as much room.
     pub fn expect(&self, cdb: &[u8], sense: Sense) {
-        self.expect_with(cdb, &vec![0; 1 << 18], sense);
+        self.expect_with(cdb, &vec![0; 1 << 19], sense);
     }
 
     pub fn expect_with(&self, cdb: &[u8], out: &[u8], sense: Sense) {
         let expected = Answer::Ended { ending: Ending::check(sense), data: Vec::new() };
-        let answer = match self.run(cdb, out, 1 << 18) {
+        let answer = match self.run(cdb, out, 1 << 19) {
             Answer::Ended { ending, .. } => Answer::Ended { ending, data: Vec::new() },
             other => other,
         };

@@ -17,14 +17,20 @@ pub enum StartError {
     /// The worker threads could not be started.
     #[error("workers: {0}")]
     Workers(#[source] io::Error),
+    /// The guest interface is not there yet.
+    #[error("controller {id:?}: virtio-scsi is not served by this build")]
+    Controller {
+        /// Which.
+        id: String,
+    },
     /// The admin socket could not be made.
     #[error("serve: admin: {0}")]
     Admin(#[source] SocketError),
-    /// A disk's socket could not be made.
-    #[error("disk {id:?}: socket: {source}")]
+    /// A device's socket could not be made.
+    #[error("{subject}: socket: {source}")]
     Socket {
-        /// Which disk.
-        id: String,
+        /// Which disk or controller.
+        subject: String,
         /// Why.
         source: SocketError,
     },
@@ -48,11 +54,14 @@ impl Daemon {
             pin: config.pin.iter().flatten().map(|cpu| usize::from(*cpu)).collect(),
             lane: LaneOptions::default(),
         };
+        if let Some(controller) = config.controllers.first() {
+            return Err(StartError::Controller { id: controller.id.clone() });
+        }
         let engine = Arc::new(Engine::start(&options).map_err(StartError::Workers)?);
         let mut disks = Vec::new();
         let mut served = Vec::new();
         for disk in config.disks {
-            disks.push((disk.id.clone(), Arc::clone(&disk.disk)));
+            disks.push((disk.id.clone(), Arc::clone(&disk.backing.disk)));
             let about = DiskAbout::of(&disk);
             served.push(Served { about, server: serve(disk, &engine)? });
         }
@@ -98,37 +107,39 @@ impl AdminSocket {
     }
 }
 
-fn serve(disk: DiskConfig<Arc<AnyDisk>>, engine: &Arc<Engine>) -> Result<Server, StartError> {
-    let geometry = disk.disk.geometry();
+fn serve(config: DiskConfig<Arc<AnyDisk>>, engine: &Arc<Engine>) -> Result<Server, StartError> {
+    let DiskConfig { id, front, backing } = config;
+    let geometry = backing.disk.geometry();
     let device = VirtioBlk::new(
         geometry,
-        disk.disk.limits(),
+        backing.disk.limits(),
         BlkOptions {
-            serial: disk.serial,
-            queues: disk.queues,
-            queue_size: disk.queue_size,
-            writeback: disk.cache == CacheMode::Writeback,
+            serial: backing.serial,
+            queues: front.queues,
+            queue_size: front.queue_size,
+            writeback: backing.cache == CacheMode::Writeback,
         },
     );
-    let options = ServerOptions {
-        name: disk.id.clone(),
-        socket: disk.socket,
-        socket_mode: disk.socket_mode.bits(),
-        queue_map: disk.queue_map.iter().map(|worker| usize::from(*worker)).collect(),
-        poll: disk.poll,
-        coalesce: disk.coalesce,
-        fixed: disk.fixed_buffers,
-        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: disk.disk, plug: disk.plug }],
-        engine: Arc::clone(engine),
-    };
     tracing::info!(
-        disk = %disk.id,
+        disk = %id,
         size = %geometry.size,
         block_size = geometry.logical_block.bytes(),
         read_only = geometry.read_only,
-        queues = disk.queues,
-        poll = %disk.poll,
+        queues = front.queues,
+        poll = %front.poll,
         "serving"
     );
-    Server::start(Arc::new(device), options).map_err(|source| StartError::Socket { id: disk.id, source })
+    let options = ServerOptions {
+        name: id.clone(),
+        socket: front.socket,
+        socket_mode: front.socket_mode.bits(),
+        queue_map: front.queue_map.iter().map(|worker| usize::from(*worker)).collect(),
+        poll: front.poll,
+        coalesce: front.coalesce,
+        fixed: front.fixed_buffers,
+        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: backing.disk, plug: backing.plug }],
+        engine: Arc::clone(engine),
+    };
+    Server::start(Arc::new(device), options)
+        .map_err(|source| StartError::Socket { subject: format!("disk {id:?}"), source })
 }

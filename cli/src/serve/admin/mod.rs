@@ -48,12 +48,12 @@ pub struct DiskAbout {
 impl DiskAbout {
     /// What is told of `disk`.
     pub fn of(disk: &DiskConfig<Arc<AnyDisk>>) -> DiskAbout {
-        let settings = print::pairs(disk).into_iter().filter(|(key, _)| !["id", "storage"].contains(key));
+        let settings = print::disk_pairs(disk).into_iter().filter(|(key, _)| !["id", "storage"].contains(key));
         DiskAbout {
             id: disk.id.clone(),
-            storage: disk.storage.clone(),
-            plug: disk.plug,
-            queue_map: disk.queue_map.clone(),
+            storage: disk.backing.storage.clone(),
+            plug: disk.backing.plug,
+            queue_map: disk.front.queue_map.clone(),
             settings: settings.map(|(key, value)| (key.to_owned(), to_json(value))).collect(),
         }
     }

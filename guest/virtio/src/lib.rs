@@ -2,6 +2,7 @@
 //! descriptors is read as two streams of bytes.
 #![forbid(unsafe_code)]
 
+pub mod batch;
 pub mod chain;
 pub mod features;
 

@@ -10,6 +10,9 @@ use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
 use super::admin::{self, DiskAbout, Served, Source};
 use super::config::{AdminConfig, CacheMode, DiskConfig, ServeConfig};
+use super::controller::ControllerError;
+use super::luns::Luns;
+use super::resolve::Names;
 
 /// Why the daemon could not start.
 #[derive(Debug, thiserror::Error)]
@@ -17,12 +20,9 @@ pub enum StartError {
     /// The worker threads could not be started.
     #[error("workers: {0}")]
     Workers(#[source] io::Error),
-    /// The guest interface is not there yet.
-    #[error("controller {id:?}: virtio-scsi is not served by this build")]
-    Controller {
-        /// Which.
-        id: String,
-    },
+    /// A controller could not be served.
+    #[error(transparent)]
+    Controller(#[from] ControllerError),
     /// The admin socket could not be made.
     #[error("serve: admin: {0}")]
     Admin(#[source] SocketError),
@@ -36,7 +36,7 @@ pub enum StartError {
     },
 }
 
-/// All disks being served, until [`Daemon::stop`].
+/// All disks and controllers being served, until [`Daemon::stop`].
 pub struct Daemon {
     admin: Option<AdminSocket>,
     source: Arc<Source>,
@@ -54,10 +54,13 @@ impl Daemon {
             pin: config.pin.iter().flatten().map(|cpu| usize::from(*cpu)).collect(),
             lane: LaneOptions::default(),
         };
-        if let Some(controller) = config.controllers.first() {
-            return Err(StartError::Controller { id: controller.id.clone() });
-        }
         let engine = Arc::new(Engine::start(&options).map_err(StartError::Workers)?);
+        let mut names = Names::default();
+        for (kind, id) in (config.disks.iter().map(|disk| ("disk", &disk.id)))
+            .chain(config.controllers.iter().map(|controller| ("controller", &controller.id)))
+        {
+            names.hold(&("id", id.clone()), &format!("{kind} {id:?}"));
+        }
         let mut disks = Vec::new();
         let mut served = Vec::new();
         for disk in config.disks {
@@ -65,7 +68,8 @@ impl Daemon {
             let about = DiskAbout::of(&disk);
             served.push(Served { about, server: serve(disk, &engine)? });
         }
-        let source = Arc::new(Source::new(engine, served));
+        let luns = Arc::new(Luns::start(&config.controllers, names, &engine)?);
+        let source = Arc::new(Source::new(engine, served, luns));
         let admin = config.admin.as_ref().map(|admin| AdminSocket::start(admin, &source)).transpose();
         Ok(Daemon { admin: admin.map_err(StartError::Admin)?, source, disks })
     }
@@ -73,15 +77,21 @@ impl Daemon {
     /// Drains what is in flight, flushes, closes the disks and removes the sockets.
     ///
     /// # Errors
-    /// When the storage of a disk cannot be flushed; the others are all the same.
+    /// When the storage of a disk or a unit cannot be flushed; the others are all the same.
     pub fn stop(self) -> io::Result<()> {
         let mut result = Ok(());
         drop(self.admin);
+        // No verb is left that could begin another removal.
+        self.source.luns().settle();
+        let disks = self.disks.iter().map(|(id, disk)| (format!("disk {id:?}"), Arc::clone(disk)));
+        let units = self.source.luns().units();
+        let units = units.iter().map(|unit| (format!("lun {:?}", unit.name()), Arc::clone(unit.disk())));
+        let all: Vec<_> = disks.chain(units).collect();
         // Nobody else holds it now: the servers stop.
         drop(self.source);
-        for (id, disk) in &self.disks {
+        for (name, disk) in &all {
             if let Err(error) = disk.sync() {
-                result = Err(io::Error::new(error.kind(), format!("disk {id:?}: flush: {error}")));
+                result = Err(io::Error::new(error.kind(), format!("{name}: flush: {error}")));
             }
         }
         result

@@ -2,10 +2,12 @@
 
 mod admin;
 mod config;
+mod controller;
 mod cpus;
 mod daemon;
 mod file;
 mod key_values;
+mod luns;
 mod print;
 mod queue_map;
 mod resolve;
@@ -21,7 +23,7 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::AnyDisk;
 
 use crate::failure::{self, BAD_USAGE, FAILED};
-use config::ServeConfig;
+use config::{LunUnit, ServeConfig};
 use cpus::Cpus;
 use daemon::Daemon;
 use file::{Given, GivenLun};
@@ -127,6 +129,14 @@ fn configure(args: &Args) -> Result<ServeConfig<Arc<AnyDisk>>, ConfigError> {
     let config = resolve::resolve(gather(args)?, &Cpus::of_this_host(), &mut storages::Registry)?;
     if let Some(admin) = &config.admin {
         mqblk_vhost_user_server::probe(&admin.socket).map_err(ConfigError::Admin)?;
+    }
+    let luns = config.controllers.iter().flat_map(|controller| &controller.luns);
+    for lun in luns {
+        if let LunUnit::Own(unit) = &lun.unit
+            && let Some(path) = &unit.reservations
+        {
+            controller::open_reservations(path).map_err(|why| ConfigError::Reservations { id: lun.id.clone(), why })?;
+        }
     }
     for (subject, front) in config.fronts() {
         mqblk_vhost_user_server::probe(&front.socket).map_err(|source| ConfigError::Socket { subject, source })?;

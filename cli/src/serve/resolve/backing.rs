@@ -67,12 +67,16 @@ pub fn take_storage(settings: &mut Settings, kinds: &[&'static str]) -> Result<&
 /// Takes a text that guests read.
 pub fn take_printable(settings: &mut Settings, key: &'static str, most: usize) -> Result<Option<String>, SettingError> {
     let Some(text) = settings.text(key) else { return Ok(None) };
-    let printable = text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
-    if printable && (1..=most).contains(&text.len()) {
+    if is_printable(&text) && (1..=most).contains(&text.len()) {
         return Ok(Some(text));
     }
     let found = format!("{text:?} ({} bytes)", text.len());
     Err(settings.error(key, found, format!("1 to {most} bytes of printable ASCII")))
+}
+
+/// Whether a text is printable ASCII.
+pub fn is_printable(text: &str) -> bool {
+    text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic())
 }
 
 fn take_plug(settings: &mut Settings) -> Result<PlugOptions, SettingError> {

@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use mqblk_core::settings::{SettingError, Settings};
+use mqblk_scsi::reservation::locally_assigned;
 
-use super::backing::{BackingKeys, take_printable, take_storage};
-use super::names::{Names, Places, call, free_target, judge_id};
+use super::backing::{BackingKeys, is_printable, take_printable, take_storage};
+use super::names::{Claim, Names, Places, call, free_target, judge_id, same_place};
 use super::{ConfigError, ControllerKeys, Storages, take_u16};
 use crate::serve::config::{LunConfig, LunPlace, LunUnit, UnitConfig};
 use crate::serve::file::GivenLun;
@@ -16,6 +17,8 @@ use crate::serve::file::GivenLun;
 const MAX_LUN: u16 = 16_383;
 /// Longest serial number of a unit (VPD page 80h).
 const SERIAL_BYTES: usize = 64;
+/// Longest name of a unit that VPD page 83h tells whole.
+const UNIT_NAME_BYTES: usize = 64;
 /// The fields of the standard INQUIRY data. Source: SPC-4 section 6.6.2.
 const VENDOR_BYTES: usize = 8;
 const PRODUCT_BYTES: usize = 16;
@@ -29,6 +32,7 @@ pub struct LunKeys {
     id: String,
     place: LunPlace,
     unit: UnitKeys,
+    claims: Vec<Claim>,
 }
 
 #[derive(Debug)]
@@ -67,13 +71,23 @@ impl LunKeys {
             let expected = "a place of its own; without target= it gets the first target that is free";
             return Err(settings.error("lun", found, expected));
         }
-        names.claim(&settings, "id", &id, format!("lun {place} of controller {controller:?}"))?;
+        let mut claims =
+            vec![names.claim(&settings, "id", &id, format!("lun {place} of controller {controller:?}"))?];
         let unit = match settings.text("unit") {
             Some(unit) => UnitKeys::Shared(unit),
-            None => UnitKeys::Own(Box::new(OwnKeys::take(&mut settings, &id, socket, place, kinds, names)?)),
+            None => {
+                let own = OwnKeys::take(&mut settings, &id, default_unit_name(socket, place), kinds)?;
+                claims.extend(own.claim(&settings, &id, names)?);
+                UnitKeys::Own(Box::new(own))
+            }
         };
         places.insert(place, id.clone());
-        Ok(LunKeys { settings, id, place, unit })
+        Ok(LunKeys { settings, id, place, unit, claims })
+    }
+
+    /// What it has alone.
+    pub fn claims(&self) -> &[Claim] {
+        &self.claims
     }
 
     /// Its id.
@@ -99,12 +113,18 @@ impl LunKeys {
         self.settings.error("unit", format!("{unit:?}{found}"), "the id of a LUN with storage of its own")
     }
 
+    /// The error for a unit that its target has already, at the LUN `other`.
+    pub fn unit_twice(&self, unit: &str, other: &str) -> SettingError {
+        let found = format!("{unit:?}, which target {} has already: {other:?}", self.place.target);
+        self.settings.error("unit", found, "another target: a unit is once in each")
+    }
+
     /// Opens the storage, if it has one of its own. No key is left over then.
     ///
     /// # Errors
     /// When the storage cannot be opened, or a key is unknown.
     pub fn open<S: Storages>(self, storages: &mut S) -> Result<LunConfig<S::Disk>, ConfigError> {
-        let LunKeys { settings, id, place, unit } = self;
+        let LunKeys { settings, id, place, unit, .. } = self;
         let unit = match unit {
             UnitKeys::Own(own) => {
                 let OwnKeys { backing, unit_name, vendor, product, reservations } = *own;
@@ -134,29 +154,33 @@ pub fn take_all(
     let (mut given, rest): (Vec<_>, Vec<_>) =
         given.into_iter().enumerate().partition(|(_, lun)| lun.settings.peek("target").is_some());
     given.extend(rest);
+    let ids: Vec<&str> = controllers.iter().map(|controller| controller.seen_by_luns().0).collect();
     let mut places = vec![Places::new(); controllers.len()];
     let mut taken = Vec::new();
     for (order, GivenLun { controller, mut settings }) in given {
         let at = match controller {
             Some(at) => at,
-            None => find_controller(&mut settings, controllers)?,
+            None => find_controller(&mut settings, &ids)?,
         };
         let seen = controllers[at].seen_by_luns();
         taken.push((at, order, LunKeys::take(settings, seen, kinds, &mut places[at], names)?));
     }
-    check_shared(taken.iter().map(|(_, _, lun)| lun))?;
+    check_shared(&taken)?;
     taken.sort_by_key(|(at, order, _)| (*at, *order));
     let mut luns: Vec<Vec<LunKeys>> = controllers.iter().map(|_| Vec::new()).collect();
     taken.into_iter().for_each(|(at, _, lun)| luns[at].push(lun));
     Ok(luns)
 }
 
-fn find_controller(settings: &mut Settings, controllers: &[ControllerKeys]) -> Result<usize, SettingError> {
+/// Takes `controller`: which of `ids` it names.
+///
+/// # Errors
+/// When it names none.
+pub fn find_controller(settings: &mut Settings, ids: &[&str]) -> Result<usize, SettingError> {
     let id = settings.text("controller");
-    let found = controllers.iter().position(|controller| id.as_deref() == Some(controller.seen_by_luns().0));
+    let found = ids.iter().position(|controller| id.as_deref() == Some(*controller));
     found.ok_or_else(|| {
-        let ids: Vec<_> = controllers.iter().map(|controller| controller.seen_by_luns().0).collect();
-        let expected = match ids.as_slice() {
+        let expected = match ids {
             [] => "the id of a --controller or [[controller]], of which there is none".to_owned(),
             ids => format!("the id of a controller: {}", ids.join(", ")),
         };
@@ -164,17 +188,22 @@ fn find_controller(settings: &mut Settings, controllers: &[ControllerKeys]) -> R
     })
 }
 
-/// Whoever shares a unit shares one that a LUN has of its own.
-fn check_shared<'a>(luns: impl Iterator<Item = &'a LunKeys> + Clone) -> Result<(), SettingError> {
-    let units: HashMap<&str, Option<&str>> = luns.clone().map(|lun| (lun.id(), lun.shared())).collect();
-    for lun in luns {
-        let Some(unit) = lun.shared() else { continue };
+/// Whoever shares a unit shares one that a LUN has of its own, and that its target has not got otherwise.
+fn check_shared(luns: &[(usize, usize, LunKeys)]) -> Result<(), SettingError> {
+    let units: HashMap<&str, Option<&str>> = luns.iter().map(|(_, _, lun)| (lun.id(), lun.shared())).collect();
+    let mut seen = HashMap::new();
+    let own_first = luns.iter().filter(|(_, _, lun)| lun.shared().is_none());
+    for (controller, _, lun) in own_first.chain(luns.iter().filter(|(_, _, lun)| lun.shared().is_some())) {
+        let unit = lun.shared().unwrap_or(lun.id());
         match units.get(unit) {
-            Some(None) => {}
-            Some(Some(other)) => {
+            Some(Some(other)) if lun.shared().is_some() => {
                 return Err(lun.no_such_unit(unit, &format!(", which itself shares the unit of {other:?}")));
             }
             None => return Err(lun.no_such_unit(unit, "")),
+            _ => {}
+        }
+        if let Some(other) = seen.insert((*controller, lun.place.target, unit), lun.id()) {
+            return Err(lun.unit_twice(unit, other));
         }
     }
     Ok(())
@@ -184,34 +213,42 @@ impl OwnKeys {
     fn take(
         settings: &mut Settings,
         id: &str,
-        socket: &Path,
-        place: LunPlace,
+        default_name: String,
         kinds: &[&'static str],
-        names: &mut Names,
     ) -> Result<OwnKeys, SettingError> {
         let storage = take_storage(settings, kinds)?;
-        let owner = || format!("lun {id:?}");
-        let unit_name = settings.text("unit-name").unwrap_or_else(|| default_unit_name(socket, place));
-        names.claim(settings, "unit-name", &unit_name, owner())?;
         let reservations = settings.text("reservations").map(PathBuf::from);
         if let Some(path) = &reservations {
             judge_reservations(settings, path)?;
-            names.claim_file(settings, "reservations", path, owner())?;
         }
         Ok(OwnKeys {
             backing: BackingKeys::take(settings, storage, id, SERIAL_BYTES)?,
-            unit_name,
+            unit_name: take_printable(settings, "unit-name", UNIT_NAME_BYTES)?.unwrap_or(default_name),
             vendor: take_printable(settings, "vendor", VENDOR_BYTES)?.unwrap_or_else(|| VENDOR.to_owned()),
             product: take_printable(settings, "product", PRODUCT_BYTES)?.unwrap_or_else(|| PRODUCT.to_owned()),
             reservations,
         })
     }
+
+    fn claim(&self, settings: &Settings, id: &str, names: &mut Names) -> Result<Vec<Claim>, SettingError> {
+        let owner = || format!("lun {id:?}");
+        let mut claims = vec![names.claim(settings, "unit-name", &self.unit_name, owner())?];
+        if let Some(path) = &self.reservations {
+            claims.push(names.claim_file(settings, "reservations", path, owner())?);
+        }
+        Ok(claims)
+    }
 }
 
 /// Of all units that one guest can see no two have the same: no two controllers listen at one path.
 fn default_unit_name(socket: &Path, place: LunPlace) -> String {
-    let socket = super::names::same_place(socket);
-    format!("{}:{place}", std::path::absolute(&socket).unwrap_or(socket).display())
+    let socket = same_place(socket);
+    let path = std::path::absolute(&socket).unwrap_or(socket).display().to_string();
+    let name = format!("{place}:{path}");
+    if name.len() <= UNIT_NAME_BYTES && is_printable(&name) {
+        return name;
+    }
+    format!("{place}:{:016x}", locally_assigned(&path))
 }
 
 fn take_place(settings: &mut Settings, places: &Places) -> Result<LunPlace, SettingError> {

@@ -41,7 +41,7 @@ fn defaults() {
     let LunUnit::Own(unit) = &lun.unit else { panic!("{lun:?}") };
     assert_eq!((unit.backing.serial.as_str(), unit.backing.disk.as_str()), ("vm1:0:0", "file /a"));
     assert_eq!((unit.vendor.as_str(), unit.product.as_str()), ("mqblk", "virtual disk"));
-    assert_eq!((unit.unit_name.as_str(), &unit.reservations), ("/tmp/vm1.sock:0:0", &None));
+    assert_eq!((unit.unit_name.as_str(), &unit.reservations), ("0:0:/tmp/vm1.sock", &None));
 }
 
 #[test]
@@ -203,6 +203,9 @@ fn malformed_luns() {
     const UNKNOWN: &str = "the id of a LUN with storage of its own";
     const UNKNOWN_KEYS: &str = "expected one of cache, controller, id, latency-us, lun, merge, merge-bytes, merge-segments, path, plug-us, product, readonly, reservations, serial, size, storage, target, unit, unit-name, vendor";
     let table: Vec<(&[&str], String)> = vec![
+        (&["controller=c,path=/a,unit-name=é"], "lun \"c:0:0\": unit-name: found \"é\" (2 bytes), expected 1 to 64 bytes of printable ASCII".into()),
+        (&["controller=c,path=/a,id=a", "controller=c,unit=a,target=0,lun=1"], "lun \"c:0:1\": unit: found \"a\", which target 0 has already: \"a\", expected another target: a unit is once in each".into()),
+        (&["controller=c,path=/a,id=a", "controller=d,unit=a,target=3", "controller=d,id=b,unit=a,target=3,lun=1"], "lun \"b\": unit: found \"a\", which target 3 has already: \"d:3:0\", expected another target: a unit is once in each".into()),
         (&["path=/a"], "--lun #1: controller: found nothing, expected the id of a controller: c, d".into()),
         (&["controller=e,path=/a"], "--lun #1: controller: found \"e\", expected the id of a controller: c, d".into()),
         (&["controller=c,path=/a,target=256"], "--lun #1: target: found \"256\", expected a whole number from 0 to 255".into()),
@@ -274,7 +277,7 @@ fn a_printed_configuration_reads_back_as_itself() {
     let luns = [
         "controller=c,path=/we,,ird \"1\".img,serial=007,merge=off",
         &kept,
-        "controller=c,unit=kept,target=9",
+        "controller=c,unit=kept,target=8",
         "controller=d,unit=kept",
         "controller=d,storage=null,size=3M,unit-name=\"n\",cache=writethrough,plug-us=20",
     ];

@@ -21,8 +21,8 @@ use super::cpus::Cpus;
 use super::file::{Given, GivenLun};
 use backing::{BackingKeys, take_storage};
 use front::FrontKeys;
-use lun::LunKeys;
-pub use names::{Names, Places};
+pub use lun::{LunKeys, find_controller};
+pub use names::{Claim, Names, Places, file_claim};
 use names::{call, same_place, take_id};
 
 /// Most virtqueues of one device, as vhost-user counts them, and most workers of one process.
@@ -56,6 +56,14 @@ pub enum ConfigError {
     /// The admin socket cannot be where it was asked for.
     #[error("serve: admin: {0}")]
     Admin(#[source] SocketError),
+    /// Reservations cannot be kept where it was asked for.
+    #[error("lun {id:?}: reservations: found {why}, expected a file that reservations were kept in, or a new one")]
+    Reservations {
+        /// Which LUN.
+        id: String,
+        /// Why.
+        why: String,
+    },
     /// A device's socket cannot be where it was asked for.
     #[error("{subject}: socket: {source}")]
     Socket {

@@ -9,11 +9,24 @@ use crate::serve::config::LunPlace;
 
 const ID_BYTES: usize = 64;
 
+/// What somebody has alone: the value of a key, in one form of all the ways to write it.
+pub type Claim = (&'static str, String);
+
+/// The claim of a file.
+pub fn file_claim(key: &'static str, path: &Path) -> Claim {
+    (key, same_place(path).to_string_lossy().into_owned())
+}
+
 /// What was claimed so far, and by whom.
 #[derive(Clone, Debug, Default)]
-pub struct Names(HashMap<(&'static str, String), String>);
+pub struct Names(HashMap<Claim, String>);
 
 impl Names {
+    /// Notes what `owner` has already.
+    pub fn hold(&mut self, claim: &Claim, owner: &str) {
+        self.0.insert(claim.clone(), owner.to_owned());
+    }
+
     /// Claims `value` of `key` for `owner`.
     ///
     /// # Errors
@@ -24,8 +37,8 @@ impl Names {
         key: &'static str,
         value: &str,
         owner: String,
-    ) -> Result<(), SettingError> {
-        self.claim_as(settings, key, value.to_owned(), value, owner)
+    ) -> Result<Claim, SettingError> {
+        self.claim_as(settings, (key, value.to_owned()), value, owner)
     }
 
     /// Claims a file for `owner`, however its path is written.
@@ -38,31 +51,30 @@ impl Names {
         key: &'static str,
         path: &Path,
         owner: String,
-    ) -> Result<(), SettingError> {
-        let place = same_place(path).to_string_lossy().into_owned();
-        self.claim_as(settings, key, place, &path.display().to_string(), owner)
+    ) -> Result<Claim, SettingError> {
+        self.claim_as(settings, file_claim(key, path), &path.display().to_string(), owner)
     }
 
     fn claim_as(
         &mut self,
         settings: &Settings,
-        key: &'static str,
-        value: String,
+        claim: Claim,
         shown: &str,
         owner: String,
-    ) -> Result<(), SettingError> {
+    ) -> Result<Claim, SettingError> {
+        let key = claim.0;
         let (what, way_out) = match key {
             "id" => ("a name", " for each disk, controller and LUN; give one with id="),
             "socket" => ("a path", ""),
             "reservations" => ("a file", ""),
             _ => ("one", ""),
         };
-        if let Some(first) = self.0.get(&(key, value.clone())) {
+        if let Some(first) = self.0.get(&claim) {
             let found = format!("{shown:?}, the {key} of {first}");
             return Err(settings.error(key, found, format!("{what} of its own{way_out}")));
         }
-        self.0.insert((key, value), owner);
-        Ok(())
+        self.hold(&claim, &owner);
+        Ok(claim)
     }
 }
 

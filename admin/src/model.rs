@@ -1,7 +1,51 @@
-//! What `stat` answers. Every field with its unit is in docs/admin.md, which is a promise: fields are added, none is renamed,
+//! What the verbs answer. Every field with its unit is in docs/admin.md, which is a promise: fields are added, none is renamed,
 //! dropped or changed in meaning. What an older daemon does not send reads as nothing.
 
 use serde::{Deserialize, Serialize};
+
+/// One LUN, as `lun.list` and the verbs that change LUNs tell it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Lun {
+    /// Its name.
+    pub id: String,
+    /// Its controller's name.
+    pub controller: String,
+    /// Its target.
+    pub target: u32,
+    /// Its LUN.
+    pub lun: u32,
+    /// How far it is: `adding`, `ready`, `removing` or `removed`.
+    pub state: String,
+    /// The unit that it leads to: the id of the LUN that this was made for. Null while that is being opened, as are the others.
+    pub unit: Option<String>,
+    /// The kind of storage.
+    pub storage: Option<String>,
+    /// The unit's size, in bytes.
+    pub size_bytes: Option<u64>,
+    /// Its logical block, in bytes.
+    pub block_bytes: Option<u32>,
+    /// Whether it refuses writes.
+    pub read_only: Option<bool>,
+    /// Its settings, with the keys of `--lun`.
+    pub settings: serde_json::Map<String, serde_json::Value>,
+}
+
+/// The answer to `lun.list`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LunList {
+    /// The LUNs, by controller and place.
+    pub luns: Vec<Lun>,
+}
+
+/// The answer to `lun.add`, `lun.remove` and `lun.resize`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LunChange {
+    /// The LUN as it is now.
+    pub lun: Lun,
+}
 
 /// The answer to `stat`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -1,8 +1,7 @@
 //! The report as tables for people.
 
-use std::fmt::Write as _;
-
 use super::rates::{LoadRates, Report, Since, TurnRates};
+use crate::table::align;
 
 /// What stands where nothing is known.
 const UNKNOWN: &str = "-";
@@ -48,9 +47,6 @@ const TURNS: &[Column<TurnRates>] = &[
 
 /// iostat's kB.
 const KIB: f64 = 1024.0;
-/// No column is narrower, so that most reports of a sequence stand under one another.
-const NARROWEST: usize = 8;
-
 /// The whole report, with an empty line at its end.
 pub fn text(version: &str, report: &Report) -> String {
     let seconds = report.interval_ns as f64 / 1e9;
@@ -101,22 +97,6 @@ fn head<T>(first: &str, columns: &[&Column<T>]) -> Vec<String> {
 fn row<T>(first: String, rates: Option<&T>, columns: &[&Column<T>]) -> Vec<String> {
     let cell = |(_, show): &&Column<T>| rates.map_or(UNKNOWN.to_owned(), show);
     [first].into_iter().chain(columns.iter().map(cell)).collect()
-}
-
-/// The first column to the left, the others to the right.
-fn align(rows: &[Vec<String>]) -> String {
-    let columns = rows.first().map_or(0, Vec::len);
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).max(NARROWEST);
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let mut text = String::new();
-    for row in rows {
-        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            // Writing to a String cannot fail.
-            let _ = if column == 0 { write!(text, "{cell:<width$}") } else { write!(text, " {cell:>width$}") };
-        }
-        text.push('\n');
-    }
-    text
 }
 
 /// As many digits after the point as are worth reading.

@@ -118,13 +118,17 @@ fn every_queue_serves(guest: &mut Guest, host: &mut ScsiHost, disks: &Disks, que
         ensure!(raised[usize::from(queue)] > 0, "reads on CPU {queue} raised interrupts of the queues: {raised:?}");
     }
     if host.is_ours() {
-        for disk in &chosen {
-            let stat = host.daemon()?.disk_stat(&format!("many:{}:{}", disk.target, disk.lun))?;
-            assert_eq!(stat.queues.len(), usize::from(queues), "{stat:?}");
-            for queue in &stat.queues {
-                ensure!(queue.load.counters.reads >= READS, "{disk:?}: {READS} reads on each queue, but {queue:?}");
-            }
-        }
+        let stat = host.daemon()?.controller_stat("many")?;
+        let served: Vec<u64> = stat
+            .queues
+            .iter()
+            .filter(|queue| queue.role == "request")
+            .map(|queue| queue.load.counters.reads)
+            .collect();
+        assert_eq!((served.len(), stat.luns.len()), (usize::from(queues), disks.len()), "{stat:?}");
+        let wanted = READS * chosen.len() as u64;
+        ensure!(served.iter().all(|&reads| reads >= wanted), "{wanted} reads on each CPU, but the queues served {served:?}");
+        ensure!(stat.luns.iter().all(|lun| lun.state == "ready"), "{:?}", stat.luns);
     }
     Ok(())
 }

@@ -75,6 +75,7 @@ impl Lun {
             disk["serial"] = json!(serial);
         }
         if let Some(size) = self.key("block-size") {
+            let size: u32 = size.parse().with_context(|| format!("block-size={size}"))?;
             disk["logical_block_size"] = json!(size);
             disk["physical_block_size"] = json!(size);
         }

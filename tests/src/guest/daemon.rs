@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use mqblk_admin::StatQuery;
-use mqblk_admin::model::DiskStat;
+use mqblk_admin::model::{ControllerStat, DiskStat};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -223,6 +223,17 @@ impl Daemon {
             .into_iter()
             .find(|disk| disk.id == id)
             .with_context(|| format!("no disk {id} in the server's figures"))
+    }
+
+    /// What our server has counted of a controller so far, with its queues.
+    ///
+    /// # Errors
+    /// When it does not answer, or has no such controller.
+    pub fn controller_stat(&self, id: &str) -> Result<ControllerStat> {
+        let mut client = mqblk_admin::Client::connect(&self.folder.path().join(ADMIN))?;
+        let stat = client.stat(&StatQuery { queues: true, ..StatQuery::default() })?;
+        let found = stat.controllers.into_iter().find(|controller| controller.id == id);
+        found.with_context(|| format!("no controller {id} in the server's figures"))
     }
 
     /// Which program this is.

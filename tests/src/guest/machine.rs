@@ -157,7 +157,7 @@ impl GuestBuilder {
         let mut qemu = Process::start("qemu-system-x86_64", command, &folder.path().join("qemu.log"))?;
         qemu.until("QMP socket", QEMU_WITHIN, || qmp_socket.exists() && agent_socket.exists())?;
         let agent = Agent::connect(&agent_socket)?;
-        let qmp = Qmp::connect(&qmp_socket)?;
+        let qmp = Qmp::connect(&qmp_socket).with_context(|| format!("QEMU says: {}", qemu.output()))?;
         let mut guest = Guest { qemu, agent, qmp, folder };
         guest.with_agent(|agent, alive| agent.wait_ready(self.boot_within, alive))?;
         Ok(guest)

@@ -87,8 +87,7 @@ impl ScsiHost {
     /// The server's.
     pub fn remove(&self, guest: &mut Guest, controller: &str, lun: &Lun) -> Result<()> {
         let Some(daemon) = &self.daemon else { return guest.remove_qemu_lun(lun) };
-        let place = format!("controller={controller},target={},lun={}", lun.target, lun.lun);
-        daemon.ask(&["lun", "remove"], &[&place]).map(drop)
+        daemon.ask(&["lun", "remove"], &words(&place(controller, lun))).map(drop)
     }
 
     /// Gives a LUN's image another size, while a guest uses it.
@@ -97,8 +96,9 @@ impl ScsiHost {
     /// The server's.
     pub fn resize(&self, guest: &mut Guest, controller: &str, lun: &Lun, bytes: u64) -> Result<()> {
         let Some(daemon) = &self.daemon else { return guest.resize_qemu_lun(lun, bytes) };
-        let wanted = format!("controller={controller},target={},lun={},size={bytes}", lun.target, lun.lun);
-        daemon.ask(&["lun", "resize"], &[&wanted]).map(drop)
+        let mut which = place(controller, lun);
+        which.extend(["--size".to_owned(), bytes.to_string()]);
+        daemon.ask(&["lun", "resize"], &words(&which)).map(drop)
     }
 
     /// That the daemon still runs.
@@ -116,4 +116,15 @@ impl ScsiHost {
     pub fn stop(self) -> Result<Option<Stopped>> {
         self.daemon.map(Daemon::stop).transpose()
     }
+}
+
+/// Where a LUN is, in the options of `mqblk lun`.
+fn place(controller: &str, lun: &Lun) -> Vec<String> {
+    let options =
+        [("--controller", controller.to_owned()), ("--target", lun.target.to_string()), ("--lun", lun.lun.to_string())];
+    options.into_iter().flat_map(|(option, value)| [option.to_owned(), value]).collect()
+}
+
+fn words(list: &[String]) -> Vec<&str> {
+    list.iter().map(String::as_str).collect()
 }

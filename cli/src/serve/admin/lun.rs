@@ -9,7 +9,7 @@ use mqblk_core::ByteLen;
 use mqblk_core::settings::{SettingError, Settings, parse_size};
 use serde_json::{Map, Value};
 
-use super::{Source, to_json};
+use super::Source;
 use crate::serve::config::{LunConfig, LunPlace, LunUnit};
 use crate::serve::key_values::{self, is_key};
 use crate::serve::luns::{self, ChangeError, Luns, Removal, Which};
@@ -224,6 +224,5 @@ fn settings(lun: &luns::Lun) -> Option<Map<String, Value>> {
         LunUnit::Shared(unit.name().to_owned())
     };
     let config = LunConfig { id: lun.id.clone(), place: lun.place, unit };
-    let pairs = print::lun_pairs(&config).into_iter();
-    Some(pairs.map(|(key, value)| (key.to_owned(), to_json(value))).collect())
+    Some(super::settings(print::lun_pairs(&config)))
 }

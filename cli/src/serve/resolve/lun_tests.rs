@@ -204,7 +204,7 @@ fn malformed_luns() {
     const UNKNOWN_KEYS: &str = "expected one of cache, controller, id, latency-us, lun, merge, merge-bytes, merge-segments, path, plug-us, product, readonly, reservations, serial, size, storage, target, unit, unit-name, vendor";
     let table: Vec<(&[&str], String)> = vec![
         (&["controller=c,path=/a,unit-name=é"], "lun \"c:0:0\": unit-name: found \"é\" (2 bytes), expected 1 to 64 bytes of printable ASCII".into()),
-        (&["controller=c,path=/a,id=a", "controller=c,unit=a,target=0,lun=1"], "lun \"c:0:1\": unit: found \"a\", which target 0 has already: \"a\", expected another target: a unit is once in each".into()),
+        (&["controller=c,path=/a,id=a,target=0", "controller=c,unit=a,target=0,lun=1"], "lun \"c:0:1\": unit: found \"a\", which target 0 has already: \"a\", expected another target: a unit is once in each".into()),
         (&["controller=c,path=/a,id=a", "controller=d,unit=a,target=3", "controller=d,id=b,unit=a,target=3,lun=1"], "lun \"b\": unit: found \"a\", which target 3 has already: \"d:3:0\", expected another target: a unit is once in each".into()),
         (&["path=/a"], "--lun #1: controller: found nothing, expected the id of a controller: c, d".into()),
         (&["controller=e,path=/a"], "--lun #1: controller: found \"e\", expected the id of a controller: c, d".into()),

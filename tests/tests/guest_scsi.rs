@@ -10,16 +10,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use mqblk_core::ByteLen;
 use mqblk_tests::guest::{
-    Controller, FioJobs, FioOutcome, Guest, Image, Lun, ScsiDisk, ScsiHost, scsi_disks, wait_for_places,
+    Controller, FioJobs, FioLoop, Guest, Image, Lun, ScsiDisk, ScsiHost, scsi_disks, wait_for_places,
 };
 
 const MIB: u64 = 1 << 20;
 
 /// Reads sent from each CPU to each of a few disks. More than a partition scan would ever send.
 const READS: u64 = 100;
-
-/// What fio writes and reads back in the tests under load: small enough that a pass takes seconds.
-const VERIFIED_MIB: u64 = 4;
 
 type Disks = BTreeMap<(u8, u16), ScsiDisk>;
 
@@ -119,15 +116,14 @@ fn every_queue_serves(guest: &mut Guest, host: &mut ScsiHost, disks: &Disks, que
     }
     if host.is_ours() {
         let stat = host.daemon()?.controller_stat("many")?;
-        let served: Vec<u64> = stat
-            .queues
-            .iter()
-            .filter(|queue| queue.role == "request")
-            .map(|queue| queue.load.counters.reads)
-            .collect();
+        let served: Vec<u64> =
+            stat.queues.iter().filter(|queue| queue.role == "request").map(|queue| queue.load.counters.reads).collect();
         assert_eq!((served.len(), stat.luns.len()), (usize::from(queues), disks.len()), "{stat:?}");
         let wanted = READS * chosen.len() as u64;
-        ensure!(served.iter().all(|&reads| reads >= wanted), "{wanted} reads on each CPU, but the queues served {served:?}");
+        ensure!(
+            served.iter().all(|&reads| reads >= wanted),
+            "{wanted} reads on each CPU, but the queues served {served:?}"
+        );
         ensure!(stat.luns.iter().all(|lun| lun.state == "ready"), "{:?}", stat.luns);
     }
     Ok(())
@@ -161,56 +157,6 @@ fn verify_eight_at_once(guest: &mut Guest, disks: &Disks, places: &[(u8, u16)]) 
     FioJobs::new(&arguments).run(guest, Duration::from_secs(240))?.must_have_verified().map(drop)
 }
 
-/// fio's verification over and over, until it is told to end: as long as whatever happens meanwhile takes.
-struct Load {
-    name: String,
-}
-
-impl Load {
-    fn start(guest: &mut Guest, disk: &ScsiDisk, depth: u32) -> Result<Self> {
-        let name = format!("load-{}", disk.name);
-        let jobs = FioJobs::new(&format!(
-            "--name=load --filename={} --ioengine=io_uring --direct=1 --thread --iodepth={depth} --rw=randwrite \
-             --bssplit=512/10:4k/50:16k/20:64k/20 --verify=crc32c --verify_fatal=1 --do_verify=1 --size={VERIFIED_MIB}M",
-            disk.node()
-        ));
-        let pass = jobs.script(&name);
-        guest.start(
-            &name,
-            &format!(
-                "passes=0
-                 until [ -e /run/{name}.end ]; do
-                     (randseed=$passes; {pass}) >/run/{name}.pass 2>&1 || {{ cat /run/{name}.pass; exit 1; }}
-                     passes=$((passes + 1)); echo $passes >/run/{name}.passes
-                 done
-                 cat /run/{name}.pass"
-            ),
-        )?;
-        guest.must(&format!("for i in $(seq 600); do [ -e /run/{name}.pass ] && exit 0; sleep 0.1; done; exit 1"))?;
-        Ok(Self { name })
-    }
-
-    /// Waits for the end of a pass that began after this call.
-    fn another_pass(&self, guest: &mut Guest) -> Result<()> {
-        let name = &self.name;
-        let script = format!(
-            "passes() {{ cat /run/{name}.passes 2>/dev/null || echo 0; }}
-             wanted=$(($(passes) + 2))
-             until [ $(passes) -ge $wanted ]; do
-                 [ -e /run/jobs/{name}.status ] && cat /run/jobs/{name}.out && exit 1
-                 sleep 0.1
-             done"
-        );
-        guest.must_within(&script, Duration::from_secs(180)).map(drop)
-    }
-
-    fn end(self, guest: &mut Guest) -> Result<()> {
-        guest.must(&format!("touch /run/{}.end", self.name))?;
-        let answer = guest.finish(&self.name, Duration::from_secs(180))?;
-        FioOutcome::read(answer.status, &answer.output)?.must_have_verified().map(drop)
-    }
-}
-
 #[test]
 fn luns_come_and_go_under_load() -> Result<()> {
     const ID: &str = "hot";
@@ -224,7 +170,10 @@ fn luns_come_and_go_under_load() -> Result<()> {
     let mut guest = host.guest()?.boot()?;
     let at_first = [(0, 0), (1, 0)];
     let disks = wait_for_places(&mut guest, &at_first)?;
-    let loads = [Load::start(&mut guest, &disks[&(0, 0)], 16)?, Load::start(&mut guest, &disks[&(1, 0)], 4)?];
+    let loads = [
+        FioLoop::start(&mut guest, &disks[&(0, 0)].node(), 16)?,
+        FioLoop::start(&mut guest, &disks[&(1, 0)].node(), 4)?,
+    ];
 
     // One at a target that is in use, one at a new target; no rescan by hand. Three times: a place may be taken again.
     let added = [(lun(0, 5, &late), &late), (lun(77, 0, &far), &far)];
@@ -293,7 +242,7 @@ fn removed_in_mid_io(guest: &mut Guest, host: &ScsiHost, controller: &str, lun: 
 }
 
 /// LUN resets through the guest's driver while fio verifies; and the wider ones, which Linux' virtio-scsi driver has not.
-fn resets_lose_nothing(guest: &mut Guest, disk: &ScsiDisk, load: &Load) -> Result<()> {
+fn resets_lose_nothing(guest: &mut Guest, disk: &ScsiDisk, load: &FioLoop) -> Result<()> {
     for _ in 0..5 {
         guest.must(&format!("sg_reset --device --no-esc {}", disk.node()))?;
     }
@@ -309,7 +258,7 @@ fn grows(
     host: &ScsiHost,
     controller: &str,
     (lun, image): (&Lun, &Image),
-    load: &Load,
+    load: &FioLoop,
 ) -> Result<()> {
     for mib in [40, 64] {
         host.resize(guest, controller, lun, mib * MIB)?;

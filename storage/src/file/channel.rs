@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_core::{ByteLen, DiskChannel, Finished, Op, Outcome, Request};
+use mqblk_core::{ByteLen, DiskChannel, Finished, Op, Outcome, Request, Tag};
 use mqblk_memory::{BouncePool, Buffer};
 use mqblk_uring::{Completion, Lane, Owner, Refused, RingFile};
 use rustix::fs::FallocateFlags;
@@ -281,6 +281,30 @@ impl DiskChannel<Lane> for FileChannel {
             self.issue_stalled(lane);
         }
         finished.len() - before
+    }
+
+    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+        let chosen = |running: &Running| tags.binary_search(&running.tag).is_ok();
+        // What waits for room is in nobody's hands.
+        let (running, free) = (&mut self.running, &mut self.free);
+        self.stalled.retain(|index| {
+            let place = &mut running[*index as usize];
+            let Some(ended) = place.take_if(|running| chosen(running)) else { return true };
+            free.push(*index);
+            finished.push(ended.end(Outcome::Aborted));
+            false
+        });
+        if self.stalled.is_empty() {
+            self.retry_at = None;
+        }
+        for running in self.running.iter_mut().flatten().filter(|running| chosen(running)) {
+            running.cancelled = true;
+        }
+        let running = &self.running;
+        lane.cancel_picked(self.owner, |cookie| {
+            let running = running.get(cookie as usize).and_then(Option::as_ref);
+            running.is_some_and(|running| running.cancelled && running.can_be_given_up())
+        });
     }
 
     fn outstanding(&self) -> u32 {

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use mqblk_core::settings::Settings;
 use mqblk_core::{
     BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Outcome, Request,
+    Tag,
 };
 use mqblk_memory::Buffer;
 use mqblk_uring::Lane;
@@ -147,6 +148,16 @@ impl DiskChannel<Lane> for Delayed {
         let due = self.waiting.partition_point(|(due, _)| *due <= now);
         finished.extend(self.waiting.drain(..due).map(|(_, ended)| ended));
         finished.len() - before
+    }
+
+    fn cancel(&mut self, _lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+        self.waiting.retain_mut(|(_, ended)| {
+            let chosen = tags.binary_search(&ended.tag).is_ok();
+            if chosen {
+                finished.push(Finished { outcome: Outcome::Aborted, tag: ended.tag, buffer: ended.buffer.take() });
+            }
+            !chosen
+        });
     }
 
     fn outstanding(&self) -> u32 {

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_core::{ByteLen, DiskChannel, Finished, Op, Outcome, Request, Tag};
+use mqblk_core::{ByteLen, DiskChannel, Finished, Geometry, Op, Outcome, Request, Tag};
 use mqblk_memory::{BouncePool, Buffer};
 use mqblk_uring::{Completion, Lane, Owner, Refused, RingFile};
 use rustix::fs::FallocateFlags;
@@ -33,6 +33,8 @@ const STALL: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(super) struct FileChannel {
     file: Arc<OpenFile>,
+    /// With the size as of the last batch.
+    geometry: Geometry,
     ring: RingFile,
     owner: Owner,
     inline: Inline,
@@ -67,6 +69,7 @@ impl FileChannel {
             retry_at: None,
             bounce,
             zeroes,
+            geometry: file.geometry,
             file,
         })
     }
@@ -102,7 +105,7 @@ impl FileChannel {
     #[inline]
     fn start(&mut self, lane: &mut Lane, request: Request<Buffer>) -> Option<Finished<Buffer>> {
         let end = |request: Request<Buffer>, outcome| Finished { outcome, tag: request.tag, buffer: request.buffer };
-        if let Some(outcome) = admission::judge(&self.file.geometry, &request) {
+        if let Some(outcome) = admission::judge(&self.geometry, &request) {
             return Some(end(request, outcome));
         }
         let stage = match self.first_stage(lane, &request) {
@@ -260,6 +263,7 @@ impl DiskChannel<Lane> for FileChannel {
         if !self.stalled.is_empty() {
             self.issue_stalled(lane);
         }
+        self.geometry.size = self.file.size.get();
         // What waits already is to go first, so nothing new is taken into a lane that is full.
         let taken = batch.len().min(self.room()).min(lane.room().saturating_sub(self.stalled.len()));
         let early = self.file.direct.is_some();

@@ -112,12 +112,9 @@ fn resize(source: &Source, params: &Params) -> Result<Value, VerbError> {
 
 fn list(source: &Source, params: &Params) -> Result<Value, VerbError> {
     let luns = source.luns();
-    let ids: Vec<&str> = luns.controllers().iter().map(|controller| controller.id()).collect();
     let only = match params.text("controller") {
         None => None,
-        Some(id) => Some(ids.iter().position(|known| *known == id).ok_or_else(|| {
-            VerbError::params("params.controller", found(&id.into()), format!("one of {}", ids.join(", ")))
-        })?),
+        Some(id) => Some(luns.controller(id).map_err(|error| in_params(error, params))?),
     };
     let all = luns.list();
     let all = all.iter().filter(|lun| only.is_none_or(|only| lun.controller == only));

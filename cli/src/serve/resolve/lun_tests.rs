@@ -213,7 +213,7 @@ fn malformed_luns() {
         (&["controller=c,path=/a,lun=16384"], "--lun #1: lun: found \"16384\", expected a whole number from 0 to 16383".into()),
         (&["controller=c,path=/a,lun=x"], "--lun #1: lun: found \"x\", expected a whole number from 0 to 16383".into()),
         (&["controller=c,path=/a,id=.x"], "--lun #1: id: found \".x\", expected 1 to 64 letters, digits, colons, dots, dashes and underscores, with a letter or digit first".into()),
-        (&["controller=c,path=/a,target=0", "controller=c,path=/b,target=0"], "lun \"c:0:0\": lun: found target 0 lun 0, the place of lun \"c:0:0\", expected a place of its own; without target= it gets the first target that is free".into()),
+        (&["controller=c,path=/a,target=0", "controller=c,path=/b,target=0"], "lun \"c:0:0\": target: found target 0 lun 0, the place of lun \"c:0:0\", expected a place of its own; without target= it gets the first target that is free".into()),
         (&["controller=c,path=/a,id=x", "controller=d,path=/b,id=x"], "lun \"x\": id: found \"x\", the id of lun 0:0 of controller \"c\", expected a name of its own for each disk, controller and LUN; give one with id=".into()),
         (&["controller=c,path=/a,id=d"], "lun \"d\": id: found \"d\", the id of controller #2, expected a name of its own for each disk, controller and LUN; give one with id=".into()),
         (&["controller=c,path=/a,unit-name=u", "controller=c,path=/b,unit-name=u"], "lun \"c:1:0\": unit-name: found \"u\", the unit-name of lun \"c:0:0\", expected one of its own".into()),

@@ -335,10 +335,12 @@ fn the_examples_are_good() {
     let handbook = include_str!("../../../../docs/serve.md");
     let in_handbook =
         handbook.split("```toml\n").skip(1).filter_map(|rest| rest.split_once("```")).map(|(text, _)| text);
-    let mut disks = 0;
+    let (mut disks, mut luns) = (0, 0);
     for text in [whole.as_str()].into_iter().chain(in_handbook) {
         let given = file::parse("example", text).unwrap();
-        disks += resolve(given, &cpus(), &mut FakeStorages).unwrap().disks.len();
+        let config = resolve(given, &cpus(), &mut FakeStorages).unwrap();
+        disks += config.disks.len();
+        luns += config.controllers.iter().map(|controller| controller.luns.len()).sum::<usize>();
     }
-    assert_eq!(disks, 6);
+    assert_eq!((disks, luns), (6, 4));
 }

@@ -59,6 +59,8 @@ pub struct Stat {
     pub uptime_ns: u64,
     /// The disks, in the order of the configuration.
     pub disks: Vec<DiskStat>,
+    /// The controllers, in the order of the configuration.
+    pub controllers: Vec<ControllerStat>,
     /// The worker threads, by number.
     pub workers: Vec<WorkerStat>,
 }
@@ -95,11 +97,56 @@ pub struct DiskStat {
     pub queues: Vec<QueueStat>,
 }
 
-/// One queue of a disk.
+/// One controller: a guest interface with any number of LUNs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ControllerStat {
+    /// Its name.
+    pub id: String,
+    /// The guest interface, `virtio-scsi`.
+    pub interface: String,
+    /// How many request queues it offers.
+    pub queue_count: u32,
+    /// The sums over its request queues.
+    pub totals: Load,
+    /// Its LUNs, by place.
+    pub luns: Vec<LunStat>,
+    /// Its queues: control, event, and the request queues by number. Empty unless `queues` was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub queues: Vec<QueueStat>,
+}
+
+/// One LUN of a controller.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LunStat {
+    /// Its name.
+    pub id: String,
+    /// Its target.
+    pub target: u32,
+    /// Its LUN.
+    pub lun: u32,
+    /// How far it is: `adding`, `ready` or `removing`.
+    pub state: String,
+    /// The unit that it leads to.
+    pub unit: String,
+    /// The kind of storage.
+    pub storage: String,
+    /// Whether neighbouring requests are joined, as configured: `auto`, `on` or `off`.
+    pub merge: String,
+    /// Longest joined request, in bytes.
+    pub merge_bytes: u64,
+    /// Most memory segments of a joined request.
+    pub merge_segments: u32,
+}
+
+/// One queue of a disk or a controller.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QueueStat {
-    /// Its number.
+    /// What it is for: `request`, `control` or `event`. Of a disk all are `request`.
+    pub role: String,
+    /// Its number among those of its role.
     pub queue: u32,
     /// The worker that serves it.
     pub worker: u32,

@@ -11,6 +11,7 @@ use mqblk_vhost_user_server::{Server, ServerOptions, SocketError};
 use mqblk_virtio_scsi::{Place, PlaceTaken, ScsiOptions, VirtioScsi};
 
 use super::config::{CacheMode, ControllerConfig, Front, LunPlace, UnitConfig};
+use super::print::{self, Pair};
 use super::resolve::{Claim, file_claim};
 
 /// The queues before those for requests: control and event. Both seldom have anything to do.
@@ -140,6 +141,7 @@ pub fn open_reservations(path: &Path) -> Result<Arc<Reservations>, String> {
 pub struct Controller {
     id: String,
     front: Front,
+    settings: Vec<Pair>,
     device: Arc<VirtioScsi>,
     server: Server,
 }
@@ -222,7 +224,13 @@ impl Controller {
         tracing::info!(controller = %id, luns = luns.len(), queues = front.queues, poll = %front.poll, "serving");
         let refused = |source| ControllerError::Socket { id: id.clone(), source };
         let server = Server::start(Arc::clone(&device), options).map_err(refused)?;
-        Ok(Controller { id: id.clone(), front: front.clone(), device, server })
+        Ok(Controller {
+            id: id.clone(),
+            front: front.clone(),
+            settings: print::controller_pairs(config),
+            device,
+            server,
+        })
     }
 
     /// Its name.
@@ -233,6 +241,11 @@ impl Controller {
     /// How guests reach it.
     pub fn front(&self) -> &Front {
         &self.front
+    }
+
+    /// Its settings, every default filled in.
+    pub fn settings(&self) -> &[Pair] {
+        &self.settings
     }
 
     /// Puts a unit at a place, and tells the guest. When it fails nothing is left behind.

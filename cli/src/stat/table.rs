@@ -1,6 +1,6 @@
 //! The report as tables for people.
 
-use super::rates::{LoadRates, Report, Since, TurnRates};
+use super::rates::{LoadRates, LunRates, QueueRates, Report, Since, TurnRates};
 use crate::table::align;
 
 /// What stands where nothing is known.
@@ -63,7 +63,9 @@ pub fn text(version: &str, report: &Report) -> String {
 }
 
 fn disks(report: &Report) -> String {
-    let all = || report.disks.iter().filter_map(|disk| disk.totals.as_ref());
+    let totals = report.disks.iter().map(|disk| &disk.totals);
+    let totals: Vec<_> = totals.chain(report.controllers.iter().map(|one| &one.totals)).flatten().collect();
+    let all = || totals.iter();
     let discards = all().any(|rates| rates.discards_per_s > 0.0);
     let flushes = all().any(|rates| rates.flushes_per_s > 0.0);
     let shown = |name: &str| (name != DISCARDS || discards) && (name != FLUSHES || flushes);
@@ -71,11 +73,28 @@ fn disks(report: &Report) -> String {
     let mut rows = vec![head("disk", &columns)];
     for disk in &report.disks {
         rows.push(row(disk.id.clone(), disk.totals.as_ref(), &columns));
-        for queue in &disk.queues {
-            rows.push(row(format!("  queue {} worker {}", queue.queue, queue.worker), queue.rates.as_ref(), &columns));
-        }
+        rows.extend(disk.queues.iter().map(|queue| queue_row(queue, &columns)));
+    }
+    for controller in &report.controllers {
+        rows.push(row(controller.id.clone(), controller.totals.as_ref(), &columns));
+        rows.extend(controller.luns.iter().map(|lun| row(lun_name(lun), None, &columns)));
+        rows.extend(controller.queues.iter().map(|queue| queue_row(queue, &columns)));
     }
     align(&rows)
+}
+
+fn queue_row(queue: &QueueRates, columns: &[&Column<LoadRates>]) -> Vec<String> {
+    let name = match queue.role.as_str() {
+        // An older daemon has no others.
+        "request" | "" => format!("  queue {}", queue.queue),
+        role => format!("  {role}"),
+    };
+    row(format!("{name} worker {}", queue.worker), queue.rates.as_ref(), columns)
+}
+
+fn lun_name(lun: &LunRates) -> String {
+    let state = if lun.state == "ready" { String::new() } else { format!(" ({})", lun.state) };
+    format!("  lun {}{state}", lun.id)
 }
 
 fn workers(report: &Report) -> String {

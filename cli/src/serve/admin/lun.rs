@@ -9,7 +9,7 @@ use mqblk_core::ByteLen;
 use mqblk_core::settings::{SettingError, Settings, parse_size};
 use serde_json::{Map, Value};
 
-use super::{Source, to_json};
+use super::Source;
 use crate::serve::config::{LunConfig, LunPlace, LunUnit};
 use crate::serve::key_values::{self, is_key};
 use crate::serve::luns::{self, ChangeError, Luns, Removal, Which};
@@ -112,12 +112,9 @@ fn resize(source: &Source, params: &Params) -> Result<Value, VerbError> {
 
 fn list(source: &Source, params: &Params) -> Result<Value, VerbError> {
     let luns = source.luns();
-    let ids: Vec<&str> = luns.controllers().iter().map(|controller| controller.id()).collect();
     let only = match params.text("controller") {
         None => None,
-        Some(id) => Some(ids.iter().position(|known| *known == id).ok_or_else(|| {
-            VerbError::params("params.controller", found(&id.into()), format!("one of {}", ids.join(", ")))
-        })?),
+        Some(id) => Some(luns.controller(id).map_err(|error| in_params(error, params))?),
     };
     let all = luns.list();
     let all = all.iter().filter(|lun| only.is_none_or(|only| lun.controller == only));
@@ -224,6 +221,5 @@ fn settings(lun: &luns::Lun) -> Option<Map<String, Value>> {
         LunUnit::Shared(unit.name().to_owned())
     };
     let config = LunConfig { id: lun.id.clone(), place: lun.place, unit };
-    let pairs = print::lun_pairs(&config).into_iter();
-    Some(pairs.map(|(key, value)| (key.to_owned(), to_json(value))).collect())
+    Some(super::settings(print::lun_pairs(&config)))
 }

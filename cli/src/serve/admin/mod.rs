@@ -53,15 +53,20 @@ pub struct DiskAbout {
 impl DiskAbout {
     /// What is told of `disk`.
     pub fn of(disk: &DiskConfig<Arc<AnyDisk>>) -> DiskAbout {
-        let settings = print::disk_pairs(disk).into_iter().filter(|(key, _)| !["id", "storage"].contains(key));
+        let pairs = print::disk_pairs(disk).into_iter().filter(|(key, _)| !["id", "storage"].contains(key));
         DiskAbout {
             id: disk.id.clone(),
             storage: disk.backing.storage.clone(),
             plug: disk.backing.plug,
             queue_map: disk.front.queue_map.clone(),
-            settings: settings.map(|(key, value)| (key.to_owned(), to_json(value))).collect(),
+            settings: settings(pairs),
         }
     }
+}
+
+/// Settings as they are said.
+fn settings(pairs: impl IntoIterator<Item = print::Pair>) -> serde_json::Map<String, serde_json::Value> {
+    pairs.into_iter().map(|(key, value)| (key.to_owned(), to_json(value))).collect()
 }
 
 /// Settings are texts and numbers.
@@ -95,8 +100,10 @@ impl Source {
         for _ in 0..TRIES {
             let workers = self.engine.reports().map_err(gone)?;
             let disks: Option<Vec<_>> = self.disks.iter().map(|disk| disk.server.report(&workers)).collect();
-            if let Some(disks) = disks {
-                return Ok(Counted { workers, disks });
+            let controllers: Option<Vec<_>> =
+                self.luns.controllers().iter().map(|controller| controller.report(&workers)).collect();
+            if let (Some(disks), Some(controllers)) = (disks, controllers) {
+                return Ok(Counted { workers, disks, controllers });
             }
             std::thread::sleep(PAUSE);
         }
@@ -109,6 +116,8 @@ struct Counted {
     workers: Vec<WorkerReport>,
     /// The queues of each disk, in the order of the configuration.
     disks: Vec<Vec<QueueReport>>,
+    /// Those of each controller.
+    controllers: Vec<Vec<QueueReport>>,
 }
 
 /// How often workers are asked again when a queue came or went meanwhile, and how soon.

@@ -204,7 +204,7 @@ fn malformed_luns() {
     const UNKNOWN_KEYS: &str = "expected one of cache, controller, id, latency-us, lun, merge, merge-bytes, merge-segments, path, plug-us, product, readonly, reservations, serial, size, storage, target, unit, unit-name, vendor";
     let table: Vec<(&[&str], String)> = vec![
         (&["controller=c,path=/a,unit-name=é"], "lun \"c:0:0\": unit-name: found \"é\" (2 bytes), expected 1 to 64 bytes of printable ASCII".into()),
-        (&["controller=c,path=/a,id=a", "controller=c,unit=a,target=0,lun=1"], "lun \"c:0:1\": unit: found \"a\", which target 0 has already: \"a\", expected another target: a unit is once in each".into()),
+        (&["controller=c,path=/a,id=a,target=0", "controller=c,unit=a,target=0,lun=1"], "lun \"c:0:1\": unit: found \"a\", which target 0 has already: \"a\", expected another target: a unit is once in each".into()),
         (&["controller=c,path=/a,id=a", "controller=d,unit=a,target=3", "controller=d,id=b,unit=a,target=3,lun=1"], "lun \"b\": unit: found \"a\", which target 3 has already: \"d:3:0\", expected another target: a unit is once in each".into()),
         (&["path=/a"], "--lun #1: controller: found nothing, expected the id of a controller: c, d".into()),
         (&["controller=e,path=/a"], "--lun #1: controller: found \"e\", expected the id of a controller: c, d".into()),
@@ -213,7 +213,7 @@ fn malformed_luns() {
         (&["controller=c,path=/a,lun=16384"], "--lun #1: lun: found \"16384\", expected a whole number from 0 to 16383".into()),
         (&["controller=c,path=/a,lun=x"], "--lun #1: lun: found \"x\", expected a whole number from 0 to 16383".into()),
         (&["controller=c,path=/a,id=.x"], "--lun #1: id: found \".x\", expected 1 to 64 letters, digits, colons, dots, dashes and underscores, with a letter or digit first".into()),
-        (&["controller=c,path=/a,target=0", "controller=c,path=/b,target=0"], "lun \"c:0:0\": lun: found target 0 lun 0, the place of lun \"c:0:0\", expected a place of its own; without target= it gets the first target that is free".into()),
+        (&["controller=c,path=/a,target=0", "controller=c,path=/b,target=0"], "lun \"c:0:0\": target: found target 0 lun 0, the place of lun \"c:0:0\", expected a place of its own; without target= it gets the first target that is free".into()),
         (&["controller=c,path=/a,id=x", "controller=d,path=/b,id=x"], "lun \"x\": id: found \"x\", the id of lun 0:0 of controller \"c\", expected a name of its own for each disk, controller and LUN; give one with id=".into()),
         (&["controller=c,path=/a,id=d"], "lun \"d\": id: found \"d\", the id of controller #2, expected a name of its own for each disk, controller and LUN; give one with id=".into()),
         (&["controller=c,path=/a,unit-name=u", "controller=c,path=/b,unit-name=u"], "lun \"c:1:0\": unit-name: found \"u\", the unit-name of lun \"c:0:0\", expected one of its own".into()),

@@ -3,6 +3,8 @@
 //! The table is locked for moments only. Whatever waits (opening storage, ending a guest's commands) is done beside it, with the LUN's place
 //! and names held in the table meanwhile, so that nobody else waits for it.
 
+mod lun;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -12,98 +14,11 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::{AnyDisk, Engine};
 
-use super::config::{ControllerConfig, LunConfig, LunPlace, LunUnit, UnitConfig};
+use super::config::{ControllerConfig, LunConfig, LunUnit, UnitConfig};
 use super::controller::{Controller, ControllerError, FirstLun, LunError, Unit};
-use super::resolve::{Claim, ConfigError, LunKeys, Names, Places, Storages as _, find_controller};
+use super::resolve::{LunKeys, Names, Places, Storages as _, find_controller};
 use super::storages::Registry;
-
-/// Why a LUN was not added, removed or resized.
-#[derive(Debug, thiserror::Error)]
-pub enum ChangeError {
-    /// A value is wrong.
-    #[error(transparent)]
-    Setting(#[from] SettingError),
-    /// It could not be done.
-    #[error("{0}")]
-    Failed(String),
-}
-
-impl From<ConfigError> for ChangeError {
-    fn from(error: ConfigError) -> ChangeError {
-        match error {
-            ConfigError::Setting(error) => ChangeError::Setting(error),
-            other => ChangeError::Failed(other.to_string()),
-        }
-    }
-}
-
-/// How far a LUN is.
-#[derive(Clone, Debug)]
-pub enum LunState {
-    /// Its storage is being opened.
-    Adding,
-    /// Guests use it.
-    Ready,
-    /// No guest finds it any more; what they asked of it before is being ended. Filled when it is gone.
-    Removing(Arc<OnceLock<Result<(), String>>>),
-}
-
-impl LunState {
-    /// The word that the admin socket says.
-    pub fn word(&self) -> &'static str {
-        match self {
-            LunState::Adding => "adding",
-            LunState::Ready => "ready",
-            LunState::Removing(_) => "removing",
-        }
-    }
-}
-
-/// One LUN.
-#[derive(Clone)]
-pub struct Lun {
-    /// Its name.
-    pub id: String,
-    /// The place of its controller in [`Luns::controllers`].
-    pub controller: usize,
-    /// Where it is.
-    pub place: LunPlace,
-    /// The engine's name for its disk, among the controller's.
-    pub slot: DiskSlot,
-    /// How far it is.
-    pub state: LunState,
-    /// What it leads to; `None` while that is being opened.
-    pub unit: Option<Arc<Unit>>,
-    /// What nobody else may have, besides what its unit has.
-    claims: Vec<Claim>,
-}
-
-impl Lun {
-    fn is_ready(&self) -> bool {
-        matches!(self.state, LunState::Ready)
-    }
-
-    fn leads_to(&self, unit: &Unit) -> bool {
-        self.unit.as_deref().is_some_and(|own| std::ptr::eq(own, unit))
-    }
-}
-
-/// Which LUN is meant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Which {
-    /// The one of this id.
-    Id(String),
-    /// The one at this place of the controller of this id.
-    Place(String, LunPlace),
-}
-
-/// What became of a removal.
-pub enum Removal {
-    /// It is gone.
-    Done(Lun),
-    /// It goes when its storage has ended what guests asked of it.
-    Waits(Lun),
-}
+pub use lun::{ChangeError, Lun, LunState, Removal, Which};
 
 /// All controllers and their LUNs.
 pub struct Luns {
@@ -165,6 +80,20 @@ impl Luns {
         &self.controllers
     }
 
+    /// The place of the controller `id` among them.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn controller(&self, id: &str) -> Result<usize, SettingError> {
+        let mut named = Settings::new("lun");
+        named.insert("controller", id)?;
+        find_controller(&mut named, &self.ids())
+    }
+
+    fn ids(&self) -> Vec<&str> {
+        self.controllers.iter().map(Controller::id).collect()
+    }
+
     /// All LUNs, those of one controller by place.
     pub fn list(&self) -> Vec<Lun> {
         let mut luns = self.table().clone();
@@ -204,7 +133,7 @@ impl Luns {
 
     /// Judges what is asked for, and holds its place and names.
     fn take_seat(&self, mut settings: Settings) -> Result<(LunKeys, Seat<'_>, Option<Arc<Unit>>), ChangeError> {
-        let ids: Vec<&str> = self.controllers.iter().map(Controller::id).collect();
+        let ids = self.ids();
         let controller = find_controller(&mut settings, &ids)?;
         let mut table = self.table();
         let mut names = self.names.clone();
@@ -315,7 +244,7 @@ impl Luns {
             return Err(failed(&format!("it is {} now", lun.state.word())));
         };
         unit.alone(|| {
-            let size = super::storages::resize(unit.disk(), size).map_err(|error| failed(&error))?;
+            let size = crate::serve::storages::resize(unit.disk(), size).map_err(|error| failed(&error))?;
             let paths: Vec<Lun> =
                 self.table().iter().filter(|lun| lun.is_ready() && lun.leads_to(&unit)).cloned().collect();
             paths.iter().for_each(|path| self.controllers[path.controller].refresh(path.slot));
@@ -352,10 +281,7 @@ impl Luns {
                 wrong.error("id", format!("{id:?}"), expected)
             }),
             Which::Place(id, place) => {
-                let Some(controller) = self.controllers.iter().position(|controller| controller.id() == id) else {
-                    let ids: Vec<&str> = self.controllers.iter().map(Controller::id).collect();
-                    return Err(wrong.error("controller", format!("{id:?}"), format!("one of {}", ids.join(", "))));
-                };
+                let controller = self.controller(id)?;
                 let found = table.iter().position(|lun| lun.controller == controller && lun.place == *place);
                 found.ok_or_else(|| {
                     let found = format!("target {} lun {}, where no LUN is", place.target, place.lun);

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::Settings;
-use mqblk_engine::{AnyDisk, PlugOptions};
+use mqblk_engine::{AnyDisk, Lane, PlugOptions};
 use mqblk_tests::scsi::{Answer, Controller, Data};
+use mqblk_virtio::VirtioDevice;
 use mqblk_virtio_scsi::Place;
 
 const BLOCK: usize = 512;
@@ -245,4 +246,22 @@ fn units_come_and_go_and_events_say_so() {
     let told = controller.run_until(|controller| Some(controller.events()).filter(|events| !events.is_empty()));
     assert_eq!((told, removal.join().unwrap()), (vec![event(1, 2, 2)], Some(DiskSlot(0))));
     assert_eq!(controller.command(place(0, 2), &[0; 6], Data::None).sense_code(), (5, 0x25, 0));
+}
+
+#[test]
+fn a_guest_that_boots_anew_finds_a_unit_that_it_had_stopped_running() {
+    let at = place(0, 0);
+    for shared in [false, true] {
+        let mut controller = controller(1, 1, &[(at, ram())]);
+        let other = shared.then(|| controller.units[0].login("another guest", 1).unwrap());
+        let stop = [0x1b, 0, 0, 0, 0, 0];
+        assert_eq!(controller.command(at, &stop, Data::None).status, GOOD);
+        let stopped = controller.command(at, &read(0, 1), Data::In(BLOCK));
+        assert_eq!((stopped.status, stopped.sense_code().0), (CHECK, 2));
+        VirtioDevice::<Lane>::reset(&*controller.device);
+        let first = controller.command(at, &read(0, 1), Data::In(BLOCK));
+        assert_eq!(first.sense_code(), if shared { (6, 0x29, 7) } else { (6, 0x29, 3) });
+        let second = controller.command(at, &read(0, 1), Data::In(BLOCK));
+        assert_eq!(second.status == GOOD, other.is_none(), "what another guest uses is left as it is");
+    }
 }

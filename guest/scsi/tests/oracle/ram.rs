@@ -128,6 +128,8 @@ pub struct Task {
     state: State,
     work: Work,
     bell: Arc<Bell>,
+    /// Lent for each step. Only what was read stays in it until the next one.
+    scratch: Vec<u8>,
 }
 
 enum State {
@@ -162,7 +164,7 @@ impl Task {
             }
             Step::Sequence(sequence) => State::Sequence { sequence, before: None, waits: false },
         };
-        Task { data_out: data_out.to_vec(), data_in, state, work, bell: Arc::default() }
+        Task { data_out: data_out.to_vec(), data_in, state, work, bell: Arc::default(), scratch: Vec::new() }
     }
 
     pub fn ended(&self) -> Option<&Ended> {
@@ -177,8 +179,10 @@ impl Task {
         matches!(self.state, State::Sequence { waits: true, .. }) && !self.bell.0.load(Ordering::SeqCst)
     }
 
-    /// One step of a sequence. `scratch` is lent, with whatever somebody else left in it.
-    pub fn step(&mut self, ram: &mut Ram, scratch: &mut [u8]) {
+    /// One step of a sequence.
+    pub fn step(&mut self, ram: &mut Ram) {
+        let scratch = &mut self.scratch;
+        scratch.resize(Sequence::SCRATCH, 0x77);
         let State::Sequence { sequence, before, waits } = &mut self.state else { return };
         self.bell.0.store(false, Ordering::SeqCst);
         *waits = false;
@@ -186,7 +190,11 @@ impl Task {
         let next = sequence.next(before.take(), scratch, &self.data_out[..], &waker, &mut self.work);
         *before = Some(match next {
             Next::Read { start, len } => ram.read(start, &mut scratch[..len.0 as usize]),
-            Next::Write { start, len, fua } => ram.write(start, &scratch[..len.0 as usize], fua),
+            Next::Write { start, len, fua } => {
+                let outcome = ram.write(start, &scratch[..len.0 as usize], fua);
+                scratch[..len.0 as usize].fill(0x77);
+                outcome
+            }
             Next::Disk { op, start, len } => request(ram, op, start, len, &mut self.data_in, &self.data_out),
             Next::Wait => {
                 *waits = true;
@@ -212,13 +220,12 @@ fn request(ram: &mut Ram, op: Op, start: ByteOffset, len: ByteLen, data_in: &mut
 /// A command that has the unit for itself, to its end.
 pub fn run(ram: &mut Ram, nexus: &Nexus, cdb: &[u8], data_in: usize, data_out: &[u8]) -> Ended {
     let mut task = Task::begin(ram, nexus, cdb, data_in, data_out);
-    let mut scratch = vec![0x77; Sequence::SCRATCH];
     for _ in 0..10_000 {
         if let Some(ended) = task.ended() {
             return ended.clone();
         }
         assert!(!task.waits(), "nobody else is there to wait for");
-        task.step(ram, &mut scratch);
+        task.step(ram);
     }
     panic!("it does not end: {cdb:02x?}");
 }

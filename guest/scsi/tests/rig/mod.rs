@@ -140,7 +140,8 @@ impl Rig {
 
     pub fn run_on(&self, nexus: &Nexus, cdb: &[u8], out: &[u8], room: usize) -> Answer {
         let mut work = Work::default();
-        let step = nexus.begin(&Command { cdb, data_in: room as u64 }, out, &mut work);
+        let command = Command { cdb: &field(cdb), data_in: room as u64 };
+        let step = nexus.begin(&command, out, &mut work);
         self.finish(step, out, room, work)
     }
 
@@ -282,6 +283,13 @@ pub fn in_command(byte: u16, bit: impl Into<Option<u8>>) -> Sense {
 /// 5/26/00 with a pointer.
 pub fn in_parameters(byte: u16, bit: impl Into<Option<u8>>) -> Sense {
     Sense::in_parameters(byte, bit.into())
+}
+
+/// A command as it lies in a transport's CDB field.
+pub fn field(cdb: &[u8]) -> [u8; 32] {
+    let mut field = [0; 32];
+    field[..cdb.len()].copy_from_slice(cdb);
+    field
 }
 
 /// Commands with an LBA and a length.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::Lane;
-use crate::request::{Finished, Request};
+use crate::request::{Finished, Request, Tag};
 use crate::units::{BlockSize, ByteLen};
 
 /// What a disk looks like to a guest. Constant while the disk is open, but for `size`.
@@ -120,6 +120,11 @@ pub trait DiskChannel<L: Lane> {
 
     /// Collects requests that have ended since, into `finished`; returns how many.
     fn reap(&mut self, lane: &mut L, finished: &mut Vec<Finished<L::Buffer>>) -> usize;
+
+    /// Tries to end requests early that were taken and have not finished. Each still comes out in one [`Finished`]: with
+    /// [`Outcome::Aborted`](crate::Outcome) if nothing or only a part of it was done, else as it ended. Tags that are not
+    /// (or no more) outstanding are ignored. Does not wait. A backend whose requests end soon anyway need not do anything.
+    fn cancel(&mut self, _lane: &mut L, _tags: &[Tag]) {}
 
     /// Requests taken and not yet finished.
     fn outstanding(&self) -> u32;

@@ -4,17 +4,31 @@ use crate::Lane;
 use crate::request::{Op, Outcome};
 use crate::units::{ByteLen, ByteOffset};
 
+/// Which of its disks a queue means: a queue of a block device has only the first, one of a controller has many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DiskSlot(pub u16);
+
+impl DiskSlot {
+    /// The disk of a queue that has only one.
+    pub const FIRST: DiskSlot = DiskSlot(0);
+}
+
 /// Where a queue puts the requests that it pulls: the engine's side of a pull.
 pub trait Intake<T, B> {
     /// How many more requests may be admitted in this batch. A queue must look before each request and stop at 0.
     fn room(&self) -> usize;
 
-    /// Admits one request. `token` comes back in exactly one [`Completed`].
-    fn admit(&mut self, token: T, op: Op, start: ByteOffset, len: ByteLen, buffer: Option<B>);
+    /// Admits one request to one of the queue's disks. `token` comes back in exactly one [`Completed`].
+    fn admit(&mut self, token: T, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen, buffer: Option<B>);
 
     /// Admits one guest request that covers several disk ranges (discard, write zeroes). It finishes when all the ranges
     /// have, with the first failure if there was one. `parts` is not empty.
-    fn admit_parts(&mut self, token: T, op: Op, parts: &[(ByteOffset, ByteLen)]);
+    fn admit_parts(&mut self, token: T, disk: DiskSlot, op: Op, parts: &[(ByteOffset, ByteLen)]);
+
+    /// Ends early, where that is possible, those requests in flight of this queue whose token `pick` chooses: they are taken
+    /// back before the storage has seen them, or the storage is asked to give up. Each still finishes exactly once, with
+    /// [`Outcome::Aborted`] if it was in time. Not on the data path: every token is shown.
+    fn cancel(&mut self, pick: &mut dyn FnMut(&mut T) -> bool);
 
     /// Counts a request that the queue answered itself: identification (`true`) or a mistake of the guest (`false`).
     fn answered(&mut self, well_formed: bool);
@@ -93,8 +107,33 @@ pub trait GuestQueue {
     where
         I: Intake<Self::Token, <Self::Lane as Lane>::Buffer>;
 
-    /// Writes the answer. It is not visible to the guest before [`publish`](Self::publish).
-    fn finish(&mut self, lane: &mut Self::Lane, done: Completed<Self::Token, <Self::Lane as Lane>::Buffer>);
+    /// Writes the answer, which is not visible to the guest before [`publish`](Self::publish); or goes on with the same guest
+    /// request, by admitting what it asks next (compare, then write). There is room for that: the finished request's.
+    fn finish<I>(
+        &mut self,
+        lane: &mut Self::Lane,
+        done: Completed<Self::Token, <Self::Lane as Lane>::Buffer>,
+        into: &mut I,
+    ) where
+        I: Intake<Self::Token, <Self::Lane as Lane>::Buffer>;
+
+    /// Somebody rang the queue's [`Wake`]. Called before the turn's pulls; what it answers is published with the turn's other
+    /// answers. `running`: the queue may take requests off its ring (it is neither paused, broken nor about to leave).
+    ///
+    /// # Errors
+    /// Like [`Pulled::Broken`], when it took requests and found the ring broken.
+    fn woken<I>(&mut self, _lane: &mut Self::Lane, _into: &mut I, _running: bool) -> Result<(), &'static str>
+    where
+        I: Intake<Self::Token, <Self::Lane as Lane>::Buffer>,
+    {
+        Ok(())
+    }
+
+    /// Guest requests that the queue took off its ring and has neither admitted nor answered: they wait for something other
+    /// than a disk, and a drain waits for them.
+    fn held(&self) -> usize {
+        0
+    }
 
     /// Makes all answers since the last publish visible: the ring's index is stored once.
     fn publish(&mut self) -> Notify;

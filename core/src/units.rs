@@ -99,6 +99,30 @@ impl BlockSize {
     pub const fn bytes(self) -> u32 {
         self.0
     }
+
+    /// Where block `lba` starts; `None` when it does not fit in 64 bits.
+    #[inline]
+    pub const fn offset_of(self, lba: u64) -> Option<ByteOffset> {
+        match lba.checked_mul(self.0 as u64) {
+            Some(bytes) => Some(ByteOffset(bytes)),
+            None => None,
+        }
+    }
+
+    /// The length of `blocks` blocks; `None` when it does not fit in 64 bits.
+    #[inline]
+    pub const fn len_of(self, blocks: u64) -> Option<ByteLen> {
+        match blocks.checked_mul(self.0 as u64) {
+            Some(bytes) => Some(ByteLen(bytes)),
+            None => None,
+        }
+    }
+
+    /// Whole blocks in `len`, rounded down.
+    #[inline]
+    pub const fn blocks_in(self, len: ByteLen) -> u64 {
+        len.0 >> self.0.trailing_zeros()
+    }
 }
 
 /// Whether `len` bytes at `start` lie inside a disk of `size` bytes. Total: no input overflows.
@@ -142,6 +166,15 @@ mod tests {
         for bad in [0, 1, 256, 513, 1000, 131072, u32::MAX] {
             assert_eq!(BlockSize::new(bad), None);
         }
+    }
+
+    #[test]
+    fn blocks_and_bytes_convert_both_ways_or_not_at_all() {
+        assert_eq!(BlockSize::B4096.offset_of(3), Some(ByteOffset(12288)));
+        assert_eq!(BlockSize::B4096.len_of(u64::MAX / 4096), Some(ByteLen(u64::MAX - 4095)));
+        assert_eq!(BlockSize::B4096.len_of(u64::MAX / 4096 + 1), None);
+        assert_eq!(BlockSize::B512.offset_of(1 << 55), None);
+        assert_eq!(BlockSize::B512.blocks_in(ByteLen(1535)), 2);
     }
 
     proptest! {

@@ -1,8 +1,9 @@
 //! A worker without a thread: whoever holds it steps it.
 
+use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
-use mqblk_core::GuestQueue;
+use mqblk_core::{GuestQueue, Wake};
 use mqblk_uring::{Lane, LaneOptions};
 
 use crate::engine::{AttachError, QueueOptions, seat};
@@ -31,8 +32,8 @@ impl HandWorker {
     /// # Errors
     /// When its io_uring cannot be made.
     pub fn new(lane: LaneOptions) -> std::io::Result<HandWorker> {
-        let (mailbox, letters, bell) = Mailbox::new()?;
-        Ok(HandWorker { worker: Worker::new(lane, letters, bell)?, _mailbox: mailbox })
+        let (mailbox, inbox) = Mailbox::new()?;
+        Ok(HandWorker { worker: Worker::new(lane, inbox)?, _mailbox: mailbox })
     }
 
     /// Gives it a queue, as [`Engine::attach`](crate::Engine::attach) does. The queue stays until it is drained, or
@@ -43,7 +44,7 @@ impl HandWorker {
     pub fn attach<Q>(
         &mut self,
         options: QueueOptions,
-        make: impl FnOnce(&mut Lane) -> Result<Q, String>,
+        make: impl FnOnce(&mut Lane, &Arc<dyn Wake>) -> Result<Q, String>,
     ) -> Result<HandSeat, AttachError>
     where
         Q: GuestQueue<Lane = Lane> + Send + 'static,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use mqblk_core::{DiskChannel, DiskError};
+use mqblk_core::{DiskChannel, DiskError, Outcome, Tag};
 use mqblk_uring::Lane;
 
 use crate::AnyDisk;
@@ -14,7 +14,7 @@ use crate::runner::{AnyFinished, AnyRequest};
 
 /// One open channel and the requests that wait to be submitted to it.
 pub(crate) struct Open {
-    disk: Arc<AnyDisk>,
+    pub(crate) disk: Arc<AnyDisk>,
     channel: Box<dyn DiskChannel<Lane>>,
     /// Requests pulled this turn, and those that the channel left last turn.
     pub(crate) plug: Vec<AnyRequest>,
@@ -118,6 +118,25 @@ impl Channels {
     #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Open> {
         self.open.iter().flatten()
+    }
+
+    /// Requests came into a plug after the turn's submit.
+    #[inline]
+    pub(crate) fn note_left(&mut self) {
+        self.left = true;
+    }
+
+    /// Ends requests early of the channel at a place: takes back those that the storage has not seen, and asks it to give up the
+    /// others.
+    pub(crate) fn cancel(&mut self, lane: &mut Lane, at: usize, tags: &[Tag], finished: &mut Vec<AnyFinished>) {
+        let open = self.get(at);
+        let taken_back =
+            |request: AnyRequest| AnyFinished { outcome: Outcome::Aborted, tag: request.tag, buffer: request.buffer };
+        finished.extend(open.plug.extract_if(.., |request| tags.contains(&request.tag)).map(taken_back));
+        if let Some(merger) = &mut open.merger {
+            finished.extend(merger.take_back(|tag| tags.contains(&tag)).map(taken_back));
+        }
+        open.channel.cancel(lane, tags);
     }
 
     /// Whether there are requests to offer that no turn has pulled.

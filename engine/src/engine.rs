@@ -6,16 +6,16 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use mqblk_core::{DiskError, GuestQueue};
+use mqblk_core::{DiskError, DiskSlot, GuestQueue, Wake};
 use mqblk_uring::{EventFd, Lane, LaneOptions};
 
-use crate::AnyDisk;
 use crate::counters::{QueueId, QueueReport, WorkerReport};
-use crate::mailbox::Mailbox;
-use crate::options::{Coalesce, PlugOptions};
+use crate::mailbox::{Mailbox, WakerHandle};
+use crate::options::Coalesce;
 use crate::poll::PollPolicy;
 use crate::roster::Phase;
 use crate::runner::Runner;
+use crate::seat_disks::{QueueDisk, SeatDisks};
 use crate::worker::{Leaving, Seat, Worker};
 
 /// The worker thread has ended.
@@ -60,14 +60,12 @@ pub struct Engine {
 
 /// What a queue needs besides itself.
 pub struct QueueOptions {
-    /// The disk it serves.
-    pub disk: Arc<AnyDisk>,
+    /// The disks it serves.
+    pub disks: Vec<QueueDisk>,
     /// Signalled by the guest when it wants to be looked at; `None`: the queue is found only while it is polled.
     pub kick: Option<EventFd>,
     /// How long it is polled.
     pub poll: PollPolicy,
-    /// How its requests are plugged. Of a disk's queues on one worker the first one's counts.
-    pub plug: PlugOptions,
     /// How its guest is called.
     pub coalesce: Coalesce,
     /// Starts without being pulled from, until [`QueueHandle::set_enabled`].
@@ -116,7 +114,7 @@ impl Engine {
     }
 
     /// Gives a queue to worker `worker` (modulo their number). `make` builds it on the worker's thread, with the worker's
-    /// lane; `leave` gives back what `make` took of the lane, when the queue is detached.
+    /// lane and the queue's waker; `leave` gives back what `make` took of the lane, when the queue is detached.
     ///
     /// # Errors
     /// When the disk cannot be opened on the worker, `make` fails, or the worker has ended.
@@ -124,7 +122,7 @@ impl Engine {
         &self,
         worker: usize,
         options: QueueOptions,
-        make: impl FnOnce(&mut Lane) -> Result<Q, String> + Send + 'static,
+        make: impl FnOnce(&mut Lane, &Arc<dyn Wake>) -> Result<Q, String> + Send + 'static,
         leave: impl FnOnce(&mut Q, &mut Lane) + Send + 'static,
     ) -> Result<QueueHandle<Q>, AttachError>
     where
@@ -152,7 +150,7 @@ impl Engine {
 pub(crate) fn seat<Q>(
     worker: &mut Worker,
     options: QueueOptions,
-    make: impl FnOnce(&mut Lane) -> Result<Q, String>,
+    make: impl FnOnce(&mut Lane, &Arc<dyn Wake>) -> Result<Q, String>,
     leave: impl FnOnce(&mut Q, &mut Lane) + Send + 'static,
 ) -> Result<(u16, u32), AttachError>
 where
@@ -162,21 +160,28 @@ where
     if !worker.has_seat() {
         return Err(AttachError::Queue("the worker serves as many queues as it can".to_owned()));
     }
-    let channel = worker.channels.open(&mut worker.lane, &options.disk, options.plug)?;
-    let queue = match make(&mut worker.lane) {
+    let mut disks = SeatDisks::default();
+    for disk in &options.disks {
+        if let Err(error) = disks.open(&mut worker.lane, &mut worker.channels, disk) {
+            disks.close_all(&mut worker.lane, &mut worker.channels);
+            return Err(error.into());
+        }
+    }
+    let (slot, generation) = worker.vacancy();
+    let waker: Arc<dyn Wake> = Arc::new(WakerHandle(worker.inbox.waker(slot, generation)));
+    let queue = match make(&mut worker.lane, &waker) {
         Ok(queue) => queue,
         Err(why) => {
-            worker.channels.close(&mut worker.lane, channel);
+            disks.close_all(&mut worker.lane, &mut worker.channels);
             return Err(AttachError::Queue(why));
         }
     };
     let now = worker.clock.now();
     let runner = Box::new(Runner::new(queue, options.poll, options.coalesce, now));
     let phase = if options.paused { Phase::Paused } else { Phase::Running };
-    Ok(worker.seat(phase, |generation| Seat {
+    let seat = Seat {
         runner,
-        geometry: options.disk.geometry(),
-        channel,
+        disks,
         kick: options.kick,
         generation,
         watch: generation,
@@ -188,7 +193,9 @@ where
             Box::new(runner.queue.position())
         }),
         leave: None,
-    }))
+    };
+    worker.seat(slot, phase, seat);
+    Ok((slot, generation))
 }
 
 impl<Q> QueueHandle<Q>
@@ -237,6 +244,38 @@ where
         self.mailbox.ask(move |worker| worker.set_kick(slot, generation, kick))
     }
 
+    /// Lets the queue's requests go to one more disk. The slot is free.
+    ///
+    /// # Errors
+    /// When the disk cannot be opened on the queue's worker, or the worker has ended.
+    pub fn open_disk(&self, disk: QueueDisk) -> Result<(), AttachError> {
+        let (slot, generation) = (self.slot, self.generation);
+        self.mailbox.ask(move |worker| worker.open_disk(slot, generation, &disk))?.map_err(AttachError::from)
+    }
+
+    /// Lets no more of its requests go to a disk (they end with [`Outcome::Aborted`](mqblk_core::Outcome)), and waits until
+    /// none is in flight there.
+    ///
+    /// # Errors
+    /// When the worker has ended.
+    pub fn close_disk(&self, disk: DiskSlot) -> Result<(), WorkerGone> {
+        let (slot, generation) = (self.slot, self.generation);
+        let (done, left) = sync_channel(1);
+        self.mailbox.ask(move |worker| worker.close_disk(slot, generation, disk, done))?;
+        // A queue without such a disk drops the sender.
+        let _ = left.recv();
+        Ok(())
+    }
+
+    /// Has the queue see a disk's new size.
+    ///
+    /// # Errors
+    /// When the worker has ended.
+    pub fn refresh_disk(&self, disk: DiskSlot) -> Result<(), WorkerGone> {
+        let (slot, generation) = (self.slot, self.generation);
+        self.mailbox.ask(move |worker| worker.refresh_disk(slot, generation, disk))
+    }
+
     /// Stops the queue and waits until nothing of it is in flight: when this returns, neither we nor the kernel touch the
     /// guest's memory for it any more. `waiting` is told every few seconds how long that takes.
     ///
@@ -265,10 +304,10 @@ where
 
 /// Starts one worker thread and waits until its ring stands.
 fn hire(number: usize, cpu: Option<usize>, lane: LaneOptions) -> std::io::Result<Staff> {
-    let (mailbox, letters, bell) = Mailbox::new()?;
+    let (mailbox, inbox) = Mailbox::new()?;
     let (ready, started) = sync_channel(1);
     let thread = std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
-        let made = pin(cpu).and_then(|()| Worker::new(lane, letters, bell));
+        let made = pin(cpu).and_then(|()| Worker::new(lane, inbox));
         let mut worker = match made {
             Ok(worker) => worker,
             Err(error) => {

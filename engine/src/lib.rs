@@ -1,6 +1,7 @@
 //! Worker threads: they own queues, disk channels and one io_uring each, and nothing on the data path is shared between them.
 //!
-//! `engine` starts workers and gives queues to them, `worker` is a worker's turn, `runner` joins one queue to its tag table,
+//! `engine` starts workers and gives queues to them, `worker` is a worker's turn, `runner` joins one queue to its tag table, `seat_disks` are
+//! the disks that its requests may go to,
 //! `poll` decides how long a queue is polled, `roster` which are and when the worker may sleep, `channels` are a worker's handles to disks, `plug` joins their requests, `mailbox` is how a control
 //! thread talks to a worker. The engine knows neither guest interfaces nor storage backends.
 #![forbid(unsafe_code)]
@@ -18,6 +19,7 @@ mod plug;
 mod poll;
 mod roster;
 mod runner;
+mod seat_disks;
 mod tags;
 #[cfg(test)]
 mod trial;
@@ -30,6 +32,7 @@ pub use latency::{LatencyHistogram, percentile_ns};
 pub use mqblk_uring::{Bell, EventFd, FixedBufferUse, Lane, LaneOptions};
 pub use options::{Coalesce, MergeMode, PlugOptions};
 pub use poll::PollPolicy;
+pub use seat_disks::QueueDisk;
 
 /// A disk as the engine holds it.
 pub type AnyDisk = dyn mqblk_core::Disk<Lane>;

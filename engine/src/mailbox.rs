@@ -1,7 +1,10 @@
 //! How a control thread talks to a worker: a bounded box of letters and an eventfd that the worker's ring watches.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use mqblk_core::Wake;
 use mqblk_uring::EventFd;
 
 use crate::engine::WorkerGone;
@@ -13,6 +16,53 @@ pub(crate) type Letter = Box<dyn FnOnce(&mut Worker) + Send>;
 /// Letters that may wait: senders block past it, which only control threads do.
 const ROOM: usize = 64;
 
+/// The worker's end.
+pub(crate) struct Inbox {
+    pub(crate) letters: Receiver<Letter>,
+    /// Rings for letters and for wakers.
+    pub(crate) bell: EventFd,
+    rung: Arc<Mutex<Vec<Arc<Waker>>>>,
+}
+
+impl Inbox {
+    /// A waker for the queue of this slot and generation.
+    pub(crate) fn waker(&self, slot: u16, generation: u32) -> Arc<Waker> {
+        let (bell, list) = (self.bell.clone(), Arc::clone(&self.rung));
+        Arc::new(Waker { slot, generation, rung: AtomicBool::new(false), list, bell })
+    }
+
+    /// The queues whose wakers rang, by slot and generation, added to `into`.
+    pub(crate) fn take_rung(&self, into: &mut Vec<(u16, u32)>) {
+        for waker in self.rung.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // From here on a ring counts anew: the queue is woken after this.
+            waker.rung.store(false, Ordering::SeqCst);
+            into.push((waker.slot, waker.generation));
+        }
+    }
+}
+
+/// Rings for one queue.
+pub(crate) struct Waker {
+    slot: u16,
+    generation: u32,
+    /// It is in the list.
+    rung: AtomicBool,
+    list: Arc<Mutex<Vec<Arc<Waker>>>>,
+    bell: EventFd,
+}
+
+/// What a queue is given: the list holds the waker itself, so that a ring allocates at most the list's room.
+pub(crate) struct WakerHandle(pub(crate) Arc<Waker>);
+
+impl Wake for WakerHandle {
+    fn wake(&self) {
+        if !self.0.rung.swap(true, Ordering::SeqCst) {
+            self.0.list.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&self.0));
+            self.0.bell.signal();
+        }
+    }
+}
+
 /// The control side.
 #[derive(Clone, Debug)]
 pub(crate) struct Mailbox {
@@ -21,11 +71,11 @@ pub(crate) struct Mailbox {
 }
 
 impl Mailbox {
-    /// A mailbox, its worker's end, and the bell.
-    pub(crate) fn new() -> std::io::Result<(Mailbox, Receiver<Letter>, EventFd)> {
-        let (sender, receiver) = sync_channel(ROOM);
+    /// A mailbox and its worker's end.
+    pub(crate) fn new() -> std::io::Result<(Mailbox, Inbox)> {
+        let (sender, letters) = sync_channel(ROOM);
         let bell = EventFd::new()?;
-        Ok((Mailbox { sender, bell: bell.clone() }, receiver, bell))
+        Ok((Mailbox { sender, bell: bell.clone() }, Inbox { letters, bell, rung: Arc::default() }))
     }
 
     /// Sends a letter.

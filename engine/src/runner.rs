@@ -4,17 +4,19 @@ use std::any::Any;
 
 use mqblk_core::units::in_range;
 use mqblk_core::{
-    Armed, ByteLen, ByteOffset, Completed, Finished, Geometry, GuestQueue, Intake, Lane as LaneTypes, Notify, Op,
+    Armed, ByteLen, ByteOffset, Completed, DiskSlot, Finished, GuestQueue, Intake, Lane as LaneTypes, Notify, Op,
     Outcome, Pulled, Request, Tag,
 };
 use mqblk_uring::Lane;
 
+use crate::channels::Channels;
 use crate::clock::{Clock, Moment};
 use crate::coalesce::{Calls, Verdict};
 use crate::counters::{Kind, QueueCounters, QueueLatency, QueueReport};
 use crate::options::Coalesce;
 use crate::poll::{Idle, PollPolicy, PollState};
 use crate::roster::Rest;
+use crate::seat_disks::SeatDisks;
 use crate::tags::{Stamps, TagTable};
 
 pub(crate) type Buffer = <Lane as LaneTypes>::Buffer;
@@ -23,20 +25,14 @@ pub(crate) type AnyFinished = Finished<Buffer>;
 
 /// A queue as its worker sees it.
 pub(crate) trait Served: Any {
-    /// Takes one batch of requests into `plug`; requests refused at admission go to `finished`.
-    fn pull(
-        &mut self,
-        lane: &mut Lane,
-        slot: u16,
-        geometry: &Geometry,
-        now: Moment,
-        plug: &mut Vec<AnyRequest>,
-        finished: &mut Vec<AnyFinished>,
-    ) -> Found;
+    /// Takes one batch of requests in.
+    fn pull(&mut self, lane: &mut Lane, door: &mut Door<'_>) -> Found;
+    /// The queue's waker rang.
+    fn woken(&mut self, lane: &mut Lane, door: &mut Door<'_>, running: bool) -> Result<(), &'static str>;
     /// A run of requests, all of this queue, is being handed to the storage.
     fn submitted(&mut self, run: &[AnyRequest], now: Moment);
-    /// Writes the answers of a run of ended requests, all of this queue.
-    fn finish(&mut self, lane: &mut Lane, run: &mut [AnyFinished]);
+    /// Writes the answers of a run of ended requests, all of this queue, and takes in what they ask next.
+    fn finish(&mut self, lane: &mut Lane, run: &mut [AnyFinished], door: &mut Door<'_>);
     /// Publishes what was finished, and calls the guest if it wants that. The poll window starts again.
     fn publish(&mut self, finished: Moment, clock: &Clock) -> Published;
     /// Makes a call that was put off, if it is due. When it is not yet: when it will be.
@@ -45,8 +41,10 @@ pub(crate) trait Served: Any {
     fn rest(&mut self, now: Moment) -> Rest;
     /// The guest kicked: it is polled from here on.
     fn kicked(&mut self);
-    /// Requests in flight.
+    /// Requests in flight, and such as the queue holds itself.
     fn in_flight(&self) -> usize;
+    /// Whether requests to this disk are in flight.
+    fn uses(&self, disk: DiskSlot) -> bool;
     /// All that was counted so far.
     fn report(&self) -> QueueReport;
     /// For typed access.
@@ -157,57 +155,93 @@ impl<Q: GuestQueue> Runner<Q> {
     }
 }
 
+/// Where a queue's requests go: into the plugs of its disks, or straight back when they are refused.
+pub(crate) struct Door<'a> {
+    /// The queue's slot.
+    pub(crate) slot: u16,
+    pub(crate) now: Moment,
+    pub(crate) disks: &'a SeatDisks,
+    pub(crate) channels: &'a mut Channels,
+    pub(crate) finished: &'a mut Vec<AnyFinished>,
+    /// Place of the channel that was given a request last.
+    pub(crate) plugged: Option<usize>,
+    /// Requests to be ended early, by their channel's place.
+    pub(crate) cancelled: &'a mut Vec<(usize, Tag)>,
+}
+
 /// The engine's side of one pull.
-struct Gate<'a, T> {
-    slot: u16,
-    now: Moment,
-    geometry: &'a Geometry,
+struct Gate<'a, 'd, T> {
+    door: &'a mut Door<'d>,
     tags: &'a mut TagTable<T>,
-    plug: &'a mut Vec<AnyRequest>,
-    finished: &'a mut Vec<AnyFinished>,
     counters: &'a mut QueueCounters,
 }
 
-impl<T> Gate<'_, T> {
+impl<T> Gate<'_, '_, T> {
+    /// The place of the disk's channel; or why the request is refused.
     #[inline]
-    fn verdict(&self, op: Op, start: ByteOffset, len: ByteLen) -> Option<Outcome> {
-        if op.modifies() && self.geometry.read_only {
-            return Some(Outcome::ReadOnly);
+    fn judge(&self, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
+        // A disk that was taken away.
+        let Some(disk) = self.door.disks.get(disk) else { return Err(Outcome::Aborted) };
+        if op.modifies() && disk.geometry.read_only {
+            return Err(Outcome::ReadOnly);
         }
-        (!in_range(start, len, self.geometry.size)).then_some(Outcome::OutOfRange)
+        if in_range(start, len, disk.geometry.size) { Ok(disk.channel) } else { Err(Outcome::OutOfRange) }
+    }
+
+    #[inline(always)] // else the token would travel through memory
+    fn tag(&mut self, token: T, disk: DiskSlot, op: Op, parts: u16) -> Tag {
+        let index =
+            self.tags.take(token, disk, op, parts, self.door.now).expect("a queue looks at room() before each request");
+        Tag::new(self.door.slot, index)
     }
 }
 
-impl<T> Intake<T, Buffer> for Gate<'_, T> {
+impl<T> Intake<T, Buffer> for Gate<'_, '_, T> {
     #[inline]
     fn room(&self) -> usize {
         self.tags.room()
     }
 
     #[inline(always)] // else the token would travel through memory
-    fn admit(&mut self, token: T, op: Op, start: ByteOffset, len: ByteLen, buffer: Option<Buffer>) {
-        let verdict = self.verdict(op, start, len);
-        let index = self.tags.take(token, op, 1, self.now).expect("a queue looks at room() before each request");
-        let tag = Tag::new(self.slot, index);
+    fn admit(&mut self, token: T, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen, buffer: Option<Buffer>) {
+        let verdict = self.judge(disk, op, start, len);
+        let tag = self.tag(token, disk, op, 1);
         match verdict {
-            None => self.plug.push(Request { op, start, len, tag, buffer }),
-            Some(outcome) => self.finished.push(Finished { outcome, tag, buffer }),
+            Ok(channel) => {
+                self.door.plugged = Some(channel);
+                self.door.channels.get(channel).plug.push(Request { op, start, len, tag, buffer });
+            }
+            Err(outcome) => self.door.finished.push(Finished { outcome, tag, buffer }),
         }
     }
 
-    fn admit_parts(&mut self, token: T, op: Op, parts: &[(ByteOffset, ByteLen)]) {
+    fn admit_parts(&mut self, token: T, disk: DiskSlot, op: Op, parts: &[(ByteOffset, ByteLen)]) {
         let bytes = parts.iter().map(|(_, len)| len.0).fold(0, u64::saturating_add);
         self.counters.other_bytes = self.counters.other_bytes.saturating_add(bytes);
-        let verdict = parts.iter().find_map(|(start, len)| self.verdict(op, *start, *len));
-        let count = if verdict.is_some() { 1 } else { parts.len() as u16 };
-        let index = self.tags.take(token, op, count, self.now).expect("a queue looks at room() before each request");
-        let tag = Tag::new(self.slot, index);
-        match verdict {
-            None => {
-                self.plug.extend(parts.iter().map(|&(start, len)| Request { op, start, len, tag, buffer: None }));
+        let mut verdict = Err(Outcome::Done(ByteLen::ZERO));
+        for &(start, len) in parts {
+            verdict = self.judge(disk, op, start, len);
+            if verdict.is_err() {
+                break;
             }
-            Some(outcome) => self.finished.push(Finished { outcome, tag, buffer: None }),
         }
+        let count = if verdict.is_err() { 1 } else { parts.len() as u16 };
+        let tag = self.tag(token, disk, op, count);
+        match verdict {
+            Ok(channel) => {
+                self.door.plugged = Some(channel);
+                let requests = parts.iter().map(|&(start, len)| Request { op, start, len, tag, buffer: None });
+                self.door.channels.get(channel).plug.extend(requests);
+            }
+            Err(outcome) => self.door.finished.push(Finished { outcome, tag, buffer: None }),
+        }
+    }
+
+    fn cancel(&mut self, pick: &mut dyn FnMut(&mut T) -> bool) {
+        let (disks, slot) = (self.door.disks, self.door.slot);
+        let picked = self.tags.pick(pick);
+        let places = picked.filter_map(|(index, disk)| Some((disks.channel(disk)?, Tag::new(slot, index))));
+        self.door.cancelled.extend(places);
     }
 
     #[inline]
@@ -220,18 +254,10 @@ impl<T> Intake<T, Buffer> for Gate<'_, T> {
 
 impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
     #[inline]
-    fn pull(
-        &mut self,
-        lane: &mut Lane,
-        slot: u16,
-        geometry: &Geometry,
-        now: Moment,
-        plug: &mut Vec<AnyRequest>,
-        finished: &mut Vec<AnyFinished>,
-    ) -> Found {
+    fn pull(&mut self, lane: &mut Lane, door: &mut Door<'_>) -> Found {
         let before = self.tags.in_flight() as u64 + self.counters.answered_alone;
         let (tags, counters) = (&mut self.tags, &mut self.counters);
-        let pulled = self.queue.pull(lane, &mut Gate { slot, now, geometry, tags, plug, finished, counters });
+        let pulled = self.queue.pull(lane, &mut Gate { door, tags, counters });
         if let Pulled::Broken(why) = pulled {
             Found::Broken(why)
         } else if self.tags.in_flight() as u64 + self.counters.answered_alone > before {
@@ -243,6 +269,11 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
         }
     }
 
+    fn woken(&mut self, lane: &mut Lane, door: &mut Door<'_>, running: bool) -> Result<(), &'static str> {
+        let (tags, counters) = (&mut self.tags, &mut self.counters);
+        self.queue.woken(lane, &mut Gate { door, tags, counters }, running)
+    }
+
     #[inline]
     fn submitted(&mut self, run: &[AnyRequest], now: Moment) {
         for request in run {
@@ -251,7 +282,7 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
     }
 
     #[inline]
-    fn finish(&mut self, lane: &mut Lane, run: &mut [AnyFinished]) {
+    fn finish(&mut self, lane: &mut Lane, run: &mut [AnyFinished], door: &mut Door<'_>) {
         for done in run {
             let Some((token, op, outcome, stamps)) = self.tags.finish_part(done.tag.index(), done.outcome) else {
                 continue;
@@ -265,7 +296,9 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
                 Some(last) if last.stamps == stamps && last.kind == kind => last.times += 1,
                 _ => self.ended.push(Ended { kind, stamps, times: 1 }),
             }
-            self.queue.finish(lane, Completed { token, outcome, buffer: done.buffer.take() });
+            let completed = Completed { token, outcome, buffer: done.buffer.take() };
+            let (tags, counters) = (&mut self.tags, &mut self.counters);
+            self.queue.finish(lane, completed, &mut Gate { door: &mut *door, tags, counters });
         }
     }
 
@@ -316,7 +349,11 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
     }
 
     fn in_flight(&self) -> usize {
-        self.tags.in_flight()
+        self.tags.in_flight() + self.queue.held()
+    }
+
+    fn uses(&self, disk: DiskSlot) -> bool {
+        self.tags.uses(disk)
     }
 
     fn report(&self) -> QueueReport {

@@ -1,6 +1,6 @@
 //! The tag table: which requests of a queue are in flight. Its occupancy *is* the in-flight count.
 
-use mqblk_core::{ByteLen, Op, Outcome};
+use mqblk_core::{ByteLen, DiskSlot, Op, Outcome};
 
 use crate::clock::Moment;
 
@@ -21,6 +21,7 @@ struct Slot<T> {
     /// Those of them that have not finished yet.
     left: u16,
     op: Op,
+    disk: DiskSlot,
     stamps: Stamps,
     /// The first failure, or the length done so far. Not used for a request of one part, whose outcome is that part's.
     outcome: Outcome,
@@ -54,6 +55,7 @@ impl<T> TagTable<T> {
             parts: 0,
             left: 0,
             op: Op::Flush,
+            disk: DiskSlot::FIRST,
             stamps: Stamps::default(),
             outcome: Outcome::Done(ByteLen::ZERO),
         };
@@ -74,16 +76,29 @@ impl<T> TagTable<T> {
 
     /// Takes a request of `parts` ranges in; `None` when the table is full.
     #[inline(always)] // else the token would travel through memory
-    pub fn take(&mut self, token: T, op: Op, parts: u16, now: Moment) -> Option<u16> {
+    pub fn take(&mut self, token: T, disk: DiskSlot, op: Op, parts: u16, now: Moment) -> Option<u16> {
         let index = self.free.pop()?;
         let slot = &mut self.slots[usize::from(index)];
-        (slot.token, slot.op) = (Some(token), op);
+        (slot.token, slot.disk, slot.op) = (Some(token), disk, op);
         slot.stamps = Stamps { pulled: now, submitted: now };
         (slot.parts, slot.left) = (parts, parts);
         if parts > 1 {
             slot.outcome = Outcome::Done(ByteLen::ZERO);
         }
         Some(index)
+    }
+
+    /// Whether a request to this disk is in flight.
+    pub fn uses(&self, disk: DiskSlot) -> bool {
+        self.slots.iter().any(|slot| slot.token.is_some() && slot.disk == disk)
+    }
+
+    /// Requests in flight that `pick` chooses by their token, and the disks that they are for.
+    pub fn pick(&mut self, pick: &mut dyn FnMut(&mut T) -> bool) -> impl Iterator<Item = (u16, DiskSlot)> {
+        (0..).zip(&mut self.slots).filter_map(move |(index, slot)| {
+            let picked = slot.token.as_mut().is_some_and(&mut *pick);
+            picked.then_some((index, slot.disk))
+        })
     }
 
     /// A request was handed to the storage.
@@ -122,7 +137,7 @@ mod tests {
     #[test]
     fn a_request_of_several_parts_ends_once_with_its_first_failure() {
         let mut tags = TagTable::new(2);
-        let tag = tags.take("a", Op::Discard { secure: false }, 3, Moment(5)).unwrap();
+        let tag = tags.take("a", DiskSlot::FIRST, Op::Discard { secure: false }, 3, Moment(5)).unwrap();
         tags.submitted(tag, Moment(7));
         assert!(tags.finish_part(tag, Outcome::Done(ByteLen(5))).is_none());
         assert!(tags.finish_part(tag, Outcome::Failed(Errno(5))).is_none());
@@ -141,7 +156,7 @@ mod tests {
             let mut model: Vec<(u16, usize)> = Vec::new();
             for (number, (put, pick)) in steps.into_iter().enumerate() {
                 if put {
-                    match tags.take(number, Op::Read, 1, Moment(0)) {
+                    match tags.take(number, DiskSlot::FIRST, Op::Read, 1, Moment(0)) {
                         Some(tag) => {
                             prop_assert!(model.iter().all(|(other, _)| *other != tag));
                             model.push((tag, number));

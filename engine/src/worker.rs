@@ -1,18 +1,20 @@
 //! A worker's turn: pull a bounded batch from each queue, submit once per channel, reap, finish, publish once per queue, one
 //! call per queue that wants it. If nothing happened: poll on while a window lasts, else arm, look again, and sleep.
 
-use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
+use mqblk_core::{DiskError, DiskSlot, Tag};
 use mqblk_uring::{EventFd, Lane, LaneOptions, Wait};
 
 use crate::channels::Channels;
 use crate::clock::{Clock, Moment};
 use crate::counters::{QueueId, QueueReport, WorkerReport};
-use crate::mailbox::Letter;
+use crate::mailbox::Inbox;
 use crate::plug::{JOINED_SLOT, Merges};
 use crate::roster::{Next, Phase, Rest, Roster};
-use crate::runner::{AnyFinished, Found, Served};
+use crate::runner::{AnyFinished, Door, Found, Served};
+use crate::seat_disks::QueueDisk;
 
 mod seat;
 pub(crate) use seat::Seat;
@@ -39,11 +41,18 @@ pub(crate) struct Worker {
     pub(crate) seats: Vec<Option<Seat>>,
     roster: Roster,
     owner: mqblk_uring::Owner,
-    letters: Receiver<Letter>,
-    bell: EventFd,
+    pub(crate) inbox: Inbox,
     /// The ring reports the bell.
     bell_watched: bool,
     finished: Vec<AnyFinished>,
+    /// Those of them that are being handed back.
+    ending: Vec<AnyFinished>,
+    /// Requests to be ended early, by their channel's place.
+    cancelled: Vec<(usize, Tag)>,
+    /// Queues whose wakers rang, by slot and generation; kept for its room.
+    rung: Vec<(u16, u32)>,
+    /// A disk of some queue is about to leave.
+    closing: bool,
     /// Slots with answers to publish.
     touched: Vec<u16>,
     /// Slots whose queue owes its guest a call, and when it is due.
@@ -59,10 +68,11 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// A worker without queues. Must be made on its own thread.
-    pub(crate) fn new(options: LaneOptions, letters: Receiver<Letter>, bell: EventFd) -> std::io::Result<Worker> {
+    pub(crate) fn new(options: LaneOptions, inbox: Inbox) -> std::io::Result<Worker> {
         let mut lane = Lane::new(options)?;
         let owner = lane.add_owner();
-        lane.watch(owner, BELL, &bell).map_err(|_| std::io::Error::other("the ring has no room for its mailbox"))?;
+        lane.watch(owner, BELL, &inbox.bell)
+            .map_err(|_| std::io::Error::other("the ring has no room for its mailbox"))?;
         Ok(Worker {
             lane,
             clock: Clock::new(),
@@ -70,10 +80,13 @@ impl Worker {
             seats: Vec::new(),
             roster: Roster::default(),
             owner,
-            letters,
-            bell,
+            inbox,
             bell_watched: true,
             finished: Vec::with_capacity(4096),
+            ending: Vec::with_capacity(4096),
+            cancelled: Vec::new(),
+            rung: Vec::new(),
+            closing: false,
             touched: Vec::with_capacity(256),
             owing: Vec::with_capacity(256),
             now: Moment::default(),
@@ -107,7 +120,7 @@ impl Worker {
     /// One turn. Whether anything happened.
     pub(crate) fn turn(&mut self) -> bool {
         if !self.bell_watched {
-            self.bell_watched = self.lane.watch(self.owner, BELL, &self.bell).is_ok();
+            self.bell_watched = self.lane.watch(self.owner, BELL, &self.inbox.bell).is_ok();
         }
         if !self.owing.is_empty() {
             self.pay_calls();
@@ -163,16 +176,65 @@ impl Worker {
             }
         }
         if letters {
-            for _ in 0..LETTERS {
-                match self.letters.try_recv() {
-                    Ok(letter) => letter(self),
-                    Err(_) => return true,
-                }
-            }
-            // More may wait: ring again rather than starve the queues.
-            self.bell.signal();
+            self.read_letters();
         }
         true
+    }
+
+    fn read_letters(&mut self) {
+        let mut rung = std::mem::take(&mut self.rung);
+        self.inbox.take_rung(&mut rung);
+        for (slot, generation) in rung.drain(..) {
+            self.woken(slot, generation);
+        }
+        self.rung = rung;
+        for _ in 0..LETTERS {
+            match self.inbox.letters.try_recv() {
+                Ok(letter) => letter(self),
+                Err(_) => return,
+            }
+        }
+        // More may wait: ring again rather than starve the queues.
+        self.inbox.bell.signal();
+    }
+
+    /// The waker of the queue in `slot` rang.
+    fn woken(&mut self, slot: u16, generation: u32) {
+        let running = self.roster.phase(slot) == Some(Phase::Running);
+        let Some(seat) = self.seats.get_mut(usize::from(slot)).and_then(Option::as_mut) else { return };
+        if seat.generation != generation {
+            return;
+        }
+        let mut door = Door {
+            slot,
+            now: self.now,
+            disks: &seat.disks,
+            channels: &mut self.channels,
+            finished: &mut self.finished,
+            plugged: None,
+            cancelled: &mut self.cancelled,
+        };
+        let taken = seat.runner.woken(&mut self.lane, &mut door, running);
+        if door.plugged.is_some() {
+            self.channels.note_left();
+        }
+        touch(&mut self.touched, &mut seat.touched, slot);
+        if let Err(why) = taken {
+            self.retire(slot, why);
+        }
+        self.cancel();
+    }
+
+    /// Ends early what queues asked for.
+    fn cancel(&mut self) {
+        self.cancelled.sort_unstable_by_key(|(channel, _)| *channel);
+        let mut tags = Vec::new();
+        for run in self.cancelled.chunk_by(|one, next| one.0 == next.0) {
+            tags.clear();
+            tags.extend(run.iter().map(|(_, tag)| *tag));
+            self.channels.cancel(&mut self.lane, run[0].0, &tags, &mut self.finished);
+        }
+        self.cancelled.clear();
     }
 
     fn kicked(&mut self, cookie: u64, result: i32, watching: bool) {
@@ -233,13 +295,23 @@ impl Worker {
             return false;
         }
         let Some(seat) = self.seats[usize::from(slot)].as_mut() else { return false };
-        let open = self.channels.get(seat.channel);
-        let (plug, finished) = (&mut open.plug, &mut self.finished);
-        let pulled = seat.runner.pull(&mut self.lane, slot, &seat.geometry, self.now, plug, finished);
+        let mut door = Door {
+            slot,
+            now: self.now,
+            disks: &seat.disks,
+            channels: &mut self.channels,
+            finished: &mut self.finished,
+            plugged: None,
+            cancelled: &mut self.cancelled,
+        };
+        let pulled = seat.runner.pull(&mut self.lane, &mut door);
         match pulled {
             Found::Nothing => false,
             found @ (Found::Requests | Found::More) => {
-                if found == Found::More && open.wants_more() {
+                if found == Found::More
+                    && let Some(channel) = door.plugged
+                    && self.channels.get(channel).wants_more()
+                {
                     self.waiting.push(slot);
                 }
                 // Answers that the queue wrote itself are published with the others.
@@ -270,14 +342,11 @@ impl Worker {
     /// Gives ended requests to their queues, publishes and calls.
     #[inline]
     fn hand_back(&mut self) -> bool {
-        for run in self.finished.chunk_by_mut(|one, next| one.tag.queue() == next.tag.queue()) {
-            let slot = run[0].tag.queue();
-            if let Some(seat) = self.seats[usize::from(slot)].as_mut() {
-                seat.runner.finish(&mut self.lane, run);
-                touch(&mut self.touched, &mut seat.touched, slot);
-            }
+        // What a queue asks next may be refused, and so end at once.
+        while !self.finished.is_empty() {
+            std::mem::swap(&mut self.finished, &mut self.ending);
+            self.end_runs();
         }
-        self.finished.clear();
         if self.touched.is_empty() {
             return false;
         }
@@ -295,10 +364,37 @@ impl Worker {
             ended |= self.roster.phase(slot) == Some(Phase::Draining) && seat.runner.in_flight() == 0;
         }
         self.touched.clear();
+        if self.closing {
+            self.end_closing();
+        }
         if ended {
             self.end_drained();
         }
         true
+    }
+
+    /// Gives ended requests to their queues.
+    #[inline]
+    fn end_runs(&mut self) {
+        for run in self.ending.chunk_by_mut(|one, next| one.tag.queue() == next.tag.queue()) {
+            let slot = run[0].tag.queue();
+            let Some(seat) = self.seats[usize::from(slot)].as_mut() else { continue };
+            let mut door = Door {
+                slot,
+                now: self.now,
+                disks: &seat.disks,
+                channels: &mut self.channels,
+                finished: &mut self.finished,
+                plugged: None,
+                cancelled: &mut self.cancelled,
+            };
+            seat.runner.finish(&mut self.lane, run, &mut door);
+            if door.plugged.is_some() {
+                self.channels.note_left();
+            }
+            touch(&mut self.touched, &mut seat.touched, slot);
+        }
+        self.ending.clear();
     }
 
     /// Makes the calls that are due of those that were put off.
@@ -356,19 +452,58 @@ impl Worker {
         self.seats.len() < usize::from(JOINED_SLOT) || self.seats.iter().any(Option::is_none)
     }
 
-    /// Puts a queue in a free slot and starts serving it. Returns its slot and generation.
-    pub(crate) fn seat(&mut self, phase: Phase, make: impl FnOnce(u32) -> Seat) -> (u16, u32) {
+    /// A free slot, and the generation of the queue that will take it.
+    pub(crate) fn vacancy(&mut self) -> (u16, u32) {
         self.generation = self.generation.wrapping_add(1);
         let slot = self.seats.iter().position(Option::is_none).unwrap_or_else(|| {
             self.seats.push(None);
             self.seats.len() - 1
         });
         assert!(slot < usize::from(JOINED_SLOT), "whoever seats a queue looks for room first");
-        self.seats[slot] = Some(make(self.generation));
-        let slot = slot as u16;
+        (slot as u16, self.generation)
+    }
+
+    /// Puts a queue in a free slot and starts serving it.
+    pub(crate) fn seat(&mut self, slot: u16, phase: Phase, seat: Seat) {
+        self.seats[usize::from(slot)] = Some(seat);
         self.roster.seat(slot, phase);
         self.watch(slot);
-        (slot, self.generation)
+    }
+
+    /// Lets a queue's requests go to one more disk. No such queue: nothing.
+    pub(crate) fn open_disk(&mut self, slot: u16, generation: u32, disk: &QueueDisk) -> Result<(), DiskError> {
+        match self.seats.get_mut(usize::from(slot)) {
+            Some(Some(seat)) if seat.generation == generation => {
+                seat.disks.open(&mut self.lane, &mut self.channels, disk)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets no more of a queue's requests go to a disk; `left` is told when none is in flight there.
+    pub(crate) fn close_disk(&mut self, slot: u16, generation: u32, disk: DiskSlot, left: SyncSender<()>) {
+        if let Some((seat, _)) = self.find(slot, generation) {
+            seat.disks.begin_close(disk, left);
+            self.closing = true;
+            self.end_closing();
+        }
+    }
+
+    fn end_closing(&mut self) {
+        self.closing = false;
+        for seat in self.seats.iter_mut().flatten() {
+            seat.disks.end_close(&mut self.lane, &mut self.channels, |disk| seat.runner.uses(disk));
+            self.closing |= seat.disks.is_closing();
+        }
+    }
+
+    /// Has a queue see a disk's new size.
+    pub(crate) fn refresh_disk(&mut self, slot: u16, generation: u32, disk: DiskSlot) {
+        if let Some(Some(seat)) = self.seats.get_mut(usize::from(slot))
+            && seat.generation == generation
+        {
+            seat.disks.refresh(&mut self.channels, disk);
+        }
     }
 
     /// The queue at `slot`, if it is still the same one.
@@ -435,7 +570,7 @@ impl Worker {
             self.lane.cancel(self.owner, seat.cookie(slot));
             self.roster.leave(slot);
             self.owing.retain(|(owing, _)| *owing != slot);
-            self.channels.close(&mut self.lane, seat.channel);
+            seat.disks.close_all(&mut self.lane, &mut self.channels);
             let merges = self.channels.take_merges(slot);
             if let Some(leave) = seat.leave.take() {
                 let report = with_merges(seat.runner.report(), merges);

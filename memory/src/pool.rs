@@ -4,15 +4,14 @@
 //! them; while a buffer lives its table stays mapped. All bookkeeping is worker-local: taking and giving back a buffer
 //! costs two plain counter updates.
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, ByteOffset};
 
 use crate::guest::{GuestAddress, GuestMemory};
 use crate::mapping::Mapping;
-use crate::shared::{Plain, prefetch};
 
+mod direct;
 mod join;
 
 /// A buffer's handle: 4 bytes, moved and never copied. Give it back to the pool that made it.
@@ -290,79 +289,6 @@ impl BufferPool {
         (len <= hot.len - at).then_some(hot.host + at)
     }
 
-    /// Reads a value from guest memory, once. `None` when a byte of it is not mapped.
-    #[inline]
-    pub fn read<T: Plain>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
-        let Some(host) = self.host(lease.index, address.0, size_of::<T>() as u64) else {
-            return self.read_across(lease, address);
-        };
-        let place = std::ptr::with_exposed_provenance::<T>(host as usize);
-        if place.is_aligned() {
-            // SAFETY: mapped for its whole size by the lease, aligned; any bit pattern is a `T`.
-            return Some(unsafe { place.read_volatile() });
-        }
-        let mut value = std::mem::MaybeUninit::<T>::uninit();
-        // SAFETY: mapped for its whole size by the lease; bytes are copied into private memory; any bit pattern is a `T`.
-        unsafe {
-            place.cast::<u8>().copy_to_nonoverlapping(value.as_mut_ptr().cast(), size_of::<T>());
-            Some(value.assume_init())
-        }
-    }
-
-    /// Reads a value that lies in two regions or more.
-    #[cold]
-    fn read_across<T: Plain>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
-        let mut value = std::mem::MaybeUninit::<T>::zeroed();
-        // SAFETY: a zeroed `T` is as many initialised bytes, and nothing else names them.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
-        // SAFETY: any bit pattern is a `T`.
-        self.read_bytes(lease, address, bytes).then(|| unsafe { value.assume_init() })
-    }
-
-    /// Reads bytes from guest memory, once. They may span regions. `false` when a byte of it is not mapped; what lies before
-    /// it may then have been read.
-    #[must_use]
-    pub fn read_bytes(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
-        let Some(host) = self.host(lease.index, address.0, into.len() as u64) else {
-            return self.read_bytes_across(lease, address, into);
-        };
-        let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
-        // SAFETY: mapped for `into.len()` bytes by the lease; `into` is private memory.
-        unsafe { place.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
-        true
-    }
-
-    /// Reads bytes that lie in two regions or more, or in none.
-    #[cold]
-    fn read_bytes_across(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
-        let (mut address, mut left) = (address.0, into);
-        while !left.is_empty() {
-            let Some((hot, at)) = self.locate(lease.index, address) else { return false };
-            let (host, run) = (hot.host + at, (hot.len - at).min(left.len() as u64));
-            let (now, later) = left.split_at_mut(run as usize);
-            let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
-            // SAFETY: mapped for `run` bytes by the lease; `now` is private memory.
-            unsafe { place.copy_to_nonoverlapping(now.as_mut_ptr(), now.len()) };
-            left = later;
-            match address.checked_add(run) {
-                Some(next) => address = next,
-                None => return left.is_empty(),
-            }
-        }
-        true
-    }
-
-    /// Starts bringing the line at `address` into this core's cache, if it is mapped.
-    #[inline]
-    pub fn prefetch(&mut self, lease: LeaseId, address: GuestAddress) {
-        let host = self.host(lease.index, address.0, 1);
-        if let Some(place) =
-            host.and_then(|host| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(host as usize)))
-        {
-            prefetch(place);
-        }
-    }
-
     /// A buffer without pieces in this lease.
     ///
     /// # Panics
@@ -493,6 +419,31 @@ impl BufferPool {
     #[inline]
     pub fn len(&self, buffer: &Buffer) -> ByteLen {
         ByteLen(self.entries[buffer.index()].total)
+    }
+
+    /// Cuts a buffer to its first `len` bytes. One that is shorter stays as it is. Nothing is pushed to it any more.
+    pub fn truncate(&mut self, buffer: &Buffer, len: ByteLen) {
+        let entry = &mut self.entries[buffer.index()];
+        let pieces = usize::from(entry.pieces);
+        let list = match entry.spill {
+            NO_SPILL => &mut entry.inline[..pieces],
+            spill => &mut self.spills[spill as usize][..pieces],
+        };
+        let mut left = len.0;
+        let mut kept = 0;
+        for piece in list {
+            if left == 0 {
+                break;
+            }
+            piece.len = u64::from(piece.len).min(left) as u32;
+            left -= u64::from(piece.len);
+            kept += 1;
+        }
+        entry.pieces = kept;
+        entry.total = len.0 - left;
+        if entry.spill != NO_SPILL {
+            self.spills[entry.spill as usize].truncate(usize::from(kept));
+        }
     }
 
     /// The pieces, in order.

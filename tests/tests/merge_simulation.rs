@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex};
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{
-    Armed, ByteLen, ByteOffset, Completed, DiskChannel, Finished, GuestQueue, Intake, Limits, Notify, Op, Outcome,
-    Pulled, Request,
+    Armed, ByteLen, ByteOffset, Completed, DiskChannel, DiskSlot, Finished, GuestQueue, Intake, Limits, Notify, Op,
+    Outcome, Pulled, Request,
 };
 use mqblk_engine::{
-    AnyDisk, Coalesce, HandSeat, HandWorker, Lane, LaneOptions, MergeMode, PlugOptions, PollPolicy, QueueOptions,
+    AnyDisk, Coalesce, HandSeat, HandWorker, Lane, LaneOptions, MergeMode, PlugOptions, PollPolicy, QueueDisk,
+    QueueOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, LeaseId, Region};
 use mqblk_tests::overlay::{AnyChannel, Overlay};
@@ -195,19 +196,19 @@ impl GuestQueue for ScriptedQueue {
                         lane.buffers.push(&buffer, GuestAddress(*at), *len, 64).expect("mapped");
                     }
                     let (start, len) = place(&ask.ranges[0]);
-                    into.admit(ask.clone(), ask.op, start, len, Some(buffer));
+                    into.admit(ask.clone(), DiskSlot::FIRST, ask.op, start, len, Some(buffer));
                 }
-                Op::Flush => into.admit(ask, Op::Flush, ByteOffset(0), ByteLen::ZERO, None),
+                Op::Flush => into.admit(ask, DiskSlot::FIRST, Op::Flush, ByteOffset(0), ByteLen::ZERO, None),
                 op => {
                     let parts: Vec<_> = ask.ranges.iter().map(place).collect();
-                    into.admit_parts(ask, op, &parts);
+                    into.admit_parts(ask, DiskSlot::FIRST, op, &parts);
                 }
             }
         }
         if side.waiting.is_empty() { Pulled::Dry } else { Pulled::MoreWaiting }
     }
 
-    fn finish(&mut self, lane: &mut Lane, done: Completed<Ask, Buffer>) {
+    fn finish<I: Intake<Ask, Buffer>>(&mut self, lane: &mut Lane, done: Completed<Ask, Buffer>, _into: &mut I) {
         assert_eq!(done.buffer.is_some(), done.token.op.has_data());
         if let Some(buffer) = done.buffer {
             // The request's own buffer, not a joined one.
@@ -376,21 +377,24 @@ impl Simulation {
     fn attach(&mut self, at: usize) {
         let side = Arc::clone(&self.sides[at]);
         let options = QueueOptions {
-            disk: Arc::clone(&self.disk),
+            disks: vec![QueueDisk {
+                slot: DiskSlot::FIRST,
+                disk: Arc::clone(&self.disk),
+                plug: PlugOptions {
+                    merge: MergeMode::On,
+                    merge_bytes: ByteLen(40 * BLOCK),
+                    merge_segments: 24,
+                    ..PlugOptions::default()
+                },
+            }],
             kick: None,
             poll: PollPolicy::Busy,
-            plug: PlugOptions {
-                merge: MergeMode::On,
-                merge_bytes: ByteLen(40 * BLOCK),
-                merge_segments: 24,
-                ..PlugOptions::default()
-            },
             coalesce: Coalesce::default(),
             paused: false,
             on_broken: Box::new(|why| panic!("{why}")),
         };
         let random = SmallRng::seed_from_u64(self.random.random());
-        let seat = self.worker.attach(options, |lane| {
+        let seat = self.worker.attach(options, |lane, _| {
             let lease = lane.buffers.adopt(Arc::clone(&side.lock().unwrap().memory), vec![]);
             Ok(ScriptedQueue { side, lease, random, finished: vec![] })
         });

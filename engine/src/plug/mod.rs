@@ -172,6 +172,11 @@ impl Merger {
         self.ready.is_empty() && self.joined.in_use() == 0
     }
 
+    /// Takes back requests that were planned and not offered yet, but for joined ones.
+    pub(crate) fn take_back(&mut self, pick: impl Fn(Tag) -> bool) -> impl Iterator<Item = AnyRequest> {
+        self.ready.extract_if(.., move |request| pick(request.tag))
+    }
+
     /// Whether requests are to be offered before the plug.
     #[inline]
     pub(crate) fn has_ready(&self) -> bool {

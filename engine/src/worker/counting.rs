@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mqblk_core::{
-    Armed, ByteLen, ByteOffset, Completed, DiskChannel, Finished, GuestQueue, Intake, Notify, Op, Outcome, Pulled,
-    Request,
+    Armed, ByteLen, ByteOffset, Completed, DiskChannel, DiskSlot, Finished, GuestQueue, Intake, Notify, Op, Outcome,
+    Pulled, Request,
 };
 
 use super::*;
@@ -46,16 +46,19 @@ impl GuestQueue for Queue {
     fn pull<I: Intake<(), Buffer>>(&mut self, _: &mut Lane, into: &mut I) -> Pulled {
         for op in self.0.lock().unwrap().waiting.drain(..) {
             match op {
-                Op::Discard { .. } => {
-                    into.admit_parts((), op, &[(ByteOffset(0), ByteLen(512)), (ByteOffset(512), ByteLen(1024))])
-                }
-                _ => into.admit((), op, ByteOffset(0), ByteLen(512), None),
+                Op::Discard { .. } => into.admit_parts(
+                    (),
+                    DiskSlot::FIRST,
+                    op,
+                    &[(ByteOffset(0), ByteLen(512)), (ByteOffset(512), ByteLen(1024))],
+                ),
+                _ => into.admit((), DiskSlot::FIRST, op, ByteOffset(0), ByteLen(512), None),
             }
         }
         Pulled::Dry
     }
 
-    fn finish(&mut self, _: &mut Lane, _: Completed<(), Buffer>) {
+    fn finish<I: Intake<(), Buffer>>(&mut self, _: &mut Lane, _: Completed<(), Buffer>, _: &mut I) {
         self.1 += 1;
     }
 
@@ -114,20 +117,19 @@ fn disk(state: &Shared) -> Arc<crate::AnyDisk> {
 }
 
 fn rig(coalesce: Coalesce) -> (Worker, Shared, Mailbox) {
-    let (mailbox, letters, bell) = Mailbox::new().expect("a mailbox");
+    let (mailbox, inbox) = Mailbox::new().expect("a mailbox");
     let options = LaneOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
-    let mut worker = Worker::new(options, letters, bell).expect("the host has io_uring");
+    let mut worker = Worker::new(options, inbox).expect("the host has io_uring");
     let state = Shared::default();
     let options = QueueOptions {
-        disk: disk(&state),
+        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: disk(&state), plug: PlugOptions::default() }],
         kick: None,
         poll: PollPolicy::Busy,
-        plug: PlugOptions::default(),
         coalesce,
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),
     };
-    seat(&mut worker, options, |_| Ok(Queue(Arc::clone(&state), 0)), |_, _| {}).expect("seated");
+    seat(&mut worker, options, |_, _| Ok(Queue(Arc::clone(&state), 0)), |_, _| {}).expect("seated");
     (worker, state, mailbox)
 }
 

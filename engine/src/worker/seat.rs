@@ -3,11 +3,11 @@
 use std::any::Any;
 use std::sync::mpsc::SyncSender;
 
-use mqblk_core::Geometry;
 use mqblk_uring::{EventFd, Lane};
 
 use super::Leaving;
 use crate::runner::Served;
+use crate::seat_disks::SeatDisks;
 
 /// Takes a queue apart when it leaves; gives its position, boxed.
 pub(crate) type Unseat = Box<dyn FnOnce(Box<dyn Served>, &mut Lane) -> Box<dyn Any + Send> + Send>;
@@ -18,9 +18,7 @@ pub(crate) type TellBroken = Box<dyn FnOnce(&str) + Send>;
 /// A queue and what its worker keeps for it.
 pub(crate) struct Seat {
     pub(crate) runner: Box<dyn Served>,
-    pub(crate) geometry: Geometry,
-    /// Place of its disk's channel.
-    pub(crate) channel: usize,
+    pub(crate) disks: SeatDisks,
     pub(crate) kick: Option<EventFd>,
     /// Tells this queue from a later one in the same slot.
     pub(crate) generation: u32,

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use mqblk_core::{
-    Armed, ByteLen, ByteOffset, Completed, DiskChannel, Finished, GuestQueue, Intake, Notify, Op, Outcome, Pulled,
-    Request,
+    Armed, ByteLen, ByteOffset, Completed, DiskChannel, DiskSlot, Finished, GuestQueue, Intake, Notify, Op, Outcome,
+    Pulled, Request,
 };
 
 use super::*;
@@ -148,14 +148,14 @@ impl GuestQueue for FakeQueue {
         at(&self.stage).point();
         let waiting = std::mem::take(&mut at(&self.stage).guests[self.index].waiting);
         for _ in 0..waiting {
-            into.admit((), Op::Flush, ByteOffset(0), ByteLen::ZERO, None);
+            into.admit((), DiskSlot::FIRST, Op::Flush, ByteOffset(0), ByteLen::ZERO, None);
         }
         at(&self.stage).guests[self.index].taken += waiting;
         at(&self.stage).point();
         Pulled::Dry
     }
 
-    fn finish(&mut self, _lane: &mut Lane, _done: Completed<(), Buffer>) {
+    fn finish<I: Intake<(), Buffer>>(&mut self, _lane: &mut Lane, _done: Completed<(), Buffer>, _into: &mut I) {
         self.unpublished += 1;
     }
 
@@ -222,9 +222,9 @@ impl DiskChannel<Lane> for FakeChannel {
 
 /// A worker with two queues on one disk, and the plan.
 fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
-    let (mailbox, letters, bell) = Mailbox::new().expect("a mailbox");
+    let (mailbox, inbox) = Mailbox::new().expect("a mailbox");
     let options = LaneOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
-    let mut worker = Worker::new(options, letters, bell).expect("the host has io_uring");
+    let mut worker = Worker::new(options, inbox).expect("the host has io_uring");
     let guest =
         || Guest { waiting: 0, wants_kick: false, kick: EventFd::new().expect("an eventfd"), taken: 0, answered: 0 };
     let stage = Arc::new(Mutex::new(Stage {
@@ -241,16 +241,15 @@ fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
     let disk: Arc<crate::AnyDisk> = Arc::new(TrialDisk(move || Box::new(channel()) as Box<dyn DiskChannel<Lane>>));
     for index in 0..QUEUES {
         let options = QueueOptions {
-            disk: Arc::clone(&disk),
+            disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&disk), plug: PlugOptions::default() }],
             kick: Some(at(&stage).guests[index].kick.clone()),
             poll: PollPolicy::Off,
-            plug: PlugOptions::default(),
             coalesce: Coalesce::default(),
             paused: false,
             on_broken: Box::new(|why| panic!("{why}")),
         };
         let queue = FakeQueue { stage: Arc::clone(&stage), index, unpublished: 0 };
-        let seated = seat(&mut worker, options, |_| Ok(queue), |_, _| {}).expect("seated");
+        let seated = seat(&mut worker, options, |_, _| Ok(queue), |_, _| {}).expect("seated");
         at(&stage).seats.push(seated);
     }
     (worker, stage)

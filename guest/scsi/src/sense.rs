@@ -8,7 +8,7 @@ pub enum Status {
     Good = 0x00,
     /// Sense data says what did not.
     CheckCondition = 0x02,
-    /// COMPARE AND WRITE and its kin found what was asked for (not used by block commands of this crate but for PRE-FETCH).
+    /// What was asked for is there (PRE-FETCH; no command of this crate gives it).
     ConditionMet = 0x04,
     /// Try again.
     Busy = 0x08,
@@ -71,8 +71,109 @@ pub struct Sense {
 }
 
 impl Sense {
+    /// Bytes of the longest sense data that [`encode`](Self::encode) gives.
+    pub const MAX_LEN: usize = 28;
+
+    /// NO ADDITIONAL SENSE INFORMATION.
+    pub const NONE: Sense = Sense::new(SenseKey::NoSense, 0x00, 0x00);
+    /// INVALID COMMAND OPERATION CODE.
+    pub const INVALID_OPCODE: Sense = Sense::illegal(0x20, 0x00);
+    /// LOGICAL BLOCK ADDRESS OUT OF RANGE.
+    pub const OUT_OF_RANGE: Sense = Sense::illegal(0x21, 0x00);
+    /// PARAMETER LIST LENGTH ERROR.
+    pub const PARAMETER_LIST_LENGTH: Sense = Sense::illegal(0x1a, 0x00);
+    /// LOGICAL UNIT NOT SUPPORTED: nothing is at this LUN.
+    pub const NO_SUCH_UNIT: Sense = Sense::illegal(0x25, 0x00);
+    /// INTERNAL TARGET FAILURE.
+    pub const INTERNAL: Sense = Sense::new(SenseKey::HardwareError, 0x44, 0x00);
+    /// DATA PHASE ERROR: data that was offered when the command began is not there any more.
+    pub const DATA_GONE: Sense = Sense::new(SenseKey::AbortedCommand, 0x4b, 0x00);
+    /// LOGICAL UNIT NOT READY, INITIALIZING COMMAND REQUIRED: it was stopped.
+    pub const STOPPED: Sense = Sense::new(SenseKey::NotReady, 0x04, 0x02);
+    /// WRITE PROTECTED.
+    pub const WRITE_PROTECTED: Sense = Sense::new(SenseKey::DataProtect, 0x27, 0x00);
+    /// LOGICAL UNIT SOFTWARE WRITE PROTECTED: by the control mode page.
+    pub const SOFTWARE_WRITE_PROTECTED: Sense = Sense::new(SenseKey::DataProtect, 0x27, 0x02);
+
     /// Sense data without field pointer and information.
     pub const fn new(key: SenseKey, asc: u8, ascq: u8) -> Sense {
         Sense { key, asc, ascq, field: None, information: None }
+    }
+
+    const fn illegal(asc: u8, ascq: u8) -> Sense {
+        Sense::new(SenseKey::IllegalRequest, asc, ascq)
+    }
+
+    /// INVALID FIELD IN CDB: the field that starts in byte `byte`, at bit `bit` if it is not a whole byte.
+    pub const fn in_command(byte: u16, bit: Option<u8>) -> Sense {
+        Sense { field: Some(FieldPointer { in_command: true, byte, bit }), ..Sense::illegal(0x24, 0x00) }
+    }
+
+    /// INVALID FIELD IN PARAMETER LIST.
+    pub const fn in_parameters(byte: u16, bit: Option<u8>) -> Sense {
+        Sense { field: Some(FieldPointer { in_command: false, byte, bit }), ..Sense::illegal(0x26, 0x00) }
+    }
+
+    /// The same with a field pointer into the command.
+    pub const fn at(mut self, byte: u16, bit: Option<u8>) -> Sense {
+        self.field = Some(FieldPointer { in_command: true, byte, bit });
+        self
+    }
+
+    /// MISCOMPARE DURING VERIFY OPERATION; `information` says where.
+    pub const fn miscompare(information: u64) -> Sense {
+        Sense { information: Some(information), ..Sense::new(SenseKey::Miscompare, 0x1d, 0x00) }
+    }
+
+    /// Writes the sense data as it is on the wire, cut to `into`; returns its bytes. Fixed format (18 bytes) or descriptor
+    /// format. In fixed format an INFORMATION that does not fit in 32 bits is not valid, as SPC-4 section 4.5.3 wants it.
+    pub fn encode(&self, descriptor: bool, into: &mut [u8]) -> usize {
+        let mut bytes = [0; Sense::MAX_LEN];
+        let len = if descriptor { self.encode_descriptors(&mut bytes) } else { self.encode_fixed(&mut bytes) };
+        let len = len.min(into.len());
+        into[..len].copy_from_slice(&bytes[..len]);
+        len
+    }
+
+    fn encode_fixed(&self, bytes: &mut [u8; Sense::MAX_LEN]) -> usize {
+        bytes[0] = 0x70;
+        bytes[2] = self.key as u8;
+        if let Some(information) = self.information.and_then(|wide| u32::try_from(wide).ok()) {
+            bytes[0] |= 0x80;
+            bytes[3..7].copy_from_slice(&information.to_be_bytes());
+        }
+        bytes[7] = 10;
+        bytes[12] = self.asc;
+        bytes[13] = self.ascq;
+        if let Some(field) = self.field {
+            bytes[15..18].copy_from_slice(&field.encode());
+        }
+        18
+    }
+
+    fn encode_descriptors(&self, bytes: &mut [u8; Sense::MAX_LEN]) -> usize {
+        bytes[..4].copy_from_slice(&[0x72, self.key as u8, self.asc, self.ascq]);
+        let mut len = 8;
+        if let Some(information) = self.information {
+            bytes[len..len + 4].copy_from_slice(&[0x00, 0x0a, 0x80, 0]);
+            bytes[len + 4..len + 12].copy_from_slice(&information.to_be_bytes());
+            len += 12;
+        }
+        if let Some(field) = self.field {
+            bytes[len..len + 2].copy_from_slice(&[0x02, 0x06]);
+            bytes[len + 4..len + 7].copy_from_slice(&field.encode());
+            len += 8;
+        }
+        bytes[7] = (len - 8) as u8;
+        len
+    }
+}
+
+impl FieldPointer {
+    /// The three sense-key-specific bytes.
+    fn encode(self) -> [u8; 3] {
+        let bit = self.bit.map_or(0, |bit| 0x08 | (bit & 0x07));
+        let [high, low] = self.byte.to_be_bytes();
+        [0x80 | u8::from(self.in_command) << 6 | bit, high, low]
     }
 }

@@ -3,9 +3,9 @@
 //! A driver holds the command's data buffers, issues requests to the disk, and brings outcomes back. Most commands end at once
 //! or are one request over the command's own data; the others are a [`Sequence`](crate::Sequence) of steps.
 
-use mqblk_core::{ByteLen, ByteOffset, Op};
+use mqblk_core::{ByteLen, ByteOffset, Op, Outcome};
 
-use crate::sense::{Sense, Status};
+use crate::sense::{Sense, SenseKey, Status};
 
 /// Data that the initiator sent with a command: a parameter list, or blocks. Each byte is copied once and then judged.
 pub trait DataOut {
@@ -17,6 +17,16 @@ pub trait DataOut {
     }
     /// Copies from `at` on into private memory. `false` (nothing copied) when fewer bytes are there.
     fn copy(&self, at: u64, into: &mut [u8]) -> bool;
+}
+
+impl<D: DataOut + ?Sized> DataOut for &D {
+    fn len(&self) -> u64 {
+        (**self).len()
+    }
+
+    fn copy(&self, at: u64, into: &mut [u8]) -> bool {
+        (**self).copy(at, into)
+    }
 }
 
 impl DataOut for [u8] {
@@ -65,6 +75,32 @@ impl Ending {
         Ending { status: Status::Good, sense: None, transferred }
     }
 
+    /// How the command of a [`Step::Disk`] or [`Step::Ranges`] ends, or a sequence whose step failed. `transferred`: what
+    /// the step said, for the case that all of it happened; a command that failed has transferred nothing that counts.
+    pub const fn of(op: Op, outcome: Outcome, transferred: u64) -> Ending {
+        let sense = match outcome {
+            Outcome::Done(_) => return Ending::good(transferred),
+            Outcome::OutOfRange => Sense::OUT_OF_RANGE,
+            Outcome::ReadOnly => Sense::WRITE_PROTECTED,
+            Outcome::Unsupported => Sense::INVALID_OPCODE,
+            // SPACE ALLOCATION FAILED WRITE PROTECT.
+            Outcome::NoSpace => Sense::new(SenseKey::DataProtect, 0x27, 0x07),
+            // I/O PROCESS TERMINATED.
+            Outcome::Aborted => Sense::new(SenseKey::AbortedCommand, 0x00, 0x06),
+            Outcome::Failed(_) => match op {
+                // UNRECOVERED READ ERROR.
+                Op::Read => Sense::new(SenseKey::MediumError, 0x11, 0x00),
+                // WRITE ERROR: also when data that was written before is not durable.
+                Op::Write { .. } | Op::WriteZeroes { .. } | Op::Flush => Sense::new(SenseKey::MediumError, 0x0c, 0x00),
+                Op::Discard { .. } => Sense::INTERNAL,
+            },
+        };
+        Ending::check(sense)
+    }
+
+    /// Another nexus holds a reservation.
+    pub const CONFLICT: Ending = Ending { status: Status::ReservationConflict, sense: None, transferred: 0 };
+
     /// It failed with this sense data, and no data was transferred.
     pub const fn check(sense: Sense) -> Ending {
         Ending { status: Status::CheckCondition, sense: Some(sense), transferred: 0 }
@@ -78,21 +114,25 @@ pub enum Step {
     End(Ending),
     /// The command transfers more data than the initiator's buffers hold: give the transport's answer for an overrun.
     Overrun,
-    /// One disk request; the command ends with [`Ending::of`] its outcome. [`Op::Read`] and [`Op::Write`] use the first `len` bytes of the command's
-    /// own data buffer; the others have none.
+    /// One disk request; the command ends with [`Ending::of`] its outcome. [`Op::Read`] and [`Op::Write`] use the first
+    /// `len` bytes of the command's own data buffer; the others have none.
     Disk {
         /// What to do.
         op: Op,
         /// Where.
         start: ByteOffset,
-        /// How much.
+        /// How much. Not 0 but for [`Op::Flush`].
         len: ByteLen,
+        /// For [`Ending::of`]. Not `len` where the command's data is a parameter list or one block for all (UNMAP, WRITE SAME).
+        transferred: u64,
     },
     /// One disk request for each of [`Work::ranges`] (at least one), which end together; the command ends with [`Ending::of`]
     /// their first failure.
     Ranges {
         /// What to do.
         op: Op,
+        /// For [`Ending::of`].
+        transferred: u64,
     },
     /// The command has several steps.
     Sequence(Box<crate::Sequence>),

@@ -2,12 +2,13 @@
 //! descriptors is read as two streams of bytes.
 #![forbid(unsafe_code)]
 
+pub mod batch;
 pub mod chain;
 pub mod features;
 
 use std::sync::Arc;
 
-use mqblk_core::{Call, GuestQueue};
+use mqblk_core::{Call, GuestQueue, Wake};
 use mqblk_memory::LeaseId;
 pub use mqblk_memory::PooledLane as GuestLane;
 use mqblk_ring::split::{DeviceRing, SplitRing};
@@ -22,6 +23,17 @@ pub struct QueueParts {
     pub call: Option<Box<dyn Call>>,
     /// The features in force.
     pub features: u64,
+    /// Has the queue looked at by its worker, from any thread.
+    pub waker: Arc<dyn Wake>,
+}
+
+/// What a virtqueue is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueRole {
+    /// Its requests go to the device's disks.
+    Requests,
+    /// It has no requests for disks, and seldom any at all.
+    Control,
 }
 
 /// A virtio device as a transport sees it: feature bits, configuration space, queues.
@@ -52,6 +64,11 @@ pub trait VirtioDevice<L: GuestLane>: Send + Sync + 'static {
     /// Virtqueues.
     fn queues(&self) -> u16;
 
+    /// What queue `index` is for.
+    fn role(&self, _index: u16) -> QueueRole {
+        QueueRole::Requests
+    }
+
     /// The largest ring.
     fn max_ring_size(&self) -> u16;
 
@@ -69,4 +86,7 @@ pub trait VirtioQueue<L: GuestLane>: GuestQueue<Lane = L, Position = u16> + Send
 
     /// Goes on in a new memory table. Requests in flight keep the old one. Returns the old lease, to be retired.
     fn relocate(&mut self, ring: SplitRing, lease: LeaseId) -> LeaseId;
+
+    /// The queue ends: gives back what it holds of the lane, but for its lease. Nothing is in flight.
+    fn close(&mut self, _lane: &mut L) {}
 }

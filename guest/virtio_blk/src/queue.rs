@@ -3,19 +3,16 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use mqblk_core::{Armed, Call, Completed, GuestQueue, Intake, Notify, Outcome, Pulled};
+use mqblk_core::{Armed, Call, Completed, DiskSlot, GuestQueue, Intake, Notify, Outcome, Pulled};
 use mqblk_memory::{Buffer, BufferPool, LeaseId};
 use mqblk_ring::split::{Broken, DeviceRing, SplitRing};
+use mqblk_virtio::batch::Batch;
 use mqblk_virtio::chain::ChainStart;
 use mqblk_virtio::{GuestLane, QueueParts, VirtioQueue};
 
 use crate::config::MAX_RANGES;
 use crate::device::VirtioBlk;
 use crate::request::{Asked, Element, Ranges, Status};
-
-/// Most chains taken in one pull. A batch is fetched in passes, so that its cache lines travel together; a larger one would
-/// make the guest wait for the whole of it before it sees the first answer.
-const BATCH: usize = 16;
 
 /// What the answer to a request needs.
 #[derive(Debug)]
@@ -35,15 +32,15 @@ pub struct BlkQueue<L> {
     call: Option<Box<dyn Call>>,
     ranges: Ranges,
     /// The batch that is being pulled; kept for its room.
-    starts: [ChainStart; BATCH],
+    batch: Batch,
     _lane: PhantomData<fn(L)>,
 }
 
 impl<L: GuestLane> BlkQueue<L> {
     pub(crate) fn new(device: Arc<VirtioBlk>, parts: QueueParts) -> Self {
         let ranges = Ranges::with_capacity(MAX_RANGES as usize);
-        let starts = [ChainStart::default(); BATCH];
-        BlkQueue { device, ring: parts.ring, lease: parts.lease, call: parts.call, ranges, starts, _lane: PhantomData }
+        let QueueParts { ring, lease, call, .. } = parts;
+        BlkQueue { device, ring, lease, call, ranges, batch: Batch::default(), _lane: PhantomData }
     }
 
     fn answer(&mut self, pool: &mut BufferPool, head: u16, buffer: Buffer, status: Status, written: u32) {
@@ -69,15 +66,22 @@ impl<L: GuestLane> BlkQueue<L> {
         let (head, written) = (start.head, element.written());
         match element.judge(&self.device, fua, pool, &mut self.ranges) {
             Asked::Disk { op, start, len } if op.has_data() => {
-                into.admit(BlkToken { head, written, buffer: None }, op, start, len, Some(element.buffer));
+                into.admit(
+                    BlkToken { head, written, buffer: None },
+                    DiskSlot::FIRST,
+                    op,
+                    start,
+                    len,
+                    Some(element.buffer),
+                );
             }
             Asked::Disk { op, start, len } => {
                 let token = BlkToken { head, written: 1, buffer: Some(element.buffer) };
-                into.admit(token, op, start, len, None);
+                into.admit(token, DiskSlot::FIRST, op, start, len, None);
             }
             Asked::Ranges { op, count } => {
                 let token = BlkToken { head, written: 1, buffer: Some(element.buffer) };
-                into.admit_parts(token, op, &self.ranges[..count]);
+                into.admit_parts(token, DiskSlot::FIRST, op, &self.ranges[..count]);
             }
             Asked::Identify => {
                 let id = self.device.id();
@@ -115,37 +119,27 @@ impl<L: GuestLane> GuestQueue for BlkQueue<L> {
     where
         I: Intake<BlkToken, Buffer>,
     {
-        let waiting = match self.ring.waiting() {
-            Ok(0) => return Pulled::Dry,
-            Ok(waiting) => usize::from(waiting),
+        let pool = lane.pool();
+        let (count, more) = match self.batch.fetch(&mut self.ring, pool, self.lease, into.room()) {
+            Ok((0, false)) => return Pulled::Dry,
+            Ok(fetched) => fetched,
             Err(broken) => return Pulled::Broken(broken.0),
         };
-        let pool = lane.pool();
-        let count = waiting.min(BATCH).min(into.room());
-        for (ahead, start) in (0..).zip(&mut self.starts[..count]) {
-            start.head = self.ring.peek(ahead);
-        }
-        for start in &mut self.starts[..count] {
-            if let Err(broken) = self.ring.take(start.head) {
-                return Pulled::Broken(broken.0);
-            }
-            *start = ChainStart::fetch(&self.ring, pool, self.lease, start.head);
-        }
-        for start in &mut self.starts[..count] {
-            start.fetch_indirect(pool, self.lease);
-        }
         let fua = self.device.write_through();
         for at in 0..count {
-            let start = self.starts[at];
+            let start = self.batch.starts[at];
             if let Err(broken) = self.take_one(pool, &start, fua, into) {
                 return Pulled::Broken(broken.0);
             }
         }
-        if waiting > count { Pulled::MoreWaiting } else { Pulled::Dry }
+        if more { Pulled::MoreWaiting } else { Pulled::Dry }
     }
 
     #[inline]
-    fn finish(&mut self, lane: &mut L, done: Completed<BlkToken, Buffer>) {
+    fn finish<I>(&mut self, lane: &mut L, done: Completed<BlkToken, Buffer>, _into: &mut I)
+    where
+        I: Intake<BlkToken, Buffer>,
+    {
         let BlkToken { head, written, buffer } = done.token;
         let status = match done.outcome {
             Outcome::Done(_) => Status::OK,

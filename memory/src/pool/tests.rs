@@ -129,3 +129,43 @@ fn ranges_are_copied_between_pieces_that_do_not_match() {
     pool.release(from);
     pool.release(to);
 }
+
+#[test]
+fn a_cut_buffer_has_its_first_bytes_only() {
+    let mut pool = BufferPool::new();
+    let lease = pool.adopt(table(&[(0, 4096)]), vec![]);
+    for pieces in 1..=5_u64 {
+        for len in 0..=pieces * 100 + 1 {
+            let buffer = pool.take(lease);
+            for piece in 0..pieces {
+                pool.push(&buffer, GuestAddress(piece * 200), 100, 8).unwrap();
+            }
+            let whole: Vec<_> = pool.segments(&buffer).iter().map(|piece| (piece.address(), piece.len())).collect();
+            pool.truncate(&buffer, ByteLen(len));
+            let kept = len.min(pieces * 100);
+            assert_eq!(pool.len(&buffer), ByteLen(kept));
+            let cut: Vec<_> = pool.segments(&buffer).iter().map(|piece| (piece.address(), piece.len())).collect();
+            assert_eq!(cut.len() as u64, kept.div_ceil(100));
+            for (at, (cut, whole)) in (0..).zip(cut.iter().zip(&whole)) {
+                assert_eq!(*cut, (whole.0, (kept - at * 100).min(100) as u32));
+            }
+            pool.release(buffer);
+        }
+    }
+}
+
+#[test]
+fn bytes_are_written_across_regions_but_not_into_holes() {
+    let mut pool = BufferPool::new();
+    let memory = table(&[(0x1000, 0x1000), (0x2000, 0x1000)]);
+    let lease = pool.adopt(Arc::clone(&memory), vec![]);
+    for (at, whole) in
+        [(0x1000, true), (0x1ffe, true), (0x2ffc, true), (0x2ffd, false), (0xffe, false), (u64::MAX, false)]
+    {
+        assert_eq!(pool.write_bytes(lease, GuestAddress(at), &[1, 2, 3, 4]), whole, "{at:#x}");
+        let mut back = [0; 4];
+        assert_eq!(pool.read_bytes(lease, GuestAddress(at), &mut back), whole);
+        assert!(!whole || back == [1, 2, 3, 4]);
+    }
+    assert_eq!(pool.uses(lease), 0);
+}

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use mqblk_core::DiskSlot;
 use mqblk_core::settings::Settings;
 use mqblk_driver::virtio_blk::{Device, Options, QueueSet};
 use mqblk_engine::{
-    AnyDisk, Coalesce, Engine, EngineOptions, FixedBufferUse, LaneOptions, PlugOptions, PollPolicy, QueueReport,
+    AnyDisk, Coalesce, Engine, EngineOptions, FixedBufferUse, LaneOptions, PlugOptions, PollPolicy, QueueDisk,
+    QueueReport,
 };
 use mqblk_vhost_user_server::{Server, ServerOptions};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
@@ -60,10 +62,9 @@ impl Rig {
             socket_mode: 0o600,
             queue_map: vec![],
             poll: plan.poll,
-            plug: plan.plug,
             coalesce: plan.coalesce,
             fixed: FixedBufferUse::Off,
-            disk: plan.disk,
+            disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: plan.disk, plug: plan.plug }],
             engine: Arc::clone(&engine),
         };
         let server = Server::start(device, serve).expect("the socket can be made");

@@ -7,13 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use mqblk_core::DiskSlot;
 use mqblk_engine::{
-    AnyDisk, Coalesce, Engine, EventFd, FixedBufferUse, Lane, PlugOptions, PollPolicy, QueueReport, WorkerReport,
+    AttachError, Coalesce, Engine, EventFd, FixedBufferUse, Lane, PollPolicy, QueueDisk, QueueReport, WorkerReport,
 };
 use mqblk_virtio::VirtioDevice;
 use rustix::event::{PollFd, PollFlags};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
+use crate::disks::{Disks, Holder};
 use crate::listen::{ListenSocket, SocketError};
 use crate::session::Session;
 use crate::tally::Tally;
@@ -30,14 +32,12 @@ pub struct ServerOptions {
     pub queue_map: Vec<usize>,
     /// How long queues are polled.
     pub poll: PollPolicy,
-    /// How requests are joined.
-    pub plug: PlugOptions,
     /// How calls are put off.
     pub coalesce: Coalesce,
     /// Whether guest memory is registered with the workers' rings.
     pub fixed: FixedBufferUse,
-    /// The disk.
-    pub disk: Arc<AnyDisk>,
+    /// The disks at the start.
+    pub disks: Vec<QueueDisk>,
     /// The workers.
     pub engine: Arc<Engine>,
 }
@@ -55,6 +55,7 @@ struct Shared {
     /// The connection being served, to be shut down at stop.
     connection: Mutex<Option<UnixStream>>,
     tally: Arc<Tally>,
+    disks: Arc<Disks>,
 }
 
 impl Server {
@@ -63,7 +64,8 @@ impl Server {
     /// # Errors
     /// When the socket cannot be made.
     pub fn start<D: VirtioDevice<Lane>>(device: Arc<D>, mut options: ServerOptions) -> Result<Server, SocketError> {
-        if options.fixed == FixedBufferUse::Auto && !options.disk.limits().uses_fixed_buffers {
+        let disks = std::mem::take(&mut options.disks);
+        if options.fixed == FixedBufferUse::Auto && !disks.iter().any(|disk| disk.disk.limits().uses_fixed_buffers) {
             options.fixed = FixedBufferUse::Off;
         }
         let socket = options.socket.clone();
@@ -75,6 +77,7 @@ impl Server {
             bell,
             connection: Mutex::new(None),
             tally: Arc::new(Tally::new(device.queues().into())),
+            disks: Arc::new(Disks::new(disks)),
         });
         let (inner, name) = (Arc::clone(&shared), options.name.clone());
         let thread = std::thread::Builder::new()
@@ -89,6 +92,24 @@ impl Server {
     /// said ([`Engine::reports`]). `None` when they were asked while a queue came or went: ask them again.
     pub fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
         self.shared.tally.report(workers)
+    }
+
+    /// Gives the device one more disk, also the queues that are being served. Its slot is free.
+    ///
+    /// # Errors
+    /// When it cannot be opened on a worker; then no queue has it.
+    pub fn open_disk(&self, disk: QueueDisk) -> Result<(), AttachError> {
+        self.shared.disks.open(disk)
+    }
+
+    /// Takes a disk away. Waits until nothing of it is in flight.
+    pub fn close_disk(&self, slot: DiskSlot) {
+        self.shared.disks.close(slot);
+    }
+
+    /// Has the queues see a disk's new size.
+    pub fn refresh_disk(&self, slot: DiskSlot) {
+        self.shared.disks.refresh(slot);
     }
 
     /// Ends the connection, drains its queues and removes the socket.
@@ -151,8 +172,9 @@ fn serve<D: VirtioDevice<Lane>>(stream: UnixStream, device: &Arc<D>, options: &A
         return;
     }
     tracing::debug!(disk = name, "front-end connected");
-    let session =
-        Arc::new(Mutex::new(Session::new(Arc::clone(device), Arc::clone(options), Arc::clone(&shared.tally))));
+    let (tally, disks) = (Arc::clone(&shared.tally), Arc::clone(&shared.disks));
+    let session = Arc::new(Mutex::new(Session::new(Arc::clone(device), Arc::clone(options), tally, disks)));
+    shared.disks.held_by(Some(Arc::clone(&session) as Arc<Mutex<dyn Holder>>));
     let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
     let ended = loop {
         // A panic in a message's handling is a bug, but it must cost only this connection.
@@ -170,6 +192,7 @@ fn serve<D: VirtioDevice<Lane>>(stream: UnixStream, device: &Arc<D>, options: &A
         }
     };
     drop(handler);
+    shared.disks.held_by(None);
     let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
     match (ended, session.complaint()) {
         (_, Some(why)) => tracing::warn!(disk = name, "front-end disconnected for its message: {why}"),

@@ -4,10 +4,11 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use mqblk_engine::{Bell, EventFd, Lane};
+use mqblk_core::DiskSlot;
+use mqblk_engine::{AttachError, Bell, EventFd, Lane, QueueDisk, QueueHandle};
 use mqblk_memory::{GuestMemory, UserAddress};
 use mqblk_virtio::features::VERSION_1;
-use mqblk_virtio::{VirtioDevice, VirtioQueue};
+use mqblk_virtio::{QueueRole, VirtioDevice, VirtioQueue};
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight, VhostUserLog,
@@ -16,6 +17,7 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
+use crate::disks::{Disks, Holder};
 use crate::memory;
 use crate::server::ServerOptions;
 use crate::tally::Tally;
@@ -26,6 +28,7 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
     device: Arc<D>,
     options: Arc<ServerOptions>,
     tally: Arc<Tally>,
+    disks: Arc<Disks>,
     memory: Arc<GuestMemory>,
     vrings: Vec<Vring<D::Queue>>,
     features: u64,
@@ -38,13 +41,14 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
 
 impl<D: VirtioDevice<Lane>> Session<D> {
-    pub(crate) fn new(device: Arc<D>, options: Arc<ServerOptions>, tally: Arc<Tally>) -> Self {
+    pub(crate) fn new(device: Arc<D>, options: Arc<ServerOptions>, tally: Arc<Tally>, disks: Arc<Disks>) -> Self {
         device.reset();
         let vrings = (0..device.queues()).map(Vring::new).collect();
         Session {
             device,
             options,
             tally,
+            disks,
             memory: Arc::new(GuestMemory::default()),
             vrings,
             features: 0,
@@ -102,12 +106,11 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         let start = Start {
             device: &self.device,
             engine: &self.options.engine,
-            disk: &self.options.disk,
+            disks: self.disks.list(),
             name: &self.options.name,
             memory: &self.memory,
             features: self.features,
             poll: self.options.poll,
-            plug: self.options.plug,
             coalesce: self.options.coalesce,
             fixed: self.options.fixed,
             worker: map.get(place).copied().unwrap_or(place),
@@ -143,8 +146,33 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         }
     }
 
+    /// Queues that are served and have disks.
+    fn request_queues(&self) -> impl Iterator<Item = &QueueHandle<D::Queue>> {
+        let has_disks = |vring: &&Vring<D::Queue>| self.device.role(vring.index) == QueueRole::Requests;
+        self.vrings.iter().filter(has_disks).filter_map(|vring| vring.served.as_ref())
+    }
+
     fn unsupported<T>(&mut self, what: &str) -> Result<T> {
         self.refuse(format!("{what}: its feature was not offered"))
+    }
+}
+
+impl<D: VirtioDevice<Lane>> Holder for Session<D> {
+    fn open(&mut self, disk: &QueueDisk) -> std::result::Result<(), AttachError> {
+        self.request_queues().try_for_each(|queue| queue.open_disk(disk.clone()))
+    }
+
+    fn close(&mut self, slot: DiskSlot) {
+        for queue in self.request_queues() {
+            // A worker that has ended has nothing in flight.
+            let _ = queue.close_disk(slot);
+        }
+    }
+
+    fn refresh(&mut self, slot: DiskSlot) {
+        for queue in self.request_queues() {
+            let _ = queue.refresh_disk(slot);
+        }
     }
 }
 

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mqblk_core::Wake;
 use mqblk_engine::{
-    AnyDisk, Bell, Coalesce, Engine, EventFd, FixedBufferUse, Lane, PlugOptions, PollPolicy, QueueHandle, QueueOptions,
+    Bell, Coalesce, Engine, EventFd, FixedBufferUse, Lane, PollPolicy, QueueDisk, QueueHandle, QueueOptions,
 };
 use mqblk_memory::{GuestMemory, UserAddress};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitRing};
-use mqblk_virtio::{QueueParts, VirtioDevice, VirtioQueue, features};
+use mqblk_virtio::{QueueParts, QueueRole, VirtioDevice, VirtioQueue, features};
 
 use crate::tally::Tally;
 
@@ -16,12 +17,11 @@ use crate::tally::Tally;
 pub(crate) struct Start<'a, D> {
     pub(crate) device: &'a Arc<D>,
     pub(crate) engine: &'a Engine,
-    pub(crate) disk: &'a Arc<AnyDisk>,
+    pub(crate) disks: Vec<QueueDisk>,
     pub(crate) name: &'a str,
     pub(crate) memory: &'a Arc<GuestMemory>,
     pub(crate) features: u64,
     pub(crate) poll: PollPolicy,
-    pub(crate) plug: PlugOptions,
     pub(crate) coalesce: Coalesce,
     pub(crate) fixed: FixedBufferUse,
     pub(crate) worker: usize,
@@ -98,26 +98,31 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         let ring = DeviceRing::new(ring, self.base, start.features & features::RING_EVENT_IDX != 0);
         let depth = usize::from(ring.size());
         let kick = self.kick.clone().flatten();
+        let (disks, poll, coalesce) = match start.device.role(self.index) {
+            QueueRole::Requests => (start.disks.clone(), start.poll, start.coalesce),
+            QueueRole::Control => (Vec::new(), PollPolicy::Off, Coalesce::default()),
+        };
         // A queue that nobody will kick is only ever found by looking.
-        let poll = if kick.is_some() { start.poll } else { PollPolicy::Busy };
+        let poll = if kick.is_some() { poll } else { PollPolicy::Busy };
         let options = QueueOptions {
-            disk: Arc::clone(start.disk),
+            disks,
             kick,
             poll,
-            plug: start.plug,
-            coalesce: start.coalesce,
+            coalesce,
             paused: !self.enabled,
             on_broken: self.tell_broken(start.name),
         };
         let (device, memory, fixed) = (Arc::clone(start.device), Arc::clone(start.memory), start.fixed);
         let (index, call, features) = (self.index, self.call.take(), start.features);
-        let make = move |lane: &mut Lane| {
+        let make = move |lane: &mut Lane, waker: &Arc<dyn Wake>| {
             let lease = lane.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
             lane.buffers.reserve(depth);
             let call = call.map(|call| Box::new(call) as Box<dyn mqblk_core::Call>);
-            Ok(device.queue(index, QueueParts { ring, lease, call, features }))
+            let waker = Arc::clone(waker);
+            Ok(device.queue(index, QueueParts { ring, lease, call, features, waker }))
         };
         let leave = move |queue: &mut Q, lane: &mut Lane| {
+            queue.close(lane);
             lane.buffers.unreserve(depth);
             lane.retire(queue.lease());
         };

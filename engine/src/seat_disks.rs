@@ -1,0 +1,108 @@
+//! The disks that a queue's requests may go to.
+
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+use mqblk_core::{DiskError, DiskSlot, Geometry};
+use mqblk_uring::Lane;
+
+use crate::AnyDisk;
+use crate::channels::Channels;
+use crate::options::PlugOptions;
+
+/// A disk for a queue: which of its disks it is, and how its requests are plugged.
+#[derive(Clone)]
+pub struct QueueDisk {
+    /// Which.
+    pub slot: DiskSlot,
+    /// The disk.
+    pub disk: Arc<AnyDisk>,
+    /// How its requests are plugged. Of a disk's queues on one worker the first one's counts.
+    pub plug: PlugOptions,
+}
+
+/// One of them, open on the queue's worker.
+pub(crate) struct SeatDisk {
+    pub(crate) geometry: Geometry,
+    /// Place of its channel.
+    pub(crate) channel: usize,
+    /// It takes no new requests and leaves when it has none; who is to be told.
+    closing: Option<SyncSender<()>>,
+}
+
+/// A queue's disks, by slot.
+#[derive(Default)]
+pub(crate) struct SeatDisks {
+    disks: Vec<Option<SeatDisk>>,
+}
+
+impl SeatDisks {
+    /// The disk in a slot, unless there is none or it is about to leave.
+    #[inline]
+    pub(crate) fn get(&self, slot: DiskSlot) -> Option<&SeatDisk> {
+        self.disks.get(usize::from(slot.0))?.as_ref().filter(|disk| disk.closing.is_none())
+    }
+
+    /// The place of the channel of the disk in a slot, also while it is about to leave.
+    pub(crate) fn channel(&self, slot: DiskSlot) -> Option<usize> {
+        Some(self.disks.get(usize::from(slot.0))?.as_ref()?.channel)
+    }
+
+    /// Opens `disk` on the worker that owns these channels. A disk that was in its slot before has left.
+    pub(crate) fn open(
+        &mut self,
+        lane: &mut Lane,
+        channels: &mut Channels,
+        QueueDisk { slot, disk, plug }: &QueueDisk,
+    ) -> Result<(), DiskError> {
+        let channel = channels.open(lane, disk, *plug)?;
+        let at = usize::from(slot.0);
+        if self.disks.len() <= at {
+            self.disks.resize_with(at + 1, || None);
+        }
+        let before = self.disks[at].replace(SeatDisk { geometry: disk.geometry(), channel, closing: None });
+        debug_assert!(before.is_none(), "whoever opens a disk in a slot has closed the one before");
+        Ok(())
+    }
+
+    /// Takes no more requests for the disk in a slot. `left` is told when it has left; at once, by being dropped, when there is none.
+    pub(crate) fn begin_close(&mut self, slot: DiskSlot, left: SyncSender<()>) {
+        if let Some(Some(disk)) = self.disks.get_mut(usize::from(slot.0)) {
+            disk.closing = Some(left);
+        }
+    }
+
+    /// Whether disks are about to leave.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.disks.iter().flatten().any(|disk| disk.closing.is_some())
+    }
+
+    /// Closes the disks that are about to leave and are not in use any more.
+    pub(crate) fn end_close(&mut self, lane: &mut Lane, channels: &mut Channels, in_use: impl Fn(DiskSlot) -> bool) {
+        for (at, place) in (0..).zip(&mut self.disks) {
+            if in_use(DiskSlot(at)) {
+                continue;
+            }
+            if let Some(disk) = place.take_if(|disk| disk.closing.is_some()) {
+                channels.close(lane, disk.channel);
+                // Whoever asked may have gone.
+                let _ = disk.closing.map(|left| left.send(()));
+            }
+        }
+    }
+
+    /// Looks again what the disk in a slot looks like.
+    pub(crate) fn refresh(&mut self, channels: &mut Channels, slot: DiskSlot) {
+        if let Some(Some(disk)) = self.disks.get_mut(usize::from(slot.0)) {
+            disk.geometry = channels.get(disk.channel).disk.geometry();
+        }
+    }
+
+    /// Closes all of them. None is in use.
+    pub(crate) fn close_all(&mut self, lane: &mut Lane, channels: &mut Channels) {
+        for disk in self.disks.drain(..).flatten() {
+            channels.close(lane, disk.channel);
+            let _ = disk.closing.map(|left| left.send(()));
+        }
+    }
+}

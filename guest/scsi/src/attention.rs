@@ -1,0 +1,296 @@
+//! Unit attentions of one nexus: what happened to the unit since the initiator's last command. Source: SAM-5 section 5.14,
+//! codes from SPC-4 annex F.
+//!
+//! The whole queue is one 64-bit word, 4 bits for each kind in the order in which they will be told. There are 15 kinds and none
+//! is queued twice, so it is always large enough, and nothing pending is the word 0: the data path asks with one plain load.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::sense::{Sense, SenseKey};
+
+/// What an initiator must be told before its next command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Attention {
+    /// 29/01: the unit is new to this initiator, or was switched on.
+    PowerOn = 1,
+    /// 29/03: a task management function reset the unit.
+    BusDeviceReset,
+    /// 29/07: the nexus was reset.
+    NexusLoss,
+    /// 2A/01: another nexus changed a mode page.
+    ModeParametersChanged,
+    /// 2A/03: another nexus cleared all persistent reservations and registrations.
+    ReservationsPreempted,
+    /// 2A/04: a reservation that this nexus took part in is gone or has another type.
+    ReservationsReleased,
+    /// 2A/05: another nexus removed this one's registration.
+    RegistrationsPreempted,
+    /// 2A/09: another size than before.
+    CapacityChanged,
+    /// 2F/00: another nexus ended this one's commands.
+    CommandsCleared,
+    /// 3F/03: the answer to INQUIRY is another one.
+    InquiryDataChanged,
+    /// 3F/0E: the target's logical units changed.
+    ReportedLunsChanged,
+}
+
+/// Kinds that are a reset, strongest first: a pending one covers those after it. Source: SAM-5 section 5.14.5.
+const RESETS: [Attention; 3] = [Attention::PowerOn, Attention::BusDeviceReset, Attention::NexusLoss];
+
+impl Attention {
+    /// All kinds.
+    pub const ALL: [Attention; 11] = [
+        Attention::PowerOn,
+        Attention::BusDeviceReset,
+        Attention::NexusLoss,
+        Attention::ModeParametersChanged,
+        Attention::ReservationsPreempted,
+        Attention::ReservationsReleased,
+        Attention::RegistrationsPreempted,
+        Attention::CapacityChanged,
+        Attention::CommandsCleared,
+        Attention::InquiryDataChanged,
+        Attention::ReportedLunsChanged,
+    ];
+
+    /// The sense data it is told with.
+    pub const fn sense(self) -> Sense {
+        let (asc, ascq) = match self {
+            Attention::PowerOn => (0x29, 0x01),
+            Attention::BusDeviceReset => (0x29, 0x03),
+            Attention::NexusLoss => (0x29, 0x07),
+            Attention::ModeParametersChanged => (0x2a, 0x01),
+            Attention::ReservationsPreempted => (0x2a, 0x03),
+            Attention::ReservationsReleased => (0x2a, 0x04),
+            Attention::RegistrationsPreempted => (0x2a, 0x05),
+            Attention::CapacityChanged => (0x2a, 0x09),
+            Attention::CommandsCleared => (0x2f, 0x00),
+            Attention::InquiryDataChanged => (0x3f, 0x03),
+            Attention::ReportedLunsChanged => (0x3f, 0x0e),
+        };
+        Sense::new(SenseKey::UnitAttention, asc, ascq)
+    }
+
+    /// Position among the resets; everything else comes after them, first come first served.
+    fn precedence(self) -> usize {
+        RESETS.iter().position(|reset| *reset == self).unwrap_or(RESETS.len())
+    }
+
+    fn is_reset(self) -> bool {
+        self.precedence() < RESETS.len()
+    }
+
+    fn from_code(code: u64) -> Option<Attention> {
+        Attention::ALL.into_iter().find(|kind| *kind as u64 == code)
+    }
+}
+
+/// Bits of the word that one pending attention takes.
+const BITS: u32 = 4;
+
+/// The pending ones in the order of telling, first in the lowest bits.
+#[derive(Clone, Copy)]
+struct Pending(u64);
+
+impl Pending {
+    fn kinds(self) -> impl Iterator<Item = Attention> {
+        (0..u64::BITS / BITS).map_while(move |place| Attention::from_code((self.0 >> (place * BITS)) & 0xf))
+    }
+
+    fn collect(kinds: impl Iterator<Item = Attention>) -> Pending {
+        let mut word = 0;
+        for (place, kind) in (0..).step_by(BITS as usize).zip(kinds) {
+            word |= (kind as u64) << place;
+        }
+        Pending(word)
+    }
+
+    fn with(self, new: Attention) -> Pending {
+        let covers = |held: Attention| held == new || (new.is_reset() && held.precedence() < new.precedence());
+        if self.kinds().any(covers) {
+            return self;
+        }
+        // Nothing of what a unit told before it was switched on holds any more; a lesser reset covers the resets below it.
+        let outlived = |held: &Attention| match new {
+            Attention::PowerOn => false,
+            _ => !(new.is_reset() && held.is_reset()),
+        };
+        let (before, after): (Vec<_>, Vec<_>) =
+            self.kinds().filter(outlived).partition(|held| held.precedence() <= new.precedence());
+        Pending::collect(before.into_iter().chain([new]).chain(after))
+    }
+
+    fn without(self, gone: Attention) -> Pending {
+        Pending::collect(self.kinds().filter(|held| *held != gone))
+    }
+}
+
+/// The unit attentions that one nexus has still to be told.
+#[derive(Debug, Default)]
+pub struct Attentions {
+    word: AtomicU64,
+}
+
+impl Attentions {
+    /// None pending.
+    pub const fn new() -> Attentions {
+        Attentions { word: AtomicU64::new(0) }
+    }
+
+    /// Whether any is pending. One relaxed load.
+    pub fn any(&self) -> bool {
+        self.word.load(Ordering::Relaxed) != 0
+    }
+
+    /// Queues one, if it is not queued already or covered by a reset that is.
+    pub fn raise(&self, new: Attention) {
+        self.change(|pending| pending.with(new));
+    }
+
+    /// Takes the first: it is told now.
+    pub fn take(&self) -> Option<Sense> {
+        let before = self.change(|pending| Pending(pending.0 >> BITS));
+        before.kinds().next().map(Attention::sense)
+    }
+
+    /// Forgets one that was told in another way: REPORT LUNS was answered, say (SPC-4 section 6.33).
+    pub fn clear(&self, told: Attention) {
+        self.change(|pending| pending.without(told));
+    }
+
+    /// Forgets the one that this sense data told, which [`peek`](Self::peek) gave: another may have come before it since.
+    pub fn told(&self, sense: Sense) {
+        if let Some(kind) = Attention::ALL.into_iter().find(|kind| kind.sense() == sense) {
+            self.clear(kind);
+        }
+    }
+
+    /// The first, which stays pending.
+    pub fn peek(&self) -> Option<Sense> {
+        Pending(self.word.load(Ordering::Acquire)).kinds().next().map(Attention::sense)
+    }
+
+    fn change(&self, step: impl Fn(Pending) -> Pending) -> Pending {
+        let mut word = self.word.load(Ordering::Acquire);
+        loop {
+            let new = step(Pending(word)).0;
+            match self.word.compare_exchange_weak(word, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(before) => return Pending(before),
+                Err(found) => word = found,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::Attention::*;
+    use super::*;
+
+    fn told(raised: &[Attention]) -> Vec<Attention> {
+        let queue = Attentions::new();
+        raised.iter().for_each(|kind| queue.raise(*kind));
+        std::iter::from_fn(|| queue.take())
+            .map(|sense| Attention::ALL.into_iter().find(|kind| kind.sense() == sense).expect("a known kind"))
+            .collect()
+    }
+
+    #[test]
+    fn order_and_covering() {
+        let cases: &[(&[Attention], &[Attention])] = &[
+            (&[], &[]),
+            (&[CapacityChanged, CapacityChanged], &[CapacityChanged]),
+            (&[ReportedLunsChanged, ModeParametersChanged], &[ReportedLunsChanged, ModeParametersChanged]),
+            // A reset goes first, however late it came.
+            (&[CapacityChanged, NexusLoss], &[NexusLoss, CapacityChanged]),
+            (&[CapacityChanged, BusDeviceReset], &[BusDeviceReset, CapacityChanged]),
+            // The stronger reset covers the weaker one, in either order.
+            (&[NexusLoss, BusDeviceReset], &[BusDeviceReset]),
+            (&[BusDeviceReset, NexusLoss], &[BusDeviceReset]),
+            (&[PowerOn, NexusLoss, BusDeviceReset], &[PowerOn]),
+            // Power on makes everything before it void, not what comes after.
+            (&[NexusLoss, CapacityChanged, PowerOn, ReportedLunsChanged], &[PowerOn, ReportedLunsChanged]),
+            (&[PowerOn, CapacityChanged], &[PowerOn, CapacityChanged]),
+        ];
+        for (raised, expected) in cases {
+            assert_eq!(told(raised), *expected, "{raised:?}");
+        }
+    }
+
+    #[test]
+    fn telling_and_clearing() {
+        let queue = Attentions::new();
+        assert!(!queue.any());
+        queue.raise(CapacityChanged);
+        queue.raise(ReportedLunsChanged);
+        queue.raise(ModeParametersChanged);
+        assert!(queue.any());
+        assert_eq!(queue.peek(), Some(CapacityChanged.sense()));
+        queue.clear(ReportedLunsChanged);
+        queue.clear(NexusLoss);
+        assert_eq!(queue.take(), Some(CapacityChanged.sense()));
+        assert_eq!(queue.take(), Some(ModeParametersChanged.sense()));
+        assert_eq!((queue.take(), queue.any()), (None, false));
+        // One that comes first meanwhile is not the one that was told.
+        queue.raise(CapacityChanged);
+        let told = queue.peek().expect("pending");
+        queue.raise(BusDeviceReset);
+        queue.told(told);
+        assert_eq!((queue.take(), queue.take()), (Some(BusDeviceReset.sense()), None));
+    }
+
+    #[test]
+    fn every_kind_fits_at_once() {
+        assert!(Attention::ALL.len() <= (u64::BITS / BITS) as usize);
+        let mut all = Attention::ALL;
+        // All but the two that power on covers.
+        all.reverse();
+        assert_eq!(told(&all).len(), 1);
+        assert_eq!(told(&Attention::ALL).len(), Attention::ALL.len() - 2);
+        for kind in Attention::ALL {
+            assert_eq!(Attention::from_code(kind as u64), Some(kind));
+        }
+    }
+
+    /// Nothing is lost or told twice when several threads raise while one takes.
+    #[test]
+    fn threads() {
+        let queue = Attentions::new();
+        let kinds = [ModeParametersChanged, CapacityChanged, ReportedLunsChanged, CommandsCleared];
+        let told = std::thread::scope(|scope| {
+            for kind in kinds {
+                let queue = &queue;
+                scope.spawn(move || queue.raise(kind));
+            }
+            let mut told = Vec::new();
+            while told.len() < kinds.len() {
+                told.extend(queue.take());
+                std::thread::yield_now();
+            }
+            told
+        });
+        for kind in kinds {
+            assert_eq!(told.iter().filter(|sense| **sense == kind.sense()).count(), 1);
+        }
+        assert!(!queue.any());
+    }
+
+    proptest! {
+        #[test]
+        fn a_queue_of_any_history(raised in proptest::collection::vec(0..Attention::ALL.len(), 0..40)) {
+            let raised: Vec<_> = raised.into_iter().map(|index| Attention::ALL[index]).collect();
+            let told = told(&raised);
+            // Sorted by precedence, none twice, at most one reset, and whatever came last is told or covered.
+            prop_assert!(told.is_sorted_by_key(|kind| kind.precedence()));
+            prop_assert!(told.iter().enumerate().all(|(index, kind)| !told[..index].contains(kind)));
+            prop_assert!(told.iter().filter(|kind| kind.is_reset()).count() <= 1);
+            if let Some(last) = raised.last() {
+                prop_assert!(told.contains(last) || last.is_reset() && told[0].precedence() < last.precedence());
+            }
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! What the commands do, by family. A handler judges its own fields; what is the same for all is done before.
+
+pub(crate) mod capacity;
+pub(crate) mod inquiry;
+pub(crate) mod log;
+pub(crate) mod mode;
+pub(crate) mod mode_select;
+pub(crate) mod power;
+pub(crate) mod report;
+pub(crate) mod reserve;
+pub(crate) mod transfer;
+pub(crate) mod unmap;
+pub(crate) mod verify;
+mod vpd;

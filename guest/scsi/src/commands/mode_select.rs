@@ -1,0 +1,130 @@
+//! MODE SELECT. Sources: SPC-4 sections 6.9, 6.10 and 7.5.
+
+use crate::ask::{Ask, Begun};
+use crate::attention::Attention;
+use crate::commands::mode::{PAGES, Page, block_descriptor};
+use crate::sense::Sense;
+use crate::unit::{LogicalUnit, flag};
+
+/// What differs between MODE SELECT (6) and (10).
+struct Form {
+    header: usize,
+    /// The byte of the command that its parameter list length starts in.
+    length_at: u16,
+    /// BLOCK DESCRIPTOR LENGTH in the header.
+    descriptor_len_at: usize,
+}
+
+/// Flags to be set and to be cleared.
+#[derive(Default)]
+struct Change {
+    set: u8,
+    clear: u8,
+}
+
+pub(crate) fn select_6(ask: &mut Ask<'_>) -> Begun {
+    let len = ask.cdb.u8(4).into();
+    select(ask, len, &Form { header: 4, length_at: 4, descriptor_len_at: 3 })
+}
+
+pub(crate) fn select_10(ask: &mut Ask<'_>) -> Begun {
+    let len = ask.cdb.u16(7).into();
+    select(ask, len, &Form { header: 8, length_at: 7, descriptor_len_at: 6 })
+}
+
+fn select(ask: &Ask<'_>, len: usize, form: &Form) -> Begun {
+    // SP: nothing can be saved. PF: pages, not a vendor's own format.
+    ask.zero(1, 0x01)?;
+    if !ask.cdb.has(1, 0x10) {
+        return Err(Sense::in_command(1, Some(4)).into());
+    }
+    if len == 0 {
+        return ask.good();
+    }
+    let list = ask.parameters(len)?;
+    let change = parse(ask.unit, &list, form)?;
+    let unit = ask.unit;
+    let changed = unit.set_flags(change.set, true) | unit.set_flags(change.clear, false);
+    if changed {
+        unit.tell_others(Some(ask.nexus), Attention::ModeParametersChanged);
+    }
+    if change.set & flag::WRITE_THROUGH != 0 && changed {
+        // From now on an answered write is durable, so those that were answered before become so too.
+        return Ok(Ask::flush(len as u64));
+    }
+    Ok(crate::Step::End(crate::Ending::good(len as u64)))
+}
+
+/// Judges the whole list before anything is changed.
+fn parse(unit: &LogicalUnit, list: &[u8], form: &Form) -> Result<Change, Sense> {
+    let too_short = Sense::PARAMETER_LIST_LENGTH.at(form.length_at, None);
+    if list.len() < form.header {
+        return Err(too_short);
+    }
+    let long = form.header == 8 && list[4] & 0x01 != 0;
+    let descriptor_len = match form.header {
+        4 => list[3].into(),
+        _ => usize::from(u16::from_be_bytes([list[6], list[7]])),
+    };
+    if descriptor_len != 0 && descriptor_len != if long { 16 } else { 8 } {
+        return Err(Sense::in_parameters(form.descriptor_len_at as u16, None));
+    }
+    let descriptor = list.get(form.header..form.header + descriptor_len).ok_or(too_short)?;
+    if descriptor_len > 0 {
+        check_descriptor(unit, descriptor, long, form.header)?;
+    }
+    let mut change = Change::default();
+    let mut at = form.header + descriptor_len;
+    while at < list.len() {
+        let header = list.get(at..at + 2).ok_or(too_short)?;
+        if header[0] & 0x40 != 0 {
+            return Err(Sense::in_parameters(at as u16, Some(6)));
+        }
+        let code = header[0] & 0x3f;
+        let page = PAGES.iter().find(|page| page.code == code).ok_or(Sense::in_parameters(at as u16, Some(5)))?;
+        if usize::from(header[1]) != page.len() - 2 {
+            return Err(Sense::in_parameters(at as u16 + 1, None));
+        }
+        let values = list.get(at..at + page.len()).ok_or(too_short)?;
+        check_page(unit, page, values, at, &mut change)?;
+        at += page.len();
+    }
+    Ok(change)
+}
+
+/// Capacity and block length stay what they are: the same values, or the ones that mean "as it is".
+fn check_descriptor(unit: &LogicalUnit, found: &[u8], long: bool, at: usize) -> Result<(), Sense> {
+    let (blocks_len, length_at) = if long { (8, 12) } else { (4, 5) };
+    let current = block_descriptor(unit, long);
+    let blocks = &found[..blocks_len];
+    let as_it_is = blocks.iter().all(|byte| *byte == 0) || blocks.iter().all(|byte| *byte == 0xff);
+    if !as_it_is && blocks != &current[..blocks_len] {
+        return Err(Sense::in_parameters(at as u16, None));
+    }
+    if found[length_at..] != current[length_at..] {
+        return Err(Sense::in_parameters((at + length_at) as u16, None));
+    }
+    Ok(())
+}
+
+/// Only bits that are said to be changeable may differ.
+fn check_page(unit: &LogicalUnit, page: &Page, values: &[u8], at: usize, change: &mut Change) -> Result<(), Sense> {
+    let current = page.values(unit.flags());
+    let changeable = page.changeable();
+    for (byte, value) in values.iter().enumerate().skip(2) {
+        let wrong = (value ^ current[byte]) & !changeable[byte];
+        if wrong != 0 {
+            let bit = 7 - wrong.leading_zeros() as u8;
+            return Err(Sense::in_parameters((at + byte) as u16, Some(bit)));
+        }
+    }
+    for bit in page.bits {
+        let (one, other) = (&mut change.set, &mut change.clear);
+        let on = (values[bit.byte] & bit.mask != 0) != bit.inverted;
+        // A page that is given twice counts as it is given last.
+        let (gains, loses) = if on { (one, other) } else { (other, one) };
+        *gains |= bit.flag;
+        *loses &= !bit.flag;
+    }
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! What a reservation lets other nexuses do.
+
+/// Kind of reservation. Source: SPC-4 section 6.15.3.4, table "PERSISTENT RESERVATION TYPE field".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// Only the holder writes.
+    WriteExclusive = 1,
+    /// Only the holder reads and writes.
+    ExclusiveAccess = 3,
+    /// Only registered nexuses write; one of them holds the reservation.
+    WriteExclusiveRegistrantsOnly = 5,
+    /// Only registered nexuses read and write; one of them holds the reservation.
+    ExclusiveAccessRegistrantsOnly = 6,
+    /// Only registered nexuses write; all of them hold the reservation.
+    WriteExclusiveAllRegistrants = 7,
+    /// Only registered nexuses read and write; all of them hold the reservation.
+    ExclusiveAccessAllRegistrants = 8,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Kind; 6] = [
+        Kind::WriteExclusive,
+        Kind::ExclusiveAccess,
+        Kind::WriteExclusiveRegistrantsOnly,
+        Kind::ExclusiveAccessRegistrantsOnly,
+        Kind::WriteExclusiveAllRegistrants,
+        Kind::ExclusiveAccessAllRegistrants,
+    ];
+
+    /// From the TYPE field.
+    pub fn from_code(code: u8) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| *kind as u8 == code)
+    }
+
+    /// Whether every registered nexus holds it.
+    pub fn all_registrants(self) -> bool {
+        matches!(self, Kind::WriteExclusiveAllRegistrants | Kind::ExclusiveAccessAllRegistrants)
+    }
+
+    /// Whether a nexus need only be registered to do what the holder may.
+    pub fn admits_registered(self) -> bool {
+        !matches!(self, Kind::WriteExclusive | Kind::ExclusiveAccess)
+    }
+
+    fn only_writes(self) -> bool {
+        matches!(self, Kind::WriteExclusive | Kind::WriteExclusiveRegistrantsOnly | Kind::WriteExclusiveAllRegistrants)
+    }
+}
+
+/// What commands are to a reservation. Source: SPC-4 section 5.12.1 ("SPC commands that are allowed in the presence of various
+/// reservations"), SBC-3 section 4.17 (the same for block commands), SPC-2 section 5.5.1 and annex B for RESERVE(6) and (10):
+///
+/// | class | commands | RESERVE of another | Write Exclusive | Exclusive Access |
+/// |---|---|---|---|---|
+/// | `Always` | INQUIRY, REPORT LUNS, REQUEST SENSE, LOG SENSE, READ CAPACITY, PREVENT ALLOW MEDIUM REMOVAL with PREVENT 0, START STOP UNIT with START 1 and POWER CONDITION 0 | allowed | allowed | allowed |
+/// | `Status` | TEST UNIT READY, REPORT TARGET PORT GROUPS | conflict | allowed | allowed |
+/// | `Read` | READ, VERIFY, PRE-FETCH, GET LBA STATUS, READ DEFECT DATA, MODE SENSE, REPORT SUPPORTED OPERATION CODES, REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS, READ BUFFER, RECEIVE DIAGNOSTIC RESULTS | conflict | allowed | conflict |
+/// | `Write` | WRITE, WRITE AND VERIFY, WRITE SAME, COMPARE AND WRITE, ORWRITE, UNMAP, SYNCHRONIZE CACHE, FORMAT UNIT, MODE SELECT, LOG SELECT, SEND DIAGNOSTIC, WRITE BUFFER, START STOP UNIT and PREVENT ALLOW MEDIUM REMOVAL otherwise | conflict | conflict | conflict |
+///
+/// The holder of a reservation may do all, and so may any registered nexus under the registrants-only and all-registrants kinds. RESERVE,
+/// RELEASE, PERSISTENT RESERVE IN and OUT decide for themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Access {
+    /// Allowed under any reservation.
+    Always,
+    /// Tells whether the unit is ready.
+    Status,
+    /// Reads the medium, or parameters that the holder may be changing.
+    Read,
+    /// Changes the medium or the unit.
+    Write,
+}
+
+/// The classes that one nexus may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rights(pub u8);
+
+impl Rights {
+    pub const ALL: Rights = Rights::of(&[Access::Always, Access::Status, Access::Read, Access::Write]);
+    /// While another nexus holds a RESERVE(6) or (10).
+    pub const RESERVED: Rights = Rights::of(&[Access::Always]);
+
+    const fn of(classes: &[Access]) -> Rights {
+        let (mut bits, mut index) = (0, 0);
+        while index < classes.len() {
+            bits |= 1 << classes[index] as u8;
+            index += 1;
+        }
+        Rights(bits)
+    }
+
+    /// Of a nexus under another one's persistent reservation, from which being registered does not exempt it.
+    pub fn beside(kind: Kind) -> Rights {
+        const WRITE_EXCLUSIVE: Rights = Rights::of(&[Access::Always, Access::Status, Access::Read]);
+        const EXCLUSIVE_ACCESS: Rights = Rights::of(&[Access::Always, Access::Status]);
+        if kind.only_writes() { WRITE_EXCLUSIVE } else { EXCLUSIVE_ACCESS }
+    }
+
+    pub const fn allows(self, class: Access) -> bool {
+        self.0 & (1 << class as u8) != 0
+    }
+}

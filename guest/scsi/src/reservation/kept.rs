@@ -1,0 +1,207 @@
+//! Registrations and reservations as text, for a [`Keeper`](super::Keeper): JSON with a version and a checksum over what it says. A file that was damaged,
+//! or is something else, must not pass for "no reservations".
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::access::Kind;
+use super::state::{MOST_REGISTRATIONS, Registration, Reservation, State};
+use super::transport_id::fnv1a;
+use super::{LONGEST_NAME, NexusName};
+
+const FORMAT: &str = "mqblk-reservations";
+const VERSION: u32 = 1;
+
+/// Why kept reservations were not taken.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum RestoreError {
+    /// Not JSON of the expected shape.
+    #[error("kept reservations are not readable: {0}")]
+    Unreadable(String),
+    /// Something else's file.
+    #[error("kept reservations: `format` is {0:?}, expected {FORMAT:?}")]
+    Foreign(String),
+    /// Written by another version.
+    #[error("kept reservations: `version` is {0}, expected {VERSION}")]
+    Version(u64),
+    /// Not what was written.
+    #[error("kept reservations are damaged: `checksum` is {found}, of the content {expected}")]
+    Checksum {
+        /// What the file says.
+        found: String,
+        /// What its content gives.
+        expected: String,
+    },
+    /// Readable, but not a state that there can be.
+    #[error("kept reservations: {field}: {found}, expected {expected}")]
+    Impossible {
+        /// Which field.
+        field: &'static str,
+        /// What it says.
+        found: String,
+        /// What it should say.
+        expected: &'static str,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    format: String,
+    version: u32,
+    checksum: String,
+    state: Content,
+}
+
+/// What is read first, of any file.
+#[derive(Deserialize)]
+struct Head {
+    format: String,
+    version: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    /// The last APTPL bit. When it is false nothing is kept.
+    aptpl: bool,
+    registrations: Vec<KeptRegistration>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reservation: Option<KeptReservation>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeptRegistration {
+    nexus: KeptNexus,
+    /// In hexadecimal, as tools show it.
+    key: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeptNexus {
+    initiator: String,
+    port: u16,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeptReservation {
+    r#type: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holder: Option<KeptNexus>,
+}
+
+/// Names of the kinds in the file.
+const KINDS: [(Kind, &str); 6] = [
+    (Kind::WriteExclusive, "write-exclusive"),
+    (Kind::ExclusiveAccess, "exclusive-access"),
+    (Kind::WriteExclusiveRegistrantsOnly, "write-exclusive-registrants-only"),
+    (Kind::ExclusiveAccessRegistrantsOnly, "exclusive-access-registrants-only"),
+    (Kind::WriteExclusiveAllRegistrants, "write-exclusive-all-registrants"),
+    (Kind::ExclusiveAccessAllRegistrants, "exclusive-access-all-registrants"),
+];
+
+impl From<&NexusName> for KeptNexus {
+    fn from(name: &NexusName) -> KeptNexus {
+        KeptNexus { initiator: name.initiator.to_string(), port: name.port }
+    }
+}
+
+fn checksum(content: &Content) -> String {
+    // Over the text without spaces, so that a file may be indented by hand.
+    let text = serde_json::to_vec(content).unwrap_or_default();
+    format!("{:016x}", fnv1a(&text))
+}
+
+/// The text of a state. PRGENERATION and RESERVE(6) and (10) do not outlive a loss of power.
+pub(super) fn write(state: &State) -> Vec<u8> {
+    let kept = if state.persist { state.registrations.as_slice() } else { &[] };
+    let registrations = kept
+        .iter()
+        .map(|held| KeptRegistration { nexus: (&held.nexus).into(), key: format!("{:#018x}", held.key) })
+        .collect();
+    let reservation = state.reservation.as_ref().filter(|_| state.persist).map(|held| KeptReservation {
+        r#type: KINDS.iter().find(|(kind, _)| *kind == held.kind).map_or("", |(_, name)| name).into(),
+        holder: held.holder.as_ref().map(KeptNexus::from),
+    });
+    let content = Content { aptpl: state.persist, registrations, reservation };
+    let file = File { format: FORMAT.into(), version: VERSION, checksum: checksum(&content), state: content };
+    let mut text = serde_json::to_vec_pretty(&file).unwrap_or_default();
+    text.push(b'\n');
+    text
+}
+
+/// The state that a text says.
+pub(super) fn read(text: &[u8]) -> Result<State, RestoreError> {
+    let unreadable = |error: serde_json::Error| RestoreError::Unreadable(error.to_string());
+    let head: Head = serde_json::from_slice(text).map_err(unreadable)?;
+    if head.format != FORMAT {
+        return Err(RestoreError::Foreign(head.format));
+    }
+    if head.version != u64::from(VERSION) {
+        return Err(RestoreError::Version(head.version));
+    }
+    let file: File = serde_json::from_slice(text).map_err(unreadable)?;
+    let expected = checksum(&file.state);
+    if file.checksum != expected {
+        return Err(RestoreError::Checksum { found: file.checksum, expected });
+    }
+    judge(file.state)
+}
+
+fn impossible<T: ToString + ?Sized>(field: &'static str, found: &T, expected: &'static str) -> RestoreError {
+    RestoreError::Impossible { field, found: found.to_string(), expected }
+}
+
+fn nexus(kept: KeptNexus, field: &'static str) -> Result<NexusName, RestoreError> {
+    if kept.initiator.is_empty() || kept.initiator.len() > LONGEST_NAME {
+        return Err(impossible(field, &kept.initiator, "a name of 1 to 255 bytes"));
+    }
+    Ok(NexusName { initiator: kept.initiator.into(), port: kept.port })
+}
+
+fn judge(content: Content) -> Result<State, RestoreError> {
+    let count = content.registrations.len();
+    if count > MOST_REGISTRATIONS {
+        return Err(impossible("registrations", &count, "1024 at most"));
+    }
+    if !content.aptpl && (count > 0 || content.reservation.is_some()) {
+        return Err(impossible("aptpl", &false, "true where there are registrations or a reservation"));
+    }
+    let mut keys = BTreeMap::new();
+    let mut registrations = Vec::with_capacity(count);
+    for kept in content.registrations {
+        let nexus = nexus(kept.nexus, "registrations.nexus")?;
+        let key = kept.key.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        let Some(key) = key.filter(|key| *key != 0) else {
+            return Err(impossible("registrations.key", &kept.key, "a number other than 0 in hexadecimal with 0x"));
+        };
+        if keys.insert(nexus.clone(), key).is_some() {
+            return Err(impossible("registrations", &nexus, "each nexus once"));
+        }
+        registrations.push(Registration { nexus, key });
+    }
+    let reservation = content.reservation.map(|kept| {
+        let found = KINDS.iter().find(|(_, name)| *name == kept.r#type);
+        let Some((kind, _)) = found else {
+            return Err(impossible("reservation.type", &kept.r#type, "a type of persistent reservation"));
+        };
+        let holder = kept.holder.map(|holder| nexus(holder, "reservation.holder")).transpose()?;
+        match &holder {
+            Some(holder) if !keys.contains_key(holder) => {
+                Err(impossible("reservation.holder", holder, "a registered nexus"))
+            }
+            holder if holder.is_some() == kind.all_registrants() => {
+                Err(impossible("reservation.holder", &kept.r#type, "one, and none for the all-registrants types"))
+            }
+            None if keys.is_empty() => {
+                Err(impossible("registrations", &0, "one at least where there is a reservation"))
+            }
+            _ => Ok(Reservation { kind: *kind, holder }),
+        }
+    });
+    Ok(State { persist: content.aptpl, registrations, reservation: reservation.transpose()?, ..State::default() })
+}

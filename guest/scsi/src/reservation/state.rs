@@ -1,0 +1,382 @@
+//! Registrations and reservations of one unit: a plain state and what each service action makes of it. No locks, no clocks, no
+//! threads. Source: SPC-4 section 5.12; SPC-2 section 5.5 for RESERVE and RELEASE.
+
+use crate::attention::Attention;
+use crate::sense::{FieldPointer, Sense, SenseKey};
+
+use super::access::{Kind, Rights};
+use super::{NexusName, Refusal};
+
+/// Most registrations of one unit: what bounds the answer to READ FULL STATUS to 48 KiB.
+pub(super) const MOST_REGISTRATIONS: usize = 1024;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Registration {
+    pub nexus: NexusName,
+    /// Never zero.
+    pub key: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reservation {
+    pub kind: Kind,
+    /// `None` for the all-registrants kinds: every registered nexus holds it.
+    pub holder: Option<NexusName>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct State {
+    /// PRGENERATION.
+    pub generation: u32,
+    /// What the last APTPL bit asked for.
+    pub persist: bool,
+    /// In the order of registering.
+    pub registrations: Vec<Registration>,
+    pub reservation: Option<Reservation>,
+    /// Holder of a RESERVE(6) or (10).
+    pub reserved: Option<NexusName>,
+}
+
+/// What a service action does besides changing the state.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Effects {
+    /// Unit attentions for other nexuses.
+    pub told: Vec<(NexusName, Attention)>,
+    /// Other nexuses whose commands must be aborted.
+    pub aborted: Vec<NexusName>,
+}
+
+/// REGISTER and REGISTER AND IGNORE EXISTING KEY.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Register {
+    /// RESERVATION KEY; `None`: whatever it is.
+    pub presented: Option<u64>,
+    /// SERVICE ACTION RESERVATION KEY.
+    pub key: u64,
+    /// All target ports of the initiator ports concerned.
+    pub all_ports: bool,
+    /// SPEC_I_PT and its initiator ports, as addresses.
+    pub initiators: Option<Vec<u64>>,
+    pub persist: bool,
+}
+
+/// REGISTER AND MOVE.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Move {
+    pub key: u64,
+    pub unregister: bool,
+    pub persist: bool,
+    pub port: u16,
+    pub initiator: u64,
+}
+
+/// INVALID FIELD IN PARAMETER LIST.
+pub(super) const fn bad_parameter(byte: u16, bit: Option<u8>) -> Refusal {
+    let field = FieldPointer { in_command: false, byte, bit };
+    Refusal::Check(Sense { field: Some(field), ..Sense::new(SenseKey::IllegalRequest, 0x26, 0x00) })
+}
+
+/// INVALID FIELD IN CDB.
+pub(super) const fn bad_command(byte: u16, bit: Option<u8>) -> Refusal {
+    let field = FieldPointer { in_command: true, byte, bit };
+    Refusal::Check(Sense { field: Some(field), ..Sense::new(SenseKey::IllegalRequest, 0x24, 0x00) })
+}
+
+const NO_ROOM: Refusal = Refusal::Check(Sense::new(SenseKey::IllegalRequest, 0x55, 0x04));
+const WRONG_RELEASE: Refusal = Refusal::Check(Sense::new(SenseKey::IllegalRequest, 0x26, 0x04));
+
+impl State {
+    pub fn key(&self, nexus: &NexusName) -> Option<u64> {
+        self.registrations.iter().find(|held| held.nexus == *nexus).map(|held| held.key)
+    }
+
+    pub fn holds(&self, nexus: &NexusName) -> bool {
+        self.reservation.as_ref().is_some_and(|held| match &held.holder {
+            Some(holder) => holder == nexus,
+            None => self.key(nexus).is_some(),
+        })
+    }
+
+    /// What the nexus may do now.
+    pub fn rights(&self, nexus: &NexusName) -> Rights {
+        if let Some(holder) = &self.reserved {
+            return if holder == nexus { Rights::ALL } else { Rights::RESERVED };
+        }
+        match &self.reservation {
+            None => Rights::ALL,
+            Some(_) if self.holds(nexus) => Rights::ALL,
+            Some(held) if held.kind.admits_registered() && self.key(nexus).is_some() => Rights::ALL,
+            Some(held) => Rights::beside(held.kind),
+        }
+    }
+
+    fn changed(&mut self, told: Vec<(NexusName, Attention)>) -> Effects {
+        self.generation = self.generation.wrapping_add(1);
+        Effects { told, aborted: Vec::new() }
+    }
+
+    /// The attention for every registered nexus but one.
+    fn others(&self, but: &NexusName, attention: Attention) -> Vec<(NexusName, Attention)> {
+        let others = self.registrations.iter().filter(|held| held.nexus != *but);
+        others.map(|held| (held.nexus.clone(), attention)).collect()
+    }
+
+    fn check_key(&self, from: &NexusName, presented: u64) -> Result<(), Refusal> {
+        if self.key(from) == Some(presented) { Ok(()) } else { Err(Refusal::Conflict) }
+    }
+
+    /// Source: SPC-4 section 5.12.7, and 6.16.3 for the bits. `known`: nexuses that there are now.
+    pub fn register(&mut self, from: &NexusName, ask: &Register, known: &[NexusName]) -> Result<Effects, Refusal> {
+        const SPEC_I_PT: Refusal = bad_parameter(20, Some(3));
+        let own = self.key(from);
+        if let Some(presented) = ask.presented
+            && presented != own.unwrap_or(0)
+        {
+            return Err(Refusal::Conflict);
+        }
+        if own.is_none() && ask.key == 0 {
+            return Ok(Effects::default());
+        }
+        if own.is_some() && ask.initiators.is_some() {
+            return Err(SPEC_I_PT);
+        }
+        let whom = self.concerned(from, ask, known)?;
+        // A registered nexus beside the sender must have the key that the sender had to give.
+        let other_key = |nexus| self.key(nexus).is_some_and(|key| ask.presented.is_some_and(|given| given != key));
+        if whom.iter().any(other_key) {
+            return Err(Refusal::Conflict);
+        }
+        let told = if ask.key == 0 {
+            self.unregister(from, &whom)
+        } else {
+            let new = whom.iter().filter(|nexus| self.key(nexus).is_none()).count();
+            if self.registrations.len() + new > MOST_REGISTRATIONS {
+                return Err(NO_ROOM);
+            }
+            whom.iter().for_each(|nexus| self.set_key(nexus, ask.key));
+            Vec::new()
+        };
+        self.persist = ask.persist;
+        Ok(self.changed(told))
+    }
+
+    /// The nexuses that a registration concerns. Source: SPC-4 section 5.12.7, "Which I_T nexuses are being registered".
+    fn concerned(&self, from: &NexusName, ask: &Register, known: &[NexusName]) -> Result<Vec<NexusName>, Refusal> {
+        let registered = self.registrations.iter().map(|held| &held.nexus);
+        let mut whom = vec![from.clone()];
+        let mut add = |initiator: u64| {
+            let there = known.iter().chain(registered.clone().filter(|nexus| !known.contains(nexus)));
+            let mut of_port = there
+                .filter(|nexus| nexus.address() == initiator && (ask.all_ports || nexus.port == from.port))
+                .peekable();
+            let found = of_port.peek().is_some();
+            for nexus in of_port {
+                if !whom.contains(nexus) {
+                    whom.push(nexus.clone());
+                }
+            }
+            found
+        };
+        if ask.all_ports {
+            add(from.address());
+        }
+        for (index, initiator) in (0u16..).zip(ask.initiators.iter().flatten()) {
+            if !add(*initiator) {
+                // The parameter list is bounded so that this fits.
+                return Err(bad_parameter(28 + index * super::transport_id::LEN as u16, None));
+            }
+        }
+        Ok(whom)
+    }
+
+    fn set_key(&mut self, nexus: &NexusName, key: u64) {
+        match self.registrations.iter_mut().find(|held| held.nexus == *nexus) {
+            Some(held) => held.key = key,
+            None => self.registrations.push(Registration { nexus: nexus.clone(), key }),
+        }
+    }
+
+    /// Removes registrations, and the reservation if its last holder is among them. Source: SPC-4 section 5.12.11.3.
+    fn unregister(&mut self, from: &NexusName, whom: &[NexusName]) -> Vec<(NexusName, Attention)> {
+        self.registrations.retain(|held| !whom.contains(&held.nexus));
+        let Some(held) = &self.reservation else { return Vec::new() };
+        let ends = match &held.holder {
+            Some(holder) => whom.contains(holder),
+            None => self.registrations.is_empty(),
+        };
+        if !ends {
+            return Vec::new();
+        }
+        let told = held.kind.admits_registered();
+        self.reservation = None;
+        if told { self.others(from, Attention::ReservationsReleased) } else { Vec::new() }
+    }
+
+    /// Source: SPC-4 section 5.12.9.
+    pub fn reserve(&mut self, from: &NexusName, presented: u64, kind: Kind) -> Result<Effects, Refusal> {
+        self.check_key(from, presented)?;
+        match &self.reservation {
+            Some(held) if held.kind == kind && self.holds(from) => Ok(Effects::default()),
+            Some(_) => Err(Refusal::Conflict),
+            None => {
+                let holder = (!kind.all_registrants()).then(|| from.clone());
+                self.reservation = Some(Reservation { kind, holder });
+                Ok(Effects::default())
+            }
+        }
+    }
+
+    /// Source: SPC-4 section 5.12.11.2. `kind`: `None` when the SCOPE and TYPE fields name no reservation that there can be.
+    pub fn release(&mut self, from: &NexusName, presented: u64, kind: Option<Kind>) -> Result<Effects, Refusal> {
+        self.check_key(from, presented)?;
+        let Some(held) = self.reservation.as_ref().filter(|_| self.holds(from)) else {
+            return Ok(Effects::default());
+        };
+        if kind != Some(held.kind) {
+            return Err(WRONG_RELEASE);
+        }
+        let told =
+            if held.kind.admits_registered() { self.others(from, Attention::ReservationsReleased) } else { Vec::new() };
+        self.reservation = None;
+        Ok(Effects { told, ..Effects::default() })
+    }
+
+    /// Source: SPC-4 section 5.12.11.6.
+    pub fn clear(&mut self, from: &NexusName, presented: u64) -> Result<Effects, Refusal> {
+        self.check_key(from, presented)?;
+        let told = self.others(from, Attention::ReservationsPreempted);
+        self.reservation = None;
+        self.registrations.clear();
+        Ok(self.changed(told))
+    }
+
+    /// PREEMPT and PREEMPT AND ABORT. Source: SPC-4 sections 5.12.11.4 and 5.12.11.5. `kind` matters only where a reservation is
+    /// preempted.
+    pub fn preempt(
+        &mut self,
+        from: &NexusName,
+        presented: u64,
+        victim: u64,
+        kind: Result<Kind, Refusal>,
+        abort: bool,
+    ) -> Result<Effects, Refusal> {
+        self.check_key(from, presented)?;
+        let of_reservation = self.reservation.as_ref().is_some_and(|held| match &held.holder {
+            Some(holder) => self.key(holder) == Some(victim),
+            None => victim == 0,
+        });
+        if victim == 0 && !of_reservation {
+            return Err(bad_parameter(8, None));
+        }
+        let goes = |held: &Registration| victim == 0 || held.key == victim;
+        let mut told = Vec::new();
+        let removed: Vec<NexusName>;
+        if of_reservation {
+            let kind = kind?;
+            removed = self.take_registrations(|held| goes(held) && held.nexus != *from);
+            if self.reservation.as_ref().is_some_and(|held| held.kind != kind) {
+                told = self.others(from, Attention::ReservationsReleased);
+            }
+            let holder = (!kind.all_registrants()).then(|| from.clone());
+            self.reservation = Some(Reservation { kind, holder });
+        } else {
+            removed = self.take_registrations(goes);
+            if removed.is_empty() {
+                return Err(Refusal::Conflict);
+            }
+            // The holder's key was another one, so only one that all registered nexuses held can have lost its last.
+            if self.registrations.is_empty() {
+                self.reservation = None;
+            }
+        }
+        let lost: Vec<_> = removed.into_iter().filter(|nexus| nexus != from).collect();
+        told.extend(lost.iter().map(|nexus| (nexus.clone(), Attention::RegistrationsPreempted)));
+        let mut effects = self.changed(told);
+        if abort {
+            effects.aborted = lost;
+        }
+        Ok(effects)
+    }
+
+    fn take_registrations(&mut self, goes: impl Fn(&Registration) -> bool) -> Vec<NexusName> {
+        let (gone, stay) = std::mem::take(&mut self.registrations).into_iter().partition(goes);
+        self.registrations = stay;
+        let gone: Vec<Registration> = gone;
+        gone.into_iter().map(|held| held.nexus).collect()
+    }
+
+    /// Source: SPC-4 section 5.12.8.
+    pub fn register_and_move(
+        &mut self,
+        from: &NexusName,
+        presented: u64,
+        ask: &Move,
+        known: &[NexusName],
+    ) -> Result<Effects, Refusal> {
+        self.check_key(from, presented)?;
+        let Some(held) = &self.reservation else {
+            // Nothing to move: the service action does not fit.
+            return Err(bad_command(1, Some(4)));
+        };
+        if held.kind.all_registrants() || !self.holds(from) {
+            return Err(Refusal::Conflict);
+        }
+        let kind = held.kind;
+        if ask.key == 0 {
+            return Err(bad_parameter(8, None));
+        }
+        let of_port: Vec<_> = known.iter().filter(|nexus| nexus.port == ask.port).collect();
+        if of_port.is_empty() {
+            return Err(bad_parameter(18, None));
+        }
+        let target = of_port.into_iter().find(|nexus| nexus.address() == ask.initiator && *nexus != from);
+        let Some(target) = target else {
+            return Err(bad_parameter(24, None));
+        };
+        if self.key(target).is_none() && self.registrations.len() >= MOST_REGISTRATIONS + usize::from(ask.unregister) {
+            return Err(NO_ROOM);
+        }
+        self.set_key(target, ask.key);
+        self.reservation = Some(Reservation { kind, holder: Some(target.clone()) });
+        if ask.unregister {
+            self.registrations.retain(|held| held.nexus != *from);
+        }
+        self.persist = ask.persist;
+        Ok(self.changed(Vec::new()))
+    }
+
+    /// What persistent reservations make of RESERVE and RELEASE: `Some` is the answer. Source: SPC-4 section 5.12.3, SPC-2 section 5.5.1.
+    fn excepted(&self, from: &NexusName) -> Option<Result<(), Refusal>> {
+        let registered = self.key(from).is_some();
+        let shared = self.reservation.as_ref().is_some_and(|held| held.kind.admits_registered());
+        if self.holds(from) || (shared && registered) {
+            return Some(Ok(()));
+        }
+        (!self.registrations.is_empty()).then_some(Err(Refusal::Conflict))
+    }
+
+    /// RESERVE(6) and (10).
+    pub fn reserve_unit(&mut self, from: &NexusName) -> Result<(), Refusal> {
+        if let Some(answer) = self.excepted(from) {
+            return answer;
+        }
+        match &self.reserved {
+            Some(holder) if holder != from => Err(Refusal::Conflict),
+            _ => {
+                self.reserved = Some(from.clone());
+                Ok(())
+            }
+        }
+    }
+
+    /// RELEASE(6) and (10). By another nexus than the holder: nothing happens, and that is no error (SPC-2 section 7.24.2).
+    pub fn release_unit(&mut self, from: &NexusName) -> Result<(), Refusal> {
+        if let Some(answer) = self.excepted(from) {
+            return answer;
+        }
+        if self.reserved.as_ref() == Some(from) {
+            self.reserved = None;
+        }
+        Ok(())
+    }
+}

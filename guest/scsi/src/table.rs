@@ -1,0 +1,201 @@
+//! The commands: one row each. A row says how long the command is, which of its bits are looked at, what a reservation of
+//! another nexus means for it, what state of the medium it needs, and who executes it. Dispatch, reservations and REPORT
+//! SUPPORTED OPERATION CODES all read the same rows.
+
+use crate::ask::{Ask, Begun};
+use crate::bounds::Bounds;
+use crate::cdb::Cdb;
+use crate::commands::{capacity, inquiry, log, mode, mode_select, power, report, reserve, transfer, unmap, verify};
+use crate::reservation::Access;
+use crate::sense::Sense;
+use crate::target;
+
+/// NACA, in the CONTROL byte that ends every command. Source: SAM-5 section 5.2.
+pub(crate) const NACA: u8 = 0x04;
+
+/// Commands that are executed whatever unit attention is pending. Source: SAM-5 section 5.14.
+pub(crate) const BEFORE_ATTENTIONS: [u8; 3] = [0x03, 0x12, 0xa0];
+
+/// What a command needs of the medium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Medium {
+    /// Nothing.
+    Untouched,
+    /// A unit that was not stopped.
+    Ready,
+    /// And one that is not write protected.
+    Written,
+}
+
+/// A command.
+pub(crate) struct Row {
+    /// SERVICE ACTION, where one tells commands of an operation code apart.
+    pub(crate) action: Option<u16>,
+    /// CDB usage data: the operation code, the service action in its place, and a one for every other bit that is looked at.
+    /// As long as the command. Source: SPC-4 section 6.34.3.
+    pub(crate) usage: &'static [u8],
+    pub(crate) access: Access,
+    pub(crate) medium: Medium,
+    pub(crate) begin: fn(&mut Ask<'_>) -> Begun,
+}
+
+impl Row {
+    pub(crate) const fn opcode(&self) -> u8 {
+        self.usage[0]
+    }
+
+    /// Whether a unit with these bounds has it.
+    pub(crate) fn offered(&self, bounds: &Bounds) -> bool {
+        match self.opcode() {
+            0x42 => bounds.unmap.is_some(),
+            0x89 => bounds.compare > 0,
+            _ => true,
+        }
+    }
+}
+
+type Begin = fn(&mut Ask<'_>) -> Begun;
+
+const fn row(usage: &'static [u8], access: Access, medium: Medium, begin: Begin) -> Row {
+    Row { action: None, usage, access, medium, begin }
+}
+
+/// The service action is in the usage data, in the lower five bits of byte 1.
+const fn action(usage: &'static [u8], access: Access, medium: Medium, begin: Begin) -> Row {
+    Row { action: Some(usage[1] as u16 & ACTION), usage, access, medium, begin }
+}
+
+/// SERVICE ACTION in byte 1.
+const ACTION: u16 = 0x1f;
+
+/// An LBA and a length in 10, 12 or 16 bytes; `$flags` are the bits of byte 1.
+macro_rules! extent {
+    (10, $opcode:literal, $flags:literal) => {
+        &[$opcode, $flags, 0xff, 0xff, 0xff, 0xff, 0, 0xff, 0xff, NACA]
+    };
+    (12, $opcode:literal, $flags:literal) => {
+        &[$opcode, $flags, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, NACA]
+    };
+    (16, $opcode:literal, $flags:literal) => {
+        &[$opcode, $flags, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, NACA]
+    };
+}
+
+/// An allocation length of two bytes at the end of 10, and the bits of bytes 1 to 3.
+macro_rules! allocation {
+    ($opcode:literal, $one:literal, $two:literal, $three:literal) => {
+        &[$opcode, $one, $two, $three, 0, 0, 0, 0xff, 0xff, NACA]
+    };
+}
+
+/// PERSISTENT RESERVE OUT: a parameter list length, and SCOPE and TYPE where the service action looks at them.
+macro_rules! persistent_out {
+    ($action:literal, $kind:literal) => {
+        &[0x5f, $action, $kind, 0, 0, 0xff, 0xff, 0xff, 0xff, NACA]
+    };
+}
+
+use Access::{Always, Read, Status, Write};
+use Medium::{Ready, Untouched, Written};
+
+/// All commands, by operation code and service action. Those that are [`Always`] allowed and yet mean something to a
+/// reservation (RESERVE, PERSISTENT RESERVE OUT, START STOP UNIT, ...) decide by their fields.
+#[rustfmt::skip]
+pub(crate) static ROWS: &[Row] = &[
+    row(&[0x00, 0, 0, 0, 0, NACA], Status, Ready, power::test_unit_ready),
+    row(&[0x03, 0x01, 0, 0, 0xff, NACA], Always, Untouched, power::request_sense),
+    row(&[0x08, 0x1f, 0xff, 0xff, 0xff, NACA], Read, Ready, transfer::read_6),
+    row(&[0x0a, 0x1f, 0xff, 0xff, 0xff, NACA], Write, Written, transfer::write_6),
+    row(&[0x12, 0x03, 0xff, 0xff, 0xff, NACA], Always, Untouched, inquiry::inquiry),
+    row(&[0x15, 0x11, 0, 0, 0xff, NACA], Write, Untouched, mode_select::select_6),
+    row(&[0x16, 0x11, 0, 0, 0, NACA], Always, Untouched, reserve::reserve_or_release),
+    row(&[0x17, 0x11, 0, 0, 0, NACA], Always, Untouched, reserve::reserve_or_release),
+    row(&[0x1a, 0x08, 0xff, 0xff, 0xff, NACA], Read, Untouched, mode::sense_6),
+    row(&[0x1b, 0x01, 0, 0, 0xf7, NACA], Always, Untouched, power::start_stop),
+    row(&[0x1e, 0, 0, 0, 0x03, NACA], Always, Untouched, power::prevent_allow),
+    row(&[0x25, 0, 0xff, 0xff, 0xff, 0xff, 0, 0, 0x01, NACA], Always, Untouched, capacity::read_capacity_10),
+    row(extent!(10, 0x28, 0xf8), Read, Ready, transfer::read_10),
+    row(extent!(10, 0x2a, 0xf8), Write, Written, transfer::write_10),
+    row(extent!(10, 0x2e, 0xf6), Write, Written, verify::write_and_verify_10),
+    row(extent!(10, 0x2f, 0xf6), Read, Ready, verify::verify_10),
+    row(extent!(10, 0x35, 0x02), Write, Ready, transfer::synchronize_10),
+    row(allocation!(0x37, 0, 0x1f, 0), Read, Untouched, capacity::read_defect_data_10),
+    row(extent!(10, 0x41, 0xff), Write, Written, unmap::write_same_10),
+    row(allocation!(0x42, 0x01, 0, 0), Write, Written, unmap::unmap),
+    row(&[0x4d, 0x03, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0xff, NACA], Always, Untouched, log::log_sense),
+    row(allocation!(0x55, 0x11, 0, 0), Write, Untouched, mode_select::select_10),
+    row(&[0x56, 0x13, 0, 0, 0, 0, 0, 0, 0, NACA], Always, Untouched, reserve::reserve_or_release),
+    row(&[0x57, 0x13, 0, 0, 0, 0, 0, 0, 0, NACA], Always, Untouched, reserve::reserve_or_release),
+    row(allocation!(0x5a, 0x18, 0xff, 0xff), Read, Untouched, mode::sense_10),
+    action(allocation!(0x5e, 0x00, 0, 0), Always, Untouched, reserve::persistent_in),
+    action(allocation!(0x5e, 0x01, 0, 0), Always, Untouched, reserve::persistent_in),
+    action(allocation!(0x5e, 0x02, 0, 0), Always, Untouched, reserve::persistent_in),
+    action(allocation!(0x5e, 0x03, 0, 0), Always, Untouched, reserve::persistent_in),
+    action(persistent_out!(0x00, 0x00), Always, Untouched, reserve::persistent_out),
+    action(persistent_out!(0x01, 0xff), Always, Untouched, reserve::persistent_out),
+    action(persistent_out!(0x02, 0xff), Always, Untouched, reserve::persistent_out),
+    action(persistent_out!(0x03, 0x00), Always, Untouched, reserve::persistent_out),
+    action(persistent_out!(0x04, 0xff), Always, Untouched, reserve::persistent_out),
+    action(persistent_out!(0x05, 0xff), Always, Untouched, reserve::persistent_out),
+    action(persistent_out!(0x06, 0x00), Always, Untouched, reserve::persistent_out),
+    action(persistent_out!(0x07, 0x00), Always, Untouched, reserve::persistent_out),
+    row(extent!(16, 0x88, 0xf8), Read, Ready, transfer::read_16),
+    row(&[0x89, 0xf8, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0xff, 0, NACA], Write, Written, verify::compare_and_write),
+    row(extent!(16, 0x8a, 0xf8), Write, Written, transfer::write_16),
+    row(extent!(16, 0x8b, 0xf8), Write, Written, verify::orwrite),
+    row(extent!(16, 0x8e, 0xf6), Write, Written, verify::write_and_verify_16),
+    row(extent!(16, 0x8f, 0xf6), Read, Ready, verify::verify_16),
+    row(extent!(16, 0x91, 0x02), Write, Ready, transfer::synchronize_16),
+    row(extent!(16, 0x93, 0xff), Write, Written, unmap::write_same_16),
+    action(&[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, NACA], Always, Untouched, capacity::read_capacity_16),
+    action(extent!(16, 0x9e, 0x12), Read, Ready, capacity::get_lba_status),
+    row(&[0xa0, 0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, NACA], Always, Untouched, target::report_only_this),
+    action(&[0xa3, 0x0c, 0x87, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, NACA], Read, Untouched, report::operation_codes),
+    action(&[0xa3, 0x0d, 0x80, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, NACA], Read, Untouched, report::task_management_functions),
+    row(extent!(12, 0xa8, 0xf8), Read, Ready, transfer::read_12),
+    row(extent!(12, 0xaa, 0xf8), Write, Written, transfer::write_12),
+    row(extent!(12, 0xae, 0xf6), Write, Written, verify::write_and_verify_12),
+    row(extent!(12, 0xaf, 0xf6), Read, Ready, verify::verify_12),
+    row(&[0xb7, 0x1f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, NACA], Read, Untouched, capacity::read_defect_data_12),
+];
+
+/// Rows of one operation code: where they start in [`ROWS`], and how many. They stand together.
+static INDEX: [(u8, u8); 256] = index();
+
+const fn index() -> [(u8, u8); 256] {
+    let mut index = [(0, 0); 256];
+    let mut at = 0;
+    while at < ROWS.len() {
+        let opcode = ROWS[at].opcode() as usize;
+        if index[opcode].1 == 0 {
+            index[opcode].0 = at as u8;
+        }
+        index[opcode].1 += 1;
+        at += 1;
+    }
+    index
+}
+
+/// The rows of an operation code: none, one without a service action, or several with one each.
+pub(crate) fn rows(opcode: u8) -> &'static [Row] {
+    let (start, count) = INDEX[usize::from(opcode)];
+    &ROWS[usize::from(start)..][..usize::from(count)]
+}
+
+/// The row of a command.
+pub(crate) fn find(cdb: &Cdb, bounds: &Bounds) -> Result<&'static Row, Sense> {
+    match rows(cdb.opcode()) {
+        [] => Err(Sense::INVALID_OPCODE),
+        [row] if row.action.is_none() => {
+            if row.offered(bounds) {
+                Ok(row)
+            } else {
+                Err(Sense::INVALID_OPCODE)
+            }
+        }
+        rows => {
+            let asked = u16::from(cdb.u8(1)) & ACTION;
+            rows.iter().find(|row| row.action == Some(asked)).ok_or(Sense::in_command(1, Some(4)))
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! A unit's reservations and some nexuses, spoken to in bytes.
+#![allow(dead_code, reason = "each test uses some of it")]
+
+use std::sync::{Arc, Mutex};
+
+use mqblk_core::Wake;
+use mqblk_scsi::attention::Attentions;
+use mqblk_scsi::reservation::{
+    Accepted, Access, Keeper, NexusName, Party, Refusal, Reservations, Ticket, locally_assigned,
+};
+use mqblk_scsi::{Sense, SenseKey};
+
+pub const REGISTER: u8 = 0;
+pub const RESERVE: u8 = 1;
+pub const RELEASE: u8 = 2;
+pub const CLEAR: u8 = 3;
+pub const PREEMPT: u8 = 4;
+pub const PREEMPT_AND_ABORT: u8 = 5;
+pub const REGISTER_AND_IGNORE: u8 = 6;
+pub const REGISTER_AND_MOVE: u8 = 7;
+
+pub const APTPL: u8 = 0x01;
+pub const ALL_TG_PT: u8 = 0x04;
+pub const SPEC_I_PT: u8 = 0x08;
+
+pub const CLASSES: [Access; 4] = [Access::Always, Access::Status, Access::Read, Access::Write];
+
+pub struct Silent;
+
+impl Wake for Silent {
+    fn wake(&self) {}
+}
+
+/// Keeps the last state in memory; decides tickets at once.
+#[derive(Default)]
+pub struct Memory(pub Mutex<Option<Vec<u8>>>);
+
+impl Keeper for Memory {
+    fn save(&self, state: Vec<u8>, done: Arc<dyn Wake>) -> Arc<Ticket> {
+        *self.0.lock().expect("not poisoned") = Some(state);
+        let ticket = Ticket::new(done);
+        ticket.resolve(Ok(()));
+        ticket
+    }
+}
+
+pub struct Nexus {
+    pub party: Party,
+    pub attentions: Arc<Attentions>,
+}
+
+pub struct Rig {
+    pub unit: Arc<Reservations>,
+    pub memory: Arc<Memory>,
+    pub nexuses: Vec<Nexus>,
+}
+
+/// Initiator port and target port of the nexuses: one initiator sees two ports, one port is seen by two initiators.
+pub const NAMES: [(&str, u16); 4] = [("a", 1), ("a", 2), ("b", 1), ("c", 3)];
+
+pub fn name((initiator, port): (&str, u16)) -> NexusName {
+    NexusName { initiator: initiator.into(), port }
+}
+
+pub fn join(unit: &Arc<Reservations>) -> Vec<Nexus> {
+    let join = |who: &(&str, u16)| {
+        let attentions = Arc::new(Attentions::new());
+        let party = unit.join(name(*who), Arc::clone(&attentions)).expect("a new name");
+        Nexus { party, attentions }
+    };
+    NAMES.iter().map(join).collect()
+}
+
+impl Rig {
+    pub fn new() -> Rig {
+        let memory = Arc::<Memory>::default();
+        let unit = Reservations::new(Some(Arc::clone(&memory) as Arc<dyn Keeper>));
+        Rig { nexuses: join(&unit), unit, memory }
+    }
+
+    pub fn out(&self, from: usize, ask: &Out) -> Result<Accepted, Refusal> {
+        self.raw(from, &ask.cdb(), &ask.list())
+    }
+
+    pub fn raw(&self, from: usize, cdb: &[u8], list: &[u8]) -> Result<Accepted, Refusal> {
+        self.nexuses[from].party.persistent_out(cdb, list, &(Arc::new(Silent) as Arc<dyn Wake>))
+    }
+
+    pub fn ok(&self, from: usize, ask: &Out) -> Accepted {
+        self.out(from, ask).unwrap_or_else(|refusal| panic!("{ask:?} from {from}: {refusal:?}"))
+    }
+
+    pub fn ask(&self, from: usize, service_action: u8, allocation: u16) -> Result<Vec<u8>, Refusal> {
+        let [high, low] = allocation.to_be_bytes();
+        let mut reply = vec![0xee; 7];
+        self.nexuses[from]
+            .party
+            .persistent_in(&[0x5e, service_action, 0, 0, 0, 0, 0, high, low, 0], &mut reply)
+            .map(|()| reply)
+    }
+
+    /// RESERVE(6) or RELEASE(6).
+    pub fn unit_command(&self, from: usize, operation: u8) -> Result<(), Refusal> {
+        self.nexuses[from].party.reserve_or_release(&[operation, 0, 0, 0, 0, 0])
+    }
+
+    pub fn generation(&self) -> u32 {
+        u32::from_be_bytes(self.ask(0, 0, 8).expect("READ KEYS")[..4].try_into().expect("four bytes"))
+    }
+
+    /// What each nexus has still to be told, as ASCQ of 2Ah.
+    pub fn told(&self) -> Vec<Vec<u8>> {
+        let drain = |nexus: &Nexus| {
+            std::iter::from_fn(|| nexus.attentions.take())
+                .map(|sense| {
+                    assert_eq!((sense.key, sense.asc), (SenseKey::UnitAttention, 0x2a));
+                    sense.ascq
+                })
+                .collect()
+        };
+        self.nexuses.iter().map(drain).collect()
+    }
+
+    pub fn rights(&self, of: usize) -> Vec<bool> {
+        CLASSES.iter().map(|class| self.nexuses[of].party.allows(*class)).collect()
+    }
+}
+
+/// A PERSISTENT RESERVE OUT.
+#[derive(Clone, Debug, Default)]
+pub struct Out {
+    pub service_action: u8,
+    /// SCOPE and TYPE.
+    pub kind: u8,
+    pub presented: u64,
+    pub key: u64,
+    /// Byte 20 of the basic parameter list.
+    pub flags: u8,
+    pub initiators: Vec<&'static str>,
+    /// Of REGISTER AND MOVE: UNREG, target port.
+    pub moves: (bool, u16),
+}
+
+pub fn transport_id(initiator: &str) -> [u8; 24] {
+    let mut id = [0; 24];
+    id[0] = 6;
+    id[4..12].copy_from_slice(&locally_assigned(initiator).to_be_bytes());
+    id
+}
+
+impl Out {
+    pub fn new(service_action: u8, kind: u8, presented: u64, key: u64) -> Out {
+        Out { service_action, kind, presented, key, ..Out::default() }
+    }
+
+    pub fn with(self, flags: u8) -> Out {
+        Out { flags, ..self }
+    }
+
+    pub fn naming(self, initiators: &[&'static str]) -> Out {
+        Out { initiators: initiators.to_vec(), ..self }
+    }
+
+    pub fn cdb(&self) -> [u8; 10] {
+        let length = (self.list().len() as u32).to_be_bytes();
+        let mut cdb = [0x5f, self.service_action, self.kind, 0, 0, 0, 0, 0, 0, 0];
+        cdb[5..9].copy_from_slice(&length);
+        cdb
+    }
+
+    pub fn list(&self) -> Vec<u8> {
+        let mut list = vec![0; 24];
+        list[..8].copy_from_slice(&self.presented.to_be_bytes());
+        list[8..16].copy_from_slice(&self.key.to_be_bytes());
+        let ids: Vec<u8> = self.initiators.iter().flat_map(|name| transport_id(name)).collect();
+        let length = (ids.len() as u32).to_be_bytes();
+        if self.service_action == REGISTER_AND_MOVE {
+            list[17] = u8::from(self.moves.0) << 1 | self.flags & APTPL;
+            list[18..20].copy_from_slice(&self.moves.1.to_be_bytes());
+            list[20..24].copy_from_slice(&length);
+        } else {
+            list[20] = self.flags;
+            if self.flags & SPEC_I_PT != 0 {
+                list.extend(length);
+            }
+        }
+        list.extend(ids);
+        list
+    }
+}
+
+/// The error's sense key, ASC, ASCQ and where it points: in the command?, byte, bit.
+pub type Pointed = (u8, u8, u8, Option<(bool, u16, Option<u8>)>);
+
+pub fn pointed<T: std::fmt::Debug>(result: Result<T, Refusal>) -> Pointed {
+    match result {
+        Err(Refusal::Check(Sense { key, asc, ascq, field, .. })) => {
+            (key as u8, asc, ascq, field.map(|field| (field.in_command, field.byte, field.bit)))
+        }
+        other => panic!("expected CHECK CONDITION, found {other:?}"),
+    }
+}
+
+pub fn conflicts<T: std::fmt::Debug>(result: Result<T, Refusal>) {
+    assert!(matches!(result, Err(Refusal::Conflict)), "expected RESERVATION CONFLICT, found {result:?}");
+}
+
+/// Keys that READ KEYS tells.
+pub fn keys(rig: &Rig) -> Vec<u64> {
+    let reply = rig.ask(0, 0, 1000).expect("READ KEYS");
+    assert_eq!(u32::from_be_bytes(reply[4..8].try_into().expect("four")) as usize, reply.len() - 8);
+    reply[8..].chunks(8).map(|key| u64::from_be_bytes(key.try_into().expect("eight"))).collect()
+}
+
+/// Key and type of the reservation.
+pub fn reservation(rig: &Rig) -> Option<(u64, u8)> {
+    let reply = rig.ask(0, 1, 1000).expect("READ RESERVATION");
+    if reply.len() == 8 {
+        assert_eq!(reply[4..8], [0; 4]);
+        return None;
+    }
+    assert_eq!((reply.len(), &reply[4..8]), (24, &[0, 0, 0, 16][..]));
+    Some((u64::from_be_bytes(reply[8..16].try_into().expect("eight")), reply[21]))
+}

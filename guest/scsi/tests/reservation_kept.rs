@@ -1,0 +1,153 @@
+//! Persistent reservations that outlive a loss of power: what is kept and when, and files that are not what was kept.
+
+mod nexuses;
+
+use std::sync::Arc;
+
+use mqblk_core::Wake;
+use mqblk_scsi::reservation::{FileKeeper, Keeper, Reservations, RestoreError, Ticket};
+use nexuses::*;
+
+/// Nexuses 0, 2 and 3 are registered with keys 10, 12 and 13; 0 holds a reservation.
+fn reserved(kind: u8) -> Rig {
+    let rig = Rig::new();
+    [(0, 10), (2, 12), (3, 13)].iter().for_each(|(who, key)| drop(rig.ok(*who, &Out::new(REGISTER, 0, 0, *key))));
+    rig.ok(0, &Out::new(RESERVE, kind, 10, 0));
+    rig
+}
+
+/// Never decides.
+struct Slow;
+
+impl Keeper for Slow {
+    fn save(&self, _: Vec<u8>, done: Arc<dyn Wake>) -> Arc<Ticket> {
+        Ticket::new(done)
+    }
+}
+
+#[test]
+fn what_is_kept_and_when() {
+    let rig = reserved(5);
+    let kept = || rig.memory.0.lock().expect("not poisoned").take();
+    assert_eq!(kept(), None, "nobody asked for it");
+    let accepted = rig.ok(0, &Out::new(REGISTER, 0, 10, 10).with(APTPL));
+    assert_eq!(accepted.kept.expect("a ticket").result(), Some(Ok(())));
+    let text = kept().expect("kept");
+    let restored = Reservations::restore(&text, None).expect("what was kept");
+    let again = Rig { nexuses: join(&restored), unit: restored, memory: Arc::default() };
+    assert_eq!(again.ask(0, 3, 1000).expect("status")[4..], rig.ask(0, 3, 1000).expect("status")[4..]);
+    assert_eq!((again.generation(), again.rights(1)), (0, vec![true, true, true, false]));
+    assert_eq!(again.ask(0, 2, 8).expect("capabilities")[3] & 1, 1);
+    // Each later change too, and the one that ends it.
+    rig.ok(0, &Out::new(RELEASE, 5, 10, 0)).kept.expect("a ticket");
+    assert!(!String::from_utf8(kept().expect("kept")).expect("text").contains("\"type\""));
+    rig.ok(2, &Out::new(REGISTER, 0, 12, 12)).kept.expect("a ticket");
+    let text = kept().expect("kept");
+    let none = Reservations::restore(&text, None).expect("nothing kept");
+    let again = Rig { nexuses: join(&none), unit: none, memory: Arc::default() };
+    assert!(keys(&again).is_empty());
+    assert!(rig.ok(3, &Out::new(REGISTER, 0, 13, 13)).kept.is_none());
+    // A slow keeper holds up the answer, not the caller.
+    let unit = Reservations::new(Some(Arc::new(Slow)));
+    let rig = Rig { nexuses: join(&unit), unit, memory: Arc::default() };
+    let accepted = rig.ok(0, &Out::new(REGISTER, 0, 0, 5).with(APTPL));
+    assert_eq!(accepted.kept.expect("a ticket").result(), None);
+}
+
+#[test]
+fn damaged_and_foreign_files() {
+    let rig = reserved(6);
+    rig.ok(0, &Out::new(REGISTER, 0, 10, 0x1234).with(APTPL));
+    let text = rig.memory.0.lock().expect("not poisoned").take().expect("kept");
+    let restore = |text: &[u8]| Reservations::restore(text, None).map(|_| ());
+    assert_eq!(restore(&text), Ok(()));
+    for cut in 0..text.trim_ascii_end().len() {
+        assert!(matches!(restore(&text[..cut]), Err(RestoreError::Unreadable(_))), "cut at {cut}");
+    }
+    // Any one byte other than what was written: never taken for another state.
+    let mut refused = 0;
+    for at in 0..text.len() {
+        for bit in 0..8 {
+            let mut damaged = text.clone();
+            damaged[at] ^= 1 << bit;
+            match Reservations::restore(&damaged, None) {
+                Err(_) => refused += 1,
+                Ok(unit) => {
+                    let again = Rig { nexuses: join(&unit), unit, memory: Arc::default() };
+                    assert_eq!(again.ask(0, 3, 999).expect("status")[4..], rig.ask(0, 3, 999).expect("status")[4..]);
+                }
+            }
+        }
+    }
+    assert!(refused > text.len() * 5, "{refused} of {}", text.len() * 8);
+    let text = String::from_utf8(text).expect("text");
+    let change = |from: &str, to: &str| {
+        assert!(text.contains(from), "{from} in {text}");
+        restore(text.replacen(from, to, 1).as_bytes()).expect_err("changed")
+    };
+    assert_eq!(change("mqblk-reservations", "other"), RestoreError::Foreign("other".into()));
+    assert_eq!(change("\"version\": 1", "\"version\": 2"), RestoreError::Version(2));
+    assert!(matches!(change("0x0000000000001234", "0x0000000000001235"), RestoreError::Checksum { .. }));
+    assert!(matches!(change("\"aptpl\"", "\"more\": 1, \"aptpl\""), RestoreError::Unreadable(_)));
+    assert!(matches!(restore(b"{}"), Err(RestoreError::Unreadable(_))));
+}
+
+#[test]
+fn states_that_there_cannot_be() {
+    // With a right checksum: somebody wrote it by hand, from what the error said.
+    let restore = |state: &str| {
+        let file =
+            |sum: &str| format!(r#"{{"format":"mqblk-reservations","version":1,"checksum":"{sum}","state":{state}}}"#);
+        match Reservations::restore(file("").as_bytes(), None) {
+            Err(RestoreError::Checksum { expected, .. }) => {
+                Reservations::restore(file(&expected).as_bytes(), None).map(|_| ())
+            }
+            other => panic!("expected a checksum error, found {other:?}"),
+        }
+    };
+    let one = |key: &str| format!(r#"{{"nexus":{{"initiator":"a","port":1}},"key":"{key}"}}"#);
+    let with = |registrations: &str, rest: &str| {
+        restore(&format!(r#"{{"aptpl":true,"registrations":[{registrations}]{rest}}}"#))
+    };
+    let held = |kind: &str, holder: &str| format!(r#","reservation":{{"type":"{kind}"{holder}}}"#);
+    let by = |initiator: &str| format!(r#","holder":{{"initiator":"{initiator}","port":1}}"#);
+    assert_eq!(with(&one("0x5"), &held("write-exclusive", &by("a"))), Ok(()));
+    assert_eq!(with(&one("0x5"), &held("write-exclusive-all-registrants", "")), Ok(()));
+    for (registrations, rest, field) in [
+        (one("0x0"), String::new(), "registrations.key"),
+        (one("5"), String::new(), "registrations.key"),
+        (one("0x5") + "," + &one("0x6"), String::new(), "registrations"),
+        (r#"{"nexus":{"initiator":"","port":1},"key":"0x5"}"#.into(), String::new(), "registrations.nexus"),
+        (one("0x5"), held("exclusive", &by("a")), "reservation.type"),
+        (one("0x5"), held("write-exclusive", &by("b")), "reservation.holder"),
+        (one("0x5"), held("write-exclusive", ""), "reservation.holder"),
+        (one("0x5"), held("write-exclusive-all-registrants", &by("a")), "reservation.holder"),
+        (String::new(), held("write-exclusive-all-registrants", ""), "registrations"),
+    ] {
+        match with(&registrations, &rest) {
+            Err(RestoreError::Impossible { field: found, .. }) => assert_eq!(found, field, "{registrations}{rest}"),
+            other => panic!("{registrations}{rest}: {other:?}"),
+        }
+    }
+    let off = restore(&format!(r#"{{"aptpl":false,"registrations":[{}]}}"#, one("0x5")));
+    assert!(matches!(off, Err(RestoreError::Impossible { field: "aptpl", .. })));
+}
+
+#[test]
+fn through_a_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("unit");
+    let (keeper, held) = FileKeeper::open(&path).expect("opens");
+    assert_eq!(held, None);
+    let unit = Reservations::new(Some(Arc::new(keeper)));
+    let rig = Rig { nexuses: join(&unit), unit, memory: Arc::default() };
+    rig.ok(0, &Out::new(REGISTER, 0, 0, 5).with(APTPL | ALL_TG_PT));
+    let ticket = rig.ok(1, &Out::new(RESERVE, 3, 5, 0)).kept.expect("a ticket");
+    drop(rig);
+    assert_eq!(ticket.result(), Some(Ok(())));
+    let (keeper, held) = FileKeeper::open(&path).expect("opens");
+    let unit = Reservations::restore(&held.expect("kept"), Some(Arc::new(keeper))).expect("whole");
+    let rig = Rig { nexuses: join(&unit), unit, memory: Arc::default() };
+    assert_eq!((keys(&rig), reservation(&rig)), (vec![5, 5], Some((5, 3))));
+    assert!(rig.rights(1)[3] && !rig.rights(0)[3] && !rig.rights(2)[2]);
+}

@@ -1,0 +1,433 @@
+//! A request queue: commands in, answers out. Source: virtio 1.3 section 5.6.6.1, "Device Operation: Request Queues".
+
+use std::sync::Arc;
+
+use mqblk_core::{Completed, DiskSlot, Intake, Outcome, Pulled, Wake};
+use mqblk_memory::{Buffer, BufferPool};
+use mqblk_ring::split::Broken;
+use mqblk_scsi::{Command, DataOut, Ending, Sense, Step, Work, target};
+use mqblk_virtio::batch::Batch;
+use mqblk_virtio::chain::ChainStart;
+use virtio_bindings::virtio_scsi as b;
+
+use crate::config::{ANSWER_BYTES, COMMAND_BYTES, Sizes};
+use crate::device::VirtioScsi;
+use crate::element::{Answer, Element};
+use crate::orders::{Action, Order, Post};
+use crate::queue::{Ring, ScsiToken};
+use crate::sequences::Sequences;
+use crate::units::{Address, Unit, Units};
+
+/// Orders that a queue works on at a time: the bits of a token's marks. Further ones wait.
+const ORDERS: usize = u16::BITS as usize;
+
+/// An order that this queue works on.
+struct Active {
+    order: Arc<Order>,
+    /// Commands that it means and that are not answered.
+    left: usize,
+}
+
+/// A request queue.
+pub struct RequestQueue {
+    pub(crate) ring: Ring,
+    device: Arc<VirtioScsi>,
+    pub(crate) waker: Arc<dyn Wake>,
+    batch: Batch,
+    /// The units as they were at the last look.
+    units: Arc<Units>,
+    sizes: Sizes,
+    /// Private copy of the command that is being judged.
+    header: Box<[u8]>,
+    pub(crate) work: Work,
+    pub(crate) sequences: Sequences,
+    post: Arc<Post>,
+    orders: [Option<Active>; ORDERS],
+    /// Those of them that there are.
+    active: usize,
+}
+
+/// The data that a driver sent with a command.
+pub struct OutData<'a> {
+    pub pool: &'a BufferPool,
+    pub buffer: &'a Buffer,
+    pub len: u64,
+}
+
+impl DataOut for OutData<'_> {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn copy(&self, at: u64, into: &mut [u8]) -> bool {
+        at.checked_add(into.len() as u64).is_some_and(|end| end <= self.len)
+            && self.pool.copy_out(self.buffer, at, into)
+    }
+}
+
+impl RequestQueue {
+    pub(crate) fn new(device: Arc<VirtioScsi>, ring: Ring, waker: Arc<dyn Wake>) -> RequestQueue {
+        let sizes = device.sizes();
+        RequestQueue {
+            ring,
+            waker: Arc::clone(&waker),
+            batch: Batch::default(),
+            units: device.units(),
+            header: vec![0; COMMAND_BYTES + sizes.cdb as usize].into(),
+            sizes,
+            work: Work::default(),
+            sequences: Sequences::default(),
+            post: device.posts.open(waker),
+            orders: [const { None }; ORDERS],
+            active: 0,
+            device,
+        }
+    }
+
+    /// The queue ends; nothing is in flight.
+    pub(crate) fn close(&mut self, pool: &mut BufferPool) {
+        self.published();
+        self.device.posts.close(&self.post);
+        self.sequences.close(pool);
+    }
+
+    pub(crate) fn held(&self) -> usize {
+        self.sequences.held()
+    }
+
+    #[inline]
+    pub(crate) fn pull<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> Pulled {
+        match self.try_pull(pool, into) {
+            Ok(true) => Pulled::MoreWaiting,
+            Ok(false) => Pulled::Dry,
+            Err(broken) => Pulled::Broken(broken.0),
+        }
+    }
+
+    /// Takes one batch. Whether more waits.
+    #[inline]
+    fn try_pull<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> Result<bool, Broken> {
+        if !self.device.is_current(&self.units) {
+            self.units = self.device.units();
+        }
+        let (count, more) = self.batch.fetch(&mut self.ring.device, pool, self.ring.lease, into.room())?;
+        for at in 0..count {
+            let start = self.batch.starts[at];
+            self.take_one(pool, &start, into)?;
+        }
+        Ok(more)
+    }
+
+    /// Parses one chain, and begins or answers its command.
+    #[inline]
+    fn take_one<I: Intake<ScsiToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        start: &ChainStart,
+        into: &mut I,
+    ) -> Result<(), Broken> {
+        let lease = self.ring.lease;
+        let mut element = Element::new(pool.take(lease));
+        let most = ANSWER_BYTES as u32 + self.sizes.sense;
+        if let Err(broken) = element.read(&self.ring.device, pool, lease, start, &mut self.header, most) {
+            element.release(pool);
+            return Err(broken);
+        }
+        if element.answer.room < ANSWER_BYTES as u32 {
+            // Nowhere to say what is wrong: the chain is given back as it is.
+            element.release(pool);
+            self.ring.device.put_used(start.head, 0);
+            into.answered(false);
+            return Ok(());
+        }
+        if element.fault || element.header_len < self.header.len() || (element.data_in > 0 && element.data_out > 0) {
+            self.refuse(pool, start.head, element, b::VIRTIO_SCSI_S_FAILURE);
+            into.answered(false);
+            return Ok(());
+        }
+        self.begin(pool, start.head, element, into);
+        Ok(())
+    }
+
+    #[inline]
+    fn begin<I: Intake<ScsiToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        head: u16,
+        element: Element,
+        into: &mut I,
+    ) {
+        let (fixed, cdb) = self.header.split_at(COMMAND_BYTES);
+        let word = |at: usize| <[u8; 8]>::try_from(&fixed[at..at + 8]).unwrap_or_default();
+        let (number, lun) = match Address::of_field(word(0)) {
+            Address::Place(place) => (place.target, Some(place.lun)),
+            Address::NoLun(target) => (target, None),
+            Address::Nowhere => return self.lost(pool, head, element, into),
+        };
+        let Some(target) = self.units.target(number) else { return self.lost(pool, head, element, into) };
+        let unit = lun.and_then(|lun| target.unit(lun));
+        let id = u64::from_le_bytes(word(8));
+        let Element { data, data_out, data_in, answer, .. } = element;
+        let command = Command { cdb, data_in };
+        let out = OutData { pool, buffer: &data, len: data_out };
+        let nexus = unit.map(|unit| &*unit.nexus);
+        let step = target::begin(nexus, &target.luns, &command, &out, &mut self.work);
+        let slot = unit.map_or(DiskSlot(u16::MAX), |unit| unit.slot);
+        let mut token = ScsiToken {
+            id,
+            answer,
+            expected: data_in + data_out,
+            transferred: 0,
+            several: None,
+            head,
+            unit: slot,
+            marks: 0,
+            target: number,
+            data_in: data_in > 0,
+            op: mqblk_core::Op::Flush,
+        };
+        match step {
+            Step::Disk { op, start, len, transferred } => {
+                (token.op, token.transferred) = (op, transferred);
+                if op.has_data() {
+                    if pool.len(&data) != len {
+                        pool.truncate(&data, len);
+                    }
+                    into.admit(token, slot, op, start, len, Some(data));
+                } else {
+                    pool.release(data);
+                    into.admit(token, slot, op, start, len, None);
+                }
+            }
+            Step::End(ending) => {
+                let replied = token.data_in && !self.work.reply.is_empty();
+                let _ = replied && pool.copy_in(&data, 0, &self.work.reply);
+                pool.release(data);
+                self.answer(pool, token, b::VIRTIO_SCSI_S_OK, &ending);
+                into.answered(ending.sense.is_none());
+            }
+            Step::Ranges { op, transferred } => {
+                (token.op, token.transferred) = (op, transferred);
+                pool.release(data);
+                into.admit_parts(token, slot, op, &self.work.ranges);
+            }
+            Step::Overrun => {
+                pool.release(data);
+                self.answer(pool, token, b::VIRTIO_SCSI_S_OVERRUN, &Ending::good(data_in + data_out));
+                into.answered(false);
+            }
+            Step::Sequence(sequence) => self.begin_sequence(pool, token, sequence, (data, data_out), into),
+        }
+    }
+
+    /// There is no such target.
+    #[cold]
+    fn lost<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, head: u16, element: Element, into: &mut I) {
+        self.refuse(pool, head, element, b::VIRTIO_SCSI_S_BAD_TARGET);
+        into.answered(false);
+    }
+
+    /// Answers a command that reaches no unit.
+    #[cold]
+    fn refuse(&mut self, pool: &mut BufferPool, head: u16, element: Element, response: u32) {
+        pool.release(element.data);
+        let mut bytes = [0; ANSWER_BYTES];
+        let expected = element.data_in.saturating_add(element.data_out);
+        bytes[4..8].copy_from_slice(&u32::try_from(expected).unwrap_or(u32::MAX).to_le_bytes());
+        bytes[11] = response as u8;
+        element.answer.write(pool, self.ring.lease, &bytes);
+        self.ring.device.put_used(head, ANSWER_BYTES as u32);
+    }
+
+    /// A request to the disk has ended.
+    #[inline]
+    pub(crate) fn finish<I: Intake<ScsiToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        done: Completed<ScsiToken, Buffer>,
+        into: &mut I,
+    ) {
+        let Completed { token, outcome, buffer } = done;
+        if token.several.is_some() {
+            return self.step_ended(pool, token, outcome, buffer, into);
+        }
+        if let Some(buffer) = buffer {
+            pool.release(buffer);
+        }
+        if outcome == Outcome::Aborted {
+            return self.abort(pool, token);
+        }
+        let ending = Ending::of(token.op, outcome, token.transferred);
+        self.answer(pool, token, b::VIRTIO_SCSI_S_OK, &ending);
+    }
+
+    /// Answers a command that was ended early: with what the first order said that meant it, if one did.
+    #[cold]
+    pub(crate) fn abort(&mut self, pool: &mut BufferPool, token: ScsiToken) {
+        let by = self.orders.iter().enumerate().find_map(|(at, active)| match active {
+            Some(Active { order, .. }) if token.marks & 1 << at != 0 => match order.action {
+                Action::End(response) => Some(response.into()),
+                Action::Query => None,
+            },
+            _ => None,
+        });
+        // Its disk was taken away otherwise.
+        self.answer(pool, token, by.unwrap_or(b::VIRTIO_SCSI_S_BAD_TARGET), &Ending::good(0));
+    }
+
+    /// Writes a command's answer; it is visible after the next publish.
+    #[inline]
+    pub(crate) fn answer(&mut self, pool: &mut BufferPool, token: ScsiToken, response: u32, ending: &Ending) {
+        let ScsiToken { answer, expected, head, unit, marks, data_in, .. } = token;
+        let residual = expected.saturating_sub(ending.transferred);
+        let residual = u32::try_from(residual).unwrap_or(u32::MAX);
+        let mut written = answer.room;
+        if data_in {
+            // What lies before the data counts as written too: the count is of the chain's bytes, in order.
+            written = written.saturating_add(u32::try_from(ending.transferred).unwrap_or(u32::MAX));
+        }
+        match &ending.sense {
+            None => {
+                let mut bytes = [0; ANSWER_BYTES];
+                bytes[4..8].copy_from_slice(&residual.to_le_bytes());
+                (bytes[10], bytes[11]) = (ending.status as u8, response as u8);
+                answer.write(pool, self.ring.lease, &bytes);
+            }
+            Some(sense) => self.answer_sense(pool, answer, unit, residual, response, (ending, sense)),
+        }
+        self.ring.device.put_used(head, written);
+        if marks != 0 {
+            self.settle(marks);
+        }
+    }
+
+    #[cold]
+    fn answer_sense(
+        &self,
+        pool: &mut BufferPool,
+        answer: Answer,
+        unit: DiskSlot,
+        residual: u32,
+        response: u32,
+        (ending, sense): (&Ending, &Sense),
+    ) {
+        let unit = self.units.iter().find(|other| other.slot == unit);
+        let descriptor = unit.is_some_and(|Unit { nexus, .. }| nexus.unit().descriptor_sense());
+        let mut bytes = [0; ANSWER_BYTES + Sense::MAX_LEN];
+        let len = sense.encode(descriptor, &mut bytes[ANSWER_BYTES..]);
+        let len = len.min(answer.room as usize - ANSWER_BYTES);
+        bytes[..4].copy_from_slice(&(len as u32).to_le_bytes());
+        bytes[4..8].copy_from_slice(&residual.to_le_bytes());
+        (bytes[10], bytes[11]) = (ending.status as u8, response as u8);
+        answer.write(pool, self.ring.lease, &bytes[..ANSWER_BYTES + len]);
+    }
+
+    /// A command that orders meant is answered.
+    #[cold]
+    fn settle(&mut self, marks: u16) {
+        for (at, active) in self.orders.iter_mut().enumerate() {
+            if let Some(active) = active
+                && marks & 1 << at != 0
+            {
+                active.left -= 1;
+            }
+        }
+    }
+
+    /// All answers so far are visible: orders that wait for none any more are reported.
+    #[inline]
+    pub(crate) fn published(&mut self) {
+        if self.active > 0 {
+            self.report();
+        }
+    }
+
+    #[cold]
+    fn report(&mut self) {
+        let full = self.active == ORDERS;
+        for place in &mut self.orders {
+            if let Some(done) = place.take_if(|active| active.left == 0) {
+                self.active -= 1;
+                done.order.report();
+            }
+        }
+        if full && self.active < ORDERS {
+            // Others may wait for a place.
+            self.waker.wake();
+        }
+    }
+
+    /// Somebody rang: orders, a section that became free, a kept state.
+    pub(crate) fn woken<I: Intake<ScsiToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        into: &mut I,
+        running: bool,
+    ) -> Result<(), &'static str> {
+        let orders = self.post.take(ORDERS - self.active);
+        if !orders.is_empty() {
+            if running {
+                self.take_all(pool, into).map_err(|broken| broken.0)?;
+            }
+            for order in orders {
+                self.take_up(pool, order, into);
+            }
+        }
+        self.resume_held(pool, into);
+        Ok(())
+    }
+
+    /// Takes all that the ring holds: a command that was there before an order is meant by it.
+    fn take_all<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> Result<(), Broken> {
+        // A driver cannot have more outstanding than the ring's size, so this ends even if it goes on.
+        let mut left = usize::from(self.ring.device.size());
+        while left > 0 && self.try_pull(pool, into)? && into.room() > 0 {
+            left = left.saturating_sub(mqblk_virtio::batch::BATCH);
+        }
+        Ok(())
+    }
+
+    /// Marks the commands that an order means, and ends them if it says so.
+    fn take_up<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, order: Arc<Order>, into: &mut I) {
+        let free =
+            self.orders.iter().position(Option::is_none).expect("no more orders are taken than there are places");
+        let means = |token: &ScsiToken| order.means(token.target, token.unit, token.id);
+        let mut left = 0;
+        if order.action == Action::Query {
+            into.cancel(&mut |token| {
+                left += usize::from(means(token));
+                false
+            });
+            left += self.sequences.held_tokens().filter(|token| means(token)).count();
+            if left > 0 {
+                order.note_match();
+            }
+            left = 0;
+        } else {
+            into.cancel(&mut |token| {
+                let meant = means(token);
+                if meant {
+                    left += 1;
+                    token.marks |= 1 << free;
+                }
+                meant
+            });
+        }
+        self.orders[free] = Some(Active { order: Arc::clone(&order), left });
+        self.active += 1;
+        if order.action != Action::Query {
+            self.abort_held(pool, free, |token| order.means(token.target, token.unit, token.id));
+        }
+    }
+
+    /// Ends commands that wait for something other than a disk.
+    fn abort_held(&mut self, pool: &mut BufferPool, at: usize, means: impl Fn(&ScsiToken) -> bool) {
+        for mut token in self.sequences.take_held(pool, means) {
+            token.marks |= 1 << at;
+            if let Some(active) = &mut self.orders[at] {
+                active.left += 1;
+            }
+            self.abort(pool, token);
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! The controller as a transport sees it, and as a control thread changes it.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use mqblk_core::units::SECTOR_BYTES;
+use mqblk_core::{ByteLen, DiskSlot, Wake};
+use mqblk_scsi::reservation::Ticket;
+use mqblk_scsi::{Attention, Nexus, TaskSet};
+use mqblk_virtio::features::RING_FEATURES;
+use mqblk_virtio::{GuestLane, QueueParts, QueueRole, VirtioDevice};
+use virtio_bindings::virtio_scsi as b;
+
+use crate::commands::RequestQueue;
+use crate::config::{ConfigSpace, Sizes, features};
+use crate::control::ControlQueue;
+use crate::events::{Event, EventQueue, Events};
+use crate::orders::{Action, Posts, Scope};
+use crate::queue::{Kind, Ring, ScsiQueue};
+use crate::units::{Place, PlaceTaken, Unit, Units};
+
+/// The queues before the request queues: control and event.
+const FIXED_QUEUES: u16 = 2;
+
+/// What a user chose for a controller.
+#[derive(Clone, Copy, Debug)]
+pub struct ScsiOptions {
+    /// Request queues.
+    pub queues: u16,
+    /// Largest ring.
+    pub queue_size: u16,
+    /// What a driver is told to keep outstanding at one unit.
+    pub cmd_per_lun: u32,
+    /// The longest transfer that a driver is told of.
+    pub max_transfer: ByteLen,
+}
+
+/// A controller. Units come and go while it is served.
+pub struct VirtioScsi {
+    options: ScsiOptions,
+    negotiated: AtomicU64,
+    sense_size: AtomicU32,
+    cdb_size: AtomicU32,
+    units: Mutex<Arc<Units>>,
+    /// That of `units`, for a look without its lock.
+    generation: AtomicU64,
+    pub(crate) posts: Posts,
+    events: Arc<Events>,
+}
+
+impl VirtioScsi {
+    /// A controller without units.
+    pub fn new(options: ScsiOptions) -> VirtioScsi {
+        VirtioScsi {
+            options,
+            negotiated: AtomicU64::new(0),
+            sense_size: AtomicU32::new(Sizes::DEFAULT.sense),
+            cdb_size: AtomicU32::new(Sizes::DEFAULT.cdb),
+            units: Mutex::default(),
+            generation: AtomicU64::new(0),
+            posts: Posts::default(),
+            events: Arc::default(),
+        }
+    }
+
+    fn config(&self) -> ConfigSpace {
+        ConfigSpace {
+            queues: self.options.queues,
+            // Two descriptors are taken by command and answer.
+            seg_max: u32::from(self.options.queue_size.clamp(3, 128) - 2),
+            max_sectors: u32::try_from(self.options.max_transfer.0 / SECTOR_BYTES).unwrap_or(u32::MAX),
+            cmd_per_lun: self.options.cmd_per_lun,
+            sizes: self.sizes(),
+        }
+    }
+
+    pub(crate) fn sizes(&self) -> Sizes {
+        Sizes { sense: self.sense_size.load(Ordering::Relaxed), cdb: self.cdb_size.load(Ordering::Relaxed) }
+    }
+
+    fn set_sizes(&self, sizes: Sizes) {
+        self.sense_size.store(sizes.sense, Ordering::Relaxed);
+        self.cdb_size.store(sizes.cdb, Ordering::Relaxed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arc<Units>> {
+        self.units.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The units of now.
+    pub(crate) fn units(&self) -> Arc<Units> {
+        Arc::clone(&self.lock())
+    }
+
+    /// Whether a copy of the units is the one of now.
+    #[inline]
+    pub(crate) fn is_current(&self, units: &Units) -> bool {
+        self.generation.load(Ordering::Acquire) == units.generation
+    }
+
+    /// Changes the units.
+    fn change<R>(&self, change: impl FnOnce(&mut Units) -> R) -> R {
+        let mut held = self.lock();
+        let mut units = Units::clone(&held);
+        let result = change(&mut units);
+        self.generation.store(units.generation, Ordering::Release);
+        *held = Arc::new(units);
+        result
+    }
+
+    /// Puts a unit at a place and tells the driver. Its disk is open in `slot` of the controller's request queues.
+    ///
+    /// # Errors
+    /// When a unit is there.
+    pub fn map(self: &Arc<Self>, place: Place, slot: DiskSlot, nexus: Arc<Nexus>) -> Result<(), PlaceTaken> {
+        let tasks = Arc::new(UnitTasks { controller: Arc::downgrade(self), slot });
+        self.change(|units| units.insert(Unit { place, slot, nexus: Arc::clone(&nexus) }))?;
+        nexus.set_tasks(Some(tasks));
+        self.luns_changed(place);
+        self.tell(Event::Appeared(place));
+        Ok(())
+    }
+
+    /// Takes the unit at a place away and tells the driver. When this returns, none of its commands is in flight. Gives the slot
+    /// of its disk; `None` when no unit is there.
+    pub fn unmap(&self, place: Place) -> Option<DiskSlot> {
+        let unit = self.change(|units| units.remove(place))?;
+        unit.nexus.set_tasks(None);
+        self.posts.give_and_wait(Scope::Unit(unit.slot), Action::End(b::VIRTIO_SCSI_S_BAD_TARGET as u8));
+        self.luns_changed(place);
+        self.tell(Event::Removed(place));
+        Some(unit.slot)
+    }
+
+    /// Tells the driver that the unit at a place has another size.
+    pub fn resized(&self, place: Place) {
+        self.tell(Event::Resized(place));
+    }
+
+    /// The other units of a target say that its LUNs are others now.
+    fn luns_changed(&self, place: Place) {
+        for unit in self.units().iter().filter(|unit| unit.place.target == place.target && unit.place != place) {
+            unit.nexus.attention(Attention::ReportedLunsChanged);
+        }
+    }
+
+    fn tell(&self, event: Event) {
+        if self.negotiated.load(Ordering::Relaxed) & event.feature() != 0 {
+            self.events.post(event);
+        }
+    }
+}
+
+/// A nexus's commands, for another nexus that preempts it.
+#[derive(Debug)]
+struct UnitTasks {
+    controller: Weak<VirtioScsi>,
+    slot: DiskSlot,
+}
+
+impl TaskSet for UnitTasks {
+    fn abort(&self, done: Arc<dyn Wake>) -> Arc<Ticket> {
+        let ticket = Ticket::new(done);
+        match self.controller.upgrade() {
+            Some(controller) => {
+                let action = Action::End(b::VIRTIO_SCSI_S_ABORTED as u8);
+                controller.posts.give(Scope::Unit(self.slot), action, Arc::new(Resolve(Arc::clone(&ticket))));
+            }
+            // Nor are there commands.
+            None => ticket.resolve(Ok(())),
+        }
+        ticket
+    }
+}
+
+/// Resolves a ticket.
+struct Resolve(Arc<Ticket>);
+
+impl Wake for Resolve {
+    fn wake(&self) {
+        self.0.resolve(Ok(()));
+    }
+}
+
+impl std::fmt::Debug for VirtioScsi {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VirtioScsi").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
+    type Queue = ScsiQueue<L>;
+
+    fn features(&self) -> u64 {
+        features::HOTPLUG | features::CHANGE | RING_FEATURES
+    }
+
+    fn set_features(&self, accepted: u64) {
+        self.negotiated.store(accepted, Ordering::Relaxed);
+    }
+
+    fn read_config(&self, offset: u32, into: &mut [u8]) {
+        let bytes = self.config().bytes();
+        into.fill(0);
+        let start = (offset as usize).min(bytes.len());
+        let len = into.len().min(bytes.len() - start);
+        into[..len].copy_from_slice(&bytes[start..start + len]);
+    }
+
+    fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), String> {
+        self.config().written(offset, bytes).map(|sizes| self.set_sizes(sizes))
+    }
+
+    fn reset(&self) {
+        self.negotiated.store(0, Ordering::Relaxed);
+        self.set_sizes(Sizes::DEFAULT);
+        for unit in self.units().iter() {
+            unit.nexus.initiator_reset();
+        }
+    }
+
+    fn queues(&self) -> u16 {
+        FIXED_QUEUES + self.options.queues
+    }
+
+    fn role(&self, index: u16) -> QueueRole {
+        if index < FIXED_QUEUES { QueueRole::Control } else { QueueRole::Requests }
+    }
+
+    fn max_ring_size(&self) -> u16 {
+        self.options.queue_size
+    }
+
+    fn queue(self: &Arc<Self>, index: u16, parts: QueueParts) -> ScsiQueue<L> {
+        let QueueParts { ring, lease, call, waker, .. } = parts;
+        let ring = Ring { device: ring, lease, call };
+        ScsiQueue::new(match index {
+            0 => Kind::Control(Box::new(ControlQueue::new(Arc::clone(self), ring, waker))),
+            1 => Kind::Event(Box::new(EventQueue::new(ring, Arc::clone(&self.events), waker))),
+            _ => Kind::Request(Box::new(RequestQueue::new(Arc::clone(self), ring, waker))),
+        })
+    }
+}

@@ -1,0 +1,188 @@
+//! The three kinds of queues of a controller, as one type for the transport.
+
+use std::marker::PhantomData;
+
+use mqblk_core::{Armed, Call, Completed, DiskSlot, GuestQueue, Intake, Notify, Op, Pulled};
+use mqblk_memory::{Buffer, LeaseId};
+use mqblk_ring::split::{DeviceRing, SplitRing};
+use mqblk_virtio::{GuestLane, VirtioQueue};
+
+use crate::commands::RequestQueue;
+use crate::control::ControlQueue;
+use crate::element::Answer;
+use crate::events::EventQueue;
+use crate::sequences::Several;
+
+/// A ring and what belongs to it.
+pub struct Ring {
+    pub(crate) device: DeviceRing,
+    pub(crate) lease: LeaseId,
+    pub(crate) call: Option<Box<dyn Call>>,
+}
+
+/// What the answer to a command needs.
+#[derive(Debug)]
+pub struct ScsiToken {
+    /// What the driver calls the command.
+    pub(crate) id: u64,
+    pub(crate) answer: Answer,
+    /// Bytes of the command's data buffer.
+    pub(crate) expected: u64,
+    /// Bytes that are transferred if it succeeds.
+    pub(crate) transferred: u64,
+    /// A command of several steps: its state.
+    pub(crate) several: Option<Box<Several>>,
+    pub(crate) head: u16,
+    pub(crate) unit: DiskSlot,
+    /// Orders that mean it, a bit each.
+    pub(crate) marks: u16,
+    pub(crate) target: u8,
+    /// The data goes to the driver.
+    pub(crate) data_in: bool,
+    /// What was asked of the disk.
+    pub(crate) op: Op,
+}
+
+pub(crate) enum Kind {
+    Control(Box<ControlQueue>),
+    Event(Box<EventQueue>),
+    Request(Box<RequestQueue>),
+}
+
+/// One virtqueue of a [`VirtioScsi`](crate::VirtioScsi).
+pub struct ScsiQueue<L> {
+    kind: Kind,
+    _lane: PhantomData<fn(L)>,
+}
+
+impl<L> ScsiQueue<L> {
+    pub(crate) fn new(kind: Kind) -> ScsiQueue<L> {
+        ScsiQueue { kind, _lane: PhantomData }
+    }
+
+    #[inline]
+    fn ring(&self) -> &Ring {
+        match &self.kind {
+            Kind::Control(queue) => &queue.ring,
+            Kind::Event(queue) => &queue.ring,
+            Kind::Request(queue) => &queue.ring,
+        }
+    }
+
+    #[inline]
+    fn ring_mut(&mut self) -> &mut Ring {
+        match &mut self.kind {
+            Kind::Control(queue) => &mut queue.ring,
+            Kind::Event(queue) => &mut queue.ring,
+            Kind::Request(queue) => &mut queue.ring,
+        }
+    }
+}
+
+impl<L: GuestLane> GuestQueue for ScsiQueue<L> {
+    type Token = ScsiToken;
+    type Position = u16;
+    type Lane = L;
+
+    fn depth(&self) -> u16 {
+        self.ring().device.size()
+    }
+
+    #[inline]
+    fn pull<I: Intake<ScsiToken, Buffer>>(&mut self, lane: &mut L, into: &mut I) -> Pulled {
+        match &mut self.kind {
+            Kind::Request(queue) => queue.pull(lane.pool(), into),
+            Kind::Control(queue) => queue.pull(lane.pool(), into),
+            Kind::Event(queue) => queue.deliver(lane.pool()),
+        }
+    }
+
+    #[inline]
+    fn finish<I: Intake<ScsiToken, Buffer>>(&mut self, lane: &mut L, done: Completed<ScsiToken, Buffer>, into: &mut I) {
+        if let Kind::Request(queue) = &mut self.kind {
+            queue.finish(lane.pool(), done, into);
+        }
+    }
+
+    fn woken<I: Intake<ScsiToken, Buffer>>(
+        &mut self,
+        lane: &mut L,
+        into: &mut I,
+        running: bool,
+    ) -> Result<(), &'static str> {
+        match &mut self.kind {
+            Kind::Request(queue) => queue.woken(lane.pool(), into, running),
+            Kind::Control(queue) => {
+                queue.answer_done(lane.pool());
+                Ok(())
+            }
+            Kind::Event(queue) if running => match queue.deliver(lane.pool()) {
+                Pulled::Broken(why) => Err(why),
+                _ => Ok(()),
+            },
+            Kind::Event(_) => Ok(()),
+        }
+    }
+
+    fn held(&self) -> usize {
+        match &self.kind {
+            Kind::Request(queue) => queue.held(),
+            Kind::Control(queue) => queue.held(),
+            Kind::Event(_) => 0,
+        }
+    }
+
+    #[inline]
+    fn publish(&mut self) -> Notify {
+        let notify = self.ring_mut().device.publish();
+        if let Kind::Request(queue) = &mut self.kind {
+            queue.published();
+        }
+        notify
+    }
+
+    fn notify(&mut self) {
+        if let Some(call) = &self.ring().call {
+            call.call();
+        }
+    }
+
+    fn arm(&mut self) -> Armed {
+        match &mut self.kind {
+            Kind::Event(queue) => queue.arm(),
+            _ => self.ring_mut().device.arm(),
+        }
+    }
+
+    fn disarm(&mut self) {
+        self.ring_mut().device.disarm();
+    }
+
+    fn position(&self) -> u16 {
+        self.ring().device.position()
+    }
+}
+
+impl<L: GuestLane> VirtioQueue<L> for ScsiQueue<L> {
+    fn set_call(&mut self, call: Option<Box<dyn Call>>) {
+        self.ring_mut().call = call;
+    }
+
+    fn lease(&self) -> LeaseId {
+        self.ring().lease
+    }
+
+    fn relocate(&mut self, ring: SplitRing, lease: LeaseId) -> LeaseId {
+        let own = self.ring_mut();
+        own.device.relocate(ring);
+        std::mem::replace(&mut own.lease, lease)
+    }
+
+    fn close(&mut self, lane: &mut L) {
+        match &mut self.kind {
+            Kind::Request(queue) => queue.close(lane.pool()),
+            Kind::Control(_) => {}
+            Kind::Event(queue) => queue.close(),
+        }
+    }
+}

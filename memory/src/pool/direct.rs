@@ -1,0 +1,107 @@
+//! Guest memory read and written by its address, without a buffer: headers, tables, answers.
+
+use std::ptr::NonNull;
+
+use super::{BufferPool, Fault, LeaseId};
+use crate::guest::GuestAddress;
+use crate::shared::{Plain, prefetch};
+
+impl BufferPool {
+    /// Reads a value from guest memory, once. `None` when a byte of it is not mapped.
+    #[inline]
+    pub fn read<T: Plain>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
+        let Some(host) = self.host(lease.index, address.0, size_of::<T>() as u64) else {
+            return self.read_across(lease, address);
+        };
+        let place = std::ptr::with_exposed_provenance::<T>(host as usize);
+        if place.is_aligned() {
+            // SAFETY: mapped for its whole size by the lease, aligned; any bit pattern is a `T`.
+            return Some(unsafe { place.read_volatile() });
+        }
+        let mut value = std::mem::MaybeUninit::<T>::uninit();
+        // SAFETY: mapped for its whole size by the lease; bytes are copied into private memory; any bit pattern is a `T`.
+        unsafe {
+            place.cast::<u8>().copy_to_nonoverlapping(value.as_mut_ptr().cast(), size_of::<T>());
+            Some(value.assume_init())
+        }
+    }
+
+    /// Reads a value that lies in two regions or more.
+    #[cold]
+    fn read_across<T: Plain>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
+        let mut value = std::mem::MaybeUninit::<T>::zeroed();
+        // SAFETY: a zeroed `T` is as many initialised bytes, and nothing else names them.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
+        // SAFETY: any bit pattern is a `T`.
+        self.read_bytes(lease, address, bytes).then(|| unsafe { value.assume_init() })
+    }
+
+    /// Reads bytes from guest memory, once. They may span regions. `false` when a byte of it is not mapped; what lies before
+    /// it may then have been read.
+    #[must_use]
+    pub fn read_bytes(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
+        let Some(host) = self.host(lease.index, address.0, into.len() as u64) else {
+            return self.read_bytes_across(lease, address, into);
+        };
+        let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
+        // SAFETY: mapped for `into.len()` bytes by the lease; `into` is private memory.
+        unsafe { place.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+        true
+    }
+
+    /// Reads bytes that lie in two regions or more, or in none.
+    #[cold]
+    fn read_bytes_across(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
+        let (mut address, mut left) = (address.0, into);
+        while !left.is_empty() {
+            let Some((hot, at)) = self.locate(lease.index, address) else { return false };
+            let (host, run) = (hot.host + at, (hot.len - at).min(left.len() as u64));
+            let (now, later) = left.split_at_mut(run as usize);
+            let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
+            // SAFETY: mapped for `run` bytes by the lease; `now` is private memory.
+            unsafe { place.copy_to_nonoverlapping(now.as_mut_ptr(), now.len()) };
+            left = later;
+            match address.checked_add(run) {
+                Some(next) => address = next,
+                None => return left.is_empty(),
+            }
+        }
+        true
+    }
+
+    /// Writes bytes to guest memory. They may span regions. `false` when a byte of it is not mapped; what lies before it may then
+    /// have been written.
+    #[must_use]
+    #[inline]
+    pub fn write_bytes(&mut self, lease: LeaseId, address: GuestAddress, bytes: &[u8]) -> bool {
+        let Some(host) = self.host(lease.index, address.0, bytes.len() as u64) else {
+            return self.write_bytes_across(lease, address, bytes);
+        };
+        let place = std::ptr::with_exposed_provenance_mut::<u8>(host as usize);
+        // SAFETY: mapped for `bytes.len()` bytes by the lease; `bytes` is private memory.
+        unsafe { place.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        true
+    }
+
+    /// Writes bytes to two regions or more, or to none.
+    #[cold]
+    fn write_bytes_across(&mut self, lease: LeaseId, address: GuestAddress, bytes: &[u8]) -> bool {
+        let buffer = self.take(lease);
+        let pushed =
+            u32::try_from(bytes.len()).map_err(|_| Fault).and_then(|len| self.push(&buffer, address, len, u16::MAX));
+        let written = pushed.is_ok() && self.copy_in(&buffer, 0, bytes);
+        self.release(buffer);
+        written
+    }
+
+    /// Starts bringing the line at `address` into this core's cache, if it is mapped.
+    #[inline]
+    pub fn prefetch(&mut self, lease: LeaseId, address: GuestAddress) {
+        let host = self.host(lease.index, address.0, 1);
+        if let Some(place) =
+            host.and_then(|host| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(host as usize)))
+        {
+            prefetch(place);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The disks of a device, which may come and go while a VMM is connected.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use mqblk_core::DiskSlot;
+use mqblk_engine::{AttachError, QueueDisk};
+
+/// Whoever has queues that use the disks: a session.
+pub(crate) trait Holder: Send {
+    /// Opens a disk for all of them.
+    fn open(&mut self, disk: &QueueDisk) -> Result<(), AttachError>;
+    /// Takes it from all of them, and waits until nothing of it is in flight.
+    fn close(&mut self, slot: DiskSlot);
+    /// Has them all see its new size.
+    fn refresh(&mut self, slot: DiskSlot);
+}
+
+/// The list, for sessions to come, and the session of now.
+///
+/// Locks are taken in the order of the fields' use: `holder`, then the session, then `list`.
+#[derive(Default)]
+pub(crate) struct Disks {
+    list: Mutex<Vec<QueueDisk>>,
+    holder: Mutex<Option<Arc<Mutex<dyn Holder>>>>,
+}
+
+impl Disks {
+    pub(crate) fn new(list: Vec<QueueDisk>) -> Disks {
+        Disks { list: Mutex::new(list), holder: Mutex::default() }
+    }
+
+    /// All of them, now.
+    pub(crate) fn list(&self) -> Vec<QueueDisk> {
+        lock(&self.list).clone()
+    }
+
+    /// A session begins, or ends.
+    pub(crate) fn held_by(&self, holder: Option<Arc<Mutex<dyn Holder>>>) {
+        *lock(&self.holder) = holder;
+    }
+
+    pub(crate) fn open(&self, disk: QueueDisk) -> Result<(), AttachError> {
+        let holder = lock(&self.holder);
+        if let Some(session) = &*holder {
+            let mut session = lock(session);
+            if let Err(error) = session.open(&disk) {
+                session.close(disk.slot);
+                return Err(error);
+            }
+            lock(&self.list).push(disk);
+        } else {
+            lock(&self.list).push(disk);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn close(&self, slot: DiskSlot) {
+        let holder = lock(&self.holder);
+        let mut session = holder.as_ref().map(|session| lock(session));
+        lock(&self.list).retain(|disk| disk.slot != slot);
+        if let Some(session) = &mut session {
+            session.close(slot);
+        }
+    }
+
+    pub(crate) fn refresh(&self, slot: DiskSlot) {
+        if let Some(session) = &*lock(&self.holder) {
+            lock(session).refresh(slot);
+        }
+    }
+}
+
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

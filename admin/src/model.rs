@@ -1,7 +1,51 @@
-//! What `stat` answers. Every field with its unit is in docs/admin.md, which is a promise: fields are added, none is renamed,
+//! What the verbs answer. Every field with its unit is in docs/admin.md, which is a promise: fields are added, none is renamed,
 //! dropped or changed in meaning. What an older daemon does not send reads as nothing.
 
 use serde::{Deserialize, Serialize};
+
+/// One LUN, as `lun.list` and the verbs that change LUNs tell it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Lun {
+    /// Its name.
+    pub id: String,
+    /// Its controller's name.
+    pub controller: String,
+    /// Its target.
+    pub target: u32,
+    /// Its LUN.
+    pub lun: u32,
+    /// How far it is: `adding`, `ready`, `removing` or `removed`.
+    pub state: String,
+    /// The unit that it leads to: the id of the LUN that this was made for. Null while that is being opened, as are the others.
+    pub unit: Option<String>,
+    /// The kind of storage.
+    pub storage: Option<String>,
+    /// The unit's size, in bytes.
+    pub size_bytes: Option<u64>,
+    /// Its logical block, in bytes.
+    pub block_bytes: Option<u32>,
+    /// Whether it refuses writes.
+    pub read_only: Option<bool>,
+    /// Its settings, with the keys of `--lun`.
+    pub settings: serde_json::Map<String, serde_json::Value>,
+}
+
+/// The answer to `lun.list`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LunList {
+    /// The LUNs, by controller and place.
+    pub luns: Vec<Lun>,
+}
+
+/// The answer to `lun.add`, `lun.remove` and `lun.resize`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LunChange {
+    /// The LUN as it is now.
+    pub lun: Lun,
+}
 
 /// The answer to `stat`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -15,6 +59,8 @@ pub struct Stat {
     pub uptime_ns: u64,
     /// The disks, in the order of the configuration.
     pub disks: Vec<DiskStat>,
+    /// The controllers, in the order of the configuration.
+    pub controllers: Vec<ControllerStat>,
     /// The worker threads, by number.
     pub workers: Vec<WorkerStat>,
 }
@@ -51,11 +97,56 @@ pub struct DiskStat {
     pub queues: Vec<QueueStat>,
 }
 
-/// One queue of a disk.
+/// One controller: a guest interface with any number of LUNs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ControllerStat {
+    /// Its name.
+    pub id: String,
+    /// The guest interface, `virtio-scsi`.
+    pub interface: String,
+    /// How many request queues it offers.
+    pub queue_count: u32,
+    /// The sums over its request queues.
+    pub totals: Load,
+    /// Its LUNs, by place.
+    pub luns: Vec<LunStat>,
+    /// Its queues: control, event, and the request queues by number. Empty unless `queues` was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub queues: Vec<QueueStat>,
+}
+
+/// One LUN of a controller.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LunStat {
+    /// Its name.
+    pub id: String,
+    /// Its target.
+    pub target: u32,
+    /// Its LUN.
+    pub lun: u32,
+    /// How far it is: `adding`, `ready` or `removing`.
+    pub state: String,
+    /// The unit that it leads to.
+    pub unit: String,
+    /// The kind of storage.
+    pub storage: String,
+    /// Whether neighbouring requests are joined, as configured: `auto`, `on` or `off`.
+    pub merge: String,
+    /// Longest joined request, in bytes.
+    pub merge_bytes: u64,
+    /// Most memory segments of a joined request.
+    pub merge_segments: u32,
+}
+
+/// One queue of a disk or a controller.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QueueStat {
-    /// Its number.
+    /// What it is for: `request`, `control` or `event`. Of a disk all are `request`.
+    pub role: String,
+    /// Its number among those of its role.
     pub queue: u32,
     /// The worker that serves it.
     pub worker: u32,

@@ -11,14 +11,33 @@ pub enum Kind {
     Boolean,
     /// A string.
     Text,
+    /// A whole number of at most 64 bits without a sign.
+    Number,
+    /// A number of bytes, or a string such as `10G`.
+    Size,
+    /// Settings: an object of them, or a string in the words of the command line.
+    Settings,
 }
 
 impl Kind {
-    /// The kind's name in JSON Schema.
-    pub const fn name(self) -> &'static str {
+    /// The kind's type in JSON Schema.
+    pub fn schema(self) -> Value {
         match self {
-            Kind::Boolean => "boolean",
-            Kind::Text => "string",
+            Kind::Boolean => "boolean".into(),
+            Kind::Text => "string".into(),
+            Kind::Number => "integer".into(),
+            Kind::Size => vec!["integer", "string"].into(),
+            Kind::Settings => vec!["object", "string"].into(),
+        }
+    }
+
+    const fn expected(self) -> &'static str {
+        match self {
+            Kind::Boolean => "a boolean",
+            Kind::Text => "a string",
+            Kind::Number => "a whole number",
+            Kind::Size => "a whole number or a string",
+            Kind::Settings => "an object or a string",
         }
     }
 
@@ -26,11 +45,14 @@ impl Kind {
         match self {
             Kind::Boolean => value.is_boolean(),
             Kind::Text => value.is_string(),
+            Kind::Number => value.is_u64(),
+            Kind::Size => value.is_u64() || value.is_string(),
+            Kind::Settings => value.is_object() || value.is_string(),
         }
     }
 }
 
-/// One parameter that a verb takes. All are optional.
+/// One parameter that a verb takes. All are optional as far as this crate can tell; which of them a verb needs it says itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Param {
     /// Its name.
@@ -62,7 +84,7 @@ impl Params {
             };
             if !param.kind.accepts(value) {
                 let field = format!("params.{name}");
-                return Err(VerbError::params(field, found(value), format!("a {}", param.kind.name())));
+                return Err(VerbError::params(field, found(value), param.kind.expected()));
             }
         }
         Ok(Params(given))
@@ -76,6 +98,16 @@ impl Params {
     /// A text parameter.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.0.get(name).and_then(Value::as_str)
+    }
+
+    /// A number.
+    pub fn number(&self, name: &str) -> Option<u64> {
+        self.0.get(name).and_then(Value::as_u64)
+    }
+
+    /// A parameter as it came.
+    pub fn value(&self, name: &str) -> Option<&Value> {
+        self.0.get(name)
     }
 }
 
@@ -91,8 +123,8 @@ pub(crate) fn quoted(text: &str) -> String {
     format!("{head:?}")
 }
 
-/// A client's value for an error message.
-pub(crate) fn found(value: &Value) -> String {
+/// A client's value for an error message: on one line, and no longer than is worth reading.
+pub fn found(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),
         Value::Bool(value) => value.to_string(),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use crate::params::{Kind, Param, Params};
+use crate::params::{Param, Params};
 
 /// The verb that every registry has.
 const HELP: &str = "help";
@@ -107,10 +107,9 @@ impl Verbs {
 
 /// The parameters as a JSON Schema of the object that holds them.
 fn schema(params: &[Param]) -> Value {
-    let kind = |kind: Kind| kind.name();
     let properties: serde_json::Map<String, Value> = params
         .iter()
-        .map(|param| (param.name.to_owned(), json!({ "type": kind(param.kind), "description": param.about })))
+        .map(|param| (param.name.to_owned(), json!({ "type": param.kind.schema(), "description": param.about })))
         .collect();
     json!({ "type": "object", "properties": properties, "additionalProperties": false })
 }

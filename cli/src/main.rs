@@ -3,8 +3,10 @@
 
 mod failure;
 mod logging;
+mod lun;
 mod serve;
 mod stat;
+mod table;
 
 use std::process::ExitCode;
 
@@ -24,7 +26,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve disk images and block devices over vhost-user sockets
+    /// Serve disk images and block devices over vhost-user sockets: virtio-blk and virtio-scsi
     Serve(serve::Args),
 
     /// Load a disk through the userspace driver and measure it
@@ -35,6 +37,9 @@ enum Command {
 
     /// Show what a running daemon does: requests, merges, latencies, CPU
     Stat(stat::Args),
+
+    /// Add, remove, resize and list the LUNs of a running daemon
+    Lun(lun::Args),
 }
 
 fn main() -> ExitCode {
@@ -47,5 +52,6 @@ fn main() -> ExitCode {
         Command::Bench(args) => mqblk_bench::run(*args),
         Command::Plot(args) => mqblk_bench::plot::run(args),
         Command::Stat(args) => stat::run(args),
+        Command::Lun(args) => lun::run(args),
     }
 }

@@ -137,7 +137,10 @@ fn a_bad_configuration_is_one_line_and_code_2_and_leaves_nothing() {
         (&[], "serve: disk: found none,".to_owned()),
         (&["--disk", &good, "--workers", "0"], "serve: workers: found \"0\", expected a whole number".to_owned()),
         (&["--disk", &good, "--pin", "65535"], "serve: pin: found CPU 65535, expected CPUs of this host".to_owned()),
-        (&["--disk", &good, "--disk", &good], "disk \"null\": id: found \"null\" for disks #1 and #2".to_owned()),
+        (
+            &["--disk", &good, "--disk", &good],
+            "disk \"null\": id: found \"null\", the id of disk #1, expected".to_owned(),
+        ),
         (&["--config", config], format!("{config}: disk \"file\": socket: found nothing, expected")),
         (&["--config", "/nonexistent"], "serve: config: found \"/nonexistent\": No such file".to_owned()),
         (&["--disk", &good, "--log", "loud"], "mqblk: log: found \"loud\"".to_owned()),
@@ -224,7 +227,8 @@ fn help_and_version() {
     let help = output(&["serve", "--help"]);
     assert_eq!(help.status.code(), Some(0));
     for key in "id storage path size latency-us socket socket-mode queues queue-size poll queue-map direct cache readonly serial \
-                block-size discard fixed-buffers merge merge-bytes merge-segments plug-us coalesce-us coalesce-max"
+                block-size discard fixed-buffers merge merge-bytes merge-segments plug-us coalesce-us coalesce-max interface cmd-per-lun \
+                controller target lun unit unit-name vendor product reservations depth"
         .split_whitespace()
     {
         assert!(stdout(&help).contains(&format!("\n  {key}=")), "{key} is not explained");

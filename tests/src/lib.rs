@@ -1,9 +1,11 @@
 //! Real guests, real clients, hostile guests.
 //!
 //! `guest` boots Debian under QEMU and talks to it; `hostile` plays a front-end and a ring whose every byte it controls;
-//! `overlay` puts a test between the engine and a disk.
+//! `scsi` is a guest of a SCSI
+//! controller whose workers are stepped by hand; `overlay` puts a test between the engine and a disk.
 #![forbid(unsafe_code)]
 
 pub mod guest;
 pub mod hostile;
 pub mod overlay;
+pub mod scsi;

@@ -14,8 +14,18 @@ pub struct ServeConfig<D> {
     pub pin: Option<Vec<u16>>,
     /// The admin socket, if there is to be one.
     pub admin: Option<AdminConfig>,
-    /// The disks, in the order given.
+    /// The virtio-blk disks, in the order given.
     pub disks: Vec<DiskConfig<D>>,
+    /// The virtio-scsi controllers, in the order given. No id is used twice among disks, controllers and LUNs.
+    pub controllers: Vec<ControllerConfig<D>>,
+}
+
+impl<D> ServeConfig<D> {
+    /// What guests connect to: each one's name in messages, and its front.
+    pub fn fronts(&self) -> impl Iterator<Item = (String, &Front)> {
+        let disks = self.disks.iter().map(|disk| (format!("disk {:?}", disk.id), &disk.front));
+        disks.chain(self.controllers.iter().map(|one| (format!("controller {:?}", one.id), &one.front)))
+    }
 }
 
 /// The admin socket.
@@ -27,39 +37,116 @@ pub struct AdminConfig {
     pub mode: SocketMode,
 }
 
-/// One disk and the interface it is served over.
+/// How a guest reaches a device: its socket and its queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DiskConfig<D> {
-    /// Names the disk in logs and metrics. Unique.
-    pub id: String,
-    /// What the guest reads by GET_ID: 1 to 20 bytes of printable ASCII.
-    pub serial: String,
+pub struct Front {
     /// Where the vhost-user socket is to be. Unique.
     pub socket: PathBuf,
     /// The socket's permission bits.
     pub socket_mode: SocketMode,
-    /// Virtqueues offered, 1 to 256.
+    /// Queues for requests that are offered, at least 1.
     pub queues: u16,
     /// Largest ring accepted, in entries: a power of two from 2 to 1024.
     pub queue_size: u16,
-    /// How a worker waits for this disk's requests.
+    /// The worker of each queue for requests, by number. As many entries as `queues`, each below `workers`.
+    pub queue_map: Vec<u16>,
+    /// How a worker waits for requests.
     pub poll: PollPolicy,
-    /// How neighbouring requests are joined on their way to the storage.
-    pub plug: PlugOptions,
     /// How calls to the guest are put off.
     pub coalesce: Coalesce,
-    /// The worker of each queue, by queue number. As many entries as `queues`, each below `workers`.
-    pub queue_map: Vec<u16>,
-    /// When a write is durable.
-    pub cache: CacheMode,
     /// Whether guest memory is registered with the kernel once, in place of being mapped for each request.
     pub fixed_buffers: FixedBufferUse,
+}
+
+/// What a disk or a unit is, whichever way guests reach it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backing<D> {
+    /// The serial number that guests read: printable ASCII, as long as the interface carries.
+    pub serial: String,
+    /// When a write is durable.
+    pub cache: CacheMode,
+    /// How neighbouring requests are joined on their way to the storage.
+    pub plug: PlugOptions,
     /// The kind of storage: a name in the registry of storage backends.
     pub storage: String,
     /// The storage's own settings as they came to be, for printing.
     pub storage_settings: Vec<(&'static str, String)>,
     /// The open disk.
     pub disk: D,
+}
+
+/// One virtio-blk disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskConfig<D> {
+    /// Names the disk in logs and metrics.
+    pub id: String,
+    /// How a guest reaches it.
+    pub front: Front,
+    /// What it is.
+    pub backing: Backing<D>,
+}
+
+/// One virtio-scsi controller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControllerConfig<D> {
+    /// Names the controller in logs and metrics.
+    pub id: String,
+    /// How a guest reaches it.
+    pub front: Front,
+    /// Most commands that the guest shall have under way on one LUN: a hint to its driver.
+    pub cmd_per_lun: u16,
+    /// Its LUNs, in the order given. No place is taken twice.
+    pub luns: Vec<LunConfig<D>>,
+}
+
+/// Where a LUN is in its controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LunPlace {
+    /// The target.
+    pub target: u8,
+    /// The LUN of that target, below 16384.
+    pub lun: u16,
+}
+
+impl fmt::Display for LunPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.target, self.lun)
+    }
+}
+
+/// One LUN of a controller: a way to a unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LunConfig<D> {
+    /// Names the LUN in logs and metrics.
+    pub id: String,
+    /// Where it is.
+    pub place: LunPlace,
+    /// What it leads to.
+    pub unit: LunUnit<D>,
+}
+
+/// What a LUN leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LunUnit<D> {
+    /// A unit of its own, which has the LUN's id as its name.
+    Own(Box<UnitConfig<D>>),
+    /// The unit of this name.
+    Shared(String),
+}
+
+/// A SCSI logical unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitConfig<D> {
+    /// What it is made of.
+    pub backing: Backing<D>,
+    /// What its world-wide identification is made of. No other unit has it.
+    pub unit_name: String,
+    /// T10 vendor identification: 1 to 8 bytes of printable ASCII.
+    pub vendor: String,
+    /// Product identification: 1 to 16 bytes of printable ASCII.
+    pub product: String,
+    /// Where persistent reservations are kept, if they are to outlive the daemon. No other unit's file.
+    pub reservations: Option<PathBuf>,
 }
 
 /// Permission bits of a socket, `0000` to `0777`.
@@ -89,7 +176,7 @@ impl fmt::Display for SocketMode {
     }
 }
 
-/// When a write is durable. The guest may switch between the two where the interface has a switch (virtio-blk's CONFIG_WCE).
+/// When a write is durable. The guest may switch between the two: virtio-blk's CONFIG_WCE, WCE of the caching mode page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheMode {
     /// At the next flush.

@@ -10,6 +10,9 @@ use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
 use super::admin::{self, DiskAbout, Served, Source};
 use super::config::{AdminConfig, CacheMode, DiskConfig, ServeConfig};
+use super::controller::ControllerError;
+use super::luns::Luns;
+use super::resolve::Names;
 
 /// Why the daemon could not start.
 #[derive(Debug, thiserror::Error)]
@@ -17,20 +20,23 @@ pub enum StartError {
     /// The worker threads could not be started.
     #[error("workers: {0}")]
     Workers(#[source] io::Error),
+    /// A controller could not be served.
+    #[error(transparent)]
+    Controller(#[from] ControllerError),
     /// The admin socket could not be made.
     #[error("serve: admin: {0}")]
     Admin(#[source] SocketError),
-    /// A disk's socket could not be made.
-    #[error("disk {id:?}: socket: {source}")]
+    /// A device's socket could not be made.
+    #[error("{subject}: socket: {source}")]
     Socket {
-        /// Which disk.
-        id: String,
+        /// Which disk or controller.
+        subject: String,
         /// Why.
         source: SocketError,
     },
 }
 
-/// All disks being served, until [`Daemon::stop`].
+/// All disks and controllers being served, until [`Daemon::stop`].
 pub struct Daemon {
     admin: Option<AdminSocket>,
     source: Arc<Source>,
@@ -49,14 +55,21 @@ impl Daemon {
             lane: LaneOptions::default(),
         };
         let engine = Arc::new(Engine::start(&options).map_err(StartError::Workers)?);
+        let mut names = Names::default();
+        for (kind, id) in (config.disks.iter().map(|disk| ("disk", &disk.id)))
+            .chain(config.controllers.iter().map(|controller| ("controller", &controller.id)))
+        {
+            names.hold(&("id", id.clone()), &format!("{kind} {id:?}"));
+        }
         let mut disks = Vec::new();
         let mut served = Vec::new();
         for disk in config.disks {
-            disks.push((disk.id.clone(), Arc::clone(&disk.disk)));
+            disks.push((disk.id.clone(), Arc::clone(&disk.backing.disk)));
             let about = DiskAbout::of(&disk);
             served.push(Served { about, server: serve(disk, &engine)? });
         }
-        let source = Arc::new(Source::new(engine, served));
+        let luns = Arc::new(Luns::start(&config.controllers, names, &engine)?);
+        let source = Arc::new(Source::new(engine, served, luns));
         let admin = config.admin.as_ref().map(|admin| AdminSocket::start(admin, &source)).transpose();
         Ok(Daemon { admin: admin.map_err(StartError::Admin)?, source, disks })
     }
@@ -64,15 +77,21 @@ impl Daemon {
     /// Drains what is in flight, flushes, closes the disks and removes the sockets.
     ///
     /// # Errors
-    /// When the storage of a disk cannot be flushed; the others are all the same.
+    /// When the storage of a disk or a unit cannot be flushed; the others are all the same.
     pub fn stop(self) -> io::Result<()> {
         let mut result = Ok(());
         drop(self.admin);
+        // No verb is left that could begin another removal.
+        self.source.luns().settle();
+        let disks = self.disks.iter().map(|(id, disk)| (format!("disk {id:?}"), Arc::clone(disk)));
+        let units = self.source.luns().units();
+        let units = units.iter().map(|unit| (format!("lun {:?}", unit.name()), Arc::clone(unit.disk())));
+        let all: Vec<_> = disks.chain(units).collect();
         // Nobody else holds it now: the servers stop.
         drop(self.source);
-        for (id, disk) in &self.disks {
+        for (name, disk) in &all {
             if let Err(error) = disk.sync() {
-                result = Err(io::Error::new(error.kind(), format!("disk {id:?}: flush: {error}")));
+                result = Err(io::Error::new(error.kind(), format!("{name}: flush: {error}")));
             }
         }
         result
@@ -98,37 +117,39 @@ impl AdminSocket {
     }
 }
 
-fn serve(disk: DiskConfig<Arc<AnyDisk>>, engine: &Arc<Engine>) -> Result<Server, StartError> {
-    let geometry = disk.disk.geometry();
+fn serve(config: DiskConfig<Arc<AnyDisk>>, engine: &Arc<Engine>) -> Result<Server, StartError> {
+    let DiskConfig { id, front, backing } = config;
+    let geometry = backing.disk.geometry();
     let device = VirtioBlk::new(
         geometry,
-        disk.disk.limits(),
+        backing.disk.limits(),
         BlkOptions {
-            serial: disk.serial,
-            queues: disk.queues,
-            queue_size: disk.queue_size,
-            writeback: disk.cache == CacheMode::Writeback,
+            serial: backing.serial,
+            queues: front.queues,
+            queue_size: front.queue_size,
+            writeback: backing.cache == CacheMode::Writeback,
         },
     );
-    let options = ServerOptions {
-        name: disk.id.clone(),
-        socket: disk.socket,
-        socket_mode: disk.socket_mode.bits(),
-        queue_map: disk.queue_map.iter().map(|worker| usize::from(*worker)).collect(),
-        poll: disk.poll,
-        coalesce: disk.coalesce,
-        fixed: disk.fixed_buffers,
-        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: disk.disk, plug: disk.plug }],
-        engine: Arc::clone(engine),
-    };
     tracing::info!(
-        disk = %disk.id,
+        disk = %id,
         size = %geometry.size,
         block_size = geometry.logical_block.bytes(),
         read_only = geometry.read_only,
-        queues = disk.queues,
-        poll = %disk.poll,
+        queues = front.queues,
+        poll = %front.poll,
         "serving"
     );
-    Server::start(Arc::new(device), options).map_err(|source| StartError::Socket { id: disk.id, source })
+    let options = ServerOptions {
+        name: id.clone(),
+        socket: front.socket,
+        socket_mode: front.socket_mode.bits(),
+        queue_map: front.queue_map.iter().map(|worker| usize::from(*worker)).collect(),
+        poll: front.poll,
+        coalesce: front.coalesce,
+        fixed: front.fixed_buffers,
+        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: backing.disk, plug: backing.plug }],
+        engine: Arc::clone(engine),
+    };
+    Server::start(Arc::new(device), options)
+        .map_err(|source| StartError::Socket { subject: format!("disk {id:?}"), source })
 }

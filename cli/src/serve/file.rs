@@ -1,4 +1,5 @@
-//! The TOML file of `--config`: the keys of the command line, those of the process at the top, one `[[disk]]` table a disk.
+//! The TOML file of `--config`: the keys of the command line, those of the process at the top, one `[[disk]]` table a disk, one
+//! `[[controller]]` table a controller with a `[[controller.lun]]` table for each LUN.
 
 use std::path::Path;
 
@@ -14,6 +15,26 @@ pub struct Given {
     pub process: Settings,
     /// One for each disk.
     pub disks: Vec<Settings>,
+    /// One for each controller.
+    pub controllers: Vec<Settings>,
+    /// One for each LUN.
+    pub luns: Vec<GivenLun>,
+}
+
+/// A LUN that is asked for.
+#[derive(Clone, Debug)]
+pub struct GivenLun {
+    /// Its controller's place in [`Given::controllers`]; `None`: its own key `controller` names it.
+    pub controller: Option<usize>,
+    /// Its keys.
+    pub settings: Settings,
+}
+
+impl Given {
+    /// Nothing yet; `name` is what errors call the process's settings.
+    pub fn new(name: &str) -> Given {
+        Given { process: Settings::new(name), disks: Vec::new(), controllers: Vec::new(), luns: Vec::new() }
+    }
 }
 
 /// Reads `path`.
@@ -33,20 +54,19 @@ pub fn read(path: &Path) -> Result<Given, SettingError> {
 /// # Errors
 /// As [`read`].
 pub fn parse(name: &str, text: &str) -> Result<Given, SettingError> {
-    let mut given = Given { process: Settings::new(name), disks: Vec::new() };
+    let mut given = Given::new(name);
     let table = text.parse::<Table>().map_err(|error| not_toml(name, text, &error))?;
     for (key, value) in &table {
         match (key.as_str(), value) {
-            ("disk", Value::Array(tables)) => {
-                for (index, table) in tables.iter().enumerate() {
-                    let Value::Table(table) = table else {
-                        return Err(given.process.error("disk", kind_of(table), "tables, each headed [[disk]]"));
-                    };
-                    given.disks.push(disk(format!("{name}: disk #{}", index + 1), table)?);
+            ("disk", tables) => {
+                for (number, table) in tables_of(&given.process, "disk", tables)? {
+                    given.disks.push(settings_of(format!("{name}: disk #{number}"), table.iter())?);
                 }
             }
-            ("disk", other) => {
-                return Err(given.process.error("disk", kind_of(other), "tables, each headed [[disk]]"));
+            ("controller", tables) => {
+                for (number, table) in tables_of(&given.process, "controller", tables)? {
+                    controller(&mut given, name, number, table)?;
+                }
             }
             ("pin", Value::Array(cpus)) => {
                 let cpus: Vec<String> = cpus
@@ -62,7 +82,7 @@ pub fn parse(name: &str, text: &str) -> Result<Given, SettingError> {
                 return Err(given.process.error(
                     "syntax",
                     found,
-                    "workers, pin, admin, admin-mode, or [[disk]] tables",
+                    "workers, pin, admin, admin-mode, or [[disk]] or [[controller]] tables",
                 ));
             }
         }
@@ -70,9 +90,34 @@ pub fn parse(name: &str, text: &str) -> Result<Given, SettingError> {
     Ok(given)
 }
 
-fn disk(subject: String, table: &Table) -> Result<Settings, SettingError> {
+/// The tables of an array of tables, with their numbers.
+fn tables_of<'a>(settings: &Settings, key: &str, value: &'a Value) -> Result<Vec<(usize, &'a Table)>, SettingError> {
+    let wrong = |found: &Value| {
+        let heading = if key == "lun" { "controller.lun" } else { key };
+        settings.error(key, kind_of(found), format!("tables, each headed [[{heading}]]"))
+    };
+    let Value::Array(tables) = value else { return Err(wrong(value)) };
+    tables.iter().zip(1..).map(|(table, number)| Ok((number, table.as_table().ok_or_else(|| wrong(table))?))).collect()
+}
+
+fn controller(given: &mut Given, name: &str, number: usize, table: &Table) -> Result<(), SettingError> {
+    let subject = format!("{name}: controller #{number}");
+    if let Some(luns) = table.get("lun") {
+        for (lun, table) in tables_of(&Settings::new(&subject), "lun", luns)? {
+            let settings = settings_of(format!("{name}: lun #{lun} of controller #{number}"), table.iter())?;
+            given.luns.push(GivenLun { controller: Some(given.controllers.len()), settings });
+        }
+    }
+    given.controllers.push(settings_of(subject, table.iter().filter(|(key, _)| *key != "lun"))?);
+    Ok(())
+}
+
+fn settings_of<'a>(
+    subject: String,
+    pairs: impl Iterator<Item = (&'a String, &'a Value)>,
+) -> Result<Settings, SettingError> {
     let mut settings = Settings::new(subject);
-    for (key, value) in table {
+    for (key, value) in pairs {
         insert(&mut settings, key, value)?;
     }
     Ok(settings)
@@ -162,7 +207,7 @@ mod tests {
             ("pin = [\"0\"]", "f: pin: found [\"0\"], expected an array of CPU numbers"),
             (
                 "queues = 2",
-                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, admin, admin-mode, or [[disk]] tables",
+                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, admin, admin-mode, or [[disk]] or [[controller]] tables",
             ),
             (
                 "admin-mode = 660",

@@ -2,10 +2,12 @@
 
 mod admin;
 mod config;
+mod controller;
 mod cpus;
 mod daemon;
 mod file;
 mod key_values;
+mod luns;
 mod print;
 mod queue_map;
 mod resolve;
@@ -21,10 +23,10 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::AnyDisk;
 
 use crate::failure::{self, BAD_USAGE, FAILED};
-use config::ServeConfig;
+use config::{LunUnit, ServeConfig};
 use cpus::Cpus;
 use daemon::Daemon;
-use file::Given;
+use file::{Given, GivenLun};
 use resolve::ConfigError;
 use signals::StopSignals;
 
@@ -33,15 +35,23 @@ const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"
 
 /// The options of `mqblk serve`.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = include_str!("help.txt"), after_help = "Keys of --disk, and examples: mqblk serve --help")]
+#[command(after_long_help = include_str!("help.txt"), after_help = "Keys of --disk, --controller and --lun, and examples: mqblk serve --help")]
 pub struct Args {
     /// A disk to serve; may be repeated
     #[arg(long = "disk", value_name = "KEY=VALUE,...")]
     disks: Vec<String>,
 
-    /// A TOML file with the same keys: one [[disk]] table a disk, and workers, pin and admin at the top
+    /// A virtio-scsi controller to serve, with the LUNs of --lun; may be repeated
+    #[arg(long = "controller", value_name = "KEY=VALUE,...")]
+    controllers: Vec<String>,
+
+    /// A LUN of a controller; may be repeated
+    #[arg(long = "lun", value_name = "controller=ID,KEY=VALUE,...")]
+    luns: Vec<String>,
+
+    /// A TOML file with the same keys: [[disk]], [[controller]] and [[controller.lun]] tables; workers, pin, admin at the top
     ///
-    /// Its disks come before those of --disk; --workers, --pin and --admin override its own.
+    /// Its disks, controllers and LUNs come before those of the command line; --workers, --pin and --admin override its own.
     #[arg(long, value_name = "FILE.toml")]
     config: Option<PathBuf>,
 
@@ -102,7 +112,7 @@ pub fn run(args: Args) -> ExitCode {
 
 fn serve(config: ServeConfig<Arc<AnyDisk>>) -> Result<(), Box<dyn std::error::Error>> {
     let mut signals = StopSignals::install()?;
-    let queues: usize = config.disks.iter().map(|disk| usize::from(disk.queues)).sum();
+    let queues: usize = config.fronts().map(|(_, front)| usize::from(front.queues)).sum();
     if usize::from(config.workers) > queues {
         tracing::warn!(workers = config.workers, queues, "some workers have no queue to serve");
     }
@@ -120,10 +130,16 @@ fn configure(args: &Args) -> Result<ServeConfig<Arc<AnyDisk>>, ConfigError> {
     if let Some(admin) = &config.admin {
         mqblk_vhost_user_server::probe(&admin.socket).map_err(ConfigError::Admin)?;
     }
-    for disk in &config.disks {
-        if let Err(source) = mqblk_vhost_user_server::probe(&disk.socket) {
-            return Err(ConfigError::Socket { id: disk.id.clone(), source });
+    let luns = config.controllers.iter().flat_map(|controller| &controller.luns);
+    for lun in luns {
+        if let LunUnit::Own(unit) = &lun.unit
+            && let Some(path) = &unit.reservations
+        {
+            controller::open_reservations(path).map_err(|why| ConfigError::Reservations { id: lun.id.clone(), why })?;
         }
+    }
+    for (subject, front) in config.fronts() {
+        mqblk_vhost_user_server::probe(&front.socket).map_err(|source| ConfigError::Socket { subject, source })?;
     }
     Ok(config)
 }
@@ -132,7 +148,7 @@ fn configure(args: &Args) -> Result<ServeConfig<Arc<AnyDisk>>, ConfigError> {
 fn gather(args: &Args) -> Result<Given, SettingError> {
     let mut given = match &args.config {
         Some(path) => file::read(path)?,
-        None => Given { process: Settings::new("serve"), disks: Vec::new() },
+        None => Given::new("serve"),
     };
     let process =
         [("workers", &args.workers), ("pin", &args.pin), ("admin", &args.admin), ("admin-mode", &args.admin_mode)];
@@ -145,6 +161,13 @@ fn gather(args: &Args) -> Result<Given, SettingError> {
     }
     for (index, text) in args.disks.iter().enumerate() {
         given.disks.push(key_values::parse(&format!("--disk #{}", index + 1), text)?);
+    }
+    for (index, text) in args.controllers.iter().enumerate() {
+        given.controllers.push(key_values::parse(&format!("--controller #{}", index + 1), text)?);
+    }
+    for (index, text) in args.luns.iter().enumerate() {
+        let settings = key_values::parse(&format!("--lun #{}", index + 1), text)?;
+        given.luns.push(GivenLun { controller: None, settings });
     }
     if let (Some(socket), Some(path)) = (&args.socket_path, &args.blk_file) {
         let mut disk = Settings::new("--blk-file");

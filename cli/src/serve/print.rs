@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use toml::Value;
 
-use super::config::{DiskConfig, ServeConfig};
+use super::config::{Backing, ControllerConfig, DiskConfig, Front, LunConfig, LunUnit, ServeConfig, UnitConfig};
 use super::queue_map;
 
 /// The whole configuration. Reading it back gives the same configuration.
@@ -20,37 +20,105 @@ pub fn to_toml<D>(config: &ServeConfig<D>) -> String {
         let _ = writeln!(text, "admin = {path}\nadmin-mode = \"{}\"", admin.mode);
     }
     for disk in &config.disks {
-        text.push_str("\n[[disk]]\n");
-        for (key, value) in pairs(disk) {
-            let _ = writeln!(text, "{key} = {value}");
+        table(&mut text, "disk", disk_pairs(disk));
+    }
+    for controller in &config.controllers {
+        table(&mut text, "controller", controller_pairs(controller));
+        for lun in &controller.luns {
+            table(&mut text, "controller.lun", lun_pairs(lun));
         }
     }
     text
 }
 
+/// A key and its value.
+pub type Pair = (&'static str, Value);
+
+fn table(text: &mut String, heading: &str, pairs: Vec<Pair>) {
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "\n[[{heading}]]");
+    for (key, value) in pairs {
+        let _ = writeln!(text, "{key} = {value}");
+    }
+}
+
 /// A disk's keys with their values.
-pub fn pairs<D>(disk: &DiskConfig<D>) -> Vec<(&'static str, Value)> {
-    let text = |text: &str| Value::String(text.to_owned());
-    let mut pairs = vec![("id", text(&disk.id)), ("storage", text(&disk.storage))];
-    pairs.extend(disk.storage_settings.iter().map(|(key, value)| (*key, number_or_text(value))));
-    pairs.extend([
-        ("socket", text(&disk.socket.to_string_lossy())),
-        ("socket-mode", text(&disk.socket_mode.to_string())),
-        ("queues", Value::Integer(disk.queues.into())),
-        ("queue-size", Value::Integer(disk.queue_size.into())),
-        ("queue-map", text(&queue_map::display(&disk.queue_map))),
-        ("poll", text(&disk.poll.to_string())),
-        ("merge", text(disk.plug.merge.word())),
-        ("merge-bytes", number_or_text(&disk.plug.merge_bytes.to_string())),
-        ("merge-segments", Value::Integer(disk.plug.merge_segments.into())),
-        ("plug-us", Value::Integer(disk.plug.hold.as_micros() as i64)),
-        ("coalesce-us", Value::Integer(disk.coalesce.delay.as_micros() as i64)),
-        ("coalesce-max", Value::Integer(disk.coalesce.answers.into())),
-        ("cache", text(disk.cache.word())),
-        ("fixed-buffers", text(disk.fixed_buffers.word())),
-        ("serial", text(&disk.serial)),
-    ]);
+pub fn disk_pairs<D>(disk: &DiskConfig<D>) -> Vec<Pair> {
+    let mut pairs = vec![("id", string(&disk.id))];
+    pairs.extend(storage_pairs(&disk.backing));
+    pairs.extend(front_pairs(&disk.front));
+    pairs.extend(backing_pairs(&disk.backing));
     pairs
+}
+
+/// A controller's own keys with their values.
+pub fn controller_pairs<D>(controller: &ControllerConfig<D>) -> Vec<Pair> {
+    let mut pairs = vec![("id", string(&controller.id))];
+    pairs.extend(front_pairs(&controller.front));
+    pairs.push(("cmd-per-lun", Value::Integer(controller.cmd_per_lun.into())));
+    pairs
+}
+
+/// A LUN's keys with their values.
+pub fn lun_pairs<D>(lun: &LunConfig<D>) -> Vec<Pair> {
+    let mut pairs = vec![
+        ("id", string(&lun.id)),
+        ("target", Value::Integer(lun.place.target.into())),
+        ("lun", Value::Integer(lun.place.lun.into())),
+    ];
+    match &lun.unit {
+        LunUnit::Own(unit) => pairs.extend(unit_pairs(unit)),
+        LunUnit::Shared(unit) => pairs.push(("unit", string(unit))),
+    }
+    pairs
+}
+
+fn unit_pairs<D>(unit: &UnitConfig<D>) -> Vec<Pair> {
+    let mut pairs = storage_pairs(&unit.backing);
+    pairs.extend(backing_pairs(&unit.backing));
+    pairs.extend([
+        ("unit-name", string(&unit.unit_name)),
+        ("vendor", string(&unit.vendor)),
+        ("product", string(&unit.product)),
+    ]);
+    pairs.extend(unit.reservations.iter().map(|path| ("reservations", string(&path.to_string_lossy()))));
+    pairs
+}
+
+fn storage_pairs<D>(backing: &Backing<D>) -> Vec<Pair> {
+    let mut pairs = vec![("storage", string(&backing.storage))];
+    pairs.extend(backing.storage_settings.iter().map(|(key, value)| (*key, number_or_text(value))));
+    pairs
+}
+
+fn front_pairs(front: &Front) -> Vec<Pair> {
+    vec![
+        ("socket", string(&front.socket.to_string_lossy())),
+        ("socket-mode", string(&front.socket_mode.to_string())),
+        ("queues", Value::Integer(front.queues.into())),
+        ("queue-size", Value::Integer(front.queue_size.into())),
+        ("queue-map", string(&queue_map::display(&front.queue_map))),
+        ("poll", string(&front.poll.to_string())),
+        ("coalesce-us", Value::Integer(front.coalesce.delay.as_micros() as i64)),
+        ("coalesce-max", Value::Integer(front.coalesce.answers.into())),
+        ("fixed-buffers", string(front.fixed_buffers.word())),
+    ]
+}
+
+fn backing_pairs<D>(backing: &Backing<D>) -> Vec<Pair> {
+    vec![
+        ("merge", string(backing.plug.merge.word())),
+        ("merge-bytes", number_or_text(&backing.plug.merge_bytes.to_string())),
+        ("merge-segments", Value::Integer(backing.plug.merge_segments.into())),
+        ("plug-us", Value::Integer(backing.plug.hold.as_micros() as i64)),
+        ("depth", Value::Integer(backing.plug.depth.into())),
+        ("cache", string(backing.cache.word())),
+        ("serial", string(&backing.serial)),
+    ]
+}
+
+fn string(text: &str) -> Value {
+    Value::String(text.to_owned())
 }
 
 /// A number where the text is exactly how the number is written, so that both read back as the same text.

@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long)]
     queues: bool,
 
-    /// Only this disk
+    /// Only this disk, controller or LUN
     #[arg(long, value_name = "ID")]
     disk: Option<String>,
 
@@ -191,6 +191,10 @@ fn print(args: &Args, report: Report, mut stat: Stat) -> Result<(), StatError> {
         stat.disks.iter_mut().for_each(|disk| {
             drop_buckets(&mut disk.totals);
             disk.queues.iter_mut().for_each(|queue| drop_buckets(&mut queue.load));
+        });
+        stat.controllers.iter_mut().for_each(|controller| {
+            drop_buckets(&mut controller.totals);
+            controller.queues.iter_mut().for_each(|queue| drop_buckets(&mut queue.load));
         });
         let line = serde_json::to_string(&Line { rates: report, stat }).map_err(std::io::Error::other)?;
         line + "\n"

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mqblk_admin::model::{Distribution, LatencyParts, Load, Stat, WorkerStat};
+use mqblk_admin::model::{Distribution, LatencyParts, Load, QueueStat, Stat, WorkerStat};
 use mqblk_core::ByteLen;
 use serde::Serialize;
 
@@ -30,6 +30,8 @@ pub struct Report {
     pub restarted: bool,
     /// The disks.
     pub disks: Vec<DiskRates>,
+    /// The controllers.
+    pub controllers: Vec<ControllerRates>,
     /// The workers.
     pub workers: Vec<WorkerRates>,
 }
@@ -45,10 +47,38 @@ pub struct DiskRates {
     pub queues: Vec<QueueRates>,
 }
 
+/// One controller.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ControllerRates {
+    /// Its name.
+    pub id: String,
+    /// Over all its request queues. `None` as for a disk.
+    pub totals: Option<LoadRates>,
+    /// Its LUNs, as far as they were read.
+    pub luns: Vec<LunRates>,
+    /// Its queues, as far as they were read.
+    pub queues: Vec<QueueRates>,
+}
+
+/// One LUN.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LunRates {
+    /// Its name.
+    pub id: String,
+    /// Its target.
+    pub target: u32,
+    /// Its LUN.
+    pub lun: u32,
+    /// How far it is.
+    pub state: String,
+}
+
 /// One queue.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct QueueRates {
-    /// Its number.
+    /// What it is for: `request`, `control` or `event`.
+    pub role: String,
+    /// Its number among those of its role.
     pub queue: u32,
     /// The worker that serves it.
     pub worker: u32,
@@ -135,30 +165,24 @@ pub struct TurnRates {
 pub fn compare(before: Option<&Stat>, now: &Stat) -> Report {
     let same_run = before.filter(|before| before.started_ns() == now.started_ns() && before.time_ns <= now.time_ns);
     let interval_ns = same_run.map_or(now.uptime_ns, |before| now.time_ns - before.time_ns).max(1);
-    let nothing = Load::default();
-    // Whatever is new since the reading before has no beginning that could be told.
-    let base = |found: Option<Option<&Load>>, now: &Load| match found {
-        None => load(&nothing, now, interval_ns),
-        Some(found) => found.and_then(|found| load(found, now, interval_ns)),
-    };
+    let interval = Interval { new: same_run.is_none(), ns: interval_ns };
     let disks = now.disks.iter().map(|disk| {
-        let found = same_run.map(|before| before.disks.iter().find(|before| before.id == disk.id));
-        let queues = disk.queues.iter().map(|queue| {
-            let same =
-                |disk: &mqblk_admin::model::DiskStat| disk.queues.iter().position(|before| before.queue == queue.queue);
-            let before = found.map(|disk| disk.and_then(|disk| same(disk).map(|at| &disk.queues[at].load)));
-            QueueRates { queue: queue.queue, worker: queue.worker, rates: base(before, &queue.load) }
+        let found = same_run.and_then(|before| before.disks.iter().find(|before| before.id == disk.id));
+        let before = found.map(|disk| (&disk.totals, disk.queues.as_slice()));
+        let (totals, queues) = interval.device(before, (&disk.totals, &disk.queues), disk.queue_count);
+        DiskRates { id: disk.id.clone(), totals, queues }
+    });
+    let controllers = now.controllers.iter().map(|one| {
+        let found = same_run.and_then(|before| before.controllers.iter().find(|before| before.id == one.id));
+        let before = found.map(|before| (&before.totals, before.queues.as_slice()));
+        let (totals, queues) = interval.device(before, (&one.totals, &one.queues), one.queue_count);
+        let luns = one.luns.iter().map(|lun| LunRates {
+            id: lun.id.clone(),
+            target: lun.target,
+            lun: lun.lun,
+            state: lun.state.clone(),
         });
-        let totals = base(found.map(|disk| disk.map(|disk| &disk.totals)), &disk.totals);
-        DiskRates {
-            id: disk.id.clone(),
-            totals: totals.map(|sums| LoadRates {
-                // Several queues of one worker are polled at the same time.
-                poll_percent: sums.poll_percent / f64::from(disk.queue_count.max(1)),
-                ..sums
-            }),
-            queues: queues.collect(),
-        }
+        ControllerRates { id: one.id.clone(), totals, luns: luns.collect(), queues }
     });
     let workers = now.workers.iter().map(|worker| {
         let idle = WorkerStat { worker: worker.worker, ..WorkerStat::default() };
@@ -174,7 +198,44 @@ pub fn compare(before: Option<&Stat>, now: &Stat) -> Report {
         interval_ns,
         restarted: before.is_some() && same_run.is_none(),
         disks: disks.collect(),
+        controllers: controllers.collect(),
         workers: workers.collect(),
+    }
+}
+
+/// The sums and the queues of a device.
+type Loads<'a> = (&'a Load, &'a [QueueStat]);
+
+/// What happens in an interval.
+struct Interval {
+    /// It begins with the daemon's start, so that everything began at nothing.
+    new: bool,
+    ns: u64,
+}
+
+impl Interval {
+    /// `None` for what is new since the reading before, and so has no beginning that could be told.
+    fn load(&self, before: Option<&Load>, now: &Load) -> Option<LoadRates> {
+        if self.new { load(&Load::default(), now, self.ns) } else { load(before?, now, self.ns) }
+    }
+
+    fn device(
+        &self,
+        before: Option<Loads<'_>>,
+        (totals, queues): Loads<'_>,
+        queue_count: u32,
+    ) -> (Option<LoadRates>, Vec<QueueRates>) {
+        let sums = self.load(before.map(|(totals, _)| totals), totals);
+        // Several queues of one worker are polled at the same time.
+        let mean = |sums: LoadRates| sums.poll_percent / f64::from(queue_count.max(1));
+        let totals = sums.map(|sums| LoadRates { poll_percent: mean(sums), ..sums });
+        let queues = queues.iter().map(|queue| {
+            let same = |other: &&QueueStat| (&other.role, other.queue) == (&queue.role, queue.queue);
+            let before = before.and_then(|(_, queues)| queues.iter().find(same));
+            let rates = self.load(before.map(|queue| &queue.load), &queue.load);
+            QueueRates { role: queue.role.clone(), queue: queue.queue, worker: queue.worker, rates }
+        });
+        (totals, queues.collect())
     }
 }
 

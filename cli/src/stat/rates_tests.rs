@@ -1,6 +1,6 @@
 //! Rates of made-up readings, computed by hand.
 
-use mqblk_admin::model::{Counters, DiskStat, Latency, QueueStat};
+use mqblk_admin::model::{ControllerStat, Counters, DiskStat, Latency, LunStat, QueueStat};
 
 use super::*;
 
@@ -54,9 +54,10 @@ fn stat_after(times: u64) -> Stat {
             id: "a".to_owned(),
             queue_count: 1,
             totals: load.clone(),
-            queues: vec![QueueStat { queue: 0, worker: 1, load }],
+            queues: vec![QueueStat { role: "request".to_owned(), queue: 0, worker: 1, load }],
             ..DiskStat::default()
         }],
+        controllers: Vec::new(),
         workers: vec![WorkerStat {
             worker: 0,
             queues: 1,
@@ -124,6 +125,40 @@ fn since_the_start_and_since_the_reading_before() {
         assert_eq!((turns.turns_per_s, turns.empty_turns_per_s), (1000.0, 500.0));
         assert_eq!((turns.sleeps_per_s, turns.plug_holds_per_s), (100.0, 8.0));
     }
+}
+
+#[test]
+fn a_controller_is_read_as_a_disk_is_and_its_queues_are_told_apart_by_role() {
+    let with_controller = |times: u64| {
+        let queue = |role: &str, times: u64| QueueStat {
+            role: role.to_owned(),
+            load: load_after(times),
+            ..QueueStat::default()
+        };
+        let controller = ControllerStat {
+            id: "c".to_owned(),
+            queue_count: 1,
+            totals: load_after(times),
+            queues: vec![queue("control", 0), queue("event", 1), queue("request", times)],
+            luns: vec![LunStat {
+                id: "c:7:0".to_owned(),
+                target: 7,
+                state: "removing".to_owned(),
+                ..LunStat::default()
+            }],
+            ..ControllerStat::default()
+        };
+        Stat { controllers: vec![controller], ..stat_after(times) }
+    };
+    let report = compare(Some(&with_controller(1)), &with_controller(4));
+    let [controller] = report.controllers.as_slice() else { panic!("{report:?}") };
+    assert_near(controller.totals, expected(3, 12));
+    let reads = |at: usize| controller.queues[at].rates.map(|rates| rates.reads_per_s);
+    assert_eq!((reads(0), reads(1), reads(2)), (Some(0.0), Some(0.0), Some(100.0)));
+    let lun = &controller.luns[0];
+    assert_eq!((lun.id.as_str(), lun.target, lun.state.as_str()), ("c:7:0", 7, "removing"));
+    let before = stat_after(1);
+    assert_eq!(compare(Some(&before), &with_controller(4)).controllers[0].totals, None, "it is new");
 }
 
 #[test]

@@ -1,8 +1,7 @@
 //! The report as tables for people.
 
-use std::fmt::Write as _;
-
-use super::rates::{LoadRates, Report, Since, TurnRates};
+use super::rates::{LoadRates, LunRates, QueueRates, Report, Since, TurnRates};
+use crate::table::align;
 
 /// What stands where nothing is known.
 const UNKNOWN: &str = "-";
@@ -48,9 +47,6 @@ const TURNS: &[Column<TurnRates>] = &[
 
 /// iostat's kB.
 const KIB: f64 = 1024.0;
-/// No column is narrower, so that most reports of a sequence stand under one another.
-const NARROWEST: usize = 8;
-
 /// The whole report, with an empty line at its end.
 pub fn text(version: &str, report: &Report) -> String {
     let seconds = report.interval_ns as f64 / 1e9;
@@ -67,7 +63,9 @@ pub fn text(version: &str, report: &Report) -> String {
 }
 
 fn disks(report: &Report) -> String {
-    let all = || report.disks.iter().filter_map(|disk| disk.totals.as_ref());
+    let totals = report.disks.iter().map(|disk| &disk.totals);
+    let totals: Vec<_> = totals.chain(report.controllers.iter().map(|one| &one.totals)).flatten().collect();
+    let all = || totals.iter();
     let discards = all().any(|rates| rates.discards_per_s > 0.0);
     let flushes = all().any(|rates| rates.flushes_per_s > 0.0);
     let shown = |name: &str| (name != DISCARDS || discards) && (name != FLUSHES || flushes);
@@ -75,11 +73,28 @@ fn disks(report: &Report) -> String {
     let mut rows = vec![head("disk", &columns)];
     for disk in &report.disks {
         rows.push(row(disk.id.clone(), disk.totals.as_ref(), &columns));
-        for queue in &disk.queues {
-            rows.push(row(format!("  queue {} worker {}", queue.queue, queue.worker), queue.rates.as_ref(), &columns));
-        }
+        rows.extend(disk.queues.iter().map(|queue| queue_row(queue, &columns)));
+    }
+    for controller in &report.controllers {
+        rows.push(row(controller.id.clone(), controller.totals.as_ref(), &columns));
+        rows.extend(controller.luns.iter().map(|lun| row(lun_name(lun), None, &columns)));
+        rows.extend(controller.queues.iter().map(|queue| queue_row(queue, &columns)));
     }
     align(&rows)
+}
+
+fn queue_row(queue: &QueueRates, columns: &[&Column<LoadRates>]) -> Vec<String> {
+    let name = match queue.role.as_str() {
+        // An older daemon has no others.
+        "request" | "" => format!("  queue {}", queue.queue),
+        role => format!("  {role}"),
+    };
+    row(format!("{name} worker {}", queue.worker), queue.rates.as_ref(), columns)
+}
+
+fn lun_name(lun: &LunRates) -> String {
+    let state = if lun.state == "ready" { String::new() } else { format!(" ({})", lun.state) };
+    format!("  lun {}{state}", lun.id)
 }
 
 fn workers(report: &Report) -> String {
@@ -101,22 +116,6 @@ fn head<T>(first: &str, columns: &[&Column<T>]) -> Vec<String> {
 fn row<T>(first: String, rates: Option<&T>, columns: &[&Column<T>]) -> Vec<String> {
     let cell = |(_, show): &&Column<T>| rates.map_or(UNKNOWN.to_owned(), show);
     [first].into_iter().chain(columns.iter().map(cell)).collect()
-}
-
-/// The first column to the left, the others to the right.
-fn align(rows: &[Vec<String>]) -> String {
-    let columns = rows.first().map_or(0, Vec::len);
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).max(NARROWEST);
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let mut text = String::new();
-    for row in rows {
-        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            // Writing to a String cannot fail.
-            let _ = if column == 0 { write!(text, "{cell:<width$}") } else { write!(text, " {cell:>width$}") };
-        }
-        text.push('\n');
-    }
-    text
 }
 
 /// As many digits after the point as are worth reading.

@@ -1,6 +1,6 @@
 //! What the tables look like.
 
-use super::super::rates::{DiskRates, QueueRates, WorkerRates};
+use super::super::rates::{ControllerRates, DiskRates, LunRates, QueueRates, WorkerRates};
 use super::*;
 
 fn report() -> Report {
@@ -27,10 +27,16 @@ fn report() -> Report {
             DiskRates {
                 id: "database".to_owned(),
                 totals: Some(load),
-                queues: vec![QueueRates { queue: 12, worker: 3, rates: Some(LoadRates::default()) }],
+                queues: vec![QueueRates {
+                    role: "request".to_owned(),
+                    queue: 12,
+                    worker: 3,
+                    rates: Some(LoadRates::default()),
+                }],
             },
             DiskRates { id: "b".to_owned(), totals: None, queues: Vec::new() },
         ],
+        controllers: Vec::new(),
         workers: vec![
             WorkerRates { worker: 0, queues: 4, rates: Some(turns) },
             WorkerRates { worker: 1, queues: 0, rates: None },
@@ -43,6 +49,35 @@ fn the_whole() {
     let want = include_str!("table_expected.txt");
     let found = text("1.2", &report());
     assert_eq!(found, want, "{found}");
+}
+
+#[test]
+fn a_controller_has_a_row_for_each_lun_and_its_queues_by_role() {
+    let queue = |role: &str, queue, worker| QueueRates { role: role.to_owned(), queue, worker, rates: None };
+    let lun = |id: &str, state: &str| LunRates { id: id.to_owned(), target: 0, lun: 0, state: state.to_owned() };
+    let controller = ControllerRates {
+        id: "vm1".to_owned(),
+        totals: Some(LoadRates { flushes_per_s: 1.0, ..LoadRates::default() }),
+        luns: vec![lun("vm1:0:0", "ready"), lun("data", "removing")],
+        queues: vec![queue("control", 0, 0), queue("event", 0, 0), queue("request", 0, 1), queue("request", 1, 0)],
+    };
+    let found = disks(&Report { controllers: vec![controller], ..report() });
+    let names: Vec<&str> = found.lines().map(|line| line.split("   ").next().unwrap().trim_end()).collect();
+    let want = [
+        "disk",
+        "database",
+        "  queue 12 worker 3",
+        "b",
+        "vm1",
+        "  lun vm1:0:0",
+        "  lun data (removing)",
+        "  control worker 0",
+        "  event worker 0",
+        "  queue 0 worker 1",
+        "  queue 1 worker 0",
+    ];
+    assert_eq!(names, want, "{found}");
+    assert!(found.lines().next().unwrap().contains(" f/s "), "the controller's flushes");
 }
 
 #[test]

@@ -1,34 +1,19 @@
 //! A connected device: set-up, what it looks like, and tear-down.
 
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::{BlockSize, ByteLen, Sector512};
-use mqblk_memory::{GuestMemory, MemoryError, Region};
-use mqblk_ring::split::SetupError;
-use mqblk_ring::split::SplitDriver;
-use mqblk_ring::split::driver::{DeviceError, Features, IndirectArea, Shape};
-use mqblk_vhost_user_client::features as common;
-use mqblk_vhost_user_client::{Client, ClientError, EventFd, Lifeline, QueueSetup, SharedRegion};
+use mqblk_vhost_user_client::features as virtio;
+use mqblk_vhost_user_client::{Client, EventFd, Lifeline};
 
-use super::layout::{BASE, PER_TABLE, QueueLayout};
+use super::layout::QueueLayout;
 use super::queue::{Queue, QueueSet};
 use super::wire::{CONFIG_BYTES, CONFIG_WRITEBACK, Config, feature};
-
-/// How requests lie in the ring.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ShapeChoice {
-    /// Direct while the ring has room for three descriptors for each of [`Options::depth`] requests, else indirect.
-    #[default]
-    Auto,
-    /// A ring descriptor for each piece.
-    Direct,
-    /// A table for each request, when the server takes them.
-    Indirect,
-}
+use crate::DriverError;
+use crate::error::{check, check_queue_size};
+use crate::setup::{Planner, ShapeChoice, Shared};
 
 /// How to connect.
 #[derive(Clone, Debug)]
@@ -74,51 +59,6 @@ impl Options {
             answer_limit: Duration::from_secs(10),
         }
     }
-}
-
-/// Why a device cannot be used (any more).
-#[derive(Debug, thiserror::Error)]
-pub enum DriverError {
-    /// The conversation on the socket failed.
-    #[error(transparent)]
-    Client(#[from] ClientError),
-    /// Shared memory could not be made.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    /// A ring could not be laid out.
-    #[error(transparent)]
-    Ring(#[from] SetupError),
-    /// The device broke the protocol.
-    #[error("the device broke the ring's protocol: {0}")]
-    Device(#[from] DeviceError),
-    /// The host refused a resource.
-    #[error("{what}: {source}")]
-    Host {
-        /// What was asked for.
-        what: &'static str,
-        /// The host's answer.
-        source: io::Error,
-    },
-    /// A value of the options does not fit the server.
-    #[error("{field}: found {found}, expected {expected}")]
-    Option {
-        /// Which one.
-        field: &'static str,
-        /// What it was.
-        found: u64,
-        /// What it may be.
-        expected: String,
-    },
-    /// The device's configuration makes no sense.
-    #[error("configuration field {field}: found {found}, expected {expected}")]
-    Config {
-        /// Which one.
-        field: &'static str,
-        /// What the device says.
-        found: u64,
-        /// What it may say.
-        expected: &'static str,
-    },
 }
 
 /// What the device says of itself. Fields of features that it does not have are as if it had said nothing.
@@ -184,8 +124,7 @@ pub struct Device {
     info: Info,
     queues: u16,
     sets: Vec<QueueSet>,
-    /// What the server maps; kept until the conversation ends.
-    _memory: (Arc<GuestMemory>, File),
+    shared: Shared,
 }
 
 impl Device {
@@ -195,8 +134,8 @@ impl Device {
     /// When the server is not there, refuses a step, or cannot do what the options ask for.
     pub fn connect(options: &Options) -> Result<Device, DriverError> {
         let mut client = Client::connect(&options.socket, options.patience, options.answer_limit)?;
-        let event = if options.event_idx { common::EVENT_IDX } else { 0 };
-        let wanted = feature::ALL | common::VERSION_1 | common::INDIRECT_DESC | event;
+        let event = if options.event_idx { virtio::EVENT_IDX } else { 0 };
+        let wanted = feature::ALL | virtio::VERSION_1 | virtio::INDIRECT_DESC | event;
         let features = client.negotiate(wanted)?;
         let server_queues = client.queue_count()?;
         let mut config = Config([0; CONFIG_BYTES]);
@@ -204,66 +143,34 @@ impl Device {
         let info = Info::new(&config, features, server_queues)?;
         check("queues", options.queues, 1..=info.queues)?;
         check("threads", options.threads, 1..=options.queues)?;
-        if !options.queue_size.is_power_of_two() || !(4..=32768).contains(&options.queue_size) {
-            let expected = "a power of two from 4 to 32768".to_owned();
-            return Err(DriverError::Option { field: "queue size", found: options.queue_size.into(), expected });
-        }
+        check_queue_size(options.queue_size)?;
 
-        let mut layouts: Vec<QueueLayout> = Vec::with_capacity(options.queues.into());
-        let mut next = BASE;
-        for _ in 0..options.queues {
-            let layout = QueueLayout::new(next, options.queue_size, options.data_per_queue);
-            next = layout.end;
-            layouts.push(layout);
-        }
-        let (region, file) = Region::shared("mqblk-driver", next.0 - BASE.0, BASE)?;
-        let region = Arc::new(region);
-        let memory = Arc::new(GuestMemory::new(vec![Arc::clone(&region)])?);
-        client.set_memory(&[SharedRegion { region: &region, file: &file }])?;
-
-        let indirect = features & common::INDIRECT_DESC != 0;
-        let shape = match options.shape {
-            ShapeChoice::Indirect if indirect => Shape::Indirect,
-            ShapeChoice::Auto if indirect && u32::from(options.depth) * 3 > options.queue_size.into() => {
-                Shape::Indirect
-            }
-            _ => Shape::Direct,
-        };
-        let mut device =
-            Device { client, info, queues: options.queues, sets: vec![], _memory: (Arc::clone(&memory), file) };
-        device.start(options, &layouts, &region, &memory, shape)?;
-        tracing::debug!(?info, ?shape, queues = options.queues, "device started");
+        let mut planner = Planner::new();
+        let layout = |_| QueueLayout::new(&mut planner, options.queue_size, options.data_per_queue);
+        let layouts: Vec<QueueLayout> = (0..options.queues).map(layout).collect();
+        let shared = planner.share(&mut client)?;
+        let mut device = Device { client, info, queues: options.queues, sets: vec![], shared };
+        device.start(options, &layouts)?;
+        tracing::debug!(?info, queues = options.queues, "device started");
         Ok(device)
     }
 
-    fn start(
-        &mut self,
-        options: &Options,
-        layouts: &[QueueLayout],
-        region: &Region,
-        memory: &Arc<GuestMemory>,
-        shape: Shape,
-    ) -> Result<(), DriverError> {
-        let host = |source| DriverError::Host { what: "eventfd", source };
-        let has = |bit: u64| self.info.features & bit != 0;
-        let (event_idx, indirect) = (has(common::EVENT_IDX), has(common::INDIRECT_DESC));
+    fn start(&mut self, options: &Options, layouts: &[QueueLayout]) -> Result<(), DriverError> {
+        let features = self.info.features;
+        let indirect = features & virtio::INDIRECT_DESC != 0;
+        let shape = options.shape.resolve(indirect, options.depth.into(), options.queue_size);
         let mut sets = Vec::with_capacity(options.threads.into());
         for _ in 0..options.threads {
-            sets.push((Vec::new(), EventFd::new(0).map_err(host)?));
+            sets.push((Vec::new(), EventFd::new(0).map_err(DriverError::event)?));
         }
         for (index, layout) in layouts.iter().enumerate() {
-            let size = options.queue_size;
-            let tables = indirect.then_some(IndirectArea { start: layout.tables, per_table: PER_TABLE });
-            let ring = SplitDriver::new(memory, &layout.ring, size, Features { event_idx }, tables)?;
             let (queues, call) = &mut sets[index % usize::from(options.threads)];
-            let kick = EventFd::new(0).map_err(host)?;
-            let setup = QueueSetup { size, at: layout.ring, region, base: 0, kick: &kick, call };
-            self.client.start_queue(index as u16, &setup)?;
-            let queue = Queue::new(ring, shape, Arc::clone(memory), *layout, options.poison_status, kick);
+            let (ring, kick) = self.shared.start(&mut self.client, index as u16, &layout.ring, features, call)?;
+            let queue = Queue::new(ring, shape, &self.shared.memory, *layout, options.poison_status, kick);
             queues.push(queue.expect("the region was made for this layout"));
         }
         let sets = sets.into_iter().map(|(queues, call)| QueueSet::new(queues, call));
-        self.sets = sets.collect::<io::Result<_>>().map_err(host)?;
+        self.sets = sets.collect::<io::Result<_>>().map_err(DriverError::event)?;
         Ok(())
     }
 
@@ -320,12 +227,4 @@ impl Device {
         drop(sets);
         Ok(())
     }
-}
-
-fn check(field: &'static str, found: u16, range: std::ops::RangeInclusive<u16>) -> Result<(), DriverError> {
-    if range.contains(&found) {
-        return Ok(());
-    }
-    let expected = format!("{} to {}", range.start(), range.end());
-    Err(DriverError::Option { field, found: found.into(), expected })
 }

@@ -16,7 +16,7 @@ mod queue;
 mod tests;
 mod wire;
 
-pub use device::{Device, DriverError, Info, Options, ShapeChoice};
-pub use mqblk_ring::split::driver::DeviceError;
-pub use queue::{Completion, Piece, Queue, QueueSet, Refused, Status, Waker};
+pub use crate::{DeviceError, DriverError, Piece, Refused, ShapeChoice, Waker};
+pub use device::{Device, Info, Options};
+pub use queue::{Completion, Queue, QueueSet, Status};
 pub use wire::{MAX_RANGES, Range};

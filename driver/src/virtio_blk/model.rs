@@ -1,19 +1,20 @@
-//! A small vhost-user-blk server in this process, for tests.
-//!
-//! Written from the specifications, byte by byte, and sharing nothing with the driver but the mapping of memory: what the
-//! two agree on, the documents said. It keeps its disk in memory and can be told to misbehave.
+//! A small vhost-user-blk server in this process, for tests. It keeps its disk in memory and can be told to misbehave.
 
-mod ring;
-mod wire;
-
-use std::fs::File;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::ops::Range;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use mqblk_memory::{GuestAddress, GuestMemory};
+
+use crate::model::{Found, Part, Personality, Process, Verdict, read, write};
+
+/// Bytes of a sector, on the wire.
+const SECTOR: usize = mqblk_core::units::SECTOR_BYTES as usize;
+/// MQ, REPLY_ACK, CONFIG.
+const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 9;
+/// SEG_MAX, BLK_SIZE, FLUSH, CONFIG_WCE, MQ, DISCARD, WRITE_ZEROES; INDIRECT_DESC, EVENT_IDX, protocol features, VERSION_1.
+const FEATURES: u64 = 1 << 2 | 1 << 6 | 1 << 9 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14 | 0b111 << 28 | 1 << 32;
 
 /// How the model behaves.
 #[derive(Clone, Debug)]
@@ -67,15 +68,13 @@ struct Shared {
     per_queue: Vec<AtomicU64>,
     flushes: AtomicU64,
     writeback: AtomicBool,
-    stop: AtomicBool,
 }
 
 /// The running server. Ends when dropped.
 #[derive(Debug)]
 pub struct Model {
-    path: PathBuf,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    _process: Process,
 }
 
 impl Model {
@@ -84,8 +83,6 @@ impl Model {
     /// # Panics
     /// When the socket cannot be made: it is for tests.
     pub fn start(path: &Path, behaviour: Behaviour) -> Model {
-        let listener = UnixListener::bind(path).expect("the model's socket");
-        listener.set_nonblocking(true).expect("non-blocking listener");
         let shared = Arc::new(Shared {
             disk: Mutex::new(vec![0; behaviour.size]),
             per_queue: (0..behaviour.queues).map(|_| AtomicU64::new(0)).collect(),
@@ -93,18 +90,8 @@ impl Model {
             requests: AtomicU64::new(0),
             flushes: AtomicU64::new(0),
             writeback: AtomicBool::new(true),
-            stop: AtomicBool::new(false),
         });
-        let inner = Arc::clone(&shared);
-        let thread = std::thread::spawn(move || {
-            while !inner.stop.load(Ordering::Acquire) {
-                let _ = wait(&[&listener], 20);
-                if let Ok((socket, _)) = listener.accept() {
-                    serve(&inner, &socket);
-                }
-            }
-        });
-        Model { path: path.to_owned(), shared, thread: Some(thread) }
+        Model { _process: Process::start(path, Arc::clone(&shared)), shared }
     }
 
     /// The disk's content.
@@ -123,48 +110,114 @@ impl Model {
     }
 }
 
-impl Drop for Model {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
 impl Shared {
     fn disk(&self) -> MutexGuard<'_, Vec<u8>> {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Waits until one of `fds` can be read, at most `milliseconds`. Which: a bit for each.
-fn wait(fds: &[&dyn std::os::fd::AsFd], milliseconds: i64) -> u64 {
-    let limit = Timespec { tv_sec: 0, tv_nsec: milliseconds * 1_000_000 };
-    let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-    let _ = poll(&mut polled, Some(&limit));
-    polled.iter().enumerate().fold(0, |bits, (at, fd)| bits | u64::from(!fd.revents().is_empty()) << at)
-}
+impl Personality for Shared {
+    fn rings(&self) -> u16 {
+        self.behaviour.queues
+    }
 
-/// Serves one connection to its end.
-fn serve(shared: &Shared, socket: &UnixStream) {
-    let mut connection = wire::Connection::new(shared, socket);
-    while !shared.stop.load(Ordering::Acquire) {
-        let kicks: Vec<&File> = connection.rings.iter().filter_map(|ring| ring.kick.as_ref()).collect();
-        let fds: Vec<&dyn std::os::fd::AsFd> =
-            std::iter::once(socket as &dyn std::os::fd::AsFd).chain(kicks.iter().map(|kick| *kick as _)).collect();
-        let ready = wait(&fds, 20);
-        for (at, kick) in kicks.iter().enumerate() {
-            if ready & 2 << at != 0 {
-                let _ = std::io::Read::read(&mut &**kick, &mut [0; 8]);
-            }
+    fn features(&self) -> u64 {
+        let size_max = u64::from(self.behaviour.size_max.is_some()) << 1;
+        (FEATURES | size_max | u64::from(self.behaviour.read_only) << 5) & !self.behaviour.without
+    }
+
+    fn protocol(&self) -> u64 {
+        PROTOCOL
+    }
+
+    fn config(&self) -> Vec<u8> {
+        let mut config = vec![0; 60];
+        let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, &(self.behaviour.size as u64 / 512).to_le_bytes());
+        put(8, &self.behaviour.size_max.unwrap_or(0).to_le_bytes());
+        put(12, &126_u32.to_le_bytes());
+        put(20, &512_u32.to_le_bytes());
+        put(32, &[u8::from(self.writeback.load(Ordering::Relaxed))]);
+        put(34, &self.behaviour.queues.to_le_bytes());
+        for (sectors, ranges) in [(36, 40), (48, 52)] {
+            put(sectors, &1024_u32.to_le_bytes());
+            put(ranges, &32_u32.to_le_bytes());
         }
-        if ready & 1 != 0 && !connection.message() {
-            return;
-        }
-        if !connection.run_rings() {
-            return;
+        config
+    }
+
+    fn write_config(&self, offset: u32, bytes: &[u8]) {
+        if let (32, [writeback]) = (offset, bytes) {
+            self.writeback.store(*writeback != 0, Ordering::Relaxed);
         }
     }
+
+    fn request(&self, memory: &GuestMemory, request: &Found) -> Verdict {
+        let count = self.requests.load(Ordering::Relaxed);
+        match self.behaviour.fault {
+            Fault::LeaveAfter(n) if count >= n => return Verdict::Leave,
+            Fault::StallAfter(n) if count >= n => return Verdict::Hold,
+            _ => {}
+        }
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.per_queue[request.queue].fetch_add(1, Ordering::Relaxed);
+        let written = answer(self, memory, &request.parts, count);
+        match self.behaviour.fault {
+            Fault::WrongIdAt(n) if count == n => Verdict::WrongId(written),
+            _ => Verdict::Answer(written),
+        }
+    }
+}
+
+/// Carries a request out and writes its status. Returns the bytes written.
+fn answer(shared: &Shared, memory: &GuestMemory, pieces: &[Part], count: u64) -> u32 {
+    let (first, rest) = pieces.split_first().expect("a header");
+    let (status, data) = rest.split_last().expect("a status");
+    assert!(first.1 == 16 && !first.2 && status.1 == 1 && status.2, "framing {pieces:?}");
+    let header: [u8; 16] = read(memory, first.0);
+    let kind = u32::from_le_bytes(header[..4].try_into().expect("4 bytes"));
+    let sector = u64::from_le_bytes(header[8..].try_into().expect("8 bytes"));
+    let mut failed = matches!(shared.behaviour.fault, Fault::FailFrom(n) if count >= n);
+    let mut written = 1;
+    let mut disk = shared.disk();
+    let mut at = sector as usize * SECTOR;
+    for (address, len, writable) in data.iter().copied() {
+        let len = len as usize;
+        match kind {
+            0 | 1 if at + len > disk.len() || (kind == 1 && shared.behaviour.read_only) => failed = true,
+            0 => {
+                assert!(writable);
+                write(memory, address, &disk[at..at + len]);
+                written += len as u32;
+            }
+            1 => {
+                assert!(!writable);
+                memory.read(GuestAddress(address), &mut disk[at..at + len]).expect("a mapped address");
+                disk[at] ^= u8::from(matches!(shared.behaviour.fault, Fault::CorruptFrom(n) if count >= n));
+            }
+            8 => write(memory, address, b"model\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"),
+            11 | 13 => {
+                for range in (0..len as u64).step_by(16) {
+                    let range = range_at(memory, address + range);
+                    disk[range].fill(0);
+                }
+            }
+            _ => failed = true,
+        }
+        at += len;
+    }
+    if kind == 4 {
+        shared.flushes.fetch_add(1, Ordering::Relaxed);
+    }
+    if !matches!(shared.behaviour.fault, Fault::SilentFrom(n) if count >= n) {
+        write(memory, status.0, &[u8::from(failed)]);
+    }
+    written
+}
+
+/// The bytes of the disk that a discard or write-zeroes range names.
+fn range_at(memory: &GuestMemory, at: u64) -> Range<usize> {
+    let start = u64::from_le_bytes(read(memory, at)) as usize * SECTOR;
+    let sectors = u32::from_le_bytes(read(memory, at + 8)) as usize;
+    start..start + sectors * SECTOR
 }

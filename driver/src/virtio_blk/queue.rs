@@ -1,7 +1,6 @@
 //! One queue of a virtio-blk device, and the set of queues that one thread owns.
 
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, Sector512};
@@ -9,23 +8,14 @@ use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots};
 use mqblk_ring::split::SplitDriver;
 use mqblk_ring::split::driver::{DeviceError, Shape};
 use mqblk_vhost_user_client::EventFd;
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::layout::QueueLayout;
 use super::wire::{HEADER_BYTES, ID_BYTES, MAX_RANGES, RANGE_BYTES, Range, header, kind};
-pub use mqblk_ring::split::driver::Refused;
+use crate::calls::{self, Calls};
+use crate::{DriverError, Piece, Refused, Waker};
 
 /// What a status byte holds before the device has written it, when [`Options::poison_status`](super::Options) is set.
 const POISON: u8 = 0xff;
-
-/// A stretch of shared memory that a request's data lies in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// Where.
-    pub address: GuestAddress,
-    /// How many bytes.
-    pub len: u32,
-}
 
 /// How the device says a request ended. Source: virtio 1.3 section 5.2.6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +82,7 @@ impl Queue {
     pub(crate) fn new(
         ring: SplitDriver,
         shape: Shape,
-        memory: Arc<GuestMemory>,
+        memory: &Arc<GuestMemory>,
         layout: QueueLayout,
         poison: bool,
         kick: EventFd,
@@ -103,7 +93,7 @@ impl Queue {
             headers: memory.slots(layout.headers, n)?,
             statuses: memory.slots(layout.statuses, n)?,
             ranges: memory.slots(layout.ranges, n * MAX_RANGES)?,
-            memory,
+            memory: Arc::clone(memory),
             layout,
             // No header has this type.
             written: vec![[u64::MAX; 2]; n].into(),
@@ -123,7 +113,7 @@ impl Queue {
 
     /// This queue's stretch of data memory, page aligned.
     pub fn data(&self) -> (GuestAddress, ByteLen) {
-        (self.layout.data, self.layout.data_len)
+        (self.layout.data.start, self.layout.data.len)
     }
 
     /// Requests submitted and not yet reaped.
@@ -304,35 +294,16 @@ impl Queue {
     }
 }
 
-/// Wakes a [`QueueSet::wait`] from another thread.
-#[derive(Debug)]
-pub struct Waker(EventFd);
-
-impl Waker {
-    /// Makes the wait return, this time or the next.
-    pub fn wake(&self) {
-        // It fails only when the counter is full, and then the wait returns anyway.
-        let _ = self.0.write(1);
-    }
-}
-
 /// The queues that one thread owns. They share one call eventfd, so that the thread waits in one place, with one system call.
 #[derive(Debug)]
 pub struct QueueSet {
     queues: Vec<Queue>,
-    call: EventFd,
-    /// Edge triggered on `call`: waiting need not read the eventfd, whose counter then counts the calls. (A blocking read
-    /// of it would not do: a server may set O_NONBLOCK, which is the eventfd's and not the descriptor's.)
-    waiting: Epoll,
-    calls: u64,
+    calls: Calls,
 }
 
 impl QueueSet {
     pub(crate) fn new(queues: Vec<Queue>, call: EventFd) -> io::Result<QueueSet> {
-        let waiting = Epoll::new()?;
-        let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, 0);
-        waiting.ctl(ControlOperation::Add, call.as_raw_fd(), event)?;
-        Ok(QueueSet { queues, call, waiting, calls: 0 })
+        Ok(QueueSet { queues, calls: Calls::new(call)? })
     }
 
     /// The queues.
@@ -341,15 +312,18 @@ impl QueueSet {
         &mut self.queues
     }
 
+    /// The queues, to look at.
+    #[inline]
+    pub fn queues_ref(&self) -> &[Queue] {
+        &self.queues
+    }
+
     /// Calls that the server has sent so far. A use of the [`Waker`] counts as one.
     ///
     /// # Errors
     /// When the eventfd cannot be read.
     pub fn calls(&mut self) -> io::Result<u64> {
-        // The counter is never 0 at the read, so the read does not block.
-        self.call.write(1)?;
-        self.calls += self.call.read()? - 1;
-        Ok(self.calls)
+        self.calls.count()
     }
 
     /// Kicks written on all the queues.
@@ -362,21 +336,10 @@ impl QueueSet {
     ///
     /// # Errors
     /// When a device breaks the protocol, or the wait fails.
-    pub fn wait(&mut self, count: u16) -> Result<(), super::DriverError> {
-        let mut sleep = false;
-        let mut ready = false;
-        for queue in self.queues.iter_mut().filter(|queue| queue.ring.in_flight() != 0) {
-            let count = count.clamp(1, queue.ring.in_flight());
-            ready |= queue.ring.arm(count)? >= count;
-            sleep = true;
-        }
-        if sleep && !ready {
-            match self.waiting.wait(-1, &mut [EpollEvent::default()]) {
-                Err(error) if error.kind() != io::ErrorKind::Interrupted => {
-                    return Err(super::DriverError::Host { what: "wait for a call", source: error });
-                }
-                _ => {}
-            }
+    pub fn wait(&mut self, count: u16) -> Result<(), DriverError> {
+        let armed = calls::arm(self.queues.iter_mut().map(|queue| &mut queue.ring), count)?;
+        if armed.busy && !armed.ready {
+            self.calls.sleep(None)?;
         }
         for queue in &self.queues {
             queue.ring.disarm();
@@ -389,6 +352,6 @@ impl QueueSet {
     /// # Errors
     /// When the system refuses.
     pub fn waker(&self) -> io::Result<Waker> {
-        self.call.try_clone().map(Waker)
+        self.calls.waker()
     }
 }

@@ -160,6 +160,13 @@ impl Attentions {
         self.change(|pending| pending.without(told));
     }
 
+    /// Forgets the one that this sense data told, which [`peek`](Self::peek) gave: another may have come before it since.
+    pub fn told(&self, sense: Sense) {
+        if let Some(kind) = Attention::ALL.into_iter().find(|kind| kind.sense() == sense) {
+            self.clear(kind);
+        }
+    }
+
     /// The first, which stays pending.
     pub fn peek(&self) -> Option<Sense> {
         Pending(self.word.load(Ordering::Acquire)).kinds().next().map(Attention::sense)
@@ -228,6 +235,12 @@ mod tests {
         assert_eq!(queue.take(), Some(CapacityChanged.sense()));
         assert_eq!(queue.take(), Some(ModeParametersChanged.sense()));
         assert_eq!((queue.take(), queue.any()), (None, false));
+        // One that comes first meanwhile is not the one that was told.
+        queue.raise(CapacityChanged);
+        let told = queue.peek().expect("pending");
+        queue.raise(BusDeviceReset);
+        queue.told(told);
+        assert_eq!((queue.take(), queue.take()), (Some(BusDeviceReset.sense()), None));
     }
 
     #[test]

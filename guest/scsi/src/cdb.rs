@@ -15,6 +15,12 @@ impl Cdb {
         Cdb(cdb)
     }
 
+    /// `None` when some of it is missing.
+    #[inline]
+    pub(crate) fn whole(bytes: &[u8]) -> Option<Cdb> {
+        bytes.first_chunk().copied().map(Cdb)
+    }
+
     #[inline]
     fn array<const N: usize>(&self, at: usize) -> [u8; N] {
         let mut bytes = [0; N];

@@ -60,6 +60,12 @@ impl Nexus {
         self.attention(Attention::NexusLoss);
     }
 
+    /// The initiator itself was reset: a guest that boots anew. A unit that no other initiator uses is as it was when it was made
+    /// (a guest that stopped it must be able to boot from it); of a shared one only the nexus is lost.
+    pub fn initiator_reset(&self) {
+        if self.unit.is_used_beside(&self.name().initiator) { self.lost() } else { self.unit.reset() }
+    }
+
     pub(crate) fn party(&self) -> &Party {
         &self.party
     }
@@ -92,22 +98,14 @@ impl Nexus {
     /// READ and WRITE of 10 and 16 bytes when nothing stands in their way. All else, and every mistake, is left to the table.
     #[inline]
     fn transfer(&self, command: &Command<'_>, data_out: u64) -> Option<Step> {
-        let (lba, count, write, control) = match *command.cdb {
-            [opcode @ (0x28 | 0x2a), _, a, b, c, d, _, high, low, control, ..] => (
-                u32::from_be_bytes([a, b, c, d]).into(),
-                u16::from_be_bytes([high, low]).into(),
-                opcode == 0x2a,
-                control,
-            ),
-            [opcode @ (0x88 | 0x8a), _, a, b, c, d, e, f, g, h, i, j, k, l, _, control, ..] => (
-                u64::from_be_bytes([a, b, c, d, e, f, g, h]),
-                u32::from_be_bytes([i, j, k, l]),
-                opcode == 0x8a,
-                control,
-            ),
+        // A transport's CDB field has more bytes than these commands; a shorter one goes by the table.
+        let cdb = Cdb::whole(command.cdb)?;
+        let (lba, count, write, control) = match cdb.opcode() {
+            opcode @ (0x28 | 0x2a) => (cdb.u32(2).into(), cdb.u16(7).into(), opcode == 0x2a, cdb.u8(9)),
+            opcode @ (0x88 | 0x8a) => (cdb.u64(2), cdb.u32(10), opcode == 0x8a, cdb.u8(15)),
             _ => return None,
         };
-        let options = command.cdb[1];
+        let options = cdb.u8(1);
         let flags = self.unit.flags();
         let barred = if write { flag::STOPPED | flag::READ_ONLY | flag::SOFTWARE_PROTECTED } else { flag::STOPPED };
         let access = if write { Access::Write } else { Access::Read };

@@ -157,6 +157,11 @@ impl LogicalUnit {
         self.tell(Attention::BusDeviceReset);
     }
 
+    /// Whether initiators other than this one use it.
+    pub(crate) fn is_used_beside(&self, initiator: &str) -> bool {
+        self.nexuses().iter().filter_map(Weak::upgrade).any(|nexus| &*nexus.name().initiator != initiator)
+    }
+
     /// Ends the commands of all nexuses but one early (CLEAR TASK SET, LOGICAL UNIT RESET). The tickets are resolved when they
     /// have ended, and ring `done` then.
     pub fn abort_others(&self, but: &Nexus, done: &Arc<dyn Wake>) -> Vec<Arc<Ticket>> {

@@ -214,6 +214,9 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
     fn reset(&self) {
         self.negotiated.store(0, Ordering::Relaxed);
         self.set_sizes(Sizes::DEFAULT);
+        for unit in self.units().iter() {
+            unit.nexus.initiator_reset();
+        }
     }
 
     fn queues(&self) -> u16 {

@@ -1,20 +1,29 @@
-//! `disks`: how each disk was configured.
+//! `disks`: how each disk and controller was configured.
 
 use std::sync::Arc;
 
 use mqblk_admin::Verb;
 use serde_json::{Value, json};
 
-use super::{DiskAbout, Source, wire};
+use super::{DiskAbout, Source, settings, wire};
 
 pub fn verb(source: &Arc<Source>) -> Verb {
     let source = Arc::clone(source);
-    Verb::new("disks", "The disks and their settings, every default filled in", &[], move |_| {
-        let disks: Vec<Value> = source.disks.iter().map(|disk| told(&disk.about)).collect();
-        Ok(json!({ "disks": disks }))
-    })
+    Verb::new(
+        "disks",
+        "The disks and controllers and their settings, every default filled in; the LUNs are told by lun.list",
+        &[],
+        move |_| {
+            let disks: Vec<Value> = source.disks.iter().map(|disk| told(&disk.about)).collect();
+            let controllers = source.luns.controllers().iter();
+            let controllers: Vec<Value> = controllers.map(|controller| {
+            json!({ "id": controller.id(), "interface": wire::SCSI, "settings": settings(controller.settings().iter().filter(|(key, _)| *key != "id").cloned()) })
+        }).collect();
+            Ok(json!({ "disks": disks, "controllers": controllers }))
+        },
+    )
 }
 
 fn told(about: &DiskAbout) -> Value {
-    json!({ "id": about.id, "interface": wire::INTERFACE, "storage": about.storage, "settings": about.settings })
+    json!({ "id": about.id, "interface": wire::BLK, "storage": about.storage, "settings": about.settings })
 }

@@ -1,6 +1,7 @@
 //! The verbs of the admin socket: a file each, and a line in [`verbs`].
 
 mod disks;
+mod lun;
 mod stat;
 mod version;
 mod wire;
@@ -14,17 +15,21 @@ use mqblk_vhost_user_server::Server;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::config::DiskConfig;
+use super::luns::{Lun, Luns};
 use super::print;
 
 /// All that a client may ask for.
 pub fn verbs(source: &Arc<Source>) -> Verbs {
-    Verbs::new(vec![stat::verb(source), disks::verb(source), version::verb()])
+    let mut verbs = vec![stat::verb(source), disks::verb(source), version::verb()];
+    verbs.extend(lun::verbs(source));
+    Verbs::new(verbs)
 }
 
 /// What the verbs look at.
 pub struct Source {
     engine: Arc<Engine>,
     disks: Vec<Served>,
+    luns: Arc<Luns>,
     started_ns: u64,
 }
 
@@ -48,15 +53,20 @@ pub struct DiskAbout {
 impl DiskAbout {
     /// What is told of `disk`.
     pub fn of(disk: &DiskConfig<Arc<AnyDisk>>) -> DiskAbout {
-        let settings = print::pairs(disk).into_iter().filter(|(key, _)| !["id", "storage"].contains(key));
+        let pairs = print::disk_pairs(disk).into_iter().filter(|(key, _)| !["id", "storage"].contains(key));
         DiskAbout {
             id: disk.id.clone(),
-            storage: disk.storage.clone(),
-            plug: disk.plug,
-            queue_map: disk.queue_map.clone(),
-            settings: settings.map(|(key, value)| (key.to_owned(), to_json(value))).collect(),
+            storage: disk.backing.storage.clone(),
+            plug: disk.backing.plug,
+            queue_map: disk.front.queue_map.clone(),
+            settings: settings(pairs),
         }
     }
+}
+
+/// Settings as they are said.
+fn settings(pairs: impl IntoIterator<Item = print::Pair>) -> serde_json::Map<String, serde_json::Value> {
+    pairs.into_iter().map(|(key, value)| (key.to_owned(), to_json(value))).collect()
 }
 
 /// Settings are texts and numbers.
@@ -70,8 +80,18 @@ fn to_json(value: toml::Value) -> serde_json::Value {
 
 impl Source {
     /// Of a daemon that starts now.
-    pub fn new(engine: Arc<Engine>, disks: Vec<Served>) -> Source {
-        Source { engine, disks, started_ns: monotonic_ns() }
+    pub fn new(engine: Arc<Engine>, disks: Vec<Served>, luns: Arc<Luns>) -> Source {
+        Source { engine, disks, luns, started_ns: monotonic_ns() }
+    }
+
+    /// The controllers and their LUNs.
+    pub fn luns(&self) -> &Arc<Luns> {
+        &self.luns
+    }
+
+    /// What a LUN that is going still waits for.
+    fn waits_for(&self, _lun: &Lun) -> String {
+        "all requests".to_owned()
     }
 
     /// What the workers count at this moment, and the queues of each disk over all their lives.
@@ -80,8 +100,10 @@ impl Source {
         for _ in 0..TRIES {
             let workers = self.engine.reports().map_err(gone)?;
             let disks: Option<Vec<_>> = self.disks.iter().map(|disk| disk.server.report(&workers)).collect();
-            if let Some(disks) = disks {
-                return Ok(Counted { workers, disks });
+            let controllers: Option<Vec<_>> =
+                self.luns.controllers().iter().map(|controller| controller.report(&workers)).collect();
+            if let (Some(disks), Some(controllers)) = (disks, controllers) {
+                return Ok(Counted { workers, disks, controllers });
             }
             std::thread::sleep(PAUSE);
         }
@@ -94,6 +116,8 @@ struct Counted {
     workers: Vec<WorkerReport>,
     /// The queues of each disk, in the order of the configuration.
     disks: Vec<Vec<QueueReport>>,
+    /// Those of each controller.
+    controllers: Vec<Vec<QueueReport>>,
 }
 
 /// How often workers are asked again when a queue came or went meanwhile, and how soon.

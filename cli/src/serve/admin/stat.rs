@@ -3,31 +3,44 @@
 use std::sync::Arc;
 
 use mqblk_admin::model::Stat;
-use mqblk_admin::{Kind, Param, Params, Verb, VerbError};
+use mqblk_admin::{Kind, Param, Params, Verb, VerbError, found};
 
 use super::{Source, monotonic_ns, wire};
 
 const PARAMS: &[Param] = &[
-    Param { name: "queues", kind: Kind::Boolean, about: "Every queue too, not only each disk's sums [false]" },
+    Param { name: "queues", kind: Kind::Boolean, about: "Every queue too, not only sums [false]" },
     Param { name: "latency", kind: Kind::Boolean, about: "The buckets of the latencies' distributions too [false]" },
-    Param { name: "disk", kind: Kind::Text, about: "Only the disk of this id [all disks]" },
+    Param { name: "disk", kind: Kind::Text, about: "Only the disk, controller or LUN of this id [all]" },
 ];
 
 pub fn verb(source: &Arc<Source>) -> Verb {
     let source = Arc::clone(source);
-    Verb::new("stat", "What every disk, queue and worker counted since the daemon started", PARAMS, move |params| {
-        let stat = read(&source, params)?;
-        serde_json::to_value(stat).map_err(|error| VerbError::Failed(error.to_string()))
-    })
+    Verb::new(
+        "stat",
+        "What every disk, controller, queue and worker counted since the daemon started",
+        PARAMS,
+        move |params| {
+            let stat = read(&source, params)?;
+            serde_json::to_value(stat).map_err(|error| VerbError::Failed(error.to_string()))
+        },
+    )
 }
 
 fn read(source: &Source, params: &Params) -> Result<Stat, VerbError> {
     let wanted = params.text("disk");
-    if let Some(id) = wanted
-        && !source.disks.iter().any(|disk| disk.about.id == id)
-    {
-        let ids: Vec<_> = source.disks.iter().map(|disk| disk.about.id.as_str()).collect();
-        return Err(VerbError::params("params.disk", format!("{id:?}"), format!("one of {}", ids.join(", "))));
+    let luns = source.luns.list();
+    let controllers = || source.luns.controllers().iter().zip(0..);
+    if let Some(id) = wanted {
+        let mut ids = source.disks.iter().map(|disk| disk.about.id.as_str()).collect::<Vec<_>>();
+        ids.extend(controllers().map(|(controller, _)| controller.id()));
+        if !ids.contains(&id) && !luns.iter().any(|lun| lun.id == id) {
+            let or_lun = if luns.is_empty() { "" } else { ", or a LUN's" };
+            return Err(VerbError::params(
+                "params.disk",
+                found(&id.into()),
+                format!("one of {}{or_lun}", ids.join(", ")),
+            ));
+        }
     }
     let shape = wire::Shape { queues: params.is_set("queues"), latency: params.is_set("latency") };
     let counted = source.counted()?;
@@ -35,11 +48,19 @@ fn read(source: &Source, params: &Params) -> Result<Stat, VerbError> {
     let disks = source.disks.iter().zip(&counted.disks);
     let disks = disks.filter(|(disk, _)| wanted.is_none_or(|id| id == disk.about.id));
     let disks = disks.map(|(disk, queues)| wire::disk(&disk.about, queues, shape)).collect();
+    let told = controllers().zip(&counted.controllers).filter_map(|((controller, at), queues)| {
+        let whole = wanted.is_none_or(|id| id == controller.id());
+        let own = luns.iter().filter(|lun| lun.controller == at && (whole || wanted == Some(&lun.id)));
+        let own: Vec<_> = own.map(wire::lun).collect();
+        let map = &controller.front().queue_map;
+        (whole || !own.is_empty()).then(|| wire::controller(controller.id(), map, own, queues, shape))
+    });
     Ok(Stat {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         time_ns,
         uptime_ns: time_ns.saturating_sub(source.started_ns),
         disks,
+        controllers: told.collect(),
         workers: counted.workers.iter().zip(0..).map(|(worker, number)| wire::worker(number, worker)).collect(),
     })
 }

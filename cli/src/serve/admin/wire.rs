@@ -1,13 +1,21 @@
 //! From what the engine counts to what the admin socket says. Every field is named on both sides: one that is added to the
 //! engine is an error here until it is told.
 
-use mqblk_admin::model::{Counters, DiskStat, Distribution, Latency, LatencyParts, Load, QueueStat, WorkerStat};
+use mqblk_admin::model::{
+    ControllerStat, Counters, DiskStat, Distribution, Latency, LatencyParts, Load, LunStat, QueueStat, WorkerStat,
+};
 use mqblk_engine::{LatencyHistogram, QueueCounters, QueueLatency, QueueReport, WorkerReport};
 
 use super::DiskAbout;
+use crate::serve::luns::Lun;
 
-/// The guest interface that all disks have so far.
-pub const INTERFACE: &str = "virtio-blk";
+/// The guest interfaces of disks and of controllers.
+pub const BLK: &str = "virtio-blk";
+pub const SCSI: &str = "virtio-scsi";
+/// What queues are for.
+const REQUEST: &str = "request";
+/// The queues of a controller before those for requests. The first worker has them.
+const FIXED_ROLES: [&str; 2] = ["control", "event"];
 
 /// How much of it is said.
 #[derive(Clone, Copy, Debug)]
@@ -23,13 +31,14 @@ pub fn disk(about: &DiskAbout, reports: &[QueueReport], shape: Shape) -> DiskSta
     let mut totals = QueueReport::default();
     reports.iter().for_each(|report| totals.add(report));
     let queue = |(report, number): (&QueueReport, u32)| QueueStat {
+        role: REQUEST.to_owned(),
         queue: number,
         worker: about.queue_map.get(number as usize).copied().unwrap_or_default().into(),
         load: load(report, shape),
     };
     DiskStat {
         id: about.id.clone(),
-        interface: INTERFACE.to_owned(),
+        interface: BLK.to_owned(),
         storage: about.storage.clone(),
         merge: about.plug.merge.word().to_owned(),
         merge_bytes: about.plug.merge_bytes.0,
@@ -37,6 +46,51 @@ pub fn disk(about: &DiskAbout, reports: &[QueueReport], shape: Shape) -> DiskSta
         queue_count: about.queue_map.len() as u32,
         totals: load(&totals, shape),
         queues: if shape.queues { reports.iter().zip(0..).map(queue).collect() } else { Vec::new() },
+    }
+}
+
+/// A controller, by its queues' reports in order.
+pub fn controller(
+    id: &str,
+    queue_map: &[u16],
+    luns: Vec<LunStat>,
+    reports: &[QueueReport],
+    shape: Shape,
+) -> ControllerStat {
+    let mut totals = QueueReport::default();
+    reports.iter().skip(FIXED_ROLES.len()).for_each(|report| totals.add(report));
+    let numbers = FIXED_ROLES.into_iter().map(|role| (role, 0, 0));
+    let numbers = numbers.chain(queue_map.iter().zip(0..).map(|(worker, queue)| (REQUEST, queue, (*worker).into())));
+    let queues = reports.iter().zip(numbers).map(|(report, (role, queue, worker))| QueueStat {
+        role: role.to_owned(),
+        queue,
+        worker,
+        load: load(report, shape),
+    });
+    ControllerStat {
+        id: id.to_owned(),
+        interface: SCSI.to_owned(),
+        queue_count: queue_map.len() as u32,
+        totals: load(&totals, shape),
+        luns,
+        queues: if shape.queues { queues.collect() } else { Vec::new() },
+    }
+}
+
+/// A LUN.
+pub fn lun(lun: &Lun) -> LunStat {
+    let backing = lun.unit.as_ref().map(|unit| &unit.config().backing);
+    let plug = backing.map(|backing| backing.plug).unwrap_or_default();
+    LunStat {
+        id: lun.id.clone(),
+        target: lun.place.target.into(),
+        lun: lun.place.lun.into(),
+        state: lun.state.word().to_owned(),
+        unit: lun.unit.as_ref().map(|unit| unit.name().to_owned()).unwrap_or_default(),
+        storage: backing.map(|backing| backing.storage.clone()).unwrap_or_default(),
+        merge: plug.merge.word().to_owned(),
+        merge_bytes: plug.merge_bytes.0,
+        merge_segments: plug.merge_segments,
     }
 }
 
@@ -261,6 +315,19 @@ mod tests {
         assert!(whole["queues"][0]["latency"]["reads"]["total"]["buckets"].is_array());
         let back: DiskStat = serde_json::from_value(whole).unwrap();
         assert_eq!(back, disk(&about(), &[made_up(1), QueueReport::default()], ALL));
+    }
+
+    #[test]
+    fn a_controller_is_the_sum_of_its_request_queues() {
+        let reports = [made_up(1000), made_up(2000), made_up(1), made_up(10)];
+        let told = controller("c", &[1, 0], Vec::new(), &reports, ALL);
+        assert_eq!((told.id.as_str(), told.interface.as_str(), told.queue_count), ("c", "virtio-scsi", 2));
+        assert_eq!(told.totals.counters.requests, 18 * 11);
+        let queues: Vec<_> = told.queues.iter().map(|queue| (queue.role.as_str(), queue.queue, queue.worker)).collect();
+        assert_eq!(queues, [("control", 0, 0), ("event", 0, 0), ("request", 0, 1), ("request", 1, 0)]);
+        assert_eq!((told.queues[0].load.counters.kicks, told.queues[3].load.counters.kicks), (11_000, 110));
+        let short = controller("c", &[1, 0], Vec::new(), &reports, Shape { queues: false, latency: false });
+        assert_eq!((short.queues.len(), short.totals.counters), (0, told.totals.counters));
     }
 
     #[test]

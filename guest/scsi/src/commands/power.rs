@@ -21,8 +21,8 @@ pub(crate) fn request_sense(ask: &mut Ask<'_>) -> Begun {
     let len = pending.unwrap_or(otherwise).encode(ask.cdb.has(1, 0x01), &mut bytes);
     ask.work.reply.extend(&bytes[..len]);
     let begun = ask.reply(ask.cdb.u8(4).into())?;
-    if pending.is_some() {
-        ask.nexus.attentions().take();
+    if let Some(told) = pending {
+        ask.nexus.attentions().told(told);
     }
     Ok(begun)
 }

@@ -158,11 +158,11 @@ impl Client {
         })
     }
 
-    /// Takes ownership and agrees on features: of `wanted`, what the server offers. Returns them. CONFIG is required of the
-    /// server; MQ, REPLY_ACK are used when there.
+    /// Takes ownership and agrees on features: of `wanted`, what the server offers. Returns them. CONFIG, MQ and REPLY_ACK are
+    /// used when there.
     ///
     /// # Errors
-    /// When the server lacks VERSION_1, protocol features or CONFIG, or an exchange fails.
+    /// When the server lacks VERSION_1 or protocol features, or an exchange fails.
     pub fn negotiate(&mut self, wanted: u64) -> Result<u64, ClientError> {
         let missing = |path: &Path, what| ClientError::Missing { path: path.to_owned(), what };
         self.step("SET_OWNER", |f| f.set_owner())?;
@@ -174,9 +174,6 @@ impl Client {
             return Err(missing(&self.path, "VHOST_USER_F_PROTOCOL_FEATURES"));
         }
         let protocol = self.step("GET_PROTOCOL_FEATURES", |f| f.get_protocol_features())?;
-        if !protocol.contains(Protocol::CONFIG) {
-            return Err(missing(&self.path, "VHOST_USER_PROTOCOL_F_CONFIG"));
-        }
         self.protocol = protocol & (Protocol::CONFIG | Protocol::MQ | Protocol::REPLY_ACK);
         let acked = self.protocol;
         self.step("SET_PROTOCOL_FEATURES", |f| f.set_protocol_features(acked))?;
@@ -201,11 +198,19 @@ impl Client {
         Ok(count.min(MAX_QUEUES) as u16)
     }
 
+    /// Whether the server has the device's configuration. That of a SCSI controller is often kept by the VMM instead.
+    pub fn has_config(&self) -> bool {
+        self.protocol.contains(Protocol::CONFIG)
+    }
+
     /// Reads the device's configuration from `offset` into `bytes`.
     ///
     /// # Errors
-    /// When the server refuses the range, or answers with another length.
+    /// When the server has none, refuses the range, or answers with another length.
     pub fn read_config(&mut self, offset: u32, bytes: &mut [u8]) -> Result<(), ClientError> {
+        if !self.has_config() {
+            return Err(ClientError::Missing { path: self.path.clone(), what: "VHOST_USER_PROTOCOL_F_CONFIG" });
+        }
         let zeroes = vec![0; bytes.len()];
         let flags = VhostUserConfigFlags::empty();
         let (_, found) = self.step("GET_CONFIG", |f| f.get_config(offset, zeroes.len() as u32, flags, &zeroes))?;

@@ -5,26 +5,25 @@ use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use mqblk_memory::{GuestAddress, GuestMemory, Region, UserAddress};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use super::Shared;
 use super::ring::Ring;
+use super::{Found, Personality, Verdict};
 
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
-/// MQ, REPLY_ACK, CONFIG.
-const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 9;
-/// SEG_MAX, BLK_SIZE, FLUSH, CONFIG_WCE, MQ, DISCARD, WRITE_ZEROES; INDIRECT_DESC, EVENT_IDX, protocol features, VERSION_1.
-const FEATURES: u64 = 1 << 2 | 1 << 6 | 1 << 9 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14 | 0b111 << 28 | 1 << 32;
+/// VIRTIO_RING_F_EVENT_IDX.
+const EVENT_IDX: u64 = 1 << 29;
 
-pub(super) struct Connection<'a> {
-    shared: &'a Shared,
+pub(super) struct Connection<'a, P> {
+    device: &'a P,
     socket: &'a UnixStream,
     memory: Arc<GuestMemory>,
     event_idx: bool,
+    /// Requests that were taken and are not answered.
+    held: Vec<Found>,
     pub(super) rings: Vec<Ring>,
 }
 
@@ -35,10 +34,10 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
-impl<'a> Connection<'a> {
-    pub(super) fn new(shared: &'a Shared, socket: &'a UnixStream) -> Connection<'a> {
-        let rings = (0..shared.behaviour.queues).map(|_| Ring::default()).collect();
-        Connection { shared, socket, memory: Arc::default(), event_idx: false, rings }
+impl<'a, P: Personality> Connection<'a, P> {
+    pub(super) fn new(device: &'a P, socket: &'a UnixStream) -> Connection<'a, P> {
+        let rings = (0..device.rings()).map(|_| Ring::default()).collect();
+        Connection { device, socket, memory: Arc::default(), event_idx: false, held: vec![], rings }
     }
 
     /// Takes one message. `false` at the end of the conversation.
@@ -72,18 +71,12 @@ impl<'a> Connection<'a> {
         self.socket.write_all(&reply).is_ok()
     }
 
-    fn features(&self) -> u64 {
-        let behaviour = &self.shared.behaviour;
-        let size_max = u64::from(behaviour.size_max.is_some()) << 1;
-        (FEATURES | size_max | u64::from(behaviour.read_only) << 5) & !behaviour.without
-    }
-
     fn handle(&mut self, request: u32, body: &[u8], mut files: Vec<File>) -> Option<Vec<u8>> {
         let word = |value: u64| Some(value.to_ne_bytes().to_vec());
         let ring = |body: &[u8]| u32_at(body, 0) as usize;
         match request {
-            1 => return word(self.features()),
-            2 => self.event_idx = u64_at(body, 0) & 1 << 29 != 0,
+            1 => return word(self.device.features()),
+            2 => self.event_idx = u64_at(body, 0) & EVENT_IDX != 0,
             5 => self.map(body, files),
             8 => self.rings[ring(body)].size = u32_at(body, 4) as u16,
             9 => {
@@ -101,39 +94,24 @@ impl<'a> Connection<'a> {
             }
             12 => self.rings[usize::from(body[0])].kick = files.pop(),
             13 => self.rings[usize::from(body[0])].call = files.pop(),
-            15 => return word(PROTOCOL),
-            17 => return word(self.shared.behaviour.queues.into()),
+            15 => return word(self.device.protocol()),
+            17 => return word(self.device.rings().into()),
             18 => self.rings[ring(body)].enabled = u32_at(body, 4) == 1,
             24 => {
                 let (offset, size) = (u32_at(body, 0) as usize, u32_at(body, 4) as usize);
-                let mut config = self.config();
+                let mut config = self.device.config();
                 config.resize(256, 0);
                 let mut answer = body[..12].to_vec();
                 answer.extend_from_slice(&config[offset..offset + size]);
                 return Some(answer);
             }
-            25 if (u32_at(body, 0), u32_at(body, 4), u32_at(body, 8)) == (32, 1, 0) => {
-                self.shared.writeback.store(body[12] != 0, Ordering::Relaxed);
+            25 => {
+                assert_eq!(u32_at(body, 8), 0, "a driver's write has flags 0");
+                self.device.write_config(u32_at(body, 0), &body[12..]);
             }
             _ => {}
         }
         None
-    }
-
-    fn config(&self) -> Vec<u8> {
-        let mut config = vec![0; 60];
-        let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
-        put(0, &(self.shared.behaviour.size as u64 / 512).to_le_bytes());
-        put(8, &self.shared.behaviour.size_max.unwrap_or(0).to_le_bytes());
-        put(12, &126_u32.to_le_bytes());
-        put(20, &512_u32.to_le_bytes());
-        put(32, &[u8::from(self.shared.writeback.load(Ordering::Relaxed))]);
-        put(34, &self.shared.behaviour.queues.to_le_bytes());
-        for (sectors, ranges) in [(36, 40), (48, 52)] {
-            put(sectors, &1024_u32.to_le_bytes());
-            put(ranges, &32_u32.to_le_bytes());
-        }
-        config
     }
 
     fn map(&mut self, body: &[u8], files: Vec<File>) {
@@ -147,13 +125,35 @@ impl<'a> Connection<'a> {
         self.memory = Arc::new(memory);
     }
 
-    /// Answers what the rings hold. `false` when the fault says to leave.
+    /// Answers what the rings hold. `false` when the device leaves.
     pub(super) fn run_rings(&mut self) -> bool {
-        for (index, ring) in self.rings.iter_mut().enumerate() {
-            if ring.enabled && ring.kick.is_some() && !ring.run(self.shared, &self.memory, self.event_idx, index) {
-                return false;
+        loop {
+            let mut again = false;
+            // All that is there first: what is in flight at the same time is seen at the same time.
+            for (index, ring) in self.rings.iter_mut().enumerate() {
+                if ring.enabled && ring.kick.is_some() {
+                    ring.take(&self.memory, index, &mut self.held);
+                }
+            }
+            self.device.in_flight(&self.memory, &self.held);
+            for found in std::mem::take(&mut self.held) {
+                let (id, written) = match self.device.request(&self.memory, &found) {
+                    Verdict::Answer(written) => (u32::from(found.head), written),
+                    Verdict::WrongId(written) => (u32::from(found.head) ^ 1, written),
+                    Verdict::Hold => {
+                        self.held.push(found);
+                        continue;
+                    }
+                    Verdict::Leave => return false,
+                };
+                self.rings[found.queue].publish(&self.memory, id, written, self.event_idx);
+            }
+            for ring in self.rings.iter().filter(|ring| ring.enabled && ring.kick.is_some()) {
+                again |= ring.arm(&self.memory, self.event_idx);
+            }
+            if !again {
+                return true;
             }
         }
-        true
     }
 }

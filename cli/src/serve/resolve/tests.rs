@@ -2,10 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use mqblk_engine::{Coalesce, FixedBufferUse, PlugOptions, PollPolicy};
+
 use super::*;
+use crate::serve::config::{Backing, CacheMode, Front, SocketMode};
 use crate::serve::{file, key_values, print};
 
-struct FakeStorages;
+pub(super) struct FakeStorages;
 
 impl Storages for FakeStorages {
     type Disk = String;
@@ -32,12 +35,12 @@ impl Storages for FakeStorages {
     }
 }
 
-fn cpus() -> Cpus {
+pub(super) fn cpus() -> Cpus {
     Cpus { count: 4, pinnable: BTreeSet::from([0, 1, 2, 3]) }
 }
 
 fn from_words(process: &[(&str, &str)], disks: &[&str]) -> Result<ServeConfig<String>, ConfigError> {
-    let mut given = Given { process: Settings::new("serve"), disks: Vec::new() };
+    let mut given = Given::new("serve");
     for (key, value) in process {
         given.process.insert(key, value)?;
     }
@@ -61,20 +64,27 @@ fn defaults() {
         config.disks,
         [DiskConfig {
             id: "data".to_owned(),
-            serial: "data".to_owned(),
-            socket: "/tmp/s".into(),
-            socket_mode: SocketMode::OWNER_ONLY,
-            queues: 4,
-            queue_size: 256,
-            poll: PollPolicy::Static(std::time::Duration::from_micros(50)),
-            queue_map: vec![0, 1, 2, 3],
-            cache: CacheMode::Writeback,
-            plug: PlugOptions::default(),
-            coalesce: Coalesce::default(),
-            fixed_buffers: FixedBufferUse::Auto,
-            storage: "file".to_owned(),
-            storage_settings: vec![("readonly", "off".to_owned()), ("path", "/images/vm one.d/data.img".to_owned())],
-            disk: "file /images/vm one.d/data.img".to_owned(),
+            front: Front {
+                socket: "/tmp/s".into(),
+                socket_mode: SocketMode::OWNER_ONLY,
+                queues: 4,
+                queue_size: 256,
+                queue_map: vec![0, 1, 2, 3],
+                poll: PollPolicy::Static(std::time::Duration::from_micros(50)),
+                coalesce: Coalesce::default(),
+                fixed_buffers: FixedBufferUse::Auto,
+            },
+            backing: Backing {
+                serial: "data".to_owned(),
+                cache: CacheMode::Writeback,
+                plug: PlugOptions::default(),
+                storage: "file".to_owned(),
+                storage_settings: vec![
+                    ("readonly", "off".to_owned()),
+                    ("path", "/images/vm one.d/data.img".to_owned()),
+                ],
+                disk: "file /images/vm one.d/data.img".to_owned(),
+            },
         }]
     );
 }
@@ -82,9 +92,9 @@ fn defaults() {
 #[test]
 fn the_names_of_cloud_hypervisor_are_aliases() {
     let disk = one("path=/a,socket=/tmp/s,num_queues=2,queue_size=128,poll_queue=false,readonly=true");
-    assert_eq!((disk.queues, disk.queue_size, disk.poll), (2, 128, PollPolicy::Off));
-    assert_eq!(disk.storage_settings[0], ("readonly", "on".to_owned()));
-    assert_eq!(one("path=/a,socket=/tmp/s,poll_queue=true").poll, PollPolicy::default());
+    assert_eq!((disk.front.queues, disk.front.queue_size, disk.front.poll), (2, 128, PollPolicy::Off));
+    assert_eq!(disk.backing.storage_settings[0], ("readonly", "on".to_owned()));
+    assert_eq!(one("path=/a,socket=/tmp/s,poll_queue=true").front.poll, PollPolicy::default());
 }
 
 #[test]
@@ -93,8 +103,8 @@ fn ids_and_serials() {
     assert_eq!(one("path=/a.b.img,socket=/tmp/s").id, "a.b");
     assert_eq!(one("storage=null,socket=/tmp/s").id, "null");
     assert_eq!(one("path=/a,socket=/tmp/s,id=x-1").id, "x-1");
-    assert_eq!(one("path=/a,socket=/tmp/s,id=abcdefghijklmnopqrstuvwxyz").serial, "abcdefghijklmnopqrst");
-    assert_eq!(one("path=/a,socket=/tmp/s,serial=two words 1").serial, "two words 1");
+    assert_eq!(one("path=/a,socket=/tmp/s,id=abcdefghijklmnopqrstuvwxyz").backing.serial, "abcdefghijklmnopqrst");
+    assert_eq!(one("path=/a,socket=/tmp/s,serial=two words 1").backing.serial, "two words 1");
 }
 
 #[test]
@@ -122,7 +132,7 @@ fn queues_are_dealt_to_workers_or_mapped() {
         "path=/c,socket=/tmp/c,queues=2,queue-map=1:0,0:1",
     ];
     let config = from_words(&[("workers", "2")], &disks).unwrap();
-    let maps: Vec<_> = config.disks.iter().map(|disk| disk.queue_map.clone()).collect();
+    let maps: Vec<_> = config.disks.iter().map(|disk| disk.front.queue_map.clone()).collect();
     assert_eq!(maps, [vec![0], vec![1, 0], vec![1, 0]]);
 }
 
@@ -143,7 +153,7 @@ fn malformed_disk_settings() {
         ("queues=two", "disk \"a\": queues: found \"two\", expected a whole number from 1 to 256"),
         ("queues=99999999999999999999", "disk \"a\": queues: found \"99999999999999999999\", expected a whole number from 1 to 256"),
         ("num_queues=0", "disk \"a\": num_queues: found \"0\", expected a whole number from 1 to 256"),
-        ("queues=1,num_queues=2", "--disk #1: queues: found \"1\", and \"2\" by its other name num_queues, expected one value"),
+        ("queues=1,num_queues=2", "disk \"a\": queues: found \"1\", and \"2\" by its other name num_queues, expected one value"),
         ("queues=", "--disk #1: queues: found an empty value, expected a value after the ="),
         ("queue-size=0", "disk \"a\": queue-size: found \"0\", expected a power of two from 2 to 1024"),
         ("queue-size=1", "disk \"a\": queue-size: found \"1\", expected a power of two from 2 to 1024"),
@@ -158,6 +168,7 @@ fn malformed_disk_settings() {
         ("merge-bytes=1", "disk \"a\": merge-bytes: found 1, expected from 4K to 64M"),
         ("merge-bytes=65M", "disk \"a\": merge-bytes: found 65M, expected from 4K to 64M"),
         ("merge-segments=1", "disk \"a\": merge-segments: found \"1\", expected a whole number from 2 to 1024"),
+        ("depth=65536", "disk \"a\": depth: found \"65536\", expected a whole number from 0 to 65535"),
         ("plug-us=10001", "disk \"a\": plug-us: found \"10001\", expected a whole number from 0 to 10000"),
         ("coalesce-us=-1", "disk \"a\": coalesce-us: found \"-1\", expected a whole number from 0 to 10000"),
         ("coalesce-max=8", "disk \"a\": coalesce-max: found a number of answers, but coalesce-us is 0, expected coalesce-us with it: the longest time that a call is put off"),
@@ -177,7 +188,7 @@ fn malformed_disk_settings() {
         ("size=16777215T", "disk \"a\": size: found \"16777215T\", expected a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P"),
         ("storage=tape", "--disk #1: storage: found \"tape\", expected one of file, null"),
         ("path=/b", "--disk #1: path: found \"/a\" and \"/b\", expected one value"),
-        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of cache, coalesce-max, coalesce-us, fixed-buffers, id, latency-us, merge, merge-bytes, merge-segments, path, plug-us, poll, poll_queue, queue-map, queue-size, queues, readonly, serial, size, socket, socket-mode, storage"),
+        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of cache, coalesce-max, coalesce-us, depth, fixed-buffers, id, interface, latency-us, merge, merge-bytes, merge-segments, path, plug-us, poll, poll_queue, queue-map, queue-size, queues, readonly, serial, size, socket, socket-mode, storage"),
     ]
     .into_iter()
     .map(|(words, want)| (words.to_owned(), want.to_owned()))
@@ -271,19 +282,19 @@ fn disks_that_clash() {
     for (disks, want) in [
         (
             &[][..],
-            "serve: disk: found none, expected at least one --disk KEY=VALUE,..., or a [[disk]] table in --config FILE",
+            "serve: disk: found none, expected at least one --disk or --controller KEY=VALUE,..., or a [[disk]] or [[controller]] table in --config FILE",
         ),
         (
             &["path=/a,socket=/tmp/1", "path=/b/a.img,socket=/tmp/2"][..],
-            "disk \"a\": id: found \"a\" for disks #1 and #2, expected a name of its own for each disk; give one with id=",
+            "disk \"a\": id: found \"a\", the id of disk #1, expected a name of its own for each disk, controller and LUN; give one with id=",
         ),
         (
             &["path=/a,socket=/tmp/s", "path=/b,socket=/tmp/s"][..],
-            "disk \"b\": socket: found \"/tmp/s\", the socket of disk \"a\", expected a path of its own for each disk",
+            "disk \"b\": socket: found \"/tmp/s\", the socket of disk \"a\", expected a path of its own",
         ),
         (
             &["path=/a,socket=/tmp/s", "path=/b,socket=/tmp/../tmp/s"][..],
-            "disk \"b\": socket: found \"/tmp/../tmp/s\", the socket of disk \"a\", expected a path of its own for each disk",
+            "disk \"b\": socket: found \"/tmp/../tmp/s\", the socket of disk \"a\", expected a path of its own",
         ),
     ] {
         assert_eq!(from_words(&[], disks).unwrap_err().to_string(), want, "{disks:?}");
@@ -301,7 +312,7 @@ fn a_file_is_named_in_its_errors() {
 fn a_printed_configuration_reads_back_as_itself() {
     let disks = [
         "path=/images/we,,ird \"1\".img,id=a,socket=/tmp/a,poll=adaptive:200,queue-map=0:1,1:0,queues=2,serial=007",
-        "storage=null,size=3M,socket=/tmp/b,cache=writethrough,socket-mode=0660,fixed-buffers=off,poll=busy,queue-size=2,merge=on,merge-bytes=64K,merge-segments=128,plug-us=20,coalesce-us=30,coalesce-max=8",
+        "storage=null,size=3M,socket=/tmp/b,cache=writethrough,socket-mode=0660,fixed-buffers=off,poll=busy,queue-size=2,merge=on,merge-bytes=64K,merge-segments=128,plug-us=20,depth=7,coalesce-us=30,coalesce-max=8",
         "path=123,id=c,socket=c.sock,queues=1,poll=off,readonly=on,fixed-buffers=on",
     ];
     for process in [
@@ -321,14 +332,16 @@ fn a_printed_configuration_reads_back_as_itself() {
 
 #[test]
 fn the_examples_are_good() {
-    let whole = include_str!("../../../examples/mqblk.toml").replace("# workers", "workers").replace("# pin", "pin");
-    let handbook = include_str!("../../../docs/serve.md");
+    let whole = include_str!("../../../../examples/mqblk.toml").replace("# workers", "workers").replace("# pin", "pin");
+    let handbook = include_str!("../../../../docs/serve.md");
     let in_handbook =
         handbook.split("```toml\n").skip(1).filter_map(|rest| rest.split_once("```")).map(|(text, _)| text);
-    let mut disks = 0;
+    let (mut disks, mut luns) = (0, 0);
     for text in [whole.as_str()].into_iter().chain(in_handbook) {
         let given = file::parse("example", text).unwrap();
-        disks += resolve(given, &cpus(), &mut FakeStorages).unwrap().disks.len();
+        let config = resolve(given, &cpus(), &mut FakeStorages).unwrap();
+        disks += config.disks.len();
+        luns += config.controllers.iter().map(|controller| controller.luns.len()).sum::<usize>();
     }
-    assert_eq!(disks, 6);
+    assert_eq!((disks, luns), (6, 4));
 }

@@ -1,0 +1,230 @@
+//! `mqblk lun`: adds, removes, resizes and lists the LUNs of a running daemon.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Subcommand;
+use mqblk_admin::model::{Lun, LunChange, LunList};
+use mqblk_admin::{Client, ClientError};
+use mqblk_core::ByteLen;
+use mqblk_core::settings::{SettingError, Settings};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::failure::{self, BAD_USAGE, FAILED};
+use crate::table;
+
+/// Longer than the daemon waits for anything before it says so.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// JSON-RPC's code for a parameter that cannot be used.
+const INVALID_PARAMS: i64 = -32602;
+/// What stands where nothing is known.
+const UNKNOWN: &str = "-";
+
+/// The options of `mqblk lun`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = include_str!("help.txt"), after_help = "Examples: mqblk lun --help")]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Add a LUN to a controller; its guest sees it at once
+    Add {
+        #[command(flatten)]
+        daemon: Daemon,
+
+        /// The keys of `mqblk serve --lun`, see `mqblk serve --help`
+        #[arg(value_name = "controller=ID,KEY=VALUE,...")]
+        settings: String,
+    },
+
+    /// Take a LUN away: from its guest at once, from its storage when the requests of before have ended
+    Remove {
+        #[command(flatten)]
+        daemon: Daemon,
+
+        #[command(flatten)]
+        which: Which,
+    },
+
+    /// Have guests see another size of a LUN
+    Resize {
+        #[command(flatten)]
+        daemon: Daemon,
+
+        #[command(flatten)]
+        which: Which,
+
+        /// The size, such as 10G [default: the size that its file or block device has now]
+        #[arg(long, value_name = "SIZE")]
+        size: Option<String>,
+    },
+
+    /// Show the LUNs
+    List {
+        #[command(flatten)]
+        daemon: Daemon,
+
+        /// Only those of this controller
+        #[arg(long, value_name = "ID")]
+        controller: Option<String>,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct Daemon {
+    /// The daemon's admin socket: the path given to `mqblk serve --admin`
+    #[arg(long, value_name = "ADMIN")]
+    socket: PathBuf,
+
+    /// Print what the daemon answers, as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Which LUN is meant.
+#[derive(Debug, clap::Args)]
+struct Which {
+    /// The LUN's id
+    #[arg(value_name = "ID", required_unless_present = "controller", conflicts_with_all = ["controller", "target", "lun"])]
+    id: Option<String>,
+
+    /// Its controller's id, in place of its own
+    #[arg(long, value_name = "ID", requires = "target")]
+    controller: Option<String>,
+
+    /// Its target
+    #[arg(long, value_name = "T", requires = "controller", allow_negative_numbers = true)]
+    target: Option<u64>,
+
+    /// Its LUN [default: 0]
+    #[arg(long, value_name = "L", requires = "controller", allow_negative_numbers = true)]
+    lun: Option<u64>,
+}
+
+impl Which {
+    fn params(&self) -> Value {
+        let mut params = json!({});
+        for (name, value) in [("id", &self.id), ("controller", &self.controller)] {
+            if let Some(value) = value {
+                params[name] = json!(value);
+            }
+        }
+        for (name, value) in [("target", self.target), ("lun", self.lun)] {
+            if let Some(value) = value {
+                params[name] = json!(value);
+            }
+        }
+        params
+    }
+}
+
+/// Why it was not done, or not shown.
+#[derive(Debug, thiserror::Error)]
+enum CallError {
+    #[error(transparent)]
+    Usage(SettingError),
+    #[error("lun {0}: {1}")]
+    Client(&'static str, #[source] ClientError),
+    #[error("lun {0}: {1}")]
+    Refused(&'static str, String),
+    #[error("lun: standard output: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+/// Asks the daemon, and shows what it says.
+pub fn run(args: Args) -> ExitCode {
+    match act(&args.action) {
+        Ok(text) => match std::io::stdout().write_all(text.as_bytes()) {
+            // Nobody reads: not an error, it was done.
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+                failure::report(&CallError::from(error), FAILED)
+            }
+            _ => ExitCode::SUCCESS,
+        },
+        Err(error @ CallError::Usage(_)) => failure::report(&error, BAD_USAGE),
+        Err(error) => failure::report(&error, FAILED),
+    }
+}
+
+fn act(action: &Action) -> Result<String, CallError> {
+    match action {
+        Action::Add { daemon, settings } => {
+            let params = json!({ "settings": settings });
+            change(daemon, "add", &params, "added")
+        }
+        Action::Remove { daemon, which } => change(daemon, "remove", &which.params(), "removed"),
+        Action::Resize { daemon, which, size } => {
+            let mut params = which.params();
+            if let Some(size) = size {
+                params["size"] = json!(size);
+            }
+            change(daemon, "resize", &params, "resized")
+        }
+        Action::List { daemon, controller } => {
+            let params = controller.as_ref().map_or(json!({}), |id| json!({ "controller": id }));
+            let answer = call(&daemon.socket, "list", &params)?;
+            if daemon.json {
+                return Ok(format!("{answer}\n"));
+            }
+            Ok(list(&read::<LunList>("list", answer)?.luns))
+        }
+    }
+}
+
+fn change(daemon: &Daemon, action: &'static str, params: &Value, done: &str) -> Result<String, CallError> {
+    let answer = call(&daemon.socket, action, params)?;
+    if daemon.json {
+        return Ok(format!("{answer}\n"));
+    }
+    let Lun { id, controller, target, lun, size_bytes, .. } = read::<LunChange>(action, answer)?.lun;
+    let size = size_bytes.map_or(String::new(), |bytes| format!(", {}", ByteLen(bytes)));
+    Ok(format!("{done} {id}: target {target} lun {lun} of controller {controller}{size}\n"))
+}
+
+fn call(socket: &Path, action: &'static str, params: &Value) -> Result<Value, CallError> {
+    let called =
+        Client::connect_with(socket, PATIENCE).and_then(|mut client| client.call(&format!("lun.{action}"), params));
+    called.map_err(|error| match error {
+        ClientError::Refused(refused) => {
+            let part = |name: &str| refused.data.as_ref()?.get(name)?.as_str().map(str::to_owned);
+            match (part("field"), part("found"), part("expected")) {
+                (Some(field), Some(found), Some(expected)) if refused.code == INVALID_PARAMS => {
+                    let key = field.rsplit('.').next().unwrap_or_default();
+                    CallError::Usage(Settings::new(format!("lun {action}")).error(key, found, expected))
+                }
+                _ => CallError::Refused(action, refused.message),
+            }
+        }
+        error => CallError::Client(action, error),
+    })
+}
+
+fn read<T: DeserializeOwned>(action: &'static str, answer: Value) -> Result<T, CallError> {
+    let strange = |error| CallError::Client(action, ClientError::Strange(format!("an answer that is none ({error})")));
+    serde_json::from_value(answer).map_err(strange)
+}
+
+fn list(luns: &[Lun]) -> String {
+    let head = ["lun", "controller", "target", "lun", "size", "state", "storage", "unit"].map(str::to_owned).to_vec();
+    let row = |lun: &Lun| {
+        let known = |text: &Option<String>| text.clone().unwrap_or_else(|| UNKNOWN.to_owned());
+        vec![
+            lun.id.clone(),
+            lun.controller.clone(),
+            lun.target.to_string(),
+            lun.lun.to_string(),
+            lun.size_bytes.map_or(UNKNOWN.to_owned(), |bytes| ByteLen(bytes).to_string()),
+            lun.state.clone(),
+            known(&lun.storage),
+            known(&lun.unit),
+        ]
+    };
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(luns.iter().map(row)).collect();
+    table::align(&rows)
+}

@@ -1,0 +1,225 @@
+//! `lun.add`, `lun.remove`, `lun.resize` and `lun.list`: LUNs that come, go and change while the daemon runs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqblk_admin::model::{Lun, LunChange, LunList};
+use mqblk_admin::{Kind, Param, Params, Verb, VerbError, found};
+use mqblk_core::ByteLen;
+use mqblk_core::settings::{SettingError, Settings, parse_size};
+use serde_json::{Map, Value};
+
+use super::Source;
+use crate::serve::config::{LunConfig, LunPlace, LunUnit};
+use crate::serve::key_values::{self, is_key};
+use crate::serve::luns::{self, ChangeError, Luns, Removal, Which};
+use crate::serve::print;
+
+/// How long `lun.remove` waits before it says that it does. Clients wait longer for an answer.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(5);
+/// Largest LUN of a target.
+const MAX_LUN: u16 = 16_383;
+
+const CONTROLLER: Param = Param { name: "controller", kind: Kind::Text, about: "The id of its controller" };
+const ID: Param = Param { name: "id", kind: Kind::Text, about: "Its id; or controller, target and lun" };
+const TARGET: Param = Param { name: "target", kind: Kind::Number, about: "Its target, 0 to 255" };
+const LUN: Param = Param { name: "lun", kind: Kind::Number, about: "Its LUN, 0 to 16383 [0]" };
+
+const ADD: &[Param] = &[
+    Param { name: "settings", kind: Kind::Settings, about: "The keys of --lun, as an object or as KEY=VALUE,..." },
+    CONTROLLER,
+    Param { name: "target", kind: Kind::Number, about: "Its target, 0 to 255 [the first that has no LUN]" },
+    LUN,
+];
+const REMOVE: &[Param] = &[ID, CONTROLLER, TARGET, LUN];
+const RESIZE: &[Param] = &[
+    ID,
+    CONTROLLER,
+    TARGET,
+    LUN,
+    Param { name: "size", kind: Kind::Size, about: "The size in bytes, or such as \"10G\" [what its storage has now]" },
+];
+const LIST: &[Param] =
+    &[Param { name: "controller", kind: Kind::Text, about: "Only those of the controller of this id [all]" }];
+
+pub fn verbs(source: &Arc<Source>) -> Vec<Verb> {
+    let with = || Arc::clone(source);
+    let (adding, removing, resizing, listing) = (with(), with(), with(), with());
+    vec![
+        Verb::new("lun.add", "Adds a LUN to a controller; guests are told", ADD, move |params| add(&adding, params)),
+        Verb::new(
+            "lun.remove",
+            "Takes a LUN away, when its requests have ended; guests are told",
+            REMOVE,
+            move |params| remove(&removing, params),
+        ),
+        Verb::new("lun.resize", "Has guests see another size of a LUN", RESIZE, move |params| {
+            resize(&resizing, params)
+        }),
+        Verb::new("lun.list", "The LUNs and their settings", LIST, move |params| list(&listing, params)),
+    ]
+}
+
+fn add(source: &Source, params: &Params) -> Result<Value, VerbError> {
+    let mut settings = match params.value("settings") {
+        Some(Value::String(text)) => key_values::parse("settings", text).map_err(|error| in_params(error, params))?,
+        Some(Value::Object(given)) => from_object(given).map_err(|error| in_params(error, params))?,
+        _ => Settings::new("settings"),
+    };
+    let beside = [
+        ("controller", params.text("controller").map(str::to_owned)),
+        ("target", params.number("target").map(|number| number.to_string())),
+        ("lun", params.number("lun").map(|number| number.to_string())),
+    ];
+    for (key, value) in beside {
+        if let Some(value) = value {
+            settings.insert(key, &value).map_err(|error| in_params(error, params))?;
+        }
+    }
+    let lun = source.luns().add(settings).map_err(|error| refused(error, params))?;
+    answer(LunChange { lun: told(source.luns(), &lun) })
+}
+
+fn remove(source: &Source, params: &Params) -> Result<Value, VerbError> {
+    let removal = source.luns().remove(&which(params)?, REMOVAL_PATIENCE).map_err(|error| refused(error, params))?;
+    match removal {
+        Removal::Done(lun) => {
+            let lun = Lun { state: "removed".to_owned(), ..told(source.luns(), &lun) };
+            answer(LunChange { lun })
+        }
+        Removal::Waits(lun) => Err(VerbError::Failed(format!(
+            "lun {:?}: no guest finds it any more, but its storage has not ended {} of before; it goes when that is done, and lun.list \
+             tells it as removing until then",
+            lun.id,
+            source.waits_for(&lun),
+        ))),
+    }
+}
+
+fn resize(source: &Source, params: &Params) -> Result<Value, VerbError> {
+    let size = match params.value("size") {
+        Some(Value::String(text)) => {
+            let expected = "a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P";
+            let size = parse_size(text).filter(|size| size.0 <= i64::MAX as u64);
+            Some(size.ok_or_else(|| VerbError::params("params.size", format!("{text:?}"), expected))?)
+        }
+        Some(value) => value.as_u64().map(ByteLen),
+        None => None,
+    };
+    let (lun, _) = source.luns().resize(&which(params)?, size).map_err(|error| refused(error, params))?;
+    answer(LunChange { lun: told(source.luns(), &lun) })
+}
+
+fn list(source: &Source, params: &Params) -> Result<Value, VerbError> {
+    let luns = source.luns();
+    let only = match params.text("controller") {
+        None => None,
+        Some(id) => Some(luns.controller(id).map_err(|error| in_params(error, params))?),
+    };
+    let all = luns.list();
+    let all = all.iter().filter(|lun| only.is_none_or(|only| lun.controller == only));
+    answer(LunList { luns: all.map(|lun| told(luns, lun)).collect() })
+}
+
+/// `id`, or `controller`, `target` and `lun`.
+fn which(params: &Params) -> Result<Which, VerbError> {
+    let (id, controller, target, lun) =
+        (params.text("id"), params.text("controller"), params.number("target"), params.number("lun"));
+    if let Some(id) = id {
+        return match (controller, target, lun) {
+            (None, None, None) => Ok(Which::Id(id.to_owned())),
+            _ => {
+                Err(VerbError::params("params.id", format!("{}, and a place too", found(&id.into())), "one of the two"))
+            }
+        };
+    }
+    let Some(controller) = controller else {
+        return Err(VerbError::params("params.id", "nothing", "the id of a LUN, or its controller and target"));
+    };
+    let missing = || VerbError::params("params.target", "nothing", "the target of the LUN");
+    let target = within("target", target.ok_or_else(missing)?, u8::MAX.into())? as u8;
+    let lun = within("lun", lun.unwrap_or(0), MAX_LUN)?;
+    Ok(Which::Place(controller.to_owned(), LunPlace { target, lun }))
+}
+
+fn within(name: &str, number: u64, most: u16) -> Result<u16, VerbError> {
+    let expected = || format!("a whole number from 0 to {most}");
+    let small = u16::try_from(number).ok().filter(|number| *number <= most);
+    small.ok_or_else(|| VerbError::params(format!("params.{name}"), format!("the number {number}"), expected()))
+}
+
+/// The settings of an object: texts, numbers and booleans, as in the configuration file.
+fn from_object(given: &Map<String, Value>) -> Result<Settings, SettingError> {
+    let mut settings = Settings::new("settings");
+    for (key, value) in given {
+        if !is_key(key) {
+            let found = found(&Value::String(key.clone()));
+            return Err(settings.error("syntax", found, "a key of letters, digits, - and _"));
+        }
+        let text = match value {
+            Value::String(text) if text.is_empty() => {
+                return Err(settings.error(
+                    key,
+                    "an empty value",
+                    "a number, a boolean or a string with something in it",
+                ));
+            }
+            Value::String(text) => text.clone(),
+            Value::Number(number) if !number.is_f64() => number.to_string(),
+            Value::Bool(switch) => switch.to_string(),
+            other => return Err(settings.error(key, found(other), "a whole number, a boolean or a string")),
+        };
+        settings.insert(key, &text)?;
+    }
+    Ok(settings)
+}
+
+fn refused(error: ChangeError, params: &Params) -> VerbError {
+    match error {
+        ChangeError::Setting(error) => in_params(error, params),
+        ChangeError::Failed(why) => VerbError::Failed(why),
+    }
+}
+
+/// The error in the words of the call: a parameter of its own, or one of the settings.
+fn in_params(error: SettingError, params: &Params) -> VerbError {
+    let SettingError { key, found, expected, .. } = error;
+    let apart = params.value("settings").is_none() || params.value(&key).is_some();
+    VerbError::params(if apart { format!("params.{key}") } else { format!("params.settings.{key}") }, found, expected)
+}
+
+fn answer(model: impl serde::Serialize) -> Result<Value, VerbError> {
+    serde_json::to_value(model).map_err(|error| VerbError::Failed(error.to_string()))
+}
+
+/// What is told of a LUN.
+fn told(luns: &Luns, lun: &luns::Lun) -> Lun {
+    let geometry = lun.unit.as_ref().map(|unit| unit.disk().geometry());
+    Lun {
+        id: lun.id.clone(),
+        controller: luns.controllers()[lun.controller].id().to_owned(),
+        target: lun.place.target.into(),
+        lun: lun.place.lun.into(),
+        state: lun.state.word().to_owned(),
+        unit: lun.unit.as_ref().map(|unit| unit.name().to_owned()),
+        storage: lun.unit.as_ref().map(|unit| unit.config().backing.storage.clone()),
+        size_bytes: geometry.map(|geometry| geometry.size.0),
+        block_bytes: geometry.map(|geometry| geometry.logical_block.bytes()),
+        read_only: geometry.map(|geometry| geometry.read_only),
+        settings: settings(lun).unwrap_or_default(),
+    }
+}
+
+/// A LUN's settings as the configuration file has them; the storage's own as they are now.
+fn settings(lun: &luns::Lun) -> Option<Map<String, Value>> {
+    let unit = lun.unit.as_ref()?;
+    let unit = if unit.name() == lun.id {
+        let mut own = unit.config().clone();
+        own.backing.storage_settings = unit.disk().resolved();
+        LunUnit::Own(Box::new(own))
+    } else {
+        LunUnit::Shared(unit.name().to_owned())
+    };
+    let config = LunConfig { id: lun.id.clone(), place: lun.place, unit };
+    Some(super::settings(print::lun_pairs(&config)))
+}

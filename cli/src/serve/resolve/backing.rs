@@ -1,0 +1,104 @@
+//! The keys of what a disk or a unit is, whichever way guests reach it; and its storage.
+
+use std::time::Duration;
+
+use mqblk_core::ByteLen;
+use mqblk_core::disk::DiskError;
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_engine::{MergeMode, PlugOptions};
+
+use super::{ConfigError, MAX_HOLD_US, Storages, take_u16, with_likely_slip};
+use crate::serve::config::{Backing, CacheMode};
+
+/// Bounds of `merge-bytes`: a page, and what a request may be long.
+const MIN_MERGE_BYTES: ByteLen = ByteLen(4 << 10);
+const MAX_MERGE_BYTES: ByteLen = ByteLen(64 << 20);
+/// What the kernel takes in one operation (UIO_MAXIOV).
+const MAX_MERGE_SEGMENTS: u16 = 1024;
+const DEFAULT_STORAGE: &str = "file";
+
+/// A backing before its storage is opened.
+#[derive(Debug)]
+pub struct BackingKeys {
+    serial: String,
+    cache: CacheMode,
+    plug: PlugOptions,
+    storage: &'static str,
+}
+
+impl BackingKeys {
+    /// Takes the keys for a thing named `id` whose serial has at most `serial_bytes`.
+    pub fn take(
+        settings: &mut Settings,
+        storage: &'static str,
+        id: &str,
+        serial_bytes: usize,
+    ) -> Result<BackingKeys, SettingError> {
+        let serial = match take_printable(settings, "serial", serial_bytes)? {
+            Some(serial) => serial,
+            None => id.chars().take(serial_bytes).collect(),
+        };
+        let cache = settings.choice("cache", CacheMode::WORDS)?.map_or(CacheMode::Writeback, CacheMode::from_word);
+        Ok(BackingKeys { serial, cache, plug: take_plug(settings)?, storage })
+    }
+
+    /// Opens the storage, which takes its own keys. No key is left over then.
+    pub fn open<S: Storages>(self, mut settings: Settings, storages: &mut S) -> Result<Backing<S::Disk>, ConfigError> {
+        let (disk, storage_settings) = match storages.open(self.storage, &mut settings) {
+            Ok(opened) => opened,
+            Err(DiskError::Setting(error)) => return Err(with_likely_slip(error, &settings).into()),
+            Err(source) => return Err(ConfigError::Disk { subject: settings.subject().to_owned(), source }),
+        };
+        settings.finish()?;
+        let BackingKeys { serial, cache, plug, storage } = self;
+        Ok(Backing { serial, cache, plug, storage: storage.to_owned(), storage_settings, disk })
+    }
+}
+
+/// Takes the kind of storage.
+pub fn take_storage(settings: &mut Settings, kinds: &[&'static str]) -> Result<&'static str, SettingError> {
+    let given = settings.text("storage").unwrap_or_else(|| DEFAULT_STORAGE.to_owned());
+    match kinds.iter().find(|kind| **kind == given) {
+        Some(kind) => Ok(kind),
+        None => Err(settings.error("storage", format!("{given:?}"), format!("one of {}", kinds.join(", ")))),
+    }
+}
+
+/// Takes a text that guests read.
+pub fn take_printable(settings: &mut Settings, key: &'static str, most: usize) -> Result<Option<String>, SettingError> {
+    let Some(text) = settings.text(key) else { return Ok(None) };
+    if is_printable(&text) && (1..=most).contains(&text.len()) {
+        return Ok(Some(text));
+    }
+    let found = format!("{text:?} ({} bytes)", text.len());
+    Err(settings.error(key, found, format!("1 to {most} bytes of printable ASCII")))
+}
+
+/// Whether a text is printable ASCII.
+pub fn is_printable(text: &str) -> bool {
+    text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic())
+}
+
+fn take_plug(settings: &mut Settings) -> Result<PlugOptions, SettingError> {
+    let mut plug = PlugOptions::default();
+    if let Some(word) = settings.choice("merge", MergeMode::WORDS)? {
+        plug.merge = MergeMode::from_word(word);
+    }
+    if let Some(bytes) = settings.size("merge-bytes")? {
+        if !(MIN_MERGE_BYTES..=MAX_MERGE_BYTES).contains(&bytes) {
+            let expected = format!("from {MIN_MERGE_BYTES} to {MAX_MERGE_BYTES}");
+            return Err(settings.error("merge-bytes", bytes.to_string(), expected));
+        }
+        plug.merge_bytes = bytes;
+    }
+    if let Some(segments) = take_u16(settings, "merge-segments", 2, MAX_MERGE_SEGMENTS)? {
+        plug.merge_segments = segments.into();
+    }
+    if let Some(depth) = take_u16(settings, "depth", 0, u16::MAX)? {
+        plug.depth = depth.into();
+    }
+    if let Some(us) = settings.number("plug-us", 0..=MAX_HOLD_US)? {
+        plug.hold = Duration::from_micros(us);
+    }
+    Ok(plug)
+}

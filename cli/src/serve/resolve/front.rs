@@ -1,0 +1,117 @@
+//! The keys of how a guest reaches a device: its socket, its queues and how they are waited for.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_engine::{Coalesce, FixedBufferUse, PollPolicy};
+
+use super::{MAX_HOLD_US, take_u16};
+use crate::serve::config::{Front, SocketMode};
+use crate::serve::cpus::Cpus;
+use crate::serve::queue_map;
+
+/// Longest path of a Unix socket, without the terminating NUL (unix(7)).
+const SOCKET_PATH_BYTES: usize = 107;
+
+/// A front before the number of workers is known.
+pub struct FrontKeys {
+    front: Front,
+    queue_map: Option<String>,
+}
+
+impl FrontKeys {
+    /// Takes the keys; at most `max_queues` queues.
+    pub fn take(settings: &mut Settings, cpus: &Cpus, max_queues: u16) -> Result<FrontKeys, SettingError> {
+        settings.alias("num_queues", "queues")?;
+        settings.alias("queue_size", "queue-size")?;
+        let front = Front {
+            socket: take_socket(settings)?,
+            socket_mode: take_socket_mode(settings, "socket-mode")?.unwrap_or(SocketMode::OWNER_ONLY),
+            queues: take_u16(settings, "queues", 1, max_queues)?.unwrap_or(cpus.count.min(max_queues)),
+            queue_size: take_queue_size(settings)?,
+            queue_map: Vec::new(),
+            poll: take_poll(settings)?,
+            coalesce: take_coalesce(settings)?,
+            fixed_buffers: settings
+                .choice("fixed-buffers", FixedBufferUse::WORDS)?
+                .map_or(FixedBufferUse::Auto, FixedBufferUse::from_word),
+        };
+        Ok(FrontKeys { front, queue_map: settings.text("queue-map") })
+    }
+
+    /// What is known so far: all but the map.
+    pub fn known(&self) -> &Front {
+        &self.front
+    }
+
+    /// Deals the queues to the workers. `next` is the worker whose turn it is.
+    pub fn deal(&self, settings: &Settings, next: &mut u16, workers: u16) -> Result<Front, SettingError> {
+        let queues = self.front.queues;
+        let queue_map = match &self.queue_map {
+            Some(text) => queue_map::parse(settings, text, queues, workers)?,
+            None => queue_map::round_robin(next, queues, workers),
+        };
+        Ok(Front { queue_map, ..self.front.clone() })
+    }
+}
+
+fn take_socket(settings: &mut Settings) -> Result<PathBuf, SettingError> {
+    let Some(path) = settings.text("socket") else {
+        return Err(settings.error("socket", "nothing", "the path of the vhost-user socket to make"));
+    };
+    socket_path(settings, "socket", path)
+}
+
+/// Judges the path of a socket.
+pub fn socket_path(settings: &Settings, key: &str, path: String) -> Result<PathBuf, SettingError> {
+    if path.len() > SOCKET_PATH_BYTES || path.contains('\0') {
+        let found = format!("a path of {} bytes", path.len());
+        return Err(settings.error(key, found, format!("at most {SOCKET_PATH_BYTES} bytes, none of them NUL")));
+    }
+    Ok(PathBuf::from(path))
+}
+
+/// Takes the permission bits of a socket.
+pub fn take_socket_mode(settings: &mut Settings, key: &'static str) -> Result<Option<SocketMode>, SettingError> {
+    let Some(text) = settings.text(key) else { return Ok(None) };
+    match SocketMode::parse(&text) {
+        Some(mode) => Ok(Some(mode)),
+        None => Err(settings.error(key, format!("{text:?}"), "octal permission bits from 0000 to 0777")),
+    }
+}
+
+fn take_queue_size(settings: &mut Settings) -> Result<u16, SettingError> {
+    let Some(text) = settings.text("queue-size") else { return Ok(256) };
+    match text.parse::<u16>() {
+        Ok(size @ 2..=1024) if size.is_power_of_two() => Ok(size),
+        _ => Err(settings.error("queue-size", format!("{text:?}"), "a power of two from 2 to 1024")),
+    }
+}
+
+/// `poll`, or `poll_queue`, the switch of cloud-hypervisor's vhost_user_block.
+fn take_poll(settings: &mut Settings) -> Result<PollPolicy, SettingError> {
+    let switch = settings.switch("poll_queue")?;
+    let Some(text) = settings.text("poll") else {
+        return Ok(if switch == Some(false) { PollPolicy::Off } else { PollPolicy::default() });
+    };
+    if let Some(on) = switch {
+        let found = format!("{text:?}, and poll_queue={on}");
+        return Err(settings.error("poll", found, "one of the two"));
+    }
+    text.parse().map_err(|expected: String| settings.error("poll", format!("{text:?}"), expected))
+}
+
+fn take_coalesce(settings: &mut Settings) -> Result<Coalesce, SettingError> {
+    let us = settings.number("coalesce-us", 0..=MAX_HOLD_US)?.unwrap_or(0);
+    let answers = take_u16(settings, "coalesce-max", 0, u16::MAX)?;
+    if us == 0 && answers.is_some_and(|answers| answers > 0) {
+        let found = "a number of answers, but coalesce-us is 0";
+        return Err(settings.error(
+            "coalesce-max",
+            found,
+            "coalesce-us with it: the longest time that a call is put off",
+        ));
+    }
+    Ok(Coalesce { delay: Duration::from_micros(us), answers: answers.unwrap_or(0).into() })
+}

@@ -1,0 +1,284 @@
+//! The keys of a LUN: where it is, and the unit that it leads to. For the configuration, and for a LUN that is added while
+//! the daemon runs.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_scsi::reservation::locally_assigned;
+
+use super::backing::{BackingKeys, is_printable, take_printable, take_storage};
+use super::names::{Claim, Names, Places, call, free_target, judge_id, same_place};
+use super::{ConfigError, ControllerKeys, Storages, take_u16};
+use crate::serve::config::{LunConfig, LunPlace, LunUnit, UnitConfig};
+use crate::serve::file::GivenLun;
+
+/// Largest LUN of a target: single level addressing carries 14 bits (SAM-5 section 4.7.5).
+const MAX_LUN: u16 = 16_383;
+/// Longest serial number of a unit (VPD page 80h).
+const SERIAL_BYTES: usize = 64;
+/// Longest name of a unit that VPD page 83h tells whole.
+const UNIT_NAME_BYTES: usize = 64;
+/// The fields of the standard INQUIRY data. Source: SPC-4 section 6.6.2.
+const VENDOR_BYTES: usize = 8;
+const PRODUCT_BYTES: usize = 16;
+const VENDOR: &str = "mqblk";
+const PRODUCT: &str = "virtual disk";
+
+/// A LUN before its storage is opened.
+#[derive(Debug)]
+pub struct LunKeys {
+    settings: Settings,
+    id: String,
+    place: LunPlace,
+    unit: UnitKeys,
+    claims: Vec<Claim>,
+}
+
+#[derive(Debug)]
+enum UnitKeys {
+    Own(Box<OwnKeys>),
+    Shared(String),
+}
+
+#[derive(Debug)]
+struct OwnKeys {
+    backing: BackingKeys,
+    unit_name: String,
+    vendor: String,
+    product: String,
+    reservations: Option<PathBuf>,
+}
+
+impl LunKeys {
+    /// Takes the keys of a LUN of the controller `controller`, whose socket is at `socket`; claims its place and names.
+    ///
+    /// # Errors
+    /// When a value is wrong, or somebody else's.
+    pub fn take(
+        mut settings: Settings,
+        (controller, socket): (&str, &Path),
+        kinds: &[&'static str],
+        places: &mut Places,
+        names: &mut Names,
+    ) -> Result<LunKeys, SettingError> {
+        let place = take_place(&mut settings, places)?;
+        let id = settings.text("id").unwrap_or_else(|| format!("{controller}:{place}"));
+        judge_id(&settings, &id, "", ":")?;
+        call(&mut settings, format!("lun {id:?}"));
+        if let Some(taken) = places.get(&place) {
+            let found = format!("target {} lun {}, the place of lun {taken:?}", place.target, place.lun);
+            let expected = "a place of its own; without target= it gets the first target that is free";
+            return Err(settings.error("target", found, expected));
+        }
+        let mut claims =
+            vec![names.claim(&settings, "id", &id, format!("lun {place} of controller {controller:?}"))?];
+        let unit = match settings.text("unit") {
+            Some(unit) => UnitKeys::Shared(unit),
+            None => {
+                let own = OwnKeys::take(&mut settings, &id, default_unit_name(socket, place), kinds)?;
+                claims.extend(own.claim(&settings, &id, names)?);
+                UnitKeys::Own(Box::new(own))
+            }
+        };
+        places.insert(place, id.clone());
+        Ok(LunKeys { settings, id, place, unit, claims })
+    }
+
+    /// What it has alone.
+    pub fn claims(&self) -> &[Claim] {
+        &self.claims
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Its place.
+    pub fn place(&self) -> LunPlace {
+        self.place
+    }
+
+    /// The unit that it shares with others; `None` when it has one of its own.
+    pub fn shared(&self) -> Option<&str> {
+        match &self.unit {
+            UnitKeys::Own(_) => None,
+            UnitKeys::Shared(unit) => Some(unit),
+        }
+    }
+
+    /// The error for a unit that it cannot share; `found` is what stands under that name, if anything.
+    pub fn no_such_unit(&self, unit: &str, found: &str) -> SettingError {
+        self.settings.error("unit", format!("{unit:?}{found}"), "the id of a LUN with storage of its own")
+    }
+
+    /// The error for a unit that its target has already, at the LUN `other`.
+    pub fn unit_twice(&self, unit: &str, other: &str) -> SettingError {
+        let found = format!("{unit:?}, which target {} has already: {other:?}", self.place.target);
+        self.settings.error("unit", found, "another target: a unit is once in each")
+    }
+
+    /// Opens the storage, if it has one of its own. No key is left over then.
+    ///
+    /// # Errors
+    /// When the storage cannot be opened, or a key is unknown.
+    pub fn open<S: Storages>(self, storages: &mut S) -> Result<LunConfig<S::Disk>, ConfigError> {
+        let LunKeys { settings, id, place, unit, .. } = self;
+        let unit = match unit {
+            UnitKeys::Own(own) => {
+                let OwnKeys { backing, unit_name, vendor, product, reservations } = *own;
+                let backing = backing.open(settings, storages)?;
+                LunUnit::Own(Box::new(UnitConfig { backing, unit_name, vendor, product, reservations }))
+            }
+            UnitKeys::Shared(unit) => {
+                settings.finish()?;
+                LunUnit::Shared(unit)
+            }
+        };
+        Ok(LunConfig { id, place, unit })
+    }
+}
+
+/// Takes all LUNs of a configuration: those of each controller, in the order given.
+///
+/// # Errors
+/// At the first value that cannot be used.
+pub fn take_all(
+    given: Vec<GivenLun>,
+    controllers: &[ControllerKeys],
+    kinds: &[&'static str],
+    names: &mut Names,
+) -> Result<Vec<Vec<LunKeys>>, SettingError> {
+    // Those that name their target first: the others get what is left.
+    let (mut given, rest): (Vec<_>, Vec<_>) =
+        given.into_iter().enumerate().partition(|(_, lun)| lun.settings.peek("target").is_some());
+    given.extend(rest);
+    let ids: Vec<&str> = controllers.iter().map(|controller| controller.seen_by_luns().0).collect();
+    let mut places = vec![Places::new(); controllers.len()];
+    let mut taken = Vec::new();
+    for (order, GivenLun { controller, mut settings }) in given {
+        let at = match controller {
+            Some(at) => at,
+            None => find_controller(&mut settings, &ids)?,
+        };
+        let seen = controllers[at].seen_by_luns();
+        taken.push((at, order, LunKeys::take(settings, seen, kinds, &mut places[at], names)?));
+    }
+    check_shared(&taken)?;
+    taken.sort_by_key(|(at, order, _)| (*at, *order));
+    let mut luns: Vec<Vec<LunKeys>> = controllers.iter().map(|_| Vec::new()).collect();
+    taken.into_iter().for_each(|(at, _, lun)| luns[at].push(lun));
+    Ok(luns)
+}
+
+/// Takes `controller`: which of `ids` it names.
+///
+/// # Errors
+/// When it names none.
+pub fn find_controller(settings: &mut Settings, ids: &[&str]) -> Result<usize, SettingError> {
+    let id = settings.text("controller");
+    let found = ids.iter().position(|controller| id.as_deref() == Some(*controller));
+    found.ok_or_else(|| {
+        let expected = match ids {
+            [] => "the id of a --controller or [[controller]], of which there is none".to_owned(),
+            ids => format!("the id of a controller: {}", ids.join(", ")),
+        };
+        settings.error("controller", id.map_or("nothing".to_owned(), |id| format!("{id:?}")), expected)
+    })
+}
+
+/// Whoever shares a unit shares one that a LUN has of its own, and that its target has not got otherwise.
+fn check_shared(luns: &[(usize, usize, LunKeys)]) -> Result<(), SettingError> {
+    let units: HashMap<&str, Option<&str>> = luns.iter().map(|(_, _, lun)| (lun.id(), lun.shared())).collect();
+    let mut seen = HashMap::new();
+    let own_first = luns.iter().filter(|(_, _, lun)| lun.shared().is_none());
+    for (controller, _, lun) in own_first.chain(luns.iter().filter(|(_, _, lun)| lun.shared().is_some())) {
+        let unit = lun.shared().unwrap_or(lun.id());
+        match units.get(unit) {
+            Some(Some(other)) if lun.shared().is_some() => {
+                return Err(lun.no_such_unit(unit, &format!(", which itself shares the unit of {other:?}")));
+            }
+            None => return Err(lun.no_such_unit(unit, "")),
+            _ => {}
+        }
+        if let Some(other) = seen.insert((*controller, lun.place.target, unit), lun.id()) {
+            return Err(lun.unit_twice(unit, other));
+        }
+    }
+    Ok(())
+}
+
+impl OwnKeys {
+    fn take(
+        settings: &mut Settings,
+        id: &str,
+        default_name: String,
+        kinds: &[&'static str],
+    ) -> Result<OwnKeys, SettingError> {
+        let storage = take_storage(settings, kinds)?;
+        let reservations = settings.text("reservations").map(PathBuf::from);
+        if let Some(path) = &reservations {
+            judge_reservations(settings, path)?;
+        }
+        Ok(OwnKeys {
+            backing: BackingKeys::take(settings, storage, id, SERIAL_BYTES)?,
+            unit_name: take_printable(settings, "unit-name", UNIT_NAME_BYTES)?.unwrap_or(default_name),
+            vendor: take_printable(settings, "vendor", VENDOR_BYTES)?.unwrap_or_else(|| VENDOR.to_owned()),
+            product: take_printable(settings, "product", PRODUCT_BYTES)?.unwrap_or_else(|| PRODUCT.to_owned()),
+            reservations,
+        })
+    }
+
+    fn claim(&self, settings: &Settings, id: &str, names: &mut Names) -> Result<Vec<Claim>, SettingError> {
+        let owner = || format!("lun {id:?}");
+        let mut claims = vec![names.claim(settings, "unit-name", &self.unit_name, owner())?];
+        if let Some(path) = &self.reservations {
+            claims.push(names.claim_file(settings, "reservations", path, owner())?);
+        }
+        Ok(claims)
+    }
+}
+
+/// Of all units that one guest can see no two have the same: no two controllers listen at one path.
+fn default_unit_name(socket: &Path, place: LunPlace) -> String {
+    let socket = same_place(socket);
+    let path = std::path::absolute(&socket).unwrap_or(socket).display().to_string();
+    let name = format!("{place}:{path}");
+    if name.len() <= UNIT_NAME_BYTES && is_printable(&name) {
+        return name;
+    }
+    format!("{place}:{:016x}", locally_assigned(&path))
+}
+
+fn take_place(settings: &mut Settings, places: &Places) -> Result<LunPlace, SettingError> {
+    let target = take_u16(settings, "target", 0, u8::MAX.into())?;
+    let lun = take_u16(settings, "lun", 0, MAX_LUN)?.unwrap_or(0);
+    let target = match target.map(u8::try_from) {
+        Some(Ok(target)) => Some(target),
+        _ => free_target(places),
+    };
+    match target {
+        Some(target) => Ok(LunPlace { target, lun }),
+        None => Err(settings.error("target", "nothing, and all 256 in use", "the target that gets another LUN")),
+    }
+}
+
+fn judge_reservations(settings: &Settings, path: &Path) -> Result<(), SettingError> {
+    let expected = "a file, or a new one in an existing folder";
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let wrong = |why: String| settings.error("reservations", format!("{path:?} ({why})"), expected);
+    match folder.metadata() {
+        Err(error) => return Err(wrong(error.to_string())),
+        Ok(folder) if !folder.is_dir() => return Err(wrong("in no folder".to_owned())),
+        Ok(_) => {}
+    }
+    match path.metadata() {
+        Ok(file) if !file.is_file() => Err(wrong("no regular file".to_owned())),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(wrong(error.to_string())),
+        _ => Ok(()),
+    }
+}

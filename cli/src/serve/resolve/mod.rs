@@ -1,0 +1,272 @@
+//! From what was given to what will be done: takes each key, fills in defaults, and checks each value against the others and
+//! against the host. Nothing is created here.
+//!
+//! `front` has the keys of how guests reach a device, `backing` those of what a disk or a unit is, `lun` those of a LUN,
+//! `process` those of the daemon; `names` is what may be there only once.
+
+mod backing;
+mod front;
+mod lun;
+mod names;
+mod process;
+
+use std::path::Path;
+
+use mqblk_core::disk::DiskError;
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_vhost_user_server::SocketError;
+
+use super::config::{ControllerConfig, DiskConfig, ServeConfig};
+use super::cpus::Cpus;
+use super::file::{Given, GivenLun};
+use backing::{BackingKeys, take_storage};
+use front::FrontKeys;
+pub use lun::{LunKeys, find_controller};
+pub use names::{Claim, Names, Places, file_claim};
+use names::{call, same_place, take_id};
+
+/// Most virtqueues of one device, as vhost-user counts them, and most workers of one process.
+const MAX_QUEUES: u16 = 256;
+/// Most request queues of a controller: it has a control and an event queue besides.
+const MAX_SCSI_QUEUES: u16 = MAX_QUEUES - 2;
+/// Longest identification string that virtio-blk carries (virtio 1.3 section 5.2.6, VIRTIO_BLK_T_GET_ID).
+const BLK_SERIAL_BYTES: usize = 20;
+/// Longest `plug-us` and `coalesce-us`: a hundredth of a second is an age already.
+const MAX_HOLD_US: u64 = 10_000;
+/// `cmd-per-lun`: QEMU's default, and what its driver accepts.
+const DEFAULT_CMD_PER_LUN: u16 = 128;
+const MAX_CMD_PER_LUN: u16 = 1024;
+/// The guest interfaces of `--disk`.
+const INTERFACES: &[&str] = &["virtio-blk", "virtio-scsi"];
+
+/// A configuration that cannot be served. One line each.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A value is wrong.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+    /// The storage cannot be opened.
+    #[error("{subject}: {source}")]
+    Disk {
+        /// Which disk.
+        subject: String,
+        /// Why.
+        source: DiskError,
+    },
+    /// The admin socket cannot be where it was asked for.
+    #[error("serve: admin: {0}")]
+    Admin(#[source] SocketError),
+    /// Reservations cannot be kept where it was asked for.
+    #[error("lun {id:?}: reservations: found {why}, expected a file that reservations were kept in, or a new one")]
+    Reservations {
+        /// Which LUN.
+        id: String,
+        /// Why.
+        why: String,
+    },
+    /// A device's socket cannot be where it was asked for.
+    #[error("{subject}: socket: {source}")]
+    Socket {
+        /// Which disk or controller.
+        subject: String,
+        /// Why.
+        source: SocketError,
+    },
+}
+
+/// An open disk and its storage's settings as they came to be.
+pub type Opened<D> = (D, Vec<(&'static str, String)>);
+
+/// The kinds of storage, and how one is opened. What [`resolve`] needs to know of storage.
+pub trait Storages {
+    /// What an open disk is.
+    type Disk;
+    /// The kinds' names.
+    fn kinds(&self) -> Vec<&'static str>;
+    /// Opens a disk, taking its own keys from `settings`.
+    ///
+    /// # Errors
+    /// When a value is wrong or the host refuses.
+    fn open(&mut self, kind: &str, settings: &mut Settings) -> Result<Opened<Self::Disk>, DiskError>;
+}
+
+/// Turns `given` into a configuration, opening the storage of each disk and LUN.
+///
+/// # Errors
+/// At the first value that cannot be used.
+pub fn resolve<S: Storages>(
+    mut given: Given,
+    cpus: &Cpus,
+    storages: &mut S,
+) -> Result<ServeConfig<S::Disk>, ConfigError> {
+    if given.disks.is_empty() && given.controllers.is_empty() {
+        let expected = "at least one --disk or --controller KEY=VALUE,..., or a [[disk]] or [[controller]] table in \
+                        --config FILE";
+        return Err(given.process.error("disk", "none", expected).into());
+    }
+    let kinds = storages.kinds();
+    let mut names = Names::default();
+    let mut controllers = Vec::new();
+    for (index, settings) in given.controllers.into_iter().enumerate() {
+        controllers.push(ControllerKeys::take(settings, cpus, &mut names, format!("controller #{}", index + 1))?);
+    }
+    let mut disks = Vec::new();
+    for (index, mut settings) in given.disks.into_iter().enumerate() {
+        let owner = format!("disk #{}", index + 1);
+        if settings.choice("interface", INTERFACES)? == Some("virtio-scsi") {
+            let (keys, lun) = ControllerKeys::of_disk(settings, cpus, &kinds, &mut names, owner)?;
+            given.luns.push(GivenLun { controller: Some(controllers.len()), settings: lun });
+            controllers.push(keys);
+        } else {
+            disks.push(DiskKeys::take(settings, cpus, &kinds, &mut names, owner)?);
+        }
+    }
+    let luns = lun::take_all(given.luns, &controllers, &kinds, &mut names)?;
+
+    let fronts = || {
+        let disks = disks.iter().map(|disk| (format!("disk {:?}", disk.id), &disk.front));
+        disks.chain(controllers.iter().map(|one| (format!("controller {:?}", one.id), &one.front)))
+    };
+    let total: u64 = fronts().map(|(_, front)| u64::from(front.known().queues)).sum();
+    let (workers, pin) = process::take_workers(&mut given.process, cpus, total)?;
+    let admin = process::take_admin(&mut given.process, fronts())?;
+    given.process.finish()?;
+
+    let mut next = 0;
+    let mut dealt = Vec::new();
+    for (settings, front) in disks
+        .iter()
+        .map(|disk| (&disk.settings, &disk.front))
+        .chain(controllers.iter().map(|one| (&one.settings, &one.front)))
+    {
+        dealt.push(front.deal(settings, &mut next, workers)?);
+    }
+    let mut dealt = dealt.into_iter();
+    let mut served = ServeConfig { workers, pin, admin, disks: Vec::new(), controllers: Vec::new() };
+    for (DiskKeys { settings, id, backing, .. }, front) in disks.into_iter().zip(dealt.by_ref()) {
+        served.disks.push(DiskConfig { id, front, backing: backing.open(settings, storages)? });
+    }
+    for ((keys, luns), front) in controllers.into_iter().zip(luns).zip(dealt) {
+        let ControllerKeys { settings, id, cmd_per_lun, .. } = keys;
+        settings.finish()?;
+        let luns = luns.into_iter().map(|lun| lun.open(storages)).collect::<Result<_, _>>()?;
+        served.controllers.push(ControllerConfig { id, front, cmd_per_lun, luns });
+    }
+    Ok(served)
+}
+
+/// A virtio-blk disk before its storage is opened.
+struct DiskKeys {
+    settings: Settings,
+    id: String,
+    front: FrontKeys,
+    backing: BackingKeys,
+}
+
+impl DiskKeys {
+    fn take(
+        mut settings: Settings,
+        cpus: &Cpus,
+        kinds: &[&'static str],
+        names: &mut Names,
+        owner: String,
+    ) -> Result<DiskKeys, SettingError> {
+        let storage = take_storage(&mut settings, kinds)?;
+        let id = take_id(&mut settings, "path", storage)?;
+        call(&mut settings, format!("disk {id:?}"));
+        names.claim(&settings, "id", &id, owner)?;
+        let front = take_front(&mut settings, cpus, MAX_QUEUES, names)?;
+        let backing = BackingKeys::take(&mut settings, storage, &id, BLK_SERIAL_BYTES)?;
+        Ok(DiskKeys { settings, id, front, backing })
+    }
+}
+
+/// A controller before its LUNs are looked at.
+pub struct ControllerKeys {
+    settings: Settings,
+    id: String,
+    front: FrontKeys,
+    cmd_per_lun: u16,
+}
+
+impl ControllerKeys {
+    fn take(
+        mut settings: Settings,
+        cpus: &Cpus,
+        names: &mut Names,
+        owner: String,
+    ) -> Result<ControllerKeys, SettingError> {
+        let id = take_id(&mut settings, "socket", "scsi")?;
+        ControllerKeys::named(&mut settings, id, cpus, names, owner).map(|keys| ControllerKeys { settings, ..keys })
+    }
+
+    /// A disk that is a controller with one LUN. Returns the LUN's keys too.
+    fn of_disk(
+        mut settings: Settings,
+        cpus: &Cpus,
+        kinds: &[&'static str],
+        names: &mut Names,
+        owner: String,
+    ) -> Result<(ControllerKeys, Settings), SettingError> {
+        // The LUN takes it; here it is what the disk is called after.
+        let storage = take_storage(&mut settings.clone(), kinds)?;
+        let id = take_id(&mut settings, "path", storage)?;
+        let keys = ControllerKeys::named(&mut settings, id, cpus, names, owner)?;
+        Ok((keys, settings))
+    }
+
+    /// The keys but for the id. What is left of the settings is not in the result.
+    fn named(
+        settings: &mut Settings,
+        id: String,
+        cpus: &Cpus,
+        names: &mut Names,
+        owner: String,
+    ) -> Result<ControllerKeys, SettingError> {
+        call(settings, format!("controller {id:?}"));
+        names.claim(settings, "id", &id, owner)?;
+        let front = take_front(settings, cpus, MAX_SCSI_QUEUES, names)?;
+        let cmd_per_lun = take_u16(settings, "cmd-per-lun", 1, MAX_CMD_PER_LUN)?.unwrap_or(DEFAULT_CMD_PER_LUN);
+        Ok(ControllerKeys { settings: Settings::new(settings.subject()), id, front, cmd_per_lun })
+    }
+
+    /// What its LUNs need to know of it: its id, and its socket.
+    fn seen_by_luns(&self) -> (&str, &Path) {
+        (&self.id, &self.front.known().socket)
+    }
+}
+
+/// The front of whatever the settings are now called; its socket is nobody else's.
+fn take_front(
+    settings: &mut Settings,
+    cpus: &Cpus,
+    max_queues: u16,
+    names: &mut Names,
+) -> Result<FrontKeys, SettingError> {
+    let front = FrontKeys::take(settings, cpus, max_queues).map_err(|error| with_likely_slip(error, settings))?;
+    let owner = settings.subject().rsplit(": ").next().unwrap_or_default().to_owned();
+    names.claim_file(settings, "socket", &front.known().socket, owner)?;
+    Ok(front)
+}
+
+/// Takes a whole number.
+fn take_u16(settings: &mut Settings, key: &'static str, min: u16, max: u16) -> Result<Option<u16>, SettingError> {
+    let number = settings.number(key, u64::from(min)..=u64::from(max))?;
+    Ok(number.and_then(|number| u16::try_from(number).ok()))
+}
+
+/// When a key is missing, names one that was given and looks like it: a missing key is found before unknown ones are.
+pub fn with_likely_slip(mut error: SettingError, settings: &Settings) -> SettingError {
+    if error.found == "nothing" {
+        let close = |key: &&str| strsim::damerau_levenshtein(key, &error.key) <= 2;
+        if let Some(slip) = settings.keys_left().find(close) {
+            error.found = format!("nothing, but a key {slip:?}");
+        }
+    }
+    error
+}
+
+#[cfg(test)]
+mod lun_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,73 @@
+//! The keys of the process: its workers, their CPUs, and the admin socket.
+
+use mqblk_core::settings::{SettingError, Settings};
+
+use super::front::{FrontKeys, socket_path, take_socket_mode};
+use super::{MAX_QUEUES, same_place, take_u16};
+use crate::serve::config::{AdminConfig, SocketMode};
+use crate::serve::cpus::{self, Cpus};
+
+/// `admin` and `admin-mode`. `fronts` are the guests' sockets, each with whose it is.
+pub fn take_admin<'a>(
+    settings: &mut Settings,
+    mut fronts: impl Iterator<Item = (String, &'a FrontKeys)>,
+) -> Result<Option<AdminConfig>, SettingError> {
+    let mode = take_socket_mode(settings, "admin-mode")?;
+    let Some(path) = settings.text("admin") else {
+        return match mode {
+            Some(mode) => Err(settings.error("admin-mode", format!("\"{mode}\", but no admin"), "admin with it")),
+            None => Ok(None),
+        };
+    };
+    let socket = socket_path(settings, "admin", path)?;
+    if let Some((whose, _)) = fronts.find(|(_, front)| same_place(&front.known().socket) == same_place(&socket)) {
+        let found = format!("{:?}, the socket of {whose}", socket.display().to_string());
+        return Err(settings.error("admin", found, "a path of its own"));
+    }
+    Ok(Some(AdminConfig { socket, mode: mode.unwrap_or(SocketMode::OWNER_ONLY) }))
+}
+
+/// `workers` and `pin`.
+pub fn take_workers(
+    settings: &mut Settings,
+    cpus: &Cpus,
+    total_queues: u64,
+) -> Result<(u16, Option<Vec<u16>>), SettingError> {
+    let workers = take_u16(settings, "workers", 1, MAX_QUEUES)?;
+    let pin = match settings.text("pin") {
+        Some(text) => Some(parse_pin(settings, &text, cpus)?),
+        None => None,
+    };
+    let workers = match (workers, &pin) {
+        (Some(workers), Some(pin)) if pin.len() != usize::from(workers) => {
+            let found = format!("{} CPUs for {workers} workers", pin.len());
+            return Err(settings.error("pin", found, "one CPU for each worker"));
+        }
+        (Some(workers), _) => workers,
+        (None, Some(pin)) if pin.len() <= usize::from(MAX_QUEUES) => pin.len() as u16,
+        (None, Some(pin)) => {
+            return Err(settings.error("pin", format!("{} CPUs", pin.len()), format!("at most {MAX_QUEUES}")));
+        }
+        (None, None) => u64::from(cpus.count.min(MAX_QUEUES)).min(total_queues) as u16,
+    };
+    Ok((workers, pin))
+}
+
+fn parse_pin(settings: &Settings, text: &str, cpus: &Cpus) -> Result<Vec<u16>, SettingError> {
+    let mut pin = Vec::new();
+    for piece in text.split(',') {
+        let Some(cpu) = piece.parse::<u16>().ok().filter(|_| piece.bytes().all(|byte| byte.is_ascii_digit())) else {
+            return Err(settings.error("pin", format!("{text:?}"), "CPU numbers separated by commas, such as 0,1"));
+        };
+        if !cpus.pinnable.contains(&cpu) {
+            let expected =
+                format!("CPUs of this host that this process may use: {}", cpus::display_list(&cpus.pinnable));
+            return Err(settings.error("pin", format!("CPU {cpu}"), expected));
+        }
+        if pin.contains(&cpu) {
+            return Err(settings.error("pin", format!("CPU {cpu} twice"), "a CPU of its own for each worker"));
+        }
+        pin.push(cpu);
+    }
+    Ok(pin)
+}

@@ -1,0 +1,88 @@
+//! Waiting for a device's calls: one eventfd for all queues that a thread owns.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use mqblk_ring::split::SplitDriver;
+use mqblk_ring::split::driver::DeviceError;
+use mqblk_vhost_user_client::EventFd;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+use crate::DriverError;
+
+/// Wakes a thread that waits for its queues.
+#[derive(Debug)]
+pub struct Waker(EventFd);
+
+impl Waker {
+    /// Makes the wait return, this time or the next.
+    pub fn wake(&self) {
+        // It fails only when the counter is full, and then the wait returns anyway.
+        let _ = self.0.write(1);
+    }
+}
+
+/// The call eventfd that the queues of one thread share, so that the thread waits in one place, with one system call.
+#[derive(Debug)]
+pub(crate) struct Calls {
+    call: EventFd,
+    /// Edge triggered on `call`: waiting need not read the eventfd, whose counter then counts the calls. (A blocking read
+    /// of it would not do: a server may set O_NONBLOCK, which is the eventfd's and not the descriptor's.)
+    waiting: Epoll,
+    calls: u64,
+}
+
+/// What arming the rings of a thread found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Armed {
+    /// Something is in flight, so a call will come.
+    pub(crate) busy: bool,
+    /// Enough answers are there already.
+    pub(crate) ready: bool,
+}
+
+impl Calls {
+    /// Of an eventfd that devices write to.
+    pub(crate) fn new(call: EventFd) -> io::Result<Calls> {
+        let waiting = Epoll::new()?;
+        let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, 0);
+        waiting.ctl(ControlOperation::Add, call.as_raw_fd(), event)?;
+        Ok(Calls { call, waiting, calls: 0 })
+    }
+
+    /// Calls so far. A use of a [`Waker`] counts as one.
+    pub(crate) fn count(&mut self) -> io::Result<u64> {
+        // The counter is never 0 at the read, so the read does not block.
+        self.call.write(1)?;
+        self.calls += self.call.read()? - 1;
+        Ok(self.calls)
+    }
+
+    /// Something to end a [`sleep`](Self::sleep) with from another thread.
+    pub(crate) fn waker(&self) -> io::Result<Waker> {
+        self.call.try_clone().map(Waker)
+    }
+
+    /// Sleeps until a call or a waker, also one that came since the last sleep. May return early.
+    pub(crate) fn sleep(&self, limit: Option<Duration>) -> Result<(), DriverError> {
+        let limit = limit.map_or(-1, |limit| i32::try_from(limit.as_millis()).unwrap_or(i32::MAX));
+        match self.waiting.wait(limit, &mut [EpollEvent::default()]) {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                Err(DriverError::Host { what: "wait for a call", source: error })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Has each ring with something in flight call for `count` answers (or all, if fewer are in flight there), and looks again.
+pub(crate) fn arm<'a>(rings: impl Iterator<Item = &'a mut SplitDriver>, count: u16) -> Result<Armed, DeviceError> {
+    let mut armed = Armed::default();
+    for ring in rings.filter(|ring| ring.in_flight() != 0) {
+        let count = count.clamp(1, ring.in_flight());
+        armed.ready |= ring.arm(count)? >= count;
+        armed.busy = true;
+    }
+    Ok(armed)
+}

@@ -1,0 +1,142 @@
+//! A small vhost-user server in this process, for tests.
+//!
+//! Written from the specifications, byte by byte, and sharing nothing with the driver but the mapping of memory: what the
+//! two agree on, the documents said. What the device is, a [`Personality`] says.
+
+mod ring;
+mod wire;
+
+use std::fs::File;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use mqblk_memory::{GuestAddress, GuestMemory};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// How long the model waits for a message or a kick before it looks at everything again.
+const TICK_MS: i64 = 20;
+
+/// A descriptor: (address, length, we may write).
+pub(crate) type Part = (u64, u32, bool);
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It is answered, with so many bytes written.
+    Answer(u32),
+    /// It is answered under an id that is not in flight.
+    WrongId(u32),
+    /// It stays; it is asked about again at the next tick.
+    Hold,
+    /// The server leaves.
+    Leave,
+}
+
+/// A request as it lies in a ring.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pub(crate) queue: usize,
+    pub(crate) head: u16,
+    pub(crate) parts: Vec<Part>,
+}
+
+/// A device.
+pub(crate) trait Personality: Send + Sync + 'static {
+    /// Rings.
+    fn rings(&self) -> u16;
+    /// Virtio features offered.
+    fn features(&self) -> u64;
+    /// vhost-user protocol features offered.
+    fn protocol(&self) -> u64;
+    /// The configuration, from its first byte.
+    fn config(&self) -> Vec<u8>;
+    /// The driver writes to the configuration.
+    fn write_config(&self, offset: u32, bytes: &[u8]);
+    /// Looks at requests that are all in flight now, before any of them is carried out.
+    fn in_flight(&self, _memory: &GuestMemory, _requests: &[Found]) {}
+    /// Carries a request out, or says why not.
+    fn request(&self, memory: &GuestMemory, request: &Found) -> Verdict;
+    /// A connection was closed.
+    fn closed(&self) {}
+}
+
+pub(crate) fn read<const N: usize>(memory: &GuestMemory, at: u64) -> [u8; N] {
+    let mut bytes = [0; N];
+    memory.read(GuestAddress(at), &mut bytes).expect("a mapped address");
+    bytes
+}
+
+pub(crate) fn write(memory: &GuestMemory, at: u64, bytes: &[u8]) {
+    memory.write(GuestAddress(at), bytes).expect("a mapped address");
+}
+
+/// The running server. Ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Process {
+    path: PathBuf,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Process {
+    /// Serves `device` at `path`, one connection after the other.
+    pub(crate) fn start(path: &Path, device: Arc<impl Personality>) -> Process {
+        let listener = UnixListener::bind(path).expect("the model's socket");
+        listener.set_nonblocking(true).expect("non-blocking listener");
+        let stop = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            while !ends.load(Ordering::Acquire) {
+                let _ = wait(&[&listener], TICK_MS);
+                if let Ok((socket, _)) = listener.accept() {
+                    serve(&*device, &socket, &ends);
+                    device.closed();
+                }
+            }
+        });
+        Process { path: path.to_owned(), stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Waits until one of `fds` can be read, at most `milliseconds`. Which: a flag for each.
+fn wait(fds: &[&dyn std::os::fd::AsFd], milliseconds: i64) -> Vec<bool> {
+    let limit = Timespec { tv_sec: 0, tv_nsec: milliseconds * 1_000_000 };
+    let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    let _ = poll(&mut polled, Some(&limit));
+    polled.iter().map(|fd| !fd.revents().is_empty()).collect()
+}
+
+/// Serves one connection to its end.
+fn serve(device: &impl Personality, socket: &UnixStream, stop: &AtomicBool) {
+    let mut connection = wire::Connection::new(device, socket);
+    while !stop.load(Ordering::Acquire) {
+        let kicks: Vec<&File> = connection.rings.iter().filter_map(|ring| ring.kick.as_ref()).collect();
+        let fds: Vec<&dyn std::os::fd::AsFd> =
+            std::iter::once(socket as &dyn std::os::fd::AsFd).chain(kicks.iter().map(|kick| *kick as _)).collect();
+        let ready = wait(&fds, TICK_MS);
+        for (kick, ready) in kicks.iter().zip(&ready[1..]) {
+            if *ready {
+                let _ = std::io::Read::read(&mut &**kick, &mut [0; 8]);
+            }
+        }
+        if ready[0] && !connection.message() {
+            return;
+        }
+        if !connection.run_rings() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What the set-up of every device has: shared memory, rings in it, and how requests lie in them.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use mqblk_core::ByteLen;
+use mqblk_memory::{GuestAddress, GuestMemory, Region};
+use mqblk_ring::split::driver::{Features, IndirectArea, Shape};
+use mqblk_ring::split::{SplitAddresses, SplitDriver};
+use mqblk_vhost_user_client::features as virtio;
+use mqblk_vhost_user_client::{Client, EventFd, QueueSetup, SharedRegion};
+
+use crate::DriverError;
+
+/// The first guest address in use: not 0, so that a zeroed descriptor names nothing.
+const BASE: GuestAddress = GuestAddress(1 << 20);
+/// Parts that different sides write start on different pages.
+const PAGE: u64 = 4096;
+/// Descriptors of an indirect table: header, status, and up to 14 pieces of data.
+const PER_TABLE: u16 = 16;
+
+/// A stretch of shared memory that a request's data lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Where.
+    pub address: GuestAddress,
+    /// How many bytes.
+    pub len: u32,
+}
+
+/// How requests lie in the ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ShapeChoice {
+    /// Direct while the ring has room for three descriptors for each request that will be in flight, else indirect.
+    #[default]
+    Auto,
+    /// A ring descriptor for each piece.
+    Direct,
+    /// A table for each request, when the server takes them.
+    Indirect,
+}
+
+impl ShapeChoice {
+    /// What it is for `depth` requests on a ring of `size` entries.
+    pub(crate) fn resolve(self, indirect: bool, depth: u32, size: u16) -> Shape {
+        match self {
+            ShapeChoice::Indirect if indirect => Shape::Indirect,
+            ShapeChoice::Auto if indirect && depth * 3 > size.into() => Shape::Indirect,
+            _ => Shape::Direct,
+        }
+    }
+}
+
+/// Hands out page-aligned stretches of guest addresses, one behind the other.
+#[derive(Debug)]
+pub(crate) struct Planner {
+    next: u64,
+}
+
+impl Planner {
+    pub(crate) fn new() -> Planner {
+        Planner { next: BASE.0 }
+    }
+
+    pub(crate) fn part(&mut self, bytes: u64) -> GuestAddress {
+        let at = GuestAddress(self.next);
+        // What is too much is refused when the memory is made.
+        self.next = self.next.saturating_add(bytes).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+        at
+    }
+
+    /// A ring of `size` entries, and its indirect tables.
+    pub(crate) fn ring(&mut self, size: u16) -> RingLayout {
+        let n = u64::from(size);
+        let at = SplitAddresses { desc: self.part(16 * n), avail: self.part(6 + 2 * n), used: self.part(6 + 8 * n) };
+        RingLayout { at, size, tables: self.part(IndirectArea::bytes(size, PER_TABLE)) }
+    }
+
+    /// Makes the memory and shows it to the server.
+    pub(crate) fn share(self, client: &mut Client) -> Result<Shared, DriverError> {
+        let (region, file) = Region::shared("mqblk-driver", self.next - BASE.0, BASE)?;
+        let region = Arc::new(region);
+        let memory = Arc::new(GuestMemory::new(vec![Arc::clone(&region)])?);
+        client.set_memory(&[SharedRegion { region: &region, file: &file }])?;
+        Ok(Shared { region, memory, _file: file })
+    }
+}
+
+/// One ring's place, in guest addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RingLayout {
+    at: SplitAddresses,
+    pub(crate) size: u16,
+    tables: GuestAddress,
+}
+
+/// Memory that the driver shares with the server. What the server maps is kept until the conversation ends.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    region: Arc<Region>,
+    pub(crate) memory: Arc<GuestMemory>,
+    _file: File,
+}
+
+impl Shared {
+    /// Sets queue `index` up at `layout` and starts it; its calls go to `call`. Returns its ring, and what to kick it with.
+    pub(crate) fn start(
+        &self,
+        client: &mut Client,
+        index: u16,
+        layout: &RingLayout,
+        features: u64,
+        call: &EventFd,
+    ) -> Result<(SplitDriver, EventFd), DriverError> {
+        let has = |bit: u64| features & bit != 0;
+        let tables = IndirectArea { start: layout.tables, per_table: PER_TABLE };
+        let tables = has(virtio::INDIRECT_DESC).then_some(tables);
+        let event_idx = has(virtio::EVENT_IDX);
+        let ring = SplitDriver::new(&self.memory, &layout.at, layout.size, Features { event_idx }, tables)?;
+        let kick = EventFd::new(0).map_err(DriverError::event)?;
+        let region = &self.region;
+        let setup = QueueSetup { size: layout.size, at: layout.at, region, base: 0, kick: &kick, call };
+        client.start_queue(index, &setup)?;
+        Ok((ring, kick))
+    }
+}
+
+/// Data memory of one queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DataArea {
+    pub(crate) start: GuestAddress,
+    pub(crate) len: ByteLen,
+}

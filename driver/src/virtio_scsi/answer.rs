@@ -1,0 +1,208 @@
+//! How a command ended: response, status, residual and sense data, judged. Sources: virtio 1.3 section 5.6.6.1; SAM-5 section
+//! 5.3; SPC-4 section 4.5.
+
+use super::queue::POISON;
+use super::wire::{Response, SENSE_BYTES};
+
+/// Sense data, as far as an initiator acts on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sense {
+    /// Sense key.
+    pub key: u8,
+    /// Additional sense code.
+    pub asc: u8,
+    /// And its qualifier.
+    pub ascq: u8,
+    /// It is about an earlier command.
+    pub deferred: bool,
+    /// The INFORMATION field, when it is valid.
+    pub information: Option<u64>,
+}
+
+impl Sense {
+    /// The sense key of a unit attention.
+    pub const UNIT_ATTENTION: u8 = 6;
+    /// The sense key of a command that the device ended; a retry may do.
+    pub const ABORTED_COMMAND: u8 = 0xb;
+    /// The sense key of a unit that is not ready, perhaps yet.
+    pub const NOT_READY: u8 = 2;
+    /// The sense key of a command that makes no sense to the unit.
+    pub const ILLEGAL_REQUEST: u8 = 5;
+
+    /// Of sense data in fixed or descriptor format. `None` when it is neither, or cut before the codes.
+    pub fn parse(bytes: &[u8]) -> Option<Sense> {
+        let byte = |at: usize| bytes.get(at).copied();
+        let format = byte(0)? & 0x7f;
+        match format {
+            0x70 | 0x71 => {
+                let information = match (byte(0)? & 0x80, bytes.get(3..7)) {
+                    (0x80, Some(&[a, b, c, d])) => Some(u32::from_be_bytes([a, b, c, d]).into()),
+                    _ => None,
+                };
+                // Short sense data need not have the codes; then they are 0.
+                let (asc, ascq) = (byte(12).unwrap_or(0), byte(13).unwrap_or(0));
+                Some(Sense { key: byte(2)? & 0xf, asc, ascq, deferred: format == 0x71, information })
+            }
+            0x72 | 0x73 => {
+                let (key, asc, ascq) = (byte(1)? & 0xf, byte(2)?, byte(3)?);
+                let information = descriptor(bytes, 0x00).filter(|found| found.len() >= 12).map(|found| {
+                    // Type, length, VALID, reserved, then the field.
+                    u64::from_be_bytes(std::array::from_fn(|at| found[4 + at]))
+                });
+                Some(Sense { key, asc, ascq, deferred: format == 0x73, information })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The first descriptor of `kind` in descriptor-format sense data.
+fn descriptor(bytes: &[u8], kind: u8) -> Option<&[u8]> {
+    let mut rest = bytes.get(8..)?;
+    while let [found, len, ..] = *rest {
+        let end = usize::from(len) + 2;
+        if found == kind {
+            return rest.get(..end);
+        }
+        rest = rest.get(end..)?;
+    }
+    None
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// GOOD, and all of the data was moved.
+    Good,
+    /// GOOD, and less than all of the data was moved: usual for an INQUIRY, a failure for a read.
+    Short {
+        /// Bytes that were not moved.
+        residual: u32,
+    },
+    /// CHECK CONDITION.
+    Check(Sense),
+    /// Another status: 08 busy, 18 reservation conflict, 28 task set full, 40 task aborted, ...
+    Status(u8),
+    /// The command was not carried out.
+    Response(Response),
+    /// The answer contradicts itself or the specification.
+    Malformed(&'static str),
+    /// The device answered without writing an answer (seen only where answers are spoilt before).
+    NotWritten,
+}
+
+impl Ending {
+    /// Whether all of it happened.
+    #[inline]
+    pub fn is_good(self) -> bool {
+        self == Ending::Good
+    }
+}
+
+/// The fixed part of an answer, as it lies in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head {
+    pub(crate) sense_len: u32,
+    pub(crate) residual: u32,
+    pub(crate) status: u8,
+    pub(crate) response: u8,
+}
+
+impl Head {
+    #[inline]
+    pub(crate) fn from_words([first, second]: [u64; 2]) -> Head {
+        let (first, second) = (u64::from_le(first), u64::from_le(second));
+        let [sense_len, residual] = [first as u32, (first >> 32) as u32];
+        Head { sense_len, residual, status: (second >> 16) as u8, response: (second >> 24) as u8 }
+    }
+
+    /// Judges the answer to a command with `len` bytes of data. `sense` reads the sense data, of so many bytes.
+    #[inline]
+    pub(crate) fn judge(self, len: u32, sense: impl FnOnce(&mut [u8])) -> Ending {
+        // All zeroes but the length of nothing: what nearly every answer is.
+        if self.status == 0 && self.response == 0 && self.residual == 0 && self.sense_len as usize <= SENSE_BYTES {
+            return Ending::Good;
+        }
+        self.judge_rest(len, sense)
+    }
+
+    #[cold]
+    fn judge_rest(self, len: u32, sense: impl FnOnce(&mut [u8])) -> Ending {
+        if self.response == POISON {
+            return Ending::NotWritten;
+        }
+        if self.sense_len as usize > SENSE_BYTES {
+            return Ending::Malformed("more sense data than there is room for");
+        }
+        if self.response != 0 {
+            return Ending::Response(Response::from_byte(self.response));
+        }
+        if self.residual > len {
+            return Ending::Malformed("a residual that is larger than the data");
+        }
+        match self.status {
+            0x00 => Ending::Short { residual: self.residual },
+            0x02 => {
+                let mut bytes = [0; SENSE_BYTES];
+                let bytes = &mut bytes[..self.sense_len as usize];
+                sense(bytes);
+                match Sense::parse(bytes) {
+                    Some(sense) => Ending::Check(sense),
+                    None if bytes.is_empty() => Ending::Malformed("CHECK CONDITION without sense data"),
+                    None => Ending::Malformed("sense data of no known format"),
+                }
+            }
+            other => Ending::Status(other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: Head = Head { sense_len: 0, residual: 0, status: 0, response: 0 };
+
+    #[test]
+    fn answers_are_judged() {
+        let fixed = [0xf0, 0, 3, 0, 0, 1, 0, 10, 0, 0, 0, 0, 0x11, 0x04, 0, 0, 0, 0];
+        let sense = Sense { key: 3, asc: 0x11, ascq: 4, deferred: false, information: Some(256) };
+        for (head, expected) in [
+            (GOOD, Ending::Good),
+            (Head { residual: 7, ..GOOD }, Ending::Short { residual: 7 }),
+            (Head { residual: 101, ..GOOD }, Ending::Malformed("a residual that is larger than the data")),
+            (Head { sense_len: 97, ..GOOD }, Ending::Malformed("more sense data than there is room for")),
+            (Head { sense_len: 18, status: 2, residual: 100, ..GOOD }, Ending::Check(sense)),
+            (Head { status: 2, ..GOOD }, Ending::Malformed("CHECK CONDITION without sense data")),
+            (Head { status: 2, sense_len: 2, ..GOOD }, Ending::Malformed("sense data of no known format")),
+            (Head { status: 0x28, ..GOOD }, Ending::Status(0x28)),
+            (Head { response: 3, ..GOOD }, Ending::Response(Response::BadTarget)),
+            (Head { response: 3, residual: 1000, ..GOOD }, Ending::Response(Response::BadTarget)),
+            (Head { response: 77, ..GOOD }, Ending::Response(Response::Unknown(77))),
+            (Head { response: POISON, ..GOOD }, Ending::NotWritten),
+        ] {
+            let ending = head.judge(100, |bytes| {
+                let len = bytes.len();
+                bytes.copy_from_slice(&fixed[..len]);
+            });
+            assert_eq!(ending, expected, "{head:?}");
+        }
+    }
+
+    #[test]
+    fn both_formats_of_sense_data() {
+        let mut bytes = vec![0x72, 6, 0x29, 1, 0, 0, 0, 16];
+        assert_eq!(Sense::parse(&bytes).map(|s| (s.key, s.asc, s.ascq, s.information)), Some((6, 0x29, 1, None)));
+        bytes.extend([0x02, 2, 0, 0]);
+        bytes.extend([0x00, 10, 0x80, 0, 0, 0, 0, 0, 0, 0, 1, 2]);
+        assert_eq!(Sense::parse(&bytes).and_then(|s| s.information), Some(258));
+        // A descriptor that goes past the end is none.
+        bytes.truncate(20);
+        assert_eq!(Sense::parse(&bytes).map(|s| s.information), Some(None));
+        assert!(Sense::parse(&[0x73, 6, 0x29, 1]).is_some_and(|s| s.deferred));
+        assert_eq!(Sense::parse(&[0x70, 0, 6]).map(|s| (s.key, s.asc, s.information)), Some((6, 0, None)));
+        for bad in [&[][..], &[0x70], &[0x72, 6, 1], &[0, 1, 2, 3]] {
+            assert_eq!(Sense::parse(bad), None, "{bad:?}");
+        }
+    }
+}

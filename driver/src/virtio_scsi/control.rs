@@ -1,0 +1,198 @@
+//! The control and the event queue: task management, and what the device says of itself.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots};
+use mqblk_ring::split::SplitDriver;
+use mqblk_ring::split::driver::Shape;
+use mqblk_vhost_user_client::EventFd;
+
+use super::layout::ControlLayout;
+use super::queue::POISON;
+use super::wire::{Address, EVENT_BYTES, Event, TMF_BYTES, TMF_STRIDE, TaskAnswer, TaskManagement};
+use crate::calls::{self, Calls};
+use crate::{DriverError, Refused, Waker};
+
+/// Event buffers that lie with the device.
+const EVENT_BUFFERS: u16 = 16;
+
+/// Both queues, owned by one thread, which need not be one that owns request queues.
+#[derive(Debug)]
+pub struct Control {
+    control: SplitDriver,
+    event: SplitDriver,
+    kicks: [EventFd; 2],
+    tasks: SharedSlots<[u64; 4]>,
+    answers: SharedSlots<u8>,
+    users: Box<[u32]>,
+    free: Vec<u16>,
+    memory: Arc<GuestMemory>,
+    layout: ControlLayout,
+    calls: Calls,
+}
+
+/// The end of a task management function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskDone {
+    /// What the submission was given.
+    pub user: u32,
+    /// How it ended.
+    pub answer: TaskAnswer,
+}
+
+impl Control {
+    pub(crate) fn new(
+        (control, control_kick): (SplitDriver, EventFd),
+        (event, event_kick): (SplitDriver, EventFd),
+        memory: &Arc<GuestMemory>,
+        layout: ControlLayout,
+        calls: Calls,
+    ) -> Result<Control, DriverError> {
+        let n = usize::from(control.size());
+        let slots = |ok: bool| assert!(ok, "the region was made for this layout");
+        let (tasks, answers) = (memory.slots(layout.tasks, n), memory.slots(layout.answers, n));
+        slots(tasks.is_some() && answers.is_some());
+        let (Some(tasks), Some(answers)) = (tasks, answers) else { unreachable!("just checked") };
+        let mut made = Control {
+            users: vec![0; n].into(),
+            free: (0..control.size()).rev().collect(),
+            control,
+            event,
+            kicks: [control_kick, event_kick],
+            tasks,
+            answers,
+            memory: Arc::clone(memory),
+            layout,
+            calls,
+        };
+        for slot in 0..EVENT_BUFFERS.min(made.event.size()) {
+            made.post(slot)?;
+        }
+        made.publish().map_err(DriverError::event)?;
+        Ok(made)
+    }
+
+    /// Gives the device an event buffer.
+    fn post(&mut self, slot: u16) -> Result<(), DriverError> {
+        let at = GuestAddress(self.layout.events.0 + u64::from(slot) * u64::from(EVENT_BYTES));
+        // What a device leaves unwritten must say nothing.
+        self.memory.write(at, &[0; EVENT_BYTES as usize]).expect("events lie in shared memory");
+        let chain = self.event.begin(Shape::Direct).writable(at, EVENT_BYTES);
+        chain.and_then(|chain| chain.commit(slot.into())).expect("a buffer for each of at most as many entries");
+        Ok(())
+    }
+
+    fn publish(&mut self) -> io::Result<()> {
+        for (ring, kick) in [&mut self.control, &mut self.event].into_iter().zip(&self.kicks) {
+            if ring.publish() {
+                kick.write(1)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for a task management function. `tag`: the command that is meant, by those that mean one
+    /// ([`QueueSet::tag`](super::QueueSet::tag)).
+    ///
+    /// # Errors
+    /// [`DriverError::Host`] when the kick cannot be written. `Ok(false)`: full until something is reaped.
+    pub fn manage(&mut self, user: u32, task: TaskManagement, at: Address, tag: u64) -> Result<bool, DriverError> {
+        let Some(&slot) = self.free.last() else { return Ok(false) };
+        let request = GuestAddress(self.layout.tasks.0 + u64::from(slot) * u64::from(TMF_STRIDE));
+        let answer = GuestAddress(self.layout.answers.0 + u64::from(slot));
+        let chain = self.control.begin(Shape::Direct).readable(request, TMF_BYTES);
+        let chain = chain.and_then(|chain| chain.writable(answer, 1));
+        match chain.and_then(|chain| chain.commit(slot.into())) {
+            Ok(()) => {}
+            Err(Refused::Full) => return Ok(false),
+            Err(refused) => unreachable!("two pieces in order: {refused}"),
+        }
+        self.free.pop();
+        self.users[usize::from(slot)] = user;
+        // Type 0 (task management) and subtype, LUN, tag.
+        let words = [(u64::from(task as u32) << 32).to_le(), u64::from_ne_bytes(at.to_bytes()), tag.to_le(), 0];
+        self.tasks.set(slot.into(), words);
+        self.answers.set(slot.into(), POISON);
+        self.publish().map_err(DriverError::event)?;
+        Ok(true)
+    }
+
+    /// Takes the end of one task management function, if there is one.
+    ///
+    /// # Errors
+    /// When the device breaks the protocol.
+    pub fn reap(&mut self) -> Result<Option<TaskDone>, DriverError> {
+        self.control.look()?;
+        let Some(used) = self.control.take()? else { return Ok(None) };
+        let slot = used.token as usize;
+        self.free.push(slot as u16);
+        Ok(Some(TaskDone { user: self.users[slot], answer: TaskAnswer::from_byte(self.answers.get(slot)) }))
+    }
+
+    /// Takes one event, if there is one, and gives its buffer back.
+    ///
+    /// # Errors
+    /// When the device breaks the protocol.
+    pub fn event(&mut self) -> Result<Option<Event>, DriverError> {
+        self.event.look()?;
+        let Some(used) = self.event.take()? else { return Ok(None) };
+        let slot = used.token as u16;
+        let at = GuestAddress(self.layout.events.0 + u64::from(slot) * u64::from(EVENT_BYTES));
+        let mut bytes = [0; EVENT_BYTES as usize];
+        self.memory.read(at, &mut bytes).expect("events lie in shared memory");
+        self.post(slot)?;
+        self.publish().map_err(DriverError::event)?;
+        Ok(Some(Event::from_bytes(bytes)))
+    }
+
+    /// Sleeps until there may be something to take, the waker is used, or `limit` is over. May return early.
+    ///
+    /// # Errors
+    /// When a device breaks the protocol, or the wait fails.
+    pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), DriverError> {
+        let armed = calls::arm([&mut self.control, &mut self.event].into_iter(), 1)?;
+        if !armed.ready {
+            self.calls.sleep(limit)?;
+        }
+        self.control.disarm();
+        self.event.disarm();
+        Ok(())
+    }
+
+    /// One task management function from its beginning to its end; others must not be in progress.
+    ///
+    /// # Errors
+    /// As [`manage`](Self::manage) and [`reap`](Self::reap); [`DriverError::NoAnswer`] after `limit`.
+    pub fn run(
+        &mut self,
+        task: TaskManagement,
+        at: Address,
+        tag: u64,
+        limit: Duration,
+    ) -> Result<TaskAnswer, DriverError> {
+        let deadline = Instant::now() + limit;
+        if !self.manage(0, task, at, tag)? {
+            return Err(DriverError::NoAnswer("task management: the control queue is full"));
+        }
+        loop {
+            if let Some(done) = self.reap()? {
+                return Ok(done.answer);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(DriverError::NoAnswer("task management"));
+            }
+            self.wait(Some(left.max(Duration::from_millis(1))))?;
+        }
+    }
+
+    /// Something to end a [`wait`](Self::wait) with from another thread.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn waker(&self) -> io::Result<Waker> {
+        self.calls.waker()
+    }
+}

@@ -1,0 +1,214 @@
+//! The model's commands. Sources: virtio 1.3 section 5.6.6.1, SPC-4, SBC-3.
+
+use std::sync::atomic::Ordering;
+
+use super::{Buffers, Disk, Fault, Shared, locked};
+use crate::model::Verdict;
+use crate::virtio_scsi::wire::Address;
+
+/// An answer before its data: response, status, sense data.
+struct Answer {
+    response: u8,
+    status: u8,
+    sense: Vec<u8>,
+    sense_len: Option<u32>,
+    residual: Option<u32>,
+    data: Vec<u8>,
+}
+
+impl Answer {
+    fn good(data: Vec<u8>) -> Answer {
+        Answer { response: 0, status: 0, sense: vec![], sense_len: None, residual: None, data }
+    }
+
+    fn response(response: u8) -> Answer {
+        Answer { response, ..Answer::good(vec![]) }
+    }
+
+    fn check(key: u8, asc: u8, ascq: u8) -> Answer {
+        let sense = vec![0x70, 0, key, 0, 0, 0, 0, 10, 0, 0, 0, 0, asc, ascq, 0, 0, 0, 0];
+        Answer { status: 2, sense, ..Answer::good(vec![]) }
+    }
+}
+
+/// Bytes of a command's header, and of its answer before the data.
+const HEADER: usize = 51;
+const ANSWER: usize = 108;
+
+impl Shared {
+    /// A command of request queue `queue`.
+    pub(super) fn command(&self, buffers: &Buffers<'_>, queue: usize) -> Verdict {
+        assert!(buffers.readable.len() >= HEADER && buffers.room() >= ANSWER, "framing of a command");
+        let (header, out) = buffers.readable.split_at(HEADER);
+        let tag = u64::from_le_bytes(std::array::from_fn(|at| header[8 + at]));
+        let (cdb, room) = (&header[19..], buffers.room() - ANSWER);
+        assert!(out.is_empty() || room == 0, "data in both directions");
+        let transfer = matches!(cdb[0], 0x28 | 0x2a | 0x88 | 0x8a);
+        let count = self.transfers.load(Ordering::Relaxed);
+        let fault = if transfer { self.behaviour.fault } else { Fault::None };
+        let mut tasks = locked(&self.tasks);
+        match fault {
+            Fault::LeaveAfter(n) if count >= n => return Verdict::Leave,
+            Fault::StallAfter(n) if count >= n => return Verdict::Hold,
+            Fault::KeepFrom(n) if count >= n && !tasks.aborted.contains(&tag) => {
+                tasks.kept.insert(tag);
+                return Verdict::Hold;
+            }
+            _ => {}
+        }
+        let aborted = tasks.kept.remove(&tag);
+        drop(tasks);
+        self.commands.fetch_add(1, Ordering::Relaxed);
+        if transfer {
+            self.transfers.fetch_add(1, Ordering::Relaxed);
+            self.per_queue[queue].fetch_add(1, Ordering::Relaxed);
+        }
+        let mut answer = match aborted {
+            true => Answer::response(2),
+            false => self.carry_out(header, cdb, out, fault, count),
+        };
+        match fault {
+            Fault::FailFrom(n) if count >= n => answer = Answer::check(3, 0x11, 0),
+            Fault::StatusFrom(n, status) if count >= n => answer.status = status,
+            Fault::ResponseFrom(n, response) if count >= n => answer.response = response,
+            Fault::SenseFrom(n, len) if count >= n => {
+                answer = Answer { sense_len: Some(len), ..Answer::check(3, 0x11, 0) };
+            }
+            Fault::ResidualFrom(n, residual) if count >= n => answer.residual = Some(residual),
+            _ => {}
+        }
+        let silent = matches!(fault, Fault::SilentFrom(n) if count >= n);
+        let written = write(buffers, &answer, out.len(), silent);
+        match fault {
+            Fault::WrongIdAt(n) if count == n => Verdict::WrongId(written),
+            _ => Verdict::Answer(written),
+        }
+    }
+
+    fn carry_out(&self, header: &[u8], cdb: &[u8], out: &[u8], fault: Fault, count: u64) -> Answer {
+        let Some(at) = Address::from_bytes(std::array::from_fn(|index| header[index])) else {
+            return Answer::response(3);
+        };
+        let mut disks = locked(&self.disks);
+        let luns: Vec<Address> = disks.keys().filter(|unit| unit.target == at.target).copied().collect();
+        if cdb[0] == 0xa0 && !luns.is_empty() {
+            let mut data = (8 * luns.len() as u32).to_be_bytes().to_vec();
+            data.extend([0; 4]);
+            luns.iter().for_each(|unit| data.extend([0x40 | (unit.lun >> 8) as u8, unit.lun as u8, 0, 0, 0, 0, 0, 0]));
+            let asked = u32::from_be_bytes(std::array::from_fn(|index| cdb[6 + index]));
+            data.truncate(asked as usize);
+            return Answer::good(data);
+        }
+        let Some(disk) = disks.get_mut(&at) else { return Answer::response(3) };
+        // INQUIRY is answered while a unit attention waits.
+        if disk.attentions > 0 && cdb[0] != 0x12 {
+            disk.attentions -= 1;
+            return Answer::check(6, 0x29, 0);
+        }
+        let flip = u8::from(matches!(fault, Fault::CorruptFrom(n) if count >= n));
+        unit(disk, at, cdb, out, flip)
+    }
+}
+
+/// Writes an answer. Returns the bytes written.
+fn write(buffers: &Buffers<'_>, answer: &Answer, out: usize, silent: bool) -> u32 {
+    let moved = buffers.write(ANSWER, &answer.data);
+    let rest = if out == 0 { buffers.room() - ANSWER - moved } else { 0 };
+    let residual = answer.residual.unwrap_or(if answer.status == 0 { rest as u32 } else { 0 });
+    let sense_len = answer.sense_len.unwrap_or(answer.sense.len() as u32);
+    let mut head = sense_len.to_le_bytes().to_vec();
+    head.extend(residual.to_le_bytes());
+    head.extend([0, 0, answer.status, answer.response]);
+    head.extend(&answer.sense);
+    if silent {
+        return 0;
+    }
+    (buffers.write(0, &head) + moved) as u32
+}
+
+/// A command of a unit that is there.
+fn unit(disk: &mut Disk, at: Address, cdb: &[u8], out: &[u8], flip: u8) -> Answer {
+    let short = |from: usize| u16::from_be_bytes([cdb[from], cdb[from + 1]]);
+    let word = |from: usize| u32::from_be_bytes(std::array::from_fn(|index| cdb[from + index]));
+    let quad = |from: usize| u64::from_be_bytes(std::array::from_fn(|index| cdb[from + index]));
+    let cut = |mut data: Vec<u8>, len: usize| {
+        data.truncate(len);
+        Answer::good(data)
+    };
+    let size = disk.block;
+    let blocks = (disk.bytes.len() / size) as u64;
+    // First block and blocks as a range of bytes.
+    let range = |start: u64, count: u64| {
+        let end = start.checked_add(count).filter(|end| *end <= blocks)?;
+        Some(start as usize * size..end as usize * size)
+    };
+    let beyond = || Answer::check(5, 0x21, 0);
+    match cdb[0] {
+        0x00 => Answer::good(vec![]),
+        0x12 => cut(inquiry(at, cdb), short(3).into()),
+        0x1a => cut(vec![23, 0, u8::from(disk.read_only) << 7, 0, 8, 18, 4], cdb[4].into()),
+        0x9e if cdb[1] == 0x10 => {
+            let mut data = (blocks - 1).to_be_bytes().to_vec();
+            data.extend((size as u32).to_be_bytes());
+            data.extend([0, 3, 0xc0, 0]);
+            data.resize(32, 0);
+            cut(data, word(10) as usize)
+        }
+        0x28 | 0x88 => {
+            let (start, count) =
+                if cdb[0] == 0x28 { (word(2).into(), short(7).into()) } else { (quad(2), word(10).into()) };
+            range(start, count).map_or_else(beyond, |range| Answer::good(disk.bytes[range].to_vec()))
+        }
+        0x2a | 0x8a => {
+            let (start, count) =
+                if cdb[0] == 0x2a { (word(2).into(), short(7).into()) } else { (quad(2), word(10).into()) };
+            let Some(range) = range(start, count) else { return beyond() };
+            assert_eq!(range.len(), out.len(), "a write's data");
+            disk.bytes[range.clone()].copy_from_slice(out);
+            disk.bytes[range.start] ^= flip;
+            Answer::good(vec![])
+        }
+        0x35 => Answer::good(vec![]),
+        0x42 => {
+            assert_eq!(usize::from(short(7)), out.len(), "an UNMAP's list");
+            for extent in out[8..].chunks_exact(16) {
+                let start = u64::from_be_bytes(std::array::from_fn(|index| extent[index]));
+                let count = u32::from_be_bytes(std::array::from_fn(|index| extent[8 + index]));
+                let Some(range) = range(start, count.into()) else { return beyond() };
+                disk.bytes[range].fill(0);
+            }
+            Answer::good(vec![])
+        }
+        0x93 => {
+            let Some(range) = range(quad(2), word(10).into()) else { return beyond() };
+            disk.bytes[range].chunks_exact_mut(size).for_each(|block| block.copy_from_slice(out));
+            Answer::good(vec![])
+        }
+        _ => Answer::check(5, 0x20, 0),
+    }
+}
+
+fn inquiry(at: Address, cdb: &[u8]) -> Vec<u8> {
+    let page = |page: u8, body: &[u8]| {
+        let mut data = vec![0, page, 0, body.len() as u8];
+        data.extend(body);
+        data
+    };
+    match (cdb[1] & 1, cdb[2]) {
+        (0, _) => {
+            let mut data = vec![0, 0, 6, 2, 31, 0, 0, 2];
+            data.extend(b"MQBLK   model           1   ");
+            data
+        }
+        (_, 0x00) => page(0, &[0, 0x80, 0x83, 0xb0]),
+        (_, 0x80) => page(0x80, at.to_string().as_bytes()),
+        (_, 0x83) => page(0x83, &[2, 1, 0, 5, b'm', b'o', b'd', b'e', b'l']),
+        (_, 0xb0) => {
+            let mut body = [0; 60];
+            // Largest transfer 2048 blocks, unmap 4096 blocks in 8 extents.
+            (body[6], body[18], body[23]) = (8, 16, 8);
+            page(0xb0, &body)
+        }
+        (_, page) => unreachable!("page {page:#x} is not listed"),
+    }
+}

@@ -1,0 +1,196 @@
+//! One request queue of a controller.
+
+use std::io;
+use std::sync::Arc;
+
+use mqblk_core::ByteLen;
+use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots};
+use mqblk_ring::split::SplitDriver;
+use mqblk_ring::split::driver::{DeviceError, Shape};
+use mqblk_vhost_user_client::EventFd;
+
+use super::answer::{Ending, Head};
+use super::command::{Command, Data};
+use super::layout::QueueLayout;
+use super::wire::{ANSWER_BYTES, ANSWER_HEAD, ANSWER_STRIDE, HEADER_BYTES, HEADER_STRIDE};
+use crate::Refused;
+
+/// What a response byte holds before the device has written it, where answers are spoilt before.
+pub(crate) const POISON: u8 = 0xff;
+/// An answer that was not written: [`POISON`] in the response byte.
+const POISONED: [u64; 2] = [0, ((POISON as u64) << 24).to_le()];
+/// 16-byte slots from one answer to the next.
+const ANSWER_SLOTS: usize = ANSWER_STRIDE as usize / 16;
+
+/// A command's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// What the submission was given.
+    pub user: u32,
+    /// How it ended.
+    pub ending: Ending,
+    /// Bytes that the device says it wrote, the answer included. Some devices do not say.
+    pub written: u32,
+}
+
+/// What is kept of a command in flight.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pending {
+    /// What the submission was given.
+    pub(crate) user: u32,
+    /// Bytes of data.
+    len: u32,
+    /// The set that it came from.
+    pub(crate) origin: u16,
+    /// Its target.
+    pub(crate) target: u8,
+}
+
+/// One request queue, owned by one thread. Nothing is allocated, and no system call made, for a command;
+/// [`publish`](Self::publish) makes one when the server sleeps.
+#[derive(Debug)]
+pub struct Queue {
+    pub(crate) ring: SplitDriver,
+    shape: Shape,
+    memory: Arc<GuestMemory>,
+    layout: QueueLayout,
+    headers: SharedSlots<[u64; 8]>,
+    answers: SharedSlots<[u64; 2]>,
+    /// Headers as last written: one that is the same (the same block again) is not stored again.
+    written: Box<[[u64; 8]]>,
+    pending: Box<[Pending]>,
+    /// A stack, in step with the ring's stack of descriptors: a slot comes with the same descriptors again.
+    free: Vec<u16>,
+    poison: bool,
+    kick: EventFd,
+    kicks: u64,
+}
+
+impl Queue {
+    pub(crate) fn new(
+        (ring, kick): (SplitDriver, EventFd),
+        shape: Shape,
+        memory: &Arc<GuestMemory>,
+        layout: QueueLayout,
+        poison: bool,
+    ) -> Option<Queue> {
+        let n = usize::from(ring.size());
+        Some(Queue {
+            shape,
+            headers: memory.slots(layout.headers, n)?,
+            answers: memory.slots(layout.answers, n * ANSWER_SLOTS)?,
+            memory: Arc::clone(memory),
+            layout,
+            // No header starts like this.
+            written: vec![[u64::MAX; 8]; n].into(),
+            pending: vec![Pending::default(); n].into(),
+            free: (0..ring.size()).rev().collect(),
+            ring,
+            poison,
+            kick,
+            kicks: 0,
+        })
+    }
+
+    /// The memory that data lies in.
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// This queue's stretch of data memory, page aligned.
+    pub fn data(&self) -> (GuestAddress, ByteLen) {
+        (self.layout.data.start, self.layout.data.len)
+    }
+
+    /// Commands submitted and not yet reaped, whoever they came from.
+    #[inline]
+    pub fn in_flight(&self) -> u16 {
+        self.ring.in_flight()
+    }
+
+    /// Commands submitted and not yet published.
+    #[inline]
+    pub fn unpublished(&self) -> u16 {
+        self.ring.unpublished()
+    }
+
+    /// Kicks written so far.
+    pub fn kicks(&self) -> u64 {
+        self.kicks
+    }
+
+    /// Puts a command on: header, data for the device to read, answer, data for the device to write.
+    #[inline]
+    pub(crate) fn submit(&mut self, user: u32, origin: u16, command: &Command) -> Result<(), Refused> {
+        let slot = *self.free.last().ok_or(Refused::Full)?;
+        let index = usize::from(slot);
+        let at = |start: GuestAddress, stride: u32| GuestAddress(start.0 + u64::from(slot) * u64::from(stride));
+        let header_at = at(self.layout.headers, HEADER_STRIDE);
+        let mut chain = self.ring.begin(self.shape).readable(header_at, HEADER_BYTES)?;
+        let mut len = 0;
+        if let Data::Out(piece) = command.data {
+            chain = chain.readable(piece.address, piece.len)?;
+            len = piece.len;
+        }
+        chain = chain.writable(at(self.layout.answers, ANSWER_STRIDE), ANSWER_BYTES)?;
+        if let Data::In(piece) = command.data {
+            chain = chain.writable(piece.address, piece.len)?;
+            len = piece.len;
+        }
+        chain.commit(u32::from(slot))?;
+        self.free.pop();
+        self.pending[index] = Pending { user, len, origin, target: command.to.target };
+        let words = header(command, tag(origin, user));
+        if self.written[index] != words {
+            self.written[index] = words;
+            self.headers.set(index, words);
+        }
+        if self.poison {
+            self.answers.set(index * ANSWER_SLOTS, POISONED);
+        }
+        Ok(())
+    }
+
+    /// Makes all submitted commands visible to the server, and kicks it if it asked for that.
+    ///
+    /// # Errors
+    /// When the kick cannot be written.
+    #[inline]
+    pub fn publish(&mut self) -> io::Result<()> {
+        if self.ring.publish() {
+            self.kicks += 1;
+            self.kick.write(1)?;
+        }
+        Ok(())
+    }
+
+    /// Takes one answer of those that the last look saw.
+    #[inline]
+    pub(crate) fn reap(&mut self) -> Result<Option<(Pending, Completion)>, DeviceError> {
+        let Some(used) = self.ring.take()? else { return Ok(None) };
+        let slot = used.token as usize;
+        let pending = self.pending[slot];
+        let head = Head::from_words(self.answers.get(slot * ANSWER_SLOTS));
+        let ending = head.judge(pending.len, |bytes| {
+            let at = self.layout.answers.0 + slot as u64 * u64::from(ANSWER_STRIDE) + u64::from(ANSWER_HEAD);
+            self.memory.read(GuestAddress(at), bytes).expect("answers lie in shared memory");
+        });
+        self.free.push(slot as u16);
+        Ok(Some((pending, Completion { user: pending.user, ending, written: used.written })))
+    }
+}
+
+/// The tag of a command of set `origin`.
+pub(crate) const fn tag(origin: u16, user: u32) -> u64 {
+    (origin as u64) << 32 | user as u64
+}
+
+/// A command's header: LUN, tag, attribute SIMPLE, no priority, no CRN, command descriptor block.
+#[inline]
+fn header(command: &Command, tag: u64) -> [u64; 8] {
+    let mut bytes = [0; HEADER_STRIDE as usize];
+    bytes[..8].copy_from_slice(&command.to.to_bytes());
+    bytes[8..16].copy_from_slice(&tag.to_le_bytes());
+    bytes[19..HEADER_BYTES as usize].copy_from_slice(&command.cdb.0);
+    std::array::from_fn(|word| u64::from_ne_bytes(std::array::from_fn(|byte| bytes[8 * word + byte])))
+}

@@ -1,0 +1,334 @@
+//! virtio-scsi on the wire. Source: virtio 1.3 section 5.6; offsets checked with Linux's `virtio_scsi.h`.
+
+/// Feature bits. Source: virtio 1.3 section 5.6.3.
+pub(crate) mod feature {
+    pub(crate) const HOTPLUG: u64 = 1 << 1;
+    pub(crate) const CHANGE: u64 = 1 << 2;
+    /// All that this driver understands. Without INOUT a command moves data in one direction.
+    pub(crate) const ALL: u64 = HOTPLUG | CHANGE;
+}
+
+/// Rings before the request queues: control and event.
+pub(crate) const FIRST_REQUEST_QUEUE: u16 = 2;
+/// The control queue.
+pub(crate) const CONTROL_QUEUE: u16 = 0;
+/// The event queue.
+pub(crate) const EVENT_QUEUE: u16 = 1;
+
+/// Bytes of the configuration.
+pub(crate) const CONFIG_BYTES: usize = 36;
+/// Where `sense_size` and, behind it, `cdb_size` are in the configuration: what a driver may write.
+pub(crate) const CONFIG_SENSE_SIZE: u32 = 20;
+/// Bytes of a command's sense data, as after a reset of the device.
+pub const SENSE_BYTES: usize = 96;
+/// Bytes of a command descriptor block in a request, as after a reset of the device.
+pub const CDB_BYTES: usize = 32;
+
+/// Bytes of a command's header: LUN, tag, attributes, command descriptor block.
+pub(crate) const HEADER_BYTES: u32 = 19 + CDB_BYTES as u32;
+/// Bytes from one header to the next: a cache line.
+pub(crate) const HEADER_STRIDE: u32 = 64;
+/// Bytes of a command's answer before its sense data.
+pub(crate) const ANSWER_HEAD: u32 = 12;
+/// Bytes of a command's answer.
+pub(crate) const ANSWER_BYTES: u32 = ANSWER_HEAD + SENSE_BYTES as u32;
+/// Bytes from one answer to the next.
+pub(crate) const ANSWER_STRIDE: u32 = 128;
+/// Bytes of a task management request, and of the answer behind it.
+pub(crate) const TMF_BYTES: u32 = 24;
+/// Bytes from one task management request to the next.
+pub(crate) const TMF_STRIDE: u32 = 32;
+/// Bytes of an event that this driver knows.
+pub(crate) const EVENT_BYTES: u32 = 16;
+
+/// Where a command goes: a logical unit of a target of the controller. Source: virtio 1.3 section 5.6.6.1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address {
+    /// Target.
+    pub target: u8,
+    /// Logical unit number, at most [`Address::MAX_LUN`].
+    pub lun: u16,
+}
+
+impl Address {
+    /// The highest logical unit number that fits the field.
+    pub const MAX_LUN: u16 = 0x3fff;
+
+    /// The 8 bytes of the `lun` field, with flat space addressing as Linux has it.
+    pub(crate) const fn to_bytes(self) -> [u8; 8] {
+        let [high, low] = self.lun.to_be_bytes();
+        [1, self.target, 0x40 | (high & 0x3f), low, 0, 0, 0, 0]
+    }
+
+    /// Of the 8 bytes of a `lun` field. `None` when it is no single-level address.
+    pub(crate) const fn from_bytes(bytes: [u8; 8]) -> Option<Address> {
+        match bytes {
+            [1, target, high, low, 0, 0, 0, 0] if high < 0x80 => {
+                Some(Address { target, lun: u16::from_be_bytes([high & 0x3f, low]) })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Address {
+    /// `target:lun`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.target, self.lun)
+    }
+}
+
+/// How the device says a command was transported, when it was not. Source: virtio 1.3 section 5.6.6.1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Response {
+    /// More data than there were buffers for.
+    Overrun,
+    /// Ended by task management.
+    Aborted,
+    /// No such target, or no such logical unit.
+    BadTarget,
+    /// Ended by a reset.
+    Reset,
+    /// Try again.
+    Busy,
+    /// The way to the target failed.
+    TransportFailure,
+    /// The target failed.
+    TargetFailure,
+    /// This way to the target failed.
+    NexusFailure,
+    /// Another failure.
+    Failure,
+    /// None that the specification knows for a command.
+    Unknown(u8),
+}
+
+impl Response {
+    pub(crate) const fn from_byte(byte: u8) -> Response {
+        match byte {
+            1 => Response::Overrun,
+            2 => Response::Aborted,
+            3 => Response::BadTarget,
+            4 => Response::Reset,
+            5 => Response::Busy,
+            6 => Response::TransportFailure,
+            7 => Response::TargetFailure,
+            8 => Response::NexusFailure,
+            9 => Response::Failure,
+            other => Response::Unknown(other),
+        }
+    }
+}
+
+/// A task management function. Source: virtio 1.3 section 5.6.6.2; SAM-5 chapter 7.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum TaskManagement {
+    /// Ends one command.
+    AbortTask = 0,
+    /// Ends this initiator's commands of the logical unit.
+    AbortTaskSet = 1,
+    /// Ends the auto contingent allegiance.
+    ClearAca = 2,
+    /// Ends everybody's commands of the logical unit.
+    ClearTaskSet = 3,
+    /// Resets the way to the target: all its logical units.
+    NexusReset = 4,
+    /// Resets the logical unit.
+    LogicalUnitReset = 5,
+    /// Whether the command is there.
+    QueryTask = 6,
+    /// Whether any command of this initiator is there.
+    QueryTaskSet = 7,
+}
+
+/// How a task management function ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskAnswer {
+    /// Done; of a query: no such command.
+    Complete,
+    /// Of a query: there is such a command.
+    Succeeded,
+    /// The device does not do this one.
+    Rejected,
+    /// No such logical unit.
+    IncorrectLun,
+    /// Another response.
+    Other(Response),
+    /// The device answered without writing a response.
+    NotWritten,
+}
+
+impl TaskAnswer {
+    pub(crate) const fn from_byte(byte: u8) -> TaskAnswer {
+        match byte {
+            0 => TaskAnswer::Complete,
+            10 => TaskAnswer::Succeeded,
+            11 => TaskAnswer::Rejected,
+            12 => TaskAnswer::IncorrectLun,
+            super::queue::POISON => TaskAnswer::NotWritten,
+            other => TaskAnswer::Other(Response::from_byte(other)),
+        }
+    }
+}
+
+/// What an event says. Source: virtio 1.3 section 5.6.6.3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// Nothing but that others were lost.
+    Nothing,
+    /// The logical unit (with LUN 0 perhaps the whole target) was reset.
+    Reset,
+    /// The logical unit has appeared; look again.
+    Rescan,
+    /// The logical unit has gone.
+    Removed,
+    /// The events of the mask happened.
+    Asynchronous {
+        /// Which.
+        mask: u32,
+    },
+    /// A parameter has changed, as a unit attention with these codes would say; 2A/09: the capacity.
+    Changed {
+        /// Additional sense code.
+        asc: u8,
+        /// And its qualifier.
+        ascq: u8,
+    },
+    /// None that the specification knows.
+    Unknown {
+        /// The event field, without bit 31.
+        event: u32,
+        /// The reason field.
+        reason: u32,
+    },
+}
+
+/// An event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What happened.
+    pub kind: EventKind,
+    /// Where; none where the event is about nothing, or about something that is not addressed.
+    pub at: Option<Address>,
+    /// Events before this one were lost: whoever follows them must look at everything again.
+    pub missed: bool,
+}
+
+impl Event {
+    pub(crate) fn from_bytes(bytes: [u8; EVENT_BYTES as usize]) -> Event {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        const MISSED: u32 = 1 << 31;
+        let (event, reason) = (word(0) & !MISSED, word(12));
+        let kind = match (event, reason) {
+            (0, _) => EventKind::Nothing,
+            (1, 0) => EventKind::Reset,
+            (1, 1) => EventKind::Rescan,
+            (1, 2) => EventKind::Removed,
+            (2, mask) => EventKind::Asynchronous { mask },
+            (3, codes) => EventKind::Changed { asc: codes as u8, ascq: (codes >> 8) as u8 },
+            (event, reason) => EventKind::Unknown { event, reason },
+        };
+        let at = Address::from_bytes(std::array::from_fn(|index| bytes[4 + index])).filter(|_| event != 0);
+        Event { kind, at, missed: word(0) & MISSED != 0 }
+    }
+}
+
+/// The configuration. Source: virtio 1.3 section 5.6.4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Request queues.
+    pub num_queues: u32,
+    /// Most pieces of data of one command.
+    pub seg_max: u32,
+    /// Most sectors of 512 bytes of one command, a hint; 0: not said.
+    pub max_sectors: u32,
+    /// Most commands for one logical unit at a time; 0: not said.
+    pub cmd_per_lun: u32,
+    /// Bytes of an event.
+    pub event_info_size: u32,
+    /// Bytes of sense data.
+    pub sense_size: u32,
+    /// Bytes of a command descriptor block.
+    pub cdb_size: u32,
+    /// Highest channel.
+    pub max_channel: u16,
+    /// Highest target.
+    pub max_target: u16,
+    /// Highest logical unit number.
+    pub max_lun: u32,
+}
+
+impl Config {
+    pub(crate) fn from_bytes(bytes: &[u8; CONFIG_BYTES]) -> Config {
+        let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let word = |at: usize| u32::from(half(at)) | u32::from(half(at + 2)) << 16;
+        Config {
+            num_queues: word(0),
+            seg_max: word(4),
+            max_sectors: word(8),
+            cmd_per_lun: word(12),
+            event_info_size: word(16),
+            sense_size: word(20),
+            cdb_size: word(24),
+            max_channel: half(28),
+            max_target: half(30),
+            max_lun: word(32),
+        }
+    }
+
+    /// What a controller has whose server leaves the configuration to the VMM: QEMU's values, with `num_queues` queues.
+    pub(crate) fn of_vmm(num_queues: u32) -> Config {
+        Config {
+            num_queues,
+            seg_max: 126,
+            max_sectors: 0xffff,
+            cmd_per_lun: 128,
+            event_info_size: EVENT_BYTES,
+            sense_size: SENSE_BYTES as u32,
+            cdb_size: CDB_BYTES as u32,
+            max_channel: 0,
+            max_target: 255,
+            max_lun: Address::MAX_LUN.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_flat() {
+        let at = Address { target: 7, lun: 0x1234 };
+        assert_eq!(at.to_bytes(), [1, 7, 0x52, 0x34, 0, 0, 0, 0]);
+        for (bytes, expected) in [
+            ([1, 7, 0x52, 0x34, 0, 0, 0, 0], Some(at)),
+            ([1, 7, 0, 3, 0, 0, 0, 0], Some(Address { target: 7, lun: 3 })),
+            ([0xc1, 1, 0, 0, 0, 0, 0, 0], None),
+            ([1, 7, 0x80, 0, 0, 0, 0, 0], None),
+            ([1, 7, 0, 3, 1, 0, 0, 0], None),
+        ] {
+            assert_eq!(Address::from_bytes(bytes), expected, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn events_are_read() {
+        let event = |event: u32, reason: u32| {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&event.to_le_bytes());
+            bytes[4..12].copy_from_slice(&Address { target: 2, lun: 5 }.to_bytes());
+            bytes[12..].copy_from_slice(&reason.to_le_bytes());
+            Event::from_bytes(bytes)
+        };
+        let at = Some(Address { target: 2, lun: 5 });
+        assert_eq!(event(1, 1), Event { kind: EventKind::Rescan, at, missed: false });
+        assert_eq!(event(1 | 1 << 31, 2), Event { kind: EventKind::Removed, at, missed: true });
+        assert_eq!(event(1 << 31, 0), Event { kind: EventKind::Nothing, at: None, missed: true });
+        assert_eq!(event(3, 0x092a).kind, EventKind::Changed { asc: 0x2a, ascq: 9 });
+        assert_eq!(event(2, 4).kind, EventKind::Asynchronous { mask: 4 });
+        assert_eq!(event(1, 9).kind, EventKind::Unknown { event: 1, reason: 9 });
+        assert_eq!(event(77, 9).kind, EventKind::Unknown { event: 77, reason: 9 });
+    }
+}

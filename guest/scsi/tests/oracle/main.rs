@@ -1,0 +1,282 @@
+//! Random commands from several nexuses, each answered exactly as a model says: what is in range must succeed, what is not must fail in
+//! the right way, and the bytes must be the model's. A failure names the seed and the command; `MQBLK_ORACLE_SEED` runs that one seed,
+//! `MQBLK_ORACLE_SECONDS` goes on with new seeds for so long.
+
+mod atomic;
+mod generate;
+mod judge;
+mod model;
+mod ram;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mqblk_core::{BlockSize, ByteLen, DiscardLimits, Errno, Geometry, Limits, Outcome};
+use mqblk_scsi::reservation::Reservations;
+use mqblk_scsi::{Attention, Identity, LogicalUnit, Nexus, UnitOptions};
+use rand::rngs::SmallRng;
+use rand::{Rng, RngExt, SeedableRng};
+
+use model::{Ask, Durable, Model, Said, number};
+use ram::{Ended, Ram, run};
+
+/// A disk to be tried.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Profile {
+    block: u32,
+    physical: u32,
+    size: usize,
+    transfer: u64,
+    discard: Option<u64>,
+    zeroes: Option<u64>,
+    read_only: bool,
+    writeback: bool,
+}
+
+const PLAIN: Profile = Profile {
+    block: 512,
+    physical: 4096,
+    size: 700 << 10,
+    transfer: 128 << 10,
+    discard: Some(256 << 10),
+    zeroes: Some(512 << 10),
+    read_only: false,
+    writeback: true,
+};
+
+const PROFILES: [Profile; 5] = [
+    PLAIN,
+    // Large blocks, no management at all; the last block is not whole.
+    Profile { block: 4096, size: (1 << 20) + 1000, discard: None, zeroes: None, writeback: false, ..PLAIN },
+    // Discard that promises nothing, and transfers smaller than a sequence's scratch memory.
+    Profile { physical: 512, zeroes: None, transfer: 64 << 10, ..PLAIN },
+    // Writes zeroes, discards nothing; transfers longer than the disk.
+    Profile { discard: None, transfer: 4 << 20, size: 300 << 10, writeback: false, ..PLAIN },
+    Profile { read_only: true, ..PLAIN },
+];
+
+const NEXUSES: usize = 3;
+
+pub(crate) struct Rig {
+    unit: Arc<LogicalUnit>,
+    nexuses: Vec<Arc<Nexus>>,
+    ram: Ram,
+    model: Model,
+}
+
+impl Rig {
+    fn new(profile: &Profile, bytes: Vec<u8>) -> Rig {
+        let block = BlockSize::new(profile.block).expect("a block size");
+        let geometry = Geometry {
+            size: ByteLen(bytes.len() as u64),
+            logical_block: block,
+            physical_block: BlockSize::new(profile.physical.max(profile.block)).expect("a block size"),
+            alignment_offset: 0,
+            min_io: ByteLen(0),
+            opt_io: ByteLen(0),
+            read_only: profile.read_only,
+        };
+        let discard = |max_len| DiscardLimits { granularity: ByteLen(profile.block.into()), max_len: ByteLen(max_len) };
+        let limits = Limits {
+            max_transfer: ByteLen(profile.transfer),
+            max_segments: 128,
+            discard: profile.discard.map(discard),
+            write_zeroes: profile.zeroes.map(ByteLen),
+            volatile_cache: true,
+            cost_per_request: false,
+            uses_fixed_buffers: false,
+        };
+        let text = || "oracle".to_owned();
+        let identity = Identity { vendor: text(), product: text(), revision: text(), serial: text(), name: text() };
+        let unit = Arc::new(LogicalUnit::new(UnitOptions {
+            geometry,
+            limits,
+            identity,
+            writeback: profile.writeback,
+            reservations: Reservations::new(None),
+        }));
+        let nexuses: Vec<_> = (0..NEXUSES).map(|n| unit.login(&format!("vm{n}"), 1).expect("a new name")).collect();
+        let mut ram = Ram::new(bytes.clone(), block, limits, profile.read_only);
+        // The first command is told that the unit was switched on; that is not INQUIRY.
+        let said = said(&mut ram, &nexuses[0]);
+        let model = Model {
+            said,
+            bytes,
+            read_only: profile.read_only,
+            write_through: !profile.writeback,
+            protected: false,
+            stopped: false,
+            attentions: (0..NEXUSES).map(|n| if n == 0 { vec![] } else { vec![(0x29, 1)] }).collect(),
+            reserved: None,
+            keys: vec![0; NEXUSES],
+            held: None,
+        };
+        Rig { unit, nexuses, ram, model }
+    }
+}
+
+/// Asks the unit as a guest does.
+fn said(ram: &mut Ram, nexus: &Nexus) -> Said {
+    let mut ask = |cdb: &[u8]| match run(ram, nexus, cdb, 255, &[]) {
+        Ended::With(_, reply) => reply,
+        Ended::Overrun => panic!("255 bytes are enough"),
+    };
+    let limits = ask(&[0x12, 1, 0xb0, 0, 255, 0]);
+    let provisioning = ask(&[0x12, 1, 0xb2, 0, 255, 0]);
+    assert!(ask(&[0; 6]).is_empty(), "TEST UNIT READY takes the unit attention");
+    let capacity = ask(&[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0]);
+    let zeroes = capacity[14] & 0x40 != 0;
+    assert_eq!(provisioning[5] & 0xe0 == 0xe0, zeroes, "LBPU, LBPWS and LBPWS10 beside LBPRZ");
+    assert_eq!(provisioning[5] & 0x80, capacity[14] & 0x80, "LBPU and LBPME");
+    Said {
+        block: number(&capacity[8..12]) as usize,
+        transfer: number(&limits[8..12]),
+        compare: limits[5].into(),
+        same: number(&limits[36..44]),
+        unmap: number(&limits[20..24]),
+        descriptors: number(&limits[24..28]),
+        zeroes,
+        unmaps: capacity[14] & 0x80 != 0,
+        exponent: capacity[13],
+    }
+}
+
+/// What happens besides commands.
+fn event(random: &mut SmallRng, rig: &mut Rig) {
+    match random.random_range(0..4) {
+        0 => {
+            let block = rig.model.said.block;
+            let size = random.random_range(40..200) * 4096 + random.random_range(0..block);
+            let changed = size != rig.model.bytes.len();
+            rig.ram.resize(size);
+            rig.model.bytes.resize(size, 0);
+            rig.unit.resized(ByteLen(size as u64));
+            if changed {
+                (0..NEXUSES).for_each(|nexus| rig.model.raise(nexus, (0x2a, 9)));
+            }
+        }
+        1 => {
+            // A flush by its driver belongs to a reset: what the mode page becomes is not what it was.
+            rig.ram.dirty.fill(false);
+            rig.unit.reset();
+            rig.model.reserved = None;
+            rig.model.protected = false;
+            rig.model.stopped = false;
+            rig.model.write_through = rig.unit.write_through();
+            (0..NEXUSES).for_each(|nexus| rig.model.raise(nexus, (0x29, 3)));
+        }
+        2 => {
+            let nexus = random.random_range(0..NEXUSES);
+            rig.nexuses[nexus].lost();
+            rig.model.reserved = rig.model.reserved.filter(|holder| *holder != nexus);
+            rig.model.raise(nexus, (0x29, 7));
+        }
+        _ => {
+            rig.unit.tell(Attention::ReportedLunsChanged);
+            (0..NEXUSES).for_each(|nexus| rig.model.raise(nexus, (0x3f, 0x0e)));
+        }
+    }
+}
+
+/// How the disk fails, and at which request of a command.
+fn fault(random: &mut SmallRng) -> (u32, Outcome) {
+    let outcome = [Outcome::Failed(Errno(5)), Outcome::Aborted, Outcome::NoSpace][random.random_range(0..3)];
+    (random.random_range(0..3), outcome)
+}
+
+/// How often each operation code succeeded and failed.
+type Counts = BTreeMap<u8, (u64, u64)>;
+
+fn history(seed: u64, counts: &mut Counts) {
+    let mut random = SmallRng::seed_from_u64(seed);
+    let profile = PROFILES[random.random_range(0..PROFILES.len())];
+    let mut bytes = vec![0; profile.size];
+    random.fill_bytes(&mut bytes);
+    // Few values, so that two blocks may be equal.
+    bytes.chunks_mut(512).for_each(|one| one.fill(one[0] % 4));
+    let mut rig = Rig::new(&profile, bytes);
+    for step in 0..300 {
+        if random.random_bool(0.01) {
+            event(&mut random, &mut rig);
+        }
+        let nexus = random.random_range(0..NEXUSES);
+        let drawn = generate::draw(&mut random, &rig.model, nexus);
+        let ask = Ask { nexus, cdb: &drawn.cdb, data_in: drawn.data_in, data_out: &drawn.data_out };
+        let place = Where { seed, step, profile, cdb: &drawn.cdb, nexus, room: (drawn.data_in, drawn.data_out.len()) };
+        rig.ram.fails = random.random_bool(0.04).then(|| fault(&mut random));
+        let ended = run(&mut rig.ram, &rig.nexuses[nexus], ask.cdb, ask.data_in, ask.data_out);
+        rig.ram.fails = None;
+        if let Some(failed) = rig.ram.failed.take() {
+            rig.model.check_failed(&ask, &ended, failed, &rig.ram.bytes);
+            assert!(rig.ram.bytes == rig.model.bytes, "it touched blocks of others: {place:?}");
+            counts.entry(drawn.cdb[0]).or_default().1 += 1;
+            place.passed();
+            continue;
+        }
+        let durable = rig.model.check(&ask, &ended);
+        assert!(rig.ram.bytes == rig.model.bytes, "other bytes than the model's: {place:?}");
+        let dirty = match durable {
+            Durable::Unsaid => false,
+            Durable::Blocks(lba, count) => rig.ram.dirty[lba as usize..][..count as usize].contains(&true),
+            Durable::All => rig.ram.dirty.contains(&true),
+        };
+        assert!(!dirty, "{durable:?} should be durable: {place:?}");
+        let count = counts.entry(drawn.cdb[0]).or_default();
+        if model::failure(&ended).is_none() {
+            count.0 += 1
+        } else {
+            count.1 += 1
+        }
+        place.passed();
+    }
+}
+
+/// Says where it happened when a check panics.
+#[derive(Debug)]
+#[expect(dead_code, reason = "read by Debug")]
+struct Where<'a> {
+    seed: u64,
+    step: u32,
+    profile: Profile,
+    nexus: usize,
+    cdb: &'a [u8],
+    /// Bytes of the data-in and data-out buffers.
+    room: (usize, usize),
+}
+
+impl Where<'_> {
+    fn passed(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Where<'_> {
+    #[expect(clippy::print_stderr, reason = "what a failed test says")]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("in {self:02x?}");
+        }
+    }
+}
+
+#[test]
+fn any_history() {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let mut counts = Counts::new();
+    if let Some(seed) = number("MQBLK_ORACLE_SEED") {
+        return history(seed, &mut counts);
+    }
+    (0..200).for_each(|seed| history(seed, &mut counts));
+    if let Some(seconds) = number("MQBLK_ORACLE_SECONDS") {
+        let end = Instant::now() + Duration::from_secs(seconds);
+        let first = rand::random_range(1 << 20..u64::MAX / 2);
+        (first..).take_while(|_| Instant::now() < end).for_each(|seed| history(seed, &mut counts));
+    }
+    // A generator that has become all wrong, or all right, tests nothing.
+    for (opcode, (good, bad)) in &counts {
+        let known = ![0x04, 0x07, 0x36, 0x3e, 0x50, 0x90, 0x9f, 0xc0, 0xff, 0x7f, 0x60].contains(opcode);
+        assert!(!known || (*good > 30 && *bad > 10), "{opcode:02x}: {good} succeeded, {bad} failed");
+    }
+    assert!(counts.len() >= 40, "{} operation codes", counts.len());
+}

@@ -1,0 +1,231 @@
+//! Drives commands on a disk that is a vector of bytes, as a transport would: executes steps, brings outcomes back, and knows which blocks
+//! would be lost with the power.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use mqblk_core::{BlockSize, ByteLen, ByteOffset, Limits, Op, Outcome, Wake};
+use mqblk_scsi::{Command, Ending, Next, Nexus, Sequence, Step, Work};
+
+/// What a discarded block reads as on a disk that promises nothing.
+pub const FORGOTTEN: u8 = 0xdd;
+
+pub struct Ram {
+    pub bytes: Vec<u8>,
+    /// One for each logical block: written, and not durable yet.
+    pub dirty: Vec<bool>,
+    block: usize,
+    limits: Limits,
+    read_only: bool,
+    /// How a request will fail, after so many that do not; once.
+    pub fails: Option<(u32, Outcome)>,
+    /// The one that did.
+    pub failed: Option<(Op, Outcome)>,
+}
+
+impl Ram {
+    pub fn new(bytes: Vec<u8>, block: BlockSize, limits: Limits, read_only: bool) -> Ram {
+        let block = block.bytes() as usize;
+        let dirty = vec![false; bytes.len().div_ceil(block)];
+        Ram { dirty, bytes, block, limits, read_only, fails: None, failed: None }
+    }
+
+    pub fn resize(&mut self, size: usize) {
+        self.bytes.resize(size, 0);
+        self.dirty.resize(size.div_ceil(self.block), false);
+    }
+
+    /// The range, which a command must have checked: only a resize could come between.
+    fn range(&self, start: ByteOffset, len: ByteLen, most: ByteLen) -> Range<usize> {
+        let (start, len) = (start.0 as usize, len.0 as usize);
+        assert!(len > 0 && start % self.block == 0 && len % self.block == 0, "{len} bytes at {start}");
+        assert!(start + len <= self.bytes.len(), "{len} bytes at {start} of {}", self.bytes.len());
+        assert!(len as u64 <= most.0, "{len} bytes, and the disk takes {most:?}");
+        start..start + len
+    }
+
+    fn mark(&mut self, range: &Range<usize>, fua: bool) {
+        assert!(!self.read_only, "a read-only disk is written");
+        self.dirty[range.start / self.block..range.end / self.block].fill(!fua);
+    }
+
+    /// Whether this request fails instead of being done.
+    fn fails(&mut self, op: Op) -> Option<Outcome> {
+        let (before, outcome) = self.fails.take()?;
+        if before > 0 {
+            self.fails = Some((before - 1, outcome));
+            return None;
+        }
+        self.failed = Some((op, outcome));
+        Some(outcome)
+    }
+
+    fn read(&mut self, start: ByteOffset, into: &mut [u8]) -> Outcome {
+        if let Some(outcome) = self.fails(Op::Read) {
+            return outcome;
+        }
+        let len = ByteLen(into.len() as u64);
+        into.copy_from_slice(&self.bytes[self.range(start, len, self.limits.max_transfer)]);
+        Outcome::Done(len)
+    }
+
+    fn write(&mut self, start: ByteOffset, from: &[u8], fua: bool) -> Outcome {
+        if let Some(outcome) = self.fails(Op::Write { fua }) {
+            return outcome;
+        }
+        let len = ByteLen(from.len() as u64);
+        let range = self.range(start, len, self.limits.max_transfer);
+        self.mark(&range, fua);
+        self.bytes[range].copy_from_slice(from);
+        Outcome::Done(len)
+    }
+
+    /// One without data.
+    fn manage(&mut self, op: Op, start: ByteOffset, len: ByteLen) -> Outcome {
+        if let Some(outcome) = self.fails(op) {
+            return outcome;
+        }
+        match op {
+            Op::Flush => self.dirty.fill(false),
+            Op::Discard { .. } => {
+                let range = self.range(start, len, self.limits.discard.expect("discard is offered").max_len);
+                self.mark(&range, true);
+                self.bytes[range].fill(FORGOTTEN);
+            }
+            Op::WriteZeroes { fua, .. } => {
+                let range = self.range(start, len, self.limits.write_zeroes.expect("write-zeroes is offered"));
+                self.mark(&range, fua);
+                self.bytes[range].fill(0);
+            }
+            Op::Read | Op::Write { .. } => panic!("{op:?} has data"),
+        }
+        Outcome::Done(len)
+    }
+}
+
+/// How a command ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    Overrun,
+    /// With the bytes that it put in its data-in buffer.
+    With(Ending, Vec<u8>),
+}
+
+#[derive(Default)]
+pub struct Bell(AtomicBool);
+
+impl Wake for Bell {
+    fn wake(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// A command on its way.
+pub struct Task {
+    data_out: Vec<u8>,
+    data_in: Vec<u8>,
+    state: State,
+    work: Work,
+    bell: Arc<Bell>,
+    /// Lent for each step. Only what was read stays in it until the next one.
+    scratch: Vec<u8>,
+}
+
+enum State {
+    Ended(Ended),
+    Sequence { sequence: Box<Sequence>, before: Option<Outcome>, waits: bool },
+}
+
+impl Task {
+    /// Begins it. What needs only one step of the disk is done at once.
+    pub fn begin(ram: &mut Ram, nexus: &Nexus, cdb: &[u8], data_in: usize, data_out: &[u8]) -> Task {
+        let mut work = Work::default();
+        let mut data_in = vec![0xee; data_in];
+        let command = Command { cdb, data_in: data_in.len() as u64 };
+        let state = match nexus.begin(&command, data_out, &mut work) {
+            Step::End(ending) => State::Ended(Ended::With(ending, work.reply.clone())),
+            Step::Overrun => State::Ended(Ended::Overrun),
+            Step::Disk { op, start, len, transferred } => {
+                let outcome = request(ram, op, start, len, &mut data_in, data_out);
+                let filled =
+                    if op == Op::Read && outcome.is_done() { data_in[..len.0 as usize].to_vec() } else { Vec::new() };
+                State::Ended(Ended::With(Ending::of(op, outcome, transferred), filled))
+            }
+            Step::Ranges { op, transferred } => {
+                assert!(!work.ranges.is_empty(), "at least one range");
+                let mut end = Ending::good(transferred);
+                for (start, len) in &work.ranges {
+                    let one = Ending::of(op, ram.manage(op, *start, *len), transferred);
+                    // Only one fails.
+                    end = if one.sense.is_some() { one } else { end };
+                }
+                State::Ended(Ended::With(end, Vec::new()))
+            }
+            Step::Sequence(sequence) => State::Sequence { sequence, before: None, waits: false },
+        };
+        Task { data_out: data_out.to_vec(), data_in, state, work, bell: Arc::default(), scratch: Vec::new() }
+    }
+
+    pub fn ended(&self) -> Option<&Ended> {
+        match &self.state {
+            State::Ended(ended) => Some(ended),
+            State::Sequence { .. } => None,
+        }
+    }
+
+    /// Whether it waits for somebody who has not rung.
+    pub fn waits(&self) -> bool {
+        matches!(self.state, State::Sequence { waits: true, .. }) && !self.bell.0.load(Ordering::SeqCst)
+    }
+
+    /// One step of a sequence.
+    pub fn step(&mut self, ram: &mut Ram) {
+        let scratch = &mut self.scratch;
+        scratch.resize(Sequence::SCRATCH, 0x77);
+        let State::Sequence { sequence, before, waits } = &mut self.state else { return };
+        self.bell.0.store(false, Ordering::SeqCst);
+        *waits = false;
+        let waker = Arc::clone(&self.bell) as Arc<dyn Wake>;
+        let next = sequence.next(before.take(), scratch, &self.data_out[..], &waker, &mut self.work);
+        *before = Some(match next {
+            Next::Read { start, len } => ram.read(start, &mut scratch[..len.0 as usize]),
+            Next::Write { start, len, fua } => {
+                let outcome = ram.write(start, &scratch[..len.0 as usize], fua);
+                scratch[..len.0 as usize].fill(0x77);
+                outcome
+            }
+            Next::Disk { op, start, len } => request(ram, op, start, len, &mut self.data_in, &self.data_out),
+            Next::Wait => {
+                *waits = true;
+                *before = None;
+                return;
+            }
+            Next::End(ending) => {
+                self.state = State::Ended(Ended::With(ending, self.work.reply.clone()));
+                return;
+            }
+        });
+    }
+}
+
+fn request(ram: &mut Ram, op: Op, start: ByteOffset, len: ByteLen, data_in: &mut [u8], data_out: &[u8]) -> Outcome {
+    match op {
+        Op::Read => ram.read(start, &mut data_in[..len.0 as usize]),
+        Op::Write { fua } => ram.write(start, &data_out[..len.0 as usize], fua),
+        _ => ram.manage(op, start, len),
+    }
+}
+
+/// A command that has the unit for itself, to its end.
+pub fn run(ram: &mut Ram, nexus: &Nexus, cdb: &[u8], data_in: usize, data_out: &[u8]) -> Ended {
+    let mut task = Task::begin(ram, nexus, cdb, data_in, data_out);
+    for _ in 0..10_000 {
+        if let Some(ended) = task.ended() {
+            return ended.clone();
+        }
+        assert!(!task.waits(), "nobody else is there to wait for");
+        task.step(ram);
+    }
+    panic!("it does not end: {cdb:02x?}");
+}

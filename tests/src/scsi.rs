@@ -1,0 +1,402 @@
+//! A SCSI controller whose workers are stepped by hand, and its guest, in one thread: real rings, real workers, a real engine,
+//! and every order of their turns that a test wants.
+
+use std::sync::Arc;
+
+use mqblk_core::{Call, DiskSlot};
+use mqblk_engine::{
+    AnyDisk, Coalesce, FixedBufferUse, HandSeat, HandWorker, Lane, LaneOptions, PlugOptions, PollPolicy, QueueDisk,
+    QueueOptions,
+};
+use mqblk_memory::{GuestAddress, GuestMemory, Region};
+use mqblk_ring::split::driver::{Features, Shape};
+use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitDriver, SplitRing};
+use mqblk_scsi::reservation::Reservations;
+use mqblk_scsi::{Identity, LogicalUnit, UnitOptions};
+use mqblk_virtio::{QueueParts, QueueRole, VirtioDevice};
+use mqblk_virtio_scsi::{Place, ScsiOptions, VirtioScsi};
+
+/// Entries of each ring.
+pub const RING: u16 = 64;
+/// Requests of a ring: each takes at most four descriptors.
+pub const SLOTS: usize = 16;
+/// Bytes of data that a request has room for.
+pub const DATA: usize = 64 << 10;
+const HEADER: u64 = 51;
+const ANSWER: u64 = 108;
+/// Bytes of a ring's area: the ring, then the slots.
+const AREA: u64 = 0x1_0000 + SLOTS as u64 * SLOT;
+const SLOT: u64 = DATA as u64 + 4096;
+/// Rings before those for commands.
+const FIXED: usize = 2;
+const CONTROL: usize = 0;
+const EVENT: usize = 1;
+/// Where the features of a controller end (virtio 1.3 section 5.6.3).
+const HOTPLUG_AND_CHANGE: u64 = 0b110;
+
+/// The guest polls.
+struct Silent;
+
+impl Call for Silent {
+    fn call(&self) {}
+}
+
+/// What a command carries.
+#[derive(Clone, Copy, Debug)]
+pub enum Data<'a> {
+    /// Nothing.
+    None,
+    /// Room for so many bytes.
+    In(usize),
+    /// These bytes.
+    Out(&'a [u8]),
+}
+
+/// An answered command. Source: virtio 1.3 section 5.6.6.1.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// As submitted.
+    pub id: u64,
+    /// What the transport says.
+    pub response: u8,
+    /// What the unit says.
+    pub status: u8,
+    /// Data that was not transferred.
+    pub residual: u32,
+    /// Sense data.
+    pub sense: Vec<u8>,
+    /// The data buffer, for [`Data::In`].
+    pub data: Vec<u8>,
+}
+
+impl Answer {
+    /// Sense key, additional sense code and qualifier (fixed format).
+    pub fn sense_code(&self) -> (u8, u8, u8) {
+        match self.sense[..] {
+            [_, _, key, _, _, _, _, _, _, _, _, _, asc, ascq, ..] => (key & 0xf, asc, ascq),
+            _ => (0, 0, 0),
+        }
+    }
+}
+
+struct Slot {
+    id: u64,
+    data_in: usize,
+}
+
+struct GuestRing {
+    driver: SplitDriver,
+    start: u64,
+    free: Vec<u32>,
+    slots: Vec<Slot>,
+}
+
+impl GuestRing {
+    fn at(&self, slot: u32) -> u64 {
+        self.start + 0x1_0000 + u64::from(slot) * SLOT
+    }
+}
+
+/// The controller and its guest.
+pub struct Controller {
+    /// The device.
+    pub device: Arc<VirtioScsi>,
+    /// Its units, by disk slot.
+    pub units: Vec<Arc<LogicalUnit>>,
+    memory: Arc<GuestMemory>,
+    workers: Vec<HandWorker>,
+    seats: Vec<(usize, HandSeat)>,
+    rings: Vec<GuestRing>,
+}
+
+/// A unit for a disk, of this name.
+pub fn unit(disk: &AnyDisk, name: &str) -> Arc<LogicalUnit> {
+    let identity = Identity {
+        vendor: "MQBLK".to_owned(),
+        product: "TEST".to_owned(),
+        revision: "1".to_owned(),
+        serial: name.to_owned(),
+        name: name.to_owned(),
+    };
+    Arc::new(LogicalUnit::new(UnitOptions {
+        geometry: disk.geometry(),
+        limits: disk.limits(),
+        identity,
+        writeback: true,
+        reservations: Reservations::new(None),
+    }))
+}
+
+impl Controller {
+    /// A controller with a unit for each disk, at its place. Queues are dealt to the workers in turn. Its guest accepts what
+    /// is offered and has posted 8 buffers for events; unit attentions are not cleared yet.
+    pub fn new(queues: u16, workers: usize, disks: &[(Place, Arc<AnyDisk>, PlugOptions)]) -> Controller {
+        let options =
+            ScsiOptions { queues, queue_size: RING, cmd_per_lun: 16, max_transfer: mqblk_core::ByteLen(1 << 20) };
+        let device = Arc::new(VirtioScsi::new(options));
+        VirtioDevice::<Lane>::set_features(&*device, HOTPLUG_AND_CHANGE);
+        let count = usize::from(VirtioDevice::<Lane>::queues(&*device));
+        let region = Region::shared("guest", AREA * count as u64, GuestAddress(0)).expect("memory for a guest").0;
+        let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).expect("one region"));
+        let lane = LaneOptions { submissions: 64, in_flight: 512, files: 4, buffers: 4 };
+        let workers = (0..workers).map(|_| HandWorker::new(lane).expect("the host has io_uring")).collect();
+        let mut units = Vec::new();
+        let mut open = Vec::new();
+        for (slot, (place, disk, plug)) in (0..).zip(disks) {
+            let unit = unit(&**disk, &format!("{place}"));
+            let nexus = unit.login("guest", u16::from(place.target) + 1).expect("a name that is free");
+            device.map(*place, DiskSlot(slot), nexus).expect("a free place");
+            open.push(QueueDisk { slot: DiskSlot(slot), disk: Arc::clone(disk), plug: *plug });
+            units.push(unit);
+        }
+        let mut controller = Controller { device, units, memory, workers, seats: vec![], rings: vec![] };
+        for index in 0..count {
+            controller.attach(index, &open);
+        }
+        for _ in 0..8 {
+            controller.post_event_buffer();
+        }
+        controller
+    }
+
+    fn attach(&mut self, index: usize, open: &[QueueDisk]) {
+        let start = index as u64 * AREA;
+        let at = SplitAddresses {
+            desc: GuestAddress(start),
+            avail: GuestAddress(start + 0x4000),
+            used: GuestAddress(start + 0x8000),
+        };
+        let driver = SplitDriver::new(&self.memory, &at, RING, Features { event_idx: false }, None).expect("a ring");
+        let ring = SplitRing::resolve(&self.memory, &at, RING).expect("a ring");
+        let role = VirtioDevice::<Lane>::role(&*self.device, index as u16);
+        let options = QueueOptions {
+            disks: if role == QueueRole::Requests { open.to_vec() } else { vec![] },
+            kick: None,
+            poll: PollPolicy::Busy,
+            coalesce: Coalesce::default(),
+            paused: false,
+            on_broken: Box::new(|why| panic!("{why}")),
+        };
+        let worker = index % self.workers.len();
+        let (device, memory) = (&self.device, &self.memory);
+        let seat = self.workers[worker].attach(options, |lane, waker| {
+            let lease = lane.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
+            let parts = QueueParts {
+                ring: DeviceRing::new(ring, 0, false),
+                lease,
+                call: Some(Box::new(Silent)),
+                features: HOTPLUG_AND_CHANGE,
+                waker: Arc::clone(waker),
+            };
+            Ok(VirtioDevice::<Lane>::queue(device, index as u16, parts))
+        });
+        self.seats.push((worker, seat.expect("a seat")));
+        let slots = (0..SLOTS).map(|_| Slot { id: 0, data_in: 0 }).collect();
+        self.rings.push(GuestRing { driver, start, free: (0..SLOTS as u32).rev().collect(), slots });
+    }
+
+    /// How many workers.
+    pub fn workers(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// One turn of one worker. Whether anything happened.
+    pub fn turn(&mut self, worker: usize) -> bool {
+        self.workers[worker].turn()
+    }
+
+    /// Turns of all workers, for ever or until `done` says so.
+    pub fn run_until<R>(&mut self, mut done: impl FnMut(&mut Controller) -> Option<R>) -> R {
+        loop {
+            if let Some(result) = done(self) {
+                return result;
+            }
+            (0..self.workers()).for_each(|worker| _ = self.turn(worker));
+        }
+    }
+
+    /// Stops pulling from a request queue; it leaves when nothing of it is in flight.
+    pub fn drain(&mut self, queue: usize) {
+        let (worker, seat) = self.seats[FIXED + queue];
+        self.workers[worker].drain(seat);
+    }
+
+    /// Whether a request queue has not left.
+    pub fn serves(&mut self, queue: usize) -> bool {
+        let (worker, seat) = self.seats[FIXED + queue];
+        self.workers[worker].serves(seat)
+    }
+
+    /// Commands that a request queue still takes.
+    pub fn room(&self, queue: usize) -> usize {
+        self.rings[FIXED + queue].free.len()
+    }
+
+    /// Puts a command on a request queue. The queue has room.
+    pub fn submit(&mut self, queue: usize, place: Place, id: u64, cdb: &[u8], data: Data<'_>) {
+        self.submit_to(queue, place.to_field(), id, cdb, data);
+    }
+
+    /// The same, with any `lun` field.
+    pub fn submit_to(&mut self, queue: usize, lun: [u8; 8], id: u64, cdb: &[u8], data: Data<'_>) {
+        let mut header = vec![0; HEADER as usize];
+        header[..8].copy_from_slice(&lun);
+        header[8..16].copy_from_slice(&id.to_le_bytes());
+        header[19..19 + cdb.len()].copy_from_slice(cdb);
+        let ring = &mut self.rings[FIXED + queue];
+        let slot = ring.free.pop().expect("the queue has room");
+        let at = ring.at(slot);
+        self.memory.write(GuestAddress(at), &header).expect("mapped");
+        let (answer, body) = (GuestAddress(at + 256), GuestAddress(at + 4096));
+        let chain = ring.driver.begin(Shape::Direct).readable(GuestAddress(at), HEADER as u32).expect("room");
+        let (chain, data_in) = match data {
+            Data::None => (chain.writable(answer, ANSWER as u32).expect("room"), 0),
+            Data::In(len) => {
+                self.memory.write(body, &vec![0; len]).expect("mapped");
+                let chain = chain.writable(answer, ANSWER as u32).expect("room");
+                (chain.writable(body, len as u32).expect("room"), len)
+            }
+            Data::Out(bytes) => {
+                self.memory.write(body, bytes).expect("mapped");
+                let chain = chain.readable(body, bytes.len() as u32).expect("room");
+                (chain.writable(answer, ANSWER as u32).expect("room"), 0)
+            }
+        };
+        chain.commit(slot).expect("room");
+        let _polled = ring.driver.publish();
+        ring.slots[slot as usize] = Slot { id, data_in };
+    }
+
+    /// Puts a chain of any bytes on a request queue and waits until it comes back: the bytes that it has in its writable pieces
+    /// then, and how many the device says it wrote. Each piece is one descriptor, and lies alone between poisoned bytes.
+    ///
+    /// # Panics
+    /// When the device wrote where it may not.
+    pub fn raw(&mut self, queue: usize, readable: &[&[u8]], writable: &[u32]) -> (Vec<u8>, u32) {
+        const POISON: u8 = 0xee;
+        const GAP: u64 = 16;
+        let (memory, ring) = (&self.memory, &mut self.rings[FIXED + queue]);
+        let slot = ring.free.pop().expect("the queue has room");
+        let mut at = ring.at(slot) + GAP;
+        memory.write(GuestAddress(ring.at(slot)), &vec![POISON; SLOT as usize]).expect("mapped");
+        let mut chain = ring.driver.begin(Shape::Direct);
+        for piece in readable {
+            memory.write(GuestAddress(at), piece).expect("mapped");
+            chain = chain.readable(GuestAddress(at), piece.len() as u32).expect("room");
+            at += piece.len() as u64 + GAP;
+        }
+        let start = at;
+        for len in writable {
+            chain = chain.writable(GuestAddress(at), *len).expect("room");
+            at += u64::from(*len) + GAP;
+        }
+        chain.commit(slot).expect("room");
+        let _polled = ring.driver.publish();
+        let written = self.run_until(|controller| {
+            let driver = &mut controller.rings[FIXED + queue].driver;
+            driver.look().expect("the device keeps to the protocol");
+            driver.take().expect("the device keeps to the protocol").map(|used| used.written)
+        });
+        let mut area = vec![0; (at - start) as usize];
+        self.memory.read(GuestAddress(start), &mut area).expect("mapped");
+        let mut bytes = Vec::new();
+        for len in writable {
+            let gap = area.split_off(*len as usize + GAP as usize);
+            assert!(area[*len as usize..].iter().all(|byte| *byte == POISON), "the device wrote behind a piece");
+            bytes.extend(&area[..*len as usize]);
+            area = gap;
+        }
+        self.rings[FIXED + queue].free.push(slot);
+        (bytes, written)
+    }
+
+    /// Commands of a request queue that have been answered since the last time.
+    pub fn reap(&mut self, queue: usize) -> Vec<Answer> {
+        let (memory, ring) = (&self.memory, &mut self.rings[FIXED + queue]);
+        ring.driver.look().expect("the device keeps to the protocol");
+        let mut answers = Vec::new();
+        while let Some(used) = ring.driver.take().expect("the device keeps to the protocol") {
+            let at = ring.at(used.token);
+            let Slot { id, data_in } = ring.slots[used.token as usize];
+            let mut bytes = [0; ANSWER as usize];
+            memory.read(GuestAddress(at + 256), &mut bytes).expect("mapped");
+            let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+            let mut data = vec![0; data_in];
+            memory.read(GuestAddress(at + 4096), &mut data).expect("mapped");
+            let sense = bytes[12..12 + word(0) as usize].to_vec();
+            answers.push(Answer { id, response: bytes[11], status: bytes[10], residual: word(4), sense, data });
+            ring.free.push(used.token);
+        }
+        answers
+    }
+
+    /// Puts one command on queue 0 and waits for it.
+    pub fn command(&mut self, place: Place, cdb: &[u8], data: Data<'_>) -> Answer {
+        self.submit(0, place, u64::MAX, cdb, data);
+        self.run_until(|controller| controller.reap(0).pop())
+    }
+
+    /// Hears the unit attention that each unit begins with.
+    pub fn clear_attentions(&mut self, places: &[Place]) {
+        for place in places {
+            while self.command(*place, &[0; 6], Data::None).status != 0 {}
+        }
+    }
+
+    /// Puts a task management function on the control queue. The queue has room.
+    pub fn manage(&mut self, subtype: u32, place: Place, id: u64) {
+        let mut request = [0; 24];
+        request[4..8].copy_from_slice(&subtype.to_le_bytes());
+        request[8..16].copy_from_slice(&place.to_field());
+        request[16..].copy_from_slice(&id.to_le_bytes());
+        self.control(id, &request, 1);
+    }
+
+    /// Puts any request on the control queue, with room for an answer.
+    pub fn control(&mut self, id: u64, request: &[u8], answer: u32) {
+        let ring = &mut self.rings[CONTROL];
+        let slot = ring.free.pop().expect("the control queue has room");
+        let at = ring.at(slot);
+        self.memory.write(GuestAddress(at), request).expect("mapped");
+        self.memory.write(GuestAddress(at + 256), &[0xff; 8]).expect("mapped");
+        let chain = ring.driver.begin(Shape::Direct).readable(GuestAddress(at), request.len() as u32).expect("room");
+        chain.writable(GuestAddress(at + 256), answer).expect("room").commit(slot).expect("room");
+        let _polled = ring.driver.publish();
+        ring.slots[slot as usize] = Slot { id, data_in: answer as usize };
+    }
+
+    /// Answered requests of the control queue: their identifiers and answers.
+    pub fn reap_control(&mut self) -> Vec<(u64, Vec<u8>)> {
+        self.reap_plain(CONTROL)
+    }
+
+    /// Events since the last time. Their buffers are posted again.
+    pub fn events(&mut self) -> Vec<Vec<u8>> {
+        let events = self.reap_plain(EVENT);
+        events.iter().for_each(|_| self.post_event_buffer());
+        events.into_iter().map(|(_, bytes)| bytes).collect()
+    }
+
+    fn reap_plain(&mut self, ring: usize) -> Vec<(u64, Vec<u8>)> {
+        let (memory, ring) = (&self.memory, &mut self.rings[ring]);
+        ring.driver.look().expect("the device keeps to the protocol");
+        let mut answers = Vec::new();
+        while let Some(used) = ring.driver.take().expect("the device keeps to the protocol") {
+            let Slot { id, data_in } = ring.slots[used.token as usize];
+            let mut bytes = vec![0; data_in];
+            memory.read(GuestAddress(ring.at(used.token) + 256), &mut bytes).expect("mapped");
+            answers.push((id, bytes));
+            ring.free.push(used.token);
+        }
+        answers
+    }
+
+    fn post_event_buffer(&mut self) {
+        let ring = &mut self.rings[EVENT];
+        let slot = ring.free.pop().expect("the event queue has room");
+        let at = GuestAddress(ring.at(slot) + 256);
+        ring.driver.begin(Shape::Direct).writable(at, 16).expect("room").commit(slot).expect("room");
+        let _polled = ring.driver.publish();
+        ring.slots[slot as usize] = Slot { id: 0, data_in: 16 };
+    }
+}

@@ -1,0 +1,124 @@
+//! Chains of SCSI commands in every layout and of every content: a command means the same however its bytes are spread over
+//! descriptors, and whatever a guest writes comes back as one answer, inside the chain.
+
+use std::sync::Arc;
+
+use mqblk_core::settings::Settings;
+use mqblk_engine::{AnyDisk, PlugOptions};
+use mqblk_tests::scsi::{Controller, Data};
+use mqblk_virtio_scsi::Place;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+const BLOCK: usize = 512;
+const HEADER: usize = 51;
+const ANSWER: usize = 108;
+const PLACE: Place = Place { target: 2, lun: 5 };
+/// Descriptors of one chain: the ring has 64.
+const PIECES: usize = 24;
+
+fn controller() -> Controller {
+    let mut settings = Settings::new("disk");
+    settings.insert("size", "256K").unwrap();
+    let disk: Arc<AnyDisk> = mqblk_storage::open("ram", &mut settings).unwrap();
+    let mut controller = Controller::new(1, 1, &[(PLACE, disk, PlugOptions::default())]);
+    controller.clear_attentions(&[PLACE]);
+    controller
+}
+
+/// Cuts `len` bytes at random places into at most `most` pieces, none of them empty.
+fn cuts(random: &mut SmallRng, len: usize, most: usize) -> Vec<usize> {
+    let mut at: Vec<usize> = (0..random.random_range(0..most)).map(|_| random.random_range(0..=len)).collect();
+    at.extend([0, len]);
+    at.sort_unstable();
+    at.dedup();
+    at.windows(2).map(|pair| pair[1] - pair[0]).collect()
+}
+
+fn raw(controller: &mut Controller, random: &mut SmallRng, readable: &[u8], writable: usize) -> (Vec<u8>, u32) {
+    let mut left = readable;
+    let pieces: Vec<&[u8]> = cuts(random, readable.len(), PIECES)
+        .into_iter()
+        .map(|len| {
+            let (piece, rest) = left.split_at(len);
+            left = rest;
+            piece
+        })
+        .collect();
+    let room: Vec<u32> = cuts(random, writable, PIECES).into_iter().map(|len| len as u32).collect();
+    controller.raw(0, &pieces, &room)
+}
+
+fn header(lun: [u8; 8], cdb: &[u8]) -> Vec<u8> {
+    let mut header = vec![0; HEADER];
+    header[..8].copy_from_slice(&lun);
+    header[19..19 + cdb.len()].copy_from_slice(cdb);
+    header
+}
+
+#[test]
+fn a_command_means_the_same_in_every_layout() {
+    let mut random = SmallRng::seed_from_u64(1);
+    let mut controller = controller();
+    for round in 0..1000_u32 {
+        let blocks = random.random_range(1..=8_u8);
+        let lba = random.random_range(0..500_u16);
+        let [high, low] = lba.to_be_bytes();
+        let data: Vec<u8> = (0..usize::from(blocks) * BLOCK).map(|_| random.random()).collect();
+        let write = [0x2a, 0, 0, 0, high, low, 0, 0, blocks, 0];
+        let mut chain = header(PLACE.to_field(), &write);
+        chain.extend(&data);
+        let (answer, written) = raw(&mut controller, &mut random, &chain, ANSWER);
+        assert_eq!((&answer[..12], written), (&[0; 12][..], ANSWER as u32), "round {round}");
+        // Read back with a larger buffer than is needed, now and then.
+        let more = if random.random_ratio(1, 3) { random.random_range(1..3000) } else { 0 };
+        let read = [0x28, 0, 0, 0, high, low, 0, 0, blocks, 0];
+        let (answer, written) =
+            raw(&mut controller, &mut random, &header(PLACE.to_field(), &read), ANSWER + data.len() + more);
+        let residual = (more as u32).to_le_bytes();
+        assert_eq!((&answer[..4], &answer[4..8], &answer[8..12]), (&[0; 4][..], &residual[..], &[0; 4][..]));
+        assert_eq!(written as usize, ANSWER + data.len());
+        assert_eq!(answer[ANSWER..ANSWER + data.len()], data, "round {round}");
+        // Sense data, and a reply of the device's own.
+        let (answer, _) = raw(&mut controller, &mut random, &header(PLACE.to_field(), &[0xff; 16]), ANSWER);
+        assert_eq!((answer[0], answer[10], answer[12], answer[14] & 0xf, answer[24]), (18, 2, 0x70, 5, 0x20));
+        let inquiry = [0x12, 0, 0, 0, 36, 0];
+        let (answer, _) = raw(&mut controller, &mut random, &header(PLACE.to_field(), &inquiry), ANSWER + 36);
+        assert_eq!(answer[ANSWER + 8..ANSWER + 13], *b"MQBLK");
+    }
+}
+
+#[test]
+fn whatever_a_guest_writes_comes_back_as_one_answer() {
+    let seeds = std::env::var("MQBLK_LAYOUT_SEEDS").map_or(20, |text| text.parse::<u64>().expect("a number"));
+    let mut kinds = [0_u32; 256];
+    let mut unanswered = 0;
+    for seed in 0..seeds {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let mut controller = controller();
+        for _ in 0..1000 {
+            let mut bytes: Vec<u8> = (0..random.random_range(0..200)).map(|_| random.random()).collect();
+            if random.random_ratio(7, 8) && bytes.len() >= 8 {
+                bytes[..8].copy_from_slice(&PLACE.to_field());
+            }
+            let writable = random.random_range(0..400);
+            if bytes.is_empty() && writable == 0 {
+                continue;
+            }
+            let (answer, written) = raw(&mut controller, &mut random, &bytes, writable);
+            assert!(written as usize <= writable, "seed {seed}");
+            match answer.get(11) {
+                Some(response) if written > 0 => kinds[usize::from(*response)] += 1,
+                _ => unanswered += 1,
+            }
+            assert_eq!(written == 0, writable < 12, "seed {seed}: an answer for whom there is room");
+        }
+        // The queue is as good as new. PERSISTENT RESERVE OUT and the like may have been among the bytes, so ask what always works.
+        let inquiry = controller.command(PLACE, &[0x12, 0, 0, 0, 36, 0], Data::In(36));
+        assert_eq!((inquiry.response, inquiry.status), (0, 0));
+    }
+    let seen: Vec<_> = kinds.into_iter().enumerate().filter(|(_, count)| *count > 0).collect();
+    // OK (with a status), OVERRUN, BAD TARGET, FAILURE; and chains without room for an answer.
+    assert!(unanswered > 0 && [0, 3, 9].iter().all(|kind| kinds[*kind] > 0), "{seen:?}");
+    assert!(seen.iter().all(|(kind, _)| [0, 1, 3, 9].contains(kind)), "{seen:?}");
+}

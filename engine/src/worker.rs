@@ -111,6 +111,7 @@ impl Worker {
     }
 
     /// One turn. Whether anything happened.
+    #[inline(always)] // it has one caller in a worker thread, and one where it is stepped by hand
     pub(crate) fn turn(&mut self) -> bool {
         if !self.bell_watched {
             self.bell_watched = self.lane.watch(self.owner, BELL, &self.inbox.bell).is_ok();
@@ -123,8 +124,8 @@ impl Worker {
         for at in 0..self.roster.polled().len() {
             pulled |= self.pull(self.roster.polled()[at]);
         }
-        if !self.channels.cancelled.is_empty() {
-            self.cancel();
+        if self.channels.is_stirred() {
+            self.settle_stirred();
         }
         if pulled || self.channels.has_left() {
             if !self.waiting.is_empty() {
@@ -195,12 +196,19 @@ impl Worker {
         let way = Way::Any { disks: &seat.disks, channels: &mut self.channels };
         let mut door = Door { slot, now: self.now, way };
         let taken = seat.runner.woken(&mut self.lane, &mut door, running);
-        self.channels.note_left();
         touch(&mut self.touched, &mut seat.touched, slot);
         if let Err(why) = taken {
             self.retire(slot, why);
         }
-        self.cancel();
+        self.settle_stirred();
+    }
+
+    /// Requests came in otherwise than by a pull, or are to end early.
+    #[cold]
+    fn settle_stirred(&mut self) {
+        if self.channels.settle() {
+            self.cancel();
+        }
     }
 
     /// Ends early what queues asked for.
@@ -294,7 +302,9 @@ impl Worker {
             Found::Broken(why) => self.retire(slot, why),
             Found::Nothing | Found::Requests | Found::More => {}
         }
-        self.channels.forget_plugged();
+        if only.is_none() {
+            self.channels.forget_plugged();
+        }
         true
     }
 
@@ -359,9 +369,8 @@ impl Worker {
             touch(&mut self.touched, &mut seat.touched, slot);
         }
         self.ending.clear();
-        self.channels.note_left();
-        if !self.channels.cancelled.is_empty() {
-            self.cancel();
+        if self.channels.is_stirred() {
+            self.settle_stirred();
         }
     }
 

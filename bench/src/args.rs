@@ -5,8 +5,14 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use mqblk_core::ByteLen;
+use mqblk_driver::ShapeChoice;
+use mqblk_driver::virtio_scsi::Steer;
 
 use crate::experiment::{self, Experiment};
+use crate::interface::Interface;
+
+/// I/Os that are larger may be several pieces.
+const LARGE: ByteLen = ByteLen(64 << 10);
 
 /// The options of `mqblk bench`. Words that fio has mean what fio means by them.
 #[derive(Clone, Debug, clap::Args)]
@@ -34,13 +40,24 @@ Examples:
   mqblk bench --experiment block-size --disk path=a.img,readonly=on --json block-size.json
       the table of sequential reads with one queue and with eight, with and without merging, 512 bytes to 4 MiB
   mqblk bench --experiment block-size --disk path=a.img --rw write --allow-write --queues 2 --bs 4k,64k --runtime 5
-      the same table of writes with two queues and two block sizes (destroys what was there)")]
+      the same table of writes with two queues and two block sizes (destroys what was there)
+  mqblk bench --interface virtio-scsi --disk storage=null,size=1G --targets 1,8,32 --queues 2 --iodepth 32
+      controllers with 1, 8 and 32 targets of a disk each, a job on each disk, two request queues
+  mqblk bench --interface virtio-scsi --disk path=/srv/disk-{t}-{l}.img --targets 4 --luns 2 --rw read --bsrange 4k-64k
+      eight files, the targets' and logical units' numbers in their names, read in blocks of mixed sizes
+  mqblk bench --experiment targets --queues 1,2,4 --json targets.json
+      the tables of bandwidth against targets, over all and for each, with one request queue and with many")]
 pub struct Args {
-    /// Socket of a running vhost-user-blk server; may be repeated
+    /// Guest interface: of the servers at --socket, and of those that are started [default: virtio-blk]
+    #[arg(long, value_enum)]
+    pub interface: Option<Interface>,
+
+    /// Socket of a running vhost-user server; may be repeated
     #[arg(long, value_name = "PATH")]
     pub socket: Vec<PathBuf>,
 
-    /// Disk to serve for each run: the argument of `mqblk serve --disk` without a socket; may be repeated
+    /// Disk to serve for each run: the argument of `mqblk serve --disk` without a socket; may be repeated. With virtio-scsi each
+    /// logical unit is one; {t} and {l} stand for its target and number
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub disk: Vec<String>,
 
@@ -76,6 +93,22 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_name = "SIZE,...", value_parser = block_sizes)]
     pub bs: Vec<BlockSizes>,
 
+    /// Bytes of an I/O, of mixed sizes: each a multiple of the smaller one up to the larger, all as likely (fio's bsrange)
+    #[arg(long, value_delimiter = ',', value_name = "SIZE-SIZE,...", value_parser = mixed_sizes, conflicts_with = "bs")]
+    pub bsrange: Vec<Sizes>,
+
+    /// virtio-scsi: targets to use [default: 1]
+    #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub targets: Vec<u16>,
+
+    /// virtio-scsi: logical units to use of each target [default: 1]
+    #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub luns: Vec<u16>,
+
+    /// virtio-scsi: the queue that a command is put on [default: target]
+    #[arg(long, value_enum)]
+    pub steer: Option<Steering>,
+
     /// I/Os in flight, of each job [default: 1]
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..))]
     pub iodepth: Vec<u16>,
@@ -84,7 +117,7 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub queues: Vec<u16>,
 
-    /// Jobs [default: one for each queue]
+    /// Jobs [default: one for each queue, with virtio-scsi for each logical unit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
 
@@ -214,6 +247,38 @@ pub enum Verify {
     Crc32c,
 }
 
+/// Which request queue of a controller a command is put on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Steering {
+    /// A target stays on a queue while it has commands in flight, and moves to that of the thread that finds it idle
+    #[default]
+    Target,
+    /// The submitting thread's
+    Submitter,
+    /// Target T is on queue T modulo queues
+    Fixed,
+}
+
+impl Steering {
+    /// Its name on the command line and in the results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Steering::Target => "target",
+            Steering::Submitter => "submitter",
+            Steering::Fixed => "fixed",
+        }
+    }
+
+    /// As the driver has it.
+    pub fn policy(self) -> Steer {
+        match self {
+            Steering::Target => Steer::Target,
+            Steering::Submitter => Steer::Submitter,
+            Steering::Fixed => Steer::Fixed,
+        }
+    }
+}
+
 /// Descriptor layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Descriptors {
@@ -223,6 +288,57 @@ pub enum Descriptors {
     Direct,
     /// Always indirect, if the server can.
     Indirect,
+}
+
+impl Descriptors {
+    /// As the driver has it, for I/Os of at most `bs`.
+    pub fn shape(self, bs: ByteLen) -> ShapeChoice {
+        match self {
+            // A table for each costs nothing beside so much data, and a disk that takes it in small pieces only does not fill
+            // the ring with them.
+            Descriptors::Auto if bs > LARGE => ShapeChoice::Indirect,
+            Descriptors::Auto => ShapeChoice::Auto,
+            Descriptors::Direct => ShapeChoice::Direct,
+            Descriptors::Indirect => ShapeChoice::Indirect,
+        }
+    }
+}
+
+/// Bytes of an I/O: multiples of the smaller size, up to the larger. Mostly one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// The smallest, of which all are multiples.
+    pub min: ByteLen,
+    /// The largest.
+    pub max: ByteLen,
+}
+
+impl Sizes {
+    /// Just one.
+    pub fn one(bs: ByteLen) -> Sizes {
+        Sizes { min: bs, max: bs }
+    }
+
+    /// Whether there are several.
+    pub fn mixed(self) -> bool {
+        self.min != self.max
+    }
+
+    /// The largest as a multiple of the smallest.
+    pub fn most(self) -> u32 {
+        // The plan has checked that it is at most 1 GiB of at least 512.
+        (self.max.0 / self.min.0.max(1)) as u32
+    }
+}
+
+impl std::fmt::Display for Sizes {
+    /// As the option has it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.mixed() {
+            false => write!(f, "{}", self.min),
+            true => write!(f, "{}-{}", self.min, self.max),
+        }
+    }
 }
 
 /// What one word of `--bs` stands for: a size, or the powers of two of a range.
@@ -255,6 +371,17 @@ fn block_sizes(text: &str) -> Result<BlockSizes, String> {
         return Err("expected a range of powers of two, the smaller first, such as 512-4M".into());
     }
     Ok(BlockSizes::powers(from, to))
+}
+
+fn mixed_sizes(text: &str) -> Result<Sizes, String> {
+    let wrong = || "expected two sizes, the larger a multiple of the smaller one, such as 4k-64k".to_owned();
+    let (min, max) = text.split_once('-').ok_or_else(wrong)?;
+    let (min, max) = (size(min)?, size(max)?);
+    // Else the sizes that are likely would not be all that are meant.
+    if min.0 == 0 || max < min || !max.0.is_multiple_of(min.0) {
+        return Err(wrong());
+    }
+    Ok(Sizes { min, max })
 }
 
 /// The parser of `--experiment`.

@@ -2,20 +2,27 @@
 
 use mqblk_core::ByteLen;
 
-use crate::args::{Args, BlockSizes, Rw};
+use crate::args::{Args, BlockSizes, Rw, Sizes};
+use crate::interface::Interface;
 
 /// Values for options that were not given.
 #[derive(Clone, Debug)]
 pub struct Defaults {
+    /// `--interface`.
+    pub interface: Interface,
+    /// `--disk`, where there is no `--socket` either.
+    pub disk: Option<&'static str>,
     /// `--rw`.
     pub rw: Rw,
-    /// `--bs`.
-    pub bs: BlockSizes,
+    /// `--bs`, or mixed sizes.
+    pub bs: Result<BlockSizes, Sizes>,
     /// `--iodepth`.
     pub iodepth: u16,
     /// `--queues`.
-    pub queues: u16,
-    /// `--jobs`; `None`: one for each queue.
+    pub queues: &'static [u16],
+    /// `--targets`.
+    pub targets: &'static [u16],
+    /// `--jobs`; `None`: one for each queue, or for each logical unit.
     pub jobs: Option<u16>,
     /// `--runtime` in seconds, where each block is not done once.
     pub runtime: f64,
@@ -29,7 +36,18 @@ const RUNS: u16 = 3;
 impl Default for Defaults {
     fn default() -> Defaults {
         let bs = BlockSizes(vec![ByteLen(4096)]);
-        Defaults { rw: Rw::Randread, bs, iodepth: 1, queues: 1, jobs: None, runtime: 5.0, warmup: 1.0 }
+        Defaults {
+            interface: Interface::VirtioBlk,
+            disk: None,
+            rw: Rw::Randread,
+            bs: Ok(bs),
+            iodepth: 1,
+            queues: &[1],
+            targets: &[1],
+            jobs: None,
+            runtime: 5.0,
+            warmup: 1.0,
+        }
     }
 }
 
@@ -37,15 +55,24 @@ impl Defaults {
     /// `args` with nothing missing but what has no default.
     pub fn fill(&self, args: &Args) -> Args {
         let mut args = args.clone();
-        fn fill<T: Clone>(list: &mut Vec<T>, default: &T) {
+        fn fill<T: Clone>(list: &mut Vec<T>, default: &[T]) {
             if list.is_empty() {
-                list.push(default.clone());
+                list.extend_from_slice(default);
             }
         }
-        fill(&mut args.rw, &self.rw);
-        fill(&mut args.bs, &self.bs);
-        fill(&mut args.iodepth, &self.iodepth);
-        fill(&mut args.queues, &self.queues);
+        args.interface.get_or_insert(self.interface);
+        if let (true, true, Some(disk)) = (args.socket.is_empty(), args.disk.is_empty(), self.disk) {
+            args.disk.push(disk.to_owned());
+        }
+        fill(&mut args.rw, &[self.rw]);
+        if args.bs.is_empty() && args.bsrange.is_empty() {
+            match &self.bs {
+                Ok(sizes) => args.bs.push(sizes.clone()),
+                Err(mixed) => args.bsrange.push(*mixed),
+            }
+        }
+        fill(&mut args.iodepth, &[self.iodepth]);
+        fill(&mut args.queues, self.queues);
         args.jobs = args.jobs.or(self.jobs);
         let runtime = if args.verify.is_some() { 0.0 } else { self.runtime };
         let once = *args.runtime.get_or_insert(runtime) == 0.0;
@@ -58,8 +85,20 @@ impl Defaults {
 impl std::fmt::Display for Defaults {
     /// As options.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Defaults { rw, bs, iodepth, queues, jobs, runtime, warmup } = self;
-        write!(f, "--rw {} --bs {bs} --iodepth {iodepth} --queues {queues}", rw.name())?;
+        let Defaults { interface, disk, rw, bs, iodepth, queues, targets, jobs, runtime, warmup } = self;
+        let list = |numbers: &[u16]| numbers.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
+        if *interface != Interface::VirtioBlk {
+            write!(f, "--interface {} --targets {} ", interface.name(), list(targets))?;
+        }
+        if let Some(disk) = disk {
+            write!(f, "--disk {disk} ")?;
+        }
+        write!(f, "--rw {} ", rw.name())?;
+        match bs {
+            Ok(sizes) => write!(f, "--bs {sizes}")?,
+            Err(mixed) => write!(f, "--bsrange {mixed}")?,
+        }
+        write!(f, " --iodepth {iodepth} --queues {}", list(queues))?;
         if let Some(jobs) = jobs {
             write!(f, " --jobs {jobs}")?;
         }

@@ -69,6 +69,30 @@ impl Pattern {
         self.blocks
     }
 
+    /// As [`next`](Self::next), for an I/O of several blocks: 1 to `most`, all as likely, as far as the range goes. Returns how
+    /// many. Each block is done once only in sequence.
+    pub fn next_run(&mut self, most: u32) -> Option<(Choice, u32)> {
+        let choice = self.next()?;
+        if most == 1 {
+            return Some((choice, 1));
+        }
+        let rest = self.blocks.count - (choice.block - self.blocks.first);
+        // What `next` has counted is the first of them.
+        let rest = self.left.map_or(rest, |left| rest.min(left + 1)).min(most.into());
+        let run = 1 + ((u64::from(self.rng.next_u32()) * rest) >> 32);
+        if self.rw.sequential() {
+            let next = match choice.write && self.rw == Rw::Mixed && self.left.is_none() {
+                true => &mut self.next_write,
+                false => &mut self.next,
+            };
+            *next = (*next + run - 1) % self.blocks.count;
+            if let Some(left) = &mut self.left {
+                *left -= run - 1;
+            }
+        }
+        Some((choice, run as u32))
+    }
+
     /// What comes next; `None` when each block was done.
     #[inline]
     pub fn next(&mut self) -> Option<Choice> {
@@ -166,6 +190,36 @@ mod tests {
         assert_eq!(all.iter().map(|choice| choice.block).collect::<Vec<_>>(), (5..105).collect::<Vec<_>>());
         let writes = all.iter().filter(|choice| choice.write).count();
         assert!((20..80).contains(&writes), "{writes}");
+    }
+
+    #[test]
+    fn runs_cover_the_range_in_order_and_end_with_it() {
+        let blocks = Blocks { first: 100, count: 1000 };
+        let mut pattern = Pattern::new(Rw::Write, 0, blocks, true, 9);
+        let mut next = 100;
+        while let Some((choice, run)) = pattern.next_run(16) {
+            assert!(choice.block == next && (1..=16).contains(&run));
+            next += u64::from(run);
+        }
+        assert_eq!(next, 1100);
+
+        for rw in [Rw::Read, Rw::Mixed, Rw::Randrw] {
+            let mut pattern = Pattern::new(rw, 50, blocks, false, 9);
+            let (mut next, mut seen) = ([100, 100], [0; 17]);
+            for _ in 0..20_000 {
+                let (choice, run) = pattern.next_run(16).unwrap();
+                let end = choice.block + u64::from(run);
+                assert!(choice.block >= 100 && end <= 1100);
+                seen[run as usize] += 1;
+                if rw.sequential() {
+                    let next = &mut next[usize::from(choice.write)];
+                    assert_eq!(choice.block, *next);
+                    *next = if end == 1100 { 100 } else { end };
+                }
+            }
+            // As likely as each other, but for those that the end of the range cuts.
+            assert!(seen[1..].iter().all(|count| (1050..1500).contains(count)), "{rw:?} {seen:?}");
+        }
     }
 
     #[test]

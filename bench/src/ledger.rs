@@ -67,6 +67,14 @@ impl Ledger {
         Some(self.first + free as u64)
     }
 
+    /// Takes `block` as well, if there is such a block and no request for it is in flight.
+    pub fn claim_more(&mut self, block: u64) -> bool {
+        let slot = block.checked_sub(self.first).and_then(|at| self.blocks.get_mut(at as usize));
+        let Some(slot) = slot.filter(|slot| **slot & BUSY == 0) else { return false };
+        *slot |= BUSY;
+        true
+    }
+
     /// The generation for the next write.
     pub fn next_generation(&mut self) -> u32 {
         self.generation = (self.generation + 1) & !BUSY;
@@ -183,13 +191,14 @@ mod tests {
         assert_eq!(ledger.claim(11), Some(12));
         assert_eq!(ledger.claim(11), Some(10));
         assert_eq!(ledger.claim(11), None);
+        assert!(!ledger.claim_more(11) && !ledger.claim_more(9) && !ledger.claim_more(13));
         let generation = ledger.next_generation();
         ledger.written(12, generation);
         assert_eq!(ledger.expected(12), Some(1));
         ledger.release(11, true);
         ledger.release(10, false);
         assert_eq!((ledger.next_written(10), ledger.written_count()), (Some((12, 1)), 1));
-        assert_eq!(ledger.claim(12), Some(12));
+        assert!(ledger.claim_more(12));
         assert_eq!(ledger.expected(12), Some(1));
         ledger.release(12, false);
         assert_eq!(ledger.next_written(10), None);

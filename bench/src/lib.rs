@@ -3,7 +3,8 @@
 //! ```text
 //! args -> plan (every combination, judged before anything starts)
 //!      -> for each combination, for each run, for each target in turn: target (connect, or spawn a server)
-//!         -> load (streams: which job works where; threads that own queues; job: what is asked for; ledger: what was written)
+//!         -> load (streams: which job works where; threads that own queues; job: what is asked for; ledger: what was written),
+//!            over any guest interface (interface/)
 //!      -> report (a table for people, JSON for programs), or experiment (a published table's form)
 //! ```
 #![forbid(unsafe_code)]
@@ -14,6 +15,7 @@ mod cpu;
 mod defaults;
 mod experiment;
 mod grid;
+mod interface;
 mod job;
 mod ledger;
 mod load;

@@ -6,33 +6,36 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use mqblk_driver::virtio_blk::{Info, QueueSet, Waker};
+use mqblk_driver::Waker;
 use mqblk_vhost_user_client::Lifeline;
 
 use crate::BenchError;
 use crate::control::{Control, Phase, Progress};
 use crate::cpu;
+use crate::interface::{Device, Disk, Set, virtio_scsi};
 use crate::job::Pattern;
 use crate::ledger::Ledger;
 use crate::merges::{Merges, PerSecond};
 use crate::plan::{Combination, Plan};
 use crate::progress;
-use crate::streams::Streams;
+use crate::streams::{Part, Streams};
 use crate::target::{Server, Session};
 use crate::worker::{Job, Settings, Tally, Worker, WorkerError};
 
 /// How often the main thread looks.
 const TICK: Duration = Duration::from_millis(50);
-/// Most data pieces of a request that the driver composes.
-const MOST_PIECES: u64 = 14;
 
 /// What one run measured.
 #[derive(Debug)]
 pub struct RunResult {
     /// I/Os that ended in the measurement.
     pub requests: u64,
-    /// Requests that each I/O was: 1 unless the disk takes less than the block size at once.
+    /// Bytes of them, of each disk.
+    pub bytes: Vec<u64>,
+    /// Requests that each I/O was, the largest where sizes are mixed: 1 unless the disk takes less than the block size at once.
     pub requests_per_io: u32,
+    /// Requests that a thread handed over to another, whose queue they were for.
+    pub handed_over: u64,
     /// Its length.
     pub elapsed: Duration,
     /// The server's CPU time in it, when it can be read.
@@ -56,9 +59,23 @@ pub struct RunResult {
 }
 
 impl RunResult {
+    fn per_second(&self, count: u64) -> f64 {
+        count as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+
     /// I/Os per second.
     pub fn iops(&self) -> f64 {
-        self.requests as f64 / self.elapsed.as_secs_f64().max(1e-9)
+        self.per_second(self.requests)
+    }
+
+    /// Bytes per second.
+    pub fn bandwidth(&self) -> f64 {
+        self.per_second(self.bytes.iter().sum())
+    }
+
+    /// Bytes per second, of each disk.
+    pub fn bandwidths(&self) -> impl Iterator<Item = f64> {
+        self.bytes.iter().map(|bytes| self.per_second(*bytes))
     }
 }
 
@@ -67,20 +84,20 @@ impl RunResult {
 /// # Errors
 /// [`BenchError::Usage`] when the options do not fit the disk; [`BenchError::Failed`] when the server goes away, is stuck, or
 /// breaks the protocol.
-pub fn run(
+pub fn run<D: Device>(
     plan: &Plan,
     combination: &Combination,
-    session: Session,
+    session: Session<D>,
     seed: u64,
     progress: &progress::Progress,
 ) -> Result<RunResult, BenchError> {
     let Session { mut device, server } = session;
-    let info = *device.info();
-    let streams = fit(plan, combination, &info)?;
-    let settings = settings(plan, combination, &info, &streams)?;
-    let sets = device.take_queues();
+    let disks = device.disks(combination)?;
+    let streams = fit(plan, combination, &disks)?;
+    let settings = settings(plan, combination, &disks, &streams)?;
+    let sets = device.take_sets();
     let event = |error: std::io::Error| BenchError::Failed(format!("a queue's eventfd: {error}"));
-    let wakers = sets.iter().map(QueueSet::waker).collect::<Result<Vec<_>, _>>().map_err(event)?;
+    let wakers = sets.iter().map(Set::waker).collect::<Result<Vec<_>, _>>().map_err(event)?;
     let lifeline = device.lifeline().map_err(event)?;
     let meters = Meters { pid: device.server_pid(), admin: server.as_ref().map(Server::admin) };
     let (workers, counters) = workers(plan, combination, sets, settings, &streams, seed);
@@ -111,91 +128,82 @@ pub fn run(
         tallies.push(tally);
         sets.push(set);
     }
-    let requests_per_io = settings.bs.div_ceil(settings.part);
+    let requests_per_io = (settings.bs * settings.most_blocks).div_ceil(settings.part);
     device.stop(sets).map_err(|error| BenchError::Failed(error.to_string()))?;
     if let Some(server) = server {
         server.stop()?;
     }
-    Ok(merge(tallies, measured, requests_per_io, verified))
+    let mut result = merge(tallies, measured, requests_per_io, verified);
+    if let [bytes @ 0] = result.bytes.as_mut_slice() {
+        // All of one size, on one disk: counted as I/Os.
+        *bytes = result.requests * combination.sizes.min.0;
+    }
+    Ok(result)
 }
 
-/// Judges the options by the disk.
-fn fit(plan: &Plan, combination: &Combination, info: &Info) -> Result<Streams, BenchError> {
-    if combination.rw.writes() && info.read_only {
-        return Err(BenchError::option("rw", combination.rw.name(), "read or randread: the disk is read-only"));
-    }
-    for (name, len) in [("bs", combination.bs), ("offset", plan.offset)] {
-        if !len.is_aligned(info.block) {
-            return Err(BenchError::option(
-                name,
-                len,
-                format!("a multiple of the disk's block, {} bytes", info.block.bytes()),
-            ));
+/// Judges the options by the disks.
+fn fit(plan: &Plan, combination: &Combination, disks: &[Disk]) -> Result<Streams, BenchError> {
+    for Disk { name, block, read_only, .. } in disks {
+        if combination.rw.writes() && *read_only {
+            let expected = format!("read or randread: {name} is read-only");
+            return Err(BenchError::option("rw", combination.rw.name(), expected));
+        }
+        for (option, len) in [("bs", combination.sizes.min), ("offset", plan.offset)] {
+            if !len.is_aligned(*block) {
+                let expected = format!("a multiple of the block of {name}, {} bytes", block.bytes());
+                return Err(BenchError::option(option, len, expected));
+            }
         }
     }
-    let too_big =
-        || BenchError::Failed(format!("the disk says it has {} sectors, more than 2^64 bytes", info.capacity.0));
-    let capacity = info.capacity.to_len().ok_or_else(too_big)?;
-    Streams::new(plan, combination, capacity)
+    Streams::new(plan, combination, disks)
 }
 
-/// The largest piece that the device takes.
-fn piece_max(info: &Info) -> u32 {
-    info.size_max.filter(|max| *max != 0).unwrap_or(u32::MAX)
-}
-
-/// The most bytes of a request: whole blocks, in as many pieces as the device and the driver take. Blocks that are larger are
-/// several requests, as Linux splits a bio by the limits of its queue.
-///
-/// # Errors
-/// [`BenchError::Failed`] when the device takes less than a block.
-fn part_max(bs: u32, info: &Info) -> Result<u32, BenchError> {
-    let pieces = info.seg_max.map_or(MOST_PIECES, |max| MOST_PIECES.min(max.max(1).into()));
-    let most = pieces * u64::from(piece_max(info));
-    let block = u64::from(info.block.bytes());
-    if most < block {
-        let text =
-            format!("the disk's SEG_MAX and SIZE_MAX: found {most} bytes a request, expected a block of {block}");
-        return Err(BenchError::Failed(text));
-    }
-    Ok((most / block * block).min(bs.into()) as u32)
-}
-
-fn settings(plan: &Plan, combination: &Combination, info: &Info, streams: &Streams) -> Result<Settings, BenchError> {
+fn settings(plan: &Plan, combination: &Combination, disks: &[Disk], streams: &Streams) -> Result<Settings, BenchError> {
     // The plan has checked that it is at most 1 GiB.
-    let bs = combination.bs.0 as u32;
-    let part = part_max(bs, info)?;
+    let [bs, largest] = [combination.sizes.min.0, combination.sizes.max.0].map(|len| len as u32);
+    // Of disks with blocks of different sizes, the largest have whole ones of the others.
+    let unit = disks.iter().map(|disk| u64::from(disk.block.bytes())).max().unwrap_or(1);
+    let least = disks.iter().map(|disk| disk.request_max).min().unwrap_or(u64::MAX);
+    let part = (least / unit * unit).max(unit).min(largest.into()) as u32;
+    let parts = largest.div_ceil(part);
+    if parts > virtio_scsi::MOST_PARTS {
+        let expected = format!("at most {} requests of {part} bytes, what a disk takes", virtio_scsi::MOST_PARTS);
+        return Err(BenchError::option("bs", combination.sizes, expected));
+    }
     Ok(Settings {
         bs,
-        bs_sectors: combination.bs.sectors(),
+        bs_sectors: combination.sizes.min.sectors(),
+        most_blocks: combination.sizes.most(),
+        disks: disks.len() as u16,
         part,
         base: streams.base,
-        piece_max: piece_max(info),
-        batch: u32::from(combination.batch).saturating_mul(bs.div_ceil(part)).min(u16::MAX.into()) as u16,
+        batch: u32::from(combination.batch).saturating_mul(parts).min(u16::MAX.into()) as u16,
         iodepth: combination.iodepth,
         client: plan.client,
         verify: plan.verify.is_some(),
     })
 }
 
-fn workers(
+fn workers<Q: Set>(
     plan: &Plan,
     combination: &Combination,
-    sets: Vec<QueueSet>,
+    sets: Vec<Q>,
     settings: Settings,
     streams: &Streams,
     seed: u64,
-) -> (Vec<Worker>, Vec<Arc<Progress>>) {
+) -> (Vec<Worker<Q>>, Vec<Arc<Progress>>) {
     let threads = sets.len();
     let mut jobs: Vec<Vec<Job>> = (0..threads).map(|_| vec![]).collect();
-    for (index, &blocks) in streams.parts.iter().enumerate() {
+    for (index, &Part { job, disk, blocks }) in streams.parts.iter().enumerate() {
         let once = plan.runtime.is_none();
-        let seed_of_job = seed.wrapping_add((index as u64) << 32);
-        let pattern = Pattern::new(combination.rw, plan.read_share, blocks, once, seed_of_job);
+        let seed_of_part = seed.wrapping_add((index as u64) << 32);
+        let pattern = Pattern::new(combination.rw, plan.read_share, blocks, once, seed_of_part);
         // Half of the 31 bits tell runs apart, the other half count.
         let ledger = plan.verify.map(|_| Ledger::new(blocks.first, blocks.count, (seed as u32) >> 2));
-        jobs[index % threads].push(Job { pattern, ledger });
+        jobs[usize::from(job) % threads].push(Job { number: job, disk, pattern, ledger });
     }
+    // A job's disks side by side.
+    jobs.iter_mut().for_each(|jobs| jobs.sort_by_key(|job| job.number));
     let counters: Vec<Arc<Progress>> = (0..threads).map(|_| Arc::default()).collect();
     let workers = sets.into_iter().zip(jobs).zip(&counters);
     (workers.map(|((set, jobs), progress)| Worker::new(set, jobs, settings, Arc::clone(progress))).collect(), counters)
@@ -258,13 +266,13 @@ impl Watch<'_> {
     }
 
     /// Runs `work` on a thread for each worker while `steer` looks on, and gives the workers back.
-    fn run(
+    fn run<Q: Set>(
         &self,
         control: &Control,
-        workers: Vec<Worker>,
-        work: fn(&mut Worker, &Control) -> Result<(), WorkerError>,
+        workers: Vec<Worker<Q>>,
+        work: fn(&mut Worker<Q>, &Control) -> Result<(), WorkerError>,
         steer: impl FnOnce(&dyn Fn() -> bool) -> Result<(), BenchError>,
-    ) -> Result<Vec<Worker>, BenchError> {
+    ) -> Result<Vec<Worker<Q>>, BenchError> {
         std::thread::scope(|scope| {
             let mut threads = vec![];
             for (index, mut worker) in workers.into_iter().enumerate() {
@@ -274,8 +282,15 @@ impl Watch<'_> {
                     if let Some(cpu) = pin {
                         cpu::pin(cpu)?;
                     }
-                    work(&mut worker, control).map_err(|error| BenchError::Failed(error.to_string()))?;
-                    Ok(worker)
+                    match work(&mut worker, control) {
+                        Ok(()) => Ok(Some(worker)),
+                        Err(WorkerError::Abandoned) => Ok(None),
+                        Err(error) => {
+                            // Others may wait for this thread.
+                            self.abandon(control);
+                            Err(BenchError::Failed(error.to_string()))
+                        }
+                    }
                 });
                 match started {
                     Ok(thread) => threads.push(thread),
@@ -293,7 +308,7 @@ impl Watch<'_> {
             let mut failure = None;
             for thread in threads {
                 match thread.join() {
-                    Ok(Ok(worker)) => workers.push(worker),
+                    Ok(Ok(worker)) => workers.extend(worker),
                     Ok(Err(error)) => failure = failure.or(Some(error)),
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
@@ -328,7 +343,7 @@ impl Watch<'_> {
     }
 
     /// The load. Returns the workers, and what the server did in the measurement.
-    fn load(&self, workers: Vec<Worker>) -> Result<(Vec<Worker>, Measured), BenchError> {
+    fn load<Q: Set>(&self, workers: Vec<Worker<Q>>) -> Result<(Vec<Worker<Q>>, Measured), BenchError> {
         let control = Control::new(if self.plan.runtime.is_some() { Phase::Warm } else { Phase::Measure });
         let mut measured = Measured::default();
         let workers = self.run(&control, workers, Worker::load, |finished| {
@@ -361,7 +376,7 @@ impl Watch<'_> {
     }
 
     /// Reads everything back.
-    fn verify(&self, workers: Vec<Worker>, blocks: u64) -> Result<Vec<Worker>, BenchError> {
+    fn verify<Q: Set>(&self, workers: Vec<Worker<Q>>, blocks: u64) -> Result<Vec<Worker<Q>>, BenchError> {
         let control = Control::new(Phase::Measure);
         let before = self.done();
         self.run(&control, workers, Worker::verify, |finished| {
@@ -378,6 +393,8 @@ fn merge(tallies: Vec<Tally>, measured: Measured, requests_per_io: u32, verified
     let first = tallies.next().expect("at least one thread");
     let mut total = RunResult {
         requests: first.requests,
+        bytes: first.bytes,
+        handed_over: first.handed_over,
         elapsed: first.elapsed,
         requests_per_io,
         server_cpu: measured.cpu,
@@ -392,6 +409,8 @@ fn merge(tallies: Vec<Tally>, measured: Measured, requests_per_io: u32, verified
     };
     for tally in tallies {
         total.requests += tally.requests;
+        total.bytes.iter_mut().zip(&tally.bytes).for_each(|(total, bytes)| *total += bytes);
+        total.handed_over += tally.handed_over;
         total.elapsed = total.elapsed.max(tally.elapsed);
         total.client_cpu += tally.cpu;
         total.kicks += tally.kicks;

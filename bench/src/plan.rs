@@ -6,15 +6,19 @@ use std::time::Duration;
 use mqblk_core::ByteLen;
 
 use crate::BenchError;
-use crate::args::{Args, ClientMode, Descriptors, Rw, Verify};
+use crate::args::{Args, ClientMode, Descriptors, Rw, Sizes, Steering, Verify};
 use crate::defaults::Defaults;
 use crate::experiment::Experiment;
+use crate::interface::Interface;
 
 /// What `merge` is for a disk of ours that does not say.
 const SERVER_MERGE: &str = "auto";
 
 /// Most requests in flight on one queue: what a ring can name.
 const MAX_DEPTH: u32 = 32768;
+
+/// Most logical units of a controller that are worked on.
+const MAX_DISKS: u32 = 8192;
 
 /// How long a server may leave all requests unanswered before it is called stuck.
 const STUCK: Duration = Duration::from_secs(30);
@@ -26,7 +30,7 @@ pub enum Place {
     Socket(PathBuf),
     /// A server that is started for each run, for this disk.
     Disk {
-        /// The argument of `mqblk serve --disk`, without socket, queues and poll.
+        /// The argument of `mqblk serve --disk`, without socket, queues and poll; of a controller, that of each logical unit.
         spec: String,
         /// The poll policy to ask for.
         poll: Option<String>,
@@ -86,9 +90,13 @@ pub struct Combination {
     /// What to do.
     pub rw: Rw,
     /// Bytes of an I/O.
-    pub bs: ByteLen,
+    pub sizes: Sizes,
     /// Queues.
     pub queues: u16,
+    /// Targets; 1 where the interface has none.
+    pub targets: u16,
+    /// Logical units of each target; 1 where the interface has none.
+    pub luns: u16,
     /// Jobs.
     pub jobs: u16,
     /// Client threads to use, unless there are fewer queues or jobs.
@@ -100,6 +108,12 @@ pub struct Combination {
 }
 
 impl Combination {
+    /// Disks: all logical units.
+    pub fn disks(&self) -> u16 {
+        // The plan has checked that there are few enough.
+        self.targets * self.luns
+    }
+
     /// Threads: each owns queues, and has jobs.
     pub fn threads(&self) -> u16 {
         self.most_threads.min(self.jobs).min(self.queues)
@@ -121,6 +135,10 @@ impl Combination {
 pub struct Plan {
     /// At least one. The first is the one that the others are compared to.
     pub targets: Vec<Target>,
+    /// What the servers are.
+    pub interface: Interface,
+    /// The queue that a command of a controller is put on.
+    pub steer: Steering,
     /// At least one.
     pub combinations: Vec<Combination>,
     /// What the columns and the printed table are.
@@ -185,6 +203,15 @@ impl Plan {
                 "0 where each block is done once: there is nothing to warm",
             ));
         }
+        let interface = args.interface.unwrap_or(Interface::VirtioBlk);
+        if interface == Interface::VirtioBlk {
+            let given = [("targets", !args.targets.is_empty()), ("luns", !args.luns.is_empty())];
+            for (name, given) in given.into_iter().chain([("steer", args.steer.is_some())]) {
+                if given {
+                    return Err(BenchError::option(name, "virtio-blk", "--interface virtio-scsi with it"));
+                }
+            }
+        }
         let mut targets = targets(args)?;
         let mut queues = args.queues.clone();
         if let Some(experiment) = args.experiment {
@@ -192,11 +219,13 @@ impl Plan {
             // Each column has its own.
             queues.truncate(1);
         }
-        let combinations = combinations(args, &queues);
+        let combinations = combinations(args, interface, &queues, defaults.targets)?;
         for combination in &combinations {
             targets.iter().try_for_each(|target| check(args, &target.combination(combination)))?;
         }
         Ok(Plan {
+            interface,
+            steer: args.steer.unwrap_or_default(),
             targets,
             combinations,
             experiment: args.experiment,
@@ -271,36 +300,66 @@ fn targets(args: &Args) -> Result<Vec<Target>, BenchError> {
     Ok(targets)
 }
 
-fn combinations(args: &Args, queues: &[u16]) -> Vec<Combination> {
+fn combinations(
+    args: &Args,
+    interface: Interface,
+    queues: &[u16],
+    default_targets: &[u16],
+) -> Result<Vec<Combination>, BenchError> {
     let mut all = vec![];
+    let counts = |given: &[u16], default: &[u16]| if given.is_empty() { default.to_vec() } else { given.to_vec() };
+    let sizes = args.bs.iter().flat_map(|word| &word.0).copied().map(Sizes::one).chain(args.bsrange.iter().copied());
+    let sizes: Vec<Sizes> = sizes.collect();
+    let (targets, luns) = (counts(&args.targets, default_targets), counts(&args.luns, &[1]));
+    let places = targets.iter().flat_map(|targets| luns.iter().map(|luns| (*targets, *luns)));
+    let places: Vec<(u16, u16)> = places.collect();
+    for (targets, luns) in &places {
+        let disks = u32::from(*targets) * u32::from(*luns);
+        if disks > MAX_DISKS {
+            let found = format!("{luns} for each of {targets} targets");
+            return Err(BenchError::option("luns", found, format!("at most {MAX_DISKS} of all")));
+        }
+    }
+    let batches = |iodepth: u16| {
+        // fio: "If set to 0 the iodepth value will be used"; and a larger batch than the depth is the depth.
+        args.batch.iter().map(move |&batch| if batch == 0 { iodepth } else { batch.min(iodepth) })
+    };
     for &rw in &args.rw {
-        for &bs in args.bs.iter().flat_map(|word| &word.0) {
-            for &queues in queues {
-                for &iodepth in &args.iodepth {
-                    for &batch in &args.batch {
-                        let jobs = args.jobs.unwrap_or(queues);
-                        // fio: "If set to 0 the iodepth value will be used"; and a larger batch than the depth is the depth.
-                        let batch = if batch == 0 { iodepth } else { batch.min(iodepth) };
-                        let most_threads = args.threads.unwrap_or(u16::MAX);
-                        all.push(Combination { rw, bs, queues, jobs, most_threads, iodepth, batch });
+        for &sizes in &sizes {
+            for &(targets, luns) in &places {
+                for &queues in queues {
+                    for &iodepth in &args.iodepth {
+                        for batch in batches(iodepth) {
+                            let own = if interface == Interface::VirtioBlk { queues } else { targets * luns };
+                            let jobs = args.jobs.unwrap_or(own);
+                            let most_threads = args.threads.unwrap_or(u16::MAX);
+                            let combination =
+                                Combination { rw, sizes, queues, targets, luns, jobs, most_threads, iodepth, batch };
+                            all.push(combination);
+                        }
                     }
                 }
             }
         }
     }
-    all
+    Ok(all)
 }
 
 fn check(args: &Args, combination: &Combination) -> Result<(), BenchError> {
-    let bs = combination.bs;
-    if bs.0 == 0 || !bs.is_aligned(mqblk_core::BlockSize::B512) || bs.0 > 1 << 30 {
-        return Err(BenchError::option("bs", bs, "a multiple of 512 bytes, at most 1G"));
+    let Sizes { min, max } = combination.sizes;
+    let name = if combination.sizes.mixed() { "bsrange" } else { "bs" };
+    if min.0 == 0 || !min.is_aligned(mqblk_core::BlockSize::B512) || max.0 > 1 << 30 {
+        return Err(BenchError::option(name, combination.sizes, "a multiple of 512 bytes, at most 1G"));
+    }
+    if combination.sizes.mixed() && !combination.rw.sequential() && args.runtime == Some(0.0) {
+        let expected = "one size, a sequence, or a --runtime: blocks at random, each once, have one size";
+        return Err(BenchError::option(name, combination.sizes, expected));
     }
     if !args.offset.is_aligned(mqblk_core::BlockSize::B512) {
         return Err(BenchError::option("offset", args.offset, "a multiple of 512 bytes"));
     }
-    if let Some(increment) = args.offset_increment.filter(|increment| !increment.0.is_multiple_of(bs.0)) {
-        return Err(BenchError::option("offset-increment", increment, format!("a multiple of --bs, {bs}")));
+    if let Some(increment) = args.offset_increment.filter(|increment| !increment.0.is_multiple_of(min.0)) {
+        return Err(BenchError::option("offset-increment", increment, format!("a multiple of --bs, {min}")));
     }
     let (depth, room) = (combination.depth_per_queue(), u32::from(args.queue_size));
     if depth > room.min(MAX_DEPTH) {

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::BenchError;
 use crate::experiment::Experiment;
+use crate::interface::Interface;
 use crate::load::RunResult;
 use crate::merges::PerSecond;
 use crate::plan::{Combination, Plan, Target};
@@ -39,10 +40,18 @@ pub struct Row {
     pub target: String,
     /// fio's word.
     pub rw: &'static str,
-    /// Bytes of an I/O.
+    /// Bytes of an I/O; of the smallest where sizes are mixed.
     pub bs: u64,
+    /// Bytes of the largest I/O.
+    pub bs_max: u64,
     /// Queues.
     pub queues: u16,
+    /// Targets; null where the interface has none.
+    pub targets: Option<u16>,
+    /// Logical units of each target; null where the interface has none.
+    pub luns: Option<u16>,
+    /// The queue that a command is put on: target, submitter or fixed; null where the interface leaves no choice.
+    pub steer: Option<&'static str>,
     /// Jobs.
     pub jobs: u16,
     /// I/Os in flight of each job.
@@ -63,6 +72,15 @@ pub struct Row {
     pub iops_median: f64,
     /// Bytes per second, mean over the runs.
     pub bw_bytes_per_s: f64,
+    /// Its standard error.
+    pub bw_stderr: f64,
+    /// Bytes per second of a logical unit: the mean of all, and the least and the most, each a mean over the runs; null where
+    /// the interface has none.
+    pub lun_bw_bytes_per_s: Option<f64>,
+    /// See above.
+    pub lun_bw_min_bytes_per_s: Option<f64>,
+    /// See above.
+    pub lun_bw_max_bytes_per_s: Option<f64>,
     /// Latency over all runs.
     pub lat_us: Latency,
     /// Points of the latencies' distribution: (percentile, microseconds).
@@ -75,7 +93,9 @@ pub struct Row {
     pub rrqm_per_s: Option<f64>,
     /// Writes that the server joined to another one, per second; null when it does not say.
     pub wrqm_per_s: Option<f64>,
-    /// Requests that an I/O is: more than 1 where the disk takes less than the block size at once.
+    /// Requests of an I/O that a thread handed over to another one, which owns the queue they were for.
+    pub handovers_per_io: f64,
+    /// Requests that an I/O is (the largest): more than 1 where the disk takes less than the block size at once.
     pub requests_per_io: u32,
     /// Kicks for an I/O.
     pub kicks_per_io: f64,
@@ -105,14 +125,25 @@ impl Row {
             let rates: Option<Vec<f64>> = results.iter().map(|result| result.merges.as_ref().map(of)).collect();
             rates.map(|rates| mean_and_stderr(&rates).0)
         };
+        let bandwidths: Vec<f64> = results.iter().map(RunResult::bandwidth).collect();
+        let (bandwidth, bandwidth_error) = mean_and_stderr(&bandwidths);
+        let scsi = plan.interface == Interface::VirtioScsi;
+        let luns = |pick: fn(f64, f64) -> f64| -> Option<f64> {
+            let picked: Option<Vec<f64>> = results.iter().map(|result| result.bandwidths().reduce(pick)).collect();
+            picked.filter(|_| scsi).map(|picked| mean_and_stderr(&picked).0)
+        };
         let server_cpu: Option<f64> = results.iter().map(|result| result.server_cpu.map(micros)).sum();
         Row {
-            interface: "virtio-blk",
+            interface: plan.interface.name(),
             storage: target.storage.clone(),
             target: target.label.clone(),
             rw: combination.rw.name(),
-            bs: combination.bs.0,
+            bs: combination.sizes.min.0,
+            bs_max: combination.sizes.max.0,
             queues: combination.queues,
+            targets: scsi.then_some(combination.targets),
+            luns: scsi.then_some(combination.luns),
+            steer: scsi.then(|| plan.steer.name()),
             jobs: combination.jobs,
             iodepth: combination.iodepth,
             batch: combination.batch,
@@ -122,13 +153,18 @@ impl Row {
             iops_mean,
             iops_stderr,
             iops_median: median(&iops),
-            bw_bytes_per_s: iops_mean * combination.bs.0 as f64,
+            bw_bytes_per_s: bandwidth,
+            bw_stderr: bandwidth_error,
+            lun_bw_bytes_per_s: scsi.then(|| bandwidth / f64::from(combination.disks())),
+            lun_bw_min_bytes_per_s: luns(f64::min),
+            lun_bw_max_bytes_per_s: luns(f64::max),
             lat_us: Latency::new(&latencies),
             percentiles: PERCENTILES.iter().map(|at| (*at, micros_at(&latencies, *at))).collect(),
             server_cpu_us_per_io: server_cpu.map(per_request),
             client_cpu_us_per_io: per_request(results.iter().map(|result| micros(result.client_cpu)).sum()),
             rrqm_per_s: merges(|rate| rate.reads),
             wrqm_per_s: merges(|rate| rate.writes),
+            handovers_per_io: per_request(results.iter().map(|result| result.handed_over).sum::<u64>() as f64),
             requests_per_io: results[0].requests_per_io,
             kicks_per_io: per_request(results.iter().map(|result| result.kicks).sum::<u64>() as f64),
             calls_per_io: per_request(results.iter().map(|result| result.calls).sum::<u64>() as f64),
@@ -209,7 +245,11 @@ impl Row {
             target: "disk".into(),
             rw: "read",
             bs,
+            bs_max: bs,
             queues: 8,
+            targets: None,
+            luns: None,
+            steer: None,
             jobs: 8,
             iodepth: 32,
             batch: 1,
@@ -220,12 +260,17 @@ impl Row {
             iops_stderr: 0.0,
             iops_median: iops,
             bw_bytes_per_s: iops * bs as f64,
+            bw_stderr: 0.0,
+            lun_bw_bytes_per_s: None,
+            lun_bw_min_bytes_per_s: None,
+            lun_bw_max_bytes_per_s: None,
             lat_us: Latency { mean: 1.0, p50: 1.0, p90: 2.0, p99: 3.0, p999: 4.0, max: 5.0 },
             percentiles: vec![(50.0, 1.0)],
             server_cpu_us_per_io: Some(1.5),
             client_cpu_us_per_io: 1.0,
             rrqm_per_s: Some(iops / 2.0),
             wrqm_per_s: Some(0.0),
+            handovers_per_io: 0.0,
             requests_per_io: 1,
             kicks_per_io: 0.0,
             calls_per_io: 0.0,

@@ -5,6 +5,9 @@ use std::io::Write;
 use rand::Rng;
 
 use crate::BenchError;
+use crate::interface::virtio_blk::BlkDevice;
+use crate::interface::virtio_scsi::ScsiDevice;
+use crate::interface::{Device, Interface};
 use crate::load::{self, RunResult};
 use crate::plan::{Combination, Plan, Target};
 use crate::progress::Progress;
@@ -56,8 +59,11 @@ fn measure(plan: &Plan, combination: &Combination, progress: &mut Progress) -> R
             let what = describe(combination, target);
             progress.start(&what);
             let seed = rand::rng().next_u64();
-            let session = Session::open(plan, combination, target)?;
-            let result = load::run(plan, combination, session, seed, progress)?;
+            let measure = match plan.interface {
+                Interface::VirtioBlk => once::<BlkDevice>,
+                Interface::VirtioScsi => once::<ScsiDevice>,
+            };
+            let result = measure(plan, combination, target, seed, progress)?;
             let verified = match plan.verify {
                 Some(_) => format!(", {} blocks verified", result.verified),
                 None => String::new(),
@@ -73,10 +79,26 @@ fn measure(plan: &Plan, combination: &Combination, progress: &mut Progress) -> R
     Ok(rows.map(|((target, combination), results)| Row::new(plan, target, combination, &results)).collect())
 }
 
+/// One run.
+fn once<D: Device>(
+    plan: &Plan,
+    combination: &Combination,
+    target: &Target,
+    seed: u64,
+    progress: &Progress,
+) -> Result<RunResult, BenchError> {
+    let session = Session::<D>::open(plan, combination, target)?;
+    load::run(plan, combination, session, seed, progress)
+}
+
 fn describe(combination: &Combination, target: &Target) -> String {
-    let Combination { rw, bs, queues, jobs, iodepth, batch, .. } = combination;
+    let Combination { rw, sizes, queues, targets, luns, jobs, iodepth, batch, .. } = combination;
     let poll = if target.poll == "unknown" { String::new() } else { format!(" poll {}", target.poll) };
     let merge = if target.column.is_some() { format!(" merge {}", target.merge) } else { String::new() };
     let rw = rw.name();
-    format!("{}{poll}{merge}: {rw} bs {bs} queues {queues} jobs {jobs} iodepth {iodepth} batch {batch}", target.label)
+    let places = if *targets * *luns > 1 { format!(" targets {targets} luns {luns}") } else { String::new() };
+    format!(
+        "{}{poll}{merge}: {rw} bs {sizes}{places} queues {queues} jobs {jobs} iodepth {iodepth} batch {batch}",
+        target.label
+    )
 }

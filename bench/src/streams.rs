@@ -1,45 +1,71 @@
-//! Which part of the disk each job works on.
+//! Which part of which disk each job works on.
 
 use mqblk_core::{ByteLen, ByteOffset, Sector512};
 
 use crate::BenchError;
+use crate::interface::Disk;
 use crate::job::Blocks;
 use crate::plan::{Combination, Plan};
 
 /// Most blocks whose generation is kept.
 const MOST_VERIFIED: u64 = 1 << 30;
 
-/// The jobs' parts, in blocks of the combination's size.
+/// What a job works on of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The job.
+    pub job: u16,
+    /// The disk.
+    pub disk: u16,
+    /// In blocks of the combination's (smallest) size.
+    pub blocks: Blocks,
+}
+
+/// The jobs' parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Streams {
-    /// Where block 0 is.
+    /// Where block 0 is, on each disk.
     pub base: Sector512,
-    /// One for each job.
-    pub parts: Vec<Blocks>,
+    /// One for each job, or for each disk where a job has several.
+    pub parts: Vec<Part>,
 }
 
 impl Streams {
-    /// The parts on a disk of `capacity`.
+    /// The parts on `disks`. Job J works on disk J modulo disks; where there are fewer jobs, on disk J, J + jobs, and so on.
     ///
     /// # Errors
-    /// [`BenchError::Usage`] when a part does not lie on the disk, has no block, or is written by two jobs that verify.
-    pub fn new(plan: &Plan, combination: &Combination, capacity: ByteLen) -> Result<Streams, BenchError> {
-        let parts = match plan.offset_increment {
-            Some(increment) => apart(plan, combination, capacity, increment)?,
-            None => together(plan, combination, capacity)?,
+    /// [`BenchError::Usage`] when a part does not lie on its disk, has no block, or is written by two jobs that verify.
+    pub fn new(plan: &Plan, combination: &Combination, disks: &[Disk]) -> Result<Streams, BenchError> {
+        let mut parts = vec![];
+        // The plan has checked that there are few enough.
+        let count = disks.len() as u16;
+        for (disk, Disk { capacity, .. }) in (0..count).zip(disks) {
+            let jobs: Vec<u16> = match combination.jobs >= count {
+                true => (disk..combination.jobs).step_by(count.into()).collect(),
+                false => vec![disk % combination.jobs],
+            };
+            let own = Combination { jobs: jobs.len() as u16, ..*combination };
+            let blocks = match plan.offset_increment {
+                Some(increment) => apart(plan, &own, *capacity, increment)?,
+                None => together(plan, &own, *capacity)?,
+            };
+            parts.extend(jobs.into_iter().zip(blocks).map(|(job, blocks)| Part { job, disk, blocks }));
+        }
+        let streams = Streams {
+            // The plan has checked that the offset is a multiple of 512.
+            base: ByteOffset(plan.offset.0).to_sector().unwrap_or_default(),
+            parts,
         };
-        let total: u64 = parts.iter().map(|part| part.count).sum();
-        if plan.verify.is_some() && total > MOST_VERIFIED {
-            let found = format!("{total} blocks");
+        if plan.verify.is_some() && streams.total() > MOST_VERIFIED {
+            let found = format!("{} blocks", streams.total());
             return Err(BenchError::option("size", found, format!("at most {MOST_VERIFIED} blocks with --verify")));
         }
-        // The plan has checked that the offset is a multiple of 512.
-        Ok(Streams { base: ByteOffset(plan.offset.0).to_sector().unwrap_or_default(), parts })
+        Ok(streams)
     }
 
     /// Blocks of all jobs.
     pub fn total(&self) -> u64 {
-        self.parts.iter().map(|part| part.count).sum()
+        self.parts.iter().map(|part| part.blocks.count).sum()
     }
 }
 
@@ -51,11 +77,15 @@ fn together(plan: &Plan, combination: &Combination, capacity: ByteLen) -> Result
         let expected = format!("at most {rest}: the disk has {capacity}, and the range starts at {}", plan.offset);
         return Err(BenchError::option("size", size, expected));
     }
-    let blocks = size.0 / combination.bs.0;
+    let blocks = size.0 / combination.sizes.min.0;
     let jobs = u64::from(combination.jobs);
     let shared_out = combination.rw.sequential() || plan.verify.is_some() || plan.runtime.is_none();
     if blocks < if shared_out { jobs } else { 1 } {
-        return Err(BenchError::option("size", size, format!("a block of {} for each job, at least", combination.bs)));
+        return Err(BenchError::option(
+            "size",
+            size,
+            format!("a block of {} for each job, at least", combination.sizes.min),
+        ));
     }
     let part = |index| if shared_out { Blocks::part(blocks, index, jobs) } else { Blocks { first: 0, count: blocks } };
     Ok((0..jobs).map(part).collect())
@@ -69,7 +99,7 @@ fn apart(
     capacity: ByteLen,
     increment: ByteLen,
 ) -> Result<Vec<Blocks>, BenchError> {
-    let (bs, jobs) = (combination.bs, combination.jobs);
+    let (bs, jobs) = (combination.sizes.min, combination.jobs);
     let mut parts = Vec::with_capacity(jobs.into());
     for job in 0..u64::from(jobs) {
         let start = increment.0.checked_mul(job).and_then(|ahead| ahead.checked_add(plan.offset.0));
@@ -124,11 +154,31 @@ mod tests {
         let line = format!("bench --socket s {line}");
         let args = Cli::try_parse_from(line.split_whitespace()).unwrap().args;
         let plan = Plan::new(&args).map_err(|error| error.to_string())?;
-        let streams =
-            Streams::new(&plan, &plan.combinations[0], ByteLen(1 << 20)).map_err(|error| error.to_string())?;
+        let streams = Streams::new(&plan, &plan.combinations[0], &[disk()]).map_err(|error| error.to_string())?;
         assert_eq!(streams.base.to_offset(), Some(ByteOffset(plan.offset.0)));
-        assert_eq!(streams.total(), streams.parts.iter().map(|part| part.count).sum::<u64>());
-        Ok(streams.parts.iter().map(|part| (part.first, part.count)).collect())
+        assert_eq!(streams.total(), streams.parts.iter().map(|part| part.blocks.count).sum::<u64>());
+        assert!(streams.parts.iter().enumerate().all(|(job, part)| (usize::from(part.job), part.disk) == (job, 0)));
+        Ok(streams.parts.iter().map(|part| (part.blocks.first, part.blocks.count)).collect())
+    }
+
+    fn disk() -> Disk {
+        let (capacity, block) = (ByteLen(1 << 20), mqblk_core::BlockSize::B512);
+        Disk { name: "a disk".into(), capacity, block, read_only: false, request_max: 1 << 20 }
+    }
+
+    #[test]
+    fn jobs_are_dealt_to_disks_and_disks_to_jobs() {
+        let dealt = |line: &str, disks: usize| -> Vec<(u16, u16, u64)> {
+            let line = format!("bench --interface virtio-scsi --socket s --rw read --bs 64k {line}");
+            let args = Cli::try_parse_from(line.split_whitespace()).unwrap().args;
+            let plan = Plan::new(&args).unwrap();
+            let streams = Streams::new(&plan, &plan.combinations[0], &vec![disk(); disks]).unwrap();
+            streams.parts.iter().map(|part| (part.job, part.disk, part.blocks.count)).collect()
+        };
+        assert_eq!(dealt("--targets 3", 3), [(0, 0, 16), (1, 1, 16), (2, 2, 16)]);
+        assert_eq!(dealt("--targets 2 --jobs 5", 2), [(0, 0, 5), (2, 0, 5), (4, 0, 6), (1, 1, 8), (3, 1, 8)]);
+        assert_eq!(dealt("--targets 3 --jobs 2", 3), [(0, 0, 16), (1, 1, 16), (0, 2, 16)]);
+        assert_eq!(dealt("--luns 2 --jobs 1", 2), [(0, 0, 16), (0, 1, 16)]);
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! The table that people read.
 
-use crate::args::ClientMode;
+use mqblk_core::ByteLen;
+
+use crate::args::{ClientMode, Sizes};
 use crate::grid::{Heading, grid, known, micros, ratio};
+use crate::interface::Interface;
 use crate::plan::Plan;
 use crate::report::Row;
 
@@ -29,8 +32,8 @@ pub fn table(plan: &Plan, groups: &[Vec<Row>]) -> String {
     let (mut shown, mut said) = (vec![], vec![]);
     for (at, column) in columns.iter().enumerate() {
         match column.constant && same(at) {
-            // A server that runs already does not say its policy.
-            true if rows[0][at] == "unknown" => {}
+            // A server that runs already does not say its policy, and an interface may have no targets.
+            true if matches!(rows[0][at].as_str(), "unknown" | "-") => {}
             true => said.push(format!("{} {}", column.heading, rows[0][at])),
             false => shown.push(at),
         }
@@ -58,6 +61,21 @@ pub fn heading(plan: &Plan, mut words: Vec<String>) -> String {
     words.join(", ")
 }
 
+/// The block size, or both ends of mixed ones.
+pub fn sizes(row: &Row) -> String {
+    Sizes { min: ByteLen(row.bs), max: ByteLen(row.bs_max) }.to_string()
+}
+
+/// Bytes per second in MiB/s, with three significant digits at least.
+pub fn mib(bytes: f64) -> String {
+    micros(bytes / f64::from(1 << 20))
+}
+
+/// A value as text, or a dash.
+fn named(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "-".into(), |value| value.to_string())
+}
+
 fn columns(plan: &Plan, groups: &[Vec<Row>]) -> Vec<Column> {
     fn column(
         heading: &'static str,
@@ -72,14 +90,18 @@ fn columns(plan: &Plan, groups: &[Vec<Row>]) -> Vec<Column> {
         column("poll", false, true, |row, _| row.poll.clone()),
         column("merge", false, true, |row, _| row.merge.clone()),
         column("rw", false, true, |row, _| row.rw.to_owned()),
-        column("bs", true, true, |row, _| mqblk_core::ByteLen(row.bs).to_string()),
+        column("bs", true, true, |row, _| sizes(row)),
         column("queues", true, true, |row, _| row.queues.to_string()),
+        column("targets", true, true, |row, _| named(row.targets)),
+        column("luns", true, true, |row, _| named(row.luns)),
+        column("steer", false, true, |row, _| named(row.steer)),
         column("jobs", true, true, |row, _| row.jobs.to_string()),
         column("iodepth", true, true, |row, _| row.iodepth.to_string()),
         column("batch", true, true, |row, _| row.batch.to_string()),
         column("IOPS", true, false, |row, _| format!("{:.0}", row.iops_mean)),
         column("+/-", true, false, |row, _| format!("{:.0}", row.iops_stderr)),
         column("MiB/s", true, false, |row, _| format!("{:.0}", row.bw_bytes_per_s / f64::from(1 << 20))),
+        column("MiB/s per LUN", true, false, |row, _| known(row.lun_bw_bytes_per_s, mib)),
         column("lat us: mean", true, false, |row, _| micros(row.lat_us.mean)),
         column("p50", true, false, |row, _| micros(row.lat_us.p50)),
         column("p99", true, false, |row, _| micros(row.lat_us.p99)),
@@ -94,6 +116,9 @@ fn columns(plan: &Plan, groups: &[Vec<Row>]) -> Vec<Column> {
     ];
     if groups.iter().flatten().all(|row| row.rrqm_per_s.is_none()) {
         columns.retain(|column| !matches!(column.heading, "rrqm/s" | "wrqm/s"));
+    }
+    if plan.interface == Interface::VirtioBlk {
+        columns.retain(|column| column.heading != "MiB/s per LUN");
     }
     if plan.verify.is_some() {
         columns.push(column("verified blocks", true, false, |row, _| row.verified.to_string()));

@@ -5,21 +5,35 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use mqblk_core::ByteLen;
-use mqblk_driver::virtio_blk::{Device, DriverError, Options, ShapeChoice};
+use mqblk_driver::DriverError;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::BenchError;
-use crate::args::Descriptors;
+use crate::interface::{Device, Interface};
 use crate::plan::{Combination, Merge, Place, Plan, Target};
+
+/// The controller of a server that is started.
+const CONTROLLER: &str = "bench";
 
 /// How long a server may take to listen, and to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long one try to connect to a starting server takes before it is seen whether it still runs.
 const TRY: Duration = Duration::from_millis(200);
 
-/// I/Os that are larger may be several pieces.
-const LARGE: ByteLen = ByteLen(64 << 10);
+/// Settings of a controller; all others are those of each of its logical units.
+const CONTROLLER_KEYS: [&str; 11] = [
+    "poll",
+    "poll_queue",
+    "queue-size",
+    "queue_size",
+    "queue-map",
+    "socket-mode",
+    "coalesce-us",
+    "coalesce-requests",
+    "plug-us",
+    "merge-bytes",
+    "merge-segments",
+];
 
 /// A server process of ours.
 #[derive(Debug)]
@@ -37,15 +51,70 @@ struct Serving<'a> {
     spec: &'a str,
     poll: Option<&'a str>,
     merge: Option<Merge>,
-    queues: u16,
+    combination: &'a Combination,
+}
+
+/// The pairs of `KEY=VALUE,...`, in which a comma of a value is written twice.
+pub fn pairs(spec: &str) -> Vec<&str> {
+    let mut pairs = vec![];
+    let (mut start, mut at) = (0, 0);
+    let bytes = spec.as_bytes();
+    while at < bytes.len() {
+        match (bytes[at], bytes.get(at + 1)) {
+            (b',', Some(b',')) => at += 1,
+            (b',', _) => {
+                pairs.push(&spec[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    pairs.push(&spec[start..]);
+    pairs
 }
 
 impl Serving<'_> {
+    /// The arguments of `mqblk serve`.
+    fn arguments(&self, interface: Interface, socket: &Path) -> Vec<String> {
+        match interface {
+            Interface::VirtioBlk => vec!["--disk".into(), self.disk(socket)],
+            Interface::VirtioScsi => self.controller(socket),
+        }
+    }
+
+    /// `--controller` and a `--lun` for each logical unit.
+    fn controller(&self, socket: &Path) -> Vec<String> {
+        let Combination { queues, targets, luns, .. } = *self.combination;
+        let path = socket.display().to_string().replace(',', ",,");
+        let key = |pair: &&str| CONTROLLER_KEYS.contains(&pair.split('=').next().unwrap_or_default());
+        let (own, units): (Vec<&str>, Vec<&str>) = pairs(self.spec).into_iter().partition(key);
+        let mut controller = format!("id={CONTROLLER},socket={path},queues={queues}");
+        let poll = self.poll.map(|poll| format!("poll={poll}"));
+        own.into_iter().chain(poll.as_deref()).for_each(|pair| controller.push_str(&format!(",{pair}")));
+        let mut arguments = vec!["--controller".to_owned(), controller];
+        for (target, lun) in (0..targets).flat_map(|target| (0..luns).map(move |lun| (target, lun))) {
+            let mut unit = format!("controller={CONTROLLER},target={target},lun={lun}");
+            if !units.iter().any(|pair| pair.starts_with("id=")) {
+                unit.push_str(&format!(",id=t{target}l{lun}"));
+            }
+            for pair in &units {
+                let pair = pair.replace("{t}", &target.to_string()).replace("{l}", &lun.to_string());
+                unit.push_str(&format!(",{pair}"));
+            }
+            if let Some(merge) = self.merge {
+                unit.push_str(&format!(",merge={}", merge.name()));
+            }
+            arguments.extend(["--lun".to_owned(), unit]);
+        }
+        arguments
+    }
+
     /// The argument of `--disk`.
-    fn argument(&self, socket: &Path) -> String {
+    fn disk(&self, socket: &Path) -> String {
         // The key-value form writes a comma in a value twice.
         let path = socket.display().to_string().replace(',', ",,");
-        let mut disk = format!("{},socket={path},queues={}", self.spec, self.queues);
+        let mut disk = format!("{},socket={path},queues={}", self.spec, self.combination.queues);
         for (key, value) in [("poll", self.poll), ("merge", self.merge.map(Merge::name))] {
             if let Some(value) = value {
                 disk.push_str(&format!(",{key}={value}"));
@@ -64,7 +133,7 @@ impl Server {
         let socket = folder.path().join("disk.sock");
         let program = std::env::current_exe().map_err(|error| failed("path of this program", error))?;
         let mut command = Command::new(&program);
-        command.args(["--log", "warn", "serve", "--disk", &serving.argument(&socket)]).stdin(Stdio::null());
+        command.args(["--log", "warn", "serve"]).args(serving.arguments(plan.interface, &socket)).stdin(Stdio::null());
         let admin = folder.path().join("admin.sock");
         command.arg("--admin").arg(&admin);
         if let Some(cpus) = &plan.server_cpus {
@@ -124,31 +193,30 @@ impl Drop for Server {
 
 /// A device to load, and its server if that is ours.
 #[derive(Debug)]
-pub struct Session {
+pub struct Session<D> {
     /// The device.
-    pub device: Device,
+    pub device: D,
     /// The server that was started for it.
     pub server: Option<Server>,
 }
 
-impl Session {
+impl<D: Device> Session<D> {
     /// Starts the server if need be, and connects.
     ///
     /// # Errors
     /// [`BenchError::Usage`] when the server has fewer queues or refuses its options, else [`BenchError::Failed`].
-    pub fn open(plan: &Plan, combination: &Combination, target: &Target) -> Result<Session, BenchError> {
+    pub fn open(plan: &Plan, combination: &Combination, target: &Target) -> Result<Session<D>, BenchError> {
         match &target.place {
             Place::Socket(path) => {
-                let device = Device::connect(&options(plan, combination, path, PATIENCE / 10)).map_err(judge)?;
+                let device = D::connect(plan, combination, path, PATIENCE / 10).map_err(judge)?;
                 Ok(Session { device, server: None })
             }
             Place::Disk { spec, poll, merge } => {
-                let serving = Serving { spec, poll: poll.as_deref(), merge: *merge, queues: combination.queues };
+                let serving = Serving { spec, poll: poll.as_deref(), merge: *merge, combination };
                 let mut server = Server::spawn(plan, &serving)?;
-                let options = options(plan, combination, &server.socket, TRY);
                 let deadline = Instant::now() + PATIENCE;
                 loop {
-                    match Device::connect(&options) {
+                    match D::connect(plan, combination, &server.socket, TRY) {
                         Ok(device) => return Ok(Session { device, server: Some(server) }),
                         Err(error) if Instant::now() >= deadline => return Err(judge(error)),
                         Err(error) => still_runs(&mut server, error)?,
@@ -185,25 +253,43 @@ fn judge(error: DriverError) -> BenchError {
     }
 }
 
-fn options(plan: &Plan, combination: &Combination, socket: &Path, patience: Duration) -> Options {
-    let depth = combination.depth_per_queue();
-    Options {
-        queues: combination.queues,
-        queue_size: plan.queue_size,
-        // The plan has checked it against the queue size.
-        depth: depth as u16,
-        threads: combination.threads(),
-        data_per_queue: ByteLen(u64::from(depth) * combination.bs.0),
-        shape: match plan.descriptors {
-            // A table for each costs nothing beside so much data, and a disk that takes it in small pieces only does not fill
-            // the ring with them.
-            Descriptors::Auto if combination.bs > LARGE => ShapeChoice::Indirect,
-            Descriptors::Auto => ShapeChoice::Auto,
-            Descriptors::Direct => ShapeChoice::Direct,
-            Descriptors::Indirect => ShapeChoice::Indirect,
-        },
-        poison_status: plan.verify.is_some(),
-        patience,
-        ..Options::new(socket)
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::Args;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn a_disks_settings_are_dealt_to_controller_and_units() {
+        let line = "bench --interface virtio-scsi --disk path=/d,,{t}/{l}.img,poll=off,direct=off --targets 2 --luns 2 --queues 3";
+        let plan = Plan::new(&Cli::try_parse_from(line.split_whitespace()).unwrap().args).unwrap();
+        let Place::Disk { spec, .. } = &plan.targets[0].place else { panic!("a disk") };
+        let serving = Serving { spec, poll: None, merge: Some(Merge::Off), combination: &plan.combinations[0] };
+        let unit = |t: u16, l: u16| {
+            format!("controller=bench,target={t},lun={l},id=t{t}l{l},path=/d,,{t}/{l}.img,direct=off,merge=off")
+        };
+        let expected = [
+            "--controller".to_owned(),
+            "id=bench,socket=/s,,1,queues=3,poll=off".into(),
+            "--lun".into(),
+            unit(0, 0),
+            "--lun".into(),
+            unit(0, 1),
+            "--lun".into(),
+            unit(1, 0),
+            "--lun".into(),
+            unit(1, 1),
+        ];
+        assert_eq!(serving.arguments(Interface::VirtioScsi, Path::new("/s,1")), expected);
+        let disk = serving.arguments(Interface::VirtioBlk, Path::new("/s"));
+        assert_eq!(disk[1], "path=/d,,{t}/{l}.img,poll=off,direct=off,socket=/s,queues=3,merge=off");
+        assert_eq!(pairs("a=1,,2,b=,,,c"), ["a=1,,2", "b=,,", "c"]);
     }
 }

@@ -9,6 +9,8 @@ use mqblk_driver::virtio_blk::model::{Behaviour, Fault, Model};
 use crate::plan::Plan;
 use crate::{Args, BenchError, runs};
 
+mod virtio_scsi;
+
 #[derive(Debug, Parser)]
 struct Cli {
     #[command(flatten)]
@@ -262,6 +264,15 @@ fn the_results_have_the_keys_that_stay() {
         "requests_per_io",
         "experiment",
         "column",
+        "bs_max",
+        "bw_stderr",
+        "handovers_per_io",
+        "lun_bw_bytes_per_s",
+        "lun_bw_max_bytes_per_s",
+        "lun_bw_min_bytes_per_s",
+        "luns",
+        "steer",
+        "targets",
     ];
     expected.sort_unstable();
     assert_eq!(keys, expected);
@@ -289,6 +300,11 @@ fn the_results_have_the_keys_that_stay() {
             ("experiment", serde_json::Value::Null),
             ("column", serde_json::Value::Null),
             ("merge", "unknown".into()),
+            ("bs_max", bs.into()),
+            ("targets", serde_json::Value::Null),
+            ("luns", serde_json::Value::Null),
+            ("steer", serde_json::Value::Null),
+            ("lun_bw_bytes_per_s", serde_json::Value::Null),
         ] {
             assert_eq!(row[key], value, "{key}");
         }
@@ -345,7 +361,7 @@ fn usage_errors_name_the_option() {
 fn block_sizes_are_lists_and_ranges() {
     let sizes = |bs: &str| {
         let plan = plan(&format!("--socket s --bs {bs}"));
-        plan.map(|plan| plan.combinations.iter().map(|c| c.bs.0).collect::<Vec<_>>())
+        plan.map(|plan| plan.combinations.iter().map(|c| c.sizes.min.0).collect::<Vec<_>>())
     };
     assert_eq!(sizes("512,3k,4M").unwrap(), [512, 3072, 4 << 20]);
     assert_eq!(sizes("512-4k").unwrap(), [512, 1024, 2048, 4096]);
@@ -380,7 +396,7 @@ fn an_experiment_makes_columns_and_is_overridden_by_what_is_given() {
         plan(&format!("{line} --rw write --allow-write --bs 4k,1M --runtime 7 --queues 2 --jobs 4 --iodepth 9"));
     let given = given.unwrap();
     assert_eq!((given.runtime, given.warmup), (Some(Duration::from_secs(7)), Duration::from_millis(500)));
-    assert_eq!(given.combinations.iter().map(|c| c.bs.0).collect::<Vec<_>>(), [4096, 1 << 20]);
+    assert_eq!(given.combinations.iter().map(|c| c.sizes.min.0).collect::<Vec<_>>(), [4096, 1 << 20]);
     assert!(given.combinations.iter().all(|c| (c.rw.name(), c.jobs, c.iodepth) == ("write", 4, 9)));
     assert_eq!(given.targets[1].combination(&given.combinations[0]).threads(), 2);
     assert_eq!(given.targets[0].combination(&given.combinations[0]).depth_per_queue(), 36);

@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use mqblk_core::{ByteOffset, Sector512};
-use mqblk_driver::virtio_blk::{DriverError, QueueSet, Refused, Status};
+use mqblk_driver::{DriverError, Refused};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use crate::args::ClientMode;
 use crate::control::{Control, Phase, Progress};
 use crate::cpu;
-use crate::job::Pattern;
+use crate::interface::{Done, Set, Status};
+use crate::job::{Choice, Pattern};
 use crate::ledger::Ledger;
 
 /// Empty looks in a row after which a polling client lets another thread of its CPU run: some 100 us.
@@ -45,15 +46,13 @@ pub enum WorkerError {
     Event(#[from] std::io::Error),
 }
 
-impl From<mqblk_driver::virtio_blk::DeviceError> for WorkerError {
-    fn from(error: mqblk_driver::virtio_blk::DeviceError) -> Self {
-        WorkerError::Driver(error.into())
-    }
-}
-
-/// A job of this thread.
+/// What a job of this thread does on a disk. A job on several disks goes round them.
 #[derive(Debug)]
 pub struct Job {
+    /// Its number; the same for all disks of a job.
+    pub number: u16,
+    /// Which disk.
+    pub disk: u16,
     /// What it asks for.
     pub pattern: Pattern,
     /// What it wrote, when that is verified.
@@ -62,33 +61,40 @@ pub struct Job {
 
 /// A place for one I/O in flight.
 #[derive(Clone, Copy, Debug)]
-struct Unit {
+struct Unit<S> {
     address: GuestAddress,
     start_ns: u64,
     block: u64,
     generation: u32,
+    /// Its place among the thread's jobs.
     job: u16,
     queue: u16,
     write: bool,
+    /// The disk, where there are several.
+    disk: u16,
+    /// Bytes, where sizes are mixed.
+    len: u32,
     /// Parts that were not answered yet.
     waiting: u32,
     /// The first bad status of the parts answered so far.
-    status: Status,
+    status: S,
 }
 
 /// How a thread works.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Bytes of an I/O.
+    /// Bytes of a block: of an I/O, or of the smallest.
     pub bs: u32,
     /// The same in sectors.
     pub bs_sectors: Sector512,
+    /// Blocks of the largest I/O.
+    pub most_blocks: u32,
+    /// Disks.
+    pub disks: u16,
     /// Most bytes of a request: an I/O that is larger is several.
     pub part: u32,
     /// Where block 0 is.
     pub base: Sector512,
-    /// Largest piece of data that the device takes.
-    pub piece_max: u32,
     /// Requests to submit, and to wait for, at once.
     pub batch: u16,
     /// I/Os in flight of each job.
@@ -99,11 +105,27 @@ pub struct Settings {
     pub verify: bool,
 }
 
+impl Settings {
+    /// Whether I/Os differ in more than their place: in size, or in the disk.
+    fn mixed(&self) -> bool {
+        self.most_blocks > 1 || self.disks > 1
+    }
+
+    /// Bytes of the largest I/O.
+    fn largest(&self) -> u32 {
+        self.bs * self.most_blocks
+    }
+}
+
 /// What a thread measured.
 #[derive(Debug)]
 pub struct Tally {
     /// I/Os that ended in the measurement.
     pub requests: u64,
+    /// Their bytes, of each disk. All 0 where all have the same size and disk.
+    pub bytes: Vec<u64>,
+    /// Requests handed over to other threads in it.
+    pub handed_over: u64,
     /// How long the measurement was.
     pub elapsed: Duration,
     /// CPU time of this thread in it.
@@ -122,13 +144,15 @@ pub struct Tally {
 
 /// The state of a client thread.
 #[derive(Debug)]
-pub struct Worker {
-    set: QueueSet,
+pub struct Worker<Q: Set> {
+    set: Q,
     memory: Arc<GuestMemory>,
-    units: Vec<Unit>,
+    units: Vec<Unit<Q::Status>>,
     /// For each queue: I/Os that it had no room for, and how many of their bytes were submitted.
     backlog: Vec<VecDeque<(u32, u32)>>,
     jobs: Vec<Job>,
+    /// For each of `jobs`: where the same job goes on, with the next disk.
+    next_disk: Vec<u16>,
     /// A job has fewer I/Os in flight than it has queues: each takes the queues in turn.
     rotate: bool,
     settings: Settings,
@@ -149,29 +173,39 @@ fn touch(memory: &GuestMemory, address: GuestAddress, len: u32) {
     }
 }
 
-impl Worker {
+impl<Q: Set> Worker<Q> {
     /// A thread that keeps `settings.iodepth` I/Os of each job in flight on the queues of `set`, whose data memory has
-    /// room for them.
-    pub fn new(mut set: QueueSet, jobs: Vec<Job>, settings: Settings, progress: Arc<Progress>) -> Worker {
-        let memory = Arc::clone(set.queues()[0].memory());
-        let queues = set.queues().len();
+    /// room for them. The disks of a job are side by side in `jobs`.
+    pub fn new(set: Q, jobs: Vec<Job>, settings: Settings, progress: Arc<Progress>) -> Worker<Q> {
+        let memory = Arc::clone(set.memory());
+        let queues = set.queues();
+        let groups: Vec<&[Job]> = jobs.chunk_by(|a, b| a.number == b.number).collect();
         let mut used = vec![0; queues];
-        let mut units = Vec::with_capacity(jobs.len() * usize::from(settings.iodepth));
-        let spread = jobs.len() < queues;
-        for job in 0..jobs.len() {
+        let mut units = Vec::with_capacity(groups.len() * usize::from(settings.iodepth));
+        let mut next_disk = Vec::with_capacity(jobs.len());
+        let spread = Q::SPREADS && groups.len() < queues;
+        for (number, group) in groups.iter().enumerate() {
+            let first = next_disk.len() as u16;
+            let last = first + group.len() as u16 - 1;
+            next_disk.extend((first..=last).map(|place| if place == last { first } else { place + 1 }));
             for _ in 0..settings.iodepth {
-                let queue = if spread { units.len() } else { job } % queues;
-                let address = GuestAddress(set.queues()[queue].data().0.0 + used[queue]);
-                used[queue] += u64::from(settings.bs);
-                touch(&memory, address, settings.bs);
+                let queue = if spread { units.len() } else { number } % queues;
+                let address = GuestAddress(set.data(queue).0 + used[queue]);
+                used[queue] += u64::from(settings.largest());
+                touch(&memory, address, settings.largest());
                 let (start_ns, block, generation, write) = (0, 0, 0, false);
-                let (job, queue, waiting, status) = (job as u16, queue as u16, 0, Status::Ok);
-                units.push(Unit { address, start_ns, block, generation, job, queue, write, waiting, status });
+                let (job, queue, waiting, status) = (first, queue as u16, 0, Q::Status::GOOD);
+                let (disk, len) = (group[0].disk, settings.bs);
+                let unit = Unit { address, start_ns, block, generation, job, queue, write, disk, len, waiting, status };
+                units.push(unit);
             }
         }
+        let rotate = spread && usize::from(settings.iodepth) < queues;
         let latency = Histogram::new_with_max(LONGEST_NS, 3).expect("bounds that the histogram takes");
         let tally = Tally {
             requests: 0,
+            bytes: vec![0; settings.disks.into()],
+            handed_over: 0,
             elapsed: Duration::ZERO,
             cpu: Duration::ZERO,
             kicks: 0,
@@ -180,16 +214,30 @@ impl Worker {
             complaints: vec![],
             latency,
         };
-        let scratch = if settings.verify { vec![0; settings.bs as usize] } else { vec![] };
+        let scratch = if settings.verify { vec![0; settings.largest() as usize] } else { vec![] };
         let origin = Instant::now();
         let backlog = vec![VecDeque::new(); queues];
-        let rotate = spread && usize::from(settings.iodepth) < queues;
         let (done, begun) = (0, None);
-        Worker { set, memory, units, backlog, jobs, rotate, settings, origin, scratch, progress, done, tally, begun }
+        Worker {
+            set,
+            memory,
+            units,
+            backlog,
+            jobs,
+            next_disk,
+            rotate,
+            settings,
+            origin,
+            scratch,
+            progress,
+            done,
+            tally,
+            begun,
+        }
     }
 
     /// What was measured, the jobs, and the queues.
-    pub fn into_parts(self) -> (Tally, Vec<Job>, QueueSet) {
+    pub fn into_parts(self) -> (Tally, Vec<Job>, Q) {
         (self.tally, self.jobs, self.set)
     }
 
@@ -207,10 +255,15 @@ impl Worker {
     /// # Errors
     /// [`WorkerError`]: the queues are of no more use.
     pub fn load(&mut self, control: &Control) -> Result<(), WorkerError> {
-        if self.settings.verify { self.run::<true>(control) } else { self.run::<false>(control) }
+        match (self.settings.verify, self.settings.mixed()) {
+            (false, false) => self.run::<false, false>(control),
+            (false, true) => self.run::<false, true>(control),
+            (true, false) => self.run::<true, false>(control),
+            (true, true) => self.run::<true, true>(control),
+        }
     }
 
-    fn run<const VERIFY: bool>(&mut self, control: &Control) -> Result<(), WorkerError> {
+    fn run<const VERIFY: bool, const MIXED: bool>(&mut self, control: &Control) -> Result<(), WorkerError> {
         let mut phase = control.get();
         match phase {
             Phase::Measure => self.begin()?,
@@ -220,7 +273,7 @@ impl Worker {
         }
         let mut now = self.now_ns();
         for unit in 0..self.units.len() {
-            self.issue::<VERIFY>(unit, now)?;
+            self.issue::<VERIFY, MIXED>(unit, now)?;
         }
         self.publish_all()?;
         let mut idle = 0;
@@ -237,11 +290,15 @@ impl Worker {
             }
             let mut in_flight = 0;
             let mut worked = false;
-            for index in 0..self.set.queues().len() {
-                let queue = &mut self.set.queues()[index];
-                let ready = queue.look()?;
-                let waiting = queue.in_flight();
-                in_flight += waiting;
+            let more = phase < Phase::Stop;
+            if Q::HANDS_OVER && self.set.collect()? != 0 {
+                worked = true;
+                now = self.now_ns();
+                self.arrivals::<VERIFY, MIXED>(now, more)?;
+            }
+            for index in 0..self.set.queues() {
+                let (ready, waiting) = self.set.look(index)?;
+                in_flight += u32::from(waiting);
                 if ready == 0 || ready < self.settings.batch.min(waiting) {
                     continue;
                 }
@@ -249,12 +306,12 @@ impl Worker {
                     worked = true;
                     now = self.now_ns();
                 }
-                self.turn::<VERIFY>(index, now, phase < Phase::Stop)?;
+                self.turn::<VERIFY, MIXED>(index, now, more)?;
             }
             if worked {
                 idle = 0;
                 self.progress.0.store(self.done, Ordering::Relaxed);
-            } else if in_flight == 0 {
+            } else if in_flight + self.set.away() == 0 && self.set.depart() {
                 break;
             } else {
                 self.idle(&mut idle)?;
@@ -282,37 +339,72 @@ impl Worker {
     /// Takes all answers that are ready on a queue, and puts a new I/O in the place of each: those of a job in the order of its
     /// sequence. What was put in by the end is published together, but for full batches, which are published on the way.
     #[inline]
-    fn turn<const VERIFY: bool>(&mut self, index: usize, now: u64, more: bool) -> Result<(), WorkerError> {
-        while let Some(completion) = self.set.queues()[index].reap()? {
-            let unit = completion.user as usize;
-            if let Some(status) = self.answered(completion) {
-                self.complete::<VERIFY>(unit, status, now);
-                if more {
-                    self.issue::<VERIFY>(unit, now)?;
-                }
-            }
-            self.catch_up(index)?;
+    fn turn<const VERIFY: bool, const MIXED: bool>(
+        &mut self,
+        index: usize,
+        now: u64,
+        more: bool,
+    ) -> Result<(), WorkerError> {
+        while let Some(done) = self.set.reap(index)? {
+            self.ended::<VERIFY, MIXED>(done, now, more)?;
+            self.catch_up::<MIXED>(index)?;
+        }
+        if Q::HANDS_OVER {
+            // What ended may all have been others', and may have made room.
+            self.catch_up::<MIXED>(index)?;
         }
         // Without a rotation all new requests are on this queue.
-        self.set.queues()[index].publish()?;
+        self.set.publish(index)?;
         if self.rotate { self.publish_all() } else { Ok(()) }
     }
 
+    /// The same with the answers that other threads have left.
+    fn arrivals<const VERIFY: bool, const MIXED: bool>(&mut self, now: u64, more: bool) -> Result<(), WorkerError> {
+        while let Some(done) = self.set.arrived() {
+            self.ended::<VERIFY, MIXED>(done, now, more)?;
+        }
+        for index in 0..self.set.queues() {
+            self.catch_up::<MIXED>(index)?;
+        }
+        self.publish_all()
+    }
+
+    /// A request has ended.
+    #[inline]
+    fn ended<const VERIFY: bool, const MIXED: bool>(
+        &mut self,
+        done: Done<Q::Status>,
+        now: u64,
+        more: bool,
+    ) -> Result<(), WorkerError> {
+        let unit = done.user as usize;
+        if let Some(status) = self.answered(done) {
+            self.complete::<VERIFY, MIXED>(unit, status, now);
+            if more {
+                self.issue::<VERIFY, MIXED>(unit, now)?;
+            }
+        }
+        Ok(())
+    }
+
     fn publish_all(&mut self) -> Result<(), WorkerError> {
-        self.set.queues().iter_mut().try_for_each(|queue| queue.publish()).map_err(WorkerError::Event)
+        (0..self.set.queues()).try_for_each(|queue| self.set.publish(queue)).map_err(WorkerError::Event)
     }
 
     #[inline]
-    fn complete<const VERIFY: bool>(&mut self, index: usize, status: Status, now: u64) {
+    fn complete<const VERIFY: bool, const MIXED: bool>(&mut self, index: usize, status: Q::Status, now: u64) {
         let unit = self.units[index];
-        self.done += 1;
+        self.done += if MIXED { u64::from(unit.len / self.settings.bs) } else { 1 };
         if self.begun.is_some() {
             self.tally.requests += 1;
+            if MIXED {
+                self.tally.bytes[usize::from(unit.disk)] += u64::from(unit.len);
+            }
             self.tally.latency.saturating_record(now.saturating_sub(unit.start_ns));
         }
-        let failed = status != Status::Ok;
+        let failed = status != Q::Status::GOOD;
         if failed {
-            self.complain(unit.block, format_args!("{status:?}"));
+            self.complain(&unit, unit.block, format_args!("{status:?}"));
         }
         if VERIFY {
             self.settle(unit, failed);
@@ -330,38 +422,53 @@ impl Worker {
     }
 
     #[cold]
-    fn complain(&mut self, block: u64, what: std::fmt::Arguments<'_>) {
+    fn complain(&mut self, unit: &Unit<Q::Status>, block: u64, what: std::fmt::Arguments<'_>) {
         self.tally.errors += 1;
         if self.tally.complaints.len() < COMPLAINTS {
             let offset = self.offset(block).0;
-            self.tally.complaints.push(format!("block at offset {offset}: {what}"));
+            let disk = if self.settings.disks > 1 { format!("disk {}: ", unit.disk) } else { String::new() };
+            self.tally.complaints.push(format!("{disk}block at offset {offset}: {what}"));
         }
     }
 
     /// Submits the next I/O of a unit's job, if there is one.
     #[inline]
-    fn issue<const VERIFY: bool>(&mut self, index: usize, now: u64) -> Result<(), WorkerError> {
+    fn issue<const VERIFY: bool, const MIXED: bool>(&mut self, index: usize, now: u64) -> Result<(), WorkerError> {
+        let Settings { bs, most_blocks, .. } = self.settings;
         let unit = &mut self.units[index];
+        let (choice, run) = if MIXED {
+            let Some(next) = next_of_job(&mut self.jobs, &self.next_disk, &mut unit.job, most_blocks) else {
+                return Ok(());
+            };
+            (unit.disk, unit.len) = (self.jobs[usize::from(unit.job)].disk, next.1 * bs);
+            next
+        } else {
+            let Some(choice) = self.jobs[usize::from(unit.job)].pattern.next() else { return Ok(()) };
+            (choice, 1)
+        };
         let job = &mut self.jobs[usize::from(unit.job)];
-        let Some(choice) = job.pattern.next() else { return Ok(()) };
         (unit.block, unit.write, unit.start_ns) = (choice.block, choice.write, now);
         if let (true, Some(ledger)) = (VERIFY, job.ledger.as_mut()) {
             let Some(block) = ledger.claim(choice.block) else { return Ok(()) };
             unit.block = block;
+            let more = (1..run).take_while(|more| ledger.claim_more(block + u64::from(*more))).count() as u32;
+            unit.len = (1 + more) * bs;
             if choice.write {
                 unit.generation = ledger.next_generation();
                 let unit = *unit;
                 self.compose(unit);
             }
         }
-        self.send(index)
+        self.send::<MIXED>(index)
     }
 
     /// The measurement starts: what was counted until now is forgotten.
     fn begin(&mut self) -> Result<(), WorkerError> {
         self.tally.latency.reset();
         self.tally.requests = 0;
+        self.tally.bytes.fill(0);
         (self.tally.kicks, self.tally.calls) = (self.set.kicks(), self.set.calls()?);
+        self.tally.handed_over = self.set.handed_over();
         self.begun = Some((self.now_ns(), cpu::of_this_thread()));
         Ok(())
     }
@@ -373,6 +480,20 @@ impl Worker {
         self.tally.cpu = cpu::of_this_thread().saturating_sub(start_cpu);
         self.tally.kicks = self.set.kicks() - self.tally.kicks;
         self.tally.calls = self.set.calls()? - self.tally.calls;
+        self.tally.handed_over = self.set.handed_over() - self.tally.handed_over;
         Ok(())
+    }
+}
+
+/// What a job asks for next, of how many blocks. `place` is where its last one was, and moves on to its next disk that has
+/// something left to do.
+fn next_of_job(jobs: &mut [Job], next_disk: &[u16], place: &mut u16, most: u32) -> Option<(Choice, u32)> {
+    let start = *place;
+    loop {
+        *place = next_disk[usize::from(*place)];
+        let next = jobs[usize::from(*place)].pattern.next_run(most);
+        if next.is_some() || *place == start {
+            return next;
+        }
     }
 }

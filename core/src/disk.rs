@@ -68,6 +68,14 @@ pub enum DiskError {
     /// A setting's value does not fit this storage.
     #[error(transparent)]
     Setting(#[from] crate::settings::SettingError),
+    /// The disk cannot have this size.
+    #[error("size: found {found}, expected {expected}")]
+    Size {
+        /// What was asked for, or what the host's storage has.
+        found: String,
+        /// What would have done.
+        expected: String,
+    },
 }
 
 /// An open disk. Shared by all workers; holds no state that a request touches.
@@ -92,6 +100,15 @@ pub trait Disk<L: Lane>: Send + Sync {
     fn sync(&self) -> std::io::Result<()> {
         Ok(())
     }
+
+    /// Makes the disk this large, or with `None` looks again how large the host's storage is. Returns the size, which
+    /// [`geometry`](Self::geometry) shows from now on and channels go by from their next batch on; engines are told with
+    /// `refresh_disk`. What a larger disk has more reads as zeroes, where the storage is ours to grow. Blocks: only for control
+    /// threads.
+    ///
+    /// # Errors
+    /// When the storage cannot have that size; then it is as it was.
+    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError>;
 
     /// A worker's own handle. Called on the worker's thread.
     ///
@@ -121,10 +138,12 @@ pub trait DiskChannel<L: Lane> {
     /// Collects requests that have ended since, into `finished`; returns how many.
     fn reap(&mut self, lane: &mut L, finished: &mut Vec<Finished<L::Buffer>>) -> usize;
 
-    /// Tries to end requests early that were taken and have not finished. Each still comes out in one [`Finished`]: with
-    /// [`Outcome::Aborted`](crate::Outcome) if nothing or only a part of it was done, else as it ended. Tags that are not
-    /// (or no more) outstanding are ignored. Does not wait. A backend whose requests end soon anyway need not do anything.
-    fn cancel(&mut self, _lane: &mut L, _tags: &[Tag]) {}
+    /// Tries to end requests early that were taken and have not finished: those of `tags`, which are in order. Does not wait. Each
+    /// still comes out in exactly one [`Finished`], here in `finished` or later, with its buffer, and not before the kernel has given
+    /// that back: with [`Outcome::Aborted`](crate::Outcome) when it was given up, else as it ended. An aborted request may
+    /// have done nothing, a part, or all of its work, but does nothing more. Tags that are not (or no more) outstanding are
+    /// ignored. A backend whose requests end soon anyway need not do anything.
+    fn cancel(&mut self, _lane: &mut L, _tags: &[Tag], _finished: &mut Vec<Finished<L::Buffer>>) {}
 
     /// Requests taken and not yet finished.
     fn outstanding(&self) -> u32;

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use mqblk_core::{DiskError, DiskSlot, Geometry};
+use mqblk_core::{DiskSlot, Geometry};
 use mqblk_uring::Lane;
 
 use crate::AnyDisk;
 use crate::channels::Channels;
+use crate::engine::AttachError;
 use crate::options::PlugOptions;
 
 /// A disk for a queue: which of its disks it is, and how its requests are plugged.
@@ -43,25 +44,36 @@ impl SeatDisks {
         self.disks.get(usize::from(slot.0))?.as_ref().filter(|disk| disk.closing.is_none())
     }
 
+    /// The disk of a queue that has only the first; `None` when it has others, or that one is about to leave.
+    #[inline]
+    pub(crate) fn only(&self) -> Option<&SeatDisk> {
+        match self.disks.as_slice() {
+            [Some(disk)] if disk.closing.is_none() => Some(disk),
+            _ => None,
+        }
+    }
+
     /// The place of the channel of the disk in a slot, also while it is about to leave.
     pub(crate) fn channel(&self, slot: DiskSlot) -> Option<usize> {
         Some(self.disks.get(usize::from(slot.0))?.as_ref()?.channel)
     }
 
-    /// Opens `disk` on the worker that owns these channels. A disk that was in its slot before has left.
+    /// Opens `disk` on the worker that owns these channels, if the disk that was in its slot before has left.
     pub(crate) fn open(
         &mut self,
         lane: &mut Lane,
         channels: &mut Channels,
         QueueDisk { slot, disk, plug }: &QueueDisk,
-    ) -> Result<(), DiskError> {
-        let channel = channels.open(lane, disk, *plug)?;
+    ) -> Result<(), AttachError> {
         let at = usize::from(slot.0);
+        if matches!(self.disks.get(at), Some(Some(_))) {
+            return Err(AttachError::Queue(format!("the queue has a disk in slot {at} already")));
+        }
+        let channel = channels.open(lane, disk, *plug)?;
         if self.disks.len() <= at {
             self.disks.resize_with(at + 1, || None);
         }
-        let before = self.disks[at].replace(SeatDisk { geometry: disk.geometry(), channel, closing: None });
-        debug_assert!(before.is_none(), "whoever opens a disk in a slot has closed the one before");
+        self.disks[at] = Some(SeatDisk { geometry: disk.geometry(), channel, closing: None });
         Ok(())
     }
 
@@ -80,10 +92,7 @@ impl SeatDisks {
     /// Closes the disks that are about to leave and are not in use any more.
     pub(crate) fn end_close(&mut self, lane: &mut Lane, channels: &mut Channels, in_use: impl Fn(DiskSlot) -> bool) {
         for (at, place) in (0..).zip(&mut self.disks) {
-            if in_use(DiskSlot(at)) {
-                continue;
-            }
-            if let Some(disk) = place.take_if(|disk| disk.closing.is_some()) {
+            if let Some(disk) = place.take_if(|disk| disk.closing.is_some() && !in_use(DiskSlot(at))) {
                 channels.close(lane, disk.channel);
                 // Whoever asked may have gone.
                 let _ = disk.closing.map(|left| left.send(()));

@@ -1,10 +1,11 @@
 //! Serves a fixed number of 4 KiB reads of a `null` disk through a split ring, and nothing else: for callgrind.
 //!
 //! ```text
-//! instruction-budget REQUESTS BATCH direct|indirect plain|merge
+//! instruction-budget REQUESTS BATCH direct|indirect plain|merge|scsi|scsi32
 //! ```
 //!
 //! With `merge` the reads lie scattered over the disk and merging is on: what looking for neighbours costs when there are none.
+//! With `scsi` they are READ(10) commands to the only unit of a controller, with `scsi32` to 32 units by turns.
 //!
 //! One thread plays both sides in turn. The guest's side publishes BATCH requests; the daemon's side is a real worker, stepped
 //! by hand ([`HandWorker::turn`]), so that what is counted inside it is the real pull, admission, submission, reaping, answer
@@ -16,9 +17,9 @@ use std::sync::Arc;
 
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::Settings;
-use mqblk_core::{ByteOffset, Call};
+use mqblk_core::{ByteLen, ByteOffset, Call};
 use mqblk_engine::{
-    Coalesce, FixedBufferUse, HandWorker, Lane, LaneOptions, MergeMode, PlugOptions, PollPolicy, QueueDisk,
+    AnyDisk, Coalesce, FixedBufferUse, HandWorker, Lane, LaneOptions, MergeMode, PlugOptions, PollPolicy, QueueDisk,
     QueueOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
@@ -26,10 +27,14 @@ use mqblk_ring::split::driver::{Features, IndirectArea, Shape};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitDriver, SplitRing};
 use mqblk_virtio::{QueueParts, VirtioDevice};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
+use mqblk_virtio_scsi::{Place, ScsiOptions, VirtioScsi};
 
 const RING: u16 = 256;
 const BLOCK: u32 = 4096;
 const HEADER: u32 = 16;
+/// Bytes of a SCSI command and its answer (virtio 1.3 section 5.6.6.1).
+const COMMAND: u32 = 51;
+const ANSWER: u32 = 108;
 /// Entries of an indirect table: header, data, status.
 const TABLE: u16 = 4;
 
@@ -40,6 +45,10 @@ const USED: u64 = 0x0_4000;
 const TABLES: u64 = 0x1_0000;
 const HEADERS: u64 = 0x2_0000;
 const STATUSES: u64 = 0x3_0000;
+const COMMANDS: u64 = 0x4_0000;
+const ANSWERS: u64 = 0x5_0000;
+/// A command's or an answer's share of them.
+const SPACING: u64 = 128;
 const DATA: u64 = 0x10_0000;
 /// Blocks between a scattered read and the next: no two of a ring's touch.
 const STRIDE: u64 = 1021;
@@ -55,7 +64,7 @@ impl Call for Silent {
 }
 
 fn main() -> Result<(), Failure> {
-    let usage = "usage: instruction-budget REQUESTS BATCH direct|indirect plain|merge";
+    let usage = "usage: instruction-budget REQUESTS BATCH direct|indirect plain|merge|scsi|scsi32";
     let given: Vec<String> = std::env::args().skip(1).collect();
     let [requests, batch, shape, mode] = given.as_slice() else { return Err(usage.into()) };
     let (requests, batch): (u32, u16) = (requests.parse()?, batch.parse()?);
@@ -64,9 +73,11 @@ fn main() -> Result<(), Failure> {
         "indirect" => Shape::Indirect,
         _ => return Err(usage.into()),
     };
-    let (merge, stride) = match mode.as_str() {
-        "plain" => (MergeMode::Auto, 1),
-        "merge" => (MergeMode::On, STRIDE),
+    let (merge, stride, units) = match mode.as_str() {
+        "plain" => (MergeMode::Auto, 1, None),
+        "merge" => (MergeMode::On, STRIDE, None),
+        "scsi" => (MergeMode::Auto, 1, Some(1_u8)),
+        "scsi32" => (MergeMode::Auto, 1, Some(32)),
         _ => return Err(usage.into()),
     };
     if batch == 0 || batch > RING / 3 || !requests.is_multiple_of(batch.into()) {
@@ -83,18 +94,28 @@ fn main() -> Result<(), Failure> {
         let sector = ByteOffset(slot * stride * u64::from(BLOCK)).to_sector().ok_or("blocks are whole sectors")?;
         let header = [0, sector.0].map(u64::to_le_bytes).concat();
         memory.write(GuestAddress(HEADERS + slot * u64::from(HEADER)), &header).ok_or("headers are mapped")?;
+        let mut command = [0; COMMAND as usize];
+        command[..4].copy_from_slice(&[1, (slot % u64::from(units.unwrap_or(1))) as u8, 0x40, 0]);
+        // READ(10) of 8 blocks.
+        command[19..29].copy_from_slice(&[0x28, 0, 0, 0, 0, slot as u8, 0, 0, 8, 0]);
+        memory.write(GuestAddress(COMMANDS + slot * SPACING), &command).ok_or("commands are mapped")?;
     }
-    let mut worker = worker(&memory, &at, merge)?;
+    let mut worker = match units {
+        Some(units) => scsi_worker(&memory, &at, units)?,
+        None => worker(&memory, &at, merge)?,
+    };
+    let scsi = units.is_some();
     for round in 0..requests / u32::from(batch) {
         for number in 0..batch {
-            publishable(&mut guest, shape, (round * u32::from(batch) + u32::from(number)) % u32::from(RING))?;
+            let slot = (round * u32::from(batch) + u32::from(number)) % u32::from(RING);
+            if scsi { command(&mut guest, shape, slot)? } else { publishable(&mut guest, shape, slot)? }
         }
         let _polled = guest.publish();
         while guest.look()? < batch {
             worker.turn();
         }
         while let Some(used) = guest.take()? {
-            if used.written != BLOCK + 1 {
+            if used.written != BLOCK + if scsi { ANSWER } else { 1 } {
                 return Err(format!("request {}: found {} bytes written", used.token, used.written).into());
             }
         }
@@ -110,16 +131,57 @@ fn publishable(guest: &mut SplitDriver, shape: Shape, slot: u32) -> Result<(), F
     Ok(chain.writable(GuestAddress(STATUSES + at), 1)?.commit(slot)?)
 }
 
-/// A worker that serves the ring with a null disk.
-fn worker(memory: &Arc<GuestMemory>, at: &SplitAddresses, merge: MergeMode) -> Result<HandWorker, Failure> {
+/// Adds a SCSI read to the ring.
+fn command(guest: &mut SplitDriver, shape: Shape, slot: u32) -> Result<(), Failure> {
+    let at = u64::from(slot);
+    let chain = guest.begin(shape).readable(GuestAddress(COMMANDS + at * SPACING), COMMAND)?;
+    let chain = chain.writable(GuestAddress(ANSWERS + at * SPACING), ANSWER)?;
+    Ok(chain.writable(GuestAddress(DATA + at * u64::from(BLOCK)), BLOCK)?.commit(slot)?)
+}
+
+fn null() -> Result<Arc<AnyDisk>, Failure> {
     let mut settings = Settings::new("disk");
     settings.insert("size", "2G")?;
-    let disk = mqblk_storage::open("null", &mut settings)?;
+    Ok(mqblk_storage::open("null", &mut settings)?)
+}
+
+/// A worker that serves the ring as the request queue of a controller of null disks.
+fn scsi_worker(memory: &Arc<GuestMemory>, at: &SplitAddresses, units: u8) -> Result<HandWorker, Failure> {
+    let options = ScsiOptions { queues: 1, queue_size: RING, cmd_per_lun: 128, max_transfer: ByteLen(1 << 20) };
+    let device = Arc::new(VirtioScsi::new(options));
+    let mut disks = Vec::new();
+    for target in 0..units {
+        let (disk, slot) = (null()?, DiskSlot(target.into()));
+        let nexus = mqblk_tests::scsi::unit(&*disk, &target.to_string()).login("guest", 1)?;
+        // The unit attention that a unit begins with is heard here.
+        let ready = mqblk_scsi::Command { cdb: &[0; 16], data_in: 0 };
+        nexus.begin(&ready, &[][..], &mut mqblk_scsi::Work::default());
+        device.map(Place { target, lun: 0 }, slot, nexus)?;
+        disks.push(QueueDisk { slot, disk, plug: PlugOptions::default() });
+    }
+    // The first request queue.
+    attach(memory, at, device, 2, disks)
+}
+
+/// A worker that serves the ring with a null disk.
+fn worker(memory: &Arc<GuestMemory>, at: &SplitAddresses, merge: MergeMode) -> Result<HandWorker, Failure> {
+    let disk = null()?;
     let options = BlkOptions { serial: String::new(), queues: 1, queue_size: RING, writeback: true };
     let device = Arc::new(VirtioBlk::new(disk.geometry(), disk.limits(), options));
-    let features = VirtioDevice::<Lane>::features(device.as_ref());
-    VirtioDevice::<Lane>::set_features(device.as_ref(), features);
+    let plug = PlugOptions { merge, ..PlugOptions::default() };
+    attach(memory, at, device, 0, vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug }])
+}
 
+/// A worker that serves the ring as queue `index` of a device.
+fn attach<D: VirtioDevice<Lane>>(
+    memory: &Arc<GuestMemory>,
+    at: &SplitAddresses,
+    device: Arc<D>,
+    index: u16,
+    disks: Vec<QueueDisk>,
+) -> Result<HandWorker, Failure> {
+    let features = device.features();
+    device.set_features(features);
     let mut worker = HandWorker::new(LaneOptions::default())?;
     let ring = DeviceRing::new(
         SplitRing::resolve(memory, at, RING)?,
@@ -127,7 +189,7 @@ fn worker(memory: &Arc<GuestMemory>, at: &SplitAddresses, merge: MergeMode) -> R
         features & mqblk_virtio::features::RING_EVENT_IDX != 0,
     );
     let queue = QueueOptions {
-        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug: PlugOptions { merge, ..PlugOptions::default() } }],
+        disks,
         kick: None,
         poll: PollPolicy::Busy,
         coalesce: Coalesce::default(),
@@ -137,8 +199,8 @@ fn worker(memory: &Arc<GuestMemory>, at: &SplitAddresses, merge: MergeMode) -> R
     worker.attach(queue, |lane, waker| {
         let lease = lane.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
         lane.buffers.reserve(RING.into());
-        Ok(device
-            .queue(0, QueueParts { ring, lease, call: Some(Box::new(Silent)), features, waker: Arc::clone(waker) }))
+        let (call, waker) = (Some(Box::new(Silent) as Box<dyn Call>), Arc::clone(waker));
+        Ok(device.queue(index, QueueParts { ring, lease, call, features, waker }))
     })?;
     Ok(worker)
 }

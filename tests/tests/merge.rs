@@ -277,6 +277,9 @@ impl Disk<Lane> for Gate {
     fn limits(&self) -> Limits {
         self.inner.limits()
     }
+    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+        self.inner.resize(size)
+    }
     fn resolved(&self) -> Vec<(&'static str, String)> {
         vec![]
     }

@@ -5,7 +5,7 @@
 
 use mqblk_core::ByteLen;
 
-use super::Experiment;
+use super::{Experiment, alike};
 use crate::BenchError;
 use crate::args::{BlockSizes, Rw};
 use crate::defaults::Defaults;
@@ -30,12 +30,13 @@ impl Experiment for BlockSize {
     fn defaults(&self) -> Defaults {
         Defaults {
             rw: Rw::Read,
-            bs: BlockSizes::powers(ByteLen(512), ByteLen(4 << 20)),
+            bs: Ok(BlockSizes::powers(ByteLen(512), ByteLen(4 << 20))),
             iodepth: 32,
-            queues: 8,
+            queues: &[8],
             jobs: Some(8),
             runtime: 2.0,
             warmup: 0.5,
+            ..Defaults::default()
         }
     }
 
@@ -74,7 +75,7 @@ impl Experiment for BlockSize {
     fn print(&self, plan: &Plan, groups: &[Vec<Row>]) -> String {
         let reads = plan.combinations.iter().any(|combination| combination.rw.reads());
         let writes = plan.combinations.iter().any(|combination| combination.rw.writes());
-        let mut text = format!("{}\n", heading(plan, said(groups)));
+        let mut text = format!("{}\n", heading(plan, alike(groups)));
         let mut add = |title: &str, whole: bool, cell: &dyn Fn(&Row, &Row) -> String| {
             text.push_str(&format!("\n{title}\n{}", table(groups, whole, cell)));
         };
@@ -111,24 +112,6 @@ fn column(disk: &Target, queues: u16, merge: Merge, heading: String) -> Result<T
     column.queues = Some(queues);
     column.column = Some(heading);
     Ok(column)
-}
-
-/// What all rows have in common and the tables do not show.
-fn said(groups: &[Vec<Row>]) -> Vec<String> {
-    let rows = || groups.iter().flatten();
-    let one = &groups[0][0];
-    let mut words = vec![format!("target {}", one.target)];
-    if rows().all(|row| row.poll == one.poll || row.poll == "unknown") {
-        words.push(format!("poll {}", one.poll));
-    }
-    if rows().all(|row| row.rw == one.rw) {
-        words.push(format!("rw {}", one.rw));
-    }
-    if rows().all(|row| row.batch == one.batch) {
-        words.push(format!("batch {}", one.batch));
-    }
-    words.push(format!("errors {}", rows().map(|row| row.errors).sum::<u64>()));
-    words
 }
 
 /// One table: a line for each combination, a column for each target. `whole`: with the document's first columns. The cell is

@@ -4,6 +4,7 @@
 //! every other benchmark. A new one is a file here and a line in [`ALL`].
 
 mod block_size;
+mod targets;
 
 use clap::builder::PossibleValue;
 
@@ -11,6 +12,7 @@ use crate::BenchError;
 use crate::defaults::Defaults;
 use crate::plan::{Plan, Target};
 use crate::report::Row;
+use crate::table::sizes;
 
 /// A published table.
 pub trait Experiment: std::fmt::Debug + Sync {
@@ -42,9 +44,33 @@ impl dyn Experiment {
 }
 
 /// All there are.
-pub const ALL: &[&dyn Experiment] = &[&block_size::BlockSize];
+pub const ALL: &[&dyn Experiment] = &[&block_size::BlockSize, &targets::Targets];
 
 /// The one of this name.
 pub fn find(name: &str) -> Option<&'static dyn Experiment> {
     ALL.iter().copied().find(|one| one.name() == name)
+}
+
+/// What all rows have in common of what they were measured with, in words.
+fn alike(groups: &[Vec<Row>]) -> Vec<String> {
+    let rows = || groups.iter().flatten();
+    let one = &groups[0][0];
+    let mut words = vec![format!("target {}", one.target)];
+    if rows().all(|row| row.poll == one.poll || row.poll == "unknown") {
+        words.push(format!("poll {}", one.poll));
+    }
+    if rows().all(|row| row.rw == one.rw) {
+        words.push(format!("rw {}", one.rw));
+    }
+    if one.bs != one.bs_max && rows().all(|row| (row.bs, row.bs_max) == (one.bs, one.bs_max)) {
+        words.push(format!("bs {}", sizes(one)));
+    }
+    if one.targets.is_some() && rows().all(|row| row.iodepth == one.iodepth) {
+        words.push(format!("iodepth {}", one.iodepth));
+    }
+    if rows().all(|row| row.batch == one.batch) {
+        words.push(format!("batch {}", one.batch));
+    }
+    words.push(format!("errors {}", rows().map(|row| row.errors).sum::<u64>()));
+    words
 }

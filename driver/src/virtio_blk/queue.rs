@@ -312,6 +312,12 @@ impl QueueSet {
         &mut self.queues
     }
 
+    /// The queues, to look at.
+    #[inline]
+    pub fn queues_ref(&self) -> &[Queue] {
+        &self.queues
+    }
+
     /// Calls that the server has sent so far. A use of the [`Waker`] counts as one.
     ///
     /// # Errors

@@ -165,6 +165,11 @@ impl QueueSet {
         self.away
     }
 
+    /// Whether anything is in flight on this set's queues, whoever it is from.
+    pub fn is_serving(&self) -> bool {
+        self.queues.iter().any(|queue| queue.in_flight() != 0)
+    }
+
     /// Own commands that were handed over to other threads so far.
     pub fn handed_over(&self) -> u64 {
         self.handed_over

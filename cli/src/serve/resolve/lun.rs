@@ -69,7 +69,7 @@ impl LunKeys {
         if let Some(taken) = places.get(&place) {
             let found = format!("target {} lun {}, the place of lun {taken:?}", place.target, place.lun);
             let expected = "a place of its own; without target= it gets the first target that is free";
-            return Err(settings.error("lun", found, expected));
+            return Err(settings.error("target", found, expected));
         }
         let mut claims =
             vec![names.claim(&settings, "id", &id, format!("lun {place} of controller {controller:?}"))?];

@@ -180,13 +180,13 @@ fn malformed_controllers() {
             &["path=/d,socket=/tmp/d,interface=virtio-scsi,seral=1"],
             &[],
             &[],
-            "lun \"d:0:0\": seral: found an unknown key (with value \"1\"), expected one of cache, cmd-per-lun, coalesce-max, coalesce-us, fixed-buffers, id, interface, latency-us, lun, merge, merge-bytes, merge-segments, path, plug-us, poll, poll_queue, product, queue-map, queue-size, queues, readonly, reservations, serial, size, socket, socket-mode, storage, target, unit, unit-name, vendor",
+            "lun \"d:0:0\": seral: found an unknown key (with value \"1\"), expected one of cache, cmd-per-lun, coalesce-max, coalesce-us, depth, fixed-buffers, id, interface, latency-us, lun, merge, merge-bytes, merge-segments, path, plug-us, poll, poll_queue, product, queue-map, queue-size, queues, readonly, reservations, serial, size, socket, socket-mode, storage, target, unit, unit-name, vendor",
         ),
         (
             &["path=/d,socket=/tmp/d,vendor=x"],
             &[],
             &[],
-            "disk \"d\": vendor: found an unknown key (with value \"x\"), expected one of cache, coalesce-max, coalesce-us, fixed-buffers, id, interface, latency-us, merge, merge-bytes, merge-segments, path, plug-us, poll, poll_queue, queue-map, queue-size, queues, readonly, serial, size, socket, socket-mode, storage",
+            "disk \"d\": vendor: found an unknown key (with value \"x\"), expected one of cache, coalesce-max, coalesce-us, depth, fixed-buffers, id, interface, latency-us, merge, merge-bytes, merge-segments, path, plug-us, poll, poll_queue, queue-map, queue-size, queues, readonly, serial, size, socket, socket-mode, storage",
         ),
     ];
     for (disks, controllers, luns, want) in table {
@@ -201,7 +201,7 @@ fn malformed_luns() {
     let at = folder.path().display().to_string();
     let long = "x".repeat(65);
     const UNKNOWN: &str = "the id of a LUN with storage of its own";
-    const UNKNOWN_KEYS: &str = "expected one of cache, controller, id, latency-us, lun, merge, merge-bytes, merge-segments, path, plug-us, product, readonly, reservations, serial, size, storage, target, unit, unit-name, vendor";
+    const UNKNOWN_KEYS: &str = "expected one of cache, controller, depth, id, latency-us, lun, merge, merge-bytes, merge-segments, path, plug-us, product, readonly, reservations, serial, size, storage, target, unit, unit-name, vendor";
     let table: Vec<(&[&str], String)> = vec![
         (&["controller=c,path=/a,unit-name=é"], "lun \"c:0:0\": unit-name: found \"é\" (2 bytes), expected 1 to 64 bytes of printable ASCII".into()),
         (&["controller=c,path=/a,id=a,target=0", "controller=c,unit=a,target=0,lun=1"], "lun \"c:0:1\": unit: found \"a\", which target 0 has already: \"a\", expected another target: a unit is once in each".into()),
@@ -213,7 +213,7 @@ fn malformed_luns() {
         (&["controller=c,path=/a,lun=16384"], "--lun #1: lun: found \"16384\", expected a whole number from 0 to 16383".into()),
         (&["controller=c,path=/a,lun=x"], "--lun #1: lun: found \"x\", expected a whole number from 0 to 16383".into()),
         (&["controller=c,path=/a,id=.x"], "--lun #1: id: found \".x\", expected 1 to 64 letters, digits, colons, dots, dashes and underscores, with a letter or digit first".into()),
-        (&["controller=c,path=/a,target=0", "controller=c,path=/b,target=0"], "lun \"c:0:0\": lun: found target 0 lun 0, the place of lun \"c:0:0\", expected a place of its own; without target= it gets the first target that is free".into()),
+        (&["controller=c,path=/a,target=0", "controller=c,path=/b,target=0"], "lun \"c:0:0\": target: found target 0 lun 0, the place of lun \"c:0:0\", expected a place of its own; without target= it gets the first target that is free".into()),
         (&["controller=c,path=/a,id=x", "controller=d,path=/b,id=x"], "lun \"x\": id: found \"x\", the id of lun 0:0 of controller \"c\", expected a name of its own for each disk, controller and LUN; give one with id=".into()),
         (&["controller=c,path=/a,id=d"], "lun \"d\": id: found \"d\", the id of controller #2, expected a name of its own for each disk, controller and LUN; give one with id=".into()),
         (&["controller=c,path=/a,unit-name=u", "controller=c,path=/b,unit-name=u"], "lun \"c:1:0\": unit-name: found \"u\", the unit-name of lun \"c:0:0\", expected one of its own".into()),
@@ -313,7 +313,7 @@ fn files() {
         ),
         (
             "[[controller]]\nsocket = '/tmp/c'\n[[controller.lun]]\ncontroller = 'd'",
-            "m.toml: lun \"c:0:0\": controller: found an unknown key (with value \"d\"), expected one of cache, id, latency-us, lun, merge, merge-bytes, merge-segments, path, plug-us, product, readonly, reservations, serial, size, storage, target, unit, unit-name, vendor",
+            "m.toml: lun \"c:0:0\": controller: found an unknown key (with value \"d\"), expected one of cache, depth, id, latency-us, lun, merge, merge-bytes, merge-segments, path, plug-us, product, readonly, reservations, serial, size, storage, target, unit, unit-name, vendor",
         ),
         ("[[controller]]\nsocket = '/tmp/c'\n[controller.lun]\ntarget = 1", "syntax"),
         (

@@ -3,8 +3,11 @@
 //! The table is locked for moments only. Whatever waits (opening storage, ending a guest's commands) is done beside it, with the LUN's place
 //! and names held in the table meanwhile, so that nobody else waits for it.
 
+mod lun;
+
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,98 +15,11 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::{AnyDisk, Engine};
 
-use super::config::{ControllerConfig, LunConfig, LunPlace, LunUnit, UnitConfig};
+use super::config::{ControllerConfig, LunConfig, LunUnit, UnitConfig};
 use super::controller::{Controller, ControllerError, FirstLun, LunError, Unit};
-use super::resolve::{Claim, ConfigError, LunKeys, Names, Places, Storages as _, find_controller};
+use super::resolve::{LunKeys, Names, Places, Storages as _, find_controller};
 use super::storages::Registry;
-
-/// Why a LUN was not added, removed or resized.
-#[derive(Debug, thiserror::Error)]
-pub enum ChangeError {
-    /// A value is wrong.
-    #[error(transparent)]
-    Setting(#[from] SettingError),
-    /// It could not be done.
-    #[error("{0}")]
-    Failed(String),
-}
-
-impl From<ConfigError> for ChangeError {
-    fn from(error: ConfigError) -> ChangeError {
-        match error {
-            ConfigError::Setting(error) => ChangeError::Setting(error),
-            other => ChangeError::Failed(other.to_string()),
-        }
-    }
-}
-
-/// How far a LUN is.
-#[derive(Clone, Debug)]
-pub enum LunState {
-    /// Its storage is being opened.
-    Adding,
-    /// Guests use it.
-    Ready,
-    /// No guest finds it any more; what they asked of it before is being ended. Filled when it is gone.
-    Removing(Arc<OnceLock<Result<(), String>>>),
-}
-
-impl LunState {
-    /// The word that the admin socket says.
-    pub fn word(&self) -> &'static str {
-        match self {
-            LunState::Adding => "adding",
-            LunState::Ready => "ready",
-            LunState::Removing(_) => "removing",
-        }
-    }
-}
-
-/// One LUN.
-#[derive(Clone)]
-pub struct Lun {
-    /// Its name.
-    pub id: String,
-    /// The place of its controller in [`Luns::controllers`].
-    pub controller: usize,
-    /// Where it is.
-    pub place: LunPlace,
-    /// The engine's name for its disk, among the controller's.
-    pub slot: DiskSlot,
-    /// How far it is.
-    pub state: LunState,
-    /// What it leads to; `None` while that is being opened.
-    pub unit: Option<Arc<Unit>>,
-    /// What nobody else may have, besides what its unit has.
-    claims: Vec<Claim>,
-}
-
-impl Lun {
-    fn is_ready(&self) -> bool {
-        matches!(self.state, LunState::Ready)
-    }
-
-    fn leads_to(&self, unit: &Unit) -> bool {
-        self.unit.as_deref().is_some_and(|own| std::ptr::eq(own, unit))
-    }
-}
-
-/// Which LUN is meant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Which {
-    /// The one of this id.
-    Id(String),
-    /// The one at this place of the controller of this id.
-    Place(String, LunPlace),
-}
-
-/// What became of a removal.
-pub enum Removal {
-    /// It is gone.
-    Done(Lun),
-    /// It goes when its storage has ended what guests asked of it.
-    Waits(Lun),
-}
+pub use lun::{ChangeError, Going, Lun, LunState, Removal, Which};
 
 /// All controllers and their LUNs.
 pub struct Luns {
@@ -165,6 +81,20 @@ impl Luns {
         &self.controllers
     }
 
+    /// The place of the controller `id` among them.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn controller(&self, id: &str) -> Result<usize, SettingError> {
+        let mut named = Settings::new("lun");
+        named.insert("controller", id)?;
+        find_controller(&mut named, &self.ids())
+    }
+
+    fn ids(&self) -> Vec<&str> {
+        self.controllers.iter().map(Controller::id).collect()
+    }
+
     /// All LUNs, those of one controller by place.
     pub fn list(&self) -> Vec<Lun> {
         let mut luns = self.table().clone();
@@ -204,7 +134,7 @@ impl Luns {
 
     /// Judges what is asked for, and holds its place and names.
     fn take_seat(&self, mut settings: Settings) -> Result<(LunKeys, Seat<'_>, Option<Arc<Unit>>), ChangeError> {
-        let ids: Vec<&str> = self.controllers.iter().map(Controller::id).collect();
+        let ids = self.ids();
         let controller = find_controller(&mut settings, &ids)?;
         let mut table = self.table();
         let mut names = self.names.clone();
@@ -247,27 +177,27 @@ impl Luns {
         let mut table = self.table();
         let at = self.find(&table, which)?;
         let lun = table[at].clone();
-        let done = match &lun.state {
+        let going = match &lun.state {
             LunState::Adding => {
                 return Err(ChangeError::Failed(format!("lun {:?}: it is only being added; ask again", lun.id)));
             }
-            LunState::Removing(done) => Arc::clone(done),
+            LunState::Removing(going) => Arc::clone(going),
             LunState::Ready => {
-                let done = Arc::new(OnceLock::new());
-                let (luns, going, told) = (Arc::clone(self), lun.clone(), Arc::clone(&done));
-                let spawned =
-                    std::thread::Builder::new().name("lun-removal".into()).spawn(move || luns.take_away(going, &told));
+                let going = Arc::new(Going::default());
+                let (luns, leaving, told) = (Arc::clone(self), lun.clone(), Arc::clone(&going));
+                let thread = std::thread::Builder::new().name("lun-removal".into());
+                let thread = thread.spawn(move || luns.take_away(leaving, &told));
                 let thread =
-                    spawned.map_err(|error| ChangeError::Failed(format!("lun {:?}: no thread: {error}", lun.id)))?;
-                table[at].state = LunState::Removing(Arc::clone(&done));
+                    thread.map_err(|error| ChangeError::Failed(format!("lun {:?}: no thread: {error}", lun.id)))?;
+                table[at].state = LunState::Removing(Arc::clone(&going));
                 let mut removals = lock(&self.removals);
                 removals.retain(|thread| !thread.is_finished());
                 removals.push(thread);
-                done
+                going
             }
         };
         loop {
-            if let Some(result) = done.get() {
+            if let Some(result) = going.done.get() {
                 return match result {
                     Ok(()) => Ok(Removal::Done(lun)),
                     Err(why) => Err(ChangeError::Failed(why.clone())),
@@ -275,7 +205,7 @@ impl Luns {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(Removal::Waits(lun));
+                return Ok(Removal::Waits(lun, going));
             }
             let waited = self.changed.wait_timeout(table, left);
             table = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -283,8 +213,9 @@ impl Luns {
     }
 
     /// Ends a LUN that is marked as going. Takes as long as its storage does.
-    fn take_away(&self, lun: Lun, done: &OnceLock<Result<(), String>>) {
+    fn take_away(&self, lun: Lun, going: &Going) {
         self.controllers[lun.controller].unmap(lun.place);
+        going.flushing.store(true, Ordering::Relaxed);
         let flushed = lun.unit.as_ref().map_or(Ok(()), |unit| unit.disk().sync());
         self.table().retain(|other| (other.controller, other.slot) != (lun.controller, lun.slot));
         let id = lun.id.clone();
@@ -297,7 +228,7 @@ impl Luns {
             Err(error) => tracing::error!("{error}"),
         }
         // Set once, here.
-        let _ = done.set(result);
+        let _ = going.done.set(result);
         let _held = self.table();
         self.changed.notify_all();
     }
@@ -312,10 +243,10 @@ impl Luns {
         drop(table);
         let failed = |why: &dyn std::fmt::Display| ChangeError::Failed(format!("lun {:?}: {why}", lun.id));
         let Some(unit) = lun.unit.clone().filter(|_| lun.is_ready()) else {
-            return Err(failed(&format!("it is {} now", lun.state.word())));
+            return Err(failed(&format!("its state is {}", lun.state.word())));
         };
         unit.alone(|| {
-            let size = super::storages::resize(unit.disk(), size).map_err(|error| failed(&error))?;
+            let size = crate::serve::storages::resize(unit.disk(), size).map_err(|error| failed(&error))?;
             let paths: Vec<Lun> =
                 self.table().iter().filter(|lun| lun.is_ready() && lun.leads_to(&unit)).cloned().collect();
             paths.iter().for_each(|path| self.controllers[path.controller].refresh(path.slot));
@@ -352,10 +283,7 @@ impl Luns {
                 wrong.error("id", format!("{id:?}"), expected)
             }),
             Which::Place(id, place) => {
-                let Some(controller) = self.controllers.iter().position(|controller| controller.id() == id) else {
-                    let ids: Vec<&str> = self.controllers.iter().map(Controller::id).collect();
-                    return Err(wrong.error("controller", format!("{id:?}"), format!("one of {}", ids.join(", "))));
-                };
+                let controller = self.controller(id)?;
                 let found = table.iter().position(|lun| lun.controller == controller && lun.place == *place);
                 found.ok_or_else(|| {
                     let found = format!("target {} lun {}, where no LUN is", place.target, place.lun);
@@ -409,7 +337,7 @@ fn unit_to_share(table: &[Lun], controller: usize, keys: &LunKeys, name: &str) -
             Some(Lun { state: LunState::Ready, unit: Some(unit), .. }) => {
                 format!(", which itself shares the unit of {:?}", unit.name())
             }
-            Some(lun) => format!(", which is {} now", lun.state.word()),
+            Some(lun) => format!(", whose state is {}", lun.state.word()),
             None => String::new(),
         };
         return Err(keys.no_such_unit(name, &found));
@@ -426,3 +354,6 @@ fn unit_to_share(table: &[Lun], controller: usize, keys: &LunKeys, name: &str) -
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

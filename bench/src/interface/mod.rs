@@ -1,0 +1,210 @@
+//! What a guest interface is to the load: a device with disks, and for each thread a set of queues that reads and writes
+//! blocks. The load is compiled for each of them.
+
+pub mod virtio_blk;
+pub mod virtio_scsi;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use mqblk_core::{BlockSize, ByteLen, Sector512};
+use mqblk_driver::{DriverError, Refused, Waker};
+use mqblk_memory::{GuestAddress, GuestMemory};
+use mqblk_vhost_user_client::Lifeline;
+
+use crate::BenchError;
+use crate::plan::{Combination, Plan};
+
+/// A guest interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Interface {
+    /// One disk at a socket
+    VirtioBlk,
+    /// A controller at a socket, with targets and logical units
+    VirtioScsi,
+}
+
+impl Interface {
+    /// Its name on the command line and in the results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Interface::VirtioBlk => "virtio-blk",
+            Interface::VirtioScsi => "virtio-scsi",
+        }
+    }
+}
+
+/// A disk of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// Which one, where a device has several.
+    pub name: String,
+    /// Its size.
+    pub capacity: ByteLen,
+    /// Logical block size.
+    pub block: BlockSize,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Most bytes of a request: whole blocks. An I/O that is larger is several requests.
+    pub request_max: u64,
+}
+
+/// A connected device.
+pub trait Device: Sized {
+    /// The queues of a thread.
+    type Set: Set;
+
+    /// Connects to the server at `socket`, trying for so long.
+    ///
+    /// # Errors
+    /// When the server is not there, or cannot do what is asked.
+    fn connect(plan: &Plan, combination: &Combination, socket: &Path, patience: Duration) -> Result<Self, DriverError>;
+
+    /// The disks to work on.
+    ///
+    /// # Errors
+    /// [`BenchError`]: the device does not have them, or says of itself what cannot be.
+    fn disks(&mut self, combination: &Combination) -> Result<Vec<Disk>, BenchError>;
+
+    /// The queues, a set for each thread; after [`disks`](Self::disks).
+    fn take_sets(&mut self) -> Vec<Self::Set>;
+
+    /// The server's process, if the system says.
+    fn server_pid(&self) -> Option<i32>;
+
+    /// Something to see the server's end with.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    fn lifeline(&self) -> std::io::Result<Lifeline>;
+
+    /// Stops all queues.
+    ///
+    /// # Errors
+    /// When the server does not answer.
+    fn stop(self, sets: Vec<Self::Set>) -> Result<(), DriverError>;
+}
+
+/// How a request ended.
+pub trait Status: Copy + PartialEq + std::fmt::Debug + Send {
+    /// All of it happened.
+    const GOOD: Self;
+}
+
+/// A read or a write.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer {
+    /// Comes back with its end.
+    pub user: u32,
+    /// Which part of an I/O it is.
+    pub part: u32,
+    /// Write, or read.
+    pub write: bool,
+    /// Which of the device's disks.
+    pub disk: u16,
+    /// Where on the disk.
+    pub start: Sector512,
+    /// Where in shared memory.
+    pub address: GuestAddress,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// A request's end.
+#[derive(Clone, Copy, Debug)]
+pub struct Done<S> {
+    /// What the submission was given.
+    pub user: u32,
+    /// How it ended.
+    pub status: S,
+}
+
+/// The queues that one thread owns.
+///
+/// Nothing of this is called through a pointer: a load over one queue of an interface is the same instructions as if it had
+/// been written for it.
+pub trait Set: Send {
+    /// How requests end.
+    type Status: Status;
+
+    /// A thread's jobs that are fewer than its queues spread their requests over all of them; else each has one queue.
+    const SPREADS: bool;
+    /// Requests may end up with another thread, and others' requests here.
+    const HANDS_OVER: bool;
+
+    /// Queues; at least one.
+    fn queues(&self) -> usize;
+    /// The memory that data lies in.
+    fn memory(&self) -> &Arc<GuestMemory>;
+    /// Where the data memory of queue `queue` starts.
+    fn data(&self, queue: usize) -> GuestAddress;
+    /// Puts a request on; with [`HANDS_OVER`](Self::HANDS_OVER), where the steering says.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), Refused>;
+    /// Whether a request that queue `queue` has no room for finds some when something has ended.
+    fn makes_room(&self, queue: usize) -> bool;
+    /// Makes visible what was put on queue `queue`.
+    ///
+    /// # Errors
+    /// When a kick cannot be written.
+    fn publish(&mut self, queue: usize) -> std::io::Result<()>;
+    /// The same, once so many requests have been put on since.
+    ///
+    /// # Errors
+    /// When a kick cannot be written.
+    fn publish_batch(&mut self, queue: usize, batch: u16) -> std::io::Result<()>;
+    /// Looks at queue `queue`: how many answers are there, and how many requests are in flight.
+    ///
+    /// # Errors
+    /// When the device breaks the protocol.
+    fn look(&mut self, queue: usize) -> Result<(u16, u16), DriverError>;
+    /// Takes an answer that the last look saw.
+    ///
+    /// # Errors
+    /// When the device breaks the protocol.
+    fn reap(&mut self, queue: usize) -> Result<Option<Done<Self::Status>>, DriverError>;
+    /// Takes what other threads have left. Returns how many answers to own requests there are among it.
+    ///
+    /// # Errors
+    /// When a kick cannot be written.
+    fn collect(&mut self) -> std::io::Result<usize> {
+        Ok(0)
+    }
+    /// Takes an answer that other threads have left.
+    fn arrived(&mut self) -> Option<Done<Self::Status>> {
+        None
+    }
+    /// Own requests that are with other threads.
+    fn away(&self) -> u32 {
+        0
+    }
+    /// Own requests handed over to other threads so far.
+    fn handed_over(&self) -> u64 {
+        0
+    }
+    /// This thread has nothing more to do. Returns whether it may end: others may still need its queues.
+    fn depart(&mut self) -> bool {
+        true
+    }
+    /// Sleeps until something may have happened: `count` answers on a queue, or all that are in flight there.
+    ///
+    /// # Errors
+    /// When the device breaks the protocol, or the system refuses.
+    fn wait(&mut self, count: u16) -> Result<(), DriverError>;
+    /// Kicks so far.
+    fn kicks(&self) -> u64;
+    /// Calls so far.
+    ///
+    /// # Errors
+    /// When an eventfd cannot be read.
+    fn calls(&mut self) -> std::io::Result<u64>;
+    /// Something to end a wait with.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    fn waker(&self) -> std::io::Result<Waker>;
+}

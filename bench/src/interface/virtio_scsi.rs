@@ -1,0 +1,261 @@
+//! virtio-scsi: a controller with targets and logical units.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqblk_core::{ByteLen, Sector512};
+use mqblk_driver::virtio_scsi::{self, Address, Command, Completion, Ending, Lba, Options, QueueSet, Unit};
+use mqblk_driver::{DriverError, Piece, Refused, Waker};
+use mqblk_memory::{GuestAddress, GuestMemory};
+use mqblk_vhost_user_client::Lifeline;
+
+use super::{Device, Disk, Done, Set, Status, Transfer};
+use crate::BenchError;
+use crate::plan::{Combination, Plan};
+
+/// Bits of a command's `user` that name the I/O; the others tell its parts apart, because a command's tag is made of it.
+const PART_SHIFT: u32 = 20;
+/// Most parts of an I/O.
+pub const MOST_PARTS: u32 = 1 << (32 - PART_SHIFT);
+/// What Linux takes for a controller that says no most sectors.
+const DEFAULT_MAX_SECTORS: u32 = 0xffff;
+/// Least commands that a thread may have outstanding.
+const LEAST_OUTSTANDING: u32 = 256;
+
+impl Status for Ending {
+    const GOOD: Self = Ending::Good;
+}
+
+/// A controller at a socket.
+#[derive(Debug)]
+pub struct ScsiDevice {
+    device: virtio_scsi::Device,
+    sets: Vec<QueueSet>,
+    places: Arc<[Place]>,
+}
+
+/// Where a disk's blocks are.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    at: Address,
+    /// Bytes of a block, as a power of two.
+    block_shift: u32,
+    /// Sectors of a block, as a power of two.
+    sector_shift: u32,
+}
+
+impl Place {
+    fn new(unit: &Unit) -> Place {
+        Place {
+            at: unit.at,
+            block_shift: unit.block.bytes().trailing_zeros(),
+            sector_shift: unit.sectors_per_block().trailing_zeros(),
+        }
+    }
+}
+
+/// The units to work on: the first `luns` of each of the first `targets` targets that have as many.
+fn choose(units: &[Unit], targets: u16, luns: u16) -> Result<Vec<&Unit>, BenchError> {
+    let of_targets: Vec<&[Unit]> = units.chunk_by(|a, b| a.at.target == b.at.target).collect();
+    let wide: Vec<&[Unit]> = of_targets.iter().copied().filter(|units| units.len() >= usize::from(luns)).collect();
+    if wide.is_empty() && !of_targets.is_empty() {
+        let most = of_targets.iter().map(|units| units.len()).max().unwrap_or(0);
+        return Err(BenchError::option("luns", luns, format!("at most {most}, what a target of the controller has")));
+    }
+    if wide.len() < usize::from(targets) {
+        let expected = format!("at most {}, what the controller has with {luns} logical units each", wide.len());
+        return Err(BenchError::option("targets", targets, expected));
+    }
+    Ok(wide[..targets.into()].iter().flat_map(|units| &units[..luns.into()]).collect())
+}
+
+impl Device for ScsiDevice {
+    type Set = ScsiSet;
+
+    fn connect(plan: &Plan, combination: &Combination, socket: &Path, patience: Duration) -> Result<Self, DriverError> {
+        let depth = combination.depth_per_queue();
+        let (threads, iodepth) = (combination.threads(), u32::from(combination.iodepth));
+        let outstanding = u32::from(combination.jobs.div_ceil(threads)) * iodepth;
+        let options = Options {
+            queues: combination.queues,
+            queue_size: plan.queue_size,
+            depth,
+            threads,
+            outstanding: outstanding.max(LEAST_OUTSTANDING),
+            data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0),
+            shape: plan.descriptors.shape(combination.sizes.max),
+            steer: plan.steer.policy(),
+            poison_status: plan.verify.is_some(),
+            patience,
+            ..Options::new(socket)
+        };
+        let mut device = virtio_scsi::Device::connect(&options)?;
+        let sets = device.take_queues();
+        Ok(ScsiDevice { device, sets, places: Arc::new([]) })
+    }
+
+    fn disks(&mut self, combination: &Combination) -> Result<Vec<Disk>, BenchError> {
+        let failed = |error: DriverError| BenchError::Failed(error.to_string());
+        let units = self.device.scan(&mut self.sets[0]).map_err(failed)?;
+        let chosen = choose(&units, combination.targets, combination.luns)?;
+        let max_sectors = match self.device.info().config.max_sectors {
+            0 => DEFAULT_MAX_SECTORS,
+            max => max,
+        };
+        let disk = |unit: &&Unit| {
+            let name = format!("logical unit {}", unit.at);
+            let block = u64::from(unit.block.bytes());
+            let hint = Sector512(max_sectors.into()).to_len().map_or(u64::MAX, |len| len.0);
+            let own = unit.limits.max_transfer.map_or(u64::MAX, |blocks| u64::from(blocks) * block);
+            let too_big =
+                || BenchError::Failed(format!("{name} says it has {} blocks, 2^64 bytes or more", unit.blocks));
+            Ok(Disk {
+                capacity: unit.capacity().ok_or_else(too_big)?,
+                name,
+                block: unit.block,
+                read_only: unit.read_only,
+                request_max: (hint.min(own) / block).max(1) * block,
+            })
+        };
+        let disks = chosen.iter().map(disk).collect::<Result<Vec<Disk>, BenchError>>()?;
+        self.places = chosen.iter().map(|unit| Place::new(unit)).collect();
+        Ok(disks)
+    }
+
+    fn take_sets(&mut self) -> Vec<ScsiSet> {
+        let places = &self.places;
+        let set = |mut set: QueueSet| {
+            let memory = Arc::clone(set.queues()[0].memory());
+            let data = set.queues().iter().map(|queue| queue.data().0).collect();
+            ScsiSet { set, memory, data, places: Arc::clone(places) }
+        };
+        std::mem::take(&mut self.sets).into_iter().map(set).collect()
+    }
+
+    fn server_pid(&self) -> Option<i32> {
+        self.device.server_pid()
+    }
+
+    fn lifeline(&self) -> std::io::Result<Lifeline> {
+        self.device.lifeline()
+    }
+
+    fn stop(self, sets: Vec<ScsiSet>) -> Result<(), DriverError> {
+        self.device.stop(sets.into_iter().map(|set| set.set).collect())
+    }
+}
+
+/// Request queues of a controller.
+#[derive(Debug)]
+pub struct ScsiSet {
+    set: QueueSet,
+    memory: Arc<GuestMemory>,
+    /// Where each queue's data memory starts.
+    data: Vec<GuestAddress>,
+    places: Arc<[Place]>,
+}
+
+fn done(completion: Completion) -> Done<Ending> {
+    Done { user: completion.user & ((1 << PART_SHIFT) - 1), status: completion.ending }
+}
+
+impl Set for ScsiSet {
+    type Status = Ending;
+
+    const SPREADS: bool = false;
+    const HANDS_OVER: bool = true;
+
+    #[inline]
+    fn queues(&self) -> usize {
+        self.data.len()
+    }
+
+    fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    fn data(&self, queue: usize) -> GuestAddress {
+        self.data[queue]
+    }
+
+    #[inline]
+    fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), Refused> {
+        let Transfer { user, part, write, disk, start, address, len } = transfer;
+        let Place { at, block_shift, sector_shift } = self.places[usize::from(disk)];
+        // The plan has checked that all are whole blocks.
+        let (start, blocks, data) = (Lba(start.0 >> sector_shift), len >> block_shift, Piece { address, len });
+        let command = match write {
+            true => Command::write(at, start, blocks, data, false),
+            false => Command::read(at, start, blocks, data),
+        };
+        self.set.submit(queue, user | part << PART_SHIFT, &command)
+    }
+
+    #[inline]
+    fn makes_room(&self, _queue: usize) -> bool {
+        // Whatever has no room waits for requests of this thread, or for others' on its queues.
+        self.set.outstanding() != 0 || self.set.is_serving()
+    }
+
+    #[inline]
+    fn publish(&mut self, _queue: usize) -> std::io::Result<()> {
+        // The steering may have put it on another of this thread's queues.
+        self.set.publish()
+    }
+
+    #[inline]
+    fn publish_batch(&mut self, _queue: usize, batch: u16) -> std::io::Result<()> {
+        self.set.queues().iter_mut().filter(|queue| queue.unpublished() >= batch).try_for_each(|queue| queue.publish())
+    }
+
+    #[inline]
+    fn look(&mut self, queue: usize) -> Result<(u16, u16), DriverError> {
+        let ready = self.set.look(queue)?;
+        Ok((ready, self.set.queues()[queue].in_flight()))
+    }
+
+    #[inline]
+    fn reap(&mut self, queue: usize) -> Result<Option<Done<Ending>>, DriverError> {
+        Ok(self.set.reap(queue)?.map(done))
+    }
+
+    #[inline]
+    fn collect(&mut self) -> std::io::Result<usize> {
+        self.set.collect()
+    }
+
+    #[inline]
+    fn arrived(&mut self) -> Option<Done<Ending>> {
+        self.set.arrived().map(done)
+    }
+
+    #[inline]
+    fn away(&self) -> u32 {
+        self.set.away()
+    }
+
+    fn handed_over(&self) -> u64 {
+        self.set.handed_over()
+    }
+
+    fn depart(&mut self) -> bool {
+        self.set.depart()
+    }
+
+    fn wait(&mut self, count: u16) -> Result<(), DriverError> {
+        self.set.wait(count)
+    }
+
+    fn kicks(&self) -> u64 {
+        self.set.kicks()
+    }
+
+    fn calls(&mut self) -> std::io::Result<u64> {
+        self.set.calls()
+    }
+
+    fn waker(&self) -> std::io::Result<Waker> {
+        self.set.waker()
+    }
+}

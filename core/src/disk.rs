@@ -121,10 +121,12 @@ pub trait DiskChannel<L: Lane> {
     /// Collects requests that have ended since, into `finished`; returns how many.
     fn reap(&mut self, lane: &mut L, finished: &mut Vec<Finished<L::Buffer>>) -> usize;
 
-    /// Tries to end requests early that were taken and have not finished. Each still comes out in one [`Finished`]: with
-    /// [`Outcome::Aborted`](crate::Outcome) if nothing or only a part of it was done, else as it ended. Tags that are not
-    /// (or no more) outstanding are ignored. Does not wait. A backend whose requests end soon anyway need not do anything.
-    fn cancel(&mut self, _lane: &mut L, _tags: &[Tag]) {}
+    /// Tries to end requests early that were taken and have not finished: those of `tags`, which are in order. Does not wait. Each
+    /// still comes out in exactly one [`Finished`], here in `finished` or later, with its buffer, and not before the kernel has given
+    /// that back: with [`Outcome::Aborted`](crate::Outcome) when it was given up, else as it ended. An aborted request may
+    /// have done nothing, a part, or all of its work, but does nothing more. Tags that are not (or no more) outstanding are
+    /// ignored. A backend whose requests end soon anyway need not do anything.
+    fn cancel(&mut self, _lane: &mut L, _tags: &[Tag], _finished: &mut Vec<Finished<L::Buffer>>) {}
 
     /// Requests taken and not yet finished.
     fn outstanding(&self) -> u32;

@@ -26,8 +26,11 @@ pub trait Intake<T, B> {
     fn admit_parts(&mut self, token: T, disk: DiskSlot, op: Op, parts: &[(ByteOffset, ByteLen)]);
 
     /// Ends early, where that is possible, those requests in flight of this queue whose token `pick` chooses: they are taken
-    /// back before the storage has seen them, or the storage is asked to give up. Each still finishes exactly once, with
-    /// [`Outcome::Aborted`] if it was in time. Not on the data path: every token is shown.
+    /// back before the storage has seen them, or the storage is asked to give up. Each still finishes exactly once, in this turn
+    /// or later, never inside this call: with [`Outcome::Aborted`] if it was in time, when it may have done nothing, a part or all
+    /// of its work but does nothing more; else as it ended. What the storage cannot give up (a transfer that a device works on, a
+    /// flush) is waited for, and so is a request that was joined to one that is not chosen. Not on the data path: every token
+    /// is shown.
     fn cancel(&mut self, pick: &mut dyn FnMut(&mut T) -> bool);
 
     /// Counts a request that the queue answered itself: identification (`true`) or a mistake of the guest (`false`).
@@ -117,8 +120,10 @@ pub trait GuestQueue {
     ) where
         I: Intake<Self::Token, <Self::Lane as Lane>::Buffer>;
 
-    /// Somebody rang the queue's [`Wake`]. Called before the turn's pulls; what it answers is published with the turn's other
-    /// answers. `running`: the queue may take requests off its ring (it is neither paused, broken nor about to leave).
+    /// Somebody rang the queue's [`Wake`]. Called before the turn's pulls, after every answer that was
+    /// [finished](Self::finish) before has been published; what it answers is published in this turn. What it cancels is taken
+    /// back before the turn's requests are handed to the storage. `running`: the queue may take requests off its ring (it is
+    /// neither paused, broken nor about to leave).
     ///
     /// # Errors
     /// Like [`Pulled::Broken`], when it took requests and found the ring broken.

@@ -43,7 +43,7 @@ impl Op {
 }
 
 /// Names an in-flight request: the worker's slot of its queue, and a slot in that queue's tag table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag(u32);
 
 impl Tag {

@@ -1,4 +1,7 @@
 //! A worker's handles to disks: one channel per disk, shared by all the worker's queues of it.
+//!
+//! Only *busy* channels (those with requests plugged, ready or outstanding) are looked at in a turn. Each turn begins with
+//! another one of them, and while several are busy none may have more than its [`Share`].
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +13,9 @@ use crate::AnyDisk;
 use crate::clock::{Clock, Moment};
 use crate::options::PlugOptions;
 use crate::plug::{Merger, Merges, PlugCounts};
-use crate::runner::{AnyFinished, AnyRequest};
+use crate::runner::{AnyFinished, AnyRequest, Way};
+use crate::seat_disks::SeatDisk;
+use crate::share::{Offer, Share};
 
 /// One open channel and the requests that wait to be submitted to it.
 pub(crate) struct Open {
@@ -20,38 +25,103 @@ pub(crate) struct Open {
     pub(crate) plug: Vec<AnyRequest>,
     /// Requests were left over last turn, here or ready to be offered.
     left: bool,
+    /// It is among the busy ones.
+    busy: bool,
     /// Joins them; `None` when they are submitted as they are.
     merger: Option<Box<Merger>>,
+    /// Most requests outstanding; 0: any number.
+    depth: u32,
     users: usize,
 }
 
 impl Open {
-    /// Whether requests of an earlier turn wait here.
-    #[inline]
-    pub(crate) fn is_left(&self) -> bool {
-        self.left
-    }
-
     /// Whether to pull on from a queue that has more.
     #[inline]
     pub(crate) fn wants_more(&self) -> bool {
         self.merger.as_ref().is_some_and(|merger| merger.wants_more(self.plug.len()))
+    }
+
+    /// Requests that wait to be offered.
+    #[inline]
+    fn waiting(&self) -> usize {
+        self.plug.len() + self.merger.as_ref().map_or(0, |merger| merger.ready())
+    }
+
+    /// How many of them may be offered now.
+    fn allowance(&self, lane: &Lane, shared: bool, crowded: bool) -> usize {
+        let share = Share { depth: self.depth, shared, crowded };
+        share.allowance(self.waiting(), self.channel.outstanding() as usize, lane.room(), lane.capacity())
+    }
+
+    /// Those in the plug of which the storage may be handed `most` now.
+    #[cold]
+    fn to_stamp(&self, most: usize) -> &[AnyRequest] {
+        // A plan may put any of them first.
+        let plans = self.merger.as_ref().is_some_and(|merger| merger.will_plan(&self.plug));
+        &self.plug[..if plans { self.plug.len() } else { most.min(self.plug.len()) }]
+    }
+
+    /// Offers what waits, as far as the offer goes.
+    #[inline(always)] // it is called from two places, one of which is rare
+    fn submit(
+        &mut self,
+        lane: &mut Lane,
+        clock: &Clock,
+        mut offer: Offer<'_>,
+        stamp: &mut impl FnMut(&[AnyRequest]),
+        counts: &mut PlugCounts,
+        finished: &mut Vec<AnyFinished>,
+    ) -> usize {
+        if self.plug.len() >= STAMPED || self.left {
+            stamp(self.to_stamp(offer.most));
+        }
+        let (channel, plug) = (self.channel.as_mut(), &mut self.plug);
+        let mut happened = 0;
+        if let Some(merger) = self.merger.as_mut().filter(|merger| !merger.lets_pass(plug)) {
+            happened = merger.submit(lane, clock, channel, plug, offer, counts, finished);
+            self.left = !plug.is_empty() || merger.ready() > 0;
+        } else {
+            if !plug.is_empty() {
+                happened = offer.submit(lane, channel, plug, finished);
+            }
+            self.left = !plug.is_empty();
+        }
+        happened
     }
 }
 
 /// Room in a plug, so that a turn does not allocate: more than one turn of a worker pulls.
 const PLUG_ROOM: usize = 4096;
 
-/// All of a worker's channels.
+/// All of a worker's channels, and what is on its way between them and the queues.
 #[derive(Default)]
 pub(crate) struct Channels {
     open: Vec<Option<Open>>,
+    /// Open ones.
+    count: usize,
+    /// Places of the busy ones.
+    busy: Vec<usize>,
+    /// Index in `busy` of the one that this turn begins with.
+    first: usize,
     left: bool,
     /// What their plugs count.
     counts: PlugCounts,
+    /// Requests that have ended and are to be handed back.
+    pub(crate) finished: Vec<AnyFinished>,
+    /// Requests to be ended early, by their channel's place.
+    pub(crate) cancelled: Vec<(usize, Tag)>,
+    /// Places that were given requests since somebody looked, in part several times.
+    plugged: Vec<usize>,
+    /// The part of a plug that is offered; kept for its room.
+    part: Vec<AnyRequest>,
 }
 
 impl Channels {
+    /// None open yet, with room for a busy turn.
+    pub(crate) fn new() -> Channels {
+        Channels { finished: Vec::with_capacity(PLUG_ROOM), ..Channels::default() }
+    }
+
     /// The channel to `disk`, opened if this worker has none yet. Returns its place.
     pub(crate) fn open(
         &mut self,
@@ -67,12 +137,18 @@ impl Channels {
         let channel = disk.open_channel(lane)?;
         let merger = Merger::new(&options, &disk.limits(), &disk.geometry(), PLUG_ROOM);
         let plug = Vec::with_capacity(PLUG_ROOM);
-        let open = Open { disk: Arc::clone(disk), channel, plug, left: false, merger, users: 1 };
+        let disk = Arc::clone(disk);
+        let open = Open { disk, channel, plug, left: false, busy: false, merger, depth: options.depth, users: 1 };
         let at = self.open.iter().position(Option::is_none).unwrap_or_else(|| {
             self.open.push(None);
             self.open.len() - 1
         });
         self.open[at] = Some(open);
+        self.count += 1;
+        // So that becoming busy does not allocate.
+        self.busy.reserve(self.open.len());
+        self.plugged.reserve(PLUG_ROOM);
+        self.part.reserve(PLUG_ROOM);
         Ok(at)
     }
 
@@ -84,6 +160,8 @@ impl Channels {
             debug_assert!(open.plug.is_empty() && open.merger.as_ref().is_none_or(|merger| merger.is_idle()));
             open.channel.close(lane);
             self.open[at] = None;
+            self.count -= 1;
+            self.busy.retain(|busy| *busy != at);
         }
     }
 
@@ -93,50 +171,119 @@ impl Channels {
         self.open[at].as_mut().expect("a queue holds its channel's place")
     }
 
-    /// Offers every plug to its channel. Returns how many requests were taken, or are to be offered again.
+    /// The way of requests to the disk of a queue that has only this one. [`note_plugged`](Self::note_plugged) follows.
     #[inline]
-    pub(crate) fn submit(&mut self, lane: &mut Lane, clock: &Clock, finished: &mut Vec<AnyFinished>) -> usize {
-        let mut happened = 0;
+    pub(crate) fn way_to<'a>(&'a mut self, disk: &'a SeatDisk) -> Way<'a> {
+        let open = self.open[disk.channel].as_mut().expect("a queue holds its channel's place");
+        Way::One { disk, plug: &mut open.plug, finished: &mut self.finished, cancelled: &mut self.cancelled }
+    }
+
+    /// Requests came into the plug at a place.
+    #[inline]
+    pub(crate) fn note_plugged(&mut self, at: usize) {
+        let open = self.open[at].as_mut().expect("a queue holds its channel's place");
+        if !open.busy {
+            open.busy = true;
+            self.busy.push(at);
+        }
+    }
+
+    /// Puts a request in the plug at a place.
+    #[inline(never)] // else it would cost queues of one disk, which do not come here, registers
+    pub(crate) fn plug(&mut self, at: usize, request: AnyRequest) {
+        let open = self.open[at].as_mut().expect("a queue holds its channel's place");
+        open.plug.push(request);
+        if !open.busy {
+            open.busy = true;
+            self.busy.push(at);
+        }
+        if self.plugged.last() != Some(&at) {
+            self.plugged.push(at);
+        }
+    }
+
+    /// Forgets which plugs were given requests.
+    #[inline]
+    pub(crate) fn forget_plugged(&mut self) {
+        self.plugged.clear();
+    }
+
+    /// Whether to pull on from the queue that gave requests to these plugs, when it has more: whether one of its disks wants that.
+    pub(crate) fn wants_more(&self, only: Option<usize>) -> bool {
+        let wants = |at: &usize| self.open[*at].as_ref().is_some_and(Open::wants_more);
+        only.iter().chain(&self.plugged).any(wants)
+    }
+
+    /// Requests may have come into plugs that the next turn is to offer.
+    #[inline]
+    pub(crate) fn note_left(&mut self) {
+        if !self.plugged.is_empty() {
+            self.plugged.clear();
+            self.left = true;
+        }
+    }
+
+    /// Offers what waits to the channels, each its share, beginning with another one each time. `stamp` is given requests that are
+    /// about to be handed to the storage, where it is worth noting when that is: a few are pulled and handed over in less than a
+    /// microsecond. Returns how many were taken, or are to be offered again.
+    #[inline]
+    pub(crate) fn submit(&mut self, lane: &mut Lane, clock: &Clock, mut stamp: impl FnMut(&[AnyRequest])) -> usize {
+        if self.count > 1 {
+            return self.submit_shared(lane, clock, stamp);
+        }
         self.left = false;
-        for open in self.open.iter_mut().flatten() {
-            let (channel, plug) = (open.channel.as_mut(), &mut open.plug);
-            if let Some(merger) = open.merger.as_mut().filter(|merger| !merger.lets_pass(plug)) {
-                happened += merger.submit(lane, clock, channel, plug, &mut self.counts, finished);
-                open.left = !plug.is_empty() || merger.has_ready();
+        let Some(open) = self.busy.first().and_then(|at| self.open[*at].as_mut()) else { return 0 };
+        let most = if open.depth == 0 { usize::MAX } else { open.allowance(lane, false, false) };
+        let offer = Offer { most, crowded: false, part: &mut self.part };
+        let happened = open.submit(lane, clock, offer, &mut stamp, &mut self.counts, &mut self.finished);
+        self.left = open.left;
+        happened
+    }
+
+    #[inline(never)]
+    fn submit_shared(&mut self, lane: &mut Lane, clock: &Clock, mut stamp: impl FnMut(&[AnyRequest])) -> usize {
+        self.left = false;
+        let crowded = self.busy.len() > 1;
+        self.first = if self.first + 1 < self.busy.len() { self.first + 1 } else { 0 };
+        let (last, first) = self.busy.split_at(self.first);
+        let mut happened = 0;
+        for at in first.iter().chain(last) {
+            let Some(open) = self.open[*at].as_mut() else { continue };
+            let most = open.allowance(lane, true, crowded);
+            if most > 0 {
+                let offer = Offer { most, crowded, part: &mut self.part };
+                happened += open.submit(lane, clock, offer, &mut stamp, &mut self.counts, &mut self.finished);
             } else {
-                if !plug.is_empty() {
-                    happened += channel.submit(lane, plug, finished);
-                }
-                open.left = !plug.is_empty();
+                open.left = open.waiting() > 0;
             }
             self.left |= open.left;
         }
         happened
     }
 
-    /// All open channels.
-    #[inline]
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Open> {
-        self.open.iter().flatten()
-    }
-
-    /// Requests came into a plug after the turn's submit.
-    #[inline]
-    pub(crate) fn note_left(&mut self) {
-        self.left = true;
-    }
-
     /// Ends requests early of the channel at a place: takes back those that the storage has not seen, and asks it to give up the
-    /// others.
-    pub(crate) fn cancel(&mut self, lane: &mut Lane, at: usize, tags: &[Tag], finished: &mut Vec<AnyFinished>) {
-        let open = self.get(at);
-        let taken_back =
-            |request: AnyRequest| AnyFinished { outcome: Outcome::Aborted, tag: request.tag, buffer: request.buffer };
-        finished.extend(open.plug.extract_if(.., |request| tags.contains(&request.tag)).map(taken_back));
-        if let Some(merger) = &mut open.merger {
-            finished.extend(merger.take_back(|tag| tags.contains(&tag)).map(taken_back));
+    /// others. `tags` are in order.
+    pub(crate) fn cancel(&mut self, lane: &mut Lane, at: usize, tags: &[Tag]) {
+        let open = self.open[at].as_mut().expect("a queue holds its channel's place");
+        let finished = &mut self.finished;
+        let chosen = |tag: Tag| tags.binary_search(&tag).is_ok();
+        finished.extend(open.plug.extract_if(.., |request| chosen(request.tag)).map(taken_back));
+        let Some(merger) = &mut open.merger else {
+            open.channel.cancel(lane, tags, finished);
+            return;
+        };
+        let joined = merger.take_back(lane, chosen, finished);
+        let before = finished.len();
+        if joined.is_empty() {
+            open.channel.cancel(lane, tags, finished);
+        } else {
+            let mut all = [tags, &joined].concat();
+            all.sort_unstable();
+            open.channel.cancel(lane, &all, finished);
         }
-        open.channel.cancel(lane, tags);
+        if merger.fan_out(lane, before, &mut self.counts, finished) > 0 || merger.ready() > 0 {
+            self.left = true;
+        }
     }
 
     /// Whether there are requests to offer that no turn has pulled.
@@ -147,15 +294,26 @@ impl Channels {
 
     /// Collects what has ended in all channels. Whether requests are to be offered again.
     #[inline]
-    pub(crate) fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<AnyFinished>) -> bool {
+    pub(crate) fn reap(&mut self, lane: &mut Lane) -> bool {
         let mut again = 0;
-        for open in self.open.iter_mut().flatten() {
-            if open.channel.outstanding() > 0 {
-                let before = finished.len();
-                open.channel.reap(lane, finished);
+        let mut nth = 0;
+        while let Some(at) = self.busy.get(nth).copied() {
+            let Some(open) = self.open[at].as_mut() else { break };
+            let mut outstanding = open.channel.outstanding();
+            if outstanding > 0 {
+                let before = self.finished.len();
+                open.channel.reap(lane, &mut self.finished);
                 if let Some(merger) = &mut open.merger {
-                    again += merger.fan_out(lane, before, &mut self.counts, finished);
+                    again += merger.fan_out(lane, before, &mut self.counts, &mut self.finished);
                 }
+                outstanding = open.channel.outstanding();
+            }
+            // The only channel is looked at in any case.
+            if outstanding == 0 && self.count > 1 && open.waiting() == 0 {
+                open.busy = false;
+                self.busy.remove(nth);
+            } else {
+                nth += 1;
             }
         }
         self.left |= again > 0;
@@ -164,12 +322,16 @@ impl Channels {
 
     /// The earliest time that a channel wants to be reaped without a completion.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.open.iter().flatten().filter_map(|open| open.channel.deadline()).min()
+        self.busy().filter_map(|open| open.channel.deadline()).min()
     }
 
     /// The earliest end of a plug's hold.
     pub(crate) fn held_until(&self) -> Option<Moment> {
-        self.open.iter().flatten().filter_map(|open| open.merger.as_ref()?.held_until()).min()
+        self.busy().filter_map(|open| open.merger.as_ref()?.held_until()).min()
+    }
+
+    fn busy(&self) -> impl Iterator<Item = &Open> {
+        self.busy.iter().filter_map(|at| self.open[*at].as_ref())
     }
 
     /// Requests of the queue in `slot` that were joined to another one.
@@ -186,4 +348,12 @@ impl Channels {
     pub(crate) fn counts(&self) -> &PlugCounts {
         &self.counts
     }
+}
+
+/// From how many plugged requests on their time in the plug is measured.
+const STAMPED: usize = 16;
+
+/// The end of a request that the storage has not seen.
+pub(crate) fn taken_back(request: AnyRequest) -> AnyFinished {
+    AnyFinished { outcome: Outcome::Aborted, tag: request.tag, buffer: request.buffer }
 }

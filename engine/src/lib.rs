@@ -1,9 +1,9 @@
 //! Worker threads: they own queues, disk channels and one io_uring each, and nothing on the data path is shared between them.
 //!
-//! `engine` starts workers and gives queues to them, `worker` is a worker's turn, `runner` joins one queue to its tag table, `seat_disks` are
-//! the disks that its requests may go to,
-//! `poll` decides how long a queue is polled, `roster` which are and when the worker may sleep, `channels` are a worker's handles to disks, `plug` joins their requests, `mailbox` is how a control
-//! thread talks to a worker. The engine knows neither guest interfaces nor storage backends.
+//! `engine` starts workers and gives queues to them, `worker` is a worker's turn, `runner` joins one queue to its tag table,
+//! `seat_disks` are the disks that its requests may go to, `poll` decides how long a queue is polled, `roster` which are and when
+//! the worker may sleep, `channels` are a worker's handles to disks, `share` is what each may have of the worker, `plug` joins
+//! their requests, `mailbox` is how a control thread talks to a worker. The engine knows neither guest interfaces nor storage backends.
 #![forbid(unsafe_code)]
 
 mod by_hand;
@@ -20,6 +20,7 @@ mod poll;
 mod roster;
 mod runner;
 mod seat_disks;
+mod share;
 mod tags;
 #[cfg(test)]
 mod trial;

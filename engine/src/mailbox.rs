@@ -34,8 +34,9 @@ impl Inbox {
     /// The queues whose wakers rang, by slot and generation, added to `into`.
     pub(crate) fn take_rung(&self, into: &mut Vec<(u16, u32)>) {
         for waker in self.rung.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // From here on a ring counts anew: the queue is woken after this.
-            waker.rung.store(false, Ordering::SeqCst);
+            // From here on a ring counts anew: the queue is woken after this, and sees what was done before each ring that
+            // counted as this one. For that it must read what they wrote here.
+            waker.rung.swap(false, Ordering::SeqCst);
             into.push((waker.slot, waker.generation));
         }
     }

@@ -51,6 +51,10 @@ pub struct PlugOptions {
     /// Longest time that requests of a sequential stream are held back, while the storage is busy with others, for more to
     /// join them. Zero: not at all.
     pub hold: Duration,
+    /// Most requests of the disk that a worker has in its channel; the others wait in the plug. 0: as many as the channel takes,
+    /// but no more than a quarter of the lane while the worker has other disks, and of the lane's last eighth only a few: so a
+    /// slow disk leaves room for the others.
+    pub depth: u32,
 }
 
 impl Default for PlugOptions {
@@ -60,6 +64,7 @@ impl Default for PlugOptions {
             merge_bytes: ByteLen(1 << 20),
             merge_segments: 1024,
             hold: Duration::ZERO,
+            depth: 0,
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::counters::{Kind, QueueCounters, QueueLatency, QueueReport};
 use crate::options::Coalesce;
 use crate::poll::{Idle, PollPolicy, PollState};
 use crate::roster::Rest;
-use crate::seat_disks::SeatDisks;
+use crate::seat_disks::{SeatDisk, SeatDisks};
 use crate::tags::{Stamps, TagTable};
 
 pub(crate) type Buffer = <Lane as LaneTypes>::Buffer;
@@ -155,21 +155,73 @@ impl<Q: GuestQueue> Runner<Q> {
     }
 }
 
-/// Where a queue's requests go: into the plugs of its disks, or straight back when they are refused.
+/// What a queue's requests pass through: into the plugs of its disks, or straight back when they are refused.
 pub(crate) struct Door<'a> {
     /// The queue's slot.
     pub(crate) slot: u16,
     pub(crate) now: Moment,
-    pub(crate) disks: &'a SeatDisks,
-    pub(crate) channels: &'a mut Channels,
-    pub(crate) finished: &'a mut Vec<AnyFinished>,
-    /// Place of the channel that was given a request last.
-    pub(crate) plugged: Option<usize>,
-    /// Requests to be ended early, by their channel's place.
-    pub(crate) cancelled: &'a mut Vec<(usize, Tag)>,
+    pub(crate) way: Way<'a>,
 }
 
-/// The engine's side of one pull.
+/// Where they go.
+pub(crate) enum Way<'a> {
+    /// To a queue's only disk, in a pull: its plug is looked for once a batch.
+    One {
+        disk: &'a SeatDisk,
+        plug: &'a mut Vec<AnyRequest>,
+        finished: &'a mut Vec<AnyFinished>,
+        cancelled: &'a mut Vec<(usize, Tag)>,
+    },
+    /// To any of a queue's disks.
+    Any { disks: &'a SeatDisks, channels: &'a mut Channels },
+}
+
+impl Way<'_> {
+    /// The place of the disk's channel; or why the request is refused.
+    #[inline]
+    fn judge(&self, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
+        match self {
+            Way::One { disk: only, .. } if disk == DiskSlot::FIRST => judge(only, op, start, len),
+            Way::One { .. } => Err(Outcome::Aborted),
+            Way::Any { disks, .. } => judge_any(disks, disk, op, start, len),
+        }
+    }
+
+    #[inline]
+    fn plug(&mut self, at: usize, request: AnyRequest) {
+        match self {
+            Way::One { plug, .. } => plug.push(request),
+            Way::Any { channels, .. } => channels.plug(at, request),
+        }
+    }
+
+    #[inline]
+    fn refuse(&mut self, ended: AnyFinished) {
+        match self {
+            Way::One { finished, .. } => finished.push(ended),
+            Way::Any { channels, .. } => channels.finished.push(ended),
+        }
+    }
+}
+
+#[inline(never)]
+fn judge_any(disks: &SeatDisks, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
+    match disks.get(disk) {
+        Some(disk) => judge(disk, op, start, len),
+        // It was taken away.
+        None => Err(Outcome::Aborted),
+    }
+}
+
+#[inline]
+fn judge(disk: &SeatDisk, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
+    if op.modifies() && disk.geometry.read_only {
+        return Err(Outcome::ReadOnly);
+    }
+    if in_range(start, len, disk.geometry.size) { Ok(disk.channel) } else { Err(Outcome::OutOfRange) }
+}
+
+/// The engine's side of one call to a queue.
 struct Gate<'a, 'd, T> {
     door: &'a mut Door<'d>,
     tags: &'a mut TagTable<T>,
@@ -177,17 +229,6 @@ struct Gate<'a, 'd, T> {
 }
 
 impl<T> Gate<'_, '_, T> {
-    /// The place of the disk's channel; or why the request is refused.
-    #[inline]
-    fn judge(&self, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
-        // A disk that was taken away.
-        let Some(disk) = self.door.disks.get(disk) else { return Err(Outcome::Aborted) };
-        if op.modifies() && disk.geometry.read_only {
-            return Err(Outcome::ReadOnly);
-        }
-        if in_range(start, len, disk.geometry.size) { Ok(disk.channel) } else { Err(Outcome::OutOfRange) }
-    }
-
     #[inline(always)] // else the token would travel through memory
     fn tag(&mut self, token: T, disk: DiskSlot, op: Op, parts: u16) -> Tag {
         let index =
@@ -204,14 +245,11 @@ impl<T> Intake<T, Buffer> for Gate<'_, '_, T> {
 
     #[inline(always)] // else the token would travel through memory
     fn admit(&mut self, token: T, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen, buffer: Option<Buffer>) {
-        let verdict = self.judge(disk, op, start, len);
+        let verdict = self.door.way.judge(disk, op, start, len);
         let tag = self.tag(token, disk, op, 1);
         match verdict {
-            Ok(channel) => {
-                self.door.plugged = Some(channel);
-                self.door.channels.get(channel).plug.push(Request { op, start, len, tag, buffer });
-            }
-            Err(outcome) => self.door.finished.push(Finished { outcome, tag, buffer }),
+            Ok(at) => self.door.way.plug(at, Request { op, start, len, tag, buffer }),
+            Err(outcome) => self.door.way.refuse(Finished { outcome, tag, buffer }),
         }
     }
 
@@ -220,7 +258,7 @@ impl<T> Intake<T, Buffer> for Gate<'_, '_, T> {
         self.counters.other_bytes = self.counters.other_bytes.saturating_add(bytes);
         let mut verdict = Err(Outcome::Done(ByteLen::ZERO));
         for &(start, len) in parts {
-            verdict = self.judge(disk, op, start, len);
+            verdict = self.door.way.judge(disk, op, start, len);
             if verdict.is_err() {
                 break;
             }
@@ -228,20 +266,24 @@ impl<T> Intake<T, Buffer> for Gate<'_, '_, T> {
         let count = if verdict.is_err() { 1 } else { parts.len() as u16 };
         let tag = self.tag(token, disk, op, count);
         match verdict {
-            Ok(channel) => {
-                self.door.plugged = Some(channel);
-                let requests = parts.iter().map(|&(start, len)| Request { op, start, len, tag, buffer: None });
-                self.door.channels.get(channel).plug.extend(requests);
+            Ok(at) => {
+                for &(start, len) in parts {
+                    self.door.way.plug(at, Request { op, start, len, tag, buffer: None });
+                }
             }
-            Err(outcome) => self.door.finished.push(Finished { outcome, tag, buffer: None }),
+            Err(outcome) => self.door.way.refuse(Finished { outcome, tag, buffer: None }),
         }
     }
 
     fn cancel(&mut self, pick: &mut dyn FnMut(&mut T) -> bool) {
-        let (disks, slot) = (self.door.disks, self.door.slot);
-        let picked = self.tags.pick(pick);
-        let places = picked.filter_map(|(index, disk)| Some((disks.channel(disk)?, Tag::new(slot, index))));
-        self.door.cancelled.extend(places);
+        let slot = self.door.slot;
+        let picked = self.tags.pick(pick).map(|(index, disk)| (disk, Tag::new(slot, index)));
+        match &mut self.door.way {
+            Way::One { disk, cancelled, .. } => cancelled.extend(picked.map(|(_, tag)| (disk.channel, tag))),
+            Way::Any { disks, channels } => {
+                channels.cancelled.extend(picked.filter_map(|(disk, tag)| Some((disks.channel(disk)?, tag))));
+            }
+        }
     }
 
     #[inline]

@@ -43,6 +43,15 @@ impl SeatDisks {
         self.disks.get(usize::from(slot.0))?.as_ref().filter(|disk| disk.closing.is_none())
     }
 
+    /// The disk of a queue that has only the first; `None` when it has others, or that one is about to leave.
+    #[inline]
+    pub(crate) fn only(&self) -> Option<&SeatDisk> {
+        match self.disks.as_slice() {
+            [Some(disk)] if disk.closing.is_none() => Some(disk),
+            _ => None,
+        }
+    }
+
     /// The place of the channel of the disk in a slot, also while it is about to leave.
     pub(crate) fn channel(&self, slot: DiskSlot) -> Option<usize> {
         Some(self.disks.get(usize::from(slot.0))?.as_ref()?.channel)
@@ -80,10 +89,7 @@ impl SeatDisks {
     /// Closes the disks that are about to leave and are not in use any more.
     pub(crate) fn end_close(&mut self, lane: &mut Lane, channels: &mut Channels, in_use: impl Fn(DiskSlot) -> bool) {
         for (at, place) in (0..).zip(&mut self.disks) {
-            if in_use(DiskSlot(at)) {
-                continue;
-            }
-            if let Some(disk) = place.take_if(|disk| disk.closing.is_some()) {
+            if let Some(disk) = place.take_if(|disk| disk.closing.is_some() && !in_use(DiskSlot(at))) {
                 channels.close(lane, disk.channel);
                 // Whoever asked may have gone.
                 let _ = disk.closing.map(|left| left.send(()));

@@ -4,7 +4,7 @@
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use mqblk_core::{DiskError, DiskSlot, Tag};
+use mqblk_core::{DiskError, DiskSlot};
 use mqblk_uring::{EventFd, Lane, LaneOptions, Wait};
 
 use crate::channels::Channels;
@@ -13,7 +13,7 @@ use crate::counters::{QueueId, QueueReport, WorkerReport};
 use crate::mailbox::Inbox;
 use crate::plug::{JOINED_SLOT, Merges};
 use crate::roster::{Next, Phase, Rest, Roster};
-use crate::runner::{AnyFinished, Door, Found, Served};
+use crate::runner::{AnyFinished, AnyRequest, Door, Found, Served, Way};
 use crate::seat_disks::QueueDisk;
 
 mod seat;
@@ -25,8 +25,6 @@ const BELL: u64 = u64::MAX;
 /// Most letters read in one turn.
 const LETTERS: usize = 16;
 
-/// From how many plugged requests on their time in the plug is measured.
-const STAMPED: usize = 16;
 /// Most further pulls in one turn: a queue that answers requests itself fills no plug.
 const PULLS: usize = 64;
 
@@ -44,11 +42,8 @@ pub(crate) struct Worker {
     pub(crate) inbox: Inbox,
     /// The ring reports the bell.
     bell_watched: bool,
-    finished: Vec<AnyFinished>,
-    /// Those of them that are being handed back.
+    /// Ended requests that are being handed back.
     ending: Vec<AnyFinished>,
-    /// Requests to be ended early, by their channel's place.
-    cancelled: Vec<(usize, Tag)>,
     /// Queues whose wakers rang, by slot and generation; kept for its room.
     rung: Vec<(u16, u32)>,
     /// A disk of some queue is about to leave.
@@ -76,15 +71,13 @@ impl Worker {
         Ok(Worker {
             lane,
             clock: Clock::new(),
-            channels: Channels::default(),
+            channels: Channels::new(),
             seats: Vec::new(),
             roster: Roster::default(),
             owner,
             inbox,
             bell_watched: true,
-            finished: Vec::with_capacity(4096),
             ending: Vec::with_capacity(4096),
-            cancelled: Vec::new(),
             rung: Vec::new(),
             closing: false,
             touched: Vec::with_capacity(256),
@@ -130,34 +123,28 @@ impl Worker {
         for at in 0..self.roster.polled().len() {
             pulled |= self.pull(self.roster.polled()[at]);
         }
+        if !self.channels.cancelled.is_empty() {
+            self.cancel();
+        }
         if pulled || self.channels.has_left() {
             if !self.waiting.is_empty() {
                 self.pull_on();
             }
-            self.stamp();
-            let submitted = self.channels.submit(&mut self.lane, &self.clock, &mut self.finished) > 0;
-            happened |= pulled | submitted;
-        }
-        self.lane.turn(Wait::No);
-        happened |= self.channels.reap(&mut self.lane, &mut self.finished);
-        happened |= self.hand_back();
-        happened
-    }
-
-    /// Notes when requests were handed to the storage, where that is not the moment of their pull: a few are pulled and handed
-    /// over in less than a microsecond.
-    #[inline]
-    fn stamp(&mut self) {
-        for open in self.channels.iter() {
-            if open.plug.len() >= STAMPED || open.is_left() {
-                self.now = self.clock.now();
-                for run in open.plug.chunk_by(|one, next| one.tag.queue() == next.tag.queue()) {
-                    if let Some(seat) = self.seats[usize::from(run[0].tag.queue())].as_mut() {
-                        seat.runner.submitted(run, self.now);
+            let (seats, clock, now) = (&mut self.seats, &self.clock, &mut self.now);
+            let stamp = |requests: &[AnyRequest]| {
+                *now = clock.now();
+                for run in requests.chunk_by(|one, next| one.tag.queue() == next.tag.queue()) {
+                    if let Some(seat) = seats[usize::from(run[0].tag.queue())].as_mut() {
+                        seat.runner.submitted(run, *now);
                     }
                 }
-            }
+            };
+            happened |= pulled | (self.channels.submit(&mut self.lane, clock, stamp) > 0);
         }
+        self.lane.turn(Wait::No);
+        happened |= self.channels.reap(&mut self.lane);
+        happened |= self.hand_back();
+        happened
     }
 
     /// Kicks and letters.
@@ -205,19 +192,10 @@ impl Worker {
         if seat.generation != generation {
             return;
         }
-        let mut door = Door {
-            slot,
-            now: self.now,
-            disks: &seat.disks,
-            channels: &mut self.channels,
-            finished: &mut self.finished,
-            plugged: None,
-            cancelled: &mut self.cancelled,
-        };
+        let way = Way::Any { disks: &seat.disks, channels: &mut self.channels };
+        let mut door = Door { slot, now: self.now, way };
         let taken = seat.runner.woken(&mut self.lane, &mut door, running);
-        if door.plugged.is_some() {
-            self.channels.note_left();
-        }
+        self.channels.note_left();
         touch(&mut self.touched, &mut seat.touched, slot);
         if let Err(why) = taken {
             self.retire(slot, why);
@@ -226,15 +204,16 @@ impl Worker {
     }
 
     /// Ends early what queues asked for.
+    #[cold]
     fn cancel(&mut self) {
-        self.cancelled.sort_unstable_by_key(|(channel, _)| *channel);
+        let mut cancelled = std::mem::take(&mut self.channels.cancelled);
+        cancelled.sort_unstable();
         let mut tags = Vec::new();
-        for run in self.cancelled.chunk_by(|one, next| one.0 == next.0) {
+        for run in cancelled.chunk_by(|one, next| one.0 == next.0) {
             tags.clear();
             tags.extend(run.iter().map(|(_, tag)| *tag));
-            self.channels.cancel(&mut self.lane, run[0].0, &tags, &mut self.finished);
+            self.channels.cancel(&mut self.lane, run[0].0, &tags);
         }
-        self.cancelled.clear();
     }
 
     fn kicked(&mut self, cookie: u64, result: i32, watching: bool) {
@@ -295,35 +274,28 @@ impl Worker {
             return false;
         }
         let Some(seat) = self.seats[usize::from(slot)].as_mut() else { return false };
-        let mut door = Door {
-            slot,
-            now: self.now,
-            disks: &seat.disks,
-            channels: &mut self.channels,
-            finished: &mut self.finished,
-            plugged: None,
-            cancelled: &mut self.cancelled,
+        let only = seat.disks.only();
+        let way = match only {
+            Some(disk) => self.channels.way_to(disk),
+            None => Way::Any { disks: &seat.disks, channels: &mut self.channels },
         };
-        let pulled = seat.runner.pull(&mut self.lane, &mut door);
-        match pulled {
-            Found::Nothing => false,
-            found @ (Found::Requests | Found::More) => {
-                if found == Found::More
-                    && let Some(channel) = door.plugged
-                    && self.channels.get(channel).wants_more()
-                {
-                    self.waiting.push(slot);
-                }
-                // Answers that the queue wrote itself are published with the others.
-                touch(&mut self.touched, &mut seat.touched, slot);
-                true
-            }
-            Found::Broken(why) => {
-                touch(&mut self.touched, &mut seat.touched, slot);
-                self.retire(slot, why);
-                true
-            }
+        let found = seat.runner.pull(&mut self.lane, &mut Door { slot, now: self.now, way });
+        if found == Found::Nothing {
+            return false;
         }
+        // Answers that the queue wrote itself are published with the others.
+        touch(&mut self.touched, &mut seat.touched, slot);
+        let only = only.map(|disk| disk.channel);
+        if let Some(at) = only {
+            self.channels.note_plugged(at);
+        }
+        match found {
+            Found::More if self.channels.wants_more(only) => self.waiting.push(slot),
+            Found::Broken(why) => self.retire(slot, why),
+            Found::Nothing | Found::Requests | Found::More => {}
+        }
+        self.channels.forget_plugged();
+        true
     }
 
     /// Pulls on from queues that have more, for disks whose requests may be joined, until the plugs are deep enough.
@@ -342,10 +314,12 @@ impl Worker {
     /// Gives ended requests to their queues, publishes and calls.
     #[inline]
     fn hand_back(&mut self) -> bool {
-        // What a queue asks next may be refused, and so end at once.
-        while !self.finished.is_empty() {
-            std::mem::swap(&mut self.finished, &mut self.ending);
+        // What a queue asks next may be refused, and so end at once; or it cancels.
+        let mut more = !self.channels.finished.is_empty();
+        while more {
+            std::mem::swap(&mut self.channels.finished, &mut self.ending);
             self.end_runs();
+            more = !self.channels.finished.is_empty();
         }
         if self.touched.is_empty() {
             return false;
@@ -379,22 +353,16 @@ impl Worker {
         for run in self.ending.chunk_by_mut(|one, next| one.tag.queue() == next.tag.queue()) {
             let slot = run[0].tag.queue();
             let Some(seat) = self.seats[usize::from(slot)].as_mut() else { continue };
-            let mut door = Door {
-                slot,
-                now: self.now,
-                disks: &seat.disks,
-                channels: &mut self.channels,
-                finished: &mut self.finished,
-                plugged: None,
-                cancelled: &mut self.cancelled,
-            };
+            let way = Way::Any { disks: &seat.disks, channels: &mut self.channels };
+            let mut door = Door { slot, now: self.now, way };
             seat.runner.finish(&mut self.lane, run, &mut door);
-            if door.plugged.is_some() {
-                self.channels.note_left();
-            }
             touch(&mut self.touched, &mut seat.touched, slot);
         }
         self.ending.clear();
+        self.channels.note_left();
+        if !self.channels.cancelled.is_empty() {
+            self.cancel();
+        }
     }
 
     /// Makes the calls that are due of those that were put off.

@@ -46,6 +46,12 @@ impl InFlight {
         self.free.len()
     }
 
+    /// All slots.
+    #[inline]
+    pub(crate) fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Operations in flight.
     pub(crate) fn busy(&self) -> usize {
         self.slots.len() - self.free.len()
@@ -88,6 +94,12 @@ impl InFlight {
             *list = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(PIECES));
         }
         list
+    }
+
+    /// Indices of the operations of `owner` whose cookie is picked.
+    pub(crate) fn pick(&self, owner: Owner, pick: impl Fn(u64) -> bool) -> Vec<u32> {
+        let picked = |slot: &Slot| slot.busy && slot.owner == owner && pick(slot.cookie);
+        (0..).zip(&self.slots).filter(|(_, slot)| picked(slot)).map(|(index, _)| index).collect()
     }
 
     /// Index of the operation of `owner` with `cookie`, for cancelling.

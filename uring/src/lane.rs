@@ -154,6 +154,12 @@ impl Lane {
         self.in_flight.room()
     }
 
+    /// Most operations in flight.
+    #[inline]
+    pub fn capacity(&self) -> usize {
+        self.in_flight.capacity()
+    }
+
     /// Operations in flight.
     pub fn busy(&self) -> usize {
         self.in_flight.busy()

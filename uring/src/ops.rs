@@ -127,6 +127,15 @@ impl Lane {
         }
     }
 
+    /// Does what [`cancel`](Self::cancel) does for all the operations of `owner` whose cookie is picked. Handed to the kernel
+    /// with the next [`turn`](Self::turn).
+    pub fn cancel_picked(&mut self, owner: Owner, pick: impl Fn(u64) -> bool) {
+        for index in self.in_flight.pick(owner, pick) {
+            let entry = opcode::AsyncCancel::new(u64::from(index)).build().user_data(IGNORED);
+            self.push_raw(entry);
+        }
+    }
+
     fn submit_without_buffer(
         &mut self,
         owner: Owner,

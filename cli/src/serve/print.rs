@@ -111,6 +111,7 @@ fn backing_pairs<D>(backing: &Backing<D>) -> Vec<Pair> {
         ("merge-bytes", number_or_text(&backing.plug.merge_bytes.to_string())),
         ("merge-segments", Value::Integer(backing.plug.merge_segments.into())),
         ("plug-us", Value::Integer(backing.plug.hold.as_micros() as i64)),
+        ("depth", Value::Integer(backing.plug.depth.into())),
         ("cache", string(backing.cache.word())),
         ("serial", string(&backing.serial)),
     ]

@@ -57,6 +57,20 @@ impl JoinedTable {
         Some((Tag::new(JOINED_SLOT, index), entry))
     }
 
+    /// Whether a member of the joined request of this tag is chosen.
+    pub(crate) fn any(&self, tag: Tag, chosen: impl Fn(Tag) -> bool) -> bool {
+        self.entries[usize::from(tag.index())].members.iter().any(|member| chosen(member.tag))
+    }
+
+    /// The joined requests of which all members are chosen.
+    pub(crate) fn all_chosen(&self, chosen: impl Fn(Tag) -> bool) -> Vec<Tag> {
+        let mut ended = vec![false; self.entries.len()];
+        self.free.iter().for_each(|index| ended[usize::from(*index)] = true);
+        let all = |entry: &Joined| entry.members.iter().all(|member| chosen(member.tag));
+        let of = (0..).zip(&self.entries).filter(|(index, entry)| !ended[usize::from(*index)] && all(entry));
+        of.map(|(index, _)| Tag::new(JOINED_SLOT, index)).collect()
+    }
+
     /// Ends the request of a tag that [`take`](Self::take) gave. Its entry can be read until the next one is taken.
     pub(crate) fn end(&mut self, tag: Tag) -> &Joined {
         self.free.push(tag.index());

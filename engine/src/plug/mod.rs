@@ -12,9 +12,11 @@ mod plan;
 use mqblk_core::{ByteLen, ByteOffset, DiskChannel, Geometry, Limits, Op, Outcome, Tag};
 use mqblk_uring::Lane;
 
+use crate::channels::taken_back;
 use crate::clock::{Clock, Moment};
 use crate::options::{MergeMode, PlugOptions};
 use crate::runner::{AnyFinished, AnyRequest, Buffer};
+use crate::share::Offer;
 
 use hold::{Sight, Verdict, judge};
 pub(crate) use joined::JOINED_SLOT;
@@ -62,6 +64,9 @@ const DEEP: usize = 256;
 /// One of so many turns pulls deeply although the plug before was no stream: streams that take turns in a queue touch only in
 /// a deep plug. Long turns cost random I/O: with one in 16 a file in memory lost 5 percent at 8 queues on 2 cores.
 const PROBE: u32 = 64;
+
+/// A plug of which fewer requests were planned before is planned again in any case.
+const REPLANNED: usize = 64;
 
 /// What holding a plug needs.
 #[derive(Debug)]
@@ -138,6 +143,8 @@ pub(crate) struct Merger {
     holding: Holding,
     /// Plugs since one of which a quarter was joined or more.
     barren: u32,
+    /// So many at the head of the plug were planned, and left in it because none touches another.
+    planned: usize,
 }
 
 impl Merger {
@@ -156,6 +163,7 @@ impl Merger {
                 joined: JoinedTable::default(),
                 holding: Holding::new(options),
                 barren: 0,
+                planned: 0,
             })
         })
     }
@@ -172,15 +180,43 @@ impl Merger {
         self.ready.is_empty() && self.joined.in_use() == 0
     }
 
-    /// Takes back requests that were planned and not offered yet, but for joined ones.
-    pub(crate) fn take_back(&mut self, pick: impl Fn(Tag) -> bool) -> impl Iterator<Item = AnyRequest> {
-        self.ready.extract_if(.., move |request| pick(request.tag))
+    /// Requests are to be ended early, and such of the plug have been taken out already. Takes back what was planned and not
+    /// offered yet: of a joined request the chosen members, while the others are offered one by one. Returns the tags of those
+    /// joined requests that the channel has and of which all members are chosen.
+    pub(crate) fn take_back(
+        &mut self,
+        lane: &mut Lane,
+        chosen: impl Fn(Tag) -> bool,
+        finished: &mut Vec<AnyFinished>,
+    ) -> Vec<Tag> {
+        self.planned = 0;
+        let mut ready = Vec::with_capacity(self.ready.len());
+        ready.append(&mut self.ready);
+        for request in ready {
+            let tag = request.tag;
+            if tag.queue() != JOINED_SLOT && chosen(tag) {
+                finished.push(taken_back(request));
+            } else if tag.queue() == JOINED_SLOT && self.joined.any(tag, &chosen) {
+                self.end(lane, taken_back(request), Members::Again(&|tag| !chosen(tag)), finished);
+            } else {
+                self.ready.push(request);
+            }
+        }
+        self.joined.all_chosen(&chosen)
     }
 
-    /// Whether requests are to be offered before the plug.
+    /// Requests to be offered before the plug.
     #[inline]
-    pub(crate) fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
+    pub(crate) fn ready(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// Whether the next [`submit`](Self::submit) looks for neighbours in the plug. A plug that is left over is looked at again
+    /// only when it has grown by a quarter: else a long one would be for each few requests that the channel takes of it.
+    #[inline]
+    pub(crate) fn will_plan(&self, plug: &[AnyRequest]) -> bool {
+        let fresh = plug.len().saturating_sub(self.planned);
+        self.planned < REPLANNED || fresh * 4 >= self.planned
     }
 
     /// Whether a plug can go to the channel as it is, and nothing that the channel ends was joined: a single request when
@@ -197,38 +233,45 @@ impl Merger {
 
     /// Offers what is ready, then the plug, joined. Returns how many requests were taken or are to be done again.
     #[inline(never)] // a disk that does not merge shall not pay for it in registers
+    #[expect(clippy::too_many_arguments, reason = "parts of a worker that are lent for the call")]
     pub(crate) fn submit(
         &mut self,
         lane: &mut Lane,
         clock: &Clock,
         channel: &mut dyn DiskChannel<Lane>,
         plug: &mut Vec<AnyRequest>,
+        mut offer: Offer<'_>,
         counts: &mut PlugCounts,
         finished: &mut Vec<AnyFinished>,
     ) -> usize {
         let before = finished.len();
         let mut happened = 0;
         if !self.ready.is_empty() {
-            happened += channel.submit(lane, &mut self.ready, finished);
+            happened += offer.submit(lane, channel, &mut self.ready, finished);
         }
-        if self.ready.is_empty() && !plug.is_empty() {
-            happened += self.unplug(lane, clock, channel, plug, counts, finished);
+        if self.ready.is_empty() && !plug.is_empty() && offer.most > 0 {
+            happened += self.unplug(lane, clock, channel, plug, offer, counts, finished);
         }
         happened + self.fan_out(lane, before, counts, finished)
     }
 
     #[inline]
+    #[expect(clippy::too_many_arguments, reason = "the same parts")]
     fn unplug(
         &mut self,
         lane: &mut Lane,
         clock: &Clock,
         channel: &mut dyn DiskChannel<Lane>,
         plug: &mut Vec<AnyRequest>,
+        mut offer: Offer<'_>,
         counts: &mut PlugCounts,
         finished: &mut Vec<AnyFinished>,
     ) -> usize {
         let mut joined = 0;
-        if plug.len() > 1 {
+        if !self.will_plan(plug) {
+            offer.most = offer.most.min(self.planned);
+        } else if plug.len() > 1 {
+            self.planned = plug.len();
             joined = self.planner.plan(plug, &self.bounds, |request| segments(lane, request));
             // Random requests touch by chance, a few of a deep plug.
             self.barren = if joined * 4 >= plug.len() { 0 } else { self.barren.wrapping_add(1) };
@@ -236,13 +279,17 @@ impl Merger {
         if self.holding.limit > 0
             && self.holding.holds(clock, plug, joined, channel.outstanding(), &self.bounds, counts)
         {
+            self.planned = 0;
             return 0;
         }
         if joined == 0 {
-            return channel.submit(lane, plug, finished);
+            let taken = offer.submit(lane, channel, plug, finished);
+            self.planned = self.planned.saturating_sub(taken);
+            return taken;
         }
+        self.planned = 0;
         self.join(lane, plug, counts);
-        channel.submit(lane, &mut self.ready, finished)
+        offer.submit(lane, channel, &mut self.ready, finished)
     }
 
     /// Moves the plug to the ready list, in the planned order and joined.
@@ -306,24 +353,24 @@ impl Merger {
             if finished[at].tag.queue() == JOINED_SLOT {
                 // The last one takes its place and is looked at next.
                 let done = finished.swap_remove(at);
-                self.end(lane, done, counts, finished);
+                let again = !matches!(done.outcome, Outcome::Done(_) | Outcome::Aborted);
+                counts.splits += u64::from(again);
+                self.end(lane, done, if again { Members::Again(&|_| true) } else { Members::AsJoined }, finished);
             } else {
                 at += 1;
             }
         }
     }
 
-    /// A joined request has ended.
-    fn end(&mut self, lane: &mut Lane, done: AnyFinished, counts: &mut PlugCounts, finished: &mut Vec<AnyFinished>) {
+    /// A joined request has ended, or is taken apart.
+    fn end(&mut self, lane: &mut Lane, done: AnyFinished, fate: Members<'_>, finished: &mut Vec<AnyFinished>) {
         let AnyFinished { outcome, tag, buffer } = done;
         let joined = self.joined.end(tag);
-        let again = !matches!(outcome, Outcome::Done(_) | Outcome::Aborted);
-        counts.splits += u64::from(again);
         let mut start = joined.start;
         let mut members = joined.members.iter();
         let mut each = |buffer: Option<Buffer>| {
             let Some(Member { tag, len }) = members.next().copied() else { return };
-            if again {
+            if matches!(fate, Members::Again(which) if which(tag)) {
                 self.ready.push(AnyRequest { op: joined.op, start, len, tag, buffer });
             } else {
                 let outcome = match outcome {
@@ -341,6 +388,15 @@ impl Merger {
             None => (0..joined.members.len()).for_each(|_| each(None)),
         }
     }
+}
+
+/// What becomes of a joined request's members.
+#[derive(Clone, Copy)]
+enum Members<'a> {
+    /// They end as it did.
+    AsJoined,
+    /// Those of these tags are offered one by one; the others end as it did.
+    Again(&'a dyn Fn(Tag) -> bool),
 }
 
 /// What is left in the place of a request that was taken out of a plug.

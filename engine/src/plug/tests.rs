@@ -72,7 +72,8 @@ impl Bench {
 
     fn submit(&mut self) -> usize {
         let Bench { lane, clock, merger, storage, plug, counts, finished } = self;
-        merger.submit(lane, clock, storage, plug, counts, finished)
+        let offer = Offer { most: usize::MAX, crowded: false, part: &mut vec![] };
+        merger.submit(lane, clock, storage, plug, offer, counts, finished)
     }
 
     fn reap(&mut self, outcome: Outcome) -> usize {

@@ -172,7 +172,7 @@ impl Drop for Daemon {
 }
 
 /// `MQBLK`, else the workspace's own build of this test's profile, made now when it is not up to date.
-fn binary() -> PathBuf {
+pub fn binary() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     if let Some(path) = std::env::var_os("MQBLK") {
         return PathBuf::from(path);

@@ -94,6 +94,9 @@ fn take_plug(settings: &mut Settings) -> Result<PlugOptions, SettingError> {
     if let Some(segments) = take_u16(settings, "merge-segments", 2, MAX_MERGE_SEGMENTS)? {
         plug.merge_segments = segments.into();
     }
+    if let Some(depth) = take_u16(settings, "depth", 0, u16::MAX)? {
+        plug.depth = depth.into();
+    }
     if let Some(us) = settings.number("plug-us", 0..=MAX_HOLD_US)? {
         plug.hold = Duration::from_micros(us);
     }

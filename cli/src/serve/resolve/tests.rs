@@ -168,6 +168,7 @@ fn malformed_disk_settings() {
         ("merge-bytes=1", "disk \"a\": merge-bytes: found 1, expected from 4K to 64M"),
         ("merge-bytes=65M", "disk \"a\": merge-bytes: found 65M, expected from 4K to 64M"),
         ("merge-segments=1", "disk \"a\": merge-segments: found \"1\", expected a whole number from 2 to 1024"),
+        ("depth=65536", "disk \"a\": depth: found \"65536\", expected a whole number from 0 to 65535"),
         ("plug-us=10001", "disk \"a\": plug-us: found \"10001\", expected a whole number from 0 to 10000"),
         ("coalesce-us=-1", "disk \"a\": coalesce-us: found \"-1\", expected a whole number from 0 to 10000"),
         ("coalesce-max=8", "disk \"a\": coalesce-max: found a number of answers, but coalesce-us is 0, expected coalesce-us with it: the longest time that a call is put off"),
@@ -187,7 +188,7 @@ fn malformed_disk_settings() {
         ("size=16777215T", "disk \"a\": size: found \"16777215T\", expected a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P"),
         ("storage=tape", "--disk #1: storage: found \"tape\", expected one of file, null"),
         ("path=/b", "--disk #1: path: found \"/a\" and \"/b\", expected one value"),
-        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of cache, coalesce-max, coalesce-us, fixed-buffers, id, interface, latency-us, merge, merge-bytes, merge-segments, path, plug-us, poll, poll_queue, queue-map, queue-size, queues, readonly, serial, size, socket, socket-mode, storage"),
+        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of cache, coalesce-max, coalesce-us, depth, fixed-buffers, id, interface, latency-us, merge, merge-bytes, merge-segments, path, plug-us, poll, poll_queue, queue-map, queue-size, queues, readonly, serial, size, socket, socket-mode, storage"),
     ]
     .into_iter()
     .map(|(words, want)| (words.to_owned(), want.to_owned()))
@@ -311,7 +312,7 @@ fn a_file_is_named_in_its_errors() {
 fn a_printed_configuration_reads_back_as_itself() {
     let disks = [
         "path=/images/we,,ird \"1\".img,id=a,socket=/tmp/a,poll=adaptive:200,queue-map=0:1,1:0,queues=2,serial=007",
-        "storage=null,size=3M,socket=/tmp/b,cache=writethrough,socket-mode=0660,fixed-buffers=off,poll=busy,queue-size=2,merge=on,merge-bytes=64K,merge-segments=128,plug-us=20,coalesce-us=30,coalesce-max=8",
+        "storage=null,size=3M,socket=/tmp/b,cache=writethrough,socket-mode=0660,fixed-buffers=off,poll=busy,queue-size=2,merge=on,merge-bytes=64K,merge-segments=128,plug-us=20,depth=7,coalesce-us=30,coalesce-max=8",
         "path=123,id=c,socket=c.sock,queues=1,poll=off,readonly=on,fixed-buffers=on",
     ];
     for process in [
@@ -335,10 +336,12 @@ fn the_examples_are_good() {
     let handbook = include_str!("../../../../docs/serve.md");
     let in_handbook =
         handbook.split("```toml\n").skip(1).filter_map(|rest| rest.split_once("```")).map(|(text, _)| text);
-    let mut disks = 0;
+    let (mut disks, mut luns) = (0, 0);
     for text in [whole.as_str()].into_iter().chain(in_handbook) {
         let given = file::parse("example", text).unwrap();
-        disks += resolve(given, &cpus(), &mut FakeStorages).unwrap().disks.len();
+        let config = resolve(given, &cpus(), &mut FakeStorages).unwrap();
+        disks += config.disks.len();
+        luns += config.controllers.iter().map(|controller| controller.luns.len()).sum::<usize>();
     }
-    assert_eq!(disks, 6);
+    assert_eq!((disks, luns), (6, 4));
 }

@@ -1,0 +1,277 @@
+//! LUNs that come, go and change while the userspace driver has commands in flight: every command ends, nothing of the LUNs that
+//! stay fails, and each change is an event.
+
+use std::path::Path;
+use std::process::{Child, Command as Process, Stdio};
+use std::time::Instant;
+
+use mqblk_admin::Client;
+use mqblk_core::ByteLen;
+use mqblk_driver::Piece;
+use mqblk_driver::virtio_scsi::{
+    Address, Command, Control, Device, Ending, EventKind, Lba, Options, QueueSet, Sense, Unit,
+};
+use mqblk_memory::GuestAddress;
+use mqblk_tests::hostile::daemon::binary;
+use mqblk_tests::hostile::{PATIENCE, wait_for};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// Commands in flight on each unit.
+const DEPTH: u32 = 4;
+const BLOCKS: u32 = 8;
+
+/// A daemon with a controller `c` of two queues. Killed when a test fails.
+struct Daemon {
+    child: Child,
+    folder: TempDir,
+}
+
+impl Daemon {
+    fn start(luns: &[&str]) -> Daemon {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = folder.path().display().to_string();
+        let controller = format!("id=c,socket={at}/c.sock,queues=2");
+        let mut process = Process::new(binary());
+        process.args(["serve", "--workers", "2", "--admin", &format!("{at}/admin"), "--controller", &controller]);
+        for lun in luns {
+            process.args(["--lun", &format!("controller=c,{}", lun.replace("FOLDER", &at))]);
+        }
+        let child = process.env_remove("RUST_LOG").stdin(Stdio::null()).spawn().expect("the daemon");
+        let mut daemon = Daemon { child, folder };
+        wait_for("the admin socket", || {
+            assert!(daemon.child.try_wait().expect("wait").is_none(), "the daemon ended");
+            Client::connect(&daemon.path().join("admin")).ok()
+        });
+        daemon
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn admin(&self) -> Client {
+        Client::connect_with(&self.path().join("admin"), PATIENCE).expect("the admin socket")
+    }
+
+    fn call(&self, verb: &str, params: Value) -> Value {
+        self.admin().call(verb, &params).unwrap_or_else(|error| panic!("{verb} {params}: {error}"))
+    }
+
+    fn connect(&self) -> (Device, QueueSet, Control) {
+        let options = Options { queues: 2, ..Options::new(self.path().join("c.sock")) };
+        let mut device = Device::connect(&options).expect("the controller");
+        let set = device.take_queues().remove(0);
+        let control = device.take_control().expect("the control queue");
+        (device, set, control)
+    }
+
+    fn stop(mut self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("a signal");
+        assert!(self.child.wait().expect("wait").success());
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The next event, as place and kind.
+fn event(control: &mut Control) -> (Address, EventKind) {
+    let event = wait_for("an event", || control.event().expect("the event queue"));
+    assert!(!event.missed, "{event:?}");
+    (event.at.expect("an address"), event.kind)
+}
+
+fn at(target: u8, lun: u16) -> Address {
+    Address { target, lun }
+}
+
+/// Keeps commands in flight on some units, and counts how they ended.
+struct Load {
+    set: QueueSet,
+    units: Vec<Address>,
+    /// By unit: good, unit attentions, and what else.
+    good: Vec<u64>,
+    attentions: Vec<Sense>,
+    others: Vec<(Address, Ending)>,
+}
+
+impl Load {
+    fn new(set: QueueSet, units: &[Address]) -> Load {
+        Load { set, units: units.to_vec(), good: vec![0; units.len()], attentions: Vec::new(), others: Vec::new() }
+    }
+
+    fn command(&mut self, unit: usize, slot: u32) -> Command {
+        let (data, len) = self.set.queues()[slot as usize % 2].data();
+        let bytes = BLOCKS * 512;
+        let user = unit as u32 * DEPTH + slot;
+        assert!(ByteLen(u64::from((user + 1) * bytes)) <= len);
+        let piece = Piece { address: GuestAddress(data.0 + u64::from(user * bytes)), len: bytes };
+        let (to, start) = (self.units[unit], Lba(u64::from(user * BLOCKS)));
+        if slot == 0 {
+            Command::write(to, start, BLOCKS, piece, false)
+        } else {
+            Command::read(to, start, BLOCKS, piece)
+        }
+    }
+
+    fn submit(&mut self, unit: usize, slot: u32) {
+        let command = self.command(unit, slot);
+        self.set.submit(slot as usize % 2, unit as u32 * DEPTH + slot, &command).expect("room");
+    }
+
+    /// All slots of all units.
+    fn begin(&mut self) {
+        for unit in 0..self.units.len() {
+            (0..DEPTH).for_each(|slot| self.submit(unit, slot));
+        }
+        self.set.publish().expect("a kick");
+    }
+
+    /// Takes what has ended, and submits each anew unless `last`. Returns how many had ended.
+    fn turn(&mut self, last: bool) -> usize {
+        let mut ended = 0;
+        for queue in 0..2 {
+            self.set.look(queue).expect("an honest ring");
+            while let Some(completion) = self.set.reap(queue).expect("an honest ring") {
+                ended += 1;
+                let (unit, slot) = ((completion.user / DEPTH) as usize, completion.user % DEPTH);
+                match completion.ending {
+                    Ending::Good => self.good[unit] += 1,
+                    Ending::Check(sense) if sense.key == Sense::UNIT_ATTENTION => self.attentions.push(sense),
+                    other => {
+                        // The unit has gone.
+                        self.others.push((self.units[unit], other));
+                        continue;
+                    }
+                }
+                if !last {
+                    self.submit(unit, slot);
+                }
+            }
+        }
+        self.set.publish().expect("a kick");
+        ended
+    }
+
+    /// Goes on until `count` more commands of a unit have succeeded.
+    fn more(&mut self, unit: usize, count: u64) {
+        let goal = self.good[unit] + count;
+        wait_for("commands that succeed", || {
+            self.turn(false);
+            (self.good[unit] >= goal).then_some(())
+        });
+    }
+
+    /// Goes on while `work` is being done elsewhere.
+    fn during<R: Send>(&mut self, work: impl FnOnce() -> R + Send) -> R {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(work);
+            let until = Instant::now() + PATIENCE;
+            while !thread.is_finished() {
+                self.turn(false);
+                assert!(Instant::now() < until, "the change takes for ever");
+            }
+            thread.join().expect("the change")
+        })
+    }
+
+    fn end(mut self) -> (QueueSet, Vec<u64>) {
+        wait_for("all ends", || {
+            self.turn(true);
+            (self.set.outstanding() == 0).then_some(())
+        });
+        (self.set, self.good)
+    }
+}
+
+fn scan(device: &Device, set: &mut QueueSet) -> Vec<Unit> {
+    device.scan(set).expect("a scan")
+}
+
+#[test]
+fn a_lun_comes_and_goes_under_load() {
+    let daemon = Daemon::start(&["storage=ram,size=16M", "storage=ram,size=16M,id=going,target=3,lun=2"]);
+    let (device, mut set, mut control) = daemon.connect();
+    assert!(device.info().hotplug && device.info().change, "{:?}", device.info());
+    assert_eq!(scan(&device, &mut set).iter().map(|unit| unit.at).collect::<Vec<_>>(), [at(0, 0), at(3, 2)]);
+
+    let mut load = Load::new(set, &[at(0, 0), at(3, 2)]);
+    load.begin();
+    load.more(0, 100);
+    load.more(1, 100);
+    let added =
+        load.during(|| daemon.call("lun.add", json!({ "settings": "controller=c,storage=ram,size=32M,serial=NEW" })));
+    assert_eq!((&added["lun"]["target"], &added["lun"]["state"]), (&json!(1), &json!("ready")));
+    assert_eq!(event(&mut control), (at(1, 0), EventKind::Rescan));
+    load.more(0, 100);
+
+    let removed = load.during(|| daemon.call("lun.remove", json!({ "id": "going" })));
+    assert_eq!(removed["lun"]["state"], "removed");
+    assert_eq!(event(&mut control), (at(3, 2), EventKind::Removed));
+    load.more(0, 100);
+    // Those of the unit that went have all ended, and nothing of the one that stayed failed.
+    let gone = wait_for("the ends of the unit that went", || {
+        load.turn(false);
+        (load.others.len() == DEPTH as usize).then(|| std::mem::take(&mut load.others))
+    });
+    assert!(gone.iter().all(|(unit, _)| *unit == at(3, 2)), "{gone:?}");
+    let (mut set, good) = load.end();
+    assert!(good[0] >= 300 && good[1] >= 100, "{good:?}");
+
+    let units = scan(&device, &mut set);
+    let found: Vec<_> =
+        units.iter().map(|unit| (unit.at, unit.capacity().expect("small"), unit.serial.as_deref())).collect();
+    assert_eq!(found, [(at(0, 0), ByteLen(16 << 20), Some("c:0:0")), (at(1, 0), ByteLen(32 << 20), Some("NEW"))]);
+
+    // Its place and its slot are free for another.
+    daemon.call(
+        "lun.add",
+        json!({ "controller": "c", "target": 3, "lun": 2, "settings": { "storage": "ram", "size": "1M" } }),
+    );
+    assert_eq!(event(&mut control), (at(3, 2), EventKind::Rescan));
+    assert_eq!(scan(&device, &mut set).last().and_then(Unit::capacity), Some(ByteLen(1 << 20)));
+    device.stop(vec![set]).expect("a stop");
+    daemon.stop();
+}
+
+#[test]
+fn a_unit_that_is_shared_is_one() {
+    let daemon = Daemon::start(&["storage=ram,size=16M", "unit=c:0:0,target=9"]);
+    let (device, mut set, _control) = daemon.connect();
+    let units = scan(&device, &mut set);
+    let [first, second] = units.as_slice() else { panic!("{units:?}") };
+    assert_eq!((first.at, second.at), (at(0, 0), at(9, 0)));
+    assert_eq!((&first.serial, &first.designators), (&second.serial, &second.designators));
+    // What is written by one is read by the other.
+    let memory = std::sync::Arc::clone(set.queues()[0].memory());
+    let (data, _) = set.queues()[0].data();
+    let piece = |at: u64| Piece { address: GuestAddress(data.0 + at), len: 512 };
+    memory.write(piece(0).address, &[0xa5; 512]).expect("shared memory");
+    for (user, command) in [
+        (0, Command::write(first.at, Lba(7), 1, piece(0), true)),
+        (1, Command::read(second.at, Lba(7), 1, piece(4096))),
+    ] {
+        set.submit(0, user, &command).expect("room");
+        set.publish().expect("a kick");
+        let done = wait_for("an end", || {
+            set.look(0).expect("an honest ring");
+            set.look(1).expect("an honest ring");
+            set.reap(0).expect("an honest ring")
+        });
+        assert_eq!((done.user, done.ending), (user, Ending::Good));
+    }
+    let mut read = [0; 512];
+    memory.read(piece(4096).address, &mut read).expect("shared memory");
+    assert_eq!(read, [0xa5; 512]);
+    // One path goes, the unit stays.
+    daemon.call("lun.remove", json!({ "id": "c:0:0" }));
+    assert_eq!(scan(&device, &mut set).iter().map(|unit| unit.at).collect::<Vec<_>>(), [at(9, 0)]);
+    device.stop(vec![set]).expect("a stop");
+    daemon.stop();
+}

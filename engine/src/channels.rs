@@ -258,7 +258,8 @@ impl Channels {
         if open.plug.len() >= STAMPED || open.left {
             stamp(&open.plug);
         }
-        let taken = if open.plug.is_empty() { 0 } else { open.channel.submit(lane, &mut open.plug, &mut self.finished) };
+        let taken =
+            if open.plug.is_empty() { 0 } else { open.channel.submit(lane, &mut open.plug, &mut self.finished) };
         open.left = !open.plug.is_empty();
         self.left = open.left;
         taken

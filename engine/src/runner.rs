@@ -14,6 +14,7 @@ use crate::clock::{Clock, Moment};
 use crate::coalesce::{Calls, Verdict};
 use crate::counters::{Kind, QueueCounters, QueueLatency, QueueReport};
 use crate::options::Coalesce;
+use crate::per_disk::PerDisk;
 use crate::poll::{Idle, PollPolicy, PollState};
 use crate::roster::Rest;
 use crate::seat_disks::{SeatDisk, SeatDisks};
@@ -43,6 +44,8 @@ pub(crate) trait Served: Any {
     fn kicked(&mut self);
     /// Requests in flight, and such as the queue holds itself.
     fn in_flight(&self) -> usize;
+    /// A disk was opened for it in this slot.
+    fn opened(&mut self, disk: DiskSlot);
     /// Whether requests to this disk are in flight.
     fn uses(&self, disk: DiskSlot) -> bool;
     /// All that was counted so far.
@@ -81,6 +84,10 @@ pub(crate) struct Runner<Q: GuestQueue> {
     tags: TagTable<Q::Token>,
     counters: QueueCounters,
     latency: Box<QueueLatency>,
+    /// Of a queue that has more than the first disk, or had.
+    per_disk: Option<Box<PerDisk>>,
+    /// It has the first disk, or had.
+    has_first: bool,
     /// Requests that were finished and not yet settled.
     ended: Vec<Ended>,
     calls: Calls,
@@ -102,6 +109,8 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Runner<Q> {
             tags: TagTable::new(depth),
             counters: QueueCounters::default(),
             latency: Box::default(),
+            per_disk: None,
+            has_first: false,
             ended: Vec::with_capacity(depth.into()),
             calls: Calls::new(coalesce),
             poll: PollState::new(policy, now),
@@ -152,6 +161,9 @@ impl<Q: GuestQueue> Runner<Q> {
             parts.total.record(published.since(pulled), ended.times);
         }
         self.ended.clear();
+        if let Some(per_disk) = &mut self.per_disk {
+            per_disk.settle(published);
+        }
     }
 }
 
@@ -326,6 +338,7 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
     #[inline]
     fn finish(&mut self, lane: &mut Lane, run: &mut [AnyFinished], door: &mut Door<'_>) {
         for done in run {
+            let disk = if self.per_disk.is_some() { self.tags.disk(done.tag.index()) } else { None };
             let Some((token, op, outcome, stamps)) = self.tags.finish_part(done.tag.index(), done.outcome) else {
                 continue;
             };
@@ -334,6 +347,9 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
                 _ => None,
             };
             let kind = self.counters.count(op, transferred);
+            if let (Some(per_disk), Some(disk)) = (&mut self.per_disk, disk) {
+                per_disk.finished(disk, kind, transferred, stamps.pulled);
+            }
             match self.ended.last_mut() {
                 Some(last) if last.stamps == stamps && last.kind == kind => last.times += 1,
                 _ => self.ended.push(Ended { kind, stamps, times: 1 }),
@@ -394,6 +410,19 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
         self.tags.in_flight() + self.queue.held()
     }
 
+    fn opened(&mut self, disk: DiskSlot) {
+        if self.per_disk.is_none() && disk != DiskSlot::FIRST {
+            let per_disk = self.per_disk.insert(Box::new(PerDisk::new(self.queue.depth())));
+            if self.has_first {
+                per_disk.open(DiskSlot::FIRST);
+            }
+        }
+        self.has_first |= disk == DiskSlot::FIRST;
+        if let Some(per_disk) = &mut self.per_disk {
+            per_disk.open(disk);
+        }
+    }
+
     fn uses(&self, disk: DiskSlot) -> bool {
         self.tags.uses(disk)
     }
@@ -407,6 +436,7 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
             counters: QueueCounters { poll_ns: self.poll.in_vain(), ..self.counters },
             latency,
             in_flight: self.tags.in_flight() as u32,
+            disks: self.per_disk.as_ref().map_or_else(Vec::new, |per_disk| per_disk.report(self.tags.disks())),
         }
     }
 

@@ -90,7 +90,17 @@ impl<T> TagTable<T> {
 
     /// Whether a request to this disk is in flight.
     pub fn uses(&self, disk: DiskSlot) -> bool {
-        self.slots.iter().any(|slot| slot.token.is_some() && slot.disk == disk)
+        self.disks().any(|used| used == disk)
+    }
+
+    /// The disk that the request in this place is for.
+    pub fn disk(&self, index: u16) -> Option<DiskSlot> {
+        self.slots.get(usize::from(index)).map(|slot| slot.disk)
+    }
+
+    /// The disks that the requests in flight are for, one for each request.
+    pub fn disks(&self) -> impl Iterator<Item = DiskSlot> {
+        self.slots.iter().filter(|slot| slot.token.is_some()).map(|slot| slot.disk)
     }
 
     /// Requests in flight that `pick` chooses by their token, and the disks that they are for.

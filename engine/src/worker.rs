@@ -4,12 +4,13 @@
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use mqblk_core::{DiskError, DiskSlot};
+use mqblk_core::DiskSlot;
 use mqblk_uring::{EventFd, Lane, LaneOptions, Wait};
 
 use crate::channels::Channels;
 use crate::clock::{Clock, Moment};
 use crate::counters::{QueueId, QueueReport, WorkerReport};
+use crate::engine::AttachError;
 use crate::mailbox::Inbox;
 use crate::plug::{JOINED_SLOT, Merges};
 use crate::roster::{Next, Phase, Rest, Roster};
@@ -448,10 +449,12 @@ impl Worker {
     }
 
     /// Lets a queue's requests go to one more disk. No such queue: nothing.
-    pub(crate) fn open_disk(&mut self, slot: u16, generation: u32, disk: &QueueDisk) -> Result<(), DiskError> {
+    pub(crate) fn open_disk(&mut self, slot: u16, generation: u32, disk: &QueueDisk) -> Result<(), AttachError> {
         match self.seats.get_mut(usize::from(slot)) {
             Some(Some(seat)) if seat.generation == generation => {
-                seat.disks.open(&mut self.lane, &mut self.channels, disk)
+                seat.disks.open(&mut self.lane, &mut self.channels, disk)?;
+                seat.runner.opened(disk.slot);
+                Ok(())
             }
             _ => Ok(()),
         }

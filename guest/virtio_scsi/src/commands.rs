@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mqblk_core::{Completed, DiskSlot, Intake, Outcome, Pulled, Wake};
 use mqblk_memory::{Buffer, BufferPool};
 use mqblk_ring::split::Broken;
-use mqblk_scsi::{Command, DataOut, Ending, Sense, Step, Work, target};
+use mqblk_scsi::{Command, DataOut, Ending, Sense, Status, Step, Work, target};
 use mqblk_virtio::batch::Batch;
 use mqblk_virtio::chain::ChainStart;
 use virtio_bindings::virtio_scsi as b;
@@ -45,6 +45,11 @@ pub struct RequestQueue {
     orders: [Option<Active>; ORDERS],
     /// Those of them that there are.
     active: usize,
+}
+
+/// A count of bytes in the 32 bits that answers have for it.
+fn clamp(bytes: u64) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
 /// The data that a driver sent with a command.
@@ -157,16 +162,17 @@ impl RequestQueue {
         element: Element,
         into: &mut I,
     ) {
-        let (fixed, cdb) = self.header.split_at(COMMAND_BYTES);
-        let word = |at: usize| <[u8; 8]>::try_from(&fixed[at..at + 8]).unwrap_or_default();
-        let (number, lun) = match Address::of_field(word(0)) {
+        let (fixed, cdb) =
+            self.header.split_first_chunk::<COMMAND_BYTES>().expect("a header has room for its fixed part");
+        let [lun @ .., i0, i1, i2, i3, i4, i5, i6, i7, _task_attribute, _priority, _crn] = *fixed;
+        let (number, lun) = match Address::of_field(lun) {
             Address::Place(place) => (place.target, Some(place.lun)),
             Address::NoLun(target) => (target, None),
             Address::Nowhere => return self.lost(pool, head, element, into),
         };
         let Some(target) = self.units.target(number) else { return self.lost(pool, head, element, into) };
         let unit = lun.and_then(|lun| target.unit(lun));
-        let id = u64::from_le_bytes(word(8));
+        let id = u64::from_le_bytes([i0, i1, i2, i3, i4, i5, i6, i7]);
         let Element { data, data_out, data_in, answer, .. } = element;
         let command = Command { cdb, data_in };
         let out = OutData { pool, buffer: &data, len: data_out };
@@ -176,7 +182,7 @@ impl RequestQueue {
         let mut token = ScsiToken {
             id,
             answer,
-            expected: data_in + data_out,
+            expected: clamp(data_in + data_out),
             transferred: 0,
             several: None,
             head,
@@ -188,7 +194,7 @@ impl RequestQueue {
         };
         match step {
             Step::Disk { op, start, len, transferred } => {
-                (token.op, token.transferred) = (op, transferred);
+                (token.op, token.transferred) = (op, clamp(transferred));
                 if op.has_data() {
                     if pool.len(&data) != len {
                         pool.truncate(&data, len);
@@ -207,7 +213,7 @@ impl RequestQueue {
                 into.answered(ending.sense.is_none());
             }
             Step::Ranges { op, transferred } => {
-                (token.op, token.transferred) = (op, transferred);
+                (token.op, token.transferred) = (op, clamp(transferred));
                 pool.release(data);
                 into.admit_parts(token, slot, op, &self.work.ranges);
             }
@@ -232,8 +238,7 @@ impl RequestQueue {
     fn refuse(&mut self, pool: &mut BufferPool, head: u16, element: Element, response: u32) {
         pool.release(element.data);
         let mut bytes = [0; ANSWER_BYTES];
-        let expected = element.data_in.saturating_add(element.data_out);
-        bytes[4..8].copy_from_slice(&u32::try_from(expected).unwrap_or(u32::MAX).to_le_bytes());
+        bytes[4..8].copy_from_slice(&clamp(element.data_in.saturating_add(element.data_out)).to_le_bytes());
         bytes[11] = response as u8;
         element.answer.write(pool, self.ring.lease, &bytes);
         self.ring.device.put_used(head, ANSWER_BYTES as u32);
@@ -254,11 +259,17 @@ impl RequestQueue {
         if let Some(buffer) = buffer {
             pool.release(buffer);
         }
-        if outcome == Outcome::Aborted {
-            return self.abort(pool, token);
+        match outcome {
+            Outcome::Done(_) => {
+                let transferred = token.transferred;
+                self.answer_plain(pool, token, transferred, [Status::Good as u8, b::VIRTIO_SCSI_S_OK as u8]);
+            }
+            Outcome::Aborted => self.abort(pool, token),
+            failure => {
+                let ending = Ending::of(token.op, failure, token.transferred.into());
+                self.answer(pool, token, b::VIRTIO_SCSI_S_OK, &ending);
+            }
         }
-        let ending = Ending::of(token.op, outcome, token.transferred);
-        self.answer(pool, token, b::VIRTIO_SCSI_S_OK, &ending);
     }
 
     /// Answers a command that was ended early: with what the first order said that meant it, if one did.
@@ -276,25 +287,35 @@ impl RequestQueue {
     }
 
     /// Writes a command's answer; it is visible after the next publish.
-    #[inline]
     pub(crate) fn answer(&mut self, pool: &mut BufferPool, token: ScsiToken, response: u32, ending: &Ending) {
-        let ScsiToken { answer, expected, head, unit, marks, data_in, .. } = token;
-        let residual = expected.saturating_sub(ending.transferred);
-        let residual = u32::try_from(residual).unwrap_or(u32::MAX);
-        let mut written = answer.room;
-        if data_in {
-            // What lies before the data counts as written too: the count is of the chain's bytes, in order.
-            written = written.saturating_add(u32::try_from(ending.transferred).unwrap_or(u32::MAX));
-        }
+        let transferred = clamp(ending.transferred);
         match &ending.sense {
-            None => {
-                let mut bytes = [0; ANSWER_BYTES];
-                bytes[4..8].copy_from_slice(&residual.to_le_bytes());
-                (bytes[10], bytes[11]) = (ending.status as u8, response as u8);
-                answer.write(pool, self.ring.lease, &bytes);
+            None => self.answer_plain(pool, token, transferred, [ending.status as u8, response as u8]),
+            Some(sense) => {
+                let ScsiToken { answer, expected, head, unit, marks, .. } = token;
+                let written = answer.room;
+                let residual = expected.saturating_sub(transferred);
+                self.answer_sense(pool, answer, unit, residual, response, (ending, sense));
+                self.answered(head, written.saturating_add(if token.data_in { transferred } else { 0 }), marks);
             }
-            Some(sense) => self.answer_sense(pool, answer, unit, residual, response, (ending, sense)),
         }
+    }
+
+    /// Writes an answer without sense data: `last` are status and response.
+    #[inline]
+    fn answer_plain(&mut self, pool: &mut BufferPool, token: ScsiToken, transferred: u32, last: [u8; 2]) {
+        let ScsiToken { answer, expected, head, marks, data_in, .. } = token;
+        // What lies before the data counts as written too: the count is of the chain's bytes, in order.
+        let written = answer.room.saturating_add(if data_in { transferred } else { 0 });
+        let mut bytes = [0; ANSWER_BYTES];
+        bytes[4..8].copy_from_slice(&expected.saturating_sub(transferred).to_le_bytes());
+        bytes[10..].copy_from_slice(&last);
+        answer.write(pool, self.ring.lease, &bytes);
+        self.answered(head, written, marks);
+    }
+
+    #[inline]
+    fn answered(&mut self, head: u16, written: u32, marks: u16) {
         self.ring.device.put_used(head, written);
         if marks != 0 {
             self.settle(marks);

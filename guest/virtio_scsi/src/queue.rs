@@ -27,9 +27,9 @@ pub struct ScsiToken {
     pub(crate) id: u64,
     pub(crate) answer: Answer,
     /// Bytes of the command's data buffer.
-    pub(crate) expected: u64,
+    pub(crate) expected: u32,
     /// Bytes that are transferred if it succeeds.
-    pub(crate) transferred: u64,
+    pub(crate) transferred: u32,
     /// A command of several steps: its state.
     pub(crate) several: Option<Box<Several>>,
     pub(crate) head: u16,

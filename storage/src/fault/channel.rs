@@ -234,7 +234,8 @@ impl DiskChannel<Lane> for FaultChannel {
     fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
         let chosen = |tag: Tag| tags.binary_search(&tag).is_ok();
         let aborted = |tag, buffer| Finished { outcome: Outcome::Aborted, tag, buffer };
-        finished.extend(self.held.extract_if(.., |(_, ended)| chosen(ended.tag)).map(|(_, e)| aborted(e.tag, e.buffer)));
+        finished
+            .extend(self.held.extract_if(.., |(_, ended)| chosen(ended.tag)).map(|(_, e)| aborted(e.tag, e.buffer)));
         let pending: Vec<_> = self.pending.extract_if(.., |request| chosen(request.tag)).collect();
         finished.extend(pending.into_iter().map(|request| self.mend(lane, aborted(request.tag, request.buffer))));
         self.inside.iter_mut().for_each(|(tag, hurried)| *hurried |= chosen(*tag));

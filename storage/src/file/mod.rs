@@ -142,7 +142,8 @@ impl Disk<Lane> for FileDisk {
         if let Some(size) = size {
             admission::can_be(geometry, size)?;
             if *kind == Kind::BlockDevice {
-                let expected = "no size: the host gives a block device its size; without one it is looked at again".to_owned();
+                let expected =
+                    "no size: the host gives a block device its size; without one it is looked at again".to_owned();
                 return Err(DiskError::Size { found: format!("{} bytes", size.0), expected });
             }
             rustix::fs::ftruncate(fd, size.0).map_err(os("resizing"))?;

@@ -16,8 +16,7 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{
-    BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Outcome, Request,
-    Tag,
+    BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Outcome, Request, Tag,
 };
 use mqblk_memory::Buffer;
 use mqblk_uring::Lane;

@@ -236,7 +236,10 @@ mod tests {
             (&[("size", "512"), ("block-size", "4096")], "expected a multiple of block-size 4096 above 0"),
             (&[("size", "1M"), ("block-size", "1024")], "block-size: found \"1024\", expected one of 512, 4096"),
             (&[("size", "1M"), ("readonly", "yes")], "readonly: found \"yes\", expected on or off"),
-            (&[("size", "1M"), ("max-size", "512K")], "max-size: found 512K, expected a multiple of block-size 512 that is"),
+            (
+                &[("size", "1M"), ("max-size", "512K")],
+                "max-size: found 512K, expected a multiple of block-size 512 that is",
+            ),
             (&[("size", "8191P")], "size: found \"8191P\""),
             (&[("size", "8388607T")], "size: found 8388607T, expected a size that the host can map"),
         ] {

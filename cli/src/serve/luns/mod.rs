@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_core::{ByteLen, DiskSlot};
+use mqblk_core::{ByteLen, DiskError, DiskSlot};
 use mqblk_engine::{AnyDisk, Engine};
 
 use super::config::{ControllerConfig, LunConfig, LunUnit, UnitConfig};
@@ -246,7 +246,12 @@ impl Luns {
             return Err(failed(&format!("its state is {}", lun.state.word())));
         };
         unit.alone(|| {
-            let size = crate::serve::storages::resize(unit.disk(), size).map_err(|error| failed(&error))?;
+            let size = unit.disk().resize(size).map_err(|error| match error {
+                DiskError::Size { found, expected } if size.is_some() => {
+                    ChangeError::Setting(Settings::new("lun").error("size", found, expected))
+                }
+                error => failed(&error),
+            })?;
             let paths: Vec<Lun> =
                 self.table().iter().filter(|lun| lun.is_ready() && lun.leads_to(&unit)).cloned().collect();
             paths.iter().for_each(|path| self.controllers[path.controller].refresh(path.slot));

@@ -27,6 +27,10 @@ impl Disk<Lane> for SlowFlush {
         self.inner.resolved()
     }
 
+    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+        self.inner.resize(size)
+    }
+
     fn sync(&self) -> std::io::Result<()> {
         lock(&self.end).recv().expect("the test tells the end")
     }

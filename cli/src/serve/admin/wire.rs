@@ -122,7 +122,7 @@ pub fn worker(number: u32, report: &WorkerReport) -> WorkerStat {
 }
 
 fn load(report: &QueueReport, shape: Shape) -> Load {
-    let QueueReport { counters, latency, in_flight } = report;
+    let QueueReport { counters, latency, in_flight, disks: _ } = report;
     let QueueLatency { reads, writes, others } = &**latency;
     let parts = |parts: &mqblk_engine::LatencyParts| {
         let mqblk_engine::LatencyParts { queued, device, publish, total } = parts;

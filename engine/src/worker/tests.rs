@@ -170,7 +170,7 @@ struct FakeQueue {
     unpublished: u32,
 }
 
-/// Every second request goes to the second disk, and goes on with another step; each third is held until the queue is woken.
+/// Of three requests one goes to the second disk and goes on with another step there, one is held until the queue is woken.
 impl GuestQueue for FakeQueue {
     type Token = (DiskSlot, u32);
     type Position = ();
@@ -189,8 +189,8 @@ impl GuestQueue for FakeQueue {
                 guest.taken += 1;
                 guest.taken
             };
-            let (disk, more) = if number % 2 == 0 { (SECOND, 1) } else { (DiskSlot::FIRST, 0) };
-            if number % 3 == 0 {
+            let (disk, more) = if number % 3 == 1 { (SECOND, 1) } else { (DiskSlot::FIRST, 0) };
+            if number % 3 == 2 {
                 at(&self.stage).guests[self.index].held += 1;
             } else {
                 into.admit((disk, more), disk, Op::Flush, ByteOffset(0), ByteLen::ZERO, None);

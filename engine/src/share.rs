@@ -34,13 +34,13 @@ impl Share {
     /// How many of `waiting` requests may be offered to a channel that has so many outstanding, when the lane has room for
     /// `room` more operations of `capacity`.
     ///
-    /// A channel at its limit is offered nothing until an eighth of it is free, or all that waits fits: planning, stamping and
+    /// A channel at its limit is offered nothing until an eighth of it is free, or a turn's worth, or all that waits fits: planning, stamping and
     /// moving a long plug for one request at a time would cost the other disks what the limit saves them.
     pub(crate) fn allowance(self, waiting: usize, outstanding: usize, room: usize, capacity: usize) -> usize {
         let own = if self.depth == 0 { usize::MAX } else { self.depth as usize };
         let limit = if self.shared { own.min((capacity / MOST_OF_LANE).max(1)) } else { own };
         let free = limit.saturating_sub(outstanding);
-        if free < waiting.min(limit / 8) {
+        if free < waiting.min(limit / 8).min(TURN_REQUESTS) {
             return 0;
         }
         let mut most = free;
@@ -141,9 +141,11 @@ mod tests {
     #[test]
     fn one_of_several_may_have_a_quarter_of_the_lane() {
         assert_eq!(SHARED.allowance(5000, 0, ALL, ALL), 1024);
-        assert_eq!(SHARED.allowance(5000, 1000, ALL, ALL), 0, "until an eighth of it is free");
+        assert_eq!(SHARED.allowance(5000, 1000, ALL, ALL), 0, "until a turn's worth is free");
         assert_eq!(SHARED.allowance(24, 1000, ALL, ALL), 24, "or all that waits fits");
-        assert_eq!(SHARED.allowance(5000, 896, ALL, ALL), 128);
+        assert_eq!(SHARED.allowance(5000, 960, ALL, ALL), 64);
+        assert_eq!(Share { depth: 80, ..SHARED }.allowance(5000, 71, ALL, ALL), 0, "until an eighth of it is free");
+        assert_eq!(Share { depth: 80, ..SHARED }.allowance(5000, 70, ALL, ALL), 10);
         assert_eq!(Share { depth: 2000, ..SHARED }.allowance(5000, 0, ALL, ALL), 1024);
         assert_eq!(Share { depth: 10, ..SHARED }.allowance(5000, 4, ALL, ALL), 6);
     }

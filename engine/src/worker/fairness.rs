@@ -304,7 +304,8 @@ fn a_turn_is_shared_while_several_are_busy_and_merging_sees_the_whole_plug() {
         bench.serve();
         let most = |of: &AtomicU64| of.load(Ordering::Relaxed);
         assert_eq!((most(&bench.slow.requests), most(&bench.slow.bytes)), (requests, bytes), "{len} bytes each");
-        assert_eq!(most(&bench.slow.outstanding), 4096 / 4);
+        let outstanding = most(&bench.slow.outstanding);
+        assert!((4096 / 4 - 64..=4096 / 4).contains(&outstanding), "{outstanding}");
     }
     // All of it touches: long requests are made of it however little is offered at once.
     let mut bench = Bench::new(PlugOptions { depth: 1, ..plug(MergeMode::On) }, 2, LANE);

@@ -35,6 +35,8 @@ impl Daemon {
         let controller = format!("id=c,socket={at}/c.sock,queues=2");
         let mut process = Process::new(binary());
         process.args(["serve", "--workers", "2", "--admin", &format!("{at}/admin"), "--controller", &controller]);
+        let image = std::fs::File::create(folder.path().join("disk.img")).expect("an image");
+        image.set_len(16 << 20).expect("an image");
         for lun in luns {
             process.args(["--lun", &format!("controller=c,{}", lun.replace("FOLDER", &at))]);
         }
@@ -86,6 +88,8 @@ fn event(control: &mut Control) -> (Address, EventKind) {
     assert!(!event.missed, "{event:?}");
     (event.at.expect("an address"), event.kind)
 }
+
+const CAPACITY: EventKind = EventKind::Changed { asc: 0x2a, ascq: 0x09 };
 
 fn at(target: u8, lun: u16) -> Address {
     Address { target, lun }
@@ -236,6 +240,43 @@ fn a_lun_comes_and_goes_under_load() {
     );
     assert_eq!(event(&mut control), (at(3, 2), EventKind::Rescan));
     assert_eq!(scan(&device, &mut set).last().and_then(Unit::capacity), Some(ByteLen(1 << 20)));
+    device.stop(vec![set]).expect("a stop");
+    daemon.stop();
+}
+
+#[test]
+fn a_unit_grows_and_shrinks_under_load() {
+    let daemon = Daemon::start(&["path=FOLDER/disk.img", "unit=c:0:0,target=9", "storage=ram,size=16M"]);
+    let (device, mut set, mut control) = daemon.connect();
+    let sizes = |set: &mut QueueSet| -> Vec<u64> {
+        scan(&device, set).iter().map(|unit| unit.capacity().expect("small").0 >> 20).collect()
+    };
+    assert_eq!(sizes(&mut set), [16, 16, 16]);
+    let mut load = Load::new(set, &[at(0, 0), at(9, 0), at(1, 0)]);
+    load.begin();
+    (0..3).for_each(|unit| load.more(unit, 100));
+    load.attentions.clear();
+
+    let image = daemon.path().join("disk.img");
+    let host = std::fs::OpenOptions::new().write(true).open(&image).expect("the image");
+    host.set_len(48 << 20).expect("the host grows it");
+    let told = load.during(|| daemon.call("lun.resize", json!({ "id": "c:0:0" })));
+    assert_eq!(told["lun"]["size_bytes"], 48 << 20);
+    let mut places = [event(&mut control), event(&mut control)];
+    places.sort_by_key(|(place, _)| place.target);
+    assert_eq!(places, [(at(0, 0), CAPACITY), (at(9, 0), CAPACITY)]);
+    let told = load.during(|| daemon.call("lun.resize", json!({ "controller": "c", "target": 9, "size": "32M" })));
+    assert_eq!((&told["lun"]["id"], &told["lun"]["size_bytes"]), (&json!("c:9:0"), &json!(32 << 20)));
+    event(&mut control);
+    event(&mut control);
+    (0..3).for_each(|unit| load.more(unit, 100));
+    // Both paths of the unit heard of it by their next command; the other unit, and all that was in flight, went on.
+    let heard = load.attentions.iter().filter(|sense| (sense.asc, sense.ascq) == (0x2a, 0x09)).count();
+    assert!((2..=4).contains(&heard) && heard == load.attentions.len(), "{:?}", load.attentions);
+    assert_eq!(load.others, []);
+    let (mut set, _) = load.end();
+    assert_eq!(sizes(&mut set), [32, 16, 32]);
+    assert_eq!(std::fs::metadata(&image).expect("the image").len(), 32 << 20);
     device.stop(vec![set]).expect("a stop");
     daemon.stop();
 }

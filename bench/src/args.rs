@@ -158,6 +158,11 @@ pub struct Args {
     #[arg(long, value_enum, value_name = "METHOD")]
     pub verify: Option<Verify>,
 
+    /// Write the range once before each run, unmeasured: what was never written may cost nothing to read. Of itself with
+    /// --experiment targets, where all targets are disks in memory
+    #[arg(long)]
+    pub fill: bool,
+
     /// Let a benchmark that writes destroy what is on the disk
     #[arg(long)]
     pub allow_write: bool,

@@ -12,6 +12,8 @@ pub struct Defaults {
     pub interface: Interface,
     /// `--disk`, where there is no `--socket` either.
     pub disk: Option<&'static str>,
+    /// `--fill`, where all targets are disks in memory, made for each run.
+    pub fill: bool,
     /// `--rw`.
     pub rw: Rw,
     /// `--bs`, or mixed sizes.
@@ -39,6 +41,7 @@ impl Default for Defaults {
         Defaults {
             interface: Interface::VirtioBlk,
             disk: None,
+            fill: false,
             rw: Rw::Randread,
             bs: Ok(bs),
             iodepth: 1,
@@ -85,13 +88,16 @@ impl Defaults {
 impl std::fmt::Display for Defaults {
     /// As options.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Defaults { interface, disk, rw, bs, iodepth, queues, targets, jobs, runtime, warmup } = self;
+        let Defaults { interface, disk, fill, rw, bs, iodepth, queues, targets, jobs, runtime, warmup } = self;
         let list = |numbers: &[u16]| numbers.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
         if *interface != Interface::VirtioBlk {
             write!(f, "--interface {} --targets {} ", interface.name(), list(targets))?;
         }
         if let Some(disk) = disk {
             write!(f, "--disk {disk} ")?;
+        }
+        if *fill {
+            write!(f, "--fill ")?;
         }
         write!(f, "--rw {} ", rw.name())?;
         match bs {

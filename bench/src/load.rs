@@ -10,6 +10,7 @@ use mqblk_driver::Waker;
 use mqblk_vhost_user_client::Lifeline;
 
 use crate::BenchError;
+use crate::args::Rw;
 use crate::control::{Control, Phase, Progress};
 use crate::cpu;
 use crate::interface::{Device, Disk, Set, virtio_scsi};
@@ -95,13 +96,21 @@ pub fn run<D: Device>(
     let disks = device.disks(combination)?;
     let streams = fit(plan, combination, &disks)?;
     let settings = settings(plan, combination, &disks, &streams)?;
-    let sets = device.take_sets();
+    let mut sets = device.take_sets();
     let event = |error: std::io::Error| BenchError::Failed(format!("a queue's eventfd: {error}"));
     let wakers = sets.iter().map(Set::waker).collect::<Result<Vec<_>, _>>().map_err(event)?;
     let lifeline = device.lifeline().map_err(event)?;
     let meters = Meters { pid: device.server_pid(), admin: server.as_ref().map(Server::admin) };
-    let (workers, counters) = workers(plan, combination, sets, settings, &streams, seed);
-    let watch = Watch { plan, counters, wakers, lifeline, meters, progress, total: streams.total() };
+    let mut watch = Watch { plan, counters: vec![], wakers, lifeline, meters, progress, total: streams.total() };
+    let load = Load { rw: combination.rw, once: plan.runtime.is_none(), verify: plan.verify.is_some() };
+    if plan.fill {
+        let fill = Load { rw: Rw::Write, once: true, verify: false };
+        let (workers, counters) = workers(plan, fill, sets, settings, &streams, seed);
+        watch.counters = counters;
+        sets = watch.fill(workers)?.into_iter().map(|worker| worker.into_parts().2).collect();
+    }
+    let (workers, counters) = workers(plan, load, sets, settings, &streams, seed);
+    watch.counters = counters;
 
     let (mut workers, measured) = watch.load(workers)?;
     let mut verified = 0;
@@ -144,6 +153,9 @@ pub fn run<D: Device>(
 /// Judges the options by the disks.
 fn fit(plan: &Plan, combination: &Combination, disks: &[Disk]) -> Result<Streams, BenchError> {
     for Disk { name, block, read_only, .. } in disks {
+        if plan.fill && *read_only {
+            return Err(BenchError::option("fill", format!("{name}, which is read-only"), "disks that can be written"));
+        }
         if combination.rw.writes() && *read_only {
             let expected = format!("read or randread: {name} is read-only");
             return Err(BenchError::option("rw", combination.rw.name(), expected));
@@ -184,9 +196,17 @@ fn settings(plan: &Plan, combination: &Combination, disks: &[Disk], streams: &St
     })
 }
 
+/// What the workers of a phase do.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    rw: Rw,
+    once: bool,
+    verify: bool,
+}
+
 fn workers<Q: Set>(
     plan: &Plan,
-    combination: &Combination,
+    load: Load,
     sets: Vec<Q>,
     settings: Settings,
     streams: &Streams,
@@ -195,15 +215,15 @@ fn workers<Q: Set>(
     let threads = sets.len();
     let mut jobs: Vec<Vec<Job>> = (0..threads).map(|_| vec![]).collect();
     for (index, &Part { job, disk, blocks }) in streams.parts.iter().enumerate() {
-        let once = plan.runtime.is_none();
         let seed_of_part = seed.wrapping_add((index as u64) << 32);
-        let pattern = Pattern::new(combination.rw, plan.read_share, blocks, once, seed_of_part);
+        let pattern = Pattern::new(load.rw, plan.read_share, blocks, load.once, seed_of_part);
         // Half of the 31 bits tell runs apart, the other half count.
-        let ledger = plan.verify.map(|_| Ledger::new(blocks.first, blocks.count, (seed as u32) >> 2));
+        let ledger = load.verify.then(|| Ledger::new(blocks.first, blocks.count, (seed as u32) >> 2));
         jobs[usize::from(job) % threads].push(Job { number: job, disk, pattern, ledger });
     }
     // A job's disks side by side.
     jobs.iter_mut().for_each(|jobs| jobs.sort_by_key(|job| job.number));
+    let settings = Settings { verify: load.verify, ..settings };
     let counters: Vec<Arc<Progress>> = (0..threads).map(|_| Arc::default()).collect();
     let workers = sets.into_iter().zip(jobs).zip(&counters);
     (workers.map(|((set, jobs), progress)| Worker::new(set, jobs, settings, Arc::clone(progress))).collect(), counters)
@@ -373,6 +393,12 @@ impl Watch<'_> {
             self.look_on(finished, || false)
         })?;
         Ok((workers, measured))
+    }
+
+    /// Writes all of the range.
+    fn fill<Q: Set>(&self, workers: Vec<Worker<Q>>) -> Result<Vec<Worker<Q>>, BenchError> {
+        let control = Control::new(Phase::Measure);
+        self.run(&control, workers, Worker::load, |finished| self.look_on(finished, || false))
     }
 
     /// Reads everything back.

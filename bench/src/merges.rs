@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use mqblk_admin::model::Counters;
 use mqblk_admin::{Client, StatQuery};
 
 /// Requests that were joined to another one, since the disk was opened.
@@ -24,16 +25,23 @@ pub struct PerSecond {
 }
 
 impl Merges {
-    /// Asks the server at the admin socket `admin`, which has one disk. `None` when it does not say.
+    /// Asks the server at the admin socket `admin` about all that it serves. `None` when it does not say.
     pub fn read(admin: &Path) -> Option<Merges> {
-        let counters = match Client::connect(admin).and_then(|mut client| client.stat(&StatQuery::default())) {
-            Ok(stat) => stat.disks.first()?.totals.counters,
+        match Client::connect(admin).and_then(|mut client| client.stat(&StatQuery::default())) {
+            Ok(stat) => {
+                let disks = stat.disks.iter().map(|disk| &disk.totals.counters);
+                let loads = disks.chain(stat.controllers.iter().map(|controller| &controller.totals.counters));
+                let sum = |Merges { reads, writes }, load: &Counters| Merges {
+                    reads: reads + load.read_merges,
+                    writes: writes + load.write_merges,
+                };
+                Some(loads.fold(Merges::default(), sum))
+            }
             Err(error) => {
                 tracing::debug!(%error, "no merges from the admin socket");
-                return None;
+                None
             }
-        };
-        Some(Merges { reads: counters.read_merges, writes: counters.write_merges })
+        }
     }
 
     /// What came since `before`, a `time` ago.

@@ -14,6 +14,9 @@ use crate::interface::Interface;
 /// What `merge` is for a disk of ours that does not say.
 const SERVER_MERGE: &str = "auto";
 
+/// The setting of a disk that is made for each run.
+const IN_MEMORY: &str = "storage=ram";
+
 /// Most requests in flight on one queue: what a ring can name.
 const MAX_DEPTH: u32 = 32768;
 
@@ -159,6 +162,8 @@ pub struct Plan {
     pub size: Option<ByteLen>,
     /// From one job's start to the next; `None`: the jobs have the range in common, or share it out.
     pub offset_increment: Option<ByteLen>,
+    /// Write the range once before each run.
+    pub fill: bool,
     /// Check what was written.
     pub verify: Option<Verify>,
     /// CPUs of the client's threads.
@@ -186,6 +191,13 @@ impl Plan {
         if args.rw.iter().any(|rw| rw.writes()) && !args.allow_write {
             let text =
                 "--rw: found a benchmark that writes, expected --allow-write with it: it destroys what is on the disk";
+            return Err(BenchError::Usage(text.into()));
+        }
+        // What is in memory was made for the run, and goes with it.
+        let in_memory =
+            args.socket.is_empty() && args.disk.iter().all(|spec| crate::target::pairs(spec).contains(&IN_MEMORY));
+        if args.fill && !args.allow_write && !in_memory {
+            let text = "--fill: found disks that are not in memory, expected --allow-write with it: it destroys what is on them";
             return Err(BenchError::Usage(text.into()));
         }
         if args.verify.is_some() && !args.rw.iter().all(|rw| rw.writes()) {
@@ -237,6 +249,7 @@ impl Plan {
             offset: args.offset,
             size: args.size,
             offset_increment: args.offset_increment,
+            fill: args.fill || defaults.fill && in_memory,
             verify: args.verify,
             pin: args.pin.clone(),
             server_cpus: args.server_cpus.clone(),

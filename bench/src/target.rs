@@ -21,18 +21,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const TRY: Duration = Duration::from_millis(200);
 
 /// Settings of a controller; all others are those of each of its logical units.
-const CONTROLLER_KEYS: [&str; 11] = [
+const CONTROLLER_KEYS: [&str; 10] = [
     "poll",
     "poll_queue",
     "queue-size",
     "queue_size",
     "queue-map",
     "socket-mode",
+    "fixed-buffers",
     "coalesce-us",
-    "coalesce-requests",
-    "plug-us",
-    "merge-bytes",
-    "merge-segments",
+    "coalesce-max",
+    "cmd-per-lun",
 ];
 
 /// A server process of ours.

@@ -51,6 +51,8 @@ impl Experiment for Targets {
             interface: Interface::VirtioScsi,
             // In memory as there, and small enough for 32.
             disk: Some("storage=ram,size=64M"),
+            // Else all reads would be of the one page that the system has for memory that was never written.
+            fill: true,
             rw: Rw::Read,
             bs: Err(SIZES),
             iodepth: IODEPTH,
@@ -80,6 +82,9 @@ impl Experiment for Targets {
         let mut words = alike(groups);
         let one = &groups[0][0];
         words.extend(one.steer.map(|steer| format!("steer {steer}")));
+        if plan.fill {
+            words.push("filled before".into());
+        }
         let mut text = format!("{}\n", heading(plan, words));
         let document = groups.iter().all(|group| is_documents(&group[0]));
         let mut add = |title: &str, figures: Option<fn(&Figures) -> [f64; 3]>, cell: &dyn Fn(&Row, &Row) -> String| {
@@ -203,7 +208,7 @@ mod tests {
     fn both_tables_of_the_document_and_ours_beside() {
         let text = Targets.print(&plan(""), &groups());
         let expected = "\
-target disk, poll default, rw read, bs 4K-64K, iodepth 4, batch 1, errors 0, steer target, client sleeps, 3 runs of 2 s
+target disk, poll default, rw read, bs 4K-64K, iodepth 4, batch 1, errors 0, steer target, filled before, client sleeps, 3 runs of 2 s
 
 overall bandwidth (MB/s)
 # of targets  1 queue  4 queues  2012: single  2012: 4 VCPUs  2012: 8 VCPUs

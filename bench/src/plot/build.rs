@@ -108,7 +108,8 @@ fn scale<'a>(metric: Metric, bars: bool, samples: impl Iterator<Item = &'a Sampl
 fn across(table: &Table, x: Key) -> Across {
     let levels = table.levels(x);
     // 0 has no logarithm; then the values are as far apart as names.
-    let log = x.numeric() && !levels.contains(&Value::Number(0));
+    // Mixed block sizes have no place between others.
+    let log = x.numeric() && levels.iter().all(|level| matches!(level, Value::Number(1..)));
     let place = |(at, value): (usize, &Value)| match value {
         Value::Number(number) if log => (*number as f64).log2(),
         _ => at as f64,

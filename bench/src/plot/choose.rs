@@ -35,6 +35,8 @@ pub struct Choice {
 pub fn choose(table: &Table, args: &Args) -> Result<Vec<Choice>, PlotError> {
     let x = args.x.unwrap_or_else(|| axis(table));
     let metrics = match args.y.as_slice() {
+        // Requests of mixed sizes are not what one would count.
+        [] if x.numeric() && table.rows.iter().any(|row| row.bs_max > row.bs) => vec![Metric::Bandwidth],
         [] if x.numeric() => vec![Metric::Iops],
         [] if table.rows.len() == 1 => vec![Metric::Percentiles],
         [] => vec![Metric::Iops, Metric::Percentiles],
@@ -70,7 +72,7 @@ pub fn choose(table: &Table, args: &Args) -> Result<Vec<Choice>, PlotError> {
 
 /// The key to draw against: the first number with at least three values, else with two; else the first name that varies.
 fn axis(table: &Table) -> Key {
-    const NUMBERS: [Key; 5] = [Key::Bs, Key::Queues, Key::Iodepth, Key::Jobs, Key::Batch];
+    const NUMBERS: [Key; 7] = [Key::Bs, Key::Targets, Key::Luns, Key::Queues, Key::Iodepth, Key::Jobs, Key::Batch];
     let with = |least: usize| NUMBERS.into_iter().find(move |key| table.levels(*key).len() >= least);
     let names = || KEYS.into_iter().find(|key| !key.numeric() && table.varies(*key));
     with(3).or_else(|| with(2)).or_else(names).unwrap_or(Key::Target)
@@ -112,7 +114,7 @@ fn names(table: &Table, keys: &[Key]) -> usize {
 fn distinguishing(table: &Table, x: Option<Key>, wanted: Option<Key>) -> Vec<Key> {
     let mut kept: Vec<Key> = wanted.into_iter().filter(|key| table.varies(*key)).collect();
     // Numbers first: where numbers follow from each other, the one that is named first in the options is kept.
-    const ORDER: [Key; 5] = [Key::Bs, Key::Queues, Key::Iodepth, Key::Jobs, Key::Batch];
+    const ORDER: [Key; 7] = [Key::Bs, Key::Targets, Key::Luns, Key::Queues, Key::Iodepth, Key::Jobs, Key::Batch];
     let free = |key: &Key| Some(*key) != x && Some(*key) != wanted && table.varies(*key);
     for key in ORDER.into_iter().filter(free) {
         let numbers: Vec<Key> = kept.iter().copied().chain(x).filter(|key| key.numeric()).collect();
@@ -180,16 +182,19 @@ fn crowding(table: &Table, keys: &[Key]) -> Option<Key> {
 
 /// What holds for all rows, and from where to where numbers go that neither an axis nor a legend shows.
 pub fn constant(table: &Table, choices: &[Choice]) -> String {
-    const SAID: [Key; 11] = [
+    const SAID: [Key; 14] = [
         Key::Experiment,
         Key::Interface,
         Key::Target,
         Key::Rw,
         Key::Bs,
+        Key::Targets,
+        Key::Luns,
         Key::Queues,
         Key::Jobs,
         Key::Iodepth,
         Key::Batch,
+        Key::Steer,
         Key::Poll,
         Key::Merge,
     ];
@@ -199,12 +204,14 @@ pub fn constant(table: &Table, choices: &[Choice]) -> String {
     for key in SAID.into_iter().filter(|key| !drawn(key)) {
         match table.levels(key) {
             [Value::Text(text)] if text == "unknown" => {}
-            [Value::Number(1)] if key == Key::Batch => {}
+            [Value::Number(1)] if matches!(key, Key::Batch | Key::Luns | Key::Targets) => {}
             [_] if key == Key::Experiment && table.rows[0].experiment.is_none() => {}
             [only] => words.push(key.phrase(only)),
             [first, .., last] if key.numeric() => {
                 if key == Key::Jobs && table.rows.iter().all(|row| row.jobs == row.queues) {
                     words.push("1 job per queue".into());
+                } else if key == Key::Jobs && table.rows.iter().all(|row| row.jobs == row.targets * row.luns) {
+                    words.push("1 job per LUN".into());
                 } else {
                     let range = format!("{} to {}", key.tick(first), key.tick(last));
                     words.push(key.phrase(&Value::Text(range)));

@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use mqblk_core::ByteLen;
 
 use super::rows::Row;
+use crate::args::Sizes;
 
 /// A key of a row that says how it was measured. In the order in which they name a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -17,6 +18,10 @@ pub enum Key {
     Rw,
     /// Bytes of a request.
     Bs,
+    /// Targets of a controller.
+    Targets,
+    /// Logical units of each target.
+    Luns,
     /// Queues.
     Queues,
     /// Jobs.
@@ -25,6 +30,8 @@ pub enum Key {
     Iodepth,
     /// Requests submitted and waited for at once.
     Batch,
+    /// The queue that a command of a controller is put on.
+    Steer,
     /// The server's poll policy.
     Poll,
     /// Request merging in the server.
@@ -43,14 +50,17 @@ pub enum Key {
 }
 
 /// All keys, in the order in which they name a series.
-pub const KEYS: [Key; 14] = [
+pub const KEYS: [Key; 17] = [
     Key::Target,
     Key::Rw,
     Key::Bs,
+    Key::Targets,
+    Key::Luns,
     Key::Queues,
     Key::Jobs,
     Key::Iodepth,
     Key::Batch,
+    Key::Steer,
     Key::Poll,
     Key::Merge,
     Key::Storage,
@@ -72,7 +82,7 @@ pub enum Value {
 impl Key {
     /// Whether its values are numbers, which have places on an axis.
     pub fn numeric(self) -> bool {
-        matches!(self, Key::Bs | Key::Queues | Key::Jobs | Key::Iodepth | Key::Batch)
+        matches!(self, Key::Bs | Key::Targets | Key::Luns | Key::Queues | Key::Jobs | Key::Iodepth | Key::Batch)
     }
 
     /// Its value in `row`. [`Key::Repeat`] is not in a row: 1.
@@ -81,11 +91,17 @@ impl Key {
         match self {
             Key::Target => text(&row.target),
             Key::Rw => text(&row.rw),
+            Key::Bs if row.bs_max > row.bs => {
+                Value::Text(Sizes { min: ByteLen(row.bs), max: ByteLen(row.bs_max) }.to_string())
+            }
             Key::Bs => Value::Number(row.bs),
+            Key::Targets => Value::Number(row.targets),
+            Key::Luns => Value::Number(row.luns),
             Key::Queues => Value::Number(row.queues),
             Key::Jobs => Value::Number(row.jobs),
             Key::Iodepth => Value::Number(row.iodepth),
             Key::Batch => Value::Number(row.batch),
+            Key::Steer => text(&row.steer),
             Key::Poll => text(&row.poll),
             Key::Merge => text(&row.merge),
             Key::Storage => text(&row.storage),
@@ -112,10 +128,14 @@ impl Key {
         match self {
             Key::Target | Key::Experiment | Key::File | Key::Interface | Key::Rw => tick,
             Key::Bs => format!("bs {tick}"),
+            Key::Targets => count("target", "targets"),
+            Key::Luns if tick == "1" => "1 LUN each".into(),
+            Key::Luns => format!("{tick} LUNs each"),
             Key::Queues => count("queue", "queues"),
             Key::Jobs => count("job", "jobs"),
             Key::Iodepth => format!("iodepth {tick}"),
             Key::Batch => format!("batch {tick}"),
+            Key::Steer => format!("steer {tick}"),
             Key::Poll => format!("poll {tick}"),
             Key::Merge => format!("merge {tick}"),
             Key::Storage => format!("storage {tick}"),
@@ -129,10 +149,13 @@ impl Key {
             Key::Target => "target",
             Key::Rw => "load",
             Key::Bs => "block size (bytes)",
+            Key::Targets => "targets",
+            Key::Luns => "logical units of each target",
             Key::Queues => "queues",
             Key::Jobs => "jobs",
             Key::Iodepth => "iodepth (requests in flight of each job)",
             Key::Batch => "batch (requests submitted at once)",
+            Key::Steer => "queue steering",
             Key::Poll => "poll policy",
             Key::Merge => "request merging",
             Key::Storage => "storage",

@@ -98,9 +98,7 @@ impl Metric {
         const MIB: f64 = (1 << 20) as f64;
         match self {
             Metric::Iops => Some(Measured { error: row.iops.1, ..plain(row.iops.0) }),
-            Metric::Bandwidth => {
-                Some(Measured { error: row.iops.1 * row.bs as f64 / MIB, ..plain(row.bandwidth / MIB) })
-            }
+            Metric::Bandwidth => Some(Measured { error: row.bandwidth.1 / MIB, ..plain(row.bandwidth.0 / MIB) }),
             Metric::Latency => Some(Measured { second: Some(row.latency.1), ..plain(row.latency.0) }),
             Metric::Cpu => row.server_cpu.map(plain),
             Metric::Merges => row.merges.map(plain),

@@ -42,8 +42,16 @@ pub struct Row {
     pub merge: String,
     /// Name of the experiment it is part of.
     pub experiment: Option<String>,
-    /// Bytes of a request.
+    /// Bytes of a request, and of the largest where sizes are mixed.
     pub bs: u64,
+    /// See above.
+    pub bs_max: u64,
+    /// Targets; 1 where the interface has none.
+    pub targets: u64,
+    /// Logical units of each; 1 where the interface has none.
+    pub luns: u64,
+    /// Which queue a command is put on; `unknown` where the interface leaves no choice.
+    pub steer: String,
     /// Queues.
     pub queues: u64,
     /// Jobs.
@@ -56,8 +64,8 @@ pub struct Row {
     pub runs: u64,
     /// Requests per second, mean over the runs, and its standard error.
     pub iops: (f64, f64),
-    /// Bytes per second.
-    pub bandwidth: f64,
+    /// Bytes per second, mean over the runs, and its standard error.
+    pub bandwidth: (f64, f64),
     /// Percentile (0 to 100) and latency in microseconds, ascending.
     pub percentiles: Vec<(f64, f64)>,
     /// Median and 99th percentile of the latency, in microseconds.
@@ -121,6 +129,10 @@ impl Fields<'_> {
         };
         let [p50, p99] = [latency.measured("p50")?, latency.measured("p99")?];
         let tail = [(50.0, p50), (99.0, p99), (99.9, latency.measured("p999")?), (100.0, latency.measured("max")?)];
+        let (bs, iops) = (self.count("bs", 1)?, (self.measured("iops_mean")?, self.measured("iops_stderr")?));
+        let one_if_absent = |key: &str| if self.absent(key) { Ok(1) } else { self.count(key, 1) };
+        // Before there were mixed sizes.
+        let bandwidth_error = self.optional("bw_stderr")?.unwrap_or(iops.1 * bs as f64);
         let merges = [self.optional("rrqm_per_s")?, self.optional("wrqm_per_s")?];
         Ok(Row {
             file: file.to_owned(),
@@ -131,14 +143,18 @@ impl Fields<'_> {
             poll: self.text("poll")?,
             merge: self.text("merge")?,
             experiment: if self.absent("experiment") { None } else { Some(self.text("experiment")?) },
-            bs: self.count("bs", 1)?,
+            bs,
+            bs_max: if self.absent("bs_max") { bs } else { self.count("bs_max", bs)? },
+            targets: one_if_absent("targets")?,
+            luns: one_if_absent("luns")?,
+            steer: if self.absent("steer") { "unknown".into() } else { self.text("steer")? },
             queues: self.count("queues", 1)?,
             jobs: self.count("jobs", 1)?,
             iodepth: self.count("iodepth", 1)?,
             batch: self.count("batch", 0)?,
             runs: self.count("runs", 1)?,
-            iops: (self.measured("iops_mean")?, self.measured("iops_stderr")?),
-            bandwidth: self.measured("bw_bytes_per_s")?,
+            iops,
+            bandwidth: (self.measured("bw_bytes_per_s")?, bandwidth_error),
             percentiles: self.percentiles()?.unwrap_or_else(|| tail.to_vec()),
             latency: (p50, p99),
             server_cpu: self.optional("server_cpu_us_per_io")?,
@@ -268,13 +284,24 @@ mod tests {
         new["experiment"] = "block sizes".into();
         let new = read(&Value::Array(vec![new])).unwrap();
         assert_eq!(new.percentiles, [(50.0, 2.5), (99.99, 8.0)]);
+        assert_eq!((new.bs_max, new.targets, new.luns, new.steer.as_str()), (4096, 1, 1, "unknown"));
+        assert_eq!(new.bandwidth, (4e8, 40960.0));
+        let mut scsi = row();
+        for (key, value) in [("targets", 32), ("luns", 2), ("bs_max", 65536), ("bw_stderr", 5)] {
+            scsi[key] = value.into();
+        }
+        scsi["steer"] = "fixed".into();
+        let scsi = read(&Value::Array(vec![scsi])).unwrap();
+        assert_eq!((scsi.bs, scsi.bs_max, scsi.targets, scsi.luns), (4096, 65536, 32, 2));
+        assert_eq!((scsi.steer.as_str(), scsi.bandwidth), ("fixed", (4e8, 5.0)));
         assert_eq!((new.merges, new.experiment.as_deref()), (Some(7.0), Some("block sizes")));
     }
 
     #[test]
     fn what_is_wrong_is_named() {
         type Change = fn(&mut Value);
-        let cases: [(Change, &str); 15] = [
+        let cases: [(Change, &str); 16] = [
+            (|row| row["bs_max"] = 512.into(), "bs_max: found 512, expected a whole number from 4096"),
             (|row| row["iops_mean"] = (-5).into(), "iops_mean: found -5, expected a number from 0"),
             (|row| row["iops_mean"] = Value::Null, "iops_mean: found null, expected a number"),
             (|row| row["iops_mean"] = 1e300.into(), "iops_mean: found 1e+300, expected"),

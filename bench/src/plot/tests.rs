@@ -23,13 +23,17 @@ fn row() -> Row {
         merge: "off".into(),
         experiment: None,
         bs: 4096,
+        bs_max: 0,
+        targets: 1,
+        luns: 1,
+        steer: "unknown".into(),
         queues: 1,
         jobs: 1,
         iodepth: 32,
         batch: 1,
         runs: 3,
         iops: (100_000.0, 500.0),
-        bandwidth: 100_000.0 * 4096.0,
+        bandwidth: (100_000.0 * 4096.0, 500.0 * 4096.0),
         percentiles: vec![(50.0, 10.0), (99.0, 30.0), (99.9, 90.0), (100.0, 2000.0)],
         latency: (10.0, 30.0),
         server_cpu: Some(1.5),
@@ -296,6 +300,26 @@ fn no_text_is_cut_off_or_on_another() {
 }
 
 /// Whatever passes for a result file is drawn, with nothing outside of the picture.
+/// What the experiment of targets and queues leaves: the bandwidth of each count of queues against targets.
+#[test]
+fn targets_are_an_axis_and_mixed_sizes_are_bandwidth() {
+    let targets: Vec<OwnChange> = [1, 2, 4, 8, 32]
+        .into_iter()
+        .map(|count| {
+            Box::new(move |row: &mut Row| (row.targets, row.jobs, row.bs_max) = (count, count, 65536)) as OwnChange
+        })
+        .collect();
+    let targets: Vec<Change> = targets.iter().map(|change| &**change as Change).collect();
+    let rows = sweep(&[&targets, &[&|row| row.queues = 1, &|row| row.queues = 2, &|row| row.queues = 8]]);
+    let table = Table::new(rows);
+    let choices = choose(&table, &args()).unwrap();
+    let expected =
+        Choice { metrics: vec![Metric::Bandwidth], x: Some(Key::Targets), series: vec![Key::Queues], panels: None };
+    assert_eq!(choices, [expected]);
+    assert!(constant(&table, &choices).contains("bs 4K-64K"), "{}", constant(&table, &choices));
+    assert!(constant(&table, &choices).contains("1 job per LUN"));
+}
+
 #[test]
 fn extreme_values_are_drawn() {
     let values = [0.0, 5e-324, 1e-9, 0.25, 1e15];
@@ -308,7 +332,8 @@ fn extreme_values_are_drawn() {
                 batch: at as u64,
                 target: format!("{}", at % 2),
                 iops: (value, values[values.len() - 1 - at]),
-                bandwidth: value,
+                bs_max: bs,
+                bandwidth: (value, 0.0),
                 percentiles: vec![(0.0, value), (100.0 - 1e-14, value), (100.0, values[0])],
                 latency: (value, values[values.len() - 1 - at]),
                 server_cpu: Some(value),

@@ -165,6 +165,21 @@ fn a_server_that_leaves_or_sticks_ends_the_run() {
 }
 
 #[test]
+fn what_is_filled_was_written_before_it_is_read() {
+    let mut all = disks(2, 1, 64 << 10);
+    all.values_mut().for_each(|disk| disk.bytes.fill(7));
+    let rig = Rig::new(Behaviour { disks: all, ..Behaviour::default() });
+    assert_eq!(
+        rig.run("--targets 2 --rw read --bsrange 4k-16k --runtime 0 --queues 2 --fill --allow-write").unwrap(),
+        0
+    );
+    // The client's buffers are zeroes.
+    assert!(rig.model.disks().values().all(|disk| disk.bytes.iter().all(|byte| *byte == 0)));
+    rig.model.disks().get_mut(&Address::default()).unwrap().read_only = true;
+    assert!(refused(rig.run("--fill --allow-write")).contains("--fill: found logical unit 0:0, which is read-only"));
+}
+
+#[test]
 fn options_are_judged() {
     for (line, word) in [
         ("--socket s --targets 2", "--targets: found virtio-blk"),
@@ -174,6 +189,8 @@ fn options_are_judged() {
         ("--interface virtio-scsi --socket s --targets 256 --luns 100", "--luns: found 100 for each of 256 targets"),
         ("--interface virtio-scsi --socket s --steer round", "round"),
         ("--interface scsi --socket s", "scsi"),
+        ("--socket s --fill", "--allow-write"),
+        ("--disk storage=null,size=1G --fill", "--allow-write"),
         ("--socket s --bsrange 4k", "--bsrange"),
         ("--socket s --bsrange 64k-4k", "--bsrange"),
         ("--socket s --bsrange 4k-10k", "--bsrange"),

@@ -152,7 +152,6 @@ pub fn worker(number: u32, report: &WorkerReport) -> WorkerStat {
 }
 
 fn load(report: &QueueReport, shape: Shape) -> Load {
-    // What each disk counted is told of each LUN.
     let QueueReport { counters, latency, in_flight, disks: _ } = report;
     let QueueLatency { reads, writes, others } = &**latency;
     let parts = |parts: &mqblk_engine::LatencyParts| {

@@ -609,4 +609,6 @@ impl std::fmt::Debug for dyn Served {
 #[cfg(test)]
 mod counting;
 #[cfg(test)]
+mod fairness;
+#[cfg(test)]
 mod tests;

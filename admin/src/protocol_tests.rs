@@ -177,6 +177,52 @@ fn a_wrong_parameter_is_told_in_parts_too() {
     assert_eq!(answer["error"]["data"], parts);
 }
 
+const OTHERS: &[Param] = &[
+    Param { name: "number", kind: Kind::Number, about: "How many" },
+    Param { name: "size", kind: Kind::Size, about: "How large" },
+    Param { name: "settings", kind: Kind::Settings, about: "How" },
+];
+
+#[test]
+fn parameters_of_every_kind() {
+    let verbs = Verbs::new(vec![Verb::new("echo", "Says it again", OTHERS, |params| {
+        let [number, size, settings] = [
+            params.number("number").map(Value::from),
+            params.value("size").cloned(),
+            params.value("settings").cloned(),
+        ];
+        Ok(json!([number, size, settings]))
+    })]);
+    let call = |params: &str| {
+        let line = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"echo","params":{params}}}"#);
+        let answer: Value = serde_json::from_slice(&answer(line.as_bytes(), &verbs).unwrap()).unwrap();
+        answer.get("result").cloned().unwrap_or_else(|| answer["error"]["message"].clone())
+    };
+    for (params, want) in [
+        (r#"{"number":18446744073709551615}"#, json!([u64::MAX, null, null])),
+        (r#"{"size":0,"settings":"a=b"}"#, json!([null, 0, "a=b"])),
+        (r#"{"size":"10G","settings":{"a":[1]}}"#, json!([null, "10G", { "a": [1] }])),
+        (r#"{"number":-1}"#, json!("params.number: found the number -1, expected a whole number")),
+        (r#"{"number":1.0}"#, json!("params.number: found the number 1.0, expected a whole number")),
+        (
+            r#"{"number":18446744073709551616}"#,
+            json!("params.number: found the number 1.8446744073709552e+19, expected a whole number"),
+        ),
+        (r#"{"number":"1"}"#, json!("params.number: found \"1\", expected a whole number")),
+        (r#"{"size":-1}"#, json!("params.size: found the number -1, expected a whole number or a string")),
+        (r#"{"size":null}"#, json!("params.size: found null, expected a whole number or a string")),
+        (r#"{"settings":[]}"#, json!("params.settings: found an array, expected an object or a string")),
+    ] {
+        assert_eq!(call(params), want, "{params}");
+    }
+    let help: Value =
+        serde_json::from_slice(&answer(br#"{"jsonrpc":"2.0","id":1,"method":"help"}"#, &verbs).unwrap()).unwrap();
+    let kinds = &help["result"]["verbs"][0]["params"]["properties"];
+    assert_eq!(kinds["number"]["type"], "integer");
+    assert_eq!(kinds["size"]["type"], json!(["integer", "string"]));
+    assert_eq!(kinds["settings"]["type"], json!(["object", "string"]));
+}
+
 #[test]
 fn help_lists_every_verb_with_its_schema() {
     let answer = answered(r#"{"jsonrpc":"2.0","id":1,"method":"help"}"#).unwrap();

@@ -68,6 +68,14 @@ pub enum DiskError {
     /// A setting's value does not fit this storage.
     #[error(transparent)]
     Setting(#[from] crate::settings::SettingError),
+    /// The disk cannot have this size.
+    #[error("size: found {found}, expected {expected}")]
+    Size {
+        /// What was asked for, or what the host's storage has.
+        found: String,
+        /// What would have done.
+        expected: String,
+    },
 }
 
 /// An open disk. Shared by all workers; holds no state that a request touches.
@@ -92,6 +100,15 @@ pub trait Disk<L: Lane>: Send + Sync {
     fn sync(&self) -> std::io::Result<()> {
         Ok(())
     }
+
+    /// Makes the disk this large, or with `None` looks again how large the host's storage is. Returns the size, which
+    /// [`geometry`](Self::geometry) shows from now on and channels go by from their next batch on; engines are told with
+    /// `refresh_disk`. What a larger disk has more reads as zeroes, where the storage is ours to grow. Blocks: only for control
+    /// threads.
+    ///
+    /// # Errors
+    /// When the storage cannot have that size; then it is as it was.
+    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError>;
 
     /// A worker's own handle. Called on the worker's thread.
     ///

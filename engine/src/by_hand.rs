@@ -1,13 +1,15 @@
 //! A worker without a thread: whoever holds it steps it.
 
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, sync_channel};
 
-use mqblk_core::{GuestQueue, Wake};
+use mqblk_core::{DiskSlot, GuestQueue, Wake};
 use mqblk_uring::{Lane, LaneOptions};
 
+use crate::counters::WorkerReport;
 use crate::engine::{AttachError, QueueOptions, seat};
 use crate::mailbox::Mailbox;
+use crate::seat_disks::QueueDisk;
 use crate::worker::Worker;
 
 /// A worker that is stepped by hand, on the thread that made it: for simulations, and for counting what a turn costs. Its
@@ -57,6 +59,27 @@ impl HandWorker {
     /// Stops pulling from a queue. It leaves with the turn in which the last of its requests ends.
     pub fn drain(&mut self, seat: HandSeat) {
         self.worker.drain(seat.slot, seat.generation, sync_channel(1).0);
+    }
+
+    /// Lets a queue's requests go to one more disk.
+    ///
+    /// # Errors
+    /// When there is one in its slot, or the disk cannot be opened.
+    pub fn open_disk(&mut self, seat: HandSeat, disk: &QueueDisk) -> Result<(), AttachError> {
+        self.worker.open_disk(seat.slot, seat.generation, disk)
+    }
+
+    /// Lets no more of its requests go to a disk, which leaves with the turn in which the last of them ends; then something can
+    /// be received, or the sender is gone.
+    pub fn close_disk(&mut self, seat: HandSeat, disk: DiskSlot) -> Receiver<()> {
+        let (done, left) = sync_channel(1);
+        self.worker.close_disk(seat.slot, seat.generation, disk, done);
+        left
+    }
+
+    /// What the worker and its queues have counted.
+    pub fn report(&self) -> WorkerReport {
+        self.worker.report(0)
     }
 
     /// Whether the queue has not left.

@@ -1,6 +1,6 @@
 //! A worker's handles to disks: one channel per disk, shared by all the worker's queues of it.
 //!
-//! Only *busy* channels (those with requests plugged, ready or outstanding) are looked at in a turn. Each turn begins with
+//! Only *busy* channels (those with requests plugged, ready or outstanding, and a worker's only one) are looked at in a turn. Each turn begins with
 //! another one of them, and while several are busy none may have more than its [`Share`].
 
 use std::sync::Arc;
@@ -99,7 +99,7 @@ pub(crate) struct Channels {
     open: Vec<Option<Open>>,
     /// Open ones.
     count: usize,
-    /// Places of the busy ones.
+    /// Places of the busy ones; when only one is open it counts as busy.
     busy: Vec<usize>,
     /// Index in `busy` of the one that this turn begins with.
     first: usize,
@@ -138,7 +138,7 @@ impl Channels {
         let merger = Merger::new(&options, &disk.limits(), &disk.geometry(), PLUG_ROOM);
         let plug = Vec::with_capacity(PLUG_ROOM);
         let disk = Arc::clone(disk);
-        let open = Open { disk, channel, plug, left: false, busy: false, merger, depth: options.depth, users: 1 };
+        let open = Open { disk, channel, plug, left: false, busy: true, merger, depth: options.depth, users: 1 };
         let at = self.open.iter().position(Option::is_none).unwrap_or_else(|| {
             self.open.push(None);
             self.open.len() - 1
@@ -147,6 +147,7 @@ impl Channels {
         self.count += 1;
         // So that becoming busy does not allocate.
         self.busy.reserve(self.open.len());
+        self.busy.push(at);
         self.plugged.reserve(PLUG_ROOM);
         self.part.reserve(PLUG_ROOM);
         Ok(at)
@@ -162,6 +163,13 @@ impl Channels {
             self.open[at] = None;
             self.count -= 1;
             self.busy.retain(|busy| *busy != at);
+            if self.count == 1 {
+                self.busy.clear();
+                for (at, open) in self.open.iter_mut().enumerate().filter_map(|(at, open)| Some((at, open.as_mut()?))) {
+                    open.busy = true;
+                    self.busy.push(at);
+                }
+            }
         }
     }
 
@@ -181,6 +189,9 @@ impl Channels {
     /// Requests came into the plug at a place.
     #[inline]
     pub(crate) fn note_plugged(&mut self, at: usize) {
+        if self.count == 1 {
+            return;
+        }
         let open = self.open[at].as_mut().expect("a queue holds its channel's place");
         if !open.busy {
             open.busy = true;
@@ -202,7 +213,7 @@ impl Channels {
         }
     }
 
-    /// Forgets which plugs were given requests.
+    /// Forgets which plugs were given requests: a pull's are offered in the same turn.
     #[inline]
     pub(crate) fn forget_plugged(&mut self) {
         self.plugged.clear();
@@ -214,13 +225,17 @@ impl Channels {
         only.iter().chain(&self.plugged).any(wants)
     }
 
-    /// Requests may have come into plugs that the next turn is to offer.
+    /// Whether requests came into plugs otherwise than by a pull, or requests are to end early.
     #[inline]
-    pub(crate) fn note_left(&mut self) {
-        if !self.plugged.is_empty() {
-            self.plugged.clear();
-            self.left = true;
-        }
+    pub(crate) fn is_stirred(&self) -> bool {
+        self.plugged.len() | self.cancelled.len() != 0
+    }
+
+    /// Sees to it that the former are offered in the next turn. Whether there are any of the latter.
+    pub(crate) fn settle(&mut self) -> bool {
+        self.left |= !self.plugged.is_empty();
+        self.plugged.clear();
+        !self.cancelled.is_empty()
     }
 
     /// Offers what waits to the channels, each its share, beginning with another one each time. `stamp` is given requests that are
@@ -233,11 +248,21 @@ impl Channels {
         }
         self.left = false;
         let Some(open) = self.busy.first().and_then(|at| self.open[*at].as_mut()) else { return 0 };
-        let most = if open.depth == 0 { usize::MAX } else { open.allowance(lane, false, false) };
-        let offer = Offer { most, crowded: false, part: &mut self.part };
-        let happened = open.submit(lane, clock, offer, &mut stamp, &mut self.counts, &mut self.finished);
+        if open.depth > 0 || open.merger.is_some() {
+            let most = if open.depth == 0 { usize::MAX } else { open.allowance(lane, false, false) };
+            let offer = Offer { most, crowded: false, part: &mut self.part };
+            let happened = open.submit(lane, clock, offer, &mut stamp, &mut self.counts, &mut self.finished);
+            self.left = open.left;
+            return happened;
+        }
+        if open.plug.len() >= STAMPED || open.left {
+            stamp(&open.plug);
+        }
+        let taken =
+            if open.plug.is_empty() { 0 } else { open.channel.submit(lane, &mut open.plug, &mut self.finished) };
+        open.left = !open.plug.is_empty();
         self.left = open.left;
-        happened
+        taken
     }
 
     #[inline(never)]
@@ -308,7 +333,6 @@ impl Channels {
                 }
                 outstanding = open.channel.outstanding();
             }
-            // The only channel is looked at in any case.
             if outstanding == 0 && self.count > 1 && open.waiting() == 0 {
                 open.busy = false;
                 self.busy.remove(nth);

@@ -1,6 +1,6 @@
 //! What a queue and a worker count. Written by the worker only, as plain numbers; read by copying them out on its thread.
 
-use mqblk_core::{ByteLen, Op};
+use mqblk_core::{ByteLen, DiskSlot, Op};
 
 use crate::latency::LatencyHistogram;
 
@@ -59,6 +59,82 @@ pub struct QueueCounters {
     pub calls_put_off: u64,
 }
 
+/// Counters of one of a queue's disks, since it was opened in its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskCounters {
+    /// Which.
+    pub slot: DiskSlot,
+    /// Reads finished.
+    pub reads: u64,
+    /// Writes finished.
+    pub writes: u64,
+    /// Flushes, discards and write-zeroes finished.
+    pub others: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Requests that ended otherwise than done.
+    pub errors: u64,
+    /// Requests in flight at this moment.
+    pub in_flight: u32,
+    /// How long the reads took in all, from the pull until the guest could see the answer, in nanoseconds.
+    pub read_ns: u64,
+    /// The writes.
+    pub write_ns: u64,
+    /// The others.
+    pub other_ns: u64,
+}
+
+impl DiskCounters {
+    /// Nothing counted yet.
+    pub const fn new(slot: DiskSlot) -> DiskCounters {
+        DiskCounters {
+            slot,
+            reads: 0,
+            writes: 0,
+            others: 0,
+            read_bytes: 0,
+            written_bytes: 0,
+            errors: 0,
+            in_flight: 0,
+            read_ns: 0,
+            write_ns: 0,
+            other_ns: 0,
+        }
+    }
+
+    /// Those of the first and so far only disk of a queue, by the queue's own. Nothing is in flight.
+    pub(crate) fn of_only(counters: &QueueCounters, latency: &QueueLatency) -> DiskCounters {
+        DiskCounters {
+            reads: counters.reads,
+            writes: counters.writes,
+            others: counters.flushes + counters.discards + counters.write_zeroes,
+            read_bytes: counters.read_bytes,
+            written_bytes: counters.written_bytes,
+            errors: counters.errors,
+            read_ns: latency.reads.total.sum_ns(),
+            write_ns: latency.writes.total.sum_ns(),
+            other_ns: latency.others.total.sum_ns(),
+            ..DiskCounters::new(DiskSlot::FIRST)
+        }
+    }
+
+    /// Adds what another queue counted of the same disk.
+    pub fn add(&mut self, other: &DiskCounters) {
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.others += other.others;
+        self.read_bytes += other.read_bytes;
+        self.written_bytes += other.written_bytes;
+        self.errors += other.errors;
+        self.in_flight += other.in_flight;
+        self.read_ns += other.read_ns;
+        self.write_ns += other.write_ns;
+        self.other_ns += other.other_ns;
+    }
+}
+
 /// How long a queue's requests of one kind took, by where the time went.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LatencyParts {
@@ -91,6 +167,16 @@ pub(crate) enum Kind {
     Other,
 }
 
+impl Kind {
+    pub(crate) fn of(op: Op) -> Kind {
+        match op {
+            Op::Read => Kind::Read,
+            Op::Write { .. } => Kind::Write,
+            _ => Kind::Other,
+        }
+    }
+}
+
 /// All that is known of a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueueReport {
@@ -100,6 +186,9 @@ pub struct QueueReport {
     pub latency: Box<QueueLatency>,
     /// Requests in flight at this moment.
     pub in_flight: u32,
+    /// Of each of the queue's disks, in the order of their slots. A disk that was closed stays here with what it counted until
+    /// another is opened in its slot, which begins at 0; the queue's own counters go on.
+    pub disks: Vec<DiskCounters>,
 }
 
 /// What a worker thread counts, and its queues.
@@ -152,6 +241,12 @@ impl QueueReport {
         self.latency.writes.add(&other.latency.writes);
         self.latency.others.add(&other.latency.others);
         self.in_flight += other.in_flight;
+        for disk in &other.disks {
+            match self.disks.binary_search_by_key(&disk.slot, |disk| disk.slot) {
+                Ok(at) => self.disks[at].add(disk),
+                Err(at) => self.disks.insert(at, *disk),
+            }
+        }
     }
 }
 

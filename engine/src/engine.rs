@@ -14,7 +14,7 @@ use crate::mailbox::{Mailbox, WakerHandle};
 use crate::options::Coalesce;
 use crate::poll::PollPolicy;
 use crate::roster::Phase;
-use crate::runner::Runner;
+use crate::runner::{Runner, Served};
 use crate::seat_disks::{QueueDisk, SeatDisks};
 use crate::worker::{Leaving, Seat, Worker};
 
@@ -164,7 +164,7 @@ where
     for disk in &options.disks {
         if let Err(error) = disks.open(&mut worker.lane, &mut worker.channels, disk) {
             disks.close_all(&mut worker.lane, &mut worker.channels);
-            return Err(error.into());
+            return Err(error);
         }
     }
     let (slot, generation) = worker.vacancy();
@@ -177,7 +177,8 @@ where
         }
     };
     let now = worker.clock.now();
-    let runner = Box::new(Runner::new(queue, options.poll, options.coalesce, now));
+    let mut runner = Box::new(Runner::new(queue, options.poll, options.coalesce, now));
+    options.disks.iter().for_each(|disk| runner.opened(disk.slot));
     let phase = if options.paused { Phase::Paused } else { Phase::Running };
     let seat = Seat {
         runner,
@@ -244,13 +245,13 @@ where
         self.mailbox.ask(move |worker| worker.set_kick(slot, generation, kick))
     }
 
-    /// Lets the queue's requests go to one more disk. The slot is free.
+    /// Lets the queue's requests go to one more disk.
     ///
     /// # Errors
-    /// When the disk cannot be opened on the queue's worker, or the worker has ended.
+    /// When there is one in its slot, the disk cannot be opened on the queue's worker, or the worker has ended.
     pub fn open_disk(&self, disk: QueueDisk) -> Result<(), AttachError> {
         let (slot, generation) = (self.slot, self.generation);
-        self.mailbox.ask(move |worker| worker.open_disk(slot, generation, &disk))?.map_err(AttachError::from)
+        self.mailbox.ask(move |worker| worker.open_disk(slot, generation, &disk))?
     }
 
     /// Lets no more of its requests go to a disk (they end with [`Outcome::Aborted`](mqblk_core::Outcome)), and waits until

@@ -15,6 +15,7 @@ mod engine;
 mod latency;
 mod mailbox;
 mod options;
+mod per_disk;
 mod plug;
 mod poll;
 mod roster;
@@ -27,7 +28,7 @@ mod trial;
 mod worker;
 
 pub use by_hand::{HandSeat, HandWorker};
-pub use counters::{LatencyParts, QueueCounters, QueueId, QueueLatency, QueueReport, WorkerReport};
+pub use counters::{DiskCounters, LatencyParts, QueueCounters, QueueId, QueueLatency, QueueReport, WorkerReport};
 pub use engine::{AttachError, Detached, Engine, EngineOptions, QueueHandle, QueueOptions, WorkerGone};
 pub use latency::{LatencyHistogram, percentile_ns};
 pub use mqblk_uring::{Bell, EventFd, FixedBufferUse, Lane, LaneOptions};

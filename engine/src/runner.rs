@@ -12,8 +12,9 @@ use mqblk_uring::Lane;
 use crate::channels::Channels;
 use crate::clock::{Clock, Moment};
 use crate::coalesce::{Calls, Verdict};
-use crate::counters::{Kind, QueueCounters, QueueLatency, QueueReport};
+use crate::counters::{DiskCounters, Kind, QueueCounters, QueueLatency, QueueReport};
 use crate::options::Coalesce;
+use crate::per_disk::PerDisk;
 use crate::poll::{Idle, PollPolicy, PollState};
 use crate::roster::Rest;
 use crate::seat_disks::{SeatDisk, SeatDisks};
@@ -43,6 +44,8 @@ pub(crate) trait Served: Any {
     fn kicked(&mut self);
     /// Requests in flight, and such as the queue holds itself.
     fn in_flight(&self) -> usize;
+    /// A disk was opened for it in this slot.
+    fn opened(&mut self, disk: DiskSlot);
     /// Whether requests to this disk are in flight.
     fn uses(&self, disk: DiskSlot) -> bool;
     /// All that was counted so far.
@@ -81,6 +84,10 @@ pub(crate) struct Runner<Q: GuestQueue> {
     tags: TagTable<Q::Token>,
     counters: QueueCounters,
     latency: Box<QueueLatency>,
+    /// Of a queue that has more than the first disk, or had.
+    per_disk: Option<Box<PerDisk>>,
+    /// It has the first disk, or had.
+    has_first: bool,
     /// Requests that were finished and not yet settled.
     ended: Vec<Ended>,
     calls: Calls,
@@ -102,6 +109,8 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Runner<Q> {
             tags: TagTable::new(depth),
             counters: QueueCounters::default(),
             latency: Box::default(),
+            per_disk: None,
+            has_first: false,
             ended: Vec::with_capacity(depth.into()),
             calls: Calls::new(coalesce),
             poll: PollState::new(policy, now),
@@ -132,6 +141,32 @@ impl<Q: GuestQueue> Runner<Q> {
         }
     }
 
+    /// Counts a run that is about to be finished, for a queue of several disks. Apart from [`finish`](Served::finish), which would
+    /// pay for it with each request of a queue that has one.
+    #[inline(never)]
+    fn count_by_disk(&mut self, run: &[AnyFinished]) {
+        let Some(per_disk) = &mut self.per_disk else { return };
+        for (at, done) in run.iter().enumerate() {
+            let index = done.tag.index();
+            let Some(entry) = self.tags.look(index) else { continue };
+            let mut outcome = done.outcome;
+            if entry.parts > 1 {
+                // It ends with its last part, and fails with any.
+                let parts = || run[..=at].iter().filter(|part| part.tag == done.tag);
+                if parts().count() < usize::from(entry.left) {
+                    continue;
+                }
+                let failed = |outcome: &Outcome| !outcome.is_done();
+                outcome = parts().map(|part| part.outcome).chain([entry.outcome]).find(failed).unwrap_or(outcome);
+            }
+            let transferred = match outcome {
+                Outcome::Done(len) => Some(len),
+                _ => None,
+            };
+            per_disk.finished(entry.disk, Kind::of(entry.op), transferred, entry.stamps.pulled);
+        }
+    }
+
     /// Counts how long the requests took that were finished since the last time.
     #[inline]
     fn settle(&mut self, finished: Moment, published: Moment) {
@@ -152,6 +187,9 @@ impl<Q: GuestQueue> Runner<Q> {
             parts.total.record(published.since(pulled), ended.times);
         }
         self.ended.clear();
+        if let Some(per_disk) = &mut self.per_disk {
+            per_disk.settle(published);
+        }
     }
 }
 
@@ -325,6 +363,9 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
 
     #[inline]
     fn finish(&mut self, lane: &mut Lane, run: &mut [AnyFinished], door: &mut Door<'_>) {
+        if self.per_disk.is_some() {
+            self.count_by_disk(run);
+        }
         for done in run {
             let Some((token, op, outcome, stamps)) = self.tags.finish_part(done.tag.index(), done.outcome) else {
                 continue;
@@ -394,6 +435,18 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
         self.tags.in_flight() + self.queue.held()
     }
 
+    fn opened(&mut self, disk: DiskSlot) {
+        if self.per_disk.is_none() && (disk != DiskSlot::FIRST || self.has_first) {
+            let first = self.has_first.then(|| DiskCounters::of_only(&self.counters, &self.latency));
+            let per_disk = self.per_disk.insert(Box::new(PerDisk::new(self.queue.depth())));
+            first.into_iter().for_each(|first| per_disk.open_with(first));
+        }
+        self.has_first |= disk == DiskSlot::FIRST;
+        if let Some(per_disk) = &mut self.per_disk {
+            per_disk.open(disk);
+        }
+    }
+
     fn uses(&self, disk: DiskSlot) -> bool {
         self.tags.uses(disk)
     }
@@ -407,6 +460,14 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
             counters: QueueCounters { poll_ns: self.poll.in_vain(), ..self.counters },
             latency,
             in_flight: self.tags.in_flight() as u32,
+            disks: match &self.per_disk {
+                Some(per_disk) => per_disk.report(self.tags.disks()),
+                None if self.has_first => {
+                    let counted = DiskCounters::of_only(&self.counters, &self.latency);
+                    vec![DiskCounters { in_flight: self.tags.in_flight() as u32, ..counted }]
+                }
+                None => Vec::new(),
+            },
         }
     }
 

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use mqblk_core::{DiskError, DiskSlot, Geometry};
+use mqblk_core::{DiskSlot, Geometry};
 use mqblk_uring::Lane;
 
 use crate::AnyDisk;
 use crate::channels::Channels;
+use crate::engine::AttachError;
 use crate::options::PlugOptions;
 
 /// A disk for a queue: which of its disks it is, and how its requests are plugged.
@@ -57,20 +58,22 @@ impl SeatDisks {
         Some(self.disks.get(usize::from(slot.0))?.as_ref()?.channel)
     }
 
-    /// Opens `disk` on the worker that owns these channels. A disk that was in its slot before has left.
+    /// Opens `disk` on the worker that owns these channels, if the disk that was in its slot before has left.
     pub(crate) fn open(
         &mut self,
         lane: &mut Lane,
         channels: &mut Channels,
         QueueDisk { slot, disk, plug }: &QueueDisk,
-    ) -> Result<(), DiskError> {
-        let channel = channels.open(lane, disk, *plug)?;
+    ) -> Result<(), AttachError> {
         let at = usize::from(slot.0);
+        if matches!(self.disks.get(at), Some(Some(_))) {
+            return Err(AttachError::Queue(format!("the queue has a disk in slot {at} already")));
+        }
+        let channel = channels.open(lane, disk, *plug)?;
         if self.disks.len() <= at {
             self.disks.resize_with(at + 1, || None);
         }
-        let before = self.disks[at].replace(SeatDisk { geometry: disk.geometry(), channel, closing: None });
-        debug_assert!(before.is_none(), "whoever opens a disk in a slot has closed the one before");
+        self.disks[at] = Some(SeatDisk { geometry: disk.geometry(), channel, closing: None });
         Ok(())
     }
 

@@ -34,13 +34,13 @@ impl Share {
     /// How many of `waiting` requests may be offered to a channel that has so many outstanding, when the lane has room for
     /// `room` more operations of `capacity`.
     ///
-    /// A channel at its limit is offered nothing until an eighth of it is free, or all that waits fits: planning, stamping and
+    /// A channel at its limit is offered nothing until an eighth of it is free, or a turn's worth, or all that waits fits: planning, stamping and
     /// moving a long plug for one request at a time would cost the other disks what the limit saves them.
     pub(crate) fn allowance(self, waiting: usize, outstanding: usize, room: usize, capacity: usize) -> usize {
         let own = if self.depth == 0 { usize::MAX } else { self.depth as usize };
         let limit = if self.shared { own.min((capacity / MOST_OF_LANE).max(1)) } else { own };
         let free = limit.saturating_sub(outstanding);
-        if free < waiting.min(limit / 8) {
+        if free < waiting.min(limit / 8).min(TURN_REQUESTS) {
             return 0;
         }
         let mut most = free;
@@ -73,7 +73,8 @@ impl Offer<'_> {
         batch: &mut Vec<AnyRequest>,
         finished: &mut Vec<AnyFinished>,
     ) -> usize {
-        if self.most >= batch.len() && !self.crowded {
+        // Whatever is allowed, one request is.
+        if batch.len() == 1 || (self.most >= batch.len() && !self.crowded) {
             let taken = channel.submit(lane, batch, finished);
             self.most -= taken;
             return taken;
@@ -120,5 +121,67 @@ impl Offer<'_> {
             before >= TURN_BYTES
         });
         full.unwrap_or(most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALONE: Share = Share { depth: 0, shared: false, crowded: false };
+    const SHARED: Share = Share { shared: true, ..ALONE };
+    const ALL: usize = 4096;
+
+    #[test]
+    fn a_disk_alone_may_have_all() {
+        assert_eq!(ALONE.allowance(5000, 4000, 0, ALL), usize::MAX - 4000);
+        assert_eq!(Share { depth: 8, ..ALONE }.allowance(100, 5, ALL, ALL), 3);
+        assert_eq!(Share { depth: 8, ..ALONE }.allowance(100, 9, ALL, ALL), 0);
+    }
+
+    #[test]
+    fn one_of_several_may_have_a_quarter_of_the_lane() {
+        assert_eq!(SHARED.allowance(5000, 0, ALL, ALL), 1024);
+        assert_eq!(SHARED.allowance(5000, 1000, ALL, ALL), 0, "until a turn's worth is free");
+        assert_eq!(SHARED.allowance(24, 1000, ALL, ALL), 24, "or all that waits fits");
+        assert_eq!(SHARED.allowance(5000, 960, ALL, ALL), 64);
+        assert_eq!(Share { depth: 80, ..SHARED }.allowance(5000, 71, ALL, ALL), 0, "until an eighth of it is free");
+        assert_eq!(Share { depth: 80, ..SHARED }.allowance(5000, 70, ALL, ALL), 10);
+        assert_eq!(Share { depth: 2000, ..SHARED }.allowance(5000, 0, ALL, ALL), 1024);
+        assert_eq!(Share { depth: 10, ..SHARED }.allowance(5000, 4, ALL, ALL), 6);
+    }
+
+    #[test]
+    fn the_end_of_the_lane_is_for_those_with_few_in_flight() {
+        assert_eq!(SHARED.allowance(100, 100, 612, ALL), 100);
+        assert_eq!(SHARED.allowance(100, 100, 500, ALL), 0);
+        assert_eq!(SHARED.allowance(100, 0, 500, ALL), 16);
+        assert_eq!(SHARED.allowance(100, 15, 500, ALL), 1);
+        assert_eq!(SHARED.allowance(100, 16, 500, ALL), 0);
+    }
+
+    #[test]
+    fn slow_disks_together_leave_room_for_as_many_fast_ones() {
+        // Slow ones come one after the other and take what they may; nothing of theirs ever ends.
+        let mut room = ALL;
+        for _ in 0..16 {
+            let mut outstanding = 0;
+            while let taken @ 1.. = SHARED.allowance(5000, outstanding, room, ALL) {
+                (outstanding, room) = (outstanding + taken, room - taken);
+            }
+        }
+        assert!(SHARED.allowance(4, 0, room, ALL) >= 4 && room >= 256, "{room} left");
+    }
+
+    #[test]
+    fn among_busy_ones_a_turn_is_shared() {
+        assert_eq!(Share { crowded: true, ..SHARED }.allowance(5000, 0, ALL, ALL), 64);
+    }
+
+    #[test]
+    fn tiny_lanes_have_shares_too() {
+        for capacity in 1..64 {
+            assert!(SHARED.allowance(3, 0, capacity, capacity) >= 1, "{capacity}");
+        }
     }
 }

@@ -27,6 +27,23 @@ struct Slot<T> {
     outcome: Outcome,
 }
 
+/// What is known of a request in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The disk that it is for.
+    pub disk: DiskSlot,
+    /// What it asks.
+    pub op: Op,
+    /// Disk ranges.
+    pub parts: u16,
+    /// Those of them that have not finished.
+    pub left: u16,
+    /// The first failure of those that have.
+    pub outcome: Outcome,
+    /// When it did what.
+    pub stamps: Stamps,
+}
+
 impl<T> Slot<T> {
     /// One of several parts ended.
     #[cold]
@@ -90,7 +107,20 @@ impl<T> TagTable<T> {
 
     /// Whether a request to this disk is in flight.
     pub fn uses(&self, disk: DiskSlot) -> bool {
-        self.slots.iter().any(|slot| slot.token.is_some() && slot.disk == disk)
+        self.disks().any(|used| used == disk)
+    }
+
+    /// The request in this place.
+    pub fn look(&self, index: u16) -> Option<Entry> {
+        let slot = self.slots.get(usize::from(index)).filter(|slot| slot.token.is_some())?;
+        let Slot { parts, left, op, disk, stamps, .. } = *slot;
+        let outcome = if parts > 1 { slot.outcome } else { Outcome::Done(ByteLen::ZERO) };
+        Some(Entry { disk, op, parts, left, outcome, stamps })
+    }
+
+    /// The disks that the requests in flight are for, one for each request.
+    pub fn disks(&self) -> impl Iterator<Item = DiskSlot> {
+        self.slots.iter().filter(|slot| slot.token.is_some()).map(|slot| slot.disk)
     }
 
     /// Requests in flight that `pick` chooses by their token, and the disks that they are for.

@@ -39,6 +39,10 @@ where
         Limits { cost_per_request: false, ..LIMITS }
     }
 
+    fn resize(&self, _: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+        Ok(GEOMETRY.size)
+    }
+
     fn resolved(&self) -> Vec<(&'static str, String)> {
         vec![]
     }

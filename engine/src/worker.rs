@@ -4,12 +4,13 @@
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use mqblk_core::{DiskError, DiskSlot};
+use mqblk_core::DiskSlot;
 use mqblk_uring::{EventFd, Lane, LaneOptions, Wait};
 
 use crate::channels::Channels;
 use crate::clock::{Clock, Moment};
 use crate::counters::{QueueId, QueueReport, WorkerReport};
+use crate::engine::AttachError;
 use crate::mailbox::Inbox;
 use crate::plug::{JOINED_SLOT, Merges};
 use crate::roster::{Next, Phase, Rest, Roster};
@@ -111,6 +112,7 @@ impl Worker {
     }
 
     /// One turn. Whether anything happened.
+    #[inline(always)] // it has one caller in a worker thread, and one where it is stepped by hand
     pub(crate) fn turn(&mut self) -> bool {
         if !self.bell_watched {
             self.bell_watched = self.lane.watch(self.owner, BELL, &self.inbox.bell).is_ok();
@@ -123,8 +125,8 @@ impl Worker {
         for at in 0..self.roster.polled().len() {
             pulled |= self.pull(self.roster.polled()[at]);
         }
-        if !self.channels.cancelled.is_empty() {
-            self.cancel();
+        if self.channels.is_stirred() {
+            self.settle_stirred();
         }
         if pulled || self.channels.has_left() {
             if !self.waiting.is_empty() {
@@ -195,12 +197,19 @@ impl Worker {
         let way = Way::Any { disks: &seat.disks, channels: &mut self.channels };
         let mut door = Door { slot, now: self.now, way };
         let taken = seat.runner.woken(&mut self.lane, &mut door, running);
-        self.channels.note_left();
         touch(&mut self.touched, &mut seat.touched, slot);
         if let Err(why) = taken {
             self.retire(slot, why);
         }
-        self.cancel();
+        self.settle_stirred();
+    }
+
+    /// Requests came in otherwise than by a pull, or are to end early.
+    #[cold]
+    fn settle_stirred(&mut self) {
+        if self.channels.settle() {
+            self.cancel();
+        }
     }
 
     /// Ends early what queues asked for.
@@ -294,7 +303,9 @@ impl Worker {
             Found::Broken(why) => self.retire(slot, why),
             Found::Nothing | Found::Requests | Found::More => {}
         }
-        self.channels.forget_plugged();
+        if only.is_none() {
+            self.channels.forget_plugged();
+        }
         true
     }
 
@@ -359,9 +370,8 @@ impl Worker {
             touch(&mut self.touched, &mut seat.touched, slot);
         }
         self.ending.clear();
-        self.channels.note_left();
-        if !self.channels.cancelled.is_empty() {
-            self.cancel();
+        if self.channels.is_stirred() {
+            self.settle_stirred();
         }
     }
 
@@ -439,10 +449,12 @@ impl Worker {
     }
 
     /// Lets a queue's requests go to one more disk. No such queue: nothing.
-    pub(crate) fn open_disk(&mut self, slot: u16, generation: u32, disk: &QueueDisk) -> Result<(), DiskError> {
+    pub(crate) fn open_disk(&mut self, slot: u16, generation: u32, disk: &QueueDisk) -> Result<(), AttachError> {
         match self.seats.get_mut(usize::from(slot)) {
             Some(Some(seat)) if seat.generation == generation => {
-                seat.disks.open(&mut self.lane, &mut self.channels, disk)
+                seat.disks.open(&mut self.lane, &mut self.channels, disk)?;
+                seat.runner.opened(disk.slot);
+                Ok(())
             }
             _ => Ok(()),
         }
@@ -596,5 +608,7 @@ impl std::fmt::Debug for dyn Served {
 
 #[cfg(test)]
 mod counting;
+#[cfg(test)]
+mod fairness;
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,10 @@
 //! What every backend checks before it touches anything: the same request gets the same answer everywhere.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::units::in_range;
-use mqblk_core::{BlockSize, ByteLen, Errno, Geometry, Op, Outcome, Request};
+use mqblk_core::{BlockSize, ByteLen, DiskError, Errno, Geometry, Op, Outcome, Request};
 
 /// The kernel's EINVAL: the answer to a request that no engine should have let through.
 pub(crate) const INVALID: Outcome = Outcome::Failed(Errno(22));
@@ -58,6 +60,40 @@ pub(crate) fn size(settings: &mut Settings, block: BlockSize) -> Result<ByteLen,
         }
         Some(size) => Ok(size),
     }
+}
+
+/// A disk's size, which may change while it is open.
+#[derive(Debug)]
+pub(crate) struct Size(AtomicU64);
+
+impl Size {
+    pub(crate) fn new(size: ByteLen) -> Size {
+        Size(AtomicU64::new(size.0))
+    }
+
+    /// The present one. Nothing else is published with it.
+    #[inline]
+    pub(crate) fn get(&self) -> ByteLen {
+        ByteLen(self.0.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set(&self, size: ByteLen) {
+        self.0.store(size.0, Ordering::Relaxed);
+    }
+}
+
+/// Whether a disk of this geometry can have a size: whole blocks, at least one, and nobody may write a read-only disk.
+pub(crate) fn can_be(geometry: &Geometry, size: ByteLen) -> Result<(), DiskError> {
+    let block = geometry.logical_block;
+    if size == ByteLen::ZERO || !size.is_aligned(block) {
+        let expected = format!("a multiple of block-size {} above 0", block.bytes());
+        return Err(DiskError::Size { found: format!("{} bytes", size.0), expected });
+    }
+    if geometry.read_only {
+        let expected = "no change of a disk with readonly=on".to_owned();
+        return Err(DiskError::Size { found: format!("{} bytes", size.0), expected });
+    }
+    Ok(())
 }
 
 /// What a backend without a device below it looks like.

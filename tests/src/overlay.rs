@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mqblk_core::{Disk, DiskChannel, DiskError, Geometry, Limits};
+use mqblk_core::{ByteLen, Disk, DiskChannel, DiskError, Geometry, Limits};
 use mqblk_engine::{AnyDisk, Lane};
 
 /// A worker's channel to any disk.
@@ -32,6 +32,10 @@ impl<F: Fn(AnyChannel) -> AnyChannel + Send + Sync> Disk<Lane> for Overlay<F> {
 
     fn limits(&self) -> Limits {
         self.limits
+    }
+
+    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+        self.inner.resize(size)
     }
 
     fn resolved(&self) -> Vec<(&'static str, String)> {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command as Process, Stdio};
 use std::time::Instant;
 
-use mqblk_admin::Client;
+use mqblk_admin::{Client, StatQuery};
 use mqblk_core::ByteLen;
 use mqblk_driver::Piece;
 use mqblk_driver::virtio_scsi::{
@@ -35,6 +35,8 @@ impl Daemon {
         let controller = format!("id=c,socket={at}/c.sock,queues=2");
         let mut process = Process::new(binary());
         process.args(["serve", "--workers", "2", "--admin", &format!("{at}/admin"), "--controller", &controller]);
+        let image = std::fs::File::create(folder.path().join("disk.img")).expect("an image");
+        image.set_len(16 << 20).expect("an image");
         for lun in luns {
             process.args(["--lun", &format!("controller=c,{}", lun.replace("FOLDER", &at))]);
         }
@@ -86,6 +88,8 @@ fn event(control: &mut Control) -> (Address, EventKind) {
     assert!(!event.missed, "{event:?}");
     (event.at.expect("an address"), event.kind)
 }
+
+const CAPACITY: EventKind = EventKind::Changed { asc: 0x2a, ascq: 0x09 };
 
 fn at(target: u8, lun: u16) -> Address {
     Address { target, lun }
@@ -224,6 +228,15 @@ fn a_lun_comes_and_goes_under_load() {
     let (mut set, good) = load.end();
     assert!(good[0] >= 300 && good[1] >= 100, "{good:?}");
 
+    let stat = daemon.admin().stat(&StatQuery::default()).expect("a stat");
+    let luns = &stat.controllers[0].luns;
+    assert_eq!(luns.iter().map(|lun| lun.id.as_str()).collect::<Vec<_>>(), ["c:0:0", "c:1:0"]);
+    let counters = &luns[0].counters;
+    assert_eq!(counters.reads + counters.writes, good[0]);
+    assert_eq!((counters.read_bytes + counters.written_bytes, counters.errors), (good[0] * 4096, 0));
+    assert!(counters.read_ns > 0 && counters.write_ns > 0, "{counters:?}");
+    assert_eq!((luns[0].in_flight, luns[1].counters.reads, luns[1].counters.writes), (0, 0, 0), "{luns:?}");
+
     let units = scan(&device, &mut set);
     let found: Vec<_> =
         units.iter().map(|unit| (unit.at, unit.capacity().expect("small"), unit.serial.as_deref())).collect();
@@ -236,6 +249,97 @@ fn a_lun_comes_and_goes_under_load() {
     );
     assert_eq!(event(&mut control), (at(3, 2), EventKind::Rescan));
     assert_eq!(scan(&device, &mut set).last().and_then(Unit::capacity), Some(ByteLen(1 << 20)));
+    let stat = daemon.admin().stat(&StatQuery::default()).expect("a stat");
+    let last = stat.controllers[0].luns.last().expect("it");
+    assert_eq!(
+        (last.id.as_str(), last.counters.reads, last.counters.writes),
+        ("c:3:2", 0, 0),
+        "its predecessor's are not its"
+    );
+    device.stop(vec![set]).expect("a stop");
+    daemon.stop();
+}
+
+#[test]
+fn what_a_lun_counted_stays_its_own_when_guests_and_luns_come_and_go() {
+    let daemon = Daemon::start(&["storage=ram,size=16M"]);
+    let counted = |id: &str| {
+        let stat =
+            daemon.admin().stat(&StatQuery { disk: Some(id.to_owned()), ..StatQuery::default() }).expect("a stat");
+        let counters = stat.controllers[0].luns[0].counters;
+        counters.reads + counters.writes
+    };
+    let load = |unit: Address| {
+        let (device, set, _control) = daemon.connect();
+        let mut load = Load::new(set, &[unit]);
+        load.begin();
+        load.more(0, 50);
+        let (set, good) = load.end();
+        device.stop(vec![set]).expect("a stop");
+        good[0]
+    };
+    let add = |settings: &str| daemon.call("lun.add", json!({ "controller": "c", "settings": settings }));
+    // Alone, then not alone, by one guest and by others that come and go.
+    let mut first = load(at(0, 0));
+    assert_eq!(counted("c:0:0"), first);
+    let (device, set, _control) = daemon.connect();
+    let mut lasting = Load::new(set, &[at(0, 0)]);
+    lasting.begin();
+    lasting.more(0, 50);
+    lasting.during(|| add("storage=ram,size=16M,id=second"));
+    lasting.more(0, 50);
+    let (set, good) = lasting.end();
+    first += good[0];
+    assert_eq!((counted("c:0:0"), counted("second")), (first, 0));
+    device.stop(vec![set]).expect("a stop");
+    first += load(at(0, 0));
+    let second = load(at(1, 0));
+    assert_eq!((counted("c:0:0"), counted("second")), (first, second));
+    // Another in its slot begins anew.
+    daemon.call("lun.remove", json!({ "id": "second" }));
+    add("storage=ram,size=16M,id=third");
+    assert_eq!((counted("c:0:0"), counted("third")), (first, 0));
+    let third = load(at(1, 0));
+    assert_eq!((counted("c:0:0"), counted("third")), (first, third));
+    daemon.call("lun.remove", json!({ "id": "c:0:0" }));
+    add("storage=ram,size=16M");
+    assert_eq!((counted("c:0:0"), counted("third")), (0, third));
+    daemon.stop();
+}
+
+#[test]
+fn a_unit_grows_and_shrinks_under_load() {
+    let daemon = Daemon::start(&["path=FOLDER/disk.img", "unit=c:0:0,target=9", "storage=ram,size=16M"]);
+    let (device, mut set, mut control) = daemon.connect();
+    let sizes = |set: &mut QueueSet| -> Vec<u64> {
+        scan(&device, set).iter().map(|unit| unit.capacity().expect("small").0 >> 20).collect()
+    };
+    assert_eq!(sizes(&mut set), [16, 16, 16]);
+    let mut load = Load::new(set, &[at(0, 0), at(9, 0), at(1, 0)]);
+    load.begin();
+    (0..3).for_each(|unit| load.more(unit, 100));
+    load.attentions.clear();
+
+    let image = daemon.path().join("disk.img");
+    let host = std::fs::OpenOptions::new().write(true).open(&image).expect("the image");
+    host.set_len(48 << 20).expect("the host grows it");
+    let told = load.during(|| daemon.call("lun.resize", json!({ "id": "c:0:0" })));
+    assert_eq!(told["lun"]["size_bytes"], 48 << 20);
+    let mut places = [event(&mut control), event(&mut control)];
+    places.sort_by_key(|(place, _)| place.target);
+    assert_eq!(places, [(at(0, 0), CAPACITY), (at(9, 0), CAPACITY)]);
+    let told = load.during(|| daemon.call("lun.resize", json!({ "controller": "c", "target": 9, "size": "32M" })));
+    assert_eq!((&told["lun"]["id"], &told["lun"]["size_bytes"]), (&json!("c:9:0"), &json!(32 << 20)));
+    event(&mut control);
+    event(&mut control);
+    (0..3).for_each(|unit| load.more(unit, 100));
+    // Both paths of the unit heard of it by their next command; the other unit, and all that was in flight, went on.
+    let heard = load.attentions.iter().filter(|sense| (sense.asc, sense.ascq) == (0x2a, 0x09)).count();
+    assert!((2..=4).contains(&heard) && heard == load.attentions.len(), "{:?}", load.attentions);
+    assert_eq!(load.others, []);
+    let (mut set, _) = load.end();
+    assert_eq!(sizes(&mut set), [32, 16, 32]);
+    assert_eq!(std::fs::metadata(&image).expect("the image").len(), 32 << 20);
     device.stop(vec![set]).expect("a stop");
     daemon.stop();
 }

@@ -60,7 +60,7 @@ enum Action {
         #[command(flatten)]
         which: Which,
 
-        /// The size, such as 10G [default: the size that its file or block device has now]
+        /// The size, such as 10G: a file is extended or cut to it [default: the size that the file or block device has now]
         #[arg(long, value_name = "SIZE")]
         size: Option<String>,
     },

@@ -175,14 +175,14 @@ pub enum ControllerError {
         /// Where.
         place: LunPlace,
         /// Why.
-        source: LunError,
+        source: Box<LunError>,
     },
 }
 
 impl ControllerError {
     /// That of a LUN.
     pub fn lun(id: &str, place: LunPlace, source: LunError) -> ControllerError {
-        ControllerError::Lun { id: id.to_owned(), place, source }
+        ControllerError::Lun { id: id.to_owned(), place, source: Box::new(source) }
     }
 }
 

@@ -25,8 +25,3 @@ impl Storages for Registry {
         Ok((disk, resolved))
     }
 }
-
-/// Gives a disk another size: not yet.
-pub fn resize(_disk: &Arc<AnyDisk>, _size: Option<mqblk_core::ByteLen>) -> Result<mqblk_core::ByteLen, String> {
-    Err("storage cannot change its size in this build".to_owned())
-}

@@ -226,3 +226,56 @@ fn the_printed_configuration_feeds_back() {
     assert_eq!(code, Some(2));
     assert!(stderr.starts_with(&format!("mqblk: lun \"c:0:0\": reservations: found \"{at}/kept\": ")), "{stderr}");
 }
+
+#[test]
+fn luns_change_their_size() {
+    let daemon = start();
+    let mut client = client(&daemon);
+    client.call("lun.add", &json!({ "controller": "d", "settings": "unit=c:0:0" })).unwrap();
+    let sizes = |client: &mut Client| luns(client).iter().map(|lun| lun.size_bytes.unwrap() >> 20).collect::<Vec<_>>();
+    let resize = |words: &[&str]| lun(&daemon, &[&["resize"], words].concat());
+    assert_eq!(sizes(&mut client), [8, 4, 8]);
+
+    // By the daemon, and every LUN of the unit has it.
+    assert_eq!(resize(&["c:0:0", "--size", "12M"]).1, "resized c:0:0: target 0 lun 0 of controller c, 12M\n");
+    let image = daemon.path().join("first.img");
+    assert_eq!((std::fs::metadata(&image).unwrap().len() >> 20, sizes(&mut client)), (12, vec![12, 4, 12]));
+    // By somebody else, by a place, as a number of bytes, and downwards.
+    std::fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(20 << 20).unwrap();
+    assert_eq!(sizes(&mut client), [12, 4, 12], "nobody has looked");
+    assert_eq!(
+        resize(&["--controller", "d", "--target", "0"]).1,
+        "resized d:0:0: target 0 lun 0 of controller d, 20M\n"
+    );
+    assert_eq!(sizes(&mut client), [20, 4, 20]);
+    let told = client.call("lun.resize", &json!({ "id": "mem", "size": 1 << 20 })).unwrap();
+    assert_eq!((&told["lun"]["size_bytes"], &told["lun"]["settings"]["size"]), (&json!(1 << 20), &json!("1M")));
+    assert_eq!(sizes(&mut client), [20, 1, 20]);
+
+    for (words, code, want) in [
+        (
+            &["mem", "--size", "1000"][..],
+            2,
+            "mqblk: lun resize: size: found 1000 bytes, expected a multiple of block-size 512 above 0\n",
+        ),
+        (
+            &["mem", "--size", "0"][..],
+            2,
+            "mqblk: lun resize: size: found 0 bytes, expected a multiple of block-size 512 above 0\n",
+        ),
+        (&["mem", "--size", "5M"][..], 2, "mqblk: lun resize: size: found 5M, expected at most max-size 4M\n"),
+    ] {
+        let (found, _, stderr) = resize(words);
+        assert_eq!((found, stderr.as_str()), (Some(code), want), "{words:?}");
+    }
+    std::fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(1000).unwrap();
+    let (code, _, stderr) = resize(&["c:0:0"]);
+    let want = format!(
+        "mqblk: lun resize: lun \"c:0:0\": size: found 1000 bytes in {}, expected a multiple of block-size 512 above 0\n",
+        image.display()
+    );
+    assert_eq!((code, stderr), (Some(1), want));
+    assert_eq!(sizes(&mut client), [20, 1, 20], "as it was");
+    assert_eq!(resize(&["c:0:0", "--size", "8M"]).0, Some(0));
+    assert_eq!(sizes(&mut client), [8, 1, 8]);
+}

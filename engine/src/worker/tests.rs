@@ -2,13 +2,13 @@
 //! out, and while it sleeps. Whatever they do and whenever, it goes to sleep only when nothing waits for it, or when the
 //! ring holds what will wake it.
 
-use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
 use mqblk_core::{
     Armed, ByteLen, ByteOffset, Completed, DiskChannel, DiskSlot, Finished, GuestQueue, Intake, Notify, Op, Outcome,
-    Pulled, Request,
+    Pulled, Request, Wake,
 };
 
 use super::*;
@@ -28,6 +28,8 @@ enum Event {
     Publish(usize),
     /// A control thread sends a letter.
     Letter(Letter),
+    /// Another thread rings the queue's waker.
+    Wake(usize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,9 +39,11 @@ enum Letter {
     Enable(usize),
     NewKick(usize),
     Drain(usize),
+    CloseDisk(usize),
+    OpenDisk(usize),
 }
 
-const EVENTS: [Event; 8] = [
+const EVENTS: [Event; 12] = [
     Event::Publish(0),
     Event::Publish(1),
     Event::Letter(Letter::Nothing),
@@ -48,18 +52,30 @@ const EVENTS: [Event; 8] = [
     Event::Letter(Letter::NewKick(0)),
     Event::Letter(Letter::Drain(0)),
     Event::Letter(Letter::Drain(1)),
+    Event::Letter(Letter::CloseDisk(0)),
+    Event::Letter(Letter::OpenDisk(0)),
+    Event::Wake(0),
+    Event::Wake(1),
 ];
+
+/// The slot of the second disk, which queue 0 has.
+const SECOND: DiskSlot = DiskSlot(1);
 
 /// What happens when: at the n-th point where the worker calls out, or when it sleeps before that.
 type Plan = Vec<(u32, Event)>;
 
-#[derive(Debug)]
 struct Guest {
     waiting: u32,
     wants_kick: bool,
     kick: EventFd,
     taken: u32,
     answered: u32,
+    /// Requests that the queue holds until it is woken: each third.
+    held: u32,
+    waker: Option<Arc<dyn Wake>>,
+    /// What was done before the waker rang, and what of it the queue saw.
+    told: u32,
+    seen: u32,
 }
 
 /// Where queues, disk and plan meet.
@@ -71,6 +87,11 @@ struct Stage {
     sent: u32,
     plan: Plan,
     point: u32,
+    second: Arc<crate::AnyDisk>,
+    /// Told when a disk has left.
+    closing: Vec<Receiver<()>>,
+    /// Channels of the second disk that are open.
+    open: u32,
 }
 
 impl Stage {
@@ -93,6 +114,11 @@ impl Stage {
                 }
             }
             Event::Letter(letter) => self.send(letter),
+            Event::Wake(at) => {
+                let guest = &mut self.guests[at];
+                guest.told += 1;
+                guest.waker.as_ref().expect("seated").wake();
+            }
         }
     }
 
@@ -101,12 +127,18 @@ impl Stage {
         let queue = match letter {
             Letter::Nothing => 0,
             Letter::Disable(at) | Letter::Enable(at) | Letter::NewKick(at) | Letter::Drain(at) => at,
+            Letter::CloseDisk(at) | Letter::OpenDisk(at) => at,
         };
         let (slot, generation) = self.seats[queue];
         let fresh = EventFd::new().expect("an eventfd");
         if matches!(letter, Letter::NewKick(_)) {
             self.guests[queue].kick = fresh.clone();
         }
+        let (left, leaves) = sync_channel(1);
+        if matches!(letter, Letter::CloseDisk(_)) {
+            self.closing.push(leaves);
+        }
+        let disk = QueueDisk { slot: SECOND, disk: Arc::clone(&self.second), plug: PlugOptions::default() };
         self.sent += 1;
         let sent = self.mailbox.send(Box::new(move |worker| {
             *read.lock().expect("not poisoned") += 1;
@@ -116,6 +148,9 @@ impl Stage {
                 Letter::Enable(_) => worker.set_enabled(slot, generation, true),
                 Letter::NewKick(_) => worker.set_kick(slot, generation, Some(fresh)),
                 Letter::Drain(_) => worker.drain(slot, generation, sync_channel(1).0),
+                Letter::CloseDisk(_) => worker.close_disk(slot, generation, SECOND, left),
+                // It may be there still.
+                Letter::OpenDisk(_) => _ = worker.open_disk(slot, generation, &disk),
             }
         }));
         sent.expect("the worker is there");
@@ -135,8 +170,9 @@ struct FakeQueue {
     unpublished: u32,
 }
 
+/// Of three requests one goes to the second disk and goes on with another step there, one is held until the queue is woken.
 impl GuestQueue for FakeQueue {
-    type Token = ();
+    type Token = (DiskSlot, u32);
     type Position = ();
     type Lane = Lane;
 
@@ -144,19 +180,59 @@ impl GuestQueue for FakeQueue {
         16
     }
 
-    fn pull<I: Intake<(), Buffer>>(&mut self, _lane: &mut Lane, into: &mut I) -> Pulled {
+    fn pull<I: Intake<Self::Token, Buffer>>(&mut self, _lane: &mut Lane, into: &mut I) -> Pulled {
         at(&self.stage).point();
         let waiting = std::mem::take(&mut at(&self.stage).guests[self.index].waiting);
         for _ in 0..waiting {
-            into.admit((), DiskSlot::FIRST, Op::Flush, ByteOffset(0), ByteLen::ZERO, None);
+            let number = {
+                let guest = &mut at(&self.stage).guests[self.index];
+                guest.taken += 1;
+                guest.taken
+            };
+            let (disk, more) = if number % 3 == 1 { (SECOND, 1) } else { (DiskSlot::FIRST, 0) };
+            if number % 3 == 2 {
+                at(&self.stage).guests[self.index].held += 1;
+            } else {
+                into.admit((disk, more), disk, Op::Flush, ByteOffset(0), ByteLen::ZERO, None);
+            }
         }
-        at(&self.stage).guests[self.index].taken += waiting;
         at(&self.stage).point();
         Pulled::Dry
     }
 
-    fn finish<I: Intake<(), Buffer>>(&mut self, _lane: &mut Lane, _done: Completed<(), Buffer>, _into: &mut I) {
-        self.unpublished += 1;
+    fn finish<I: Intake<Self::Token, Buffer>>(
+        &mut self,
+        _lane: &mut Lane,
+        done: Completed<Self::Token, Buffer>,
+        into: &mut I,
+    ) {
+        match done.token {
+            (disk, more) if more > 0 => {
+                into.admit((disk, more - 1), disk, Op::Flush, ByteOffset(0), ByteLen::ZERO, None);
+            }
+            _ => self.unpublished += 1,
+        }
+    }
+
+    fn woken<I: Intake<Self::Token, Buffer>>(
+        &mut self,
+        _lane: &mut Lane,
+        _into: &mut I,
+        _running: bool,
+    ) -> Result<(), &'static str> {
+        assert_eq!(self.unpublished, 0, "all that was finished before has been published");
+        at(&self.stage).point();
+        let told = at(&self.stage).guests[self.index].told;
+        at(&self.stage).point();
+        let mut stage = at(&self.stage);
+        let guest = &mut stage.guests[self.index];
+        guest.seen = told;
+        self.unpublished += std::mem::take(&mut guest.held);
+        Ok(())
+    }
+
+    fn held(&self) -> usize {
+        at(&self.stage).guests[self.index].held as usize
     }
 
     fn publish(&mut self) -> Notify {
@@ -180,13 +256,18 @@ impl GuestQueue for FakeQueue {
         at(&self.stage).guests[self.index].wants_kick = false;
     }
 
-    fn position(&self) {}
+    fn position(&self) {
+        let stage = at(&self.stage);
+        let guest = &stage.guests[self.index];
+        assert_eq!((guest.held, self.unpublished, guest.answered), (0, 0, guest.taken), "it leaves with all answered");
+    }
 }
 
 /// Ends requests at the reap after their submission, so that they are in flight for a while.
 struct FakeChannel {
     stage: Shared,
     taken: Vec<Finished<Buffer>>,
+    second: bool,
 }
 
 impl DiskChannel<Lane> for FakeChannel {
@@ -217,31 +298,62 @@ impl DiskChannel<Lane> for FakeChannel {
         None
     }
 
-    fn close(&mut self, _: &mut Lane) {}
+    fn close(&mut self, _: &mut Lane) {
+        assert!(self.taken.is_empty(), "a channel is drained before it is closed");
+        at(&self.stage).open -= u32::from(self.second);
+    }
 }
 
-/// A worker with two queues on one disk, and the plan.
+fn disk(stage: &Weak<Mutex<Stage>>, second: bool) -> Arc<crate::AnyDisk> {
+    let stage = Weak::clone(stage);
+    let channel = move || {
+        let stage = stage.upgrade().expect("the stage outlives the worker");
+        at(&stage).open += u32::from(second);
+        Box::new(FakeChannel { stage, taken: vec![], second }) as Box<dyn DiskChannel<Lane>>
+    };
+    Arc::new(TrialDisk(channel))
+}
+
+/// A worker with two queues on one disk, of which the first has another disk, and the plan.
 fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
     let (mailbox, inbox) = Mailbox::new().expect("a mailbox");
     let options = LaneOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
     let mut worker = Worker::new(options, inbox).expect("the host has io_uring");
-    let guest =
-        || Guest { waiting: 0, wants_kick: false, kick: EventFd::new().expect("an eventfd"), taken: 0, answered: 0 };
-    let stage = Arc::new(Mutex::new(Stage {
-        guests: (0..QUEUES).map(|_| guest()).collect(),
-        seats: vec![],
-        mailbox,
-        read: Arc::default(),
-        sent: 0,
-        plan: plan.to_vec(),
-        point: 0,
-    }));
-    let of_disk = Arc::clone(&stage);
-    let channel = move || FakeChannel { stage: Arc::clone(&of_disk), taken: vec![] };
-    let disk: Arc<crate::AnyDisk> = Arc::new(TrialDisk(move || Box::new(channel()) as Box<dyn DiskChannel<Lane>>));
+    let guest = || Guest {
+        waiting: 0,
+        wants_kick: false,
+        kick: EventFd::new().expect("an eventfd"),
+        taken: 0,
+        answered: 0,
+        held: 0,
+        waker: None,
+        told: 0,
+        seen: 0,
+    };
+    let stage = Arc::new_cyclic(|stage: &Weak<Mutex<Stage>>| {
+        Mutex::new(Stage {
+            guests: (0..QUEUES).map(|_| guest()).collect(),
+            seats: vec![],
+            mailbox,
+            read: Arc::default(),
+            sent: 0,
+            plan: plan.to_vec(),
+            point: 0,
+            second: disk(stage, true),
+            closing: vec![],
+            open: 0,
+        })
+    });
+    let first = disk(&Arc::downgrade(&stage), false);
     for index in 0..QUEUES {
+        let mut disks =
+            vec![QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&first), plug: PlugOptions::default() }];
+        if index == 0 {
+            let second = Arc::clone(&at(&stage).second);
+            disks.push(QueueDisk { slot: SECOND, disk: second, plug: PlugOptions::default() });
+        }
         let options = QueueOptions {
-            disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&disk), plug: PlugOptions::default() }],
+            disks,
             kick: Some(at(&stage).guests[index].kick.clone()),
             poll: PollPolicy::Off,
             coalesce: Coalesce::default(),
@@ -249,7 +361,12 @@ fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
             on_broken: Box::new(|why| panic!("{why}")),
         };
         let queue = FakeQueue { stage: Arc::clone(&stage), index, unpublished: 0 };
-        let seated = seat(&mut worker, options, |_, _| Ok(queue), |_, _| {}).expect("seated");
+        let of_waker = Arc::clone(&stage);
+        let make = |_: &mut Lane, waker: &Arc<dyn Wake>| {
+            at(&of_waker).guests[index].waker = Some(Arc::clone(waker));
+            Ok(queue)
+        };
+        let seated = seat(&mut worker, options, make, |_, _| {}).expect("seated");
         at(&stage).seats.push(seated);
     }
     (worker, stage)
@@ -268,10 +385,20 @@ fn play(plan: &[(u32, Event)]) -> u32 {
             let mut stage = at(&stage);
             assert_eq!(*stage.read.lock().expect("not poisoned"), stage.sent, "lost: a letter waits, in {plan:?}");
             for (index, guest) in stage.guests.iter().enumerate() {
-                assert_eq!(guest.answered, guest.taken, "lost: a request was taken and not answered, in {plan:?}");
-                let runs = worker.roster.phase(stage.seats[index].0) == Some(Phase::Running);
+                let known = guest.answered + guest.held;
+                assert_eq!(known, guest.taken, "lost: a request was taken and not answered, in {plan:?}");
+                let phase = worker.roster.phase(stage.seats[index].0);
+                let runs = phase == Some(Phase::Running);
                 assert!(!runs || guest.waiting == 0, "lost: a request waits on queue {index}, in {plan:?}");
+                assert!(phase.is_none() || guest.seen == guest.told, "lost: a wake of queue {index}, in {plan:?}");
+                assert!(guest.held == 0 || phase.is_some(), "queue {index} left with what it held, in {plan:?}");
             }
+            stage.closing.retain(|leaves| leaves.try_recv() == Err(TryRecvError::Empty));
+            assert!(stage.closing.is_empty(), "nothing is in flight and a disk has not left, in {plan:?}");
+            let has_second = worker.seats[usize::from(stage.seats[0].0)]
+                .as_ref()
+                .is_some_and(|seat| seat.disks.get(SECOND).is_some());
+            assert_eq!(stage.open, u32::from(has_second), "channels that are open, in {plan:?}");
             // The next event comes while it sleeps.
             let Some((when, _)) = stage.plan.first() else { return stage.point };
             stage.point = when - 1;
@@ -288,7 +415,7 @@ fn it_sleeps_when_nothing_happens() {
 }
 
 /// Points of a run with a request or two; an event past the last point comes while the worker sleeps.
-const POINTS: u32 = 28;
+const POINTS: u32 = 32;
 
 #[test]
 fn one_event_at_any_point() {
@@ -310,8 +437,10 @@ fn two_events_at_any_points() {
 
 #[test]
 fn three_events_near_each_other() {
-    let triples = EVENTS.iter().flat_map(|a| EVENTS.iter().flat_map(move |b| EVENTS.iter().map(move |c| [*a, *b, *c])));
-    for [a, b, c] in triples {
+    // Those of the first queue, without what only the second or its other disk is for.
+    let events = [EVENTS[0], EVENTS[2], EVENTS[3], EVENTS[4], EVENTS[6], EVENTS[10]];
+    for number in 0..events.len().pow(3) {
+        let [a, b, c] = [1, events.len(), events.len().pow(2)].map(|place| events[number / place % events.len()]);
         for start in 1..=POINTS {
             for (next, last) in [(0, 0), (0, 1), (1, 1), (1, 2), (3, 5)] {
                 play(&[(start, a), (start + next, b), (start + last, c)]);

@@ -9,8 +9,10 @@
 //! run(&Trial { kind: "ram", settings: &[("size", "8M")], keeps_data: true, seed: 1 });
 //! ```
 
+pub mod cancel;
 mod random;
 mod refusals;
+mod resize;
 mod volume;
 mod worker;
 
@@ -72,10 +74,14 @@ pub fn run(trial: &Trial<'_>) {
     volume::many_pieces(trial, &disk);
     volume::large_ranges(trial, &disk);
     volume::closed_and_opened_again(trial, &disk);
+    cancel::some_of_many(trial, &disk);
+    cancel::what_is_not_there(trial, &disk);
+    resize::of_writable(trial, &disk);
     resolved_settings_open_the_same(trial, disk);
     let disk = trial.must_open(&[("readonly", "on")]);
     description(disk.as_ref());
     refusals::of_read_only(trial, &disk);
+    resize::of_read_only(trial, &disk);
 }
 
 /// What a disk says of itself must make sense.

@@ -114,6 +114,15 @@ impl Worker {
     /// # Panics
     /// When an answer is missing, comes twice, or has lost its buffer.
     pub fn run(&mut self, wanted: &[Want]) -> Vec<Answer> {
+        self.run_and_cancel(wanted, |_| vec![])
+    }
+
+    /// The same; before each turn of the ring the requests are cancelled that `cancel` names by their places, given the turn's
+    /// number.
+    ///
+    /// # Panics
+    /// As [`run`](Self::run).
+    pub fn run_and_cancel(&mut self, wanted: &[Want], mut cancel: impl FnMut(u32) -> Vec<usize>) -> Vec<Answer> {
         let first = self.next_tag;
         let mut batch = Vec::new();
         for want in wanted {
@@ -122,19 +131,28 @@ impl Worker {
             let buffer = want.pieces.as_ref().map(|pieces| self.buffer(pieces));
             batch.push(Request { start: ByteOffset(want.start), len: ByteLen(want.len), tag, buffer, op: want.op });
         }
-        let places: HashMap<Tag, usize> = batch.iter().enumerate().map(|(at, request)| (request.tag, at)).collect();
+        let tags: Vec<Tag> = batch.iter().map(|request| request.tag).collect();
+        let places: HashMap<Tag, usize> = tags.iter().enumerate().map(|(at, tag)| (*tag, at)).collect();
         assert_eq!(places.len(), wanted.len(), "tags from {first} are unique");
         let mut answers = vec![None; wanted.len()];
         let mut finished = Vec::new();
         let (mut taken, mut ended) = (0, 0);
         let give_up = Instant::now() + PATIENCE;
-        while ended < wanted.len() {
+        for turn in 0.. {
+            if ended == wanted.len() {
+                break;
+            }
             assert!(Instant::now() < give_up, "{ended} of {} requests ended, {taken} taken", wanted.len());
             let offered = batch.len();
             let now_taken =
                 if offered > 0 { self.channel.submit(&mut self.lane, &mut batch, &mut finished) } else { 0 };
             assert_eq!(now_taken, offered - batch.len(), "submit says how many it took");
             taken += now_taken;
+            let mut cancelled: Vec<Tag> = cancel(turn).into_iter().map(|at| tags[at]).collect();
+            if !cancelled.is_empty() {
+                cancelled.sort_unstable();
+                self.channel.cancel(&mut self.lane, &cancelled, &mut finished);
+            }
             if finished.is_empty() {
                 self.lane.turn(self.wait());
             }
@@ -155,6 +173,19 @@ impl Worker {
         }
         assert_eq!(self.lane.buffers.uses(self.lease), 0, "every buffer came back");
         answers.into_iter().flatten().collect()
+    }
+
+    /// Cancels what is not outstanding: nothing comes of it.
+    ///
+    /// # Panics
+    /// When something does.
+    pub fn cancel_strangers(&mut self) {
+        let tags: Vec<Tag> = (0..self.next_tag as u16 + 16).map(|index| Tag::new(0, index)).collect();
+        let mut finished = Vec::new();
+        self.channel.cancel(&mut self.lane, &tags, &mut finished);
+        self.lane.turn(Wait::No);
+        self.channel.reap(&mut self.lane, &mut finished);
+        assert!(finished.is_empty() && self.channel.outstanding() == 0, "{} came of nothing", finished.len());
     }
 
     /// Runs one request.

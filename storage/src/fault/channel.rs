@@ -31,6 +31,10 @@ pub(super) struct FaultChannel {
     slots: Option<BouncePool>,
     /// Answers that are held back.
     held: Vec<(Instant, Finished<Buffer>)>,
+    /// What the inner channel has, and whether it was cancelled: then its answer is not held back.
+    inside: Vec<(Tag, bool)>,
+    /// Answers that are to go at once.
+    released: Vec<Finished<Buffer>>,
     /// Scratch for the inner channel's answers.
     ended: Vec<Finished<Buffer>>,
     retry_at: Option<Instant>,
@@ -66,6 +70,8 @@ impl FaultChannel {
             torn: Vec::new(),
             slots,
             held: Vec::new(),
+            inside: Vec::new(),
+            released: Vec::new(),
             ended: Vec::new(),
             retry_at: None,
         })
@@ -144,7 +150,9 @@ impl FaultChannel {
 
     fn offer(&mut self, lane: &mut Lane) {
         if !self.pending.is_empty() {
+            self.inside.extend(self.pending.iter().map(|request| (request.tag, false)));
             self.inner.submit(lane, &mut self.pending, &mut self.ended);
+            self.inside.truncate(self.inside.len() - self.pending.len());
         }
         let starved = !self.pending.is_empty() && self.inner.outstanding() == 0;
         self.retry_at = starved.then(|| Instant::now() + STALL);
@@ -155,12 +163,18 @@ impl FaultChannel {
         let mut ended = std::mem::take(&mut self.ended);
         for one in ended.drain(..) {
             let one = self.mend(lane, one);
-            self.hold(now, one);
+            let at = self.inside.iter().position(|(tag, _)| *tag == one.tag);
+            if at.is_some_and(|at| self.inside.swap_remove(at).1) {
+                self.released.push(one);
+            } else {
+                self.hold(now, one);
+            }
         }
         self.ended = ended;
     }
 
     fn let_go(&mut self, finished: &mut Vec<Finished<Buffer>>) {
+        finished.append(&mut self.released);
         if self.held.is_empty() || !self.enough() {
             return;
         }
@@ -190,9 +204,10 @@ impl DiskChannel<Lane> for FaultChannel {
         self.offer(lane);
         // What the inner channel refused is refused here.
         let taken = if self.pending.is_empty() { batch.len() } else { 0 };
+        let now = Instant::now();
         for request in batch.drain(..taken) {
             match self.judge(&request) {
-                Some(outcome) => self.ended.push(Finished { outcome, tag: request.tag, buffer: request.buffer }),
+                Some(outcome) => self.hold(now, Finished { outcome, tag: request.tag, buffer: request.buffer }),
                 None => {
                     let request = self.tear(lane, request);
                     self.pending.push(request);
@@ -214,8 +229,23 @@ impl DiskChannel<Lane> for FaultChannel {
         finished.len() - before
     }
 
+    /// What is held back ends at once, as aborted although the inner disk has done it: that is what a slow disk that is asked in
+    /// time does. The inner channel is asked about what it has.
+    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+        let chosen = |tag: Tag| tags.binary_search(&tag).is_ok();
+        let aborted = |tag, buffer| Finished { outcome: Outcome::Aborted, tag, buffer };
+        finished
+            .extend(self.held.extract_if(.., |(_, ended)| chosen(ended.tag)).map(|(_, e)| aborted(e.tag, e.buffer)));
+        let pending: Vec<_> = self.pending.extract_if(.., |request| chosen(request.tag)).collect();
+        finished.extend(pending.into_iter().map(|request| self.mend(lane, aborted(request.tag, request.buffer))));
+        self.inside.iter_mut().for_each(|(tag, hurried)| *hurried |= chosen(*tag));
+        self.inner.cancel(lane, tags, &mut self.ended);
+        self.collect(lane);
+        self.let_go(finished);
+    }
+
     fn outstanding(&self) -> u32 {
-        self.inner.outstanding() + (self.pending.len() + self.held.len()) as u32
+        self.inner.outstanding() + (self.pending.len() + self.held.len() + self.released.len()) as u32
     }
 
     fn deadline(&self) -> Option<Instant> {

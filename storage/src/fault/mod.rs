@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mqblk_core::settings::Settings;
-use mqblk_core::{Disk, DiskChannel, DiskError, Geometry, Limits};
+use mqblk_core::{ByteLen, Disk, DiskChannel, DiskError, Geometry, Limits};
 use mqblk_uring::Lane;
 
 use channel::FaultChannel;
@@ -65,6 +65,10 @@ impl Disk<Lane> for FaultDisk {
 
     fn sync(&self) -> std::io::Result<()> {
         self.inner.sync()
+    }
+
+    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+        self.inner.resize(size)
     }
 
     fn resolved(&self) -> Vec<(&'static str, String)> {

@@ -30,6 +30,37 @@ fn late_and_out_of_order_it_conforms() {
     run(&trial(&[("inner", "ram"), ("size", "2M"), ("fault-jitter-us", "50"), ("fault-latency-us", "5")], 3));
 }
 
+/// Held back for an hour, they end when they are cancelled, and only those.
+#[test]
+fn delayed_requests_end_when_they_are_cancelled() {
+    let settings = [("inner", "ram"), ("size", "2M"), ("fault-latency-us", "200000"), ("fault-torn", "50")];
+    let disk = trial(&settings, 1).open(&[]).unwrap();
+    let mut worker = Worker::new(disk.as_ref(), 64, FixedBufferUse::Off);
+    let wanted: Vec<Want> = (0..40).map(|at| Want::at(WRITE, at * 4096, 4096, at * 4096)).collect();
+    let start = std::time::Instant::now();
+    let even = |turn| if turn == 0 { (0..40).step_by(2).collect() } else { vec![] };
+    let answers = worker.run_and_cancel(&wanted, even);
+    assert!(start.elapsed() >= std::time::Duration::from_millis(200), "the others end in their time");
+    for (at, Answer { outcome, .. }) in answers.into_iter().enumerate() {
+        assert_eq!(outcome == Outcome::Aborted, at % 2 == 0, "{at}: {outcome:?}");
+    }
+    let all = |turn| if turn == 0 { (0..40).collect() } else { vec![] };
+    assert!(worker.run_and_cancel(&wanted, all).iter().all(|answer| answer.outcome == Outcome::Aborted));
+    worker.close();
+}
+
+/// Over a disk that has them itself.
+#[test]
+fn what_the_inner_disk_gives_up_is_not_held_back() {
+    let settings = [("inner", "null"), ("size", "2M"), ("latency-us", "50000000"), ("fault-latency-us", "50000000")];
+    let disk = trial(&settings, 1).open(&[]).unwrap();
+    let mut worker = Worker::new(disk.as_ref(), 64, FixedBufferUse::Off);
+    let wanted: Vec<Want> = (0..40).map(|at| Want::at(WRITE, at * 4096, 4096, at * 4096)).collect();
+    let all = |turn| if turn == 1 { (0..40).collect() } else { vec![] };
+    assert!(worker.run_and_cancel(&wanted, all).iter().all(|answer| answer.outcome == Outcome::Aborted));
+    worker.close();
+}
+
 #[test]
 fn over_a_file_it_conforms() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();

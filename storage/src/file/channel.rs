@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_core::{ByteLen, DiskChannel, Finished, Op, Outcome, Request};
+use mqblk_core::{ByteLen, DiskChannel, Finished, Geometry, Op, Outcome, Request, Tag};
 use mqblk_memory::{BouncePool, Buffer};
 use mqblk_uring::{Completion, Lane, Owner, Refused, RingFile};
 use rustix::fs::FallocateFlags;
@@ -33,6 +33,8 @@ const STALL: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(super) struct FileChannel {
     file: Arc<OpenFile>,
+    /// With the size as of the last batch.
+    geometry: Geometry,
     ring: RingFile,
     owner: Owner,
     inline: Inline,
@@ -67,6 +69,7 @@ impl FileChannel {
             retry_at: None,
             bounce,
             zeroes,
+            geometry: file.geometry,
             file,
         })
     }
@@ -102,7 +105,7 @@ impl FileChannel {
     #[inline]
     fn start(&mut self, lane: &mut Lane, request: Request<Buffer>) -> Option<Finished<Buffer>> {
         let end = |request: Request<Buffer>, outcome| Finished { outcome, tag: request.tag, buffer: request.buffer };
-        if let Some(outcome) = admission::judge(&self.file.geometry, &request) {
+        if let Some(outcome) = admission::judge(&self.geometry, &request) {
             return Some(end(request, outcome));
         }
         let stage = match self.first_stage(lane, &request) {
@@ -260,6 +263,7 @@ impl DiskChannel<Lane> for FileChannel {
         if !self.stalled.is_empty() {
             self.issue_stalled(lane);
         }
+        self.geometry.size = self.file.size.get();
         // What waits already is to go first, so nothing new is taken into a lane that is full.
         let taken = batch.len().min(self.room()).min(lane.room().saturating_sub(self.stalled.len()));
         let early = self.file.direct.is_some();
@@ -281,6 +285,30 @@ impl DiskChannel<Lane> for FileChannel {
             self.issue_stalled(lane);
         }
         finished.len() - before
+    }
+
+    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+        let chosen = |running: &Running| tags.binary_search(&running.tag).is_ok();
+        // What waits for room is in nobody's hands.
+        let (running, free) = (&mut self.running, &mut self.free);
+        self.stalled.retain(|index| {
+            let place = &mut running[*index as usize];
+            let Some(ended) = place.take_if(|running| chosen(running)) else { return true };
+            free.push(*index);
+            finished.push(ended.end(Outcome::Aborted));
+            false
+        });
+        if self.stalled.is_empty() {
+            self.retry_at = None;
+        }
+        for running in self.running.iter_mut().flatten().filter(|running| chosen(running)) {
+            running.cancelled = true;
+        }
+        let running = &self.running;
+        lane.cancel_picked(self.owner, |cookie| {
+            let running = running.get(cookie as usize).and_then(Option::as_ref);
+            running.is_some_and(|running| running.cancelled && running.can_be_given_up())
+        });
     }
 
     fn outstanding(&self) -> u32 {

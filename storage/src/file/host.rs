@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
+use mqblk_core::ByteLen;
 use rustix::fs::{AtFlags, StatxFlags};
 
 use super::{Alignment, Kind};
@@ -26,6 +27,15 @@ pub(super) fn kind(file: &File) -> io::Result<Result<Kind, &'static str>> {
     let system = rustix::fs::fstatfs(file)?.f_type as u64;
     let in_memory = system == TMPFS_MAGIC || system == RAMFS_MAGIC;
     Ok(Ok(if in_memory { Kind::InMemory } else { Kind::Regular }))
+}
+
+/// How large it is now.
+pub(super) fn size(file: &impl AsFd, kind: Kind) -> rustix::io::Result<ByteLen> {
+    let bytes = match kind {
+        Kind::BlockDevice => rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?,
+        Kind::Regular | Kind::InMemory => rustix::fs::fstat(file)?.st_size as u64,
+    };
+    Ok(ByteLen(bytes))
 }
 
 /// A file type in words.

@@ -40,7 +40,7 @@ use mqblk_core::settings::Settings;
 use mqblk_core::{ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits};
 use mqblk_uring::Lane;
 
-use crate::admission;
+use crate::admission::{self, Size};
 use channel::FileChannel;
 
 /// The kernel takes at most this many pieces in one operation (UIO_MAXIOV).
@@ -63,7 +63,9 @@ pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
 struct OpenFile {
     path: PathBuf,
     fd: Arc<OwnedFd>,
+    /// But for its size.
     geometry: Geometry,
+    size: Size,
     kind: Kind,
     /// What O_DIRECT demands; `None` when the page cache is used.
     direct: Option<Alignment>,
@@ -98,7 +100,7 @@ struct FileDisk {
 
 impl Disk<Lane> for FileDisk {
     fn geometry(&self) -> Geometry {
-        self.open.geometry
+        Geometry { size: self.open.size.get(), ..self.open.geometry }
     }
 
     fn limits(&self) -> Limits {
@@ -129,6 +131,30 @@ impl Disk<Lane> for FileDisk {
             return Ok(());
         }
         Ok(rustix::fs::fdatasync(&self.open.fd)?)
+    }
+
+    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+        let OpenFile { path, fd, kind, geometry, .. } = self.open.as_ref();
+        let os = |what: &str| {
+            let what = format!("{what} {}", path.display());
+            move |source: rustix::io::Errno| DiskError::Os { what, source: source.into() }
+        };
+        if let Some(size) = size {
+            admission::can_be(geometry, size)?;
+            if *kind == Kind::BlockDevice {
+                let expected =
+                    "no size: the host gives a block device its size; without one it is looked at again".to_owned();
+                return Err(DiskError::Size { found: format!("{} bytes", size.0), expected });
+            }
+            rustix::fs::ftruncate(fd, size.0).map_err(os("resizing"))?;
+        }
+        let found = host::size(fd, *kind).map_err(os("asking for the size of"))?;
+        if found == ByteLen::ZERO || !found.is_aligned(geometry.logical_block) {
+            let expected = format!("a multiple of block-size {} above 0", geometry.logical_block.bytes());
+            return Err(DiskError::Size { found: format!("{} bytes in {}", found.0, path.display()), expected });
+        }
+        self.open.size.set(found);
+        Ok(found)
     }
 
     fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::host::{self, Device, DirectIo};
 use super::{Alignment, Kind, OpenFile};
-use crate::admission;
+use crate::admission::{self, Size};
 
 /// What direct I/O is assumed to demand where the kernel does not say and no device is visible: no storage demands more.
 const ASSUMED: Alignment = Alignment { memory: 4096, offset: 4096 };
@@ -54,7 +54,8 @@ pub(super) fn open(settings: &mut Settings) -> Result<OpenFile, SettingError> {
     let geometry = geometry(size, block, asked.read_only, kind, device.unwrap_or_default());
     let discard = if asked.unmap && !asked.read_only { discard_unit(&file, kind, size, device) } else { None };
     let Asked { path, unmap, .. } = asked;
-    Ok(OpenFile { path, fd: Arc::new(file.into()), geometry, kind, direct, unmap, discard })
+    let size = Size::new(size);
+    Ok(OpenFile { path, fd: Arc::new(file.into()), geometry, size, kind, direct, unmap, discard })
 }
 
 fn with_reason(path: &Path, reason: impl std::fmt::Display) -> String {
@@ -215,14 +216,8 @@ fn size(
     kind: Kind,
     block: BlockSize,
 ) -> Result<ByteLen, SettingError> {
-    let bytes = match kind {
-        Kind::BlockDevice => rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(io::Error::from),
-        Kind::Regular | Kind::InMemory => file.metadata().map(|data| data.len()),
-    };
-    let size = ByteLen(
-        bytes
-            .map_err(|error| settings.error("path", with_reason(&asked.path, error), "storage that tells its size"))?,
-    );
+    let tells = |error| settings.error("path", with_reason(&asked.path, error), "storage that tells its size");
+    let size = host::size(file, kind).map_err(tells)?;
     if size != ByteLen::ZERO && size.is_aligned(block) {
         return Ok(size);
     }

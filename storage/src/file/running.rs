@@ -7,6 +7,7 @@ use mqblk_memory::Buffer;
 const MOST_RETRIES: u8 = 64;
 const EINTR: i32 = 4;
 const EAGAIN: i32 = 11;
+const ECANCELED: i32 = 125;
 /// What a write that the kernel neither does nor refuses becomes.
 const NO_PROGRESS: Outcome = Outcome::Failed(Errno(5)); // EIO
 
@@ -52,7 +53,9 @@ pub(super) struct Running {
     pub(super) len: ByteLen,
     /// Bytes from the start that are done for good. A multiple of the offset alignment.
     pub(super) done: u64,
-    tag: Tag,
+    pub(super) tag: Tag,
+    /// It is to end early: no further operation is issued for it.
+    pub(super) cancelled: bool,
     /// The request's buffer while the kernel does not have it.
     pub(super) held: Option<Buffer>,
     /// The bounce slot whose buffer the kernel has.
@@ -63,13 +66,19 @@ pub(super) struct Running {
 impl Running {
     pub(super) fn new(request: mqblk_core::Request<Buffer>, stage: Stage, done: u64) -> Running {
         let mqblk_core::Request { start, len, tag, buffer, op } = request;
-        Running { op, stage, start, len, done, tag, held: buffer, slot: None, retries: 0 }
+        Running { op, stage, start, len, done, tag, cancelled: false, held: buffer, slot: None, retries: 0 }
     }
 
     /// Where the next slice starts in the file.
     #[inline]
     pub(super) fn at(&self) -> ByteOffset {
         ByteOffset(self.start.0 + self.done)
+    }
+
+    /// Whether the kernel may be asked to give up the operation that the request waits for: what moves data. Flushes and changes
+    /// of the file's layout are waited for: they are short, and done or not.
+    pub(super) fn can_be_given_up(&self) -> bool {
+        matches!(self.stage, Stage::Transfer | Stage::Bounce | Stage::ZeroWrite)
     }
 
     /// How much is left.
@@ -91,6 +100,9 @@ impl Running {
     /// Judges the stage's result: bytes moved or a negative errno. `unit` is what offsets must be multiples of.
     #[inline]
     pub(super) fn advance(&mut self, result: i32, unit: u32, lacking: &mut Lacking) -> Next {
+        if self.cancelled {
+            return self.given_up(result, unit, lacking);
+        }
         if result < 0 {
             return self.refused(-result, lacking);
         }
@@ -99,6 +111,17 @@ impl Running {
             Stage::Sync => Next::End(Outcome::Done(ByteLen::ZERO)),
             Stage::Punch | Stage::ZeroRange => self.zeroes_done(),
             Stage::Transfer | Stage::Bounce | Stage::ZeroWrite => self.moved(result as u64, unit),
+        }
+    }
+
+    /// The same for a request that is to end early: what would go on is aborted, what has ended has.
+    #[cold]
+    fn given_up(&mut self, result: i32, unit: u32, lacking: &mut Lacking) -> Next {
+        self.cancelled = false;
+        let next = if result == -ECANCELED { Next::Issue } else { self.advance(result, unit, lacking) };
+        match next {
+            Next::Issue => Next::End(Outcome::Aborted),
+            end @ Next::End(_) => end,
         }
     }
 
@@ -204,6 +227,31 @@ mod tests {
         assert_eq!(zeroes.stage, Stage::Sync);
         assert_eq!(zeroes.advance(0, 1, lacking), Next::End(Outcome::Done(ByteLen::ZERO)));
         assert!(lacking.punch && lacking.zero_range);
+    }
+
+    #[test]
+    fn a_cancelled_request_ends_with_the_operation_that_it_waits_for() {
+        let lacking = &mut Lacking::default();
+        let zeroes = Op::WriteZeroes { may_unmap: true, fua: true };
+        let done = Outcome::Done(ByteLen(8192));
+        for (op, stage, result, want) in [
+            (Op::Read, Stage::Transfer, -ECANCELED, Outcome::Aborted),
+            (Op::Read, Stage::Transfer, -EINTR, Outcome::Aborted),
+            (Op::Read, Stage::Bounce, -EAGAIN, Outcome::Aborted),
+            (Op::Read, Stage::Transfer, 4096, Outcome::Aborted),
+            (Op::Read, Stage::Transfer, 8192, done),
+            (Op::Read, Stage::Transfer, -5, Outcome::Failed(Errno(5))),
+            (Op::Read, Stage::Transfer, 0, Outcome::OutOfRange),
+            (zeroes, Stage::Punch, 0, Outcome::Aborted),
+            (zeroes, Stage::Punch, -95, Outcome::Aborted),
+            (zeroes, Stage::Sync, 0, Outcome::Done(ByteLen::ZERO)),
+            (Op::Flush, Stage::Sync, 0, Outcome::Done(ByteLen::ZERO)),
+        ] {
+            let mut request = running(op, stage, 8192);
+            request.cancelled = true;
+            assert_eq!(request.advance(result, 512, lacking), Next::End(want), "{op:?} {stage:?} {result}");
+        }
+        assert!(lacking.punch, "what the host lacks is learnt all the same");
     }
 
     #[test]

@@ -11,7 +11,8 @@ use tempfile::TempDir;
 
 use super::channel::FileChannel;
 use super::{FileDisk, Kind, OpenFile};
-use crate::conformance::{Trial, Want, Worker, run};
+use crate::admission::Size;
+use crate::conformance::{Trial, Want, Worker, cancel, run};
 
 /// A sparse image in a fresh folder.
 pub(super) fn image(place: &Path, len: u64) -> (TempDir, PathBuf) {
@@ -50,6 +51,37 @@ fn conforms_direct_with_large_blocks() {
 #[test]
 fn conforms_buffered() {
     conforms(on_disk(), 8 << 20, &[("direct", "off"), ("block-size", "512")], 3);
+}
+
+/// Requests that wait for a bounce slot are in nobody's hands: all of them end at once.
+#[test]
+fn what_waits_for_room_can_be_cancelled() {
+    let (_dir, path) = image(&on_disk(), 8 << 20);
+    let settings = [("path", path.to_str().unwrap()), ("block-size", "512")];
+    let trial = Trial { kind: "file", settings: &settings, keeps_data: true, seed: 0 };
+    let disk = trial.open(&[]).unwrap();
+    if disk.resolved().contains(&("direct", "off".to_owned())) {
+        return;
+    }
+    let mut worker = Worker::new(disk.as_ref(), 128, FixedBufferUse::Off);
+    // Memory that direct I/O does not take. There are 32 slots.
+    let reads: Vec<Want> = (0..100).map(|at| Want::at(Op::Read, at * 4096, 4096, at * 8192 + 1)).collect();
+    let all = |turn| if turn == 0 { (0..100).collect() } else { vec![] };
+    let answers = worker.run_and_cancel(&reads, all);
+    assert!(answers[32..].iter().all(|answer| answer.outcome == Outcome::Aborted), "{answers:?}");
+    worker.close();
+}
+
+/// All that the ring has is asked for, and all comes back.
+#[test]
+fn transfers_in_the_ring_can_be_cancelled() {
+    for direct in ["on", "off"] {
+        let (_dir, path) = image(&on_disk(), 16 << 20);
+        let settings = [("path", path.to_str().unwrap()), ("block-size", "512"), ("direct", direct)];
+        let trial = Trial { kind: "file", settings: &settings, keeps_data: true, seed: 7 };
+        let seen = cancel::some_of_many(&trial, &trial.open(&[]).unwrap());
+        assert!(seen.aborted + seen.too_late > 50, "{seen:?}");
+    }
 }
 
 #[test]
@@ -138,7 +170,9 @@ fn a_full_device() {
     let geometry = crate::admission::plain_geometry(ByteLen(1 << 20), BlockSize::B512, false);
     for kind in [Kind::Regular, Kind::InMemory] {
         let path = PathBuf::from("/dev/full");
-        let open = OpenFile { path, fd: Arc::clone(&fd), geometry, kind, direct: None, unmap: true, discard: None };
+        let size = Size::new(geometry.size);
+        let open =
+            OpenFile { path, fd: Arc::clone(&fd), geometry, size, kind, direct: None, unmap: true, discard: None };
         let disk = FileDisk { open: Arc::new(open) };
         let mut worker = Worker::new(&disk, 64, FixedBufferUse::Off);
         for op in [Op::Write { fua: false }, Op::Write { fua: true }] {
@@ -254,6 +288,10 @@ impl Disk<Lane> for Helpless {
 
     fn limits(&self) -> mqblk_core::Limits {
         FileDisk { open: Arc::clone(&self.0) }.limits()
+    }
+
+    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+        FileDisk { open: Arc::clone(&self.0) }.resize(size)
     }
 
     fn resolved(&self) -> Vec<(&'static str, String)> {

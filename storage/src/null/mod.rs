@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{
-    BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Outcome, Request,
+    BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Outcome, Request, Tag,
 };
 use mqblk_memory::Buffer;
 use mqblk_uring::Lane;
 
-use crate::admission;
+use crate::admission::{self, Size};
 
 /// Opens a null disk.
 ///
@@ -33,18 +33,21 @@ pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
     let latency = settings.number("latency-us", 0..=60_000_000)?.unwrap_or(0);
     let read_only = settings.switch("readonly")?.unwrap_or(false);
     let geometry = admission::plain_geometry(size, block, read_only);
-    Ok(Arc::new(NullDisk { geometry, latency: Duration::from_micros(latency) }))
+    let size = Arc::new(Size::new(geometry.size));
+    Ok(Arc::new(NullDisk { geometry, size, latency: Duration::from_micros(latency) }))
 }
 
 #[derive(Debug)]
 struct NullDisk {
+    /// But for its size.
     geometry: Geometry,
+    size: Arc<Size>,
     latency: Duration,
 }
 
 impl Disk<Lane> for NullDisk {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        Geometry { size: self.size.get(), ..self.geometry }
     }
 
     fn limits(&self) -> Limits {
@@ -53,8 +56,8 @@ impl Disk<Lane> for NullDisk {
         Limits {
             max_transfer: admission::MAX_TRANSFER,
             max_segments: u32::from(u16::MAX),
-            discard: writable.then_some(DiscardLimits { granularity, max_len: self.geometry.size }),
-            write_zeroes: writable.then_some(self.geometry.size),
+            discard: writable.then_some(DiscardLimits { granularity, max_len: self.size.get() }),
+            write_zeroes: writable.then_some(self.size.get()),
             volatile_cache: false,
             cost_per_request: false,
             uses_fixed_buffers: false,
@@ -63,18 +66,27 @@ impl Disk<Lane> for NullDisk {
 
     fn resolved(&self) -> Vec<(&'static str, String)> {
         vec![
-            ("size", self.geometry.size.to_string()),
+            ("size", self.size.get().to_string()),
             ("latency-us", self.latency.as_micros().to_string()),
             ("block-size", self.geometry.logical_block.bytes().to_string()),
             ("readonly", admission::on_off(self.geometry.read_only)),
         ]
     }
 
+    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+        if let Some(size) = size {
+            admission::can_be(&self.geometry, size)?;
+            self.size.set(size);
+        }
+        Ok(self.size.get())
+    }
+
     fn open_channel(&self, _lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
         Ok(if self.latency.is_zero() {
-            Box::new(AtOnce { geometry: self.geometry })
+            Box::new(AtOnce { geometry: self.geometry, size: Arc::clone(&self.size) })
         } else {
-            Box::new(Delayed { geometry: self.geometry, latency: self.latency, waiting: VecDeque::with_capacity(1024) })
+            let (size, waiting) = (Arc::clone(&self.size), VecDeque::with_capacity(1024));
+            Box::new(Delayed { geometry: self.geometry, size, latency: self.latency, waiting })
         })
     }
 }
@@ -90,6 +102,7 @@ fn end(geometry: &Geometry, request: Request<Buffer>) -> Finished<Buffer> {
 #[derive(Debug)]
 struct AtOnce {
     geometry: Geometry,
+    size: Arc<Size>,
 }
 
 impl DiskChannel<Lane> for AtOnce {
@@ -99,6 +112,7 @@ impl DiskChannel<Lane> for AtOnce {
         batch: &mut Vec<Request<Buffer>>,
         finished: &mut Vec<Finished<Buffer>>,
     ) -> usize {
+        self.geometry.size = self.size.get();
         let taken = batch.len();
         finished.extend(batch.drain(..).map(|request| end(&self.geometry, request)));
         taken
@@ -119,6 +133,7 @@ impl DiskChannel<Lane> for AtOnce {
 #[derive(Debug)]
 struct Delayed {
     geometry: Geometry,
+    size: Arc<Size>,
     latency: Duration,
     /// When each ends, earliest first: the latency is the same for all.
     waiting: VecDeque<(Instant, Finished<Buffer>)>,
@@ -131,6 +146,7 @@ impl DiskChannel<Lane> for Delayed {
         batch: &mut Vec<Request<Buffer>>,
         _finished: &mut Vec<Finished<Buffer>>,
     ) -> usize {
+        self.geometry.size = self.size.get();
         let taken = batch.len();
         // The clock itself, not the lane's: that one is as old as the turn, and a request would end early by as much.
         let due = Instant::now() + self.latency;
@@ -147,6 +163,16 @@ impl DiskChannel<Lane> for Delayed {
         let due = self.waiting.partition_point(|(due, _)| *due <= now);
         finished.extend(self.waiting.drain(..due).map(|(_, ended)| ended));
         finished.len() - before
+    }
+
+    fn cancel(&mut self, _lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+        self.waiting.retain_mut(|(_, ended)| {
+            let chosen = tags.binary_search(&ended.tag).is_ok();
+            if chosen {
+                finished.push(Finished { outcome: Outcome::Aborted, tag: ended.tag, buffer: ended.buffer.take() });
+            }
+            !chosen
+        });
     }
 
     fn outstanding(&self) -> u32 {
@@ -167,7 +193,7 @@ mod tests {
     use mqblk_core::{ByteLen, Op, Outcome};
     use mqblk_uring::FixedBufferUse;
 
-    use crate::conformance::{Trial, Want, Worker, run};
+    use crate::conformance::{Trial, Want, Worker, cancel, run};
 
     #[test]
     fn conforms() {
@@ -188,6 +214,14 @@ mod tests {
         assert_eq!(worker.one(Want::at(Op::Read, 0, 4096, 0)), Outcome::Done(ByteLen(4096)));
         assert_eq!(worker.found(0, 4096), [0x5a; 4096]);
         worker.close();
+    }
+
+    #[test]
+    fn waiting_requests_end_when_they_are_cancelled() {
+        let settings = [("size", "16M"), ("latency-us", "2000")];
+        let trial = Trial { kind: "null", settings: &settings, keeps_data: false, seed: 5 };
+        let seen = cancel::some_of_many(&trial, &trial.open(&[]).unwrap());
+        assert!(seen.aborted > 0, "{seen:?}");
     }
 
     #[test]

@@ -6,10 +6,11 @@
 //! | setting | default | meaning |
 //! |---|---|---|
 //! | `size` | needed | capacity; pages are taken from the host when they are first written |
+//! | `max-size` | `size` | largest size that it can be given while it is open |
 //! | `block-size` | 512 | 512 or 4096 |
 //! | `readonly` | off | |
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{
@@ -19,7 +20,7 @@ use mqblk_core::{
 use mqblk_memory::{Buffer, Mapping};
 use mqblk_uring::Lane;
 
-use crate::admission;
+use crate::admission::{self, Size};
 
 /// Bounds of what one request may keep a worker busy with, at about 10 GB/s of clearing and 40 GB/s of giving pages back.
 const MAX_ZEROES: ByteLen = ByteLen(32 << 20);
@@ -33,23 +34,43 @@ pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
     let block = admission::block_size(settings)?.unwrap_or(BlockSize::B512);
     let size = admission::size(settings, block)?;
     let read_only = settings.switch("readonly")?.unwrap_or(false);
-    let too_large = |why: &dyn std::fmt::Display| {
-        settings.error("size", size.to_string(), format!("a size that the host can map ({why})"))
+    let (key, most) = match settings.size("max-size")? {
+        None => ("size", size),
+        Some(most) if most < size || !most.is_aligned(block) => {
+            let expected = format!("a multiple of block-size {} that is not below size {size}", block.bytes());
+            return Err(settings.error("max-size", most.to_string(), expected).into());
+        }
+        Some(most) => ("max-size", most),
     };
-    let bytes = usize::try_from(size.0).map_err(|why| too_large(&why))?;
+    let too_large = |why: &dyn std::fmt::Display| {
+        settings.error(key, most.to_string(), format!("a size that the host can map ({why})"))
+    };
+    let bytes = usize::try_from(most.0).map_err(|why| too_large(&why))?;
     let memory = Mapping::anonymous(bytes).map_err(|why| too_large(&why))?;
-    Ok(Arc::new(RamDisk { geometry: admission::plain_geometry(size, block, read_only), memory: Arc::new(memory) }))
+    Ok(Arc::new(RamDisk {
+        geometry: admission::plain_geometry(size, block, read_only),
+        size: Arc::new(Size::new(size)),
+        most,
+        memory: Arc::new(memory),
+        resizing: Mutex::new(()),
+    }))
 }
 
 #[derive(Debug)]
 struct RamDisk {
+    /// But for its size.
     geometry: Geometry,
+    size: Arc<Size>,
+    /// Bytes of the mapping.
+    most: ByteLen,
     memory: Arc<Mapping>,
+    /// One at a time.
+    resizing: Mutex<()>,
 }
 
 impl Disk<Lane> for RamDisk {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        Geometry { size: self.size.get(), ..self.geometry }
     }
 
     fn limits(&self) -> Limits {
@@ -71,20 +92,41 @@ impl Disk<Lane> for RamDisk {
 
     fn resolved(&self) -> Vec<(&'static str, String)> {
         vec![
-            ("size", self.geometry.size.to_string()),
+            ("size", self.size.get().to_string()),
+            ("max-size", self.most.to_string()),
             ("block-size", self.geometry.logical_block.bytes().to_string()),
             ("readonly", admission::on_off(self.geometry.read_only)),
         ]
     }
 
+    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+        let Some(size) = size else { return Ok(self.size.get()) };
+        admission::can_be(&self.geometry, size)?;
+        if size > self.most {
+            let expected = format!("at most max-size {}", self.most);
+            return Err(DiskError::Size { found: size.to_string(), expected });
+        }
+        let _one = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.size.get();
+        // What it held when it was larger is gone.
+        if size > before && !self.memory.clear(ByteOffset(before.0), ByteLen(size.0 - before.0)) {
+            let expected = "memory that the host can clear".to_owned();
+            return Err(DiskError::Size { found: size.to_string(), expected });
+        }
+        self.size.set(size);
+        Ok(size)
+    }
+
     fn open_channel(&self, _lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
-        Ok(Box::new(RamChannel { geometry: self.geometry, memory: Arc::clone(&self.memory) }))
+        let (size, memory) = (Arc::clone(&self.size), Arc::clone(&self.memory));
+        Ok(Box::new(RamChannel { geometry: self.geometry, size, memory }))
     }
 }
 
 #[derive(Debug)]
 struct RamChannel {
     geometry: Geometry,
+    size: Arc<Size>,
     memory: Arc<Mapping>,
 }
 
@@ -134,6 +176,7 @@ impl DiskChannel<Lane> for RamChannel {
         batch: &mut Vec<Request<Buffer>>,
         finished: &mut Vec<Finished<Buffer>>,
     ) -> usize {
+        self.geometry.size = self.size.get();
         let taken = batch.len();
         finished.extend(batch.drain(..).map(|request| Finished {
             outcome: self.perform(lane, &request),
@@ -156,6 +199,8 @@ impl DiskChannel<Lane> for RamChannel {
 
 #[cfg(test)]
 mod tests {
+    use mqblk_core::ByteLen;
+
     use crate::conformance::{Trial, run};
 
     #[test]
@@ -169,6 +214,20 @@ mod tests {
     }
 
     #[test]
+    fn conforms_with_room_to_grow() {
+        run(&Trial { kind: "ram", settings: &[("size", "2M"), ("max-size", "3M")], keeps_data: true, seed: 3 });
+    }
+
+    #[test]
+    fn it_grows_as_far_as_was_reserved() {
+        let settings = [("size", "1M"), ("max-size", "2M")];
+        let disk = Trial { kind: "ram", settings: &settings, keeps_data: true, seed: 0 }.open(&[]).unwrap();
+        assert_eq!(disk.resize(Some(ByteLen(2 << 20))).unwrap(), ByteLen(2 << 20));
+        let error = disk.resize(Some(ByteLen((2 << 20) + 512))).unwrap_err().to_string();
+        assert!(error.starts_with("size: found ") && error.ends_with("expected at most max-size 2M"), "{error}");
+    }
+
+    #[test]
     fn settings_that_do_not_fit() {
         for (settings, want) in [
             (&[][..], "size: found nothing, expected the disk's size"),
@@ -177,6 +236,10 @@ mod tests {
             (&[("size", "512"), ("block-size", "4096")], "expected a multiple of block-size 4096 above 0"),
             (&[("size", "1M"), ("block-size", "1024")], "block-size: found \"1024\", expected one of 512, 4096"),
             (&[("size", "1M"), ("readonly", "yes")], "readonly: found \"yes\", expected on or off"),
+            (
+                &[("size", "1M"), ("max-size", "512K")],
+                "max-size: found 512K, expected a multiple of block-size 512 that is",
+            ),
             (&[("size", "8191P")], "size: found \"8191P\""),
             (&[("size", "8388607T")], "size: found 8388607T, expected a size that the host can map"),
         ] {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 
 /// The manifest's first line; `prepare.sh` writes the same.
-const FORMAT: &str = "mqblk-guest 2";
+const FORMAT: &str = "mqblk-guest 3";
 
 /// The folder with the guest's kernel and initramfs.
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ impl Cache {
         self.folder.join("vmlinux")
     }
 
-    /// The uncompressed cpio archive with busybox, fio and the agent.
+    /// The uncompressed cpio archive with busybox, fio, the SCSI tools and the agent.
     #[must_use]
     pub fn initramfs(&self) -> PathBuf {
         self.folder.join("initramfs.cpio")

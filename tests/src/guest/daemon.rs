@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use mqblk_admin::StatQuery;
-use mqblk_admin::model::DiskStat;
+use mqblk_admin::model::{ControllerStat, DiskStat};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::cache::repository;
+use super::controller::Controller;
 use super::process::{self, Process};
 use super::queue_log::{QueueStopped, queue_stopped};
 
@@ -107,6 +108,8 @@ impl DaemonDisk {
 pub struct Daemon {
     server: Server,
     process: Process,
+    arguments: Vec<OsString>,
+    sockets: Vec<PathBuf>,
     folder: TempDir,
 }
 
@@ -124,36 +127,83 @@ impl Daemon {
     /// # Errors
     /// When the program is missing, refuses an option, ends, or does not listen in time.
     pub fn start_server(server: Server, disks: &[DaemonDisk]) -> Result<Self> {
+        Self::serve(server, disks, &[])
+    }
+
+    /// Starts our server with these controllers and waits until it listens on every socket.
+    ///
+    /// # Errors
+    /// As [`Daemon::start_server`].
+    pub fn start_controllers(controllers: &[Controller]) -> Result<Self> {
+        Self::serve(Server::Mqblk, &[], controllers)
+    }
+
+    fn serve(server: Server, disks: &[DaemonDisk], controllers: &[Controller]) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("mqblk-serve-").tempdir()?;
-        let path = folder.path().to_path_buf();
-        let socket = |disk: &DaemonDisk| path.join(format!("{}.sock", disk.id));
-        let mut command;
+        let socket = |id: &str| folder.path().join(format!("{id}.sock"));
+        let mut arguments: Vec<OsString> = Vec::new();
         match server {
             Server::Mqblk => {
-                command = process::command(mqblk_binary()?);
-                // The counters are logged at level info, which is the default without this variable.
-                command.arg("serve").arg("--admin").arg(path.join(ADMIN)).env_remove("RUST_LOG");
-                disks.iter().for_each(|disk| {
-                    command.args(disk.for_mqblk(&socket(disk)));
-                });
+                arguments.extend(["serve".into(), "--admin".into(), folder.path().join(ADMIN).into()]);
+                disks.iter().for_each(|disk| arguments.extend(disk.for_mqblk(&socket(&disk.id))));
+                for controller in controllers {
+                    arguments.extend(controller.for_mqblk(&socket(&controller.id)).into_iter().map(OsString::from));
+                }
             }
             Server::QemuStorageDaemon => {
-                command = process::command("qemu-storage-daemon");
                 for disk in disks {
-                    command.args(disk.for_qemu(&socket(disk))?);
+                    arguments.extend(disk.for_qemu(&socket(&disk.id))?);
                 }
             }
         }
-        let mut process = Process::start("the vhost-user server", command, &folder.path().join("log"))?;
+        let ids = disks.iter().map(|disk| &disk.id).chain(controllers.iter().map(|controller| &controller.id));
+        let sockets = ids.map(|id| socket(id)).collect();
+        let process = launch(server, &arguments, folder.path())?;
+        let mut daemon = Self { server, process, arguments, sockets, folder };
+        daemon.wait_listening()?;
+        Ok(daemon)
+    }
+
+    fn wait_listening(&mut self) -> Result<()> {
         // Not a trial connection: a server that serves one client at a time would take it for the VMM.
-        process.until("its sockets", SERVER_WITHIN, || disks.iter().all(|disk| socket(disk).exists()))?;
-        let mut daemon = Self { server, process, folder };
-        if server == Server::Mqblk {
-            daemon.wait_log("a log line with every socket", |log| {
-                disks.iter().all(|disk| log.contains(&socket(disk).display().to_string()))
+        let sockets = self.sockets.clone();
+        self.process.until("its sockets", SERVER_WITHIN, || sockets.iter().all(|socket| socket.exists()))?;
+        if self.server == Server::Mqblk {
+            self.wait_log("a log line with every socket", |log| {
+                sockets.iter().all(|socket| log.contains(&socket.display().to_string()))
             })?;
         }
-        Ok(daemon)
+        Ok(())
+    }
+
+    /// Kills the server with SIGKILL and starts it again with the same arguments; its log begins anew.
+    ///
+    /// # Errors
+    /// As [`Daemon::start_server`].
+    pub fn crash_and_restart(&mut self) -> Result<()> {
+        self.process.kill()?;
+        self.process = launch(self.server, &self.arguments, self.folder.path())?;
+        self.wait_listening()
+    }
+
+    /// Runs `mqblk VERB ... --socket ADMIN MORE`, which must succeed, and gives its output.
+    ///
+    /// # Errors
+    /// When it fails, with what it printed.
+    pub fn ask(&self, verb: &[&str], more: &[&str]) -> Result<String> {
+        let mut command = Command::new(mqblk_binary()?);
+        command.args(verb).arg("--socket").arg(self.folder.path().join(ADMIN)).args(more);
+        let output = command.output().context("cannot run mqblk")?;
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        ensure!(
+            output.status.success(),
+            "mqblk {verb:?} {more:?}: {}\n{}{}\nthe server's log:\n{}",
+            output.status,
+            text(&output.stdout),
+            text(&output.stderr),
+            self.log()
+        );
+        Ok(text(&output.stdout))
     }
 
     /// The socket of a disk.
@@ -173,6 +223,17 @@ impl Daemon {
             .into_iter()
             .find(|disk| disk.id == id)
             .with_context(|| format!("no disk {id} in the server's figures"))
+    }
+
+    /// What our server has counted of a controller so far, with its queues.
+    ///
+    /// # Errors
+    /// When it does not answer, or has no such controller.
+    pub fn controller_stat(&self, id: &str) -> Result<ControllerStat> {
+        let mut client = mqblk_admin::Client::connect(&self.folder.path().join(ADMIN))?;
+        let stat = client.stat(&StatQuery { queues: true, ..StatQuery::default() })?;
+        let found = stat.controllers.into_iter().find(|controller| controller.id == id);
+        found.with_context(|| format!("no controller {id} in the server's figures"))
     }
 
     /// Which program this is.
@@ -256,6 +317,16 @@ impl Stopped {
         ensure!(!of_queue.is_empty(), "no 'queue stopped' line of disk {disk} queue {queue} in:\n{}", self.log);
         of_queue.iter().map(|it| it.counter(name)).sum()
     }
+}
+
+fn launch(server: Server, arguments: &[OsString], folder: &Path) -> Result<Process> {
+    let mut command = match server {
+        Server::Mqblk => process::command(mqblk_binary()?),
+        Server::QemuStorageDaemon => process::command("qemu-storage-daemon"),
+    };
+    // Our server's counters are logged at level info, which is the default without this variable.
+    command.args(arguments).env_remove("RUST_LOG");
+    Process::start("the vhost-user server", command, &folder.join("log"))
 }
 
 /// `MQBLK`, else the workspace's own release build, made now when it is not up to date.

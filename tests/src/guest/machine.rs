@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use super::accelerator::Accelerator;
 use super::agent::{Agent, Answer, PATIENCE};
 use super::cache::Cache;
+use super::controller::GuestController;
 use super::process::{Process, command};
 use super::qmp::Qmp;
 
@@ -84,6 +85,7 @@ pub struct GuestBuilder {
     memory_slots: u16,
     vcpus: u16,
     disks: Vec<GuestDisk>,
+    controllers: Vec<GuestController>,
     accelerator: Option<Accelerator>,
     boot_within: Duration,
 }
@@ -114,6 +116,13 @@ impl GuestBuilder {
     #[must_use]
     pub fn disk(mut self, disk: GuestDisk) -> Self {
         self.disks.push(disk);
+        self
+    }
+
+    /// One more virtio-scsi controller.
+    #[must_use]
+    pub fn controller(mut self, controller: GuestController) -> Self {
+        self.controllers.push(controller);
         self
     }
 
@@ -148,7 +157,7 @@ impl GuestBuilder {
         let mut qemu = Process::start("qemu-system-x86_64", command, &folder.path().join("qemu.log"))?;
         qemu.until("QMP socket", QEMU_WITHIN, || qmp_socket.exists() && agent_socket.exists())?;
         let agent = Agent::connect(&agent_socket)?;
-        let qmp = Qmp::connect(&qmp_socket)?;
+        let qmp = Qmp::connect(&qmp_socket).with_context(|| format!("QEMU says: {}", qemu.output()))?;
         let mut guest = Guest { qemu, agent, qmp, folder };
         guest.with_agent(|agent, alive| agent.wait_ready(self.boot_within, alive))?;
         Ok(guest)
@@ -177,6 +186,9 @@ impl GuestBuilder {
             add(&["-chardev", &format!("socket,id={},path={}", disk.chardev(), disk.socket.display())]);
             add(&["-device", &serde_json::Value::Object(disk.device()).to_string()]);
         }
+        for controller in &self.controllers {
+            list.extend(controller.arguments().into_iter().map(OsString::from));
+        }
         list
     }
 }
@@ -199,6 +211,7 @@ impl Guest {
             memory_slots: 0,
             vcpus: 2,
             disks: Vec::new(),
+            controllers: Vec::new(),
             accelerator: None,
             boot_within: BOOT_WITHIN,
         }

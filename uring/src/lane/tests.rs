@@ -82,6 +82,29 @@ fn a_watched_event_completes_for_every_signal_and_can_be_cancelled() {
 }
 
 #[test]
+fn picked_operations_of_one_owner_are_cancelled() {
+    // More cancels than the submission queue takes.
+    let mut lane = Lane::new(LaneOptions { submissions: 2, in_flight: 16, files: 1, buffers: 1 }).unwrap();
+    let (ours, theirs) = (lane.add_owner(), lane.add_owner());
+    let event = EventFd::new().unwrap();
+    for cookie in 0..6 {
+        lane.watch(ours, cookie, &event).unwrap();
+        lane.watch(theirs, cookie, &event).unwrap();
+    }
+    lane.cancel_picked(ours, |cookie| cookie != 3);
+    let mut ended: Vec<u64> = (0..5)
+        .map(|_| {
+            let last = wait_for(&mut lane, ours);
+            assert!(!last.more && last.result == -libc::ECANCELED, "{last:?}");
+            last.cookie
+        })
+        .collect();
+    ended.sort_unstable();
+    assert_eq!((ended, lane.busy()), (vec![0, 1, 2, 4, 5], 7));
+    assert!(!lane.has_mail(theirs));
+}
+
+#[test]
 fn a_full_table_refuses_and_gives_the_buffer_back() {
     let mut lane = Lane::new(LaneOptions { submissions: 2, in_flight: 4, files: 1, buffers: 1 }).unwrap();
     let owner = lane.add_owner();

@@ -1,6 +1,7 @@
 //! `lun.add`, `lun.remove`, `lun.resize` and `lun.list`: LUNs that come, go and change while the daemon runs.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use mqblk_admin::model::{Lun, LunChange, LunList};
@@ -87,12 +88,18 @@ fn remove(source: &Source, params: &Params) -> Result<Value, VerbError> {
             let lun = Lun { state: "removed".to_owned(), ..told(source.luns(), &lun) };
             answer(LunChange { lun })
         }
-        Removal::Waits(lun) => Err(VerbError::Failed(format!(
-            "lun {:?}: no guest finds it any more, but its storage has not ended {} of before; it goes when that is done, and lun.list \
-             tells it as removing until then",
-            lun.id,
-            source.waits_for(&lun),
-        ))),
+        Removal::Waits(lun, going) => {
+            let what = if going.flushing.load(Ordering::Relaxed) {
+                "is still being flushed".to_owned()
+            } else {
+                format!("has not ended {} of before", source.waits_for(&lun))
+            };
+            Err(VerbError::Failed(format!(
+                "lun {:?}: no guest finds it any more, but its storage {what}; it goes when that is done, and lun.list tells it as \
+                 removing until then",
+                lun.id,
+            )))
+        }
     }
 }
 

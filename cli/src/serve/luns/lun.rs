@@ -1,5 +1,6 @@
 //! One LUN in the table, and what may be said of it.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use mqblk_core::DiskSlot;
@@ -36,8 +37,17 @@ pub enum LunState {
     Adding,
     /// Guests use it.
     Ready,
-    /// No guest finds it any more; what they asked of it before is being ended. Filled when it is gone.
-    Removing(Arc<OnceLock<Result<(), String>>>),
+    /// No guest finds it any more; what they asked of it before is being ended.
+    Removing(Arc<Going>),
+}
+
+/// How far a removal is.
+#[derive(Debug, Default)]
+pub struct Going {
+    /// The requests have ended; the storage is being flushed.
+    pub flushing: AtomicBool,
+    /// It is gone; why what was written may be lost.
+    pub done: OnceLock<Result<(), String>>,
 }
 
 impl LunState {
@@ -93,6 +103,6 @@ pub enum Which {
 pub enum Removal {
     /// It is gone.
     Done(Lun),
-    /// It goes when its storage has ended what guests asked of it.
-    Waits(Lun),
+    /// It goes when its storage has ended what guests asked of it, and is flushed.
+    Waits(Lun, Arc<Going>),
 }

@@ -6,19 +6,20 @@
 mod lun;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_core::{ByteLen, DiskSlot};
+use mqblk_core::{ByteLen, DiskError, DiskSlot};
 use mqblk_engine::{AnyDisk, Engine};
 
 use super::config::{ControllerConfig, LunConfig, LunUnit, UnitConfig};
 use super::controller::{Controller, ControllerError, FirstLun, LunError, Unit};
 use super::resolve::{LunKeys, Names, Places, Storages as _, find_controller};
 use super::storages::Registry;
-pub use lun::{ChangeError, Lun, LunState, Removal, Which};
+pub use lun::{ChangeError, Going, Lun, LunState, Removal, Which};
 
 /// All controllers and their LUNs.
 pub struct Luns {
@@ -176,27 +177,27 @@ impl Luns {
         let mut table = self.table();
         let at = self.find(&table, which)?;
         let lun = table[at].clone();
-        let done = match &lun.state {
+        let going = match &lun.state {
             LunState::Adding => {
                 return Err(ChangeError::Failed(format!("lun {:?}: it is only being added; ask again", lun.id)));
             }
-            LunState::Removing(done) => Arc::clone(done),
+            LunState::Removing(going) => Arc::clone(going),
             LunState::Ready => {
-                let done = Arc::new(OnceLock::new());
-                let (luns, going, told) = (Arc::clone(self), lun.clone(), Arc::clone(&done));
-                let spawned =
-                    std::thread::Builder::new().name("lun-removal".into()).spawn(move || luns.take_away(going, &told));
+                let going = Arc::new(Going::default());
+                let (luns, leaving, told) = (Arc::clone(self), lun.clone(), Arc::clone(&going));
+                let thread = std::thread::Builder::new().name("lun-removal".into());
+                let thread = thread.spawn(move || luns.take_away(leaving, &told));
                 let thread =
-                    spawned.map_err(|error| ChangeError::Failed(format!("lun {:?}: no thread: {error}", lun.id)))?;
-                table[at].state = LunState::Removing(Arc::clone(&done));
+                    thread.map_err(|error| ChangeError::Failed(format!("lun {:?}: no thread: {error}", lun.id)))?;
+                table[at].state = LunState::Removing(Arc::clone(&going));
                 let mut removals = lock(&self.removals);
                 removals.retain(|thread| !thread.is_finished());
                 removals.push(thread);
-                done
+                going
             }
         };
         loop {
-            if let Some(result) = done.get() {
+            if let Some(result) = going.done.get() {
                 return match result {
                     Ok(()) => Ok(Removal::Done(lun)),
                     Err(why) => Err(ChangeError::Failed(why.clone())),
@@ -204,7 +205,7 @@ impl Luns {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(Removal::Waits(lun));
+                return Ok(Removal::Waits(lun, going));
             }
             let waited = self.changed.wait_timeout(table, left);
             table = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -212,8 +213,9 @@ impl Luns {
     }
 
     /// Ends a LUN that is marked as going. Takes as long as its storage does.
-    fn take_away(&self, lun: Lun, done: &OnceLock<Result<(), String>>) {
+    fn take_away(&self, lun: Lun, going: &Going) {
         self.controllers[lun.controller].unmap(lun.place);
+        going.flushing.store(true, Ordering::Relaxed);
         let flushed = lun.unit.as_ref().map_or(Ok(()), |unit| unit.disk().sync());
         self.table().retain(|other| (other.controller, other.slot) != (lun.controller, lun.slot));
         let id = lun.id.clone();
@@ -226,7 +228,7 @@ impl Luns {
             Err(error) => tracing::error!("{error}"),
         }
         // Set once, here.
-        let _ = done.set(result);
+        let _ = going.done.set(result);
         let _held = self.table();
         self.changed.notify_all();
     }
@@ -241,10 +243,15 @@ impl Luns {
         drop(table);
         let failed = |why: &dyn std::fmt::Display| ChangeError::Failed(format!("lun {:?}: {why}", lun.id));
         let Some(unit) = lun.unit.clone().filter(|_| lun.is_ready()) else {
-            return Err(failed(&format!("it is {} now", lun.state.word())));
+            return Err(failed(&format!("its state is {}", lun.state.word())));
         };
         unit.alone(|| {
-            let size = crate::serve::storages::resize(unit.disk(), size).map_err(|error| failed(&error))?;
+            let size = unit.disk().resize(size).map_err(|error| match error {
+                DiskError::Size { found, expected } if size.is_some() => {
+                    ChangeError::Setting(Settings::new("lun").error("size", found, expected))
+                }
+                error => failed(&error),
+            })?;
             let paths: Vec<Lun> =
                 self.table().iter().filter(|lun| lun.is_ready() && lun.leads_to(&unit)).cloned().collect();
             paths.iter().for_each(|path| self.controllers[path.controller].refresh(path.slot));
@@ -335,7 +342,7 @@ fn unit_to_share(table: &[Lun], controller: usize, keys: &LunKeys, name: &str) -
             Some(Lun { state: LunState::Ready, unit: Some(unit), .. }) => {
                 format!(", which itself shares the unit of {:?}", unit.name())
             }
-            Some(lun) => format!(", which is {} now", lun.state.word()),
+            Some(lun) => format!(", whose state is {}", lun.state.word()),
             None => String::new(),
         };
         return Err(keys.no_such_unit(name, &found));
@@ -352,3 +359,6 @@ fn unit_to_share(table: &[Lun], controller: usize, keys: &LunKeys, name: &str) -
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

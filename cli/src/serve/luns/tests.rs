@@ -1,0 +1,178 @@
+//! A removal whose storage takes its time.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use mqblk_core::{Disk, DiskChannel, DiskError, Geometry, Limits};
+use mqblk_engine::{EngineOptions, Lane, LaneOptions};
+
+use super::*;
+use crate::serve::config::{Backing, CacheMode, Front, LunPlace, SocketMode};
+
+/// A RAM disk whose flush ends when it is told to.
+struct SlowFlush {
+    inner: Arc<AnyDisk>,
+    end: Mutex<Receiver<std::io::Result<()>>>,
+}
+
+impl Disk<Lane> for SlowFlush {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        self.inner.resolved()
+    }
+
+    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+        self.inner.resize(size)
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        lock(&self.end).recv().expect("the test tells the end")
+    }
+
+    fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+        self.inner.open_channel(lane)
+    }
+}
+
+fn slow_flush() -> (Arc<AnyDisk>, Sender<std::io::Result<()>>) {
+    let mut settings = Settings::new("disk");
+    settings.insert("size", "1M").unwrap();
+    let (told, end) = channel();
+    let inner = mqblk_storage::open("ram", &mut settings).unwrap();
+    (Arc::new(SlowFlush { inner, end: Mutex::new(end) }), told)
+}
+
+/// A controller `c` with LUNs `slow-0`, `slow-1`, ... at targets 0, 1, ...
+fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
+    let engine = EngineOptions { workers: 1, pin: Vec::new(), lane: LaneOptions::default() };
+    let lun = |(disk, target): (&Arc<AnyDisk>, u8)| LunConfig {
+        id: format!("slow-{target}"),
+        place: LunPlace { target, lun: 0 },
+        unit: LunUnit::Own(Box::new(UnitConfig {
+            backing: Backing {
+                serial: "S".to_owned(),
+                cache: CacheMode::Writeback,
+                plug: Default::default(),
+                storage: "ram".to_owned(),
+                storage_settings: Vec::new(),
+                disk: Arc::clone(disk),
+            },
+            unit_name: format!("u{target}"),
+            vendor: "V".to_owned(),
+            product: "P".to_owned(),
+            reservations: None,
+        })),
+    };
+    let controller = ControllerConfig {
+        id: "c".to_owned(),
+        front: Front {
+            socket: folder.join("c.sock"),
+            socket_mode: SocketMode::OWNER_ONLY,
+            queues: 1,
+            queue_size: 64,
+            queue_map: vec![0],
+            poll: Default::default(),
+            coalesce: Default::default(),
+            fixed_buffers: mqblk_engine::FixedBufferUse::Off,
+        },
+        cmd_per_lun: 8,
+        luns: disks.iter().zip(0..).map(lun).collect(),
+    };
+    Arc::new(Luns::start(&[controller], Names::default(), &Arc::new(Engine::start(&engine).unwrap())).unwrap())
+}
+
+const AT_ONCE: Duration = Duration::ZERO;
+/// Only a test that fails takes it.
+const LONG: Duration = Duration::from_secs(60);
+
+fn states(luns: &Luns) -> Vec<(String, &'static str)> {
+    luns.list().iter().map(|lun| (lun.id.clone(), lun.state.word())).collect()
+}
+
+fn add(luns: &Luns, words: &str) -> Result<Lun, String> {
+    let settings =
+        crate::serve::key_values::parse("lun", &format!("controller=c,storage=ram,size=1M,{words}")).unwrap();
+    luns.add(settings).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_removal_that_waits_holds_up_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let (disk, told) = slow_flush();
+    let luns = start(folder.path(), &[disk]);
+    let which = Which::Id("slow-0".to_owned());
+    for _ in 0..2 {
+        let Ok(Removal::Waits(lun, _)) = luns.remove(&which, AT_ONCE) else { panic!("it is gone") };
+        assert_eq!(lun.id, "slow-0");
+    }
+    assert_eq!(states(&luns), [("slow-0".to_owned(), "removing")]);
+
+    // Its place and names are still taken; everything else goes on.
+    for (words, want) in [
+        ("target=0", "target 0 lun 0, the place of lun \"slow-0\""),
+        ("id=slow-0,target=5", "\"slow-0\", the id of lun \"slow-0\""),
+        ("unit-name=u0", "\"u0\", the unit-name of lun \"slow-0\""),
+    ] {
+        let error = add(&luns, words).err().unwrap();
+        assert!(error.contains(want), "{error}");
+    }
+    let error = luns.resize(&which, None).err().unwrap().to_string();
+    assert_eq!(error, "lun \"slow-0\": its state is removing");
+    let settings = crate::serve::key_values::parse("lun", "controller=c,unit=slow-0").unwrap();
+    let error = luns.add(settings).err().unwrap().to_string();
+    assert!(error.contains("\"slow-0\", whose state is removing"), "{error}");
+    assert_eq!(add(&luns, "id=other").unwrap().place, LunPlace { target: 1, lun: 0 });
+    assert!(matches!(luns.remove(&Which::Id("other".to_owned()), LONG), Ok(Removal::Done(_))));
+
+    let again = {
+        let luns = Arc::clone(&luns);
+        let which = which.clone();
+        std::thread::spawn(move || luns.remove(&which, LONG))
+    };
+    told.send(Ok(())).unwrap();
+    // Whoever asked while it was there hears of its end; after it nobody finds it.
+    match again.join().unwrap() {
+        Ok(Removal::Done(lun)) => assert_eq!(lun.id, "slow-0"),
+        Err(error) => assert!(error.to_string().contains("of which there is none"), "{error}"),
+        Ok(Removal::Waits(..)) => panic!("it was told to end"),
+    }
+    luns.settle();
+    assert_eq!(states(&luns), []);
+    assert_eq!(add(&luns, "target=0,id=slow-0,unit-name=u0").unwrap().slot, DiskSlot(0));
+}
+
+#[test]
+fn a_flush_that_fails_is_told_and_the_lun_is_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let (disk, told) = slow_flush();
+    let luns = start(folder.path(), &[disk]);
+    told.send(Err(std::io::Error::from_raw_os_error(5))).unwrap();
+    let error = luns.remove(&Which::Id("slow-0".to_owned()), LONG).err().unwrap().to_string();
+    let want = "lun \"slow-0\": it is gone, but what was written may be lost: flush: Input/output error (os error 5)";
+    assert_eq!(error, want);
+    assert_eq!(states(&luns), []);
+}
+
+#[test]
+fn an_end_waits_for_what_is_going() {
+    let folder = tempfile::tempdir().unwrap();
+    let (disks, told): (Vec<_>, Vec<_>) = [slow_flush(), slow_flush()].into_iter().unzip();
+    let luns = start(folder.path(), &disks);
+    for id in ["slow-0", "slow-1"] {
+        assert!(matches!(luns.remove(&Which::Id(id.to_owned()), AT_ONCE), Ok(Removal::Waits(..))));
+    }
+    let settling = Arc::clone(&luns);
+    let settling = std::thread::spawn(move || settling.settle());
+    told.iter().rev().for_each(|told| told.send(Ok(())).unwrap());
+    settling.join().unwrap();
+    assert_eq!(states(&luns), []);
+    // Nobody else holds it: the controller stops with it.
+    assert!(Arc::into_inner(luns).is_some());
+    assert!(!folder.path().join("c.sock").exists());
+}

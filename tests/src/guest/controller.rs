@@ -1,0 +1,227 @@
+//! virtio-scsi controllers with their LUNs: what a server is asked to serve, and what a guest is given.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::agent::PATIENCE;
+use super::machine::Guest;
+
+/// A LUN that a controller is to serve.
+#[derive(Debug, Clone)]
+pub struct Lun {
+    /// Its target, 0 to 255.
+    pub target: u8,
+    /// Its number in the target, 0 to 16383.
+    pub lun: u16,
+    keys: Vec<(String, String)>,
+}
+
+impl Lun {
+    /// The file or block device at `path`.
+    #[must_use]
+    pub fn new(target: u8, lun: u16, path: &Path) -> Self {
+        Self { target, lun, keys: Vec::new() }.option("path", &path.display().to_string())
+    }
+
+    /// Another way to the unit of the LUN that has the id `unit`.
+    #[must_use]
+    pub fn shared(target: u8, lun: u16, unit: &str) -> Self {
+        Self { target, lun, keys: Vec::new() }.option("unit", unit)
+    }
+
+    /// One more `key=value` of `mqblk serve --lun`.
+    #[must_use]
+    pub fn option(mut self, key: &str, value: &str) -> Self {
+        self.keys.push((key.to_owned(), value.to_owned()));
+        self
+    }
+
+    fn key(&self, wanted: &str) -> Option<&str> {
+        self.keys.iter().find(|(key, _)| key == wanted).map(|(_, value)| value.as_str())
+    }
+
+    pub(crate) fn for_mqblk(&self, controller: &str) -> String {
+        let mut text = format!("controller={controller},target={},lun={}", self.target, self.lun);
+        for (key, value) in &self.keys {
+            text.push_str(&format!(",{key}={value}"));
+        }
+        text
+    }
+
+    /// The name of QEMU's block node and of its SCSI disk.
+    fn node(&self) -> String {
+        format!("t{}l{}", self.target, self.lun)
+    }
+
+    /// QEMU's block node and SCSI disk. What only our daemon can is left out.
+    fn for_qemu(&self, controller: &str) -> Result<(Value, Value)> {
+        let path =
+            self.key("path").with_context(|| format!("QEMU's own SCSI disk needs path=, found {:?}", self.keys))?;
+        let driver = if path.starts_with("/dev/") { "host_device" } else { "file" };
+        let read_only = self.key("readonly") == Some("on");
+        let node = json!({
+            "driver": driver, "node-name": self.node(), "filename": path, "discard": "unmap",
+            "cache": { "direct": true }, "read-only": read_only,
+        });
+        let mut disk = json!({
+            "driver": "scsi-hd", "id": format!("scsi-{}", self.node()), "bus": format!("{controller}.0"), "channel": 0,
+            "scsi-id": self.target, "lun": self.lun, "drive": self.node(),
+            // Without one its page 83h has no designator that Linux takes.
+            "wwn": 0x5000_0000_0000_0000_u64 | u64::from(self.target) << 16 | u64::from(self.lun),
+        });
+        if let Some(serial) = self.key("serial") {
+            disk["serial"] = json!(serial);
+        }
+        if let Some(size) = self.key("block-size") {
+            let size: u32 = size.parse().with_context(|| format!("block-size={size}"))?;
+            disk["logical_block_size"] = json!(size);
+            disk["physical_block_size"] = json!(size);
+        }
+        Ok((node, disk))
+    }
+}
+
+/// A controller that a server is to serve.
+#[derive(Debug, Clone)]
+pub struct Controller {
+    /// Names it in the server's log, and its socket.
+    pub id: String,
+    /// Request queues.
+    pub queues: u16,
+    /// What it has when the server starts.
+    pub luns: Vec<Lun>,
+}
+
+impl Controller {
+    /// A controller with `queues` request queues.
+    #[must_use]
+    pub fn new(id: &str, queues: u16, luns: Vec<Lun>) -> Self {
+        Self { id: id.to_owned(), queues, luns }
+    }
+
+    pub(crate) fn for_mqblk(&self, socket: &Path) -> Vec<String> {
+        let controller = format!("id={},socket={},queues={}", self.id, socket.display(), self.queues);
+        let mut words = vec!["--controller".to_owned(), controller];
+        for lun in &self.luns {
+            words.extend(["--lun".to_owned(), lun.for_mqblk(&self.id)]);
+        }
+        words
+    }
+}
+
+/// What a guest's QEMU is given: a connection to a server, or a controller of its own.
+#[derive(Debug, Clone)]
+pub struct GuestController {
+    id: String,
+    socket: Option<PathBuf>,
+    nodes: Vec<Value>,
+    devices: Vec<Value>,
+}
+
+impl GuestController {
+    /// vhost-user-scsi-pci with request queues of 128 entries, served on `socket`.
+    #[must_use]
+    pub fn vhost_user(id: &str, socket: &Path, queues: u16) -> Self {
+        let device = json!({
+            "driver": "vhost-user-scsi-pci", "id": id, "chardev": format!("{id}-socket"), "num_queues": queues,
+            "virtqueue_size": 128,
+        });
+        Self { id: id.to_owned(), socket: Some(socket.to_path_buf()), nodes: Vec::new(), devices: vec![device] }
+    }
+
+    /// QEMU's own, to prove the tests themselves: the same driver in the guest.
+    ///
+    /// # Errors
+    /// When a LUN is nothing that QEMU has.
+    pub fn of_qemu(controller: &Controller) -> Result<Self> {
+        let id = &controller.id;
+        let (mut nodes, mut devices) = (Vec::new(), Vec::new());
+        devices.push(json!({
+            "driver": "virtio-scsi-pci", "id": id, "num_queues": controller.queues, "virtqueue_size": 128,
+        }));
+        for lun in &controller.luns {
+            let (node, disk) = lun.for_qemu(id)?;
+            nodes.push(node);
+            devices.push(disk);
+        }
+        Ok(Self { id: id.clone(), socket: None, nodes, devices })
+    }
+
+    fn chardev(&self) -> String {
+        format!("{}-socket", self.id)
+    }
+
+    /// QEMU's arguments for it.
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        let mut words = Vec::new();
+        if let Some(socket) = &self.socket {
+            let chardev = format!("socket,id={},path={}", self.chardev(), socket.display());
+            words.extend(["-chardev".to_owned(), chardev]);
+        }
+        for node in &self.nodes {
+            words.extend(["-blockdev".to_owned(), node.to_string()]);
+        }
+        for device in &self.devices {
+            words.extend(["-device".to_owned(), device.to_string()]);
+        }
+        words
+    }
+}
+
+impl Guest {
+    /// Plugs a controller into the running guest.
+    ///
+    /// # Errors
+    /// QEMU's.
+    pub fn plug_controller(&mut self, controller: &GuestController) -> Result<()> {
+        if let Some(socket) = &controller.socket {
+            let address = json!({ "type": "unix", "data": { "path": socket } });
+            let backend = json!({ "type": "socket", "data": { "addr": address, "server": false } });
+            self.qmp().execute("chardev-add", json!({ "id": controller.chardev(), "backend": backend }))?;
+        }
+        for node in &controller.nodes {
+            self.qmp().execute("blockdev-add", node.clone())?;
+        }
+        for device in &controller.devices {
+            self.qmp().execute("device_add", device.clone())?;
+        }
+        Ok(())
+    }
+
+    /// Unplugs a controller: the guest's driver lets go of it, then QEMU closes the connection.
+    ///
+    /// # Errors
+    /// QEMU's error, or a guest that does not let go.
+    pub fn unplug_controller(&mut self, controller: &GuestController) -> Result<()> {
+        self.remove_device(&controller.id)?;
+        if controller.socket.is_some() {
+            self.qmp().execute("chardev-remove", json!({ "id": controller.chardev() }))?;
+        }
+        for node in &controller.nodes {
+            self.qmp().execute("blockdev-del", json!({ "node-name": node["node-name"] }))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn add_qemu_lun(&mut self, controller: &str, lun: &Lun) -> Result<()> {
+        let (node, disk) = lun.for_qemu(controller)?;
+        self.qmp().execute("blockdev-add", node)?;
+        self.qmp().execute("device_add", disk).map(drop)
+    }
+
+    pub(crate) fn remove_qemu_lun(&mut self, lun: &Lun) -> Result<()> {
+        self.remove_device(&format!("scsi-{}", lun.node()))?;
+        self.qmp().execute("blockdev-del", json!({ "node-name": lun.node() })).map(drop)
+    }
+
+    pub(crate) fn resize_qemu_lun(&mut self, lun: &Lun, bytes: u64) -> Result<()> {
+        self.qmp().execute("block_resize", json!({ "node-name": lun.node(), "size": bytes })).map(drop)
+    }
+
+    fn remove_device(&mut self, id: &str) -> Result<()> {
+        self.qmp().execute("device_del", json!({ "id": id }))?;
+        self.qmp().wait_event("DEVICE_DELETED", PATIENCE, |data| data["device"] == id).map(drop)
+    }
+}

@@ -1,0 +1,78 @@
+//! fio that verifies for as long as something else takes.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::fio::{FioJobs, FioOutcome};
+use super::machine::Guest;
+
+/// A pass over 4 MiB takes seconds, and there is time for many.
+const PASS_WITHIN: Duration = Duration::from_secs(180);
+
+/// Random writes of mixed sizes to the first 4 MiB of a disk, then all of them read back; over and over until it is told to end.
+#[derive(Debug)]
+pub struct FioLoop {
+    name: String,
+}
+
+impl FioLoop {
+    /// Starts it on `node`, with `depth` requests at a time, and waits until it writes.
+    ///
+    /// # Errors
+    /// As [`Guest::must`].
+    pub fn start(guest: &mut Guest, node: &str, depth: u32) -> Result<Self> {
+        let name = format!("loop{}", node.replace('/', "-"));
+        let pass = FioJobs::new(&format!(
+            "--name=pass --filename={node} --ioengine=io_uring --direct=1 --thread --iodepth={depth} --rw=randwrite \
+             --bssplit=4k/60:16k/20:64k/20 --verify=crc32c --verify_fatal=1 --do_verify=1 --size=4M --randseed=$((passes + 1))",
+        ))
+        .script(&name);
+        guest.start(
+            &name,
+            &format!(
+                "passes=0
+                 until [ -e /run/{name}.end ]; do
+                     ({pass}) >/run/{name}.pass 2>&1 || {{ cat /run/{name}.pass; exit 1; }}
+                     passes=$((passes + 1))
+                     echo $passes >/run/{name}.new; mv /run/{name}.new /run/{name}.passes
+                 done
+                 cat /run/{name}.pass"
+            ),
+        )?;
+        let looping = Self { name };
+        looping.passes(guest, 1)?;
+        Ok(looping)
+    }
+
+    /// Waits for the end of a pass that began after this call.
+    ///
+    /// # Errors
+    /// When the verification has failed.
+    pub fn another_pass(&self, guest: &mut Guest) -> Result<()> {
+        self.passes(guest, 2)
+    }
+
+    fn passes(&self, guest: &mut Guest, more: u32) -> Result<()> {
+        let name = &self.name;
+        let script = format!(
+            "passes() {{ cat /run/{name}.passes 2>/dev/null || echo 0; }}
+             wanted=$(($(passes) + {more}))
+             until [ $(passes) -ge $wanted ]; do
+                 if [ -e /run/jobs/{name}.status ]; then cat /run/jobs/{name}.out; exit 1; fi
+                 sleep 0.1
+             done"
+        );
+        guest.must_within(&script, PASS_WITHIN).map(drop)
+    }
+
+    /// Ends it after the pass that runs.
+    ///
+    /// # Errors
+    /// When a verification has failed.
+    pub fn end(self, guest: &mut Guest) -> Result<()> {
+        guest.must(&format!("touch /run/{}.end", self.name))?;
+        let answer = guest.finish(&self.name, PASS_WITHIN)?;
+        FioOutcome::read(answer.status, &answer.output)?.must_have_verified().map(drop)
+    }
+}

@@ -1,0 +1,130 @@
+//! Who serves the SCSI tests' controllers: our daemon, or, to prove the tests themselves, QEMU's own emulation.
+
+use anyhow::{Context, Result};
+
+use super::controller::{Controller, GuestController, Lun};
+use super::daemon::{Daemon, Server, Stopped};
+use super::machine::{Guest, GuestBuilder};
+
+/// The host's side of some controllers.
+#[derive(Debug)]
+pub struct ScsiHost {
+    /// `None`: QEMU itself has the disks.
+    daemon: Option<Daemon>,
+    controllers: Vec<Controller>,
+}
+
+impl ScsiHost {
+    /// Starts our daemon with these controllers. With `MQBLK_TEST_SERVER=qemu-storage-daemon` there is none: the guest's
+    /// QEMU is to serve them.
+    ///
+    /// # Errors
+    /// As [`Daemon::start_controllers`].
+    pub fn start(controllers: Vec<Controller>) -> Result<Self> {
+        let daemon = match Server::from_environment()? {
+            Server::Mqblk => Some(Daemon::start_controllers(&controllers)?),
+            Server::QemuStorageDaemon => None,
+        };
+        Ok(Self { daemon, controllers })
+    }
+
+    /// Whether our daemon serves.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.daemon.is_some()
+    }
+
+    /// Our daemon.
+    ///
+    /// # Errors
+    /// When QEMU serves.
+    pub fn daemon(&mut self) -> Result<&mut Daemon> {
+        self.daemon.as_mut().context("QEMU serves these disks, not our daemon")
+    }
+
+    /// What the guest is given of the controller `id`, with as many queues as it has.
+    ///
+    /// # Errors
+    /// When QEMU serves and has no such LUN.
+    pub fn controller(&self, id: &str) -> Result<GuestController> {
+        let controller = self.find(id)?;
+        match &self.daemon {
+            Some(daemon) => Ok(GuestController::vhost_user(id, &daemon.socket(id), controller.queues)),
+            None => GuestController::of_qemu(controller),
+        }
+    }
+
+    /// A guest with all the controllers.
+    ///
+    /// # Errors
+    /// As [`ScsiHost::controller`].
+    pub fn guest(&self) -> Result<GuestBuilder> {
+        let mut builder = Guest::builder();
+        for controller in &self.controllers {
+            builder = builder.controller(self.controller(&controller.id)?);
+        }
+        Ok(builder)
+    }
+
+    fn find(&self, id: &str) -> Result<&Controller> {
+        self.controllers.iter().find(|one| one.id == id).with_context(|| format!("no controller {id}"))
+    }
+
+    /// Adds a LUN to a controller that a guest uses.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn add(&self, guest: &mut Guest, controller: &str, lun: &Lun) -> Result<()> {
+        match &self.daemon {
+            Some(daemon) => daemon.ask(&["lun", "add"], &[&lun.for_mqblk(controller)]).map(drop),
+            None => guest.add_qemu_lun(controller, lun),
+        }
+    }
+
+    /// Removes a LUN from a controller that a guest uses.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn remove(&self, guest: &mut Guest, controller: &str, lun: &Lun) -> Result<()> {
+        let Some(daemon) = &self.daemon else { return guest.remove_qemu_lun(lun) };
+        daemon.ask(&["lun", "remove"], &words(&place(controller, lun))).map(drop)
+    }
+
+    /// Gives a LUN's image another size, while a guest uses it.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn resize(&self, guest: &mut Guest, controller: &str, lun: &Lun, bytes: u64) -> Result<()> {
+        let Some(daemon) = &self.daemon else { return guest.resize_qemu_lun(lun, bytes) };
+        let mut which = place(controller, lun);
+        which.extend(["--size".to_owned(), bytes.to_string()]);
+        daemon.ask(&["lun", "resize"], &words(&which)).map(drop)
+    }
+
+    /// That the daemon still runs.
+    ///
+    /// # Errors
+    /// When it has ended, with its output.
+    pub fn must_run(&mut self) -> Result<()> {
+        self.daemon.as_mut().map_or(Ok(()), Daemon::must_run)
+    }
+
+    /// Ends the daemon as [`Daemon::stop`] does; `None`: there was none.
+    ///
+    /// # Errors
+    /// As [`Daemon::stop`].
+    pub fn stop(self) -> Result<Option<Stopped>> {
+        self.daemon.map(Daemon::stop).transpose()
+    }
+}
+
+/// Where a LUN is, in the options of `mqblk lun`.
+fn place(controller: &str, lun: &Lun) -> Vec<String> {
+    let options =
+        [("--controller", controller.to_owned()), ("--target", lun.target.to_string()), ("--lun", lun.lun.to_string())];
+    options.into_iter().flat_map(|(option, value)| [option.to_owned(), value]).collect()
+}
+
+fn words(list: &[String]) -> Vec<&str> {
+    list.iter().map(String::as_str).collect()
+}

@@ -167,6 +167,16 @@ pub(crate) enum Kind {
     Other,
 }
 
+impl Kind {
+    pub(crate) fn of(op: Op) -> Kind {
+        match op {
+            Op::Read => Kind::Read,
+            Op::Write { .. } => Kind::Write,
+            _ => Kind::Other,
+        }
+    }
+}
+
 /// All that is known of a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueueReport {

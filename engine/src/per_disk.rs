@@ -35,6 +35,7 @@ impl PerDisk {
     }
 
     /// A request has ended; `done`: how much was transferred, if it succeeded.
+    #[inline]
     pub(crate) fn finished(&mut self, slot: DiskSlot, kind: Kind, done: Option<ByteLen>, pulled: Moment) {
         // A request for a disk that never was counts for none.
         let Some(Some(disk)) = self.disks.get_mut(usize::from(slot.0)) else { return };
@@ -55,6 +56,7 @@ impl PerDisk {
     }
 
     /// Counts how long they took.
+    #[inline(never)]
     pub(crate) fn settle(&mut self, published: Moment) {
         for (slot, kind, pulled) in self.ended.drain(..) {
             let Some(Some(disk)) = self.disks.get_mut(usize::from(slot.0)) else { continue };

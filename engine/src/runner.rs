@@ -141,6 +141,32 @@ impl<Q: GuestQueue> Runner<Q> {
         }
     }
 
+    /// Counts a run that is about to be finished, for a queue of several disks. Apart from [`finish`](Served::finish), which would
+    /// pay for it with each request of a queue that has one.
+    #[inline(never)]
+    fn count_by_disk(&mut self, run: &[AnyFinished]) {
+        let Some(per_disk) = &mut self.per_disk else { return };
+        for (at, done) in run.iter().enumerate() {
+            let index = done.tag.index();
+            let Some(entry) = self.tags.look(index) else { continue };
+            let mut outcome = done.outcome;
+            if entry.parts > 1 {
+                // It ends with its last part, and fails with any.
+                let parts = || run[..=at].iter().filter(|part| part.tag == done.tag);
+                if parts().count() < usize::from(entry.left) {
+                    continue;
+                }
+                let failed = |outcome: &Outcome| !outcome.is_done();
+                outcome = parts().map(|part| part.outcome).chain([entry.outcome]).find(failed).unwrap_or(outcome);
+            }
+            let transferred = match outcome {
+                Outcome::Done(len) => Some(len),
+                _ => None,
+            };
+            per_disk.finished(entry.disk, Kind::of(entry.op), transferred, entry.stamps.pulled);
+        }
+    }
+
     /// Counts how long the requests took that were finished since the last time.
     #[inline]
     fn settle(&mut self, finished: Moment, published: Moment) {
@@ -337,8 +363,10 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
 
     #[inline]
     fn finish(&mut self, lane: &mut Lane, run: &mut [AnyFinished], door: &mut Door<'_>) {
+        if self.per_disk.is_some() {
+            self.count_by_disk(run);
+        }
         for done in run {
-            let disk = if self.per_disk.is_some() { self.tags.disk(done.tag.index()) } else { None };
             let Some((token, op, outcome, stamps)) = self.tags.finish_part(done.tag.index(), done.outcome) else {
                 continue;
             };
@@ -347,9 +375,6 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
                 _ => None,
             };
             let kind = self.counters.count(op, transferred);
-            if let (Some(per_disk), Some(disk)) = (&mut self.per_disk, disk) {
-                per_disk.finished(disk, kind, transferred, stamps.pulled);
-            }
             match self.ended.last_mut() {
                 Some(last) if last.stamps == stamps && last.kind == kind => last.times += 1,
                 _ => self.ended.push(Ended { kind, stamps, times: 1 }),

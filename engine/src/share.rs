@@ -73,7 +73,8 @@ impl Offer<'_> {
         batch: &mut Vec<AnyRequest>,
         finished: &mut Vec<AnyFinished>,
     ) -> usize {
-        if self.most >= batch.len() && !self.crowded {
+        // Whatever is allowed, one request is.
+        if batch.len() == 1 || (self.most >= batch.len() && !self.crowded) {
             let taken = channel.submit(lane, batch, finished);
             self.most -= taken;
             return taken;

@@ -27,6 +27,23 @@ struct Slot<T> {
     outcome: Outcome,
 }
 
+/// What is known of a request in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The disk that it is for.
+    pub disk: DiskSlot,
+    /// What it asks.
+    pub op: Op,
+    /// Disk ranges.
+    pub parts: u16,
+    /// Those of them that have not finished.
+    pub left: u16,
+    /// The first failure of those that have.
+    pub outcome: Outcome,
+    /// When it did what.
+    pub stamps: Stamps,
+}
+
 impl<T> Slot<T> {
     /// One of several parts ended.
     #[cold]
@@ -93,9 +110,12 @@ impl<T> TagTable<T> {
         self.disks().any(|used| used == disk)
     }
 
-    /// The disk that the request in this place is for.
-    pub fn disk(&self, index: u16) -> Option<DiskSlot> {
-        self.slots.get(usize::from(index)).map(|slot| slot.disk)
+    /// The request in this place.
+    pub fn look(&self, index: u16) -> Option<Entry> {
+        let slot = self.slots.get(usize::from(index)).filter(|slot| slot.token.is_some())?;
+        let Slot { parts, left, op, disk, stamps, .. } = *slot;
+        let outcome = if parts > 1 { slot.outcome } else { Outcome::Done(ByteLen::ZERO) };
+        Some(Entry { disk, op, parts, left, outcome, stamps })
     }
 
     /// The disks that the requests in flight are for, one for each request.

@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mqblk_core::{DiskChannel, Finished, Request, Sector512};
+use mqblk_core::{DiskChannel, Finished, Request, Sector512, Tag};
 use mqblk_driver::virtio_blk::{Options, Piece, Queue, QueueSet, Range, Refused, ShapeChoice, Status};
 use mqblk_engine::{AnyDisk, Lane, MergeMode, PlugOptions, PollPolicy};
 use mqblk_memory::GuestAddress;
@@ -69,6 +69,9 @@ impl DiskChannel<Lane> for SmugglerChannel {
     }
     fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
         self.inner.reap(lane, finished)
+    }
+    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+        self.inner.cancel(lane, tags, finished);
     }
     fn outstanding(&self) -> u32 {
         self.inner.outstanding()

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use mqblk_core::{ByteLen, ByteOffset, Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Outcome, Request};
+use mqblk_core::{
+    ByteLen, ByteOffset, Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Outcome, Request, Tag,
+};
 use mqblk_driver::virtio_blk::{Options, Piece, Queue, QueueSet, Range, Refused, Status};
 use mqblk_engine::{AnyDisk, Lane, MergeMode, PlugOptions, PollPolicy};
 use mqblk_memory::GuestAddress;
@@ -48,6 +50,9 @@ impl DiskChannel<Lane> for WitnessChannel {
     }
     fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
         self.inner.reap(lane, finished)
+    }
+    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+        self.inner.cancel(lane, tags, finished);
     }
     fn outstanding(&self) -> u32 {
         self.inner.outstanding()

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use mqblk_core::settings::Settings;
 use mqblk_core::{
     Armed, ByteLen, ByteOffset, Completed, DiskChannel, DiskSlot, Finished, GuestQueue, Intake, Limits, Notify, Op,
-    Outcome, Pulled, Request,
+    Outcome, Pulled, Request, Tag,
 };
 use mqblk_engine::{
     AnyDisk, Coalesce, HandSeat, HandWorker, Lane, LaneOptions, MergeMode, PlugOptions, PollPolicy, QueueDisk,
@@ -116,6 +116,9 @@ impl DiskChannel<Lane> for StingyChannel {
         let count = self.inner.reap(lane, finished);
         self.count_failures(&finished[before..]);
         count
+    }
+    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+        self.inner.cancel(lane, tags, finished);
     }
     fn outstanding(&self) -> u32 {
         self.inner.outstanding()

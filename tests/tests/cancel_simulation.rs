@@ -1,0 +1,653 @@
+//! Cancelling under everything at once: a worker stepped by hand serves queues of several disks that merge, take as little as
+//! they like, answer late, out of order or with errors, come and go; and at random moments the queues cancel some of what is in
+//! flight. Whatever happens:
+//!
+//! * every request finishes exactly once, with its own buffer, and no buffer is left behind;
+//! * only what was chosen, or asked of a disk that was taken away, is aborted;
+//! * a block holds what was last written to it, or what a request that was aborted or failed was writing.
+//!
+//! `MQBLK_CANCEL_SEEDS=from..to` runs other seeds than the usual ones.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use mqblk_core::settings::Settings;
+use mqblk_core::{
+    Armed, ByteLen, ByteOffset, Completed, DiskChannel, DiskSlot, Finished, GuestQueue, Intake, Notify, Op, Outcome,
+    Pulled, Request, Tag, Wake,
+};
+use mqblk_engine::{
+    AnyDisk, Coalesce, HandSeat, HandWorker, Lane, LaneOptions, MergeMode, PlugOptions, PollPolicy, QueueDisk,
+    QueueOptions,
+};
+use mqblk_memory::{GuestAddress, GuestMemory, LeaseId, Region};
+use mqblk_tests::overlay::{AnyChannel, Overlay};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+const BLOCK: u64 = 512;
+const BLOCKS: u64 = 512;
+const DISKS: u16 = 4;
+const QUEUES: usize = 3;
+const DEPTH: u16 = 64;
+const MOST_BLOCKS: u64 = 8;
+/// Guest memory of one request in flight.
+const AREA: u64 = MOST_BLOCKS * BLOCK;
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The tag's queue of a joined request, as storage sees it.
+const JOINED: u16 = u16::MAX;
+
+type Buffer = <Lane as mqblk_core::Lane>::Buffer;
+
+/// A guest request.
+#[derive(Clone, Debug)]
+struct Ask {
+    id: u64,
+    disk: u16,
+    op: Op,
+    first: u64,
+    blocks: u64,
+    area: u64,
+    /// What it writes in each block.
+    mark: u64,
+    /// A write that is to be read back in a second step.
+    read_back: bool,
+    second_step: bool,
+    /// Somebody cancelled it.
+    chosen: bool,
+    /// Its disk was being taken away.
+    homeless: bool,
+}
+
+/// Which requests are to be cancelled.
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    OfDisk(u16),
+    One(u64),
+    Share(u64),
+    All,
+}
+
+impl Order {
+    fn means(self, ask: &Ask) -> bool {
+        match self {
+            Order::OfDisk(disk) => ask.disk == disk,
+            Order::One(id) => ask.id == id,
+            Order::Share(of) => ask.id.is_multiple_of(of),
+            Order::All => true,
+        }
+    }
+}
+
+/// A queue's guest.
+struct Side {
+    memory: Arc<GuestMemory>,
+    waiting: VecDeque<Ask>,
+    answered: Vec<(Ask, Outcome)>,
+    areas: Vec<u64>,
+    orders: Vec<Order>,
+    /// Disks that are being taken away, or are not there.
+    away: [bool; DISKS as usize],
+    /// Nothing is in flight: no buffer may be in use.
+    audit: bool,
+    audited: u32,
+}
+
+struct ScriptedQueue {
+    side: Arc<Mutex<Side>>,
+    lease: LeaseId,
+    random: SmallRng,
+    finished: Vec<(Ask, Outcome)>,
+}
+
+impl ScriptedQueue {
+    fn take(&mut self, lane: &mut Lane, into: &mut impl Intake<Ask, Buffer>, most: usize) -> Pulled {
+        for _ in 0..most.min(into.room()) {
+            let mut side = self.side.lock().unwrap();
+            let Some(mut ask) = side.waiting.pop_front() else { return Pulled::Dry };
+            ask.homeless = side.away[usize::from(ask.disk)];
+            drop(side);
+            self.admit(lane, into, ask);
+        }
+        if self.side.lock().unwrap().waiting.is_empty() { Pulled::Dry } else { Pulled::MoreWaiting }
+    }
+
+    fn admit(&mut self, lane: &mut Lane, into: &mut impl Intake<Ask, Buffer>, ask: Ask) {
+        let (disk, op) = (DiskSlot(ask.disk), if ask.second_step { Op::Read } else { ask.op });
+        let (start, len) = (ByteOffset(ask.first * BLOCK), ByteLen(ask.blocks * BLOCK));
+        match op {
+            Op::Flush => into.admit(ask, disk, op, ByteOffset(0), ByteLen::ZERO, None),
+            op if op.has_data() => {
+                let buffer = lane.buffers.take(self.lease);
+                lane.buffers.push(&buffer, GuestAddress(ask.area), len.0 as u32, 64).expect("mapped");
+                into.admit(ask, disk, op, start, len, Some(buffer));
+            }
+            op if ask.blocks > 1 => {
+                // In two ranges.
+                let half = ByteLen(ask.blocks / 2 * BLOCK);
+                let parts = [(start, half), (ByteOffset(start.0 + half.0), ByteLen(len.0 - half.0))];
+                into.admit_parts(ask, disk, op, &parts);
+            }
+            op => into.admit_parts(ask, disk, op, &[(start, len)]),
+        }
+    }
+
+    fn cancel(into: &mut impl Intake<Ask, Buffer>, order: Order) {
+        into.cancel(&mut |ask| {
+            let chosen = order.means(ask);
+            ask.chosen |= chosen;
+            chosen
+        });
+    }
+}
+
+impl GuestQueue for ScriptedQueue {
+    type Token = Ask;
+    type Position = ();
+    type Lane = Lane;
+
+    fn depth(&self) -> u16 {
+        DEPTH
+    }
+
+    fn pull<I: Intake<Ask, Buffer>>(&mut self, lane: &mut Lane, into: &mut I) -> Pulled {
+        let most = self.random.random_range(1..=16);
+        let pulled = self.take(lane, into, most);
+        if self.random.random_ratio(1, 40) {
+            Self::cancel(into, Order::Share(self.random.random_range(2..6)));
+        }
+        pulled
+    }
+
+    fn finish<I: Intake<Ask, Buffer>>(&mut self, lane: &mut Lane, done: Completed<Ask, Buffer>, into: &mut I) {
+        let Completed { token: mut ask, outcome, buffer } = done;
+        let has_buffer = ask.op.has_data();
+        assert_eq!(buffer.is_some(), has_buffer, "{ask:?}");
+        if let Some(buffer) = buffer {
+            assert!(!lane.buffers.is_joined(&buffer) && lane.buffers.len(&buffer).0 == ask.blocks * BLOCK, "{ask:?}");
+            lane.buffers.release(buffer);
+        }
+        if self.random.random_ratio(1, 200) {
+            Self::cancel(into, Order::Share(self.random.random_range(2..6)));
+        }
+        if ask.read_back && !ask.second_step && outcome.is_done() {
+            ask.second_step = true;
+            let away = self.side.lock().unwrap().away[usize::from(ask.disk)];
+            ask.homeless |= away;
+            self.admit(lane, into, ask);
+            return;
+        }
+        self.finished.push((ask, outcome));
+    }
+
+    fn woken<I: Intake<Ask, Buffer>>(
+        &mut self,
+        lane: &mut Lane,
+        into: &mut I,
+        running: bool,
+    ) -> Result<(), &'static str> {
+        assert!(self.finished.is_empty(), "all that was finished before has been published");
+        if running && self.random.random_bool(0.5) {
+            self.take(lane, into, usize::MAX);
+        }
+        let orders = std::mem::take(&mut self.side.lock().unwrap().orders);
+        orders.into_iter().for_each(|order| Self::cancel(into, order));
+        let mut side = self.side.lock().unwrap();
+        if std::mem::take(&mut side.audit) {
+            assert_eq!(lane.buffers.uses(self.lease), 0, "buffers were left behind");
+            side.audited += 1;
+        }
+        Ok(())
+    }
+
+    fn publish(&mut self) -> Notify {
+        self.side.lock().unwrap().answered.append(&mut self.finished);
+        Notify::Suppressed
+    }
+
+    fn notify(&mut self) {}
+
+    fn arm(&mut self) -> Armed {
+        Armed::WorkWaiting
+    }
+
+    fn disarm(&mut self) {}
+
+    fn position(&self) {}
+}
+
+/// What storage saw.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    joined: u64,
+    joined_aborted: u64,
+    asked: u64,
+    refused: u64,
+}
+
+/// Offers another channel only a part of what it is offered, and watches.
+struct StingyChannel {
+    inner: AnyChannel,
+    random: SmallRng,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl StingyChannel {
+    fn watch(&self, finished: &[Finished<Buffer>]) {
+        let aborted = |done: &&Finished<Buffer>| done.tag.queue() == JOINED && done.outcome == Outcome::Aborted;
+        self.seen.lock().unwrap().joined_aborted += finished.iter().filter(aborted).count() as u64;
+    }
+}
+
+impl DiskChannel<Lane> for StingyChannel {
+    fn submit(
+        &mut self,
+        lane: &mut Lane,
+        batch: &mut Vec<Request<Buffer>>,
+        finished: &mut Vec<Finished<Buffer>>,
+    ) -> usize {
+        let most = if self.random.random_ratio(1, 3) { self.random.random_range(0..=batch.len()) } else { batch.len() };
+        let before = finished.len();
+        let mut rest = batch.split_off(most);
+        let joined = batch.iter().filter(|request| request.tag.queue() == JOINED).count() as u64;
+        let taken = self.inner.submit(lane, batch, finished);
+        batch.append(&mut rest);
+        {
+            let mut seen = self.seen.lock().unwrap();
+            seen.joined += joined;
+            seen.refused += batch.len() as u64;
+        }
+        self.watch(&finished[before..]);
+        taken
+    }
+    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+        let before = finished.len();
+        let count = self.inner.reap(lane, finished);
+        self.watch(&finished[before..]);
+        count
+    }
+    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+        assert!(tags.is_sorted() && !tags.is_empty());
+        self.seen.lock().unwrap().asked += tags.len() as u64;
+        let before = finished.len();
+        self.inner.cancel(lane, tags, finished);
+        self.watch(&finished[before..]);
+    }
+    fn outstanding(&self) -> u32 {
+        self.inner.outstanding()
+    }
+    fn deadline(&self) -> Option<Instant> {
+        self.inner.deadline()
+    }
+    fn close(&mut self, lane: &mut Lane) {
+        assert_eq!(self.inner.outstanding(), 0, "a channel is drained before it is closed");
+        self.inner.close(lane);
+    }
+}
+
+/// One disk as it must be: what each block may hold, and who uses it now.
+struct Model {
+    may_hold: Vec<Vec<u64>>,
+    readers: Vec<u32>,
+    writer: Vec<bool>,
+}
+
+impl Model {
+    fn new() -> Model {
+        let blocks = BLOCKS as usize;
+        Model { may_hold: vec![vec![0]; blocks], readers: vec![0; blocks], writer: vec![false; blocks] }
+    }
+
+    /// Whether a request may run beside those in flight; it is one of them from here on.
+    fn enter(&mut self, ask: &Ask) -> bool {
+        let modifies = ask.op.modifies();
+        let blocks = ask.first as usize..(ask.first + ask.blocks) as usize;
+        if blocks.clone().any(|block| self.writer[block] || (modifies && self.readers[block] > 0)) {
+            return false;
+        }
+        for block in blocks {
+            self.writer[block] |= modifies;
+            self.readers[block] += u32::from(!modifies);
+        }
+        true
+    }
+
+    /// Learns from an answer; what was read must be possible.
+    fn leave(&mut self, ask: &Ask, outcome: Outcome, memory: &GuestMemory, context: &str) {
+        for at in 0..ask.blocks {
+            let block = (ask.first + at) as usize;
+            let modifies = ask.op.modifies();
+            self.writer[block] &= !modifies;
+            self.readers[block] -= u32::from(!modifies);
+            let may_hold = &mut self.may_hold[block];
+            let written = if ask.op.has_data() { ask.mark } else { 0 };
+            // A second step comes only after the write was done.
+            if modifies && (outcome.is_done() || ask.second_step) {
+                *may_hold = vec![written];
+            } else if modifies && !may_hold.contains(&written) {
+                may_hold.push(written);
+            }
+            if (ask.op == Op::Read || ask.second_step) && outcome.is_done() {
+                let mut bytes = [0; BLOCK as usize];
+                memory.read(GuestAddress(ask.area + at * BLOCK), &mut bytes).expect("mapped");
+                let found = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+                assert!(bytes.chunks(8).all(|word| word == found.to_le_bytes()), "{context}: torn in a block");
+                assert!(may_hold.contains(&found), "{context}: block {block} holds {found}, expected of {may_hold:?}");
+                *may_hold = vec![found];
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    asked: u64,
+    answered: u64,
+    aborted: u64,
+    chosen_but_done: u64,
+    failed: u64,
+    homeless: u64,
+}
+
+struct Simulation {
+    seed: u64,
+    random: SmallRng,
+    worker: HandWorker,
+    disks: Vec<QueueDisk>,
+    sides: Vec<Arc<Mutex<Side>>>,
+    wakers: Vec<Arc<dyn Wake>>,
+    seats: Vec<HandSeat>,
+    models: Vec<Model>,
+    /// Disks that leave their queue.
+    leaving: Vec<(usize, u16, Receiver<()>)>,
+    seen: Arc<Mutex<Seen>>,
+    counts: Counts,
+    _folder: tempfile::TempDir,
+}
+
+/// Disks that differ in what they do to requests.
+fn open(seed: u64, random: &mut SmallRng, folder: &std::path::Path, seen: &Arc<Mutex<Seen>>) -> Vec<QueueDisk> {
+    let size = (BLOCKS * BLOCK).to_string();
+    let path = folder.join("disk");
+    std::fs::File::create(&path).and_then(|file| file.set_len(BLOCKS * BLOCK)).unwrap();
+    let path = path.to_str().unwrap().to_owned();
+    let kinds: [Vec<(&str, &str)>; DISKS as usize] = [
+        vec![("inner", "ram"), ("size", &size), ("fault-reorder", "12")],
+        vec![("inner", "ram"), ("size", &size), ("fault-latency-us", "150"), ("fault-jitter-us", "300")],
+        vec![("inner", "file"), ("path", &path), ("block-size", "512")],
+        vec![
+            ("inner", "ram"),
+            ("size", &size),
+            ("fail-write", "8K+4K:EIO"),
+            ("fail-read", "100K+2K:EIO"),
+            ("fault-torn", "10"),
+        ],
+    ];
+    (0..)
+        .zip(kinds)
+        .map(|(slot, settings)| {
+            let mut all = Settings::new("disk");
+            settings.iter().for_each(|(key, value)| all.insert(key, value).unwrap());
+            all.insert("fault-seed", &(seed ^ u64::from(slot)).to_string()).unwrap();
+            // The file's own channel is asked, without another one's help.
+            let kind = if slot == 2 { "file" } else { "fault" };
+            let mut own = Settings::new("disk");
+            settings.iter().filter(|(key, _)| *key != "inner").for_each(|(key, value)| own.insert(key, value).unwrap());
+            let inner: Arc<AnyDisk> =
+                mqblk_storage::open(kind, if slot == 2 { &mut own } else { &mut all }).expect("it opens");
+            let seen = Arc::clone(seen);
+            let channel = move |inner| {
+                let random = SmallRng::seed_from_u64(seed + u64::from(slot));
+                Box::new(StingyChannel { inner, random, seen: Arc::clone(&seen) }) as AnyChannel
+            };
+            let merge = if random.random_ratio(2, 3) { MergeMode::On } else { MergeMode::Off };
+            let depth = if random.random_bool(0.5) { 0 } else { random.random_range(1..12) };
+            let plug = PlugOptions { merge, depth, ..PlugOptions::default() };
+            QueueDisk { slot: DiskSlot(slot), disk: Arc::new(Overlay::over(inner, channel)), plug }
+        })
+        .collect()
+}
+
+impl Simulation {
+    fn new(seed: u64) -> Simulation {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let seen = Arc::<Mutex<Seen>>::default();
+        let disks = open(seed, &mut random, folder.path(), &seen);
+        let side = |_| {
+            let region = Region::shared("guest", u64::from(DEPTH) * AREA, GuestAddress(0)).unwrap().0;
+            Arc::new(Mutex::new(Side {
+                memory: Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap()),
+                waiting: VecDeque::new(),
+                answered: vec![],
+                areas: (0..u64::from(DEPTH)).map(|at| at * AREA).collect(),
+                orders: vec![],
+                away: [false; DISKS as usize],
+                audit: false,
+                audited: 0,
+            }))
+        };
+        let lane = LaneOptions { submissions: 8, in_flight: 64, files: 4, buffers: 1 };
+        let mut simulation = Simulation {
+            seed,
+            random,
+            worker: HandWorker::new(lane).unwrap(),
+            disks,
+            sides: (0..QUEUES).map(side).collect(),
+            wakers: vec![],
+            seats: vec![],
+            models: (0..DISKS).map(|_| Model::new()).collect(),
+            leaving: vec![],
+            seen,
+            counts: Counts::default(),
+            _folder: folder,
+        };
+        for at in 0..QUEUES {
+            simulation.attach(at);
+        }
+        simulation
+    }
+
+    fn attach(&mut self, at: usize) {
+        let side = Arc::clone(&self.sides[at]);
+        let options = QueueOptions {
+            disks: self.disks.clone(),
+            kick: None,
+            poll: PollPolicy::Busy,
+            coalesce: Coalesce::default(),
+            paused: false,
+            on_broken: Box::new(|why| panic!("{why}")),
+        };
+        let random = SmallRng::seed_from_u64(self.random.random());
+        let wakers = &mut self.wakers;
+        let seat = self.worker.attach(options, |lane, waker| {
+            wakers.push(Arc::clone(waker));
+            let lease = lane.buffers.adopt(Arc::clone(&side.lock().unwrap().memory), vec![]);
+            Ok(ScriptedQueue { side, lease, random, finished: vec![] })
+        });
+        self.seats.push(seat.unwrap());
+    }
+
+    fn ask(&mut self, queue: usize, disk: u16, op: Op, first: u64, blocks: u64) {
+        let mut side = self.sides[queue].lock().unwrap();
+        let Some(area) = side.areas.pop() else { return };
+        let (id, read_back) = (self.counts.asked + 1, op.has_data() && op != Op::Read && self.random.random_bool(0.2));
+        let blocks = if op == Op::Flush { 0 } else { blocks };
+        let ask = Ask {
+            id,
+            disk,
+            op,
+            first,
+            blocks,
+            area,
+            mark: id,
+            read_back,
+            second_step: false,
+            chosen: false,
+            homeless: false,
+        };
+        if !self.models[usize::from(disk)].enter(&ask) {
+            side.areas.push(area);
+            return;
+        }
+        let fill = if op == Op::Read { u64::MAX } else { ask.mark };
+        let bytes = fill.to_le_bytes().repeat((blocks * BLOCK / 8) as usize);
+        side.memory.write(GuestAddress(area), &bytes).expect("mapped");
+        side.waiting.push_back(ask);
+        self.counts.asked += 1;
+    }
+
+    /// A few requests in sequence on one disk, from one queue or several.
+    fn publish(&mut self) {
+        let op = match self.random.random_range(0..12) {
+            0..4 => Op::Read,
+            4..9 => Op::Write { fua: self.random.random_bool(0.1) },
+            9 => Op::WriteZeroes { may_unmap: self.random.random_bool(0.5), fua: false },
+            10 => Op::WriteZeroes { may_unmap: false, fua: true },
+            _ => Op::Flush,
+        };
+        let disk = self.random.random_range(0..DISKS);
+        let mut at = self.random.random_range(0..BLOCKS - MOST_BLOCKS);
+        for _ in 0..self.random.random_range(1..12) {
+            let blocks = self.random.random_range(1..=MOST_BLOCKS);
+            if at + blocks > BLOCKS {
+                break;
+            }
+            let queue = self.random.random_range(0..QUEUES);
+            self.ask(queue, disk, op, at, blocks);
+            at += blocks;
+        }
+    }
+
+    fn collect(&mut self) {
+        for side in &self.sides {
+            let mut side = side.lock().unwrap();
+            for (ask, outcome) in std::mem::take(&mut side.answered) {
+                let context = format!("seed {}: {outcome:?} for {ask:?}", self.seed);
+                let counts = &mut self.counts;
+                match outcome {
+                    Outcome::Done(_) => counts.chosen_but_done += u64::from(ask.chosen),
+                    Outcome::Aborted => {
+                        assert!(ask.chosen || ask.homeless, "{context}: nobody chose it");
+                        counts.aborted += u64::from(ask.chosen);
+                        counts.homeless += u64::from(!ask.chosen);
+                    }
+                    Outcome::Failed(_) => {
+                        assert_eq!(ask.disk, 3, "{context}: the others do not fail");
+                        counts.failed += 1;
+                    }
+                    _ => panic!("{context}"),
+                }
+                counts.answered += 1;
+                self.models[usize::from(ask.disk)].leave(&ask, outcome, &side.memory, &context);
+                side.areas.push(ask.area);
+            }
+        }
+    }
+
+    fn turn(&mut self) {
+        let happened = self.worker.turn();
+        self.collect();
+        let (worker, seats, disks, sides) = (&mut self.worker, &self.seats, &self.disks, &self.sides);
+        self.leaving.retain(|(queue, slot, left)| match left.try_recv() {
+            Err(TryRecvError::Empty) => true,
+            Err(TryRecvError::Disconnected) => panic!("it was there"),
+            Ok(()) => {
+                worker.open_disk(seats[*queue], &disks[usize::from(*slot)]).expect("its slot is free");
+                sides[*queue].lock().unwrap().away[usize::from(*slot)] = false;
+                false
+            }
+        });
+        if !happened {
+            // What is late is late by the clock.
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+
+    fn disturb(&mut self) {
+        let queue = self.random.random_range(0..QUEUES);
+        if self.random.random_ratio(1, 4) {
+            let order = match self.random.random_range(0..4) {
+                0 => Order::OfDisk(self.random.random_range(0..DISKS)),
+                1 => Order::One(self.counts.asked.saturating_sub(self.random.random_range(0..32))),
+                2 => Order::Share(self.random.random_range(1..5)),
+                _ => Order::All,
+            };
+            self.sides[queue].lock().unwrap().orders.push(order);
+            self.wakers[queue].wake();
+        }
+        let disk = self.random.random_range(0..DISKS);
+        let away = self.sides[queue].lock().unwrap().away[usize::from(disk)];
+        if !away && self.random.random_ratio(1, 30) {
+            self.sides[queue].lock().unwrap().away[usize::from(disk)] = true;
+            let left = self.worker.close_disk(self.seats[queue], DiskSlot(disk));
+            self.leaving.push((queue, disk, left));
+        }
+    }
+
+    fn run(&mut self) {
+        for _ in 0..500 {
+            for _ in 0..self.random.random_range(0..4) {
+                self.publish();
+            }
+            self.disturb();
+            for _ in 0..self.random.random_range(1..4) {
+                self.turn();
+            }
+        }
+        let give_up = Instant::now() + PATIENCE;
+        while self.counts.answered < self.counts.asked || !self.leaving.is_empty() {
+            assert!(Instant::now() < give_up, "seed {}: requests were lost: {:?}", self.seed, self.counts);
+            self.turn();
+        }
+        for at in 0..QUEUES {
+            self.sides[at].lock().unwrap().audit = true;
+            self.wakers[at].wake();
+        }
+        // The ring brings the wakes with its next turn.
+        for _ in 0..3 {
+            self.turn();
+        }
+        for at in 0..QUEUES {
+            assert_eq!(self.sides[at].lock().unwrap().audited, 1);
+            self.worker.drain(self.seats[at]);
+            assert!(!self.worker.serves(self.seats[at]), "seed {}: nothing is in flight", self.seed);
+        }
+    }
+}
+
+fn seeds() -> std::ops::Range<u64> {
+    let given = std::env::var("MQBLK_CANCEL_SEEDS").ok();
+    let parsed = given.as_deref().map(|text| {
+        let (from, to) = text.split_once("..").expect("MQBLK_CANCEL_SEEDS: expected from..to");
+        from.parse().expect("a number")..to.parse().expect("a number")
+    });
+    parsed.unwrap_or(0..32)
+}
+
+#[test]
+fn what_is_cancelled_ends_once_and_harms_nothing_else() {
+    let (mut all, mut counts) = (Seen::default(), Counts::default());
+    for seed in seeds() {
+        let mut simulation = Simulation::new(seed);
+        simulation.run();
+        let seen = *simulation.seen.lock().unwrap();
+        all.joined += seen.joined;
+        all.joined_aborted += seen.joined_aborted;
+        all.asked += seen.asked;
+        all.refused += seen.refused;
+        let of = simulation.counts;
+        counts.asked += of.asked;
+        counts.aborted += of.aborted;
+        counts.chosen_but_done += of.chosen_but_done;
+        counts.failed += of.failed;
+        counts.homeless += of.homeless;
+    }
+    // The simulation meets what it is for.
+    let least = counts.asked / 500;
+    let met = [counts.aborted, counts.chosen_but_done, counts.failed, all.joined, all.asked, all.refused];
+    assert!(met.iter().all(|met| *met > least), "{counts:?} {all:?}");
+    assert!(all.joined_aborted > 0 && counts.homeless > 0, "{counts:?} {all:?}");
+}

@@ -57,7 +57,12 @@ fn vital_product_data() {
     let ids = page(&rig, 0x83);
     assert_eq!(ids[..4], [0x01, 0x03, 0, 8]);
     assert_eq!(ids[4] >> 4, 3, "locally assigned");
-    assert_eq!(&ids[12..], b"\x02\x01\x00\x11MQBLK   vm0-disk7");
+    let digits: String = ids[4..12].iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(
+        ids[12..],
+        [&b"\x02\x01\x00\x18MQBLK   "[..], digits.as_bytes()].concat(),
+        "the name itself is not told"
+    );
     let mut other = options(geometry(), limits());
     other.identity.name = "vm0-disk8".into();
     assert_ne!(page(&Rig::from(other), 0x83)[4..12], ids[4..12]);

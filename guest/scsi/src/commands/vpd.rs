@@ -14,7 +14,7 @@ const PROVISIONING: u8 = 0xb2;
 
 const PAGES: [u8; 6] = [SUPPORTED, SERIAL, IDENTIFICATION, BLOCK_LIMITS, CHARACTERISTICS, PROVISIONING];
 
-/// Most bytes of a serial number and of a unit's name that are told: a page must stay readable in 255 bytes.
+/// Most bytes of a serial number that are told: a page must stay readable in 255 bytes.
 const MAX_TEXT: usize = 64;
 
 /// Bytes after the header of the pages of SBC-3.
@@ -44,15 +44,16 @@ pub(crate) fn page(code: u8, unit: &LogicalUnit, reply: &mut Vec<u8>) -> Result<
     Ok(())
 }
 
-/// Designators of the unit: a locally assigned NAA, and the vendor with the unit's name.
+/// Designators of the unit: a locally assigned NAA, and the same digits behind the vendor. Not the name itself, which may tell a
+/// guest of its host.
 fn identification(unit: &LogicalUnit, reply: &mut Vec<u8>) {
     let identity = unit.identity();
+    let number = locally_assigned(&identity.name);
     reply.extend([0x01, 0x03, 0, 8]);
-    reply.extend(locally_assigned(&identity.name).to_be_bytes());
-    let name_len = identity.name.chars().count().min(MAX_TEXT);
-    reply.extend([0x02, 0x01, 0, 8 + name_len as u8]);
+    reply.extend(number.to_be_bytes());
+    reply.extend([0x02, 0x01, 0, 8 + 16]);
     padded(&identity.vendor, 8, reply);
-    reply.extend(printable(&identity.name).take(MAX_TEXT));
+    reply.extend(format!("{number:016x}").bytes());
 }
 
 fn block_limits(unit: &LogicalUnit, reply: &mut Vec<u8>) {

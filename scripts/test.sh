@@ -71,7 +71,7 @@ for part in "$@"; do
             run budget '' cargo test --release -p mqblk-tests --test budget
             ;;
         guest)
-            echo "preparing the guest: QEMU, a Debian kernel, fio"
+            echo "preparing the guest: QEMU, a Debian kernel, fio, SCSI tools"
             tests/guest/prepare.sh </dev/null || {
                 failed=$((failed + 1))
                 echo "  the guest could not be prepared, so its tests did not run"

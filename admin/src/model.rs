@@ -138,6 +138,34 @@ pub struct LunStat {
     pub merge_bytes: u64,
     /// Most memory segments of a joined request.
     pub merge_segments: u32,
+    /// Requests in flight at this moment.
+    pub in_flight: u64,
+    /// What was counted.
+    pub counters: LunCounters,
+}
+
+/// Counters of a LUN since it is there. They only grow while it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LunCounters {
+    /// Reads finished.
+    pub reads: u64,
+    /// Writes finished.
+    pub writes: u64,
+    /// Flushes, discards and write-zeroes finished.
+    pub others: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Requests that ended otherwise than done.
+    pub errors: u64,
+    /// How long the reads took in all, in nanoseconds.
+    pub read_ns: u64,
+    /// How long the writes took in all, in nanoseconds.
+    pub write_ns: u64,
+    /// How long the others took in all, in nanoseconds.
+    pub other_ns: u64,
 }
 
 /// One queue of a disk or a controller.

@@ -25,12 +25,15 @@ fn plan(line: &str) -> Result<Plan, BenchError> {
 struct Rig {
     model: Model,
     folder: tempfile::TempDir,
+    /// The model will be stuck: it need not be waited for as long as one that is only slow.
+    stalls: bool,
 }
 
 impl Rig {
     fn new(behaviour: Behaviour) -> Rig {
         let folder = tempfile::tempdir().unwrap();
-        Rig { model: Model::start(&folder.path().join("s"), behaviour), folder }
+        let stalls = matches!(behaviour.fault, Fault::StallAfter(_));
+        Rig { model: Model::start(&folder.path().join("s"), behaviour), folder, stalls }
     }
 
     fn path(&self, name: &str) -> String {
@@ -39,7 +42,9 @@ impl Rig {
 
     fn run(&self, line: &str) -> Result<u64, BenchError> {
         let mut plan = plan(&format!("--socket {} {line}", self.path("s"))).unwrap();
-        plan.stuck = Duration::from_millis(300);
+        if self.stalls {
+            plan.stuck = Duration::from_millis(300);
+        }
         runs::run(&plan)
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use mqblk_core::{ByteOffset, Sector512};
-use mqblk_driver::{DriverError, Refused};
+use mqblk_driver::{DeviceError, DriverError, Refused};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use crate::args::ClientMode;
@@ -44,6 +44,12 @@ pub enum WorkerError {
     /// An eventfd.
     #[error("a queue's eventfd: {0}")]
     Event(#[from] std::io::Error),
+}
+
+impl From<DeviceError> for WorkerError {
+    fn from(error: DeviceError) -> Self {
+        WorkerError::Driver(error.into())
+    }
 }
 
 /// What a job of this thread does on a disk. A job on several disks goes round them.

@@ -104,6 +104,22 @@ impl DiskCounters {
         }
     }
 
+    /// Those of the first and so far only disk of a queue, by the queue's own. Nothing is in flight.
+    pub(crate) fn of_only(counters: &QueueCounters, latency: &QueueLatency) -> DiskCounters {
+        DiskCounters {
+            reads: counters.reads,
+            writes: counters.writes,
+            others: counters.flushes + counters.discards + counters.write_zeroes,
+            read_bytes: counters.read_bytes,
+            written_bytes: counters.written_bytes,
+            errors: counters.errors,
+            read_ns: latency.reads.total.sum_ns(),
+            write_ns: latency.writes.total.sum_ns(),
+            other_ns: latency.others.total.sum_ns(),
+            ..DiskCounters::new(DiskSlot::FIRST)
+        }
+    }
+
     /// Adds what another queue counted of the same disk.
     pub fn add(&mut self, other: &DiskCounters) {
         self.reads += other.reads;
@@ -170,9 +186,8 @@ pub struct QueueReport {
     pub latency: Box<QueueLatency>,
     /// Requests in flight at this moment.
     pub in_flight: u32,
-    /// Of each of the queue's disks, in the order of their slots, since the queue has more than the first. A disk that was
-    /// closed stays here with what it counted until another is opened in its slot, which begins at 0; the queue's own counters go
-    /// on.
+    /// Of each of the queue's disks, in the order of their slots. A disk that was closed stays here with what it counted until
+    /// another is opened in its slot, which begins at 0; the queue's own counters go on.
     pub disks: Vec<DiskCounters>,
 }
 

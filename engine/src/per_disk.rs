@@ -22,11 +22,16 @@ impl PerDisk {
 
     /// A disk comes into a slot: it begins at 0.
     pub(crate) fn open(&mut self, slot: DiskSlot) {
-        let at = usize::from(slot.0);
+        self.open_with(DiskCounters::new(slot));
+    }
+
+    /// A disk comes into its slot, having counted something already.
+    pub(crate) fn open_with(&mut self, counted: DiskCounters) {
+        let at = usize::from(counted.slot.0);
         if self.disks.len() <= at {
             self.disks.resize(at + 1, None);
         }
-        self.disks[at] = Some(DiskCounters::new(slot));
+        self.disks[at] = Some(counted);
     }
 
     /// A request has ended; `done`: how much was transferred, if it succeeded.

@@ -12,7 +12,7 @@ use mqblk_uring::Lane;
 use crate::channels::Channels;
 use crate::clock::{Clock, Moment};
 use crate::coalesce::{Calls, Verdict};
-use crate::counters::{Kind, QueueCounters, QueueLatency, QueueReport};
+use crate::counters::{DiskCounters, Kind, QueueCounters, QueueLatency, QueueReport};
 use crate::options::Coalesce;
 use crate::per_disk::PerDisk;
 use crate::poll::{Idle, PollPolicy, PollState};
@@ -436,11 +436,10 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
     }
 
     fn opened(&mut self, disk: DiskSlot) {
-        if self.per_disk.is_none() && disk != DiskSlot::FIRST {
+        if self.per_disk.is_none() && (disk != DiskSlot::FIRST || self.has_first) {
+            let first = self.has_first.then(|| DiskCounters::of_only(&self.counters, &self.latency));
             let per_disk = self.per_disk.insert(Box::new(PerDisk::new(self.queue.depth())));
-            if self.has_first {
-                per_disk.open(DiskSlot::FIRST);
-            }
+            first.into_iter().for_each(|first| per_disk.open_with(first));
         }
         self.has_first |= disk == DiskSlot::FIRST;
         if let Some(per_disk) = &mut self.per_disk {
@@ -461,7 +460,14 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
             counters: QueueCounters { poll_ns: self.poll.in_vain(), ..self.counters },
             latency,
             in_flight: self.tags.in_flight() as u32,
-            disks: self.per_disk.as_ref().map_or_else(Vec::new, |per_disk| per_disk.report(self.tags.disks())),
+            disks: match &self.per_disk {
+                Some(per_disk) => per_disk.report(self.tags.disks()),
+                None if self.has_first => {
+                    let counted = DiskCounters::of_only(&self.counters, &self.latency);
+                    vec![DiskCounters { in_flight: self.tags.in_flight() as u32, ..counted }]
+                }
+                None => Vec::new(),
+            },
         }
     }
 

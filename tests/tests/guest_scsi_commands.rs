@@ -119,7 +119,10 @@ fn pages_commands_and_errors() -> Result<()> {
     ))
     .run(&mut guest, Duration::from_secs(120))?
     .must_have_verified()?;
-    host.must_run()?;
+    for lun in host.daemon()?.controller_stat("c")?.luns {
+        let fails = (lun.target, lun.lun) == (u32::from(FAULTY.0), u32::from(FAULTY.1));
+        ensure!((lun.counters.errors > 0) == fails, "errors, and only of the faulty LUN: {lun:?}");
+    }
     guest.power_off()?;
     host.stop().map(drop)
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command as Process, Stdio};
 use std::time::Instant;
 
-use mqblk_admin::Client;
+use mqblk_admin::{Client, StatQuery};
 use mqblk_core::ByteLen;
 use mqblk_driver::Piece;
 use mqblk_driver::virtio_scsi::{
@@ -228,6 +228,15 @@ fn a_lun_comes_and_goes_under_load() {
     let (mut set, good) = load.end();
     assert!(good[0] >= 300 && good[1] >= 100, "{good:?}");
 
+    let stat = daemon.admin().stat(&StatQuery::default()).expect("a stat");
+    let luns = &stat.controllers[0].luns;
+    assert_eq!(luns.iter().map(|lun| lun.id.as_str()).collect::<Vec<_>>(), ["c:0:0", "c:1:0"]);
+    let counters = &luns[0].counters;
+    assert_eq!(counters.reads + counters.writes, good[0]);
+    assert_eq!((counters.read_bytes + counters.written_bytes, counters.errors), (good[0] * 4096, 0));
+    assert!(counters.read_ns > 0 && counters.write_ns > 0, "{counters:?}");
+    assert_eq!((luns[0].in_flight, luns[1].counters.reads, luns[1].counters.writes), (0, 0, 0), "{luns:?}");
+
     let units = scan(&device, &mut set);
     let found: Vec<_> =
         units.iter().map(|unit| (unit.at, unit.capacity().expect("small"), unit.serial.as_deref())).collect();
@@ -240,7 +249,61 @@ fn a_lun_comes_and_goes_under_load() {
     );
     assert_eq!(event(&mut control), (at(3, 2), EventKind::Rescan));
     assert_eq!(scan(&device, &mut set).last().and_then(Unit::capacity), Some(ByteLen(1 << 20)));
+    let stat = daemon.admin().stat(&StatQuery::default()).expect("a stat");
+    let last = stat.controllers[0].luns.last().expect("it");
+    assert_eq!(
+        (last.id.as_str(), last.counters.reads, last.counters.writes),
+        ("c:3:2", 0, 0),
+        "its predecessor's are not its"
+    );
     device.stop(vec![set]).expect("a stop");
+    daemon.stop();
+}
+
+#[test]
+fn what_a_lun_counted_stays_its_own_when_guests_and_luns_come_and_go() {
+    let daemon = Daemon::start(&["storage=ram,size=16M"]);
+    let counted = |id: &str| {
+        let stat =
+            daemon.admin().stat(&StatQuery { disk: Some(id.to_owned()), ..StatQuery::default() }).expect("a stat");
+        let counters = stat.controllers[0].luns[0].counters;
+        counters.reads + counters.writes
+    };
+    let load = |unit: Address| {
+        let (device, set, _control) = daemon.connect();
+        let mut load = Load::new(set, &[unit]);
+        load.begin();
+        load.more(0, 50);
+        let (set, good) = load.end();
+        device.stop(vec![set]).expect("a stop");
+        good[0]
+    };
+    let add = |settings: &str| daemon.call("lun.add", json!({ "controller": "c", "settings": settings }));
+    // Alone, then not alone, by one guest and by others that come and go.
+    let mut first = load(at(0, 0));
+    assert_eq!(counted("c:0:0"), first);
+    let (device, set, _control) = daemon.connect();
+    let mut lasting = Load::new(set, &[at(0, 0)]);
+    lasting.begin();
+    lasting.more(0, 50);
+    lasting.during(|| add("storage=ram,size=16M,id=second"));
+    lasting.more(0, 50);
+    let (set, good) = lasting.end();
+    first += good[0];
+    assert_eq!((counted("c:0:0"), counted("second")), (first, 0));
+    device.stop(vec![set]).expect("a stop");
+    first += load(at(0, 0));
+    let second = load(at(1, 0));
+    assert_eq!((counted("c:0:0"), counted("second")), (first, second));
+    // Another in its slot begins anew.
+    daemon.call("lun.remove", json!({ "id": "second" }));
+    add("storage=ram,size=16M,id=third");
+    assert_eq!((counted("c:0:0"), counted("third")), (first, 0));
+    let third = load(at(1, 0));
+    assert_eq!((counted("c:0:0"), counted("third")), (first, third));
+    daemon.call("lun.remove", json!({ "id": "c:0:0" }));
+    add("storage=ram,size=16M");
+    assert_eq!((counted("c:0:0"), counted("third")), (0, third));
     daemon.stop();
 }
 

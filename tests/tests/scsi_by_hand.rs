@@ -228,8 +228,9 @@ fn units_come_and_go_and_events_say_so() {
     let nexus = more.login("guest", 1).unwrap();
     // The same disk, to see the place come and go.
     controller.device.map(place(0, 2), DiskSlot(0), nexus).unwrap();
+    // LUNs below 256 are addressed as REPORT LUNS tells them: Linux looks them up as they stand.
     let event = |kind: u32, lun: u8, reason: u32| {
-        [&kind.to_le_bytes()[..], &[1, 0, 0x40, lun, 0, 0, 0, 0], &reason.to_le_bytes()].concat()
+        [&kind.to_le_bytes()[..], &[1, 0, 0, lun, 0, 0, 0, 0], &reason.to_le_bytes()].concat()
     };
     (0..4).for_each(|_| _ = controller.turn(0));
     assert_eq!(controller.events(), [event(1, 2, 1)]);

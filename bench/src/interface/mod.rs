@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use mqblk_core::{BlockSize, ByteLen, Sector512};
-use mqblk_driver::{DriverError, Refused, Waker};
+use mqblk_driver::{DeviceError, DriverError, Refused, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 use mqblk_vhost_user_client::Lifeline;
 
@@ -161,12 +161,12 @@ pub trait Set: Send {
     ///
     /// # Errors
     /// When the device breaks the protocol.
-    fn look(&mut self, queue: usize) -> Result<(u16, u16), DriverError>;
+    fn look(&mut self, queue: usize) -> Result<(u16, u16), DeviceError>;
     /// Takes an answer that the last look saw.
     ///
     /// # Errors
     /// When the device breaks the protocol.
-    fn reap(&mut self, queue: usize) -> Result<Option<Done<Self::Status>>, DriverError>;
+    fn reap(&mut self, queue: usize) -> Result<Option<Done<Self::Status>>, DeviceError>;
     /// Takes what other threads have left. Returns how many answers to own requests there are among it.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mqblk_core::{ByteLen, Sector512};
 use mqblk_driver::virtio_scsi::{self, Address, Command, Completion, Ending, Lba, Options, QueueSet, Unit};
-use mqblk_driver::{DriverError, Piece, Refused, Waker};
+use mqblk_driver::{DeviceError, DriverError, Piece, Refused, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 use mqblk_vhost_user_client::Lifeline;
 
@@ -210,13 +210,13 @@ impl Set for ScsiSet {
     }
 
     #[inline]
-    fn look(&mut self, queue: usize) -> Result<(u16, u16), DriverError> {
+    fn look(&mut self, queue: usize) -> Result<(u16, u16), DeviceError> {
         let ready = self.set.look(queue)?;
         Ok((ready, self.set.queues()[queue].in_flight()))
     }
 
     #[inline]
-    fn reap(&mut self, queue: usize) -> Result<Option<Done<Ending>>, DriverError> {
+    fn reap(&mut self, queue: usize) -> Result<Option<Done<Ending>>, DeviceError> {
         Ok(self.set.reap(queue)?.map(done))
     }
 

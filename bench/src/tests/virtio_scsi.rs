@@ -13,6 +13,8 @@ use crate::{BenchError, runs};
 struct Rig {
     model: Model,
     folder: tempfile::TempDir,
+    /// The model will be stuck: it need not be waited for as long as one that is only slow.
+    stalls: bool,
 }
 
 /// So many targets, each with so many units of a size.
@@ -24,7 +26,8 @@ fn disks(targets: u8, luns: u16, size: usize) -> BTreeMap<Address, Disk> {
 impl Rig {
     fn new(behaviour: Behaviour) -> Rig {
         let folder = tempfile::tempdir().unwrap();
-        Rig { model: Model::start(&folder.path().join("s"), behaviour), folder }
+        let stalls = matches!(behaviour.fault, Fault::StallAfter(_));
+        Rig { model: Model::start(&folder.path().join("s"), behaviour), folder, stalls }
     }
 
     fn path(&self, name: &str) -> String {
@@ -34,7 +37,9 @@ impl Rig {
     fn run(&self, line: &str) -> Result<u64, BenchError> {
         let line = format!("--interface virtio-scsi --socket {} {line}", self.path("s"));
         let mut plan = plan(&line).unwrap();
-        plan.stuck = Duration::from_millis(500);
+        if self.stalls {
+            plan.stuck = Duration::from_millis(300);
+        }
         runs::run(&plan)
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mqblk_admin::model::{Distribution, LatencyParts, Load, QueueStat, Stat, WorkerStat};
+use mqblk_admin::model::{Distribution, LatencyParts, Load, LunCounters, LunStat, QueueStat, Stat, WorkerStat};
 use mqblk_core::ByteLen;
 use serde::Serialize;
 
@@ -71,6 +71,33 @@ pub struct LunRates {
     pub lun: u32,
     /// How far it is.
     pub state: String,
+    /// `None` as for a disk.
+    pub rates: Option<LunLoadRates>,
+}
+
+/// What a LUN did in the interval. As of a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct LunLoadRates {
+    /// Reads finished in a second.
+    pub reads_per_s: f64,
+    /// Writes finished in a second.
+    pub writes_per_s: f64,
+    /// Flushes, discards and write-zeroes finished in a second.
+    pub others_per_s: f64,
+    /// Bytes read in a second.
+    pub read_bytes_per_s: f64,
+    /// Bytes written in a second.
+    pub written_bytes_per_s: f64,
+    /// Mean length of reads and writes, in sectors of 512 bytes. 0 without any.
+    pub request_sectors: f64,
+    /// Mean number of requests under way.
+    pub queue_size: f64,
+    /// Mean time of a request, in microseconds. 0 without any.
+    pub await_us: f64,
+    /// Requests in flight at the end.
+    pub in_flight: u64,
+    /// Requests that ended otherwise than done, in the interval.
+    pub errors: u64,
 }
 
 /// One queue.
@@ -176,11 +203,10 @@ pub fn compare(before: Option<&Stat>, now: &Stat) -> Report {
         let found = same_run.and_then(|before| before.controllers.iter().find(|before| before.id == one.id));
         let before = found.map(|before| (&before.totals, before.queues.as_slice()));
         let (totals, queues) = interval.device(before, (&one.totals, &one.queues), one.queue_count);
-        let luns = one.luns.iter().map(|lun| LunRates {
-            id: lun.id.clone(),
-            target: lun.target,
-            lun: lun.lun,
-            state: lun.state.clone(),
+        let luns = one.luns.iter().map(|lun| {
+            let before = found.and_then(|before| before.luns.iter().find(|before| before.id == lun.id));
+            let (id, state) = (lun.id.clone(), lun.state.clone());
+            LunRates { id, target: lun.target, lun: lun.lun, state, rates: interval.lun(before, lun) }
         });
         ControllerRates { id: one.id.clone(), totals, luns: luns.collect(), queues }
     });
@@ -217,6 +243,31 @@ impl Interval {
     /// `None` for what is new since the reading before, and so has no beginning that could be told.
     fn load(&self, before: Option<&Load>, now: &Load) -> Option<LoadRates> {
         if self.new { load(&Load::default(), now, self.ns) } else { load(before?, now, self.ns) }
+    }
+
+    fn lun(&self, before: Option<&LunStat>, now: &LunStat) -> Option<LunLoadRates> {
+        let nothing = LunStat::default();
+        let before = if self.new { &nothing } else { before? };
+        let grown = |get: fn(&LunCounters) -> u64| get(&now.counters).checked_sub(get(&before.counters));
+        let per_s = |count: u64| count as f64 * NS_PER_S / self.ns as f64;
+        let [reads, writes, others] =
+            [grown(|counters| counters.reads)?, grown(|counters| counters.writes)?, grown(|counters| counters.others)?];
+        let (read, written) = (grown(|counters| counters.read_bytes)?, grown(|counters| counters.written_bytes)?);
+        let ns = grown(|counters| counters.read_ns)?
+            + grown(|counters| counters.write_ns)?
+            + grown(|counters| counters.other_ns)?;
+        Some(LunLoadRates {
+            reads_per_s: per_s(reads),
+            writes_per_s: per_s(writes),
+            others_per_s: per_s(others),
+            read_bytes_per_s: per_s(read),
+            written_bytes_per_s: per_s(written),
+            request_sectors: mean(ByteLen(read + written).sectors().0 as f64, reads + writes),
+            queue_size: ns as f64 / self.ns as f64,
+            await_us: mean(ns as f64 / NS_PER_US, reads + writes + others),
+            in_flight: now.in_flight,
+            errors: grown(|counters| counters.errors)?,
+        })
     }
 
     fn device(

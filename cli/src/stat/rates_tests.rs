@@ -144,6 +144,18 @@ fn a_controller_is_read_as_a_disk_is_and_its_queues_are_told_apart_by_role() {
                 id: "c:7:0".to_owned(),
                 target: 7,
                 state: "removing".to_owned(),
+                in_flight: 2 * times,
+                counters: LunCounters {
+                    reads: 30 * times,
+                    writes: 10 * times,
+                    others: 10 * times,
+                    read_bytes: 30 * 4096 * times,
+                    written_bytes: 10 * 8192 * times,
+                    errors: times,
+                    read_ns: 1_000_000 * times,
+                    write_ns: 2_000_000 * times,
+                    other_ns: 2_000_000 * times,
+                },
                 ..LunStat::default()
             }],
             ..ControllerStat::default()
@@ -157,6 +169,25 @@ fn a_controller_is_read_as_a_disk_is_and_its_queues_are_told_apart_by_role() {
     assert_eq!((reads(0), reads(1), reads(2)), (Some(0.0), Some(0.0), Some(100.0)));
     let lun = &controller.luns[0];
     assert_eq!((lun.id.as_str(), lun.target, lun.state.as_str()), ("c:7:0", 7, "removing"));
+    let want = LunLoadRates {
+        reads_per_s: 30.0,
+        writes_per_s: 10.0,
+        others_per_s: 10.0,
+        read_bytes_per_s: 122_880.0,
+        written_bytes_per_s: 81_920.0,
+        // (30 * 8 + 10 * 16) / 40
+        request_sectors: 10.0,
+        // 5 ms of requests in a second
+        queue_size: 0.005,
+        await_us: 100.0,
+        in_flight: 8,
+        errors: 3,
+    };
+    assert_eq!(lun.rates, Some(want));
+    let mut down = with_controller(4);
+    down.controllers[0].luns[0].counters.write_ns = 1;
+    assert_eq!(compare(Some(&with_controller(1)), &down).controllers[0].luns[0].rates, None);
+    assert_eq!(compare(None, &with_controller(4)).controllers[0].luns[0].rates.map(|rates| rates.errors), Some(4));
     let before = stat_after(1);
     assert_eq!(compare(Some(&before), &with_controller(4)).controllers[0].totals, None, "it is new");
 }

@@ -77,7 +77,7 @@ fn disks(report: &Report) -> String {
     }
     for controller in &report.controllers {
         rows.push(row(controller.id.clone(), controller.totals.as_ref(), &columns));
-        rows.extend(controller.luns.iter().map(|lun| row(lun_name(lun), None, &columns)));
+        rows.extend(controller.luns.iter().map(|lun| lun_row(lun, &columns)));
         rows.extend(controller.queues.iter().map(|queue| queue_row(queue, &columns)));
     }
     align(&rows)
@@ -92,9 +92,28 @@ fn queue_row(queue: &QueueRates, columns: &[&Column<LoadRates>]) -> Vec<String> 
     row(format!("{name} worker {}", queue.worker), queue.rates.as_ref(), columns)
 }
 
-fn lun_name(lun: &LunRates) -> String {
+/// The columns that are known of a LUN.
+const OF_LUNS: [&str; 9] =
+    ["r/s", "w/s", "rkB/s", "wkB/s", "avgrq-sz(512B)", "avgqu-sz", "await-us", "inflight", "errors"];
+
+fn lun_row(lun: &LunRates, columns: &[&Column<LoadRates>]) -> Vec<String> {
     let state = if lun.state == "ready" { String::new() } else { format!(" ({})", lun.state) };
-    format!("  lun {}{state}", lun.id)
+    let known = lun.rates.map(|rates| LoadRates {
+        reads_per_s: rates.reads_per_s,
+        writes_per_s: rates.writes_per_s,
+        read_bytes_per_s: rates.read_bytes_per_s,
+        written_bytes_per_s: rates.written_bytes_per_s,
+        request_sectors: rates.request_sectors,
+        queue_size: rates.queue_size,
+        await_us: rates.await_us,
+        in_flight: rates.in_flight,
+        errors: rates.errors,
+        ..LoadRates::default()
+    });
+    let cell = |(name, show): &&Column<LoadRates>| {
+        known.as_ref().filter(|_| OF_LUNS.contains(name)).map_or(UNKNOWN.to_owned(), show)
+    };
+    [format!("  lun {}{state}", lun.id)].into_iter().chain(columns.iter().map(cell)).collect()
 }
 
 fn workers(report: &Report) -> String {

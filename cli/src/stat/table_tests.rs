@@ -1,6 +1,6 @@
 //! What the tables look like.
 
-use super::super::rates::{ControllerRates, DiskRates, LunRates, QueueRates, WorkerRates};
+use super::super::rates::{ControllerRates, DiskRates, LunLoadRates, LunRates, QueueRates, WorkerRates};
 use super::*;
 
 fn report() -> Report {
@@ -54,11 +54,19 @@ fn the_whole() {
 #[test]
 fn a_controller_has_a_row_for_each_lun_and_its_queues_by_role() {
     let queue = |role: &str, queue, worker| QueueRates { role: role.to_owned(), queue, worker, rates: None };
-    let lun = |id: &str, state: &str| LunRates { id: id.to_owned(), target: 0, lun: 0, state: state.to_owned() };
+    let rates =
+        LunLoadRates { reads_per_s: 12.5, others_per_s: 3.0, await_us: 77.0, in_flight: 5, ..LunLoadRates::default() };
+    let lun = |id: &str, state: &str, rates| LunRates {
+        id: id.to_owned(),
+        target: 0,
+        lun: 0,
+        state: state.to_owned(),
+        rates,
+    };
     let controller = ControllerRates {
         id: "vm1".to_owned(),
         totals: Some(LoadRates { flushes_per_s: 1.0, ..LoadRates::default() }),
-        luns: vec![lun("vm1:0:0", "ready"), lun("data", "removing")],
+        luns: vec![lun("vm1:0:0", "ready", Some(rates)), lun("data", "removing", None)],
         queues: vec![queue("control", 0, 0), queue("event", 0, 0), queue("request", 0, 1), queue("request", 1, 0)],
     };
     let found = disks(&Report { controllers: vec![controller], ..report() });
@@ -78,6 +86,22 @@ fn a_controller_has_a_row_for_each_lun_and_its_queues_by_role() {
     ];
     assert_eq!(names, want, "{found}");
     assert!(found.lines().next().unwrap().contains(" f/s "), "the controller's flushes");
+    let cells = |row: usize| found.lines().nth(row).unwrap().split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let heads = cells(0);
+    let (lun, unknown) = (cells(5).split_off(2), cells(6).split_off(3));
+    assert_eq!((lun.len(), unknown.len()), (heads.len() - 1, heads.len() - 1), "{found}");
+    assert!(unknown.iter().all(|cell| cell == "-"));
+    for (head, cell) in heads.iter().skip(1).zip(&lun) {
+        let want = match head.as_str() {
+            "r/s" => "12.50",
+            "await-us" => "77.00",
+            "inflight" => "5",
+            "errors" => "0",
+            "w/s" | "rkB/s" | "wkB/s" | "avgrq-sz(512B)" | "avgqu-sz" => "0.00",
+            _ => "-",
+        };
+        assert_eq!(cell, want, "{head}");
+    }
 }
 
 #[test]

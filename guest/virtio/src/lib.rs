@@ -36,6 +36,14 @@ pub enum QueueRole {
     Control,
 }
 
+/// Copies a configuration space from `offset`; what lies beyond its end reads as zeroes.
+pub fn read_space(space: &[u8], offset: u32, into: &mut [u8]) {
+    into.fill(0);
+    let start = (offset as usize).min(space.len());
+    let len = into.len().min(space.len() - start);
+    into[..len].copy_from_slice(&space[start..start + len]);
+}
+
 /// A virtio device as a transport sees it: feature bits, configuration space, queues.
 ///
 /// Methods run on a control thread; only the queues they make run on workers.

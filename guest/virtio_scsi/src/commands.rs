@@ -210,7 +210,8 @@ impl RequestQueue {
                 let _ = replied && pool.copy_in(&data, 0, &self.work.reply);
                 pool.release(data);
                 self.answer(pool, token, b::VIRTIO_SCSI_S_OK, &ending);
-                into.answered(ending.sense.is_none());
+                // A unit's refusal is an answer like others.
+                into.answered(true);
             }
             Step::Ranges { op, transferred } => {
                 (token.op, token.transferred) = (op, clamp(transferred));
@@ -230,7 +231,8 @@ impl RequestQueue {
     #[cold]
     fn lost<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, head: u16, element: Element, into: &mut I) {
         self.refuse(pool, head, element, b::VIRTIO_SCSI_S_BAD_TARGET);
-        into.answered(false);
+        // A driver that scans asks for every target.
+        into.answered(true);
     }
 
     /// Answers a command that reaches no unit.

@@ -200,11 +200,7 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
     }
 
     fn read_config(&self, offset: u32, into: &mut [u8]) {
-        let bytes = self.config().bytes();
-        into.fill(0);
-        let start = (offset as usize).min(bytes.len());
-        let len = into.len().min(bytes.len() - start);
-        into[..len].copy_from_slice(&bytes[start..start + len]);
+        mqblk_virtio::read_space(&self.config().bytes(), offset, into);
     }
 
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), String> {

@@ -45,8 +45,18 @@ impl Event {
             // CAPACITY DATA HAS CHANGED: code 2A, qualifier 09.
             Event::Resized(place) => (b::VIRTIO_SCSI_T_PARAM_CHANGE, place, 0x092a),
         };
-        encode(event | if missed { b::VIRTIO_SCSI_T_EVENTS_MISSED } else { 0 }, place.to_field(), reason)
+        encode(event | if missed { b::VIRTIO_SCSI_T_EVENTS_MISSED } else { 0 }, field(place), reason)
     }
+}
+
+/// The `lun` field of an event. Linux compares its LUN with those of REPORT LUNS as they stand there, address method and all, so
+/// that a LUN below 256 must be in peripheral device addressing here as it is there.
+fn field(place: Place) -> [u8; 8] {
+    let mut field = place.to_field();
+    if place.lun < 256 {
+        field[2] = 0;
+    }
+    field
 }
 
 fn encode(event: u32, lun: [u8; 8], reason: u32) -> [u8; EVENT_BYTES] {
@@ -190,6 +200,13 @@ mod tests {
                 assert_eq!(bytes[..4], (kind | bit).to_le_bytes());
                 assert_eq!((&bytes[4..12], &bytes[12..]), (&lun[..], &reason.to_le_bytes()[..]));
             }
+        }
+    }
+
+    #[test]
+    fn events_address_luns_as_report_luns_does() {
+        for (lun, address) in [(0, [0, 0]), (1, [0, 1]), (255, [0, 255]), (256, [0x41, 0]), (16383, [0x7f, 255])] {
+            assert_eq!(Event::Resized(Place { target: 9, lun }).bytes(false)[4..8], [1, 9, address[0], address[1]]);
         }
     }
 

@@ -10,6 +10,9 @@ use anyhow::{Context, Result, bail, ensure};
 /// The most bytes kept of a line that does not end.
 const LINE_LIMIT: usize = 64 << 20;
 
+/// How soon to try again to connect.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
 /// What came of waiting for a line.
 pub(crate) enum Line {
     /// A line, without its end.
@@ -29,10 +32,18 @@ pub(crate) struct LineStream {
 }
 
 impl LineStream {
-    /// Connects to the socket at `path`.
-    pub(crate) fn connect(path: &Path, write_within: Duration) -> Result<Self> {
-        let stream = UnixStream::connect(path).with_context(|| format!("cannot connect to {}", path.display()))?;
-        stream.set_write_timeout(Some(write_within))?;
+    /// Connects to the socket at `path`. It is there from QEMU's bind on; until it listens, it refuses.
+    pub(crate) fn connect(path: &Path, within: Duration) -> Result<Self> {
+        let deadline = Instant::now() + within;
+        let stream = loop {
+            match UnixStream::connect(path) {
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < deadline => {
+                    std::thread::sleep(LOOK_EVERY);
+                }
+                result => break result.with_context(|| format!("cannot connect to {}", path.display()))?,
+            }
+        };
+        stream.set_write_timeout(Some(within))?;
         Ok(Self { stream, read: Vec::new(), searched: 0 })
     }
 

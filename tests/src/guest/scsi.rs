@@ -7,8 +7,9 @@ use mqblk_core::ByteLen;
 
 use super::machine::Guest;
 
-/// The address methods of a LUN take the two highest of its 16 bits (SAM-5 section 4.7.5); Linux keeps them in the number.
-const LUN_BITS: u64 = 0x3fff;
+/// LUNs that need flat addressing begin here; Linux leaves the address method's bits in their numbers (SAM-5 section 4.7.5).
+const FLAT_FROM: u16 = 256;
+const FLAT: u16 = 0x4000;
 
 /// Prints of every SCSI disk: name, H:C:T:L, size in units of 512 bytes, block size, read-only, serial, wwid.
 const LIST: &str = r#"
@@ -49,6 +50,11 @@ impl ScsiDisk {
         format!("/dev/{}", self.name)
     }
 
+    /// A small LUN in flat addressing stays what it is to Linux: another one.
+    fn plain_lun(lun: u16) -> u16 {
+        if lun >= FLAT + FLAT_FROM { lun - FLAT } else { lun }
+    }
+
     fn parse(line: &str) -> Option<Self> {
         const SECTOR: u64 = 512; // the unit of /sys/block/*/size, whatever the block size
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -59,7 +65,7 @@ impl ScsiDisk {
             name: name.to_owned(),
             host: host.try_into().ok()?,
             target: target.try_into().ok()?,
-            lun: (lun & LUN_BITS).try_into().ok()?,
+            lun: Self::plain_lun(lun.try_into().ok()?),
             size: ByteLen(sectors.parse::<u64>().ok()? * SECTOR),
             block: block.parse().ok()?,
             read_only: read_only == "1",

@@ -90,14 +90,18 @@ impl ScsiHost {
         daemon.ask(&["lun", "remove"], &words(&place(controller, lun))).map(drop)
     }
 
-    /// Gives a LUN's image another size, while a guest uses it.
+    /// Gives a LUN's image another size, while a guest uses it; `None`: our daemon is to look what size it has now.
     ///
     /// # Errors
     /// The server's.
-    pub fn resize(&self, guest: &mut Guest, controller: &str, lun: &Lun, bytes: u64) -> Result<()> {
-        let Some(daemon) = &self.daemon else { return guest.resize_qemu_lun(lun, bytes) };
+    pub fn resize(&self, guest: &mut Guest, controller: &str, lun: &Lun, bytes: Option<u64>) -> Result<()> {
+        let Some(daemon) = &self.daemon else {
+            return guest.resize_qemu_lun(lun, bytes.context("QEMU does not look for itself")?);
+        };
         let mut which = place(controller, lun);
-        which.extend(["--size".to_owned(), bytes.to_string()]);
+        if let Some(bytes) = bytes {
+            which.extend(["--size".to_owned(), bytes.to_string()]);
+        }
         daemon.ask(&["lun", "resize"], &words(&which)).map(drop)
     }
 

@@ -89,9 +89,13 @@ impl Source {
         &self.luns
     }
 
-    /// What a LUN that is going still waits for.
-    fn waits_for(&self, _lun: &Lun) -> String {
-        "all requests".to_owned()
+    /// How many requests a LUN that is going still waits for, as far as that can be found.
+    fn waits_for(&self, lun: &Lun) -> String {
+        match self.counted().ok().map(|counted| wire::in_flight(lun, &counted.controllers[lun.controller])) {
+            Some(1) => "a request".to_owned(),
+            Some(count @ 2..) => format!("{count} requests"),
+            Some(0) | None => "all requests".to_owned(),
+        }
     }
 
     /// What the workers count at this moment, and the queues of each disk over all their lives.

@@ -51,9 +51,9 @@ fn read(source: &Source, params: &Params) -> Result<Stat, VerbError> {
     let told = controllers().zip(&counted.controllers).filter_map(|((controller, at), queues)| {
         let whole = wanted.is_none_or(|id| id == controller.id());
         let own = luns.iter().filter(|lun| lun.controller == at && (whole || wanted == Some(&lun.id)));
-        let own: Vec<_> = own.map(wire::lun).collect();
+        let own: Vec<_> = own.collect();
         let map = &controller.front().queue_map;
-        (whole || !own.is_empty()).then(|| wire::controller(controller.id(), map, own, queues, shape))
+        (whole || !own.is_empty()).then(|| wire::controller(controller.id(), map, &own, queues, shape))
     });
     Ok(Stat {
         version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -2,12 +2,13 @@
 //! engine is an error here until it is told.
 
 use mqblk_admin::model::{
-    ControllerStat, Counters, DiskStat, Distribution, Latency, LatencyParts, Load, LunStat, QueueStat, WorkerStat,
+    ControllerStat, Counters, DiskStat, Distribution, Latency, LatencyParts, Load, LunCounters, LunStat, QueueStat,
+    WorkerStat,
 };
-use mqblk_engine::{LatencyHistogram, QueueCounters, QueueLatency, QueueReport, WorkerReport};
+use mqblk_engine::{DiskCounters, LatencyHistogram, QueueCounters, QueueLatency, QueueReport, WorkerReport};
 
 use super::DiskAbout;
-use crate::serve::luns::Lun;
+use crate::serve::luns::{Lun, LunState};
 
 /// The guest interfaces of disks and of controllers.
 pub const BLK: &str = "virtio-blk";
@@ -49,16 +50,9 @@ pub fn disk(about: &DiskAbout, reports: &[QueueReport], shape: Shape) -> DiskSta
     }
 }
 
-/// A controller, by its queues' reports in order.
-pub fn controller(
-    id: &str,
-    queue_map: &[u16],
-    luns: Vec<LunStat>,
-    reports: &[QueueReport],
-    shape: Shape,
-) -> ControllerStat {
-    let mut totals = QueueReport::default();
-    reports.iter().skip(FIXED_ROLES.len()).for_each(|report| totals.add(report));
+/// A controller with these LUNs, by its queues' reports in order.
+pub fn controller(id: &str, queue_map: &[u16], luns: &[&Lun], reports: &[QueueReport], shape: Shape) -> ControllerStat {
+    let totals = request_totals(reports);
     let numbers = FIXED_ROLES.into_iter().map(|role| (role, 0, 0));
     let numbers = numbers.chain(queue_map.iter().zip(0..).map(|(worker, queue)| (REQUEST, queue, (*worker).into())));
     let queues = reports.iter().zip(numbers).map(|(report, (role, queue, worker))| QueueStat {
@@ -72,13 +66,30 @@ pub fn controller(
         interface: SCSI.to_owned(),
         queue_count: queue_map.len() as u32,
         totals: load(&totals, shape),
-        luns,
+        luns: luns.iter().map(|one| lun(one, disk_of(&totals, one))).collect(),
         queues: if shape.queues { queues.collect() } else { Vec::new() },
     }
 }
 
-/// A LUN.
-pub fn lun(lun: &Lun) -> LunStat {
+/// How many requests of a LUN are in flight, by the reports of its controller's queues.
+pub fn in_flight(lun: &Lun, reports: &[QueueReport]) -> u32 {
+    disk_of(&request_totals(reports), lun).in_flight
+}
+
+/// The sum of the request queues.
+fn request_totals(reports: &[QueueReport]) -> QueueReport {
+    let mut totals = QueueReport::default();
+    reports.iter().skip(FIXED_ROLES.len()).for_each(|report| totals.add(report));
+    totals
+}
+
+/// What a LUN's disk counted. Before it is there its slot may still have what another one counted.
+fn disk_of(totals: &QueueReport, lun: &Lun) -> DiskCounters {
+    let own = totals.disks.iter().find(|disk| disk.slot == lun.slot && !matches!(lun.state, LunState::Adding));
+    own.copied().unwrap_or(DiskCounters::new(lun.slot))
+}
+
+fn lun(lun: &Lun, counted: DiskCounters) -> LunStat {
     let backing = lun.unit.as_ref().map(|unit| &unit.config().backing);
     let plug = backing.map(|backing| backing.plug).unwrap_or_default();
     LunStat {
@@ -91,7 +102,26 @@ pub fn lun(lun: &Lun) -> LunStat {
         merge: plug.merge.word().to_owned(),
         merge_bytes: plug.merge_bytes.0,
         merge_segments: plug.merge_segments,
+        in_flight: counted.in_flight.into(),
+        counters: lun_counters(&counted),
     }
+}
+
+fn lun_counters(counted: &DiskCounters) -> LunCounters {
+    let DiskCounters {
+        slot: _,
+        reads,
+        writes,
+        others,
+        read_bytes,
+        written_bytes,
+        errors,
+        in_flight: _,
+        read_ns,
+        write_ns,
+        other_ns,
+    } = *counted;
+    LunCounters { reads, writes, others, read_bytes, written_bytes, errors, read_ns, write_ns, other_ns }
 }
 
 /// A worker.
@@ -209,152 +239,5 @@ fn counted(counters: &QueueCounters) -> Counters {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use mqblk_engine::PlugOptions;
-    use serde_json::Value;
-
-    use super::*;
-
-    fn about() -> DiskAbout {
-        DiskAbout {
-            id: "vm1".to_owned(),
-            storage: "file".to_owned(),
-            plug: PlugOptions::default(),
-            queue_map: vec![1, 0],
-            settings: serde_json::Map::new(),
-        }
-    }
-
-    /// A report with a number of its own in each field, `times` as large as those of another.
-    fn made_up(times: u64) -> QueueReport {
-        let counters = QueueCounters {
-            reads: times,
-            writes: 2 * times,
-            flushes: 3 * times,
-            discards: 4 * times,
-            write_zeroes: 5 * times,
-            answered_alone: 6 * times,
-            malformed: 7 * times,
-            read_bytes: 8 * times,
-            written_bytes: 9 * times,
-            errors: 10 * times,
-            kicks: 11 * times,
-            calls: 12 * times,
-            calls_suppressed: 13 * times,
-            turns: 14 * times,
-            empty_turns: 15 * times,
-            arms: 16 * times,
-            poll_ns: 17 * times,
-            requests: 18 * times,
-            read_merges: 19 * times,
-            write_merges: 20 * times,
-            other_merges: 21 * times,
-            other_bytes: 22 * times,
-            calls_put_off: 23 * times,
-            read_errors: 2 * times,
-            write_errors: 3 * times,
-        };
-        let mut report = QueueReport { counters, in_flight: 24, ..QueueReport::default() };
-        let latency = &mut report.latency;
-        let parts = [&mut latency.reads, &mut latency.writes, &mut latency.others];
-        for (kind, parts) in parts.into_iter().enumerate() {
-            let of = [&mut parts.queued, &mut parts.device, &mut parts.publish, &mut parts.total];
-            for (part, histogram) in of.into_iter().enumerate() {
-                histogram.record(1000 * (1 + 4 * kind as u64 + part as u64), times);
-            }
-        }
-        report
-    }
-
-    const ALL: Shape = Shape { queues: true, latency: true };
-
-    #[test]
-    fn no_counter_is_taken_for_another() {
-        let told = serde_json::to_value(counted(&made_up(1).counters)).unwrap();
-        let told = told.as_object().unwrap();
-        let numbers: BTreeSet<u64> = told.values().map(|value| value.as_u64().unwrap()).collect();
-        assert_eq!(numbers, (1..=23).collect());
-        for (name, number) in [("reads", 1), ("read_bytes", 8), ("errors", 10), ("read_merges", 19), ("poll_ns", 17)] {
-            assert_eq!(told[name], number, "{name}");
-        }
-    }
-
-    #[test]
-    fn a_disk_is_the_sum_of_its_queues() {
-        let disk = disk(&about(), &[made_up(1), made_up(10)], ALL);
-        assert_eq!((disk.id.as_str(), disk.interface.as_str(), disk.storage.as_str()), ("vm1", "virtio-blk", "file"));
-        assert_eq!((disk.merge.as_str(), disk.merge_bytes, disk.merge_segments), ("auto", 1 << 20, 1024));
-        assert_eq!((disk.queue_count, disk.queues.len()), (2, 2));
-        assert_eq!((disk.queues[0].queue, disk.queues[0].worker), (0, 1));
-        assert_eq!((disk.queues[1].queue, disk.queues[1].worker), (1, 0));
-        assert_eq!(disk.queues[1].load.counters.write_merges, 200);
-        assert_eq!((disk.totals.counters.requests, disk.totals.in_flight), (18 * 11, 48));
-        let parts = &disk.totals.latency.writes;
-        assert_eq!((parts.queued.sum_ns, parts.device.sum_ns), (11 * 5000, 11 * 6000));
-        assert_eq!((parts.publish.sum_ns, parts.total.sum_ns), (11 * 7000, 11 * 8000));
-        let total = &disk.totals.latency.others.total;
-        assert_eq!((total.count, total.buckets.len()), (11, 1));
-        let (lower, upper, count) = total.buckets[0];
-        assert!(lower <= 12_000 && 12_000 < upper && count == 11, "{total:?}");
-        assert!((lower..upper).contains(&total.p50_ns.unwrap()) && total.p50_ns == total.p999_ns);
-    }
-
-    #[test]
-    fn what_was_not_asked_for_is_not_there() {
-        let told = |shape| serde_json::to_value(disk(&about(), &[made_up(1), QueueReport::default()], shape)).unwrap();
-        let short = told(Shape { queues: false, latency: false });
-        assert!(short.get("queues").is_none());
-        let total = &short["totals"]["latency"]["reads"]["total"];
-        assert!(total.get("buckets").is_none() && total["p99_ns"].is_u64(), "{total}");
-        let queues = told(Shape { queues: true, latency: false });
-        assert_eq!(queues["queues"][0]["in_flight"], 24);
-        assert_eq!(queues["queues"][1]["latency"]["reads"]["total"]["p99_ns"], Value::Null);
-        let whole = told(ALL);
-        assert!(whole["queues"][0]["latency"]["reads"]["total"]["buckets"].is_array());
-        let back: DiskStat = serde_json::from_value(whole).unwrap();
-        assert_eq!(back, disk(&about(), &[made_up(1), QueueReport::default()], ALL));
-    }
-
-    #[test]
-    fn a_controller_is_the_sum_of_its_request_queues() {
-        let reports = [made_up(1000), made_up(2000), made_up(1), made_up(10)];
-        let told = controller("c", &[1, 0], Vec::new(), &reports, ALL);
-        assert_eq!((told.id.as_str(), told.interface.as_str(), told.queue_count), ("c", "virtio-scsi", 2));
-        assert_eq!(told.totals.counters.requests, 18 * 11);
-        let queues: Vec<_> = told.queues.iter().map(|queue| (queue.role.as_str(), queue.queue, queue.worker)).collect();
-        assert_eq!(queues, [("control", 0, 0), ("event", 0, 0), ("request", 0, 1), ("request", 1, 0)]);
-        assert_eq!((told.queues[0].load.counters.kicks, told.queues[3].load.counters.kicks), (11_000, 110));
-        let short = controller("c", &[1, 0], Vec::new(), &reports, Shape { queues: false, latency: false });
-        assert_eq!((short.queues.len(), short.totals.counters), (0, told.totals.counters));
-    }
-
-    #[test]
-    fn workers() {
-        let report = WorkerReport {
-            turns: 1,
-            empty_turns: 2,
-            sleeps: 3,
-            slept_ns: 4,
-            cpu_ns: 5,
-            plug_holds: 6,
-            plug_hold_ns: 7,
-            merge_splits: 8,
-            queues: Vec::new(),
-        };
-        let want = WorkerStat {
-            worker: 9,
-            queues: 0,
-            turns: 1,
-            empty_turns: 2,
-            sleeps: 3,
-            slept_ns: 4,
-            cpu_ns: 5,
-            plug_holds: 6,
-            plug_hold_ns: 7,
-            merge_splits: 8,
-        };
-        assert_eq!(worker(9, &report), want);
-    }
-}
+#[path = "wire_tests.rs"]
+mod tests;

@@ -99,6 +99,7 @@ impl Server {
     /// # Errors
     /// When it cannot be opened on a worker; then no queue has it.
     pub fn open_disk(&self, disk: QueueDisk) -> Result<(), AttachError> {
+        self.shared.tally.forget(disk.slot);
         self.shared.disks.open(disk)
     }
 

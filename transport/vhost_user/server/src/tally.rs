@@ -3,6 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use mqblk_core::DiskSlot;
 use mqblk_engine::{QueueId, QueueReport, WorkerReport};
 
 /// One queue of the device.
@@ -42,6 +43,11 @@ impl Tally {
             stand.before.add(last);
             stand.now = None;
         }
+    }
+
+    /// Another disk comes into a slot: what its predecessors there counted is nobody's any more.
+    pub(crate) fn forget(&self, slot: DiskSlot) {
+        self.lock().iter_mut().for_each(|stand| stand.before.disks.retain(|disk| disk.slot != slot));
     }
 
     /// What each queue has counted, by what the workers say. `None` when they were asked while a queue came or went, so that

@@ -1,0 +1,172 @@
+//! No counter is taken for another, and sums are of what they say.
+
+use std::collections::BTreeSet;
+
+use mqblk_core::DiskSlot;
+use mqblk_engine::PlugOptions;
+use serde_json::Value;
+
+use super::*;
+
+fn about() -> DiskAbout {
+    DiskAbout {
+        id: "vm1".to_owned(),
+        storage: "file".to_owned(),
+        plug: PlugOptions::default(),
+        queue_map: vec![1, 0],
+        settings: serde_json::Map::new(),
+    }
+}
+
+/// A report with a number of its own in each field, `times` as large as those of another.
+fn made_up(times: u64) -> QueueReport {
+    let counters = QueueCounters {
+        reads: times,
+        writes: 2 * times,
+        flushes: 3 * times,
+        discards: 4 * times,
+        write_zeroes: 5 * times,
+        answered_alone: 6 * times,
+        malformed: 7 * times,
+        read_bytes: 8 * times,
+        written_bytes: 9 * times,
+        errors: 10 * times,
+        kicks: 11 * times,
+        calls: 12 * times,
+        calls_suppressed: 13 * times,
+        turns: 14 * times,
+        empty_turns: 15 * times,
+        arms: 16 * times,
+        poll_ns: 17 * times,
+        requests: 18 * times,
+        read_merges: 19 * times,
+        write_merges: 20 * times,
+        other_merges: 21 * times,
+        other_bytes: 22 * times,
+        calls_put_off: 23 * times,
+        read_errors: 2 * times,
+        write_errors: 3 * times,
+    };
+    let mut report = QueueReport { counters, in_flight: 24, ..QueueReport::default() };
+    let latency = &mut report.latency;
+    let parts = [&mut latency.reads, &mut latency.writes, &mut latency.others];
+    for (kind, parts) in parts.into_iter().enumerate() {
+        let of = [&mut parts.queued, &mut parts.device, &mut parts.publish, &mut parts.total];
+        for (part, histogram) in of.into_iter().enumerate() {
+            histogram.record(1000 * (1 + 4 * kind as u64 + part as u64), times);
+        }
+    }
+    report
+}
+
+const ALL: Shape = Shape { queues: true, latency: true };
+
+#[test]
+fn no_counter_is_taken_for_another() {
+    let told = serde_json::to_value(counted(&made_up(1).counters)).unwrap();
+    let told = told.as_object().unwrap();
+    let numbers: BTreeSet<u64> = told.values().map(|value| value.as_u64().unwrap()).collect();
+    assert_eq!(numbers, (1..=23).collect());
+    for (name, number) in [("reads", 1), ("read_bytes", 8), ("errors", 10), ("read_merges", 19), ("poll_ns", 17)] {
+        assert_eq!(told[name], number, "{name}");
+    }
+}
+
+#[test]
+fn a_disk_is_the_sum_of_its_queues() {
+    let disk = disk(&about(), &[made_up(1), made_up(10)], ALL);
+    assert_eq!((disk.id.as_str(), disk.interface.as_str(), disk.storage.as_str()), ("vm1", "virtio-blk", "file"));
+    assert_eq!((disk.merge.as_str(), disk.merge_bytes, disk.merge_segments), ("auto", 1 << 20, 1024));
+    assert_eq!((disk.queue_count, disk.queues.len()), (2, 2));
+    assert_eq!((disk.queues[0].queue, disk.queues[0].worker), (0, 1));
+    assert_eq!((disk.queues[1].queue, disk.queues[1].worker), (1, 0));
+    assert_eq!(disk.queues[1].load.counters.write_merges, 200);
+    assert_eq!((disk.totals.counters.requests, disk.totals.in_flight), (18 * 11, 48));
+    let parts = &disk.totals.latency.writes;
+    assert_eq!((parts.queued.sum_ns, parts.device.sum_ns), (11 * 5000, 11 * 6000));
+    assert_eq!((parts.publish.sum_ns, parts.total.sum_ns), (11 * 7000, 11 * 8000));
+    let total = &disk.totals.latency.others.total;
+    assert_eq!((total.count, total.buckets.len()), (11, 1));
+    let (lower, upper, count) = total.buckets[0];
+    assert!(lower <= 12_000 && 12_000 < upper && count == 11, "{total:?}");
+    assert!((lower..upper).contains(&total.p50_ns.unwrap()) && total.p50_ns == total.p999_ns);
+}
+
+#[test]
+fn what_was_not_asked_for_is_not_there() {
+    let told = |shape| serde_json::to_value(disk(&about(), &[made_up(1), QueueReport::default()], shape)).unwrap();
+    let short = told(Shape { queues: false, latency: false });
+    assert!(short.get("queues").is_none());
+    let total = &short["totals"]["latency"]["reads"]["total"];
+    assert!(total.get("buckets").is_none() && total["p99_ns"].is_u64(), "{total}");
+    let queues = told(Shape { queues: true, latency: false });
+    assert_eq!(queues["queues"][0]["in_flight"], 24);
+    assert_eq!(queues["queues"][1]["latency"]["reads"]["total"]["p99_ns"], Value::Null);
+    let whole = told(ALL);
+    assert!(whole["queues"][0]["latency"]["reads"]["total"]["buckets"].is_array());
+    let back: DiskStat = serde_json::from_value(whole).unwrap();
+    assert_eq!(back, disk(&about(), &[made_up(1), QueueReport::default()], ALL));
+}
+
+#[test]
+fn a_controller_is_the_sum_of_its_request_queues() {
+    let reports = [made_up(1000), made_up(2000), made_up(1), made_up(10)];
+    let told = controller("c", &[1, 0], &[], &reports, ALL);
+    assert_eq!((told.id.as_str(), told.interface.as_str(), told.queue_count), ("c", "virtio-scsi", 2));
+    assert_eq!(told.totals.counters.requests, 18 * 11);
+    let queues: Vec<_> = told.queues.iter().map(|queue| (queue.role.as_str(), queue.queue, queue.worker)).collect();
+    assert_eq!(queues, [("control", 0, 0), ("event", 0, 0), ("request", 0, 1), ("request", 1, 0)]);
+    assert_eq!((told.queues[0].load.counters.kicks, told.queues[3].load.counters.kicks), (11_000, 110));
+    let short = controller("c", &[1, 0], &[], &reports, Shape { queues: false, latency: false });
+    assert_eq!((short.queues.len(), short.totals.counters), (0, told.totals.counters));
+}
+
+#[test]
+fn no_counter_of_a_lun_is_taken_for_another() {
+    let counted = DiskCounters {
+        slot: DiskSlot(77),
+        reads: 1,
+        writes: 2,
+        others: 3,
+        read_bytes: 4,
+        written_bytes: 5,
+        errors: 6,
+        in_flight: 88,
+        read_ns: 7,
+        write_ns: 8,
+        other_ns: 9,
+    };
+    let told = serde_json::to_value(lun_counters(&counted)).unwrap();
+    let names =
+        ["reads", "writes", "others", "read_bytes", "written_bytes", "errors", "read_ns", "write_ns", "other_ns"];
+    assert_eq!(told.as_object().unwrap().len(), names.len());
+    names.iter().zip(1..).for_each(|(name, number)| assert_eq!(told[name], number, "{name}"));
+}
+
+#[test]
+fn workers() {
+    let report = WorkerReport {
+        turns: 1,
+        empty_turns: 2,
+        sleeps: 3,
+        slept_ns: 4,
+        cpu_ns: 5,
+        plug_holds: 6,
+        plug_hold_ns: 7,
+        merge_splits: 8,
+        queues: Vec::new(),
+    };
+    let want = WorkerStat {
+        worker: 9,
+        queues: 0,
+        turns: 1,
+        empty_turns: 2,
+        sleeps: 3,
+        slept_ns: 4,
+        cpu_ns: 5,
+        plug_holds: 6,
+        plug_hold_ns: 7,
+        merge_splits: 8,
+    };
+    assert_eq!(worker(9, &report), want);
+}

@@ -233,7 +233,7 @@ impl ManyDisks {
     fn admit(&self, lane: &mut Lane, into: &mut impl Intake<u64, Buffer>, number: u64, step: u64) {
         let disk = DiskSlot((number % u64::from(DISKS)) as u16);
         // Half of them in sequence, so that some are joined.
-        let block = if number % 2 == 0 { number / 16 } else { number * 1021 } % BLOCKS;
+        let block = if number.is_multiple_of(2) { number / 16 } else { number * 1021 } % BLOCKS;
         let (start, len) = (ByteOffset(block * u64::from(BLOCK)), ByteLen(u64::from(BLOCK)));
         let token = number << 1 | step;
         match number % 50 {

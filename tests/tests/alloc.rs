@@ -10,10 +10,15 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mqblk_core::{DiskChannel, Finished, Request, Sector512, Tag};
+use mqblk_core::{
+    Armed, ByteLen, ByteOffset, Completed, DiskChannel, DiskSlot, Finished, GuestQueue, Intake, Notify, Op, Outcome,
+    Pulled, Request, Sector512, Tag,
+};
 use mqblk_driver::virtio_blk::{Options, Piece, Queue, QueueSet, Range, Refused, ShapeChoice, Status};
-use mqblk_engine::{AnyDisk, Lane, MergeMode, PlugOptions, PollPolicy};
-use mqblk_memory::GuestAddress;
+use mqblk_engine::{
+    AnyDisk, HandWorker, Lane, LaneOptions, MergeMode, PlugOptions, PollPolicy, QueueDisk, QueueOptions,
+};
+use mqblk_memory::{GuestAddress, GuestMemory, LeaseId};
 use mqblk_tests::overlay::{AnyChannel, Overlay};
 use rig::{Plan, Rig, disk};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
@@ -200,10 +205,151 @@ fn a_million_requests_allocate_nothing() {
     assert_eq!(allocations(&latent, Mix::All, MILLION / 10), 0, "null with a latency");
     assert_eq!(file("/dev/shm", Mix::All, MILLION), 0, "file in memory");
     assert_eq!(file("/dev/shm", Mix::Sequential, MILLION), 0, "file in memory, joined requests");
+    assert_eq!(many_disks(MILLION), 0, "a queue of several disks");
     // Each operation that the kernel has in flight keeps a list of its pieces. How many are in flight at once is up to the
     // storage, and lists are made as more are: not per request.
     let lists = file(env!("CARGO_TARGET_TMPDIR"), Mix::All, 20_000);
     assert!(lists <= 3 * usize::from(DEPTH * QUEUES), "file on disk: {lists} allocations");
+}
+
+/// A queue of several disks: it asks as many requests as are to be asked, of one disk after the other, some of two steps.
+struct ManyDisks {
+    lease: LeaseId,
+    asked: u64,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    wanted: AtomicU64,
+    answered: AtomicU64,
+}
+
+const DISKS: u16 = 8;
+/// Requests in flight of that queue.
+const MANY: u16 = 128;
+
+impl ManyDisks {
+    fn admit(&self, lane: &mut Lane, into: &mut impl Intake<u64, Buffer>, number: u64, step: u64) {
+        let disk = DiskSlot((number % u64::from(DISKS)) as u16);
+        // Half of them in sequence, so that some are joined.
+        let block = if number.is_multiple_of(2) { number / 16 } else { number * 1021 } % BLOCKS;
+        let (start, len) = (ByteOffset(block * u64::from(BLOCK)), ByteLen(u64::from(BLOCK)));
+        let token = number << 1 | step;
+        match number % 50 {
+            0 => into.admit(token, disk, Op::Flush, ByteOffset(0), ByteLen::ZERO, None),
+            1 => into.admit_parts(token, disk, Op::Discard { secure: false }, &[(start, len), (start, len)]),
+            2 => into.admit(token, DiskSlot(DISKS), Op::Flush, ByteOffset(0), ByteLen::ZERO, None),
+            kind => {
+                let op = if kind % 3 == 0 && step == 0 { Op::Write { fua: false } } else { Op::Read };
+                let buffer = lane.buffers.take(self.lease);
+                let at = number % u64::from(MANY) * u64::from(BLOCK);
+                lane.buffers.push(&buffer, GuestAddress(at), BLOCK, 64).expect("mapped");
+                into.admit(token, disk, op, start, len, Some(buffer));
+            }
+        }
+    }
+}
+
+impl GuestQueue for ManyDisks {
+    type Token = u64;
+    type Position = ();
+    type Lane = Lane;
+
+    fn depth(&self) -> u16 {
+        MANY
+    }
+
+    fn pull<I: Intake<u64, Buffer>>(&mut self, lane: &mut Lane, into: &mut I) -> Pulled {
+        for _ in 0..16.min(into.room()) {
+            if self.asked == self.shared.wanted.load(Ordering::Relaxed) {
+                return Pulled::Dry;
+            }
+            self.admit(lane, into, self.asked, 0);
+            self.asked += 1;
+        }
+        Pulled::MoreWaiting
+    }
+
+    fn finish<I: Intake<u64, Buffer>>(&mut self, lane: &mut Lane, done: Completed<u64, Buffer>, into: &mut I) {
+        let (number, step) = (done.token >> 1, done.token & 1);
+        let expected = if number % 50 == 2 { done.outcome == Outcome::Aborted } else { done.outcome.is_done() };
+        assert!(expected, "{number}: {:?}", done.outcome);
+        if let Some(buffer) = done.buffer {
+            lane.buffers.release(buffer);
+        }
+        if number % 10 == 3 && step == 0 {
+            self.admit(lane, into, number, 1);
+        } else {
+            self.shared.answered.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn publish(&mut self) -> Notify {
+        Notify::Suppressed
+    }
+
+    fn notify(&mut self) {}
+
+    fn arm(&mut self) -> Armed {
+        Armed::WorkWaiting
+    }
+
+    fn disarm(&mut self) {}
+
+    fn position(&self) {}
+}
+
+/// Allocations of a worker, stepped by hand, for requests of a queue of several disks that differ.
+fn many_disks(requests: u64) -> usize {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a temporary folder");
+    let path = folder.path().join("disk");
+    std::fs::File::create(&path).and_then(|file| file.set_len(16 << 20)).expect("the disk's file");
+    let path = path.to_str().expect("plain text");
+    let disks: Vec<QueueDisk> = (0..DISKS)
+        .map(|slot| {
+            let disk = match slot {
+                0 => disk("file", &[("path", path)]),
+                1 | 2 => disk("null", &[("size", "16M")]),
+                3 => disk("null", &[("size", "16M"), ("latency-us", "5")]),
+                _ => disk("ram", &[("size", "16M")]),
+            };
+            let merge = if slot % 2 == 0 { MergeMode::On } else { MergeMode::Auto };
+            let depth = if slot == 4 { 3 } else { 0 };
+            QueueDisk { slot: DiskSlot(slot), disk, plug: PlugOptions { merge, depth, ..PlugOptions::default() } }
+        })
+        .collect();
+    let options = QueueOptions {
+        disks,
+        kick: None,
+        poll: PollPolicy::Busy,
+        coalesce: Default::default(),
+        paused: false,
+        on_broken: Box::new(|why| panic!("{why}")),
+    };
+    let region = mqblk_memory::Region::shared("many", u64::from(MANY) * u64::from(BLOCK), GuestAddress(0));
+    let memory = Arc::new(GuestMemory::new(vec![Arc::new(region.expect("memory").0)]).expect("one region"));
+    let shared = Arc::<Shared>::default();
+    let mut worker = HandWorker::new(LaneOptions::default()).expect("the host has io_uring");
+    let of_queue = Arc::clone(&shared);
+    let made = worker.attach(options, |lane, _| {
+        let lease = lane.buffers.adopt(memory, vec![]);
+        Ok(ManyDisks { lease, asked: 0, shared: of_queue })
+    });
+    made.expect("attached");
+    let mut serve = |until: u64| {
+        shared.wanted.store(until, Ordering::Relaxed);
+        while shared.answered.load(Ordering::Relaxed) < until {
+            worker.turn();
+        }
+    };
+    serve(10 * WARM_UP);
+    let region = Region::new(ALLOCATOR);
+    serve(10 * WARM_UP + requests);
+    let change = region.change();
+    let merges = worker.report().queues[0].1.counters.read_merges;
+    assert!(merges > requests / 1000, "{merges} reads were joined");
+    change.allocations + change.reallocations
 }
 
 /// Allocations with a file in `folder`.

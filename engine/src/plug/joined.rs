@@ -30,8 +30,30 @@ pub(crate) struct JoinedTable {
 
 /// Room of a new list of members; it grows with the longest joined request.
 const MEMBERS: usize = 64;
+/// Entries that are there from the start: joined requests that a plug makes and storage works on at once.
+const USUAL: u16 = 32;
 
 impl JoinedTable {
+    /// A table that allocates only when more are in use at once than usual.
+    pub(crate) fn with_room() -> JoinedTable {
+        let mut table = JoinedTable::default();
+        for _ in 0..USUAL {
+            table.add(Op::Flush, ByteOffset(0));
+        }
+        table.free.extend((0..USUAL).rev());
+        table
+    }
+
+    /// A new entry's index; `None` when there are as many as tags.
+    fn add(&mut self, op: Op, start: ByteOffset) -> Option<u16> {
+        let index = u16::try_from(self.entries.len()).ok()?;
+        let members = Vec::with_capacity(MEMBERS);
+        self.entries.push(Joined { op, start, len: ByteLen::ZERO, members });
+        // So that giving it back does not allocate.
+        self.free.reserve(self.entries.len());
+        Some(index)
+    }
+
     /// Joined requests that the channel has.
     #[inline]
     pub(crate) fn in_use(&self) -> usize {
@@ -42,14 +64,7 @@ impl JoinedTable {
     pub(crate) fn take(&mut self, op: Op, start: ByteOffset) -> Option<(Tag, &mut Joined)> {
         let index = match self.free.pop() {
             Some(index) => index,
-            None => {
-                let index = u16::try_from(self.entries.len()).ok()?;
-                let members = Vec::with_capacity(MEMBERS);
-                self.entries.push(Joined { op, start, len: ByteLen::ZERO, members });
-                // So that giving it back does not allocate.
-                self.free.reserve(self.entries.len());
-                index
-            }
+            None => self.add(op, start)?,
         };
         let entry = &mut self.entries[usize::from(index)];
         (entry.op, entry.start, entry.len) = (op, start, ByteLen::ZERO);

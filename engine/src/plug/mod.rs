@@ -160,7 +160,7 @@ impl Merger {
                 bounds: Bounds::new(options, limits, geometry.logical_block),
                 planner: Planner::with_capacity(room),
                 ready: Vec::with_capacity(room),
-                joined: JoinedTable::default(),
+                joined: JoinedTable::with_room(),
                 holding: Holding::new(options),
                 barren: 0,
                 planned: 0,

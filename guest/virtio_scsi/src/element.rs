@@ -5,8 +5,13 @@ use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseId};
 use mqblk_ring::split::{Broken, DeviceRing};
 use mqblk_virtio::chain::{ChainError, ChainStart, Piece, walk};
 
+use crate::config::{COMMAND_BYTES, Sizes};
+
 /// Most pieces of one command's data: what one vectored transfer of the host takes (UIO_MAXIOV).
 const MAX_PIECES: u16 = 1024;
+
+/// Bytes of a command whose CDB has the size that a driver finds after a reset.
+const PLAIN_HEADER: usize = COMMAND_BYTES + Sizes::DEFAULT.cdb as usize;
 
 /// Where the answer goes: the first writable bytes of the chain.
 #[derive(Debug)]
@@ -108,7 +113,14 @@ impl Element {
     fn take_readable(&mut self, pool: &mut BufferPool, lease: LeaseId, piece: Piece, header: &mut [u8]) {
         let missing = &mut header[self.header_len..];
         let used = missing.len().min(piece.len as usize);
-        if used > 0 {
+        if used == PLAIN_HEADER && missing.len() == PLAIN_HEADER {
+            // As Linux lays it out: a copy of known length.
+            self.header_len = used;
+            match pool.read::<[u8; PLAIN_HEADER]>(lease, piece.address) {
+                Some(header) => missing.copy_from_slice(&header),
+                None => self.fault = true,
+            }
+        } else if used > 0 {
             self.header_len += used;
             self.fault |= !pool.read_bytes(lease, piece.address, &mut missing[..used]);
         }

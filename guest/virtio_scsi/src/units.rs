@@ -41,15 +41,19 @@ impl Address {
     /// Reads the 8 bytes of a `lun` field: 1, target, single-level LUN, zeroes.
     #[inline]
     pub fn of_field(field: [u8; 8]) -> Address {
-        match field {
+        let word = u64::from_le_bytes(field);
+        let [first, target, high, low, ..] = field;
+        if first != 1 {
+            return Address::Nowhere;
+        }
+        match high {
+            // A second level, which no unit has.
+            _ if word >> 32 != 0 => Address::NoLun(target),
             // Peripheral device addressing on bus 0 (SAM-5 section 4.7.7.2).
-            [1, target, 0, lun, 0, 0, 0, 0] => Address::Place(Place { target, lun: lun.into() }),
+            0 => Address::Place(Place { target, lun: low.into() }),
             // Flat space addressing (section 4.7.7.3).
-            [1, target, high @ 0x40..=0x7f, low, 0, 0, 0, 0] => {
-                Address::Place(Place { target, lun: u16::from_be_bytes([high & 0x3f, low]) })
-            }
-            [1, target, ..] => Address::NoLun(target),
-            _ => Address::Nowhere,
+            0x40..=0x7f => Address::Place(Place { target, lun: u16::from_be_bytes([high & 0x3f, low]) }),
+            _ => Address::NoLun(target),
         }
     }
 }

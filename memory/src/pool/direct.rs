@@ -14,7 +14,8 @@ impl BufferPool {
             return self.read_across(lease, address);
         };
         let place = std::ptr::with_exposed_provenance::<T>(host as usize);
-        if place.is_aligned() {
+        // An array of bytes would be read byte by byte.
+        if place.is_aligned() && (align_of::<T>() > 1 || size_of::<T>() == 1) {
             // SAFETY: mapped for its whole size by the lease, aligned; any bit pattern is a `T`.
             return Some(unsafe { place.read_volatile() });
         }

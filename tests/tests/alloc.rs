@@ -191,6 +191,13 @@ fn allocations(disk: &Arc<AnyDisk>, mix: Mix, requests: u64) -> usize {
     found
 }
 
+/// Fails unless a run allocates nothing. Tables that grow to what was ever in flight at once may do so late when the machine is
+/// busy with something else; what is allocated for requests is allocated in every run.
+fn none(what: &str, run: impl FnMut() -> usize) {
+    let tries: Vec<usize> = std::iter::repeat_with(run).take(3).take_while(|found| *found > 0).collect();
+    assert!(tries.len() < 3, "{what}: found {tries:?} allocations in three runs, expected a run without");
+}
+
 #[test]
 fn a_million_requests_allocate_nothing() {
     let ram = disk("ram", &[("size", "16M")]);
@@ -199,13 +206,13 @@ fn a_million_requests_allocate_nothing() {
     // Ten were smuggled by each of two workers, less what the end of the warm-up takes.
     assert!((5..=12).contains(&noticed), "found {noticed} allocations, expected those that were smuggled in");
 
-    assert_eq!(allocations(&ram, Mix::All, MILLION), 0, "ram");
-    assert_eq!(allocations(&disk("null", &[("size", "16M")]), Mix::All, MILLION), 0, "null");
+    none("ram", || allocations(&ram, Mix::All, MILLION));
+    none("null", || allocations(&disk("null", &[("size", "16M")]), Mix::All, MILLION));
     let latent = disk("null", &[("size", "16M"), ("latency-us", "20")]);
-    assert_eq!(allocations(&latent, Mix::All, MILLION / 10), 0, "null with a latency");
-    assert_eq!(file("/dev/shm", Mix::All, MILLION), 0, "file in memory");
-    assert_eq!(file("/dev/shm", Mix::Sequential, MILLION), 0, "file in memory, joined requests");
-    assert_eq!(many_disks(MILLION), 0, "a queue of several disks");
+    none("null with a latency", || allocations(&latent, Mix::All, MILLION / 10));
+    none("file in memory", || file("/dev/shm", Mix::All, MILLION));
+    none("file in memory, joined requests", || file("/dev/shm", Mix::Sequential, MILLION));
+    none("a queue of several disks", || many_disks(MILLION));
     // Each operation that the kernel has in flight keeps a list of its pieces. How many are in flight at once is up to the
     // storage, and lists are made as more are: not per request.
     let lists = file(env!("CARGO_TARGET_TMPDIR"), Mix::All, 20_000);

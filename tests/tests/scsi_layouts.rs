@@ -122,3 +122,41 @@ fn whatever_a_guest_writes_comes_back_as_one_answer() {
     assert!(unanswered > 0 && [0, 3, 9].iter().all(|kind| kinds[*kind] > 0), "{seen:?}");
     assert!(seen.iter().all(|(kind, _)| [0, 1, 3, 9].contains(kind)), "{seen:?}");
 }
+
+#[test]
+fn whatever_a_guest_asks_of_the_control_queue_is_answered() {
+    let mut random = SmallRng::seed_from_u64(7);
+    let mut controller = controller();
+    let mut kinds = [0_u32; 256];
+    for round in 0..3000_u64 {
+        let len = if random.random_ratio(3, 4) { 24 } else { random.random_range(1..40) };
+        let mut request: Vec<u8> = (0..len).map(|_| random.random()).collect();
+        // Mostly of a known type and subtype, and for the unit that is there.
+        for (at, most) in [(0, 3_u32), (4, 9)] {
+            if request.len() >= at + 4 && random.random_ratio(7, 8) {
+                request[at..at + 4].copy_from_slice(&random.random_range(0..most).to_le_bytes());
+            }
+        }
+        let lun = if request[0] == 0 { 8 } else { 4 };
+        if request.len() >= lun + 8 && random.random_ratio(3, 4) {
+            let lun_there = if random.random_ratio(7, 8) { PLACE.lun } else { 1 };
+            request[lun..lun + 8].copy_from_slice(&Place { lun: lun_there, ..PLACE }.to_field());
+        }
+        // A command in flight now and then, for it to find.
+        let command = random.random_ratio(1, 4) && controller.room(0) > 0;
+        if command {
+            controller.submit(0, PLACE, round, &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], Data::In(BLOCK));
+        }
+        controller.control(round, &request, random.random_range(1..9));
+        let (id, answer) = controller.run_until(|controller| controller.reap_control().pop());
+        assert_eq!(id, round);
+        kinds[usize::from(answer[0])] += 1;
+        if command {
+            controller.run_until(|controller| controller.reap(0).pop());
+        }
+    }
+    // COMPLETE, BAD TARGET, REJECTED, INCORRECT LUN.
+    let seen: Vec<_> = kinds.into_iter().enumerate().filter(|(_, count)| *count > 0).collect();
+    assert!([0, 3, 11, 12].iter().all(|kind| kinds[*kind] > 0) && kinds[0xff] == 0, "{seen:?}");
+    controller.clear_attentions(&[PLACE]);
+}

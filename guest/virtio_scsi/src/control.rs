@@ -96,9 +96,10 @@ impl ControlQueue {
     /// Begins one request. Whether it was well formed.
     fn take_one(&mut self, pool: &mut BufferPool, start: &ChainStart) -> Result<bool, Broken> {
         let mut header = [0; TMF_BYTES];
+        // All that is writable is for the answer: there is no data.
         let mut element = Element::new(pool.take(self.ring.lease));
         let (ring, lease) = (&self.ring.device, self.ring.lease);
-        if let Err(broken) = element.read(ring, pool, lease, start, &mut header, AN_ANSWER_BYTES) {
+        if let Err(broken) = element.read(ring, pool, lease, start, &mut header, u32::MAX) {
             element.release(pool);
             return Err(broken);
         }

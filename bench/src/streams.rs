@@ -137,22 +137,14 @@ fn apart(
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::Args;
     use crate::job::Pattern;
-
-    #[derive(Debug, Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::tests::args;
 
     /// The parts of the first combination on a disk of 1 MiB, as (first, count).
     fn parts(line: &str) -> Result<Vec<(u64, u64)>, String> {
-        let line = format!("bench --socket s {line}");
-        let args = Cli::try_parse_from(line.split_whitespace()).unwrap().args;
+        let line = format!("--socket s {line}");
+        let args = args(&line).unwrap();
         let plan = Plan::new(&args).map_err(|error| error.to_string())?;
         let streams = Streams::new(&plan, &plan.combinations[0], &[disk()]).map_err(|error| error.to_string())?;
         assert_eq!(streams.base.to_offset(), Some(ByteOffset(plan.offset.0)));
@@ -169,8 +161,8 @@ mod tests {
     #[test]
     fn jobs_are_dealt_to_disks_and_disks_to_jobs() {
         let dealt = |line: &str, disks: usize| -> Vec<(u16, u16, u64)> {
-            let line = format!("bench --interface virtio-scsi --socket s --rw read --bs 64k {line}");
-            let args = Cli::try_parse_from(line.split_whitespace()).unwrap().args;
+            let line = format!("--interface virtio-scsi --socket s --rw read --bs 64k {line}");
+            let args = args(&line).unwrap();
             let plan = Plan::new(&args).unwrap();
             let streams = Streams::new(&plan, &plan.combinations[0], &vec![disk(); disks]).unwrap();
             streams.parts.iter().map(|part| (part.job, part.disk, part.blocks.count)).collect()

@@ -254,21 +254,14 @@ fn judge(error: DriverError) -> BenchError {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::Args;
-
-    #[derive(Debug, Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::tests::args;
 
     #[test]
     fn a_disks_settings_are_dealt_to_controller_and_units() {
-        let line = "bench --interface virtio-scsi --disk path=/d,,{t}/{l}.img,poll=off,direct=off --targets 2 --luns 2 --queues 3";
-        let plan = Plan::new(&Cli::try_parse_from(line.split_whitespace()).unwrap().args).unwrap();
+        let line =
+            "--interface virtio-scsi --disk path=/d,,{t}/{l}.img,poll=off,direct=off --targets 2 --luns 2 --queues 3";
+        let plan = Plan::new(&args(line).unwrap()).unwrap();
         let Place::Disk { spec, .. } = &plan.targets[0].place else { panic!("a disk") };
         let serving = Serving { spec, poll: None, merge: Some(Merge::Off), combination: &plan.combinations[0] };
         let unit = |t: u16, l: u16| {

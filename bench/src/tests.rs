@@ -17,9 +17,13 @@ struct Cli {
     args: Args,
 }
 
+/// The options of a command line.
+pub(crate) fn args(line: &str) -> Result<Args, clap::Error> {
+    Cli::try_parse_from(std::iter::once("bench").chain(line.split_whitespace())).map(|cli| cli.args)
+}
+
 fn plan(line: &str) -> Result<Plan, BenchError> {
-    let cli = Cli::try_parse_from(std::iter::once("bench").chain(line.split_whitespace()));
-    Plan::new(&cli.map_err(|error| BenchError::Usage(error.to_string()))?.args)
+    Plan::new(&args(line).map_err(|error| BenchError::Usage(error.to_string()))?)
 }
 
 struct Rig {

@@ -1,7 +1,7 @@
 //! A worker's handles to disks: one channel per disk, shared by all the worker's queues of it.
 //!
-//! Only *busy* channels (those with requests plugged, ready or outstanding, and a worker's only one) are looked at in a turn. Each turn begins with
-//! another one of them, and while several are busy none may have more than its [`Share`].
+//! Only *busy* channels (those with requests plugged, ready or outstanding, and a worker's only one) are looked at in a turn. Each
+//! turn begins with another one of them, and while several are busy none may have more than its [`Share`].
 
 use std::sync::Arc;
 use std::time::Instant;

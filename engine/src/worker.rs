@@ -190,10 +190,7 @@ impl Worker {
     /// The waker of the queue in `slot` rang.
     fn woken(&mut self, slot: u16, generation: u32) {
         let running = self.roster.phase(slot) == Some(Phase::Running);
-        let Some(seat) = self.seats.get_mut(usize::from(slot)).and_then(Option::as_mut) else { return };
-        if seat.generation != generation {
-            return;
-        }
+        let Some(seat) = seat_of(&mut self.seats, slot, generation) else { return };
         let way = Way::Any { disks: &seat.disks, channels: &mut self.channels };
         let mut door = Door { slot, now: self.now, way };
         let taken = seat.runner.woken(&mut self.lane, &mut door, running);
@@ -450,14 +447,11 @@ impl Worker {
 
     /// Lets a queue's requests go to one more disk. No such queue: nothing.
     pub(crate) fn open_disk(&mut self, slot: u16, generation: u32, disk: &QueueDisk) -> Result<(), AttachError> {
-        match self.seats.get_mut(usize::from(slot)) {
-            Some(Some(seat)) if seat.generation == generation => {
-                seat.disks.open(&mut self.lane, &mut self.channels, disk)?;
-                seat.runner.opened(disk.slot);
-                Ok(())
-            }
-            _ => Ok(()),
+        if let Some(seat) = seat_of(&mut self.seats, slot, generation) {
+            seat.disks.open(&mut self.lane, &mut self.channels, disk)?;
+            seat.runner.opened(disk.slot);
         }
+        Ok(())
     }
 
     /// Lets no more of a queue's requests go to a disk; `left` is told when none is in flight there.
@@ -479,17 +473,14 @@ impl Worker {
 
     /// Has a queue see a disk's new size.
     pub(crate) fn refresh_disk(&mut self, slot: u16, generation: u32, disk: DiskSlot) {
-        if let Some(Some(seat)) = self.seats.get_mut(usize::from(slot))
-            && seat.generation == generation
-        {
+        if let Some(seat) = seat_of(&mut self.seats, slot, generation) {
             seat.disks.refresh(&mut self.channels, disk);
         }
     }
 
     /// The queue at `slot`, if it is still the same one.
     pub(crate) fn find(&mut self, slot: u16, generation: u32) -> Option<(&mut Seat, &mut Lane)> {
-        let seat = self.seats.get_mut(usize::from(slot))?.as_mut()?;
-        (seat.generation == generation).then_some((seat, &mut self.lane))
+        seat_of(&mut self.seats, slot, generation).map(|seat| (seat, &mut self.lane))
     }
 
     /// Stops or goes on pulling from a queue; requests in flight end as usual.
@@ -561,6 +552,11 @@ impl Worker {
             }
         }
     }
+}
+
+/// The queue in a slot, if it is still the same one.
+fn seat_of(seats: &mut [Option<Seat>], slot: u16, generation: u32) -> Option<&mut Seat> {
+    seats.get_mut(usize::from(slot))?.as_mut().filter(|seat| seat.generation == generation)
 }
 
 /// What is left of a queue that was drained.

@@ -28,7 +28,7 @@ const ANSWER: u64 = 108;
 const AREA: u64 = 0x1_0000 + SLOTS as u64 * SLOT;
 const SLOT: u64 = DATA as u64 + 4096;
 /// Rings before those for commands.
-const FIXED: usize = 2;
+const FIXED: usize = mqblk_virtio_scsi::FIXED_QUEUES as usize;
 const CONTROL: usize = 0;
 const EVENT: usize = 1;
 /// Where the features of a controller end (virtio 1.3 section 5.6.3).

@@ -140,20 +140,12 @@ fn table(groups: &[Vec<Row>], whole: bool, cell: &dyn Fn(&Row, &Row) -> String) 
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::Args;
-
-    #[derive(Debug, Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::tests::args;
 
     fn plan(line: &str) -> Plan {
-        let line = format!("bench --experiment block-size --disk path=disk {line}");
-        Plan::new(&Cli::try_parse_from(line.split_whitespace()).unwrap().args).unwrap()
+        let line = format!("--experiment block-size --disk path=disk {line}");
+        Plan::new(&args(&line).unwrap()).unwrap()
     }
 
     /// The figures of the document, as if they were ours, and a peer that says nothing of itself.

@@ -165,20 +165,12 @@ fn table(
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::Args;
-
-    #[derive(Debug, Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::tests::args;
 
     fn plan(line: &str) -> Plan {
-        let line = format!("bench --experiment targets {line}");
-        Plan::new(&Cli::try_parse_from(line.split_whitespace()).unwrap().args).unwrap()
+        let line = format!("--experiment targets {line}");
+        Plan::new(&args(&line).unwrap()).unwrap()
     }
 
     fn row(targets: u16, column: &str, bandwidth: f64) -> Row {

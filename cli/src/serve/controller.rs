@@ -8,15 +8,13 @@ use mqblk_engine::{AnyDisk, AttachError, Engine, QueueDisk, QueueReport, WorkerR
 use mqblk_scsi::reservation::{FileKeeper, JoinError, Reservations};
 use mqblk_scsi::{Identity, LogicalUnit, Nexus, UnitOptions};
 use mqblk_vhost_user_server::{Server, ServerOptions, SocketError};
-use mqblk_virtio_scsi::{Place, PlaceTaken, ScsiOptions, VirtioScsi};
+use mqblk_virtio_scsi::{FIXED_QUEUES, Place, PlaceTaken, ScsiOptions, VirtioScsi};
 
 use super::config::{CacheMode, ControllerConfig, Front, LunPlace, UnitConfig};
 use super::print::{self, Pair};
 use super::resolve::{Claim, file_claim};
 
-/// The queues before those for requests: control and event. Both seldom have anything to do.
-const FIXED_QUEUES: usize = 2;
-/// The worker of both.
+/// The worker of the control and the event queue. Both seldom have anything to do.
 const FIXED_WORKER: usize = 0;
 /// The longest transfer that a driver is told of by a controller whose first LUNs are still to come: what Linux asks for when
 /// it is told nothing. Each unit tells its own (VPD page B0h).
@@ -205,16 +203,14 @@ impl Controller {
             max_transfer: max_transfer.unwrap_or(MAX_TRANSFER),
         }));
         for FirstLun { place, slot, unit } in luns {
-            let nexus = unit.login(id, *place).map_err(LunError::from);
-            let mapped = nexus.and_then(|nexus| Ok(device.map(device_place(*place), *slot, nexus)?));
-            mapped.map_err(|error| ControllerError::lun(id, *place, error))?;
+            map(&device, id, *place, *slot, unit).map_err(|error| ControllerError::lun(id, *place, error))?;
         }
         let workers = front.queue_map.iter().map(|worker| usize::from(*worker));
         let options = ServerOptions {
             name: id.clone(),
             socket: front.socket.clone(),
             socket_mode: front.socket_mode.bits(),
-            queue_map: [FIXED_WORKER; FIXED_QUEUES].into_iter().chain(workers).collect(),
+            queue_map: [FIXED_WORKER; FIXED_QUEUES as usize].into_iter().chain(workers).collect(),
             poll: front.poll,
             coalesce: front.coalesce,
             fixed: front.fixed_buffers,
@@ -254,8 +250,7 @@ impl Controller {
     /// When a worker cannot open the disk, or the unit does not know the guest.
     pub fn map(&self, place: LunPlace, slot: DiskSlot, unit: &Unit) -> Result<(), LunError> {
         self.server.open_disk(unit.queue_disk(slot))?;
-        let nexus = unit.login(&self.id, place).map_err(LunError::from);
-        let mapped = nexus.and_then(|nexus| Ok(self.device.map(device_place(place), slot, nexus)?));
+        let mapped = map(&self.device, &self.id, place, slot, unit);
         if mapped.is_err() {
             self.server.close_disk(slot);
         }
@@ -283,6 +278,12 @@ impl Controller {
     pub fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
         self.server.report(workers)
     }
+}
+
+/// Puts a unit, whose disk is open in `slot`, at a place of the controller `id`.
+fn map(device: &Arc<VirtioScsi>, id: &str, place: LunPlace, slot: DiskSlot, unit: &Unit) -> Result<(), LunError> {
+    let nexus = unit.login(id, place)?;
+    Ok(device.map(device_place(place), slot, nexus)?)
 }
 
 fn device_place(place: LunPlace) -> Place {

@@ -52,6 +52,14 @@ fn clamp(bytes: u64) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
+/// What comes before the sense data of an answer; `last` are status and response. Source: virtio 1.3 section 5.6.6.1, `struct
+/// virtio_scsi_req_cmd`: sense_len, residual, status_qualifier (always 0), status, response.
+#[inline]
+fn answer_head(sense: u32, residual: u32, last: [u8; 2]) -> [u8; ANSWER_BYTES] {
+    let ([s0, s1, s2, s3], [r0, r1, r2, r3], [status, response]) = (sense.to_le_bytes(), residual.to_le_bytes(), last);
+    [s0, s1, s2, s3, r0, r1, r2, r3, 0, 0, status, response]
+}
+
 /// The data that a driver sent with a command.
 pub struct OutData<'a> {
     pub pool: &'a BufferPool,
@@ -239,10 +247,8 @@ impl RequestQueue {
     #[cold]
     fn refuse(&mut self, pool: &mut BufferPool, head: u16, element: Element, response: u32) {
         pool.release(element.data);
-        let mut bytes = [0; ANSWER_BYTES];
-        bytes[4..8].copy_from_slice(&clamp(element.data_in.saturating_add(element.data_out)).to_le_bytes());
-        bytes[11] = response as u8;
-        element.answer.write(pool, self.ring.lease, &bytes);
+        let residual = clamp(element.data_in.saturating_add(element.data_out));
+        element.answer.write(pool, self.ring.lease, &answer_head(0, residual, [0, response as u8]));
         self.ring.device.put_used(head, ANSWER_BYTES as u32);
     }
 
@@ -309,10 +315,7 @@ impl RequestQueue {
         let ScsiToken { answer, expected, head, marks, data_in, .. } = token;
         // What lies before the data counts as written too: the count is of the chain's bytes, in order.
         let written = answer.room.saturating_add(if data_in { transferred } else { 0 });
-        let mut bytes = [0; ANSWER_BYTES];
-        bytes[4..8].copy_from_slice(&expected.saturating_sub(transferred).to_le_bytes());
-        bytes[10..].copy_from_slice(&last);
-        answer.write(pool, self.ring.lease, &bytes);
+        answer.write(pool, self.ring.lease, &answer_head(0, expected.saturating_sub(transferred), last));
         self.answered(head, written, marks);
     }
 
@@ -339,9 +342,8 @@ impl RequestQueue {
         let mut bytes = [0; ANSWER_BYTES + Sense::MAX_LEN];
         let len = sense.encode(descriptor, &mut bytes[ANSWER_BYTES..]);
         let len = len.min(answer.room as usize - ANSWER_BYTES);
-        bytes[..4].copy_from_slice(&(len as u32).to_le_bytes());
-        bytes[4..8].copy_from_slice(&residual.to_le_bytes());
-        (bytes[10], bytes[11]) = (ending.status as u8, response as u8);
+        let last = [ending.status as u8, response as u8];
+        bytes[..ANSWER_BYTES].copy_from_slice(&answer_head(len as u32, residual, last));
         answer.write(pool, self.ring.lease, &bytes[..ANSWER_BYTES + len]);
     }
 

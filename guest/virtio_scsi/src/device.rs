@@ -20,7 +20,7 @@ use crate::queue::{Kind, Ring, ScsiQueue};
 use crate::units::{Place, PlaceTaken, Unit, Units};
 
 /// The queues before the request queues: control and event.
-const FIXED_QUEUES: u16 = 2;
+pub const FIXED_QUEUES: u16 = 2;
 
 /// What a user chose for a controller.
 #[derive(Clone, Copy, Debug)]

@@ -20,6 +20,6 @@ mod sequences;
 mod units;
 
 pub use config::features;
-pub use device::{ScsiOptions, VirtioScsi};
+pub use device::{FIXED_QUEUES, ScsiOptions, VirtioScsi};
 pub use queue::{ScsiQueue, ScsiToken};
 pub use units::{Place, PlaceTaken};

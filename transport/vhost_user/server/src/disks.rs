@@ -41,16 +41,15 @@ impl Disks {
 
     pub(crate) fn open(&self, disk: QueueDisk) -> Result<(), AttachError> {
         let holder = lock(&self.holder);
-        if let Some(session) = &*holder {
-            let mut session = lock(session);
-            if let Err(error) = session.open(&disk) {
-                session.close(disk.slot);
-                return Err(error);
-            }
-            lock(&self.list).push(disk);
-        } else {
-            lock(&self.list).push(disk);
+        // Held until the disk is in the list: a queue that starts in between would not have it.
+        let mut session = holder.as_ref().map(|session| lock(session));
+        if let Some(session) = &mut session
+            && let Err(error) = session.open(&disk)
+        {
+            session.close(disk.slot);
+            return Err(error);
         }
+        lock(&self.list).push(disk);
         Ok(())
     }
 

@@ -21,7 +21,7 @@ pub mod settings;
 pub mod units;
 
 pub use disk::{DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits};
-pub use queue::{Armed, Call, Completed, DiskSlot, GuestQueue, Intake, Notify, Pulled, Wake};
+pub use queue::{Armed, Call, Completed, DiskSlot, EventChannel, GuestQueue, Intake, Notify, Pulled, Wake};
 pub use request::{Errno, Finished, Op, Outcome, Request, Tag};
 pub use units::{BlockSize, ByteLen, ByteOffset, Sector512};
 

@@ -43,6 +43,19 @@ pub trait Call: Send {
     fn call(&self);
 }
 
+/// Our end of an event channel: how the other end is called, and how its events are heard. An event that has come is masked until
+/// [`unmask`](Self::unmask): none comes after it until then, so a guest that sends many costs no more than one that sends one.
+pub trait EventChannel: Send {
+    /// Sends an event. Must not block and cannot fail: a channel whose other end is gone is the other side's loss.
+    fn notify(&self);
+
+    /// Takes the event that has come, if one has: the descriptor that was watched for it is not readable any more.
+    fn take(&self);
+
+    /// Lets the next event come. Called when the ring has been looked at, or events would come faster than work is done.
+    fn unmask(&self);
+}
+
 /// What a pull found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pulled {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use mqblk_core::ByteOffset;
 
 use crate::mapping::{Mapping, create_memfd};
-use crate::shared::{Plain, SharedSlots, SharedU16};
+use crate::shared::{Plain, SharedSlots, SharedU16, SharedU32};
 
 /// An address as the guest sees it (in descriptors).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -239,6 +239,12 @@ impl GuestMemory {
     pub fn cell(&self, address: GuestAddress) -> Option<SharedU16> {
         let (base, region) = self.contiguous(address, 2)?;
         base.cast::<u16>().is_aligned().then(|| SharedU16::new(base, Arc::clone(region)))
+    }
+
+    /// A shared 32-bit cell at `address`. `None` unless it lies in a region, aligned.
+    pub fn cell_u32(&self, address: GuestAddress) -> Option<SharedU32> {
+        let (base, region) = self.contiguous(address, 4)?;
+        base.cast::<u32>().is_aligned().then(|| SharedU32::new(base, Arc::clone(region)))
     }
 
     /// Copies `bytes` into guest memory. `None` (and nothing copied) unless all of it lies in one region.

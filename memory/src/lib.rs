@@ -11,15 +11,19 @@
 //!
 //! Why `unsafe` is here: mapping memory that another process writes cannot be expressed otherwise.
 
+mod arena;
 mod bounce;
+mod grant;
 mod guest;
 mod lost;
 mod mapping;
 mod pool;
 mod shared;
 
+pub use arena::{PAGE_BYTES, PageArena, PageSlot};
 pub use bounce::BouncePool;
+pub use grant::{CopyDirection, DomainId, GrantAccess, GrantCopy, GrantRef, GrantStatus};
 pub use guest::{GuestAddress, GuestMemory, MemoryError, Region, UserAddress};
 pub use mapping::{Mapping, create_memfd};
 pub use pool::{Buffer, BufferPool, Fault, FixedBuffers, LeaseId, PooledLane, Segment};
-pub use shared::{Plain, SharedSlots, SharedU16, full_fence};
+pub use shared::{Plain, SharedSlots, SharedU16, SharedU32, full_fence};

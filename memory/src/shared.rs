@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering, fence};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering, fence};
 
 use crate::guest::Region;
 
@@ -70,37 +70,45 @@ impl<T: Plain> SharedSlots<T> {
     }
 }
 
-/// A 16-bit index or flag in shared memory.
-#[derive(Debug)]
-pub struct SharedU16 {
-    cell: NonNull<u16>,
-    _region: Arc<Region>,
+/// An index or a flag in shared memory that both sides change.
+macro_rules! shared_cell {
+    ($name:ident, $atomic:ident, $value:ty, $what:literal) => {
+        #[doc = $what]
+        #[derive(Debug)]
+        pub struct $name {
+            cell: NonNull<$value>,
+            _region: Arc<Region>,
+        }
+
+        // SAFETY: accessed atomically only; the region is kept alive by the Arc.
+        unsafe impl Send for $name {}
+
+        impl $name {
+            /// `cell` must point to an aligned value inside `region`.
+            pub(crate) fn new(cell: NonNull<u8>, region: Arc<Region>) -> Self {
+                assert!(cell.cast::<$value>().is_aligned());
+                $name { cell: cell.cast(), _region: region }
+            }
+
+            /// An atomic load.
+            #[inline]
+            pub fn load(&self, order: Ordering) -> $value {
+                // SAFETY: aligned and mapped (constructor); all our accesses to it are atomic.
+                unsafe { $atomic::from_ptr(self.cell.as_ptr()) }.load(order)
+            }
+
+            /// An atomic store.
+            #[inline]
+            pub fn store(&self, value: $value, order: Ordering) {
+                // SAFETY: aligned and mapped (constructor); all our accesses to it are atomic.
+                unsafe { $atomic::from_ptr(self.cell.as_ptr()) }.store(value, order);
+            }
+        }
+    };
 }
 
-// SAFETY: accessed atomically only; the region is kept alive by the Arc.
-unsafe impl Send for SharedU16 {}
-
-impl SharedU16 {
-    /// `cell` must point to two aligned bytes inside `region`.
-    pub(crate) fn new(cell: NonNull<u8>, region: Arc<Region>) -> Self {
-        assert!(cell.cast::<u16>().is_aligned());
-        SharedU16 { cell: cell.cast(), _region: region }
-    }
-
-    /// An atomic load.
-    #[inline]
-    pub fn load(&self, order: Ordering) -> u16 {
-        // SAFETY: aligned and mapped (constructor); all our accesses to it are atomic.
-        unsafe { AtomicU16::from_ptr(self.cell.as_ptr()) }.load(order)
-    }
-
-    /// An atomic store.
-    #[inline]
-    pub fn store(&self, value: u16, order: Ordering) {
-        // SAFETY: aligned and mapped (constructor); all our accesses to it are atomic.
-        unsafe { AtomicU16::from_ptr(self.cell.as_ptr()) }.store(value, order);
-    }
-}
+shared_cell!(SharedU16, AtomicU16, u16, "A 16-bit index or flag in shared memory.");
+shared_cell!(SharedU32, AtomicU32, u32, "A 32-bit index or flag in shared memory.");
 
 /// A full memory barrier: what "publish, then look at the other side's wish" and "arm, then look again" need between their
 /// two halves (virtio 1.3 section 2.7.10 and 2.7.7.2).

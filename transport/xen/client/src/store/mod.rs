@@ -88,8 +88,8 @@ impl Store {
             }
         }
         let found: Vec<String> = tried.iter().map(|(place, error)| format!("{place}: {error}")).collect();
-        let kinds = tried.iter().map(|(_, error)| error.kind());
-        let kind = kinds.filter(|kind| *kind != io::ErrorKind::NotFound).next().unwrap_or(io::ErrorKind::NotFound);
+        let mut kinds = tried.iter().map(|(_, error)| error.kind());
+        let kind = kinds.find(|kind| *kind != io::ErrorKind::NotFound).unwrap_or(io::ErrorKind::NotFound);
         let text = format!("{}; is this a domain of Xen, and does xenstored run?", found.join(", "));
         Err(io::Error::new(kind, text))
     }

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod store;
+pub mod vbd;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

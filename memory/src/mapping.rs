@@ -179,9 +179,29 @@ pub fn create_memfd(name: &str, len: u64) -> io::Result<File> {
     Ok(File::from(fd))
 }
 
+/// Makes `file` exactly `len` zero bytes, for which the file system has taken room: a store into a mapping of it finds its page.
+///
+/// # Errors
+/// When the system refuses, or there is no room; what the file held is gone then too.
+pub fn clear_file(file: &impl AsFd, len: u64) -> io::Result<()> {
+    rustix::fs::ftruncate(file, 0)?;
+    Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, len)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cleared_file_is_zero_and_as_long_as_asked() {
+        let file = create_memfd("t", 5000).unwrap();
+        rustix::io::pwrite(&file, &[1; 5000], 0).unwrap();
+        clear_file(&file, 300).unwrap();
+        let mut bytes = [9; 301];
+        assert_eq!(rustix::io::pread(&file, &mut bytes, 0), Ok(300));
+        assert_eq!(bytes[..300], [0; 300]);
+        assert!(clear_file(&file, 0).is_err() && clear_file(&file, u64::MAX).is_err());
+    }
 
     #[test]
     fn a_file_shorter_than_the_region_is_refused() {

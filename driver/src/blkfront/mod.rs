@@ -9,6 +9,9 @@
 //! has a stretch of them ([`Queue::data`]), and nothing is copied. A back-end that keeps pages mapped knows them by queue and
 //! grant, so a queue's requests should use its own stretch, and of that what was used last.
 
+mod bus;
+mod device;
+mod keys;
 mod outstanding;
 mod queue;
 mod segments;
@@ -16,6 +19,9 @@ mod set;
 #[cfg(test)]
 mod tests;
 
+pub use bus::Lifeline;
+pub use device::{Change, Device, Options};
+pub use keys::{Discard, Info};
 pub use outstanding::{Completion, ResponseError, Status};
 pub use queue::Queue;
 pub use set::QueueSet;

@@ -29,6 +29,8 @@ pub(super) struct Bus {
     limit: Duration,
     /// The frontend's state, as last written here.
     state: State,
+    /// It says that it is closed when it is dropped.
+    polite: bool,
 }
 
 impl Bus {
@@ -50,7 +52,13 @@ impl Bus {
         let id = id.ok_or(DriverError::MissingKey(keys::BACKEND_ID))?;
         let backend = DomainId(number(keys::BACKEND_ID, &id, u16::MAX.into())? as u16);
         store.watch(&format!("{back}/{}", keys::STATE), STATE_TOKEN)?;
-        Ok(Bus { store, front: front.to_owned(), back, backend, limit, state: State::Unknown })
+        Ok(Bus { store, front: front.to_owned(), back, backend, limit, state: State::Unknown, polite: true })
+    }
+
+    /// From now on it ends without a word, like a frontend that is killed.
+    #[cfg(any(test, feature = "model"))]
+    pub(super) fn be_silent(&mut self) {
+        self.polite = false;
     }
 
     /// The back-end's domain.
@@ -96,7 +104,7 @@ impl Bus {
     }
 
     /// Waits until the back-end is in one of these states.
-    fn wait(&mut self, step: &'static str, wanted: &[State]) -> Result<State, DriverError> {
+    pub(super) fn wait(&mut self, step: &'static str, wanted: &[State]) -> Result<State, DriverError> {
         let deadline = Instant::now() + self.limit;
         loop {
             let found = self.back_state()?;
@@ -194,7 +202,7 @@ impl Bus {
 
 impl Drop for Bus {
     fn drop(&mut self) {
-        if matches!(self.state, State::Initialised | State::Connected | State::Closing) {
+        if self.polite && matches!(self.state, State::Initialised | State::Connected | State::Closing) {
             // Nobody is left to tell that it fails.
             let _ = self.set_state(State::Closed);
         }

@@ -60,6 +60,15 @@ impl Offer {
     }
 }
 
+#[cfg(any(test, feature = "model"))]
+impl Offer {
+    /// As if all of it had been agreed on.
+    pub(super) fn taken(self) -> Agreed {
+        let Offer { queues: most_queues, ring_order } = self;
+        Agreed { persistent: true, indirect_segments: MOST, most_queues, ring_order }
+    }
+}
+
 /// Discard, as a back-end does it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Discard {

@@ -12,12 +12,17 @@
 mod bus;
 mod device;
 mod keys;
+#[cfg(any(test, feature = "model"))]
+pub mod model;
 mod outstanding;
 mod queue;
+#[cfg(any(test, feature = "model"))]
+pub mod raw;
 mod segments;
 mod set;
 #[cfg(test)]
 mod tests;
+pub mod toolstack;
 
 pub use bus::Lifeline;
 pub use device::{Change, Device, Options};

@@ -27,9 +27,9 @@ impl RingPages {
         let arena = PageArena::reserve(pages).map_err(|error| format!("addresses for {pages} pages: {error}"))?;
         let mut grants = xen.grants(front).map_err(|error| error.to_string())?;
         let refs: Vec<u32> = ring.refs.iter().map(|gref| gref.0).collect();
-        grants
-            .map(&arena, PageSlot(0), &ring.refs, true)
-            .map_err(|error| format!("ring-ref: found {refs:?}, which cannot be mapped ({error}), expected grants for us"))?;
+        grants.map(&arena, PageSlot(0), &ring.refs, true).map_err(|error| {
+            format!("ring-ref: found {refs:?}, which cannot be mapped ({error}), expected grants for us")
+        })?;
         Ok(RingPages { arena, grants })
     }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use mqblk_blkif::{GrantBudget, Vbd, VbdOptions};
-use mqblk_core::{ByteLen, Limits};
 use mqblk_core::settings::parse_size;
+use mqblk_core::{ByteLen, Limits};
 use mqblk_engine::Engine;
 use mqblk_xen::Xen;
 use mqblk_xen::store::{Store, StoreError, Transaction};
@@ -379,7 +379,6 @@ impl Device {
 
     /// What the process before this one told the frontend, which goes by it.
     fn offer_of_before(&self, store: &mut Store) -> Result<Offer, Failure> {
-        let fresh = self.opened()?.offer();
         let mut number = |key: &str, most: u64, absent: u64| -> Result<u64, Failure> {
             let value = store.read(&self.key(key))?;
             number_or(key, value.as_deref(), most, absent).map_err(|error| Failure::Error(INVALID, error.to_string()))
@@ -393,7 +392,6 @@ impl Device {
             flush: number(keys::FEATURE_FLUSH_CACHE, 1, 0)? == 1,
             barrier: number(keys::FEATURE_BARRIER, 1, 0)? == 1,
             discard: number(keys::FEATURE_DISCARD, 1, 0)? == 1,
-            ..fresh
         })
     }
 
@@ -405,7 +403,8 @@ impl Device {
             let (error, xen, text) = (error.clone(), Arc::clone(&xen), format!("{INVALID} ring {ring}: {why}"));
             let told = std::thread::Builder::new().name("vbd-error".to_owned()).spawn(move || {
                 let written = xen.store().map_err(|error| error.to_string());
-                let written = written.and_then(|mut store| store.write(&error, &text).map_err(|error| error.to_string()));
+                let written =
+                    written.and_then(|mut store| store.write(&error, &text).map_err(|error| error.to_string()));
                 if let Err(error) = written {
                     tracing::warn!("cannot write the error node: {error}");
                 }
@@ -471,9 +470,9 @@ pub(crate) fn look(store: &mut Store, backend: &str, frontend: &str) -> Result<(
     let online = store.read(&format!("{backend}/{}", keys::ONLINE))?.is_none_or(|value| value.trim() != "0");
     let resize = store.read(&format!("{backend}/{RESIZE}"))?;
     // A value that is no text is as good as none.
-    let front = store.read(&format!("{frontend}/{}", keys::STATE)).or_else(|error| {
-        if error.is_lost() { Err(error) } else { Ok(None) }
-    })?;
+    let front = store
+        .read(&format!("{frontend}/{}", keys::STATE))
+        .or_else(|error| if error.is_lost() { Err(error) } else { Ok(None) })?;
     let backend = state.map(|state| State::parse(Some(&state)));
     Ok((Seen { backend, frontend: State::parse(front.as_deref()), online }, resize))
 }

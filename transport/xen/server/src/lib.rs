@@ -19,6 +19,7 @@ mod pace;
 mod params;
 mod registry;
 mod storage;
+pub mod toolstack;
 
 pub use backend::{Backend, BackendError, BackendOptions};
 pub use figures::Figures;

@@ -28,7 +28,7 @@ pub struct Permission {
 }
 
 impl Permission {
-    pub(super) fn parse(text: &[u8]) -> Option<Permission> {
+    pub(crate) fn parse(text: &[u8]) -> Option<Permission> {
         let (letter, digits) = text.split_first()?;
         let access = match letter {
             b'n' => Access::None,

@@ -352,8 +352,8 @@ impl Watch<'_> {
     fn look_on(&self, finished: &dyn Fn() -> bool, mut over: impl FnMut() -> bool) -> Result<(), BenchError> {
         let (mut seen, mut at) = (self.done(), Instant::now());
         while !finished() && !over() {
-            let ended = |process: &Box<dyn Lifeline>| process.wait_gone(Duration::ZERO);
-            if self.lifeline.wait_gone(TICK) || self.process.as_ref().is_some_and(ended) {
+            let ended = |process: &dyn Lifeline| process.wait_gone(Duration::ZERO);
+            if self.lifeline.wait_gone(TICK) || self.process.as_deref().is_some_and(ended) {
                 return Err(BenchError::Failed("the server went away: it closed the connection in mid-run".into()));
             }
             let done = self.done();

@@ -111,6 +111,12 @@ impl Region {
         Ok(Region { guest: GuestAddress(0), user: UserAddress(0), len: len as u64, mapping, delta: 0 })
     }
 
+    /// As `anonymous`, at addresses of its own: see [`Mapping::apart`].
+    pub(crate) fn apart(len: usize) -> io::Result<Region> {
+        let mapping = Mapping::apart(len)?;
+        Ok(Region { guest: GuestAddress(0), user: UserAddress(0), len: len as u64, mapping, delta: 0 })
+    }
+
     /// First guest address.
     pub fn guest(&self) -> GuestAddress {
         self.guest

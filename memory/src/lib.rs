@@ -24,6 +24,6 @@ pub use arena::{PAGE_BYTES, PageArena, PageSlot};
 pub use bounce::BouncePool;
 pub use grant::{CopyDirection, DomainId, GrantAccess, GrantCopy, GrantRef, GrantStatus};
 pub use guest::{GuestAddress, GuestMemory, MemoryError, Region, UserAddress};
-pub use mapping::{Mapping, create_memfd};
+pub use mapping::{Mapping, clear_file, create_memfd};
 pub use pool::{Buffer, BufferPool, Fault, FixedBuffers, LeaseId, PooledLane, Segment};
 pub use shared::{Plain, SharedSlots, SharedU16, SharedU32, SharedWords, full_fence};

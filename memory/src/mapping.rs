@@ -5,8 +5,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mqblk_core::{ByteLen, ByteOffset};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::lost;
@@ -69,6 +71,40 @@ impl Mapping {
         let base = unsafe { rustix::mm::mmap_anonymous(null_mut(), mapped, protection, flags)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Mapping { base, len, mapped, slot: None })
+    }
+
+    /// As [`anonymous`](Self::anonymous), at addresses that the system gives to nobody who does not ask for them: should there be a
+    /// hole in it for a moment, no other thread's memory gets into it. The system hands addresses out from the top of the free
+    /// space (or from a third of it, upwards), and these lie far below. Where the address space is too small for that, they are
+    /// any.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub(crate) fn apart(len: usize) -> io::Result<Mapping> {
+        /// 32 TiB to 40 TiB: below where programs, heaps and mappings go on x86_64 and on arm64 with 48 bits.
+        const ROOM: std::ops::Range<usize> = 0x2000_0000_0000..0x2800_0000_0000;
+        /// Where to look next. What was mapped long ago is likely to be free again when it comes round.
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let page = rustix::param::page_size();
+        let mapped = len.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::InvalidInput)?;
+        let stride =
+            mapped.checked_add(page).filter(|stride| *stride < ROOM.len()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+        for _ in 0..1000 {
+            let from = NEXT.fetch_add(stride, Ordering::Relaxed) % (ROOM.len() - stride);
+            let start = std::ptr::with_exposed_provenance_mut(ROOM.start + from / page * page);
+            // SAFETY: a new mapping that takes the place of no existing memory: the system refuses when there is any.
+            match unsafe { rustix::mm::mmap_anonymous(start, mapped, protection, flags) } {
+                Ok(base) => {
+                    let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+                    return Ok(Mapping { base, len, mapped, slot: None });
+                }
+                Err(Errno::EXIST) => {}
+                Err(_) => break,
+            }
+        }
+        Mapping::anonymous(len)
     }
 
     /// Usable bytes.
@@ -179,9 +215,29 @@ pub fn create_memfd(name: &str, len: u64) -> io::Result<File> {
     Ok(File::from(fd))
 }
 
+/// Makes `file` exactly `len` zero bytes, for which the file system has taken room: a store into a mapping of it finds its page.
+///
+/// # Errors
+/// When the system refuses, or there is no room; what the file held is gone then too.
+pub fn clear_file(file: &impl AsFd, len: u64) -> io::Result<()> {
+    rustix::fs::ftruncate(file, 0)?;
+    Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, len)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cleared_file_is_zero_and_as_long_as_asked() {
+        let file = create_memfd("t", 5000).unwrap();
+        rustix::io::pwrite(&file, &[1; 5000], 0).unwrap();
+        clear_file(&file, 300).unwrap();
+        let mut bytes = [9; 301];
+        assert_eq!(rustix::io::pread(&file, &mut bytes, 0), Ok(300));
+        assert_eq!(bytes[..300], [0; 300]);
+        assert!(clear_file(&file, 0).is_err() && clear_file(&file, u64::MAX).is_err());
+    }
 
     #[test]
     fn a_file_shorter_than_the_region_is_refused() {

@@ -62,6 +62,22 @@ impl<T: Plain> SharedSlots<T> {
         unsafe { self.base.add(index & self.mask).write_volatile(value) }
     }
 
+    /// One volatile read of the first bytes of entry `index` (modulo the length).
+    #[inline]
+    pub fn head<H: Plain>(&self, index: usize) -> H {
+        const { assert!(size_of::<H>() <= size_of::<T>() && align_of::<H>() <= align_of::<T>()) };
+        // SAFETY: the masked index is inside the array, which the region keeps mapped; the head lies in the entry, aligned as it is.
+        unsafe { self.base.add(index & self.mask).cast::<H>().read_volatile() }
+    }
+
+    /// One volatile write of the first bytes of entry `index` (modulo the length).
+    #[inline]
+    pub fn set_head<H: Plain>(&self, index: usize, head: H) {
+        const { assert!(size_of::<H>() <= size_of::<T>() && align_of::<H>() <= align_of::<T>()) };
+        // SAFETY: as in `head`.
+        unsafe { self.base.add(index & self.mask).cast::<H>().write_volatile(head) }
+    }
+
     /// Starts bringing entry `index` (modulo the length) into this core's cache.
     #[inline]
     pub fn prefetch(&self, index: usize) {

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use loom::sync::Notify;
 use loom::sync::atomic::{AtomicU16, fence};
-use mqblk_ring::split::wakeup::{Cell, Direction, Wish};
+use mqblk_ring::wakeup::{Cell, Direction, Wish};
 
 /// A cell of the model. Without `FENCED` the barriers of the code under test do nothing.
 #[derive(Debug)]
@@ -25,6 +25,8 @@ impl<const FENCED: bool> ModelCell<FENCED> {
 }
 
 impl<const FENCED: bool> Cell for ModelCell<FENCED> {
+    type Value = u16;
+
     fn load(&self, order: Ordering) -> u16 {
         self.0.load(order)
     }
@@ -50,10 +52,18 @@ struct Ring<const FENCED: bool> {
     bell: Notify,
 }
 
+/// How the consumer says when it wants to be woken: as in [`Wish`].
+#[derive(Clone, Copy)]
+enum Kind {
+    Event,
+    Reached,
+    Flag,
+}
+
 /// A trial: what the two sides do.
 #[derive(Clone, Copy)]
 struct Trial {
-    event_idx: bool,
+    wish: Kind,
     /// Where the index starts; near 65535 it wraps.
     start: u16,
     /// Entries of each publish.
@@ -67,15 +77,16 @@ struct Trial {
 }
 
 const SOUND: Trial =
-    Trial { event_idx: true, start: 0, batches: &[1, 1], wants: 1, polled_before: false, looks_again: true };
+    Trial { wish: Kind::Event, start: 0, batches: &[1, 1], wants: 1, polled_before: false, looks_again: true };
 
 const QUIET: u16 = 1;
 
 impl<const FENCED: bool> Ring<FENCED> {
-    fn direction(&self, event_idx: bool) -> Direction<'_, ModelCell<FENCED>> {
-        let wish = match event_idx {
-            true => Wish::Event(&self.event),
-            false => Wish::Flag { cell: &self.flags, quiet: QUIET },
+    fn direction(&self, wish: Kind) -> Direction<'_, ModelCell<FENCED>> {
+        let wish = match wish {
+            Kind::Event => Wish::Event(&self.event),
+            Kind::Reached => Wish::Reached(&self.event),
+            Kind::Flag => Wish::Flag { cell: &self.flags, quiet: QUIET },
         };
         Direction { index: &self.index, wish }
     }
@@ -89,14 +100,14 @@ impl<const FENCED: bool> Ring<FENCED> {
                 self.entries[place].store(next.wrapping_add(1), Ordering::Relaxed);
                 next = next.wrapping_add(1);
             }
-            if self.direction(trial.event_idx).publish(old, next) {
+            if self.direction(trial.wish).publish(old, next) {
                 self.bell.notify();
             }
         }
     }
 
     fn consume(&self, trial: Trial) {
-        let direction = self.direction(trial.event_idx);
+        let direction = self.direction(trial.wish);
         let end = trial.start.wrapping_add(trial.batches.iter().sum());
         let mut next = trial.start;
         if trial.polled_before {
@@ -137,7 +148,10 @@ fn run<const FENCED: bool>(trial: Trial) {
         let ring = Arc::new(Ring::<FENCED> {
             index: ModelCell::new(trial.start),
             // A ring starts zeroed; an event just behind the index asks for nothing.
-            event: ModelCell::new(trial.start.wrapping_sub(1)),
+            event: ModelCell::new(match trial.wish {
+                Kind::Reached => trial.start,
+                _ => trial.start.wrapping_sub(1),
+            }),
             flags: ModelCell::new(0),
             entries: (0..total).map(|_| AtomicU16::new(0)).collect(),
             bell: Notify::new(),
@@ -167,9 +181,29 @@ fn with_event_idx_waiting_for_several() {
 }
 
 #[test]
+fn in_a_xen_ring() {
+    let xen = Trial { wish: Kind::Reached, ..SOUND };
+    run::<true>(xen);
+    run::<true>(Trial { start: 0xffff, polled_before: true, ..xen });
+    run::<true>(Trial { wants: 2, batches: &[1, 2], ..xen });
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn in_a_xen_ring_the_fences_are_needed() {
+    run::<false>(Trial { wish: Kind::Reached, ..SOUND });
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn in_a_xen_ring_the_second_look_is_needed() {
+    run::<true>(Trial { looks_again: false, wish: Kind::Reached, ..SOUND });
+}
+
+#[test]
 fn without_event_idx() {
-    run::<true>(Trial { event_idx: false, ..SOUND });
-    run::<true>(Trial { event_idx: false, polled_before: true, batches: &[2, 1], start: 0xffff, ..SOUND });
+    run::<true>(Trial { wish: Kind::Flag, ..SOUND });
+    run::<true>(Trial { wish: Kind::Flag, polled_before: true, batches: &[2, 1], start: 0xffff, ..SOUND });
 }
 
 #[test]
@@ -181,7 +215,7 @@ fn with_event_idx_the_fences_are_needed() {
 #[test]
 #[should_panic(expected = "deadlock")]
 fn without_event_idx_the_fences_are_needed() {
-    run::<false>(Trial { event_idx: false, polled_before: true, ..SOUND });
+    run::<false>(Trial { wish: Kind::Flag, polled_before: true, ..SOUND });
 }
 
 #[test]
@@ -193,5 +227,5 @@ fn with_event_idx_the_second_look_is_needed() {
 #[test]
 #[should_panic(expected = "deadlock")]
 fn without_event_idx_the_second_look_is_needed() {
-    run::<true>(Trial { looks_again: false, event_idx: false, polled_before: true, ..SOUND });
+    run::<true>(Trial { looks_again: false, wish: Kind::Flag, polled_before: true, ..SOUND });
 }

@@ -6,7 +6,7 @@ use mqblk_core::{Armed, Notify};
 use mqblk_memory::SharedU16;
 
 use super::layout::{DESC_INDIRECT, DESC_NEXT, Descriptor, SplitRing};
-use super::wakeup::Direction;
+use crate::wakeup::Direction;
 
 /// What is wrong with a ring. Each ends its queue and nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

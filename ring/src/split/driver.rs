@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots, SharedU16};
 
 use super::layout::{SetupError, SplitAddresses, SplitRing};
-use super::wakeup::Direction;
+use crate::wakeup::Direction;
 pub use chain::{Chain, Refused};
 
 /// Used elements in a cache line.

@@ -2,7 +2,7 @@
 
 use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots, SharedU16};
 
-use super::wakeup::{Direction, Wish};
+use crate::wakeup::{Direction, Wish};
 
 /// Largest ring the specification allows. Source: virtio 1.3 section 2.7.
 pub const MAX_SIZE: u16 = 32768;
@@ -168,16 +168,10 @@ impl SplitRing {
     }
 }
 
-/// Whether moving an index from `old` to `new` passed `event`: the test both sides use to decide on a notification.
-/// Source: virtio 1.3 section 2.7.10.1, `vring_need_event`.
-#[inline]
-pub const fn passed(event: u16, new: u16, old: u16) -> bool {
-    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wakeup::Index;
     use mqblk_memory::Region;
     use std::sync::Arc;
 
@@ -198,7 +192,7 @@ mod tests {
             (0xfffe, 2, 0xfffe, true),
             (3, 2, 0xfffe, false),
         ] {
-            assert_eq!(passed(event, new, old), want, "event {event} new {new} old {old}");
+            assert_eq!(u16::passed(event, new, old), want, "event {event} new {new} old {old}");
         }
     }
 

@@ -3,7 +3,6 @@
 pub mod device;
 pub mod driver;
 pub mod layout;
-pub mod wakeup;
 
 pub use device::{Broken, DeviceRing};
 pub use driver::SplitDriver;

@@ -7,7 +7,7 @@ use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use proptest::prelude::*;
 
 use super::*;
-use crate::split::layout::passed;
+use crate::wakeup::Index;
 
 const DESC: u64 = 0x1000;
 const AVAIL: u64 = 0x3000;
@@ -285,12 +285,12 @@ fn arming_asks_for_the_answer_that_is_waited_for_and_looks_again() {
         let heads: Vec<u16> = model.pull().into_iter().map(|(head, _)| head).collect();
         // While polling, an answer does not pass the event.
         let no_call = |model: &Model| {
-            if event_idx { !passed(model.used_event(), 4, 0) } else { model.u16(AVAIL) & 1 == 1 }
+            if event_idx { !u16::passed(model.used_event(), 4, 0) } else { model.u16(AVAIL) & 1 == 1 }
         };
         assert!(no_call(&model));
         assert_eq!(driver.arm(3), Ok(0));
         if event_idx {
-            assert!(!passed(model.used_event(), 2, 0) && passed(model.used_event(), 3, 2));
+            assert!(!u16::passed(model.used_event(), 2, 0) && u16::passed(model.used_event(), 3, 2));
         } else {
             assert_eq!(model.u16(AVAIL), 0);
         }

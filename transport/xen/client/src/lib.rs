@@ -2,9 +2,12 @@
 //! the kernel's device nodes, and for a simulated one, reached through sockets in a folder.
 #![forbid(unsafe_code)]
 
+mod real;
 pub mod simulation;
 pub mod store;
 pub mod vbd;
+
+pub use real::real;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;

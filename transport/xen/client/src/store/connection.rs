@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::SendFlags;
 
 use super::wire::{HEADER_BYTES, Header, PAYLOAD_MAX};
 
@@ -23,6 +24,8 @@ pub(super) struct Message {
 #[derive(Debug)]
 pub(super) struct Connection {
     descriptor: OwnedFd,
+    /// A socket whose other end is gone would end the program with a signal if it were written to like a file.
+    socket: bool,
     /// A message of which only a part has come.
     input: Vec<u8>,
     /// Why it cannot be used any more.
@@ -32,7 +35,8 @@ pub(super) struct Connection {
 impl Connection {
     /// Takes a descriptor over; it must be in non-blocking mode.
     pub(super) fn new(descriptor: OwnedFd) -> Connection {
-        Connection { descriptor, input: Vec::with_capacity(HEADER_BYTES + PAYLOAD_MAX), lost: None }
+        let socket = rustix::net::sockopt::socket_type(&descriptor).is_ok();
+        Connection { descriptor, socket, input: Vec::with_capacity(HEADER_BYTES + PAYLOAD_MAX), lost: None }
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -57,7 +61,12 @@ impl Connection {
         self.usable()?;
         let mut sent = 0;
         while sent < bytes.len() {
-            match rustix::io::write(&self.descriptor, &bytes[sent..]) {
+            let rest = &bytes[sent..];
+            let written = match self.socket {
+                true => rustix::net::send(&self.descriptor, rest, SendFlags::NOSIGNAL),
+                false => rustix::io::write(&self.descriptor, rest),
+            };
+            match written {
                 Ok(0) => return Err(self.lose("it takes no bytes")),
                 Ok(count) => sent += count,
                 Err(Errno::INTR) => {}

@@ -45,6 +45,10 @@ impl Events {
         true
     }
 
+    pub(super) fn has(&self, path: &str, token: &str) -> bool {
+        self.watches.get(token).is_some_and(|watches| watches.iter().any(|watch| watch.path == path))
+    }
+
     /// Forgets a watch and those of its events that have not been taken.
     pub(super) fn remove(&mut self, path: &str, token: &str) {
         let Some(watches) = self.watches.get_mut(token) else { return };

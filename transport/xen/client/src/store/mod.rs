@@ -68,7 +68,7 @@ impl Store {
     /// # Errors
     /// When there is none, or the system refuses.
     pub fn connect(path: &Path) -> io::Result<Store> {
-        if std::fs::metadata(path)?.file_type().is_char_device() {
+        if !std::fs::metadata(path)?.file_type().is_socket() {
             let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
             return Ok(Store::new(rustix::fs::open(path, flags, Mode::empty())?));
         }
@@ -88,8 +88,8 @@ impl Store {
             }
         }
         let found: Vec<String> = tried.iter().map(|(place, error)| format!("{place}: {error}")).collect();
-        let kinds = tried.iter().map(|(_, error)| error.kind());
-        let kind = kinds.filter(|kind| *kind != io::ErrorKind::NotFound).next().unwrap_or(io::ErrorKind::NotFound);
+        let mut kinds = tried.iter().map(|(_, error)| error.kind());
+        let kind = kinds.find(|kind| *kind != io::ErrorKind::NotFound).unwrap_or(io::ErrorKind::NotFound);
         let text = format!("{}; is this a domain of Xen, and does xenstored run?", found.join(", "));
         Err(io::Error::new(kind, text))
     }
@@ -139,9 +139,13 @@ impl Store {
     /// Ends a watch. Its events that have not been taken do not come any more.
     ///
     /// # Errors
-    /// When xenstore refuses: `ENOENT` if there is no such watch.
+    /// When there is no such watch (`ENOENT`), or the connection is lost.
     pub fn unwatch(&mut self, path: &str, token: &str) -> Result<(), StoreError> {
         let asked = self.check_watch(Verb::UNWATCH, path, token)?;
+        // The kernel's node says yes to any.
+        if !self.events.has(path, token) {
+            return Err(StoreError::new(Verb::UNWATCH, path, StoreErrorKind::Refused("ENOENT".to_owned())));
+        }
         self.request(Verb::UNWATCH, 0, path, &[&asked])?;
         self.events.remove(path, token);
         Ok(())

@@ -177,6 +177,7 @@ fn a_watch_that_is_refused_is_none() {
         _ => Some([event("/a", "t"), reply(asked, b"")?].concat()),
     }));
     assert_eq!(store.watch("/a", "t").unwrap_err().errno(), "EACCES");
+    assert_eq!(store.unwatch("/a", "t").unwrap_err().errno(), "ENOENT");
     store.read("/b").unwrap();
     assert_eq!(store.next_event(Some(Duration::ZERO)).unwrap(), None);
     finish(store, server);

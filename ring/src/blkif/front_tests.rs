@@ -1,0 +1,107 @@
+use std::sync::Arc;
+
+use mqblk_core::{Armed, Notify};
+use mqblk_memory::{GuestAddress, GuestMemory, PAGE_BYTES, Region};
+use proptest::prelude::*;
+
+use super::*;
+use crate::blkif::{BackRing, Request, What};
+
+fn ends(abi: Abi, pages: u32) -> (FrontRing, BackRing) {
+    let region = Region::shared("ring", u64::from(pages * PAGE_BYTES), GuestAddress(0)).unwrap().0;
+    let memory = GuestMemory::new(vec![Arc::new(region)]).unwrap();
+    let ring = || BlkifRing::resolve(&memory, GuestAddress(0), pages, abi).unwrap();
+    let front = FrontRing::init(ring());
+    (front, BackRing::attach(ring()))
+}
+
+fn request(abi: Abi, id: u64) -> RawRequest {
+    RawRequest::encode(abi, &Request { id, operation: 9, handle: 0, what: What::Unknown })
+}
+
+proptest! {
+    /// Both ends, in any order of steps, against a list of what is outstanding.
+    #[test]
+    fn every_request_is_answered_once(
+        steps in proptest::collection::vec((0..6_u8, 1..40_u32), 1..200),
+        abi in proptest::sample::select(Abi::ALL.to_vec()),
+    ) {
+        let (mut front, mut back) = ends(abi, 1);
+        let (mut next, mut published, mut answered, mut seen) = (0_u64, 0, 0, 0);
+        let mut taken: Vec<u64> = vec![];
+        for (step, count) in steps {
+            match step {
+                0 => for _ in 0..count {
+                    let fits = next - seen < 32;
+                    prop_assert_eq!(front.put(&request(abi, next)), fits);
+                    next += u64::from(fits);
+                },
+                1 => {
+                    let _ = front.publish();
+                    published = next;
+                }
+                2 => {
+                    let waiting = back.waiting().unwrap();
+                    prop_assert_eq!(u64::from(waiting), published - answered - taken.len() as u64);
+                    for _ in 0..waiting.min(count) {
+                        taken.push(back.take().decode(abi).id);
+                    }
+                }
+                3 => for _ in 0..count.min(taken.len() as u32) {
+                    let id = taken.remove(count as usize % taken.len());
+                    back.put_response(id, 9, -2);
+                    answered += 1;
+                },
+                4 => {
+                    let nothing = back.position().rsp_prod == back.published();
+                    prop_assert_eq!(back.publish() == Notify::Nothing, nothing);
+                }
+                _ => {
+                    let ready = front.look().unwrap();
+                    for _ in 0..ready {
+                        let response = front.take().unwrap();
+                        prop_assert_eq!((response.operation, response.status), (9, -2));
+                        prop_assert!(response.id < published);
+                        seen += 1;
+                    }
+                    prop_assert_eq!(front.take(), None);
+                    prop_assert_eq!(u64::from(front.in_flight()), next - seen);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn both_ends_are_woken_when_they_want_it() {
+    let (mut front, mut back) = ends(Abi::X86_64, 1);
+    assert!(front.put(&request(Abi::X86_64, 1)));
+    assert!(front.publish(), "the first request of a fresh ring");
+    back.waiting().unwrap();
+    back.take();
+    assert!(front.put(&request(Abi::X86_64, 2)));
+    assert!(!front.publish(), "it is looking");
+    back.waiting().unwrap();
+    back.take();
+    assert_eq!(back.arm(), Armed::Sleepable);
+    assert!(front.put(&request(Abi::X86_64, 3)));
+    assert!(front.publish());
+    assert_eq!(front.arm(2), Ok(0));
+    back.put_response(1, 9, 0);
+    assert_eq!(back.publish(), Notify::Suppressed, "two are wanted");
+    back.put_response(2, 9, 0);
+    assert_eq!(back.publish(), Notify::Wanted);
+    assert_eq!(front.look(), Ok(2));
+}
+
+#[test]
+fn a_back_end_that_answers_too_much_is_found() {
+    let (mut front, mut back) = ends(Abi::X86_32, 1);
+    assert!(front.put(&request(Abi::X86_32, 1)));
+    let _ = front.publish();
+    for _ in 0..2 {
+        back.put_response(1, 9, 0);
+    }
+    let _ = back.publish();
+    assert_eq!(front.look(), Err(JUMPED));
+}

@@ -1,0 +1,226 @@
+//! Where the fields of a ring are: indices and entries, resolved once.
+
+use std::sync::atomic::Ordering;
+
+use mqblk_memory::{GuestAddress, GuestMemory, PAGE_BYTES, SharedSlots, SharedU32};
+
+use super::request::RawRequest;
+use crate::wakeup::{Direction, Wish};
+
+/// Most pages of a ring: order 4 (`XENBUS_MAX_RING_GRANT_ORDER` of Linux).
+pub const MAX_PAGES: u32 = 16;
+
+/// Where the fields are in the first page.
+pub(super) mod offset {
+    pub const REQ_PROD: u64 = 0;
+    pub const REQ_EVENT: u64 = 4;
+    pub const RSP_PROD: u64 = 8;
+    pub const RSP_EVENT: u64 = 12;
+    pub const ENTRIES: u64 = 64;
+}
+
+/// How a frontend's compiler laid its structures out. Source: Xen's `public/io/protocols.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Abi {
+    /// `x86_64-abi`: 64-bit fields at multiples of 8.
+    X86_64,
+    /// `x86_32-abi`: 64-bit fields at multiples of 4.
+    X86_32,
+    /// `arm-abi`: as `x86_64-abi`.
+    Arm,
+}
+
+impl Abi {
+    /// All of them.
+    pub const ALL: [Abi; 3] = [Abi::X86_64, Abi::X86_32, Abi::Arm];
+
+    /// What a frontend writes as `protocol`.
+    pub const fn protocol(self) -> &'static str {
+        match self {
+            Abi::X86_64 => "x86_64-abi",
+            Abi::X86_32 => "x86_32-abi",
+            Abi::Arm => "arm-abi",
+        }
+    }
+
+    /// The one with this name.
+    pub fn of_protocol(name: &str) -> Option<Abi> {
+        Abi::ALL.into_iter().find(|abi| abi.protocol() == name)
+    }
+
+    /// Whether 64-bit fields are at multiples of 8.
+    #[inline]
+    pub(super) const fn is_wide(self) -> bool {
+        !matches!(self, Abi::X86_32)
+    }
+
+    /// Bytes of an entry.
+    pub const fn entry_bytes(self) -> u32 {
+        if self.is_wide() { 112 } else { 108 }
+    }
+
+    /// Entries of a ring of so many pages: the largest power of two that fits.
+    pub const fn entries(self, pages: u32) -> u32 {
+        let fit = (pages * PAGE_BYTES - offset::ENTRIES as u32) / self.entry_bytes();
+        1 << fit.ilog2()
+    }
+}
+
+/// Why there is no ring in some memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SetupError {
+    /// A number of pages that no ring has.
+    #[error("ring pages: found {0}, expected 1, 2, 4, 8 or 16")]
+    Pages(u32),
+    /// The memory is not there.
+    #[error("ring: {0} pages are not all in one piece of memory")]
+    Unmapped(u32),
+}
+
+/// The entries, which both ends read and write.
+#[derive(Debug)]
+enum Entries {
+    Wide(SharedSlots<[u64; 14]>),
+    Narrow(SharedSlots<[u32; 27]>),
+}
+
+/// A ring's fields. Both ends have one.
+#[derive(Debug)]
+pub struct BlkifRing {
+    pub(super) req_prod: SharedU32,
+    req_event: SharedU32,
+    pub(super) rsp_prod: SharedU32,
+    rsp_event: SharedU32,
+    entries: Entries,
+    size: u32,
+    abi: Abi,
+}
+
+impl BlkifRing {
+    /// The ring in `pages` pages from `address`.
+    ///
+    /// # Errors
+    /// [`SetupError`].
+    pub fn resolve(memory: &GuestMemory, address: GuestAddress, pages: u32, abi: Abi) -> Result<BlkifRing, SetupError> {
+        if !pages.is_power_of_two() || pages > MAX_PAGES {
+            return Err(SetupError::Pages(pages));
+        }
+        let unmapped = SetupError::Unmapped(pages);
+        let size = abi.entries(pages);
+        let cell = |at: u64| memory.cell_u32(GuestAddress(address.0 + at)).ok_or(unmapped);
+        let first = GuestAddress(address.0 + offset::ENTRIES);
+        let entries = match abi.is_wide() {
+            true => Entries::Wide(memory.slots(first, size as usize).ok_or(unmapped)?),
+            false => Entries::Narrow(memory.slots(first, size as usize).ok_or(unmapped)?),
+        };
+        Ok(BlkifRing {
+            req_prod: cell(offset::REQ_PROD)?,
+            req_event: cell(offset::REQ_EVENT)?,
+            rsp_prod: cell(offset::RSP_PROD)?,
+            rsp_event: cell(offset::RSP_EVENT)?,
+            entries,
+            size,
+            abi,
+        })
+    }
+
+    /// Entries.
+    #[inline]
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// The layout of its entries.
+    #[inline]
+    pub fn abi(&self) -> Abi {
+        self.abi
+    }
+
+    /// As a frontend leaves it: indices 0, events wanted with the first entry (`SHARED_RING_INIT`).
+    pub(super) fn reset(&self) {
+        for (cell, value) in [(&self.req_prod, 0), (&self.rsp_prod, 0), (&self.req_event, 1), (&self.rsp_event, 1)] {
+            cell.store(u32::to_le(value), Ordering::Release);
+        }
+    }
+
+    /// Requests: what the frontend produces.
+    #[inline]
+    pub(super) fn requests(&self) -> Direction<'_, SharedU32> {
+        Direction { index: &self.req_prod, wish: Wish::Reached(&self.req_event) }
+    }
+
+    /// Responses: what the back-end produces.
+    #[inline]
+    pub(super) fn responses(&self) -> Direction<'_, SharedU32> {
+        Direction { index: &self.rsp_prod, wish: Wish::Reached(&self.rsp_event) }
+    }
+
+    /// One copy of entry `index`.
+    #[inline]
+    pub(super) fn request(&self, index: u32) -> RawRequest {
+        match &self.entries {
+            Entries::Wide(entries) => RawRequest::of_wide(entries.get(index as usize)),
+            Entries::Narrow(entries) => RawRequest::of_narrow(entries.get(index as usize)),
+        }
+    }
+
+    /// Writes a request into entry `index`.
+    #[inline]
+    pub(super) fn put_request(&self, index: u32, request: &RawRequest) {
+        match &self.entries {
+            Entries::Wide(entries) => entries.set(index as usize, request.to_wide()),
+            Entries::Narrow(entries) => entries.set(index as usize, request.to_narrow()),
+        }
+    }
+
+    /// Writes a response into entry `index`: every byte of it that a reader may take for one, so that nothing of ours leaks (XSA-216).
+    #[inline]
+    pub(super) fn put_response(&self, index: u32, id: u64, operation: u8, status: i16) {
+        let tail = u32::from(operation) | u32::from(status as u16) << 16;
+        match &self.entries {
+            Entries::Wide(entries) => entries.set_head(index as usize, [id.to_le(), u64::from(tail).to_le()]),
+            Entries::Narrow(entries) => {
+                entries.set_head(index as usize, [(id as u32).to_le(), ((id >> 32) as u32).to_le(), tail.to_le()]);
+            }
+        }
+    }
+
+    /// One read of the response in entry `index`: id, operation, status.
+    #[inline]
+    pub(super) fn response(&self, index: u32) -> (u64, u8, i16) {
+        let (id, tail) = match &self.entries {
+            Entries::Wide(entries) => {
+                let [id, tail] = entries.head::<[u64; 2]>(index as usize).map(u64::from_le);
+                (id, tail as u32)
+            }
+            Entries::Narrow(entries) => {
+                let [low, high, tail] = entries.head::<[u32; 3]>(index as usize).map(u32::from_le);
+                (u64::from(low) | u64::from(high) << 32, tail)
+            }
+        };
+        (id, tail as u8, (tail >> 16) as i16)
+    }
+
+    /// Starts bringing entry `index` into this core's cache.
+    #[inline]
+    pub(super) fn prefetch(&self, index: u32) {
+        match &self.entries {
+            Entries::Wide(entries) => entries.prefetch(index as usize),
+            Entries::Narrow(entries) => entries.prefetch(index as usize),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_have_as_many_entries_as_linux_gives_them() {
+        for abi in Abi::ALL {
+            assert_eq!([1, 2, 4, 8, 16].map(|pages| abi.entries(pages)), [32, 64, 128, 256, 512]);
+            assert_eq!(Abi::of_protocol(abi.protocol()), Some(abi));
+        }
+        assert_eq!(Abi::of_protocol("x86_64"), None);
+    }
+}

@@ -1,0 +1,362 @@
+//! What lies in an entry: a private copy, and what it says by the frontend's layout.
+
+use mqblk_core::Sector512;
+use mqblk_memory::GrantRef;
+
+use super::layout::Abi;
+
+/// What a request asks for. Source: `BLKIF_OP_*`.
+pub mod operation {
+    /// BLKIF_OP_READ.
+    pub const READ: u8 = 0;
+    /// BLKIF_OP_WRITE.
+    pub const WRITE: u8 = 1;
+    /// BLKIF_OP_WRITE_BARRIER.
+    pub const WRITE_BARRIER: u8 = 2;
+    /// BLKIF_OP_FLUSH_DISKCACHE.
+    pub const FLUSH_DISKCACHE: u8 = 3;
+    /// BLKIF_OP_DISCARD.
+    pub const DISCARD: u8 = 5;
+    /// BLKIF_OP_INDIRECT.
+    pub const INDIRECT: u8 = 6;
+}
+
+/// How a request ended. Source: `BLKIF_RSP_*`.
+pub mod status {
+    /// BLKIF_RSP_OKAY.
+    pub const OKAY: i16 = 0;
+    /// BLKIF_RSP_ERROR.
+    pub const ERROR: i16 = -1;
+    /// BLKIF_RSP_EOPNOTSUPP.
+    pub const NOT_SUPPORTED: i16 = -2;
+}
+
+/// Most segments of a request that has them in its entry: BLKIF_MAX_SEGMENTS_PER_REQUEST.
+pub const MAX_SEGMENTS: usize = 11;
+/// Most pages of segments that a request names: BLKIF_MAX_INDIRECT_PAGES_PER_REQUEST.
+pub const MAX_INDIRECT_PAGES: usize = 8;
+/// Segments in a page of them.
+pub const SEGMENTS_PER_PAGE: usize = 512;
+/// Bytes of a segment.
+pub const SEGMENT_BYTES: usize = 8;
+/// BLKIF_DISCARD_SECURE, of a discard's flags.
+pub const DISCARD_SECURE: u8 = 1;
+
+const BYTES: usize = 112;
+
+/// An entry as it lay in the ring. Copied once; nothing else of the entry is ever looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct RawRequest([u8; BYTES]);
+
+/// A part of a request's data: whole sectors of a granted page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Segment {
+    /// The page.
+    pub gref: GrantRef,
+    /// First sector in it.
+    pub first_sect: u8,
+    /// Last sector in it; a page has 8.
+    pub last_sect: u8,
+}
+
+impl Segment {
+    /// A segment as it lies in an entry or in a page of segments; the same in all layouts.
+    #[inline]
+    pub fn from_bytes(bytes: [u8; SEGMENT_BYTES]) -> Segment {
+        let gref = GrantRef(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+        Segment { gref, first_sect: bytes[4], last_sect: bytes[5] }
+    }
+
+    /// How it lies in an entry or in a page of segments.
+    #[inline]
+    pub fn to_bytes(self) -> [u8; SEGMENT_BYTES] {
+        let [a, b, c, d] = self.gref.0.to_le_bytes();
+        [a, b, c, d, self.first_sect, self.last_sect, 0, 0]
+    }
+}
+
+/// A request with its segments in the entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// As the frontend says; may be more than there are.
+    pub nr_segments: u8,
+    /// Where on the disk.
+    pub sector: Sector512,
+    /// The segments; what lies behind the `nr_segments` means nothing.
+    pub segments: [Segment; MAX_SEGMENTS],
+}
+
+/// A request whose segments are in pages of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Indirect {
+    /// What is asked for.
+    pub operation: u8,
+    /// As the frontend says; may be more than there are.
+    pub nr_segments: u16,
+    /// Where on the disk.
+    pub sector: Sector512,
+    /// The pages; those that `nr_segments` do not reach mean nothing.
+    pub pages: [GrantRef; MAX_INDIRECT_PAGES],
+}
+
+/// What a request says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// READ, WRITE, WRITE_BARRIER or FLUSH_DISKCACHE.
+    Transfer(Transfer),
+    /// DISCARD.
+    Discard {
+        /// [`DISCARD_SECURE`].
+        flag: u8,
+        /// Where on the disk.
+        sector: Sector512,
+        /// How much.
+        sectors: u64,
+    },
+    /// INDIRECT.
+    Indirect(Indirect),
+    /// Some other operation.
+    Unknown,
+}
+
+/// A request, judged by nobody yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Goes into the response as it is.
+    pub id: u64,
+    /// One of [`operation`], or not.
+    pub operation: u8,
+    /// A virtual device, for frontends that have several; means nothing today.
+    pub handle: u16,
+    /// The rest.
+    pub what: What,
+}
+
+/// Where the fields of a kind of request are; 64-bit fields move by 4 where they are not at multiples of 8.
+struct Fields {
+    id: usize,
+    /// Of transfers, discards and indirect ones.
+    sector: usize,
+    segments: usize,
+    discard_sectors: usize,
+    indirect_handle: usize,
+    indirect_pages: usize,
+}
+
+const WIDE: Fields =
+    Fields { id: 8, sector: 16, segments: 24, discard_sectors: 24, indirect_handle: 24, indirect_pages: 28 };
+const NARROW: Fields =
+    Fields { id: 4, sector: 12, segments: 20, discard_sectors: 20, indirect_handle: 20, indirect_pages: 24 };
+
+impl Fields {
+    const fn of(abi: Abi) -> &'static Fields {
+        if abi.is_wide() { &WIDE } else { &NARROW }
+    }
+}
+
+impl RawRequest {
+    #[inline]
+    pub(super) fn of_wide(words: [u64; 14]) -> RawRequest {
+        let mut bytes = [0; BYTES];
+        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_ne_bytes());
+        }
+        RawRequest(bytes)
+    }
+
+    #[inline]
+    pub(super) fn of_narrow(words: [u32; 27]) -> RawRequest {
+        let mut bytes = [0; BYTES];
+        for (place, word) in bytes.chunks_exact_mut(4).zip(words) {
+            place.copy_from_slice(&word.to_ne_bytes());
+        }
+        RawRequest(bytes)
+    }
+
+    #[inline]
+    pub(super) fn to_wide(self) -> [u64; 14] {
+        let mut words = [0; 14];
+        for (word, place) in words.iter_mut().zip(self.0.chunks_exact(8)) {
+            *word = u64::from_ne_bytes(place.try_into().expect("8 bytes"));
+        }
+        words
+    }
+
+    #[inline]
+    pub(super) fn to_narrow(self) -> [u32; 27] {
+        let mut words = [0; 27];
+        for (word, place) in words.iter_mut().zip(self.0.chunks_exact(4)) {
+            *word = u32::from_ne_bytes(place.try_into().expect("4 bytes"));
+        }
+        words
+    }
+
+    /// The bytes, to be kept.
+    #[inline]
+    pub fn bytes(&self) -> &[u8; BYTES] {
+        &self.0
+    }
+
+    /// Of bytes that were kept.
+    #[inline]
+    pub fn from_bytes(bytes: [u8; BYTES]) -> RawRequest {
+        RawRequest(bytes)
+    }
+
+    #[inline]
+    fn u16_at(&self, at: usize) -> u16 {
+        u16::from_le_bytes([self.0[at], self.0[at + 1]])
+    }
+
+    #[inline]
+    fn u32_at(&self, at: usize) -> u32 {
+        u32::from_le_bytes(self.0[at..at + 4].try_into().expect("4 bytes"))
+    }
+
+    #[inline]
+    fn u64_at(&self, at: usize) -> u64 {
+        u64::from_le_bytes(self.0[at..at + 8].try_into().expect("8 bytes"))
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        self.0[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// What the entry says, to a frontend of this layout.
+    #[inline]
+    pub fn decode(&self, abi: Abi) -> Request {
+        let at = Fields::of(abi);
+        let (operation, id) = (self.0[0], self.u64_at(at.id));
+        let sector = Sector512(self.u64_at(at.sector));
+        let (handle, what) = match operation {
+            operation::READ..=operation::FLUSH_DISKCACHE => {
+                let segment = |index: usize| {
+                    let from = at.segments + index * SEGMENT_BYTES;
+                    Segment::from_bytes(self.0[from..from + SEGMENT_BYTES].try_into().expect("8 bytes"))
+                };
+                let mut segments = [Segment::default(); MAX_SEGMENTS];
+                let nr_segments = self.0[1];
+                for (index, place) in segments.iter_mut().enumerate().take(nr_segments.into()) {
+                    *place = segment(index);
+                }
+                (self.u16_at(2), What::Transfer(Transfer { nr_segments, sector, segments }))
+            }
+            operation::DISCARD => {
+                (self.u16_at(2), What::Discard { flag: self.0[1], sector, sectors: self.u64_at(at.discard_sectors) })
+            }
+            operation::INDIRECT => {
+                let pages = std::array::from_fn(|index| GrantRef(self.u32_at(at.indirect_pages + index * 4)));
+                let indirect = Indirect { operation: self.0[1], nr_segments: self.u16_at(2), sector, pages };
+                (self.u16_at(at.indirect_handle), What::Indirect(indirect))
+            }
+            _ => (0, What::Unknown),
+        };
+        Request { id, operation, handle, what }
+    }
+
+    /// The entry in which a frontend of this layout says that.
+    pub fn encode(abi: Abi, request: &Request) -> RawRequest {
+        let at = Fields::of(abi);
+        let mut raw = RawRequest([0; BYTES]);
+        raw.0[0] = request.operation;
+        raw.put(at.id, &request.id.to_le_bytes());
+        let sector_at = |raw: &mut RawRequest, sector: Sector512| raw.put(at.sector, &sector.0.to_le_bytes());
+        match &request.what {
+            What::Transfer(transfer) => {
+                raw.0[1] = transfer.nr_segments;
+                raw.put(2, &request.handle.to_le_bytes());
+                sector_at(&mut raw, transfer.sector);
+                for (index, segment) in transfer.segments.iter().enumerate().take(transfer.nr_segments.into()) {
+                    raw.put(at.segments + index * SEGMENT_BYTES, &segment.to_bytes());
+                }
+            }
+            What::Discard { flag, sector, sectors } => {
+                raw.0[1] = *flag;
+                raw.put(2, &request.handle.to_le_bytes());
+                sector_at(&mut raw, *sector);
+                raw.put(at.discard_sectors, &sectors.to_le_bytes());
+            }
+            What::Indirect(indirect) => {
+                raw.0[1] = indirect.operation;
+                raw.put(2, &indirect.nr_segments.to_le_bytes());
+                sector_at(&mut raw, indirect.sector);
+                raw.put(at.indirect_handle, &request.handle.to_le_bytes());
+                for (index, page) in indirect.pages.iter().enumerate() {
+                    raw.put(at.indirect_pages + index * 4, &page.0.to_le_bytes());
+                }
+            }
+            What::Unknown => {}
+        }
+        raw
+    }
+}
+
+impl std::fmt::Debug for RawRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.0).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An entry whose byte `n` is `n`.
+    fn counted(operation: u8) -> RawRequest {
+        let mut bytes: [u8; BYTES] = std::array::from_fn(|at| at as u8);
+        bytes[0] = operation;
+        RawRequest(bytes)
+    }
+
+    fn counted_u64(from: u8) -> u64 {
+        u64::from_le_bytes(std::array::from_fn(|at| from + at as u8))
+    }
+
+    /// The offsets of PUBLIC `blkif.h` as compilers lay it out, field by field.
+    #[test]
+    fn fields_are_where_compilers_put_them() {
+        for (abi, id, sector, rest) in [(Abi::X86_64, 8, 16, 24), (Abi::Arm, 8, 16, 24), (Abi::X86_32, 4, 12, 20)] {
+            let write = counted(operation::WRITE).decode(abi);
+            assert_eq!((write.id, write.handle), (counted_u64(id), 0x0302), "{abi:?}");
+            let What::Transfer(transfer) = write.what else { panic!("a transfer") };
+            assert_eq!((transfer.nr_segments, transfer.sector), (1, Sector512(counted_u64(sector))));
+            assert_eq!((transfer.segments[0].first_sect, transfer.segments[0].last_sect), (rest + 4, rest + 5));
+            assert_eq!(transfer.segments[0].gref.0 as u8, rest);
+            let discard = counted(operation::DISCARD).decode(abi);
+            let sector = Sector512(counted_u64(sector));
+            assert_eq!(discard.what, What::Discard { flag: 1, sector, sectors: counted_u64(rest) });
+            let indirect = counted(operation::INDIRECT).decode(abi);
+            assert_eq!(indirect.handle, u16::from_le_bytes([rest, rest + 1]));
+            let What::Indirect(indirect) = indirect.what else { panic!("indirect") };
+            assert_eq!((indirect.operation, indirect.nr_segments, indirect.sector), (1, 0x0302, sector));
+            assert_eq!(indirect.pages.map(|page| page.0 as u8), std::array::from_fn(|at| rest + 4 + 4 * at as u8));
+            let other = counted(9).decode(abi);
+            assert_eq!((other.id, other.what), (counted_u64(id), What::Unknown));
+        }
+    }
+
+    #[test]
+    fn what_is_encoded_is_decoded() {
+        for abi in Abi::ALL {
+            for op in [0, 1, 2, 3, 5, 6] {
+                let mut raw = counted(op);
+                raw.0[1] = 11;
+                let request = raw.decode(abi);
+                assert_eq!(RawRequest::encode(abi, &request).decode(abi), request);
+            }
+        }
+    }
+
+    #[test]
+    fn no_number_of_segments_reaches_past_the_entry() {
+        for abi in Abi::ALL {
+            for count in [0, 10, 11, 12, 255] {
+                let mut raw = counted(operation::READ);
+                raw.0[1] = count;
+                let What::Transfer(transfer) = raw.decode(abi).what else { panic!("a transfer") };
+                let known = transfer.segments.iter().filter(|segment| segment.last_sect != 0).count();
+                assert_eq!(known, usize::from(count).min(MAX_SEGMENTS));
+            }
+        }
+    }
+}

@@ -3,9 +3,13 @@
 use std::io;
 
 use mqblk_memory::MemoryError;
+use mqblk_ring::blkif;
 use mqblk_ring::split::SetupError;
 use mqblk_ring::split::driver as virtqueue;
 use mqblk_vhost_user_client::ClientError;
+use mqblk_xen::XenError;
+use mqblk_xen::store::StoreError;
+use mqblk_xen::vbd::{Malformed, State};
 
 use crate::blkfront::ResponseError;
 
@@ -103,6 +107,34 @@ pub enum DriverError {
         /// What it may say.
         expected: &'static str,
     },
+    /// Xenstore refused, or is gone.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Xen refused a resource.
+    #[error(transparent)]
+    Xen(#[from] XenError),
+    /// There is no such device (yet): its frontend's directory has no back-end.
+    #[error("{0}: found none, expected the directory of a back-end: the toolstack has made no such device")]
+    NoDevice(String),
+    /// A value in xenstore makes no sense.
+    #[error(transparent)]
+    Key(#[from] Malformed),
+    /// A value that every device has is not there.
+    #[error("xenstore key {0}: found none, expected it of every device that is connected")]
+    MissingKey(&'static str),
+    /// The back-end's state is not what it should be now.
+    #[error("the back-end did not {step}: found it in state {found}: {why}")]
+    BackendState {
+        /// What it was to do.
+        step: &'static str,
+        /// Its state.
+        found: State,
+        /// What it says, or what is known.
+        why: String,
+    },
+    /// A blkif ring could not be laid out.
+    #[error(transparent)]
+    BlkifRing(#[from] blkif::SetupError),
     /// The device did not answer in time.
     #[error("{0}: no answer in time")]
     NoAnswer(&'static str),

@@ -9,13 +9,26 @@
 //! has a stretch of them ([`Queue::data`]), and nothing is copied. A back-end that keeps pages mapped knows them by queue and
 //! grant, so a queue's requests should use its own stretch, and of that what was used last.
 
+mod bus;
+mod device;
+#[cfg(test)]
+mod device_tests;
+mod keys;
+#[cfg(any(test, feature = "model"))]
+pub mod model;
 mod outstanding;
 mod queue;
+#[cfg(test)]
+mod queue_tests;
+#[cfg(any(test, feature = "model"))]
+pub mod raw;
 mod segments;
 mod set;
-#[cfg(test)]
-mod tests;
+pub mod toolstack;
 
+pub use bus::Lifeline;
+pub use device::{Change, Device, Options};
+pub use keys::{Discard, Info};
 pub use outstanding::{Completion, ResponseError, Status};
 pub use queue::Queue;
 pub use set::QueueSet;

@@ -12,6 +12,9 @@ use super::segments::{Composer, Segments};
 use crate::setup::DataArea;
 use crate::{DeviceError, Piece, Refused};
 
+/// Keeps pages granted.
+pub(super) type Keeper = Arc<dyn Send + Sync>;
+
 /// What a queue is made of.
 pub(super) struct Parts {
     pub(super) ring: FrontRing,
@@ -23,6 +26,7 @@ pub(super) struct Parts {
     pub(super) composer: Composer,
     pub(super) memory: Arc<GuestMemory>,
     pub(super) data: DataArea,
+    pub(super) keepers: Vec<Keeper>,
 }
 
 /// One ring, owned by one thread, and all that its requests need: ids, pages of data, pages of segments. Nothing is allocated, and
@@ -40,11 +44,13 @@ pub struct Queue {
     masked: bool,
     /// Why the queue is disabled.
     broken: Option<ResponseError>,
+    /// Of the ring's pages, the data's and the segments'.
+    _keepers: Vec<Keeper>,
 }
 
 impl Queue {
     pub(super) fn new(parts: Parts) -> Queue {
-        let Parts { ring, channel, handle, depth, composer, memory, data } = parts;
+        let Parts { ring, channel, handle, depth, composer, memory, data, keepers } = parts;
         let held = composer.tables().map_or(u16::MAX, |tables| tables.ids());
         // A ring has at most 512 entries.
         let ids = depth.clamp(1, ring.size() as u16).min(held);
@@ -59,6 +65,7 @@ impl Queue {
             notifications: 0,
             masked: false,
             broken: None,
+            _keepers: keepers,
         }
     }
 

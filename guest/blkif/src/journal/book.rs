@@ -29,17 +29,17 @@ use super::{JournalError, JournalSlot};
 const REQUEST_WORDS: usize = size_of::<RawRequest>() / 8;
 /// Words of an entry.
 pub(super) const ENTRY_WORDS: usize = 2 + REQUEST_WORDS;
-const NUMBER: usize = 0;
-const RESPONSE: usize = 1;
+pub(super) const NUMBER: usize = 0;
+pub(super) const RESPONSE: usize = 1;
 
 /// Words of the header, before the entries.
 pub(super) const HEADER_WORDS: usize = 16;
 pub(super) const MAGIC: usize = 0;
 pub(super) const ENTRIES: usize = 1;
 pub(super) const IDENTITY: usize = 2;
-const CONSUMED: usize = 8;
-const PUBLISHING: usize = 9;
-const PUBLISHED: usize = 10;
+pub(super) const CONSUMED: usize = 8;
+pub(super) const PUBLISHING: usize = 9;
+pub(super) const PUBLISHED: usize = 10;
 
 /// Counts beyond this are not from a ring: at ten million requests a second they are 14,000 years away.
 const MOST: u64 = 1 << 62;
@@ -125,7 +125,6 @@ impl<W: Words> Book<W> {
         }
         // From here on the journal is changed, each store of which leaves it as good as it was.
         words.set_header(PUBLISHED, put);
-        words.set_header(PUBLISHING, put);
         let mut book = Book::at_rest(words, entries, consumed, put);
         book.free.retain(|slot| !open.contains(slot));
         for slot in &book.free {

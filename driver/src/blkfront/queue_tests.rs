@@ -78,6 +78,7 @@ fn rig(abi: Abi, depth: u16, most: u16) -> Rig {
         composer: Composer::new(grants(100, PAGES).into(), tables, most),
         memory: data,
         data: DataArea { start: GuestAddress(0), len: ByteLen(PAGES * PAGE) },
+        keepers: vec![],
     });
     Rig { queue, back: BackRing::attach(resolve()), event, notified, segments }
 }

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the tests and sums them up:  scripts/test.sh [fast] [guest]
+# Runs the tests and sums them up:  scripts/test.sh [fast] [guest] [xen]
 #
 # The last line is "N passed, M failed" over all test programs; the exit code is 0 only when nothing failed. The whole output
 # of each run is kept in target/test-logs.
@@ -82,8 +82,20 @@ for part in "$@"; do
             echo "tests with virtual machines (minutes each where there is no KVM)"
             run guest each cargo test --profile checked -p mqblk-tests --features guest --test 'guest_*' --no-fail-fast -- --test-threads=1
             ;;
+        xen)
+            echo "preparing Xen: the hypervisor, dom0's kernel and toolstack, a PV guest"
+            tests/xen/prepare.sh </dev/null || {
+                failed=$((failed + 1))
+                echo "  Xen could not be prepared, so its tests did not run"
+                break
+            }
+            echo "building Xen's tests"
+            run xen-build '' cargo build --release -p mqblk
+            echo "tests on Xen, which QEMU emulates (half a minute each or more)"
+            run xen each cargo test --profile checked -p mqblk-tests --features xen --test 'xen_*' --no-fail-fast -- --test-threads=1
+            ;;
         *)
-            echo "scripts/test.sh: found '$part', expected fast or guest" >&2
+            echo "scripts/test.sh: found '$part', expected fast, guest or xen" >&2
             exit 2
             ;;
     esac

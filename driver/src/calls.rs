@@ -5,17 +5,21 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use mqblk_ring::split::SplitDriver;
-use mqblk_ring::split::driver::DeviceError;
 use mqblk_vhost_user_client::EventFd;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use crate::DriverError;
+use crate::{DeviceError, DriverError};
 
 /// Wakes a thread that waits for its queues.
 #[derive(Debug)]
 pub struct Waker(EventFd);
 
 impl Waker {
+    /// Of an eventfd that a wait watches.
+    pub(crate) fn new(event: EventFd) -> Waker {
+        Waker(event)
+    }
+
     /// Makes the wait return, this time or the next.
     pub fn wake(&self) {
         // It fails only when the counter is full, and then the wait returns anyway.
@@ -61,7 +65,7 @@ impl Calls {
 
     /// Something to end a [`sleep`](Self::sleep) with from another thread.
     pub(crate) fn waker(&self) -> io::Result<Waker> {
-        self.call.try_clone().map(Waker)
+        self.call.try_clone().map(Waker::new)
     }
 
     /// Sleeps until a call or a waker, also one that came since the last sleep. May return early.

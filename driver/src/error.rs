@@ -1,11 +1,68 @@
-//! Why a device cannot be used (any more).
+//! Why a device cannot be used (any more), and why it does not take a request.
 
 use std::io;
 
 use mqblk_memory::MemoryError;
+use mqblk_ring::blkif;
 use mqblk_ring::split::SetupError;
-use mqblk_ring::split::driver::DeviceError;
+use mqblk_ring::split::driver as virtqueue;
 use mqblk_vhost_user_client::ClientError;
+use mqblk_xen::XenError;
+use mqblk_xen::store::StoreError;
+use mqblk_xen::vbd::{Malformed, State};
+
+use crate::blkfront::ResponseError;
+
+/// How a device broke a ring's protocol. The queue is of no more use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// A virtqueue's.
+    #[error(transparent)]
+    Virtqueue(#[from] virtqueue::DeviceError),
+    /// A blkif ring's.
+    #[error(transparent)]
+    Blkif(#[from] ResponseError),
+}
+
+/// Why a request was not taken. Nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// Back-pressure: no room until answers are taken.
+    #[error("the ring is full")]
+    Full,
+    /// More pieces than a request can have.
+    #[error("the request has more pieces than a request can have ({0})")]
+    TooManyPieces(u16),
+    /// Readable pieces come before writable ones (virtio 1.3 section 2.7.4.2).
+    #[error("a readable piece after a writable one")]
+    Order,
+    /// A request needs a piece, and a piece a byte.
+    #[error("the request has no pieces, or an empty one")]
+    Empty,
+    /// A piece that no segments can name.
+    #[error("a piece of {len} bytes at {address:#x}, expected whole sectors of 512 bytes in granted memory")]
+    NotGranted {
+        /// Where it starts.
+        address: u64,
+        /// Its bytes.
+        len: u32,
+    },
+    /// The back-end broke the protocol before.
+    #[error("the queue is disabled: its back-end broke the protocol")]
+    Disabled,
+}
+
+impl From<virtqueue::Refused> for Refused {
+    #[inline]
+    fn from(refused: virtqueue::Refused) -> Refused {
+        match refused {
+            virtqueue::Refused::Full => Refused::Full,
+            virtqueue::Refused::TooManyPieces(most) => Refused::TooManyPieces(most),
+            virtqueue::Refused::Order => Refused::Order,
+            virtqueue::Refused::Empty => Refused::Empty,
+        }
+    }
+}
 
 /// Why a device cannot be used (any more).
 #[derive(Debug, thiserror::Error)]
@@ -50,9 +107,43 @@ pub enum DriverError {
         /// What it may say.
         expected: &'static str,
     },
+    /// Xenstore refused, or is gone.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Xen refused a resource.
+    #[error(transparent)]
+    Xen(#[from] XenError),
+    /// There is no such device (yet): its frontend's directory has no back-end.
+    #[error("{0}: found none, expected the directory of a back-end: the toolstack has made no such device")]
+    NoDevice(String),
+    /// A value in xenstore makes no sense.
+    #[error(transparent)]
+    Key(#[from] Malformed),
+    /// A value that every device has is not there.
+    #[error("xenstore key {0}: found none, expected it of every device that is connected")]
+    MissingKey(&'static str),
+    /// The back-end's state is not what it should be now.
+    #[error("the back-end did not {step}: found it in state {found}: {why}")]
+    BackendState {
+        /// What it was to do.
+        step: &'static str,
+        /// Its state.
+        found: State,
+        /// What it says, or what is known.
+        why: String,
+    },
+    /// A blkif ring could not be laid out.
+    #[error(transparent)]
+    BlkifRing(#[from] blkif::SetupError),
     /// The device did not answer in time.
     #[error("{0}: no answer in time")]
     NoAnswer(&'static str),
+}
+
+impl From<virtqueue::DeviceError> for DriverError {
+    fn from(error: virtqueue::DeviceError) -> DriverError {
+        DriverError::Device(error.into())
+    }
 }
 
 impl DriverError {

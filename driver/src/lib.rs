@@ -1,9 +1,11 @@
 //! Userspace drivers: the other end of each guest interface, in this process.
 //!
 //! `virtio_blk/` drives any vhost-user-blk server, `virtio_scsi/` any vhost-user-scsi server: many queues, each owned by one
-//! thread. What they have in common: `setup` (shared memory and rings), `calls` (waiting), `error`.
+//! thread. What they have in common: `setup` (shared memory and rings), `calls` (waiting), `error`. `blkfront/` is the frontend of
+//! Xen's block interface, over grants and event channels, real or simulated.
 #![forbid(unsafe_code)]
 
+pub mod blkfront;
 mod calls;
 mod error;
 #[cfg(any(test, feature = "model"))]
@@ -13,6 +15,5 @@ pub mod virtio_blk;
 pub mod virtio_scsi;
 
 pub use calls::Waker;
-pub use error::DriverError;
-pub use mqblk_ring::split::driver::{DeviceError, Refused};
+pub use error::{DeviceError, DriverError, Refused};
 pub use setup::{Piece, ShapeChoice};

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mqblk_core::{DiskError, DiskSlot, GuestQueue, Wake};
-use mqblk_uring::{EventFd, Lane, LaneOptions};
+use mqblk_uring::{Kick, Lane, LaneOptions};
 
 use crate::counters::{QueueId, QueueReport, WorkerReport};
 use crate::mailbox::{Mailbox, WakerHandle};
@@ -62,8 +62,10 @@ pub struct Engine {
 pub struct QueueOptions {
     /// The disks it serves.
     pub disks: Vec<QueueDisk>,
-    /// Signalled by the guest when it wants to be looked at; `None`: the queue is found only while it is polled.
-    pub kick: Option<EventFd>,
+    /// Becomes readable when the guest wants to be looked at; `None`: the queue is found only while it is polled. An event
+    /// counter is never read; what must be read before it tells of the next kick, the queue reads in its
+    /// [`disarm`](GuestQueue::disarm), which follows each.
+    pub kick: Option<Kick>,
     /// How long it is polled.
     pub poll: PollPolicy,
     /// How its guest is called.
@@ -240,7 +242,7 @@ where
     ///
     /// # Errors
     /// When the worker has ended.
-    pub fn set_kick(&self, kick: Option<EventFd>) -> Result<(), WorkerGone> {
+    pub fn set_kick(&self, kick: Option<Kick>) -> Result<(), WorkerGone> {
         let (slot, generation) = (self.slot, self.generation);
         self.mailbox.ask(move |worker| worker.set_kick(slot, generation, kick))
     }

@@ -23,6 +23,7 @@ mod runner;
 mod seat_disks;
 mod share;
 mod tags;
+mod tally;
 #[cfg(test)]
 mod trial;
 mod worker;
@@ -31,10 +32,11 @@ pub use by_hand::{HandSeat, HandWorker};
 pub use counters::{DiskCounters, LatencyParts, QueueCounters, QueueId, QueueLatency, QueueReport, WorkerReport};
 pub use engine::{AttachError, Detached, Engine, EngineOptions, QueueHandle, QueueOptions, WorkerGone};
 pub use latency::{LatencyHistogram, percentile_ns};
-pub use mqblk_uring::{Bell, EventFd, FixedBufferUse, Lane, LaneOptions};
+pub use mqblk_uring::{Bell, EventFd, FixedBufferUse, Kick, Lane, LaneOptions};
 pub use options::{Coalesce, MergeMode, PlugOptions};
 pub use poll::PollPolicy;
 pub use seat_disks::QueueDisk;
+pub use tally::Tally;
 
 /// A disk as the engine holds it.
 pub type AnyDisk = dyn mqblk_core::Disk<Lane>;

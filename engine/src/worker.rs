@@ -5,7 +5,7 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use mqblk_core::DiskSlot;
-use mqblk_uring::{EventFd, Lane, LaneOptions, Wait};
+use mqblk_uring::{Kick, Lane, LaneOptions, Wait};
 
 use crate::channels::Channels;
 use crate::clock::{Clock, Moment};
@@ -491,7 +491,7 @@ impl Worker {
     }
 
     /// Replaces a queue's kick.
-    pub(crate) fn set_kick(&mut self, slot: u16, generation: u32, kick: Option<EventFd>) {
+    pub(crate) fn set_kick(&mut self, slot: u16, generation: u32, kick: Option<Kick>) {
         self.generation = self.generation.wrapping_add(1);
         let fresh = self.generation;
         let Some((seat, _)) = self.find(slot, generation) else { return };

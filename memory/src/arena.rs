@@ -1,9 +1,11 @@
 //! Page slots: one stretch of addresses in which single pages come and go.
 
+use std::ffi::c_void;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::guest::{GuestAddress, GuestMemory, Region};
@@ -49,7 +51,7 @@ impl PageArena {
         if rustix::param::page_size() != PAGE_BYTES as usize {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "grants need a host with pages of 4096 bytes"));
         }
-        let region = Arc::new(Region::anonymous(pages.max(1) as usize * PAGE_BYTES as usize)?);
+        let region = Arc::new(Region::apart(pages.max(1) as usize * PAGE_BYTES as usize)?);
         let memory = GuestMemory::new(vec![Arc::clone(&region)]).map_err(io::Error::other)?;
         let _watched = lost::watch(region.host_address() as usize, region.len() as usize);
         Ok(PageArena { memory: Arc::new(memory), region, pages, _watched })
@@ -68,14 +70,33 @@ impl PageArena {
     /// Puts `count` pages of a file from `offset` into the slots from `first`, in place of what they held.
     ///
     /// # Errors
-    /// When the slots are not in the arena, or the system refuses; then they hold what they held.
+    /// When the slots are not in the arena, or the system refuses; then they hold what they held, or zero pages of our own.
     pub fn place(&self, first: PageSlot, count: u32, file: &impl AsFd, offset: u64, writable: bool) -> io::Result<()> {
         let (start, len) = self.stretch(first, count)?;
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: `stretch` has checked that the range is inside the arena's own mapping, which lives as long as `self`; what was
         // there is accessed only as plain bytes that may change at any moment.
-        unsafe { rustix::mm::mmap(start, len, protection, MapFlags::SHARED | MapFlags::FIXED, file, offset)? };
-        Ok(())
+        let placed =
+            unsafe { rustix::mm::mmap(start, len, protection, MapFlags::SHARED | MapFlags::FIXED, file, offset) };
+        placed.map(|_| ()).map_err(|error| {
+            self.mend(start, len);
+            error.into()
+        })
+    }
+
+    /// Fills the hole that a refused mapping may leave: the kernel takes out what was there before it asks the file, and a file that
+    /// refuses then (`gntdev` does, for a grant that is not there) leaves nothing.
+    fn mend(&self, start: *mut c_void, len: usize) {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: the range is in our own addresses. It takes no place but that of a hole, which nobody else can have filled:
+        // the addresses are given to nobody who does not ask for them.
+        match unsafe { rustix::mm::mmap_anonymous(start, len, protection, flags) } {
+            // Nothing had been taken out.
+            Ok(_) | Err(Errno::EXIST) => {}
+            // A hole would let whoever touches it die later, and elsewhere.
+            Err(error) => panic!("the system has no room to fill a hole in page slots: {error}"),
+        }
     }
 
     /// Puts zero pages of our own into the slots, in place of what they held: the memory behind them goes back to the system, and
@@ -100,7 +121,7 @@ impl PageArena {
         (start + u64::from(len) <= self.region.len()).then(|| self.region.host_address() + start)
     }
 
-    fn stretch(&self, first: PageSlot, count: u32) -> io::Result<(*mut std::ffi::c_void, usize)> {
+    fn stretch(&self, first: PageSlot, count: u32) -> io::Result<(*mut c_void, usize)> {
         let bytes = count.checked_mul(PAGE_BYTES).filter(|bytes| *bytes > 0);
         let address = bytes.and_then(|bytes| self.host_address(first, 0, bytes));
         match (address, bytes) {
@@ -140,6 +161,36 @@ mod tests {
         assert_eq!(found[7], 5, "the file's own page");
         arena.clear(PageSlot(1), 2).unwrap();
         assert_eq!([0, 1, 2, 3].map(|slot| byte(&arena, slot)), [1, 0, 0, 9]);
+    }
+
+    #[test]
+    fn a_file_that_refuses_late_leaves_no_hole() {
+        let arena = PageArena::reserve(4).unwrap();
+        arena.memory().write(GuestAddress(0), &[1; 4 * PAGE_BYTES as usize]).unwrap();
+        // A socket says no only when what was there before is gone.
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        for first in [1, 0, 2] {
+            assert!(arena.place(PageSlot(first), 2, &socket, 0, true).is_err());
+            // Whoever touches a hole dies.
+            assert_eq!([first, first + 1].map(|slot| byte(&arena, slot)), [0, 0]);
+        }
+        // An error that is found before anything is taken out.
+        arena.memory().write(GuestAddress(0), &[1; 4 * PAGE_BYTES as usize]).unwrap();
+        let file = create_memfd("t", PAGE_BYTES.into()).unwrap();
+        assert!(arena.place(PageSlot(1), 2, &file, 1, true).is_err());
+        assert_eq!([0, 1, 2, 3].map(|slot| byte(&arena, slot)), [1; 4]);
+    }
+
+    /// A hole that is there for a moment must not be where other threads' memory goes.
+    #[test]
+    fn arenas_lie_apart_from_what_the_system_places() {
+        let arenas: Vec<PageArena> = (0..3).map(|_| PageArena::reserve(64).unwrap()).collect();
+        let placed = crate::Mapping::anonymous(4096).unwrap();
+        for arena in &arenas {
+            let start = arena.host_address(PageSlot(0), 0, 1).unwrap() as usize;
+            assert!((0x2000_0000_0000..0x2800_0000_0000).contains(&start), "{start:#x}");
+            assert!(start < placed.address(0).as_ptr() as usize);
+        }
     }
 
     #[test]

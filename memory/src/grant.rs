@@ -69,8 +69,8 @@ pub trait GrantAccess: Send {
     /// Maps granted pages into the slots from `first`, one behind the other: all of them or none.
     ///
     /// # Errors
-    /// When one of the grants is not there or not (so) allowed, or there is no room for more mappings in this host. The slots are
-    /// then as they were.
+    /// When one of the grants is not there or not (so) allowed, or there is no room for more mappings in this host. The slots hold
+    /// then what they held, or zero pages of our own.
     fn map(&mut self, arena: &PageArena, first: PageSlot, refs: &[GrantRef], writable: bool) -> io::Result<()>;
 
     /// Lets go of what one [`map`](Self::map) put into the slots from `first`; they hold zero pages of our own afterwards. The domain

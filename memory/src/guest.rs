@@ -8,7 +8,7 @@ use std::sync::Arc;
 use mqblk_core::ByteOffset;
 
 use crate::mapping::{Mapping, create_memfd};
-use crate::shared::{Plain, SharedSlots, SharedU16, SharedU32};
+use crate::shared::{Plain, SharedSlots, SharedU16, SharedU32, SharedWords};
 
 /// An address as the guest sees it (in descriptors).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -108,6 +108,12 @@ impl Region {
     /// Private memory that behaves like a guest region (bounce buffers).
     pub(crate) fn anonymous(len: usize) -> io::Result<Region> {
         let mapping = Mapping::anonymous(len)?;
+        Ok(Region { guest: GuestAddress(0), user: UserAddress(0), len: len as u64, mapping, delta: 0 })
+    }
+
+    /// As `anonymous`, at addresses of its own: see [`Mapping::apart`].
+    pub(crate) fn apart(len: usize) -> io::Result<Region> {
+        let mapping = Mapping::apart(len)?;
         Ok(Region { guest: GuestAddress(0), user: UserAddress(0), len: len as u64, mapping, delta: 0 })
     }
 
@@ -247,6 +253,24 @@ impl GuestMemory {
         base.cast::<u32>().is_aligned().then(|| SharedU32::new(base, Arc::clone(region)))
     }
 
+    /// `count` shared 64-bit words at `address`. `None` unless they lie in one region, aligned.
+    pub fn words(&self, address: GuestAddress, count: usize) -> Option<SharedWords> {
+        let (base, region) = self.contiguous(address, (count as u64).checked_mul(8)?)?;
+        base.cast::<u64>().is_aligned().then(|| SharedWords::new(base, count, Arc::clone(region)))
+    }
+
+    /// Copies `len` bytes at `from` to `to` in another table, or in this one. `None` (and nothing copied) unless each of the two
+    /// stretches lies in one region. What is written meanwhile into either may or may not be in the copy.
+    #[inline]
+    pub fn copy_to(&self, from: GuestAddress, other: &GuestMemory, to: GuestAddress, len: u64) -> Option<()> {
+        let (source, _) = self.contiguous(from, len)?;
+        let (target, _) = other.contiguous(to, len)?;
+        // SAFETY: both stretches are inside mappings that the two tables keep, as just checked; they may overlap; no reference to
+        // either is ever made.
+        unsafe { source.copy_to(target, len as usize) };
+        Some(())
+    }
+
     /// Copies `bytes` into guest memory. `None` (and nothing copied) unless all of it lies in one region.
     pub fn write(&self, address: GuestAddress, bytes: &[u8]) -> Option<()> {
         let region = &self.regions[self.find(address)?];
@@ -300,6 +324,41 @@ mod tests {
         assert!(memory.without(GuestAddress(0x1000), user, 0x999).is_err());
         assert!(memory.without(GuestAddress(0x1000), UserAddress(1), 0x1000).is_err());
         assert!(memory.without(GuestAddress(0x1000), user, 0x1000).unwrap().regions().is_empty());
+    }
+
+    #[test]
+    fn copies_between_tables_stay_inside_both() {
+        let one = GuestMemory::default().with(region(0x1000, 0x1000)).unwrap();
+        let two = GuestMemory::default().with(region(0, 0x800)).unwrap();
+        one.write(GuestAddress(0x1ffc), b"last").unwrap();
+        one.copy_to(GuestAddress(0x1ffc), &two, GuestAddress(0x7fc), 4).unwrap();
+        let mut found = [0; 4];
+        two.read(GuestAddress(0x7fc), &mut found).unwrap();
+        assert_eq!(&found, b"last");
+        for (from, to, len) in [(0x1ffc, 0, 5), (0x1000, 0x7fd, 4), (0xfff, 0, 1), (0x1000, 0, u64::MAX)] {
+            assert!(one.copy_to(GuestAddress(from), &two, GuestAddress(to), len).is_none(), "{from:#x} {to:#x} {len}");
+        }
+        two.write(GuestAddress(0), b"abcdef").unwrap();
+        two.copy_to(GuestAddress(0), &two, GuestAddress(2), 4).unwrap();
+        let mut found = [0; 6];
+        two.read(GuestAddress(0), &mut found).unwrap();
+        assert_eq!(&found, b"ababcd", "an overlap");
+    }
+
+    #[test]
+    fn shared_words_are_bounded_and_shared() {
+        use std::sync::atomic::Ordering::Relaxed;
+        let (region, file) = Region::shared("t", 0x1000, GuestAddress(0)).unwrap();
+        let memory = GuestMemory::default().with(region).unwrap();
+        for (at, count) in [(4, 1), (0x1000, 1), (0xff8, 2), (0, usize::MAX)] {
+            assert!(memory.words(GuestAddress(at), count).is_none(), "{at} {count}");
+        }
+        let words = memory.words(GuestAddress(8), 3).unwrap();
+        assert_eq!((words.count(), words.get(3).is_none()), (3, true));
+        words.get(2).unwrap().store(0x0102_0304, Relaxed);
+        let again = Region::of_file(&file, 0, 0x1000, GuestAddress(0), UserAddress(0)).unwrap();
+        let again = GuestMemory::default().with(again).unwrap().words(GuestAddress(0), 512).unwrap();
+        assert_eq!(again.get(3).unwrap().load(Relaxed), 0x0102_0304);
     }
 
     #[test]

@@ -26,4 +26,4 @@ pub use grant::{CopyDirection, DomainId, GrantAccess, GrantCopy, GrantRef, Grant
 pub use guest::{GuestAddress, GuestMemory, MemoryError, Region, UserAddress};
 pub use mapping::{Mapping, clear_file, create_memfd};
 pub use pool::{Buffer, BufferPool, Fault, FixedBuffers, LeaseId, PooledLane, Segment};
-pub use shared::{Plain, SharedSlots, SharedU16, SharedU32, full_fence};
+pub use shared::{Plain, SharedSlots, SharedU16, SharedU32, SharedWords, full_fence};

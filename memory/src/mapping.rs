@@ -5,8 +5,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mqblk_core::{ByteLen, ByteOffset};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::lost;
@@ -69,6 +71,40 @@ impl Mapping {
         let base = unsafe { rustix::mm::mmap_anonymous(null_mut(), mapped, protection, flags)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Mapping { base, len, mapped, slot: None })
+    }
+
+    /// As [`anonymous`](Self::anonymous), at addresses that the system gives to nobody who does not ask for them: should there be a
+    /// hole in it for a moment, no other thread's memory gets into it. The system hands addresses out from the top of the free
+    /// space (or from a third of it, upwards), and these lie far below. Where the address space is too small for that, they are
+    /// any.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub(crate) fn apart(len: usize) -> io::Result<Mapping> {
+        /// 32 TiB to 40 TiB: below where programs, heaps and mappings go on x86_64 and on arm64 with 48 bits.
+        const ROOM: std::ops::Range<usize> = 0x2000_0000_0000..0x2800_0000_0000;
+        /// Where to look next. What was mapped long ago is likely to be free again when it comes round.
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let page = rustix::param::page_size();
+        let mapped = len.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::InvalidInput)?;
+        let stride =
+            mapped.checked_add(page).filter(|stride| *stride < ROOM.len()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+        for _ in 0..1000 {
+            let from = NEXT.fetch_add(stride, Ordering::Relaxed) % (ROOM.len() - stride);
+            let start = std::ptr::with_exposed_provenance_mut(ROOM.start + from / page * page);
+            // SAFETY: a new mapping that takes the place of no existing memory: the system refuses when there is any.
+            match unsafe { rustix::mm::mmap_anonymous(start, mapped, protection, flags) } {
+                Ok(base) => {
+                    let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+                    return Ok(Mapping { base, len, mapped, slot: None });
+                }
+                Err(Errno::EXIST) => {}
+                Err(_) => break,
+            }
+        }
+        Mapping::anonymous(len)
     }
 
     /// Usable bytes.

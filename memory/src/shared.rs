@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::guest::Region;
 
@@ -125,6 +125,41 @@ macro_rules! shared_cell {
 
 shared_cell!(SharedU16, AtomicU16, u16, "A 16-bit index or flag in shared memory.");
 shared_cell!(SharedU32, AtomicU32, u32, "A 32-bit index or flag in shared memory.");
+
+/// An array of 64-bit words in shared memory, all accesses to which are atomic.
+#[derive(Debug)]
+pub struct SharedWords {
+    base: NonNull<u64>,
+    count: usize,
+    _region: Arc<Region>,
+}
+
+// SAFETY: accessed atomically only; the region is kept alive by the Arc.
+unsafe impl Send for SharedWords {}
+// SAFETY: as above.
+unsafe impl Sync for SharedWords {}
+
+impl SharedWords {
+    /// `base` must point to `count` aligned words inside `region`.
+    pub(crate) fn new(base: NonNull<u8>, count: usize, region: Arc<Region>) -> Self {
+        assert!(base.cast::<u64>().is_aligned());
+        SharedWords { base: base.cast(), count, _region: region }
+    }
+
+    /// Words.
+    #[inline]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Word `index`, for any atomic operation. `None` when it is past the end.
+    #[inline]
+    pub fn get(&self, index: usize) -> Option<&AtomicU64> {
+        // SAFETY: inside the array (just checked), aligned and mapped for as long as `self` lives (constructor); all our accesses
+        // to it are atomic.
+        (index < self.count).then(|| unsafe { AtomicU64::from_ptr(self.base.add(index).as_ptr()) })
+    }
+}
 
 /// A full memory barrier: what "publish, then look at the other side's wish" and "arm, then look again" need between their
 /// two halves (virtio 1.3 section 2.7.10 and 2.7.7.2).

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use mqblk_tests::guest::{Daemon, DaemonDisk, FioJobs, Guest, GuestDisk, Image, LoopDevice, Server};
+use mqblk_tests::guest::{Daemon, DaemonDisk, FioJobs, Guest, GuestDisk, Image, LoopDevice, Server, Shell};
 
 const MIB: u64 = 1 << 20;
 

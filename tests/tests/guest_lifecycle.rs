@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use mqblk_tests::guest::{Daemon, DaemonDisk, FioJobs, FioOutcome, Guest, GuestDisk, Image};
+use mqblk_tests::guest::{Daemon, DaemonDisk, FioJobs, FioOutcome, Guest, GuestDisk, Image, Shell};
 
 const MIB: u64 = 1 << 20;
 

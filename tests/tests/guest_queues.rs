@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use mqblk_tests::guest::{Daemon, DaemonDisk, FioJobs, FioOutcome, Guest, GuestDisk, Image, Server};
+use mqblk_tests::guest::{Daemon, DaemonDisk, FioJobs, FioOutcome, Guest, GuestDisk, Image, Server, Shell};
 
 /// Requests sent from each CPU. More than a firmware or a partition scan would ever send.
 const REQUESTS: u64 = 300;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use mqblk_core::ByteLen;
 use mqblk_tests::guest::{
-    Controller, FioJobs, FioLoop, Guest, Image, Lun, ScsiDisk, ScsiHost, scsi_disks, wait_for_places,
+    Controller, FioJobs, FioLoop, Guest, Image, Lun, ScsiDisk, ScsiHost, Shell, scsi_disks, wait_for_places,
 };
 
 const MIB: u64 = 1 << 20;

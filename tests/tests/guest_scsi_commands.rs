@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use mqblk_tests::guest::{
-    Controller, FioJobs, FioLoop, Guest, Image, LoopDevice, Lun, ScsiDisk, ScsiHost, Server, wait_for_places,
+    Controller, FioJobs, FioLoop, Guest, Image, LoopDevice, Lun, ScsiDisk, ScsiHost, Server, Shell, wait_for_places,
 };
 
 const MIB: u64 = 1 << 20;

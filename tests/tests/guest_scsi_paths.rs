@@ -3,7 +3,7 @@
 //! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
 use anyhow::{Result, ensure};
-use mqblk_tests::guest::{Controller, Guest, Image, Lun, ScsiHost, Server, wait_for_places};
+use mqblk_tests::guest::{Controller, Guest, Image, Lun, ScsiHost, Server, Shell, wait_for_places};
 
 const CONTROLLER: &str = "paths";
 /// The places of the two paths, and of a LUN that nobody reserves.

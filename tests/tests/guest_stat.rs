@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use mqblk_admin::model::{Counters, DiskStat};
-use mqblk_tests::guest::{Daemon, DaemonDisk, FioJobs, Guest, GuestDisk, Image, Server};
+use mqblk_tests::guest::{Daemon, DaemonDisk, FioJobs, Guest, GuestDisk, Image, Server, Shell};
 
 /// What the guest's kernel has counted of its disk (Documentation/block/stat.rst), and iostat's sums of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -35,10 +35,6 @@ impl EventFd {
             _ => 0,
         }
     }
-
-    pub(crate) fn shared(&self) -> Arc<OwnedFd> {
-        Arc::clone(&self.0)
-    }
 }
 
 impl TryFrom<OwnedFd> for EventFd {
@@ -55,6 +51,41 @@ impl TryFrom<OwnedFd> for EventFd {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         Ok(EventFd(Arc::new(fd)))
+    }
+}
+
+/// What is watched for a guest's kicks: whatever becomes readable with them. Clones name the same.
+#[derive(Clone, Debug)]
+pub struct Kick(Arc<OwnedFd>);
+
+impl Kick {
+    pub(crate) fn shared(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.0)
+    }
+}
+
+impl From<EventFd> for Kick {
+    fn from(event: EventFd) -> Kick {
+        Kick(event.0)
+    }
+}
+
+impl From<&EventFd> for Kick {
+    fn from(event: &EventFd) -> Kick {
+        Kick(Arc::clone(&event.0))
+    }
+}
+
+impl From<&Kick> for Kick {
+    fn from(kick: &Kick) -> Kick {
+        kick.clone()
+    }
+}
+
+impl From<OwnedFd> for Kick {
+    /// A descriptor that somebody else reads: the device node of an event channel.
+    fn from(descriptor: OwnedFd) -> Kick {
+        Kick(Arc::new(descriptor))
     }
 }
 

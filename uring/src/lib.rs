@@ -19,7 +19,7 @@ mod ops;
 mod register;
 
 pub use bell::Bell;
-pub use event::EventFd;
+pub use event::{EventFd, Kick};
 pub use lane::{Lane, LaneOptions, Wait};
 pub use ops::{Completion, Owner, Refused};
 pub use register::{FixedBufferUse, RingFile};

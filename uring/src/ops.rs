@@ -6,7 +6,7 @@ use io_uring::{opcode, squeue, types};
 use mqblk_core::{ByteLen, ByteOffset};
 use mqblk_memory::Buffer;
 
-use crate::event::EventFd;
+use crate::event::Kick;
 use crate::lane::Lane;
 use crate::register::RingFile;
 
@@ -104,14 +104,15 @@ impl Lane {
         self.submit_without_buffer(owner, cookie, file, entry)
     }
 
-    /// Completes, again and again, whenever `event` is signalled (once at once if it was signalled before). The counter
-    /// itself is never read: each signal wakes a poll, and a counter of 64 bits does not fill up.
+    /// Completes, again and again, whenever `kick` is signalled (once at once if it was signalled before). It is never read
+    /// here: each signal wakes a poll. An event counter of 64 bits does not fill up; what does not count signals must be read by
+    /// whoever owns it, or there is no next one.
     ///
     /// # Errors
     /// [`Refused`] when too much is in flight.
-    pub fn watch(&mut self, owner: Owner, cookie: u64, event: &EventFd) -> Result<(), Refused> {
+    pub fn watch(&mut self, owner: Owner, cookie: u64, kick: impl Into<Kick>) -> Result<(), Refused> {
         let Some(index) = self.in_flight.take(owner, cookie) else { return Err(Refused(None)) };
-        let fd = event.shared();
+        let fd = kick.into().shared();
         let entry = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), libc::POLLIN as u32).multi(true).build();
         self.in_flight.slot(index).file = Some(fd);
         self.push(entry, index);

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use mqblk_core::{ByteLen, Sector512};
 use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots};
 use mqblk_ring::split::SplitDriver;
-use mqblk_ring::split::driver::{DeviceError, Shape};
+use mqblk_ring::split::driver::Shape;
 use mqblk_vhost_user_client::EventFd;
 
 use super::layout::QueueLayout;
 use super::wire::{HEADER_BYTES, ID_BYTES, MAX_RANGES, RANGE_BYTES, Range, header, kind};
 use crate::calls::{self, Calls};
-use crate::{DriverError, Piece, Refused, Waker};
+use crate::{DeviceError, DriverError, Piece, Refused, Waker};
 
 /// What a status byte holds before the device has written it, when [`Options::poison_status`](super::Options) is set.
 const POISON: u8 = 0xff;
@@ -277,7 +277,7 @@ impl Queue {
     /// When the device breaks the protocol: the queue is of no more use.
     #[inline]
     pub fn look(&mut self) -> Result<u16, DeviceError> {
-        self.ring.look()
+        Ok(self.ring.look()?)
     }
 
     /// Takes one answer of those that the last [`look`](Self::look) saw.

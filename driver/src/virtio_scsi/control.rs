@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots};
 use mqblk_ring::split::SplitDriver;
-use mqblk_ring::split::driver::Shape;
+use mqblk_ring::split::driver::{Refused, Shape};
 use mqblk_vhost_user_client::EventFd;
 
 use super::layout::ControlLayout;
 use super::queue::POISON;
 use super::wire::{Address, EVENT_BYTES, Event, TMF_BYTES, TMF_STRIDE, TaskAnswer, TaskManagement};
 use crate::calls::{self, Calls};
-use crate::{DriverError, Refused, Waker};
+use crate::{DriverError, Waker};
 
 /// Event buffers that lie with the device.
 const EVENT_BUFFERS: u16 = 16;

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use mqblk_core::ByteLen;
 use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots};
 use mqblk_ring::split::SplitDriver;
-use mqblk_ring::split::driver::{DeviceError, Shape};
+use mqblk_ring::split::driver::Shape;
 use mqblk_vhost_user_client::EventFd;
 
 use super::answer::{Ending, Head};
 use super::command::{Command, Data};
 use super::layout::QueueLayout;
 use super::wire::{ANSWER_BYTES, ANSWER_HEAD, ANSWER_STRIDE, HEADER_BYTES, HEADER_STRIDE};
-use crate::Refused;
+use crate::{DeviceError, Refused};
 
 /// What a response byte holds before the device has written it, where answers are spoilt before.
 pub(crate) const POISON: u8 = 0xff;

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::mpsc::SyncSender;
 
-use mqblk_uring::{EventFd, Lane};
+use mqblk_uring::{Kick, Lane};
 
 use super::Leaving;
 use crate::runner::Served;
@@ -19,7 +19,7 @@ pub(crate) type TellBroken = Box<dyn FnOnce(&str) + Send>;
 pub(crate) struct Seat {
     pub(crate) runner: Box<dyn Served>,
     pub(crate) disks: SeatDisks,
-    pub(crate) kick: Option<EventFd>,
+    pub(crate) kick: Option<Kick>,
     /// Tells this queue from a later one in the same slot.
     pub(crate) generation: u32,
     /// Tells this watch of the kick from an earlier one.

@@ -11,6 +11,8 @@ use mqblk_core::{
     Pulled, Request, Wake,
 };
 
+use mqblk_uring::EventFd;
+
 use super::*;
 use crate::engine::{QueueOptions, seat};
 use crate::mailbox::Mailbox;
@@ -146,7 +148,7 @@ impl Stage {
                 Letter::Nothing => {}
                 Letter::Disable(_) => worker.set_enabled(slot, generation, false),
                 Letter::Enable(_) => worker.set_enabled(slot, generation, true),
-                Letter::NewKick(_) => worker.set_kick(slot, generation, Some(fresh)),
+                Letter::NewKick(_) => worker.set_kick(slot, generation, Some(fresh.into())),
                 Letter::Drain(_) => worker.drain(slot, generation, sync_channel(1).0),
                 Letter::CloseDisk(_) => worker.close_disk(slot, generation, SECOND, left),
                 // It may be there still.
@@ -354,7 +356,7 @@ fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
         }
         let options = QueueOptions {
             disks,
-            kick: Some(at(&stage).guests[index].kick.clone()),
+            kick: Some(at(&stage).guests[index].kick.clone().into()),
             poll: PollPolicy::Off,
             coalesce: Coalesce::default(),
             paused: false,

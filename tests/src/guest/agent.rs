@@ -1,5 +1,6 @@
 //! The host's end of the agent in `tests/guest/init`: scripts in, exit status and output out.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,9 @@ pub const PATIENCE: Duration = Duration::from_secs(90);
 /// What the guest has on top of a script's own limit to say that it was killed.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 
+/// The lines of a guest's kernel that are kept.
+const NOISE_KEPT: usize = 40;
+
 /// A long wait is cut into pieces of this length, to look whether the guest still lives.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -27,24 +31,41 @@ pub struct Answer {
     pub output: String,
 }
 
-/// The connection to the guest's virtio-serial port.
+/// The connection to the guest's virtio-serial port, or to its console: there its kernel prints too.
 #[derive(Debug)]
 pub(crate) struct Agent {
     stream: LineStream,
     next: u64,
+    noise: VecDeque<String>,
 }
 
 impl Agent {
     pub(crate) fn connect(socket: &Path) -> Result<Self> {
-        Ok(Self { stream: LineStream::connect(socket, ANSWER_WITHIN)?, next: 1 })
+        Ok(Self { stream: LineStream::connect(socket, ANSWER_WITHIN)?, next: 1, noise: VecDeque::new() })
     }
 
     /// Waits for the line with which the agent begins, after power-on or a reset.
     pub(crate) fn wait_ready(&mut self, within: Duration, alive: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let deadline = Instant::now() + within;
-        // Firmware may print to the port before the kernel runs.
-        while !self.line(deadline, alive).context("the guest did not boot")?.starts_with("agent ready") {}
-        Ok(())
+        loop {
+            let line = self.line(deadline, alive).context("the guest did not boot")?;
+            if line.starts_with("agent ready") {
+                return Ok(());
+            }
+            self.keep(line); // firmware may print to the port before the kernel runs
+        }
+    }
+
+    /// The last lines that were no part of an answer.
+    pub(crate) fn noise(&self) -> String {
+        self.noise.iter().fold(String::new(), |all, line| all + "\n" + line)
+    }
+
+    fn keep(&mut self, line: String) {
+        if self.noise.len() == NOISE_KEPT {
+            self.noise.pop_front();
+        }
+        self.noise.push_back(line);
     }
 
     /// Sends a script that will not be answered, such as a power-off.
@@ -69,6 +90,7 @@ impl Agent {
             if let Some(status) = line.strip_prefix(&format!("begin {id} ")) {
                 break status.parse().with_context(|| format!("the agent's exit status '{status}'"))?;
             }
+            self.keep(line);
         };
         let mut text = String::new();
         loop {
@@ -76,7 +98,11 @@ impl Agent {
             if line == format!("end {id}") {
                 break;
             }
-            text.push_str(&line);
+            if line.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte)) {
+                text.push_str(&line);
+            } else {
+                self.keep(line);
+            }
         }
         let bytes = STANDARD.decode(&text).with_context(|| format!("the agent's answer is not base64: {text}"))?;
         Ok(Answer { status, output: String::from_utf8_lossy(&bytes).into_owned() })

@@ -330,7 +330,7 @@ fn launch(server: Server, arguments: &[OsString], folder: &Path) -> Result<Proce
 }
 
 /// `MQBLK`, else the workspace's own release build, made now when it is not up to date.
-fn mqblk_binary() -> Result<PathBuf> {
+pub(crate) fn mqblk_binary() -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     if let Some(path) = std::env::var_os("MQBLK") {
         return Ok(PathBuf::from(path));

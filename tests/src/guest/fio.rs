@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::machine::Guest;
+use super::shell::Shell;
 
 /// A set of fio jobs and how to read their outcome.
 #[derive(Debug, Clone)]
@@ -45,7 +45,7 @@ impl FioJobs {
     ///
     /// # Errors
     /// As [`FioOutcome::read`].
-    pub fn run(&self, guest: &mut Guest, within: Duration) -> Result<FioOutcome> {
+    pub fn run(&self, guest: &mut impl Shell, within: Duration) -> Result<FioOutcome> {
         let answer = guest.run_within(&self.script("fio"), within)?;
         FioOutcome::read(answer.status, &answer.output)
     }
@@ -58,6 +58,8 @@ pub struct FioOutcome {
     pub reads: u64,
     /// Writes that completed.
     pub writes: u64,
+    /// How long the longest of the jobs has run.
+    pub elapsed: Duration,
 }
 
 impl FioOutcome {
@@ -71,11 +73,13 @@ impl FioOutcome {
         let json: Value = serde_json::from_str(&output[begin..]).with_context(|| format!("fio's JSON:\n{output}"))?;
         let jobs = json["jobs"].as_array().context("fio's JSON has no jobs")?;
         ensure!(!jobs.is_empty(), "fio ran no job");
-        let mut outcome = Self { reads: 0, writes: 0 };
+        let mut outcome = Self { reads: 0, writes: 0, elapsed: Duration::ZERO };
         for job in jobs {
             ensure!(job["error"] == 0, "fio's job {} has error {}", job["jobname"], job["error"]);
             outcome.reads += job["read"]["total_ios"].as_u64().context("total_ios")?;
             outcome.writes += job["write"]["total_ios"].as_u64().context("total_ios")?;
+            let runtime = |way: &str| job[way]["runtime"].as_u64().context("runtime");
+            outcome.elapsed = outcome.elapsed.max(Duration::from_millis(runtime("read")? + runtime("write")?));
         }
         Ok(outcome)
     }

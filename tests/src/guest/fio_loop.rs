@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::fio::{FioJobs, FioOutcome};
-use super::machine::Guest;
+use super::shell::Shell;
 
 /// A pass over 4 MiB takes seconds, and there is time for many.
 const PASS_WITHIN: Duration = Duration::from_secs(180);
@@ -20,8 +20,8 @@ impl FioLoop {
     /// Starts it on `node`, with `depth` requests at a time, and waits until it writes.
     ///
     /// # Errors
-    /// As [`Guest::must`].
-    pub fn start(guest: &mut Guest, node: &str, depth: u32) -> Result<Self> {
+    /// As [`Shell::must`].
+    pub fn start(guest: &mut impl Shell, node: &str, depth: u32) -> Result<Self> {
         let name = format!("loop{}", node.replace('/', "-"));
         let pass = FioJobs::new(&format!(
             "--name=pass --filename={node} --ioengine=io_uring --direct=1 --thread --iodepth={depth} --rw=randwrite \
@@ -49,11 +49,11 @@ impl FioLoop {
     ///
     /// # Errors
     /// When the verification has failed.
-    pub fn another_pass(&self, guest: &mut Guest) -> Result<()> {
+    pub fn another_pass(&self, guest: &mut impl Shell) -> Result<()> {
         self.passes(guest, 2)
     }
 
-    fn passes(&self, guest: &mut Guest, more: u32) -> Result<()> {
+    fn passes(&self, guest: &mut impl Shell, more: u32) -> Result<()> {
         let name = &self.name;
         let script = format!(
             "passes() {{ cat /run/{name}.passes 2>/dev/null || echo 0; }}
@@ -70,7 +70,7 @@ impl FioLoop {
     ///
     /// # Errors
     /// When a verification has failed.
-    pub fn end(self, guest: &mut Guest) -> Result<()> {
+    pub fn end(self, guest: &mut impl Shell) -> Result<()> {
         guest.must(&format!("touch /run/{}.end", self.name))?;
         let answer = guest.finish(&self.name, PASS_WITHIN)?;
         FioOutcome::read(answer.status, &answer.output)?.must_have_verified().map(drop)

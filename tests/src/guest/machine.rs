@@ -14,6 +14,7 @@ use super::cache::Cache;
 use super::controller::GuestController;
 use super::process::{Process, command};
 use super::qmp::Qmp;
+use super::shell::Shell;
 
 /// From QEMU's start to the agent's first line; an idle host needs two seconds for it under TCG.
 const BOOT_WITHIN: Duration = Duration::from_secs(120);
@@ -217,80 +218,6 @@ impl Guest {
         }
     }
 
-    /// Runs a shell script in the guest, at most [`PATIENCE`] long.
-    ///
-    /// # Errors
-    /// When the guest does not answer. A script that fails is no error here.
-    pub fn run(&mut self, script: &str) -> Result<Answer> {
-        self.run_within(script, PATIENCE)
-    }
-
-    /// [`Guest::run`] with another limit.
-    ///
-    /// # Errors
-    /// As [`Guest::run`].
-    pub fn run_within(&mut self, script: &str, limit: Duration) -> Result<Answer> {
-        self.with_agent(|agent, alive| agent.run(script, limit, alive)).with_context(|| format!("running: {script}"))
-    }
-
-    /// Runs a script that must exit with 0, and gives its output without the last line end.
-    ///
-    /// # Errors
-    /// As [`Guest::run`], and when the script fails.
-    pub fn must(&mut self, script: &str) -> Result<String> {
-        self.must_within(script, PATIENCE)
-    }
-
-    /// [`Guest::must`] with another limit.
-    ///
-    /// # Errors
-    /// As [`Guest::must`].
-    pub fn must_within(&mut self, script: &str, limit: Duration) -> Result<String> {
-        let answer = self.run_within(script, limit)?;
-        ensure!(
-            answer.status == 0,
-            "in the guest, exit status {}:\n{script}\nits output:\n{}",
-            answer.status,
-            answer.output
-        );
-        Ok(answer.output.trim_end_matches('\n').to_owned())
-    }
-
-    /// Starts a script in the background; [`Guest::finish`] gives its answer.
-    ///
-    /// # Errors
-    /// As [`Guest::must`].
-    pub fn start(&mut self, name: &str, script: &str) -> Result<()> {
-        let job = format!(
-            "cat >/run/jobs/{name} <<'END OF JOB'\n{script}\nEND OF JOB\n\
-             (sh /run/jobs/{name} >/run/jobs/{name}.out 2>&1; echo $? >/run/jobs/{name}.tmp; \
-             mv /run/jobs/{name}.tmp /run/jobs/{name}.status) </dev/null >/dev/null 2>&1 &"
-        );
-        self.must(&job).map(drop)
-    }
-
-    /// Waits for the end of a script given to [`Guest::start`].
-    ///
-    /// # Errors
-    /// When it does not end within `limit`.
-    pub fn finish(&mut self, name: &str, limit: Duration) -> Result<Answer> {
-        let wait = format!("while ! [ -e /run/jobs/{name}.status ]; do sleep 0.1; done; cat /run/jobs/{name}.status");
-        let ended = self.run_within(&wait, limit)?;
-        let output = self.run(&format!("cat /run/jobs/{name}.out"))?.output;
-        if ended.status != 0 {
-            bail!("the guest's job '{name}' did not end within {limit:?}; its output:\n{output}");
-        }
-        Ok(Answer { status: ended.output.trim().parse()?, output })
-    }
-
-    /// Whether a script given to [`Guest::start`] still runs.
-    ///
-    /// # Errors
-    /// As [`Guest::run`].
-    pub fn is_running(&mut self, name: &str) -> Result<bool> {
-        Ok(self.run(&format!("[ -e /run/jobs/{name}.status ]"))?.status != 0)
-    }
-
     /// QEMU's monitor.
     pub fn qmp(&mut self) -> &mut Qmp {
         &mut self.qmp
@@ -393,6 +320,12 @@ impl Guest {
         result.with_context(|| {
             format!("the guest's console ends:\n{}\nQEMU says: {}", tail(&console_text(&console)), self.qemu.output())
         })
+    }
+}
+
+impl Shell for Guest {
+    fn run_within(&mut self, script: &str, limit: Duration) -> Result<Answer> {
+        self.with_agent(|agent, alive| agent.run(script, limit, alive)).with_context(|| format!("running: {script}"))
     }
 }
 

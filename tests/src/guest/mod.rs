@@ -7,20 +7,21 @@
 //! The guest tests each use all the host's CPUs, so run them one after another: `-- --test-threads=1`.
 
 mod accelerator;
-mod agent;
-mod cache;
+pub(crate) mod agent;
+pub(crate) mod cache;
 mod controller;
-mod daemon;
+pub(crate) mod daemon;
 mod fio;
 mod fio_loop;
 mod host_disk;
-mod line_stream;
+pub(crate) mod line_stream;
 mod machine;
-mod process;
+pub(crate) mod process;
 mod qmp;
 mod queue_log;
 mod scsi;
 mod scsi_host;
+mod shell;
 
 pub use accelerator::Accelerator;
 pub use agent::{Answer, PATIENCE};
@@ -35,3 +36,4 @@ pub use qmp::Qmp;
 pub use queue_log::{QueueStopped, queue_stopped};
 pub use scsi::{ScsiDisk, scsi_disks, wait_for_places};
 pub use scsi_host::ScsiHost;
+pub use shell::Shell;

@@ -20,6 +20,23 @@ pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
+/// [`command`], for a program that is killed `limit` after its start whatever becomes of the test.
+pub(crate) fn limited_command(program: impl AsRef<OsStr>, limit: Duration) -> Command {
+    let mut command = command("timeout");
+    // The program dies with `timeout` too, which is what a test kills.
+    command.args([
+        "--foreground",
+        "--signal=KILL",
+        &limit.as_secs().to_string(),
+        "setpriv",
+        "--pdeathsig",
+        "KILL",
+        "--",
+    ]);
+    command.arg(program);
+    command
+}
+
 /// A running child.
 #[derive(Debug)]
 pub(crate) struct Process {

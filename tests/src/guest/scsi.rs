@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use mqblk_core::ByteLen;
 
 use super::machine::Guest;
+use super::shell::Shell;
 
 /// LUNs that need flat addressing begin here; Linux leaves the address method's bits in their numbers (SAM-5 section 4.7.5).
 const FLAT_FROM: u16 = 256;
@@ -78,7 +79,7 @@ impl ScsiDisk {
 /// The guest's SCSI disks, by target and LUN. Two controllers with the same place are told apart by [`ScsiDisk::host`].
 ///
 /// # Errors
-/// As [`Guest::must`].
+/// As [`Shell::must`].
 pub fn scsi_disks(guest: &mut Guest) -> Result<Vec<ScsiDisk>> {
     let list = guest.must(LIST)?;
     let parse = |line| ScsiDisk::parse(line).with_context(|| format!("not a disk's line: {line}"));

@@ -13,7 +13,6 @@ mod listen;
 mod memory;
 mod server;
 mod session;
-mod tally;
 mod vring;
 
 pub use listen::{ListenSocket, SocketError, probe};

@@ -9,7 +9,8 @@ use std::thread::JoinHandle;
 
 use mqblk_core::DiskSlot;
 use mqblk_engine::{
-    AttachError, Coalesce, Engine, EventFd, FixedBufferUse, Lane, PollPolicy, QueueDisk, QueueReport, WorkerReport,
+    AttachError, Coalesce, Engine, EventFd, FixedBufferUse, Lane, PollPolicy, QueueDisk, QueueReport, Tally,
+    WorkerReport,
 };
 use mqblk_virtio::VirtioDevice;
 use rustix::event::{PollFd, PollFlags};
@@ -18,7 +19,6 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 use crate::disks::{Disks, Holder};
 use crate::listen::{ListenSocket, SocketError};
 use crate::session::Session;
-use crate::tally::Tally;
 
 /// What a device needs to be served.
 pub struct ServerOptions {

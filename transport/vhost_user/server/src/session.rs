@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use mqblk_core::DiskSlot;
-use mqblk_engine::{AttachError, Bell, EventFd, Lane, QueueDisk, QueueHandle};
+use mqblk_engine::{AttachError, Bell, EventFd, Kick, Lane, QueueDisk, QueueHandle, Tally};
 use mqblk_memory::{GuestMemory, UserAddress};
 use mqblk_virtio::features::VERSION_1;
 use mqblk_virtio::{QueueRole, VirtioDevice, VirtioQueue};
@@ -20,7 +20,6 @@ use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqH
 use crate::disks::{Disks, Holder};
 use crate::memory;
 use crate::server::ServerOptions;
-use crate::tally::Tally;
 use crate::vring::{Start, UserAddresses, Vring};
 
 /// What a VMM has set up so far.
@@ -292,7 +291,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         let kick = self.event("kick", index, file)?;
         self.vrings[place].kick = Some(kick.clone());
         if let Some(served) = &self.vrings[place].served {
-            let replaced = served.set_kick(kick);
+            let replaced = served.set_kick(kick.map(Kick::from));
             return replaced.or_else(|gone| self.refuse(gone.to_string()));
         }
         self.start_if_ready(place)

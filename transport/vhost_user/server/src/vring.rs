@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use mqblk_core::Wake;
 use mqblk_engine::{
-    Bell, Coalesce, Engine, EventFd, FixedBufferUse, Lane, PollPolicy, QueueDisk, QueueHandle, QueueOptions,
+    Bell, Coalesce, Engine, EventFd, FixedBufferUse, Kick, Lane, PollPolicy, QueueDisk, QueueHandle, QueueOptions,
+    Tally,
 };
 use mqblk_memory::{GuestMemory, UserAddress};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitRing};
 use mqblk_virtio::{QueueParts, QueueRole, VirtioDevice, VirtioQueue, features};
-
-use crate::tally::Tally;
 
 /// What all queues of a session share when they start.
 pub(crate) struct Start<'a, D> {
@@ -97,7 +96,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         let ring = self.resolve(start.memory)?;
         let ring = DeviceRing::new(ring, self.base, start.features & features::RING_EVENT_IDX != 0);
         let depth = usize::from(ring.size());
-        let kick = self.kick.clone().flatten();
+        let kick = self.kick.clone().flatten().map(Kick::from);
         let (disks, poll, coalesce) = match start.device.role(self.index) {
             QueueRole::Requests => (start.disks.clone(), start.poll, start.coalesce),
             QueueRole::Control => (Vec::new(), PollPolicy::Off, Coalesce::default()),

@@ -2,9 +2,15 @@
 //! the kernel's device nodes, and for a simulated one, reached through sockets in a folder.
 #![forbid(unsafe_code)]
 
+mod real;
+pub mod simulation;
 pub mod store;
+pub mod vbd;
+
+pub use real::real;
 
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 
 use mqblk_core::EventChannel;
@@ -78,4 +84,12 @@ pub trait Xen: Send + Sync {
     /// # Errors
     /// When there are not so many grants, or the node or socket is not there.
     fn share(&self, with: DomainId, pages: u32, writable: bool) -> Result<SharedPages, XenError>;
+}
+
+/// The simulated machine in a folder, for a program in domain 0. Another domain's program [connects](simulation::connect) itself.
+///
+/// # Errors
+/// When there is no machine, or it has ended.
+pub fn simulated(folder: &Path) -> Result<Arc<dyn Xen>, XenError> {
+    simulation::connect(folder, DomainId(0))
 }

@@ -3,3 +3,35 @@
 //!
 //! Why `unsafe` is here: these interfaces are ioctls with addresses in them. Source: Linux's `xen/gntdev.h`, `xen/gntalloc.h` and
 //! `xen/evtchn.h`.
+
+mod evtchn;
+mod gntalloc;
+mod gntdev;
+mod ioctl;
+
+pub use evtchn::EventNode;
+pub use gntalloc::GrantedPages;
+pub use gntdev::GrantNode;
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+
+/// Where the nodes are.
+const FOLDER: &str = "/dev/xen";
+
+/// Opens a node.
+fn open(name: &str) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(format!("{FOLDER}/{name}")).map_err(
+        |error| {
+            let advice = match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+                    format!("is this a domain of Xen, and has the kernel the module (`modprobe xen-{name}`)?")
+                }
+                io::ErrorKind::PermissionDenied => "only root may open it unless the host says otherwise".to_owned(),
+                _ => return io::Error::new(error.kind(), format!("{FOLDER}/{name}: {error}")),
+            };
+            io::Error::new(error.kind(), format!("{FOLDER}/{name}: {error}; {advice}"))
+        },
+    )
+}

@@ -1,5 +1,273 @@
-//! A connection to xenstore. Source: Xen's `public/io/xs_wire.h` and `docs/misc/xenstore.txt`.
+//! A connection to xenstore, over the socket of xenstored or the kernel's node `/dev/xen/xenbus`. Source: Xen's
+//! `public/io/xs_wire.h` and `docs/misc/xenstore.txt`.
+//!
+//! Calls block until the answer is there, but not for ever. What the server sends is checked: a server that breaks the protocol loses
+//! the connection, nothing else.
 
-/// A connection.
+mod connection;
+mod error;
+mod events;
+mod permission;
+mod session;
+pub(crate) mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+
+use connection::{Connection, Deadline, Message};
+use events::Events;
+use wire::{HEADER_BYTES, Header, PAYLOAD_MAX, Verb, judge_path, texts};
+
+pub use error::{StoreError, StoreErrorKind};
+pub use permission::{Access, Permission};
+pub use session::Transaction;
+
+/// Where a real xenstore may be, in the order in which they are tried.
+pub const PLACES: [&str; 4] =
+    ["/run/xenstored/socket", "/var/run/xenstored/socket", "/dev/xen/xenbus", "/proc/xen/xenbus"];
+
+/// How long an answer may take unless [`Store::set_timeout`] says otherwise.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Most messages that are looked at before an event is handed out, so that events of the same path become one.
+const MESSAGES_AHEAD: usize = 512;
+
+/// Something below a watched path has changed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct WatchEvent {
+    /// What has changed. When it is the watched path itself, everything below may have changed: so it is for the event that each
+    /// watch starts with, and after a flood.
+    pub path: String,
+    /// What the watch was made with.
+    pub token: String,
+}
+
+/// A connection to xenstore: requests and watches of one thread.
+///
+/// Paths start at the root, or (without a leading `/`) at the directory of the own domain.
 #[derive(Debug)]
-pub struct Store {}
+pub struct Store {
+    connection: Connection,
+    events: Events,
+    timeout: Duration,
+    last_request: u32,
+}
+
+impl Store {
+    /// Connects to a socket of xenstored, or to a node like `/dev/xen/xenbus`.
+    ///
+    /// # Errors
+    /// When there is none, or the system refuses.
+    pub fn connect(path: &Path) -> io::Result<Store> {
+        if !std::fs::metadata(path)?.file_type().is_socket() {
+            let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+            return Ok(Store::new(rustix::fs::open(path, flags, Mode::empty())?));
+        }
+        Store::over(UnixStream::connect(path)?)
+    }
+
+    /// Connects to the xenstore of the machine that this runs on.
+    ///
+    /// # Errors
+    /// When it is in none of the usual [places](PLACES).
+    pub fn real() -> io::Result<Store> {
+        let mut tried = vec![];
+        for place in PLACES {
+            match Store::connect(Path::new(place)) {
+                Ok(store) => return Ok(store),
+                Err(error) => tried.push((place, error)),
+            }
+        }
+        let found: Vec<String> = tried.iter().map(|(place, error)| format!("{place}: {error}")).collect();
+        let mut kinds = tried.iter().map(|(_, error)| error.kind());
+        let kind = kinds.find(|kind| *kind != io::ErrorKind::NotFound).unwrap_or(io::ErrorKind::NotFound);
+        let text = format!("{}; is this a domain of Xen, and does xenstored run?", found.join(", "));
+        Err(io::Error::new(kind, text))
+    }
+
+    /// Speaks over a socket that is connected already.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn over(socket: UnixStream) -> io::Result<Store> {
+        socket.set_nonblocking(true)?;
+        Ok(Store::new(socket.into()))
+    }
+
+    fn new(descriptor: OwnedFd) -> Store {
+        let connection = Connection::new(descriptor);
+        Store { connection, events: Events::default(), timeout: TIMEOUT, last_request: 0 }
+    }
+
+    /// How long an answer may take. After that the connection is lost, because nobody knows what became of the request.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// Readable when something has come, to be watched beside other things. Before waiting for it, events must be
+    /// [taken](Self::next_event) until there is none: some may have come with the answer to a request.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.connection.descriptor()
+    }
+
+    /// Watches a path and everything below it. One event for the path itself comes at once. `token` comes back in each event.
+    ///
+    /// # Errors
+    /// When xenstore refuses: `EEXIST` if this path is watched with this token already.
+    pub fn watch(&mut self, path: &str, token: &str) -> Result<(), StoreError> {
+        let asked = self.check_watch(Verb::WATCH, path, token)?;
+        // The first event may come before the answer.
+        if !self.events.add(path, token) {
+            return Err(StoreError::new(Verb::WATCH, path, StoreErrorKind::Refused("EEXIST".to_owned())));
+        }
+        let answer = self.request(Verb::WATCH, 0, path, &[&asked]);
+        if answer.is_err() {
+            self.events.remove(path, token);
+        }
+        answer.map(|_| ())
+    }
+
+    /// Ends a watch. Its events that have not been taken do not come any more.
+    ///
+    /// # Errors
+    /// When there is no such watch (`ENOENT`), or the connection is lost.
+    pub fn unwatch(&mut self, path: &str, token: &str) -> Result<(), StoreError> {
+        let asked = self.check_watch(Verb::UNWATCH, path, token)?;
+        // The kernel's node says yes to any.
+        if !self.events.has(path, token) {
+            return Err(StoreError::new(Verb::UNWATCH, path, StoreErrorKind::Refused("ENOENT".to_owned())));
+        }
+        self.request(Verb::UNWATCH, 0, path, &[&asked])?;
+        self.events.remove(path, token);
+        Ok(())
+    }
+
+    fn check_watch(&self, verb: Verb, path: &str, token: &str) -> Result<Vec<u8>, StoreError> {
+        check_path(verb, path)?;
+        if token.bytes().any(|byte| byte == 0) {
+            let text = "found a zero byte in a token, expected none".to_owned();
+            return Err(StoreError::new(verb, path, StoreErrorKind::Invalid(text)));
+        }
+        Ok([path.as_bytes(), &[0], token.as_bytes(), &[0]].concat())
+    }
+
+    /// The next event, or `None` when there is none within `timeout` (`None`: waits for ever; zero: does not wait).
+    ///
+    /// # Errors
+    /// When the connection is lost.
+    pub fn next_event(&mut self, timeout: Option<Duration>) -> Result<Option<WatchEvent>, StoreError> {
+        let now = Instant::now();
+        // A time that no clock reaches is as good as none.
+        let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
+        for _ in 0..MESSAGES_AHEAD {
+            if !self.hear(Some(now))? {
+                break;
+            }
+        }
+        loop {
+            if let Some(event) = self.events.pop() {
+                return Ok(Some(event));
+            }
+            if !self.hear(deadline)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Takes one message that no request waits for. `false`: none came in time.
+    fn hear(&mut self, deadline: Deadline) -> Result<bool, StoreError> {
+        let received = self.connection.receive(deadline);
+        let received = received.map_err(|why| lost(Verb::WATCH_EVENT, "", why))?;
+        let Some(message) = received else { return Ok(false) };
+        self.sort(message);
+        Ok(true)
+    }
+
+    /// Puts an event in the queue, and drops what nobody has asked for.
+    fn sort(&mut self, message: Message) {
+        if message.header.verb != Verb::WATCH_EVENT {
+            tracing::debug!(?message.header, "an answer from xenstore that nobody waits for");
+            return;
+        }
+        let mut parts = texts(&message.payload).map(std::str::from_utf8);
+        match (parts.next(), parts.next()) {
+            (Some(Ok(path)), Some(Ok(token))) => self.events.push(path, token),
+            _ => tracing::debug!("a watch event from xenstore without a path and a token"),
+        }
+    }
+
+    /// Asks, and waits for the answer's payload.
+    fn request(&mut self, verb: Verb, transaction: u32, path: &str, parts: &[&[u8]]) -> Result<Vec<u8>, StoreError> {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        if len > PAYLOAD_MAX {
+            let text = format!("found a request of {len} bytes, expected at most {PAYLOAD_MAX} (path and value)");
+            return Err(StoreError::new(verb, path, StoreErrorKind::Invalid(text)));
+        }
+        self.last_request = self.last_request.wrapping_add(1);
+        let header = Header { verb, request: self.last_request, transaction, len: len as u32 };
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + len);
+        bytes.extend(header.encode());
+        parts.iter().for_each(|part| bytes.extend(*part));
+        let deadline = Instant::now().checked_add(self.timeout);
+        self.connection.send(&bytes, deadline).map_err(|why| lost(verb, path, why))?;
+        self.answer(header, path, deadline)
+    }
+
+    fn answer(&mut self, asked: Header, path: &str, deadline: Deadline) -> Result<Vec<u8>, StoreError> {
+        let verb = asked.verb;
+        loop {
+            let received = self.connection.receive(deadline).map_err(|why| lost(verb, path, why))?;
+            // A server that floods us with other messages does not get round the deadline.
+            let late = deadline.is_some_and(|deadline| Instant::now() > deadline);
+            let Some(message) = received else {
+                let why = format!("no answer within {:?}", self.timeout);
+                return Err(lost(verb, path, self.connection.lose(why)));
+            };
+            if message.header.request == asked.request && message.header.verb == verb {
+                return Ok(message.payload);
+            }
+            if message.header.request == asked.request && message.header.verb == Verb::ERROR {
+                return Err(StoreError::new(verb, path, refusal(&message.payload)));
+            }
+            if message.header.request == asked.request && message.header.verb != Verb::WATCH_EVENT {
+                let why = format!("found an answer of type {}, expected {}", message.header.verb.0, verb.0);
+                return Err(lost(verb, path, self.connection.lose(why)));
+            }
+            self.sort(message);
+            if late {
+                let why = format!("no answer within {:?}", self.timeout);
+                return Err(lost(verb, path, self.connection.lose(why)));
+            }
+        }
+    }
+}
+
+/// The name of an error number, as long as it looks like one.
+fn refusal(payload: &[u8]) -> StoreErrorKind {
+    let name = payload.strip_suffix(&[0]).unwrap_or(payload);
+    let plausible = name.first() == Some(&b'E')
+        && name.len() <= 16
+        && name.iter().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit());
+    let text = String::from_utf8_lossy(name);
+    if plausible { StoreErrorKind::Refused(text.into_owned()) } else { StoreErrorKind::Refused("EIO".to_owned()) }
+}
+
+fn lost(verb: Verb, path: &str, why: String) -> StoreError {
+    StoreError::new(verb, path, StoreErrorKind::Lost(why))
+}
+
+fn check_path(verb: Verb, path: &str) -> Result<(), StoreError> {
+    match judge_path(path) {
+        Some(wrong) => Err(StoreError::new(verb, "", StoreErrorKind::Invalid(wrong))),
+        None => Ok(()),
+    }
+}

@@ -1,10 +1,10 @@
-//! What the queues of a device have counted, over all their lives: a guest that resets its device, or a VMM that reconnects,
-//! does not set the figures back.
+//! What the queues of a device have counted, over all their lives: a guest that resets its device, a VMM or a frontend that
+//! reconnects, does not set the figures back.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::counters::{QueueId, QueueReport, WorkerReport};
 use mqblk_core::DiskSlot;
-use mqblk_engine::{QueueId, QueueReport, WorkerReport};
 
 /// One queue of the device.
 #[derive(Debug, Default)]
@@ -15,14 +15,15 @@ struct Stand {
     before: QueueReport,
 }
 
-/// Kept by the device's control thread, read by whoever wants to know.
+/// Kept by whoever sets a device's queues up, read by whoever wants to know.
 #[derive(Debug)]
-pub(crate) struct Tally {
+pub struct Tally {
     queues: Mutex<Vec<Stand>>,
 }
 
 impl Tally {
-    pub(crate) fn new(queues: usize) -> Tally {
+    /// For so many queues.
+    pub fn new(queues: usize) -> Tally {
         Tally { queues: Mutex::new((0..queues).map(|_| Stand::default()).collect()) }
     }
 
@@ -31,14 +32,14 @@ impl Tally {
     }
 
     /// A worker serves queue `index` from now on.
-    pub(crate) fn attached(&self, index: u16, id: QueueId) {
+    pub fn attached(&self, index: u16, id: QueueId) {
         if let Some(stand) = self.lock().get_mut(usize::from(index)) {
             stand.now = Some(id);
         }
     }
 
     /// It does no more.
-    pub(crate) fn detached(&self, index: u16, last: &QueueReport) {
+    pub fn detached(&self, index: u16, last: &QueueReport) {
         if let Some(stand) = self.lock().get_mut(usize::from(index)) {
             stand.before.add(last);
             stand.now = None;
@@ -46,13 +47,13 @@ impl Tally {
     }
 
     /// Another disk comes into a slot: what its predecessors there counted is nobody's any more.
-    pub(crate) fn forget(&self, slot: DiskSlot) {
+    pub fn forget(&self, slot: DiskSlot) {
         self.lock().iter_mut().for_each(|stand| stand.before.disks.retain(|disk| disk.slot != slot));
     }
 
     /// What each queue has counted, by what the workers say. `None` when they were asked while a queue came or went, so that
     /// it would be missing: ask them again.
-    pub(crate) fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
+    pub fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
         let find = |id: QueueId| workers.iter().flat_map(|worker| &worker.queues).find(|(found, _)| *found == id);
         let stands = self.lock();
         let total = |stand: &Stand| {

@@ -1,0 +1,325 @@
+//! A small back-end in this process, for tests: one device, its disk in memory, one thread. It can be told to misbehave. It copies
+//! all data, so what it does not do is what grants kept mapped are for.
+
+mod ring;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use mqblk_core::{ByteLen, units::SECTOR_BYTES};
+use mqblk_memory::{DomainId, GrantRef};
+use mqblk_ring::blkif::Abi;
+use mqblk_xen::store::Store;
+use mqblk_xen::vbd::{State, keys};
+use mqblk_xen::{Port, Xen};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::toolstack::Vbd;
+use ring::Ring;
+
+/// How long the model waits for something to happen before it looks at everything again.
+const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+
+/// How the model behaves.
+#[derive(Clone, Debug)]
+pub struct Behaviour {
+    /// Bytes of the disk.
+    pub size: usize,
+    /// Most rings.
+    pub queues: u16,
+    /// Largest order of a ring.
+    pub ring_order: u8,
+    /// Most segments of an indirect request.
+    pub indirect: u16,
+    /// The disk may only be read.
+    pub read_only: bool,
+    /// Keys to write otherwise (`None`: not at all) than it would.
+    pub keys: Vec<(&'static str, Option<&'static str>)>,
+    /// What to do wrong.
+    pub fault: Fault,
+}
+
+/// What the model does wrong.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing.
+    #[default]
+    None,
+    /// Instead of going to this state it gives the device up, and says why.
+    CloseAt(State),
+    /// It never goes to this state.
+    StopBefore(State),
+    /// It goes to this state when this many requests have come.
+    StateAfter(u64, State),
+    /// Stops answering requests when this many have come.
+    StallAfter(u64),
+    /// Flips a bit of every write from this one on before it is stored.
+    CorruptFrom(u64),
+    /// Answers with BLKIF_RSP_ERROR from this request on.
+    FailFrom(u64),
+    /// Answers this request with an id that is not in flight.
+    WrongIdAt(u64),
+    /// Answers this request twice.
+    TwiceAt(u64),
+    /// Answers this request with another operation.
+    WrongOperationAt(u64),
+    /// Answers this request with a status that nobody knows.
+    WrongStatusAt(u64),
+}
+
+impl Default for Behaviour {
+    fn default() -> Self {
+        Behaviour {
+            size: 1 << 20,
+            queues: 4,
+            ring_order: 4,
+            indirect: 256,
+            read_only: false,
+            keys: vec![],
+            fault: Fault::None,
+        }
+    }
+}
+
+/// What the model's thread and its tests share.
+struct Shared {
+    behaviour: Behaviour,
+    disk: Mutex<Vec<u8>>,
+    requests: AtomicU64,
+    per_queue: Vec<AtomicU64>,
+    indirect: AtomicU64,
+    flushes: AtomicU64,
+    connections: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Shared {
+    fn disk(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The running back-end. Ends when dropped, without a word.
+pub struct Model {
+    shared: Arc<Shared>,
+    xen: Arc<dyn Xen>,
+    vbd: Vbd,
+    wake: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Model {
+    /// Serves the device, which the toolstack has made, from `xen`, the back-end's domain.
+    ///
+    /// # Panics
+    /// When something cannot be had: it is for tests.
+    pub fn start(xen: &Arc<dyn Xen>, vbd: &Vbd, behaviour: Behaviour) -> Model {
+        let shared = Arc::new(Shared {
+            disk: Mutex::new(vec![0; behaviour.size]),
+            per_queue: (0..behaviour.queues).map(|_| AtomicU64::new(0)).collect(),
+            behaviour,
+            requests: AtomicU64::new(0),
+            indirect: AtomicU64::new(0),
+            flushes: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+        });
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd"));
+        let mut back = Back::new(Arc::clone(xen), vbd.clone(), Arc::clone(&shared));
+        let woken = Arc::clone(&wake);
+        let thread = std::thread::spawn(move || back.run(&woken));
+        Model { shared, xen: Arc::clone(xen), vbd: vbd.clone(), wake, thread: Some(thread) }
+    }
+
+    /// The disk's content.
+    pub fn disk(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.shared.disk()
+    }
+
+    /// Requests that queue `index` has brought.
+    pub fn requests(&self, index: usize) -> u64 {
+        self.shared.per_queue[index].load(Ordering::Relaxed)
+    }
+
+    /// Indirect requests.
+    pub fn indirect(&self) -> u64 {
+        self.shared.indirect.load(Ordering::Relaxed)
+    }
+
+    /// Flushes answered.
+    pub fn flushes(&self) -> u64 {
+        self.shared.flushes.load(Ordering::Relaxed)
+    }
+
+    /// How often a frontend has connected.
+    pub fn connections(&self) -> u64 {
+        self.shared.connections.load(Ordering::Relaxed)
+    }
+
+    /// Writes a key of the back-end's directory.
+    ///
+    /// # Panics
+    /// When xenstore refuses.
+    pub fn write(&self, key: &str, value: &str) {
+        let mut store = self.xen.store().expect("xenstore");
+        store.write(&format!("{}/{key}", self.vbd.back_path()), value).expect("a key of the back-end");
+    }
+
+    /// Gives the disk another size, and says so.
+    pub fn resize(&self, size: usize) {
+        self.disk().resize(size, 0);
+        self.write(keys::SECTORS, &ByteLen(size as u64).sectors().0.to_string());
+        self.write(keys::STATE, &State::Connected.to_string());
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread's own.
+struct Back {
+    xen: Arc<dyn Xen>,
+    vbd: Vbd,
+    store: Store,
+    shared: Arc<Shared>,
+    state: State,
+    rings: Vec<Ring>,
+}
+
+impl Back {
+    fn new(xen: Arc<dyn Xen>, vbd: Vbd, shared: Arc<Shared>) -> Back {
+        let store = xen.store().expect("xenstore");
+        Back { xen, vbd, store, shared, state: State::Unknown, rings: vec![] }
+    }
+
+    fn run(&mut self, wake: &OwnedFd) {
+        let state = format!("{}/{}", self.vbd.front_path(), keys::STATE);
+        self.store.watch(&state, "front").expect("a watch");
+        self.wait_for_frontend();
+        while !self.shared.stop.load(Ordering::Acquire) {
+            {
+                let own = [wake.as_fd(), self.store.descriptor()];
+                let all = own.into_iter().chain(self.rings.iter().map(|ring| ring.descriptor()));
+                let mut polled: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+                let _ = poll(&mut polled, Some(&TICK));
+            }
+            while self.store.next_event(Some(std::time::Duration::ZERO)).expect("xenstore").is_some() {
+                let found = self.store.read(&state).expect("the frontend's state");
+                self.frontend_is(State::parse(found.as_deref()));
+            }
+            for (index, ring) in self.rings.iter_mut().enumerate() {
+                if !ring.serve(&self.shared, index) {
+                    self.rings.clear();
+                    break;
+                }
+            }
+            if let Fault::StateAfter(count, state) = self.shared.behaviour.fault
+                && self.state == State::Connected
+                && self.shared.requests.load(Ordering::Relaxed) >= count
+            {
+                self.set_state(state);
+            }
+        }
+    }
+
+    fn set_state(&mut self, state: State) {
+        let mut state = state;
+        match self.shared.behaviour.fault {
+            Fault::CloseAt(at) if at == state => {
+                let path = self.vbd.back_path();
+                let (domain, rest) = path.split_at(path.find("/backend/").expect("a back-end's path"));
+                let error = format!("{domain}/error{rest}/error");
+                self.store.write(&error, "5 the model was told to").expect("an error's node");
+                state = State::Closing;
+            }
+            Fault::StopBefore(at) if at == state => return,
+            _ => {}
+        }
+        self.state = state;
+        self.write(keys::STATE, &state.to_string());
+    }
+
+    fn write(&mut self, key: &'static str, value: &str) {
+        let own = self.shared.behaviour.keys.iter().find(|(own, _)| *own == key);
+        let value = own.map_or(Some(value), |(_, value)| *value);
+        if let Some(value) = value {
+            let path = format!("{}/{key}", self.vbd.back_path());
+            self.store.write(&path, value).expect("a key of the back-end");
+        }
+    }
+
+    fn wait_for_frontend(&mut self) {
+        let Behaviour { queues, ring_order, indirect, .. } = self.shared.behaviour;
+        self.write(keys::MULTI_QUEUE_MAX_QUEUES, &queues.to_string());
+        self.write(keys::MAX_RING_PAGE_ORDER, &ring_order.to_string());
+        self.write(keys::FEATURE_MAX_INDIRECT_SEGMENTS, &indirect.to_string());
+        self.set_state(State::InitWait);
+    }
+
+    fn frontend_is(&mut self, front: State) {
+        match (front, self.state) {
+            (State::Initialised | State::Connected, State::InitWait) => {
+                self.rings = self.rings_of_frontend();
+                self.shared.connections.fetch_add(1, Ordering::Relaxed);
+                self.properties();
+                self.set_state(State::Connected);
+            }
+            (State::Closing, State::Connected) => self.set_state(State::Closing),
+            (State::Closed, State::InitWait | State::Connected | State::Closing) => {
+                self.rings.clear();
+                self.set_state(State::Closed);
+            }
+            (State::Initialising, State::Closed) => self.wait_for_frontend(),
+            _ => {}
+        }
+    }
+
+    fn properties(&mut self) {
+        let size = self.shared.disk().len() as u64;
+        self.write(keys::SECTORS, &ByteLen(size).sectors().0.to_string());
+        self.write(keys::SECTOR_SIZE, &SECTOR_BYTES.to_string());
+        self.write(keys::INFO, if self.shared.behaviour.read_only { "4" } else { "0" });
+        for key in [keys::FEATURE_FLUSH_CACHE, keys::FEATURE_BARRIER, keys::FEATURE_DISCARD, keys::FEATURE_PERSISTENT] {
+            self.write(key, "1");
+        }
+    }
+
+    fn rings_of_frontend(&mut self) -> Vec<Ring> {
+        let front = self.vbd.front_path();
+        let mut number = |key: &str| -> Option<u32> {
+            let found = self.store.read(&format!("{front}/{key}")).expect("xenstore");
+            found.map(|value| value.parse().expect("a number of the frontend's"))
+        };
+        let order = number(keys::RING_PAGE_ORDER);
+        let queues = number(keys::MULTI_QUEUE_NUM_QUEUES);
+        let mut told: Vec<(Vec<GrantRef>, Port)> = vec![];
+        for queue in 0..queues.unwrap_or(1) {
+            let own =
+                |key: &str| if queues.is_some() { format!("{}/{key}", keys::queue(queue)) } else { key.to_owned() };
+            let refs = match order {
+                None => vec![number(&own(keys::RING_REF)).expect("a ring's page")],
+                Some(order) => {
+                    (0..1 << order).map(|page| number(&own(&keys::ring_ref(page))).expect("a ring's page")).collect()
+                }
+            };
+            let port = number(&own(keys::EVENT_CHANNEL)).expect("a ring's port");
+            told.push((refs.into_iter().map(GrantRef).collect(), Port(port)));
+        }
+        let protocol = self.store.read(&format!("{front}/{}", keys::PROTOCOL)).expect("xenstore");
+        let abi = Abi::of_protocol(&protocol.expect("a protocol")).expect("a protocol that is known");
+        told.iter().map(|(refs, port)| Ring::connect(&*self.xen, self.front(), refs, *port, abi)).collect()
+    }
+
+    fn front(&self) -> DomainId {
+        self.vbd.front
+    }
+}

@@ -1,0 +1,171 @@
+//! The model's end of a ring.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering;
+
+use mqblk_core::{Armed, Notify, Sector512};
+use mqblk_memory::{
+    CopyDirection, DomainId, GrantAccess, GrantCopy, GrantRef, GrantStatus, GuestAddress, PageArena, PageSlot,
+};
+use mqblk_ring::blkif::request::{SEGMENT_BYTES, SEGMENTS_PER_PAGE};
+use mqblk_ring::blkif::{
+    Abi, BackRing, BlkifRing, Indirect, RawRequest, Request, Segment, Transfer, What, operation, status,
+};
+use mqblk_xen::{EventPort, Port, Xen};
+
+use super::{Fault, Shared};
+
+pub(super) struct Ring {
+    back: BackRing,
+    port: EventPort,
+    grants: Box<dyn GrantAccess>,
+    /// The ring's pages, and behind them one to copy with.
+    arena: PageArena,
+    pages: u32,
+    /// Requests that stay.
+    held: Vec<RawRequest>,
+}
+
+impl Ring {
+    pub(super) fn connect(xen: &dyn Xen, front: DomainId, refs: &[GrantRef], port: Port, abi: Abi) -> Ring {
+        let pages = refs.len() as u32;
+        let arena = PageArena::reserve(pages + 1).expect("addresses");
+        let mut grants = xen.grants(front).expect("grants of the frontend");
+        grants.map(&arena, PageSlot(0), refs, true).expect("a ring that can be mapped");
+        let ring = BlkifRing::resolve(arena.memory(), GuestAddress(0), pages, abi).expect("a ring");
+        let port = xen.bind(front, port).expect("an event channel");
+        Ring { back: BackRing::attach(ring), port, grants, arena, pages, held: vec![] }
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.port.descriptor.as_fd()
+    }
+
+    /// Answers what is there. `false` when the frontend breaks the protocol.
+    pub(super) fn serve(&mut self, shared: &Shared, index: usize) -> bool {
+        self.port.channel.take();
+        loop {
+            let Ok(waiting) = self.back.waiting() else { return false };
+            for _ in 0..waiting {
+                let raw = self.back.take();
+                let count = shared.requests.fetch_add(1, Ordering::Relaxed);
+                shared.per_queue[index].fetch_add(1, Ordering::Relaxed);
+                match shared.behaviour.fault {
+                    Fault::StallAfter(after) if count >= after => self.held.push(raw),
+                    _ => self.answer(shared, &raw.decode(self.back.abi()), count),
+                }
+            }
+            if self.back.publish() == Notify::Wanted {
+                self.port.channel.notify();
+            }
+            if self.back.arm() == Armed::Sleepable {
+                self.port.channel.unmask();
+                // An event that came while it was masked is there again.
+                return true;
+            }
+        }
+    }
+
+    fn answer(&mut self, shared: &Shared, request: &Request, count: u64) {
+        let (mut answer, mut status) = self.carry_out(shared, request, count);
+        let mut id = request.id;
+        match shared.behaviour.fault {
+            Fault::FailFrom(from) if count >= from => status = status::ERROR,
+            Fault::WrongIdAt(at) if count == at => id ^= 1,
+            Fault::TwiceAt(at) if count == at => self.back.put_response(id, answer, status),
+            Fault::WrongOperationAt(at) if count == at => answer ^= 4,
+            Fault::WrongStatusAt(at) if count == at => status = 7,
+            _ => {}
+        }
+        self.back.put_response(id, answer, status);
+    }
+
+    /// Returns the operation to answer with, and the status.
+    fn carry_out(&mut self, shared: &Shared, request: &Request, count: u64) -> (u8, i16) {
+        match &request.what {
+            What::Transfer(Transfer { nr_segments, sector, segments }) => {
+                let segments = &segments[..usize::from(*nr_segments).min(segments.len())];
+                let done = self.transfer(shared, request.operation, *sector, segments, count);
+                (request.operation, done)
+            }
+            What::Indirect(Indirect { operation, nr_segments, sector, pages }) => {
+                shared.indirect.fetch_add(1, Ordering::Relaxed);
+                let segments = self.segments(*nr_segments, pages);
+                (*operation, self.transfer(shared, *operation, *sector, &segments, count))
+            }
+            What::Discard { sector, sectors, .. } => {
+                let mut disk = shared.disk();
+                let start = sector.to_offset().map_or(usize::MAX, |offset| offset.0 as usize);
+                let len = Sector512(*sectors).to_len().map_or(usize::MAX, |len| len.0 as usize);
+                match start.checked_add(len).and_then(|end| disk.get_mut(start..end)) {
+                    Some(part) => part.fill(0),
+                    None => return (operation::DISCARD, status::ERROR),
+                }
+                (operation::DISCARD, status::OKAY)
+            }
+            What::Unknown => (request.operation, status::NOT_SUPPORTED),
+        }
+    }
+
+    fn segments(&mut self, count: u16, pages: &[GrantRef]) -> Vec<Segment> {
+        let mut found = vec![];
+        for (gref, left) in pages.iter().zip((0..usize::from(count)).step_by(SEGMENTS_PER_PAGE)) {
+            let count = (usize::from(count) - left).min(SEGMENTS_PER_PAGE);
+            let mut bytes = vec![0; count * SEGMENT_BYTES];
+            assert!(self.copy(*gref, 0, &mut bytes, CopyDirection::FromGrant), "a page of segments");
+            found
+                .extend(bytes.chunks_exact(SEGMENT_BYTES).map(|s| Segment::from_bytes(s.try_into().expect("8 bytes"))));
+        }
+        found
+    }
+
+    fn transfer(&mut self, shared: &Shared, op: u8, sector: Sector512, segments: &[Segment], count: u64) -> i16 {
+        if op == operation::FLUSH_DISKCACHE {
+            shared.flushes.fetch_add(1, Ordering::Relaxed);
+        }
+        if op != operation::READ && shared.behaviour.read_only {
+            return status::ERROR;
+        }
+        let mut at = sector.to_offset().map_or(usize::MAX, |offset| offset.0 as usize);
+        for Segment { gref, first_sect, last_sect } in segments {
+            let bytes = |sectors: u8| Sector512(sectors.into()).to_len().map_or(0, |len| len.0 as usize);
+            let len = bytes((last_sect + 1).saturating_sub(*first_sect));
+            let mut disk = shared.disk();
+            let Some(part) = at.checked_add(len).and_then(|end| disk.get_mut(at..end)) else { return status::ERROR };
+            let direction = if op == operation::READ { CopyDirection::ToGrant } else { CopyDirection::FromGrant };
+            let mut data = part.to_vec();
+            if !self.copy(*gref, bytes(*first_sect) as u16, &mut data, direction) {
+                return status::ERROR;
+            }
+            if op != operation::READ {
+                data[0] ^= u8::from(matches!(shared.behaviour.fault, Fault::CorruptFrom(from) if count >= from));
+                part.copy_from_slice(&data);
+            }
+            at += len;
+        }
+        status::OKAY
+    }
+
+    /// One copy between a granted page and `data`, by way of the arena's last page.
+    fn copy(&mut self, gref: GrantRef, offset: u16, data: &mut [u8], direction: CopyDirection) -> bool {
+        let slot = PageSlot(self.pages);
+        let memory = self.arena.memory();
+        if direction == CopyDirection::ToGrant {
+            memory.write(slot.address(0), data).expect("the arena's own page");
+        }
+        let len = u16::try_from(data.len()).expect("at most a page");
+        let status = GrantStatus::GENERAL_ERROR;
+        let mut copies = [GrantCopy { gref, offset, len, slot, slot_offset: 0, direction, status }];
+        let done = self.grants.copy(&self.arena, &mut copies).is_ok() && copies[0].status == GrantStatus::OKAY;
+        if direction == CopyDirection::FromGrant {
+            self.arena.memory().read(slot.address(0), data).expect("the arena's own page");
+        }
+        done
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        let _ = self.grants.unmap(&self.arena, PageSlot(0));
+    }
+}

@@ -1,0 +1,126 @@
+//! Which requests of a ring are in flight, and the judgement of what comes back: nothing of a response is believed. Source: the
+//! checks of Linux's `xen-blkfront` since 2021 ("harden against malicious back-end").
+
+use mqblk_ring::blkif::{BackBroken, Response, status};
+
+/// What a back-end did wrong on a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResponseError {
+    /// The index of responses cannot be.
+    #[error("{0}")]
+    Index(BackBroken),
+    /// A response to a request that cannot be.
+    #[error("response: found id {found}, expected one below {ids}")]
+    Id {
+        /// What it says.
+        found: u64,
+        /// Ids in use.
+        ids: u16,
+    },
+    /// A response to nothing.
+    #[error("response: found id {0}, expected that of a request in flight")]
+    NotOutstanding(u64),
+    /// A response to some other request.
+    #[error("response to request {id}: found operation {found}, expected {expected}")]
+    Operation {
+        /// The request.
+        id: u64,
+        /// What it says.
+        found: u8,
+        /// What the request asked for.
+        expected: u8,
+    },
+    /// A response that says nothing.
+    #[error("response to request {id}: found status {found}, expected 0, -1 or -2")]
+    Status {
+        /// The request.
+        id: u64,
+        /// What it says.
+        found: i16,
+    },
+}
+
+impl From<BackBroken> for ResponseError {
+    fn from(broken: BackBroken) -> ResponseError {
+        ResponseError::Index(broken)
+    }
+}
+
+/// How the back-end says a request ended. Source: `BLKIF_RSP_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// BLKIF_RSP_OKAY.
+    Ok,
+    /// BLKIF_RSP_ERROR.
+    IoError,
+    /// BLKIF_RSP_EOPNOTSUPP: this back-end does not do such requests, and should not be sent more of them.
+    Unsupported,
+}
+
+/// A request's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// What the submission was given.
+    pub user: u32,
+    /// How it ended.
+    pub status: Status,
+}
+
+/// What is known of a request id.
+#[derive(Clone, Copy, Debug, Default)]
+struct Shadow {
+    /// What the submission was given.
+    user: u32,
+    /// What the response has to say; `None`: nothing is outstanding.
+    operation: Option<u8>,
+}
+
+/// The request ids of a ring.
+#[derive(Debug)]
+pub(super) struct Outstanding {
+    shadows: Box<[Shadow]>,
+    /// A stack: the id that was used last comes next, and with it the pages that the back-end has mapped.
+    free: Vec<u16>,
+}
+
+impl Outstanding {
+    pub(super) fn new(ids: u16) -> Outstanding {
+        Outstanding { shadows: vec![Shadow::default(); ids.into()].into(), free: (0..ids).rev().collect() }
+    }
+
+    /// The id that [`claim`](Self::claim) gives next.
+    #[inline]
+    pub(super) fn next(&self) -> Option<u16> {
+        self.free.last().copied()
+    }
+
+    /// Takes the [next](Self::next) id for a request to which the response says `operation`.
+    #[inline]
+    pub(super) fn claim(&mut self, user: u32, operation: u8) {
+        if let Some(id) = self.free.pop() {
+            self.shadows[usize::from(id)] = Shadow { user, operation: Some(operation) };
+        }
+    }
+
+    /// A response has come.
+    #[inline]
+    pub(super) fn end(&mut self, response: Response) -> Result<Completion, ResponseError> {
+        let Response { id, operation: found, status } = response;
+        let place = usize::try_from(id).ok().filter(|id| *id < self.shadows.len());
+        let Some(place) = place else { return Err(ResponseError::Id { found: id, ids: self.shadows.len() as u16 }) };
+        let Shadow { user, operation } = self.shadows[place];
+        let Some(expected) = operation else { return Err(ResponseError::NotOutstanding(id)) };
+        if found != expected {
+            return Err(ResponseError::Operation { id, found, expected });
+        }
+        let status = match status {
+            status::OKAY => Status::Ok,
+            status::ERROR => Status::IoError,
+            status::NOT_SUPPORTED => Status::Unsupported,
+            found => return Err(ResponseError::Status { id, found }),
+        };
+        self.shadows[place].operation = None;
+        self.free.push(place as u16);
+        Ok(Completion { user, status })
+    }
+}

@@ -1,0 +1,307 @@
+//! One ring of a device.
+
+use std::sync::Arc;
+
+use mqblk_core::{ByteLen, EventChannel, Sector512};
+use mqblk_memory::{GuestAddress, GuestMemory};
+use mqblk_ring::blkif::request::{DISCARD_SECURE, MAX_SEGMENTS};
+use mqblk_ring::blkif::{FrontRing, Indirect, RawRequest, Request, Transfer, What, operation};
+
+use super::outstanding::{Completion, Outstanding, ResponseError};
+use super::segments::{Composer, Segments};
+use crate::setup::DataArea;
+use crate::{DeviceError, Piece, Refused};
+
+/// Keeps pages granted.
+pub(super) type Keeper = Arc<dyn Send + Sync>;
+
+/// What a queue is made of.
+pub(super) struct Parts {
+    pub(super) ring: FrontRing,
+    pub(super) channel: Box<dyn EventChannel>,
+    /// Goes into each request; back-ends do not look at it.
+    pub(super) handle: u16,
+    /// Most requests in flight.
+    pub(super) depth: u16,
+    pub(super) composer: Composer,
+    pub(super) memory: Arc<GuestMemory>,
+    pub(super) data: DataArea,
+    pub(super) keepers: Vec<Keeper>,
+}
+
+/// One ring, owned by one thread, and all that its requests need: ids, pages of data, pages of segments. Nothing is allocated, and
+/// no system call made, for a request; [`publish`](Self::publish) makes one when the back-end sleeps.
+pub struct Queue {
+    pub(super) ring: FrontRing,
+    channel: Box<dyn EventChannel>,
+    outstanding: Outstanding,
+    composer: Composer,
+    handle: u16,
+    memory: Arc<GuestMemory>,
+    data: DataArea,
+    notifications: u64,
+    /// An event was taken, and none comes until the channel is unmasked.
+    masked: bool,
+    /// Why the queue is disabled.
+    broken: Option<ResponseError>,
+    /// Of the ring's pages, the data's and the segments'.
+    _keepers: Vec<Keeper>,
+}
+
+impl Queue {
+    pub(super) fn new(parts: Parts) -> Queue {
+        let Parts { ring, channel, handle, depth, composer, memory, data, keepers } = parts;
+        let held = composer.tables().map_or(u16::MAX, |tables| tables.ids());
+        // A ring has at most 512 entries.
+        let ids = depth.clamp(1, ring.size() as u16).min(held);
+        Queue {
+            ring,
+            channel,
+            outstanding: Outstanding::new(ids),
+            composer,
+            handle,
+            memory,
+            data,
+            notifications: 0,
+            masked: false,
+            broken: None,
+            _keepers: keepers,
+        }
+    }
+
+    /// The memory that data lies in.
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// This queue's stretch of data memory, page aligned.
+    pub fn data(&self) -> (GuestAddress, ByteLen) {
+        (self.data.start, self.data.len)
+    }
+
+    /// Entries of the ring.
+    pub fn size(&self) -> u16 {
+        self.ring.size() as u16
+    }
+
+    /// Most segments of a request: parts of pages, each of at most 4096 bytes.
+    pub fn segments(&self) -> u16 {
+        self.composer.most()
+    }
+
+    /// Requests submitted and not yet reaped.
+    #[inline]
+    pub fn in_flight(&self) -> u16 {
+        self.ring.in_flight() as u16
+    }
+
+    /// Events sent so far.
+    pub fn kicks(&self) -> u64 {
+        self.notifications
+    }
+
+    /// Reads from `start` into `data`.
+    ///
+    /// # Errors
+    /// [`Refused`]: full, or not data for a request.
+    #[inline]
+    pub fn read(&mut self, user: u32, start: Sector512, data: Piece) -> Result<(), Refused> {
+        self.transfer(user, operation::READ, start, [data])
+    }
+
+    /// Writes `data` at `start`.
+    ///
+    /// # Errors
+    /// [`Refused`]: full, or not data for a request.
+    #[inline]
+    pub fn write(&mut self, user: u32, start: Sector512, data: Piece) -> Result<(), Refused> {
+        self.transfer(user, operation::WRITE, start, [data])
+    }
+
+    /// Reads from `start` into several pieces.
+    ///
+    /// # Errors
+    /// [`Refused`]: full, or not data for a request.
+    pub fn read_pieces(
+        &mut self,
+        user: u32,
+        start: Sector512,
+        data: impl IntoIterator<Item = Piece>,
+    ) -> Result<(), Refused> {
+        self.transfer(user, operation::READ, start, data)
+    }
+
+    /// Writes several pieces at `start`.
+    ///
+    /// # Errors
+    /// [`Refused`]: full, or not data for a request.
+    pub fn write_pieces(
+        &mut self,
+        user: u32,
+        start: Sector512,
+        data: impl IntoIterator<Item = Piece>,
+    ) -> Result<(), Refused> {
+        self.transfer(user, operation::WRITE, start, data)
+    }
+
+    /// Writes several pieces at `start` after all that was submitted before, durably, and before all that is submitted after it. At
+    /// most 11 segments.
+    ///
+    /// # Errors
+    /// [`Refused`]: full, or not data for a request.
+    pub fn barrier(
+        &mut self,
+        user: u32,
+        start: Sector512,
+        data: impl IntoIterator<Item = Piece>,
+    ) -> Result<(), Refused> {
+        self.transfer(user, operation::WRITE_BARRIER, start, data)
+    }
+
+    /// Makes all writes that have been reaped durable.
+    ///
+    /// # Errors
+    /// [`Refused::Full`] until something is reaped.
+    pub fn flush(&mut self, user: u32) -> Result<(), Refused> {
+        self.transfer(user, operation::FLUSH_DISKCACHE, Sector512(0), [])
+    }
+
+    /// Gives the space of `sectors` sectors from `start` back; `secure`: what was there must not be found again.
+    ///
+    /// # Errors
+    /// [`Refused::Full`] until something is reaped.
+    pub fn discard(&mut self, user: u32, start: Sector512, sectors: u64, secure: bool) -> Result<(), Refused> {
+        let id = self.room()?;
+        let flag = if secure { DISCARD_SECURE } else { 0 };
+        self.put(id, user, operation::DISCARD, operation::DISCARD, What::Discard { flag, sector: start, sectors })
+    }
+
+    #[inline]
+    fn transfer(
+        &mut self,
+        user: u32,
+        operation: u8,
+        sector: Sector512,
+        data: impl IntoIterator<Item = Piece>,
+    ) -> Result<(), Refused> {
+        let id = self.room()?;
+        let Segments { count, first } = self.composer.compose(id, data)?;
+        if usize::from(count) <= MAX_SEGMENTS {
+            if count == 0 && matches!(operation, operation::READ | operation::WRITE) {
+                return Err(Refused::Empty);
+            }
+            let transfer = Transfer { nr_segments: count as u8, sector, segments: first };
+            return self.put(id, user, operation, operation, What::Transfer(transfer));
+        }
+        self.indirect(id, user, operation, sector, count)
+    }
+
+    /// Puts a request on whose segments are in the pages of its id.
+    fn indirect(&mut self, id: u16, user: u32, inner: u8, sector: Sector512, count: u16) -> Result<(), Refused> {
+        let tables = self.composer.tables().filter(|_| matches!(inner, operation::READ | operation::WRITE));
+        let Some(tables) = tables else { return Err(Refused::TooManyPieces(MAX_SEGMENTS as u16)) };
+        let indirect = Indirect { operation: inner, nr_segments: count, sector, pages: tables.grants(id) };
+        self.put(id, user, operation::INDIRECT, inner, What::Indirect(indirect))
+    }
+
+    /// The id of the next request.
+    #[inline]
+    fn room(&self) -> Result<u16, Refused> {
+        match self.outstanding.next() {
+            Some(id) if self.broken.is_none() => Ok(id),
+            _ if self.broken.is_some() => Err(Refused::Disabled),
+            _ => Err(Refused::Full),
+        }
+    }
+
+    /// `answer`: what the response has to say.
+    #[inline]
+    fn put(&mut self, id: u16, user: u32, operation: u8, answer: u8, what: What) -> Result<(), Refused> {
+        let request = Request { id: id.into(), operation, handle: self.handle, what };
+        if !self.ring.put(&RawRequest::encode(self.ring.abi(), &request)) {
+            return Err(Refused::Full);
+        }
+        self.outstanding.claim(user, answer);
+        Ok(())
+    }
+
+    /// Makes all submitted requests visible to the back-end, and sends it an event if it asked for that.
+    #[inline]
+    pub fn publish(&mut self) {
+        if self.ring.publish() {
+            self.notifications += 1;
+            self.channel.notify();
+        }
+    }
+
+    /// Requests submitted and not yet published.
+    #[inline]
+    pub fn unpublished(&self) -> u16 {
+        self.ring.unpublished() as u16
+    }
+
+    /// Looks for answers; returns how many [`reap`](Self::reap) can take.
+    ///
+    /// # Errors
+    /// When the back-end breaks the protocol: the queue is of no more use.
+    #[inline]
+    pub fn look(&mut self) -> Result<u16, DeviceError> {
+        if let Some(broken) = self.broken {
+            return Err(broken.into());
+        }
+        match self.ring.look() {
+            Ok(ready) => Ok(ready as u16),
+            Err(broken) => Err(self.disable(broken.into())),
+        }
+    }
+
+    /// Takes one answer of those that the last [`look`](Self::look) saw.
+    ///
+    /// # Errors
+    /// When the back-end breaks the protocol: the queue is of no more use.
+    #[inline]
+    pub fn reap(&mut self) -> Result<Option<Completion>, DeviceError> {
+        if let Some(broken) = self.broken {
+            return Err(broken.into());
+        }
+        let Some(response) = self.ring.take() else { return Ok(None) };
+        match self.outstanding.end(response) {
+            Ok(done) => Ok(Some(done)),
+            Err(broken) => Err(self.disable(broken)),
+        }
+    }
+
+    #[cold]
+    fn disable(&mut self, why: ResponseError) -> DeviceError {
+        self.broken = Some(why);
+        why.into()
+    }
+
+    /// Lets events come, asks for one when `count` answers are there (or all, if fewer are in flight), and looks again. Whether they
+    /// are there.
+    pub(super) fn arm(&mut self, count: u16) -> Result<bool, DeviceError> {
+        if let Some(broken) = self.broken {
+            return Err(broken.into());
+        }
+        if std::mem::take(&mut self.masked) {
+            self.channel.unmask();
+        }
+        let count = u32::from(count.clamp(1, self.in_flight().max(1)));
+        match self.ring.arm(count) {
+            Ok(ready) => Ok(ready >= count),
+            Err(broken) => Err(self.disable(broken.into())),
+        }
+    }
+
+    /// Takes the event that has come.
+    pub(super) fn take_event(&mut self) {
+        self.channel.take();
+        self.masked = true;
+    }
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queue").field("ring", &self.ring).field("broken", &self.broken).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,326 @@
+//! The queue against a back-end's ring, with an eventfd for an event channel.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use mqblk_core::{ByteLen, EventChannel, Sector512};
+use mqblk_memory::{GrantRef, GuestAddress, GuestMemory, PAGE_BYTES, Region};
+use mqblk_ring::blkif::request::MAX_SEGMENTS;
+use mqblk_ring::blkif::{
+    Abi, BackRing, BlkifRing, FrontRing, Indirect, Request, Segment, Transfer, What, operation, status,
+};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::queue::Parts;
+use super::segments::{Composer, Tables};
+use super::*;
+use crate::setup::DataArea;
+use crate::{DeviceError, Piece, Refused};
+
+const PAGE: u64 = PAGE_BYTES as u64;
+/// Pages of data, and of segments.
+const PAGES: u64 = 64;
+
+/// What the back-end sees of the event channel.
+#[derive(Debug)]
+struct Channel {
+    event: OwnedFd,
+    notified: Arc<AtomicBool>,
+    masked: Arc<AtomicBool>,
+}
+
+impl EventChannel for Channel {
+    fn notify(&self) {
+        self.notified.store(true, Ordering::SeqCst);
+    }
+    fn take(&self) {
+        assert!(!self.masked.swap(true, Ordering::SeqCst), "an event came while masked");
+        rustix::io::read(&self.event, &mut [0; 8]).unwrap();
+    }
+    fn unmask(&self) {
+        assert!(self.masked.swap(false, Ordering::SeqCst), "unmasked twice");
+    }
+}
+
+struct Rig {
+    queue: Queue,
+    back: BackRing,
+    event: OwnedFd,
+    notified: Arc<AtomicBool>,
+    segments: Arc<GuestMemory>,
+}
+
+fn memory(pages: u64) -> Arc<GuestMemory> {
+    let region = Region::shared("t", pages * PAGE, GuestAddress(0)).unwrap().0;
+    Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap())
+}
+
+fn grants(first: u32, count: u64) -> Vec<GrantRef> {
+    (first..first + count as u32).map(GrantRef).collect()
+}
+
+/// A queue of one page whose data pages are granted as 100 and on, its pages of segments as 900 and on.
+fn rig(abi: Abi, depth: u16, most: u16) -> Rig {
+    let (ring, data, segments) = (memory(1), memory(PAGES), memory(PAGES));
+    let resolve = || BlkifRing::resolve(&ring, GuestAddress(0), 1, abi).unwrap();
+    let front = FrontRing::init(resolve());
+    let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let (notified, masked) = <(Arc<AtomicBool>, Arc<AtomicBool>)>::default();
+    let channel = Channel { event: event.try_clone().unwrap(), notified: Arc::clone(&notified), masked };
+    let tables =
+        (most > MAX_SEGMENTS as u16).then(|| Tables::new(&segments, &grants(900, PAGES), Tables::per_id(most)));
+    let queue = Queue::new(Parts {
+        ring: front,
+        channel: Box::new(channel),
+        handle: 0xca00,
+        depth,
+        composer: Composer::new(grants(100, PAGES).into(), tables, most),
+        memory: data,
+        data: DataArea { start: GuestAddress(0), len: ByteLen(PAGES * PAGE) },
+        keepers: vec![],
+    });
+    Rig { queue, back: BackRing::attach(resolve()), event, notified, segments }
+}
+
+impl Rig {
+    /// The next request that the back-end finds.
+    fn request(&mut self) -> Request {
+        self.queue.publish();
+        assert!(self.back.waiting().unwrap() > 0);
+        let abi = self.back.abi();
+        self.back.take().decode(abi)
+    }
+
+    fn respond(&mut self, id: u64, operation: u8, status: i16) {
+        self.back.put_response(id, operation, status);
+        let _ = self.back.publish();
+    }
+
+    fn reap(&mut self) -> Result<Option<Completion>, DeviceError> {
+        self.queue.look()?;
+        self.queue.reap()
+    }
+}
+
+fn piece(address: u64, len: u32) -> Piece {
+    Piece { address: GuestAddress(address), len }
+}
+
+fn segment(gref: u32, first_sect: u8, last_sect: u8) -> Segment {
+    Segment { gref: GrantRef(gref), first_sect, last_sect }
+}
+
+fn of_transfer(request: &Request) -> (Transfer, &[Segment]) {
+    let What::Transfer(transfer) = &request.what else { panic!("{request:?}") };
+    (*transfer, &transfer.segments[..transfer.nr_segments.into()])
+}
+
+#[test]
+fn requests_say_what_they_were_asked() {
+    for abi in Abi::ALL {
+        let mut rig = rig(abi, 32, 11);
+        rig.queue.read(7, Sector512(80), piece(3 * PAGE, 4096)).unwrap();
+        let request = rig.request();
+        assert_eq!((request.operation, request.handle), (operation::READ, 0xca00));
+        assert_eq!(
+            (of_transfer(&request).0.sector, of_transfer(&request).1),
+            (Sector512(80), &[segment(103, 0, 7)][..])
+        );
+        rig.respond(request.id, operation::READ, status::OKAY);
+        assert_eq!(rig.reap().unwrap(), Some(Completion { user: 7, status: Status::Ok }));
+
+        // From the last sector of a page, over a whole one, to the first three of the next; then some others.
+        let pieces = [piece(5 * PAGE - 512, 512 + 4096 + 3 * 512), piece(512, 1024)];
+        rig.queue.write_pieces(8, Sector512(1), pieces).unwrap();
+        let request = rig.request();
+        let expected = [segment(104, 7, 7), segment(105, 0, 7), segment(106, 0, 2), segment(100, 1, 2)];
+        assert_eq!((request.operation, of_transfer(&request).1), (operation::WRITE, &expected[..]));
+        rig.respond(request.id, operation::WRITE, status::ERROR);
+        assert_eq!(rig.reap().unwrap(), Some(Completion { user: 8, status: Status::IoError }));
+
+        rig.queue.flush(9).unwrap();
+        let request = rig.request();
+        assert_eq!((request.operation, of_transfer(&request).1), (operation::FLUSH_DISKCACHE, &[][..]));
+        rig.respond(request.id, operation::FLUSH_DISKCACHE, status::NOT_SUPPORTED);
+        assert_eq!(rig.reap().unwrap(), Some(Completion { user: 9, status: Status::Unsupported }));
+
+        rig.queue.barrier(10, Sector512(4), [piece(0, 512)]).unwrap();
+        let request = rig.request();
+        assert_eq!((request.operation, of_transfer(&request).1), (operation::WRITE_BARRIER, &[segment(100, 0, 0)][..]));
+        rig.queue.discard(11, Sector512(5), 1 << 40, true).unwrap();
+        let discard = rig.request();
+        assert_eq!(discard.what, What::Discard { flag: 1, sector: Sector512(5), sectors: 1 << 40 });
+        rig.respond(discard.id, operation::DISCARD, status::OKAY);
+        rig.respond(request.id, operation::WRITE_BARRIER, status::OKAY);
+        assert_eq!(rig.reap().unwrap().unwrap().user, 11);
+        assert_eq!(rig.reap().unwrap().unwrap().user, 10);
+        assert_eq!(rig.reap().unwrap(), None);
+    }
+}
+
+#[test]
+fn many_segments_lie_in_pages_of_the_requests_id() {
+    for abi in Abi::ALL {
+        let mut rig = rig(abi, 8, 32);
+        assert_eq!(rig.queue.segments(), 32);
+        rig.queue.read(1, Sector512(0), piece(0, 11 * 4096)).unwrap();
+        assert_eq!(of_transfer(&rig.request()).1.len(), 11, "still in the request");
+        let len = 31 * 4096;
+        rig.queue.read(2, Sector512(16), piece(PAGE - 512, len)).unwrap();
+        let request = rig.request();
+        let What::Indirect(Indirect { operation, nr_segments, sector, pages }) = request.what else {
+            panic!("{request:?}")
+        };
+        assert_eq!((request.operation, operation, nr_segments, sector), (6, operation::READ, 32, Sector512(16)));
+        assert_eq!(pages[0], GrantRef(901), "of the second id");
+        let entry = |index: u64| {
+            let mut bytes = [0; 8];
+            rig.segments.read(GuestAddress(PAGE + index * 8), &mut bytes).unwrap();
+            Segment::from_bytes(bytes)
+        };
+        assert_eq!(entry(0), segment(100, 7, 7));
+        (1..31).for_each(|index| assert_eq!(entry(index), segment(100 + index as u32, 0, 7)));
+        assert_eq!(entry(31), segment(131, 0, 6));
+        // What the response names is what the indirect request asked for.
+        rig.respond(request.id, operation::READ, status::OKAY);
+        assert_eq!(rig.reap().unwrap(), Some(Completion { user: 2, status: Status::Ok }));
+        assert_eq!(rig.queue.read(3, Sector512(0), piece(512, 32 * 4096)), Err(Refused::TooManyPieces(32)));
+        assert_eq!(rig.queue.barrier(3, Sector512(0), [piece(0, 12 * 4096)]), Err(Refused::TooManyPieces(11)));
+    }
+}
+
+#[test]
+fn an_id_has_as_many_pages_as_its_segments_need() {
+    let mut rig = rig(Abi::X86_64, 32, 1025);
+    // 64 pages, three for each id.
+    let submitted = (0..40).take_while(|user| rig.queue.read(*user, Sector512(0), piece(0, 512)).is_ok()).count();
+    assert_eq!(submitted, 21);
+    let sectors = (0..1025).map(|at| piece(at % 500 * 512, 512));
+    assert_eq!(rig.queue.write_pieces(0, Sector512(0), sectors.clone()), Err(Refused::Full));
+    let first = rig.request();
+    rig.respond(first.id, operation::READ, status::OKAY);
+    rig.reap().unwrap();
+    rig.queue.write_pieces(50, Sector512(0), sectors).unwrap();
+    for _ in 1..21 {
+        rig.request();
+    }
+    let What::Indirect(Indirect { nr_segments, pages, .. }) = rig.request().what else { panic!("indirect") };
+    assert_eq!((nr_segments, &pages[..4]), (1025, &[900, 901, 902, 0].map(GrantRef)[..]));
+    let mut bytes = [0; 8];
+    rig.segments.read(GuestAddress(2 * PAGE), &mut bytes).unwrap();
+    assert_eq!(Segment::from_bytes(bytes), segment(100 + 24 / 8, 0, 0), "the last one, sector 24");
+}
+
+#[test]
+fn what_no_segments_can_name_is_refused() {
+    let mut rig = rig(Abi::X86_64, 32, 11);
+    for (address, len) in [(1, 512), (0, 511), (PAGES * PAGE, 512), (PAGES * PAGE - 512, 1024), (u64::MAX - 511, 512)] {
+        let found = rig.queue.read(0, Sector512(0), piece(address, len));
+        assert_eq!(found, Err(Refused::NotGranted { address, len }));
+    }
+    assert_eq!(rig.queue.read(0, Sector512(0), piece(0, 0)), Err(Refused::Empty));
+    assert_eq!(rig.queue.read_pieces(0, Sector512(0), []), Err(Refused::Empty));
+    assert_eq!(rig.queue.write(0, Sector512(0), piece(512, 11 * 4096)), Err(Refused::TooManyPieces(11)));
+    assert_eq!((rig.queue.in_flight(), rig.queue.unpublished()), (0, 0));
+}
+
+#[test]
+fn a_full_ring_pushes_back_and_ids_come_back_last_first() {
+    for (depth, room) in [(5, 5), (32, 32), (1000, 32)] {
+        let mut rig = rig(Abi::X86_64, depth, 11);
+        let submitted = (0..100).take_while(|user| rig.queue.read(*user, Sector512(0), piece(0, 512)).is_ok()).count();
+        assert_eq!(submitted, room);
+        assert_eq!(rig.queue.flush(0), Err(Refused::Full));
+        let ids: Vec<u64> = (0..room).map(|_| rig.request().id).collect();
+        for id in [ids[3], ids[1]] {
+            rig.respond(id, operation::READ, status::OKAY);
+        }
+        assert_eq!(rig.queue.look().unwrap(), 2);
+        let users = [(); 2].map(|()| rig.queue.reap().unwrap().unwrap().user);
+        assert_eq!(users, [3, 1]);
+        rig.queue.flush(0).unwrap();
+        assert_eq!(rig.request().id, ids[1]);
+    }
+}
+
+#[test]
+fn each_wrong_response_disables_the_queue_and_is_named() {
+    type Slip<'a> = (&'a dyn Fn(&mut Rig, u64), &'a str);
+    let wrong: [Slip<'_>; 6] = [
+        (
+            &|rig, id| {
+                rig.back.put_response(id, 0, 0);
+                rig.respond(id, 0, 0);
+            },
+            "the back-end breaks the protocol: it claims more responses than there are requests",
+        ),
+        (&|rig, _| rig.respond(32, 0, 0), "response: found id 32, expected one below 32"),
+        (&|rig, _| rig.respond(u64::MAX, 0, 0), "response: found id 18446744073709551615, expected one below 32"),
+        (&|rig, id| rig.respond(id + 1, 0, 0), "response: found id 1, expected that of a request in flight"),
+        (&|rig, id| rig.respond(id, 6, 0), "response to request 0: found operation 6, expected 0"),
+        (&|rig, id| rig.respond(id, 0, -3), "response to request 0: found status -3, expected 0, -1 or -2"),
+    ];
+    for (slip, expected) in wrong {
+        let mut rig = rig(Abi::X86_64, 32, 11);
+        rig.queue.read(0, Sector512(0), piece(0, 512)).unwrap();
+        let id = rig.request().id;
+        slip(&mut rig, id);
+        let found = rig.reap().unwrap_err();
+        assert_eq!(found.to_string(), expected);
+        // It stays so, whatever comes.
+        assert_eq!((rig.queue.look(), rig.queue.reap()), (Err(found), Err(found)));
+        assert_eq!(rig.queue.flush(1), Err(Refused::Disabled));
+        assert!(rig.queue.arm(1).is_err());
+    }
+}
+
+#[test]
+fn an_answer_that_came_twice_is_found() {
+    let mut rig = rig(Abi::X86_64, 32, 11);
+    for user in 0..2 {
+        rig.queue.read(user, Sector512(0), piece(0, 512)).unwrap();
+    }
+    let id = rig.request().id;
+    rig.respond(id, operation::READ, status::OKAY);
+    rig.respond(id, operation::READ, status::OKAY);
+    assert_eq!(rig.reap().unwrap().unwrap().user, 0);
+    assert_eq!(rig.reap(), Err(ResponseError::NotOutstanding(id).into()));
+}
+
+#[test]
+fn a_thread_sleeps_until_enough_has_come() {
+    let Rig { mut back, event, notified, queue, .. } = rig(Abi::X86_64, 32, 11);
+    let mut set = QueueSet::new(vec![(queue, event.try_clone().unwrap())]).unwrap();
+    set.wait(1).unwrap();
+    let waker = set.waker().unwrap();
+    for round in 0..50 {
+        for user in 0..8 {
+            set.queues()[0].read(user, Sector512(0), piece(0, 512)).unwrap();
+        }
+        set.queues()[0].publish();
+        assert!(round != 0 || notified.load(Ordering::SeqCst), "the back-end of a fresh ring sleeps");
+        let (back, event) = (&mut back, &event);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while back.waiting().unwrap() > 0 {
+                    let id = back.take().decode(Abi::X86_64).id;
+                    back.put_response(id, operation::READ, status::OKAY);
+                    if back.publish() == mqblk_core::Notify::Wanted {
+                        rustix::io::write(event, &1_u64.to_ne_bytes()).unwrap();
+                    }
+                }
+            });
+            let queue = |set: &mut QueueSet| set.queues()[0].look().unwrap();
+            while queue(&mut set) < 8 {
+                set.wait(8).unwrap();
+            }
+        });
+        while set.queues()[0].reap().unwrap().is_some() {}
+        assert_eq!(set.queues()[0].in_flight(), 0);
+    }
+    assert!(set.calls() <= 50, "{} events", set.calls());
+    set.queues()[0].flush(0).unwrap();
+    waker.wake();
+    set.wait(1).unwrap();
+}

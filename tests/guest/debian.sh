@@ -1,0 +1,159 @@
+# What the scripts that prepare a test machine share: Debian's packages, a kernel unpacked from one of them, and an initramfs
+# made of busybox, other programs with their libraries, and modules. Sourced; expects:
+#
+# cache            the folder for all that is made
+# packages         what must be installed
+# kernel_package   the Debian package of the kernel
+# unpacked         (optional) a folder of unpacked packages: their libraries come before the system's
+
+fail() {
+    echo "prepare.sh: $*" >&2
+    exit 1
+}
+say() { echo "prepare.sh: $*"; }
+apt_quiet() { DEBIAN_FRONTEND=noninteractive apt-get -q -y -o APT::Sandbox::User=root -o Dpkg::Use-Pty=0 "$@"; }
+
+# Runs a command with its output in a log; on failure the log's end is shown.
+logged() {
+    local log=$cache/$1.log
+    shift
+    "$@" >"$log" 2>&1 </dev/null || {
+        tail -n 20 "$log" >&2
+        fail "'$*' failed; the whole output is in $log"
+    }
+}
+
+# One at a time, and only where it can work.
+begin_preparing() {
+    [ "$(uname -m)" = x86_64 ] || fail "the guest tests know x86_64 only, this is $(uname -m)"
+    command -v apt-get >/dev/null || fail "apt-get is missing: this step is for Debian"
+    mkdir -p "$cache"
+    exec 9>"$cache/lock"
+    flock 9
+}
+
+install_packages() {
+    local missing=() package
+    for package in "${packages[@]}"; do
+        dpkg-query -W -f '${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+    done
+    [ ${#missing[@]} -eq 0 ] && return
+    [ "$(id -u)" -eq 0 ] || fail "these packages are missing and installing needs root: ${missing[*]}"
+    say "installing ${missing[*]}"
+    refresh_apt
+    logged apt-install apt_quiet install --no-install-recommends "${missing[@]}"
+}
+
+refreshed=
+refresh_apt() {
+    [ -n "$refreshed" ] || logged apt-update apt_quiet update
+    refreshed=yes
+}
+
+# linux-image-cloud-amd64 holds nothing but a dependency on the package of the newest kernel: print that one's name.
+real_kernel_package() {
+    local depends
+    case $kernel_package in linux-image-[0-9]*) echo "$kernel_package" && return ;; esac
+    depends=$(apt-cache depends "$kernel_package" 2>/dev/null) || return 0
+    sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p;T;q' <<<"$depends"
+}
+
+# Unpacks the ELF kernel of a bzImage, at the place its header names (Linux x86 boot protocol 2.08: setup_sects at
+# 0x1f1, payload_offset at 0x248, payload_length at 0x24c). The payload ends with its unpacked length.
+unpack_bzimage() {
+    local image=$1 out=$2 sects offset length magic unpack want
+    number() { od -An -t"u$3" -j "$2" -N "$3" "$1" | tr -d ' '; }
+    [ "$(od -An -c -j 514 -N 4 "$image" | tr -d ' ')" = HdrS ] || fail "$image is no bzImage: no HdrS at 0x202"
+    sects=$(number "$image" 497 1)
+    offset=$(((${sects/#0/4} + 1) * 512 + $(number "$image" 584 4)))
+    length=$(number "$image" 588 4)
+    want=$(number "$image" $((offset + length - 4)) 4)
+    magic=$(od -An -tx1 -j $offset -N 4 "$image" | tr -d ' ')
+    case $magic in
+        fd377a58) unpack="xz -dc" ;;
+        02214c18) unpack="lz4 -dc" ;;
+        28b52ffd) unpack="zstd -dc" ;;
+        1f8b*) unpack="gzip -dc" ;;
+        *) fail "$image: the payload's compression is unknown (it begins with $magic)" ;;
+    esac
+    tail -c +$((offset + 1)) "$image" | head -c $((length - 4)) >"$out.payload" || true
+    $unpack <"$out.payload" >"$out" || fail "$image: '$unpack' failed"
+    rm "$out.payload"
+    [ "$(stat -c %s "$out")" -eq "$want" ] || fail "$image: unpacked to $(stat -c %s "$out") bytes, its header says $want"
+}
+
+prepare_kernel() {
+    [ -e "$cache/vmlinux" ] && [ -e "$cache/kernel.version" ] && return
+    local package work=$cache/kernel.new
+    package=$(real_kernel_package)
+    if [ -z "$package" ]; then
+        refresh_apt
+        package=$(real_kernel_package)
+    fi
+    [ -n "$package" ] || fail "apt knows no kernel package behind '$kernel_package'"
+    say "downloading $package"
+    rm -rf "$work" && mkdir "$work"
+    if ! (cd "$work" && apt_quiet download "$package") >"$cache/kernel-download.log" 2>&1; then
+        refresh_apt # a mirror drops a package when its successor arrives
+        package=$(real_kernel_package)
+        (cd "$work" && logged kernel-download apt_quiet download "$package")
+    fi
+    dpkg-deb -x "$work"/linux-image-*.deb "$work/root" || fail "cannot unpack $package"
+    unpack_bzimage "$work"/root/boot/vmlinuz-* "$work/vmlinux"
+    local version=$work/root/lib/modules/*
+    version=$(basename $version)
+    depmod -b "$work/root" "$version"
+    rm -rf "$cache/modules" && mv "$work/root/lib/modules" "$cache/modules"
+    mv "$work/vmlinux" "$cache/vmlinux"
+    rm -rf "$work"
+    echo "$version" >"$cache/kernel.version"
+}
+
+# A root folder with busybox and its applets.
+begin_root() {
+    local root=$1 applet
+    rm -rf "$root" && mkdir -p "$root"/{bin,sbin,dev,proc,sys,run,tmp,mnt,etc}
+    install /bin/busybox "$root/bin/busybox"
+    for applet in $(/bin/busybox --list); do ln -s busybox "$root/bin/$applet" 2>/dev/null || true; done
+}
+
+# Makes the root folder a cpio archive, and removes it.
+end_root() {
+    local root=$1 archive=$2
+    (cd "$root" && find . | sort | cpio --quiet -o -H newc -R 0:0) >"$archive.new"
+    mv "$archive.new" "$archive"
+    rm -rf "$root"
+}
+
+# Copies a program to /sbin (or $3) below $1, and the libraries its loader will ask for to where they are here.
+copy_program() {
+    local root=$1 file=$2 folder=${3:-/sbin} lib libraries
+    [ -e "$file" ] || fail "$file is missing"
+    install -D "$(readlink -f "$file")" "$root$folder/$(basename "$file")"
+    libraries=$(LD_LIBRARY_PATH=${unpacked:+$unpacked/usr/lib/x86_64-linux-gnu} ldd "$file")
+    case $libraries in *"not found"*) fail "$file lacks libraries: $(grep "not found" <<<"$libraries" | sort -u)" ;; esac
+    for lib in $(grep -o '/[^ ]*\.so[^ ]*' <<<"$libraries"); do
+        [ -e "$root${lib#"${unpacked:-}"}" ] || install -D "$(readlink -f "$lib")" "$root${lib#"${unpacked:-}"}"
+    done
+}
+
+# copy_modules ROOT KERNEL MODULE...: these modules of the kernel in the folder KERNEL, with those that they need, to
+# /lib/modules, and the order of their loading to /lib/modules/order.
+copy_modules() {
+    local root=$1 kernel=$2 version module
+    shift 2
+    version=$(cat "$kernel/kernel.version")
+    mkdir -p "$root/lib/modules" "$cache/modprobe.new/lib"
+    ln -sfn "$kernel/modules" "$cache/modprobe.new/lib/modules"
+    for module in "$@"; do
+        modprobe -d "$cache/modprobe.new" -S "$version" --show-depends "$module" >"$cache/modprobe.log" 2>&1 ||
+            fail "the kernel $version has no module '$module': $(tail -n 1 "$cache/modprobe.log")"
+        sed -n 's/^insmod \([^ ]*\).*/\1/p' "$cache/modprobe.log"
+    done | awk '!seen[$0]++' >"$cache/modules.list"
+    rm -r "$cache/modprobe.new/lib" && rmdir "$cache/modprobe.new"
+    while read -r module; do
+        module=$kernel/modules/${module#*/lib/modules/}
+        cp "$module" "$root/lib/modules/"
+        basename "$module"
+    done <"$cache/modules.list" >"$root/lib/modules/order"
+}

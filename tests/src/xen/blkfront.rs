@@ -1,0 +1,130 @@
+//! What a PV guest's block driver is told, and what it shows.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::domain::Domain;
+use crate::guest::Shell;
+
+/// For a disk to appear, change or vanish.
+const WITHIN: Duration = Duration::from_secs(60);
+
+/// Parameters of the module xen-blkfront.
+#[derive(Debug, Clone, Copy)]
+pub struct Blkfront {
+    /// The most queues of a disk; the driver takes no more than its CPUs.
+    pub max_queues: u16,
+    /// log2 of the most pages of a ring.
+    pub max_ring_page_order: u8,
+    /// The most segments of an indirect request.
+    pub max_indirect_segments: u16,
+    /// Whether it offers to keep its grants.
+    pub persistent: bool,
+}
+
+impl Default for Blkfront {
+    /// The module's own.
+    fn default() -> Self {
+        Self { max_queues: 4, max_ring_page_order: 0, max_indirect_segments: 32, persistent: true }
+    }
+}
+
+/// A hardware queue of a disk, by /sys/block/DISK/mq.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HardwareQueue {
+    /// The CPUs that use it.
+    pub cpus: Vec<u16>,
+    /// Its tags: the requests in flight at most.
+    pub tags: u32,
+}
+
+impl Domain {
+    /// Loads the block driver with these parameters; there must be no disk in use.
+    ///
+    /// # Errors
+    /// insmod's.
+    pub fn load_blkfront(&mut self, parameters: Blkfront) -> Result<()> {
+        let Blkfront { max_queues, max_ring_page_order, max_indirect_segments, persistent } = parameters;
+        self.must(&format!(
+            "[ -d /sys/module/xen_blkfront ] && {{ rmmod xen_blkfront || exit; }}
+             insmod /lib/modules/xen-blkfront.ko max_queues={max_queues} max_ring_page_order={max_ring_page_order} \
+             max_indirect_segments={max_indirect_segments} feature_persistent={}",
+            u8::from(persistent)
+        ))
+        .map(drop)
+    }
+
+    /// Waits until a disk is there and can be read.
+    ///
+    /// # Errors
+    /// When it does not come, with what the kernel's log says.
+    pub fn wait_disk(&mut self, disk: &str) -> Result<()> {
+        self.wait(&format!("[ -b /dev/{disk} ] && [ $(cat /sys/block/{disk}/size) -gt 0 ]"), &format!("no {disk}"))
+    }
+
+    /// Waits until a disk is gone.
+    ///
+    /// # Errors
+    /// When it stays.
+    pub fn wait_no_disk(&mut self, disk: &str) -> Result<()> {
+        self.wait(&format!("! [ -e /sys/block/{disk} ]"), &format!("{disk} is still there"))
+    }
+
+    /// Waits until a disk has this many units of 512 bytes.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn wait_sectors(&mut self, disk: &str, sectors: u64) -> Result<()> {
+        self.wait(
+            &format!("[ $(cat /sys/block/{disk}/size) = {sectors} ]"),
+            &format!("{disk} has not {sectors} sectors"),
+        )
+    }
+
+    fn wait(&mut self, condition: &str, otherwise: &str) -> Result<()> {
+        let script =
+            format!("for i in $(seq 500); do {condition} && exit 0; sleep 0.1; done; dmesg | tail -n 20; exit 1");
+        self.must_within(&script, WITHIN).map(drop).with_context(|| otherwise.to_owned())
+    }
+
+    /// The hardware queues of a disk.
+    ///
+    /// # Errors
+    /// When sysfs has none.
+    pub fn hardware_queues(&mut self, disk: &str) -> Result<Vec<HardwareQueue>> {
+        let text = self.must(&format!(
+            "cd /sys/block/{disk}/mq && for i in $(ls | sort -n); do echo \"$(cat $i/nr_tags):$(cat $i/cpu_list)\"; done"
+        ))?;
+        let queues = text
+            .lines()
+            .map(|line| {
+                let (tags, cpus) = line.split_once(':').context("TAGS:CPUS")?;
+                let cpus = cpus.split(',').map(|cpu| cpu.trim().parse()).collect::<Result<_, _>>()?;
+                Ok(HardwareQueue { cpus, tags: tags.parse()? })
+            })
+            .collect::<Result<Vec<_>>>()
+            .with_context(|| format!("/sys/block/{disk}/mq: {text}"))?;
+        ensure!(!queues.is_empty(), "/sys/block/{disk}/mq is empty");
+        Ok(queues)
+    }
+
+    /// A value of /sys/block/DISK/queue.
+    ///
+    /// # Errors
+    /// As [`Shell::must`].
+    pub fn queue_attribute(&mut self, disk: &str, name: &str) -> Result<String> {
+        self.must(&format!("cat /sys/block/{disk}/queue/{name}"))
+    }
+
+    /// The disk's `stat` (Documentation/block/stat.rst).
+    ///
+    /// # Errors
+    /// As [`Shell::must`], and when it has fewer fields than that document.
+    pub fn disk_stat(&mut self, disk: &str) -> Result<Vec<u64>> {
+        let text = self.must(&format!("cat /sys/block/{disk}/stat"))?;
+        let fields = text.split_whitespace().map(str::parse).collect::<Result<Vec<u64>, _>>()?;
+        ensure!(fields.len() >= 17, "/sys/block/{disk}/stat has {} fields", fields.len());
+        Ok(fields)
+    }
+}

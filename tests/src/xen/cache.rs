@@ -1,0 +1,62 @@
+//! What `tests/xen/prepare.sh` left to boot.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::guest::cache::repository;
+
+/// The manifest's first line; `prepare.sh` writes the same.
+const FORMAT: &str = "mqblk-xen 1";
+
+/// The folder with the hypervisor, dom0's kernel and dom0's initramfs.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    folder: PathBuf,
+}
+
+impl Cache {
+    /// The folder named by `MQBLK_XEN_CACHE`, else `.cache/xen` in the repository.
+    ///
+    /// # Errors
+    /// When the folder was not prepared, or by another version of the script.
+    pub fn open() -> Result<Self> {
+        let folder = match std::env::var_os("MQBLK_XEN_CACHE") {
+            Some(folder) => PathBuf::from(folder),
+            None => repository().join(".cache/xen"),
+        };
+        let manifest = folder.join("manifest");
+        let Ok(text) = std::fs::read_to_string(&manifest) else {
+            bail!("no Xen is prepared: {} is missing; run tests/xen/prepare.sh as root first", manifest.display());
+        };
+        let found = text.lines().next().unwrap_or_default();
+        ensure!(
+            found == FORMAT,
+            "{}: the first line is '{found}', expected '{FORMAT}'; run tests/xen/prepare.sh again",
+            manifest.display()
+        );
+        let cache = Self { folder };
+        for file in [cache.hypervisor(), cache.kernel(), cache.initramfs()] {
+            file.metadata().with_context(|| format!("{}; run tests/xen/prepare.sh again", file.display()))?;
+        }
+        Ok(cache)
+    }
+
+    /// The hypervisor, a multiboot ELF file.
+    #[must_use]
+    pub fn hypervisor(&self) -> PathBuf {
+        self.folder.join("xen")
+    }
+
+    /// dom0's uncompressed kernel.
+    #[must_use]
+    pub fn kernel(&self) -> PathBuf {
+        self.folder.join("vmlinux")
+    }
+
+    /// dom0's uncompressed cpio archive: the toolstack, the agent, and the PV guest's kernel and initramfs.
+    #[must_use]
+    pub fn initramfs(&self) -> PathBuf {
+        self.folder.join("dom0.cpio")
+    }
+}

@@ -1,0 +1,181 @@
+//! A PV guest.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::host::{Machine, XenHost, port};
+use crate::guest::agent::Agent;
+use crate::guest::{Answer, PATIENCE, Shell};
+
+/// From the toolstack's start of it to the agent's first line; on an idle machine 4 seconds.
+const BOOT_WITHIN: Duration = Duration::from_secs(120);
+
+/// Kernel parameters; the last line only makes an emulated boot quicker.
+const KERNEL_PARAMETERS: &str = "console=hvc0 quiet panic=0 \
+     mitigations=off nokaslr cryptomgr.notests random.trust_cpu=on";
+
+/// How a PV guest is to be made.
+#[derive(Debug, Clone)]
+pub struct DomainConfig {
+    name: String,
+    vcpus: u16,
+    memory_mib: u32,
+}
+
+impl DomainConfig {
+    /// A guest with 2 CPUs and 256 MiB.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), vcpus: 2, memory_mib: 256 }
+    }
+
+    /// The number of virtual CPUs.
+    #[must_use]
+    pub fn vcpus(mut self, count: u16) -> Self {
+        self.vcpus = count;
+        self
+    }
+
+    /// Its memory in MiB.
+    #[must_use]
+    pub fn memory_mib(mut self, mib: u32) -> Self {
+        self.memory_mib = mib;
+        self
+    }
+
+    /// xl's configuration (xl.cfg(5)). A guest that reboots is made anew by xl, with a new domain id.
+    fn text(&self) -> String {
+        format!(
+            "name = \"{}\"\ntype = \"pv\"\nkernel = \"/guest/vmlinux\"\nramdisk = \"/guest/initramfs.cpio\"\n\
+             extra = \"{KERNEL_PARAMETERS}\"\nmemory = {}\nvcpus = {}\n\
+             on_poweroff = \"destroy\"\non_reboot = \"restart\"\non_crash = \"destroy\"\n",
+            self.name, self.memory_mib, self.vcpus
+        )
+    }
+}
+
+/// A running PV guest, obeying on its console. It ends with its host.
+#[derive(Debug)]
+pub struct Domain {
+    name: String,
+    id: u16,
+    agent: Agent,
+    machine: Rc<Machine>,
+    _slot: Rc<usize>,
+}
+
+impl Domain {
+    /// Has the toolstack make the guest, and waits until its agent is ready.
+    ///
+    /// # Errors
+    /// xl's, or a guest that does not come up in time.
+    pub fn create(host: &mut XenHost, config: &DomainConfig) -> Result<Self> {
+        let name = &config.name;
+        host.must(&format!(
+            "cat >/run/{name}.cfg <<'END OF CONFIG'\n{}END OF CONFIG\nxl create /run/{name}.cfg",
+            config.text()
+        ))?;
+        Self::join(host, name)
+    }
+
+    /// Waits for the guest of that name to be there, and for its agent.
+    fn join(host: &mut XenHost, name: &str) -> Result<Self> {
+        let find = format!("for i in $(seq 600); do xl domid {name} 2>/dev/null && exit 0; sleep 0.1; done; exit 1");
+        let id = host.must(&find).with_context(|| format!("no domain '{name}'"))?.parse()?;
+        let slot = host.free_slot()?;
+        let machine = host.machine();
+        let port = port(*slot);
+        let mut agent = Agent::connect(&machine.socket(&port))?;
+        host.must(&format!("setsid guest-console {id} {port} </dev/null >&4 2>&4 &"))?;
+        machine
+            .watched(|alive| agent.wait_ready(BOOT_WITHIN, alive))
+            .with_context(|| format!("the guest '{name}' printed: {}", agent.noise()))?;
+        Ok(Self { name: name.to_owned(), id, agent, machine, _slot: slot })
+    }
+
+    /// Its domain id.
+    #[must_use]
+    pub fn id(&self) -> u16 {
+        self.id
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What its kernel's log has of a disk driver's complaints: lines with `blkfront`, `vbd` or a disk's name that are errors
+    /// or warnings by their level, and every line that reports an I/O error.
+    ///
+    /// # Errors
+    /// As [`Shell::must`].
+    pub fn complaints(&mut self) -> Result<String> {
+        // `dmesg -r` begins each line with <N>, facility * 8 + level: 4 is a warning.
+        self.must(
+            "dmesg -r | awk -F '[<>]' '{ level = $2 % 8 }
+                 level <= 4 && /blkfront|vbd|xvd|blk_update|Buffer I\\/O/ { print; next }
+                 /I\\/O error|disabled for further use|WARNING:|BUG:|Oops|hung task|blocked for more/ { print }'",
+        )
+    }
+
+    /// That its disk driver has complained of nothing.
+    ///
+    /// # Errors
+    /// With the complaints.
+    pub fn must_be_content(&mut self) -> Result<()> {
+        let complaints = self.complaints()?;
+        ensure!(complaints.is_empty(), "the guest '{}' complains:\n{complaints}", self.name);
+        Ok(())
+    }
+
+    /// Powers the guest off and waits until its domain is gone.
+    ///
+    /// # Errors
+    /// When it stays.
+    pub fn power_off(mut self, host: &mut XenHost) -> Result<()> {
+        self.agent.send("sync; poweroff -f", PATIENCE)?;
+        self.wait_gone(host)
+    }
+
+    /// Has the guest reboot: its domain goes, and xl makes another one of the same name. The disks that xl knows of come back,
+    /// others do not.
+    ///
+    /// # Errors
+    /// When the domain stays, or no other one comes.
+    pub fn reboot(mut self, host: &mut XenHost) -> Result<Domain> {
+        self.agent.send("sync; reboot -f", PATIENCE)?;
+        let name = self.name.clone();
+        self.wait_gone(host)?;
+        Self::join(host, &name)
+    }
+
+    /// Destroys the domain at once: its CPUs stop, and its memory is taken when the last grant of it is let go.
+    ///
+    /// # Errors
+    /// xl's.
+    pub fn destroy(self, host: &mut XenHost) -> Result<()> {
+        host.must(&format!("xl destroy {}", self.id))?;
+        self.wait_gone(host)
+    }
+
+    fn wait_gone(self, host: &mut XenHost) -> Result<()> {
+        let id = self.id;
+        host.must(&format!(
+            "for i in $(seq 600); do xl list {id} >/dev/null 2>&1 || exit 0; sleep 0.1; done; xl list; exit 1"
+        ))
+        .with_context(|| format!("domain {id} is not gone; the guest printed: {}", self.agent.noise()))
+        .map(drop)
+    }
+}
+
+impl Shell for Domain {
+    fn run_within(&mut self, script: &str, limit: Duration) -> Result<Answer> {
+        let Self { name, machine, agent, .. } = self;
+        machine.watched(|alive| agent.run(script, limit, alive)).with_context(|| {
+            format!("running in the guest '{name}': {script}\nits kernel printed meanwhile: {}", agent.noise())
+        })
+    }
+}

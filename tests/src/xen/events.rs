@@ -1,0 +1,113 @@
+//! Counting from outside what a back-end does: calls of dom0's kernel functions, and events.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+
+use super::host::XenHost;
+use crate::guest::Shell;
+
+const TRACING: &str = "/sys/kernel/tracing";
+
+/// A function of dom0's kernel whose calls are to be counted.
+#[derive(Debug, Clone, Copy)]
+pub struct Probe {
+    /// The function.
+    pub function: &'static str,
+    /// Where the function gets a number that is to be summed up, as kprobes call it: `%cx:u32` for a fourth parameter.
+    pub summed: Option<&'static str>,
+}
+
+/// What a probe has counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// How often the function was called.
+    pub calls: u64,
+    /// The sum of the number it was called with; 0 where none is summed.
+    pub sum: u64,
+}
+
+/// Kprobes in dom0's kernel (Documentation/trace/kprobetrace.rst, histogram.rst).
+#[derive(Debug)]
+pub struct Probes {
+    probes: Vec<Probe>,
+}
+
+impl Probes {
+    /// Begins to count the calls of these functions. One that the kernel does not have now is counted as never called: its
+    /// module is not loaded.
+    ///
+    /// # Errors
+    /// When the kernel refuses a probe of a function that it has.
+    pub fn start(host: &mut XenHost, probes: &[Probe]) -> Result<Self> {
+        let mut script =
+            format!("set -e; [ -e {TRACING}/kprobe_events ] || mount -t tracefs tracefs {TRACING}\ncd {TRACING}\n");
+        for Probe { function, summed } in probes {
+            let (argument, values) = match summed {
+                Some(place) => (format!("number={place}"), ":vals=number"),
+                None => (String::new(), ""),
+            };
+            script.push_str(&format!(
+                "if grep -q ' [tT] {function}\\(\\s\\|$\\)' /proc/kallsyms; then
+                     echo 'p:{function} {function} {argument}' >>kprobe_events
+                     echo 'hist:keys=common_cpu{values}' >events/kprobes/{function}/trigger
+                     echo 1 >events/kprobes/{function}/enable
+                 fi\n"
+            ));
+        }
+        host.must(&script)?;
+        Ok(Self { probes: probes.to_vec() })
+    }
+
+    /// What each function was called so far.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn counts(&self, host: &mut XenHost) -> Result<BTreeMap<&'static str, Calls>> {
+        let mut counts = BTreeMap::new();
+        for Probe { function, .. } in &self.probes {
+            // { common_cpu: 0 } hitcount: 12 number: 34
+            let script = format!(
+                "cd {TRACING}/events/kprobes/{function} 2>/dev/null || {{ echo 0 0; exit 0; }}
+                 awk '/hitcount:/ {{ for (i = 1; i < NF; i++) {{
+                     if ($i == \"hitcount:\") calls += $(i + 1)
+                     if ($i == \"number:\") sum += $(i + 1) }} }} END {{ print calls + 0, sum + 0 }}' hist"
+            );
+            let text = host.must(&script)?;
+            let (calls, sum) = text.split_once(' ').with_context(|| format!("CALLS SUM, found {text}"))?;
+            counts.insert(*function, Calls { calls: calls.parse()?, sum: sum.parse()? });
+        }
+        Ok(counts)
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn stop(self, host: &mut XenHost) -> Result<()> {
+        let mut script = format!("cd {TRACING}\n");
+        for Probe { function, .. } in &self.probes {
+            script.push_str(&format!(
+                "if [ -d events/kprobes/{function} ]; then
+                     echo 0 >events/kprobes/{function}/enable
+                     echo '!'\"$(head -n 1 events/kprobes/{function}/trigger)\" >events/kprobes/{function}/trigger
+                 fi\n"
+            ));
+        }
+        script.push_str("echo >kprobe_events");
+        host.must(&script).map(drop)
+    }
+}
+
+/// Interrupts that a machine has taken, over its CPUs, of those whose line in /proc/interrupts contains `name`; each line one
+/// number.
+///
+/// # Errors
+/// As [`Shell::must`].
+pub fn interrupts(shell: &mut impl Shell, name: &str) -> Result<Vec<u64>> {
+    let text = shell.must(&format!(
+        "awk 'NR == 1 {{ cpus = NF; next }} index($0, \"{name}\") {{ sum = 0; for (i = 2; i <= cpus + 1; i++) sum += $i; print sum }}' \
+         /proc/interrupts"
+    ))?;
+    text.lines().map(|line| Ok(line.trim().parse()?)).collect()
+}

@@ -1,0 +1,250 @@
+//! A machine with Xen and its dom0: QEMU, its consoles, dom0's agent.
+
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use tempfile::TempDir;
+
+use super::cache::Cache;
+use super::overlay::with_program;
+use crate::guest::agent::Agent;
+use crate::guest::cache::repository;
+use crate::guest::daemon::mqblk_binary;
+use crate::guest::process::{Process, limited_command};
+use crate::guest::{Answer, Shell};
+
+/// From QEMU's start to the agent's first line; an idle machine needs 6 seconds for it.
+const BOOT_WITHIN: Duration = Duration::from_secs(120);
+
+/// For QEMU to open its sockets, and to end after dom0 has powered off.
+const QEMU_WITHIN: Duration = Duration::from_secs(60);
+
+/// The longest life of a host, whatever the test does.
+const LIFE: Duration = Duration::from_secs(900);
+
+/// PV guests at a time.
+pub(super) const DOMAINS: usize = 4;
+
+/// Xen's parameters. With `dom0_vcpus_pin` an event between dom0's CPUs takes 130 us and not 6 ms. `eager-fpu`: when Xen switches
+/// the FPU lazily, by CR0.TS, programs that run emulated by QEMU 7.2 find other programs' vector registers in theirs, and crash.
+const XEN_PARAMETERS: &str = "console=com1 com1=115200,8n1 sched=credit dom0_vcpus_pin spec-ctrl=eager-fpu";
+
+/// The emulated CPU. What is left out costs emulated page walks, checks, and longer registers to save.
+const CPU: &str = "max,-smap,-smep,-pku,-la57,-avx,-avx2,-fma,-f16c,-xsave,-xsaveopt,-xsavec,-xgetbv1,-xsaves";
+
+/// dom0's kernel parameters; the last line only makes an emulated boot quicker.
+const KERNEL_PARAMETERS: &str = "console=hvc0 quiet panic=0 \
+     mitigations=off nokaslr cryptomgr.notests random.trust_cpu=on no_timer_check";
+
+/// How a host is to be made.
+#[derive(Debug)]
+pub struct XenHostBuilder {
+    name: String,
+    memory_mib: u32,
+    dom0_memory_mib: u32,
+    with_mqblk: bool,
+}
+
+impl XenHostBuilder {
+    /// Memory of the whole machine in MiB (3072).
+    #[must_use]
+    pub fn memory_mib(mut self, mib: u32) -> Self {
+        self.memory_mib = mib;
+        self
+    }
+
+    /// dom0's memory in MiB (1400): the images of the tests lie in its /tmp.
+    #[must_use]
+    pub fn dom0_memory_mib(mut self, mib: u32) -> Self {
+        self.dom0_memory_mib = mib;
+        self
+    }
+
+    /// Puts the `mqblk` under test into dom0's /sbin.
+    #[must_use]
+    pub fn with_mqblk(mut self) -> Self {
+        self.with_mqblk = true;
+        self
+    }
+
+    /// Starts QEMU and waits until dom0's agent is ready; the toolstack is up by then.
+    ///
+    /// # Errors
+    /// When the cache is not prepared, QEMU fails, or dom0 does not come up in time; with its console.
+    pub fn boot(self) -> Result<XenHost> {
+        let cache = Cache::open()?;
+        let folder = tempfile::Builder::new().prefix("mqblk-xen-").tempdir()?;
+        let logs = repository().join("target/test-logs/xen").join(&self.name);
+        std::fs::create_dir_all(&logs)?;
+        for log in [CONSOLE, DAEMONS] {
+            std::fs::write(logs.join(log), "")?;
+        }
+        let initramfs = if self.with_mqblk {
+            let archive = folder.path().join("initramfs");
+            with_program(&cache.initramfs(), &mqblk_binary()?, "mqblk", &archive)?;
+            archive
+        } else {
+            cache.initramfs()
+        };
+        let mut command = limited_command("qemu-system-x86_64", LIFE);
+        command.args(self.arguments(&cache, &initramfs, folder.path(), &logs));
+        let mut qemu = Process::start("qemu-system-x86_64", command, &logs.join("qemu"))?;
+        let agent = folder.path().join("agent");
+        let last = folder.path().join(port(DOMAINS - 1));
+        qemu.until("sockets", QEMU_WITHIN, || agent.exists() && last.exists())?;
+        let agent = Agent::connect(&agent)?;
+        let machine = Rc::new(Machine { qemu: RefCell::new(qemu), logs, folder });
+        let slots = (0..DOMAINS).map(Rc::new).collect();
+        let mut host = XenHost { machine, agent, slots };
+        host.machine.watched(|alive| host.agent.wait_ready(BOOT_WITHIN, alive))?;
+        Ok(host)
+    }
+
+    fn arguments(&self, cache: &Cache, initramfs: &Path, folder: &Path, logs: &Path) -> Vec<OsString> {
+        let mut list: Vec<OsString> = Vec::new();
+        let mut add = |words: &[&str]| list.extend(words.iter().map(OsString::from));
+        add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "pc"]);
+        // KVM is no use for it: nested, Xen dies in its early boot or asserts.
+        add(&["-accel", "tcg,thread=multi", "-cpu", CPU]);
+        add(&["-m", &self.memory_mib.to_string(), "-smp", "2", "-kernel", &cache.hypervisor().to_string_lossy()]);
+        add(&["-append", &format!("{XEN_PARAMETERS} dom0_mem={}M", self.dom0_memory_mib)]);
+        // A comma parts the multiboot modules; a blank a module's name from its command line.
+        add(&["-initrd", &format!("{} {KERNEL_PARAMETERS},{}", cache.kernel().display(), initramfs.display())]);
+        add(&["-serial", &format!("file:{}", logs.join(CONSOLE).display())]);
+        add(&["-device", "virtio-serial-pci"]);
+        let mut socket = |name: &str| {
+            add(&["-chardev", &format!("socket,id={name},path={},server=on,wait=off", folder.join(name).display())]);
+            add(&["-device", &format!("virtserialport,chardev={name},name={name}")]);
+        };
+        socket("agent");
+        (0..DOMAINS).for_each(|slot| socket(&port(slot)));
+        add(&["-chardev", &format!("file,id=log,path={}", logs.join(DAEMONS).display())]);
+        add(&["-device", "virtserialport,chardev=log,name=log"]);
+        list
+    }
+}
+
+/// The virtio-serial port that is joined with the console of a domain.
+pub(super) fn port(slot: usize) -> String {
+    format!("domain{slot}")
+}
+
+/// Names of the logs: what the hypervisor and dom0's kernel print, and what daemons in dom0 write to descriptor 4.
+const CONSOLE: &str = "console";
+const DAEMONS: &str = "daemons";
+
+/// What a host shares with its domains.
+#[derive(Debug)]
+pub(super) struct Machine {
+    qemu: RefCell<Process>,
+    logs: PathBuf,
+    folder: TempDir,
+}
+
+impl Machine {
+    /// Where the port's other end is.
+    pub(super) fn socket(&self, port: &str) -> PathBuf {
+        self.folder.path().join(port)
+    }
+
+    /// Asks an agent something; while it waits, looks whether the machine still lives. An error comes with the logs' ends.
+    pub(super) fn watched<T>(&self, ask: impl FnOnce(&mut dyn FnMut() -> Result<()>) -> Result<T>) -> Result<T> {
+        let mut alive = || {
+            if let Some(status) = self.qemu.borrow_mut().ended()? {
+                bail!("QEMU ended: {status}");
+            }
+            let console = self.log(CONSOLE);
+            for panic in ["Kernel panic", "Panic on CPU"] {
+                ensure!(!console.contains(panic), "'{panic}' on the console");
+            }
+            Ok(())
+        };
+        ask(&mut alive).with_context(|| {
+            let (console, daemons) = (self.log(CONSOLE), self.log(DAEMONS));
+            let qemu = self.qemu.borrow().output();
+            format!(
+                "the console of Xen and dom0 ends:\n{}\nthe daemons' log ends:\n{}\nQEMU says: {qemu}\nall of it is in {}",
+                tail(&console),
+                tail(&daemons),
+                self.logs.display()
+            )
+        })
+    }
+
+    fn log(&self, name: &str) -> String {
+        let bytes = std::fs::read(self.logs.join(name)).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+/// A running machine with Xen; as a [`Shell`] it is dom0. Its QEMU is killed when this is dropped.
+#[derive(Debug)]
+pub struct XenHost {
+    machine: Rc<Machine>,
+    agent: Agent,
+    /// The ports for domains; a domain holds a clone of the one it uses.
+    slots: Vec<Rc<usize>>,
+}
+
+impl XenHost {
+    /// A host with 2 CPUs, 3 GiB, and 1400 MiB of them for dom0. Its logs go to target/test-logs/xen/`name`.
+    #[must_use]
+    pub fn builder(name: &str) -> XenHostBuilder {
+        XenHostBuilder { name: name.to_owned(), memory_mib: 3072, dom0_memory_mib: 1400, with_mqblk: false }
+    }
+
+    pub(super) fn machine(&self) -> Rc<Machine> {
+        self.machine.clone()
+    }
+
+    /// A port no domain uses.
+    pub(super) fn free_slot(&self) -> Result<Rc<usize>> {
+        let free = self.slots.iter().find(|slot| Rc::strong_count(slot) == 1);
+        free.cloned().with_context(|| format!("all {DOMAINS} ports for domains are in use"))
+    }
+
+    /// Loads a kernel module of dom0, unless it is loaded.
+    ///
+    /// # Errors
+    /// insmod's.
+    pub fn load(&mut self, module: &str, parameters: &str) -> Result<()> {
+        let loaded = format!("[ -d /sys/module/{} ]", module.replace('-', "_"));
+        let first =
+            if module == "null_blk" { "[ -d /sys/module/configfs ] || insmod /lib/modules/configfs.ko" } else { "" };
+        self.must(&format!("{loaded} && exit 0\n{first}\ninsmod /lib/modules/{module}.ko {parameters}")).map(drop)
+    }
+
+    /// What daemons in dom0 have printed so far: those that write to descriptor 4.
+    #[must_use]
+    pub fn daemons_log(&self) -> String {
+        self.machine.log(DAEMONS)
+    }
+
+    /// Powers dom0 off and waits until QEMU has ended well.
+    ///
+    /// # Errors
+    /// When QEMU stays or fails.
+    pub fn power_off(mut self) -> Result<()> {
+        self.agent.send("poweroff -f", QEMU_WITHIN)?;
+        let mut qemu = self.machine.qemu.borrow_mut();
+        let status = qemu.wait(QEMU_WITHIN)?;
+        ensure!(status.success(), "QEMU ended with {status}:\n{}", qemu.output());
+        Ok(())
+    }
+}
+
+impl Shell for XenHost {
+    fn run_within(&mut self, script: &str, limit: Duration) -> Result<Answer> {
+        let Self { machine, agent, .. } = self;
+        machine.watched(|alive| agent.run(script, limit, alive)).with_context(|| format!("running in dom0: {script}"))
+    }
+}
+
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(30)..].join("\n")
+}

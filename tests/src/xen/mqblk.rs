@@ -1,0 +1,149 @@
+//! Our daemon in dom0, and the commands that attach its disks to guests.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use mqblk_admin::model::{DiskStat, Stat};
+use serde_json::Value;
+
+use super::domain::Domain;
+use super::host::XenHost;
+use crate::guest::Shell;
+
+/// The daemon's admin socket in dom0.
+const ADMIN: &str = "/run/mqblk.sock";
+
+/// For the daemon to come up, to end, and to change what it serves.
+const WITHIN: Duration = Duration::from_secs(60);
+
+/// `mqblk serve` in dom0. It ends with its host.
+#[derive(Debug)]
+pub struct Mqblk {
+    arguments: String,
+}
+
+impl Mqblk {
+    /// Starts `mqblk serve --xen-watch mqblk` with these further arguments, and waits until it listens.
+    ///
+    /// # Errors
+    /// When it ends at once, or does not listen in time.
+    pub fn serve(host: &mut XenHost, arguments: &str) -> Result<Self> {
+        let daemon = Self { arguments: arguments.to_owned() };
+        daemon.launch(host)?;
+        Ok(daemon)
+    }
+
+    fn launch(&self, host: &mut XenHost) -> Result<()> {
+        host.must_within(
+            &format!(
+                "rm -f {ADMIN} /run/mqblk.exit /run/mqblk.pid
+                 (mqblk serve --xen-watch mqblk --admin {ADMIN} {} & echo $! >/run/mqblk.new; mv /run/mqblk.new /run/mqblk.pid
+                  wait $!; echo $? >/run/mqblk.exit) </dev/null >&4 2>&4 &
+                 for i in $(seq 500); do
+                     [ -S {ADMIN} ] && [ -e /run/mqblk.pid ] && exit 0
+                     [ -e /run/mqblk.exit ] && {{ echo \"mqblk serve ended with $(cat /run/mqblk.exit)\"; exit 1; }}
+                     sleep 0.1
+                 done
+                 echo 'no admin socket'; exit 1",
+                self.arguments
+            ),
+            WITHIN,
+        )
+        .map(drop)
+    }
+
+    /// Kills it with SIGKILL.
+    ///
+    /// # Errors
+    /// When it has ended before.
+    pub fn kill(&self, host: &mut XenHost) -> Result<()> {
+        self.end(host, "KILL", 137)
+    }
+
+    /// Ends it by SIGTERM, which must lead to exit code 0.
+    ///
+    /// # Errors
+    /// When it has ended before, stays, or exits with another code.
+    pub fn stop(self, host: &mut XenHost) -> Result<()> {
+        self.end(host, "TERM", 0)
+    }
+
+    fn end(&self, host: &mut XenHost, signal: &str, status: i32) -> Result<()> {
+        let script = format!(
+            "kill -{signal} $(cat /run/mqblk.pid) || exit 1
+             for i in $(seq 500); do [ -e /run/mqblk.exit ] && exec cat /run/mqblk.exit; sleep 0.1; done
+             echo 'it is still there'; exit 1"
+        );
+        let found = host.must_within(&script, WITHIN)?;
+        ensure!(found.trim() == status.to_string(), "after SIG{signal} mqblk exited with {found}, expected {status}");
+        Ok(())
+    }
+
+    /// Starts it again after [`Mqblk::kill`], with the same arguments.
+    ///
+    /// # Errors
+    /// As [`Mqblk::serve`].
+    pub fn restart(&self, host: &mut XenHost) -> Result<()> {
+        self.launch(host)
+    }
+
+    /// That it still runs.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn must_run(&self, host: &mut XenHost) -> Result<()> {
+        host.must("kill -0 $(cat /run/mqblk.pid) && ! [ -e /run/mqblk.exit ]").map(drop).context("mqblk has ended")
+    }
+
+    /// Gives a guest a disk: `params` is `file:PATH`, `null:SIZE` or `mqblk:DISK-ID`; `more` are further options.
+    ///
+    /// # Errors
+    /// The command's.
+    pub fn attach(&self, host: &mut XenHost, domain: &Domain, disk: &str, params: &str, more: &str) -> Result<()> {
+        host.must(&format!("mqblk xen attach --domid {} --vdev {disk} --params {params} {more}", domain.id())).map(drop)
+    }
+
+    /// Takes a disk from a guest, and waits until it is gone from xenstore.
+    ///
+    /// # Errors
+    /// The command's.
+    pub fn detach(&self, host: &mut XenHost, domain: &Domain, disk: &str) -> Result<()> {
+        host.must_within(&format!("mqblk xen detach --domid {} --vdev {disk}", domain.id()), WITHIN).map(drop)
+    }
+
+    /// Tells the daemon and the guest that a disk has another size; `size` as in `--disk`.
+    ///
+    /// # Errors
+    /// The command's.
+    pub fn resize(&self, host: &mut XenHost, domain: &Domain, disk: &str, more: &str) -> Result<()> {
+        host.must(&format!("mqblk xen resize --domid {} --vdev {disk} {more}", domain.id())).map(drop)
+    }
+
+    /// What `mqblk xen list --json` says.
+    ///
+    /// # Errors
+    /// The command's.
+    pub fn list(&self, host: &mut XenHost) -> Result<Value> {
+        let text = host.must("mqblk xen list --json")?;
+        serde_json::from_str(&text).with_context(|| format!("mqblk xen list --json said: {text}"))
+    }
+
+    /// What the daemon has counted.
+    ///
+    /// # Errors
+    /// The command's.
+    pub fn stat(&self, host: &mut XenHost) -> Result<Stat> {
+        let text = host.must(&format!("mqblk stat --json --queues --socket {ADMIN}"))?;
+        serde_json::from_str(&text).with_context(|| format!("mqblk stat --json said: {text}"))
+    }
+
+    /// What the daemon has counted of a disk, with its queues.
+    ///
+    /// # Errors
+    /// As [`Mqblk::stat`], and when it has no such disk.
+    pub fn disk_stat(&self, host: &mut XenHost, id: &str) -> Result<DiskStat> {
+        let stat = self.stat(host)?;
+        let known: Vec<String> = stat.disks.iter().map(|disk| disk.id.clone()).collect();
+        stat.disks.into_iter().find(|disk| disk.id == id).with_context(|| format!("no disk {id}, only {known:?}"))
+    }
+}

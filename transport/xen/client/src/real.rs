@@ -1,0 +1,97 @@
+//! The Xen that this domain runs on, through the kernel's device nodes and xenstored.
+
+use std::io;
+use std::sync::Arc;
+
+use mqblk_memory::{DomainId, GrantAccess};
+use mqblk_xen_nodes::{EventNode, GrantNode, GrantedPages};
+
+use crate::store::Store;
+use crate::{EventPort, Port, SharedPages, Xen, XenError, vbd};
+
+/// The Xen that this program's domain runs on. Its device nodes are opened when they are needed: a program that only uses xenstore
+/// needs none of them.
+///
+/// # Errors
+/// When there is no xenstore, which is so on a machine without Xen, or the domain cannot be read from it.
+pub fn real() -> Result<Arc<dyn Xen>, XenError> {
+    let mut store = open_store()?;
+    let what = || "the number of this domain".to_owned();
+    let value = store.read("domid").map_err(|error| XenError { what: what(), source: io::Error::other(error) })?;
+    // A first domain that nobody has set up may have none.
+    let number = vbd::number_or("domid", value.as_deref(), u64::from(u16::MAX), 0);
+    let number = number.map_err(|error| XenError { what: what(), source: io::Error::other(error) })?;
+    Ok(Arc::new(Real { domain: DomainId(number as u16) }))
+}
+
+fn open_store() -> Result<Store, XenError> {
+    Store::real().map_err(|source| XenError { what: "xenstore".to_owned(), source })
+}
+
+#[derive(Debug)]
+struct Real {
+    domain: DomainId,
+}
+
+impl Xen for Real {
+    fn store(&self) -> Result<Store, XenError> {
+        open_store()
+    }
+
+    fn domain(&self) -> DomainId {
+        self.domain
+    }
+
+    fn grants(&self, of: DomainId) -> Result<Box<dyn GrantAccess>, XenError> {
+        let what = || format!("grants of domain {}", of.0);
+        Ok(Box::new(GrantNode::open(of).map_err(|source| XenError { what: what(), source })?))
+    }
+
+    fn bind(&self, remote: DomainId, port: Port) -> Result<EventPort, XenError> {
+        let what = || format!("event channel to port {} of domain {}", port.0, remote.0);
+        port_of(EventNode::bind(remote, port.0)).map_err(|source| XenError { what: what(), source })
+    }
+
+    fn open_port(&self, remote: DomainId) -> Result<EventPort, XenError> {
+        let what = || format!("event channel for domain {}", remote.0);
+        port_of(EventNode::open(remote)).map_err(|source| XenError { what: what(), source })
+    }
+
+    fn share(&self, with: DomainId, pages: u32, writable: bool) -> Result<SharedPages, XenError> {
+        let what = || format!("pages for domain {}", with.0);
+        let granted = GrantedPages::new(with, pages, writable).map_err(|source| XenError { what: what(), source })?;
+        let (memory, refs) = (Arc::clone(granted.memory()), granted.refs().to_vec());
+        Ok(SharedPages { memory, refs, keeper: Box::new(granted) })
+    }
+}
+
+fn port_of(node: io::Result<EventNode>) -> io::Result<EventPort> {
+    let node = node?;
+    let (port, descriptor) = (Port(node.port()), node.descriptor()?);
+    Ok(EventPort { port, channel: Box::new(node), descriptor })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_xen_says_what_is_missing() {
+        if crate::store::PLACES.iter().any(|place| std::path::Path::new(place).exists()) {
+            return;
+        }
+        let text = real().err().expect("no Xen").to_string();
+        for part in ["xenstore: ", "/run/xenstored/socket", "/dev/xen/xenbus", "does xenstored run?"] {
+            assert!(text.contains(part), "{text}");
+        }
+        let real = Real { domain: DomainId(0) };
+        let text = real.grants(DomainId(3)).err().expect("no Xen").to_string();
+        assert!(
+            text.starts_with("grants of domain 3: /dev/xen/gntdev: ") && text.contains("modprobe xen-gntdev"),
+            "{text}"
+        );
+        let text = real.share(DomainId(3), 1, true).err().expect("no Xen").to_string();
+        assert!(text.contains("modprobe xen-gntalloc"), "{text}");
+        assert!(real.bind(DomainId(3), Port(1)).is_err() && real.open_port(DomainId(3)).is_err());
+    }
+}

@@ -1,0 +1,156 @@
+//! Event channels, as the machine knows them. A channel has two ends; each is open (a domain has a port for it) or vacant, and
+//! only the domain that a vacant end is for may bind to it. So it is in Xen: a port whose other end closes is again unbound, for
+//! the same domain, and can be bound anew.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use mqblk_memory::DomainId;
+use rustix::event::EventfdFlags;
+use rustix::io::Errno;
+
+use super::events::ring;
+use super::runs::Runs;
+use super::table::{Board, CHANNELS, Line, lane};
+use crate::Port;
+
+/// Most ports of a domain: Xen's for its newer event channels (`EVTCHN_FIFO_NR_CHANNELS`).
+const PORTS: u32 = 1 << 17;
+
+/// One of the two ends of a channel: 0 is the one that opened it.
+type Side = usize;
+
+#[derive(Debug)]
+struct Channel {
+    /// Whose each end is.
+    domains: [DomainId; 2],
+    /// The port of each end that is open.
+    ports: [Option<Port>; 2],
+    /// What each end watches.
+    events: [OwnedFd; 2],
+}
+
+#[derive(Debug)]
+pub(super) struct Channels {
+    board: Arc<Board>,
+    numbers: Runs,
+    channels: HashMap<u32, Channel>,
+    ports: BTreeMap<(DomainId, Port), (u32, Side)>,
+    free: HashMap<DomainId, Runs>,
+    /// Of channels that are gone.
+    sent: u64,
+    delivered: u64,
+}
+
+/// A new port, and what its domain is told of it.
+type Opened = (Port, (Vec<u32>, Vec<OwnedFd>));
+
+impl Channels {
+    pub(super) fn new(board: Arc<Board>) -> Channels {
+        let numbers = Runs::new(0, CHANNELS);
+        let (channels, ports, free) = (HashMap::new(), BTreeMap::new(), HashMap::new());
+        Channels { board, numbers, channels, ports, free, sent: 0, delivered: 0 }
+    }
+
+    /// The lane of events to one end.
+    fn lane(&self, channel: u32, side: Side) -> Line {
+        self.board.lane(2 * channel + side as u32).expect("channels have lanes on the board")
+    }
+
+    /// A port for `domain` that `remote` may bind to.
+    pub(super) fn open(&mut self, domain: DomainId, remote: DomainId) -> Result<Opened, Errno> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let events = [rustix::event::eventfd(0, flags)?, rustix::event::eventfd(0, flags)?];
+        let number = self.numbers.take(1).ok_or(Errno::NOSPC)?;
+        for side in 0..2 {
+            self.lane(number, side).word(lane::STATE).store(0, Ordering::SeqCst);
+        }
+        self.channels.insert(number, Channel { domains: [domain, remote], ports: [None; 2], events });
+        let opened = self.take_end(number, 0);
+        if opened.is_err() {
+            self.drop_if_vacant(number);
+        }
+        opened
+    }
+
+    /// A port for `domain`, at the vacant end of a port of `remote`.
+    pub(super) fn bind(&mut self, domain: DomainId, remote: DomainId, port: Port) -> Result<Opened, Errno> {
+        let &(number, theirs) = self.ports.get(&(remote, port)).ok_or(Errno::INVAL)?;
+        let side = 1 - theirs;
+        let channel = &self.channels[&number];
+        if channel.domains[side] != domain || channel.ports[side].is_some() {
+            return Err(Errno::INVAL);
+        }
+        let opened = self.take_end(number, side)?;
+        // What was sent while nobody was there may have been lost, so the new end finds an event, as in Xen.
+        self.lane(number, side).word(lane::STATE).store(lane::PENDING, Ordering::SeqCst);
+        ring(&self.channels[&number].events[side]);
+        Ok(opened)
+    }
+
+    fn take_end(&mut self, number: u32, side: Side) -> Result<Opened, Errno> {
+        let channel = self.channels.get_mut(&number).ok_or(Errno::INVAL)?;
+        let events = [&channel.events[side], &channel.events[1 - side]].map(OwnedFd::try_clone);
+        let events = events.into_iter().collect::<Result<_, _>>().map_err(|_| Errno::NFILE)?;
+        let domain = channel.domains[side];
+        let free = self.free.entry(domain).or_insert_with(|| Runs::new(1, PORTS));
+        let port = Port(free.take(1).ok_or(Errno::NOSPC)?);
+        channel.ports[side] = Some(port);
+        self.ports.insert((domain, port), (number, side));
+        let lanes = [1 - side, side].map(|side| 2 * number + side as u32);
+        Ok((port, (vec![port.0, lanes[0], lanes[1]], events)))
+    }
+
+    /// Closes a port. The other end, if it is open, becomes unbound.
+    pub(super) fn close(&mut self, domain: DomainId, port: Port) {
+        let Some((number, side)) = self.ports.remove(&(domain, port)) else { return };
+        if let Some(free) = self.free.get_mut(&domain) {
+            free.give(port.0);
+        }
+        let other = 1 - side;
+        let to_other = self.lane(number, other);
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        channel.ports[side] = None;
+        // Its program may have been killed between marking an event and ringing for it: nobody else would ring.
+        if channel.ports[other].is_some() && to_other.word(lane::STATE).load(Ordering::SeqCst) == lane::PENDING {
+            ring(&channel.events[other]);
+        }
+        self.drop_if_vacant(number);
+    }
+
+    fn drop_if_vacant(&mut self, number: u32) {
+        if self.channels.get(&number).is_some_and(|channel| channel.ports == [None; 2]) {
+            for side in 0..2 {
+                let line = self.lane(number, side);
+                self.sent += line.take(lane::SENT);
+                self.delivered += line.take(lane::DELIVERED);
+            }
+            self.channels.remove(&number);
+            self.numbers.give(number);
+        }
+    }
+
+    /// Events sent and delivered, ever.
+    pub(super) fn events(&self) -> (u64, u64) {
+        let mut sum = (self.sent, self.delivered);
+        for number in self.channels.keys() {
+            for side in 0..2 {
+                let line = self.lane(*number, side);
+                sum = (sum.0 + line.get(lane::SENT), sum.1 + line.get(lane::DELIVERED));
+            }
+        }
+        sum
+    }
+
+    /// Of one domain or of all.
+    pub(super) fn open_ports(&self, of: Option<DomainId>) -> u64 {
+        self.ports.keys().filter(|(domain, _)| of.is_none_or(|of| of == *domain)).count() as u64
+    }
+
+    pub(super) fn is_bound(&self, domain: DomainId, port: Port) -> bool {
+        let end = self.ports.get(&(domain, port));
+        end.is_some_and(|(number, side)| self.channels[number].ports[1 - side].is_some())
+    }
+}

@@ -1,0 +1,182 @@
+//! A program's side of a simulated Xen.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use mqblk_memory::{DomainId, GrantAccess, GrantRef, PAGE_BYTES};
+
+use super::grants::Grants;
+use super::table::{Board, Foreign, map_file};
+use super::wire::{Ask, Packets};
+use super::{events, xenstored};
+use crate::store::Store;
+use crate::{EventPort, Port, SharedPages, Xen, XenError};
+
+/// Asks the machine one thing, and reads the answer.
+pub(super) fn ask<T>(
+    connection: &Mutex<Packets>,
+    question: &Ask,
+    read: impl FnOnce(&[u32], Vec<OwnedFd>) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut packets = connection.lock().unwrap_or_else(PoisonError::into_inner);
+    question.encode(packets.words());
+    let descriptors = packets.ask()?;
+    read(&packets.words()[1..], descriptors)
+}
+
+/// An answer that is not what was asked for.
+pub(super) fn bad_answer() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "found an answer of another shape, expected one of this build's machine")
+}
+
+/// What the domains that we know of share with us, for all our rings.
+#[derive(Debug, Default)]
+pub(super) struct Known(Mutex<HashMap<DomainId, Weak<Foreign>>>);
+
+impl Known {
+    /// A domain's grant table and memory, mapped once in this process.
+    pub(super) fn attach(&self, domain: DomainId, connection: &Mutex<Packets>) -> io::Result<Arc<Foreign>> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(foreign) = known.get(&domain).and_then(Weak::upgrade).filter(|foreign| foreign.is_alive()) {
+            return Ok(foreign);
+        }
+        let foreign = ask(connection, &Ask::Attach(domain), |_, descriptors| {
+            let [table, memory] = descriptors.try_into().map_err(|_| bad_answer())?;
+            Foreign::attach(table, memory)
+        })?;
+        let foreign = Arc::new(foreign);
+        known.insert(domain, Arc::downgrade(&foreign));
+        Ok(foreign)
+    }
+}
+
+/// The machine in a folder, as a program in one of its domains sees it.
+struct Simulated {
+    folder: PathBuf,
+    domain: DomainId,
+    connection: Arc<Mutex<Packets>>,
+    board: Arc<Board>,
+    known: Arc<Known>,
+}
+
+/// A connection for a program in `domain`, the number of its counters, and the machine's board.
+fn connect_packets(folder: &Path, domain: DomainId) -> io::Result<(Mutex<Packets>, u32, OwnedFd)> {
+    let connection = Mutex::new(Packets::connect(folder)?);
+    let (number, board) = ask(&connection, &Ask::Hello(domain), |words, descriptors| {
+        let [board] = descriptors.try_into().map_err(|_| bad_answer())?;
+        Ok((*words.first().ok_or_else(bad_answer)?, board))
+    })?;
+    Ok((connection, number, board))
+}
+
+/// The machine in `folder`, for a program that runs in `domain`. The domain is created if there is none.
+///
+/// # Errors
+/// When there is no machine, or it has ended.
+pub fn connect(folder: &Path, domain: DomainId) -> Result<Arc<dyn Xen>, XenError> {
+    let connected = connect_packets(folder, domain).and_then(|(connection, _, board)| {
+        Ok(Simulated {
+            folder: folder.to_owned(),
+            domain,
+            connection: Arc::new(connection),
+            board: Arc::new(Board::attach(board)?),
+            known: Arc::default(),
+        })
+    });
+    match connected {
+        Ok(simulated) => Ok(Arc::new(simulated)),
+        Err(source) => {
+            let what = format!("the simulated machine in {}, for domain {}", folder.display(), domain.0);
+            Err(XenError { what, source })
+        }
+    }
+}
+
+impl Simulated {
+    fn failed(&self, what: String) -> impl FnOnce(io::Error) -> XenError {
+        let what =
+            format!("{what}, for domain {} of the simulated machine in {}", self.domain.0, self.folder.display());
+        move |source| XenError { what, source }
+    }
+
+    fn port(&self, question: &Ask) -> io::Result<EventPort> {
+        ask(&self.connection, question, |words, descriptors| {
+            let [port, outgoing, incoming] = *words else { return Err(bad_answer()) };
+            let [ours, theirs] = descriptors.try_into().map_err(|_| bad_answer())?;
+            let descriptor: OwnedFd = OwnedFd::try_clone(&ours)?;
+            let channel = events::Channel {
+                connection: Arc::clone(&self.connection),
+                port: Port(port),
+                outgoing: self.board.lane(outgoing).ok_or_else(bad_answer)?,
+                theirs,
+                incoming: self.board.lane(incoming).ok_or_else(bad_answer)?,
+                ours,
+            };
+            Ok(EventPort { port: Port(port), channel: Box::new(channel), descriptor })
+        })
+    }
+
+    fn share_pages(&self, with: DomainId, pages: u32, writable: bool) -> io::Result<SharedPages> {
+        let own = self.known.attach(self.domain, &self.connection)?;
+        let question = Ask::Share { with, pages, writable };
+        let [share, first_frame, first_ref] =
+            ask(&self.connection, &question, |words, _| words.try_into().map_err(|_| bad_answer()))?;
+        let keeper = Keeper { connection: Arc::clone(&self.connection), share };
+        let page = u64::from(PAGE_BYTES);
+        let memory = map_file(&own.memory_file, u64::from(first_frame) * page, u64::from(pages) * page)?;
+        let refs = (first_ref..).map(GrantRef).take(pages as usize).collect();
+        Ok(SharedPages { memory, refs, keeper: Box::new(keeper) })
+    }
+}
+
+/// Ends the grants of one call.
+struct Keeper {
+    connection: Arc<Mutex<Packets>>,
+    share: u32,
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        if let Err(error) = ask(&self.connection, &Ask::Unshare { share: self.share }, |_, _| Ok(())) {
+            // They have ended with the machine or our domain.
+            tracing::debug!(share = self.share, %error, "ending grants");
+        }
+    }
+}
+
+impl Xen for Simulated {
+    fn store(&self) -> Result<Store, XenError> {
+        let path = xenstored::socket(&self.folder, self.domain);
+        Store::connect(&path).map_err(|error| self.failed("xenstore".to_owned())(io::Error::other(error)))
+    }
+
+    fn domain(&self) -> DomainId {
+        self.domain
+    }
+
+    fn grants(&self, of: DomainId) -> Result<Box<dyn GrantAccess>, XenError> {
+        let connected = connect_packets(&self.folder, self.domain);
+        let line = connected.and_then(|(connection, number, _)| {
+            Ok((connection, self.board.connection(number).ok_or_else(bad_answer)?))
+        });
+        let (connection, line) = line.map_err(self.failed(format!("grants of domain {}", of.0)))?;
+        Ok(Box::new(Grants::new(of, self.domain, connection, line, Arc::clone(&self.known))))
+    }
+
+    fn bind(&self, remote: DomainId, port: Port) -> Result<EventPort, XenError> {
+        let failed = self.failed(format!("binding to port {} of domain {}", port.0, remote.0));
+        self.port(&Ask::Bind { remote, port }).map_err(failed)
+    }
+
+    fn open_port(&self, remote: DomainId) -> Result<EventPort, XenError> {
+        self.port(&Ask::Open { remote }).map_err(self.failed(format!("a port for domain {}", remote.0)))
+    }
+
+    fn share(&self, with: DomainId, pages: u32, writable: bool) -> Result<SharedPages, XenError> {
+        let failed = self.failed(format!("sharing {pages} pages with domain {}", with.0));
+        self.share_pages(with, pages, writable).map_err(failed)
+    }
+}

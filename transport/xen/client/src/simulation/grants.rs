@@ -1,0 +1,174 @@
+//! A ring's way to the pages of another domain.
+//!
+//! A copy is the caller's own work: a look at the domain's grant table, which is in shared memory, and a copy between its memory
+//! and the arena, both of which are mapped. No message, no system call, no lock. A mapping is asked of the machine, which keeps
+//! account of it and takes it back when the program ends.
+
+use std::collections::HashMap;
+use std::io;
+use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use mqblk_memory::{
+    CopyDirection, DomainId, GrantAccess, GrantCopy, GrantRef, GrantStatus, GuestAddress, PAGE_BYTES, PageArena,
+    PageSlot,
+};
+use rustix::io::Errno;
+
+use super::client::{Known, bad_answer};
+use super::table::{Foreign, Line, count};
+use super::wire::{Ask, MOST_REFS, Packets, encode_map};
+
+/// What one [`map`](GrantAccess::map) put into slots.
+#[derive(Clone, Copy, Debug)]
+struct Mapped {
+    handle: u32,
+    pages: u32,
+}
+
+/// When it is dropped the machine counts what is mapped as unmapped; the slots keep the pages until they are cleared.
+pub(super) struct Grants {
+    of: DomainId,
+    own: DomainId,
+    connection: Mutex<Packets>,
+    counters: Line,
+    known: Arc<Known>,
+    foreign: Option<Arc<Foreign>>,
+    /// By arena (the address of its memory table) and first slot.
+    mapped: HashMap<(usize, PageSlot), Mapped>,
+    /// Frames of the mapping that is being made.
+    frames: Vec<u32>,
+}
+
+impl Grants {
+    pub(super) fn new(
+        of: DomainId,
+        own: DomainId,
+        connection: Mutex<Packets>,
+        counters: Line,
+        known: Arc<Known>,
+    ) -> Grants {
+        Grants { of, own, connection, counters, known, foreign: None, mapped: HashMap::new(), frames: vec![] }
+    }
+
+    /// The domain, if it lives.
+    fn foreign(&mut self) -> Option<&Foreign> {
+        if !self.foreign.as_ref().is_some_and(|foreign| foreign.is_alive()) {
+            self.foreign = self.known.attach(self.of, &self.connection).ok();
+        }
+        self.foreign.as_deref()
+    }
+
+    fn unmap_at_machine(&self, handle: u32) -> io::Result<()> {
+        super::client::ask(&self.connection, &Ask::Unmap { handle }, |_, _| Ok(()))
+    }
+}
+
+fn key(arena: &PageArena, first: PageSlot) -> (usize, PageSlot) {
+    (ptr::from_ref(arena.memory().as_ref()).expose_provenance(), first)
+}
+
+fn is_inside(arena: &PageArena, copy: &GrantCopy) -> bool {
+    let end = u32::from(copy.offset) + u32::from(copy.len);
+    end <= PAGE_BYTES && arena.host_address(copy.slot, copy.slot_offset.into(), copy.len.into()).is_some()
+}
+
+#[inline]
+fn copy_one(foreign: &Foreign, own: DomainId, arena: &PageArena, copy: &GrantCopy) -> GrantStatus {
+    let Some(entry) = foreign.entry(copy.gref.0) else { return GrantStatus::BAD_REF };
+    if entry.injected != GrantStatus::OKAY {
+        return entry.injected;
+    }
+    let to_grant = copy.direction == CopyDirection::ToGrant;
+    if entry.with != own || (to_grant && !entry.writable) {
+        return GrantStatus::GENERAL_ERROR;
+    }
+    let theirs = GuestAddress(u64::from(entry.frame) * u64::from(PAGE_BYTES) + u64::from(copy.offset));
+    let ours = copy.slot.address(copy.slot_offset.into());
+    let len = u64::from(copy.len);
+    let copied = if to_grant {
+        arena.memory().copy_to(ours, &foreign.memory, theirs, len)
+    } else {
+        foreign.memory.copy_to(theirs, arena.memory(), ours, len)
+    };
+    if copied.is_some() { GrantStatus::OKAY } else { GrantStatus::GENERAL_ERROR }
+}
+
+impl GrantAccess for Grants {
+    /// As `/dev/xen/gntdev` does it: a copy that leaves its page, or the arena, fails the whole call and nothing is done; one
+    /// without bytes is done whatever it names; an unknown domain, reference or direction is the copy's own status.
+    fn copy(&mut self, arena: &PageArena, copies: &mut [GrantCopy]) -> io::Result<()> {
+        if !copies.iter().all(|copy| is_inside(arena, copy)) {
+            return Err(Errno::INVAL.into());
+        }
+        let own = self.own;
+        let Some(foreign) = self.foreign() else {
+            copies.iter_mut().for_each(|copy| copy.status = GrantStatus::BAD_DOMAIN);
+            return Ok(());
+        };
+        let mut bytes = 0;
+        for copy in copies.iter_mut() {
+            copy.status = if copy.len == 0 { GrantStatus::OKAY } else { copy_one(foreign, own, arena, copy) };
+            if copy.status == GrantStatus::OKAY {
+                bytes += u64::from(copy.len);
+            }
+        }
+        self.counters.add(count::COPY_CALLS, 1);
+        self.counters.add(count::COPIES, copies.len() as u64);
+        self.counters.add(count::COPIED_BYTES, bytes);
+        Ok(())
+    }
+
+    fn map(&mut self, arena: &PageArena, first: PageSlot, refs: &[GrantRef], writable: bool) -> io::Result<()> {
+        let pages = refs.len();
+        let bytes = u32::try_from(pages).ok().and_then(|pages| pages.checked_mul(PAGE_BYTES));
+        let is_inside = bytes.is_some_and(|bytes| arena.host_address(first, 0, bytes).is_some());
+        if pages == 0 || pages > MOST_REFS || !is_inside || self.mapped.contains_key(&key(arena, first)) {
+            return Err(Errno::INVAL.into());
+        }
+        let packets = self.connection.get_mut().unwrap_or_else(PoisonError::into_inner);
+        encode_map(packets.words(), self.of, writable, refs);
+        packets.ask()?;
+        let [_, handle, frames @ ..] = packets.words().as_slice() else { return Err(bad_answer()) };
+        let handle = *handle;
+        self.frames.clear();
+        self.frames.extend(frames);
+        let placed = self.place(arena, first, pages, writable);
+        if placed.is_err() {
+            let _ = arena.clear(first, pages as u32);
+            self.unmap_at_machine(handle)?;
+            return placed;
+        }
+        self.mapped.insert(key(arena, first), Mapped { handle, pages: pages as u32 });
+        Ok(())
+    }
+
+    fn unmap(&mut self, arena: &PageArena, first: PageSlot) -> io::Result<()> {
+        let mapped = *self.mapped.get(&key(arena, first)).ok_or(Errno::INVAL)?;
+        arena.clear(first, mapped.pages)?;
+        self.mapped.remove(&key(arena, first));
+        self.unmap_at_machine(mapped.handle)
+    }
+}
+
+impl Grants {
+    /// Puts the frames into the slots, neighbours in one piece.
+    fn place(&mut self, arena: &PageArena, first: PageSlot, pages: usize, writable: bool) -> io::Result<()> {
+        if self.frames.len() != pages {
+            return Err(bad_answer());
+        }
+        let frames = std::mem::take(&mut self.frames);
+        let foreign = self.foreign().ok_or_else(|| io::Error::from(Errno::SRCH));
+        let placed = foreign.and_then(|foreign| {
+            let mut slot = first;
+            for run in frames.chunk_by(|one, next| one + 1 == *next) {
+                let offset = u64::from(run[0]) * u64::from(PAGE_BYTES);
+                arena.place(slot, run.len() as u32, &foreign.memory_file, offset, writable)?;
+                slot.0 += run.len() as u32;
+            }
+            Ok(())
+        });
+        self.frames = frames;
+        placed
+    }
+}

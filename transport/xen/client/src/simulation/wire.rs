@@ -1,0 +1,245 @@
+//! How a program asks the machine: messages of 32-bit words over a sequenced-packet socket, with descriptors in some answers.
+//! Both ends are ours and of one build, so this has no versions; what is not understood ends the connection.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use mqblk_memory::{DomainId, GrantRef};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use crate::Port;
+
+/// The machine's socket in its folder.
+pub(super) const SOCKET: &str = "hypervisor.sock";
+/// Most references in one request to map: what fits a packet of the smallest send buffer that hosts have.
+pub(super) const MOST_REFS: usize = 8192;
+/// Most words of a message.
+const MOST_WORDS: usize = MOST_REFS + 8;
+/// Most descriptors in an answer.
+const MOST_DESCRIPTORS: usize = 2;
+
+/// What a program asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    /// First on each connection: the domain that the program runs in. Answer: the number of the connection's counters; with
+    /// the machine's board.
+    Hello(DomainId),
+    /// Answer: words of the grant table, pages of the memory; with the table and the memory.
+    Attach(DomainId),
+    /// Answer: a handle, then each page's frame.
+    Map { of: DomainId, writable: bool, refs: Vec<GrantRef> },
+    /// Ends one mapping.
+    Unmap { handle: u32 },
+    /// Answer: a number for it, the first frame, the first reference; both count up from there.
+    Share { with: DomainId, pages: u32, writable: bool },
+    /// Ends it.
+    Unshare { share: u32 },
+    /// Answer: as for `Bind`.
+    Open { remote: DomainId },
+    /// Answer: our port, the channel's lane for us to the other side and the one to us; with our eventfd and theirs.
+    Bind { remote: DomainId, port: Port },
+    /// Ends our end.
+    Close { port: Port },
+}
+
+impl Ask {
+    /// The message, put in place of what `words` held.
+    pub(super) fn encode(&self, words: &mut Vec<u32>) {
+        words.clear();
+        match self {
+            Ask::Hello(domain) => words.extend([0, domain.0.into()]),
+            Ask::Attach(domain) => words.extend([1, domain.0.into()]),
+            Ask::Map { of, writable, refs } => encode_map(words, *of, *writable, refs),
+            Ask::Unmap { handle } => words.extend([3, *handle]),
+            Ask::Share { with, pages, writable } => words.extend([4, with.0.into(), *pages, u32::from(*writable)]),
+            Ask::Unshare { share } => words.extend([5, *share]),
+            Ask::Open { remote } => words.extend([6, remote.0.into()]),
+            Ask::Bind { remote, port } => words.extend([7, remote.0.into(), port.0]),
+            Ask::Close { port } => words.extend([8, port.0]),
+        }
+    }
+
+    /// `None` for anything that [`encode`](Self::encode) does not make.
+    pub(super) fn decode(words: &[u32]) -> Option<Ask> {
+        let domain = |word: u32| u16::try_from(word).ok().map(DomainId);
+        let flag = |word: u32| (word < 2).then_some(word == 1);
+        Some(match *words {
+            [0, own] => Ask::Hello(domain(own)?),
+            [1, of] => Ask::Attach(domain(of)?),
+            [2, of, writable, ref refs @ ..] => Ask::Map {
+                of: domain(of)?,
+                writable: flag(writable)?,
+                refs: refs.iter().copied().map(GrantRef).collect(),
+            },
+            [3, handle] => Ask::Unmap { handle },
+            [4, with, pages, writable] => Ask::Share { with: domain(with)?, pages, writable: flag(writable)? },
+            [5, share] => Ask::Unshare { share },
+            [6, remote] => Ask::Open { remote: domain(remote)? },
+            [7, remote, port] => Ask::Bind { remote: domain(remote)?, port: Port(port) },
+            [8, port] => Ask::Close { port: Port(port) },
+            _ => return None,
+        })
+    }
+}
+
+/// [`Ask::Map`] without a list of its own.
+pub(super) fn encode_map(words: &mut Vec<u32>, of: DomainId, writable: bool, refs: &[GrantRef]) {
+    words.clear();
+    words.extend([2, of.0.into(), u32::from(writable)]);
+    words.extend(refs.iter().map(|gref| gref.0));
+}
+
+/// What the machine answers: words and descriptors, or why not.
+pub(super) type Answer = Result<(Vec<u32>, Vec<OwnedFd>), Errno>;
+
+/// One end of a connection, and room for its messages.
+#[derive(Debug)]
+pub(super) struct Packets {
+    socket: OwnedFd,
+    bytes: Vec<u8>,
+    words: Vec<u32>,
+}
+
+impl Packets {
+    pub(super) fn new(socket: OwnedFd) -> Packets {
+        Packets { socket, bytes: Vec::new(), words: Vec::new() }
+    }
+
+    /// Connects to the machine in a folder.
+    pub(super) fn connect(folder: &Path) -> io::Result<Packets> {
+        let socket = socket()?;
+        rustix::net::connect(&socket, &address(&folder.join(SOCKET))?)?;
+        Ok(Packets::new(socket))
+    }
+
+    /// The words of the next message to [send](Self::send), or of the one that was last [received](Self::receive).
+    pub(super) fn words(&mut self) -> &mut Vec<u32> {
+        &mut self.words
+    }
+
+    /// Sends the words, with descriptors.
+    pub(super) fn send(&mut self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.bytes.clear();
+        self.bytes.extend(self.words.iter().flat_map(|word| word.to_ne_bytes()));
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let parts = [io::IoSlice::new(&self.bytes)];
+        rustix::io::retry_on_intr(|| rustix::net::sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL))?;
+        Ok(())
+    }
+
+    /// Waits for a message. `None` when the other end is gone.
+    pub(super) fn receive(&mut self) -> io::Result<Option<Vec<OwnedFd>>> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        self.bytes.resize(MOST_WORDS * size_of::<u32>() + 1, 0);
+        let got = rustix::io::retry_on_intr(|| {
+            let mut parts = [io::IoSliceMut::new(&mut self.bytes)];
+            rustix::net::recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
+        });
+        let got = match got {
+            Err(Errno::CONNRESET) => return Ok(None),
+            got => got?.bytes,
+        };
+        let mut descriptors = vec![];
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(list) = message {
+                descriptors.extend(list);
+            }
+        }
+        if got == 0 {
+            return Ok(None);
+        }
+        let (words, rest) = self.bytes[..got].as_chunks();
+        if !rest.is_empty() {
+            let text = format!("found a message of {got} bytes, expected whole words, {MOST_WORDS} at most");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        self.words.clear();
+        self.words.extend(words.iter().map(|word| u32::from_ne_bytes(*word)));
+        Ok(Some(descriptors))
+    }
+
+    /// Sends the words as a question; the answer's words take their place.
+    pub(super) fn ask(&mut self) -> io::Result<Vec<OwnedFd>> {
+        self.send(&[])?;
+        let gone = || io::Error::new(io::ErrorKind::ConnectionAborted, "the simulated machine or our domain has ended");
+        let descriptors = self.receive()?.ok_or_else(gone)?;
+        match self.words.first() {
+            Some(0) => Ok(descriptors),
+            Some(errno) => Err(io::Error::from_raw_os_error(*errno as i32)),
+            None => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// Sends an answer.
+    pub(super) fn answer(&mut self, answer: &Answer) -> io::Result<()> {
+        self.words.clear();
+        let mut descriptors = vec![];
+        match answer {
+            Ok((words, list)) => {
+                self.words.push(0);
+                self.words.extend(words);
+                descriptors.extend(list.iter().map(AsFd::as_fd));
+            }
+            Err(errno) => self.words.push(errno.raw_os_error() as u32),
+        }
+        self.send(&descriptors)
+    }
+}
+
+pub(super) fn socket() -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// A socket's address, with a word on paths that are too long for one.
+pub(super) fn address(path: &Path) -> io::Result<SocketAddrUnix> {
+    SocketAddrUnix::new(path).map_err(|error| {
+        let len = path.as_os_str().len();
+        io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{}: found {len} bytes, expected 107 at most: {error}", path.display()),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_survive_the_wire() {
+        let refs = vec![GrantRef(8), GrantRef(u32::MAX)];
+        for ask in [
+            Ask::Hello(DomainId(7)),
+            Ask::Attach(DomainId(0)),
+            Ask::Map { of: DomainId(1), writable: true, refs },
+            Ask::Unmap { handle: 3 },
+            Ask::Share { with: DomainId(2), pages: 9, writable: false },
+            Ask::Unshare { share: 4 },
+            Ask::Open { remote: DomainId(5) },
+            Ask::Bind { remote: DomainId(5), port: Port(6) },
+            Ask::Close { port: Port(8) },
+        ] {
+            let mut words = vec![];
+            ask.encode(&mut words);
+            assert_eq!(Ask::decode(&words), Some(ask));
+        }
+    }
+
+    #[test]
+    fn garbage_is_no_question() {
+        for words in [&[][..], &[0], &[0, 0x1_0000], &[2, 0, 2], &[4, 1, 1, 2], &[9, 0], &[3], &[3, 1, 1]] {
+            assert_eq!(Ask::decode(words), None, "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! The server: one thread for all connections, as the real one is. Each connection gets a bounded part of each round.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use mqblk_memory::DomainId;
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+
+use super::state::{ClientId, State};
+use super::{Quota, socket};
+use crate::simulation::events::ring;
+use crate::simulation::machine::remove_stale;
+use crate::simulation::wire::address;
+use crate::store::wire::{HEADER_BYTES, Header, PAYLOAD_MAX, Verb};
+
+/// Bytes of answers that wait for a client; while there are more, its requests wait.
+const ANSWERS_AHEAD: usize = 64 * 1024;
+/// Events that wait for a client. One that does not read so many loses its connection.
+const EVENTS_AHEAD: usize = 64 * 1024;
+
+#[derive(Debug)]
+struct Link {
+    stream: Arc<UnixStream>,
+    input: Vec<u8>,
+    output: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    state: State,
+    listeners: BTreeMap<DomainId, Arc<UnixListener>>,
+    links: HashMap<ClientId, Link>,
+    ending: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    inner: Mutex<Inner>,
+    /// Rung when something is to be done that no socket tells of.
+    bell: Arc<OwnedFd>,
+    folder: PathBuf,
+}
+
+#[derive(Debug)]
+pub(in super::super) struct Xenstored {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Xenstored {
+    /// Starts the server. It has no domain yet.
+    pub(in super::super) fn start(folder: &Path) -> io::Result<Xenstored> {
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let state = State::new();
+        let inner = Inner { state, listeners: BTreeMap::new(), links: HashMap::new(), ending: false };
+        let bell = Arc::new(bell);
+        let shared = Arc::new(Shared { inner: Mutex::new(inner), bell, folder: folder.to_owned() });
+        let for_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("xenstored".to_owned()).spawn(move || for_thread.serve())?;
+        Ok(Xenstored { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// A domain has come.
+    pub(in super::super) fn introduce(&self, domain: DomainId) -> io::Result<()> {
+        let path = socket(&self.shared.folder, domain);
+        address(&path)?;
+        remove_stale(&path)?;
+        let listener = UnixListener::bind(&path)?;
+        listener.set_nonblocking(true)?;
+        let mut inner = self.shared.inner();
+        inner.listeners.insert(domain, Arc::new(listener));
+        inner.state.introduce(domain);
+        drop(inner);
+        ring(&self.shared.bell);
+        Ok(())
+    }
+
+    /// A domain has ended.
+    pub(in super::super) fn release(&self, domain: DomainId) {
+        let mut inner = self.shared.inner();
+        inner.listeners.remove(&domain);
+        let _ = std::fs::remove_file(socket(&self.shared.folder, domain));
+        inner.state.release(domain);
+        inner.drop_links_without_clients();
+        drop(inner);
+        ring(&self.shared.bell);
+    }
+
+    pub(in super::super) fn conflicts(&self, count: u32) {
+        self.shared.inner().state.conflicts = count;
+    }
+
+    pub(in super::super) fn quota(&self, quota: Quota) {
+        self.shared.inner().state.quota = quota;
+    }
+
+    /// Ends the server.
+    pub(in super::super) fn end(&self) {
+        self.shared.inner().ending = true;
+        ring(&self.shared.bell);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+        let mut inner = self.shared.inner();
+        for domain in std::mem::take(&mut inner.listeners).into_keys() {
+            let _ = std::fs::remove_file(socket(&self.shared.folder, domain));
+        }
+        inner.links.clear();
+    }
+}
+
+impl Drop for Xenstored {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What is waited for. It stays open for that long, whoever closes it meanwhile.
+enum Source {
+    Bell(Arc<OwnedFd>),
+    Listener(DomainId, Arc<UnixListener>),
+    Client(ClientId, Arc<UnixStream>, PollFlags),
+}
+
+impl Source {
+    fn polled(&self) -> PollFd<'_> {
+        match self {
+            Source::Bell(bell) => PollFd::new(bell, PollFlags::IN),
+            Source::Listener(_, listener) => PollFd::new(listener, PollFlags::IN),
+            Source::Client(_, stream, flags) => PollFd::new(stream, *flags),
+        }
+    }
+}
+
+impl Shared {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn serve(&self) {
+        loop {
+            let sources = {
+                let inner = self.inner();
+                if inner.ending {
+                    return;
+                }
+                inner.sources(&self.bell)
+            };
+            let mut polled: Vec<PollFd<'_>> = sources.iter().map(Source::polled).collect();
+            let _ = rustix::event::poll(&mut polled, None);
+            let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
+            let mut inner = self.inner();
+            for (source, _) in sources.iter().zip(ready).filter(|(_, ready)| *ready) {
+                match source {
+                    Source::Bell(bell) => {
+                        let _ = rustix::io::read(bell, &mut [0; 8]);
+                    }
+                    Source::Listener(domain, listener) => inner.accept(*domain, listener),
+                    Source::Client(id, _, _) => inner.hear(*id),
+                }
+            }
+            inner.speak();
+        }
+    }
+}
+
+impl Inner {
+    fn sources(&self, bell: &Arc<OwnedFd>) -> Vec<Source> {
+        let listeners = self.listeners.iter().map(|(domain, listener)| Source::Listener(*domain, Arc::clone(listener)));
+        let clients = self.links.iter().map(|(id, link)| {
+            let mut flags = PollFlags::empty();
+            flags.set(PollFlags::IN, link.output.len() < ANSWERS_AHEAD);
+            flags.set(PollFlags::OUT, !link.output.is_empty());
+            Source::Client(*id, Arc::clone(&link.stream), flags)
+        });
+        [Source::Bell(Arc::clone(bell))].into_iter().chain(listeners).chain(clients).collect()
+    }
+
+    fn accept(&mut self, domain: DomainId, listener: &UnixListener) {
+        if !self.listeners.contains_key(&domain) {
+            return;
+        }
+        match listener.accept() {
+            Ok((stream, _)) => {
+                if stream.set_nonblocking(true).is_ok() {
+                    let id = self.state.connect(domain);
+                    self.links.insert(id, Link { stream: Arc::new(stream), input: vec![], output: vec![] });
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                tracing::warn!(domain = domain.0, %error, "the simulated xenstored accepts no connection");
+                // It stays readable, and so would be tried again at once.
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+        }
+    }
+
+    /// Reads what one client has sent, a bounded part of it, and answers.
+    fn hear(&mut self, id: ClientId) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        if link.output.len() < ANSWERS_AHEAD {
+            let mut bytes = [0; HEADER_BYTES + PAYLOAD_MAX];
+            match (&*link.stream).read(&mut bytes) {
+                Ok(0) => return self.end_client(id, None),
+                Ok(got) => link.input.extend(&bytes[..got]),
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                Err(error) => return self.end_client(id, Some(&error.to_string())),
+            }
+        }
+        self.answer(id);
+    }
+
+    /// Answers the requests that have come whole.
+    fn answer(&mut self, id: ClientId) {
+        loop {
+            let Some(link) = self.links.get_mut(&id) else { return };
+            let Some((header, rest)) = link.input.split_first_chunk::<HEADER_BYTES>() else { return };
+            let header = Header::decode(*header);
+            let len = header.len as usize;
+            if len > PAYLOAD_MAX {
+                let why = format!("found a payload of {len} bytes, expected {PAYLOAD_MAX} at most");
+                return self.end_client(id, Some(&why));
+            }
+            if rest.len() < len || link.output.len() >= ANSWERS_AHEAD {
+                return;
+            }
+            let payload = rest[..len].to_vec();
+            link.input.drain(..HEADER_BYTES + len);
+            let answer = self.state.answer(id, header, &payload);
+            let Some(link) = self.links.get_mut(&id) else { return };
+            match answer {
+                Ok(payload) => put(&mut link.output, header, &payload),
+                Err(refusal) => {
+                    let header = Header { verb: Verb::ERROR, ..header };
+                    put(&mut link.output, header, format!("{}\0", refusal.name()).as_bytes());
+                }
+            }
+        }
+    }
+
+    /// Sends what waits to be sent, as far as clients take it.
+    fn speak(&mut self) {
+        let ids: Vec<ClientId> = self.links.keys().copied().collect();
+        for id in ids {
+            let (Some(link), Some(client)) = (self.links.get_mut(&id), self.state.clients.get_mut(&id)) else {
+                continue;
+            };
+            if client.events.len() > EVENTS_AHEAD {
+                self.end_client(id, Some("its events are not read"));
+                continue;
+            }
+            let was_full = link.output.len() >= ANSWERS_AHEAD;
+            let spoken = loop {
+                while link.output.len() < PAYLOAD_MAX
+                    && let Some((path, token)) = client.next_event()
+                {
+                    let header = Header { verb: Verb::WATCH_EVENT, request: 0, transaction: 0, len: 0 };
+                    put(&mut link.output, header, &[path.as_bytes(), &[0], &token, &[0]].concat());
+                }
+                if link.output.is_empty() {
+                    break Ok(());
+                }
+                match (&*link.stream).write(&link.output) {
+                    Ok(0) => break Err(io::ErrorKind::WriteZero.into()),
+                    Ok(sent) => drop(link.output.drain(..sent)),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break Ok(()),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => break Err(error),
+                }
+            };
+            match spoken {
+                Err(error) => self.end_client(id, Some(&error.to_string())),
+                // Requests have waited for this room. Their answers go out in the next round.
+                Ok(()) if was_full => self.answer(id),
+                Ok(()) => {}
+            }
+        }
+    }
+
+    fn end_client(&mut self, id: ClientId, why: Option<&str>) {
+        if let (Some(client), Some(why)) = (self.state.clients.get(&id), why) {
+            tracing::debug!(domain = client.domain.0, why, "the simulated xenstored ends a connection");
+        }
+        self.state.clients.remove(&id);
+        self.links.remove(&id);
+    }
+
+    fn drop_links_without_clients(&mut self) {
+        let Inner { state, links, .. } = self;
+        links.retain(|id, _| state.clients.contains_key(id));
+    }
+}
+
+fn put(output: &mut Vec<u8>, header: Header, payload: &[u8]) {
+    output.extend(Header { len: payload.len() as u32, ..header }.encode());
+    output.extend(payload);
+}

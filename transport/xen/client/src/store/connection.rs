@@ -1,0 +1,148 @@
+//! Whole messages to and from a xenstore, over its socket or the kernel's node.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+
+use super::wire::{HEADER_BYTES, Header, PAYLOAD_MAX};
+
+/// Until when something may take. `None`: for ever.
+pub(super) type Deadline = Option<Instant>;
+
+/// One message.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) header: Header,
+    pub(super) payload: Vec<u8>,
+}
+
+/// A descriptor that carries messages: a socket, or `/dev/xen/xenbus`, which takes and gives the same bytes.
+#[derive(Debug)]
+pub(super) struct Connection {
+    descriptor: OwnedFd,
+    /// A socket whose other end is gone would end the program with a signal if it were written to like a file.
+    socket: bool,
+    /// A message of which only a part has come.
+    input: Vec<u8>,
+    /// Why it cannot be used any more.
+    lost: Option<String>,
+}
+
+impl Connection {
+    /// Takes a descriptor over; it must be in non-blocking mode.
+    pub(super) fn new(descriptor: OwnedFd) -> Connection {
+        let socket = rustix::net::sockopt::socket_type(&descriptor).is_ok();
+        Connection { descriptor, socket, input: Vec::with_capacity(HEADER_BYTES + PAYLOAD_MAX), lost: None }
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+
+    /// From now on every call fails with this reason.
+    pub(super) fn lose(&mut self, why: impl Into<String>) -> String {
+        let why = why.into();
+        self.lost.get_or_insert(why).clone()
+    }
+
+    fn usable(&self) -> Result<(), String> {
+        self.lost.clone().map_or(Ok(()), Err)
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// Why the connection is lost; a message that could only be sent in part by the deadline is a reason.
+    pub(super) fn send(&mut self, bytes: &[u8], deadline: Deadline) -> Result<(), String> {
+        self.usable()?;
+        let mut sent = 0;
+        while sent < bytes.len() {
+            let rest = &bytes[sent..];
+            let written = match self.socket {
+                true => rustix::net::send(&self.descriptor, rest, SendFlags::NOSIGNAL),
+                false => rustix::io::write(&self.descriptor, rest),
+            };
+            match written {
+                Ok(0) => return Err(self.lose("it takes no bytes")),
+                Ok(count) => sent += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => match self.ready(PollFlags::OUT, deadline) {
+                    Ok(true) => {}
+                    Ok(false) => return Err(self.lose("it did not take a request in time")),
+                    Err(error) => return Err(self.lose(error.to_string())),
+                },
+                Err(error) => return Err(self.lose(format!("writing: {error}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next message, or `None` when there is none by the deadline. What has come of it by then is kept.
+    ///
+    /// # Errors
+    /// Why the connection is lost.
+    pub(super) fn receive(&mut self, deadline: Deadline) -> Result<Option<Message>, String> {
+        self.usable()?;
+        loop {
+            let due = match self.due() {
+                Ok(due) => due,
+                Err(why) => return Err(self.lose(why)),
+            };
+            if due == 0 {
+                return Ok(self.take());
+            }
+            let have = self.input.len();
+            self.input.resize(have + due, 0);
+            let read = rustix::io::read(&self.descriptor, &mut self.input[have..]);
+            self.input.truncate(have + *read.as_ref().unwrap_or(&0));
+            match read {
+                Ok(0) => return Err(self.lose("it was closed by the other side")),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => match self.ready(PollFlags::IN, deadline) {
+                    Ok(true) => {}
+                    Ok(false) => return Ok(None),
+                    Err(error) => return Err(self.lose(error.to_string())),
+                },
+                Err(error) => return Err(self.lose(format!("reading: {error}"))),
+            }
+        }
+    }
+
+    /// How many more bytes the message that comes needs, as far as that is known.
+    fn due(&self) -> Result<usize, String> {
+        let Some(header) = self.input.first_chunk() else { return Ok(HEADER_BYTES - self.input.len()) };
+        let len = Header::decode(*header).len as usize;
+        if len > PAYLOAD_MAX {
+            return Err(format!("found a message of {len} bytes, expected at most {PAYLOAD_MAX}"));
+        }
+        Ok(HEADER_BYTES + len - self.input.len())
+    }
+
+    fn take(&mut self) -> Option<Message> {
+        let header = Header::decode(*self.input.first_chunk()?);
+        let payload = self.input[HEADER_BYTES..].to_vec();
+        self.input.clear();
+        Some(Message { header, payload })
+    }
+
+    /// Waits. `false`: the deadline has passed.
+    fn ready(&self, flags: PollFlags, deadline: Deadline) -> io::Result<bool> {
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Ok(false);
+            }
+            // A time too long for the kernel is as good as none.
+            let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+            match poll(&mut [PollFd::new(&self.descriptor, flags)], timeout.as_ref()) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => return Ok(true),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Reading and writing, in a transaction or without one.
+
+use std::time::Duration;
+
+use super::wire::{Verb, texts};
+use super::{Permission, Store, StoreError, StoreErrorKind, check_path};
+
+/// How often a transaction is tried. Of several that meet one always goes through, so this is only reached when others write
+/// all the time.
+const ATTEMPTS: u32 = 32;
+/// How long a transaction waits before the second attempt; twice as long before each further one.
+const FIRST_WAIT: Duration = Duration::from_millis(1);
+/// The longest wait between two attempts.
+const LONGEST_WAIT: Duration = Duration::from_millis(50);
+
+/// Most pieces in which one directory is read, and most times that it may change meanwhile.
+const DIRECTORY_PIECES: u32 = 4096;
+
+/// Requests of one transaction: they see the store as it was when the transaction began, and take effect together.
+#[derive(Debug)]
+pub struct Transaction<'a> {
+    store: &'a mut Store,
+    /// 0: none, each request takes effect at once.
+    id: u32,
+}
+
+impl Store {
+    fn session(&mut self) -> Transaction<'_> {
+        Transaction { store: self, id: 0 }
+    }
+
+    /// The value of a node; `None` when there is no such node.
+    ///
+    /// # Errors
+    /// When xenstore refuses (`EACCES`), the value is no text, or the connection is lost.
+    pub fn read(&mut self, path: &str) -> Result<Option<String>, StoreError> {
+        self.session().read(path)
+    }
+
+    /// Gives a node a value. It and the nodes above it are made when they are not there.
+    ///
+    /// # Errors
+    /// When xenstore refuses (`EACCES`, `ENOSPC`: the domain's quota), path and value are too long, or the connection is lost.
+    pub fn write(&mut self, path: &str, value: &str) -> Result<(), StoreError> {
+        self.session().write(path, value)
+    }
+
+    /// Removes a node and everything below it. It need not be there.
+    ///
+    /// # Errors
+    /// When xenstore refuses (`EACCES`), or the connection is lost.
+    pub fn remove(&mut self, path: &str) -> Result<(), StoreError> {
+        self.session().remove(path)
+    }
+
+    /// Makes an empty node. It may be there already.
+    ///
+    /// # Errors
+    /// When xenstore refuses (`EACCES`, `ENOSPC`), or the connection is lost.
+    pub fn make(&mut self, path: &str) -> Result<(), StoreError> {
+        self.session().make(path)
+    }
+
+    /// The names of the nodes below a node; `None` when there is no such node.
+    ///
+    /// # Errors
+    /// When xenstore refuses (`EACCES`), a name is no text, or the connection is lost.
+    pub fn list(&mut self, path: &str) -> Result<Option<Vec<String>>, StoreError> {
+        self.session().list(path)
+    }
+
+    /// The permissions of a node, its owner's first; `None` when there is no such node.
+    ///
+    /// # Errors
+    /// When xenstore refuses (`EACCES`), or the connection is lost.
+    pub fn permissions(&mut self, path: &str) -> Result<Option<Vec<Permission>>, StoreError> {
+        self.session().permissions(path)
+    }
+
+    /// Replaces the permissions of a node; the first is the owner's.
+    ///
+    /// # Errors
+    /// When xenstore refuses (`EACCES`, `ENOENT`), or the connection is lost.
+    pub fn set_permissions(&mut self, path: &str, permissions: &[Permission]) -> Result<(), StoreError> {
+        self.session().set_permissions(path, permissions)
+    }
+
+    /// Does what `work` asks in one transaction: all of it or nothing. When others have changed meanwhile what it read or wrote, it is
+    /// done again.
+    ///
+    /// # Errors
+    /// What `work` returns; then nothing was done. Or xenstore refuses, others change things in each of many attempts, or the
+    /// connection is lost.
+    pub fn transaction<T>(
+        &mut self,
+        mut work: impl FnMut(&mut Transaction<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut wait = FIRST_WAIT;
+        for attempt in 1..=ATTEMPTS {
+            match self.attempt(&mut work) {
+                Err(error) if error.errno() == "EAGAIN" => {
+                    tracing::debug!(attempt, "a transaction meets another");
+                }
+                other => return other,
+            }
+            if attempt < ATTEMPTS {
+                std::thread::sleep(wait);
+                wait = (wait * 2).min(LONGEST_WAIT);
+            }
+        }
+        Err(StoreError::new(Verb::TRANSACTION_END, "", StoreErrorKind::Conflicts(ATTEMPTS)))
+    }
+
+    fn attempt<T>(
+        &mut self,
+        work: &mut impl FnMut(&mut Transaction<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let started = self.request(Verb::TRANSACTION_START, 0, "", &[&[0]])?;
+        let id = texts(&started).next().and_then(|id| std::str::from_utf8(id).ok()?.parse().ok());
+        let Some(id) = id.filter(|id| *id != 0) else {
+            let why = self.connection.lose("found a transaction without a number above 0");
+            return Err(super::lost(Verb::TRANSACTION_START, "", why));
+        };
+        let worked = work(&mut Transaction { store: self, id });
+        let end: &[u8] = if worked.is_ok() { b"T\0" } else { b"F\0" };
+        let ended = self.request(Verb::TRANSACTION_END, id, "", &[end]);
+        // Why the work failed says more than why giving it up failed too.
+        worked.and_then(|value| ended.map(|_| value))
+    }
+}
+
+impl Transaction<'_> {
+    fn ask(&mut self, verb: Verb, path: &str, rest: &[u8]) -> Result<Vec<u8>, StoreError> {
+        check_path(verb, path)?;
+        self.store.request(verb, self.id, path, &[path.as_bytes(), &[0], rest])
+    }
+
+    /// As [`Store::read`].
+    ///
+    /// # Errors
+    /// As [`Store::read`].
+    pub fn read(&mut self, path: &str) -> Result<Option<String>, StoreError> {
+        let value = found(self.ask(Verb::READ, path, &[]))?;
+        value.map(|value| text(Verb::READ, path, value)).transpose()
+    }
+
+    /// As [`Store::write`].
+    ///
+    /// # Errors
+    /// As [`Store::write`].
+    pub fn write(&mut self, path: &str, value: &str) -> Result<(), StoreError> {
+        self.ask(Verb::WRITE, path, value.as_bytes()).map(|_| ())
+    }
+
+    /// As [`Store::remove`].
+    ///
+    /// # Errors
+    /// As [`Store::remove`].
+    pub fn remove(&mut self, path: &str) -> Result<(), StoreError> {
+        found(self.ask(Verb::RM, path, &[])).map(|_| ())
+    }
+
+    /// As [`Store::make`].
+    ///
+    /// # Errors
+    /// As [`Store::make`].
+    pub fn make(&mut self, path: &str) -> Result<(), StoreError> {
+        self.ask(Verb::MKDIR, path, &[]).map(|_| ())
+    }
+
+    /// As [`Store::list`].
+    ///
+    /// # Errors
+    /// As [`Store::list`].
+    pub fn list(&mut self, path: &str) -> Result<Option<Vec<String>>, StoreError> {
+        let whole = match self.ask(Verb::DIRECTORY, path, &[]) {
+            Err(error) if error.errno() == "E2BIG" => self.list_in_pieces(path),
+            other => other,
+        };
+        let Some(payload) = found(whole)? else { return Ok(None) };
+        texts(&payload).map(|name| text(Verb::DIRECTORY, path, name.to_vec())).collect::<Result<_, _>>().map(Some)
+    }
+
+    /// A directory that does not fit in one message: read from ever further on, from the start again when it has changed.
+    fn list_in_pieces(&mut self, path: &str) -> Result<Vec<u8>, StoreError> {
+        let mut names: Vec<u8> = vec![];
+        let mut generation: Vec<u8> = vec![];
+        for _ in 0..DIRECTORY_PIECES {
+            let offset = format!("{}\0", names.len());
+            let piece = self.ask(Verb::DIRECTORY_PART, path, offset.as_bytes())?;
+            let Some(end) = piece.iter().position(|byte| *byte == 0) else { break };
+            let (found, rest) = (&piece[..end], &piece[end + 1..]);
+            if !names.is_empty() && found != generation {
+                names.clear();
+                continue;
+            }
+            generation = found.to_vec();
+            // An empty name marks the end.
+            match rest.strip_suffix(b"\0\0") {
+                Some(last) => {
+                    names.extend(last);
+                    names.push(0);
+                    return Ok(names);
+                }
+                None if rest == b"\0" || rest.is_empty() => return Ok(names),
+                None => names.extend(rest),
+            }
+        }
+        let text = format!("found no end of a directory in {DIRECTORY_PIECES} pieces");
+        Err(StoreError::new(Verb::DIRECTORY_PART, path, StoreErrorKind::Invalid(text)))
+    }
+
+    /// As [`Store::permissions`].
+    ///
+    /// # Errors
+    /// As [`Store::permissions`].
+    pub fn permissions(&mut self, path: &str) -> Result<Option<Vec<Permission>>, StoreError> {
+        let Some(payload) = found(self.ask(Verb::GET_PERMS, path, &[]))? else { return Ok(None) };
+        let parsed: Option<Vec<Permission>> = texts(&payload).map(Permission::parse).collect();
+        let wrong = || StoreErrorKind::Invalid("found permissions that are not a letter and a domain each".to_owned());
+        parsed.ok_or_else(|| StoreError::new(Verb::GET_PERMS, path, wrong())).map(Some)
+    }
+
+    /// As [`Store::set_permissions`].
+    ///
+    /// # Errors
+    /// As [`Store::set_permissions`].
+    pub fn set_permissions(&mut self, path: &str, permissions: &[Permission]) -> Result<(), StoreError> {
+        let list: String = permissions.iter().map(|permission| format!("{permission}\0")).collect();
+        self.ask(Verb::SET_PERMS, path, list.as_bytes()).map(|_| ())
+    }
+}
+
+/// `None` for a node that is not there.
+fn found(answer: Result<Vec<u8>, StoreError>) -> Result<Option<Vec<u8>>, StoreError> {
+    match answer {
+        Ok(payload) => Ok(Some(payload)),
+        Err(error) if error.errno() == "ENOENT" => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn text(verb: Verb, path: &str, bytes: Vec<u8>) -> Result<String, StoreError> {
+    String::from_utf8(bytes).map_err(|_| StoreError::new(verb, path, StoreErrorKind::NotText))
+}

@@ -1,0 +1,209 @@
+//! `/dev/xen/gntdev`: pages that another domain grants.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::File;
+use std::io;
+
+use mqblk_memory::{
+    CopyDirection, DomainId, GrantAccess, GrantCopy, GrantRef, GrantStatus, PAGE_BYTES, PageArena, PageSlot,
+};
+
+use crate::ioctl::{CopyEnd, CopyGrants, CopySegment, ForeignRef, MapGrants, UnmapGrants, call, call_for_more};
+
+/// GNTST_bad_copy_arg: what Xen says of a copy that leaves its page.
+const BAD_COPY: GrantStatus = GrantStatus(-10);
+
+/// What one call has mapped, as the kernel accounts for it.
+#[derive(Debug)]
+struct Mapped {
+    index: u64,
+    count: u32,
+}
+
+/// A way to the pages that one domain grants, over a descriptor of its own.
+///
+/// What it has mapped stays in its slots when it is dropped, until they are cleared or their arena is dropped.
+#[derive(Debug)]
+pub struct GrantNode {
+    node: File,
+    domain: DomainId,
+    /// By the address of the first page.
+    mapped: HashMap<u64, Mapped>,
+    /// Kept for its room, so that a copy allocates nothing.
+    segments: Vec<CopySegment>,
+    request: Vec<u64>,
+}
+
+impl GrantNode {
+    /// Opens the node for what `domain` grants.
+    ///
+    /// # Errors
+    /// When there is no such node or it may not be opened; the error says what to do.
+    pub fn open(domain: DomainId) -> io::Result<GrantNode> {
+        Ok(GrantNode::over(crate::open("gntdev")?, domain))
+    }
+
+    fn over(node: File, domain: DomainId) -> GrantNode {
+        GrantNode { node, domain, mapped: HashMap::new(), segments: vec![], request: vec![] }
+    }
+
+    /// The kernel's form of a copy; `None` for one with a range that it would refuse the whole batch for.
+    fn segment(&self, arena: &PageArena, copy: &GrantCopy) -> Option<CopySegment> {
+        let inside = u32::from(copy.offset) + u32::from(copy.len) <= PAGE_BYTES;
+        let address = arena.host_address(copy.slot, copy.slot_offset.into(), copy.len.into());
+        let ours = CopyEnd::ours(address.filter(|_| inside)?);
+        let granted = CopyEnd::granted(copy.gref.0, copy.offset, self.domain.0);
+        let (source, dest, flags) = match copy.direction {
+            CopyDirection::FromGrant => (granted, ours, CopySegment::FROM_GRANT),
+            CopyDirection::ToGrant => (ours, granted, CopySegment::TO_GRANT),
+        };
+        // If the kernel should leave one out, it has failed.
+        Some(CopySegment { source, dest, len: copy.len, flags, status: GrantStatus::GENERAL_ERROR.0, pad: 0 })
+    }
+
+    fn map_in(&mut self, arena: &PageArena, first: PageSlot, refs: &[GrantRef], writable: bool) -> io::Result<Mapped> {
+        let count = u32::try_from(refs.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // The fixed part, then the references: two numbers of 64 bits, then one for each.
+        self.request.clear();
+        self.request.extend([u64::from_ne_bytes(pair(count, 0)), 0]);
+        self.request.extend(refs.iter().map(|gref| {
+            let ForeignRef { domain, gref } = ForeignRef { domain: self.domain.0.into(), gref: gref.0 };
+            u64::from_ne_bytes(pair(domain, gref))
+        }));
+        // SAFETY: the kernel reads the fixed part and `count` references of 8 bytes, which are all in `request`, and writes the
+        // index in the fixed part.
+        unsafe { call_for_more(&self.node, self.request.as_mut_ptr().cast::<MapGrants>())? };
+        let mapped = Mapped { index: self.request[1], count };
+        if let Err(error) = arena.place(first, count, &self.node, mapped.index, writable) {
+            // Nothing is mapped; without this the kernel would keep the account.
+            let _ = self.release(&mapped);
+            return Err(error);
+        }
+        Ok(mapped)
+    }
+
+    fn release(&self, mapped: &Mapped) -> io::Result<()> {
+        call(&self.node, &mut UnmapGrants { index: mapped.index, count: mapped.count, pad: 0 }).map(|_| ())
+    }
+}
+
+/// Two numbers of 32 bits, side by side.
+fn pair(first: u32, second: u32) -> [u8; 8] {
+    let ([a, b, c, d], [e, f, g, h]) = (first.to_ne_bytes(), second.to_ne_bytes());
+    [a, b, c, d, e, f, g, h]
+}
+
+/// Where a mapping begins, whatever arena it is in.
+fn address(arena: &PageArena, first: PageSlot) -> io::Result<u64> {
+    arena.host_address(first, 0, PAGE_BYTES).ok_or_else(|| {
+        let text = format!("found slot {}, expected one of {}", first.0, arena.pages());
+        io::Error::new(io::ErrorKind::InvalidInput, text)
+    })
+}
+
+impl GrantAccess for GrantNode {
+    fn copy(&mut self, arena: &PageArena, copies: &mut [GrantCopy]) -> io::Result<()> {
+        self.segments.clear();
+        for copy in &mut *copies {
+            let segment = self.segment(arena, copy);
+            copy.status = if segment.is_some() { GrantStatus::GENERAL_ERROR } else { BAD_COPY };
+            self.segments.extend(segment);
+        }
+        if self.segments.is_empty() {
+            return Ok(());
+        }
+        let count = u32::try_from(self.segments.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut request = CopyGrants { count, pad: 0, segments: self.segments.as_mut_ptr() };
+        // SAFETY: `segments` holds `count` segments, and the addresses in them are of slots of the arena, which are never holes and
+        // which nobody accesses but as bytes that may change at any moment.
+        unsafe { call_for_more(&self.node, &raw mut request)? };
+        let done = copies.iter_mut().filter(|copy| copy.status != BAD_COPY);
+        for (copy, segment) in done.zip(&self.segments) {
+            copy.status = GrantStatus(segment.status);
+        }
+        Ok(())
+    }
+
+    fn map(&mut self, arena: &PageArena, first: PageSlot, refs: &[GrantRef], writable: bool) -> io::Result<()> {
+        let address = address(arena, first)?;
+        if refs.is_empty() || self.mapped.contains_key(&address) {
+            let text = format!("found {} grants for slot {}, expected some, for one that is free", refs.len(), first.0);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let mapped = self.map_in(arena, first, refs, writable)?;
+        self.mapped.insert(address, mapped);
+        Ok(())
+    }
+
+    fn unmap(&mut self, arena: &PageArena, first: PageSlot) -> io::Result<()> {
+        let Entry::Occupied(mapped) = self.mapped.entry(address(arena, first)?) else {
+            let text = format!("nothing was mapped to slot {}", first.0);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        };
+        arena.clear(first, mapped.get().count)?;
+        let mapped = mapped.remove();
+        self.release(&mapped)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A node that takes no request: what is refused before it is asked, and what happens when it refuses.
+    fn mute() -> (GrantNode, PageArena) {
+        (GrantNode::over(File::open("/dev/zero").unwrap(), DomainId(7)), PageArena::reserve(4).unwrap())
+    }
+
+    fn copy(offset: u16, len: u16, slot: u32, slot_offset: u16) -> GrantCopy {
+        let (direction, status) = (CopyDirection::FromGrant, GrantStatus::OKAY);
+        GrantCopy { gref: GrantRef(9), offset, len, slot: PageSlot(slot), slot_offset, direction, status }
+    }
+
+    #[test]
+    fn a_copy_that_leaves_its_page_or_the_arena_fails_alone() {
+        let (mut node, arena) = mute();
+        let mut bad = [
+            copy(1, 4096, 0, 0),
+            copy(4096, 1, 0, 0),
+            copy(u16::MAX, u16::MAX, 0, 0),
+            copy(0, 2, 3, 4095),
+            copy(0, 1, 4, 0),
+        ];
+        node.copy(&arena, &mut bad).unwrap();
+        assert!(bad.iter().all(|copy| copy.status == BAD_COPY), "{bad:?}");
+        let mut mixed = [copy(0, 4096, 2, 17), copy(1, 4096, 0, 0), copy(4095, 1, 3, 4095)];
+        let error = node.copy(&arena, &mut mixed).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));
+        assert_eq!(mixed.map(|copy| copy.status), [GrantStatus::GENERAL_ERROR, BAD_COPY, GrantStatus::GENERAL_ERROR]);
+        node.copy(&arena, &mut []).unwrap();
+    }
+
+    #[test]
+    fn a_copy_is_laid_out_by_its_direction() {
+        let (node, arena) = mute();
+        let mut one = copy(5, 6, 1, 3);
+        let address = arena.host_address(PageSlot(1), 3, 6).unwrap();
+        let ends = (CopyEnd::granted(9, 5, 7), CopyEnd::ours(address));
+        let from = node.segment(&arena, &one).unwrap();
+        assert_eq!(((from.source, from.dest), from.flags, from.len), (ends, 1, 6));
+        one.direction = CopyDirection::ToGrant;
+        let to = node.segment(&arena, &one).unwrap();
+        assert_eq!(((to.dest, to.source), to.flags, to.len), (ends, 2, 6));
+    }
+
+    #[test]
+    fn what_was_not_mapped_stays_as_it_was() {
+        let (mut node, arena) = mute();
+        arena.memory().write(PageSlot(1).address(0), &[5]).unwrap();
+        let refs = [GrantRef(1), GrantRef(2)];
+        assert!(node.map(&arena, PageSlot(1), &refs, true).is_err());
+        assert!(node.map(&arena, PageSlot(4), &refs, true).is_err());
+        assert!(node.map(&arena, PageSlot(1), &[], true).is_err());
+        assert!(node.unmap(&arena, PageSlot(1)).is_err());
+        let mut byte = [0];
+        arena.memory().read(PageSlot(1).address(0), &mut byte).unwrap();
+        assert_eq!((byte, node.mapped.len()), ([5], 0));
+    }
+}

@@ -1,0 +1,332 @@
+//! What a frontend has published: its rings. Every value is a guest's.
+
+use mqblk_memory::{DomainId, GrantRef};
+use mqblk_ring::blkif::Abi;
+use mqblk_xen::Port;
+use mqblk_xen::store::StoreError;
+use mqblk_xen::vbd::{Malformed, flag, keys, number};
+
+/// What a backend has offered, which a frontend may not exceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Most rings.
+    pub queues: u16,
+    /// Largest ring: pages, as a power of two's exponent.
+    pub ring_order: u8,
+}
+
+/// One ring as a frontend tells of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RingKeys {
+    /// Its pages, in order.
+    pub refs: Vec<GrantRef>,
+    /// The frontend's port.
+    pub port: Port,
+}
+
+/// All that a frontend tells before its rings are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// The layout of its requests.
+    pub abi: Abi,
+    /// It can leave pages granted.
+    pub persistent: bool,
+    /// Its rings.
+    pub rings: Vec<RingKeys>,
+}
+
+/// Why a frontend's rings cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum PublishedError {
+    /// A key is wrong.
+    #[error(transparent)]
+    Key(#[from] Malformed),
+    /// A key is missing.
+    #[error("{key}: found nothing, expected {expected}")]
+    Missing {
+        /// Which.
+        key: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// Xenstore could not be asked.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl PublishedError {
+    /// The error's number, as Linux's backends put it before the text of an `error` node.
+    pub fn errno(&self) -> u16 {
+        match self {
+            PublishedError::Key(_) => 22,
+            PublishedError::Missing { .. } => 2,
+            PublishedError::Store(_) => 5,
+        }
+    }
+}
+
+/// What a frontend that does not say lays its requests out by. Linux's xen-blkback on x86 takes such ones for 32-bit, whatever the
+/// backend's own layout is.
+const UNSAID: Abi = if cfg!(any(target_arch = "x86_64", target_arch = "x86")) { Abi::X86_32 } else { Abi::Arm };
+
+/// How a key is read: by its path below the frontend's directory.
+pub type Read<'a> = &'a mut dyn FnMut(&str) -> Result<Option<String>, StoreError>;
+
+impl Published {
+    /// Reads and judges the keys. As many are read as the bounds allow, whatever the frontend says.
+    ///
+    /// # Errors
+    /// At the first key that cannot be used.
+    pub fn read(read: Read<'_>, bounds: Bounds) -> Result<Published, PublishedError> {
+        let abi = match read(keys::PROTOCOL)? {
+            None => UNSAID,
+            Some(name) => Abi::of_protocol(name.trim_end_matches('\0')).ok_or_else(|| {
+                let known: Vec<_> = Abi::ALL.map(Abi::protocol).into();
+                malformed(keys::PROTOCOL, &name, format!("one of {}", known.join(", ")))
+            })?,
+        };
+        // A value that is no number means no more than that the frontend does not offer it.
+        let persistent = flag(keys::FEATURE_PERSISTENT, read(keys::FEATURE_PERSISTENT)?.as_deref()).unwrap_or(false);
+        let queues = match read(keys::MULTI_QUEUE_NUM_QUEUES)? {
+            None => 1,
+            Some(text) => match number(keys::MULTI_QUEUE_NUM_QUEUES, &text, bounds.queues.into()) {
+                Ok(count @ 1..) => count as u32,
+                _ => {
+                    let expected = format!("a number from 1 to {}", bounds.queues);
+                    return Err(malformed(keys::MULTI_QUEUE_NUM_QUEUES, &text, expected).into());
+                }
+            },
+        };
+        let size = RingPages::read(read, bounds)?;
+        let mut rings = Vec::new();
+        for queue in 0..queues {
+            let folder = if queues == 1 { String::new() } else { format!("{}/", keys::queue(queue)) };
+            rings.push(RingKeys::read(read, &folder, size)?);
+        }
+        Ok(Published { abi, persistent, rings })
+    }
+}
+
+fn malformed(key: &str, found: &str, expected: impl Into<String>) -> Malformed {
+    Malformed { key: key.to_owned(), found: found.chars().take(40).collect(), expected: expected.into() }
+}
+
+/// How many pages each ring has, and how the frontend numbers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RingPages {
+    pages: u32,
+    /// It said so, and therefore counts them from `ring-ref0`, even if there is but one.
+    said: bool,
+}
+
+impl RingPages {
+    fn read(read: Read<'_>, bounds: Bounds) -> Result<RingPages, PublishedError> {
+        let most = 1_u32 << bounds.ring_order;
+        let order = read(keys::RING_PAGE_ORDER)?;
+        let order = order.map(|text| number(keys::RING_PAGE_ORDER, &text, bounds.ring_order.into())).transpose()?;
+        let by_order = order.map(|order| 1_u32 << order);
+        // The older twin. Who writes both must mean the same.
+        let by_count = match read(keys::NUM_RING_PAGES)? {
+            None => None,
+            Some(text) => match number(keys::NUM_RING_PAGES, &text, most.into()) {
+                Ok(pages) if (pages as u32).is_power_of_two() && by_order.is_none_or(|other| other == pages as u32) => {
+                    Some(pages as u32)
+                }
+                _ => {
+                    let also = by_order.map_or(String::new(), |pages| format!(", and {pages} as ring-page-order says"));
+                    let expected = format!("a power of two from 1 to {most}{also}");
+                    return Err(malformed(keys::NUM_RING_PAGES, &text, expected).into());
+                }
+            },
+        };
+        Ok(RingPages { pages: by_order.or(by_count).unwrap_or(1), said: by_order.or(by_count).is_some() })
+    }
+}
+
+impl RingKeys {
+    fn read(read: Read<'_>, folder: &str, size: RingPages) -> Result<RingKeys, PublishedError> {
+        let missing = |key: String, expected| PublishedError::Missing { key, expected };
+        let mut refs = Vec::new();
+        for page in 0..size.pages {
+            let numbered = format!("{folder}{}", keys::ring_ref(page));
+            let plain = format!("{folder}{}", keys::RING_REF);
+            // One page: `ring-ref` when its number was left unsaid, else `ring-ref0`; both are seen in either case.
+            let names = match (size.pages, size.said) {
+                (1, false) => vec![plain, numbered],
+                (1, true) => vec![numbered, plain],
+                _ => vec![numbered],
+            };
+            let mut found = None;
+            for name in &names {
+                if let Some(text) = read(name)? {
+                    found = Some(GrantRef(number(name, &text, u32::MAX.into())? as u32));
+                    break;
+                }
+            }
+            refs.push(found.ok_or_else(|| missing(names[0].clone(), "a grant reference"))?);
+        }
+        let key = format!("{folder}{}", keys::EVENT_CHANNEL);
+        let text = read(&key)?.ok_or_else(|| missing(key.clone(), "an event channel's port"))?;
+        Ok(RingKeys { refs, port: Port(number(&key, &text, u32::MAX.into())? as u32) })
+    }
+}
+
+/// Tells one connection from another: whoever has the same has the same rings. FNV-1a, 64 bits.
+pub fn identity(front: DomainId, devid: u32, abi: Abi, index: usize, ring: &RingKeys) -> u64 {
+    let refs = ring.refs.iter().map(|gref| gref.0);
+    let numbers = [front.0.into(), devid, abi.entry_bytes(), index as u32, ring.port.0].into_iter().chain(refs);
+    let bytes = numbers.flat_map(u32::to_le_bytes);
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds { queues: 4, ring_order: 2 };
+
+    fn judge(pairs: &[(&str, &str)]) -> Result<Published, String> {
+        let keys: BTreeMap<&str, &str> = pairs.iter().copied().collect();
+        let mut read = |key: &str| Ok(keys.get(key).map(|value| (*value).to_owned()));
+        Published::read(&mut read, BOUNDS).map_err(|error| error.to_string())
+    }
+
+    fn ring(refs: &[u32], port: u32) -> RingKeys {
+        RingKeys { refs: refs.iter().copied().map(GrantRef).collect(), port: Port(port) }
+    }
+
+    #[test]
+    fn one_ring_has_its_keys_at_the_top() {
+        let plain = [("ring-ref", "8"), ("event-channel", "15")];
+        let found = judge(&plain).unwrap();
+        assert_eq!(found, Published { abi: Abi::X86_32, persistent: false, rings: vec![ring(&[8], 15)] });
+        for one in [("multi-queue-num-queues", "1"), ("feature-large-sector-size", "1"), ("num-ring-pages", "1")] {
+            assert_eq!(judge(&[&plain[..], &[one]].concat()).unwrap().rings, [ring(&[8], 15)], "{one:?}");
+        }
+        // Linux: who writes an order counts, even to 0.
+        let found = judge(&[("ring-page-order", "0"), ("ring-ref0", "9"), ("event-channel", "1")]).unwrap();
+        assert_eq!(found.rings, [ring(&[9], 1)]);
+        // In front of both, the one that was said.
+        let both = [("ring-ref0", "9"), ("ring-ref", "8"), ("event-channel", "1")];
+        assert_eq!(judge(&both).unwrap().rings, [ring(&[8], 1)]);
+        let said = [("ring-page-order", "0"), ("ring-ref0", "9"), ("ring-ref", "8"), ("event-channel", "1")];
+        assert_eq!(judge(&said).unwrap().rings, [ring(&[9], 1)]);
+    }
+
+    #[test]
+    fn several_rings_have_folders() {
+        let found = judge(&[
+            ("protocol", "x86_64-abi"),
+            ("multi-queue-num-queues", "2"),
+            ("feature-persistent", "1"),
+            ("ring-page-order", "1"),
+            ("queue-0/ring-ref0", "8"),
+            ("queue-0/ring-ref1", "9"),
+            ("queue-0/event-channel", "15"),
+            ("queue-1/ring-ref0", "10"),
+            ("queue-1/ring-ref1", "4294967295"),
+            ("queue-1/event-channel", "16"),
+        ]);
+        let rings = vec![ring(&[8, 9], 15), ring(&[10, u32::MAX], 16)];
+        assert_eq!(found.unwrap(), Published { abi: Abi::X86_64, persistent: true, rings });
+        for (name, abi) in [("x86_64-abi", Abi::X86_64), ("x86_32-abi", Abi::X86_32), ("arm-abi", Abi::Arm)] {
+            assert_eq!(judge(&[("protocol", name), ("ring-ref", "1"), ("event-channel", "1")]).unwrap().abi, abi);
+        }
+        let twin = [("num-ring-pages", "2"), ("ring-ref0", "1"), ("ring-ref1", "2"), ("event-channel", "1")];
+        assert_eq!(judge(&twin).unwrap().rings, [ring(&[1, 2], 1)]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let good = [("ring-ref", "8"), ("event-channel", "15")];
+        let long = "9".repeat(4000);
+        for (pairs, want) in [
+            (
+                vec![("multi-queue-num-queues", "0")],
+                "multi-queue-num-queues: found \"0\", expected a number from 1 to 4",
+            ),
+            (
+                vec![("multi-queue-num-queues", "5")],
+                "multi-queue-num-queues: found \"5\", expected a number from 1 to 4",
+            ),
+            (vec![("multi-queue-num-queues", "-1")], "multi-queue-num-queues: found \"-1\""),
+            (vec![("multi-queue-num-queues", "two")], "multi-queue-num-queues: found \"two\""),
+            (vec![("multi-queue-num-queues", &long)], "multi-queue-num-queues: found \"9999"),
+            (vec![("ring-page-order", "3")], "ring-page-order: found \"3\", expected a decimal number of at most 2"),
+            (vec![("ring-page-order", "")], "ring-page-order: found \"\""),
+            (vec![("num-ring-pages", "3")], "num-ring-pages: found \"3\", expected a power of two from 1 to 4"),
+            (vec![("num-ring-pages", "0")], "num-ring-pages: found \"0\""),
+            (vec![("num-ring-pages", "8")], "num-ring-pages: found \"8\""),
+            (vec![("ring-page-order", "1"), ("num-ring-pages", "4")], "expected a power of two from 1 to 4, and 2 as"),
+            (vec![("ring-page-order", "1")], "ring-ref0: found nothing, expected a grant reference"),
+            (vec![("ring-page-order", "1"), ("ring-ref0", "1")], "ring-ref1: found nothing"),
+            (vec![("multi-queue-num-queues", "2")], "queue-0/ring-ref: found nothing, expected a grant reference"),
+            (
+                vec![("multi-queue-num-queues", "2"), ("queue-0/ring-ref", "1")],
+                "queue-0/event-channel: found nothing, expected an event channel's port",
+            ),
+            (
+                vec![("protocol", "x86-abi")],
+                "protocol: found \"x86-abi\", expected one of x86_64-abi, x86_32-abi, arm-abi",
+            ),
+            (vec![("protocol", "")], "protocol: found \"\""),
+            (vec![("ring-ref", "-8")], "ring-ref: found \"-8\""),
+            (vec![("ring-ref", "4294967296")], "ring-ref: found \"4294967296\""),
+            (vec![("event-channel", "0x15")], "event-channel: found \"0x15\""),
+            (vec![("event-channel", "1\n2")], "event-channel: found \"1\\n2\""),
+        ] {
+            let mut all = pairs.clone();
+            all.extend(good.iter().filter(|(key, _)| !pairs.iter().any(|(other, _)| other == key)));
+            let error = judge(&all).unwrap_err();
+            assert!(error.starts_with(want) || error.contains(want), "{pairs:?}: {error}");
+            assert!(error.len() < 250, "{error}");
+        }
+        assert_eq!(judge(&[]).unwrap_err(), "ring-ref: found nothing, expected a grant reference");
+        assert!(judge(&[good[0], good[1], ("feature-persistent", "maybe")]).is_ok_and(|found| !found.persistent));
+    }
+
+    #[test]
+    fn connections_have_identities() {
+        let one = |front, devid, abi, index, refs: &[u32], port| {
+            identity(DomainId(front), devid, abi, index, &ring(refs, port))
+        };
+        let base = one(1, 51712, Abi::X86_64, 0, &[8, 9], 15);
+        assert_eq!(base, one(1, 51712, Abi::Arm, 0, &[8, 9], 15), "the same entries");
+        for other in [
+            one(2, 51712, Abi::X86_64, 0, &[8, 9], 15),
+            one(1, 51728, Abi::X86_64, 0, &[8, 9], 15),
+            one(1, 51712, Abi::X86_32, 0, &[8, 9], 15),
+            one(1, 51712, Abi::X86_64, 1, &[8, 9], 15),
+            one(1, 51712, Abi::X86_64, 0, &[9, 8], 15),
+            one(1, 51712, Abi::X86_64, 0, &[8, 9], 16),
+            one(1, 51712, Abi::X86_64, 0, &[8], 15),
+        ] {
+            assert_ne!(base, other);
+        }
+    }
+
+    proptest! {
+        /// Whatever a guest writes: an answer, within bounds, after a bounded number of reads.
+        #[test]
+        fn any_values(values in proptest::collection::btree_map(
+            prop_oneof![
+                Just("protocol".to_owned()), Just("multi-queue-num-queues".to_owned()), Just("ring-page-order".to_owned()),
+                Just("num-ring-pages".to_owned()), Just("ring-ref".to_owned()), Just("event-channel".to_owned()),
+                "(queue-[0-4]/)?(ring-ref[0-4]?|event-channel)",
+            ],
+            prop_oneof!["[0-5]", "[0-9]{1,20}", "\\PC{0,20}", Just("x86_64-abi".to_owned())], 0..30,
+        )) {
+            let mut reads = 0;
+            let mut read = |key: &str| { reads += 1; Ok(values.get(key).cloned()) };
+            if let Ok(found) = Published::read(&mut read, BOUNDS) {
+                prop_assert!((1..=4).contains(&found.rings.len()));
+                prop_assert!(found.rings.iter().all(|ring| [1, 2, 4].contains(&ring.refs.len())));
+            }
+            prop_assert!(reads <= 5 + 4 * 6, "{reads}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The files of the rings' journals: one for each ring, kept while a process could come that takes the ring up.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::name::DeviceName;
+
+/// Where journals are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Journals {
+    folder: PathBuf,
+}
+
+impl Journals {
+    /// In `folder`, which is made if it is not there.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn in_folder(folder: &Path) -> io::Result<Journals> {
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        Ok(Journals { folder: folder.to_owned() })
+    }
+
+    fn path(&self, name: &DeviceName, ring: usize) -> PathBuf {
+        self.folder.join(format!("{name}-{ring}"))
+    }
+
+    /// The file of a ring, new and empty or as it was left.
+    ///
+    /// # Errors
+    /// When the host refuses, or there is something else than a file.
+    pub fn open(&self, name: &DeviceName, ring: usize) -> io::Result<File> {
+        let path = self.path(name, ring);
+        let open = || {
+            // Nothing but a file of our own: no link that leads elsewhere, no pipe to wait at.
+            let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32;
+            let mut options = File::options();
+            options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
+            let file = options.open(&path)?;
+            if !file.metadata()?.is_file() {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "found no regular file"));
+            }
+            Ok(file)
+        };
+        open().map_err(|error: io::Error| io::Error::new(error.kind(), format!("journal {path:?}: {error}")))
+    }
+
+    /// Removes the files of rings that are served no more, of however many there were.
+    pub fn remove(&self, name: &DeviceName, rings: usize) {
+        for ring in 0..rings {
+            let path = self.path(name, ring);
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(path = %path.display(), %error, "cannot remove a journal");
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use mqblk_memory::DomainId;
+
+    use super::*;
+
+    #[test]
+    fn a_file_stays_until_it_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let journals = Journals::in_folder(&folder.path().join("a/b")).unwrap();
+        let name = DeviceName { type_name: "mqblk".into(), front: DomainId(1), devid: 51712 };
+        journals.open(&name, 0).unwrap().write_all(b"x").unwrap();
+        let mut file = journals.open(&name, 0).unwrap();
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "x");
+        assert!(folder.path().join("a/b/mqblk-1-51712-0").exists());
+        journals.remove(&name, 4);
+        assert_eq!(journals.open(&name, 0).unwrap().metadata().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn other_things_in_its_place_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let journals = Journals::in_folder(folder.path()).unwrap();
+        let name = DeviceName { type_name: "mqblk".into(), front: DomainId(1), devid: 51712 };
+        std::fs::create_dir(folder.path().join("mqblk-1-51712-0")).unwrap();
+        std::os::unix::fs::symlink("/dev/null", folder.path().join("mqblk-1-51712-1")).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            folder.path().join("mqblk-1-51712-2"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        for ring in 0..3 {
+            let error = journals.open(&name, ring).unwrap_err().to_string();
+            assert!(error.contains(&format!("mqblk-1-51712-{ring}")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,289 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const STATES: [State; 9] = [
+    State::Unknown,
+    State::Initialising,
+    State::InitWait,
+    State::Initialised,
+    State::Connected,
+    State::Closing,
+    State::Closed,
+    State::Reconfiguring,
+    State::Reconfigured,
+];
+
+/// Everything that can be seen.
+fn all() -> impl Iterator<Item = Seen> {
+    let backends = STATES.into_iter().map(Some).chain([None]);
+    backends.flat_map(|backend| {
+        STATES
+            .into_iter()
+            .flat_map(move |frontend| [false, true].into_iter().map(move |online| Seen { backend, frontend, online }))
+    })
+}
+
+fn seen(backend: State, frontend: State, online: bool) -> Seen {
+    Seen { backend: Some(backend), frontend, online }
+}
+
+/// A device as its effects leave it. What must never be, panics.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct World {
+    phase: Option<Phase>,
+    rings: bool,
+    storage: bool,
+    backend: Option<State>,
+    connects: u32,
+}
+
+impl World {
+    fn fresh(backend: Option<State>) -> World {
+        World { phase: Some(Phase::Found), rings: false, storage: false, backend, connects: 0 }
+    }
+
+    fn write(&mut self, state: State) {
+        assert!(self.backend.is_some(), "a directory that is gone is written to");
+        self.backend = Some(state);
+    }
+
+    fn apply(&mut self, effect: Effect) {
+        match effect {
+            TearDown => self.rings = false,
+            CloseStorage => {
+                assert!(!self.rings, "storage is closed under rings");
+                self.storage = false;
+            }
+            OpenStorage => {
+                assert!(!self.storage, "storage is opened twice");
+                self.storage = true;
+            }
+            Offer => {
+                assert!(self.storage && !self.rings, "rings are offered without storage or while there are some");
+                self.write(State::InitWait);
+            }
+            Connect { .. } => {
+                assert!(self.storage, "rings without storage");
+                assert!(!self.rings, "two connections at once");
+                self.rings = true;
+                self.connects += 1;
+            }
+            Describe => {
+                assert!(self.rings, "connected without rings");
+                self.write(State::Connected);
+            }
+            Announce(state) => {
+                assert!(state != State::Closed || !self.rings, "closed with rings");
+                self.write(state);
+            }
+        }
+    }
+
+    /// Runs a step; the effect numbered `fails` fails.
+    fn run(&mut self, step: Step, fails: Option<usize>) {
+        for (number, effect) in step.effects.iter().enumerate() {
+            if fails == Some(number) && !matches!(effect, TearDown | CloseStorage) {
+                let rescue = if self.backend.is_some() { FAILED } else { GONE };
+                rescue.effects.iter().for_each(|effect| self.apply(*effect));
+                self.phase = rescue.then;
+                return;
+            }
+            self.apply(*effect);
+        }
+        self.phase = step.then;
+    }
+
+    fn check(&self) {
+        let Some(phase) = self.phase else {
+            assert!(!self.rings && !self.storage, "{self:?} is forgotten with something left");
+            return;
+        };
+        assert_eq!(self.rings, phase.has_rings(), "{self:?}");
+        assert_eq!(self.storage, phase.has_storage(), "{self:?}");
+    }
+}
+
+/// From every phase, with everything that can be seen, with every effect failing: no rule is broken, and the phase says what
+/// there is.
+#[test]
+fn every_step_keeps_the_rules() {
+    let mut steps = 0;
+    for phase in Phase::ALL {
+        for now in all() {
+            let Some(step) = next(phase, now) else { continue };
+            for fails in (0..step.effects.len()).map(Some).chain([None]) {
+                let world = World {
+                    phase: Some(phase),
+                    rings: phase.has_rings(),
+                    storage: phase.has_storage(),
+                    backend: now.backend,
+                    connects: 0,
+                };
+                let mut after = world.clone();
+                after.run(step, fails);
+                after.check();
+                assert!(after.connects <= 1);
+                steps += 1;
+            }
+        }
+    }
+    assert!(steps > 1000, "{steps}");
+}
+
+/// What was done is not done again: with the same things seen (and our own state as it was written), a device comes to rest.
+#[test]
+fn every_device_comes_to_rest() {
+    for phase in Phase::ALL {
+        for now in all() {
+            let mut world = World {
+                phase: Some(phase),
+                rings: phase.has_rings(),
+                storage: phase.has_storage(),
+                backend: now.backend,
+                connects: 0,
+            };
+            let mut steps = 0;
+            while let Some(phase) = world.phase
+                && let Some(step) = next(phase, Seen { backend: world.backend, ..now })
+            {
+                world.run(step, None);
+                steps += 1;
+                assert!(steps <= 4, "{phase:?} {now:?} goes round in circles: {world:?}");
+            }
+            world.check();
+        }
+    }
+}
+
+/// A frontend cannot make a device that fails fail for ever by doing nothing.
+#[test]
+fn a_failure_is_not_tried_again_by_itself() {
+    for phase in Phase::ALL {
+        for now in all() {
+            let mut world = World {
+                phase: Some(phase),
+                rings: phase.has_rings(),
+                storage: phase.has_storage(),
+                backend: now.backend,
+                connects: 0,
+            };
+            let mut steps = 0;
+            while let Some(phase) = world.phase
+                && let Some(step) = next(phase, Seen { backend: world.backend, ..now })
+            {
+                let fails = step.effects.iter().position(|effect| matches!(effect, OpenStorage | Connect { .. }));
+                world.run(step, fails);
+                steps += 1;
+                assert!(steps <= 4, "{phase:?} {now:?} fails in circles: {world:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_starts_serves_and_ends() {
+    use State::*;
+    assert_eq!(next(Phase::Found, seen(Initialising, Initialising, true)), Some(PREPARE));
+    assert_eq!(next(Phase::Waiting, seen(InitWait, Initialising, true)), None);
+    for published in [Initialised, Connected] {
+        assert_eq!(next(Phase::Waiting, seen(InitWait, published, true)), Some(CONNECT));
+        assert_eq!(next(Phase::Connected, seen(Connected, published, true)), None, "a repeat is ignored");
+    }
+    assert_eq!(next(Phase::Connected, seen(Connected, Closing, true)), Some(LEAVE));
+    assert_eq!(next(Phase::Leaving, seen(Closing, Closing, true)), None);
+    assert_eq!(next(Phase::Leaving, seen(Closing, Closed, true)), Some(CLOSED));
+    assert_eq!(next(Phase::Closed, seen(Closed, Closed, true)), None);
+    assert_eq!(next(Phase::Closed, seen(Closed, Initialising, true)), Some(PREPARE));
+    assert_eq!(PREPARE.effects.last(), Some(&Offer), "which writes 2");
+}
+
+#[test]
+fn a_toolstack_detaches() {
+    use State::*;
+    // In use: served until the guest lets go.
+    assert_eq!(next(Phase::Connected, seen(Closing, Connected, false)), Some(NOTE_LEAVING));
+    assert_eq!(next(Phase::Leaving, seen(Closing, Connected, false)), None);
+    assert_eq!(next(Phase::Leaving, seen(Closing, Closed, false)), Some(CLOSED));
+    assert_eq!(next(Phase::Closed, seen(Closed, Closed, false)), None);
+    assert_eq!(next(Phase::Closed, seen(Closed, Initialising, false)), None, "it is to go");
+    // Not in use: at once, also when it was closed long ago.
+    for phase in [Phase::Waiting, Phase::Closing, Phase::Closed] {
+        assert_eq!(next(phase, seen(Closing, Initialising, false)), Some(CLOSED), "{phase:?}");
+    }
+    assert_eq!(next(Phase::Closed, seen(Closing, Closed, false)), Some(CLOSED));
+    // Without a word.
+    for phase in Phase::ALL {
+        assert_eq!(next(phase, Seen { backend: None, frontend: Connected, online: true }), Some(GONE));
+    }
+}
+
+#[test]
+fn a_process_finds_what_another_left() {
+    use State::*;
+    for frontend in [Initialised, Connected, Closing] {
+        assert_eq!(next(Phase::Found, seen(Connected, frontend, true)), Some(RESUME));
+        assert_eq!(next(Phase::Found, seen(Closing, frontend, false)), Some(RESUME_LEAVING));
+    }
+    assert_eq!(next(Phase::Found, seen(Connected, Initialising, true)), Some(PREPARE));
+    assert_eq!(next(Phase::Found, seen(Connected, Closed, true)), Some(CLOSED));
+    assert_eq!(next(Phase::Found, seen(Connected, Unknown, true)), Some(CLOSED));
+    assert_eq!(next(Phase::Found, seen(InitWait, Initialised, true)), Some(PREPARE));
+    assert_eq!(next(Phase::Found, seen(Closed, Closed, true)), Some(NOTE_CLOSED));
+    assert_eq!(next(Phase::Found, seen(Closed, Initialising, true)), Some(PREPARE));
+    assert_eq!(next(Phase::Found, seen(Initialising, Unknown, true)), None, "the other half is yet to come");
+}
+
+#[test]
+fn a_frontend_that_starts_anew_gets_new_rings() {
+    use State::*;
+    assert_eq!(next(Phase::Connected, seen(Connected, Initialising, true)), Some(RESET));
+    assert_eq!(next(Phase::Leaving, seen(Closing, Initialising, true)), Some(RESET));
+    assert_eq!(next(Phase::Connected, seen(Connected, Initialising, false)), Some(CLOSED));
+    assert_eq!(RESET.effects.first(), Some(&TearDown));
+}
+
+proptest! {
+    /// Frontends and toolstacks that write anything at any time, failures anywhere: the rules hold, and in the end a
+    /// well-behaved frontend is served.
+    #[test]
+    fn random_flips(
+        flips in proptest::collection::vec((0..9usize, any::<bool>(), 0..24u8, proptest::option::weighted(0.2, 0..4usize)), 0..200),
+    ) {
+        let mut world = World::fresh(Some(State::Initialising));
+        let step_on = |world: &mut World, frontend: State, online: bool, fails: Option<usize>| {
+            let phase = world.phase.unwrap_or(Phase::Found);
+            if world.phase.is_none() {
+                if world.backend.is_none() {
+                    return false;
+                }
+                *world = World { phase: Some(Phase::Found), connects: world.connects, ..World::fresh(world.backend) };
+            }
+            let Some(step) = next(phase, Seen { backend: world.backend, frontend, online }) else { return false };
+            world.run(step, fails);
+            world.check();
+            true
+        };
+        for (frontend, online, toolstack, fails) in flips {
+            match toolstack {
+                0 => world.backend = None,
+                1 => world.backend = Some(State::Initialising),
+                2 => world.backend = Some(State::Closing),
+                3 => world.backend = Some(STATES[usize::from(toolstack) + frontend / 2]),
+                _ => {}
+            }
+            step_on(&mut world, STATES[frontend], online, fails);
+        }
+        // The toolstack makes it anew, and the frontend does as it should.
+        world.backend = Some(State::Initialising);
+        for frontend in [State::Initialising, State::Initialised, State::Connected] {
+            let mut steps = 0;
+            while step_on(&mut world, frontend, true, None) {
+                steps += 1;
+                prop_assert!(steps < 8);
+            }
+        }
+        prop_assert_eq!(world.phase, Some(Phase::Connected));
+        prop_assert_eq!(world.backend, Some(State::Connected));
+    }
+}

@@ -1,0 +1,192 @@
+//! What a backend writes of itself, before it waits for rings and before it is connected.
+
+use mqblk_core::{Geometry, Limits};
+use mqblk_xen::vbd::keys;
+
+use crate::frontend::Bounds;
+
+/// A key and its value; `None`: the key is not to be there.
+pub type Pair = (&'static str, Option<String>);
+
+/// What a frontend may use of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Rings.
+    pub bounds: Bounds,
+    /// Most segments of an indirect request; 0: there are none.
+    pub indirect_segments: u16,
+    /// Persistent grants.
+    pub persistent: bool,
+    /// The disk has a cache that a flush empties.
+    pub flush: bool,
+    /// Writes that everything is ordered by.
+    pub barrier: bool,
+    /// Discard.
+    pub discard: bool,
+}
+
+impl Offer {
+    /// The keys before state 2.
+    pub fn before_waiting(&self) -> Vec<Pair> {
+        let Bounds { queues, ring_order } = self.bounds;
+        let segments = (self.indirect_segments > 0).then(|| self.indirect_segments.to_string());
+        vec![
+            (keys::MULTI_QUEUE_MAX_QUEUES, Some(queues.to_string())),
+            (keys::MAX_RING_PAGE_ORDER, Some(ring_order.to_string())),
+            (keys::MAX_RING_PAGES, Some((1_u32 << ring_order).to_string())),
+            (keys::FEATURE_MAX_INDIRECT_SEGMENTS, segments),
+        ]
+    }
+
+    /// The keys before state 4.
+    pub fn before_connected(&self, disk: &Description) -> Vec<Pair> {
+        let Description { geometry, limits, .. } = disk;
+        let granularity = limits.discard.filter(|_| self.discard).map(|discard| discard.granularity.0);
+        let flag = |on: bool| Some(u8::from(on).to_string());
+        let mut pairs = vec![
+            (keys::FEATURE_FLUSH_CACHE, flag(self.flush)),
+            (keys::FEATURE_BARRIER, flag(self.barrier)),
+            (keys::FEATURE_PERSISTENT, flag(self.persistent)),
+            (keys::FEATURE_DISCARD, flag(granularity.is_some())),
+            (keys::DISCARD_GRANULARITY, granularity.map(|bytes| bytes.to_string())),
+            (keys::DISCARD_ALIGNMENT, granularity.map(|_| 0.to_string())),
+            // No storage of ours promises that discarded data is gone for good.
+            (keys::DISCARD_SECURE, granularity.map(|_| 0.to_string())),
+            (keys::SECTOR_SIZE, Some(geometry.logical_block.bytes().to_string())),
+            (keys::PHYSICAL_SECTOR_SIZE, Some(geometry.physical_block.bytes().to_string())),
+            (keys::INFO, Some(disk.info().to_string())),
+        ];
+        pairs.push(disk.sectors());
+        pairs
+    }
+}
+
+/// What a disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// What it looks like.
+    pub geometry: Geometry,
+    /// What it can do.
+    pub limits: Limits,
+    /// The guest shall take it for a CD-ROM.
+    pub cdrom: bool,
+    /// Its medium may change.
+    pub removable: bool,
+}
+
+impl Description {
+    fn info(&self) -> u32 {
+        let bits = [
+            (self.cdrom, keys::INFO_CDROM),
+            (self.removable, keys::INFO_REMOVABLE),
+            (self.geometry.read_only, keys::INFO_READ_ONLY),
+        ];
+        bits.into_iter().filter(|(set, _)| *set).fold(0, |info, (_, bit)| info | bit)
+    }
+
+    /// How large it is, in units of 512 bytes whatever its blocks are. A part of a block at its end is nobody's.
+    pub fn sectors(&self) -> Pair {
+        (keys::SECTORS, Some(self.geometry.size.sectors().0.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mqblk_core::{BlockSize, ByteLen, DiscardLimits};
+
+    use super::*;
+
+    const OFFER: Offer = Offer {
+        bounds: Bounds { queues: 4, ring_order: 2 },
+        indirect_segments: 256,
+        persistent: true,
+        flush: true,
+        barrier: true,
+        discard: true,
+    };
+
+    fn disk() -> Description {
+        let geometry = Geometry {
+            size: ByteLen(1 << 20),
+            logical_block: BlockSize::B512,
+            physical_block: BlockSize::B4096,
+            alignment_offset: 0,
+            min_io: ByteLen(0),
+            opt_io: ByteLen(0),
+            read_only: false,
+        };
+        let limits = Limits {
+            max_transfer: ByteLen(1 << 20),
+            max_segments: 256,
+            discard: Some(DiscardLimits { granularity: ByteLen(4096), max_len: ByteLen(1 << 30) }),
+            write_zeroes: None,
+            volatile_cache: true,
+            cost_per_request: true,
+            uses_fixed_buffers: false,
+        };
+        Description { geometry, limits, cdrom: false, removable: false }
+    }
+
+    fn value(pairs: &[Pair], key: &str) -> Option<String> {
+        let found: Vec<_> = pairs.iter().filter(|(name, _)| *name == key).collect();
+        assert_eq!(found.len(), 1, "{key}");
+        found[0].1.clone()
+    }
+
+    #[test]
+    fn rings_are_offered_first() {
+        let pairs = OFFER.before_waiting();
+        for (key, want) in [
+            ("multi-queue-max-queues", Some("4")),
+            ("max-ring-page-order", Some("2")),
+            ("max-ring-pages", Some("4")),
+            ("feature-max-indirect-segments", Some("256")),
+        ] {
+            assert_eq!(value(&pairs, key).as_deref(), want, "{key}");
+        }
+        let none = Offer { indirect_segments: 0, ..OFFER }.before_waiting();
+        assert_eq!(value(&none, "feature-max-indirect-segments"), None, "absent, not 0");
+    }
+
+    #[test]
+    fn the_disk_is_described_then() {
+        let pairs = OFFER.before_connected(&disk());
+        for (key, want) in [
+            ("feature-flush-cache", Some("1")),
+            ("feature-barrier", Some("1")),
+            ("feature-persistent", Some("1")),
+            ("feature-discard", Some("1")),
+            ("discard-granularity", Some("4096")),
+            ("discard-alignment", Some("0")),
+            ("discard-secure", Some("0")),
+            ("sectors", Some("2048")),
+            ("sector-size", Some("512")),
+            ("physical-sector-size", Some("4096")),
+            ("info", Some("0")),
+        ] {
+            assert_eq!(value(&pairs, key).as_deref(), want, "{key}");
+        }
+        let mut other = disk();
+        other.geometry.read_only = true;
+        other.geometry.logical_block = BlockSize::B4096;
+        other.geometry.size = ByteLen((1 << 20) + 700);
+        (other.cdrom, other.removable, other.limits.discard) = (true, true, None);
+        let pairs = Offer { flush: false, barrier: false, persistent: false, ..OFFER }.before_connected(&other);
+        for (key, want) in [
+            ("feature-flush-cache", Some("0")),
+            ("feature-barrier", Some("0")),
+            ("feature-persistent", Some("0")),
+            ("feature-discard", Some("0")),
+            ("discard-granularity", None),
+            ("sectors", Some("2049")),
+            ("sector-size", Some("4096")),
+            ("info", Some("7")),
+        ] {
+            assert_eq!(value(&pairs, key).as_deref(), want, "{key}");
+        }
+        assert_eq!(
+            value(&Offer { discard: false, ..OFFER }.before_connected(&disk()), "feature-discard").unwrap(),
+            "0"
+        );
+    }
+}

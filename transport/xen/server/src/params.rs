@@ -1,0 +1,79 @@
+//! What a device's `params` key names.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use mqblk_core::ByteLen;
+use mqblk_core::settings::parse_size;
+
+/// What is behind a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Params {
+    /// A file or a block device.
+    File(PathBuf),
+    /// Null storage of this size.
+    Null(ByteLen),
+    /// A disk of the program's configuration, by its id.
+    Disk(String),
+}
+
+impl Params {
+    /// Reads `file:PATH`, `null:SIZE` or `mqblk:ID`.
+    ///
+    /// # Errors
+    /// When it is something else: what was found, and what was expected.
+    pub fn parse(text: &str) -> Result<Params, String> {
+        let wrong = |expected: &str| {
+            let found: String = text.chars().take(100).collect();
+            Err(format!("params: found {found:?}, expected {expected}"))
+        };
+        match text.split_once(':') {
+            Some(("file", path)) if path.starts_with('/') && !path.contains('\0') => Ok(Params::File(path.into())),
+            Some(("file", _)) => wrong("file: with a path that starts with /"),
+            Some(("null", size)) => match parse_size(size) {
+                Some(size) if size > ByteLen::ZERO => Ok(Params::Null(size)),
+                _ => wrong("null: with a size such as 10G"),
+            },
+            Some(("mqblk", id)) if !id.is_empty() => Ok(Params::Disk(id.to_owned())),
+            _ => wrong("file:PATH, null:SIZE or mqblk:DISK-ID"),
+        }
+    }
+}
+
+impl fmt::Display for Params {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Params::File(path) => write!(f, "file:{}", path.display()),
+            Params::Null(size) => write!(f, "null:{}", size.0),
+            Params::Disk(id) => write!(f, "mqblk:{id}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms() {
+        for text in ["file:/srv/a.img", "file:/srv/a:b", "null:4096", "mqblk:data"] {
+            assert_eq!(Params::parse(text).unwrap().to_string(), text);
+        }
+        assert_eq!(Params::parse("null:1G"), Ok(Params::Null(ByteLen(1 << 30))));
+        for (text, want) in [
+            ("", "params: found \"\", expected file:PATH, null:SIZE or mqblk:DISK-ID"),
+            ("/srv/a.img", "expected file:PATH, null:SIZE or mqblk:DISK-ID"),
+            ("raw:/srv/a.img", "expected file:PATH, null:SIZE or mqblk:DISK-ID"),
+            ("file:a.img", "expected file: with a path that starts with /"),
+            ("file:", "expected file: with a path"),
+            ("null:", "expected null: with a size such as 10G"),
+            ("null:0", "expected null: with a size"),
+            ("null:-1", "expected null: with a size"),
+            ("mqblk:", "expected file:PATH"),
+        ] {
+            let error = Params::parse(text).unwrap_err();
+            assert!(error.contains(want), "{text}: {error}");
+        }
+        assert!(Params::parse(&"x".repeat(4000)).unwrap_err().len() < 200);
+    }
+}

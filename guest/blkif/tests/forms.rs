@@ -85,7 +85,8 @@ fn reads_bring_the_right_bytes_and_nothing_else() {
             back.run();
             assert_eq!(front.responses(), [(id, o::READ, status::OKAY)], "{what}");
             assert_eq!(gather(&domain, &segments), patterns(sector, sectors(&segments), 0), "{what}");
-            let touched: usize = (1..=11).map(|page| domain.read(page, 0, PAGE)).flatten().filter(|byte| *byte == 0xee).count();
+            let touched: usize =
+                (1..=11).map(|page| domain.read(page, 0, PAGE)).flatten().filter(|byte| *byte == 0xee).count();
             let outside = 11 * PAGE - sectors(&segments) * SECTOR;
             assert!(touched as u64 >= outside, "{what}: bytes outside the segments were written");
             assert!(mapped_for_good || domain.mapped() == 0, "{what}");
@@ -288,7 +289,10 @@ fn bad_forms() -> Vec<Bad> {
         }
         request
     };
-    let named = |operation: u8| Request { operation, ..Request { what: mqblk_ring::blkif::What::Unknown, ..direct(1, 0, 0, &[]) } };
+    let named = |operation: u8| Request {
+        operation,
+        ..Request { what: mqblk_ring::blkif::What::Unknown, ..direct(1, 0, 0, &[]) }
+    };
     vec![
         // Numbers of segments.
         (none, direct(1, o::READ, 0, &[]), error),
@@ -450,7 +454,12 @@ fn grants_that_fail_in_the_middle_fail_their_request_only() {
     domain.change(2, |grant| grant.copy_status = Some(GrantStatus(-9)));
     for id in 1..=4_u32 {
         front.put(&direct(u64::from(id), o::READ, 0, &[segment(id, 0, 7), segment(id + 4, 0, 7)]));
-        front.put(&direct(u64::from(id) + 10, o::WRITE, 100 * u64::from(id), &[segment(id, 0, 7), segment(id + 4, 0, 7)]));
+        front.put(&direct(
+            u64::from(id) + 10,
+            o::WRITE,
+            100 * u64::from(id),
+            &[segment(id, 0, 7), segment(id + 4, 0, 7)],
+        ));
     }
     let _ = front.ring.publish();
     back.pull_all();

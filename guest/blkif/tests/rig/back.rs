@@ -1,15 +1,15 @@
 //! The back end of a ring, stepped by hand as a worker would, over a disk in memory.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use mqblk_blkif::journal::{Journal, JournalSlot};
 use mqblk_blkif::{BlkifQueue, BlkifToken, RingParts, Vbd};
 use mqblk_core::units::in_range;
 use mqblk_core::{
-    Armed, ByteLen, ByteOffset, Completed, DiskSlot, EventChannel, GuestQueue, Intake, Lane, Notify, Op, Outcome, Pulled,
-    Wake,
+    Armed, ByteLen, ByteOffset, Completed, DiskSlot, EventChannel, GuestQueue, Intake, Lane, Notify, Op, Outcome,
+    Pulled, Wake,
 };
 use mqblk_memory::{Buffer, BufferPool, Mapping, PooledLane};
 use mqblk_ring::blkif::{Position, RawRequest};

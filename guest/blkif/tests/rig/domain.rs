@@ -6,7 +6,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use mqblk_memory::{
-    CopyDirection, GrantAccess, GrantCopy, GrantRef, GrantStatus, GuestAddress, GuestMemory, PageArena, PageSlot, Region,
+    CopyDirection, GrantAccess, GrantCopy, GrantRef, GrantStatus, GuestAddress, GuestMemory, PageArena, PageSlot,
+    Region,
 };
 
 use super::PAGE;
@@ -139,7 +140,9 @@ impl GrantAccess for Access {
             copy.status = match table.grants.get(&gref.0) {
                 None => GrantStatus::BAD_REF,
                 Some(Grant { copy_status: Some(status), .. }) => *status,
-                Some(Grant { writable: false, .. }) if direction == CopyDirection::ToGrant => GrantStatus::GENERAL_ERROR,
+                Some(Grant { writable: false, .. }) if direction == CopyDirection::ToGrant => {
+                    GrantStatus::GENERAL_ERROR
+                }
                 Some(grant) => {
                     let bytes = &mut bytes[..len.into()];
                     let theirs = GuestAddress(u64::from(grant.page) * PAGE + u64::from(offset));
@@ -164,7 +167,11 @@ impl GrantAccess for Access {
             return Err(einval("told to"));
         }
         let allowed = |gref: &GrantRef| {
-            table.grants.get(&gref.0).filter(|grant| !grant.no_map && (grant.writable || !writable)).map(|grant| grant.page)
+            table
+                .grants
+                .get(&gref.0)
+                .filter(|grant| !grant.no_map && (grant.writable || !writable))
+                .map(|grant| grant.page)
         };
         let pages: Option<Vec<u32>> = refs.iter().map(allowed).collect();
         let pages = pages.ok_or_else(|| einval("a grant is not there or not so allowed"))?;

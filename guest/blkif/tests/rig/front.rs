@@ -76,7 +76,14 @@ impl Front {
     }
 
     /// Writes segments into pages that are granted as `grefs`, and names them.
-    pub fn send_indirect(&mut self, id: u64, inner: u8, sector: u64, segments: &[Segment], grefs: &[(u32, u32)]) -> bool {
+    pub fn send_indirect(
+        &mut self,
+        id: u64,
+        inner: u8,
+        sector: u64,
+        segments: &[Segment],
+        grefs: &[(u32, u32)],
+    ) -> bool {
         self.write_segments(segments, grefs);
         let refs: Vec<u32> = grefs.iter().map(|(gref, _)| *gref).collect();
         self.send(&indirect(id, inner, sector, segments.len() as u16, &refs))

@@ -11,7 +11,7 @@ use mqblk_core::{
     Armed, ByteLen, ByteOffset, Completed, DiskSlot, EventChannel, GuestQueue, Intake, Lane, Notify, Op, Outcome,
     Pulled, Wake,
 };
-use mqblk_memory::{Buffer, BufferPool, Mapping, PooledLane};
+use mqblk_memory::{Buffer, BufferPool, GrantAccess, Mapping, PooledLane};
 use mqblk_ring::blkif::{Position, RawRequest};
 
 use super::domain::Domain;
@@ -152,11 +152,22 @@ impl Back {
         journal: Option<Journal>,
         replay: Vec<(JournalSlot, RawRequest)>,
     ) -> Back {
+        Back::with_grants(vbd, domain.access(), front, position, journal, replay)
+    }
+
+    pub fn with_grants(
+        vbd: &Arc<Vbd>,
+        grants: Box<dyn GrantAccess>,
+        front: &Front,
+        position: Position,
+        journal: Option<Journal>,
+        replay: Vec<(JournalSlot, RawRequest)>,
+    ) -> Back {
         let mut lane = TestLane::default();
         let (channel, bell) = (Arc::<Channel>::default(), Arc::<Bell>::default());
         let parts = RingParts {
             ring: front.back_end(position),
-            grants: domain.access(),
+            grants,
             channel: Box::new(ChannelEnd(Arc::clone(&channel))),
             waker: Arc::clone(&bell) as Arc<dyn Wake>,
             journal,

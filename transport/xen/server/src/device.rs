@@ -102,6 +102,8 @@ pub(crate) struct Device {
     pub(crate) frontend: String,
     error: String,
     opened: Option<Opened>,
+    /// Of the disk that was open last, which most often is the next one too.
+    figures: Option<Arc<Figures>>,
     /// What the connected frontend was offered.
     offered: Option<Offer>,
 }
@@ -122,12 +124,34 @@ impl Device {
         let own = host.xen.domain();
         let backend = vbd::backend(own, &name.type_name, name.front, name.devid);
         let error = vbd::backend_error(own, &name.type_name, name.front, name.devid);
-        Device { name, backend, frontend, error, opened: None, offered: None }
+        Device { name, backend, frontend, error, opened: None, figures: None, offered: None }
     }
 
-    /// Whether it may have rings that want to be tended.
+    /// What is counted of it, if it has an open disk.
     pub(crate) fn figures(&self) -> Option<&Arc<Figures>> {
         self.opened.as_ref().map(|opened| &opened.figures)
+    }
+
+    /// The figures of a disk: they go on where the same disk was open before.
+    fn figures_of(&mut self, host: &Host, backing: &Backing) -> Arc<Figures> {
+        let queues = usize::from(backing.settings.bounds.queues);
+        if let Some(figures) = &self.figures
+            && (figures.id == backing.id && figures.queue_map.len() == queues)
+        {
+            return Arc::clone(figures);
+        }
+        self.forget_figures(host);
+        let queue_map = host.registry.queue_map(&backing.settings, host.engine.workers());
+        let (id, storage) = (backing.id.clone(), backing.storage.clone());
+        let figures = Arc::new(Figures::new(self.name.clone(), id, storage, backing.plug, queue_map));
+        host.registry.add(&figures);
+        Arc::clone(self.figures.insert(figures))
+    }
+
+    fn forget_figures(&mut self, host: &Host) {
+        if let Some(figures) = self.figures.take() {
+            host.registry.remove(&figures);
+        }
     }
 
     /// Does a task. Where that leads: the phase, `None` when the device is forgotten.
@@ -143,7 +167,7 @@ impl Device {
             }
             Task::Stop => {
                 self.tear_down(None);
-                self.close_storage(host);
+                self.close_storage();
                 Some(phase)
             }
         }
@@ -167,7 +191,10 @@ impl Device {
         }
         match step.then {
             Some(phase) => tracing::debug!(device = %self.name, ?phase, "step"),
-            None => tracing::info!(device = %self.name, "forgotten"),
+            None => {
+                self.forget_figures(host);
+                tracing::info!(device = %self.name, "forgotten");
+            }
         }
         step.then
     }
@@ -182,6 +209,9 @@ impl Device {
                 Err(Failure::Error(_, why)) => tracing::warn!(device = %self.name, ?effect, "{why}"),
             }
         }
+        if then.is_none() {
+            self.forget_figures(host);
+        }
         then
     }
 
@@ -192,7 +222,7 @@ impl Device {
                 return Ok(());
             }
             Effect::CloseStorage => {
-                self.close_storage(host);
+                self.close_storage();
                 return Ok(());
             }
             _ => {}
@@ -287,27 +317,23 @@ impl Device {
         let backing = host.opener.open(&params, &self.name, read_only);
         let backing = backing.map_err(|why| Failure::Error(NO_DEVICE, why))?;
         let geometry = backing.disk.geometry();
-        let queue_map = host.registry.queue_map(&backing.settings, host.engine.workers());
-        let (id, storage) = (backing.id.clone(), backing.storage.clone());
+        let figures = self.figures_of(host, &backing);
         tracing::info!(
             device = %self.name,
-            disk = id,
+            disk = backing.id,
             %params,
             size = %geometry.size,
             read_only = geometry.read_only || read_only,
-            queues = queue_map.len(),
+            queues = figures.queue_map.len(),
             "serving"
         );
-        let figures = Arc::new(Figures::new(self.name.clone(), id, storage, backing.plug, queue_map));
-        host.registry.add(&figures);
         self.opened = Some(Opened { backing, figures, read_only, discard, cdrom, removable });
         Ok(())
     }
 
-    fn close_storage(&mut self, host: &Host) {
+    fn close_storage(&mut self) {
         self.offered = None;
         let Some(opened) = self.opened.take() else { return };
-        host.registry.remove(&opened.figures);
         if let Err(error) = opened.backing.disk.sync() {
             tracing::error!(device = %self.name, %error, "flush");
         }
@@ -359,7 +385,7 @@ impl Device {
             name: &self.name,
             backing: &opened.backing,
             queue_map: &opened.figures.queue_map,
-            journals: host.journals.as_ref(),
+            journals: host.journals.as_ref().filter(|_| settings.journal),
             resume,
             on_broken: self.tell_broken(host),
         };

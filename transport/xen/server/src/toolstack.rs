@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use mqblk_memory::DomainId;
+use mqblk_xen::XenError;
 use mqblk_xen::store::{Access, Permission, Store, StoreError, Transaction};
 use mqblk_xen::vbd::{self, State, keys};
 
@@ -15,6 +16,9 @@ pub enum ToolError {
     /// Xenstore refuses.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// There is no way to xenstore.
+    #[error(transparent)]
+    Xen(#[from] XenError),
     /// The domain is not there.
     #[error("domid: found {0}, expected a domain that is there")]
     NoDomain(u16),

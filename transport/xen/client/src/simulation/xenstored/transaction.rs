@@ -95,6 +95,14 @@ impl Transaction {
     /// The tree to look at a node in.
     pub(super) fn look(&mut self, path: &str, actor: Actor) -> Result<&Tree, Refusal> {
         self.touch(path, actor)?;
+        // Whether one may know that a node is missing is for the next one above it to say.
+        let mut path = path;
+        while self.view.find(path).is_none()
+            && let Some(above) = parent(path)
+        {
+            self.touch(above, actor)?;
+            path = above;
+        }
         Ok(&self.view)
     }
 

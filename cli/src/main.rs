@@ -7,6 +7,7 @@ mod lun;
 mod serve;
 mod stat;
 mod table;
+mod xen;
 
 use std::process::ExitCode;
 
@@ -26,7 +27,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve disk images and block devices over vhost-user sockets: virtio-blk and virtio-scsi
+    /// Serve disk images and block devices: virtio-blk and virtio-scsi over vhost-user sockets, and Xen guests
     Serve(serve::Args),
 
     /// Load a disk through the userspace driver and measure it
@@ -40,6 +41,9 @@ enum Command {
 
     /// Add, remove, resize and list the LUNs of a running daemon
     Lun(lun::Args),
+
+    /// Attach, detach, resize and list disks of Xen guests
+    Xen(xen::Args),
 }
 
 fn main() -> ExitCode {
@@ -53,5 +57,6 @@ fn main() -> ExitCode {
         Command::Plot(args) => mqblk_bench::plot::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Lun(args) => lun::run(args),
+        Command::Xen(args) => xen::run(args),
     }
 }

@@ -68,7 +68,7 @@ fn what_a_request_costs() -> Result<()> {
     for persistent in [true, false] {
         guest.load_blkfront(Blkfront { persistent, ..Blkfront::default() })?;
         let node = host.null_device(2)?;
-        host.attach_kernel_disk(&guest, "xvda", &node)?;
+        host.attach_kernel_disk(&guest, "xvda", &node, "w")?;
         guest.wait_disk("xvda")?;
         let cost = measure(&mut host, &mut guest)?;
         table += &format!("kernel persistent={persistent}: {cost:?}\n");

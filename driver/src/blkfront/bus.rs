@@ -72,7 +72,7 @@ impl Bus {
     }
 
     fn state_of(&mut self, directory: &str) -> Result<State, DriverError> {
-        Ok(State::parse(self.store.read(&format!("{directory}/{}", keys::STATE))?.as_deref()))
+        Ok(read_state(&mut self.store, &format!("{directory}/{}", keys::STATE))?)
     }
 
     /// The back-end's state.
@@ -200,6 +200,15 @@ impl Bus {
     }
 }
 
+/// The state at `key`; unknown where it cannot be read. What has been removed is not for all domains to know.
+fn read_state(store: &mut Store, key: &str) -> Result<State, StoreError> {
+    match store.read(key) {
+        Ok(value) => Ok(State::parse(value.as_deref())),
+        Err(error) if error.errno() == "EACCES" => Ok(State::Unknown),
+        Err(error) => Err(error),
+    }
+}
+
 impl Drop for Bus {
     fn drop(&mut self) {
         if self.polite && matches!(self.state, State::Initialised | State::Connected | State::Closing) {
@@ -218,12 +227,13 @@ pub struct Lifeline {
 }
 
 impl Lifeline {
-    /// Waits until the back-end is not connected any more, for at most `limit`. Whether it is.
+    /// Waits until the back-end lets go of the device or is removed, for at most `limit`. Whether it has.
     pub fn wait_gone(&mut self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         while !self.gone {
             match self.look(deadline.saturating_duration_since(Instant::now())) {
-                Ok(Some(state)) => self.gone = state != State::Connected,
+                // The others mean nothing to a frontend that is connected.
+                Ok(Some(state)) => self.gone = matches!(state, State::Closing | State::Closed | State::Unknown),
                 Ok(None) => return false,
                 // Without xenstore nobody can say; what is in flight is told by the rings.
                 Err(error) => {
@@ -238,7 +248,7 @@ impl Lifeline {
 
     fn look(&mut self, limit: Duration) -> Result<Option<State>, StoreError> {
         match self.store.next_event(Some(limit))? {
-            Some(_) => Ok(Some(State::parse(self.store.read(&self.key)?.as_deref()))),
+            Some(_) => read_state(&mut self.store, &self.key).map(Some),
             None => Ok(None),
         }
     }

@@ -11,22 +11,25 @@
 
 mod bus;
 mod device;
+#[cfg(test)]
+mod device_tests;
 mod keys;
 #[cfg(any(test, feature = "model"))]
 pub mod model;
 mod outstanding;
 mod queue;
+#[cfg(test)]
+mod queue_tests;
 #[cfg(any(test, feature = "model"))]
 pub mod raw;
 mod segments;
 mod set;
-#[cfg(test)]
-mod tests;
 pub mod toolstack;
 
 pub use bus::Lifeline;
 pub use device::{Change, Device, Options};
 pub use keys::{Discard, Info};
+pub use mqblk_ring::blkif::Abi;
 pub use outstanding::{Completion, ResponseError, Status};
 pub use queue::Queue;
 pub use set::QueueSet;

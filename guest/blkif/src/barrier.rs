@@ -62,7 +62,7 @@ impl Turns {
         // One that was waited for may have been left requests by an owner before us. Any other has nothing that comes before a barrier.
         let late = self.absent == 0;
         self.absent = self.absent.saturating_sub(1);
-        let due = !self.barriers.is_empty();
+        let due = self.is_shut();
         self.members.push(Member { id, waker, told: late, reported: late, due });
         id
     }
@@ -99,7 +99,13 @@ impl Turns {
         }
     }
 
-    fn ring_wakers(&mut self) {
+    /// A barrier is on.
+    pub fn is_shut(&self) -> bool {
+        !self.barriers.is_empty()
+    }
+
+    /// Wakes the rings for which a change meant something.
+    pub fn ring_wakers(&mut self) {
         for member in self.members.iter_mut().filter(|member| member.due) {
             member.due = false;
             member.waker.wake();
@@ -166,7 +172,7 @@ pub trait Sharing: Send + Sync {
         self.with(|turns| {
             let result = change(turns);
             // Before anybody is woken: who is woken looks at it first.
-            self.set_shut(!turns.barriers.is_empty());
+            self.set_shut(turns.is_shut());
             turns.ring_wakers();
             result
         })

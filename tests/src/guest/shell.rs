@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::agent::{Answer, PATIENCE};
 
@@ -69,7 +69,9 @@ pub trait Shell {
         if ended.status != 0 {
             bail!("the guest's job '{name}' did not end within {limit:?}; its output:\n{output}");
         }
-        Ok(Answer { status: ended.output.trim().parse()?, output })
+        let status = ended.output.trim();
+        let status = status.parse().with_context(|| format!("the exit status of the job '{name}': '{status}'"))?;
+        Ok(Answer { status, output })
     }
 
     /// Whether a script given to [`Shell::start`] still runs.

@@ -28,7 +28,6 @@ impl Mqblk {
     /// # Errors
     /// When it ends at once, or does not listen in time.
     pub fn serve(host: &mut XenHost, arguments: &str) -> Result<Self> {
-        host.load("loop", "max_loop=8")?;
         let daemon = Self { arguments: arguments.to_owned() };
         daemon.launch(host)?;
         Ok(daemon)

@@ -125,7 +125,6 @@ impl<W: Words> Book<W> {
         }
         // From here on the journal is changed, each store of which leaves it as good as it was.
         words.set_header(PUBLISHED, put);
-        words.set_header(PUBLISHING, put);
         let mut book = Book::at_rest(words, entries, consumed, put);
         book.free.retain(|slot| !open.contains(slot));
         for slot in &book.free {

@@ -24,7 +24,8 @@ pub enum Phase {
 
 impl Phase {
     /// All of them.
-    pub const ALL: [Phase; 6] =
+    #[cfg(test)]
+    const ALL: [Phase; 6] =
         [Phase::Found, Phase::Waiting, Phase::Connected, Phase::Leaving, Phase::Closing, Phase::Closed];
 
     /// Whether its rings are served.

@@ -1,0 +1,421 @@
+//! From the ring to the engine: one batch, in passes.
+//!
+//! Entries are brought into the cache and copied, all of them, and noted in the journal; each is judged; pages of segments are fetched
+//! for all that have them in one call; places for all data are found; what is to be written is copied in one call; then all is admitted.
+
+use std::collections::VecDeque;
+use std::io;
+
+use mqblk_core::{ByteLen, ByteOffset, DiskSlot, Intake, Op};
+use mqblk_memory::{
+    Buffer, BufferPool, CopyDirection, GrantCopy, GrantStatus, GuestAddress, PageArena, PageSlot, PooledLane,
+};
+use mqblk_ring::blkif::request::{SEGMENT_BYTES, SEGMENTS_PER_PAGE};
+use mqblk_ring::blkif::{Broken, Indirect, RawRequest, Segment, What, operation, status};
+
+use crate::journal::JournalSlot;
+use crate::judge::{Asked, Kind, answered_operation, indirect_pages};
+use crate::options::MAX_INDIRECT_SEGMENTS;
+use crate::pages::{PageUse, Place};
+use crate::queue::{BlkifQueue, BlkifToken, coarse_milliseconds};
+use crate::requests::{Entry, Step};
+
+/// Most requests taken in one pull. A larger batch would make the guest wait for the whole of it before it sees the first answer.
+pub(crate) const BATCH: usize = 16;
+
+/// More requests were taken than the journal has room for, which is as many as the ring has.
+const NO_ROOM: Broken = Broken("there are more requests without a response than the ring holds");
+
+/// A request of the batch whose segments are being fetched.
+#[derive(Clone, Copy, Debug)]
+struct Fetched {
+    at: u16,
+    indirect: Indirect,
+    /// Bit `n`: page `n` was read through its mapping.
+    read: u8,
+}
+
+/// Room for one batch; kept from one to the next.
+pub(crate) struct Batch {
+    raws: Vec<(RawRequest, Option<JournalSlot>)>,
+    /// Those with data, judged.
+    staged: Vec<u16>,
+    indirect: Vec<Fetched>,
+    copies: Vec<GrantCopy>,
+    /// Where pages of segments are copied to: so many slots for each request of a batch.
+    scratch: PageArena,
+    scratch_stride: u32,
+    /// One page of segments.
+    bytes: Vec<u8>,
+}
+
+impl Batch {
+    /// `segments`: most segments of an indirect request.
+    pub(crate) fn new(segments: u16) -> io::Result<Batch> {
+        let pages = indirect_pages(segments);
+        let data = usize::from(segments).max(1);
+        Ok(Batch {
+            raws: Vec::with_capacity(BATCH),
+            staged: Vec::with_capacity(BATCH),
+            indirect: Vec::with_capacity(BATCH),
+            copies: Vec::with_capacity(BATCH * data),
+            scratch: PageArena::reserve((BATCH * pages) as u32)?,
+            scratch_stride: pages as u32,
+            bytes: vec![0; SEGMENTS_PER_PAGE * SEGMENT_BYTES],
+        })
+    }
+
+    fn scratch_slot(&self, number: usize, page: usize) -> PageSlot {
+        PageSlot(number as u32 * self.scratch_stride + page as u32)
+    }
+}
+
+/// Requests that an owner before this one left.
+pub(crate) struct Replay(VecDeque<(JournalSlot, RawRequest)>);
+
+impl Replay {
+    pub(crate) fn new(requests: Vec<(JournalSlot, RawRequest)>) -> Replay {
+        Replay(requests.into())
+    }
+
+    #[inline]
+    pub(crate) fn left(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// The segments of page `page` of an indirect request of `segments` in all.
+#[inline]
+fn segments_of(page: usize, segments: u16) -> std::ops::Range<usize> {
+    let first = page * SEGMENTS_PER_PAGE;
+    first..usize::from(segments).min(first + SEGMENTS_PER_PAGE)
+}
+
+/// Reads segments out of a private copy.
+#[inline]
+fn parse(bytes: &[u8], pages: &mut [PageUse]) {
+    for (bytes, page) in bytes.as_chunks::<SEGMENT_BYTES>().0.iter().zip(pages) {
+        *page = PageUse::of(Segment::from_bytes(*bytes));
+    }
+}
+
+impl<L: PooledLane> BlkifQueue<L> {
+    /// Takes one batch, of at most `most`. How many were taken, and whether more wait that may be taken.
+    #[inline]
+    pub(crate) fn take_batch<I: Intake<BlkifToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        into: &mut I,
+        most: usize,
+    ) -> Result<(usize, bool), Broken> {
+        let room = into.room().min(self.requests.room()).min(BATCH).min(most);
+        let more = self.fetch(room)?;
+        let count = self.batch.raws.len();
+        if count == 0 {
+            return Ok((0, more));
+        }
+        if self.pages.needs_tending() {
+            self.now = coarse_milliseconds();
+        }
+        for number in 0..count {
+            self.judge(number, into);
+        }
+        if !self.batch.indirect.is_empty() {
+            self.fetch_segments(into);
+        }
+        if !self.batch.staged.is_empty() {
+            self.stage(into);
+            self.admit_staged(pool, into);
+        }
+        Ok((count, more && self.barrier.is_none()))
+    }
+
+    /// Copies entries of the ring, up to a barrier. Whether more wait.
+    #[inline]
+    fn fetch(&mut self, most: usize) -> Result<bool, Broken> {
+        self.batch.raws.clear();
+        if self.replay.left() > 0 {
+            return Ok(self.fetch_replay(most));
+        }
+        let waiting = self.ring.waiting()?;
+        let count = waiting.min(most as u32);
+        for ahead in 0..count {
+            self.ring.prefetch(ahead);
+        }
+        for number in 1..=count {
+            let raw = self.ring.take();
+            let slot = match &mut self.journal {
+                None => None,
+                Some(journal) => Some(journal.take(&raw).ok_or(NO_ROOM)?),
+            };
+            self.batch.raws.push((raw, slot));
+            if self.is_barrier(&raw) {
+                self.note_consumed();
+                return Ok(number < waiting);
+            }
+        }
+        self.note_consumed();
+        Ok(count < waiting)
+    }
+
+    /// The same, of requests that an owner before this one left.
+    #[cold]
+    fn fetch_replay(&mut self, most: usize) -> bool {
+        while self.batch.raws.len() < most
+            && let Some((slot, raw)) = self.replay.0.pop_front()
+        {
+            self.batch.raws.push((raw, Some(slot)));
+            if self.is_barrier(&raw) {
+                break;
+            }
+        }
+        true
+    }
+
+    #[inline]
+    fn is_barrier(&self, raw: &RawRequest) -> bool {
+        raw.bytes()[0] == operation::WRITE_BARRIER
+    }
+
+    #[inline]
+    fn note_consumed(&mut self) {
+        if let Some(journal) = &mut self.journal {
+            journal.consumed(self.ring.position().req_cons);
+        }
+    }
+
+    /// Judges one request of the batch: it is answered, admitted, or goes to the next pass.
+    #[inline]
+    fn judge<I: Intake<BlkifToken, Buffer>>(&mut self, number: usize, into: &mut I) {
+        let (raw, journal) = &self.batch.raws[number];
+        let (request, journal) = (raw.decode(self.ring.abi()), *journal);
+        let operation = answered_operation(&request);
+        let entry = Entry {
+            id: request.id,
+            start: ByteOffset(0),
+            len: ByteLen::ZERO,
+            place: Place::None,
+            segments: 0,
+            journal,
+            status: status::ERROR,
+            operation,
+            step: Step::Flush,
+            barrier: false,
+        };
+        let size = self.vbd.size();
+        match (self.rules.judge(&request, size), &request.what) {
+            (Asked::Direct(kind), What::Transfer(transfer)) => {
+                let segments = u16::from(transfer.nr_segments);
+                let at = self.requests.open(Entry { segments, ..with_kind(entry, kind) });
+                let (entry, pages) = self.requests.with_pages(at);
+                for (page, segment) in pages.iter_mut().zip(&transfer.segments) {
+                    *page = PageUse::of(*segment);
+                }
+                match self.rules.extent(transfer.sector, pages, size) {
+                    Some(extent) => {
+                        (entry.start, entry.len) = extent;
+                        self.batch.staged.push(at);
+                    }
+                    None => self.refuse(at, into),
+                }
+            }
+            (Asked::Indirect(kind), What::Indirect(indirect)) => {
+                self.counters.indirect_requests += 1;
+                let segments = indirect.nr_segments;
+                let at = self.requests.open(Entry { segments, ..with_kind(entry, kind) });
+                self.batch.indirect.push(Fetched { at, indirect: *indirect, read: 0 });
+            }
+            (Asked::Flush, _) => {
+                let at = self.requests.open(entry);
+                into.admit(BlkifToken(at), DiskSlot::FIRST, Op::Flush, ByteOffset(0), ByteLen::ZERO, None);
+            }
+            (Asked::EmptyBarrier, _) => {
+                let at = self.requests.open(Entry { barrier: true, ..entry });
+                self.begin_barrier(at);
+            }
+            (Asked::Discard { secure, start, len }, _) => {
+                let at = self.requests.open(Entry { start, len, step: Step::Discard { secure }, ..entry });
+                self.discard(at, into);
+            }
+            (Asked::Answer(status), _) => {
+                self.respond(request.id, operation, status, journal);
+                into.answered(status == status::OKAY);
+            }
+            // The judge goes by what the request is.
+            (Asked::Direct(_) | Asked::Indirect(_), _) => {
+                self.respond(request.id, operation, status::ERROR, journal);
+                into.answered(false);
+            }
+        }
+    }
+
+    /// Answers a request that was a mistake. Its status says so already.
+    #[cold]
+    fn refuse<I: Intake<BlkifToken, Buffer>>(&mut self, at: u16, into: &mut I) {
+        self.close_request(at);
+        into.answered(false);
+    }
+
+    /// Fetches the segments of indirect requests, each byte once: from mapped pages, and for all others in one call.
+    #[inline(never)]
+    fn fetch_segments<I: Intake<BlkifToken, Buffer>>(&mut self, into: &mut I) {
+        let mut indirect = std::mem::take(&mut self.batch.indirect);
+        self.batch.copies.clear();
+        for (number, fetched) in indirect.iter_mut().enumerate() {
+            let (entry, _) = self.requests.with_room(fetched.at);
+            let segments = entry.segments;
+            for page in 0..indirect_pages(segments) {
+                let range = segments_of(page, segments);
+                let bytes = &mut self.batch.bytes[..range.len() * SEGMENT_BYTES];
+                let gref = fetched.indirect.pages[page];
+                if self.pages.peek(gref, bytes, self.now, &mut self.counters) {
+                    parse(bytes, &mut self.requests.with_room(fetched.at).1[range]);
+                    fetched.read |= 1 << page;
+                    continue;
+                }
+                let len = bytes.len() as u16;
+                self.batch.copies.push(GrantCopy {
+                    gref,
+                    offset: 0,
+                    len,
+                    slot: self.batch.scratch_slot(number, page),
+                    slot_offset: 0,
+                    direction: CopyDirection::FromGrant,
+                    status: GrantStatus::GENERAL_ERROR,
+                });
+            }
+        }
+        self.pages.copy(&self.batch.scratch, &mut self.batch.copies, &mut self.counters);
+        let mut copied = 0;
+        for (number, fetched) in indirect.iter().enumerate() {
+            if self.judge_segments(number, fetched, &mut copied) {
+                self.batch.staged.push(fetched.at);
+            } else {
+                self.refuse(fetched.at, into);
+            }
+        }
+        indirect.clear();
+        self.batch.indirect = indirect;
+    }
+
+    /// Whether the segments of an indirect request could be fetched and are right.
+    fn judge_segments(&mut self, number: usize, fetched: &Fetched, copied: &mut usize) -> bool {
+        let size = self.vbd.size();
+        let (entry, pages) = self.requests.with_pages(fetched.at);
+        let mut good = true;
+        for page in 0..indirect_pages(entry.segments) {
+            if fetched.read & 1 << page != 0 {
+                continue;
+            }
+            let copy = &self.batch.copies[*copied];
+            *copied += 1;
+            let range = segments_of(page, entry.segments);
+            let slot = self.batch.scratch_slot(number, page);
+            let bytes = &mut self.batch.bytes[..range.len() * SEGMENT_BYTES];
+            good &=
+                copy.status == GrantStatus::OKAY && self.batch.scratch.memory().read(slot.address(0), bytes).is_some();
+            parse(bytes, &mut pages[range]);
+        }
+        match self.rules.extent(fetched.indirect.sector, pages, size) {
+            Some(extent) if good => {
+                (entry.start, entry.len) = extent;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Finds places for the data of the batch, and copies in one call what is to be written.
+    #[inline]
+    fn stage<I: Intake<BlkifToken, Buffer>>(&mut self, into: &mut I) {
+        let mut kept = 0;
+        self.batch.copies.clear();
+        for number in 0..self.batch.staged.len() {
+            let at = self.batch.staged[number];
+            let (entry, pages) = self.requests.with_pages(at);
+            let fill = entry.step == Step::Read;
+            let Some(place) = self.pages.place(pages, fill, self.now, &mut self.counters) else {
+                self.refuse(at, into);
+                continue;
+            };
+            entry.place = place;
+            if !fill && matches!(place, Place::Copy(_)) {
+                self.batch.copies.extend(pages.iter().map(|page| page.copy(CopyDirection::FromGrant)));
+            }
+            self.batch.staged[kept] = at;
+            kept += 1;
+        }
+        self.batch.staged.truncate(kept);
+        self.pages.copy(&self.arena, &mut self.batch.copies, &mut self.counters);
+    }
+
+    /// Admits what was staged, but for writes whose data could not be copied.
+    #[inline]
+    fn admit_staged<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) {
+        let mut copied = 0;
+        for number in 0..self.batch.staged.len() {
+            let at = self.batch.staged[number];
+            let entry = self.requests.entry(at);
+            let mut good = true;
+            if entry.step != Step::Read && matches!(entry.place, Place::Copy(_)) {
+                let copies = &self.batch.copies[copied..copied + usize::from(entry.segments)];
+                copied += copies.len();
+                good = copies.iter().all(|copy| copy.status == GrantStatus::OKAY);
+            }
+            if !good {
+                self.refuse(at, into);
+            } else if entry.barrier {
+                self.begin_barrier(at);
+            } else {
+                self.admit(pool, at, into);
+            }
+        }
+        self.batch.staged.clear();
+    }
+
+    /// Admits a request whose pages have their places.
+    #[inline]
+    pub(crate) fn admit<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
+        let fua = self.vbd.options().write_through;
+        let (entry, pages) = self.requests.with_pages(at);
+        let op = match entry.step {
+            Step::Read => Op::Read,
+            Step::Write => Op::Write { fua },
+            Step::WriteFlush => Op::Write { fua: false },
+            Step::Discard { .. } => return self.discard(at, into),
+            Step::Flush => {
+                return into.admit(BlkifToken(at), DiskSlot::FIRST, Op::Flush, ByteOffset(0), ByteLen::ZERO, None);
+            }
+        };
+        let buffer = pool.take(self.lease);
+        let mut good = true;
+        let mut push = |from: GuestAddress, len: u32| {
+            good &= pool.push(&buffer, from, len, MAX_INDIRECT_SEGMENTS).is_ok();
+        };
+        // Pieces that lie side by side are one.
+        let (mut from, mut len) = (pages[0].address(), pages[0].len());
+        for page in &pages[1..] {
+            let address = page.address();
+            if address.0 == from.0 + u64::from(len) {
+                len += page.len();
+            } else {
+                push(from, len);
+                (from, len) = (address, page.len());
+            }
+        }
+        push(from, len);
+        debug_assert!(good, "slots lie in the arena, and there are no more pieces than segments");
+        into.admit(BlkifToken(at), DiskSlot::FIRST, op, entry.start, entry.len, Some(buffer));
+    }
+}
+
+/// An entry of a request with data.
+#[inline]
+fn with_kind(entry: Entry, kind: Kind) -> Entry {
+    let step = match kind {
+        Kind::Read => Step::Read,
+        Kind::Write => Step::Write,
+        Kind::WriteFlush | Kind::Barrier => Step::WriteFlush,
+    };
+    Entry { step, barrier: kind == Kind::Barrier, ..entry }
+}

@@ -1,0 +1,116 @@
+//! What a ring knows of each of its requests in flight. A table as long as the ring; nothing of it is allocated per request.
+
+use mqblk_core::{ByteLen, ByteOffset};
+
+use crate::journal::JournalSlot;
+use crate::pages::{PageUse, Place};
+
+/// What is on, of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Read,
+    /// A write, and nothing after it.
+    Write,
+    /// A write, and a flush after it.
+    WriteFlush,
+    /// A flush, perhaps after a write.
+    Flush,
+    /// A part of a discard; the rest is in the entry.
+    Discard {
+        secure: bool,
+    },
+}
+
+/// A request that was taken off the ring and not answered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub(crate) id: u64,
+    pub(crate) start: ByteOffset,
+    pub(crate) len: ByteLen,
+    pub(crate) place: Place,
+    pub(crate) segments: u16,
+    pub(crate) journal: Option<JournalSlot>,
+    /// How it will be answered.
+    pub(crate) status: i16,
+    /// What the answer calls it.
+    pub(crate) operation: u8,
+    pub(crate) step: Step,
+    pub(crate) barrier: bool,
+}
+
+/// The table.
+#[derive(Debug)]
+pub(crate) struct Requests {
+    entries: Vec<Entry>,
+    free: Vec<u16>,
+    count: usize,
+    /// Most segments of a request.
+    stride: usize,
+    /// The segments of entry `n` from `n` times `stride` on. Grows to where entries were ever used, into room that is there.
+    pages: Vec<PageUse>,
+}
+
+impl Requests {
+    /// Room for `count` requests of at most `segments` segments.
+    pub(crate) fn new(count: u16, segments: u16) -> Requests {
+        let stride = usize::from(segments);
+        Requests {
+            entries: Vec::with_capacity(count.into()),
+            free: (0..count).rev().collect(),
+            count: count.into(),
+            stride,
+            pages: Vec::with_capacity(usize::from(count) * stride),
+        }
+    }
+
+    /// How many more there is room for.
+    #[inline]
+    pub(crate) fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    /// How many there are.
+    pub(crate) fn in_use(&self) -> usize {
+        self.count - self.free.len()
+    }
+
+    /// One more. There is room.
+    #[inline]
+    pub(crate) fn open(&mut self, entry: Entry) -> u16 {
+        let at = self.free.pop().expect("whoever opens one has looked for room");
+        match self.entries.get_mut(usize::from(at)) {
+            Some(place) => *place = entry,
+            // The first use of each is in order.
+            None => {
+                self.entries.push(entry);
+                self.pages.resize(self.entries.len() * self.stride, PageUse::NONE);
+            }
+        }
+        at
+    }
+
+    #[inline]
+    pub(crate) fn close(&mut self, at: u16) {
+        self.free.push(at);
+    }
+
+    #[inline]
+    pub(crate) fn entry(&mut self, at: u16) -> &mut Entry {
+        &mut self.entries[usize::from(at)]
+    }
+
+    /// An entry and room for its segments, of which the first `segments` of the entry are in use.
+    #[inline]
+    pub(crate) fn with_room(&mut self, at: u16) -> (&mut Entry, &mut [PageUse]) {
+        let first = usize::from(at) * self.stride;
+        (&mut self.entries[usize::from(at)], &mut self.pages[first..first + self.stride])
+    }
+
+    /// An entry and its segments.
+    #[inline]
+    pub(crate) fn with_pages(&mut self, at: u16) -> (&mut Entry, &mut [PageUse]) {
+        let (entry, pages) = self.with_room(at);
+        let segments = usize::from(entry.segments);
+        (entry, &mut pages[..segments])
+    }
+}

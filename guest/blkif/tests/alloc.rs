@@ -1,0 +1,159 @@
+//! No allocation per request: mixed requests in each of the three ways to the pages, after warm-up, and the allocator is not called.
+//!
+//! One test does it all in sequence, because the allocator counts for the whole process.
+
+mod rig;
+
+use std::alloc::System;
+use std::hint::black_box;
+use std::io;
+
+use mqblk_blkif::{GrantMode, Vbd};
+use mqblk_memory::{GrantAccess, GrantCopy, GrantRef, GrantStatus, PageArena, PageSlot};
+use mqblk_ring::blkif::{Position, RawRequest, Request, Segment, operation as o};
+use rig::back::Back;
+use rig::domain::Domain;
+use rig::front::{Front, direct, discard, indirect, segment};
+use rig::{MODES, SECTORS, options};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const WARM_UP: u64 = 20_000;
+const REQUESTS: u64 = 1_000_000;
+const PAGES: u32 = 300;
+
+/// Grants without pages: all succeeds, but for grant 0; what is in the slots is in the slots.
+struct Grants {
+    /// Allocates in every so manyth copy: what the test must notice.
+    smuggle: Option<u64>,
+    calls: u64,
+}
+
+/// A page of segments in order of their grants; or backwards, so that none of their mapped pages touch.
+const BACKWARDS: u32 = 1003;
+
+fn write_segment(arena: &PageArena, gref: GrantRef, slot: PageSlot, at: u32) {
+    let page = if gref.0 == BACKWARDS { 256 - at } else { at + 1 };
+    arena.memory().write(slot.address(at * 8), &segment(page, 0, 7).to_bytes()).unwrap();
+}
+
+impl GrantAccess for Grants {
+    fn copy(&mut self, arena: &PageArena, copies: &mut [GrantCopy]) -> io::Result<()> {
+        self.calls += 1;
+        if self.smuggle.is_some_and(|every| self.calls.is_multiple_of(every)) {
+            drop(black_box(Box::new(self.calls)));
+        }
+        for copy in copies {
+            let known = copy.gref != GrantRef(0);
+            copy.status = if known { GrantStatus::OKAY } else { GrantStatus::BAD_REF };
+            // Pages of segments: whatever grant holds them, one page by one grant, over and over.
+            if known && copy.slot_offset == 0 && copy.gref.0 > 1000 {
+                for at in 0..copy.len / 8 {
+                    write_segment(arena, copy.gref, copy.slot, at.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn map(&mut self, arena: &PageArena, first: PageSlot, refs: &[GrantRef], _: bool) -> io::Result<()> {
+        if refs.contains(&GrantRef(0)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        if refs[0].0 > 1000 {
+            (0..256).for_each(|at| write_segment(arena, refs[0], first, at));
+        }
+        Ok(())
+    }
+
+    fn unmap(&mut self, _: &PageArena, _: PageSlot) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The request that `number` stands for.
+fn request(number: u64, segments: &mut [Segment; 11]) -> Request {
+    let sector = number * 1021 % (SECTORS - 2048);
+    let gref = (number % u64::from(PAGES - 11)) as u32 + 1;
+    for (segment, gref) in segments.iter_mut().zip(gref..) {
+        segment.gref.0 = gref;
+    }
+    match number % 100 {
+        0 => direct(number, o::FLUSH_DISKCACHE, 0, &[]),
+        1 => direct(number, o::FLUSH_DISKCACHE, sector, &segments[..2]),
+        2 => direct(number, o::WRITE_BARRIER, sector, &segments[..1]),
+        3 => discard(number, 0, sector, 500),
+        // Mistakes: past the end, no such grant, no such operation.
+        4 => direct(number, o::READ, SECTORS, &segments[..1]),
+        5 => direct(number, o::WRITE, sector, &[segment(0, 0, 7)]),
+        6 => direct(number, 9, sector, &[]),
+        7 => indirect(number, o::READ, sector, 256, &[1001]),
+        8 => indirect(number, o::WRITE, sector, 200, &[1002]),
+        9..30 => direct(number, o::READ, sector, &segments[..]),
+        30..50 => direct(number, o::WRITE, sector, &segments[..3]),
+        50..70 => direct(number, o::WRITE, sector, &segments[..1]),
+        _ => direct(number, o::READ, sector, &segments[..1]),
+    }
+}
+
+/// Which requests are sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mix {
+    /// Those that take most room, so that lists of pieces reach their length.
+    Largest,
+    All,
+}
+
+/// Sends `count` requests, as many at a time as the ring takes, and has them answered.
+fn run(front: &mut Front, back: &mut Back, mix: Mix, count: u64) {
+    let mut segments = [segment(1, 0, 7); 11];
+    let (mut sent, mut answered) = (0, 0);
+    while answered < count {
+        while sent < count {
+            let request = match mix {
+                Mix::Largest => indirect(sent, o::READ, 0, 256, &[BACKWARDS]),
+                Mix::All => request(sent, &mut segments),
+            };
+            let raw = RawRequest::encode(front.ring.abi(), &request);
+            if !front.ring.put(&raw) {
+                break;
+            }
+            sent += 1;
+        }
+        let _ = front.ring.publish();
+        back.turn();
+        front.ring.look().unwrap();
+        while front.ring.take().is_some() {
+            answered += 1;
+        }
+    }
+}
+
+/// Allocations and reallocations while so many requests are served.
+fn allocations(mode: GrantMode, requests: u64, smuggle: Option<u64>) -> usize {
+    let mut options = options(mode);
+    // Fewer than there are, so that some come and go.
+    options.persistent_max = PAGES - 20;
+    let (domain, vbd) = (Domain::new(1), Vbd::new(options));
+    let mut front = Front::new(&domain, vbd.options().abi, 1);
+    let grants = Box::new(Grants { smuggle, calls: 0 });
+    let mut back = Back::with_grants(&vbd, grants, &front, Position::default(), None, vec![]);
+    back.noting = false;
+    run(&mut front, &mut back, Mix::Largest, WARM_UP / 10);
+    run(&mut front, &mut back, Mix::All, WARM_UP);
+    let region = Region::new(ALLOCATOR);
+    run(&mut front, &mut back, Mix::All, requests);
+    let change = region.change();
+    back.close();
+    change.allocations + change.reallocations
+}
+
+#[test]
+fn a_million_requests_allocate_nothing() {
+    assert!(allocations(GrantMode::Copy, WARM_UP, Some(100)) > 5, "what is smuggled in is noticed");
+    for mode in MODES {
+        assert_eq!(allocations(mode, REQUESTS, None), 0, "{mode:?}");
+    }
+}

@@ -1,0 +1,233 @@
+//! A queue from its start to its end: events, broken rings, where it is taken up, what an owner before it left, and several rings.
+
+mod rig;
+
+use std::sync::atomic::Ordering;
+
+use mqblk_blkif::journal::Journal;
+use mqblk_blkif::{GrantMode, Vbd};
+use mqblk_core::{Armed, GuestQueue, Notify, Pulled};
+use mqblk_memory::create_memfd;
+use mqblk_ring::blkif::{Abi, Position, operation as o, status};
+use rig::back::Back;
+use rig::domain::Domain;
+use rig::front::{Front, direct, segment};
+use rig::{MODES, options, rig};
+
+fn grant_pages(domain: &Domain, count: u32) {
+    (1..=count).for_each(|page| domain.grant(page, page, true));
+}
+
+#[test]
+fn events_are_asked_for_late_and_let_through_once() {
+    let (domain, mut front, mut back) = rig(options(GrantMode::Copy));
+    grant_pages(&domain, 1);
+    let count = |back: &Back| {
+        let channel = &back.channel;
+        [&channel.taken, &channel.unmasked, &channel.sent].map(|count| count.load(Ordering::Relaxed))
+    };
+    let one = [segment(1, 0, 7)];
+    assert!(front.send(&direct(1, o::READ, 0, &one)), "a fresh ring wants an event");
+    assert_eq!(back.queue.arm(), Armed::WorkWaiting, "the request was there before");
+    back.turn();
+    assert_eq!(count(&back), [0, 1, 1], "an event may have come when the queue began; the frontend wanted one");
+    assert_eq!(back.queue.arm(), Armed::Sleepable);
+    assert_eq!(count(&back), [0, 1, 1], "none has come since: there is nothing to let through");
+    assert!(front.send(&direct(2, o::READ, 0, &one)), "an event");
+    back.queue.disarm();
+    assert_eq!(count(&back)[0], 1);
+    back.turn();
+    assert!(!front.send(&direct(3, o::READ, 0, &one)), "while it is polled none is wanted");
+    back.turn();
+    assert_eq!(count(&back)[1], 1, "and none is let through");
+    assert_eq!(back.queue.arm(), Armed::Sleepable);
+    assert_eq!(count(&back)[1], 2);
+    let counters = back.queue.grant_counters();
+    assert_eq!((counters.events_taken, counters.events_sent), (1, count(&back)[2]));
+    // The frontend does not want to hear of the next two.
+    front.responses();
+    assert_eq!(front.ring.arm(3), Ok(0));
+    for id in 4..=6 {
+        front.send(&direct(id, o::READ, 0, &one));
+        back.pull();
+        back.finish(0);
+        assert_eq!(back.publish(), if id == 6 { Notify::Wanted } else { Notify::Suppressed });
+    }
+    assert_eq!(back.publish(), Notify::Nothing);
+}
+
+#[test]
+fn a_ring_that_jumps_is_broken_and_its_requests_still_end() {
+    for (index, broken) in [(33, true), (34, true), (u32::MAX, true), (1 << 31, true), (32, false), (1, false)] {
+        for mode in MODES {
+            let (domain, mut front, mut back) = rig(options(mode));
+            grant_pages(&domain, 1);
+            front.send(&direct(1, o::READ, 0, &[segment(1, 0, 7)]));
+            back.pull();
+            front.ring.publish_index(index);
+            let pulled = back.pull();
+            assert_eq!(matches!(pulled, Pulled::Broken(_)), broken, "{index}: {pulled:?}");
+            while !back.door.pending.is_empty() {
+                back.finish(0);
+            }
+            back.publish();
+            back.close();
+            assert_eq!((domain.mapped(), back.queue.grant_counters().held), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn a_new_owner_goes_on_where_the_old_one_was() {
+    let (domain, mut front, mut back) = rig(options(GrantMode::Copy));
+    grant_pages(&domain, 1);
+    for id in 0..50 {
+        front.send(&direct(id, o::READ, 0, &[segment(1, 0, 7)]));
+        back.turn();
+        assert_eq!(front.responses().len(), 1);
+    }
+    let position = back.queue.position();
+    assert_eq!(position, Position { req_cons: 50, rsp_prod: 50 });
+    back.close();
+    let mut back = Back::resumed(&back.vbd, &domain, &front, position, None, vec![]);
+    front.send(&direct(51, o::WRITE, 0, &[segment(1, 0, 7)]));
+    back.run();
+    assert_eq!(front.responses(), [(51, o::WRITE, status::OKAY)]);
+    back.close();
+}
+
+#[test]
+fn what_an_owner_left_comes_first_and_is_judged_anew() {
+    for (mode, abi) in MODES.into_iter().flat_map(|mode| Abi::ALL.map(|abi| (mode, abi))) {
+        let mut options = options(mode);
+        options.abi = abi;
+        let (domain, vbd) = (Domain::new(64), Vbd::new(options));
+        grant_pages(&domain, 40);
+        let mut front = Front::new(&domain, abi, 1);
+        let file = create_memfd("journal", Journal::bytes(32)).unwrap();
+        let journal = Journal::create(&file, 32, 7, Position::default()).unwrap();
+        let mut back = Back::resumed(&vbd, &domain, &front, Position::default(), Some(journal), vec![]);
+        for id in 0..20 {
+            front.put(&direct(id, o::WRITE, id * 8, &[segment(id as u32 + 1, 0, 7)]));
+        }
+        let _ = front.ring.publish();
+        back.pull_all();
+        // Out of order: responses lie where requests were.
+        for at in [7, 3, 3, 10] {
+            back.finish(at);
+        }
+        back.publish();
+        let answered: Vec<u64> = front.responses().into_iter().map(|(id, ..)| id).collect();
+        assert_eq!(answered.len(), 4);
+        // The process is killed; its mappings go with it. A grant is gone before the next owner comes.
+        front.put(&direct(20, o::WRITE, 160, &[segment(21, 0, 7)]));
+        let _ = front.ring.publish();
+        let gone = (0..20).find(|id| !answered.contains(id)).unwrap();
+        drop(back);
+        let (journal, recovery) =
+            Journal::resume(&file, 32, 7, front.back_end(Position::default()).published()).unwrap();
+        let replayed: Vec<u64> = recovery.replay.iter().map(|(_, raw)| raw.decode(abi).id).collect();
+        let left: Vec<u64> = (0..20).filter(|id| !answered.contains(id)).collect();
+        assert_eq!(replayed, left);
+        let mut again = mqblk_blkif::VbdOptions::clone(vbd.options());
+        again.rings = 1;
+        let vbd = Vbd::new(again);
+        let _ = domain.end(gone as u32 + 1);
+        let mut back = Back::resumed(&vbd, &domain, &front, recovery.position, Some(journal), recovery.replay);
+        assert_eq!(back.queue.arm(), Armed::WorkWaiting, "without an event");
+        back.run();
+        let mut found = front.responses();
+        found.sort_unstable();
+        let expected = |id: u64| (id, o::WRITE, if id == gone { status::ERROR } else { status::OKAY });
+        assert_eq!(found, left.iter().copied().chain([20]).map(expected).collect::<Vec<_>>());
+        back.close();
+        // All is answered: the next owner finds nothing.
+        let (_, recovery) = Journal::resume(&file, 32, 7, front.back_end(Position::default()).published()).unwrap();
+        assert!(recovery.replay.is_empty());
+        assert_eq!(recovery.position, Position { req_cons: 21, rsp_prod: 21 });
+    }
+}
+
+#[test]
+fn a_full_ring_of_the_largest_requests() {
+    for mode in MODES {
+        let mut options = options(mode);
+        options.max_indirect_segments = 64;
+        options.persistent_max = 500;
+        let (domain, vbd) = (Domain::new(700), Vbd::new(options));
+        grant_pages(&domain, 600);
+        let mut front = Front::new(&domain, Abi::X86_64, 16);
+        let mut back = Back::new(&vbd, &domain, &front);
+        assert_eq!(back.queue.depth(), 512);
+        let segments: Vec<_> = (1..=64).map(|gref| segment(gref * 7 % 530 + 1, 0, 7)).collect();
+        for round in 0..3 {
+            for id in 0..512 {
+                front.write_segments(&segments, &[(600, 600)]);
+                front.put(&rig::front::indirect(id, o::WRITE, 0, 64, &[600]));
+            }
+            let _ = front.ring.publish();
+            back.pull_all();
+            assert_eq!(back.door.pending.len(), 512, "{mode:?} round {round}");
+            while let pending @ 1.. = back.door.pending.len() {
+                back.finish(pending / 2);
+            }
+            back.publish();
+            assert!(front.statuses().into_values().all(|status| status == status::OKAY));
+        }
+        back.close();
+        assert_eq!((domain.mapped(), vbd.options().budget.used()), (0, 0));
+    }
+}
+
+#[test]
+fn a_barrier_orders_all_rings_and_one_that_ends_does_not_hold_it_up() {
+    for mode in MODES {
+        let mut options = options(mode);
+        options.rings = 3;
+        let (domain, vbd) = (Domain::new(64), Vbd::new(options));
+        grant_pages(&domain, 8);
+        let mut rings: Vec<(Front, Back)> = (0..3)
+            .map(|_| {
+                let front = Front::new(&domain, Abi::X86_64, 1);
+                let back = Back::new(&vbd, &domain, &front);
+                (front, back)
+            })
+            .collect();
+        let one = |gref| [segment(gref, 0, 7)];
+        // Ring 0 has a write in flight, ring 1 one that is not taken yet, ring 2 the barrier.
+        rings[0].0.send(&direct(1, o::WRITE, 0, &one(1)));
+        rings[0].1.pull_all();
+        rings[1].0.send(&direct(2, o::WRITE, 8, &one(2)));
+        rings[2].0.send(&direct(3, o::WRITE_BARRIER, 16, &one(3)));
+        rings[2].1.pull_all();
+        for (_, back) in &mut rings {
+            assert_eq!(back.pull(), Pulled::Dry);
+            assert!(back.read_mail());
+        }
+        // Ring 1 took what was there before; what comes now waits.
+        assert_eq!(rings[1].1.door.pending.len(), 1, "{mode:?}");
+        rings[1].0.send(&direct(4, o::WRITE, 24, &one(4)));
+        assert_eq!(rings[1].1.pull(), Pulled::Dry);
+        assert_eq!(rings[1].1.queue.arm(), Armed::Sleepable);
+        rings[1].1.finish(0);
+        rings[1].1.publish();
+        rings[1].1.read_mail();
+        assert_eq!(rings[2].1.queue.held(), 1, "ring 0 is not done");
+        // Ring 0 ends: its write is answered, and nothing more is waited for.
+        rings[0].1.finish(0);
+        rings[0].1.publish();
+        rings[0].1.close();
+        rings[2].1.read_mail();
+        assert_eq!((rings[2].1.queue.held(), rings[2].1.door.pending.len()), (0, 1), "{mode:?}");
+        rings[2].1.finish(0);
+        rings[2].1.finish(0);
+        rings[2].1.publish();
+        assert_eq!(rings[2].0.responses(), [(3, o::WRITE_BARRIER, status::OKAY)]);
+        rings[1].1.run();
+        assert_eq!(rings[1].0.statuses().len(), 2);
+        for (_, back) in &mut rings[1..] {
+            back.close();
+        }
+        assert_eq!(domain.mapped(), 0);
+    }
+}

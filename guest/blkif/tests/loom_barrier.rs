@@ -1,0 +1,262 @@
+//! Barriers between rings on several threads, in every interleaving (with few switches) and any reordering that the memory model
+//! allows.
+//!
+//! The code under test is `barrier::Gate`, the same that rings of a disk share: here its lock and its flag are loom's. Shown: a barrier
+//! begins when nothing runs on any ring and all that was put before it is done, visibly for the barrier's own thread; a ring that
+//! sleeps while it has something to do is a deadlock, which loom reports. That the model can fail is shown by leaving out what the
+//! sharing consists of.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use loom::sync::atomic::{AtomicBool, AtomicUsize};
+use loom::sync::{Mutex, Notify};
+use mqblk_blkif::barrier::{Gate, RingGate, Sharing, Step, Turns};
+use mqblk_core::Wake;
+
+/// The order in which a change is made known.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// The flag, then the wakers: as it is.
+    FlagFirst,
+    /// Who is woken may find the gate as it was.
+    WakersFirst,
+    /// The gate is never seen shut.
+    NoFlag,
+}
+
+const FLAG_FIRST: u8 = Order::FlagFirst as u8;
+const WAKERS_FIRST: u8 = Order::WakersFirst as u8;
+const NO_FLAG: u8 = Order::NoFlag as u8;
+
+struct Model<const ORDER: u8> {
+    shut: AtomicBool,
+    turns: Mutex<Turns>,
+}
+
+impl<const ORDER: u8> Sharing for Model<ORDER> {
+    fn new(turns: Turns) -> Self {
+        Model { shut: AtomicBool::new(false), turns: Mutex::new(turns) }
+    }
+
+    fn with<R>(&self, change: impl FnOnce(&mut Turns) -> R) -> R {
+        change(&mut self.turns.lock().unwrap())
+    }
+
+    fn is_shut(&self) -> bool {
+        self.shut.load(Ordering::Acquire)
+    }
+
+    fn set_shut(&self, shut: bool) {
+        if ORDER != NO_FLAG {
+            self.shut.store(shut, Ordering::Release);
+        }
+    }
+
+    fn change<R>(&self, change: impl FnOnce(&mut Turns) -> R) -> R {
+        self.with(|turns| {
+            let result = change(turns);
+            if ORDER == WAKERS_FIRST {
+                turns.ring_wakers();
+                self.set_shut(turns.is_shut());
+            } else {
+                self.set_shut(turns.is_shut());
+                turns.ring_wakers();
+            }
+            result
+        })
+    }
+}
+
+/// What lies in a ring.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Put {
+    Write,
+    Barrier,
+}
+use Put::{Barrier, Write};
+
+/// A ring, as the others see it.
+struct Seen {
+    running: AtomicUsize,
+    done: AtomicUsize,
+    /// The eventfd: a signal stays until somebody waits for it.
+    bell: Notify,
+}
+
+struct Bell(Arc<Vec<Seen>>, usize);
+
+impl Wake for Bell {
+    fn wake(&self) {
+        self.0[self.1].bell.notify();
+    }
+}
+
+struct Disk {
+    rings: Arc<Vec<Seen>>,
+    /// Barriers that are through.
+    passed: AtomicUsize,
+}
+
+/// A queue on its thread. All that it will ever hold lies in the ring from the beginning.
+struct Ring<const ORDER: u8> {
+    own: usize,
+    gate: RingGate<Model<ORDER>>,
+    scripts: &'static [&'static [Put]],
+    next: usize,
+    earlier: usize,
+    running: usize,
+    barrier: bool,
+    disk: Arc<Disk>,
+}
+
+/// Writes of a ring before its first barrier.
+fn writes(script: &[Put]) -> usize {
+    script.iter().take_while(|put| **put == Write).count()
+}
+
+impl<const ORDER: u8> Ring<ORDER> {
+    fn seen(&self) -> &Seen {
+        &self.disk.rings[self.own]
+    }
+
+    /// Takes one request. Whether there was one that may be taken.
+    fn pull(&mut self) -> bool {
+        let open = self.gate.may_take();
+        let script = self.scripts[self.own];
+        if self.barrier || self.next == script.len() || !(open || self.earlier > 0) {
+            return false;
+        }
+        if !open {
+            self.earlier -= 1;
+        }
+        self.next += 1;
+        if script[self.next - 1] == Barrier {
+            self.barrier = true;
+            self.earlier = 0;
+            self.gate.begin();
+        } else {
+            self.running += 1;
+            self.seen().running.store(1, Ordering::Relaxed);
+        }
+        true
+    }
+
+    fn finish(&mut self) {
+        if self.running > 0 {
+            self.seen().done.store(self.seen().done.load(Ordering::Relaxed) + self.running, Ordering::Relaxed);
+            self.seen().running.store(0, Ordering::Relaxed);
+            self.running = 0;
+        }
+    }
+
+    /// Whether it has to be looked at again before the ring may sleep.
+    fn settle(&mut self) -> bool {
+        match self.gate.settle(self.earlier + self.running) {
+            Step::Nothing => false,
+            Step::TakeEarlier => {
+                self.earlier = self.scripts[self.own].len() - self.next;
+                true
+            }
+            Step::Go => {
+                for (ring, seen) in self.disk.rings.iter().enumerate() {
+                    assert_eq!(seen.running.load(Ordering::Relaxed), 0, "ring {ring} runs beside a barrier");
+                    let done = seen.done.load(Ordering::Relaxed);
+                    assert!(done >= writes(self.scripts[ring]), "a barrier before what comes before it");
+                }
+                self.barrier = false;
+                self.disk.passed.fetch_add(1, Ordering::Relaxed);
+                self.gate.end();
+                true
+            }
+        }
+    }
+
+    /// Serves the ring until it is empty, and, if it `stays`, until all barriers are through; then closes it.
+    fn serve(mut self, stays: bool) {
+        let barriers = self.scripts.iter().flat_map(|script| script.iter()).filter(|put| **put == Barrier).count();
+        loop {
+            let mut again = self.settle();
+            again |= self.pull();
+            // A request is in flight for at least one look at the gate.
+            again |= self.settle();
+            self.finish();
+            again |= self.settle();
+            let empty = self.next == self.scripts[self.own].len() && !self.barrier;
+            if empty && (!stays || self.disk.passed.load(Ordering::Relaxed) == barriers) {
+                return;
+            }
+            if !again {
+                self.seen().bell.wait();
+            }
+        }
+    }
+}
+
+/// Switches of threads, where a thread could have gone on, that an interleaving has at most: bugs of this kind need one or two.
+/// LOOM_MAX_PREEMPTIONS has another.
+const PREEMPTIONS: usize = 3;
+
+fn model<const ORDER: u8>(scripts: &'static [&'static [Put]], stays: &'static [bool]) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound.get_or_insert(PREEMPTIONS);
+    builder.check(move || {
+        let seen = || Seen { running: AtomicUsize::new(0), done: AtomicUsize::new(0), bell: Notify::new() };
+        let rings: Arc<Vec<_>> = Arc::new(scripts.iter().map(|_| seen()).collect());
+        let disk = Arc::new(Disk { rings: Arc::clone(&rings), passed: AtomicUsize::new(0) });
+        let gate = Arc::new(Gate::<Model<ORDER>>::new(scripts.len() as u16));
+        let open = move |own: usize, gate: &Gate<Model<ORDER>>, disk: &Arc<Disk>| Ring {
+            own,
+            gate: gate.open_ring(Arc::new(Bell(Arc::clone(&disk.rings), own))),
+            scripts,
+            next: 0,
+            earlier: 0,
+            running: 0,
+            barrier: false,
+            disk: Arc::clone(disk),
+        };
+        let threads: Vec<_> = (1..scripts.len())
+            .map(|own| {
+                let (gate, disk) = (Arc::clone(&gate), Arc::clone(&disk));
+                loom::thread::spawn(move || open(own, &gate, &disk).serve(stays[own]))
+            })
+            .collect();
+        open(0, &gate, &disk).serve(stays[0]);
+        threads.into_iter().for_each(|thread| thread.join().expect("a thread ends"));
+        let barriers = scripts.iter().flat_map(|script| script.iter()).filter(|put| **put == Barrier).count();
+        assert_eq!(disk.passed.load(Ordering::Relaxed), barriers);
+    });
+}
+
+#[test]
+fn a_barrier_waits_for_what_another_ring_holds() {
+    model::<FLAG_FIRST>(&[&[Barrier], &[Write]], &[true, true]);
+}
+
+#[test]
+fn what_comes_after_a_barrier_waits_too() {
+    model::<FLAG_FIRST>(&[&[Barrier, Write], &[]], &[true, true]);
+}
+
+#[test]
+fn barriers_of_two_rings_take_turns() {
+    model::<FLAG_FIRST>(&[&[Barrier], &[Barrier]], &[true, true]);
+}
+
+#[test]
+fn a_ring_may_close_at_any_moment() {
+    model::<FLAG_FIRST>(&[&[Barrier], &[Write]], &[false, false]);
+    model::<FLAG_FIRST>(&[&[Barrier], &[Barrier]], &[false, false]);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn the_flag_comes_before_the_wakers() {
+    model::<WAKERS_FIRST>(&[&[Barrier], &[Write]], &[true, true]);
+}
+
+#[test]
+#[should_panic]
+fn the_flag_is_needed() {
+    model::<NO_FLAG>(&[&[Barrier], &[Write]], &[true, true]);
+}

@@ -1,0 +1,111 @@
+//! A frontend that writes whatever it is told to.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use mqblk_core::Sector512;
+use mqblk_memory::{GrantRef, GuestAddress, GuestMemory, Region};
+use mqblk_ring::blkif::request::{MAX_INDIRECT_PAGES, MAX_SEGMENTS, SEGMENT_BYTES, SEGMENTS_PER_PAGE};
+use mqblk_ring::blkif::{
+    Abi, BackRing, BlkifRing, FrontRing, Indirect, Position, RawRequest, Request, Segment, Transfer, What, operation,
+};
+
+use super::PAGE;
+use super::domain::Domain;
+
+/// The front end of one ring.
+pub struct Front {
+    pub ring: FrontRing,
+    memory: Arc<GuestMemory>,
+    pages: u32,
+    abi: Abi,
+    domain: Arc<Domain>,
+}
+
+/// A segment of whole sectors.
+pub fn segment(gref: u32, first: u8, last: u8) -> Segment {
+    Segment { gref: GrantRef(gref), first_sect: first, last_sect: last }
+}
+
+/// A request with its segments in the entry.
+pub fn direct(id: u64, operation: u8, sector: u64, segments: &[Segment]) -> Request {
+    let mut all = [Segment::default(); MAX_SEGMENTS];
+    let count = segments.len().min(MAX_SEGMENTS);
+    all[..count].copy_from_slice(&segments[..count]);
+    let transfer = Transfer { nr_segments: segments.len() as u8, sector: Sector512(sector), segments: all };
+    Request { id, operation, handle: 7, what: What::Transfer(transfer) }
+}
+
+pub fn discard(id: u64, flag: u8, sector: u64, sectors: u64) -> Request {
+    let what = What::Discard { flag, sector: Sector512(sector), sectors };
+    Request { id, operation: operation::DISCARD, handle: 0, what }
+}
+
+pub fn indirect(id: u64, inner: u8, sector: u64, count: u16, grefs: &[u32]) -> Request {
+    let mut pages = [GrantRef(0); MAX_INDIRECT_PAGES];
+    for (page, gref) in pages.iter_mut().zip(grefs) {
+        *page = GrantRef(*gref);
+    }
+    let indirect = Indirect { operation: inner, nr_segments: count, sector: Sector512(sector), pages };
+    Request { id, operation: operation::INDIRECT, handle: 0, what: What::Indirect(indirect) }
+}
+
+impl Front {
+    pub fn new(domain: &Arc<Domain>, abi: Abi, pages: u32) -> Front {
+        let (region, _) = Region::shared("ring", u64::from(pages) * PAGE, GuestAddress(0)).unwrap();
+        let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
+        let ring = BlkifRing::resolve(&memory, GuestAddress(0), pages, abi).unwrap();
+        Front { ring: FrontRing::init(ring), memory, pages, abi, domain: Arc::clone(domain) }
+    }
+
+    /// The other end of its ring.
+    pub fn back_end(&self, position: Position) -> BackRing {
+        let ring = BlkifRing::resolve(&self.memory, GuestAddress(0), self.pages, self.abi).unwrap();
+        BackRing::new(ring, position)
+    }
+
+    /// Puts a request on.
+    pub fn put(&mut self, request: &Request) {
+        assert!(self.ring.put(&RawRequest::encode(self.abi, request)), "there is room");
+    }
+
+    /// Puts a request on and shows it. Whether an event is wanted.
+    pub fn send(&mut self, request: &Request) -> bool {
+        self.put(request);
+        self.ring.publish()
+    }
+
+    /// Writes segments into pages that are granted as `grefs`, and names them.
+    pub fn send_indirect(
+        &mut self,
+        id: u64,
+        inner: u8,
+        sector: u64,
+        segments: &[Segment],
+        grefs: &[(u32, u32)],
+    ) -> bool {
+        self.write_segments(segments, grefs);
+        let refs: Vec<u32> = grefs.iter().map(|(gref, _)| *gref).collect();
+        self.send(&indirect(id, inner, sector, segments.len() as u16, &refs))
+    }
+
+    /// Writes segments into pages, given as grant and page.
+    pub fn write_segments(&self, segments: &[Segment], grefs: &[(u32, u32)]) {
+        for (chunk, (_, page)) in segments.chunks(SEGMENTS_PER_PAGE).zip(grefs) {
+            for (at, segment) in (0..).zip(chunk) {
+                self.domain.write(*page, at * SEGMENT_BYTES as u64, &segment.to_bytes());
+            }
+        }
+    }
+
+    /// All responses that are there: id, operation and status.
+    pub fn responses(&mut self) -> Vec<(u64, u8, i16)> {
+        self.ring.look().expect("the back-end keeps to the protocol");
+        std::iter::from_fn(|| self.ring.take()).map(|found| (found.id, found.operation, found.status)).collect()
+    }
+
+    /// All statuses that are there, by id.
+    pub fn statuses(&mut self) -> HashMap<u64, i16> {
+        self.responses().into_iter().map(|(id, _, status)| (id, status)).collect()
+    }
+}

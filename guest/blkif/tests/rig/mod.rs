@@ -1,0 +1,72 @@
+//! Both ends of a ring without a hypervisor: a domain with pages and a grant table, a frontend that writes what it likes, a queue that
+//! is stepped by hand, and a disk in memory.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+pub mod back;
+pub mod domain;
+pub mod front;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolOwner, VbdOptions};
+use mqblk_core::{BlockSize, ByteLen, DiscardLimits, Geometry, Limits};
+use mqblk_ring::blkif::Abi;
+
+/// Sectors of the disk.
+pub const SECTORS: u64 = 4096;
+/// Bytes of a sector.
+pub const SECTOR: u64 = mqblk_core::units::SECTOR_BYTES;
+/// Bytes of a page.
+pub const PAGE: u64 = mqblk_memory::PAGE_BYTES as u64;
+
+/// A device that can do everything.
+pub fn options(mode: GrantMode) -> VbdOptions {
+    VbdOptions {
+        geometry: Geometry {
+            size: ByteLen(SECTORS * SECTOR),
+            logical_block: BlockSize::B512,
+            physical_block: BlockSize::B4096,
+            alignment_offset: 0,
+            min_io: ByteLen(4096),
+            opt_io: ByteLen(0),
+            read_only: false,
+        },
+        limits: Limits {
+            max_transfer: ByteLen(1 << 20),
+            max_segments: 1024,
+            discard: Some(DiscardLimits { granularity: ByteLen(4096), max_len: ByteLen(64 << 10) }),
+            write_zeroes: None,
+            volatile_cache: true,
+            cost_per_request: false,
+            uses_fixed_buffers: false,
+        },
+        abi: Abi::X86_64,
+        persistent: mode == GrantMode::Persistent,
+        max_indirect_segments: 256,
+        discard: true,
+        discard_secure: true,
+        barrier: true,
+        flush: true,
+        write_through: false,
+        mode,
+        pool: PoolOwner::PerRing,
+        budget: GrantBudget::new(1 << 20),
+        persistent_max: DEFAULT_PERSISTENT_MAX,
+        persistent_idle: Duration::ZERO,
+        rings: 1,
+    }
+}
+
+/// The three ways to a frontend's pages.
+pub const MODES: [GrantMode; 3] = [GrantMode::Copy, GrantMode::Map, GrantMode::Persistent];
+
+/// A domain, a device of one ring, and both ends of that.
+pub fn rig(options: VbdOptions) -> (Arc<domain::Domain>, front::Front, back::Back) {
+    let domain = domain::Domain::new(2048);
+    let abi = options.abi;
+    let vbd = mqblk_blkif::Vbd::new(options);
+    let front = front::Front::new(&domain, abi, 1);
+    let back = back::Back::new(&vbd, &domain, &front);
+    (domain, front, back)
+}

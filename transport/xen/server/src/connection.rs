@@ -1,0 +1,168 @@
+//! From a frontend's keys to rings that workers serve.
+
+use std::sync::Arc;
+
+use mqblk_blkif::journal::{Journal, JournalSlot};
+use mqblk_blkif::{BlkifQueue, RingParts, Vbd};
+use mqblk_core::{DiskSlot, Wake};
+use mqblk_engine::{Engine, Kick, Lane, QueueDisk, QueueHandle, QueueOptions};
+use mqblk_memory::{DomainId, GrantAccess, GuestAddress, PageArena, PageSlot};
+use mqblk_ring::blkif::{Abi, BackRing, BlkifRing, RawRequest};
+use mqblk_xen::Xen;
+
+use crate::frontend::{Published, RingKeys, identity};
+use crate::journals::Journals;
+use crate::name::DeviceName;
+use crate::storage::Backing;
+
+/// A ring's pages, mapped until this is dropped.
+struct RingPages {
+    arena: PageArena,
+    grants: Box<dyn GrantAccess>,
+}
+
+impl RingPages {
+    fn map(xen: &dyn Xen, front: DomainId, ring: &RingKeys) -> Result<RingPages, String> {
+        let pages = ring.refs.len() as u32;
+        let arena = PageArena::reserve(pages).map_err(|error| format!("addresses for {pages} pages: {error}"))?;
+        let mut grants = xen.grants(front).map_err(|error| error.to_string())?;
+        let refs: Vec<u32> = ring.refs.iter().map(|gref| gref.0).collect();
+        grants.map(&arena, PageSlot(0), &ring.refs, true).map_err(|error| {
+            format!("ring-ref: found {refs:?}, which cannot be mapped ({error}), expected grants for us")
+        })?;
+        Ok(RingPages { arena, grants })
+    }
+
+    fn resolve(&self, abi: Abi) -> Result<BlkifRing, String> {
+        let memory = self.arena.memory();
+        BlkifRing::resolve(memory, GuestAddress(0), self.arena.pages(), abi).map_err(|error| error.to_string())
+    }
+}
+
+impl Drop for RingPages {
+    fn drop(&mut self) {
+        if let Err(error) = self.grants.unmap(&self.arena, PageSlot(0)) {
+            tracing::error!(%error, "a ring's pages cannot be let go");
+        }
+    }
+}
+
+/// Where a ring is taken up.
+struct Start {
+    ring: BackRing,
+    journal: Option<Journal>,
+    replay: Vec<(JournalSlot, RawRequest)>,
+}
+
+/// All that is needed for a device's rings.
+pub(crate) struct Connect<'a> {
+    pub(crate) xen: &'a dyn Xen,
+    pub(crate) engine: &'a Engine,
+    pub(crate) name: &'a DeviceName,
+    pub(crate) backing: &'a Backing,
+    pub(crate) queue_map: &'a [u16],
+    pub(crate) journals: Option<&'a Journals>,
+    /// A process before this one served these rings.
+    pub(crate) resume: bool,
+    /// Told, on a worker's thread, when a ring turns out to be broken.
+    pub(crate) on_broken: Arc<dyn Fn(usize, &str) + Send + Sync>,
+}
+
+/// Handles of a device's rings.
+pub(crate) type Handles = Vec<QueueHandle<BlkifQueue<Lane>>>;
+
+impl Connect<'_> {
+    /// Gives all the rings to workers, or none.
+    pub(crate) fn all(&self, vbd: &Arc<Vbd>, published: &Published) -> Result<Handles, String> {
+        let mut handles = Handles::new();
+        for (index, ring) in published.rings.iter().enumerate() {
+            match self.one(vbd, published.abi, index, ring) {
+                Ok(handle) => handles.push(handle),
+                Err(why) => {
+                    for handle in handles {
+                        // They have served nothing: a frontend sends its first request when all are connected.
+                        let _ = handle.detach(|_| {});
+                    }
+                    return Err(format!("ring {index}: {why}"));
+                }
+            }
+        }
+        Ok(handles)
+    }
+
+    fn one(
+        &self,
+        vbd: &Arc<Vbd>,
+        abi: Abi,
+        index: usize,
+        keys: &RingKeys,
+    ) -> Result<QueueHandle<BlkifQueue<Lane>>, String> {
+        let front = self.name.front;
+        let pages = RingPages::map(self.xen, front, keys)?;
+        let start = self.start(&pages, abi, index, keys)?;
+        let port = self.xen.bind(front, keys.port).map_err(|error| format!("event-channel: {error}"))?;
+        let grants = self.xen.grants(front).map_err(|error| error.to_string())?;
+        if self.resume {
+            // An event for responses that were published before may have been lost with the process.
+            port.channel.notify();
+        }
+        let (tell, settings) = (Arc::clone(&self.on_broken), &self.backing.settings);
+        let options = QueueOptions {
+            disks: vec![QueueDisk {
+                slot: DiskSlot::FIRST,
+                disk: Arc::clone(&self.backing.disk),
+                plug: self.backing.plug,
+            }],
+            kick: Some(Kick::from(port.descriptor)),
+            poll: settings.poll,
+            coalesce: settings.coalesce,
+            paused: false,
+            on_broken: Box::new(move |why| tell(index, why)),
+        };
+        let (vbd, channel) = (Arc::clone(vbd), port.channel);
+        let Start { ring, journal, replay } = start;
+        let make = move |lane: &mut Lane, waker: &Arc<dyn Wake>| {
+            let waker = Arc::clone(waker);
+            let parts = RingParts { ring, grants, channel, waker, journal, replay, keep: Some(Box::new(pages)) };
+            vbd.queue(lane, parts).map_err(|error| error.to_string())
+        };
+        let leave = |queue: &mut BlkifQueue<Lane>, lane: &mut Lane| queue.close(lane);
+        let worker = self.queue_map.get(index).copied().unwrap_or_default();
+        self.engine.attach(worker.into(), options, make, leave).map_err(|error| error.to_string())
+    }
+
+    /// Where the ring is taken up: by its journal, if there is one of a process before this one; else by what lies in it.
+    fn start(&self, pages: &RingPages, abi: Abi, index: usize, keys: &RingKeys) -> Result<Start, String> {
+        let ring = BackRing::attach(pages.resolve(abi)?);
+        let Some(journals) = self.journals else {
+            self.without_journal(&ring, index, "journals are off");
+            return Ok(Start { ring, journal: None, replay: Vec::new() });
+        };
+        let file = journals.open(self.name, index).map_err(|error| error.to_string())?;
+        let (entries, identity) = (ring.size(), identity(self.name.front, self.name.devid, abi, index, keys));
+        if self.resume {
+            match Journal::resume(&file, entries, identity, ring.published()) {
+                Ok((journal, found)) => {
+                    tracing::info!(device = %self.name, ring = index, replayed = found.replay.len(), "ring taken up");
+                    let ring = BackRing::new(pages.resolve(abi)?, found.position);
+                    return Ok(Start { ring, journal: Some(journal), replay: found.replay });
+                }
+                Err(error) => self.without_journal(&ring, index, &error.to_string()),
+            }
+        }
+        let journal = Journal::create(&file, entries, identity, ring.position());
+        let journal = journal.map_err(|error| format!("journal: {error}"))?;
+        Ok(Start { ring, journal: Some(journal), replay: Vec::new() })
+    }
+
+    /// A ring is taken up by what lies in it: all is well if nothing was answered out of order.
+    fn without_journal(&self, ring: &BackRing, index: usize, why: &str) {
+        if self.resume && ring.waiting() != Ok(0) {
+            tracing::warn!(
+                device = %self.name,
+                ring = index,
+                "requests without a response are read from the ring again, where responses may have replaced some: {why}"
+            );
+        }
+    }
+}

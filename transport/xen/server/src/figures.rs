@@ -1,0 +1,143 @@
+//! What can be asked of a device from any thread while it is served: what its rings count.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mqblk_blkif::{BlkifQueue, GrantCounters, Vbd};
+use mqblk_core::{ByteLen, DiskSlot};
+use mqblk_engine::{Lane, PlugOptions, QueueHandle, QueueReport, Tally, WorkerReport};
+
+use crate::name::DeviceName;
+
+/// The rings that are served now.
+#[derive(Default)]
+struct Served {
+    handles: Vec<QueueHandle<BlkifQueue<Lane>>>,
+    vbd: Option<Arc<Vbd>>,
+    /// What rings of earlier connections counted.
+    before: GrantCounters,
+}
+
+/// One device with an open disk.
+pub struct Figures {
+    /// The device.
+    pub name: DeviceName,
+    /// Names its disk.
+    pub id: String,
+    /// The kind of storage.
+    pub storage: String,
+    /// How its requests are joined.
+    pub plug: PlugOptions,
+    /// Rings that it offers, each with its worker.
+    pub queue_map: Vec<u16>,
+    tally: Tally,
+    served: Mutex<Served>,
+}
+
+impl Figures {
+    pub(crate) fn new(
+        name: DeviceName,
+        id: String,
+        storage: String,
+        plug: PlugOptions,
+        queue_map: Vec<u16>,
+    ) -> Figures {
+        let tally = Tally::new(queue_map.len());
+        Figures { name, id, storage, plug, queue_map, tally, served: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Served> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What each ring has counted since the disk was opened, by what the workers said. `None` when they were asked while a ring came
+    /// or went: ask them again.
+    pub fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
+        self.tally.report(workers)
+    }
+
+    /// What its rings counted of grants, since the disk was opened. Asks the workers.
+    pub fn grants(&self) -> GrantCounters {
+        let served = self.lock();
+        let mut total = served.before;
+        for handle in &served.handles {
+            if let Ok(now) = handle.visit(|queue, _| queue.grant_counters()) {
+                total.add(&now);
+            }
+        }
+        total
+    }
+
+    /// Rings that are served now.
+    pub fn rings(&self) -> usize {
+        self.lock().handles.len()
+    }
+
+    /// Rings are served from now on.
+    pub(crate) fn connected(&self, vbd: Arc<Vbd>, handles: Vec<QueueHandle<BlkifQueue<Lane>>>) {
+        for (handle, index) in handles.iter().zip(0..) {
+            self.tally.attached(index, handle.id());
+        }
+        let mut served = self.lock();
+        (served.vbd, served.handles) = (Some(vbd), handles);
+    }
+
+    /// Has idle rings let go of what they do not use.
+    pub(crate) fn tend(&self) {
+        if let Some(vbd) = &self.lock().vbd {
+            vbd.tend();
+        }
+    }
+
+    /// Has the rings see the disk's new size.
+    pub(crate) fn resized(&self, size: ByteLen) {
+        let served = self.lock();
+        if let Some(vbd) = &served.vbd {
+            vbd.set_size(size);
+        }
+        for handle in &served.handles {
+            if let Err(gone) = handle.refresh_disk(DiskSlot::FIRST) {
+                tracing::error!(device = %self.name, "{gone}");
+            }
+        }
+    }
+
+    /// Takes the rings back, and waits until nothing of them is in flight. How many there were.
+    pub(crate) fn tear_down(&self) -> usize {
+        let (handles, _vbd) = {
+            let mut served = self.lock();
+            (std::mem::take(&mut served.handles), served.vbd.take())
+        };
+        let count = handles.len();
+        for (handle, index) in handles.into_iter().zip(0..) {
+            let last = handle.visit(|queue, _| queue.grant_counters()).unwrap_or_default();
+            let waiting = |waited: Duration| {
+                tracing::warn!(device = %self.name, ring = index, "waiting for storage since {} s", waited.as_secs());
+            };
+            match handle.detach(waiting) {
+                Ok(left) => {
+                    self.tally.detached(index, &left.report);
+                    let c = left.report.counters;
+                    tracing::info!(
+                        device = %self.name,
+                        ring = index,
+                        requests = c.requests,
+                        reads = c.reads,
+                        writes = c.writes,
+                        flushes = c.flushes,
+                        errors = c.errors,
+                        malformed = c.malformed,
+                        kicks = c.kicks,
+                        calls = c.calls,
+                        "ring stopped"
+                    );
+                }
+                Err(gone) => tracing::error!(device = %self.name, ring = index, "{gone}"),
+            }
+            // Nothing is mapped or kept any more.
+            let ended = GrantCounters { held: 0, buffer_pages: 0, ..last };
+            self.lock().before.add(&ended);
+        }
+        count
+    }
+}

@@ -1,0 +1,457 @@
+//! A toolstack's work: makes devices and removes them, by xenstore alone. Whoever serves them need not be asked.
+
+use std::time::{Duration, Instant};
+
+use mqblk_memory::DomainId;
+use mqblk_xen::XenError;
+use mqblk_xen::store::{Access, Permission, Store, StoreError, Transaction};
+use mqblk_xen::vbd::{self, State, keys};
+
+use crate::device::{RESIZE, RESIZE_ERROR};
+use crate::name::DeviceName;
+
+/// Why a toolstack could not do something.
+#[derive(Debug, thiserror::Error)]
+pub enum ToolError {
+    /// Xenstore refuses.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// There is no way to xenstore.
+    #[error(transparent)]
+    Xen(#[from] XenError),
+    /// The domain is not there.
+    #[error("domid: found {0}, expected a domain that is there")]
+    NoDomain(u16),
+    /// The device's number is taken.
+    #[error("vdev: found {vdev}, which domain {front} has already ({what}), expected one that is free")]
+    Taken {
+        /// As the guest calls it.
+        vdev: String,
+        /// The domain.
+        front: u16,
+        /// What it is.
+        what: String,
+    },
+    /// There is no such device.
+    #[error("vdev: found {vdev}, which domain {front} does not have with a backend of type {type_name}")]
+    NoDevice {
+        /// As the guest calls it.
+        vdev: String,
+        /// The domain.
+        front: u16,
+        /// The type.
+        type_name: String,
+    },
+    /// The backend refuses.
+    #[error("{name}: the backend says: {why}")]
+    Refused {
+        /// The device.
+        name: DeviceName,
+        /// Why.
+        why: String,
+    },
+    /// It takes too long.
+    #[error(
+        "{name}: found backend state {backend} and frontend state {frontend} after {waited:?}, expected {expected}{hint}"
+    )]
+    Late {
+        /// The device.
+        name: DeviceName,
+        /// State of the backend.
+        backend: State,
+        /// State of the frontend.
+        frontend: State,
+        /// How long was waited.
+        waited: Duration,
+        /// What was waited for.
+        expected: &'static str,
+        /// What may be the matter.
+        hint: &'static str,
+    },
+}
+
+/// A device to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewDevice {
+    /// Which.
+    pub name: DeviceName,
+    /// What is behind it: the `params` key.
+    pub params: String,
+    /// The guest may not write.
+    pub read_only: bool,
+}
+
+/// Where a device is in xenstore.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// The backend's directory.
+    pub backend: String,
+    /// The frontend's.
+    pub frontend: String,
+    error: String,
+}
+
+impl Places {
+    /// Of a device whose backend domain `own` has.
+    pub fn of(own: DomainId, name: &DeviceName) -> Places {
+        Places {
+            backend: vbd::backend(own, &name.type_name, name.front, name.devid),
+            frontend: vbd::frontend(name.front, name.devid),
+            error: vbd::backend_error(own, &name.type_name, name.front, name.devid),
+        }
+    }
+}
+
+/// What became of a device that was to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// It was made.
+    New,
+    /// It was there, with the same `params`.
+    Already,
+}
+
+/// Makes a device: both directories in one transaction, as each end expects to find the other.
+///
+/// # Errors
+/// When the domain is not there, it has such a device that is something else, or xenstore refuses.
+pub fn attach(store: &mut Store, own: DomainId, device: &NewDevice) -> Result<Made, ToolError> {
+    let NewDevice { name, params, read_only } = device;
+    let Places { backend, frontend, error } = Places::of(own, name);
+    enum Found {
+        Made(Made),
+        NoDomain,
+        Taken(String),
+    }
+    let found = store.transaction(|transaction| {
+        if transaction.list(&vbd::domain(name.front))?.is_none() {
+            return Ok(Found::NoDomain);
+        }
+        if transaction.read(&format!("{backend}/{}", keys::STATE))?.is_some() {
+            let there = transaction.read(&format!("{backend}/{}", keys::PARAMS))?.unwrap_or_default();
+            let same = there == *params;
+            return Ok(if same { Found::Made(Made::Already) } else { Found::Taken(format!("params {there}")) });
+        }
+        if let Some(other) = transaction.read(&format!("{frontend}/{}", keys::BACKEND))?
+            && other != backend
+            && transaction.read(&format!("{other}/{}", keys::STATE))?.is_some()
+        {
+            return Ok(Found::Taken(format!("backend {other}")));
+        }
+        // What somebody left there without a backend.
+        for place in [&backend, &frontend, &error] {
+            transaction.remove(place)?;
+        }
+        let (front, vdev) = (name.front, name.vdev());
+        let mode = if *read_only { "r" } else { "w" };
+        let pairs: [(&str, &str); 12] = [
+            (keys::FRONTEND, &frontend),
+            (keys::FRONTEND_ID, &front.0.to_string()),
+            (keys::ONLINE, "1"),
+            (keys::REMOVABLE, "0"),
+            (keys::BOOTABLE, "1"),
+            (keys::DEV, &vdev),
+            (keys::TYPE, &name.type_name),
+            (keys::PARAMS, params),
+            (keys::MODE, mode),
+            (keys::DEVICE_TYPE, "disk"),
+            (keys::SPECIFICATION, "xen"),
+            (keys::STATE, "1"),
+        ];
+        make(transaction, &backend, [own, front], &pairs)?;
+        let pairs = [
+            (keys::BACKEND, backend.as_str()),
+            (keys::BACKEND_ID, &own.0.to_string()),
+            (keys::VIRTUAL_DEVICE, &name.devid.to_string()),
+            (keys::DEVICE_TYPE, "disk"),
+            (keys::STATE, "1"),
+        ];
+        make(transaction, &frontend, [front, own], &pairs)?;
+        Ok(Found::Made(Made::New))
+    })?;
+    match found {
+        Found::Made(made) => Ok(made),
+        Found::NoDomain => Err(ToolError::NoDomain(name.front.0)),
+        Found::Taken(what) => Err(ToolError::Taken { vdev: name.vdev(), front: name.front.0, what }),
+    }
+}
+
+/// A directory of the first domain, which the second may read.
+fn make(
+    transaction: &mut Transaction<'_>,
+    folder: &str,
+    [owner, reader]: [DomainId; 2],
+    pairs: &[(&str, &str)],
+) -> Result<(), StoreError> {
+    let permissions =
+        [Permission { domain: owner, access: Access::None }, Permission { domain: reader, access: Access::Read }];
+    transaction.make(folder)?;
+    transaction.set_permissions(folder, &permissions)?;
+    for (key, value) in pairs {
+        let path = format!("{folder}/{key}");
+        transaction.write(&path, value)?;
+        transaction.set_permissions(&path, &permissions)?;
+    }
+    Ok(())
+}
+
+/// Both ends' states, and what the backend complains of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ends {
+    /// The backend's; `None`: there is no such device.
+    pub backend: Option<State>,
+    /// The frontend's.
+    pub frontend: State,
+    /// The backend's `error` node.
+    pub error: Option<String>,
+}
+
+fn ends(store: &mut Store, places: &Places) -> Result<Ends, StoreError> {
+    let backend = store.read(&format!("{}/{}", places.backend, keys::STATE))?;
+    let frontend = read_of_guest(store, &format!("{}/{}", places.frontend, keys::STATE))?;
+    Ok(Ends {
+        backend: backend.map(|state| State::parse(Some(&state))),
+        frontend: State::parse(frontend.as_deref()),
+        error: store.read(&places.error)?,
+    })
+}
+
+/// What a guest may have written; what is no text is as good as nothing.
+fn read_of_guest(store: &mut Store, path: &str) -> Result<Option<String>, StoreError> {
+    store.read(path).or_else(|error| if error.is_lost() { Err(error) } else { Ok(None) })
+}
+
+/// Looks at a device again whenever something of it changes, until `judge` is content or time is up: then `None`.
+fn wait_until<T>(
+    store: &mut Store,
+    places: &Places,
+    patience: Duration,
+    mut judge: impl FnMut(&mut Store, &Ends) -> Result<Option<T>, ToolError>,
+) -> Result<Option<T>, ToolError> {
+    const TOKEN: &str = "wait";
+    let deadline = Instant::now() + patience;
+    let watched = [places.backend.clone(), format!("{}/{}", places.frontend, keys::STATE), places.error.clone()];
+    for path in &watched {
+        store.watch(path, TOKEN)?;
+    }
+    let found = loop {
+        let now = ends(store, places)?;
+        if let Some(found) = judge(store, &now)? {
+            break Some(found);
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break None;
+        }
+        store.next_event(Some(left))?;
+        // Of a burst of changes only the last matters.
+        while store.next_event(Some(Duration::ZERO))?.is_some() {}
+    };
+    for path in &watched {
+        store.unwatch(path, TOKEN)?;
+    }
+    Ok(found)
+}
+
+fn late(name: &DeviceName, now: Ends, waited: Duration, expected: &'static str, hint: &'static str) -> ToolError {
+    let (backend, frontend) = (now.backend.unwrap_or_default(), now.frontend);
+    ToolError::Late { name: name.clone(), backend, frontend, waited, expected, hint }
+}
+
+/// Waits until both ends of a device are connected.
+///
+/// # Errors
+/// When the backend says why not, or time is up.
+pub fn wait_connected(
+    store: &mut Store,
+    own: DomainId,
+    name: &DeviceName,
+    patience: Duration,
+) -> Result<(), ToolError> {
+    let places = Places::of(own, name);
+    let connected = wait_until(store, &places, patience, |_, now| match (now.backend, &now.error) {
+        (Some(State::Connected), _) if now.frontend == State::Connected => Ok(Some(())),
+        (Some(State::Closing | State::Closed), Some(why)) => {
+            Err(ToolError::Refused { name: name.clone(), why: why.clone() })
+        }
+        (None, _) => Err(no_device(name)),
+        _ => Ok(None),
+    })?;
+    if connected.is_some() {
+        return Ok(());
+    }
+    let now = ends(store, &places)?;
+    let hint = match now.backend {
+        Some(State::Initialising) => " (does a backend for this type run?)",
+        Some(State::InitWait) => " (does the guest have a driver?)",
+        _ => "",
+    };
+    Err(late(name, now, patience, "both Connected (4)", hint))
+}
+
+fn no_device(name: &DeviceName) -> ToolError {
+    ToolError::NoDevice { vdev: name.vdev(), front: name.front.0, type_name: name.type_name.clone() }
+}
+
+/// Has a device closed by both ends, and removes it. `force`: removes it first, whatever they do.
+///
+/// # Errors
+/// When there is none, or the guest does not let go of it in time; then it is asked to still.
+pub fn detach(
+    store: &mut Store,
+    own: DomainId,
+    name: &DeviceName,
+    patience: Duration,
+    force: bool,
+) -> Result<(), ToolError> {
+    let places = Places::of(own, name);
+    let there = store.transaction(|transaction| {
+        let there = transaction.read(&format!("{}/{}", places.backend, keys::STATE))?.is_some();
+        if there && !force {
+            transaction.write(&format!("{}/{}", places.backend, keys::ONLINE), "0")?;
+            transaction.write(&format!("{}/{}", places.backend, keys::STATE), &State::Closing.to_string())?;
+        }
+        Ok(there)
+    })?;
+    if !there {
+        return Err(no_device(name));
+    }
+    if !force {
+        let closed = wait_until(store, &places, patience, |_, now| {
+            Ok(matches!(now.backend, None | Some(State::Closed)).then_some(()))
+        })?;
+        if closed.is_none() {
+            let now = ends(store, &places)?;
+            let hint = " (is it in use in the guest, or does no backend run? --force removes it all the same)";
+            return Err(late(name, now, patience, "a backend that is Closed (6)", hint));
+        }
+    }
+    remove(store, &places)?;
+    Ok(())
+}
+
+/// Removes both directories of a device, and what was complained of.
+fn remove(store: &mut Store, places: &Places) -> Result<(), StoreError> {
+    store.transaction(|transaction| {
+        for place in [&places.backend, &places.frontend, &places.error] {
+            transaction.remove(place)?;
+        }
+        Ok(())
+    })
+}
+
+/// Asks the backend to make a device's disk another size: `10G`, or `now` for what the storage has. Returns its size in units of 512
+/// bytes.
+///
+/// # Errors
+/// When there is no such device, the backend refuses, or does not answer in time.
+pub fn resize(
+    store: &mut Store,
+    own: DomainId,
+    name: &DeviceName,
+    size: &str,
+    patience: Duration,
+) -> Result<u64, ToolError> {
+    let places = Places::of(own, name);
+    let at = |key: &str| format!("{}/{key}", places.backend);
+    let there = store.transaction(|transaction| {
+        let there = transaction.read(&at(keys::STATE))?.is_some();
+        if there {
+            transaction.remove(&at(RESIZE_ERROR))?;
+            transaction.write(&at(RESIZE), size)?;
+        }
+        Ok(there)
+    })?;
+    if !there {
+        return Err(no_device(name));
+    }
+    let done = wait_until(store, &places, patience, |store, now| {
+        if now.backend.is_none() {
+            return Err(no_device(name));
+        }
+        if store.read(&at(RESIZE))?.is_some() {
+            return Ok(None);
+        }
+        match store.read(&at(RESIZE_ERROR))? {
+            Some(why) => Err(ToolError::Refused { name: name.clone(), why }),
+            None => Ok(Some(number(store.read(&at(keys::SECTORS))?))),
+        }
+    })?;
+    match done {
+        Some(sectors) => Ok(sectors.unwrap_or_default()),
+        None => {
+            store.remove(&at(RESIZE))?;
+            let now = ends(store, &places)?;
+            let hint = " (does a backend for this type run?)";
+            Err(late(name, now, patience, "the key resize to be gone", hint))
+        }
+    }
+}
+
+fn number(value: Option<String>) -> Option<u64> {
+    value?.trim().parse().ok()
+}
+
+/// A device, as xenstore tells of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Which.
+    pub name: DeviceName,
+    /// The backend's state.
+    pub backend: State,
+    /// The frontend's state.
+    pub frontend: State,
+    /// Whether it is to stay.
+    pub online: bool,
+    /// What is behind it.
+    pub params: String,
+    /// `w` or `r`.
+    pub mode: String,
+    /// Size in units of 512 bytes, once the backend has told it.
+    pub sectors: Option<u64>,
+    /// Rings that the frontend has, once it has published some.
+    pub queues: Option<u64>,
+    /// Rings that it may have.
+    pub max_queues: Option<u64>,
+    /// What the backend complains of.
+    pub error: Option<String>,
+}
+
+/// All devices with a backend of a type in domain `own`.
+///
+/// # Errors
+/// When xenstore refuses.
+pub fn list(store: &mut Store, own: DomainId, type_name: &str) -> Result<Vec<Listed>, StoreError> {
+    let folder = vbd::backends(own, type_name);
+    let mut found = Vec::new();
+    for front in store.list(&folder)?.unwrap_or_default() {
+        let Ok(front) = front.parse().map(DomainId) else { continue };
+        for devid in store.list(&format!("{folder}/{}", front.0))?.unwrap_or_default() {
+            let Ok(devid) = devid.parse() else { continue };
+            let name = DeviceName { type_name: type_name.to_owned(), front, devid };
+            found.extend(listed(store, own, name)?);
+        }
+    }
+    found.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(found)
+}
+
+fn listed(store: &mut Store, own: DomainId, name: DeviceName) -> Result<Option<Listed>, StoreError> {
+    let places = Places::of(own, &name);
+    let now = ends(store, &places)?;
+    let Some(backend) = now.backend else { return Ok(None) };
+    let mut read = |key: &str| store.read(&format!("{}/{key}", places.backend));
+    let (params, mode) = (read(keys::PARAMS)?.unwrap_or_default(), read(keys::MODE)?.unwrap_or_default());
+    let online = read(keys::ONLINE)?.is_none_or(|value| value.trim() != "0");
+    let (sectors, max_queues) = (number(read(keys::SECTORS)?), number(read(keys::MULTI_QUEUE_MAX_QUEUES)?));
+    let published = matches!(now.frontend, State::Initialised | State::Connected);
+    let queues = match published {
+        true => {
+            let key = format!("{}/{}", places.frontend, keys::MULTI_QUEUE_NUM_QUEUES);
+            Some(number(read_of_guest(store, &key)?).unwrap_or(1))
+        }
+        false => None,
+    };
+    let (frontend, error) = (now.frontend, now.error);
+    Ok(Some(Listed { name, backend, frontend, online, params, mode, sectors, queues, max_queues, error }))
+}

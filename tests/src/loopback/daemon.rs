@@ -26,8 +26,8 @@ pub struct Daemon {
 pub struct Holds {
     /// Open file descriptors.
     pub descriptors: usize,
-    /// Threads.
-    pub threads: usize,
+    /// Threads, by name; those that the kernel makes for io_uring come and go as it likes, and are not counted.
+    pub threads: Vec<String>,
     /// Mappings of the hostile domain's pages.
     pub foreign_mappings: usize,
     /// Files of journals.
@@ -83,7 +83,6 @@ impl Daemon {
     /// When the process is gone.
     pub fn holds(&self) -> Result<Holds> {
         let proc = PathBuf::from(format!("/proc/{}", self.child.id()));
-        let count = |part: &str| std::fs::read_dir(proc.join(part)).map(Iterator::count);
         let maps = std::fs::read_to_string(proc.join("maps"))?;
         let is_foreign = |line: &&str| self.foreign.iter().any(|part| line.contains(part));
         let mut journals = Vec::new();
@@ -91,9 +90,18 @@ impl Daemon {
             journals.push(entry?.file_name().to_string_lossy().into_owned());
         }
         journals.sort();
+        let mut threads = Vec::new();
+        for entry in std::fs::read_dir(proc.join("task"))? {
+            // It may have ended meanwhile.
+            let name = std::fs::read_to_string(entry?.path().join("comm")).unwrap_or_default();
+            if !name.is_empty() && !name.starts_with("iou-") {
+                threads.push(name.trim_end().to_owned());
+            }
+        }
+        threads.sort();
         Ok(Holds {
-            descriptors: count("fd")?,
-            threads: count("task")?,
+            descriptors: std::fs::read_dir(proc.join("fd"))?.count(),
+            threads,
             foreign_mappings: maps.lines().filter(is_foreign).count(),
             journals,
         })

@@ -216,6 +216,22 @@ impl Guest {
         self.front.connect(&told).with_context(|| format!("connecting {shape:?} to {}", self.vbd.back_path()))
     }
 
+    /// Tells of rings key by key, as no frontend in order does, and that they are there. Where that leads: the back-end connects, or
+    /// gives the device up.
+    ///
+    /// # Errors
+    /// When it does neither.
+    pub fn tell(&mut self, told: &[(String, String)]) -> Result<State> {
+        for (key, value) in told {
+            self.front.write(key, value)?;
+        }
+        self.front.set_state(State::Initialised)?;
+        wait_for("the back-end connects, or does not", || {
+            let state = self.back_state()?;
+            Ok((!matches!(state, State::InitWait | State::Initialised)).then_some(state))
+        })
+    }
+
     /// Says that the frontend closes, as one in order does, and waits until nothing of it is used any more.
     ///
     /// # Errors

@@ -245,6 +245,14 @@ impl Rig {
         self.neighbour.as_mut().context("a neighbour")?.must_go_on()
     }
 
+    /// Waits until the daemon holds nothing of the hostile domain: all requests in flight have ended.
+    ///
+    /// # Errors
+    /// When it goes on to hold something.
+    pub fn comes_to_rest(&self) -> Result<()> {
+        self.daemon()?.must_hold(self.at_rest.as_ref().context("a rig that is set up")?)
+    }
+
     /// Runs one scenario; then looks whether the daemon lives, the good disk is served, and nothing was left behind.
     ///
     /// # Errors
@@ -259,8 +267,7 @@ impl Rig {
         self.daemon.as_mut().context("a daemon")?.must_live()?;
         ran?;
         self.neighbour_goes_on()?;
-        let at_rest = self.at_rest.as_ref().context("a rig that is set up")?;
-        self.daemon()?.must_hold(at_rest)?;
+        self.comes_to_rest()?;
         self.must_be_clean()
     }
 

@@ -49,7 +49,9 @@ pub(super) fn directories_removed(rig: &mut Rig) -> Result<()> {
         drop(data);
         rig.neighbour_goes_on()?;
         // Its storage is free again, when its last request has ended.
-        let mut next = wait_for("the disk's next device", || Ok(rig.attach(disk, SHAPE).ok()))?;
+        drop(guest);
+        rig.comes_to_rest()?;
+        let mut next = rig.attach(disk, SHAPE)?;
         let data = next.pages(2)?;
         if disk.id == ANY.id {
             all_work(&mut next, &data)?;

@@ -226,14 +226,12 @@ pub(super) fn unusable(rig: &mut Rig) -> Result<()> {
     let back = guest.vbd.backend;
     let read_only = guest.pages_for(back, 1, false)?;
     let strangers = guest.pages_for(STRANGER, 1, true)?;
-    let ended = guest.pages(1)?.gref(0);
     let stranger_port = guest.xen().open_port(STRANGER)?;
     let bound = guest.xen().open_port(back)?;
     let data = guest.pages(2)?;
     for (queue, key, value, words) in [
         (0, keys::RING_REF, GrantRef(u32::MAX).0, "ring-ref"),
         (1, keys::RING_REF, 0, "ring-ref"),
-        (0, keys::RING_REF, ended.0, "ring-ref"),
         (1, keys::RING_REF, read_only.gref(0).0, "ring-ref"),
         (0, keys::RING_REF, strangers.gref(0).0, "ring-ref"),
         (0, keys::EVENT_CHANNEL, u32::MAX, "event-channel"),
@@ -248,6 +246,13 @@ pub(super) fn unusable(rig: &mut Rig) -> Result<()> {
         guest.close()?;
         guest.front.begin()?;
     }
+    // A page that is not granted any more.
+    let told = guest.make_rings(shape)?;
+    let ended = guest.pages(1)?.gref(0);
+    ensure!(guest.front.connect(&told_otherwise(told, "queue-1/ring-ref", ended.0)).is_err(), "a grant that ended");
+    guest.must_fail("ring-ref").context("a grant that ended")?;
+    guest.close()?;
+    guest.front.begin()?;
     // A port that both rings want.
     let told = guest.make_rings(shape)?;
     let told = told_otherwise(told, "queue-0/event-channel", bound.port.0);

@@ -12,6 +12,23 @@ use super::wait_for;
 /// The type of the devices that it watches for: a directory of xenstore.
 pub const TYPE: &str = "mqblk-loopback";
 
+/// The files of journals of the daemon in `folder`.
+///
+/// # Errors
+/// When they cannot be listed.
+pub fn journals(folder: &Path) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(folder.join("journals"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        // Beside them is a lock for each type.
+        if !name.ends_with(".lock") {
+            all.push(name);
+        }
+    }
+    all.sort();
+    Ok(all)
+}
+
 /// A daemon. Killed when dropped, if [`stop`](Self::stop) was not called.
 #[derive(Debug)]
 pub struct Daemon {
@@ -85,11 +102,6 @@ impl Daemon {
         let proc = PathBuf::from(format!("/proc/{}", self.child.id()));
         let maps = std::fs::read_to_string(proc.join("maps"))?;
         let is_foreign = |line: &&str| self.foreign.iter().any(|part| line.contains(part));
-        let mut journals = Vec::new();
-        for entry in std::fs::read_dir(self.folder.join("journals"))? {
-            journals.push(entry?.file_name().to_string_lossy().into_owned());
-        }
-        journals.sort();
         let mut threads = Vec::new();
         for entry in std::fs::read_dir(proc.join("task"))? {
             // It may have ended meanwhile.
@@ -103,7 +115,7 @@ impl Daemon {
             descriptors: std::fs::read_dir(proc.join("fd"))?.count(),
             threads,
             foreign_mappings: maps.lines().filter(is_foreign).count(),
-            journals,
+            journals: journals(&self.folder)?,
         })
     }
 

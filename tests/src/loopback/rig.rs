@@ -286,8 +286,8 @@ impl Rig {
     pub fn finish(mut self) -> Result<u64> {
         let verified = self.neighbour.take().context("a neighbour")?.finish(&*self.tool)?;
         self.daemon.take().context("a daemon")?.stop()?;
-        let left = std::fs::read_dir(self.folder.path().join("journals"))?.count();
-        ensure!(left == 0, "{left} journals were left behind");
+        let left = super::daemon::journals(self.folder.path())?;
+        ensure!(left.is_empty(), "journals were left behind: {left:?}");
         if let Some(machine) = &self.machine {
             let counters = machine.counters();
             ensure!((counters.live_mappings, counters.open_ports) == (0, 0), "the machine still has {counters:?}");

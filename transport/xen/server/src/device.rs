@@ -106,6 +106,10 @@ pub(crate) struct Device {
     figures: Option<Arc<Figures>>,
     /// What the connected frontend was offered.
     offered: Option<Offer>,
+    /// The `params` that were read last.
+    params: Option<String>,
+    /// A state was written since the directory was found.
+    announced: bool,
 }
 
 /// What a device's thread is to do.
@@ -124,7 +128,17 @@ impl Device {
         let own = host.xen.domain();
         let backend = vbd::backend(own, &name.type_name, name.front, name.devid);
         let error = vbd::backend_error(own, &name.type_name, name.front, name.devid);
-        Device { name, backend, frontend, error, opened: None, figures: None, offered: None }
+        Device {
+            name,
+            backend,
+            frontend,
+            error,
+            opened: None,
+            figures: None,
+            offered: None,
+            params: None,
+            announced: false,
+        }
     }
 
     /// What is counted of it, if it has an open disk.
@@ -188,6 +202,9 @@ impl Device {
                     return self.rescue(host, &mut store, FAILED);
                 }
             }
+        }
+        if step.then == Some(Phase::Found) {
+            self.announced = false;
         }
         match step.then {
             Some(phase) => tracing::debug!(device = %self.name, ?phase, "step"),
@@ -272,11 +289,22 @@ impl Device {
         format!("{}/{key}", self.backend)
     }
 
-    /// Writes keys and a state at once. A directory that is gone is not made anew, and a toolstack that wants the device to go is not
-    /// written over.
-    fn write(&self, store: &mut Store, state: State, pairs: &[Pair]) -> Result<(), Failure> {
+    /// Whether the directory is the one that was found: not gone, and not gone and made anew, which only a toolstack's state 1 tells.
+    fn is_same(&self, transaction: &mut Transaction<'_>, state: &str) -> Result<bool, StoreError> {
+        if State::parse(Some(state)) != State::Initialising {
+            return Ok(true);
+        }
+        Ok(!self.announced && transaction.read(&self.key(keys::PARAMS))? == self.params)
+    }
+
+    /// Writes keys and a state at once. A directory that is gone is not made anew, one that was made anew is left for another look, and
+    /// a toolstack that wants the device to go is not written over.
+    fn write(&mut self, store: &mut Store, state: State, pairs: &[Pair]) -> Result<(), Failure> {
         let there = store.transaction(|transaction| {
             let Some(now) = transaction.read(&self.key(keys::STATE))? else { return Ok(false) };
+            if !self.is_same(transaction, &now)? {
+                return Ok(false);
+            }
             for (key, value) in pairs {
                 match value {
                     Some(value) => transaction.write(&self.key(key), value)?,
@@ -289,6 +317,7 @@ impl Device {
             }
             Ok(true)
         })?;
+        self.announced |= there;
         if there { Ok(()) } else { Err(Failure::Gone) }
     }
 
@@ -303,17 +332,30 @@ impl Device {
     }
 
     fn open_storage(&mut self, host: &Host, store: &mut Store) -> Result<(), Failure> {
-        let mut read = |key: &str| store.read(&self.key(key));
-        let Some(params) = read(keys::PARAMS)? else {
+        const READ: [&str; 6] =
+            [keys::STATE, keys::PARAMS, keys::MODE, keys::DISCARD_ENABLE, keys::DEVICE_TYPE, keys::REMOVABLE];
+        // All as of one moment: a toolstack may remove them meanwhile.
+        let read = store.transaction(|transaction| {
+            let mut values: [Option<String>; READ.len()] = Default::default();
+            for (value, key) in values.iter_mut().zip(READ) {
+                *value = transaction.read(&self.key(key))?;
+            }
+            Ok(values)
+        });
+        let [state, params, mode, discard, kind, removable] = read?;
+        if state.is_none() {
+            return Err(Failure::Gone);
+        }
+        self.params = params.clone();
+        let Some(params) = params else {
             return Err(Failure::Error(2, "params: found nothing, expected what the disk is".to_owned()));
         };
         let params = Params::parse(&params).map_err(|why| Failure::Error(INVALID, why))?;
         // As in Linux: whoever may not write must say so.
-        let read_only = read(keys::MODE)?.is_some_and(|mode| !mode.contains('w'));
-        let discard = number_or(keys::DISCARD_ENABLE, read(keys::DISCARD_ENABLE)?.as_deref(), 1, 1);
+        let read_only = mode.is_some_and(|mode| !mode.contains('w'));
+        let discard = number_or(keys::DISCARD_ENABLE, discard.as_deref(), 1, 1);
         let discard = discard.map_err(|error| Failure::Error(INVALID, error.to_string()))? == 1;
-        let cdrom = read(keys::DEVICE_TYPE)?.is_some_and(|kind| kind == "cdrom");
-        let removable = read(keys::REMOVABLE)?.is_some_and(|value| value == "1");
+        let (cdrom, removable) = (kind.as_deref() == Some("cdrom"), removable.as_deref() == Some("1"));
         let backing = host.opener.open(&params, &self.name, read_only);
         let backing = backing.map_err(|why| Failure::Error(NO_DEVICE, why))?;
         let geometry = backing.disk.geometry();

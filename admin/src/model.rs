@@ -78,7 +78,7 @@ impl Stat {
 pub struct DiskStat {
     /// Its name.
     pub id: String,
-    /// The guest interface, `virtio-blk`.
+    /// The guest interface: `virtio-blk`, `xen`.
     pub interface: String,
     /// The kind of storage: `file`, `null`, `ram`.
     pub storage: String,
@@ -92,9 +92,58 @@ pub struct DiskStat {
     pub queue_count: u32,
     /// The sums over its queues.
     pub totals: Load,
+    /// What its rings did with the guest's pages: of a Xen disk. Null for others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grants: Option<GrantStat>,
     /// Its queues, by number. Empty unless `queues` was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub queues: Vec<QueueStat>,
+}
+
+/// What the rings of a Xen disk did with the guest's pages. All but `held`, `stuck` and `buffer_pages` only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GrantStat {
+    /// Pages copied, either way.
+    pub copies: u64,
+    /// Calls that copied them.
+    pub copy_calls: u64,
+    /// Pages that could not be copied.
+    pub copy_errors: u64,
+    /// Pages mapped.
+    pub maps: u64,
+    /// Calls that mapped them.
+    pub map_calls: u64,
+    /// Calls that failed to; the pages were copied instead.
+    pub map_errors: u64,
+    /// Pages let go.
+    pub unmaps: u64,
+    /// Calls that let them go.
+    pub unmap_calls: u64,
+    /// Pages of requests that were mapped already.
+    pub persistent_hits: u64,
+    /// Pages of requests that were not.
+    pub persistent_misses: u64,
+    /// Pages let go because they were not used for long, or for others.
+    pub persistent_purged: u64,
+    /// Times that a page was copied because its ring has as many mapped as it may.
+    pub over_cap: u64,
+    /// Times that pages were copied because the host has as many mapped as it may.
+    pub over_budget: u64,
+    /// Pages that are mapped now.
+    pub held: u64,
+    /// Pages that could not be let go. They are not used any more.
+    pub stuck: u64,
+    /// Own pages that hold memory now.
+    pub buffer_pages: u64,
+    /// Requests with their segments in pages of their own.
+    pub indirect_requests: u64,
+    /// Barriers carried out.
+    pub barriers: u64,
+    /// Events sent.
+    pub events_sent: u64,
+    /// Events taken.
+    pub events_taken: u64,
 }
 
 /// One controller: a guest interface with any number of LUNs.

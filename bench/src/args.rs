@@ -1,5 +1,7 @@
 //! The command line of `mqblk bench`.
 
+pub mod xen;
+
 use std::path::PathBuf;
 
 use clap::ValueEnum;
@@ -46,11 +48,21 @@ Examples:
   mqblk bench --interface virtio-scsi --disk path=/srv/disk-{t}-{l}.img --targets 4 --luns 2 --rw read --bsrange 4k-64k
       eight files, the targets' and logical units' numbers in their names, read in blocks of mixed sizes
   mqblk bench --experiment targets --queues 1,2,4 --json targets.json
-      the tables of bandwidth against targets, over all and for each, with one request queue and with many")]
+      the tables of bandwidth against targets, over all and for each, with one request queue and with many
+  mqblk bench --interface xen --disk storage=null,size=1G --queues 1,4 --iodepth 32 --grants copy,persistent
+      Xen's block interface on a simulated machine: frontend here, the server as its back-end
+  mqblk bench --interface xen --vdev xvdb --label blkback --vdev xvdc --label mqblk --iodepth 32
+      two devices of the domain that this runs in, whose back-ends run already, without a driver in the kernel
+  mqblk bench --experiment xen-queues --json xen-queues.json
+      the table of IOPS against rings, with granted pages kept for each ring and for all of them in common")]
 pub struct Args {
     /// Guest interface: of the servers at --socket, and of those that are started [default: virtio-blk]
     #[arg(long, value_enum)]
     pub interface: Option<Interface>,
+
+    /// Of `--interface xen`.
+    #[command(flatten)]
+    pub xen: xen::XenArgs,
 
     /// Socket of a running vhost-user server; may be repeated
     #[arg(long, value_name = "PATH")]
@@ -61,7 +73,7 @@ pub struct Args {
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub disk: Vec<String>,
 
-    /// Names for the targets in the results, in order: sockets first, then disks [default: socket path or disk argument]
+    /// Names for the targets in the results, in order: sockets or devices first, then disks [default: what was given]
     #[arg(long, value_name = "NAME")]
     pub label: Vec<String>,
 
@@ -126,7 +138,8 @@ pub struct Args {
     pub threads: Option<u16>,
 
     /// I/Os to submit at once and to wait for at once (fio's iodepth_batch and iodepth_batch_complete_min); 0: iodepth
-    #[arg(long, value_delimiter = ',', value_name = "N,...", default_value = "1")]
+    /// [default: 1]
+    #[arg(long, value_delimiter = ',', value_name = "N,...")]
     pub batch: Vec<u16>,
 
     /// Seconds to measure; 0: until each block was done once [default: 5, with --verify 0]
@@ -171,9 +184,9 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_name = "CPU,...")]
     pub pin: Vec<u16>,
 
-    /// Entries of each queue
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(4..=32768))]
-    pub queue_size: u16,
+    /// Entries of each virtqueue [default: 256]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(4..=32768))]
+    pub queue_size: Option<u16>,
 
     /// How requests lie in the ring: direct descriptors, an indirect table each, or what the depth allows
     #[arg(long, value_enum, default_value_t = Descriptors::Auto)]
@@ -296,6 +309,15 @@ pub enum Descriptors {
 }
 
 impl Descriptors {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Descriptors::Auto => "auto",
+            Descriptors::Direct => "direct",
+            Descriptors::Indirect => "indirect",
+        }
+    }
+
     /// As the driver has it, for I/Os of at most `bs`.
     pub fn shape(self, bs: ByteLen) -> ShapeChoice {
         match self {

@@ -20,6 +20,8 @@ pub struct Defaults {
     pub bs: Result<BlockSizes, Sizes>,
     /// `--iodepth`.
     pub iodepth: u16,
+    /// `--batch`.
+    pub batch: u16,
     /// `--queues`.
     pub queues: &'static [u16],
     /// `--targets`.
@@ -45,6 +47,7 @@ impl Default for Defaults {
             rw: Rw::Randread,
             bs: Ok(bs),
             iodepth: 1,
+            batch: 1,
             queues: &[1],
             targets: &[1],
             jobs: None,
@@ -64,7 +67,8 @@ impl Defaults {
             }
         }
         args.interface.get_or_insert(self.interface);
-        if let (true, true, Some(disk)) = (args.socket.is_empty(), args.disk.is_empty(), self.disk) {
+        let running = !args.socket.is_empty() || !args.xen.vdev.is_empty();
+        if let (false, true, Some(disk)) = (running, args.disk.is_empty(), self.disk) {
             args.disk.push(disk.to_owned());
         }
         fill(&mut args.rw, &[self.rw]);
@@ -75,6 +79,7 @@ impl Defaults {
             }
         }
         fill(&mut args.iodepth, &[self.iodepth]);
+        fill(&mut args.batch, &[self.batch]);
         fill(&mut args.queues, self.queues);
         args.jobs = args.jobs.or(self.jobs);
         let runtime = if args.verify.is_some() { 0.0 } else { self.runtime };
@@ -88,10 +93,13 @@ impl Defaults {
 impl std::fmt::Display for Defaults {
     /// As options.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Defaults { interface, disk, fill, rw, bs, iodepth, queues, targets, jobs, runtime, warmup } = self;
+        let Defaults { interface, disk, fill, rw, bs, iodepth, batch, queues, targets, jobs, runtime, warmup } = self;
         let list = |numbers: &[u16]| numbers.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
         if *interface != Interface::VirtioBlk {
-            write!(f, "--interface {} --targets {} ", interface.name(), list(targets))?;
+            write!(f, "--interface {} ", interface.name())?;
+        }
+        if *interface == Interface::VirtioScsi {
+            write!(f, "--targets {} ", list(targets))?;
         }
         if let Some(disk) = disk {
             write!(f, "--disk {disk} ")?;
@@ -104,7 +112,11 @@ impl std::fmt::Display for Defaults {
             Ok(sizes) => write!(f, "--bs {sizes}")?,
             Err(mixed) => write!(f, "--bsrange {mixed}")?,
         }
-        write!(f, " --iodepth {iodepth} --queues {}", list(queues))?;
+        write!(f, " --iodepth {iodepth}")?;
+        if *batch != 1 {
+            write!(f, " --batch {batch}")?;
+        }
+        write!(f, " --queues {}", list(queues))?;
         if let Some(jobs) = jobs {
             write!(f, " --jobs {jobs}")?;
         }

@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use mqblk_driver::Waker;
-use mqblk_vhost_user_client::Lifeline;
 
 use crate::BenchError;
 use crate::args::Rw;
 use crate::control::{Control, Phase, Progress};
 use crate::cpu;
-use crate::interface::{Device, Disk, Set, virtio_scsi};
+use crate::interface::{Device, Disk, Lifeline, Set, virtio_scsi};
 use crate::job::Pattern;
 use crate::ledger::Ledger;
 use crate::merges::{Merges, PerSecond};
@@ -99,9 +98,12 @@ pub fn run<D: Device>(
     let mut sets = device.take_sets();
     let event = |error: std::io::Error| BenchError::Failed(format!("a queue's eventfd: {error}"));
     let wakers = sets.iter().map(Set::waker).collect::<Result<Vec<_>, _>>().map_err(event)?;
-    let lifeline = device.lifeline().map_err(event)?;
-    let meters = Meters { pid: device.server_pid(), admin: server.as_ref().map(Server::admin) };
-    let mut watch = Watch { plan, counters: vec![], wakers, lifeline, meters, progress, total: streams.total() };
+    let lifeline = device.lifeline().map_err(|error| BenchError::Failed(error.to_string()))?;
+    let process = server.as_ref().map(Server::lifeline).transpose().map_err(event)?;
+    let pid = device.server_pid().or(server.as_ref().map(Server::pid));
+    let meters = Meters { pid, admin: server.as_ref().map(Server::admin) };
+    let mut watch =
+        Watch { plan, counters: vec![], wakers, lifeline, process, meters, progress, total: streams.total() };
     let load = Load { rw: combination.rw, once: plan.runtime.is_none(), verify: plan.verify.is_some() };
     if plan.fill {
         let fill = Load { rw: Rw::Write, once: true, verify: false };
@@ -274,7 +276,9 @@ struct Watch<'a> {
     plan: &'a Plan,
     counters: Vec<Arc<Progress>>,
     wakers: Vec<Waker>,
-    lifeline: Lifeline,
+    lifeline: Box<dyn Lifeline>,
+    /// The server's process, if it is ours: not every interface tells of a server that is killed.
+    process: Option<Box<dyn Lifeline>>,
     meters: Meters,
     progress: &'a progress::Progress,
     total: u64,
@@ -348,7 +352,8 @@ impl Watch<'_> {
     fn look_on(&self, finished: &dyn Fn() -> bool, mut over: impl FnMut() -> bool) -> Result<(), BenchError> {
         let (mut seen, mut at) = (self.done(), Instant::now());
         while !finished() && !over() {
-            if self.lifeline.wait_gone(TICK) {
+            let ended = |process: &dyn Lifeline| process.wait_gone(Duration::ZERO);
+            if self.lifeline.wait_gone(TICK) || self.process.as_deref().is_some_and(ended) {
                 return Err(BenchError::Failed("the server went away: it closed the connection in mid-run".into()));
             }
             let done = self.done();

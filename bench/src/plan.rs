@@ -1,21 +1,28 @@
 //! What will be measured: every combination, judged before anything is started.
 
+pub mod xen;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use mqblk_core::ByteLen;
 
 use crate::BenchError;
+use crate::args::xen::{Grants, GrantsPool, Vdev};
 use crate::args::{Args, ClientMode, Descriptors, Rw, Sizes, Steering, Verify};
 use crate::defaults::Defaults;
 use crate::experiment::Experiment;
 use crate::interface::Interface;
+use xen::XenPlan;
 
 /// What `merge` is for a disk of ours that does not say.
 const SERVER_MERGE: &str = "auto";
 
 /// The setting of a disk that is made for each run.
 const IN_MEMORY: &str = "storage=ram";
+
+/// Entries of a virtqueue where nobody says.
+const QUEUE_SIZE: u16 = 256;
 
 /// Most requests in flight on one queue: what a ring can name.
 const MAX_DEPTH: u32 = 32768;
@@ -31,6 +38,8 @@ const STUCK: Duration = Duration::from_secs(30);
 pub enum Place {
     /// A server that runs already.
     Socket(PathBuf),
+    /// A device of Xen that a back-end serves already.
+    Device(Vdev),
     /// A server that is started for each run, for this disk.
     Disk {
         /// The argument of `mqblk serve --disk`, without socket, queues and poll; of a controller, that of each logical unit.
@@ -39,6 +48,10 @@ pub enum Place {
         poll: Option<String>,
         /// Merging to ask for.
         merge: Option<Merge>,
+        /// What to do with granted pages.
+        grants: Option<Grants>,
+        /// Whose the pages are to be that are kept.
+        pool: Option<GrantsPool>,
     },
 }
 
@@ -74,6 +87,8 @@ pub struct Target {
     pub poll: String,
     /// `merge` in the results.
     pub merge: String,
+    /// `grants` in the results; `None` where the interface has none.
+    pub grants: Option<String>,
     /// An experiment's heading for it: `column` in the results.
     pub column: Option<String>,
     /// Queues, where they are not the combination's.
@@ -140,6 +155,8 @@ pub struct Plan {
     pub targets: Vec<Target>,
     /// What the servers are.
     pub interface: Interface,
+    /// How a frontend of Xen connects.
+    pub xen: XenPlan,
     /// The queue that a command of a controller is put on.
     pub steer: Steering,
     /// At least one.
@@ -170,7 +187,7 @@ pub struct Plan {
     pub pin: Vec<u16>,
     /// For the spawned server's `--pin`.
     pub server_cpus: Option<String>,
-    /// Entries of a queue.
+    /// Entries of a virtqueue.
     pub queue_size: u16,
     /// Direct or indirect.
     pub descriptors: Descriptors,
@@ -194,8 +211,8 @@ impl Plan {
             return Err(BenchError::Usage(text.into()));
         }
         // What is in memory was made for the run, and goes with it.
-        let in_memory =
-            args.socket.is_empty() && args.disk.iter().all(|spec| crate::target::pairs(spec).contains(&IN_MEMORY));
+        let running = !args.socket.is_empty() || !args.xen.vdev.is_empty();
+        let in_memory = !running && args.disk.iter().all(|spec| crate::target::pairs(spec).contains(&IN_MEMORY));
         if args.fill && !args.allow_write && !in_memory {
             let text = "--fill: found disks that are not in memory, expected --allow-write with it: it destroys what is on them";
             return Err(BenchError::Usage(text.into()));
@@ -203,8 +220,9 @@ impl Plan {
         if args.verify.is_some() && !args.rw.iter().all(|rw| rw.writes()) {
             return Err(BenchError::option("verify", "a benchmark that only reads", "one that writes what is checked"));
         }
-        if !args.queue_size.is_power_of_two() {
-            return Err(BenchError::option("queue-size", args.queue_size, "a power of two from 4 to 32768"));
+        let queue_size = args.queue_size.unwrap_or(QUEUE_SIZE);
+        if !queue_size.is_power_of_two() {
+            return Err(BenchError::option("queue-size", queue_size, "a power of two from 4 to 32768"));
         }
         let seconds = |value: Option<f64>| Duration::from_secs_f64(value.unwrap_or(0.0));
         let (runtime, warmup) = (seconds(args.runtime), seconds(args.warmup));
@@ -216,15 +234,16 @@ impl Plan {
             ));
         }
         let interface = args.interface.unwrap_or(Interface::VirtioBlk);
-        if interface == Interface::VirtioBlk {
+        if interface != Interface::VirtioScsi {
             let given = [("targets", !args.targets.is_empty()), ("luns", !args.luns.is_empty())];
             for (name, given) in given.into_iter().chain([("steer", args.steer.is_some())]) {
                 if given {
-                    return Err(BenchError::option(name, "virtio-blk", "--interface virtio-scsi with it"));
+                    return Err(BenchError::option(name, interface.name(), "--interface virtio-scsi with it"));
                 }
             }
         }
-        let mut targets = targets(args)?;
+        let xen = XenPlan::new(args, interface)?;
+        let mut targets = targets(args, interface)?;
         let mut queues = args.queues.clone();
         if let Some(experiment) = args.experiment {
             targets = experiment.columns(&queues, targets)?;
@@ -232,11 +251,14 @@ impl Plan {
             queues.truncate(1);
         }
         let combinations = combinations(args, interface, &queues, defaults.targets)?;
+        // What has no room in a ring of Xen's waits for it here, as requests wait for a tag in a guest.
+        let room = if interface == Interface::Xen { MAX_DEPTH } else { queue_size.into() };
         for combination in &combinations {
-            targets.iter().try_for_each(|target| check(args, &target.combination(combination)))?;
+            targets.iter().try_for_each(|target| check(args, &target.combination(combination), room))?;
         }
         Ok(Plan {
             interface,
+            xen,
             steer: args.steer.unwrap_or_default(),
             targets,
             combinations,
@@ -253,7 +275,7 @@ impl Plan {
             verify: args.verify,
             pin: args.pin.clone(),
             server_cpus: args.server_cpus.clone(),
-            queue_size: args.queue_size,
+            queue_size,
             descriptors: args.descriptors,
             json: args.json.clone(),
             stuck: STUCK,
@@ -266,16 +288,19 @@ fn value_of<'a>(spec: &'a str, key: &str) -> Option<&'a str> {
     spec.split(',').find_map(|pair| pair.split_once('=').filter(|(found, _)| *found == key).map(|(_, value)| value))
 }
 
-fn targets(args: &Args) -> Result<Vec<Target>, BenchError> {
+fn targets(args: &Args, interface: Interface) -> Result<Vec<Target>, BenchError> {
     let mut targets = vec![];
-    for (index, socket) in args.socket.iter().enumerate() {
-        let label = args.label.get(index).cloned().unwrap_or_else(|| socket.display().to_string());
-        let [storage, poll, merge] = std::array::from_fn(|_| "unknown".to_owned());
-        let place = Place::Socket(socket.clone());
-        targets.push(Target { place, label, storage, poll, merge, column: None, queues: None });
+    let sockets = args.socket.iter().map(|socket| (Place::Socket(socket.clone()), socket.display().to_string()));
+    let devices = args.xen.vdev.iter().map(|vdev| (Place::Device(vdev.clone()), vdev.name.clone()));
+    for (index, (place, name)) in sockets.chain(devices).enumerate() {
+        let label = args.label.get(index).cloned().unwrap_or(name);
+        let [storage, poll, merge, grants] = std::array::from_fn(|_| "unknown".to_owned());
+        let grants = (interface == Interface::Xen).then_some(grants);
+        targets.push(Target { place, label, storage, poll, merge, grants, column: None, queues: None });
     }
+    let running = targets.len();
     for (index, spec) in args.disk.iter().enumerate() {
-        for key in ["socket", "queues", "num_queues"] {
+        for key in ["socket", "queues", "num_queues", "interface", "domid", "vdev"] {
             if value_of(spec, key).is_some() {
                 let found = format!("a disk with the key {key}");
                 return Err(BenchError::option("disk", found, "one without: the benchmark sets it"));
@@ -285,30 +310,42 @@ fn targets(args: &Args) -> Result<Vec<Target>, BenchError> {
         if own.is_some() && !args.poll.is_empty() {
             return Err(BenchError::option("poll", "a policy in --disk as well", "one of the two"));
         }
-        let label = args.label.get(args.socket.len() + index).unwrap_or(spec);
+        let own_grants = value_of(spec, "grants");
+        if own_grants.is_some() && !args.xen.grants.is_empty() {
+            return Err(BenchError::option("grants", "a word in --disk as well", "one of the two"));
+        }
+        let label = args.label.get(running + index).unwrap_or(spec);
         let storage = value_of(spec, "storage").unwrap_or("file").to_owned();
         let policies: Vec<Option<&String>> = match args.poll.is_empty() {
             true => vec![None],
             false => args.poll.iter().map(Some).collect(),
         };
         let merge = value_of(spec, "merge").unwrap_or(SERVER_MERGE);
-        for poll in policies {
-            let place = Place::Disk { spec: spec.clone(), poll: poll.cloned(), merge: None };
+        let grants: Vec<Option<Grants>> = match args.xen.grants.is_empty() {
+            true => vec![None],
+            false => args.xen.grants.iter().copied().map(Some).collect(),
+        };
+        let pool = args.xen.grants_pool;
+        for (poll, grants) in policies.iter().flat_map(|poll| grants.iter().map(move |grants| (*poll, *grants))) {
+            let place = Place::Disk { spec: spec.clone(), poll: poll.cloned(), merge: None, grants, pool };
             let poll = poll.map(String::as_str).or(own).unwrap_or("default").to_owned();
             let (label, storage, merge) = (label.clone(), storage.clone(), merge.to_owned());
-            targets.push(Target { place, label, storage, poll, merge, column: None, queues: None });
+            let grants = grants.map(Grants::name).or(own_grants).unwrap_or("default").to_owned();
+            let grants = (interface == Interface::Xen).then_some(grants);
+            targets.push(Target { place, label, storage, poll, merge, grants, column: None, queues: None });
         }
     }
     if targets.is_empty() {
-        return Err(BenchError::Usage("found no target, expected --socket PATH or --disk KEY=VALUE,...".into()));
+        let own = if interface == Interface::Xen { "--vdev NAME" } else { "--socket PATH" };
+        return Err(BenchError::Usage(format!("found no target, expected {own} or --disk KEY=VALUE,...")));
     }
     if args.disk.is_empty() && (!args.poll.is_empty() || args.server_cpus.is_some()) {
         let text = "--poll, --server-cpus: found without --disk, expected with it: a server that runs is not changed";
         return Err(BenchError::Usage(text.into()));
     }
-    if args.label.len() > args.socket.len() + args.disk.len() {
+    if args.label.len() > running + args.disk.len() {
         let found = format!("{} names", args.label.len());
-        return Err(BenchError::option("label", found, "at most one for each --socket and --disk"));
+        return Err(BenchError::option("label", found, "at most one for each --socket, --vdev and --disk"));
     }
     Ok(targets)
 }
@@ -343,7 +380,7 @@ fn combinations(
                 for &queues in queues {
                     for &iodepth in &args.iodepth {
                         for batch in batches(iodepth) {
-                            let own = if interface == Interface::VirtioBlk { queues } else { targets * luns };
+                            let own = if interface == Interface::VirtioScsi { targets * luns } else { queues };
                             let jobs = args.jobs.unwrap_or(own);
                             let most_threads = args.threads.unwrap_or(u16::MAX);
                             let combination =
@@ -358,7 +395,7 @@ fn combinations(
     Ok(all)
 }
 
-fn check(args: &Args, combination: &Combination) -> Result<(), BenchError> {
+fn check(args: &Args, combination: &Combination, room: u32) -> Result<(), BenchError> {
     let Sizes { min, max } = combination.sizes;
     let name = if combination.sizes.mixed() { "bsrange" } else { "bs" };
     if min.0 == 0 || !min.is_aligned(mqblk_core::BlockSize::B512) || max.0 > 1 << 30 {
@@ -374,10 +411,11 @@ fn check(args: &Args, combination: &Combination) -> Result<(), BenchError> {
     if let Some(increment) = args.offset_increment.filter(|increment| !increment.0.is_multiple_of(min.0)) {
         return Err(BenchError::option("offset-increment", increment, format!("a multiple of --bs, {min}")));
     }
-    let (depth, room) = (combination.depth_per_queue(), u32::from(args.queue_size));
-    if depth > room.min(MAX_DEPTH) {
+    let (depth, room) = (combination.depth_per_queue(), room.min(MAX_DEPTH));
+    if depth > room {
         let found = format!("{depth} I/Os in flight on a queue");
-        return Err(BenchError::option("iodepth", found, format!("at most {room}, --queue-size")));
+        let what = if room == MAX_DEPTH { "" } else { ", --queue-size" };
+        return Err(BenchError::option("iodepth", found, format!("at most {room}{what}")));
     }
     Ok(())
 }

@@ -10,7 +10,8 @@ use crate::experiment::Experiment;
 use crate::interface::Interface;
 use crate::load::RunResult;
 use crate::merges::PerSecond;
-use crate::plan::{Combination, Plan, Target};
+use crate::plan::xen::pool_name;
+use crate::plan::{Combination, Place, Plan, Target};
 
 /// Latency in microseconds.
 #[derive(Clone, Debug, Serialize)]
@@ -62,6 +63,15 @@ pub struct Row {
     pub poll: String,
     /// Request merging in the server: on, off, auto, or `unknown` for a server that runs already.
     pub merge: String,
+    /// What the server does with granted pages: auto, copy, map, persistent, `default` for what it does of itself, or `unknown` for one
+    /// that runs already; null where the interface has none.
+    pub grants: Option<String>,
+    /// Whose the granted pages are that it keeps: ring or shared; null where the interface has none, or it runs already.
+    pub grants_pool: Option<&'static str>,
+    /// Pages of a ring that were asked for, as a power of two's exponent; null: as many as the server allows.
+    pub ring_order: Option<u8>,
+    /// How requests are laid out; null where the interface leaves no choice.
+    pub abi: Option<&'static str>,
     /// Runs.
     pub runs: usize,
     /// I/Os per second, mean over the runs.
@@ -149,6 +159,13 @@ impl Row {
             batch: combination.batch,
             poll: target.poll.clone(),
             merge: target.merge.clone(),
+            grants: target.grants.clone(),
+            grants_pool: match target.place {
+                Place::Disk { pool, .. } if plan.interface == Interface::Xen => Some(pool_name(pool)),
+                _ => None,
+            },
+            ring_order: plan.xen.ring_order,
+            abi: (plan.interface == Interface::Xen).then(|| plan.xen.layout.name()),
             runs: results.len(),
             iops_mean,
             iops_stderr,
@@ -255,6 +272,10 @@ impl Row {
             batch: 1,
             poll: "default".into(),
             merge: "on".into(),
+            grants: None,
+            grants_pool: None,
+            ring_order: None,
+            abi: None,
             runs: 3,
             iops_mean: iops,
             iops_stderr: 0.0,

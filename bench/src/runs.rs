@@ -7,6 +7,7 @@ use rand::Rng;
 use crate::BenchError;
 use crate::interface::virtio_blk::BlkDevice;
 use crate::interface::virtio_scsi::ScsiDevice;
+use crate::interface::xen::XenDevice;
 use crate::interface::{Device, Interface};
 use crate::load::{self, RunResult};
 use crate::plan::{Combination, Plan, Target};
@@ -62,6 +63,7 @@ fn measure(plan: &Plan, combination: &Combination, progress: &mut Progress) -> R
             let measure = match plan.interface {
                 Interface::VirtioBlk => once::<BlkDevice>,
                 Interface::VirtioScsi => once::<ScsiDevice>,
+                Interface::Xen => once::<XenDevice>,
             };
             let result = measure(plan, combination, target, seed, progress)?;
             let verified = match plan.verify {
@@ -94,11 +96,13 @@ fn once<D: Device>(
 fn describe(combination: &Combination, target: &Target) -> String {
     let Combination { rw, sizes, queues, targets, luns, jobs, iodepth, batch, .. } = combination;
     let poll = if target.poll == "unknown" { String::new() } else { format!(" poll {}", target.poll) };
+    let grants = target.grants.as_ref().filter(|grants| *grants != "unknown");
+    let grants = grants.map_or(String::new(), |grants| format!(" grants {grants}"));
     let merge = if target.column.is_some() { format!(" merge {}", target.merge) } else { String::new() };
     let rw = rw.name();
     let places = if *targets * *luns > 1 { format!(" targets {targets} luns {luns}") } else { String::new() };
     format!(
-        "{}{poll}{merge}: {rw} bs {sizes}{places} queues {queues} jobs {jobs} iodepth {iodepth} batch {batch}",
+        "{}{poll}{grants}{merge}: {rw} bs {sizes}{places} queues {queues} jobs {jobs} iodepth {iodepth} batch {batch}",
         target.label
     )
 }

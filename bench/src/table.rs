@@ -89,6 +89,7 @@ fn columns(plan: &Plan, groups: &[Vec<Row>]) -> Vec<Column> {
         column("target", false, true, |row, _| row.target.clone()),
         column("poll", false, true, |row, _| row.poll.clone()),
         column("merge", false, true, |row, _| row.merge.clone()),
+        column("grants", false, true, |row, _| named(row.grants.as_ref())),
         column("rw", false, true, |row, _| row.rw.to_owned()),
         column("bs", true, true, |row, _| sizes(row)),
         column("queues", true, true, |row, _| row.queues.to_string()),
@@ -117,7 +118,7 @@ fn columns(plan: &Plan, groups: &[Vec<Row>]) -> Vec<Column> {
     if groups.iter().flatten().all(|row| row.rrqm_per_s.is_none()) {
         columns.retain(|column| !matches!(column.heading, "rrqm/s" | "wrqm/s"));
     }
-    if plan.interface == Interface::VirtioBlk {
+    if plan.interface != Interface::VirtioScsi {
         columns.retain(|column| column.heading != "MiB/s per LUN");
     }
     if plan.verify.is_some() {

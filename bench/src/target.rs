@@ -1,15 +1,21 @@
 //! The server of a run: one that runs already, or one that is started for the run.
 
+mod xen;
+
+use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use mqblk_driver::DriverError;
-use rustix::process::{Pid, Signal, kill_process};
+use mqblk_xen::simulation::Machine;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::BenchError;
-use crate::interface::{Device, Interface};
+use crate::args::xen::{Grants, GrantsPool};
+use crate::interface::{Device, Endpoint, Interface, Lifeline};
 use crate::plan::{Combination, Merge, Place, Plan, Target};
 
 /// The controller of a server that is started.
@@ -38,10 +44,24 @@ const CONTROLLER_KEYS: [&str; 10] = [
 #[derive(Debug)]
 pub struct Server {
     child: Child,
-    /// Its socket's folder; removed with it.
-    _folder: tempfile::TempDir,
-    socket: PathBuf,
+    endpoint: Endpoint,
     admin: PathBuf,
+    /// The machine that both are on; it ends after the server.
+    _machine: Option<Machine>,
+    /// Its sockets' folder; removed with it.
+    _folder: tempfile::TempDir,
+}
+
+/// Becomes readable when a process has ended.
+#[derive(Debug)]
+struct Process(OwnedFd);
+
+impl Lifeline for Process {
+    fn wait_gone(&self, limit: Duration) -> bool {
+        let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+        let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
+        poll(&mut polled, Some(&limit)).is_ok_and(|ready| ready > 0)
+    }
 }
 
 /// What is served, and how.
@@ -50,6 +70,8 @@ struct Serving<'a> {
     spec: &'a str,
     poll: Option<&'a str>,
     merge: Option<Merge>,
+    grants: Option<Grants>,
+    pool: Option<GrantsPool>,
     combination: &'a Combination,
 }
 
@@ -74,11 +96,13 @@ pub fn pairs(spec: &str) -> Vec<&str> {
 }
 
 impl Serving<'_> {
-    /// The arguments of `mqblk serve`.
+    /// The arguments of `mqblk serve` for a server at a socket.
     fn arguments(&self, interface: Interface, socket: &Path) -> Vec<String> {
+        let path = socket.display().to_string().replace(',', ",,");
         match interface {
-            Interface::VirtioBlk => vec!["--disk".into(), self.disk(socket)],
             Interface::VirtioScsi => self.controller(socket),
+            // The key-value form writes a comma in a value twice.
+            _ => vec!["--disk".into(), self.disk(&format!("socket={path}"))],
         }
     }
 
@@ -109,12 +133,16 @@ impl Serving<'_> {
         arguments
     }
 
-    /// The argument of `--disk`.
-    fn disk(&self, socket: &Path) -> String {
-        // The key-value form writes a comma in a value twice.
-        let path = socket.display().to_string().replace(',', ",,");
-        let mut disk = format!("{},socket={path},queues={}", self.spec, self.combination.queues);
-        for (key, value) in [("poll", self.poll), ("merge", self.merge.map(Merge::name))] {
+    /// The argument of `--disk`. `place`: the keys that say where it is served.
+    fn disk(&self, place: &str) -> String {
+        let mut disk = format!("{},{place},queues={}", self.spec, self.combination.queues);
+        let own = [
+            ("poll", self.poll),
+            ("merge", self.merge.map(Merge::name)),
+            ("grants", self.grants.map(Grants::name)),
+            ("grants-pool", self.pool.map(GrantsPool::name)),
+        ];
+        for (key, value) in own {
             if let Some(value) = value {
                 disk.push_str(&format!(",{key}={value}"));
             }
@@ -129,10 +157,17 @@ impl Server {
         let failed = |what: &str, error: std::io::Error| BenchError::Failed(format!("{what}: {error}"));
         let folder = tempfile::Builder::new().prefix("mqblk-bench.").tempdir();
         let folder = folder.map_err(|error| failed("folder for the server's socket", error))?;
-        let socket = folder.path().join("disk.sock");
+        let (endpoint, machine, arguments) = match plan.interface {
+            Interface::Xen => xen::prepare(&plan.xen, serving, folder.path())?,
+            interface => {
+                let socket = folder.path().join("disk.sock");
+                let arguments = serving.arguments(interface, &socket);
+                (Endpoint::Socket(socket), None, arguments)
+            }
+        };
         let program = std::env::current_exe().map_err(|error| failed("path of this program", error))?;
         let mut command = Command::new(&program);
-        command.args(["--log", "warn", "serve"]).args(serving.arguments(plan.interface, &socket)).stdin(Stdio::null());
+        command.args(["--log", "warn", "serve"]).args(arguments).stdin(Stdio::null());
         let admin = folder.path().join("admin.sock");
         command.arg("--admin").arg(&admin);
         if let Some(cpus) = &plan.server_cpus {
@@ -140,7 +175,22 @@ impl Server {
             command.args(["--workers", &cpus.split(',').count().to_string()]);
         }
         let child = command.spawn().map_err(|error| failed(&program.display().to_string(), error))?;
-        Ok(Server { child, _folder: folder, socket, admin })
+        Ok(Server { child, endpoint, admin, _machine: machine, _folder: folder })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> i32 {
+        Pid::from_child(&self.child).as_raw_nonzero().get()
+    }
+
+    /// Something to see its end with.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn lifeline(&self) -> std::io::Result<Box<dyn Lifeline>> {
+        // It has not been waited for, so the process is still this one.
+        let process = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())?;
+        Ok(Box::new(Process(process)))
     }
 
     /// Its admin socket.
@@ -206,16 +256,18 @@ impl<D: Device> Session<D> {
     /// [`BenchError::Usage`] when the server has fewer queues or refuses its options, else [`BenchError::Failed`].
     pub fn open(plan: &Plan, combination: &Combination, target: &Target) -> Result<Session<D>, BenchError> {
         match &target.place {
-            Place::Socket(path) => {
-                let device = D::connect(plan, combination, path, PATIENCE / 10).map_err(judge)?;
-                Ok(Session { device, server: None })
+            Place::Socket(path) => Session::of(plan, combination, &Endpoint::Socket(path.clone())),
+            Place::Device(vdev) => {
+                let endpoint = xen::endpoint(plan.xen.place.as_ref(), vdev.number)?;
+                Session::of(plan, combination, &endpoint)
             }
-            Place::Disk { spec, poll, merge } => {
-                let serving = Serving { spec, poll: poll.as_deref(), merge: *merge, combination };
+            Place::Disk { spec, poll, merge, grants, pool } => {
+                let (poll, merge, grants, pool) = (poll.as_deref(), *merge, *grants, *pool);
+                let serving = Serving { spec, poll, merge, grants, pool, combination };
                 let mut server = Server::spawn(plan, &serving)?;
                 let deadline = Instant::now() + PATIENCE;
                 loop {
-                    match D::connect(plan, combination, &server.socket, TRY) {
+                    match D::connect(plan, combination, &server.endpoint, TRY) {
                         Ok(device) => return Ok(Session { device, server: Some(server) }),
                         Err(error) if Instant::now() >= deadline => return Err(judge(error)),
                         Err(error) => still_runs(&mut server, error)?,
@@ -223,6 +275,14 @@ impl<D: Device> Session<D> {
                 }
             }
         }
+    }
+}
+
+impl<D: Device> Session<D> {
+    /// Of a server that runs already.
+    fn of(plan: &Plan, combination: &Combination, endpoint: &Endpoint) -> Result<Session<D>, BenchError> {
+        let device = D::connect(plan, combination, endpoint, PATIENCE / 10).map_err(judge)?;
+        Ok(Session { device, server: None })
     }
 }
 
@@ -242,12 +302,15 @@ fn still_runs(server: &mut Server, error: DriverError) -> Result<(), BenchError>
 }
 
 fn starting(error: &DriverError) -> bool {
-    matches!(error, DriverError::Client(mqblk_vhost_user_client::ClientError::Connect { .. }))
+    use mqblk_vhost_user_client::ClientError::Connect;
+    matches!(error, DriverError::Client(Connect { .. }) | DriverError::NoDevice(_))
 }
 
 fn judge(error: DriverError) -> BenchError {
     match error {
-        DriverError::Option { field, found, expected } => BenchError::option(field, found, expected),
+        DriverError::Option { field: field @ ("queues" | "threads" | "ring order"), found, expected } => {
+            BenchError::option(&field.replace(' ', "-"), found, expected)
+        }
         other => BenchError::Failed(other.to_string()),
     }
 }
@@ -263,7 +326,8 @@ mod tests {
             "--interface virtio-scsi --disk path=/d,,{t}/{l}.img,poll=off,direct=off --targets 2 --luns 2 --queues 3";
         let plan = Plan::new(&args(line).unwrap()).unwrap();
         let Place::Disk { spec, .. } = &plan.targets[0].place else { panic!("a disk") };
-        let serving = Serving { spec, poll: None, merge: Some(Merge::Off), combination: &plan.combinations[0] };
+        let combination = &plan.combinations[0];
+        let serving = Serving { spec, poll: None, merge: Some(Merge::Off), grants: None, pool: None, combination };
         let unit = |t: u16, l: u16| {
             format!("controller=bench,target={t},lun={l},id=t{t}l{l},path=/d,,{t}/{l}.img,direct=off,merge=off")
         };

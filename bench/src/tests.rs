@@ -10,6 +10,7 @@ use crate::plan::Plan;
 use crate::{Args, BenchError, runs};
 
 mod virtio_scsi;
+mod xen;
 
 #[derive(Debug, Parser)]
 struct Cli {
@@ -282,6 +283,10 @@ fn the_results_have_the_keys_that_stay() {
         "luns",
         "steer",
         "targets",
+        "abi",
+        "grants",
+        "grants_pool",
+        "ring_order",
     ];
     expected.sort_unstable();
     assert_eq!(keys, expected);
@@ -314,6 +319,10 @@ fn the_results_have_the_keys_that_stay() {
             ("luns", serde_json::Value::Null),
             ("steer", serde_json::Value::Null),
             ("lun_bw_bytes_per_s", serde_json::Value::Null),
+            ("grants", serde_json::Value::Null),
+            ("grants_pool", serde_json::Value::Null),
+            ("ring_order", serde_json::Value::Null),
+            ("abi", serde_json::Value::Null),
         ] {
             assert_eq!(row[key], value, "{key}");
         }

@@ -197,7 +197,7 @@ impl<Q: Set> Worker<Q> {
             for _ in 0..settings.iodepth {
                 let queue = if spread { units.len() } else { number } % queues;
                 let address = GuestAddress(set.data(queue).0 + used[queue]);
-                used[queue] += u64::from(settings.largest());
+                used[queue] += u64::from(settings.largest()).next_multiple_of(Q::DATA_ALIGN);
                 touch(&memory, address, settings.largest());
                 let (start_ns, block, generation, write) = (0, 0, 0, false);
                 let (job, queue, waiting, status) = (first, queue as u16, 0, Q::Status::GOOD);

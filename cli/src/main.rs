@@ -7,6 +7,7 @@ mod lun;
 mod serve;
 mod stat;
 mod table;
+mod xen;
 
 use std::process::ExitCode;
 
@@ -26,8 +27,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve disk images and block devices over vhost-user sockets: virtio-blk and virtio-scsi
-    Serve(serve::Args),
+    /// Serve disk images and block devices: virtio-blk and virtio-scsi over vhost-user sockets, and Xen guests
+    Serve(Box<serve::Args>),
 
     /// Load a disk through the userspace driver and measure it
     Bench(Box<mqblk_bench::Args>),
@@ -40,6 +41,9 @@ enum Command {
 
     /// Add, remove, resize and list the LUNs of a running daemon
     Lun(lun::Args),
+
+    /// Attach, detach, resize and list disks of Xen guests
+    Xen(xen::Args),
 }
 
 fn main() -> ExitCode {
@@ -48,10 +52,11 @@ fn main() -> ExitCode {
         return failure::report(&error, failure::BAD_USAGE);
     }
     match cli.command {
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(*args),
         Command::Bench(args) => mqblk_bench::run(*args),
         Command::Plot(args) => mqblk_bench::plot::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Lun(args) => lun::run(args),
+        Command::Xen(args) => xen::run(args),
     }
 }

@@ -22,7 +22,10 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("driver", &["core", "memory", "ring", "transport/client"]),
     ("admin", &["core"]),
     ("bench", &["core", "memory", "driver", "transport/client", "admin"]),
-    ("cli", &["core", "engine", "guest", "storage", "transport/server", "admin", "bench"]),
+    (
+        "cli",
+        &["core", "memory", "engine", "guest", "storage", "transport/server", "transport/client", "admin", "bench"],
+    ),
 ];
 
 /// Tests may use every room.

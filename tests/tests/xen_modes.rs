@@ -14,28 +14,45 @@ use mqblk_tests::xen::{
 /// A disk for each way, by its id, and the name that the guest gives it.
 const MODES: [(&str, &str); 4] = [("auto", "xvda"), ("persistent", "xvdb"), ("copy", "xvdc"), ("map", "xvdd")];
 
+/// The kernel has one way only.
+fn modes(server: Server) -> &'static [(&'static str, &'static str)] {
+    match server {
+        Server::Mqblk => &MODES,
+        Server::Kernel => &MODES[..1],
+    }
+}
+
 fn serve(server: Server, host: &mut XenHost, queues: u16) -> Result<Backend> {
     let mut disks = Vec::new();
-    for (mode, _) in MODES {
+    for (mode, _) in modes(server) {
         let image = Image::sparse(host, mode, 64)?;
         disks.push(BackendDisk::new(mode, &image, &format!("queues={queues},grants={mode}")));
     }
     Backend::start(server, host, &disks)
 }
 
-/// All disks at once, by as many jobs for each as it has queues; a job for each CPU of the guest, so that each queue is used.
-fn verify_all(guest: &mut Domain, jobs: u16, mib: u32, sizes: &str, within: Duration) -> Result<()> {
-    for (_, disk) in MODES {
+/// What each disk is written with: as many jobs as it has queues, so that each queue is used.
+struct Load {
+    jobs: u16,
+    depth: u16,
+    mib: u16,
+    sizes: &'static str,
+}
+
+/// All disks at once, each with a job for each CPU of the guest.
+fn verify_all(guest: &mut Domain, modes: &[(&str, &str)], load: &Load) -> Result<()> {
+    let Load { jobs, depth, mib, sizes } = load;
+    for (_, disk) in modes {
         let fio = FioJobs::new(&format!(
-            "--name=verify --filename=/dev/{disk} --ioengine=io_uring --direct=1 --iodepth=16 --thread --rw=randwrite \
+            "--name=verify --filename=/dev/{disk} --ioengine=io_uring --direct=1 --iodepth={depth} --thread --rw=randwrite \
              --bssplit={sizes} --verify=crc32c --verify_fatal=1 --do_verify=1 --numjobs={jobs} \
              --cpus_allowed=0-{} --cpus_allowed_policy=split --offset_increment={mib}M --size={mib}M",
             jobs - 1
         ));
         guest.start(disk, &fio.script(disk))?;
     }
-    for (mode, disk) in MODES {
-        let answer = guest.finish(disk, within)?;
+    for (mode, disk) in modes {
+        let answer = guest.finish(disk, Duration::from_secs(240))?;
         FioOutcome::read(answer.status, &answer.output)
             .and_then(FioOutcome::must_have_verified)
             .with_context(|| format!("grants={mode}"))?;
@@ -44,15 +61,21 @@ fn verify_all(guest: &mut Domain, jobs: u16, mib: u32, sizes: &str, within: Dura
 }
 
 /// That each queue of each disk was used: by the events that the guest took, and by what our daemon has counted.
-fn each_queue_served(backend: &Backend, host: &mut XenHost, guest: &mut Domain, queues: usize) -> Result<()> {
+fn each_queue_served(
+    backend: &Backend,
+    host: &mut XenHost,
+    guest: &mut Domain,
+    modes: &[(&str, &str)],
+    queues: usize,
+) -> Result<()> {
     let events = interrupts(guest, "blkif")?;
     ensure!(
-        events.len() == queues * MODES.len() && events.iter().all(|&count| count > 0),
+        events.len() == queues * modes.len() && events.iter().all(|&count| count > 0),
         "events of {queues} queues of {} disks: {events:?}",
-        MODES.len()
+        modes.len()
     );
     if let Some(mqblk) = backend.mqblk() {
-        for (mode, _) in MODES {
+        for (mode, _) in modes {
             let stat = mqblk.disk_stat(host, mode)?;
             let requests: Vec<u64> = stat.queues.iter().map(|queue| queue.load.counters.requests).collect();
             ensure!(requests.len() == queues && requests.iter().all(|&count| count > 0), "grants={mode}: {requests:?}");
@@ -66,23 +89,24 @@ fn each_queue_served(backend: &Backend, host: &mut XenHost, guest: &mut Domain, 
 #[test]
 fn two_queues_by_every_mode() -> Result<()> {
     let server = Server::from_environment()?;
+    let modes = modes(server);
     let mut host = server.boot(XenHost::builder("two-queues"))?;
     let backend = serve(server, &mut host, 2)?;
     let mut guest = Domain::create(&mut host, &DomainConfig::new("guest").memory_mib(384))?;
     for persistent in [true, false] {
         guest.load_blkfront(Blkfront { persistent, ..Blkfront::default() })?;
-        for (mode, disk) in MODES {
+        for (mode, disk) in modes {
             backend.attach(&mut host, &mut guest, disk, mode)?;
             let each = |cpu| HardwareQueue { cpus: vec![cpu], tags: 32 };
             assert_eq!(guest.hardware_queues(disk)?, [each(0), each(1)], "grants={mode}");
             assert_eq!(guest.queue_attribute(disk, "max_segments")?, "32", "grants={mode}");
             assert_eq!(guest.must(&format!("cat /sys/block/{disk}/size"))?, (64 * 2048).to_string());
         }
-        let sizes = "512/10:1k/10:4k/40:12k/10:64k/20:256k/10";
-        verify_all(&mut guest, 2, 4, sizes, Duration::from_secs(180))?;
-        each_queue_served(&backend, &mut host, &mut guest, 2)?;
+        let load = Load { jobs: 2, depth: 16, mib: 4, sizes: "512/10:1k/10:4k/40:12k/10:64k/20:256k/10" };
+        verify_all(&mut guest, modes, &load)?;
+        each_queue_served(&backend, &mut host, &mut guest, modes, 2)?;
         guest.must_be_content()?;
-        for (_, disk) in MODES {
+        for (_, disk) in modes {
             backend.detach(&mut host, &mut guest, disk)?;
         }
     }
@@ -91,31 +115,32 @@ fn two_queues_by_every_mode() -> Result<()> {
     host.power_off()
 }
 
-/// Four CPUs, four queues. The driver holds, with persistent grants, a page for each segment of each entry of each ring, so rings
-/// of 16 pages and requests of 256 segments together are for when grants are not kept.
+/// Four CPUs, four queues. With persistent grants the driver holds a page for each segment of each entry of each ring, so rings of
+/// 16 pages and requests of 256 segments together are for when grants are not kept. And a guest has 32,768 grants in all
+/// (`gnttab_max_frames`): what is kept is never given back while the disk is busy, so few long requests are under way at a time.
 #[test]
 fn four_queues_large_rings_and_long_requests() -> Result<()> {
     let server = Server::from_environment()?;
+    let modes = modes(server);
     let mut host = server.boot(XenHost::builder("four-queues"))?;
     let backend = serve(server, &mut host, 4)?;
-    let mut guest = Domain::create(&mut host, &DomainConfig::new("guest").vcpus(4).memory_mib(768))?;
+    let mut guest = Domain::create(&mut host, &DomainConfig::new("guest").vcpus(4).memory_mib(1024))?;
     for (order, segments, persistent) in [(4, 256, false), (0, 256, true), (4, 32, true)] {
         let case = format!("order {order}, {segments} segments, persistent {persistent}");
         let parameters =
             Blkfront { max_ring_page_order: order, max_indirect_segments: segments, persistent, ..Blkfront::default() };
         guest.load_blkfront(parameters)?;
-        // With grants that are kept one disk of each kind: the guest's memory has no room for more.
-        for (mode, disk) in MODES {
+        for (mode, disk) in modes {
             backend.attach(&mut host, &mut guest, disk, mode)?;
-            let tags = 32 << order;
-            let each = |cpu| HardwareQueue { cpus: vec![cpu], tags };
+            let each = |cpu| HardwareQueue { cpus: vec![cpu], tags: 32 << order };
             assert_eq!(guest.hardware_queues(disk)?, [each(0), each(1), each(2), each(3)], "{case}, grants={mode}");
             assert_eq!(guest.queue_attribute(disk, "max_segments")?, segments.to_string(), "{case}, grants={mode}");
         }
-        verify_all(&mut guest, 4, 4, "4k/50:64k/20:256k/20:1m/10", Duration::from_secs(240)).context(case)?;
-        each_queue_served(&backend, &mut host, &mut guest, 4)?;
+        let load = Load { jobs: 4, depth: 4, mib: 2, sizes: "4k/50:64k/20:256k/20:1m/10" };
+        verify_all(&mut guest, modes, &load).context(case)?;
+        each_queue_served(&backend, &mut host, &mut guest, modes, 4)?;
         guest.must_be_content()?;
-        for (_, disk) in MODES {
+        for (_, disk) in modes {
             backend.detach(&mut host, &mut guest, disk)?;
         }
     }

@@ -5,6 +5,7 @@
 
 mod block_size;
 mod targets;
+mod xen_queues;
 
 use clap::builder::PossibleValue;
 
@@ -44,7 +45,7 @@ impl dyn Experiment {
 }
 
 /// All there are.
-pub const ALL: &[&dyn Experiment] = &[&block_size::BlockSize, &targets::Targets];
+pub const ALL: &[&dyn Experiment] = &[&block_size::BlockSize, &targets::Targets, &xen_queues::XenQueues];
 
 /// The one of this name.
 pub fn find(name: &str) -> Option<&'static dyn Experiment> {

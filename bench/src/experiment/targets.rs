@@ -56,6 +56,7 @@ impl Experiment for Targets {
             rw: Rw::Read,
             bs: Err(SIZES),
             iodepth: IODEPTH,
+            batch: 1,
             queues: &[1, 2, 4, 8],
             targets: &[1, 2, 4, 8, 16, 24, 32],
             jobs: None,
@@ -69,7 +70,7 @@ impl Experiment for Targets {
         let column = |target: &Target, queues: u16| {
             let own = match (several, &target.place) {
                 (false, _) => String::new(),
-                (true, Place::Socket(_)) => format!("{}, ", target.label),
+                (true, Place::Socket(_) | Place::Device(_)) => format!("{}, ", target.label),
                 (true, Place::Disk { .. }) => format!("{} poll {}, ", target.label, target.poll),
             };
             let heading = format!("{own}{queues} queue{}", if queues == 1 { "" } else { "s" });

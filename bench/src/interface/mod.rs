@@ -3,8 +3,9 @@
 
 pub mod virtio_blk;
 pub mod virtio_scsi;
+pub mod xen;
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use clap::ValueEnum;
 use mqblk_core::{BlockSize, ByteLen, Sector512};
 use mqblk_driver::{DeviceError, DriverError, Refused, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
-use mqblk_vhost_user_client::Lifeline;
+use mqblk_xen::Xen;
 
 use crate::BenchError;
 use crate::plan::{Combination, Plan};
@@ -24,6 +25,8 @@ pub enum Interface {
     VirtioBlk,
     /// A controller at a socket, with targets and logical units
     VirtioScsi,
+    /// A disk of Xen's block interface
+    Xen,
 }
 
 impl Interface {
@@ -32,6 +35,7 @@ impl Interface {
         match self {
             Interface::VirtioBlk => "virtio-blk",
             Interface::VirtioScsi => "virtio-scsi",
+            Interface::Xen => "xen",
         }
     }
 }
@@ -51,16 +55,70 @@ pub struct Disk {
     pub request_max: u64,
 }
 
+/// Where a device is.
+#[derive(Clone)]
+pub enum Endpoint {
+    /// Of a vhost-user server.
+    Socket(PathBuf),
+    /// A device of the domain that `xen` is seen from.
+    Vbd {
+        /// The machine.
+        xen: Arc<dyn Xen>,
+        /// The device's number.
+        number: u32,
+    },
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Endpoint::Socket(path) => f.debug_tuple("Socket").field(path).finish(),
+            Endpoint::Vbd { number, .. } => f.debug_struct("Vbd").field("number", number).finish_non_exhaustive(),
+        }
+    }
+}
+
+/// Something to see the server's end with.
+pub trait Lifeline: Send + Sync {
+    /// Waits until the server is gone, for at most `limit`. Whether it is.
+    fn wait_gone(&self, limit: Duration) -> bool;
+}
+
+impl Lifeline for mqblk_vhost_user_client::Lifeline {
+    fn wait_gone(&self, limit: Duration) -> bool {
+        mqblk_vhost_user_client::Lifeline::wait_gone(self, limit)
+    }
+}
+
+/// The socket of a vhost-user server.
+fn socket(endpoint: &Endpoint) -> &PathBuf {
+    match endpoint {
+        Endpoint::Socket(path) => path,
+        Endpoint::Vbd { .. } => unreachable!("a plan has endpoints of its own interface"),
+    }
+}
+
+/// That of a vhost-user server.
+fn lifeline(opened: std::io::Result<mqblk_vhost_user_client::Lifeline>) -> Result<Box<dyn Lifeline>, DriverError> {
+    let lifeline = opened.map_err(|source| DriverError::Host { what: "lifeline of the server", source })?;
+    Ok(Box::new(lifeline))
+}
+
 /// A connected device.
 pub trait Device: Sized {
     /// The queues of a thread.
     type Set: Set;
 
-    /// Connects to the server at `socket`, trying for so long.
+    /// Connects to the device at `endpoint`, which is one of this interface, trying for so long.
     ///
     /// # Errors
     /// When the server is not there, or cannot do what is asked.
-    fn connect(plan: &Plan, combination: &Combination, socket: &Path, patience: Duration) -> Result<Self, DriverError>;
+    fn connect(
+        plan: &Plan,
+        combination: &Combination,
+        endpoint: &Endpoint,
+        patience: Duration,
+    ) -> Result<Self, DriverError>;
 
     /// The disks to work on.
     ///
@@ -78,7 +136,7 @@ pub trait Device: Sized {
     ///
     /// # Errors
     /// When the system refuses.
-    fn lifeline(&self) -> std::io::Result<Lifeline>;
+    fn lifeline(&self) -> Result<Box<dyn Lifeline>, DriverError>;
 
     /// Stops all queues.
     ///
@@ -133,6 +191,8 @@ pub trait Set: Send {
     const SPREADS: bool;
     /// Requests may end up with another thread, and others' requests here.
     const HANDS_OVER: bool;
+    /// An I/O's data starts at a multiple of this in the queue's data memory, in bytes.
+    const DATA_ALIGN: u64 = 1;
 
     /// Queues; at least one.
     fn queues(&self) -> usize;

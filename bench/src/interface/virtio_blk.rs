@@ -1,6 +1,5 @@
 //! virtio-blk: one disk.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,9 +7,8 @@ use mqblk_core::ByteLen;
 use mqblk_driver::virtio_blk::{self, Options, QueueSet};
 use mqblk_driver::{DeviceError, DriverError, Piece, Refused, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
-use mqblk_vhost_user_client::Lifeline;
 
-use super::{Device, Disk, Done, Set, Status, Transfer};
+use super::{Device, Disk, Done, Endpoint, Lifeline, Set, Status, Transfer, lifeline, socket};
 use crate::BenchError;
 use crate::plan::{Combination, Plan};
 
@@ -47,7 +45,12 @@ fn request_max(info: &virtio_blk::Info) -> Result<u64, BenchError> {
 impl Device for BlkDevice {
     type Set = BlkSet;
 
-    fn connect(plan: &Plan, combination: &Combination, socket: &Path, patience: Duration) -> Result<Self, DriverError> {
+    fn connect(
+        plan: &Plan,
+        combination: &Combination,
+        endpoint: &Endpoint,
+        patience: Duration,
+    ) -> Result<Self, DriverError> {
         let depth = combination.depth_per_queue();
         let options = Options {
             queues: combination.queues,
@@ -59,7 +62,7 @@ impl Device for BlkDevice {
             shape: plan.descriptors.shape(combination.sizes.max),
             poison_status: plan.verify.is_some(),
             patience,
-            ..Options::new(socket)
+            ..Options::new(socket(endpoint))
         };
         virtio_blk::Device::connect(&options).map(BlkDevice)
     }
@@ -87,8 +90,8 @@ impl Device for BlkDevice {
         self.0.server_pid()
     }
 
-    fn lifeline(&self) -> std::io::Result<Lifeline> {
-        self.0.lifeline()
+    fn lifeline(&self) -> Result<Box<dyn Lifeline>, DriverError> {
+        lifeline(self.0.lifeline())
     }
 
     fn stop(self, sets: Vec<BlkSet>) -> Result<(), DriverError> {

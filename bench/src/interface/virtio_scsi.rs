@@ -1,6 +1,5 @@
 //! virtio-scsi: a controller with targets and logical units.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,9 +7,8 @@ use mqblk_core::{ByteLen, Sector512};
 use mqblk_driver::virtio_scsi::{self, Address, Command, Completion, Ending, Lba, Options, QueueSet, Unit};
 use mqblk_driver::{DeviceError, DriverError, Piece, Refused, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
-use mqblk_vhost_user_client::Lifeline;
 
-use super::{Device, Disk, Done, Set, Status, Transfer};
+use super::{Device, Disk, Done, Endpoint, Lifeline, Set, Status, Transfer, lifeline, socket};
 use crate::BenchError;
 use crate::plan::{Combination, Plan};
 
@@ -73,7 +71,12 @@ fn choose(units: &[Unit], targets: u16, luns: u16) -> Result<Vec<&Unit>, BenchEr
 impl Device for ScsiDevice {
     type Set = ScsiSet;
 
-    fn connect(plan: &Plan, combination: &Combination, socket: &Path, patience: Duration) -> Result<Self, DriverError> {
+    fn connect(
+        plan: &Plan,
+        combination: &Combination,
+        endpoint: &Endpoint,
+        patience: Duration,
+    ) -> Result<Self, DriverError> {
         let depth = combination.depth_per_queue();
         let (threads, iodepth) = (combination.threads(), u32::from(combination.iodepth));
         let outstanding = u32::from(combination.jobs.div_ceil(threads)) * iodepth;
@@ -88,7 +91,7 @@ impl Device for ScsiDevice {
             steer: plan.steer.policy(),
             poison_status: plan.verify.is_some(),
             patience,
-            ..Options::new(socket)
+            ..Options::new(socket(endpoint))
         };
         let mut device = virtio_scsi::Device::connect(&options)?;
         let sets = device.take_queues();
@@ -137,8 +140,8 @@ impl Device for ScsiDevice {
         self.device.server_pid()
     }
 
-    fn lifeline(&self) -> std::io::Result<Lifeline> {
-        self.device.lifeline()
+    fn lifeline(&self) -> Result<Box<dyn Lifeline>, DriverError> {
+        lifeline(self.device.lifeline())
     }
 
     fn stop(self, sets: Vec<ScsiSet>) -> Result<(), DriverError> {

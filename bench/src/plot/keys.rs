@@ -36,6 +36,10 @@ pub enum Key {
     Poll,
     /// Request merging in the server.
     Merge,
+    /// What the server does with granted pages.
+    Grants,
+    /// Whose the granted pages are that it keeps.
+    GrantsPool,
     /// Storage backend.
     Storage,
     /// Guest interface.
@@ -50,7 +54,7 @@ pub enum Key {
 }
 
 /// All keys, in the order in which they name a series.
-pub const KEYS: [Key; 17] = [
+pub const KEYS: [Key; 19] = [
     Key::Target,
     Key::Rw,
     Key::Bs,
@@ -63,6 +67,8 @@ pub const KEYS: [Key; 17] = [
     Key::Steer,
     Key::Poll,
     Key::Merge,
+    Key::Grants,
+    Key::GrantsPool,
     Key::Storage,
     Key::Interface,
     Key::Experiment,
@@ -104,6 +110,8 @@ impl Key {
             Key::Steer => text(&row.steer),
             Key::Poll => text(&row.poll),
             Key::Merge => text(&row.merge),
+            Key::Grants => text(&row.grants),
+            Key::GrantsPool => text(&row.grants_pool),
             Key::Storage => text(&row.storage),
             Key::Interface => text(&row.interface),
             Key::Experiment => text(row.experiment.as_deref().unwrap_or("no experiment")),
@@ -138,6 +146,8 @@ impl Key {
             Key::Steer => format!("steer {tick}"),
             Key::Poll => format!("poll {tick}"),
             Key::Merge => format!("merge {tick}"),
+            Key::Grants => format!("grants {tick}"),
+            Key::GrantsPool => format!("{tick} pool"),
             Key::Storage => format!("storage {tick}"),
             Key::Repeat => format!("#{tick}"),
         }
@@ -158,6 +168,8 @@ impl Key {
             Key::Steer => "queue steering",
             Key::Poll => "poll policy",
             Key::Merge => "request merging",
+            Key::Grants => "use of grants",
+            Key::GrantsPool => "pools of granted pages",
             Key::Storage => "storage",
             Key::Interface => "guest interface",
             Key::Experiment => "experiment",

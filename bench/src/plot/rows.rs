@@ -40,6 +40,10 @@ pub struct Row {
     pub poll: String,
     /// Request merging in the server.
     pub merge: String,
+    /// What the server does with granted pages; `unknown` where the interface has none.
+    pub grants: String,
+    /// Whose the granted pages are that it keeps; `unknown` where the interface has none.
+    pub grants_pool: String,
     /// Name of the experiment it is part of.
     pub experiment: Option<String>,
     /// Bytes of a request, and of the largest where sizes are mixed.
@@ -130,6 +134,7 @@ impl Fields<'_> {
         let [p50, p99] = [latency.measured("p50")?, latency.measured("p99")?];
         let tail = [(50.0, p50), (99.0, p99), (99.9, latency.measured("p999")?), (100.0, latency.measured("max")?)];
         let (bs, iops) = (self.count("bs", 1)?, (self.measured("iops_mean")?, self.measured("iops_stderr")?));
+        let unknown_if_absent = |key: &str| if self.absent(key) { Ok("unknown".into()) } else { self.text(key) };
         let one_if_absent = |key: &str| if self.absent(key) { Ok(1) } else { self.count(key, 1) };
         // Before there were mixed sizes.
         let bandwidth_error = self.optional("bw_stderr")?.unwrap_or(iops.1 * bs as f64);
@@ -142,12 +147,14 @@ impl Fields<'_> {
             rw: self.text("rw")?,
             poll: self.text("poll")?,
             merge: self.text("merge")?,
+            grants: unknown_if_absent("grants")?,
+            grants_pool: unknown_if_absent("grants_pool")?,
             experiment: if self.absent("experiment") { None } else { Some(self.text("experiment")?) },
             bs,
             bs_max: if self.absent("bs_max") { bs } else { self.count("bs_max", bs)? },
             targets: one_if_absent("targets")?,
             luns: one_if_absent("luns")?,
-            steer: if self.absent("steer") { "unknown".into() } else { self.text("steer")? },
+            steer: unknown_if_absent("steer")?,
             queues: self.count("queues", 1)?,
             jobs: self.count("jobs", 1)?,
             iodepth: self.count("iodepth", 1)?,
@@ -285,15 +292,19 @@ mod tests {
         let new = read(&Value::Array(vec![new])).unwrap();
         assert_eq!(new.percentiles, [(50.0, 2.5), (99.99, 8.0)]);
         assert_eq!((new.bs_max, new.targets, new.luns, new.steer.as_str()), (4096, 1, 1, "unknown"));
+        assert_eq!((new.grants.as_str(), new.grants_pool.as_str()), ("unknown", "unknown"));
         assert_eq!(new.bandwidth, (4e8, 40960.0));
         let mut scsi = row();
         for (key, value) in [("targets", 32), ("luns", 2), ("bs_max", 65536), ("bw_stderr", 5)] {
             scsi[key] = value.into();
         }
-        scsi["steer"] = "fixed".into();
+        for (key, value) in [("steer", "fixed"), ("grants", "copy"), ("grants_pool", "shared")] {
+            scsi[key] = value.into();
+        }
         let scsi = read(&Value::Array(vec![scsi])).unwrap();
         assert_eq!((scsi.bs, scsi.bs_max, scsi.targets, scsi.luns), (4096, 65536, 32, 2));
         assert_eq!((scsi.steer.as_str(), scsi.bandwidth), ("fixed", (4e8, 5.0)));
+        assert_eq!((scsi.grants.as_str(), scsi.grants_pool.as_str()), ("copy", "shared"));
         assert_eq!((new.merges, new.experiment.as_deref()), (Some(7.0), Some("block sizes")));
     }
 

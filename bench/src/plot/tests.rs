@@ -21,6 +21,8 @@ fn row() -> Row {
         rw: "read".into(),
         poll: "off".into(),
         merge: "off".into(),
+        grants: "unknown".into(),
+        grants_pool: "unknown".into(),
         experiment: None,
         bs: 4096,
         bs_max: 0,
@@ -112,6 +114,9 @@ fn series_are_named_by_what_tells_them_apart() {
     // What differs between targets is said, even if each target has one value only.
     let deeper: &[Change] = &[&|r| (r.target, r.iodepth) = ("z".into(), 1), &|_| {}];
     assert_eq!(names(sweep(&[bs, deeper]), &args()), ["z, iodepth 1", "null, iodepth 32"]);
+    let pools: &[Change] = &[&|r| r.grants_pool = "shared".into(), &|r| r.grants_pool = "ring".into()];
+    let rings: &[Change] = &[&|_| {}, &|r| r.queues = 4, &|r| r.queues = 16];
+    assert_eq!(names(sweep(&[pools, rings]), &args()), ["shared pool", "ring pool"]);
     let merging: &[Change] = &[&|r| r.merge = "on".into(), &|_| {}];
     let three = Args { x: Some(Key::Bs), ..args() };
     assert_eq!(names(sweep(&[bs, merging]), &three), ["merge on", "merge off"]);

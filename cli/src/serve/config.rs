@@ -2,8 +2,12 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use mqblk_blkif::{GrantMode, PoolOwner};
 use mqblk_engine::{Coalesce, FixedBufferUse, PlugOptions, PollPolicy};
+
+use crate::xen::WhichXen;
 
 /// The whole of it. `D` is what an open disk is: the program's own type, or a test's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,18 +18,40 @@ pub struct ServeConfig<D> {
     pub pin: Option<Vec<u16>>,
     /// The admin socket, if there is to be one.
     pub admin: Option<AdminConfig>,
-    /// The virtio-blk disks, in the order given.
+    /// What is done on a Xen host; `None`: nothing.
+    pub xen: Option<XenConfig>,
+    /// The disks that are no controllers, in the order given.
     pub disks: Vec<DiskConfig<D>>,
     /// The virtio-scsi controllers, in the order given. No id is used twice among disks, controllers and LUNs.
     pub controllers: Vec<ControllerConfig<D>>,
 }
 
 impl<D> ServeConfig<D> {
-    /// What guests connect to: each one's name in messages, and its front.
+    /// What guests connect to by sockets: each one's name in messages, and its front.
     pub fn fronts(&self) -> impl Iterator<Item = (String, &Front)> {
-        let disks = self.disks.iter().map(|disk| (format!("disk {:?}", disk.id), &disk.front));
+        let disks = self.disks.iter().filter_map(|disk| match &disk.front {
+            DiskFront::VhostUser(front) => Some((format!("disk {:?}", disk.id), front)),
+            DiskFront::Xen(_) => None,
+        });
         disks.chain(self.controllers.iter().map(|one| (format!("controller {:?}", one.id), &one.front)))
     }
+}
+
+/// The back-end of a Xen host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct XenConfig {
+    /// Which Xen.
+    pub which: WhichXen,
+    /// The type of its devices: the directory of xenstore that is watched.
+    pub type_name: String,
+    /// Every device of the type is served, not only those that name a disk of ours.
+    pub watch: bool,
+    /// Where the rings' journals are kept; `None`: there are none.
+    pub state: Option<PathBuf>,
+    /// Most pages of other domains that all disks together keep mapped; `None`: as many as the host allows.
+    pub mapped_pages: Option<u64>,
+    /// How devices are served that name no disk of ours.
+    pub default: XenFront,
 }
 
 /// The admin socket.
@@ -58,6 +84,63 @@ pub struct Front {
     pub fixed_buffers: FixedBufferUse,
 }
 
+/// How a guest reaches a disk: by interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskFront {
+    /// virtio-blk.
+    VhostUser(Front),
+    /// Xen blkif.
+    Xen(XenFront),
+}
+
+impl DiskFront {
+    /// The worker of each queue.
+    pub fn queue_map(&self) -> &[u16] {
+        match self {
+            DiskFront::VhostUser(front) => &front.queue_map,
+            DiskFront::Xen(front) => &front.queue_map,
+        }
+    }
+}
+
+/// Where a Xen disk is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XenPlace {
+    /// The domain.
+    pub domid: u16,
+    /// The device's number.
+    pub devid: u32,
+}
+
+/// How a Xen guest reaches a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct XenFront {
+    /// Where it is attached from the start; `None`: it is on offer for who names it as `params`.
+    pub place: Option<XenPlace>,
+    /// Rings that are offered, at least 1.
+    pub queues: u16,
+    /// Largest ring that is offered: pages, as a power of two's exponent, up to 4.
+    pub ring_order: u8,
+    /// Most segments of an indirect request; 0: there are none.
+    pub indirect_segments: u16,
+    /// How the guest's pages are reached.
+    pub grants: GrantMode,
+    /// Whose mapped pages and buffer pages are.
+    pub grants_pool: PoolOwner,
+    /// Most pages that a ring keeps mapped.
+    pub persistent_grants: u32,
+    /// When a mapped page that is not used is let go; zero: never.
+    pub persistent_idle: Duration,
+    /// Unanswered requests are noted for a daemon after this one.
+    pub journal: bool,
+    /// The worker of each ring, by number. As many entries as `queues`, each below `workers`.
+    pub queue_map: Vec<u16>,
+    /// How a worker waits for requests.
+    pub poll: PollPolicy,
+    /// How events for the guest are put off.
+    pub coalesce: Coalesce,
+}
+
 /// What a disk or a unit is, whichever way guests reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backing<D> {
@@ -75,13 +158,13 @@ pub struct Backing<D> {
     pub disk: D,
 }
 
-/// One virtio-blk disk.
+/// One disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskConfig<D> {
     /// Names the disk in logs and metrics.
     pub id: String,
     /// How a guest reaches it.
-    pub front: Front,
+    pub front: DiskFront,
     /// What it is.
     pub backing: Backing<D>,
 }

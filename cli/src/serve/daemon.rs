@@ -9,10 +9,12 @@ use mqblk_vhost_user_server::{ListenSocket, Server, ServerOptions, SocketError};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
 use super::admin::{self, DiskAbout, Served, Source};
-use super::config::{AdminConfig, CacheMode, DiskConfig, ServeConfig};
+use super::config::{AdminConfig, Backing, CacheMode, DiskFront, Front, ServeConfig};
 use super::controller::ControllerError;
+use super::interfaces::AnyGuest;
 use super::luns::Luns;
 use super::resolve::Names;
+use super::xen::{XenDisk, XenDiskConfig, XenHost, XenStartError};
 
 /// Why the daemon could not start.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +28,9 @@ pub enum StartError {
     /// The admin socket could not be made.
     #[error("serve: admin: {0}")]
     Admin(#[source] SocketError),
+    /// Xen guests could not be served.
+    #[error(transparent)]
+    Xen(#[from] XenStartError),
     /// A device's socket could not be made.
     #[error("{subject}: socket: {source}")]
     Socket {
@@ -40,6 +45,7 @@ pub enum StartError {
 pub struct Daemon {
     admin: Option<AdminSocket>,
     source: Arc<Source>,
+    xen: Option<XenHost>,
     disks: Vec<(String, Arc<AnyDisk>)>,
 }
 
@@ -63,15 +69,30 @@ impl Daemon {
         }
         let mut disks = Vec::new();
         let mut served = Vec::new();
+        let xen_disks: Vec<_> = config.disks.iter().filter_map(XenDiskConfig::of).collect();
+        let xen = config.xen.as_ref().map(|xen| XenHost::start(xen, &xen_disks, &engine)).transpose()?;
         for disk in config.disks {
             disks.push((disk.id.clone(), Arc::clone(&disk.backing.disk)));
             let about = DiskAbout::of(&disk);
-            served.push(Served { about, server: serve(disk, &engine)? });
+            let guest: AnyGuest = match (disk.front, &xen) {
+                (DiskFront::VhostUser(front), _) => Arc::new(serve(disk.id, front, disk.backing, &engine)?),
+                (DiskFront::Xen(front), Some(xen)) => {
+                    Arc::new(XenDisk::new(xen.backend(), &disk.id, front.queues.into()))
+                }
+                (DiskFront::Xen(_), None) => unreachable!("a configuration with Xen disks has a Xen"),
+            };
+            served.push(Served { about, guest });
         }
         let luns = Arc::new(Luns::start(&config.controllers, names, &engine)?);
-        let source = Arc::new(Source::new(engine, served, luns));
+        let backend = xen.as_ref().map(|xen| Arc::clone(xen.backend()));
+        let source = Arc::new(Source::new(engine, served, backend, luns));
         let admin = config.admin.as_ref().map(|admin| AdminSocket::start(admin, &source)).transpose();
-        Ok(Daemon { admin: admin.map_err(StartError::Admin)?, source, disks })
+        let daemon = Daemon { admin: admin.map_err(StartError::Admin)?, source, xen, disks };
+        // Last: guests may see the disks at once.
+        if let Some(xen) = &daemon.xen {
+            xen.attach(&xen_disks)?;
+        }
+        Ok(daemon)
     }
 
     /// Drains what is in flight, flushes, closes the disks and removes the sockets.
@@ -87,6 +108,9 @@ impl Daemon {
         let units = self.source.luns().units();
         let units = units.iter().map(|unit| (format!("lun {:?}", unit.name()), Arc::clone(unit.disk())));
         let all: Vec<_> = disks.chain(units).collect();
+        if let Some(xen) = &self.xen {
+            xen.backend().stop();
+        }
         // Nobody else holds it now: the servers stop.
         drop(self.source);
         for (name, disk) in &all {
@@ -117,8 +141,7 @@ impl AdminSocket {
     }
 }
 
-fn serve(config: DiskConfig<Arc<AnyDisk>>, engine: &Arc<Engine>) -> Result<Server, StartError> {
-    let DiskConfig { id, front, backing } = config;
+fn serve(id: String, front: Front, backing: Backing<Arc<AnyDisk>>, engine: &Arc<Engine>) -> Result<Server, StartError> {
     let geometry = backing.disk.geometry();
     let device = VirtioBlk::new(
         geometry,

@@ -11,7 +11,7 @@ use super::key_values::is_key;
 /// What a file or a command line asks for, not yet judged.
 #[derive(Clone, Debug)]
 pub struct Given {
-    /// `workers`, `pin`, `admin` and `admin-mode`.
+    /// `workers`, `pin`, `admin`, `admin-mode`, and those of a Xen host.
     pub process: Settings,
     /// One for each disk.
     pub disks: Vec<Settings>,
@@ -76,13 +76,16 @@ pub fn parse(name: &str, text: &str) -> Result<Given, SettingError> {
                     .ok_or_else(|| given.process.error("pin", value.to_string(), "an array of CPU numbers"))?;
                 given.process.insert(key, &cpus.join(","))?;
             }
-            ("workers" | "pin" | "admin" | "admin-mode", _) => insert(&mut given.process, key, value)?,
+            (
+                "workers" | "pin" | "admin" | "admin-mode" | "xen" | "xen-watch" | "xen-state" | "xen-mapped-pages",
+                _,
+            ) => insert(&mut given.process, key, value)?,
             _ => {
                 let found = format!("an unknown key {key:?} at the top");
                 return Err(given.process.error(
                     "syntax",
                     found,
-                    "workers, pin, admin, admin-mode, or [[disk]] or [[controller]] tables",
+                    "workers, pin, admin, admin-mode, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
                 ));
             }
         }
@@ -207,7 +210,7 @@ mod tests {
             ("pin = [\"0\"]", "f: pin: found [\"0\"], expected an array of CPU numbers"),
             (
                 "queues = 2",
-                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, admin, admin-mode, or [[disk]] or [[controller]] tables",
+                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, admin, admin-mode, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
             ),
             (
                 "admin-mode = 660",

@@ -6,6 +6,7 @@ mod controller;
 mod cpus;
 mod daemon;
 mod file;
+mod interfaces;
 mod key_values;
 mod luns;
 mod print;
@@ -13,6 +14,7 @@ mod queue_map;
 mod resolve;
 mod signals;
 mod storages;
+mod xen;
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -71,6 +73,22 @@ pub struct Args {
     #[arg(long, value_name = "BITS")]
     admin_mode: Option<String>,
 
+    /// Which Xen: auto (the machine's own, when something needs it), real, or the folder of a simulated one [default: auto]
+    #[arg(long, value_name = "auto|real|FOLDER", help_heading = "Xen")]
+    xen: Option<String>,
+
+    /// Serve every device of this type that a toolstack makes, whatever it names [default type: mqblk]
+    #[arg(long, value_name = "TYPE", num_args = 0..=1, default_missing_value = crate::xen::DEFAULT_TYPE, help_heading = "Xen")]
+    xen_watch: Option<String>,
+
+    /// Where unanswered requests are noted, so that a daemon after this one takes rings up; off: nowhere [default: /run/mqblk/xen]
+    #[arg(long, value_name = "DIR|off", help_heading = "Xen")]
+    xen_state: Option<String>,
+
+    /// Most pages of guests that all disks together keep mapped; more are copied [default: what the host allows]
+    #[arg(long, value_name = "N", help_heading = "Xen")]
+    xen_mapped_pages: Option<String>,
+
     /// Print the configuration with every default filled in, as TOML for --config, and exit
     #[arg(long)]
     print_config: bool,
@@ -112,8 +130,10 @@ pub fn run(args: Args) -> ExitCode {
 
 fn serve(config: ServeConfig<Arc<AnyDisk>>) -> Result<(), Box<dyn std::error::Error>> {
     let mut signals = StopSignals::install()?;
-    let queues: usize = config.fronts().map(|(_, front)| usize::from(front.queues)).sum();
-    if usize::from(config.workers) > queues {
+    let queues: usize = config.disks.iter().map(|disk| disk.front.queue_map().len()).sum::<usize>()
+        + config.controllers.iter().map(|one| usize::from(one.front.queues)).sum::<usize>();
+    let more_to_come = config.xen.as_ref().is_some_and(|xen| xen.watch);
+    if usize::from(config.workers) > queues && !more_to_come {
         tracing::warn!(workers = config.workers, queues, "some workers have no queue to serve");
     }
     let daemon = Daemon::start(config)?;
@@ -150,8 +170,16 @@ fn gather(args: &Args) -> Result<Given, SettingError> {
         Some(path) => file::read(path)?,
         None => Given::new("serve"),
     };
-    let process =
-        [("workers", &args.workers), ("pin", &args.pin), ("admin", &args.admin), ("admin-mode", &args.admin_mode)];
+    let process = [
+        ("workers", &args.workers),
+        ("pin", &args.pin),
+        ("admin", &args.admin),
+        ("admin-mode", &args.admin_mode),
+        ("xen", &args.xen),
+        ("xen-watch", &args.xen_watch),
+        ("xen-state", &args.xen_state),
+        ("xen-mapped-pages", &args.xen_mapped_pages),
+    ];
     for (key, value) in process {
         if let Some(value) = value {
             given.process.text(key);

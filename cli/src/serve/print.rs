@@ -4,7 +4,13 @@ use std::fmt::Write as _;
 
 use toml::Value;
 
-use super::config::{Backing, ControllerConfig, DiskConfig, Front, LunConfig, LunUnit, ServeConfig, UnitConfig};
+use mqblk_xen::vbd;
+
+use super::config::{
+    Backing, ControllerConfig, DiskConfig, DiskFront, Front, LunConfig, LunUnit, ServeConfig, UnitConfig, XenFront,
+    XenPlace,
+};
+use super::interfaces::Interface;
 use super::queue_map;
 
 /// The whole configuration. Reading it back gives the same configuration.
@@ -18,6 +24,17 @@ pub fn to_toml<D>(config: &ServeConfig<D>) -> String {
     if let Some(admin) = &config.admin {
         let path = Value::String(admin.socket.to_string_lossy().into_owned());
         let _ = writeln!(text, "admin = {path}\nadmin-mode = \"{}\"", admin.mode);
+    }
+    if let Some(xen) = &config.xen {
+        let _ = writeln!(text, "xen = {}", string(&xen.which.to_string()));
+        if xen.watch {
+            let _ = writeln!(text, "xen-watch = {}", string(&xen.type_name));
+        }
+        let state = xen.state.as_ref().map_or("off".into(), |path| path.to_string_lossy());
+        let _ = writeln!(text, "xen-state = {}", string(&state));
+        if let Some(pages) = xen.mapped_pages {
+            let _ = writeln!(text, "xen-mapped-pages = {}", number_or_text(&pages.to_string()));
+        }
     }
     for disk in &config.disks {
         table(&mut text, "disk", disk_pairs(disk));
@@ -46,7 +63,13 @@ fn table(text: &mut String, heading: &str, pairs: Vec<Pair>) {
 pub fn disk_pairs<D>(disk: &DiskConfig<D>) -> Vec<Pair> {
     let mut pairs = vec![("id", string(&disk.id))];
     pairs.extend(storage_pairs(&disk.backing));
-    pairs.extend(front_pairs(&disk.front));
+    match &disk.front {
+        DiskFront::VhostUser(front) => pairs.extend(front_pairs(front)),
+        DiskFront::Xen(front) => {
+            pairs.push(("interface", string(Interface::Xen.word())));
+            pairs.extend(xen_pairs(front));
+        }
+    }
     pairs.extend(backing_pairs(&disk.backing));
     pairs
 }
@@ -103,6 +126,30 @@ fn front_pairs(front: &Front) -> Vec<Pair> {
         ("coalesce-max", Value::Integer(front.coalesce.answers.into())),
         ("fixed-buffers", string(front.fixed_buffers.word())),
     ]
+}
+
+fn xen_pairs(front: &XenFront) -> Vec<Pair> {
+    let mut pairs = Vec::new();
+    if let Some(XenPlace { domid, devid }) = front.place {
+        let name = vbd::device_name(devid).unwrap_or_else(|| devid.to_string());
+        pairs.extend([("domid", Value::Integer(domid.into())), ("vdev", string(&name))]);
+    }
+    let journal = if front.journal { "on" } else { "off" };
+    pairs.extend([
+        ("queues", Value::Integer(front.queues.into())),
+        ("ring-order", Value::Integer(front.ring_order.into())),
+        ("indirect-segments", Value::Integer(front.indirect_segments.into())),
+        ("grants", string(front.grants.word())),
+        ("grants-pool", string(front.grants_pool.word())),
+        ("persistent-grants", Value::Integer(front.persistent_grants.into())),
+        ("persistent-idle", Value::Integer(front.persistent_idle.as_secs() as i64)),
+        ("journal", string(journal)),
+        ("queue-map", string(&queue_map::display(&front.queue_map))),
+        ("poll", string(&front.poll.to_string())),
+        ("coalesce-us", Value::Integer(front.coalesce.delay.as_micros() as i64)),
+        ("coalesce-max", Value::Integer(front.coalesce.answers.into())),
+    ]);
+    pairs
 }
 
 fn backing_pairs<D>(backing: &Backing<D>) -> Vec<Pair> {

@@ -51,7 +51,7 @@ fn rig_of(front: DomainId, behaviour: Behaviour) -> Rig {
 impl Rig {
     /// Why no connection comes about.
     fn refused(&self) -> DriverError {
-        Device::connect(&self.options).err().expect("a connection that fails")
+        Device::connect(&self.options).expect_err("a connection that fails")
     }
 }
 
@@ -223,7 +223,7 @@ fn a_device_that_is_removed_is_gone() {
     rig.vbd.remove(&mut rig.dom0.store().unwrap()).unwrap();
     let patience = Duration::from_millis(50);
     let options = Options { patience, ..rig.options.clone() };
-    let error = Device::connect(&options).err().unwrap();
+    let error = Device::connect(&options).unwrap_err();
     let expected = "/local/domain/1/device/vbd/51712/backend: found none, expected the directory of a back-end: the toolstack has \
                     made no such device";
     assert_eq!(error.to_string(), expected);

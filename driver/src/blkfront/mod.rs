@@ -29,6 +29,7 @@ pub mod toolstack;
 pub use bus::Lifeline;
 pub use device::{Change, Device, Options};
 pub use keys::{Discard, Info};
+pub use mqblk_ring::blkif::Abi;
 pub use outstanding::{Completion, ResponseError, Status};
 pub use queue::Queue;
 pub use set::QueueSet;

@@ -14,7 +14,8 @@ pub fn verb(source: &Arc<Source>) -> Verb {
         "The disks and controllers and their settings, every default filled in; the LUNs are told by lun.list",
         &[],
         move |_| {
-            let disks: Vec<Value> = source.disks.iter().map(|disk| told(&disk.about)).collect();
+            let mut disks: Vec<Value> = source.disks.iter().map(|disk| told(&disk.about)).collect();
+            disks.extend(source.found().iter().map(|device| told(&DiskAbout::found(device))));
             let controllers = source.luns.controllers().iter();
             let controllers: Vec<Value> = controllers.map(|controller| {
             json!({ "id": controller.id(), "interface": wire::SCSI, "settings": settings(controller.settings().iter().filter(|(key, _)| *key != "id").cloned()) })
@@ -25,5 +26,5 @@ pub fn verb(source: &Arc<Source>) -> Verb {
 }
 
 fn told(about: &DiskAbout) -> Value {
-    json!({ "id": about.id, "interface": wire::BLK, "storage": about.storage, "settings": about.settings })
+    json!({ "id": about.id, "interface": about.interface.word(), "storage": about.storage, "settings": about.settings })
 }

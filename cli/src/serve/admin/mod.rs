@@ -10,11 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_admin::{VerbError, Verbs};
+use mqblk_blkif::GrantCounters;
 use mqblk_engine::{AnyDisk, Engine, PlugOptions, QueueReport, WorkerReport};
-use mqblk_vhost_user_server::Server;
+use mqblk_xen_server::{Backend, Figures};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::config::DiskConfig;
+use super::interfaces::{AnyGuest, Interface};
 use super::luns::{Lun, Luns};
 use super::print;
 
@@ -29,6 +31,8 @@ pub fn verbs(source: &Arc<Source>) -> Verbs {
 pub struct Source {
     engine: Arc<Engine>,
     disks: Vec<Served>,
+    /// Whose devices come and go.
+    xen: Option<Arc<Backend>>,
     luns: Arc<Luns>,
     started_ns: u64,
 }
@@ -37,13 +41,14 @@ pub struct Source {
 pub struct Served {
     /// How it was configured.
     pub about: DiskAbout,
-    /// Its server.
-    pub server: Server,
+    /// What serves it.
+    pub guest: AnyGuest,
 }
 
 /// What the verbs tell of a disk's configuration.
 pub struct DiskAbout {
     id: String,
+    interface: Interface,
     storage: String,
     plug: PlugOptions,
     queue_map: Vec<u16>,
@@ -53,13 +58,27 @@ pub struct DiskAbout {
 impl DiskAbout {
     /// What is told of `disk`.
     pub fn of(disk: &DiskConfig<Arc<AnyDisk>>) -> DiskAbout {
-        let pairs = print::disk_pairs(disk).into_iter().filter(|(key, _)| !["id", "storage"].contains(key));
+        let pairs =
+            print::disk_pairs(disk).into_iter().filter(|(key, _)| !["id", "storage", "interface"].contains(key));
         DiskAbout {
             id: disk.id.clone(),
+            interface: Interface::of(&disk.front),
             storage: disk.backing.storage.clone(),
             plug: disk.backing.plug,
-            queue_map: disk.front.queue_map.clone(),
+            queue_map: disk.front.queue_map().to_vec(),
             settings: settings(pairs),
+        }
+    }
+
+    /// What is told of a Xen device that the configuration does not name.
+    fn found(device: &Figures) -> DiskAbout {
+        DiskAbout {
+            id: device.id.clone(),
+            interface: Interface::Xen,
+            storage: device.storage.clone(),
+            plug: device.plug,
+            queue_map: device.queue_map.clone(),
+            settings: serde_json::Map::new(),
         }
     }
 }
@@ -80,13 +99,20 @@ fn to_json(value: toml::Value) -> serde_json::Value {
 
 impl Source {
     /// Of a daemon that starts now.
-    pub fn new(engine: Arc<Engine>, disks: Vec<Served>, luns: Arc<Luns>) -> Source {
-        Source { engine, disks, luns, started_ns: monotonic_ns() }
+    pub fn new(engine: Arc<Engine>, disks: Vec<Served>, xen: Option<Arc<Backend>>, luns: Arc<Luns>) -> Source {
+        Source { engine, disks, xen, luns, started_ns: monotonic_ns() }
     }
 
     /// The controllers and their LUNs.
     pub fn luns(&self) -> &Arc<Luns> {
         &self.luns
+    }
+
+    /// The Xen devices that the configuration does not name.
+    fn found(&self) -> Vec<Arc<Figures>> {
+        let devices = self.xen.as_ref().map(|xen| xen.devices()).unwrap_or_default();
+        let named = |device: &Arc<Figures>| self.disks.iter().any(|disk| disk.about.id == device.id);
+        devices.into_iter().filter(|device| !named(device)).collect()
     }
 
     /// How many requests a LUN that is going still waits for, as far as that can be found.
@@ -103,11 +129,22 @@ impl Source {
         let gone = |gone: mqblk_engine::WorkerGone| VerbError::Failed(gone.to_string());
         for _ in 0..TRIES {
             let workers = self.engine.reports().map_err(gone)?;
-            let disks: Option<Vec<_>> = self.disks.iter().map(|disk| disk.server.report(&workers)).collect();
+            let mut disks: Vec<Option<DiskCounted>> = Vec::new();
+            disks.extend(
+                self.disks.iter().map(|disk| {
+                    Some(DiskCounted { queues: disk.guest.report(&workers)?, grants: disk.guest.grants() })
+                }),
+            );
+            let found = self.found();
+            let of_found = found.iter().map(|device| {
+                let counted = DiskCounted { queues: device.report(&workers)?, grants: Some(device.grants()) };
+                Some((DiskAbout::found(device), counted))
+            });
+            let (disks, found): (Option<Vec<_>>, Option<Vec<_>>) = (disks.into_iter().collect(), of_found.collect());
             let controllers: Option<Vec<_>> =
                 self.luns.controllers().iter().map(|controller| controller.report(&workers)).collect();
-            if let (Some(disks), Some(controllers)) = (disks, controllers) {
-                return Ok(Counted { workers, disks, controllers });
+            if let (Some(disks), Some(found), Some(controllers)) = (disks, found, controllers) {
+                return Ok(Counted { workers, disks, found, controllers });
             }
             std::thread::sleep(PAUSE);
         }
@@ -118,10 +155,18 @@ impl Source {
 /// What was counted at one moment.
 struct Counted {
     workers: Vec<WorkerReport>,
-    /// The queues of each disk, in the order of the configuration.
-    disks: Vec<Vec<QueueReport>>,
+    /// Each disk, in the order of the configuration.
+    disks: Vec<DiskCounted>,
+    /// Xen devices that the configuration does not name.
+    found: Vec<(DiskAbout, DiskCounted)>,
     /// Those of each controller.
     controllers: Vec<Vec<QueueReport>>,
+}
+
+/// What a disk counted.
+struct DiskCounted {
+    queues: Vec<QueueReport>,
+    grants: Option<GrantCounters>,
 }
 
 /// How often workers are asked again when a queue came or went meanwhile, and how soon.

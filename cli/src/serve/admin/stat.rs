@@ -30,8 +30,10 @@ fn read(source: &Source, params: &Params) -> Result<Stat, VerbError> {
     let wanted = params.text("disk");
     let luns = source.luns.list();
     let controllers = || source.luns.controllers().iter().zip(0..);
+    let counted = source.counted()?;
     if let Some(id) = wanted {
         let mut ids = source.disks.iter().map(|disk| disk.about.id.as_str()).collect::<Vec<_>>();
+        ids.extend(counted.found.iter().map(|(about, _)| about.id.as_str()));
         ids.extend(controllers().map(|(controller, _)| controller.id()));
         if !ids.contains(&id) && !luns.iter().any(|lun| lun.id == id) {
             let or_lun = if luns.is_empty() { "" } else { ", or a LUN's" };
@@ -43,11 +45,11 @@ fn read(source: &Source, params: &Params) -> Result<Stat, VerbError> {
         }
     }
     let shape = wire::Shape { queues: params.is_set("queues"), latency: params.is_set("latency") };
-    let counted = source.counted()?;
     let time_ns = monotonic_ns();
-    let disks = source.disks.iter().zip(&counted.disks);
-    let disks = disks.filter(|(disk, _)| wanted.is_none_or(|id| id == disk.about.id));
-    let disks = disks.map(|(disk, queues)| wire::disk(&disk.about, queues, shape)).collect();
+    let disks = source.disks.iter().map(|disk| &disk.about).zip(&counted.disks);
+    let disks = disks.chain(counted.found.iter().map(|(about, counted)| (about, counted)));
+    let disks = disks.filter(|(about, _)| wanted.is_none_or(|id| id == about.id));
+    let disks = disks.map(|(about, disk)| wire::disk(about, &disk.queues, disk.grants.as_ref(), shape)).collect();
     let told = controllers().zip(&counted.controllers).filter_map(|((controller, at), queues)| {
         let whole = wanted.is_none_or(|id| id == controller.id());
         let own = luns.iter().filter(|lun| lun.controller == at && (whole || wanted == Some(&lun.id)));

@@ -2,16 +2,16 @@
 //! engine is an error here until it is told.
 
 use mqblk_admin::model::{
-    ControllerStat, Counters, DiskStat, Distribution, Latency, LatencyParts, Load, LunCounters, LunStat, QueueStat,
-    WorkerStat,
+    ControllerStat, Counters, DiskStat, Distribution, GrantStat, Latency, LatencyParts, Load, LunCounters, LunStat,
+    QueueStat, WorkerStat,
 };
+use mqblk_blkif::GrantCounters;
 use mqblk_engine::{DiskCounters, LatencyHistogram, QueueCounters, QueueLatency, QueueReport, WorkerReport};
 
 use super::DiskAbout;
 use crate::serve::luns::{Lun, LunState};
 
-/// The guest interfaces of disks and of controllers.
-pub const BLK: &str = "virtio-blk";
+/// The guest interface of controllers.
 pub const SCSI: &str = "virtio-scsi";
 /// What queues are for.
 const REQUEST: &str = "request";
@@ -28,7 +28,7 @@ pub struct Shape {
 }
 
 /// A disk, by its queues' reports in order.
-pub fn disk(about: &DiskAbout, reports: &[QueueReport], shape: Shape) -> DiskStat {
+pub fn disk(about: &DiskAbout, reports: &[QueueReport], grants: Option<&GrantCounters>, shape: Shape) -> DiskStat {
     let mut totals = QueueReport::default();
     reports.iter().for_each(|report| totals.add(report));
     let queue = |(report, number): (&QueueReport, u32)| QueueStat {
@@ -39,14 +39,62 @@ pub fn disk(about: &DiskAbout, reports: &[QueueReport], shape: Shape) -> DiskSta
     };
     DiskStat {
         id: about.id.clone(),
-        interface: BLK.to_owned(),
+        interface: about.interface.word().to_owned(),
         storage: about.storage.clone(),
         merge: about.plug.merge.word().to_owned(),
         merge_bytes: about.plug.merge_bytes.0,
         merge_segments: about.plug.merge_segments,
         queue_count: about.queue_map.len() as u32,
         totals: load(&totals, shape),
+        grants: grants.map(granted),
         queues: if shape.queues { reports.iter().zip(0..).map(queue).collect() } else { Vec::new() },
+    }
+}
+
+fn granted(counters: &GrantCounters) -> GrantStat {
+    let GrantCounters {
+        copies,
+        copy_calls,
+        copy_errors,
+        maps,
+        map_calls,
+        map_errors,
+        unmaps,
+        unmap_calls,
+        persistent_hits,
+        persistent_misses,
+        persistent_purged,
+        over_cap,
+        over_budget,
+        held,
+        stuck,
+        buffer_pages,
+        indirect_requests,
+        barriers,
+        events_sent,
+        events_taken,
+    } = *counters;
+    GrantStat {
+        copies,
+        copy_calls,
+        copy_errors,
+        maps,
+        map_calls,
+        map_errors,
+        unmaps,
+        unmap_calls,
+        persistent_hits,
+        persistent_misses,
+        persistent_purged,
+        over_cap,
+        over_budget,
+        held,
+        stuck,
+        buffer_pages,
+        indirect_requests,
+        barriers,
+        events_sent,
+        events_taken,
     }
 }
 

@@ -7,10 +7,12 @@ use mqblk_engine::PlugOptions;
 use serde_json::Value;
 
 use super::*;
+use crate::serve::interfaces::Interface;
 
 fn about() -> DiskAbout {
     DiskAbout {
         id: "vm1".to_owned(),
+        interface: Interface::VirtioBlk,
         storage: "file".to_owned(),
         plug: PlugOptions::default(),
         queue_map: vec![1, 0],
@@ -74,7 +76,7 @@ fn no_counter_is_taken_for_another() {
 
 #[test]
 fn a_disk_is_the_sum_of_its_queues() {
-    let disk = disk(&about(), &[made_up(1), made_up(10)], ALL);
+    let disk = disk(&about(), &[made_up(1), made_up(10)], None, ALL);
     assert_eq!((disk.id.as_str(), disk.interface.as_str(), disk.storage.as_str()), ("vm1", "virtio-blk", "file"));
     assert_eq!((disk.merge.as_str(), disk.merge_bytes, disk.merge_segments), ("auto", 1 << 20, 1024));
     assert_eq!((disk.queue_count, disk.queues.len()), (2, 2));
@@ -94,7 +96,8 @@ fn a_disk_is_the_sum_of_its_queues() {
 
 #[test]
 fn what_was_not_asked_for_is_not_there() {
-    let told = |shape| serde_json::to_value(disk(&about(), &[made_up(1), QueueReport::default()], shape)).unwrap();
+    let told =
+        |shape| serde_json::to_value(disk(&about(), &[made_up(1), QueueReport::default()], None, shape)).unwrap();
     let short = told(Shape { queues: false, latency: false });
     assert!(short.get("queues").is_none());
     let total = &short["totals"]["latency"]["reads"]["total"];
@@ -105,7 +108,7 @@ fn what_was_not_asked_for_is_not_there() {
     let whole = told(ALL);
     assert!(whole["queues"][0]["latency"]["reads"]["total"]["buckets"].is_array());
     let back: DiskStat = serde_json::from_value(whole).unwrap();
-    assert_eq!(back, disk(&about(), &[made_up(1), QueueReport::default()], ALL));
+    assert_eq!(back, disk(&about(), &[made_up(1), QueueReport::default()], None, ALL));
 }
 
 #[test]
@@ -169,4 +172,30 @@ fn workers() {
         merge_splits: 8,
     };
     assert_eq!(worker(9, &report), want);
+}
+
+/// No counter of grants is taken for another.
+#[test]
+fn grants_are_told_of_xen_disks() {
+    let none = serde_json::to_value(disk(&about(), &[], None, ALL)).unwrap();
+    assert!(none.get("grants").is_none());
+    let mut grants = GrantCounters { copies: 1, copy_calls: 2, maps: 4, held: 14, ..GrantCounters::default() };
+    grants.add(&GrantCounters { events_taken: 20, stuck: 15, over_budget: 13, ..GrantCounters::default() });
+    let xen = DiskAbout { interface: Interface::Xen, ..about() };
+    let told = serde_json::to_value(disk(&xen, &[], Some(&grants), ALL)).unwrap();
+    assert_eq!(told["interface"], "xen");
+    let told = told["grants"].as_object().unwrap();
+    let set: BTreeSet<_> =
+        told.iter().filter(|(_, value)| **value != 0).map(|(key, value)| (key.as_str(), value.as_u64())).collect();
+    let want = [
+        ("copies", 1),
+        ("copy_calls", 2),
+        ("maps", 4),
+        ("over_budget", 13),
+        ("held", 14),
+        ("stuck", 15),
+        ("events_taken", 20),
+    ];
+    assert_eq!(set, want.map(|(key, value)| (key, Some(value))).into());
+    assert_eq!(told.len(), 20);
 }

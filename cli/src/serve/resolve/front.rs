@@ -47,12 +47,22 @@ impl FrontKeys {
 
     /// Deals the queues to the workers. `next` is the worker whose turn it is.
     pub fn deal(&self, settings: &Settings, next: &mut u16, workers: u16) -> Result<Front, SettingError> {
-        let queues = self.front.queues;
-        let queue_map = match &self.queue_map {
-            Some(text) => queue_map::parse(settings, text, queues, workers)?,
-            None => queue_map::round_robin(next, queues, workers),
-        };
+        let queue_map = deal(settings, self.queue_map.as_deref(), self.front.queues, next, workers)?;
         Ok(Front { queue_map, ..self.front.clone() })
+    }
+}
+
+/// The worker of each queue: as the user says, or in turn. `next` is the worker whose turn it is.
+pub fn deal(
+    settings: &Settings,
+    map: Option<&str>,
+    queues: u16,
+    next: &mut u16,
+    workers: u16,
+) -> Result<Vec<u16>, SettingError> {
+    match map {
+        Some(text) => queue_map::parse(settings, text, queues, workers),
+        None => Ok(queue_map::round_robin(next, queues, workers)),
     }
 }
 
@@ -90,7 +100,7 @@ fn take_queue_size(settings: &mut Settings) -> Result<u16, SettingError> {
 }
 
 /// `poll`, or `poll_queue`, the switch of cloud-hypervisor's vhost_user_block.
-fn take_poll(settings: &mut Settings) -> Result<PollPolicy, SettingError> {
+pub fn take_poll(settings: &mut Settings) -> Result<PollPolicy, SettingError> {
     let switch = settings.switch("poll_queue")?;
     let Some(text) = settings.text("poll") else {
         return Ok(if switch == Some(false) { PollPolicy::Off } else { PollPolicy::default() });
@@ -102,7 +112,7 @@ fn take_poll(settings: &mut Settings) -> Result<PollPolicy, SettingError> {
     text.parse().map_err(|expected: String| settings.error("poll", format!("{text:?}"), expected))
 }
 
-fn take_coalesce(settings: &mut Settings) -> Result<Coalesce, SettingError> {
+pub fn take_coalesce(settings: &mut Settings) -> Result<Coalesce, SettingError> {
     let us = settings.number("coalesce-us", 0..=MAX_HOLD_US)?.unwrap_or(0);
     let answers = take_u16(settings, "coalesce-max", 0, u16::MAX)?;
     if us == 0 && answers.is_some_and(|answers| answers > 0) {

@@ -174,7 +174,7 @@ fn malformed_controllers() {
             &["path=/d,socket=/tmp/d,interface=nvme"],
             &[],
             &[],
-            "--disk #1: interface: found \"nvme\", expected one of virtio-blk, virtio-scsi",
+            "--disk #1: interface: found \"nvme\", expected one of virtio-blk, virtio-scsi, xen",
         ),
         (
             &["path=/d,socket=/tmp/d,interface=virtio-scsi,seral=1"],
@@ -334,7 +334,7 @@ fn files() {
         ),
         (
             "[[lun]]\ntarget = 1",
-            "m.toml: syntax: found an unknown key \"lun\" at the top, expected workers, pin, admin, admin-mode, or [[disk]] or [[controller]] tables",
+            "m.toml: syntax: found an unknown key \"lun\" at the top, expected workers, pin, admin, admin-mode, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
         ),
     ] {
         let found = file::parse("m.toml", text).map_err(ConfigError::from);

@@ -1,7 +1,7 @@
 //! From what was given to what will be done: takes each key, fills in defaults, and checks each value against the others and
 //! against the host. Nothing is created here.
 //!
-//! `front` has the keys of how guests reach a device, `backing` those of what a disk or a unit is, `lun` those of a LUN,
+//! `front` has the keys of how guests reach a device, `xen` those of how Xen guests do, `backing` those of what a disk or a unit is, `lun` those of a LUN,
 //! `process` those of the daemon; `names` is what may be there only once.
 
 mod backing;
@@ -9,6 +9,7 @@ mod front;
 mod lun;
 mod names;
 mod process;
+mod xen;
 
 use std::path::Path;
 
@@ -16,14 +17,16 @@ use mqblk_core::disk::DiskError;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_vhost_user_server::SocketError;
 
-use super::config::{ControllerConfig, DiskConfig, ServeConfig};
+use super::config::{ControllerConfig, DiskConfig, DiskFront, Front, ServeConfig};
 use super::cpus::Cpus;
 use super::file::{Given, GivenLun};
+use super::interfaces::Interface;
 use backing::{BackingKeys, take_storage};
 use front::FrontKeys;
 pub use lun::{LunKeys, find_controller};
 pub use names::{Claim, Names, Places, file_claim};
 use names::{call, same_place, take_id};
+use xen::XenKeys;
 
 /// Most virtqueues of one device, as vhost-user counts them, and most workers of one process.
 const MAX_QUEUES: u16 = 256;
@@ -36,8 +39,6 @@ const MAX_HOLD_US: u64 = 10_000;
 /// `cmd-per-lun`: QEMU's default, and what its driver accepts.
 const DEFAULT_CMD_PER_LUN: u16 = 128;
 const MAX_CMD_PER_LUN: u16 = 1024;
-/// The guest interfaces of `--disk`.
-const INTERFACES: &[&str] = &["virtio-blk", "virtio-scsi"];
 
 /// A configuration that cannot be served. One line each.
 #[derive(Debug, thiserror::Error)]
@@ -99,9 +100,9 @@ pub fn resolve<S: Storages>(
     cpus: &Cpus,
     storages: &mut S,
 ) -> Result<ServeConfig<S::Disk>, ConfigError> {
-    if given.disks.is_empty() && given.controllers.is_empty() {
+    if given.disks.is_empty() && given.controllers.is_empty() && given.process.peek("xen-watch").is_none() {
         let expected = "at least one --disk or --controller KEY=VALUE,..., or a [[disk]] or [[controller]] table in \
-                        --config FILE";
+                        --config FILE, or --xen-watch";
         return Err(given.process.error("disk", "none", expected).into());
     }
     let kinds = storages.kinds();
@@ -113,40 +114,42 @@ pub fn resolve<S: Storages>(
     let mut disks = Vec::new();
     for (index, mut settings) in given.disks.into_iter().enumerate() {
         let owner = format!("disk #{}", index + 1);
-        if settings.choice("interface", INTERFACES)? == Some("virtio-scsi") {
+        let interface =
+            settings.choice("interface", Interface::WORDS)?.map_or(Interface::default(), Interface::from_word);
+        if interface == Interface::VirtioScsi {
             let (keys, lun) = ControllerKeys::of_disk(settings, cpus, &kinds, &mut names, owner)?;
             given.luns.push(GivenLun { controller: Some(controllers.len()), settings: lun });
             controllers.push(keys);
         } else {
-            disks.push(DiskKeys::take(settings, cpus, &kinds, &mut names, owner)?);
+            disks.push(DiskKeys::take(settings, interface, cpus, &kinds, &mut names, owner)?);
         }
     }
     let luns = lun::take_all(given.luns, &controllers, &kinds, &mut names)?;
 
-    let fronts = || {
-        let disks = disks.iter().map(|disk| (format!("disk {:?}", disk.id), &disk.front));
-        disks.chain(controllers.iter().map(|one| (format!("controller {:?}", one.id), &one.front)))
-    };
-    let total: u64 = fronts().map(|(_, front)| u64::from(front.known().queues)).sum();
+    let needs_xen = disks.iter().any(|disk| matches!(disk.front, DiskFrontKeys::Xen(_)));
+    let xen = xen::take_host(&mut given.process, cpus, needs_xen)?;
+    let queues =
+        disks.iter().map(|disk| disk.front.queues()).chain(controllers.iter().map(|one| one.front.known().queues));
+    let mut total: u64 = queues.map(u64::from).sum();
+    if xen.as_ref().is_some_and(|xen| xen.watch) {
+        // Whatever comes has as many as there are CPUs.
+        total = total.max(cpus.count.into());
+    }
     let (workers, pin) = process::take_workers(&mut given.process, cpus, total)?;
-    let admin = process::take_admin(&mut given.process, fronts())?;
+    let sockets = disks.iter().filter_map(|disk| match &disk.front {
+        DiskFrontKeys::VhostUser(front) => Some((format!("disk {:?}", disk.id), front)),
+        DiskFrontKeys::Xen(_) => None,
+    });
+    let sockets = sockets.chain(controllers.iter().map(|one| (format!("controller {:?}", one.id), &one.front)));
+    let admin = process::take_admin(&mut given.process, sockets)?;
     given.process.finish()?;
 
-    let mut next = 0;
-    let mut dealt = Vec::new();
-    for (settings, front) in disks
-        .iter()
-        .map(|disk| (&disk.settings, &disk.front))
-        .chain(controllers.iter().map(|one| (&one.settings, &one.front)))
-    {
-        dealt.push(front.deal(settings, &mut next, workers)?);
-    }
-    let mut dealt = dealt.into_iter();
-    let mut served = ServeConfig { workers, pin, admin, disks: Vec::new(), controllers: Vec::new() };
-    for (DiskKeys { settings, id, backing, .. }, front) in disks.into_iter().zip(dealt.by_ref()) {
+    let (fronts, controller_fronts) = deal_all(&disks, &controllers, workers)?;
+    let mut served = ServeConfig { workers, pin, admin, xen, disks: Vec::new(), controllers: Vec::new() };
+    for (DiskKeys { settings, id, backing, .. }, front) in disks.into_iter().zip(fronts) {
         served.disks.push(DiskConfig { id, front, backing: backing.open(settings, storages)? });
     }
-    for ((keys, luns), front) in controllers.into_iter().zip(luns).zip(dealt) {
+    for ((keys, luns), front) in controllers.into_iter().zip(luns).zip(controller_fronts) {
         let ControllerKeys { settings, id, cmd_per_lun, .. } = keys;
         settings.finish()?;
         let luns = luns.into_iter().map(|lun| lun.open(storages)).collect::<Result<_, _>>()?;
@@ -155,17 +158,53 @@ pub fn resolve<S: Storages>(
     Ok(served)
 }
 
-/// A virtio-blk disk before its storage is opened.
+/// Deals all queues to the workers: of the disks first, in the order given; each device goes on where the one before has stopped.
+fn deal_all(
+    disks: &[DiskKeys],
+    controllers: &[ControllerKeys],
+    workers: u16,
+) -> Result<(Vec<DiskFront>, Vec<Front>), SettingError> {
+    let mut next = 0;
+    let disks = disks.iter().map(|disk| disk.front.deal(&disk.settings, &mut next, workers));
+    let disks = disks.collect::<Result<_, _>>()?;
+    let controllers = controllers.iter().map(|one| one.front.deal(&one.settings, &mut next, workers));
+    Ok((disks, controllers.collect::<Result<_, _>>()?))
+}
+
+/// A disk before its storage is opened.
 struct DiskKeys {
     settings: Settings,
     id: String,
-    front: FrontKeys,
+    front: DiskFrontKeys,
     backing: BackingKeys,
+}
+
+/// A disk's front before the number of workers is known.
+enum DiskFrontKeys {
+    VhostUser(FrontKeys),
+    Xen(XenKeys),
+}
+
+impl DiskFrontKeys {
+    fn queues(&self) -> u16 {
+        match self {
+            DiskFrontKeys::VhostUser(front) => front.known().queues,
+            DiskFrontKeys::Xen(front) => front.queues(),
+        }
+    }
+
+    fn deal(&self, settings: &Settings, next: &mut u16, workers: u16) -> Result<DiskFront, SettingError> {
+        Ok(match self {
+            DiskFrontKeys::VhostUser(front) => DiskFront::VhostUser(front.deal(settings, next, workers)?),
+            DiskFrontKeys::Xen(front) => DiskFront::Xen(front.deal(settings, next, workers)?),
+        })
+    }
 }
 
 impl DiskKeys {
     fn take(
         mut settings: Settings,
+        interface: Interface,
         cpus: &Cpus,
         kinds: &[&'static str],
         names: &mut Names,
@@ -175,7 +214,10 @@ impl DiskKeys {
         let id = take_id(&mut settings, "path", storage)?;
         call(&mut settings, format!("disk {id:?}"));
         names.claim(&settings, "id", &id, owner)?;
-        let front = take_front(&mut settings, cpus, MAX_QUEUES, names)?;
+        let front = match interface {
+            Interface::Xen => DiskFrontKeys::Xen(XenKeys::take(&mut settings, cpus, names, format!("disk {id:?}"))?),
+            _ => DiskFrontKeys::VhostUser(take_front(&mut settings, cpus, MAX_QUEUES, names)?),
+        };
         let backing = BackingKeys::take(&mut settings, storage, &id, BLK_SERIAL_BYTES)?;
         Ok(DiskKeys { settings, id, front, backing })
     }
@@ -270,3 +312,5 @@ pub fn with_likely_slip(mut error: SettingError, settings: &Settings) -> Setting
 mod lun_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod xen_tests;

@@ -39,7 +39,7 @@ pub(super) fn cpus() -> Cpus {
     Cpus { count: 4, pinnable: BTreeSet::from([0, 1, 2, 3]) }
 }
 
-fn from_words(process: &[(&str, &str)], disks: &[&str]) -> Result<ServeConfig<String>, ConfigError> {
+pub(super) fn from_words(process: &[(&str, &str)], disks: &[&str]) -> Result<ServeConfig<String>, ConfigError> {
     let mut given = Given::new("serve");
     for (key, value) in process {
         given.process.insert(key, value)?;
@@ -48,6 +48,14 @@ fn from_words(process: &[(&str, &str)], disks: &[&str]) -> Result<ServeConfig<St
         given.disks.push(key_values::parse(&format!("--disk #{}", index + 1), disk)?);
     }
     resolve(given, &cpus(), &mut FakeStorages)
+}
+
+/// The front of a vhost-user disk.
+fn front(disk: &DiskConfig<String>) -> &Front {
+    match &disk.front {
+        DiskFront::VhostUser(front) => front,
+        DiskFront::Xen(_) => panic!("a Xen disk"),
+    }
 }
 
 fn one(words: &str) -> DiskConfig<String> {
@@ -64,7 +72,7 @@ fn defaults() {
         config.disks,
         [DiskConfig {
             id: "data".to_owned(),
-            front: Front {
+            front: DiskFront::VhostUser(Front {
                 socket: "/tmp/s".into(),
                 socket_mode: SocketMode::OWNER_ONLY,
                 queues: 4,
@@ -73,7 +81,7 @@ fn defaults() {
                 poll: PollPolicy::Static(std::time::Duration::from_micros(50)),
                 coalesce: Coalesce::default(),
                 fixed_buffers: FixedBufferUse::Auto,
-            },
+            }),
             backing: Backing {
                 serial: "data".to_owned(),
                 cache: CacheMode::Writeback,
@@ -92,9 +100,9 @@ fn defaults() {
 #[test]
 fn the_names_of_cloud_hypervisor_are_aliases() {
     let disk = one("path=/a,socket=/tmp/s,num_queues=2,queue_size=128,poll_queue=false,readonly=true");
-    assert_eq!((disk.front.queues, disk.front.queue_size, disk.front.poll), (2, 128, PollPolicy::Off));
+    assert_eq!((front(&disk).queues, front(&disk).queue_size, front(&disk).poll), (2, 128, PollPolicy::Off));
     assert_eq!(disk.backing.storage_settings[0], ("readonly", "on".to_owned()));
-    assert_eq!(one("path=/a,socket=/tmp/s,poll_queue=true").front.poll, PollPolicy::default());
+    assert_eq!(front(&one("path=/a,socket=/tmp/s,poll_queue=true")).poll, PollPolicy::default());
 }
 
 #[test]
@@ -132,7 +140,7 @@ fn queues_are_dealt_to_workers_or_mapped() {
         "path=/c,socket=/tmp/c,queues=2,queue-map=1:0,0:1",
     ];
     let config = from_words(&[("workers", "2")], &disks).unwrap();
-    let maps: Vec<_> = config.disks.iter().map(|disk| disk.front.queue_map.clone()).collect();
+    let maps: Vec<_> = config.disks.iter().map(|disk| disk.front.queue_map().to_vec()).collect();
     assert_eq!(maps, [vec![0], vec![1, 0], vec![1, 0]]);
 }
 
@@ -282,7 +290,7 @@ fn disks_that_clash() {
     for (disks, want) in [
         (
             &[][..],
-            "serve: disk: found none, expected at least one --disk or --controller KEY=VALUE,..., or a [[disk]] or [[controller]] table in --config FILE",
+            "serve: disk: found none, expected at least one --disk or --controller KEY=VALUE,..., or a [[disk]] or [[controller]] table in --config FILE, or --xen-watch",
         ),
         (
             &["path=/a,socket=/tmp/1", "path=/b/a.img,socket=/tmp/2"][..],

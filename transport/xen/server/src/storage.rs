@@ -26,6 +26,8 @@ pub struct VbdSettings {
     pub persistent_max: u32,
     /// A page that was not used for so long is let go; zero: never.
     pub persistent_idle: Duration,
+    /// Unanswered requests are noted, where the backend keeps journals.
+    pub journal: bool,
     /// Every write is durable before it is answered.
     pub write_through: bool,
     /// The worker of each ring; rings past its end are spread round-robin.

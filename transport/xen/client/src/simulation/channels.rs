@@ -154,3 +154,42 @@ impl Channels {
         end.is_some_and(|(number, side)| self.channels[number].ports[1 - side].is_some())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_whose_sender_is_killed_before_the_bell_is_delivered() {
+        let board = Arc::new(Board::create().unwrap().0);
+        let mut channels = Channels::new(Arc::clone(&board));
+        let (guest, host) = (DomainId(1), DomainId(0));
+        let (front, (words, events)) = channels.open(guest, host).unwrap();
+        let incoming = board.lane(words[2]).unwrap();
+        let rung = || rustix::io::read(&events[0], &mut [0; 8]).is_ok();
+        for (state, expected) in [(lane::PENDING, true), (0, false), (lane::MASKED, false), (3, false)] {
+            let (back, _) = channels.bind(host, guest, front).unwrap();
+            incoming.word(lane::STATE).store(state, Ordering::SeqCst);
+            channels.close(host, back);
+            assert_eq!(rung(), expected, "{state}");
+            assert_eq!(incoming.get(lane::STATE), state, "the event is still to be taken, or unmasked");
+        }
+    }
+
+    #[test]
+    fn numbers_come_back_when_both_ends_are_closed() {
+        let board = Arc::new(Board::create().unwrap().0);
+        let mut channels = Channels::new(board);
+        let (guest, host) = (DomainId(1), DomainId(0));
+        for _ in 0..2 * CHANNELS {
+            let (front, _) = channels.open(guest, host).unwrap();
+            let (back, _) = channels.bind(host, guest, front).unwrap();
+            assert_eq!(channels.bind(host, guest, front).unwrap_err(), Errno::INVAL);
+            channels.close(guest, front);
+            assert_eq!(channels.open_ports(None), 1);
+            channels.close(host, back);
+            channels.close(host, back);
+        }
+        assert_eq!((channels.open_ports(None), channels.channels.len()), (0, 0));
+    }
+}

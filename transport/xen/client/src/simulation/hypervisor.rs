@@ -10,86 +10,12 @@ use mqblk_memory::{DomainId, GrantRef, GrantStatus};
 use rustix::io::Errno;
 
 use super::channels::Channels;
+use super::counters::{Counters, Sizes};
 use super::runs::Runs;
-use super::table::{Board, CONNECTIONS, Domain, Entry, FIRST_REF, count};
+use super::table::{Board, CONNECTIONS, count};
+use super::tenant::{Share, Tenant};
 use super::wire::{Answer, Ask};
 use crate::Port;
-
-/// How large domains are, and what they may have.
-#[derive(Clone, Copy, Debug)]
-pub struct Sizes {
-    /// Pages that a domain has to share. Memory is taken on first touch.
-    pub pages: u32,
-    /// References in a grant table. Xen's own default, `gnttab_max_frames` of 64, makes 32768.
-    pub refs: u32,
-    /// Pages of others that a domain may have mapped at once. Xen's `gnttab_max_maptrack_frames`.
-    pub maptrack: u32,
-}
-
-impl Default for Sizes {
-    fn default() -> Sizes {
-        Sizes { pages: 1 << 20, refs: 1 << 20, maptrack: 32768 }
-    }
-}
-
-/// What has been done on a machine since it started, and what there is now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Calls that mapped something.
-    pub map_calls: u64,
-    /// Pages that they mapped.
-    pub maps: u64,
-    /// Calls that were refused.
-    pub map_failures: u64,
-    /// Calls that ended a mapping, and mappings that ended with their connection.
-    pub unmap_calls: u64,
-    /// Pages of those.
-    pub unmaps: u64,
-    /// Calls that copied.
-    pub copy_calls: u64,
-    /// Copies in them, whatever their status.
-    pub copies: u64,
-    /// Bytes that were copied.
-    pub copied_bytes: u64,
-    /// Events sent.
-    pub events_sent: u64,
-    /// Events of those that the other side was woken for: it had taken the one before, and did not have its port masked.
-    pub events_delivered: u64,
-    /// Pages that are mapped now.
-    pub live_mappings: u64,
-    /// Grants that there are now.
-    pub live_grants: u64,
-    /// Ports that are open now.
-    pub open_ports: u64,
-    /// Connections that there are now: one for each [`Xen`](crate::Xen) and one for each [`GrantAccess`](mqblk_memory::GrantAccess).
-    pub connections: u64,
-}
-
-/// A page that somebody has mapped.
-#[derive(Debug)]
-struct Pin {
-    count: u32,
-    frame: u32,
-    /// Its owner has taken the grant back meanwhile: the page is free when the last mapping has gone.
-    ended: bool,
-}
-
-/// One life of a domain. It stays, without a name, until nobody has a page of it mapped.
-#[derive(Debug)]
-struct Tenant {
-    id: DomainId,
-    alive: bool,
-    table: Domain,
-    frames: Runs,
-    refs: Runs,
-    pins: HashMap<u32, Pin>,
-    live_grants: u64,
-    /// Its pages that are mapped.
-    mapped: u64,
-    /// Pages of others that it has mapped.
-    maptrack: u32,
-    unmappable: BTreeSet<GrantRef>,
-}
 
 /// Which life of a domain.
 type Life = u64;
@@ -97,14 +23,7 @@ type Life = u64;
 #[derive(Debug)]
 struct Mapping {
     owner: Life,
-    refs: Vec<u32>,
-}
-
-#[derive(Debug)]
-struct Share {
-    first_frame: u32,
-    first_ref: u32,
-    pages: u32,
+    refs: Vec<GrantRef>,
 }
 
 /// A program's connection, and what ends with it.
@@ -166,18 +85,7 @@ impl Hypervisor {
         if self.living.contains_key(&id) {
             return Ok(false);
         }
-        let tenant = Tenant {
-            id,
-            alive: true,
-            table: Domain::create(id, self.sizes.pages, self.sizes.refs)?,
-            frames: Runs::new(0, self.sizes.pages),
-            refs: Runs::new(FIRST_REF, self.sizes.refs.max(FIRST_REF)),
-            pins: HashMap::new(),
-            live_grants: 0,
-            mapped: 0,
-            maptrack: 0,
-            unmappable: BTreeSet::new(),
-        };
+        let tenant = Tenant::create(id, self.sizes)?;
         self.next_life += 1;
         self.lives.insert(self.next_life, tenant);
         self.living.insert(id, self.next_life);
@@ -192,8 +100,7 @@ impl Hypervisor {
             self.disconnect(connection);
         }
         if let Some(tenant) = self.lives.get_mut(&life) {
-            tenant.alive = false;
-            tenant.table.end();
+            tenant.end();
         }
         self.bury(life);
         true
@@ -310,7 +217,7 @@ impl Hypervisor {
         connection.next = connection.next.wrapping_add(1);
         let handle = connection.next;
         let pages = refs.len() as u64;
-        connection.maps.insert(handle, Mapping { owner, refs: refs.into_iter().map(|gref| gref.0).collect() });
+        connection.maps.insert(handle, Mapping { owner, refs });
         self.done.map_calls += 1;
         self.done.maps += pages;
         Ok(([handle].into_iter().chain(frames).collect(), vec![]))
@@ -326,16 +233,7 @@ impl Hypervisor {
         if refs.is_empty() || maptrack > self.sizes.maptrack {
             return None;
         }
-        let owner = self.living(of)?;
-        let allowed = |gref: &GrantRef| {
-            let entry = owner.table.entry(gref.0).filter(|entry| entry.with == domain && (entry.writable || !writable));
-            entry.filter(|_| !owner.unmappable.contains(gref)).map(|entry| entry.frame)
-        };
-        let frames: Vec<u32> = refs.iter().map(allowed).collect::<Option<_>>()?;
-        for (gref, &frame) in refs.iter().zip(&frames) {
-            owner.pins.entry(gref.0).or_insert(Pin { count: 0, frame, ended: false }).count += 1;
-        }
-        owner.mapped += refs.len() as u64;
+        let frames = self.living(of)?.pin(domain, writable, refs)?;
         self.lives.get_mut(&life)?.maptrack = maptrack;
         Some(frames)
     }
@@ -348,84 +246,31 @@ impl Hypervisor {
             tenant.maptrack -= pages as u32;
         }
         let Some(owner) = self.lives.get_mut(&mapping.owner) else { return };
-        owner.mapped -= pages as u64;
-        for gref in mapping.refs {
-            let pin = owner.pins.get_mut(&gref).expect("a mapped page is pinned");
-            pin.count -= 1;
-            if pin.count == 0 {
-                let pin = owner.pins.remove(&gref).expect("just found");
-                if pin.ended {
-                    owner.refs.give(gref);
-                    owner.free_frames(pin.frame, 1);
-                }
-            }
-        }
+        owner.unpin(&mapping.refs);
         self.bury(mapping.owner);
     }
 
     /// Forgets a domain that has ended, when nobody has a page of it.
     fn bury(&mut self, life: Life) {
-        if self.lives.get(&life).is_some_and(|tenant| !tenant.alive && tenant.pins.is_empty()) {
+        if self.lives.get(&life).is_some_and(Tenant::is_gone) {
             self.lives.remove(&life);
         }
     }
 
     fn share(&mut self, id: ConnectionId, with: DomainId, pages: u32, writable: bool) -> Answer {
-        if pages == 0 {
-            return Err(Errno::INVAL);
-        }
         let life = self.connection(id)?.life;
-        let tenant = self.lives.get_mut(&life).ok_or(Errno::SRCH)?;
-        let first_ref = tenant.refs.take(pages).ok_or(Errno::NOSPC)?;
-        let Some(first_frame) = tenant.frames.take(pages) else {
-            (first_ref..first_ref + pages).for_each(|gref| tenant.refs.give(gref));
-            return Err(Errno::NOMEM);
-        };
-        for page in 0..pages {
-            let entry = Entry { with, writable, frame: first_frame + page, injected: GrantStatus::OKAY };
-            tenant.table.grant(first_ref + page, Some(entry));
-        }
-        tenant.live_grants += u64::from(pages);
+        let share = self.lives.get_mut(&life).ok_or(Errno::SRCH)?.share(with, pages, writable)?;
+        let (first_frame, first_ref) = (share.first_frame, share.first_ref);
         let connection = self.connection(id)?;
         connection.next = connection.next.wrapping_add(1);
-        let share = connection.next;
-        connection.shares.insert(share, Share { first_frame, first_ref, pages });
-        Ok((vec![share, first_frame, first_ref], vec![]))
+        let number = connection.next;
+        connection.shares.insert(number, share);
+        Ok((vec![number, first_frame, first_ref], vec![]))
     }
 
     fn unshare(&mut self, owner: Life, share: &Share) {
-        let Some(tenant) = self.lives.get_mut(&owner) else { return };
-        tenant.live_grants -= u64::from(share.pages);
-        let mut free_from = 0;
-        for page in 0..share.pages {
-            let gref = share.first_ref + page;
-            tenant.table.grant(gref, None);
-            tenant.unmappable.remove(&GrantRef(gref));
-            if let Some(pin) = tenant.pins.get_mut(&gref) {
-                pin.ended = true;
-                tenant.free_frames(share.first_frame + free_from, page - free_from);
-                free_from = page + 1;
-            } else {
-                tenant.refs.give(gref);
-            }
-        }
-        tenant.free_frames(share.first_frame + free_from, share.pages - free_from);
-    }
-}
-
-impl Tenant {
-    /// Frames are zero when they are shared again.
-    fn free_frames(&mut self, first: u32, count: u32) {
-        use rustix::fs::FallocateFlags;
-        if count == 0 {
-            return;
-        }
-        let page = u64::from(mqblk_memory::PAGE_BYTES);
-        let (start, len) = (u64::from(first) * page, u64::from(count) * page);
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match rustix::fs::fallocate(&self.table.memory_file, flags, start, len) {
-            Ok(()) => (first..first + count).for_each(|frame| self.frames.give(frame)),
-            Err(error) => tracing::warn!(domain = self.id.0, first, count, %error, "pages are lost to the domain"),
+        if let Some(tenant) = self.lives.get_mut(&owner) {
+            tenant.unshare(share);
         }
     }
 }
@@ -458,7 +303,7 @@ impl Hypervisor {
     /// Mappings of one page now.
     pub(super) fn mappings_of(&self, id: DomainId, gref: GrantRef) -> u32 {
         let tenant = self.living.get(&id).and_then(|life| self.lives.get(life));
-        tenant.and_then(|tenant| tenant.pins.get(&gref.0)).map_or(0, |pin| pin.count)
+        tenant.map_or(0, |tenant| tenant.mappings_of(gref))
     }
 
     pub(super) fn is_bound(&self, id: DomainId, port: Port) -> bool {
@@ -469,21 +314,14 @@ impl Hypervisor {
         self.failing_maps = calls;
     }
 
-    /// `false` when there is no such grant.
+    /// `false` when there is no such grant, or no such failure to end.
     pub(super) fn fail_map_of(&mut self, id: DomainId, gref: GrantRef, fail: bool) -> bool {
-        let Some(tenant) = self.living(id) else { return false };
-        if !fail {
-            return tenant.unmappable.remove(&gref);
-        }
-        tenant.table.entry(gref.0).is_some() && { tenant.unmappable.insert(gref) || true }
+        self.living(id).is_some_and(|tenant| tenant.fail_map_of(gref, fail))
     }
 
     /// `false` when there is no such grant.
     pub(super) fn fail_copy_of(&mut self, id: DomainId, gref: GrantRef, status: GrantStatus) -> bool {
-        let Some(tenant) = self.living(id) else { return false };
-        let entry = tenant.table.entry(gref.0);
-        tenant.table.grant(gref.0, entry.map(|entry| Entry { injected: status, ..entry }));
-        entry.is_some()
+        self.living(id).is_some_and(|tenant| tenant.fail_copy_of(gref, status))
     }
 
     pub(super) fn maptrack_limit(&mut self, pages: u32) {

@@ -11,7 +11,8 @@ use mqblk_memory::{DomainId, GrantRef, GrantStatus};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
 
-use super::hypervisor::{Counters, Hypervisor, Sizes};
+use super::counters::{Counters, Sizes};
+use super::hypervisor::{ConnectionId, Hypervisor};
 use super::wire::{self, Ask, Packets};
 use super::xenstored::{Quota, Xenstored};
 use crate::Port;
@@ -234,7 +235,7 @@ fn serve(shared: &Arc<Shared>, socket: OwnedFd) {
     }
 }
 
-fn converse(shared: &Shared, socket: OwnedFd, id: &mut Option<super::hypervisor::ConnectionId>) -> io::Result<()> {
+fn converse(shared: &Shared, socket: OwnedFd, id: &mut Option<ConnectionId>) -> io::Result<()> {
     let second = socket.try_clone()?;
     let mut packets = Packets::new(socket);
     let mut second = Some(second);

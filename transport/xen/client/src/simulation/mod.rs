@@ -12,12 +12,14 @@
 
 mod channels;
 mod client;
+mod counters;
 mod events;
 mod grants;
 mod hypervisor;
 mod machine;
 mod runs;
 mod table;
+mod tenant;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -25,6 +27,6 @@ mod xenstored;
 
 use client::ask;
 pub use client::connect;
-pub use hypervisor::{Counters, Sizes};
+pub use counters::{Counters, Sizes};
 pub use machine::{DomainCounters, Machine};
 pub use xenstored::Quota;

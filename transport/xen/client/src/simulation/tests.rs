@@ -2,6 +2,7 @@
 
 mod channels;
 mod grants;
+mod interleavings;
 mod processes;
 
 use std::sync::Arc;

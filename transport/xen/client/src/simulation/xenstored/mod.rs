@@ -12,7 +12,9 @@ mod server;
 mod state;
 #[cfg(test)]
 mod tests;
+mod transaction;
 mod tree;
+mod watches;
 
 use std::path::{Path, PathBuf};
 
@@ -41,7 +43,7 @@ pub struct Quota {
     pub value_bytes: usize,
     /// Permissions of a node.
     pub permissions: usize,
-    /// Nodes that one transaction looks at or changes.
+    /// Nodes that one transaction looks at or changes, and changes that it makes.
     pub transaction_nodes: usize,
 }
 

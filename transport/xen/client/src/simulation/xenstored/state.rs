@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use mqblk_memory::DomainId;
 
-use super::tree::{Actor, Change, Need, Tree, allows, home, parent, visit};
+use super::transaction::{Deed, Transaction};
+use super::tree::{Actor, Need, Tree, home};
+use super::watches::Watch;
 use super::{Quota, Refusal};
 use crate::store::wire::{ABSOLUTE_PATH_MAX, Header, PAYLOAD_MAX, Verb, judge_path, texts};
 use crate::store::{Access, Permission};
@@ -17,34 +19,6 @@ const RESET_WATCHES: Verb = Verb(21);
 pub(super) const INTRODUCED: &str = "@introduceDomain";
 pub(super) const RELEASED: &str = "@releaseDomain";
 
-#[derive(Debug)]
-struct Watch {
-    path: String,
-    token: Vec<u8>,
-    /// The path was given relative to the domain's directory, and so are those of its events.
-    relative: bool,
-}
-
-/// What a transaction does when it is committed.
-#[derive(Clone, Debug)]
-enum Deed {
-    /// `None`: only makes the node.
-    Write(String, Option<Vec<u8>>),
-    Remove(String),
-    Permit(String, Vec<Permission>),
-}
-
-#[derive(Debug)]
-struct Transaction {
-    /// As all was when it began.
-    before: Tree,
-    /// As it sees it.
-    view: Tree,
-    /// Every path that it has looked at or changed: of these it must be true that nobody else changed them.
-    touched: BTreeSet<String>,
-    deeds: Vec<Deed>,
-}
-
 /// A connection's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct ClientId(pub u64);
@@ -52,12 +26,12 @@ pub(super) struct ClientId(pub u64);
 #[derive(Debug)]
 pub(super) struct Client {
     pub domain: DomainId,
-    watches: Vec<Watch>,
-    transactions: HashMap<u32, Transaction>,
-    next_transaction: u32,
+    pub watches: Vec<Watch>,
+    pub transactions: HashMap<u32, Transaction>,
+    pub next_transaction: u32,
     /// Path and token, as they are sent. One that waits already is not put in again.
     pub events: VecDeque<(String, Vec<u8>)>,
-    waiting: BTreeSet<(String, Vec<u8>)>,
+    pub waiting: BTreeSet<(String, Vec<u8>)>,
 }
 
 impl Client {
@@ -70,20 +44,20 @@ impl Client {
 
 #[derive(Debug)]
 pub(super) struct State {
-    tree: Tree,
+    pub tree: Tree,
     pub clients: BTreeMap<ClientId, Client>,
     next_client: u64,
     pub domains: BTreeSet<DomainId>,
     /// Who may watch the two special paths: domain 0 only, until it says otherwise.
-    special: BTreeMap<&'static str, Arc<[Permission]>>,
+    pub special: BTreeMap<&'static str, Arc<[Permission]>>,
     /// Commits that are still to fail.
     pub conflicts: u32,
     pub quota: Quota,
 }
 
-type Reply = Result<Vec<u8>, Refusal>;
+pub(super) type Reply = Result<Vec<u8>, Refusal>;
 
-const OKAY: &[u8] = b"OK\0";
+pub(super) const OKAY: &[u8] = b"OK\0";
 
 impl State {
     pub(super) fn new() -> State {
@@ -182,7 +156,7 @@ impl State {
         }
     }
 
-    fn client(&mut self, id: ClientId) -> Result<&mut Client, Refusal> {
+    pub(super) fn client(&mut self, id: ClientId) -> Result<&mut Client, Refusal> {
         self.clients.get_mut(&id).ok_or(Refusal::Invalid)
     }
 
@@ -198,11 +172,9 @@ impl State {
         let tree = match header.transaction {
             0 => &self.tree,
             transaction => {
-                let limit = self.quota.transaction_nodes;
+                let actor = Actor { domain, quota: self.quota };
                 let client = self.clients.get_mut(&id).ok_or(Refusal::Invalid)?;
-                let transaction = client.transactions.get_mut(&transaction).ok_or(Refusal::NoEntry)?;
-                transaction.touch(&path, domain, limit)?;
-                &transaction.view
+                client.transactions.get_mut(&transaction).ok_or(Refusal::NoEntry)?.look(&path, actor)?
             }
         };
         let node = tree.get(&path, domain, Need::Read)?;
@@ -268,197 +240,9 @@ impl State {
             }
             return Ok(OKAY.to_vec());
         }
-        let limit = self.quota.transaction_nodes;
         let transactions = &mut self.client(id)?.transactions;
-        let transaction = transactions.get_mut(&transaction).ok_or(Refusal::NoEntry)?;
-        transaction.touch(deed.path(), domain, limit)?;
-        // A node that is made or removed changes the one above it too.
-        let mut changed = deed.removes() || transaction.view.find(deed.path()).is_none();
-        let mut path = deed.path();
-        while changed && let Some(above) = parent(path) {
-            transaction.touch(above, domain, limit)?;
-            changed = transaction.view.find(above).is_none();
-            path = above;
-        }
-        deed.apply(&mut transaction.view, actor)?;
-        transaction.deeds.push(deed);
+        transactions.get_mut(&transaction).ok_or(Refusal::NoEntry)?.act(deed, actor)?;
         Ok(OKAY.to_vec())
-    }
-
-    fn start(&mut self, id: ClientId, within: u32) -> Reply {
-        let (tree, limit) = (self.tree.clone(), self.quota.transactions);
-        let client = self.client(id)?;
-        if within != 0 {
-            return Err(Refusal::Busy);
-        }
-        if client.domain != DomainId(0) && client.transactions.len() >= limit {
-            return Err(Refusal::NoSpace);
-        }
-        loop {
-            client.next_transaction = client.next_transaction.wrapping_add(1);
-            if client.next_transaction != 0 && !client.transactions.contains_key(&client.next_transaction) {
-                break;
-            }
-        }
-        let number = client.next_transaction;
-        let transaction = Transaction { before: tree.clone(), view: tree, touched: BTreeSet::new(), deeds: vec![] };
-        client.transactions.insert(number, transaction);
-        Ok(format!("{number}\0").into_bytes())
-    }
-
-    fn end(&mut self, id: ClientId, number: u32, payload: &[u8]) -> Reply {
-        let commit = match payload {
-            b"T\0" => true,
-            b"F\0" => false,
-            _ => return Err(Refusal::Invalid),
-        };
-        let actor = Actor { domain: self.client(id)?.domain, quota: self.quota };
-        let transaction = self.client(id)?.transactions.remove(&number).ok_or(Refusal::NoEntry)?;
-        if !commit {
-            return Ok(OKAY.to_vec());
-        }
-        if self.conflicts > 0 {
-            self.conflicts -= 1;
-            return Err(Refusal::Again);
-        }
-        let generation = |tree: &Tree, path: &str| tree.find(path).map(|node| node.generation);
-        if transaction.touched.iter().any(|path| generation(&transaction.before, path) != generation(&self.tree, path))
-        {
-            return Err(Refusal::Again);
-        }
-        // All or nothing: nothing is to be seen of it until it is done.
-        let mut tree = self.tree.clone();
-        let mut changes: Vec<Change> = vec![];
-        for deed in &transaction.deeds {
-            if let Some(mut change) = deed.apply(&mut tree, actor)? {
-                // One event for each node; who could read any state of it may hear of it.
-                if let Some(at) = changes.iter().position(|earlier| earlier.path == change.path) {
-                    let earlier = changes.remove(at);
-                    change.permissions.extend(earlier.permissions);
-                    change.removed = change.removed.or(earlier.removed);
-                }
-                changes.push(change);
-            }
-        }
-        self.tree = tree;
-        changes.iter().for_each(|change| self.fire(change));
-        Ok(OKAY.to_vec())
-    }
-
-    fn watch(&mut self, id: ClientId, payload: &[u8]) -> Reply {
-        let watch = self.watch_of(id, payload)?;
-        let domain = self.client(id)?.domain;
-        let all = self.clients.values().filter(|client| client.domain == domain);
-        if domain != DomainId(0) && all.map(|client| client.watches.len()).sum::<usize>() >= self.quota.watches {
-            return Err(Refusal::TooBig);
-        }
-        let client = self.client(id)?;
-        if client.watches.iter().any(|other| other.path == watch.path && other.token == watch.token) {
-            return Err(Refusal::Exists);
-        }
-        client.put_event(&watch, &watch.path);
-        client.watches.push(watch);
-        Ok(OKAY.to_vec())
-    }
-
-    fn unwatch(&mut self, id: ClientId, payload: &[u8]) -> Reply {
-        let watch = self.watch_of(id, payload)?;
-        let client = self.client(id)?;
-        let found = client.watches.iter().position(|other| other.path == watch.path && other.token == watch.token);
-        client.watches.remove(found.ok_or(Refusal::NoEntry)?);
-        Ok(OKAY.to_vec())
-    }
-
-    fn watch_of(&mut self, id: ClientId, payload: &[u8]) -> Result<Watch, Refusal> {
-        let domain = self.client(id)?.domain;
-        let mut parts = payload.split(|byte| *byte == 0);
-        let path = text(parts.next())?;
-        let token = parts.next().ok_or(Refusal::Invalid)?.to_vec();
-        let special = path.starts_with('@');
-        let relative = !special && !path.starts_with('/');
-        if special && judge_path(path).is_some() {
-            return Err(Refusal::Invalid);
-        }
-        let path = if special { path.to_owned() } else { absolute(path, domain)? };
-        Ok(Watch { path, token, relative })
-    }
-
-    /// Tells those who watch, and may read, that something has changed.
-    fn fire(&mut self, change: &Change) {
-        // Watches below a node that is gone hear of it by their own path.
-        let mut below: BTreeMap<String, Arc<[Permission]>> = BTreeMap::new();
-        if let Some(node) = &change.removed {
-            visit(node, &mut change.path.clone(), &mut |path, node| {
-                below.insert(path.to_owned(), Arc::clone(&node.permissions));
-                true
-            });
-        }
-        for client in self.clients.values_mut() {
-            let domain = client.domain;
-            let reads = |permissions: &Arc<[Permission]>| allows(permissions, domain, Need::Read);
-            let mut events = vec![];
-            for (index, watch) in client.watches.iter().enumerate() {
-                if is_at_or_below(&change.path, &watch.path) {
-                    events.extend(change.permissions.iter().any(reads).then(|| (index, change.path.clone())));
-                } else if below.get(&watch.path).is_some_and(reads) {
-                    events.push((index, watch.path.clone()));
-                }
-            }
-            for (index, path) in events {
-                let watch = client.watches.swap_remove(index);
-                client.put_event(&watch, &path);
-                client.watches.push(watch);
-                let last = client.watches.len() - 1;
-                client.watches.swap(index, last);
-            }
-        }
-    }
-
-    fn fire_special(&mut self, path: &str) {
-        let permissions = self.special.get(path).cloned().into_iter().collect();
-        self.fire(&Change { path: path.to_owned(), permissions, removed: None });
-    }
-}
-
-impl Client {
-    fn put_event(&mut self, watch: &Watch, path: &str) {
-        let home = home(self.domain);
-        let relative = path.strip_prefix(&home).map(|rest| rest.strip_prefix('/').unwrap_or(rest));
-        let shown = if watch.relative { relative.unwrap_or(path) } else { path };
-        let event = (shown.to_owned(), watch.token.clone());
-        if self.waiting.insert(event.clone()) {
-            self.events.push_back(event);
-        }
-    }
-}
-
-impl Transaction {
-    fn touch(&mut self, path: &str, domain: DomainId, limit: usize) -> Result<(), Refusal> {
-        if domain != DomainId(0) && self.touched.len() >= limit && !self.touched.contains(path) {
-            return Err(Refusal::NoSpace);
-        }
-        self.touched.insert(path.to_owned());
-        Ok(())
-    }
-}
-
-impl Deed {
-    fn path(&self) -> &str {
-        match self {
-            Deed::Write(path, _) | Deed::Remove(path) | Deed::Permit(path, _) => path,
-        }
-    }
-
-    fn removes(&self) -> bool {
-        matches!(self, Deed::Remove(_))
-    }
-
-    fn apply(&self, tree: &mut Tree, actor: Actor) -> Result<Option<Change>, Refusal> {
-        match self {
-            Deed::Write(path, value) => tree.write(path, value.as_deref(), actor),
-            Deed::Remove(path) => tree.remove(path, actor),
-            Deed::Permit(path, permissions) => tree.set_permissions(path, permissions, actor).map(Some),
-        }
     }
 }
 
@@ -470,7 +254,7 @@ fn permission_texts(permissions: &[Permission]) -> Vec<u8> {
     permissions.iter().flat_map(|permission| format!("{permission}\0").into_bytes()).collect()
 }
 
-fn text(part: Option<&[u8]>) -> Result<&str, Refusal> {
+pub(super) fn text(part: Option<&[u8]>) -> Result<&str, Refusal> {
     std::str::from_utf8(part.ok_or(Refusal::Invalid)?).map_err(|_| Refusal::Invalid)
 }
 
@@ -479,15 +263,10 @@ fn domain_of(payload: &[u8]) -> Result<DomainId, Refusal> {
 }
 
 /// The path from the root.
-fn absolute(path: &str, domain: DomainId) -> Result<String, Refusal> {
+pub(super) fn absolute(path: &str, domain: DomainId) -> Result<String, Refusal> {
     if judge_path(path).is_some() || path.starts_with('@') {
         return Err(Refusal::Invalid);
     }
     let path = if path.starts_with('/') { path.to_owned() } else { format!("{}/{path}", home(domain)) };
     if path.len() > ABSOLUTE_PATH_MAX { Err(Refusal::Invalid) } else { Ok(path) }
-}
-
-fn is_at_or_below(path: &str, watched: &str) -> bool {
-    let below = || path.strip_prefix(watched).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    if watched == "/" { path.starts_with('/') } else { below() }
 }

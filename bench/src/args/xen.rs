@@ -1,0 +1,167 @@
+//! The options of `--interface xen`.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use mqblk_driver::blkfront::Abi;
+use mqblk_xen::vbd;
+
+/// The options that only `--interface xen` has.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct XenArgs {
+    /// xen: `auto`, the Xen that this runs on, or the folder of a simulated machine that runs [default: with --disk a simulated
+    /// machine for each run, else auto]
+    #[arg(long, value_name = "auto|FOLDER", value_parser = place)]
+    pub xen: Option<XenPlace>,
+
+    /// xen: a device of this domain (on a simulated machine: of domain 1), by its name or number, which some back-end serves
+    /// already; may be repeated
+    #[arg(long, value_name = "NAME", value_parser = device)]
+    pub vdev: Vec<Vdev>,
+
+    /// xen: what the server does with granted pages, with --disk [default: the server's]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub grants: Vec<Grants>,
+
+    /// xen: whose the pages are that the server keeps, with --disk. All rings' in common is there to be measured only [default: the
+    /// server's]
+    #[arg(long, value_enum)]
+    pub grants_pool: Option<GrantsPool>,
+
+    /// xen: pages of each ring, as a power of two's exponent: 32 to 512 entries [default: what the back-end allows]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=4))]
+    pub ring_order: Option<u8>,
+
+    /// xen: most segments of a request, parts of a page each; up to 11: no indirect requests [default: what the back-end allows]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=4096))]
+    pub indirect_segments: Option<u16>,
+
+    /// xen: how the frontend lays its requests out [default: x86_64]
+    #[arg(long, value_enum)]
+    pub abi: Option<Layout>,
+}
+
+impl XenArgs {
+    /// Names of the options that were given.
+    pub fn given(&self) -> impl Iterator<Item = &'static str> {
+        let all = [
+            ("xen", self.xen.is_some()),
+            ("vdev", !self.vdev.is_empty()),
+            ("grants", !self.grants.is_empty()),
+            ("grants-pool", self.grants_pool.is_some()),
+            ("ring-order", self.ring_order.is_some()),
+            ("indirect-segments", self.indirect_segments.is_some()),
+            ("abi", self.abi.is_some()),
+        ];
+        all.into_iter().filter(|(_, given)| *given).map(|(name, _)| name)
+    }
+}
+
+/// Where Xen is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum XenPlace {
+    /// The one that this runs on.
+    Real,
+    /// A simulated machine that runs already.
+    Folder(PathBuf),
+}
+
+fn place(text: &str) -> Result<XenPlace, String> {
+    match text {
+        "" => Err("expected auto or the folder of a simulated machine".into()),
+        "auto" => Ok(XenPlace::Real),
+        folder => Ok(XenPlace::Folder(folder.into())),
+    }
+}
+
+/// A device by its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vdev {
+    /// As it was given.
+    pub name: String,
+    /// The device's number.
+    pub number: u32,
+}
+
+fn device(text: &str) -> Result<Vdev, String> {
+    let number = vbd::device_number(text).map_err(|malformed| format!("expected {}", malformed.expected))?;
+    Ok(Vdev { name: text.to_owned(), number })
+}
+
+/// What the server does with granted pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Grants {
+    /// Keep them mapped where the frontend lets it, else copy
+    Auto,
+    /// Copy into and out of them
+    Copy,
+    /// Map them for each request
+    Map,
+    /// Keep them mapped
+    Persistent,
+}
+
+impl Grants {
+    /// The value of the disk's key `grants`, and in the results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Grants::Auto => "auto",
+            Grants::Copy => "copy",
+            Grants::Map => "map",
+            Grants::Persistent => "persistent",
+        }
+    }
+}
+
+/// Whose the pages are that the server keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GrantsPool {
+    /// Each ring's own
+    Ring,
+    /// All rings' in common
+    Shared,
+}
+
+impl GrantsPool {
+    /// The value of the disk's key `grants-pool`, and in the results.
+    pub fn name(self) -> &'static str {
+        match self {
+            GrantsPool::Ring => "ring",
+            GrantsPool::Shared => "shared",
+        }
+    }
+}
+
+/// How requests are laid out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Layout {
+    /// As a 64-bit x86 guest does
+    #[default]
+    #[value(name = "x86_64")]
+    X86_64,
+    /// As a 32-bit x86 guest does
+    #[value(name = "x86_32")]
+    X86_32,
+    /// As an Arm guest does
+    Arm,
+}
+
+impl Layout {
+    /// Its name on the command line and in the results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Layout::X86_64 => "x86_64",
+            Layout::X86_32 => "x86_32",
+            Layout::Arm => "arm",
+        }
+    }
+
+    /// As the driver has it.
+    pub fn abi(self) -> Abi {
+        match self {
+            Layout::X86_64 => Abi::X86_64,
+            Layout::X86_32 => Abi::X86_32,
+            Layout::Arm => Abi::Arm,
+        }
+    }
+}

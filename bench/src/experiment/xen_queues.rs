@@ -1,0 +1,273 @@
+//! IOPS against rings of a Xen disk. Source: the table that the multi-queue patches of xen-blkfront and xen-blkback were sent with
+//! in 2015: 16 fio jobs that read 4 KiB blocks in sequence, 64 requests in flight each, submitted and reaped 64 at a time, on
+//! null_blk. There IOPS fell by a third from 4 rings to 16 while all rings shared a pool of persistent grants and free pages under a
+//! lock, and did not fall any more when each ring had its own. Here: the same with pools of each ring and with one for all.
+
+use mqblk_core::ByteLen;
+
+use super::{Experiment, alike};
+use crate::BenchError;
+use crate::args::xen::{Grants, GrantsPool};
+use crate::args::{BlockSizes, Rw};
+use crate::defaults::Defaults;
+use crate::grid::{Heading, grid, known, micros, ratio};
+use crate::interface::Interface;
+use crate::plan::{Place, Plan, Target};
+use crate::report::Row;
+use crate::table::{heading, sizes};
+
+/// The experiment.
+#[derive(Debug)]
+pub struct XenQueues;
+
+/// The document's columns.
+const DOCUMENT_QUEUES: [u16; 4] = [1, 4, 8, 16];
+/// The document's lines, in thousands of I/Os per second.
+const DOCUMENT: [(&str, [f64; 4]); 3] = [
+    ("2015: one pool", [810.0, 1064.0, 780.0, 700.0]),
+    ("2015: frontend's of each ring", [810.0, 1230.0, 1024.0, 850.0]),
+    ("2015: both ends' of each ring", [810.0, 1410.0, 1354.0, 1440.0]),
+];
+
+/// The document's load.
+const BS: ByteLen = ByteLen(4096);
+const JOBS: u16 = 16;
+const IODEPTH: u16 = 64;
+
+impl Experiment for XenQueues {
+    fn name(&self) -> &'static str {
+        "xen-queues"
+    }
+
+    fn about(&self) -> &'static str {
+        "IOPS against rings of a Xen disk, with granted pages kept for each ring and for all in common"
+    }
+
+    fn defaults(&self) -> Defaults {
+        Defaults {
+            interface: Interface::Xen,
+            disk: Some("storage=null,size=16G"),
+            rw: Rw::Read,
+            bs: Ok(BlockSizes(vec![BS])),
+            iodepth: IODEPTH,
+            batch: IODEPTH,
+            queues: &DOCUMENT_QUEUES,
+            jobs: Some(JOBS),
+            runtime: 2.0,
+            warmup: 0.5,
+            ..Defaults::default()
+        }
+    }
+
+    fn columns(&self, queues: &[u16], targets: Vec<Target>) -> Result<Vec<Target>, BenchError> {
+        let several = targets.len() > 1;
+        let mut columns = vec![];
+        for target in &targets {
+            let own = match (several, &target.place) {
+                (false, _) => String::new(),
+                (true, Place::Disk { .. }) => {
+                    let grants = target.grants.as_deref().unwrap_or_default();
+                    format!("{} poll {} grants {grants}, ", target.label, target.poll)
+                }
+                (true, _) => format!("{}, ", target.label),
+            };
+            let lines: Vec<Target> = match target.place {
+                Place::Disk { pool: None, .. } => {
+                    [GrantsPool::Shared, GrantsPool::Ring].map(|pool| line(target, &own, Some(pool))).to_vec()
+                }
+                Place::Disk { pool, .. } => vec![line(target, &own, pool)],
+                _ => vec![line(target, &own, None)],
+            };
+            let with = |line: &Target, queues: u16| Target { queues: Some(queues), ..line.clone() };
+            columns.extend(lines.iter().flat_map(|line| queues.iter().map(|queues| with(line, *queues))));
+        }
+        Ok(columns)
+    }
+
+    fn print(&self, plan: &Plan, groups: &[Vec<Row>]) -> String {
+        let mut words = alike(groups);
+        let one = &groups[0][0];
+        let rows = || groups.iter().flatten();
+        if rows().all(|row| row.grants == one.grants) {
+            words.extend(one.grants.as_ref().map(|grants| format!("grants {grants}")));
+        }
+        words.extend(one.ring_order.map(|order| format!("ring order {order}")));
+        words.extend(one.abi.filter(|abi| *abi != "x86_64").map(|abi| format!("abi {abi}")));
+        let mut text = format!("{}\n", heading(plan, words));
+        for group in groups {
+            let load = &group[0];
+            let of = |row: &Row| (row.rw, sizes(row), row.jobs, row.iodepth, row.batch);
+            let (rw, bs, jobs, iodepth, batch) = of(load);
+            text.push_str(&format!("\n{rw} bs {bs}, jobs {jobs}, iodepth {iodepth}, batch {batch}\n"));
+            let documents = of(load) == (Rw::Read.name(), BS.to_string(), JOBS, IODEPTH, IODEPTH);
+            let document = if documents { &DOCUMENT[..] } else { &[] };
+            let mut add = |title: &str, document: &[Line], cell: &dyn Fn(&Row, &[&Row]) -> String| {
+                text.push_str(&format!("\n{title}\n{}", table(group, document, cell)));
+            };
+            let thousands = |iops: f64| micros(iops / 1e3);
+            add("IOPS (k)", &lines_of(document, |value, _| format!("{value:.0}")), &|row, _| thousands(row.iops_mean));
+            let best = |line: &[&Row]| line.iter().map(|row| row.iops_median).fold(0.0, f64::max);
+            let beside = |value: f64, line: &[f64; 4]| ratio(value, line.iter().copied().fold(0.0, f64::max));
+            add("IOPS, as a ratio to the best of the line", &lines_of(document, beside), &|row, line| {
+                ratio(row.iops_median, best(line))
+            });
+            add("CPU us/IO of the server", &[], &|row, _| known(row.server_cpu_us_per_io, micros));
+            add("CPU us/IO of the client", &[], &|row, _| micros(row.client_cpu_us_per_io));
+        }
+        text
+    }
+}
+
+/// A line of the document as it is printed.
+type Line = (&'static str, [String; 4]);
+
+fn lines_of(document: &[(&'static str, [f64; 4])], text: impl Fn(f64, &[f64; 4]) -> String) -> Vec<Line> {
+    document.iter().map(|(name, values)| (*name, values.map(|value| text(value, values)))).collect()
+}
+
+/// What is measured for one line of the table.
+fn line(target: &Target, own: &str, asked: Option<GrantsPool>) -> Target {
+    let mut line = target.clone();
+    if let Place::Disk { spec, grants, pool, .. } = &mut line.place {
+        *pool = asked;
+        if grants.is_none() && !spec.split(',').any(|pair| pair.starts_with("grants=")) {
+            *grants = Some(Grants::Persistent);
+            line.grants = Some(Grants::Persistent.name().to_owned());
+        }
+    }
+    line.column = Some(match asked {
+        Some(GrantsPool::Shared) => format!("{own}one pool for all rings"),
+        Some(GrantsPool::Ring) => format!("{own}pools of each ring"),
+        None => format!("{own}as it runs"),
+    });
+    line
+}
+
+/// One table: a line for each of the experiment's, with a column for each number of queues, then the document's. The cell is given
+/// its row and all of the line's.
+fn table(group: &[Row], document: &[Line], cell: &dyn Fn(&Row, &[&Row]) -> String) -> String {
+    let mut queues: Vec<u16> = group.iter().map(|row| row.queues).collect();
+    queues.sort_unstable();
+    queues.dedup();
+    let number = |text: String| Heading { text, number: true };
+    let first = Heading { text: "Queues:".into(), number: false };
+    let headings: Vec<Heading> = [first].into_iter().chain(queues.iter().map(|q| number(q.to_string()))).collect();
+    let mut names: Vec<&str> = vec![];
+    for name in group.iter().filter_map(|row| row.column.as_deref()) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let ours = names.into_iter().map(|name| {
+        let line: Vec<&Row> = group.iter().filter(|row| row.column.as_deref() == Some(name)).collect();
+        let of =
+            |queues: &u16| line.iter().find(|row| row.queues == *queues).map_or("-".into(), |row| cell(row, &line));
+        [name.to_owned()].into_iter().chain(queues.iter().map(of)).collect::<Vec<String>>()
+    });
+    let theirs = document.iter().map(|(name, values)| {
+        let place = |queues: &u16| DOCUMENT_QUEUES.iter().position(|own| own == queues);
+        let of = |queues: &u16| place(queues).map_or("-".into(), |place| values[place].clone());
+        [(*name).to_owned()].into_iter().chain(queues.iter().map(of)).collect()
+    });
+    grid(&headings, &ours.chain(theirs).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::args;
+
+    fn plan(line: &str) -> Plan {
+        let line = format!("--experiment xen-queues {line}");
+        Plan::new(&args(&line).unwrap()).unwrap()
+    }
+
+    fn row(queues: u16, column: &str, iops: f64) -> Row {
+        Row {
+            interface: "xen",
+            queues,
+            jobs: JOBS,
+            iodepth: IODEPTH,
+            batch: IODEPTH,
+            grants: Some("persistent".into()),
+            abi: Some("x86_64"),
+            ..Row::made_up(4096, column, iops)
+        }
+    }
+
+    fn group() -> Vec<Row> {
+        let shared = [(1, 900e3), (4, 800e3), (16, 600e3)].map(|(q, iops)| row(q, "one pool for all rings", iops));
+        let own =
+            [(1, 900e3), (4, 1500e3), (12, 1480e3), (16, 1490e3)].map(|(q, iops)| row(q, "pools of each ring", iops));
+        shared.into_iter().chain(own).collect()
+    }
+
+    #[test]
+    fn the_documents_table_with_ours_above_it() {
+        let text = XenQueues.print(&plan(""), &[group()]);
+        let expected = "\
+target disk, poll default, rw read, batch 64, errors 0, grants persistent, client sleeps, 3 runs of 2 s
+
+read bs 4K, jobs 16, iodepth 64, batch 64
+
+IOPS (k)
+Queues:                          1     4    12    16
+one pool for all rings         900   800     -   600
+pools of each ring             900  1500  1480  1490
+2015: one pool                 810  1064     -   700
+2015: frontend's of each ring  810  1230     -   850
+2015: both ends' of each ring  810  1410     -  1440
+
+IOPS, as a ratio to the best of the line
+Queues:                           1     4    12    16
+one pool for all rings         1.00  0.89     -  0.67
+pools of each ring             0.60  1.00  0.99  0.99
+2015: one pool                 0.76  1.00     -  0.66
+2015: frontend's of each ring  0.66  1.00     -  0.69
+2015: both ends' of each ring  0.56  0.98     -  1.00
+
+CPU us/IO of the server
+Queues:                    1     4    12    16
+one pool for all rings  1.50  1.50     -  1.50
+pools of each ring      1.50  1.50  1.50  1.50
+
+CPU us/IO of the client
+Queues:                    1     4    12    16
+one pool for all rings  1.00  1.00     -  1.00
+pools of each ring      1.00  1.00  1.00  1.00
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn another_load_stands_alone() {
+        let mut group = group();
+        group.iter_mut().for_each(|row| row.iodepth = 32);
+        let text = XenQueues.print(&plan("--iodepth 32"), &[group]);
+        assert!(!text.contains("2015") && text.contains("read bs 4K, jobs 16, iodepth 32, batch 64"), "{text}");
+    }
+
+    #[test]
+    fn its_choices_are_the_documents_and_can_be_overridden() {
+        let own = plan("");
+        let columns = |plan: &Plan| -> Vec<(String, u16)> {
+            plan.targets.iter().map(|target| (target.column.clone().unwrap(), target.queues.unwrap())).collect()
+        };
+        let of =
+            |name: &str, queues: &[u16]| queues.iter().map(|queues| (name.to_owned(), *queues)).collect::<Vec<_>>();
+        let [shared, ring] = ["one pool for all rings", "pools of each ring"];
+        assert_eq!(columns(&own), [of(shared, &DOCUMENT_QUEUES), of(ring, &DOCUMENT_QUEUES)].concat());
+        let [combination] = own.combinations.as_slice() else { panic!("one combination") };
+        let load = (combination.rw, combination.jobs, combination.iodepth, combination.batch);
+        assert_eq!(load, (Rw::Read, 16, 64, 64));
+        let Place::Disk { spec, grants, pool, .. } = &own.targets[0].place else { panic!("a disk") };
+        let found = (spec.as_str(), *grants, *pool);
+        assert_eq!(found, ("storage=null,size=16G", Some(Grants::Persistent), Some(GrantsPool::Shared)));
+
+        let one = plan("--grants-pool ring --grants copy --queues 2 --disk storage=ram,size=1G --batch 1");
+        assert_eq!(columns(&one), of(ring, &[2]));
+        assert_eq!((one.targets[0].grants.as_deref(), one.combinations[0].batch), (Some("copy"), 1));
+        let devices = plan("--vdev xvdb --vdev xvdc --label kernel --label ours --queues 1,2");
+        assert_eq!(columns(&devices), [of("kernel, as it runs", &[1, 2]), of("ours, as it runs", &[1, 2])].concat());
+    }
+}

@@ -1,0 +1,188 @@
+//! Xen's block interface: one disk with one ring or several.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use mqblk_core::ByteLen;
+use mqblk_driver::blkfront::{self, Info, Options, QueueSet};
+use mqblk_driver::{DeviceError, DriverError, Piece, Refused, Waker};
+use mqblk_memory::{GuestAddress, GuestMemory, PAGE_BYTES};
+
+use super::{Device, Disk, Done, Endpoint, Lifeline, Set, Status, Transfer};
+use crate::BenchError;
+use crate::plan::{Combination, Plan};
+
+/// Bytes that a segment has at most.
+const PAGE: u64 = PAGE_BYTES as u64;
+
+impl Status for blkfront::Status {
+    const GOOD: Self = blkfront::Status::Ok;
+}
+
+/// A disk of the domain that the benchmark runs in, or takes the part of.
+#[derive(Debug)]
+pub struct XenDevice(blkfront::Device);
+
+/// The most bytes of a request whose data starts with a page: whole blocks. Larger ones are several requests, as Linux splits
+/// a bio by the limits of its queue.
+fn request_max(info: &Info) -> Result<u64, BenchError> {
+    let (most, block) = (u64::from(info.segments) * PAGE, u64::from(info.block.bytes()));
+    if most < block {
+        let text = format!("{} segments a request: found {most} bytes, expected a block of {block}", info.segments);
+        return Err(BenchError::Failed(text));
+    }
+    Ok(most / block * block)
+}
+
+impl Device for XenDevice {
+    type Set = XenSet;
+
+    fn connect(
+        plan: &Plan,
+        combination: &Combination,
+        endpoint: &Endpoint,
+        patience: Duration,
+    ) -> Result<Self, DriverError> {
+        let Endpoint::Vbd { xen, number } = endpoint else { unreachable!("a plan has endpoints of its own interface") };
+        let depth = combination.depth_per_queue();
+        let own = Options::new(Arc::clone(xen), *number);
+        let options = Options {
+            queues: combination.queues,
+            ring_order: plan.xen.ring_order,
+            abi: plan.xen.layout.abi(),
+            indirect_segments: plan.xen.indirect_segments.unwrap_or(own.indirect_segments),
+            // What has no room in the ring waits.
+            depth: depth.min(u16::MAX.into()) as u16,
+            threads: combination.threads(),
+            data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0.next_multiple_of(PAGE)),
+            patience,
+            ..own
+        };
+        blkfront::Device::connect(&options).map(XenDevice)
+    }
+
+    fn disks(&mut self, _combination: &Combination) -> Result<Vec<Disk>, BenchError> {
+        let info = self.0.info();
+        let too_big =
+            || BenchError::Failed(format!("the disk says it has {} sectors, 2^64 bytes or more", info.capacity.0));
+        Ok(vec![Disk {
+            name: "the disk".into(),
+            capacity: info.capacity.to_len().ok_or_else(too_big)?,
+            block: info.block,
+            read_only: info.read_only,
+            request_max: request_max(info)?,
+        }])
+    }
+
+    fn take_sets(&mut self) -> Vec<XenSet> {
+        let set = |mut set: QueueSet| XenSet { memory: Arc::clone(set.queues()[0].memory()), set };
+        self.0.take_queues().into_iter().map(set).collect()
+    }
+
+    fn server_pid(&self) -> Option<i32> {
+        None
+    }
+
+    fn lifeline(&self) -> Result<Box<dyn Lifeline>, DriverError> {
+        Ok(Box::new(StateWatch(Mutex::new(self.0.lifeline()?))))
+    }
+
+    fn stop(self, sets: Vec<XenSet>) -> Result<(), DriverError> {
+        self.0.stop(sets.into_iter().map(|set| set.set).collect())
+    }
+}
+
+/// The back-end's state.
+#[derive(Debug)]
+struct StateWatch(Mutex<blkfront::Lifeline>);
+
+impl Lifeline for StateWatch {
+    fn wait_gone(&self, limit: Duration) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).wait_gone(limit)
+    }
+}
+
+/// Rings of a disk.
+#[derive(Debug)]
+pub struct XenSet {
+    set: QueueSet,
+    memory: Arc<GuestMemory>,
+}
+
+impl Set for XenSet {
+    type Status = blkfront::Status;
+
+    const SPREADS: bool = true;
+    const HANDS_OVER: bool = false;
+    // As a guest's pages: a request has no segment more than it needs, and no page is of two requests.
+    const DATA_ALIGN: u64 = PAGE;
+
+    #[inline]
+    fn queues(&self) -> usize {
+        self.set.queues_ref().len()
+    }
+
+    fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    fn data(&self, queue: usize) -> GuestAddress {
+        self.set.queues_ref()[queue].data().0
+    }
+
+    #[inline(always)] // as for virtio-blk: else the transfer goes through memory
+    fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), Refused> {
+        let Transfer { user, write, start, address, len, .. } = transfer;
+        let queue = &mut self.set.queues()[queue];
+        let data = Piece { address, len };
+        if write { queue.write(user, start, data) } else { queue.read(user, start, data) }
+    }
+
+    #[inline]
+    fn makes_room(&self, queue: usize) -> bool {
+        self.set.queues_ref()[queue].in_flight() != 0
+    }
+
+    #[inline]
+    fn publish(&mut self, queue: usize) -> std::io::Result<()> {
+        self.set.queues()[queue].publish();
+        Ok(())
+    }
+
+    #[inline]
+    fn publish_batch(&mut self, queue: usize, batch: u16) -> std::io::Result<()> {
+        let queue = &mut self.set.queues()[queue];
+        if queue.unpublished() >= batch {
+            queue.publish();
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn look(&mut self, queue: usize) -> Result<(u16, u16), DeviceError> {
+        let queue = &mut self.set.queues()[queue];
+        Ok((queue.look()?, queue.in_flight()))
+    }
+
+    #[inline(always)] // as above
+    fn reap(&mut self, queue: usize) -> Result<Option<Done<blkfront::Status>>, DeviceError> {
+        let done = self.set.queues()[queue].reap()?;
+        Ok(done.map(|done| Done { user: done.user, status: done.status }))
+    }
+
+    fn wait(&mut self, count: u16) -> Result<(), DriverError> {
+        self.set.wait(count)
+    }
+
+    fn kicks(&self) -> u64 {
+        self.set.kicks()
+    }
+
+    fn calls(&mut self) -> std::io::Result<u64> {
+        Ok(self.set.calls())
+    }
+
+    fn waker(&self) -> std::io::Result<Waker> {
+        self.set.waker()
+    }
+}

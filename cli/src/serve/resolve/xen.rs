@@ -1,0 +1,128 @@
+//! The keys of how a Xen guest reaches a disk, and those of a Xen host.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mqblk_blkif::{
+    DEFAULT_INDIRECT_SEGMENTS, DEFAULT_PERSISTENT_IDLE, DEFAULT_PERSISTENT_MAX, GrantMode, MAX_INDIRECT_SEGMENTS,
+    PoolOwner,
+};
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_xen::vbd;
+
+use super::front::{deal, take_coalesce, take_poll};
+use super::names::Names;
+use super::{MAX_QUEUES, take_u16};
+use crate::serve::config::{XenConfig, XenFront, XenPlace};
+use crate::serve::cpus::Cpus;
+use crate::xen::{DEFAULT_TYPE, WhichXen, judge_type};
+
+/// Largest ring, as a power of two of pages: XENBUS_MAX_RING_GRANT_ORDER of Linux.
+const MAX_RING_ORDER: u16 = 4;
+/// Most pages that a ring can be told to keep mapped: a ring of order 4 with requests of 1024 segments.
+const MAX_PERSISTENT: u64 = 512 * 1024;
+/// Longest `persistent-idle`: a week.
+const MAX_IDLE_SECONDS: u64 = 7 * 24 * 3600;
+/// Where journals are kept unless the user says otherwise.
+const DEFAULT_STATE: &str = "/run/mqblk/xen";
+
+/// The front before the number of workers is known.
+pub struct XenKeys {
+    front: XenFront,
+    queue_map: Option<String>,
+}
+
+impl XenKeys {
+    /// Takes the keys. A place is nobody else's.
+    pub fn take(
+        settings: &mut Settings,
+        cpus: &Cpus,
+        names: &mut Names,
+        owner: String,
+    ) -> Result<XenKeys, SettingError> {
+        let place = take_place(settings)?;
+        if let Some(XenPlace { domid, devid }) = place {
+            names.claim(settings, "vdev", &format!("{devid} of domain {domid}"), owner)?;
+        }
+        let small = |number: Option<u16>, default: u16| number.unwrap_or(default);
+        let idle = settings.number("persistent-idle", 0..=MAX_IDLE_SECONDS)?.map(Duration::from_secs);
+        let persistent = settings.number("persistent-grants", 0..=MAX_PERSISTENT)?;
+        let front = XenFront {
+            place,
+            queues: take_u16(settings, "queues", 1, MAX_QUEUES)?.unwrap_or(cpus.count.min(MAX_QUEUES)),
+            ring_order: small(take_u16(settings, "ring-order", 0, MAX_RING_ORDER)?, MAX_RING_ORDER) as u8,
+            indirect_segments: small(
+                take_u16(settings, "indirect-segments", 0, MAX_INDIRECT_SEGMENTS)?,
+                DEFAULT_INDIRECT_SEGMENTS,
+            ),
+            grants: settings.choice("grants", GrantMode::WORDS)?.map_or(GrantMode::Auto, GrantMode::from_word),
+            grants_pool: settings
+                .choice("grants-pool", PoolOwner::WORDS)?
+                .map_or(PoolOwner::PerRing, PoolOwner::from_word),
+            persistent_grants: persistent.map_or(DEFAULT_PERSISTENT_MAX, |pages| pages as u32),
+            persistent_idle: idle.unwrap_or(DEFAULT_PERSISTENT_IDLE),
+            journal: settings.switch("journal")?.unwrap_or(true),
+            queue_map: Vec::new(),
+            poll: take_poll(settings)?,
+            coalesce: take_coalesce(settings)?,
+        };
+        Ok(XenKeys { front, queue_map: settings.text("queue-map") })
+    }
+
+    /// Rings that are offered.
+    pub fn queues(&self) -> u16 {
+        self.front.queues
+    }
+
+    /// Deals the rings to the workers. `next` is the worker whose turn it is.
+    pub fn deal(&self, settings: &Settings, next: &mut u16, workers: u16) -> Result<XenFront, SettingError> {
+        let queue_map = deal(settings, self.queue_map.as_deref(), self.front.queues, next, workers)?;
+        Ok(XenFront { queue_map, ..self.front.clone() })
+    }
+}
+
+/// `domid` and `vdev`, which come together or not at all.
+fn take_place(settings: &mut Settings) -> Result<Option<XenPlace>, SettingError> {
+    let domid = take_u16(settings, "domid", 0, 0x7fef)?;
+    let devid = match settings.text("vdev") {
+        None => None,
+        Some(name) => match vbd::device_number(&name) {
+            Ok(number) => Some(number),
+            Err(wrong) => return Err(settings.error("vdev", format!("{name:?}"), wrong.expected)),
+        },
+    };
+    match (domid, devid) {
+        (Some(domid), Some(devid)) => Ok(Some(XenPlace { domid, devid })),
+        (Some(_), None) => {
+            Err(settings.error("vdev", "nothing, but a domid", "the device's name in the guest, such as xvda"))
+        }
+        (None, Some(_)) => Err(settings.error("domid", "nothing, but a vdev", "the guest's domain number")),
+        (None, None) => Ok(None),
+    }
+}
+
+/// `xen`, `xen-watch`, `xen-state` and `xen-mapped-pages`. `needed`: there are disks that need a Xen.
+pub fn take_host(settings: &mut Settings, cpus: &Cpus, needed: bool) -> Result<Option<XenConfig>, SettingError> {
+    let which = settings.text("xen").as_deref().map(WhichXen::parse);
+    let watch = settings.text("xen-watch");
+    let state = settings.text("xen-state");
+    let mapped_pages = settings.number("xen-mapped-pages", 0..=u64::MAX)?;
+    if let Some(name) = &watch {
+        judge_type(settings, "xen-watch", name)?;
+    }
+    if !needed && watch.is_none() && !matches!(which, Some(WhichXen::Real | WhichXen::Simulated(_))) {
+        return Ok(None);
+    }
+    Ok(Some(XenConfig {
+        which: which.unwrap_or(WhichXen::Auto),
+        type_name: watch.clone().unwrap_or_else(|| DEFAULT_TYPE.to_owned()),
+        watch: watch.is_some(),
+        state: match state.as_deref() {
+            Some("off") => None,
+            Some(path) => Some(PathBuf::from(path)),
+            None => Some(PathBuf::from(DEFAULT_STATE)),
+        },
+        mapped_pages,
+        default: XenKeys::take(&mut Settings::new("xen-watch"), cpus, &mut Names::default(), String::new())?.front,
+    }))
+}

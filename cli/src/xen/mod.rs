@@ -1,0 +1,283 @@
+//! `mqblk xen`: makes, removes, resizes and lists block devices of Xen guests. It talks to xenstore, as toolstacks do, and not to a daemon.
+
+mod which;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Subcommand;
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::{ByteLen, Sector512};
+use mqblk_xen::XenError;
+use mqblk_xen::store::{Store, StoreError};
+use mqblk_xen::vbd::{self, State};
+use mqblk_xen_server::toolstack::{self, Listed, Made, NewDevice, ToolError};
+use mqblk_xen_server::{DeviceName, Params};
+use serde_json::{Value, json};
+
+use crate::failure::{self, BAD_USAGE, FAILED};
+use crate::table;
+
+pub use which::{DEFAULT_TYPE, WhichXen, judge_type};
+
+/// What stands where nothing is known.
+const UNKNOWN: &str = "-";
+
+/// The options of `mqblk xen`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = include_str!("help.txt"), after_help = "Examples: mqblk xen --help")]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Attach a disk to a guest, and wait until it is connected
+    Attach {
+        #[command(flatten)]
+        place: Place,
+
+        /// What the disk is: file:PATH, null:SIZE or mqblk:DISK-ID
+        #[arg(value_name = "PARAMS")]
+        params: String,
+
+        /// The guest may not write
+        #[arg(long)]
+        readonly: bool,
+
+        #[command(flatten)]
+        wait: Wait,
+    },
+
+    /// Have a guest let go of a disk, and remove it
+    Detach {
+        #[command(flatten)]
+        place: Place,
+
+        /// Remove it whether the guest has let go of it or not
+        #[arg(long)]
+        force: bool,
+
+        #[command(flatten)]
+        wait: Wait,
+    },
+
+    /// Show the disks
+    List {
+        #[command(flatten)]
+        host: Host,
+    },
+
+    /// Have a guest see another size of a disk
+    Resize {
+        #[command(flatten)]
+        place: Place,
+
+        /// The size, such as 10G: a file is extended or cut to it [default: the size that the file or block device has now]
+        #[arg(long, value_name = "SIZE")]
+        size: Option<String>,
+
+        #[command(flatten)]
+        wait: Wait,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct Host {
+    /// Which Xen: real, or the folder of a simulated one
+    #[arg(long, value_name = "real|FOLDER", default_value = "real")]
+    xen: String,
+
+    /// The type of the devices: what was given to `mqblk serve --xen-watch`
+    #[arg(long = "type", value_name = "TYPE", default_value = DEFAULT_TYPE)]
+    type_name: String,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Which device is meant.
+#[derive(Debug, clap::Args)]
+struct Place {
+    #[command(flatten)]
+    host: Host,
+
+    /// The guest's domain number
+    #[arg(long, value_name = "D")]
+    domid: u16,
+
+    /// The device in the guest: xvda, xvdb1, sda, or its number
+    #[arg(long, value_name = "VDEV")]
+    vdev: String,
+}
+
+impl Place {
+    fn name(&self, action: &str) -> Result<DeviceName, CallError> {
+        let settings = Settings::new(format!("xen {action}"));
+        judge_type(&settings, "type", &self.host.type_name)?;
+        let devid = vbd::device_number(&self.vdev)
+            .map_err(|wrong| settings.error("vdev", format!("{:?}", self.vdev), wrong.expected))?;
+        Ok(DeviceName { type_name: self.host.type_name.clone(), front: mqblk_memory::DomainId(self.domid), devid })
+    }
+}
+
+#[derive(Debug, clap::Args)]
+struct Wait {
+    /// How long to wait for the guest and the daemon; 0: not at all
+    #[arg(long = "wait", value_name = "SECONDS", default_value = "10")]
+    seconds: u32,
+}
+
+impl Wait {
+    fn patience(&self) -> Duration {
+        Duration::from_secs(self.seconds.into())
+    }
+}
+
+/// Why it was not done, or not shown.
+#[derive(Debug, thiserror::Error)]
+enum CallError {
+    #[error(transparent)]
+    Usage(#[from] SettingError),
+    #[error("xen {0}: {1}")]
+    Tool(&'static str, #[source] ToolError),
+    #[error("xen: {0}")]
+    Xen(#[from] XenError),
+    #[error("xen: {0}")]
+    Store(#[from] StoreError),
+    #[error("xen: standard output: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+/// Does it, and shows what came of it.
+pub fn run(args: Args) -> ExitCode {
+    match act(&args.action) {
+        Ok(text) => match std::io::stdout().write_all(text.as_bytes()) {
+            // Nobody reads: not an error, it was done.
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+                failure::report(&CallError::from(error), FAILED)
+            }
+            _ => ExitCode::SUCCESS,
+        },
+        Err(error @ CallError::Usage(_)) => failure::report(&error, BAD_USAGE),
+        Err(error) => failure::report(&error, FAILED),
+    }
+}
+
+fn act(action: &Action) -> Result<String, CallError> {
+    match action {
+        Action::Attach { place, params, readonly, wait } => attach(place, params, *readonly, wait),
+        Action::Detach { place, force, wait } => {
+            let name = place.name("detach")?;
+            let (mut store, own) = connect(&place.host)?;
+            toolstack::detach(&mut store, own, &name, wait.patience(), *force)
+                .map_err(|error| CallError::Tool("detach", error))?;
+            Ok(told(&place.host, &name, "detached", ""))
+        }
+        Action::List { host } => {
+            let (mut store, own) = connect(host)?;
+            let found = toolstack::list(&mut store, own, &host.type_name)?;
+            Ok(if host.json {
+                format!("{}\n", json!({ "devices": found.iter().map(told_json).collect::<Vec<_>>() }))
+            } else {
+                list(&found)
+            })
+        }
+        Action::Resize { place, size, wait } => {
+            let name = place.name("resize")?;
+            let (mut store, own) = connect(&place.host)?;
+            let size = size.as_deref().unwrap_or("now");
+            let sectors = toolstack::resize(&mut store, own, &name, size, wait.patience())
+                .map_err(|error| CallError::Tool("resize", error))?;
+            Ok(told(&place.host, &name, "resized", &format!(", {}", bytes(sectors))))
+        }
+    }
+}
+
+fn attach(place: &Place, params: &str, read_only: bool, wait: &Wait) -> Result<String, CallError> {
+    let name = place.name("attach")?;
+    Params::parse(params).map_err(|_| {
+        let expected = "file:/PATH, null:SIZE or mqblk:DISK-ID";
+        Settings::new("xen attach").error("params", format!("{params:?}"), expected)
+    })?;
+    let (mut store, own) = connect(&place.host)?;
+    let wrong = |error| CallError::Tool("attach", error);
+    let device = NewDevice { name: name.clone(), params: params.to_owned(), read_only };
+    if toolstack::attach(&mut store, own, &device).map_err(wrong)? == Made::Already {
+        let taken = ToolError::Taken { vdev: name.vdev(), front: name.front.0, what: format!("params {params}") };
+        return Err(wrong(taken));
+    }
+    if wait.seconds > 0 {
+        toolstack::wait_connected(&mut store, own, &name, wait.patience()).map_err(wrong)?;
+    }
+    Ok(told(&place.host, &name, "attached", ""))
+}
+
+fn connect(host: &Host) -> Result<(Store, mqblk_memory::DomainId), CallError> {
+    judge_type(&Settings::new("xen"), "type", &host.type_name)?;
+    let xen = WhichXen::parse(&host.xen).connect()?;
+    Ok((xen.store()?, xen.domain()))
+}
+
+fn told(host: &Host, name: &DeviceName, done: &str, more: &str) -> String {
+    if host.json {
+        let answer = json!({ "device": name.to_string(), "domid": name.front.0, "devid": name.devid, "vdev": name.vdev(), "done": done });
+        return format!("{answer}\n");
+    }
+    format!("{done} {} of domain {} ({name}){more}\n", name.vdev(), name.front.0)
+}
+
+fn bytes(sectors: u64) -> String {
+    Sector512(sectors).to_len().map_or(UNKNOWN.to_owned(), |len: ByteLen| len.to_string())
+}
+
+fn told_json(listed: &Listed) -> Value {
+    let Listed { name, backend, frontend, online, params, mode, sectors, queues, max_queues, error } = listed;
+    json!({
+        "device": name.to_string(),
+        "domid": name.front.0,
+        "devid": name.devid,
+        "vdev": name.vdev(),
+        "backend_state": *backend as u8,
+        "frontend_state": *frontend as u8,
+        "online": online,
+        "params": params,
+        "mode": mode,
+        "sectors": sectors,
+        "queues": queues,
+        "max_queues": max_queues,
+        "error": error,
+    })
+}
+
+fn list(found: &[Listed]) -> String {
+    let head = ["device", "domid", "vdev", "backend", "frontend", "queues", "size", "mode", "params"];
+    let head = head.map(str::to_owned).to_vec();
+    let state = |state: State| format!("{state:?} ({state})");
+    let row = |one: &Listed| {
+        vec![
+            one.name.to_string(),
+            one.name.front.0.to_string(),
+            one.name.vdev(),
+            state(one.backend),
+            state(one.frontend),
+            match (one.queues, one.max_queues) {
+                (Some(queues), Some(most)) => format!("{queues}/{most}"),
+                (None, Some(most)) => format!("{UNKNOWN}/{most}"),
+                _ => UNKNOWN.to_owned(),
+            },
+            one.sectors.map_or(UNKNOWN.to_owned(), bytes),
+            one.mode.clone(),
+            one.params.clone(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(found.iter().map(row)).collect();
+    let mut text = table::align(&rows);
+    for (name, why) in found.iter().filter_map(|one| Some((&one.name, one.error.as_ref()?))) {
+        text.push_str(&format!("{name}: {why}\n"));
+    }
+    text
+}

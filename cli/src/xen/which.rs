@@ -1,0 +1,90 @@
+//! Which Xen is meant: the machine's own, or a simulated one in a folder.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_xen::{Xen, XenError};
+
+/// The type of devices unless the user says otherwise.
+pub const DEFAULT_TYPE: &str = "mqblk";
+
+/// Which Xen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum WhichXen {
+    /// The machine's own, if anything needs it.
+    #[default]
+    Auto,
+    /// The machine's own.
+    Real,
+    /// A simulated one, in this folder.
+    Simulated(PathBuf),
+}
+
+impl WhichXen {
+    /// Reads `auto`, `real` or a folder.
+    pub fn parse(text: &str) -> WhichXen {
+        match text {
+            "auto" => WhichXen::Auto,
+            "real" => WhichXen::Real,
+            folder => WhichXen::Simulated(folder.into()),
+        }
+    }
+
+    /// Connects to it.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub fn connect(&self) -> Result<Arc<dyn Xen>, XenError> {
+        match self {
+            WhichXen::Auto | WhichXen::Real => mqblk_xen::real(),
+            WhichXen::Simulated(folder) => mqblk_xen::simulated(folder),
+        }
+    }
+}
+
+impl fmt::Display for WhichXen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WhichXen::Auto => f.write_str("auto"),
+            WhichXen::Real => f.write_str("real"),
+            WhichXen::Simulated(folder) => folder.display().fmt(f),
+        }
+    }
+}
+
+/// Judges a type: the name of a directory of xenstore.
+pub fn judge_type(settings: &Settings, key: &str, name: &str) -> Result<(), SettingError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    if (1..=32).contains(&name.len()) && name.bytes().all(plain) {
+        return Ok(());
+    }
+    let expected = "1 to 32 letters, digits, dashes and underscores, such as mqblk";
+    Err(settings.error(key, format!("{name:?}"), expected))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_or_a_folder() {
+        for text in ["auto", "real", "/tmp/xen"] {
+            assert_eq!(WhichXen::parse(text).to_string(), text);
+        }
+        assert_eq!(WhichXen::parse("/tmp/xen"), WhichXen::Simulated("/tmp/xen".into()));
+    }
+
+    #[test]
+    fn types_are_names_of_directories() {
+        let settings = Settings::new("serve");
+        for good in ["mqblk", "qdisk", "vbd3", "a-b_c"] {
+            assert!(judge_type(&settings, "xen-watch", good).is_ok(), "{good}");
+        }
+        for bad in ["", "a/b", "..", "a b", &"x".repeat(33)] {
+            let error = judge_type(&settings, "xen-watch", bad).unwrap_err().to_string();
+            assert!(error.starts_with("serve: xen-watch: found "), "{error}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Our daemon is killed with SIGKILL while a real Xen guest writes and verifies, and started again: the guest notices a pause.
+//!
+//! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use mqblk_tests::guest::{FioLoop, Shell};
+use mqblk_tests::xen::{Backend, BackendDisk, Blkfront, Domain, DomainConfig, Image, Server, XenHost};
+
+/// A disk for each way of using grants; the guest's names in the same order.
+const MODES: [(&str, &str); 3] = [("persistent", "xvda"), ("copy", "xvdb"), ("map", "xvdc")];
+
+/// How often it is killed with the rings of each kind.
+const KILLS: u32 = 3;
+
+#[test]
+fn killed_in_the_middle_of_verified_writes() -> Result<()> {
+    if Server::from_environment()? == Server::Kernel {
+        return Ok(()); // nobody can kill that one
+    }
+    let mut host = Server::Mqblk.boot(XenHost::builder("crash"))?;
+    let mut disks = Vec::new();
+    for (mode, _) in MODES {
+        let image = Image::sparse(&mut host, mode, 16)?;
+        disks.push(BackendDisk::new(mode, &image, &format!("queues=2,grants={mode}")));
+    }
+    let backend = Backend::start(Server::Mqblk, &mut host, &disks)?;
+    let mut guest = Domain::create(&mut host, &DomainConfig::new("guest").memory_mib(384))?;
+    // Rings of one page, where a slot is soon used again, and of 16.
+    for order in [0, 4] {
+        guest.load_blkfront(Blkfront { max_ring_page_order: order, ..Blkfront::default() })?;
+        for (mode, disk) in MODES {
+            backend.attach(&mut host, &mut guest, disk, mode)?;
+        }
+        let mut loops = Vec::new();
+        for (_, disk) in MODES {
+            loops.push(FioLoop::start(&mut guest, &format!("/dev/{disk}"), 32)?);
+        }
+        for kill in 1..=KILLS {
+            let mqblk = backend.mqblk().context("our daemon")?;
+            mqblk.kill(&mut host)?;
+            // The guest goes on asking while nobody answers.
+            std::thread::sleep(Duration::from_millis(300));
+            mqblk.restart(&mut host)?;
+            for (looping, (mode, _)) in loops.iter().zip(MODES) {
+                looping
+                    .another_pass(&mut guest)
+                    .with_context(|| format!("order {order}, kill {kill}, grants={mode}"))?;
+            }
+        }
+        for looping in loops {
+            looping.end(&mut guest)?;
+        }
+        guest.must_be_content()?;
+        for (_, disk) in MODES {
+            backend.detach(&mut host, &mut guest, disk)?;
+        }
+    }
+    replayed(&host)?;
+    let left = host.must("ls /run/mqblk/xen 2>/dev/null || true")?;
+    ensure!(left.is_empty(), "journals are left after every disk was detached: {left}");
+    guest.power_off(&mut host)?;
+    backend.stop(&mut host)?;
+    host.power_off()
+}
+
+/// That the kills were in the middle: at least one life of the daemon found requests that the one before had taken and not answered.
+fn replayed(host: &XenHost) -> Result<()> {
+    let log = host.daemons_log();
+    let counts: Vec<u64> = log
+        .split("replay=")
+        .skip(1)
+        .filter_map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok())
+        .collect();
+    ensure!(counts.iter().any(|&count| count > 0), "no request was replayed: {counts:?}; the log:\n{log}");
+    Ok(())
+}

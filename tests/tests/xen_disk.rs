@@ -1,0 +1,134 @@
+//! What a disk on a real Xen can do beside reading and writing: flush, discard, be read-only, have large blocks, change its size.
+//!
+//! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use mqblk_tests::guest::{FioJobs, Shell};
+use mqblk_tests::xen::{Backend, BackendDisk, Blkfront, Domain, DomainConfig, Image, Server, XenHost};
+
+const MIB: u64 = 1 << 20;
+
+/// How many times the guest writes, with a flush after each or without.
+const FLUSHES: u64 = 20;
+
+struct Rig {
+    server: Server,
+    host: XenHost,
+    backend: Backend,
+    guest: Domain,
+}
+
+#[test]
+fn flush_discard_read_only_and_size() -> Result<()> {
+    let server = Server::from_environment()?;
+    let mut host = server.boot(XenHost::builder("disk"))?;
+    let data = Image::full(&mut host, "data", 64)?;
+    let small = Image::full(&mut host, "small", 8)?;
+    let mut disks = vec![BackendDisk::new("data", &data, "queues=2"), BackendDisk::new("small", &small, "queues=2")];
+    if server == Server::Mqblk {
+        let image = Image::sparse(&mut host, "blocks", 32)?;
+        disks.push(BackendDisk::new("blocks", &image, "queues=2,block-size=4096"));
+    }
+    let backend = Backend::start(server, &mut host, &disks)?;
+    let mut guest = Domain::create(&mut host, &DomainConfig::new("guest"))?;
+    guest.load_blkfront(Blkfront::default())?;
+    backend.attach(&mut host, &mut guest, "xvda", "data")?;
+    let mut rig = Rig { server, host, backend, guest };
+
+    flushes_reach_the_device(&mut rig, &data)?;
+    discards_make_holes(&mut rig, &data)?;
+    size_follows_the_device(&mut rig, &data)?;
+    rig.guest.must_be_content()?;
+    read_only_is_read_only(&mut rig, &small)?;
+    if rig.server == Server::Mqblk {
+        large_blocks(&mut rig)?;
+    }
+
+    let Rig { mut host, backend, guest, .. } = rig;
+    guest.power_off(&mut host)?;
+    backend.stop(&mut host)?;
+    host.power_off()
+}
+
+/// Single 4 KiB writes to a disk, one after another; `more` goes to each dd.
+fn writes(disk: &str, more: &str) -> String {
+    format!(
+        "for i in $(seq {FLUSHES}); do
+             dd if=/dev/zero of=/dev/{disk} bs=4k count=1 seek=$i oflag=direct {more} 2>&1 || exit
+         done"
+    )
+}
+
+/// dom0's kernel counts the flushes of the loop device.
+fn flushes_reach_the_device(rig: &mut Rig, image: &Image) -> Result<()> {
+    let Rig { host, guest, .. } = rig;
+    assert_eq!(guest.must("cat /sys/block/xvda/queue/write_cache")?, "write back");
+    let before = image.flushes(host)?;
+    guest.must(&writes("xvda", ""))?;
+    let written = image.flushes(host)?;
+    assert_eq!(written, before, "a write alone flushes nothing");
+    guest.must(&writes("xvda", "conv=fsync"))?;
+    let flushed = image.flushes(host)? - written;
+    ensure!(flushed >= FLUSHES, "the guest flushed {FLUSHES} times, dom0's device was flushed {flushed} times");
+    Ok(())
+}
+
+/// Exactly the range is a hole in dom0's file, and what is beside it is kept.
+fn discards_make_holes(rig: &mut Rig, image: &Image) -> Result<()> {
+    let Rig { host, guest, .. } = rig;
+    let limit: u64 = guest.queue_attribute("xvda", "discard_max_bytes")?.parse()?;
+    ensure!(limit > 0, "the guest may not discard");
+    let full = image.allocated(host)?;
+    ensure!(full >= 64 * MIB, "the image should be allocated: {full} bytes");
+    let (before, after) = (image.sum(host, 8, 8)?, image.sum(host, 32, 32)?);
+    guest.must("/sbin/blkdiscard -o 16M -l 16M /dev/xvda")?;
+    let left = image.allocated(host)?;
+    assert_eq!(left + 16 * MIB, full, "16 MiB were discarded");
+    assert_eq!((image.sum(host, 8, 8)?, image.sum(host, 32, 32)?), (before, after), "what is beside was changed");
+    guest.must("dd if=/dev/xvda bs=1M skip=16 count=16 iflag=direct 2>/dev/null | tr -d '\\0' | wc -c | grep -qx 0")?;
+    Ok(())
+}
+
+/// The guest sees another size while it is connected, and can use what is new.
+fn size_follows_the_device(rig: &mut Rig, image: &Image) -> Result<()> {
+    let Rig { host, guest, backend, .. } = rig;
+    assert_eq!(guest.must("cat /sys/block/xvda/size")?, (64 * 2048).to_string());
+    image.resize(host, 96)?;
+    backend.resized(host, guest, "xvda")?;
+    guest.wait_sectors("xvda", 96 * 2048)?;
+    FioJobs::verified_random_writes("/dev/xvda", 2, 64, 8).run(guest, Duration::from_secs(90))?.must_have_verified()?;
+    guest.must("dd if=/dev/zero of=/dev/xvda bs=4k seek=24575 count=1 oflag=direct")?;
+    let beyond = guest.run("dd if=/dev/zero of=/dev/xvda bs=4k seek=24576 count=1 oflag=direct")?;
+    ensure!(beyond.status != 0, "a write beyond the end succeeded: {}", beyond.output);
+    Ok(())
+}
+
+fn read_only_is_read_only(rig: &mut Rig, image: &Image) -> Result<()> {
+    let Rig { host, guest, backend, .. } = rig;
+    backend.attach_with(host, guest, "xvdb", "small", "r")?;
+    assert_eq!(guest.must("cat /sys/block/xvdb/ro")?, "1");
+    let before = image.sum(host, 0, 8)?;
+    let write = guest.run("dd if=/dev/zero of=/dev/xvdb bs=4096 count=1 oflag=direct")?;
+    ensure!(write.status != 0, "a write to a read-only disk succeeded: {}", write.output);
+    let seen = guest.must("dd if=/dev/xvdb bs=64k iflag=direct 2>/dev/null | sha256sum")?;
+    assert_eq!(seen.split_whitespace().next(), Some(before.as_str()), "what the guest reads");
+    assert_eq!(image.sum(host, 0, 8)?, before, "a read-only disk was changed");
+    backend.detach(host, guest, "xvdb")
+}
+
+fn large_blocks(rig: &mut Rig) -> Result<()> {
+    let Rig { host, guest, backend, .. } = rig;
+    backend.attach(host, guest, "xvdc", "blocks")?;
+    assert_eq!(guest.queue_attribute("xvdc", "logical_block_size")?, "4096");
+    assert_eq!(guest.must("cat /sys/block/xvdc/size")?, (32 * 2048).to_string());
+    FioJobs::new(
+        "--name=verify --filename=/dev/xvdc --ioengine=io_uring --direct=1 --iodepth=8 --thread --rw=randwrite \
+         --bssplit=4k/50:12k/20:64k/30 --verify=crc32c --verify_fatal=1 --do_verify=1 --size=8M",
+    )
+    .run(guest, Duration::from_secs(90))?
+    .must_have_verified()?;
+    guest.must_be_content()?;
+    backend.detach(host, guest, "xvdc")
+}

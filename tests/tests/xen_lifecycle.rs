@@ -1,0 +1,153 @@
+//! Disks and guests come and go on a real Xen: detach and attach again, a reboot, two guests, a guest that is destroyed.
+//!
+//! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use mqblk_tests::guest::{FioJobs, FioOutcome, Shell};
+use mqblk_tests::xen::{Backend, BackendDisk, Blkfront, Domain, DomainConfig, Image, Server, XenHost};
+
+/// The sum of the first 8 MiB of a disk, past the guest's page cache.
+const BEGINNING: &str = "set -o pipefail; dd if=/dev/xvda bs=1M count=8 iflag=direct 2>/dev/null | sha256sum";
+
+/// Writes without an end: what is going on when a guest is destroyed.
+fn endless_writes() -> String {
+    FioJobs::new(
+        "--name=endless --filename=/dev/xvda --ioengine=io_uring --direct=1 --iodepth=32 --thread --rw=randwrite --bs=16k \
+         --offset=32M --size=32M --time_based --runtime=600",
+    )
+    .script("endless")
+}
+
+/// Waits until the guest's writes reach the image, so that what follows happens in mid-I/O.
+fn wait_for_writes(host: &mut XenHost, image: &Image) -> Result<()> {
+    let before = image.allocated(host)?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while image.allocated(host)? < before + (1 << 20) {
+        ensure!(Instant::now() < deadline, "nothing is written to {}", image.path());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// What is left of a disk that was detached, or whose guest is gone: nothing in xenstore and nothing in our daemon.
+fn nothing_is_left(backend: &Backend, host: &mut XenHost, domain: u16) -> Result<()> {
+    let Some(mqblk) = backend.mqblk() else { return Ok(()) };
+    mqblk.must_run(host)?;
+    let gone = format!(
+        "for i in $(seq 200); do
+             [ -z \"$(xenstore-list /local/domain/0/backend/mqblk/{domain} 2>/dev/null)\" ] && exit 0; sleep 0.1
+         done; xenstore-ls /local/domain/0/backend/mqblk; exit 1"
+    );
+    host.must(&gone).map(drop)
+}
+
+#[test]
+fn detached_attached_rebooted() -> Result<()> {
+    let server = Server::from_environment()?;
+    let mut host = server.boot(XenHost::builder("lifecycle"))?;
+    let image = Image::sparse(&mut host, "disk", 64)?;
+    let backend = Backend::start(server, &mut host, &[BackendDisk::new("disk", &image, "queues=2")])?;
+    let mut guest = Domain::create(&mut host, &DomainConfig::new("guest"))?;
+    guest.load_blkfront(Blkfront::default())?;
+    backend.attach(&mut host, &mut guest, "xvda", "disk")?;
+    FioJobs::verified_random_writes("/dev/xvda", 2, 0, 4)
+        .run(&mut guest, Duration::from_secs(90))?
+        .must_have_verified()?;
+    let sum = guest.must(BEGINNING)?;
+
+    for round in 1..=3 {
+        backend.detach(&mut host, &mut guest, "xvda")?;
+        nothing_is_left(&backend, &mut host, guest.id())?;
+        backend.attach(&mut host, &mut guest, "xvda", "disk")?;
+        assert_eq!(guest.must("ls /sys/block/xvda/mq | wc -l")?, "2", "round {round}");
+        assert_eq!(guest.must(BEGINNING)?, sum, "round {round}: the data changed");
+    }
+
+    guest.must_be_content()?;
+
+    // The guest reboots in mid-I/O: its domain goes, and another one comes.
+    guest.start("endless", &endless_writes())?;
+    wait_for_writes(&mut host, &image)?;
+    let old = guest.id();
+    let mut guest = guest.reboot(&mut host)?;
+    ensure!(guest.id() != old, "the domain is the old one");
+    nothing_is_left(&backend, &mut host, old)?;
+    guest.load_blkfront(Blkfront::default())?;
+    if server == Server::Mqblk {
+        backend.attach(&mut host, &mut guest, "xvda", "disk")?; // xl knows of the kernel's disks, not of ours
+    }
+    guest.wait_disk("xvda")?;
+    assert_eq!(guest.must(BEGINNING)?, sum, "the data changed in the reboot");
+    FioJobs::verified_random_writes("/dev/xvda", 2, 32, 4)
+        .run(&mut guest, Duration::from_secs(90))?
+        .must_have_verified()?;
+    guest.must_be_content()?;
+
+    guest.power_off(&mut host)?;
+    backend.stop(&mut host)?;
+    host.power_off()
+}
+
+#[test]
+fn two_guests_at_once() -> Result<()> {
+    let server = Server::from_environment()?;
+    let mut host = server.boot(XenHost::builder("two-guests"))?;
+    let (image_a, image_b) = (Image::sparse(&mut host, "a", 64)?, Image::sparse(&mut host, "b", 64)?);
+    let disks = [BackendDisk::new("a", &image_a, "queues=2"), BackendDisk::new("b", &image_b, "queues=2")];
+    let backend = Backend::start(server, &mut host, &disks)?;
+    let mut victim = Domain::create(&mut host, &DomainConfig::new("victim"))?;
+    let mut witness = Domain::create(&mut host, &DomainConfig::new("witness"))?;
+    for guest in [&mut victim, &mut witness] {
+        guest.load_blkfront(Blkfront::default())?;
+    }
+    // Both know their disk by the same name and device number.
+    backend.attach(&mut host, &mut victim, "xvda", "a")?;
+    backend.attach(&mut host, &mut witness, "xvda", "b")?;
+    if let Some(mqblk) = backend.mqblk() {
+        let list = mqblk.list(&mut host)?.to_string();
+        for id in ["\"a\"", "\"b\""] {
+            ensure!(list.contains(id), "mqblk xen list has no {id}: {list}");
+        }
+    }
+
+    let verify = FioJobs::verified_random_writes("/dev/xvda", 2, 0, 8);
+    victim.start("verify", &verify.script("verify"))?;
+    witness.start("verify", &verify.script("verify"))?;
+    for guest in [&mut victim, &mut witness] {
+        let answer = guest.finish("verify", Duration::from_secs(180))?;
+        FioOutcome::read(answer.status, &answer.output)?.must_have_verified()?;
+        guest.must_be_content()?;
+    }
+
+    // One is destroyed in mid-I/O, with requests under way and pages mapped.
+    let again = FioJobs::verified_random_writes("/dev/xvda", 2, 16, 16);
+    witness.start("again", &again.script("again"))?;
+    wait_for_writes(&mut host, &image_b)?;
+    victim.start("endless", &endless_writes())?;
+    wait_for_writes(&mut host, &image_a)?;
+    ensure!(witness.is_running("again")?, "the other guest's verification ended before: make it longer");
+    let id = victim.id();
+    victim.destroy(&mut host)?;
+    nothing_is_left(&backend, &mut host, id)?;
+    let answer = witness.finish("again", Duration::from_secs(240))?;
+    FioOutcome::read(answer.status, &answer.output)?.must_have_verified()?;
+    witness.must_be_content()?;
+
+    // Nothing of the destroyed one is held: Xen would keep it as a dying domain.
+    host.must("for i in $(seq 200); do [ $(xl list | wc -l) = 3 ] && exit 0; sleep 0.1; done; xl list; exit 1")?;
+
+    // Its disk serves the next one.
+    let mut next = Domain::create(&mut host, &DomainConfig::new("next"))?;
+    next.load_blkfront(Blkfront::default())?;
+    backend.attach(&mut host, &mut next, "xvda", "a")?;
+    FioJobs::verified_random_writes("/dev/xvda", 2, 0, 4)
+        .run(&mut next, Duration::from_secs(90))?
+        .must_have_verified()?;
+    next.must_be_content()?;
+    next.power_off(&mut host)?;
+    witness.power_off(&mut host)?;
+    backend.stop(&mut host)?;
+    host.power_off()
+}

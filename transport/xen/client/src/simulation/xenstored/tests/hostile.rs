@@ -1,0 +1,211 @@
+//! Clients that send what no client sends, or do not read what they are sent.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use super::super::socket;
+use super::*;
+use crate::store::wire::{HEADER_BYTES, Header, PAYLOAD_MAX, Verb};
+
+fn raw(machine: &Machine) -> UnixStream {
+    let stream = UnixStream::connect(socket(machine.folder(), DomainId(1))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream
+}
+
+fn message(verb: u32, transaction: u32, payload: &[u8]) -> Vec<u8> {
+    let header = Header { verb: Verb(verb), request: 7, transaction, len: payload.len() as u32 };
+    [&header.encode(), payload].concat()
+}
+
+/// The next message: its type and payload. `None` when the server has ended the connection.
+fn receive(stream: &mut UnixStream) -> Option<(u32, Vec<u8>)> {
+    let mut header = [0; HEADER_BYTES];
+    stream.read_exact(&mut header).ok()?;
+    let header = Header::decode(header);
+    let mut payload = vec![0; header.len as usize];
+    stream.read_exact(&mut payload).unwrap();
+    Some((header.verb.0, payload))
+}
+
+#[test]
+fn nonsense_is_refused_by_name() {
+    let Bed { machine, toolstack: _, mut guest, _folder } = bed();
+    let mut stream = raw(&machine);
+    let long = [b"/".as_slice(), &[b'a'; 3073], b"\0"].concat();
+    for (verb, transaction, payload, expected) in [
+        (2, 0, b"".as_slice(), "EINVAL"),
+        (2, 0, b"\0", "EINVAL"),
+        (2, 0, b"/a b\0", "EINVAL"),
+        (2, 0, b"/a//b\0", "EINVAL"),
+        (2, 0, b"/a/\0", "EINVAL"),
+        (2, 0, b"\xff\xfe\0", "EINVAL"),
+        (2, 0, &long, "EINVAL"),
+        (2, 0, b"@releaseDomain\0", "EINVAL"),
+        (2, 99, b"domid\0", "ENOENT"),
+        (4, 0, b"data", "EINVAL"),
+        (4, 0, b"@a b\0t\0", "EINVAL"),
+        (5, 0, b"data\0t\0", "ENOENT"),
+        (6, 5, b"\0", "EBUSY"),
+        (7, 0, b"T\0", "ENOENT"),
+        (7, 0, b"X\0", "EINVAL"),
+        (7, 1, b"", "EINVAL"),
+        (10, 0, b"x\0", "EINVAL"),
+        (11, 0, b"data", "EINVAL"),
+        (11, 0, b"", "EINVAL"),
+        (13, 0, b"data/none/x\0", "ENOENT"),
+        (13, 0, b"/\0", "EINVAL"),
+        (14, 0, b"data\0", "EINVAL"),
+        (14, 0, b"data\0n1\0q1\0", "EINVAL"),
+        (15, 0, b"data\0", "ENOSYS"),
+        (16, 0, b"", "ENOSYS"),
+        (8, 0, b"1\x001\x001\0", "ENOSYS"),
+        (22, 0, b"data\0", "EINVAL"),
+        (22, 0, b"data\0-1\0", "EINVAL"),
+        (0xffff, 0, b"", "ENOSYS"),
+        (u32::MAX, u32::MAX, b"\0\0\0", "ENOSYS"),
+    ] {
+        stream.write_all(&message(verb, transaction, payload)).unwrap();
+        let (kind, answer) = receive(&mut stream).unwrap();
+        let answer = String::from_utf8(answer).unwrap();
+        assert_eq!((kind, answer.trim_end_matches('\0')), (16, expected), "{verb} {payload:?}");
+    }
+    for (verb, payload, expected) in [
+        (10, b"7\0".as_slice(), b"/local/domain/7\0".as_slice()),
+        (17, b"1\0", b"T\0"),
+        (17, b"9\0", b"F\0"),
+        (22, b"data\x00999999\0", b"\0"),
+        (21, b"", b"OK\0"),
+    ] {
+        stream.write_all(&message(verb, 0, payload)).unwrap();
+        let (kind, answer) = receive(&mut stream).unwrap();
+        assert!(kind == verb && answer.ends_with(expected), "{verb}: {kind} {answer:?}");
+    }
+    assert_eq!(guest.read("domid").unwrap().unwrap(), "1");
+}
+
+#[test]
+fn a_message_that_is_too_long_ends_its_connection() {
+    let Bed { machine, toolstack: _, mut guest, _folder } = bed();
+    for len in [PAYLOAD_MAX as u32 + 1, u32::MAX] {
+        let mut stream = raw(&machine);
+        stream.write_all(&Header { verb: Verb::READ, request: 1, transaction: 0, len }.encode()).unwrap();
+        assert_eq!(receive(&mut stream), None, "{len}");
+    }
+    let mut stream = raw(&machine);
+    stream.write_all(&message(11, 0, &[b"data\0".as_slice(), &[b'v'; 2000]].concat())).unwrap();
+    assert_eq!(receive(&mut stream), Some((11, b"OK\0".to_vec())));
+    assert_eq!(guest.read("data").unwrap().unwrap().len(), 2000);
+}
+
+#[test]
+fn a_message_may_come_in_pieces() {
+    let Bed { machine, toolstack: _, guest: _, _folder } = bed();
+    let mut stream = raw(&machine);
+    let whole = [message(11, 0, b"data\0piecewise"), message(2, 0, b"data\0"), message(13, 0, b"device\0")].concat();
+    for byte in whole {
+        stream.write_all(&[byte]).unwrap();
+    }
+    let answers: Vec<_> = (0..3).map(|_| receive(&mut stream).unwrap()).collect();
+    assert_eq!(answers, [(11, b"OK\0".to_vec()), (2, b"piecewise".to_vec()), (16, b"EACCES\0".to_vec())]);
+}
+
+#[test]
+fn garbage_harms_nobody_else() {
+    use proptest::prelude::*;
+    let Bed { machine, mut toolstack, guest, _folder } = bed();
+    toolstack.write("/kept", "safe").unwrap();
+    let others = std::cell::RefCell::new((toolstack, guest));
+    let word = prop_oneof![4 => 0..24u32, 1 => any::<u32>()];
+    let path =
+        prop_oneof!["[a-c/@]{0,6}", Just("data".to_owned()), Just("data/x".to_owned()), Just("/kept".to_owned())];
+    let payload = (path, proptest::collection::vec(prop_oneof![Just(0u8), Just(b'n'), Just(b'1'), any::<u8>()], 0..40));
+    let messages = proptest::collection::vec((word, 0..4u32, payload, any::<u32>()), 0..60);
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 200, ..ProptestConfig::default() });
+    runner
+        .run(&messages, |messages| {
+            let mut stream = raw(&machine);
+            for (verb, transaction, (path, rest), broken) in messages {
+                let mut bytes = message(verb, transaction, &[path.as_bytes(), &[0], &rest].concat());
+                // A few with a wrong length, after which nothing is what it seems.
+                if broken % 64 == 0 {
+                    bytes[12..16].copy_from_slice(&(broken % 9000).to_ne_bytes());
+                }
+                if stream.write_all(&bytes).is_err() {
+                    break;
+                }
+            }
+            drop(stream);
+            let (toolstack, guest) = &mut *others.borrow_mut();
+            prop_assert_eq!(toolstack.read("/kept").unwrap().unwrap(), "safe");
+            prop_assert_eq!(guest.read("domid").unwrap().unwrap(), "1");
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn answers_that_are_not_read_hold_up_only_their_reader() {
+    let Bed { machine, toolstack: _, mut guest, _folder } = bed();
+    guest.write("data", &"v".repeat(2000)).unwrap();
+    let mut stream = raw(&machine);
+    stream.set_nonblocking(true).unwrap();
+    let request = message(2, 0, b"data\0");
+    let mut sent = 0;
+    let mut stalled = 0;
+    while stalled < 200 {
+        match stream.write(&request[sent % request.len()..]) {
+            Ok(some) => (sent, stalled) = (sent + some, 0),
+            Err(_) => {
+                stalled += 1;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        assert!(sent < 100_000_000, "the server takes requests without end");
+    }
+    assert_eq!(guest.read("domid").unwrap().unwrap(), "1", "others are served");
+    stream.set_nonblocking(false).unwrap();
+    for number in 0..sent / request.len() {
+        let (kind, answer) = receive(&mut stream).unwrap();
+        assert_eq!((kind, answer.len()), (2, 2000), "answer {number}");
+    }
+}
+
+#[test]
+fn events_that_are_not_read_are_bounded() {
+    let Bed { machine, mut toolstack, mut guest, _folder } = bed();
+    let mut stream = raw(&machine);
+    stream.write_all(&message(4, 0, b"data\0token\0")).unwrap();
+    for _ in 0..3000 {
+        guest.write("data", "again").unwrap();
+    }
+    for expected in [4, 15] {
+        assert_eq!(receive(&mut stream).unwrap().0, expected);
+    }
+    stream.write_all(&message(2, 0, b"domid\0")).unwrap();
+    let events = std::iter::from_fn(|| receive(&mut stream)).take_while(|(kind, _)| *kind == 15).count();
+    assert!((1..=3000).contains(&events), "{events}");
+
+    // Events of ever new nodes cannot be one: the reader loses its connection.
+    let mut lazy = raw(&machine);
+    lazy.write_all(&message(4, 0, b"/local/domain/1/data\0t\0")).unwrap();
+    let mut number = 0;
+    let ended = (0..60).any(|_| {
+        toolstack
+            .transaction(|transaction| {
+                for _ in 0..4000 {
+                    number += 1;
+                    let path = format!("/local/domain/1/data/{number}");
+                    transaction.make(&path)?;
+                }
+                Ok(())
+            })
+            .unwrap();
+        toolstack.remove("/local/domain/1/data").unwrap();
+        toolstack.make("/local/domain/1/data").unwrap();
+        toolstack.set_permissions("/local/domain/1/data", &[permission(Access::Read, 1)]).unwrap();
+        lazy.write_all(&message(2, 0, b"domid\0")).is_err()
+    });
+    assert!(ended, "it is still connected after {number} events");
+    assert_eq!(guest.read("domid").unwrap().unwrap(), "1");
+}

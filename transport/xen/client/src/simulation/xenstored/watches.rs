@@ -1,0 +1,113 @@
+//! Watches: who hears of a change.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use mqblk_memory::DomainId;
+
+use super::Refusal;
+use super::state::{Client, ClientId, OKAY, Reply, State, absolute, text};
+use super::tree::{Change, Need, allows, home, visit};
+use crate::store::Permission;
+use crate::store::wire::judge_path;
+
+#[derive(Debug)]
+pub(super) struct Watch {
+    path: String,
+    token: Vec<u8>,
+    /// The path was given relative to the domain's directory, and so are those of its events.
+    relative: bool,
+}
+
+impl State {
+    pub(super) fn watch(&mut self, id: ClientId, payload: &[u8]) -> Reply {
+        let watch = self.watch_of(id, payload)?;
+        let domain = self.client(id)?.domain;
+        let all = self.clients.values().filter(|client| client.domain == domain);
+        if domain != DomainId(0) && all.map(|client| client.watches.len()).sum::<usize>() >= self.quota.watches {
+            return Err(Refusal::TooBig);
+        }
+        let client = self.client(id)?;
+        if client.watches.iter().any(|other| other.path == watch.path && other.token == watch.token) {
+            return Err(Refusal::Exists);
+        }
+        client.put_event(&watch, &watch.path);
+        client.watches.push(watch);
+        Ok(OKAY.to_vec())
+    }
+
+    pub(super) fn unwatch(&mut self, id: ClientId, payload: &[u8]) -> Reply {
+        let watch = self.watch_of(id, payload)?;
+        let client = self.client(id)?;
+        let found = client.watches.iter().position(|other| other.path == watch.path && other.token == watch.token);
+        client.watches.remove(found.ok_or(Refusal::NoEntry)?);
+        Ok(OKAY.to_vec())
+    }
+
+    fn watch_of(&mut self, id: ClientId, payload: &[u8]) -> Result<Watch, Refusal> {
+        let domain = self.client(id)?.domain;
+        let mut parts = payload.split(|byte| *byte == 0);
+        let path = text(parts.next())?;
+        let token = parts.next().ok_or(Refusal::Invalid)?.to_vec();
+        let special = path.starts_with('@');
+        let relative = !special && !path.starts_with('/');
+        if special && judge_path(path).is_some() {
+            return Err(Refusal::Invalid);
+        }
+        let path = if special { path.to_owned() } else { absolute(path, domain)? };
+        Ok(Watch { path, token, relative })
+    }
+
+    /// Tells those who watch, and may read, that something has changed.
+    pub(super) fn fire(&mut self, change: &Change) {
+        // Watches below a node that is gone hear of it by their own path.
+        let mut below: BTreeMap<String, Arc<[Permission]>> = BTreeMap::new();
+        if let Some(node) = &change.removed {
+            visit(node, &mut change.path.clone(), &mut |path, node| {
+                below.insert(path.to_owned(), Arc::clone(&node.permissions));
+                true
+            });
+        }
+        for client in self.clients.values_mut() {
+            let domain = client.domain;
+            let reads = |permissions: &Arc<[Permission]>| allows(permissions, domain, Need::Read);
+            let mut events = vec![];
+            for (index, watch) in client.watches.iter().enumerate() {
+                if is_at_or_below(&change.path, &watch.path) {
+                    events.extend(change.permissions.iter().any(reads).then(|| (index, change.path.clone())));
+                } else if below.get(&watch.path).is_some_and(reads) {
+                    events.push((index, watch.path.clone()));
+                }
+            }
+            for (index, path) in events {
+                let watch = client.watches.swap_remove(index);
+                client.put_event(&watch, &path);
+                client.watches.push(watch);
+                let last = client.watches.len() - 1;
+                client.watches.swap(index, last);
+            }
+        }
+    }
+
+    pub(super) fn fire_special(&mut self, path: &str) {
+        let permissions = self.special.get(path).cloned().into_iter().collect();
+        self.fire(&Change { path: path.to_owned(), permissions, removed: None });
+    }
+}
+
+impl Client {
+    fn put_event(&mut self, watch: &Watch, path: &str) {
+        let home = home(self.domain);
+        let relative = path.strip_prefix(&home).map(|rest| rest.strip_prefix('/').unwrap_or(rest));
+        let shown = if watch.relative { relative.unwrap_or(path) } else { path };
+        let event = (shown.to_owned(), watch.token.clone());
+        if self.waiting.insert(event.clone()) {
+            self.events.push_back(event);
+        }
+    }
+}
+
+fn is_at_or_below(path: &str, watched: &str) -> bool {
+    let below = || path.strip_prefix(watched).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    if watched == "/" { path.starts_with('/') } else { below() }
+}

@@ -98,6 +98,7 @@ fn nothing_is_left_behind() {
         opener: Arc::new(Ram),
         budget: GrantBudget::new(1000),
         journals: Some(folder.path().join("journals")),
+        alone: false,
         pace: Pace { burst: 1_000_000, a_second: 1_000_000 },
     };
     let backend = Backend::start(simulated(folder.path()).unwrap(), options).unwrap();

@@ -156,6 +156,15 @@ fn what_cannot_be_done_is_said() {
     let listed = said(&host.tool("list", &["--type", "other"]));
     assert!(listed.contains("Initialising (1)") && listed.contains("null:1G"), "{listed}");
     host.assert_alive("mistakes");
+    // Another daemon for the same type.
+    let mut command = Command::new(binary());
+    command.args(["serve", "--xen-watch", "--workers", "1", "--xen"]).arg(host.folder().join("xen"));
+    command.arg("--xen-state").arg(host.folder().join("state")).env("RUST_LOG", "off");
+    let text = refused(&command.stdin(Stdio::null()).output().unwrap(), 1);
+    assert_eq!(
+        text,
+        "mqblk: serve: xen: found another process that serves every device of type \"mqblk\", expected none"
+    );
     host.stop();
     // Without a Xen.
     let mut command = Command::new(binary());

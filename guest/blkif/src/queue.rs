@@ -64,6 +64,8 @@ pub struct BlkifQueue<L> {
     /// In milliseconds, as of the last batch.
     pub(crate) now: u32,
     pub(crate) counters: GrantCounters,
+    /// Every write is durable before it is answered.
+    pub(crate) fua: bool,
     /// Longest discard that the storage takes at once.
     pub(crate) max_discard: ByteLen,
     _keep: Option<Box<dyn std::any::Any + Send>>,
@@ -84,6 +86,7 @@ impl<L: PooledLane> BlkifQueue<L> {
         vbd.opened(&waker);
         Ok(BlkifQueue {
             rules: Rules::new(options),
+            fua: options.write_through,
             max_discard: options.limits.discard.map_or(ByteLen::ZERO, |discard| discard.max_len),
             gate: Some(vbd.gate.open_ring(Arc::clone(&waker))),
             ring,
@@ -99,7 +102,8 @@ impl<L: PooledLane> BlkifQueue<L> {
             journal,
             barrier: None,
             barrier_answered: false,
-            reads: Vec::with_capacity(size.into()),
+            // Room for all; memory is taken on first touch.
+            reads: Vec::with_capacity(usize::from(size) * usize::from(segments)),
             ending: Vec::with_capacity(size.into()),
             unpublished: 0,
             sleeping: false,

@@ -113,7 +113,10 @@ impl Host {
 
     /// Journals that are kept.
     pub fn journals(&self) -> usize {
-        std::fs::read_dir(self.folder.path().join("state")).map_or(0, Iterator::count)
+        let journal = |entry: &std::io::Result<std::fs::DirEntry>| {
+            entry.as_ref().is_ok_and(|entry| !entry.file_name().to_string_lossy().ends_with(".lock"))
+        };
+        std::fs::read_dir(self.folder.path().join("state")).map_or(0, |entries| entries.filter(journal).count())
     }
 
     /// Kills the daemon: it has no time for anything.

@@ -107,7 +107,7 @@ fn size_follows_the_device(rig: &mut Rig, image: &Image) -> Result<()> {
 
 fn read_only_is_read_only(rig: &mut Rig, image: &Image) -> Result<()> {
     let Rig { host, guest, backend, .. } = rig;
-    backend.attach_with(host, guest, "xvdb", "small", "r")?;
+    backend.attach_readonly(host, guest, "xvdb", "small")?;
     assert_eq!(guest.must("cat /sys/block/xvdb/ro")?, "1");
     let before = image.sum(host, 0, 8)?;
     let write = guest.run("dd if=/dev/zero of=/dev/xvdb bs=4096 count=1 oflag=direct")?;

@@ -28,7 +28,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve disk images and block devices: virtio-blk and virtio-scsi over vhost-user sockets, and Xen guests
-    Serve(serve::Args),
+    Serve(Box<serve::Args>),
 
     /// Load a disk through the userspace driver and measure it
     Bench(Box<mqblk_bench::Args>),
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
         return failure::report(&error, failure::BAD_USAGE);
     }
     match cli.command {
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(*args),
         Command::Bench(args) => mqblk_bench::run(*args),
         Command::Plot(args) => mqblk_bench::plot::run(args),
         Command::Stat(args) => stat::run(args),

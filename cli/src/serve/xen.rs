@@ -110,6 +110,7 @@ impl XenHost {
             opener: Arc::new(opener),
             budget,
             journals: config.state.clone(),
+            alone: config.watch,
             pace: Pace::default(),
         };
         let backend = Arc::new(Backend::start(Arc::clone(&xen), options)?);

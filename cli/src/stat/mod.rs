@@ -1,5 +1,6 @@
 //! `mqblk stat`: reads the counters of a running daemon and shows rates.
 
+mod grants;
 mod rates;
 mod table;
 

@@ -6,6 +6,8 @@ use mqblk_admin::model::{Distribution, LatencyParts, Load, LunCounters, LunStat,
 use mqblk_core::ByteLen;
 use serde::Serialize;
 
+use super::grants::{self, GrantRates};
+
 const NS_PER_S: f64 = 1e9;
 const NS_PER_US: f64 = 1e3;
 
@@ -43,6 +45,9 @@ pub struct DiskRates {
     pub id: String,
     /// Over all its queues. `None`: it was not there at the reading before, or its counters began anew since.
     pub totals: Option<LoadRates>,
+    /// Of a Xen disk: what was done with the guest's pages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grants: Option<GrantRates>,
     /// Its queues, as far as they were read.
     pub queues: Vec<QueueRates>,
 }
@@ -197,7 +202,10 @@ pub fn compare(before: Option<&Stat>, now: &Stat) -> Report {
         let found = same_run.and_then(|before| before.disks.iter().find(|before| before.id == disk.id));
         let before = found.map(|disk| (&disk.totals, disk.queues.as_slice()));
         let (totals, queues) = interval.device(before, (&disk.totals, &disk.queues), disk.queue_count);
-        DiskRates { id: disk.id.clone(), totals, queues }
+        let granted = found.and_then(|before| before.grants);
+        let granted = granted.or_else(|| same_run.is_none().then(Default::default));
+        let grants = disk.grants.zip(granted).and_then(|(now, before)| grants::between(&before, &now, interval_ns));
+        DiskRates { id: disk.id.clone(), totals, grants, queues }
     });
     let controllers = now.controllers.iter().map(|one| {
         let found = same_run.and_then(|before| before.controllers.iter().find(|before| before.id == one.id));

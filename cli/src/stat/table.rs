@@ -1,5 +1,6 @@
 //! The report as tables for people.
 
+use super::grants::GrantRates;
 use super::rates::{LoadRates, LunRates, QueueRates, Report, Since, TurnRates};
 use crate::table::align;
 
@@ -35,6 +36,18 @@ const LOAD: &[Column<LoadRates>] = &[
 const DISCARDS: &str = "d/s";
 const FLUSHES: &str = "f/s";
 
+const GRANTS: &[Column<GrantRates>] = &[
+    ("copies/s", |rates| number(rates.copies_per_s)),
+    ("per call", |rates| number(rates.copies_per_call)),
+    ("maps/s", |rates| number(rates.maps_per_s)),
+    ("unmaps/s", |rates| number(rates.unmaps_per_s)),
+    ("%hits", |rates| number(rates.hit_percent)),
+    ("indirect/s", |rates| number(rates.indirect_per_s)),
+    ("held", |rates| rates.held.to_string()),
+    ("over", |rates| (rates.over_budget + rates.over_cap).to_string()),
+    ("errors", |rates| rates.errors.to_string()),
+];
+
 const TURNS: &[Column<TurnRates>] = &[
     ("%cpu", |rates| number(rates.cpu_percent)),
     ("turns/s", |rates| number(rates.turns_per_s)),
@@ -57,9 +70,21 @@ pub fn text(version: &str, report: &Report) -> String {
     let mut text = format!("mqblk {version}: {what} {seconds:.2} s\n");
     text.push_str(&disks(report));
     text.push('\n');
+    if report.disks.iter().any(|disk| disk.grants.is_some()) {
+        text.push_str(&grants(report));
+        text.push('\n');
+    }
     text.push_str(&workers(report));
     text.push('\n');
     text
+}
+
+fn grants(report: &Report) -> String {
+    let columns: Vec<&Column<GrantRates>> = GRANTS.iter().collect();
+    let mut rows = vec![head("grants", &columns)];
+    let granted = report.disks.iter().filter(|disk| disk.grants.is_some());
+    rows.extend(granted.map(|disk| row(disk.id.clone(), disk.grants.as_ref(), &columns)));
+    align(&rows)
 }
 
 fn disks(report: &Report) -> String {

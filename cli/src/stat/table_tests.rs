@@ -27,6 +27,7 @@ fn report() -> Report {
             DiskRates {
                 id: "database".to_owned(),
                 totals: Some(load),
+                grants: None,
                 queues: vec![QueueRates {
                     role: "request".to_owned(),
                     queue: 12,
@@ -34,7 +35,7 @@ fn report() -> Report {
                     rates: Some(LoadRates::default()),
                 }],
             },
-            DiskRates { id: "b".to_owned(), totals: None, queues: Vec::new() },
+            DiskRates { id: "b".to_owned(), totals: None, grants: None, queues: Vec::new() },
         ],
         controllers: Vec::new(),
         workers: vec![
@@ -135,4 +136,31 @@ fn every_column_is_explained() {
     for name in LOAD.iter().map(|(name, _)| *name).chain(TURNS.iter().map(|(name, _)| *name)) {
         assert!(help.split_whitespace().any(|word| word == name), "{name} is not in the help");
     }
+}
+
+#[test]
+fn xen_disks_have_a_part_of_their_own() {
+    let mut report = Report { disks: Vec::new(), controllers: Vec::new(), workers: Vec::new(), ..report() };
+    assert!(!text("1", &report).contains("grants"));
+    let grants = GrantRates {
+        copies_per_s: 1.5,
+        copies_per_call: 16.0,
+        hit_percent: 99.0,
+        held: 33,
+        over_cap: 1,
+        over_budget: 2,
+        ..GrantRates::default()
+    };
+    report.disks.push(DiskRates { id: "vm1".to_owned(), totals: None, grants: Some(grants), queues: Vec::new() });
+    let text = text("1", &report);
+    let lines: Vec<Vec<&str>> = text
+        .lines()
+        .skip_while(|line| !line.starts_with("grants"))
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(
+        lines[0],
+        ["grants", "copies/s", "per", "call", "maps/s", "unmaps/s", "%hits", "indirect/s", "held", "over", "errors"]
+    );
+    assert_eq!(lines[1], ["vm1", "1.50", "16.00", "0.00", "0.00", "99.00", "0.00", "33", "3", "0"]);
 }

@@ -1,6 +1,7 @@
 //! What a ring knows of each of its requests in flight. A table as long as the ring; nothing of it is allocated per request.
 
 use mqblk_core::{ByteLen, ByteOffset};
+use mqblk_ring::blkif::status;
 
 use crate::journal::JournalSlot;
 use crate::pages::{PageUse, Place};
@@ -38,15 +39,31 @@ pub(crate) struct Entry {
     pub(crate) barrier: bool,
 }
 
+impl Entry {
+    /// A request of which nothing is known. If it ends like that, it was a mistake.
+    pub(crate) const NEW: Entry = Entry {
+        id: 0,
+        start: ByteOffset(0),
+        len: ByteLen::ZERO,
+        place: Place::None,
+        segments: 0,
+        journal: None,
+        status: status::ERROR,
+        operation: 0,
+        step: Step::Flush,
+        barrier: false,
+    };
+}
+
 /// The table.
 #[derive(Debug)]
 pub(crate) struct Requests {
     entries: Vec<Entry>,
     free: Vec<u16>,
-    count: usize,
     /// Most segments of a request.
     stride: usize,
-    /// The segments of entry `n` from `n` times `stride` on. Grows to where entries were ever used, into room that is there.
+    /// The segments of entry `n` from `n` times `stride` on. Grows to where entries were ever used, into room that is there: of memory
+    /// only what is used is touched.
     pages: Vec<PageUse>,
 }
 
@@ -55,9 +72,8 @@ impl Requests {
     pub(crate) fn new(count: u16, segments: u16) -> Requests {
         let stride = usize::from(segments);
         Requests {
-            entries: Vec::with_capacity(count.into()),
+            entries: vec![Entry::NEW; count.into()],
             free: (0..count).rev().collect(),
-            count: count.into(),
             stride,
             pages: Vec::with_capacity(usize::from(count) * stride),
         }
@@ -71,22 +87,24 @@ impl Requests {
 
     /// How many there are.
     pub(crate) fn in_use(&self) -> usize {
-        self.count - self.free.len()
+        self.entries.len() - self.free.len()
     }
 
     /// One more. There is room.
     #[inline]
     pub(crate) fn open(&mut self, entry: Entry) -> u16 {
         let at = self.free.pop().expect("whoever opens one has looked for room");
-        match self.entries.get_mut(usize::from(at)) {
-            Some(place) => *place = entry,
-            // The first use of each is in order.
-            None => {
-                self.entries.push(entry);
-                self.pages.resize(self.entries.len() * self.stride, PageUse::NONE);
-            }
+        if self.pages.len() <= usize::from(at) * self.stride {
+            self.grow(at);
         }
+        self.entries[usize::from(at)] = entry;
         at
+    }
+
+    /// The first use of an entry's pages.
+    #[cold]
+    fn grow(&mut self, at: u16) {
+        self.pages.resize((usize::from(at) + 1) * self.stride, PageUse::NONE);
     }
 
     #[inline]

@@ -17,7 +17,7 @@ use mqblk_core::disk::DiskError;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_vhost_user_server::SocketError;
 
-use super::config::{ControllerConfig, DiskConfig, DiskFront, ServeConfig};
+use super::config::{ControllerConfig, DiskConfig, DiskFront, Front, ServeConfig};
 use super::cpus::Cpus;
 use super::file::{Given, GivenLun};
 use super::interfaces::Interface;
@@ -144,16 +144,7 @@ pub fn resolve<S: Storages>(
     let admin = process::take_admin(&mut given.process, sockets)?;
     given.process.finish()?;
 
-    // In the order given, disks first: queues past one device go on with the next worker.
-    let mut next = 0;
-    let mut fronts = Vec::new();
-    for disk in &disks {
-        fronts.push(disk.front.deal(&disk.settings, &mut next, workers)?);
-    }
-    let mut controller_fronts = Vec::new();
-    for one in &controllers {
-        controller_fronts.push(one.front.deal(&one.settings, &mut next, workers)?);
-    }
+    let (fronts, controller_fronts) = deal_all(&disks, &controllers, workers)?;
     let mut served = ServeConfig { workers, pin, admin, xen, disks: Vec::new(), controllers: Vec::new() };
     for (DiskKeys { settings, id, backing, .. }, front) in disks.into_iter().zip(fronts) {
         served.disks.push(DiskConfig { id, front, backing: backing.open(settings, storages)? });
@@ -165,6 +156,19 @@ pub fn resolve<S: Storages>(
         served.controllers.push(ControllerConfig { id, front, cmd_per_lun, luns });
     }
     Ok(served)
+}
+
+/// Deals all queues to the workers: of the disks first, in the order given; each device goes on where the one before has stopped.
+fn deal_all(
+    disks: &[DiskKeys],
+    controllers: &[ControllerKeys],
+    workers: u16,
+) -> Result<(Vec<DiskFront>, Vec<Front>), SettingError> {
+    let mut next = 0;
+    let disks = disks.iter().map(|disk| disk.front.deal(&disk.settings, &mut next, workers));
+    let disks = disks.collect::<Result<_, _>>()?;
+    let controllers = controllers.iter().map(|one| one.front.deal(&one.settings, &mut next, workers));
+    Ok((disks, controllers.collect::<Result<_, _>>()?))
 }
 
 /// A disk before its storage is opened.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
@@ -19,7 +20,7 @@ use mqblk_xen::vbd::{self, BackendPath, keys};
 use mqblk_xen::{Xen, XenError};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::device::{Device, Host, RESIZE, Task, look};
+use crate::device::{Device, Host, Task, look};
 use crate::figures::Figures;
 use crate::journals::Journals;
 use crate::life::{Phase, next};
@@ -27,6 +28,7 @@ use crate::name::DeviceName;
 use crate::pace::{Bucket, Pace};
 use crate::params::Params;
 use crate::registry::Registry;
+use crate::resize::RESIZE;
 use crate::storage::Opener;
 
 /// Most devices. Only a toolstack makes any.
@@ -55,6 +57,8 @@ pub struct BackendOptions {
     /// Where journals are kept; `None`: there are none, and rings that were in use when the process was killed are taken up by what lies
     /// in them.
     pub journals: Option<PathBuf>,
+    /// Every device of the type is served: no other process that keeps journals there may do the same.
+    pub alone: bool,
     /// How often one device is looked at.
     pub pace: Pace,
 }
@@ -76,6 +80,9 @@ pub enum BackendError {
         /// The system's answer.
         source: io::Error,
     },
+    /// Another process serves the type.
+    #[error("found another process that serves every device of type {0:?}, expected none")]
+    Busy(String),
     /// The system refuses a thread or a descriptor.
     #[error("xen backend: {0}")]
     Os(#[from] io::Error),
@@ -95,10 +102,15 @@ impl Backend {
     /// # Errors
     /// [`BackendError`].
     pub fn start(xen: Arc<dyn Xen>, options: BackendOptions) -> Result<Backend, BackendError> {
-        let BackendOptions { type_name, engine, opener, budget, journals, pace } = options;
+        let BackendOptions { type_name, engine, opener, budget, journals, alone, pace } = options;
         let journals =
             journals.map(|path| Journals::in_folder(&path).map_err(|source| BackendError::Journals { path, source }));
         let journals = journals.transpose()?;
+        let lock = journals.as_ref().filter(|_| alone).map(|journals| journals.lock(&type_name)).transpose();
+        let lock = lock.map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => BackendError::Busy(type_name.clone()),
+            _ => BackendError::Os(error),
+        })?;
         let host = Arc::new(Host { xen, engine, opener, budget, journals, registry: Registry::default() });
         let (bell, stop) = (EventFd::new()?, Arc::new(AtomicBool::new(false)));
         let folder = vbd::backends(host.xen.domain(), &type_name);
@@ -111,6 +123,7 @@ impl Backend {
             devices: BTreeMap::new(),
             ended,
             sender,
+            _lock: lock,
             bell: bell.clone(),
             stop: Arc::clone(&stop),
             tended: Instant::now(),
@@ -174,6 +187,8 @@ struct Watcher {
     devices: BTreeMap<(DomainId, u32), Known>,
     ended: Receiver<Ended>,
     sender: Sender<Ended>,
+    /// Of the type, until the thread ends.
+    _lock: Option<File>,
     bell: EventFd,
     stop: Arc<AtomicBool>,
     tended: Instant,
@@ -226,10 +241,15 @@ impl Watcher {
 
     /// Reads events, looks at devices. How long nothing more is to be done, unless something comes.
     fn turn(&mut self, store: &mut Store) -> Result<Option<Duration>, StoreError> {
+        // What comes with the answer to a request waits in `store`, and its descriptor does not tell of it.
+        let mut again = true;
         for _ in 0..EVENTS {
             match store.next_event(Some(Duration::ZERO))? {
                 Some(event) => self.note(store, &event.path, &event.token)?,
-                None => break,
+                None => {
+                    again = false;
+                    break;
+                }
             }
         }
         let now = Instant::now();
@@ -239,11 +259,15 @@ impl Watcher {
         for place in places {
             let Some(known) = self.devices.get_mut(&place) else { continue };
             match known.bucket.spend(self.pace, now) {
-                Ok(()) => self.look_at(store, place)?,
+                Ok(()) => {
+                    self.look_at(store, place)?;
+                    again = true;
+                }
                 Err(wait) => pause = Some(pause.map_or(wait, |pause: Duration| pause.min(wait))),
             }
         }
-        Ok([pause, self.tend(now)].into_iter().flatten().min())
+        let tend = self.tend(now);
+        Ok(if again { Some(Duration::ZERO) } else { [pause, tend].into_iter().flatten().min() })
     }
 
     /// Has idle rings let go of what they do not use. When to come again.

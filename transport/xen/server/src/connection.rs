@@ -54,6 +54,9 @@ struct Start {
     replay: Vec<(JournalSlot, RawRequest)>,
 }
 
+/// Told the number of a ring that turns out to be broken, and why.
+pub(crate) type TellBroken = Arc<dyn Fn(usize, &str) + Send + Sync>;
+
 /// All that is needed for a device's rings.
 pub(crate) struct Connect<'a> {
     pub(crate) xen: &'a dyn Xen,
@@ -65,7 +68,7 @@ pub(crate) struct Connect<'a> {
     /// A process before this one served these rings.
     pub(crate) resume: bool,
     /// Told, on a worker's thread, when a ring turns out to be broken.
-    pub(crate) on_broken: Arc<dyn Fn(usize, &str) + Send + Sync>,
+    pub(crate) on_broken: TellBroken,
 }
 
 /// Handles of a device's rings.

@@ -3,28 +3,23 @@
 use std::sync::Arc;
 
 use mqblk_blkif::{GrantBudget, Vbd, VbdOptions};
-use mqblk_core::settings::parse_size;
-use mqblk_core::{ByteLen, Limits};
 use mqblk_engine::Engine;
 use mqblk_xen::Xen;
 use mqblk_xen::store::{Store, StoreError, Transaction};
 use mqblk_xen::vbd::{self, State, keys, number_or};
 
-use crate::connection::Connect;
+use crate::connection::{Connect, TellBroken};
 use crate::figures::Figures;
 use crate::frontend::{Bounds, Published, PublishedError};
 use crate::journals::Journals;
 use crate::life::{Effect, FAILED, GONE, Phase, Seen, Step};
 use crate::name::DeviceName;
-use crate::offer::{Description, Offer, Pair};
+use crate::offer::{Offer, Pair};
+use crate::opened::Opened;
 use crate::params::Params;
 use crate::registry::Registry;
+use crate::resize::RESIZE;
 use crate::storage::{Backing, Opener};
-
-/// A key in the backend's directory that asks for another size: `10G`, or `now` for what the storage has. Removed when it is done.
-pub const RESIZE: &str = "resize";
-/// Why that could not be done.
-pub const RESIZE_ERROR: &str = "resize-error";
 
 /// What all devices of a backend share.
 pub(crate) struct Host {
@@ -38,7 +33,7 @@ pub(crate) struct Host {
 
 /// Why an effect could not be had.
 #[derive(Debug)]
-enum Failure {
+pub(crate) enum Failure {
     /// The device's directory is gone.
     Gone,
     /// Something is wrong: Linux's number for it, and what, for people.
@@ -58,41 +53,8 @@ impl From<PublishedError> for Failure {
 }
 
 /// EINVAL, ENODEV and EIO, as `error` nodes begin.
-const INVALID: u16 = 22;
+pub(crate) const INVALID: u16 = 22;
 const NO_DEVICE: u16 = 19;
-
-/// An open disk, and what was told of it.
-struct Opened {
-    backing: Backing,
-    figures: Arc<Figures>,
-    read_only: bool,
-    discard: bool,
-    cdrom: bool,
-    removable: bool,
-}
-
-impl Opened {
-    fn description(&self) -> Description {
-        let (mut geometry, limits) = (self.backing.disk.geometry(), self.backing.disk.limits());
-        geometry.read_only |= self.read_only;
-        Description { geometry, limits, cdrom: self.cdrom, removable: self.removable }
-    }
-
-    /// What is offered of it, unless an earlier process has offered something else to a frontend that is connected.
-    fn offer(&self) -> Offer {
-        let settings = &self.backing.settings;
-        let Limits { volatile_cache, .. } = self.backing.disk.limits();
-        let flush = volatile_cache && !settings.write_through;
-        Offer {
-            bounds: settings.bounds,
-            indirect_segments: settings.indirect_segments,
-            persistent: settings.mode.offers_persistent(),
-            flush,
-            barrier: flush,
-            discard: self.discard,
-        }
-    }
-}
 
 /// One device's own: what its thread works with.
 pub(crate) struct Device {
@@ -101,11 +63,15 @@ pub(crate) struct Device {
     pub(crate) backend: String,
     pub(crate) frontend: String,
     error: String,
-    opened: Option<Opened>,
+    pub(crate) opened: Option<Opened>,
     /// Of the disk that was open last, which most often is the next one too.
     figures: Option<Arc<Figures>>,
     /// What the connected frontend was offered.
     offered: Option<Offer>,
+    /// The `params` that were read last.
+    params: Option<String>,
+    /// A state was written since the directory was found.
+    announced: bool,
 }
 
 /// What a device's thread is to do.
@@ -124,7 +90,17 @@ impl Device {
         let own = host.xen.domain();
         let backend = vbd::backend(own, &name.type_name, name.front, name.devid);
         let error = vbd::backend_error(own, &name.type_name, name.front, name.devid);
-        Device { name, backend, frontend, error, opened: None, figures: None, offered: None }
+        Device {
+            name,
+            backend,
+            frontend,
+            error,
+            opened: None,
+            figures: None,
+            offered: None,
+            params: None,
+            announced: false,
+        }
     }
 
     /// What is counted of it, if it has an open disk.
@@ -189,6 +165,9 @@ impl Device {
                 }
             }
         }
+        if step.then == Some(Phase::Found) {
+            self.announced = false;
+        }
         match step.then {
             Some(phase) => tracing::debug!(device = %self.name, ?phase, "step"),
             None => {
@@ -252,7 +231,7 @@ impl Device {
         }
     }
 
-    fn opened(&self) -> Result<&Opened, Failure> {
+    pub(crate) fn opened(&self) -> Result<&Opened, Failure> {
         self.opened.as_ref().ok_or_else(|| Failure::Error(NO_DEVICE, "its disk is not open".to_owned()))
     }
 
@@ -268,15 +247,26 @@ impl Device {
         })
     }
 
-    fn key(&self, key: &str) -> String {
+    pub(crate) fn key(&self, key: &str) -> String {
         format!("{}/{key}", self.backend)
     }
 
-    /// Writes keys and a state at once. A directory that is gone is not made anew, and a toolstack that wants the device to go is not
-    /// written over.
-    fn write(&self, store: &mut Store, state: State, pairs: &[Pair]) -> Result<(), Failure> {
+    /// Whether the directory is the one that was found: not gone, and not gone and made anew, which only a toolstack's state 1 tells.
+    fn is_same(&self, transaction: &mut Transaction<'_>, state: &str) -> Result<bool, StoreError> {
+        if State::parse(Some(state)) != State::Initialising {
+            return Ok(true);
+        }
+        Ok(!self.announced && transaction.read(&self.key(keys::PARAMS))? == self.params)
+    }
+
+    /// Writes keys and a state at once. A directory that is gone is not made anew, one that was made anew is left for another look, and
+    /// a toolstack that wants the device to go is not written over.
+    fn write(&mut self, store: &mut Store, state: State, pairs: &[Pair]) -> Result<(), Failure> {
         let there = store.transaction(|transaction| {
             let Some(now) = transaction.read(&self.key(keys::STATE))? else { return Ok(false) };
+            if !self.is_same(transaction, &now)? {
+                return Ok(false);
+            }
             for (key, value) in pairs {
                 match value {
                     Some(value) => transaction.write(&self.key(key), value)?,
@@ -289,6 +279,7 @@ impl Device {
             }
             Ok(true)
         })?;
+        self.announced |= there;
         if there { Ok(()) } else { Err(Failure::Gone) }
     }
 
@@ -303,17 +294,30 @@ impl Device {
     }
 
     fn open_storage(&mut self, host: &Host, store: &mut Store) -> Result<(), Failure> {
-        let mut read = |key: &str| store.read(&self.key(key));
-        let Some(params) = read(keys::PARAMS)? else {
+        const READ: [&str; 6] =
+            [keys::STATE, keys::PARAMS, keys::MODE, keys::DISCARD_ENABLE, keys::DEVICE_TYPE, keys::REMOVABLE];
+        // All as of one moment: a toolstack may remove them meanwhile.
+        let read = store.transaction(|transaction| {
+            let mut values: [Option<String>; READ.len()] = Default::default();
+            for (value, key) in values.iter_mut().zip(READ) {
+                *value = transaction.read(&self.key(key))?;
+            }
+            Ok(values)
+        });
+        let [state, params, mode, discard, kind, removable] = read?;
+        if state.is_none() {
+            return Err(Failure::Gone);
+        }
+        self.params = params.clone();
+        let Some(params) = params else {
             return Err(Failure::Error(2, "params: found nothing, expected what the disk is".to_owned()));
         };
         let params = Params::parse(&params).map_err(|why| Failure::Error(INVALID, why))?;
         // As in Linux: whoever may not write must say so.
-        let read_only = read(keys::MODE)?.is_some_and(|mode| !mode.contains('w'));
-        let discard = number_or(keys::DISCARD_ENABLE, read(keys::DISCARD_ENABLE)?.as_deref(), 1, 1);
+        let read_only = mode.is_some_and(|mode| !mode.contains('w'));
+        let discard = number_or(keys::DISCARD_ENABLE, discard.as_deref(), 1, 1);
         let discard = discard.map_err(|error| Failure::Error(INVALID, error.to_string()))? == 1;
-        let cdrom = read(keys::DEVICE_TYPE)?.is_some_and(|kind| kind == "cdrom");
-        let removable = read(keys::REMOVABLE)?.is_some_and(|value| value == "1");
+        let (cdrom, removable) = (kind.as_deref() == Some("cdrom"), removable.as_deref() == Some("1"));
         let backing = host.opener.open(&params, &self.name, read_only);
         let backing = backing.map_err(|why| Failure::Error(NO_DEVICE, why))?;
         let geometry = backing.disk.geometry();
@@ -422,7 +426,7 @@ impl Device {
     }
 
     /// Called on a worker's thread, which must not wait for xenstore.
-    fn tell_broken(&self, host: &Host) -> Arc<dyn Fn(usize, &str) + Send + Sync> {
+    fn tell_broken(&self, host: &Host) -> TellBroken {
         let (name, error, xen) = (self.name.clone(), self.error.clone(), Arc::clone(&host.xen));
         Arc::new(move |ring, why| {
             tracing::warn!(device = %name, ring, "ring retired: {why}");
@@ -439,48 +443,6 @@ impl Device {
                 tracing::warn!("cannot write the error node: {error}");
             }
         })
-    }
-
-    fn resize(&mut self, store: &mut Store, phase: Phase, size: &str) -> Result<(), Failure> {
-        let resized = self.resized(size);
-        let pairs = match &resized {
-            Ok(_) => vec![self.opened()?.description().sectors(), (RESIZE_ERROR, None), (RESIZE, None)],
-            Err(why) => vec![(RESIZE_ERROR, Some(why.clone())), (RESIZE, None)],
-        };
-        // A connected frontend reads the size anew when it sees state 4 written again.
-        let there = store.transaction(|transaction| {
-            let Some(state) = transaction.read(&self.key(keys::STATE))? else { return Ok(()) };
-            for (key, value) in &pairs {
-                match value {
-                    Some(value) => transaction.write(&self.key(key), value)?,
-                    None => transaction.remove(&self.key(key))?,
-                }
-            }
-            if resized.is_ok() && phase == Phase::Connected && State::parse(Some(&state)) == State::Connected {
-                transaction.write(&self.key(keys::STATE), &State::Connected.to_string())?;
-            }
-            Ok(())
-        });
-        there?;
-        match resized {
-            Ok(size) => tracing::info!(device = %self.name, %size, "resized"),
-            Err(why) => return Err(Failure::Error(INVALID, why)),
-        }
-        Ok(())
-    }
-
-    fn resized(&self, text: &str) -> Result<ByteLen, String> {
-        let Some(opened) = &self.opened else { return Err("its disk is not open".to_owned()) };
-        let wanted = match text {
-            "now" | "" => None,
-            text => match parse_size(text) {
-                Some(size) => Some(size),
-                None => return Err(format!("{RESIZE}: found {text:?}, expected a size such as 10G, or now")),
-            },
-        };
-        let size = opened.backing.disk.resize(wanted).map_err(|error| error.to_string())?;
-        opened.figures.resized(size);
-        Ok(size)
     }
 }
 

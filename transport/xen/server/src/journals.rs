@@ -23,6 +23,17 @@ impl Journals {
         Ok(Journals { folder: folder.to_owned() })
     }
 
+    /// Has the journals of a type alone, as long as the file lives.
+    ///
+    /// # Errors
+    /// When another process has them ([`io::ErrorKind::WouldBlock`]), or the host refuses.
+    pub fn lock(&self, type_name: &str) -> io::Result<File> {
+        let path = self.folder.join(format!("{type_name}.lock"));
+        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+        Ok(file)
+    }
+
     fn path(&self, name: &DeviceName, ring: usize) -> PathBuf {
         self.folder.join(format!("{name}-{ring}"))
     }
@@ -84,6 +95,17 @@ mod tests {
         assert!(folder.path().join("a/b/mqblk-1-51712-0").exists());
         journals.remove(&name, 4);
         assert_eq!(journals.open(&name, 0).unwrap().metadata().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn a_type_is_locked_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let journals = Journals::in_folder(folder.path()).unwrap();
+        let lock = journals.lock("mqblk").unwrap();
+        assert_eq!(journals.lock("mqblk").unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert!(journals.lock("qdisk").is_ok());
+        drop(lock);
+        assert!(journals.lock("mqblk").is_ok());
     }
 
     #[test]

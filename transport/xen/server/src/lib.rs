@@ -2,7 +2,7 @@
 //!
 //! `backend` is the thread that watches; `life` decides what is done about a device, `device` does it on a thread of the device's own;
 //! `frontend` judges what a frontend has published, `offer` is what is written for it, `connection` makes rings of it, which
-//! `journals` outlive the process for; `storage` is where disks come from, `figures` what can be asked of a device; `toolstack` makes
+//! `journals` outlive the process for; `resize` is for a disk that grows; `storage` is where disks come from (`opened` one that is there), `figures` what can be asked of a device; `toolstack` makes
 //! and removes devices.
 #![forbid(unsafe_code)]
 
@@ -15,9 +15,11 @@ mod journals;
 mod life;
 mod name;
 mod offer;
+mod opened;
 mod pace;
 mod params;
 mod registry;
+mod resize;
 mod storage;
 pub mod toolstack;
 

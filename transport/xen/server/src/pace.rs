@@ -19,9 +19,9 @@ pub struct Pace {
 }
 
 impl Default for Pace {
-    /// A device that starts and ends takes some ten looks; a guest that does nothing else gets 50 a second.
+    /// A device that starts and ends takes some ten looks; a guest that does nothing else gets 100 a second.
     fn default() -> Pace {
-        Pace { burst: 100, a_second: 50 }
+        Pace { burst: 200, a_second: 100 }
     }
 }
 

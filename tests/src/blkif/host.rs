@@ -1,0 +1,279 @@
+//! A simulated Xen with the daemon as its back-end. The machine lives in the test's process, so it outlives the daemon.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+
+use mqblk_driver::blkfront::Options;
+use mqblk_driver::blkfront::toolstack::Vbd;
+use mqblk_memory::DomainId;
+use mqblk_xen::simulation::{Machine, connect};
+use mqblk_xen::store::Store;
+use mqblk_xen::vbd::{self, State, keys};
+use mqblk_xen::{Xen, simulated};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::hostile::daemon::binary;
+use crate::hostile::{PATIENCE, wait_for};
+
+/// The type of the devices.
+pub const TYPE: &str = "mqblk";
+
+/// What a back-end holds of its guests and of the system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holds {
+    /// Open file descriptors.
+    pub fds: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Pages of guests that are mapped.
+    pub mappings: u64,
+    /// Ports that are open, of all domains.
+    pub ports: u64,
+}
+
+/// A machine and a daemon. The daemon is killed when this is dropped, if [`stop`](Self::stop) was not called.
+pub struct Host {
+    /// The machine.
+    pub machine: Machine,
+    folder: TempDir,
+    arguments: Vec<String>,
+    daemon: Option<Child>,
+}
+
+impl Host {
+    /// A machine with domains 1 and 2, and a daemon with these arguments of `mqblk serve`. `FOLDER` in them is a folder of the
+    /// test's own.
+    ///
+    /// # Panics
+    /// When something does not start.
+    pub fn start(arguments: &[&str]) -> Host {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir(folder.path().join("xen")).expect("a folder");
+        let machine = Machine::start(&folder.path().join("xen")).expect("a machine");
+        for id in [1, 2] {
+            machine.create_domain(DomainId(id)).expect("a domain");
+        }
+        let place = folder.path().display().to_string();
+        let arguments = arguments.iter().map(|argument| argument.replace("FOLDER", &place)).collect();
+        let mut host = Host { machine, folder, arguments, daemon: None };
+        host.spawn();
+        host
+    }
+
+    /// A folder of the test's own.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// An image of this size in bytes, all zero.
+    ///
+    /// # Panics
+    /// When the disk is full.
+    pub fn image(&self, name: &str, size: u64) -> PathBuf {
+        let path = self.folder.path().join(name);
+        File::create(&path).and_then(|file| file.set_len(size)).expect("an image");
+        path
+    }
+
+    /// Starts the daemon (again), and waits until it serves.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn spawn(&mut self) {
+        let log = File::options().create(true).append(true).open(self.log_path()).expect("a log file");
+        let before = self.log().matches("xen back-end").count();
+        let mut command = Command::new(binary());
+        command.args(["serve", "--xen"]).arg(self.folder.path().join("xen"));
+        command.arg("--xen-state").arg(self.folder.path().join("state"));
+        command.args(&self.arguments).env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        self.daemon = Some(command.spawn().expect("the daemon"));
+        wait_for("the daemon", || {
+            self.assert_alive("its start");
+            (self.log().matches("xen back-end").count() > before).then_some(())
+        });
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.folder.path().join("log")
+    }
+
+    /// All that the daemons have logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// Warnings and errors that they have logged.
+    pub fn complaints(&self) -> Vec<String> {
+        let bad = |line: &&str| line.contains(" WARN ") || line.contains("ERROR ");
+        self.log().lines().filter(bad).map(str::to_owned).collect()
+    }
+
+    /// Journals that are kept.
+    pub fn journals(&self) -> usize {
+        let journal = |entry: &std::io::Result<std::fs::DirEntry>| {
+            entry.as_ref().is_ok_and(|entry| !entry.file_name().to_string_lossy().ends_with(".lock"))
+        };
+        std::fs::read_dir(self.folder.path().join("state")).map_or(0, |entries| entries.filter(journal).count())
+    }
+
+    /// Kills the daemon: it has no time for anything.
+    ///
+    /// # Panics
+    /// When it had ended before.
+    pub fn kill(&mut self) {
+        let mut daemon = self.daemon.take().expect("a daemon");
+        kill_process(Pid::from_child(&daemon), Signal::KILL).expect("SIGKILL");
+        let status = daemon.wait().expect("its end");
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{status}:\n{}", self.log());
+    }
+
+    /// Tells the daemon to stop, and checks that it does so in good order.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn stop(&mut self) {
+        let mut daemon = self.daemon.take().expect("a daemon");
+        kill_process(Pid::from_child(&daemon), Signal::TERM).expect("SIGTERM");
+        let status = wait_for("the daemon's end", || daemon.try_wait().expect("wait"));
+        assert!(status.success(), "the daemon ended with {status}:\n{}", self.log());
+    }
+
+    /// Checks that the daemon still runs.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn assert_alive(&mut self, after: &str) {
+        let status = self.daemon.as_mut().expect("a daemon").try_wait().expect("wait");
+        assert!(status.is_none(), "after {after}: the daemon ended with {status:?}:\n{}", self.log());
+    }
+
+    /// What it holds now.
+    ///
+    /// # Panics
+    /// When it is gone.
+    pub fn holds(&self) -> Holds {
+        let proc = PathBuf::from(format!("/proc/{}", self.daemon.as_ref().expect("a daemon").id()));
+        let count = |what: &str| std::fs::read_dir(proc.join(what)).expect("the daemon").count();
+        let counters = self.machine.counters();
+        let (mappings, ports) = (counters.live_mappings, counters.open_ports);
+        Holds { fds: count("fd"), threads: count("task"), mappings, ports }
+    }
+
+    /// Waits until it holds `expected` and no more.
+    ///
+    /// # Panics
+    /// When it goes on to hold something else.
+    pub fn wait_holds(&self, expected: Holds, after: &str) {
+        let until = std::time::Instant::now() + PATIENCE;
+        let mut last = self.holds();
+        while last != expected && std::time::Instant::now() < until {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            last = self.holds();
+        }
+        assert_eq!(last, expected, "after {after}:\n{}", self.log());
+    }
+
+    /// What it holds once that does not change any more.
+    pub fn quiet_holds(&self) -> Holds {
+        let mut last = self.holds();
+        wait_for("the daemon's rest", || {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            let before = std::mem::replace(&mut last, self.holds());
+            (before == last).then_some(last)
+        })
+    }
+
+    /// The Xen as a domain sees it.
+    ///
+    /// # Panics
+    /// When there is no such domain.
+    pub fn domain(&self, id: u16) -> Arc<dyn Xen> {
+        let folder = self.folder.path().join("xen");
+        match id {
+            0 => simulated(&folder),
+            _ => connect(&folder, DomainId(id)),
+        }
+        .expect("a domain")
+    }
+
+    /// The xenstore of the toolstack.
+    pub fn store(&self) -> Store {
+        self.domain(0).store().expect("xenstore")
+    }
+
+    /// A device for domain `front`, made by the toolstack.
+    ///
+    /// # Panics
+    /// When xenstore refuses.
+    pub fn make(&self, front: u16, vdev: &str, params: &str) -> Vbd {
+        let devid = vbd::device_number(vdev).expect("a device's name");
+        let params = params.replace("FOLDER", &self.folder.path().display().to_string());
+        let device = Vbd::new(TYPE, DomainId(front), devid, &params);
+        device.create(&mut self.store()).expect("both directories");
+        device
+    }
+
+    /// How a frontend connects to a device.
+    pub fn options(&self, device: &Vbd) -> Options {
+        let mut options = Options::new(self.domain(device.front.0), device.devid);
+        (options.patience, options.answer_limit) = (PATIENCE, PATIENCE);
+        options
+    }
+
+    /// The backend's state.
+    pub fn backend_state(&self, store: &mut Store, device: &Vbd) -> Option<State> {
+        let state = store.read(&format!("{}/{}", device.back_path(), keys::STATE)).expect("xenstore");
+        state.map(|state| State::parse(Some(&state)))
+    }
+
+    /// Waits for a state of the backend.
+    ///
+    /// # Panics
+    /// When it does not come.
+    pub fn wait_state(&self, device: &Vbd, state: State) {
+        let mut store = self.store();
+        let until = std::time::Instant::now() + PATIENCE;
+        loop {
+            let found = self.backend_state(&mut store, device);
+            if found == Some(state) {
+                return;
+            }
+            assert!(std::time::Instant::now() < until, "found {found:?}, expected {state:?}:\n{}", self.log());
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
+    /// What the backend complains of.
+    pub fn error(&self, device: &Vbd) -> Option<String> {
+        let path = vbd::backend_error(device.backend, &device.type_name, device.front, device.devid);
+        self.store().read(&path).expect("xenstore")
+    }
+
+    /// Runs `mqblk xen` with these arguments.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    pub fn tool(&self, action: &str, arguments: &[&str]) -> Output {
+        let mut command = Command::new(binary());
+        command.args(["xen", action, "--xen"]).arg(self.folder.path().join("xen")).args(arguments);
+        command.env_remove("RUST_LOG").stdin(Stdio::null()).output().expect("mqblk")
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log();
+            let tail: Vec<&str> = log.lines().rev().take(40).collect();
+            let tail: Vec<&str> = tail.into_iter().rev().collect();
+            let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("daemon: {}\n", tail.join("\n")));
+        }
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! A guest that does nothing wrong: it writes through the project's own frontend, and checks all that it reads.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mqblk_core::{ByteLen, Sector512};
+use mqblk_driver::Piece;
+use mqblk_driver::blkfront::{Device, Options, QueueSet, Status};
+use mqblk_memory::GuestAddress;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::hostile::load::{BLOCK, block, fault};
+use crate::hostile::{PATIENCE, wait_for};
+
+/// Requests in flight on each queue.
+const DEPTH: usize = 8;
+
+/// A device driven by one thread over all its queues, and what it has written so far.
+pub struct Load {
+    device: Device,
+    set: QueueSet,
+    /// The generation last written of each block; 0: never.
+    generations: Vec<u32>,
+    random: SmallRng,
+    /// Blocks verified.
+    pub verified: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    number: usize,
+    generation: u32,
+    write: bool,
+}
+
+impl Load {
+    /// Connects as `options` say. Uses the first `blocks` blocks of [`BLOCK`] bytes, of which nothing is known.
+    ///
+    /// # Panics
+    /// When the backend does not play along.
+    pub fn connect(options: &Options, blocks: usize, seed: u64) -> Load {
+        let mut options = options.clone();
+        options.depth = DEPTH as u16;
+        options.data_per_queue = ByteLen((DEPTH * BLOCK) as u64);
+        let mut device = Device::connect(&options).expect("the disk");
+        let set = device.take_queues().pop().expect("one set of queues");
+        Load { device, set, generations: vec![0; blocks], random: SmallRng::seed_from_u64(seed), verified: 0 }
+    }
+
+    /// The device.
+    pub fn device(&mut self) -> &mut Device {
+        &mut self.device
+    }
+
+    /// What is on the disk is known from another client.
+    #[must_use]
+    pub fn knowing(mut self, other: Vec<u32>) -> Load {
+        self.generations = other;
+        self
+    }
+
+    /// One round: a batch of writes and reads of different blocks on every queue, and all answers checked.
+    ///
+    /// # Panics
+    /// When an answer is wrong or does not come.
+    pub fn round(&mut self) {
+        let all = self.set.queues().len() * DEPTH;
+        let mut jobs = Vec::with_capacity(all);
+        let mut taken = std::collections::HashSet::new();
+        for _ in 0..all {
+            let number = self.random.random_range(0..self.generations.len());
+            if taken.insert(number) {
+                let old = self.generations[number];
+                let write = old == 0 || self.random.random_bool(0.5);
+                jobs.push(Job { number, generation: if write { old + 1 } else { old }, write });
+            }
+        }
+        self.run(&jobs);
+    }
+
+    /// Reads every block that was ever written.
+    ///
+    /// # Panics
+    /// As [`round`](Self::round).
+    pub fn verify_all(&mut self) {
+        let known = self.generations.iter().enumerate().filter(|(_, generation)| **generation > 0);
+        let jobs: Vec<Job> =
+            known.map(|(number, generation)| Job { number, generation: *generation, write: false }).collect();
+        for jobs in jobs.chunks(self.set.queues().len() * DEPTH) {
+            self.run(jobs);
+        }
+    }
+
+    fn run(&mut self, jobs: &[Job]) {
+        for (at, job) in jobs.iter().enumerate() {
+            self.submit(at, job);
+        }
+        for queue in self.set.queues() {
+            queue.publish();
+        }
+        let mut left = jobs.len();
+        let until = Instant::now() + PATIENCE;
+        while left > 0 {
+            let mut done = Vec::new();
+            for queue in self.set.queues() {
+                queue.look().expect("a backend that keeps the protocol");
+                while let Some(one) = queue.reap().expect("a backend that keeps the protocol") {
+                    done.push(one);
+                }
+            }
+            if done.is_empty() {
+                assert!(Instant::now() < until, "{left} of {} answers did not come", jobs.len());
+                std::thread::sleep(Duration::from_micros(20));
+            }
+            for one in done {
+                left -= 1;
+                self.check(one.user as usize, one.status, jobs);
+            }
+        }
+    }
+
+    fn piece(&mut self, at: usize) -> Piece {
+        let (data, _) = self.set.queues()[at / DEPTH].data();
+        Piece { address: GuestAddress(data.0 + (at % DEPTH * BLOCK) as u64), len: BLOCK as u32 }
+    }
+
+    fn submit(&mut self, at: usize, job: &Job) {
+        let piece = self.piece(at);
+        let queue = &mut self.set.queues()[at / DEPTH];
+        let start = Sector512((job.number * BLOCK) as u64 / mqblk_core::units::SECTOR_BYTES);
+        if job.write {
+            let content = block(job.number as u64, job.generation.into());
+            queue.memory().write(piece.address, &content).expect("data memory");
+            queue.write(at as u32, start, piece).expect("room");
+        } else {
+            queue.memory().write(piece.address, &[0xaa; BLOCK]).expect("data memory");
+            queue.read(at as u32, start, piece).expect("room");
+        }
+    }
+
+    fn check(&mut self, at: usize, status: Status, jobs: &[Job]) {
+        let job = jobs[at];
+        assert_eq!(status, Status::Ok, "{job:?}");
+        if job.write {
+            self.generations[job.number] = job.generation;
+            return;
+        }
+        let piece = self.piece(at);
+        let mut bytes = vec![0; BLOCK];
+        self.set.queues()[at / DEPTH].memory().read(piece.address, &mut bytes).expect("data memory");
+        if let Some(fault) = fault(&bytes, job.number as u64, job.generation) {
+            panic!("{fault}");
+        }
+        self.verified += 1;
+    }
+
+    /// Closes the device. What is on the disk, for another client.
+    ///
+    /// # Panics
+    /// When the backend does not answer.
+    pub fn finish(self) -> Vec<u32> {
+        self.device.stop(vec![self.set]).expect("an end in good order");
+        self.generations
+    }
+}
+
+/// A good guest beside a bad one: a thread that goes on verifying until it is stopped.
+pub struct Neighbour {
+    stop: Arc<AtomicBool>,
+    rounds: Arc<AtomicU64>,
+    thread: Option<JoinHandle<u64>>,
+}
+
+impl Neighbour {
+    /// Starts to verify.
+    pub fn start(options: Options, seed: u64) -> Neighbour {
+        let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stop2, rounds2) = (Arc::clone(&stop), Arc::clone(&rounds));
+        let thread = std::thread::spawn(move || {
+            let mut load = Load::connect(&options, 200, seed);
+            while !stop2.load(Ordering::Relaxed) {
+                load.round();
+                rounds2.fetch_add(1, Ordering::Relaxed);
+                // Leaves the processors to the tests.
+                std::thread::sleep(Duration::from_micros(300));
+            }
+            let verified = load.verified;
+            load.finish();
+            verified
+        });
+        let neighbour = Neighbour { stop, rounds, thread: Some(thread) };
+        neighbour.assert_goes_on("its start");
+        neighbour
+    }
+
+    /// Waits for two more rounds: one that began after now is among them.
+    ///
+    /// # Panics
+    /// When none ends.
+    pub fn assert_goes_on(&self, after: &str) {
+        let now = self.rounds.load(Ordering::Relaxed);
+        wait_for(&format!("a good guest's next round after {after}"), || {
+            let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+            assert!(!ended, "after {after}: the good guest failed");
+            (self.rounds.load(Ordering::Relaxed) >= now + 2).then_some(())
+        });
+    }
+
+    /// Ends it, and returns how many blocks it has verified.
+    ///
+    /// # Panics
+    /// When it has failed.
+    pub fn finish(mut self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().expect("a running neighbour").join().expect("a good guest")
+    }
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,112 @@
+//! One guest does its worst to its own directory; the others notice nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use mqblk_driver::blkfront::Options;
+use mqblk_memory::DomainId;
+use mqblk_tests::blkif::{Host, Load, Neighbour};
+use mqblk_tests::hostile::wait_for;
+use mqblk_xen::vbd::State;
+
+#[test]
+fn a_guest_that_writes_all_the_time_costs_the_others_nothing() {
+    let disks = ["a", "b", "c"].map(|id| format!("id={id},interface=xen,storage=ram,size=4M,queues=2"));
+    let mut host = Host::start(&["--workers", "2", "--disk", &disks[0], "--disk", &disks[1], "--disk", &disks[2]]);
+    let flooder = host.make(1, "xvda", "mqblk:a");
+    let other = host.make(2, "xvda", "mqblk:b");
+    let neighbour = Neighbour::start(Options { queues: 2, ..host.options(&other) }, 3);
+    let base = host.quiet_holds();
+    let (stop, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let floods: Vec<_> = (0..2)
+        .map(|thread| {
+            let (stop, written) = (Arc::clone(&stop), Arc::clone(&written));
+            let mut store = host.domain(1).store().unwrap();
+            let front = flooder.front_path();
+            std::thread::spawn(move || {
+                for number in 0_u64.. {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    // States, keys of rings, and nodes below the one that is watched.
+                    let (key, value) = match (number + thread) % 4 {
+                        0 => ("state".to_owned(), (number % 9).to_string()),
+                        1 => ("state".to_owned(), "3".to_owned()),
+                        2 => (format!("state/{}", number % 100), "x".to_owned()),
+                        _ => ("ring-ref".to_owned(), number.to_string()),
+                    };
+                    // Over its quota it is refused, which is its own affair.
+                    let _ = store.write(&format!("{front}/{key}"), &value);
+                    written.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    wait_for("a flood", || (written.load(Ordering::Relaxed) > 2_000).then_some(()));
+    for round in 0..5 {
+        neighbour.assert_goes_on("a flood");
+        // Others come and go meanwhile.
+        let device = host.make(2, "xvdb", "mqblk:c");
+        let mut load = Load::connect(&Options { queues: 2, ..host.options(&device) }, 200, round);
+        load.round();
+        load.finish();
+        host.wait_state(&device, State::Closed);
+        device.remove(&mut host.store()).unwrap();
+        wait_for("the disk to be free", || {
+            (host.log().matches("forgotten device=mqblk-2-51728").count() > round as usize).then_some(())
+        });
+    }
+    stop.store(true, Ordering::Relaxed);
+    floods.into_iter().for_each(|flood| flood.join().unwrap());
+    assert!(written.load(Ordering::Relaxed) > 5_000);
+    // And then it behaves, and is served.
+    let mut store = host.store();
+    flooder.create(&mut store).unwrap();
+    let mut load = Load::connect(&Options { queues: 2, ..host.options(&flooder) }, 100, 1);
+    load.round();
+    load.finish();
+    host.wait_state(&flooder, State::Closed);
+    assert!(neighbour.finish() > 0);
+    host.wait_state(&other, State::Closed);
+    wait_for("the rest", || {
+        let now = host.holds();
+        (now.fds <= base.fds && now.mappings == 0).then_some(())
+    });
+    host.stop();
+}
+
+/// What one guest's device waits for holds up no other device: here storage that answers late while its rings are torn down.
+#[test]
+fn a_slow_end_holds_up_nobody() {
+    let slow = "id=slow,interface=xen,storage=fault,inner=ram,size=4M,queues=2,fault-latency-us=3000000";
+    let quick = "id=quick,interface=xen,storage=ram,size=4M,queues=2";
+    let mut host = Host::start(&["--workers", "2", "--disk", slow, "--disk", quick]);
+    let device = host.make(1, "xvda", "mqblk:slow");
+    let mut slow = mqblk_driver::blkfront::Device::connect(&host.options(&device)).unwrap();
+    let mut set = slow.take_queues().pop().unwrap();
+    let queue = &mut set.queues()[0];
+    let (address, _) = queue.data();
+    let piece = mqblk_driver::Piece { address, len: 4096 };
+    queue.read(0, mqblk_core::Sector512(0), piece).unwrap();
+    queue.publish();
+    // It vanishes with a request in the storage.
+    wait_for("a request in flight", || (host.machine.counters().events_sent > 0).then_some(()));
+    std::thread::sleep(Duration::from_millis(50));
+    device.remove(&mut host.store()).unwrap();
+    for round in 0..3 {
+        let other = host.make(2, "xvda", "mqblk:quick");
+        let mut load = Load::connect(&Options { queues: 2, ..host.options(&other) }, 200, round);
+        load.round();
+        load.finish();
+        host.wait_state(&other, State::Closed);
+        other.remove(&mut host.store()).unwrap();
+    }
+    assert!(
+        host.machine.domain_counters(DomainId(1)).unwrap().live_mappings > 0,
+        "the slow one has ended already: nothing was tried"
+    );
+    wait_for("the slow end", || (host.machine.domain_counters(DomainId(1)).unwrap().live_mappings == 0).then_some(()));
+    drop((slow, set));
+    host.stop();
+}

@@ -1,0 +1,176 @@
+//! A frontend that reconnects a thousand times, and one that flips its state a thousand times, leave nothing behind: no descriptor, no
+//! mapping, no port, no thread. One test in this program: it counts what the process holds.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mqblk_blkif::{DEFAULT_PERSISTENT_IDLE, GrantBudget, GrantMode, PoolOwner};
+use mqblk_core::settings::Settings;
+use mqblk_driver::blkfront::toolstack::Vbd;
+use mqblk_driver::blkfront::{Device, Options};
+use mqblk_engine::{Coalesce, Engine, EngineOptions, LaneOptions, PlugOptions, PollPolicy};
+use mqblk_memory::DomainId;
+use mqblk_tests::blkif::Load;
+use mqblk_tests::hostile::{PATIENCE, wait_for};
+use mqblk_xen::simulated;
+use mqblk_xen::simulation::{Machine, connect};
+use mqblk_xen::vbd::State;
+use mqblk_xen_server::{Backend, BackendOptions, Backing, Bounds, DeviceName, Opener, Pace, Params, VbdSettings};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+struct Ram;
+
+impl Opener for Ram {
+    fn serves(&self, _params: &Params) -> bool {
+        true
+    }
+
+    fn open(&self, params: &Params, name: &DeviceName, _read_only: bool) -> Result<Backing, String> {
+        let mut settings = Settings::new("ram");
+        settings.insert("size", "1M").map_err(|error| error.to_string())?;
+        let disk = mqblk_storage::open("ram", &mut settings).map_err(|error| error.to_string())?;
+        Ok(Backing {
+            id: format!("{name} {params}"),
+            storage: "ram".to_owned(),
+            disk,
+            plug: PlugOptions::default(),
+            settings: VbdSettings {
+                bounds: Bounds { queues: 4, ring_order: 2 },
+                indirect_segments: 64,
+                mode: GrantMode::Auto,
+                pool: PoolOwner::PerRing,
+                persistent_max: 100,
+                persistent_idle: DEFAULT_PERSISTENT_IDLE,
+                journal: true,
+                write_through: false,
+                queue_map: Vec::new(),
+                poll: PollPolicy::Off,
+                coalesce: Coalesce::default(),
+            },
+            keep: Box::new(()),
+        })
+    }
+}
+
+/// What this process and the machine hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Holds {
+    fds: usize,
+    threads: usize,
+    mappings: u64,
+    grants: u64,
+    ports: u64,
+}
+
+fn holds(machine: &Machine) -> Holds {
+    let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).expect("this process").count();
+    let counters = machine.counters();
+    Holds {
+        fds: count("fd"),
+        threads: count("task"),
+        mappings: counters.live_mappings,
+        grants: counters.live_grants,
+        ports: counters.open_ports,
+    }
+}
+
+fn wait_holds(machine: &Machine, expected: Holds, after: &str) {
+    let until = Instant::now() + PATIENCE;
+    let mut last = holds(machine);
+    while last != expected && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+        last = holds(machine);
+    }
+    assert_eq!(last, expected, "after {after}");
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = Machine::start(folder.path()).unwrap();
+    machine.create_domain(DomainId(1)).unwrap();
+    machine.create_domain(DomainId(2)).unwrap();
+    let engine = EngineOptions { workers: 2, pin: Vec::new(), lane: LaneOptions::default() };
+    let options = BackendOptions {
+        type_name: "mqblk".to_owned(),
+        engine: Arc::new(Engine::start(&engine).unwrap()),
+        opener: Arc::new(Ram),
+        budget: GrantBudget::new(1000),
+        journals: Some(folder.path().join("journals")),
+        alone: false,
+        pace: Pace { burst: 1_000_000, a_second: 1_000_000 },
+    };
+    let backend = Backend::start(simulated(folder.path()).unwrap(), options).unwrap();
+    let (dom0, guest) = (simulated(folder.path()).unwrap(), connect(folder.path(), DomainId(1)).unwrap());
+    let mut store = dom0.store().unwrap();
+    let device = Vbd::new("mqblk", DomainId(1), 51712, "mqblk:x");
+    device.create(&mut store).unwrap();
+    let front = format!("{}/state", device.front_path());
+    let back = format!("{}/state", device.back_path());
+
+    let options = Options { queues: 2, patience: PATIENCE, answer_limit: PATIENCE, ..Options::new(guest, 51712) };
+    let reconnect = |seed: u64| {
+        let mut load = Load::connect(&options, 100, seed);
+        load.round();
+        load.finish();
+    };
+    (0..5).for_each(reconnect);
+    // What a closed device holds; the first connections leave behind what workers keep for the next.
+    let mut quiet = holds(&machine);
+    wait_for("the rest", || {
+        std::thread::sleep(Duration::from_millis(100));
+        let before = std::mem::replace(&mut quiet, holds(&machine));
+        (before == quiet).then_some(())
+    });
+    assert_eq!(quiet.mappings, 0);
+    for round in 0..1000 {
+        reconnect(round);
+    }
+    wait_holds(&machine, quiet, "a thousand reconnects");
+
+    // Any state after any other, with rings promised, withdrawn, and there; toolstacks that detach and make it anew.
+    let mut random = SmallRng::seed_from_u64(17);
+    let mut writer = options.xen.store().unwrap();
+    let mut connected = None;
+    for flip in 0..1000 {
+        match random.random_range(0..40) {
+            0 => device.detach(&mut store).unwrap(),
+            1 => device.remove(&mut store).unwrap(),
+            2 => device.create(&mut store).unwrap(),
+            3 => {
+                // Keys of rings that are there, or were.
+                connected = Device::connect(&Options {
+                    answer_limit: Duration::from_millis(200),
+                    patience: Duration::from_millis(1),
+                    ..options.clone()
+                })
+                .ok();
+            }
+            4 => connected = None,
+            _ => {
+                let state = random.random_range(0..9).to_string();
+                // The directory may be gone, and is not the guest's to make.
+                let _ = writer.write(&front, &state);
+            }
+        }
+        if flip % 7 == 0 {
+            std::thread::sleep(Duration::from_micros(random.random_range(0..2000)));
+        }
+    }
+    drop(connected);
+    drop(writer);
+    device.create(&mut store).unwrap();
+    wait_for("a device that waits", || (store.read(&back).unwrap().as_deref() == Some("2")).then_some(()));
+    reconnect(2000);
+    wait_for("a closed device", || {
+        (State::parse(store.read(&back).unwrap().as_deref()) == State::Closed).then_some(())
+    });
+    wait_holds(&machine, quiet, "a thousand flips");
+    assert_eq!(std::fs::read_dir(folder.path().join("journals")).unwrap().count(), 0, "journals were left");
+
+    device.remove(&mut store).unwrap();
+    wait_for("no device", || backend.devices().is_empty().then_some(()));
+    drop(backend);
+    assert_eq!(machine.counters().live_mappings, 0);
+}

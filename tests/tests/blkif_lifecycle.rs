@@ -1,0 +1,285 @@
+//! Devices come, are used and go, in every mode and layout, by every way that ends them; other guests go on.
+
+use std::time::Duration;
+
+use mqblk_core::ByteLen;
+use mqblk_driver::blkfront::{Abi, Change, Options};
+use mqblk_memory::DomainId;
+use mqblk_tests::blkif::{Host, Load, Neighbour};
+use mqblk_tests::hostile::{WATCH, wait_for};
+use mqblk_xen::vbd::{State, keys};
+
+const OFFERED: &str = "id=offered,interface=xen,storage=ram,size=4M,queues=4";
+const NEIGHBOUR: &str = "id=other,interface=xen,storage=ram,size=4M,queues=2";
+
+fn neighbour(host: &Host) -> Neighbour {
+    let device = host.make(2, "xvdb", "mqblk:other");
+    Neighbour::start(Options { queues: 2, ..host.options(&device) }, 5)
+}
+
+#[test]
+fn every_mode_and_layout() {
+    for grants in ["auto", "copy", "map", "persistent"] {
+        let mut host = Host::start(&["--workers", "2", "--disk", &format!("{OFFERED},grants={grants}")]);
+        let device = host.make(1, "xvda", "mqblk:offered");
+        host.wait_state(&device, State::InitWait);
+        let base = host.quiet_holds();
+        for (queues, order, abi, persistent) in [
+            (1, 0, Abi::X86_64, true),
+            (4, 4, Abi::X86_64, true),
+            (2, 1, Abi::X86_32, false),
+            (3, 2, Abi::Arm, true),
+            (4, 0, Abi::X86_64, false),
+        ] {
+            let ring_order = Some(order);
+            let mut load = Load::connect(
+                &Options { queues, ring_order, abi, persistent, ..host.options(&device) },
+                400,
+                order.into(),
+            );
+            for _ in 0..20 {
+                load.round();
+            }
+            assert!(load.verified > 0, "{grants} {abi:?}");
+            load.finish();
+            host.wait_state(&device, State::Closed);
+            assert_eq!(host.journals(), 0, "{grants}: a journal was left");
+        }
+        // Of the connection nothing is left; threads that a device had are gone too.
+        let now = wait_for("the rest", || {
+            let now = host.holds();
+            (now.mappings == 0 && now.threads <= base.threads && now.fds <= base.fds + 2).then_some(now)
+        });
+        assert_eq!(now.mappings, 0);
+        assert_eq!(host.complaints(), Vec::<String>::new(), "{grants}");
+        host.stop();
+    }
+}
+
+#[test]
+fn a_device_that_is_in_use_is_served_until_the_guest_lets_go() {
+    let mut host = Host::start(&["--workers", "2", "--disk", OFFERED]);
+    let device = host.make(1, "xvda", "mqblk:offered");
+    let mut load = Load::connect(&Options { queues: 4, ..host.options(&device) }, 400, 1);
+    load.round();
+    device.detach(&mut host.store()).expect("online 0, state 5");
+    // The guest is told, and uses its disk on for a while.
+    assert_eq!(load.device().changed(Duration::from_secs(20)).expect("xenstore"), Some(Change::Closing));
+    for _ in 0..20 {
+        load.round();
+    }
+    load.finish();
+    host.wait_state(&device, State::Closed);
+    // Nobody may start it anew.
+    host.domain(1).store().unwrap().write(&format!("{}/state", device.front_path()), "1").unwrap();
+    std::thread::sleep(WATCH);
+    assert_eq!(host.backend_state(&mut host.store(), &device), Some(State::Closed));
+    device.remove(&mut host.store()).expect("both directories");
+    wait_for("the device's end", || host.log().contains("forgotten").then_some(()));
+    // The disk is free again.
+    let again = host.make(1, "xvdc", "mqblk:offered");
+    Load::connect(&host.options(&again), 100, 2).finish();
+    assert_eq!(host.complaints(), Vec::<String>::new());
+    host.stop();
+}
+
+#[test]
+fn a_guest_sees_its_disk_grow() {
+    let mut host = Host::start(&["--workers", "1", "--xen-watch"]);
+    let image = host.image("grows.img", 1 << 20);
+    let device = host.make(1, "xvda", "file:FOLDER/grows.img");
+    let mut load = Load::connect(&host.options(&device), 200, 1);
+    assert_eq!(load.device().info().capacity.0, 2048);
+    load.round();
+    std::fs::File::options().write(true).open(&image).unwrap().set_len(2 << 20).unwrap();
+    let output = host.tool("resize", &["--domid", "1", "--vdev", "xvda"]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).ends_with(", 2M\n"), "{output:?}");
+    let changed = load.device().changed(Duration::from_secs(20)).expect("xenstore");
+    assert_eq!(changed.map(|it| matches!(it, Change::Resized(size) if size.0 == 4096)), Some(true), "{changed:?}");
+    let output = host.tool("resize", &["--domid", "1", "--vdev", "xvda", "--size", "3M"]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(std::fs::metadata(&image).unwrap().len(), 3 << 20);
+    let output = host.tool("resize", &["--domid", "1", "--vdev", "xvda", "--size", "big"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("the backend says: resize: found \"big\", expected a size such as 10G, or now"), "{said}");
+    load.round();
+    load.finish();
+    host.stop();
+}
+
+/// A toolstack that removes directories, and domains that vanish, at each state of a device.
+#[test]
+fn devices_vanish_in_every_state() {
+    let mut host = Host::start(&["--workers", "2", "--disk", OFFERED, "--disk", NEIGHBOUR]);
+    let neighbour = neighbour(&host);
+    let mut base = None;
+    let states = [State::Initialising, State::InitWait, State::Initialised, State::Connected, State::Closing];
+    for (round, state) in states.into_iter().cycle().take(20).enumerate() {
+        let device = host.make(1, "xvda", "mqblk:offered");
+        let mut store = host.store();
+        let front = format!("{}/state", device.front_path());
+        let mut load = None;
+        match state {
+            State::Connected | State::Closing => {
+                let mut found = Load::connect(&Options { queues: 4, ..host.options(&device) }, 400, round as u64);
+                found.round();
+                if state == State::Closing {
+                    host.domain(1).store().unwrap().write(&front, "5").unwrap();
+                }
+                load = Some(found);
+            }
+            State::InitWait => host.wait_state(&device, State::InitWait),
+            // Rings are promised that are not there.
+            State::Initialised => host.domain(1).store().unwrap().write(&front, "3").unwrap(),
+            _ => {}
+        }
+        match round / states.len() {
+            0 => device.remove(&mut store).expect("both directories"),
+            1 => store.remove(&device.back_path()).expect("the backend's"),
+            2 => store.remove(&device.front_path()).expect("the frontend's"),
+            _ => {
+                host.machine.destroy_domain(DomainId(1));
+                host.machine.create_domain(DomainId(1)).expect("a domain");
+            }
+        }
+        wait_for("the end of its rings", || {
+            let closed =
+                matches!(host.backend_state(&mut store, &device), None | Some(State::Closed | State::Initialising));
+            closed.then_some(())
+        });
+        drop(load);
+        let _ = device.remove(&mut store);
+        host.assert_alive("a device vanished");
+        neighbour.assert_goes_on("a device vanished");
+        wait_for("mappings of domain 1 are let go", || {
+            let counters = host.machine.domain_counters(DomainId(1));
+            counters.is_none_or(|counters| counters.live_mappings == 0).then_some(())
+        });
+        if round >= states.len() {
+            let base = base.get_or_insert_with(|| host.holds().fds + 8);
+            wait_for("descriptors are closed", || (host.holds().fds <= *base).then_some(()));
+        }
+    }
+    assert!(neighbour.finish() > 0);
+    host.stop();
+}
+
+/// What a toolstack wrote wrongly, and what a guest did, is said where people look for it.
+#[test]
+fn mistakes_are_told_in_the_error_node() {
+    let mut host = Host::start(&["--workers", "1", "--xen-watch", "--disk", OFFERED]);
+    let mut store = host.store();
+    for (params, want) in [
+        ("", "22 params: found \"\", expected file:PATH, null:SIZE or mqblk:DISK-ID"),
+        ("/dev/sdb", "22 params: found \"/dev/sdb\", expected file:PATH"),
+        ("file:/nowhere", "19 params: path: found \"/nowhere\" (No such file"),
+        ("null:x", "22 params: found \"null:x\", expected null: with a size"),
+        (
+            "mqblk:nothing",
+            "19 params: found disk \"nothing\", expected one that the daemon offers to Xen guests: offered",
+        ),
+    ] {
+        let device = host.make(1, "xvdd", params);
+        host.wait_state(&device, State::Closing);
+        let error = host.error(&device).unwrap_or_default();
+        assert!(error.starts_with(want), "{params}: {error}");
+        // The frontend, which never saw a backend that was ready, closes.
+        store.write(&format!("{}/state", device.front_path()), "6").unwrap();
+        host.wait_state(&device, State::Closed);
+        device.remove(&mut store).unwrap();
+    }
+    let device = host.make(1, "xvda", "mqblk:offered");
+    for (pairs, want) in [
+        (&[][..], "2 ring-ref: found nothing, expected a grant reference"),
+        (
+            &[("multi-queue-num-queues", "5")][..],
+            "22 multi-queue-num-queues: found \"5\", expected a number from 1 to 4",
+        ),
+        (&[("multi-queue-num-queues", "0")][..], "22 multi-queue-num-queues: found \"0\""),
+        (&[("multi-queue-num-queues", "\u{7f}x")][..], "22 multi-queue-num-queues: found"),
+        (&[("ring-page-order", "9")][..], "22 ring-page-order: found \"9\", expected a decimal number of at most 4"),
+        (&[("protocol", "sparc-abi")][..], "22 protocol: found \"sparc-abi\", expected one of x86_64-abi"),
+        (&[("ring-ref", "7"), ("event-channel", "-1")][..], "22 event-channel: found \"-1\""),
+        (
+            &[("ring-ref", "4000000000"), ("event-channel", "1")][..],
+            "22 ring 0: ring-ref: found [4000000000], which cannot be mapped",
+        ),
+    ] {
+        let front = device.front_path();
+        let mut guest = host.domain(1).store().unwrap();
+        host.wait_state(&device, State::InitWait);
+        guest
+            .transaction(|transaction| {
+                for key in ["multi-queue-num-queues", "ring-page-order", "protocol", "ring-ref", "event-channel"] {
+                    transaction.remove(&format!("{front}/{key}"))?;
+                }
+                for (key, value) in pairs {
+                    transaction.write(&format!("{front}/{key}"), value)?;
+                }
+                transaction.write(&format!("{front}/state"), "3")
+            })
+            .unwrap();
+        host.wait_state(&device, State::Closing);
+        let error = host.error(&device).unwrap_or_default();
+        assert!(error.starts_with(want), "{pairs:?}: {error}");
+        guest.write(&format!("{front}/state"), "6").unwrap();
+        host.wait_state(&device, State::Closed);
+        guest.write(&format!("{front}/state"), "1").unwrap();
+    }
+    // And then it behaves.
+    for key in ["ring-ref", "event-channel"] {
+        let _ = host.domain(1).store().unwrap().remove(&format!("{}/{key}", device.front_path()));
+    }
+    let mut load = Load::connect(&Options { queues: 4, ..host.options(&device) }, 400, 1);
+    load.round();
+    assert_eq!(host.error(&device), None, "what was wrong is right now");
+    load.finish();
+    host.stop();
+}
+
+#[test]
+fn a_disk_of_the_configuration_has_one_guest_at_a_time() {
+    let mut host = Host::start(&["--workers", "1", "--disk", OFFERED]);
+    let first = host.make(1, "xvda", "mqblk:offered");
+    let mut load = Load::connect(&host.options(&first), 100, 1);
+    let second = host.make(2, "xvda", "mqblk:offered");
+    host.wait_state(&second, State::Closing);
+    let error = host.error(&second).unwrap_or_default();
+    assert!(error.starts_with("19 params: found disk \"offered\", which is attached as mqblk-1-51712"), "{error}");
+    load.round();
+    load.finish();
+    // A device of another daemon of the same type is not touched.
+    let foreign = host.make(2, "xvdc", "mqblk:somewhere-else");
+    std::thread::sleep(WATCH);
+    assert_eq!(host.backend_state(&mut host.store(), &foreign), Some(State::Initialising));
+    assert_eq!(host.error(&foreign), None);
+    host.stop();
+}
+
+#[test]
+fn a_read_only_device_says_so_and_discard_is_the_toolstack_s_to_forbid() {
+    let mut host = Host::start(&["--workers", "1", "--xen-watch"]);
+    host.image("a.img", 1 << 20);
+    let mut device = mqblk_driver::blkfront::toolstack::Vbd::new(
+        "mqblk",
+        DomainId(1),
+        51712,
+        &format!("file:{}/a.img", host.folder().display()),
+    );
+    device.writable = false;
+    device.discard = false;
+    device.create(&mut host.store()).unwrap();
+    let options = Options { data_per_queue: ByteLen(4096), ..host.options(&device) };
+    let connected = mqblk_driver::blkfront::Device::connect(&options).unwrap();
+    let mut store = host.store();
+    let mut read = |key: &str| store.read(&format!("{}/{key}", device.back_path())).unwrap();
+    assert_eq!(read(keys::INFO).as_deref(), Some("4"));
+    assert_eq!(read(keys::FEATURE_DISCARD).as_deref(), Some("0"));
+    assert_eq!(read(keys::DISCARD_GRANULARITY), None);
+    assert_eq!(read(keys::SECTORS).as_deref(), Some("2048"));
+    assert_eq!(read(keys::MAX_RING_PAGES).as_deref(), Some("16"));
+    connected.stop(vec![]).unwrap();
+    host.stop();
+}

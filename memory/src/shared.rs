@@ -86,6 +86,19 @@ impl<T: Plain> SharedSlots<T> {
     }
 }
 
+impl<T: Plain, const N: usize> SharedSlots<[T; N]> {
+    /// One volatile read of element `at` of entry `index` (modulo the length).
+    ///
+    /// # Panics
+    /// When an entry has no such element.
+    #[inline]
+    pub fn element(&self, index: usize, at: usize) -> T {
+        assert!(at < N, "an entry has {N} elements");
+        // SAFETY: the masked index is inside the array, which the region keeps mapped; the element lies in the entry, aligned.
+        unsafe { self.base.add(index & self.mask).cast::<T>().add(at).read_volatile() }
+    }
+}
+
 /// An index or a flag in shared memory that both sides change.
 macro_rules! shared_cell {
     ($name:ident, $atomic:ident, $value:ty, $what:literal) => {

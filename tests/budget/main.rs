@@ -1,11 +1,12 @@
 //! Serves a fixed number of 4 KiB reads of a `null` disk through a split ring, and nothing else: for callgrind.
 //!
 //! ```text
-//! instruction-budget REQUESTS BATCH direct|indirect plain|merge|scsi|scsi32
+//! instruction-budget REQUESTS BATCH direct|indirect plain|merge|scsi|scsi32|persistent|copy|map
 //! ```
 //!
 //! With `merge` the reads lie scattered over the disk and merging is on: what looking for neighbours costs when there are none.
-//! With `scsi` they are READ(10) commands to the only unit of a controller, with `scsi32` to 32 units by turns.
+//! With `scsi` they are READ(10) commands to the only unit of a controller, with `scsi32` to 32 units by turns. With `persistent`,
+//! `copy` or `map` they come through a blkif ring (and are direct), with grants that cost nothing.
 //!
 //! One thread plays both sides in turn. The guest's side publishes BATCH requests; the daemon's side is a real worker, stepped
 //! by hand ([`HandWorker::turn`]), so that what is counted inside it is the real pull, admission, submission, reaping, answer
@@ -13,8 +14,11 @@
 //! two runs execute the same instructions.
 #![forbid(unsafe_code)]
 
+mod blkif;
+
 use std::sync::Arc;
 
+use mqblk_blkif::GrantMode;
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::Settings;
 use mqblk_core::{ByteLen, ByteOffset, Call};
@@ -64,7 +68,7 @@ impl Call for Silent {
 }
 
 fn main() -> Result<(), Failure> {
-    let usage = "usage: instruction-budget REQUESTS BATCH direct|indirect plain|merge|scsi|scsi32";
+    let usage = "usage: instruction-budget REQUESTS BATCH direct|indirect plain|merge|scsi|scsi32|persistent|copy|map";
     let given: Vec<String> = std::env::args().skip(1).collect();
     let [requests, batch, shape, mode] = given.as_slice() else { return Err(usage.into()) };
     let (requests, batch): (u32, u16) = (requests.parse()?, batch.parse()?);
@@ -73,15 +77,20 @@ fn main() -> Result<(), Failure> {
         "indirect" => Shape::Indirect,
         _ => return Err(usage.into()),
     };
+    let grants = GrantMode::from_word(mode);
     let (merge, stride, units) = match mode.as_str() {
         "plain" => (MergeMode::Auto, 1, None),
         "merge" => (MergeMode::On, STRIDE, None),
         "scsi" => (MergeMode::Auto, 1, Some(1_u8)),
         "scsi32" => (MergeMode::Auto, 1, Some(32)),
+        "persistent" | "copy" | "map" => (MergeMode::Auto, 1, None),
         _ => return Err(usage.into()),
     };
     if batch == 0 || batch > RING / 3 || !requests.is_multiple_of(batch.into()) {
         return Err(format!("BATCH: found {batch}, expected 1 to {} that divide REQUESTS", RING / 3).into());
+    }
+    if grants != GrantMode::Auto {
+        return blkif::serve(requests, batch.into(), grants);
     }
 
     let region = Region::shared("budget", MEMORY, GuestAddress(0))?.0;

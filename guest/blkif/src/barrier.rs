@@ -170,9 +170,12 @@ pub trait Sharing: Send + Sync {
     /// Changes the rules, and lets those know who wait for that.
     fn change<R>(&self, change: impl FnOnce(&mut Turns) -> R) -> R {
         self.with(|turns| {
+            let was_shut = turns.is_shut();
             let result = change(turns);
             // Before anybody is woken: who is woken looks at it first.
-            self.set_shut(turns.is_shut());
+            if turns.is_shut() != was_shut {
+                self.set_shut(!was_shut);
+            }
             turns.ring_wakers();
             result
         })

@@ -55,27 +55,39 @@ pub(crate) struct Rules {
     read_only: bool,
     discard: bool,
     discard_secure: bool,
-    barrier: bool,
-    flush: bool,
+    /// By operation: what a transfer is, if it is offered.
+    kinds: [Option<Kind>; 4],
 }
 
 impl Rules {
     pub(crate) fn new(options: &VbdOptions) -> Rules {
         let block = options.geometry.logical_block;
+        let mut kinds = [None; 4];
+        kinds[usize::from(operation::READ)] = Some(Kind::Read);
+        kinds[usize::from(operation::WRITE)] = Some(Kind::Write);
+        kinds[usize::from(operation::WRITE_BARRIER)] = options.barrier.then_some(Kind::Barrier);
+        kinds[usize::from(operation::FLUSH_DISKCACHE)] = options.flush.then_some(Kind::WriteFlush);
         Rules {
+            kinds,
             block,
             odd_sectors: ByteLen(block.bytes().into()).sectors().0 - 1,
             max_indirect: options.max_indirect_segments,
             read_only: options.geometry.read_only,
             discard: options.discard && options.limits.discard.is_some(),
             discard_secure: options.discard_secure,
-            barrier: options.barrier,
-            flush: options.flush,
         }
     }
 
-    /// Judges an entry. `size`: of the disk, now.
+    /// What a transfer with its segments in the entry is, as far as its first bytes tell. `None`: it is to be [judged](Self::judge) as
+    /// a whole.
     #[inline]
+    pub(crate) fn direct(&self, operation: u8, segments: u8) -> Option<Kind> {
+        let kind = self.kinds.get(usize::from(operation)).copied().flatten()?;
+        let may = matches!(segments, 1..=DIRECT) && !(self.read_only && kind != Kind::Read);
+        may.then_some(kind)
+    }
+
+    /// Judges an entry. `size`: of the disk, now.
     pub(crate) fn judge(&self, request: &Request, size: ByteLen) -> Asked {
         match &request.what {
             What::Transfer(transfer) => self.transfer(request.operation, transfer),
@@ -85,25 +97,17 @@ impl Rules {
         }
     }
 
-    #[inline]
     fn transfer(&self, operation: u8, transfer: &Transfer) -> Asked {
-        let kind = match operation {
-            operation::READ => Kind::Read,
-            operation::WRITE => Kind::Write,
-            operation::FLUSH_DISKCACHE if self.flush => Kind::WriteFlush,
-            operation::WRITE_BARRIER if self.barrier => Kind::Barrier,
-            _ => return Asked::Answer(status::NOT_SUPPORTED),
+        let Some(kind) = self.kinds.get(usize::from(operation)).copied().flatten() else {
+            return Asked::Answer(status::NOT_SUPPORTED);
         };
         match (kind, transfer.nr_segments) {
             (Kind::WriteFlush, 0) => Asked::Flush,
             (Kind::Barrier, 0) if !self.read_only => Asked::EmptyBarrier,
-            (Kind::Write | Kind::WriteFlush | Kind::Barrier, _) if self.read_only => Asked::Answer(status::ERROR),
-            (_, 1..=DIRECT) => Asked::Direct(kind),
-            _ => Asked::Answer(status::ERROR),
+            (_, segments) => self.direct(operation, segments).map_or(Asked::Answer(status::ERROR), Asked::Direct),
         }
     }
 
-    #[inline]
     fn indirect(&self, indirect: &Indirect) -> Asked {
         if self.max_indirect == 0 {
             return Asked::Answer(status::NOT_SUPPORTED);

@@ -1,7 +1,8 @@
 //! From the ring to the engine: one batch, in passes.
 //!
-//! Entries are brought into the cache and copied, all of them, and noted in the journal; each is judged; pages of segments are fetched
-//! for all that have them in one call; places for all data are found; what is to be written is copied in one call; then all is admitted.
+//! Entries are brought into the cache and copied, all of them, and noted in the journal. Each is judged and places for its data are
+//! found; what needs no copy is admitted there and then. Pages of segments are fetched for all requests that have them in one call;
+//! what is to be written is copied in another; then the rest is admitted.
 
 use std::collections::VecDeque;
 use std::io;
@@ -37,8 +38,9 @@ struct Fetched {
 
 /// Room for one batch; kept from one to the next.
 pub(crate) struct Batch {
-    raws: Vec<(RawRequest, Option<JournalSlot>)>,
-    /// Those with data, judged.
+    raws: [RawRequest; BATCH],
+    journal: [Option<JournalSlot>; BATCH],
+    /// Writes whose data is still to be copied.
     staged: Vec<u16>,
     indirect: Vec<Fetched>,
     copies: Vec<GrantCopy>,
@@ -55,7 +57,8 @@ impl Batch {
         let pages = indirect_pages(segments);
         let data = usize::from(segments).max(1);
         Ok(Batch {
-            raws: Vec::with_capacity(BATCH),
+            raws: [RawRequest::default(); BATCH],
+            journal: [None; BATCH],
             staged: Vec::with_capacity(BATCH),
             indirect: Vec::with_capacity(BATCH),
             copies: Vec::with_capacity(BATCH * data),
@@ -109,120 +112,127 @@ impl<L: PooledLane> BlkifQueue<L> {
         most: usize,
     ) -> Result<(usize, bool), Broken> {
         let room = into.room().min(self.requests.room()).min(BATCH).min(most);
-        let more = self.fetch(room)?;
-        let count = self.batch.raws.len();
+        let (count, more) = self.fetch(room)?;
         if count == 0 {
             return Ok((0, more));
         }
         if self.pages.needs_tending() {
             self.now = coarse_milliseconds();
         }
+        let size = self.vbd.size();
         for number in 0..count {
-            self.judge(number, into);
+            let raw = &self.batch.raws[number];
+            match self.rules.direct(raw.operation(), raw.nr_segments()) {
+                Some(kind) => self.take_direct(pool, number, kind, size, into),
+                None => self.take_other(number, size, into),
+            }
         }
         if !self.batch.indirect.is_empty() {
-            self.fetch_segments(into);
+            self.fetch_segments(pool, size, into);
         }
         if !self.batch.staged.is_empty() {
-            self.stage(into);
-            self.admit_staged(pool, into);
+            self.copy_staged(pool, into);
         }
         Ok((count, more && self.barrier.is_none()))
     }
 
-    /// Copies entries of the ring, up to a barrier. Whether more wait.
+    /// Copies entries of the ring, up to a barrier. How many, and whether more wait.
     #[inline]
-    fn fetch(&mut self, most: usize) -> Result<bool, Broken> {
-        self.batch.raws.clear();
+    fn fetch(&mut self, most: usize) -> Result<(usize, bool), Broken> {
         if self.replay.left() > 0 {
-            return Ok(self.fetch_replay(most));
+            return Ok((self.fetch_replay(most), true));
         }
-        let waiting = self.ring.waiting()?;
-        let count = waiting.min(most as u32);
-        for ahead in 0..count {
+        let waiting = self.ring.waiting()? as usize;
+        let mut count = waiting.min(most);
+        for ahead in 0..count as u32 {
             self.ring.prefetch(ahead);
         }
-        for number in 1..=count {
-            let raw = self.ring.take();
-            let slot = match &mut self.journal {
-                None => None,
-                Some(journal) => Some(journal.take(&raw).ok_or(NO_ROOM)?),
-            };
-            self.batch.raws.push((raw, slot));
-            if self.is_barrier(&raw) {
-                self.note_consumed();
-                return Ok(number < waiting);
+        let raws = self.batch.raws[..count].iter_mut().zip(&mut self.batch.journal);
+        for (number, (raw, slot)) in (1..).zip(raws) {
+            self.ring.take_into(raw);
+            if let Some(journal) = &mut self.journal {
+                *slot = Some(journal.take(raw).ok_or(NO_ROOM)?);
+            }
+            if raw.operation() == operation::WRITE_BARRIER {
+                count = number;
+                break;
             }
         }
-        self.note_consumed();
-        Ok(count < waiting)
+        if let Some(journal) = &mut self.journal {
+            journal.consumed(self.ring.position().req_cons);
+        }
+        Ok((count, count < waiting))
     }
 
     /// The same, of requests that an owner before this one left.
     #[cold]
-    fn fetch_replay(&mut self, most: usize) -> bool {
-        while self.batch.raws.len() < most
+    fn fetch_replay(&mut self, most: usize) -> usize {
+        let mut count = 0;
+        while count < most
             && let Some((slot, raw)) = self.replay.0.pop_front()
         {
-            self.batch.raws.push((raw, Some(slot)));
-            if self.is_barrier(&raw) {
+            self.batch.raws[count] = raw;
+            self.batch.journal[count] = Some(slot);
+            count += 1;
+            if raw.operation() == operation::WRITE_BARRIER {
                 break;
             }
         }
-        true
+        count
     }
 
-    #[inline]
-    fn is_barrier(&self, raw: &RawRequest) -> bool {
-        raw.bytes()[0] == operation::WRITE_BARRIER
-    }
-
-    #[inline]
-    fn note_consumed(&mut self) {
-        if let Some(journal) = &mut self.journal {
-            journal.consumed(self.ring.position().req_cons);
+    /// Takes a request with its segments in the entry.
+    #[inline(always)]
+    fn take_direct<I: Intake<BlkifToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        number: usize,
+        kind: Kind,
+        size: ByteLen,
+        into: &mut I,
+    ) {
+        let (raw, abi) = (&self.batch.raws[number], self.ring.abi());
+        let (operation, segments) = (raw.operation(), raw.nr_segments().into());
+        let entry =
+            Entry { id: raw.id(abi), operation, segments, journal: self.batch.journal[number], ..of_kind(kind) };
+        let at = self.requests.open(entry);
+        let (entry, pages) = self.requests.with_pages(at);
+        for (page, segment) in pages.iter_mut().zip(raw.segments(abi)) {
+            *page = PageUse::of(segment);
+        }
+        match self.rules.extent(raw.sector(abi), pages, size) {
+            Some(extent) => {
+                (entry.start, entry.len) = extent;
+                self.stage(pool, at, into);
+            }
+            None => self.refuse(at, into),
         }
     }
 
-    /// Judges one request of the batch: it is answered, admitted, or goes to the next pass.
-    #[inline]
-    fn judge<I: Intake<BlkifToken, Buffer>>(&mut self, number: usize, into: &mut I) {
-        let (raw, journal) = &self.batch.raws[number];
-        let (request, journal) = (raw.decode(self.ring.abi()), *journal);
+    /// [`stage`](Self::stage), where it is not called for every request.
+    #[inline(never)]
+    fn stage_seldom<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
+        self.stage(pool, at, into);
+    }
+
+    /// [`admit`](Self::admit), where it is not called for every request.
+    #[inline(never)]
+    pub(crate) fn admit_seldom<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
+        self.admit(pool, at, into);
+    }
+
+    /// Takes any other request: it is answered, admitted, or its segments are still to be fetched.
+    #[inline(never)]
+    fn take_other<I: Intake<BlkifToken, Buffer>>(&mut self, number: usize, size: ByteLen, into: &mut I) {
+        let journal = self.batch.journal[number];
+        let request = self.batch.raws[number].decode(self.ring.abi());
         let operation = answered_operation(&request);
-        let entry = Entry {
-            id: request.id,
-            start: ByteOffset(0),
-            len: ByteLen::ZERO,
-            place: Place::None,
-            segments: 0,
-            journal,
-            status: status::ERROR,
-            operation,
-            step: Step::Flush,
-            barrier: false,
-        };
-        let size = self.vbd.size();
+        let entry = Entry { id: request.id, operation, journal, ..Entry::NEW };
         match (self.rules.judge(&request, size), &request.what) {
-            (Asked::Direct(kind), What::Transfer(transfer)) => {
-                let segments = u16::from(transfer.nr_segments);
-                let at = self.requests.open(Entry { segments, ..with_kind(entry, kind) });
-                let (entry, pages) = self.requests.with_pages(at);
-                for (page, segment) in pages.iter_mut().zip(&transfer.segments) {
-                    *page = PageUse::of(*segment);
-                }
-                match self.rules.extent(transfer.sector, pages, size) {
-                    Some(extent) => {
-                        (entry.start, entry.len) = extent;
-                        self.batch.staged.push(at);
-                    }
-                    None => self.refuse(at, into),
-                }
-            }
             (Asked::Indirect(kind), What::Indirect(indirect)) => {
                 self.counters.indirect_requests += 1;
-                let segments = indirect.nr_segments;
-                let at = self.requests.open(Entry { segments, ..with_kind(entry, kind) });
+                let Entry { step, barrier, .. } = of_kind(kind);
+                let at = self.requests.open(Entry { segments: indirect.nr_segments, step, barrier, ..entry });
                 self.batch.indirect.push(Fetched { at, indirect: *indirect, read: 0 });
             }
             (Asked::Flush, _) => {
@@ -241,7 +251,7 @@ impl<L: PooledLane> BlkifQueue<L> {
                 self.respond(request.id, operation, status, journal);
                 into.answered(status == status::OKAY);
             }
-            // The judge goes by what the request is.
+            // These come another way: the judge goes by what the request is.
             (Asked::Direct(_) | Asked::Indirect(_), _) => {
                 self.respond(request.id, operation, status::ERROR, journal);
                 into.answered(false);
@@ -258,18 +268,17 @@ impl<L: PooledLane> BlkifQueue<L> {
 
     /// Fetches the segments of indirect requests, each byte once: from mapped pages, and for all others in one call.
     #[inline(never)]
-    fn fetch_segments<I: Intake<BlkifToken, Buffer>>(&mut self, into: &mut I) {
+    fn fetch_segments<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, size: ByteLen, into: &mut I) {
         let mut indirect = std::mem::take(&mut self.batch.indirect);
         self.batch.copies.clear();
         for (number, fetched) in indirect.iter_mut().enumerate() {
-            let (entry, _) = self.requests.with_room(fetched.at);
-            let segments = entry.segments;
+            let segments = self.requests.entry(fetched.at).segments;
             for page in 0..indirect_pages(segments) {
                 let range = segments_of(page, segments);
                 let bytes = &mut self.batch.bytes[..range.len() * SEGMENT_BYTES];
                 let gref = fetched.indirect.pages[page];
                 if self.pages.peek(gref, bytes, self.now, &mut self.counters) {
-                    parse(bytes, &mut self.requests.with_room(fetched.at).1[range]);
+                    parse(bytes, &mut self.requests.with_pages(fetched.at).1[range]);
                     fetched.read |= 1 << page;
                     continue;
                 }
@@ -288,8 +297,8 @@ impl<L: PooledLane> BlkifQueue<L> {
         self.pages.copy(&self.batch.scratch, &mut self.batch.copies, &mut self.counters);
         let mut copied = 0;
         for (number, fetched) in indirect.iter().enumerate() {
-            if self.judge_segments(number, fetched, &mut copied) {
-                self.batch.staged.push(fetched.at);
+            if self.judge_segments(number, fetched, size, &mut copied) {
+                self.stage_seldom(pool, fetched.at, into);
             } else {
                 self.refuse(fetched.at, into);
             }
@@ -299,8 +308,7 @@ impl<L: PooledLane> BlkifQueue<L> {
     }
 
     /// Whether the segments of an indirect request could be fetched and are right.
-    fn judge_segments(&mut self, number: usize, fetched: &Fetched, copied: &mut usize) -> bool {
-        let size = self.vbd.size();
+    fn judge_segments(&mut self, number: usize, fetched: &Fetched, size: ByteLen, copied: &mut usize) -> bool {
         let (entry, pages) = self.requests.with_pages(fetched.at);
         let mut good = true;
         for page in 0..indirect_pages(entry.segments) {
@@ -325,58 +333,56 @@ impl<L: PooledLane> BlkifQueue<L> {
         }
     }
 
-    /// Finds places for the data of the batch, and copies in one call what is to be written.
-    #[inline]
-    fn stage<I: Intake<BlkifToken, Buffer>>(&mut self, into: &mut I) {
-        let mut kept = 0;
-        self.batch.copies.clear();
-        for number in 0..self.batch.staged.len() {
-            let at = self.batch.staged[number];
-            let (entry, pages) = self.requests.with_pages(at);
-            let fill = entry.step == Step::Read;
-            let Some(place) = self.pages.place(pages, fill, self.now, &mut self.counters) else {
-                self.refuse(at, into);
-                continue;
-            };
-            entry.place = place;
-            if !fill && matches!(place, Place::Copy(_)) {
-                self.batch.copies.extend(pages.iter().map(|page| page.copy(CopyDirection::FromGrant)));
+    /// Finds places for a request's data, and admits it unless the data is still to be copied.
+    #[inline(always)]
+    fn stage<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
+        let (entry, pages) = self.requests.with_pages(at);
+        let fill = entry.step == Step::Read;
+        match self.pages.place(pages, fill, self.now, &mut self.counters) {
+            Some(place) => {
+                entry.place = place;
+                if !fill && matches!(place, Place::Copy(_)) {
+                    self.batch.staged.push(at);
+                } else if entry.barrier {
+                    self.begin_barrier(at);
+                } else {
+                    self.admit(pool, at, into);
+                }
             }
-            self.batch.staged[kept] = at;
-            kept += 1;
+            None => self.refuse(at, into),
         }
-        self.batch.staged.truncate(kept);
-        self.pages.copy(&self.arena, &mut self.batch.copies, &mut self.counters);
     }
 
-    /// Admits what was staged, but for writes whose data could not be copied.
-    #[inline]
-    fn admit_staged<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) {
+    /// Copies what is to be written in one call, and admits the requests, but for those whose data could not be copied.
+    #[inline(never)]
+    fn copy_staged<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) {
+        self.batch.copies.clear();
+        for at in &self.batch.staged {
+            let (_, pages) = self.requests.with_pages(*at);
+            self.batch.copies.extend(pages.iter().map(|page| page.copy(CopyDirection::FromGrant)));
+        }
+        self.pages.copy(&self.arena, &mut self.batch.copies, &mut self.counters);
         let mut copied = 0;
         for number in 0..self.batch.staged.len() {
             let at = self.batch.staged[number];
             let entry = self.requests.entry(at);
-            let mut good = true;
-            if entry.step != Step::Read && matches!(entry.place, Place::Copy(_)) {
-                let copies = &self.batch.copies[copied..copied + usize::from(entry.segments)];
-                copied += copies.len();
-                good = copies.iter().all(|copy| copy.status == GrantStatus::OKAY);
-            }
-            if !good {
+            let copies = &self.batch.copies[copied..copied + usize::from(entry.segments)];
+            copied += copies.len();
+            if copies.iter().any(|copy| copy.status != GrantStatus::OKAY) {
                 self.refuse(at, into);
             } else if entry.barrier {
                 self.begin_barrier(at);
             } else {
-                self.admit(pool, at, into);
+                self.admit_seldom(pool, at, into);
             }
         }
         self.batch.staged.clear();
     }
 
     /// Admits a request whose pages have their places.
-    #[inline]
-    pub(crate) fn admit<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
-        let fua = self.vbd.options().write_through;
+    #[inline(always)]
+    fn admit<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
+        let fua = self.fua;
         let (entry, pages) = self.requests.with_pages(at);
         let op = match entry.step {
             Step::Read => Op::Read,
@@ -409,13 +415,13 @@ impl<L: PooledLane> BlkifQueue<L> {
     }
 }
 
-/// An entry of a request with data.
+/// The entry of a request with data.
 #[inline]
-fn with_kind(entry: Entry, kind: Kind) -> Entry {
+fn of_kind(kind: Kind) -> Entry {
     let step = match kind {
         Kind::Read => Step::Read,
         Kind::Write => Step::Write,
         Kind::WriteFlush | Kind::Barrier => Step::WriteFlush,
     };
-    Entry { step, barrier: kind == Kind::Barrier, ..entry }
+    Entry { step, barrier: kind == Kind::Barrier, ..Entry::NEW }
 }

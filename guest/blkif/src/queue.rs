@@ -8,7 +8,7 @@ use mqblk_core::{Armed, ByteLen, Completed, EventChannel, GuestQueue, Intake, No
 use mqblk_memory::{Buffer, GrantCopy, LeaseId, PageArena, PooledLane};
 use mqblk_ring::blkif::request::MAX_SEGMENTS;
 use mqblk_ring::blkif::{BackRing, Broken, Position};
-use rustix::time::{ClockId, clock_gettime};
+use nix::time::{ClockId, clock_gettime};
 
 use crate::barrier::{RingGate, Step as GateStep};
 use crate::counters::GrantCounters;
@@ -25,9 +25,10 @@ pub struct BlkifToken(pub(crate) u16);
 
 /// Milliseconds of a clock that is cheap to read and runs in steps of a few.
 pub(crate) fn coarse_milliseconds() -> u32 {
-    let now = clock_gettime(ClockId::MonotonicCoarse);
+    // Without such a clock nothing ever gets old.
+    let Ok(now) = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE) else { return 0 };
     // It wraps after 49 days; only differences count.
-    (now.tv_sec as u64).wrapping_mul(1000).wrapping_add(now.tv_nsec as u64 / 1_000_000) as u32
+    (now.tv_sec() as u64).wrapping_mul(1000).wrapping_add(now.tv_nsec() as u64 / 1_000_000) as u32
 }
 
 /// One ring of a [`Vbd`].
@@ -63,6 +64,8 @@ pub struct BlkifQueue<L> {
     /// In milliseconds, as of the last batch.
     pub(crate) now: u32,
     pub(crate) counters: GrantCounters,
+    /// Every write is durable before it is answered.
+    pub(crate) fua: bool,
     /// Longest discard that the storage takes at once.
     pub(crate) max_discard: ByteLen,
     _keep: Option<Box<dyn std::any::Any + Send>>,
@@ -83,6 +86,7 @@ impl<L: PooledLane> BlkifQueue<L> {
         vbd.opened(&waker);
         Ok(BlkifQueue {
             rules: Rules::new(options),
+            fua: options.write_through,
             max_discard: options.limits.discard.map_or(ByteLen::ZERO, |discard| discard.max_len),
             gate: Some(vbd.gate.open_ring(Arc::clone(&waker))),
             ring,
@@ -98,7 +102,8 @@ impl<L: PooledLane> BlkifQueue<L> {
             journal,
             barrier: None,
             barrier_answered: false,
-            reads: Vec::with_capacity(size.into()),
+            // Room for all; memory is taken on first touch.
+            reads: Vec::with_capacity(usize::from(size) * usize::from(segments)),
             ending: Vec::with_capacity(size.into()),
             unpublished: 0,
             sleeping: false,
@@ -162,7 +167,7 @@ impl<L: PooledLane> BlkifQueue<L> {
                 GateStep::Go => {
                     if let Some(at) = self.barrier.take() {
                         self.counters.barriers += 1;
-                        self.admit(lane.pool(), at, into);
+                        self.admit_seldom(lane.pool(), at, into);
                     }
                     return Ok(());
                 }

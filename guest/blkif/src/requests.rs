@@ -1,6 +1,7 @@
 //! What a ring knows of each of its requests in flight. A table as long as the ring; nothing of it is allocated per request.
 
 use mqblk_core::{ByteLen, ByteOffset};
+use mqblk_ring::blkif::status;
 
 use crate::journal::JournalSlot;
 use crate::pages::{PageUse, Place};
@@ -38,15 +39,41 @@ pub(crate) struct Entry {
     pub(crate) barrier: bool,
 }
 
+impl Entry {
+    /// A request of which nothing is known. If it ends like that, it was a mistake.
+    pub(crate) const NEW: Entry = Entry {
+        id: 0,
+        start: ByteOffset(0),
+        len: ByteLen::ZERO,
+        place: Place::None,
+        segments: 0,
+        journal: None,
+        status: status::ERROR,
+        operation: 0,
+        step: Step::Flush,
+        barrier: false,
+    };
+}
+
+/// An entry with the segment of a request that has one: most do, and then need no other cache line.
+#[repr(align(64))]
+#[derive(Clone, Debug)]
+struct Slot {
+    entry: Entry,
+    one: [PageUse; 1],
+}
+
+const _: () = assert!(size_of::<Slot>() == 64, "one cache line");
+
 /// The table.
 #[derive(Debug)]
 pub(crate) struct Requests {
-    entries: Vec<Entry>,
+    slots: Vec<Slot>,
     free: Vec<u16>,
-    count: usize,
     /// Most segments of a request.
     stride: usize,
-    /// The segments of entry `n` from `n` times `stride` on. Grows to where entries were ever used, into room that is there.
+    /// The segments of entry `n` from `n` times `stride` on, if it has several. Grows to where entries were ever used so, into room
+    /// that is there: of memory only what is used is touched.
     pages: Vec<PageUse>,
 }
 
@@ -55,9 +82,8 @@ impl Requests {
     pub(crate) fn new(count: u16, segments: u16) -> Requests {
         let stride = usize::from(segments);
         Requests {
-            entries: Vec::with_capacity(count.into()),
+            slots: vec![Slot { entry: Entry::NEW, one: [PageUse::NONE] }; count.into()],
             free: (0..count).rev().collect(),
-            count: count.into(),
             stride,
             pages: Vec::with_capacity(usize::from(count) * stride),
         }
@@ -71,22 +97,24 @@ impl Requests {
 
     /// How many there are.
     pub(crate) fn in_use(&self) -> usize {
-        self.count - self.free.len()
+        self.slots.len() - self.free.len()
     }
 
     /// One more. There is room.
     #[inline]
     pub(crate) fn open(&mut self, entry: Entry) -> u16 {
         let at = self.free.pop().expect("whoever opens one has looked for room");
-        match self.entries.get_mut(usize::from(at)) {
-            Some(place) => *place = entry,
-            // The first use of each is in order.
-            None => {
-                self.entries.push(entry);
-                self.pages.resize(self.entries.len() * self.stride, PageUse::NONE);
-            }
+        if entry.segments > 1 && self.pages.len() <= usize::from(at) * self.stride {
+            self.grow(at);
         }
+        self.slots[usize::from(at)].entry = entry;
         at
+    }
+
+    /// The first use of an entry's pages.
+    #[cold]
+    fn grow(&mut self, at: u16) {
+        self.pages.resize((usize::from(at) + 1) * self.stride, PageUse::NONE);
     }
 
     #[inline]
@@ -96,21 +124,21 @@ impl Requests {
 
     #[inline]
     pub(crate) fn entry(&mut self, at: u16) -> &mut Entry {
-        &mut self.entries[usize::from(at)]
-    }
-
-    /// An entry and room for its segments, of which the first `segments` of the entry are in use.
-    #[inline]
-    pub(crate) fn with_room(&mut self, at: u16) -> (&mut Entry, &mut [PageUse]) {
-        let first = usize::from(at) * self.stride;
-        (&mut self.entries[usize::from(at)], &mut self.pages[first..first + self.stride])
+        &mut self.slots[usize::from(at)].entry
     }
 
     /// An entry and its segments.
     #[inline]
     pub(crate) fn with_pages(&mut self, at: u16) -> (&mut Entry, &mut [PageUse]) {
-        let (entry, pages) = self.with_room(at);
-        let segments = usize::from(entry.segments);
-        (entry, &mut pages[..segments])
+        let Slot { entry, one } = &mut self.slots[usize::from(at)];
+        let pages = match entry.segments {
+            1 => &mut one[..],
+            0 => &mut [],
+            several => {
+                let first = usize::from(at) * self.stride;
+                &mut self.pages[first..first + usize::from(several)]
+            }
+        };
+        (entry, pages)
     }
 }

@@ -86,7 +86,7 @@ fn reads_bring_the_right_bytes_and_nothing_else() {
             assert_eq!(front.responses(), [(id, o::READ, status::OKAY)], "{what}");
             assert_eq!(gather(&domain, &segments), patterns(sector, sectors(&segments), 0), "{what}");
             let touched: usize =
-                (1..=11).map(|page| domain.read(page, 0, PAGE)).flatten().filter(|byte| *byte == 0xee).count();
+                (1..=11).flat_map(|page| domain.read(page, 0, PAGE)).filter(|byte| *byte == 0xee).count();
             let outside = 11 * PAGE - sectors(&segments) * SECTOR;
             assert!(touched as u64 >= outside, "{what}: bytes outside the segments were written");
             assert!(mapped_for_good || domain.mapped() == 0, "{what}");

@@ -130,7 +130,7 @@ impl World {
 
     fn send(&mut self, lane: u64) {
         let kind = self.random.random_range(0..100);
-        let large = kind >= 70 && kind < 92;
+        let large = (70..92).contains(&kind);
         let mut segments = self.segments(lane, if large { PAGES as usize } else { 11 });
         let mut bytes = 0;
         for part in &segments {
@@ -304,7 +304,7 @@ fn play(seed: u64, mode: GrantMode, abi: Abi) -> GrantCounters {
     let mut options = options(mode);
     options.abi = abi;
     // Little room, so that all ways are taken.
-    options.persistent_max = if seed % 2 == 0 { 100 } else { 200 };
+    options.persistent_max = if seed.is_multiple_of(2) { 100 } else { 200 };
     options.budget = GrantBudget::new(150);
     let (domain, front, back) = rig(options);
     for page in 0..LANES as u32 * (PAGES + 1) {

@@ -91,11 +91,18 @@ impl BackRing {
     }
 
     /// Takes the next of the requests that [`waiting`](Self::waiting) counted: one copy of it.
-    #[inline]
     pub fn take(&mut self) -> RawRequest {
-        let raw = self.ring.request(self.req_cons);
-        self.req_cons = self.req_cons.wrapping_add(1);
+        let mut raw = RawRequest::default();
+        self.take_into(&mut raw);
         raw
+    }
+
+    /// The same, over an earlier request. What the new one does not say (the segments that it does not have) is left as it is, and means
+    /// as little as it did.
+    #[inline]
+    pub fn take_into(&mut self, raw: &mut RawRequest) {
+        self.ring.read_request(self.req_cons, raw);
+        self.req_cons = self.req_cons.wrapping_add(1);
     }
 
     /// Answers one of the requests that were taken, in whatever order. Visible after [`publish`](Self::publish).

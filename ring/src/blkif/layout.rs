@@ -155,12 +155,24 @@ impl BlkifRing {
         Direction { index: &self.rsp_prod, wish: Wish::Reached(&self.rsp_event) }
     }
 
-    /// One copy of entry `index`.
+    /// Copies what entry `index` says, each byte once: as much of it as its kind and its number of segments make matter. The rest of
+    /// `raw` is left as it is.
     #[inline]
-    pub(super) fn request(&self, index: u32) -> RawRequest {
+    pub(super) fn read_request(&self, index: u32, raw: &mut RawRequest) {
+        let index = index as usize;
         match &self.entries {
-            Entries::Wide(entries) => RawRequest::of_wide(entries.get(index as usize)),
-            Entries::Narrow(entries) => RawRequest::of_narrow(entries.get(index as usize)),
+            Entries::Wide(entries) => {
+                raw.put_words(entries.head::<[u64; 4]>(index).map(u64::to_ne_bytes));
+                for at in 4..raw.length(Abi::X86_64).div_ceil(8) {
+                    raw.put_word(at, entries.element(index, at).to_ne_bytes());
+                }
+            }
+            Entries::Narrow(entries) => {
+                raw.put_words(entries.head::<[u32; 7]>(index).map(u32::to_ne_bytes));
+                for at in 7..raw.length(Abi::X86_32).div_ceil(4) {
+                    raw.put_word(at, entries.element(index, at).to_ne_bytes());
+                }
+            }
         }
     }
 

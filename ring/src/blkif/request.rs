@@ -155,22 +155,65 @@ impl Fields {
 }
 
 impl RawRequest {
+    /// Puts words at the start.
     #[inline]
-    pub(super) fn of_wide(words: [u64; 14]) -> RawRequest {
-        let mut bytes = [0; BYTES];
-        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.to_ne_bytes());
+    pub(super) fn put_words<const N: usize, const WORD: usize>(&mut self, words: [[u8; WORD]; N]) {
+        for (place, word) in self.0.as_chunks_mut::<WORD>().0.iter_mut().zip(words) {
+            *place = word;
         }
-        RawRequest(bytes)
     }
 
+    /// Puts word `at`.
     #[inline]
-    pub(super) fn of_narrow(words: [u32; 27]) -> RawRequest {
-        let mut bytes = [0; BYTES];
-        for (place, word) in bytes.chunks_exact_mut(4).zip(words) {
-            place.copy_from_slice(&word.to_ne_bytes());
+    pub(super) fn put_word<const WORD: usize>(&mut self, at: usize, word: [u8; WORD]) {
+        self.0.as_chunks_mut::<WORD>().0[at] = word;
+    }
+
+    /// Bytes of the entry that say something, by what its first bytes say.
+    #[inline]
+    pub(super) fn length(&self, abi: Abi) -> usize {
+        let at = Fields::of(abi);
+        match self.0[0] {
+            operation::READ..=operation::FLUSH_DISKCACHE => {
+                at.segments + usize::from(self.nr_segments()).min(MAX_SEGMENTS) * SEGMENT_BYTES
+            }
+            operation::INDIRECT => at.indirect_pages + MAX_INDIRECT_PAGES * size_of::<u32>(),
+            operation::DISCARD => at.discard_sectors + size_of::<u64>(),
+            _ => at.id + size_of::<u64>(),
         }
-        RawRequest(bytes)
+    }
+
+    /// What is asked for: one of [`operation`], or not.
+    #[inline]
+    pub fn operation(&self) -> u8 {
+        self.0[0]
+    }
+
+    /// What goes into the response.
+    #[inline]
+    pub fn id(&self, abi: Abi) -> u64 {
+        self.u64_at(Fields::of(abi).id)
+    }
+
+    /// Where on the disk, of a transfer.
+    #[inline]
+    pub fn sector(&self, abi: Abi) -> Sector512 {
+        Sector512(self.u64_at(Fields::of(abi).sector))
+    }
+
+    /// Segments of a transfer, as the frontend says.
+    #[inline]
+    pub fn nr_segments(&self) -> u8 {
+        self.0[1]
+    }
+
+    /// A transfer's segments, at most those that there are.
+    #[inline]
+    pub fn segments(&self, abi: Abi) -> impl Iterator<Item = Segment> {
+        let from = Fields::of(abi).segments;
+        let all = &self.0[from..from + MAX_SEGMENTS * SEGMENT_BYTES];
+        let count = usize::from(self.nr_segments());
+        all.as_chunks::<SEGMENT_BYTES>().0.iter().take(count).map(|bytes| Segment::from_bytes(*bytes))
     }
 
     #[inline]
@@ -226,19 +269,14 @@ impl RawRequest {
     #[inline]
     pub fn decode(&self, abi: Abi) -> Request {
         let at = Fields::of(abi);
-        let (operation, id) = (self.0[0], self.u64_at(at.id));
-        let sector = Sector512(self.u64_at(at.sector));
+        let (operation, id, sector) = (self.operation(), self.id(abi), self.sector(abi));
         let (handle, what) = match operation {
             operation::READ..=operation::FLUSH_DISKCACHE => {
-                let segment = |index: usize| {
-                    let from = at.segments + index * SEGMENT_BYTES;
-                    Segment::from_bytes(self.0[from..from + SEGMENT_BYTES].try_into().expect("8 bytes"))
-                };
                 let mut segments = [Segment::default(); MAX_SEGMENTS];
-                let nr_segments = self.0[1];
-                for (index, place) in segments.iter_mut().enumerate().take(nr_segments.into()) {
-                    *place = segment(index);
+                for (place, segment) in segments.iter_mut().zip(self.segments(abi)) {
+                    *place = segment;
                 }
+                let nr_segments = self.nr_segments();
                 (self.u16_at(2), What::Transfer(Transfer { nr_segments, sector, segments }))
             }
             operation::DISCARD => {
@@ -288,6 +326,13 @@ impl RawRequest {
             What::Unknown => {}
         }
         raw
+    }
+}
+
+impl Default for RawRequest {
+    /// All zero.
+    fn default() -> RawRequest {
+        RawRequest([0; BYTES])
     }
 }
 
@@ -343,6 +388,28 @@ mod tests {
                 raw.0[1] = 11;
                 let request = raw.decode(abi);
                 assert_eq!(RawRequest::encode(abi, &request).decode(abi), request);
+            }
+        }
+    }
+
+    #[test]
+    fn what_lies_behind_the_length_says_nothing() {
+        for abi in Abi::ALL {
+            for op in 0..=9 {
+                for count in [0, 1, 5, 11, 12, 255] {
+                    let mut raw = counted(op);
+                    raw.0[1] = count;
+                    let mut other = raw;
+                    let len = raw.length(abi);
+                    other.0[len..].fill(0xff);
+                    assert_eq!(raw.decode(abi), other.decode(abi), "{abi:?} {op} {count}");
+                    other.0[len - 1] ^= 1;
+                    // Of no use are the padding at the end of a segment and the handle's neighbours.
+                    assert!(
+                        raw.decode(abi) != other.decode(abi) || (op < 4 && count > 0),
+                        "{abi:?} {op} {count}: {len}"
+                    );
+                }
             }
         }
     }

@@ -10,11 +10,12 @@ use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 
 use super::cache::Cache;
-use super::overlay::with_program;
+use super::overlay::with_programs;
 use crate::guest::agent::Agent;
 use crate::guest::cache::repository;
 use crate::guest::daemon::mqblk_binary;
 use crate::guest::process::{Process, limited_command};
+use crate::guest::queue_log::without_colours;
 use crate::guest::{Answer, Shell};
 
 /// From QEMU's start to the agent's first line; an idle machine needs 6 seconds for it.
@@ -47,6 +48,7 @@ pub struct XenHostBuilder {
     memory_mib: u32,
     dom0_memory_mib: u32,
     with_mqblk: bool,
+    programs: Vec<(String, PathBuf)>,
 }
 
 impl XenHostBuilder {
@@ -71,6 +73,13 @@ impl XenHostBuilder {
         self
     }
 
+    /// Puts another program into dom0's /sbin.
+    #[must_use]
+    pub fn with_program(mut self, name: &str, path: impl Into<PathBuf>) -> Self {
+        self.programs.push((name.to_owned(), path.into()));
+        self
+    }
+
     /// Starts QEMU and waits until dom0's agent is ready; the toolstack is up by then.
     ///
     /// # Errors
@@ -83,12 +92,16 @@ impl XenHostBuilder {
         for log in [CONSOLE, DAEMONS] {
             std::fs::write(logs.join(log), "")?;
         }
-        let initramfs = if self.with_mqblk {
-            let archive = folder.path().join("initramfs");
-            with_program(&cache.initramfs(), &mqblk_binary()?, "mqblk", &archive)?;
-            archive
-        } else {
+        let mut programs = self.programs.clone();
+        if self.with_mqblk {
+            programs.push(("mqblk".to_owned(), mqblk_binary()?));
+        }
+        let initramfs = if programs.is_empty() {
             cache.initramfs()
+        } else {
+            let archive = folder.path().join("initramfs");
+            with_programs(&cache.initramfs(), &programs, &archive)?;
+            archive
         };
         let mut command = limited_command("qemu-system-x86_64", LIFE);
         command.args(self.arguments(&cache, &initramfs, folder.path(), &logs));
@@ -194,7 +207,13 @@ impl XenHost {
     /// A host with 2 CPUs, 3 GiB, and 1400 MiB of them for dom0. Its logs go to target/test-logs/xen/`name`.
     #[must_use]
     pub fn builder(name: &str) -> XenHostBuilder {
-        XenHostBuilder { name: name.to_owned(), memory_mib: 3072, dom0_memory_mib: 1400, with_mqblk: false }
+        XenHostBuilder {
+            name: name.to_owned(),
+            memory_mib: 3072,
+            dom0_memory_mib: 1400,
+            with_mqblk: false,
+            programs: Vec::new(),
+        }
     }
 
     pub(super) fn machine(&self) -> Rc<Machine> {
@@ -221,7 +240,7 @@ impl XenHost {
     /// What daemons in dom0 have printed so far: those that write to descriptor 4.
     #[must_use]
     pub fn daemons_log(&self) -> String {
-        self.machine.log(DAEMONS)
+        without_colours(&self.machine.log(DAEMONS))
     }
 
     /// Powers dom0 off and waits until QEMU has ended well.

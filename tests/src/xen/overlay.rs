@@ -1,4 +1,4 @@
-//! What is added to dom0's initramfs for one boot: the daemon under test with its libraries.
+//! What is added to dom0's initramfs for one boot: the programs under test with their libraries.
 
 use std::fs::File;
 use std::io::Write;
@@ -7,21 +7,23 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-/// Writes `archive`: the cpio archive `base`, then one with `program` as /sbin/`name` and the libraries its loader asks for.
-/// The kernel unpacks one after the other.
-pub(crate) fn with_program(base: &Path, program: &Path, name: &str, archive: &Path) -> Result<()> {
+/// Writes `archive`: the cpio archive `base`, then one with `programs` in /sbin by these names, and the libraries that their
+/// loader asks for. The kernel unpacks one after the other.
+pub(crate) fn with_programs(base: &Path, programs: &[(String, PathBuf)], archive: &Path) -> Result<()> {
     let root = tempfile::Builder::new().prefix("mqblk-overlay-").tempdir()?;
     let place = |path: &str| -> Result<PathBuf> {
         let target = root.path().join(path.trim_start_matches('/'));
         std::fs::create_dir_all(target.parent().context("a path below the root")?)?;
         Ok(target)
     };
-    // Debug information is most of the file, and an emulated machine is slow to unpack it.
-    let mut strip = Command::new("strip");
-    strip.arg("-o").arg(place(&format!("/sbin/{name}"))?).arg(program);
-    run(strip, &[])?;
-    for library in libraries(program)? {
-        std::fs::copy(&library, place(&library)?).with_context(|| library.clone())?;
+    for (name, program) in programs {
+        // Debug information is most of the file, and an emulated machine is slow to unpack it.
+        let mut strip = Command::new("strip");
+        strip.arg("-o").arg(place(&format!("/sbin/{name}"))?).arg(program);
+        run(strip, &[])?;
+        for library in libraries(program)? {
+            std::fs::copy(&library, place(&library)?).with_context(|| library.clone())?;
+        }
     }
     let mut find = Command::new("find");
     find.arg(".").current_dir(root.path());

@@ -254,10 +254,15 @@ impl Watcher {
 
     /// Reads events, looks at devices. How long nothing more is to be done, unless something comes.
     fn turn(&mut self, store: &mut Store) -> Result<Option<Duration>, StoreError> {
+        // What comes with the answer to a request waits in `store`, and its descriptor does not tell of it.
+        let mut again = true;
         for _ in 0..EVENTS {
             match store.next_event(Some(Duration::ZERO))? {
                 Some(event) => self.note(store, &event.path, &event.token)?,
-                None => break,
+                None => {
+                    again = false;
+                    break;
+                }
             }
         }
         let now = Instant::now();
@@ -267,11 +272,15 @@ impl Watcher {
         for place in places {
             let Some(known) = self.devices.get_mut(&place) else { continue };
             match known.bucket.spend(self.pace, now) {
-                Ok(()) => self.look_at(store, place)?,
+                Ok(()) => {
+                    self.look_at(store, place)?;
+                    again = true;
+                }
                 Err(wait) => pause = Some(pause.map_or(wait, |pause: Duration| pause.min(wait))),
             }
         }
-        Ok([pause, self.tend(now)].into_iter().flatten().min())
+        let tend = self.tend(now);
+        Ok(if again { Some(Duration::ZERO) } else { [pause, tend].into_iter().flatten().min() })
     }
 
     /// Has idle rings let go of what they do not use. When to come again.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use mqblk_memory::{DomainId, GrantAccess, GrantRef, PAGE_BYTES};
 
@@ -60,6 +60,8 @@ struct Simulated {
     connection: Arc<Mutex<Packets>>,
     board: Arc<Board>,
     known: Arc<Known>,
+    /// Our own domain, when we have shared something.
+    own: OnceLock<Arc<Foreign>>,
 }
 
 /// A connection for a program in `domain`, the number of its counters, and the machine's board.
@@ -84,6 +86,7 @@ pub fn connect(folder: &Path, domain: DomainId) -> Result<Arc<dyn Xen>, XenError
             connection: Arc::new(connection),
             board: Arc::new(Board::attach(board)?),
             known: Arc::default(),
+            own: OnceLock::new(),
         })
     });
     match connected {
@@ -120,7 +123,13 @@ impl Simulated {
     }
 
     fn share_pages(&self, with: DomainId, pages: u32, writable: bool) -> io::Result<SharedPages> {
-        let own = self.known.attach(self.domain, &self.connection)?;
+        let own = match self.own.get() {
+            Some(own) => own,
+            None => {
+                let own = self.known.attach(self.domain, &self.connection)?;
+                self.own.get_or_init(|| own)
+            }
+        };
         let question = Ask::Share { with, pages, writable };
         let [share, first_frame, first_ref] =
             ask(&self.connection, &question, |words, _| words.try_into().map_err(|_| bad_answer()))?;

@@ -233,3 +233,34 @@ fn measure_a_copy() {
         }
     }
 }
+
+/// What a mapping and an event cost. Run by hand, in a release build: it judges nothing.
+#[test]
+#[ignore = "a measurement"]
+fn measure_a_mapping_and_an_event() {
+    const ROUNDS: u32 = 20_000;
+    let Bed { machine: _machine, back, front, _folder } = bed();
+    let pages = front.share(DomainId(0), 32, true).unwrap();
+    let mut grants = back.grants(DomainId(1)).unwrap();
+    let arena = PageArena::reserve(32).unwrap();
+    let port = front.open_port(DomainId(0)).unwrap();
+    let other = back.bind(DomainId(1), port.port).unwrap();
+    let time = |what: &str, work: &mut dyn FnMut()| {
+        let start = Instant::now();
+        (0..ROUNDS).for_each(|_| work());
+        let text = format!("{what}: {:.2} us\n", start.elapsed().as_secs_f64() * 1e6 / f64::from(ROUNDS));
+        std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes()).unwrap();
+    };
+    for count in [1, 32] {
+        time(&format!("map and unmap, {count} pages"), &mut || {
+            grants.map(&arena, PageSlot(0), &pages.refs[..count], true).unwrap();
+            grants.unmap(&arena, PageSlot(0)).unwrap();
+        });
+    }
+    time("notify, take, unmask", &mut || {
+        port.channel.notify();
+        other.channel.take();
+        other.channel.unmask();
+    });
+    time("notify, the event before not taken", &mut || port.channel.notify());
+}

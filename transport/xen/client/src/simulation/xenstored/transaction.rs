@@ -1,6 +1,6 @@
 //! Transactions: deeds that are done to a copy first, and to the database when nobody has come in between.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use mqblk_memory::DomainId;
 
@@ -73,20 +73,20 @@ impl State {
         }
         // All or nothing: nothing is to be seen of it until it is done.
         let mut tree = self.tree.clone();
-        let mut changes: Vec<Change> = vec![];
+        let mut changes: Vec<Option<Change>> = vec![];
+        let mut latest: HashMap<String, usize> = HashMap::new();
         for deed in &transaction.deeds {
-            if let Some(mut change) = deed.apply(&mut tree, actor)? {
-                // One event for each node; who could read any state of it may hear of it.
-                if let Some(at) = changes.iter().position(|earlier| earlier.path == change.path) {
-                    let earlier = changes.remove(at);
-                    change.permissions.extend(earlier.permissions);
-                    change.removed = change.removed.or(earlier.removed);
-                }
-                changes.push(change);
+            let Some(mut change) = deed.apply(&mut tree, actor)? else { continue };
+            // One event for each node; who could read any state of it may hear of it.
+            let earlier = latest.insert(change.path.clone(), changes.len());
+            if let Some(earlier) = earlier.and_then(|at| changes[at].take()) {
+                change.permissions.extend(earlier.permissions);
+                change.removed = change.removed.or(earlier.removed);
             }
+            changes.push(Some(change));
         }
         self.tree = tree;
-        changes.iter().for_each(|change| self.fire(change));
+        changes.iter().flatten().for_each(|change| self.fire(change));
         Ok(OKAY.to_vec())
     }
 }
@@ -95,6 +95,14 @@ impl Transaction {
     /// The tree to look at a node in.
     pub(super) fn look(&mut self, path: &str, actor: Actor) -> Result<&Tree, Refusal> {
         self.touch(path, actor)?;
+        // Whether one may know that a node is missing is for the next one above it to say.
+        let mut path = path;
+        while self.view.find(path).is_none()
+            && let Some(above) = parent(path)
+        {
+            self.touch(above, actor)?;
+            path = above;
+        }
         Ok(&self.view)
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
+use super::super::Refusal;
 use super::super::state::{ClientId, State};
 use super::super::tree::visit;
 use super::*;
@@ -71,7 +72,7 @@ fn counts_are_right(state: &State) {
     }
 }
 
-type Answer = Result<Vec<u8>, super::super::Refusal>;
+type Answer = Result<Vec<u8>, Refusal>;
 
 fn ask(state: &mut State, id: ClientId, verb: Verb, transaction: u32, payload: &[u8]) -> Answer {
     state.answer(id, Header { verb, request: 0, transaction, len: payload.len() as u32 }, payload)
@@ -120,9 +121,9 @@ fn run(steps: Vec<Step>) {
                 serial.tree = before;
                 let unchanged = all(&serial);
                 let again = serial.connect(domains[client]);
-                let same = asked
-                    .into_iter()
-                    .all(|(verb, payload, answer)| ask(&mut serial, again, verb, 0, &payload) == answer);
+                // That there was no room is true of a moment, not of what was looked at: such a deed is none.
+                let mut answered = asked.into_iter().filter(|(_, _, answer)| *answer != Err(Refusal::NoSpace));
+                let same = answered.all(|(verb, payload, answer)| ask(&mut serial, again, verb, 0, &payload) == answer);
                 if commit && ended.is_ok() {
                     assert!(same, "a commit succeeds although an answer in it would be another one now");
                     assert_eq!(all(&state), all(&serial));
@@ -137,11 +138,26 @@ fn run(steps: Vec<Step>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
     #[test]
     fn transactions_are_as_if_done_in_one_go(steps in steps()) {
         run(steps);
+    }
+}
+
+/// Found by the model: that one may know of a missing node is for the next one above it to say, so a change of that one counts.
+#[test]
+fn a_right_that_changes_above_a_missing_node_is_a_conflict() {
+    let mut state = State::new();
+    let (toolstack, guest) = (state.connect(DomainId(0)), state.connect(DomainId(1)));
+    ask(&mut state, toolstack, Verb::WRITE, 0, b"/b/a\0v").unwrap();
+    for (permissions, expected) in [("r1", Refusal::Access), ("n0", Refusal::NoEntry)] {
+        ask(&mut state, guest, Verb::TRANSACTION_START, 0, b"\0").unwrap();
+        let transaction = if expected == Refusal::Access { 1 } else { 2 };
+        assert_eq!(ask(&mut state, guest, Verb::READ, transaction, b"/b/a/x/y\0"), Err(expected));
+        ask(&mut state, toolstack, Verb::SET_PERMS, 0, format!("/b/a\0{permissions}\0").as_bytes()).unwrap();
+        assert_eq!(ask(&mut state, guest, Verb::TRANSACTION_END, transaction, b"T\0"), Err(Refusal::Again));
     }
 }
 
@@ -165,7 +181,7 @@ fn a_domain_that_ends_is_forgotten_everywhere() {
     ask(&mut state, guest, Verb::WRITE, 0, b"/local/domain/2/data/deep/x\0").unwrap();
     state.release(DomainId(1));
     counts_are_right(&state);
-    assert_eq!(ask(&mut state, guest, Verb::READ, 0, b"/\0"), Err(super::super::Refusal::Invalid));
+    assert_eq!(ask(&mut state, guest, Verb::READ, 0, b"/\0"), Err(Refusal::Invalid));
     let shared = vec![permission(Access::None, 0), permission(Access::Read, 2)];
     let mut expected: BTreeMap<_, _> =
         before.into_iter().filter(|(path, _)| !path.starts_with("/local/domain/1")).collect();

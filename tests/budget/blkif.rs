@@ -1,0 +1,124 @@
+//! The blkif side: a frontend that reads a page at a time through grants, which cost nothing here: what is counted is ours.
+
+use std::io;
+use std::sync::Arc;
+
+use mqblk_blkif::{GrantBudget, GrantMode, PoolOwner, RingParts, Vbd, VbdOptions};
+use mqblk_core::{DiskSlot, EventChannel, Sector512};
+use mqblk_engine::{Coalesce, HandWorker, LaneOptions, PlugOptions, PollPolicy, QueueDisk, QueueOptions};
+use mqblk_memory::{
+    GrantAccess, GrantCopy, GrantRef, GrantStatus, GuestAddress, GuestMemory, PageArena, PageSlot, Region,
+};
+use mqblk_ring::blkif::{
+    Abi, BackRing, BlkifRing, FrontRing, Position, RawRequest, Request, Segment, Transfer, What, operation,
+};
+
+use super::{BLOCK, Failure, null};
+
+/// 256 entries.
+const RING_PAGES: u32 = 8;
+
+/// Grants of which every copy and every mapping succeeds.
+struct Willing;
+
+impl GrantAccess for Willing {
+    fn copy(&mut self, _: &PageArena, copies: &mut [GrantCopy]) -> io::Result<()> {
+        for copy in copies {
+            copy.status = GrantStatus::OKAY;
+        }
+        Ok(())
+    }
+
+    fn map(&mut self, _: &PageArena, _: PageSlot, _: &[GrantRef], _: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn unmap(&mut self, _: &PageArena, _: PageSlot) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The frontend polls.
+struct Silent;
+
+impl EventChannel for Silent {
+    fn notify(&self) {}
+    fn take(&self) {}
+    fn unmask(&self) {}
+}
+
+/// Serves `requests` reads, `batch` at a time.
+pub fn serve(requests: u32, batch: u32, mode: GrantMode) -> Result<(), Failure> {
+    let (region, _) = Region::shared("ring", u64::from(RING_PAGES * mqblk_memory::PAGE_BYTES), GuestAddress(0))?;
+    let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)])?);
+    let ring = || BlkifRing::resolve(&memory, GuestAddress(0), RING_PAGES, Abi::X86_64);
+    let mut front = FrontRing::init(ring()?);
+    let disk = null()?;
+    let vbd = Vbd::new(VbdOptions {
+        geometry: disk.geometry(),
+        limits: disk.limits(),
+        abi: Abi::X86_64,
+        persistent: mode == GrantMode::Persistent,
+        max_indirect_segments: mqblk_blkif::DEFAULT_INDIRECT_SEGMENTS,
+        discard: true,
+        discard_secure: false,
+        barrier: true,
+        flush: true,
+        write_through: false,
+        mode,
+        pool: PoolOwner::PerRing,
+        budget: GrantBudget::new(1 << 20),
+        persistent_max: mqblk_blkif::DEFAULT_PERSISTENT_MAX,
+        persistent_idle: mqblk_blkif::DEFAULT_PERSISTENT_IDLE,
+        rings: 1,
+    });
+    let mut worker = HandWorker::new(LaneOptions::default())?;
+    let options = QueueOptions {
+        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug: PlugOptions::default() }],
+        kick: None,
+        poll: PollPolicy::Busy,
+        coalesce: Coalesce::default(),
+        paused: false,
+        on_broken: Box::new(|why| panic!("{why}")),
+    };
+    let back = BackRing::new(ring()?, Position::default());
+    worker.attach(options, |lane, waker| {
+        let parts = RingParts {
+            ring: back,
+            grants: Box::new(Willing),
+            channel: Box::new(Silent),
+            waker: Arc::clone(waker),
+            journal: None,
+            replay: vec![],
+            keep: None,
+        };
+        vbd.queue(lane, parts).map_err(|error| error.to_string())
+    })?;
+    for round in 0..requests / batch {
+        for number in 0..batch {
+            let slot = (round * batch + number) % front.size();
+            if !front.put(&read(slot)) {
+                return Err("the ring is full".into());
+            }
+        }
+        let _polled = front.publish();
+        while front.look()? < batch {
+            worker.turn();
+        }
+        while let Some(response) = front.take() {
+            if response.status != mqblk_ring::blkif::status::OKAY {
+                return Err(format!("request {}: found status {}", response.id, response.status).into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A read of a whole page.
+fn read(slot: u32) -> RawRequest {
+    let mut segments = [Segment::default(); 11];
+    segments[0] = Segment { gref: GrantRef(slot + 8), first_sect: 0, last_sect: 7 };
+    let sector = Sector512(u64::from(slot) * mqblk_core::ByteLen(BLOCK.into()).sectors().0);
+    let what = What::Transfer(Transfer { nr_segments: 1, sector, segments });
+    RawRequest::encode(Abi::X86_64, &Request { id: slot.into(), operation: operation::READ, handle: 0, what })
+}

@@ -1,0 +1,69 @@
+//! Hostile frontends in the first domain of a real Xen, against a daemon in the same domain.
+//!
+//! `xen_loopback MQBLK [NAME...]` runs the scenarios whose names have one of the words in them (all, without words) against the
+//! program `MQBLK`, as root. Prints a line for each, `PASS` or `FAIL` and why; the exit code is 1 if any has failed.
+#![forbid(unsafe_code)]
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use mqblk_tests::loopback::rig::Rig;
+use mqblk_tests::loopback::scenarios::ALL;
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    let Some(program) = args.next() else {
+        say("FAIL: found no argument, expected xen_loopback MQBLK [NAME...]");
+        return ExitCode::from(2);
+    };
+    let words: Vec<String> = args.collect();
+    match run(Path::new(&program), &words) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(failed) => {
+            say(&format!("{failed} failed"));
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            say(&format!("FAIL {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// How many have failed.
+fn run(program: &Path, words: &[String]) -> Result<u32> {
+    let start = Instant::now();
+    let mut rig = Rig::real(program).context("setting up")?;
+    say(&format!("set up in {:.1} s", start.elapsed().as_secs_f64()));
+    let (mut passed, mut failed) = (0, 0);
+    for scenario in ALL.iter().filter(|scenario| !scenario.simulated) {
+        if !words.is_empty() && !words.iter().any(|word| scenario.name.contains(word.as_str())) {
+            continue;
+        }
+        let start = Instant::now();
+        let result = rig.run(scenario);
+        let seconds = start.elapsed().as_secs_f64();
+        match result {
+            Ok(()) => {
+                passed += 1;
+                say(&format!("PASS {} ({seconds:.1} s)", scenario.name));
+            }
+            Err(error) => {
+                failed += 1;
+                say(&format!("FAIL {} ({seconds:.1} s): {error:#}", scenario.name));
+            }
+        }
+    }
+    let verified = rig.finish().context("the end")?;
+    say(&format!("{passed} passed, {failed} failed, {verified} blocks of the good disk verified"));
+    Ok(failed)
+}
+
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    // A console that is gone has nobody who reads it.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}

@@ -1,0 +1,170 @@
+//! The `mqblk` binary as a process that serves disks to domains.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::wait_for;
+
+/// The type of the devices that it watches for: a directory of xenstore.
+pub const TYPE: &str = "mqblk-loopback";
+
+/// The files of journals of the daemon in `folder`.
+///
+/// # Errors
+/// When they cannot be listed.
+pub fn journals(folder: &Path) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(folder.join("journals"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        // Beside them is a lock for each type.
+        if !name.ends_with(".lock") {
+            all.push(name);
+        }
+    }
+    all.sort();
+    Ok(all)
+}
+
+/// A daemon. Killed when dropped, if [`stop`](Self::stop) was not called.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    folder: PathBuf,
+    /// Parts of a line of `/proc/PID/maps` that tell pages of the hostile domain.
+    foreign: Vec<String>,
+}
+
+/// What a process holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holds {
+    /// Open file descriptors.
+    pub descriptors: usize,
+    /// Threads, by name; those that the kernel makes for io_uring come and go as it likes, and are not counted.
+    pub threads: Vec<String>,
+    /// Mappings of the hostile domain's pages.
+    pub foreign_mappings: usize,
+    /// Files of journals.
+    pub journals: Vec<String>,
+}
+
+impl Daemon {
+    /// Starts `program` in `folder`. `xen` is the machine, `disks` are the values of its `--disk` arguments, and `foreign` are
+    /// parts of the names that the hostile domain's pages have in `/proc/PID/maps`.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn start(program: &Path, folder: &Path, xen: &str, disks: &[String], foreign: &[&str]) -> Result<Daemon> {
+        let log = File::create(folder.join("log"))?;
+        let mut command = Command::new(program);
+        // One worker: all disks share it.
+        command.args(["serve", "--workers", "1", "--xen", xen, "--xen-watch", TYPE]);
+        command.arg("--xen-state").arg(folder.join("journals"));
+        command.arg("--admin").arg(folder.join("admin.sock"));
+        disks.iter().for_each(|disk| _ = command.args(["--disk", disk]));
+        command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
+        let foreign = foreign.iter().map(|part| (*part).to_owned()).collect();
+        let mut daemon = Daemon { child, folder: folder.to_owned(), foreign };
+        wait_for("the daemon's admin socket", || {
+            daemon.must_live()?;
+            Ok(daemon.folder.join("admin.sock").exists().then_some(()))
+        })?;
+        Ok(daemon)
+    }
+
+    /// The last lines that it has logged.
+    pub fn log(&self) -> String {
+        let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(25)..].join("\n")
+    }
+
+    /// That it runs.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn must_live(&mut self) -> Result<()> {
+        match self.child.try_wait()? {
+            Some(status) => bail!("the daemon ended with {status}:\n{}", self.log()),
+            None => Ok(()),
+        }
+    }
+
+    /// What it holds now.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn holds(&self) -> Result<Holds> {
+        let proc = PathBuf::from(format!("/proc/{}", self.child.id()));
+        let maps = std::fs::read_to_string(proc.join("maps"))?;
+        let is_foreign = |line: &&str| self.foreign.iter().any(|part| line.contains(part));
+        let mut threads = Vec::new();
+        for entry in std::fs::read_dir(proc.join("task"))? {
+            // It may have ended meanwhile.
+            let name = std::fs::read_to_string(entry?.path().join("comm")).unwrap_or_default();
+            if !name.is_empty() && !name.starts_with("iou-") {
+                threads.push(name.trim_end().to_owned());
+            }
+        }
+        threads.sort();
+        Ok(Holds {
+            descriptors: std::fs::read_dir(proc.join("fd"))?.count(),
+            threads,
+            foreign_mappings: maps.lines().filter(is_foreign).count(),
+            journals: journals(&self.folder)?,
+        })
+    }
+
+    /// What it holds once that does not change any more.
+    ///
+    /// # Errors
+    /// When it goes on to change.
+    pub fn quiet_holds(&self) -> Result<Holds> {
+        let mut last = (self.holds()?, 0);
+        wait_for("the daemon's rest", || {
+            std::thread::sleep(super::WATCH);
+            let now = self.holds()?;
+            last = if now == last.0 { (now, last.1 + 1) } else { (now, 0) };
+            Ok((last.1 == 3).then(|| last.0.clone()))
+        })
+    }
+
+    /// Waits until it holds `expected` and no more.
+    ///
+    /// # Errors
+    /// When it goes on to hold something else.
+    pub fn must_hold(&self, expected: &Holds) -> Result<()> {
+        let mut last = None;
+        wait_for("the daemon lets go", || {
+            let now = self.holds()?;
+            let same = now == *expected;
+            last = Some(now);
+            Ok(same.then_some(()))
+        })
+        .with_context(|| format!("the daemon holds {last:?}, expected {expected:?}"))
+    }
+
+    /// Tells it to stop, and checks that it does so in good order.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn stop(mut self) -> Result<()> {
+        kill_process(Pid::from_child(&self.child), Signal::TERM)?;
+        let status = wait_for("the daemon's end", || Ok(self.child.try_wait()?))?;
+        ensure!(status.success(), "the daemon ended with {status}:\n{}", self.log());
+        let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
+        ensure!(!log.contains("panicked at"), "the daemon panicked:\n{log}");
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

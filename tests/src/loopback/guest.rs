@@ -1,0 +1,333 @@
+//! A hostile frontend: a device that the toolstack makes for it, rings, and its keys.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use mqblk_driver::blkfront::raw::{RawFront, RawRing};
+use mqblk_driver::blkfront::toolstack::Vbd;
+use mqblk_memory::{DomainId, GuestAddress};
+use mqblk_ring::blkif::{Abi, RawRequest, Request, Response, status};
+use mqblk_xen::Xen;
+use mqblk_xen::store::Store;
+use mqblk_xen::vbd::{self, State};
+
+use super::pages::Pages;
+use super::request::answered_as;
+use super::{PATIENCE, WATCH, wait_for};
+
+/// How a frontend connects.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// How its requests are laid out.
+    pub abi: Abi,
+    /// Lets pages stay mapped.
+    pub persistent: bool,
+    /// Rings.
+    pub rings: u32,
+    /// Pages of each, as a power of two's exponent.
+    pub order: u8,
+}
+
+impl Default for Shape {
+    fn default() -> Shape {
+        Shape { abi: Abi::X86_64, persistent: true, rings: 1, order: 0 }
+    }
+}
+
+/// A ring, and how many responses were taken off it.
+pub struct Ring {
+    /// Its pages, its event channel, its indices.
+    pub raw: RawRing,
+    answered: u32,
+}
+
+/// Bytes before a ring's first entry.
+pub const HEADER: u64 = 64;
+
+impl Ring {
+    /// Where the entry of the next request is, when all before it are answered.
+    fn entry(&self) -> u64 {
+        let front = &self.raw.front;
+        HEADER + u64::from(self.answered & (front.size() - 1)) * u64::from(front.abi().entry_bytes())
+    }
+
+    /// Bytes of the ring's pages.
+    pub fn read(&self, at: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.raw.pages.memory.read(GuestAddress(at), &mut bytes).expect("the ring's pages are mapped");
+        bytes
+    }
+
+    /// A field of the header.
+    pub fn field(&self, at: u64) -> u32 {
+        u32::from_le_bytes(self.read(at, 4).try_into().expect("4 bytes"))
+    }
+
+    /// Puts a request on. Events go out whether they are wanted or not.
+    ///
+    /// # Errors
+    /// When the ring is full.
+    pub fn send(&mut self, request: &Request) -> Result<()> {
+        ensure!(self.raw.send(request), "the ring is full");
+        Ok(())
+    }
+
+    /// The next response.
+    ///
+    /// # Errors
+    /// When none comes, or the back-end's index is wrong.
+    pub fn receive(&mut self) -> Result<Response> {
+        let response = self.raw.receive(PATIENCE)?.context("no response came")?;
+        self.answered = self.answered.wrapping_add(1);
+        Ok(response)
+    }
+
+    /// The next response, looked for and not waited for by events.
+    ///
+    /// # Errors
+    /// When none comes, or the back-end's index is wrong.
+    pub fn poll(&mut self) -> Result<Response> {
+        let response = wait_for("a response", || {
+            self.raw.front.look()?;
+            Ok(self.raw.front.take())
+        })?;
+        self.answered = self.answered.wrapping_add(1);
+        Ok(response)
+    }
+
+    /// That no response comes.
+    ///
+    /// # Errors
+    /// When one does.
+    pub fn must_be_silent(&mut self) -> Result<()> {
+        let found = self.raw.receive(WATCH)?;
+        ensure!(found.is_none(), "found {found:?}, expected no response");
+        Ok(())
+    }
+
+    /// Puts a request on a ring where nothing is in flight, and checks every byte of the response's entry.
+    ///
+    /// # Errors
+    /// When none comes or one of its bytes is wrong.
+    pub fn ask(&mut self, request: &Request) -> Result<i16> {
+        let abi = self.raw.front.abi();
+        self.ask_raw(&RawRequest::encode(abi, request), answered_as(request))
+    }
+
+    /// The same with any bytes. `operation`: what the response has to say.
+    ///
+    /// # Errors
+    /// When none comes or one of its bytes is wrong.
+    pub fn ask_raw(&mut self, raw: &RawRequest, operation: u8) -> Result<i16> {
+        let (abi, at) = (self.raw.front.abi(), self.entry());
+        let entry = abi.entry_bytes() as usize;
+        let id = raw.decode(abi).id;
+        ensure!(self.raw.send_raw(raw), "the ring is full");
+        let response = self.receive()?;
+        ensure!(
+            (response.id, response.operation) == (id, operation),
+            "found {response:?}, expected id {id} and operation {operation}"
+        );
+        let known = [status::OKAY, status::ERROR, status::NOT_SUPPORTED];
+        ensure!(known.contains(&response.status), "found {response:?}, expected one of the statuses {known:?}");
+        // Its padding is zero, and what lies behind it is what the frontend has put there: nothing of the back-end's memory.
+        let [low, high] = response.status.to_le_bytes();
+        let mut expected = raw.bytes()[..entry].to_vec();
+        expected[..8].copy_from_slice(&id.to_le_bytes());
+        expected[8..12].copy_from_slice(&[operation, 0, low, high]);
+        if abi != Abi::X86_32 {
+            expected[12..16].fill(0);
+        }
+        let found = self.read(at, entry);
+        ensure!(found == expected, "the entry of the response: found {found:x?}, expected {expected:x?}");
+        Ok(response.status)
+    }
+}
+
+/// A device, seen from its frontend and its toolstack. Dropped without [`detach`](Self::detach) it is removed by force.
+pub struct Guest {
+    /// What the toolstack has made.
+    pub vbd: Vbd,
+    /// The frontend's keys.
+    pub front: RawFront,
+    /// Its rings.
+    pub rings: Vec<Ring>,
+    xen: Arc<dyn Xen>,
+    /// The toolstack's connection.
+    pub tool: Store,
+    removed: bool,
+}
+
+impl Guest {
+    /// Has the toolstack make a device, and waits until its back-end waits.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn make(front: &Arc<dyn Xen>, tool: &dyn Xen, vbd: Vbd) -> Result<Guest> {
+        let mut tool = tool.store()?;
+        vbd.create(&mut tool)?;
+        let mut raw = RawFront::open(&**front, &vbd.front_path(), PATIENCE)?;
+        let begun = raw.begin().with_context(|| format!("device {}", vbd.back_path()));
+        let guest = Guest { vbd, front: raw, rings: vec![], xen: Arc::clone(front), tool, removed: false };
+        begun.map(|()| guest)
+    }
+
+    /// The Xen, as the frontend's domain sees it.
+    pub fn xen(&self) -> &Arc<dyn Xen> {
+        &self.xen
+    }
+
+    /// Fresh pages for the back-end.
+    ///
+    /// # Errors
+    /// When Xen refuses.
+    pub fn pages(&self, count: u32) -> Result<Pages> {
+        Pages::new(&*self.xen, self.vbd.backend, count, true)
+    }
+
+    /// Fresh pages that only `with` may use, and only as `writable` says.
+    ///
+    /// # Errors
+    /// When Xen refuses.
+    pub fn pages_for(&self, with: DomainId, count: u32, writable: bool) -> Result<Pages> {
+        Pages::new(&*self.xen, with, count, writable)
+    }
+
+    /// Makes fresh rings in place of those before; what a frontend in order tells of them.
+    ///
+    /// # Errors
+    /// When Xen refuses.
+    pub fn make_rings(&mut self, shape: Shape) -> Result<Vec<(String, String)>> {
+        self.rings.clear();
+        for _ in 0..shape.rings {
+            let raw = RawRing::new(&*self.xen, self.vbd.backend, 1 << shape.order, shape.abi)?;
+            self.rings.push(Ring { raw, answered: 0 });
+        }
+        let rings: Vec<_> = self.rings.iter().map(|ring| &ring.raw).collect();
+        Ok(RawFront::told(shape.abi, shape.persistent, &rings))
+    }
+
+    /// Connects with fresh rings.
+    ///
+    /// # Errors
+    /// When the back-end does not.
+    pub fn connect(&mut self, shape: Shape) -> Result<()> {
+        let told = self.make_rings(shape)?;
+        self.front.connect(&told).with_context(|| format!("connecting {shape:?} to {}", self.vbd.back_path()))
+    }
+
+    /// Tells of rings key by key, as no frontend in order does, and that they are there. Where that leads: the back-end connects, or
+    /// gives the device up.
+    ///
+    /// # Errors
+    /// When it does neither.
+    pub fn tell(&mut self, told: &[(String, String)]) -> Result<State> {
+        for (key, value) in told {
+            self.front.write(key, value)?;
+        }
+        self.front.set_state(State::Initialised)?;
+        wait_for("the back-end connects, or does not", || {
+            let state = self.back_state()?;
+            Ok((!matches!(state, State::InitWait | State::Initialised)).then_some(state))
+        })
+    }
+
+    /// Says that the frontend closes, as one in order does, and waits until nothing of it is used any more.
+    ///
+    /// # Errors
+    /// When the back-end does not follow.
+    pub fn close(&mut self) -> Result<()> {
+        self.front.set_state(State::Closing)?;
+        self.front.wait(&[State::Closing, State::Closed]).context("closing")?;
+        self.front.set_state(State::Closed)?;
+        self.front.wait(&[State::Closed]).context("closed")?;
+        self.rings.clear();
+        Ok(())
+    }
+
+    /// Starts anew after [`close`](Self::close) or an error, and connects with fresh rings.
+    ///
+    /// # Errors
+    /// When the back-end does not follow.
+    pub fn reconnect(&mut self, shape: Shape) -> Result<()> {
+        self.front.begin().context("starting anew")?;
+        self.connect(shape)
+    }
+
+    /// The back-end's state, as it is now.
+    ///
+    /// # Errors
+    /// When xenstore fails.
+    pub fn back_state(&mut self) -> Result<State> {
+        let path = format!("{}/state", self.vbd.back_path());
+        Ok(State::parse(self.tool.read(&path)?.as_deref()))
+    }
+
+    /// What the back-end has written about what went wrong.
+    ///
+    /// # Errors
+    /// When xenstore fails.
+    pub fn error(&mut self) -> Result<Option<String>> {
+        let Vbd { backend, type_name, front, devid, .. } = &self.vbd;
+        let path = vbd::backend_error(*backend, type_name, *front, *devid);
+        Ok(self.tool.read(&path)?)
+    }
+
+    /// Waits until the back-end has given the device up, and has said why. The words are a part of that.
+    ///
+    /// # Errors
+    /// When it has not, or says something else.
+    pub fn must_fail(&mut self, words: &str) -> Result<()> {
+        let state = wait_for("the back-end gives the device up", || {
+            let state = self.back_state()?;
+            Ok((!matches!(state, State::InitWait | State::Initialised)).then_some(state))
+        })?;
+        ensure!(matches!(state, State::Closing | State::Closed), "the back-end is in state {state}, expected 5");
+        let error = self.error()?.unwrap_or_default();
+        ensure!(error.contains(words), "error node: found {error:?}, expected {words:?} in it");
+        Ok(())
+    }
+
+    /// Has the toolstack take the device away, which the frontend follows.
+    ///
+    /// # Errors
+    /// When the back-end does not.
+    pub fn detach(mut self) -> Result<()> {
+        self.vbd.detach(&mut self.tool)?;
+        self.front.set_state(State::Closed)?;
+        wait_for("the back-end closes", || match self.back_state()? {
+            State::Closed | State::Unknown => Ok(Some(())),
+            _ => Ok(None),
+        })
+        .context("detaching")?;
+        self.remove()
+    }
+
+    /// Has the toolstack remove both directories, whatever state they are in.
+    ///
+    /// # Errors
+    /// When xenstore fails, or something of the device comes back.
+    pub fn remove(&mut self) -> Result<()> {
+        self.removed = true;
+        self.vbd.remove(&mut self.tool)?;
+        let Vbd { backend, type_name, front, devid, .. } = &self.vbd;
+        let error = vbd::backend_error(*backend, type_name, *front, *devid);
+        let node = error.trim_end_matches("/error");
+        if self.tool.read(node)?.is_some() {
+            self.tool.remove(node)?;
+        }
+        if let Some(state) = self.tool.read(&format!("{}/state", self.vbd.back_path()))? {
+            bail!("the back-end's directory is there again, with state {state}");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        if !self.removed {
+            // Something has failed already, which is told.
+            let _ = self.vbd.remove(&mut self.tool);
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The good disk beside the bad ones, on the same worker: its client writes through the project's own driver, and checks all that it
+//! reads, all the while.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use mqblk_driver::blkfront::Options;
+use mqblk_driver::blkfront::toolstack::Vbd;
+use mqblk_xen::Xen;
+
+use super::{PATIENCE, wait_for};
+use crate::blkif::Load;
+use crate::hostile::load::BLOCK;
+
+/// Blocks of the disk that it uses.
+const BLOCKS: usize = 200;
+
+/// Bytes of disk that it needs.
+pub const BYTES: u64 = (BLOCKS * BLOCK) as u64;
+
+/// The good disk and its client.
+pub struct Neighbour {
+    vbd: Vbd,
+    stop: Arc<AtomicBool>,
+    rounds: Arc<AtomicU64>,
+    thread: Option<JoinHandle<u64>>,
+}
+
+impl Neighbour {
+    /// Has the toolstack make the device, and starts to verify.
+    ///
+    /// # Errors
+    /// When it cannot be connected.
+    pub fn start(front: &Arc<dyn Xen>, tool: &dyn Xen, vbd: Vbd) -> Result<Neighbour> {
+        vbd.create(&mut tool.store()?)?;
+        let mut options = Options::new(Arc::clone(front), vbd.devid);
+        // A host may have no more than a thousand pages to grant.
+        (options.ring_order, options.indirect_segments) = (Some(0), 0);
+        (options.patience, options.answer_limit) = (PATIENCE, PATIENCE);
+        let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stop2, rounds2) = (Arc::clone(&stop), Arc::clone(&rounds));
+        let thread = std::thread::spawn(move || {
+            let mut load = Load::connect(&options, BLOCKS, 5);
+            while !stop2.load(Ordering::Relaxed) {
+                load.round();
+                rounds2.fetch_add(1, Ordering::Relaxed);
+                // Leaves the processors to the others; the worker sleeps now and then, as it would with a real guest.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let verified = load.verified;
+            load.finish();
+            verified
+        });
+        let mut neighbour = Neighbour { vbd, stop, rounds, thread: Some(thread) };
+        neighbour.must_go_on()?;
+        Ok(neighbour)
+    }
+
+    fn end(&mut self) -> Result<u64> {
+        let thread = self.thread.take().context("the good disk's client has ended before")?;
+        thread.join().map_err(|why| anyhow!("the good disk's client: {}", reason(&*why)))
+    }
+
+    /// Waits for two more rounds: one that began after now is among them.
+    ///
+    /// # Errors
+    /// What was wrong with an answer; or none comes.
+    pub fn must_go_on(&mut self) -> Result<()> {
+        let now = self.rounds.load(Ordering::Relaxed);
+        wait_for("the good disk's next round", || {
+            if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+                self.end()?;
+            }
+            Ok((self.rounds.load(Ordering::Relaxed) >= now + 2).then_some(()))
+        })
+    }
+
+    /// Ends it and has the toolstack take the device away; how many blocks it has verified.
+    ///
+    /// # Errors
+    /// What was wrong.
+    pub fn finish(mut self, tool: &dyn Xen) -> Result<u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        let verified = self.end()?;
+        let mut store = tool.store()?;
+        self.vbd.detach(&mut store)?;
+        let state = format!("{}/state", self.vbd.back_path());
+        wait_for("the good disk closes", || Ok(store.read(&state)?.is_none_or(|state| state == "6").then_some(())))?;
+        self.vbd.remove(&mut store)?;
+        Ok(verified)
+    }
+}
+
+/// What a thread has said when it panicked.
+fn reason(why: &(dyn Any + Send)) -> String {
+    let text = why.downcast_ref::<String>().cloned();
+    text.or_else(|| why.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_else(|| "a panic".to_owned())
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Pages that the frontend grants.
+
+use anyhow::{Context, Result};
+use mqblk_memory::{DomainId, GrantRef, GuestAddress, PAGE_BYTES, SharedSlots};
+use mqblk_xen::{SharedPages, Xen};
+
+/// Bytes of a page.
+pub const PAGE: usize = PAGE_BYTES as usize;
+
+/// Words of a page, as [`Pages::words`] gives them.
+pub const WORDS: usize = PAGE / size_of::<u64>();
+
+/// Granted pages, until this is dropped.
+pub struct Pages(SharedPages);
+
+impl Pages {
+    /// Fresh pages, all zero, granted to domain `with`.
+    ///
+    /// # Errors
+    /// When Xen refuses.
+    pub fn new(xen: &dyn Xen, with: DomainId, count: u32, writable: bool) -> Result<Pages> {
+        Ok(Pages(xen.share(with, count, writable).with_context(|| format!("granting {count} pages"))?))
+    }
+
+    /// How many.
+    pub fn count(&self) -> usize {
+        self.0.refs.len()
+    }
+
+    /// What a page is granted as.
+    ///
+    /// # Panics
+    /// When there is no such page; so do the others.
+    pub fn gref(&self, page: usize) -> GrantRef {
+        self.0.refs[page]
+    }
+
+    fn address(&self, page: usize, at: usize) -> GuestAddress {
+        assert!(page < self.count() && at < PAGE, "no byte {at} of page {page}");
+        GuestAddress((page * PAGE + at) as u64)
+    }
+
+    /// Stores bytes, which may reach into the pages that follow.
+    pub fn write(&self, page: usize, at: usize, bytes: &[u8]) {
+        self.0.memory.write(self.address(page, at), bytes).expect("granted pages are mapped");
+    }
+
+    /// Fills a page with one byte.
+    pub fn fill(&self, page: usize, byte: u8) {
+        self.write(page, 0, &[byte; PAGE]);
+    }
+
+    /// Fills all of them.
+    pub fn fill_all(&self, byte: u8) {
+        (0..self.count()).for_each(|page| self.fill(page, byte));
+    }
+
+    /// Loads bytes.
+    pub fn read(&self, page: usize, at: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.0.memory.read(self.address(page, at), &mut bytes).expect("granted pages are mapped");
+        bytes
+    }
+
+    /// All of a page.
+    pub fn page(&self, page: usize) -> Vec<u8> {
+        self.read(page, 0, PAGE)
+    }
+
+    /// Whether a page holds nothing but this byte.
+    pub fn is_filled(&self, page: usize, byte: u8) -> bool {
+        self.page(page).iter().all(|found| *found == byte)
+    }
+
+    /// A page as words, each of which is loaded and stored at once.
+    pub fn words(&self, page: usize) -> SharedSlots<u64> {
+        self.0.memory.slots(self.address(page, 0), WORDS).expect("granted pages are mapped")
+    }
+}

@@ -1,0 +1,67 @@
+//! Requests, right and wrong.
+
+use mqblk_core::Sector512;
+use mqblk_memory::GrantRef;
+use mqblk_ring::blkif::request::{MAX_INDIRECT_PAGES, MAX_SEGMENTS};
+use mqblk_ring::blkif::{Indirect, Request, Segment, Transfer, What, operation};
+
+/// Sectors of a page.
+pub const PAGE_SECTORS: u64 = super::pages::PAGE as u64 / mqblk_core::units::SECTOR_BYTES;
+
+/// Part of a page.
+pub fn segment(gref: GrantRef, first_sect: u8, last_sect: u8) -> Segment {
+    Segment { gref, first_sect, last_sect }
+}
+
+/// All of a page.
+pub fn whole(gref: GrantRef) -> Segment {
+    segment(gref, 0, PAGE_SECTORS as u8 - 1)
+}
+
+/// A read, write, barrier or flush that says it has `nr_segments`.
+pub fn counted(operation: u8, sector: u64, segments: &[Segment], nr_segments: u8) -> Request {
+    let mut all = [Segment::default(); MAX_SEGMENTS];
+    all[..segments.len()].copy_from_slice(segments);
+    let what = What::Transfer(Transfer { nr_segments, sector: Sector512(sector), segments: all });
+    Request { id: 0, operation, handle: 0, what }
+}
+
+/// A read, write, barrier or flush of these segments.
+///
+/// # Panics
+/// When they do not fit.
+pub fn transfer(operation: u8, sector: u64, segments: &[Segment]) -> Request {
+    counted(operation, sector, segments, segments.len() as u8)
+}
+
+/// A request for `inner` that says it has `nr_segments`, in these pages.
+pub fn indirect(inner: u8, sector: u64, tables: &[GrantRef], nr_segments: u16) -> Request {
+    let mut pages = [GrantRef(0); MAX_INDIRECT_PAGES];
+    pages[..tables.len()].copy_from_slice(tables);
+    let what = What::Indirect(Indirect { operation: inner, nr_segments, sector: Sector512(sector), pages });
+    Request { id: 0, operation: operation::INDIRECT, handle: 0, what }
+}
+
+/// A discard.
+pub fn discard(sector: u64, sectors: u64, flag: u8) -> Request {
+    let what = What::Discard { flag, sector: Sector512(sector), sectors };
+    Request { id: 0, operation: operation::DISCARD, handle: 0, what }
+}
+
+/// What its response has to call it: an indirect one what it is inside.
+pub fn answered_as(request: &Request) -> u8 {
+    match request.what {
+        What::Indirect(indirect) => indirect.operation,
+        _ => request.operation,
+    }
+}
+
+/// A page of segments.
+pub fn table(segments: &[Segment]) -> Vec<u8> {
+    segments.iter().flat_map(|segment| segment.to_bytes()).collect()
+}
+
+/// A segment as one word of memory.
+pub fn word(segment: Segment) -> u64 {
+    u64::from_le_bytes(segment.to_bytes())
+}

@@ -1,0 +1,139 @@
+//! Entries of random bytes, with an exact oracle for what is answered.
+
+use anyhow::{Context, Result, ensure};
+use mqblk_memory::GrantRef;
+use mqblk_ring::blkif::{Abi, RawRequest, Request, What, operation, status};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use super::transfers::SECTOR;
+use crate::loopback::guest::Shape;
+use crate::loopback::pages::Pages;
+use crate::loopback::request::{PAGE_SECTORS, answered_as, discard, indirect, segment, table, transfer, whole};
+use crate::loopback::rig::{ANY, MODES, Rig, SECTORS};
+
+/// What an entry must be answered with, as the protocol has it. The device takes everything and has blocks of 512 bytes.
+struct Oracle<'a> {
+    data: &'a Pages,
+    /// Page 0 of it holds [`TABLE`] right segments, the other pages are filled with 0xff.
+    tables: &'a Pages,
+}
+
+const TABLE: u16 = 64;
+
+impl Oracle<'_> {
+    fn is_data(&self, gref: GrantRef) -> bool {
+        (0..self.data.count()).any(|page| self.data.gref(page) == gref)
+    }
+
+    /// Whether these sectors are on the disk.
+    fn in_range(sector: u64, sectors: u64) -> bool {
+        sector.checked_add(sectors).is_some_and(|end| end <= SECTORS)
+    }
+
+    fn status(&self, request: &Request) -> i16 {
+        let good = match &request.what {
+            What::Unknown => return status::NOT_SUPPORTED,
+            What::Discard { sector, sectors, .. } => Self::in_range(sector.0, *sectors),
+            What::Transfer(transfer) => match (request.operation, transfer.nr_segments) {
+                (operation::FLUSH_DISKCACHE | operation::WRITE_BARRIER, 0) => true,
+                (_, count @ 1..=11) => {
+                    let segments = &transfer.segments[..usize::from(count)];
+                    let right = |s: &mqblk_ring::blkif::Segment| {
+                        s.first_sect <= s.last_sect && s.last_sect <= 7 && self.is_data(s.gref)
+                    };
+                    let sectors = segments.iter().map(|s| u64::from(s.last_sect.wrapping_sub(s.first_sect)) + 1).sum();
+                    segments.iter().all(right) && Self::in_range(transfer.sector.0, sectors)
+                }
+                _ => false,
+            },
+            What::Indirect(wanted) => {
+                matches!(wanted.operation, operation::READ | operation::WRITE)
+                    && (1..=TABLE).contains(&wanted.nr_segments)
+                    && wanted.pages[0] == self.tables.gref(0)
+                    && Self::in_range(wanted.sector.0, u64::from(wanted.nr_segments) * PAGE_SECTORS)
+            }
+        };
+        if good { status::OKAY } else { status::ERROR }
+    }
+}
+
+pub(super) fn entries(rig: &mut Rig) -> Result<()> {
+    for abi in Abi::ALL {
+        let mut guest = rig.attach(ANY, Shape { abi, ..Shape::default() })?;
+        let (data, tables) = (guest.pages(1)?, guest.pages(1)?);
+        let oracle = Oracle { data: &data, tables: &tables };
+        let mut random = SmallRng::seed_from_u64(abi.entry_bytes().into());
+        for turn in 0..rig.repeat(3000) {
+            let mut bytes = [0; 112];
+            random.fill(&mut bytes[..]);
+            // Half of them of an operation that exists.
+            if turn % 2 == 0 {
+                bytes[0] = random.random_range(0..8);
+            }
+            bytes[108..].fill(0);
+            let raw = RawRequest::from_bytes(bytes);
+            let request = raw.decode(abi);
+            let found = guest.rings[0].ask_raw(&raw, answered_as(&request)).with_context(|| format!("{request:?}"))?;
+            let expected = oracle.status(&request);
+            ensure!(found == expected, "{request:?}: status {found}, expected {expected}");
+        }
+        guest.detach()?;
+    }
+    Ok(())
+}
+
+/// Whether a byte is of the lower half of a grant's number: what differs from ours only there may be a page of the ring, or another
+/// device's of the same domain.
+fn names_a_page(abi: Abi, request: &Request, at: usize) -> bool {
+    let (first, distance) = match (request.operation, abi) {
+        (operation::INDIRECT, Abi::X86_32) => (24, 4),
+        (operation::INDIRECT, _) => (28, 4),
+        (operation::DISCARD, _) => return false,
+        (_, Abi::X86_32) => (20, 8),
+        _ => (24, 8),
+    };
+    at >= first && (at - first) % distance < 2
+}
+
+pub(super) fn bits(rig: &mut Rig) -> Result<()> {
+    for (disk, abi) in MODES.into_iter().zip([Abi::X86_32, Abi::X86_64, Abi::Arm]) {
+        rig.set_content(disk, &vec![0; SECTORS as usize * SECTOR])?;
+        let mut guest = rig.attach(disk, Shape { abi, ..Shape::default() })?;
+        let (data, tables) = (guest.pages(11)?, guest.pages(2)?);
+        let all: Vec<_> = (0..usize::from(TABLE)).map(|at| whole(data.gref(at % 11))).collect();
+        tables.write(0, 0, &table(&all));
+        tables.fill(1, 0xff);
+        let oracle = Oracle { data: &data, tables: &tables };
+        let mut random = SmallRng::seed_from_u64(71);
+        let (mut right, mut wrong) = (0, 0);
+        for _ in 0..rig.repeat(4000) {
+            let op = random.random_range(0..4);
+            let sector = random.random_range(0..SECTORS - 128);
+            let count = random.random_range(1..=11);
+            let segments: Vec<_> = (0..count).map(|at| segment(data.gref(at), 1, 5)).collect();
+            let request = match random.random_range(0..4) {
+                0 => discard(sector, 16, 0),
+                1 => indirect(op % 2, sector, &[tables.gref(0)], random.random_range(1..=TABLE)),
+                _ => transfer(op, sector, &segments),
+            };
+            let request = Request { id: random.random(), ..request };
+            let mut bytes = *RawRequest::encode(abi, &request).bytes();
+            for _ in 0..random.random_range(0..3) {
+                let at = random.random_range(0..abi.entry_bytes() as usize);
+                if !names_a_page(abi, &request, at) {
+                    bytes[at] ^= 1 << random.random_range(0..8);
+                }
+            }
+            let raw = RawRequest::from_bytes(bytes);
+            let request = raw.decode(abi);
+            let found = guest.rings[0].ask_raw(&raw, answered_as(&request)).with_context(|| format!("{request:?}"))?;
+            let expected = oracle.status(&request);
+            ensure!(found == expected, "{}: {request:?}: status {found}, expected {expected}", disk.id);
+            if expected == status::OKAY { right += 1 } else { wrong += 1 }
+        }
+        ensure!(right > 0 && wrong > 0, "{right} right ones, {wrong} wrong ones");
+        guest.detach()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,197 @@
+//! What a frontend tells of itself in xenstore, wrong or changing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use mqblk_ring::blkif::Abi;
+use mqblk_xen::vbd::State;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use super::rings::{all_work, told};
+use crate::loopback::guest::{Guest, Shape};
+use crate::loopback::rig::{ANY, Rig};
+
+/// Keys (the value `None`: not there), and what the error has to name.
+type Wrong = (&'static [(&'static str, Option<&'static str>)], &'static str);
+
+/// For a frontend with two rings of one page, whose keys are right but for these.
+const TWO_RINGS: &[Wrong] = &[
+    (&[("protocol", Some(""))], "protocol"),
+    (&[("protocol", Some("x86_64"))], "protocol"),
+    (&[("protocol", Some("x86_64-abi "))], "protocol"),
+    (&[("protocol", Some("X86_64-ABI"))], "protocol"),
+    (&[("protocol", Some("powerpc64-abi"))], "protocol"),
+    (&[("multi-queue-num-queues", Some("0"))], "multi-queue-num-queues"),
+    (&[("multi-queue-num-queues", Some("5"))], "multi-queue-num-queues"),
+    (&[("multi-queue-num-queues", Some("65537"))], "multi-queue-num-queues"),
+    (&[("multi-queue-num-queues", Some("4294967298"))], "multi-queue-num-queues"),
+    (&[("multi-queue-num-queues", Some("18446744073709551618"))], "multi-queue-num-queues"),
+    (&[("multi-queue-num-queues", Some("-1"))], "multi-queue-num-queues"),
+    (&[("multi-queue-num-queues", Some("0x2"))], "multi-queue-num-queues"),
+    (&[("multi-queue-num-queues", Some("two"))], "multi-queue-num-queues"),
+    (&[("multi-queue-num-queues", Some(""))], "multi-queue-num-queues"),
+    (&[("multi-queue-num-queues", Some("3"))], "queue-2/"),
+    // One ring has its keys at the top, where there are none.
+    (&[("multi-queue-num-queues", None)], "ring-ref"),
+    (&[("multi-queue-num-queues", Some("1"))], "ring-ref"),
+    (&[("ring-page-order", Some("3"))], "ring-page-order"),
+    (&[("ring-page-order", Some("32"))], "ring-page-order"),
+    (&[("ring-page-order", Some("4294967296"))], "ring-page-order"),
+    (&[("ring-page-order", Some("-1"))], "ring-page-order"),
+    (&[("ring-page-order", Some("1"))], "queue-0/ring-ref0"),
+    (&[("ring-page-order", Some("one"))], "ring-page-order"),
+    (&[("num-ring-pages", Some("3"))], "num-ring-pages"),
+    (&[("num-ring-pages", Some("0"))], "num-ring-pages"),
+    (&[("num-ring-pages", Some("8"))], "num-ring-pages"),
+    (&[("queue-0/ring-ref", None)], "queue-0/ring-ref"),
+    (&[("queue-1/ring-ref", Some(""))], "queue-1/ring-ref"),
+    (&[("queue-1/ring-ref", Some("-8"))], "queue-1/ring-ref"),
+    (&[("queue-1/ring-ref", Some("4294967296"))], "queue-1/ring-ref"),
+    (&[("queue-1/ring-ref", Some("8 9"))], "queue-1/ring-ref"),
+    (&[("queue-0/event-channel", None)], "queue-0/event-channel"),
+    (&[("queue-1/event-channel", Some("nine"))], "queue-1/event-channel"),
+    (&[("queue-1/event-channel", Some("99999999999999999999"))], "queue-1/event-channel"),
+    (&[("queue-0", Some("here")), ("queue-0/ring-ref", None)], "queue-0/ring-ref"),
+];
+
+/// What makes no difference, however strange.
+const HARMLESS: &[&[(&str, Option<&str>)]] = &[
+    &[("feature-large-sector-size", Some("1"))],
+    &[("feature-persistent", Some("maybe"))],
+    &[("feature-persistent", None)],
+    &[("feature-persistent", Some("99999999999999999999999"))],
+    &[("num-ring-pages", Some("1")), ("queue-0", Some("here"))],
+    &[("ring-ref", Some("no")), ("event-channel", Some("no"))],
+    &[("queue-7/ring-ref", Some("12")), ("queue-2/event-channel", Some("-"))],
+    &[("a/b/c/d/e/f", Some("g")), ("sectors", Some("1"))],
+];
+
+const SHAPE: Shape = Shape { abi: Abi::X86_64, persistent: true, rings: 2, order: 0 };
+
+/// The keys of `guest` but for some.
+fn changed(guest: &Guest, changes: &[(&str, Option<&str>)]) -> Vec<(String, String)> {
+    let mut all = told(guest, SHAPE.abi);
+    for (key, value) in changes {
+        all.retain(|(name, _)| name != key);
+        all.extend(value.map(|value| ((*key).to_owned(), value.to_owned())));
+    }
+    all
+}
+
+pub(super) fn malformed(rig: &mut Rig) -> Result<()> {
+    let mut guest = rig.make(ANY)?;
+    let mut other = rig.attach(super::super::rig::BLOCKS, Shape::default())?;
+    let data = guest.pages(2)?;
+    let long = "9".repeat(2000);
+    let more: &[(&str, Option<&str>)] = &[("multi-queue-num-queues", Some(&long))];
+    let all = TWO_RINGS.iter().map(|(changes, words)| (*changes, *words)).chain([(more, "multi-queue-num-queues")]);
+    for (changes, words) in all {
+        guest.make_rings(SHAPE)?;
+        let told = changed(&guest, changes);
+        ensure!(guest.front.connect(&told).is_err(), "{changes:?} was taken");
+        guest.must_fail(words).with_context(|| format!("{changes:?}"))?;
+        let error = guest.error()?.unwrap_or_default();
+        ensure!(error.len() < 300, "the error is as long as the guest likes: {} bytes", error.len());
+        all_work(&mut other, &data).with_context(|| format!("another device, after {changes:?}"))?;
+        guest.close()?;
+        guest.front.begin()?;
+        remove_all(&mut guest, changes)?;
+    }
+    for changes in HARMLESS {
+        guest.make_rings(SHAPE)?;
+        let told = changed(&guest, changes);
+        guest.front.connect(&told).with_context(|| format!("{changes:?}"))?;
+        all_work(&mut guest, &data).with_context(|| format!("{changes:?}"))?;
+        guest.close()?;
+        guest.front.begin()?;
+        remove_all(&mut guest, changes)?;
+    }
+    rig.neighbour_goes_on()?;
+    guest.detach()?;
+    other.detach()
+}
+
+fn remove_all(guest: &mut Guest, changes: &[(&str, Option<&str>)]) -> Result<()> {
+    for (key, value) in changes {
+        if value.is_some() {
+            // With the directory that it may have made.
+            guest.front.remove(key.split('/').next().unwrap_or(key))?;
+        }
+    }
+    Ok(())
+}
+
+/// A thread that goes on writing keys of a frontend, any of them and anything.
+fn rewriter(guest: &Guest, stop: &Arc<AtomicBool>) -> Result<std::thread::JoinHandle<Result<u32>>> {
+    let (mut store, stop, path) = (guest.xen().store()?, Arc::clone(stop), guest.vbd.front_path());
+    let own: Vec<(String, String)> = told(guest, SHAPE.abi);
+    Ok(std::thread::spawn(move || {
+        let mut random = SmallRng::seed_from_u64(1);
+        let mut writes = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let (key, value) = &own[random.random_range(0..own.len())];
+            let value = match random.random_range(0..4) {
+                0 => String::new(),
+                1 => random.random_range(0..5000).to_string(),
+                _ => value.clone(),
+            };
+            store.write(&format!("{path}/{key}"), &value)?;
+            writes += 1;
+        }
+        Ok(writes)
+    }))
+}
+
+pub(super) fn rewritten(rig: &mut Rig) -> Result<()> {
+    let mut guest = rig.make(ANY)?;
+    let data = guest.pages(2)?;
+    let (mut taken, mut refused) = (0, 0);
+    for _ in 0..rig.repeat(30) {
+        let right = guest.make_rings(SHAPE)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let writer = rewriter(&guest, &stop)?;
+        let state = guest.tell(&right);
+        stop.store(true, Ordering::Relaxed);
+        ensure!(writer.join().map_err(|_| anyhow!("the writer panicked"))?? > 0, "nothing was rewritten");
+        match state? {
+            // To whatever there was at one moment.
+            State::Connected => taken += 1,
+            _ => {
+                refused += 1;
+                ensure!(guest.error()?.is_some(), "it does not say why");
+            }
+        }
+        rig.neighbour_goes_on()?;
+        guest.close()?;
+        guest.front.begin()?;
+    }
+    ensure!(taken + refused > 0, "nothing was tried");
+    guest.connect(SHAPE)?;
+    all_work(&mut guest, &data)?;
+    guest.detach()
+}
+
+pub(super) fn rewritten_later(rig: &mut Rig) -> Result<()> {
+    let mut guest = rig.attach(ANY, SHAPE)?;
+    let data = guest.pages(2)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = rewriter(&guest, &stop)?;
+    // What is connected stays so, whatever the keys say now; so it does when it is told so again.
+    let mut worked = Ok(());
+    for turn in 0..rig.repeat(60) {
+        let state = if turn % 2 == 0 { State::Initialised } else { State::Connected };
+        guest.front.set_state(state)?;
+        worked = worked.and_then(|()| all_work(&mut guest, &data));
+    }
+    stop.store(true, Ordering::Relaxed);
+    ensure!(writer.join().map_err(|_| anyhow!("the writer panicked"))?? > 0, "nothing was rewritten");
+    worked?;
+    ensure!(guest.back_state()? == State::Connected, "the back-end is in state {}", guest.back_state()?);
+    rig.neighbour_goes_on()?;
+    guest.close()?;
+    guest.reconnect(SHAPE)?;
+    all_work(&mut guest, &data)?;
+    guest.detach()
+}

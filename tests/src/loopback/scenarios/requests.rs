@@ -1,0 +1,378 @@
+//! Requests that are wrong.
+
+use anyhow::{Context, Result, ensure};
+use mqblk_memory::GrantRef;
+use mqblk_ring::blkif::{Abi, RawRequest, Request, Segment, operation, status};
+
+use super::transfers::SECTOR;
+use crate::loopback::guest::{Guest, Shape};
+use crate::loopback::pages::{PAGE, Pages};
+use crate::loopback::request::{PAGE_SECTORS, counted, discard, indirect, segment, table, transfer, whole};
+use crate::loopback::rig::{ANY, BLOCKS, Disk, MODES, Rig, SECTORS, STRANGER};
+
+const READ: u8 = operation::READ;
+const WRITE: u8 = operation::WRITE;
+/// What the disk holds where nothing was written.
+const ON_DISK: u8 = 0x5d;
+/// What pages hold.
+const IN_PAGES: u8 = 0xe1;
+
+/// A frontend, pages of data, and pages of segments; the disk holds [`ON_DISK`] everywhere.
+struct Bench {
+    guest: Guest,
+    data: Pages,
+    tables: Pages,
+    disk: Disk,
+}
+
+impl Bench {
+    fn new(rig: &Rig, disk: Disk, abi: Abi) -> Result<Bench> {
+        rig.set_content(disk, &vec![ON_DISK; SECTORS as usize * SECTOR])?;
+        let guest = rig.attach(disk, Shape { abi, ..Shape::default() })?;
+        let (data, tables) = (guest.pages(12)?, guest.pages(4)?);
+        Ok(Bench { guest, data, tables, disk })
+    }
+
+    fn grefs(&self, count: usize) -> Vec<Segment> {
+        (0..count).map(|page| whole(self.data.gref(page % 12))).collect()
+    }
+
+    /// Asks for something that must be answered so and have no effect: neither on the disk nor on any page.
+    fn must(&mut self, name: &str, request: &Request, expected: i16) -> Result<()> {
+        self.data.fill_all(IN_PAGES);
+        let answer = self.guest.rings[0].ask(request).with_context(|| name.to_owned())?;
+        ensure!(answer == expected, "{name}: status {answer}, expected {expected}");
+        let untouched = (0..self.data.count()).all(|page| self.data.is_filled(page, IN_PAGES));
+        ensure!(untouched, "{name}: a page was written to");
+        Ok(())
+    }
+
+    /// That a good read works.
+    fn good(&mut self) -> Result<()> {
+        let last = [segment(self.data.gref(3), 7, 7)];
+        let answer = self.guest.rings[0].ask(&transfer(READ, SECTORS - 1, &last))?;
+        ensure!(answer == status::OKAY, "a read of the last sector: status {answer}");
+        let mut expected = vec![IN_PAGES; PAGE];
+        expected[7 * SECTOR..].fill(ON_DISK);
+        ensure!(self.data.page(3) == expected, "the last sector was not read");
+        Ok(())
+    }
+
+    fn finish(self, rig: &Rig) -> Result<()> {
+        self.guest.detach()?;
+        ensure!(rig.content(self.disk)?.iter().all(|byte| *byte == ON_DISK), "the disk was written to");
+        Ok(())
+    }
+}
+
+/// Requests and what they are, wrong whatever the layout: each with its name.
+fn wrong(bench: &Bench) -> Vec<(String, Request)> {
+    let page = bench.data.gref(0);
+    let full = bench.grefs(11);
+    let table = |segments: &[Segment]| {
+        bench.tables.write(0, 0, &table(segments));
+        bench.tables.gref(0)
+    };
+    let twelve = table(&bench.grefs(12));
+    let mut all = vec![];
+    let mut add = |name: String, request| all.push((name, request));
+    for op in [READ, WRITE] {
+        add(format!("{op} without segments"), transfer(op, 0, &[]));
+        for count in [12, 13, 128, 255] {
+            add(format!("{op} with {count} segments in the entry"), counted(op, 0, &full, count));
+        }
+        for (first, last) in [(1, 0), (7, 6), (0, 8), (8, 8), (8, 7), (0, 255), (255, 255), (255, 0), (4, 0x80)] {
+            add(format!("{op} of sectors {first} to {last}"), transfer(op, 0, &[segment(page, first, last)]));
+            let two = [whole(page), segment(page, first, last)];
+            add(format!("{op} of sectors {first} to {last}, second"), transfer(op, 0, &two));
+        }
+        let end = SECTORS;
+        for (sector, sectors) in [
+            (end, 1),
+            (end - 7, 8),
+            (end - 1, 2),
+            (end + 1, 1),
+            (u64::MAX, 1),
+            (u64::MAX, 8),
+            (u64::MAX - 7, 8),
+            (u64::MAX / 512, 1),
+            (u64::MAX / 512 + 1, 8),
+            (1 << 55, 8),
+            ((1 << 55) + 8, 8),
+            (1 << 63, 8),
+        ] {
+            let one = [segment(page, 0, sectors - 1)];
+            add(format!("{op} of {sectors} sectors at {sector}"), transfer(op, sector, &one));
+        }
+        let last = transfer(op, end - 11 * PAGE_SECTORS + 1, &full);
+        add(format!("{op} past the end by one, in 11 segments"), last);
+        for count in [0, 257, 512, 513, 4096, u16::MAX] {
+            let tables: Vec<GrantRef> = (0..4).map(|_| twelve).collect();
+            add(format!("indirect {op} with {count} segments"), indirect(op, 0, &tables, count));
+        }
+        let past = indirect(op, end - 12 * PAGE_SECTORS + 1, &[twelve], 12);
+        add(format!("indirect {op} past the end by one"), past);
+        for bad in [GrantRef(0), GrantRef(u32::MAX)] {
+            add(format!("indirect {op} with the page {bad:?}"), indirect(op, 0, &[bad], 12));
+        }
+    }
+    for inner in [2, 3, 4, 5, 6, 7, 255] {
+        add(format!("indirect {inner}"), indirect(inner, 0, &[twelve], 12));
+    }
+    for op in [operation::FLUSH_DISKCACHE, operation::WRITE_BARRIER] {
+        add(format!("{op} with 12 segments in the entry"), counted(op, 0, &full, 12));
+        add(format!("{op} past the end"), transfer(op, end_of(&full), &full));
+        add(format!("{op} of no page"), transfer(op, 0, &[whole(GrantRef(u32::MAX))]));
+    }
+    add("discard past the end".to_owned(), discard(SECTORS - 1, 2, 0));
+    all
+}
+
+fn end_of(segments: &[Segment]) -> u64 {
+    SECTORS - segments.len() as u64 * PAGE_SECTORS + 1
+}
+
+/// A wrong segment among right ones in a page of segments.
+fn wrong_tables(bench: &mut Bench) -> Result<()> {
+    let bad = [
+        segment(bench.data.gref(0), 1, 0),
+        segment(bench.data.gref(0), 0, 8),
+        segment(bench.data.gref(0), 200, 255),
+        whole(GrantRef(u32::MAX)),
+    ];
+    for (at, bad) in [0, 6, 11].into_iter().flat_map(|at| bad.map(|bad| (at, bad))) {
+        let mut segments = bench.grefs(12);
+        segments[at] = bad;
+        bench.tables.write(1, 0, &table(&segments));
+        let request = indirect(WRITE, 0, &[bench.tables.gref(1)], 12);
+        bench.must(&format!("{bad:?} as segment {at}"), &request, status::ERROR)?;
+    }
+    Ok(())
+}
+
+pub(super) fn that_break_a_rule(rig: &mut Rig) -> Result<()> {
+    for (disk, abi) in MODES.into_iter().zip(Abi::ALL) {
+        let mut bench = Bench::new(rig, disk, abi)?;
+        for (turn, (name, request)) in (0..).zip(wrong(&bench)) {
+            // Whatever the handle is, and whatever the id.
+            let request = Request { handle: (turn % 3) as u16 * 0x7fff, id: u64::MAX << (turn % 64), ..request };
+            bench.must(&name, &request, status::ERROR).with_context(|| disk.id)?;
+            bench.good().with_context(|| format!("{}, after {name}", disk.id))?;
+        }
+        wrong_tables(&mut bench).with_context(|| disk.id)?;
+        bench.good()?;
+        bench.finish(rig)?;
+    }
+    Ok(())
+}
+
+pub(super) fn to_a_read_only_disk(rig: &mut Rig) -> Result<()> {
+    rig.set_content(ANY, &vec![ON_DISK; SECTORS as usize * SECTOR])?;
+    let mut guest = rig.make_other(ANY, |vbd| vbd.writable = false)?;
+    guest.connect(Shape::default())?;
+    let info = guest.front.info()?;
+    ensure!(info.read_only, "{info:?}");
+    let (data, tables) = (guest.pages(12)?, guest.pages(4)?);
+    let mut bench = Bench { guest, data, tables, disk: ANY };
+    let twelve = bench.grefs(12);
+    bench.tables.write(0, 0, &table(&twelve));
+    let some = bench.grefs(3);
+    for (name, request) in [
+        ("a write", transfer(WRITE, 0, &some)),
+        ("an indirect write", indirect(WRITE, 0, &[bench.tables.gref(0)], 12)),
+        ("a discard", discard(0, 8, 0)),
+        ("a barrier with data", transfer(operation::WRITE_BARRIER, 0, &some)),
+        ("a flush with data", transfer(operation::FLUSH_DISKCACHE, 0, &some)),
+    ] {
+        let refused = match request.operation {
+            operation::DISCARD if info.discard.is_none() => status::NOT_SUPPORTED,
+            operation::WRITE_BARRIER if !info.barrier => status::NOT_SUPPORTED,
+            operation::FLUSH_DISKCACHE if !info.flush => status::NOT_SUPPORTED,
+            _ => status::ERROR,
+        };
+        bench.must(name, &request, refused)?;
+        bench.good().with_context(|| name)?;
+    }
+    bench.finish(rig)
+}
+
+pub(super) fn misaligned(rig: &mut Rig) -> Result<()> {
+    let mut bench = Bench::new(rig, BLOCKS, Abi::X86_64)?;
+    let info = bench.guest.front.info()?;
+    // Sizes are told in sectors whatever the blocks are.
+    ensure!((info.block.bytes(), info.capacity.0) == (4096, SECTORS), "{info:?}");
+    let page = bench.data.gref(0);
+    for op in [READ, WRITE, operation::FLUSH_DISKCACHE, operation::WRITE_BARRIER] {
+        for sector in [1, 4, 7, 9, SECTORS - 4] {
+            bench.must(&format!("{op} at {sector}"), &transfer(op, sector, &[whole(page)]), status::ERROR)?;
+        }
+        for (first, last) in [(0, 0), (0, 6), (1, 7), (4, 7)] {
+            let one = [segment(page, first, last)];
+            bench.must(&format!("{op} of {first} to {last}"), &transfer(op, 0, &one), status::ERROR)?;
+        }
+        // Each segment has to fit, not only all of them together.
+        let halves = [segment(page, 0, 3), segment(page, 4, 7)];
+        bench.must(&format!("{op} of two halves"), &transfer(op, 0, &halves), status::ERROR)?;
+    }
+    for (sector, sectors) in [(1, 8), (0, 7), (0, 9), (4, 4)] {
+        bench.must(&format!("discard of {sectors} at {sector}"), &discard(sector, sectors, 0), status::ERROR)?;
+    }
+    let answer = bench.guest.rings[0].ask(&transfer(READ, SECTORS - 8, &[whole(page)]))?;
+    ensure!(answer == status::OKAY && bench.data.is_filled(0, ON_DISK), "a good read: status {answer}");
+    bench.finish(rig)
+}
+
+pub(super) fn unknown_operations(rig: &mut Rig) -> Result<()> {
+    for abi in Abi::ALL {
+        let mut bench = Bench::new(rig, ANY, abi)?;
+        for op in [4].into_iter().chain(7..=255) {
+            let mut bytes = [0; 112];
+            // Looks like a write, to those who do not look at the operation.
+            let write =
+                RawRequest::encode(abi, &Request { id: u64::from(op) << 40, ..transfer(WRITE, 0, &bench.grefs(3)) });
+            bytes.copy_from_slice(write.bytes());
+            bytes[0] = op;
+            let answer = bench.guest.rings[0].ask_raw(&RawRequest::from_bytes(bytes), op)?;
+            ensure!(answer == status::NOT_SUPPORTED, "{abi:?}, operation {op}: status {answer}");
+        }
+        bench.data.fill_all(IN_PAGES);
+        bench.good()?;
+        bench.finish(rig)?;
+    }
+    Ok(())
+}
+
+pub(super) fn bad_grants(rig: &mut Rig) -> Result<()> {
+    for disk in MODES {
+        let mut bench = Bench::new(rig, disk, Abi::X86_64)?;
+        let back = bench.guest.vbd.backend;
+        let strangers = bench.guest.pages_for(STRANGER, 2, true)?;
+        let read_only = bench.guest.pages_for(back, 2, false)?;
+        let ended = bench.guest.pages(1)?.gref(0);
+        read_only.fill_all(IN_PAGES);
+        strangers.fill_all(IN_PAGES);
+        let good = whole(bench.data.gref(0));
+        for (name, bad) in [
+            ("no grant", GrantRef(u32::MAX)),
+            ("grant 0", GrantRef(0)),
+            ("a grant that has ended", ended),
+            ("a grant for another domain", strangers.gref(0)),
+        ] {
+            for op in [READ, WRITE] {
+                bench.must(&format!("{name}, {op}"), &transfer(op, 8, &[whole(bad)]), status::ERROR)?;
+            }
+            let write = transfer(WRITE, 8, &[good, whole(bad), good]);
+            bench.must(&format!("{name} among others"), &write, status::ERROR)?;
+            bench.must(&format!("{name} of segments"), &indirect(WRITE, 8, &[bad], 20), status::ERROR)?;
+            // What is read goes into pages that are there; whether it does when others are not is nobody's business.
+            let answer = bench.guest.rings[0].ask(&transfer(READ, 8, &[good, whole(bad)]))?;
+            ensure!(answer == status::ERROR, "{name} among others, read: status {answer}");
+            bench.data.fill_all(IN_PAGES);
+            bench.good().with_context(|| name)?;
+        }
+        // Data can be taken from a page that must not be written, but not put there.
+        let page = whole(read_only.gref(0));
+        bench.must("a read to a page that may not be written", &transfer(READ, 8, &[page]), status::ERROR)?;
+        ensure!(read_only.is_filled(0, IN_PAGES), "a page that must not be written was");
+        read_only.fill(0, ON_DISK);
+        bench.must("a write from a page that may not be written", &transfer(WRITE, 8, &[page]), status::OKAY)?;
+        read_only.write(1, 0, &table(&bench.grefs(12)));
+        bench.data.fill_all(ON_DISK);
+        let write = bench.guest.rings[0].ask(&indirect(WRITE, 8, &[read_only.gref(1)], 12))?;
+        ensure!(write == status::OKAY, "segments in a page that may not be written: status {write}");
+        ensure!(strangers.is_filled(0, IN_PAGES), "a page for another domain was written");
+        bench.finish(rig).with_context(|| disk.id)?;
+    }
+    Ok(())
+}
+
+pub(super) fn grants_that_end(rig: &mut Rig) -> Result<()> {
+    for disk in MODES {
+        let mut bench = Bench::new(rig, disk, Abi::X86_64)?;
+        for turn in 0..rig.repeat(60) {
+            let pages = bench.guest.pages(8)?;
+            pages.fill_all(ON_DISK);
+            let ring = &mut bench.guest.rings[0];
+            for at in 0..24_u64 {
+                let operation = if at % 2 == 0 { WRITE } else { READ };
+                let segments: Vec<_> = (0..8).map(|page| whole(pages.gref(page))).collect();
+                ring.send(&Request { id: at, ..transfer(operation, at * 64, &segments) })?;
+            }
+            // Some are done, some are under way, some have not been looked at.
+            (0..turn % 7).try_for_each(|_| ring.poll().map(drop))?;
+            drop(pages);
+            for _ in turn % 7..24 {
+                let response = ring.poll()?;
+                ensure!([status::OKAY, status::ERROR].contains(&response.status), "{response:?}");
+            }
+        }
+        bench.data.fill_all(IN_PAGES);
+        bench.good()?;
+        // A page whose grant has ended holds zeroes, or what it held.
+        bench.guest.detach()?;
+        let content = rig.content(disk)?;
+        ensure!(content.iter().all(|byte| [0, ON_DISK].contains(byte)), "{}: the disk holds something else", disk.id);
+    }
+    Ok(())
+}
+
+pub(super) fn tables_that_are_data(rig: &mut Rig) -> Result<()> {
+    for disk in MODES {
+        let mut bench = Bench::new(rig, disk, Abi::X86_64)?;
+        let guard = bench.guest.pages(1)?;
+        guard.fill(0, IN_PAGES);
+        // What is read over the page of segments names the guard, which the request does not.
+        let evil = table(&[whole(guard.gref(0)); 512]);
+        rig.set_content(disk, &evil.repeat(SECTORS as usize * SECTOR / PAGE))?;
+        let all: Vec<Segment> = (0..24)
+            .map(|at| if at % 2 == 0 { whole(bench.tables.gref(0)) } else { whole(bench.data.gref(at / 2)) })
+            .collect();
+        for _ in 0..rig.repeat(50) {
+            bench.tables.write(0, 0, &table(&all));
+            bench.data.fill_all(IN_PAGES);
+            let answer = bench.guest.rings[0].ask(&indirect(READ, 0, &[bench.tables.gref(0)], 24))?;
+            ensure!(answer == status::OKAY, "{}: status {answer}", disk.id);
+            ensure!(bench.tables.page(0) == evil, "{}: the page of segments holds something else", disk.id);
+            let read = (0..12).all(|page| bench.data.page(page) == evil);
+            ensure!(read && guard.is_filled(0, IN_PAGES), "{}: other pages than the request's were written", disk.id);
+        }
+        // The other way round: the segments are what is written.
+        bench.tables.write(0, 0, &table(&all));
+        let answer = bench.guest.rings[0].ask(&indirect(WRITE, 4096, &[bench.tables.gref(0)], 24))?;
+        let expected = bench.tables.page(0);
+        bench.guest.detach()?;
+        let content = rig.content(disk)?;
+        let at = 4096 * SECTOR;
+        ensure!(answer == status::OKAY && content[at..at + PAGE] == expected, "{}: status {answer}", disk.id);
+    }
+    Ok(())
+}
+
+pub(super) fn the_ring_as_data(rig: &mut Rig) -> Result<()> {
+    for disk in MODES {
+        let content = rig.content(disk)?;
+        let mut guest = rig.attach(disk, Shape { rings: 2, ..Shape::default() })?;
+        let data = guest.pages(1)?;
+        // Written to the disk: harmless.
+        let own = guest.rings[0].raw.pages.refs[0];
+        let answer = guest.rings[0].ask(&transfer(WRITE, 0, &[whole(own)]))?;
+        ensure!(answer == status::OKAY, "{}: the ring's page was not written: {answer}", disk.id);
+        // Read over the entries, which are copied before they are looked at.
+        data.fill(0, 0xff);
+        let filled = guest.rings[0].ask(&transfer(WRITE, 64, &[whole(data.gref(0))]))?;
+        ensure!(filled == status::OKAY, "{}: status {filled}", disk.id);
+        let entries = segment(own, 1, 7);
+        for id in 0..16 {
+            guest.rings[0].send(&Request { id, ..transfer(READ, 64, &[entries]) })?;
+        }
+        // And over the indices: the ring ends, or its frontend sees what it deserves.
+        let other = guest.rings[1].raw.pages.refs[0];
+        guest.rings[0].send(&transfer(READ, 64, &[whole(other)]))?;
+        guest.rings[1].raw.notify();
+        std::thread::sleep(crate::loopback::WATCH);
+        guest.detach()?;
+        rig.set_content(disk, &content)?;
+        rig.neighbour_goes_on()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! Requests that are right, with unusual shapes.
+
+use anyhow::{Context, Result, ensure};
+use mqblk_core::units::SECTOR_BYTES;
+use mqblk_memory::GrantRef;
+use mqblk_ring::blkif::request::{DISCARD_SECURE, MAX_SEGMENTS};
+use mqblk_ring::blkif::{Abi, Request, Segment, operation, status};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::loopback::guest::{Guest, Shape};
+use crate::loopback::pages::{PAGE, Pages};
+use crate::loopback::request::{PAGE_SECTORS, discard, indirect, segment, table, transfer, whole};
+use crate::loopback::rig::{ANY, Disk, MODES, ORDER, Rig, SECTORS};
+
+/// Bytes of a sector.
+pub const SECTOR: usize = SECTOR_BYTES as usize;
+/// Pages of data, beside those of segments.
+const DATA: usize = 40;
+
+/// A disk's model, and its frontend.
+struct Player {
+    guest: Guest,
+    data: Pages,
+    tables: Pages,
+    model: Vec<u8>,
+    random: SmallRng,
+}
+
+impl Player {
+    fn new(rig: &Rig, disk: Disk, shape: Shape, data: usize) -> Result<Player> {
+        let guest = rig.attach(disk, shape)?;
+        let (data, tables) = (guest.pages(data as u32)?, guest.pages(1)?);
+        Ok(Player { guest, data, tables, model: rig.content(disk)?, random: SmallRng::seed_from_u64(11) })
+    }
+
+    /// Some parts of pages, each in a page of its own.
+    fn segments(&mut self, count: usize) -> Vec<Segment> {
+        let skip = self.random.random_range(0..=self.data.count() - count);
+        (skip..skip + count)
+            .map(|page| {
+                let first = self.random.random_range(0..PAGE_SECTORS as u8);
+                segment(self.data.gref(page), first, self.random.random_range(first..PAGE_SECTORS as u8))
+            })
+            .collect()
+    }
+
+    fn page_of(&self, gref: GrantRef) -> usize {
+        (0..self.data.count()).find(|page| self.data.gref(*page) == gref).expect("a page of ours")
+    }
+
+    /// The request for these segments: with the segments in the entry if they fit and `direct` says so.
+    fn request(&self, operation: u8, sector: u64, segments: &[Segment], direct: bool) -> Request {
+        if direct && segments.len() <= MAX_SEGMENTS {
+            return transfer(operation, sector, segments);
+        }
+        self.tables.write(0, 0, &table(segments));
+        indirect(operation, sector, &[self.tables.gref(0)], segments.len() as u16)
+    }
+
+    /// One write or read of `count` segments, verified: bytes of pages outside of the segments, too.
+    fn one(&mut self, ring: usize, write: bool, count: usize, direct: bool) -> Result<()> {
+        let segments = self.segments(count);
+        let sectors: u64 = segments.iter().map(|s| u64::from(s.last_sect - s.first_sect) + 1).sum();
+        let sector = self.random.random_range(0..=SECTORS - sectors);
+        for segment in &segments {
+            let mut bytes = vec![0; PAGE];
+            self.random.fill(&mut bytes[..]);
+            self.data.write(self.page_of(segment.gref), 0, &bytes);
+        }
+        let before: Vec<Vec<u8>> = (0..self.data.count()).map(|page| self.data.page(page)).collect();
+        let operation = if write { operation::WRITE } else { operation::READ };
+        let request = self.request(operation, sector, &segments, direct);
+        let answer = self.guest.rings[ring].ask(&Request { id: self.random.random(), ..request })?;
+        ensure!(answer == status::OKAY, "{request:?}: status {answer}");
+        let mut at = sector as usize * SECTOR;
+        let mut expected = before;
+        for segment in &segments {
+            let len = usize::from(segment.last_sect - segment.first_sect + 1) * SECTOR;
+            let from = usize::from(segment.first_sect) * SECTOR;
+            let page = &mut expected[self.page_of(segment.gref)][from..from + len];
+            match write {
+                true => self.model[at..at + len].copy_from_slice(page),
+                false => page.copy_from_slice(&self.model[at..at + len]),
+            }
+            at += len;
+        }
+        for (page, expected) in expected.iter().enumerate() {
+            ensure!(self.data.page(page) == *expected, "page {page} holds something else after {request:?}");
+        }
+        Ok(())
+    }
+
+    fn finish(self, rig: &Rig, disk: Disk) -> Result<()> {
+        self.guest.detach()?;
+        ensure!(rig.content(disk)? == self.model, "the disk holds something else than was written");
+        Ok(())
+    }
+}
+
+pub(super) fn every_layout(rig: &mut Rig) -> Result<()> {
+    for abi in Abi::ALL {
+        for disk in MODES {
+            let rings = if disk.id == "copy" { 4 } else { 1 };
+            let order = if abi == Abi::Arm { ORDER } else { 0 };
+            let shape = Shape { abi, rings, order, ..Shape::default() };
+            let mut player = Player::new(rig, disk, shape, DATA)?;
+            for turn in 0..rig.repeat(120) as usize {
+                let count = player.random.random_range(1..=if turn % 2 == 0 { MAX_SEGMENTS } else { DATA });
+                let direct = turn % 3 != 0;
+                let result = player.one(turn % rings as usize, turn % 4 < 2, count, direct);
+                result.with_context(|| format!("{abi:?}, {}, turn {turn}", disk.id))?;
+            }
+            player.finish(rig, disk)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn many_segments(rig: &mut Rig) -> Result<()> {
+    for disk in MODES {
+        let mut player = Player::new(rig, disk, Shape::default(), 256)?;
+        ensure!(player.guest.front.info()?.segments == 256, "{:?}", player.guest.front.info()?);
+        for write in [true, false, true, false] {
+            player.one(0, write, 256, false).with_context(|| disk.id)?;
+        }
+        player.finish(rig, disk)?;
+    }
+    Ok(())
+}
+
+pub(super) fn flushes_and_barriers(rig: &mut Rig) -> Result<()> {
+    for disk in MODES {
+        let mut player = Player::new(rig, disk, Shape { rings: 2, ..Shape::default() }, DATA)?;
+        let info = player.guest.front.info()?;
+        ensure!(info.flush && info.barrier, "{info:?}");
+        for (op, ring) in
+            [(operation::FLUSH_DISKCACHE, 0), (operation::WRITE_BARRIER, 1), (operation::WRITE_BARRIER, 0)]
+        {
+            // Where a request without data points means nothing.
+            for sector in [0, u64::MAX] {
+                let answer = player.guest.rings[ring].ask(&transfer(op, sector, &[]))?;
+                ensure!(answer == status::OKAY, "operation {op} without data: status {answer}");
+            }
+            for count in [1, MAX_SEGMENTS] {
+                let segments: Vec<_> = (0..count).map(|page| whole(player.data.gref(page))).collect();
+                (0..count).for_each(|page| player.data.fill(page, op + page as u8 + 10));
+                let answer = player.guest.rings[ring].ask(&transfer(op, 16, &segments))?;
+                ensure!(answer == status::OKAY, "operation {op} with {count} segments: status {answer}");
+                for page in 0..count {
+                    let at = 16 * SECTOR + page * PAGE;
+                    player.model[at..at + PAGE].fill(op + page as u8 + 10);
+                }
+                ensure!(rig.content(disk)? == player.model, "operation {op} has not written its data");
+            }
+        }
+        player.finish(rig, disk)?;
+    }
+    Ok(())
+}
+
+pub(super) fn discards(rig: &mut Rig) -> Result<()> {
+    let mut content = vec![0x77; (SECTORS * SECTOR_BYTES) as usize];
+    rig.set_content(ANY, &content)?;
+    let mut guest = rig.attach(ANY, Shape { abi: Abi::X86_32, ..Shape::default() })?;
+    let offered = guest.front.info()?.discard.context("discard is not offered")?;
+    ensure!(!offered.secure, "secure discard is offered: {offered:?}");
+    let end = SECTORS;
+    for (sector, sectors, flag, expected) in [
+        (8, 8, 0, status::OKAY),
+        // What is not offered is not done securely, but done.
+        (24, 8, DISCARD_SECURE, status::OKAY),
+        (end - 8, 8, 0xfe, status::OKAY),
+        (0, 0, 0, status::OKAY),
+        (end, 0, 0, status::OKAY),
+        (end, 1, 0, status::ERROR),
+        (end - 8, 9, 0, status::ERROR),
+        (end + 1, 0, 0, status::ERROR),
+        (0, end + 1, 0, status::ERROR),
+        (0, u64::MAX, 0, status::ERROR),
+        (u64::MAX, 1, 0, status::ERROR),
+        (u64::MAX, u64::MAX, 0, status::ERROR),
+        (8, u64::MAX - 7, 0, status::ERROR),
+        (1 << 55, 8, 0, status::ERROR),
+        (0, 1 << 55, 0, status::ERROR),
+    ] {
+        let answer = guest.rings[0].ask(&discard(sector, sectors, flag))?;
+        ensure!(answer == expected, "discard of {sectors} sectors at {sector}: status {answer}, expected {expected}");
+        if answer == status::OKAY {
+            let range = sector as usize * SECTOR..(sector + sectors) as usize * SECTOR;
+            content[range].fill(0);
+        }
+        ensure!(
+            rig.content(ANY)? == content,
+            "discard of {sectors} sectors at {sector}: the disk holds something else"
+        );
+    }
+    guest.detach()?;
+    let mut guest = rig.make_other(ANY, |vbd| vbd.discard = false)?;
+    guest.connect(Shape::default())?;
+    ensure!(guest.front.info()?.discard.is_none(), "discard is offered although the toolstack forbids it");
+    let answer = guest.rings[0].ask(&discard(40, 8, 0))?;
+    ensure!(answer == status::NOT_SUPPORTED, "discard that is not offered: status {answer}");
+    guest.detach()?;
+    ensure!(rig.content(ANY)? == content, "a discard that is not offered was done");
+    Ok(())
+}

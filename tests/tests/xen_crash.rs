@@ -69,7 +69,7 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
 fn replayed(host: &XenHost) -> Result<()> {
     let log = host.daemons_log();
     let counts: Vec<u64> = log
-        .split("replay=")
+        .split("replayed=")
         .skip(1)
         .filter_map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok())
         .collect();

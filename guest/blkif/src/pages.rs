@@ -195,7 +195,7 @@ pub(crate) struct Holder {
 
 impl Holder {
     /// Finds places for a request's pages, and maps them if they are to be and can be. `None` when there is no room at all.
-    #[inline]
+    #[inline(always)]
     fn place(&mut self, pages: &mut [PageUse], fill: bool, now: u32, counters: &mut GrantCounters) -> Option<Place> {
         match self.store.mode {
             Mode::Persistent => {
@@ -214,7 +214,7 @@ impl Holder {
     }
 
     /// Begins a use of each page. If one cannot be mapped: of none.
-    #[inline]
+    #[inline(always)]
     fn begin_all(&mut self, pages: &mut [PageUse], now: u32, counters: &mut GrantCounters) -> bool {
         for at in 0..pages.len() {
             match self.begin(pages[at].gref, now, counters) {
@@ -229,7 +229,7 @@ impl Holder {
     }
 
     /// Begins a use of a page that is mapped for good, and maps it first if it is not.
-    #[inline]
+    #[inline(always)]
     fn begin(&mut self, gref: GrantRef, now: u32, counters: &mut GrantCounters) -> Option<PageSlot> {
         match self.store.persistent.begin(gref, now) {
             Some(held) => {
@@ -265,14 +265,14 @@ impl Holder {
         Some(slot)
     }
 
-    #[inline]
+    #[inline(always)]
     fn end_all(&mut self, pages: &[PageUse], now: u32) {
         for page in pages {
             self.end(page.slot, now);
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn end(&mut self, slot: PageSlot, now: u32) {
         let held = self.store.held_in(slot);
         self.store.persistent.end(held, now);
@@ -304,7 +304,7 @@ impl Holder {
     }
 
     /// The request needs its pages no more.
-    #[inline]
+    #[inline(always)]
     fn let_go(&mut self, place: Place, pages: &[PageUse], now: u32, counters: &mut GrantCounters) {
         match place {
             Place::None => {}
@@ -429,7 +429,7 @@ impl Pages {
         Ok(Pages::Shared { holder: Arc::clone(holder), own: None })
     }
 
-    #[inline]
+    #[inline(always)]
     fn with<R>(&mut self, act: impl FnOnce(&mut Holder) -> R) -> R {
         match self {
             Pages::Own(holder) => act(holder),
@@ -443,7 +443,7 @@ impl Pages {
     }
 
     /// Finds places for a request's pages. `fill`: they are written to.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn place(
         &mut self,
         pages: &mut [PageUse],
@@ -455,7 +455,7 @@ impl Pages {
     }
 
     /// The request needs its pages no more: its buffer was given back.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn let_go(&mut self, place: Place, pages: &[PageUse], now: u32, counters: &mut GrantCounters) {
         self.with(|holder| holder.let_go(place, pages, now, counters));
     }

@@ -182,7 +182,7 @@ impl<L: PooledLane> BlkifQueue<L> {
     }
 
     /// Takes a request with its segments in the entry.
-    #[inline]
+    #[inline(always)]
     fn take_direct<I: Intake<BlkifToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
@@ -207,6 +207,18 @@ impl<L: PooledLane> BlkifQueue<L> {
             }
             None => self.refuse(at, into),
         }
+    }
+
+    /// [`stage`](Self::stage), where it is not called for every request.
+    #[inline(never)]
+    fn stage_seldom<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
+        self.stage(pool, at, into);
+    }
+
+    /// [`admit`](Self::admit), where it is not called for every request.
+    #[inline(never)]
+    pub(crate) fn admit_seldom<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
+        self.admit(pool, at, into);
     }
 
     /// Takes any other request: it is answered, admitted, or its segments are still to be fetched.
@@ -260,14 +272,13 @@ impl<L: PooledLane> BlkifQueue<L> {
         let mut indirect = std::mem::take(&mut self.batch.indirect);
         self.batch.copies.clear();
         for (number, fetched) in indirect.iter_mut().enumerate() {
-            let (entry, _) = self.requests.with_room(fetched.at);
-            let segments = entry.segments;
+            let segments = self.requests.entry(fetched.at).segments;
             for page in 0..indirect_pages(segments) {
                 let range = segments_of(page, segments);
                 let bytes = &mut self.batch.bytes[..range.len() * SEGMENT_BYTES];
                 let gref = fetched.indirect.pages[page];
                 if self.pages.peek(gref, bytes, self.now, &mut self.counters) {
-                    parse(bytes, &mut self.requests.with_room(fetched.at).1[range]);
+                    parse(bytes, &mut self.requests.with_pages(fetched.at).1[range]);
                     fetched.read |= 1 << page;
                     continue;
                 }
@@ -287,7 +298,7 @@ impl<L: PooledLane> BlkifQueue<L> {
         let mut copied = 0;
         for (number, fetched) in indirect.iter().enumerate() {
             if self.judge_segments(number, fetched, size, &mut copied) {
-                self.stage(pool, fetched.at, into);
+                self.stage_seldom(pool, fetched.at, into);
             } else {
                 self.refuse(fetched.at, into);
             }
@@ -323,7 +334,7 @@ impl<L: PooledLane> BlkifQueue<L> {
     }
 
     /// Finds places for a request's data, and admits it unless the data is still to be copied.
-    #[inline]
+    #[inline(always)]
     fn stage<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
         let (entry, pages) = self.requests.with_pages(at);
         let fill = entry.step == Step::Read;
@@ -362,15 +373,15 @@ impl<L: PooledLane> BlkifQueue<L> {
             } else if entry.barrier {
                 self.begin_barrier(at);
             } else {
-                self.admit(pool, at, into);
+                self.admit_seldom(pool, at, into);
             }
         }
         self.batch.staged.clear();
     }
 
     /// Admits a request whose pages have their places.
-    #[inline]
-    pub(crate) fn admit<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
+    #[inline(always)]
+    fn admit<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
         let fua = self.fua;
         let (entry, pages) = self.requests.with_pages(at);
         let op = match entry.step {

@@ -167,7 +167,7 @@ impl<L: PooledLane> BlkifQueue<L> {
                 GateStep::Go => {
                     if let Some(at) = self.barrier.take() {
                         self.counters.barriers += 1;
-                        self.admit(lane.pool(), at, into);
+                        self.admit_seldom(lane.pool(), at, into);
                     }
                     return Ok(());
                 }

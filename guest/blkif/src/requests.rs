@@ -55,15 +55,25 @@ impl Entry {
     };
 }
 
+/// An entry with the segment of a request that has one: most do, and then need no other cache line.
+#[repr(align(64))]
+#[derive(Clone, Debug)]
+struct Slot {
+    entry: Entry,
+    one: [PageUse; 1],
+}
+
+const _: () = assert!(size_of::<Slot>() == 64, "one cache line");
+
 /// The table.
 #[derive(Debug)]
 pub(crate) struct Requests {
-    entries: Vec<Entry>,
+    slots: Vec<Slot>,
     free: Vec<u16>,
     /// Most segments of a request.
     stride: usize,
-    /// The segments of entry `n` from `n` times `stride` on. Grows to where entries were ever used, into room that is there: of memory
-    /// only what is used is touched.
+    /// The segments of entry `n` from `n` times `stride` on, if it has several. Grows to where entries were ever used so, into room
+    /// that is there: of memory only what is used is touched.
     pages: Vec<PageUse>,
 }
 
@@ -72,7 +82,7 @@ impl Requests {
     pub(crate) fn new(count: u16, segments: u16) -> Requests {
         let stride = usize::from(segments);
         Requests {
-            entries: vec![Entry::NEW; count.into()],
+            slots: vec![Slot { entry: Entry::NEW, one: [PageUse::NONE] }; count.into()],
             free: (0..count).rev().collect(),
             stride,
             pages: Vec::with_capacity(usize::from(count) * stride),
@@ -87,17 +97,17 @@ impl Requests {
 
     /// How many there are.
     pub(crate) fn in_use(&self) -> usize {
-        self.entries.len() - self.free.len()
+        self.slots.len() - self.free.len()
     }
 
     /// One more. There is room.
     #[inline]
     pub(crate) fn open(&mut self, entry: Entry) -> u16 {
         let at = self.free.pop().expect("whoever opens one has looked for room");
-        if self.pages.len() <= usize::from(at) * self.stride {
+        if entry.segments > 1 && self.pages.len() <= usize::from(at) * self.stride {
             self.grow(at);
         }
-        self.entries[usize::from(at)] = entry;
+        self.slots[usize::from(at)].entry = entry;
         at
     }
 
@@ -114,21 +124,21 @@ impl Requests {
 
     #[inline]
     pub(crate) fn entry(&mut self, at: u16) -> &mut Entry {
-        &mut self.entries[usize::from(at)]
-    }
-
-    /// An entry and room for its segments, of which the first `segments` of the entry are in use.
-    #[inline]
-    pub(crate) fn with_room(&mut self, at: u16) -> (&mut Entry, &mut [PageUse]) {
-        let first = usize::from(at) * self.stride;
-        (&mut self.entries[usize::from(at)], &mut self.pages[first..first + self.stride])
+        &mut self.slots[usize::from(at)].entry
     }
 
     /// An entry and its segments.
     #[inline]
     pub(crate) fn with_pages(&mut self, at: u16) -> (&mut Entry, &mut [PageUse]) {
-        let (entry, pages) = self.with_room(at);
-        let segments = usize::from(entry.segments);
-        (entry, &mut pages[..segments])
+        let Slot { entry, one } = &mut self.slots[usize::from(at)];
+        let pages = match entry.segments {
+            1 => &mut one[..],
+            0 => &mut [],
+            several => {
+                let first = usize::from(at) * self.stride;
+                &mut self.pages[first..first + usize::from(several)]
+            }
+        };
+        (entry, pages)
     }
 }

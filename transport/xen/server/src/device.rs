@@ -1,6 +1,7 @@
 //! One device: carries out what `life` decides, on a thread of the device's own.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use mqblk_blkif::{GrantBudget, Vbd, VbdOptions};
 use mqblk_engine::Engine;
@@ -29,6 +30,8 @@ pub(crate) struct Host {
     pub(crate) budget: Arc<GrantBudget>,
     pub(crate) journals: Option<Journals>,
     pub(crate) registry: Registry,
+    /// How often a device was looked at.
+    pub(crate) looks: AtomicU64,
 }
 
 /// Why an effect could not be had.

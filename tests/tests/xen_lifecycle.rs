@@ -4,9 +4,10 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use mqblk_tests::guest::{FioJobs, FioOutcome, Shell};
 use mqblk_tests::xen::{Backend, BackendDisk, Blkfront, Domain, DomainConfig, Image, Server, XenHost};
+use serde_json::json;
 
 /// The sum of the first 8 MiB of a disk, past the guest's page cache.
 const BEGINNING: &str = "set -o pipefail; dd if=/dev/xvda bs=1M count=8 iflag=direct 2>/dev/null | sha256sum";
@@ -106,9 +107,13 @@ fn two_guests_at_once() -> Result<()> {
     backend.attach(&mut host, &mut victim, "xvda", "a")?;
     backend.attach(&mut host, &mut witness, "xvda", "b")?;
     if let Some(mqblk) = backend.mqblk() {
-        let list = mqblk.list(&mut host)?.to_string();
-        for id in ["\"a\"", "\"b\""] {
-            ensure!(list.contains(id), "mqblk xen list has no {id}: {list}");
+        let list = mqblk.list(&mut host)?;
+        for (guest, id) in [(&victim, "a"), (&witness, "b")] {
+            let mut named = list.iter().filter(|device| device["domid"] == guest.id() && device["vdev"] == "xvda");
+            let device = named.next().with_context(|| format!("no disk of domain {}: {list:?}", guest.id()))?;
+            assert_eq!(device["params"], format!("mqblk:{id}"), "{device}");
+            assert_eq!(device["queues"], 2, "{device}");
+            assert_eq!((&device["backend_state"], &device["frontend_state"]), (&json!(4), &json!(4)), "{device}");
         }
     }
 

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use mqblk_admin::model::{DiskStat, GrantStat};
 use mqblk_tests::guest::{FioJobs, FioOutcome, Shell};
 use mqblk_tests::xen::{
     Backend, BackendDisk, Blkfront, Domain, DomainConfig, HardwareQueue, Image, Server, XenHost, interrupts,
@@ -60,28 +61,61 @@ fn verify_all(guest: &mut Domain, modes: &[(&str, &str)], load: &Load) -> Result
     Ok(())
 }
 
-/// That each queue of each disk was used: by the events that the guest took, and by what our daemon has counted.
+/// What is counted of our disks before a load; nothing of the kernel's.
+fn figures(backend: &Backend, host: &mut XenHost, modes: &[(&str, &str)]) -> Result<Vec<DiskStat>> {
+    let Some(mqblk) = backend.mqblk() else { return Ok(Vec::new()) };
+    modes.iter().map(|(mode, _)| mqblk.disk_stat(host, mode)).collect()
+}
+
+/// That each queue of each disk was used by the load, by the events that the guest took and by what our daemon has counted; and
+/// that pages were reached in the way that was asked for.
 fn each_queue_served(
-    backend: &Backend,
-    host: &mut XenHost,
     guest: &mut Domain,
     modes: &[(&str, &str)],
-    queues: usize,
+    persistent: bool,
+    (before, after): (&[DiskStat], &[DiskStat]),
 ) -> Result<()> {
+    let queues = guest.hardware_queues(modes[0].1)?.len();
     let events = interrupts(guest, "blkif")?;
     ensure!(
         events.len() == queues * modes.len() && events.iter().all(|&count| count > 0),
         "events of {queues} queues of {} disks: {events:?}",
         modes.len()
     );
-    if let Some(mqblk) = backend.mqblk() {
-        for (mode, _) in modes {
-            let stat = mqblk.disk_stat(host, mode)?;
-            let requests: Vec<u64> = stat.queues.iter().map(|queue| queue.load.counters.requests).collect();
-            ensure!(requests.len() == queues && requests.iter().all(|&count| count > 0), "grants={mode}: {requests:?}");
-            assert_eq!(stat.totals.counters.errors, 0, "grants={mode}");
+    for (before, after) in before.iter().zip(after) {
+        let mode = &after.id;
+        let requests =
+            |stat: &DiskStat| stat.queues.iter().map(|queue| queue.load.counters.requests).collect::<Vec<_>>();
+        let (earlier, later) = (requests(before), requests(after));
+        ensure!(later.len() == queues, "grants={mode}: {} queues are counted", later.len());
+        // A disk that nobody was connected to has no queues, or idle ones.
+        let served = later.iter().enumerate().all(|(at, &count)| count > earlier.get(at).copied().unwrap_or_default());
+        ensure!(served, "grants={mode}: requests before {earlier:?} and after {later:?}");
+        assert_eq!(after.totals.counters.errors, 0, "grants={mode}");
+        let figures = |stat: &DiskStat| stat.grants.with_context(|| format!("no figures of grants of the disk {mode}"));
+        let (earlier, later) = (figures(before)?, figures(after)?);
+        used_as_asked(mode, persistent, &earlier, &later)
+            .with_context(|| format!("grants={mode}, before: {earlier:?}, after: {later:?}"))?;
+    }
+    Ok(())
+}
+
+/// That the guest's pages were reached in the way that was asked for, and in no other; when no request is under way.
+fn used_as_asked(mode: &str, persistent: bool, before: &GrantStat, after: &GrantStat) -> Result<()> {
+    let (maps, unmaps) = (after.maps - before.maps, after.unmaps - before.unmaps);
+    let hits = after.persistent_hits - before.persistent_hits;
+    if persistent && matches!(mode, "auto" | "persistent") {
+        ensure!(hits > after.persistent_misses - before.persistent_misses, "pages that are kept are not used again");
+        ensure!(after.held > 0, "no page is kept");
+    } else {
+        ensure!(hits == 0 && after.held == 0, "pages were kept");
+        if mode == "map" {
+            ensure!(maps > 0 && maps == unmaps, "pages are mapped for one request each");
+        } else {
+            ensure!(after.copies > before.copies && maps == 0, "pages are copied");
         }
     }
+    ensure!((after.copy_errors, after.map_errors, after.stuck) == (0, 0, 0), "something failed");
     Ok(())
 }
 
@@ -95,6 +129,7 @@ fn two_queues_by_every_mode() -> Result<()> {
     let mut guest = Domain::create(&mut host, &DomainConfig::new("guest").memory_mib(384))?;
     for persistent in [true, false] {
         guest.load_blkfront(Blkfront { persistent, ..Blkfront::default() })?;
+        let before = figures(&backend, &mut host, modes)?;
         for (mode, disk) in modes {
             backend.attach(&mut host, &mut guest, disk, mode)?;
             let each = |cpu| HardwareQueue { cpus: vec![cpu], tags: 32 };
@@ -104,7 +139,8 @@ fn two_queues_by_every_mode() -> Result<()> {
         }
         let load = Load { jobs: 2, depth: 16, mib: 4, sizes: "512/10:1k/10:4k/40:12k/10:64k/20:256k/10" };
         verify_all(&mut guest, modes, &load)?;
-        each_queue_served(&backend, &mut host, &mut guest, modes, 2)?;
+        let after = figures(&backend, &mut host, modes)?;
+        each_queue_served(&mut guest, modes, persistent, (&before, &after))?;
         guest.must_be_content()?;
         for (_, disk) in modes {
             backend.detach(&mut host, &mut guest, disk)?;
@@ -130,6 +166,7 @@ fn four_queues_large_rings_and_long_requests() -> Result<()> {
         let parameters =
             Blkfront { max_ring_page_order: order, max_indirect_segments: segments, persistent, ..Blkfront::default() };
         guest.load_blkfront(parameters)?;
+        let before = figures(&backend, &mut host, modes)?;
         for (mode, disk) in modes {
             backend.attach(&mut host, &mut guest, disk, mode)?;
             let each = |cpu| HardwareQueue { cpus: vec![cpu], tags: 32 << order };
@@ -138,7 +175,8 @@ fn four_queues_large_rings_and_long_requests() -> Result<()> {
         }
         let load = Load { jobs: 4, depth: 4, mib: 2, sizes: "4k/50:64k/20:256k/20:1m/10" };
         verify_all(&mut guest, modes, &load).context(case)?;
-        each_queue_served(&backend, &mut host, &mut guest, modes, 4)?;
+        let after = figures(&backend, &mut host, modes)?;
+        each_queue_served(&mut guest, modes, persistent, (&before, &after))?;
         guest.must_be_content()?;
         for (_, disk) in modes {
             backend.detach(&mut host, &mut guest, disk)?;

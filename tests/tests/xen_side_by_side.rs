@@ -1,12 +1,13 @@
 //! The kernel's back-end and ours on the same Xen, before the same guest, over storage that does nothing: what a request costs in
-//! requests, grant operations and notifications. Emulated, so times say nothing but their ratio.
+//! grant operations and notifications. Emulated, so times say nothing but their ratio.
 //!
 //! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use mqblk_tests::guest::{FioJobs, Shell};
+use mqblk_tests::guest::FioJobs;
 use mqblk_tests::xen::{Blkfront, Calls, Domain, DomainConfig, Mqblk, Probe, Probes, XenHost, interrupts};
 
 /// The kernel functions behind all grant work and all notifications of a back-end in dom0: those of xen-blkback and those that
@@ -31,54 +32,142 @@ struct Cost {
     /// Events that the back-end sent, and those that the guest took: they may come together.
     sent: u64,
     taken: u64,
+    /// Events that dom0 took.
+    kicked: u64,
     iops: f64,
 }
 
 /// Requests of a run, of each of two jobs: enough that what is mapped once counts for little.
-const REQUESTS: u64 = 6000;
+const REQUESTS: u64 = 4000;
 
-fn measure(host: &mut XenHost, guest: &mut Domain) -> Result<Cost> {
-    let probes = Probes::start(host, &PROBES)?;
-    let (stat, events) = (guest.disk_stat("xvda")?, interrupts(guest, "blkif")?);
+fn read_at_random(guest: &mut Domain) -> Result<f64> {
     let jobs = FioJobs::new(&format!(
         "--name=read --filename=/dev/xvda --ioengine=io_uring --direct=1 --thread --rw=randread --bs=4k --iodepth=16 --numjobs=2 \
          --cpus_allowed=0,1 --cpus_allowed_policy=split --number_ios={REQUESTS} --norandommap --random_generator=tausworthe64",
     ));
     let ran = jobs.run(guest, Duration::from_secs(150))?;
-    let (stat_after, events_after) = (guest.disk_stat("xvda")?, interrupts(guest, "blkif")?);
-    let counts = probes.counts(host)?;
-    probes.stop(host)?;
     ensure!(ran.reads == 2 * REQUESTS, "fio read {} times", ran.reads);
+    Ok(ran.reads as f64 / ran.elapsed.as_secs_f64())
+}
+
+/// One run for the time it takes, and one with kprobes, which take time themselves, for what it does.
+fn measure(host: &mut XenHost, guest: &mut Domain, events_of_dom0: &str) -> Result<Cost> {
+    guest.wait_disk("xvda")?;
+    let iops = read_at_random(guest)?;
+    let probes = Probes::start(host, &PROBES)?;
+    let before = probes.counts(host)?;
+    let (stat, events) = (guest.disk_stat("xvda")?, interrupts(guest, "blkif")?);
+    let kicks = interrupts(host, events_of_dom0)?;
+    read_at_random(guest)?;
+    let after = probes.counts(host)?;
+    let (stat_after, events_after) = (guest.disk_stat("xvda")?, interrupts(guest, "blkif")?);
+    let kicks_after = interrupts(host, events_of_dom0)?;
+    probes.stop(host)?;
+    let calls = |name| {
+        let (before, after): (Calls, Calls) = (before[name], after[name]);
+        Calls { calls: after.calls - before.calls, sum: after.sum - before.sum }
+    };
+    let more = |before: &[u64], after: &[u64]| after.iter().sum::<u64>() - before.iter().sum::<u64>();
     Ok(Cost {
         requests: stat_after[0] - stat[0],
-        mapped: counts["gnttab_map_refs"],
-        unmapped: counts["gnttab_unmap_refs"],
-        copied: counts["gnttab_batch_copy"],
-        sent: counts["notify_remote_via_irq"].calls + counts["evtchn_ioctl"].calls,
-        taken: events_after.iter().sum::<u64>() - events.iter().sum::<u64>(),
-        iops: ran.reads as f64 / ran.elapsed.as_secs_f64(),
+        mapped: calls("gnttab_map_refs"),
+        unmapped: calls("gnttab_unmap_refs"),
+        copied: calls("gnttab_batch_copy"),
+        sent: calls("notify_remote_via_irq").calls + calls("evtchn_ioctl").calls,
+        taken: more(&events, &events_after),
+        kicked: more(&kicks, &kicks_after),
+        iops,
     })
+}
+
+fn line(table: &mut String, name: &str, cost: &Cost, kernel: &Cost) -> Result<()> {
+    let each = |count: u64| count as f64 / cost.requests as f64;
+    writeln!(
+        table,
+        "{name:<24} {:>8.3} {:>8.3} {:>8.3} {:>10.3} {:>8.3} {:>8.3} {:>8.3} {:>10.2}",
+        each(cost.mapped.sum),
+        each(cost.unmapped.sum),
+        each(cost.copied.sum),
+        each(cost.mapped.calls + cost.unmapped.calls + cost.copied.calls),
+        each(cost.sent),
+        each(cost.taken),
+        each(cost.kicked),
+        cost.iops / kernel.iops,
+    )?;
+    Ok(())
 }
 
 #[test]
 fn what_a_request_costs() -> Result<()> {
-    let mut host = XenHost::builder("side-by-side").boot()?;
+    let mut host = XenHost::builder("side-by-side").with_mqblk().boot()?;
+    let disks: Vec<String> = ["persistent", "copy", "map"]
+        .iter()
+        .map(|mode| format!("--disk id={mode},interface=xen,storage=null,size=1G,queues=2,grants={mode}"))
+        .collect();
+    let mqblk = Mqblk::serve(&mut host, &disks.join(" "))?;
+    let node = host.null_device(2)?;
     let mut guest = Domain::create(&mut host, &DomainConfig::new("guest"))?;
-    let mut table = String::new();
-    for persistent in [true, false] {
+    let mut table = "4 KiB random reads, 2 queues, 2 jobs of 16; each figure for one request; IOPS as a share of the kernel's in the \
+                     same case\n\
+                     back-end, grants           pages    pages    pages      calls   events   events   events       IOPS\n\
+                     \x20                        mapped unmapped   copied  for these     sent    taken  to dom0\n"
+        .to_owned();
+
+    for (persistent, ours) in [(true, &["persistent"][..]), (false, &["copy", "map"][..])] {
         guest.load_blkfront(Blkfront { persistent, ..Blkfront::default() })?;
-        let node = host.null_device(2)?;
         host.attach_kernel_disk(&guest, "xvda", &node, "w")?;
-        guest.wait_disk("xvda")?;
-        let cost = measure(&mut host, &mut guest)?;
-        table += &format!("kernel persistent={persistent}: {cost:?}\n");
+        let kernel = measure(&mut host, &mut guest, "blkif-backend")?;
         host.detach_kernel_disk(&guest, "xvda")?;
         guest.wait_no_disk("xvda")?;
+        line(&mut table, if persistent { "kernel, persistent" } else { "kernel, map" }, &kernel, &kernel)?;
+        assert_eq!(kernel.requests, 2 * REQUESTS);
+
+        for mode in ours {
+            mqblk.attach(&mut host, &guest, "xvda", &format!("mqblk:{mode}"), "")?;
+            let cost = measure(&mut host, &mut guest, "evtchn:mqblk")?;
+            let stat = mqblk.disk_stat(&mut host, mode)?;
+            mqblk.detach(&mut host, &guest, "xvda")?;
+            guest.wait_no_disk("xvda")?;
+            line(&mut table, &format!("mqblk, {mode}"), &cost, &kernel)?;
+            assert_eq!(cost.requests, kernel.requests);
+            ensure!(
+                stat.totals.counters.reads >= 2 * cost.requests,
+                "{mode}: {} reads counted",
+                stat.totals.counters.reads
+            );
+            judge(mode, &cost, &kernel).map_err(|error| error.context(format!("grants={mode}: {cost:?}\n{table}")))?;
+        }
     }
     guest.must_be_content()?;
     print(&table);
     guest.power_off(&mut host)?;
+    mqblk.stop(&mut host)?;
     host.power_off()
+}
+
+/// What the counts, not the times, must be.
+fn judge(mode: &str, cost: &Cost, kernel: &Cost) -> Result<()> {
+    let Cost { requests, mapped, unmapped, copied, sent, kicked, .. } = *cost;
+    match mode {
+        "persistent" => ensure!(mapped.sum + unmapped.sum + copied.sum < requests / 10, "what is kept is used again"),
+        "copy" => {
+            assert_eq!((copied.sum, mapped.sum), (requests, 0), "a page is copied for a request, and none is mapped");
+            ensure!(copied.calls < requests, "requests that come together are copied together");
+        }
+        _ => {
+            assert_eq!(
+                (mapped.sum, unmapped.sum, copied.sum),
+                (requests, requests, 0),
+                "a page is mapped for each request"
+            );
+            ensure!(
+                mapped.calls <= kernel.mapped.calls,
+                "no more calls than the kernel's, which has one for each request"
+            );
+        }
+    }
+    ensure!(sent <= requests && kicked <= requests, "no more events than requests");
+    Ok(())
 }
 
 /// Shown with `--nocapture`.

@@ -18,7 +18,7 @@ pub(crate) mod line_stream;
 mod machine;
 pub(crate) mod process;
 mod qmp;
-mod queue_log;
+pub(crate) mod queue_log;
 mod scsi;
 mod scsi_host;
 mod shell;

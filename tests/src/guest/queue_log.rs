@@ -54,7 +54,7 @@ pub fn queue_stopped(log: &str) -> Vec<QueueStopped> {
 }
 
 /// Leaves out ANSI's "select graphic rendition" sequences: ESC [ ... m.
-fn without_colours(text: &str) -> String {
+pub(crate) fn without_colours(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("\x1b[") {

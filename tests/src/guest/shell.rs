@@ -45,13 +45,13 @@ pub trait Shell {
         Ok(answer.output.trim_end_matches('\n').to_owned())
     }
 
-    /// Starts a script in the background; [`Shell::finish`] gives its answer.
+    /// Starts a script in the background; [`Shell::finish`] gives its answer. The name may have been used for one that has ended.
     ///
     /// # Errors
     /// As [`Shell::must`].
     fn start(&mut self, name: &str, script: &str) -> Result<()> {
         let job = format!(
-            "cat >/run/jobs/{name} <<'END OF JOB'\n{script}\nEND OF JOB\n\
+            "rm -f /run/jobs/{name}.status\ncat >/run/jobs/{name} <<'END OF JOB'\n{script}\nEND OF JOB\n\
              (sh /run/jobs/{name} >/run/jobs/{name}.out 2>&1; echo $? >/run/jobs/{name}.tmp; \
              mv /run/jobs/{name}.tmp /run/jobs/{name}.status) </dev/null >/dev/null 2>&1 &"
         );

@@ -13,7 +13,7 @@ use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_xen::Xen;
 
 use super::{PATIENCE, wait_for};
-use crate::blkif::load::Load;
+use crate::blkif::Load;
 use crate::hostile::load::BLOCK;
 
 /// Blocks of the disk that it uses.

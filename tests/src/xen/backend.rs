@@ -100,22 +100,26 @@ impl Backend {
         self.disks.iter().find(|disk| disk.id == id).with_context(|| format!("no disk '{id}' is served"))
     }
 
-    /// Gives a guest the disk `id` by the name `name`, writable, and waits until its driver shows it.
+    /// Gives a guest the disk `id` by the name `name`, and waits until its driver shows it.
     ///
     /// # Errors
     /// The toolstack's, or a disk that does not come.
     pub fn attach(&self, host: &mut XenHost, domain: &mut Domain, name: &str, id: &str) -> Result<()> {
-        self.attach_with(host, domain, name, id, "w")
+        match &self.mqblk {
+            Some(mqblk) => mqblk.attach(host, domain, name, &format!("mqblk:{id}"), "")?,
+            None => host.attach_kernel_disk(domain, name, self.disk(id)?.image.device(), "w")?,
+        }
+        domain.wait_disk(name)
     }
 
-    /// [`Backend::attach`], with mode `r` or `w`.
+    /// [`Backend::attach`], but the guest may only read.
     ///
     /// # Errors
     /// As [`Backend::attach`].
-    pub fn attach_with(&self, host: &mut XenHost, domain: &mut Domain, name: &str, id: &str, mode: &str) -> Result<()> {
+    pub fn attach_readonly(&self, host: &mut XenHost, domain: &mut Domain, name: &str, id: &str) -> Result<()> {
         match &self.mqblk {
-            Some(mqblk) => mqblk.attach(host, domain, name, &format!("mqblk:{id}"), &format!("--mode {mode}"))?,
-            None => host.attach_kernel_disk(domain, name, self.disk(id)?.image.device(), mode)?,
+            Some(mqblk) => mqblk.attach(host, domain, name, &format!("mqblk:{id}"), "--readonly")?,
+            None => host.attach_kernel_disk(domain, name, self.disk(id)?.image.device(), "r")?,
         }
         domain.wait_disk(name)
     }

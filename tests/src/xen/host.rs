@@ -15,6 +15,7 @@ use crate::guest::agent::Agent;
 use crate::guest::cache::repository;
 use crate::guest::daemon::mqblk_binary;
 use crate::guest::process::{Process, limited_command};
+use crate::guest::queue_log::without_colours;
 use crate::guest::{Answer, Shell};
 
 /// From QEMU's start to the agent's first line; an idle machine needs 6 seconds for it.
@@ -239,7 +240,7 @@ impl XenHost {
     /// What daemons in dom0 have printed so far: those that write to descriptor 4.
     #[must_use]
     pub fn daemons_log(&self) -> String {
-        self.machine.log(DAEMONS)
+        without_colours(&self.machine.log(DAEMONS))
     }
 
     /// Powers dom0 off and waits until QEMU has ended well.

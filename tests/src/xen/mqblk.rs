@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::domain::Domain;
 use super::host::XenHost;
+use super::image::SLOW_GROUP;
 use crate::guest::Shell;
 
 /// The daemon's admin socket in dom0.
@@ -37,7 +38,8 @@ impl Mqblk {
         host.must_within(
             &format!(
                 "rm -f {ADMIN} /run/mqblk.exit /run/mqblk.pid
-                 (mqblk serve --xen-watch mqblk --admin {ADMIN} {} & echo $! >/run/mqblk.new; mv /run/mqblk.new /run/mqblk.pid
+                 (! [ -d {SLOW_GROUP} ] || echo 0 >{SLOW_GROUP}/cgroup.procs
+                  mqblk serve --xen-watch mqblk --admin {ADMIN} {} & echo $! >/run/mqblk.new; mv /run/mqblk.new /run/mqblk.pid
                   wait $!; echo $? >/run/mqblk.exit) </dev/null >&4 2>&4 &
                  for i in $(seq 500); do
                      [ -S {ADMIN} ] && [ -e /run/mqblk.pid ] && exit 0
@@ -95,12 +97,14 @@ impl Mqblk {
         host.must("kill -0 $(cat /run/mqblk.pid) && ! [ -e /run/mqblk.exit ]").map(drop).context("mqblk has ended")
     }
 
-    /// Gives a guest a disk: `params` is `file:PATH`, `null:SIZE` or `mqblk:DISK-ID`; `more` are further options.
+    /// Gives a guest a disk, and waits until it is connected: `params` is `file:PATH`, `null:SIZE` or `mqblk:DISK-ID`; `more` are
+    /// further options.
     ///
     /// # Errors
     /// The command's.
     pub fn attach(&self, host: &mut XenHost, domain: &Domain, disk: &str, params: &str, more: &str) -> Result<()> {
-        host.must(&format!("mqblk xen attach --domid {} --vdev {disk} --params {params} {more}", domain.id())).map(drop)
+        let id = domain.id();
+        host.must(&format!("mqblk xen attach --wait 60 --domid {id} --vdev {disk} {more} {params}")).map(drop)
     }
 
     /// Takes a disk from a guest, and waits until it is gone from xenstore.
@@ -108,10 +112,10 @@ impl Mqblk {
     /// # Errors
     /// The command's.
     pub fn detach(&self, host: &mut XenHost, domain: &Domain, disk: &str) -> Result<()> {
-        host.must_within(&format!("mqblk xen detach --domid {} --vdev {disk}", domain.id()), WITHIN).map(drop)
+        host.must_within(&format!("mqblk xen detach --wait 50 --domid {} --vdev {disk}", domain.id()), WITHIN).map(drop)
     }
 
-    /// Tells the daemon and the guest that a disk has another size; `size` as in `--disk`.
+    /// Has the guest see the size that its disk has now; `more` may give another one, `--size SIZE`.
     ///
     /// # Errors
     /// The command's.
@@ -119,13 +123,14 @@ impl Mqblk {
         host.must(&format!("mqblk xen resize --domid {} --vdev {disk} {more}", domain.id())).map(drop)
     }
 
-    /// What `mqblk xen list --json` says.
+    /// The devices of `mqblk xen list --json`.
     ///
     /// # Errors
     /// The command's.
-    pub fn list(&self, host: &mut XenHost) -> Result<Value> {
+    pub fn list(&self, host: &mut XenHost) -> Result<Vec<Value>> {
         let text = host.must("mqblk xen list --json")?;
-        serde_json::from_str(&text).with_context(|| format!("mqblk xen list --json said: {text}"))
+        let json: Value = serde_json::from_str(&text).with_context(|| format!("mqblk xen list --json said: {text}"))?;
+        json["devices"].as_array().cloned().with_context(|| format!("no devices in {text}"))
     }
 
     /// What the daemon has counted.
@@ -134,7 +139,8 @@ impl Mqblk {
     /// The command's.
     pub fn stat(&self, host: &mut XenHost) -> Result<Stat> {
         let text = host.must(&format!("mqblk stat --json --queues --socket {ADMIN}"))?;
-        serde_json::from_str(&text).with_context(|| format!("mqblk stat --json said: {text}"))
+        let mut line: Value = serde_json::from_str(&text).with_context(|| format!("mqblk stat --json said: {text}"))?;
+        Ok(serde_json::from_value(line["stat"].take())?)
     }
 
     /// What the daemon has counted of a disk, with its queues.

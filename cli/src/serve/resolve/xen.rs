@@ -19,8 +19,8 @@ use crate::xen::{DEFAULT_TYPE, WhichXen, judge_type};
 
 /// Largest ring, as a power of two of pages: XENBUS_MAX_RING_GRANT_ORDER of Linux.
 const MAX_RING_ORDER: u16 = 4;
-/// Most pages that a ring can be told to keep mapped: a ring of order 4 with requests of 1024 segments.
-const MAX_PERSISTENT: u64 = 512 * 1024;
+/// Most pages that a ring can be told to keep mapped: those of a full ring of order 4 with requests of 1024 segments.
+const MAX_PERSISTENT: u64 = 1 << 19;
 /// Longest `persistent-idle`: a week.
 const MAX_IDLE_SECONDS: u64 = 7 * 24 * 3600;
 /// Where journals are kept unless the user says otherwise.

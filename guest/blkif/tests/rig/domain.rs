@@ -92,6 +92,11 @@ impl Domain {
         grants
     }
 
+    /// Nobody has anything mapped any more: the process that had is gone.
+    pub fn forget_mappings(&self) {
+        self.table().mapped.clear();
+    }
+
     pub fn fill(&self, page: u32, byte: u8) {
         self.memory.write(GuestAddress(u64::from(page) * PAGE), &[byte; PAGE as usize]).unwrap();
     }

@@ -64,6 +64,13 @@ impl Front {
         BackRing::new(ring, position)
     }
 
+    /// The ring's memory as it is.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; (u64::from(self.pages) * PAGE) as usize];
+        self.memory.read(GuestAddress(0), &mut bytes).unwrap();
+        bytes
+    }
+
     /// Puts a request on.
     pub fn put(&mut self, request: &Request) {
         assert!(self.ring.put(&RawRequest::encode(self.abi, request)), "there is room");

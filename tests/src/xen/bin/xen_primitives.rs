@@ -63,13 +63,14 @@ fn values(xen: &Arc<dyn Xen>) {
     names.sort();
     assert_eq!(names, ["b", "empty"]);
     assert_eq!(store.list("/test/missing").expect("a list"), None);
-    let permissions = [
-        Permission { domain: DomainId(3), access: Access::None },
-        Permission { domain: DomainId(4), access: Access::Read },
-        Permission { domain: DomainId(5), access: Access::Both },
-    ];
+    let permissions =
+        [Permission { domain: US, access: Access::None }, Permission { domain: US, access: Access::Read }];
     store.set_permissions("/test/a", &permissions).expect("permissions");
     assert_eq!(store.permissions("/test/a").expect("permissions").as_deref(), Some(&permissions[..]));
+    // xenstored of Xen 4.17 gives nothing to domains that are not there.
+    let strange = [Permission { domain: NOBODY, access: Access::Both }];
+    let refused = store.set_permissions("/test/a", &strange).expect_err("a domain that is not there");
+    assert_eq!(refused.errno(), "ENOENT", "{refused}");
     let long = "x".repeat(3900);
     store.write("/test/long", &long).expect("a long value");
     assert_eq!(store.read("/test/long").expect("a read"), Some(long));
@@ -97,7 +98,7 @@ fn transactions(xen: &Arc<dyn Xen>) {
     assert_eq!(store.read("/test/counter").expect("a read").as_deref(), Some("31"));
     let undone = store.transaction(|transaction| -> Result<(), _> {
         transaction.write("/test/counter", "99")?;
-        transaction.remove("/test/missing/below")
+        transaction.set_permissions("/test/counter", &[Permission { domain: NOBODY, access: Access::Both }])
     });
     assert!(undone.is_err());
     assert_eq!(store.read("/test/counter").expect("a read").as_deref(), Some("31"), "an aborted transaction wrote");

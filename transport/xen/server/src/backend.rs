@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -111,7 +111,15 @@ impl Backend {
             io::ErrorKind::WouldBlock => BackendError::Busy(type_name.clone()),
             _ => BackendError::Os(error),
         })?;
-        let host = Arc::new(Host { xen, engine, opener, budget, journals, registry: Registry::default() });
+        let host = Arc::new(Host {
+            xen,
+            engine,
+            opener,
+            budget,
+            journals,
+            registry: Registry::default(),
+            looks: AtomicU64::new(0),
+        });
         let (bell, stop) = (EventFd::new()?, Arc::new(AtomicBool::new(false)));
         let folder = vbd::backends(host.xen.domain(), &type_name);
         let (sender, ended) = channel();
@@ -136,6 +144,11 @@ impl Backend {
     /// The devices whose disks are open, by name.
     pub fn devices(&self) -> Vec<Arc<Figures>> {
         self.host.registry.list()
+    }
+
+    /// How often a device was looked at, of all devices.
+    pub fn looks(&self) -> u64 {
+        self.host.looks.load(Ordering::Relaxed)
     }
 
     /// Takes all rings back and closes the disks. Xenstore is left as it is: frontends notice nothing, and a process after this one takes
@@ -369,6 +382,7 @@ impl Watcher {
     fn look_at(&mut self, store: &mut Store, place: (DomainId, u32)) -> Result<(), StoreError> {
         let Some(known) = self.devices.get_mut(&place) else { return Ok(()) };
         known.dirty = false;
+        self.host.looks.fetch_add(1, Ordering::Relaxed);
         let looked = look(store, &known.backend, &known.frontend);
         known.dirty |= looked.is_err();
         let (seen, resize) = looked?;

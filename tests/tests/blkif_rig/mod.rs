@@ -1,0 +1,303 @@
+//! A Xen guest's disk whose back end can be killed: a domain with rings, and workers that are stepped by hand over real queues and a real
+//! engine. What outlives the back end is in [`World`], what goes with it in [`Host`].
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+#[path = "../../../guest/blkif/tests/rig/domain.rs"]
+pub mod domain;
+#[path = "../../../guest/blkif/tests/rig/front.rs"]
+pub mod front;
+
+use std::fs::File;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use mqblk_blkif::journal::Journal;
+use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolOwner, RingParts, Vbd, VbdOptions};
+use mqblk_core::{DiskChannel, DiskSlot, EventChannel, Finished, Request, Tag, Wake};
+use mqblk_engine::{
+    AnyDisk, Coalesce, HandSeat, HandWorker, Lane, LaneOptions, PlugOptions, PollPolicy, QueueDisk, QueueOptions,
+};
+use mqblk_memory::{Buffer, GrantAccess, GrantCopy, GrantRef, PageArena, PageSlot, create_memfd};
+use mqblk_ring::blkif::{Abi, Position};
+use mqblk_tests::overlay::{AnyChannel, Overlay};
+
+use domain::Domain;
+use front::Front;
+
+/// Bytes of a page.
+pub const PAGE: u64 = mqblk_memory::PAGE_BYTES as u64;
+
+/// What a panic carries that is a kill.
+struct Killed;
+
+/// Counts moments at which the back end may be killed, in the midst of what it does.
+#[derive(Debug)]
+pub struct Kill {
+    left: AtomicU32,
+}
+
+impl Kill {
+    const NEVER: u32 = u32::MAX;
+
+    fn new() -> Arc<Kill> {
+        Arc::new(Kill { left: AtomicU32::new(Kill::NEVER) })
+    }
+
+    /// The back end dies at this moment from now.
+    pub fn after(&self, moments: u32) {
+        self.left.store(moments, Ordering::Relaxed);
+    }
+
+    fn moment(&self) {
+        match self.left.load(Ordering::Relaxed) {
+            Kill::NEVER => {}
+            0 => {
+                self.left.store(Kill::NEVER, Ordering::Relaxed);
+                // Without the panic's message.
+                resume_unwind(Box::new(Killed));
+            }
+            left => self.left.store(left - 1, Ordering::Relaxed),
+        }
+    }
+
+    /// Does something within the back end. `None` when it was killed meanwhile.
+    fn survives<R>(work: impl FnOnce() -> R) -> Option<R> {
+        match catch_unwind(AssertUnwindSafe(work)) {
+            Ok(result) => Some(result),
+            Err(why) if why.is::<Killed>() => None,
+            Err(why) => resume_unwind(why),
+        }
+    }
+}
+
+/// Something of the back end: it can be killed before and after each use of it.
+struct Mortal<T>(T, Arc<Kill>);
+
+impl<T> Mortal<T> {
+    fn used<R>(&mut self, work: impl FnOnce(&mut T) -> R) -> R {
+        self.1.moment();
+        let result = work(&mut self.0);
+        self.1.moment();
+        result
+    }
+}
+
+impl GrantAccess for Mortal<Box<dyn GrantAccess>> {
+    fn copy(&mut self, arena: &PageArena, copies: &mut [GrantCopy]) -> io::Result<()> {
+        self.used(|grants| grants.copy(arena, copies))
+    }
+    fn map(&mut self, arena: &PageArena, first: PageSlot, refs: &[GrantRef], writable: bool) -> io::Result<()> {
+        self.used(|grants| grants.map(arena, first, refs, writable))
+    }
+    fn unmap(&mut self, arena: &PageArena, first: PageSlot) -> io::Result<()> {
+        self.used(|grants| grants.unmap(arena, first))
+    }
+}
+
+/// The guest looks by itself.
+struct Silent;
+
+impl EventChannel for Mortal<Silent> {
+    fn notify(&self) {
+        self.1.moment();
+    }
+    fn take(&self) {
+        self.1.moment();
+    }
+    fn unmask(&self) {
+        self.1.moment();
+    }
+}
+
+impl Wake for Mortal<Arc<dyn Wake>> {
+    fn wake(&self) {
+        self.1.moment();
+        self.0.wake();
+        self.1.moment();
+    }
+}
+
+impl DiskChannel<Lane> for Mortal<AnyChannel> {
+    fn submit(
+        &mut self,
+        lane: &mut Lane,
+        batch: &mut Vec<Request<Buffer>>,
+        finished: &mut Vec<Finished<Buffer>>,
+    ) -> usize {
+        self.used(|channel| channel.submit(lane, batch, finished))
+    }
+    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+        self.used(|channel| channel.reap(lane, finished))
+    }
+    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+        self.0.cancel(lane, tags, finished);
+    }
+    fn outstanding(&self) -> u32 {
+        self.0.outstanding()
+    }
+    fn deadline(&self) -> Option<std::time::Instant> {
+        self.0.deadline()
+    }
+    fn close(&mut self, lane: &mut Lane) {
+        self.0.close(lane);
+    }
+}
+
+/// What a device is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub rings: u16,
+    pub workers: usize,
+    pub ring_pages: u32,
+    pub abi: Abi,
+    pub mode: GrantMode,
+    pub plug: PlugOptions,
+}
+
+/// What outlives the back end: the guest, what it shares, the journals, and the storage.
+pub struct World {
+    pub shape: Shape,
+    pub domain: Arc<Domain>,
+    pub fronts: Vec<Front>,
+    pub journals: Vec<File>,
+    pub kill: Arc<Kill>,
+    disk: Arc<AnyDisk>,
+}
+
+impl World {
+    /// A guest with so many pages, all granted under their numbers.
+    pub fn new(shape: Shape, pages: u32, disk: Arc<AnyDisk>) -> World {
+        let domain = Domain::new(pages);
+        (0..pages).for_each(|page| domain.grant(page, page, true));
+        let fronts: Vec<_> = (0..shape.rings).map(|_| Front::new(&domain, shape.abi, shape.ring_pages)).collect();
+        let entries = shape.abi.entries(shape.ring_pages);
+        let journals: Vec<_> = fronts.iter().map(|_| create_memfd("journal", 0).expect("a memfd")).collect();
+        for (ring, file) in (0..).zip(&journals) {
+            Journal::create(file, entries, ring, Position::default()).expect("a journal");
+        }
+        let kill = Kill::new();
+        let mortal = Arc::clone(&kill);
+        let disk =
+            Arc::new(Overlay::over(disk, move |channel| Box::new(Mortal(channel, Arc::clone(&mortal))) as AnyChannel));
+        World { shape, domain, fronts, journals, kill, disk }
+    }
+
+    fn options(&self) -> VbdOptions {
+        VbdOptions {
+            geometry: self.disk.geometry(),
+            limits: self.disk.limits(),
+            abi: self.shape.abi,
+            persistent: self.shape.mode == GrantMode::Persistent,
+            max_indirect_segments: 64,
+            discard: true,
+            discard_secure: false,
+            barrier: true,
+            flush: true,
+            write_through: false,
+            mode: self.shape.mode,
+            pool: PoolOwner::PerRing,
+            budget: GrantBudget::new(1 << 20),
+            persistent_max: DEFAULT_PERSISTENT_MAX,
+            persistent_idle: Duration::ZERO,
+            rings: self.shape.rings,
+        }
+    }
+
+    /// A back end that takes up what lies here. `None` when it was killed meanwhile.
+    pub fn host(&self) -> Option<Host> {
+        let lane = LaneOptions { submissions: 64, in_flight: 1024, files: 4, buffers: 4 };
+        let workers = (0..self.shape.workers).map(|_| HandWorker::new(lane).expect("the host has io_uring")).collect();
+        let mut host = Host { vbd: Vbd::new(self.options()), workers, seats: vec![], replayed: vec![] };
+        let attached = Kill::survives(|| (0..self.fronts.len()).for_each(|ring| host.attach(self, ring)));
+        if attached.is_none() {
+            self.bury(host);
+            return None;
+        }
+        Some(host)
+    }
+
+    /// What an owner left where others see it.
+    fn traces(&self) -> Vec<Vec<u8>> {
+        let journals = self.journals.iter().map(|file| {
+            let mut bytes = vec![0; file.metadata().expect("a file").len() as usize];
+            std::os::unix::fs::FileExt::read_exact_at(file, &mut bytes, 0).expect("its bytes");
+            bytes
+        });
+        journals.chain(self.fronts.iter().map(Front::bytes)).collect()
+    }
+
+    /// What is left of a back end that was killed goes away, without a trace.
+    pub fn bury(&self, host: Host) {
+        let before = self.traces();
+        self.kill.after(Kill::NEVER);
+        drop(host);
+        assert!(before == self.traces(), "it was killed, not shut down");
+        self.domain.forget_mappings();
+    }
+}
+
+/// A back end.
+pub struct Host {
+    pub vbd: Arc<Vbd>,
+    pub workers: Vec<HandWorker>,
+    pub seats: Vec<(usize, HandSeat)>,
+    /// Requests that each ring had to do again.
+    pub replayed: Vec<usize>,
+}
+
+impl Host {
+    fn attach(&mut self, world: &World, ring: usize) {
+        world.kill.moment();
+        let front = &world.fronts[ring];
+        let published = front.back_end(Position::default()).published();
+        let entries = front.ring.size();
+        let resumed = Journal::resume(&world.journals[ring], entries, ring as u64, published);
+        let (journal, recovery) = resumed.expect("a journal that was killed is as good as any");
+        world.kill.moment();
+        self.replayed.push(recovery.replay.len());
+        let options = QueueOptions {
+            disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&world.disk), plug: world.shape.plug }],
+            kick: None,
+            poll: PollPolicy::Busy,
+            coalesce: Coalesce::default(),
+            paused: false,
+            on_broken: Box::new(|why| panic!("{why}")),
+        };
+        let worker = ring % self.workers.len();
+        let vbd = &self.vbd;
+        let seat = self.workers[worker].attach(options, |lane, waker| {
+            let parts = RingParts {
+                ring: front.back_end(recovery.position),
+                grants: Box::new(Mortal(world.domain.access(), Arc::clone(&world.kill))),
+                channel: Box::new(Mortal(Silent, Arc::clone(&world.kill))),
+                waker: Arc::new(Mortal(Arc::clone(waker), Arc::clone(&world.kill))),
+                journal: Some(journal),
+                replay: recovery.replay,
+                keep: None,
+            };
+            vbd.queue(lane, parts).map_err(|error| error.to_string())
+        });
+        self.seats.push((worker, seat.expect("a seat")));
+    }
+
+    /// One turn of one worker. `None` when the back end was killed in it.
+    pub fn turn(&mut self, worker: usize) -> Option<bool> {
+        Kill::survives(|| self.workers[worker].turn())
+    }
+
+    /// Stops pulling from all rings, and steps until they have left. Whether that was survived.
+    pub fn drain(&mut self) -> bool {
+        Kill::survives(|| {
+            for (worker, seat) in &self.seats {
+                self.workers[*worker].drain(*seat);
+            }
+            while self.seats.iter().any(|(worker, seat)| self.workers[*worker].serves(*seat)) {
+                self.workers.iter_mut().for_each(|worker| _ = worker.turn());
+            }
+        })
+        .is_some()
+    }
+}

@@ -1,0 +1,24 @@
+//! Hostile frontends on a real Xen: the scenarios that `blkif_hostile` runs on a simulated machine, in dom0, against a daemon in dom0.
+//!
+//! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use mqblk_tests::guest::Shell;
+use mqblk_tests::loopback::scenarios::ALL;
+use mqblk_tests::xen::XenHost;
+
+/// For all of them: an idle machine that emulates needs a quarter of it.
+const WITHIN: Duration = Duration::from_secs(700);
+
+#[test]
+fn hostile_frontends_in_dom0() -> Result<()> {
+    let builder = XenHost::builder("loopback").with_mqblk();
+    let mut host = builder.with_program("xen_loopback", env!("CARGO_BIN_EXE_xen_loopback")).boot()?;
+    let output = host.must_within("RUST_BACKTRACE=1 xen_loopback /sbin/mqblk", WITHIN)?;
+    let passed = output.lines().filter(|line| line.starts_with("PASS ")).count();
+    let expected = ALL.iter().filter(|scenario| !scenario.simulated).count();
+    ensure!(passed == expected && !output.contains("FAIL"), "{passed} of {expected} scenarios passed:\n{output}");
+    host.power_off()
+}

@@ -1,0 +1,181 @@
+//! The watching thread against a simulated xenstore, with disks that cannot be opened: no ring is ever served here.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use mqblk_blkif::GrantBudget;
+use mqblk_engine::{Engine, EngineOptions, LaneOptions};
+use mqblk_memory::DomainId;
+use mqblk_xen::simulation::{Machine, connect};
+use mqblk_xen::store::Store;
+use mqblk_xen::{simulated, vbd};
+use mqblk_xen_server::toolstack::{self, Made, NewDevice};
+use mqblk_xen_server::{Backend, BackendOptions, Backing, DeviceName, Opener, Pace, Params};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const GUEST: DomainId = DomainId(1);
+
+/// Opens nothing: says what it is asked for, and waits until it is told to refuse.
+struct Refuses {
+    asked: Mutex<Sender<String>>,
+    go: Mutex<Receiver<()>>,
+    /// Does not wait.
+    at_once: AtomicBool,
+}
+
+impl Opener for Refuses {
+    fn serves(&self, params: &Params) -> bool {
+        *params != Params::Disk("foreign".to_owned())
+    }
+
+    fn open(&self, params: &Params, _name: &DeviceName, _read_only: bool) -> Result<Backing, String> {
+        let at_once = self.at_once.load(Ordering::SeqCst);
+        let _ = self.asked.lock().unwrap().send(params.to_string());
+        if !at_once {
+            let _ = self.go.lock().unwrap().recv_timeout(PATIENCE);
+        }
+        Err(format!("no {params} here"))
+    }
+}
+
+struct Stage {
+    backend: Backend,
+    opener: Arc<Refuses>,
+    asked: Receiver<String>,
+    go: Sender<()>,
+    store: Store,
+    machine: Machine,
+}
+
+fn stage(folder: &Path, pace: Pace) -> Stage {
+    let machine = Machine::start(folder).unwrap();
+    machine.create_domain(GUEST).unwrap();
+    let ((ask, asked), (go, wait)) = (channel(), channel());
+    let opener = Arc::new(Refuses { asked: Mutex::new(ask), go: Mutex::new(wait), at_once: AtomicBool::new(false) });
+    let engine = EngineOptions { workers: 1, pin: Vec::new(), lane: LaneOptions::default() };
+    let options = BackendOptions {
+        type_name: "mqblk".to_owned(),
+        engine: Arc::new(Engine::start(&engine).unwrap()),
+        opener: Arc::clone(&opener) as Arc<dyn Opener>,
+        budget: GrantBudget::new(0),
+        journals: None,
+        alone: false,
+        pace,
+    };
+    let xen = simulated(folder).unwrap();
+    let store = xen.store().unwrap();
+    Stage { backend: Backend::start(xen, options).unwrap(), opener, asked, go, store, machine }
+}
+
+fn name(devid: u32) -> DeviceName {
+    DeviceName { type_name: "mqblk".to_owned(), front: GUEST, devid }
+}
+
+impl Stage {
+    fn attach(&mut self, devid: u32, params: &str) {
+        let device = NewDevice { name: name(devid), params: params.to_owned(), read_only: false };
+        assert_eq!(toolstack::attach(&mut self.store, DomainId(0), &device).unwrap(), Made::New);
+    }
+
+    fn state(&mut self, devid: u32) -> Option<String> {
+        self.store.read(&format!("{}/state", vbd::backend(DomainId(0), "mqblk", GUEST, devid))).unwrap()
+    }
+
+    fn wait_state(&mut self, devid: u32, state: &str) {
+        let until = Instant::now() + PATIENCE;
+        while self.state(devid).as_deref() != Some(state) {
+            assert!(Instant::now() < until, "found {:?}, expected {state}", self.state(devid));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// A toolstack removes a device and makes another in its place while the first one's disk is being opened. Whatever comes of
+/// that must not be written to the second one.
+#[test]
+fn a_device_that_is_made_anew_is_not_written_to_by_its_predecessor() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stage = stage(folder.path(), Pace::default());
+    stage.attach(51712, "mqblk:first");
+    assert_eq!(stage.asked.recv_timeout(PATIENCE).unwrap(), "mqblk:first");
+    toolstack::detach(&mut stage.store, DomainId(0), &name(51712), Duration::ZERO, true).unwrap();
+    stage.attach(51712, "mqblk:second");
+    stage.go.send(()).unwrap();
+    assert_eq!(stage.asked.recv_timeout(PATIENCE).unwrap(), "mqblk:second");
+    assert_eq!(stage.state(51712).as_deref(), Some("1"), "nothing is known of the second one yet");
+    stage.go.send(()).unwrap();
+    stage.wait_state(51712, "5");
+    let error = vbd::backend_error(DomainId(0), "mqblk", GUEST, 51712);
+    assert_eq!(stage.store.read(&error).unwrap().as_deref(), Some("19 no mqblk:second here"));
+}
+
+/// And one that is only removed is not made anew.
+#[test]
+fn a_device_that_is_gone_stays_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stage = stage(folder.path(), Pace::default());
+    stage.attach(51712, "mqblk:first");
+    assert_eq!(stage.asked.recv_timeout(PATIENCE).unwrap(), "mqblk:first");
+    toolstack::detach(&mut stage.store, DomainId(0), &name(51712), Duration::ZERO, true).unwrap();
+    stage.go.send(()).unwrap();
+    // Whatever the first one's thread wrote was written before another device of the domain is refused.
+    stage.attach(51728, "mqblk:other");
+    assert_eq!(stage.asked.recv_timeout(PATIENCE).unwrap(), "mqblk:other");
+    stage.go.send(()).unwrap();
+    stage.wait_state(51728, "5");
+    stage.backend.stop();
+    assert_eq!(stage.state(51712), None);
+    let error = vbd::backend_error(DomainId(0), "mqblk", GUEST, 51712);
+    assert_eq!(stage.store.read(&error).unwrap(), None);
+}
+
+/// While one device's disk takes its time to open, others are looked at; and what is for others is left alone.
+#[test]
+fn a_slow_disk_holds_up_no_other_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stage = stage(folder.path(), Pace::default());
+    stage.attach(51712, "mqblk:slow");
+    assert_eq!(stage.asked.recv_timeout(PATIENCE).unwrap(), "mqblk:slow");
+    stage.opener.at_once.store(true, Ordering::SeqCst);
+    stage.attach(51728, "mqblk:quick");
+    stage.wait_state(51728, "5");
+    assert_eq!(stage.state(51712).as_deref(), Some("1"));
+    stage.attach(51744, "mqblk:foreign");
+    stage.attach(51760, "mqblk:quick");
+    stage.wait_state(51760, "5");
+    assert_eq!(stage.state(51744).as_deref(), Some("1"));
+    stage.go.send(()).unwrap();
+    stage.wait_state(51712, "5");
+}
+
+/// A guest that writes as fast as it can is looked at as often as its pace allows, and others are looked at beside it.
+#[test]
+fn a_flood_costs_a_bounded_number_of_looks() {
+    let pace = Pace { burst: 10, a_second: 20 };
+    let folder = tempfile::tempdir().unwrap();
+    let mut stage = stage(folder.path(), pace);
+    stage.opener.at_once.store(true, Ordering::SeqCst);
+    stage.attach(51712, "mqblk:flooded");
+    stage.wait_state(51712, "5");
+    let started = Instant::now();
+    let mut writer = connect(folder.path(), GUEST).unwrap().store().unwrap();
+    let state = format!("{}/state", vbd::frontend(GUEST, 51712));
+    let mut writes = 0_u64;
+    while started.elapsed() < Duration::from_millis(1500) {
+        writer.write(&state, &(writes % 9).to_string()).unwrap();
+        writes += 1;
+        if writes == 500 {
+            stage.attach(51728, "mqblk:other");
+        }
+    }
+    stage.wait_state(51728, "5");
+    let allowed = f64::from(pace.burst) + started.elapsed().as_secs_f64() * f64::from(pace.a_second);
+    // The other device's looks come on top, of which it has as many.
+    let looks = stage.backend.looks();
+    assert!(looks as f64 <= 2.0 * allowed + 2.0, "{looks} looks, {allowed} allowed for each, {writes} writes");
+    assert!(writes > 4 * looks, "{writes} writes and {looks} looks: it was no flood");
+    drop(stage.machine);
+}

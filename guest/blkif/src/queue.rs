@@ -288,12 +288,7 @@ impl<L: PooledLane> GuestQueue for BlkifQueue<L> {
         self.unpublished = 0;
         let notify = match &mut self.journal {
             None => self.ring.publish(),
-            Some(journal) => {
-                journal.publishing(self.ring.position().rsp_prod);
-                let notify = self.ring.publish();
-                journal.published();
-                notify
-            }
+            Some(journal) => journal.publish(self.ring.position().rsp_prod, || self.ring.publish()),
         };
         if !self.may_take() {
             self.published_at_barrier();

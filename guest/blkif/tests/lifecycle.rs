@@ -237,7 +237,7 @@ fn a_barrier_waits_until_earlier_answers_are_visible() {
     let mut options = options(GrantMode::Copy);
     options.rings = 2;
     let (domain, vbd) = (Domain::new(64), Vbd::new(options));
-    let mut ring = || {
+    let ring = || {
         let front = Front::new(&domain, Abi::X86_64, 1);
         let back = Back::new(&vbd, &domain, &front);
         (front, back)

@@ -71,6 +71,7 @@ fn every_scenario_is_tested() {
 #[test]
 fn one_daemon_for_all() {
     let mut rig = Rig::simulated(&binary()).unwrap_or_else(|error| panic!("{error:#}"));
+    rig.be_brief();
     for scenario in ALL {
         rig.run(scenario).unwrap_or_else(|error| panic!("{}: {error:#}", scenario.name));
     }

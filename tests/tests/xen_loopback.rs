@@ -16,7 +16,8 @@ const WITHIN: Duration = Duration::from_secs(700);
 fn hostile_frontends_in_dom0() -> Result<()> {
     let builder = XenHost::builder("loopback").with_mqblk();
     let mut host = builder.with_program("xen_loopback", env!("CARGO_BIN_EXE_xen_loopback")).boot()?;
-    let output = host.must_within("RUST_BACKTRACE=1 xen_loopback /sbin/mqblk", WITHIN)?;
+    // Descriptor 4 goes to target/test-logs, where each line is as soon as it is printed.
+    let output = host.must_within("RUST_BACKTRACE=1 xen_loopback /sbin/mqblk 2>&4 | tee /proc/self/fd/4", WITHIN)?;
     print(&output);
     let passed = output.lines().filter(|line| line.starts_with("PASS ")).count();
     let expected = ALL.iter().filter(|scenario| !scenario.simulated).count();

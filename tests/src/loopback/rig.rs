@@ -28,6 +28,9 @@ const GOOD: DomainId = DomainId(2);
 /// A domain that is neither of the two.
 pub const STRANGER: DomainId = DomainId(7);
 
+/// How much slower an emulated machine is.
+const SLOW_MACHINE: u32 = 30;
+
 /// A disk that is served.
 #[derive(Clone, Copy, Debug)]
 pub struct Disk {
@@ -136,7 +139,7 @@ impl Rig {
             disks.push(format!("id={id},interface=xen,queues={QUEUES},ring-order={ORDER},{settings}"));
         }
         let daemon = Daemon::start(program, folder.path(), xen, &disks, foreign)?;
-        let slowness = if machine.is_some() { 1 } else { 30 };
+        let slowness = if machine.is_some() { 1 } else { SLOW_MACHINE };
         let mut rig = Rig {
             neighbour: None,
             daemon: Some(daemon),
@@ -171,9 +174,19 @@ impl Rig {
         self.machine.as_ref()
     }
 
+    /// From now on there are as few repetitions as on a slow machine.
+    pub fn be_brief(&mut self) {
+        self.slowness = SLOW_MACHINE;
+    }
+
     /// A number of repetitions that takes about as long here as `count` on a simulated machine.
     pub fn repeat(&self, count: u32) -> u32 {
         (count / self.slowness).max(3)
+    }
+
+    /// All of a list of cases, or, where they take long, some of them.
+    pub fn sample<'a, T>(&self, cases: &'a [T]) -> impl Iterator<Item = &'a T> + use<'a, T> {
+        cases.iter().step_by(if self.slowness > 1 { 3 } else { 1 })
     }
 
     /// A new device for a disk, and for a domain; not made yet.

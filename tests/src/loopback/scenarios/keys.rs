@@ -86,7 +86,8 @@ pub(super) fn malformed(rig: &mut Rig) -> Result<()> {
     let data = guest.pages(2)?;
     let long = "9".repeat(2000);
     let more: &[(&str, Option<&str>)] = &[("multi-queue-num-queues", Some(&long))];
-    let all = TWO_RINGS.iter().map(|(changes, words)| (*changes, *words)).chain([(more, "multi-queue-num-queues")]);
+    let all =
+        rig.sample(TWO_RINGS).map(|(changes, words)| (*changes, *words)).chain([(more, "multi-queue-num-queues")]);
     for (changes, words) in all {
         guest.make_rings(SHAPE)?;
         let told = changed(&guest, changes);

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use mqblk_memory::{GrantRef, GuestAddress, SharedSlots};
@@ -13,6 +14,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use super::transfers::SECTOR;
+use crate::loopback::PATIENCE;
 use crate::loopback::guest::{Guest, HEADER, Shape};
 use crate::loopback::pages::{Pages, WORDS};
 use crate::loopback::request::{PAGE_SECTORS, indirect, segment, transfer, whole, words};
@@ -101,11 +103,16 @@ impl Stage {
         all.map(words).collect()
     }
 
-    /// Fills the ring again and again with `request`; every request is answered, once.
-    fn rounds(&mut self, count: u32, request: &RawRequest) -> Result<(u64, u64)> {
+    /// Fills the ring again and again with one of the requests; every request is answered, once. At least `count` times, and until one
+    /// was done and one was refused: else nothing was seen that had been rewritten, or nothing that was right.
+    fn rounds(&mut self, count: u32, requests: &[RawRequest]) -> Result<()> {
         let ring = &mut self.guest.rings[0];
-        let (mut done, mut refused) = (0, 0);
-        for _ in 0..count {
+        let (mut done, mut refused) = (0_u64, 0_u64);
+        let (mut rounds, until) = (0, Instant::now() + PATIENCE);
+        while rounds < count || done == 0 || refused == 0 {
+            ensure!(rounds < count || Instant::now() < until, "{done} done, {refused} refused");
+            let request = &requests[rounds as usize % requests.len()];
+            rounds += 1;
             for _ in 0..ENTRIES {
                 ensure!(ring.raw.front.put(request), "the ring is full");
             }
@@ -121,7 +128,7 @@ impl Stage {
             }
             ensure!(ring.raw.front.look()? == 0, "more responses than requests");
         }
-        Ok((done, refused))
+        Ok(())
     }
 
     /// Whether only what some version names was written: to the disk, from pages that some version names, where some version
@@ -183,10 +190,8 @@ pub(super) fn entries(rig: &mut Rig) -> Result<()> {
             let rewriter = Rewriter::start(memory.slots(GuestAddress(0), WORDS).context("the ring's page")?, targets);
             let named: Vec<_> = (0..NAMED).map(|page| whole(stage.data.gref(page))).collect();
             let raw = RawRequest::encode(abi, &transfer(operations[0], STARTS[0], &named));
-            let (done, refused) = stage.rounds(rig.repeat(600), &raw)?;
+            stage.rounds(rig.repeat(600), &[raw]).with_context(|| disk.id)?;
             rewriter.finish()?;
-            // Else nothing was seen that had been rewritten, or nothing that was right.
-            ensure!(done > 0 && refused > 0, "{}: {done} done, {refused} refused", disk.id);
             rig.neighbour_goes_on()?;
             stage.judge(rig, 11 * PAGE_SECTORS)?;
         }
@@ -205,7 +210,7 @@ pub(super) fn tables(rig: &mut Rig) -> Result<()> {
             let mut targets: Vec<Target> = vec![];
             for at in 0..SEGMENTS {
                 // Nearly all are right, or no request of so many would ever be.
-                let from: Vec<_> = if at == 17 { right.repeat(20) } else { right.to_vec() };
+                let from: Vec<_> = if at == 17 { right.repeat(2) } else { right.to_vec() };
                 let from = if at == 17 { [&from[..], all].concat() } else { from };
                 targets.push((2 * at, from.iter().map(|words| words[0]).collect()));
                 targets.push((2 * at + 1, from.iter().map(|words| words[1]).collect()));
@@ -216,13 +221,8 @@ pub(super) fn tables(rig: &mut Rig) -> Result<()> {
                 let request = Request { id: start, ..indirect(inner, start, &[table.gref(0)], SEGMENTS as u16) };
                 RawRequest::encode(Abi::X86_64, &request)
             });
-            let (mut done, mut refused) = (0, 0);
-            for turn in 0..rig.repeat(300) as usize {
-                let counts = stage.rounds(1, &requests[turn % 2])?;
-                (done, refused) = (done + counts.0, refused + counts.1);
-            }
+            stage.rounds(rig.repeat(300), &requests).with_context(|| disk.id)?;
             rewriter.finish()?;
-            ensure!(done > 0 && refused > 0, "{}: {done} done, {refused} refused", disk.id);
             rig.neighbour_goes_on()?;
             stage.judge(rig, SEGMENTS as u64 * PAGE_SECTORS)?;
         }

@@ -44,15 +44,15 @@ pub(super) fn all_work(guest: &mut Guest, data: &Pages) -> Result<()> {
 }
 
 pub(super) fn producer_jumps(rig: &mut Rig) -> Result<()> {
-    for (turn, jump) in (0..).zip([33_u32, 34, 1000, 1 << 16, 1 << 31, (1 << 31) + 1, u32::MAX, u32::MAX - 40]) {
-        let disk = MODES[turn % MODES.len()];
+    let jumps = [33_u32, 34, 1000, u32::MAX, 1 << 16, 1 << 31, (1 << 31) + 1, u32::MAX - 40];
+    for (jump, disk) in rig.sample(&jumps).zip(MODES.into_iter().cycle()) {
         let shape = Shape { rings: 3, ..Shape::default() };
         let mut guest = rig.attach(disk, shape)?;
         let data = guest.pages(2)?;
         all_work(&mut guest, &data)?;
         let mut other = rig.attach(ANY, Shape::default())?;
         // Requests that were there before the jump may be answered or not; nothing comes after it.
-        guest.rings[1].raw.front.publish_index(2_u32.wrapping_add(jump));
+        guest.rings[1].raw.front.publish_index(2_u32.wrapping_add(*jump));
         guest.rings[1].raw.notify();
         guest.rings[1].must_be_silent().with_context(|| format!("a jump by {jump}"))?;
         guest.rings[1].raw.front.publish_index(3);

@@ -30,6 +30,9 @@ use front::Front;
 /// Bytes of a page.
 pub const PAGE: u64 = mqblk_memory::PAGE_BYTES as u64;
 
+/// Turns of each worker between one ring and the next.
+const TURNS: u32 = 4;
+
 /// What a panic carries that is a kill.
 struct Killed;
 
@@ -211,7 +214,13 @@ impl World {
         let lane = LaneOptions { submissions: 64, in_flight: 1024, files: 4, buffers: 4 };
         let workers = (0..self.shape.workers).map(|_| HandWorker::new(lane).expect("the host has io_uring")).collect();
         let mut host = Host { vbd: Vbd::new(self.options()), workers, seats: vec![], replayed: vec![] };
-        let attached = Kill::survives(|| (0..self.fronts.len()).for_each(|ring| host.attach(self, ring)));
+        let attached = Kill::survives(|| {
+            for ring in 0..self.fronts.len() {
+                host.attach(self, ring);
+                // Those that are there are served while the others are taken up.
+                (0..TURNS).for_each(|_| host.workers.iter_mut().for_each(|worker| _ = worker.turn()));
+            }
+        });
         if attached.is_none() {
             self.bury(host);
             return None;

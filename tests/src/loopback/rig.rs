@@ -78,6 +78,9 @@ pub struct Rig {
     slowness: u32,
 }
 
+/// Xen as the hostile guest, the well-behaved one and the toolstack see it.
+type Ends<'a> = (Arc<dyn Xen>, &'a Arc<dyn Xen>, Arc<dyn Xen>);
+
 impl Rig {
     /// A simulated machine with the daemon `program`.
     ///
@@ -115,7 +118,7 @@ impl Rig {
         folder: TempDir,
         xen: &str,
         foreign: &[&str],
-        (front, good, tool): (Arc<dyn Xen>, &Arc<dyn Xen>, Arc<dyn Xen>),
+        (front, good, tool): Ends<'_>,
         machine: Option<Machine>,
     ) -> Result<Rig> {
         let mut disks = vec![];

@@ -18,7 +18,7 @@ use blkif_rig::front::{direct, segment};
 use blkif_rig::{Host, Shape, World};
 use mqblk_blkif::GrantMode;
 use mqblk_core::settings::Settings;
-use mqblk_core::{DiskChannel, Finished, Op, Request, Tag};
+use mqblk_core::{ByteLen, ByteOffset, DiskChannel, Finished, Op, Request, Tag};
 use mqblk_engine::{AnyDisk, Lane, MergeMode, PlugOptions};
 use mqblk_memory::Buffer;
 use mqblk_ring::blkif::{Abi, operation as o, status};
@@ -73,17 +73,17 @@ impl Recording {
         self.log.lock().expect("one thread")
     }
 
-    fn begin(&mut self, request: &Request<Buffer>) {
+    fn begin(&mut self, op: Op, start: ByteOffset, len: ByteLen, tag: Tag) {
         let mut log = self.log.lock().expect("one thread");
         let began = log.tick();
         let stay = Stay { began, ended: None };
-        let running = match request.op {
+        let running = match op {
             Op::Flush => {
                 log.flushes.push(stay);
                 Running::Flush(log.flushes.len() - 1)
             }
             Op::Write { .. } => {
-                let (first, sectors) = (request.start.0 / SECTOR, request.len.0 / SECTOR);
+                let (first, sectors) = (start.0 / SECTOR, len.0 / SECTOR);
                 for sector in first..first + sectors {
                     assert!(log.writes.insert(sector, stay).is_none(), "sector {sector} is written twice");
                 }
@@ -91,7 +91,7 @@ impl Recording {
             }
             other => panic!("{other:?}"),
         };
-        self.running.insert(request.tag, running);
+        self.running.insert(tag, running);
     }
 
     fn end(&mut self, finished: &[Finished<Buffer>]) {
@@ -118,15 +118,13 @@ impl DiskChannel<Lane> for Recording {
         batch: &mut Vec<Request<Buffer>>,
         finished: &mut Vec<Finished<Buffer>>,
     ) -> usize {
-        // What is left in the batch comes again.
-        let offered: Vec<_> = batch.iter().map(|request| request.tag).collect();
         let before = finished.len();
-        let mut copies: Vec<_> = batch.iter().map(|r| (r.op, r.start, r.len, r.tag)).collect();
+        let offered: Vec<_> =
+            batch.iter().map(|request| (request.op, request.start, request.len, request.tag)).collect();
         let taken = self.inner.submit(lane, batch, finished);
-        copies.truncate(taken);
-        assert_eq!(copies.len() + batch.len(), offered.len());
-        for (op, start, len, tag) in copies {
-            self.begin(&Request { op, start, len, tag, buffer: None });
+        // What is left comes again.
+        for (op, start, len, tag) in offered.into_iter().take(taken) {
+            self.begin(op, start, len, tag);
         }
         self.end(&finished[before..]);
         taken

@@ -160,6 +160,30 @@ pub struct Shape {
     pub plug: PlugOptions,
 }
 
+impl Shape {
+    /// The device over `disk`.
+    pub fn options(&self, disk: &AnyDisk) -> VbdOptions {
+        VbdOptions {
+            geometry: disk.geometry(),
+            limits: disk.limits(),
+            abi: self.abi,
+            persistent: self.mode == GrantMode::Persistent,
+            max_indirect_segments: 64,
+            discard: true,
+            discard_secure: false,
+            barrier: true,
+            flush: true,
+            write_through: false,
+            mode: self.mode,
+            pool: PoolOwner::PerRing,
+            budget: GrantBudget::new(1 << 20),
+            persistent_max: DEFAULT_PERSISTENT_MAX,
+            persistent_idle: Duration::ZERO,
+            rings: self.rings,
+        }
+    }
+}
+
 /// What outlives the back end: the guest, what it shares, the journals, and the storage.
 pub struct World {
     pub shape: Shape,
@@ -188,33 +212,17 @@ impl World {
         World { shape, domain, fronts, journals, kill, disk }
     }
 
-    fn options(&self) -> VbdOptions {
-        VbdOptions {
-            geometry: self.disk.geometry(),
-            limits: self.disk.limits(),
-            abi: self.shape.abi,
-            persistent: self.shape.mode == GrantMode::Persistent,
-            max_indirect_segments: 64,
-            discard: true,
-            discard_secure: false,
-            barrier: true,
-            flush: true,
-            write_through: false,
-            mode: self.shape.mode,
-            pool: PoolOwner::PerRing,
-            budget: GrantBudget::new(1 << 20),
-            persistent_max: DEFAULT_PERSISTENT_MAX,
-            persistent_idle: Duration::ZERO,
-            rings: self.shape.rings,
-        }
-    }
-
     /// A back end that takes up what lies here. `None` when it was killed meanwhile.
     pub fn host(&self) -> Option<Host> {
         let lane = LaneOptions { submissions: 64, in_flight: 1024, files: 4, buffers: 4 };
         let workers = (0..self.shape.workers).map(|_| HandWorker::new(lane).expect("the host has io_uring")).collect();
-        let mut host =
-            Host { vbd: Vbd::new(self.options()), workers, seats: vec![], replayed: vec![], broken: Arc::default() };
+        let mut host = Host {
+            vbd: Vbd::new(self.shape.options(&*self.disk)),
+            workers,
+            seats: vec![],
+            replayed: vec![],
+            broken: Arc::default(),
+        };
         let attached = Kill::survives(|| {
             for ring in 0..self.fronts.len() {
                 host.attach(self, ring);

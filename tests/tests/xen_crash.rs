@@ -11,8 +11,11 @@ use mqblk_tests::xen::{Backend, BackendDisk, Blkfront, Domain, DomainConfig, Ima
 /// A disk for each way of using grants; the guest's names in the same order.
 const MODES: [(&str, &str); 3] = [("persistent", "xvda"), ("copy", "xvdb"), ("map", "xvdc")];
 
+/// What each disk's device does.
+const WRITES_PER_SECOND: u32 = 150;
+
 /// How often it is killed with the rings of each kind.
-const KILLS: u32 = 3;
+const KILLS: u32 = 2;
 
 #[test]
 fn killed_in_the_middle_of_verified_writes() -> Result<()> {
@@ -23,6 +26,8 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
     let mut disks = Vec::new();
     for (mode, _) in MODES {
         let image = Image::sparse(&mut host, mode, 16)?;
+        // On a fast device a kill would seldom find a request that has been taken and not been answered.
+        image.slow_down(&mut host, WRITES_PER_SECOND)?;
         disks.push(BackendDisk::new(mode, &image, &format!("queues=2,grants={mode}")));
     }
     let backend = Backend::start(Server::Mqblk, &mut host, &disks)?;
@@ -44,9 +49,10 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
             std::thread::sleep(Duration::from_millis(300));
             mqblk.restart(&mut host)?;
             for (looping, (mode, _)) in loops.iter().zip(MODES) {
+                let case = format!("order {order}, kill {kill}, grants={mode}");
                 looping
                     .another_pass(&mut guest)
-                    .with_context(|| format!("order {order}, kill {kill}, grants={mode}"))?;
+                    .map_err(|error| error.context(picture(&mut host, &mut guest)).context(case))?;
             }
         }
         for looping in loops {
@@ -63,6 +69,20 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
     guest.power_off(&mut host)?;
     backend.stop(&mut host)?;
     host.power_off()
+}
+
+/// Where things stand, for whoever reads of a failure.
+fn picture(host: &mut XenHost, guest: &mut Domain) -> String {
+    let here = "mqblk xen list; mqblk stat --queues --socket /run/mqblk.sock; grep evtchn /proc/interrupts; xl list; \
+                cat /proc/uptime";
+    let there =
+        "grep . /sys/block/xvd?/inflight; cat /run/loop*.passes; grep blkif /proc/interrupts; dmesg | tail -n 20";
+    let said = |shell: Result<String>| shell.unwrap_or_else(|error| format!("{error:#}"));
+    format!(
+        "dom0:\n{}\nguest:\n{}",
+        said(host.run(here).map(|it| it.output)),
+        said(guest.run(there).map(|it| it.output))
+    )
 }
 
 /// That the kills were in the middle: at least one life of the daemon found requests that the one before had taken and not answered.

@@ -101,7 +101,9 @@ fn size_follows_the_device(rig: &mut Rig, image: &Image) -> Result<()> {
     image.resize(host, GROWN)?;
     backend.resized(host, guest, "xvda")?;
     guest.wait_sectors("xvda", u64::from(GROWN) * 2048)?;
-    FioJobs::verified_random_writes("/dev/xvda", 2, SIZE, 4).run(guest, Duration::from_secs(90))?.must_have_verified()?;
+    FioJobs::verified_random_writes("/dev/xvda", 2, SIZE, 4)
+        .run(guest, Duration::from_secs(90))?
+        .must_have_verified()?;
     let write_block = |block| format!("dd if=/dev/zero of=/dev/xvda bs=4k seek={block} count=1 oflag=direct");
     guest.must(&write_block(GROWN * 256 - 1))?;
     let beyond = guest.run(&write_block(GROWN * 256))?;

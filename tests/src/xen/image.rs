@@ -5,6 +5,10 @@ use anyhow::{Context, Result};
 use super::host::XenHost;
 use crate::guest::Shell;
 
+/// Where dom0's control groups are mounted, and the one whose members write slowly.
+const CONTROL_GROUPS: &str = "/run/cgroup";
+pub(super) const SLOW_GROUP: &str = "/run/cgroup/slow";
+
 /// An image; it ends with its host.
 #[derive(Debug, Clone)]
 pub struct Image {
@@ -58,6 +62,26 @@ impl Image {
     /// losetup's.
     pub fn resize(&self, host: &mut XenHost, mib: u32) -> Result<()> {
         host.must(&format!("truncate -s {mib}M {} && losetup -c {}", self.path, self.device)).map(drop)
+    }
+
+    /// Lets the daemons that are started from now on write to it no more than so many times a second, by the kernel's block
+    /// throttling: what they have asked for waits in the kernel, so a daemon that is killed has requests under way.
+    ///
+    /// # Errors
+    /// When the kernel has no such control group.
+    pub fn slow_down(&self, host: &mut XenHost, writes_per_second: u32) -> Result<()> {
+        let name = self.device.trim_start_matches("/dev/");
+        host.must(&format!(
+            "set -e
+             if ! [ -d {SLOW_GROUP} ]; then
+                 mkdir -p {CONTROL_GROUPS}
+                 mount -t cgroup2 none {CONTROL_GROUPS}
+                 echo +io >{CONTROL_GROUPS}/cgroup.subtree_control
+                 mkdir {SLOW_GROUP}
+             fi
+             echo \"$(cat /sys/block/{name}/dev) wiops={writes_per_second}\" >{SLOW_GROUP}/io.max"
+        ))
+        .map(drop)
     }
 
     /// The bytes that the file occupies.

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::domain::Domain;
 use super::host::XenHost;
+use super::image::SLOW_GROUP;
 use crate::guest::Shell;
 
 /// The daemon's admin socket in dom0.
@@ -37,7 +38,8 @@ impl Mqblk {
         host.must_within(
             &format!(
                 "rm -f {ADMIN} /run/mqblk.exit /run/mqblk.pid
-                 (mqblk serve --xen-watch mqblk --admin {ADMIN} {} & echo $! >/run/mqblk.new; mv /run/mqblk.new /run/mqblk.pid
+                 (! [ -d {SLOW_GROUP} ] || echo 0 >{SLOW_GROUP}/cgroup.procs
+                  mqblk serve --xen-watch mqblk --admin {ADMIN} {} & echo $! >/run/mqblk.new; mv /run/mqblk.new /run/mqblk.pid
                   wait $!; echo $? >/run/mqblk.exit) </dev/null >&4 2>&4 &
                  for i in $(seq 500); do
                      [ -S {ADMIN} ] && [ -e /run/mqblk.pid ] && exit 0

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 
 use mqblk_memory::create_memfd;
@@ -263,11 +264,10 @@ impl Life {
         if self.put == self.world.visible {
             return;
         }
-        self.book.publishing(self.put as u32);
         let store = Store::Index(self.put);
         self.world.apply(store);
-        self.store(store);
-        self.book.published();
+        let log = Rc::clone(&self.log);
+        self.book.publish(self.put as u32, || log.borrow_mut().push(store));
     }
 
     /// Lives for so many steps; what it stored meanwhile.
@@ -418,7 +418,11 @@ fn busy_file() -> (File, u32) {
     for at in [4, 9, 17, 0] {
         journal.answered(slots[at]);
     }
-    journal.publishing(start.wrapping_add(4));
+    // The owner is killed within.
+    let killed = catch_unwind(AssertUnwindSafe(|| {
+        journal.publish(start.wrapping_add(4), || resume_unwind(Box::new("killed")));
+    }));
+    assert!(killed.is_err());
     (file, start)
 }
 
@@ -439,8 +443,7 @@ fn a_file_tells_the_next_owner_what_to_do() {
         for (slot, _) in &recovery.replay {
             journal.answered(*slot);
         }
-        journal.publishing(recovery.position.req_cons);
-        journal.published();
+        journal.publish(recovery.position.req_cons, || ());
         drop(journal);
         let (_, recovery) = Journal::resume(&file, ENTRIES_OF_FILE, NAME, start.wrapping_add(20)).unwrap();
         assert!(recovery.replay.is_empty());
@@ -483,8 +486,7 @@ fn more_requests_than_the_ring_holds_are_refused() {
     assert_eq!(journal.take(&raw(9)), None);
     journal.answered(slots[2]);
     assert_eq!(journal.take(&raw(9)), None, "the frontend cannot know");
-    journal.publishing(1);
-    journal.published();
+    journal.publish(1, || ());
     assert_eq!(journal.take(&raw(9)), Some(slots[2]));
 }
 
@@ -504,8 +506,7 @@ fn survive(file: &File, index: u32) -> bool {
         journal.answered(slot);
     }
     at.rsp_prod = at.rsp_prod.wrapping_add(ENTRIES_OF_FILE);
-    journal.publishing(at.rsp_prod);
-    journal.published();
+    journal.publish(at.rsp_prod, || ());
     drop(journal);
     let (_, recovery) = Journal::resume(file, ENTRIES_OF_FILE, NAME, at.rsp_prod).expect("it was put right");
     assert!(recovery.replay.is_empty());

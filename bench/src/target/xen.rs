@@ -16,6 +16,8 @@ use crate::args::xen::XenPlace;
 use crate::interface::Endpoint;
 use crate::plan::xen::{XenPlan, own_device};
 
+/// Where files lie in memory.
+const IN_MEMORY: &str = "/dev/shm";
 /// The domain of the frontend on a simulated machine.
 const FRONT: DomainId = DomainId(1);
 
@@ -70,6 +72,13 @@ impl Drop for Directories {
     }
 }
 
+/// A folder for the server's journals, not that of the servers that stay. In memory where there is such a place, as theirs are.
+fn state() -> std::io::Result<tempfile::TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("mqblk-bench.");
+    builder.tempdir_in(IN_MEMORY).or_else(|_| builder.tempdir())
+}
+
 /// What a server needs before it is started: a machine if it is not told of one, and its arguments.
 pub fn prepare(plan: &XenPlan, serving: &Serving<'_>, folder: &Path) -> Result<Prepared, BenchError> {
     let device = own_device(plan.place.as_ref());
@@ -96,10 +105,12 @@ pub fn prepare(plan: &XenPlan, serving: &Serving<'_>, folder: &Path) -> Result<P
     };
     let front = frontend.domain();
     let place = format!("interface=xen,domid={},vdev={}", front.0, device.name);
-    let arguments = vec!["--xen".to_owned(), word, "--disk".to_owned(), serving.disk(&place)];
+    let state = state().map_err(|error| BenchError::Failed(format!("folder for the server's journals: {error}")))?;
+    let folder = state.path().display().to_string();
+    let arguments = ["--xen", &word, "--xen-state", &folder, "--disk", &serving.disk(&place)].map(str::to_owned);
     let directories = Directories { xen: dom0, front: vbd::frontend(front, device.number) };
     let endpoint = Endpoint::Vbd { xen: frontend, number: device.number };
     // What is on a machine of its own goes with it.
     let device = machine.is_none().then_some(directories);
-    Ok(Prepared { endpoint, arguments, device, machine })
+    Ok(Prepared { endpoint, arguments: arguments.into(), device, state: Some(state), machine })
 }

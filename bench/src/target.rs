@@ -46,6 +46,10 @@ pub struct Server {
     child: Child,
     endpoint: Endpoint,
     admin: PathBuf,
+    /// What it leaves in xenstore, removed after it has ended.
+    _device: Option<xen::Directories>,
+    /// Where it keeps what a server after it would need.
+    _state: Option<tempfile::TempDir>,
     /// The machine that both are on; it ends after the server.
     _machine: Option<Machine>,
     /// Its sockets' folder; removed with it.
@@ -62,6 +66,15 @@ impl Lifeline for Process {
         let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
         poll(&mut polled, Some(&limit)).is_ok_and(|ready| ready > 0)
     }
+}
+
+/// What there is before a server is started.
+struct Prepared {
+    endpoint: Endpoint,
+    arguments: Vec<String>,
+    device: Option<xen::Directories>,
+    state: Option<tempfile::TempDir>,
+    machine: Option<Machine>,
 }
 
 /// What is served, and how.
@@ -157,12 +170,12 @@ impl Server {
         let failed = |what: &str, error: std::io::Error| BenchError::Failed(format!("{what}: {error}"));
         let folder = tempfile::Builder::new().prefix("mqblk-bench.").tempdir();
         let folder = folder.map_err(|error| failed("folder for the server's socket", error))?;
-        let (endpoint, machine, arguments) = match plan.interface {
+        let Prepared { endpoint, arguments, device, state, machine } = match plan.interface {
             Interface::Xen => xen::prepare(&plan.xen, serving, folder.path())?,
             interface => {
                 let socket = folder.path().join("disk.sock");
                 let arguments = serving.arguments(interface, &socket);
-                (Endpoint::Socket(socket), None, arguments)
+                Prepared { endpoint: Endpoint::Socket(socket), arguments, device: None, state: None, machine: None }
             }
         };
         let program = std::env::current_exe().map_err(|error| failed("path of this program", error))?;
@@ -175,7 +188,7 @@ impl Server {
             command.args(["--workers", &cpus.split(',').count().to_string()]);
         }
         let child = command.spawn().map_err(|error| failed(&program.display().to_string(), error))?;
-        Ok(Server { child, endpoint, admin, _machine: machine, _folder: folder })
+        Ok(Server { child, endpoint, admin, _device: device, _state: state, _machine: machine, _folder: folder })
     }
 
     /// Its process.

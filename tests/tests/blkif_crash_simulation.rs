@@ -348,7 +348,9 @@ impl Simulation {
     fn turn(&mut self) {
         let worker = self.random.random_range(0..self.world.shape.workers);
         let host = self.host.as_mut().expect("a back end");
-        if host.turn(worker).is_none() {
+        let survived = host.turn(worker).is_some();
+        assert!(host.broken.lock().is_ok_and(|broken| broken.is_empty()), "seed {}: a good ring is broken", self.seed);
+        if !survived {
             self.counts.kills_in_midst += 1;
             self.bury();
         }

@@ -49,9 +49,10 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
             std::thread::sleep(Duration::from_millis(300));
             mqblk.restart(&mut host)?;
             for (looping, (mode, _)) in loops.iter().zip(MODES) {
+                let case = format!("order {order}, kill {kill}, grants={mode}");
                 looping
                     .another_pass(&mut guest)
-                    .with_context(|| format!("order {order}, kill {kill}, grants={mode}"))?;
+                    .map_err(|error| error.context(picture(&mut host, &mut guest)).context(case))?;
             }
         }
         for looping in loops {
@@ -68,6 +69,20 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
     guest.power_off(&mut host)?;
     backend.stop(&mut host)?;
     host.power_off()
+}
+
+/// Where things stand, for whoever reads of a failure.
+fn picture(host: &mut XenHost, guest: &mut Domain) -> String {
+    let here = "mqblk xen list; mqblk stat --queues --socket /run/mqblk.sock; grep evtchn /proc/interrupts; xl list; \
+                cat /proc/uptime";
+    let there =
+        "grep . /sys/block/xvd?/inflight; cat /run/loop*.passes; grep blkif /proc/interrupts; dmesg | tail -n 20";
+    let said = |shell: Result<String>| shell.unwrap_or_else(|error| format!("{error:#}"));
+    format!(
+        "dom0:\n{}\nguest:\n{}",
+        said(host.run(here).map(|it| it.output)),
+        said(guest.run(there).map(|it| it.output))
+    )
 }
 
 /// That the kills were in the middle: at least one life of the daemon found requests that the one before had taken and not answered.

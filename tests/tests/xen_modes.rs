@@ -106,7 +106,8 @@ fn used_as_asked(mode: &str, persistent: bool, before: &GrantStat, after: &Grant
     let hits = after.persistent_hits - before.persistent_hits;
     if persistent && matches!(mode, "auto" | "persistent") {
         ensure!(hits > after.persistent_misses - before.persistent_misses, "pages that are kept are not used again");
-        ensure!(after.held > 0, "no page is kept");
+        // What was kept is let go when it was not used for a minute, and an emulated guest may take that long.
+        ensure!(after.held > 0 || after.persistent_purged > before.persistent_purged, "no page is kept");
     } else {
         ensure!(hits == 0 && after.held == 0, "pages were kept");
         if mode == "map" {

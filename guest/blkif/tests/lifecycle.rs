@@ -261,3 +261,18 @@ fn a_barrier_waits_until_earlier_answers_are_visible() {
     back.close();
     other.close();
 }
+
+#[test]
+fn a_barrier_waits_for_rings_to_open_unless_they_will_not() {
+    let domain = Domain::new(16);
+    let vbd = Vbd::new(mqblk_blkif::VbdOptions { rings: 2, ..options(GrantMode::Copy) });
+    let mut front = Front::new(&domain, Abi::X86_64, 1);
+    let mut back = Back::new(&vbd, &domain, &front);
+    front.send(&direct(1, o::WRITE_BARRIER, 0, &[]));
+    back.run();
+    assert_eq!((front.responses(), back.queue.held()), (vec![], 1), "the other ring may have been left requests");
+    vbd.forget_absent();
+    back.run();
+    assert_eq!((front.responses(), back.queue.held()), (vec![(1, o::WRITE_BARRIER, status::OKAY)], 0));
+    back.close();
+}

@@ -37,8 +37,9 @@ const XEN_PARAMETERS: &str = "console=com1 com1=115200,8n1 sched=credit dom0_vcp
 /// The emulated CPU. What is left out costs emulated page walks, checks, and longer registers to save.
 const CPU: &str = "max,-smap,-smep,-pku,-la57,-avx,-avx2,-fma,-f16c,-xsave,-xsaveopt,-xsavec,-xgetbv1,-xsaves";
 
-/// dom0's kernel parameters; the last line only makes an emulated boot quicker.
-const KERNEL_PARAMETERS: &str = "console=hvc0 quiet panic=0 \
+/// dom0's kernel parameters: on the console are warnings, with the traces that belong to them. The last line only makes an
+/// emulated boot quicker.
+const KERNEL_PARAMETERS: &str = "console=hvc0 loglevel=5 panic=0 \
      mitigations=off nokaslr cryptomgr.notests random.trust_cpu=on no_timer_check";
 
 /// How a host is to be made.

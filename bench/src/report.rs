@@ -66,7 +66,7 @@ pub struct Row {
     /// What the server does with granted pages: auto, copy, map, persistent, `default` for what it does of itself, or `unknown` for one
     /// that runs already; null where the interface has none.
     pub grants: Option<String>,
-    /// Whose the granted pages are that it keeps: ring or shared; null where the interface has none, or it runs already.
+    /// Whose the granted pages are that it keeps: per-ring or shared; null where the interface has none, or it runs already.
     pub grants_pool: Option<&'static str>,
     /// Pages of a ring that were asked for, as a power of two's exponent; null: as many as the server allows.
     pub ring_order: Option<u8>,

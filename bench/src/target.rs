@@ -46,6 +46,8 @@ pub struct Server {
     child: Child,
     endpoint: Endpoint,
     admin: PathBuf,
+    /// What it leaves in xenstore, removed after it has ended.
+    _device: Option<xen::Directories>,
     /// The machine that both are on; it ends after the server.
     _machine: Option<Machine>,
     /// Its sockets' folder; removed with it.
@@ -62,6 +64,14 @@ impl Lifeline for Process {
         let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
         poll(&mut polled, Some(&limit)).is_ok_and(|ready| ready > 0)
     }
+}
+
+/// What there is before a server is started.
+struct Prepared {
+    endpoint: Endpoint,
+    arguments: Vec<String>,
+    device: Option<xen::Directories>,
+    machine: Option<Machine>,
 }
 
 /// What is served, and how.
@@ -157,12 +167,12 @@ impl Server {
         let failed = |what: &str, error: std::io::Error| BenchError::Failed(format!("{what}: {error}"));
         let folder = tempfile::Builder::new().prefix("mqblk-bench.").tempdir();
         let folder = folder.map_err(|error| failed("folder for the server's socket", error))?;
-        let (endpoint, machine, arguments) = match plan.interface {
+        let Prepared { endpoint, arguments, device, machine } = match plan.interface {
             Interface::Xen => xen::prepare(&plan.xen, serving, folder.path())?,
             interface => {
                 let socket = folder.path().join("disk.sock");
                 let arguments = serving.arguments(interface, &socket);
-                (Endpoint::Socket(socket), None, arguments)
+                Prepared { endpoint: Endpoint::Socket(socket), arguments, device: None, machine: None }
             }
         };
         let program = std::env::current_exe().map_err(|error| failed("path of this program", error))?;
@@ -175,7 +185,7 @@ impl Server {
             command.args(["--workers", &cpus.split(',').count().to_string()]);
         }
         let child = command.spawn().map_err(|error| failed(&program.display().to_string(), error))?;
-        Ok(Server { child, endpoint, admin, _machine: machine, _folder: folder })
+        Ok(Server { child, endpoint, admin, _device: device, _machine: machine, _folder: folder })
     }
 
     /// Its process.

@@ -30,6 +30,7 @@ const SLOTS: u32 = 24;
 /// Pages of a request's data; one more is for its segments.
 const DATA_PAGES: u32 = 16;
 const SLOT_PAGES: u32 = DATA_PAGES + 1;
+const UNKNOWN: u8 = 77;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
@@ -37,6 +38,10 @@ enum Work {
     Write,
     Flush,
     Barrier,
+    /// An operation that there is not.
+    Unknown,
+    /// A read behind the disk's end.
+    Outside,
 }
 
 /// A piece of a request's data: a page, and sectors of it.
@@ -162,7 +167,8 @@ impl Simulation {
 
     /// Pieces of a request: mostly whole pages.
     fn pieces(&mut self, ring: usize, slot: u32, work: Work) -> Vec<Piece> {
-        let none = work == Work::Flush || (work == Work::Barrier && self.random.random_ratio(1, 4));
+        let none = matches!(work, Work::Flush | Work::Unknown | Work::Outside)
+            || (work == Work::Barrier && self.random.random_ratio(1, 4));
         let most = if self.random.random_ratio(1, 4) { DATA_PAGES } else { 4 };
         let count = if none { 0 } else { self.random.random_range(1..=most) };
         let piece = |page: u32| {
@@ -179,9 +185,11 @@ impl Simulation {
         let ring = self.random.random_range(0..self.world.fronts.len());
         let Some(slot) = self.free[ring].pop() else { return };
         let work = match self.random.random_range(0..40) {
-            0..15 => Work::Read,
-            15..35 => Work::Write,
-            35..39 => Work::Flush,
+            0..14 => Work::Read,
+            14..34 => Work::Write,
+            34..37 => Work::Flush,
+            37 => Work::Unknown,
+            38 => Work::Outside,
             _ => Work::Barrier,
         };
         let pieces = self.pieces(ring, slot, work);
@@ -201,6 +209,8 @@ impl Simulation {
             Work::Write => o::WRITE,
             Work::Flush => o::FLUSH_DISKCACHE,
             Work::Barrier => o::WRITE_BARRIER,
+            Work::Unknown => UNKNOWN,
+            Work::Outside => o::READ,
         };
         let sent = Sent { ring, slot, work, sector, pieces, operation, shown: NOT_SHOWN };
         self.fill(id, &sent);
@@ -218,7 +228,9 @@ impl Simulation {
             front.write_segments(&segments, &[(page, page)]);
             front.put(&indirect(id, operation, sector, segments.len() as u16, &[page]));
         } else {
-            front.put(&direct(id, operation, sector, &segments));
+            let at = if work == Work::Outside { SECTORS } else { sector };
+            let nowhere = [segment(0, 0, 0)];
+            front.put(&direct(id, operation, at, if work == Work::Outside { &nowhere } else { &segments }));
         }
         self.sent.insert(id, sent);
     }
@@ -261,7 +273,12 @@ impl Simulation {
                 let seed = self.seed;
                 let sent = self.sent.remove(&id);
                 let sent = sent.unwrap_or_else(|| panic!("seed {seed}: {id} is answered again, or was never sent"));
-                let answer = (sent.ring, sent.operation, status::OKAY);
+                let expected = match sent.work {
+                    Work::Unknown => status::NOT_SUPPORTED,
+                    Work::Outside => status::ERROR,
+                    _ => status::OKAY,
+                };
+                let answer = (sent.ring, sent.operation, expected);
                 assert_eq!((ring, operation, status), answer, "seed {seed}: {id} {sent:?}");
                 self.learn(id, &sent);
                 self.busy[sent.sector as usize..(sent.sector + sent.sectors()) as usize].fill(false);
@@ -331,7 +348,9 @@ impl Simulation {
     fn turn(&mut self) {
         let worker = self.random.random_range(0..self.world.shape.workers);
         let host = self.host.as_mut().expect("a back end");
-        if host.turn(worker).is_none() {
+        let survived = host.turn(worker).is_some();
+        assert!(host.broken.lock().is_ok_and(|broken| broken.is_empty()), "seed {}: a good ring is broken", self.seed);
+        if !survived {
             self.counts.kills_in_midst += 1;
             self.bury();
         }

@@ -30,6 +30,7 @@ scenarios! {
     flushes_and_barriers: "flushes and barriers, with data and without",
     discards: "discards",
     requests_that_break_a_rule: "requests that break a rule",
+    more_segments_than_offered: "more segments than are offered",
     read_only_disk: "requests to a disk that may only be read",
     misaligned_requests: "requests that do not fit its blocks",
     unknown_operations: "unknown operations",

@@ -15,8 +15,8 @@ const TOLERANCE_PERCENT: f64 = 3.0;
 const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/budget/committed.toml");
 const RENEW: &str = "MQBLK_RENEW_BUDGET";
 const HEAD: &str = "# Instructions of a worker for one 4 KiB read of a null disk (scsi32: of 32 by turns), from pull to publish, by the requests published at
-# once and by how they lie in the ring (copy, map, persistent: a blkif ring, with grant operations that cost nothing). Made by tests/tests/budget.rs, which fails when a change makes a figure worse by more
-# than 3 percent. Another compiler gives other figures: then they are printed and not judged.
+# once and by how they lie in the ring (copy, map, persistent: a blkif ring, with grant operations that cost nothing). Made by
+# tests/tests/budget.rs, which fails when a change makes a figure worse by more than 3 percent. Another compiler gives other figures: then they are printed and not judged.
 ";
 
 /// Requests of the shorter of the two runs whose difference is measured: what comes before and after is in both.

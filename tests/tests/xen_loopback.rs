@@ -17,8 +17,15 @@ fn hostile_frontends_in_dom0() -> Result<()> {
     let builder = XenHost::builder("loopback").with_mqblk();
     let mut host = builder.with_program("xen_loopback", env!("CARGO_BIN_EXE_xen_loopback")).boot()?;
     let output = host.must_within("RUST_BACKTRACE=1 xen_loopback /sbin/mqblk", WITHIN)?;
+    print(&output);
     let passed = output.lines().filter(|line| line.starts_with("PASS ")).count();
     let expected = ALL.iter().filter(|scenario| !scenario.simulated).count();
     ensure!(passed == expected && !output.contains("FAIL"), "{passed} of {expected} scenarios passed:\n{output}");
     host.power_off()
+}
+
+/// Shown with `--nocapture`.
+#[expect(clippy::print_stdout, reason = "what is printed this way the test program may hold back")]
+fn print(output: &str) {
+    println!("\n{output}");
 }

@@ -117,7 +117,7 @@ impl Grants {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum GrantsPool {
     /// Each ring's own
-    Ring,
+    PerRing,
     /// All rings' in common
     Shared,
 }
@@ -126,7 +126,7 @@ impl GrantsPool {
     /// The value of the disk's key `grants-pool`, and in the results.
     pub fn name(self) -> &'static str {
         match self {
-            GrantsPool::Ring => "ring",
+            GrantsPool::PerRing => "per-ring",
             GrantsPool::Shared => "shared",
         }
     }

@@ -73,7 +73,7 @@ impl Experiment for XenQueues {
             };
             let lines: Vec<Target> = match target.place {
                 Place::Disk { pool: None, .. } => {
-                    [GrantsPool::Shared, GrantsPool::Ring].map(|pool| line(target, &own, Some(pool))).to_vec()
+                    [GrantsPool::Shared, GrantsPool::PerRing].map(|pool| line(target, &own, Some(pool))).to_vec()
                 }
                 Place::Disk { pool, .. } => vec![line(target, &own, pool)],
                 _ => vec![line(target, &own, None)],
@@ -137,7 +137,7 @@ fn line(target: &Target, own: &str, asked: Option<GrantsPool>) -> Target {
     }
     line.column = Some(match asked {
         Some(GrantsPool::Shared) => format!("{own}one pool for all rings"),
-        Some(GrantsPool::Ring) => format!("{own}pools of each ring"),
+        Some(GrantsPool::PerRing) => format!("{own}pools of each ring"),
         None => format!("{own}as it runs"),
     });
     line
@@ -264,7 +264,7 @@ pools of each ring      1.00  1.00  1.00  1.00
         let found = (spec.as_str(), *grants, *pool);
         assert_eq!(found, ("storage=null,size=16G", Some(Grants::Persistent), Some(GrantsPool::Shared)));
 
-        let one = plan("--grants-pool ring --grants copy --queues 2 --disk storage=ram,size=1G --batch 1");
+        let one = plan("--grants-pool per-ring --grants copy --queues 2 --disk storage=ram,size=1G --batch 1");
         assert_eq!(columns(&one), of(ring, &[2]));
         assert_eq!((one.targets[0].grants.as_deref(), one.combinations[0].batch), (Some("copy"), 1));
         let devices = plan("--vdev xvdb --vdev xvdc --label kernel --label ours --queues 1,2");

@@ -73,5 +73,5 @@ pub fn own_device(place: Option<&XenPlace>) -> Vdev {
 
 /// What the results say of a pool that nobody has chosen.
 pub fn pool_name(chosen: Option<GrantsPool>) -> &'static str {
-    chosen.unwrap_or(GrantsPool::Ring).name()
+    chosen.unwrap_or(GrantsPool::PerRing).name()
 }

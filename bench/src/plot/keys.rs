@@ -147,7 +147,7 @@ impl Key {
             Key::Poll => format!("poll {tick}"),
             Key::Merge => format!("merge {tick}"),
             Key::Grants => format!("grants {tick}"),
-            Key::GrantsPool => format!("{tick} pool"),
+            Key::GrantsPool => format!("pool {tick}"),
             Key::Storage => format!("storage {tick}"),
             Key::Repeat => format!("#{tick}"),
         }

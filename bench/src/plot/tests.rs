@@ -114,9 +114,9 @@ fn series_are_named_by_what_tells_them_apart() {
     // What differs between targets is said, even if each target has one value only.
     let deeper: &[Change] = &[&|r| (r.target, r.iodepth) = ("z".into(), 1), &|_| {}];
     assert_eq!(names(sweep(&[bs, deeper]), &args()), ["z, iodepth 1", "null, iodepth 32"]);
-    let pools: &[Change] = &[&|r| r.grants_pool = "shared".into(), &|r| r.grants_pool = "ring".into()];
+    let pools: &[Change] = &[&|r| r.grants_pool = "shared".into(), &|r| r.grants_pool = "per-ring".into()];
     let rings: &[Change] = &[&|_| {}, &|r| r.queues = 4, &|r| r.queues = 16];
-    assert_eq!(names(sweep(&[pools, rings]), &args()), ["shared pool", "ring pool"]);
+    assert_eq!(names(sweep(&[pools, rings]), &args()), ["pool shared", "pool per-ring"]);
     let merging: &[Change] = &[&|r| r.merge = "on".into(), &|_| {}];
     let three = Args { x: Some(Key::Bs), ..args() };
     assert_eq!(names(sweep(&[bs, merging]), &three), ["merge on", "merge off"]);

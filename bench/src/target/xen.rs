@@ -1,13 +1,16 @@
 //! Where a device of Xen is, and how a server is started for it.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use mqblk_driver::DriverError;
 use mqblk_memory::DomainId;
-use mqblk_xen::real;
 use mqblk_xen::simulation::{self, Machine};
+use mqblk_xen::store::StoreError;
+use mqblk_xen::vbd::{self, keys};
+use mqblk_xen::{Xen, real};
 
-use super::Serving;
+use super::{Prepared, Serving};
 use crate::BenchError;
 use crate::args::xen::XenPlace;
 use crate::interface::Endpoint;
@@ -29,35 +32,74 @@ pub fn endpoint(place: Option<&XenPlace>, number: u32) -> Result<Endpoint, Bench
     Ok(Endpoint::Vbd { xen: xen.map_err(failed)?, number })
 }
 
-/// What a server needs before it is started: a machine if it is not told of one, and its arguments.
-pub fn prepare(
-    plan: &XenPlan,
-    serving: &Serving<'_>,
-    folder: &Path,
-) -> Result<(Endpoint, Option<Machine>, Vec<String>), BenchError> {
-    let device = own_device(plan.place.as_ref());
-    let arguments = |xen: &str, front: DomainId| {
-        let place = format!("interface=xen,domid={},vdev={}", front.0, device.name);
-        vec!["--xen".to_owned(), xen.to_owned(), "--disk".to_owned(), serving.disk(&place)]
-    };
-    match &plan.place {
-        // A server here serves this domain's own frontend: both ends are in domain 0.
-        Some(XenPlace::Real) => {
-            let endpoint = endpoint(plan.place.as_ref(), device.number)?;
-            let Endpoint::Vbd { xen, .. } = &endpoint else { unreachable!("a device of Xen") };
-            let front = xen.domain();
-            Ok((endpoint, None, arguments("auto", front)))
-        }
-        Some(XenPlace::Folder(running)) => {
-            let endpoint = endpoint(plan.place.as_ref(), device.number)?;
-            Ok((endpoint, None, arguments(&running.display().to_string(), FRONT)))
-        }
-        None => {
-            let machine = Machine::start(folder);
-            let machine = machine.map_err(|error| BenchError::Failed(format!("a simulated machine: {error}")))?;
-            let xen = simulation::connect(folder, FRONT).map_err(failed)?;
-            let endpoint = Endpoint::Vbd { xen, number: device.number };
-            Ok((endpoint, Some(machine), arguments(&folder.display().to_string(), FRONT)))
+/// Both directories of a device that a server is asked to make: it leaves them to a server after it, and there will be none.
+pub struct Directories {
+    /// As domain 0 sees it.
+    xen: Arc<dyn Xen>,
+    /// The frontend's.
+    front: String,
+}
+
+impl std::fmt::Debug for Directories {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Directories").field("front", &self.front).finish_non_exhaustive()
+    }
+}
+
+impl Directories {
+    fn remove(&self) -> Result<(), DriverError> {
+        let mut store = self.xen.store()?;
+        let removed: Result<(), StoreError> = store.transaction(|transaction| {
+            let back = transaction.read(&format!("{}/{}", self.front, keys::BACKEND))?;
+            for path in back.iter().chain([&self.front]) {
+                if transaction.read(path)?.is_some() {
+                    transaction.remove(path)?;
+                }
+            }
+            Ok(())
+        });
+        Ok(removed?)
+    }
+}
+
+impl Drop for Directories {
+    fn drop(&mut self) {
+        if let Err(error) = self.remove() {
+            tracing::warn!(%error, front = self.front, "a device is left in xenstore");
         }
     }
+}
+
+/// What a server needs before it is started: a machine if it is not told of one, and its arguments.
+pub fn prepare(plan: &XenPlan, serving: &Serving<'_>, folder: &Path) -> Result<Prepared, BenchError> {
+    let device = own_device(plan.place.as_ref());
+    let machine = match plan.place {
+        None => {
+            Some(Machine::start(folder).map_err(|error| BenchError::Failed(format!("a simulated machine: {error}")))?)
+        }
+        Some(_) => None,
+    };
+    let (word, frontend, dom0) = match &plan.place {
+        // A server here serves this domain's own frontend: both ends are in domain 0.
+        Some(XenPlace::Real) => {
+            let xen = real().map_err(failed)?;
+            ("auto".to_owned(), Arc::clone(&xen), xen)
+        }
+        simulated => {
+            let folder = match simulated {
+                Some(XenPlace::Folder(folder)) => folder,
+                _ => folder,
+            };
+            let of = |domain| simulation::connect(folder, domain).map_err(failed);
+            (folder.display().to_string(), of(FRONT)?, of(DomainId(0))?)
+        }
+    };
+    let front = frontend.domain();
+    let place = format!("interface=xen,domid={},vdev={}", front.0, device.name);
+    let arguments = vec!["--xen".to_owned(), word, "--disk".to_owned(), serving.disk(&place)];
+    let directories = Directories { xen: dom0, front: vbd::frontend(front, device.number) };
+    let endpoint = Endpoint::Vbd { xen: frontend, number: device.number };
+    // What is on a machine of its own goes with it.
+    let device = machine.is_none().then_some(directories);
+    Ok(Prepared { endpoint, arguments, device, machine })
 }

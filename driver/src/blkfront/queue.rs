@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mqblk_core::{ByteLen, EventChannel, Sector512};
 use mqblk_memory::{GuestAddress, GuestMemory};
 use mqblk_ring::blkif::request::{DISCARD_SECURE, MAX_SEGMENTS};
-use mqblk_ring::blkif::{FrontRing, Indirect, RawRequest, Request, Transfer, What, operation};
+use mqblk_ring::blkif::{FrontRing, Indirect, RawRequest, Request, Segment, What, operation};
 
 use super::outstanding::{Completion, Outstanding, ResponseError};
 use super::segments::{Composer, Segments};
@@ -106,7 +106,7 @@ impl Queue {
     /// [`Refused`]: full, or not data for a request.
     #[inline]
     pub fn read(&mut self, user: u32, start: Sector512, data: Piece) -> Result<(), Refused> {
-        self.transfer(user, operation::READ, start, [data])
+        self.simple(user, operation::READ, start, data)
     }
 
     /// Writes `data` at `start`.
@@ -115,7 +115,7 @@ impl Queue {
     /// [`Refused`]: full, or not data for a request.
     #[inline]
     pub fn write(&mut self, user: u32, start: Sector512, data: Piece) -> Result<(), Refused> {
-        self.transfer(user, operation::WRITE, start, [data])
+        self.simple(user, operation::WRITE, start, data)
     }
 
     /// Reads from `start` into several pieces.
@@ -176,7 +176,32 @@ impl Queue {
         self.put(id, user, operation::DISCARD, operation::DISCARD, What::Discard { flag, sector: start, sectors })
     }
 
+    /// One piece, which mostly lies in one page.
     #[inline]
+    fn simple(&mut self, user: u32, operation: u8, sector: Sector512, data: Piece) -> Result<(), Refused> {
+        let id = self.room()?;
+        match self.composer.one(data)? {
+            Some(segment) => self.put_transfer(id, user, operation, sector, &[segment]),
+            None => self.transfer(user, operation, sector, [data]),
+        }
+    }
+
+    #[inline]
+    fn put_transfer(
+        &mut self,
+        id: u16,
+        user: u32,
+        operation: u8,
+        sector: Sector512,
+        segments: &[Segment],
+    ) -> Result<(), Refused> {
+        if !self.ring.put_transfer(id.into(), operation, self.handle, sector, segments) {
+            return Err(Refused::Full);
+        }
+        self.outstanding.claim(user, operation);
+        Ok(())
+    }
+
     fn transfer(
         &mut self,
         user: u32,
@@ -190,8 +215,7 @@ impl Queue {
             if count == 0 && matches!(operation, operation::READ | operation::WRITE) {
                 return Err(Refused::Empty);
             }
-            let transfer = Transfer { nr_segments: count as u8, sector, segments: first };
-            return self.put(id, user, operation, operation, What::Transfer(transfer));
+            return self.put_transfer(id, user, operation, sector, &first[..count.into()]);
         }
         self.indirect(id, user, operation, sector, count)
     }

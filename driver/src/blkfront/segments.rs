@@ -107,6 +107,19 @@ impl Composer {
         Ok(segments)
     }
 
+    /// The segment of a piece that lies in one page; `None` for one that does not.
+    #[inline]
+    pub(super) fn one(&self, piece: Piece) -> Result<Option<Segment>, Refused> {
+        let (start, end) = self.bounds(piece)?;
+        let page = start / PAGE;
+        if (end - 1) / PAGE != page {
+            return Ok(None);
+        }
+        let sector = |byte: u64| ByteLen(byte - page * PAGE).sectors().0 as u8;
+        let (first_sect, last_sect) = (sector(start), sector(end) - 1);
+        Ok(Some(Segment { gref: self.refs[page as usize], first_sect, last_sect }))
+    }
+
     /// The addresses of whole sectors that are granted.
     #[inline]
     fn bounds(&self, Piece { address, len }: Piece) -> Result<(u64, u64), Refused> {

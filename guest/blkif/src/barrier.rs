@@ -3,7 +3,9 @@
 //! and with the last report the barrier's own ring writes and flushes. When that is answered the gate opens, or the next barrier is on.
 //!
 //! What a frontend puts on one ring before it puts a barrier on another is done before the barrier; what it puts on any ring after the
-//! barrier was answered is done after it. In between rings have no order.
+//! barrier was answered is done after it. In between rings have no order. Barriers of several rings go one at a time, in the order in
+//! which they are taken off, and what lies behind one waits for it. A ring that is closed has nothing: what still lies in it is not
+//! waited for.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -247,10 +247,10 @@ fn every_order(rings: &[&[bool]], steps: usize, closes: bool) -> u32 {
         rings.iter().for_each(|_| _ = world.open());
         for _ in 0..steps {
             let mut steps: Vec<(u8, usize)> = vec![];
-            for at in 0..rings.len() {
+            for (at, left) in to_put.iter().enumerate() {
                 let ring = &world.rings[at];
                 let possible = [
-                    !to_put[at].is_empty() && ring.gate.is_some(),
+                    !left.is_empty() && ring.gate.is_some(),
                     world.is_awake(at),
                     !ring.running.is_empty() || matches!(ring.own, Some(Own::Runs(_))),
                     may_close && ring.gate.is_some(),

@@ -106,10 +106,10 @@ impl Persistent {
         grant.used_at = now;
     }
 
-    /// Takes a grant out. Its number is not given again before [`vacate`](Self::vacate).
+    /// Takes a grant out that no request uses. Its number is not given again before [`vacate`](Self::vacate).
     pub(crate) fn remove(&mut self, held: Held) {
         let grant = &mut self.grants[held.0 as usize];
-        debug_assert!(grant.live);
+        debug_assert!(grant.live && grant.uses == 0, "a page stays mapped while it is in use");
         grant.live = false;
         let mut hole = self.place(self.grants[held.0 as usize].gref);
         // Those behind it that could not have their home move up, so that no search ends before them.
@@ -179,6 +179,8 @@ mod tests {
         assert_eq!(table.vacancy(), None);
         assert_eq!(table.begin(GrantRef(0), 1), Some(Held(0)));
         assert_eq!(table.begin(GrantRef(u32::MAX), 1), Some(Held(1)));
+        table.end(Held(0), 2);
+        table.end(Held(0), 2);
         remove(&mut table, Held(0));
         assert_eq!(table.begin(GrantRef(0), 1), None);
         assert_eq!(table.vacancy(), Some(Held(0)));

@@ -157,19 +157,21 @@ impl<L: PooledLane> BlkifQueue<L> {
         into: &mut I,
         running: bool,
     ) -> Result<(), Broken> {
+        let mut taken = Ok(());
         loop {
             let others = self.requests.in_use() - usize::from(self.barrier.is_some()) + self.unpublished;
             let Some(gate) = &mut self.gate else { return Ok(()) };
             match gate.settle(others) {
-                GateStep::Nothing => return Ok(()),
-                GateStep::TakeEarlier if running => self.take_earlier(lane, into)?,
+                GateStep::Nothing => return taken,
+                // A broken ring says so, but not before it has reported: others wait for that.
+                GateStep::TakeEarlier if running => taken = self.take_earlier(lane, into),
                 GateStep::TakeEarlier => {}
                 GateStep::Go => {
                     if let Some(at) = self.barrier.take() {
                         self.counters.barriers += 1;
                         self.admit_seldom(lane.pool(), at, into);
                     }
-                    return Ok(());
+                    return taken;
                 }
             }
         }
@@ -288,12 +290,7 @@ impl<L: PooledLane> GuestQueue for BlkifQueue<L> {
         self.unpublished = 0;
         let notify = match &mut self.journal {
             None => self.ring.publish(),
-            Some(journal) => {
-                journal.publishing(self.ring.position().rsp_prod);
-                let notify = self.ring.publish();
-                journal.published();
-                notify
-            }
+            Some(journal) => journal.publish(self.ring.position().rsp_prod, || self.ring.publish()),
         };
         if !self.may_take() {
             self.published_at_barrier();

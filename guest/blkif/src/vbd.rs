@@ -79,6 +79,12 @@ impl Vbd {
         ByteLen(self.size.load(Ordering::Relaxed))
     }
 
+    /// The rings that have not been opened will not be: barriers do not wait for them any more. Without it a queue that has taken one
+    /// cannot be drained.
+    pub fn forget_absent(&self) {
+        self.gate.forget_absent();
+    }
+
     /// Has each ring let go of what it has not used for long. A busy ring does so by itself; to be called about once a second, for
     /// those that sleep. For control threads.
     pub fn tend(&self) {

@@ -231,3 +231,48 @@ fn a_barrier_orders_all_rings_and_one_that_ends_does_not_hold_it_up() {
         assert_eq!(domain.mapped(), 0);
     }
 }
+
+#[test]
+fn a_barrier_waits_until_earlier_answers_are_visible() {
+    let mut options = options(GrantMode::Copy);
+    options.rings = 2;
+    let (domain, vbd) = (Domain::new(64), Vbd::new(options));
+    let ring = || {
+        let front = Front::new(&domain, Abi::X86_64, 1);
+        let back = Back::new(&vbd, &domain, &front);
+        (front, back)
+    };
+    let ((mut front, mut back), (mut other_front, mut other)) = (ring(), ring());
+    // A mistake, which the other ring answers when it takes it.
+    other_front.send(&direct(1, o::READ, 0, &[]));
+    front.send(&direct(2, o::WRITE_BARRIER, 0, &[]));
+    back.pull_all();
+    other.queue.woken(&mut other.lane, &mut other.door, true).unwrap();
+    while back.read_mail() {}
+    assert_eq!((other.door.bad, back.queue.held()), (1, 1));
+    other.publish();
+    other.read_mail();
+    while back.read_mail() {}
+    assert_eq!((back.queue.held(), back.door.pending.len()), (0, 1));
+    back.run();
+    other.run();
+    assert_eq!(front.responses(), [(2, o::WRITE_BARRIER, status::OKAY)]);
+    assert_eq!(other_front.responses(), [(1, o::READ, status::ERROR)]);
+    back.close();
+    other.close();
+}
+
+#[test]
+fn a_barrier_waits_for_rings_to_open_unless_they_will_not() {
+    let domain = Domain::new(16);
+    let vbd = Vbd::new(mqblk_blkif::VbdOptions { rings: 2, ..options(GrantMode::Copy) });
+    let mut front = Front::new(&domain, Abi::X86_64, 1);
+    let mut back = Back::new(&vbd, &domain, &front);
+    front.send(&direct(1, o::WRITE_BARRIER, 0, &[]));
+    back.run();
+    assert_eq!((front.responses(), back.queue.held()), (vec![], 1), "the other ring may have been left requests");
+    vbd.forget_absent();
+    back.run();
+    assert_eq!((front.responses(), back.queue.held()), (vec![(1, o::WRITE_BARRIER, status::OKAY)], 0));
+    back.close();
+}

@@ -2,8 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
+use mqblk_core::Sector512;
+
 use super::layout::{Abi, BlkifRing};
-use super::request::RawRequest;
+use super::request::{MAX_SEGMENTS, RawRequest, Segment};
 
 /// What is wrong with a ring, seen from the frontend: it is of no more use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,6 +78,28 @@ impl FrontRing {
             return false;
         }
         self.ring.put_request(self.req_prod, request);
+        self.req_prod = self.req_prod.wrapping_add(1);
+        true
+    }
+
+    /// Puts a request on that has its segments in it: the first 11 of `segments`. The same as [`put`](Self::put) of one that was
+    /// encoded, and quicker. Whether there was room.
+    #[inline]
+    #[must_use]
+    pub fn put_transfer(
+        &mut self,
+        id: u64,
+        operation: u8,
+        handle: u16,
+        sector: Sector512,
+        segments: &[Segment],
+    ) -> bool {
+        if self.in_flight() >= self.ring.size() {
+            return false;
+        }
+        let segments = &segments[..segments.len().min(MAX_SEGMENTS)];
+        let first = u32::from(operation) | (segments.len() as u32) << 8 | u32::from(handle) << 16;
+        self.ring.put_transfer(self.req_prod, first, id, sector.0, segments);
         self.req_prod = self.req_prod.wrapping_add(1);
         true
     }

@@ -1,11 +1,12 @@
 use std::sync::Arc;
 
-use mqblk_core::{Armed, Notify};
-use mqblk_memory::{GuestAddress, GuestMemory, PAGE_BYTES, Region};
+use mqblk_core::{Armed, Notify, Sector512};
+use mqblk_memory::{GrantRef, GuestAddress, GuestMemory, PAGE_BYTES, Region};
 use proptest::prelude::*;
 
 use super::*;
-use crate::blkif::{BackRing, Request, What};
+use crate::blkif::request::MAX_SEGMENTS;
+use crate::blkif::{BackRing, Request, Segment, Transfer, What, operation};
 
 fn ends(abi: Abi, pages: u32) -> (FrontRing, BackRing) {
     let region = Region::shared("ring", u64::from(pages * PAGE_BYTES), GuestAddress(0)).unwrap().0;
@@ -69,6 +70,36 @@ proptest! {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn transfers_are_what_is_encoded() {
+    for abi in Abi::ALL {
+        let (mut front, mut back) = ends(abi, 1);
+        for count in [1, 0, 2, 11, 1, 12, 3] {
+            let segment =
+                |at: u32| Segment { gref: GrantRef(0x8000_0001 + at), first_sect: at as u8 % 8, last_sect: 7 };
+            let list: Vec<Segment> = (0..count).map(segment).collect();
+            let (id, sector) = (u64::MAX - 5, Sector512(0x1234_5678_9abc_def0));
+            assert!(front.put_transfer(id, operation::WRITE, 0xca10, sector, &list));
+            let mut segments = [Segment::default(); MAX_SEGMENTS];
+            segments.iter_mut().zip(&list).for_each(|(place, segment)| *place = *segment);
+            let transfer = Transfer { nr_segments: count.min(11) as u8, sector, segments };
+            let expected = Request { id, operation: operation::WRITE, handle: 0xca10, what: What::Transfer(transfer) };
+            assert!(front.put(&RawRequest::encode(abi, &expected)));
+            let _ = front.publish();
+            assert_eq!(back.waiting().unwrap(), 2);
+            for _ in 0..2 {
+                assert_eq!(back.take().decode(abi), expected, "{abi:?}, {count} segments");
+                back.put_response(id, operation::WRITE, 0);
+            }
+            let _ = back.publish();
+            assert_eq!(front.look(), Ok(2));
+            while front.take().is_some() {}
+        }
+        while front.put_transfer(0, 0, 0, Sector512(0), &[]) {}
+        assert_eq!(front.in_flight(), 32);
     }
 }
 

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use mqblk_admin::model::Stat;
+use mqblk_admin::{Client, StatQuery};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::wait_for;
@@ -28,6 +30,9 @@ pub fn journals(folder: &Path) -> Result<Vec<String>> {
     all.sort();
     Ok(all)
 }
+
+/// Its admin socket, in its folder.
+const ADMIN: &str = "admin.sock";
 
 /// A daemon. Killed when dropped, if [`stop`](Self::stop) was not called.
 #[derive(Debug)]
@@ -63,7 +68,7 @@ impl Daemon {
         // One worker: all disks share it.
         command.args(["serve", "--workers", "1", "--xen", xen, "--xen-watch", TYPE]);
         command.arg("--xen-state").arg(folder.join("journals"));
-        command.arg("--admin").arg(folder.join("admin.sock"));
+        command.arg("--admin").arg(folder.join(ADMIN));
         disks.iter().for_each(|disk| _ = command.args(["--disk", disk]));
         command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
@@ -71,7 +76,7 @@ impl Daemon {
         let mut daemon = Daemon { child, folder: folder.to_owned(), foreign };
         wait_for("the daemon's admin socket", || {
             daemon.must_live()?;
-            Ok(daemon.folder.join("admin.sock").exists().then_some(()))
+            Ok(daemon.folder.join(ADMIN).exists().then_some(()))
         })?;
         Ok(daemon)
     }
@@ -146,6 +151,14 @@ impl Daemon {
             Ok(same.then_some(()))
         })
         .with_context(|| format!("the daemon holds {last:?}, expected {expected:?}"))
+    }
+
+    /// What it has counted.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn stat(&self) -> Result<Stat> {
+        Ok(Client::connect(&self.folder.join(ADMIN))?.stat(&StatQuery::default())?)
     }
 
     /// Tells it to stop, and checks that it does so in good order.

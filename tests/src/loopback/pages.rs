@@ -8,7 +8,7 @@ use mqblk_xen::{SharedPages, Xen};
 pub const PAGE: usize = PAGE_BYTES as usize;
 
 /// Words of a page, as [`Pages::words`] gives them.
-pub const WORDS: usize = PAGE / size_of::<u64>();
+pub const WORDS: usize = PAGE / size_of::<u32>();
 
 /// Granted pages, until this is dropped.
 pub struct Pages(SharedPages);
@@ -73,7 +73,7 @@ impl Pages {
     }
 
     /// A page as words, each of which is loaded and stored at once.
-    pub fn words(&self, page: usize) -> SharedSlots<u64> {
+    pub fn words(&self, page: usize) -> SharedSlots<u32> {
         self.0.memory.slots(self.address(page, 0), WORDS).expect("granted pages are mapped")
     }
 }

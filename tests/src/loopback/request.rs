@@ -61,7 +61,8 @@ pub fn table(segments: &[Segment]) -> Vec<u8> {
     segments.iter().flat_map(|segment| segment.to_bytes()).collect()
 }
 
-/// A segment as one word of memory.
-pub fn word(segment: Segment) -> u64 {
-    u64::from_le_bytes(segment.to_bytes())
+/// A segment as words of memory.
+pub fn words(segment: Segment) -> [u32; 2] {
+    let [a, b, c, d, e, f, g, h] = segment.to_bytes();
+    [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])]
 }

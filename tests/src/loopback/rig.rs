@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use mqblk_admin::model::GrantStat;
 use mqblk_core::units::SECTOR_BYTES;
 use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_memory::DomainId;
@@ -56,11 +57,15 @@ pub const MODES: [Disk; 3] = [COPY, MAP, KEEP];
 pub const ANY: Disk = Disk { id: "any", settings: "path=IMAGE", persistent: true };
 /// Logical blocks of 4096 bytes.
 pub const BLOCKS: Disk = Disk { id: "blocks", settings: "path=IMAGE,block-size=4096", persistent: false };
+/// Few segments in pages of their own, or none.
+pub const FEW: Disk = Disk { id: "few", settings: "path=IMAGE,indirect-segments=16", persistent: true };
+/// See [`FEW`].
+pub const NONE: Disk = Disk { id: "none", settings: "path=IMAGE,indirect-segments=0", persistent: true };
 /// Its requests take a while.
 pub const SLOW: Disk = Disk { id: "slow", settings: "storage=null,size=4M,latency-us=150000", persistent: true };
 const GOOD_DISK: Disk = Disk { id: "good", settings: "path=IMAGE", persistent: true };
 
-const DISKS: [Disk; 7] = [COPY, MAP, KEEP, ANY, BLOCKS, SLOW, GOOD_DISK];
+const DISKS: [Disk; 9] = [COPY, MAP, KEEP, ANY, BLOCKS, FEW, NONE, SLOW, GOOD_DISK];
 
 /// The machine and what runs on it.
 pub struct Rig {
@@ -77,6 +82,9 @@ pub struct Rig {
     /// How much slower than a simulated machine's this one's processors are.
     slowness: u32,
 }
+
+/// Xen as the hostile guest, the well-behaved one and the toolstack see it.
+type Ends<'a> = (Arc<dyn Xen>, &'a Arc<dyn Xen>, Arc<dyn Xen>);
 
 impl Rig {
     /// A simulated machine with the daemon `program`.
@@ -115,7 +123,7 @@ impl Rig {
         folder: TempDir,
         xen: &str,
         foreign: &[&str],
-        (front, good, tool): (Arc<dyn Xen>, &Arc<dyn Xen>, Arc<dyn Xen>),
+        (front, good, tool): Ends<'_>,
         machine: Option<Machine>,
     ) -> Result<Rig> {
         let mut disks = vec![];
@@ -128,7 +136,7 @@ impl Rig {
             disks.push(format!("id={id},interface=xen,queues={QUEUES},ring-order={ORDER},{settings}"));
         }
         let daemon = Daemon::start(program, folder.path(), xen, &disks, foreign)?;
-        let slowness = if machine.is_some() { 1 } else { 10 };
+        let slowness = if machine.is_some() { 1 } else { 30 };
         let mut rig = Rig {
             neighbour: None,
             daemon: Some(daemon),
@@ -250,7 +258,23 @@ impl Rig {
     /// # Errors
     /// When it goes on to hold something.
     pub fn comes_to_rest(&self) -> Result<()> {
-        self.daemon()?.must_hold(self.at_rest.as_ref().context("a rig that is set up")?)
+        self.daemon()?.must_hold(self.at_rest.as_ref().context("a rig that is set up")?)?;
+        for disk in self.daemon()?.stat()?.disks {
+            let grants = disk.grants.unwrap_or_default();
+            ensure!(grants.stuck == 0, "{}: pages could not be let go: {grants:?}", disk.id);
+            ensure!(grants.held == 0 || disk.id == GOOD_DISK.id, "{}: pages are mapped: {grants:?}", disk.id);
+        }
+        Ok(())
+    }
+
+    /// What a disk's rings have done with their frontend's pages, since it was attached.
+    ///
+    /// # Errors
+    /// When the daemon does not say.
+    pub fn grants(&self, disk: Disk) -> Result<GrantStat> {
+        let stat = self.daemon()?.stat()?;
+        let found = stat.disks.into_iter().find(|found| found.id == disk.id).and_then(|found| found.grants);
+        found.with_context(|| format!("nothing is said of the grants of {}", disk.id))
     }
 
     /// Runs one scenario; then looks whether the daemon lives, the good disk is served, and nothing was left behind.

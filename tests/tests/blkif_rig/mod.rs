@@ -10,8 +10,8 @@ pub mod front;
 use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mqblk_blkif::journal::Journal;
@@ -29,6 +29,9 @@ use front::Front;
 
 /// Bytes of a page.
 pub const PAGE: u64 = mqblk_memory::PAGE_BYTES as u64;
+
+/// Turns of each worker between one ring and the next.
+const TURNS: u32 = 4;
 
 /// What a panic carries that is a kill.
 struct Killed;
@@ -157,6 +160,30 @@ pub struct Shape {
     pub plug: PlugOptions,
 }
 
+impl Shape {
+    /// The device over `disk`.
+    pub fn options(&self, disk: &AnyDisk) -> VbdOptions {
+        VbdOptions {
+            geometry: disk.geometry(),
+            limits: disk.limits(),
+            abi: self.abi,
+            persistent: self.mode == GrantMode::Persistent,
+            max_indirect_segments: 64,
+            discard: true,
+            discard_secure: false,
+            barrier: true,
+            flush: true,
+            write_through: false,
+            mode: self.mode,
+            pool: PoolOwner::PerRing,
+            budget: GrantBudget::new(1 << 20),
+            persistent_max: DEFAULT_PERSISTENT_MAX,
+            persistent_idle: Duration::ZERO,
+            rings: self.rings,
+        }
+    }
+}
+
 /// What outlives the back end: the guest, what it shares, the journals, and the storage.
 pub struct World {
     pub shape: Shape,
@@ -185,33 +212,24 @@ impl World {
         World { shape, domain, fronts, journals, kill, disk }
     }
 
-    fn options(&self) -> VbdOptions {
-        VbdOptions {
-            geometry: self.disk.geometry(),
-            limits: self.disk.limits(),
-            abi: self.shape.abi,
-            persistent: self.shape.mode == GrantMode::Persistent,
-            max_indirect_segments: 64,
-            discard: true,
-            discard_secure: false,
-            barrier: true,
-            flush: true,
-            write_through: false,
-            mode: self.shape.mode,
-            pool: PoolOwner::PerRing,
-            budget: GrantBudget::new(1 << 20),
-            persistent_max: DEFAULT_PERSISTENT_MAX,
-            persistent_idle: Duration::ZERO,
-            rings: self.shape.rings,
-        }
-    }
-
     /// A back end that takes up what lies here. `None` when it was killed meanwhile.
     pub fn host(&self) -> Option<Host> {
         let lane = LaneOptions { submissions: 64, in_flight: 1024, files: 4, buffers: 4 };
         let workers = (0..self.shape.workers).map(|_| HandWorker::new(lane).expect("the host has io_uring")).collect();
-        let mut host = Host { vbd: Vbd::new(self.options()), workers, seats: vec![], replayed: vec![] };
-        let attached = Kill::survives(|| (0..self.fronts.len()).for_each(|ring| host.attach(self, ring)));
+        let mut host = Host {
+            vbd: Vbd::new(self.shape.options(&*self.disk)),
+            workers,
+            seats: vec![],
+            replayed: vec![],
+            broken: Arc::default(),
+        };
+        let attached = Kill::survives(|| {
+            for ring in 0..self.fronts.len() {
+                host.attach(self, ring);
+                // Those that are there are served while the others are taken up.
+                (0..TURNS).for_each(|_| host.workers.iter_mut().for_each(|worker| _ = worker.turn()));
+            }
+        });
         if attached.is_none() {
             self.bury(host);
             return None;
@@ -246,6 +264,8 @@ pub struct Host {
     pub seats: Vec<(usize, HandSeat)>,
     /// Requests that each ring had to do again.
     pub replayed: Vec<usize>,
+    /// Rings that turned out to be broken.
+    pub broken: Arc<Mutex<Vec<usize>>>,
 }
 
 impl Host {
@@ -258,13 +278,14 @@ impl Host {
         let (journal, recovery) = resumed.expect("a journal that was killed is as good as any");
         world.kill.moment();
         self.replayed.push(recovery.replay.len());
+        let broken = Arc::clone(&self.broken);
         let options = QueueOptions {
             disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&world.disk), plug: world.shape.plug }],
             kick: None,
             poll: PollPolicy::Busy,
             coalesce: Coalesce::default(),
             paused: false,
-            on_broken: Box::new(|why| panic!("{why}")),
+            on_broken: Box::new(move |_| broken.lock().unwrap_or_else(PoisonError::into_inner).push(ring)),
         };
         let worker = ring % self.workers.len();
         let vbd = &self.vbd;
@@ -288,12 +309,16 @@ impl Host {
         Kill::survives(|| self.workers[worker].turn())
     }
 
+    /// Stops pulling from a ring. It leaves when nothing of it is in flight.
+    pub fn close(&mut self, ring: usize) {
+        let (worker, seat) = self.seats[ring];
+        self.workers[worker].drain(seat);
+    }
+
     /// Stops pulling from all rings, and steps until they have left. Whether that was survived.
     pub fn drain(&mut self) -> bool {
         Kill::survives(|| {
-            for (worker, seat) in &self.seats {
-                self.workers[*worker].drain(*seat);
-            }
+            (0..self.seats.len()).for_each(|ring| self.close(ring));
             while self.seats.iter().any(|(worker, seat)| self.workers[*worker].serves(*seat)) {
                 self.workers.iter_mut().for_each(|worker| _ = worker.turn());
             }

@@ -14,9 +14,9 @@
 //! take:       number, response = 0, request      the request's number is above CONSUMED
 //! consumed:   CONSUMED                           all requests of the batch have their entries: they may be acted on
 //! answered:   response                           above PUBLISHED
-//! publishing: PUBLISHING                         the ring's index is as it was
-//! (ring):     rsp_prod                           the batch is answered
-//! published:  PUBLISHED = PUBLISHING             entries of the batch may be filled again
+//! publish:    PUBLISHING                         the ring's index is as it was
+//!             (rsp_prod, in the ring)            the batch is answered
+//!             PUBLISHED = PUBLISHING             entries of the batch may be filled again
 //! ```
 
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -43,6 +43,9 @@ pub(super) const PUBLISHED: usize = 10;
 
 /// Counts beyond this are not from a ring: at ten million requests a second they are 14,000 years away.
 const MOST: u64 = 1 << 62;
+
+/// Requests without a response, and where they are.
+pub(super) type Unanswered = Vec<(JournalSlot, RawRequest)>;
 
 /// The journal's memory. Words are read and stored one at a time; stores stay in the order in which they are made.
 pub(super) trait Words {
@@ -96,11 +99,7 @@ impl<W: Words> Book<W> {
     }
 
     /// The book as it was left, and the requests without a response, by their number. `index` is the ring's `rsp_prod`.
-    pub(super) fn take_up(
-        mut words: W,
-        entries: u16,
-        index: u32,
-    ) -> Result<(Book<W>, Vec<(JournalSlot, RawRequest)>), JournalError> {
+    pub(super) fn take_up(mut words: W, entries: u16, index: u32) -> Result<(Book<W>, Unanswered), JournalError> {
         let [consumed, publishing, published] = [CONSUMED, PUBLISHING, PUBLISHED].map(|word| words.header(word));
         let ordered = published <= publishing && publishing <= consumed && consumed < MOST;
         if !ordered || consumed - published > entries.into() {
@@ -183,19 +182,17 @@ impl<W: Words> Book<W> {
     }
 
     #[inline]
-    pub(super) fn publishing(&mut self, rsp_prod: u32) {
+    pub(super) fn publish<R>(&mut self, rsp_prod: u32, show: impl FnOnce() -> R) -> R {
         debug_assert_eq!(self.put as u32, rsp_prod, "every response that is put is noted");
         compiler_fence(Ordering::Release);
         self.words.set_header(PUBLISHING, self.put);
         compiler_fence(Ordering::SeqCst);
-    }
-
-    #[inline]
-    pub(super) fn published(&mut self) {
+        let shown = show();
         compiler_fence(Ordering::SeqCst);
         self.words.set_header(PUBLISHED, self.put);
         compiler_fence(Ordering::SeqCst);
         self.free.append(&mut self.answered);
+        shown
     }
 
     pub(super) fn words(&mut self) -> &mut W {

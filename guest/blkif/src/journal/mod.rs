@@ -138,8 +138,8 @@ impl MappedWords {
 /// The journal of one ring.
 ///
 /// For each batch of requests: [`take`](Self::take) them, say [`consumed`](Self::consumed), then act on them. For each batch of
-/// responses: put them on the ring and say [`answered`](Self::answered), then [`publishing`](Self::publishing), the ring's own publish,
-/// [`published`](Self::published). Every request and every response of the ring passes through it.
+/// responses: put them on the ring and say [`answered`](Self::answered), then [`publish`](Self::publish). Every request and every
+/// response of the ring passes through it.
 #[derive(Debug)]
 pub struct Journal(Book<MappedWords>);
 
@@ -222,16 +222,10 @@ impl Journal {
         self.0.answered(slot);
     }
 
-    /// The ring's response index is about to become `rsp_prod`, which shows all that was [`answered`](Self::answered).
+    /// Has `show` store the ring's response index, `rsp_prod` from then on, which shows all that was [`answered`](Self::answered).
     #[inline]
-    pub fn publishing(&mut self, rsp_prod: u32) {
-        self.0.publishing(rsp_prod);
-    }
-
-    /// The ring's response index has been stored.
-    #[inline]
-    pub fn published(&mut self) {
-        self.0.published();
+    pub fn publish<R>(&mut self, rsp_prod: u32, show: impl FnOnce() -> R) -> R {
+        self.0.publish(rsp_prod, show)
     }
 }
 

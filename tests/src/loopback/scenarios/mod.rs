@@ -40,6 +40,7 @@ pub const ALL: &[Scenario] = &[
     any("flushes and barriers, with data and without", transfers::flushes_and_barriers),
     any("discards", transfers::discards),
     any("requests that break a rule", requests::that_break_a_rule),
+    any("more segments than are offered", requests::more_segments_than_offered),
     any("requests to a disk that may only be read", requests::to_a_read_only_disk),
     any("requests that do not fit its blocks", requests::misaligned),
     any("unknown operations", requests::unknown_operations),

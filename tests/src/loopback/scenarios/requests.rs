@@ -8,7 +8,7 @@ use super::transfers::SECTOR;
 use crate::loopback::guest::{Guest, Shape};
 use crate::loopback::pages::{PAGE, Pages};
 use crate::loopback::request::{PAGE_SECTORS, counted, discard, indirect, segment, table, transfer, whole};
-use crate::loopback::rig::{ANY, BLOCKS, Disk, MODES, Rig, SECTORS, STRANGER};
+use crate::loopback::rig::{ANY, BLOCKS, Disk, FEW, MODES, NONE, Rig, SECTORS, STRANGER};
 
 const READ: u8 = operation::READ;
 const WRITE: u8 = operation::WRITE;
@@ -160,6 +160,30 @@ pub(super) fn that_break_a_rule(rig: &mut Rig) -> Result<()> {
             bench.good().with_context(|| format!("{}, after {name}", disk.id))?;
         }
         wrong_tables(&mut bench).with_context(|| disk.id)?;
+        bench.good()?;
+        bench.finish(rig)?;
+    }
+    Ok(())
+}
+
+pub(super) fn more_segments_than_offered(rig: &mut Rig) -> Result<()> {
+    for (disk, most) in [(FEW, Some(16)), (NONE, None)] {
+        let mut bench = Bench::new(rig, disk, Abi::X86_64)?;
+        let offered = bench.guest.front.info()?.segments;
+        ensure!(offered == most.unwrap_or(11), "{offered} segments are offered");
+        bench.tables.write(0, 0, &table(&bench.grefs(40)));
+        for count in [0, 1, 12, 16, 17, 40, 512] {
+            let request = indirect(WRITE, 0, &[bench.tables.gref(0)], count);
+            let expected = match most {
+                None => status::NOT_SUPPORTED,
+                Some(most) if (1..=most).contains(&count) => status::OKAY,
+                Some(_) => status::ERROR,
+            };
+            bench.data.fill_all(ON_DISK);
+            let answer = bench.guest.rings[0].ask(&request)?;
+            ensure!(answer == expected, "{}, {count} segments: status {answer}, expected {expected}", disk.id);
+        }
+        bench.data.fill_all(IN_PAGES);
         bench.good()?;
         bench.finish(rig)?;
     }

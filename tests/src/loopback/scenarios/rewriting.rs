@@ -14,14 +14,12 @@ use rand::{RngExt, SeedableRng};
 
 use super::transfers::SECTOR;
 use crate::loopback::guest::{Guest, HEADER, Shape};
-use crate::loopback::pages::{PAGE, Pages};
-use crate::loopback::request::{PAGE_SECTORS, indirect, segment, transfer, whole, word};
+use crate::loopback::pages::{Pages, WORDS};
+use crate::loopback::request::{PAGE_SECTORS, indirect, segment, transfer, whole, words};
 use crate::loopback::rig::{Disk, MODES, Rig, SECTORS};
 
 /// Entries of the ring, all in flight at once.
 const ENTRIES: usize = 32;
-/// Words of an entry.
-const ENTRY_WORDS: usize = 14;
 /// Where a write may begin: far from each other, and near the disk's end.
 const STARTS: [u64; 3] = [512, 2048, SECTORS - 8];
 /// Pages that requests name, and those that none does.
@@ -36,10 +34,10 @@ struct Rewriter {
 }
 
 /// A word, and its versions.
-type Target = (usize, Vec<u64>);
+type Target = (usize, Vec<u32>);
 
 impl Rewriter {
-    fn start(words: SharedSlots<u64>, targets: Vec<Target>) -> Rewriter {
+    fn start(words: SharedSlots<u32>, targets: Vec<Target>) -> Rewriter {
         let (stop, stores) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stop2, stores2) = (Arc::clone(&stop), Arc::clone(&stores));
         let thread = std::thread::spawn(move || {
@@ -87,22 +85,20 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(rig: &Rig, disk: Disk) -> Result<Stage> {
+    fn new(rig: &Rig, disk: Disk, abi: Abi) -> Result<Stage> {
         rig.set_content(disk, &vec![0; SECTORS as usize * SECTOR])?;
-        let guest = rig.attach(disk, Shape::default())?;
+        let guest = rig.attach(disk, Shape { abi, ..Shape::default() })?;
         let data = guest.pages((NAMED + GUARDS) as u32)?;
         (0..data.count()).for_each(|page| data.fill(page, stamp(page)));
         Ok(Stage { guest, data, disk })
     }
 
-    /// Versions of a segment: whole pages, parts of pages, no sectors, no page.
-    fn segments(&self) -> Vec<u64> {
-        let mut all: Vec<u64> = (0..NAMED).map(|page| word(whole(self.data.gref(page)))).collect();
-        all.push(word(segment(self.data.gref(0), 2, 5)));
-        all.push(word(segment(self.data.gref(1), 7, 0)));
-        all.push(word(segment(self.data.gref(2), 0, 255)));
-        all.push(word(whole(GrantRef(u32::MAX))));
-        all
+    /// Versions of a segment: whole pages, then parts of pages, no sectors, no page.
+    fn segments(&self) -> Vec<[u32; 2]> {
+        let page = |page| self.data.gref(page);
+        let wrong = [segment(page(1), 7, 0), segment(page(2), 0, 255), whole(GrantRef(u32::MAX))];
+        let all = (0..NAMED).map(|named| whole(page(named))).chain([segment(page(0), 2, 5)]).chain(wrong);
+        all.map(words).collect()
     }
 
     /// Fills the ring again and again with `request`; every request is answered, once.
@@ -152,33 +148,41 @@ impl Stage {
 }
 
 /// Versions of a number of segments and what stands beside it: the first word of an entry.
-fn heads(operations: &[u8]) -> Vec<u64> {
+fn heads(operations: &[u8]) -> Vec<u32> {
     let counts = [1, 2, 5, 11, 12, 0, 255];
-    let head = |op: u8, count: u8| u64::from_le_bytes([op, count, 0, 0, 0, 0, 0, 0]);
-    operations.iter().flat_map(|op| counts.map(|count| head(*op, count))).collect()
+    operations.iter().flat_map(|op| counts.map(|count| u32::from_le_bytes([*op, count, 0, 0]))).collect()
+}
+
+/// Versions of the words of all entries, but for those that hold a response's status.
+fn of_entries(abi: Abi, operations: &[u8], segments: &[[u32; 2]]) -> Vec<Target> {
+    // In words of 32 bits: see the layouts of `blkif.h`.
+    let (entry_words, sector, first_segment) = if abi == Abi::X86_32 { (27, 3, 5) } else { (28, 4, 6) };
+    let starts: Vec<u64> = STARTS.into_iter().chain([SECTORS, u64::MAX - 3]).collect();
+    let half = |which: usize| segments.iter().map(|words| words[which]).collect::<Vec<_>>();
+    let mut targets = vec![];
+    for entry in 0..ENTRIES {
+        let first = HEADER as usize / size_of::<u32>() + entry * entry_words;
+        targets.push((first, heads(operations)));
+        targets.push((first + sector, starts.iter().map(|start| *start as u32).collect()));
+        // Mostly where the disk is.
+        targets.push((first + sector + 1, vec![0, 0, 0, 0, u32::MAX]));
+        for at in (0..11).map(|at| first + first_segment + 2 * at) {
+            targets.extend([(at, half(0)), (at + 1, half(1))]);
+        }
+    }
+    targets
 }
 
 pub(super) fn entries(rig: &mut Rig) -> Result<()> {
-    for disk in MODES {
+    for (disk, abi) in MODES.into_iter().zip(Abi::ALL) {
         // What is written; then what is read, which ends in the pages.
         for operations in [[operation::WRITE, operation::FLUSH_DISKCACHE, 255], [operation::READ, 4, 77]] {
-            let mut stage = Stage::new(rig, disk)?;
-            let segments = stage.segments();
-            let starts: Vec<u64> = STARTS.into_iter().chain([SECTORS, u64::MAX - 3]).collect();
-            let mut targets: Vec<Target> = vec![];
-            for entry in 0..ENTRIES {
-                let first = HEADER as usize / 8 + entry * ENTRY_WORDS;
-                // Not the id, which is the response's status when there is one.
-                targets.push((first, heads(&operations)));
-                targets.push((first + 2, starts.clone()));
-                targets.extend((0..11).map(|at| (first + 3 + at, segments.clone())));
-            }
+            let mut stage = Stage::new(rig, disk, abi)?;
+            let targets = of_entries(abi, &operations, &stage.segments());
             let memory = &stage.guest.rings[0].raw.pages.memory;
-            let words = memory.slots(GuestAddress(0), PAGE / 8).context("the ring's page")?;
-            let rewriter = Rewriter::start(words, targets);
+            let rewriter = Rewriter::start(memory.slots(GuestAddress(0), WORDS).context("the ring's page")?, targets);
             let named: Vec<_> = (0..NAMED).map(|page| whole(stage.data.gref(page))).collect();
-            let request = transfer(operations[0], STARTS[0], &named);
-            let raw = RawRequest::encode(Abi::X86_64, &request);
+            let raw = RawRequest::encode(abi, &transfer(operations[0], STARTS[0], &named));
             let (done, refused) = stage.rounds(rig.repeat(600), &raw)?;
             rewriter.finish()?;
             // Else nothing was seen that had been rewritten, or nothing that was right.
@@ -191,23 +195,25 @@ pub(super) fn entries(rig: &mut Rig) -> Result<()> {
 }
 
 pub(super) fn tables(rig: &mut Rig) -> Result<()> {
-    const SEGMENTS: u16 = 40;
+    const SEGMENTS: usize = 40;
     for disk in MODES {
         for inner in [operation::WRITE, operation::READ] {
-            let mut stage = Stage::new(rig, disk)?;
+            let mut stage = Stage::new(rig, disk, Abi::X86_64)?;
             let table = stage.guest.pages(1)?;
-            // Nearly all right, or no request of so many segments would ever be.
-            let (mut versions, wrong) = (vec![], stage.segments());
-            (0..10).for_each(|_| versions.extend(&wrong[..NAMED]));
-            versions.push(wrong[NAMED]);
-            let mut targets: Vec<Target> = (0..usize::from(SEGMENTS)).map(|at| (at, versions.clone())).collect();
-            targets[17].1.extend(&wrong[NAMED + 1..]);
-            for at in 0..usize::from(SEGMENTS) {
-                table.words(0).set(at, wrong[at % NAMED]);
+            let versions = stage.segments();
+            let (right, all) = (&versions[..NAMED + 1], &versions[..]);
+            let mut targets: Vec<Target> = vec![];
+            for at in 0..SEGMENTS {
+                // Nearly all are right, or no request of so many would ever be.
+                let from: Vec<_> = if at == 17 { right.repeat(20) } else { right.to_vec() };
+                let from = if at == 17 { [&from[..], all].concat() } else { from };
+                targets.push((2 * at, from.iter().map(|words| words[0]).collect()));
+                targets.push((2 * at + 1, from.iter().map(|words| words[1]).collect()));
+                (0..2).for_each(|half| table.words(0).set(2 * at + half, versions[at % NAMED][half]));
             }
             let rewriter = Rewriter::start(table.words(0), targets);
             let requests = [STARTS[0], STARTS[1]].map(|start| {
-                let request = Request { id: start, ..indirect(inner, start, &[table.gref(0)], SEGMENTS) };
+                let request = Request { id: start, ..indirect(inner, start, &[table.gref(0)], SEGMENTS as u16) };
                 RawRequest::encode(Abi::X86_64, &request)
             });
             let (mut done, mut refused) = (0, 0);
@@ -218,7 +224,7 @@ pub(super) fn tables(rig: &mut Rig) -> Result<()> {
             rewriter.finish()?;
             ensure!(done > 0 && refused > 0, "{}: {done} done, {refused} refused", disk.id);
             rig.neighbour_goes_on()?;
-            stage.judge(rig, u64::from(SEGMENTS) * PAGE_SECTORS)?;
+            stage.judge(rig, SEGMENTS as u64 * PAGE_SECTORS)?;
         }
     }
     Ok(())

@@ -42,7 +42,7 @@ fn settle(guest: &mut Guest) -> Result<()> {
 }
 
 pub(super) fn flipped(rig: &mut Rig) -> Result<()> {
-    for seed in 0..3 {
+    for seed in 0..rig.repeat(90).div_ceil(30).into() {
         let mut guest = rig.make(ANY)?;
         let data = guest.pages(2)?;
         // The keys are right, so that a state of 3 or 4 connects.

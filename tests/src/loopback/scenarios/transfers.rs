@@ -111,9 +111,23 @@ pub(super) fn every_layout(rig: &mut Rig) -> Result<()> {
                 let result = player.one(turn % rings as usize, turn % 4 < 2, count, direct);
                 result.with_context(|| format!("{abi:?}, {}, turn {turn}", disk.id))?;
             }
+            reached_as_told(rig, disk)?;
             player.finish(rig, disk)?;
         }
     }
+    Ok(())
+}
+
+/// That the pages of a disk's frontend were reached in the way that the disk is there for.
+fn reached_as_told(rig: &Rig, disk: Disk) -> Result<()> {
+    let grants = rig.grants(disk)?;
+    let right = match disk.id {
+        "copy" => grants.copies > 0 && grants.maps == 0,
+        "map" => grants.maps > 0 && grants.maps == grants.unmaps && grants.held == 0,
+        _ => grants.persistent_hits > 0 && grants.copies == 0 && grants.held == grants.maps - grants.unmaps,
+    };
+    ensure!(right && grants.indirect_requests > 0, "{}: {grants:?}", disk.id);
+    ensure!((grants.copy_errors, grants.map_errors) == (0, 0), "{}: {grants:?}", disk.id);
     Ok(())
 }
 

@@ -28,10 +28,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// For an event that must not come.
 const SILENCE: Duration = Duration::from_millis(300);
 
+/// What is tried out together.
+type Part = fn(&Arc<dyn Xen>);
+
 fn main() {
     let xen = mqblk_xen::real().expect("a Xen");
     assert_eq!(xen.domain(), US);
-    let parts: [(&str, fn(&Arc<dyn Xen>)); 7] = [
+    let parts: [(&str, Part); 7] = [
         ("xenstore: values, directories, permissions", values),
         ("xenstore: transactions that conflict", transactions),
         ("xenstore: watches", watches),

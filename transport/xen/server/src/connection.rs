@@ -82,8 +82,9 @@ impl Connect<'_> {
             match self.one(vbd, published.abi, index, ring) {
                 Ok(handle) => handles.push(handle),
                 Err(why) => {
+                    // What they were given to do is ended, also what waits for the rings that will not come.
+                    vbd.forget_absent();
                     for handle in handles {
-                        // They have served nothing: a frontend sends its first request when all are connected.
                         let _ = handle.detach(|_| {});
                     }
                     return Err(format!("ring {index}: {why}"));

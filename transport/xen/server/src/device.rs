@@ -287,11 +287,15 @@ impl Device {
     }
 
     /// Says where people look for it why the device does not work.
-    pub(crate) fn complain(&self, store: Option<&mut Store>, errno: u16, why: &str) {
+    /// (Of a device that is gone meanwhile nobody wants to know.)
+    fn complain(&self, store: Option<&mut Store>, errno: u16, why: &str) {
         tracing::warn!(device = %self.name, "{why}");
-        if let Some(store) = store
-            && let Err(error) = store.write(&self.error, &format!("{errno} {why}"))
-        {
+        let Some(store) = store else { return };
+        let written = store.transaction(|transaction| match transaction.read(&self.key(keys::STATE))? {
+            Some(now) if self.is_same(transaction, &now)? => transaction.write(&self.error, &format!("{errno} {why}")),
+            _ => Ok(()),
+        });
+        if let Err(error) = written {
             tracing::warn!(device = %self.name, %error, "cannot write the error node");
         }
     }

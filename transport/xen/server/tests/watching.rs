@@ -128,6 +128,8 @@ fn a_device_that_is_gone_stays_gone() {
     stage.wait_state(51728, "5");
     stage.backend.stop();
     assert_eq!(stage.state(51712), None);
+    let error = vbd::backend_error(DomainId(0), "mqblk", GUEST, 51712);
+    assert_eq!(stage.store.read(&error).unwrap(), None);
 }
 
 /// While one device's disk takes its time to open, others are looked at; and what is for others is left alone.

@@ -5,12 +5,14 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use mqblk_memory::create_memfd;
+use mqblk_ring::blkif::Position;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
-use super::*;
+use super::{id_of, raw};
+use crate::journal::book::{Book, ENTRY_WORDS, HEADER_WORDS, Words};
+use crate::journal::{JournalError, JournalSlot};
 
 /// A store that outlives whoever made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,21 +172,6 @@ impl World {
     }
 }
 
-/// A request that says its number in each word.
-fn raw(id: u64) -> RawRequest {
-    let mut bytes = [0; size_of::<RawRequest>()];
-    for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
-        word.copy_from_slice(&(id << 8 | at as u64).to_le_bytes());
-    }
-    RawRequest::from_bytes(bytes)
-}
-
-/// The number that a request says. One that is of parts of others has none that a request was given.
-fn id_of(found: &RawRequest) -> u64 {
-    let id = u64::from_le_bytes(found.bytes()[..8].try_into().unwrap()) >> 8;
-    if *found == raw(id) { id } else { u64::MAX }
-}
-
 /// An owner.
 struct Life {
     book: Book<Recorder>,
@@ -263,11 +250,10 @@ impl Life {
         if self.put == self.world.visible {
             return;
         }
-        self.book.publishing(self.put as u32);
         let store = Store::Index(self.put);
         self.world.apply(store);
-        self.store(store);
-        self.book.published();
+        let log = Rc::clone(&self.log);
+        self.book.publish(self.put as u32, || log.borrow_mut().push(store));
     }
 
     /// Lives for so many steps; what it stored meanwhile.
@@ -378,7 +364,7 @@ fn swapped(entries: u16, steps: u32, pick: impl Fn(&Store, &Store) -> bool) -> (
 /// The check can fail: each order that the journal keeps is one that is needed.
 #[test]
 fn no_two_steps_may_change_places() {
-    use book::{CONSUMED, NUMBER, PUBLISHED, PUBLISHING, RESPONSE};
+    use crate::journal::book::{CONSUMED, NUMBER, PUBLISHED, PUBLISHING, RESPONSE};
     let number_and_response =
         |one: &Store, next: &Store| matches!((one, next), (Store::Entry(_, NUMBER, _), Store::Entry(_, RESPONSE, 0)));
     let fill_and_consumed =
@@ -397,184 +383,5 @@ fn no_two_steps_may_change_places() {
         ("consumed, response", swapped(8, 300, consumed_and_response)),
     ] {
         assert!(pairs > 0 && losses > 0, "{name}: of {pairs} swaps {losses} are noticed");
-    }
-}
-
-const ENTRIES_OF_FILE: u32 = 32;
-const NAME: u64 = 0x1234_5678_9abc_def0;
-
-fn file() -> File {
-    create_memfd("journal", 0).unwrap()
-}
-
-/// A journal in a file with requests in flight and a batch that is just being published; and the ring's index.
-fn busy_file() -> (File, u32) {
-    let file = file();
-    let start = 0_u32.wrapping_sub(7);
-    let mut journal =
-        Journal::create(&file, ENTRIES_OF_FILE, NAME, Position { req_cons: start, rsp_prod: start }).unwrap();
-    let slots: Vec<_> = (1..=20).map(|id| journal.take(&raw(id)).unwrap()).collect();
-    journal.consumed(start.wrapping_add(20));
-    for at in [4, 9, 17, 0] {
-        journal.answered(slots[at]);
-    }
-    journal.publishing(start.wrapping_add(4));
-    (file, start)
-}
-
-fn ids(recovery: &Recovery) -> Vec<u64> {
-    recovery.replay.iter().map(|(_, raw)| id_of(raw)).collect()
-}
-
-#[test]
-fn a_file_tells_the_next_owner_what_to_do() {
-    for published in [false, true] {
-        let (file, start) = busy_file();
-        let visible = start.wrapping_add(if published { 4 } else { 0 });
-        let (mut journal, recovery) = Journal::resume(&file, ENTRIES_OF_FILE, NAME, visible).unwrap();
-        assert_eq!(recovery.position, Position { req_cons: start.wrapping_add(20), rsp_prod: visible });
-        let answered = |id: &u64| published && [5, 10, 18, 1].contains(id);
-        let expected: Vec<u64> = (1..=20).filter(|id| !answered(id)).collect();
-        assert_eq!(ids(&recovery), expected);
-        for (slot, _) in &recovery.replay {
-            journal.answered(*slot);
-        }
-        journal.publishing(recovery.position.req_cons);
-        journal.published();
-        drop(journal);
-        let (_, recovery) = Journal::resume(&file, ENTRIES_OF_FILE, NAME, start.wrapping_add(20)).unwrap();
-        assert!(recovery.replay.is_empty());
-    }
-}
-
-#[test]
-fn a_journal_of_another_ring_is_refused() {
-    let resume =
-        |file: &File, entries, name, index| Journal::resume(file, entries, name, index).map(|_| ()).unwrap_err();
-    let (file, start) = busy_file();
-    let text = |error: JournalError| error.to_string();
-    assert!(text(resume(&file, ENTRIES_OF_FILE, NAME ^ 1, start)).contains("identity: found 0x123456789abcdef0"));
-    assert!(text(resume(&file, 64, NAME, start)).contains("bytes"));
-    assert!(text(resume(&file, 33, NAME, start)).contains("ring entries"));
-    // What was neither before nor after the batch.
-    for index in [start.wrapping_sub(1), start.wrapping_add(1), start.wrapping_add(5), start ^ 1 << 31] {
-        assert!(matches!(resume(&file, ENTRIES_OF_FILE, NAME, index), JournalError::Ring { .. }), "{index}");
-    }
-    assert!(matches!(resume(&self::file(), ENTRIES_OF_FILE, NAME, 0), JournalError::Field { field: "bytes", .. }));
-}
-
-#[test]
-fn a_ring_with_requests_that_nobody_noted_gets_no_journal() {
-    let create = |entries, req_cons| {
-        Journal::create(&file(), entries, NAME, Position { req_cons, rsp_prod: 5 })
-            .map(|_| ())
-            .map_err(|e| e.to_string())
-    };
-    assert_eq!(create(32, 5), Ok(()));
-    assert!(create(32, 6).unwrap_err().contains("in flight"));
-    assert!(create(0, 5).is_err() && create(48, 5).is_err() && create(1024, 5).is_err());
-}
-
-#[test]
-fn more_requests_than_the_ring_holds_are_refused() {
-    let mut journal = Journal::create(&file(), 4, NAME, Position::default()).unwrap();
-    let slots: Vec<_> = (0..4).map(|id| journal.take(&raw(id)).unwrap()).collect();
-    journal.consumed(4);
-    assert_eq!(journal.take(&raw(9)), None);
-    journal.answered(slots[2]);
-    assert_eq!(journal.take(&raw(9)), None, "the frontend cannot know");
-    journal.publishing(1);
-    journal.published();
-    assert_eq!(journal.take(&raw(9)), Some(slots[2]));
-}
-
-/// Takes up whatever is in `file`; if it can be, uses it as a queue does.
-fn survive(file: &File, index: u32) -> bool {
-    let Ok((mut journal, recovery)) = Journal::resume(file, ENTRIES_OF_FILE, NAME, index) else { return false };
-    let (mut slots, mut at) =
-        (recovery.replay.into_iter().map(|(slot, _)| slot).collect::<Vec<_>>(), recovery.position);
-    assert!(slots.len() <= ENTRIES_OF_FILE as usize);
-    while let Some(slot) = journal.take(&raw(77)) {
-        slots.push(slot);
-        at.req_cons = at.req_cons.wrapping_add(1);
-    }
-    assert_eq!(slots.len(), ENTRIES_OF_FILE as usize, "no slot is lost and none is given twice");
-    journal.consumed(at.req_cons);
-    for slot in slots {
-        journal.answered(slot);
-    }
-    at.rsp_prod = at.rsp_prod.wrapping_add(ENTRIES_OF_FILE);
-    journal.publishing(at.rsp_prod);
-    journal.published();
-    drop(journal);
-    let (_, recovery) = Journal::resume(file, ENTRIES_OF_FILE, NAME, at.rsp_prod).expect("it was put right");
-    assert!(recovery.replay.is_empty());
-    true
-}
-
-fn put(file: &File, bytes: &[u8]) {
-    file.set_len(bytes.len() as u64).unwrap();
-    std::os::unix::fs::FileExt::write_all_at(file, bytes, 0).unwrap();
-}
-
-fn bytes_of(file: &File) -> Vec<u8> {
-    let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
-    std::os::unix::fs::FileExt::read_exact_at(file, &mut bytes, 0).unwrap();
-    bytes
-}
-
-#[test]
-fn no_damage_to_the_file_does_harm() {
-    let (file, start) = busy_file();
-    let good = bytes_of(&file);
-    assert_eq!(good.len() as u64, Journal::bytes(ENTRIES_OF_FILE));
-    let (mut taken_up, mut refused) = (0, 0);
-    for at in 0..good.len() {
-        for mask in [0x01, 0x80, 0xff] {
-            let mut bytes = good.clone();
-            bytes[at] ^= mask;
-            put(&file, &bytes);
-            if survive(&file, start) { taken_up += 1 } else { refused += 1 }
-        }
-    }
-    // What requests say is not the journal's business; what their numbers are is.
-    assert!(taken_up > 1000 && refused > 300, "{taken_up} {refused}");
-    for len in 0..good.len() {
-        put(&file, &good[..len]);
-        assert!(!survive(&file, start), "{len} bytes");
-    }
-    put(&file, &[&good[..], &[0]].concat());
-    assert!(!survive(&file, start), "a byte too many");
-}
-
-#[test]
-fn no_random_file_does_harm() {
-    let (file, start) = busy_file();
-    let good = bytes_of(&file);
-    let mut random = SmallRng::seed_from_u64(5);
-    let mut taken_up = 0;
-    for round in 0..20_000_u32 {
-        let mut bytes = good.clone();
-        // Behind what would be refused at once: counts, then entries, of which few bits are set or all.
-        let from = if round % 2 == 0 { 24 } else { HEADER_BYTES as usize };
-        for word in bytes[from..].chunks_exact_mut(8) {
-            let value = match round % 8 {
-                0 | 1 => random.random(),
-                2 | 3 => random.random_range(0..40_u64) + u64::from(start) - 10,
-                4 | 5 => random.random_range(0..3),
-                _ => u64::MAX - random.random_range(0..40),
-            };
-            word.copy_from_slice(&value.to_le_bytes());
-        }
-        put(&file, &bytes);
-        taken_up += u32::from(survive(&file, start));
-    }
-    // Random numbers hardly ever agree with each other.
-    assert!(taken_up < 20_000);
-    let mut noise = vec![0; good.len()];
-    for _ in 0..100 {
-        noise.fill_with(|| random.random());
-        put(&file, &noise);
-        assert!(!survive(&file, start));
     }
 }

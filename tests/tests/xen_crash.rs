@@ -74,7 +74,7 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
 /// Where things stand, for whoever reads of a failure.
 fn picture(host: &mut XenHost, guest: &mut Domain) -> String {
     let here = "mqblk xen list; mqblk stat --queues --socket /run/mqblk.sock; grep evtchn /proc/interrupts; xl list; \
-                cat /proc/uptime";
+                cat /proc/uptime; dmesg | tail -n 40";
     let there =
         "grep . /sys/block/xvd?/inflight; cat /run/loop*.passes; grep blkif /proc/interrupts; dmesg | tail -n 20";
     let said = |shell: Result<String>| shell.unwrap_or_else(|error| format!("{error:#}"));

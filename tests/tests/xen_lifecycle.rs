@@ -32,7 +32,7 @@ fn wait_for_writes(host: &mut XenHost, image: &Image) -> Result<()> {
     Ok(())
 }
 
-/// What is left of a disk that was detached, or whose guest is gone: nothing in xenstore and nothing in our daemon.
+/// That nothing of a guest's disk is left in xenstore after a detach.
 fn nothing_is_left(backend: &Backend, host: &mut XenHost, domain: u16) -> Result<()> {
     let Some(mqblk) = backend.mqblk() else { return Ok(()) };
     mqblk.must_run(host)?;
@@ -42,6 +42,23 @@ fn nothing_is_left(backend: &Backend, host: &mut XenHost, domain: u16) -> Result
          done; xenstore-ls /local/domain/0/backend/mqblk; exit 1"
     );
     host.must(&gone).map(drop)
+}
+
+/// A guest that is gone with its disk: our daemon has let go of it, and what is left in xenstore goes by a detach.
+fn let_go_of(backend: &Backend, host: &mut XenHost, domain: u16) -> Result<()> {
+    let Some(mqblk) = backend.mqblk() else { return Ok(()) };
+    let state = "/local/domain/0/backend/mqblk/".to_owned() + &format!("{domain}/51712/state");
+    host.must(&format!(
+        "for i in $(seq 300); do
+             case \"$(xenstore-read {state} 2>/dev/null)\" in 6|'') exit 0 ;; esac; sleep 0.1
+         done; xenstore-ls -f /local/domain/0/backend/mqblk; exit 1"
+    ))
+    .context("the daemon does not let go of a guest that is gone")?;
+    host.must(&format!(
+        "! xenstore-exists {state} || mqblk xen detach --domid {domain} --vdev xvda --force --wait 30"
+    ))?;
+    nothing_is_left(backend, host, domain)?;
+    mqblk.must_run(host)
 }
 
 #[test]
@@ -74,7 +91,7 @@ fn detached_attached_rebooted() -> Result<()> {
     let old = guest.id();
     let mut guest = guest.reboot(&mut host)?;
     ensure!(guest.id() != old, "the domain is the old one");
-    nothing_is_left(&backend, &mut host, old)?;
+    let_go_of(&backend, &mut host, old)?;
     guest.load_blkfront(Blkfront::default())?;
     if server == Server::Mqblk {
         backend.attach(&mut host, &mut guest, "xvda", "disk")?; // xl knows of the kernel's disks, not of ours
@@ -135,7 +152,7 @@ fn two_guests_at_once() -> Result<()> {
     ensure!(witness.is_running("again")?, "the other guest's verification ended before: make it longer");
     let id = victim.id();
     victim.destroy(&mut host)?;
-    nothing_is_left(&backend, &mut host, id)?;
+    let_go_of(&backend, &mut host, id)?;
     let answer = witness.finish("again", Duration::from_secs(240))?;
     FioOutcome::read(answer.status, &answer.output)?.must_have_verified()?;
     witness.must_be_content()?;

@@ -31,7 +31,8 @@ impl FioLoop {
         guest.start(
             &name,
             &format!(
-                "passes=0
+                "rm -f /run/{name}.*
+                 passes=0
                  until [ -e /run/{name}.end ]; do
                      ({pass}) >/run/{name}.pass 2>&1 || {{ cat /run/{name}.pass; exit 1; }}
                      passes=$((passes + 1))

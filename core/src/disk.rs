@@ -49,9 +49,9 @@ pub struct Limits {
     pub volatile_cache: bool,
     /// A request has a cost of its own, so that fewer and larger ones are faster (files, networks; not null or ram).
     pub cost_per_request: bool,
-    /// Its transfers go from and to guest memory through the worker's ring, so that registering that memory with the ring
-    /// makes them cheaper.
-    pub uses_fixed_buffers: bool,
+    /// The host's kernel pins guest memory for each transfer (direct I/O). Registering that memory with the worker's ring makes that
+    /// cheaper; and a page may stay pinned for a moment after its request has ended.
+    pub pins_memory: bool,
 }
 
 /// Why a disk could not be opened, or a channel to it.

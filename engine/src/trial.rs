@@ -21,7 +21,7 @@ pub(crate) const LIMITS: Limits = Limits {
     write_zeroes: Some(ByteLen(1 << 20)),
     volatile_cache: true,
     cost_per_request: true,
-    uses_fixed_buffers: false,
+    pins_memory: false,
 };
 
 /// A disk that is not merged for, with the channels that the function makes.

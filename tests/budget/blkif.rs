@@ -66,6 +66,7 @@ pub fn serve(requests: u32, batch: u32, mode: GrantMode) -> Result<(), Failure> 
         flush: true,
         write_through: false,
         mode,
+        pages_may_be_pinned: true,
         pool: PoolOwner::PerRing,
         budget: GrantBudget::new(1 << 20),
         persistent_max: mqblk_blkif::DEFAULT_PERSISTENT_MAX,

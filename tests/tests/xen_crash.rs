@@ -8,8 +8,14 @@ use anyhow::{Context, Result, ensure};
 use mqblk_tests::guest::{FioLoop, Shell};
 use mqblk_tests::xen::{Backend, BackendDisk, Blkfront, Domain, DomainConfig, Image, Server, XenHost};
 
-/// A disk for each way of using grants; the guest's names in the same order.
-const MODES: [(&str, &str); 3] = [("persistent", "xvda"), ("copy", "xvdb"), ("map", "xvdc")];
+/// A disk for each way of using grants: its id, the guest's name of it, and its options. What is opened with direct I/O is never mapped
+/// for a request; `kept` goes straight from mapped pages to the page cache, `persistent` by pages of the daemon.
+const MODES: [(&str, &str, &str); 4] = [
+    ("persistent", "xvda", "grants=persistent"),
+    ("copy", "xvdb", "grants=copy"),
+    ("map", "xvdc", "grants=map,direct=off"),
+    ("kept", "xvdd", "grants=persistent,direct=off"),
+];
 
 /// What each disk's device does.
 const WRITES_PER_SECOND: u32 = 150;
@@ -24,22 +30,22 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
     }
     let mut host = Server::Mqblk.boot(XenHost::builder("crash"))?;
     let mut disks = Vec::new();
-    for (mode, _) in MODES {
+    for (mode, _, options) in MODES {
         let image = Image::sparse(&mut host, mode, 16)?;
         // On a fast device a kill would seldom find a request that has been taken and not been answered.
         image.slow_down(&mut host, WRITES_PER_SECOND)?;
-        disks.push(BackendDisk::new(mode, &image, &format!("queues=2,grants={mode}")));
+        disks.push(BackendDisk::new(mode, &image, &format!("queues=2,{options}")));
     }
     let backend = Backend::start(Server::Mqblk, &mut host, &disks)?;
     let mut guest = Domain::create(&mut host, &DomainConfig::new("guest").memory_mib(384))?;
     // Rings of one page, where a slot is soon used again, and of 16.
     for order in [0, 4] {
         guest.load_blkfront(Blkfront { max_ring_page_order: order, ..Blkfront::default() })?;
-        for (mode, disk) in MODES {
+        for (mode, disk, _) in MODES {
             backend.attach(&mut host, &mut guest, disk, mode)?;
         }
         let mut loops = Vec::new();
-        for (_, disk) in MODES {
+        for (_, disk, _) in MODES {
             loops.push(FioLoop::start(&mut guest, &format!("/dev/{disk}"), 32)?);
         }
         for kill in 1..=KILLS {
@@ -48,8 +54,8 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
             // The guest goes on asking while nobody answers.
             std::thread::sleep(Duration::from_millis(300));
             mqblk.restart(&mut host)?;
-            for (looping, (mode, _)) in loops.iter().zip(MODES) {
-                let case = format!("order {order}, kill {kill}, grants={mode}");
+            for (looping, (mode, ..)) in loops.iter().zip(MODES) {
+                let case = format!("order {order}, kill {kill}, disk {mode}");
                 looping
                     .another_pass(&mut guest)
                     .map_err(|error| error.context(picture(&mut host, &mut guest)).context(case))?;
@@ -59,7 +65,7 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
             looping.end(&mut guest)?;
         }
         guest.must_be_content()?;
-        for (_, disk) in MODES {
+        for (_, disk, _) in MODES {
             backend.detach(&mut host, &mut guest, disk)?;
         }
     }

@@ -27,7 +27,9 @@ fn serve(server: Server, host: &mut XenHost, queues: u16) -> Result<Backend> {
     let mut disks = Vec::new();
     for (mode, _) in modes(server) {
         let image = Image::sparse(host, mode, 64)?;
-        disks.push(BackendDisk::new(mode, &image, &format!("queues={queues},grants={mode}")));
+        // With direct I/O no page is mapped for a request alone.
+        let more = if *mode == "map" { ",direct=off" } else { "" };
+        disks.push(BackendDisk::new(mode, &image, &format!("queues={queues},grants={mode}{more}")));
     }
     Backend::start(server, host, &disks)
 }

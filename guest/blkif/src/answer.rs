@@ -52,6 +52,13 @@ impl<L: PooledLane> BlkifQueue<L> {
         self.barrier_answered |= entry.barrier;
         match entry.place {
             Place::None | Place::Persistent => self.close_request(token.0),
+            Place::Bounce(_) => {
+                if entry.step == Step::Read && entry.status == status::OKAY {
+                    let (_, pages) = self.requests.with_pages(token.0);
+                    self.pages.deliver(pages);
+                }
+                self.close_request(token.0);
+            }
             Place::Copy(_) if entry.step != Step::Read || entry.status != status::OKAY => self.close_request(token.0),
             Place::Copy(_) => {
                 let (_, pages) = self.requests.with_pages(token.0);

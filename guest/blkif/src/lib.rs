@@ -24,7 +24,7 @@ mod vbd;
 pub use budget::GrantBudget;
 pub use counters::GrantCounters;
 pub use options::{
-    DEFAULT_INDIRECT_SEGMENTS, DEFAULT_PERSISTENT_IDLE, DEFAULT_PERSISTENT_MAX, GrantMode, MAX_INDIRECT_SEGMENTS,
+    DEFAULT_INDIRECT_SEGMENTS, DEFAULT_PERSISTENT_IDLE, DEFAULT_PERSISTENT_MAX, GrantMode, MAX_INDIRECT_SEGMENTS, Mode,
     PoolOwner, VbdOptions,
 };
 pub use queue::{BlkifQueue, BlkifToken};

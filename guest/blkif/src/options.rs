@@ -16,7 +16,7 @@ pub enum GrantMode {
     Auto,
     /// The hypervisor copies data to and from pages of our own.
     Copy,
-    /// Pages are mapped for each request and let go before it is answered.
+    /// Pages are mapped for each request and let go before it is answered. For a disk whose transfers pin memory: copies.
     Map,
     /// Pages are mapped once and stay mapped while the frontend uses them again. Where the frontend does not offer it: copies.
     Persistent,
@@ -106,6 +106,8 @@ pub struct VbdOptions {
     pub write_through: bool,
     /// How pages are reached.
     pub mode: GrantMode,
+    /// The host's kernel can do without us while a page that we have mapped is pinned: [`Limits::pins_memory`].
+    pub pages_may_be_pinned: bool,
     /// Whose they are.
     pub pool: PoolOwner,
     /// How many pages this host may map.
@@ -132,18 +134,44 @@ pub const DEFAULT_PERSISTENT_IDLE: Duration = Duration::from_secs(60);
 
 /// How pages are reached, when all is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub enum Mode {
+    /// Copied by the hypervisor.
     Copy,
+    /// Mapped for each request.
     Map,
+    /// Mapped once, and kept.
     Persistent,
+    /// The same, but the disk's transfers go from and to pages of our own; data is copied between those and the mapped ones.
+    PersistentCopy,
+}
+
+impl Mode {
+    /// What a user is told of it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Mode::Copy => GrantMode::Copy.word(),
+            Mode::Map => GrantMode::Map.word(),
+            Mode::Persistent => GrantMode::Persistent.word(),
+            Mode::PersistentCopy => "persistent, copied",
+        }
+    }
 }
 
 impl VbdOptions {
-    pub(crate) fn resolved_mode(&self) -> Mode {
+    /// How the device's pages are reached, where there is room.
+    pub fn resolved_mode(&self) -> Mode {
+        let pins = self.limits.pins_memory;
         match self.mode {
-            GrantMode::Auto | GrantMode::Persistent if self.persistent => Mode::Persistent,
-            GrantMode::Map => Mode::Map,
-            GrantMode::Auto | GrantMode::Copy | GrantMode::Persistent => Mode::Copy,
+            GrantMode::Auto | GrantMode::Persistent if self.persistent => {
+                if pins && !self.pages_may_be_pinned {
+                    Mode::PersistentCopy
+                } else {
+                    Mode::Persistent
+                }
+            }
+            // A page that is still pinned is unmapped later, after the answer, and Linux's blkfront gives a disk up for that.
+            GrantMode::Map if !pins => Mode::Map,
+            GrantMode::Auto | GrantMode::Copy | GrantMode::Map | GrantMode::Persistent => Mode::Copy,
         }
     }
 }

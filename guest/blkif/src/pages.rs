@@ -92,6 +92,14 @@ pub(crate) enum Place {
     Map(Range),
     /// Mapped, each for itself, for good.
     Persistent,
+    /// The same, with data in own pages.
+    Bounce(Range),
+}
+
+/// Whether pages stay mapped.
+#[inline]
+fn keeps(mode: Mode) -> bool {
+    matches!(mode, Mode::Persistent | Mode::PersistentCopy)
 }
 
 /// The pages of a ring, or of all rings of a device.
@@ -119,7 +127,7 @@ impl PageStore {
     /// Pages for `requests` requests of at most `segments` segments.
     fn new(options: &VbdOptions, requests: u32, segments: u16) -> io::Result<PageStore> {
         let mode = options.resolved_mode();
-        let persistent = if mode == Mode::Persistent { options.persistent_max } else { 0 };
+        let persistent = if keeps(mode) { options.persistent_max } else { 0 };
         let ranges = Ranges::new(requests, segments);
         Ok(PageStore {
             arena: Arc::new(PageArena::reserve(ranges.slots() + persistent)?),
@@ -203,6 +211,11 @@ impl Holder {
                     return Some(Place::Persistent);
                 }
             }
+            Mode::PersistentCopy => {
+                if self.begin_all(pages, now, counters) {
+                    return self.bounce(pages, fill, now);
+                }
+            }
             Mode::Map => {
                 if let Some(place) = self.map(pages, fill, counters) {
                     return Some(place);
@@ -211,6 +224,40 @@ impl Holder {
             Mode::Copy => {}
         }
         self.store.own(pages)
+    }
+
+    /// Finds own pages for a request whose pages are in use; with the data, if it is a write's.
+    #[inline(always)]
+    fn bounce(&mut self, pages: &mut [PageUse], fill: bool, now: u32) -> Option<Place> {
+        let Some(range) = self.store.ranges.take() else {
+            self.end_all(pages, now);
+            return None;
+        };
+        self.store.ranges.fill(range, pages.len() as u16);
+        let first = self.store.ranges.first(range).0;
+        let memory = self.store.arena.memory();
+        for (slot, page) in (first..).zip(pages) {
+            let mapped = page.address();
+            page.slot = PageSlot(slot);
+            if !fill {
+                let copied = memory.copy_to(mapped, memory, page.address(), page.len().into());
+                debug_assert!(copied.is_some(), "slots lie in one region");
+            }
+        }
+        Some(Place::Bounce(range))
+    }
+
+    /// Copies a read's data from own pages to the mapped ones.
+    #[inline(always)]
+    fn deliver(&self, pages: &[PageUse]) {
+        let memory = self.store.arena.memory();
+        for page in pages {
+            if let Some(held) = self.store.persistent.find(page.gref) {
+                let mapped = PageUse { slot: self.store.slot(held), ..*page };
+                let copied = memory.copy_to(page.address(), memory, mapped.address(), page.len().into());
+                debug_assert!(copied.is_some(), "slots lie in one region");
+            }
+        }
     }
 
     /// Begins a use of each page. If one cannot be mapped: of none.
@@ -310,6 +357,14 @@ impl Holder {
             Place::None => {}
             Place::Persistent => self.end_all(pages, now),
             Place::Copy(range) => self.store.ranges.give(range),
+            Place::Bounce(range) => {
+                for page in pages {
+                    if let Some(held) = self.store.persistent.find(page.gref) {
+                        self.store.persistent.end(held, now);
+                    }
+                }
+                self.store.ranges.give(range);
+            }
             Place::Map(range) => {
                 let count = pages.len() as u16;
                 // A range whose pages cannot be let go is not used again.
@@ -454,6 +509,12 @@ impl Pages {
         self.with(|holder| holder.place(pages, fill, now, counters))
     }
 
+    /// A read has succeeded whose pages are [`Place::Bounce`].
+    #[inline(always)]
+    pub(crate) fn deliver(&mut self, pages: &[PageUse]) {
+        self.with(|holder| holder.deliver(pages));
+    }
+
     /// The request needs its pages no more: its buffer was given back.
     #[inline(always)]
     pub(crate) fn let_go(&mut self, place: Place, pages: &[PageUse], now: u32, counters: &mut GrantCounters) {
@@ -463,7 +524,7 @@ impl Pages {
     /// Reads a page through its mapping, if it is to be mapped for good and can be. The bytes are read once.
     pub(crate) fn peek(&mut self, gref: GrantRef, into: &mut [u8], now: u32, counters: &mut GrantCounters) -> bool {
         self.with(|holder| {
-            if holder.store.mode != Mode::Persistent {
+            if !keeps(holder.store.mode) {
                 return false;
             }
             let Some(slot) = holder.begin(gref, now, counters) else { return false };
@@ -496,7 +557,7 @@ impl Pages {
     /// Whether [`tend`](Self::tend) may find something to do.
     #[inline]
     pub(crate) fn needs_tending(&mut self) -> bool {
-        self.with(|holder| holder.store.mode == Mode::Persistent || holder.store.ranges.is_large())
+        self.with(|holder| keeps(holder.store.mode) || holder.store.ranges.is_large())
     }
 
     /// Lets go of what was not used for long. Looks at most every 100 ms. Whether there is more to let go.

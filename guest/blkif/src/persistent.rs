@@ -72,14 +72,20 @@ impl Persistent {
         place
     }
 
+    /// Where a grant's page is, if it is mapped.
+    #[inline]
+    pub(crate) fn find(&self, gref: GrantRef) -> Option<Held> {
+        (self.table[self.place(gref)] as u32).checked_sub(1).map(Held)
+    }
+
     /// Begins a use of a grant's page, if it is mapped.
     #[inline]
     pub(crate) fn begin(&mut self, gref: GrantRef, now: u32) -> Option<Held> {
-        let number = (self.table[self.place(gref)] as u32).checked_sub(1)?;
-        let grant = &mut self.grants[number as usize];
+        let held = self.find(gref)?;
+        let grant = &mut self.grants[held.0 as usize];
         grant.uses += 1;
         grant.used_at = now;
-        Some(Held(number))
+        Some(held)
     }
 
     /// A place for one more grant; `None` when there are as many as there may be. It is in the table after

@@ -8,7 +8,7 @@ use std::alloc::System;
 use std::hint::black_box;
 use std::io;
 
-use mqblk_blkif::{GrantMode, Vbd};
+use mqblk_blkif::{Mode, Vbd};
 use mqblk_memory::{GrantAccess, GrantCopy, GrantRef, GrantStatus, PageArena, PageSlot};
 use mqblk_ring::blkif::{Position, RawRequest, Request, Segment, operation as o};
 use rig::back::Back;
@@ -132,7 +132,7 @@ fn run(front: &mut Front, back: &mut Back, mix: Mix, count: u64) {
 }
 
 /// Allocations and reallocations while so many requests are served.
-fn allocations(mode: GrantMode, requests: u64, smuggle: Option<u64>) -> usize {
+fn allocations(mode: Mode, requests: u64, smuggle: Option<u64>) -> usize {
     let mut options = options(mode);
     // Fewer than there are, so that some come and go.
     options.persistent_max = PAGES - 20;
@@ -152,7 +152,7 @@ fn allocations(mode: GrantMode, requests: u64, smuggle: Option<u64>) -> usize {
 
 #[test]
 fn a_million_requests_allocate_nothing() {
-    assert!(allocations(GrantMode::Copy, WARM_UP, Some(100)) > 5, "what is smuggled in is noticed");
+    assert!(allocations(Mode::Copy, WARM_UP, Some(100)) > 5, "what is smuggled in is noticed");
     for mode in MODES {
         assert_eq!(allocations(mode, REQUESTS, None), 0, "{mode:?}");
     }

@@ -2,7 +2,7 @@
 
 mod rig;
 
-use mqblk_blkif::{GrantMode, VbdOptions};
+use mqblk_blkif::{Mode, VbdOptions};
 use mqblk_core::{BlockSize, Errno, Op, Outcome};
 use mqblk_memory::GrantStatus;
 use mqblk_ring::blkif::{Abi, Request, Segment, operation as o, status};
@@ -399,7 +399,7 @@ fn bad_requests_are_refused_and_do_nothing() {
 
 #[test]
 fn mistakes_are_counted() {
-    let (domain, mut front, mut back) = rig(options(GrantMode::Copy));
+    let (domain, mut front, mut back) = rig(options(Mode::Copy));
     grant_pages(&domain, 2);
     front.send(&direct(1, o::READ, 0, &[segment(1, 3, 2)]));
     front.send(&direct(2, o::WRITE, 0, &[segment(77, 0, 0)]));
@@ -448,7 +448,7 @@ fn the_disk_s_failures_are_told() {
 
 #[test]
 fn grants_that_fail_in_the_middle_fail_their_request_only() {
-    let (domain, mut front, mut back) = rig(options(GrantMode::Copy));
+    let (domain, mut front, mut back) = rig(options(Mode::Copy));
     grant_pages(&domain, 8);
     back.write_disk(0, &patterns(0, 64, 0));
     domain.change(2, |grant| grant.copy_status = Some(GrantStatus(-9)));
@@ -485,7 +485,7 @@ fn grants_that_fail_in_the_middle_fail_their_request_only() {
 
 #[test]
 fn writes_are_durable_when_they_have_to_be() {
-    let mut options = options(GrantMode::Copy);
+    let mut options = options(Mode::Copy);
     options.write_through = true;
     let (domain, mut front, mut back) = rig(options);
     grant_pages(&domain, 1);
@@ -496,7 +496,7 @@ fn writes_are_durable_when_they_have_to_be() {
 
 #[test]
 fn a_disk_of_another_size_is_judged_by_it() {
-    let (domain, mut front, mut back) = rig(options(GrantMode::Copy));
+    let (domain, mut front, mut back) = rig(options(Mode::Copy));
     grant_pages(&domain, 1);
     back.vbd.set_size(mqblk_core::ByteLen(8 * SECTOR));
     front.send(&direct(1, o::READ, 8, &[segment(1, 0, 0)]));

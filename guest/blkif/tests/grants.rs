@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_blkif::{GrantBudget, GrantMode, PoolOwner, Vbd, VbdOptions};
+use mqblk_blkif::{GrantBudget, Mode, PoolOwner, Vbd, VbdOptions};
 use mqblk_ring::blkif::{Segment, operation as o, status};
 use rig::back::Back;
 use rig::domain::Domain;
@@ -14,7 +14,7 @@ use rig::front::{Front, direct, segment};
 use rig::{PAGE, options, rig};
 
 fn persistent(max: u32) -> VbdOptions {
-    VbdOptions { persistent_max: max, ..options(GrantMode::Persistent) }
+    VbdOptions { persistent_max: max, ..options(Mode::Persistent) }
 }
 
 fn grant_pages(domain: &Domain, count: u32) {
@@ -139,7 +139,7 @@ fn what_is_not_used_is_let_go_even_by_a_ring_that_sleeps() {
 #[test]
 fn over_the_host_s_budget_pages_are_copied_and_nothing_fails() {
     let budget = GrantBudget::new(10);
-    for mode in [GrantMode::Persistent, GrantMode::Map] {
+    for mode in [Mode::Persistent, Mode::PersistentCopy, Mode::Map] {
         let disk = || {
             let mut options = options(mode);
             options.budget = Arc::clone(&budget);
@@ -175,7 +175,7 @@ fn over_the_host_s_budget_pages_are_copied_and_nothing_fails() {
 
 #[test]
 fn what_cannot_be_mapped_is_copied() {
-    for mode in [GrantMode::Persistent, GrantMode::Map] {
+    for mode in [Mode::Persistent, Mode::PersistentCopy, Mode::Map] {
         let (domain, mut front, mut back) = rig(options(mode));
         grant_pages(&domain, 3);
         back.write_disk(0, &[3; 12288]);
@@ -188,7 +188,7 @@ fn what_cannot_be_mapped_is_copied() {
         assert_eq!(domain.read(2, 0, PAGE), vec![3; 4096]);
         let counters = back.queue.grant_counters();
         assert_eq!((counters.copies, counters.map_errors), (6, 2), "{mode:?}");
-        assert_eq!(counters.held, if mode == GrantMode::Map { 0 } else { 1 }, "{mode:?}");
+        assert_eq!(counters.held, if mode == Mode::Map { 0 } else { 1 }, "{mode:?}");
         back.close();
         assert_eq!((domain.mapped(), back.vbd.options().budget.used()), (0, 0));
     }
@@ -196,7 +196,7 @@ fn what_cannot_be_mapped_is_copied() {
 
 #[test]
 fn a_page_that_is_mapped_for_a_request_is_let_go_before_it_is_answered() {
-    let (domain, mut front, mut back) = rig(options(GrantMode::Map));
+    let (domain, mut front, mut back) = rig(options(Mode::Map));
     grant_pages(&domain, 4);
     domain.grant(9, 1, false);
     front.send(&direct(1, o::WRITE, 0, &[segment(9, 0, 7), segment(2, 0, 7)]));
@@ -219,8 +219,56 @@ fn a_page_that_is_mapped_for_a_request_is_let_go_before_it_is_answered() {
 }
 
 #[test]
+fn transfers_that_pin_memory_never_see_a_mapped_page() {
+    let (domain, mut front, mut back) = rig(VbdOptions { persistent_max: 4, ..options(Mode::PersistentCopy) });
+    grant_pages(&domain, 6);
+    domain.fill(1, 0x11);
+    domain.fill(5, 0x55);
+    back.write_disk(8, &[8; 4096]);
+    front.send(&direct(1, o::WRITE, 0, &[segment(1, 2, 4)]));
+    front.send(&direct(2, o::READ, 8, &[segment(2, 0, 1), segment(3, 3, 7), segment(2, 5, 5)]));
+    // There is no room to keep its two pages.
+    front.send(&direct(3, o::WRITE, 64, &[segment(4, 0, 7), segment(5, 0, 7), segment(6, 0, 0)]));
+    back.pull_all();
+    // What is written is what the pages held when the request was taken.
+    domain.fill(1, 0xee);
+    assert_eq!(domain.mapped_grants(), [1, 2, 3, 4]);
+    (0..3).for_each(|_| back.finish(0));
+    assert_eq!(domain.read(3, 3 * 512, 5 * 512), [8; 5 * 512], "a read's data is there before its answer");
+    back.publish();
+    assert_eq!(front.statuses().into_values().collect::<Vec<_>>(), [status::OKAY; 3]);
+    assert_eq!(back.read_disk(0, 3), [0x11; 3 * 512]);
+    assert_eq!(back.read_disk(72, 8), [0x55; 4096]);
+    assert_eq!(domain.read(2, 1024, 512), vec![0; 512], "nothing but the segments is written to");
+    assert_eq!(domain.read(2, 5 * 512, 512), vec![8; 512]);
+    let counters = back.queue.grant_counters();
+    assert_eq!((counters.maps, counters.copies, counters.over_cap), (4, 3, 1));
+    back.close();
+    assert_eq!((domain.mapped(), back.vbd.options().budget.used()), (0, 0));
+}
+
+#[test]
+fn a_page_that_a_transfer_may_pin_is_not_mapped_for_a_request() {
+    let mut options = options(Mode::Map);
+    options.limits.pins_memory = true;
+    let (domain, mut front, mut back) = rig(options);
+    grant_pages(&domain, 2);
+    front.send(&direct(1, o::WRITE, 0, &[segment(1, 0, 7)]));
+    front.send(&direct(2, o::READ, 0, &[segment(2, 0, 7)]));
+    back.pull_all();
+    assert_eq!(domain.mapped(), 0);
+    back.finish(0);
+    back.finish(0);
+    back.publish();
+    assert_eq!(front.responses().len(), 2);
+    let counters = back.queue.grant_counters();
+    assert_eq!((counters.maps, counters.copies), (0, 2));
+    back.close();
+}
+
+#[test]
 fn a_place_that_cannot_be_let_go_is_not_used_again() {
-    for mode in [GrantMode::Persistent, GrantMode::Map] {
+    for mode in [Mode::Persistent, Mode::PersistentCopy, Mode::Map] {
         let mut options = options(mode);
         options.persistent_max = 1;
         options.persistent_idle = Duration::from_millis(1);
@@ -228,7 +276,7 @@ fn a_place_that_cannot_be_let_go_is_not_used_again() {
         grant_pages(&domain, 3);
         domain.table().fail_unmaps = 1;
         assert_eq!(read(&mut front, &mut back, 1), status::OKAY);
-        if mode == GrantMode::Persistent {
+        if mode != Mode::Map {
             pass_an_interval();
             back.vbd.tend();
             back.read_mail();
@@ -248,7 +296,7 @@ fn a_place_that_cannot_be_let_go_is_not_used_again() {
 
 #[test]
 fn a_burst_s_memory_is_given_back() {
-    let (domain, mut front, mut back) = rig(options(GrantMode::Copy));
+    let (domain, mut front, mut back) = rig(options(Mode::Copy));
     grant_pages(&domain, 257);
     let segments: Vec<Segment> = (1..=256).map(|gref| segment(gref, 0, 7)).collect();
     for id in 0..16 {
@@ -327,14 +375,15 @@ fn rings_that_share_their_pages_use_each_other_s_mappings() {
         }
         let maps = domain.table().maps;
         let expected = match mode {
-            GrantMode::Persistent => 20,
-            GrantMode::Map => 60,
-            _ => 0,
+            Mode::Persistent | Mode::PersistentCopy => 20,
+            Mode::Map => 60,
+            Mode::Copy => 0,
         };
         assert_eq!(maps, expected, "{mode:?}");
         while let Some((_, mut back)) = rings.pop_front() {
             back.close();
-            let left = if rings.is_empty() || mode != GrantMode::Persistent { 0 } else { 20 };
+            let keeps = matches!(mode, Mode::Persistent | Mode::PersistentCopy);
+            let left = if keeps && !rings.is_empty() { 20 } else { 0 };
             assert_eq!((domain.mapped(), vbd.options().budget.used()), (left, left as u64), "{mode:?}");
         }
     }

@@ -5,7 +5,7 @@ mod rig;
 use std::sync::atomic::Ordering;
 
 use mqblk_blkif::journal::Journal;
-use mqblk_blkif::{GrantMode, Vbd};
+use mqblk_blkif::{Mode, Vbd};
 use mqblk_core::{Armed, GuestQueue, Notify, Pulled};
 use mqblk_memory::create_memfd;
 use mqblk_ring::blkif::{Abi, Position, operation as o, status};
@@ -20,7 +20,7 @@ fn grant_pages(domain: &Domain, count: u32) {
 
 #[test]
 fn events_are_asked_for_late_and_let_through_once() {
-    let (domain, mut front, mut back) = rig(options(GrantMode::Copy));
+    let (domain, mut front, mut back) = rig(options(Mode::Copy));
     grant_pages(&domain, 1);
     let count = |back: &Back| {
         let channel = &back.channel;
@@ -79,7 +79,7 @@ fn a_ring_that_jumps_is_broken_and_its_requests_still_end() {
 
 #[test]
 fn a_new_owner_goes_on_where_the_old_one_was() {
-    let (domain, mut front, mut back) = rig(options(GrantMode::Copy));
+    let (domain, mut front, mut back) = rig(options(Mode::Copy));
     grant_pages(&domain, 1);
     for id in 0..50 {
         front.send(&direct(id, o::READ, 0, &[segment(1, 0, 7)]));
@@ -234,7 +234,7 @@ fn a_barrier_orders_all_rings_and_one_that_ends_does_not_hold_it_up() {
 
 #[test]
 fn a_barrier_waits_until_earlier_answers_are_visible() {
-    let mut options = options(GrantMode::Copy);
+    let mut options = options(Mode::Copy);
     options.rings = 2;
     let (domain, vbd) = (Domain::new(64), Vbd::new(options));
     let ring = || {
@@ -265,7 +265,7 @@ fn a_barrier_waits_until_earlier_answers_are_visible() {
 #[test]
 fn a_barrier_waits_for_rings_to_open_unless_they_will_not() {
     let domain = Domain::new(16);
-    let vbd = Vbd::new(mqblk_blkif::VbdOptions { rings: 2, ..options(GrantMode::Copy) });
+    let vbd = Vbd::new(mqblk_blkif::VbdOptions { rings: 2, ..options(Mode::Copy) });
     let mut front = Front::new(&domain, Abi::X86_64, 1);
     let mut back = Back::new(&vbd, &domain, &front);
     front.send(&direct(1, o::WRITE_BARRIER, 0, &[]));

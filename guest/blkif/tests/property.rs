@@ -5,7 +5,7 @@ mod rig;
 
 use std::collections::HashSet;
 
-use mqblk_blkif::{GrantBudget, GrantCounters, GrantMode};
+use mqblk_blkif::{GrantBudget, GrantCounters, Mode};
 use mqblk_core::{Errno, Outcome};
 use mqblk_memory::GrantStatus;
 use mqblk_ring::blkif::{Abi, Request, Segment, operation as o, status};
@@ -78,7 +78,7 @@ struct World {
     random: SmallRng,
     /// By lane.
     sent: Vec<Option<Sent>>,
-    mode: GrantMode,
+    mode: Mode,
     disk: Vec<u8>,
 }
 
@@ -228,7 +228,7 @@ impl World {
             let same = before.iter().zip(after).zip(may).all(|((before, after), may)| *may || before == after);
             assert!(same, "{what}: bytes outside the segments have changed");
         }
-        if self.mode == GrantMode::Map {
+        if self.mode == Mode::Map {
             let mapped: HashSet<u32> = self.domain.mapped_grants().into_iter().collect();
             assert!(sent.segments.iter().all(|part| !mapped.contains(&part.gref.0)), "{what}: still mapped");
         }
@@ -300,7 +300,7 @@ impl World {
     }
 }
 
-fn play(seed: u64, mode: GrantMode, abi: Abi) -> GrantCounters {
+fn play(seed: u64, mode: Mode, abi: Abi) -> GrantCounters {
     let mut options = options(mode);
     options.abi = abi;
     // Little room, so that all ways are taken.

@@ -134,7 +134,7 @@ mod tests {
                 write_zeroes: Some(ByteLen(1 << 21)),
                 volatile_cache: true,
                 cost_per_request: true,
-                uses_fixed_buffers: false,
+                pins_memory: false,
             },
             queues: 5,
             seg_max: 126,

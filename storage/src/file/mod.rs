@@ -112,7 +112,7 @@ impl Disk<Lane> for FileDisk {
             write_zeroes: (!self.open.geometry.read_only).then_some(MAX_ZEROES),
             volatile_cache: true,
             cost_per_request: true,
-            uses_fixed_buffers: self.open.direct.is_some(),
+            pins_memory: self.open.direct.is_some(),
         }
     }
 

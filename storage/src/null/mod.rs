@@ -60,7 +60,7 @@ impl Disk<Lane> for NullDisk {
             write_zeroes: writable.then_some(self.size.get()),
             volatile_cache: false,
             cost_per_request: false,
-            uses_fixed_buffers: false,
+            pins_memory: false,
         }
     }
 

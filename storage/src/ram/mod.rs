@@ -86,7 +86,7 @@ impl Disk<Lane> for RamDisk {
             write_zeroes: writable.then_some(MAX_ZEROES),
             volatile_cache: false,
             cost_per_request: false,
-            uses_fixed_buffers: false,
+            pins_memory: false,
         }
     }
 

@@ -51,7 +51,7 @@ pub const QUEUES: u32 = 4;
 pub const ORDER: u8 = 2;
 
 const COPY: Disk = Disk { id: "copy", settings: "path=IMAGE,grants=copy", persistent: false };
-const MAP: Disk = Disk { id: "map", settings: "path=IMAGE,grants=map", persistent: false };
+const MAP: Disk = Disk { id: "map", settings: "path=IMAGE,grants=map,direct=off", persistent: false };
 const KEEP: Disk = Disk { id: "keep", settings: "path=IMAGE,grants=persistent", persistent: true };
 
 /// A disk for each way to a frontend's pages.

@@ -249,6 +249,8 @@ impl XenHost {
     /// # Errors
     /// When QEMU stays or fails.
     pub fn power_off(mut self) -> Result<()> {
+        let complaints = self.must("dmesg | grep -E 'WARNING:|BUG:|Oops|I/O error' || true")?;
+        ensure!(complaints.is_empty(), "dom0's kernel complains:\n{complaints}");
         self.agent.send("poweroff -f", QEMU_WITHIN)?;
         let mut qemu = self.machine.qemu.borrow_mut();
         let status = qemu.wait(QEMU_WITHIN)?;

@@ -175,6 +175,7 @@ impl Shape {
             flush: true,
             write_through: false,
             mode: self.mode,
+            pages_may_be_pinned: false,
             pool: PoolOwner::PerRing,
             budget: GrantBudget::new(1 << 20),
             persistent_max: DEFAULT_PERSISTENT_MAX,

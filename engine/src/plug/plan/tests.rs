@@ -106,7 +106,7 @@ fn the_tighter_bound_counts() {
         write_zeroes: None,
         volatile_cache: true,
         cost_per_request: true,
-        uses_fixed_buffers: false,
+        pins_memory: false,
     };
     let found = Bounds::new(&options, &limits, BlockSize::B4096);
     let want = Bounds { data: 1 << 16, discard: 1 << 20, zeroes: 0, segments: 7, block: BlockSize::B4096 };

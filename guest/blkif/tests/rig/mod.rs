@@ -9,7 +9,7 @@ pub mod front;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolOwner, VbdOptions};
+use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, Mode, PoolOwner, VbdOptions};
 use mqblk_core::{BlockSize, ByteLen, DiscardLimits, Geometry, Limits};
 use mqblk_ring::blkif::Abi;
 
@@ -21,7 +21,7 @@ pub const SECTOR: u64 = mqblk_core::units::SECTOR_BYTES;
 pub const PAGE: u64 = mqblk_memory::PAGE_BYTES as u64;
 
 /// A device that can do everything.
-pub fn options(mode: GrantMode) -> VbdOptions {
+pub fn options(mode: Mode) -> VbdOptions {
     VbdOptions {
         geometry: Geometry {
             size: ByteLen(SECTORS * SECTOR),
@@ -39,17 +39,22 @@ pub fn options(mode: GrantMode) -> VbdOptions {
             write_zeroes: None,
             volatile_cache: true,
             cost_per_request: false,
-            uses_fixed_buffers: false,
+            pins_memory: mode == Mode::PersistentCopy,
         },
         abi: Abi::X86_64,
-        persistent: mode == GrantMode::Persistent,
+        persistent: matches!(mode, Mode::Persistent | Mode::PersistentCopy),
         max_indirect_segments: 256,
         discard: true,
         discard_secure: true,
         barrier: true,
         flush: true,
         write_through: false,
-        mode,
+        mode: match mode {
+            Mode::Copy => GrantMode::Copy,
+            Mode::Map => GrantMode::Map,
+            Mode::Persistent | Mode::PersistentCopy => GrantMode::Persistent,
+        },
+        pages_may_be_pinned: mode != Mode::PersistentCopy,
         pool: PoolOwner::PerRing,
         budget: GrantBudget::new(1 << 20),
         persistent_max: DEFAULT_PERSISTENT_MAX,
@@ -58,8 +63,8 @@ pub fn options(mode: GrantMode) -> VbdOptions {
     }
 }
 
-/// The three ways to a frontend's pages.
-pub const MODES: [GrantMode; 3] = [GrantMode::Copy, GrantMode::Map, GrantMode::Persistent];
+/// The ways to a frontend's pages.
+pub const MODES: [Mode; 4] = [Mode::Copy, Mode::Map, Mode::Persistent, Mode::PersistentCopy];
 
 /// A domain, a device of one ring, and both ends of that.
 pub fn rig(options: VbdOptions) -> (Arc<domain::Domain>, front::Front, back::Back) {

@@ -85,7 +85,7 @@ impl Rig {
             write_zeroes: profile.zeroes.map(ByteLen),
             volatile_cache: true,
             cost_per_request: false,
-            uses_fixed_buffers: false,
+            pins_memory: false,
         };
         let text = || "oracle".to_owned();
         let identity = Identity { vendor: text(), product: text(), revision: text(), serial: text(), name: text() };

@@ -67,7 +67,7 @@ pub fn limits() -> Limits {
         write_zeroes: Some(ByteLen(u64::from(SAME) * 512)),
         volatile_cache: true,
         cost_per_request: false,
-        uses_fixed_buffers: false,
+        pins_memory: false,
     }
 }
 

@@ -65,7 +65,7 @@ impl Server {
     /// When the socket cannot be made.
     pub fn start<D: VirtioDevice<Lane>>(device: Arc<D>, mut options: ServerOptions) -> Result<Server, SocketError> {
         let disks = std::mem::take(&mut options.disks);
-        if options.fixed == FixedBufferUse::Auto && !disks.iter().any(|disk| disk.disk.limits().uses_fixed_buffers) {
+        if options.fixed == FixedBufferUse::Auto && !disks.iter().any(|disk| disk.disk.limits().pins_memory) {
             options.fixed = FixedBufferUse::Off;
         }
         let socket = options.socket.clone();

@@ -61,6 +61,12 @@ pub trait Xen: Send + Sync {
     /// The domain that the program runs in.
     fn domain(&self) -> DomainId;
 
+    /// Whether pages that we have mapped may be pinned by the kernel (direct I/O) when this process is killed.
+    ///
+    /// In a paravirtualized domain they may not: `gntdev` unmaps what is pinned later, by the addresses of a process that is gone, and
+    /// the kernel loses pages and grants over it (docs/design/0008-blkif.md).
+    fn pages_may_be_pinned(&self) -> bool;
+
     /// A way to the pages that `of` grants to us.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! The Xen that this domain runs on, through the kernel's device nodes and xenstored.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use mqblk_memory::{DomainId, GrantAccess};
@@ -21,7 +22,15 @@ pub fn real() -> Result<Arc<dyn Xen>, XenError> {
     // A first domain that nobody has set up may have none.
     let number = vbd::number_or("domid", value.as_deref(), u64::from(u16::MAX), 0);
     let number = number.map_err(|error| XenError { what: what(), source: io::Error::other(error) })?;
-    Ok(Arc::new(Real { domain: DomainId(number as u16) }))
+    Ok(Arc::new(Real { domain: DomainId(number as u16), translated: is_translated(Path::new(GUEST_TYPE)) }))
+}
+
+/// `PV`, `PVH` or `HVM` (Documentation/ABI/stable/sysfs-hypervisor-xen).
+const GUEST_TYPE: &str = "/sys/hypervisor/guest_type";
+
+/// What cannot be found out is taken for paravirtualized.
+fn is_translated(guest_type: &Path) -> bool {
+    std::fs::read_to_string(guest_type).is_ok_and(|kind| matches!(kind.trim(), "PVH" | "HVM"))
 }
 
 fn open_store() -> Result<Store, XenError> {
@@ -31,6 +40,8 @@ fn open_store() -> Result<Store, XenError> {
 #[derive(Debug)]
 struct Real {
     domain: DomainId,
+    /// Its memory is translated by the processor: it is not a paravirtualized domain.
+    translated: bool,
 }
 
 impl Xen for Real {
@@ -40,6 +51,10 @@ impl Xen for Real {
 
     fn domain(&self) -> DomainId {
         self.domain
+    }
+
+    fn pages_may_be_pinned(&self) -> bool {
+        self.translated
     }
 
     fn grants(&self, of: DomainId) -> Result<Box<dyn GrantAccess>, XenError> {
@@ -76,6 +91,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn only_a_translated_domain_may_pin_mapped_pages() {
+        let folder = tempfile::tempdir().unwrap();
+        for (kind, translated) in [("PVH\n", true), ("HVM\n", true), ("PV\n", false), ("", false)] {
+            let path = folder.path().join("guest_type");
+            std::fs::write(&path, kind).unwrap();
+            assert_eq!(is_translated(&path), translated, "{kind:?}");
+        }
+        assert!(!is_translated(&folder.path().join("none")));
+    }
+
+    #[test]
     fn a_machine_without_xen_says_what_is_missing() {
         if crate::store::PLACES.iter().any(|place| std::path::Path::new(place).exists()) {
             return;
@@ -84,7 +110,7 @@ mod tests {
         for part in ["xenstore: ", "/run/xenstored/socket", "/dev/xen/xenbus", "does xenstored run?"] {
             assert!(text.contains(part), "{text}");
         }
-        let real = Real { domain: DomainId(0) };
+        let real = Real { domain: DomainId(0), translated: false };
         let text = real.grants(DomainId(3)).err().expect("no Xen").to_string();
         assert!(
             text.starts_with("grants of domain 3: /dev/xen/gntdev: ") && text.contains("modprobe xen-gntdev"),

@@ -384,6 +384,7 @@ impl Device {
             flush: offer.flush,
             write_through: settings.write_through,
             mode: settings.mode,
+            pages_may_be_pinned: host.xen.pages_may_be_pinned(),
             pool: settings.pool,
             budget: Arc::clone(&host.budget),
             persistent_max: settings.persistent_max,
@@ -406,7 +407,7 @@ impl Device {
             rings = handles.len(),
             pages = published.rings.first().map_or(0, |ring| ring.refs.len()),
             abi = published.abi.protocol(),
-            persistent = published.persistent && offer.persistent,
+            grants = vbd.options().resolved_mode().word(),
             resume,
             "rings"
         );

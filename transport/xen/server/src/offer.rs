@@ -122,7 +122,7 @@ mod tests {
             write_zeroes: None,
             volatile_cache: true,
             cost_per_request: true,
-            uses_fixed_buffers: false,
+            pins_memory: false,
         };
         Description { geometry, limits, cdrom: false, removable: false }
     }

@@ -166,6 +166,10 @@ impl Xen for Simulated {
         self.domain
     }
 
+    fn pages_may_be_pinned(&self) -> bool {
+        true
+    }
+
     fn grants(&self, of: DomainId) -> Result<Box<dyn GrantAccess>, XenError> {
         let connected = connect_packets(&self.folder, self.domain);
         let line = connected.and_then(|(connection, number, _)| {

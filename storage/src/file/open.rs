@@ -80,7 +80,9 @@ fn open_file(settings: &Settings, asked: &Asked) -> Result<(File, Kind, bool), S
         // On a block device O_EXCL without O_CREAT is refused while the device is mounted or otherwise claimed.
         let exclusive = if device && !read_only { libc::O_EXCL } else { 0 };
         let direct = if direct { libc::O_DIRECT } else { 0 };
-        OpenOptions::new().read(true).write(!read_only).custom_flags(exclusive | direct).open(path)
+        let open = || OpenOptions::new().read(true).write(!read_only).custom_flags(exclusive | direct).open(path);
+        let claimed = |error: &io::Error| device && Errno::from_io_error(error) == Some(Errno::BUSY);
+        patiently(path, open, claimed)
     };
     let refused = |error: io::Error| match Errno::from_io_error(&error) {
         Some(Errno::BUSY) => settings.error(
@@ -125,10 +127,39 @@ fn open_file(settings: &Settings, asked: &Asked) -> Result<(File, Kind, bool), S
     Ok((file, kind, false))
 }
 
-/// How long to wait for a lock. A daemon that was killed holds its locks until the kernel has taken its rings apart, some
-/// tens of milliseconds later; a successor that a supervisor starts at once must not be turned away for that.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
-const LOCK_RETRY: Duration = Duration::from_millis(20);
+/// How long to wait for a file that is in use. A daemon that was killed holds what it has open until the kernel has carried out what it
+/// had asked for and taken its rings apart; a successor that a supervisor starts at once must not be turned away for that. It is also what
+/// keeps the successor from overtaking those requests.
+const PATIENCE: Duration = Duration::from_secs(3);
+const RETRY: Duration = Duration::from_millis(20);
+/// When whoever looks on is told what is waited for.
+const TOLD_AFTER: Duration = Duration::from_millis(500);
+
+/// Tries again while the file is in use, for so long as a killed daemon may hold it.
+fn patiently<T, E>(
+    path: &Path,
+    mut attempt: impl FnMut() -> Result<T, E>,
+    in_use: impl Fn(&E) -> bool,
+) -> Result<T, E> {
+    let start = Instant::now();
+    let mut told = false;
+    loop {
+        match attempt() {
+            Err(error) if in_use(&error) && start.elapsed() < PATIENCE => {
+                if !told && start.elapsed() > TOLD_AFTER {
+                    told = true;
+                    tracing::warn!(
+                        "{}: in use; waiting up to {} s for it to be let go",
+                        path.display(),
+                        PATIENCE.as_secs()
+                    );
+                }
+                std::thread::sleep(RETRY);
+            }
+            result => return result,
+        }
+    }
+}
 
 /// Locks the whole file: shared for readers, exclusive for a writer. The lock ends with the open file description.
 fn lock(settings: &Settings, asked: &Asked, file: &File) -> Result<(), SettingError> {
@@ -140,14 +171,8 @@ fn lock(settings: &Settings, asked: &Asked, file: &File) -> Result<(), SettingEr
         l_len: 0,
         l_pid: 0,
     };
-    let give_up = Instant::now() + LOCK_PATIENCE;
-    let locked = loop {
-        match nix::fcntl::fcntl(file, FcntlArg::F_OFD_SETLK(&whole)) {
-            Err(nix::Error::EAGAIN | nix::Error::EACCES) if Instant::now() < give_up => std::thread::sleep(LOCK_RETRY),
-            locked => break locked,
-        }
-    };
-    match locked {
+    let taken = |error: &nix::Error| matches!(error, nix::Error::EAGAIN | nix::Error::EACCES);
+    match patiently(&asked.path, || nix::fcntl::fcntl(file, FcntlArg::F_OFD_SETLK(&whole)), taken) {
         Ok(_) => Ok(()),
         Err(nix::Error::EAGAIN | nix::Error::EACCES) => {
             let path = &asked.path;

@@ -50,6 +50,20 @@ fn what_cannot_be_a_disk_is_refused_in_one_clear_line() {
 }
 
 #[test]
+fn a_file_that_is_let_go_soon_is_waited_for() {
+    let (_dir, path) = image(&on_disk(), 1 << 20);
+    let settings = [("path", path.to_str().unwrap())];
+    let before = try_open(&settings).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            drop(before);
+        });
+        try_open(&settings).unwrap();
+    });
+}
+
+#[test]
 fn a_size_that_only_small_blocks_divide_names_the_way_out() {
     let (_dir, path) = image(&on_disk(), (1 << 20) + 512);
     let path = path.to_str().unwrap();

@@ -59,9 +59,8 @@ fn every_block_is_verified_from_a_guest_without_a_driver() -> Result<()> {
     guest.wait_disk("xvdy")?;
     guest.must_within("tar x -f /dev/xvdy -C / && mqblk --version", WITHIN)?;
     daemon.detach(&mut host, &guest, "xvdy")?;
-    guest.must(
-        "rmmod xen_blkfront && insmod /lib/modules/xen-evtchn.ko && insmod /lib/modules/xen-gntalloc.ko limit=16384",
-    )?;
+    guest.unload_blkfront()?;
+    guest.must("insmod /lib/modules/xen-evtchn.ko && insmod /lib/modules/xen-gntalloc.ko limit=16384")?;
     host.must(&format!("mqblk xen attach --wait 0 --domid {} --vdev xvdb mqblk:ram", guest.id()))?;
     for options in [
         "--queues 2 --bs 4k --iodepth 16",

@@ -46,13 +46,22 @@ impl Domain {
     /// insmod's.
     pub fn load_blkfront(&mut self, parameters: Blkfront) -> Result<()> {
         let Blkfront { max_queues, max_ring_page_order, max_indirect_segments, persistent } = parameters;
+        self.unload_blkfront()?;
         self.must(&format!(
-            "[ -d /sys/module/xen_blkfront ] && {{ rmmod xen_blkfront || exit; }}
-             insmod /lib/modules/xen-blkfront.ko max_queues={max_queues} max_ring_page_order={max_ring_page_order} \
+            "insmod /lib/modules/xen-blkfront.ko max_queues={max_queues} max_ring_page_order={max_ring_page_order} \
              max_indirect_segments={max_indirect_segments} feature_persistent={}",
             u8::from(persistent)
         ))
         .map(drop)
+    }
+
+    /// Takes the block driver out, if it is there; there must be no disk in use.
+    ///
+    /// # Errors
+    /// When somebody keeps it in use.
+    pub fn unload_blkfront(&mut self) -> Result<()> {
+        // A disk that has gone from /sys may have somebody at its node still.
+        self.wait("! [ -d /sys/module/xen_blkfront ] || rmmod xen_blkfront", "xen_blkfront stays")
     }
 
     /// Waits until a disk is there and can be read.

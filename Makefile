@@ -1,5 +1,5 @@
 # make quickstart   build, serve an image, write and verify it, benchmark it, show how to attach it to a virtual machine
-# make test         every test, those with real guests too (as root: it installs QEMU and others with apt)
+# make test         every test, those with real guests and on a real Xen too (as root: it installs QEMU and others with apt)
 # make test-fast    without virtual machines
 # make test-guest   only those with virtual machines
 # make test-xen     only those on Xen, which QEMU emulates
@@ -14,7 +14,7 @@ quickstart:
 	@scripts/quickstart.sh
 
 test:
-	@scripts/test.sh fast guest
+	@scripts/test.sh fast guest xen
 
 test-fast:
 	@scripts/test.sh fast

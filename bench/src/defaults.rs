@@ -28,6 +28,8 @@ pub struct Defaults {
     pub targets: &'static [u16],
     /// `--jobs`; `None`: one for each queue, or for each logical unit.
     pub jobs: Option<u16>,
+    /// `--ring-order`, of Xen; `None`: the back-end's largest.
+    pub ring_order: Option<u8>,
     /// `--runtime` in seconds, where each block is not done once.
     pub runtime: f64,
     /// `--warmup` in seconds, where there is a runtime.
@@ -51,6 +53,7 @@ impl Default for Defaults {
             queues: &[1],
             targets: &[1],
             jobs: None,
+            ring_order: None,
             runtime: 5.0,
             warmup: 1.0,
         }
@@ -82,6 +85,9 @@ impl Defaults {
         fill(&mut args.batch, &[self.batch]);
         fill(&mut args.queues, self.queues);
         args.jobs = args.jobs.or(self.jobs);
+        if args.interface == Some(Interface::Xen) {
+            args.xen.ring_order = args.xen.ring_order.or(self.ring_order);
+        }
         let runtime = if args.verify.is_some() { 0.0 } else { self.runtime };
         let once = *args.runtime.get_or_insert(runtime) == 0.0;
         args.warmup.get_or_insert(if once { 0.0 } else { self.warmup });
@@ -93,7 +99,8 @@ impl Defaults {
 impl std::fmt::Display for Defaults {
     /// As options.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Defaults { interface, disk, fill, rw, bs, iodepth, batch, queues, targets, jobs, runtime, warmup } = self;
+        let Defaults { interface, disk, fill, rw, bs, iodepth, batch, queues, targets, .. } = self;
+        let Defaults { jobs, ring_order, runtime, warmup, .. } = self;
         let list = |numbers: &[u16]| numbers.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
         if *interface != Interface::VirtioBlk {
             write!(f, "--interface {} ", interface.name())?;
@@ -119,6 +126,9 @@ impl std::fmt::Display for Defaults {
         write!(f, " --queues {}", list(queues))?;
         if let Some(jobs) = jobs {
             write!(f, " --jobs {jobs}")?;
+        }
+        if let Some(order) = ring_order {
+            write!(f, " --ring-order {order}")?;
         }
         write!(f, " --runtime {runtime} --warmup {warmup}")
     }

@@ -60,6 +60,7 @@ impl Experiment for Targets {
             queues: &[1, 2, 4, 8],
             targets: &[1, 2, 4, 8, 16, 24, 32],
             jobs: None,
+            ring_order: None,
             runtime: 2.0,
             warmup: 0.5,
         }

@@ -33,6 +33,8 @@ const DOCUMENT: [(&str, [f64; 4]); 3] = [
 const BS: ByteLen = ByteLen(4096);
 const JOBS: u16 = 16;
 const IODEPTH: u16 = 64;
+/// Linux's, when nobody chooses.
+const RING_ORDER: u8 = 0;
 
 impl Experiment for XenQueues {
     fn name(&self) -> &'static str {
@@ -53,6 +55,7 @@ impl Experiment for XenQueues {
             batch: IODEPTH,
             queues: &DOCUMENT_QUEUES,
             jobs: Some(JOBS),
+            ring_order: Some(RING_ORDER),
             runtime: 2.0,
             warmup: 0.5,
             ..Defaults::default()
@@ -96,10 +99,10 @@ impl Experiment for XenQueues {
         let mut text = format!("{}\n", heading(plan, words));
         for group in groups {
             let load = &group[0];
-            let of = |row: &Row| (row.rw, sizes(row), row.jobs, row.iodepth, row.batch);
-            let (rw, bs, jobs, iodepth, batch) = of(load);
+            let of = |row: &Row| (row.rw, sizes(row), row.jobs, row.iodepth, row.batch, row.ring_order);
+            let (rw, bs, jobs, iodepth, batch, _) = of(load);
             text.push_str(&format!("\n{rw} bs {bs}, jobs {jobs}, iodepth {iodepth}, batch {batch}\n"));
-            let documents = of(load) == (Rw::Read.name(), BS.to_string(), JOBS, IODEPTH, IODEPTH);
+            let documents = of(load) == (Rw::Read.name(), BS.to_string(), JOBS, IODEPTH, IODEPTH, Some(RING_ORDER));
             let document = if documents { &DOCUMENT[..] } else { &[] };
             let mut add = |title: &str, document: &[Line], cell: &dyn Fn(&Row, &[&Row]) -> String| {
                 text.push_str(&format!("\n{title}\n{}", table(group, document, cell)));
@@ -191,6 +194,7 @@ mod tests {
             batch: IODEPTH,
             grants: Some("persistent".into()),
             abi: Some("x86_64"),
+            ring_order: Some(RING_ORDER),
             ..Row::made_up(4096, column, iops)
         }
     }
@@ -206,7 +210,7 @@ mod tests {
     fn the_documents_table_with_ours_above_it() {
         let text = XenQueues.print(&plan(""), &[group()]);
         let expected = "\
-target disk, poll default, rw read, batch 64, errors 0, grants persistent, client sleeps, 3 runs of 2 s
+target disk, poll default, rw read, batch 64, errors 0, grants persistent, ring order 0, client sleeps, 3 runs of 2 s
 
 read bs 4K, jobs 16, iodepth 64, batch 64
 

@@ -3,8 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
-use mqblk_blkif::{GrantBudget, GrantMode, PoolOwner, RingParts, Vbd, VbdOptions};
-use mqblk_core::{DiskSlot, EventChannel, Sector512};
+use mqblk_blkif::{GrantBudget, GrantMode, Mode, PoolOwner, RingParts, Vbd, VbdOptions};
+use mqblk_core::{DiskSlot, EventChannel, Limits, Sector512};
 use mqblk_engine::{Coalesce, HandWorker, LaneOptions, PlugOptions, PollPolicy, QueueDisk, QueueOptions};
 use mqblk_memory::{
     GrantAccess, GrantCopy, GrantRef, GrantStatus, GuestAddress, GuestMemory, PageArena, PageSlot, Region,
@@ -48,7 +48,7 @@ impl EventChannel for Silent {
 }
 
 /// Serves `requests` reads, `batch` at a time.
-pub fn serve(requests: u32, batch: u32, mode: GrantMode) -> Result<(), Failure> {
+pub fn serve(requests: u32, batch: u32, mode: Mode) -> Result<(), Failure> {
     let (region, _) = Region::shared("ring", u64::from(RING_PAGES * mqblk_memory::PAGE_BYTES), GuestAddress(0))?;
     let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)])?);
     let ring = || BlkifRing::resolve(&memory, GuestAddress(0), RING_PAGES, Abi::X86_64);
@@ -56,17 +56,21 @@ pub fn serve(requests: u32, batch: u32, mode: GrantMode) -> Result<(), Failure> 
     let disk = null()?;
     let vbd = Vbd::new(VbdOptions {
         geometry: disk.geometry(),
-        limits: disk.limits(),
+        limits: Limits { pins_memory: mode == Mode::PersistentCopy, ..disk.limits() },
         abi: Abi::X86_64,
-        persistent: mode == GrantMode::Persistent,
+        persistent: matches!(mode, Mode::Persistent | Mode::PersistentCopy),
         max_indirect_segments: mqblk_blkif::DEFAULT_INDIRECT_SEGMENTS,
         discard: true,
         discard_secure: false,
         barrier: true,
         flush: true,
         write_through: false,
-        mode,
-        pages_may_be_pinned: true,
+        mode: match mode {
+            Mode::Copy => GrantMode::Copy,
+            Mode::Map => GrantMode::Map,
+            Mode::Persistent | Mode::PersistentCopy => GrantMode::Persistent,
+        },
+        pages_may_be_pinned: false,
         pool: PoolOwner::PerRing,
         budget: GrantBudget::new(1 << 20),
         persistent_max: mqblk_blkif::DEFAULT_PERSISTENT_MAX,

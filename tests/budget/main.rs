@@ -18,7 +18,7 @@ mod blkif;
 
 use std::sync::Arc;
 
-use mqblk_blkif::GrantMode;
+use mqblk_blkif::Mode;
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::Settings;
 use mqblk_core::{ByteLen, ByteOffset, Call};
@@ -68,7 +68,8 @@ impl Call for Silent {
 }
 
 fn main() -> Result<(), Failure> {
-    let usage = "usage: instruction-budget REQUESTS BATCH direct|indirect plain|merge|scsi|scsi32|persistent|copy|map";
+    let usage =
+        "usage: instruction-budget REQUESTS BATCH direct|indirect plain|merge|scsi|scsi32|persistent|bounce|copy|map";
     let given: Vec<String> = std::env::args().skip(1).collect();
     let [requests, batch, shape, mode] = given.as_slice() else { return Err(usage.into()) };
     let (requests, batch): (u32, u16) = (requests.parse()?, batch.parse()?);
@@ -77,19 +78,25 @@ fn main() -> Result<(), Failure> {
         "indirect" => Shape::Indirect,
         _ => return Err(usage.into()),
     };
-    let grants = GrantMode::from_word(mode);
+    let grants = match mode.as_str() {
+        "persistent" => Some(Mode::Persistent),
+        "bounce" => Some(Mode::PersistentCopy),
+        "copy" => Some(Mode::Copy),
+        "map" => Some(Mode::Map),
+        _ => None,
+    };
     let (merge, stride, units) = match mode.as_str() {
         "plain" => (MergeMode::Auto, 1, None),
         "merge" => (MergeMode::On, STRIDE, None),
         "scsi" => (MergeMode::Auto, 1, Some(1_u8)),
         "scsi32" => (MergeMode::Auto, 1, Some(32)),
-        "persistent" | "copy" | "map" => (MergeMode::Auto, 1, None),
+        _ if grants.is_some() => (MergeMode::Auto, 1, None),
         _ => return Err(usage.into()),
     };
     if batch == 0 || batch > RING / 3 || !requests.is_multiple_of(batch.into()) {
         return Err(format!("BATCH: found {batch}, expected 1 to {} that divide REQUESTS", RING / 3).into());
     }
-    if grants != GrantMode::Auto {
+    if let Some(grants) = grants {
         return blkif::serve(requests, batch.into(), grants);
     }
 

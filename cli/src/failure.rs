@@ -17,6 +17,19 @@ pub fn report(error: &(impl Display + ?Sized), code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
+/// Prints what a command has to show, or reports why it failed: with [`BAD_USAGE`] where `is_usage` says so.
+pub fn show<E: Display + From<std::io::Error>>(done: Result<String, E>, is_usage: impl Fn(&E) -> bool) -> ExitCode {
+    let printed = done.and_then(|text| match std::io::stdout().write_all(text.as_bytes()) {
+        // Nobody reads: not an error, it was done.
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(E::from(error)),
+        _ => Ok(()),
+    });
+    match printed {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report(&error, if is_usage(&error) { BAD_USAGE } else { FAILED }),
+    }
+}
+
 /// `text` with control characters written as escapes: file names may hold them.
 fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());

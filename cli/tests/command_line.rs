@@ -278,7 +278,10 @@ fn an_image_has_one_writer_or_many_readers() {
         let refused = other(more);
         assert_eq!(refused.status.code(), Some(2));
         let want = format!("mqblk: disk \"disk\": path: found \"{at}/disk.img\" (in use by another process)");
-        assert!(stderr(&refused).starts_with(&want), "{}", stderr(&refused));
+        let said = stderr(&refused);
+        let [waits, refuses] = said.lines().collect::<Vec<_>>()[..] else { panic!("{said}") };
+        assert!(waits.ends_with("disk.img: in use; waiting up to 3 s for it to be let go"), "{said}");
+        assert!(refuses.starts_with(&want), "{said}");
     }
     writer.signal(Signal::TERM);
     assert_eq!(writer.exit_code(), Some(0));

@@ -1,6 +1,5 @@
 //! `mqblk lun`: adds, removes, resizes and lists the LUNs of a running daemon.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use mqblk_core::settings::{SettingError, Settings};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::failure::{self, BAD_USAGE, FAILED};
+use crate::failure;
 use crate::table;
 
 /// Longer than the daemon waits for anything before it says so.
@@ -139,17 +138,7 @@ enum CallError {
 
 /// Asks the daemon, and shows what it says.
 pub fn run(args: Args) -> ExitCode {
-    match act(&args.action) {
-        Ok(text) => match std::io::stdout().write_all(text.as_bytes()) {
-            // Nobody reads: not an error, it was done.
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-                failure::report(&CallError::from(error), FAILED)
-            }
-            _ => ExitCode::SUCCESS,
-        },
-        Err(error @ CallError::Usage(_)) => failure::report(&error, BAD_USAGE),
-        Err(error) => failure::report(&error, FAILED),
-    }
+    failure::show(act(&args.action), |error| matches!(error, CallError::Usage(_)))
 }
 
 fn act(action: &Action) -> Result<String, CallError> {

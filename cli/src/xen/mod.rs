@@ -2,7 +2,6 @@
 
 mod which;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use mqblk_xen_server::toolstack::{self, Listed, Made, NewDevice, ToolError};
 use mqblk_xen_server::{DeviceName, Params};
 use serde_json::{Value, json};
 
-use crate::failure::{self, BAD_USAGE, FAILED};
+use crate::failure;
 use crate::table;
 
 pub use which::{DEFAULT_TYPE, WhichXen, judge_type};
@@ -154,17 +153,7 @@ enum CallError {
 
 /// Does it, and shows what came of it.
 pub fn run(args: Args) -> ExitCode {
-    match act(&args.action) {
-        Ok(text) => match std::io::stdout().write_all(text.as_bytes()) {
-            // Nobody reads: not an error, it was done.
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-                failure::report(&CallError::from(error), FAILED)
-            }
-            _ => ExitCode::SUCCESS,
-        },
-        Err(error @ CallError::Usage(_)) => failure::report(&error, BAD_USAGE),
-        Err(error) => failure::report(&error, FAILED),
-    }
+    failure::show(act(&args.action), |error| matches!(error, CallError::Usage(_)))
 }
 
 fn act(action: &Action) -> Result<String, CallError> {

@@ -12,7 +12,8 @@ use mqblk_tests::xen::{Backend, BackendDisk, Blkfront, Domain, DomainConfig, Ima
 /// for a request; `kept` goes straight from mapped pages to the page cache, `persistent` by pages of the daemon.
 const MODES: [(&str, &str, &str); 4] = [
     ("persistent", "xvda", "grants=persistent"),
-    ("copy", "xvdb", "grants=copy"),
+    // Answered in whatever order.
+    ("copy", "xvdb", "grants=copy,storage=fault,inner=file,fault-jitter-us=20000,fault-reorder=4"),
     ("map", "xvdc", "grants=map,direct=off"),
     ("kept", "xvdd", "grants=persistent,direct=off"),
 ];

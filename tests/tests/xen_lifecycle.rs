@@ -47,16 +47,12 @@ fn nothing_is_left(backend: &Backend, host: &mut XenHost, domain: u16) -> Result
 /// A guest that is gone with its disk: our daemon has let go of it, and what is left in xenstore goes by a detach.
 fn let_go_of(backend: &Backend, host: &mut XenHost, domain: u16) -> Result<()> {
     let Some(mqblk) = backend.mqblk() else { return Ok(()) };
-    let state = "/local/domain/0/backend/mqblk/".to_owned() + &format!("{domain}/51712/state");
     host.must(&format!(
         "for i in $(seq 300); do
-             case \"$(xenstore-read {state} 2>/dev/null)\" in 6|'') exit 0 ;; esac; sleep 0.1
+             xenstore-exists /local/domain/0/backend/mqblk/{domain} || exit 0; sleep 0.1
          done; xenstore-ls -f /local/domain/0/backend/mqblk; exit 1"
     ))
     .context("the daemon does not let go of a guest that is gone")?;
-    host.must(&format!(
-        "! xenstore-exists {state} || mqblk xen detach --domid {domain} --vdev xvda --force --wait 30"
-    ))?;
     nothing_is_left(backend, host, domain)?;
     mqblk.must_run(host)
 }

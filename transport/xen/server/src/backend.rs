@@ -383,7 +383,7 @@ impl Watcher {
         let Some(known) = self.devices.get_mut(&place) else { return Ok(()) };
         known.dirty = false;
         self.host.looks.fetch_add(1, Ordering::Relaxed);
-        let looked = look(store, &known.backend, &known.frontend);
+        let looked = look(store, &known.backend, (place.0, &known.frontend));
         known.dirty |= looked.is_err();
         let (seen, resize) = looked?;
         let task = match (next(known.phase, seen), resize) {

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 
 use mqblk_blkif::{GrantBudget, Vbd, VbdOptions};
 use mqblk_engine::Engine;
+use mqblk_memory::DomainId;
 use mqblk_xen::Xen;
 use mqblk_xen::store::{Store, StoreError, Transaction};
 use mqblk_xen::vbd::{self, State, keys, number_or};
@@ -21,6 +22,7 @@ use crate::params::Params;
 use crate::registry::Registry;
 use crate::resize::RESIZE;
 use crate::storage::{Backing, Opener};
+use crate::toolstack::{MADE_BY, US};
 
 /// What all devices of a backend share.
 pub(crate) struct Host {
@@ -230,6 +232,7 @@ impl Device {
                 Ok(())
             }
             Effect::Announce(state) => self.write(store, state, &[]),
+            Effect::Remove => self.remove(store),
             Effect::TearDown | Effect::CloseStorage => Ok(()),
         }
     }
@@ -284,6 +287,24 @@ impl Device {
         })?;
         self.announced |= there;
         if there { Ok(()) } else { Err(Failure::Gone) }
+    }
+
+    /// Removes what was made for a domain that is gone.
+    fn remove(&self, store: &mut Store) -> Result<(), Failure> {
+        let of_domain = self.backend.rsplit_once('/').map_or("", |(folder, _)| folder);
+        store.transaction(|transaction| {
+            if !is_abandoned(|path| transaction.read(path), &self.backend, self.name.front)? {
+                return Ok(());
+            }
+            for place in [&self.backend, &self.error] {
+                transaction.remove(place)?;
+            }
+            if transaction.list(of_domain)?.is_some_and(|left| left.is_empty()) {
+                transaction.remove(of_domain)?;
+            }
+            Ok(())
+        })?;
+        Ok(())
     }
 
     /// Says where people look for it why the device does not work.
@@ -460,15 +481,37 @@ pub(crate) fn online(transaction: &mut Transaction<'_>, backend: &str) -> Result
     Ok(value.is_none_or(|value| value.trim() != "0"))
 }
 
+/// Whether a device's directory, of our own making, has outlived the domain that it was made for.
+fn is_abandoned(
+    mut read: impl FnMut(&str) -> Result<Option<String>, StoreError>,
+    backend: &str,
+    front: DomainId,
+) -> Result<bool, StoreError> {
+    if read(&format!("{backend}/{MADE_BY}"))?.as_deref() != Some(US) {
+        return Ok(false);
+    }
+    match read(&vbd::domain(front)) {
+        Ok(there) => Ok(there.is_none()),
+        Err(error) if error.is_lost() => Err(error),
+        // A driver domain may not look there.
+        Err(_) => Ok(false),
+    }
+}
+
 /// What is in xenstore of a device.
-pub(crate) fn look(store: &mut Store, backend: &str, frontend: &str) -> Result<(Seen, Option<String>), StoreError> {
+pub(crate) fn look(
+    store: &mut Store,
+    backend: &str,
+    (front, frontend): (DomainId, &str),
+) -> Result<(Seen, Option<String>), StoreError> {
     let state = store.read(&format!("{backend}/{}", keys::STATE))?;
     let online = store.read(&format!("{backend}/{}", keys::ONLINE))?.is_none_or(|value| value.trim() != "0");
     let resize = store.read(&format!("{backend}/{RESIZE}"))?;
     // A value that is no text is as good as none.
-    let front = store
+    let value = store
         .read(&format!("{frontend}/{}", keys::STATE))
         .or_else(|error| if error.is_lost() { Err(error) } else { Ok(None) })?;
+    let abandoned = value.is_none() && is_abandoned(|path| store.read(path), backend, front)?;
     let backend = state.map(|state| State::parse(Some(&state)));
-    Ok((Seen { backend, frontend: State::parse(front.as_deref()), online }, resize))
+    Ok((Seen { backend, frontend: State::parse(value.as_deref()), online, abandoned }, resize))
 }

@@ -48,6 +48,8 @@ pub struct Seen {
     pub frontend: State,
     /// Whether the toolstack wants the device to stay.
     pub online: bool,
+    /// The frontend's domain is gone, and nobody else has made the device's directory and would remove it.
+    pub abandoned: bool,
 }
 
 /// One thing to do.
@@ -71,6 +73,8 @@ pub enum Effect {
     Describe,
     /// Write a state.
     Announce(State),
+    /// Remove the device's directory.
+    Remove,
 }
 
 /// What to do, in order, and where that leads. An effect that fails leads elsewhere: [`FAILED`], or [`GONE`].
@@ -82,7 +86,7 @@ pub struct Step {
     pub then: Option<Phase>,
 }
 
-use Effect::{Announce, CloseStorage, Connect, Describe, Offer, OpenStorage, TearDown};
+use Effect::{Announce, CloseStorage, Connect, Describe, Offer, OpenStorage, Remove, TearDown};
 
 const PREPARE: Step = Step { effects: &[OpenStorage, Offer], then: Some(Phase::Waiting) };
 const CONNECT: Step = Step { effects: &[Connect { resume: false }, Describe], then: Some(Phase::Connected) };
@@ -96,6 +100,7 @@ const CLOSED: Step = Step { effects: &[TearDown, CloseStorage, Announce(State::C
 const NOTE_CLOSED: Step = Step { effects: &[], then: Some(Phase::Closed) };
 const RESET: Step = Step { effects: &[TearDown, Offer], then: Some(Phase::Waiting) };
 const AGAIN: Step = Step { effects: &[TearDown, CloseStorage], then: Some(Phase::Found) };
+const REMOVE: Step = Step { effects: &[TearDown, CloseStorage, Remove], then: None };
 /// When an effect has found the device's directory gone. Nothing is written, which would make it anew.
 pub const GONE: Step = Step { effects: &[TearDown, CloseStorage], then: None };
 /// When an effect has failed; why is written before this.
@@ -107,6 +112,9 @@ pub fn next(phase: Phase, seen: Seen) -> Option<Step> {
     if backend == State::Initialising && phase != Phase::Found {
         // Nobody but a toolstack writes that: it has made the device anew.
         return Some(AGAIN);
+    }
+    if seen.abandoned && !phase.has_storage() {
+        return Some(REMOVE);
     }
     match phase {
         Phase::Found => found(backend, seen),

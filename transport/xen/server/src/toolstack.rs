@@ -14,6 +14,11 @@ pub use listed::{Listed, list};
 use crate::name::DeviceName;
 use crate::resize::{RESIZE, RESIZE_ERROR};
 
+/// The key in a backend's directory that says who made it, and so removes it when the frontend's domain is gone.
+pub(crate) const MADE_BY: &str = "made-by";
+/// Its value where it was us.
+pub(crate) const US: &str = "mqblk";
+
 /// Why a toolstack could not do something.
 #[derive(Debug, thiserror::Error)]
 pub enum ToolError {
@@ -148,7 +153,8 @@ pub fn attach(store: &mut Store, own: DomainId, device: &NewDevice) -> Result<Ma
         }
         let (front, vdev) = (name.front, name.vdev());
         let mode = if *read_only { "r" } else { "w" };
-        let pairs: [(&str, &str); 12] = [
+        let pairs: [(&str, &str); 13] = [
+            (MADE_BY, US),
             (keys::FRONTEND, &frontend),
             (keys::FRONTEND_ID, &front.0.to_string()),
             (keys::ONLINE, "1"),

@@ -132,6 +132,36 @@ fn a_device_that_is_gone_stays_gone() {
     assert_eq!(stage.store.read(&error).unwrap(), None);
 }
 
+/// What we have made for a domain that is gone we remove; what somebody else has made is left to them.
+#[test]
+fn nothing_is_left_of_devices_of_a_domain_that_is_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stage = stage(folder.path(), Pace::default());
+    stage.opener.at_once.store(true, Ordering::SeqCst);
+    for devid in [51712, 51728] {
+        stage.attach(devid, "mqblk:one");
+        stage.wait_state(devid, "5");
+    }
+    let foreign = vbd::backend(DomainId(0), "mqblk", GUEST, 51728);
+    stage.store.remove(&format!("{foreign}/made-by")).unwrap();
+    assert!(stage.machine.destroy_domain(GUEST));
+    let wait_gone = |store: &mut Store, path: &str| {
+        let until = Instant::now() + PATIENCE;
+        while store.read(path).unwrap().is_some() {
+            assert!(Instant::now() < until, "{path} stays");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    wait_gone(&mut stage.store, &vbd::backend(DomainId(0), "mqblk", GUEST, 51712));
+    stage.wait_state(51728, "6");
+    let error = vbd::backend_error(DomainId(0), "mqblk", GUEST, 51712);
+    assert_eq!(stage.store.read(&error).unwrap(), None);
+    // The last of a domain takes the domain's folder with it.
+    stage.store.write(&format!("{foreign}/made-by"), "mqblk").unwrap();
+    stage.store.write(&format!("{foreign}/online"), "0").unwrap();
+    wait_gone(&mut stage.store, foreign.rsplit_once('/').unwrap().0);
+}
+
 /// While one device's disk takes its time to open, others are looked at; and what is for others is left alone.
 #[test]
 fn a_slow_disk_holds_up_no_other_device() {

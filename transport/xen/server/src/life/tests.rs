@@ -18,14 +18,17 @@ const STATES: [State; 9] = [
 fn all() -> impl Iterator<Item = Seen> {
     let backends = STATES.into_iter().map(Some).chain([None]);
     backends.flat_map(|backend| {
-        STATES
-            .into_iter()
-            .flat_map(move |frontend| [false, true].into_iter().map(move |online| Seen { backend, frontend, online }))
+        STATES.into_iter().flat_map(move |frontend| {
+            // A frontend whose domain is gone has no state.
+            let abandoned = [false, frontend == State::Unknown];
+            let both = [false, true].into_iter().flat_map(move |online| abandoned.map(|abandoned| (online, abandoned)));
+            both.map(move |(online, abandoned)| Seen { backend, frontend, online, abandoned })
+        })
     })
 }
 
 fn seen(backend: State, frontend: State, online: bool) -> Seen {
-    Seen { backend: Some(backend), frontend, online }
+    Seen { backend: Some(backend), frontend, online, abandoned: false }
 }
 
 /// A device as its effects leave it. What must never be, panics.
@@ -76,6 +79,11 @@ impl World {
             Announce(state) => {
                 assert!(state != State::Closed || !self.rings, "closed with rings");
                 self.write(state);
+            }
+            Remove => {
+                assert!(!self.rings && !self.storage, "removed while it is in use");
+                assert!(self.backend.is_some(), "removed twice");
+                self.backend = None;
             }
         }
     }
@@ -214,8 +222,22 @@ fn a_toolstack_detaches() {
     assert_eq!(next(Phase::Closed, seen(Closing, Closed, false)), Some(CLOSED));
     // Without a word.
     for phase in Phase::ALL {
-        assert_eq!(next(phase, Seen { backend: None, frontend: Connected, online: true }), Some(GONE));
+        assert_eq!(next(phase, Seen { backend: None, ..seen(Connected, Connected, true) }), Some(GONE));
     }
+}
+
+#[test]
+fn what_was_made_for_a_domain_that_is_gone_is_removed() {
+    use State::*;
+    let gone = |backend| Seen { abandoned: true, ..seen(backend, Unknown, true) };
+    for phase in [Phase::Waiting, Phase::Connected, Phase::Leaving] {
+        assert_eq!(next(phase, gone(Connected)), Some(CLOSED), "{phase:?}: what it uses is let go first");
+    }
+    for phase in [Phase::Found, Phase::Closing, Phase::Closed] {
+        assert_eq!(next(phase, gone(Closed)), Some(REMOVE), "{phase:?}");
+    }
+    assert_eq!(next(Phase::Found, gone(Connected)), Some(REMOVE), "found by a process that has just started");
+    assert_eq!(next(Phase::Closed, seen(Closed, Unknown, true)), None, "somebody else's is left to them");
 }
 
 #[test]
@@ -259,7 +281,7 @@ proptest! {
                 }
                 *world = World { phase: Some(Phase::Found), connects: world.connects, ..World::fresh(world.backend) };
             }
-            let Some(step) = next(phase, Seen { backend: world.backend, frontend, online }) else { return false };
+            let Some(step) = next(phase, Seen { backend: world.backend, ..seen(State::Unknown, frontend, online) }) else { return false };
             world.run(step, fails);
             world.check();
             true

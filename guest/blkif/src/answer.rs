@@ -5,7 +5,7 @@ use mqblk_memory::{Buffer, CopyDirection, GrantStatus, PooledLane};
 use mqblk_ring::blkif::status;
 
 use crate::journal::JournalSlot;
-use crate::pages::Place;
+use crate::place::Place;
 use crate::queue::{BlkifQueue, BlkifToken};
 use crate::requests::{Entry, Step};
 

@@ -9,7 +9,7 @@ use mqblk_ring::blkif::request::{DISCARD_SECURE, MAX_SEGMENTS, SEGMENTS_PER_PAGE
 use mqblk_ring::blkif::{Indirect, Request, Transfer, What, operation, status};
 
 use crate::options::VbdOptions;
-use crate::pages::PageUse;
+use crate::place::PageUse;
 
 /// Sectors of a page.
 pub(crate) const PAGE_SECTORS: u8 = ByteLen(PAGE_BYTES as u64).sectors().0 as u8;

@@ -17,7 +17,7 @@ use mqblk_ring::blkif::{Broken, Indirect, RawRequest, Segment, What, operation, 
 use crate::journal::JournalSlot;
 use crate::judge::{Asked, Kind, answered_operation, indirect_pages};
 use crate::options::MAX_INDIRECT_SEGMENTS;
-use crate::pages::{PageUse, Place};
+use crate::place::{PageUse, Place};
 use crate::queue::{BlkifQueue, BlkifToken, coarse_milliseconds};
 use crate::requests::{Entry, Step};
 

@@ -4,7 +4,7 @@ use mqblk_core::{ByteLen, ByteOffset};
 use mqblk_ring::blkif::status;
 
 use crate::journal::JournalSlot;
-use crate::pages::{PageUse, Place};
+use crate::place::{PageUse, Place};
 
 /// What is on, of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

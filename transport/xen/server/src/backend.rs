@@ -20,10 +20,11 @@ use mqblk_xen::vbd::{self, BackendPath, keys};
 use mqblk_xen::{Xen, XenError};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::device::{Device, Host, Task, look};
+use crate::device::{Device, Host, Task};
 use crate::figures::Figures;
 use crate::journals::Journals;
 use crate::life::{Phase, next};
+use crate::look::look;
 use crate::name::DeviceName;
 use crate::pace::{Bucket, Pace};
 use crate::params::Params;

@@ -13,6 +13,7 @@ mod figures;
 mod frontend;
 mod journals;
 mod life;
+mod look;
 mod name;
 mod offer;
 mod opened;

@@ -1,0 +1,50 @@
+//! What xenstore says of a device.
+
+use mqblk_memory::DomainId;
+use mqblk_xen::store::{Store, StoreError, Transaction};
+use mqblk_xen::vbd::{self, State, keys};
+
+use crate::life::Seen;
+use crate::resize::RESIZE;
+use crate::toolstack::{MADE_BY, US};
+
+/// Whether the toolstack wants a device to stay.
+pub(crate) fn online(transaction: &mut Transaction<'_>, backend: &str) -> Result<bool, StoreError> {
+    let value = transaction.read(&format!("{backend}/{}", keys::ONLINE))?;
+    Ok(value.is_none_or(|value| value.trim() != "0"))
+}
+
+/// Whether a device's directory, of our own making, has outlived the domain that it was made for.
+pub(crate) fn is_abandoned(
+    mut read: impl FnMut(&str) -> Result<Option<String>, StoreError>,
+    backend: &str,
+    front: DomainId,
+) -> Result<bool, StoreError> {
+    if read(&format!("{backend}/{MADE_BY}"))?.as_deref() != Some(US) {
+        return Ok(false);
+    }
+    match read(&vbd::domain(front)) {
+        Ok(there) => Ok(there.is_none()),
+        Err(error) if error.is_lost() => Err(error),
+        // A driver domain may not look there.
+        Err(_) => Ok(false),
+    }
+}
+
+/// What is in xenstore of a device.
+pub(crate) fn look(
+    store: &mut Store,
+    backend: &str,
+    (front, frontend): (DomainId, &str),
+) -> Result<(Seen, Option<String>), StoreError> {
+    let state = store.read(&format!("{backend}/{}", keys::STATE))?;
+    let online = store.read(&format!("{backend}/{}", keys::ONLINE))?.is_none_or(|value| value.trim() != "0");
+    let resize = store.read(&format!("{backend}/{RESIZE}"))?;
+    // A value that is no text is as good as none.
+    let value = store
+        .read(&format!("{frontend}/{}", keys::STATE))
+        .or_else(|error| if error.is_lost() { Err(error) } else { Ok(None) })?;
+    let abandoned = value.is_none() && is_abandoned(|path| store.read(path), backend, front)?;
+    let backend = state.map(|state| State::parse(Some(&state)));
+    Ok((Seen { backend, frontend: State::parse(value.as_deref()), online, abandoned }, resize))
+}

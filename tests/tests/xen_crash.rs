@@ -19,7 +19,7 @@ const MODES: [(&str, &str, &str); 4] = [
 ];
 
 /// What each disk's device does.
-const WRITES_PER_SECOND: u32 = 250;
+const WRITES_PER_SECOND: u32 = 150;
 
 /// How often it is killed with the rings of each kind.
 const KILLS: u32 = 2;

@@ -58,7 +58,7 @@ pub fn serve(requests: u32, batch: u32, mode: Mode) -> Result<(), Failure> {
         geometry: disk.geometry(),
         limits: Limits { pins_memory: mode == Mode::PersistentCopy, ..disk.limits() },
         abi: Abi::X86_64,
-        persistent: matches!(mode, Mode::Persistent | Mode::PersistentCopy),
+        persistent: mode.keeps_pages(),
         max_indirect_segments: mqblk_blkif::DEFAULT_INDIRECT_SEGMENTS,
         discard: true,
         discard_secure: false,

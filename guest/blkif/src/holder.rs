@@ -22,12 +22,6 @@ const PRESSED_PART: u32 = 20;
 /// Most mapped pages that are let go at a time.
 const MOST_AT_ONCE: usize = 64;
 
-/// Whether pages stay mapped.
-#[inline]
-fn keeps(mode: Mode) -> bool {
-    matches!(mode, Mode::Persistent | Mode::PersistentCopy)
-}
-
 /// The pages of a ring, or of all rings of a device.
 #[derive(Debug)]
 struct PageStore {
@@ -53,7 +47,7 @@ impl PageStore {
     /// Pages for `requests` requests of at most `segments` segments.
     fn new(options: &VbdOptions, requests: u32, segments: u16) -> io::Result<PageStore> {
         let mode = options.resolved_mode();
-        let persistent = if keeps(mode) { options.persistent_max } else { 0 };
+        let persistent = if mode.keeps_pages() { options.persistent_max } else { 0 };
         let ranges = Ranges::new(requests, segments);
         Ok(PageStore {
             arena: Arc::new(PageArena::reserve(ranges.slots() + persistent)?),
@@ -150,7 +144,7 @@ impl Holder {
 
     /// Reads a page through its mapping, if it is to be mapped for good and can be. The bytes are read once.
     pub(crate) fn peek(&mut self, gref: GrantRef, into: &mut [u8], now: u32, counters: &mut GrantCounters) -> bool {
-        if !keeps(self.store.mode) {
+        if !self.store.mode.keeps_pages() {
             return false;
         }
         let Some(slot) = self.begin(gref, now, counters) else { return false };
@@ -162,7 +156,7 @@ impl Holder {
     /// Whether [`tend`](Self::tend) may find something to do.
     #[inline]
     pub(crate) fn needs_tending(&self) -> bool {
-        keeps(self.store.mode) || self.store.ranges.is_large()
+        self.store.mode.keeps_pages() || self.store.ranges.is_large()
     }
 
     /// Notes what is held now.

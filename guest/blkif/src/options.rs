@@ -146,6 +146,12 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// Whether pages stay mapped.
+    #[inline]
+    pub const fn keeps_pages(self) -> bool {
+        matches!(self, Mode::Persistent | Mode::PersistentCopy)
+    }
+
     /// What a user is told of it.
     pub const fn word(self) -> &'static str {
         match self {

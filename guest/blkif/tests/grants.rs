@@ -382,8 +382,7 @@ fn rings_that_share_their_pages_use_each_other_s_mappings() {
         assert_eq!(maps, expected, "{mode:?}");
         while let Some((_, mut back)) = rings.pop_front() {
             back.close();
-            let keeps = matches!(mode, Mode::Persistent | Mode::PersistentCopy);
-            let left = if keeps && !rings.is_empty() { 20 } else { 0 };
+            let left = if mode.keeps_pages() && !rings.is_empty() { 20 } else { 0 };
             assert_eq!((domain.mapped(), vbd.options().budget.used()), (left, left as u64), "{mode:?}");
         }
     }

@@ -42,7 +42,7 @@ pub fn options(mode: Mode) -> VbdOptions {
             pins_memory: mode == Mode::PersistentCopy,
         },
         abi: Abi::X86_64,
-        persistent: matches!(mode, Mode::Persistent | Mode::PersistentCopy),
+        persistent: mode.keeps_pages(),
         max_indirect_segments: 256,
         discard: true,
         discard_secure: true,

@@ -277,7 +277,8 @@ impl Device {
                     None => transaction.remove(&self.key(key))?,
                 }
             }
-            let to_go = State::parse(Some(&now)) == State::Closing && !online(&mut *transaction, &self.backend)?;
+            let to_go =
+                State::parse(Some(&now)) == State::Closing && !online(|path| transaction.read(path), &self.backend)?;
             if !to_go || matches!(state, State::Closing | State::Closed) {
                 transaction.write(&self.key(keys::STATE), &state.to_string())?;
             }

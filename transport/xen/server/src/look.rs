@@ -1,16 +1,19 @@
 //! What xenstore says of a device.
 
 use mqblk_memory::DomainId;
-use mqblk_xen::store::{Store, StoreError, Transaction};
+use mqblk_xen::store::{Store, StoreError};
 use mqblk_xen::vbd::{self, State, keys};
 
 use crate::life::Seen;
 use crate::resize::RESIZE;
-use crate::toolstack::{MADE_BY, US};
+use crate::toolstack::{MADE_BY, US, read_of_guest};
 
 /// Whether the toolstack wants a device to stay.
-pub(crate) fn online(transaction: &mut Transaction<'_>, backend: &str) -> Result<bool, StoreError> {
-    let value = transaction.read(&format!("{backend}/{}", keys::ONLINE))?;
+pub(crate) fn online(
+    mut read: impl FnMut(&str) -> Result<Option<String>, StoreError>,
+    backend: &str,
+) -> Result<bool, StoreError> {
+    let value = read(&format!("{backend}/{}", keys::ONLINE))?;
     Ok(value.is_none_or(|value| value.trim() != "0"))
 }
 
@@ -38,12 +41,9 @@ pub(crate) fn look(
     (front, frontend): (DomainId, &str),
 ) -> Result<(Seen, Option<String>), StoreError> {
     let state = store.read(&format!("{backend}/{}", keys::STATE))?;
-    let online = store.read(&format!("{backend}/{}", keys::ONLINE))?.is_none_or(|value| value.trim() != "0");
+    let online = online(|path| store.read(path), backend)?;
     let resize = store.read(&format!("{backend}/{RESIZE}"))?;
-    // A value that is no text is as good as none.
-    let value = store
-        .read(&format!("{frontend}/{}", keys::STATE))
-        .or_else(|error| if error.is_lost() { Err(error) } else { Ok(None) })?;
+    let value = read_of_guest(store, &format!("{frontend}/{}", keys::STATE))?;
     let abandoned = value.is_none() && is_abandoned(|path| store.read(path), backend, front)?;
     let backend = state.map(|state| State::parse(Some(&state)));
     Ok((Seen { backend, frontend: State::parse(value.as_deref()), online, abandoned }, resize))

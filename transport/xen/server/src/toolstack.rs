@@ -227,7 +227,7 @@ fn ends(store: &mut Store, places: &Places) -> Result<Ends, StoreError> {
 }
 
 /// What a guest may have written; what is no text is as good as nothing.
-fn read_of_guest(store: &mut Store, path: &str) -> Result<Option<String>, StoreError> {
+pub(crate) fn read_of_guest(store: &mut Store, path: &str) -> Result<Option<String>, StoreError> {
     store.read(path).or_else(|error| if error.is_lost() { Err(error) } else { Ok(None) })
 }
 

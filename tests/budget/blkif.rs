@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use mqblk_blkif::{GrantBudget, GrantMode, Mode, PoolOwner, RingParts, Vbd, VbdOptions};
 use mqblk_core::{DiskSlot, EventChannel, Limits, Sector512};
@@ -74,7 +75,8 @@ pub fn serve(requests: u32, batch: u32, mode: Mode) -> Result<(), Failure> {
         pool: PoolOwner::PerRing,
         budget: GrantBudget::new(1 << 20),
         persistent_max: mqblk_blkif::DEFAULT_PERSISTENT_MAX,
-        persistent_idle: mqblk_blkif::DEFAULT_PERSISTENT_IDLE,
+        // Kept pages are looked through by the clock, every 100 ms, and what is counted here must not depend on time.
+        persistent_idle: Duration::ZERO,
         rings: 1,
     });
     let mut worker = HandWorker::new(LaneOptions::default())?;

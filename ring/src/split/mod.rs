@@ -2,8 +2,10 @@
 
 pub mod device;
 pub mod driver;
+pub mod inflight;
 pub mod layout;
 
-pub use device::{Broken, DeviceRing};
+pub use device::{Broken, DeviceRing, SplitState};
 pub use driver::SplitDriver;
+pub use inflight::{InflightError, InflightTable, Replay};
 pub use layout::{Descriptor, SetupError, SplitAddresses, SplitRing};

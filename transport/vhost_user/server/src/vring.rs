@@ -168,7 +168,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         };
         match served.detach(waiting) {
             Ok(left) => {
-                self.base = left.position;
+                self.base = left.position.next_avail;
                 tally.detached(index, &left.report);
                 let c = left.report.counters;
                 tracing::info!(

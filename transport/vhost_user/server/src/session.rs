@@ -3,10 +3,12 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use mqblk_core::DiskSlot;
 use mqblk_engine::{AttachError, Bell, EventFd, Kick, Lane, QueueDisk, QueueHandle, Tally};
 use mqblk_memory::{GuestMemory, UserAddress};
+use mqblk_ring::split::layout::MAX_SIZE;
 use mqblk_virtio::features::VERSION_1;
 use mqblk_virtio::{QueueRole, VirtioDevice, VirtioQueue};
 use vhost::VhostUserMemoryRegionBase;
@@ -18,9 +20,14 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
 use crate::disks::{Disks, Holder};
+use crate::gate::StartGate;
+use crate::inflight::InflightRegion;
 use crate::memory;
 use crate::server::ServerOptions;
 use crate::vring::{Start, UserAddresses, Vring};
+
+/// How often a queue that has to wait for its predecessor's requests looks whether they have ended.
+pub(crate) const RETRY: Duration = Duration::from_millis(10);
 
 /// What a VMM has set up so far.
 pub(crate) struct Session<D: VirtioDevice<Lane>> {
@@ -28,7 +35,10 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
     options: Arc<ServerOptions>,
     tally: Arc<Tally>,
     disks: Arc<Disks>,
+    gate: Arc<StartGate>,
     memory: Arc<GuestMemory>,
+    /// Where requests in flight outlive this process, if the VMM keeps such memory.
+    inflight: Option<Arc<InflightRegion>>,
     vrings: Vec<Vring<D::Queue>>,
     features: u64,
     /// For messages of our own (configuration changes).
@@ -40,7 +50,13 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
 
 impl<D: VirtioDevice<Lane>> Session<D> {
-    pub(crate) fn new(device: Arc<D>, options: Arc<ServerOptions>, tally: Arc<Tally>, disks: Arc<Disks>) -> Self {
+    pub(crate) fn new(
+        device: Arc<D>,
+        options: Arc<ServerOptions>,
+        tally: Arc<Tally>,
+        disks: Arc<Disks>,
+        gate: Arc<StartGate>,
+    ) -> Self {
         device.reset();
         let vrings = (0..device.queues()).map(Vring::new).collect();
         Session {
@@ -48,7 +64,9 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             options,
             tally,
             disks,
+            gate,
             memory: Arc::new(GuestMemory::default()),
+            inflight: None,
             vrings,
             features: 0,
             backend: None,
@@ -66,12 +84,37 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         self.memory.is_lost()
     }
 
-    /// Stops all queues and waits for their requests in flight.
-    pub(crate) fn stop(&mut self) {
-        for vring in &mut self.vrings {
-            vring.stop(&self.options.name, &self.tally);
+    /// Whether queues that could be served wait for requests of a predecessor.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.vrings.iter().any(Vring::is_startable)
+    }
+
+    /// Starts the queues that wait, if they need not any more.
+    pub(crate) fn start_waiting(&mut self) -> Result<()> {
+        (0..self.vrings.len()).try_for_each(|place| self.start_if_ready(place))
+    }
+
+    /// Whether nothing of whoever served these rings before is in flight any more, so that they can be taken up.
+    fn may_start(&self) -> bool {
+        self.gate.is_open() && self.inflight.as_ref().is_none_or(|region| region.is_clear())
+    }
+
+    /// Waits for that, at most as long as a drain may last.
+    fn wait_for_start(&self) -> bool {
+        let end = Instant::now() + self.options.drain_timeout;
+        while !self.may_start() {
+            if Instant::now() >= end || self.gate.is_stopping() {
+                return false;
+            }
+            std::thread::sleep(RETRY);
         }
-        self.backend = None;
+        true
+    }
+
+    /// Stops all queues and waits for their requests in flight.
+    fn stop_all(&mut self) {
+        self.begin_drain();
+        self.wait_drained(None);
     }
 
     fn refuse<T>(&mut self, why: impl Into<String>) -> Result<T> {
@@ -98,7 +141,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
 
     /// Starts queue `place` if all is known that it needs.
     fn start_if_ready(&mut self, place: usize) -> Result<()> {
-        if !self.vrings[place].is_startable() {
+        if !self.vrings[place].is_startable() || !self.may_start() {
             return Ok(());
         }
         let map = &self.options.queue_map;
@@ -108,6 +151,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             disks: self.disks.list(),
             name: &self.options.name,
             memory: &self.memory,
+            inflight: self.inflight.as_ref(),
             features: self.features,
             poll: self.options.poll,
             coalesce: self.options.coalesce,
@@ -173,6 +217,29 @@ impl<D: VirtioDevice<Lane>> Holder for Session<D> {
             let _ = queue.refresh_disk(slot);
         }
     }
+
+    fn begin_drain(&mut self) {
+        self.vrings.iter_mut().for_each(|vring| vring.begin_drain(&self.options.name));
+    }
+
+    fn wait_drained(&mut self, end: Option<Instant>) -> bool {
+        let (name, tally) = (&self.options.name, &self.tally);
+        // All of them, so that each that can end does.
+        self.vrings.iter_mut().map(|vring| vring.wait_drained(name, tally, end)).fold(true, |all, one| all & one)
+    }
+
+    fn freeze(&mut self) {
+        let tracked = self.inflight.is_some();
+        for vring in &mut self.vrings {
+            if vring.freeze() {
+                let what = match tracked {
+                    true => "its requests in flight are left to whoever serves the queue next",
+                    false => "its requests in flight are lost: the VMM keeps no in-flight region",
+                };
+                tracing::warn!(disk = self.options.name, queue = vring.index, "storage did not answer in time: {what}");
+            }
+        }
+    }
 }
 
 impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
@@ -185,8 +252,8 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn reset_device(&mut self) -> Result<()> {
+        self.stop_all();
         for vring in &mut self.vrings {
-            vring.stop(&self.options.name, &self.tally);
             *vring = Vring::new(vring.index);
         }
         self.features = 0;
@@ -278,6 +345,10 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let place = self.place(index)?;
+        if self.vrings[place].is_startable() && self.wait_for_start() {
+            // Where it is can be told only after its predecessor's requests have ended.
+            self.start_if_ready(place)?;
+        }
         let vring = &mut self.vrings[place];
         vring.stop(&self.options.name, &self.tally);
         // A stopped ring starts again with its next kick descriptor.
@@ -330,6 +401,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::BACKEND_REQ
             | VhostUserProtocolFeatures::RESET_DEVICE
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
     }
 
@@ -395,12 +467,30 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         self.unsupported("GET_SHARED_OBJECT")
     }
 
-    fn get_inflight_fd(&mut self, _inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        self.unsupported("GET_INFLIGHT_FD")
+    fn get_inflight_fd(&mut self, inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let VhostUserInflight { num_queues, queue_size, .. } = *inflight;
+        let (queues, most) = (self.device.queues(), self.device.max_ring_size());
+        if num_queues == 0 || num_queues > queues {
+            return self.refuse(format!("GET_INFLIGHT_FD: queues: found {num_queues}, expected 1 to {queues}"));
+        }
+        // VMMs give rings more entries than they say here, so every table has room for the largest.
+        match InflightRegion::create(num_queues, queue_size.max(most).min(MAX_SIZE)) {
+            Ok(made) => Ok(made),
+            Err(error) => self.refuse(format!("GET_INFLIGHT_FD: memory: {error}")),
+        }
     }
 
-    fn set_inflight_fd(&mut self, _inflight: &VhostUserInflight, _file: File) -> Result<()> {
-        self.unsupported("SET_INFLIGHT_FD")
+    fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
+        if self.vrings.iter().any(|vring| vring.served.is_some()) {
+            return self.refuse("SET_INFLIGHT_FD: found it while queues run, expected it before they start");
+        }
+        match InflightRegion::open(inflight, &file) {
+            Ok(region) => {
+                self.inflight = Some(Arc::new(region));
+                Ok(())
+            }
+            Err(why) => self.refuse(why),
+        }
     }
 
     fn set_device_state_fd(

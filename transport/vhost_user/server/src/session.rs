@@ -41,6 +41,8 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
     inflight: Option<Arc<InflightRegion>>,
     vrings: Vec<Vring<D::Queue>>,
     features: u64,
+    /// A queue has started, or the driver has begun anew since.
+    begun: bool,
     /// For messages of our own (configuration changes).
     backend: Option<Backend>,
     /// Why the last message was refused, for the one log line.
@@ -69,6 +71,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             inflight: None,
             vrings,
             features: 0,
+            begun: false,
             backend: None,
             complaint: None,
         }
@@ -82,6 +85,13 @@ impl<D: VirtioDevice<Lane>> Session<D> {
     /// Whether the VMM cut off memory that it had given us.
     pub(crate) fn lost_memory(&self) -> bool {
         self.memory.is_lost()
+    }
+
+    /// Notes what the driver has configured, for whoever resumes the device.
+    fn note_configured(&self) {
+        if let Some(region) = &self.inflight {
+            region.note_configured(self.device.configured());
+        }
     }
 
     /// Whether queues that could be served wait for requests of a predecessor.
@@ -143,6 +153,9 @@ impl<D: VirtioDevice<Lane>> Session<D> {
     fn start_if_ready(&mut self, place: usize) -> Result<()> {
         if !self.vrings[place].is_startable() || !self.may_start() {
             return Ok(());
+        }
+        if !std::mem::replace(&mut self.begun, true) {
+            self.device.driver_begins(self.inflight.as_ref().is_some_and(|region| region.is_used()));
         }
         let map = &self.options.queue_map;
         let start = Start {
@@ -258,6 +271,9 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         }
         self.features = 0;
         self.device.reset();
+        self.device.driver_begins(false);
+        self.begun = true;
+        self.note_configured();
         Ok(())
     }
 
@@ -275,6 +291,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         }
         self.features = accepted;
         self.device.set_features(accepted & !PROTOCOL_FEATURES);
+        self.note_configured();
         if accepted & PROTOCOL_FEATURES == 0 {
             (0..self.vrings.len()).try_for_each(|place| self.set_enabled(place, true))?;
         }
@@ -429,7 +446,9 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn set_config(&mut self, offset: u32, bytes: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
-        self.device.write_config(offset, bytes).or_else(|why| self.refuse(why))
+        let written = self.device.write_config(offset, bytes);
+        self.note_configured();
+        written.or_else(|why| self.refuse(why))
     }
 
     fn set_backend_req_fd(&mut self, backend: Backend) {
@@ -486,7 +505,9 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         }
         match InflightRegion::open(inflight, &file) {
             Ok(region) => {
+                self.device.restore(region.configured());
                 self.inflight = Some(Arc::new(region));
+                self.note_configured();
                 Ok(())
             }
             Err(why) => self.refuse(why),

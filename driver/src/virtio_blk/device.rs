@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mqblk_core::{BlockSize, ByteLen, Sector512};
 use mqblk_vhost_user_client::features as virtio;
-use mqblk_vhost_user_client::{Client, EventFd, Lifeline};
+use mqblk_vhost_user_client::{BackendRequests, Client, EventFd, Lifeline};
 
 use super::layout::QueueLayout;
 use super::queue::{Queue, QueueSet};
@@ -121,6 +121,8 @@ impl Info {
 #[derive(Debug)]
 pub struct Device {
     client: Client,
+    /// Where the server says that its configuration has changed.
+    requests: Option<BackendRequests>,
     info: Info,
     queues: u16,
     sets: Vec<QueueSet>,
@@ -138,6 +140,7 @@ impl Device {
         let wanted = feature::ALL | virtio::VERSION_1 | virtio::INDIRECT_DESC | event;
         let features = client.negotiate(wanted)?;
         let server_queues = client.queue_count()?;
+        let requests = client.open_requests()?;
         let mut config = Config([0; CONFIG_BYTES]);
         client.read_config(0, &mut config.0)?;
         let info = Info::new(&config, features, server_queues)?;
@@ -149,7 +152,7 @@ impl Device {
         let layout = |_| QueueLayout::new(&mut planner, options.queue_size, options.data_per_queue);
         let layouts: Vec<QueueLayout> = (0..options.queues).map(layout).collect();
         let shared = planner.share(&mut client)?;
-        let mut device = Device { client, info, queues: options.queues, sets: vec![], shared };
+        let mut device = Device { client, requests, info, queues: options.queues, sets: vec![], shared };
         device.start(options, &layouts)?;
         tracing::debug!(?info, queues = options.queues, "device started");
         Ok(device)
@@ -214,6 +217,27 @@ impl Device {
         self.client.read_config(0, &mut config.0)?;
         self.info = Info::new(&config, self.info.features, self.info.queues)?;
         Ok(&self.info)
+    }
+
+    /// Waits at most `timeout` for the server to say that its configuration has changed, reads it again, and answers. Whether it
+    /// was said; never by a server that has no messages for us.
+    ///
+    /// # Errors
+    /// When the server says something else, refuses, or the configuration makes no sense.
+    pub fn changed(&mut self, timeout: Duration) -> Result<bool, DriverError> {
+        let Some(requests) = self.requests.take() else { return Ok(false) };
+        let read = |device: &mut Device| match requests.config_change(timeout) {
+            Ok(None) => Ok(false),
+            Ok(Some(change)) => {
+                let read = device.refresh().map(drop);
+                change.done(read.is_ok()).map_err(DriverError::event)?;
+                read.map(|()| true)
+            }
+            Err(error) => Err(DriverError::event(error)),
+        };
+        let changed = read(self);
+        self.requests = Some(requests);
+        changed
     }
 
     /// Stops all queues: the server touches the shared memory no more.

@@ -17,6 +17,7 @@ use vhost::vhost_user::{Error as MessageError, Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::requests::BackendRequests;
 use crate::watchdog::Watchdog;
 
 /// Pause between two tries to connect.
@@ -158,8 +159,8 @@ impl Client {
         })
     }
 
-    /// Takes ownership and agrees on features: of `wanted`, what the server offers. Returns them. CONFIG, MQ and REPLY_ACK are
-    /// used when there.
+    /// Takes ownership and agrees on features: of `wanted`, what the server offers. Returns them. CONFIG, MQ, REPLY_ACK and
+    /// BACKEND_REQ are used when there.
     ///
     /// # Errors
     /// When the server lacks VERSION_1 or protocol features, or an exchange fails.
@@ -174,7 +175,7 @@ impl Client {
             return Err(missing(&self.path, "VHOST_USER_F_PROTOCOL_FEATURES"));
         }
         let protocol = self.step("GET_PROTOCOL_FEATURES", |f| f.get_protocol_features())?;
-        self.protocol = protocol & (Protocol::CONFIG | Protocol::MQ | Protocol::REPLY_ACK);
+        self.protocol = protocol & (Protocol::CONFIG | Protocol::MQ | Protocol::REPLY_ACK | Protocol::BACKEND_REQ);
         let acked = self.protocol;
         self.step("SET_PROTOCOL_FEATURES", |f| f.set_protocol_features(acked))?;
         if acked.contains(Protocol::REPLY_ACK) {
@@ -229,6 +230,20 @@ impl Client {
     pub fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), ClientError> {
         // Flags 0 is a driver's write (VHOST_SET_CONFIG_TYPE_FRONTEND); the crate's WRITABLE is bit 0, which says migration.
         self.step("SET_CONFIG", |f| f.set_config(offset, VhostUserConfigFlags::empty(), bytes))
+    }
+
+    /// Gives the back-end a socket to send us messages on. `None` when it has none for us (BACKEND_REQ).
+    ///
+    /// # Errors
+    /// When the host refuses a socket, or the exchange fails.
+    pub fn open_requests(&mut self) -> Result<Option<BackendRequests>, ClientError> {
+        if !self.protocol.contains(Protocol::BACKEND_REQ) {
+            return Ok(None);
+        }
+        let pair = BackendRequests::pair();
+        let (ours, theirs) = pair.map_err(|source| ClientError::Host { what: "backend request socket", source })?;
+        self.step("SET_BACKEND_REQ_FD", |f| f.set_backend_request_fd(&theirs))?;
+        Ok(Some(ours))
     }
 
     /// Replaces the memory table.

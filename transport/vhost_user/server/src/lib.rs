@@ -2,7 +2,7 @@
 //!
 //! `listen` makes the socket, `server` is the control thread of one device (one VMM at a time; it listens again when that
 //! leaves), `session` answers the messages of one connection, `vring` is one queue's way from configured to served,
-//! `disks` are the device's disks, which may come and go.
+//! `disks` are the device's disks, which may come and go, `requests` are messages of our own to the VMM.
 //!
 //! The messages themselves are the `vhost` crate's. One control thread per device: a VMM that sends half a message and goes
 //! silent holds up nobody but itself.
@@ -11,9 +11,11 @@
 mod disks;
 mod listen;
 mod memory;
+mod requests;
 mod server;
 mod session;
 mod vring;
 
 pub use listen::{ListenSocket, SocketError, probe};
+pub use requests::ConfigNotice;
 pub use server::{Server, ServerOptions};

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use mqblk_core::DiskSlot;
 use mqblk_engine::{
@@ -18,6 +19,7 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 
 use crate::disks::{Disks, Holder};
 use crate::listen::{ListenSocket, SocketError};
+use crate::requests::{ConfigNotice, Requests};
 use crate::session::Session;
 
 /// What a device needs to be served.
@@ -56,6 +58,7 @@ struct Shared {
     connection: Mutex<Option<UnixStream>>,
     tally: Arc<Tally>,
     disks: Arc<Disks>,
+    requests: Requests,
 }
 
 impl Server {
@@ -78,6 +81,7 @@ impl Server {
             connection: Mutex::new(None),
             tally: Arc::new(Tally::new(device.queues().into())),
             disks: Arc::new(Disks::new(disks)),
+            requests: Requests::default(),
         });
         let (inner, name) = (Arc::clone(&shared), options.name.clone());
         let thread = std::thread::Builder::new()
@@ -111,6 +115,16 @@ impl Server {
     /// Has the queues see a disk's new size.
     pub fn refresh_disk(&self, slot: DiskSlot) {
         self.shared.disks.refresh(slot);
+    }
+
+    /// Tells the front-end that the device's configuration has changed, and waits at most `patience` for its answer.
+    pub fn config_changed(&self, patience: Duration) -> ConfigNotice {
+        self.shared.requests.config_changed(patience)
+    }
+
+    /// Whether a front-end is connected.
+    pub fn is_connected(&self) -> bool {
+        self.shared.requests.is_connected()
     }
 
     /// Ends the connection, drains its queues and removes the socket.
@@ -161,13 +175,16 @@ fn listen_until_stopped<D: VirtioDevice<Lane>>(
 /// Serves one connection until it ends.
 fn serve<D: VirtioDevice<Lane>>(stream: UnixStream, device: &Arc<D>, options: &Arc<ServerOptions>, shared: &Shared) {
     let name = options.name.as_str();
-    match stream.try_clone() {
-        Ok(clone) => *shared.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(clone),
+    let ahead = match stream.try_clone().and_then(|clone| Ok((clone, stream.try_clone()?))) {
+        Ok((clone, ahead)) => {
+            *shared.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(clone);
+            ahead
+        }
         Err(error) => {
             tracing::warn!(disk = name, "connection refused: {error}");
             return;
         }
-    }
+    };
     // A stop that came before the clone was in place has not shut it down.
     if shared.stop.load(Ordering::SeqCst) {
         return;
@@ -176,8 +193,10 @@ fn serve<D: VirtioDevice<Lane>>(stream: UnixStream, device: &Arc<D>, options: &A
     let (tally, disks) = (Arc::clone(&shared.tally), Arc::clone(&shared.disks));
     let session = Arc::new(Mutex::new(Session::new(Arc::clone(device), Arc::clone(options), tally, disks)));
     shared.disks.held_by(Some(Arc::clone(&session) as Arc<Mutex<dyn Holder>>));
+    shared.requests.begin();
     let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
     let ended = loop {
+        shared.requests.look_ahead(&ahead);
         // A panic in a message's handling is a bug, but it must cost only this connection.
         let handled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handler.handle_request()));
         match handled {
@@ -193,6 +212,7 @@ fn serve<D: VirtioDevice<Lane>>(stream: UnixStream, device: &Arc<D>, options: &A
         }
     };
     drop(handler);
+    shared.requests.end();
     shared.disks.held_by(None);
     let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
     match (ended, session.complaint()) {

@@ -36,6 +36,8 @@ pub struct Options {
     pub event_idx: bool,
     /// Spoil each status byte before its request, to see a device that does not write it. Costs a cache line's way.
     pub poison_status: bool,
+    /// Have the server tell when its configuration changes: it may wait for [`Device::changed`] then.
+    pub config_changes: bool,
     /// How long to try to connect.
     pub patience: Duration,
     /// How long to wait for an answer on the socket.
@@ -55,6 +57,7 @@ impl Options {
             shape: ShapeChoice::Auto,
             event_idx: true,
             poison_status: false,
+            config_changes: false,
             patience: Duration::from_secs(5),
             answer_limit: Duration::from_secs(10),
         }
@@ -136,6 +139,9 @@ impl Device {
     /// When the server is not there, refuses a step, or cannot do what the options ask for.
     pub fn connect(options: &Options) -> Result<Device, DriverError> {
         let mut client = Client::connect(&options.socket, options.patience, options.answer_limit)?;
+        if options.config_changes {
+            client.take_requests();
+        }
         let event = if options.event_idx { virtio::EVENT_IDX } else { 0 };
         let wanted = feature::ALL | virtio::VERSION_1 | virtio::INDIRECT_DESC | event;
         let features = client.negotiate(wanted)?;
@@ -220,7 +226,7 @@ impl Device {
     }
 
     /// Waits at most `timeout` for the server to say that its configuration has changed, reads it again, and answers. Whether it
-    /// was said; never by a server that has no messages for us.
+    /// was said; never by a server that has no messages for us, nor without [`Options::config_changes`].
     ///
     /// # Errors
     /// When the server says something else, refuses, or the configuration makes no sense.
@@ -230,10 +236,10 @@ impl Device {
             Ok(None) => Ok(false),
             Ok(Some(change)) => {
                 let read = device.refresh().map(drop);
-                change.done(read.is_ok()).map_err(DriverError::event)?;
+                change.done(read.is_ok()).map_err(DriverError::requests)?;
                 read.map(|()| true)
             }
-            Err(error) => Err(DriverError::event(error)),
+            Err(error) => Err(DriverError::requests(error)),
         };
         let changed = read(self);
         self.requests = Some(requests);

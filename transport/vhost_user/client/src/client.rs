@@ -108,6 +108,7 @@ pub struct Client {
     watchdog: Watchdog,
     limit: Duration,
     protocol: Protocol,
+    takes_requests: bool,
 }
 
 impl std::fmt::Debug for Client {
@@ -140,7 +141,7 @@ impl Client {
         let watchdog = Watchdog::new(socket.try_clone().map_err(host)?, limit).map_err(host)?;
         let frontend = Frontend::from_stream(socket.try_clone().map_err(host)?, MAX_QUEUES);
         let path = path.to_owned();
-        Ok(Client { path, socket, frontend, watchdog, limit, protocol: Protocol::empty() })
+        Ok(Client { path, socket, frontend, watchdog, limit, protocol: Protocol::empty(), takes_requests: false })
     }
 
     /// One exchange, with its time bounded and its error named.
@@ -159,8 +160,13 @@ impl Client {
         })
     }
 
-    /// Takes ownership and agrees on features: of `wanted`, what the server offers. Returns them. CONFIG, MQ, REPLY_ACK and
-    /// BACKEND_REQ are used when there.
+    /// The back-end may send us messages, which somebody must take: it may wait for answers. Before [`negotiate`](Self::negotiate).
+    pub fn take_requests(&mut self) {
+        self.takes_requests = true;
+    }
+
+    /// Takes ownership and agrees on features: of `wanted`, what the server offers. Returns them. CONFIG, MQ, REPLY_ACK and,
+    /// after [`take_requests`](Self::take_requests), BACKEND_REQ are used when there.
     ///
     /// # Errors
     /// When the server lacks VERSION_1 or protocol features, or an exchange fails.
@@ -175,7 +181,9 @@ impl Client {
             return Err(missing(&self.path, "VHOST_USER_F_PROTOCOL_FEATURES"));
         }
         let protocol = self.step("GET_PROTOCOL_FEATURES", |f| f.get_protocol_features())?;
-        self.protocol = protocol & (Protocol::CONFIG | Protocol::MQ | Protocol::REPLY_ACK | Protocol::BACKEND_REQ);
+        let mut used = Protocol::CONFIG | Protocol::MQ | Protocol::REPLY_ACK;
+        used.set(Protocol::BACKEND_REQ, self.takes_requests);
+        self.protocol = protocol & used;
         let acked = self.protocol;
         self.step("SET_PROTOCOL_FEATURES", |f| f.set_protocol_features(acked))?;
         if acked.contains(Protocol::REPLY_ACK) {
@@ -232,7 +240,8 @@ impl Client {
         self.step("SET_CONFIG", |f| f.set_config(offset, VhostUserConfigFlags::empty(), bytes))
     }
 
-    /// Gives the back-end a socket to send us messages on. `None` when it has none for us (BACKEND_REQ).
+    /// Gives the back-end a socket to send us messages on. `None` when it has none for us (BACKEND_REQ), or they
+    /// are not to be taken.
     ///
     /// # Errors
     /// When the host refuses a socket, or the exchange fails.

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use mqblk_blkif::GrantCounters;
+use mqblk_core::Resize;
 use mqblk_engine::{QueueReport, WorkerReport};
-use mqblk_vhost_user_server::Server;
 
 use super::config::DiskFront;
+use super::luns::ChangeError;
+use super::resize::Changed;
 use super::xen::XenDisk;
 
 /// A guest interface: the key `interface` of `--disk`.
@@ -57,21 +59,25 @@ pub trait Guest: Send + Sync {
     /// What each of its queues has counted, by what the workers said. `None` when they were asked while a queue came or went.
     fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>>;
 
+    /// Gives it another size, and tells its guest.
+    ///
+    /// # Errors
+    /// When it cannot have that size.
+    fn resize(&self, asked: Resize) -> Result<Changed, ChangeError>;
+
     /// What it counted of grants, where there are any.
     fn grants(&self) -> Option<GrantCounters> {
         None
     }
 }
 
-impl Guest for Server {
-    fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
-        Server::report(self, workers)
-    }
-}
-
 impl Guest for XenDisk {
     fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
         XenDisk::report(self, workers)
+    }
+
+    fn resize(&self, asked: Resize) -> Result<Changed, ChangeError> {
+        XenDisk::resize(self, asked)
     }
 
     fn grants(&self) -> Option<GrantCounters> {

@@ -105,7 +105,7 @@ fn a_disk_grows_and_shrinks_under_load() {
         let used = if verifies { BLOCKS } else { 1 };
         let mut load = Load::connect_listening(daemon.path("a.sock"), 2, used, 1);
         assert_eq!(blocks(&mut load), BLOCKS as u64);
-        assert_eq!(load.try_read(BLOCKS as u64), Status::IoErr, "beyond the end");
+        assert_eq!(load.try_read(BLOCKS as u64), Status::IoError, "beyond the end");
         if !verifies {
             // It keeps nothing, so only the sizes can be looked at.
             let asking = {
@@ -128,7 +128,7 @@ fn a_disk_grows_and_shrinks_under_load() {
             // What is new can be written and read.
             load.use_blocks(round as usize * BLOCKS);
             (0..20).for_each(|_| load.round());
-            assert_eq!(load.try_read(round * BLOCKS as u64), Status::IoErr, "beyond the new end");
+            assert_eq!(load.try_read(round * BLOCKS as u64), Status::IoError, "beyond the new end");
         }
         // The same again is nothing new.
         let (told, heard) = resize_under(&mut load, daemon.path("admin"), json!({ "id": "a", "size": 6 * BYTES }));
@@ -143,7 +143,7 @@ fn a_disk_grows_and_shrinks_under_load() {
         let shrink = json!({ "id": "a", "size": BYTES, "shrink": true });
         let (told, heard) = resize_under(&mut load, daemon.path("admin"), shrink);
         assert_eq!((&told["size_bytes"], &told["guest"], heard), (&json!(BYTES), &json!("told"), 1));
-        assert_eq!((blocks(&mut load), load.try_read(BLOCKS as u64)), (BLOCKS as u64, Status::IoErr));
+        assert_eq!((blocks(&mut load), load.try_read(BLOCKS as u64)), (BLOCKS as u64, Status::IoError));
         if storage.starts_with("path") {
             assert_eq!(std::fs::metadata(daemon.path("a.img")).expect("the image").len(), BYTES);
         }
@@ -244,7 +244,7 @@ fn the_daemon_sees_by_itself_that_a_file_has_grown() {
     });
     assert_eq!(watched.device().refresh().expect("GET_CONFIG").capacity.0, 3 * BYTES / 512);
     assert!(!watched.device().changed(Duration::ZERO).expect("no message"));
-    assert_eq!(watched.try_read(3 * BLOCKS as u64 - 1), Status::IoErr);
+    assert_eq!(watched.try_read(3 * BLOCKS as u64 - 1), Status::IoError);
     let (told, heard) = resize_under(&mut watched, daemon.path("admin"), json!({ "id": "on", "shrink": true }));
     assert_eq!((&told["size_bytes"], heard), (&json!(2 * BYTES), 1));
     daemon.stop();

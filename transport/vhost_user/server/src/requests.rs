@@ -82,7 +82,8 @@ impl Requests {
     /// A front-end that sends a header in pieces is looked at too soon: it has no socket then.
     pub(crate) fn look_ahead(&self, stream: impl AsFd) {
         let mut bytes = [0; HEADER + 8];
-        let Ok((found, _)) = recv(&stream, &mut bytes[..], RecvFlags::PEEK) else { return };
+        let peeked = rustix::io::retry_on_intr(|| recv(&stream, &mut bytes[..], RecvFlags::PEEK));
+        let Ok((found, _)) = peeked else { return };
         let Some(request) = word(&bytes[..found], 0) else { return };
         match request {
             SET_PROTOCOL_FEATURES if found == bytes.len() => {

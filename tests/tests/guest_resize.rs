@@ -3,6 +3,7 @@
 //! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -36,7 +37,8 @@ fn is_usable(guest: &mut Guest, disk: &str, mib: u64) -> Result<()> {
 /// By command with a size, by command for what the host did, and by itself.
 fn grows_three_times(guest: &mut Guest, daemon: &mut Daemon, id: &str, disk: &str, image: &Path) -> Result<()> {
     let load = FioLoop::start(guest, &format!("/dev/{disk}"), 8)?;
-    let by_host = |mib: u64| -> Result<()> { Ok(std::fs::File::options().write(true).open(image)?.set_len(mib * MIB)?) };
+    let by_host =
+        |mib: u64| -> Result<()> { Ok(std::fs::File::options().write(true).open(image)?.set_len(mib * MIB)?) };
     let told = daemon.ask(&["resize"], &[id, "40M"])?;
     assert_eq!(told, format!("resized {id} from 32M to 40M; the guest was told\n"));
     seen(guest, disk, 40)?;
@@ -85,26 +87,30 @@ fn a_disk_that_changed_while_the_guest_booted() -> Result<()> {
     }
     let image = Image::sparse(32)?;
     let mut daemon = Daemon::start(&[DaemonDisk::new("early", image.path(), 1)])?;
-    let asked = {
-        // As soon as QEMU has connected, and long before the guest's driver has started the device.
-        let mut booting = std::thread::scope(|scope| -> Result<Guest> {
-            let socket = daemon.socket("early");
-            let boot = scope.spawn(move || Guest::builder().disk(GuestDisk::new("early", &socket, 1)).boot());
-            let mut size = 33;
-            while !boot.is_finished() {
-                daemon.ask(&["resize"], &["early", &format!("{size}M")])?;
-                size += 1;
+    // From before QEMU has connected until long after: also when the guest's driver has not started the device. The guest is booted on
+    // this thread: it ends with the one that has started it.
+    let booted = AtomicBool::new(false);
+    let mut guest = std::thread::scope(|scope| -> Result<Guest> {
+        let resizing = scope.spawn(|| -> Result<()> {
+            for mib in 33..1000 {
+                if booted.load(Ordering::SeqCst) {
+                    break;
+                }
+                daemon.ask(&["resize"], &["early", &format!("{mib}M")])?;
                 std::thread::sleep(Duration::from_millis(200));
             }
-            boot.join().expect("no panic")
-        })?;
-        let mib = std::fs::metadata(image.path())?.len() / MIB;
-        ensure!(mib > 33, "the boot was too quick to resize anything: {mib} MiB");
-        seen(&mut booting, "vda", mib)?;
-        is_usable(&mut booting, "vda", mib)?;
-        booting
-    };
-    asked.power_off()?;
+            Ok(())
+        });
+        let guest = Guest::builder().disk(GuestDisk::new("early", &daemon.socket("early"), 1)).boot();
+        booted.store(true, Ordering::SeqCst);
+        resizing.join().expect("no panic")?;
+        guest
+    })?;
+    let mib = std::fs::metadata(image.path())?.len() / MIB;
+    ensure!(mib > 33, "the boot was too quick to resize anything: {mib} MiB");
+    seen(&mut guest, "vda", mib)?;
+    is_usable(&mut guest, "vda", mib)?;
+    guest.power_off()?;
     daemon.must_run()?;
     daemon.stop().map(drop)
 }
@@ -116,8 +122,7 @@ fn a_lun() -> Result<()> {
     }
     let image = Image::sparse(32)?;
     let mut daemon = Daemon::start_controllers(&[Controller::new("c", 2, vec![Lun::new(0, 0, image.path())])])?;
-    let mut guest =
-        Guest::builder().controller(GuestController::vhost_user("c", &daemon.socket("c"), 2)).boot()?;
+    let mut guest = Guest::builder().controller(GuestController::vhost_user("c", &daemon.socket("c"), 2)).boot()?;
     seen(&mut guest, "sda", 32)?;
     grows_three_times(&mut guest, &mut daemon, "c:0:0", "sda", image.path())?;
     guest.power_off()?;

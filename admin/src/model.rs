@@ -27,6 +27,10 @@ pub struct Lun {
     pub block_bytes: Option<u32>,
     /// Whether it refuses writes.
     pub read_only: Option<bool>,
+    /// Where it is from: `configuration`, or `run-time` when it was added while the daemon ran.
+    pub origin: String,
+    /// Whether a daemon after this one has it too: it is of the configuration, or kept by `--state`.
+    pub survives_restart: bool,
     /// Its settings, with the keys of `--lun`.
     pub settings: serde_json::Map<String, serde_json::Value>,
 }
@@ -45,6 +49,20 @@ pub struct LunList {
 pub struct LunChange {
     /// The LUN as it is now.
     pub lun: Lun,
+}
+
+/// The answer to `resize`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ResizeResult {
+    /// What was asked for: the id of a disk, a LUN or a Xen device.
+    pub id: String,
+    /// The size before, in bytes.
+    pub before_bytes: u64,
+    /// The size now, in bytes.
+    pub size_bytes: u64,
+    /// Whether the guest knows: `told`, `unanswered`, `at-reconnect`, `no-guest`, or `unchanged` where there is nothing to know.
+    pub guest: String,
 }
 
 /// The answer to `stat`.

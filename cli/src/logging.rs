@@ -29,6 +29,8 @@ pub fn start(level: Option<&str>) -> Result<(), SettingError> {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
+        // A terminal that has closed takes no lines: no reason to panic over them.
+        .log_internal_errors(false)
         .init();
     Ok(())
 }

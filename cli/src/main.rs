@@ -4,6 +4,7 @@
 mod failure;
 mod logging;
 mod lun;
+mod resize;
 mod serve;
 mod stat;
 mod table;
@@ -39,6 +40,9 @@ enum Command {
     /// Show what a running daemon does: requests, merges, latencies, CPU
     Stat(stat::Args),
 
+    /// Give a disk or LUN of a running daemon another size; its guest goes on working
+    Resize(resize::Args),
+
     /// Add, remove, resize and list the LUNs of a running daemon
     Lun(lun::Args),
 
@@ -56,6 +60,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => mqblk_bench::run(*args),
         Command::Plot(args) => mqblk_bench::plot::run(args),
         Command::Stat(args) => stat::run(args),
+        Command::Resize(args) => resize::run(args),
         Command::Lun(args) => lun::run(args),
         Command::Xen(args) => xen::run(args),
     }

@@ -78,7 +78,10 @@ fn it_answers_as_the_handbook_says() {
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
     let help = client.call("help", &Value::Null).unwrap();
     let verbs: Vec<_> = help["verbs"].as_array().unwrap().iter().map(|verb| verb["name"].as_str().unwrap()).collect();
-    assert_eq!(verbs, ["stat", "disks", "version", "lun.add", "lun.remove", "lun.resize", "lun.list", "help"]);
+    assert_eq!(
+        verbs,
+        ["stat", "disks", "version", "resize", "lun.add", "lun.remove", "lun.resize", "lun.list", "help"]
+    );
     let handbook = include_str!("../../docs/admin.md");
     for verb in &verbs {
         assert!(handbook.contains(&format!("### `{verb}`")), "{verb} is not in the handbook");

@@ -101,6 +101,15 @@ pub trait Disk<L: Lane>: Send + Sync {
         Ok(())
     }
 
+    /// How large the host's storage is now, which may not be what [`geometry`](Self::geometry) says: that stays until
+    /// [`resize`](Self::resize). Blocks: only for control threads.
+    ///
+    /// # Errors
+    /// When the host does not say.
+    fn found_size(&self) -> Result<ByteLen, DiskError> {
+        Ok(self.geometry().size)
+    }
+
     /// Makes the disk this large, or with `None` looks again how large the host's storage is. Returns the size, which
     /// [`geometry`](Self::geometry) shows from now on and channels go by from their next batch on; engines are told with
     /// `refresh_disk`. What a larger disk has more reads as zeroes, where the storage is ours to grow. Blocks: only for control

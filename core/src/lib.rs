@@ -17,12 +17,14 @@
 pub mod disk;
 pub mod queue;
 pub mod request;
+pub mod resize;
 pub mod settings;
 pub mod units;
 
 pub use disk::{DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits};
 pub use queue::{Armed, Call, Completed, DiskSlot, EventChannel, GuestQueue, Intake, Notify, Pulled, Wake};
 pub use request::{Errno, Finished, Op, Outcome, Request, Tag};
+pub use resize::{Resize, Resized, SizeUsers};
 pub use units::{BlockSize, ByteLen, ByteOffset, Sector512};
 
 /// What a worker thread lends to queues and channels at each call.

@@ -83,6 +83,11 @@ impl Settings {
         self.given.keys().map(String::as_str)
     }
 
+    /// All that is left, by key.
+    pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.given.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+
     /// The error for `key`.
     pub fn error(&self, key: &str, found: impl Into<String>, expected: impl Into<String>) -> SettingError {
         SettingError {

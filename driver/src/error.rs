@@ -151,6 +151,11 @@ impl DriverError {
     pub(crate) fn event(source: io::Error) -> DriverError {
         DriverError::Host { what: "eventfd", source }
     }
+
+    /// The error of the socket that the server asks on.
+    pub(crate) fn requests(source: io::Error) -> DriverError {
+        DriverError::Host { what: "backend request socket", source }
+    }
 }
 
 /// Judges a number of the options.

@@ -101,9 +101,19 @@ fn a_guest_sees_its_disk_grow() {
     assert!(output.status.success(), "{output:?}");
     assert_eq!(std::fs::metadata(&image).unwrap().len(), 3 << 20);
     let output = host.tool("resize", &["--domid", "1", "--vdev", "xvda", "--size", "big"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("size: found \"big\", expected a size in bytes such as 4096"), "{said}");
+    let output = host.tool("resize", &["--domid", "1", "--vdev", "xvda", "--size", "1M"]);
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("the backend says: resize: found \"big\", expected a size such as 10G, or now"), "{said}");
+    assert!(
+        said.contains("size: found 1M, and the disk has 3M, expected at least 3M; a smaller disk needs --shrink"),
+        "{said}"
+    );
+    let shrunk = host.tool("resize", &["--domid", "1", "--vdev", "xvda", "--size", "2M", "--shrink"]);
+    assert!(shrunk.status.success(), "{shrunk:?}");
+    assert_eq!(std::fs::metadata(&image).unwrap().len(), 2 << 20);
     load.round();
     load.finish();
     host.stop();

@@ -328,7 +328,8 @@ fn a_unit_grows_and_shrinks_under_load() {
     let mut places = [event(&mut control), event(&mut control)];
     places.sort_by_key(|(place, _)| place.target);
     assert_eq!(places, [(at(0, 0), CAPACITY), (at(9, 0), CAPACITY)]);
-    let told = load.during(|| daemon.call("lun.resize", json!({ "controller": "c", "target": 9, "size": "32M" })));
+    let told = load
+        .during(|| daemon.call("lun.resize", json!({ "controller": "c", "target": 9, "size": "32M", "shrink": true })));
     assert_eq!((&told["lun"]["id"], &told["lun"]["size_bytes"]), (&json!("c:9:0"), &json!(32 << 20)));
     event(&mut control);
     event(&mut control);

@@ -62,6 +62,10 @@ enum Action {
         /// The size, such as 10G: a file is extended or cut to it [default: the size that the file or block device has now]
         #[arg(long, value_name = "SIZE")]
         size: Option<String>,
+
+        /// The LUN may become smaller; what lies beyond its new end is lost
+        #[arg(long)]
+        shrink: bool,
     },
 
     /// Show the LUNs
@@ -148,8 +152,9 @@ fn act(action: &Action) -> Result<String, CallError> {
             change(daemon, "add", &params, "added")
         }
         Action::Remove { daemon, which } => change(daemon, "remove", &which.params(), "removed"),
-        Action::Resize { daemon, which, size } => {
+        Action::Resize { daemon, which, size, shrink } => {
             let mut params = which.params();
+            params["shrink"] = json!(shrink);
             if let Some(size) = size {
                 params["size"] = json!(size);
             }
@@ -171,9 +176,14 @@ fn change(daemon: &Daemon, action: &'static str, params: &Value, done: &str) -> 
     if daemon.json {
         return Ok(format!("{answer}\n"));
     }
-    let Lun { id, controller, target, lun, size_bytes, .. } = read::<LunChange>(action, answer)?.lun;
+    let Lun { id, controller, target, lun, size_bytes, survives_restart, .. } = read::<LunChange>(action, answer)?.lun;
     let size = size_bytes.map_or(String::new(), |bytes| format!(", {}", ByteLen(bytes)));
-    Ok(format!("{done} {id}: target {target} lun {lun} of controller {controller}{size}\n"))
+    let lost = if action == "add" && !survives_restart {
+        "; it does not survive a restart of the daemon, which has no --state"
+    } else {
+        ""
+    };
+    Ok(format!("{done} {id}: target {target} lun {lun} of controller {controller}{size}{lost}\n"))
 }
 
 fn call(socket: &Path, action: &'static str, params: &Value) -> Result<Value, CallError> {
@@ -200,7 +210,9 @@ fn read<T: DeserializeOwned>(action: &'static str, answer: Value) -> Result<T, C
 }
 
 fn list(luns: &[Lun]) -> String {
-    let head = ["lun", "controller", "target", "lun", "size", "state", "storage", "unit"].map(str::to_owned).to_vec();
+    let head = ["lun", "controller", "target", "lun", "size", "state", "storage", "unit", "origin"]
+        .map(str::to_owned)
+        .to_vec();
     let row = |lun: &Lun| {
         let known = |text: &Option<String>| text.clone().unwrap_or_else(|| UNKNOWN.to_owned());
         vec![
@@ -212,6 +224,7 @@ fn list(luns: &[Lun]) -> String {
             lun.state.clone(),
             known(&lun.storage),
             known(&lun.unit),
+            known(&Some(lun.origin.clone()).filter(|origin| !origin.is_empty())),
         ]
     };
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(luns.iter().map(row)).collect();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use mqblk_blkif::{GrantMode, PoolOwner};
 use mqblk_engine::{Coalesce, FixedBufferUse, PlugOptions, PollPolicy};
 
+use super::state::State;
 use crate::xen::WhichXen;
 
 /// The whole of it. `D` is what an open disk is: the program's own type, or a test's.
@@ -20,6 +21,8 @@ pub struct ServeConfig<D> {
     pub admin: Option<AdminConfig>,
     /// How long a stop waits for storage.
     pub drain_timeout: Duration,
+    /// Where LUNs that come and go while the daemon runs are kept for the next one, if they are.
+    pub state: Option<StateConfig>,
     /// What is done on a Xen host; `None`: nothing.
     pub xen: Option<XenConfig>,
     /// The disks that are no controllers, in the order given.
@@ -54,6 +57,15 @@ pub struct XenConfig {
     pub mapped_pages: Option<u64>,
     /// How devices are served that name no disk of ours.
     pub default: XenFront,
+}
+
+/// The state file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateConfig {
+    /// Where it is, or is to be.
+    pub path: PathBuf,
+    /// What lies in it.
+    pub kept: State,
 }
 
 /// The admin socket.
@@ -152,6 +164,8 @@ pub struct Backing<D> {
     pub cache: CacheMode,
     /// How neighbouring requests are joined on their way to the storage.
     pub plug: PlugOptions,
+    /// Whether the daemon sees by itself that the storage has grown.
+    pub watch_size: bool,
     /// The kind of storage: a name in the registry of storage backends.
     pub storage: String,
     /// The storage's own settings as they came to be, for printing.
@@ -208,6 +222,29 @@ pub struct LunConfig<D> {
     pub place: LunPlace,
     /// What it leads to.
     pub unit: LunUnit<D>,
+    /// Where it is from.
+    pub origin: LunOrigin,
+    /// Guests find it. One that was removed is here for the others that share its unit.
+    pub mapped: bool,
+}
+
+/// Where a LUN is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LunOrigin {
+    /// The configuration.
+    Configuration,
+    /// It was added while the daemon ran, this one or one before.
+    RunTime,
+}
+
+impl LunOrigin {
+    /// The word that the admin socket says.
+    pub const fn word(self) -> &'static str {
+        match self {
+            LunOrigin::Configuration => "configuration",
+            LunOrigin::RunTime => "run-time",
+        }
+    }
 }
 
 /// What a LUN leads to.

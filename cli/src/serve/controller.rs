@@ -281,6 +281,11 @@ impl Controller {
         self.server.begin_stop();
     }
 
+    /// Whether a guest is connected.
+    pub fn is_connected(&self) -> bool {
+        self.server.is_connected()
+    }
+
     /// What each of its queues counted, control and event queue first: see [`Server::report`].
     pub fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
         self.server.report(workers)

@@ -10,11 +10,12 @@ use mqblk_vhost_user_server::{ListenSocket, Server, ServerOptions, SocketError};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
 use super::admin::{self, DiskAbout, Served, Source};
+use super::blk::BlkDisk;
 use super::config::{AdminConfig, Backing, CacheMode, DiskFront, Front, ServeConfig};
-use super::controller::ControllerError;
 use super::interfaces::AnyGuest;
-use super::luns::Luns;
+use super::luns::{Luns, LunsError};
 use super::resolve::Names;
+use super::watch::SizeWatch;
 use super::xen::{XenDisk, XenDiskConfig, XenHost, XenStartError};
 
 /// Why the daemon could not start.
@@ -23,9 +24,12 @@ pub enum StartError {
     /// The worker threads could not be started.
     #[error("workers: {0}")]
     Workers(#[source] io::Error),
-    /// A controller could not be served.
+    /// The thread that watches sizes could not be started.
+    #[error("size watch: {0}")]
+    Watch(#[source] io::Error),
+    /// The controllers could not be served.
     #[error(transparent)]
-    Controller(#[from] ControllerError),
+    Luns(#[from] LunsError),
     /// The admin socket could not be made.
     #[error("serve: admin: {0}")]
     Admin(#[source] SocketError),
@@ -48,6 +52,7 @@ pub struct Daemon {
     source: Arc<Source>,
     xen: Option<XenHost>,
     disks: Vec<(String, Arc<AnyDisk>)>,
+    watch: SizeWatch,
 }
 
 impl Daemon {
@@ -74,23 +79,27 @@ impl Daemon {
         let xen = config.xen.as_ref().map(|xen| XenHost::start(xen, &xen_disks, &engine)).transpose()?;
         for disk in config.disks {
             disks.push((disk.id.clone(), Arc::clone(&disk.backing.disk)));
+            let watched = disk.backing.watch_size.then(|| Arc::clone(&disk.backing.disk));
             let about = DiskAbout::of(&disk);
             let guest: AnyGuest = match (disk.front, &xen) {
                 (DiskFront::VhostUser(front), _) => {
                     Arc::new(serve(disk.id, front, disk.backing, (&engine, config.drain_timeout))?)
                 }
                 (DiskFront::Xen(front), Some(xen)) => {
-                    Arc::new(XenDisk::new(xen.backend(), &disk.id, front.queues.into()))
+                    Arc::new(XenDisk::new(xen, &disk.id, front.queues.into(), disk.backing.disk))
                 }
                 (DiskFront::Xen(_), None) => unreachable!("a configuration with Xen disks has a Xen"),
             };
-            served.push(Served { about, guest });
+            served.push(Served { about, guest, watched });
         }
-        let luns = Arc::new(Luns::start(&config.controllers, names, (&engine, config.drain_timeout))?);
-        let backend = xen.as_ref().map(|xen| Arc::clone(xen.backend()));
-        let source = Arc::new(Source::new(engine, served, backend, luns));
+        let luns = Luns::start(&config.controllers, names, (&engine, config.drain_timeout), config.state)?;
+        let luns = Arc::new(luns);
+        let devices = xen.as_ref().map(XenHost::devices);
+        let source = Arc::new(Source::new(engine, served, devices, luns));
         let admin = config.admin.as_ref().map(|admin| AdminSocket::start(admin, &source)).transpose();
-        let daemon = Daemon { admin: admin.map_err(StartError::Admin)?, source, xen, disks };
+        let admin = admin.map_err(StartError::Admin)?;
+        let watch = SizeWatch::start(&source).map_err(StartError::Watch)?;
+        let daemon = Daemon { admin, source, xen, disks, watch };
         // Last: guests may see the disks at once.
         if let Some(xen) = &daemon.xen {
             xen.attach(&xen_disks)?;
@@ -105,6 +114,7 @@ impl Daemon {
     pub fn stop(self) -> io::Result<()> {
         let mut result = Ok(());
         drop(self.admin);
+        drop(self.watch);
         // No verb is left that could begin another removal.
         self.source.luns().settle();
         // All at once: each takes as long as its storage.
@@ -151,7 +161,7 @@ fn serve(
     front: Front,
     backing: Backing<Arc<AnyDisk>>,
     (engine, drain_timeout): (&Arc<Engine>, Duration),
-) -> Result<Server, StartError> {
+) -> Result<BlkDisk, StartError> {
     let geometry = backing.disk.geometry();
     let device = VirtioBlk::new(
         geometry,
@@ -181,9 +191,11 @@ fn serve(
         coalesce: front.coalesce,
         fixed: front.fixed_buffers,
         drain_timeout,
-        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: backing.disk, plug: backing.plug }],
+        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&backing.disk), plug: backing.plug }],
         engine: Arc::clone(engine),
     };
-    Server::start(Arc::new(device), options)
-        .map_err(|source| StartError::Socket { subject: format!("disk {id:?}"), source })
+    let device = Arc::new(device);
+    let server = Server::start(Arc::clone(&device), options)
+        .map_err(|source| StartError::Socket { subject: format!("disk {id:?}"), source })?;
+    Ok(BlkDisk::new(id, device, backing.disk, server))
 }

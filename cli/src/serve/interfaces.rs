@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use mqblk_blkif::GrantCounters;
+use mqblk_core::Resize;
 use mqblk_engine::{QueueReport, WorkerReport};
-use mqblk_vhost_user_server::Server;
 
 use super::config::DiskFront;
+use super::luns::ChangeError;
+use super::resize::Changed;
 use super::xen::XenDisk;
 
 /// A guest interface: the key `interface` of `--disk`.
@@ -59,6 +61,11 @@ pub trait Guest: Send + Sync {
 
     /// Begins to drain its queues, as a part of stopping.
     fn begin_stop(&self) {}
+    /// Gives it another size, and tells its guest.
+    ///
+    /// # Errors
+    /// When it cannot have that size.
+    fn resize(&self, asked: Resize) -> Result<Changed, ChangeError>;
 
     /// What it counted of grants, where there are any.
     fn grants(&self) -> Option<GrantCounters> {
@@ -66,19 +73,13 @@ pub trait Guest: Send + Sync {
     }
 }
 
-impl Guest for Server {
-    fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
-        Server::report(self, workers)
-    }
-
-    fn begin_stop(&self) {
-        Server::begin_stop(self);
-    }
-}
-
 impl Guest for XenDisk {
     fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
         XenDisk::report(self, workers)
+    }
+
+    fn resize(&self, asked: Resize) -> Result<Changed, ChangeError> {
+        XenDisk::resize(self, asked)
     }
 
     fn grants(&self) -> Option<GrantCounters> {

@@ -1,6 +1,7 @@
 //! `mqblk serve`.
 
 mod admin;
+mod blk;
 mod config;
 mod controller;
 mod cpus;
@@ -11,9 +12,12 @@ mod key_values;
 mod luns;
 mod print;
 mod queue_map;
+mod resize;
 mod resolve;
 mod signals;
+mod state;
 mod storages;
+mod watch;
 mod xen;
 
 use std::io::Write as _;
@@ -51,7 +55,7 @@ pub struct Args {
     #[arg(long = "lun", value_name = "controller=ID,KEY=VALUE,...")]
     luns: Vec<String>,
 
-    /// A TOML file with the same keys: [[disk]], [[controller]] and [[controller.lun]] tables; workers, pin, admin at the top
+    /// A TOML file with the same keys: [[disk]], [[controller]] and [[controller.lun]] tables; workers, pin, admin, state at the top
     ///
     /// Its disks, controllers and LUNs come before those of the command line; --workers, --pin and --admin override its own.
     #[arg(long, value_name = "FILE.toml")]
@@ -76,6 +80,12 @@ pub struct Args {
     /// How long a stop waits for storage, 1 to 3600 seconds; then requests stay for whoever serves the queues next [default: 30]
     #[arg(long, value_name = "SECONDS")]
     drain_timeout: Option<String>,
+
+    /// Keep LUNs that are added and removed while the daemon runs in this file, for the next start [default: they are lost]
+    ///
+    /// Made when it is not there. What does not go together with the configuration is left out, with a warning.
+    #[arg(long, value_name = "FILE")]
+    state: Option<String>,
 
     /// Which Xen: auto (the machine's own, when something needs it), real, or the folder of a simulated one [default: auto]
     #[arg(long, value_name = "auto|real|FOLDER", help_heading = "Xen")]
@@ -192,6 +202,7 @@ fn gather(args: &Args) -> Result<Given, SettingError> {
         ("admin", &args.admin),
         ("admin-mode", &args.admin_mode),
         ("drain-timeout", &args.drain_timeout),
+        ("state", &args.state),
         ("xen", &args.xen),
         ("xen-watch", &args.xen_watch),
         ("xen-state", &args.xen_state),

@@ -7,8 +7,8 @@ use toml::Value;
 use mqblk_xen::vbd;
 
 use super::config::{
-    Backing, ControllerConfig, DiskConfig, DiskFront, Front, LunConfig, LunUnit, ServeConfig, UnitConfig, XenFront,
-    XenPlace,
+    Backing, ControllerConfig, DiskConfig, DiskFront, Front, LunConfig, LunOrigin, LunUnit, ServeConfig, UnitConfig,
+    XenFront, XenPlace,
 };
 use super::interfaces::Interface;
 use super::queue_map;
@@ -26,6 +26,9 @@ pub fn to_toml<D>(config: &ServeConfig<D>) -> String {
         let _ = writeln!(text, "admin = {path}\nadmin-mode = \"{}\"", admin.mode);
     }
     let _ = writeln!(text, "drain-timeout = {}", config.drain_timeout.as_secs());
+    if let Some(state) = &config.state {
+        let _ = writeln!(text, "state = {}", string(&state.path.to_string_lossy()));
+    }
     if let Some(xen) = &config.xen {
         let _ = writeln!(text, "xen = {}", string(&xen.which.to_string()));
         if xen.watch {
@@ -42,7 +45,8 @@ pub fn to_toml<D>(config: &ServeConfig<D>) -> String {
     }
     for controller in &config.controllers {
         table(&mut text, "controller", controller_pairs(controller));
-        for lun in &controller.luns {
+        // What was added while a daemon ran is the state file's.
+        for lun in controller.luns.iter().filter(|lun| lun.mapped && lun.origin == LunOrigin::Configuration) {
             table(&mut text, "controller.lun", lun_pairs(lun));
         }
     }
@@ -160,6 +164,7 @@ fn backing_pairs<D>(backing: &Backing<D>) -> Vec<Pair> {
         ("merge-segments", Value::Integer(backing.plug.merge_segments.into())),
         ("plug-us", Value::Integer(backing.plug.hold.as_micros() as i64)),
         ("depth", Value::Integer(backing.plug.depth.into())),
+        ("watch-size", string(if backing.watch_size { "on" } else { "off" })),
         ("cache", string(backing.cache.word())),
         ("serial", string(&backing.serial)),
     ]

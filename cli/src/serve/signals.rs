@@ -12,8 +12,9 @@ use signal_hook::iterator::Signals;
 pub struct StopSignals(Signals);
 
 impl StopSignals {
-    /// Takes over SIGTERM, SIGINT and SIGHUP. The first of them is for [`StopSignals::wait`]; a second ends the process at
-    /// once, with the shell's exit code for that signal.
+    /// Takes over SIGTERM, SIGINT and SIGHUP. The first SIGTERM or SIGINT is for [`StopSignals::wait`]; a second ends the process at
+    /// once, with the shell's exit code for that signal. SIGHUP, which a closing terminal sends and people send to have a configuration
+    /// read again, ends nothing: guests would lose their disks.
     ///
     /// # Errors
     /// When the host refuses.
@@ -21,7 +22,7 @@ impl StopSignals {
         // A write past RLIMIT_FSIZE must fail that request (EFBIG), not end the daemon, which is the signal's default.
         flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
         let seen = Arc::new(AtomicBool::new(false));
-        for signal in [SIGTERM, SIGINT, SIGHUP] {
+        for signal in [SIGTERM, SIGINT] {
             // In this order: the first signal finds the flag down, then raises it.
             flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&seen))?;
             flag::register(signal, Arc::clone(&seen))?;
@@ -29,12 +30,18 @@ impl StopSignals {
         Ok(StopSignals(Signals::new([SIGTERM, SIGINT, SIGHUP])?))
     }
 
-    /// Waits for the first signal and returns its name.
+    /// Waits for the first signal that stops the daemon, and returns its name.
     pub fn wait(&mut self) -> &'static str {
-        match self.0.forever().next() {
-            Some(SIGTERM) => "SIGTERM",
-            Some(SIGHUP) => "SIGHUP",
-            _ => "SIGINT",
+        for signal in self.0.forever() {
+            match signal {
+                SIGTERM => return "SIGTERM",
+                SIGHUP => tracing::info!(
+                    "SIGHUP: nothing is read again and all disks are served on; LUNs and sizes are changed by mqblk lun and mqblk \
+                     resize, other settings need a restart"
+                ),
+                _ => break,
+            }
         }
+        "SIGINT"
     }
 }

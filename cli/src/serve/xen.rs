@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mqblk_blkif::{GrantBudget, GrantCounters};
 use mqblk_core::settings::Settings;
+use mqblk_core::{ByteLen, Resize, Resized, SizeUsers};
 use mqblk_engine::{AnyDisk, Engine, PlugOptions, QueueReport, WorkerReport};
 use mqblk_memory::DomainId;
 use mqblk_xen::{Xen, XenError};
@@ -14,6 +15,8 @@ use mqblk_xen_server::{
 };
 
 use super::config::{CacheMode, DiskConfig, DiskFront, XenConfig, XenFront, XenPlace};
+use super::luns::ChangeError;
+use super::resize::{self, Changed, Told};
 
 /// Mappings that Xen tracks for a domain unless it was told otherwise: `gnttab_max_maptrack_frames` of 1024, each with 256 entries.
 const MAPTRACK: u64 = 1024 * 256;
@@ -157,28 +160,96 @@ impl XenHost {
         }
     }
 
+    /// Its devices, to be asked and changed.
+    pub fn devices(&self) -> XenDevices {
+        XenDevices { xen: Arc::clone(&self.xen), backend: Arc::clone(&self.backend) }
+    }
+
     /// The back-end.
     pub fn backend(&self) -> &Arc<Backend> {
         &self.backend
     }
 }
 
+/// How long a device may take to do what a key asks for. Admin clients wait longer.
+const RESIZE_WITHIN: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// The devices that are served, whoever made them.
+pub struct XenDevices {
+    xen: Arc<dyn Xen>,
+    backend: Arc<Backend>,
+}
+
+impl XenDevices {
+    /// Those whose disks are open.
+    pub fn list(&self) -> Vec<Arc<Figures>> {
+        self.backend.devices()
+    }
+
+    /// Gives a device's disk another size, as a toolstack does: by its key, on its own thread.
+    ///
+    /// # Errors
+    /// When it cannot have that size, or does not answer.
+    pub fn resize(&self, device: &Figures, asked: Resize) -> Result<Changed, ChangeError> {
+        let subject = format!("disk {:?}", device.id);
+        let failed = |error: ToolError| ChangeError::Failed(format!("{subject}: {error}"));
+        let Some(disk) = device.disk() else {
+            return Err(ChangeError::Failed(format!("{subject}: its storage is being closed")));
+        };
+        let before = disk.geometry().size;
+        // Judged here too: whoever asked is told in the words of what was asked.
+        asked.judge(disk.as_ref()).map_err(|error| resize::refused(&subject, asked, error))?;
+        let mut store = self.xen.store().map_err(ToolError::from).map_err(failed)?;
+        toolstack::resize(&mut store, self.xen.domain(), &device.name, asked, RESIZE_WITHIN).map_err(failed)?;
+        let resized = Resized { before, size: disk.geometry().size };
+        let guest = match (resized.is_change(), device.rings()) {
+            (false, _) => Told::Unchanged,
+            (true, 0) => Told::NoGuest,
+            (true, _) => Told::Told,
+        };
+        Ok(Changed { resized, guest })
+    }
+}
+
+/// Nobody goes by the size of a disk that is attached to nobody.
+struct Nobody;
+
+impl SizeUsers for Nobody {
+    fn set_size(&mut self, _: ByteLen) {}
+
+    fn refresh(&mut self) {}
+}
+
 /// A disk of the configuration as it is served.
 pub struct XenDisk {
-    backend: Arc<Backend>,
+    devices: XenDevices,
     id: String,
     queues: usize,
+    disk: Arc<AnyDisk>,
 }
 
 impl XenDisk {
     /// The disk of this id, which offers so many rings.
-    pub fn new(backend: &Arc<Backend>, id: &str, queues: usize) -> XenDisk {
-        XenDisk { backend: Arc::clone(backend), id: id.to_owned(), queues }
+    pub fn new(host: &XenHost, id: &str, queues: usize, disk: Arc<AnyDisk>) -> XenDisk {
+        XenDisk { devices: host.devices(), id: id.to_owned(), queues, disk }
+    }
+
+    /// Gives it another size, also while it is attached to nobody.
+    ///
+    /// # Errors
+    /// As [`XenDevices::resize`].
+    pub fn resize(&self, asked: Resize) -> Result<Changed, ChangeError> {
+        if let Some(device) = self.device().filter(|device| device.disk().is_some()) {
+            return self.devices.resize(&device, asked);
+        }
+        let done = asked.carry_out(self.disk.as_ref(), &mut Nobody);
+        let resized = done.map_err(|error| resize::refused(&format!("disk {:?}", self.id), asked, error))?;
+        Ok(Changed { resized, guest: if resized.is_change() { Told::NoGuest } else { Told::Unchanged } })
     }
 
     /// The device that has it. One that had it before may still be about to be removed.
     fn device(&self) -> Option<Arc<Figures>> {
-        let devices = self.backend.devices().into_iter().filter(|device| device.id == self.id);
+        let devices = self.devices.list().into_iter().filter(|device| device.id == self.id);
         devices.max_by_key(|device| device.rings() > 0)
     }
 

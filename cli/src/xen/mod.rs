@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Subcommand;
-use mqblk_core::settings::{SettingError, Settings};
-use mqblk_core::{ByteLen, Sector512};
+use mqblk_core::settings::{SettingError, Settings, parse_size};
+use mqblk_core::{ByteLen, Resize, Sector512};
 use mqblk_xen::XenError;
 use mqblk_xen::store::{Store, StoreError};
 use mqblk_xen::vbd::{self, State};
@@ -77,6 +77,10 @@ enum Action {
         /// The size, such as 10G: a file is extended or cut to it [default: the size that the file or block device has now]
         #[arg(long, value_name = "SIZE")]
         size: Option<String>,
+
+        /// The disk may become smaller; what lies beyond its new end is lost
+        #[arg(long)]
+        shrink: bool,
 
         #[command(flatten)]
         wait: Wait,
@@ -175,11 +179,18 @@ fn act(action: &Action) -> Result<String, CallError> {
                 list(&found)
             })
         }
-        Action::Resize { place, size, wait } => {
+        Action::Resize { place, size, shrink, wait } => {
             let name = place.name("resize")?;
+            let size = match size {
+                None => None,
+                Some(text) => Some(parse_size(text).ok_or_else(|| {
+                    let expected = "a size in bytes such as 4096, 512K, 64M, 10G or 1T";
+                    Settings::new("xen resize").error("size", format!("{text:?}"), expected)
+                })?),
+            };
+            let asked = Resize { size, shrink: *shrink };
             let (mut store, own) = connect(&place.host)?;
-            let size = size.as_deref().unwrap_or("now");
-            let sectors = toolstack::resize(&mut store, own, &name, size, wait.patience())
+            let sectors = toolstack::resize(&mut store, own, &name, asked, wait.patience())
                 .map_err(|error| CallError::Tool("resize", error))?;
             Ok(told(&place.host, &name, "resized", &format!(", {}", bytes(sectors))))
         }

@@ -12,6 +12,9 @@ use mqblk_admin::{Client, StatQuery};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+/// What is said of a LUN that is added to a daemon without a state file.
+const LOST: &str = "; it does not survive a restart of the daemon, which has no --state";
+
 /// A daemon with a controller `c` of two queues and two LUNs, and a controller `d` without any.
 fn start() -> Daemon {
     start_in(tempfile::tempdir().unwrap(), &[])
@@ -22,7 +25,8 @@ fn start_in(folder: tempfile::TempDir, more: &[&str]) -> Daemon {
     image(folder.path(), "first.img", 8);
     let args = [
         format!("id=c,socket={at}/c.sock,queues=2"),
-        format!("controller=c,path={at}/first.img"),
+        // What the host does to it is seen when it is asked for.
+        format!("controller=c,path={at}/first.img,watch-size=off"),
         "controller=c,storage=ram,size=4M,id=mem,target=7,lun=3,serial=S1".to_owned(),
         format!("id=d,socket={at}/d.sock,queues=1"),
     ];
@@ -64,10 +68,10 @@ fn luns_come_and_go() {
         stdout
     };
     let add = format!("controller=c,path={image},merge=off");
-    assert_eq!(done(&["add", &add]), "added c:1:0: target 1 lun 0 of controller c, 16M\n");
+    assert_eq!(done(&["add", &add]), format!("added c:1:0: target 1 lun 0 of controller c, 16M{LOST}\n"));
     assert_eq!(
         done(&["add", "controller=d,unit=c:1:0,target=9"]),
-        "added d:9:0: target 9 lun 0 of controller d, 16M\n"
+        format!("added d:9:0: target 9 lun 0 of controller d, 16M{LOST}\n")
     );
     let table = done(&["list"]);
     let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
@@ -103,7 +107,7 @@ fn luns_come_and_go() {
     let removed = done(&["remove", "--controller", "d", "--target", "9", "--json"]);
     let removed: LunChange = serde_json::from_str(&removed).unwrap();
     assert_eq!((removed.lun.id.as_str(), removed.lun.state.as_str()), ("d:9:0", "removed"));
-    assert_eq!(done(&["add", &add]), "added c:1:0: target 1 lun 0 of controller c, 16M\n");
+    assert_eq!(done(&["add", &add]), format!("added c:1:0: target 1 lun 0 of controller c, 16M{LOST}\n"));
     assert_eq!(ids(&mut client(&daemon)), ["c:0:0", "c:1:0", "mem"]);
 
     daemon.signal(Signal::TERM);
@@ -129,7 +133,11 @@ fn what_is_told_of_a_lun_can_be_given_again() {
         assert_eq!(gone["lun"]["state"], "removed");
         client.call("lun.add", &json!({ "controller": lun.controller, "settings": lun.settings })).unwrap();
     }
-    assert_eq!(luns(&mut client), before);
+    let configured = |lun: Lun| {
+        assert_eq!((lun.origin.as_str(), lun.survives_restart), ("run-time", false));
+        Lun { origin: "configuration".to_owned(), survives_restart: true, ..lun }
+    };
+    assert_eq!(luns(&mut client).into_iter().map(configured).collect::<Vec<_>>(), before);
 }
 
 #[test]
@@ -248,18 +256,22 @@ fn luns_change_their_size() {
         "resized d:0:0: target 0 lun 0 of controller d, 20M\n"
     );
     assert_eq!(sizes(&mut client), [20, 4, 20]);
-    let told = client.call("lun.resize", &json!({ "id": "mem", "size": 1 << 20 })).unwrap();
+    let told = client.call("lun.resize", &json!({ "id": "mem", "size": 1 << 20, "shrink": true })).unwrap();
     assert_eq!((&told["lun"]["size_bytes"], &told["lun"]["settings"]["size"]), (&json!(1 << 20), &json!("1M")));
     assert_eq!(sizes(&mut client), [20, 1, 20]);
 
+    let smaller = "; a smaller disk needs --shrink, and what lies beyond its end is lost\n";
+    let (code, _, stderr) = resize(&["c:0:0", "--size", "8M"]);
+    let want = format!("mqblk: lun resize: size: found 8M, and the disk has 20M, expected at least 20M{smaller}");
+    assert_eq!((code, stderr, std::fs::metadata(&image).unwrap().len()), (Some(2), want, 20 << 20));
     for (words, code, want) in [
         (
-            &["mem", "--size", "1000"][..],
+            &["mem", "--shrink", "--size", "1000"][..],
             2,
             "mqblk: lun resize: size: found 1000 bytes, expected a multiple of block-size 512 above 0\n",
         ),
         (
-            &["mem", "--size", "0"][..],
+            &["mem", "--shrink", "--size", "0"][..],
             2,
             "mqblk: lun resize: size: found 0 bytes, expected a multiple of block-size 512 above 0\n",
         ),
@@ -270,12 +282,18 @@ fn luns_change_their_size() {
     }
     std::fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(1000).unwrap();
     let (code, _, stderr) = resize(&["c:0:0"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        stderr.contains("found 1000 in the storage, and the guest's disk has 20M, expected at least 20M"),
+        "{stderr}"
+    );
+    let (code, _, stderr) = resize(&["c:0:0", "--shrink"]);
     let want = format!(
         "mqblk: lun resize: lun \"c:0:0\": size: found 1000 bytes in {}, expected a multiple of block-size 512 above 0\n",
         image.display()
     );
     assert_eq!((code, stderr), (Some(1), want));
     assert_eq!(sizes(&mut client), [20, 1, 20], "as it was");
-    assert_eq!(resize(&["c:0:0", "--size", "8M"]).0, Some(0));
+    assert_eq!(resize(&["c:0:0", "--size", "8M", "--shrink"]).0, Some(0));
     assert_eq!(sizes(&mut client), [8, 1, 8]);
 }

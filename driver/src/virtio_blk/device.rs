@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mqblk_core::{BlockSize, ByteLen, Sector512};
 use mqblk_vhost_user_client::features as virtio;
-use mqblk_vhost_user_client::{Client, EventFd, Lifeline};
+use mqblk_vhost_user_client::{BackendRequests, Client, EventFd, Lifeline};
 
 use super::layout::QueueLayout;
 use super::queue::{Queue, QueueSet};
@@ -38,6 +38,8 @@ pub struct Options {
     pub poison_status: bool,
     /// Have the server keep which requests are in flight, if it can, where a server after it goes on.
     pub inflight: bool,
+    /// Have the server tell when its configuration changes: it may wait for [`Device::changed`] then.
+    pub config_changes: bool,
     /// How long to try to connect.
     pub patience: Duration,
     /// How long to wait for an answer on the socket.
@@ -58,6 +60,7 @@ impl Options {
             event_idx: true,
             poison_status: false,
             inflight: true,
+            config_changes: false,
             patience: Duration::from_secs(5),
             answer_limit: Duration::from_secs(10),
         }
@@ -124,6 +127,8 @@ impl Info {
 #[derive(Debug)]
 pub struct Device {
     client: Client,
+    /// Where the server says that its configuration has changed.
+    requests: Option<BackendRequests>,
     info: Info,
     queues: u16,
     sets: Vec<QueueSet>,
@@ -140,10 +145,14 @@ impl Device {
     /// When the server is not there, refuses a step, or cannot do what the options ask for.
     pub fn connect(options: &Options) -> Result<Device, DriverError> {
         let mut client = Client::connect(&options.socket, options.patience, options.answer_limit)?;
+        if options.config_changes {
+            client.take_requests();
+        }
         let event = if options.event_idx { virtio::EVENT_IDX } else { 0 };
         let wanted = feature::ALL | virtio::VERSION_1 | virtio::INDIRECT_DESC | event;
         let features = client.negotiate(wanted)?;
         let server_queues = client.queue_count()?;
+        let requests = client.open_requests()?;
         let mut config = Config([0; CONFIG_BYTES]);
         client.read_config(0, &mut config.0)?;
         let info = Info::new(&config, features, server_queues)?;
@@ -159,7 +168,7 @@ impl Device {
             shared.track(&mut client, options.queues, options.queue_size)?;
         }
         let (queues, options) = (options.queues, options.clone());
-        let mut device = Device { client, info, queues, sets: vec![], shared, options, writeback: None };
+        let mut device = Device { client, requests, info, queues, sets: vec![], shared, options, writeback: None };
         let options = &device.options.clone();
         device.start(options, &layouts)?;
         tracing::debug!(?info, queues = options.queues, "device started");
@@ -215,7 +224,11 @@ impl Device {
     /// When the server is not there within `patience`, refuses a step, or is not as the one before was.
     pub fn reconnect(&mut self, patience: Duration) -> Result<(), DriverError> {
         let mut client = Client::connect(&self.options.socket, patience, self.options.answer_limit)?;
+        if self.options.config_changes {
+            client.take_requests();
+        }
         client.negotiate_again(self.info.features)?;
+        self.requests = client.open_requests()?;
         if let Some(on) = self.writeback {
             client.write_config(CONFIG_WRITEBACK, &[u8::from(on)])?;
         }
@@ -243,6 +256,27 @@ impl Device {
         self.client.read_config(0, &mut config.0)?;
         self.info = Info::new(&config, self.info.features, self.info.queues)?;
         Ok(&self.info)
+    }
+
+    /// Waits at most `timeout` for the server to say that its configuration has changed, reads it again, and answers. Whether it
+    /// was said; never by a server that has no messages for us, nor without [`Options::config_changes`].
+    ///
+    /// # Errors
+    /// When the server says something else, refuses, or the configuration makes no sense.
+    pub fn changed(&mut self, timeout: Duration) -> Result<bool, DriverError> {
+        let Some(requests) = self.requests.take() else { return Ok(false) };
+        let read = |device: &mut Device| match requests.config_change(timeout) {
+            Ok(None) => Ok(false),
+            Ok(Some(change)) => {
+                let read = device.refresh().map(drop);
+                change.done(read.is_ok()).map_err(DriverError::requests)?;
+                read.map(|()| true)
+            }
+            Err(error) => Err(DriverError::requests(error)),
+        };
+        let changed = read(self);
+        self.requests = Some(requests);
+        changed
     }
 
     /// Stops all queues: the server touches the shared memory no more.

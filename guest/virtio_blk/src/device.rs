@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use mqblk_core::{Geometry, Limits};
+use mqblk_core::{BlockSize, ByteLen, Geometry, Limits};
 use mqblk_virtio::features::RING_FEATURES;
 use mqblk_virtio::{GuestLane, QueueParts, VirtioDevice};
 
@@ -33,7 +33,10 @@ pub struct BlkOptions {
 /// A virtio-blk device over one disk.
 #[derive(Debug)]
 pub struct VirtioBlk {
+    /// But for its size.
     geometry: Geometry,
+    /// In bytes. Written by control threads.
+    size: AtomicU64,
     limits: Limits,
     options: BlkOptions,
     /// The mode in force, read once a batch by the queues. Written when a driver changes it.
@@ -45,14 +48,21 @@ impl VirtioBlk {
     /// A device for a disk of this geometry.
     pub fn new(geometry: Geometry, limits: Limits, options: BlkOptions) -> VirtioBlk {
         let writeback = AtomicBool::new(options.writeback);
-        VirtioBlk { geometry, limits, options, writeback, negotiated: AtomicU64::new(0) }
+        let size = AtomicU64::new(geometry.size.0);
+        VirtioBlk { geometry, size, limits, options, writeback, negotiated: AtomicU64::new(0) }
+    }
+
+    /// The disk has another size: the configuration tells of it, and what is asked for from now on is judged by it. Whoever drives
+    /// the device reads that when it is told to.
+    pub fn set_size(&self, size: ByteLen) {
+        self.size.store(size.0, Ordering::Relaxed);
     }
 
     fn config(&self) -> ConfigSpace {
         // Two descriptors are taken by header and status; 126 is what a ring of 128, QEMU's default, holds.
         let seg_max = u32::from(self.options.queue_size.clamp(3, 128) - 2).min(self.limits.max_segments);
         ConfigSpace {
-            geometry: self.geometry,
+            geometry: Geometry { size: self.size(), ..self.geometry },
             limits: self.limits,
             queues: self.options.queues,
             seg_max,
@@ -60,8 +70,20 @@ impl VirtioBlk {
         }
     }
 
-    pub(crate) fn geometry(&self) -> &Geometry {
-        &self.geometry
+    /// Its size as of now.
+    #[inline]
+    pub(crate) fn size(&self) -> ByteLen {
+        ByteLen(self.size.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    pub(crate) fn block(&self) -> BlockSize {
+        self.geometry.logical_block
+    }
+
+    #[inline]
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.geometry.read_only
     }
 
     /// Whether a write must be durable before it is answered.

@@ -226,13 +226,13 @@ impl Element {
 
     #[inline]
     fn transfer(&self, device: &VirtioBlk, op: Op, sector: Sector512, len: u64, wrong_way: u64) -> Asked {
-        let block = device.geometry().logical_block;
+        let block = device.block();
         let len = ByteLen(len);
         match sector.to_offset() {
             _ if wrong_way != 0 || !len.is_aligned(block) => Asked::Answer(Status::IOERR),
-            _ if op.modifies() && device.geometry().read_only => Asked::Answer(Status::IOERR),
+            _ if op.modifies() && device.is_read_only() => Asked::Answer(Status::IOERR),
             Some(start) if start.is_aligned(block) && len == ByteLen::ZERO => {
-                let inside = mqblk_core::units::in_range(start, len, device.geometry().size);
+                let inside = mqblk_core::units::in_range(start, len, device.size());
                 Asked::Answer(if inside { Status::OK } else { Status::IOERR })
             }
             Some(start) if start.is_aligned(block) => Asked::Disk { op, start, len },
@@ -252,7 +252,7 @@ impl Element {
         ranges.clear();
         let count = self.data_out / RANGE_BYTES as u64;
         let whole = self.data_out.is_multiple_of(RANGE_BYTES as u64);
-        if !whole || count == 0 || count > u64::from(MAX_RANGES) || self.data_in != 0 || device.geometry().read_only {
+        if !whole || count == 0 || count > u64::from(MAX_RANGES) || self.data_in != 0 || device.is_read_only() {
             return Asked::Answer(Status::IOERR);
         }
         let mut found: Option<Op> = None;
@@ -274,10 +274,10 @@ impl Element {
             });
             let start = Sector512(u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7])).to_offset();
             let len = Sector512(u32::from_le_bytes([n0, n1, n2, n3]).into()).to_len();
-            let block = device.geometry().logical_block;
+            let block = device.block();
             match (start, len) {
                 (Some(start), Some(len)) if len <= max_len && start.is_aligned(block) && len.is_aligned(block) => {
-                    if !mqblk_core::units::in_range(start, len, device.geometry().size) {
+                    if !mqblk_core::units::in_range(start, len, device.size()) {
                         return Asked::Answer(Status::IOERR);
                     }
                     if len > ByteLen::ZERO {

@@ -67,6 +67,10 @@ impl Disk<Lane> for FaultDisk {
         self.inner.sync()
     }
 
+    fn found_size(&self) -> Result<ByteLen, DiskError> {
+        self.inner.found_size()
+    }
+
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
         self.inner.resize(size)
     }

@@ -133,11 +133,23 @@ impl Disk<Lane> for FileDisk {
         Ok(rustix::fs::fdatasync(&self.open.fd)?)
     }
 
+    fn found_size(&self) -> Result<ByteLen, DiskError> {
+        let what = || format!("asking for the size of {}", self.open.path.display());
+        let found = host::size(&self.open.fd, self.open.kind);
+        found.map_err(|source| DiskError::Os { what: what(), source: source.into() })
+    }
+
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
         let OpenFile { path, fd, kind, geometry, .. } = self.open.as_ref();
         let os = |what: &str| {
             let what = format!("{what} {}", path.display());
             move |source: rustix::io::Errno| DiskError::Os { what, source: source.into() }
+        };
+        let before = self.open.size.get();
+        // What a device has now may be asked for by its number.
+        let size = match size {
+            Some(size) if *kind == Kind::BlockDevice && !geometry.read_only && self.found_size()? == size => None,
+            size => size,
         };
         if let Some(size) = size {
             admission::can_be(geometry, size)?;
@@ -146,9 +158,14 @@ impl Disk<Lane> for FileDisk {
                     "no size: the host gives a block device its size; without one it is looked at again".to_owned();
                 return Err(DiskError::Size { found: format!("{} bytes", size.0), expected });
             }
-            rustix::fs::ftruncate(fd, size.0).map_err(os("resizing"))?;
+            // Channels refuse what lies beyond a new end before it is cut off.
+            self.open.size.set(before.min(size));
+            if let Err(error) = rustix::fs::ftruncate(fd, size.0) {
+                self.open.size.set(before);
+                return Err(os("resizing")(error));
+            }
         }
-        let found = host::size(fd, *kind).map_err(os("asking for the size of"))?;
+        let found = self.found_size()?;
         if found == ByteLen::ZERO || !found.is_aligned(geometry.logical_block) {
             let expected = format!("a multiple of block-size {} above 0", geometry.logical_block.bytes());
             return Err(DiskError::Size { found: format!("{} bytes in {}", found.0, path.display()), expected });

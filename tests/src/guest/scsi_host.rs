@@ -99,6 +99,7 @@ impl ScsiHost {
             return guest.resize_qemu_lun(lun, bytes.context("QEMU does not look for itself")?);
         };
         let mut which = place(controller, lun);
+        which.push("--shrink".to_owned());
         if let Some(bytes) = bytes {
             which.extend(["--size".to_owned(), bytes.to_string()]);
         }

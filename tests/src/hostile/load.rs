@@ -42,7 +42,7 @@ pub fn fault(bytes: &[u8], number: u64, generation: u32) -> Option<String> {
 /// A device driven by one thread over all its queues, and what it has written so far.
 #[derive(Debug)]
 pub struct Load {
-    _device: Device,
+    device: Device,
     set: QueueSet,
     /// The generation last written of each block; 0: never.
     generations: Vec<u32>,
@@ -65,18 +65,54 @@ impl Load {
     /// # Panics
     /// When the daemon does not play along.
     pub fn connect(socket: PathBuf, queues: u16, blocks: usize, seed: u64) -> Load {
+        Load::connect_as(socket, queues, blocks, seed, false)
+    }
+
+    /// As [`connect`](Self::connect), and is to be told when the configuration changes: [`device`](Self::device) hears of it.
+    ///
+    /// # Panics
+    /// The same.
+    pub fn connect_listening(socket: PathBuf, queues: u16, blocks: usize, seed: u64) -> Load {
+        Load::connect_as(socket, queues, blocks, seed, true)
+    }
+
+    fn connect_as(socket: PathBuf, queues: u16, blocks: usize, seed: u64, config_changes: bool) -> Load {
         let mut options = Options::new(socket);
         options.queues = queues;
         options.queue_size = 64;
         options.depth = DEPTH as u16;
         options.data_per_queue = ByteLen((DEPTH * BLOCK) as u64);
         options.poison_status = true;
+        options.config_changes = config_changes;
         options.patience = PATIENCE;
         options.answer_limit = PATIENCE;
         let mut device = Device::connect(&options).expect("the disk");
         let set = device.take_queues().pop().expect("one set of queues");
         let random = SmallRng::seed_from_u64(seed);
-        Load { _device: device, set, generations: vec![0; blocks], random, verified: 0 }
+        Load { device, set, generations: vec![0; blocks], random, verified: 0 }
+    }
+
+    /// The device.
+    pub fn device(&mut self) -> &mut Device {
+        &mut self.device
+    }
+
+    /// Uses its first `blocks` blocks from now on.
+    pub fn use_blocks(&mut self, blocks: usize) {
+        self.generations.resize(blocks, 0);
+    }
+
+    /// Reads one block, and returns the device's answer.
+    ///
+    /// # Panics
+    /// When none comes.
+    pub fn try_read(&mut self, number: u64) -> Status {
+        let piece = self.piece(0);
+        let queue = &mut self.set.queues()[0];
+        let start = Sector512(number * BLOCK as u64 / mqblk_core::units::SECTOR_BYTES);
+        queue.read(0, start, piece).expect("room");
+        queue.publish().expect("the kick");
+        wait_for("an answer", || self.reap().pop()).status
     }
 
     /// Somebody else has written all blocks in this generation.

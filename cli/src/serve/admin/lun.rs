@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use mqblk_admin::model::{Lun, LunChange, LunList};
 use mqblk_admin::{Kind, Param, Params, Verb, VerbError, found};
-use mqblk_core::ByteLen;
-use mqblk_core::settings::{SettingError, Settings, parse_size};
+use mqblk_core::settings::{SettingError, Settings};
 use serde_json::{Map, Value};
 
 use super::Source;
@@ -33,13 +32,7 @@ const ADD: &[Param] = &[
     LUN,
 ];
 const REMOVE: &[Param] = &[ID, CONTROLLER, TARGET, LUN];
-const RESIZE: &[Param] = &[
-    ID,
-    CONTROLLER,
-    TARGET,
-    LUN,
-    Param { name: "size", kind: Kind::Size, about: "The size in bytes, or such as \"10G\" [what its storage has now]" },
-];
+const RESIZE: &[Param] = &[ID, CONTROLLER, TARGET, LUN, super::resize::SIZE, super::resize::SHRINK];
 const LIST: &[Param] =
     &[Param { name: "controller", kind: Kind::Text, about: "Only those of the controller of this id [all]" }];
 
@@ -104,16 +97,8 @@ fn remove(source: &Source, params: &Params) -> Result<Value, VerbError> {
 }
 
 fn resize(source: &Source, params: &Params) -> Result<Value, VerbError> {
-    let size = match params.value("size") {
-        Some(Value::String(text)) => {
-            let expected = "a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P";
-            let size = parse_size(text).filter(|size| size.0 <= i64::MAX as u64);
-            Some(size.ok_or_else(|| VerbError::params("params.size", format!("{text:?}"), expected))?)
-        }
-        Some(value) => value.as_u64().map(ByteLen),
-        None => None,
-    };
-    let (lun, _) = source.luns().resize(&which(params)?, size).map_err(|error| refused(error, params))?;
+    let asked = super::resize::asked(params)?;
+    let (lun, _) = source.luns().resize(&which(params)?, asked).map_err(|error| refused(error, params))?;
     answer(LunChange { lun: told(source.luns(), &lun) })
 }
 
@@ -181,7 +166,7 @@ fn from_object(given: &Map<String, Value>) -> Result<Settings, SettingError> {
     Ok(settings)
 }
 
-fn refused(error: ChangeError, params: &Params) -> VerbError {
+pub fn refused(error: ChangeError, params: &Params) -> VerbError {
     match error {
         ChangeError::Setting(error) => in_params(error, params),
         ChangeError::Failed(why) => VerbError::Failed(why),
@@ -213,6 +198,8 @@ fn told(luns: &Luns, lun: &luns::Lun) -> Lun {
         size_bytes: geometry.map(|geometry| geometry.size.0),
         block_bytes: geometry.map(|geometry| geometry.logical_block.bytes()),
         read_only: geometry.map(|geometry| geometry.read_only),
+        origin: lun.origin.word().to_owned(),
+        survives_restart: luns.survives_restart(lun),
         settings: settings(lun).unwrap_or_default(),
     }
 }
@@ -227,6 +214,6 @@ fn settings(lun: &luns::Lun) -> Option<Map<String, Value>> {
     } else {
         LunUnit::Shared(unit.name().to_owned())
     };
-    let config = LunConfig { id: lun.id.clone(), place: lun.place, unit };
+    let config = LunConfig { id: lun.id.clone(), place: lun.place, unit, origin: lun.origin, mapped: true };
     Some(super::settings(print::lun_pairs(&config)))
 }

@@ -2,6 +2,7 @@
 
 mod disks;
 mod lun;
+mod resize;
 mod stat;
 mod version;
 mod wire;
@@ -11,18 +12,23 @@ use std::time::Duration;
 
 use mqblk_admin::{VerbError, Verbs};
 use mqblk_blkif::GrantCounters;
+use mqblk_core::Resize;
+use mqblk_core::settings::Settings;
 use mqblk_engine::{AnyDisk, Engine, PlugOptions, QueueReport, WorkerReport};
-use mqblk_xen_server::{Backend, Figures};
+use mqblk_xen_server::Figures;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::config::DiskConfig;
 use super::interfaces::{AnyGuest, Interface};
-use super::luns::{Lun, Luns};
+use super::luns::{ChangeError, Lun, Luns, Which};
 use super::print;
+use super::resize::Changed;
+use super::watch::Watched;
+use super::xen::XenDevices;
 
 /// All that a client may ask for.
 pub fn verbs(source: &Arc<Source>) -> Verbs {
-    let mut verbs = vec![stat::verb(source), disks::verb(source), version::verb()];
+    let mut verbs = vec![stat::verb(source), disks::verb(source), version::verb(), resize::verb(source)];
     verbs.extend(lun::verbs(source));
     Verbs::new(verbs)
 }
@@ -32,7 +38,7 @@ pub struct Source {
     engine: Arc<Engine>,
     disks: Vec<Served>,
     /// Whose devices come and go.
-    xen: Option<Arc<Backend>>,
+    xen: Option<XenDevices>,
     luns: Arc<Luns>,
     started_ns: u64,
 }
@@ -43,6 +49,8 @@ pub struct Served {
     pub about: DiskAbout,
     /// What serves it.
     pub guest: AnyGuest,
+    /// The disk, if its storage is watched for another size.
+    pub watched: Option<Arc<AnyDisk>>,
 }
 
 /// What the verbs tell of a disk's configuration.
@@ -99,7 +107,7 @@ fn to_json(value: toml::Value) -> serde_json::Value {
 
 impl Source {
     /// Of a daemon that starts now.
-    pub fn new(engine: Arc<Engine>, disks: Vec<Served>, xen: Option<Arc<Backend>>, luns: Arc<Luns>) -> Source {
+    pub fn new(engine: Arc<Engine>, disks: Vec<Served>, xen: Option<XenDevices>, luns: Arc<Luns>) -> Source {
         Source { engine, disks, xen, luns, started_ns: monotonic_ns() }
     }
 
@@ -116,9 +124,45 @@ impl Source {
 
     /// The Xen devices that the configuration does not name.
     fn found(&self) -> Vec<Arc<Figures>> {
-        let devices = self.xen.as_ref().map(|xen| xen.devices()).unwrap_or_default();
+        let devices = self.xen.as_ref().map(|xen| xen.list()).unwrap_or_default();
         let named = |device: &Arc<Figures>| self.disks.iter().any(|disk| disk.about.id == device.id);
         devices.into_iter().filter(|device| !named(device)).collect()
+    }
+
+    /// Gives whatever has this id another size: a disk, a LUN, or a Xen device that the configuration does not name.
+    ///
+    /// # Errors
+    /// When there is no such thing, or it cannot have that size.
+    pub fn resize(&self, id: &str, asked: Resize) -> Result<Changed, ChangeError> {
+        if let Some(disk) = self.disks.iter().find(|disk| disk.about.id == id) {
+            return disk.guest.resize(asked);
+        }
+        if let Some(xen) = &self.xen
+            && let Some(device) = self.found().into_iter().find(|device| device.id == id)
+        {
+            return xen.resize(&device, asked);
+        }
+        let luns = self.luns.list();
+        if luns.iter().any(|lun| lun.id == id) {
+            return self.luns.resize(&Which::Id(id.to_owned()), asked).map(|(_, changed)| changed);
+        }
+        let mut ids: Vec<_> = self.disks.iter().map(|disk| disk.about.id.clone()).collect();
+        ids.extend(self.found().iter().map(|device| device.id.clone()));
+        ids.extend(luns.into_iter().map(|lun| lun.id));
+        let expected = match ids.len() {
+            0 => "the id of a disk or LUN, of which there is none".to_owned(),
+            1..=LISTED => format!("one of {}", ids.join(", ")),
+            many => format!("the id of one of the {many} disks and LUNs that disks and lun.list tell"),
+        };
+        Err(ChangeError::Setting(Settings::new("resize").error("id", format!("{id:?}"), expected)))
+    }
+
+    /// The disks whose storage is watched for another size, each by an id that [`resize`](Self::resize) takes.
+    pub fn watched(&self) -> Vec<Watched> {
+        let own = self.disks.iter();
+        let own = own.filter_map(|disk| Some((disk.about.id.clone(), Arc::clone(disk.watched.as_ref()?))));
+        let found = self.found().into_iter().filter_map(|device| Some((device.id.clone(), device.disk()?)));
+        own.chain(found).chain(self.luns.watched()).collect()
     }
 
     /// How many requests a LUN that is going still waits for, as far as that can be found.
@@ -175,6 +219,8 @@ struct DiskCounted {
     grants: Option<GrantCounters>,
 }
 
+/// How many ids a message lists.
+const LISTED: usize = 16;
 /// How often workers are asked again when a queue came or went meanwhile, and how soon.
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(2);

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::SettingError;
 
-use crate::serve::config::LunPlace;
+use crate::serve::config::{LunOrigin, LunPlace};
 use crate::serve::controller::Unit;
 use crate::serve::resolve::{Claim, ConfigError};
 
@@ -72,6 +72,8 @@ pub struct Lun {
     pub place: LunPlace,
     /// The engine's name for its disk, among the controller's.
     pub slot: DiskSlot,
+    /// Where it is from.
+    pub origin: LunOrigin,
     /// How far it is.
     pub state: LunState,
     /// What it leads to; `None` while that is being opened.

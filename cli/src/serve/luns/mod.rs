@@ -6,19 +6,23 @@
 mod lun;
 
 use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_core::{ByteLen, DiskError, DiskSlot};
+use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
 use mqblk_engine::{AnyDisk, Engine};
 
-use super::config::{ControllerConfig, LunConfig, LunUnit, UnitConfig};
+use super::config::{ControllerConfig, LunConfig, LunOrigin, LunUnit, StateConfig, UnitConfig};
 use super::controller::{Controller, ControllerError, FirstLun, LunError, Unit};
+use super::resize::{self, Changed, Told};
 use super::resolve::{LunKeys, Names, Places, Storages as _, find_controller};
+use super::state::{Added, State, StateFile};
 use super::storages::Registry;
+use super::watch::Watched;
 pub use lun::{ChangeError, Going, Lun, LunState, Removal, Which};
 
 /// All controllers and their LUNs.
@@ -29,6 +33,8 @@ pub struct Luns {
     table: Mutex<Vec<Lun>>,
     changed: Condvar,
     removals: Mutex<Vec<JoinHandle<()>>>,
+    /// What a daemon after this one is told of. Locked after the table.
+    state: Option<Mutex<StateFile>>,
 }
 
 impl Luns {
@@ -40,7 +46,12 @@ impl Luns {
         configs: &[ControllerConfig<Arc<AnyDisk>>],
         names: Names,
         (engine, drain_timeout): (&Arc<Engine>, Duration),
-    ) -> Result<Luns, ControllerError> {
+        state: Option<StateConfig>,
+    ) -> Result<Luns, LunsError> {
+        let state = state.map(|StateConfig { path, kept }| {
+            StateFile::take(&path, kept).map(Mutex::new).map_err(|source| LunsError::State { path, source })
+        });
+        let state = state.transpose()?;
         let mut units = HashMap::new();
         for (config, lun) in configs.iter().flat_map(|config| config.luns.iter().map(move |lun| (config, lun))) {
             if let LunUnit::Own(unit) = &lun.unit {
@@ -53,7 +64,7 @@ impl Luns {
         let mut table = Vec::new();
         for (controller, config) in configs.iter().enumerate() {
             let mut first = Vec::new();
-            for (slot, lun) in (0..).map(DiskSlot).zip(&config.luns) {
+            for (slot, lun) in (0..).map(DiskSlot).zip(config.luns.iter().filter(|lun| lun.mapped)) {
                 let unit = match &lun.unit {
                     LunUnit::Own(_) => units.get(lun.id.as_str()),
                     LunUnit::Shared(name) => units.get(name.as_str()),
@@ -68,12 +79,13 @@ impl Luns {
                     state: LunState::Ready,
                     unit: Some(Arc::clone(unit)),
                     claims: vec![("id", lun.id.clone())],
+                    origin: lun.origin,
                 });
             }
             controllers.push(Controller::start(config, &first, (engine, drain_timeout))?);
         }
         let (changed, removals) = (Condvar::new(), Mutex::default());
-        Ok(Luns { controllers, names, table: Mutex::new(table), changed, removals })
+        Ok(Luns { controllers, names, table: Mutex::new(table), changed, removals, state })
     }
 
     /// The controllers, in the order of the configuration.
@@ -115,10 +127,11 @@ impl Luns {
     /// # Errors
     /// When a value is wrong or somebody else's, or the storage cannot be opened.
     pub fn add(&self, settings: Settings) -> Result<Lun, ChangeError> {
+        let given = settings.clone();
         let (keys, seat, shared) = self.take_seat(settings)?;
         let name = keys.id().to_owned();
         let failed = |error: LunError| ChangeError::Failed(format!("lun {name:?}: {error}"));
-        let LunConfig { id, place, unit } = keys.open(&mut Registry)?;
+        let LunConfig { id, place, unit, .. } = keys.open(&mut Registry)?;
         let unit = match (unit, shared) {
             (LunUnit::Own(config), _) => Arc::new(Unit::new(&id, *config).map_err(failed)?),
             (LunUnit::Shared(_), Some(unit)) => unit,
@@ -127,7 +140,10 @@ impl Luns {
         unit.alone(|| {
             self.controllers[seat.controller].map(place, seat.slot, &unit).map_err(failed)?;
             let lun = seat.keep(&unit);
-            tracing::info!(lun = id, controller = self.controllers[lun.controller].id(), place = %place, "LUN added");
+            let controller = self.controllers[lun.controller].id();
+            let added = Added::new(controller, &id, (place.target, place.lun), &given);
+            self.keep(|state| state.add(added));
+            tracing::info!(lun = id, controller, place = %place, "LUN added");
             Ok(lun)
         })
     }
@@ -163,6 +179,7 @@ impl Luns {
             state: LunState::Adding,
             unit: shared.clone(),
             claims: keys.claims().to_vec(),
+            origin: LunOrigin::RunTime,
         });
         let seat = Seat { luns: self, controller, slot, kept: false };
         Ok((keys, seat, shared))
@@ -190,6 +207,13 @@ impl Luns {
                 let thread =
                     thread.map_err(|error| ChangeError::Failed(format!("lun {:?}: no thread: {error}", lun.id)))?;
                 table[at].state = LunState::Removing(Arc::clone(&going));
+                // From now on no guest finds it, whatever becomes of this daemon.
+                self.keep(|state| match lun.origin {
+                    LunOrigin::Configuration => {
+                        state.remove_configured(self.controllers[lun.controller].id(), &lun.id);
+                    }
+                    LunOrigin::RunTime => drop(state.remove_added(&lun.id)),
+                });
                 let mut removals = lock(&self.removals);
                 removals.retain(|thread| !thread.is_finished());
                 removals.push(thread);
@@ -210,6 +234,28 @@ impl Luns {
             let waited = self.changed.wait_timeout(table, left);
             table = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Has a change outlive the daemon, where that is wanted.
+    fn keep(&self, change: impl FnOnce(&mut State)) {
+        if let Some(state) = &self.state {
+            lock(state).change(change);
+        }
+    }
+
+    /// Whether a daemon after this one has a LUN too.
+    pub fn survives_restart(&self, lun: &Lun) -> bool {
+        let kept = || self.state.as_ref().is_some_and(|state| lock(state).is_written());
+        lun.origin == LunOrigin::Configuration || kept()
+    }
+
+    /// The disks whose storage is watched for another size, each once, by a LUN that leads to it.
+    pub fn watched(&self) -> Vec<Watched> {
+        let mut seen = HashSet::new();
+        let ready = self.list().into_iter().filter(Lun::is_ready);
+        let units = ready.filter_map(|lun| Some((lun.id, lun.unit?)));
+        let units = units.filter(|(_, unit)| unit.config().backing.watch_size && seen.insert(Arc::as_ptr(unit)));
+        units.map(|(id, unit)| (id, Arc::clone(unit.disk()))).collect()
     }
 
     /// Ends a LUN that is marked as going. Takes as long as its storage does.
@@ -237,7 +283,7 @@ impl Luns {
     ///
     /// # Errors
     /// When there is no such LUN, or its storage cannot have that size.
-    pub fn resize(&self, which: &Which, size: Option<ByteLen>) -> Result<(Lun, ByteLen), ChangeError> {
+    pub fn resize(&self, which: &Which, asked: Resize) -> Result<(Lun, Changed), ChangeError> {
         let table = self.table();
         let lun = table[self.find(&table, which)?].clone();
         drop(table);
@@ -246,19 +292,20 @@ impl Luns {
             return Err(failed(&format!("its state is {}", lun.state.word())));
         };
         unit.alone(|| {
-            let size = unit.disk().resize(size).map_err(|error| match error {
-                DiskError::Size { found, expected } if size.is_some() => {
-                    ChangeError::Setting(Settings::new("lun").error("size", found, expected))
-                }
-                error => failed(&error),
-            })?;
-            let paths: Vec<Lun> =
-                self.table().iter().filter(|lun| lun.is_ready() && lun.leads_to(&unit)).cloned().collect();
-            paths.iter().for_each(|path| self.controllers[path.controller].refresh(path.slot));
-            unit.resized(size);
+            let ready = |table: &[Lun]| -> Vec<Lun> {
+                table.iter().filter(|lun| lun.is_ready() && lun.leads_to(&unit)).cloned().collect()
+            };
+            let paths = ready(&self.table());
+            let done = asked.carry_out(unit.disk().as_ref(), &mut Users { luns: self, unit: &unit, paths: &paths });
+            let resized = done.map_err(|error| resize::refused(&format!("lun {:?}", lun.id), asked, error))?;
+            if !resized.is_change() {
+                return Ok((lun.clone(), Changed { resized, guest: Told::Unchanged }));
+            }
             paths.iter().for_each(|path| self.controllers[path.controller].resized(path.place));
-            tracing::info!(lun = lun.id, size = %size, "LUN resized");
-            Ok((lun.clone(), size))
+            let connected = paths.iter().any(|path| self.controllers[path.controller].is_connected());
+            let guest = if connected { Told::Told } else { Told::NoGuest };
+            tracing::info!(lun = lun.id, before = %resized.before, size = %resized.size, guest = guest.word(), "LUN resized");
+            Ok((lun.clone(), Changed { resized, guest }))
         })
     }
 
@@ -301,6 +348,41 @@ impl Luns {
     fn table(&self) -> MutexGuard<'_, Vec<Lun>> {
         lock(&self.table)
     }
+}
+
+/// What goes by a unit's size.
+struct Users<'a> {
+    luns: &'a Luns,
+    unit: &'a Unit,
+    paths: &'a [Lun],
+}
+
+impl SizeUsers for Users<'_> {
+    fn set_size(&mut self, size: ByteLen) {
+        self.unit.resized(size);
+    }
+
+    fn refresh(&mut self) {
+        self.paths.iter().for_each(|path| self.luns.controllers[path.controller].refresh(path.slot));
+    }
+}
+
+/// Why the controllers cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum LunsError {
+    /// One of them.
+    #[error(transparent)]
+    Controller(#[from] ControllerError),
+    /// The state file cannot be had.
+    #[error(
+        "serve: state: found {path:?}: {source}, expected a file that this daemon alone can write, in an existing folder"
+    )]
+    State {
+        /// Where it is to be.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
 }
 
 /// The place of a LUN that is being added: given up when this is dropped without having been kept.

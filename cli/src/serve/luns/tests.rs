@@ -54,11 +54,14 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
     let lun = |(disk, target): (&Arc<AnyDisk>, u8)| LunConfig {
         id: format!("slow-{target}"),
         place: LunPlace { target, lun: 0 },
+        origin: LunOrigin::Configuration,
+        mapped: true,
         unit: LunUnit::Own(Box::new(UnitConfig {
             backing: Backing {
                 serial: "S".to_owned(),
                 cache: CacheMode::Writeback,
                 plug: Default::default(),
+                watch_size: true,
                 storage: "ram".to_owned(),
                 storage_settings: Vec::new(),
                 disk: Arc::clone(disk),
@@ -84,14 +87,8 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
         cmd_per_lun: 8,
         luns: disks.iter().zip(0..).map(lun).collect(),
     };
-    Arc::new(
-        Luns::start(
-            &[controller],
-            Names::default(),
-            (&Arc::new(Engine::start(&engine).unwrap()), Duration::from_secs(30)),
-        )
-        .unwrap(),
-    )
+    let engine = Arc::new(Engine::start(&engine).unwrap());
+    Arc::new(Luns::start(&[controller], Names::default(), (&engine, Duration::from_secs(30)), None).unwrap())
 }
 
 const AT_ONCE: Duration = Duration::ZERO;
@@ -129,7 +126,7 @@ fn a_removal_that_waits_holds_up_nobody() {
         let error = add(&luns, words).err().unwrap();
         assert!(error.contains(want), "{error}");
     }
-    let error = luns.resize(&which, None).err().unwrap().to_string();
+    let error = luns.resize(&which, Resize::GROW).err().unwrap().to_string();
     assert_eq!(error, "lun \"slow-0\": its state is removing");
     let settings = crate::serve::key_values::parse("lun", "controller=c,unit=slow-0").unwrap();
     let error = luns.add(settings).err().unwrap().to_string();

@@ -23,6 +23,7 @@ pub struct BackingKeys {
     serial: String,
     cache: CacheMode,
     plug: PlugOptions,
+    watch_size: bool,
     storage: &'static str,
 }
 
@@ -39,7 +40,8 @@ impl BackingKeys {
             None => id.chars().take(serial_bytes).collect(),
         };
         let cache = settings.choice("cache", CacheMode::WORDS)?.map_or(CacheMode::Writeback, CacheMode::from_word);
-        Ok(BackingKeys { serial, cache, plug: take_plug(settings)?, storage })
+        let watch_size = settings.switch("watch-size")?.unwrap_or(true);
+        Ok(BackingKeys { serial, cache, plug: take_plug(settings)?, watch_size, storage })
     }
 
     /// Opens the storage, which takes its own keys. No key is left over then.
@@ -50,8 +52,8 @@ impl BackingKeys {
             Err(source) => return Err(ConfigError::Disk { subject: settings.subject().to_owned(), source }),
         };
         settings.finish()?;
-        let BackingKeys { serial, cache, plug, storage } = self;
-        Ok(Backing { serial, cache, plug, storage: storage.to_owned(), storage_settings, disk })
+        let BackingKeys { serial, cache, plug, watch_size, storage } = self;
+        Ok(Backing { serial, cache, plug, watch_size, storage: storage.to_owned(), storage_settings, disk })
     }
 }
 

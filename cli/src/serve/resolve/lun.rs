@@ -10,7 +10,7 @@ use mqblk_scsi::reservation::locally_assigned;
 use super::backing::{BackingKeys, is_printable, take_printable, take_storage};
 use super::names::{Claim, Names, Places, call, free_target, judge_id, same_place};
 use super::{ConfigError, ControllerKeys, Storages, take_u16};
-use crate::serve::config::{LunConfig, LunPlace, LunUnit, UnitConfig};
+use crate::serve::config::{LunConfig, LunOrigin, LunPlace, LunUnit, UnitConfig};
 use crate::serve::file::GivenLun;
 
 /// Largest LUN of a target: single level addressing carries 14 bits (SAM-5 section 4.7.5).
@@ -136,7 +136,7 @@ impl LunKeys {
                 LunUnit::Shared(unit)
             }
         };
-        Ok(LunConfig { id, place, unit })
+        Ok(LunConfig { id, place, unit, origin: LunOrigin::Configuration, mapped: true })
     }
 }
 
@@ -165,7 +165,7 @@ pub fn take_all(
         let seen = controllers[at].seen_by_luns();
         taken.push((at, order, LunKeys::take(settings, seen, kinds, &mut places[at], names)?));
     }
-    check_shared(&taken)?;
+    check_shared(&taken.iter().map(|(at, _, lun)| (*at, lun)).collect::<Vec<_>>())?;
     taken.sort_by_key(|(at, order, _)| (*at, *order));
     let mut luns: Vec<Vec<LunKeys>> = controllers.iter().map(|_| Vec::new()).collect();
     taken.into_iter().for_each(|(at, _, lun)| luns[at].push(lun));
@@ -189,11 +189,14 @@ pub fn find_controller(settings: &mut Settings, ids: &[&str]) -> Result<usize, S
 }
 
 /// Whoever shares a unit shares one that a LUN has of its own, and that its target has not got otherwise.
-fn check_shared(luns: &[(usize, usize, LunKeys)]) -> Result<(), SettingError> {
-    let units: HashMap<&str, Option<&str>> = luns.iter().map(|(_, _, lun)| (lun.id(), lun.shared())).collect();
+///
+/// # Errors
+/// At the first that does not.
+pub fn check_shared(luns: &[(usize, &LunKeys)]) -> Result<(), SettingError> {
+    let units: HashMap<&str, Option<&str>> = luns.iter().map(|(_, lun)| (lun.id(), lun.shared())).collect();
     let mut seen = HashMap::new();
-    let own_first = luns.iter().filter(|(_, _, lun)| lun.shared().is_none());
-    for (controller, _, lun) in own_first.chain(luns.iter().filter(|(_, _, lun)| lun.shared().is_some())) {
+    let own_first = luns.iter().filter(|(_, lun)| lun.shared().is_none());
+    for (controller, lun) in own_first.chain(luns.iter().filter(|(_, lun)| lun.shared().is_some())) {
         let unit = lun.shared().unwrap_or(lun.id());
         match units.get(unit) {
             Some(Some(other)) if lun.shared().is_some() => {

@@ -2,10 +2,11 @@
 //! against the host. Nothing is created here.
 //!
 //! `front` has the keys of how guests reach a device, `xen` those of how Xen guests do, `backing` those of what a disk or a unit is, `lun` those of a LUN,
-//! `process` those of the daemon; `names` is what may be there only once.
+//! `process` those of the daemon, `kept` is what a state file changes; `names` is what may be there only once.
 
 mod backing;
 mod front;
+mod kept;
 mod lun;
 mod names;
 mod process;
@@ -124,7 +125,9 @@ pub fn resolve<S: Storages>(
             disks.push(DiskKeys::take(settings, interface, cpus, &kinds, &mut names, owner)?);
         }
     }
+    let mut state = kept::take_state(&mut given.process)?;
     let luns = lun::take_all(given.luns, &controllers, &kinds, &mut names)?;
+    let luns = kept::choose(luns, state.as_mut().map(|state| &mut state.kept), &controllers, &kinds, &mut names);
 
     let needs_xen = disks.iter().any(|disk| matches!(disk.front, DiskFrontKeys::Xen(_)));
     let xen = xen::take_host(&mut given.process, cpus, needs_xen)?;
@@ -146,15 +149,24 @@ pub fn resolve<S: Storages>(
     given.process.finish()?;
 
     let (fronts, controller_fronts) = deal_all(&disks, &controllers, workers)?;
-    let mut served =
-        ServeConfig { workers, pin, admin, drain_timeout, xen, disks: Vec::new(), controllers: Vec::new() };
+    let (disks_served, controllers_served) = (Vec::new(), Vec::new());
+    let mut served = ServeConfig {
+        workers,
+        pin,
+        admin,
+        drain_timeout,
+        state,
+        xen,
+        disks: disks_served,
+        controllers: controllers_served,
+    };
     for (DiskKeys { settings, id, backing, .. }, front) in disks.into_iter().zip(fronts) {
         served.disks.push(DiskConfig { id, front, backing: backing.open(settings, storages)? });
     }
+    let luns = kept::open(luns, storages)?;
     for ((keys, luns), front) in controllers.into_iter().zip(luns).zip(controller_fronts) {
         let ControllerKeys { settings, id, cmd_per_lun, .. } = keys;
         settings.finish()?;
-        let luns = luns.into_iter().map(|lun| lun.open(storages)).collect::<Result<_, _>>()?;
         served.controllers.push(ControllerConfig { id, front, cmd_per_lun, luns });
     }
     Ok(served)

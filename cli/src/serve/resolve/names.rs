@@ -27,6 +27,11 @@ impl Names {
         self.0.insert(claim.clone(), owner.to_owned());
     }
 
+    /// Nobody has it any more.
+    pub fn release(&mut self, claim: &Claim) {
+        self.0.remove(claim);
+    }
+
     /// Claims `value` of `key` for `owner`.
     ///
     /// # Errors

@@ -86,6 +86,7 @@ fn defaults() {
                 serial: "data".to_owned(),
                 cache: CacheMode::Writeback,
                 plug: PlugOptions::default(),
+                watch_size: true,
                 storage: "file".to_owned(),
                 storage_settings: vec![
                     ("readonly", "off".to_owned()),
@@ -196,7 +197,7 @@ fn malformed_disk_settings() {
         ("size=16777215T", "disk \"a\": size: found \"16777215T\", expected a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P"),
         ("storage=tape", "--disk #1: storage: found \"tape\", expected one of file, null"),
         ("path=/b", "--disk #1: path: found \"/a\" and \"/b\", expected one value"),
-        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of cache, coalesce-max, coalesce-us, depth, fixed-buffers, id, interface, latency-us, merge, merge-bytes, merge-segments, path, plug-us, poll, poll_queue, queue-map, queue-size, queues, readonly, serial, size, socket, socket-mode, storage"),
+        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of cache, coalesce-max, coalesce-us, depth, fixed-buffers, id, interface, latency-us, merge, merge-bytes, merge-segments, path, plug-us, poll, poll_queue, queue-map, queue-size, queues, readonly, serial, size, socket, socket-mode, storage, watch-size"),
     ]
     .into_iter()
     .map(|(words, want)| (words.to_owned(), want.to_owned()))

@@ -18,6 +18,7 @@ use vhost::vhost_user::{Error as MessageError, Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::requests::BackendRequests;
 use crate::watchdog::Watchdog;
 
 /// Pause between two tries to connect.
@@ -121,6 +122,7 @@ pub struct Client {
     watchdog: Watchdog,
     limit: Duration,
     protocol: Protocol,
+    takes_requests: bool,
 }
 
 impl std::fmt::Debug for Client {
@@ -153,7 +155,7 @@ impl Client {
         let watchdog = Watchdog::new(socket.try_clone().map_err(host)?, limit).map_err(host)?;
         let frontend = Frontend::from_stream(socket.try_clone().map_err(host)?, MAX_QUEUES);
         let path = path.to_owned();
-        Ok(Client { path, socket, frontend, watchdog, limit, protocol: Protocol::empty() })
+        Ok(Client { path, socket, frontend, watchdog, limit, protocol: Protocol::empty(), takes_requests: false })
     }
 
     /// One exchange, with its time bounded and its error named.
@@ -172,8 +174,13 @@ impl Client {
         })
     }
 
-    /// Takes ownership and agrees on features: of `wanted`, what the server offers. Returns them. CONFIG, MQ and REPLY_ACK are
-    /// used when there.
+    /// The back-end may send us messages, which somebody must take: it may wait for answers. Before [`negotiate`](Self::negotiate).
+    pub fn take_requests(&mut self) {
+        self.takes_requests = true;
+    }
+
+    /// Takes ownership and agrees on features: of `wanted`, what the server offers. Returns them. CONFIG, MQ, REPLY_ACK and,
+    /// after [`take_requests`](Self::take_requests), BACKEND_REQ are used when there.
     ///
     /// # Errors
     /// When the server lacks VERSION_1 or protocol features, or an exchange fails.
@@ -188,7 +195,8 @@ impl Client {
             return Err(missing(&self.path, "VHOST_USER_F_PROTOCOL_FEATURES"));
         }
         let protocol = self.step("GET_PROTOCOL_FEATURES", |f| f.get_protocol_features())?;
-        let known = Protocol::CONFIG | Protocol::MQ | Protocol::REPLY_ACK | Protocol::INFLIGHT_SHMFD;
+        let mut known = Protocol::CONFIG | Protocol::MQ | Protocol::REPLY_ACK | Protocol::INFLIGHT_SHMFD;
+        known.set(Protocol::BACKEND_REQ, self.takes_requests);
         self.protocol = protocol & known;
         let acked = self.protocol;
         self.step("SET_PROTOCOL_FEATURES", |f| f.set_protocol_features(acked))?;
@@ -257,6 +265,21 @@ impl Client {
     pub fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), ClientError> {
         // Flags 0 is a driver's write (VHOST_SET_CONFIG_TYPE_FRONTEND); the crate's WRITABLE is bit 0, which says migration.
         self.step("SET_CONFIG", |f| f.set_config(offset, VhostUserConfigFlags::empty(), bytes))
+    }
+
+    /// Gives the back-end a socket to send us messages on. `None` when it has none for us (BACKEND_REQ), or they
+    /// are not to be taken.
+    ///
+    /// # Errors
+    /// When the host refuses a socket, or the exchange fails.
+    pub fn open_requests(&mut self) -> Result<Option<BackendRequests>, ClientError> {
+        if !self.protocol.contains(Protocol::BACKEND_REQ) {
+            return Ok(None);
+        }
+        let pair = BackendRequests::pair();
+        let (ours, theirs) = pair.map_err(|source| ClientError::Host { what: "backend request socket", source })?;
+        self.step("SET_BACKEND_REQ_FD", |f| f.set_backend_request_fd(&theirs))?;
+        Ok(Some(ours))
     }
 
     /// Replaces the memory table.

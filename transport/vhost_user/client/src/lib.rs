@@ -6,9 +6,11 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod requests;
 mod watchdog;
 
 pub use client::{Client, ClientError, InflightMemory, Lifeline, QueueSetup, SharedRegion};
+pub use requests::{BackendRequests, ConfigChange};
 pub use vmm_sys_util::eventfd::EventFd;
 
 /// Virtio feature bits that any device may have. Source: virtio 1.3 section 6; bit 30 from vhost-user.

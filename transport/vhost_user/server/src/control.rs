@@ -191,6 +191,7 @@ impl<D: VirtioDevice<Lane>> Control<D> {
         let session = Arc::new(Mutex::new(session));
         let shared: SharedSession = Arc::clone(&session) as SharedSession;
         self.shared.disks.held_by(Some(Arc::clone(&shared)));
+        self.shared.requests.begin();
         *lock(&self.shared.connection) = Some(Connected { stream: Arc::clone(&kept), session: shared });
         let handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
         self.current = Some(Connection { stream: kept, session, handler, waiting: None });
@@ -199,6 +200,7 @@ impl<D: VirtioDevice<Lane>> Control<D> {
     /// Takes one message.
     fn message(&mut self) {
         let Some(connection) = &mut self.current else { return };
+        self.shared.requests.look_ahead(&*connection.stream);
         let handler = &mut connection.handler;
         // A panic in a message's handling is a bug, but it must cost only this connection.
         let handled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handler.handle_request()));
@@ -246,6 +248,7 @@ impl<D: VirtioDevice<Lane>> Control<D> {
     fn leave(&mut self, error: Option<&Error>) {
         let Some(Connection { session, handler, .. }) = self.current.take() else { return };
         *lock(&self.shared.connection) = None;
+        self.shared.requests.end();
         self.shared.disks.drain_begins();
         drop(handler);
         {
@@ -289,6 +292,7 @@ impl<D: VirtioDevice<Lane>> Control<D> {
     fn end_at_stop(mut self) {
         if let Some(Connection { session, .. }) = self.current.take() {
             *lock(&self.shared.connection) = None;
+            self.shared.requests.end();
             self.shared.disks.held_by(None);
             drop(session);
         }

@@ -3,7 +3,7 @@
 //! `listen` makes the socket, `server` starts and stops a device, `control` is its thread (one VMM at a time; it listens again when
 //! that leaves), `gate` says when queues may start, `session` answers the messages of one connection, `vring` is one queue's way
 //! from configured to served, `inflight` is where its requests in flight outlive this process, `disks` are the device's disks, which
-//! may come and go.
+//! may come and go, `requests` are messages of our own to the VMM.
 //!
 //! The messages themselves are the `vhost` crate's. One control thread per device: a VMM that sends half a message and goes
 //! silent holds up nobody but itself.
@@ -15,9 +15,11 @@ mod gate;
 mod inflight;
 mod listen;
 mod memory;
+mod requests;
 mod server;
 mod session;
 mod vring;
 
 pub use listen::{ListenSocket, SocketError, probe};
+pub use requests::ConfigNotice;
 pub use server::{Server, ServerOptions};

@@ -18,6 +18,7 @@ use crate::control::Control;
 use crate::disks::{Disks, SharedSession};
 use crate::gate::StartGate;
 use crate::listen::{ListenSocket, SocketError};
+use crate::requests::{ConfigNotice, Requests};
 
 /// What a device needs to be served.
 pub struct ServerOptions {
@@ -66,6 +67,7 @@ pub(crate) struct Shared {
     end: Mutex<Option<Instant>>,
     pub(crate) tally: Arc<Tally>,
     pub(crate) disks: Arc<Disks>,
+    pub(crate) requests: Requests,
 }
 
 /// A connection and what was set up over it.
@@ -110,6 +112,7 @@ impl Server {
             end: Mutex::default(),
             tally: Arc::new(Tally::new(device.queues().into())),
             disks,
+            requests: Requests::default(),
         });
         let (inner, name, drain_timeout) = (Arc::clone(&shared), options.name.clone(), options.drain_timeout);
         let thread = std::thread::Builder::new()
@@ -143,6 +146,16 @@ impl Server {
     /// Has the queues see a disk's new size.
     pub fn refresh_disk(&self, slot: DiskSlot) {
         self.shared.disks.refresh(slot);
+    }
+
+    /// Tells the front-end that the device's configuration has changed, and waits at most `patience` for its answer.
+    pub fn config_changed(&self, patience: Duration) -> ConfigNotice {
+        self.shared.requests.config_changed(patience)
+    }
+
+    /// Whether a front-end is connected.
+    pub fn is_connected(&self) -> bool {
+        self.shared.requests.is_connected()
     }
 
     /// Takes no more requests off any queue. [`stop`](Self::stop) waits for those in flight, from now on for the drain's time at

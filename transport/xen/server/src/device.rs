@@ -349,6 +349,7 @@ impl Device {
         let backing = backing.map_err(|why| Failure::Error(NO_DEVICE, why))?;
         let geometry = backing.disk.geometry();
         let figures = self.figures_of(host, &backing);
+        figures.opened(&backing.disk);
         tracing::info!(
             device = %self.name,
             disk = backing.id,

@@ -1,11 +1,11 @@
 //! What can be asked of a device from any thread while it is served: what its rings count.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use mqblk_blkif::{BlkifQueue, GrantCounters, Vbd};
 use mqblk_core::{ByteLen, DiskSlot};
-use mqblk_engine::{Lane, PlugOptions, QueueHandle, QueueReport, Tally, WorkerReport};
+use mqblk_engine::{AnyDisk, Lane, PlugOptions, QueueHandle, QueueReport, Tally, WorkerReport};
 
 use crate::name::DeviceName;
 
@@ -32,6 +32,8 @@ pub struct Figures {
     pub queue_map: Vec<u16>,
     tally: Tally,
     served: Mutex<Served>,
+    /// Kept open by the device, not from here.
+    disk: Mutex<Option<Weak<AnyDisk>>>,
 }
 
 impl Figures {
@@ -43,7 +45,7 @@ impl Figures {
         queue_map: Vec<u16>,
     ) -> Figures {
         let tally = Tally::new(queue_map.len());
-        Figures { name, id, storage, plug, queue_map, tally, served: Mutex::default() }
+        Figures { name, id, storage, plug, queue_map, tally, served: Mutex::default(), disk: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Served> {
@@ -89,13 +91,26 @@ impl Figures {
         }
     }
 
-    /// Has the rings see the disk's new size.
-    pub(crate) fn resized(&self, size: ByteLen) {
-        let served = self.lock();
-        if let Some(vbd) = &served.vbd {
+    /// The disk is open.
+    pub(crate) fn opened(&self, disk: &Arc<AnyDisk>) {
+        *self.disk.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::downgrade(disk));
+    }
+
+    /// The disk, while it is open.
+    pub fn disk(&self) -> Option<Arc<AnyDisk>> {
+        self.disk.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.upgrade()
+    }
+
+    /// Rings judge by this size from now on.
+    pub(crate) fn set_size(&self, size: ByteLen) {
+        if let Some(vbd) = &self.lock().vbd {
             vbd.set_size(size);
         }
-        for handle in &served.handles {
+    }
+
+    /// Has the rings' workers see the disk's new size.
+    pub(crate) fn refresh(&self) {
+        for handle in &self.lock().handles {
             if let Err(gone) = handle.refresh_disk(DiskSlot::FIRST) {
                 tracing::error!(device = %self.name, "{gone}");
             }

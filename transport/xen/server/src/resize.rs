@@ -1,14 +1,16 @@
 //! A disk that gets another size while it is served. A toolstack asks for it by a key, because no key of the protocol does.
 
-use mqblk_core::ByteLen;
 use mqblk_core::settings::parse_size;
+use mqblk_core::{ByteLen, Resize, SizeUsers};
 use mqblk_xen::store::Store;
 use mqblk_xen::vbd::{State, keys};
 
 use crate::device::{Device, Failure, INVALID};
+use crate::figures::Figures;
 use crate::life::Phase;
 
-/// A key in the backend's directory that asks for another size: `10G`, or `now` for what the storage has. Removed when it is done.
+/// A key in the backend's directory that asks for another size: `10G`, or `now` for what the storage has; with `,shrink` after
+/// it the size may be a smaller one. Removed when it is done.
 pub const RESIZE: &str = "resize";
 /// Why that could not be done.
 pub const RESIZE_ERROR: &str = "resize-error";
@@ -45,15 +47,62 @@ impl Device {
 
     fn resized(&self, text: &str) -> Result<ByteLen, String> {
         let Some(opened) = &self.opened else { return Err("its disk is not open".to_owned()) };
-        let wanted = match text {
-            "now" | "" => None,
-            text => match parse_size(text) {
-                Some(size) => Some(size),
-                None => return Err(format!("{RESIZE}: found {text:?}, expected a size such as 10G, or now")),
-            },
+        let Some(asked) = parse(text) else {
+            return Err(format!("{RESIZE}: found {text:?}, expected a size such as 10G, or now"));
         };
-        let size = opened.backing.disk.resize(wanted).map_err(|error| error.to_string())?;
-        opened.figures.resized(size);
-        Ok(size)
+        let done = asked.carry_out(opened.backing.disk.as_ref(), &mut Users(&opened.figures));
+        Ok(done.map_err(|error| error.to_string())?.size)
+    }
+}
+
+/// What the rings go by.
+struct Users<'a>(&'a Figures);
+
+impl SizeUsers for Users<'_> {
+    fn set_size(&mut self, size: ByteLen) {
+        self.0.set_size(size);
+    }
+
+    fn refresh(&mut self) {
+        self.0.refresh();
+    }
+}
+
+/// What the key says.
+fn parse(text: &str) -> Option<Resize> {
+    let (size, shrink) = match text.strip_suffix(",shrink") {
+        Some(size) => (size, true),
+        None => (text, false),
+    };
+    let size = match size {
+        "now" | "" => None,
+        size => Some(parse_size(size)?),
+    };
+    Some(Resize { size, shrink })
+}
+
+/// How the key says it.
+pub fn wanted(asked: Resize) -> String {
+    let size = asked.size.map_or("now".to_owned(), |size| size.0.to_string());
+    format!("{size}{}", if asked.shrink { ",shrink" } else { "" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        for size in [None, Some(ByteLen(0)), Some(ByteLen(1 << 40))] {
+            for shrink in [false, true] {
+                let asked = Resize { size, shrink };
+                assert_eq!(parse(&wanted(asked)), Some(asked));
+            }
+        }
+        assert_eq!(parse("10G"), Some(Resize { size: Some(ByteLen(10 << 30)), shrink: false }));
+        assert_eq!(parse(""), Some(Resize::GROW));
+        for odd in ["big", "1G,shrinks", "shrink", "1G,", "-1"] {
+            assert_eq!(parse(odd), None, "{odd}");
+        }
     }
 }

@@ -4,6 +4,7 @@ mod listed;
 
 use std::time::{Duration, Instant};
 
+use mqblk_core::Resize;
 use mqblk_memory::DomainId;
 use mqblk_xen::XenError;
 use mqblk_xen::store::{Access, Permission, Store, StoreError, Transaction};
@@ -12,7 +13,7 @@ use mqblk_xen::vbd::{self, State, keys};
 pub use listed::{Listed, list};
 
 use crate::name::DeviceName;
-use crate::resize::{RESIZE, RESIZE_ERROR};
+use crate::resize::{RESIZE, RESIZE_ERROR, wanted};
 
 /// The key in a backend's directory that says who made it, and so removes it when the frontend's domain is gone.
 pub(crate) const MADE_BY: &str = "made-by";
@@ -350,8 +351,7 @@ fn remove(store: &mut Store, places: &Places) -> Result<(), StoreError> {
     })
 }
 
-/// Asks the backend to make a device's disk another size: `10G`, or `now` for what the storage has. Returns its size in units of 512
-/// bytes.
+/// Asks the backend to make a device's disk another size. Returns its size in units of 512 bytes.
 ///
 /// # Errors
 /// When there is no such device, the backend refuses, or does not answer in time.
@@ -359,7 +359,7 @@ pub fn resize(
     store: &mut Store,
     own: DomainId,
     name: &DeviceName,
-    size: &str,
+    asked: Resize,
     patience: Duration,
 ) -> Result<u64, ToolError> {
     let places = Places::of(own, name);
@@ -368,7 +368,7 @@ pub fn resize(
         let there = transaction.read(&at(keys::STATE))?.is_some();
         if there {
             transaction.remove(&at(RESIZE_ERROR))?;
-            transaction.write(&at(RESIZE), size)?;
+            transaction.write(&at(RESIZE), &wanted(asked))?;
         }
         Ok(there)
     })?;

@@ -1,0 +1,70 @@
+//! A virtio-blk disk that is served.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
+use mqblk_engine::{AnyDisk, QueueReport, WorkerReport};
+use mqblk_vhost_user_server::Server;
+use mqblk_virtio_blk::VirtioBlk;
+
+use super::interfaces::Guest;
+use super::luns::ChangeError;
+use super::resize::{self, Changed, Told};
+
+/// How long a VMM may take to say that it has read the configuration again. Admin clients wait longer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// A virtio-blk disk: the device, its server and its storage.
+pub struct BlkDisk {
+    id: String,
+    device: Arc<VirtioBlk>,
+    disk: Arc<AnyDisk>,
+    server: Server,
+    /// Held while its size changes.
+    resizing: Mutex<()>,
+}
+
+impl BlkDisk {
+    /// The disk `id`, which `server` serves as `device`.
+    pub fn new(id: String, device: Arc<VirtioBlk>, disk: Arc<AnyDisk>, server: Server) -> BlkDisk {
+        BlkDisk { id, device, disk, server, resizing: Mutex::new(()) }
+    }
+}
+
+/// What goes by its size.
+struct Users<'a>(&'a BlkDisk);
+
+impl SizeUsers for Users<'_> {
+    fn set_size(&mut self, size: ByteLen) {
+        self.0.device.set_size(size);
+    }
+
+    fn refresh(&mut self) {
+        self.0.server.refresh_disk(DiskSlot::FIRST);
+    }
+}
+
+impl Guest for BlkDisk {
+    fn begin_stop(&self) {
+        self.server.begin_stop();
+    }
+
+    fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
+        self.server.report(workers)
+    }
+
+    fn resize(&self, asked: Resize) -> Result<Changed, ChangeError> {
+        let _alone = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = asked.carry_out(self.disk.as_ref(), &mut Users(self));
+        let resized = done.map_err(|error| resize::refused(&format!("disk {:?}", self.id), asked, error))?;
+        let guest = match resized.is_change() {
+            true => Told::from(self.server.config_changed(ANSWER_WITHIN)),
+            false => Told::Unchanged,
+        };
+        if resized.is_change() {
+            tracing::info!(disk = self.id, before = %resized.before, size = %resized.size, guest = guest.word(), "resized");
+        }
+        Ok(Changed { resized, guest })
+    }
+}

@@ -22,11 +22,11 @@ kernel_package=${MQBLK_GUEST_KERNEL:-linux-image-cloud-amd64}
 # The manifest's first line; the Rust side refuses another one. Raise it when the contents change their meaning.
 format="mqblk-guest 3"
 
-packages=(qemu-system-x86 qemu-utils busybox-static kmod cpio e2fsprogs util-linux mount sysstat sg3-utils sdparm xz-utils lz4 zstd
+packages=(qemu-system-x86 qemu-utils busybox-static kmod cpio e2fsprogs xfsprogs sqlite3 util-linux mount sysstat sg3-utils sdparm xz-utils lz4 zstd
     gcc make libc6-dev)
-modules=(virtio_pci virtio_console virtio_blk virtio_scsi sd_mod sg ext4 crc32c_generic)
+modules=(virtio_pci virtio_console virtio_blk virtio_scsi sd_mod sg ext4 xfs crc32c_generic)
 guest_programs=(/sbin/mkfs.ext4 /sbin/e2fsck /usr/sbin/blkdiscard /usr/bin/fallocate /usr/bin/iostat
-    /usr/bin/sdparm)
+    /usr/bin/sdparm /sbin/mkfs.xfs /sbin/xfs_repair /usr/bin/sqlite3)
 # Of sg3-utils, what the SCSI tests use.
 for program in compare_and_write get_lba_status inq logs luns modes opcodes persist prevent raw readcap requests reset \
     start sync turs unmap verify vpd write_same write_verify; do

@@ -85,6 +85,12 @@ impl Rig {
         (Rig { device, options, server, engine, _folder }, queues)
     }
 
+    /// Switches the device's write cache.
+    #[allow(dead_code, reason = "not every test that has this module does")]
+    pub fn set_writeback(&mut self, on: bool) {
+        self.device.set_writeback(on).expect("the cache mode can be switched");
+    }
+
     /// What the server has counted, by queue.
     #[allow(dead_code, reason = "not every test that has this module does")]
     pub fn report(&self) -> Vec<QueueReport> {

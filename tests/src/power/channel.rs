@@ -1,0 +1,110 @@
+//! Between the engine and a disk: notes what passes in a log.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use mqblk_core::{DiskChannel, Finished, Op, Request, Tag};
+use mqblk_engine::{AnyDisk, Lane};
+
+use super::log::{EventId, PowerLog};
+use crate::overlay::{AnyChannel, Overlay};
+
+type Buffer = <Lane as mqblk_core::Lane>::Buffer;
+
+struct LogChannel {
+    inner: AnyChannel,
+    log: Arc<PowerLog>,
+    volume: usize,
+    /// Changes and flushes that the inner channel has or may have taken.
+    under_way: Vec<(Tag, EventId)>,
+}
+
+/// `inner`, with all that reaches it noted as `volume` in the log.
+pub fn logged(inner: Arc<AnyDisk>, log: &Arc<PowerLog>, volume: usize) -> Arc<AnyDisk> {
+    let log = Arc::clone(log);
+    Arc::new(Overlay::over(inner, move |inner| -> AnyChannel {
+        Box::new(LogChannel { inner, log: Arc::clone(&log), volume, under_way: vec![] })
+    }))
+}
+
+impl LogChannel {
+    fn note(&mut self, lane: &Lane, request: &Request<Buffer>) {
+        let (volume, at, len) = (self.volume, request.start.0, request.len.0);
+        let id = match request.op {
+            Op::Read => return,
+            Op::Flush => self.log.flush(volume),
+            Op::Write { fua } => {
+                let mut data = vec![0; len as usize];
+                let buffer = request.buffer.as_ref().expect("a write has data");
+                assert!(lane.buffers.copy_out(buffer, 0, &mut data), "a write's data is as long as its range");
+                self.log.write(volume, at, data, fua)
+            }
+            Op::Discard { .. } => self.log.zeroes(volume, at, len, false),
+            Op::WriteZeroes { fua, .. } => self.log.zeroes(volume, at, len, fua),
+        };
+        self.under_way.push((request.tag, id));
+    }
+
+    fn answered(&mut self, finished: &[Finished<Buffer>]) {
+        for one in finished {
+            let Some(at) = self.under_way.iter().position(|(tag, _)| *tag == one.tag) else { continue };
+            let (_, id) = self.under_way.swap_remove(at);
+            if one.outcome.is_done() {
+                self.log.answer(id);
+            }
+        }
+    }
+}
+
+impl DiskChannel<Lane> for LogChannel {
+    fn submit(
+        &mut self,
+        lane: &mut Lane,
+        batch: &mut Vec<Request<Buffer>>,
+        finished: &mut Vec<Finished<Buffer>>,
+    ) -> usize {
+        // One at a time: what is not taken is not noted.
+        let (mut taken, before) = (0, finished.len());
+        let mut one = Vec::with_capacity(1);
+        while !batch.is_empty() {
+            let request = batch.remove(0);
+            let noted = self.under_way.len();
+            self.note(lane, &request);
+            one.push(request);
+            if self.inner.submit(lane, &mut one, finished) == 0 {
+                // It may be on the disk, for all that the log says, and is noted again when it is offered again.
+                self.under_way.truncate(noted);
+                batch.insert(0, one.remove(0));
+                break;
+            }
+            taken += 1;
+        }
+        self.answered(&finished[before..]);
+        taken
+    }
+
+    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+        let before = finished.len();
+        let count = self.inner.reap(lane, finished);
+        self.answered(&finished[before..]);
+        count
+    }
+
+    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+        let before = finished.len();
+        self.inner.cancel(lane, tags, finished);
+        self.answered(&finished[before..]);
+    }
+
+    fn outstanding(&self) -> u32 {
+        self.inner.outstanding()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.inner.deadline()
+    }
+
+    fn close(&mut self, lane: &mut Lane) {
+        self.inner.close(lane);
+    }
+}

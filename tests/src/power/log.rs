@@ -1,0 +1,223 @@
+//! What reached storage, in order, and what is left of it after a cut.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+/// What a disk writes whole or not at all, in bytes.
+pub const SECTOR: usize = 512;
+
+/// A moment: the number of events before it.
+pub type Position = usize;
+
+/// How the disk that is cut keeps its promises. The dishonest ones show that the judges can see a loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cache {
+    /// What a flush or a durable write covers is kept.
+    Honest,
+    /// Flushes do nothing.
+    IgnoresFlush,
+    /// Durable writes are like all others.
+    IgnoresDurable,
+}
+
+/// Names an event whose answer is still to come.
+#[derive(Clone, Copy, Debug)]
+pub struct EventId(Position);
+
+#[derive(Debug)]
+enum Event {
+    Write {
+        volume: usize,
+        at: usize,
+        /// All zeroes when the data is `None`.
+        len: usize,
+        data: Option<Vec<u8>>,
+        durable: bool,
+        answered: Option<Position>,
+    },
+    Flush {
+        volume: usize,
+        answered: Option<Position>,
+    },
+    Answer,
+    Mark(String),
+}
+
+/// What has reached the volumes, in order.
+#[derive(Debug, Default)]
+pub struct PowerLog {
+    events: Mutex<Vec<Event>>,
+}
+
+impl PowerLog {
+    fn events(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, event: Event) -> EventId {
+        let mut events = self.events();
+        events.push(event);
+        EventId(events.len() - 1)
+    }
+
+    /// The moment that is now.
+    pub fn position(&self) -> Position {
+        self.events().len()
+    }
+
+    /// A write has reached the volume; `durable` when its answer promises that it is kept.
+    pub fn write(&self, volume: usize, at: u64, data: Vec<u8>, durable: bool) -> EventId {
+        let (at, len) = (at as usize, data.len());
+        self.push(Event::Write { volume, at, len, data: Some(data), durable, answered: None })
+    }
+
+    /// Zeroes, or a discard, have reached the volume.
+    pub fn zeroes(&self, volume: usize, at: u64, len: u64, durable: bool) -> EventId {
+        self.push(Event::Write { volume, at: at as usize, len: len as usize, data: None, durable, answered: None })
+    }
+
+    /// A flush has reached the volume.
+    pub fn flush(&self, volume: usize) -> EventId {
+        self.push(Event::Flush { volume, answered: None })
+    }
+
+    /// A write or flush is about to be answered well.
+    pub fn answer(&self, id: EventId) {
+        let mut events = self.events();
+        let now = events.len();
+        events.push(Event::Answer);
+        match &mut events[id.0] {
+            Event::Write { answered, .. } | Event::Flush { answered, .. } => *answered = Some(now),
+            Event::Answer | Event::Mark(_) => {}
+        }
+    }
+
+    /// Notes a text, such as what a guest has acknowledged.
+    pub fn mark(&self, text: &str) {
+        self.push(Event::Mark(text.to_owned()));
+    }
+
+    /// All marks with the positions from which on they are in the log.
+    pub fn marks(&self) -> Vec<(Position, String)> {
+        let events = self.events();
+        let marks = events.iter().enumerate();
+        marks
+            .filter_map(|(at, event)| if let Event::Mark(text) = event { Some((at + 1, text.clone())) } else { None })
+            .collect()
+    }
+
+    /// Writes, durable writes and flushes of a volume.
+    pub fn counts(&self, of: usize) -> (usize, usize, usize) {
+        self.events().iter().fold((0, 0, 0), |(writes, durables, flushes), event| match event {
+            Event::Write { volume, durable, .. } if *volume == of => {
+                (writes + 1, durables + usize::from(*durable), flushes)
+            }
+            Event::Flush { volume, .. } if *volume == of => (writes, durables, flushes + 1),
+            _ => (writes, durables, flushes),
+        })
+    }
+
+    /// An image of `size` bytes that a volume, all zeroes at first, may hold after a cut at a position.
+    pub fn cut(&self, volume: usize, size: usize, at: Position, cache: Cache, seed: u64) -> Vec<u8> {
+        let mut image = vec![0; size];
+        let events = self.events();
+        let events = &events[..at];
+        // The last flush that was answered by then: it covers what was answered before it came.
+        let flushed = events.iter().rposition(
+            |event| matches!(event, Event::Flush { volume: of, answered: Some(end) } if *of == volume && *end < at),
+        );
+        let flushed = flushed.filter(|_| cache != Cache::IgnoresFlush).unwrap_or(0);
+        let mut random = SmallRng::seed_from_u64(seed);
+        // Of some cuts nothing volatile is left, of some all.
+        let survive = [0.0, 0.1, 0.5, 0.9, 1.0][random.random_range(0..5)];
+        for event in events {
+            let Event::Write { volume: of, at: start, len, data, durable, answered } = event else { continue };
+            if *of != volume {
+                continue;
+            }
+            let promised = *durable && cache != Cache::IgnoresDurable && answered.is_some_and(|end| end < at);
+            let kept = promised || answered.is_some_and(|end| end < flushed);
+            let torn = !kept && random.random_bool(0.2);
+            let whole = kept || random.random_bool(survive);
+            if !whole && !torn {
+                continue;
+            }
+            for from in (0..*len).step_by(SECTOR) {
+                if torn && random.random_bool(0.5) {
+                    continue;
+                }
+                let to = (from + SECTOR).min(*len);
+                let target = &mut image[start + from..start + to];
+                match data {
+                    Some(data) => target.copy_from_slice(&data[from..to]),
+                    None => target.fill(0),
+                }
+            }
+        }
+        image
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Which of the writes are on some image, and which on all, of many cuts at the end.
+    fn fates(log: &PowerLog, cache: Cache) -> (Vec<bool>, Vec<bool>) {
+        let (mut some, mut all) = (vec![false; 4], vec![true; 4]);
+        for seed in 0..200 {
+            let image = log.cut(0, 4 * SECTOR, log.position(), cache, seed);
+            for (index, sector) in image.chunks(SECTOR).enumerate() {
+                let there = sector == [index as u8 + 1; SECTOR];
+                assert!(there || sector == [0; SECTOR]);
+                some[index] |= there;
+                all[index] &= there;
+            }
+        }
+        (some, all)
+    }
+
+    #[test]
+    fn a_flush_covers_what_was_answered_before_it_came() {
+        let log = PowerLog::default();
+        let write = |at: u64, durable| log.write(0, at * SECTOR as u64, vec![at as u8 + 1; SECTOR], durable);
+        log.answer(write(0, false));
+        let under_way = write(1, false);
+        let flush = log.flush(0);
+        log.answer(under_way);
+        log.answer(flush);
+        log.answer(write(2, true));
+        log.answer(write(3, false));
+        // A flush of another volume, and one that is not answered, promise nothing.
+        let other = log.flush(1);
+        log.answer(other);
+        log.flush(0);
+        let every = vec![true; 4];
+        assert_eq!(fates(&log, Cache::Honest), (every.clone(), vec![true, false, true, false]));
+        assert_eq!(fates(&log, Cache::IgnoresFlush), (every.clone(), vec![false, false, true, false]));
+        assert_eq!(fates(&log, Cache::IgnoresDurable), (every, vec![true, false, false, false]));
+    }
+
+    #[test]
+    fn a_durable_write_promises_nothing_before_its_answer() {
+        let log = PowerLog::default();
+        let id = log.write(0, 0, vec![1; SECTOR], true);
+        assert!(!fates(&log, Cache::Honest).1[0]);
+        log.answer(id);
+        assert!(fates(&log, Cache::Honest).1[0]);
+    }
+
+    #[test]
+    fn a_write_may_be_torn_at_sectors() {
+        let log = PowerLog::default();
+        log.write(0, 0, vec![1; 2 * SECTOR], false);
+        let halves = |seed| {
+            let image = log.cut(0, 2 * SECTOR, 1, Cache::Honest, seed);
+            (image[0], image[SECTOR])
+        };
+        let seen: std::collections::BTreeSet<_> = (0..200).map(halves).collect();
+        assert_eq!(seen.len(), 4);
+    }
+}

@@ -1,0 +1,220 @@
+//! A file system in user space whose files are disks: what a daemon asks of the kernel comes here and is noted in a log.
+//!
+//! `RWF_DSYNC` arrives as a flag of the write, `fdatasync` as a request of its own. Needs root and /dev/fuse.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use fuser::{
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, Session,
+    WriteFlags,
+};
+use tempfile::TempDir;
+
+use super::log::{PowerLog, SECTOR};
+
+/// Constant answers may be kept for as long.
+const FOREVER: Duration = Duration::from_secs(3600);
+/// The first volume's inode: 1 is the folder.
+const FIRST: u64 = 2;
+const O_DSYNC: i32 = 0o10000;
+const PUNCH_HOLE: i32 = 2;
+const ZERO_RANGE: i32 = 0x10;
+
+/// A mounted folder of disks; unmounted when dropped.
+#[derive(Debug)]
+pub struct PowerMount {
+    // Before its folder is removed.
+    session: Option<BackgroundSession>,
+    folder: TempDir,
+}
+
+struct Disks {
+    log: Arc<PowerLog>,
+    disks: Vec<(String, Mutex<Vec<u8>>)>,
+    /// Writes to this one are marks.
+    marks: usize,
+}
+
+impl PowerMount {
+    /// Mounts disks of these names and sizes, all zeroes. The last of them is for marks: each write to it is noted as the text up
+    /// to its first line end, and kept nowhere.
+    ///
+    /// # Errors
+    /// When the system refuses: it needs root and /dev/fuse.
+    pub fn new(log: &Arc<PowerLog>, disks: &[(&str, usize)]) -> Result<PowerMount> {
+        let folder = tempfile::Builder::new().prefix("mqblk-power-").tempdir()?;
+        let all = disks.iter().map(|(name, size)| ((*name).to_owned(), Mutex::new(vec![0; *size]))).collect();
+        let disks = Disks { log: Arc::clone(log), disks: all, marks: disks.len() - 1 };
+        let mut config = Config::default();
+        config.n_threads = Some(2);
+        let session = Session::new(disks, folder.path(), &config).context("mounting needs root and /dev/fuse")?;
+        Ok(PowerMount { session: Some(session.spawn()?), folder })
+    }
+
+    /// The file of a disk.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Where it is mounted.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+impl Drop for PowerMount {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.session.take().map(BackgroundSession::umount_and_join) {
+            eprintln!("{} stays mounted: {error}", self.folder.path().display());
+        }
+    }
+}
+
+impl Disks {
+    fn index(&self, inode: INodeNo) -> Option<usize> {
+        let index = inode.0.checked_sub(FIRST)? as usize;
+        (index < self.disks.len()).then_some(index)
+    }
+
+    fn bytes(&self, index: usize) -> MutexGuard<'_, Vec<u8>> {
+        self.disks[index].1.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn attributes(&self, inode: INodeNo) -> Option<FileAttr> {
+        let (size, kind, perm) = match self.index(inode) {
+            Some(index) => (self.bytes(index).len() as u64, FileType::RegularFile, 0o600),
+            None if inode == INodeNo::ROOT => (0, FileType::Directory, 0o700),
+            None => return None,
+        };
+        Some(FileAttr {
+            ino: inode,
+            size,
+            blocks: size / SECTOR as u64,
+            atime: UNIX_EPOCH,
+            mtime: UNIX_EPOCH,
+            ctime: UNIX_EPOCH,
+            crtime: UNIX_EPOCH,
+            kind,
+            perm,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        })
+    }
+}
+
+impl Filesystem for Disks {
+    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let found = self.disks.iter().position(|(known, _)| known.as_str() == name);
+        match found.and_then(|index| self.attributes(INodeNo(FIRST + index as u64))) {
+            Some(attributes) => reply.entry(&FOREVER, &attributes, Generation(0)),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _: &Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match self.attributes(inode) {
+            Some(attributes) => reply.attr(&FOREVER, &attributes),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        reply.opened(FileHandle(0), FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        inode: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let Some(index) = self.index(inode) else { return reply.error(Errno::ENOENT) };
+        let bytes = self.bytes(index);
+        let from = (offset as usize).min(bytes.len());
+        let to = (from + size as usize).min(bytes.len());
+        reply.data(&bytes[from..to]);
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        inode: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        flags: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let Some(index) = self.index(inode) else { return reply.error(Errno::ENOENT) };
+        if index == self.marks {
+            let line = data.split(|byte| *byte == b'\n').next().unwrap_or_default();
+            self.log.mark(String::from_utf8_lossy(line).trim_end());
+            return reply.written(data.len() as u32);
+        }
+        let mut bytes = self.bytes(index);
+        let Some(target) = bytes.get_mut(offset as usize..offset as usize + data.len()) else {
+            return reply.error(Errno::EINVAL);
+        };
+        target.copy_from_slice(data);
+        // In the log in the order in which the bytes change.
+        let id = self.log.write(index, offset, data.to_vec(), flags.0 & O_DSYNC != 0);
+        drop(bytes);
+        self.log.answer(id);
+        reply.written(data.len() as u32);
+    }
+
+    fn fsync(&self, _: &Request, inode: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        let Some(index) = self.index(inode) else { return reply.error(Errno::ENOENT) };
+        let id = self.log.flush(index);
+        self.log.answer(id);
+        reply.ok();
+    }
+
+    fn fallocate(
+        &self,
+        _: &Request,
+        inode: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let Some(index) = self.index(inode) else { return reply.error(Errno::ENOENT) };
+        if mode & (PUNCH_HOLE | ZERO_RANGE) == 0 {
+            return reply.error(Errno::EOPNOTSUPP);
+        }
+        let mut bytes = self.bytes(index);
+        let Some(target) = bytes.get_mut(offset as usize..(offset + length) as usize) else {
+            return reply.error(Errno::EINVAL);
+        };
+        target.fill(0);
+        let id = self.log.zeroes(index, offset, length, false);
+        drop(bytes);
+        self.log.answer(id);
+        reply.ok();
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        // Closing a file descriptor promises nothing.
+        reply.ok();
+    }
+}

@@ -4,6 +4,7 @@
 mod failure;
 mod logging;
 mod lun;
+mod resume;
 mod serve;
 mod stat;
 mod table;
@@ -42,6 +43,9 @@ enum Command {
     /// Add, remove, resize and list the LUNs of a running daemon
     Lun(lun::Args),
 
+    /// Have a stopped disk of a running daemon go on
+    Resume(resume::Args),
+
     /// Attach, detach, resize and list disks of Xen guests
     Xen(xen::Args),
 }
@@ -57,6 +61,7 @@ fn main() -> ExitCode {
         Command::Plot(args) => mqblk_bench::plot::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Lun(args) => lun::run(args),
+        Command::Resume(args) => resume::run(args),
         Command::Xen(args) => xen::run(args),
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mqblk_blkif::{GrantMode, PoolOwner};
-use mqblk_engine::{Coalesce, FixedBufferUse, PlugOptions, PollPolicy};
+use mqblk_engine::{Coalesce, ErrorPolicy, FixedBufferUse, PlugOptions, PollPolicy};
 
 use crate::xen::WhichXen;
 
@@ -16,6 +16,8 @@ pub struct ServeConfig<D> {
     pub workers: u16,
     /// The CPU of each worker, in order. `None`: the kernel places them.
     pub pin: Option<Vec<u16>>,
+    /// From when on a request that does not end is told of in the log; `None`: never.
+    pub hang_warning: Option<Duration>,
     /// The admin socket, if there is to be one.
     pub admin: Option<AdminConfig>,
     /// What is done on a Xen host; `None`: nothing.
@@ -150,6 +152,8 @@ pub struct Backing<D> {
     pub cache: CacheMode,
     /// How neighbouring requests are joined on their way to the storage.
     pub plug: PlugOptions,
+    /// What becomes of requests that the storage failed.
+    pub errors: ErrorPolicy,
     /// The kind of storage: a name in the registry of storage backends.
     pub storage: String,
     /// The storage's own settings as they came to be, for printing.

@@ -4,12 +4,12 @@ use std::io;
 use std::sync::Arc;
 
 use mqblk_core::DiskSlot;
-use mqblk_engine::{AnyDisk, Engine, EngineOptions, LaneOptions, QueueDisk};
+use mqblk_engine::{AnyDisk, DiskHealth, Engine, EngineOptions, LaneOptions, QueueDisk, Watchdog};
 use mqblk_vhost_user_server::{ListenSocket, Server, ServerOptions, SocketError};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
 use super::admin::{self, DiskAbout, Served, Source};
-use super::config::{AdminConfig, Backing, CacheMode, DiskFront, Front, ServeConfig};
+use super::config::{AdminConfig, Backing, CacheMode, DiskConfig, DiskFront, Front, ServeConfig};
 use super::controller::ControllerError;
 use super::interfaces::AnyGuest;
 use super::luns::Luns;
@@ -46,6 +46,7 @@ pub struct Daemon {
     admin: Option<AdminSocket>,
     source: Arc<Source>,
     xen: Option<XenHost>,
+    watchdog: Option<Watchdog>,
     disks: Vec<(String, Arc<AnyDisk>)>,
 }
 
@@ -69,13 +70,17 @@ impl Daemon {
         }
         let mut disks = Vec::new();
         let mut served = Vec::new();
-        let xen_disks: Vec<_> = config.disks.iter().filter_map(XenDiskConfig::of).collect();
+        let health = |disk: &DiskConfig<_>| Arc::new(DiskHealth::new(&disk.id, disk.backing.errors));
+        let healths: Vec<_> = config.disks.iter().map(health).collect();
+        let watchdog = config.hang_warning.map(|long| engine.watch(long)).transpose().map_err(StartError::Workers)?;
+        let xen_disks = config.disks.iter().zip(&healths).filter_map(|(disk, health)| XenDiskConfig::of(disk, health));
+        let xen_disks: Vec<_> = xen_disks.collect();
         let xen = config.xen.as_ref().map(|xen| XenHost::start(xen, &xen_disks, &engine)).transpose()?;
-        for disk in config.disks {
+        for (disk, health) in config.disks.into_iter().zip(healths) {
             disks.push((disk.id.clone(), Arc::clone(&disk.backing.disk)));
-            let about = DiskAbout::of(&disk);
+            let about = DiskAbout::of(&disk, &health);
             let guest: AnyGuest = match (disk.front, &xen) {
-                (DiskFront::VhostUser(front), _) => Arc::new(serve(disk.id, front, disk.backing, &engine)?),
+                (DiskFront::VhostUser(front), _) => Arc::new(serve(disk.id, front, disk.backing, health, &engine)?),
                 (DiskFront::Xen(front), Some(xen)) => {
                     Arc::new(XenDisk::new(xen.backend(), &disk.id, front.queues.into()))
                 }
@@ -87,7 +92,7 @@ impl Daemon {
         let backend = xen.as_ref().map(|xen| Arc::clone(xen.backend()));
         let source = Arc::new(Source::new(engine, served, backend, luns));
         let admin = config.admin.as_ref().map(|admin| AdminSocket::start(admin, &source)).transpose();
-        let daemon = Daemon { admin: admin.map_err(StartError::Admin)?, source, xen, disks };
+        let daemon = Daemon { admin: admin.map_err(StartError::Admin)?, source, xen, watchdog, disks };
         // Last: guests may see the disks at once.
         if let Some(xen) = &daemon.xen {
             xen.attach(&xen_disks)?;
@@ -113,6 +118,7 @@ impl Daemon {
         }
         // Nobody else holds it now: the servers stop.
         drop(self.source);
+        drop(self.watchdog);
         for (name, disk) in &all {
             if let Err(error) = disk.sync() {
                 result = Err(io::Error::new(error.kind(), format!("{name}: flush: {error}")));
@@ -141,7 +147,13 @@ impl AdminSocket {
     }
 }
 
-fn serve(id: String, front: Front, backing: Backing<Arc<AnyDisk>>, engine: &Arc<Engine>) -> Result<Server, StartError> {
+fn serve(
+    id: String,
+    front: Front,
+    backing: Backing<Arc<AnyDisk>>,
+    health: Arc<DiskHealth>,
+    engine: &Arc<Engine>,
+) -> Result<Server, StartError> {
     let geometry = backing.disk.geometry();
     let device = VirtioBlk::new(
         geometry,
@@ -170,7 +182,7 @@ fn serve(id: String, front: Front, backing: Backing<Arc<AnyDisk>>, engine: &Arc<
         poll: front.poll,
         coalesce: front.coalesce,
         fixed: front.fixed_buffers,
-        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: backing.disk, plug: backing.plug }],
+        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: backing.disk, plug: backing.plug, health }],
         engine: Arc::clone(engine),
     };
     Server::start(Arc::new(device), options)

@@ -11,7 +11,7 @@ use super::key_values::is_key;
 /// What a file or a command line asks for, not yet judged.
 #[derive(Clone, Debug)]
 pub struct Given {
-    /// `workers`, `pin`, `admin`, `admin-mode`, and those of a Xen host.
+    /// `workers`, `pin`, `hang-warning-s`, `admin`, `admin-mode`, and those of a Xen host.
     pub process: Settings,
     /// One for each disk.
     pub disks: Vec<Settings>,
@@ -77,7 +77,8 @@ pub fn parse(name: &str, text: &str) -> Result<Given, SettingError> {
                 given.process.insert(key, &cpus.join(","))?;
             }
             (
-                "workers" | "pin" | "admin" | "admin-mode" | "xen" | "xen-watch" | "xen-state" | "xen-mapped-pages",
+                "workers" | "pin" | "hang-warning-s" | "admin" | "admin-mode" | "xen" | "xen-watch" | "xen-state"
+                | "xen-mapped-pages",
                 _,
             ) => insert(&mut given.process, key, value)?,
             _ => {

@@ -65,6 +65,10 @@ pub struct Args {
     #[arg(long, value_name = "CPU,...")]
     pin: Option<String>,
 
+    /// Warn in the log of a request that the storage has not ended after S seconds; 0: never [default: 10]
+    #[arg(long, value_name = "S")]
+    hang_warning_s: Option<String>,
+
     /// Make an admin socket there, for `mqblk stat` and others: JSON-RPC, one message a line [default: none]
     #[arg(long, value_name = "PATH")]
     admin: Option<String>,
@@ -173,6 +177,7 @@ fn gather(args: &Args) -> Result<Given, SettingError> {
     let process = [
         ("workers", &args.workers),
         ("pin", &args.pin),
+        ("hang-warning-s", &args.hang_warning_s),
         ("admin", &args.admin),
         ("admin-mode", &args.admin_mode),
         ("xen", &args.xen),

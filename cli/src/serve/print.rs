@@ -21,6 +21,8 @@ pub fn to_toml<D>(config: &ServeConfig<D>) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "pin = [{}]", cpus.join(", "));
     }
+    let hang_warning = config.hang_warning.map_or(0, |time| time.as_secs());
+    let _ = writeln!(text, "hang-warning-s = {hang_warning}");
     if let Some(admin) = &config.admin {
         let path = Value::String(admin.socket.to_string_lossy().into_owned());
         let _ = writeln!(text, "admin = {path}\nadmin-mode = \"{}\"", admin.mode);
@@ -159,6 +161,8 @@ fn backing_pairs<D>(backing: &Backing<D>) -> Vec<Pair> {
         ("merge-segments", Value::Integer(backing.plug.merge_segments.into())),
         ("plug-us", Value::Integer(backing.plug.hold.as_micros() as i64)),
         ("depth", Value::Integer(backing.plug.depth.into())),
+        ("on-error", string(&backing.errors.on_error.to_string())),
+        ("on-enospc", string(backing.errors.on_enospc.word())),
         ("cache", string(backing.cache.word())),
         ("serial", string(&backing.serial)),
     ]

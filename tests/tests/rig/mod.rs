@@ -64,7 +64,7 @@ impl Rig {
             poll: plan.poll,
             coalesce: plan.coalesce,
             fixed: FixedBufferUse::Off,
-            disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: plan.disk, plug: plan.plug }],
+            disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: plan.disk, plug: plan.plug, health: Arc::default() }],
             engine: Arc::clone(&engine),
         };
         let server = Server::start(device, serve).expect("the socket can be made");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use mqblk_core::ByteLen;
 use mqblk_core::disk::DiskError;
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_engine::{MergeMode, PlugOptions};
+use mqblk_engine::{ErrorPolicy, MergeMode, OnError, OnNoSpace, PlugOptions};
 
 use super::{ConfigError, MAX_HOLD_US, Storages, take_u16, with_likely_slip};
 use crate::serve::config::{Backing, CacheMode};
@@ -23,6 +23,7 @@ pub struct BackingKeys {
     serial: String,
     cache: CacheMode,
     plug: PlugOptions,
+    errors: ErrorPolicy,
     storage: &'static str,
 }
 
@@ -39,7 +40,7 @@ impl BackingKeys {
             None => id.chars().take(serial_bytes).collect(),
         };
         let cache = settings.choice("cache", CacheMode::WORDS)?.map_or(CacheMode::Writeback, CacheMode::from_word);
-        Ok(BackingKeys { serial, cache, plug: take_plug(settings)?, storage })
+        Ok(BackingKeys { serial, cache, plug: take_plug(settings)?, errors: take_errors(settings)?, storage })
     }
 
     /// Opens the storage, which takes its own keys. No key is left over then.
@@ -50,8 +51,8 @@ impl BackingKeys {
             Err(source) => return Err(ConfigError::Disk { subject: settings.subject().to_owned(), source }),
         };
         settings.finish()?;
-        let BackingKeys { serial, cache, plug, storage } = self;
-        Ok(Backing { serial, cache, plug, storage: storage.to_owned(), storage_settings, disk })
+        let BackingKeys { serial, cache, plug, errors, storage } = self;
+        Ok(Backing { serial, cache, plug, errors, storage: storage.to_owned(), storage_settings, disk })
     }
 }
 
@@ -77,6 +78,17 @@ pub fn take_printable(settings: &mut Settings, key: &'static str, most: usize) -
 /// Whether a text is printable ASCII.
 pub fn is_printable(text: &str) -> bool {
     text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic())
+}
+
+fn take_errors(settings: &mut Settings) -> Result<ErrorPolicy, SettingError> {
+    let on_error = match settings.text("on-error") {
+        None => OnError::default(),
+        Some(text) => {
+            OnError::parse(&text).ok_or_else(|| settings.error("on-error", format!("{text:?}"), OnError::EXPECTED))?
+        }
+    };
+    let on_enospc = settings.choice("on-enospc", OnNoSpace::WORDS)?.map_or(OnNoSpace::default(), OnNoSpace::from_word);
+    Ok(ErrorPolicy { on_error, on_enospc })
 }
 
 fn take_plug(settings: &mut Settings) -> Result<PlugOptions, SettingError> {

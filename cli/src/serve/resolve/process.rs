@@ -1,5 +1,7 @@
 //! The keys of the process: its workers, their CPUs, and the admin socket.
 
+use std::time::Duration;
+
 use mqblk_core::settings::{SettingError, Settings};
 
 use super::front::{FrontKeys, socket_path, take_socket_mode};
@@ -25,6 +27,17 @@ pub fn take_admin<'a>(
         return Err(settings.error("admin", found, "a path of its own"));
     }
     Ok(Some(AdminConfig { socket, mode: mode.unwrap_or(SocketMode::OWNER_ONLY) }))
+}
+
+/// Longest `hang-warning-s`: a day.
+const MAX_HANG_WARNING_S: u64 = 86_400;
+/// Its default: a good while before guests give a request up (Linux: after 30 s).
+const HANG_WARNING_S: u64 = 10;
+
+/// `hang-warning-s`.
+pub fn take_hang_warning(settings: &mut Settings) -> Result<Option<Duration>, SettingError> {
+    let seconds = settings.number("hang-warning-s", 0..=MAX_HANG_WARNING_S)?.unwrap_or(HANG_WARNING_S);
+    Ok((seconds > 0).then(|| Duration::from_secs(seconds)))
 }
 
 /// `workers` and `pin`.

@@ -316,6 +316,41 @@ fn a_worker_that_hangs_in_a_system_call_is_told_of() {
 }
 
 #[test]
+fn a_lun_stops_goes_on_and_is_taken_away_with_what_is_parked() {
+    let folder = TempDir::new().unwrap();
+    // Fails four times, then the disk is good.
+    let disks = ["id=c,interface=virtio-scsi,storage=fault,inner=ram,size=16M,fail-write=0+16M:EIO*4,on-error=stop"];
+    let daemon = Daemon::start(folder.path(), &disks);
+    let lun = || daemon.stat().controllers[0].luns[0].clone();
+    let id = lun().id;
+    let load = format!("--interface virtio-scsi {VERIFIED}");
+    let mut bench = daemon.bench("c", &load);
+    wait("end", || {
+        if let Some(stop) = lun().health.stopped {
+            assert!(!stop.enospc && stop.reason.contains("write at"), "{stop:?}");
+            let (code, _, stderr) = daemon.resume(&[&id]);
+            assert_eq!(code, Some(0), "{stderr}");
+        }
+        bench.0.try_wait().unwrap()
+    });
+    let (code, stderr) = bench.ended();
+    assert_eq!(code, Some(0), "{stderr}");
+    let end = lun();
+    assert!(end.health.stops > 0 && end.health.parked == 0 && end.counters.errors == 0, "{end:?}");
+
+    let settings = "controller=c,target=5,id=bad,storage=fault,inner=ram,size=16M,fail-write=0+16M:EIO,on-error=stop";
+    let (code, _, stderr) = output(&["lun", "add", "--socket", &daemon.admin(), settings]);
+    assert_eq!(code, Some(0), "{stderr}");
+    let bench = daemon.bench("c", &load.replace("--size 8M", "--size 8M --targets 2"));
+    let bad = || daemon.stat().controllers[0].luns.iter().find(|lun| lun.id == "bad").cloned();
+    wait("parked requests", || bad().filter(|lun| lun.health.parked >= 1));
+    let (code, _, stderr) = output(&["lun", "remove", "--socket", &daemon.admin(), "bad"]);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(bad().is_none());
+    drop(bench);
+}
+
+#[test]
 fn resume_says_what_is_missing() {
     let Output { status, stderr, .. } = mqblk(&["resume", "a"]).output().unwrap();
     assert_eq!(status.code(), Some(2));

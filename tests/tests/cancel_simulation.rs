@@ -389,9 +389,9 @@ fn open(
     folder: &std::path::Path,
     seen: &Arc<Mutex<Seen>>,
 ) -> Vec<QueueDisk> {
-    // What fails for good cannot be done again.
-    let bad = if stops { "8K+4K:EIO*20/60K+4K:ENOSPC*20" } else { "8K+4K:EIO" };
-    let bad_read = if stops { "100K+2K:EIO*20" } else { "100K+2K:EIO" };
+    // What fails for good cannot be done again, and the pauses between tries grow.
+    let bad = if stops { "8K+4K:EIO*5/60K+4K:ENOSPC*20" } else { "8K+4K:EIO" };
+    let bad_read = if stops { "100K+2K:EIO*5" } else { "100K+2K:EIO" };
     let size = (BLOCKS * BLOCK).to_string();
     let path = folder.join("disk");
     std::fs::File::create(&path).and_then(|file| file.set_len(BLOCKS * BLOCK)).unwrap();

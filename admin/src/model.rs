@@ -110,12 +110,58 @@ pub struct DiskStat {
     pub queue_count: u32,
     /// The sums over its queues.
     pub totals: Load,
+    /// What becomes of its failed requests, and whether it is stopped.
+    pub health: Health,
     /// What its rings did with the guest's pages: of a Xen disk. Null for others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grants: Option<GrantStat>,
     /// Its queues, by number. Empty unless `queues` was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub queues: Vec<QueueStat>,
+}
+
+/// What becomes of a disk's failed requests, and whether it is stopped.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Health {
+    /// `running` or `stopped`.
+    pub state: String,
+    /// What becomes of failed requests, as configured: `report`, `stop` or `retry:SECONDS`.
+    pub on_error: String,
+    /// Of those that found no space: `report` or `stop`.
+    pub on_enospc: String,
+    /// Why it is stopped; null while it runs.
+    pub stopped: Option<HealthStop>,
+    /// Requests that are parked.
+    pub parked: u64,
+    /// How often it stopped.
+    pub stops: u64,
+    /// How often requests were tried again by themselves.
+    pub retries: u64,
+}
+
+/// Why a disk is stopped.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HealthStop {
+    /// For how long it is, in nanoseconds.
+    pub stopped_ns: u64,
+    /// What failed, and how.
+    pub reason: String,
+    /// It was a lack of space.
+    pub enospc: bool,
+}
+
+/// The answer to `resume`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Resumed {
+    /// The disk or LUN.
+    pub id: String,
+    /// Requests that were parked.
+    pub parked: u64,
+    /// They were answered with their errors in place of being done.
+    pub report: bool,
 }
 
 /// What the rings of a Xen disk did with the guest's pages. All but `held`, `stuck` and `buffer_pages` only grow.
@@ -207,6 +253,10 @@ pub struct LunStat {
     pub merge_segments: u32,
     /// Requests in flight at this moment.
     pub in_flight: u64,
+    /// How long the oldest of them has been, in milliseconds; null without any.
+    pub oldest_ms: Option<u64>,
+    /// What becomes of its unit's failed requests, and whether that is stopped.
+    pub health: Health,
     /// What was counted.
     pub counters: LunCounters,
 }
@@ -256,6 +306,8 @@ pub struct QueueStat {
 pub struct Load {
     /// Requests in flight at this moment.
     pub in_flight: u64,
+    /// How long the oldest of them has been, in milliseconds; null without any.
+    pub oldest_ms: Option<u64>,
     /// What was counted.
     pub counters: Counters,
     /// How long requests took.

@@ -5,6 +5,7 @@ mod failure;
 mod logging;
 mod lun;
 mod resize;
+mod resume;
 mod serve;
 mod stat;
 mod table;
@@ -46,6 +47,9 @@ enum Command {
     /// Add, remove, resize and list the LUNs of a running daemon
     Lun(lun::Args),
 
+    /// Have a stopped disk of a running daemon go on
+    Resume(resume::Args),
+
     /// Attach, detach, resize and list disks of Xen guests
     Xen(xen::Args),
 }
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
         Command::Stat(args) => stat::run(args),
         Command::Resize(args) => resize::run(args),
         Command::Lun(args) => lun::run(args),
+        Command::Resume(args) => resume::run(args),
         Command::Xen(args) => xen::run(args),
     }
 }

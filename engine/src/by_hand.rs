@@ -8,6 +8,7 @@ use mqblk_uring::{Lane, LaneOptions};
 
 use crate::counters::WorkerReport;
 use crate::engine::{AttachError, QueueOptions, seat};
+use crate::errors::{DiskHealth, Resume};
 use crate::mailbox::Mailbox;
 use crate::seat_disks::QueueDisk;
 use crate::worker::Worker;
@@ -75,6 +76,14 @@ impl HandWorker {
         let (done, left) = sync_channel(1);
         self.worker.close_disk(seat.slot, seat.generation, disk, done);
         left
+    }
+
+    /// Lets a stopped disk go on, as [`Engine::resume`](crate::Engine::resume) does.
+    pub fn resume(&mut self, health: &Arc<DiskHealth>, how: Resume) -> Option<u64> {
+        let parked = health.report().parked;
+        let outcome = health.go_on()?;
+        self.worker.resume(health, how, outcome);
+        Some(parked)
     }
 
     /// What the worker and its queues have counted.

@@ -11,16 +11,19 @@ use mqblk_uring::Lane;
 
 use crate::AnyDisk;
 use crate::clock::{Clock, Moment};
-use crate::options::PlugOptions;
+use crate::errors::{DiskHealth, SharedGuard, guarded};
 use crate::plug::{Merger, Merges, PlugCounts};
 use crate::runner::{AnyFinished, AnyRequest, Way};
-use crate::seat_disks::SeatDisk;
+use crate::seat_disks::{QueueDisk, SeatDisk};
 use crate::share::{Offer, Share};
 
 /// One open channel and the requests that wait to be submitted to it.
 pub(crate) struct Open {
     pub(crate) disk: Arc<AnyDisk>,
+    pub(crate) health: Arc<DiskHealth>,
     channel: Box<dyn DiskChannel<Lane>>,
+    /// What parks and repeats its failed requests; `None` when they are answered.
+    pub(crate) guard: Option<SharedGuard>,
     /// Requests pulled this turn, and those that the channel left last turn.
     pub(crate) plug: Vec<AnyRequest>,
     /// Requests were left over last turn, here or ready to be offered.
@@ -122,23 +125,22 @@ impl Channels {
         Channels { finished: Vec::with_capacity(PLUG_ROOM), ..Channels::default() }
     }
 
-    /// The channel to `disk`, opened if this worker has none yet. Returns its place.
+    /// The channel to a disk, opened if this worker has none yet. Returns its place.
     pub(crate) fn open(
         &mut self,
         lane: &mut Lane,
-        disk: &Arc<AnyDisk>,
-        options: PlugOptions,
+        QueueDisk { disk, plug: options, health, .. }: &QueueDisk,
     ) -> Result<usize, DiskError> {
         let same = |open: &Open| std::ptr::addr_eq(Arc::as_ptr(&open.disk), Arc::as_ptr(disk));
         if let Some(at) = self.open.iter().position(|open| open.as_ref().is_some_and(same)) {
             self.get(at).users += 1;
             return Ok(at);
         }
-        let channel = disk.open_channel(lane)?;
-        let merger = Merger::new(&options, &disk.limits(), &disk.geometry(), PLUG_ROOM);
+        let (channel, guard) = guarded(disk.open_channel(lane)?, health, &disk.limits());
+        let merger = Merger::new(options, &disk.limits(), &disk.geometry(), PLUG_ROOM);
         let plug = Vec::with_capacity(PLUG_ROOM);
-        let disk = Arc::clone(disk);
-        let open = Open { disk, channel, plug, left: false, busy: true, merger, depth: options.depth, users: 1 };
+        let (disk, health, depth) = (Arc::clone(disk), Arc::clone(health), options.depth);
+        let open = Open { disk, health, channel, guard, plug, left: false, busy: true, merger, depth, users: 1 };
         let at = self.open.iter().position(Option::is_none).unwrap_or_else(|| {
             self.open.push(None);
             self.open.len() - 1
@@ -177,6 +179,11 @@ impl Channels {
     #[inline]
     pub(crate) fn get(&mut self, at: usize) -> &mut Open {
         self.open[at].as_mut().expect("a queue holds its channel's place")
+    }
+
+    /// The channel at a place, if there is one.
+    pub(crate) fn look(&self, at: usize) -> Option<&Open> {
+        self.open.get(at)?.as_ref()
     }
 
     /// The way of requests to the disk of a queue that has only this one. [`note_plugged`](Self::note_plugged) follows.
@@ -308,6 +315,20 @@ impl Channels {
         }
         if merger.fan_out(lane, before, &mut self.counts, finished) > 0 || merger.ready() > 0 {
             self.left = true;
+        }
+    }
+
+    /// All that are open, with their places.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (usize, &Open)> {
+        self.open.iter().enumerate().filter_map(|(at, open)| Some((at, open.as_ref()?)))
+    }
+
+    /// The channel at a place has requests of its own to offer again.
+    pub(crate) fn stir(&mut self, at: usize) {
+        let open = self.open[at].as_mut().expect("whoever stirs a channel has found it");
+        if !open.busy {
+            open.busy = true;
+            self.busy.push(at);
         }
     }
 

@@ -78,6 +78,8 @@ pub struct DiskCounters {
     pub errors: u64,
     /// Requests in flight at this moment.
     pub in_flight: u32,
+    /// How long the oldest of them has been, in nanoseconds.
+    pub oldest_ns: Option<u64>,
     /// How long the reads took in all, from the pull until the guest could see the answer, in nanoseconds.
     pub read_ns: u64,
     /// The writes.
@@ -98,6 +100,7 @@ impl DiskCounters {
             written_bytes: 0,
             errors: 0,
             in_flight: 0,
+            oldest_ns: None,
             read_ns: 0,
             write_ns: 0,
             other_ns: 0,
@@ -129,6 +132,7 @@ impl DiskCounters {
         self.written_bytes += other.written_bytes;
         self.errors += other.errors;
         self.in_flight += other.in_flight;
+        self.oldest_ns = self.oldest_ns.max(other.oldest_ns);
         self.read_ns += other.read_ns;
         self.write_ns += other.write_ns;
         self.other_ns += other.other_ns;
@@ -186,6 +190,8 @@ pub struct QueueReport {
     pub latency: Box<QueueLatency>,
     /// Requests in flight at this moment.
     pub in_flight: u32,
+    /// How long the oldest of them has been, in nanoseconds.
+    pub oldest_ns: Option<u64>,
     /// Of each of the queue's disks, in the order of their slots. A disk that was closed stays here with what it counted until
     /// another is opened in its slot, which begins at 0; the queue's own counters go on.
     pub disks: Vec<DiskCounters>,
@@ -241,6 +247,7 @@ impl QueueReport {
         self.latency.writes.add(&other.latency.writes);
         self.latency.others.add(&other.latency.others);
         self.in_flight += other.in_flight;
+        self.oldest_ns = self.oldest_ns.max(other.oldest_ns);
         for disk in &other.disks {
             match self.disks.binary_search_by_key(&disk.slot, |disk| disk.slot) {
                 Ok(at) => self.disks[at].add(disk),

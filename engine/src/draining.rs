@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::counters::QueueReport;
 use crate::engine::WorkerGone;
@@ -18,14 +18,21 @@ pub struct Detached<P> {
     pub report: QueueReport,
 }
 
+/// How often parked requests are looked for: what is with the storage may fail, and park, at any time.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Takes out of a queue what is parked at stopped disks.
+pub(crate) type DropParked = Box<dyn FnMut(&Mailbox) -> Result<(), WorkerGone> + Send>;
+
 /// A queue that takes no more requests and leaves its worker when none is in flight. Dropping this does not keep it from leaving.
-#[derive(Debug)]
 #[must_use = "the queue may be in use until `wait` says that it has left"]
 pub struct Draining<P> {
     pub(crate) left: Receiver<Leaving>,
     pub(crate) mailbox: Mailbox,
     pub(crate) slot: u16,
     pub(crate) generation: u32,
+    /// Where parked requests are left unanswered.
+    pub(crate) drop_parked: Option<DropParked>,
     pub(crate) position: PhantomData<fn() -> P>,
 }
 
@@ -35,13 +42,21 @@ impl<P: Send + 'static> Draining<P> {
     /// # Errors
     /// When the worker has ended.
     pub fn wait(&mut self, time: Duration) -> Result<Option<Detached<P>>, WorkerGone> {
-        match self.left.recv_timeout(time) {
-            Ok(leaving) => {
-                let position = leaving.position.downcast::<P>().map_err(|_| WorkerGone)?;
-                Ok(Some(Detached { position: *position, report: leaving.report }))
+        let end = Instant::now() + time;
+        loop {
+            let mut rest = end.saturating_duration_since(Instant::now());
+            if let Some(drop_parked) = &mut self.drop_parked {
+                drop_parked(&self.mailbox)?;
+                rest = rest.min(LOOK);
             }
-            Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => Err(WorkerGone),
+            match self.left.recv_timeout(rest) {
+                Ok(leaving) => {
+                    return leaving.detached().map(Some);
+                }
+                Err(RecvTimeoutError::Timeout) if Instant::now() >= end => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(WorkerGone),
+            }
         }
     }
 
@@ -54,5 +69,11 @@ impl<P: Send + 'static> Draining<P> {
     pub fn freeze(self) -> Result<(), WorkerGone> {
         let (slot, generation) = (self.slot, self.generation);
         self.mailbox.ask(move |worker| worker.freeze(slot, generation))
+    }
+}
+
+impl<P> std::fmt::Debug for Draining<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Draining").field("slot", &self.slot).finish_non_exhaustive()
     }
 }

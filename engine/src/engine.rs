@@ -131,6 +131,11 @@ impl Engine {
         Ok(QueueHandle { mailbox, worker: number, slot, generation, _queue: PhantomData })
     }
 
+    /// How the workers are reached.
+    pub(crate) fn mailboxes(&self) -> impl Iterator<Item = &Mailbox> {
+        self.staff.iter().map(|staff| &staff.mailbox)
+    }
+
     /// What all workers and their queues have counted, each as of a moment between two of its turns.
     ///
     /// # Errors
@@ -217,6 +222,16 @@ where
             .ok_or(WorkerGone)
     }
 
+    /// Its slot and generation at its worker.
+    pub(crate) fn place(&self) -> (u16, u32) {
+        (self.slot, self.generation)
+    }
+
+    /// How its worker is reached.
+    pub(crate) fn mailbox(&self) -> &Mailbox {
+        &self.mailbox
+    }
+
     /// How the queue is named in [`Engine::reports`].
     pub fn id(&self) -> QueueId {
         QueueId { worker: self.worker, generation: self.generation }
@@ -281,11 +296,13 @@ where
         let (slot, generation) = (self.slot, self.generation);
         let (done, left) = sync_channel::<Leaving>(1);
         self.mailbox.send(Box::new(move |worker| worker.drain(slot, generation, done)))?;
-        Ok(Draining { left, mailbox: self.mailbox, slot, generation, position: PhantomData })
+        let (mailbox, drop_parked) = (self.mailbox, None);
+        Ok(Draining { left, mailbox, slot, generation, drop_parked, position: PhantomData })
     }
 
     /// Stops the queue and waits until nothing of it is in flight: when this returns, neither we nor the kernel touch the
-    /// guest's memory for it any more. `waiting` is told every few seconds how long that takes.
+    /// guest's memory for it any more. Requests that are parked at a stopped disk fail;
+    /// [`drain_unanswered`](Self::drain_unanswered) leaves them as they are. `waiting` is told every few seconds how long that takes.
     ///
     /// # Errors
     /// When the worker has ended.

@@ -3,7 +3,8 @@
 //! `engine` starts workers and gives queues to them, `worker` is a worker's turn, `runner` joins one queue to its tag table,
 //! `seat_disks` are the disks that its requests may go to, `poll` decides how long a queue is polled, `roster` which are and when
 //! the worker may sleep, `channels` are a worker's handles to disks, `share` is what each may have of the worker, `plug` joins
-//! their requests, `draining` is a queue on its way out, `mailbox` is how a control thread talks to a worker. The engine knows neither guest interfaces nor storage backends.
+//! their requests, `errors` parks or repeats those that failed, `watchdog` tells of storage that hangs, `draining` is a queue on its way out,
+//! `mailbox` is how a control thread talks to a worker. The engine knows neither guest interfaces nor storage backends.
 #![forbid(unsafe_code)]
 
 mod by_hand;
@@ -13,6 +14,7 @@ mod coalesce;
 mod counters;
 mod draining;
 mod engine;
+mod errors;
 mod latency;
 mod mailbox;
 mod options;
@@ -27,18 +29,21 @@ mod tags;
 mod tally;
 #[cfg(test)]
 mod trial;
+mod watchdog;
 mod worker;
 
 pub use by_hand::{HandSeat, HandWorker};
 pub use counters::{DiskCounters, LatencyParts, QueueCounters, QueueId, QueueLatency, QueueReport, WorkerReport};
 pub use draining::{Detached, Draining};
 pub use engine::{AttachError, Engine, EngineOptions, QueueHandle, QueueOptions, WorkerGone};
+pub use errors::{DiskHealth, ErrorPolicy, HealthReport, OnError, OnNoSpace, Parked, Resume, StopReport};
 pub use latency::{LatencyHistogram, percentile_ns};
 pub use mqblk_uring::{Bell, EventFd, FixedBufferUse, Kick, Lane, LaneOptions};
 pub use options::{Coalesce, MergeMode, PlugOptions};
 pub use poll::PollPolicy;
 pub use seat_disks::QueueDisk;
 pub use tally::Tally;
+pub use watchdog::Watchdog;
 
 /// A disk as the engine holds it.
 pub type AnyDisk = dyn mqblk_core::Disk<Lane>;

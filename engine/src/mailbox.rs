@@ -86,6 +86,13 @@ impl Mailbox {
         Ok(())
     }
 
+    /// Sends a letter if there is room for it.
+    pub(crate) fn try_send(&self, letter: Letter) -> Result<(), WorkerGone> {
+        self.sender.try_send(letter).map_err(|_| WorkerGone)?;
+        self.bell.signal();
+        Ok(())
+    }
+
     /// Has `ask` done on the worker and waits for its answer.
     pub(crate) fn ask<R: Send + 'static>(
         &self,

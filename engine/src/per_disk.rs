@@ -69,12 +69,13 @@ impl PerDisk {
         }
     }
 
-    /// All of them, with what is in flight.
-    pub(crate) fn report(&self, in_flight: impl Iterator<Item = DiskSlot>) -> Vec<DiskCounters> {
+    /// All of them, with what is in flight and for how long.
+    pub(crate) fn report(&self, in_flight: impl Iterator<Item = (DiskSlot, u64)>) -> Vec<DiskCounters> {
         let mut disks = self.disks.clone();
-        for slot in in_flight {
+        for (slot, age_ns) in in_flight {
             if let Some(Some(disk)) = disks.get_mut(usize::from(slot.0)) {
                 disk.in_flight += 1;
+                disk.oldest_ns = disk.oldest_ns.max(Some(age_ns));
             }
         }
         disks.into_iter().flatten().collect()

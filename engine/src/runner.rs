@@ -13,12 +13,13 @@ use crate::channels::Channels;
 use crate::clock::{Clock, Moment};
 use crate::coalesce::{Calls, Verdict};
 use crate::counters::{DiskCounters, Kind, QueueCounters, QueueLatency, QueueReport};
+use crate::errors::Parked;
 use crate::options::Coalesce;
 use crate::per_disk::PerDisk;
 use crate::poll::{Idle, PollPolicy, PollState};
 use crate::roster::Rest;
 use crate::seat_disks::{SeatDisk, SeatDisks};
-use crate::tags::{Stamps, TagTable};
+use crate::tags::{Entry, Stamps, TagTable};
 
 pub(crate) type Buffer = <Lane as LaneTypes>::Buffer;
 pub(crate) type AnyRequest = Request<Buffer>;
@@ -48,8 +49,12 @@ pub(crate) trait Served: Any {
     fn opened(&mut self, disk: DiskSlot);
     /// Whether requests to this disk are in flight.
     fn uses(&self, disk: DiskSlot) -> bool;
-    /// All that was counted so far.
-    fn report(&self) -> QueueReport;
+    /// All that was counted until now.
+    fn report(&self, now: Moment) -> QueueReport;
+    /// Shows the disks and pulls of the requests in flight.
+    fn each_pull(&self, show: &mut dyn FnMut(DiskSlot, Moment));
+    /// The places of the requests in flight to a disk, in the tag table.
+    fn of_disk(&self, disk: DiskSlot) -> Vec<u16>;
     /// For typed access.
     fn as_any(&mut self) -> &mut dyn Any;
     /// For taking it apart.
@@ -119,6 +124,22 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Runner<Q> {
 }
 
 impl<Q: GuestQueue> Runner<Q> {
+    /// The parts of the request in this place that have not ended.
+    pub(crate) fn parts_left(&self, index: u16) -> Option<usize> {
+        Some(self.tags.look(index)?.left.into())
+    }
+
+    /// The token of the request in this place.
+    pub(crate) fn token(&self, index: u16) -> Option<(&Q::Token, Parked)> {
+        let Entry { disk, op, .. } = self.tags.look(index)?;
+        Some((self.tags.token(index)?, Parked { disk, op }))
+    }
+
+    /// A part of a request will not end, and the request not be answered. Its token with the last part.
+    pub(crate) fn forget_part(&mut self, index: u16) -> Option<Q::Token> {
+        self.tags.forget_part(index)
+    }
+
     #[inline]
     fn call(&mut self) {
         self.counters.calls += 1;
@@ -451,7 +472,17 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
         self.tags.uses(disk)
     }
 
-    fn report(&self) -> QueueReport {
+    fn each_pull(&self, show: &mut dyn FnMut(DiskSlot, Moment)) {
+        self.tags.pulls().for_each(|(disk, pulled)| show(disk, pulled));
+    }
+
+    fn of_disk(&self, disk: DiskSlot) -> Vec<u16> {
+        self.tags.of_disk(disk).collect()
+    }
+
+    fn report(&self, now: Moment) -> QueueReport {
+        let ages = || self.tags.pulls().map(|(disk, pulled)| (disk, now.since(pulled)));
+        let oldest_ns = ages().map(|(_, age_ns)| age_ns).max();
         let mut latency = self.latency.clone();
         for parts in [&mut latency.reads, &mut latency.writes, &mut latency.others] {
             parts.queued.record(0, parts.total.count() - parts.queued.count());
@@ -460,11 +491,12 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
             counters: QueueCounters { poll_ns: self.poll.in_vain(), ..self.counters },
             latency,
             in_flight: self.tags.in_flight() as u32,
+            oldest_ns,
             disks: match &self.per_disk {
-                Some(per_disk) => per_disk.report(self.tags.disks()),
+                Some(per_disk) => per_disk.report(ages()),
                 None if self.has_first => {
                     let counted = DiskCounters::of_only(&self.counters, &self.latency);
-                    vec![DiskCounters { in_flight: self.tags.in_flight() as u32, ..counted }]
+                    vec![DiskCounters { in_flight: self.tags.in_flight() as u32, oldest_ns, ..counted }]
                 }
                 None => Vec::new(),
             },

@@ -9,6 +9,7 @@ use mqblk_uring::Lane;
 use crate::AnyDisk;
 use crate::channels::Channels;
 use crate::engine::AttachError;
+use crate::errors::DiskHealth;
 use crate::options::PlugOptions;
 
 /// A disk for a queue: which of its disks it is, and how its requests are plugged.
@@ -20,6 +21,8 @@ pub struct QueueDisk {
     pub disk: Arc<AnyDisk>,
     /// How its requests are plugged. Of a disk's queues on one worker the first one's counts.
     pub plug: PlugOptions,
+    /// What becomes of its failed requests, and whether it is stopped: the same for all of a disk's queues, and for it alone.
+    pub health: Arc<DiskHealth>,
 }
 
 /// One of them, open on the queue's worker.
@@ -63,13 +66,14 @@ impl SeatDisks {
         &mut self,
         lane: &mut Lane,
         channels: &mut Channels,
-        QueueDisk { slot, disk, plug }: &QueueDisk,
+        new: &QueueDisk,
     ) -> Result<(), AttachError> {
+        let QueueDisk { slot, disk, .. } = new;
         let at = usize::from(slot.0);
         if matches!(self.disks.get(at), Some(Some(_))) {
             return Err(AttachError::Queue(format!("the queue has a disk in slot {at} already")));
         }
-        let channel = channels.open(lane, disk, *plug)?;
+        let channel = channels.open(lane, new)?;
         if self.disks.len() <= at {
             self.disks.resize_with(at + 1, || None);
         }

@@ -118,6 +118,37 @@ impl<T> TagTable<T> {
         Some(Entry { disk, op, parts, left, outcome, stamps })
     }
 
+    /// The token of the request in this place.
+    pub fn token(&self, index: u16) -> Option<&T> {
+        self.slots.get(usize::from(index))?.token.as_ref()
+    }
+
+    /// One part will never end. With the last part the request leaves the table.
+    pub fn forget_part(&mut self, index: u16) -> Option<T> {
+        let slot = self.slots.get_mut(usize::from(index))?;
+        slot.left = slot.left.saturating_sub(1);
+        if slot.left > 0 {
+            return None;
+        }
+        let token = slot.token.take()?;
+        self.free.push(index);
+        Some(token)
+    }
+
+    /// The disks and pulls of the requests in flight.
+    pub fn pulls(&self) -> impl Iterator<Item = (DiskSlot, Moment)> {
+        let taken = self.slots.iter().filter(|slot| slot.token.is_some());
+        taken.map(|slot| (slot.disk, slot.stamps.pulled))
+    }
+
+    /// The places of the requests in flight to a disk.
+    pub fn of_disk(&self, disk: DiskSlot) -> impl Iterator<Item = u16> {
+        (0..)
+            .zip(&self.slots)
+            .filter(move |(_, slot)| slot.token.is_some() && slot.disk == disk)
+            .map(|(index, _)| index)
+    }
+
     /// The disks that the requests in flight are for, one for each request.
     pub fn disks(&self) -> impl Iterator<Item = DiskSlot> {
         self.slots.iter().filter(|slot| slot.token.is_some()).map(|slot| slot.disk)
@@ -176,6 +207,19 @@ mod tests {
         assert_eq!(stamps, Stamps { pulled: Moment(5), submitted: Moment(7) });
         assert!(tags.finish_part(tag, Outcome::Done(ByteLen(1))).is_none(), "it has left");
         assert_eq!(tags.in_flight(), 0);
+    }
+
+    #[test]
+    fn a_request_is_forgotten_with_its_last_part() {
+        let mut tags = TagTable::new(2);
+        let tag = tags.take("a", DiskSlot(3), Op::Discard { secure: false }, 3, Moment(5)).unwrap();
+        assert!(tags.finish_part(tag, Outcome::Done(ByteLen(5))).is_none());
+        assert_eq!((tags.forget_part(tag), tags.token(tag)), (None, Some(&"a")));
+        assert_eq!(tags.pulls().collect::<Vec<_>>(), [(DiskSlot(3), Moment(5))]);
+        assert_eq!((tags.of_disk(DiskSlot(3)).collect::<Vec<_>>(), tags.of_disk(DiskSlot(0)).count()), (vec![tag], 0));
+        assert_eq!((tags.forget_part(tag), tags.in_flight()), (Some("a"), 0));
+        let one = tags.take("b", DiskSlot(3), Op::Read, 1, Moment(6)).unwrap();
+        assert_eq!((tags.forget_part(one), tags.in_flight()), (Some("b"), 0));
     }
 
     proptest! {

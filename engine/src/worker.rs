@@ -1,21 +1,24 @@
 //! A worker's turn: pull a bounded batch from each queue, submit once per channel, reap, finish, publish once per queue, one
 //! call per queue that wants it. If nothing happened: poll on while a window lasts, else arm, look again, and sleep.
 
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use mqblk_core::DiskSlot;
+use mqblk_core::{DiskSlot, Tag};
 use mqblk_uring::{Kick, Lane, LaneOptions, Wait};
 
 use crate::channels::Channels;
 use crate::clock::{Clock, Moment};
 use crate::counters::{QueueId, QueueReport, WorkerReport};
-use crate::engine::AttachError;
+use crate::draining::Detached;
+use crate::engine::{AttachError, WorkerGone};
 use crate::mailbox::Inbox;
 use crate::plug::{JOINED_SLOT, Merges};
 use crate::roster::{Next, Phase, Rest, Roster};
 use crate::runner::{AnyFinished, AnyRequest, Door, Found, Served, Way};
 use crate::seat_disks::QueueDisk;
+use crate::watchdog::Age;
 
 mod seat;
 pub(crate) use seat::Seat;
@@ -457,7 +460,13 @@ impl Worker {
     /// Lets no more of a queue's requests go to a disk; `left` is told when none is in flight there.
     pub(crate) fn close_disk(&mut self, slot: u16, generation: u32, disk: DiskSlot, left: SyncSender<()>) {
         if let Some((seat, _)) = self.find(slot, generation) {
+            let channel = seat.disks.channel(disk);
+            let tags: Vec<Tag> = seat.runner.of_disk(disk).into_iter().map(|index| Tag::new(slot, index)).collect();
             seat.disks.begin_close(disk, left);
+            // Else it would wait for those that are parked, or are going to be, until somebody says `resume`.
+            if let Some(at) = channel.filter(|at| !tags.is_empty() && self.channels.get(*at).guard.is_some()) {
+                self.channels.cancel(&mut self.lane, at, &tags);
+            }
             self.closing = true;
             self.end_closing();
         }
@@ -503,8 +512,16 @@ impl Worker {
         self.watch(slot);
     }
 
-    /// Stops pulling from a queue and lets `done` know when nothing of it is in flight.
+    /// Stops pulling from a queue and lets `done` know when nothing of it is in flight. What is parked fails.
     pub(crate) fn drain(&mut self, slot: u16, generation: u32, done: SyncSender<Leaving>) {
+        if self.find(slot, generation).is_some() {
+            self.channels.begin_leave(slot);
+            self.drain_as_it_is(slot, generation, done);
+        }
+    }
+
+    /// The same, but what is parked stays so: somebody else sees to it.
+    pub(crate) fn drain_as_it_is(&mut self, slot: u16, generation: u32, done: SyncSender<Leaving>) {
         let Some((seat, _)) = self.find(slot, generation) else { return };
         seat.leave = Some(done);
         self.roster.drain(slot);
@@ -521,11 +538,12 @@ impl Worker {
 
     /// All that the worker and its queues have counted. `number`: the worker's, for the queues' names.
     pub(crate) fn report(&self, number: u32) -> WorkerReport {
+        let now = self.clock.now();
         let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
         let queue = |(slot, seat): (usize, &Option<Seat>)| {
             let seat = seat.as_ref()?;
             let id = QueueId { worker: number, generation: seat.generation };
-            Some((id, with_merges(seat.runner.report(), self.channels.merges(slot as u16))))
+            Some((id, with_merges(seat.runner.report(now), self.channels.merges(slot as u16))))
         };
         let plugs = self.channels.counts();
         WorkerReport {
@@ -538,7 +556,27 @@ impl Worker {
         }
     }
 
-    fn end_drained(&mut self) {
+    /// The oldest request of each disk that has any.
+    pub(crate) fn ages(&self) -> Vec<Age> {
+        let now = self.clock.now();
+        let mut ages: Vec<Age> = Vec::new();
+        for seat in self.seats.iter().flatten() {
+            seat.runner.each_pull(&mut |disk, pulled| {
+                let Some(open) = seat.disks.channel(disk).and_then(|at| self.channels.look(at)) else { return };
+                let oldest = Duration::from_nanos(now.since(pulled));
+                match ages.iter_mut().find(|age| Arc::ptr_eq(&age.health, &open.health)) {
+                    Some(age) => {
+                        age.oldest = age.oldest.max(oldest);
+                        age.in_flight += 1;
+                    }
+                    None => ages.push(Age { health: Arc::clone(&open.health), oldest, in_flight: 1 }),
+                }
+            });
+        }
+        ages
+    }
+
+    pub(crate) fn end_drained(&mut self) {
         for slot in 0..self.seats.len() as u16 {
             let place = &mut self.seats[usize::from(slot)];
             let idle = place.as_ref().is_some_and(|seat| seat.runner.in_flight() == 0 && !seat.frozen);
@@ -551,10 +589,11 @@ impl Worker {
             self.lane.cancel(self.owner, seat.cookie(slot));
             self.roster.leave(slot);
             self.owing.retain(|(owing, _)| *owing != slot);
+            self.channels.end_leave(slot);
             seat.disks.close_all(&mut self.lane, &mut self.channels);
             let merges = self.channels.take_merges(slot);
             if let Some(leave) = seat.leave.take() {
-                let report = with_merges(seat.runner.report(), merges);
+                let report = with_merges(seat.runner.report(self.now), merges);
                 let finish = seat.unseat;
                 let position = finish(seat.runner, &mut self.lane);
                 // Whoever asked may have gone; the queue ends all the same.
@@ -574,6 +613,14 @@ pub(crate) struct Leaving {
     /// The queue's position, boxed by its own type.
     pub(crate) position: Box<dyn std::any::Any + Send>,
     pub(crate) report: QueueReport,
+}
+
+impl Leaving {
+    /// What is left of a queue with positions of a known type.
+    pub(crate) fn detached<P: 'static>(self) -> Result<Detached<P>, WorkerGone> {
+        let position = self.position.downcast::<P>().map_err(|_| WorkerGone)?;
+        Ok(Detached { position: *position, report: self.report })
+    }
 }
 
 /// Adds what the plugs counted of a queue.
@@ -616,5 +663,7 @@ impl std::fmt::Debug for dyn Served {
 mod counting;
 #[cfg(test)]
 mod fairness;
+#[cfg(test)]
+mod stopping;
 #[cfg(test)]
 mod tests;

@@ -81,7 +81,7 @@ pub fn serve(requests: u32, batch: u32, mode: Mode) -> Result<(), Failure> {
     });
     let mut worker = HandWorker::new(LaneOptions::default())?;
     let options = QueueOptions {
-        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug: PlugOptions::default() }],
+        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug: PlugOptions::default(), health: Arc::default() }],
         kick: None,
         poll: PollPolicy::Busy,
         coalesce: Coalesce::default(),

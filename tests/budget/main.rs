@@ -173,7 +173,7 @@ fn scsi_worker(memory: &Arc<GuestMemory>, at: &SplitAddresses, units: u8) -> Res
         let ready = mqblk_scsi::Command { cdb: &[0; 16], data_in: 0 };
         nexus.begin(&ready, &[][..], &mut mqblk_scsi::Work::default());
         device.map(Place { target, lun: 0 }, slot, nexus)?;
-        disks.push(QueueDisk { slot, disk, plug: PlugOptions::default() });
+        disks.push(QueueDisk { slot, disk, plug: PlugOptions::default(), health: Arc::default() });
     }
     // The first request queue.
     attach(memory, at, device, 2, disks)
@@ -185,7 +185,7 @@ fn worker(memory: &Arc<GuestMemory>, at: &SplitAddresses, merge: MergeMode) -> R
     let options = BlkOptions { serial: String::new(), queues: 1, queue_size: RING, writeback: true };
     let device = Arc::new(VirtioBlk::new(disk.geometry(), disk.limits(), options));
     let plug = PlugOptions { merge, ..PlugOptions::default() };
-    attach(memory, at, device, 0, vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug }])
+    attach(memory, at, device, 0, vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug, health: Arc::default() }])
 }
 
 /// A worker that serves the ring as queue `index` of a device.

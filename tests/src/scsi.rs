@@ -146,7 +146,7 @@ impl Controller {
             let unit = unit(&**disk, &format!("{place}"));
             let nexus = unit.login("guest", u16::from(place.target) + 1).expect("a name that is free");
             device.map(*place, DiskSlot(slot), nexus).expect("a free place");
-            open.push(QueueDisk { slot: DiskSlot(slot), disk: Arc::clone(disk), plug: *plug });
+            open.push(QueueDisk { slot: DiskSlot(slot), disk: Arc::clone(disk), plug: *plug, health: Arc::default() });
             units.push(unit);
         }
         let mut controller = Controller { device, units, memory, workers, seats: vec![], rings: vec![] };

@@ -323,7 +323,12 @@ fn many_disks(requests: u64) -> usize {
             };
             let merge = if slot % 2 == 0 { MergeMode::On } else { MergeMode::Auto };
             let depth = if slot == 4 { 3 } else { 0 };
-            QueueDisk { slot: DiskSlot(slot), disk, plug: PlugOptions { merge, depth, ..PlugOptions::default() } }
+            QueueDisk {
+                slot: DiskSlot(slot),
+                disk,
+                plug: PlugOptions { merge, depth, ..PlugOptions::default() },
+                health: Arc::default(),
+            }
         })
         .collect();
     let options = QueueOptions {

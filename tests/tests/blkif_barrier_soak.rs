@@ -114,7 +114,12 @@ impl Backend {
     fn attach(&self, ring: usize, front: &Front, events: &Events) -> QueueHandle<Queue> {
         let disk = Arc::clone(&self.disk);
         let options = QueueOptions {
-            disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug: PlugOptions::default() }],
+            disks: vec![QueueDisk {
+                slot: DiskSlot::FIRST,
+                disk,
+                plug: PlugOptions::default(),
+                health: Arc::default(),
+            }],
             kick: Some(Kick::from(&events.to_back)),
             poll: self.poll,
             coalesce: Coalesce::default(),

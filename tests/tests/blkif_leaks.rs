@@ -35,6 +35,7 @@ impl Opener for Ram {
             storage: "ram".to_owned(),
             disk,
             plug: PlugOptions::default(),
+            health: Arc::default(),
             settings: VbdSettings {
                 bounds: Bounds { queues: 4, ring_order: 2 },
                 indirect_segments: 64,

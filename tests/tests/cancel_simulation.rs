@@ -6,6 +6,9 @@
 //! * only what was chosen, or asked of a disk that was taken away, is aborted;
 //! * a block holds what was last written to it, or what a request that was aborted or failed was writing.
 //!
+//! A second run has disks that stop when a request fails, or try it again: besides, only what was given back as an error fails, and
+//! nothing is parked in the end.
+//!
 //! `MQBLK_CANCEL_SEEDS=from..to` runs other seeds than the usual ones.
 
 use std::collections::VecDeque;
@@ -19,8 +22,8 @@ use mqblk_core::{
     Pulled, Request, Tag, Wake,
 };
 use mqblk_engine::{
-    AnyDisk, Coalesce, HandSeat, HandWorker, Lane, LaneOptions, MergeMode, PlugOptions, PollPolicy, QueueDisk,
-    QueueOptions,
+    AnyDisk, Coalesce, DiskHealth, ErrorPolicy, HandSeat, HandWorker, Lane, LaneOptions, MergeMode, OnError, OnNoSpace,
+    PlugOptions, PollPolicy, QueueDisk, QueueOptions, Resume,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, LeaseId, Region};
 use mqblk_tests::overlay::{AnyChannel, Overlay};
@@ -90,6 +93,8 @@ struct Side {
     orders: Vec<Order>,
     /// Disks that are being taken away, or are not there.
     away: [bool; DISKS as usize],
+    /// What was asked up to here of a disk that stops may have been ended when it was taken away.
+    taken: [u64; DISKS as usize],
     /// Nothing is in flight: no buffer may be in use.
     audit: bool,
     audited: u32,
@@ -349,10 +354,19 @@ struct Counts {
     chosen_but_done: u64,
     failed: u64,
     homeless: u64,
+    /// Of disks that stop: resumed, to be done again and to be reported; tried again by themselves.
+    replays: u64,
+    reports: u64,
+    retries: u64,
+    parked: u64,
 }
 
 struct Simulation {
     seed: u64,
+    /// Disks stop, or try again.
+    stops: bool,
+    /// What was asked up to here of each disk may have been given back as an error.
+    reported: [u64; DISKS as usize],
     random: SmallRng,
     worker: HandWorker,
     disks: Vec<QueueDisk>,
@@ -368,7 +382,16 @@ struct Simulation {
 }
 
 /// Disks that differ in what they do to requests.
-fn open(seed: u64, random: &mut SmallRng, folder: &std::path::Path, seen: &Arc<Mutex<Seen>>) -> Vec<QueueDisk> {
+fn open(
+    seed: u64,
+    stops: bool,
+    random: &mut SmallRng,
+    folder: &std::path::Path,
+    seen: &Arc<Mutex<Seen>>,
+) -> Vec<QueueDisk> {
+    // What fails for good cannot be done again, and the pauses between tries grow.
+    let bad = if stops { "8K+4K:EIO*5/60K+4K:ENOSPC*20" } else { "8K+4K:EIO" };
+    let bad_read = if stops { "100K+2K:EIO*5" } else { "100K+2K:EIO" };
     let size = (BLOCKS * BLOCK).to_string();
     let path = folder.join("disk");
     std::fs::File::create(&path).and_then(|file| file.set_len(BLOCKS * BLOCK)).unwrap();
@@ -377,13 +400,7 @@ fn open(seed: u64, random: &mut SmallRng, folder: &std::path::Path, seen: &Arc<M
         vec![("inner", "ram"), ("size", &size), ("fault-reorder", "12")],
         vec![("inner", "ram"), ("size", &size), ("fault-latency-us", "150"), ("fault-jitter-us", "300")],
         vec![("inner", "file"), ("path", &path), ("block-size", "512")],
-        vec![
-            ("inner", "ram"),
-            ("size", &size),
-            ("fail-write", "8K+4K:EIO"),
-            ("fail-read", "100K+2K:EIO"),
-            ("fault-torn", "10"),
-        ],
+        vec![("inner", "ram"), ("size", &size), ("fail-write", bad), ("fail-read", bad_read), ("fault-torn", "10")],
     ];
     (0..)
         .zip(kinds)
@@ -405,17 +422,30 @@ fn open(seed: u64, random: &mut SmallRng, folder: &std::path::Path, seen: &Arc<M
             let merge = if random.random_ratio(2, 3) { MergeMode::On } else { MergeMode::Off };
             let depth = if random.random_bool(0.5) { 0 } else { random.random_range(1..12) };
             let plug = PlugOptions { merge, depth, ..PlugOptions::default() };
-            QueueDisk { slot: DiskSlot(slot), disk: Arc::new(Overlay::over(inner, channel)), plug }
+            QueueDisk {
+                slot: DiskSlot(slot),
+                disk: Arc::new(Overlay::over(inner, channel)),
+                plug,
+                health: Arc::new(DiskHealth::new(
+                    slot.to_string(),
+                    if stops { policy(random) } else { ErrorPolicy::default() },
+                )),
+            }
         })
         .collect()
 }
 
+fn policy(random: &mut SmallRng) -> ErrorPolicy {
+    let on_error = if random.random_ratio(2, 3) { OnError::Stop } else { OnError::Retry(Duration::from_secs(3600)) };
+    ErrorPolicy { on_error, on_enospc: OnNoSpace::Stop }
+}
+
 impl Simulation {
-    fn new(seed: u64) -> Simulation {
+    fn new(seed: u64, stops: bool) -> Simulation {
         let mut random = SmallRng::seed_from_u64(seed);
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let seen = Arc::<Mutex<Seen>>::default();
-        let disks = open(seed, &mut random, folder.path(), &seen);
+        let disks = open(seed, stops, &mut random, folder.path(), &seen);
         let side = |_| {
             let region = Region::shared("guest", u64::from(DEPTH) * AREA, GuestAddress(0)).unwrap().0;
             Arc::new(Mutex::new(Side {
@@ -425,6 +455,7 @@ impl Simulation {
                 areas: (0..u64::from(DEPTH)).map(|at| at * AREA).collect(),
                 orders: vec![],
                 away: [false; DISKS as usize],
+                taken: [0; DISKS as usize],
                 audit: false,
                 audited: 0,
             }))
@@ -432,6 +463,8 @@ impl Simulation {
         let lane = LaneOptions { submissions: 8, in_flight: 64, files: 4, buffers: 1 };
         let mut simulation = Simulation {
             seed,
+            stops,
+            reported: [0; DISKS as usize],
             random,
             worker: HandWorker::new(lane).unwrap(),
             disks,
@@ -530,12 +563,16 @@ impl Simulation {
                 match outcome {
                     Outcome::Done(_) => counts.chosen_but_done += u64::from(ask.chosen),
                     Outcome::Aborted => {
-                        assert!(ask.chosen || ask.homeless, "{context}: nobody chose it");
+                        let taken = self.stops && ask.id <= side.taken[usize::from(ask.disk)];
+                        assert!(ask.chosen || ask.homeless || taken, "{context}: nobody chose it");
                         counts.aborted += u64::from(ask.chosen);
                         counts.homeless += u64::from(!ask.chosen);
                     }
-                    Outcome::Failed(_) => {
+                    Outcome::Failed(_) | Outcome::NoSpace => {
                         assert_eq!(ask.disk, 3, "{context}: the others do not fail");
+                        let taken = ask.id <= side.taken[3];
+                        let excused = ask.chosen || ask.homeless || taken || ask.id <= self.reported[3];
+                        assert!(!self.stops || excused, "{context}: it was to be parked");
                         counts.failed += 1;
                     }
                     _ => panic!("{context}"),
@@ -581,9 +618,30 @@ impl Simulation {
         let disk = self.random.random_range(0..DISKS);
         let away = self.sides[queue].lock().unwrap().away[usize::from(disk)];
         if !away && self.random.random_ratio(1, 30) {
-            self.sides[queue].lock().unwrap().away[usize::from(disk)] = true;
+            let mut side = self.sides[queue].lock().unwrap();
+            side.away[usize::from(disk)] = true;
+            side.taken[usize::from(disk)] = self.counts.asked;
+            drop(side);
             let left = self.worker.close_disk(self.seats[queue], DiskSlot(disk));
             self.leaving.push((queue, disk, left));
+        }
+    }
+
+    /// Lets stopped disks go on, mostly to do again what was parked.
+    fn resume(&mut self, one_in: u32) {
+        for at in 0..usize::from(DISKS) {
+            let health = Arc::clone(&self.disks[at].health);
+            if !health.is_stopped() || !self.random.random_ratio(1, one_in) {
+                continue;
+            }
+            let report = one_in > 1 && self.random.random_ratio(1, 8);
+            if report {
+                self.reported[at] = self.counts.asked;
+            }
+            let how = if report { Resume::Report } else { Resume::Replay };
+            self.counts.parked += self.worker.resume(&health, how).expect("it is stopped");
+            self.counts.reports += u64::from(report);
+            self.counts.replays += u64::from(!report);
         }
     }
 
@@ -593,6 +651,7 @@ impl Simulation {
                 self.publish();
             }
             self.disturb();
+            self.resume(6);
             for _ in 0..self.random.random_range(1..4) {
                 self.turn();
             }
@@ -600,6 +659,7 @@ impl Simulation {
         let give_up = Instant::now() + PATIENCE;
         while self.counts.answered < self.counts.asked || !self.leaving.is_empty() {
             assert!(Instant::now() < give_up, "seed {}: requests were lost: {:?}", self.seed, self.counts);
+            self.resume(1);
             self.turn();
         }
         for at in 0..QUEUES {
@@ -609,6 +669,11 @@ impl Simulation {
         // The ring brings the wakes with its next turn.
         for _ in 0..3 {
             self.turn();
+        }
+        for disk in &self.disks {
+            let report = disk.health.report();
+            assert_eq!(report.parked, 0, "seed {}: {report:?}", self.seed);
+            self.counts.retries += report.retries;
         }
         for at in 0..QUEUES {
             assert_eq!(self.sides[at].lock().unwrap().audited, 1);
@@ -631,7 +696,7 @@ fn seeds() -> std::ops::Range<u64> {
 fn what_is_cancelled_ends_once_and_harms_nothing_else() {
     let (mut all, mut counts) = (Seen::default(), Counts::default());
     for seed in seeds() {
-        let mut simulation = Simulation::new(seed);
+        let mut simulation = Simulation::new(seed, false);
         simulation.run();
         let seen = *simulation.seen.lock().unwrap();
         all.joined += seen.joined;
@@ -650,4 +715,23 @@ fn what_is_cancelled_ends_once_and_harms_nothing_else() {
     let met = [counts.aborted, counts.chosen_but_done, counts.failed, all.joined, all.asked, all.refused];
     assert!(met.iter().all(|met| *met > least), "{counts:?} {all:?}");
     assert!(all.joined_aborted > 0 && counts.homeless > 0, "{counts:?} {all:?}");
+}
+
+#[test]
+fn disks_that_stop_lose_nothing_and_answer_nothing_twice() {
+    let mut counts = Counts::default();
+    for seed in seeds() {
+        let mut simulation = Simulation::new(seed, true);
+        simulation.run();
+        let of = simulation.counts;
+        counts.asked += of.asked;
+        counts.aborted += of.aborted;
+        counts.failed += of.failed;
+        counts.replays += of.replays;
+        counts.reports += of.reports;
+        counts.retries += of.retries;
+        counts.parked += of.parked;
+    }
+    let met = [counts.aborted, counts.failed, counts.replays, counts.reports, counts.retries];
+    assert!(met.iter().all(|met| *met > 0) && counts.parked > counts.replays, "{counts:?}");
 }

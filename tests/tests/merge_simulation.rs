@@ -389,6 +389,7 @@ impl Simulation {
                     merge_segments: 24,
                     ..PlugOptions::default()
                 },
+                health: Arc::default(),
             }],
             kick: None,
             poll: PollPolicy::Busy,

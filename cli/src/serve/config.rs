@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mqblk_blkif::{GrantMode, PoolOwner};
-use mqblk_engine::{Coalesce, FixedBufferUse, PlugOptions, PollPolicy};
+use mqblk_engine::{Coalesce, ErrorPolicy, FixedBufferUse, PlugOptions, PollPolicy};
 
 use super::state::State;
 use crate::xen::WhichXen;
@@ -17,6 +17,8 @@ pub struct ServeConfig<D> {
     pub workers: u16,
     /// The CPU of each worker, in order. `None`: the kernel places them.
     pub pin: Option<Vec<u16>>,
+    /// From when on a request that does not end is told of in the log; `None`: never.
+    pub hang_warning: Option<Duration>,
     /// The admin socket, if there is to be one.
     pub admin: Option<AdminConfig>,
     /// How long a stop waits for storage.
@@ -166,6 +168,8 @@ pub struct Backing<D> {
     pub plug: PlugOptions,
     /// Whether the daemon sees by itself that the storage has grown.
     pub watch_size: bool,
+    /// What becomes of requests that the storage failed.
+    pub errors: ErrorPolicy,
     /// The kind of storage: a name in the registry of storage backends.
     pub storage: String,
     /// The storage's own settings as they came to be, for printing.

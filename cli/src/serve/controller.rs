@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mqblk_core::{ByteLen, DiskSlot};
-use mqblk_engine::{AnyDisk, AttachError, Engine, QueueDisk, QueueReport, WorkerReport};
+use mqblk_engine::{AnyDisk, AttachError, DiskHealth, Engine, QueueDisk, QueueReport, WorkerReport};
 use mqblk_scsi::reservation::{FileKeeper, JoinError, Reservations};
 use mqblk_scsi::{Identity, LogicalUnit, Nexus, UnitOptions};
 use mqblk_vhost_user_server::{Server, ServerOptions, SocketError};
@@ -48,6 +48,7 @@ pub struct Unit {
     name: String,
     config: UnitConfig<Arc<AnyDisk>>,
     logical: Arc<LogicalUnit>,
+    health: Arc<DiskHealth>,
     /// Held while its size changes or a LUN begins to lead to it, so that neither misses the other.
     shape: Mutex<()>,
 }
@@ -76,7 +77,8 @@ impl Unit {
             writeback: config.backing.cache == CacheMode::Writeback,
             reservations,
         });
-        Ok(Unit { name: name.to_owned(), logical: Arc::new(logical), config, shape: Mutex::new(()) })
+        let health = Arc::new(DiskHealth::new(name, config.backing.errors));
+        Ok(Unit { name: name.to_owned(), logical: Arc::new(logical), health, config, shape: Mutex::new(()) })
     }
 
     /// The id of the LUN that it was made for.
@@ -101,6 +103,11 @@ impl Unit {
         &self.config.backing.disk
     }
 
+    /// What becomes of its failed requests, and whether it is stopped.
+    pub fn health(&self) -> &Arc<DiskHealth> {
+        &self.health
+    }
+
     /// Runs `change` while no other one changes the unit's size or who leads to it.
     pub fn alone<R>(&self, change: impl FnOnce() -> R) -> R {
         let _held = self.shape.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,7 +120,8 @@ impl Unit {
     }
 
     fn queue_disk(&self, slot: DiskSlot) -> QueueDisk {
-        QueueDisk { slot, disk: Arc::clone(self.disk()), plug: self.config.backing.plug }
+        let health = Arc::clone(&self.health);
+        QueueDisk { slot, disk: Arc::clone(self.disk()), plug: self.config.backing.plug, health }
     }
 
     /// The way of a controller's guest to it. Must be the same after a restart: registrations are kept by it.

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::DiskSlot;
-use mqblk_engine::{AnyDisk, Engine, EngineOptions, LaneOptions, QueueDisk};
+use mqblk_engine::{AnyDisk, DiskHealth, Engine, EngineOptions, LaneOptions, QueueDisk, Watchdog};
 use mqblk_vhost_user_server::{ListenSocket, Server, ServerOptions, SocketError};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
 use super::admin::{self, DiskAbout, Served, Source};
 use super::blk::BlkDisk;
-use super::config::{AdminConfig, Backing, CacheMode, DiskFront, Front, ServeConfig};
+use super::config::{AdminConfig, Backing, CacheMode, DiskConfig, DiskFront, Front, ServeConfig};
 use super::interfaces::AnyGuest;
 use super::luns::{Luns, LunsError};
 use super::resolve::Names;
@@ -51,6 +51,7 @@ pub struct Daemon {
     admin: Option<AdminSocket>,
     source: Arc<Source>,
     xen: Option<XenHost>,
+    watchdog: Option<Watchdog>,
     disks: Vec<(String, Arc<AnyDisk>)>,
     watch: SizeWatch,
 }
@@ -75,15 +76,19 @@ impl Daemon {
         }
         let mut disks = Vec::new();
         let mut served = Vec::new();
-        let xen_disks: Vec<_> = config.disks.iter().filter_map(XenDiskConfig::of).collect();
+        let health = |disk: &DiskConfig<_>| Arc::new(DiskHealth::new(&disk.id, disk.backing.errors));
+        let healths: Vec<_> = config.disks.iter().map(health).collect();
+        let watchdog = config.hang_warning.map(|long| engine.watch(long)).transpose().map_err(StartError::Workers)?;
+        let xen_disks = config.disks.iter().zip(&healths).filter_map(|(disk, health)| XenDiskConfig::of(disk, health));
+        let xen_disks: Vec<_> = xen_disks.collect();
         let xen = config.xen.as_ref().map(|xen| XenHost::start(xen, &xen_disks, &engine)).transpose()?;
-        for disk in config.disks {
+        for (disk, health) in config.disks.into_iter().zip(healths) {
             disks.push((disk.id.clone(), Arc::clone(&disk.backing.disk)));
             let watched = disk.backing.watch_size.then(|| Arc::clone(&disk.backing.disk));
-            let about = DiskAbout::of(&disk);
+            let about = DiskAbout::of(&disk, &health);
             let guest: AnyGuest = match (disk.front, &xen) {
                 (DiskFront::VhostUser(front), _) => {
-                    Arc::new(serve(disk.id, front, disk.backing, (&engine, config.drain_timeout))?)
+                    Arc::new(serve(disk.id, front, disk.backing, health, (&engine, config.drain_timeout))?)
                 }
                 (DiskFront::Xen(front), Some(xen)) => {
                     Arc::new(XenDisk::new(xen, &disk.id, front.queues.into(), disk.backing.disk))
@@ -99,7 +104,7 @@ impl Daemon {
         let admin = config.admin.as_ref().map(|admin| AdminSocket::start(admin, &source)).transpose();
         let admin = admin.map_err(StartError::Admin)?;
         let watch = SizeWatch::start(&source).map_err(StartError::Watch)?;
-        let daemon = Daemon { admin, source, xen, disks, watch };
+        let daemon = Daemon { admin, source, xen, watchdog, disks, watch };
         // Last: guests may see the disks at once.
         if let Some(xen) = &daemon.xen {
             xen.attach(&xen_disks)?;
@@ -128,6 +133,7 @@ impl Daemon {
         }
         // Nobody else holds it now: the servers stop.
         drop(self.source);
+        drop(self.watchdog);
         for (name, disk) in &all {
             if let Err(error) = disk.sync() {
                 result = Err(io::Error::new(error.kind(), format!("{name}: flush: {error}")));
@@ -160,6 +166,7 @@ fn serve(
     id: String,
     front: Front,
     backing: Backing<Arc<AnyDisk>>,
+    health: Arc<DiskHealth>,
     (engine, drain_timeout): (&Arc<Engine>, Duration),
 ) -> Result<BlkDisk, StartError> {
     let geometry = backing.disk.geometry();
@@ -191,7 +198,7 @@ fn serve(
         coalesce: front.coalesce,
         fixed: front.fixed_buffers,
         drain_timeout,
-        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&backing.disk), plug: backing.plug }],
+        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&backing.disk), plug: backing.plug, health }],
         engine: Arc::clone(engine),
     };
     let device = Arc::new(device);

@@ -11,7 +11,7 @@ use super::key_values::is_key;
 /// What a file or a command line asks for, not yet judged.
 #[derive(Clone, Debug)]
 pub struct Given {
-    /// `workers`, `pin`, `admin`, `admin-mode`, and those of a Xen host.
+    /// `workers`, `pin`, `hang-warning-s`, `admin`, `admin-mode`, and those of a Xen host.
     pub process: Settings,
     /// One for each disk.
     pub disks: Vec<Settings>,
@@ -77,8 +77,8 @@ pub fn parse(name: &str, text: &str) -> Result<Given, SettingError> {
                 given.process.insert(key, &cpus.join(","))?;
             }
             (
-                "workers" | "pin" | "admin" | "admin-mode" | "drain-timeout" | "state" | "xen" | "xen-watch"
-                | "xen-state" | "xen-mapped-pages",
+                "workers" | "pin" | "hang-warning-s" | "admin" | "admin-mode" | "drain-timeout-s" | "state" | "xen"
+                | "xen-watch" | "xen-state" | "xen-mapped-pages",
                 _,
             ) => insert(&mut given.process, key, value)?,
             _ => {
@@ -86,7 +86,7 @@ pub fn parse(name: &str, text: &str) -> Result<Given, SettingError> {
                 return Err(given.process.error(
                     "syntax",
                     found,
-                    "workers, pin, admin, admin-mode, drain-timeout, state, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
+                    "workers, pin, hang-warning-s, admin, admin-mode, drain-timeout-s, state, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
                 ));
             }
         }
@@ -211,7 +211,7 @@ mod tests {
             ("pin = [\"0\"]", "f: pin: found [\"0\"], expected an array of CPU numbers"),
             (
                 "queues = 2",
-                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, admin, admin-mode, drain-timeout, state, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
+                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, drain-timeout-s, state, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
             ),
             (
                 "admin-mode = 660",

@@ -69,6 +69,10 @@ pub struct Args {
     #[arg(long, value_name = "CPU,...")]
     pin: Option<String>,
 
+    /// Warn in the log of a request that the storage has not ended after S seconds; 0: never [default: 10]
+    #[arg(long, value_name = "S")]
+    hang_warning_s: Option<String>,
+
     /// Make an admin socket there, for `mqblk stat` and others: JSON-RPC, one message a line [default: none]
     #[arg(long, value_name = "PATH")]
     admin: Option<String>,
@@ -79,7 +83,7 @@ pub struct Args {
 
     /// How long a stop waits for storage, 1 to 3600 seconds; then requests stay for whoever serves the queues next [default: 30]
     #[arg(long, value_name = "SECONDS")]
-    drain_timeout: Option<String>,
+    drain_timeout_s: Option<String>,
 
     /// Keep LUNs that are added and removed while the daemon runs in this file, for the next start [default: they are lost]
     ///
@@ -199,9 +203,10 @@ fn gather(args: &Args) -> Result<Given, SettingError> {
     let process = [
         ("workers", &args.workers),
         ("pin", &args.pin),
+        ("hang-warning-s", &args.hang_warning_s),
         ("admin", &args.admin),
         ("admin-mode", &args.admin_mode),
-        ("drain-timeout", &args.drain_timeout),
+        ("drain-timeout-s", &args.drain_timeout_s),
         ("state", &args.state),
         ("xen", &args.xen),
         ("xen-watch", &args.xen_watch),

@@ -21,11 +21,13 @@ pub fn to_toml<D>(config: &ServeConfig<D>) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "pin = [{}]", cpus.join(", "));
     }
+    let hang_warning = config.hang_warning.map_or(0, |time| time.as_secs());
+    let _ = writeln!(text, "hang-warning-s = {hang_warning}");
     if let Some(admin) = &config.admin {
         let path = Value::String(admin.socket.to_string_lossy().into_owned());
         let _ = writeln!(text, "admin = {path}\nadmin-mode = \"{}\"", admin.mode);
     }
-    let _ = writeln!(text, "drain-timeout = {}", config.drain_timeout.as_secs());
+    let _ = writeln!(text, "drain-timeout-s = {}", config.drain_timeout.as_secs());
     if let Some(state) = &config.state {
         let _ = writeln!(text, "state = {}", string(&state.path.to_string_lossy()));
     }
@@ -165,6 +167,8 @@ fn backing_pairs<D>(backing: &Backing<D>) -> Vec<Pair> {
         ("plug-us", Value::Integer(backing.plug.hold.as_micros() as i64)),
         ("depth", Value::Integer(backing.plug.depth.into())),
         ("watch-size", string(if backing.watch_size { "on" } else { "off" })),
+        ("on-error", string(&backing.errors.on_error.to_string())),
+        ("on-enospc", string(backing.errors.on_enospc.word())),
         ("cache", string(backing.cache.word())),
         ("serial", string(&backing.serial)),
     ]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use mqblk_blkif::{GrantBudget, GrantCounters};
 use mqblk_core::settings::Settings;
 use mqblk_core::{ByteLen, Resize, Resized, SizeUsers};
-use mqblk_engine::{AnyDisk, Engine, PlugOptions, QueueReport, WorkerReport};
+use mqblk_engine::{AnyDisk, DiskHealth, Engine, ErrorPolicy, PlugOptions, QueueReport, WorkerReport};
 use mqblk_memory::DomainId;
 use mqblk_xen::{Xen, XenError};
 use mqblk_xen_server::toolstack::{self, Made, NewDevice, ToolError};
@@ -56,13 +56,14 @@ pub struct XenDiskConfig {
     front: XenFront,
     disk: Arc<AnyDisk>,
     plug: PlugOptions,
+    health: Arc<DiskHealth>,
     storage: String,
     settings: VbdSettings,
 }
 
 impl XenDiskConfig {
     /// Of a disk that Xen guests reach; of others nothing.
-    pub fn of(disk: &DiskConfig<Arc<AnyDisk>>) -> Option<XenDiskConfig> {
+    pub fn of(disk: &DiskConfig<Arc<AnyDisk>>, health: &Arc<DiskHealth>) -> Option<XenDiskConfig> {
         let DiskFront::Xen(front) = &disk.front else { return None };
         let backing = &disk.backing;
         Some(XenDiskConfig {
@@ -70,6 +71,7 @@ impl XenDiskConfig {
             front: front.clone(),
             disk: Arc::clone(&backing.disk),
             plug: backing.plug,
+            health: Arc::clone(health),
             storage: backing.storage.clone(),
             settings: settings_of(front, backing.cache == CacheMode::Writethrough),
         })
@@ -280,6 +282,7 @@ impl Drop for Lease {
 struct Offered {
     disk: Arc<AnyDisk>,
     plug: PlugOptions,
+    health: Arc<DiskHealth>,
     storage: String,
     settings: VbdSettings,
     place: Option<XenPlace>,
@@ -290,6 +293,7 @@ fn offered(disks: &[XenDiskConfig]) -> BTreeMap<String, Offered> {
     let offer = |disk: &XenDiskConfig| Offered {
         disk: Arc::clone(&disk.disk),
         plug: disk.plug,
+        health: Arc::clone(&disk.health),
         storage: disk.storage.clone(),
         settings: disk.settings.clone(),
         place: disk.front.place,
@@ -328,6 +332,7 @@ impl Opener for Disks {
             storage: kind.to_owned(),
             disk,
             plug: PlugOptions::default(),
+            health: Arc::new(DiskHealth::new(name.to_string(), ErrorPolicy::default())),
             settings: self.default.clone(),
             keep: Box::new(()),
         })
@@ -360,6 +365,7 @@ impl Disks {
             storage: disk.storage.clone(),
             disk: Arc::clone(&disk.disk),
             plug: disk.plug,
+            health: Arc::clone(&disk.health),
             settings: disk.settings.clone(),
             keep: Box::new(Lease(Arc::clone(&disk.taken))),
         })

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mqblk_admin::model::{Distribution, LatencyParts, Load, LunCounters, LunStat, QueueStat, Stat, WorkerStat};
+use mqblk_admin::model::{Distribution, Health, LatencyParts, Load, LunCounters, LunStat, QueueStat, Stat, WorkerStat};
 use mqblk_core::ByteLen;
 use serde::Serialize;
 
@@ -45,6 +45,8 @@ pub struct DiskRates {
     pub id: String,
     /// Over all its queues. `None`: it was not there at the reading before, or its counters began anew since.
     pub totals: Option<LoadRates>,
+    /// Its health at the end; of an older daemon nothing.
+    pub health: Health,
     /// Of a Xen disk: what was done with the guest's pages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grants: Option<GrantRates>,
@@ -76,6 +78,8 @@ pub struct LunRates {
     pub lun: u32,
     /// How far it is.
     pub state: String,
+    /// Its health at the end; of an older daemon nothing.
+    pub health: Health,
     /// `None` as for a disk.
     pub rates: Option<LunLoadRates>,
 }
@@ -101,6 +105,8 @@ pub struct LunLoadRates {
     pub await_us: f64,
     /// Requests in flight at the end.
     pub in_flight: u64,
+    /// How long the oldest of them has been, in milliseconds. `None` without any.
+    pub oldest_ms: Option<u64>,
     /// Requests that ended otherwise than done, in the interval.
     pub errors: u64,
 }
@@ -159,6 +165,8 @@ pub struct LoadRates {
     pub calls_per_s: f64,
     /// Requests in flight at the end.
     pub in_flight: u64,
+    /// How long the oldest of them has been, in milliseconds. `None` without any.
+    pub oldest_ms: Option<u64>,
     /// Requests that ended otherwise than done, in the interval.
     pub errors: u64,
 }
@@ -205,7 +213,7 @@ pub fn compare(before: Option<&Stat>, now: &Stat) -> Report {
         let granted = found.and_then(|before| before.grants);
         let granted = granted.or_else(|| same_run.is_none().then(Default::default));
         let grants = disk.grants.zip(granted).and_then(|(now, before)| grants::between(&before, &now, interval_ns));
-        DiskRates { id: disk.id.clone(), totals, grants, queues }
+        DiskRates { id: disk.id.clone(), totals, health: disk.health.clone(), grants, queues }
     });
     let controllers = now.controllers.iter().map(|one| {
         let found = same_run.and_then(|before| before.controllers.iter().find(|before| before.id == one.id));
@@ -214,7 +222,8 @@ pub fn compare(before: Option<&Stat>, now: &Stat) -> Report {
         let luns = one.luns.iter().map(|lun| {
             let before = found.and_then(|before| before.luns.iter().find(|before| before.id == lun.id));
             let (id, state) = (lun.id.clone(), lun.state.clone());
-            LunRates { id, target: lun.target, lun: lun.lun, state, rates: interval.lun(before, lun) }
+            let rates = interval.lun(before, lun);
+            LunRates { id, target: lun.target, lun: lun.lun, state, health: lun.health.clone(), rates }
         });
         ControllerRates { id: one.id.clone(), totals, luns: luns.collect(), queues }
     });
@@ -274,6 +283,7 @@ impl Interval {
             queue_size: ns as f64 / self.ns as f64,
             await_us: mean(ns as f64 / NS_PER_US, reads + writes + others),
             in_flight: now.in_flight,
+            oldest_ms: now.oldest_ms,
             errors: grown(|counters| counters.errors)?,
         })
     }
@@ -327,6 +337,7 @@ fn load(before: &Load, now: &Load, interval_ns: u64) -> Option<LoadRates> {
         kicks_per_s: per_s(new.kicks, old.kicks)?,
         calls_per_s: per_s(new.calls, old.calls)?,
         in_flight: now.in_flight,
+        oldest_ms: now.oldest_ms,
         errors: new.errors.checked_sub(old.errors)?,
     })
 }

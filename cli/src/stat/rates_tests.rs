@@ -41,7 +41,7 @@ fn load_after(times: u64) -> Load {
         ),
     };
     let latency = Latency { reads: parts(100), writes: parts(50), others: parts(20) };
-    Load { in_flight: 3 * times, counters, latency }
+    Load { in_flight: 3 * times, oldest_ms: Some(times), counters, latency }
 }
 
 fn stat_after(times: u64) -> Stat {
@@ -98,6 +98,7 @@ fn expected(seconds: u64, in_flight: u64) -> LoadRates {
         kicks_per_s: 20.0,
         calls_per_s: 25.0,
         in_flight,
+        oldest_ms: Some(in_flight / 3),
         errors: seconds,
     }
 }
@@ -145,6 +146,7 @@ fn a_controller_is_read_as_a_disk_is_and_its_queues_are_told_apart_by_role() {
                 target: 7,
                 state: "removing".to_owned(),
                 in_flight: 2 * times,
+                oldest_ms: Some(77),
                 counters: LunCounters {
                     reads: 30 * times,
                     writes: 10 * times,
@@ -181,6 +183,7 @@ fn a_controller_is_read_as_a_disk_is_and_its_queues_are_told_apart_by_role() {
         queue_size: 0.005,
         await_us: 100.0,
         in_flight: 8,
+        oldest_ms: Some(77),
         errors: 3,
     };
     assert_eq!(lun.rates, Some(want));
@@ -198,7 +201,7 @@ fn nothing_happened() {
     later.time_ns += SECOND;
     later.uptime_ns += SECOND;
     let report = compare(Some(&stat_after(1)), &later);
-    assert_eq!(report.disks[0].totals, Some(LoadRates { in_flight: 3, ..LoadRates::default() }));
+    assert_eq!(report.disks[0].totals, Some(LoadRates { in_flight: 3, oldest_ms: Some(1), ..LoadRates::default() }));
     assert_eq!(report.workers[0].rates, Some(TurnRates::default()));
     // Twice the same reading: no division by nothing.
     let report = compare(Some(&later), &later);

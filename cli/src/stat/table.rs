@@ -1,5 +1,7 @@
 //! The report as tables for people.
 
+use mqblk_admin::model::Health;
+
 use super::grants::GrantRates;
 use super::rates::{LoadRates, LunRates, QueueRates, Report, Since, TurnRates};
 use crate::table::align;
@@ -30,6 +32,7 @@ const LOAD: &[Column<LoadRates>] = &[
     ("kicks/s", |rates| number(rates.kicks_per_s)),
     ("calls/s", |rates| number(rates.calls_per_s)),
     ("inflight", |rates| rates.in_flight.to_string()),
+    ("oldest-ms", |rates| rates.oldest_ms.map_or(UNKNOWN.to_owned(), |ms| ms.to_string())),
     ("errors", |rates| rates.errors.to_string()),
 ];
 /// Shown where there are any.
@@ -69,6 +72,7 @@ pub fn text(version: &str, report: &Report) -> String {
     };
     let mut text = format!("mqblk {version}: {what} {seconds:.2} s\n");
     text.push_str(&disks(report));
+    text.push_str(&troubles(report));
     text.push('\n');
     if report.disks.iter().any(|disk| disk.grants.is_some()) {
         text.push_str(&grants(report));
@@ -77,6 +81,25 @@ pub fn text(version: &str, report: &Report) -> String {
     text.push_str(&workers(report));
     text.push('\n');
     text
+}
+
+/// A line for each disk that is stopped or tries requests again; of LUNs that share a unit for each.
+fn troubles(report: &Report) -> String {
+    let disks = report.disks.iter().map(|disk| ("disk", &disk.id, &disk.health));
+    let luns = report.controllers.iter().flat_map(|controller| &controller.luns);
+    let all = disks.chain(luns.map(|lun| ("lun", &lun.id, &lun.health)));
+    all.filter_map(|(kind, id, health)| trouble(kind, id, health)).collect()
+}
+
+fn trouble(kind: &str, id: &str, health: &Health) -> Option<String> {
+    let retries = if health.retries > 0 { format!(", {} retries so far", health.retries) } else { String::new() };
+    if let Some(stop) = &health.stopped {
+        let (seconds, parked, reason) = (stop.stopped_ns as f64 / 1e9, health.parked, &stop.reason);
+        return Some(format!(
+            "{kind} {id} is stopped since {seconds:.1} s, {parked} requests parked{retries}: {reason}\n"
+        ));
+    }
+    (health.retries > 0).then(|| format!("{kind} {id} runs{retries}\n"))
 }
 
 fn grants(report: &Report) -> String {
@@ -118,8 +141,8 @@ fn queue_row(queue: &QueueRates, columns: &[&Column<LoadRates>]) -> Vec<String> 
 }
 
 /// The columns that are known of a LUN.
-const OF_LUNS: [&str; 9] =
-    ["r/s", "w/s", "rkB/s", "wkB/s", "avgrq-sz(512B)", "avgqu-sz", "await-us", "inflight", "errors"];
+const OF_LUNS: [&str; 10] =
+    ["r/s", "w/s", "rkB/s", "wkB/s", "avgrq-sz(512B)", "avgqu-sz", "await-us", "inflight", "oldest-ms", "errors"];
 
 fn lun_row(lun: &LunRates, columns: &[&Column<LoadRates>]) -> Vec<String> {
     let state = if lun.state == "ready" { String::new() } else { format!(" ({})", lun.state) };
@@ -132,6 +155,7 @@ fn lun_row(lun: &LunRates, columns: &[&Column<LoadRates>]) -> Vec<String> {
         queue_size: rates.queue_size,
         await_us: rates.await_us,
         in_flight: rates.in_flight,
+        oldest_ms: rates.oldest_ms,
         errors: rates.errors,
         ..LoadRates::default()
     });

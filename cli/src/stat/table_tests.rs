@@ -1,5 +1,7 @@
 //! What the tables look like.
 
+use mqblk_admin::model::HealthStop;
+
 use super::super::rates::{ControllerRates, DiskRates, LunLoadRates, LunRates, QueueRates, WorkerRates};
 use super::*;
 
@@ -15,6 +17,7 @@ fn report() -> Report {
         publish_us: 0.75,
         p99_us: Some(250.0),
         in_flight: 32,
+        oldest_ms: Some(12_000),
         errors: 1,
         ..LoadRates::default()
     };
@@ -27,6 +30,7 @@ fn report() -> Report {
             DiskRates {
                 id: "database".to_owned(),
                 totals: Some(load),
+                health: Health::default(),
                 grants: None,
                 queues: vec![QueueRates {
                     role: "request".to_owned(),
@@ -35,7 +39,7 @@ fn report() -> Report {
                     rates: Some(LoadRates::default()),
                 }],
             },
-            DiskRates { id: "b".to_owned(), totals: None, grants: None, queues: Vec::new() },
+            DiskRates { id: "b".to_owned(), totals: None, health: Health::default(), grants: None, queues: Vec::new() },
         ],
         controllers: Vec::new(),
         workers: vec![
@@ -55,13 +59,20 @@ fn the_whole() {
 #[test]
 fn a_controller_has_a_row_for_each_lun_and_its_queues_by_role() {
     let queue = |role: &str, queue, worker| QueueRates { role: role.to_owned(), queue, worker, rates: None };
-    let rates =
-        LunLoadRates { reads_per_s: 12.5, others_per_s: 3.0, await_us: 77.0, in_flight: 5, ..LunLoadRates::default() };
+    let rates = LunLoadRates {
+        reads_per_s: 12.5,
+        others_per_s: 3.0,
+        await_us: 77.0,
+        in_flight: 5,
+        oldest_ms: Some(70),
+        ..LunLoadRates::default()
+    };
     let lun = |id: &str, state: &str, rates| LunRates {
         id: id.to_owned(),
         target: 0,
         lun: 0,
         state: state.to_owned(),
+        health: Health::default(),
         rates,
     };
     let controller = ControllerRates {
@@ -98,6 +109,7 @@ fn a_controller_has_a_row_for_each_lun_and_its_queues_by_role() {
             "await-us" => "77.00",
             "inflight" => "5",
             "errors" => "0",
+            "oldest-ms" => "70",
             "w/s" | "rkB/s" | "wkB/s" | "avgrq-sz(512B)" | "avgqu-sz" => "0.00",
             _ => "-",
         };
@@ -151,7 +163,13 @@ fn xen_disks_have_a_part_of_their_own() {
         over_budget: 2,
         ..GrantRates::default()
     };
-    report.disks.push(DiskRates { id: "vm1".to_owned(), totals: None, grants: Some(grants), queues: Vec::new() });
+    report.disks.push(DiskRates {
+        id: "vm1".to_owned(),
+        totals: None,
+        health: Health::default(),
+        grants: Some(grants),
+        queues: Vec::new(),
+    });
     let text = text("1", &report);
     let lines: Vec<Vec<&str>> = text
         .lines()
@@ -163,4 +181,17 @@ fn xen_disks_have_a_part_of_their_own() {
         ["grants", "copies/s", "per", "call", "maps/s", "unmaps/s", "%hits", "indirect/s", "held", "over", "errors"]
     );
     assert_eq!(lines[1], ["vm1", "1.50", "16.00", "0.00", "0.00", "99.00", "0.00", "33", "3", "0"]);
+}
+
+#[test]
+fn a_disk_in_trouble_has_a_line_of_its_own() {
+    let mut report = report();
+    assert_eq!(troubles(&report), "");
+    let stopped = HealthStop { stopped_ns: 12_340_000_000, reason: "write at 4096: why".to_owned(), enospc: true };
+    report.disks[0].health = Health { stopped: Some(stopped), parked: 5, ..Health::default() };
+    report.disks[1].health = Health { retries: 7, ..Health::default() };
+    let want = "disk database is stopped since 12.3 s, 5 requests parked: write at 4096: why\n\
+                disk b runs, 7 retries so far\n";
+    assert_eq!(troubles(&report), want);
+    assert!(text("1", &report).contains(want));
 }

@@ -10,6 +10,8 @@ pub(crate) const JOINED_SLOT: u16 = u16::MAX;
 pub(crate) struct Member {
     pub(crate) tag: Tag,
     pub(crate) len: ByteLen,
+    /// It is to end early: it is not done again.
+    pub(crate) cancelled: bool,
 }
 
 /// A joined request.
@@ -77,13 +79,17 @@ impl JoinedTable {
         self.entries[usize::from(tag.index())].members.iter().any(|member| chosen(member.tag))
     }
 
-    /// The joined requests of which all members are chosen.
-    pub(crate) fn all_chosen(&self, chosen: impl Fn(Tag) -> bool) -> Vec<Tag> {
+    /// The chosen members are to end early. The joined requests of which all members are.
+    pub(crate) fn cancel(&mut self, chosen: impl Fn(Tag) -> bool) -> Vec<Tag> {
         let mut ended = vec![false; self.entries.len()];
         self.free.iter().for_each(|index| ended[usize::from(*index)] = true);
-        let all = |entry: &Joined| entry.members.iter().all(|member| chosen(member.tag));
-        let of = (0..).zip(&self.entries).filter(|(index, entry)| !ended[usize::from(*index)] && all(entry));
-        of.map(|(index, _)| Tag::new(JOINED_SLOT, index)).collect()
+        let of = (0..).zip(&mut self.entries).filter(|(index, _)| !ended[usize::from(*index)]);
+        of.filter_map(|(index, entry)| {
+            entry.members.iter_mut().for_each(|member| member.cancelled |= chosen(member.tag));
+            let all = entry.members.iter().all(|member| chosen(member.tag));
+            all.then(|| Tag::new(JOINED_SLOT, index))
+        })
+        .collect()
     }
 
     /// Ends the request of a tag that [`take`](Self::take) gave. Its entry can be read until the next one is taken.

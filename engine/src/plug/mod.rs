@@ -202,7 +202,7 @@ impl Merger {
                 self.ready.push(request);
             }
         }
-        self.joined.all_chosen(&chosen)
+        self.joined.cancel(&chosen)
     }
 
     /// Requests to be offered before the plug.
@@ -313,7 +313,7 @@ impl Merger {
                 if !joined.members.is_empty() {
                     counts.merged(request.tag, op);
                 }
-                joined.members.push(Member { tag: request.tag, len: request.len });
+                joined.members.push(Member { tag: request.tag, len: request.len, cancelled: false });
                 joined.len.0 += request.len.0;
                 request.buffer
             };
@@ -369,11 +369,13 @@ impl Merger {
         let mut start = joined.start;
         let mut members = joined.members.iter();
         let mut each = |buffer: Option<Buffer>| {
-            let Some(Member { tag, len }) = members.next().copied() else { return };
-            if matches!(fate, Members::Again(which) if which(tag)) {
+            let Some(Member { tag, len, cancelled }) = members.next().copied() else { return };
+            let again = matches!(fate, Members::Again(which) if which(tag));
+            if again && !cancelled {
                 self.ready.push(AnyRequest { op: joined.op, start, len, tag, buffer });
             } else {
                 let outcome = match outcome {
+                    _ if again => Outcome::Aborted,
                     // Storage says 0 for what transfers nothing, and then of the members too.
                     Outcome::Done(done) if done != joined.len => Outcome::Done(ByteLen::ZERO),
                     Outcome::Done(_) => Outcome::Done(len),
@@ -395,7 +397,7 @@ impl Merger {
 enum Members<'a> {
     /// They end as it did.
     AsJoined,
-    /// Those of these tags are offered one by one; the others end as it did.
+    /// Those of these tags are offered one by one, but for such as are to end early; the others end as it did.
     Again(&'a dyn Fn(Tag) -> bool),
 }
 

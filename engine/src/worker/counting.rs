@@ -122,7 +122,12 @@ fn rig(coalesce: Coalesce) -> (Worker, Shared, Mailbox) {
     let mut worker = Worker::new(options, inbox).expect("the host has io_uring");
     let state = Shared::default();
     let options = QueueOptions {
-        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: disk(&state), plug: PlugOptions::default() }],
+        disks: vec![QueueDisk {
+            slot: DiskSlot::FIRST,
+            disk: disk(&state),
+            plug: PlugOptions::default(),
+            health: Arc::default(),
+        }],
         kick: None,
         poll: PollPolicy::Busy,
         coalesce,

@@ -201,8 +201,9 @@ impl Bench {
         let disk = |slow_one: bool| {
             Arc::new(LaneDisk { slow: slow_one, offered: Arc::clone(if slow_one { &slow } else { &fast }) })
         };
-        let disks: Vec<QueueDisk> =
-            (0..=FAST).map(|slot| QueueDisk { slot: DiskSlot(slot), disk: disk(slot == SLOW.0), plug }).collect();
+        let disks: Vec<QueueDisk> = (0..=FAST)
+            .map(|slot| QueueDisk { slot: DiskSlot(slot), disk: disk(slot == SLOW.0), plug, health: Arc::default() })
+            .collect();
         let sides: Vec<Arc<Mutex<Side>>> = (0..queues).map(|_| Arc::default()).collect();
         let mut wakers = vec![];
         let attach = |side: &Arc<Mutex<Side>>| {

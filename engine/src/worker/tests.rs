@@ -140,7 +140,12 @@ impl Stage {
         if matches!(letter, Letter::CloseDisk(_)) {
             self.closing.push(leaves);
         }
-        let disk = QueueDisk { slot: SECOND, disk: Arc::clone(&self.second), plug: PlugOptions::default() };
+        let disk = QueueDisk {
+            slot: SECOND,
+            disk: Arc::clone(&self.second),
+            plug: PlugOptions::default(),
+            health: Arc::default(),
+        };
         self.sent += 1;
         let sent = self.mailbox.send(Box::new(move |worker| {
             *read.lock().expect("not poisoned") += 1;
@@ -348,11 +353,15 @@ fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
     });
     let first = disk(&Arc::downgrade(&stage), false);
     for index in 0..QUEUES {
-        let mut disks =
-            vec![QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&first), plug: PlugOptions::default() }];
+        let mut disks = vec![QueueDisk {
+            slot: DiskSlot::FIRST,
+            disk: Arc::clone(&first),
+            plug: PlugOptions::default(),
+            health: Arc::default(),
+        }];
         if index == 0 {
             let second = Arc::clone(&at(&stage).second);
-            disks.push(QueueDisk { slot: SECOND, disk: second, plug: PlugOptions::default() });
+            disks.push(QueueDisk { slot: SECOND, disk: second, plug: PlugOptions::default(), health: Arc::default() });
         }
         let options = QueueOptions {
             disks,

@@ -9,8 +9,8 @@ pub mod features;
 use std::sync::Arc;
 
 use mqblk_core::{Call, GuestQueue, Wake};
-use mqblk_memory::LeaseId;
 pub use mqblk_memory::PooledLane as GuestLane;
+use mqblk_memory::{Buffer, LeaseId};
 use mqblk_ring::split::{DeviceRing, SplitRing, SplitState};
 
 /// What a queue needs to run.
@@ -107,6 +107,10 @@ pub trait VirtioQueue<L: GuestLane>: GuestQueue<Lane = L, Position = SplitState>
 
     /// Goes on in a new memory table. Requests in flight keep the old one. Returns the old lease, to be retired.
     fn relocate(&mut self, ring: SplitRing, lease: LeaseId) -> LeaseId;
+
+    /// A request stays unanswered: gives back what its token holds of the lane, and its buffer. Whoever serves the ring next does it
+    /// again.
+    fn forget(&mut self, lane: &mut L, token: Self::Token, buffer: Option<Buffer>);
 
     /// The queue ends: gives back what it holds of the lane, but for its lease. Nothing is in flight.
     fn close(&mut self, _lane: &mut L) {}

@@ -184,6 +184,12 @@ impl<L: GuestLane> VirtioQueue<L> for BlkQueue<L> {
         self.lease
     }
 
+    fn forget(&mut self, lane: &mut L, token: BlkToken, buffer: Option<Buffer>) {
+        if let Some(buffer) = buffer.or(token.buffer) {
+            lane.pool().release(buffer);
+        }
+    }
+
     fn relocate(&mut self, ring: SplitRing, lease: LeaseId) -> LeaseId {
         self.ring.relocate(ring);
         std::mem::replace(&mut self.lease, lease)

@@ -178,6 +178,12 @@ impl<L: GuestLane> VirtioQueue<L> for ScsiQueue<L> {
         std::mem::replace(&mut own.lease, lease)
     }
 
+    fn forget(&mut self, lane: &mut L, token: ScsiToken, buffer: Option<Buffer>) {
+        if let Kind::Request(queue) = &mut self.kind {
+            queue.forget(lane.pool(), token, buffer);
+        }
+    }
+
     fn close(&mut self, lane: &mut L) {
         match &mut self.kind {
             Kind::Request(queue) => queue.close(lane.pool()),

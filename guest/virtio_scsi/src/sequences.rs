@@ -122,6 +122,21 @@ impl RequestQueue {
         self.advance(pool, token, None, into);
     }
 
+    /// A command stays unanswered: see [`VirtioQueue::forget`](mqblk_virtio::VirtioQueue::forget).
+    pub(crate) fn forget(&mut self, pool: &mut BufferPool, mut token: ScsiToken, buffer: Option<Buffer>) {
+        match (token.several.as_mut().and_then(|several| several.private.take()), buffer) {
+            (Some(private), Some(buffer)) => {
+                if let Some(memory) = &mut self.sequences.private {
+                    memory.release(pool, buffer, private.slot);
+                }
+            }
+            (_, Some(own)) => pool.release(own),
+            (_, None) => {}
+        }
+        drop_state(pool, &mut token);
+        token.answer.release(pool);
+    }
+
     /// A step has ended.
     #[cold]
     pub(crate) fn step_ended<I: Intake<ScsiToken, Buffer>>(

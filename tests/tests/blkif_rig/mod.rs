@@ -281,7 +281,12 @@ impl Host {
         self.replayed.push(recovery.replay.len());
         let broken = Arc::clone(&self.broken);
         let options = QueueOptions {
-            disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&world.disk), plug: world.shape.plug }],
+            disks: vec![QueueDisk {
+                slot: DiskSlot::FIRST,
+                disk: Arc::clone(&world.disk),
+                plug: world.shape.plug,
+                health: Arc::default(),
+            }],
             kick: None,
             poll: PollPolicy::Busy,
             coalesce: Coalesce::default(),

@@ -66,7 +66,7 @@ impl Rig {
             coalesce: plan.coalesce,
             fixed: FixedBufferUse::Off,
             drain_timeout: Duration::from_secs(30),
-            disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: plan.disk, plug: plan.plug }],
+            disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: plan.disk, plug: plan.plug, health: Arc::default() }],
             engine: Arc::clone(&engine),
         };
         let server = Server::start(device, serve).expect("the socket can be made");

@@ -3,6 +3,7 @@
 mod disks;
 mod lun;
 mod resize;
+mod resume;
 mod stat;
 mod version;
 mod wire;
@@ -14,7 +15,7 @@ use mqblk_admin::{VerbError, Verbs};
 use mqblk_blkif::GrantCounters;
 use mqblk_core::Resize;
 use mqblk_core::settings::Settings;
-use mqblk_engine::{AnyDisk, Engine, PlugOptions, QueueReport, WorkerReport};
+use mqblk_engine::{AnyDisk, DiskHealth, Engine, PlugOptions, QueueReport, WorkerReport};
 use mqblk_xen_server::Figures;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -29,6 +30,7 @@ use super::xen::XenDevices;
 /// All that a client may ask for.
 pub fn verbs(source: &Arc<Source>) -> Verbs {
     let mut verbs = vec![stat::verb(source), disks::verb(source), version::verb(), resize::verb(source)];
+    verbs.push(resume::verb(source));
     verbs.extend(lun::verbs(source));
     Verbs::new(verbs)
 }
@@ -59,13 +61,14 @@ pub struct DiskAbout {
     interface: Interface,
     storage: String,
     plug: PlugOptions,
+    health: Arc<DiskHealth>,
     queue_map: Vec<u16>,
     settings: serde_json::Map<String, serde_json::Value>,
 }
 
 impl DiskAbout {
     /// What is told of `disk`.
-    pub fn of(disk: &DiskConfig<Arc<AnyDisk>>) -> DiskAbout {
+    pub fn of(disk: &DiskConfig<Arc<AnyDisk>>, health: &Arc<DiskHealth>) -> DiskAbout {
         let pairs =
             print::disk_pairs(disk).into_iter().filter(|(key, _)| !["id", "storage", "interface"].contains(key));
         DiskAbout {
@@ -73,6 +76,7 @@ impl DiskAbout {
             interface: Interface::of(&disk.front),
             storage: disk.backing.storage.clone(),
             plug: disk.backing.plug,
+            health: Arc::clone(health),
             queue_map: disk.front.queue_map().to_vec(),
             settings: settings(pairs),
         }
@@ -85,6 +89,7 @@ impl DiskAbout {
             interface: Interface::Xen,
             storage: device.storage.clone(),
             plug: device.plug,
+            health: Arc::clone(&device.health),
             queue_map: device.queue_map.clone(),
             settings: serde_json::Map::new(),
         }

@@ -2,11 +2,13 @@
 //! engine is an error here until it is told.
 
 use mqblk_admin::model::{
-    ControllerStat, Counters, DiskStat, Distribution, GrantStat, Latency, LatencyParts, Load, LunCounters, LunStat,
-    QueueStat, WorkerStat,
+    ControllerStat, Counters, DiskStat, Distribution, GrantStat, Health, HealthStop, Latency, LatencyParts, Load,
+    LunCounters, LunStat, QueueStat, WorkerStat,
 };
 use mqblk_blkif::GrantCounters;
-use mqblk_engine::{DiskCounters, LatencyHistogram, QueueCounters, QueueLatency, QueueReport, WorkerReport};
+use mqblk_engine::{
+    DiskCounters, DiskHealth, HealthReport, LatencyHistogram, QueueCounters, QueueLatency, QueueReport, WorkerReport,
+};
 
 use super::DiskAbout;
 use crate::serve::luns::{Lun, LunState};
@@ -46,6 +48,7 @@ pub fn disk(about: &DiskAbout, reports: &[QueueReport], grants: Option<&GrantCou
         merge_segments: about.plug.merge_segments,
         queue_count: about.queue_map.len() as u32,
         totals: load(&totals, shape),
+        health: health(&about.health),
         grants: grants.map(granted),
         queues: if shape.queues { reports.iter().zip(0..).map(queue).collect() } else { Vec::new() },
     }
@@ -96,6 +99,30 @@ fn granted(counters: &GrantCounters) -> GrantStat {
         events_sent,
         events_taken,
     }
+}
+
+/// A disk's health.
+fn health(of: &DiskHealth) -> Health {
+    let HealthReport { stopped, parked, stops, retries } = of.report();
+    let stopped = stopped.map(|stop| HealthStop {
+        stopped_ns: u64::try_from(stop.time.as_nanos()).unwrap_or(u64::MAX),
+        reason: stop.why,
+        enospc: stop.no_space,
+    });
+    Health {
+        state: if stopped.is_some() { "stopped" } else { "running" }.to_owned(),
+        on_error: of.policy().on_error.to_string(),
+        on_enospc: of.policy().on_enospc.word().to_owned(),
+        stopped,
+        parked,
+        stops,
+        retries,
+    }
+}
+
+/// How old a request is.
+fn in_ms(ns: Option<u64>) -> Option<u64> {
+    ns.map(|ns| ns / 1_000_000)
 }
 
 /// A controller with these LUNs, by its queues' reports in order.
@@ -151,6 +178,8 @@ fn lun(lun: &Lun, counted: DiskCounters) -> LunStat {
         merge_bytes: plug.merge_bytes.0,
         merge_segments: plug.merge_segments,
         in_flight: counted.in_flight.into(),
+        oldest_ms: in_ms(counted.oldest_ns),
+        health: lun.unit.as_ref().map(|unit| health(unit.health())).unwrap_or_default(),
         counters: lun_counters(&counted),
     }
 }
@@ -165,6 +194,7 @@ fn lun_counters(counted: &DiskCounters) -> LunCounters {
         written_bytes,
         errors,
         in_flight: _,
+        oldest_ns: _,
         read_ns,
         write_ns,
         other_ns,
@@ -200,7 +230,7 @@ pub fn worker(number: u32, report: &WorkerReport) -> WorkerStat {
 }
 
 fn load(report: &QueueReport, shape: Shape) -> Load {
-    let QueueReport { counters, latency, in_flight, disks: _ } = report;
+    let QueueReport { counters, latency, in_flight, oldest_ns, disks: _ } = report;
     let QueueLatency { reads, writes, others } = &**latency;
     let parts = |parts: &mqblk_engine::LatencyParts| {
         let mqblk_engine::LatencyParts { queued, device, publish, total } = parts;
@@ -213,6 +243,7 @@ fn load(report: &QueueReport, shape: Shape) -> Load {
     };
     Load {
         in_flight: (*in_flight).into(),
+        oldest_ms: in_ms(*oldest_ns),
         counters: counted(counters),
         latency: Latency { reads: parts(reads), writes: parts(writes), others: parts(others) },
     }

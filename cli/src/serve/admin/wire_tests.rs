@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use std::sync::Arc;
+
 use mqblk_core::DiskSlot;
 use mqblk_engine::PlugOptions;
 use serde_json::Value;
@@ -15,6 +17,7 @@ fn about() -> DiskAbout {
         interface: Interface::VirtioBlk,
         storage: "file".to_owned(),
         plug: PlugOptions::default(),
+        health: Arc::default(),
         queue_map: vec![1, 0],
         settings: serde_json::Map::new(),
     }
@@ -49,7 +52,8 @@ fn made_up(times: u64) -> QueueReport {
         read_errors: 2 * times,
         write_errors: 3 * times,
     };
-    let mut report = QueueReport { counters, in_flight: 24, ..QueueReport::default() };
+    let mut report =
+        QueueReport { counters, in_flight: 24, oldest_ns: Some(1_999_999 * times), ..QueueReport::default() };
     let latency = &mut report.latency;
     let parts = [&mut latency.reads, &mut latency.writes, &mut latency.others];
     for (kind, parts) in parts.into_iter().enumerate() {
@@ -84,6 +88,7 @@ fn a_disk_is_the_sum_of_its_queues() {
     assert_eq!((disk.queues[1].queue, disk.queues[1].worker), (1, 0));
     assert_eq!(disk.queues[1].load.counters.write_merges, 200);
     assert_eq!((disk.totals.counters.requests, disk.totals.in_flight), (18 * 11, 48));
+    assert_eq!((disk.queues[0].load.oldest_ms, disk.totals.oldest_ms), (Some(1), Some(19)));
     let parts = &disk.totals.latency.writes;
     assert_eq!((parts.queued.sum_ns, parts.device.sum_ns), (11 * 5000, 11 * 6000));
     assert_eq!((parts.publish.sum_ns, parts.total.sum_ns), (11 * 7000, 11 * 8000));
@@ -135,6 +140,7 @@ fn no_counter_of_a_lun_is_taken_for_another() {
         written_bytes: 5,
         errors: 6,
         in_flight: 88,
+        oldest_ns: Some(77),
         read_ns: 7,
         write_ns: 8,
         other_ns: 9,
@@ -198,4 +204,16 @@ fn grants_are_told_of_xen_disks() {
     ];
     assert_eq!(set, want.map(|(key, value)| (key, Some(value))).into());
     assert_eq!(told.len(), 20);
+}
+
+#[test]
+fn a_stopped_disk_says_why() {
+    use mqblk_engine::{ErrorPolicy, OnError, OnNoSpace};
+    let errors = ErrorPolicy { on_error: OnError::Stop, on_enospc: OnNoSpace::Stop };
+    let about = DiskAbout { health: Arc::new(DiskHealth::new("vm1", errors)), ..about() };
+    let told = serde_json::to_value(disk(&about, &[], None, ALL)).unwrap();
+    let want = serde_json::json!({
+        "state": "running", "on_error": "stop", "on_enospc": "stop", "stopped": null, "parked": 0, "stops": 0, "retries": 0,
+    });
+    assert_eq!(told["health"], want);
 }

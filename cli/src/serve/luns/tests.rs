@@ -58,6 +58,7 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
         mapped: true,
         unit: LunUnit::Own(Box::new(UnitConfig {
             backing: Backing {
+                errors: mqblk_engine::ErrorPolicy::default(),
                 serial: "S".to_owned(),
                 cache: CacheMode::Writeback,
                 plug: Default::default(),

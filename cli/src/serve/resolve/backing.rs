@@ -5,7 +5,7 @@ use std::time::Duration;
 use mqblk_core::ByteLen;
 use mqblk_core::disk::DiskError;
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_engine::{MergeMode, PlugOptions};
+use mqblk_engine::{ErrorPolicy, MergeMode, OnError, OnNoSpace, PlugOptions};
 
 use super::{ConfigError, MAX_HOLD_US, Storages, take_u16, with_likely_slip};
 use crate::serve::config::{Backing, CacheMode};
@@ -24,6 +24,7 @@ pub struct BackingKeys {
     cache: CacheMode,
     plug: PlugOptions,
     watch_size: bool,
+    errors: ErrorPolicy,
     storage: &'static str,
 }
 
@@ -41,7 +42,8 @@ impl BackingKeys {
         };
         let cache = settings.choice("cache", CacheMode::WORDS)?.map_or(CacheMode::Writeback, CacheMode::from_word);
         let watch_size = settings.switch("watch-size")?.unwrap_or(true);
-        Ok(BackingKeys { serial, cache, plug: take_plug(settings)?, watch_size, storage })
+        let errors = take_errors(settings)?;
+        Ok(BackingKeys { serial, cache, plug: take_plug(settings)?, watch_size, errors, storage })
     }
 
     /// Opens the storage, which takes its own keys. No key is left over then.
@@ -52,8 +54,9 @@ impl BackingKeys {
             Err(source) => return Err(ConfigError::Disk { subject: settings.subject().to_owned(), source }),
         };
         settings.finish()?;
-        let BackingKeys { serial, cache, plug, watch_size, storage } = self;
-        Ok(Backing { serial, cache, plug, watch_size, storage: storage.to_owned(), storage_settings, disk })
+        let BackingKeys { serial, cache, plug, watch_size, errors, storage } = self;
+        let (storage, storage_settings) = (storage.to_owned(), storage_settings);
+        Ok(Backing { serial, cache, plug, watch_size, errors, storage, storage_settings, disk })
     }
 }
 
@@ -79,6 +82,17 @@ pub fn take_printable(settings: &mut Settings, key: &'static str, most: usize) -
 /// Whether a text is printable ASCII.
 pub fn is_printable(text: &str) -> bool {
     text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic())
+}
+
+fn take_errors(settings: &mut Settings) -> Result<ErrorPolicy, SettingError> {
+    let on_error = match settings.text("on-error") {
+        None => OnError::default(),
+        Some(text) => {
+            OnError::parse(&text).ok_or_else(|| settings.error("on-error", format!("{text:?}"), OnError::EXPECTED))?
+        }
+    };
+    let on_enospc = settings.choice("on-enospc", OnNoSpace::WORDS)?.map_or(OnNoSpace::default(), OnNoSpace::from_word);
+    Ok(ErrorPolicy { on_error, on_enospc })
 }
 
 fn take_plug(settings: &mut Settings) -> Result<PlugOptions, SettingError> {

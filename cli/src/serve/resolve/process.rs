@@ -33,10 +33,21 @@ pub fn take_admin<'a>(
 const DRAIN_SECONDS: u64 = 30;
 const MAX_DRAIN_SECONDS: u64 = 3600;
 
-/// `drain-timeout`.
+/// `drain-timeout-s`.
 pub fn take_drain_timeout(settings: &mut Settings) -> Result<Duration, SettingError> {
-    let seconds = settings.number("drain-timeout", 1..=MAX_DRAIN_SECONDS)?;
+    let seconds = settings.number("drain-timeout-s", 1..=MAX_DRAIN_SECONDS)?;
     Ok(Duration::from_secs(seconds.unwrap_or(DRAIN_SECONDS)))
+}
+
+/// Longest `hang-warning-s`: a day.
+const MAX_HANG_WARNING_S: u64 = 86_400;
+/// Its default: a good while before guests give a request up (Linux: after 30 s).
+const HANG_WARNING_S: u64 = 10;
+
+/// `hang-warning-s`.
+pub fn take_hang_warning(settings: &mut Settings) -> Result<Option<Duration>, SettingError> {
+    let seconds = settings.number("hang-warning-s", 0..=MAX_HANG_WARNING_S)?.unwrap_or(HANG_WARNING_S);
+    Ok((seconds > 0).then(|| Duration::from_secs(seconds)))
 }
 
 /// `workers` and `pin`.

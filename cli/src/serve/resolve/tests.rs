@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use mqblk_engine::{Coalesce, FixedBufferUse, PlugOptions, PollPolicy};
+use mqblk_engine::{Coalesce, ErrorPolicy, FixedBufferUse, OnError, OnNoSpace, PlugOptions, PollPolicy};
 
 use super::*;
 use crate::serve::config::{Backing, CacheMode, Front, SocketMode};
@@ -87,6 +87,7 @@ fn defaults() {
                 cache: CacheMode::Writeback,
                 plug: PlugOptions::default(),
                 watch_size: true,
+                errors: ErrorPolicy::default(),
                 storage: "file".to_owned(),
                 storage_settings: vec![
                     ("readonly", "off".to_owned()),
@@ -95,6 +96,30 @@ fn defaults() {
                 disk: "file /images/vm one.d/data.img".to_owned(),
             },
         }]
+    );
+}
+
+#[test]
+fn what_becomes_of_errors() {
+    for (words, on_error, on_enospc) in [
+        ("on-error=stop", OnError::Stop, OnNoSpace::Report),
+        ("on-enospc=stop,on-error=report", OnError::Report, OnNoSpace::Stop),
+        ("on-error=retry:90,on-enospc=report", OnError::Retry(std::time::Duration::from_secs(90)), OnNoSpace::Report),
+    ] {
+        let disk = one(&format!("path=/a,socket=/tmp/s,{words}"));
+        assert_eq!(disk.backing.errors, ErrorPolicy { on_error, on_enospc }, "{words}");
+    }
+    let wrong = |words: &str| from_words(&[], &[&format!("path=/a,socket=/tmp/s,{words}")]).unwrap_err().to_string();
+    assert!(wrong("on-error=retry").contains("on-error: found \"retry\", expected report, stop or retry:SECONDS"));
+    assert!(wrong("on-enospc=retry:5").contains("on-enospc: found \"retry:5\", expected one of report, stop"));
+    let hang = |text| from_words(&[("hang-warning-s", text)], &["path=/a,socket=/tmp/s"]).map(|one| one.hang_warning);
+    assert_eq!(hang("0").unwrap(), None);
+    assert_eq!(hang("7").unwrap(), Some(std::time::Duration::from_secs(7)));
+    assert!(
+        hang("-1")
+            .unwrap_err()
+            .to_string()
+            .contains("hang-warning-s: found \"-1\", expected a whole number from 0 to 86400")
     );
 }
 
@@ -197,7 +222,7 @@ fn malformed_disk_settings() {
         ("size=16777215T", "disk \"a\": size: found \"16777215T\", expected a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P"),
         ("storage=tape", "--disk #1: storage: found \"tape\", expected one of file, null"),
         ("path=/b", "--disk #1: path: found \"/a\" and \"/b\", expected one value"),
-        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of cache, coalesce-max, coalesce-us, depth, fixed-buffers, id, interface, latency-us, merge, merge-bytes, merge-segments, path, plug-us, poll, poll_queue, queue-map, queue-size, queues, readonly, serial, size, socket, socket-mode, storage, watch-size"),
+        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of cache, coalesce-max, coalesce-us, depth, fixed-buffers, id, interface, latency-us, merge, merge-bytes, merge-segments, on-enospc, on-error, path, plug-us, poll, poll_queue, queue-map, queue-size, queues, readonly, serial, size, socket, socket-mode, storage, watch-size"),
     ]
     .into_iter()
     .map(|(words, want)| (words.to_owned(), want.to_owned()))
@@ -321,7 +346,7 @@ fn a_file_is_named_in_its_errors() {
 fn a_printed_configuration_reads_back_as_itself() {
     let disks = [
         "path=/images/we,,ird \"1\".img,id=a,socket=/tmp/a,poll=adaptive:200,queue-map=0:1,1:0,queues=2,serial=007",
-        "storage=null,size=3M,socket=/tmp/b,cache=writethrough,socket-mode=0660,fixed-buffers=off,poll=busy,queue-size=2,merge=on,merge-bytes=64K,merge-segments=128,plug-us=20,depth=7,coalesce-us=30,coalesce-max=8",
+        "storage=null,size=3M,socket=/tmp/b,cache=writethrough,socket-mode=0660,fixed-buffers=off,poll=busy,queue-size=2,merge=on,merge-bytes=64K,merge-segments=128,plug-us=20,depth=7,on-error=retry:30,on-enospc=stop,coalesce-us=30,coalesce-max=8",
         "path=123,id=c,socket=c.sock,queues=1,poll=off,readonly=on,fixed-buffers=on",
     ];
     for process in [

@@ -123,7 +123,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
 
     /// Stops all queues and waits for their requests in flight.
     fn stop_all(&mut self) {
-        self.begin_drain();
+        self.vrings.iter_mut().for_each(|vring| vring.begin_drain(&self.options.name, false));
         self.wait_drained(None);
     }
 
@@ -232,7 +232,7 @@ impl<D: VirtioDevice<Lane>> Holder for Session<D> {
     }
 
     fn begin_drain(&mut self) {
-        self.vrings.iter_mut().for_each(|vring| vring.begin_drain(&self.options.name));
+        self.vrings.iter_mut().for_each(|vring| vring.begin_drain(&self.options.name, true));
     }
 
     fn wait_drained(&mut self, end: Option<Instant>) -> bool {

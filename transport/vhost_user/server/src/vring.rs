@@ -54,6 +54,8 @@ pub(crate) struct Vring<Q> {
     pub(crate) err: Option<EventFd>,
     pub(crate) enabled: bool,
     pub(crate) served: Option<QueueHandle<Q>>,
+    /// What is in flight outlives the process.
+    tracked: bool,
     /// It is on its way out.
     leaving: Option<Leaving>,
 }
@@ -78,6 +80,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
             err: None,
             enabled: false,
             served: None,
+            tracked: false,
             leaving: None,
         }
     }
@@ -111,6 +114,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         D: VirtioDevice<Lane, Queue = Q>,
     {
         let ring = self.ring(start)?;
+        self.tracked = ring.is_tracked();
         let depth = usize::from(ring.size());
         let kick = self.kick.clone().flatten().map(Kick::from);
         let (disks, poll, coalesce) = match start.device.role(self.index) {
@@ -217,10 +221,15 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         moved.unwrap_or_else(|gone| Err(gone.to_string()))
     }
 
-    /// Takes no more requests off the ring.
-    pub(crate) fn begin_drain(&mut self, name: &str) {
+    /// Takes no more requests off the ring. `resumes`: the driver goes on with whoever serves the ring next, so that what is parked at
+    /// a stopped disk can be left to that one, where it is tracked; else it fails.
+    pub(crate) fn begin_drain(&mut self, name: &str, resumes: bool) {
         let Some(served) = self.served.take() else { return };
-        match served.drain() {
+        let drained = match resumes && self.tracked {
+            true => served.drain_unanswered(|queue, lane, token, buffer| queue.forget(lane, token, buffer)),
+            false => served.drain(),
+        };
+        match drained {
             Ok(queue) => {
                 let since = Instant::now();
                 self.leaving = Some(Leaving { queue, since, report: since + REPORT });
@@ -268,7 +277,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
 
     /// Takes the queue back and waits for its requests in flight.
     pub(crate) fn stop(&mut self, name: &str, tally: &Tally) {
-        self.begin_drain(name);
+        self.begin_drain(name, false);
         self.wait_drained(name, tally, None);
     }
 

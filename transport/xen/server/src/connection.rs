@@ -116,6 +116,7 @@ impl Connect<'_> {
                 slot: DiskSlot::FIRST,
                 disk: Arc::clone(&self.backing.disk),
                 plug: self.backing.plug,
+                health: Arc::clone(&self.backing.health),
             }],
             kick: Some(Kick::from(port.descriptor)),
             poll: settings.poll,

@@ -122,7 +122,14 @@ impl Device {
         self.forget_figures(host);
         let queue_map = host.registry.queue_map(&backing.settings, host.engine.workers());
         let (id, storage) = (backing.id.clone(), backing.storage.clone());
-        let figures = Arc::new(Figures::new(self.name.clone(), id, storage, backing.plug, queue_map));
+        let figures = Arc::new(Figures::new(
+            self.name.clone(),
+            id,
+            storage,
+            backing.plug,
+            Arc::clone(&backing.health),
+            queue_map,
+        ));
         host.registry.add(&figures);
         Arc::clone(self.figures.insert(figures))
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mqblk_blkif::{BlkifQueue, GrantCounters, Vbd};
 use mqblk_core::{ByteLen, DiskSlot};
-use mqblk_engine::{AnyDisk, Lane, PlugOptions, QueueHandle, QueueReport, Tally, WorkerReport};
+use mqblk_engine::{AnyDisk, DiskHealth, Lane, PlugOptions, QueueHandle, QueueReport, Tally, WorkerReport};
 
 use crate::name::DeviceName;
 
@@ -28,6 +28,8 @@ pub struct Figures {
     pub storage: String,
     /// How its requests are joined.
     pub plug: PlugOptions,
+    /// What becomes of its failed requests, and whether it is stopped.
+    pub health: Arc<DiskHealth>,
     /// Rings that it offers, each with its worker.
     pub queue_map: Vec<u16>,
     tally: Tally,
@@ -42,10 +44,12 @@ impl Figures {
         id: String,
         storage: String,
         plug: PlugOptions,
+        health: Arc<DiskHealth>,
         queue_map: Vec<u16>,
     ) -> Figures {
         let tally = Tally::new(queue_map.len());
-        Figures { name, id, storage, plug, queue_map, tally, served: Mutex::default(), disk: Mutex::default() }
+        let (served, disk) = (Mutex::default(), Mutex::default());
+        Figures { name, id, storage, plug, health, queue_map, tally, served, disk }
     }
 
     fn lock(&self) -> MutexGuard<'_, Served> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_blkif::{GrantMode, PoolOwner};
-use mqblk_engine::{AnyDisk, Coalesce, PlugOptions, PollPolicy};
+use mqblk_engine::{AnyDisk, Coalesce, DiskHealth, PlugOptions, PollPolicy};
 
 use crate::frontend::Bounds;
 use crate::name::DeviceName;
@@ -48,6 +48,8 @@ pub struct Backing {
     pub disk: Arc<AnyDisk>,
     /// How its requests are joined.
     pub plug: PlugOptions,
+    /// What becomes of its failed requests, and whether it is stopped.
+    pub health: Arc<DiskHealth>,
     /// How it is served.
     pub settings: VbdSettings,
     /// Dropped when the disk is served no more.

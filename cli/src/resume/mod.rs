@@ -1,0 +1,80 @@
+//! `mqblk resume`: has a stopped disk of a running daemon go on.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use mqblk_admin::model::Resumed;
+use mqblk_admin::{Client, ClientError};
+use mqblk_core::settings::{SettingError, Settings};
+use serde_json::json;
+
+use crate::failure;
+
+/// Longer than a busy daemon needs.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// JSON-RPC's code for a parameter that cannot be used.
+const INVALID_PARAMS: i64 = -32602;
+
+/// The options of `mqblk resume`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = include_str!("help.txt"), after_help = "When a disk stops, and examples: mqblk resume --help")]
+pub struct Args {
+    /// The disk's or LUN's id
+    #[arg(value_name = "ID")]
+    id: String,
+
+    /// The daemon's admin socket: the path given to `mqblk serve --admin`
+    #[arg(long, value_name = "ADMIN")]
+    socket: PathBuf,
+
+    /// Give the parked requests back to the guest as errors, in place of doing them
+    #[arg(long)]
+    report: bool,
+
+    /// Print what the daemon answers, as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Why it does not go on.
+#[derive(Debug, thiserror::Error)]
+enum ResumeError {
+    #[error(transparent)]
+    Usage(SettingError),
+    #[error("resume: {0}")]
+    Client(#[source] ClientError),
+    #[error("resume: {0}")]
+    Refused(String),
+    #[error("resume: standard output: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+/// Asks the daemon, and shows what it says.
+pub fn run(args: Args) -> ExitCode {
+    failure::show(act(&args), |error| matches!(error, ResumeError::Usage(_)))
+}
+
+fn act(args: &Args) -> Result<String, ResumeError> {
+    let params = json!({ "id": args.id, "report": args.report });
+    let called = Client::connect_with(&args.socket, PATIENCE).and_then(|mut client| client.call("resume", &params));
+    let answer = called.map_err(|error| match error {
+        ClientError::Refused(refused) => {
+            let part = |name: &str| refused.data.as_ref()?.get(name)?.as_str().map(str::to_owned);
+            match (part("found"), part("expected")) {
+                (Some(found), Some(expected)) if refused.code == INVALID_PARAMS => {
+                    ResumeError::Usage(Settings::new("resume").error("id", found, expected))
+                }
+                _ => ResumeError::Refused(refused.message),
+            }
+        }
+        error => ResumeError::Client(error),
+    })?;
+    if args.json {
+        return Ok(format!("{answer}\n"));
+    }
+    let strange = |error| ResumeError::Client(ClientError::Strange(format!("an answer that is none ({error})")));
+    let Resumed { id, parked, report } = serde_json::from_value(answer).map_err(strange)?;
+    let what = if report { "answered with errors" } else { "to be done" };
+    Ok(format!("resumed {id}: {parked} requests {what}\n"))
+}

@@ -1,0 +1,57 @@
+//! `resume`: has a stopped disk go on.
+
+use std::sync::Arc;
+
+use mqblk_admin::model::Resumed;
+use mqblk_admin::{Kind, Param, Params, Verb, VerbError, found};
+use mqblk_engine::{DiskHealth, Resume};
+
+use super::Source;
+
+const PARAMS: &[Param] = &[
+    Param { name: "id", kind: Kind::Text, about: "The id of the disk or LUN" },
+    Param {
+        name: "report",
+        kind: Kind::Boolean,
+        about: "Answer the parked requests with their errors, in place of doing them [false]",
+    },
+];
+
+pub fn verb(source: &Arc<Source>) -> Verb {
+    let source = Arc::clone(source);
+    Verb::new("resume", "Has a stopped disk do its parked requests and go on", PARAMS, move |params| {
+        let resumed = resume(&source, params)?;
+        serde_json::to_value(resumed).map_err(|error| VerbError::Failed(error.to_string()))
+    })
+}
+
+fn resume(source: &Source, params: &Params) -> Result<Resumed, VerbError> {
+    let expected = |source: &Source| format!("one of {}", ids(source).join(", "));
+    let Some(id) = params.text("id") else {
+        return Err(VerbError::params("params.id", "nothing", expected(source)));
+    };
+    let Some(health) = find(source, id) else {
+        return Err(VerbError::params("params.id", found(&id.into()), expected(source)));
+    };
+    let report = params.is_set("report");
+    let how = if report { Resume::Report } else { Resume::Replay };
+    match source.engine.resume(&health, how) {
+        Ok(Some(parked)) => Ok(Resumed { id: id.to_owned(), parked, report }),
+        Ok(None) => Err(VerbError::Failed(format!("{id:?} is not stopped"))),
+        Err(gone) => Err(VerbError::Failed(gone.to_string())),
+    }
+}
+
+fn find(source: &Source, id: &str) -> Option<Arc<DiskHealth>> {
+    let disk = source.disks.iter().find(|disk| disk.about.id == id).map(|disk| Arc::clone(&disk.about.health));
+    let device = || source.found().into_iter().find(|device| device.id == id).map(|device| Arc::clone(&device.health));
+    let lun = || source.luns.list().into_iter().find(|lun| lun.id == id)?.unit.map(|unit| Arc::clone(unit.health()));
+    disk.or_else(device).or_else(lun)
+}
+
+/// What can be stopped.
+fn ids(source: &Source) -> Vec<String> {
+    let disks = source.disks.iter().map(|disk| disk.about.id.clone());
+    let luns = source.luns.list().into_iter().map(|lun| lun.id);
+    disks.chain(source.found().iter().map(|device| device.id.clone())).chain(luns).collect()
+}

@@ -1,0 +1,190 @@
+//! How a disk is, as all its workers share it. Written when something fails; workers of a disk that may stop read one flag a batch.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use mqblk_core::{ByteOffset, Op, Outcome};
+
+use super::policy::{ErrorPolicy, OnError};
+
+/// A line of the log about requests that are tried again stands for all within this time.
+const RETRY_LOG: Duration = Duration::from_secs(10);
+
+/// A disk's name, what becomes of its failed requests, and whether it is stopped.
+#[derive(Debug, Default)]
+pub struct DiskHealth {
+    name: String,
+    policy: ErrorPolicy,
+    stopped: AtomicBool,
+    /// Why, while it is.
+    stop: Mutex<Option<Stop>>,
+    stops: AtomicU64,
+    parked: AtomicU64,
+    retries: AtomicU64,
+    retry_logged: Mutex<Option<Instant>>,
+}
+
+/// A disk's stop.
+#[derive(Clone, Copy, Debug)]
+struct Stop {
+    outcome: Outcome,
+    op: Op,
+    start: ByteOffset,
+    since: Instant,
+}
+
+/// How a disk is at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HealthReport {
+    /// It is stopped.
+    pub stopped: Option<StopReport>,
+    /// Requests that are parked.
+    pub parked: u64,
+    /// How often it stopped.
+    pub stops: u64,
+    /// How often requests were tried again by themselves.
+    pub retries: u64,
+}
+
+/// Why a disk is stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StopReport {
+    /// For how long.
+    pub time: Duration,
+    /// What failed, and how.
+    pub why: String,
+    /// It was a lack of space.
+    pub no_space: bool,
+}
+
+impl DiskHealth {
+    /// A disk that runs. `name`: for the log.
+    pub fn new(name: impl Into<String>, policy: ErrorPolicy) -> DiskHealth {
+        DiskHealth { name: name.into(), policy, ..DiskHealth::default() }
+    }
+
+    /// The disk's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What becomes of its failed requests.
+    pub fn policy(&self) -> ErrorPolicy {
+        self.policy
+    }
+
+    /// Whether it is stopped.
+    #[inline]
+    pub fn is_stopped(&self) -> bool {
+        // Requests are ordered by nothing else: one that misses a stop of this moment runs, and parks if it fails.
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// How it is now.
+    pub fn report(&self) -> HealthReport {
+        let stop = *lock(&self.stop);
+        HealthReport {
+            stopped: stop.map(|stop| StopReport {
+                time: stop.since.elapsed(),
+                why: stop.to_string(),
+                no_space: stop.outcome == Outcome::NoSpace,
+            }),
+            parked: self.parked.load(Ordering::Relaxed),
+            stops: self.stops.load(Ordering::Relaxed),
+            retries: self.retries.load(Ordering::Relaxed),
+        }
+    }
+
+    /// A request failed and the disk is to stop, if it is not.
+    pub(crate) fn stop(&self, outcome: Outcome, op: Op, start: ByteOffset) {
+        let mut stop = lock(&self.stop);
+        if stop.is_some() {
+            return;
+        }
+        let why = *stop.insert(Stop { outcome, op, start, since: Instant::now() });
+        self.stopped.store(true, Ordering::Relaxed);
+        self.stops.fetch_add(1, Ordering::Relaxed);
+        drop(stop);
+        tracing::error!(disk = %self.name, why = %why, "the disk is stopped: its requests are parked until `mqblk resume`");
+    }
+
+    /// Lets it run. How parked requests are answered that were never tried, if they are not to be; `None` when it is not stopped.
+    pub(crate) fn go_on(&self) -> Option<Outcome> {
+        let mut stop = lock(&self.stop);
+        let was = stop.take()?;
+        self.stopped.store(false, Ordering::Relaxed);
+        Some(was.outcome)
+    }
+
+    /// What stopped it, if it is stopped.
+    pub(crate) fn stop_outcome(&self) -> Option<Outcome> {
+        lock(&self.stop).map(|stop| stop.outcome)
+    }
+
+    pub(crate) fn parked(&self, more: usize) {
+        self.parked.fetch_add(more as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn unparked(&self, less: usize) {
+        self.parked.fetch_sub(less as u64, Ordering::Relaxed);
+    }
+
+    /// A request is tried again.
+    pub(crate) fn retried(&self, outcome: Outcome, op: Op, start: ByteOffset) {
+        self.retries.fetch_add(1, Ordering::Relaxed);
+        let mut logged = lock(&self.retry_logged);
+        if logged.is_some_and(|at| at.elapsed() < RETRY_LOG) {
+            return;
+        }
+        let now = *logged.insert(Instant::now());
+        drop(logged);
+        let why = Stop { outcome, op, start, since: now };
+        let OnError::Retry(time) = self.policy.on_error else { return };
+        tracing::warn!(disk = %self.name, why = %why, "a request failed and is tried again for up to {} s", time.as_secs());
+    }
+}
+
+impl std::fmt::Display for Stop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.op {
+            Op::Read => write!(f, "read at {}", self.start.0)?,
+            Op::Write { .. } => write!(f, "write at {}", self.start.0)?,
+            Op::Flush => f.write_str("flush")?,
+            Op::Discard { .. } => write!(f, "discard at {}", self.start.0)?,
+            Op::WriteZeroes { .. } => write!(f, "write-zeroes at {}", self.start.0)?,
+        }
+        match self.outcome {
+            Outcome::NoSpace => f.write_str(": no space left on the host's storage"),
+            Outcome::Failed(errno) => write!(f, ": {}", std::io::Error::from_raw_os_error(errno.0)),
+            other => write!(f, ": {other:?}"),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mqblk_core::Errno;
+
+    #[test]
+    fn a_stop_is_told_with_its_first_reason() {
+        let health = DiskHealth::new("vm1", ErrorPolicy::default());
+        assert_eq!(health.report(), HealthReport::default());
+        assert_eq!(health.go_on(), None);
+        health.stop(Outcome::NoSpace, Op::Write { fua: false }, ByteOffset(4096));
+        health.stop(Outcome::Failed(Errno(5)), Op::Read, ByteOffset(0));
+        let report = health.report();
+        let stopped = report.stopped.expect("it is stopped");
+        assert!(health.is_stopped() && report.stops == 1 && stopped.no_space);
+        assert_eq!(stopped.why, "write at 4096: no space left on the host's storage");
+        assert_eq!(health.go_on(), Some(Outcome::NoSpace));
+        assert!(!health.is_stopped());
+        health.stop(Outcome::Failed(Errno(5)), Op::Flush, ByteOffset(0));
+        assert_eq!(health.report().stopped.unwrap().why, "flush: Input/output error (os error 5)");
+    }
+}

@@ -1,0 +1,201 @@
+//! How others have a stopped disk go on, and how a queue with parked requests leaves.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+
+use mqblk_core::{DiskSlot, GuestQueue, Op, Tag};
+use mqblk_uring::Lane;
+
+use super::health::DiskHealth;
+use crate::channels::Channels;
+use crate::draining::{Draining, DropParked};
+use crate::engine::{Engine, QueueHandle, WorkerGone};
+use crate::runner::{Buffer, Runner};
+use crate::worker::{Leaving, Worker};
+
+/// What becomes of a stopped disk's parked requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resume {
+    /// They are done, in the order in which they came. Only a flush, or a write that was to be durable, that failed behind the
+    /// host's page cache fails: what was lost with it is not known.
+    Replay,
+    /// They fail: each as it did, those that were never tried as what stopped the disk did.
+    Report,
+}
+
+/// A guest request that is parked: nothing of it is with the storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parked {
+    /// Its disk.
+    pub disk: DiskSlot,
+    /// What it asks. Of a guest request of several steps: the one that it has come to.
+    pub op: Op,
+}
+
+impl Engine {
+    /// Lets a stopped disk go on, on all workers. Returns how many requests were parked; `None` when it is not stopped. A
+    /// request that fails again stops it again.
+    ///
+    /// # Errors
+    /// When a worker has ended.
+    pub fn resume(&self, health: &Arc<DiskHealth>, how: Resume) -> Result<Option<u64>, WorkerGone> {
+        let parked = health.report().parked;
+        let Some(outcome) = health.go_on() else { return Ok(None) };
+        tracing::info!(disk = health.name(), parked, how = ?how, "the disk goes on");
+        for mailbox in self.mailboxes() {
+            let health = Arc::clone(health);
+            mailbox.ask(move |worker| worker.resume(&health, how, outcome))?;
+        }
+        Ok(Some(parked))
+    }
+}
+
+impl Worker {
+    /// Has the parked requests of a disk done, or fail: those that were never tried with `untried`.
+    pub(crate) fn resume(&mut self, health: &Arc<DiskHealth>, how: Resume, untried: mqblk_core::Outcome) {
+        let report = (how == Resume::Report).then_some(untried);
+        if report.is_none() && health.is_stopped() {
+            // It has failed again on another worker.
+            return;
+        }
+        self.channels.resume(health, report);
+    }
+
+    /// The parked requests of a queue, whole ones only: of several parts none is with the storage.
+    pub(crate) fn parked<Q>(&mut self, slot: u16, generation: u32) -> Vec<u16>
+    where
+        Q: GuestQueue<Lane = Lane> + 'static,
+    {
+        let mut tags: Vec<Tag> = self.channels.parked_of(slot);
+        tags.sort_unstable();
+        let Some(runner) = self.runner::<Q>(slot, generation) else { return Vec::new() };
+        let whole = |run: &[Tag]| runner.parts_left(run[0].index()) == Some(run.len());
+        tags.chunk_by(|one, next| one == next).filter(|run| whole(run)).map(|run| run[0].index()).collect()
+    }
+
+    /// Takes parked requests of a queue out of it, unanswered. How many.
+    pub(crate) fn drop_parked<Q>(
+        &mut self,
+        slot: u16,
+        generation: u32,
+        mut dropped: impl FnMut(&mut Q, &mut Lane, Q::Token, Option<Buffer>),
+    ) -> usize
+    where
+        Q: GuestQueue<Lane = Lane> + 'static,
+    {
+        let indexes = self.parked::<Q>(slot, generation);
+        let chosen = |tag: Tag| tag.queue() == slot && indexes.binary_search(&tag.index()).is_ok();
+        for (tag, buffer) in self.channels.drop_parked(chosen) {
+            let Some((seat, lane)) = self.find(slot, generation) else { continue };
+            let Some(runner) = seat.runner.as_any().downcast_mut::<Runner<Q>>() else { continue };
+            if let Some(token) = runner.forget_part(tag.index()) {
+                dropped(&mut runner.queue, lane, token, buffer);
+            }
+        }
+        self.end_drained();
+        indexes.len()
+    }
+
+    fn runner<Q: GuestQueue<Lane = Lane> + 'static>(&mut self, slot: u16, generation: u32) -> Option<&mut Runner<Q>> {
+        self.find(slot, generation)?.0.runner.as_any().downcast_mut::<Runner<Q>>()
+    }
+}
+
+impl<Q> QueueHandle<Q>
+where
+    Q: GuestQueue<Lane = Lane> + 'static,
+    Q::Position: Send + 'static,
+{
+    /// Which of the queue's requests are parked at a stopped disk: nothing of them is with the storage, and none ends before
+    /// somebody says `resume`. `visit` is shown the token of each, on the queue's worker, between two turns.
+    ///
+    /// # Errors
+    /// When the worker has ended.
+    pub fn parked<R: Send + 'static>(
+        &self,
+        mut visit: impl FnMut(&Q::Token, Parked) -> R + Send + 'static,
+    ) -> Result<Vec<R>, WorkerGone> {
+        let (slot, generation) = self.place();
+        self.mailbox().ask(move |worker| {
+            let parked = worker.parked::<Q>(slot, generation);
+            let Some(runner) = worker.runner::<Q>(slot, generation) else { return Vec::new() };
+            parked.into_iter().filter_map(|index| runner.token(index).map(|(token, of)| visit(token, of))).collect()
+        })
+    }
+
+    /// Takes the parked requests out of the queue unanswered, for who comes after it. `dropped` is given each, on the queue's
+    /// worker: what the queue keeps for it is to be forgotten, and its buffer released. Returns how many. More may be parked
+    /// afterwards while the queue runs.
+    ///
+    /// # Errors
+    /// When the worker has ended.
+    pub fn drop_parked(
+        &self,
+        mut dropped: impl FnMut(&mut Q, &mut Lane, Q::Token, Option<Buffer>) + Send + 'static,
+    ) -> Result<usize, WorkerGone> {
+        let (slot, generation) = self.place();
+        self.mailbox().ask(move |worker| worker.drop_parked::<Q>(slot, generation, &mut dropped))
+    }
+
+    /// As [`drain`](Self::drain), but parked requests are left unanswered in place of failing: for an interface that knows which
+    /// requests are in flight, and a successor that does them again. `dropped` as for [`drop_parked`](Self::drop_parked).
+    ///
+    /// # Errors
+    /// When the worker has ended.
+    pub fn drain_unanswered(
+        self,
+        dropped: impl FnMut(&mut Q, &mut Lane, Q::Token, Option<Buffer>) + Clone + Send + 'static,
+    ) -> Result<Draining<Q::Position>, WorkerGone> {
+        let (slot, generation) = self.place();
+        let (done, left) = sync_channel::<Leaving>(1);
+        let mailbox = self.mailbox().clone();
+        mailbox.send(Box::new(move |worker| worker.drain_as_it_is(slot, generation, done)))?;
+        let drop_parked: DropParked = Box::new(move |mailbox| {
+            let dropped = dropped.clone();
+            mailbox.ask(move |worker| worker.drop_parked::<Q>(slot, generation, dropped)).map(|_| ())
+        });
+        Ok(Draining { left, mailbox, slot, generation, drop_parked: Some(drop_parked), position: PhantomData })
+    }
+}
+
+impl Channels {
+    /// A disk goes on: see the guard's.
+    fn resume(&mut self, health: &Arc<DiskHealth>, report: Option<mqblk_core::Outcome>) {
+        let mut finished = std::mem::take(&mut self.finished);
+        let mut stirred = Vec::new();
+        for (at, open) in self.all() {
+            let Some(guard) = open.guard.as_ref().filter(|_| Arc::ptr_eq(&open.health, health)) else { continue };
+            guard.borrow_mut().resume(report, &mut finished);
+            stirred.push(at);
+        }
+        self.finished = finished;
+        stirred.into_iter().for_each(|at| self.stir(at));
+    }
+
+    /// A queue leaves: its parked requests fail, and no more of it is parked.
+    pub(crate) fn begin_leave(&mut self, slot: u16) {
+        let mut finished = std::mem::take(&mut self.finished);
+        for guard in self.all().filter_map(|(_, open)| open.guard.as_ref()) {
+            guard.borrow_mut().begin_leave(slot, &mut finished);
+        }
+        self.finished = finished;
+    }
+
+    /// It has left.
+    pub(crate) fn end_leave(&mut self, slot: u16) {
+        for guard in self.all().filter_map(|(_, open)| open.guard.as_ref()) {
+            guard.borrow_mut().end_leave(slot);
+        }
+    }
+
+    fn parked_of(&self, slot: u16) -> Vec<Tag> {
+        let guards = self.all().filter_map(|(_, open)| open.guard.as_ref());
+        guards.flat_map(|guard| guard.borrow().parked_of(slot).collect::<Vec<_>>()).collect()
+    }
+
+    fn drop_parked(&mut self, chosen: impl Fn(Tag) -> bool) -> Vec<(Tag, Option<Buffer>)> {
+        let guards = self.all().filter_map(|(_, open)| open.guard.as_ref());
+        guards.flat_map(|guard| guard.borrow_mut().drop_parked(&chosen)).collect()
+    }
+}

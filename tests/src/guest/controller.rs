@@ -91,7 +91,7 @@ impl Lun {
 pub struct Controller {
     /// Names it in the server's log, and its socket.
     pub id: String,
-    /// Request queues.
+    /// Request queues; 0: as many as the server offers by itself.
     pub queues: u16,
     /// What it has when the server starts.
     pub luns: Vec<Lun>,
@@ -105,7 +105,10 @@ impl Controller {
     }
 
     pub(crate) fn for_mqblk(&self, socket: &Path) -> Vec<String> {
-        let controller = format!("id={},socket={},queues={}", self.id, socket.display(), self.queues);
+        let mut controller = format!("id={},socket={}", self.id, socket.display());
+        if self.queues > 0 {
+            controller.push_str(&format!(",queues={}", self.queues));
+        }
         let mut words = vec!["--controller".to_owned(), controller];
         for lun in &self.luns {
             words.extend(["--lun".to_owned(), lun.for_mqblk(&self.id)]);

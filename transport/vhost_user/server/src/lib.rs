@@ -13,6 +13,7 @@ mod listen;
 mod memory;
 mod server;
 mod session;
+mod sharing;
 mod vring;
 
 pub use listen::{ListenSocket, SocketError, probe};

@@ -20,6 +20,7 @@ use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqH
 use crate::disks::{Disks, Holder};
 use crate::memory;
 use crate::server::ServerOptions;
+use crate::sharing::Watch;
 use crate::vring::{Start, UserAddresses, Vring};
 
 /// What a VMM has set up so far.
@@ -29,6 +30,8 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
     tally: Arc<Tally>,
     disks: Arc<Disks>,
     memory: Arc<GuestMemory>,
+    /// Looks whether the guest's memory is shared.
+    sharing: Option<Watch>,
     vrings: Vec<Vring<D::Queue>>,
     features: u64,
     /// For messages of our own (configuration changes).
@@ -49,6 +52,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             tally,
             disks,
             memory: Arc::new(GuestMemory::default()),
+            sharing: None,
             vrings,
             features: 0,
             backend: None,
@@ -72,6 +76,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             vring.stop(&self.options.name, &self.tally);
         }
         self.backend = None;
+        self.sharing = None;
     }
 
     fn refuse<T>(&mut self, why: impl Into<String>) -> Result<T> {
@@ -84,7 +89,11 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         let count = self.vrings.len();
         match usize::try_from(index) {
             Ok(place) if place < count => Ok(place),
-            _ => self.refuse(format!("queue index: found {index}, expected one below {count}")),
+            _ => {
+                let hint =
+                    "give the device more queues here (queues=), or fewer in the VMM (QEMU: num_queues=, num-queues=)";
+                self.refuse(format!("queue index: found {index}, expected one below {count}; {hint}"))
+            }
         }
     }
 
@@ -127,6 +136,11 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             Ok(table) => Arc::new(table),
             Err(error) => return self.refuse(error.to_string()),
         };
+        // The first memory is enough: what comes later is the same guest's.
+        if self.memory.regions().is_empty() {
+            let control = self.vrings.iter().take_while(|vring| self.device.role(vring.index) == QueueRole::Control);
+            self.sharing = Watch::start(&self.options, &self.tally, control.count());
+        }
         for place in 0..self.vrings.len() {
             if let Err(why) = self.vrings[place].relocate(&table, self.options.fixed) {
                 return self.refuse(why);
@@ -270,6 +284,9 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         match u16::try_from(base) {
             Ok(base) => {
                 self.vrings[place].base = base;
+                if base != 0 {
+                    self.sharing = None; // it was served before
+                }
                 Ok(())
             }
             Err(_) => self.refuse(format!("queue {index}: base: found {base}, expected at most 65535")),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::sharing::SHARE;
 use mqblk_core::Wake;
 use mqblk_engine::{
     Bell, Coalesce, Engine, EventFd, FixedBufferUse, Kick, Lane, PollPolicy, QueueDisk, QueueHandle, QueueOptions,
@@ -72,7 +73,8 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         };
         let guest = |part: &str, at: UserAddress| {
             memory.guest_of_user(at).ok_or_else(|| {
-                format!("queue {}: {part}: found address {:#x}, expected one in a memory region", self.index, at.0)
+                let (index, at) = (self.index, at.0);
+                format!("queue {index}: {part}: found address {at:#x}, expected one in a memory region; {SHARE}")
             })
         };
         let addresses = SplitAddresses {

@@ -80,7 +80,7 @@ fn it_answers_as_the_handbook_says() {
     let verbs: Vec<_> = help["verbs"].as_array().unwrap().iter().map(|verb| verb["name"].as_str().unwrap()).collect();
     assert_eq!(
         verbs,
-        ["stat", "disks", "version", "resize", "lun.add", "lun.remove", "lun.resize", "lun.list", "help"]
+        ["stat", "disks", "version", "resize", "resume", "lun.add", "lun.remove", "lun.resize", "lun.list", "help"]
     );
     let handbook = include_str!("../../docs/admin.md");
     for verb in &verbs {

@@ -26,7 +26,7 @@ fn queues_that_cannot_be() {
         ("a ring of 1 entry", |t| t.bad(m::SET_VRING_NUM, &state(0, 1), &[]), Refused),
         ("a ring of 3 entries", |t| t.bad(m::SET_VRING_NUM, &state(0, 3), &[]), Refused),
         ("a ring of 65536 entries", |t| t.bad(m::SET_VRING_NUM, &state(0, 65536), &[]), Refused),
-        ("a ring longer than was offered", |t| t.bad(m::SET_VRING_NUM, &state(0, 512), &[]), Refused),
+        ("a ring longer than was offered", |t| t.bad(m::SET_VRING_NUM, &state(0, 2048), &[]), Refused),
         ("a ring of 2 to the 31 entries", |t| t.bad(m::SET_VRING_NUM, &state(0, 1 << 31), &[]), Refused),
         ("the size of queue 2 of 2", |t| t.bad(m::SET_VRING_NUM, &state(2, 64), &[]), Refused),
         ("the base of queue 4294967295", |t| t.bad(m::SET_VRING_BASE, &state(u32::MAX, 0), &[]), Refused),

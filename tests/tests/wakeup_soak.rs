@@ -2,15 +2,21 @@
 //!
 //! One request is out at a time, on one of two queues of one worker, so that while a window closes the other queue is already
 //! armed. Every wait is bounded: a request that is not answered in time fails the test and is named, with what was lost.
+//!
+//! How often either end sleeps by itself depends on what waking a thread costs here. So one request in 50 waits for it: it is sent
+//! when the worker is seen asleep, and answered when the client is.
 
 mod rig;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use mqblk_core::Sector512;
+use mqblk_core::{DiskChannel, Finished, Request, Sector512};
 use mqblk_driver::virtio_blk::{Piece, QueueSet, Status, Waker};
-use mqblk_engine::{PlugOptions, PollPolicy};
+use mqblk_engine::{Lane, PlugOptions, PollPolicy};
+use mqblk_memory::Buffer;
+use mqblk_tests::overlay::{AnyChannel, Overlay};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rig::{Plan, Rig, disk};
@@ -18,6 +24,81 @@ use rig::{Plan, Rig, disk};
 const QUEUES: u16 = 2;
 /// What takes this long does not come: the machine may be busy, but not that busy.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// One request in so many waits for both ends to sleep.
+const ASLEEP_EVERY: u64 = 50;
+/// Where such a request reads; others read the sectors before it.
+const LATE: Sector512 = Sector512(1024);
+/// How soon it is looked again whether the client sleeps.
+const LOOK_EVERY: Duration = Duration::from_micros(20);
+
+/// The threads of the two ends, 0 before they are known.
+#[derive(Default)]
+struct Ends {
+    worker: AtomicI32,
+    client: AtomicI32,
+}
+
+fn this_thread(whose: &AtomicI32) {
+    whose.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Release);
+}
+
+/// Whether a thread waits in the kernel (proc(5): the field behind the name, which may hold anything).
+fn is_asleep(thread: &AtomicI32) -> bool {
+    let thread = thread.load(Ordering::Acquire);
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).expect("the thread's state");
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('S'))
+}
+
+/// Holds the answers to reads of [`LATE`] back until the client sleeps.
+struct LateChannel {
+    inner: AnyChannel,
+    ends: Arc<Ends>,
+    /// Of one request at a time.
+    late: bool,
+    held: Vec<Finished<Buffer>>,
+}
+
+impl LateChannel {
+    fn sift(&mut self, finished: &mut Vec<Finished<Buffer>>) {
+        if self.late {
+            self.held.append(finished);
+        }
+    }
+}
+
+impl DiskChannel<Lane> for LateChannel {
+    fn submit(
+        &mut self,
+        lane: &mut Lane,
+        batch: &mut Vec<Request<Buffer>>,
+        finished: &mut Vec<Finished<Buffer>>,
+    ) -> usize {
+        self.late |= batch.iter().any(|request| Some(request.start) == LATE.to_offset());
+        let taken = self.inner.submit(lane, batch, finished);
+        self.sift(finished);
+        taken
+    }
+    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+        let before = finished.len();
+        self.inner.reap(lane, finished);
+        self.sift(finished);
+        if !self.held.is_empty() && is_asleep(&self.ends.client) {
+            self.late = false;
+            finished.append(&mut self.held);
+        }
+        finished.len() - before
+    }
+    fn outstanding(&self) -> u32 {
+        self.inner.outstanding() + self.held.len() as u32
+    }
+    fn deadline(&self) -> Option<Instant> {
+        if self.held.is_empty() { self.inner.deadline() } else { Some(Instant::now() + LOOK_EVERY) }
+    }
+    fn close(&mut self, lane: &mut Lane) {
+        self.inner.close(lane);
+    }
+}
 
 /// The time between an answer and the next request, in nanoseconds: mostly none, often about `window`, sometimes anything.
 fn gap(random: &mut SmallRng, window: u64) -> Duration {
@@ -62,21 +143,33 @@ fn watch(progress: &Progress, waker: &Waker) {
 }
 
 /// Sends `count` requests. Fails with what is known of one that is not answered.
-fn send(set: &mut QueueSet, progress: &Progress, count: u64, windows: &[u64], seed: u64) -> Result<(), String> {
+fn send(
+    set: &mut QueueSet,
+    progress: &Progress,
+    ends: &Ends,
+    count: u64,
+    windows: &[u64],
+    seed: u64,
+) -> Result<(), String> {
+    this_thread(&ends.client);
     let mut random = SmallRng::seed_from_u64(seed);
     for number in 0..count {
         let window = windows[random.random_range(0..windows.len())];
         let gap = gap(&mut random, window);
         spin(gap);
+        let late = number % ASLEEP_EVERY == 0;
+        while late && !is_asleep(&ends.worker) {
+            std::thread::yield_now();
+        }
         let index = random.random_range(0..usize::from(QUEUES));
         let queue = &mut set.queues()[index];
         let data = Piece { address: queue.data().0, len: 512 };
-        queue.read(0, Sector512(0), data).map_err(|refused| refused.to_string())?;
+        queue.read(0, if late { LATE } else { Sector512(0) }, data).map_err(|refused| refused.to_string())?;
         let kicks = queue.kicks();
         queue.publish().map_err(|error| error.to_string())?;
         let kicked = queue.kicks() != kicks;
         // The answer comes before, while and after we arm.
-        if random.random_bool(0.5) {
+        if random.random_bool(0.5) && !late {
             spin(Duration::from_nanos(random.random_range(0..5000)));
         }
         loop {
@@ -102,8 +195,15 @@ fn send(set: &mut QueueSet, progress: &Progress, count: u64, windows: &[u64], se
 /// A soak with one policy. `windows`, in nanoseconds, are the gaps to stay close to.
 fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool) {
     let policy: PollPolicy = poll.parse().expect("a policy");
+    let ends = Arc::new(Ends::default());
+    let seen = Arc::clone(&ends);
+    let late = move |inner| -> AnyChannel {
+        // A channel is opened by the worker that will use it.
+        this_thread(&seen.worker);
+        Box::new(LateChannel { inner, ends: Arc::clone(&seen), late: false, held: vec![] })
+    };
     let plan = Plan {
-        disk: disk("null", &[("size", "1M")]),
+        disk: Arc::new(Overlay::over(disk("null", &[("size", "1M")]), late)),
         workers: 1,
         poll: policy,
         plug: PlugOptions::default(),
@@ -118,7 +218,7 @@ fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool) {
     let start = Instant::now();
     let sent = std::thread::scope(|scope| {
         scope.spawn(|| watch(&progress, &waker));
-        let sent = send(&mut sets[0], &progress, count, windows, count);
+        let sent = send(&mut sets[0], &progress, &ends, count, windows, count);
         progress.done.store(true, Ordering::Release);
         sent
     });
@@ -127,7 +227,8 @@ fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool) {
     let text = format!("{poll}: {count} requests, {kicks} kicks, {calls} calls in {:?}", start.elapsed());
     std::io::Write::write_all(&mut std::io::stderr(), format!("{text}\n").as_bytes()).expect("standard error");
     // Both sides slept, many times; a soak in which nobody sleeps proves nothing.
-    assert!(kicks > count / 50 && calls > count / 50, "poll={poll}: {kicks} kicks, {calls} calls");
+    let asleep = count / ASLEEP_EVERY;
+    assert!(kicks >= asleep && calls >= asleep, "poll={poll}: {kicks} kicks, {calls} calls, {asleep} asleep");
     rig.stop(sets);
 }
 

@@ -88,7 +88,7 @@ pub struct Front {
     pub socket_mode: SocketMode,
     /// Queues for requests that are offered, at least 1.
     pub queues: u16,
-    /// Largest ring accepted, in entries: a power of two from 2 to 1024.
+    /// Largest ring accepted, in entries: a power of two from 2 to 32768.
     pub queue_size: u16,
     /// The worker of each queue for requests, by number. As many entries as `queues`, each below `workers`.
     pub queue_map: Vec<u16>,

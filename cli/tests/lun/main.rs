@@ -78,11 +78,11 @@ fn luns_come_and_go() {
     assert_eq!(
         rows,
         [
-            vec!["lun", "controller", "target", "lun", "size", "state", "storage", "unit"],
-            vec!["c:0:0", "c", "0", "0", "8M", "ready", "file", "c:0:0"],
-            vec!["c:1:0", "c", "1", "0", "16M", "ready", "file", "c:1:0"],
-            vec!["mem", "c", "7", "3", "4M", "ready", "ram", "mem"],
-            vec!["d:9:0", "d", "9", "0", "16M", "ready", "file", "c:1:0"],
+            vec!["lun", "controller", "target", "lun", "size", "state", "storage", "unit", "origin"],
+            vec!["c:0:0", "c", "0", "0", "8M", "ready", "file", "c:0:0", "configuration"],
+            vec!["c:1:0", "c", "1", "0", "16M", "ready", "file", "c:1:0", "run-time"],
+            vec!["mem", "c", "7", "3", "4M", "ready", "ram", "mem", "configuration"],
+            vec!["d:9:0", "d", "9", "0", "16M", "ready", "file", "c:1:0", "run-time"],
         ]
     );
     assert_eq!(done(&["list", "--controller", "d"]).lines().count(), 2);

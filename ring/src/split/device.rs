@@ -1,5 +1,8 @@
 //! The device side of a split virtqueue: takes chains off, puts used elements on.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::atomic::Ordering;
 
 use mqblk_core::{Armed, Notify};
@@ -18,6 +21,11 @@ const HEAD: Broken = Broken("an available entry names a descriptor outside the t
 const TWICE: Broken = Broken("a chain was made available again before it was used");
 const NEXT: Broken = Broken("a descriptor's next field is outside the table");
 const LOOP: Broken = Broken("a descriptor chain is longer than its table: it loops");
+const LONG: Broken = Broken("a descriptor chain of the ring has more than 1026 descriptors");
+
+/// Most descriptors of a chain in the ring's own table: 1024 of data, a header and a status. In a ring of 32768 entries each chain
+/// could else take a worker's time for as many descriptors, of no bytes.
+const MOST_CHAINED: u16 = 1026;
 
 /// Where whoever serves a ring next goes on: what a queue leaves behind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,6 +60,8 @@ pub struct DeviceRing {
     replays: Vec<Replay>,
     /// Steps that were noted of them.
     steps: Vec<Replay>,
+    /// Most descriptors of a chain.
+    longest: u16,
 }
 
 impl DeviceRing {
@@ -60,6 +70,7 @@ impl DeviceRing {
         let next_used = u16::from_le(ring.used_idx.load(Ordering::Relaxed));
         let held = vec![false; usize::from(ring.size())].into_boxed_slice();
         let (replays, steps) = (Vec::new(), Vec::new());
+        let longest = ring.size().min(MOST_CHAINED);
         DeviceRing {
             ring,
             next_avail,
@@ -70,6 +81,7 @@ impl DeviceRing {
             inflight: None,
             replays,
             steps,
+            longest,
         }
     }
 
@@ -212,11 +224,11 @@ impl DeviceRing {
     /// before; it bounds the walk.
     ///
     /// # Errors
-    /// When the chain leaves the table or loops.
+    /// When the chain leaves the table, loops, or has more descriptors than any request can have.
     #[inline]
     pub fn follow(&self, desc: &Descriptor, seen: u16) -> Result<Descriptor, Broken> {
-        if seen >= self.size() {
-            return Err(LOOP);
+        if seen >= self.longest {
+            return Err(if self.longest < self.size() { LONG } else { LOOP });
         }
         if desc.next >= self.size() {
             return Err(NEXT);

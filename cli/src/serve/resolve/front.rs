@@ -8,7 +8,6 @@ use mqblk_engine::{Coalesce, FixedBufferUse, PollPolicy};
 
 use super::{MAX_HOLD_US, take_u16};
 use crate::serve::config::{Front, SocketMode};
-use crate::serve::cpus::Cpus;
 use crate::serve::queue_map;
 
 /// Longest path of a Unix socket, without the terminating NUL (unix(7)).
@@ -21,14 +20,14 @@ pub struct FrontKeys {
 }
 
 impl FrontKeys {
-    /// Takes the keys; at most `max_queues` queues.
-    pub fn take(settings: &mut Settings, cpus: &Cpus, max_queues: u16) -> Result<FrontKeys, SettingError> {
+    /// Takes the keys; at most `max_queues` queues, and `queues` where the user does not say.
+    pub fn take(settings: &mut Settings, queues: u16, max_queues: u16) -> Result<FrontKeys, SettingError> {
         settings.alias("num_queues", "queues")?;
         settings.alias("queue_size", "queue-size")?;
         let front = Front {
             socket: take_socket(settings)?,
             socket_mode: take_socket_mode(settings, "socket-mode")?.unwrap_or(SocketMode::OWNER_ONLY),
-            queues: take_u16(settings, "queues", 1, max_queues)?.unwrap_or(cpus.count.min(max_queues)),
+            queues: take_u16(settings, "queues", 1, max_queues)?.unwrap_or(queues.min(max_queues)),
             queue_size: take_queue_size(settings)?,
             queue_map: Vec::new(),
             poll: take_poll(settings)?,
@@ -91,11 +90,15 @@ pub fn take_socket_mode(settings: &mut Settings, key: &'static str) -> Result<Op
     }
 }
 
+/// The largest ring accepted unless a user says otherwise. QEMU has given each vhost-user ring 1024 entries since 10.0, whatever it is
+/// configured to; and it knows no larger ones.
+const QUEUE_SIZE: u16 = 1024;
+
 fn take_queue_size(settings: &mut Settings) -> Result<u16, SettingError> {
-    let Some(text) = settings.text("queue-size") else { return Ok(256) };
+    let Some(text) = settings.text("queue-size") else { return Ok(QUEUE_SIZE) };
     match text.parse::<u16>() {
-        Ok(size @ 2..=1024) if size.is_power_of_two() => Ok(size),
-        _ => Err(settings.error("queue-size", format!("{text:?}"), "a power of two from 2 to 1024")),
+        Ok(size @ 2..) if size.is_power_of_two() => Ok(size),
+        _ => Err(settings.error("queue-size", format!("{text:?}"), "a power of two from 2 to 32768")),
     }
 }
 

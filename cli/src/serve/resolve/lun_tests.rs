@@ -34,8 +34,8 @@ fn defaults() {
     let config = all(&[], &["socket=/tmp/vm1.sock"], &["controller=vm1,path=/a"]).unwrap();
     assert_eq!((config.workers, config.disks.len()), (4, 0));
     let [controller] = config.controllers.as_slice() else { panic!("{config:?}") };
-    assert_eq!((controller.id.as_str(), controller.front.queues, controller.cmd_per_lun), ("vm1", 4, 128));
-    assert_eq!(controller.front.queue_map, [0, 1, 2, 3]);
+    assert_eq!((controller.id.as_str(), controller.front.queues, controller.cmd_per_lun), ("vm1", 32, 128));
+    assert_eq!(controller.front.queue_map, [0, 1, 2, 3].repeat(8));
     let [lun] = controller.luns.as_slice() else { panic!("{config:?}") };
     assert_eq!((lun.id.as_str(), lun.place), ("vm1:0:0", place(0, 0)));
     let LunUnit::Own(unit) = &lun.unit else { panic!("{lun:?}") };
@@ -132,7 +132,7 @@ fn malformed_controllers() {
             &[],
             &["id=c,socket=/tmp/c,queue-size=3"],
             &[],
-            "controller \"c\": queue-size: found \"3\", expected a power of two from 2 to 1024",
+            "controller \"c\": queue-size: found \"3\", expected a power of two from 2 to 32768",
         ),
         (
             &[],

@@ -33,6 +33,9 @@ use xen::XenKeys;
 const MAX_QUEUES: u16 = 256;
 /// Most request queues of a controller: it has a control and an event queue besides.
 const MAX_SCSI_QUEUES: u16 = MAX_QUEUES - 2;
+/// Request queues of a controller, at least, where the user does not say. QEMU sets one up for each virtual CPU whatever is offered, and
+/// 10.0 says nothing when they are too many; queues that nobody sets up cost next to nothing.
+const SCSI_QUEUES: u16 = 32;
 /// Longest identification string that virtio-blk carries (virtio 1.3 section 5.2.6, VIRTIO_BLK_T_GET_ID).
 const BLK_SERIAL_BYTES: usize = 20;
 /// Longest `plug-us` and `coalesce-us`: a hundredth of a second is an age already.
@@ -231,7 +234,7 @@ impl DiskKeys {
         names.claim(&settings, "id", &id, owner)?;
         let front = match interface {
             Interface::Xen => DiskFrontKeys::Xen(XenKeys::take(&mut settings, cpus, names, format!("disk {id:?}"))?),
-            _ => DiskFrontKeys::VhostUser(take_front(&mut settings, cpus, MAX_QUEUES, names)?),
+            _ => DiskFrontKeys::VhostUser(take_front(&mut settings, cpus.count, MAX_QUEUES, names)?),
         };
         let backing = BackingKeys::take(&mut settings, storage, &id, BLK_SERIAL_BYTES)?;
         Ok(DiskKeys { settings, id, front, backing })
@@ -282,7 +285,7 @@ impl ControllerKeys {
     ) -> Result<ControllerKeys, SettingError> {
         call(settings, format!("controller {id:?}"));
         names.claim(settings, "id", &id, owner)?;
-        let front = take_front(settings, cpus, MAX_SCSI_QUEUES, names)?;
+        let front = take_front(settings, cpus.count.max(SCSI_QUEUES), MAX_SCSI_QUEUES, names)?;
         let cmd_per_lun = take_u16(settings, "cmd-per-lun", 1, MAX_CMD_PER_LUN)?.unwrap_or(DEFAULT_CMD_PER_LUN);
         Ok(ControllerKeys { settings: Settings::new(settings.subject()), id, front, cmd_per_lun })
     }
@@ -296,11 +299,11 @@ impl ControllerKeys {
 /// The front of whatever the settings are now called; its socket is nobody else's.
 fn take_front(
     settings: &mut Settings,
-    cpus: &Cpus,
+    queues: u16,
     max_queues: u16,
     names: &mut Names,
 ) -> Result<FrontKeys, SettingError> {
-    let front = FrontKeys::take(settings, cpus, max_queues).map_err(|error| with_likely_slip(error, settings))?;
+    let front = FrontKeys::take(settings, queues, max_queues).map_err(|error| with_likely_slip(error, settings))?;
     let owner = settings.subject().rsplit(": ").next().unwrap_or_default().to_owned();
     names.claim_file(settings, "socket", &front.known().socket, owner)?;
     Ok(front)

@@ -18,6 +18,7 @@ mod memory;
 mod requests;
 mod server;
 mod session;
+mod sharing;
 mod vring;
 
 pub use listen::{ListenSocket, SocketError, probe};

@@ -24,6 +24,7 @@ use crate::gate::StartGate;
 use crate::inflight::InflightRegion;
 use crate::memory;
 use crate::server::ServerOptions;
+use crate::sharing::Watch;
 use crate::vring::{Start, UserAddresses, Vring};
 
 /// How often a queue that has to wait for its predecessor's requests looks whether they have ended.
@@ -39,6 +40,8 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
     memory: Arc<GuestMemory>,
     /// Where requests in flight outlive this process, if the VMM keeps such memory.
     inflight: Option<Arc<InflightRegion>>,
+    /// Looks whether the guest's memory is shared.
+    sharing: Option<Watch>,
     vrings: Vec<Vring<D::Queue>>,
     features: u64,
     /// A queue has started, or the driver has begun anew since.
@@ -69,6 +72,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             gate,
             memory: Arc::new(GuestMemory::default()),
             inflight: None,
+            sharing: None,
             vrings,
             features: 0,
             begun: false,
@@ -137,7 +141,11 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         let count = self.vrings.len();
         match usize::try_from(index) {
             Ok(place) if place < count => Ok(place),
-            _ => self.refuse(format!("queue index: found {index}, expected one below {count}")),
+            _ => {
+                let hint =
+                    "give the device more queues here (queues=), or fewer in the VMM (QEMU: num_queues=, num-queues=)";
+                self.refuse(format!("queue index: found {index}, expected one below {count}; {hint}"))
+            }
         }
     }
 
@@ -184,6 +192,11 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             Ok(table) => Arc::new(table),
             Err(error) => return self.refuse(error.to_string()),
         };
+        // The first memory is enough: what comes later is the same guest's.
+        if self.memory.regions().is_empty() {
+            let control = self.vrings.iter().take_while(|vring| self.device.role(vring.index) == QueueRole::Control);
+            self.sharing = Watch::start(&self.options, &self.tally, control.count());
+        }
         for place in 0..self.vrings.len() {
             if let Err(why) = self.vrings[place].relocate(&table, self.options.fixed) {
                 return self.refuse(why);
@@ -232,6 +245,7 @@ impl<D: VirtioDevice<Lane>> Holder for Session<D> {
     }
 
     fn begin_drain(&mut self) {
+        self.sharing = None;
         self.vrings.iter_mut().for_each(|vring| vring.begin_drain(&self.options.name, true));
     }
 
@@ -354,6 +368,9 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         match u16::try_from(base) {
             Ok(base) => {
                 self.vrings[place].base = base;
+                if base != 0 {
+                    self.sharing = None; // it was served before
+                }
                 Ok(())
             }
             Err(_) => self.refuse(format!("queue {index}: base: found {base}, expected at most 65535")),
@@ -506,6 +523,9 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         match InflightRegion::open(inflight, &file) {
             Ok(region) => {
                 self.device.restore(region.configured());
+                if region.is_used() {
+                    self.sharing = None; // it was served before
+                }
                 self.inflight = Some(Arc::new(region));
                 self.note_configured();
                 Ok(())

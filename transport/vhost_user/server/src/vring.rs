@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::sharing::SHARE;
 use mqblk_core::{Call, Wake};
 use mqblk_engine::{
     Bell, Coalesce, Detached, Draining, Engine, EventFd, FixedBufferUse, Kick, Lane, PollPolicy, QueueDisk,
@@ -92,7 +93,8 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         };
         let guest = |part: &str, at: UserAddress| {
             memory.guest_of_user(at).ok_or_else(|| {
-                format!("queue {}: {part}: found address {:#x}, expected one in a memory region", self.index, at.0)
+                let (index, at) = (self.index, at.0);
+                format!("queue {index}: {part}: found address {at:#x}, expected one in a memory region; {SHARE}")
             })
         };
         let addresses = SplitAddresses {

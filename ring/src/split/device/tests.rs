@@ -1,0 +1,50 @@
+//! How far a chain is followed.
+
+use std::sync::Arc;
+
+use mqblk_memory::{GuestAddress, GuestMemory, Region};
+
+use super::*;
+use crate::split::SplitAddresses;
+use crate::split::layout::MAX_SIZE;
+
+/// A ring each of whose descriptors names the one after it, the last one the first.
+fn circle(size: u16) -> DeviceRing {
+    let region = Region::shared("ring", 1 << 20, GuestAddress(0)).unwrap().0;
+    let memory = GuestMemory::new(vec![Arc::new(region)]).unwrap();
+    for index in 0..size {
+        let desc = Descriptor { address: 0, len: 0, flags: DESC_NEXT, next: (index + 1) % size };
+        let bytes = desc.to_words().map(u64::to_ne_bytes).concat();
+        memory.write(GuestAddress(u64::from(index) * 16), &bytes).unwrap();
+    }
+    let (avail, used) = (GuestAddress(0x8_0000), GuestAddress(0xa_0000));
+    let at = SplitAddresses { desc: GuestAddress(0), avail, used };
+    DeviceRing::new(SplitRing::resolve(&memory, &at, size).unwrap(), 0, false)
+}
+
+/// Follows a chain to its end: how many descriptors there were, and what ended it.
+fn follow(ring: &DeviceRing) -> (u16, Broken) {
+    let mut desc = ring.descriptor(0);
+    let mut seen = 1;
+    loop {
+        match ring.follow(&desc, seen) {
+            Ok(next) => desc = next,
+            Err(broken) => return (seen, broken),
+        }
+        seen += 1;
+    }
+}
+
+#[test]
+fn a_chain_is_as_long_as_its_table_at_most() {
+    for size in [1, 2, 64, 1024] {
+        assert_eq!(follow(&circle(size)), (size, LOOP));
+    }
+}
+
+#[test]
+fn a_chain_of_a_large_ring_is_no_longer_than_a_request_can_be() {
+    for size in [2048, MAX_SIZE] {
+        assert_eq!(follow(&circle(size)), (1026, LONG));
+    }
+}

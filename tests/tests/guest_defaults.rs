@@ -1,0 +1,77 @@
+//! What a user gets who configures as little as can be: rings and queues as each VMM chooses them.
+//!
+//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use mqblk_tests::guest::{
+    Controller, Daemon, DaemonDisk, FioJobs, Guest, GuestController, GuestDisk, Image, Lun, Vmm, wait_for_places,
+    with_each_vmm,
+};
+
+const WITHIN: Duration = Duration::from_secs(150);
+
+/// QEMU 10.0 gives every vhost-user-blk ring 1024 entries, QEMU 7.2 has 128.
+#[test]
+fn a_disk_with_the_rings_of_each_vmm() -> Result<()> {
+    with_each_vmm(|vmm| {
+        let image = Image::sparse(64)?;
+        let daemon = Daemon::start(&[DaemonDisk::new("plain", image.path(), 2)])?;
+        let disk = GuestDisk::with_defaults("plain", &daemon.socket("plain"));
+        let mut guest = Guest::builder().vmm(vmm).disk(disk).boot()?;
+        FioJobs::verified_random_writes("/dev/vda", 2, 0, 8).run(&mut guest, WITHIN)?.must_have_verified()?;
+        guest.power_off()?;
+        daemon.stop().map(drop)
+    })
+}
+
+/// QEMU sets up a request queue for each virtual CPU, however many the host has, and rings as for disks.
+#[test]
+fn a_controller_with_the_queues_and_rings_of_each_vmm() -> Result<()> {
+    with_each_vmm(|vmm| {
+        let image = Image::sparse(64)?;
+        let daemon = Daemon::start_controllers(&[Controller::new("plain", 0, vec![Lun::new(0, 0, image.path())])])?;
+        let controller = GuestController::with_defaults("plain", &daemon.socket("plain"));
+        let mut guest = Guest::builder().vmm(vmm).vcpus(6).controller(controller).boot()?;
+        let disks = wait_for_places(&mut guest, &[(0, 0)])?;
+        FioJobs::verified_random_writes(&disks[&(0, 0)].node(), 2, 0, 8)
+            .run(&mut guest, WITHIN)?
+            .must_have_verified()?;
+        guest.power_off()?;
+        daemon.stop().map(drop)
+    })
+}
+
+/// QEMU 7.2 ends, 10.0 goes on without the disk: either way the log says what to change.
+#[test]
+fn fewer_queues_than_the_vmm_sets_up_are_told_of() -> Result<()> {
+    with_each_vmm(|vmm| {
+        let image = Image::sparse(16)?;
+        let mut daemon = Daemon::start_controllers(&[Controller::new("few", 1, vec![Lun::new(0, 0, image.path())])])?;
+        let controller = GuestController::with_defaults("few", &daemon.socket("few"));
+        let guest = Guest::builder().vmm(vmm).vcpus(2).controller(controller).power_on();
+        daemon.wait_log("a warning of too many queues", |log| {
+            log.contains("queue index: found 3") && log.contains("num_queues=")
+        })?;
+        assert_eq!(guest.is_ok(), vmm == Vmm::Trixie, "QEMU 7.2 refuses to start, 10.0 does not");
+        Ok(())
+    })
+}
+
+/// QEMU leaves memory that is no file out of the table, and hands private files over as if they were shared.
+#[test]
+fn memory_that_is_not_shared_is_told_of() -> Result<()> {
+    with_each_vmm(|vmm| {
+        for backend in ["memory-backend-ram", "memory-backend-memfd,share=off"] {
+            let image = Image::sparse(16)?;
+            let mut daemon = Daemon::start(&[DaemonDisk::new("lonely", image.path(), 2)])?;
+            let disk = GuestDisk::with_defaults("lonely", &daemon.socket("lonely"));
+            let guest = Guest::builder().vmm(vmm).memory_backend(backend).disk(disk).power_on()?;
+            daemon.wait_log("a warning that memory is not shared", |log| log.contains("share=on"))?;
+            guest.kill()?;
+            daemon.must_run()?;
+        }
+        Ok(())
+    })
+}

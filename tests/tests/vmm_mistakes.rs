@@ -1,0 +1,64 @@
+//! What a user is told whose VMM is set up wrongly: more queues than are offered, memory that is not shared. Without a VMM.
+
+use mqblk_tests::hostile::daemon::Daemon;
+use mqblk_tests::hostile::front_end::{FrontEnd, RING};
+use mqblk_tests::hostile::memory::START;
+use mqblk_tests::hostile::request::{direct, header, kind, readable, writable};
+use mqblk_tests::hostile::ring::Places;
+use mqblk_tests::hostile::socket::{message as m, state};
+use mqblk_tests::hostile::wait_for;
+
+fn daemon(disks: &[&str]) -> Daemon {
+    let disks: Vec<_> = disks.iter().map(|id| (*id, "storage=ram,size=1M,queues=2")).collect();
+    Daemon::start(1, &disks)
+}
+
+/// Waits for a complaint about a disk that names all of these.
+fn told(daemon: &Daemon, id: &str, wanted: &[&str]) -> String {
+    let good = |line: &String| wanted.iter().all(|word| line.contains(word));
+    wait_for("the daemon's warning", || daemon.complaints(id).into_iter().find(good))
+}
+
+#[test]
+fn more_queues_than_are_offered() {
+    let daemon = daemon(&["few"]);
+    let mut front_end = FrontEnd::start(&daemon.socket("few"), 0, 2);
+    assert_ne!(front_end.connection.try_tell(m::SET_VRING_NUM, &state(2, RING.into()), &[]), Some(0));
+    told(&daemon, "few", &["found 2", "expected one below 2", "queues=", "num_queues="]);
+    daemon.stop();
+}
+
+/// QEMU leaves memory without a descriptor out of the table.
+#[test]
+fn a_ring_in_memory_that_the_vmm_keeps() {
+    let daemon = daemon(&["keeps"]);
+    let mut front_end = FrontEnd::connect(&daemon.socket("keeps"), 0);
+    let queue = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        front_end.add_queue(Places::pages(1 << 40), RING);
+    }));
+    drop(queue); // the daemon may have ended the conversation before the last message
+    told(&daemon, "keeps", &["queue 0: descriptor table", "expected one in a memory region", "share=on"]);
+    daemon.stop();
+}
+
+/// With share=off QEMU hands descriptors over, and keeps what the guest writes to itself.
+#[test]
+fn memory_that_the_vmm_maps_privately() {
+    let daemon = daemon(&["private", "shared"]);
+    let mut shared = FrontEnd::start(&daemon.socket("shared"), 0, 1);
+    let queue = &mut shared.queues[0];
+    let at = START + 0x4000;
+    queue.ring.memory.write(at, &header(kind::IN, 0));
+    direct(&queue.ring, &[0, 1, 2], &[readable(at, 16), writable(at + 512, 512), writable(at + 16, 1)]);
+    queue.ring.offer(0);
+    queue.go();
+    queue.answer();
+
+    // Kicks, and nothing of what the guest wrote.
+    let private = FrontEnd::start(&daemon.socket("private"), 0, 1);
+    private.queues[0].kick.add(1);
+    told(&daemon, "private", &["private memory", "share=on", "shared=on"]);
+    assert_eq!(daemon.complaints("shared"), Vec::<String>::new());
+    drop((private, shared));
+    daemon.stop();
+}

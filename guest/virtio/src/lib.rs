@@ -11,7 +11,7 @@ use std::sync::Arc;
 use mqblk_core::{Call, GuestQueue, Wake};
 use mqblk_memory::LeaseId;
 pub use mqblk_memory::PooledLane as GuestLane;
-use mqblk_ring::split::{DeviceRing, SplitRing};
+use mqblk_ring::split::{DeviceRing, RingLog, SplitRing};
 
 /// What a queue needs to run.
 pub struct QueueParts {
@@ -94,6 +94,9 @@ pub trait VirtioQueue<L: GuestLane>: GuestQueue<Lane = L, Position = u16> + Send
 
     /// Goes on in a new memory table. Requests in flight keep the old one. Returns the old lease, to be retired.
     fn relocate(&mut self, ring: SplitRing, lease: LeaseId) -> LeaseId;
+
+    /// Starts, changes or ends the logging of what is written to the ring. What requests write is logged by their lease.
+    fn set_log(&mut self, log: Option<RingLog>);
 
     /// The queue ends: gives back what it holds of the lane, but for its lease. Nothing is in flight.
     fn close(&mut self, _lane: &mut L) {}

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use mqblk_core::{Armed, Call, Completed, DiskSlot, GuestQueue, Intake, Notify, Op, Pulled};
 use mqblk_memory::{Buffer, LeaseId};
-use mqblk_ring::split::{DeviceRing, SplitRing};
+use mqblk_ring::split::{DeviceRing, RingLog, SplitRing};
 use mqblk_virtio::{GuestLane, VirtioQueue};
 
 use crate::commands::RequestQueue;
@@ -176,6 +176,10 @@ impl<L: GuestLane> VirtioQueue<L> for ScsiQueue<L> {
         let own = self.ring_mut();
         own.device.relocate(ring);
         std::mem::replace(&mut own.lease, lease)
+    }
+
+    fn set_log(&mut self, log: Option<RingLog>) {
+        self.ring_mut().device.set_log(log);
     }
 
     fn close(&mut self, lane: &mut L) {

@@ -6,6 +6,7 @@ use mqblk_core::{Armed, Notify};
 use mqblk_memory::SharedU16;
 
 use super::layout::{DESC_INDIRECT, DESC_NEXT, Descriptor, SplitRing};
+use super::log::RingLog;
 use crate::wakeup::Direction;
 
 /// What is wrong with a ring. Each ends its queue and nothing else.
@@ -31,6 +32,8 @@ pub struct DeviceRing {
     event_idx: bool,
     /// Heads that we hold. A driver that offers one of them again is broken.
     held: Box<[bool]>,
+    /// Where what we write is marked, while the guest is being migrated.
+    log: Option<RingLog>,
 }
 
 impl DeviceRing {
@@ -38,7 +41,7 @@ impl DeviceRing {
     pub fn new(ring: SplitRing, next_avail: u16, event_idx: bool) -> DeviceRing {
         let next_used = u16::from_le(ring.used_idx.load(Ordering::Relaxed));
         let held = vec![false; usize::from(ring.size())].into_boxed_slice();
-        DeviceRing { ring, next_avail, next_used, published: next_used, event_idx, held }
+        DeviceRing { ring, next_avail, next_used, published: next_used, event_idx, held, log: None }
     }
 
     /// Entries.
@@ -56,6 +59,11 @@ impl DeviceRing {
     pub fn relocate(&mut self, ring: SplitRing) {
         debug_assert_eq!(ring.size(), self.ring.size());
         self.ring = ring;
+    }
+
+    /// Starts, changes or ends the logging of what is written to the ring.
+    pub fn set_log(&mut self, log: Option<RingLog>) {
+        self.log = log;
     }
 
     /// How many chains wait. At most the ring's size.
@@ -153,19 +161,33 @@ impl DeviceRing {
             return Notify::Nothing;
         }
         self.published = new;
-        if self.used().publish(old, new) { Notify::Wanted } else { Notify::Suppressed }
+        let wanted = self.used().publish(old, new);
+        if let Some(log) = &self.log {
+            log.published(old, new, self.size());
+        }
+        if wanted { Notify::Wanted } else { Notify::Suppressed }
     }
 
     /// Asks for a kick, then looks again.
     #[inline]
     pub fn arm(&mut self) -> Armed {
-        if self.avail().arm(self.next_avail) == self.next_avail { Armed::Sleepable } else { Armed::WorkWaiting }
+        let waiting = self.avail().arm(self.next_avail) != self.next_avail;
+        self.log_wish();
+        if waiting { Armed::WorkWaiting } else { Armed::Sleepable }
     }
 
     /// Asks not to be kicked. With EVENT_IDX leaving the event index stale is enough.
     #[inline]
     pub fn disarm(&mut self) {
         self.avail().disarm(None);
+        self.log_wish();
+    }
+
+    #[inline]
+    fn log_wish(&self) {
+        if let Some(log) = &self.log {
+            log.wished(self.size());
+        }
     }
 
     /// What the driver produces for us.

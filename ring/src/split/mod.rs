@@ -3,7 +3,9 @@
 pub mod device;
 pub mod driver;
 pub mod layout;
+mod log;
 
 pub use device::{Broken, DeviceRing};
 pub use driver::SplitDriver;
 pub use layout::{Descriptor, SetupError, SplitAddresses, SplitRing};
+pub use log::RingLog;

@@ -2,7 +2,7 @@
 //!
 //! `listen` makes the socket, `server` is the control thread of one device (one VMM at a time; it listens again when that
 //! leaves), `session` answers the messages of one connection, `vring` is one queue's way from configured to served,
-//! `disks` are the device's disks, which may come and go.
+//! `disks` are the device's disks, which may come and go, `log` is the dirty log of a live migration.
 //!
 //! The messages themselves are the `vhost` crate's. One control thread per device: a VMM that sends half a message and goes
 //! silent holds up nobody but itself.
@@ -10,6 +10,7 @@
 
 mod disks;
 mod listen;
+mod log;
 mod memory;
 mod server;
 mod session;

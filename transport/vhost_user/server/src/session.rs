@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use mqblk_core::DiskSlot;
 use mqblk_engine::{AttachError, Bell, EventFd, Kick, Lane, QueueDisk, QueueHandle, Tally};
-use mqblk_memory::{GuestMemory, UserAddress};
+use mqblk_memory::{GuestAddress, GuestMemory, LogError, UserAddress};
 use mqblk_virtio::features::VERSION_1;
 use mqblk_virtio::{QueueRole, VirtioDevice, VirtioQueue};
 use vhost::VhostUserMemoryRegionBase;
@@ -18,6 +18,7 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
 use crate::disks::{Disks, Holder};
+use crate::log::{LOG_ALL, Logging};
 use crate::memory;
 use crate::server::ServerOptions;
 use crate::vring::{Start, UserAddresses, Vring};
@@ -31,6 +32,7 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
     memory: Arc<GuestMemory>,
     vrings: Vec<Vring<D::Queue>>,
     features: u64,
+    logging: Logging,
     /// For messages of our own (configuration changes).
     backend: Option<Backend>,
     /// Why the last message was refused, for the one log line.
@@ -38,6 +40,8 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
 }
 
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+/// Bits of the feature word that are the transport's, not the device's.
+const TRANSPORT_FEATURES: u64 = PROTOCOL_FEATURES | LOG_ALL;
 
 impl<D: VirtioDevice<Lane>> Session<D> {
     pub(crate) fn new(device: Arc<D>, options: Arc<ServerOptions>, tally: Arc<Tally>, disks: Arc<Disks>) -> Self {
@@ -51,6 +55,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             memory: Arc::new(GuestMemory::default()),
             vrings,
             features: 0,
+            logging: Logging::default(),
             backend: None,
             complaint: None,
         }
@@ -63,7 +68,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
 
     /// Whether the VMM cut off memory that it had given us.
     pub(crate) fn lost_memory(&self) -> bool {
-        self.memory.is_lost()
+        self.memory.is_lost() || self.logging.is_lost()
     }
 
     /// Stops all queues and waits for their requests in flight.
@@ -114,6 +119,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             fixed: self.options.fixed,
             worker: map.get(place).copied().unwrap_or(place),
             tally: &self.tally,
+            logging: &self.logging,
         };
         match self.vrings[place].start(&start) {
             Ok(()) => Ok(()),
@@ -127,6 +133,9 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             Ok(table) => Arc::new(table),
             Err(error) => return self.refuse(error.to_string()),
         };
+        if let Err(error) = self.logging.check(&table) {
+            return self.refuse(error.to_string());
+        }
         for place in 0..self.vrings.len() {
             if let Err(why) = self.vrings[place].relocate(&table, self.options.fixed) {
                 return self.refuse(why);
@@ -134,6 +143,19 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         }
         self.memory = table;
         Ok(())
+    }
+
+    /// Changes what is logged, and where.
+    fn use_logging(&mut self, changed: std::result::Result<Logging, LogError>) -> Result<()> {
+        if self.logging.is_lost() {
+            tracing::warn!(disk = self.options.name, "the front-end cut off the dirty log while it was in use");
+        }
+        match changed {
+            Ok(logging) => self.logging = logging,
+            Err(error) => return self.refuse(error.to_string()),
+        }
+        let applied = self.vrings.iter().try_for_each(|vring| vring.apply_log(&self.logging));
+        applied.or_else(|why| self.refuse(why))
     }
 
     fn set_enabled(&mut self, place: usize, enabled: bool) -> Result<()> {
@@ -190,24 +212,35 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
             *vring = Vring::new(vring.index);
         }
         self.features = 0;
+        self.logging = Logging::default();
         self.device.reset();
         Ok(())
     }
 
     fn get_features(&mut self) -> Result<u64> {
-        Ok(self.device.features() | PROTOCOL_FEATURES)
+        Ok(self.device.features() | TRANSPORT_FEATURES)
     }
 
     fn set_features(&mut self, accepted: u64) -> Result<()> {
-        let offered = self.device.features() | PROTOCOL_FEATURES;
+        let offered = self.device.features() | TRANSPORT_FEATURES;
         if accepted & !offered != 0 {
             return self.refuse(format!("features: found {:#x}, which were not offered", accepted & !offered));
         }
         if accepted & VERSION_1 == 0 {
             tracing::debug!(disk = self.options.name, "the driver is a legacy one");
         }
+        let was_logging = self.logging.in_force().is_some();
+        self.use_logging(self.logging.with_features(accepted, &self.memory))?;
+        let logging = self.logging.in_force().is_some();
+        if logging != was_logging {
+            tracing::info!(disk = self.options.name, logging, "logging of writes to the guest's memory");
+        }
+        let changed = (self.features ^ accepted) & !LOG_ALL;
         self.features = accepted;
-        self.device.set_features(accepted & !PROTOCOL_FEATURES);
+        // Otherwise only logging was turned on or off, while the device runs.
+        if changed != 0 || accepted == 0 {
+            self.device.set_features(accepted & !TRANSPORT_FEATURES);
+        }
         if accepted & PROTOCOL_FEATURES == 0 {
             (0..self.vrings.len()).try_for_each(|place| self.set_enabled(place, true))?;
         }
@@ -246,21 +279,26 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     fn set_vring_addr(
         &mut self,
         index: u32,
-        _flags: VhostUserVringAddrFlags,
+        flags: VhostUserVringAddrFlags,
         descriptor: u64,
         used: u64,
         available: u64,
-        _log: u64,
+        log: u64,
     ) -> Result<()> {
         let place = self.place(index)?;
-        self.vrings[place].addresses = Some(UserAddresses {
-            desc: UserAddress(descriptor),
-            used: UserAddress(used),
-            avail: UserAddress(available),
-        });
+        let addresses =
+            UserAddresses { desc: UserAddress(descriptor), used: UserAddress(used), avail: UserAddress(available) };
+        let before = self.vrings[place].addresses.replace(addresses);
+        self.vrings[place].log =
+            flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG).then_some(GuestAddress(log));
         if self.vrings[place].served.is_some() {
-            let relocated = self.vrings[place].relocate(&self.memory, self.options.fixed);
-            return relocated.or_else(|why| self.refuse(why));
+            // A front-end that turns logging on or off says the same addresses again.
+            if before != Some(addresses) {
+                let relocated = self.vrings[place].relocate(&self.memory, self.options.fixed);
+                relocated.or_else(|why| self.refuse(why))?;
+            }
+            let applied = self.vrings[place].apply_log(&self.logging);
+            return applied.or_else(|why| self.refuse(why));
         }
         self.start_if_ready(place)
     }
@@ -330,7 +368,8 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::BACKEND_REQ
             | VhostUserProtocolFeatures::RESET_DEVICE
-            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+            | VhostUserProtocolFeatures::LOG_SHMFD)
     }
 
     fn set_protocol_features(&mut self, accepted: u64) -> Result<()> {
@@ -420,7 +459,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         self.unsupported("GET_SHMEM_CONFIG")
     }
 
-    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
-        self.unsupported("SET_LOG_BASE")
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        self.use_logging(self.logging.with_log(log, &file, &self.memory))
     }
 }

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::log::Logging;
 use mqblk_core::Wake;
 use mqblk_engine::{
     Bell, Coalesce, Engine, EventFd, FixedBufferUse, Kick, Lane, PollPolicy, QueueDisk, QueueHandle, QueueOptions,
     Tally,
 };
-use mqblk_memory::{GuestMemory, UserAddress};
+use mqblk_memory::{GuestAddress, GuestMemory, UserAddress};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitRing};
 use mqblk_virtio::{QueueParts, QueueRole, VirtioDevice, VirtioQueue, features};
 
@@ -25,10 +26,11 @@ pub(crate) struct Start<'a, D> {
     pub(crate) fixed: FixedBufferUse,
     pub(crate) worker: usize,
     pub(crate) tally: &'a Tally,
+    pub(crate) logging: &'a Logging,
 }
 
 /// Ring addresses in the VMM's address space, as SET_VRING_ADDR gives them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UserAddresses {
     pub(crate) desc: UserAddress,
     pub(crate) used: UserAddress,
@@ -40,6 +42,8 @@ pub(crate) struct Vring<Q> {
     pub(crate) index: u16,
     pub(crate) size: Option<u16>,
     pub(crate) addresses: Option<UserAddresses>,
+    /// Where the used ring is logged, if it is.
+    pub(crate) log: Option<GuestAddress>,
     pub(crate) base: u16,
     /// `None`: not told yet. `Some(None)`: told that there is none.
     pub(crate) kick: Option<Option<EventFd>>,
@@ -56,6 +60,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
             index,
             size: None,
             addresses: None,
+            log: None,
             base: 0,
             kick: None,
             call: None,
@@ -94,7 +99,11 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         D: VirtioDevice<Lane, Queue = Q>,
     {
         let ring = self.resolve(start.memory)?;
-        let ring = DeviceRing::new(ring, self.base, start.features & features::RING_EVENT_IDX != 0);
+        let mut ring = DeviceRing::new(ring, self.base, start.features & features::RING_EVENT_IDX != 0);
+        ring.set_log(
+            start.logging.ring(self.log, ring.size()).map_err(|error| format!("queue {}: {error}", self.index))?,
+        );
+        let log = start.logging.in_force().cloned();
         let depth = usize::from(ring.size());
         let kick = self.kick.clone().flatten().map(Kick::from);
         let (disks, poll, coalesce) = match start.device.role(self.index) {
@@ -116,6 +125,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         let make = move |lane: &mut Lane, waker: &Arc<dyn Wake>| {
             let lease = lane.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
             lane.buffers.reserve(depth);
+            lane.buffers.set_log(lease, log.as_ref());
             let call = call.map(|call| Box::new(call) as Box<dyn mqblk_core::Call>);
             let waker = Arc::clone(waker);
             Ok(device.queue(index, QueueParts { ring, lease, call, features, waker }))
@@ -152,11 +162,24 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         let memory = Arc::clone(memory);
         let moved = served.visit(move |queue, lane| {
             let lease = lane.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
+            lane.buffers.succeed(queue.lease(), lease);
             let old = queue.relocate(ring, lease);
             lane.retire(old);
             Ok(())
         });
         moved.unwrap_or_else(|gone| Err(gone.to_string()))
+    }
+
+    /// Has a served queue log what it writes, and what its requests write, as `logging` says. When this returns, it does.
+    pub(crate) fn apply_log(&self, logging: &Logging) -> Result<(), String> {
+        let (Some(served), Some(size)) = (&self.served, self.size) else { return Ok(()) };
+        let ring = logging.ring(self.log, size).map_err(|error| format!("queue {}: {error}", self.index))?;
+        let log = logging.in_force().cloned();
+        let applied = served.visit(move |queue, lane| {
+            lane.buffers.set_log(queue.lease(), log.as_ref());
+            queue.set_log(ring);
+        });
+        applied.map_err(|gone| gone.to_string())
     }
 
     /// Takes the queue back and waits for its requests in flight.

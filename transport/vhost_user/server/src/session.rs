@@ -17,6 +17,7 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
+use crate::active::ActiveDisks;
 use crate::disks::{Disks, Holder};
 use crate::log::{LOG_ALL, Logging};
 use crate::memory;
@@ -33,6 +34,7 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
     vrings: Vec<Vring<D::Queue>>,
     features: u64,
     logging: Logging,
+    active: ActiveDisks,
     /// For messages of our own (configuration changes).
     backend: Option<Backend>,
     /// Why the last message was refused, for the one log line.
@@ -56,6 +58,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             vrings,
             features: 0,
             logging: Logging::default(),
+            active: ActiveDisks::default(),
             backend: None,
             complaint: None,
         }
@@ -76,6 +79,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         for vring in &mut self.vrings {
             vring.stop(&self.options.name, &self.tally);
         }
+        self.active.end();
         self.backend = None;
     }
 
@@ -105,6 +109,9 @@ impl<D: VirtioDevice<Lane>> Session<D> {
     fn start_if_ready(&mut self, place: usize) -> Result<()> {
         if !self.vrings[place].is_startable() {
             return Ok(());
+        }
+        if let Err(error) = self.active.begin(|| self.disks.list()) {
+            return self.refuse(format!("queue {place}: it cannot start: {error}"));
         }
         let map = &self.options.queue_map;
         let start = Start {
@@ -180,6 +187,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
 
 impl<D: VirtioDevice<Lane>> Holder for Session<D> {
     fn open(&mut self, disk: &QueueDisk) -> std::result::Result<(), AttachError> {
+        self.active.add(disk)?;
         self.request_queues().try_for_each(|queue| queue.open_disk(disk.clone()))
     }
 
@@ -188,6 +196,7 @@ impl<D: VirtioDevice<Lane>> Holder for Session<D> {
             // A worker that has ended has nothing in flight.
             let _ = queue.close_disk(slot);
         }
+        self.active.remove(slot);
     }
 
     fn refresh(&mut self, slot: DiskSlot) {
@@ -211,6 +220,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
             vring.stop(&self.options.name, &self.tally);
             *vring = Vring::new(vring.index);
         }
+        self.active.end();
         self.features = 0;
         self.logging = Logging::default();
         self.device.reset();
@@ -321,7 +331,12 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         // A stopped ring starts again with its next kick descriptor.
         vring.kick = None;
         vring.call = None;
-        Ok(VhostUserVringState::new(index, u32::from(vring.base)))
+        let base = u32::from(vring.base);
+        if self.vrings.iter().all(|vring| vring.served.is_none()) {
+            // The device is suspended: whoever starts its queues next, here or elsewhere, may use the disks.
+            self.active.end();
+        }
+        Ok(VhostUserVringState::new(index, base))
     }
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {

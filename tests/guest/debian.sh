@@ -11,7 +11,11 @@ fail() {
     exit 1
 }
 say() { echo "prepare.sh: $*"; }
-apt_quiet() { DEBIAN_FRONTEND=noninteractive apt-get -q -y -o APT::Sandbox::User=root -o Dpkg::Use-Pty=0 "$@"; }
+
+apt_options=() # set by own_apt
+apt_quiet() {
+    DEBIAN_FRONTEND=noninteractive apt-get -q -y -o APT::Sandbox::User=root -o Dpkg::Use-Pty=0 "${apt_options[@]}" "$@"
+}
 
 # Runs a command with its output in a log; on failure the log's end is shown.
 logged() {
@@ -50,11 +54,34 @@ refresh_apt() {
     refreshed=yes
 }
 
+# own_apt FOLDER TYPE [CODENAME]: from here on apt knows nothing but the list of TYPE (deb, deb-src) for this release of Debian
+# (the one that runs), from the mirror it uses already, and keeps all it learns in FOLDER. Most machines list no source packages
+# and only their own release. own_apt without anything goes back to the system's lists.
+own_apt() {
+    local folder=${1:-} running codename mirror keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    apt_options=()
+    refreshed=
+    [ -n "$folder" ] || return 0
+    running=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+    codename=${3:-$running}
+    mirror=$(apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
+        awk -v c="$running" '$1 == c && $2 == "main" { print $3; exit }')
+    [ -n "$mirror" ] || fail "apt lists no mirror for '$running main', so nothing of '$codename' can be fetched"
+    [ -e $keyring ] || fail "$keyring is missing (package debian-archive-keyring)"
+    rm -rf "$folder" && mkdir -p "$folder/lists/partial"
+    echo "$2 [signed-by=$keyring] $mirror $codename main" >"$folder/sources.list"
+    : >"$folder/status"
+    # Without the system's status, "install" means with all libraries.
+    apt_options=(-o "Dir::Etc::sourcelist=$folder/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$folder/lists"
+        -o "Dir::State::status=$folder/status" -o Dir::Cache::srcpkgcache= -o Dir::Cache::pkgcache=)
+    refresh_apt
+}
+
 # linux-image-cloud-amd64 holds nothing but a dependency on the package of the newest kernel: print that one's name.
 real_kernel_package() {
     local depends
     case $kernel_package in linux-image-[0-9]*) echo "$kernel_package" && return ;; esac
-    depends=$(apt-cache depends "$kernel_package" 2>/dev/null) || return 0
+    depends=$(apt-cache "${apt_options[@]}" depends "$kernel_package" 2>/dev/null) || return 0
     sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p;T;q' <<<"$depends"
 }
 
@@ -82,9 +109,10 @@ unpack_bzimage() {
     [ "$(stat -c %s "$out")" -eq "$want" ] || fail "$image: unpacked to $(stat -c %s "$out") bytes, its header says $want"
 }
 
+# prepare_kernel [FOLDER]: vmlinux, modules and kernel.version of the newest kernel package, in the folder (the cache itself).
 prepare_kernel() {
-    [ -e "$cache/vmlinux" ] && [ -e "$cache/kernel.version" ] && return
-    local package work=$cache/kernel.new
+    local package folder=${1:-$cache} work=${1:-$cache}/kernel.new
+    [ -e "$folder/vmlinux" ] && [ -e "$folder/kernel.version" ] && return
     package=$(real_kernel_package)
     if [ -z "$package" ]; then
         refresh_apt
@@ -99,14 +127,15 @@ prepare_kernel() {
         (cd "$work" && logged kernel-download apt_quiet download "$package")
     fi
     dpkg-deb -x "$work"/linux-image-*.deb "$work/root" || fail "cannot unpack $package"
+    if ! [ -e "$work/root/lib" ]; then ln -s usr/lib "$work/root/lib"; fi # trixie's packages know no /lib
     unpack_bzimage "$work"/root/boot/vmlinuz-* "$work/vmlinux"
     local version=$work/root/lib/modules/*
     version=$(basename $version)
     depmod -b "$work/root" "$version"
-    rm -rf "$cache/modules" && mv "$work/root/lib/modules" "$cache/modules"
-    mv "$work/vmlinux" "$cache/vmlinux"
+    rm -rf "$folder/modules" && mv "$work/root/lib/modules" "$folder/modules"
+    mv "$work/vmlinux" "$folder/vmlinux"
     rm -rf "$work"
-    echo "$version" >"$cache/kernel.version"
+    echo "$version" >"$folder/kernel.version"
 }
 
 # A root folder with busybox and its applets.
@@ -153,7 +182,11 @@ copy_modules() {
     rm -r "$cache/modprobe.new/lib" && rmdir "$cache/modprobe.new"
     while read -r module; do
         module=$kernel/modules/${module#*/lib/modules/}
-        cp "$module" "$root/lib/modules/"
-        basename "$module"
+        # Unpacked here: in the guest that would be emulated, and busybox' insmod cannot.
+        case $module in
+            *.xz) xz -dc "$module" >"$root/lib/modules/$(basename "$module" .xz)" ;;
+            *) cp "$module" "$root/lib/modules/" ;;
+        esac || fail "cannot copy the module $module"
+        basename "$module" .xz
     done <"$cache/modules.list" >"$root/lib/modules/order"
 }

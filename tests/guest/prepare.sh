@@ -1,5 +1,6 @@
 #!/bin/bash
-# Prepares what the real-guest tests boot: a Debian kernel, and an initramfs with fio, the file system and the SCSI tools.
+# Prepares what the real-guest tests boot: a Debian kernel, and an initramfs with fio, the file system and the SCSI tools. The
+# QEMU and the kernel of Debian trixie come beside those of this system, so that the tests can be run with both.
 #
 #   tests/guest/prepare.sh           install, download and build what is missing; nothing to do takes no time
 #
@@ -7,8 +8,8 @@
 # MQBLK_GUEST_KERNEL   the Debian kernel package to boot             (linux-image-cloud-amd64)
 # MQBLK_GUEST_FIO      a statically linked fio to use instead of building one from Debian's source
 #
-# Left in the cache folder: vmlinux, initramfs.cpio, manifest.  Remove the folder to start again, for example
-# with a newer kernel package: what is already there is kept as it is and needs no network.
+# Left in the cache folder: vmlinux, initramfs.cpio, trixie/{vmlinux,initramfs.cpio,qemu}, manifest.  Remove the folder to start
+# again, for example with a newer kernel package: what is already there is kept as it is and needs no network.
 #
 # Why it is made this way: without hardware virtualisation the guest is emulated, and then decompression is most of
 # a boot.  So the kernel is unpacked from its bzImage, the initramfs is not compressed, and fio is linked statically
@@ -18,9 +19,10 @@ export PATH=$PATH:/usr/sbin:/sbin LC_ALL=C
 
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${MQBLK_GUEST_CACHE:-$(cd "$here/../.." && pwd)/.cache/guest}
+trixie=$cache/trixie
 kernel_package=${MQBLK_GUEST_KERNEL:-linux-image-cloud-amd64}
 # The manifest's first line; the Rust side refuses another one. Raise it when the contents change their meaning.
-format="mqblk-guest 3"
+format="mqblk-guest 4"
 
 packages=(qemu-system-x86 qemu-utils busybox-static kmod cpio e2fsprogs util-linux mount sysstat sg3-utils sdparm xz-utils lz4 zstd
     gcc make libc6-dev)
@@ -38,7 +40,7 @@ done
 prepare_fio() {
     [ -x "$cache/fio" ] && return
     local work=$cache/fio.new
-    rm -rf "$work" && mkdir -p "$work/lists/partial"
+    rm -rf "$work" && mkdir "$work"
     if [ -n "${MQBLK_GUEST_FIO:-}" ]; then
         cp "$MQBLK_GUEST_FIO" "$work/fio" || fail "cannot copy MQBLK_GUEST_FIO=$MQBLK_GUEST_FIO"
     else
@@ -60,28 +62,70 @@ prepare_fio() {
     rm -rf "$work"
 }
 
-# Most machines list no source packages, so apt is given a list of its own, from the mirror it uses already.
 fetch_fio_source() {
-    local work=$1 codename mirror keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-    codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
-    mirror=$(apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
-        awk -v c="$codename" '$1 == c && $2 == "main" { print $3; exit }')
-    [ -n "$mirror" ] || fail "apt lists no mirror for '$codename main', so fio's source cannot be fetched; set MQBLK_GUEST_FIO"
-    [ -e $keyring ] || fail "$keyring is missing (package debian-archive-keyring)"
-    echo "deb-src [signed-by=$keyring] $mirror $codename main" >"$work/sources.list"
-    local own=(-o "Dir::Etc::sourcelist=$work/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$work/lists"
-        -o Dir::Cache::srcpkgcache= -o Dir::Cache::pkgcache=)
+    local work=$1
     say "downloading fio's source"
-    logged fio-sources apt_quiet "${own[@]}" update
-    (cd "$work" && logged fio-download apt_quiet "${own[@]}" source --download-only fio)
+    own_apt "$work/apt" deb-src
+    (cd "$work" && logged fio-download apt_quiet source --download-only fio)
+    own_apt
 }
 
+# What the guests and the QEMU of Debian trixie need, unpacked and not installed: QEMU with its firmware, and its libraries with
+# their loader, since this system's may be older; and a kernel.
+prepare_trixie() {
+    [ -e "$trixie/qemu.version" ] && [ -e "$trixie/kernel.version" ] && return
+    mkdir -p "$trixie"
+    say "fetching the package lists of Debian trixie"
+    own_apt "$trixie/apt" deb trixie
+    prepare_kernel "$trixie"
+    prepare_trixie_qemu
+    rm -rf "$trixie/apt"
+    own_apt
+}
+
+prepare_trixie_qemu() {
+    [ -e "$trixie/qemu.version" ] && return
+    local work=$trixie/qemu.new chosen library loader=lib/ld-linux-x86-64.so.2
+    rm -rf "$work" && mkdir "$work"
+    # All that it depends on but what is made for installing, such as debconf.
+    apt_quiet --no-install-recommends --simulate install qemu-system-x86 >"$cache/trixie-packages.log" 2>&1 ||
+        fail "apt cannot tell what trixie's qemu-system-x86 needs: $(tail -n 3 "$cache/trixie-packages.log")"
+    chosen=$(awk '$1 == "Inst" && $2 ~ /^(lib.*|zlib1g|qemu-system-.*|seabios|ipxe-qemu)$/ { print $2 }' "$cache/trixie-packages.log")
+    say "downloading trixie's QEMU and its libraries"
+    (cd "$work" && logged trixie-download apt_quiet download $chosen)
+    for package in "$work"/*.deb; do
+        dpkg-deb -x "$package" "$work/root" || fail "cannot unpack $package"
+    done
+    mkdir -p "$work/qemu/lib" "$work/qemu/firmware"
+    cp "$work"/root/usr/share/qemu/*.{bin,rom} "$work"/root/usr/share/seabios/*.bin "$work/qemu/firmware"
+    cp "$work/root/usr/bin/qemu-system-x86_64" "$work/qemu/program"
+    cp "$work/root/usr/lib/x86_64-linux-gnu/${loader#lib/}" "$work/qemu/lib"
+    "$work/qemu/$loader" --library-path "$work/root/usr/lib/x86_64-linux-gnu" --list "$work/qemu/program" >"$cache/trixie-libraries.log" 2>&1 ||
+        fail "trixie's QEMU lacks libraries: $(grep "not found" "$cache/trixie-libraries.log")"
+    # libgcc_s is asked for by name when a thread is cancelled.
+    for library in $(sed -n "s|.*=> \($work/root/[^ ]*\).*|\1|p" "$cache/trixie-libraries.log") "$work"/root/usr/lib/x86_64-linux-gnu/libgcc_s.so.1; do
+        cp "$library" "$work/qemu/lib" || fail "cannot copy $library"
+    done
+    cat >"$work/qemu/qemu-system-x86_64" <<'END'
+#!/bin/sh
+# Debian trixie's QEMU with the loader, the libraries and the firmware that came with it.
+here=$(dirname "$(readlink -f "$0")")
+exec "$here/lib/ld-linux-x86-64.so.2" --library-path "$here/lib" --argv0 qemu-system-x86_64 "$here/program" -L "$here/firmware" "$@"
+END
+    chmod +x "$work/qemu/qemu-system-x86_64"
+    "$work/qemu/qemu-system-x86_64" --version >"$work/version" 2>&1 || fail "trixie's QEMU does not run: $(cat "$work/version")"
+    rm -rf "$trixie/qemu" && mv "$work/qemu" "$trixie/qemu"
+    sed -n 's/^QEMU emulator version \([^ ]*\).*/\1/p' "$work/version" >"$trixie/qemu.version"
+    rm -rf "$work"
+}
+
+# prepare_initramfs FOLDER: for the kernel that is there.
 prepare_initramfs() {
-    local inputs root=$cache/initramfs.new applet
-    inputs=$(cat "$0" "$here"/{debian.sh,agent,init} "$cache/fio" "$cache/kernel.version" /bin/busybox \
+    local folder=$1 inputs root=$cache/initramfs.new program
+    inputs=$(cat "$0" "$here"/{debian.sh,agent,init} "$cache/fio" "$folder/kernel.version" /bin/busybox \
         "${guest_programs[@]}" | sha256sum)
-    [ -e "$cache/initramfs.cpio" ] && [ "$inputs" = "$(cat "$cache/initramfs.inputs" 2>/dev/null)" ] && return
-    say "building the initramfs"
+    [ -e "$folder/initramfs.cpio" ] && [ "$inputs" = "$(cat "$folder/initramfs.inputs" 2>/dev/null)" ] && return
+    say "building the initramfs for Linux $(cat "$folder/kernel.version")"
     begin_root "$root"
     install "$cache/fio" "$root/sbin/fio"
     ln -s /proc/mounts "$root/etc/mtab"
@@ -89,21 +133,26 @@ prepare_initramfs() {
         rm -f "$root/bin/$(basename "$program")"
         copy_program "$root" "$program"
     done
-    copy_modules "$root" "$cache" "${modules[@]}"
+    copy_modules "$root" "$folder" "${modules[@]}"
     install -m 644 "$here/agent" "$root/agent"
     install "$here/init" "$root/init"
-    end_root "$root" "$cache/initramfs.cpio"
-    echo "$inputs" >"$cache/initramfs.inputs"
+    end_root "$root" "$folder/initramfs.cpio"
+    echo "$inputs" >"$folder/initramfs.inputs"
 }
 
 begin_preparing
 install_packages
 prepare_kernel
 prepare_fio
-prepare_initramfs
+prepare_trixie
+prepare_initramfs "$cache"
+prepare_initramfs "$trixie"
 {
     echo "$format"
     echo "kernel $(cat "$cache/kernel.version")"
+    echo "and $(cat "$trixie/kernel.version")"
+    echo "QEMU $(qemu-system-x86_64 --version | sed -n 's/^QEMU emulator version \([^ ]*\).*/\1/p')"
+    echo "and $(cat "$trixie/qemu.version")"
     echo "fio $("$cache/fio" --version)"
 } >"$cache/manifest.new"
 mv "$cache/manifest.new" "$cache/manifest"

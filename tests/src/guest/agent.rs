@@ -44,6 +44,11 @@ impl Agent {
         Ok(Self { stream: LineStream::connect(socket, ANSWER_WITHIN)?, next: 1, noise: VecDeque::new() })
     }
 
+    /// Numbers its scripts on from another's, which runs in the same guest: an answer to that one is not taken for one to this.
+    pub(crate) fn follow(&mut self, other: &Self) {
+        self.next = other.next;
+    }
+
     /// Waits for the line with which the agent begins, after power-on or a reset.
     pub(crate) fn wait_ready(&mut self, within: Duration, alive: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let deadline = Instant::now() + within;

@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// The manifest's first line; `prepare.sh` writes the same.
-const FORMAT: &str = "mqblk-guest 3";
+use super::vmm::{Kernel, Vmm};
 
-/// The folder with the guest's kernel and initramfs.
+/// The manifest's first line; `prepare.sh` writes the same.
+const FORMAT: &str = "mqblk-guest 4";
+
+/// The folder with the guests' kernels and initramfs, and trixie's QEMU.
 #[derive(Debug, Clone)]
 pub struct Cache {
     folder: PathBuf,
@@ -34,7 +36,9 @@ impl Cache {
             manifest.display()
         );
         let cache = Self { folder };
-        for file in [cache.kernel(), cache.initramfs()] {
+        let of = |kernel| [cache.kernel(kernel), cache.initramfs(kernel)];
+        let files = [Kernel::System, Kernel::Trixie].into_iter().flat_map(of);
+        for file in files.chain([Vmm::Trixie.program(&cache)]) {
             file.metadata().with_context(|| format!("{}; run tests/guest/prepare.sh again", file.display()))?;
         }
         Ok(cache)
@@ -42,14 +46,21 @@ impl Cache {
 
     /// The uncompressed kernel, an ELF file that QEMU enters by PVH.
     #[must_use]
-    pub fn kernel(&self) -> PathBuf {
-        self.folder.join("vmlinux")
+    pub fn kernel(&self, kernel: Kernel) -> PathBuf {
+        self.folder_of(kernel).join("vmlinux")
     }
 
-    /// The uncompressed cpio archive with busybox, fio, the SCSI tools and the agent.
+    /// The uncompressed cpio archive with busybox, fio, the SCSI tools, the agent and this kernel's modules.
     #[must_use]
-    pub fn initramfs(&self) -> PathBuf {
-        self.folder.join("initramfs.cpio")
+    pub fn initramfs(&self, kernel: Kernel) -> PathBuf {
+        self.folder_of(kernel).join("initramfs.cpio")
+    }
+
+    fn folder_of(&self, kernel: Kernel) -> PathBuf {
+        match kernel {
+            Kernel::System => self.folder.clone(),
+            Kernel::Trixie => self.folder.join("trixie"),
+        }
     }
 
     /// The folder itself.

@@ -1,12 +1,15 @@
 //! virtio-scsi controllers with their LUNs: what a server is asked to serve, and what a guest is given.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::agent::PATIENCE;
+use super::chardev::Chardev;
 use super::machine::Guest;
+use super::vmm::Vmm;
 
 /// A LUN that a controller is to serve.
 #[derive(Debug, Clone)]
@@ -115,7 +118,8 @@ impl Controller {
 #[derive(Debug, Clone)]
 pub struct GuestController {
     id: String,
-    socket: Option<PathBuf>,
+    /// `None`: QEMU's own.
+    chardev: Option<Chardev>,
     nodes: Vec<Value>,
     devices: Vec<Value>,
 }
@@ -124,11 +128,33 @@ impl GuestController {
     /// vhost-user-scsi-pci with request queues of 128 entries, served on `socket`.
     #[must_use]
     pub fn vhost_user(id: &str, socket: &Path, queues: u16) -> Self {
-        let device = json!({
-            "driver": "vhost-user-scsi-pci", "id": id, "chardev": format!("{id}-socket"), "num_queues": queues,
-            "virtqueue_size": 128,
-        });
-        Self { id: id.to_owned(), socket: Some(socket.to_path_buf()), nodes: Vec::new(), devices: vec![device] }
+        Self::with_defaults(id, socket).property("num_queues", queues.into()).property("virtqueue_size", 128.into())
+    }
+
+    /// vhost-user-scsi-pci served on `socket`, with as many request queues and entries as QEMU chooses.
+    #[must_use]
+    pub fn with_defaults(id: &str, socket: &Path) -> Self {
+        let chardev = Chardev::new(id, socket);
+        let device = json!({ "driver": "vhost-user-scsi-pci", "id": id, "chardev": chardev.id() });
+        Self { id: id.to_owned(), chardev: Some(chardev), nodes: Vec::new(), devices: vec![device] }
+    }
+
+    /// One more property of QEMU's controller.
+    #[must_use]
+    pub fn property(mut self, name: &str, value: Value) -> Self {
+        if let Some(controller) = self.devices.first_mut() {
+            controller[name] = value;
+        }
+        self
+    }
+
+    /// QEMU is to connect again, so long after the end of a connection; QEMU 7.2 counts in whole seconds.
+    #[must_use]
+    pub fn reconnect(mut self, after: Duration) -> Self {
+        if let Some(chardev) = &mut self.chardev {
+            chardev.reconnect(after);
+        }
+        self
     }
 
     /// QEMU's own, to prove the tests themselves: the same driver in the guest.
@@ -146,19 +172,14 @@ impl GuestController {
             nodes.push(node);
             devices.push(disk);
         }
-        Ok(Self { id: id.clone(), socket: None, nodes, devices })
-    }
-
-    fn chardev(&self) -> String {
-        format!("{}-socket", self.id)
+        Ok(Self { id: id.clone(), chardev: None, nodes, devices })
     }
 
     /// QEMU's arguments for it.
-    pub(crate) fn arguments(&self) -> Vec<String> {
+    pub(crate) fn arguments(&self, vmm: Vmm) -> Vec<String> {
         let mut words = Vec::new();
-        if let Some(socket) = &self.socket {
-            let chardev = format!("socket,id={},path={}", self.chardev(), socket.display());
-            words.extend(["-chardev".to_owned(), chardev]);
+        if let Some(chardev) = &self.chardev {
+            words.extend(["-chardev".to_owned(), chardev.argument(vmm)]);
         }
         for node in &self.nodes {
             words.extend(["-blockdev".to_owned(), node.to_string()]);
@@ -176,10 +197,9 @@ impl Guest {
     /// # Errors
     /// QEMU's.
     pub fn plug_controller(&mut self, controller: &GuestController) -> Result<()> {
-        if let Some(socket) = &controller.socket {
-            let address = json!({ "type": "unix", "data": { "path": socket } });
-            let backend = json!({ "type": "socket", "data": { "addr": address, "server": false } });
-            self.qmp().execute("chardev-add", json!({ "id": controller.chardev(), "backend": backend }))?;
+        let vmm = self.vmm();
+        if let Some(chardev) = &controller.chardev {
+            self.qmp().execute("chardev-add", chardev.for_qmp(vmm))?;
         }
         for node in &controller.nodes {
             self.qmp().execute("blockdev-add", node.clone())?;
@@ -196,8 +216,8 @@ impl Guest {
     /// QEMU's error, or a guest that does not let go.
     pub fn unplug_controller(&mut self, controller: &GuestController) -> Result<()> {
         self.remove_device(&controller.id)?;
-        if controller.socket.is_some() {
-            self.qmp().execute("chardev-remove", json!({ "id": controller.chardev() }))?;
+        if let Some(chardev) = &controller.chardev {
+            self.qmp().execute("chardev-remove", json!({ "id": chardev.id() }))?;
         }
         for node in &controller.nodes {
             self.qmp().execute("blockdev-del", json!({ "node-name": node["node-name"] }))?;

@@ -2,9 +2,10 @@
 
 use anyhow::{Context, Result};
 
+use super::builder::GuestBuilder;
 use super::controller::{Controller, GuestController, Lun};
 use super::daemon::{Daemon, Server, Stopped};
-use super::machine::{Guest, GuestBuilder};
+use super::machine::Guest;
 
 /// The host's side of some controllers.
 #[derive(Debug)]

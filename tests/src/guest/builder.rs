@@ -1,0 +1,215 @@
+//! How a guest is to be made, and QEMU's command line for it.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::accelerator::Accelerator;
+use super::agent::Agent;
+use super::cache::Cache;
+use super::controller::GuestController;
+use super::disk::GuestDisk;
+use super::machine::{BOOT_WITHIN, Guest, QEMU_WITHIN};
+use super::process::{Process, command};
+use super::qmp::Qmp;
+use super::vmm::{Kernel, Vmm};
+
+/// Kernel parameters. `panic=0`: a panic stays on the console, where [`Guest`] finds it. `mitigations=off` and what
+/// follows it only make an emulated boot quicker.
+const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=0 8250.nr_uarts=1 mitigations=off nokaslr \
+     cryptomgr.notests random.trust_cpu=on no_timer_check";
+
+/// How a guest is to be made.
+#[derive(Debug, Clone)]
+pub struct GuestBuilder {
+    vmm: Option<Vmm>,
+    kernel: Option<Kernel>,
+    machine: String,
+    memory_mib: u32,
+    memory_slots: u16,
+    memory_backend: String,
+    vcpus: u16,
+    disks: Vec<GuestDisk>,
+    controllers: Vec<GuestController>,
+    accelerator: Option<Accelerator>,
+    boot_within: Duration,
+    incoming: bool,
+}
+
+impl GuestBuilder {
+    pub(crate) fn new() -> Self {
+        Self {
+            vmm: None,
+            kernel: None,
+            machine: "pc".to_owned(),
+            memory_mib: 256,
+            memory_slots: 0,
+            // vhost-user: the server maps the guest's memory, so it must be shared.
+            memory_backend: "memory-backend-memfd,share=on".to_owned(),
+            vcpus: 2,
+            disks: Vec::new(),
+            controllers: Vec::new(),
+            accelerator: None,
+            boot_within: BOOT_WITHIN,
+            incoming: false,
+        }
+    }
+
+    /// The VMM ([`Vmm::from_environment`]).
+    #[must_use]
+    pub fn vmm(mut self, vmm: Vmm) -> Self {
+        self.vmm = Some(vmm);
+        self
+    }
+
+    /// The guest's kernel (the one that belongs to the VMM).
+    #[must_use]
+    pub fn kernel(mut self, kernel: Kernel) -> Self {
+        self.kernel = Some(kernel);
+        self
+    }
+
+    /// QEMU's machine type (pc). A guest that is to move between two VMMs needs one with a version that both know, such as
+    /// pc-i440fx-7.2.
+    #[must_use]
+    pub fn machine(mut self, name: &str) -> Self {
+        self.machine = name.to_owned();
+        self
+    }
+
+    /// Guest memory in MiB (256).
+    #[must_use]
+    pub fn memory_mib(mut self, mib: u32) -> Self {
+        self.memory_mib = mib;
+        self
+    }
+
+    /// Slots for [`Guest::plug_memory`] (none).
+    #[must_use]
+    pub fn memory_slots(mut self, count: u16) -> Self {
+        self.memory_slots = count;
+        self
+    }
+
+    /// QEMU's object that the memory is, without its id and size (memory-backend-memfd,share=on).
+    #[must_use]
+    pub fn memory_backend(mut self, object: &str) -> Self {
+        self.memory_backend = object.to_owned();
+        self
+    }
+
+    /// The number of virtual CPUs (2).
+    #[must_use]
+    pub fn vcpus(mut self, count: u16) -> Self {
+        self.vcpus = count;
+        self
+    }
+
+    /// One more disk; the first is /dev/vda.
+    #[must_use]
+    pub fn disk(mut self, disk: GuestDisk) -> Self {
+        self.disks.push(disk);
+        self
+    }
+
+    /// One more virtio-scsi controller.
+    #[must_use]
+    pub fn controller(mut self, controller: GuestController) -> Self {
+        self.controllers.push(controller);
+        self
+    }
+
+    /// Not the detected accelerator but this one.
+    #[must_use]
+    pub fn accelerator(mut self, accelerator: Accelerator) -> Self {
+        self.accelerator = Some(accelerator);
+        self
+    }
+
+    /// The limit for the boot (120 s).
+    #[must_use]
+    pub fn boot_within(mut self, limit: Duration) -> Self {
+        self.boot_within = limit;
+        self
+    }
+
+    /// Starts QEMU and waits until the guest's agent is ready.
+    ///
+    /// # Errors
+    /// When the cache is not prepared, QEMU fails, or the guest does not come up in time; with its console.
+    pub fn boot(self) -> Result<Guest> {
+        let within = self.boot_within;
+        let mut guest = self.power_on()?;
+        guest.wait_ready(within)?;
+        Ok(guest)
+    }
+
+    /// Starts QEMU and does not wait for the guest: one that is not to come up, whose [`Guest::console`] and [`Guest::qmp`] say
+    /// why.
+    ///
+    /// # Errors
+    /// When the cache is not prepared, or QEMU does not open its sockets.
+    pub fn power_on(self) -> Result<Guest> {
+        let cache = Cache::open()?;
+        let vmm = self.vmm.map_or_else(Vmm::from_environment, Ok)?;
+        let accelerator = match self.accelerator {
+            Some(accelerator) => accelerator,
+            None => Accelerator::detect(&cache)?,
+        };
+        let folder = tempfile::Builder::new().prefix("mqblk-guest-").tempdir()?;
+        let (agent_socket, qmp_socket) = (folder.path().join("agent"), folder.path().join("qmp"));
+        let mut command = command(vmm.program(&cache));
+        command.args(self.arguments(vmm, &cache, accelerator, folder.path()));
+        let mut qemu = Process::start("qemu-system-x86_64", command, &folder.path().join("qemu.log"))?;
+        qemu.until("QMP socket", QEMU_WITHIN, || qmp_socket.exists() && agent_socket.exists())?;
+        let agent = Agent::connect(&agent_socket)?;
+        let qmp = Qmp::connect(&qmp_socket).with_context(|| format!("QEMU says: {}", qemu.output()))?;
+        Ok(Guest::new(vmm, qemu, agent, qmp, folder))
+    }
+
+    /// Starts QEMU as the destination of a migration, for [`Guest::migrate_to`] or [`Guest::restore`]: nothing runs in it yet.
+    /// Everything must be as in the source, but the sockets of the disks may be those of another daemon.
+    ///
+    /// # Errors
+    /// As [`GuestBuilder::power_on`].
+    pub fn await_incoming(mut self) -> Result<Guest> {
+        self.incoming = true;
+        self.power_on()
+    }
+
+    fn arguments(&self, vmm: Vmm, cache: &Cache, accelerator: Accelerator, folder: &Path) -> Vec<OsString> {
+        let kernel = self.kernel.unwrap_or(vmm.kernel());
+        let mut list: Vec<OsString> = Vec::new();
+        let mut add = |words: &[&str]| list.extend(words.iter().map(OsString::from));
+        add(&["-nodefaults", "-no-user-config", "-display", "none"]);
+        add(&["-machine", &format!("{},memory-backend=ram", self.machine)]);
+        add(&accelerator.arguments());
+        let memory = format!("{},id=ram,size={}M", self.memory_backend, self.memory_mib);
+        let mut size = format!("size={}M", self.memory_mib);
+        if self.memory_slots > 0 {
+            size.push_str(&format!(",slots={},maxmem=64G", self.memory_slots));
+        }
+        add(&["-m", &size, "-object", &memory, "-smp", &self.vcpus.to_string()]);
+        add(&[
+            "-kernel",
+            &cache.kernel(kernel).to_string_lossy(),
+            "-initrd",
+            &cache.initramfs(kernel).to_string_lossy(),
+        ]);
+        add(&["-append", KERNEL_PARAMETERS]);
+        add(&["-serial", &format!("file:{}", folder.join("console").display())]);
+        let socket = |name: &str| format!("path={},server=on,wait=off", folder.join(name).display());
+        add(&["-chardev", &format!("socket,id=agent,{}", socket("agent"))]);
+        add(&["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent,name=agent"]);
+        add(&["-chardev", &format!("socket,id=qmp,{}", socket("qmp")), "-mon", "chardev=qmp,mode=control"]);
+        if self.incoming {
+            // The address is given by QMP, which also tells when it listens.
+            add(&["-incoming", "defer"]);
+        }
+        list.extend(self.disks.iter().flat_map(|disk| disk.arguments(vmm)).map(OsString::from));
+        list.extend(self.controllers.iter().flat_map(|controller| controller.arguments(vmm)).map(OsString::from));
+        list
+    }
+}

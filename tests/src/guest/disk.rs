@@ -1,0 +1,76 @@
+//! A vhost-user disk of a guest.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use super::chardev::Chardev;
+use super::vmm::Vmm;
+
+/// A vhost-user-blk-pci device.
+#[derive(Debug, Clone)]
+pub struct GuestDisk {
+    id: String,
+    chardev: Chardev,
+    device: Map<String, Value>,
+}
+
+impl GuestDisk {
+    /// A disk served on `socket`, with `queues` virtqueues of 128 entries.
+    #[must_use]
+    pub fn new(id: &str, socket: &Path, queues: u16) -> Self {
+        let mut disk = Self::with_defaults(id, socket);
+        disk.device.insert("num-queues".into(), json!(queues));
+        disk.queue_size(128)
+    }
+
+    /// A disk served on `socket`, with as many virtqueues and entries as QEMU chooses.
+    #[must_use]
+    pub fn with_defaults(id: &str, socket: &Path) -> Self {
+        let chardev = Chardev::new(id, socket);
+        let mut device = Map::new();
+        device.insert("driver".into(), json!("vhost-user-blk-pci"));
+        device.insert("id".into(), json!(id));
+        device.insert("chardev".into(), json!(chardev.id()));
+        Self { id: id.to_owned(), chardev, device }
+    }
+
+    /// The number of entries of each virtqueue.
+    #[must_use]
+    pub fn queue_size(mut self, entries: u16) -> Self {
+        self.device.insert("queue-size".into(), json!(entries));
+        self
+    }
+
+    /// One more property of QEMU's device.
+    #[must_use]
+    pub fn property(mut self, name: &str, value: &str) -> Self {
+        self.device.insert(name.to_owned(), json!(value));
+        self
+    }
+
+    /// QEMU is to connect again, so long after the end of a connection; QEMU 7.2 counts in whole seconds.
+    #[must_use]
+    pub fn reconnect(mut self, after: Duration) -> Self {
+        self.chardev.reconnect(after);
+        self
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(crate) fn chardev(&self) -> &Chardev {
+        &self.chardev
+    }
+
+    pub(crate) fn device(&self) -> Value {
+        Value::Object(self.device.clone())
+    }
+
+    /// QEMU's arguments for it.
+    pub(crate) fn arguments(&self, vmm: Vmm) -> [String; 4] {
+        ["-chardev".into(), self.chardev.argument(vmm), "-device".into(), self.device().to_string()]
+    }
+}

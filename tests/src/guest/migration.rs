@@ -1,0 +1,211 @@
+//! Guests that move: from one QEMU to another, or to a file and back.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::machine::Guest;
+
+/// How often a migration is asked for its state.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// How a migration stands, from QMP's `query-migrate`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Migration {
+    /// Such as `active`, `completed`, `failed`, `cancelled`; `none` before the first.
+    pub status: String,
+    /// All that QEMU says.
+    pub details: Value,
+}
+
+impl Migration {
+    /// Whether it has come to an end, good or bad.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        matches!(self.status.as_str(), "none" | "completed" | "failed" | "cancelled")
+    }
+}
+
+impl Guest {
+    /// Moves the guest to `destination` ([`GuestBuilder::await_incoming`](super::GuestBuilder::await_incoming)) and waits until
+    /// it runs there. Scripts that run in the guest go on; what is asked next is asked through `destination`. This one stays, stopped:
+    /// [`Guest::quit`] it.
+    ///
+    /// # Errors
+    /// QEMU's, and a move that fails or takes longer than `within`.
+    pub fn migrate_to(&mut self, destination: &mut Self, within: Duration) -> Result<()> {
+        let deadline = Instant::now() + within;
+        self.start_migration_to(destination)?;
+        self.migration_completed(deadline.saturating_duration_since(Instant::now()))?;
+        destination.qmp_event("RESUME", deadline.saturating_duration_since(Instant::now()))?;
+        destination.continue_script_numbers_of(self);
+        Ok(())
+    }
+
+    /// Starts to move the guest to `destination`, and does not wait. While it moves the guest runs here.
+    ///
+    /// # Errors
+    /// QEMU's.
+    pub fn start_migration_to(&mut self, destination: &mut Self) -> Result<()> {
+        let uri = format!("unix:{}", destination.folder().join("incoming").display());
+        destination.listen_for_migration(&uri)?;
+        self.start_migration(&uri)
+    }
+
+    /// Lets a destination listen at `uri` (such as `unix:PATH`), or read from it (`exec:COMMAND`).
+    ///
+    /// # Errors
+    /// QEMU's, and when this was not started by [`GuestBuilder::await_incoming`](super::GuestBuilder::await_incoming).
+    pub fn listen_for_migration(&mut self, uri: &str) -> Result<()> {
+        self.migration_events()?;
+        self.qmp().execute("migrate-incoming", json!({ "uri": uri })).map(drop)
+    }
+
+    /// Starts a migration to `uri`, and does not wait.
+    ///
+    /// # Errors
+    /// QEMU's, such as that a device cannot move.
+    pub fn start_migration(&mut self, uri: &str) -> Result<()> {
+        self.migration_events()?;
+        self.qmp().execute("migrate", json!({ "uri": uri })).map(drop)
+    }
+
+    fn migration_events(&mut self) -> Result<()> {
+        let events = json!([{ "capability": "events", "state": true }]);
+        self.qmp().execute("migrate-set-capabilities", json!({ "capabilities": events })).map(drop)
+    }
+
+    /// Sets parameters of the next migration, or of the one that runs: QMP's `migrate-set-parameters`, such as `max-bandwidth` in
+    /// bytes a second and `downtime-limit` in milliseconds.
+    ///
+    /// # Errors
+    /// QEMU's.
+    pub fn migration_parameters(&mut self, parameters: Value) -> Result<()> {
+        self.qmp().execute("migrate-set-parameters", parameters).map(drop)
+    }
+
+    /// How the migration from here stands.
+    ///
+    /// # Errors
+    /// QEMU's.
+    pub fn migration(&mut self) -> Result<Migration> {
+        let details = self.qmp().execute("query-migrate", json!({}))?;
+        let status = details["status"].as_str().unwrap_or("none").to_owned();
+        Ok(Migration { status, details })
+    }
+
+    /// Waits until the migration from here has ended, well or not.
+    ///
+    /// # Errors
+    /// When it goes on.
+    pub fn migration_ended(&mut self, within: Duration) -> Result<Migration> {
+        let deadline = Instant::now() + within;
+        loop {
+            let now = self.migration()?;
+            if now.has_ended() {
+                return Ok(now);
+            }
+            if Instant::now() >= deadline {
+                bail!("the migration did not end within {within:?}: {}", now.details);
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Waits until the migration from here has ended well.
+    ///
+    /// # Errors
+    /// When it fails or goes on.
+    pub fn migration_completed(&mut self, within: Duration) -> Result<Migration> {
+        let ended = self.migration_ended(within)?;
+        ensure!(
+            ended.status == "completed",
+            "the migration ended as '{}': {}; QEMU says: {}",
+            ended.status,
+            ended.details,
+            self.qemu_output()
+        );
+        Ok(ended)
+    }
+
+    /// Cancels the migration from here and waits until that is done; the guest goes on here.
+    ///
+    /// # Errors
+    /// QEMU's, and when it had already come to another end.
+    pub fn cancel_migration(&mut self, within: Duration) -> Result<()> {
+        self.qmp().execute("migrate_cancel", json!({}))?;
+        let ended = self.migration_ended(within)?;
+        ensure!(ended.status == "cancelled", "the migration was to be cancelled: {}", ended.details);
+        Ok(())
+    }
+
+    /// Stops the guest and writes all of its state to a file, which [`Guest::restore`] reads. [`Guest::cont`] lets it go on here.
+    ///
+    /// # Errors
+    /// QEMU's.
+    pub fn save(&mut self, file: &Path, within: Duration) -> Result<()> {
+        self.stop()?;
+        // `file:` is of QEMU 8.2.
+        self.start_migration(&format!("exec:cat >'{}'", file.display()))?;
+        self.migration_completed(within).map(drop)
+    }
+
+    /// Reads the state of `source` from a file, as a destination, and lets the guest run.
+    ///
+    /// # Errors
+    /// QEMU's.
+    pub fn restore(&mut self, source: &Self, file: &Path, within: Duration) -> Result<()> {
+        self.listen_for_migration(&format!("exec:cat '{}'", file.display()))?;
+        let deadline = Instant::now() + within;
+        while self.run_state()? == "inmigrate" {
+            ensure!(Instant::now() < deadline, "the guest was not restored within {within:?}");
+            std::thread::sleep(LOOK_EVERY);
+        }
+        self.continue_script_numbers_of(source);
+        // It was saved stopped, and so it comes back.
+        self.cont()
+    }
+
+    /// Stops the guest's CPUs, and waits until its devices are stopped too.
+    ///
+    /// # Errors
+    /// QEMU's.
+    pub fn stop(&mut self) -> Result<()> {
+        self.qmp().execute("stop", json!({})).map(drop)
+    }
+
+    /// Lets the guest's CPUs run.
+    ///
+    /// # Errors
+    /// QEMU's.
+    pub fn cont(&mut self) -> Result<()> {
+        self.qmp().execute("cont", json!({})).map(drop)
+    }
+
+    /// QMP's `query-status`: such as `running`, `paused`, `postmigrate`, `inmigrate`.
+    ///
+    /// # Errors
+    /// QEMU's.
+    pub fn run_state(&mut self) -> Result<String> {
+        let status = self.qmp().execute("query-status", json!({}))?;
+        Ok(status["status"].as_str().with_context(|| format!("query-status: {status}"))?.to_owned())
+    }
+
+    /// Waits for an event without looking at its data, such as `STOP`, `RESUME` or `MIGRATION`.
+    ///
+    /// # Errors
+    /// When none comes in time.
+    pub fn qmp_event(&mut self, name: &str, within: Duration) -> Result<Value> {
+        self.qmp().wait_event(name, within, |_| true)
+    }
+
+    /// Waits for the event `MIGRATION` with this status, such as `active`, `device` or `completed`.
+    ///
+    /// # Errors
+    /// When none comes in time.
+    pub fn migration_event(&mut self, status: &str, within: Duration) -> Result<Value> {
+        self.qmp().wait_event("MIGRATION", within, |data| data["status"] == status)
+    }
+}

@@ -1,0 +1,106 @@
+//! The virtual machine monitors and guest kernels that `tests/guest/prepare.sh` left.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::cache::Cache;
+
+/// A QEMU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Vmm {
+    /// The one that this system has installed: 7.2 in Debian 12.
+    System,
+    /// That of Debian trixie, unpacked in the cache folder: 10.0.
+    Trixie,
+}
+
+impl Vmm {
+    /// All there are; one alone when `MQBLK_GUEST_VMM` names it.
+    ///
+    /// # Errors
+    /// A bad value of the variable.
+    pub fn all() -> Result<Vec<Self>> {
+        Ok(Self::named()?.map_or(vec![Self::System, Self::Trixie], |one| vec![one]))
+    }
+
+    /// The one named by `MQBLK_GUEST_VMM` (`system` or `trixie`), else the system's.
+    ///
+    /// # Errors
+    /// A bad value of the variable.
+    pub fn from_environment() -> Result<Self> {
+        Ok(Self::named()?.unwrap_or(Self::System))
+    }
+
+    fn named() -> Result<Option<Self>> {
+        match std::env::var("MQBLK_GUEST_VMM").ok().as_deref() {
+            None => Ok(None),
+            Some("system") => Ok(Some(Self::System)),
+            Some("trixie") => Ok(Some(Self::Trixie)),
+            Some(other) => bail!("MQBLK_GUEST_VMM is '{other}', expected system or trixie"),
+        }
+    }
+
+    /// The kernel that belongs to it.
+    #[must_use]
+    pub fn kernel(self) -> Kernel {
+        match self {
+            Self::System => Kernel::System,
+            Self::Trixie => Kernel::Trixie,
+        }
+    }
+
+    /// What `qemu-system-x86_64` is called.
+    pub(crate) fn program(self, cache: &Cache) -> PathBuf {
+        match self {
+            Self::System => "qemu-system-x86_64".into(),
+            Self::Trixie => cache.folder().join("trixie/qemu/qemu-system-x86_64"),
+        }
+    }
+
+    /// The option of a socket chardev for another attempt so long after a connection has ended: milliseconds since QEMU 9.2,
+    /// whole seconds before that. Its name in QMP is the same.
+    pub(crate) fn reconnect(self, after: Duration) -> (&'static str, u64) {
+        match self {
+            Self::System => ("reconnect", after.as_millis().div_ceil(1000).max(1).try_into().unwrap_or(u64::MAX)),
+            Self::Trixie => ("reconnect-ms", after.as_millis().max(1).try_into().unwrap_or(u64::MAX)),
+        }
+    }
+}
+
+/// Runs a test's body with each VMM, and says with which one it failed.
+///
+/// # Errors
+/// The body's.
+pub fn with_each_vmm(mut body: impl FnMut(Vmm) -> Result<()>) -> Result<()> {
+    for vmm in Vmm::all()? {
+        body(vmm).with_context(|| format!("with the VMM {vmm:?}"))?;
+    }
+    Ok(())
+}
+
+/// A guest's kernel, with an initramfs of the same programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernel {
+    /// That of this system's Debian: Linux 6.1 in Debian 12.
+    System,
+    /// That of Debian trixie: Linux 6.12.
+    Trixie,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::Vmm;
+
+    #[test]
+    fn reconnect_is_never_at_once_and_never_off() {
+        let option = |vmm: Vmm, ms| vmm.reconnect(Duration::from_millis(ms));
+        assert_eq!(option(Vmm::System, 1), ("reconnect", 1));
+        assert_eq!(option(Vmm::System, 1500), ("reconnect", 2));
+        assert_eq!(option(Vmm::Trixie, 0), ("reconnect-ms", 1)); // 0 is "never" to QEMU
+        assert_eq!(option(Vmm::Trixie, 1500), ("reconnect-ms", 1500));
+    }
+}

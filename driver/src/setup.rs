@@ -2,13 +2,14 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use mqblk_core::ByteLen;
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use mqblk_ring::split::driver::{Features, IndirectArea, Shape};
 use mqblk_ring::split::{SplitAddresses, SplitDriver};
 use mqblk_vhost_user_client::features as virtio;
-use mqblk_vhost_user_client::{Client, EventFd, QueueSetup, SharedRegion};
+use mqblk_vhost_user_client::{Client, EventFd, InflightMemory, QueueSetup, SharedRegion};
 
 use crate::DriverError;
 
@@ -82,7 +83,7 @@ impl Planner {
         let region = Arc::new(region);
         let memory = Arc::new(GuestMemory::new(vec![Arc::clone(&region)])?);
         client.set_memory(&[SharedRegion { region: &region, file: &file }])?;
-        Ok(Shared { region, memory, _file: file })
+        Ok(Shared { region, memory, file, inflight: None, started: Vec::new() })
     }
 }
 
@@ -94,18 +95,55 @@ pub(crate) struct RingLayout {
     tables: GuestAddress,
 }
 
-/// Memory that the driver shares with the server. What the server maps is kept until the conversation ends.
+/// Memory that the driver shares with the server, and the queues in it. What the server maps is kept until the conversation ends,
+/// and shown to the next server when it ends early.
 #[derive(Debug)]
 pub(crate) struct Shared {
     region: Arc<Region>,
     pub(crate) memory: Arc<GuestMemory>,
-    _file: File,
+    file: File,
+    /// Where the server keeps which requests are in flight.
+    inflight: Option<InflightMemory>,
+    started: Vec<Started>,
+}
+
+/// A queue that was started.
+#[derive(Debug)]
+struct Started {
+    index: u16,
+    at: SplitAddresses,
+    size: u16,
+    kick: EventFd,
+    call: EventFd,
 }
 
 impl Shared {
+    /// Has the server keep which requests of `queues` queues are in flight where its successor finds it. Before any queue starts.
+    pub(crate) fn track(&mut self, client: &mut Client, queues: u16, size: u16) -> Result<(), DriverError> {
+        self.inflight = client.make_inflight(queues, size)?;
+        Ok(())
+    }
+
+    /// Has another server go on with the queues, in the middle of whatever they were doing.
+    pub(crate) fn resume(&mut self, client: &mut Client) -> Result<(), DriverError> {
+        let Shared { region, file, memory, inflight, started } = self;
+        client.set_memory(&[SharedRegion { region, file }])?;
+        if let Some(inflight) = inflight {
+            client.show_inflight(inflight)?;
+        }
+        for Started { index, at, size, kick, call } in started {
+            // What was answered is used: a server without the in-flight memory does all that comes after it again, which is right
+            // if the one before answered in order.
+            let used = memory.cell(GuestAddress(at.used.0 + 2)).map_or(0, |used| used.load(Ordering::Acquire));
+            let base = u16::from_le(used);
+            client.start_queue(*index, &QueueSetup { size: *size, at: *at, region, base, kick, call })?;
+        }
+        Ok(())
+    }
+
     /// Sets queue `index` up at `layout` and starts it; its calls go to `call`. Returns its ring, and what to kick it with.
     pub(crate) fn start(
-        &self,
+        &mut self,
         client: &mut Client,
         index: u16,
         layout: &RingLayout,
@@ -121,6 +159,9 @@ impl Shared {
         let region = &self.region;
         let setup = QueueSetup { size: layout.size, at: layout.at, region, base: 0, kick: &kick, call };
         client.start_queue(index, &setup)?;
+        let clone = |event: &EventFd| event.try_clone().map_err(DriverError::event);
+        let (at, size) = (layout.at, layout.size);
+        self.started.push(Started { index, at, size, kick: clone(&kick)?, call: clone(call)? });
         Ok((ring, kick))
     }
 }

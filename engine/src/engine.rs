@@ -9,7 +9,8 @@ use std::time::Duration;
 use mqblk_core::{DiskError, DiskSlot, GuestQueue, Wake};
 use mqblk_uring::{Kick, Lane, LaneOptions};
 
-use crate::counters::{QueueId, QueueReport, WorkerReport};
+use crate::counters::{QueueId, WorkerReport};
+use crate::draining::{Detached, Draining};
 use crate::mailbox::{Mailbox, WakerHandle};
 use crate::options::Coalesce;
 use crate::poll::PollPolicy;
@@ -85,15 +86,6 @@ pub struct QueueHandle<Q> {
     slot: u16,
     generation: u32,
     _queue: PhantomData<fn(Q)>,
-}
-
-/// A queue that was taken back.
-#[derive(Clone, Debug)]
-pub struct Detached<P> {
-    /// Where a new owner resumes.
-    pub position: P,
-    /// What it counted.
-    pub report: QueueReport,
 }
 
 impl Engine {
@@ -189,6 +181,7 @@ where
         generation,
         watch: generation,
         touched: false,
+        frozen: false,
         on_broken: Some(options.on_broken),
         unseat: Box::new(move |served, lane| {
             let mut runner = served.into_any().downcast::<Runner<Q>>().expect("a seat keeps the type it was made with");
@@ -279,6 +272,18 @@ where
         self.mailbox.ask(move |worker| worker.refresh_disk(slot, generation, disk))
     }
 
+    /// Takes no more requests off the queue, which leaves its worker when none is in flight. Answers are published, and the guest
+    /// is called for them, before it leaves.
+    ///
+    /// # Errors
+    /// When the worker has ended.
+    pub fn drain(self) -> Result<Draining<Q::Position>, WorkerGone> {
+        let (slot, generation) = (self.slot, self.generation);
+        let (done, left) = sync_channel::<Leaving>(1);
+        self.mailbox.send(Box::new(move |worker| worker.drain(slot, generation, done)))?;
+        Ok(Draining { left, mailbox: self.mailbox, slot, generation, position: PhantomData })
+    }
+
     /// Stops the queue and waits until nothing of it is in flight: when this returns, neither we nor the kernel touch the
     /// guest's memory for it any more. `waiting` is told every few seconds how long that takes.
     ///
@@ -286,22 +291,15 @@ where
     /// When the worker has ended.
     pub fn detach(self, mut waiting: impl FnMut(Duration)) -> Result<Detached<Q::Position>, WorkerGone> {
         const REPORT: Duration = Duration::from_secs(5);
-        let (slot, generation) = (self.slot, self.generation);
-        let (done, left) = sync_channel::<Leaving>(1);
-        self.mailbox.send(Box::new(move |worker| worker.drain(slot, generation, done)))?;
+        let mut draining = self.drain()?;
         let mut waited = Duration::ZERO;
-        let leaving = loop {
-            match left.recv_timeout(REPORT) {
-                Ok(leaving) => break leaving,
-                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
-                    waited += REPORT;
-                    waiting(waited);
-                }
-                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return Err(WorkerGone),
+        loop {
+            if let Some(detached) = draining.wait(REPORT)? {
+                return Ok(detached);
             }
-        };
-        let position = leaving.position.downcast::<Q::Position>().map_err(|_| WorkerGone)?;
-        Ok(Detached { position: *position, report: leaving.report })
+            waited += REPORT;
+            waiting(waited);
+        }
     }
 }
 

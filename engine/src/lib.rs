@@ -3,7 +3,7 @@
 //! `engine` starts workers and gives queues to them, `worker` is a worker's turn, `runner` joins one queue to its tag table,
 //! `seat_disks` are the disks that its requests may go to, `poll` decides how long a queue is polled, `roster` which are and when
 //! the worker may sleep, `channels` are a worker's handles to disks, `share` is what each may have of the worker, `plug` joins
-//! their requests, `mailbox` is how a control thread talks to a worker. The engine knows neither guest interfaces nor storage backends.
+//! their requests, `draining` is a queue on its way out, `mailbox` is how a control thread talks to a worker. The engine knows neither guest interfaces nor storage backends.
 #![forbid(unsafe_code)]
 
 mod by_hand;
@@ -11,6 +11,7 @@ mod channels;
 mod clock;
 mod coalesce;
 mod counters;
+mod draining;
 mod engine;
 mod latency;
 mod mailbox;
@@ -30,7 +31,8 @@ mod worker;
 
 pub use by_hand::{HandSeat, HandWorker};
 pub use counters::{DiskCounters, LatencyParts, QueueCounters, QueueId, QueueLatency, QueueReport, WorkerReport};
-pub use engine::{AttachError, Detached, Engine, EngineOptions, QueueHandle, QueueOptions, WorkerGone};
+pub use draining::{Detached, Draining};
+pub use engine::{AttachError, Engine, EngineOptions, QueueHandle, QueueOptions, WorkerGone};
 pub use latency::{LatencyHistogram, percentile_ns};
 pub use mqblk_uring::{Bell, EventFd, FixedBufferUse, Kick, Lane, LaneOptions};
 pub use options::{Coalesce, MergeMode, PlugOptions};

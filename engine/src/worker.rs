@@ -190,7 +190,7 @@ impl Worker {
     /// The waker of the queue in `slot` rang.
     fn woken(&mut self, slot: u16, generation: u32) {
         let running = self.roster.phase(slot) == Some(Phase::Running);
-        let Some(seat) = seat_of(&mut self.seats, slot, generation) else { return };
+        let Some(seat) = seat_of(&mut self.seats, slot, generation).filter(|seat| !seat.frozen) else { return };
         let way = Way::Any { disks: &seat.disks, channels: &mut self.channels };
         let mut door = Door { slot, now: self.now, way };
         let taken = seat.runner.woken(&mut self.lane, &mut door, running);
@@ -360,7 +360,7 @@ impl Worker {
     fn end_runs(&mut self) {
         for run in self.ending.chunk_by_mut(|one, next| one.tag.queue() == next.tag.queue()) {
             let slot = run[0].tag.queue();
-            let Some(seat) = self.seats[usize::from(slot)].as_mut() else { continue };
+            let Some(seat) = self.seats[usize::from(slot)].as_mut().filter(|seat| !seat.frozen) else { continue };
             let way = Way::Any { disks: &seat.disks, channels: &mut self.channels };
             let mut door = Door { slot, now: self.now, way };
             seat.runner.finish(&mut self.lane, run, &mut door);
@@ -511,6 +511,14 @@ impl Worker {
         self.end_drained();
     }
 
+    /// Leaves a draining queue's requests unanswered from here on. All that was finished before is published first.
+    pub(crate) fn freeze(&mut self, slot: u16, generation: u32) {
+        self.hand_back();
+        if let Some((seat, _)) = self.find(slot, generation) {
+            seat.frozen = true;
+        }
+    }
+
     /// All that the worker and its queues have counted. `number`: the worker's, for the queues' names.
     pub(crate) fn report(&self, number: u32) -> WorkerReport {
         let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -533,11 +541,13 @@ impl Worker {
     fn end_drained(&mut self) {
         for slot in 0..self.seats.len() as u16 {
             let place = &mut self.seats[usize::from(slot)];
-            let idle = place.as_ref().is_some_and(|seat| seat.runner.in_flight() == 0);
+            let idle = place.as_ref().is_some_and(|seat| seat.runner.in_flight() == 0 && !seat.frozen);
             if !idle || self.roster.phase(slot) != Some(Phase::Draining) {
                 continue;
             }
             let Some(mut seat) = place.take() else { continue };
+            // A call that was put off is due now: nobody makes it later.
+            seat.runner.pay_call(Moment(u64::MAX));
             self.lane.cancel(self.owner, seat.cookie(slot));
             self.roster.leave(slot);
             self.owing.retain(|(owing, _)| *owing != slot);

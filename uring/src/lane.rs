@@ -26,7 +26,7 @@ pub struct LaneOptions {
 
 impl Default for LaneOptions {
     fn default() -> Self {
-        LaneOptions { submissions: 256, in_flight: 4096, files: 256, buffers: 1024 }
+        LaneOptions { submissions: 256, in_flight: 4096, files: 1024, buffers: 1024 }
     }
 }
 

@@ -69,6 +69,14 @@ impl FixedBufferUse {
     }
 }
 
+/// A file that several queues of a worker keep open.
+#[derive(Debug)]
+pub(crate) struct KeptFile {
+    file: Arc<OwnedFd>,
+    registered: RingFile,
+    users: usize,
+}
+
 /// A lease that several queues of a worker use.
 #[derive(Debug)]
 pub(crate) struct SharedLease {
@@ -83,6 +91,8 @@ pub(crate) struct Tables {
     pub(crate) free_files: Vec<u32>,
     /// `true`: the registered buffer index is in use. Empty when the table could not be made.
     pub(crate) buffers: Vec<bool>,
+    /// Files that are kept open for as long as the ring has operations in flight.
+    pub(crate) kept: Vec<KeptFile>,
     /// Leases that were given up while requests were in flight, with their buffer indices.
     pub(crate) leaving: Vec<(LeaseId, Vec<u16>)>,
     /// Leases by memory table: queues of one guest share one.
@@ -118,6 +128,30 @@ impl Lane {
         if let RingFile::Fixed(index) = file {
             let _ = self.ring.submitter().register_files_update(index, &[-1]);
             self.tables.free_files.push(index);
+        }
+    }
+
+    /// Keeps `file` open: when the process is killed, until the kernel has done whatever this ring had asked of it, because the ring's
+    /// table of files goes away only then. A lock on the file is held as long. To be undone as often by
+    /// [`let_close`](Self::let_close). Returns whether there was room in the table; without, a killed process closes it at once.
+    pub fn keep_open(&mut self, file: &Arc<OwnedFd>) -> bool {
+        let known = self.tables.kept.iter().position(|kept| Arc::ptr_eq(&kept.file, file));
+        let at = known.unwrap_or_else(|| {
+            let registered = self.register_file(Arc::clone(file));
+            self.tables.kept.push(KeptFile { file: Arc::clone(file), registered, users: 0 });
+            self.tables.kept.len() - 1
+        });
+        self.tables.kept[at].users += 1;
+        matches!(self.tables.kept[at].registered, RingFile::Fixed(_))
+    }
+
+    /// Undoes [`keep_open`](Self::keep_open).
+    pub fn let_close(&mut self, file: &Arc<OwnedFd>) {
+        let Some(at) = self.tables.kept.iter().position(|kept| Arc::ptr_eq(&kept.file, file)) else { return };
+        self.tables.kept[at].users -= 1;
+        if self.tables.kept[at].users == 0 {
+            let KeptFile { registered, .. } = self.tables.kept.swap_remove(at);
+            self.unregister_file(registered);
         }
     }
 

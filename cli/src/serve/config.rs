@@ -18,6 +18,8 @@ pub struct ServeConfig<D> {
     pub pin: Option<Vec<u16>>,
     /// The admin socket, if there is to be one.
     pub admin: Option<AdminConfig>,
+    /// How long a stop waits for storage.
+    pub drain_timeout: Duration,
     /// What is done on a Xen host; `None`: nothing.
     pub xen: Option<XenConfig>,
     /// The disks that are no controllers, in the order given.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::{AnyDisk, AttachError, Engine, QueueDisk, QueueReport, WorkerReport};
@@ -192,7 +193,7 @@ impl Controller {
     pub fn start<D>(
         config: &ControllerConfig<D>,
         luns: &[FirstLun],
-        engine: &Arc<Engine>,
+        (engine, drain_timeout): (&Arc<Engine>, Duration),
     ) -> Result<Controller, ControllerError> {
         let ControllerConfig { id, front, cmd_per_lun, .. } = config;
         let max_transfer = luns.iter().map(|lun| lun.unit.disk().limits().max_transfer).min();
@@ -214,6 +215,7 @@ impl Controller {
             poll: front.poll,
             coalesce: front.coalesce,
             fixed: front.fixed_buffers,
+            drain_timeout,
             disks: luns.iter().map(|lun| lun.unit.queue_disk(lun.slot)).collect(),
             engine: Arc::clone(engine),
         };
@@ -272,6 +274,11 @@ impl Controller {
     /// Tells the guest that the unit at a place has another size.
     pub fn resized(&self, place: LunPlace) {
         self.device.resized(device_place(place));
+    }
+
+    /// Begins to drain its queues: see [`Server::begin_stop`].
+    pub fn begin_stop(&self) {
+        self.server.begin_stop();
     }
 
     /// What each of its queues counted, control and event queue first: see [`Server::report`].

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use mqblk_core::DiskSlot;
 use mqblk_engine::{AnyDisk, Engine, EngineOptions, LaneOptions, QueueDisk};
@@ -75,7 +76,9 @@ impl Daemon {
             disks.push((disk.id.clone(), Arc::clone(&disk.backing.disk)));
             let about = DiskAbout::of(&disk);
             let guest: AnyGuest = match (disk.front, &xen) {
-                (DiskFront::VhostUser(front), _) => Arc::new(serve(disk.id, front, disk.backing, &engine)?),
+                (DiskFront::VhostUser(front), _) => {
+                    Arc::new(serve(disk.id, front, disk.backing, (&engine, config.drain_timeout))?)
+                }
                 (DiskFront::Xen(front), Some(xen)) => {
                     Arc::new(XenDisk::new(xen.backend(), &disk.id, front.queues.into()))
                 }
@@ -83,7 +86,7 @@ impl Daemon {
             };
             served.push(Served { about, guest });
         }
-        let luns = Arc::new(Luns::start(&config.controllers, names, &engine)?);
+        let luns = Arc::new(Luns::start(&config.controllers, names, (&engine, config.drain_timeout))?);
         let backend = xen.as_ref().map(|xen| Arc::clone(xen.backend()));
         let source = Arc::new(Source::new(engine, served, backend, luns));
         let admin = config.admin.as_ref().map(|admin| AdminSocket::start(admin, &source)).transpose();
@@ -104,6 +107,8 @@ impl Daemon {
         drop(self.admin);
         // No verb is left that could begin another removal.
         self.source.luns().settle();
+        // All at once: each takes as long as its storage.
+        self.source.begin_stop();
         let disks = self.disks.iter().map(|(id, disk)| (format!("disk {id:?}"), Arc::clone(disk)));
         let units = self.source.luns().units();
         let units = units.iter().map(|unit| (format!("lun {:?}", unit.name()), Arc::clone(unit.disk())));
@@ -141,7 +146,12 @@ impl AdminSocket {
     }
 }
 
-fn serve(id: String, front: Front, backing: Backing<Arc<AnyDisk>>, engine: &Arc<Engine>) -> Result<Server, StartError> {
+fn serve(
+    id: String,
+    front: Front,
+    backing: Backing<Arc<AnyDisk>>,
+    (engine, drain_timeout): (&Arc<Engine>, Duration),
+) -> Result<Server, StartError> {
     let geometry = backing.disk.geometry();
     let device = VirtioBlk::new(
         geometry,
@@ -170,6 +180,7 @@ fn serve(id: String, front: Front, backing: Backing<Arc<AnyDisk>>, engine: &Arc<
         poll: front.poll,
         coalesce: front.coalesce,
         fixed: front.fixed_buffers,
+        drain_timeout,
         disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: backing.disk, plug: backing.plug }],
         engine: Arc::clone(engine),
     };

@@ -77,7 +77,8 @@ pub fn parse(name: &str, text: &str) -> Result<Given, SettingError> {
                 given.process.insert(key, &cpus.join(","))?;
             }
             (
-                "workers" | "pin" | "admin" | "admin-mode" | "xen" | "xen-watch" | "xen-state" | "xen-mapped-pages",
+                "workers" | "pin" | "admin" | "admin-mode" | "drain-timeout" | "xen" | "xen-watch" | "xen-state"
+                | "xen-mapped-pages",
                 _,
             ) => insert(&mut given.process, key, value)?,
             _ => {
@@ -85,7 +86,7 @@ pub fn parse(name: &str, text: &str) -> Result<Given, SettingError> {
                 return Err(given.process.error(
                     "syntax",
                     found,
-                    "workers, pin, admin, admin-mode, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
+                    "workers, pin, admin, admin-mode, drain-timeout, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
                 ));
             }
         }
@@ -210,7 +211,7 @@ mod tests {
             ("pin = [\"0\"]", "f: pin: found [\"0\"], expected an array of CPU numbers"),
             (
                 "queues = 2",
-                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, admin, admin-mode, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
+                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, admin, admin-mode, drain-timeout, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
             ),
             (
                 "admin-mode = 660",

@@ -57,6 +57,9 @@ pub trait Guest: Send + Sync {
     /// What each of its queues has counted, by what the workers said. `None` when they were asked while a queue came or went.
     fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>>;
 
+    /// Begins to drain its queues, as a part of stopping.
+    fn begin_stop(&self) {}
+
     /// What it counted of grants, where there are any.
     fn grants(&self) -> Option<GrantCounters> {
         None
@@ -66,6 +69,10 @@ pub trait Guest: Send + Sync {
 impl Guest for Server {
     fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
         Server::report(self, workers)
+    }
+
+    fn begin_stop(&self) {
+        Server::begin_stop(self);
     }
 }
 

@@ -73,6 +73,10 @@ pub struct Args {
     #[arg(long, value_name = "BITS")]
     admin_mode: Option<String>,
 
+    /// How long a stop waits for storage, 1 to 3600 seconds; then requests stay for whoever serves the queues next [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    drain_timeout: Option<String>,
+
     /// Which Xen: auto (the machine's own, when something needs it), real, or the folder of a simulated one [default: auto]
     #[arg(long, value_name = "auto|real|FOLDER", help_heading = "Xen")]
     xen: Option<String>,
@@ -175,6 +179,7 @@ fn gather(args: &Args) -> Result<Given, SettingError> {
         ("pin", &args.pin),
         ("admin", &args.admin),
         ("admin-mode", &args.admin_mode),
+        ("drain-timeout", &args.drain_timeout),
         ("xen", &args.xen),
         ("xen-watch", &args.xen_watch),
         ("xen-state", &args.xen_state),

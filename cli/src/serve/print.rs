@@ -25,6 +25,7 @@ pub fn to_toml<D>(config: &ServeConfig<D>) -> String {
         let path = Value::String(admin.socket.to_string_lossy().into_owned());
         let _ = writeln!(text, "admin = {path}\nadmin-mode = \"{}\"", admin.mode);
     }
+    let _ = writeln!(text, "drain-timeout = {}", config.drain_timeout.as_secs());
     if let Some(xen) = &config.xen {
         let _ = writeln!(text, "xen = {}", string(&xen.which.to_string()));
         if xen.watch {

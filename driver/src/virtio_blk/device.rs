@@ -36,6 +36,8 @@ pub struct Options {
     pub event_idx: bool,
     /// Spoil each status byte before its request, to see a device that does not write it. Costs a cache line's way.
     pub poison_status: bool,
+    /// Have the server keep which requests are in flight, if it can, where a server after it goes on.
+    pub inflight: bool,
     /// How long to try to connect.
     pub patience: Duration,
     /// How long to wait for an answer on the socket.
@@ -55,6 +57,7 @@ impl Options {
             shape: ShapeChoice::Auto,
             event_idx: true,
             poison_status: false,
+            inflight: true,
             patience: Duration::from_secs(5),
             answer_limit: Duration::from_secs(10),
         }
@@ -125,6 +128,9 @@ pub struct Device {
     queues: u16,
     sets: Vec<QueueSet>,
     shared: Shared,
+    options: Options,
+    /// The cache mode that was asked for.
+    writeback: Option<bool>,
 }
 
 impl Device {
@@ -148,8 +154,13 @@ impl Device {
         let mut planner = Planner::new();
         let layout = |_| QueueLayout::new(&mut planner, options.queue_size, options.data_per_queue);
         let layouts: Vec<QueueLayout> = (0..options.queues).map(layout).collect();
-        let shared = planner.share(&mut client)?;
-        let mut device = Device { client, info, queues: options.queues, sets: vec![], shared };
+        let mut shared = planner.share(&mut client)?;
+        if options.inflight {
+            shared.track(&mut client, options.queues, options.queue_size)?;
+        }
+        let (queues, options) = (options.queues, options.clone());
+        let mut device = Device { client, info, queues, sets: vec![], shared, options, writeback: None };
+        let options = &device.options.clone();
         device.start(options, &layouts)?;
         tracing::debug!(?info, queues = options.queues, "device started");
         Ok(device)
@@ -197,12 +208,30 @@ impl Device {
         self.client.lifeline()
     }
 
+    /// Connects again, to a server that serves the same disk: the one before has left or died. The queues go on where they were,
+    /// in whichever threads they are; requests in flight are answered by the new server.
+    ///
+    /// # Errors
+    /// When the server is not there within `patience`, refuses a step, or is not as the one before was.
+    pub fn reconnect(&mut self, patience: Duration) -> Result<(), DriverError> {
+        let mut client = Client::connect(&self.options.socket, patience, self.options.answer_limit)?;
+        client.negotiate_again(self.info.features)?;
+        if let Some(on) = self.writeback {
+            client.write_config(CONFIG_WRITEBACK, &[u8::from(on)])?;
+        }
+        self.shared.resume(&mut client)?;
+        self.client = client;
+        self.refresh().map(|_| ())
+    }
+
     /// Switches the write cache: write-back or write-through (CONFIG_WCE).
     ///
     /// # Errors
     /// When the server refuses (as far as it says so).
     pub fn set_writeback(&mut self, on: bool) -> Result<(), DriverError> {
-        Ok(self.client.write_config(CONFIG_WRITEBACK, &[u8::from(on)])?)
+        self.client.write_config(CONFIG_WRITEBACK, &[u8::from(on)])?;
+        self.writeback = Some(on);
+        Ok(())
     }
 
     /// Reads the configuration again.

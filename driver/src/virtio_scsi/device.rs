@@ -52,6 +52,8 @@ pub struct Options {
     pub steer: Steer,
     /// Spoil each answer before its command, to see a device that does not write it. Costs a cache line's way.
     pub poison_status: bool,
+    /// Have the server keep which commands are in flight, if it can, where a server after it goes on.
+    pub inflight: bool,
     /// How long to try to connect.
     pub patience: Duration,
     /// How long to wait for an answer, on the socket or while scanning.
@@ -73,6 +75,7 @@ impl Options {
             event_idx: true,
             steer: Steer::Target,
             poison_status: false,
+            inflight: true,
             patience: Duration::from_secs(5),
             answer_limit: Duration::from_secs(10),
         }
@@ -104,7 +107,8 @@ pub struct Device {
     control: Option<Control>,
     scan: DataArea,
     answer_limit: Duration,
-    _shared: Shared,
+    shared: Shared,
+    socket: PathBuf,
 }
 
 impl Device {
@@ -133,9 +137,13 @@ impl Device {
         let scan = DataArea { start: planner.part(scan::MEMORY.0), len: scan::MEMORY };
         let layout = |_| QueueLayout::new(&mut planner, options.queue_size, options.data_per_queue);
         let layouts: Vec<QueueLayout> = (0..options.queues).map(layout).collect();
-        let shared = planner.share(&mut client)?;
-        let control = start_control(&mut client, &shared, control, features)?;
-        let sets = start_queues(&mut client, &shared, options, &layouts, features)?;
+        let mut shared = planner.share(&mut client)?;
+        if options.inflight {
+            let size = options.queue_size.max(CONTROL_QUEUE_SIZE);
+            shared.track(&mut client, FIRST_REQUEST_QUEUE + options.queues, size)?;
+        }
+        let control = start_control(&mut client, &mut shared, control, features)?;
+        let sets = start_queues(&mut client, &mut shared, options, &layouts, features)?;
         tracing::debug!(?info, queues = options.queues, "controller started");
         Ok(Device {
             client,
@@ -145,8 +153,23 @@ impl Device {
             control: Some(control),
             scan,
             answer_limit: options.answer_limit,
-            _shared: shared,
+            shared,
+            socket: options.socket.clone(),
         })
+    }
+
+    /// Connects again, to a server that serves the same controller: the one before has left or died. The queues go on where they
+    /// were, in whichever threads they are; commands in flight are answered by the new server.
+    ///
+    /// # Errors
+    /// When the server is not there within `patience`, refuses a step, or is not as the one before was.
+    pub fn reconnect(&mut self, patience: Duration) -> Result<(), DriverError> {
+        let mut client = Client::connect(&self.socket, patience, self.answer_limit)?;
+        client.negotiate_again(self.info.features)?;
+        self.info.config = configuration(&mut client, self.info.queues)?;
+        self.shared.resume(&mut client)?;
+        self.client = client;
+        Ok(())
     }
 
     /// What the controller says of itself.
@@ -244,7 +267,7 @@ fn configuration(client: &mut Client, offered: u16) -> Result<Config, DriverErro
 
 fn start_control(
     client: &mut Client,
-    shared: &Shared,
+    shared: &mut Shared,
     layout: ControlLayout,
     features: u64,
 ) -> Result<Control, DriverError> {
@@ -256,7 +279,7 @@ fn start_control(
 
 fn start_queues(
     client: &mut Client,
-    shared: &Shared,
+    shared: &mut Shared,
     options: &Options,
     layouts: &[QueueLayout],
     features: u64,

@@ -26,6 +26,8 @@ pub(crate) struct Seat {
     pub(crate) watch: u32,
     /// Has answers to publish.
     pub(crate) touched: bool,
+    /// Its requests in flight stay unanswered.
+    pub(crate) frozen: bool,
     pub(crate) on_broken: Option<TellBroken>,
     pub(crate) unseat: Unseat,
     /// Whoever waits for the drain.

@@ -52,6 +52,19 @@ impl Sequence {
         Box::new(Sequence { kind, asked: Op::Flush })
     }
 
+    /// Whether a COMPARE AND WRITE has compared equal, so that it writes from here on. Whoever takes the command up after a crash must
+    /// know: by then the blocks may hold what it writes.
+    pub fn has_compared(&self) -> bool {
+        matches!(&self.kind, Kind::Compare(compare) if compare.has_compared())
+    }
+
+    /// A COMPARE AND WRITE goes on with its write: it [has compared](Self::has_compared) equal before.
+    pub fn skip_compare(&mut self) {
+        if let Kind::Compare(compare) = &mut self.kind {
+            compare.skip_compare();
+        }
+    }
+
     /// The next step. `before`: how the step before ended; `None` at the first one and after [`Next::Wait`].
     pub fn next<D: DataOut + ?Sized>(
         &mut self,

@@ -18,7 +18,7 @@ pub struct Batch {
 
 impl Batch {
     /// Takes the chains that wait, at most [`BATCH`] and at most `room`: heads first, then their descriptors, then what indirect
-    /// tables begin with. Returns how many, and whether more wait.
+    /// tables begin with. Chains that are to be taken up again come before all others. Returns how many, and whether more wait.
     ///
     /// # Errors
     /// When the ring is broken.
@@ -31,6 +31,9 @@ impl Batch {
         room: usize,
     ) -> Result<(usize, bool), Broken> {
         let waiting = usize::from(ring.waiting()?);
+        if ring.replays() > 0 {
+            return Ok(self.fetch_replays(ring, pool, lease, room, waiting));
+        }
         let count = waiting.min(BATCH).min(room);
         for (ahead, start) in (0..).zip(&mut self.starts[..count]) {
             start.head = ring.peek(ahead);
@@ -43,5 +46,27 @@ impl Batch {
             start.fetch_indirect(pool, lease);
         }
         Ok((count, waiting > count))
+    }
+
+    /// Takes chains that a process before this one left unanswered.
+    #[cold]
+    fn fetch_replays(
+        &mut self,
+        ring: &mut DeviceRing,
+        pool: &mut BufferPool,
+        lease: LeaseId,
+        room: usize,
+        waiting: usize,
+    ) -> (usize, bool) {
+        let most = BATCH.min(room);
+        let mut count = 0;
+        while count < most
+            && let Some(head) = ring.take_replay()
+        {
+            self.starts[count] = ChainStart::fetch(ring, pool, lease, head);
+            self.starts[count].fetch_indirect(pool, lease);
+            count += 1;
+        }
+        (count, ring.replays() > 0 || waiting > 0)
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use mqblk_core::{Call, GuestQueue, Wake};
 use mqblk_memory::LeaseId;
 pub use mqblk_memory::PooledLane as GuestLane;
-use mqblk_ring::split::{DeviceRing, RingLog, SplitRing};
+use mqblk_ring::split::{DeviceRing, RingLog, SplitRing, SplitState};
 
 /// What a queue needs to run.
 pub struct QueueParts {
@@ -84,8 +84,8 @@ pub trait VirtioDevice<L: GuestLane>: Send + Sync + 'static {
     fn queue(self: &Arc<Self>, index: u16, parts: QueueParts) -> Self::Queue;
 }
 
-/// A queue of a virtio device. `Position` is the next available index.
-pub trait VirtioQueue<L: GuestLane>: GuestQueue<Lane = L, Position = u16> + Send + 'static {
+/// A queue of a virtio device.
+pub trait VirtioQueue<L: GuestLane>: GuestQueue<Lane = L, Position = SplitState> + Send + 'static {
     /// Replaces the way the guest is called.
     fn set_call(&mut self, call: Option<Box<dyn Call>>);
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mqblk_core::{Armed, Call, Completed, DiskSlot, GuestQueue, Intake, Notify, Outcome, Pulled};
 use mqblk_memory::{Buffer, BufferPool, LeaseId};
-use mqblk_ring::split::{Broken, DeviceRing, RingLog, SplitRing};
+use mqblk_ring::split::{Broken, DeviceRing, RingLog, SplitRing, SplitState};
 use mqblk_virtio::batch::Batch;
 use mqblk_virtio::chain::ChainStart;
 use mqblk_virtio::{GuestLane, QueueParts, VirtioQueue};
@@ -107,7 +107,7 @@ impl<L: GuestLane> BlkQueue<L> {
 
 impl<L: GuestLane> GuestQueue for BlkQueue<L> {
     type Token = BlkToken;
-    type Position = u16;
+    type Position = SplitState;
     type Lane = L;
 
     fn depth(&self) -> u16 {
@@ -170,8 +170,8 @@ impl<L: GuestLane> GuestQueue for BlkQueue<L> {
         self.ring.disarm();
     }
 
-    fn position(&self) -> u16 {
-        self.ring.position()
+    fn position(&self) -> SplitState {
+        self.ring.state()
     }
 }
 

@@ -127,7 +127,9 @@ pub struct EventQueue {
 
 impl EventQueue {
     pub(crate) fn new(ring: Ring, events: Arc<Events>, waker: Arc<dyn Wake>) -> EventQueue {
-        *events.lock() = Waiting { queue: Some(waker), ..Waiting::default() };
+        // A process that died with a buffer in its hands died with an event, and perhaps with others that waited.
+        let missed = ring.device.replays() > 0;
+        *events.lock() = Waiting { queue: Some(waker), missed, ..Waiting::default() };
         EventQueue { ring, events }
     }
 
@@ -140,9 +142,9 @@ impl EventQueue {
     }
 
     fn try_deliver(&mut self, pool: &mut BufferPool) -> Result<(), &'static str> {
-        while self.events.any() && self.ring.device.waiting().map_err(|broken| broken.0)? > 0 {
-            let head = self.ring.device.peek(0);
-            self.ring.device.take(head).map_err(|broken| broken.0)?;
+        while self.events.any()
+            && let Some(head) = self.ring.device.take_next().map_err(|broken| broken.0)?
+        {
             let start = ChainStart::fetch(&self.ring.device, pool, self.ring.lease, head);
             let buffer = pool.take(self.ring.lease);
             pool.set_writable(&buffer);

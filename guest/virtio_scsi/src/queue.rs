@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use mqblk_core::{Armed, Call, Completed, DiskSlot, GuestQueue, Intake, Notify, Op, Pulled};
 use mqblk_memory::{Buffer, LeaseId};
-use mqblk_ring::split::{DeviceRing, RingLog, SplitRing};
+use mqblk_ring::split::{DeviceRing, RingLog, SplitRing, SplitState};
 use mqblk_virtio::{GuestLane, VirtioQueue};
 
 use crate::commands::RequestQueue;
@@ -81,7 +81,7 @@ impl<L> ScsiQueue<L> {
 
 impl<L: GuestLane> GuestQueue for ScsiQueue<L> {
     type Token = ScsiToken;
-    type Position = u16;
+    type Position = SplitState;
     type Lane = L;
 
     fn depth(&self) -> u16 {
@@ -158,8 +158,8 @@ impl<L: GuestLane> GuestQueue for ScsiQueue<L> {
         self.ring_mut().device.disarm();
     }
 
-    fn position(&self) -> u16 {
-        self.ring().device.position()
+    fn position(&self) -> SplitState {
+        self.ring().device.state()
     }
 }
 

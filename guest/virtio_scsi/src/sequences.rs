@@ -15,6 +15,9 @@ use crate::queue::ScsiToken;
 /// Steps over private memory that one queue has in flight; further ones wait. Such commands are rare, and each has only one.
 const STEPS: u32 = 4;
 
+/// The step that is noted of a command that has compared equal: see [`Sequence::has_compared`].
+const COMPARED: u8 = 1;
+
 /// The state of a command of several steps.
 #[derive(Debug)]
 pub struct Several {
@@ -107,11 +110,14 @@ impl RequestQueue {
         &mut self,
         pool: &mut BufferPool,
         mut token: ScsiToken,
-        sequence: Box<Sequence>,
+        mut sequence: Box<Sequence>,
         (data, data_out): (Buffer, u64),
         into: &mut I,
     ) {
         self.sequences.scratch.resize(Sequence::SCRATCH, 0);
+        if self.ring.device.take_step(token.head) == COMPARED {
+            sequence.skip_compare();
+        }
         token.several = Some(Box::new(Several { sequence, data: Some(data), data_out, private: None }));
         self.advance(pool, token, None, into);
     }
@@ -163,6 +169,10 @@ impl RequestQueue {
         let scratch = &mut self.sequences.scratch[..];
         self.work.reply.clear();
         let next = several.sequence.next(before, scratch, &out, &self.waker, &mut self.work);
+        if several.sequence.has_compared() {
+            // Before the write is handed over, or a crash would have the command compare with what it wrote itself.
+            self.ring.device.note_step(token.head, COMPARED);
+        }
         self.issue(pool, token, next, None, into);
     }
 

@@ -3,8 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use mqblk_core::{Armed, Notify};
-use mqblk_memory::SharedU16;
+use mqblk_memory::{SharedU16, SharedWords};
 
+use super::inflight::{InflightError, InflightTable, Replay};
 use super::layout::{DESC_INDIRECT, DESC_NEXT, Descriptor, SplitRing};
 use super::log::RingLog;
 use crate::wakeup::Direction;
@@ -19,6 +20,20 @@ const TWICE: Broken = Broken("a chain was made available again before it was use
 const NEXT: Broken = Broken("a descriptor's next field is outside the table");
 const LOOP: Broken = Broken("a descriptor chain is longer than its table: it loops");
 
+/// Where whoever serves a ring next goes on: what a queue leaves behind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SplitState {
+    /// The next available entry to read.
+    pub next_avail: u16,
+    /// Chains that were taken and are not answered, in the order of their heads. Empty after a drain.
+    pub in_flight: Vec<u16>,
+}
+
+#[inline]
+fn notify(wanted: bool) -> Notify {
+    if wanted { Notify::Wanted } else { Notify::Suppressed }
+}
+
 /// The device's end of a ring.
 #[derive(Debug)]
 pub struct DeviceRing {
@@ -32,6 +47,12 @@ pub struct DeviceRing {
     event_idx: bool,
     /// Heads that we hold. A driver that offers one of them again is broken.
     held: Box<[bool]>,
+    /// The same, in memory that outlives the process.
+    inflight: Option<InflightTable>,
+    /// Chains that a process before this one took and did not answer, the last one first.
+    replays: Vec<Replay>,
+    /// Steps that were noted of them.
+    steps: Vec<Replay>,
     /// Where what we write is marked, while the guest is being migrated.
     log: Option<RingLog>,
 }
@@ -41,7 +62,78 @@ impl DeviceRing {
     pub fn new(ring: SplitRing, next_avail: u16, event_idx: bool) -> DeviceRing {
         let next_used = u16::from_le(ring.used_idx.load(Ordering::Relaxed));
         let held = vec![false; usize::from(ring.size())].into_boxed_slice();
-        DeviceRing { ring, next_avail, next_used, published: next_used, event_idx, held, log: None }
+        let (replays, steps) = (Vec::new(), Vec::new());
+        DeviceRing {
+            ring,
+            next_avail,
+            next_used,
+            published: next_used,
+            event_idx,
+            held,
+            inflight: None,
+            replays,
+            steps,
+            log: None,
+        }
+    }
+
+    /// A ring whose chains in flight are tracked in `words`. It resumes where these say, with the chains that are in flight there;
+    /// where they are fresh, at `next_avail`. Returns how many chains of an earlier life of the ring were forgotten, too.
+    ///
+    /// # Errors
+    /// When `words` are no table for this ring.
+    pub fn tracked(
+        ring: SplitRing,
+        next_avail: u16,
+        event_idx: bool,
+        words: SharedWords,
+    ) -> Result<(DeviceRing, usize), InflightError> {
+        let mut ring = DeviceRing::new(ring, next_avail, event_idx);
+        let (table, found) = InflightTable::open(words, ring.size(), ring.next_used)?;
+        ring.next_avail = found.next_avail.unwrap_or(next_avail);
+        for replay in &found.replays {
+            ring.held[usize::from(replay.head)] = true;
+        }
+        ring.steps = found.replays.iter().copied().filter(|replay| replay.step != 0).collect();
+        ring.replays = found.replays;
+        ring.replays.reverse();
+        ring.inflight = Some(table);
+        Ok((ring, found.forgotten))
+    }
+
+    /// Whether the ring was served before: the driver may have missed a call for what was answered then, and a kick of its own may
+    /// have been lost with the server.
+    pub fn is_resumed(&self) -> bool {
+        self.next_avail != 0 || self.next_used != 0 || !self.replays.is_empty()
+    }
+
+    /// Whether chains in flight outlive the process.
+    pub fn is_tracked(&self) -> bool {
+        self.inflight.is_some()
+    }
+
+    /// Chains to take up again that a process before this one left. They come before those that the ring offers.
+    #[inline]
+    pub fn replays(&self) -> usize {
+        self.replays.len()
+    }
+
+    /// Takes the next of [`replays`](Self::replays): the chain's head. It is held already.
+    pub fn take_replay(&mut self) -> Option<u16> {
+        self.replays.pop().map(|replay| replay.head)
+    }
+
+    /// How far the request of this head had come in a process before this one; 0 when that is not known. Told once.
+    pub fn take_step(&mut self, head: u16) -> u8 {
+        let found = self.steps.iter().position(|replay| replay.head == head);
+        found.map_or(0, |at| self.steps.swap_remove(at).step)
+    }
+
+    /// Notes how far the request of a chain that is held has come, for a process that takes it up again.
+    pub fn note_step(&mut self, head: u16, step: u8) {
+        if let Some(inflight) = &mut self.inflight {
+            inflight.note_step(head, step);
+        }
     }
 
     /// Entries.
@@ -50,9 +142,10 @@ impl DeviceRing {
         self.ring.size()
     }
 
-    /// The next available entry to read: where a new owner resumes.
-    pub fn position(&self) -> u16 {
-        self.next_avail
+    /// Where a new owner resumes.
+    pub fn state(&self) -> SplitState {
+        let in_flight = (0..).zip(&self.held).filter_map(|(head, held)| held.then_some(head)).collect();
+        SplitState { next_avail: self.next_avail, in_flight }
     }
 
     /// The same ring at new places in memory, after a change of the memory table.
@@ -95,8 +188,27 @@ impl DeviceRing {
             return Err(TWICE);
         }
         *held = true;
+        if let Some(inflight) = &mut self.inflight {
+            inflight.take(head);
+        }
         self.next_avail = self.next_avail.wrapping_add(1);
         Ok(())
+    }
+
+    /// Takes the next chain that is there: one to take up again, or else the ring's next. `None` when there is neither.
+    ///
+    /// # Errors
+    /// When the ring is broken.
+    pub fn take_next(&mut self) -> Result<Option<u16>, Broken> {
+        if let Some(head) = self.take_replay() {
+            return Ok(Some(head));
+        }
+        if self.waiting()? == 0 {
+            return Ok(None);
+        }
+        let head = self.peek(0);
+        self.take(head)?;
+        Ok(Some(head))
     }
 
     /// One read of a descriptor of the table.
@@ -149,6 +261,9 @@ impl DeviceRing {
         if let Some(held) = self.held.get_mut(usize::from(head)) {
             *held = false;
         }
+        if let Some(inflight) = &mut self.inflight {
+            inflight.put_used(head);
+        }
         self.ring.used_ring.set(self.next_used.into(), [u32::from(head).to_le(), written.to_le()]);
         self.next_used = self.next_used.wrapping_add(1);
     }
@@ -161,11 +276,21 @@ impl DeviceRing {
             return Notify::Nothing;
         }
         self.published = new;
-        let wanted = self.used().publish(old, new);
+        let wanted = match &mut self.inflight {
+            None => self.used().publish(old, new),
+            Some(inflight) => {
+                inflight.publishing();
+                #[cfg(test)]
+                super::inflight::tests::crash_point();
+                let wanted = self.ring.used(self.event_idx).publish(old, new);
+                inflight.published(new);
+                wanted
+            }
+        };
         if let Some(log) = &self.log {
             log.published(old, new, self.size());
         }
-        if wanted { Notify::Wanted } else { Notify::Suppressed }
+        notify(wanted)
     }
 
     /// Asks for a kick, then looks again.

@@ -1,6 +1,7 @@
 //! A daemon's parts in this process, and our driver connected to them over a real socket.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::Settings;
@@ -64,6 +65,7 @@ impl Rig {
             poll: plan.poll,
             coalesce: plan.coalesce,
             fixed: FixedBufferUse::Off,
+            drain_timeout: Duration::from_secs(30),
             disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: plan.disk, plug: plan.plug }],
             engine: Arc::clone(&engine),
         };

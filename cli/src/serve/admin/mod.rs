@@ -108,6 +108,12 @@ impl Source {
         &self.luns
     }
 
+    /// Begins to drain the queues of all disks and controllers, as a part of stopping.
+    pub fn begin_stop(&self) {
+        self.disks.iter().for_each(|disk| disk.guest.begin_stop());
+        self.luns.controllers().iter().for_each(|controller| controller.begin_stop());
+    }
+
     /// The Xen devices that the configuration does not name.
     fn found(&self) -> Vec<Arc<Figures>> {
         let devices = self.xen.as_ref().map(|xen| xen.devices()).unwrap_or_default();

@@ -39,7 +39,7 @@ impl Luns {
     pub fn start(
         configs: &[ControllerConfig<Arc<AnyDisk>>],
         names: Names,
-        engine: &Arc<Engine>,
+        (engine, drain_timeout): (&Arc<Engine>, Duration),
     ) -> Result<Luns, ControllerError> {
         let mut units = HashMap::new();
         for (config, lun) in configs.iter().flat_map(|config| config.luns.iter().map(move |lun| (config, lun))) {
@@ -70,7 +70,7 @@ impl Luns {
                     claims: vec![("id", lun.id.clone())],
                 });
             }
-            controllers.push(Controller::start(config, &first, engine)?);
+            controllers.push(Controller::start(config, &first, (engine, drain_timeout))?);
         }
         let (changed, removals) = (Condvar::new(), Mutex::default());
         Ok(Luns { controllers, names, table: Mutex::new(table), changed, removals })

@@ -84,7 +84,14 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
         cmd_per_lun: 8,
         luns: disks.iter().zip(0..).map(lun).collect(),
     };
-    Arc::new(Luns::start(&[controller], Names::default(), &Arc::new(Engine::start(&engine).unwrap())).unwrap())
+    Arc::new(
+        Luns::start(
+            &[controller],
+            Names::default(),
+            (&Arc::new(Engine::start(&engine).unwrap()), Duration::from_secs(30)),
+        )
+        .unwrap(),
+    )
 }
 
 const AT_ONCE: Duration = Duration::ZERO;

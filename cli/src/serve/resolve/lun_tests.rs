@@ -334,7 +334,7 @@ fn files() {
         ),
         (
             "[[lun]]\ntarget = 1",
-            "m.toml: syntax: found an unknown key \"lun\" at the top, expected workers, pin, admin, admin-mode, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
+            "m.toml: syntax: found an unknown key \"lun\" at the top, expected workers, pin, admin, admin-mode, drain-timeout, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
         ),
     ] {
         let found = file::parse("m.toml", text).map_err(ConfigError::from);

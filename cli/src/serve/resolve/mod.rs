@@ -142,10 +142,12 @@ pub fn resolve<S: Storages>(
     });
     let sockets = sockets.chain(controllers.iter().map(|one| (format!("controller {:?}", one.id), &one.front)));
     let admin = process::take_admin(&mut given.process, sockets)?;
+    let drain_timeout = process::take_drain_timeout(&mut given.process)?;
     given.process.finish()?;
 
     let (fronts, controller_fronts) = deal_all(&disks, &controllers, workers)?;
-    let mut served = ServeConfig { workers, pin, admin, xen, disks: Vec::new(), controllers: Vec::new() };
+    let mut served =
+        ServeConfig { workers, pin, admin, drain_timeout, xen, disks: Vec::new(), controllers: Vec::new() };
     for (DiskKeys { settings, id, backing, .. }, front) in disks.into_iter().zip(fronts) {
         served.disks.push(DiskConfig { id, front, backing: backing.open(settings, storages)? });
     }

@@ -1,4 +1,6 @@
-//! The keys of the process: its workers, their CPUs, and the admin socket.
+//! The keys of the process: its workers, their CPUs, the admin socket, and how it ends.
+
+use std::time::Duration;
 
 use mqblk_core::settings::{SettingError, Settings};
 
@@ -25,6 +27,16 @@ pub fn take_admin<'a>(
         return Err(settings.error("admin", found, "a path of its own"));
     }
     Ok(Some(AdminConfig { socket, mode: mode.unwrap_or(SocketMode::OWNER_ONLY) }))
+}
+
+/// How long a stop waits for storage, in seconds: well below the 90 s after which systemd kills a service.
+const DRAIN_SECONDS: u64 = 30;
+const MAX_DRAIN_SECONDS: u64 = 3600;
+
+/// `drain-timeout`.
+pub fn take_drain_timeout(settings: &mut Settings) -> Result<Duration, SettingError> {
+    let seconds = settings.number("drain-timeout", 1..=MAX_DRAIN_SECONDS)?;
+    Ok(Duration::from_secs(seconds.unwrap_or(DRAIN_SECONDS)))
 }
 
 /// `workers` and `pin`.

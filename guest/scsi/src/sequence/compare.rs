@@ -16,6 +16,8 @@ pub(crate) struct Compare {
     fua: bool,
     sections: Arc<Sections>,
     state: State,
+    /// It compared equal before the process that began it died: the write may have happened, or a part of it.
+    compared: bool,
     /// What to compare with, then what to write: copied once, when the section is entered.
     data: Vec<u8>,
 }
@@ -32,7 +34,25 @@ enum State {
 impl Compare {
     /// `len` fits in the scratch memory.
     pub(crate) fn new(range: (ByteOffset, ByteLen), fua: bool, sections: Arc<Sections>) -> Compare {
-        Compare { start: range.0, len: range.1.0 as usize, fua, sections, state: State::Fresh, data: Vec::new() }
+        Compare {
+            start: range.0,
+            len: range.1.0 as usize,
+            fua,
+            sections,
+            state: State::Fresh,
+            compared: false,
+            data: Vec::new(),
+        }
+    }
+
+    /// See [`Sequence::skip_compare`](super::Sequence::skip_compare).
+    pub(super) fn skip_compare(&mut self) {
+        self.compared = true;
+    }
+
+    /// Whether it has compared equal, and writes.
+    pub(super) fn has_compared(&self) -> bool {
+        matches!(self.state, State::Writing(_))
     }
 
     pub(super) fn next(&mut self, lent: &mut Lent<'_>) -> Next {
@@ -44,21 +64,25 @@ impl Compare {
             }
             State::InLine(section) => self.enter(section, lent),
             State::Reading(section) => {
-                let (expected, new) = self.data.split_at(self.len);
-                let found = &mut lent.scratch[..self.len];
+                let expected = &self.data[..self.len];
+                let found = &lent.scratch[..self.len];
                 if let Some(offset) = expected.iter().zip(found.iter()).position(|(expected, found)| expected != found)
                 {
                     return Next::End(Ending::check(Sense::miscompare(offset as u64)));
                 }
-                found.copy_from_slice(new);
-                self.state = State::Writing(section);
-                Next::Write { start: self.start, len, fua: self.fua }
+                self.write(section, lent)
             }
             State::Writing(_) | State::Over => Next::End(Ending::good(2 * len.0)),
         }
     }
 
-    fn enter(&mut self, section: Section, lent: &Lent<'_>) -> Next {
+    fn write(&mut self, section: Section, lent: &mut Lent<'_>) -> Next {
+        lent.scratch[..self.len].copy_from_slice(&self.data[self.len..]);
+        self.state = State::Writing(section);
+        Next::Write { start: self.start, len: ByteLen(self.len as u64), fua: self.fua }
+    }
+
+    fn enter(&mut self, section: Section, lent: &mut Lent<'_>) -> Next {
         if !section.entered() {
             self.state = State::InLine(section);
             return Next::Wait;
@@ -66,6 +90,9 @@ impl Compare {
         self.data.resize(2 * self.len, 0);
         if !lent.data_out.copy(0, &mut self.data) {
             return Next::End(Ending::check(Sense::DATA_GONE));
+        }
+        if self.compared {
+            return self.write(section, lent);
         }
         self.state = State::Reading(section);
         Next::Read { start: self.start, len: ByteLen(self.len as u64) }

@@ -11,7 +11,8 @@ use mqblk_memory::Region;
 use mqblk_ring::split::SplitAddresses;
 use rustix::event::{PollFd, PollFlags, poll};
 use vhost::vhost_user::message::{
-    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures,
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures as Protocol,
+    VhostUserVirtioFeatures,
 };
 use vhost::vhost_user::{Error as MessageError, Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -99,6 +100,19 @@ pub struct QueueSetup<'a> {
     pub call: &'a EventFd,
 }
 
+/// Memory where the back-end keeps which requests are in flight. It outlives a back-end's death: whoever serves the queues next is
+/// shown it, and goes on by it.
+pub struct InflightMemory {
+    told: VhostUserInflight,
+    file: File,
+}
+
+impl std::fmt::Debug for InflightMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InflightMemory").field("bytes", &self.told.mmap_size).finish_non_exhaustive()
+    }
+}
+
 /// A connection to a vhost-user back-end.
 pub struct Client {
     path: PathBuf,
@@ -174,7 +188,8 @@ impl Client {
             return Err(missing(&self.path, "VHOST_USER_F_PROTOCOL_FEATURES"));
         }
         let protocol = self.step("GET_PROTOCOL_FEATURES", |f| f.get_protocol_features())?;
-        self.protocol = protocol & (Protocol::CONFIG | Protocol::MQ | Protocol::REPLY_ACK);
+        let known = Protocol::CONFIG | Protocol::MQ | Protocol::REPLY_ACK | Protocol::INFLIGHT_SHMFD;
+        self.protocol = protocol & known;
         let acked = self.protocol;
         self.step("SET_PROTOCOL_FEATURES", |f| f.set_protocol_features(acked))?;
         if acked.contains(Protocol::REPLY_ACK) {
@@ -184,6 +199,19 @@ impl Client {
         self.step("SET_FEATURES", |f| f.set_features(agreed))?;
         tracing::debug!(path = %self.path.display(), offered, agreed, ?protocol, "negotiated");
         Ok(agreed & wanted)
+    }
+
+    /// As [`negotiate`](Self::negotiate), with a server that goes on where another one stopped: the features in use stay.
+    ///
+    /// # Errors
+    /// When one of them is missing, or an exchange fails.
+    pub fn negotiate_again(&mut self, features: u64) -> Result<(), ClientError> {
+        let agreed = self.negotiate(features)?;
+        if agreed == features {
+            return Ok(());
+        }
+        tracing::debug!(missing = features & !agreed, "features are missing");
+        Err(ClientError::Missing { path: self.path.clone(), what: "the features that the server before it had" })
     }
 
     /// The most queues the server has.
@@ -247,6 +275,33 @@ impl Client {
             })
             .collect();
         self.step("SET_MEM_TABLE", |f| f.set_mem_table(&table).map(|_| ()))
+    }
+
+    /// Has the back-end make memory for the requests in flight of `queues` queues, of at most `queue_size` entries, and use it.
+    /// `None` when it keeps no such memory. Before any queue starts.
+    ///
+    /// # Errors
+    /// When an exchange fails.
+    pub fn make_inflight(&mut self, queues: u16, queue_size: u16) -> Result<Option<InflightMemory>, ClientError> {
+        if !self.protocol.contains(Protocol::INFLIGHT_SHMFD) {
+            return Ok(None);
+        }
+        let wanted = VhostUserInflight { mmap_size: 0, mmap_offset: 0, num_queues: queues, queue_size };
+        let (told, file) = self.step("GET_INFLIGHT_FD", |f| f.get_inflight_fd(&wanted))?;
+        let memory = InflightMemory { told, file };
+        self.show_inflight(&memory)?;
+        Ok(Some(memory))
+    }
+
+    /// Shows the back-end the memory where another one kept what was in flight. Before any queue starts.
+    ///
+    /// # Errors
+    /// When it keeps no such memory, or the exchange fails.
+    pub fn show_inflight(&mut self, memory: &InflightMemory) -> Result<(), ClientError> {
+        if !self.protocol.contains(Protocol::INFLIGHT_SHMFD) {
+            return Err(ClientError::Missing { path: self.path.clone(), what: "VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD" });
+        }
+        self.step("SET_INFLIGHT_FD", |f| f.set_inflight_fd(&memory.told, memory.file.as_raw_fd()))
     }
 
     /// Sets queue `index` up, enables it and starts it.

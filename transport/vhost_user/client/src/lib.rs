@@ -8,7 +8,7 @@
 mod client;
 mod watchdog;
 
-pub use client::{Client, ClientError, Lifeline, QueueSetup, SharedRegion};
+pub use client::{Client, ClientError, InflightMemory, Lifeline, QueueSetup, SharedRegion};
 pub use vmm_sys_util::eventfd::EventFd;
 
 /// Virtio feature bits that any device may have. Source: virtio 1.3 section 6; bit 30 from vhost-user.

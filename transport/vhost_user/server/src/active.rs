@@ -52,6 +52,11 @@ impl ActiveDisks {
         }
     }
 
+    /// Requests in flight were left to themselves: the disks stay in use until the process ends.
+    pub(crate) fn keep(&mut self) {
+        self.disks = None;
+    }
+
     /// The last queue has stopped. Nothing is in flight.
     pub(crate) fn end(&mut self) {
         for (_, disk) in self.disks.take().into_iter().flatten() {

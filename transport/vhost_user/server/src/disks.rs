@@ -1,6 +1,7 @@
 //! The disks of a device, which may come and go while a VMM is connected.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use mqblk_core::DiskSlot;
 use mqblk_engine::{AttachError, QueueDisk};
@@ -13,7 +14,16 @@ pub(crate) trait Holder: Send {
     fn close(&mut self, slot: DiskSlot);
     /// Has them all see its new size.
     fn refresh(&mut self, slot: DiskSlot);
+    /// Takes no more requests off any of them.
+    fn begin_drain(&mut self);
+    /// Waits until those that drain have nothing in flight, until `end` at most. Whether that is so.
+    fn wait_drained(&mut self, end: Option<Instant>) -> bool;
+    /// Leaves the requests in flight of those that drain unanswered.
+    fn freeze(&mut self);
 }
+
+/// A session, as all but its own messages see it.
+pub(crate) type SharedSession = Arc<Mutex<dyn Holder>>;
 
 /// The list, for sessions to come, and the session of now.
 ///
@@ -21,12 +31,15 @@ pub(crate) trait Holder: Send {
 #[derive(Default)]
 pub(crate) struct Disks {
     list: Mutex<Vec<QueueDisk>>,
-    holder: Mutex<Option<Arc<Mutex<dyn Holder>>>>,
+    holder: Mutex<Option<SharedSession>>,
+    /// Sessions whose connection has ended and whose requests have not: a disk is in use by them too.
+    draining: Mutex<usize>,
+    drained: Condvar,
 }
 
 impl Disks {
     pub(crate) fn new(list: Vec<QueueDisk>) -> Disks {
-        Disks { list: Mutex::new(list), holder: Mutex::default() }
+        Disks { list: Mutex::new(list), ..Disks::default() }
     }
 
     /// All of them, now.
@@ -35,8 +48,25 @@ impl Disks {
     }
 
     /// A session begins, or ends.
-    pub(crate) fn held_by(&self, holder: Option<Arc<Mutex<dyn Holder>>>) {
+    pub(crate) fn held_by(&self, holder: Option<SharedSession>) {
         *lock(&self.holder) = holder;
+    }
+
+    /// A session's connection has ended: it takes no more disks, and drains.
+    pub(crate) fn drain_begins(&self) {
+        *lock(&self.draining) += 1;
+        *lock(&self.holder) = None;
+    }
+
+    /// It has nothing in flight any more.
+    pub(crate) fn drain_ended(&self) {
+        *lock(&self.draining) -= 1;
+        self.drained.notify_all();
+    }
+
+    /// Whether sessions of earlier connections have requests in flight.
+    pub(crate) fn is_draining(&self) -> bool {
+        *lock(&self.draining) > 0
     }
 
     pub(crate) fn open(&self, disk: QueueDisk) -> Result<(), AttachError> {
@@ -60,6 +90,10 @@ impl Disks {
         if let Some(session) = &mut session {
             session.close(slot);
         }
+        drop(session);
+        drop(holder);
+        let draining = lock(&self.draining);
+        drop(self.drained.wait_while(draining, |count| *count > 0));
     }
 
     pub(crate) fn refresh(&self, slot: DiskSlot) {

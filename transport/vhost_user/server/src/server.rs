@@ -1,11 +1,11 @@
 //! The control thread of one device.
 
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use mqblk_core::DiskSlot;
 use mqblk_engine::{
@@ -13,12 +13,11 @@ use mqblk_engine::{
     WorkerReport,
 };
 use mqblk_virtio::VirtioDevice;
-use rustix::event::{PollFd, PollFlags};
-use vhost::vhost_user::{BackendReqHandler, Error};
 
-use crate::disks::{Disks, Holder};
+use crate::control::Control;
+use crate::disks::{Disks, SharedSession};
+use crate::gate::StartGate;
 use crate::listen::{ListenSocket, SocketError};
-use crate::session::Session;
 
 /// What a device needs to be served.
 pub struct ServerOptions {
@@ -36,6 +35,9 @@ pub struct ServerOptions {
     pub coalesce: Coalesce,
     /// Whether guest memory is registered with the workers' rings.
     pub fixed: FixedBufferUse,
+    /// How long a stop waits for storage. What is in flight after that stays unanswered: it is done again by whoever serves the
+    /// queues next, if the VMM keeps an in-flight region.
+    pub drain_timeout: Duration,
     /// The disks at the start.
     pub disks: Vec<QueueDisk>,
     /// The workers.
@@ -47,15 +49,41 @@ pub struct Server {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     socket: PathBuf,
+    drain_timeout: Duration,
 }
 
-struct Shared {
-    stop: AtomicBool,
-    bell: EventFd,
-    /// The connection being served, to be shut down at stop.
-    connection: Mutex<Option<UnixStream>>,
-    tally: Arc<Tally>,
-    disks: Arc<Disks>,
+/// What the control thread and the rest of the process share.
+pub(crate) struct Shared {
+    pub(crate) gate: Arc<StartGate>,
+    pub(crate) bell: EventFd,
+    /// The connection being served.
+    pub(crate) connection: Mutex<Option<Connected>>,
+    /// Sessions whose connection has ended, while they have requests in flight.
+    pub(crate) draining: Mutex<Vec<SharedSession>>,
+    /// The server has stopped: the control thread ends.
+    pub(crate) stopped: AtomicBool,
+    /// Until when a stop waits.
+    end: Mutex<Option<Instant>>,
+    pub(crate) tally: Arc<Tally>,
+    pub(crate) disks: Arc<Disks>,
+}
+
+/// A connection and what was set up over it.
+#[derive(Clone)]
+pub(crate) struct Connected {
+    pub(crate) stream: Arc<UnixStream>,
+    pub(crate) session: SharedSession,
+}
+
+impl Shared {
+    /// When a stop gives up waiting for storage; `None` before a stop.
+    pub(crate) fn end(&self) -> Option<Instant> {
+        *lock(&self.end)
+    }
+}
+
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Server {
@@ -72,20 +100,24 @@ impl Server {
         let listener = ListenSocket::bind(&socket, options.socket_mode)?;
         let refused = |source| SocketError::Os { path: socket.clone(), source };
         let bell = EventFd::new().map_err(refused)?;
+        let disks = Arc::new(Disks::new(disks));
         let shared = Arc::new(Shared {
-            stop: AtomicBool::new(false),
+            gate: Arc::new(StartGate::new(Arc::clone(&disks))),
             bell,
-            connection: Mutex::new(None),
+            connection: Mutex::default(),
+            draining: Mutex::default(),
+            stopped: AtomicBool::new(false),
+            end: Mutex::default(),
             tally: Arc::new(Tally::new(device.queues().into())),
-            disks: Arc::new(Disks::new(disks)),
+            disks,
         });
-        let (inner, name) = (Arc::clone(&shared), options.name.clone());
+        let (inner, name, drain_timeout) = (Arc::clone(&shared), options.name.clone(), options.drain_timeout);
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{name}"))
-            .spawn(move || listen_until_stopped(listener, &device, &Arc::new(options), &inner))
+            .spawn(move || Control::new(listener, device, Arc::new(options), inner).run())
             .map_err(refused)?;
         tracing::info!(disk = name, socket = %socket.display(), "listening");
-        Ok(Server { shared, thread: Some(thread), socket })
+        Ok(Server { shared, thread: Some(thread), socket, drain_timeout })
     }
 
     /// What each queue of the device has counted since the server started, whatever guests came and went, by what the workers
@@ -113,110 +145,54 @@ impl Server {
         self.shared.disks.refresh(slot);
     }
 
-    /// Ends the connection, drains its queues and removes the socket.
+    /// Takes no more requests off any queue. [`stop`](Self::stop) waits for those in flight, from now on for the drain's time at
+    /// most: so several servers drain at once.
+    pub fn begin_stop(&self) {
+        self.shared.gate.stop();
+        lock(&self.shared.end).get_or_insert_with(|| Instant::now() + self.drain_timeout);
+        let connected = lock(&self.shared.connection).clone();
+        if let Some(Connected { session, .. }) = connected {
+            lock(&session).begin_drain();
+        }
+    }
+
+    /// Drains the queues, publishes and calls for what was answered, and only then ends the connection: a VMM takes what it finds
+    /// in the rings at that moment for all that will ever be answered. Removes the socket.
     pub fn stop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.bell.signal();
-        if let Some(stream) = &*self.shared.connection.lock().unwrap_or_else(PoisonError::into_inner) {
+        self.begin_stop();
+        let end = self.shared.end();
+        for session in lock(&self.shared.draining).clone() {
+            finish(&session, end);
+        }
+        let connected = lock(&self.shared.connection).clone();
+        if let Some(Connected { session, .. }) = &connected {
+            // Queues may have started between the look above and the stop.
+            lock(session).begin_drain();
+            finish(session, end);
+        }
+        self.shared.stopped.store(true, Ordering::SeqCst);
+        if let Some(Connected { stream, .. }) = connected {
             // It may be gone already.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
+        self.shared.bell.signal();
         if thread.join().is_err() {
             tracing::error!(socket = %self.socket.display(), "the control thread had panicked");
         }
     }
 }
 
+/// Waits for a draining session's requests until `end`, and leaves those that remain.
+fn finish(session: &SharedSession, end: Option<Instant>) {
+    let mut session = lock(session);
+    if !session.wait_drained(end) {
+        session.freeze();
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-fn listen_until_stopped<D: VirtioDevice<Lane>>(
-    socket: ListenSocket,
-    device: &Arc<D>,
-    options: &Arc<ServerOptions>,
-    shared: &Shared,
-) {
-    let listener = socket.listener();
-    while !shared.stop.load(Ordering::SeqCst) {
-        let mut ready =
-            [PollFd::new(listener, PollFlags::IN), PollFd::from_borrowed_fd(shared.bell.as_fd(), PollFlags::IN)];
-        if rustix::event::poll(&mut ready, None).is_err() || !ready[0].revents().contains(PollFlags::IN) {
-            continue;
-        }
-        match listener.accept() {
-            Ok((stream, _)) => serve(stream, device, options, shared),
-            Err(error) => {
-                tracing::warn!(disk = options.name, "accept: {error}");
-                // Out of descriptors, most likely: the connection stays in the queue, so do not spin on it.
-                std::thread::sleep(std::time::Duration::from_millis(100));
-            }
-        }
-    }
-}
-
-/// Serves one connection until it ends.
-fn serve<D: VirtioDevice<Lane>>(stream: UnixStream, device: &Arc<D>, options: &Arc<ServerOptions>, shared: &Shared) {
-    let name = options.name.as_str();
-    match stream.try_clone() {
-        Ok(clone) => *shared.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(clone),
-        Err(error) => {
-            tracing::warn!(disk = name, "connection refused: {error}");
-            return;
-        }
-    }
-    // A stop that came before the clone was in place has not shut it down.
-    if shared.stop.load(Ordering::SeqCst) {
-        return;
-    }
-    tracing::debug!(disk = name, "front-end connected");
-    let (tally, disks) = (Arc::clone(&shared.tally), Arc::clone(&shared.disks));
-    let session = Arc::new(Mutex::new(Session::new(Arc::clone(device), Arc::clone(options), tally, disks)));
-    shared.disks.held_by(Some(Arc::clone(&session) as Arc<Mutex<dyn Holder>>));
-    let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
-    let ended = loop {
-        // A panic in a message's handling is a bug, but it must cost only this connection.
-        let handled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handler.handle_request()));
-        match handled {
-            Ok(Ok(())) => {
-                // Some messages are answered with an error that does not end the conversation.
-                let complaint = session.lock().unwrap_or_else(PoisonError::into_inner).complaint();
-                if let Some(why) = complaint {
-                    tracing::warn!(disk = name, "front-end's message declined: {why}");
-                }
-            }
-            Ok(Err(error)) => break Some(error),
-            Err(_) => break None,
-        }
-    };
-    drop(handler);
-    shared.disks.held_by(None);
-    let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
-    match (ended, session.complaint()) {
-        (_, Some(why)) => tracing::warn!(disk = name, "front-end disconnected for its message: {why}"),
-        (Some(error), None) if is_hang_up(&error) || shared.stop.load(Ordering::SeqCst) => {
-            tracing::debug!(disk = name, "front-end left");
-        }
-        (Some(error), None) => tracing::warn!(disk = name, "front-end disconnected for its message: {error}"),
-        (None, None) => tracing::error!(disk = name, "front-end disconnected: handling its message failed"),
-    }
-    if session.lost_memory() {
-        tracing::warn!(disk = name, "the front-end cut off memory that it had shared");
-    }
-    session.stop();
-    *shared.connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
-}
-
-/// Whether the other side simply went away.
-fn is_hang_up(error: &Error) -> bool {
-    match error {
-        Error::Disconnected => true,
-        Error::SocketBroken(source) | Error::SocketError(source) => {
-            matches!(source.kind(), std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::BrokenPipe)
-        }
-        _ => false,
     }
 }

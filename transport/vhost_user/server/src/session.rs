@@ -3,10 +3,12 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use mqblk_core::DiskSlot;
 use mqblk_engine::{AttachError, Bell, EventFd, Kick, Lane, QueueDisk, QueueHandle, Tally};
 use mqblk_memory::{GuestAddress, GuestMemory, LogError, UserAddress};
+use mqblk_ring::split::layout::MAX_SIZE;
 use mqblk_virtio::features::VERSION_1;
 use mqblk_virtio::{QueueRole, VirtioDevice, VirtioQueue};
 use vhost::VhostUserMemoryRegionBase;
@@ -19,10 +21,15 @@ use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqH
 
 use crate::active::ActiveDisks;
 use crate::disks::{Disks, Holder};
+use crate::gate::StartGate;
+use crate::inflight::InflightRegion;
 use crate::log::{LOG_ALL, Logging};
 use crate::memory;
 use crate::server::ServerOptions;
 use crate::vring::{Start, UserAddresses, Vring};
+
+/// How often a queue that has to wait for its predecessor's requests looks whether they have ended.
+pub(crate) const RETRY: Duration = Duration::from_millis(10);
 
 /// What a VMM has set up so far.
 pub(crate) struct Session<D: VirtioDevice<Lane>> {
@@ -30,7 +37,10 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
     options: Arc<ServerOptions>,
     tally: Arc<Tally>,
     disks: Arc<Disks>,
+    gate: Arc<StartGate>,
     memory: Arc<GuestMemory>,
+    /// Where requests in flight outlive this process, if the VMM keeps such memory.
+    inflight: Option<Arc<InflightRegion>>,
     vrings: Vec<Vring<D::Queue>>,
     features: u64,
     logging: Logging,
@@ -46,7 +56,13 @@ const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
 const TRANSPORT_FEATURES: u64 = PROTOCOL_FEATURES | LOG_ALL;
 
 impl<D: VirtioDevice<Lane>> Session<D> {
-    pub(crate) fn new(device: Arc<D>, options: Arc<ServerOptions>, tally: Arc<Tally>, disks: Arc<Disks>) -> Self {
+    pub(crate) fn new(
+        device: Arc<D>,
+        options: Arc<ServerOptions>,
+        tally: Arc<Tally>,
+        disks: Arc<Disks>,
+        gate: Arc<StartGate>,
+    ) -> Self {
         device.reset();
         let vrings = (0..device.queues()).map(Vring::new).collect();
         Session {
@@ -54,7 +70,9 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             options,
             tally,
             disks,
+            gate,
             memory: Arc::new(GuestMemory::default()),
+            inflight: None,
             vrings,
             features: 0,
             logging: Logging::default(),
@@ -74,13 +92,44 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         self.memory.is_lost() || self.logging.is_lost()
     }
 
-    /// Stops all queues and waits for their requests in flight.
-    pub(crate) fn stop(&mut self) {
-        for vring in &mut self.vrings {
-            vring.stop(&self.options.name, &self.tally);
+    /// Whether queues that could be served wait for requests of a predecessor.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.vrings.iter().any(Vring::is_startable)
+    }
+
+    /// Starts the queues that wait, if they need not any more.
+    pub(crate) fn start_waiting(&mut self) -> Result<()> {
+        (0..self.vrings.len()).try_for_each(|place| self.start_if_ready(place))
+    }
+
+    /// Whether nothing of whoever served these rings before is in flight any more, so that they can be taken up.
+    fn may_start(&self) -> bool {
+        self.gate.is_open() && self.inflight.as_ref().is_none_or(|region| region.is_clear())
+    }
+
+    /// Waits for that, at most as long as a drain may last.
+    fn wait_for_start(&self) -> bool {
+        let end = Instant::now() + self.options.drain_timeout;
+        while !self.may_start() {
+            if Instant::now() >= end || self.gate.is_stopping() {
+                return false;
+            }
+            std::thread::sleep(RETRY);
         }
-        self.active.end();
-        self.backend = None;
+        true
+    }
+
+    /// Stops all queues and waits for their requests in flight.
+    fn stop_all(&mut self) {
+        self.begin_drain();
+        self.wait_drained(None);
+    }
+
+    /// When the last queue has stopped, whoever starts them next, here or elsewhere, may use the disks.
+    fn end_use(&mut self) {
+        if self.vrings.iter().all(Vring::is_stopped) {
+            self.active.end();
+        }
     }
 
     fn refuse<T>(&mut self, why: impl Into<String>) -> Result<T> {
@@ -107,7 +156,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
 
     /// Starts queue `place` if all is known that it needs.
     fn start_if_ready(&mut self, place: usize) -> Result<()> {
-        if !self.vrings[place].is_startable() {
+        if !self.vrings[place].is_startable() || !self.may_start() {
             return Ok(());
         }
         if let Err(error) = self.active.begin(|| self.disks.list()) {
@@ -120,6 +169,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             disks: self.disks.list(),
             name: &self.options.name,
             memory: &self.memory,
+            inflight: self.inflight.as_ref(),
             features: self.features,
             poll: self.options.poll,
             coalesce: self.options.coalesce,
@@ -204,6 +254,33 @@ impl<D: VirtioDevice<Lane>> Holder for Session<D> {
             let _ = queue.refresh_disk(slot);
         }
     }
+
+    fn begin_drain(&mut self) {
+        self.vrings.iter_mut().for_each(|vring| vring.begin_drain(&self.options.name));
+    }
+
+    fn wait_drained(&mut self, end: Option<Instant>) -> bool {
+        let (name, tally) = (&self.options.name, &self.tally);
+        // All of them, so that each that can end does.
+        let drained =
+            self.vrings.iter_mut().map(|vring| vring.wait_drained(name, tally, end)).fold(true, |all, one| all & one);
+        self.end_use();
+        drained
+    }
+
+    fn freeze(&mut self) {
+        let tracked = self.inflight.is_some();
+        for vring in &mut self.vrings {
+            if vring.freeze() {
+                self.active.keep();
+                let what = match tracked {
+                    true => "its requests in flight are left to whoever serves the queue next",
+                    false => "its requests in flight are lost: the VMM keeps no in-flight region",
+                };
+                tracing::warn!(disk = self.options.name, queue = vring.index, "storage did not answer in time: {what}");
+            }
+        }
+    }
 }
 
 impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
@@ -216,11 +293,10 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn reset_device(&mut self) -> Result<()> {
+        self.stop_all();
         for vring in &mut self.vrings {
-            vring.stop(&self.options.name, &self.tally);
             *vring = Vring::new(vring.index);
         }
-        self.active.end();
         self.features = 0;
         self.logging = Logging::default();
         self.device.reset();
@@ -326,16 +402,17 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let place = self.place(index)?;
+        if self.vrings[place].is_startable() && self.wait_for_start() {
+            // Where it is can be told only after its predecessor's requests have ended.
+            self.start_if_ready(place)?;
+        }
         let vring = &mut self.vrings[place];
         vring.stop(&self.options.name, &self.tally);
         // A stopped ring starts again with its next kick descriptor.
         vring.kick = None;
         vring.call = None;
         let base = u32::from(vring.base);
-        if self.vrings.iter().all(|vring| vring.served.is_none()) {
-            // The device is suspended: whoever starts its queues next, here or elsewhere, may use the disks.
-            self.active.end();
-        }
+        self.end_use();
         Ok(VhostUserVringState::new(index, base))
     }
 
@@ -383,6 +460,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::BACKEND_REQ
             | VhostUserProtocolFeatures::RESET_DEVICE
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
             | VhostUserProtocolFeatures::LOG_SHMFD)
     }
@@ -449,12 +527,30 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         self.unsupported("GET_SHARED_OBJECT")
     }
 
-    fn get_inflight_fd(&mut self, _inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        self.unsupported("GET_INFLIGHT_FD")
+    fn get_inflight_fd(&mut self, inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let VhostUserInflight { num_queues, queue_size, .. } = *inflight;
+        let (queues, most) = (self.device.queues(), self.device.max_ring_size());
+        if num_queues == 0 || num_queues > queues {
+            return self.refuse(format!("GET_INFLIGHT_FD: queues: found {num_queues}, expected 1 to {queues}"));
+        }
+        // VMMs give rings more entries than they say here, so every table has room for the largest.
+        match InflightRegion::create(num_queues, queue_size.max(most).min(MAX_SIZE)) {
+            Ok(made) => Ok(made),
+            Err(error) => self.refuse(format!("GET_INFLIGHT_FD: memory: {error}")),
+        }
     }
 
-    fn set_inflight_fd(&mut self, _inflight: &VhostUserInflight, _file: File) -> Result<()> {
-        self.unsupported("SET_INFLIGHT_FD")
+    fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
+        if self.vrings.iter().any(|vring| vring.served.is_some()) {
+            return self.refuse("SET_INFLIGHT_FD: found it while queues run, expected it before they start");
+        }
+        match InflightRegion::open(inflight, &file) {
+            Ok(region) => {
+                self.inflight = Some(Arc::new(region));
+                Ok(())
+            }
+            Err(why) => self.refuse(why),
+        }
     }
 
     fn set_device_state_fd(

@@ -1,17 +1,22 @@
 //! One queue: what the VMM told about it, and the served queue it becomes.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::log::Logging;
-use mqblk_core::Wake;
+use mqblk_core::{Call, Wake};
 use mqblk_engine::{
-    Bell, Coalesce, Engine, EventFd, FixedBufferUse, Kick, Lane, PollPolicy, QueueDisk, QueueHandle, QueueOptions,
-    Tally,
+    Bell, Coalesce, Detached, Draining, Engine, EventFd, FixedBufferUse, Kick, Lane, PollPolicy, QueueDisk,
+    QueueHandle, QueueOptions, Tally,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, UserAddress};
-use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitRing};
+use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitRing, SplitState};
 use mqblk_virtio::{QueueParts, QueueRole, VirtioDevice, VirtioQueue, features};
+
+use crate::inflight::InflightRegion;
+use crate::log::Logging;
+
+/// How often a wait for storage is logged.
+const REPORT: Duration = Duration::from_secs(5);
 
 /// What all queues of a session share when they start.
 pub(crate) struct Start<'a, D> {
@@ -20,6 +25,7 @@ pub(crate) struct Start<'a, D> {
     pub(crate) disks: Vec<QueueDisk>,
     pub(crate) name: &'a str,
     pub(crate) memory: &'a Arc<GuestMemory>,
+    pub(crate) inflight: Option<&'a Arc<InflightRegion>>,
     pub(crate) features: u64,
     pub(crate) poll: PollPolicy,
     pub(crate) coalesce: Coalesce,
@@ -52,6 +58,16 @@ pub(crate) struct Vring<Q> {
     pub(crate) err: Option<EventFd>,
     pub(crate) enabled: bool,
     pub(crate) served: Option<QueueHandle<Q>>,
+    /// It is on its way out.
+    leaving: Option<Leaving>,
+}
+
+/// A queue that drains.
+struct Leaving {
+    queue: Draining<SplitState>,
+    since: Instant,
+    /// When the wait is logged next.
+    report: Instant,
 }
 
 impl<Q: VirtioQueue<Lane>> Vring<Q> {
@@ -67,6 +83,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
             err: None,
             enabled: false,
             served: None,
+            leaving: None,
         }
     }
 
@@ -88,6 +105,11 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         SplitRing::resolve(memory, &addresses, size).map_err(|error| format!("queue {}: {error}", self.index))
     }
 
+    /// Whether nothing of it is in flight.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.served.is_none() && self.leaving.is_none()
+    }
+
     /// Whether everything is known that a start needs.
     pub(crate) fn is_startable(&self) -> bool {
         self.served.is_none() && self.kick.is_some() && self.size.is_some() && self.addresses.is_some()
@@ -98,8 +120,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
     where
         D: VirtioDevice<Lane, Queue = Q>,
     {
-        let ring = self.resolve(start.memory)?;
-        let mut ring = DeviceRing::new(ring, self.base, start.features & features::RING_EVENT_IDX != 0);
+        let mut ring = self.ring(start)?;
         ring.set_log(
             start.logging.ring(self.log, ring.size()).map_err(|error| format!("queue {}: {error}", self.index))?,
         );
@@ -122,11 +143,22 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         };
         let (device, memory, fixed) = (Arc::clone(start.device), Arc::clone(start.memory), start.fixed);
         let (index, call, features) = (self.index, self.call.take(), start.features);
+        let fence = start.inflight.and_then(|region| region.fence()).cloned();
+        let held = fence.clone();
         let make = move |lane: &mut Lane, waker: &Arc<dyn Wake>| {
             let lease = lane.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
             lane.buffers.reserve(depth);
             lane.buffers.set_log(lease, log.as_ref());
-            let call = call.map(|call| Box::new(call) as Box<dyn mqblk_core::Call>);
+            if let Some(fence) = &fence
+                && !lane.keep_open(fence)
+            {
+                tracing::debug!("a worker's table of files is full: a killed daemon's requests may outlive its lock");
+            }
+            let call = call.map(|call| Box::new(call) as Box<dyn Call>);
+            if let Some(call) = call.as_ref().filter(|_| ring.is_resumed()) {
+                // The call for what was answered last may have been lost with whoever served the ring before.
+                call.call();
+            }
             let waker = Arc::clone(waker);
             Ok(device.queue(index, QueueParts { ring, lease, call, features, waker }))
         };
@@ -134,12 +166,43 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
             queue.close(lane);
             lane.buffers.unreserve(depth);
             lane.retire(queue.lease());
+            if let Some(fence) = &held {
+                lane.let_close(fence);
+            }
         };
         let handle = start.engine.attach(start.worker, options, make, leave);
         let handle = handle.map_err(|error| format!("queue {}: {error}", self.index))?;
         start.tally.attached(self.index, handle.id());
         self.served = Some(handle);
         Ok(())
+    }
+
+    /// The ring, where it was left: by the in-flight region if it has a table there, else by what the VMM said.
+    fn ring<D>(&self, start: &Start<'_, D>) -> Result<DeviceRing, String> {
+        let ring = self.resolve(start.memory)?;
+        let (index, event_idx) = (self.index, start.features & features::RING_EVENT_IDX != 0);
+        let Some(table) = start.inflight.and_then(|region| region.table(index)) else {
+            return Ok(DeviceRing::new(ring, self.base, event_idx));
+        };
+        let (ring, forgotten) = DeviceRing::tracked(ring, self.base, event_idx, table)
+            .map_err(|error| format!("queue {index}: {error}"))?;
+        if forgotten > 0 {
+            tracing::warn!(
+                disk = start.name,
+                queue = index,
+                requests = forgotten,
+                "the in-flight region is of an earlier life of the ring: its requests are forgotten"
+            );
+        }
+        if ring.replays() > 0 {
+            tracing::info!(
+                disk = start.name,
+                queue = index,
+                requests = ring.replays(),
+                "requests taken up again that were not answered"
+            );
+        }
+        Ok(ring)
     }
 
     fn tell_broken(&self, name: &str) -> Box<dyn FnOnce(&str) + Send> {
@@ -182,36 +245,81 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         applied.map_err(|gone| gone.to_string())
     }
 
+    /// Takes no more requests off the ring.
+    pub(crate) fn begin_drain(&mut self, name: &str) {
+        let Some(served) = self.served.take() else { return };
+        match served.drain() {
+            Ok(queue) => {
+                let since = Instant::now();
+                self.leaving = Some(Leaving { queue, since, report: since + REPORT });
+            }
+            Err(gone) => tracing::error!(disk = name, queue = self.index, "{gone}"),
+        }
+    }
+
+    /// Waits for the requests in flight of a queue that drains, until `end` at most. Whether none is left.
+    pub(crate) fn wait_drained(&mut self, name: &str, tally: &Tally, end: Option<Instant>) -> bool {
+        let Some(leaving) = &mut self.leaving else { return true };
+        loop {
+            let until = end.map_or(leaving.report, |end| end.min(leaving.report));
+            match leaving.queue.wait(until.saturating_duration_since(Instant::now())) {
+                Ok(Some(left)) => {
+                    self.leaving = None;
+                    self.left(name, tally, left);
+                    return true;
+                }
+                Ok(None) => {
+                    let now = Instant::now();
+                    if now >= leaving.report {
+                        leaving.report = now + REPORT;
+                        let seconds = leaving.since.elapsed().as_secs();
+                        tracing::warn!(disk = name, queue = self.index, "waiting for storage since {seconds} s");
+                    }
+                    if end.is_some_and(|end| now >= end) {
+                        return false;
+                    }
+                }
+                Err(gone) => {
+                    tracing::error!(disk = name, queue = self.index, "{gone}");
+                    self.leaving = None;
+                    return true;
+                }
+            }
+        }
+    }
+
+    /// Leaves the requests in flight of a queue that drains unanswered. Whether there were any.
+    pub(crate) fn freeze(&mut self) -> bool {
+        // A worker that has ended answers nothing more either.
+        self.leaving.take().is_some_and(|leaving| leaving.queue.freeze().is_ok())
+    }
+
     /// Takes the queue back and waits for its requests in flight.
     pub(crate) fn stop(&mut self, name: &str, tally: &Tally) {
-        let Some(served) = self.served.take() else { return };
+        self.begin_drain(name);
+        self.wait_drained(name, tally, None);
+    }
+
+    fn left(&mut self, name: &str, tally: &Tally, left: Detached<SplitState>) {
         let index = self.index;
-        let waiting = |waited: Duration| {
-            tracing::warn!(disk = name, queue = index, "waiting for storage since {} s", waited.as_secs());
-        };
-        match served.detach(waiting) {
-            Ok(left) => {
-                self.base = left.position;
-                tally.detached(index, &left.report);
-                let c = left.report.counters;
-                tracing::info!(
-                    disk = name,
-                    queue = index,
-                    requests = c.requests,
-                    reads = c.reads,
-                    writes = c.writes,
-                    flushes = c.flushes,
-                    discards = c.discards,
-                    write_zeroes = c.write_zeroes,
-                    errors = c.errors,
-                    malformed = c.malformed,
-                    kicks = c.kicks,
-                    calls = c.calls,
-                    poll_ms = c.poll_ns / 1_000_000,
-                    "queue stopped"
-                );
-            }
-            Err(gone) => tracing::error!(disk = name, queue = index, "{gone}"),
-        }
+        self.base = left.position.next_avail;
+        tally.detached(index, &left.report);
+        let c = left.report.counters;
+        tracing::info!(
+            disk = name,
+            queue = index,
+            requests = c.requests,
+            reads = c.reads,
+            writes = c.writes,
+            flushes = c.flushes,
+            discards = c.discards,
+            write_zeroes = c.write_zeroes,
+            errors = c.errors,
+            malformed = c.malformed,
+            kicks = c.kicks,
+            calls = c.calls,
+            poll_ms = c.poll_ns / 1_000_000,
+            "queue stopped"
+        );
     }
 }

@@ -1,0 +1,281 @@
+//! Which chains of a split ring are in flight, in memory that outlives the process: a table that the front-end keeps and shows to
+//! whoever serves the ring next. Answers go out in any order, so the ring alone does not tell. Source: QEMU's `vhost-user.rst`,
+//! "Inflight I/O tracking", the split layout.
+//!
+//! It stands a kill of the process at any store, not a loss of power. The order of the stores, each visible before the next:
+//!
+//! ```text
+//! take:     counter of the chain, its in-flight mark
+//! put_used: its link to the chain put before it
+//! publish:  head of the list of links, THE RING'S USED INDEX, in-flight marks off, used index as published
+//! ```
+//!
+//! Whoever finds the ring's used index ahead of the table's knows that the process died inside a publish, and how many chains
+//! of the list have been answered.
+
+use std::sync::atomic::Ordering;
+
+use mqblk_memory::SharedWords;
+
+/// The layout's version, in the table's header; 0 is memory that nobody has used yet.
+const VERSION: u16 = 1;
+
+/// Words before the entries: features, then version, entries, last head and used index in 16 bits each.
+const HEADER_WORDS: usize = 2;
+/// Words of an entry: mark and link, then the counter.
+const ENTRY_WORDS: usize = 2;
+
+/// The chain is in flight.
+const IN_FLIGHT: u64 = 1;
+/// All bits of the mark's byte.
+const MARK: u64 = 0xff;
+/// Where the step's byte lies: padding in the specification's layout.
+const STEP_SHIFT: u32 = 8;
+/// Where the link lies.
+const LINK_SHIFT: u32 = 48;
+
+/// Why a table is not one to go on by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InflightError {
+    /// It has no room for the ring.
+    #[error(
+        "in-flight region: found {found} bytes for a queue, expected at least {expected} for a ring of {size} entries"
+    )]
+    TooSmall {
+        /// Bytes it has.
+        found: u64,
+        /// Bytes that it needs.
+        expected: u64,
+        /// The ring's entries.
+        size: u16,
+    },
+    /// Another program's layout, or a later one.
+    #[error("in-flight region: {field}: found {found}, expected {expected}")]
+    Header {
+        /// What of it.
+        field: &'static str,
+        /// What it holds.
+        found: u64,
+        /// What it has to hold.
+        expected: u64,
+    },
+    /// Its list of answered chains leaves the table.
+    #[error("in-flight region: the list of answered chains names descriptor {found} of a ring of {size} entries")]
+    List {
+        /// The descriptor.
+        found: u16,
+        /// The ring's entries.
+        size: u16,
+    },
+}
+
+/// A chain that was taken off the ring by a process that died before it answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replay {
+    /// Its head.
+    pub head: u16,
+    /// How far the request had come, as noted by [`InflightTable::note_step`]; 0 when nothing was noted.
+    pub step: u8,
+}
+
+/// What a table tells about its ring.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// The next available entry to read. `None`: the table is fresh or of an earlier life of the ring, and does not know.
+    pub next_avail: Option<u16>,
+    /// Chains in flight, in the order in which they were taken.
+    pub replays: Vec<Replay>,
+    /// Chains that were marked in flight in an earlier life of the ring, which were forgotten.
+    pub forgotten: usize,
+}
+
+/// A ring's table. Nothing is read back from it while the ring is served: what it holds is known.
+#[derive(Debug)]
+pub struct InflightTable {
+    words: SharedWords,
+    size: u16,
+    /// Stored with the next chain that is taken.
+    counter: u64,
+    /// The chain put last.
+    last_head: u16,
+    /// Used index of the last publish that has ended.
+    used: u16,
+    /// Chains put since then.
+    batch: Vec<u16>,
+}
+
+impl InflightTable {
+    /// Bytes of the table of a ring with `size` entries: whole cache lines, so that two queues share none.
+    pub const fn bytes(size: u16) -> u64 {
+        let bytes = (HEADER_WORDS + ENTRY_WORDS * size as usize) as u64 * 8;
+        bytes.next_multiple_of(64)
+    }
+
+    /// Goes on by the table in `words` with a ring of `size` entries whose used index is `used` now.
+    ///
+    /// A table of another size, or one whose index is further from the ring's than a batch can be, is of an earlier life of the
+    /// ring: a guest has reset the device since. It begins anew.
+    ///
+    /// # Errors
+    /// When it is too small, has another layout, or contradicts itself.
+    pub fn open(words: SharedWords, size: u16, used: u16) -> Result<(InflightTable, Recovered), InflightError> {
+        let found = words.count() as u64 * 8;
+        let expected = (HEADER_WORDS + ENTRY_WORDS * usize::from(size)) as u64 * 8;
+        if found < expected {
+            return Err(InflightError::TooSmall { found, expected, size });
+        }
+        let mut table =
+            InflightTable { words, size, counter: 1, last_head: 0, used, batch: Vec::with_capacity(size.into()) };
+        let features = table.load(0);
+        if features != 0 {
+            return Err(InflightError::Header { field: "features", found: features, expected: 0 });
+        }
+        let [version, entries, last_head, published] = split(table.load(1));
+        match version {
+            0 => {
+                table.begin_anew();
+                return Ok((table, Recovered::default()));
+            }
+            VERSION => {}
+            other => {
+                return Err(InflightError::Header { field: "version", found: other.into(), expected: VERSION.into() });
+            }
+        }
+        let answered = used.wrapping_sub(published);
+        if entries != size || answered > size {
+            let forgotten = table.begin_anew();
+            return Ok((table, Recovered { forgotten, ..Recovered::default() }));
+        }
+        table.last_head = last_head;
+        table.end_publish(answered)?;
+        let replays = table.in_flight();
+        let next_avail = Some(used.wrapping_add(replays.len() as u16));
+        Ok((table, Recovered { next_avail, replays, forgotten: 0 }))
+    }
+
+    fn load(&self, word: usize) -> u64 {
+        self.words.get(word).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// One store, after all stores before it and before all that follow by `store`.
+    #[inline]
+    fn store(&self, word: usize, value: u64) {
+        #[cfg(test)]
+        tests::crash_point();
+        // `open` has checked the room, and heads are below the size.
+        if let Some(word) = self.words.get(word) {
+            word.store(value, Ordering::Release);
+        }
+    }
+
+    #[inline]
+    fn store_header(&self) {
+        self.store(1, join([VERSION, self.size, self.last_head, self.used]));
+    }
+
+    const fn mark_word(head: u16) -> usize {
+        HEADER_WORDS + ENTRY_WORDS * head as usize
+    }
+
+    /// Clears all entries, then makes the header say that they are. Returns how many were in flight.
+    fn begin_anew(&mut self) -> usize {
+        // A process that dies in between leaves a table that is fresh.
+        self.store(1, 0);
+        let room = (self.words.count() - HEADER_WORDS) / ENTRY_WORDS;
+        let mut cleared = 0;
+        for word in (0..room).map(|entry| HEADER_WORDS + ENTRY_WORDS * entry) {
+            cleared += usize::from(self.load(word) & IN_FLIGHT != 0);
+            self.store(word, 0);
+        }
+        (self.last_head, self.counter) = (0, 1);
+        self.store_header();
+        cleared
+    }
+
+    /// Ends the publish that the process before died in: `answered` chains of the list are in the ring.
+    fn end_publish(&mut self, answered: u16) -> Result<(), InflightError> {
+        let mut head = self.last_head;
+        for _ in 0..answered {
+            if head >= self.size {
+                return Err(InflightError::List { found: head, size: self.size });
+            }
+            let word = Self::mark_word(head);
+            let entry = self.load(word);
+            self.store(word, entry & !MARK);
+            head = (entry >> LINK_SHIFT) as u16;
+        }
+        self.store_header();
+        Ok(())
+    }
+
+    /// Chains in flight, in the order in which they were taken. The counter goes on after theirs.
+    fn in_flight(&mut self) -> Vec<Replay> {
+        let mut found: Vec<(u64, Replay)> = (0..self.size)
+            .filter_map(|head| {
+                let entry = self.load(Self::mark_word(head));
+                let replay = Replay { head, step: (entry >> STEP_SHIFT) as u8 };
+                (entry & IN_FLIGHT != 0).then(|| (self.load(Self::mark_word(head) + 1), replay))
+            })
+            .collect();
+        found.sort_unstable_by_key(|(counter, replay)| (*counter, replay.head));
+        self.counter = found.last().map_or(1, |(counter, _)| counter.wrapping_add(1));
+        found.into_iter().map(|(_, replay)| replay).collect()
+    }
+
+    /// The chain of this head is taken off the ring.
+    #[inline]
+    pub fn take(&mut self, head: u16) {
+        let word = Self::mark_word(head);
+        self.store(word + 1, self.counter);
+        self.counter = self.counter.wrapping_add(1);
+        self.store(word, IN_FLIGHT);
+    }
+
+    /// Notes how far the request of a chain in flight has come.
+    pub fn note_step(&mut self, head: u16, step: u8) {
+        self.store(Self::mark_word(head), IN_FLIGHT | u64::from(step) << STEP_SHIFT);
+    }
+
+    /// A used element for the chain of this head was written, which [`published`](Self::published) makes visible.
+    #[inline]
+    pub fn put_used(&mut self, head: u16) {
+        // The step stays: a process that dies before the publish leaves a request that is done again from there.
+        let entry = self.load(Self::mark_word(head)) & (MARK << STEP_SHIFT | MARK);
+        self.store(Self::mark_word(head), u64::from(self.last_head) << LINK_SHIFT | entry);
+        self.last_head = head;
+        self.batch.push(head);
+    }
+
+    /// The ring's used index is about to move past all chains that were put.
+    #[inline]
+    pub fn publishing(&mut self) {
+        self.store_header();
+    }
+
+    /// The ring's used index has moved to `used`.
+    #[inline]
+    pub fn published(&mut self, used: u16) {
+        // The link of the first is to a chain before the batch, which nobody follows.
+        let mut link = 0;
+        for at in 0..self.batch.len() {
+            let head = self.batch[at];
+            self.store(Self::mark_word(head), u64::from(link) << LINK_SHIFT);
+            link = head;
+        }
+        self.batch.clear();
+        self.used = used;
+        self.store_header();
+    }
+}
+
+fn split(word: u64) -> [u16; 4] {
+    [0, 16, 32, 48].map(|shift| (word >> shift) as u16)
+}
+
+#[inline]
+fn join([a, b, c, d]: [u16; 4]) -> u64 {
+    u64::from(a) | u64::from(b) << 16 | u64::from(c) << 32 | u64::from(d) << 48
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,308 @@
+//! The table against a driver, with a process that dies at any store.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+
+use mqblk_memory::{GuestAddress, GuestMemory, Region};
+use proptest::prelude::*;
+
+use super::super::driver::{Features, Shape};
+use super::super::{DeviceRing, SplitAddresses, SplitDriver, SplitRing};
+use super::*;
+
+thread_local! {
+    /// Stores until the process dies.
+    static LIFE: Cell<u64> = const { Cell::new(u64::MAX) };
+}
+
+/// The process died here.
+struct Died;
+
+/// Before each store of the table, and before the ring's used index moves.
+pub(in super::super) fn crash_point() {
+    LIFE.set(match LIFE.get() {
+        0 => resume_unwind(Box::new(Died)),
+        left => left - 1,
+    });
+}
+
+/// Does `work`, of which only the part before store `stores` happens. Whether all of it did.
+fn live(stores: u64, work: impl FnOnce()) -> bool {
+    LIFE.set(stores);
+    let ended = catch_unwind(AssertUnwindSafe(work));
+    LIFE.set(u64::MAX);
+    match ended {
+        Ok(()) => true,
+        Err(why) if why.is::<Died>() => false,
+        Err(why) => resume_unwind(why),
+    }
+}
+
+const AT: SplitAddresses =
+    SplitAddresses { desc: GuestAddress(0), avail: GuestAddress(0x1000), used: GuestAddress(0x2000) };
+const TABLE: GuestAddress = GuestAddress(0x4000);
+
+struct Rig {
+    memory: Arc<GuestMemory>,
+    driver: SplitDriver,
+    size: u16,
+    /// The next request's number.
+    next: u32,
+    /// Answers, by request.
+    answers: BTreeMap<u32, u32>,
+}
+
+impl Rig {
+    fn new(size: u16) -> Rig {
+        let region = Region::shared("ring", 0x8000, GuestAddress(0)).unwrap().0;
+        let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
+        let driver = SplitDriver::new(&memory, &AT, size, Features { event_idx: true }, None).unwrap();
+        Rig { memory, driver, size, next: 0, answers: BTreeMap::new() }
+    }
+
+    fn words(&self) -> SharedWords {
+        self.memory.words(TABLE, (InflightTable::bytes(self.size) / 8) as usize).unwrap()
+    }
+
+    /// A process that serves the ring from here on.
+    fn serve(&self) -> DeviceRing {
+        let ring = SplitRing::resolve(&self.memory, &AT, self.size).unwrap();
+        let (ring, forgotten) = DeviceRing::tracked(ring, 0, true, self.words()).unwrap();
+        assert_eq!(forgotten, 0);
+        ring
+    }
+
+    /// The driver sends as many as it can, at most `count`.
+    fn send(&mut self, count: u16) {
+        for _ in 0..count.min(self.driver.free_descriptors()) {
+            let chain = self.driver.begin(Shape::Direct).readable(GuestAddress(0x3000), 16).unwrap();
+            chain.commit(self.next).unwrap();
+            self.next += 1;
+        }
+        let _ = self.driver.publish();
+    }
+
+    /// The driver takes the answers that it sees.
+    fn hear(&mut self) {
+        self.driver.look().unwrap();
+        while let Some(used) = self.driver.take().unwrap() {
+            *self.answers.entry(used.token).or_default() += 1;
+        }
+    }
+}
+
+/// What a process holds. Its requests are the heads: the driver's tokens are not known here.
+#[derive(Default)]
+struct Process {
+    held: Vec<u16>,
+}
+
+/// One step of a process: takes, answers some of what it holds in any order, or publishes.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Send(u16),
+    Take(u16),
+    Answer(u16),
+    Publish,
+}
+
+fn step(rig: &mut Rig, ring: &mut DeviceRing, process: &mut Process, step: Step) {
+    match step {
+        Step::Send(count) => rig.send(count),
+        Step::Take(count) => {
+            for _ in 0..count {
+                match ring.take_next().unwrap() {
+                    Some(head) => process.held.push(head),
+                    None => return,
+                }
+            }
+        }
+        Step::Answer(which) => {
+            if !process.held.is_empty() {
+                let head = process.held.swap_remove(usize::from(which) % process.held.len());
+                ring.put_used(head, 1);
+            }
+        }
+        Step::Publish => {
+            let _ = ring.publish();
+            rig.hear();
+        }
+    }
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (1_u16..9).prop_map(Step::Send),
+        (1_u16..9).prop_map(Step::Take),
+        any::<u16>().prop_map(Step::Answer),
+        any::<u16>().prop_map(Step::Answer),
+        Just(Step::Publish),
+    ]
+}
+
+/// Serves until nothing is left: every request is answered exactly once, by whichever process.
+fn finish(rig: &mut Rig) {
+    let mut ring = rig.serve();
+    rig.hear();
+    let mut heads = Vec::new();
+    while let Some(head) = ring.take_next().unwrap() {
+        assert!(!heads.contains(&head), "head {head} was taken up twice");
+        heads.push(head);
+    }
+    for head in heads {
+        ring.put_used(head, 1);
+    }
+    let _ = ring.publish();
+    rig.hear();
+    assert_eq!(rig.answers.len() as u32, rig.next, "requests without an answer");
+    assert!(rig.answers.values().all(|count| *count == 1), "{:?}", rig.answers);
+    assert_eq!(rig.serve().replays(), 0);
+}
+
+/// A batch of everything, killed at each of its stores, the first and the last included.
+#[test]
+fn killed_at_each_store() {
+    let steps = [
+        Step::Send(8),
+        Step::Take(6),
+        Step::Answer(5),
+        Step::Answer(0),
+        Step::Publish,
+        Step::Take(2),
+        Step::Answer(1),
+        Step::Send(2),
+        Step::Take(1),
+        Step::Answer(3),
+        Step::Publish,
+    ];
+    let mut stores = 0;
+    loop {
+        let mut rig = Rig::new(8);
+        let mut ring = rig.serve();
+        let mut process = Process::default();
+        let ended = live(stores, || steps.iter().for_each(|one| step(&mut rig, &mut ring, &mut process, *one)));
+        drop(ring);
+        finish(&mut rig);
+        if ended {
+            break;
+        }
+        stores += 1;
+    }
+    assert!(stores >= 30, "the table was written in {stores} stores only");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    /// Lives of any length, one after the other, over one ring whose indices wrap.
+    #[test]
+    fn killed_again_and_again(
+        lives in proptest::collection::vec((0_u64..80, proptest::collection::vec(any_step(), 1..40)), 1..12)
+    ) {
+        let mut rig = Rig::new(8);
+        for (stores, steps) in lives {
+            let mut ring = rig.serve();
+            let mut process = Process::default();
+            live(stores, || {
+                for one in steps {
+                    step(&mut rig, &mut ring, &mut process, one);
+                }
+            });
+        }
+        finish(&mut rig);
+    }
+
+    /// Whatever lies in the memory: an error, or a ring that can be served, and never more replays than entries.
+    #[test]
+    fn any_content(header in any::<[u16; 4]>(), entries in proptest::collection::vec(any::<[u64; 2]>(), 8), used in any::<u16>()) {
+        let rig = Rig::new(8);
+        let words = rig.words();
+        // Half of the headers are almost right.
+        let header = if header[0] & 1 == 0 { [VERSION, 8, header[2] % 10, used.wrapping_sub(header[3] % 10)] } else { header };
+        words.get(1).unwrap().store(join(header), Ordering::Relaxed);
+        for (at, entry) in entries.iter().enumerate() {
+            words.get(2 + 2 * at).unwrap().store(entry[0], Ordering::Relaxed);
+            words.get(3 + 2 * at).unwrap().store(entry[1], Ordering::Relaxed);
+        }
+        if let Ok((_, found)) = InflightTable::open(words, 8, used) {
+            prop_assert!(found.replays.len() <= 8);
+            if let Some(next) = found.next_avail {
+                prop_assert_eq!(usize::from(next.wrapping_sub(used)), found.replays.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn chains_are_taken_up_in_the_order_of_their_arrival() {
+    let mut rig = Rig::new(8);
+    rig.send(8);
+    let mut ring = rig.serve();
+    let heads: Vec<u16> = std::iter::from_fn(|| ring.take_next().unwrap()).collect();
+    for head in [heads[3], heads[0]] {
+        ring.put_used(head, 1);
+    }
+    let _ = ring.publish();
+    // Of the eight, two are free again and come back last.
+    rig.hear();
+    rig.send(2);
+    let more: Vec<u16> = std::iter::from_fn(|| ring.take_next().unwrap()).collect();
+    assert_eq!(more.len(), 2);
+    ring.note_step(heads[4], 7);
+    assert_eq!(ring.state().in_flight.len(), 8);
+    drop(ring);
+
+    let mut ring = rig.serve();
+    assert_eq!((ring.replays(), ring.is_resumed(), ring.state().next_avail), (8, true, 10));
+    let replayed: Vec<u16> = std::iter::from_fn(|| ring.take_next().unwrap()).collect();
+    let rest = heads.iter().copied().filter(|head| *head != heads[3] && *head != heads[0]);
+    assert_eq!(replayed, rest.chain(more).collect::<Vec<_>>());
+    assert_eq!((ring.take_step(heads[5]), ring.take_step(heads[4]), ring.take_step(heads[4])), (0, 7, 0));
+    assert!(ring.take(heads[1]).is_err(), "it is held, and the driver offers it again");
+    // A step outlives an answer that is not published.
+    ring.note_step(heads[5], 3);
+    ring.put_used(heads[5], 1);
+    drop(ring);
+    assert_eq!(rig.serve().take_step(heads[5]), 3);
+}
+
+#[test]
+fn a_ring_that_was_reset_begins_anew() {
+    let mut rig = Rig::new(8);
+    rig.send(5);
+    let mut ring = rig.serve();
+    for _ in 0..3 {
+        let head = ring.take_next().unwrap().unwrap();
+        ring.put_used(head, 1);
+        let _ = ring.publish();
+    }
+    ring.take_next().unwrap().unwrap();
+    drop(ring);
+    // The guest's driver begins again: all indices are 0, which is behind the table's.
+    rig.memory.write(GuestAddress(AT.used.0), &[0; 4]).unwrap();
+    rig.memory.write(GuestAddress(AT.avail.0), &[0; 4]).unwrap();
+    let ring = SplitRing::resolve(&rig.memory, &AT, 8).unwrap();
+    let (ring, forgotten) = DeviceRing::tracked(ring, 0, true, rig.words()).unwrap();
+    assert_eq!((forgotten, ring.replays(), ring.is_resumed()), (1, 0, false));
+
+    // With a ring of another size too; and the table's rest is clean then.
+    drop(ring);
+    let (_, found) = InflightTable::open(rig.words(), 4, 9).unwrap();
+    assert_eq!(found, Recovered::default());
+}
+
+#[test]
+fn what_is_no_table_is_named() {
+    let rig = Rig::new(8);
+    let open = |size| InflightTable::open(rig.words(), size, 0);
+    assert_eq!(open(64).unwrap_err(), InflightError::TooSmall { found: 192, expected: 1040, size: 64 });
+    let words = rig.words();
+    words.get(1).unwrap().store(join([2, 8, 0, 0]), Ordering::Relaxed);
+    assert_eq!(open(8).unwrap_err(), InflightError::Header { field: "version", found: 2, expected: 1 });
+    words.get(1).unwrap().store(join([1, 8, 9, 0xfffe]), Ordering::Relaxed);
+    assert_eq!(open(8).unwrap_err(), InflightError::List { found: 9, size: 8 });
+    words.get(0).unwrap().store(4, Ordering::Relaxed);
+    assert_eq!(open(8).unwrap_err(), InflightError::Header { field: "features", found: 4, expected: 0 });
+}

@@ -1,0 +1,293 @@
+//! The control thread of a device: accepts, hands messages to the session, notices when a front-end leaves or a second one comes.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mqblk_engine::Lane;
+use mqblk_virtio::VirtioDevice;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use vhost::vhost_user::{BackendReqHandler, Error};
+
+use crate::disks::SharedSession;
+use crate::listen::ListenSocket;
+use crate::server::{Connected, ServerOptions, Shared, lock};
+use crate::session::{RETRY, Session};
+
+/// When a drain that holds a new connection up is logged.
+const LONG: Duration = Duration::from_secs(1);
+
+/// How long a drain holds its session's lock at a time.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The thread's state.
+pub(crate) struct Control<D: VirtioDevice<Lane>> {
+    socket: ListenSocket,
+    device: Arc<D>,
+    options: Arc<ServerOptions>,
+    shared: Arc<Shared>,
+    current: Option<Connection<D>>,
+    /// A second front-end, which is served when the first has left.
+    second: Option<UnixStream>,
+    drains: Vec<JoinHandle<()>>,
+}
+
+struct Connection<D: VirtioDevice<Lane>> {
+    stream: Arc<UnixStream>,
+    session: Arc<Mutex<Session<D>>>,
+    handler: BackendReqHandler<Mutex<Session<D>>>,
+    /// Since when queues wait for requests of whoever served them before, and whether that was logged.
+    waiting: Option<(Instant, bool)>,
+}
+
+/// What there is to do.
+#[derive(Default)]
+struct Ready {
+    accept: bool,
+    message: bool,
+    second_left: bool,
+}
+
+impl<D: VirtioDevice<Lane>> Control<D> {
+    pub(crate) fn new(socket: ListenSocket, device: Arc<D>, options: Arc<ServerOptions>, shared: Arc<Shared>) -> Self {
+        Control { socket, device, options, shared, current: None, second: None, drains: Vec::new() }
+    }
+
+    /// Serves one VMM after the other, until the server stops.
+    pub(crate) fn run(mut self) {
+        while !self.is_stopped() {
+            if self.current.is_none()
+                && let Some(stream) = self.second.take()
+            {
+                self.begin(stream);
+            }
+            let ready = self.wait();
+            if self.is_stopped() {
+                break;
+            }
+            if ready.message {
+                self.message();
+            }
+            self.start_waiting();
+            if ready.second_left {
+                self.second = None;
+            }
+            if ready.accept {
+                self.accept();
+            }
+        }
+        self.end_at_stop();
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.shared.stopped.load(Ordering::SeqCst)
+    }
+
+    fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    fn wait(&self) -> Ready {
+        // One front-end is served and one may wait; others stay in the socket's backlog.
+        let listening = self.second.is_none();
+        let listener = self.socket.listener().as_fd();
+        let nothing = PollFlags::empty();
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(self.shared.bell.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(listener, if listening { PollFlags::IN } else { nothing }),
+        ];
+        let connected = self.current.as_ref().map(|connection| connection.stream.as_fd());
+        fds.extend(connected.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        fds.extend(self.second.as_ref().map(|second| PollFd::new(second, PollFlags::RDHUP)));
+        let waiting = self.current.as_ref().is_some_and(|connection| connection.waiting.is_some());
+        let retry = Timespec { tv_sec: 0, tv_nsec: i64::from(RETRY.subsec_nanos()) };
+        if rustix::event::poll(&mut fds, waiting.then_some(&retry)).is_err() {
+            return Ready::default();
+        }
+        // Whatever it was signalled for is looked at after each wait.
+        self.shared.bell.take();
+        let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+        let message = self.current.is_some() && is_ready(2);
+        let second_left = self.second.is_some() && is_ready(if self.current.is_some() { 3 } else { 2 });
+        Ready { accept: listening && is_ready(1), message, second_left }
+    }
+
+    fn accept(&mut self) {
+        let stream = match self.socket.listener().accept() {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(disk = self.name(), "accept: {error}");
+                // Out of descriptors, most likely: the connection stays in the queue, so do not spin on it.
+                std::thread::sleep(Duration::from_millis(100));
+                return;
+            }
+        };
+        if self.current.is_none() {
+            return self.begin(stream);
+        }
+        tracing::warn!(
+            disk = self.name(),
+            waits = peer(&stream),
+            served = self.current.as_ref().map_or(0, |current| peer(&current.stream)),
+            "a second front-end waits until the first one leaves: one at a time is served on a socket"
+        );
+        self.second = Some(stream);
+    }
+
+    /// Begins to serve a connection.
+    fn begin(&mut self, stream: UnixStream) {
+        let kept = match stream.try_clone() {
+            Ok(clone) => Arc::new(clone),
+            Err(error) => {
+                tracing::warn!(disk = self.name(), "connection refused: {error}");
+                return;
+            }
+        };
+        tracing::debug!(disk = self.name(), front_end = peer(&kept), "front-end connected");
+        let Shared { tally, disks, gate, .. } = &*self.shared;
+        let session = Session::new(
+            Arc::clone(&self.device),
+            Arc::clone(&self.options),
+            Arc::clone(tally),
+            Arc::clone(disks),
+            Arc::clone(gate),
+        );
+        let session = Arc::new(Mutex::new(session));
+        let shared: SharedSession = Arc::clone(&session) as SharedSession;
+        self.shared.disks.held_by(Some(Arc::clone(&shared)));
+        *lock(&self.shared.connection) = Some(Connected { stream: Arc::clone(&kept), session: shared });
+        let handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
+        self.current = Some(Connection { stream: kept, session, handler, waiting: None });
+    }
+
+    /// Takes one message.
+    fn message(&mut self) {
+        let Some(connection) = &mut self.current else { return };
+        let handler = &mut connection.handler;
+        // A panic in a message's handling is a bug, but it must cost only this connection.
+        let handled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handler.handle_request()));
+        match handled {
+            Ok(Ok(())) => {
+                // Some messages are answered with an error that does not end the conversation.
+                let complaint = lock(&connection.session).complaint();
+                if let Some(why) = complaint {
+                    tracing::warn!(disk = self.name(), "front-end's message declined: {why}");
+                }
+                self.note_waiting();
+            }
+            Ok(Err(error)) => self.leave(Some(&error)),
+            Err(_) => self.leave(None),
+        }
+    }
+
+    /// Notes whether queues wait for requests of whoever served them before.
+    fn note_waiting(&mut self) {
+        if let Some(connection) = &mut self.current {
+            let waits = lock(&connection.session).is_waiting();
+            connection.waiting = waits.then(|| connection.waiting.unwrap_or((Instant::now(), false)));
+        }
+    }
+
+    /// Starts queues that wait, when they need not any more.
+    fn start_waiting(&mut self) {
+        let Some(connection) = &mut self.current else { return };
+        let Some((since, logged)) = &mut connection.waiting else { return };
+        if !*logged && since.elapsed() >= LONG {
+            *logged = true;
+            tracing::warn!(
+                disk = self.options.name,
+                "queues wait for the storage to end requests of an earlier connection, or of a daemon before this one"
+            );
+        }
+        let started = lock(&connection.session).start_waiting();
+        match started {
+            Ok(()) => self.note_waiting(),
+            Err(error) => self.leave(Some(&error)),
+        }
+    }
+
+    /// The connection has ended: its queues drain, which takes as long as the storage does, and a new one may come meanwhile.
+    fn leave(&mut self, error: Option<&Error>) {
+        let Some(Connection { session, handler, .. }) = self.current.take() else { return };
+        *lock(&self.shared.connection) = None;
+        self.shared.disks.drain_begins();
+        drop(handler);
+        {
+            let mut session = lock(&session);
+            match (error, session.complaint()) {
+                (_, Some(why)) => tracing::warn!(disk = self.name(), "front-end disconnected for its message: {why}"),
+                (Some(error), None) if is_hang_up(error) => tracing::debug!(disk = self.name(), "front-end left"),
+                (Some(error), None) => {
+                    tracing::warn!(disk = self.name(), "front-end disconnected for its message: {error}");
+                }
+                (None, None) => {
+                    tracing::error!(disk = self.name(), "front-end disconnected: handling its message failed");
+                }
+            }
+            if session.lost_memory() {
+                tracing::warn!(disk = self.name(), "the front-end cut off memory that it had shared");
+            }
+        }
+        self.drain(session);
+    }
+
+    /// Drains a session on a thread of its own.
+    fn drain(&mut self, session: SharedSession) {
+        self.drains.retain(|drain| !drain.is_finished());
+        lock(&self.shared.draining).push(Arc::clone(&session));
+        let (shared, inner) = (Arc::clone(&self.shared), Arc::clone(&session));
+        let work = move || {
+            drain_session(&shared, &inner);
+            shared.bell.signal();
+        };
+        match std::thread::Builder::new().name(format!("drain-{}", self.name())).spawn(work) {
+            Ok(thread) => self.drains.push(thread),
+            Err(error) => {
+                tracing::warn!(disk = self.name(), "no thread for a drain, so the next front-end waits: {error}");
+                drain_session(&self.shared, &session);
+            }
+        }
+    }
+
+    /// The server stops; whoever stops it has drained the session.
+    fn end_at_stop(mut self) {
+        if let Some(Connection { session, .. }) = self.current.take() {
+            *lock(&self.shared.connection) = None;
+            self.shared.disks.held_by(None);
+            drop(session);
+        }
+        for drain in self.drains {
+            if drain.join().is_err() {
+                tracing::error!(disk = self.options.name, "a drain had panicked");
+            }
+        }
+    }
+}
+
+/// Waits until a session's requests have ended, or the server stops and has waited long enough.
+fn drain_session(shared: &Shared, session: &SharedSession) {
+    lock(session).begin_drain();
+    // The lock is given up in between: whoever stops the server looks at the session too.
+    while !lock(session).wait_drained(Some(Instant::now() + LOOK)) && shared.end().is_none() {}
+    lock(&shared.draining).retain(|other| !Arc::ptr_eq(other, session));
+    shared.disks.drain_ended();
+}
+
+/// The process on the other end; 0 when the system does not say.
+fn peer(stream: &UnixStream) -> i32 {
+    rustix::net::sockopt::socket_peercred(stream).map_or(0, |peer| peer.pid.as_raw_nonzero().get())
+}
+
+/// Whether the other side simply went away.
+fn is_hang_up(error: &Error) -> bool {
+    match error {
+        Error::Disconnected => true,
+        Error::SocketBroken(source) | Error::SocketError(source) => {
+            matches!(source.kind(), std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::BrokenPipe)
+        }
+        _ => false,
+    }
+}

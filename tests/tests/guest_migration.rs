@@ -1,0 +1,236 @@
+//! Live migration of real guests: two QEMUs, two daemons that have the same image open, fio that verifies all the way.
+//!
+//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest. `MQBLK_MIGRATIONS` says how many times each guest goes
+//! there and back (1).
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use mqblk_tests::guest::{
+    Controller, Daemon, DaemonDisk, FioLoop, Guest, GuestBuilder, GuestController, GuestDisk, Image, Lun, Vmm,
+    with_each_vmm,
+};
+use serde_json::json;
+
+const WITHIN: Duration = Duration::from_secs(180);
+const MIB: u64 = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Interface {
+    Blk,
+    Scsi,
+}
+
+/// What is migrated.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    vmm: Vmm,
+    interface: Interface,
+    queues: u16,
+    /// How long the storage takes for each request, in microseconds.
+    latency_us: u32,
+}
+
+/// How many times there and back.
+fn rounds() -> Result<usize> {
+    match std::env::var("MQBLK_MIGRATIONS") {
+        Err(_) => Ok(1),
+        Ok(text) => text.parse().with_context(|| format!("MQBLK_MIGRATIONS: found {text:?}, expected a number")),
+    }
+}
+
+impl Setting {
+    fn new(vmm: Vmm, interface: Interface, queues: u16) -> Setting {
+        Setting { vmm, interface, queues, latency_us: 0 }
+    }
+
+    /// One of the two hosts' daemons.
+    fn daemon(&self, image: &Path) -> Result<Daemon> {
+        let mut options = vec![("lock", "shared-migration".to_owned())];
+        if self.latency_us > 0 {
+            options.extend([("storage", "fault".to_owned()), ("inner", "file".to_owned())]);
+            options.push(("fault-latency-us", self.latency_us.to_string()));
+        }
+        match self.interface {
+            Interface::Blk => {
+                let disk = DaemonDisk::new("disk", image, self.queues).option("queue-size", "1024");
+                Daemon::start(&[options.iter().fold(disk, |disk, (key, value)| disk.option(key, value))])
+            }
+            Interface::Scsi => {
+                let lun = Lun::new(0, 0, image).option("unit-name", "migrated");
+                let lun = options.iter().fold(lun, |lun, (key, value)| lun.option(key, value));
+                Daemon::start_controllers(&[Controller::new("disk", self.queues, vec![lun])])
+            }
+        }
+    }
+
+    fn guest(&self, daemon: &Daemon) -> GuestBuilder {
+        let socket = daemon.socket("disk");
+        let guest = Guest::builder().vmm(self.vmm).memory_mib(192);
+        match self.interface {
+            Interface::Blk => guest.disk(GuestDisk::new("disk", &socket, self.queues)),
+            Interface::Scsi => guest.controller(GuestController::vhost_user("disk", &socket, self.queues)),
+        }
+    }
+
+    fn node(&self) -> &'static str {
+        match self.interface {
+            Interface::Blk => "/dev/vda",
+            Interface::Scsi => "/dev/sda",
+        }
+    }
+}
+
+/// Two hosts with one image.
+struct Pair {
+    image: Image,
+    daemons: [Daemon; 2],
+}
+
+impl Pair {
+    fn start(setting: &Setting) -> Result<Pair> {
+        let image = Image::sparse(MIB)?;
+        let daemons = [setting.daemon(image.path())?, setting.daemon(image.path())?];
+        Ok(Pair { image, daemons })
+    }
+
+    /// Stops both; neither may have complained.
+    fn stop(self) -> Result<()> {
+        for daemon in self.daemons {
+            let stopped = daemon.stop()?;
+            let complaints: Vec<_> =
+                stopped.log().lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
+            ensure!(complaints.is_empty(), "a daemon complained: {complaints:#?}");
+        }
+        drop(self.image);
+        Ok(())
+    }
+}
+
+fn there_and_back(setting: Setting) -> Result<()> {
+    let pair = Pair::start(&setting)?;
+    let mut guest = setting.guest(&pair.daemons[0]).boot()?;
+    let verifying = FioLoop::start(&mut guest, setting.node(), 32)?;
+    for round in 0..2 * rounds()? {
+        let to = &pair.daemons[(round + 1) % 2];
+        let mut destination = setting.guest(to).await_incoming()?;
+        guest.migration_parameters(json!({ "max-bandwidth": 1_u64 << 33 }))?;
+        guest.migrate_to(&mut destination, WITHIN).with_context(|| {
+            format!("round {round}: the daemons' logs:\n{}\n{}", pair.daemons[0].log(), pair.daemons[1].log())
+        })?;
+        guest.quit()?;
+        guest = destination;
+        verifying.another_pass(&mut guest).with_context(|| format!("after round {round}"))?;
+    }
+    verifying.end(&mut guest)?;
+    guest.power_off()?;
+    pair.stop()
+}
+
+#[test]
+fn blk_goes_there_and_back() -> Result<()> {
+    with_each_vmm(|vmm| {
+        [1, 4].into_iter().try_for_each(|queues| there_and_back(Setting::new(vmm, Interface::Blk, queues)))
+    })
+}
+
+#[test]
+fn scsi_goes_there_and_back() -> Result<()> {
+    with_each_vmm(|vmm| {
+        [1, 4].into_iter().try_for_each(|queues| there_and_back(Setting::new(vmm, Interface::Scsi, queues)))
+    })
+}
+
+/// Each request takes 20 ms, so that many are outstanding at the switch.
+#[test]
+fn with_slow_storage() -> Result<()> {
+    for interface in [Interface::Blk, Interface::Scsi] {
+        there_and_back(Setting { latency_us: 20_000, ..Setting::new(Vmm::from_environment()?, interface, 2) })?;
+    }
+    Ok(())
+}
+
+/// Cancelled half-way, and then with the destination gone: the guest goes on where it is, and can be moved after that.
+#[test]
+fn a_migration_that_fails() -> Result<()> {
+    for interface in [Interface::Blk, Interface::Scsi] {
+        let setting = Setting::new(Vmm::from_environment()?, interface, 2);
+        let pair = Pair::start(&setting)?;
+        let mut guest = setting.guest(&pair.daemons[0]).boot()?;
+        let verifying = FioLoop::start(&mut guest, setting.node(), 16)?;
+        for way in ["cancelled", "destination killed"] {
+            let mut destination = setting.guest(&pair.daemons[1]).await_incoming()?;
+            guest.migration_parameters(json!({ "max-bandwidth": 1_000_000 }))?;
+            guest.start_migration_to(&mut destination)?;
+            guest.migration_event("active", WITHIN)?;
+            // Logging is on, and what is verified goes through it.
+            verifying.another_pass(&mut guest)?;
+            ensure!(!guest.migration()?.has_ended(), "{way}: the migration was to take long");
+            if way == "cancelled" {
+                guest.cancel_migration(WITHIN)?;
+                destination.kill()?;
+            } else {
+                destination.kill()?;
+                let ended = guest.migration_ended(WITHIN)?;
+                ensure!(ended.status == "failed", "{way}: it ended as {}", ended.status);
+            }
+            verifying.another_pass(&mut guest).with_context(|| format!("after the migration was {way}"))?;
+        }
+        let mut destination = setting.guest(&pair.daemons[1]).await_incoming()?;
+        guest.migration_parameters(json!({ "max-bandwidth": 1_u64 << 33 }))?;
+        guest.migrate_to(&mut destination, WITHIN)?;
+        guest.quit()?;
+        verifying.another_pass(&mut destination)?;
+        verifying.end(&mut destination)?;
+        destination.power_off()?;
+        pair.stop()?;
+    }
+    Ok(())
+}
+
+/// Its state goes to a file, the source ends, and another QEMU at another daemon takes it up.
+#[test]
+fn saved_to_a_file_and_restored() -> Result<()> {
+    for interface in [Interface::Blk, Interface::Scsi] {
+        let setting = Setting::new(Vmm::from_environment()?, interface, 2);
+        let pair = Pair::start(&setting)?;
+        let mut guest = setting.guest(&pair.daemons[0]).boot()?;
+        let verifying = FioLoop::start(&mut guest, setting.node(), 16)?;
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("state");
+        guest.save(&file, WITHIN)?;
+        let mut restored = setting.guest(&pair.daemons[1]).await_incoming()?;
+        restored.restore(&guest, &file, WITHIN)?;
+        guest.quit()?;
+        verifying.another_pass(&mut restored)?;
+        verifying.end(&mut restored)?;
+        restored.power_off()?;
+        pair.stop()?;
+    }
+    Ok(())
+}
+
+/// The same with QEMU's own controller in place of ours: what a VMM does to a guest by itself is not the daemon's doing. Run by hand when a
+/// VMM is in doubt.
+#[test]
+#[ignore = "it tests the VMM alone"]
+fn the_vmms_own_controller() -> Result<()> {
+    with_each_vmm(|vmm| {
+        let image = Image::sparse(MIB)?;
+        let controller = Controller::new("own", 1, vec![Lun::new(0, 0, image.path())]);
+        let builder =
+            || Ok(Guest::builder().vmm(vmm).memory_mib(192).controller(GuestController::of_qemu(&controller)?));
+        let mut guest: Guest = builder().and_then(GuestBuilder::boot)?;
+        let verifying = FioLoop::start(&mut guest, "/dev/sda", 32)?;
+        for round in 0..2 * rounds()? {
+            let mut destination = builder().and_then(GuestBuilder::await_incoming)?;
+            guest.migration_parameters(json!({ "max-bandwidth": 1_u64 << 33 }))?;
+            guest.migrate_to(&mut destination, WITHIN)?;
+            guest.quit()?;
+            guest = destination;
+            verifying.another_pass(&mut guest).with_context(|| format!("after round {round}"))?;
+        }
+        guest.power_off()
+    })
+}

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use mqblk_tests::guest::{
-    Controller, Daemon, DaemonDisk, FioLoop, Guest, GuestBuilder, GuestController, GuestDisk, Image, Lun, Vmm,
+    Controller, Daemon, DaemonDisk, FioLoop, Guest, GuestBuilder, GuestController, GuestDisk, Image, Lun, Shell, Vmm,
     with_each_vmm,
 };
 use serde_json::json;
@@ -60,7 +60,9 @@ impl Setting {
             Interface::Scsi => {
                 let lun = Lun::new(0, 0, image).option("unit-name", "migrated");
                 let lun = options.iter().fold(lun, |lun, (key, value)| lun.option(key, value));
-                Daemon::start_controllers(&[Controller::new("disk", self.queues, vec![lun])])
+                Daemon::start_controllers(&[
+                    Controller::new("disk", self.queues, vec![lun]).option("queue-size", "1024")
+                ])
             }
         }
     }
@@ -121,7 +123,9 @@ fn there_and_back(setting: Setting) -> Result<()> {
         })?;
         guest.quit()?;
         guest = destination;
-        verifying.another_pass(&mut guest).with_context(|| format!("after round {round}"))?;
+        verifying.another_pass(&mut guest).with_context(|| {
+            format!("after round {round}: the daemons' logs:\n{}\n{}", pair.daemons[0].log(), pair.daemons[1].log())
+        })?;
     }
     verifying.end(&mut guest)?;
     guest.power_off()?;
@@ -211,26 +215,39 @@ fn saved_to_a_file_and_restored() -> Result<()> {
     Ok(())
 }
 
-/// The same with QEMU's own controller in place of ours: what a VMM does to a guest by itself is not the daemon's doing. Run by hand when a
-/// VMM is in doubt.
+/// Copies random data in memory and compares it, on each CPU, until it differs.
+const CHURN: &str = "for cpu in 0 1; do
+     (until [ -e /run/end ]; do
+          head -c 6M /dev/urandom >/run/a$cpu; cp /run/a$cpu /run/b$cpu; cmp /run/a$cpu /run/b$cpu || exit 1
+          echo >>/run/passes$cpu
+      done) &
+     jobs=\"$jobs $!\"
+ done
+ for job in $jobs; do wait $job || exit 1; done";
+
+/// Without a disk of ours: what a VMM does to a guest by itself is not the daemon's doing. To be run by hand when a VMM is in doubt.
 #[test]
 #[ignore = "it tests the VMM alone"]
-fn the_vmms_own_controller() -> Result<()> {
+fn the_vmm_alone() -> Result<()> {
     with_each_vmm(|vmm| {
-        let image = Image::sparse(MIB)?;
-        let controller = Controller::new("own", 1, vec![Lun::new(0, 0, image.path())]);
-        let builder =
-            || Ok(Guest::builder().vmm(vmm).memory_mib(192).controller(GuestController::of_qemu(&controller)?));
-        let mut guest: Guest = builder().and_then(GuestBuilder::boot)?;
-        let verifying = FioLoop::start(&mut guest, "/dev/sda", 32)?;
+        let builder = || Guest::builder().vmm(vmm).memory_mib(192);
+        let mut guest = builder().boot()?;
+        guest.start("churn", CHURN)?;
         for round in 0..2 * rounds()? {
-            let mut destination = builder().and_then(GuestBuilder::await_incoming)?;
+            let mut destination = builder().await_incoming()?;
             guest.migration_parameters(json!({ "max-bandwidth": 1_u64 << 33 }))?;
             guest.migrate_to(&mut destination, WITHIN)?;
             guest.quit()?;
             guest = destination;
-            verifying.another_pass(&mut guest).with_context(|| format!("after round {round}"))?;
+            let script = "for cpu in 0 1; do passes=$(wc -l </run/passes$cpu)
+                 until [ $(wc -l </run/passes$cpu) -gt $((passes + 1)) ]; do
+                     if [ -e /run/jobs/churn.status ]; then cat /run/jobs/churn.out; exit 1; fi
+                     sleep 0.1
+                 done; done";
+            guest.must_within(script, WITHIN).with_context(|| format!("after round {round}"))?;
         }
+        guest.must("touch /run/end")?;
+        ensure!(guest.finish("churn", WITHIN)?.status == 0, "the guest's memory differs from what was written");
         guest.power_off()
     })
 }

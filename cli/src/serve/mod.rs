@@ -140,12 +140,24 @@ fn serve(config: ServeConfig<Arc<AnyDisk>>) -> Result<(), Box<dyn std::error::Er
     if usize::from(config.workers) > queues && !more_to_come {
         tracing::warn!(workers = config.workers, queues, "some workers have no queue to serve");
     }
+    raise_descriptor_limit();
     let daemon = Daemon::start(config)?;
     let signal = signals.wait();
     tracing::info!(signal, "stopping; the same signal again ends at once");
     daemon.stop()?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Allows as many open files as the host lets us have: each queue has four of its guest's, and a login shell's usual limit is 1024.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        tracing::warn!("the limit of open files stays at {}: {error}", current.unwrap_or(u64::MAX));
+    }
 }
 
 /// Everything that can be judged before anything is created.

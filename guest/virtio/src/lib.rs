@@ -66,8 +66,21 @@ pub trait VirtioDevice<L: GuestLane>: Send + Sync + 'static {
     /// When a byte is not writable or the value is not allowed; why, for the log.
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), String>;
 
-    /// Back to the state before any driver came.
+    /// Back to the state before any driver came, as far as a driver negotiates and configures it.
     fn reset(&self);
+
+    /// A driver begins to use the device. `resumed`: it did so before, and has not noticed that whoever served it is another one
+    /// now, or that the connection is. Before the first queue is made.
+    fn driver_begins(&self, _resumed: bool) {}
+
+    /// What the driver has configured and does not configure again when the device is resumed, as bits that
+    /// [`restore`](Self::restore) knows; 0 for nothing. It is kept where it outlives the process.
+    fn configured(&self) -> u64 {
+        0
+    }
+
+    /// The device is resumed, after a [`reset`](Self::reset): what [`configured`](Self::configured) gave last. Any bits may come.
+    fn restore(&self, _configured: u64) {}
 
     /// Virtqueues.
     fn queues(&self) -> u16;

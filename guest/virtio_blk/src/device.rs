@@ -13,6 +13,10 @@ use crate::queue::BlkQueue;
 /// Bytes of the string that GET_ID answers. Source: virtio 1.3 section 5.2.6.
 pub const ID_BYTES: usize = 20;
 
+/// Bits of [`VirtioDevice::configured`]: there is a cache mode, and it is write-back. Kept from one version to the next.
+const CONFIGURED: u64 = 1;
+const WRITEBACK: u64 = 1 << 1;
+
 /// What a user chose for a virtio-blk device.
 #[derive(Clone, Debug)]
 pub struct BlkOptions {
@@ -125,6 +129,16 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioBlk {
     fn reset(&self) {
         self.negotiated.store(0, Ordering::Relaxed);
         self.writeback.store(self.options.writeback, Ordering::Relaxed);
+    }
+
+    fn configured(&self) -> u64 {
+        CONFIGURED | if self.writeback.load(Ordering::Relaxed) { WRITEBACK } else { 0 }
+    }
+
+    fn restore(&self, configured: u64) {
+        if configured & CONFIGURED != 0 {
+            self.writeback.store(configured & WRITEBACK != 0, Ordering::Relaxed);
+        }
     }
 
     fn queues(&self) -> u16 {

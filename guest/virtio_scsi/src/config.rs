@@ -96,7 +96,14 @@ impl ConfigSpace {
             return Err(format!("configuration byte {byte}: found a write, expected one to bytes 20 to 27 only"));
         }
         let word = |at: usize| u32::from_le_bytes([all[at], all[at + 1], all[at + 2], all[at + 3]]);
-        let sizes = Sizes { sense: word(SENSE_SIZE_AT), cdb: word(CDB_SIZE_AT) };
+        self.with_sizes(Sizes { sense: word(SENSE_SIZE_AT), cdb: word(CDB_SIZE_AT) })
+    }
+
+    /// The sizes, if a driver may have chosen them.
+    ///
+    /// # Errors
+    /// When one cannot be.
+    pub fn with_sizes(&self, sizes: Sizes) -> Result<Sizes, String> {
         if sizes.sense > Sizes::MAX_SENSE {
             return Err(format!("sense_size: found {}, expected at most {}", sizes.sense, Sizes::MAX_SENSE));
         }

@@ -210,8 +210,27 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
     fn reset(&self) {
         self.negotiated.store(0, Ordering::Relaxed);
         self.set_sizes(Sizes::DEFAULT);
-        for unit in self.units().iter() {
-            unit.nexus.initiator_reset();
+    }
+
+    fn driver_begins(&self, resumed: bool) {
+        if !resumed {
+            for unit in self.units().iter() {
+                unit.nexus.initiator_reset();
+            }
+        }
+    }
+
+    fn configured(&self) -> u64 {
+        let Sizes { sense, cdb } = self.sizes();
+        u64::from(sense) << 32 | u64::from(cdb)
+    }
+
+    fn restore(&self, configured: u64) {
+        let (sense, cdb) = ((configured >> 32) as u32, configured as u32);
+        if configured != 0
+            && let Ok(sizes) = self.config().with_sizes(Sizes { sense, cdb })
+        {
+            self.set_sizes(sizes);
         }
     }
 

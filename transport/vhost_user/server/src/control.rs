@@ -17,7 +17,7 @@ use crate::listen::ListenSocket;
 use crate::server::{Connected, ServerOptions, Shared, lock};
 use crate::session::{RETRY, Session};
 
-/// When a drain that holds a new connection up is logged.
+/// When a drain that holds a new connection up is logged, and a second connection.
 const LONG: Duration = Duration::from_secs(1);
 
 /// How long a drain holds its session's lock at a time.
@@ -31,8 +31,16 @@ pub(crate) struct Control<D: VirtioDevice<Lane>> {
     shared: Arc<Shared>,
     current: Option<Connection<D>>,
     /// A second front-end, which is served when the first has left.
-    second: Option<UnixStream>,
+    second: Option<Second>,
+    /// Connections could not be accepted the last time.
+    accept_failed: bool,
     drains: Vec<JoinHandle<()>>,
+}
+
+struct Second {
+    stream: UnixStream,
+    /// When the wait is logged; `None`: it was.
+    report: Option<Instant>,
 }
 
 struct Connection<D: VirtioDevice<Lane>> {
@@ -53,16 +61,25 @@ struct Ready {
 
 impl<D: VirtioDevice<Lane>> Control<D> {
     pub(crate) fn new(socket: ListenSocket, device: Arc<D>, options: Arc<ServerOptions>, shared: Arc<Shared>) -> Self {
-        Control { socket, device, options, shared, current: None, second: None, drains: Vec::new() }
+        Control {
+            socket,
+            device,
+            options,
+            shared,
+            current: None,
+            second: None,
+            accept_failed: false,
+            drains: Vec::new(),
+        }
     }
 
     /// Serves one VMM after the other, until the server stops.
     pub(crate) fn run(mut self) {
         while !self.is_stopped() {
             if self.current.is_none()
-                && let Some(stream) = self.second.take()
+                && let Some(second) = self.second.take()
             {
-                self.begin(stream);
+                self.begin(second.stream);
             }
             let ready = self.wait();
             if self.is_stopped() {
@@ -72,6 +89,7 @@ impl<D: VirtioDevice<Lane>> Control<D> {
                 self.message();
             }
             self.start_waiting();
+            self.report_second();
             if ready.second_left {
                 self.second = None;
             }
@@ -101,10 +119,13 @@ impl<D: VirtioDevice<Lane>> Control<D> {
         ];
         let connected = self.current.as_ref().map(|connection| connection.stream.as_fd());
         fds.extend(connected.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        fds.extend(self.second.as_ref().map(|second| PollFd::new(second, PollFlags::RDHUP)));
+        fds.extend(self.second.as_ref().map(|second| PollFd::new(&second.stream, PollFlags::RDHUP)));
         let waiting = self.current.as_ref().is_some_and(|connection| connection.waiting.is_some());
-        let retry = Timespec { tv_sec: 0, tv_nsec: i64::from(RETRY.subsec_nanos()) };
-        if rustix::event::poll(&mut fds, waiting.then_some(&retry)).is_err() {
+        let report = self.second.as_ref().and_then(|second| second.report);
+        let report = report.map(|at| at.saturating_duration_since(Instant::now()));
+        let limit = waiting.then_some(RETRY).into_iter().chain(report).min();
+        let limit = limit.map(|time| Timespec { tv_sec: 0, tv_nsec: time.min(LONG / 2).subsec_nanos().into() });
+        if rustix::event::poll(&mut fds, limit.as_ref()).is_err() {
             return Ready::default();
         }
         // Whatever it was signalled for is looked at after each wait.
@@ -117,9 +138,14 @@ impl<D: VirtioDevice<Lane>> Control<D> {
 
     fn accept(&mut self) {
         let stream = match self.socket.listener().accept() {
-            Ok((stream, _)) => stream,
+            Ok((stream, _)) => {
+                self.accept_failed = false;
+                stream
+            }
             Err(error) => {
-                tracing::warn!(disk = self.name(), "accept: {error}");
+                if !std::mem::replace(&mut self.accept_failed, true) {
+                    tracing::warn!(disk = self.name(), "connections cannot be accepted for now: {error}");
+                }
                 // Out of descriptors, most likely: the connection stays in the queue, so do not spin on it.
                 std::thread::sleep(Duration::from_millis(100));
                 return;
@@ -128,13 +154,20 @@ impl<D: VirtioDevice<Lane>> Control<D> {
         if self.current.is_none() {
             return self.begin(stream);
         }
-        tracing::warn!(
-            disk = self.name(),
-            waits = peer(&stream),
-            served = self.current.as_ref().map_or(0, |current| peer(&current.stream)),
-            "a second front-end waits until the first one leaves: one at a time is served on a socket"
-        );
-        self.second = Some(stream);
+        self.second = Some(Second { stream, report: Some(Instant::now() + LONG) });
+    }
+
+    /// Logs that a second front-end waits, if it has waited long: the first may just be leaving.
+    fn report_second(&mut self) {
+        let (Some(second), Some(current)) = (&mut self.second, &self.current) else { return };
+        if second.report.take_if(|at| Instant::now() >= *at).is_some() {
+            tracing::warn!(
+                disk = self.options.name,
+                waits = peer(&second.stream),
+                served = peer(&current.stream),
+                "a second front-end waits until the first one leaves: one at a time is served on a socket"
+            );
+        }
     }
 
     /// Begins to serve a connection.

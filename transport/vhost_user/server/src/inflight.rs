@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use mqblk_memory::{GuestAddress, GuestMemory, Region, SharedWords, UserAddress};
 use mqblk_ring::split::InflightTable;
@@ -15,21 +16,32 @@ use vhost::vhost_user::message::VhostUserInflight;
 /// Bytes at which a queue's table may start.
 const ALIGN: u64 = 8;
 
+/// What follows each queue's table in a region of ours: a cache line, of which the first queue's is in use.
+const TAIL: u64 = 64;
+/// `mqblkinf`, in the tail's first word: the region is one of ours.
+const MAGIC: u64 = u64::from_le_bytes(*b"mqblkinf");
+
 /// A region as the front-end showed it.
 pub(crate) struct InflightRegion {
     memory: GuestMemory,
     queues: u16,
     /// From one queue's table to the next, in bytes.
     stride: u64,
+    /// The tail of the first queue, if the region is one of ours: the magic, and what the driver has configured.
+    device: Option<SharedWords>,
+    /// Some ring was served with it before.
+    used: bool,
     fence: Option<Fence>,
 }
 
 impl InflightRegion {
     /// Memory for the tables of `queues` rings of at most `ring_size` entries, all of them fresh.
     pub(crate) fn create(queues: u16, ring_size: u16) -> io::Result<(VhostUserInflight, File)> {
-        let size = InflightTable::bytes(ring_size) * u64::from(queues);
+        let stride = InflightTable::bytes(ring_size) + TAIL;
+        let size = stride * u64::from(queues);
         let file = rustix::fs::memfd_create("mqblk-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, size)?;
+        rustix::io::pwrite(&file, &MAGIC.to_ne_bytes(), stride - TAIL)?;
         // Neither side can cut it off under the other.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let told = VhostUserInflight { mmap_size: size, mmap_offset: 0, num_queues: queues, queue_size: ring_size };
@@ -54,7 +66,30 @@ impl InflightRegion {
         let fence = Fence::new(file).inspect_err(|error| {
             tracing::warn!("in-flight region: requests of a killed daemon cannot be waited for: {error}");
         });
-        Ok(InflightRegion { memory, queues: num_queues, stride, fence: fence.ok() })
+        let tail = stride.checked_sub(TAIL).and_then(|at| memory.words(GuestAddress(at), TAIL as usize / 8));
+        let word = |words: &SharedWords, at| words.get(at).map_or(0, |word| word.load(Ordering::Acquire));
+        let device = tail.filter(|tail| word(tail, 0) == MAGIC);
+        let header = |queue| memory.words(GuestAddress(u64::from(queue) * stride), 2);
+        let used = (0..num_queues).filter_map(header).any(|header| word(&header, 1) != 0);
+        Ok(InflightRegion { memory, queues: num_queues, stride, device, used, fence: fence.ok() })
+    }
+
+    /// Whether rings were served with it before: the driver goes on where it was.
+    pub(crate) fn is_used(&self) -> bool {
+        self.used
+    }
+
+    /// What the driver has configured, as the device noted it; 0 when nothing is known.
+    pub(crate) fn configured(&self) -> u64 {
+        let word = self.device.as_ref().and_then(|device| device.get(1));
+        word.map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// Notes what the driver has configured.
+    pub(crate) fn note_configured(&self, configured: u64) {
+        if let Some(word) = self.device.as_ref().and_then(|device| device.get(1)) {
+            word.store(configured, Ordering::Release);
+        }
     }
 
     /// The table of queue `index`; `None` when the region has none for it.
@@ -62,7 +97,8 @@ impl InflightRegion {
         if index >= self.queues {
             return None;
         }
-        let words = (self.stride / 8).min(InflightTable::bytes(MAX_SIZE) / 8);
+        let bytes = if self.device.is_some() { self.stride - TAIL } else { self.stride };
+        let words = bytes.min(InflightTable::bytes(MAX_SIZE)) / 8;
         self.memory.words(GuestAddress(u64::from(index) * self.stride), usize::try_from(words).ok()?)
     }
 
@@ -100,8 +136,6 @@ impl Fence {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
-
     use super::*;
 
     fn told(mmap_size: u64, mmap_offset: u64, num_queues: u16) -> VhostUserInflight {
@@ -121,6 +155,24 @@ mod tests {
             let words = again.table(index).unwrap();
             assert_eq!(words.get(17).unwrap().load(Ordering::Relaxed), u64::from(index) + 1);
         }
+    }
+
+    #[test]
+    fn what_the_driver_has_configured_outlives_the_region_s_user() {
+        let (about, file) = InflightRegion::create(2, 8).unwrap();
+        let region = InflightRegion::open(&about, &file).unwrap();
+        assert_eq!((region.configured(), region.is_used()), (0, false));
+        region.note_configured(7);
+        InflightTable::open(region.table(1).unwrap(), 8, 0).unwrap();
+        let again = InflightRegion::open(&about, &file).unwrap();
+        assert_eq!((again.configured(), again.is_used()), (7, true));
+        // One of another program has no place for it.
+        let foreign = rustix::fs::memfd_create("foreign", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&foreign, about.mmap_size).unwrap();
+        let foreign = InflightRegion::open(&about, &File::from(foreign)).unwrap();
+        foreign.note_configured(7);
+        assert_eq!((foreign.configured(), foreign.is_used()), (0, false));
+        assert_eq!(foreign.table(1).unwrap().count() as u64, about.mmap_size / 16);
     }
 
     #[test]

@@ -45,6 +45,8 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
     features: u64,
     logging: Logging,
     active: ActiveDisks,
+    /// A queue has started, or the driver has begun anew since.
+    begun: bool,
     /// For messages of our own (configuration changes).
     backend: Option<Backend>,
     /// Why the last message was refused, for the one log line.
@@ -77,6 +79,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             features: 0,
             logging: Logging::default(),
             active: ActiveDisks::default(),
+            begun: false,
             backend: None,
             complaint: None,
         }
@@ -90,6 +93,13 @@ impl<D: VirtioDevice<Lane>> Session<D> {
     /// Whether the VMM cut off memory that it had given us.
     pub(crate) fn lost_memory(&self) -> bool {
         self.memory.is_lost() || self.logging.is_lost()
+    }
+
+    /// Notes what the driver has configured, for whoever resumes the device.
+    fn note_configured(&self) {
+        if let Some(region) = &self.inflight {
+            region.note_configured(self.device.configured());
+        }
     }
 
     /// Whether queues that could be served wait for requests of a predecessor.
@@ -161,6 +171,9 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         }
         if let Err(error) = self.active.begin(|| self.disks.list()) {
             return self.refuse(format!("queue {place}: it cannot start: {error}"));
+        }
+        if !std::mem::replace(&mut self.begun, true) {
+            self.device.driver_begins(self.inflight.as_ref().is_some_and(|region| region.is_used()));
         }
         let map = &self.options.queue_map;
         let start = Start {
@@ -300,6 +313,9 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         self.features = 0;
         self.logging = Logging::default();
         self.device.reset();
+        self.device.driver_begins(false);
+        self.begun = true;
+        self.note_configured();
         Ok(())
     }
 
@@ -327,6 +343,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         if changed != 0 || accepted == 0 {
             self.device.set_features(accepted & !TRANSPORT_FEATURES);
         }
+        self.note_configured();
         if accepted & PROTOCOL_FEATURES == 0 {
             (0..self.vrings.len()).try_for_each(|place| self.set_enabled(place, true))?;
         }
@@ -489,7 +506,9 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn set_config(&mut self, offset: u32, bytes: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
-        self.device.write_config(offset, bytes).or_else(|why| self.refuse(why))
+        let written = self.device.write_config(offset, bytes);
+        self.note_configured();
+        written.or_else(|why| self.refuse(why))
     }
 
     fn set_backend_req_fd(&mut self, backend: Backend) {
@@ -546,7 +565,9 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         }
         match InflightRegion::open(inflight, &file) {
             Ok(region) => {
+                self.device.restore(region.configured());
                 self.inflight = Some(Arc::new(region));
+                self.note_configured();
                 Ok(())
             }
             Err(why) => self.refuse(why),

@@ -1,0 +1,170 @@
+//! In-flight regions that make no sense.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use mqblk_tests::hostile::conversation::Outcome::{Closed, Refused, Works};
+use mqblk_tests::hostile::conversation::{Row, Talk, run, serves};
+use mqblk_tests::hostile::front_end::{FrontEnd, RING};
+use mqblk_tests::hostile::memory::START;
+use mqblk_tests::hostile::ring::Places;
+use mqblk_tests::hostile::socket::message as m;
+use rustix::fd::AsFd;
+use rustix::fs::MemfdFlags;
+
+/// Queues of the device.
+const QUEUES: u16 = 2;
+
+/// The payload of GET_INFLIGHT_FD and SET_INFLIGHT_FD, as QEMU and the `vhost` crate pad it.
+fn told(size: u64, offset: u64, queues: u16, entries: u16) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    bytes.extend_from_slice(&size.to_ne_bytes());
+    bytes.extend_from_slice(&offset.to_ne_bytes());
+    bytes.extend_from_slice(&queues.to_ne_bytes());
+    bytes.extend_from_slice(&entries.to_ne_bytes());
+    bytes.extend_from_slice(&[0; 4]);
+    bytes
+}
+
+/// Memory that can be cut off.
+fn memory(size: u64) -> File {
+    let file = rustix::fs::memfd_create("inflight", MemfdFlags::CLOEXEC).expect("a memory file");
+    rustix::fs::ftruncate(&file, size).expect("its size");
+    File::from(file)
+}
+
+/// Bytes of a queue's table for the rings of these tests.
+const TABLE: u64 = 16 + 16 * RING as u64;
+const SIZE: u64 = TABLE * QUEUES as u64;
+
+/// Version 1, entries, the head put last, the used index.
+fn header(entries: u16, last: u16, used: u16) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    for (at, word) in [1, entries, last, used].into_iter().enumerate() {
+        bytes[2 * at..2 * at + 2].copy_from_slice(&u16::to_ne_bytes(word));
+    }
+    bytes
+}
+
+/// A front-end that shows a region with this header in the table of queue 0.
+fn shows(talk: &Talk, file: &File, header: [u8; 8]) -> FrontEnd {
+    file.write_all_at(&header, 8).expect("the header");
+    let mut front_end = talk.front_end();
+    front_end.connection.tell(m::SET_INFLIGHT_FD, &told(SIZE, 0, QUEUES, RING), &[file.as_fd()]);
+    front_end
+}
+
+/// It starts queue 0, which the daemon must not like.
+fn starts(talk: &mut Talk, header: [u8; 8]) {
+    let file = memory(SIZE);
+    let mut front_end = shows(talk, &file, header);
+    let addresses = front_end.addresses(0, Places::pages(START));
+    front_end.connection.tell(m::SET_VRING_NUM, &mqblk_tests::hostile::socket::state(0, RING.into()), &[]);
+    front_end.connection.tell(m::SET_VRING_ADDR, &addresses, &[]);
+    let kick = mqblk_tests::hostile::event::Event::new();
+    talk.late(front_end, m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[kick.as_fd()]);
+}
+
+#[test]
+fn regions_that_make_no_sense() {
+    let rows: &[Row] = &[
+        ("memory for no queue", |t| t.bad(m::GET_INFLIGHT_FD, &told(0, 0, 0, 64), &[]), Closed),
+        ("memory for a queue too many", |t| t.bad(m::GET_INFLIGHT_FD, &told(0, 0, QUEUES + 1, 64), &[]), Closed),
+        (
+            "memory for all queues that can be",
+            |t| t.bad(m::GET_INFLIGHT_FD, &told(0, 0, u16::MAX, u16::MAX), &[]),
+            Closed,
+        ),
+        ("no descriptor", |t| t.bad(m::SET_INFLIGHT_FD, &told(SIZE, 0, QUEUES, RING), &[]), Closed),
+        (
+            "a region of no bytes",
+            |t| t.bad(m::SET_INFLIGHT_FD, &told(0, 0, QUEUES, RING), &[memory(SIZE).as_fd()]),
+            Refused,
+        ),
+        (
+            "a region that no queues share evenly",
+            |t| t.bad(m::SET_INFLIGHT_FD, &told(SIZE + 1, 0, QUEUES, RING), &[memory(2 * SIZE).as_fd()]),
+            Refused,
+        ),
+        (
+            "a region longer than its file",
+            |t| t.bad(m::SET_INFLIGHT_FD, &told(SIZE, 0, QUEUES, RING), &[memory(SIZE - 1).as_fd()]),
+            Refused,
+        ),
+        (
+            "a region at the end of all files",
+            |t| t.bad(m::SET_INFLIGHT_FD, &told(SIZE, u64::MAX - 8, QUEUES, RING), &[memory(SIZE).as_fd()]),
+            Refused,
+        ),
+        (
+            "a region of a file that cannot be mapped",
+            |t| {
+                let event = mqblk_tests::hostile::event::Event::new();
+                t.bad(m::SET_INFLIGHT_FD, &told(SIZE, 0, QUEUES, RING), &[event.as_fd()]);
+            },
+            Refused,
+        ),
+        (
+            "a region while a queue runs",
+            |t| {
+                let front_end = FrontEnd::start(&t.socket, 0, 1);
+                t.late(front_end, m::SET_INFLIGHT_FD, &told(SIZE, 0, QUEUES, RING), &[memory(SIZE).as_fd()]);
+            },
+            Refused,
+        ),
+        (
+            "tables too small for the ring",
+            |t| {
+                let mut front_end = t.front_end();
+                let file = memory(SIZE);
+                front_end.connection.tell(m::SET_INFLIGHT_FD, &told(64, 0, QUEUES, RING), &[file.as_fd()]);
+                let addresses = front_end.addresses(0, Places::pages(START));
+                front_end.connection.tell(m::SET_VRING_NUM, &mqblk_tests::hostile::socket::state(0, RING.into()), &[]);
+                front_end.connection.tell(m::SET_VRING_ADDR, &addresses, &[]);
+                let kick = mqblk_tests::hostile::event::Event::new();
+                t.late(front_end, m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[kick.as_fd()]);
+            },
+            Refused,
+        ),
+        ("a layout of another version", |t| starts(t, [2, 0, 64, 0, 0, 0, 0, 0]), Refused),
+        ("a list that leaves the table", |t| starts(t, header(RING, RING, u16::MAX)), Refused),
+        (
+            "a region of an earlier life of the ring",
+            |t| {
+                let file = memory(SIZE);
+                // Everything in flight, and an index that this ring never had.
+                (0..u64::from(RING)).for_each(|entry| file.write_all_at(&[1], 16 + 16 * entry).expect("a mark"));
+                let mut front_end = shows(t, &file, header(RING, 0, 30_000));
+                front_end.add_queue(Places::pages(START), RING);
+                assert!(serves(&mut front_end, 0));
+            },
+            Works,
+        ),
+        (
+            "a region that is cut off while its queue runs",
+            |t| {
+                let file = memory(SIZE);
+                let mut front_end = shows(t, &file, [0; 8]);
+                front_end.add_queue(Places::pages(START), RING);
+                assert!(serves(&mut front_end, 0));
+                rustix::fs::ftruncate(&file, 0).expect("a cut");
+                assert!(serves(&mut front_end, 0));
+            },
+            Works,
+        ),
+        (
+            "a region that is scribbled over while its queue runs",
+            |t| {
+                let file = memory(SIZE);
+                let mut front_end = shows(t, &file, [0; 8]);
+                front_end.add_queue(Places::pages(START), RING);
+                for _ in 0..20 {
+                    file.write_all_at(&[0xff; SIZE as usize], 0).expect("a scribble");
+                    assert!(serves(&mut front_end, 0));
+                }
+            },
+            Works,
+        ),
+    ];
+    run(rows);
+}

@@ -1,0 +1,133 @@
+//! What a daemon does when the host gives it no more, and what many idle disks cost.
+
+use std::path::Path;
+use std::time::Duration;
+
+use mqblk_core::ByteLen;
+use mqblk_driver::virtio_blk::{Device, Options};
+use mqblk_tests::hostile::daemon::Daemon;
+use mqblk_tests::hostile::load::{Load, Neighbour};
+use mqblk_tests::hostile::socket::{Connection, message as m};
+use mqblk_tests::hostile::{PATIENCE, wait_for};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+
+fn options(socket: &Path, queues: u16, size: u16) -> Options {
+    Options {
+        queues,
+        queue_size: size,
+        data_per_queue: ByteLen(4096),
+        patience: PATIENCE,
+        answer_limit: Duration::from_secs(60),
+        ..Options::new(socket)
+    }
+}
+
+fn pid(daemon: &Daemon) -> Pid {
+    Pid::from_raw(daemon.pid() as i32).expect("a process")
+}
+
+/// Resident memory that is the process's own, in KiB: what it shares with front-ends is theirs.
+fn own_memory(daemon: &Daemon) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("its status");
+    let line = status.lines().find(|line| line.starts_with("RssAnon:")).expect("a line");
+    line.split_whitespace().nth(1).expect("a number").parse().expect("KiB")
+}
+
+#[test]
+fn out_of_descriptors() {
+    let disks = [("good", "storage=ram,size=1M,queues=1"), ("bad", "storage=ram,size=1M,queues=16")];
+    let mut daemon = Daemon::start(2, &disks);
+    let neighbour = Neighbour::start(daemon.socket("good"), 1, 1);
+    let base = daemon.quiet_holds();
+    let before = prlimit(Some(pid(&daemon)), Resource::Nofile, Rlimit { current: None, maximum: None });
+    let before = before.expect("the limit before");
+    // From no room at all, where a connection cannot even be accepted, to room for half of the queues.
+    for room in [0, 1, 2, 3, 5, 8, 13, 21, 34] {
+        let limit = Rlimit { current: Some(base.fds as u64 + room), maximum: before.maximum };
+        prlimit(Some(pid(&daemon)), Resource::Nofile, limit).expect("a lower limit");
+        let tried = Device::connect(&Options {
+            answer_limit: Duration::from_millis(300),
+            ..options(&daemon.socket("bad"), 16, 64)
+        });
+        assert!(tried.is_err(), "{room} descriptors are enough for 16 queues");
+        neighbour.assert_goes_on("a lack of descriptors");
+        prlimit(Some(pid(&daemon)), Resource::Nofile, before.clone()).expect("the limit as it was");
+        daemon.settle("bad");
+        daemon.assert_alive("a lack of descriptors");
+        daemon.wait_holds(base, "a lack of descriptors");
+    }
+    let complaints = daemon.complaints("bad");
+    assert!(!complaints.is_empty() && complaints.len() < 40, "{complaints:#?}");
+    let mut load = Load::connect(daemon.socket("bad"), 16, 200, 3);
+    load.round();
+    assert!(
+        load.verified > 0 || {
+            load.round();
+            load.verified > 0
+        }
+    );
+    drop(load);
+    assert!(neighbour.finish() > 0);
+    daemon.stop();
+}
+
+#[test]
+fn a_thousand_quick_connections_cost_no_memory() {
+    let daemon = Daemon::start(1, &[("a", "storage=ram,size=1M,queues=2")]);
+    let socket = daemon.socket("a");
+    let come_and_go = |count: usize| {
+        for number in 0..count {
+            match number % 10 {
+                0 => drop(Device::connect(&options(&socket, 2, 128)).expect("a connection")),
+                1..4 => assert_ne!(Connection::open(&socket).ask_u64(m::GET_FEATURES), 0),
+                _ => drop(Connection::open(&socket)),
+            }
+        }
+        daemon.settle("a");
+        daemon.quiet_holds()
+    };
+    let base = come_and_go(200);
+    let memory = own_memory(&daemon);
+    assert_eq!(come_and_go(1000), base);
+    let grown = own_memory(&daemon).saturating_sub(memory);
+    assert!(grown < 1024, "1000 connections have cost {grown} KiB");
+    daemon.stop();
+}
+
+/// The bound is far above what was measured (docs/reliability.md), and far below what a table for the largest ring of each queue would be.
+#[test]
+fn many_large_idle_disks() {
+    const DISKS: usize = 64;
+    const QUEUES: u16 = 16;
+    const ENTRIES: u16 = 1024;
+    let ids: Vec<String> = (0..DISKS).map(|number| format!("d{number}")).collect();
+    let settings = format!("storage=null,size=1G,queues={QUEUES},queue-size={ENTRIES}");
+    let disks: Vec<(&str, &str)> = ids.iter().map(|id| (id.as_str(), settings.as_str())).collect();
+    let daemon = Daemon::start(2, &disks);
+    let base = daemon.quiet_holds();
+    let idle = own_memory(&daemon);
+    let mut devices: Vec<Device> = Vec::new();
+    for id in &ids {
+        devices.push(Device::connect(&options(&daemon.socket(id), QUEUES, ENTRIES)).expect("a connection"));
+    }
+    let connected = own_memory(&daemon);
+    let queues = DISKS as u64 * u64::from(QUEUES);
+    println!(
+        "{DISKS} disks: {} KiB in all, {} KiB a disk; connected with {QUEUES} queues of {ENTRIES}: {} KiB a disk, {} KiB a queue",
+        idle,
+        idle / DISKS as u64,
+        (connected - idle) / DISKS as u64,
+        (connected - idle) / queues
+    );
+    assert!(
+        (connected - idle) / queues < 1024,
+        "an idle queue of {ENTRIES} entries costs {} KiB",
+        (connected - idle) / queues
+    );
+    drop(devices);
+    daemon.wait_holds(base, "64 disks with 16 queues");
+    // Room that was made stays for the next, which takes no more.
+    let after = wait_for("the workers' rest", || Some(own_memory(&daemon)));
+    assert!(after < connected + 4096, "{connected} KiB while connected, {after} KiB after that");
+    daemon.stop();
+}

@@ -2,6 +2,10 @@
 //!
 //! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest. `MQBLK_MIGRATIONS` says how many times each guest goes
 //! there and back (1).
+//!
+//! The VMM is that of Debian trixie, QEMU 10.0, unless `MQBLK_GUEST_VMM` names another. QEMU 7.2 emulating a guest (TCG) loses pages that the guest's
+//! own processors wrote, when a vhost-user device logs its writes: then the comparison of both memories fails, with pages in which a few bytes
+//! of the kernel's differ and no data of the disk.
 
 use std::path::Path;
 use std::time::Duration;
@@ -34,6 +38,11 @@ struct Setting {
     latency_us: u32,
 }
 
+/// The VMM that guests move between.
+fn vmm() -> Result<Vmm> {
+    if std::env::var_os("MQBLK_GUEST_VMM").is_some() { Vmm::from_environment() } else { Ok(Vmm::Trixie) }
+}
+
 /// How many times there and back.
 fn rounds() -> Result<usize> {
     match std::env::var("MQBLK_MIGRATIONS") {
@@ -43,8 +52,8 @@ fn rounds() -> Result<usize> {
 }
 
 impl Setting {
-    fn new(vmm: Vmm, interface: Interface, queues: u16) -> Setting {
-        Setting { vmm, interface, queues, latency_us: 0 }
+    fn new(interface: Interface, queues: u16) -> Result<Setting> {
+        Ok(Setting { vmm: vmm()?, interface, queues, latency_us: 0 })
     }
 
     /// One of the two hosts' daemons.
@@ -164,23 +173,19 @@ fn there_and_back(setting: Setting) -> Result<()> {
 
 #[test]
 fn blk_goes_there_and_back() -> Result<()> {
-    with_each_vmm(|vmm| {
-        [1, 4].into_iter().try_for_each(|queues| there_and_back(Setting::new(vmm, Interface::Blk, queues)))
-    })
+    [1, 4].into_iter().try_for_each(|queues| there_and_back(Setting::new(Interface::Blk, queues)?))
 }
 
 #[test]
 fn scsi_goes_there_and_back() -> Result<()> {
-    with_each_vmm(|vmm| {
-        [1, 4].into_iter().try_for_each(|queues| there_and_back(Setting::new(vmm, Interface::Scsi, queues)))
-    })
+    [1, 4].into_iter().try_for_each(|queues| there_and_back(Setting::new(Interface::Scsi, queues)?))
 }
 
 /// Each request takes 20 ms, so that many are outstanding at the switch.
 #[test]
 fn with_slow_storage() -> Result<()> {
     for interface in [Interface::Blk, Interface::Scsi] {
-        there_and_back(Setting { latency_us: 20_000, ..Setting::new(Vmm::from_environment()?, interface, 2) })?;
+        there_and_back(Setting { latency_us: 20_000, ..Setting::new(interface, 2)? })?;
     }
     Ok(())
 }
@@ -189,7 +194,7 @@ fn with_slow_storage() -> Result<()> {
 #[test]
 fn a_migration_that_fails() -> Result<()> {
     for interface in [Interface::Blk, Interface::Scsi] {
-        let setting = Setting::new(Vmm::from_environment()?, interface, 2);
+        let setting = Setting::new(interface, 2)?;
         let pair = Pair::start(&setting)?;
         let mut guest = setting.guest(&pair.daemons[0]).boot()?;
         let verifying = FioLoop::start(&mut guest, setting.node(), 16)?;
@@ -227,7 +232,7 @@ fn a_migration_that_fails() -> Result<()> {
 #[test]
 fn saved_to_a_file_and_restored() -> Result<()> {
     for interface in [Interface::Blk, Interface::Scsi] {
-        let setting = Setting::new(Vmm::from_environment()?, interface, 2);
+        let setting = Setting::new(interface, 2)?;
         let pair = Pair::start(&setting)?;
         let mut guest = setting.guest(&pair.daemons[0]).boot()?;
         let verifying = FioLoop::start(&mut guest, setting.node(), 16)?;

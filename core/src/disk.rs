@@ -119,6 +119,19 @@ pub trait Disk<L: Lane>: Send + Sync {
     /// When the storage cannot have that size; then it is as it was.
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError>;
 
+    /// Queues that use the disk are about to run: takes what keeps others from running theirs, as far as that is not held anyway, and
+    /// looks again at what they may have changed. Counted: each is undone by one [`deactivate`](Self::deactivate). May block for as long
+    /// as somebody who stops is waited for: only for control threads.
+    ///
+    /// # Errors
+    /// When somebody else uses it; then it is not active.
+    fn activate(&self) -> Result<(), DiskError> {
+        Ok(())
+    }
+
+    /// The queues have stopped, with nothing in flight: after the last, others may run theirs and find all that was written. Blocks.
+    fn deactivate(&self) {}
+
     /// A worker's own handle. Called on the worker's thread.
     ///
     /// # Errors

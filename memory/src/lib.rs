@@ -6,6 +6,10 @@
 //! * a [`Buffer`] (a request's data pieces and its status byte) holds its worker's lease on a [`GuestMemory`] snapshot, so
 //!   that a memory table can be replaced while requests are in flight and the old mapping goes away with the last of them.
 //!
+//! While a guest is being migrated, everything that was written to its memory is marked in its [`DirtyLog`]: a buffer's pieces and its
+//! status byte when the buffer is released, which is after the request's end and before its answer is visible; bytes written by address
+//! at once; ring fields by their ring.
+//!
 //! All guest memory may change at any moment under our hands. It is only read by volatile or atomic loads, or copied as
 //! plain bytes into private memory, and no Rust reference to it is ever made.
 //!
@@ -13,6 +17,7 @@
 
 mod arena;
 mod bounce;
+mod dirty;
 mod grant;
 mod guest;
 mod lost;
@@ -22,6 +27,7 @@ mod shared;
 
 pub use arena::{PAGE_BYTES, PageArena, PageSlot};
 pub use bounce::BouncePool;
+pub use dirty::{DirtyLog, LogError};
 pub use grant::{CopyDirection, DomainId, GrantAccess, GrantCopy, GrantRef, GrantStatus};
 pub use guest::{GuestAddress, GuestMemory, MemoryError, Region, UserAddress};
 pub use mapping::{Mapping, clear_file, create_memfd};

@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use mqblk_core::{ByteLen, ByteOffset};
 
+use crate::dirty::DirtyLog;
 use crate::guest::{GuestAddress, GuestMemory};
 use crate::mapping::Mapping;
 
 mod direct;
 mod join;
+mod logging;
 
 /// A buffer's handle: 4 bytes, moved and never copied. Give it back to the pool that made it.
 #[derive(Debug)]
@@ -125,6 +127,10 @@ struct Lease {
     retired: bool,
     generation: u32,
     fixed: Vec<Option<FixedBuffers>>,
+    /// What was written is marked here.
+    log: Option<Arc<DirtyLog>>,
+    /// The same for all leases on one guest's memory: the generation of the first.
+    family: u32,
 }
 
 impl Lease {
@@ -163,6 +169,8 @@ struct Entry {
     lease: u32,
     pieces: u16,
     live: bool,
+    /// The pieces are written to, not read.
+    writable: bool,
     /// Where more than [`INLINE`] pieces are.
     spill: u32,
     /// The first member of a joined buffer, or the member after this one: index + 1, 0 at the end.
@@ -217,6 +225,7 @@ impl BufferPool {
                 lease: 0,
                 pieces: 0,
                 live: false,
+                writable: false,
                 spill: NO_SPILL,
                 next: 0,
             });
@@ -235,7 +244,16 @@ impl BufferPool {
     pub fn adopt(&mut self, memory: Arc<GuestMemory>, fixed: Vec<Option<FixedBuffers>>) -> LeaseId {
         self.adopted = self.adopted.wrapping_add(1);
         let generation = self.adopted;
-        let lease = Lease { memory, hot: Hot::default(), uses: 0, retired: false, generation, fixed };
+        let lease = Lease {
+            memory,
+            hot: Hot::default(),
+            uses: 0,
+            retired: false,
+            generation,
+            fixed,
+            log: None,
+            family: generation,
+        };
         let free = self.leases.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
             self.leases.push(None);
@@ -307,7 +325,7 @@ impl BufferPool {
         let index = self.free.pop().expect("just grown");
         let entry = &mut self.entries[index as usize];
         (entry.total, entry.status, entry.pieces) = (0, 0, 0);
-        (entry.lease, entry.live, entry.spill) = (lease, true, NO_SPILL);
+        (entry.lease, entry.live, entry.writable, entry.spill) = (lease, true, false, NO_SPILL);
         Buffer(std::num::NonZeroU32::new(index + 1).expect("index + 1 > 0"))
     }
 
@@ -318,6 +336,9 @@ impl BufferPool {
         let lease = self.free_entry(index) as usize;
         let Some(slot) = self.leases.get_mut(lease) else { return self.release_members(index) };
         let held = slot.as_mut().expect("a live buffer holds its lease");
+        if held.log.is_some() {
+            held.log_entry(&self.entries[index], &self.spills);
+        }
         held.uses -= 1;
         if held.retired && held.uses == 0 {
             *slot = None;
@@ -501,6 +522,7 @@ impl BufferPool {
     /// Copies private memory to `at` bytes into the buffer. `false` (nothing copied) when the buffer is shorter.
     #[must_use]
     pub fn copy_in(&self, buffer: &Buffer, at: u64, bytes: &[u8]) -> bool {
+        debug_assert!(self.will_be_logged(buffer));
         let mut done = 0;
         self.for_range(buffer, at, bytes.len() as u64, |place, run| {
             // SAFETY: as in `copy_out`, the other way.
@@ -512,6 +534,7 @@ impl BufferPool {
     /// Fills the whole buffer from `memory` at `from`. `false` (nothing copied) when `memory` is shorter.
     #[must_use]
     pub fn fill_from(&self, buffer: &Buffer, memory: &Mapping, from: ByteOffset) -> bool {
+        debug_assert!(self.will_be_logged(buffer));
         self.with_mapping(buffer, memory, from, |guest, host, run| {
             // SAFETY: both sides are mapped for `run` bytes. They may be written concurrently by the guest; bytes have no
             // invalid values. `copy` allows the overlap of a guest region with itself.
@@ -556,6 +579,7 @@ impl BufferPool {
     /// either is shorter.
     #[must_use]
     pub fn copy_range(&self, from: &Buffer, from_at: u64, to: &Buffer, to_at: u64, len: ByteLen) -> bool {
+        debug_assert!(self.will_be_logged(to));
         let fits = |at: u64, buffer| mqblk_core::units::in_range(ByteOffset(at), len, self.len(buffer));
         if !fits(from_at, from) || !fits(to_at, to) {
             return false;

@@ -38,6 +38,14 @@ impl<F: Fn(AnyChannel) -> AnyChannel + Send + Sync> Disk<Lane> for Overlay<F> {
         self.inner.resize(size)
     }
 
+    fn activate(&self) -> Result<(), DiskError> {
+        self.inner.activate()
+    }
+
+    fn deactivate(&self) {
+        self.inner.deactivate();
+    }
+
     fn resolved(&self) -> Vec<(&'static str, String)> {
         self.inner.resolved()
     }

@@ -121,7 +121,6 @@ fn features_that_were_not_offered() {
             Refused,
         ),
         ("all virtio features", |t| t.bad(m::SET_FEATURES, &u64::MAX.to_ne_bytes(), &[]), Refused),
-        ("dirty logging", |t| t.bad(m::SET_FEATURES, &(1_u64 << 26 | 1 << 32).to_ne_bytes(), &[]), Refused),
         ("all protocol features", |t| t.bad(m::SET_PROTOCOL_FEATURES, &u64::MAX.to_ne_bytes(), &[]), Refused),
         (
             "the protocol feature of shared objects",

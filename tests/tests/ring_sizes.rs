@@ -1,6 +1,7 @@
 //! Rings of every size, full: as many requests at a time as the ring has entries, all of them with the storage at once.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mqblk_core::{
     ByteLen, Disk, DiskChannel, DiskError, DiskSlot, Finished, Geometry, Limits, Outcome, Request, Sector512,

@@ -28,6 +28,7 @@ impl Lane {
         skip: u64,
         no_wait: bool,
     ) -> io::Result<u64> {
+        debug_assert!(self.buffers.will_be_logged(buffer));
         self.transfer_inline(libc::preadv2, file, at, buffer, skip, no_wait)
     }
 

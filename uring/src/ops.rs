@@ -46,6 +46,7 @@ impl Lane {
         buffer: Buffer,
         skip: u64,
     ) -> Result<(), Refused> {
+        debug_assert!(self.buffers.will_be_logged(&buffer));
         self.transfer(owner, cookie, file, at, buffer, skip, Direction::Read)
     }
 

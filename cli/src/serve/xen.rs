@@ -269,11 +269,12 @@ impl XenDisk {
     }
 }
 
-/// The disk of the configuration that a device has, until this is dropped.
-struct Lease(Arc<Mutex<Option<DeviceName>>>);
+/// The disk of the configuration that a device has, until this is dropped. It is active for so long.
+struct Lease(Arc<Mutex<Option<DeviceName>>>, Arc<AnyDisk>);
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        self.1.deactivate();
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
@@ -359,6 +360,7 @@ impl Disks {
         if let Some(other) = &*taken {
             return Err(format!("params: found disk {id:?}, which is attached as {other}, expected one that is not"));
         }
+        disk.disk.activate().map_err(|error| error.to_string())?;
         *taken = Some(name.clone());
         Ok(Backing {
             id: id.to_owned(),
@@ -367,7 +369,7 @@ impl Disks {
             plug: disk.plug,
             health: Arc::clone(&disk.health),
             settings: disk.settings.clone(),
-            keep: Box::new(Lease(Arc::clone(&disk.taken))),
+            keep: Box::new(Lease(Arc::clone(&disk.taken), Arc::clone(&disk.disk))),
         })
     }
 }

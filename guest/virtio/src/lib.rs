@@ -11,7 +11,7 @@ use std::sync::Arc;
 use mqblk_core::{Call, GuestQueue, Wake};
 pub use mqblk_memory::PooledLane as GuestLane;
 use mqblk_memory::{Buffer, LeaseId};
-use mqblk_ring::split::{DeviceRing, SplitRing, SplitState};
+use mqblk_ring::split::{DeviceRing, RingLog, SplitRing, SplitState};
 
 /// What a queue needs to run.
 pub struct QueueParts {
@@ -111,6 +111,9 @@ pub trait VirtioQueue<L: GuestLane>: GuestQueue<Lane = L, Position = SplitState>
     /// A request stays unanswered: gives back what its token holds of the lane, and its buffer. Whoever serves the ring next does it
     /// again.
     fn forget(&mut self, lane: &mut L, token: Self::Token, buffer: Option<Buffer>);
+
+    /// Starts, changes or ends the logging of what is written to the ring. What requests write is logged by their lease.
+    fn set_log(&mut self, log: Option<RingLog>);
 
     /// The queue ends: gives back what it holds of the lane, but for its lease. Nothing is in flight.
     fn close(&mut self, _lane: &mut L) {}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mqblk_core::{Armed, Call, Completed, DiskSlot, GuestQueue, Intake, Notify, Outcome, Pulled};
 use mqblk_memory::{Buffer, BufferPool, LeaseId};
-use mqblk_ring::split::{Broken, DeviceRing, SplitRing, SplitState};
+use mqblk_ring::split::{Broken, DeviceRing, RingLog, SplitRing, SplitState};
 use mqblk_virtio::batch::Batch;
 use mqblk_virtio::chain::ChainStart;
 use mqblk_virtio::{GuestLane, QueueParts, VirtioQueue};
@@ -193,5 +193,8 @@ impl<L: GuestLane> VirtioQueue<L> for BlkQueue<L> {
     fn relocate(&mut self, ring: SplitRing, lease: LeaseId) -> LeaseId {
         self.ring.relocate(ring);
         std::mem::replace(&mut self.lease, lease)
+    }
+    fn set_log(&mut self, log: Option<RingLog>) {
+        self.ring.set_log(log);
     }
 }

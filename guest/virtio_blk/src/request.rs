@@ -172,6 +172,9 @@ impl Element {
             self.data_in += u64::from(data);
             self.push(pool, last.address, data);
         }
+        if self.data_in > 0 {
+            pool.set_writable(&self.buffer);
+        }
         let address = last.address.0.checked_add(u64::from(data));
         self.has_status = address.is_some_and(|at| pool.set_status(&self.buffer, GuestAddress(at)).is_ok());
     }

@@ -149,6 +149,7 @@ impl Element {
             if self.data_out > 0 {
                 self.fault = true;
             } else {
+                pool.set_writable(&self.data);
                 self.push(pool, piece.address, used.into(), rest);
             }
         }
@@ -159,6 +160,7 @@ impl Element {
     fn spread_answer(&mut self, pool: &mut BufferPool, lease: LeaseId, address: GuestAddress, len: u32) {
         if self.answer.pieces.is_none() {
             let pieces = pool.take(lease);
+            pool.set_writable(&pieces);
             self.fault |= pool.push(&pieces, self.answer.address, self.answer.room, MAX_PIECES).is_err();
             self.answer.pieces = Some(pieces);
         }

@@ -147,6 +147,7 @@ impl EventQueue {
         {
             let start = ChainStart::fetch(&self.ring.device, pool, self.ring.lease, head);
             let buffer = pool.take(self.ring.lease);
+            pool.set_writable(&buffer);
             let walked = walk(&self.ring.device, pool, self.ring.lease, &start, |pool, piece| {
                 let pushed = !piece.writable || pool.push(&buffer, piece.address, piece.len, 16).is_ok();
                 if pushed { Ok(()) } else { Err(ChainError::Request) }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use mqblk_core::{Armed, Call, Completed, DiskSlot, GuestQueue, Intake, Notify, Op, Pulled};
 use mqblk_memory::{Buffer, LeaseId};
-use mqblk_ring::split::{DeviceRing, SplitRing, SplitState};
+use mqblk_ring::split::{DeviceRing, RingLog, SplitRing, SplitState};
 use mqblk_virtio::{GuestLane, VirtioQueue};
 
 use crate::commands::RequestQueue;
@@ -182,6 +182,10 @@ impl<L: GuestLane> VirtioQueue<L> for ScsiQueue<L> {
         if let Kind::Request(queue) = &mut self.kind {
             queue.forget(lane.pool(), token, buffer);
         }
+    }
+
+    fn set_log(&mut self, log: Option<RingLog>) {
+        self.ring_mut().device.set_log(log);
     }
 
     fn close(&mut self, lane: &mut L) {

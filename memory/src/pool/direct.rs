@@ -81,6 +81,10 @@ impl BufferPool {
         let place = std::ptr::with_exposed_provenance_mut::<u8>(host as usize);
         // SAFETY: mapped for `bytes.len()` bytes by the lease; `bytes` is private memory.
         unsafe { place.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        let held = self.lease(lease.index);
+        if held.log.is_some() {
+            held.log_range(address, bytes.len() as u64);
+        }
         true
     }
 
@@ -88,6 +92,7 @@ impl BufferPool {
     #[cold]
     fn write_bytes_across(&mut self, lease: LeaseId, address: GuestAddress, bytes: &[u8]) -> bool {
         let buffer = self.take(lease);
+        self.set_writable(&buffer);
         let pushed =
             u32::try_from(bytes.len()).map_err(|_| Fault).and_then(|len| self.push(&buffer, address, len, u16::MAX));
         let written = pushed.is_ok() && self.copy_in(&buffer, 0, bytes);

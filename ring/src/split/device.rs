@@ -10,6 +10,7 @@ use mqblk_memory::{SharedU16, SharedWords};
 
 use super::inflight::{InflightError, InflightTable, Replay};
 use super::layout::{DESC_INDIRECT, DESC_NEXT, Descriptor, SplitRing};
+use super::log::RingLog;
 use crate::wakeup::Direction;
 
 /// What is wrong with a ring. Each ends its queue and nothing else.
@@ -62,6 +63,8 @@ pub struct DeviceRing {
     steps: Vec<Replay>,
     /// Most descriptors of a chain.
     longest: u16,
+    /// Where what we write is marked, while the guest is being migrated.
+    log: Option<RingLog>,
 }
 
 impl DeviceRing {
@@ -82,6 +85,7 @@ impl DeviceRing {
             replays,
             steps,
             longest,
+            log: None,
         }
     }
 
@@ -160,6 +164,11 @@ impl DeviceRing {
     pub fn relocate(&mut self, ring: SplitRing) {
         debug_assert_eq!(ring.size(), self.ring.size());
         self.ring = ring;
+    }
+
+    /// Starts, changes or ends the logging of what is written to the ring.
+    pub fn set_log(&mut self, log: Option<RingLog>) {
+        self.log = log;
     }
 
     /// How many chains wait. At most the ring's size.
@@ -279,25 +288,43 @@ impl DeviceRing {
             return Notify::Nothing;
         }
         self.published = new;
-        let Some(inflight) = &mut self.inflight else { return notify(self.used().publish(old, new)) };
-        inflight.publishing();
-        #[cfg(test)]
-        super::inflight::tests::crash_point();
-        let wanted = self.ring.used(self.event_idx).publish(old, new);
-        inflight.published(new);
+        let wanted = match &mut self.inflight {
+            None => self.used().publish(old, new),
+            Some(inflight) => {
+                inflight.publishing();
+                #[cfg(test)]
+                super::inflight::tests::crash_point();
+                let wanted = self.ring.used(self.event_idx).publish(old, new);
+                inflight.published(new);
+                wanted
+            }
+        };
+        if let Some(log) = &self.log {
+            log.published(old, new, self.size());
+        }
         notify(wanted)
     }
 
     /// Asks for a kick, then looks again.
     #[inline]
     pub fn arm(&mut self) -> Armed {
-        if self.avail().arm(self.next_avail) == self.next_avail { Armed::Sleepable } else { Armed::WorkWaiting }
+        let waiting = self.avail().arm(self.next_avail) != self.next_avail;
+        self.log_wish();
+        if waiting { Armed::WorkWaiting } else { Armed::Sleepable }
     }
 
     /// Asks not to be kicked. With EVENT_IDX leaving the event index stale is enough.
     #[inline]
     pub fn disarm(&mut self) {
         self.avail().disarm(None);
+        self.log_wish();
+    }
+
+    #[inline]
+    fn log_wish(&self) {
+        if let Some(log) = &self.log {
+            log.wished(self.size());
+        }
     }
 
     /// What the driver produces for us.

@@ -4,8 +4,10 @@ pub mod device;
 pub mod driver;
 pub mod inflight;
 pub mod layout;
+mod log;
 
 pub use device::{Broken, DeviceRing, SplitState};
 pub use driver::SplitDriver;
 pub use inflight::{InflightError, InflightTable, Replay};
 pub use layout::{Descriptor, SetupError, SplitAddresses, SplitRing};
+pub use log::RingLog;

@@ -75,6 +75,14 @@ impl Disk<Lane> for FaultDisk {
         self.inner.resize(size)
     }
 
+    fn activate(&self) -> Result<(), DiskError> {
+        self.inner.activate()
+    }
+
+    fn deactivate(&self) {
+        self.inner.deactivate();
+    }
+
     fn resolved(&self) -> Vec<(&'static str, String)> {
         let mut all = vec![("inner", self.kind.to_owned())];
         all.extend(self.plan.resolved());

@@ -6,10 +6,11 @@
 //! | `direct` | on | bypass the host's page cache (O_DIRECT). Falls back with a warning where the file system refuses; off on tmpfs and ramfs, which have no cache to bypass |
 //! | `readonly` | off | |
 //! | `block-size` | the storage's own logical block size | 512 or 4096 |
+//! | `lock` | exclusive | `exclusive`: held while the file is open. `shared-migration`: held while queues run. `off`: nothing keeps others out |
 //! | `discard` | unmap | `unmap`: discards punch holes. `ignore`: the disk has no discard, and zeroes keep their space |
 //!
 //! The whole file is locked (an open-file-description lock) for writing, or for reading with `readonly`: a second daemon on
-//! the same image is refused, and several may read it. A block device that is mounted is refused for writing.
+//! the same image is refused, and several may read it (`lock.rs`). A block device that is mounted is refused for writing.
 //!
 //! How requests are carried out:
 //! * Reads and writes go to the kernel as they lie in guest memory; only what direct I/O cannot take (memory that is less
@@ -29,6 +30,7 @@
 mod channel;
 mod host;
 mod inline;
+mod lock;
 mod open;
 mod running;
 
@@ -61,6 +63,7 @@ pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
 /// An open file with what is known of it. Shared by all channels; constant.
 #[derive(Debug)]
 struct OpenFile {
+    lock: lock::UseLock,
     path: PathBuf,
     fd: Arc<OwnedFd>,
     /// But for its size.
@@ -122,6 +125,7 @@ impl Disk<Lane> for FileDisk {
             ("direct", admission::on_off(self.open.direct.is_some())),
             ("readonly", admission::on_off(self.open.geometry.read_only)),
             ("block-size", self.open.geometry.logical_block.bytes().to_string()),
+            ("lock", self.open.lock.mode.name().to_owned()),
             ("discard", if self.open.unmap { "unmap" } else { "ignore" }.to_owned()),
         ]
     }
@@ -172,6 +176,28 @@ impl Disk<Lane> for FileDisk {
         }
         self.open.size.set(found);
         Ok(found)
+    }
+
+    fn activate(&self) -> Result<(), DiskError> {
+        let OpenFile { lock, fd, path, direct, .. } = self.open.as_ref();
+        lock.take(fd, || {
+            if direct.is_none() {
+                // What this host has in its cache may be older than what another host wrote.
+                let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
+            }
+            if let Err(error) = self.resize(None) {
+                tracing::warn!("{}: the size is left as it was: {error}", path.display());
+            }
+        })
+    }
+
+    fn deactivate(&self) {
+        let OpenFile { lock, fd, path, .. } = self.open.as_ref();
+        lock.give_up(fd, || {
+            if let Err(error) = self.sync() {
+                tracing::error!("{}: flush before the lock is given up: {error}", path.display());
+            }
+        });
     }
 
     fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{BlockSize, ByteLen, Geometry};
-use nix::fcntl::FcntlArg;
 use nix::libc;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::host::{self, Device, DirectIo};
+use super::lock::{self, Denied, LockMode, UseLock};
 use super::{Alignment, Kind, OpenFile};
 use crate::admission::{self, Size};
 
@@ -28,6 +28,7 @@ struct Asked {
     read_only: bool,
     block: Option<BlockSize>,
     unmap: bool,
+    lock: LockMode,
 }
 
 pub(super) fn open(settings: &mut Settings) -> Result<OpenFile, SettingError> {
@@ -40,9 +41,12 @@ pub(super) fn open(settings: &mut Settings) -> Result<OpenFile, SettingError> {
         read_only: settings.switch("readonly")?.unwrap_or(false),
         block: admission::block_size(settings)?,
         unmap: settings.choice("discard", &["unmap", "ignore"])? != Some("ignore"),
+        lock: LockMode::take(settings)?,
     };
     let (file, kind, direct) = open_file(settings, &asked)?;
-    lock(settings, &asked, &file)?;
+    if asked.lock == LockMode::Exclusive {
+        lock_while_open(settings, &asked, &file)?;
+    }
     let number = file.metadata().map(|data| match kind {
         Kind::BlockDevice => data.rdev(),
         _ => data.dev(),
@@ -53,9 +57,10 @@ pub(super) fn open(settings: &mut Settings) -> Result<OpenFile, SettingError> {
     let size = size(settings, &asked, &file, kind, block)?;
     let geometry = geometry(size, block, asked.read_only, kind, device.unwrap_or_default());
     let discard = if asked.unmap && !asked.read_only { discard_unit(&file, kind, size, device) } else { None };
-    let Asked { path, unmap, .. } = asked;
+    let Asked { path, unmap, lock, read_only, .. } = asked;
     let size = Size::new(size);
-    Ok(OpenFile { path, fd: Arc::new(file.into()), geometry, size, kind, direct, unmap, discard })
+    let lock = UseLock::new(lock, &path, read_only, kind == Kind::BlockDevice);
+    Ok(OpenFile { lock, path, fd: Arc::new(file.into()), geometry, size, kind, direct, unmap, discard })
 }
 
 fn with_reason(path: &Path, reason: impl std::fmt::Display) -> String {
@@ -78,7 +83,7 @@ fn open_file(settings: &Settings, asked: &Asked) -> Result<(File, Kind, bool), S
     let device = !before.is_file();
     let attempt = |direct: bool| {
         // On a block device O_EXCL without O_CREAT is refused while the device is mounted or otherwise claimed.
-        let exclusive = if device && !read_only { libc::O_EXCL } else { 0 };
+        let exclusive = if device && !read_only && asked.lock.claims() { libc::O_EXCL } else { 0 };
         let direct = if direct { libc::O_DIRECT } else { 0 };
         let open = || OpenOptions::new().read(true).write(!read_only).custom_flags(exclusive | direct).open(path);
         let claimed = |error: &io::Error| device && Errno::from_io_error(error) == Some(Errno::BUSY);
@@ -136,7 +141,7 @@ const RETRY: Duration = Duration::from_millis(20);
 const TOLD_AFTER: Duration = Duration::from_millis(500);
 
 /// Tries again while the file is in use, for so long as a killed daemon may hold it.
-fn patiently<T, E>(
+pub(super) fn patiently<T, E>(
     path: &Path,
     mut attempt: impl FnMut() -> Result<T, E>,
     in_use: impl Fn(&E) -> bool,
@@ -161,34 +166,25 @@ fn patiently<T, E>(
     }
 }
 
-/// Locks the whole file: shared for readers, exclusive for a writer. The lock ends with the open file description.
-fn lock(settings: &Settings, asked: &Asked, file: &File) -> Result<(), SettingError> {
-    let kind = if asked.read_only { libc::F_RDLCK } else { libc::F_WRLCK };
-    let whole = libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
-    let taken = |error: &nix::Error| matches!(error, nix::Error::EAGAIN | nix::Error::EACCES);
-    match patiently(&asked.path, || nix::fcntl::fcntl(file, FcntlArg::F_OFD_SETLK(&whole)), taken) {
-        Ok(_) => Ok(()),
-        Err(nix::Error::EAGAIN | nix::Error::EACCES) => {
-            let path = &asked.path;
+/// Locks the file for as long as it is open.
+fn lock_while_open(settings: &Settings, asked: &Asked, file: &File) -> Result<(), SettingError> {
+    let Asked { path, read_only, .. } = asked;
+    match lock::lock(path, file, *read_only) {
+        Ok(()) => Ok(()),
+        Err(Denied::InUse) => {
             let expected = format!(
                 "a file that nobody else {}; stop the other process (`fuser -v {}` names it){}",
-                if asked.read_only { "writes" } else { "uses" },
+                if *read_only { "writes" } else { "uses" },
                 path.display(),
-                if asked.read_only { "" } else { ", or open it with readonly=on in all of them" },
+                if *read_only { "" } else { ", or open it with readonly=on in all of them" },
             );
             Err(settings.error("path", with_reason(path, "in use by another process"), expected))
         }
-        Err(error) => {
+        Err(Denied::NoLocks(error)) => {
             tracing::warn!(
                 "{}: {}: the file system has no locks ({error}); nothing keeps a second writer out",
                 settings.subject(),
-                asked.path.display()
+                path.display()
             );
             Ok(())
         }

@@ -171,8 +171,18 @@ fn a_full_device() {
     for kind in [Kind::Regular, Kind::InMemory] {
         let path = PathBuf::from("/dev/full");
         let size = Size::new(geometry.size);
-        let open =
-            OpenFile { path, fd: Arc::clone(&fd), geometry, size, kind, direct: None, unmap: true, discard: None };
+        let lock = super::lock::UseLock::new(super::lock::LockMode::Exclusive, &path, false, false);
+        let open = OpenFile {
+            lock,
+            path,
+            fd: Arc::clone(&fd),
+            geometry,
+            size,
+            kind,
+            direct: None,
+            unmap: true,
+            discard: None,
+        };
         let disk = FileDisk { open: Arc::new(open) };
         let mut worker = Worker::new(&disk, 64, FixedBufferUse::Off);
         for op in [Op::Write { fua: false }, Op::Write { fua: true }] {

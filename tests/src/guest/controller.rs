@@ -95,19 +95,30 @@ pub struct Controller {
     pub queues: u16,
     /// What it has when the server starts.
     pub luns: Vec<Lun>,
+    keys: Vec<(String, String)>,
 }
 
 impl Controller {
     /// A controller with `queues` request queues.
     #[must_use]
     pub fn new(id: &str, queues: u16, luns: Vec<Lun>) -> Self {
-        Self { id: id.to_owned(), queues, luns }
+        Self { id: id.to_owned(), queues, luns, keys: Vec::new() }
+    }
+
+    /// One more `key=value` of `mqblk serve --controller`.
+    #[must_use]
+    pub fn option(mut self, key: &str, value: &str) -> Self {
+        self.keys.push((key.to_owned(), value.to_owned()));
+        self
     }
 
     pub(crate) fn for_mqblk(&self, socket: &Path) -> Vec<String> {
         let mut controller = format!("id={},socket={}", self.id, socket.display());
         if self.queues > 0 {
             controller.push_str(&format!(",queues={}", self.queues));
+        }
+        for (key, value) in &self.keys {
+            controller.push_str(&format!(",{key}={value}"));
         }
         let mut words = vec!["--controller".to_owned(), controller];
         for lun in &self.luns {

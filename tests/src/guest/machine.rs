@@ -162,7 +162,8 @@ impl Guest {
         Ok(())
     }
 
-    pub(crate) fn continue_script_numbers_of(&mut self, other: &Self) {
+    /// Numbers scripts on from where `other` stands: the guest that ran there runs here now.
+    pub fn continue_script_numbers_of(&mut self, other: &Self) {
         self.agent.follow(&other.agent);
     }
 

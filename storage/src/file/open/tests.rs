@@ -41,6 +41,7 @@ fn what_cannot_be_a_disk_is_refused_in_one_clear_line() {
         (vec![("path", file), ("direct", "maybe")], "direct: found \"maybe\", expected on or off"),
         (vec![("path", file), ("readonly", "")], "readonly: found \"\", expected on or off"),
         (vec![("path", file), ("block-size", "2048")], "block-size: found \"2048\", expected one of 512, 4096"),
+        (vec![("path", file), ("lock", "on")], "lock: found \"on\", expected one of exclusive, shared-migration, off"),
         (vec![("path", file), ("discard", "on")], "discard: found \"on\", expected one of unmap, ignore"),
     ] {
         let error = error_of(&settings);
@@ -113,7 +114,14 @@ fn in_memory_files_are_not_opened_for_direct_io() {
 #[test]
 fn blocks_smaller_than_direct_io_takes() {
     let settings = mqblk_core::settings::Settings::new("disk \"a\"");
-    let asked = |block| Asked { path: "/x".into(), direct: true, read_only: false, block, unmap: true };
+    let asked = |block| Asked {
+        path: "/x".into(),
+        direct: true,
+        read_only: false,
+        block,
+        unmap: true,
+        lock: LockMode::Exclusive,
+    };
     let coarse = Some(Alignment { memory: 512, offset: 4096 });
     let fine = Some(Alignment { memory: 4, offset: 512 });
     let disk = |logical_block| Some(Device { logical_block, ..Device::default() });

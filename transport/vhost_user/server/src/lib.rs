@@ -3,17 +3,20 @@
 //! `listen` makes the socket, `server` starts and stops a device, `control` is its thread (one VMM at a time; it listens again when
 //! that leaves), `gate` says when queues may start, `session` answers the messages of one connection, `vring` is one queue's way
 //! from configured to served, `inflight` is where its requests in flight outlive this process, `disks` are the device's disks, which
-//! may come and go, `requests` are messages of our own to the VMM.
+//! may come and go, `active` is whether they are in use, `log` is the dirty log of a live migration, `requests` are messages of our own to
+//! the VMM.
 //!
 //! The messages themselves are the `vhost` crate's. One control thread per device: a VMM that sends half a message and goes
 //! silent holds up nobody but itself.
 #![forbid(unsafe_code)]
 
+mod active;
 mod control;
 mod disks;
 mod gate;
 mod inflight;
 mod listen;
+mod log;
 mod memory;
 mod requests;
 mod server;

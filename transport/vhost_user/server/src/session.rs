@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::DiskSlot;
 use mqblk_engine::{AttachError, Bell, EventFd, Kick, Lane, QueueDisk, QueueHandle, Tally};
-use mqblk_memory::{GuestMemory, UserAddress};
+use mqblk_memory::{GuestAddress, GuestMemory, LogError, UserAddress};
 use mqblk_ring::split::layout::MAX_SIZE;
 use mqblk_virtio::features::VERSION_1;
 use mqblk_virtio::{QueueRole, VirtioDevice, VirtioQueue};
@@ -19,9 +19,11 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
+use crate::active::ActiveDisks;
 use crate::disks::{Disks, Holder};
 use crate::gate::StartGate;
 use crate::inflight::InflightRegion;
+use crate::log::{LOG_ALL, Logging};
 use crate::memory;
 use crate::server::ServerOptions;
 use crate::sharing::Watch;
@@ -44,6 +46,8 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
     sharing: Option<Watch>,
     vrings: Vec<Vring<D::Queue>>,
     features: u64,
+    logging: Logging,
+    active: ActiveDisks,
     /// A queue has started, or the driver has begun anew since.
     begun: bool,
     /// For messages of our own (configuration changes).
@@ -53,6 +57,8 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
 }
 
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+/// Bits of the feature word that are the transport's, not the device's.
+const TRANSPORT_FEATURES: u64 = PROTOCOL_FEATURES | LOG_ALL;
 
 impl<D: VirtioDevice<Lane>> Session<D> {
     pub(crate) fn new(
@@ -75,6 +81,8 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             sharing: None,
             vrings,
             features: 0,
+            logging: Logging::default(),
+            active: ActiveDisks::default(),
             begun: false,
             backend: None,
             complaint: None,
@@ -88,7 +96,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
 
     /// Whether the VMM cut off memory that it had given us.
     pub(crate) fn lost_memory(&self) -> bool {
-        self.memory.is_lost()
+        self.memory.is_lost() || self.logging.is_lost()
     }
 
     /// Notes what the driver has configured, for whoever resumes the device.
@@ -131,6 +139,13 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         self.wait_drained(None);
     }
 
+    /// When the last queue has stopped, whoever starts them next, here or elsewhere, may use the disks.
+    fn end_use(&mut self) {
+        if self.vrings.iter().all(Vring::is_stopped) {
+            self.active.end();
+        }
+    }
+
     fn refuse<T>(&mut self, why: impl Into<String>) -> Result<T> {
         self.complaint = Some(why.into());
         Err(Error::InvalidParam)
@@ -162,6 +177,9 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         if !self.vrings[place].is_startable() || !self.may_start() {
             return Ok(());
         }
+        if let Err(error) = self.active.begin(|| self.disks.list()) {
+            return self.refuse(format!("queue {place}: it cannot start: {error}"));
+        }
         if !std::mem::replace(&mut self.begun, true) {
             self.device.driver_begins(self.inflight.as_ref().is_some_and(|region| region.is_used()));
         }
@@ -179,6 +197,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             fixed: self.options.fixed,
             worker: map.get(place).copied().unwrap_or(place),
             tally: &self.tally,
+            logging: &self.logging,
         };
         match self.vrings[place].start(&start) {
             Ok(()) => Ok(()),
@@ -192,6 +211,9 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             Ok(table) => Arc::new(table),
             Err(error) => return self.refuse(error.to_string()),
         };
+        if let Err(error) = self.logging.check(&table) {
+            return self.refuse(error.to_string());
+        }
         // The first memory is enough: what comes later is the same guest's.
         if self.memory.regions().is_empty() {
             let control = self.vrings.iter().take_while(|vring| self.device.role(vring.index) == QueueRole::Control);
@@ -204,6 +226,19 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         }
         self.memory = table;
         Ok(())
+    }
+
+    /// Changes what is logged, and where.
+    fn use_logging(&mut self, changed: std::result::Result<Logging, LogError>) -> Result<()> {
+        if self.logging.is_lost() {
+            tracing::warn!(disk = self.options.name, "the front-end cut off the dirty log while it was in use");
+        }
+        match changed {
+            Ok(logging) => self.logging = logging,
+            Err(error) => return self.refuse(error.to_string()),
+        }
+        let applied = self.vrings.iter().try_for_each(|vring| vring.apply_log(&self.logging));
+        applied.or_else(|why| self.refuse(why))
     }
 
     fn set_enabled(&mut self, place: usize, enabled: bool) -> Result<()> {
@@ -228,6 +263,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
 
 impl<D: VirtioDevice<Lane>> Holder for Session<D> {
     fn open(&mut self, disk: &QueueDisk) -> std::result::Result<(), AttachError> {
+        self.active.add(disk)?;
         self.request_queues().try_for_each(|queue| queue.open_disk(disk.clone()))
     }
 
@@ -236,6 +272,7 @@ impl<D: VirtioDevice<Lane>> Holder for Session<D> {
             // A worker that has ended has nothing in flight.
             let _ = queue.close_disk(slot);
         }
+        self.active.remove(slot);
     }
 
     fn refresh(&mut self, slot: DiskSlot) {
@@ -252,13 +289,17 @@ impl<D: VirtioDevice<Lane>> Holder for Session<D> {
     fn wait_drained(&mut self, end: Option<Instant>) -> bool {
         let (name, tally) = (&self.options.name, &self.tally);
         // All of them, so that each that can end does.
-        self.vrings.iter_mut().map(|vring| vring.wait_drained(name, tally, end)).fold(true, |all, one| all & one)
+        let drained =
+            self.vrings.iter_mut().map(|vring| vring.wait_drained(name, tally, end)).fold(true, |all, one| all & one);
+        self.end_use();
+        drained
     }
 
     fn freeze(&mut self) {
         let tracked = self.inflight.is_some();
         for vring in &mut self.vrings {
             if vring.freeze() {
+                self.active.keep();
                 let what = match tracked {
                     true => "its requests in flight are left to whoever serves the queue next",
                     false => "its requests in flight are lost: the VMM keeps no in-flight region",
@@ -284,6 +325,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
             *vring = Vring::new(vring.index);
         }
         self.features = 0;
+        self.logging = Logging::default();
         self.device.reset();
         self.device.driver_begins(false);
         self.begun = true;
@@ -292,19 +334,29 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn get_features(&mut self) -> Result<u64> {
-        Ok(self.device.features() | PROTOCOL_FEATURES)
+        Ok(self.device.features() | TRANSPORT_FEATURES)
     }
 
     fn set_features(&mut self, accepted: u64) -> Result<()> {
-        let offered = self.device.features() | PROTOCOL_FEATURES;
+        let offered = self.device.features() | TRANSPORT_FEATURES;
         if accepted & !offered != 0 {
             return self.refuse(format!("features: found {:#x}, which were not offered", accepted & !offered));
         }
         if accepted & VERSION_1 == 0 {
             tracing::debug!(disk = self.options.name, "the driver is a legacy one");
         }
+        let was_logging = self.logging.in_force().is_some();
+        self.use_logging(self.logging.with_features(accepted, &self.memory))?;
+        let logging = self.logging.in_force().is_some();
+        if logging != was_logging {
+            tracing::info!(disk = self.options.name, logging, "logging of writes to the guest's memory");
+        }
+        let changed = (self.features ^ accepted) & !LOG_ALL;
         self.features = accepted;
-        self.device.set_features(accepted & !PROTOCOL_FEATURES);
+        // Otherwise only logging was turned on or off, while the device runs.
+        if changed != 0 || accepted == 0 {
+            self.device.set_features(accepted & !TRANSPORT_FEATURES);
+        }
         self.note_configured();
         if accepted & PROTOCOL_FEATURES == 0 {
             (0..self.vrings.len()).try_for_each(|place| self.set_enabled(place, true))?;
@@ -344,21 +396,26 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     fn set_vring_addr(
         &mut self,
         index: u32,
-        _flags: VhostUserVringAddrFlags,
+        flags: VhostUserVringAddrFlags,
         descriptor: u64,
         used: u64,
         available: u64,
-        _log: u64,
+        log: u64,
     ) -> Result<()> {
         let place = self.place(index)?;
-        self.vrings[place].addresses = Some(UserAddresses {
-            desc: UserAddress(descriptor),
-            used: UserAddress(used),
-            avail: UserAddress(available),
-        });
+        let addresses =
+            UserAddresses { desc: UserAddress(descriptor), used: UserAddress(used), avail: UserAddress(available) };
+        let before = self.vrings[place].addresses.replace(addresses);
+        self.vrings[place].log =
+            flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG).then_some(GuestAddress(log));
         if self.vrings[place].served.is_some() {
-            let relocated = self.vrings[place].relocate(&self.memory, self.options.fixed);
-            return relocated.or_else(|why| self.refuse(why));
+            // A front-end that turns logging on or off says the same addresses again.
+            if before != Some(addresses) {
+                let relocated = self.vrings[place].relocate(&self.memory, self.options.fixed);
+                relocated.or_else(|why| self.refuse(why))?;
+            }
+            let applied = self.vrings[place].apply_log(&self.logging);
+            return applied.or_else(|why| self.refuse(why));
         }
         self.start_if_ready(place)
     }
@@ -388,7 +445,9 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         // A stopped ring starts again with its next kick descriptor.
         vring.kick = None;
         vring.call = None;
-        Ok(VhostUserVringState::new(index, u32::from(vring.base)))
+        let base = u32::from(vring.base);
+        self.end_use();
+        Ok(VhostUserVringState::new(index, base))
     }
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
@@ -436,7 +495,8 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
             | VhostUserProtocolFeatures::BACKEND_REQ
             | VhostUserProtocolFeatures::RESET_DEVICE
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD
-            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+            | VhostUserProtocolFeatures::LOG_SHMFD)
     }
 
     fn set_protocol_features(&mut self, accepted: u64) -> Result<()> {
@@ -551,7 +611,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         self.unsupported("GET_SHMEM_CONFIG")
     }
 
-    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
-        self.unsupported("SET_LOG_BASE")
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        self.use_logging(self.logging.with_log(log, &file, &self.memory))
     }
 }

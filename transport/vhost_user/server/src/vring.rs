@@ -9,11 +9,12 @@ use mqblk_engine::{
     Bell, Coalesce, Detached, Draining, Engine, EventFd, FixedBufferUse, Kick, Lane, PollPolicy, QueueDisk,
     QueueHandle, QueueOptions, Tally,
 };
-use mqblk_memory::{GuestMemory, UserAddress};
+use mqblk_memory::{GuestAddress, GuestMemory, UserAddress};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitRing, SplitState};
 use mqblk_virtio::{QueueParts, QueueRole, VirtioDevice, VirtioQueue, features};
 
 use crate::inflight::InflightRegion;
+use crate::log::Logging;
 
 /// How often a wait for storage is logged.
 const REPORT: Duration = Duration::from_secs(5);
@@ -32,10 +33,11 @@ pub(crate) struct Start<'a, D> {
     pub(crate) fixed: FixedBufferUse,
     pub(crate) worker: usize,
     pub(crate) tally: &'a Tally,
+    pub(crate) logging: &'a Logging,
 }
 
 /// Ring addresses in the VMM's address space, as SET_VRING_ADDR gives them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UserAddresses {
     pub(crate) desc: UserAddress,
     pub(crate) used: UserAddress,
@@ -47,6 +49,8 @@ pub(crate) struct Vring<Q> {
     pub(crate) index: u16,
     pub(crate) size: Option<u16>,
     pub(crate) addresses: Option<UserAddresses>,
+    /// Where the used ring is logged, if it is.
+    pub(crate) log: Option<GuestAddress>,
     pub(crate) base: u16,
     /// `None`: not told yet. `Some(None)`: told that there is none.
     pub(crate) kick: Option<Option<EventFd>>,
@@ -75,6 +79,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
             index,
             size: None,
             addresses: None,
+            log: None,
             base: 0,
             kick: None,
             call: None,
@@ -105,6 +110,11 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         SplitRing::resolve(memory, &addresses, size).map_err(|error| format!("queue {}: {error}", self.index))
     }
 
+    /// Whether nothing of it is in flight.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.served.is_none() && self.leaving.is_none()
+    }
+
     /// Whether everything is known that a start needs.
     pub(crate) fn is_startable(&self) -> bool {
         self.served.is_none() && self.kick.is_some() && self.size.is_some() && self.addresses.is_some()
@@ -115,8 +125,12 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
     where
         D: VirtioDevice<Lane, Queue = Q>,
     {
-        let ring = self.ring(start)?;
+        let mut ring = self.ring(start)?;
         self.tracked = ring.is_tracked();
+        ring.set_log(
+            start.logging.ring(self.log, ring.size()).map_err(|error| format!("queue {}: {error}", self.index))?,
+        );
+        let log = start.logging.in_force().cloned();
         let depth = usize::from(ring.size());
         let kick = self.kick.clone().flatten().map(Kick::from);
         let (disks, poll, coalesce) = match start.device.role(self.index) {
@@ -140,6 +154,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         let make = move |lane: &mut Lane, waker: &Arc<dyn Wake>| {
             let lease = lane.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
             lane.buffers.reserve(depth);
+            lane.buffers.set_log(lease, log.as_ref());
             if let Some(fence) = &fence
                 && !lane.keep_open(fence)
             {
@@ -216,11 +231,24 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         let memory = Arc::clone(memory);
         let moved = served.visit(move |queue, lane| {
             let lease = lane.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
+            lane.buffers.succeed(queue.lease(), lease);
             let old = queue.relocate(ring, lease);
             lane.retire(old);
             Ok(())
         });
         moved.unwrap_or_else(|gone| Err(gone.to_string()))
+    }
+
+    /// Has a served queue log what it writes, and what its requests write, as `logging` says. When this returns, it does.
+    pub(crate) fn apply_log(&self, logging: &Logging) -> Result<(), String> {
+        let (Some(served), Some(size)) = (&self.served, self.size) else { return Ok(()) };
+        let ring = logging.ring(self.log, size).map_err(|error| format!("queue {}: {error}", self.index))?;
+        let log = logging.in_force().cloned();
+        let applied = served.visit(move |queue, lane| {
+            lane.buffers.set_log(queue.lease(), log.as_ref());
+            queue.set_log(ring);
+        });
+        applied.map_err(|gone| gone.to_string())
     }
 
     /// Takes no more requests off the ring. `resumes`: the driver goes on with whoever serves the ring next, so that what is parked at

@@ -1,0 +1,144 @@
+//! The dirty log of a live migration: which pages of a guest's memory were written. Source: QEMU's `vhost-user.rst`,
+//! "Migration": bit `page % 8` of byte `page / 8` stands for the 4 KiB page `page` of guest addresses.
+//!
+//! A page is marked *after* it was written. Whoever reads the log takes marks away first and copies the pages then: what is written
+//! before the mark is either in that copy or in the next.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crate::guest::{GuestAddress, GuestMemory};
+use crate::mapping::Mapping;
+
+/// Bytes of guest memory that one bit stands for.
+const LOG_PAGE: u64 = 4096;
+/// Bytes of guest memory that one byte of a log stands for.
+const LOG_SPAN: u64 = 8 * LOG_PAGE;
+
+/// What is wrong with a log.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// It could not be mapped.
+    #[error(
+        "dirty log: found {len} bytes at offset {offset:#x} of a file, expected ones that can be mapped for writing: {source}"
+    )]
+    Map {
+        /// Where it was said to begin.
+        offset: u64,
+        /// How long it was said to be.
+        len: u64,
+        /// Why it cannot be mapped.
+        source: io::Error,
+    },
+    /// It has no bit for some of the memory.
+    #[error("dirty log: found {found} bytes, expected at least {expected} for guest memory up to {last:#x}")]
+    Short {
+        /// Its length in bytes.
+        found: u64,
+        /// How long it has to be.
+        expected: u64,
+        /// The last address that it has to have a bit for.
+        last: u64,
+    },
+}
+
+/// A log that a VMM shares. Marks are atomic, so any number of threads and processes may set and take them.
+#[derive(Debug)]
+pub struct DirtyLog {
+    mapping: Mapping,
+    /// Where the log starts in the mapping.
+    delta: usize,
+    /// Bytes.
+    len: u64,
+}
+
+impl DirtyLog {
+    /// Maps `len` bytes of `file` from `offset` as a log.
+    ///
+    /// # Errors
+    /// When the file is shorter than that or the system refuses.
+    pub fn of_file(file: &File, offset: u64, len: u64) -> Result<DirtyLog, LogError> {
+        let mapped = Mapping::of_file(file, offset, len);
+        let (mapping, delta) = mapped.map_err(|source| LogError::Map { offset, len, source })?;
+        Ok(DirtyLog { mapping, delta, len })
+    }
+
+    /// Whether the log has a bit for `address`.
+    ///
+    /// # Errors
+    /// When it is too short for that.
+    pub fn check_address(&self, address: GuestAddress) -> Result<(), LogError> {
+        let byte = address.0 / LOG_SPAN;
+        if byte < self.len {
+            return Ok(());
+        }
+        Err(LogError::Short { found: self.len, expected: byte + 1, last: address.0 })
+    }
+
+    /// Whether the log has a bit for each page of a memory table.
+    ///
+    /// # Errors
+    /// When it is too short for that.
+    pub fn check(&self, memory: &GuestMemory) -> Result<(), LogError> {
+        // Regions are sorted, not empty, and end below 2^64.
+        match memory.regions().last() {
+            Some(region) => self.check_address(GuestAddress(region.guest().0 + (region.len() - 1))),
+            None => Ok(()),
+        }
+    }
+
+    /// Marks the pages of `len` bytes at `address`, which have been written. What the log has no bit for is left out.
+    pub fn mark(&self, address: GuestAddress, len: u64) {
+        if len == 0 {
+            return;
+        }
+        let first = address.0 / LOG_PAGE;
+        let last = address.0.saturating_add(len - 1) / LOG_PAGE;
+        let end = (last / 8).min(self.len.saturating_sub(1));
+        for byte in first / 8..=end {
+            let low = first.saturating_sub(byte * 8).min(8) as u32;
+            let high = (last - byte * 8).min(7) as u32;
+            let bits = (0xff_u32 << low) & (0xff_u32 >> (7 - high));
+            self.set(byte, bits as u8);
+        }
+    }
+
+    fn set(&self, byte: u64, bits: u8) {
+        if byte >= self.len {
+            return;
+        }
+        let place = self.mapping.address(self.delta + byte as usize);
+        // SAFETY: inside the mapping, as just checked, which `self` keeps; all our accesses to it are atomic.
+        // A full barrier on purpose: what was written to the page is visible before the mark is.
+        unsafe { AtomicU8::from_ptr(place.as_ptr()) }.fetch_or(bits, Ordering::SeqCst);
+    }
+
+    /// Whether the page of `address` is marked. What the log has no bit for is not.
+    pub fn is_marked(&self, address: GuestAddress) -> bool {
+        self.look(address, |byte, bit| byte.load(Ordering::SeqCst) & bit != 0)
+    }
+
+    /// Takes the mark of the page of `address` away, if there is one: as a VMM does before it copies the page.
+    pub fn take_mark(&self, address: GuestAddress) -> bool {
+        self.look(address, |byte, bit| byte.fetch_and(!bit, Ordering::SeqCst) & bit != 0)
+    }
+
+    fn look(&self, address: GuestAddress, look: impl FnOnce(&AtomicU8, u8) -> bool) -> bool {
+        let byte = address.0 / LOG_SPAN;
+        if byte >= self.len {
+            return false;
+        }
+        let place = self.mapping.address(self.delta + byte as usize);
+        // SAFETY: as in `set`.
+        look(unsafe { AtomicU8::from_ptr(place.as_ptr()) }, 1 << (address.0 / LOG_PAGE % 8))
+    }
+
+    /// Whether the file behind it was truncated: its marks reach nobody.
+    pub fn is_lost(&self) -> bool {
+        self.mapping.is_lost()
+    }
+}
+
+#[cfg(test)]
+mod tests;

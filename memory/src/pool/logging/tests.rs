@@ -1,0 +1,131 @@
+use super::*;
+use crate::guest::Region;
+use crate::mapping::create_memfd;
+use std::collections::BTreeSet;
+
+const PAGE: u64 = 4096;
+
+fn table(regions: &[(u64, u64)]) -> Arc<GuestMemory> {
+    let regions = regions.iter().map(|&(at, len)| Arc::new(Region::shared("t", len, GuestAddress(at)).unwrap().0));
+    Arc::new(GuestMemory::new(regions.collect()).unwrap())
+}
+
+fn log() -> Arc<DirtyLog> {
+    let file = create_memfd("log", 8).unwrap();
+    Arc::new(DirtyLog::of_file(&file, 0, 8).unwrap())
+}
+
+fn marked(log: &DirtyLog) -> BTreeSet<u64> {
+    (0..64).filter(|page| log.take_mark(GuestAddress(page * PAGE))).collect()
+}
+
+/// A buffer of these pieces with a status byte.
+fn buffer(pool: &mut BufferPool, lease: LeaseId, pieces: &[(u64, u32)], status: u64) -> Buffer {
+    let buffer = pool.take(lease);
+    for (at, len) in pieces {
+        pool.push(&buffer, GuestAddress(*at), *len, 64).unwrap();
+    }
+    pool.set_status(&buffer, GuestAddress(status)).unwrap();
+    buffer
+}
+
+#[test]
+fn what_is_written_to_is_marked_at_its_end_and_not_before() {
+    let mut pool = BufferPool::new();
+    let lease = pool.adopt(table(&[(0, 16 * PAGE), (32 * PAGE, 16 * PAGE)]), vec![]);
+    let log = log();
+    pool.set_log(lease, Some(&log));
+    let pieces = [(PAGE - 1, 2), (4 * PAGE, 4096), (33 * PAGE, 8192), (40 * PAGE, 1)];
+    let read = buffer(&mut pool, lease, &pieces, 15 * PAGE);
+    pool.set_writable(&read);
+    assert!(pool.copy_in(&read, 0, &[1; 20]));
+    pool.write_status(&read, 0);
+    assert_eq!(marked(&log), BTreeSet::new(), "pages are copied before they are marked if it is marked too early");
+    pool.release(read);
+    assert_eq!(marked(&log), BTreeSet::from([0, 1, 4, 15, 33, 34, 40]));
+    let write = buffer(&mut pool, lease, &pieces, 47 * PAGE);
+    pool.release(write);
+    assert_eq!(marked(&log), BTreeSet::from([47]), "what the disk only read was not written");
+    for len in [1, 2, 3] {
+        let cut = buffer(&mut pool, lease, &pieces[..len], 0);
+        pool.set_writable(&cut);
+        pool.truncate(&cut, ByteLen(1));
+        pool.release(cut);
+        assert_eq!(marked(&log), BTreeSet::from([0]));
+    }
+    assert!(pool.write_bytes(lease, GuestAddress(3 * PAGE - 1), &[1, 2]));
+    assert_eq!(marked(&log), BTreeSet::from([2, 3]));
+    pool.set_log(lease, None);
+    let read = buffer(&mut pool, lease, &pieces, 0);
+    pool.set_writable(&read);
+    pool.release(read);
+    assert_eq!(marked(&log), BTreeSet::new());
+}
+
+#[test]
+fn bytes_across_regions_are_marked() {
+    let mut pool = BufferPool::new();
+    let lease = pool.adopt(table(&[(0, PAGE), (PAGE, PAGE)]), vec![]);
+    let log = log();
+    pool.set_log(lease, Some(&log));
+    assert!(pool.write_bytes(lease, GuestAddress(PAGE - 1), &[1, 2]));
+    assert_eq!(marked(&log), BTreeSet::from([0, 1]));
+}
+
+#[test]
+fn members_of_a_joined_buffer_are_marked_in_their_own_logs() {
+    let mut pool = BufferPool::new();
+    let leases = [0, 1].map(|_| pool.adopt(table(&[(0, 16 * PAGE)]), vec![]));
+    let logs = [log(), log()];
+    for (lease, log) in leases.iter().zip(&logs) {
+        pool.set_log(*lease, Some(log));
+    }
+    for split in [false, true] {
+        let members = [(0, PAGE), (1, 5 * PAGE), (0, 2 * PAGE)].map(|(which, at)| {
+            let member = buffer(&mut pool, leases[which], &[(at, 512)], 9 * PAGE);
+            pool.set_writable(&member);
+            member
+        });
+        let joined = pool.join(members);
+        let mut given_back = Vec::new();
+        match split {
+            false => pool.release(joined),
+            true => pool.split(joined, |member| given_back.push(member)),
+        }
+        given_back.into_iter().for_each(|member| pool.release(member));
+        assert_eq!(marked(&logs[0]), BTreeSet::from([1, 2, 9]));
+        assert_eq!(marked(&logs[1]), BTreeSet::from([5, 9]));
+    }
+}
+
+#[test]
+fn what_was_in_flight_before_logging_began_or_memory_changed_is_marked() {
+    let mut pool = BufferPool::new();
+    let old = pool.adopt(table(&[(0, 16 * PAGE)]), vec![]);
+    let other = pool.adopt(table(&[(0, 16 * PAGE)]), vec![]);
+    let take = |pool: &mut BufferPool, lease, at| {
+        let read = buffer(pool, lease, &[(at, 1)], at);
+        pool.set_writable(&read);
+        read
+    };
+    let early = take(&mut pool, old, PAGE);
+    let log = log();
+    let new = pool.adopt(table(&[(0, 16 * PAGE), (20 * PAGE, PAGE)]), vec![]);
+    pool.succeed(old, new);
+    assert!(!pool.retire(old));
+    let later = take(&mut pool, new, 20 * PAGE);
+    let stranger = take(&mut pool, other, 7 * PAGE);
+    pool.set_log(new, Some(&log));
+    // Hot-plug while it is logged: the newest table is logged too.
+    let newest = pool.adopt(table(&[(0, 16 * PAGE), (30 * PAGE, PAGE)]), vec![]);
+    pool.succeed(new, newest);
+    assert!(!pool.retire(new));
+    let last = take(&mut pool, newest, 30 * PAGE);
+    for buffer in [early, later, stranger, last] {
+        pool.release(buffer);
+    }
+    assert_eq!(marked(&log), BTreeSet::from([1, 20, 30]));
+    pool.retire(newest);
+    pool.set_log(newest, Some(&log));
+    assert_eq!(Arc::strong_count(&log), 1, "a lease that is gone holds no log");
+}

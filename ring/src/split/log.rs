@@ -1,0 +1,94 @@
+//! What of a split virtqueue is written by its device, for the dirty log of a live migration.
+
+use std::sync::Arc;
+
+use mqblk_memory::{DirtyLog, GuestAddress};
+
+/// Bytes before the used elements: flags and index.
+const USED_HEAD: u64 = 4;
+const USED_FLAGS_AND_INDEX: u64 = 4;
+const ELEMENT: u64 = 8;
+
+/// Where a ring's writes are marked.
+#[derive(Clone, Debug)]
+pub struct RingLog {
+    /// The log.
+    pub log: Arc<DirtyLog>,
+    /// The guest address that the used ring is logged at.
+    pub used: GuestAddress,
+}
+
+impl RingLog {
+    /// The used elements from index `old` up to `new` were written, and the index.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn published(&self, old: u16, new: u16, size: u16) {
+        let (start, count) = (u64::from(old & (size - 1)), u64::from(new.wrapping_sub(old)));
+        let first = count.min(u64::from(size) - start);
+        self.mark(USED_HEAD + ELEMENT * start, ELEMENT * first);
+        // The rest goes on at the ring's start.
+        self.mark(USED_HEAD, ELEMENT * (count - first).min(u64::from(size)));
+        self.mark(0, USED_FLAGS_AND_INDEX);
+    }
+
+    /// The device's wishes were written: its flags or its event index.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn wished(&self, size: u16) {
+        self.mark(0, 2);
+        self.mark(USED_HEAD + ELEMENT * u64::from(size), 2);
+    }
+
+    fn mark(&self, at: u64, len: u64) {
+        // Past the end of all addresses there is no page to mark.
+        if let Some(address) = self.used.0.checked_add(at) {
+            self.log.mark(GuestAddress(address), len);
+        }
+    }
+
+    /// The last byte of the used ring of a ring of `size` entries that is logged here.
+    pub fn last(used: GuestAddress, size: u16) -> GuestAddress {
+        GuestAddress(used.0.saturating_add(USED_HEAD + ELEMENT * u64::from(size) + 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use mqblk_memory::create_memfd;
+
+    use super::*;
+
+    /// Pages of a ring at `used` that are marked.
+    fn marked(used: u64, mark: impl FnOnce(&RingLog)) -> BTreeSet<u64> {
+        let file = create_memfd("log", 64).unwrap();
+        let log = Arc::new(DirtyLog::of_file(&file, 0, 64).unwrap());
+        mark(&RingLog { log: Arc::clone(&log), used: GuestAddress(used) });
+        (0..512).filter(|page| log.is_marked(GuestAddress(page * 4096))).collect()
+    }
+
+    #[test]
+    fn what_a_publish_writes_is_marked() {
+        let used = 4096 * 100;
+        for (old, new, want) in [
+            (0, 1, &[100][..]),
+            // Element 511 lies across the first page's end.
+            (511, 512, &[100, 101]),
+            (512, 600, &[100, 101]),
+            (1023, 1025, &[100, 101, 102]),
+            (65535, 2, &[100, 101, 102]),
+            (7, 7, &[100]),
+            (7, 1031, &[100, 101, 102]),
+        ] {
+            assert_eq!(
+                marked(used, |log| log.published(old, new, 1024)),
+                want.iter().copied().collect(),
+                "{old} {new}"
+            );
+        }
+        assert_eq!(marked(used, |log| log.wished(1024)), BTreeSet::from([100, 102]));
+        assert_eq!(marked(u64::MAX - 3, |log| log.published(0, 8, 8)), BTreeSet::new());
+        assert_eq!(RingLog::last(GuestAddress(used), 1024), GuestAddress(used + 6 + 8192 - 1));
+    }
+}

@@ -1,0 +1,254 @@
+//! Who may use a file: `lock=exclusive`, `shared-migration` or `off`.
+//!
+//! The lock is an open-file-description lock on the whole file, shared for readers and exclusive for a writer; of a block device it is also
+//! the kernel's claim (`O_EXCL`), which keeps file systems and other users of that claim out. It ends with the open file at the latest.
+//!
+//! `exclusive` holds it from the opening on. `shared-migration` holds it while the disk is [active](mqblk_core::Disk::activate): a
+//! destination may open what the source serves, and whichever of them runs queues has the lock.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use mqblk_core::DiskError;
+use mqblk_core::settings::{SettingError, Settings};
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use rustix::io::Errno;
+
+use super::open::patiently;
+
+/// The values of `lock`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LockMode {
+    /// Held while the file is open.
+    Exclusive,
+    /// Held while queues run.
+    SharedMigration,
+    /// Not taken.
+    Off,
+}
+
+impl LockMode {
+    const WORDS: &[&str] = &["exclusive", "shared-migration", "off"];
+
+    pub(super) fn take(settings: &mut Settings) -> Result<LockMode, SettingError> {
+        Ok(match settings.choice("lock", LockMode::WORDS)? {
+            None | Some("exclusive") => LockMode::Exclusive,
+            Some("shared-migration") => LockMode::SharedMigration,
+            Some(_) => LockMode::Off,
+        })
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        LockMode::WORDS[self as usize]
+    }
+
+    /// Whether a block device is claimed by its opening.
+    pub(super) fn claims(self) -> bool {
+        self == LockMode::Exclusive
+    }
+}
+
+/// What the kernel says to a lock.
+#[derive(Debug)]
+pub(super) enum Denied {
+    /// Somebody else has it.
+    InUse,
+    /// This file system has none.
+    NoLocks(io::Error),
+}
+
+/// Locks the whole file, waiting a little for a holder that is about to end.
+pub(super) fn lock(path: &Path, file: &impl AsFd, read_only: bool) -> Result<(), Denied> {
+    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    let taken = |error: &nix::Error| matches!(error, nix::Error::EAGAIN | nix::Error::EACCES);
+    match patiently(path, || fcntl(file, FcntlArg::F_OFD_SETLK(&whole(kind))), taken) {
+        Ok(_) => Ok(()),
+        Err(error) if taken(&error) => Err(Denied::InUse),
+        Err(error) => Err(Denied::NoLocks(error.into())),
+    }
+}
+
+fn whole(kind: libc::c_int) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    }
+}
+
+/// The lock of an open file that comes and goes with its use.
+#[derive(Debug)]
+pub(super) struct UseLock {
+    pub(super) mode: LockMode,
+    path: PathBuf,
+    read_only: bool,
+    device: bool,
+    users: Mutex<Users>,
+}
+
+#[derive(Debug, Default)]
+struct Users {
+    count: usize,
+    /// Keeps others from claiming the block device.
+    claim: Option<File>,
+    /// That the file system has no locks was said.
+    told: bool,
+}
+
+impl UseLock {
+    pub(super) fn new(mode: LockMode, path: &Path, read_only: bool, device: bool) -> UseLock {
+        UseLock { mode, path: path.to_owned(), read_only, device, users: Mutex::default() }
+    }
+
+    fn users(&self) -> MutexGuard<'_, Users> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more user. `first` is done when the lock was taken just now, before anybody may go by it.
+    pub(super) fn take(&self, file: &impl AsFd, first: impl FnOnce()) -> Result<(), DiskError> {
+        if self.mode != LockMode::SharedMigration {
+            return Ok(());
+        }
+        let mut users = self.users();
+        if users.count == 0 {
+            self.take_first(file, &mut users)?;
+            first();
+        }
+        users.count += 1;
+        Ok(())
+    }
+
+    fn take_first(&self, file: &impl AsFd, users: &mut Users) -> Result<(), DiskError> {
+        let in_use = |errno: Errno| DiskError::Os {
+            what: format!(
+                "{}: another process serves it or has it mounted; with lock=shared-migration it is taken over when that one has \
+                 stopped its queues",
+                self.path.display()
+            ),
+            source: errno.into(),
+        };
+        if self.device && !self.read_only {
+            let open = || OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&self.path);
+            let busy = |error: &io::Error| Errno::from_io_error(error) == Some(Errno::BUSY);
+            users.claim = Some(patiently(&self.path, open, busy).map_err(|error| match busy(&error) {
+                true => in_use(Errno::BUSY),
+                false => DiskError::Os { what: format!("claiming {}", self.path.display()), source: error },
+            })?);
+        }
+        match lock(&self.path, file, self.read_only) {
+            Ok(()) => {}
+            Err(Denied::InUse) => {
+                users.claim = None;
+                return Err(in_use(Errno::AGAIN));
+            }
+            Err(Denied::NoLocks(error)) => {
+                if !std::mem::replace(&mut users.told, true) {
+                    tracing::warn!(
+                        "{}: the file system has no locks ({error}); nothing keeps a second writer out",
+                        self.path.display()
+                    );
+                }
+            }
+        }
+        tracing::info!("{}: lock taken", self.path.display());
+        Ok(())
+    }
+
+    /// One user less. `last` is done before the lock is given up.
+    pub(super) fn give_up(&self, file: &impl AsFd, last: impl FnOnce()) {
+        if self.mode != LockMode::SharedMigration {
+            return;
+        }
+        let mut users = self.users();
+        users.count = users.count.saturating_sub(1);
+        if users.count > 0 {
+            return;
+        }
+        last();
+        // Without locks there is none to give up.
+        let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&whole(libc::F_UNLCK)));
+        users.claim = None;
+        tracing::info!("{}: lock given up", self.path.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use mqblk_core::{ByteLen, Disk};
+    use mqblk_uring::Lane;
+
+    use super::super::tests::{image, on_disk};
+    use crate::conformance::Trial;
+
+    fn open(path: &Path, settings: &[(&'static str, &'static str)]) -> Result<Arc<dyn Disk<Lane>>, String> {
+        let mut all = vec![("path", path.to_str().unwrap())];
+        all.extend(settings);
+        Trial { kind: "file", settings: &all, keeps_data: true, seed: 0 }.open(&[]).map_err(|error| error.to_string())
+    }
+
+    use super::*;
+    const SHARED: (&str, &str) = ("lock", "shared-migration");
+
+    #[test]
+    fn of_many_that_have_it_open_one_is_active() {
+        let (_dir, path) = image(&on_disk(), 1 << 20);
+        let [source, destination] = [0, 1].map(|_| open(&path, &[SHARED]).unwrap());
+        assert!(source.resolved().contains(&("lock", "shared-migration".to_owned())));
+        // Two controllers may have paths to it.
+        source.activate().unwrap();
+        source.activate().unwrap();
+        let error = destination.activate().unwrap_err().to_string();
+        assert!(error.contains("another process serves it"), "{error}");
+        source.deactivate();
+        assert!(destination.activate().is_err(), "the source still uses it");
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| destination.activate());
+            std::thread::sleep(Duration::from_millis(50));
+            source.deactivate();
+            waiting.join().unwrap().unwrap();
+        });
+        assert!(source.activate().is_err());
+        let error = open(&path, &[]).map(|_| ()).unwrap_err();
+        assert!(error.contains("in use by another process"), "{error}");
+        destination.deactivate();
+        source.activate().unwrap();
+        drop(source);
+        destination.activate().unwrap();
+    }
+
+    #[test]
+    fn one_that_is_exclusive_is_never_shared() {
+        let (_dir, path) = image(&on_disk(), 1 << 20);
+        let exclusive = open(&path, &[]).unwrap();
+        exclusive.activate().unwrap();
+        let shared = open(&path, &[SHARED]).unwrap();
+        exclusive.deactivate();
+        assert!(shared.activate().is_err(), "it holds the lock while it is open");
+        let off = open(&path, &[("lock", "off")]).unwrap();
+        off.activate().unwrap();
+        off.deactivate();
+    }
+
+    #[test]
+    fn readers_share_it_and_a_new_size_is_seen() {
+        let (_dir, path) = image(&on_disk(), 1 << 20);
+        let readers = [0, 1].map(|_| open(&path, &[SHARED, ("readonly", "on")]).unwrap());
+        readers.iter().for_each(|reader| reader.activate().unwrap());
+        let writer = open(&path, &[SHARED]).unwrap();
+        assert!(writer.activate().is_err());
+        readers.iter().for_each(|reader| reader.deactivate());
+        File::options().write(true).open(&path).unwrap().set_len(2 << 20).unwrap();
+        writer.activate().unwrap();
+        assert_eq!(writer.geometry().size, ByteLen(2 << 20));
+    }
+}

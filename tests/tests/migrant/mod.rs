@@ -1,0 +1,450 @@
+//! A guest that is being migrated by a front-end of our own: its memory is copied by the device's dirty log and by what its driver wrote, as
+//! a VMM does it.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use mqblk_tests::hostile::front_end::{FrontEnd, Queue};
+use mqblk_tests::hostile::memory::{END, Memory, START};
+use mqblk_tests::hostile::request::{Piece, direct, header, kind, range, readable, writable};
+use mqblk_tests::hostile::ring::Places;
+use mqblk_tests::hostile::socket::message as m;
+use mqblk_tests::hostile::wait_for;
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, RngExt, SeedableRng};
+
+pub const PAGE: u64 = 4096;
+pub const LOG_ALL: u64 = 1 << 26;
+/// Requests that a queue has room for, each with a stretch of memory and of the disk of its own.
+const SLOTS: usize = 12;
+/// Bytes of memory of each.
+const SLOT_BYTES: u64 = 0x4000;
+/// Bytes of the disk of each.
+pub const SLOT_DISK: u64 = 16 << 10;
+const RINGS: u64 = 0x8000;
+const SLOTS_FROM: u64 = START + 8 * RINGS;
+const SECTOR: u64 = 512;
+/// Entries of a ring: four for each request.
+const RING: u16 = 64;
+
+/// What the disk is to the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interface {
+    Blk,
+    Scsi,
+}
+
+impl Interface {
+    /// The index of the first queue for requests.
+    fn first(self) -> usize {
+        match self {
+            Interface::Blk => 0,
+            Interface::Scsi => 2,
+        }
+    }
+}
+
+/// A request under way.
+struct Running {
+    read: Option<(u64, usize)>,
+    disk: u64,
+    status: u64,
+    expect_sense: bool,
+}
+
+/// A dirty log that we share.
+pub struct Log {
+    pub file: File,
+    pub bytes: u64,
+}
+
+impl Log {
+    /// For the memory of these tests.
+    pub fn new() -> Log {
+        let bytes = END.div_ceil(8 * PAGE);
+        let file = File::from(rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(bytes).unwrap();
+        Log { file, bytes }
+    }
+
+    /// Takes all marks away that there are: what a VMM does before it copies. The daemon may set others at the same moment, so bits are
+    /// taken atomically.
+    pub fn take(&self) -> BTreeSet<u64> {
+        let map = mqblk_memory::DirtyLog::of_file(&self.file, 0, self.bytes).unwrap();
+        (0..self.bytes * 8).filter(|page| map.take_mark(mqblk_memory::GuestAddress(page * PAGE))).collect()
+    }
+}
+
+pub struct Migrant {
+    pub front: FrontEnd,
+    interface: Interface,
+    queues: usize,
+    running: Vec<Vec<Option<Running>>>,
+    /// What the disk holds.
+    pub model: Vec<u8>,
+    rng: SmallRng,
+    /// Pages that the driver wrote since they were last copied.
+    driver: BTreeSet<u64>,
+    /// Pages that the device may write.
+    allowed: BTreeSet<u64>,
+    pub log: Option<Log>,
+    /// The copy at the destination.
+    pub copy: Vec<u8>,
+    pub answers: u64,
+}
+
+impl Migrant {
+    /// Connects and starts `queues` request queues.
+    pub fn start(socket: &Path, interface: Interface, queues: usize, seed: u64) -> Migrant {
+        let front = FrontEnd::connect(socket, LOG_ALL);
+        let slots = queues * SLOTS;
+        let mut migrant = Migrant {
+            front,
+            interface,
+            queues,
+            running: (0..queues).map(|_| (0..SLOTS).map(|_| None).collect()).collect(),
+            model: vec![0; slots * SLOT_DISK as usize],
+            rng: SmallRng::seed_from_u64(seed),
+            driver: BTreeSet::new(),
+            allowed: BTreeSet::new(),
+            log: None,
+            copy: vec![0; (END - START) as usize],
+            answers: 0,
+        };
+        for index in 0..migrant.all_queues() {
+            migrant.front.add_queue(Places::pages(START + RINGS * index as u64), RING);
+            migrant.allowed.insert((START + RINGS * index as u64 + 0x2000) / PAGE);
+        }
+        migrant
+    }
+
+    fn all_queues(&self) -> usize {
+        self.interface.first() + self.queues
+    }
+
+    fn put(&mut self, at: u64, bytes: &[u8]) {
+        self.front.memory.write(at, bytes);
+        self.wrote(at, bytes.len() as u64);
+    }
+
+    fn wrote(&mut self, at: u64, len: u64) {
+        self.driver.extend(at / PAGE..=(at + len.max(1) - 1) / PAGE);
+    }
+
+    fn slot(&self, queue: usize, slot: usize) -> (u64, u64) {
+        let number = (queue * SLOTS + slot) as u64;
+        (SLOTS_FROM + number * SLOT_BYTES, number * SLOT_DISK)
+    }
+
+    /// Puts random requests in `count` free places and publishes them.
+    pub fn submit(&mut self, count: usize) {
+        for _ in 0..count {
+            let queue = self.rng.random_range(0..self.queues);
+            let free: Vec<_> = (0..SLOTS).filter(|slot| self.running[queue][*slot].is_none()).collect();
+            let Some(&slot) = free.choose(&mut self.rng) else { continue };
+            let (pieces, running) = match self.interface {
+                Interface::Blk => self.blk(queue, slot),
+                Interface::Scsi => self.scsi(queue, slot),
+            };
+            for piece in pieces.iter().filter(|piece| piece.writable) {
+                let last = piece.address + u64::from(piece.len) - 1;
+                self.allowed.extend(piece.address / PAGE..=last / PAGE);
+            }
+            self.running[queue][slot] = Some(running);
+            let entries: Vec<u16> = (0..4).map(|entry| slot as u16 * 4 + entry).collect();
+            let ring = &mut self.front.queues[self.interface.first() + queue];
+            let head = direct(&ring.ring, &entries, &pieces);
+            ring.ring.offer(head);
+            let at = ring.ring.at;
+            self.wrote(at.desc, 16 * u64::from(RING));
+            self.wrote(at.avail, 6 + 2 * u64::from(RING));
+        }
+        let first = self.interface.first();
+        self.front.queues[first..].iter_mut().for_each(Queue::go);
+    }
+
+    /// A stretch of a slot's disk and memory: where on the disk, where in memory, how long.
+    fn stretch(&mut self, memory: u64, disk: u64) -> (u64, u64, usize) {
+        let sectors = self.rng.random_range(1..=16);
+        let first = self.rng.random_range(0..=SLOT_DISK / SECTOR - sectors);
+        // Anywhere: also across pages, and less aligned than direct I/O takes.
+        let at = memory + 0x800 + self.rng.random_range(0..0x800_u64);
+        (disk + first * SECTOR, at, (sectors * SECTOR) as usize)
+    }
+
+    fn blk(&mut self, queue: usize, slot: usize) -> (Vec<Piece>, Running) {
+        let (memory, disk) = self.slot(queue, slot);
+        let (start, at, len) = self.stretch(memory, disk);
+        let status = memory + 0x3000 + self.rng.random_range(0..0xfff_u64);
+        self.put(status, &[0xee]);
+        let head = |kind, start: u64| header(kind, start / SECTOR);
+        let stretch = start as usize..start as usize + len;
+        let (bytes, mut pieces, read) = match self.rng.random_range(0..10) {
+            0..4 => (head(kind::IN, start), vec![writable(at, len as u32)], Some((at, len))),
+            4..7 => {
+                let mut data = vec![0; len];
+                self.rng.fill_bytes(&mut data);
+                self.put(at, &data);
+                self.model[stretch].copy_from_slice(&data);
+                (head(kind::OUT, start), vec![readable(at, len as u32)], None)
+            }
+            7 => {
+                self.put(at, &range(start / SECTOR, (len as u64 / SECTOR) as u32, 0));
+                self.model[stretch].fill(0);
+                (head(kind::WRITE_ZEROES, 0), vec![readable(at, 16)], None)
+            }
+            8 => (head(kind::GET_ID, 0), vec![writable(at, 20)], None),
+            _ => (head(kind::FLUSH, 0), vec![], None),
+        };
+        self.put(memory, &bytes);
+        pieces.insert(0, readable(memory, 16));
+        pieces.push(writable(status, 1));
+        (pieces, Running { read, disk: start, status, expect_sense: false })
+    }
+
+    fn scsi(&mut self, queue: usize, slot: usize) -> (Vec<Piece>, Running) {
+        let (memory, disk) = self.slot(queue, slot);
+        let (start, at, len) = self.stretch(memory, disk);
+        let response = memory + 0x3000 + self.rng.random_range(0..0xf00_u64);
+        self.put(response, &[0xee; 108]);
+        let (lba, blocks) = ((start / SECTOR) as u32, (len as u64 / SECTOR) as u16);
+        let ten = |opcode: u8| {
+            let mut cdb = [0; 32];
+            cdb[0] = opcode;
+            cdb[2..6].copy_from_slice(&lba.to_be_bytes());
+            cdb[7..9].copy_from_slice(&blocks.to_be_bytes());
+            cdb
+        };
+        let stretch = start as usize..start as usize + len;
+        let mut expect_sense = false;
+        let (cdb, out, into, read) = match self.rng.random_range(0..12) {
+            0..4 => (ten(0x28), None, Some(writable(at, len as u32)), Some((at, len))),
+            4..8 => {
+                let mut data = vec![0; len];
+                self.rng.fill_bytes(&mut data);
+                self.put(at, &data);
+                self.model[stretch].copy_from_slice(&data);
+                (ten(0x2a), Some(readable(at, len as u32)), None, None)
+            }
+            // INQUIRY, SYNCHRONIZE CACHE, nothing that there is.
+            8 => {
+                let mut cdb = [0; 32];
+                (cdb[0], cdb[4]) = (0x12, 96);
+                (cdb, None, Some(writable(at, 96)), None)
+            }
+            9 => (ten(0x35), None, None, None),
+            10 => {
+                // WRITE SAME, of one block: a command of several steps.
+                let mut data = vec![0; SECTOR as usize];
+                self.rng.fill_bytes(&mut data);
+                self.put(at, &data);
+                self.model[stretch].chunks_mut(SECTOR as usize).for_each(|block| block.copy_from_slice(&data));
+                (ten(0x41), Some(readable(at, SECTOR as u32)), None, None)
+            }
+            _ => {
+                expect_sense = true;
+                (ten(0xff), None, None, None)
+            }
+        };
+        let mut command = vec![1, 0, 0, 0, 0, 0, 0, 0];
+        command.extend(((queue * SLOTS + slot) as u64).to_le_bytes());
+        command.extend([0, 0, 0]);
+        command.extend(cdb);
+        self.put(memory, &command);
+        let mut pieces = vec![readable(memory, command.len() as u32)];
+        pieces.extend(out);
+        pieces.push(writable(response, 108));
+        pieces.extend(into);
+        (pieces, Running { read, disk: start, status: response, expect_sense })
+    }
+
+    /// Takes answers: all that are there, or with `wait` until nothing is under way.
+    pub fn reap(&mut self, wait: bool) {
+        for queue in 0..self.queues {
+            let busy = |migrant: &Migrant| migrant.running[queue].iter().any(Option::is_some);
+            while busy(self) {
+                let ring = &mut self.front.queues[self.interface.first() + queue];
+                let head = match ring.ring.take() {
+                    Some((head, _)) => head,
+                    None if wait => wait_for("an answer", || ring.ring.take()).0,
+                    None => break,
+                };
+                let running = self.running[queue][head as usize / 4].take().expect("an answer to what was asked");
+                self.check(&running);
+                self.answers += 1;
+            }
+        }
+    }
+
+    fn check(&self, running: &Running) {
+        match self.interface {
+            Interface::Blk => assert_eq!(self.front.memory.read(running.status, 1), [0], "status"),
+            Interface::Scsi => {
+                let response = self.front.memory.read(running.status, 108);
+                let (status, response) = (response[10], response[11]);
+                // The first command of all hears that the unit was switched on.
+                let attention = self.answers == 0;
+                assert_eq!(response, 0);
+                assert!(status == 0 || (status == 2 && (running.expect_sense || attention)), "status {status}");
+            }
+        }
+        if let Some((at, len)) = running.read {
+            let found = self.front.memory.read(at, len);
+            let disk = running.disk as usize;
+            assert!(found == self.model[disk..disk + len], "what was read at {disk} differs");
+        }
+    }
+
+    /// Hears out the unit attention of a controller that was just started.
+    pub fn settle(&mut self) {
+        if self.interface == Interface::Scsi {
+            self.answers = 0;
+            let (memory, _) = self.slot(0, 0);
+            let mut command = vec![1, 0, 0, 0, 0, 0, 0, 0];
+            command.extend([0; 11 + 32]);
+            self.put(memory, &command);
+            let pieces = [readable(memory, command.len() as u32), writable(memory + 0x3000, 108)];
+            self.allowed.insert((memory + 0x3000) / PAGE);
+            let ring = &mut self.front.queues[self.interface.first()];
+            let head = direct(&ring.ring, &[0, 1], &pieces);
+            ring.ring.offer(head);
+            ring.go();
+            let at = ring.ring.at;
+            wait_for("an answer", || ring.ring.take());
+            self.wrote(at.desc, 16 * u64::from(RING));
+            self.wrote(at.avail, 6 + 2 * u64::from(RING));
+            self.answers = 1;
+        }
+    }
+
+    /// Turns logging on, to a log of its own, as QEMU does: log, features, addresses. Then all of memory is copied.
+    pub fn start_logging(&mut self) {
+        self.switch_log();
+        self.tell_logging(true);
+        self.copy = self.front.memory.read(START, self.copy.len());
+        self.driver.clear();
+    }
+
+    /// Gives the device another log. Marks of the old one are kept by copying what it says.
+    pub fn switch_log(&mut self) {
+        let log = Log::new();
+        let payload = [log.bytes.to_ne_bytes(), 0_u64.to_ne_bytes()].concat();
+        let c = &mut self.front.connection;
+        assert!(c.send(m::SET_LOG_BASE, 1, &payload, &[log.file.as_fd()]));
+        assert!(matches!(c.hear(), mqblk_tests::hostile::socket::Heard::Reply { message: m::SET_LOG_BASE, .. }));
+        let old = self.log.replace(log);
+        if let Some(old) = old {
+            self.copy_pages(&old.take());
+        }
+    }
+
+    pub fn stop_logging(&mut self) {
+        self.tell_logging(false);
+        self.log = None;
+    }
+
+    fn tell_logging(&mut self, on: bool) {
+        let features = self.front.features | if on { LOG_ALL } else { 0 };
+        self.front.connection.tell(m::SET_FEATURES, &features.to_ne_bytes(), &[]);
+        for index in 0..self.all_queues() {
+            let at = self.front.queues[index].ring.at;
+            let mut payload = self.front.addresses(index as u32, at);
+            payload[4..8].copy_from_slice(&u32::from(on).to_ne_bytes());
+            let end = payload.len();
+            payload[end - 8..].copy_from_slice(&at.used.to_ne_bytes());
+            self.front.connection.tell(m::SET_VRING_ADDR, &payload, &[]);
+        }
+    }
+
+    /// Copies what was written since the last time to the destination.
+    pub fn copy_dirty(&mut self) {
+        let marked = self.log.as_ref().expect("a log").take();
+        let beyond: Vec<_> = marked.difference(&self.allowed).collect();
+        assert!(beyond.is_empty(), "pages are marked that no request may write: {beyond:x?}");
+        let written = std::mem::take(&mut self.driver);
+        self.copy_pages(&(&marked | &written));
+    }
+
+    fn copy_pages(&mut self, pages: &BTreeSet<u64>) {
+        for page in pages {
+            let at = ((page * PAGE) - START) as usize;
+            let bytes = self.front.memory.read(page * PAGE, PAGE as usize);
+            self.copy[at..at + PAGE as usize].copy_from_slice(&bytes);
+        }
+    }
+
+    /// Stops all queues; where each goes on.
+    pub fn stop(&mut self) -> Vec<u16> {
+        (0..self.all_queues()).map(|index| self.front.stop_queue(index as u32)).collect()
+    }
+
+    /// After the stop: the destination has every byte.
+    pub fn check_copy(&mut self) {
+        self.copy_dirty();
+        let now = self.front.memory.read(START, self.copy.len());
+        let differ: Vec<_> = (0..now.len() as u64 / PAGE)
+            .filter(|page| {
+                let at = (page * PAGE) as usize;
+                now[at..at + PAGE as usize] != self.copy[at..at + PAGE as usize]
+            })
+            .map(|page| page + START / PAGE)
+            .collect();
+        assert!(differ.is_empty(), "pages that were written and not marked: {differ:x?}");
+    }
+
+    /// Starts the queues again here, after a migration that failed.
+    pub fn start_again(&mut self, bases: &[u16]) {
+        for (index, base) in bases.iter().enumerate() {
+            self.front.start_queue(index as u32, *base);
+        }
+    }
+
+    /// Goes on at another daemon, with the memory that was copied. What was under way goes on there.
+    pub fn arrive(self, socket: &Path, bases: &[u16]) -> Migrant {
+        let memory = Memory::usual();
+        memory.write(START, &self.copy);
+        let mut front = FrontEnd::with_memory(socket, LOG_ALL, memory);
+        for (index, base) in bases.iter().enumerate() {
+            let old = &self.front.queues[index].ring;
+            let mut queue = Queue::new(&front.memory, old.at, old.size);
+            (queue.ring.avail, queue.ring.taken) = (old.avail, old.taken);
+            front.queues.push(queue);
+            front.start_queue(index as u32, *base);
+        }
+        Migrant { front, log: None, driver: BTreeSet::new(), ..self }
+    }
+
+    /// Whether a start of the queues is accepted by the daemon.
+    pub fn is_start_accepted(socket: &Path) -> bool {
+        let mut front = FrontEnd::connect(socket, LOG_ALL);
+        let queue = Queue::new(&front.memory, Places::pages(START), RING);
+        let addresses = front.addresses(0, queue.ring.at);
+        let bell = 0_u64.to_ne_bytes();
+        let c = &mut front.connection;
+        c.tell(m::SET_VRING_NUM, &mqblk_tests::hostile::socket::state(0, RING.into()), &[]);
+        c.tell(m::SET_VRING_BASE, &mqblk_tests::hostile::socket::state(0, 0), &[]);
+        c.tell(m::SET_VRING_ADDR, &addresses, &[]);
+        if c.try_tell(m::SET_VRING_KICK, &bell, &[queue.kick.as_fd()]) != Some(0) {
+            return false;
+        }
+        // It may only have been put off, until the requests of the connection before have ended.
+        c.send(m::GET_VRING_BASE, 1, &mqblk_tests::hostile::socket::state(0, 0), &[]);
+        c.hear() != mqblk_tests::hostile::socket::Heard::End
+    }
+
+    /// A number from the test's own randomness.
+    pub fn pick(&mut self, below: u32) -> u32 {
+        self.rng.random_range(0..below)
+    }
+}
+
+/// The first bytes of an image.
+pub fn image_bytes(path: &Path, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    File::open(path).unwrap().read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}

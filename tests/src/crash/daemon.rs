@@ -9,6 +9,7 @@ use tempfile::TempDir;
 
 use super::load::DISK_SECTORS;
 use super::oracle::SECTOR;
+use super::report::say;
 use crate::hostile::daemon::binary;
 use crate::hostile::wait_for;
 
@@ -123,8 +124,7 @@ pub fn tail(log: &str) -> String {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // What the test itself prints is shown when it fails, and this with it.
-            println!("the daemon's log ends so:\n{}", tail(&self.log()));
+            say(&format!("the daemon's log ends so:\n{}", tail(&self.log())));
         }
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();

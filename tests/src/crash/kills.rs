@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::load::{History, Load, Shared};
 use super::port::Port;
-use super::report::Figures;
+use super::report::{Figures, say};
 
 /// What is not answered for so long is never answered.
 const HANG: Duration = Duration::from_secs(90);
@@ -74,7 +74,7 @@ pub fn is_full() -> bool {
 pub fn seed() -> u64 {
     let given = std::env::var("MQBLK_CRASH_SEED").ok().map(|text| text.parse().expect("MQBLK_CRASH_SEED: a number"));
     let seed = given.unwrap_or_else(|| rand::rng().random_range(0..1 << 32));
-    println!("MQBLK_CRASH_SEED={seed}");
+    say(&format!("MQBLK_CRASH_SEED={seed}"));
     seed
 }
 

@@ -5,6 +5,11 @@ use std::path::Path;
 
 use serde_json::json;
 
+/// Says something to whoever runs the test, whether it succeeds or not.
+pub fn say(line: &str) {
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
 /// What was done in a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
@@ -57,7 +62,7 @@ impl Figures {
             "cancelled": self.cancelled,
             "compare_and_write": self.compared,
         });
-        println!("{line}");
+        say(&line.to_string());
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/test-logs");
         let file = std::fs::create_dir_all(&folder)
             .and_then(|()| std::fs::File::options().create(true).append(true).open(folder.join("crash.json")));

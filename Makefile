@@ -3,9 +3,10 @@
 # make test-fast    without virtual machines
 # make test-guest   only those with virtual machines
 # make test-xen     only those on Xen, which QEMU emulates
+# make test-crash   100 kills and 50 stops of the daemon under verified load for each interface (minutes; test-fast has a tenth)
 # make clean        remove what was built and downloaded
 
-.PHONY: help quickstart test test-fast test-guest test-xen clean
+.PHONY: help quickstart test test-fast test-guest test-xen test-crash clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -24,6 +25,9 @@ test-guest:
 
 test-xen:
 	@scripts/test.sh xen
+
+test-crash:
+	@scripts/test.sh crash
 
 clean:
 	cargo clean

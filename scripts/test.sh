@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the tests and sums them up:  scripts/test.sh [fast] [guest] [xen]
+# Runs the tests and sums them up:  scripts/test.sh [fast] [guest] [xen] [crash]
 #
 # The last line is "N passed, M failed" over all test programs; the exit code is 0 only when nothing failed. The whole output
 # of each run is kept in target/test-logs.
@@ -94,8 +94,16 @@ for part in "$@"; do
             echo "tests on Xen, which QEMU emulates (half a minute each or more)"
             run xen each cargo test --profile checked -p mqblk-tests --features xen --test 'xen_*' --no-fail-fast -- --test-threads=1
             ;;
+        crash)
+            echo "building the crash tests"
+            run crash-build '' cargo build --release -p mqblk
+            echo "daemons that are killed and stopped under verified load (half a minute to a minute each or more)"
+            rm -f "$logs/crash.json"
+            MQBLK_CRASH=full run crash each cargo test --profile checked -p mqblk-tests --test 'crash_*' --no-fail-fast -- --test-threads=1 --nocapture
+            [ ! -f "$logs/crash.json" ] || { echo "figures, also in $logs/crash.json:"; cat "$logs/crash.json"; }
+            ;;
         *)
-            echo "scripts/test.sh: found '$part', expected fast, guest or xen" >&2
+            echo "scripts/test.sh: found '$part', expected fast, guest, xen or crash" >&2
             exit 2
             ;;
     esac

@@ -160,6 +160,16 @@ impl Attentions {
         self.change(|pending| pending.without(told));
     }
 
+    /// Forgets all of them.
+    pub fn clear_all(&self) {
+        self.change(|_| Pending(0));
+    }
+
+    /// Forgets that the unit was switched on or reset: it was not, as its initiator sees it.
+    pub fn clear_resets(&self) {
+        self.change(|pending| Pending::collect(pending.kinds().filter(|held| !held.is_reset())));
+    }
+
     /// Forgets the one that this sense data told, which [`peek`](Self::peek) gave: another may have come before it since.
     pub fn told(&self, sense: Sense) {
         if let Some(kind) = Attention::ALL.into_iter().find(|kind| kind.sense() == sense) {
@@ -219,6 +229,20 @@ mod tests {
         for (raised, expected) in cases {
             assert_eq!(told(raised), *expected, "{raised:?}");
         }
+    }
+
+    #[test]
+    fn a_unit_that_goes_on_was_not_reset() {
+        let queue = Attentions::new();
+        [PowerOn, CapacityChanged, ReportedLunsChanged].into_iter().for_each(|kind| queue.raise(kind));
+        queue.clear_resets();
+        assert_eq!([queue.take(), queue.take()], [CapacityChanged, ReportedLunsChanged].map(|kind| Some(kind.sense())));
+        [NexusLoss, BusDeviceReset].into_iter().for_each(|kind| queue.raise(kind));
+        queue.clear_resets();
+        assert!(!queue.any());
+        [PowerOn, ReportedLunsChanged].into_iter().for_each(|kind| queue.raise(kind));
+        queue.clear_all();
+        assert!(!queue.any());
     }
 
     #[test]

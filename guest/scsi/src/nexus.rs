@@ -66,6 +66,13 @@ impl Nexus {
         if self.unit.is_used_beside(&self.name().initiator) { self.lost() } else { self.unit.reset() }
     }
 
+    /// The initiator goes on where it was served before, and shall not notice: to it the unit was neither switched on nor reset. A
+    /// command that it had under way then may have been carried out, which an attention in its answer would deny. `elsewhere`: it
+    /// was served by another process, so that nothing that happened in this one is news to it.
+    pub fn resumed(&self, elsewhere: bool) {
+        if elsewhere { self.attentions.clear_all() } else { self.attentions.clear_resets() }
+    }
+
     pub(crate) fn party(&self) -> &Party {
         &self.party
     }

@@ -1,6 +1,6 @@
 //! The controller as a transport sees it, and as a control thread changes it.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use mqblk_core::units::SECTOR_BYTES;
@@ -41,6 +41,12 @@ pub struct VirtioScsi {
     negotiated: AtomicU64,
     sense_size: AtomicU32,
     cdb_size: AtomicU32,
+    /// No queue has started since the last reset that its driver had used before.
+    fresh: AtomicBool,
+    /// Some queue has started since the process did.
+    began: AtomicBool,
+    /// None had at the last reset.
+    first: AtomicBool,
     units: Mutex<Arc<Units>>,
     /// That of `units`, for a look without its lock.
     generation: AtomicU64,
@@ -56,6 +62,9 @@ impl VirtioScsi {
             negotiated: AtomicU64::new(0),
             sense_size: AtomicU32::new(Sizes::DEFAULT.sense),
             cdb_size: AtomicU32::new(Sizes::DEFAULT.cdb),
+            fresh: AtomicBool::new(true),
+            began: AtomicBool::new(false),
+            first: AtomicBool::new(true),
             units: Mutex::default(),
             generation: AtomicU64::new(0),
             posts: Posts::default(),
@@ -209,6 +218,8 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
 
     fn reset(&self) {
         self.negotiated.store(0, Ordering::Relaxed);
+        self.fresh.store(true, Ordering::Relaxed);
+        self.first.store(!self.began.load(Ordering::Relaxed), Ordering::Relaxed);
         self.set_sizes(Sizes::DEFAULT);
     }
 
@@ -248,6 +259,12 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
 
     fn queue(self: &Arc<Self>, index: u16, parts: QueueParts) -> ScsiQueue<L> {
         let QueueParts { ring, lease, call, waker, .. } = parts;
+        if ring.is_resumed() && self.fresh.swap(false, Ordering::Relaxed) {
+            // The guest did not boot anew: whoever served it before has left or died.
+            let elsewhere = self.first.load(Ordering::Relaxed);
+            self.units().iter().for_each(|unit| unit.nexus.resumed(elsewhere));
+        }
+        self.began.store(true, Ordering::Relaxed);
         let ring = Ring { device: ring, lease, call };
         ScsiQueue::new(match index {
             0 => Kind::Control(Box::new(ControlQueue::new(Arc::clone(self), ring, waker))),

@@ -41,6 +41,8 @@ pub struct Host {
     folder: TempDir,
     arguments: Vec<String>,
     daemon: Option<Child>,
+    /// The daemon was told to stop.
+    stopping: bool,
 }
 
 impl Host {
@@ -58,7 +60,7 @@ impl Host {
         }
         let place = folder.path().display().to_string();
         let arguments = arguments.iter().map(|argument| argument.replace("FOLDER", &place)).collect();
-        let mut host = Host { machine, folder, arguments, daemon: None };
+        let mut host = Host { machine, folder, arguments, daemon: None, stopping: false };
         host.spawn();
         host
     }
@@ -90,6 +92,7 @@ impl Host {
         command.arg("--xen-state").arg(self.folder.path().join("state"));
         command.args(&self.arguments).env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.daemon = Some(command.spawn().expect("the daemon"));
+        self.stopping = false;
         wait_for("the daemon", || {
             self.assert_alive("its start");
             (self.log().matches("xen back-end").count() > before).then_some(())
@@ -127,7 +130,25 @@ impl Host {
         let mut daemon = self.daemon.take().expect("a daemon");
         kill_process(Pid::from_child(&daemon), Signal::KILL).expect("SIGKILL");
         let status = daemon.wait().expect("its end");
-        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{status}:\n{}", self.log());
+        let killed = std::os::unix::process::ExitStatusExt::signal(&status) == Some(9);
+        assert!(killed || self.stopping && status.success(), "{status}:\n{}", self.log());
+    }
+
+    /// The daemon's process.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(self.daemon.as_ref().expect("a daemon"))
+    }
+
+    /// Tells the daemon to stop, and does not wait.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn begin_stop(&mut self) {
+        kill_process(self.pid(), Signal::TERM).expect("SIGTERM");
+        self.stopping = true;
     }
 
     /// Tells the daemon to stop, and checks that it does so in good order.

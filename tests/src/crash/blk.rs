@@ -1,0 +1,123 @@
+//! virtio-blk.
+
+use std::sync::Arc;
+
+use mqblk_core::{ByteLen, Sector512};
+use mqblk_driver::virtio_blk::{Device, Options, Queue, QueueSet, Range, Status};
+use mqblk_driver::{Piece, Refused, Waker};
+use mqblk_memory::{GuestAddress, GuestMemory};
+
+use super::load::DATA;
+use super::port::{End, Order, Port, Work};
+use crate::hostile::PATIENCE;
+
+/// What a load draws from.
+const WORKS: [Work; 16] = {
+    let mut works = [Work::Read; 16];
+    let mut at = 7;
+    while at < 13 {
+        works[at] = Work::Write;
+        at += 1;
+    }
+    works[13] = Work::Discard;
+    works[14] = Work::Zero;
+    works[15] = Work::Flush;
+    works
+};
+
+/// How these tests connect to a socket.
+pub fn options(socket: std::path::PathBuf, queues: u16) -> Options {
+    let mut options = Options::new(socket);
+    options.queues = queues;
+    options.queue_size = 64;
+    options.depth = 64;
+    options.data_per_queue = ByteLen(DATA);
+    options.poison_status = true;
+    (options.patience, options.answer_limit) = (PATIENCE, PATIENCE);
+    options
+}
+
+/// All queues of a device.
+pub struct Blk(QueueSet);
+
+impl Blk {
+    /// Connects. The device is this end of the conversation.
+    ///
+    /// # Panics
+    /// When the daemon does not play along.
+    pub fn connect(options: &Options) -> (Device, Blk) {
+        let mut device = Device::connect(options).expect("the disk");
+        let set = device.take_queues().pop().expect("one set of queues");
+        (device, Blk(set))
+    }
+
+    /// The queues.
+    pub fn into_set(self) -> QueueSet {
+        self.0
+    }
+
+    fn queue(&mut self, index: usize) -> &mut Queue {
+        &mut self.0.queues()[index]
+    }
+}
+
+impl Port for Blk {
+    fn queues(&mut self) -> usize {
+        self.0.queues().len()
+    }
+    fn memory(&mut self) -> Arc<GuestMemory> {
+        Arc::clone(self.queue(0).memory())
+    }
+    fn data(&mut self, queue: usize) -> GuestAddress {
+        self.queue(queue).data().0
+    }
+    fn largest(&mut self) -> u32 {
+        u32::MAX
+    }
+    fn works(&self) -> &[Work] {
+        &WORKS
+    }
+    fn submit(&mut self, queue: usize, user: u32, order: &Order) -> bool {
+        let start = Sector512(order.start());
+        let piece = Piece { address: order.data, len: order.sectors() * 512 };
+        // A write of zeroes may give the space back, or not.
+        let range = |&(start, sectors)| Range {
+            start: Sector512(start),
+            sectors,
+            unmap: order.work == Work::Zero && start % 2 == 0,
+        };
+        let ranges: Vec<Range> = order.ranges.iter().map(range).collect();
+        let queue = self.queue(queue);
+        let refused = match order.work {
+            Work::Read => queue.read(user, start, piece),
+            Work::Write => queue.write(user, start, piece),
+            Work::Flush => queue.flush(user),
+            Work::Discard => queue.discard(user, &ranges),
+            Work::Zero => queue.write_zeroes(user, &ranges),
+            other => panic!("{other:?} is none of virtio-blk's"),
+        };
+        match refused {
+            Ok(()) => true,
+            Err(Refused::Full) => false,
+            Err(other) => panic!("{order:?}: {other}"),
+        }
+    }
+    fn publish(&mut self) {
+        self.0.queues().iter_mut().for_each(|queue| queue.publish().expect("the kick"));
+    }
+    fn reap(&mut self, done: &mut Vec<(u32, End)>) {
+        for queue in self.0.queues() {
+            queue.look().expect("a device that keeps the protocol");
+            while let Some(one) = queue.reap().expect("a device that keeps the protocol") {
+                assert_eq!(one.status, Status::Ok, "request {}", one.user);
+                done.push((one.user, End::Good));
+            }
+        }
+    }
+    fn wait(&mut self) {
+        self.0.wait(1).expect("a device that keeps the protocol");
+    }
+    fn waker(&mut self) -> Waker {
+        self.0.waker().expect("a waker")
+    }
+}

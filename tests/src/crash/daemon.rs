@@ -1,0 +1,134 @@
+//! The `mqblk` binary over vhost-user, as a child that goes and comes. Its sockets, images and log stay.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use super::load::DISK_SECTORS;
+use super::oracle::SECTOR;
+use super::report::say;
+use crate::hostile::daemon::binary;
+use crate::hostile::wait_for;
+
+/// A daemon. Killed when dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    folder: TempDir,
+    arguments: Vec<String>,
+    child: Option<Child>,
+}
+
+impl Daemon {
+    /// Starts `mqblk serve` with these arguments. `FOLDER` in them is a folder of the test's own, where there is a fresh image of
+    /// each of these names.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(arguments: &[String], images: &[&str]) -> Daemon {
+        let folder = tempfile::tempdir().expect("a folder");
+        for image in images {
+            let file = File::create(folder.path().join(image));
+            file.and_then(|file| file.set_len(DISK_SECTORS * SECTOR as u64)).expect("an image");
+        }
+        let place = folder.path().display().to_string();
+        let arguments = arguments.iter().map(|argument| argument.replace("FOLDER", &place)).collect();
+        let mut daemon = Daemon { folder, arguments, child: None };
+        daemon.spawn();
+        daemon
+    }
+
+    /// The folder of its sockets and images.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.folder.path().join("log")
+    }
+
+    /// All that the daemons have logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// Starts the daemon again. Does not wait for its sockets.
+    ///
+    /// # Panics
+    /// When that is not possible.
+    pub fn spawn(&mut self) {
+        let log = File::options().create(true).append(true).open(self.log_path()).expect("a log file");
+        let mut command = Command::new(binary());
+        command.arg("serve").args(&self.arguments).env_remove("RUST_LOG");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        self.child = Some(command.spawn().expect("the daemon"));
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("a signal");
+    }
+
+    /// Its process.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(self.child.as_ref().expect("a daemon"))
+    }
+
+    /// Checks that it still runs.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn assert_alive(&mut self) {
+        let status = self.child.as_mut().expect("a daemon").try_wait().expect("wait");
+        assert!(status.is_none(), "the daemon ended with {status:?}:\n{}", tail(&self.log()));
+    }
+
+    /// Kills it: it has no time for anything.
+    ///
+    /// # Panics
+    /// When it had ended by itself, in another way than it was told to.
+    pub fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        let status = self.child.take().expect("a daemon").wait().expect("its end");
+        let killed = std::os::unix::process::ExitStatusExt::signal(&status) == Some(9);
+        assert!(killed || status.success(), "the daemon ended with {status}:\n{}", tail(&self.log()));
+    }
+
+    /// Tells it to stop, and does not wait.
+    pub fn begin_stop(&self) {
+        self.signal(Signal::TERM);
+    }
+
+    /// Tells it to stop, and waits until it has, in good order.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn stop(&mut self) {
+        self.begin_stop();
+        let mut child = self.child.take().expect("a daemon");
+        let status = wait_for("the daemon's end", || child.try_wait().expect("wait"));
+        assert!(status.success(), "the daemon ended with {status}:\n{}", tail(&self.log()));
+    }
+}
+
+/// The last lines of a log.
+pub fn tail(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(40)..].join("\n")
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            say(&format!("the daemon's log ends so:\n{}", tail(&self.log())));
+        }
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

@@ -1,0 +1,430 @@
+//! A closed loop of requests that overlap, on all queues of a device, and the judgement of all that comes back.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use mqblk_driver::Waker;
+use mqblk_memory::{GuestAddress, GuestMemory};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use super::oracle::{Fate, Oracle, Range, SECTOR, fill};
+use super::port::{End, Manage, Order, Port, Work};
+use super::report::Figures;
+
+/// Requests in flight on each queue.
+pub const DEPTH: usize = 8;
+/// Stretches of memory of each queue: more than requests, so that each rests a while after its use, and is looked at then.
+const SLOTS: usize = DEPTH + 4;
+/// Bytes of the largest request.
+pub const LARGEST: usize = 512 << 10;
+/// Bytes of data memory that a queue needs.
+pub const DATA: u64 = (SLOTS * LARGEST) as u64;
+/// Sectors that are read and written at random.
+pub const SECTORS: u64 = 8192;
+/// Sectors of a disk: behind the others are the counter of COMPARE AND WRITE, and the bits of ORWRITE.
+pub const DISK_SECTORS: u64 = SECTORS + 64;
+const COUNTER: u64 = SECTORS;
+const BITS: u64 = SECTORS + 8;
+const BIT_SECTORS: u64 = 16;
+/// What lies in memory that no request uses.
+const CANARY: u8 = 0xc5;
+
+/// What a load and whoever watches it tell each other.
+#[derive(Debug, Default)]
+pub struct Shared {
+    /// Answers so far.
+    pub answered: AtomicU64,
+    /// No more requests are to be sent.
+    pub stop: AtomicBool,
+    /// The driver dies now: what is in flight is never reaped.
+    pub die: AtomicBool,
+    /// Nothing is answered any more.
+    pub hangs: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Slot {
+    queue: usize,
+    data: GuestAddress,
+    /// Bytes of canary.
+    canary: usize,
+    order: Option<Order>,
+    id: u64,
+    /// What a COMPARE AND WRITE writes, and which bit an ORWRITE sets.
+    value: u64,
+}
+
+/// What is known of a disk besides its oracle.
+#[derive(Debug)]
+struct Disk {
+    oracle: Oracle,
+    /// The last value of the counter that is known.
+    counter: u64,
+    /// Successful COMPARE AND WRITEs.
+    counted: u64,
+    /// They are not cancelled on this disk.
+    counts: bool,
+    /// For each bit, whether it was sent, and whether it is set for sure.
+    bits: Vec<(bool, bool)>,
+}
+
+/// The history of a device's disks. Survives its driver.
+#[derive(Debug)]
+pub struct History {
+    disks: Vec<Disk>,
+    next: u64,
+    /// What was done.
+    pub figures: Figures,
+}
+
+impl History {
+    /// Of so many disks of [`DISK_SECTORS`], all zeroes.
+    pub fn new(disks: usize) -> History {
+        let disk = |index| Disk {
+            oracle: Oracle::new(SECTORS),
+            counter: 0,
+            counted: 0,
+            counts: index != 1,
+            bits: vec![(false, false); BIT_SECTORS as usize * SECTOR * 8],
+        };
+        History { disks: (0..disks).map(disk).collect(), next: 1, figures: Figures::default() }
+    }
+
+    /// Judges a disk's content, when nothing is in flight.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn judge_disk(&mut self, disk: usize, bytes: &[u8]) -> Result<(), String> {
+        let disk = &mut self.disks[disk];
+        disk.oracle.judge_disk(bytes)?;
+        let sector = |at: u64| &bytes[at as usize * SECTOR..][..SECTOR];
+        let counter = u64::from_le_bytes(sector(COUNTER)[..8].try_into().expect("eight bytes"));
+        if counter != disk.counted {
+            return Err(format!("the counter is {counter}, but {} COMPARE AND WRITEs succeeded", disk.counted));
+        }
+        for (bit, (sent, is_set)) in disk.bits.iter().enumerate() {
+            let found = bytes[BITS as usize * SECTOR + bit / 8] >> (bit % 8) & 1 == 1;
+            if found && !sent || *is_set && !found {
+                return Err(format!("bit {bit}: sent {sent}, set for sure {is_set}, found {found}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The load of one device.
+pub struct Load<P> {
+    port: P,
+    history: History,
+    memory: Arc<GuestMemory>,
+    shared: Arc<Shared>,
+    random: SmallRng,
+    slots: Vec<Slot>,
+    /// Of each queue, the one that has rested longest first.
+    free: Vec<VecDeque<u32>>,
+    works: Vec<Work>,
+    largest: u32,
+    name: String,
+}
+
+impl<P: Port> Load<P> {
+    /// A load with this seed on a device's queues, each of which has [`DATA`] bytes.
+    pub fn new(name: &str, mut port: P, history: History, shared: &Arc<Shared>, seed: u64) -> Load<P> {
+        let mut slots = Vec::new();
+        let mut free = Vec::new();
+        for queue in 0..port.queues() {
+            let start = port.data(queue);
+            free.push((slots.len() as u32..(slots.len() + SLOTS) as u32).collect());
+            slots.extend((0..SLOTS).map(|at| Slot {
+                queue,
+                data: GuestAddress(start.0 + (at * LARGEST) as u64),
+                canary: 0,
+                order: None,
+                id: 0,
+                value: 0,
+            }));
+        }
+        Load {
+            memory: port.memory(),
+            works: port.works().to_vec(),
+            largest: port.largest().min(LARGEST as u32),
+            port,
+            history,
+            shared: Arc::clone(shared),
+            random: SmallRng::seed_from_u64(seed),
+            slots,
+            free,
+            name: name.to_owned(),
+        }
+    }
+
+    /// Goes on until it is told to stop, and all requests are answered; or to die. Returns what is known, and the port.
+    ///
+    /// # Panics
+    /// When the device does wrong.
+    pub fn run(mut self) -> (History, P) {
+        let mut done = Vec::new();
+        loop {
+            if self.shared.hangs.load(Ordering::Relaxed) {
+                panic!("{}: {} requests are never answered: {:?}", self.name, self.in_flight(), self.waiting());
+            }
+            if self.shared.die.load(Ordering::Relaxed) {
+                return self.die();
+            }
+            let stopping = self.shared.stop.load(Ordering::Relaxed);
+            if !stopping {
+                self.send();
+            }
+            self.port.reap(&mut done);
+            let none = done.is_empty();
+            for (user, end) in done.drain(..) {
+                self.answered(user, end);
+            }
+            if stopping && self.in_flight() == 0 && !self.port.is_managing() {
+                break;
+            }
+            if none {
+                // Sleeps until it is called, mostly; a driver that polls is as good.
+                match self.random.random_ratio(3, 4) && !self.port.is_managing() {
+                    true => self.port.wait(),
+                    false => std::thread::sleep(Duration::from_micros(50)),
+                }
+            }
+        }
+        for slot in 0..self.slots.len() {
+            self.check_canary(slot);
+        }
+        (self.history, self.port)
+    }
+
+    /// Ends a sleep of the load's.
+    pub fn waker(&mut self) -> Waker {
+        self.port.waker()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.order.is_some()).count()
+    }
+
+    fn waiting(&self) -> Vec<(usize, &Order)> {
+        self.slots.iter().filter_map(|slot| Some((slot.queue, slot.order.as_ref()?))).collect()
+    }
+
+    /// Leaves all that is in flight.
+    fn die(mut self) -> (History, P) {
+        for slot in &mut self.slots {
+            if let Some(order) = slot.order.take() {
+                let disk = &mut self.history.disks[order.disk];
+                match order.work {
+                    Work::Compare | Work::Or => {}
+                    Work::Read | Work::Flush => disk.oracle.orphan(slot.id, &[]),
+                    _ => disk.oracle.orphan(slot.id, &order.ranges),
+                }
+            }
+        }
+        self.history.figures.driver_deaths += 1;
+        (self.history, self.port)
+    }
+
+    fn send(&mut self) {
+        for queue in 0..self.free.len() {
+            while self.free[queue].len() > SLOTS - DEPTH {
+                let slot = self.free[queue][0] as usize;
+                self.check_canary(slot);
+                if !self.send_one(queue, slot) {
+                    break;
+                }
+                self.free[queue].pop_front();
+            }
+        }
+        self.port.publish();
+        // Few of them: each ends many requests.
+        if self.random.random_ratio(1, 60) {
+            let slot = self.random.random_range(0..self.slots.len());
+            let Some(order) = &self.slots[slot].order else { return };
+            let what = match self.random.random_ratio(1, 4) {
+                true => Manage::Reset,
+                false => Manage::Abort(slot as u32),
+            };
+            // What counts is not cancelled, so that the count is known.
+            if order.work != Work::Compare && (what != Manage::Reset || !self.history.disks[order.disk].counts) {
+                let disk = order.disk;
+                self.history.figures.managed += u64::from(self.port.manage(disk, what));
+            }
+        }
+    }
+
+    fn size(&mut self) -> u32 {
+        let bytes = match self.random.random_range(0..100) {
+            0..25 => 512,
+            25..75 => 4096,
+            75..93 => 64 << 10,
+            _ => LARGEST as u32,
+        };
+        bytes.min(self.largest) / SECTOR as u32
+    }
+
+    fn range(&mut self) -> Range {
+        let sectors = self.size();
+        let last = SECTORS - u64::from(sectors);
+        // One after the other now and then, so that there is something to join.
+        let start = self.random.random_range(0..=last);
+        let align = if self.random.random_ratio(1, 2) { 8.min(sectors) } else { 1 };
+        (start - start % u64::from(align), sectors)
+    }
+
+    fn ranges(&mut self, work: Work) -> Vec<Range> {
+        match work {
+            Work::Flush => vec![],
+            Work::Compare => vec![(COUNTER, 1)],
+            Work::Or => vec![(BITS, 1)],
+            Work::Discard => (0..self.random.random_range(1..=self.port.ranges())).map(|_| self.range()).collect(),
+            _ => vec![self.range()],
+        }
+    }
+
+    fn send_one(&mut self, queue: usize, slot: usize) -> bool {
+        let disk = self.random.random_range(0..self.history.disks.len());
+        let mut work = self.works[self.random.random_range(0..self.works.len())];
+        // From one queue only: of two on different queues that were under way at a crash, the one that had compared need not be first
+        // to be taken up again, and then both may succeed.
+        if work == Work::Compare && (!self.history.disks[disk].counts || queue != disk % self.free.len()) {
+            work = Work::Write;
+        }
+        let mut order = Order { disk, work, ranges: self.ranges(work), data: self.slots[slot].data };
+        let id = self.history.next;
+        let value = self.prepare(slot, id, &mut order);
+        let work = order.work;
+        let oracle = &mut self.history.disks[disk].oracle;
+        match work {
+            Work::Read | Work::Flush => _ = oracle.send(id),
+            Work::Write | Work::WriteThrough => oracle.send_write(id, id, &order.ranges, true),
+            Work::Zero => oracle.send_write(id, 0, &order.ranges, true),
+            Work::Discard => oracle.send_write(id, 0, &order.ranges, false),
+            Work::Compare | Work::Or => {}
+        }
+        if !self.port.submit(queue, slot as u32, &order) {
+            // It was never seen, so it changes nothing.
+            match work {
+                Work::Read | Work::Flush => _ = oracle.answer(id),
+                Work::Compare | Work::Or => {}
+                _ => oracle.answer_write(id, &order.ranges, Fate::Cancelled),
+            }
+            self.history.next += 1;
+            return false;
+        }
+        self.history.next += 1;
+        let used = &mut self.slots[slot];
+        (used.order, used.id, used.value) = (Some(order), id, value);
+        true
+    }
+
+    /// Puts a request's data in its place. The value that it carries.
+    fn prepare(&mut self, slot: usize, id: u64, order: &mut Order) -> u64 {
+        let mut bytes = vec![0xa7; order.sectors() as usize * SECTOR];
+        let mut value = 0;
+        match order.work {
+            Work::Write | Work::WriteThrough => {
+                for (sector, bytes) in (order.start()..).zip(bytes.chunks_exact_mut(SECTOR)) {
+                    fill(id, sector, bytes);
+                }
+            }
+            Work::Compare => {
+                let counter = self.history.disks[order.disk].counter;
+                bytes = vec![0; 2 * SECTOR];
+                value = counter + 1;
+                bytes[..8].copy_from_slice(&counter.to_le_bytes());
+                bytes[SECTOR..SECTOR + 8].copy_from_slice(&value.to_le_bytes());
+            }
+            Work::Or => {
+                let bits = &mut self.history.disks[order.disk].bits;
+                let bit = bits.iter().position(|(sent, _)| !sent);
+                let Some(bit) = bit else {
+                    (order.work, order.ranges) = (Work::Read, vec![(0, 1)]);
+                    return self.prepare(slot, id, order);
+                };
+                bits[bit].0 = true;
+                value = bit as u64;
+                order.ranges = vec![(BITS + (bit / 8 / SECTOR) as u64, 1)];
+                bytes.fill(0);
+                bytes[bit / 8 % SECTOR] = 1 << (bit % 8);
+            }
+            // Also room for what these need beside.
+            Work::Discard | Work::Zero | Work::Flush => bytes = vec![0; SECTOR],
+            Work::Read => {}
+        }
+        self.memory.write(order.data, &bytes).expect("data memory");
+        self.slots[slot].canary = 0;
+        value
+    }
+
+    fn answered(&mut self, user: u32, end: End) {
+        let slot = user as usize;
+        self.shared.answered.fetch_add(1, Ordering::Relaxed);
+        let order = self.slots[slot].order.take();
+        let order = order.unwrap_or_else(|| panic!("{}: request {user} is answered twice", self.name));
+        let (id, value, queue) = (self.slots[slot].id, self.slots[slot].value, self.slots[slot].queue);
+        assert!(end != End::Miscompare || order.work == Work::Compare, "{}: {order:?}: {end:?}", self.name);
+        let disk = &mut self.history.disks[order.disk];
+        // Nobody but this load resets a unit, and a back-end that is started again is the one that it was.
+        assert!(
+            !matches!(end, End::Attention(..)) || !disk.counts,
+            "{}: {order:?}: {end:?} where nothing was reset",
+            self.name
+        );
+        let figures = &mut self.history.figures;
+        figures.requests += 1;
+        figures.cancelled += u64::from(matches!(end, End::Cancelled | End::Attention(..)));
+        let fate = if end == End::Good { Fate::Done } else { Fate::Cancelled };
+        match order.work {
+            Work::Read | Work::Flush => {
+                let when = disk.oracle.answer(id);
+                if order.work == Work::Read && end == End::Good && order.start() < SECTORS {
+                    let mut bytes = vec![0; order.sectors() as usize * SECTOR];
+                    self.memory.read(order.data, &mut bytes).expect("data memory");
+                    for (sector, bytes) in (order.start()..).zip(bytes.chunks_exact(SECTOR)) {
+                        if let Err(why) = disk.oracle.judge(sector, bytes, when) {
+                            panic!("{}: disk {}: {order:?}: {why}", self.name, order.disk);
+                        }
+                    }
+                    figures.sectors += u64::from(order.sectors());
+                }
+            }
+            Work::Compare => {
+                assert!(end != End::Cancelled || !disk.counts, "{}: a COMPARE AND WRITE was cancelled", self.name);
+                if end == End::Good {
+                    disk.counted += 1;
+                    disk.counter = disk.counter.max(value);
+                    figures.compared += 1;
+                }
+            }
+            Work::Or => disk.bits[value as usize].1 = end == End::Good,
+            _ => disk.oracle.answer_write(id, &order.ranges, fate),
+        }
+        let len = match order.work {
+            Work::Compare => 2 * SECTOR,
+            Work::Discard | Work::Zero | Work::Flush => SECTOR,
+            _ => order.sectors() as usize * SECTOR,
+        };
+        self.memory.write(order.data, &vec![CANARY; len]).expect("data memory");
+        self.slots[slot].canary = len;
+        self.free[queue].push_back(user);
+    }
+
+    /// Nobody writes to memory of a request that was answered.
+    fn check_canary(&mut self, slot: usize) {
+        let Slot { data, canary, .. } = self.slots[slot];
+        let mut bytes = vec![0; canary];
+        self.memory.read(data, &mut bytes).expect("data memory");
+        if let Some(at) = bytes.iter().position(|byte| *byte != CANARY) {
+            let id = self.slots[slot].id;
+            panic!(
+                "{}: byte {at} of {canary} was written after request {id} was answered: {:#x}",
+                self.name, bytes[at]
+            );
+        }
+    }
+}

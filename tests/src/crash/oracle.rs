@@ -1,0 +1,337 @@
+//! What a disk may hold: for each sector, the writes that a read may return.
+//!
+//! Time is a count that goes on by one with each event: a request is *sent* before the device can see it, and *answered* after the
+//! driver has seen its answer. A read may return write W only if W was sent before the read was answered, and if there is no other
+//! write W2 that was sent after W was answered and was answered before the read was sent. So requests may overlap as they like, and
+//! writes that are done again after a crash are judged as well as all others.
+
+use std::collections::HashMap;
+
+use mqblk_core::units::SECTOR_BYTES;
+
+/// Bytes of a sector.
+pub const SECTOR: usize = SECTOR_BYTES as usize;
+
+/// Before the end of all times.
+const NEVER: u64 = u64::MAX;
+
+/// Sectors of a request: the first, and how many.
+pub type Range = (u64, u32);
+
+/// Puts what write `id` writes into a sector there; 0 is what discards and writes of zeroes leave.
+pub fn fill(id: u64, sector: u64, bytes: &mut [u8]) {
+    for (at, word) in (0..).zip(bytes.as_chunks_mut::<8>().0) {
+        *word = self::word(id, sector, at).to_le_bytes();
+    }
+}
+
+fn word(id: u64, sector: u64, at: u64) -> u64 {
+    match (id, at) {
+        (0, _) => 0,
+        (_, 0) => id,
+        _ => id.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(at) ^ sector << 32,
+    }
+}
+
+/// Who wrote a sector, if all of it is of one write to there.
+pub fn author(sector: u64, bytes: &[u8]) -> Option<u64> {
+    let words = bytes.as_chunks::<8>().0;
+    let id = u64::from_le_bytes(*words.first()?);
+    (0..).zip(words).all(|(at, found)| u64::from_le_bytes(*found) == word(id, sector, at)).then_some(id)
+}
+
+/// A write, as one sector knows it.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// The request.
+    order: u64,
+    /// What it writes: its own mark, or zeroes.
+    content: u64,
+    sent: u64,
+    answered: u64,
+    /// What was there before is gone when it is answered. Not so with a discard, which may do nothing.
+    replaces: bool,
+}
+
+/// How a request came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It was carried out.
+    Done,
+    /// It was not, or not whole.
+    Cancelled,
+}
+
+/// The history of a disk's sectors, as far as it matters.
+#[derive(Debug)]
+pub struct Oracle {
+    now: u64,
+    sectors: Vec<Vec<Entry>>,
+    /// When the requests in flight were sent.
+    in_flight: HashMap<u64, u64>,
+    /// Writes of a driver that died before they were answered.
+    orphans: Vec<(u64, Vec<Range>)>,
+}
+
+impl Oracle {
+    /// Of a disk of so many sectors, all zeroes.
+    pub fn new(sectors: u64) -> Oracle {
+        let zeroes = Entry { order: 0, content: 0, sent: 0, answered: 0, replaces: true };
+        let sectors = (0..sectors).map(|_| vec![zeroes]).collect();
+        Oracle { now: 1, sectors, in_flight: HashMap::new(), orphans: Vec::new() }
+    }
+
+    /// Sectors that are watched.
+    pub fn len(&self) -> u64 {
+        self.sectors.len() as u64
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.sectors.is_empty()
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    /// Does something with each sector's history, twice where ranges overlap.
+    fn each(&mut self, ranges: &[Range], mut work: impl FnMut(&mut Vec<Entry>)) {
+        for (first, count) in ranges {
+            let first = *first as usize;
+            self.sectors[first..first + *count as usize].iter_mut().for_each(&mut work);
+        }
+    }
+
+    /// A request is about to be sent that changes nothing.
+    pub fn send(&mut self, order: u64) -> u64 {
+        let now = self.tick();
+        self.in_flight.insert(order, now);
+        now
+    }
+
+    /// A request is about to be sent that writes `content` to `ranges`, or, where it does not replace, may do so.
+    pub fn send_write(&mut self, order: u64, content: u64, ranges: &[Range], replaces: bool) {
+        let sent = self.send(order);
+        let entry = Entry { order, content, sent, answered: NEVER, replaces };
+        self.each(ranges, |entries| entries.push(entry));
+    }
+
+    /// A request that writes nothing was answered. When, for [`judge`](Self::judge).
+    pub fn answer(&mut self, order: u64) -> (u64, u64) {
+        self.settle_orphans();
+        let sent = self.in_flight.remove(&order).unwrap_or(self.now);
+        (sent, self.tick())
+    }
+
+    /// A write was answered.
+    pub fn answer_write(&mut self, order: u64, ranges: &[Range], fate: Fate) {
+        let (_, now) = self.answer(order);
+        let floor = self.in_flight.values().copied().min().unwrap_or(now + 1);
+        self.each(ranges, |entries| {
+            for entry in entries.iter_mut().filter(|entry| entry.order == order) {
+                entry.answered = now;
+                entry.replaces &= fate == Fate::Done;
+            }
+            prune(entries, floor);
+        });
+    }
+
+    /// The driver has died: nothing of this write will be answered. What its device has begun ends before the first answer of the
+    /// next connection.
+    pub fn orphan(&mut self, order: u64, ranges: &[Range]) {
+        self.in_flight.remove(&order);
+        self.orphans.push((order, ranges.to_vec()));
+    }
+
+    fn settle_orphans(&mut self) {
+        for (order, ranges) in std::mem::take(&mut self.orphans) {
+            let now = self.tick();
+            self.each(&ranges, |entries| {
+                for entry in entries.iter_mut().filter(|entry| entry.order == order) {
+                    (entry.answered, entry.replaces) = (now, false);
+                }
+            });
+        }
+    }
+
+    /// Whether a read that was sent and answered then may have found these bytes in a sector; why not.
+    ///
+    /// A sector is of one write, unless one of those that it is of was under way: a host's page cache is written while it is read.
+    ///
+    /// # Errors
+    /// When it may not.
+    pub fn judge(&self, sector: u64, bytes: &[u8], (sent, answered): (u64, u64)) -> Result<(), String> {
+        let entries = &self.sectors[sector as usize];
+        let replaced = |entry: &Entry| {
+            entries.iter().any(|other| other.replaces && entry.answered < other.sent && other.answered < sent)
+        };
+        let may_be = |entry: &&Entry| entry.sent < answered && !replaced(entry);
+        if let Some(content) = author(sector, bytes) {
+            return match entries.iter().filter(may_be).any(|entry| entry.content == content) {
+                true => Ok(()),
+                false => Err(format!(
+                    "sector {sector} holds what {content:#x} wrote, in a read from {sent:#x} to {answered:#x}, but was written by {entries:x?}"
+                )),
+            };
+        }
+        let mut under_way = false;
+        let explained = (0..).zip(bytes.as_chunks::<8>().0).all(|(at, found)| {
+            let found = u64::from_le_bytes(*found);
+            let by = |entry: &&Entry| word(entry.content, sector, at) == found;
+            let mut authors = entries.iter().filter(may_be).filter(by).peekable();
+            let is_explained = authors.peek().is_some();
+            under_way |= authors.any(|entry| entry.answered > sent);
+            is_explained
+        });
+        match explained && under_way {
+            true => Ok(()),
+            false => Err(format!(
+                "sector {sector} is torn or foreign, in a read from {sent:#x} to {answered:#x}: {:x?}, of {entries:x?}",
+                bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect::<Vec<_>>()
+            )),
+        }
+    }
+
+    /// Judges the disk's content, when nothing is in flight.
+    ///
+    /// # Errors
+    /// The first sector that is wrong.
+    pub fn judge_disk(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.settle_orphans();
+        let when = (self.tick(), self.tick());
+        (0..)
+            .zip(bytes.chunks_exact(SECTOR))
+            .take(self.sectors.len())
+            .try_for_each(|(at, bytes)| self.judge(at, bytes, when))
+    }
+}
+
+/// Forgets what no read can find any more that was sent at `floor` or later.
+fn prune(entries: &mut Vec<Entry>, floor: u64) {
+    let replacing = entries.iter().filter(|entry| entry.replaces && entry.answered < floor);
+    let last = replacing.map(|entry| entry.sent).max().unwrap_or(0);
+    entries.retain(|entry| entry.answered >= last);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holds(oracle: &Oracle, content: u64, when: (u64, u64)) -> bool {
+        let mut bytes = [0; SECTOR];
+        fill(content, 3, &mut bytes);
+        oracle.judge(3, &bytes, when).is_ok()
+    }
+
+    fn read(oracle: &mut Oracle) -> (u64, u64) {
+        oracle.send(99);
+        oracle.answer(99)
+    }
+
+    const AT: [Range; 1] = [(3, 1)];
+
+    #[test]
+    fn what_was_answered_replaces_what_was_there() {
+        let mut oracle = Oracle::new(8);
+        oracle.send_write(1, 1, &AT, true);
+        let during = read(&mut oracle);
+        assert!(holds(&oracle, 0, during) && holds(&oracle, 1, during));
+        oracle.answer_write(1, &AT, Fate::Done);
+        let after = read(&mut oracle);
+        assert!(!holds(&oracle, 0, after) && holds(&oracle, 1, after) && !holds(&oracle, 2, after));
+    }
+
+    #[test]
+    fn what_overlaps_may_end_in_any_order() {
+        let mut oracle = Oracle::new(8);
+        oracle.send_write(1, 1, &AT, true);
+        oracle.send_write(2, 2, &AT, true);
+        oracle.answer_write(2, &AT, Fate::Done);
+        oracle.answer_write(1, &AT, Fate::Done);
+        let after = read(&mut oracle);
+        assert!(holds(&oracle, 1, after) && holds(&oracle, 2, after) && !holds(&oracle, 0, after));
+    }
+
+    #[test]
+    fn a_read_under_way_may_find_what_is_replaced_meanwhile() {
+        let mut oracle = Oracle::new(8);
+        oracle.send(50);
+        oracle.send_write(1, 1, &AT, true);
+        oracle.answer_write(1, &AT, Fate::Done);
+        oracle.send_write(2, 2, &AT, true);
+        oracle.answer_write(2, &AT, Fate::Done);
+        let long = oracle.answer(50);
+        assert!([0, 1, 2].into_iter().all(|content| holds(&oracle, content, long)));
+        let after = read(&mut oracle);
+        assert!(!holds(&oracle, 1, after) && holds(&oracle, 2, after));
+    }
+
+    #[test]
+    fn a_discard_may_do_nothing_and_a_cancelled_write_too() {
+        let mut oracle = Oracle::new(8);
+        oracle.send_write(1, 1, &AT, true);
+        oracle.answer_write(1, &AT, Fate::Done);
+        oracle.send_write(2, 0, &AT, false);
+        oracle.answer_write(2, &AT, Fate::Done);
+        oracle.send_write(3, 3, &AT, true);
+        oracle.answer_write(3, &AT, Fate::Cancelled);
+        let after = read(&mut oracle);
+        assert!([0, 1, 3].into_iter().all(|content| holds(&oracle, content, after)));
+        oracle.send_write(4, 4, &AT, true);
+        oracle.answer_write(4, &AT, Fate::Done);
+        let last = read(&mut oracle);
+        assert!(![0, 1, 3].into_iter().any(|content| holds(&oracle, content, last)), "it came after its answer");
+    }
+
+    #[test]
+    fn an_orphan_has_to_end_before_the_next_answer() {
+        let mut oracle = Oracle::new(8);
+        oracle.send_write(1, 1, &AT, true);
+        oracle.orphan(1, &AT);
+        oracle.send_write(2, 2, &AT, true);
+        oracle.answer_write(2, &AT, Fate::Done);
+        let overlapped = read(&mut oracle);
+        assert!(holds(&oracle, 1, overlapped), "it may have come before or after");
+        oracle.send_write(3, 3, &AT, true);
+        oracle.answer_write(3, &AT, Fate::Done);
+        let late = read(&mut oracle);
+        assert!(!holds(&oracle, 1, late) && holds(&oracle, 3, late));
+    }
+
+    #[test]
+    fn a_sector_of_two_writes_is_torn_unless_one_is_under_way_and_one_from_elsewhere_is_foreign() {
+        let mut oracle = Oracle::new(8);
+        oracle.send_write(1, 1, &AT, true);
+        oracle.send_write(2, 2, &AT, true);
+        let during = read(&mut oracle);
+        oracle.answer_write(1, &AT, Fate::Done);
+        oracle.answer_write(2, &AT, Fate::Done);
+        let after = read(&mut oracle);
+        let mut bytes = [0; SECTOR];
+        fill(1, 3, &mut bytes);
+        let mut other = [0; SECTOR];
+        fill(2, 3, &mut other);
+        bytes[256..].copy_from_slice(&other[256..]);
+        assert!(oracle.judge(3, &bytes, during).is_ok());
+        assert!(oracle.judge(3, &bytes, after).unwrap_err().contains("torn"));
+        fill(3, 3, &mut other);
+        bytes[256..].copy_from_slice(&other[256..]);
+        assert!(oracle.judge(3, &bytes, during).unwrap_err().contains("torn"));
+        fill(1, 4, &mut bytes);
+        assert!(oracle.judge(3, &bytes, during).unwrap_err().contains("foreign"));
+    }
+
+    #[test]
+    fn the_history_stays_short() {
+        let mut oracle = Oracle::new(8);
+        for id in 1..10_000 {
+            oracle.send_write(id, id, &AT, true);
+            if id > 4 {
+                oracle.answer_write(id - 4, &AT, Fate::Done);
+            }
+        }
+        assert!(oracle.sectors[3].len() < 20, "{}", oracle.sectors[3].len());
+    }
+}

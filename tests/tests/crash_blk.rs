@@ -1,0 +1,200 @@
+//! virtio-blk: daemons that are killed and stopped at random moments, under requests that overlap, of all sizes, which are answered in
+//! any order.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mqblk_driver::virtio_blk::Device;
+use mqblk_tests::crash::blk::{Blk, options};
+use mqblk_tests::crash::daemon::Daemon;
+use mqblk_tests::crash::kills::{self, Plan, Running, Victim, replayed, torment};
+use mqblk_tests::crash::load::History;
+use mqblk_tests::crash::report::Figures;
+use mqblk_tests::hostile::PATIENCE;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use rustix::process::Pid;
+
+/// Disks: by id, what is special about each.
+const DISKS: [(&str, &str); 3] = [
+    ("cache", "storage=file,direct=off"),
+    ("direct", "storage=file,direct=on,merge=on"),
+    ("fault", "storage=fault,inner=file,direct=off,merge=on,fault-jitter-us=3000,fault-reorder=4"),
+];
+
+struct Rig {
+    daemon: Daemon,
+    devices: Vec<Device>,
+}
+
+impl Rig {
+    fn start(disks: &[(&str, &str)], more: &[&str]) -> Rig {
+        let mut arguments = vec!["--workers".to_owned(), "2".to_owned()];
+        arguments.extend(more.iter().map(|one| (*one).to_owned()));
+        for (id, settings) in disks {
+            let disk = format!("id={id},socket=FOLDER/{id}.sock,path=FOLDER/{id}.img,queues=2,{settings}");
+            arguments.extend(["--disk".to_owned(), disk]);
+        }
+        let images: Vec<String> = disks.iter().map(|(id, _)| format!("{id}.img")).collect();
+        let images: Vec<&str> = images.iter().map(String::as_str).collect();
+        Rig { daemon: Daemon::start(&arguments, &images), devices: vec![] }
+    }
+
+    fn connect(&mut self, id: &str) -> Blk {
+        let (device, port) = Blk::connect(&options(self.socket(id), 2));
+        self.devices.push(device);
+        port
+    }
+
+    fn socket(&self, id: &str) -> PathBuf {
+        self.daemon.folder().join(format!("{id}.sock"))
+    }
+
+    fn image(&self, id: &str) -> PathBuf {
+        self.daemon.folder().join(format!("{id}.img"))
+    }
+
+    /// Ends a load, and judges the image.
+    fn judge(&self, id: &str, (mut history, port): (History, Blk)) -> Figures {
+        drop(port);
+        let bytes = std::fs::read(self.image(id)).expect("the image");
+        if let Err(why) = history.judge_disk(0, &bytes) {
+            panic!("the image of {id}: {why}");
+        }
+        history.figures
+    }
+}
+
+impl Victim for Rig {
+    fn kill(&mut self) {
+        self.daemon.kill();
+    }
+    fn pid(&self) -> Pid {
+        self.daemon.pid()
+    }
+    fn stop(&mut self) {
+        self.daemon.stop();
+    }
+    fn begin_stop(&mut self) {
+        self.daemon.begin_stop();
+    }
+    fn spawn(&mut self) {
+        self.daemon.spawn();
+    }
+    fn reconnect(&mut self, patience: Duration) -> Result<(), String> {
+        let mut each = self.devices.iter_mut();
+        each.try_for_each(|device| device.reconnect(patience)).map_err(|error| error.to_string())
+    }
+    fn log(&self) -> String {
+        self.daemon.log()
+    }
+    fn forget(&mut self) {
+        kills::forget(&self.image("cache"));
+    }
+}
+
+#[test]
+fn killed_and_stopped_under_load() {
+    let seed = kills::seed();
+    let mut rig = Rig::start(&DISKS, &[]);
+    let start = |(at, (id, _)): (u64, &(&str, &str))| {
+        let port = rig.connect(id);
+        Running::start(id, port, History::new(1), seed + at)
+    };
+    let mut loads: Vec<_> = (0..).zip(&DISKS).map(start).collect();
+    let mut figures = torment(&mut rig, &mut loads, Plan::usual(), seed);
+    let ended: Vec<_> = loads.into_iter().map(Running::finish).collect();
+    rig.daemon.stop();
+    for ((id, _), ended) in DISKS.iter().zip(ended) {
+        figures.add(&rig.judge(id, ended));
+    }
+    figures.replayed = replayed(&rig.log());
+    figures.report("virtio-blk", seed);
+    assert!(figures.replayed > 0, "no kill found a request under way");
+}
+
+/// Each request takes a fifth of a second: it is always under way.
+const SLOW: [(&str, &str); 2] = [
+    ("slow", "storage=fault,inner=file,direct=off,fault-latency-us=200000,fault-jitter-us=50000"),
+    ("cache", "storage=file,direct=off"),
+];
+
+#[test]
+fn killed_and_stopped_while_storage_is_slow() {
+    let seed = kills::seed();
+    let mut rig = Rig::start(&SLOW, &[]);
+    let start = |(at, (id, _)): (u64, &(&str, &str))| {
+        let port = rig.connect(id);
+        Running::start(id, port, History::new(1), seed + at)
+    };
+    let mut loads: Vec<_> = (0..).zip(&SLOW).map(start).collect();
+    let few = Plan { kills: 4, stops: 2, pause: 100 };
+    let plan = if kills::is_full() { Plan { kills: 20, stops: 10, ..few } } else { few };
+    let mut figures = torment(&mut rig, &mut loads, plan, seed);
+    let ended: Vec<_> = loads.into_iter().map(Running::finish).collect();
+    rig.daemon.stop();
+    for ((id, _), ended) in SLOW.iter().zip(ended) {
+        figures.add(&rig.judge(id, ended));
+    }
+    figures.replayed = replayed(&rig.log());
+    figures.report("virtio-blk, slow storage", seed);
+    assert!(figures.replayed > 0, "no kill found a request under way");
+}
+
+#[test]
+fn drivers_that_die_and_come_again_at_once() {
+    let seed = kills::seed();
+    let mut random = SmallRng::seed_from_u64(seed);
+    for (id, settings) in [SLOW[0], DISKS[2], DISKS[1]] {
+        let mut rig = Rig::start(&[(id, settings)], &[]);
+        let mut history = History::new(1);
+        let mut kills = 0;
+        for round in 0..if kills::is_full() { 20 } else { 4 } {
+            let port = rig.connect(id);
+            let mut load = Running::start(id, port, history, seed + round);
+            load.wait_answers(random.random_range(1..60));
+            std::thread::sleep(Duration::from_micros(random.random_range(0..20_000)));
+            let (known, port) = load.die();
+            history = known;
+            // As if its process had been killed: the socket first, then its memory.
+            rig.devices.clear();
+            drop(port);
+            if random.random_ratio(1, 3) {
+                rig.daemon.kill();
+                rig.daemon.spawn();
+                kills += 1;
+            }
+        }
+        let port = rig.connect(id);
+        let mut load = Running::start(id, port, history, seed);
+        load.wait_answers(60);
+        let ended = load.finish();
+        rig.daemon.stop();
+        let mut figures = rig.judge(id, ended);
+        figures.kills = kills;
+        figures.report(&format!("virtio-blk, drivers that die: {id}"), seed);
+    }
+}
+
+#[test]
+fn stopped_while_storage_does_not_answer_in_time() {
+    let seed = kills::seed();
+    let disk = ("stuck", "storage=fault,inner=file,direct=off,fault-latency-us=1800000");
+    let mut rig = Rig::start(&[disk], &["--drain-timeout-s", "1"]);
+    let port = rig.connect(disk.0);
+    let mut load = Running::start(disk.0, port, History::new(1), seed);
+    load.wait_answers(1);
+    // Those that follow the first answers have just begun.
+    rig.stop();
+    rig.spawn();
+    rig.reconnect(PATIENCE).expect("the daemon that was started again");
+    load.wait_answers(40);
+    let ended = load.finish();
+    rig.daemon.stop();
+    let mut figures = rig.judge(disk.0, ended);
+    (figures.stops, figures.replayed) = (1, replayed(&rig.log()));
+    figures.report("virtio-blk, storage that does not answer", seed);
+    let log = rig.log();
+    assert!(log.contains("storage did not answer in time"), "{log}");
+    assert!(figures.replayed > 0, "nothing was left to the next daemon:\n{log}");
+}

@@ -1,0 +1,106 @@
+//! virtio-scsi: daemons that are killed and stopped at random moments, while units of different speed answer on the same queues, with
+//! commands of several steps and task management among the reads and writes.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mqblk_driver::virtio_scsi::Device;
+use mqblk_tests::crash::daemon::Daemon;
+use mqblk_tests::crash::kills::{self, Plan, Running, Victim, replayed, torment};
+use mqblk_tests::crash::load::History;
+use mqblk_tests::crash::report::Figures;
+use mqblk_tests::crash::scsi::{Scsi, options};
+use rustix::process::Pid;
+
+/// Units, in the order of their numbers.
+const UNITS: [(&str, &str); 3] = [
+    ("cache", "storage=file,direct=off"),
+    ("fault", "storage=fault,inner=file,direct=off,merge=on,fault-jitter-us=3000,fault-reorder=4"),
+    ("direct", "storage=file,direct=on,merge=on"),
+];
+
+struct Rig {
+    daemon: Daemon,
+    device: Option<Device>,
+}
+
+impl Rig {
+    fn start(units: &[(&str, &str)]) -> Rig {
+        let mut arguments = vec!["--workers".to_owned(), "2".to_owned()];
+        arguments.extend(["--controller".to_owned(), "id=c,socket=FOLDER/c.sock,queues=3".to_owned()]);
+        for (lun, (name, settings)) in units.iter().enumerate() {
+            let unit = format!("controller=c,target=0,lun={lun},path=FOLDER/{name}.img,{settings}");
+            arguments.extend(["--lun".to_owned(), unit]);
+        }
+        let images: Vec<String> = units.iter().map(|(name, _)| format!("{name}.img")).collect();
+        let images: Vec<&str> = images.iter().map(String::as_str).collect();
+        Rig { daemon: Daemon::start(&arguments, &images), device: None }
+    }
+
+    fn connect(&mut self) -> Scsi {
+        let (device, port) = Scsi::connect(&options(self.daemon.folder().join("c.sock"), 3));
+        self.device = Some(device);
+        port
+    }
+
+    fn image(&self, name: &str) -> PathBuf {
+        self.daemon.folder().join(format!("{name}.img"))
+    }
+
+    /// Ends a load, and judges the images.
+    fn judge(&self, units: &[(&str, &str)], (mut history, port): (History, Scsi)) -> Figures {
+        drop(port);
+        for (disk, (name, _)) in units.iter().enumerate() {
+            let bytes = std::fs::read(self.image(name)).expect("the image");
+            if let Err(why) = history.judge_disk(disk, &bytes) {
+                panic!("the image of {name}: {why}");
+            }
+        }
+        history.figures
+    }
+}
+
+impl Victim for Rig {
+    fn kill(&mut self) {
+        self.daemon.kill();
+    }
+    fn pid(&self) -> Pid {
+        self.daemon.pid()
+    }
+    fn stop(&mut self) {
+        self.daemon.stop();
+    }
+    fn begin_stop(&mut self) {
+        self.daemon.begin_stop();
+    }
+    fn spawn(&mut self) {
+        self.daemon.spawn();
+    }
+    fn reconnect(&mut self, patience: Duration) -> Result<(), String> {
+        let mut each = self.device.iter_mut();
+        each.try_for_each(|device| device.reconnect(patience)).map_err(|error| error.to_string())
+    }
+    fn log(&self) -> String {
+        self.daemon.log()
+    }
+    fn forget(&mut self) {
+        kills::forget(&self.image("cache"));
+    }
+}
+
+#[test]
+fn killed_and_stopped_under_load() {
+    let seed = kills::seed();
+    let mut rig = Rig::start(&UNITS);
+    let port = rig.connect();
+    let mut loads = [Running::start("scsi", port, History::new(UNITS.len()), seed)];
+    let mut figures = torment(&mut rig, &mut loads, Plan::usual(), seed);
+    let [load] = loads;
+    let ended = load.finish();
+    rig.daemon.stop();
+    figures.add(&rig.judge(&UNITS, ended));
+    figures.replayed = replayed(&rig.log());
+    figures.report("virtio-scsi", seed);
+    assert!(figures.replayed > 0, "no kill found a request under way");
+    assert!(figures.compared > 0, "no COMPARE AND WRITE succeeded");
+}

@@ -1,0 +1,115 @@
+//! Xen: back-ends that are killed and stopped at random moments, under requests that overlap, of all sizes, which are answered in any
+//! order.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mqblk_driver::blkfront::Device;
+use mqblk_tests::blkif::Host;
+use mqblk_tests::crash::kills::{self, Plan, Running, Victim, replayed, torment};
+use mqblk_tests::crash::load::{DISK_SECTORS, History};
+use mqblk_tests::crash::oracle::SECTOR;
+use mqblk_tests::crash::report::Figures;
+use mqblk_tests::crash::xen::Xen;
+use rustix::process::Pid;
+use tempfile::TempDir;
+
+/// Disks: by id, what is special about each.
+const DISKS: [(&str, &str); 3] = [
+    ("cache", "storage=file,direct=off,grants=map"),
+    ("direct", "storage=file,direct=on,merge=on,grants=copy"),
+    ("fault", "storage=fault,inner=file,direct=off,merge=on,grants=persistent,fault-jitter-us=3000,fault-reorder=4"),
+];
+
+struct Rig {
+    host: Host,
+    images: TempDir,
+    /// They are kept: a conversation ends with its device.
+    devices: Vec<Device>,
+}
+
+impl Rig {
+    fn start(disks: &[(&str, &str)]) -> Rig {
+        let images = tempfile::tempdir().expect("a folder");
+        let mut arguments = vec!["--workers".to_owned(), "2".to_owned()];
+        for (id, settings) in disks {
+            // The image has to be there before the daemon is.
+            let image = images.path().join(format!("{id}.img"));
+            let file = std::fs::File::create(&image);
+            file.and_then(|file| file.set_len(DISK_SECTORS * SECTOR as u64)).expect("an image");
+            let disk = format!("id={id},interface=xen,path={},queues=2,{settings}", image.display());
+            arguments.extend(["--disk".to_owned(), disk]);
+        }
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        Rig { host: Host::start(&arguments), images, devices: vec![] }
+    }
+
+    fn connect(&mut self, at: usize, id: &str) -> Xen {
+        let device = self.host.make(1, ["xvda", "xvdb", "xvdc"][at], &format!("mqblk:{id}"));
+        let (device, port) = Xen::connect(&self.host.options(&device), 2);
+        self.devices.push(device);
+        port
+    }
+
+    fn image(&self, id: &str) -> PathBuf {
+        self.images.path().join(format!("{id}.img"))
+    }
+
+    /// Judges an image.
+    fn judge(&self, id: &str, mut history: History) -> Figures {
+        let bytes = std::fs::read(self.image(id)).expect("the image");
+        if let Err(why) = history.judge_disk(0, &bytes) {
+            panic!("the image of {id}: {why}");
+        }
+        history.figures
+    }
+}
+
+impl Victim for Rig {
+    fn kill(&mut self) {
+        self.host.kill();
+    }
+    fn pid(&self) -> Pid {
+        self.host.pid()
+    }
+    fn stop(&mut self) {
+        self.host.stop();
+    }
+    fn begin_stop(&mut self) {
+        self.host.begin_stop();
+    }
+    fn spawn(&mut self) {
+        self.host.spawn();
+    }
+    fn reconnect(&mut self, _patience: Duration) -> Result<(), String> {
+        // A back-end finds its guests by itself.
+        Ok(())
+    }
+    fn log(&self) -> String {
+        self.host.log()
+    }
+    fn forget(&mut self) {
+        kills::forget(&self.image("cache"));
+    }
+}
+
+#[test]
+fn killed_and_stopped_under_load() {
+    let seed = kills::seed();
+    let mut rig = Rig::start(&DISKS);
+    let start = |(at, (id, _)): (usize, &(&str, &str))| {
+        let port = rig.connect(at, id);
+        Running::start(id, port, History::new(1), seed + at as u64)
+    };
+    let mut loads: Vec<_> = DISKS.iter().enumerate().map(start).collect();
+    let mut figures = torment(&mut rig, &mut loads, Plan::usual(), seed);
+    let ended: Vec<_> = loads.into_iter().map(Running::finish).collect();
+    rig.host.stop();
+    for ((id, _), (history, port)) in DISKS.iter().zip(ended) {
+        drop(port);
+        figures.add(&rig.judge(id, history));
+    }
+    figures.replayed = replayed(&rig.host.log());
+    figures.report("xen", seed);
+    assert!(figures.replayed > 0, "no kill found a request under way");
+}

@@ -147,7 +147,7 @@ mod tests {
         fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
             self.log.lock().unwrap().push("storage".to_owned());
             let size = size.map_or(*self.found.lock().unwrap(), |size| size.0);
-            if size > 1 << 20 || size % 512 != 0 {
+            if size > 1 << 20 || !size.is_multiple_of(512) {
                 return Err(DiskError::Size { found: "odd".to_owned(), expected: "even".to_owned() });
             }
             (*self.size.lock().unwrap(), *self.found.lock().unwrap()) = (size, size);

@@ -224,7 +224,8 @@ fn the_daemon_sees_by_itself_that_a_file_has_grown() {
         daemon.image("off").set_len(times * BYTES).expect("the host may");
         daemon.image("on").set_len(times * BYTES).expect("the host may");
         wait_for("the news", || {
-            (watched.round(), left.round());
+            watched.round();
+            left.round();
             watched.device().changed(Duration::ZERO).expect("the server's messages").then_some(())
         });
         assert_eq!(blocks(&mut watched), times * BLOCKS as u64);

@@ -1,5 +1,7 @@
 //! What a daemon does when the host gives it no more, and what many idle disks cost.
 
+#![allow(clippy::print_stdout, reason = "figures for people")]
+
 use std::path::Path;
 use std::time::Duration;
 
@@ -51,7 +53,7 @@ fn out_of_descriptors() {
         });
         assert!(tried.is_err(), "{room} descriptors are enough for 16 queues");
         neighbour.assert_goes_on("a lack of descriptors");
-        prlimit(Some(pid(&daemon)), Resource::Nofile, before.clone()).expect("the limit as it was");
+        prlimit(Some(pid(&daemon)), Resource::Nofile, before).expect("the limit as it was");
         daemon.settle("bad");
         daemon.assert_alive("a lack of descriptors");
         daemon.wait_holds(base, "a lack of descriptors");

@@ -10,7 +10,7 @@ use mqblk_virtio_blk::VirtioBlk;
 
 use super::interfaces::Guest;
 use super::luns::ChangeError;
-use super::resize::{self, Changed, Told};
+use super::resize::{self, Changed, GuestNotice};
 
 /// How long a VMM may take to say that it has read the configuration again. Admin clients wait longer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -59,8 +59,8 @@ impl Guest for BlkDisk {
         let done = asked.carry_out(self.disk.as_ref(), &mut Users(self));
         let resized = done.map_err(|error| resize::refused(&format!("disk {:?}", self.id), asked, error))?;
         let guest = match resized.is_change() {
-            true => Told::from(self.server.config_changed(ANSWER_WITHIN)),
-            false => Told::Unchanged,
+            true => GuestNotice::from(self.server.config_changed(ANSWER_WITHIN)),
+            false => GuestNotice::Unchanged,
         };
         if resized.is_change() {
             tracing::info!(disk = self.id, before = %resized.before, size = %resized.size, guest = guest.word(), "resized");

@@ -8,11 +8,11 @@ use super::luns::ChangeError;
 
 /// Whether the guest knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum GuestNotice {
     /// The size is the one that it was.
     Unchanged,
     /// The guest, or its VMM, was told.
-    Told,
+    Notified,
     /// The VMM was told and said that it could not pass it on, or says nothing.
     Unanswered,
     /// The VMM cannot be told: the guest sees it when it connects again.
@@ -21,26 +21,26 @@ pub enum Told {
     NoGuest,
 }
 
-impl Told {
+impl GuestNotice {
     /// The word that the admin socket says.
     pub fn word(self) -> &'static str {
         match self {
-            Told::Unchanged => "unchanged",
-            Told::Told => "told",
-            Told::Unanswered => "unanswered",
-            Told::AtReconnect => "at-reconnect",
-            Told::NoGuest => "no-guest",
+            GuestNotice::Unchanged => "unchanged",
+            GuestNotice::Notified => "told",
+            GuestNotice::Unanswered => "unanswered",
+            GuestNotice::AtReconnect => "at-reconnect",
+            GuestNotice::NoGuest => "no-guest",
         }
     }
 }
 
-impl From<ConfigNotice> for Told {
-    fn from(notice: ConfigNotice) -> Told {
+impl From<ConfigNotice> for GuestNotice {
+    fn from(notice: ConfigNotice) -> GuestNotice {
         match notice {
-            ConfigNotice::NotConnected => Told::NoGuest,
-            ConfigNotice::NoChannel => Told::AtReconnect,
-            ConfigNotice::Sent | ConfigNotice::Acknowledged => Told::Told,
-            ConfigNotice::Refused | ConfigNotice::Unanswered => Told::Unanswered,
+            ConfigNotice::NotConnected => GuestNotice::NoGuest,
+            ConfigNotice::NoChannel => GuestNotice::AtReconnect,
+            ConfigNotice::Sent | ConfigNotice::Acknowledged => GuestNotice::Notified,
+            ConfigNotice::Refused | ConfigNotice::Unanswered => GuestNotice::Unanswered,
         }
     }
 }
@@ -51,7 +51,7 @@ pub struct Changed {
     /// The sizes.
     pub resized: Resized,
     /// Whether the guest knows.
-    pub guest: Told,
+    pub guest: GuestNotice,
 }
 
 /// The error in the words of whoever asked: a size that was asked for, or what the storage of `subject` has.

@@ -12,7 +12,7 @@ use mqblk_core::{ByteLen, Resize};
 use mqblk_engine::AnyDisk;
 
 use super::admin::Source;
-use super::resize::Told;
+use super::resize::GuestNotice;
 
 /// How often.
 const EVERY: Duration = Duration::from_secs(1);
@@ -120,7 +120,7 @@ fn judge(seen: &mut HashMap<String, Seen>, id: &str, now: ByteLen, found: ByteLe
 
 fn grow(source: &Source, id: &str, found: ByteLen) {
     match source.resize(id, Resize::GROW) {
-        Ok(changed) if changed.guest == Told::Unanswered => {
+        Ok(changed) if changed.guest == GuestNotice::Unanswered => {
             tracing::warn!(disk = id, size = %found, "the storage has grown, and the VMM did not say that the guest knows");
         }
         Ok(changed) => {

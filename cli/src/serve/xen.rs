@@ -16,7 +16,7 @@ use mqblk_xen_server::{
 
 use super::config::{CacheMode, DiskConfig, DiskFront, XenConfig, XenFront, XenPlace};
 use super::luns::ChangeError;
-use super::resize::{self, Changed, Told};
+use super::resize::{self, Changed, GuestNotice};
 
 /// Mappings that Xen tracks for a domain unless it was told otherwise: `gnttab_max_maptrack_frames` of 1024, each with 256 entries.
 const MAPTRACK: u64 = 1024 * 256;
@@ -205,9 +205,9 @@ impl XenDevices {
         toolstack::resize(&mut store, self.xen.domain(), &device.name, asked, RESIZE_WITHIN).map_err(failed)?;
         let resized = Resized { before, size: disk.geometry().size };
         let guest = match (resized.is_change(), device.rings()) {
-            (false, _) => Told::Unchanged,
-            (true, 0) => Told::NoGuest,
-            (true, _) => Told::Told,
+            (false, _) => GuestNotice::Unchanged,
+            (true, 0) => GuestNotice::NoGuest,
+            (true, _) => GuestNotice::Notified,
         };
         Ok(Changed { resized, guest })
     }
@@ -246,7 +246,7 @@ impl XenDisk {
         }
         let done = asked.carry_out(self.disk.as_ref(), &mut Nobody);
         let resized = done.map_err(|error| resize::refused(&format!("disk {:?}", self.id), asked, error))?;
-        Ok(Changed { resized, guest: if resized.is_change() { Told::NoGuest } else { Told::Unchanged } })
+        Ok(Changed { resized, guest: if resized.is_change() { GuestNotice::NoGuest } else { GuestNotice::Unchanged } })
     }
 
     /// The device that has it. One that had it before may still be about to be removed.

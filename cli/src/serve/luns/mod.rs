@@ -18,7 +18,7 @@ use mqblk_engine::{AnyDisk, Engine};
 
 use super::config::{ControllerConfig, LunConfig, LunOrigin, LunUnit, StateConfig, UnitConfig};
 use super::controller::{Controller, ControllerError, FirstLun, LunError, Unit};
-use super::resize::{self, Changed, Told};
+use super::resize::{self, Changed, GuestNotice};
 use super::resolve::{LunKeys, Names, Places, Storages as _, find_controller};
 use super::state::{Added, State, StateFile};
 use super::storages::Registry;
@@ -299,11 +299,11 @@ impl Luns {
             let done = asked.carry_out(unit.disk().as_ref(), &mut Users { luns: self, unit: &unit, paths: &paths });
             let resized = done.map_err(|error| resize::refused(&format!("lun {:?}", lun.id), asked, error))?;
             if !resized.is_change() {
-                return Ok((lun.clone(), Changed { resized, guest: Told::Unchanged }));
+                return Ok((lun.clone(), Changed { resized, guest: GuestNotice::Unchanged }));
             }
             paths.iter().for_each(|path| self.controllers[path.controller].resized(path.place));
             let connected = paths.iter().any(|path| self.controllers[path.controller].is_connected());
-            let guest = if connected { Told::Told } else { Told::NoGuest };
+            let guest = if connected { GuestNotice::Notified } else { GuestNotice::NoGuest };
             tracing::info!(lun = lun.id, before = %resized.before, size = %resized.size, guest = guest.word(), "LUN resized");
             Ok((lun.clone(), Changed { resized, guest }))
         })

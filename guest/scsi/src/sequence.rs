@@ -58,6 +58,15 @@ impl Sequence {
         matches!(&self.kind, Kind::Compare(compare) if compare.has_compared())
     }
 
+    /// Whether it is about to ask for its section: nothing has been read or written yet.
+    pub fn is_before_section(&self) -> bool {
+        match &self.kind {
+            Kind::Compare(compare) => compare.is_fresh(),
+            Kind::OrWrite(or) => or.is_fresh(),
+            Kind::Verify(_) | Kind::Same(_) | Kind::Settle(_) => false,
+        }
+    }
+
     /// A COMPARE AND WRITE goes on with its write: it [has compared](Self::has_compared) equal before.
     pub fn skip_compare(&mut self) {
         if let Kind::Compare(compare) = &mut self.kind {

@@ -73,6 +73,13 @@ pub trait VirtioDevice<L: GuestLane>: Send + Sync + 'static {
     /// now, or that the connection is. Before the first queue is made.
     fn driver_begins(&self, _resumed: bool) {}
 
+    /// These queues were served before, by somebody who left or died, and their requests are about to be taken up again: the
+    /// transport has seen it in the in-flight region. None: the driver begins anew. Before the first queue is made.
+    fn resumes(&self, _queues: &[u16]) {}
+
+    /// Whatever of those queues has not started by now is not coming soon: nothing waits for it any more.
+    fn resume_ended(&self) {}
+
     /// What the driver has configured and does not configure again when the device is resumed, as bits that
     /// [`restore`](Self::restore) knows; 0 for nothing. It is kept where it outlives the process.
     fn configured(&self) -> u64 {

@@ -31,7 +31,7 @@ struct Active {
 /// A request queue.
 pub struct RequestQueue {
     pub(crate) ring: Ring,
-    device: Arc<VirtioScsi>,
+    pub(crate) device: Arc<VirtioScsi>,
     pub(crate) waker: Arc<dyn Wake>,
     batch: Batch,
     /// The units as they were at the last look.

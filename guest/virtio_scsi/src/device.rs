@@ -17,6 +17,7 @@ use crate::control::ControlQueue;
 use crate::events::{Event, EventQueue, Events};
 use crate::orders::{Action, Posts, Scope};
 use crate::queue::{Kind, Ring, ScsiQueue};
+use crate::resuming::Resuming;
 use crate::units::{Place, PlaceTaken, Unit, Units};
 
 /// The queues before the request queues: control and event.
@@ -51,6 +52,7 @@ pub struct VirtioScsi {
     /// That of `units`, for a look without its lock.
     generation: AtomicU64,
     pub(crate) posts: Posts,
+    resuming: Resuming,
     events: Arc<Events>,
 }
 
@@ -68,6 +70,7 @@ impl VirtioScsi {
             units: Mutex::default(),
             generation: AtomicU64::new(0),
             posts: Posts::default(),
+            resuming: Resuming::default(),
             events: Arc::default(),
         }
     }
@@ -90,6 +93,18 @@ impl VirtioScsi {
     fn set_sizes(&self, sizes: Sizes) {
         self.sense_size.store(sizes.sense, Ordering::Relaxed);
         self.cdb_size.store(sizes.cdb, Ordering::Relaxed);
+    }
+
+    /// Whether a command has to wait before it compares: see [`Resuming`].
+    pub(crate) fn is_resuming(&self) -> bool {
+        self.resuming.is_on()
+    }
+
+    /// A command that had compared before a crash is in its section, or in line for it.
+    pub(crate) fn compared_is_back(&self) {
+        if self.resuming.one_less() {
+            self.posts.wake();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Arc<Units>> {
@@ -231,6 +246,17 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
         }
     }
 
+    fn resumes(&self, queues: &[u16]) {
+        let requests = queues.iter().copied().filter(|queue| *queue >= FIXED_QUEUES);
+        self.resuming.begin(requests.collect());
+    }
+
+    fn resume_ended(&self) {
+        if self.resuming.give_up() {
+            self.posts.wake();
+        }
+    }
+
     fn configured(&self) -> u64 {
         let Sizes { sense, cdb } = self.sizes();
         u64::from(sense) << 32 | u64::from(cdb)
@@ -265,6 +291,9 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
             self.units().iter().for_each(|unit| unit.nexus.resumed(elsewhere));
         }
         self.began.store(true, Ordering::Relaxed);
+        if self.resuming.queue_is_back(index, ring.noted_steps()) {
+            self.posts.wake();
+        }
         let ring = Ring { device: ring, lease, call };
         ScsiQueue::new(match index {
             0 => Kind::Control(Box::new(ControlQueue::new(Arc::clone(self), ring, waker))),

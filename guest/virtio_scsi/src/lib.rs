@@ -3,7 +3,8 @@
 //!
 //! `device` is the controller as a transport sees it, `config` its configuration space, `units` which unit is where, `element`
 //! the parser from descriptor chain to command, `commands` a request queue, `sequences` its commands of several steps, `control`
-//! the control queue, `orders` how task management reaches the request queues, `events` the event queue.
+//! the control queue, `orders` how task management reaches the request queues, `events` the event
+//! queue, `resuming` what goes first after a crash.
 //!
 //! Commands themselves are `mqblk-scsi`'s. This crate knows no storage: a unit is a nexus and the engine's name for its disk.
 #![forbid(unsafe_code)]
@@ -16,6 +17,7 @@ mod element;
 mod events;
 mod orders;
 mod queue;
+mod resuming;
 mod sequences;
 mod units;
 

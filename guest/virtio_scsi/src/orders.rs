@@ -113,6 +113,11 @@ impl Posts {
         }
     }
 
+    /// Has all of them looked at.
+    pub fn wake(&self) {
+        lock(&self.0).iter().for_each(|post| post.waker.wake());
+    }
+
     /// Gives an order to all of them. `waker` rings when it is done, perhaps before this returns.
     pub fn give(&self, scope: Scope, action: Action, waker: Arc<dyn Wake>) -> Arc<Order> {
         let (matched, pending) = (AtomicBool::new(false), AtomicUsize::new(1));

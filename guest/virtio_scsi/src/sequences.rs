@@ -45,6 +45,12 @@ struct Held {
     step: Option<(Next, Vec<u8>)>,
 }
 
+impl Held {
+    fn is_before_section(&self) -> bool {
+        self.token.several.as_ref().is_some_and(|several| several.sequence.is_before_section())
+    }
+}
+
 /// What a queue keeps for such commands. Nothing is allocated before the first.
 #[derive(Default)]
 pub struct Sequences {
@@ -115,11 +121,20 @@ impl RequestQueue {
         into: &mut I,
     ) {
         self.sequences.scratch.resize(Sequence::SCRATCH, 0);
-        if self.ring.device.take_step(token.head) == COMPARED {
+        let compared = self.ring.device.take_step(token.head) == COMPARED;
+        if compared {
             sequence.skip_compare();
         }
+        let waits = !compared && self.device.is_resuming() && sequence.is_before_section();
         token.several = Some(Box::new(Several { sequence, data: Some(data), data_out, private: None }));
+        if waits {
+            // Woken when all that had compared are in their sections.
+            return self.sequences.held.push_back(Held { token, step: None });
+        }
         self.advance(pool, token, None, into);
+        if compared {
+            self.device.compared_is_back();
+        }
     }
 
     /// A command stays unanswered: see [`VirtioQueue::forget`](mqblk_virtio::VirtioQueue::forget).
@@ -250,6 +265,9 @@ impl RequestQueue {
     pub(crate) fn resume_held<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) {
         for _ in 0..self.sequences.held.len() {
             match self.sequences.held.pop_front() {
+                Some(held) if self.device.is_resuming() && held.is_before_section() => {
+                    self.sequences.held.push_back(held);
+                }
                 Some(Held { token, step: None }) => self.advance(pool, token, None, into),
                 Some(Held { token, step: Some((step, bytes)) }) => self.issue(pool, token, step, Some(bytes), into),
                 None => return,

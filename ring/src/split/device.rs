@@ -141,6 +141,11 @@ impl DeviceRing {
         found.map_or(0, |at| self.steps.swap_remove(at).step)
     }
 
+    /// Chains to take up again whose steps were noted.
+    pub fn noted_steps(&self) -> usize {
+        self.steps.len()
+    }
+
     /// Notes how far the request of a chain that is held has come, for a process that takes it up again.
     pub fn note_step(&mut self, head: u16, step: u8) {
         if let Some(inflight) = &mut self.inflight {

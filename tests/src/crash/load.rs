@@ -289,9 +289,7 @@ impl<P: Port> Load<P> {
     fn send_one(&mut self, queue: usize, slot: usize) -> bool {
         let disk = self.random.random_range(0..self.history.disks.len());
         let mut work = self.works[self.random.random_range(0..self.works.len())];
-        // From one queue only: of two on different queues that were under way at a crash, the one that had compared need not be first
-        // to be taken up again, and then both may succeed.
-        if work == Work::Compare && (!self.history.disks[disk].counts || queue != disk % self.free.len()) {
+        if work == Work::Compare && !self.history.disks[disk].counts {
             work = Work::Write;
         }
         let mut order = Order { disk, work, ranges: self.ranges(work), data: self.slots[slot].data };

@@ -50,6 +50,11 @@ impl Compare {
         self.compared = true;
     }
 
+    /// Whether it has not got in line for its section.
+    pub(super) fn is_fresh(&self) -> bool {
+        matches!(self.state, State::Fresh)
+    }
+
     /// Whether it has compared equal, and writes.
     pub(super) fn has_compared(&self) -> bool {
         matches!(self.state, State::Writing(_))

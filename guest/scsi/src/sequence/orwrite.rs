@@ -35,6 +35,11 @@ impl OrWrite {
         OrWrite { start, len, walk, fua, sections, section: None, state: State::Outside, copy: Vec::new() }
     }
 
+    /// Whether it has not got in line for its section.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.section.is_none() && self.state == State::Outside
+    }
+
     pub(super) fn next(&mut self, lent: &mut Lent<'_>) -> Next {
         match self.state {
             State::Outside => {

@@ -90,6 +90,9 @@ impl<D: VirtioDevice<Lane>> Control<D> {
             }
             self.start_waiting();
             self.report_second();
+            if let Some(current) = &self.current {
+                lock(&current.session).end_resume_if_due();
+            }
             if ready.second_left {
                 self.second = None;
             }
@@ -122,8 +125,9 @@ impl<D: VirtioDevice<Lane>> Control<D> {
         fds.extend(self.second.as_ref().map(|second| PollFd::new(&second.stream, PollFlags::RDHUP)));
         let waiting = self.current.as_ref().is_some_and(|connection| connection.waiting.is_some());
         let report = self.second.as_ref().and_then(|second| second.report);
-        let report = report.map(|at| at.saturating_duration_since(Instant::now()));
-        let limit = waiting.then_some(RETRY).into_iter().chain(report).min();
+        let resume = self.current.as_ref().and_then(|current| lock(&current.session).resuming_until());
+        let due = report.into_iter().chain(resume).map(|at| at.saturating_duration_since(Instant::now()));
+        let limit = waiting.then_some(RETRY).into_iter().chain(due).min();
         let limit = limit.map(|time| Timespec { tv_sec: 0, tv_nsec: time.min(LONG / 2).subsec_nanos().into() });
         if rustix::event::poll(&mut fds, limit.as_ref()).is_err() {
             return Ready::default();

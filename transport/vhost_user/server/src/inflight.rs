@@ -29,8 +29,8 @@ pub(crate) struct InflightRegion {
     stride: u64,
     /// The tail of the first queue, if the region is one of ours: the magic, and what the driver has configured.
     device: Option<SharedWords>,
-    /// Some ring was served with it before.
-    used: bool,
+    /// Rings that were served with it before.
+    used: Vec<u16>,
     fence: Option<Fence>,
 }
 
@@ -69,14 +69,20 @@ impl InflightRegion {
         let tail = stride.checked_sub(TAIL).and_then(|at| memory.words(GuestAddress(at), TAIL as usize / 8));
         let word = |words: &SharedWords, at| words.get(at).map_or(0, |word| word.load(Ordering::Acquire));
         let device = tail.filter(|tail| word(tail, 0) == MAGIC);
-        let header = |queue| memory.words(GuestAddress(u64::from(queue) * stride), 2);
-        let used = (0..num_queues).filter_map(header).any(|header| word(&header, 1) != 0);
+        let header = |queue: u16| memory.words(GuestAddress(u64::from(queue) * stride), 2);
+        let was_served = |queue: &u16| header(*queue).is_some_and(|header| word(&header, 1) != 0);
+        let used = (0..num_queues).filter(was_served).collect();
         Ok(InflightRegion { memory, queues: num_queues, stride, device, used, fence: fence.ok() })
     }
 
     /// Whether rings were served with it before: the driver goes on where it was.
     pub(crate) fn is_used(&self) -> bool {
-        self.used
+        !self.used.is_empty()
+    }
+
+    /// Which rings were.
+    pub(crate) fn used(&self) -> &[u16] {
+        &self.used
     }
 
     /// What the driver has configured, as the device noted it; 0 when nothing is known.

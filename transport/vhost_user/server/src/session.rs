@@ -32,6 +32,9 @@ use crate::vring::{Start, UserAddresses, Vring};
 /// How often a queue that has to wait for its predecessor's requests looks whether they have ended.
 pub(crate) const RETRY: Duration = Duration::from_millis(10);
 
+/// How long queues that were served before may take to start again, from the first one's start. A VMM starts all at once.
+const RESUME: Duration = Duration::from_secs(5);
+
 /// What a VMM has set up so far.
 pub(crate) struct Session<D: VirtioDevice<Lane>> {
     device: Arc<D>,
@@ -50,6 +53,8 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
     active: ActiveDisks,
     /// A queue has started, or the driver has begun anew since.
     begun: bool,
+    /// Until when queues that were served before may hold up others that start again.
+    resuming_until: Option<Instant>,
     /// For messages of our own (configuration changes).
     backend: Option<Backend>,
     /// Why the last message was refused, for the one log line.
@@ -84,6 +89,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             logging: Logging::default(),
             active: ActiveDisks::default(),
             begun: false,
+            resuming_until: None,
             backend: None,
             complaint: None,
         }
@@ -103,6 +109,18 @@ impl<D: VirtioDevice<Lane>> Session<D> {
     fn note_configured(&self) {
         if let Some(region) = &self.inflight {
             region.note_configured(self.device.configured());
+        }
+    }
+
+    /// Until when queues that were served before may hold up others, if any may.
+    pub(crate) fn resuming_until(&self) -> Option<Instant> {
+        self.resuming_until
+    }
+
+    /// Lets nothing wait any more for queues that have not started again in time.
+    pub(crate) fn end_resume_if_due(&mut self) {
+        if self.resuming_until.take_if(|until| Instant::now() >= *until).is_some() {
+            self.device.resume_ended();
         }
     }
 
@@ -181,7 +199,9 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             return self.refuse(format!("queue {place}: it cannot start: {error}"));
         }
         if !std::mem::replace(&mut self.begun, true) {
-            self.device.driver_begins(self.inflight.as_ref().is_some_and(|region| region.is_used()));
+            let resumed = self.inflight.as_ref().is_some_and(|region| region.is_used());
+            self.device.driver_begins(resumed);
+            self.resuming_until = resumed.then(|| Instant::now() + RESUME);
         }
         let map = &self.options.queue_map;
         let start = Start {
@@ -583,6 +603,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         match InflightRegion::open(inflight, &file) {
             Ok(region) => {
                 self.device.restore(region.configured());
+                self.device.resumes(region.used());
                 if region.is_used() {
                     self.sharing = None; // it was served before
                 }

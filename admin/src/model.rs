@@ -112,6 +112,10 @@ pub struct DiskStat {
     pub totals: Load,
     /// What becomes of its failed requests, and whether it is stopped.
     pub health: Health,
+    /// Whether the VMM keeps the region in which requests in flight outlive the daemon. Null when no VMM has set queues up, and for
+    /// interfaces that need none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub in_flight_region: Option<bool>,
     /// What its rings did with the guest's pages: of a Xen disk. Null for others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grants: Option<GrantStat>,
@@ -222,6 +226,10 @@ pub struct ControllerStat {
     pub queue_count: u32,
     /// The sums over its request queues.
     pub totals: Load,
+    /// Whether the VMM keeps the region in which requests in flight outlive the daemon. Null when no VMM has set queues up, and for
+    /// interfaces that need none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub in_flight_region: Option<bool>,
     /// Its LUNs, by place.
     pub luns: Vec<LunStat>,
     /// Its queues: control, event, and the request queues by number. Empty unless `queues` was asked for.

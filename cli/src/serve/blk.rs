@@ -50,6 +50,10 @@ impl Guest for BlkDisk {
         self.server.begin_stop();
     }
 
+    fn in_flight_region(&self) -> Option<bool> {
+        self.server.in_flight_region()
+    }
+
     fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
         self.server.report(workers)
     }

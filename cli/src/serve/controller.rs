@@ -284,6 +284,11 @@ impl Controller {
         self.device.resized(device_place(place));
     }
 
+    /// Whether its VMM keeps an in-flight region: see [`Server::in_flight_region`].
+    pub fn in_flight_region(&self) -> Option<bool> {
+        self.server.in_flight_region()
+    }
+
     /// Begins to drain its queues: see [`Server::begin_stop`].
     pub fn begin_stop(&self) {
         self.server.begin_stop();

@@ -59,6 +59,11 @@ pub trait Guest: Send + Sync {
     /// What each of its queues has counted, by what the workers said. `None` when they were asked while a queue came or went.
     fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>>;
 
+    /// Whether its VMM keeps an in-flight region. `None` when there is no VMM, or the interface needs none.
+    fn in_flight_region(&self) -> Option<bool> {
+        None
+    }
+
     /// Begins to drain its queues, as a part of stopping.
     fn begin_stop(&self) {}
     /// Gives it another size, and tells its guest.

@@ -185,14 +185,17 @@ impl Source {
         for _ in 0..TRIES {
             let workers = self.engine.reports().map_err(gone)?;
             let mut disks: Vec<Option<DiskCounted>> = Vec::new();
-            disks.extend(
-                self.disks.iter().map(|disk| {
-                    Some(DiskCounted { queues: disk.guest.report(&workers)?, grants: disk.guest.grants() })
-                }),
-            );
+            disks.extend(self.disks.iter().map(|disk| {
+                Some(DiskCounted {
+                    queues: disk.guest.report(&workers)?,
+                    in_flight_region: disk.guest.in_flight_region(),
+                    grants: disk.guest.grants(),
+                })
+            }));
             let found = self.found();
             let of_found = found.iter().map(|device| {
-                let counted = DiskCounted { queues: device.report(&workers)?, grants: Some(device.grants()) };
+                let (queues, grants) = (device.report(&workers)?, Some(device.grants()));
+                let counted = DiskCounted { queues, in_flight_region: None, grants };
                 Some((DiskAbout::found(device), counted))
             });
             let (disks, found): (Option<Vec<_>>, Option<Vec<_>>) = (disks.into_iter().collect(), of_found.collect());
@@ -221,6 +224,7 @@ struct Counted {
 /// What a disk counted.
 struct DiskCounted {
     queues: Vec<QueueReport>,
+    in_flight_region: Option<bool>,
     grants: Option<GrantCounters>,
 }
 

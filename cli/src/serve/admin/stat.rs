@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mqblk_admin::model::Stat;
+use mqblk_admin::model::{ControllerStat, DiskStat, Stat};
 use mqblk_admin::{Kind, Param, Params, Verb, VerbError, found};
 
 use super::{Source, monotonic_ns, wire};
@@ -49,13 +49,19 @@ fn read(source: &Source, params: &Params) -> Result<Stat, VerbError> {
     let disks = source.disks.iter().map(|disk| &disk.about).zip(&counted.disks);
     let disks = disks.chain(counted.found.iter().map(|(about, counted)| (about, counted)));
     let disks = disks.filter(|(about, _)| wanted.is_none_or(|id| id == about.id));
-    let disks = disks.map(|(about, disk)| wire::disk(about, &disk.queues, disk.grants.as_ref(), shape)).collect();
+    let disks = disks.map(|(about, disk)| DiskStat {
+        in_flight_region: disk.in_flight_region,
+        ..wire::disk(about, &disk.queues, disk.grants.as_ref(), shape)
+    });
+    let disks = disks.collect();
     let told = controllers().zip(&counted.controllers).filter_map(|((controller, at), queues)| {
         let whole = wanted.is_none_or(|id| id == controller.id());
         let own = luns.iter().filter(|lun| lun.controller == at && (whole || wanted == Some(&lun.id)));
         let own: Vec<_> = own.collect();
         let map = &controller.front().queue_map;
-        (whole || !own.is_empty()).then(|| wire::controller(controller.id(), map, &own, queues, shape))
+        let in_flight_region = controller.in_flight_region();
+        (whole || !own.is_empty())
+            .then(|| ControllerStat { in_flight_region, ..wire::controller(controller.id(), map, &own, queues, shape) })
     });
     Ok(Stat {
         version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -49,6 +49,7 @@ pub fn disk(about: &DiskAbout, reports: &[QueueReport], grants: Option<&GrantCou
         queue_count: about.queue_map.len() as u32,
         totals: load(&totals, shape),
         health: health(&about.health),
+        in_flight_region: None,
         grants: grants.map(granted),
         queues: if shape.queues { reports.iter().zip(0..).map(queue).collect() } else { Vec::new() },
     }
@@ -141,6 +142,7 @@ pub fn controller(id: &str, queue_map: &[u16], luns: &[&Lun], reports: &[QueueRe
         interface: SCSI.to_owned(),
         queue_count: queue_map.len() as u32,
         totals: load(&totals, shape),
+        in_flight_region: None,
         luns: luns.iter().map(|one| lun(one, disk_of(&totals, one))).collect(),
         queues: if shape.queues { queues.collect() } else { Vec::new() },
     }

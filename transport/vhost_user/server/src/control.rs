@@ -253,6 +253,7 @@ impl<D: VirtioDevice<Lane>> Control<D> {
         let Some(Connection { session, handler, .. }) = self.current.take() else { return };
         *lock(&self.shared.connection) = None;
         self.shared.requests.end();
+        self.shared.gate.note_tracked(None);
         self.shared.disks.drain_begins();
         drop(handler);
         {

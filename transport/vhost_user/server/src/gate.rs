@@ -1,7 +1,7 @@
 //! When queues may start.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crate::disks::Disks;
 
@@ -9,12 +9,14 @@ use crate::disks::Disks;
 #[derive(Default)]
 pub(crate) struct StartGate {
     stopping: AtomicBool,
+    /// See [`tracked`](Self::tracked).
+    tracked: AtomicU8,
     disks: Arc<Disks>,
 }
 
 impl StartGate {
     pub(crate) fn new(disks: Arc<Disks>) -> StartGate {
-        StartGate { stopping: AtomicBool::new(false), disks }
+        StartGate { disks, ..StartGate::default() }
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -23,6 +25,19 @@ impl StartGate {
 
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// Whether the queues that passed last are tracked by an in-flight region; `None` when none has since the front-end connected.
+    pub(crate) fn tracked(&self) -> Option<bool> {
+        match self.tracked.load(Ordering::Relaxed) {
+            0 => None,
+            known => Some(known == 2),
+        }
+    }
+
+    /// Notes that.
+    pub(crate) fn note_tracked(&self, tracked: Option<bool>) {
+        self.tracked.store(tracked.map_or(0, |tracked| 1 + u8::from(tracked)), Ordering::Relaxed);
     }
 
     pub(crate) fn stop(&self) {

@@ -158,6 +158,11 @@ impl Server {
         self.shared.requests.is_connected()
     }
 
+    /// Whether the front-end keeps the region in which requests in flight outlive this process. `None` when none has started a queue.
+    pub fn in_flight_region(&self) -> Option<bool> {
+        self.shared.gate.tracked()
+    }
+
     /// Takes no more requests off any queue. [`stop`](Self::stop) waits for those in flight, from now on for the drain's time at
     /// most: so several servers drain at once.
     pub fn begin_stop(&self) {

@@ -74,6 +74,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         gate: Arc<StartGate>,
     ) -> Self {
         device.reset();
+        gate.note_tracked(None);
         let vrings = (0..device.queues()).map(Vring::new).collect();
         Session {
             device,
@@ -201,6 +202,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         if !std::mem::replace(&mut self.begun, true) {
             let resumed = self.inflight.as_ref().is_some_and(|region| region.is_used());
             self.device.driver_begins(resumed);
+            self.gate.note_tracked(Some(self.inflight.is_some()));
             self.resuming_until = resumed.then(|| Instant::now() + RESUME);
         }
         let map = &self.options.queue_map;

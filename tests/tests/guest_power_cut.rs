@@ -5,21 +5,30 @@
 //! behind what made the transaction durable. Then images of cuts are put on a disk of the same guest, one after another: the
 //! kernel must mount it (which replays the journal), all that was acknowledged must be there, and the file system be clean.
 //!
-//! Both file systems are checked at the same time. `MQBLK_POWER_CUTS` is the number of cuts of each (30). An image on which something
+//! Both file systems are checked at the same time. `MQBLK_POWER_CUTS` is the number of cuts of each (25). An image on which something
 //! was found wrong is kept in target/tmp/power-cuts.
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use mqblk_tests::guest::{Daemon, DaemonDisk, Guest, GuestDisk, Image, Server, Shell};
+use mqblk_tests::guest::{Daemon, DaemonDisk, Guest, GuestDisk, Server, Shell};
 use mqblk_tests::power::{Cache, Position, PowerLog, PowerMount};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
+use tempfile::TempPath;
+
+/// Prints at once and past the test program, which would hold it back: a run that is killed has then told what it found.
+macro_rules! tell {
+    ($($text:tt)*) => {
+        writeln!(std::io::stderr(), $($text)*)?
+    };
+}
 
 const MIB: usize = 1 << 20;
 const SIZES: [usize; 2] = [48 * MIB, 64 * MIB];
@@ -31,7 +40,7 @@ const WORK: [&str; 4] = ["file", "line", "wal", "rollback"];
 /// How long the guest works.
 const SECONDS: u32 = 15;
 /// Of each file system.
-const CUTS: u64 = 30;
+const CUTS: u64 = 25;
 /// Cuts of a disk that ignores flushes, of each file system.
 const CONTROL_CUTS: u64 = 5;
 /// What of an image that differs is written again, in bytes.
@@ -40,7 +49,7 @@ const PIECE: usize = 4096;
 const PREPARE: &str = r#"
 set -e
 mkfs.ext4 -q -F -J size=4 /dev/vda
-/sbin/mkfs.xfs -q -f --unsupported /dev/vdb
+/sbin/mkfs.xfs -q -f --unsupported -d agcount=2 /dev/vdb
 mkdir -p /a/ext4 /a/xfs /c/ext4 /c/xfs /run/sums
 mount -t ext4 /dev/vda /a/ext4
 mount -t xfs /dev/vdb /a/xfs
@@ -129,6 +138,7 @@ awk -v n=$line 'NR <= n && $0 != "line " NR { exit 1 } END { if (NR < n) exit 1 
 for mode in wal rollback; do
     cat <<END
 .open $mode.db
+PRAGMA synchronous=OFF;
 PRAGMA integrity_check;
 SELECT count(*)||' '||coalesce(max(i),0) FROM a;
 SELECT count(*)||' '||count(*) FROM b;
@@ -145,16 +155,47 @@ cd /
 umount $at || wrong "does not unmount"
 case $fs in
     ext4) e2fsck -f -n $dev >$run.fsck 2>&1 ;;
-    xfs) /sbin/xfs_repair -n $dev >$run.fsck 2>&1 ;;
+    xfs) /sbin/xfs_repair -n -P $dev >$run.fsck 2>&1 ;;
 esac || wrong "not clean: $(tail -n 5 $run.fsck)"
 echo "$fs right"
 "#;
+
+/// A disk of the guest that shows it one image after another.
+struct Shown {
+    file: File,
+    /// Room for what is in the file.
+    last: Vec<u8>,
+}
+
+impl Shown {
+    /// An image of zeroes, and its path.
+    fn new(size: usize) -> Result<(Self, TempPath)> {
+        // In memory where that can be had: what the checks sync need not wait for a disk of the host.
+        let memory = Path::new("/dev/shm");
+        let folder = if memory.exists() { memory } else { Path::new(env!("CARGO_TARGET_TMPDIR")) };
+        let file = tempfile::Builder::new().prefix("mqblk-power-").tempfile_in(folder)?;
+        let (file, path) = file.into_parts();
+        file.set_len(size as u64)?;
+        Ok((Self { file, last: vec![0; size] }, path))
+    }
+
+    /// Writes what differs. The guest's last check has changed the file too, so it is read and not remembered.
+    fn show(&mut self, image: &[u8]) -> Result<()> {
+        self.file.read_exact_at(&mut self.last, 0)?;
+        for (index, (new, old)) in image.chunks(PIECE).zip(self.last.chunks(PIECE)).enumerate() {
+            if new != old {
+                self.file.write_all_at(new, (index * PIECE) as u64)?;
+            }
+        }
+        Ok(())
+    }
+}
 
 struct Rig {
     log: Arc<PowerLog>,
     guest: Guest,
     daemon: Daemon,
-    checks: Vec<Image>,
+    checks: [Shown; 2],
     // After the daemon, which has its files open.
     _mount: PowerMount,
 }
@@ -163,15 +204,18 @@ struct Rig {
 fn rig() -> Result<Rig> {
     let log = Arc::<PowerLog>::default();
     let mount = PowerMount::new(&log, &[("ext4", SIZES[0]), ("xfs", SIZES[1]), ("acks", MIB)])?;
-    let checks = SIZES.iter().map(|size| Image::sparse((size / MIB) as u64)).collect::<Result<Vec<_>>>()?;
+    let ((ext4, ext4_path), (xfs, xfs_path)) = (Shown::new(SIZES[0])?, Shown::new(SIZES[1])?);
     let disks = [
         DaemonDisk::new("ext4", &mount.path("ext4"), 2),
         DaemonDisk::new("xfs", &mount.path("xfs"), 2),
         DaemonDisk::new("acks", &mount.path("acks"), 1),
-        DaemonDisk::new("check-ext4", checks[0].path(), 2).option("direct", "off"),
-        DaemonDisk::new("check-xfs", checks[1].path(), 2).option("direct", "off"),
+        DaemonDisk::new("check-ext4", &ext4_path, 2).option("direct", "off"),
+        DaemonDisk::new("check-xfs", &xfs_path, 2).option("direct", "off"),
     ];
     let daemon = Daemon::start_server(Server::Mqblk, &disks)?;
+    // The daemon has them open: so a run that is killed leaves no memory taken.
+    ext4_path.close()?;
+    xfs_path.close()?;
     let mut builder = Guest::builder().memory_mib(384);
     for (id, queues) in [("ext4", 2), ("xfs", 2), ("acks", 1), ("check-ext4", 2), ("check-xfs", 2)] {
         builder = builder.disk(GuestDisk::new(id, &daemon.socket(id), queues));
@@ -187,7 +231,7 @@ fn rig() -> Result<Rig> {
         ensure!(answer.status == 0, "the load on {fs}: {}", answer.output);
     }
     guest.must("umount /a/ext4 /a/xfs")?;
-    Ok(Rig { log, guest, daemon, checks, _mount: mount })
+    Ok(Rig { log, guest, daemon, checks: [ext4, xfs], _mount: mount })
 }
 
 /// The highest number acknowledged before a cut, of each kind of work.
@@ -204,25 +248,12 @@ fn acknowledged(marks: &[(Position, String)], fs: &str, cut: Position) -> HashMa
 }
 
 impl Rig {
-    /// Puts an image on a disk of the guest. The last check has changed that disk, so it is read and not remembered.
-    fn show(&self, system: usize, image: &[u8]) -> Result<()> {
-        let file = File::options().read(true).write(true).open(self.checks[system].path())?;
-        let mut shown = vec![0; image.len()];
-        file.read_exact_at(&mut shown, 0)?;
-        for (index, (new, old)) in image.chunks(PIECE).zip(shown.chunks(PIECE)).enumerate() {
-            if new != old {
-                file.write_all_at(new, (index * PIECE) as u64)?;
-            }
-        }
-        Ok(())
-    }
-
     /// Checks both file systems after a cut: what the guest says of each, `None` when all is right.
     fn check(&mut self, cuts: [Position; 2], cache: Cache, seed: u64) -> Result<[Option<String>; 2]> {
         let marks = self.log.marks();
         let mut script = String::new();
         for (system, fs) in SYSTEMS.into_iter().enumerate() {
-            self.show(system, &self.log.cut(system, SIZES[system], cuts[system], cache, seed))?;
+            self.checks[system].show(&self.log.cut(system, SIZES[system], cuts[system], cache, seed))?;
             let wanted = acknowledged(&marks, fs, cuts[system]);
             let numbers = WORK.map(|work| wanted[work].to_string()).join(" ");
             script.push_str(&format!("check {fs} {} {numbers} >/run/{fs}.out 2>&1 &\n", CHECKED[system]));
@@ -246,8 +277,8 @@ impl Rig {
             for (system, fault) in self.check(cuts, cache, seed)?.into_iter().enumerate() {
                 let Some(fault) = fault else { continue };
                 wrong[system] += 1;
-                eprintln!("{cache:?}, cut at {} of {from}..={end}, seed {seed}: {fault}", cuts[system]);
                 if cache == Cache::Honest {
+                    tell!("cut at {} of {from}..={end}, seed {seed}: {fault}", cuts[system]);
                     self.keep(system, cuts[system], seed)?;
                 }
             }
@@ -261,7 +292,7 @@ impl Rig {
         std::fs::create_dir_all(&folder)?;
         let path = folder.join(format!("{}-{cut}-{seed}.img", SYSTEMS[system]));
         std::fs::write(&path, self.log.cut(system, SIZES[system], cut, Cache::Honest, seed))?;
-        eprintln!("the image is kept as {}", path.display());
+        tell!("the image is kept as {}", path.display());
         Ok(())
     }
 
@@ -295,7 +326,7 @@ fn number_of_cuts() -> Result<u64> {
 #[test]
 fn what_was_acknowledged_survives_a_power_cut() -> Result<()> {
     let mut rig = rig()?;
-    println!("{}", rig.describe());
+    tell!("{}", rig.describe());
     for fs in SYSTEMS {
         let acks = acknowledged(&rig.log.marks(), fs, rig.log.position());
         ensure!(acks.values().all(|most| *most >= 3), "too little was done on {fs}: {acks:?}");
@@ -303,12 +334,12 @@ fn what_was_acknowledged_survives_a_power_cut() -> Result<()> {
     let count = number_of_cuts()?;
     let begun = Instant::now();
     let wrong = rig.cuts(count, Cache::Honest)?;
-    println!("{count} cuts each, in {:.1} s: {wrong:?} found wrong", begun.elapsed().as_secs_f64());
+    tell!("{count} cuts each, in {:.1} s: {wrong:?} found wrong", begun.elapsed().as_secs_f64());
     ensure!(wrong == [0, 0], "{wrong:?} of {count} cuts each were found wrong");
     // A disk that ignores the load's flushes must be seen.
     let ignores = Cache::IgnoresFlushFrom(rig.ready()?);
     let seen = rig.cuts(CONTROL_CUTS, ignores)?;
-    println!("a disk that ignores flushes: {seen:?} of {CONTROL_CUTS} cuts each found wrong");
+    tell!("a disk that ignores flushes: {seen:?} of {CONTROL_CUTS} cuts each found wrong");
     ensure!(seen.iter().all(|seen| *seen > 0), "a disk that ignores flushes was not seen: {seen:?}");
     rig.guest.power_off()?;
     rig.daemon.stop()?;

@@ -5,33 +5,52 @@
 //! behind what made the transaction durable. Then images of cuts are put on a disk of the same guest, one after another: the
 //! kernel must mount it (which replays the journal), all that was acknowledged must be there, and the file system be clean.
 //!
-//! `MQBLK_POWER_CUTS` is the number of cuts (200).
+//! Both file systems are checked at the same time. `MQBLK_POWER_CUTS` is the number of cuts of each (25). An image on which something
+//! was found wrong is kept in target/tmp/power-cuts.
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use mqblk_tests::guest::{Answer, Daemon, DaemonDisk, Guest, GuestDisk, Image, Server, Shell};
+use mqblk_tests::guest::{Daemon, DaemonDisk, Guest, GuestDisk, Server, Shell};
 use mqblk_tests::power::{Cache, Position, PowerLog, PowerMount};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
+use tempfile::TempPath;
+
+/// Prints at once and past the test program, which would hold it back: a run that is killed has then told what it found.
+macro_rules! tell {
+    ($($text:tt)*) => {
+        writeln!(std::io::stderr(), $($text)*)?
+    };
+}
 
 const MIB: usize = 1 << 20;
 const SIZES: [usize; 2] = [48 * MIB, 64 * MIB];
 const SYSTEMS: [&str; 2] = ["ext4", "xfs"];
+/// Where the guest finds the images of cuts.
+const CHECKED: [&str; 2] = ["/dev/vdd", "/dev/vde"];
 /// What the load does, each acknowledged by name and number.
 const WORK: [&str; 4] = ["file", "line", "wal", "rollback"];
 /// How long the guest works.
 const SECONDS: u32 = 15;
+/// Of each file system.
+const CUTS: u64 = 25;
+/// Cuts of a disk that ignores flushes, of each file system.
+const CONTROL_CUTS: u64 = 5;
+/// What of an image that differs is written again, in bytes.
+const PIECE: usize = 4096;
 
 const PREPARE: &str = r#"
 set -e
 mkfs.ext4 -q -F -J size=4 /dev/vda
-/sbin/mkfs.xfs -q -f --unsupported /dev/vdb
-mkdir -p /a/ext4 /a/xfs /c /run/sums
+/sbin/mkfs.xfs -q -f --unsupported -d agcount=2 /dev/vdb
+mkdir -p /a/ext4 /a/xfs /c/ext4 /c/xfs /run/sums
 mount -t ext4 /dev/vda /a/ext4
 mount -t xfs /dev/vdb /a/xfs
 cat >/bin/ack <<'END'
@@ -56,8 +75,10 @@ ack ready
 /// `fs` is set. In rollback mode only `synchronous=EXTRA` makes a commit durable: the journal's removal is synced too.
 const LOAD: &str = r#"
 cd /a/$fs
-stop=$(($(cut -d. -f1 /proc/uptime) + SECONDS))
-running() { [ $(cut -d. -f1 /proc/uptime) -lt $stop ]; }
+seconds() { read -r now _ </proc/uptime; now=${now%%.*}; }
+seconds
+stop=$((now + SECONDS))
+running() { seconds; [ $now -lt $stop ]; }
 (
     i=1
     while running; do
@@ -99,63 +120,109 @@ wait
 [ ! -e /run/failed ] || { cat /run/failed; exit 1; }
 "#;
 
-/// `fs`, `dev` and how much of each was acknowledged are set.
+/// Made a program of the guest: `check FS DEVICE` with the numbers that were acknowledged, in the order of [`WORK`]. Its last line is
+/// `FS right`, or `FS wrong` with the reason.
 const CHECK: &str = r#"
+fs=$1 dev=$2 file=$3 line=$4 wal=$5 rollback=$6
+at=/c/$fs run=/run/check.$fs
+wrong() { echo "$fs wrong: $*" | tr '\n' ' '; echo; cd /; umount $at 2>/dev/null; exit 1; }
 blockdev --flushbufs $dev
-fail() { echo "FAULT $*"; cd /; umount /c 2>/dev/null; exit 1; }
-mount -t $fs $dev /c || fail "does not mount"
-cd /c/d || fail "no folder"
-awk -v n=$file '{ name = $2; f = 0; if (NR <= n) f = 1; else if ((getline line < name) >= 0) f = 1; if (f) print; if (NR > n + 2) exit }' /run/sums/$fs >/run/list
-[ $(wc -l </run/list) -ge $file ] || fail "the list of files is short"
-[ ! -s /run/list ] || md5sum -c -s /run/list || fail "files up to $file"
-cd /c
-awk -v n=$line 'NR <= n && $0 != "line " NR { exit 1 } END { if (NR < n) exit 1 }' log || fail "lines up to $line"
+mount -t $fs $dev $at || wrong "does not mount"
+cd $at/d || wrong "no folder"
+# What was acknowledged must be there; of what came after that, it must be right if it is there.
+awk -v n=$file '{ if (NR <= n || (getline line < $2) >= 0) print; if (NR > n + 2) exit } END { if (NR < n) exit 1 }' /run/sums/$fs >$run.files ||
+    wrong "the list of files is short"
+[ ! -s $run.files ] || md5sum -c -s $run.files || wrong "files up to $file"
+cd $at
+awk -v n=$line 'NR <= n && $0 != "line " NR { exit 1 } END { if (NR < n) exit 1 }' log || wrong "lines up to $line"
 for mode in wal rollback; do
-    want=$wal
-    [ $mode = wal ] || want=$rollback
-    all=$(/sbin/sqlite3 $mode.db "PRAGMA integrity_check; SELECT count(*)||' '||coalesce(max(i),0) FROM a; SELECT count(*)||' '||count(*) FROM b; SELECT count(*)||' '||count(*) FROM a JOIN b USING(i) WHERE a.v = hex(zeroblob(900))||i AND a.v = b.v;" 2>&1) || fail "$mode: $all"
-    echo "$all" | awk -v n=$want 'NR == 1 && $0 != "ok" { exit 1 } NR == 2 { row = $0; if ($1 != $2 || $1 < n) exit 1 } NR > 2 && $0 != row { exit 1 } END { if (NR != 4) exit 1 }' || fail "$mode: $want were acknowledged, found: $all"
-done
+    cat <<END
+.open $mode.db
+PRAGMA synchronous=OFF;
+PRAGMA integrity_check;
+SELECT count(*)||' '||coalesce(max(i),0) FROM a;
+SELECT count(*)||' '||count(*) FROM b;
+SELECT count(*)||' '||count(*) FROM a JOIN b USING(i) WHERE a.v = hex(zeroblob(900))||i AND a.v = b.v;
+END
+done >$run.sql
+/sbin/sqlite3 <$run.sql >$run.rows 2>&1 || wrong "SQLite: $(cat $run.rows)"
+awk -v wal=$wal -v rollback=$rollback '
+    NR % 4 == 1 { n = NR == 1 ? wal : rollback; if ($0 != "ok") exit 1 }
+    NR % 4 == 2 { row = $0; if ($1 != $2 || $1 < n) exit 1 }
+    (NR % 4 == 3 || NR % 4 == 0) && $0 != row { exit 1 }
+    END { if (NR != 8) exit 1 }' $run.rows || wrong "$wal and $rollback transactions were acknowledged, found: $(cat $run.rows)"
 cd /
-umount /c || fail "does not unmount"
+umount $at || wrong "does not unmount"
 case $fs in
-    ext4) e2fsck -f -n $dev >/run/fsck 2>&1 ;;
-    xfs) /sbin/xfs_repair -n $dev >/run/fsck 2>&1 ;;
-esac || fail "not clean: $(tail -n 5 /run/fsck)"
+    ext4) e2fsck -f -n $dev >$run.fsck 2>&1 ;;
+    xfs) /sbin/xfs_repair -n -P $dev >$run.fsck 2>&1 ;;
+esac || wrong "not clean: $(tail -n 5 $run.fsck)"
+echo "$fs right"
 "#;
+
+/// A disk of the guest that shows it one image after another.
+struct Shown {
+    file: File,
+    /// Room for what is in the file.
+    last: Vec<u8>,
+}
+
+impl Shown {
+    /// An image of zeroes, and its path.
+    fn new(size: usize) -> Result<(Self, TempPath)> {
+        // In memory where that can be had: what the checks sync need not wait for a disk of the host.
+        let memory = Path::new("/dev/shm");
+        let folder = if memory.exists() { memory } else { Path::new(env!("CARGO_TARGET_TMPDIR")) };
+        let file = tempfile::Builder::new().prefix("mqblk-power-").tempfile_in(folder)?;
+        let (file, path) = file.into_parts();
+        file.set_len(size as u64)?;
+        Ok((Self { file, last: vec![0; size] }, path))
+    }
+
+    /// Writes what differs. The guest's last check has changed the file too, so it is read and not remembered.
+    fn show(&mut self, image: &[u8]) -> Result<()> {
+        self.file.read_exact_at(&mut self.last, 0)?;
+        for (index, (new, old)) in image.chunks(PIECE).zip(self.last.chunks(PIECE)).enumerate() {
+            if new != old {
+                self.file.write_all_at(new, (index * PIECE) as u64)?;
+            }
+        }
+        Ok(())
+    }
+}
 
 struct Rig {
     log: Arc<PowerLog>,
     guest: Guest,
     daemon: Daemon,
-    checks: Vec<Image>,
+    checks: [Shown; 2],
     // After the daemon, which has its files open.
     _mount: PowerMount,
 }
 
 /// A guest with the recorded disks vda and vdb, vdc for acknowledgements, and vdd and vde for images of cuts.
-fn rig(options: &[(&str, &str)]) -> Result<Rig> {
+fn rig() -> Result<Rig> {
     let log = Arc::<PowerLog>::default();
     let mount = PowerMount::new(&log, &[("ext4", SIZES[0]), ("xfs", SIZES[1]), ("acks", MIB)])?;
-    let checks = SIZES.iter().map(|size| Image::sparse((size / MIB) as u64)).collect::<Result<Vec<_>>>()?;
-    let recorded = |id| {
-        let disk = DaemonDisk::new(id, &mount.path(id), 2);
-        options.iter().fold(disk, |disk, (key, value)| disk.option(key, value))
-    };
+    let ((ext4, ext4_path), (xfs, xfs_path)) = (Shown::new(SIZES[0])?, Shown::new(SIZES[1])?);
     let disks = [
-        recorded("ext4"),
-        recorded("xfs"),
+        DaemonDisk::new("ext4", &mount.path("ext4"), 2),
+        DaemonDisk::new("xfs", &mount.path("xfs"), 2),
         DaemonDisk::new("acks", &mount.path("acks"), 1),
-        DaemonDisk::new("check-ext4", checks[0].path(), 2).option("direct", "off"),
-        DaemonDisk::new("check-xfs", checks[1].path(), 2).option("direct", "off"),
+        DaemonDisk::new("check-ext4", &ext4_path, 2).option("direct", "off"),
+        DaemonDisk::new("check-xfs", &xfs_path, 2).option("direct", "off"),
     ];
     let daemon = Daemon::start_server(Server::Mqblk, &disks)?;
+    // The daemon has them open: so a run that is killed leaves no memory taken.
+    ext4_path.close()?;
+    xfs_path.close()?;
     let mut builder = Guest::builder().memory_mib(384);
     for (id, queues) in [("ext4", 2), ("xfs", 2), ("acks", 1), ("check-ext4", 2), ("check-xfs", 2)] {
         builder = builder.disk(GuestDisk::new(id, &daemon.socket(id), queues));
     }
     let mut guest = builder.boot()?;
     guest.must(PREPARE)?;
+    guest.must(&format!("cat >/bin/check <<'END OF CHECK'{CHECK}END OF CHECK\nchmod +x /bin/check"))?;
     for fs in SYSTEMS {
         guest.start(fs, &format!("fs={fs}\n{}", LOAD.replace("SECONDS", &SECONDS.to_string())))?;
     }
@@ -164,7 +231,7 @@ fn rig(options: &[(&str, &str)]) -> Result<Rig> {
         ensure!(answer.status == 0, "the load on {fs}: {}", answer.output);
     }
     guest.must("umount /a/ext4 /a/xfs")?;
-    Ok(Rig { log, guest, daemon, checks, _mount: mount })
+    Ok(Rig { log, guest, daemon, checks: [ext4, xfs], _mount: mount })
 }
 
 /// The highest number acknowledged before a cut, of each kind of work.
@@ -181,33 +248,58 @@ fn acknowledged(marks: &[(Position, String)], fs: &str, cut: Position) -> HashMa
 }
 
 impl Rig {
-    /// What the guest says of one file system after a cut.
-    fn check(&mut self, system: usize, cut: Position, cache: Cache, seed: u64) -> Result<Answer> {
-        let fs = SYSTEMS[system];
-        let image = self.log.cut(system, SIZES[system], cut, cache, seed);
-        let file = File::options().write(true).open(self.checks[system].path())?;
-        file.write_all_at(&image, 0)?;
-        let wanted = acknowledged(&self.log.marks(), fs, cut);
-        let wanted: String = wanted.iter().map(|(work, number)| format!("{work}={number}\n")).collect();
-        let dev = ["/dev/vdd", "/dev/vde"][system];
-        self.guest.run(&format!("fs={fs}\ndev={dev}\n{wanted}{CHECK}"))
+    /// Checks both file systems after a cut: what the guest says of each, `None` when all is right.
+    fn check(&mut self, cuts: [Position; 2], cache: Cache, seed: u64) -> Result<[Option<String>; 2]> {
+        let marks = self.log.marks();
+        let mut script = String::new();
+        for (system, fs) in SYSTEMS.into_iter().enumerate() {
+            self.checks[system].show(&self.log.cut(system, SIZES[system], cuts[system], cache, seed))?;
+            let wanted = acknowledged(&marks, fs, cuts[system]);
+            let numbers = WORK.map(|work| wanted[work].to_string()).join(" ");
+            script.push_str(&format!("check {fs} {} {numbers} >/run/{fs}.out 2>&1 &\n", CHECKED[system]));
+        }
+        let output = self.guest.must(&format!("{script}wait\ncat /run/ext4.out\necho ----\ncat /run/xfs.out"))?;
+        let (ext4, xfs) = output.split_once("----\n").with_context(|| format!("the checks' output: {output}"))?;
+        let verdict = |text: &str, fs| {
+            let right = text.lines().last() == Some(&format!("{fs} right"));
+            (!right).then(|| text.trim_end().to_owned())
+        };
+        Ok([verdict(ext4, SYSTEMS[0]), verdict(xfs, SYSTEMS[1])])
     }
 
-    /// Cuts at random moments of the load; what was found wrong.
-    fn cuts(&mut self, count: u64, cache: Cache) -> Result<Vec<String>> {
-        let marks = self.log.marks();
-        let ready = marks.iter().find(|(_, mark)| mark == "ready").context("the guest was never ready")?.0;
+    /// So many cuts of each file system at random moments of the load; the number of cuts after which something was wrong.
+    fn cuts(&mut self, count: u64, cache: Cache) -> Result<[usize; 2]> {
+        let (from, end) = (self.ready()?, self.log.position());
         let mut random = SmallRng::seed_from_u64(count);
-        let mut faults = vec![];
+        let mut wrong = [0; 2];
         for seed in 0..count {
-            let system = (seed % 2) as usize;
-            let cut = random.random_range(ready..=self.log.position());
-            let answer = self.check(system, cut, cache, seed)?;
-            if answer.status != 0 {
-                faults.push(format!("{} cut at {cut}, seed {seed}: {}", SYSTEMS[system], answer.output));
+            let cuts = [random.random_range(from..=end), random.random_range(from..=end)];
+            for (system, fault) in self.check(cuts, cache, seed)?.into_iter().enumerate() {
+                let Some(fault) = fault else { continue };
+                wrong[system] += 1;
+                if cache == Cache::Honest {
+                    tell!("cut at {} of {from}..={end}, seed {seed}: {fault}", cuts[system]);
+                    self.keep(system, cuts[system], seed)?;
+                }
             }
         }
-        Ok(faults)
+        Ok(wrong)
+    }
+
+    /// Leaves an image for a closer look: the same load never gives the same log again.
+    fn keep(&self, system: usize, cut: Position, seed: u64) -> Result<()> {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("power-cuts");
+        std::fs::create_dir_all(&folder)?;
+        let path = folder.join(format!("{}-{cut}-{seed}.img", SYSTEMS[system]));
+        std::fs::write(&path, self.log.cut(system, SIZES[system], cut, Cache::Honest, seed))?;
+        tell!("the image is kept as {}", path.display());
+        Ok(())
+    }
+
+    /// From where on in the log the load runs.
+    fn ready(&self) -> Result<Position> {
+        let marks = self.log.marks();
+        Ok(marks.iter().find(|(_, mark)| mark == "ready").context("the guest was never ready")?.0)
     }
 
     fn describe(&self) -> String {
@@ -227,24 +319,28 @@ impl Rig {
 fn number_of_cuts() -> Result<u64> {
     match std::env::var("MQBLK_POWER_CUTS") {
         Ok(text) => text.parse().with_context(|| format!("MQBLK_POWER_CUTS: found '{text}', expected a number")),
-        Err(_) => Ok(200),
+        Err(_) => Ok(CUTS),
     }
 }
 
 #[test]
 fn what_was_acknowledged_survives_a_power_cut() -> Result<()> {
-    let mut rig = rig(&[])?;
-    println!("{}", rig.describe());
+    let mut rig = rig()?;
+    tell!("{}", rig.describe());
     for fs in SYSTEMS {
         let acks = acknowledged(&rig.log.marks(), fs, rig.log.position());
         ensure!(acks.values().all(|most| *most >= 3), "too little was done on {fs}: {acks:?}");
     }
-    let faults = rig.cuts(number_of_cuts()?, Cache::Honest)?;
-    ensure!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
-    // The same cuts of a disk that ignores flushes must be seen.
-    let seen = rig.cuts(10, Cache::IgnoresFlush)?;
-    println!("a disk that ignores flushes: {} of 10 cuts found wrong", seen.len());
-    ensure!(!seen.is_empty(), "a disk that ignores flushes was not seen");
+    let count = number_of_cuts()?;
+    let begun = Instant::now();
+    let wrong = rig.cuts(count, Cache::Honest)?;
+    tell!("{count} cuts each, in {:.1} s: {wrong:?} found wrong", begun.elapsed().as_secs_f64());
+    ensure!(wrong == [0, 0], "{wrong:?} of {count} cuts each were found wrong");
+    // A disk that ignores the load's flushes must be seen.
+    let ignores = Cache::IgnoresFlushFrom(rig.ready()?);
+    let seen = rig.cuts(CONTROL_CUTS, ignores)?;
+    tell!("a disk that ignores flushes: {seen:?} of {CONTROL_CUTS} cuts each found wrong");
+    ensure!(seen.iter().all(|seen| *seen > 0), "a disk that ignores flushes was not seen: {seen:?}");
     rig.guest.power_off()?;
     rig.daemon.stop()?;
     Ok(())

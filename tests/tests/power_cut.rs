@@ -162,7 +162,7 @@ fn a_flush_holds_over_several_queues() {
     let (log, history) = load(true);
     assert!(history.promised(log.position()) > 1000, "most writes were flushed");
     none(&faults(&log, &history, Cache::Honest));
-    let lost = faults(&log, &history, Cache::IgnoresFlush);
+    let lost = faults(&log, &history, Cache::IgnoresFlushFrom(0));
     assert!(!lost.is_empty(), "a disk that ignores flushes was not seen");
 }
 
@@ -203,7 +203,7 @@ fn a_scsi_write_with_fua_is_kept_and_one_without_by_the_next_flush() {
         history.answered(write, fua, log.position());
     }
     none(&faults(&log, &history, Cache::Honest));
-    for cache in [Cache::IgnoresFlush, Cache::IgnoresDurable] {
+    for cache in [Cache::IgnoresFlushFrom(0), Cache::IgnoresDurable] {
         assert!(!faults(&log, &history, cache).is_empty(), "{cache:?} was not seen");
     }
 }

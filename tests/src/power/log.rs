@@ -16,8 +16,8 @@ pub type Position = usize;
 pub enum Cache {
     /// What a flush or a durable write covers is kept.
     Honest,
-    /// Flushes do nothing.
-    IgnoresFlush,
+    /// Flushes that are answered at or after this position do nothing.
+    IgnoresFlushFrom(Position),
     /// Durable writes are like all others.
     IgnoresDurable,
 }
@@ -125,10 +125,11 @@ impl PowerLog {
         let events = self.events();
         let events = &events[..at];
         // The last flush that was answered by then: it covers what was answered before it came.
+        let by = if let Cache::IgnoresFlushFrom(from) = cache { at.min(from) } else { at };
         let flushed = events.iter().rposition(
-            |event| matches!(event, Event::Flush { volume: of, answered: Some(end) } if *of == volume && *end < at),
+            |event| matches!(event, Event::Flush { volume: of, answered: Some(end) } if *of == volume && *end < by),
         );
-        let flushed = flushed.filter(|_| cache != Cache::IgnoresFlush).unwrap_or(0);
+        let flushed = flushed.unwrap_or(0);
         let mut random = SmallRng::seed_from_u64(seed);
         // Of some cuts nothing volatile is left, of some all.
         let survive = [0.0, 0.1, 0.5, 0.9, 1.0][random.random_range(0..5)];
@@ -196,7 +197,9 @@ mod tests {
         log.flush(0);
         let every = vec![true; 4];
         assert_eq!(fates(&log, Cache::Honest), (every.clone(), vec![true, false, true, false]));
-        assert_eq!(fates(&log, Cache::IgnoresFlush), (every.clone(), vec![false, false, true, false]));
+        assert_eq!(fates(&log, Cache::IgnoresFlushFrom(0)), (every.clone(), vec![false, false, true, false]));
+        let end = Cache::IgnoresFlushFrom(log.position());
+        assert_eq!(fates(&log, end), (every.clone(), vec![true, false, true, false]));
         assert_eq!(fates(&log, Cache::IgnoresDurable), (every, vec![true, false, false, false]));
     }
 

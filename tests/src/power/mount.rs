@@ -4,6 +4,7 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -22,8 +23,12 @@ const FOREVER: Duration = Duration::from_secs(3600);
 /// The first volume's inode: 1 is the folder.
 const FIRST: u64 = 2;
 const O_DSYNC: i32 = 0o10000;
+const ENOTCONN: i32 = 107;
 const PUNCH_HOLE: i32 = 2;
 const ZERO_RANGE: i32 = 0x10;
+
+/// How the mounted folders' names begin.
+const PREFIX: &str = "mqblk-power-";
 
 /// A mounted folder of disks; unmounted when dropped.
 #[derive(Debug)]
@@ -47,7 +52,8 @@ impl PowerMount {
     /// # Errors
     /// When the system refuses: it needs root and /dev/fuse.
     pub fn new(log: &Arc<PowerLog>, disks: &[(&str, usize)]) -> Result<PowerMount> {
-        let folder = tempfile::Builder::new().prefix("mqblk-power-").tempdir()?;
+        remove_dead_mounts();
+        let folder = tempfile::Builder::new().prefix(PREFIX).tempdir()?;
         let all = disks.iter().map(|(name, size)| ((*name).to_owned(), Mutex::new(vec![0; *size]))).collect();
         let disks = Disks { log: Arc::clone(log), disks: all, marks: disks.len() - 1 };
         let mut config = Config::default();
@@ -69,11 +75,27 @@ impl PowerMount {
     }
 }
 
+/// Unmounts what test runs that were killed have left mounted.
+fn remove_dead_mounts() {
+    let base = std::env::temp_dir();
+    for entry in std::fs::read_dir(&base).into_iter().flatten().flatten() {
+        if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
+            continue;
+        }
+        // The kernel's answer for a file system in user space whose process has ended; that of another run answers well.
+        let folder = entry.path();
+        let dead = std::fs::metadata(&folder).is_err_and(|error| error.raw_os_error() == Some(ENOTCONN));
+        if dead && Command::new("umount").arg("--lazy").arg(&folder).status().is_ok_and(|status| status.success()) {
+            // An empty folder of a dead run hurts nobody.
+            let _ = std::fs::remove_dir(&folder);
+        }
+    }
+}
+
 impl Drop for PowerMount {
     fn drop(&mut self) {
-        if let Some(Err(error)) = self.session.take().map(BackgroundSession::umount_and_join) {
-            eprintln!("{} stays mounted: {error}", self.folder.path().display());
-        }
+        // What stays mounted in spite of this is unmounted by the next run.
+        let _ = self.session.take().map(BackgroundSession::umount_and_join);
     }
 }
 

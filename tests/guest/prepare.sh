@@ -22,7 +22,7 @@ cache=${MQBLK_GUEST_CACHE:-$(cd "$here/../.." && pwd)/.cache/guest}
 trixie=$cache/trixie
 kernel_package=${MQBLK_GUEST_KERNEL:-linux-image-cloud-amd64}
 # The manifest's first line; the Rust side refuses another one. Raise it when the contents change their meaning.
-format="mqblk-guest 4"
+format="mqblk-guest 5"
 
 packages=(qemu-system-x86 qemu-utils busybox-static kmod cpio e2fsprogs xfsprogs sqlite3 util-linux mount sysstat sg3-utils sdparm xz-utils lz4 zstd
     gcc make libc6-dev)

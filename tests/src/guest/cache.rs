@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::vmm::{Kernel, Vmm};
 
 /// The manifest's first line; `prepare.sh` writes the same.
-const FORMAT: &str = "mqblk-guest 4";
+const FORMAT: &str = "mqblk-guest 5";
 
 /// The folder with the guests' kernels and initramfs, and trixie's QEMU.
 #[derive(Debug, Clone)]

@@ -182,6 +182,7 @@ fn allocations(disk: &Arc<AnyDisk>, mix: Mix, requests: u64) -> usize {
         let mut free = vec![(0..u32::from(DEPTH)).collect::<Vec<u32>>(); usize::from(QUEUES)];
         run(set, &mut free, Mix::Largest, WARM_UP / 2);
         run(set, &mut free, mix, WARM_UP / 2);
+        wait_for_watch();
         let region = Region::new(ALLOCATOR);
         run(set, &mut free, mix, requests / 2);
         let change = region.change();
@@ -189,6 +190,18 @@ fn allocations(disk: &Arc<AnyDisk>, mix: Mix, requests: u64) -> usize {
         rig.stop(sets);
     }
     found
+}
+
+/// Waits until the server has seen that the connection's memory is shared: it looks once, from a thread that allocates.
+fn wait_for_watch() {
+    let name = |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("comm")).ok();
+    let watches = || {
+        let tasks = std::fs::read_dir("/proc/self/task").expect("this process's threads");
+        tasks.filter_map(name).any(|name| name.starts_with("share-"))
+    };
+    while watches() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
 }
 
 /// Fails unless a run allocates nothing. Tables that grow to what was ever in flight at once may do so late when the machine is

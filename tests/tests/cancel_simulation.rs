@@ -11,11 +11,14 @@
 //!
 //! `MQBLK_CANCEL_SEEDS=from..to` runs other seeds than the usual ones.
 
+mod cancel_rig;
+
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use cancel_rig::StingyChannel;
 use mqblk_core::settings::Settings;
 use mqblk_core::{
     Armed, ByteLen, ByteOffset, Completed, DiskChannel, DiskSlot, Finished, GuestQueue, Intake, Notify, Op, Outcome,
@@ -230,66 +233,6 @@ struct Seen {
     joined_aborted: u64,
     asked: u64,
     refused: u64,
-}
-
-/// Offers another channel only a part of what it is offered, and watches.
-struct StingyChannel {
-    inner: AnyChannel,
-    random: SmallRng,
-    seen: Arc<Mutex<Seen>>,
-}
-
-impl StingyChannel {
-    fn watch(&self, finished: &[Finished<Buffer>]) {
-        let aborted = |done: &&Finished<Buffer>| done.tag.queue() == JOINED && done.outcome == Outcome::Aborted;
-        self.seen.lock().unwrap().joined_aborted += finished.iter().filter(aborted).count() as u64;
-    }
-}
-
-impl DiskChannel<Lane> for StingyChannel {
-    fn submit(
-        &mut self,
-        lane: &mut Lane,
-        batch: &mut Vec<Request<Buffer>>,
-        finished: &mut Vec<Finished<Buffer>>,
-    ) -> usize {
-        let most = if self.random.random_ratio(1, 3) { self.random.random_range(0..=batch.len()) } else { batch.len() };
-        let before = finished.len();
-        let mut rest = batch.split_off(most);
-        let joined = batch.iter().filter(|request| request.tag.queue() == JOINED).count() as u64;
-        let taken = self.inner.submit(lane, batch, finished);
-        batch.append(&mut rest);
-        {
-            let mut seen = self.seen.lock().unwrap();
-            seen.joined += joined;
-            seen.refused += batch.len() as u64;
-        }
-        self.watch(&finished[before..]);
-        taken
-    }
-    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
-        let before = finished.len();
-        let count = self.inner.reap(lane, finished);
-        self.watch(&finished[before..]);
-        count
-    }
-    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
-        assert!(tags.is_sorted() && !tags.is_empty());
-        self.seen.lock().unwrap().asked += tags.len() as u64;
-        let before = finished.len();
-        self.inner.cancel(lane, tags, finished);
-        self.watch(&finished[before..]);
-    }
-    fn outstanding(&self) -> u32 {
-        self.inner.outstanding()
-    }
-    fn deadline(&self) -> Option<Instant> {
-        self.inner.deadline()
-    }
-    fn close(&mut self, lane: &mut Lane) {
-        assert_eq!(self.inner.outstanding(), 0, "a channel is drained before it is closed");
-        self.inner.close(lane);
-    }
 }
 
 /// One disk as it must be: what each block may hold, and who uses it now.

@@ -186,6 +186,19 @@ impl Daemon {
         self.wait_listening()
     }
 
+    /// Ends the server by SIGTERM, in the middle of whatever its guests ask, and starts it again with the same arguments; its log begins
+    /// anew.
+    ///
+    /// # Errors
+    /// When it exits with another code than 0, and as [`Daemon::start_server`].
+    pub fn stop_and_restart(&mut self) -> Result<()> {
+        self.process.signal(Signal::TERM)?;
+        let status = self.process.wait(SERVER_WITHIN)?;
+        ensure!(status.success(), "the vhost-user server ended with {status}:\n{}", self.log());
+        self.process = launch(self.server, &self.arguments, self.folder.path())?;
+        self.wait_listening()
+    }
+
     /// Runs `mqblk VERB ... --socket ADMIN MORE`, which must succeed, and gives its output.
     ///
     /// # Errors

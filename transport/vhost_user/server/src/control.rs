@@ -275,8 +275,12 @@ impl<D: VirtioDevice<Lane>> Control<D> {
         self.drain(session);
     }
 
-    /// Drains a session on a thread of its own.
+    /// Drains a session on a thread of its own, unless that is done in a moment: then the next front-end finds nothing to wait for.
     fn drain(&mut self, session: SharedSession) {
+        lock(&session).begin_drain();
+        if lock(&session).wait_drained(Some(Instant::now() + LOOK)) {
+            return self.shared.disks.drain_ended();
+        }
         self.drains.retain(|drain| !drain.is_finished());
         lock(&self.shared.draining).push(Arc::clone(&session));
         let (shared, inner) = (Arc::clone(&self.shared), Arc::clone(&session));

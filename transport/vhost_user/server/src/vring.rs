@@ -193,7 +193,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         let (ring, forgotten) = DeviceRing::tracked(ring, self.base, event_idx, table)
             .map_err(|error| format!("queue {index}: {error}"))?;
         if forgotten > 0 {
-            tracing::warn!(
+            tracing::info!(
                 disk = start.name,
                 queue = index,
                 requests = forgotten,

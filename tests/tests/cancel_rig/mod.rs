@@ -1,0 +1,63 @@
+//! A channel that takes less than it is offered.
+
+use super::*;
+
+/// Offers another channel only a part of what it is offered, and watches.
+pub(super) struct StingyChannel {
+    pub inner: AnyChannel,
+    pub random: SmallRng,
+    pub(super) seen: Arc<Mutex<Seen>>,
+}
+
+impl StingyChannel {
+    fn watch(&self, finished: &[Finished<Buffer>]) {
+        let aborted = |done: &&Finished<Buffer>| done.tag.queue() == JOINED && done.outcome == Outcome::Aborted;
+        self.seen.lock().unwrap().joined_aborted += finished.iter().filter(aborted).count() as u64;
+    }
+}
+
+impl DiskChannel<Lane> for StingyChannel {
+    fn submit(
+        &mut self,
+        lane: &mut Lane,
+        batch: &mut Vec<Request<Buffer>>,
+        finished: &mut Vec<Finished<Buffer>>,
+    ) -> usize {
+        let most = if self.random.random_ratio(1, 3) { self.random.random_range(0..=batch.len()) } else { batch.len() };
+        let before = finished.len();
+        let mut rest = batch.split_off(most);
+        let joined = batch.iter().filter(|request| request.tag.queue() == JOINED).count() as u64;
+        let taken = self.inner.submit(lane, batch, finished);
+        batch.append(&mut rest);
+        {
+            let mut seen = self.seen.lock().unwrap();
+            seen.joined += joined;
+            seen.refused += batch.len() as u64;
+        }
+        self.watch(&finished[before..]);
+        taken
+    }
+    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+        let before = finished.len();
+        let count = self.inner.reap(lane, finished);
+        self.watch(&finished[before..]);
+        count
+    }
+    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+        assert!(tags.is_sorted() && !tags.is_empty());
+        self.seen.lock().unwrap().asked += tags.len() as u64;
+        let before = finished.len();
+        self.inner.cancel(lane, tags, finished);
+        self.watch(&finished[before..]);
+    }
+    fn outstanding(&self) -> u32 {
+        self.inner.outstanding()
+    }
+    fn deadline(&self) -> Option<Instant> {
+        self.inner.deadline()
+    }
+    fn close(&mut self, lane: &mut Lane) {
+        assert_eq!(self.inner.outstanding(), 0, "a channel is drained before it is closed");
+        self.inner.close(lane);
+    }
+}

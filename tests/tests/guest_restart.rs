@@ -1,0 +1,91 @@
+//! The daemon is killed and stopped under real guests that write and verify, and started again: they notice a pause.
+//!
+//! `MQBLK_RESTARTS=20` has it killed and stopped as often in each test; 3 times each otherwise. One test at a time, and only after
+//! tests/guest/prepare.sh: see tests/src/guest.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use mqblk_tests::guest::{
+    Controller, Daemon, DaemonDisk, FioLoop, Guest, GuestController, GuestDisk, Image, Lun, Shell, Vmm,
+    wait_for_places, with_each_vmm,
+};
+
+const RECONNECT: Duration = Duration::from_secs(1);
+
+fn rounds() -> Result<u32> {
+    match std::env::var("MQBLK_RESTARTS") {
+        Ok(text) => text.parse().with_context(|| format!("MQBLK_RESTARTS: found {text:?}, expected a number")),
+        Err(_) => Ok(3),
+    }
+}
+
+/// Kills and stops the daemon in turn under loops that verify. Each must get through another pass after each.
+fn harass(daemon: &mut Daemon, guest: &mut Guest, nodes: &[String]) -> Result<()> {
+    guest.must("dmesg -c >/dev/null")?;
+    let loops = nodes.iter().map(|node| FioLoop::start(guest, node, 32)).collect::<Result<Vec<_>>>()?;
+    let mut taken_up = 0;
+    for round in 0..2 * rounds()? {
+        // In another place of a pass each time.
+        std::thread::sleep(Duration::from_millis(u64::from(round % 7) * 90));
+        match round % 2 {
+            0 => daemon.crash_and_restart(),
+            _ => daemon.stop_and_restart(),
+        }?;
+        for looping in &loops {
+            looping.another_pass(guest).with_context(|| format!("round {round}; the daemon:\n{}", daemon.log()))?;
+        }
+        taken_up += daemon.log().matches("requests taken up again").count();
+    }
+    ensure!(taken_up > 0, "no kill has found a request under way");
+    for looping in loops {
+        looping.end(guest)?;
+    }
+    // Nothing of all that is an error to the guest.
+    let complaints =
+        guest.must("dmesg | grep -iE 'I/O error|blk_update_request|timed out|abort|reset' | head || true")?;
+    ensure!(complaints.is_empty(), "the guest's kernel says:\n{complaints}");
+    Ok(())
+}
+
+/// What is answered in any order, and late; and what is in the host's page cache.
+const LATE: [(&str, &str); 5] = [
+    ("storage", "fault"),
+    ("inner", "file"),
+    ("fault-latency-us", "60000"),
+    ("fault-jitter-us", "20000"),
+    ("fault-reorder", "4"),
+];
+
+#[test]
+fn disks() -> Result<()> {
+    with_each_vmm(|vmm| {
+        let (late, cached) = (Image::sparse(16)?, Image::sparse(16)?);
+        let option = |disk: DaemonDisk, (key, value): (&str, &str)| disk.option(key, value);
+        let late = LATE.into_iter().fold(DaemonDisk::new("late", late.path(), 2), option);
+        let cached = DaemonDisk::new("cached", cached.path(), 2).option("direct", "off");
+        let mut daemon = Daemon::start(&[late, cached])?;
+        let disk = |id: &str| GuestDisk::with_defaults(id, &daemon.socket(id)).reconnect(RECONNECT);
+        let mut guest = Guest::builder().vmm(vmm).disk(disk("late")).disk(disk("cached")).boot()?;
+        harass(&mut daemon, &mut guest, &["/dev/vda".to_owned(), "/dev/vdb".to_owned()])?;
+        guest.power_off()?;
+        daemon.stop().map(drop)
+    })
+}
+
+/// Debian 12's QEMU does not connect again with vhost-user-scsi.
+#[test]
+fn a_controller() -> Result<()> {
+    let (late, cached) = (Image::sparse(16)?, Image::sparse(16)?);
+    let option = |lun: Lun, (key, value): (&str, &str)| lun.option(key, value);
+    let late = LATE.into_iter().fold(Lun::new(0, 0, late.path()), option);
+    let cached = Lun::new(1, 0, cached.path()).option("direct", "off");
+    let mut daemon = Daemon::start_controllers(&[Controller::new("c", 0, vec![late, cached])])?;
+    let controller = GuestController::with_defaults("c", &daemon.socket("c")).reconnect(RECONNECT);
+    let mut guest = Guest::builder().vmm(Vmm::Trixie).controller(controller).boot()?;
+    let disks = wait_for_places(&mut guest, &[(0, 0), (1, 0)])?;
+    let nodes = [disks[&(0, 0)].node(), disks[&(1, 0)].node()];
+    harass(&mut daemon, &mut guest, &nodes)?;
+    guest.power_off()?;
+    daemon.stop().map(drop)
+}

@@ -313,9 +313,8 @@ impl<D: VirtioDevice<Lane>> Control<D> {
     }
 }
 
-/// Waits until a session's requests have ended, or the server stops and has waited long enough.
+/// Waits until the requests of a session that drains have ended, or the server stops and has waited long enough.
 fn drain_session(shared: &Shared, session: &SharedSession) {
-    lock(session).begin_drain();
     // The lock is given up in between: whoever stops the server looks at the session too.
     while !lock(session).wait_drained(Some(Instant::now() + LOOK)) && shared.end().is_none() {}
     lock(&shared.draining).retain(|other| !Arc::ptr_eq(other, session));

@@ -65,4 +65,13 @@ impl Tally {
         };
         stands.iter().map(total).collect()
     }
+
+    /// What each queue that a worker serves has counted since the worker began to serve it, in the queues' order; `None` as in
+    /// [`Tally::report`].
+    pub fn report_served(&self, workers: &[WorkerReport]) -> Option<Vec<(u16, QueueReport)>> {
+        let find = |id: QueueId| workers.iter().flat_map(|worker| &worker.queues).find(|(found, _)| *found == id);
+        let stands = self.lock();
+        let served = (0..).zip(stands.iter()).filter_map(|(index, stand)| stand.now.map(|id| (index, id)));
+        served.map(|(index, id)| Some((index, find(id)?.1.clone()))).collect()
+    }
 }

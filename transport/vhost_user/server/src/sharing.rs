@@ -2,7 +2,9 @@
 //! writes never reach us, its rings look empty for ever, and its firmware waits for ever.
 //!
 //! Nothing tells us so but this: the guest kicks, and yet its rings are empty. A thread looks for that while a connection is young,
-//! until the first request; not where a ring is resumed, whose driver may be idle.
+//! until the first request; not where a ring is resumed, whose driver may be idle. QEMU itself kicks each queue once as it starts it
+//! (`virtio_bus_set_host_notifier` makes the eventfd with 1 in it), so one kick of a queue says nothing of the guest. Other VMMs
+//! (cloud-hypervisor) refuse private memory themselves.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -22,8 +24,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How many times: after two minutes a guest has come up, or is looked at by somebody.
 const LOOKS: u32 = 240;
 
-/// How often in a row there must have been kicks and no request: a kick may come just before its request.
-const IN_VAIN: u32 = 4;
+/// How often in a row there must have been kicks and no request: a kick may come just before its request, and a driver that begins
+/// anew just before its first.
+const IN_VAIN: u32 = 8;
+
+/// Of one queue since it started: more than the VMM's own.
+const GUEST_KICKED: u64 = 2;
 
 /// Looks at one connection. Ends when dropped.
 pub(crate) struct Watch {
@@ -46,18 +52,18 @@ impl Watch {
         let (end, ended) = channel();
         let (options, tally) = (Arc::clone(options), Arc::clone(tally));
         let name = format!("share-{}", options.name);
-        let before = kicks_and_requests(&options, &tally, control)?;
-        let look = move || {
+        let before = made_available(&tally.report(&options.engine.reports().ok()?)?, control);
+        let watch = move || {
             let mut in_vain = 0;
             for _ in 0..LOOKS {
                 if ended.recv_timeout(LOOK_EVERY) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
-                let Some((kicks, requests)) = kicks_and_requests(&options, &tally, control) else { continue };
-                if requests > before.1 {
+                let Some(rings) = look(&options, &tally, control, before) else { continue };
+                if rings == Rings::InUse {
                     return;
                 }
-                in_vain = if kicks > before.0 { in_vain + 1 } else { 0 };
+                in_vain = if rings == Rings::KickedAndEmpty { in_vain + 1 } else { 0 };
                 if in_vain == IN_VAIN {
                     tracing::warn!(
                         disk = options.name,
@@ -69,17 +75,37 @@ impl Watch {
             }
         };
         // Without a thread to spare there is no warning, but all else works.
-        let thread = std::thread::Builder::new().name(name).spawn(look).ok()?;
+        let thread = std::thread::Builder::new().name(name).spawn(watch).ok()?;
         Some(Watch { end: Some(end), thread: Some(thread) })
     }
 }
 
-/// Of the device's queues for requests so far: kicks, and what came of them in any way.
-fn kicks_and_requests(options: &ServerOptions, tally: &Tally, control: usize) -> Option<(u64, u64)> {
-    let queues = tally.report(&options.engine.reports().ok()?)?;
-    let sum = |(kicks, requests), queue: &QueueReport| {
-        let counters = &queue.counters;
-        (kicks + counters.kicks, requests + counters.requests + counters.malformed + u64::from(queue.in_flight))
-    };
-    Some(queues.iter().skip(control).fold((0, 0), sum))
+/// What the queues for requests have shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rings {
+    /// Something was made available.
+    InUse,
+    /// Nothing was, though the guest kicked.
+    KickedAndEmpty,
+    /// Neither.
+    Idle,
+}
+
+fn look(options: &ServerOptions, tally: &Tally, control: usize, before: u64) -> Option<Rings> {
+    let reports = options.engine.reports().ok()?;
+    let kicked =
+        |(index, queue): &(u16, QueueReport)| usize::from(*index) >= control && queue.counters.kicks >= GUEST_KICKED;
+    Some(if made_available(&tally.report(&reports)?, control) > before {
+        Rings::InUse
+    } else if tally.report_served(&reports)?.iter().any(kicked) {
+        Rings::KickedAndEmpty
+    } else {
+        Rings::Idle
+    })
+}
+
+/// Whatever came of the queues for requests.
+fn made_available(queues: &[QueueReport], control: usize) -> u64 {
+    let of = |queue: &QueueReport| queue.counters.requests + queue.counters.malformed + u64::from(queue.in_flight);
+    queues.iter().skip(control).map(of).sum()
 }

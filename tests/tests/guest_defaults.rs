@@ -43,7 +43,8 @@ fn a_controller_with_the_queues_and_rings_of_each_vmm() -> Result<()> {
     })
 }
 
-/// QEMU 7.2 ends, 10.0 goes on without the disk: either way the log says what to change.
+/// QEMU 7.2 ends if it still sends something when the connection is gone, else it goes on without the disk, as 10.0 always does: either way
+/// the log says what to change.
 #[test]
 fn fewer_queues_than_the_vmm_sets_up_are_told_of() -> Result<()> {
     with_each_vmm(|vmm| {
@@ -54,8 +55,10 @@ fn fewer_queues_than_the_vmm_sets_up_are_told_of() -> Result<()> {
         daemon.wait_log("a warning of too many queues", |log| {
             log.contains("queue index: found 3") && log.contains("num_queues=")
         })?;
-        assert_eq!(guest.is_ok(), vmm == Vmm::Trixie, "QEMU 7.2 refuses to start, 10.0 does not");
-        Ok(())
+        if vmm == Vmm::Trixie {
+            guest?.kill()?;
+        }
+        daemon.must_run()
     })
 }
 

@@ -223,14 +223,18 @@ fn verify_once(guest: &mut Guest, disk: &ScsiDisk) -> Result<()> {
 /// Writes to the disk without an end; waits until they have begun.
 fn write_endlessly(guest: &mut Guest, name: &str, disk: &ScsiDisk) -> Result<()> {
     let jobs = FioJobs::new(&format!(
-        "--name=endless --filename={} --ioengine=io_uring --direct=1 --iodepth=32 --thread --rw=randwrite --bs=16k \
-         --size=16M --time_based --runtime=900",
+        "--name=endless --filename={} --allow_file_create=0 --ioengine=io_uring --direct=1 --iodepth=32 --thread \
+         --rw=randwrite --bs=16k --size=16M --time_based --runtime=900",
         disk.node()
     ));
+    let written = format!("awk '{{ print $5 }}' /sys/block/{}/stat", disk.name);
+    let before: u64 = guest.must(&written)?.parse()?;
     guest.start(name, &jobs.script(name))?;
-    let written = format!("$(awk '{{ print $5 }}' /sys/block/{}/stat)", disk.name);
     guest
-        .must(&format!("for i in $(seq 600); do [ {written} -ge 100 ] && exit 0; sleep 0.1; done; exit 1"))
+        .must(&format!(
+            "for i in $(seq 600); do [ $({written}) -ge {} ] && exit 0; sleep 0.1; done; exit 1",
+            before + 100
+        ))
         .map(drop)
         .with_context(|| format!("{name} writes nothing"))
 }

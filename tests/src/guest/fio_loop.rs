@@ -24,7 +24,7 @@ impl FioLoop {
     pub fn start(guest: &mut impl Shell, node: &str, depth: u32) -> Result<Self> {
         let name = format!("loop{}", node.replace('/', "-"));
         let pass = FioJobs::new(&format!(
-            "--name=pass --filename={node} --ioengine=io_uring --direct=1 --thread --iodepth={depth} --rw=randwrite \
+            "--name=pass --filename={node} --allow_file_create=0 --ioengine=io_uring --direct=1 --thread --iodepth={depth} --rw=randwrite \
              --bssplit=4k/60:16k/20:64k/20 --verify=crc32c --verify_fatal=1 --do_verify=1 --size=4M --randseed=$((passes + 1))",
         ))
         .script(&name);

@@ -92,16 +92,19 @@ pub fn scsi_disks(guest: &mut Guest) -> Result<Vec<ScsiDisk>> {
 /// When it comes to something else.
 pub fn wait_for_places(guest: &mut Guest, wanted: &[(u8, u16)]) -> Result<BTreeMap<(u8, u16), ScsiDisk>> {
     let count = wanted.len();
-    // Each disk has a node, and no more disks than these.
-    guest.run(&format!(
+    // Each disk has a node, and no more disks than these. A node that is a file was made by somebody who opened it too late or too early.
+    guest.must(&format!(
         "for i in $(seq 300); do
              have=0
              for disk in /sys/block/sd*; do
                  [ -e $disk/device/vpd_pg80 ] && [ -b /dev/${{disk##*/}} ] && have=$((have + 1))
              done
-             [ $have -eq {count} ] && exit 0
+             [ $have -eq {count} ] && break
              sleep 0.1
-         done; exit 1"
+         done
+         for disk in /sys/block/sd*; do
+             [ ! -e $disk ] || [ -b /dev/${{disk##*/}} ] || {{ ls -l /dev/${{disk##*/}}; exit 1; }}
+         done"
     ))?;
     let disks = scsi_disks(guest)?;
     let found: BTreeSet<_> = disks.iter().map(|disk| (disk.target, disk.lun)).collect();

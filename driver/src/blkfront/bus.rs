@@ -146,8 +146,11 @@ impl Bus {
                 self.set_state(Closing)?;
                 self.wait("let go of an earlier connection", &[Closing, Closed, InitWait])?;
             }
-            if own != Closed && !matches!(self.back_state()?, InitWait | Closed) {
-                self.set_state(Closed)?;
+            if !matches!(self.back_state()?, InitWait | Closed) {
+                // A state that is written over before the back-end has read it was never there for it.
+                if own != Closed {
+                    self.set_state(Closed)?;
+                }
                 self.wait("let go of an earlier connection", &[Closed, InitWait])?;
             }
             self.set_state(Initialising)?;

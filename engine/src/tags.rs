@@ -57,17 +57,24 @@ impl<T> Slot<T> {
     }
 }
 
-/// Slots for `depth` requests.
+/// Slots for `depth` requests. A slot is made when so many requests are in flight for the first time.
 #[derive(Debug)]
 pub struct TagTable<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u16>,
+    depth: u16,
 }
 
 impl<T> TagTable<T> {
     /// An empty table.
     pub fn new(depth: u16) -> TagTable<T> {
-        let slot = |_| Slot {
+        TagTable { slots: Vec::with_capacity(depth.into()), free: Vec::with_capacity(depth.into()), depth }
+    }
+
+    #[cold]
+    fn grow(&mut self) -> Option<u16> {
+        let index = u16::try_from(self.slots.len()).ok().filter(|index| *index < self.depth)?;
+        self.slots.push(Slot {
             token: None,
             parts: 0,
             left: 0,
@@ -75,14 +82,14 @@ impl<T> TagTable<T> {
             disk: DiskSlot::FIRST,
             stamps: Stamps::default(),
             outcome: Outcome::Done(ByteLen::ZERO),
-        };
-        TagTable { slots: (0..depth).map(slot).collect(), free: (0..depth).rev().collect() }
+        });
+        Some(index)
     }
 
     /// Requests that can still be taken in.
     #[inline]
     pub fn room(&self) -> usize {
-        self.free.len()
+        usize::from(self.depth) - self.in_flight()
     }
 
     /// Requests in flight.
@@ -94,7 +101,10 @@ impl<T> TagTable<T> {
     /// Takes a request of `parts` ranges in; `None` when the table is full.
     #[inline(always)] // else the token would travel through memory
     pub fn take(&mut self, token: T, disk: DiskSlot, op: Op, parts: u16, now: Moment) -> Option<u16> {
-        let index = self.free.pop()?;
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => self.grow()?,
+        };
         let slot = &mut self.slots[usize::from(index)];
         (slot.token, slot.disk, slot.op) = (Some(token), disk, op);
         slot.stamps = Stamps { pulled: now, submitted: now };

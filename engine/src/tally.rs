@@ -11,8 +11,8 @@ use mqblk_core::DiskSlot;
 struct Stand {
     /// The queue that a worker serves now.
     now: Option<QueueId>,
-    /// What its predecessors counted.
-    before: QueueReport,
+    /// What its predecessors counted; `None` of a queue that had none, for it is not small.
+    before: Option<QueueReport>,
 }
 
 /// Kept by whoever sets a device's queues up, read by whoever wants to know.
@@ -41,14 +41,16 @@ impl Tally {
     /// It does no more.
     pub fn detached(&self, index: u16, last: &QueueReport) {
         if let Some(stand) = self.lock().get_mut(usize::from(index)) {
-            stand.before.add(last);
+            stand.before.get_or_insert_default().add(last);
             stand.now = None;
         }
     }
 
     /// Another disk comes into a slot: what its predecessors there counted is nobody's any more.
     pub fn forget(&self, slot: DiskSlot) {
-        self.lock().iter_mut().for_each(|stand| stand.before.disks.retain(|disk| disk.slot != slot));
+        let mut stands = self.lock();
+        let before = stands.iter_mut().filter_map(|stand| stand.before.as_mut());
+        before.for_each(|before| before.disks.retain(|disk| disk.slot != slot));
     }
 
     /// What each queue has counted, by what the workers say. `None` when they were asked while a queue came or went, so that
@@ -57,7 +59,7 @@ impl Tally {
         let find = |id: QueueId| workers.iter().flat_map(|worker| &worker.queues).find(|(found, _)| *found == id);
         let stands = self.lock();
         let total = |stand: &Stand| {
-            let mut total = stand.before.clone();
+            let mut total = stand.before.clone().unwrap_or_default();
             if let Some(id) = stand.now {
                 total.add(&find(id)?.1);
             }

@@ -181,6 +181,15 @@ const _: () = assert!(size_of::<Entry>() == 64, "one cache line");
 
 const EMPTY: Segment = Segment { address: 0, len: 0, fixed: NOT_FIXED };
 
+/// Makes room as `Vec::reserve` does, but moves what is in the list only: the allocator would copy its empty room too, and so make it exist.
+fn make_capacity<T>(list: &mut Vec<T>, wanted: usize) {
+    if list.capacity() < wanted {
+        let mut larger = Vec::with_capacity(wanted.max(2 * list.capacity()));
+        larger.append(list);
+        *list = larger;
+    }
+}
+
 /// A worker's buffers and leases.
 #[derive(Debug, Default)]
 pub struct BufferPool {
@@ -200,11 +209,11 @@ impl BufferPool {
         BufferPool::default()
     }
 
-    /// Makes room for `more` further buffers, so that taking them does not allocate. Undone by
-    /// [`unreserve`](Self::unreserve).
+    /// Makes room for `more` further buffers. Only address space: a buffer's memory is made when so many are in use for the first time, so
+    /// queues that are deep and idle cost little. Undone by [`unreserve`](Self::unreserve).
     pub fn reserve(&mut self, more: usize) {
         self.reserved += more;
-        self.grow_to(self.reserved);
+        self.make_room(self.reserved);
     }
 
     /// Ends a reservation. The room stays for the next one.
@@ -212,11 +221,17 @@ impl BufferPool {
         self.reserved = self.reserved.saturating_sub(less);
     }
 
+    fn make_room(&mut self, entries: usize) {
+        make_capacity(&mut self.entries, entries);
+        make_capacity(&mut self.spills, entries);
+        make_capacity(&mut self.free, entries);
+        make_capacity(&mut self.free_spills, entries);
+    }
+
+    #[cold]
     fn grow_to(&mut self, entries: usize) {
-        let lacking = entries.saturating_sub(self.entries.len());
-        self.entries.reserve(lacking);
-        self.free.reserve(entries.saturating_sub(self.free.len()));
-        for _ in 0..lacking {
+        self.make_room(entries);
+        for _ in self.entries.len()..entries {
             self.free.push(self.entries.len() as u32);
             self.entries.push(Entry {
                 total: 0,
@@ -231,10 +246,7 @@ impl BufferPool {
             });
         }
         // Every buffer may have many pieces at once.
-        let lists = entries.saturating_sub(self.spills.len());
-        self.spills.reserve(lists);
-        self.free_spills.reserve(entries.saturating_sub(self.free_spills.len()));
-        for _ in 0..lists {
+        for _ in self.spills.len()..entries {
             self.free_spills.push(self.spills.len() as u32);
             self.spills.push(Vec::with_capacity(SPILL));
         }

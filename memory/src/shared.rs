@@ -172,6 +172,15 @@ impl SharedWords {
         // to it are atomic.
         (index < self.count).then(|| unsafe { AtomicU64::from_ptr(self.base.add(index).as_ptr()) })
     }
+
+    /// Words `index` and `index + 1`, as [`get`](Self::get).
+    #[inline]
+    pub fn get_pair(&self, index: usize) -> Option<[&AtomicU64; 2]> {
+        // SAFETY: as in `get`: both are inside, for `index + 1` is.
+        let word = |index| unsafe { AtomicU64::from_ptr(self.base.add(index).as_ptr()) };
+        let next = index.checked_add(1).filter(|next| *next < self.count)?;
+        Some([word(index), word(next)])
+    }
 }
 
 /// A full memory barrier: what "publish, then look at the other side's wish" and "arm, then look again" need between their

@@ -1,10 +1,11 @@
 //! Serves a fixed number of 4 KiB reads of a `null` disk through a split ring, and nothing else: for callgrind.
 //!
 //! ```text
-//! instruction-budget REQUESTS BATCH direct|indirect plain|merge|scsi|scsi32|persistent|copy|map
+//! instruction-budget REQUESTS BATCH direct|indirect plain|tracked|merge|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map
 //! ```
 //!
 //! With `merge` the reads lie scattered over the disk and merging is on: what looking for neighbours costs when there are none.
+//! With `tracked` the chains in flight are tracked in memory that outlives the process, as a VMM has it that reconnects.
 //! With `scsi` they are READ(10) commands to the only unit of a controller, with `scsi32` to 32 units by turns. With `persistent`,
 //! `copy` or `map` they come through a blkif ring (and are direct), with grants that cost nothing.
 //!
@@ -51,6 +52,9 @@ const HEADERS: u64 = 0x2_0000;
 const STATUSES: u64 = 0x3_0000;
 const COMMANDS: u64 = 0x4_0000;
 const ANSWERS: u64 = 0x5_0000;
+/// Where chains in flight are tracked, and in how many words: a header of two, and two for each entry of the ring.
+const IN_FLIGHT: u64 = 0x6_0000;
+const TRACKING_WORDS: usize = 2 + 2 * RING as usize;
 /// A command's or an answer's share of them.
 const SPACING: u64 = 128;
 const DATA: u64 = 0x10_0000;
@@ -68,8 +72,7 @@ impl Call for Silent {
 }
 
 fn main() -> Result<(), Failure> {
-    let usage =
-        "usage: instruction-budget REQUESTS BATCH direct|indirect plain|merge|scsi|scsi32|persistent|bounce|copy|map";
+    let usage = "usage: instruction-budget REQUESTS BATCH direct|indirect plain|tracked|merge|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map";
     let given: Vec<String> = std::env::args().skip(1).collect();
     let [requests, batch, shape, mode] = given.as_slice() else { return Err(usage.into()) };
     let (requests, batch): (u32, u16) = (requests.parse()?, batch.parse()?);
@@ -85,10 +88,11 @@ fn main() -> Result<(), Failure> {
         "map" => Some(Mode::Map),
         _ => None,
     };
+    let tracked = mode.ends_with("tracked");
     let (merge, stride, units) = match mode.as_str() {
-        "plain" => (MergeMode::Auto, 1, None),
+        "plain" | "tracked" => (MergeMode::Auto, 1, None),
         "merge" => (MergeMode::On, STRIDE, None),
-        "scsi" => (MergeMode::Auto, 1, Some(1_u8)),
+        "scsi" | "scsi-tracked" => (MergeMode::Auto, 1, Some(1_u8)),
         "scsi32" => (MergeMode::Auto, 1, Some(32)),
         _ if grants.is_some() => (MergeMode::Auto, 1, None),
         _ => return Err(usage.into()),
@@ -117,8 +121,8 @@ fn main() -> Result<(), Failure> {
         memory.write(GuestAddress(COMMANDS + slot * SPACING), &command).ok_or("commands are mapped")?;
     }
     let mut worker = match units {
-        Some(units) => scsi_worker(&memory, &at, units)?,
-        None => worker(&memory, &at, merge)?,
+        Some(units) => scsi_worker(&memory, &at, units, tracked)?,
+        None => worker(&memory, &at, merge, tracked)?,
     };
     let scsi = units.is_some();
     for round in 0..requests / u32::from(batch) {
@@ -162,7 +166,12 @@ fn null() -> Result<Arc<AnyDisk>, Failure> {
 }
 
 /// A worker that serves the ring as the request queue of a controller of null disks.
-fn scsi_worker(memory: &Arc<GuestMemory>, at: &SplitAddresses, units: u8) -> Result<HandWorker, Failure> {
+fn scsi_worker(
+    memory: &Arc<GuestMemory>,
+    at: &SplitAddresses,
+    units: u8,
+    tracked: bool,
+) -> Result<HandWorker, Failure> {
     let options = ScsiOptions { queues: 1, queue_size: RING, cmd_per_lun: 128, max_transfer: ByteLen(1 << 20) };
     let device = Arc::new(VirtioScsi::new(options));
     let mut disks = Vec::new();
@@ -176,16 +185,22 @@ fn scsi_worker(memory: &Arc<GuestMemory>, at: &SplitAddresses, units: u8) -> Res
         disks.push(QueueDisk { slot, disk, plug: PlugOptions::default(), health: Arc::default() });
     }
     // The first request queue.
-    attach(memory, at, device, 2, disks)
+    attach(memory, at, device, 2, disks, tracked)
 }
 
 /// A worker that serves the ring with a null disk.
-fn worker(memory: &Arc<GuestMemory>, at: &SplitAddresses, merge: MergeMode) -> Result<HandWorker, Failure> {
+fn worker(
+    memory: &Arc<GuestMemory>,
+    at: &SplitAddresses,
+    merge: MergeMode,
+    tracked: bool,
+) -> Result<HandWorker, Failure> {
     let disk = null()?;
     let options = BlkOptions { serial: String::new(), queues: 1, queue_size: RING, writeback: true };
     let device = Arc::new(VirtioBlk::new(disk.geometry(), disk.limits(), options));
     let plug = PlugOptions { merge, ..PlugOptions::default() };
-    attach(memory, at, device, 0, vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug, health: Arc::default() }])
+    let disks = vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug, health: Arc::default() }];
+    attach(memory, at, device, 0, disks, tracked)
 }
 
 /// A worker that serves the ring as queue `index` of a device.
@@ -195,15 +210,19 @@ fn attach<D: VirtioDevice<Lane>>(
     device: Arc<D>,
     index: u16,
     disks: Vec<QueueDisk>,
+    tracked: bool,
 ) -> Result<HandWorker, Failure> {
     let features = device.features();
     device.set_features(features);
     let mut worker = HandWorker::new(LaneOptions::default())?;
-    let ring = DeviceRing::new(
-        SplitRing::resolve(memory, at, RING)?,
-        0,
-        features & mqblk_virtio::features::RING_EVENT_IDX != 0,
-    );
+    let event_idx = features & mqblk_virtio::features::RING_EVENT_IDX != 0;
+    let ring = SplitRing::resolve(memory, at, RING)?;
+    let ring = if tracked {
+        let words = memory.words(GuestAddress(IN_FLIGHT), TRACKING_WORDS).ok_or("the table is mapped")?;
+        DeviceRing::tracked(ring, 0, event_idx, words)?.0
+    } else {
+        DeviceRing::new(ring, 0, event_idx)
+    };
     let queue = QueueOptions {
         disks,
         kick: None,

@@ -13,7 +13,7 @@
 //! Whoever finds the ring's used index ahead of the table's knows that the process died inside a publish, and how many chains
 //! of the list have been answered.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use mqblk_memory::SharedWords;
 
@@ -89,7 +89,7 @@ pub struct Recovered {
     pub forgotten: usize,
 }
 
-/// A ring's table. Nothing is read back from it while the ring is served: what it holds is known.
+/// A ring's table. While the ring is served, links and steps alone are read back from it.
 #[derive(Debug)]
 pub struct InflightTable {
     words: SharedWords,
@@ -100,8 +100,8 @@ pub struct InflightTable {
     last_head: u16,
     /// Used index of the last publish that has ended.
     used: u16,
-    /// Chains put since then.
-    batch: Vec<u16>,
+    /// A step was noted of some chain, here or in a process before this one.
+    stepped: bool,
 }
 
 impl InflightTable {
@@ -124,8 +124,7 @@ impl InflightTable {
         if found < expected {
             return Err(InflightError::TooSmall { found, expected, size });
         }
-        let mut table =
-            InflightTable { words, size, counter: 1, last_head: 0, used, batch: Vec::with_capacity(size.into()) };
+        let mut table = InflightTable { words, size, counter: 1, last_head: 0, used, stepped: false };
         let features = table.load(0);
         if features != 0 {
             return Err(InflightError::Header { field: "features", found: features, expected: 0 });
@@ -149,6 +148,7 @@ impl InflightTable {
         table.last_head = last_head;
         table.end_publish(answered)?;
         let replays = table.in_flight();
+        table.stepped = replays.iter().any(|replay| replay.step != 0);
         let next_avail = Some(used.wrapping_add(replays.len() as u16));
         Ok((table, Recovered { next_avail, replays, forgotten: 0 }))
     }
@@ -157,14 +157,12 @@ impl InflightTable {
         self.words.get(word).map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// One store, after all stores before it and before all that follow by `store`.
+    /// [`store`] to this word.
     #[inline]
     fn store(&self, word: usize, value: u64) {
-        #[cfg(test)]
-        tests::crash_point();
         // `open` has checked the room, and heads are below the size.
         if let Some(word) = self.words.get(word) {
-            word.store(value, Ordering::Release);
+            store(word, value);
         }
     }
 
@@ -225,14 +223,17 @@ impl InflightTable {
     /// The chain of this head is taken off the ring.
     #[inline]
     pub fn take(&mut self, head: u16) {
-        let word = Self::mark_word(head);
-        self.store(word + 1, self.counter);
+        // As in `store`.
+        if let Some([mark, counter]) = self.words.get_pair(Self::mark_word(head)) {
+            store(counter, self.counter);
+            store(mark, IN_FLIGHT);
+        }
         self.counter = self.counter.wrapping_add(1);
-        self.store(word, IN_FLIGHT);
     }
 
     /// Notes how far the request of a chain in flight has come.
     pub fn note_step(&mut self, head: u16, step: u8) {
+        self.stepped = true;
         self.store(Self::mark_word(head), IN_FLIGHT | u64::from(step) << STEP_SHIFT);
     }
 
@@ -240,10 +241,10 @@ impl InflightTable {
     #[inline]
     pub fn put_used(&mut self, head: u16) {
         // The step stays: a process that dies before the publish leaves a request that is done again from there.
-        let entry = self.load(Self::mark_word(head)) & (MARK << STEP_SHIFT | MARK);
+        let noted = if self.stepped { self.load(Self::mark_word(head)) & MARK << STEP_SHIFT } else { 0 };
+        let entry = noted | IN_FLIGHT;
         self.store(Self::mark_word(head), u64::from(self.last_head) << LINK_SHIFT | entry);
         self.last_head = head;
-        self.batch.push(head);
     }
 
     /// The ring's used index is about to move past all chains that were put.
@@ -255,17 +256,25 @@ impl InflightTable {
     /// The ring's used index has moved to `used`.
     #[inline]
     pub fn published(&mut self, used: u16) {
-        // The link of the first is to a chain before the batch, which nobody follows.
-        let mut link = 0;
-        for at in 0..self.batch.len() {
-            let head = self.batch[at];
-            self.store(Self::mark_word(head), u64::from(link) << LINK_SHIFT);
-            link = head;
+        let mut head = self.last_head;
+        for _ in 0..used.wrapping_sub(self.used) {
+            // As in `store`; a front-end that writes into the table harms its own.
+            let Some(mark) = self.words.get(Self::mark_word(head)) else { break };
+            let link = mark.load(Ordering::Relaxed) >> LINK_SHIFT;
+            store(mark, link << LINK_SHIFT);
+            head = link as u16;
         }
-        self.batch.clear();
         self.used = used;
         self.store_header();
     }
+}
+
+/// One store, after all stores before it and before all that follow by `store`.
+#[inline]
+fn store(word: &AtomicU64, value: u64) {
+    #[cfg(test)]
+    tests::crash_point();
+    word.store(value, Ordering::Release);
 }
 
 fn split(word: u64) -> [u16; 4] {

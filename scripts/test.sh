@@ -13,10 +13,19 @@ passed=0 failed=0 ignored=0
 export MQBLK=$PWD/target/release/mqblk
 mkdir -p "$logs" && rm -f "$logs/summary"
 
+# Every run has the same packages and features, so that nothing is built twice. Test programs whose names begin with guest_ or xen_
+# need a machine that was prepared.
+tests=(cargo test --profile checked --workspace --features mqblk-tests/guest,mqblk-tests/xen)
+without_machines=(--lib --bins --test '[!gx]*' --test 'g[!u]*')
+
+# Debian's awk reads a pipe in blocks unless it is told otherwise: then lines would come late.
+awk=(awk)
+if awk -W version 2>&1 </dev/null | grep -q mawk; then awk=(awk -W interactive); fi
+
 # Shows of cargo's output what a person needs: errors, one line for each test program, and, where each test takes long, one
 # for each test.
 condense() {
-    awk -v each="$1" '
+    "${awk[@]}" -v each="$1" '
         /^ +Running /            { name = $2 == "unittests" ? $NF : $2; sub(/.*\/deps\//, "", name); sub(/\)$/, "", name)
                                    sub(/-[0-9a-f]+$/, "", name); next }
         /^ +Doc-tests /          { name = $2 " (documentation)"; next }
@@ -61,12 +70,13 @@ for part in "$@"; do
         fast)
             echo "building (the first time takes minutes)"
             run build '' cargo build --release -p mqblk
-            run build-tests '' cargo test --profile checked --workspace --no-run
+            run build-tests '' "${tests[@]}" --no-run
             [ "$failed" -eq 0 ] || break
             # Counts instructions. Where it cannot be installed its test fails and says so.
             command -v valgrind >/dev/null || { apt-get update -qq && apt-get install -y -qq valgrind; } >/dev/null 2>&1
             echo "tests without virtual machines"
-            run fast '' cargo test --profile checked --workspace --no-fail-fast
+            run fast '' "${tests[@]}" "${without_machines[@]}" --no-fail-fast
+            run documentation '' "${tests[@]}" --doc
             echo "instructions for a request, in a release build"
             run budget '' cargo test --release -p mqblk-tests --test budget
             ;;
@@ -80,7 +90,7 @@ for part in "$@"; do
             echo "building the guest's tests"
             run guest-build '' cargo build --release -p mqblk
             echo "tests with virtual machines (minutes each where there is no KVM)"
-            run guest each cargo test --profile checked -p mqblk-tests --features guest --test 'guest_*' --no-fail-fast -- --test-threads=1
+            run guest each "${tests[@]}" --test 'guest_*' --no-fail-fast -- --test-threads=1
             ;;
         xen)
             echo "preparing Xen: the hypervisor, dom0's kernel and toolstack, a PV guest"
@@ -92,14 +102,14 @@ for part in "$@"; do
             echo "building Xen's tests"
             run xen-build '' cargo build --release -p mqblk
             echo "tests on Xen, which QEMU emulates (half a minute each or more)"
-            run xen each cargo test --profile checked -p mqblk-tests --features xen --test 'xen_*' --no-fail-fast -- --test-threads=1
+            run xen each "${tests[@]}" --test 'xen_*' --no-fail-fast -- --test-threads=1
             ;;
         crash)
             echo "building the crash tests"
             run crash-build '' cargo build --release -p mqblk
             echo "daemons that are killed and stopped under verified load (half a minute to a minute each or more)"
             rm -f "$logs/crash.json"
-            MQBLK_CRASH=full run crash each cargo test --profile checked -p mqblk-tests --test 'crash_*' --no-fail-fast -- --test-threads=1 --nocapture
+            MQBLK_CRASH=full run crash each "${tests[@]}" --test 'crash_*' --no-fail-fast -- --test-threads=1 --nocapture
             [ ! -f "$logs/crash.json" ] || { echo "figures, also in $logs/crash.json:"; cat "$logs/crash.json"; }
             ;;
         *)

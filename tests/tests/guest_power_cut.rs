@@ -40,7 +40,7 @@ const WORK: [&str; 4] = ["file", "line", "wal", "rollback"];
 /// How long the guest works.
 const SECONDS: u32 = 15;
 /// Of each file system.
-const CUTS: u64 = 25;
+const CUTS: u64 = 10;
 /// Cuts of a disk that ignores flushes, of each file system.
 const CONTROL_CUTS: u64 = 5;
 /// What of an image that differs is written again, in bytes.

@@ -1,6 +1,6 @@
 //! The daemon is killed and stopped under real guests that write and verify, and started again: they notice a pause.
 //!
-//! `MQBLK_RESTARTS=20` has it killed and stopped as often in each test; 3 times each otherwise. One test at a time, and only after
+//! `MQBLK_RESTARTS=20` has it killed and stopped as often in each test; twice each otherwise. One test at a time, and only after
 //! tests/guest/prepare.sh: see tests/src/guest.
 
 use std::time::Duration;
@@ -16,7 +16,7 @@ const RECONNECT: Duration = Duration::from_secs(1);
 fn rounds() -> Result<u32> {
     match std::env::var("MQBLK_RESTARTS") {
         Ok(text) => text.parse().with_context(|| format!("MQBLK_RESTARTS: found {text:?}, expected a number")),
-        Err(_) => Ok(3),
+        Err(_) => Ok(2),
     }
 }
 

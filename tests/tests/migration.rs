@@ -86,16 +86,19 @@ fn every_page_that_is_written_is_marked() {
 #[test]
 fn a_guest_goes_there_and_back() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    for interface in [Interface::Blk, Interface::Scsi] {
-        for queues in [1, 4] {
-            there_and_back(folder.path(), interface, queues);
+    // At once: a start that is refused has waited for the lock for seconds.
+    std::thread::scope(|scope| {
+        for interface in [Interface::Blk, Interface::Scsi] {
+            for queues in [1, 4] {
+                let image = folder.path().join(format!("{interface:?}-{queues}"));
+                scope.spawn(move || there_and_back(&image, interface, queues));
+            }
         }
-    }
+    });
 }
 
-fn there_and_back(folder: &Path, interface: Interface, queues: usize) {
-    let image = folder.join("image");
-    File::create(&image).and_then(|file| file.set_len(IMAGE)).unwrap();
+fn there_and_back(image: &Path, interface: Interface, queues: usize) {
+    File::create(image).and_then(|file| file.set_len(IMAGE)).unwrap();
     let storage = format!(
         "storage=fault,inner=file,path={},fault-jitter-us=2000,lock=shared-migration,unit-name=moving",
         image.display()
@@ -142,7 +145,7 @@ fn there_and_back(folder: &Path, interface: Interface, queues: usize) {
     }
     guest.stop();
     let model = std::mem::take(&mut guest.model);
-    assert!(image_bytes(&image, model.len()) == model, "the image is not what was written");
+    assert!(image_bytes(image, model.len()) == model, "the image is not what was written");
     drop(guest);
     for daemon in daemons {
         daemon.stop();

@@ -34,10 +34,19 @@ impl Daemon {
     /// # Panics
     /// When it does not start.
     pub fn start(workers: usize, disks: &[(&str, &str)]) -> Daemon {
+        Daemon::start_with(workers, disks, &[])
+    }
+
+    /// As [`start`](Self::start), with further arguments of `mqblk serve`.
+    ///
+    /// # Panics
+    /// As [`start`](Self::start).
+    pub fn start_with(workers: usize, disks: &[(&str, &str)], arguments: &[&str]) -> Daemon {
         let folder = tempfile::tempdir().expect("a folder");
         let log = File::create(folder.path().join("log")).expect("a log file");
         let mut command = Command::new(binary());
-        command.args(["serve", "--workers", &workers.to_string()]).env_remove("RUST_LOG").stdin(Stdio::null());
+        command.args(["serve", "--workers", &workers.to_string()]).args(arguments);
+        command.env_remove("RUST_LOG").stdin(Stdio::null());
         for (id, settings) in disks {
             let image = folder.path().join(format!("{id}.img"));
             if settings.contains("IMAGE") {

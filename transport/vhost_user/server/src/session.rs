@@ -462,8 +462,16 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
             // Where it is can be told only after its predecessor's requests have ended.
             self.start_if_ready(place)?;
         }
+        let limit = self.options.drain_timeout;
         let vring = &mut self.vrings[place];
-        vring.stop(&self.options.name, &self.tally);
+        if !vring.stop(&self.options.name, &self.tally, Instant::now() + limit) {
+            // The VMM, which may do nothing else meanwhile, sees the connection end. The queue drains on; whoever connects next waits
+            // for that.
+            return self.refuse(format!(
+                "GET_VRING_BASE: queue {index}: storage has not answered all its requests within {} s (drain-timeout-s)",
+                limit.as_secs()
+            ));
+        }
         // A stopped ring starts again with its next kick descriptor.
         vring.kick = None;
         vring.call = None;

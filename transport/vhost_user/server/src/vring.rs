@@ -305,10 +305,10 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         self.leaving.take().is_some_and(|leaving| leaving.queue.freeze().is_ok())
     }
 
-    /// Takes the queue back and waits for its requests in flight.
-    pub(crate) fn stop(&mut self, name: &str, tally: &Tally) {
+    /// Takes the queue back and waits for its requests in flight, until `end`. Whether none is left.
+    pub(crate) fn stop(&mut self, name: &str, tally: &Tally, end: Instant) -> bool {
         self.begin_drain(name, false);
-        self.wait_drained(name, tally, None);
+        self.wait_drained(name, tally, Some(end))
     }
 
     fn left(&mut self, name: &str, tally: &Tally, left: Detached<SplitState>) {

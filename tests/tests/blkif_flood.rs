@@ -44,7 +44,8 @@ fn a_guest_that_writes_all_the_time_costs_the_others_nothing() {
         })
         .collect();
     wait_for("a flood", || (written.load(Ordering::Relaxed) > 2_000).then_some(()));
-    for round in 0..5 {
+    let mut round = 0;
+    while round < 5 || written.load(Ordering::Relaxed) < 5_000 {
         neighbour.assert_goes_on("a flood");
         // Others come and go meanwhile.
         let device = host.make(2, "xvdb", "mqblk:c");
@@ -56,10 +57,10 @@ fn a_guest_that_writes_all_the_time_costs_the_others_nothing() {
         wait_for("the disk to be free", || {
             (host.log().matches("forgotten device=mqblk-2-51728").count() > round as usize).then_some(())
         });
+        round += 1;
     }
     stop.store(true, Ordering::Relaxed);
     floods.into_iter().for_each(|flood| flood.join().unwrap());
-    assert!(written.load(Ordering::Relaxed) > 5_000);
     // And then it behaves, and is served.
     let mut store = host.store();
     flooder.create(&mut store).unwrap();
@@ -94,6 +95,7 @@ fn a_slow_end_holds_up_nobody() {
     wait_for("a request in flight", || (host.machine.counters().events_sent > 0).then_some(()));
     std::thread::sleep(Duration::from_millis(50));
     device.remove(&mut host.store()).unwrap();
+    let mut beside = 0;
     for round in 0..3 {
         let other = host.make(2, "xvda", "mqblk:quick");
         let mut load = Load::connect(&Options { queues: 2, ..host.options(&other) }, 200, round);
@@ -101,11 +103,9 @@ fn a_slow_end_holds_up_nobody() {
         load.finish();
         host.wait_state(&other, State::Closed);
         other.remove(&mut host.store()).unwrap();
+        beside += u32::from(host.machine.domain_counters(DomainId(1)).unwrap().live_mappings > 0);
     }
-    assert!(
-        host.machine.domain_counters(DomainId(1)).unwrap().live_mappings > 0,
-        "the slow one has ended already: nothing was tried"
-    );
+    assert!(beside > 0, "the slow one ended first each time: nothing was tried");
     wait_for("the slow end", || (host.machine.domain_counters(DomainId(1)).unwrap().live_mappings == 0).then_some(()));
     drop((slow, set));
     host.stop();

@@ -36,7 +36,7 @@ pub use by_hand::{HandSeat, HandWorker};
 pub use counters::{DiskCounters, LatencyParts, QueueCounters, QueueId, QueueLatency, QueueReport, WorkerReport};
 pub use draining::{Detached, Draining};
 pub use engine::{AttachError, Engine, EngineOptions, QueueHandle, QueueOptions, WorkerGone};
-pub use errors::{DiskHealth, ErrorPolicy, HealthReport, OnError, OnNoSpace, Parked, Resume, StopReport};
+pub use errors::{DiskHealth, ErrorPolicy, HealthReport, OnError, OnNoSpace, Resume, StopReport};
 pub use latency::{LatencyHistogram, percentile_ns};
 pub use mqblk_uring::{Bell, EventFd, FixedBufferUse, Kick, Lane, LaneOptions};
 pub use options::{Coalesce, MergeMode, PlugOptions};

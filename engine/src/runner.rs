@@ -13,13 +13,12 @@ use crate::channels::Channels;
 use crate::clock::{Clock, Moment};
 use crate::coalesce::{Calls, Verdict};
 use crate::counters::{DiskCounters, Kind, QueueCounters, QueueLatency, QueueReport};
-use crate::errors::Parked;
 use crate::options::Coalesce;
 use crate::per_disk::PerDisk;
 use crate::poll::{Idle, PollPolicy, PollState};
 use crate::roster::Rest;
 use crate::seat_disks::{SeatDisk, SeatDisks};
-use crate::tags::{Entry, Stamps, TagTable};
+use crate::tags::{Stamps, TagTable};
 
 pub(crate) type Buffer = <Lane as LaneTypes>::Buffer;
 pub(crate) type AnyRequest = Request<Buffer>;
@@ -127,12 +126,6 @@ impl<Q: GuestQueue> Runner<Q> {
     /// The parts of the request in this place that have not ended.
     pub(crate) fn parts_left(&self, index: u16) -> Option<usize> {
         Some(self.tags.look(index)?.left.into())
-    }
-
-    /// The token of the request in this place.
-    pub(crate) fn token(&self, index: u16) -> Option<(&Q::Token, Parked)> {
-        let Entry { disk, op, .. } = self.tags.look(index)?;
-        Some((self.tags.token(index)?, Parked { disk, op }))
     }
 
     /// A part of a request will not end, and the request not be answered. Its token with the last part.

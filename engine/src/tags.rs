@@ -128,11 +128,6 @@ impl<T> TagTable<T> {
         Some(Entry { disk, op, parts, left, outcome, stamps })
     }
 
-    /// The token of the request in this place.
-    pub fn token(&self, index: u16) -> Option<&T> {
-        self.slots.get(usize::from(index))?.token.as_ref()
-    }
-
     /// One part will never end. With the last part the request leaves the table.
     pub fn forget_part(&mut self, index: u16) -> Option<T> {
         let slot = self.slots.get_mut(usize::from(index))?;
@@ -224,7 +219,7 @@ mod tests {
         let mut tags = TagTable::new(2);
         let tag = tags.take("a", DiskSlot(3), Op::Discard { secure: false }, 3, Moment(5)).unwrap();
         assert!(tags.finish_part(tag, Outcome::Done(ByteLen(5))).is_none());
-        assert_eq!((tags.forget_part(tag), tags.token(tag)), (None, Some(&"a")));
+        assert_eq!((tags.forget_part(tag), tags.look(tag).map(|entry| entry.left)), (None, Some(1)));
         assert_eq!(tags.pulls().collect::<Vec<_>>(), [(DiskSlot(3), Moment(5))]);
         assert_eq!((tags.of_disk(DiskSlot(3)).collect::<Vec<_>>(), tags.of_disk(DiskSlot(0)).count()), (vec![tag], 0));
         assert_eq!((tags.forget_part(tag), tags.in_flight()), (Some("a"), 0));

@@ -12,4 +12,4 @@ mod resume;
 pub(crate) use guard::{SharedGuard, guarded};
 pub use health::{DiskHealth, HealthReport, StopReport};
 pub use policy::{ErrorPolicy, OnError, OnNoSpace};
-pub use resume::{Parked, Resume};
+pub use resume::Resume;

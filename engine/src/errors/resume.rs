@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
-use mqblk_core::{DiskSlot, GuestQueue, Op, Tag};
+use mqblk_core::{GuestQueue, Tag};
 use mqblk_uring::Lane;
 
 use super::health::DiskHealth;
@@ -22,15 +22,6 @@ pub enum Resume {
     Replay,
     /// They fail: each as it did, those that were never tried as what stopped the disk did.
     Report,
-}
-
-/// A guest request that is parked: nothing of it is with the storage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parked {
-    /// Its disk.
-    pub disk: DiskSlot,
-    /// What it asks. Of a guest request of several steps: the one that it has come to.
-    pub op: Op,
 }
 
 impl Engine {
@@ -107,39 +98,9 @@ where
     Q: GuestQueue<Lane = Lane> + 'static,
     Q::Position: Send + 'static,
 {
-    /// Which of the queue's requests are parked at a stopped disk: nothing of them is with the storage, and none ends before
-    /// somebody says `resume`. `visit` is shown the token of each, on the queue's worker, between two turns.
-    ///
-    /// # Errors
-    /// When the worker has ended.
-    pub fn parked<R: Send + 'static>(
-        &self,
-        mut visit: impl FnMut(&Q::Token, Parked) -> R + Send + 'static,
-    ) -> Result<Vec<R>, WorkerGone> {
-        let (slot, generation) = self.place();
-        self.mailbox().ask(move |worker| {
-            let parked = worker.parked::<Q>(slot, generation);
-            let Some(runner) = worker.runner::<Q>(slot, generation) else { return Vec::new() };
-            parked.into_iter().filter_map(|index| runner.token(index).map(|(token, of)| visit(token, of))).collect()
-        })
-    }
-
-    /// Takes the parked requests out of the queue unanswered, for who comes after it. `dropped` is given each, on the queue's
-    /// worker: what the queue keeps for it is to be forgotten, and its buffer released. Returns how many. More may be parked
-    /// afterwards while the queue runs.
-    ///
-    /// # Errors
-    /// When the worker has ended.
-    pub fn drop_parked(
-        &self,
-        mut dropped: impl FnMut(&mut Q, &mut Lane, Q::Token, Option<Buffer>) + Send + 'static,
-    ) -> Result<usize, WorkerGone> {
-        let (slot, generation) = self.place();
-        self.mailbox().ask(move |worker| worker.drop_parked::<Q>(slot, generation, &mut dropped))
-    }
-
     /// As [`drain`](Self::drain), but parked requests are left unanswered in place of failing: for an interface that knows which
-    /// requests are in flight, and a successor that does them again. `dropped` as for [`drop_parked`](Self::drop_parked).
+    /// requests are in flight, and a successor that does them again. `dropped` is given each, on the queue's worker: what the queue
+    /// keeps for it is to be forgotten, and its buffer released.
     ///
     /// # Errors
     /// When the worker has ended.

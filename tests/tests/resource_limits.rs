@@ -2,16 +2,18 @@
 
 #![allow(clippy::print_stdout, reason = "figures for people")]
 
+use std::fs::File;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use mqblk_core::ByteLen;
 use mqblk_driver::virtio_blk::{Device, Options};
-use mqblk_tests::hostile::PATIENCE;
-use mqblk_tests::hostile::daemon::Daemon;
+use mqblk_tests::hostile::daemon::{Daemon, binary};
 use mqblk_tests::hostile::load::{Load, Neighbour};
 use mqblk_tests::hostile::socket::{Connection, message as m};
-use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use mqblk_tests::hostile::{PATIENCE, wait_for};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
 fn options(socket: &Path, queues: u16, size: u16) -> Options {
     Options {
@@ -80,6 +82,55 @@ fn out_of_descriptors() {
     drop(load);
     assert!(neighbour.finish() > 0);
     daemon.stop();
+}
+
+/// The command under a limit of locked memory, which root has none of while it may go over it.
+fn under_memlock(kib: u64, arguments: &[&str]) -> Command {
+    // Where it starts after all, it does not stay.
+    let mut command = Command::new("timeout");
+    command.args(["--preserve-status", "60", "prlimit", &format!("--memlock={}", kib << 10)]);
+    if rustix::process::geteuid().is_root() {
+        command.args(["setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock"]);
+    }
+    command.arg(binary()).arg("serve").args(arguments).env_remove("RUST_LOG").stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn without_locked_memory() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = |id: &str| folder.path().join(format!("{id}.sock"));
+    let disk = |id: &str, fixed| {
+        format!("id={id},socket={},storage=ram,size=1M,queues=1,fixed-buffers={fixed}", socket(id).display())
+    };
+    let out = under_memlock(0, &["--workers", "1", "--disk", &disk("none", "auto")]).output().expect("the daemon");
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    // Kernels differ in what of a ring they count.
+    if !out.status.success() {
+        assert!(
+            said.contains("memlock limit: found 0 KiB, expected at least 128 KiB") && said.contains("LimitMEMLOCK"),
+            "{said}"
+        );
+    }
+
+    // Enough for the rings, and not for 16 MiB of a guest: `on` says so, `auto` does without.
+    let log = folder.path().join("log");
+    let [on, auto] = [disk("on", "on"), disk("auto", "auto")];
+    let mut daemon = under_memlock(4096, &["--workers", "1", "--disk", &on, "--disk", &auto])
+        .stderr(File::create(&log).expect("a log"))
+        .spawn()
+        .expect("the daemon");
+    wait_for("the daemon's sockets", || (socket("on").exists() && socket("auto").exists()).then_some(()));
+    let large = |id: &str| Options { data_per_queue: ByteLen(16 << 20), ..options(&socket(id), 1, 128) };
+    Device::connect(&large("on")).expect_err("memory that may not be locked");
+    wait_for("what to do", || {
+        let said = std::fs::read_to_string(&log).expect("the log");
+        (said.contains("fixed-buffers=on") && said.contains("memlock limit: found 4096 KiB")).then_some(())
+    });
+    drop(Device::connect(&large("auto")).expect("a connection without locked memory"));
+    rustix::process::kill_process(Pid::from_raw(daemon.id() as i32).expect("a process"), Signal::TERM)
+        .expect("SIGTERM");
+    assert!(daemon.wait().expect("its end").success());
 }
 
 #[test]

@@ -57,6 +57,9 @@ pub struct Lane {
     deferred: bool,
 }
 
+/// What a ring takes of the memlock limit, in KiB: measured on Linux 6.18, with room.
+const MEMLOCK_KIB: u32 = 128;
+
 /// Completions that an inbox has room for at first. It grows to the most that ever arrived in one turn.
 const INBOX: usize = 256;
 
@@ -83,7 +86,7 @@ impl Lane {
     /// # Errors
     /// When the system has no io_uring or refuses its memory.
     pub fn new(options: LaneOptions) -> io::Result<Lane> {
-        let (ring, deferred) = build(options)?;
+        let (ring, deferred) = build(options).map_err(refused)?;
         let files = options.files.min(file_limit());
         let free_files = match ring.submitter().register_files_sparse(files) {
             Ok(()) => (0..files).rev().collect(),
@@ -290,6 +293,33 @@ fn build(options: LaneOptions) -> io::Result<(IoUring, bool)> {
         Ok(ring) => Ok((ring, true)),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok((builder.build(options.submissions)?, false)),
         Err(error) => Err(error),
+    }
+}
+
+/// What to do when the system refuses a ring.
+fn refused(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::ENOSYS) => io::Error::new(
+            error.kind(),
+            format!(
+                "io_uring: {error}: expected a host that allows it (sysctl kernel.io_uring_disabled=0, and no seccomp filter in its way)"
+            ),
+        ),
+        _ => with_memlock(error, &format!("{MEMLOCK_KIB} KiB for each worker of this user")),
+    }
+}
+
+/// Says with an error of the kernel's for want of locked memory what the limit is, and what is `expected` at least.
+pub(crate) fn with_memlock(error: io::Error, expected: &str) -> io::Error {
+    match rustix::process::getrlimit(rustix::process::Resource::Memlock).current {
+        Some(limit) if error.raw_os_error() == Some(libc::ENOMEM) => io::Error::new(
+            error.kind(),
+            format!(
+                "{error}: memlock limit: found {} KiB, expected at least {expected} (ulimit -l, LimitMEMLOCK=)",
+                limit >> 10
+            ),
+        ),
+        _ => error,
     }
 }
 

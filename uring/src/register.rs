@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use mqblk_memory::{FixedBuffers, GuestMemory, LeaseId};
 
-use crate::lane::Lane;
+use crate::lane::{Lane, with_memlock};
 
 /// A file as a ring names it.
 #[derive(Debug)]
@@ -174,7 +174,7 @@ impl Lane {
                     Ok(first) => found.push(Some(FixedBuffers { first })),
                     Err(error) if fixed == FixedBufferUse::On => {
                         self.unregister_buffers(&indices);
-                        return Err(error);
+                        return Err(with_memlock(error, &format!("{} KiB, the guest's memory,", total >> 10)));
                     }
                     Err(error) => {
                         tracing::debug!(%error, "guest memory stays unregistered");

@@ -3,28 +3,18 @@
 use mqblk_tests::hostile::daemon::Daemon;
 use mqblk_tests::hostile::front_end::FrontEnd;
 use mqblk_tests::hostile::memory::START;
-use mqblk_tests::hostile::request::{direct, header, kind, readable, writable};
 use mqblk_tests::hostile::socket::{message as m, state};
 use mqblk_tests::hostile::wait_for;
 
 /// How long a read takes: far more than the limit, which the daemon may be late to see.
 const STORAGE: &str = "storage=fault,inner=ram,size=1M,queues=1,poll=off,fault-latency-us=6000000";
 
-fn read(guest: &mut FrontEnd) {
-    let queue = &mut guest.queues[0];
-    let at = START + 0x4000;
-    queue.ring.memory.write(at, &header(kind::IN, 0));
-    direct(&queue.ring, &[0, 1, 2], &[readable(at, 16), writable(at + 512, 512), writable(at + 16, 1)]);
-    queue.ring.offer(0);
-    queue.go();
-}
-
 /// GET_VRING_BASE, in which a VMM does nothing else, has an end. The next front-end's queue starts when the request has ended.
 #[test]
 fn a_queue_that_is_stopped_while_storage_hangs() {
     let daemon = Daemon::start_with(1, &[("slow", STORAGE)], &["--drain-timeout-s", "1"]);
     let mut guest = FrontEnd::start(&daemon.socket("slow"), 0, 1);
-    read(&mut guest);
+    guest.queues[0].read_first_sector(START + 0x4000);
     // It is asked to be woken for the request after this one: this one was taken.
     wait_for("the request to be taken", || (guest.queues[0].ring.kick_after() == 1).then_some(()));
     assert_eq!(guest.connection.try_tell(m::GET_VRING_BASE, &state(0, 0), &[]), None, "the conversation ends");
@@ -33,7 +23,7 @@ fn a_queue_that_is_stopped_while_storage_hangs() {
     wait_for("a warning", || daemon.complaints("slow").into_iter().find(told));
 
     let mut next = FrontEnd::start(&daemon.socket("slow"), 0, 1);
-    read(&mut next);
+    next.queues[0].read_first_sector(START + 0x4000);
     assert_eq!(next.queues[0].answer(), (0, 513));
     drop((guest, next));
     daemon.stop();

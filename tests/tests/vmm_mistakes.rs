@@ -3,7 +3,6 @@
 use mqblk_tests::hostile::daemon::Daemon;
 use mqblk_tests::hostile::front_end::{FrontEnd, RING};
 use mqblk_tests::hostile::memory::START;
-use mqblk_tests::hostile::request::{direct, header, kind, readable, writable};
 use mqblk_tests::hostile::ring::Places;
 use mqblk_tests::hostile::socket::{message as m, state};
 use mqblk_tests::hostile::wait_for;
@@ -47,11 +46,7 @@ fn memory_that_the_vmm_maps_privately() {
     let daemon = daemon(&["private", "shared", "idle"]);
     let mut shared = FrontEnd::start(&daemon.socket("shared"), 0, 1);
     let queue = &mut shared.queues[0];
-    let at = START + 0x4000;
-    queue.ring.memory.write(at, &header(kind::IN, 0));
-    direct(&queue.ring, &[0, 1, 2], &[readable(at, 16), writable(at + 512, 512), writable(at + 16, 1)]);
-    queue.ring.offer(0);
-    queue.go();
+    queue.read_first_sector(START + 0x4000);
     queue.answer();
 
     // QEMU itself kicks once, and this guest has nothing to ask.

@@ -8,6 +8,7 @@ use rustix::fd::AsFd;
 
 use super::event::Event;
 use super::memory::{Memory, Region, START, table};
+use super::request::{direct, header, kind, readable, writable};
 use super::ring::{Places, Ring};
 use super::socket::{Connection, message as m, state};
 use super::{PATIENCE, wait_for};
@@ -49,6 +50,14 @@ impl Queue {
     pub fn go(&mut self) {
         self.ring.publish();
         self.kick.add(1);
+    }
+
+    /// Asks for the disk's first sector, with what that takes in the queue's share of memory from `at`, as head 0.
+    pub fn read_first_sector(&mut self, at: u64) {
+        self.ring.memory.write(at, &header(kind::IN, 0));
+        direct(&self.ring, &[0, 1, 2], &[readable(at, 16), writable(at + 512, 512), writable(at + 16, 1)]);
+        self.ring.offer(0);
+        self.go();
     }
 
     /// Waits for the next answer: head and length.

@@ -15,6 +15,11 @@ struct Stand {
     before: Option<QueueReport>,
 }
 
+/// What the workers say of a queue.
+fn find(workers: &[WorkerReport], id: QueueId) -> Option<&QueueReport> {
+    workers.iter().flat_map(|worker| &worker.queues).find(|(found, _)| *found == id).map(|(_, report)| report)
+}
+
 /// Kept by whoever sets a device's queues up, read by whoever wants to know.
 #[derive(Debug)]
 pub struct Tally {
@@ -56,12 +61,11 @@ impl Tally {
     /// What each queue has counted, by what the workers say. `None` when they were asked while a queue came or went, so that
     /// it would be missing: ask them again.
     pub fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
-        let find = |id: QueueId| workers.iter().flat_map(|worker| &worker.queues).find(|(found, _)| *found == id);
         let stands = self.lock();
         let total = |stand: &Stand| {
             let mut total = stand.before.clone().unwrap_or_default();
             if let Some(id) = stand.now {
-                total.add(&find(id)?.1);
+                total.add(find(workers, id)?);
             }
             Some(total)
         };
@@ -71,9 +75,8 @@ impl Tally {
     /// What each queue that a worker serves has counted since the worker began to serve it, in the queues' order; `None` as in
     /// [`Tally::report`].
     pub fn report_served(&self, workers: &[WorkerReport]) -> Option<Vec<(u16, QueueReport)>> {
-        let find = |id: QueueId| workers.iter().flat_map(|worker| &worker.queues).find(|(found, _)| *found == id);
         let stands = self.lock();
         let served = (0..).zip(stands.iter()).filter_map(|(index, stand)| stand.now.map(|id| (index, id)));
-        served.map(|(index, id)| Some((index, find(id)?.1.clone()))).collect()
+        served.map(|(index, id)| Some((index, find(workers, id)?.clone()))).collect()
     }
 }

@@ -86,9 +86,10 @@ fn out_of_descriptors() {
 
 /// The command under a limit of locked memory, which root has none of while it may go over it.
 fn under_memlock(kib: u64, arguments: &[&str]) -> Command {
-    // Where it starts after all, it does not stay.
+    // Where it starts after all, it does not stay. In the foreground, because timeout sends a signal to its group as well otherwise: the
+    // daemon takes a second SIGTERM for a wish to end at once, with a code that is not 0.
     let mut command = Command::new("timeout");
-    command.args(["--preserve-status", "60", "prlimit", &format!("--memlock={}", kib << 10)]);
+    command.args(["--foreground", "--preserve-status", "60", "prlimit", &format!("--memlock={}", kib << 10)]);
     if rustix::process::geteuid().is_root() {
         command.args(["setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock"]);
     }

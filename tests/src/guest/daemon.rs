@@ -127,7 +127,15 @@ impl Daemon {
     /// # Errors
     /// When the program is missing, refuses an option, ends, or does not listen in time.
     pub fn start_server(server: Server, disks: &[DaemonDisk]) -> Result<Self> {
-        Self::serve(server, disks, &[])
+        Self::serve(server, disks, &[], &[])
+    }
+
+    /// Starts our server with these disks and these options of the process, such as `--drain-timeout-s 2`.
+    ///
+    /// # Errors
+    /// As [`Daemon::start_server`].
+    pub fn start_with(disks: &[DaemonDisk], options: &[&str]) -> Result<Self> {
+        Self::serve(Server::Mqblk, disks, &[], options)
     }
 
     /// Starts our server with these controllers and waits until it listens on every socket.
@@ -135,16 +143,17 @@ impl Daemon {
     /// # Errors
     /// As [`Daemon::start_server`].
     pub fn start_controllers(controllers: &[Controller]) -> Result<Self> {
-        Self::serve(Server::Mqblk, &[], controllers)
+        Self::serve(Server::Mqblk, &[], controllers, &[])
     }
 
-    fn serve(server: Server, disks: &[DaemonDisk], controllers: &[Controller]) -> Result<Self> {
+    fn serve(server: Server, disks: &[DaemonDisk], controllers: &[Controller], options: &[&str]) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("mqblk-serve-").tempdir()?;
         let socket = |id: &str| folder.path().join(format!("{id}.sock"));
         let mut arguments: Vec<OsString> = Vec::new();
         match server {
             Server::Mqblk => {
                 arguments.extend(["serve".into(), "--admin".into(), folder.path().join(ADMIN).into()]);
+                arguments.extend(options.iter().map(OsString::from));
                 disks.iter().for_each(|disk| arguments.extend(disk.for_mqblk(&socket(&disk.id))));
                 for controller in controllers {
                     arguments.extend(controller.for_mqblk(&socket(&controller.id)).into_iter().map(OsString::from));

@@ -127,13 +127,15 @@ struct GuardedChannel {
 impl DiskChannel<Lane> for GuardedChannel {
     fn submit(&mut self, lane: &mut Lane, batch: &mut Vec<AnyRequest>, finished: &mut Vec<AnyFinished>) -> usize {
         let guard = &mut *self.guard.borrow_mut();
-        if guard.health.is_stopped() || !guard.parked.is_empty() {
+        let offers_again = !guard.again.is_empty() && !guard.holds_back();
+        if offers_again && !guard.offer_again(self.inner.as_mut(), lane, finished) {
+            return 0;
+        }
+        // What was tried again may have stopped the disk.
+        if guard.holds_back() {
             let taken = batch.len();
             batch.drain(..).for_each(|request| guard.hold_back(request, finished));
             return taken;
-        }
-        if !guard.again.is_empty() && !guard.offer_again(self.inner.as_mut(), lane, finished) {
-            return 0;
         }
         for request in &mut *batch {
             let arrival = guard.arrival(request);
@@ -342,6 +344,11 @@ impl Guard {
             self.splits.remove(0);
         }
         self.splits.push(Split { op, start: start.0, end: start.0 + len.0, left: len.0, arrival });
+    }
+
+    /// Whether what comes now has to wait: the disk is stopped, or was, and what was parked then has not been let go.
+    fn holds_back(&self) -> bool {
+        self.health.is_stopped() || !self.parked.is_empty()
     }
 
     /// A request comes while the disk is stopped.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use mqblk_driver::blkfront::Options;
 use mqblk_tests::blkif::{Host, Load};
+use mqblk_tests::hostile::wait_for;
 use mqblk_xen::vbd::State;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -24,14 +25,24 @@ fn options(host: &Host, queues: u16, order: u8) -> Options {
     Options { queues, ring_order: Some(order), ..host.options(&device) }
 }
 
+/// A daemon with these settings of its disk, `FOLDER/a.img`, and these arguments beside.
+fn start_with(settings: &str, more: &[&str]) -> Host {
+    // The image has to be there before the daemon is.
+    let mut host = Host::start(&["--workers", "1", "--disk", "id=none,interface=xen,storage=ram,size=1M"]);
+    host.image("a.img", 1 << 20);
+    host.stop();
+    start_another(&mut host, settings, more);
+    host
+}
+
+/// One more daemon after it.
+fn start_another(host: &mut Host, settings: &str, more: &[&str]) {
+    let disk = format!("id=a,interface=xen,queues=2,{settings}");
+    host.spawn_with(&[&["--workers", "2", "--disk", &disk], more].concat());
+}
+
 fn start(settings: &str) -> Host {
-    let folder = tempfile::tempdir().expect("a folder");
-    let image = folder.path().join("a.img");
-    std::fs::File::create(&image).and_then(|file| file.set_len(1 << 20)).expect("an image");
-    // The image has to be there before the daemon is, and as long.
-    let image = folder.keep().join("a.img").display().to_string();
-    let settings = settings.replace("FOLDER/a.img", &image);
-    Host::start(&["--workers", "2", "--disk", &format!("id=a,interface=xen,queues=2,{settings}")])
+    start_with(settings, &[])
 }
 
 #[test]
@@ -107,6 +118,48 @@ fn stopped_in_good_order_and_started_again() {
     assert_eq!(host.complaints(), Vec::<String>::new());
     host.stop();
     assert_eq!(host.journals(), 0, "the guest has closed: no journal is needed");
+}
+
+/// What storage does not answer in time, and what is parked at a disk that has stopped, is not answered by a daemon that stops: the next one
+/// does it again.
+#[test]
+fn stopped_while_storage_hangs_or_has_stopped() {
+    const FILE: &str = "inner=file,path=FOLDER/a.img";
+    for grants in GRANTS {
+        for (storage, more, told) in [
+            (
+                format!("storage=fault,{FILE},fault-latency-us=5000000"),
+                &["--drain-timeout-s", "1"][..],
+                "in time: its requests",
+            ),
+            (format!("storage=fault,{FILE},fail-write=0+1M:EIO,on-error=stop"), &[], "the disk is stopped"),
+        ] {
+            let mut host = start_with(&format!("{storage},grants={grants}"), more);
+            let options = options(&host, 2, 0);
+            let client = std::thread::spawn(move || {
+                let mut load = Load::connect(&options, 200, 4);
+                (0..20).for_each(|_| load.round());
+                load.verify_all();
+                load.finish();
+            });
+            if more.is_empty() {
+                wait_for("the disk's stop", || host.log().contains(told).then_some(()));
+            } else {
+                let connected = || host.log().matches(" rings device=").count();
+                wait_for("the guest", || (connected() > 0).then_some(()));
+                // The first requests come at once, and take longer than this daemon has.
+                std::thread::sleep(Duration::from_millis(500));
+            }
+            host.stop();
+            assert!(host.log().contains(told), "{storage} {grants}:\n{}", host.log());
+            start_another(&mut host, &format!("storage=file,path=FOLDER/a.img,grants={grants}"), &[]);
+            client.join().expect("a guest that notices nothing");
+            let replayed =
+                host.log().lines().any(|line| line.contains("ring taken up") && !line.contains("replayed=0"));
+            assert!(replayed, "{storage} {grants}: nothing was left to the next:\n{}", host.log());
+            host.stop();
+        }
+    }
 }
 
 #[test]

@@ -101,6 +101,7 @@ fn nothing_is_left_behind() {
         journals: Some(folder.path().join("journals")),
         alone: false,
         pace: Pace { burst: 1_000_000, a_second: 1_000_000 },
+        drain_timeout: Duration::from_secs(30),
     };
     let backend = Backend::start(simulated(folder.path()).unwrap(), options).unwrap();
     let (dom0, guest) = (simulated(folder.path()).unwrap(), connect(folder.path(), DomainId(1)).unwrap());

@@ -12,6 +12,7 @@ use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 use super::admin::{self, DiskAbout, Served, Source};
 use super::blk::BlkDisk;
 use super::config::{AdminConfig, Backing, CacheMode, DiskConfig, DiskFront, Front, ServeConfig};
+use super::flush::flush_all;
 use super::interfaces::AnyGuest;
 use super::luns::{Luns, LunsError};
 use super::resolve::Names;
@@ -54,6 +55,7 @@ pub struct Daemon {
     watchdog: Option<Watchdog>,
     disks: Vec<(String, Arc<AnyDisk>)>,
     watch: SizeWatch,
+    drain_timeout: Duration,
 }
 
 impl Daemon {
@@ -81,7 +83,8 @@ impl Daemon {
         let watchdog = config.hang_warning.map(|long| engine.watch(long)).transpose().map_err(StartError::Workers)?;
         let xen_disks = config.disks.iter().zip(&healths).filter_map(|(disk, health)| XenDiskConfig::of(disk, health));
         let xen_disks: Vec<_> = xen_disks.collect();
-        let xen = config.xen.as_ref().map(|xen| XenHost::start(xen, &xen_disks, &engine)).transpose()?;
+        let xen = config.xen.as_ref().map(|xen| XenHost::start(xen, &xen_disks, (&engine, config.drain_timeout)));
+        let xen = xen.transpose()?;
         for (disk, health) in config.disks.into_iter().zip(healths) {
             disks.push((disk.id.clone(), Arc::clone(&disk.backing.disk)));
             let watched = disk.backing.watch_size.then(|| Arc::clone(&disk.backing.disk));
@@ -104,7 +107,8 @@ impl Daemon {
         let admin = config.admin.as_ref().map(|admin| AdminSocket::start(admin, &source)).transpose();
         let admin = admin.map_err(StartError::Admin)?;
         let watch = SizeWatch::start(&source).map_err(StartError::Watch)?;
-        let daemon = Daemon { admin, source, xen, watchdog, disks, watch };
+        let drain_timeout = config.drain_timeout;
+        let daemon = Daemon { admin, source, xen, watchdog, disks, watch, drain_timeout };
         // Last: guests may see the disks at once.
         if let Some(xen) = &daemon.xen {
             xen.attach(&xen_disks)?;
@@ -115,9 +119,8 @@ impl Daemon {
     /// Drains what is in flight, flushes, closes the disks and removes the sockets.
     ///
     /// # Errors
-    /// When the storage of a disk or a unit cannot be flushed; the others are all the same.
+    /// When the storage of a disk or a unit cannot be flushed, or does not answer in time; the others are all the same.
     pub fn stop(self) -> io::Result<()> {
-        let mut result = Ok(());
         drop(self.admin);
         drop(self.watch);
         // No verb is left that could begin another removal.
@@ -134,12 +137,7 @@ impl Daemon {
         // Nobody else holds it now: the servers stop.
         drop(self.source);
         drop(self.watchdog);
-        for (name, disk) in &all {
-            if let Err(error) = disk.sync() {
-                result = Err(io::Error::new(error.kind(), format!("{name}: flush: {error}")));
-            }
-        }
-        result
+        flush_all(all, self.drain_timeout)
     }
 }
 

@@ -7,6 +7,7 @@ mod controller;
 mod cpus;
 mod daemon;
 mod file;
+mod flush;
 mod interfaces;
 mod key_values;
 mod luns;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use mqblk_blkif::{GrantBudget, GrantCounters};
 use mqblk_core::settings::Settings;
@@ -99,7 +100,11 @@ impl XenHost {
     ///
     /// # Errors
     /// When there is no Xen or it refuses. Then nothing is left behind.
-    pub fn start(config: &XenConfig, disks: &[XenDiskConfig], engine: &Arc<Engine>) -> Result<XenHost, XenStartError> {
+    pub fn start(
+        config: &XenConfig,
+        disks: &[XenDiskConfig],
+        (engine, drain_timeout): (&Arc<Engine>, Duration),
+    ) -> Result<XenHost, XenStartError> {
         let xen = config.which.connect()?;
         let max_map_count = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
         let max_map_count = max_map_count.and_then(|text| text.trim().parse().ok()).unwrap_or(MAX_MAP_COUNT);
@@ -117,6 +122,7 @@ impl XenHost {
             journals: config.state.clone(),
             alone: config.watch,
             pace: Pace::default(),
+            drain_timeout,
         };
         let backend = Arc::new(Backend::start(Arc::clone(&xen), options)?);
         tracing::info!(xen = %config.which, r#type = config.type_name, watch = config.watch, "xen back-end");

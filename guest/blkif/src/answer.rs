@@ -92,6 +92,18 @@ impl<L: PooledLane> BlkifQueue<L> {
         self.respond(id, operation, status, journal);
     }
 
+    /// A request stays unanswered: gives back its buffer and lets go of its pages. Whoever serves the ring next finds it in the journal.
+    pub fn forget(&mut self, lane: &mut L, token: BlkifToken, buffer: Option<Buffer>) {
+        if let Some(buffer) = buffer {
+            lane.pool().release(buffer);
+        }
+        let (entry, pages) = self.requests.with_pages(token.0);
+        if entry.place != Place::None {
+            self.pages.let_go(entry.place, pages, self.now, &mut self.counters);
+        }
+        self.requests.close(token.0);
+    }
+
     /// Copies the data of reads to the frontend in one call, and lets mapped pages go, before any of it is answered.
     #[inline(never)]
     pub(crate) fn settle_pages(&mut self) {

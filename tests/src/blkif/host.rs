@@ -58,11 +58,19 @@ impl Host {
         for id in [1, 2] {
             machine.create_domain(DomainId(id)).expect("a domain");
         }
-        let place = folder.path().display().to_string();
-        let arguments = arguments.iter().map(|argument| argument.replace("FOLDER", &place)).collect();
-        let mut host = Host { machine, folder, arguments, daemon: None, stopping: false };
-        host.spawn();
+        let mut host = Host { machine, folder, arguments: Vec::new(), daemon: None, stopping: false };
+        host.spawn_with(arguments);
         host
+    }
+
+    /// Starts a daemon with these arguments in place of those before.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub fn spawn_with(&mut self, arguments: &[&str]) {
+        let place = self.folder.path().display().to_string();
+        self.arguments = arguments.iter().map(|argument| argument.replace("FOLDER", &place)).collect();
+        self.spawn();
     }
 
     /// A folder of the test's own.

@@ -8,7 +8,7 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -62,6 +62,9 @@ pub struct BackendOptions {
     pub alone: bool,
     /// How often one device is looked at.
     pub pace: Pace,
+    /// How long a stop waits for storage. What is in flight after that stays unanswered: where there are journals the process after this
+    /// one does it again.
+    pub drain_timeout: Duration,
 }
 
 /// Why a backend could not be started.
@@ -94,6 +97,7 @@ pub struct Backend {
     host: Arc<Host>,
     stop: Arc<AtomicBool>,
     bell: EventFd,
+    drain_timeout: Duration,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -103,7 +107,7 @@ impl Backend {
     /// # Errors
     /// [`BackendError`].
     pub fn start(xen: Arc<dyn Xen>, options: BackendOptions) -> Result<Backend, BackendError> {
-        let BackendOptions { type_name, engine, opener, budget, journals, alone, pace } = options;
+        let BackendOptions { type_name, engine, opener, budget, journals, alone, pace, drain_timeout } = options;
         let journals =
             journals.map(|path| Journals::in_folder(&path).map_err(|source| BackendError::Journals { path, source }));
         let journals = journals.transpose()?;
@@ -120,6 +124,7 @@ impl Backend {
             journals,
             registry: Registry::default(),
             looks: AtomicU64::new(0),
+            stop_end: OnceLock::new(),
         });
         let (bell, stop) = (EventFd::new()?, Arc::new(AtomicBool::new(false)));
         let folder = vbd::backends(host.xen.domain(), &type_name);
@@ -139,7 +144,7 @@ impl Backend {
         };
         let store = watcher.connect()?;
         let thread = std::thread::Builder::new().name("xen-watch".to_owned()).spawn(move || watcher.run(store))?;
-        Ok(Backend { host, stop, bell, thread: Mutex::new(Some(thread)) })
+        Ok(Backend { host, stop, bell, drain_timeout, thread: Mutex::new(Some(thread)) })
     }
 
     /// The devices whose disks are open, by name.
@@ -153,9 +158,10 @@ impl Backend {
     }
 
     /// Takes all rings back and closes the disks. Xenstore is left as it is: frontends notice nothing, and a process after this one takes
-    /// the rings up.
+    /// the rings up. What storage has not answered within the drain's time is left to that one.
     pub fn stop(&self) {
         let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        self.host.stop_end.get_or_init(|| Instant::now() + self.drain_timeout);
         self.stop.store(true, Ordering::SeqCst);
         self.bell.signal();
         if thread.join().is_err() {

@@ -1,7 +1,8 @@
 //! One device: carries out what `life` decides, on a thread of the device's own.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use mqblk_blkif::{GrantBudget, Vbd, VbdOptions};
 use mqblk_engine::Engine;
@@ -32,6 +33,8 @@ pub(crate) struct Host {
     pub(crate) registry: Registry,
     /// How often a device was looked at.
     pub(crate) looks: AtomicU64,
+    /// Until when a stop waits for storage; empty before a stop.
+    pub(crate) stop_end: OnceLock<Instant>,
 }
 
 /// Why an effect could not be had.
@@ -152,7 +155,7 @@ impl Device {
                 Some(phase)
             }
             Task::Stop => {
-                self.tear_down(None);
+                self.tear_down(host, None);
                 self.close_storage();
                 Some(phase)
             }
@@ -207,7 +210,7 @@ impl Device {
     fn effect(&mut self, host: &Host, store: &mut Option<Store>, effect: Effect) -> Result<(), Failure> {
         match effect {
             Effect::TearDown => {
-                self.tear_down(host.journals.as_ref());
+                self.tear_down(host, host.journals.as_ref());
                 return Ok(());
             }
             Effect::CloseStorage => {
@@ -379,9 +382,10 @@ impl Device {
     }
 
     /// Takes the rings back. `journals`: from where theirs are removed, because no process is to take them up.
-    fn tear_down(&mut self, journals: Option<&Journals>) {
+    fn tear_down(&mut self, host: &Host, journals: Option<&Journals>) {
         let Some(opened) = &self.opened else { return };
-        let rings = opened.figures.tear_down();
+        let journaled = host.journals.is_some() && opened.backing.settings.journal;
+        let rings = opened.figures.tear_down(&host.stop_end, journals.is_none() && journaled);
         if let Some(journals) = journals {
             journals.remove(&self.name, rings);
         }

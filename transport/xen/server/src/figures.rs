@@ -1,13 +1,21 @@
 //! What can be asked of a device from any thread while it is served: what its rings count.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use mqblk_blkif::{BlkifQueue, GrantCounters, Vbd};
 use mqblk_core::{ByteLen, DiskSlot};
-use mqblk_engine::{AnyDisk, DiskHealth, Lane, PlugOptions, QueueHandle, QueueReport, Tally, WorkerReport};
+use mqblk_engine::{
+    AnyDisk, Detached, DiskHealth, Draining, Lane, PlugOptions, QueueHandle, QueueReport, Tally, WorkerGone,
+    WorkerReport,
+};
+use mqblk_ring::blkif::Position;
 
 use crate::name::DeviceName;
+
+/// How often a ring that drains is looked at, and how often it is logged that storage keeps it.
+const LOOK: Duration = Duration::from_millis(100);
+const REPORT: Duration = Duration::from_secs(5);
 
 /// The rings that are served now.
 #[derive(Default)]
@@ -121,35 +129,33 @@ impl Figures {
         }
     }
 
-    /// Takes the rings back, and waits until nothing of them is in flight. How many there were.
-    pub(crate) fn tear_down(&self) -> usize {
+    /// Takes the rings back, and waits until nothing of them is in flight, once `end` is known until then at most. `resumes`: a process
+    /// after this one does again what is not answered, by the rings' journals; so what is parked at a stopped disk is left to that one.
+    /// How many rings there were.
+    pub(crate) fn tear_down(&self, end: &OnceLock<Instant>, resumes: bool) -> usize {
         let (handles, _vbd) = {
             let mut served = self.lock();
             (std::mem::take(&mut served.handles), served.vbd.take())
         };
-        let count = handles.len();
-        for (handle, index) in handles.into_iter().zip(0..) {
+        let leave = |handle: QueueHandle<BlkifQueue<Lane>>| {
             let last = handle.visit(|queue, _| queue.grant_counters()).unwrap_or_default();
-            let waiting = |waited: Duration| {
-                tracing::warn!(device = %self.name, ring = index, "waiting for storage since {} s", waited.as_secs());
+            let draining = match resumes {
+                true => handle.drain_unanswered(|queue, lane, token, buffer| queue.forget(lane, token, buffer)),
+                false => handle.drain(),
             };
-            match handle.detach(waiting) {
-                Ok(left) => {
-                    self.tally.detached(index, &left.report);
-                    let c = left.report.counters;
-                    tracing::info!(
-                        device = %self.name,
-                        ring = index,
-                        requests = c.requests,
-                        reads = c.reads,
-                        writes = c.writes,
-                        flushes = c.flushes,
-                        errors = c.errors,
-                        malformed = c.malformed,
-                        kicks = c.kicks,
-                        calls = c.calls,
-                        "ring stopped"
-                    );
+            (draining, last)
+        };
+        let leaving: Vec<_> = handles.into_iter().map(leave).collect();
+        let count = leaving.len();
+        for ((draining, last), index) in leaving.into_iter().zip(0..) {
+            match draining.and_then(|draining| self.wait_drained(index, draining, end)) {
+                Ok(Some(left)) => self.left(index, &left),
+                Ok(None) => {
+                    let what = match resumes {
+                        true => "its requests in flight are left to whoever serves the ring next",
+                        false => "its requests in flight are lost: there is no journal",
+                    };
+                    tracing::warn!(device = %self.name, ring = index, "storage did not answer in time: {what}");
                 }
                 Err(gone) => tracing::error!(device = %self.name, ring = index, "{gone}"),
             }
@@ -158,5 +164,48 @@ impl Figures {
             self.lock().before.add(&ended);
         }
         count
+    }
+
+    /// `None`: requests are in flight at the end of the time, and are not answered by this process any more.
+    fn wait_drained(
+        &self,
+        index: u16,
+        mut draining: Draining<Position>,
+        end: &OnceLock<Instant>,
+    ) -> Result<Option<Detached<Position>>, WorkerGone> {
+        let since = Instant::now();
+        let mut report = since + REPORT;
+        loop {
+            if let Some(left) = draining.wait(LOOK)? {
+                return Ok(Some(left));
+            }
+            let now = Instant::now();
+            if now >= report {
+                report = now + REPORT;
+                let seconds = since.elapsed().as_secs();
+                tracing::warn!(device = %self.name, ring = index, "waiting for storage since {seconds} s");
+            }
+            if end.get().is_some_and(|end| now >= *end) {
+                return draining.freeze().map(|()| None);
+            }
+        }
+    }
+
+    fn left(&self, index: u16, left: &Detached<Position>) {
+        self.tally.detached(index, &left.report);
+        let c = left.report.counters;
+        tracing::info!(
+            device = %self.name,
+            ring = index,
+            requests = c.requests,
+            reads = c.reads,
+            writes = c.writes,
+            flushes = c.flushes,
+            errors = c.errors,
+            malformed = c.malformed,
+            kicks = c.kicks,
+            calls = c.calls,
+            "ring stopped"
+        );
     }
 }

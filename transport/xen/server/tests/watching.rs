@@ -64,6 +64,7 @@ fn stage(folder: &Path, pace: Pace) -> Stage {
         journals: None,
         alone: false,
         pace,
+        drain_timeout: Duration::from_secs(30),
     };
     let xen = simulated(folder).unwrap();
     let store = xen.store().unwrap();

@@ -281,8 +281,13 @@ fn on_ext4(folder: &Path, direct: &str) -> (Mount, Daemon) {
 
 #[test]
 fn a_file_system_that_hangs_is_told_of_and_holds_up_no_other_disk() {
+    ["on", "off"].into_iter().for_each(hangs);
+}
+
+/// `direct`: past the host's page cache, or through it.
+fn hangs(direct: &str) {
     let folder = TempDir::new().unwrap();
-    let (mount, daemon) = on_ext4(folder.path(), "on");
+    let (mount, daemon) = on_ext4(folder.path(), direct);
     let frozen = Frozen::new(&mount);
     let load = daemon.bench("a", VERIFIED);
     let hung = "the storage hangs";
@@ -299,20 +304,6 @@ fn a_file_system_that_hangs_is_told_of_and_holds_up_no_other_disk() {
     assert_eq!(log.matches(hung).count(), 1, "{log}");
     assert!(log.lines().any(|line| line.contains(hung) && line.contains("disk=\"a\"")), "{log}");
     assert_eq!(daemon.disk("a").totals.oldest_ms, None);
-}
-
-/// Linux waits for a frozen file system in a write that is not to wait (`RWF_NOWAIT`).
-#[test]
-fn a_worker_that_hangs_in_a_system_call_is_told_of() {
-    let folder = TempDir::new().unwrap();
-    let (mount, daemon) = on_ext4(folder.path(), "off");
-    let frozen = Frozen::new(&mount);
-    let load = daemon.bench("a", VERIFIED);
-    wait("warning", || daemon.log().contains("a worker does not answer").then_some(()));
-    drop(frozen);
-    let (code, stderr) = load.ended();
-    assert_eq!(code, Some(0), "{stderr}");
-    wait("end of the hang", || daemon.log().contains("the worker answers again").then_some(()));
 }
 
 #[test]

@@ -162,3 +162,30 @@ impl Eye {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mqblk_uring::LaneOptions;
+
+    use crate::engine::EngineOptions;
+
+    #[test]
+    fn a_worker_that_waits_in_a_system_call_is_stuck_until_it_answers() {
+        let options = EngineOptions { workers: 1, pin: Vec::new(), lane: LaneOptions::default() };
+        let engine = Engine::start(&options).unwrap();
+        let mailbox = engine.mailboxes().next().unwrap().clone();
+        let mut watched = Watched { mailbox: mailbox.clone(), asked: None, stuck: false };
+        let long = Duration::from_millis(1);
+        while watched.ask(0, long).is_none() {}
+        let (release, wait) = channel::<()>();
+        mailbox.send(Box::new(move |_| _ = wait.recv())).unwrap();
+        while !watched.stuck {
+            watched.ask(0, long);
+        }
+        assert!(watched.ask(0, long).is_none());
+        drop(release);
+        while watched.ask(0, long).is_none() {}
+        assert!(!watched.stuck && watched.asked.is_none());
+    }
+}

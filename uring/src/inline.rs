@@ -32,8 +32,8 @@ impl Lane {
         self.transfer_inline(libc::preadv2, file, at, buffer, skip, no_wait)
     }
 
-    /// Writes the buffer at once, leaving out its first `skip` bytes. Flags as in [`read_inline`](Self::read_inline).
-    /// Returns the bytes written.
+    /// Writes the buffer at once, leaving out its first `skip` bytes. Waits as long as it takes: for files that are memory. Returns
+    /// the bytes written.
     ///
     /// # Errors
     /// Whatever pwritev2(2) says.
@@ -43,9 +43,8 @@ impl Lane {
         at: ByteOffset,
         buffer: &Buffer,
         skip: u64,
-        no_wait: bool,
     ) -> io::Result<u64> {
-        self.transfer_inline(libc::pwritev2, file, at, buffer, skip, no_wait)
+        self.transfer_inline(libc::pwritev2, file, at, buffer, skip, false)
     }
 
     #[inline]

@@ -24,7 +24,7 @@ enum Tried {
     None,
     /// The file is memory: everything is a copy. (Pages that were swapped out are waited for, as all the daemon's are.)
     All,
-    /// Whatever is in the page cache (`RWF_NOWAIT`).
+    /// Reads of what is in the page cache (`RWF_NOWAIT`).
     Cached,
 }
 
@@ -77,8 +77,9 @@ impl Inline {
     #[inline]
     pub(super) fn transfer(&mut self, lane: &mut Lane, file: &OpenFile, request: &Request<Buffer>) -> u64 {
         let (Some(buffer), Request { start, len, op, .. }) = (&request.buffer, request) else { return 0 };
-        let durable = matches!(op, Op::Write { fua: true });
-        if self.kind == Tried::None || len.0 > LONGEST || (durable && self.kind == Tried::Cached) {
+        // A write to a frozen file system waits in the system call whatever is asked of it (Linux, fs/read_write.c takes the file system's
+        // write lock first); the ring's does not.
+        if self.kind == Tried::None || len.0 > LONGEST || (*op != Op::Read && self.kind == Tried::Cached) {
             return 0;
         }
         let trust = if *op == Op::Read { &mut self.reads } else { &mut self.writes };
@@ -89,7 +90,7 @@ impl Inline {
         let fd = std::os::fd::AsFd::as_fd(&file.fd);
         let moved = match op {
             Op::Read => lane.read_inline(fd, *start, buffer, 0, no_wait),
-            _ => lane.write_inline(fd, *start, buffer, 0, no_wait),
+            _ => lane.write_inline(fd, *start, buffer, 0),
         };
         match moved {
             Ok(bytes) => {

@@ -138,7 +138,7 @@ fn inline_transfers() {
     let mut found = [0; 14];
     memory.read(GuestAddress(0), &mut found).unwrap();
     assert_eq!(&found, b"bcde\0\0\0\0\0\0f\0\0\0");
-    assert_eq!(lane.write_inline(fd.as_fd(), ByteOffset(0), &buffer, 6, false).unwrap(), 2);
+    assert_eq!(lane.write_inline(fd.as_fd(), ByteOffset(0), &buffer, 6).unwrap(), 2);
     lane.buffers.release(buffer);
 }
 

@@ -18,6 +18,9 @@ mkdir -p "$logs" && rm -f "$logs/summary"
 tests=(cargo test --profile checked --workspace --features mqblk-tests/guest,mqblk-tests/xen)
 without_machines=(--lib --bins --test '[!gx]*' --test 'g[!u]*')
 
+# Both at once: one by one each has features of its own of the libraries, which then are built twice.
+release=(cargo build --release -p mqblk -p mqblk-tests --bin mqblk --bin instruction-budget)
+
 # Debian's awk reads a pipe in blocks unless it is told otherwise: then lines would come late.
 awk=(awk)
 if awk -W version 2>&1 </dev/null | grep -q mawk; then awk=(awk -W interactive); fi
@@ -69,7 +72,7 @@ for part in "$@"; do
     case $part in
         fast)
             echo "building (the first time takes minutes)"
-            run build '' cargo build --release -p mqblk
+            run build '' "${release[@]}"
             run build-tests '' "${tests[@]}" --no-run
             [ "$failed" -eq 0 ] || break
             # Counts instructions. Where it cannot be installed its test fails and says so.
@@ -78,7 +81,8 @@ for part in "$@"; do
             run fast '' "${tests[@]}" "${without_machines[@]}" --no-fail-fast
             run documentation '' "${tests[@]}" --doc
             echo "instructions for a request, in a release build"
-            run budget '' cargo test --release -p mqblk-tests --test budget
+            MQBLK_BUDGET_PROGRAM=$PWD/target/release/instruction-budget \
+                run budget '' "${tests[@]}" --test budget -- --include-ignored
             ;;
         guest)
             echo "preparing the guest: QEMU, a Debian kernel, fio, SCSI tools"
@@ -88,7 +92,7 @@ for part in "$@"; do
                 break
             }
             echo "building the guest's tests"
-            run guest-build '' cargo build --release -p mqblk
+            run guest-build '' "${release[@]}"
             echo "tests with virtual machines (minutes each where there is no KVM)"
             run guest each "${tests[@]}" --test 'guest_*' --no-fail-fast -- --test-threads=1
             ;;
@@ -100,13 +104,13 @@ for part in "$@"; do
                 break
             }
             echo "building Xen's tests"
-            run xen-build '' cargo build --release -p mqblk
+            run xen-build '' "${release[@]}"
             echo "tests on Xen, which QEMU emulates (half a minute each or more)"
             run xen each "${tests[@]}" --test 'xen_*' --no-fail-fast -- --test-threads=1
             ;;
         crash)
             echo "building the crash tests"
-            run crash-build '' cargo build --release -p mqblk
+            run crash-build '' "${release[@]}"
             echo "daemons that are killed and stopped under verified load (half a minute to a minute each or more)"
             rm -f "$logs/crash.json"
             MQBLK_CRASH=full run crash each "${tests[@]}" --test 'crash_*' --no-fail-fast -- --test-threads=1 --nocapture

@@ -1,10 +1,11 @@
 //! The engine's instruction budget: what a request costs from pull to publish, counted by callgrind.
 //!
 //! Renew the committed figures, after a change that is worth its price, with
-//! `MQBLK_RENEW_BUDGET=1 cargo test --release -p mqblk-tests --test budget`.
+//! `MQBLK_RENEW_BUDGET=1 cargo test --release -p mqblk-tests --test budget`. `MQBLK_BUDGET_PROGRAM` names a program that is counted in place of
+//! the one that cargo has built for this test: a release build, where the test itself is none.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use toml::{Table, Value};
@@ -14,6 +15,7 @@ const TOLERANCE_PERCENT: f64 = 3.0;
 
 const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/budget/committed.toml");
 const RENEW: &str = "MQBLK_RENEW_BUDGET";
+const PROGRAM: &str = "MQBLK_BUDGET_PROGRAM";
 const HEAD: &str = "# Instructions of a worker for one 4 KiB read of a null disk (scsi32: of 32 by turns), from pull to publish, by the requests published at
 # once and by how they lie in the ring (copy, map, persistent, bounce: a blkif ring, with grant operations that cost nothing). Made by
 # tests/tests/budget.rs, which fails when a change makes a figure worse by more than 3 percent. Another compiler gives other figures: then they are printed and not judged.
@@ -31,7 +33,7 @@ fn instructions(requests: u32, batch: u32, shape: &str, mode: &str, folder: &Pat
     let run = Command::new("valgrind")
         .args(["--tool=callgrind", "--toggle-collect=*HandWorker*turn*"])
         .arg(format!("--callgrind-out-file={}", out.display()))
-        .arg(env!("CARGO_BIN_EXE_instruction-budget"))
+        .arg(program())
         .args([&requests.to_string(), &batch.to_string(), shape, mode])
         .output();
     let run = match run {
@@ -47,6 +49,10 @@ fn instructions(requests: u32, batch: u32, shape: &str, mode: &str, folder: &Pat
     // If the function's name changed nothing would be counted, and nothing is within every budget.
     assert!(total > u64::from(requests) * 50, "{total} instructions for {requests} requests: wrong function counted");
     total
+}
+
+fn program() -> PathBuf {
+    std::env::var_os(PROGRAM).map_or(env!("CARGO_BIN_EXE_instruction-budget").into(), PathBuf::from)
 }
 
 fn per_request(batch: u32, shape: &str, mode: &str, folder: &Path) -> f64 {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attention::Attention;
 use crate::nexus::Nexus;
-use crate::reservation::{Carried, Judged};
+use crate::reservation::{Carried, Judged, RestoreError};
 use crate::unit::flag;
 
 /// How long stable storage may take to keep reservations.
@@ -128,7 +128,12 @@ impl Nexus {
             return Err(format!("size-bytes: found {found}, expected at most {most}, which the unit has here"));
         }
         let flags = state.flags();
-        let reservations = self.party().reservations().judge(state.reservations).map_err(|error| error.to_string())?;
+        let reservations = self.party().reservations().judge(state.reservations).map_err(|error| match error {
+            RestoreError::Impossible { field, found, expected } => {
+                format!("reservations.{field}: found {found}, expected {expected}")
+            }
+            other => other.to_string(),
+        })?;
         if state.initiator != own.initiator && !reservations.is_empty() {
             let (found, own) = (state.initiator, own.initiator);
             return Err(format!(

@@ -108,6 +108,15 @@ fn reservations_that_cannot_be() {
         assert!(error.contains(want), "{text}: {error}");
         assert_eq!(keys(&there), [77], "nothing has changed");
     }
+    // Names that make a file of reservations which nobody would read again.
+    let long = |number: usize| {
+        let name = format!("{number}{}", "\\u0001".repeat(200));
+        format!(r#"{{"nexus":{{"initiator":"{name}","port":1}},"key":"0x5"}}"#)
+    };
+    let many: Vec<String> = (0..1000).map(long).collect();
+    let text = format!(r#"{{"aptpl":true,"registrations":[{}]}}"#, many.join(","));
+    let error = there.unit.judge(serde_json::from_str(&text).expect("of the shape")).expect_err("too long").to_string();
+    assert!(error.contains("bytes to be kept"), "{error}");
     for text in [r#"{"generation":-1}"#, r#"{"more":1}"#, r#"{"aptpl":1}"#, r#"{"registrations":{}}"#] {
         assert!(serde_json::from_str::<Carried>(text).is_err(), "{text}");
     }

@@ -77,6 +77,9 @@ pub trait VirtioDevice<L: GuestLane>: Send + Sync + 'static {
     /// now, or that the connection is. Before the first queue is made.
     fn driver_begins(&self, _resumed: bool) {}
 
+    /// A queue was stopped in good order. If it starts again before a [`reset`](Self::reset), the driver goes on with the device as it was.
+    fn queue_stopped(&self) {}
+
     /// These queues were served before, by somebody who left or died, and their requests are about to be taken up again: the
     /// transport has seen it in the in-flight region. None: the driver begins anew. Before the first queue is made.
     fn resumes(&self, _queues: &[u16]) {}

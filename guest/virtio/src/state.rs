@@ -19,7 +19,8 @@ pub fn write<T: Serialize>(state: &T) -> String {
 pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let mut from = serde_json::Deserializer::from_str(text);
     let read = serde_path_to_error::deserialize(&mut from).map_err(|error| match error.path().to_string() {
-        path if path == "." => error.into_inner().to_string(),
+        // The whole, or a place that an end came before.
+        path if path == "." || path == "?" => error.into_inner().to_string(),
         path => format!("{path}: {}", error.into_inner()),
     })?;
     from.end().map_err(|error| error.to_string())?;

@@ -43,7 +43,7 @@ pub struct VirtioScsi {
     negotiated: AtomicU64,
     sense_size: AtomicU32,
     cdb_size: AtomicU32,
-    /// No queue has started since the last reset that its driver had used before.
+    /// Since the last reset no queue has started that its driver had used before, nor has one stopped.
     fresh: AtomicBool,
     /// Some queue has started since the process did.
     began: AtomicBool,
@@ -173,7 +173,7 @@ impl VirtioScsi {
         &self.events
     }
 
-    /// The driver goes on where somebody else served it: its units were not reset, and nothing of this process is news to it.
+    /// The driver goes on with units as they are, whose attentions are news to it: queues of before that start are no sign of the contrary.
     pub(crate) fn go_on(&self) {
         self.fresh.store(false, Ordering::Relaxed);
     }
@@ -257,6 +257,10 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
                 unit.nexus.initiator_reset();
             }
         }
+    }
+
+    fn queue_stopped(&self) {
+        self.go_on();
     }
 
     fn resumes(&self, queues: &[u16]) {

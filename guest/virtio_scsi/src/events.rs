@@ -180,15 +180,15 @@ impl EventQueue {
         EventQueue { ring, events }
     }
 
-    /// Puts events in the driver's buffers while there are both.
-    pub(crate) fn deliver(&mut self, pool: &mut BufferPool) -> Pulled {
-        match self.try_deliver(pool) {
+    /// Puts events in the driver's buffers while there are both. `given` hears of each buffer.
+    pub(crate) fn deliver(&mut self, pool: &mut BufferPool, given: impl FnMut()) -> Pulled {
+        match self.try_deliver(pool, given) {
             Ok(()) => Pulled::Dry,
             Err(why) => Pulled::Broken(why),
         }
     }
 
-    fn try_deliver(&mut self, pool: &mut BufferPool) -> Result<(), &'static str> {
+    fn try_deliver(&mut self, pool: &mut BufferPool, mut given: impl FnMut()) -> Result<(), &'static str> {
         while self.events.any()
             && let Some(head) = self.ring.device.take_next().map_err(|broken| broken.0)?
         {
@@ -210,6 +210,7 @@ impl EventQueue {
             }
             pool.release(buffer);
             self.ring.device.put_used(head, written);
+            given();
             if let Err(ChainError::Ring(broken)) = walked {
                 return Err(broken.0);
             }

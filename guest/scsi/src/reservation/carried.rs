@@ -1,14 +1,16 @@
 //! All reservations of a unit, for whoever serves it next while its initiators go on: what a [`Keeper`](super::Keeper) keeps and what ends
 //! with a loss of power, which this is none.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use mqblk_core::Wake;
 use serde::{Deserialize, Serialize};
 
+use super::file::LARGEST;
 use super::kept::{self, KeptNexus, KeptRegistration, KeptReservation, RestoreError, impossible};
 use super::state::State;
-use super::{Reservations, Ticket};
-use crate::reservation::NexusName;
-use mqblk_core::Wake;
-use std::sync::Arc;
+use super::{Effects, NexusName, Reservations, Ticket};
 
 /// They as text. What stands at its default is left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,7 +86,7 @@ impl Reservations {
         }
         let known: Vec<&NexusName> =
             inner.seats.iter().map(|seat| &seat.name).chain(registrations.iter().map(|held| &held.nexus)).collect();
-        let mut addresses = std::collections::HashMap::new();
+        let mut addresses = HashMap::new();
         for name in known {
             let other = addresses.insert(name.address(), &name.initiator);
             if other.is_some_and(|other| *other != name.initiator) {
@@ -92,7 +94,13 @@ impl Reservations {
             }
         }
         drop(inner);
-        Ok(Judged(State { generation, persist: aptpl, registrations, reservation, reserved }))
+        let state = State { generation, persist: aptpl, registrations, reservation, reserved };
+        let kept = kept::write(&state).len() as u64;
+        if kept > LARGEST {
+            // Whoever reads the file at the next start would not.
+            return Err(impossible("registrations", &format!("{kept} bytes to be kept"), "at most 524288"));
+        }
+        Ok(Judged(state))
     }
 
     /// These hold from now on, in place of all others. Nobody is told: to the initiators nothing has changed. The ticket, if they are kept
@@ -101,7 +109,7 @@ impl Reservations {
         let mut inner = self.lock();
         let kept = inner.state.persist || judged.0.persist;
         inner.state = judged.0;
-        inner.settle(&super::Effects::default());
+        inner.settle(&Effects::default());
         let keeper = self.keeper.as_ref().filter(|_| kept)?;
         Some(keeper.save(kept::write(&inner.state), done))
     }

@@ -109,6 +109,7 @@ impl Daemon {
         if let Some(xen) = &daemon.xen {
             xen.attach(&xen_disks)?;
         }
+        daemon.source.luns().travel(true);
         Ok(daemon)
     }
 
@@ -120,6 +121,7 @@ impl Daemon {
         let mut result = Ok(());
         drop(self.admin);
         drop(self.watch);
+        self.source.luns().travel(false);
         // No verb is left that could begin another removal.
         self.source.luns().settle();
         // All at once: each takes as long as its storage.
@@ -200,6 +202,7 @@ fn serve(
         drain_timeout,
         disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&backing.disk), plug: backing.plug, health }],
         engine: Arc::clone(engine),
+        host_state: None,
     };
     let device = Arc::new(device);
     let server = Server::start(Arc::clone(&device), options)

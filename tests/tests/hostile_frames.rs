@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 
-use mqblk_tests::hostile::conversation::Outcome::{Closed, Declined, Refused, Works};
+use mqblk_tests::hostile::conversation::Outcome::{Closed, Refused, Works};
 use mqblk_tests::hostile::conversation::{Row, page, run};
 use mqblk_tests::hostile::event::Event;
 use mqblk_tests::hostile::front_end::PROTOCOL_FEATURES;
@@ -10,10 +10,6 @@ use mqblk_tests::hostile::socket::{NEED_REPLY, REPLY, VERSION, config, frame, me
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rustix::fd::AsFd;
-
-fn pipe() -> (rustix::fd::OwnedFd, rustix::fd::OwnedFd) {
-    rustix::pipe::pipe().expect("a pipe")
-}
 
 #[test]
 fn frames_that_make_no_sense() {
@@ -179,15 +175,6 @@ fn features_that_were_not_offered() {
         ("GET_STATUS", |t| t.bad(m::GET_STATUS, &[], &[]), Closed),
         ("POSTCOPY_ADVISE", |t| t.bad(m::POSTCOPY_ADVISE, &[], &[]), Closed),
         ("VRING_KICK in band", |t| t.bad(m::VRING_KICK, &state(0, 0), &[]), Closed),
-        ("CHECK_DEVICE_STATE", |t| t.bad(m::CHECK_DEVICE_STATE, &[], &[]), Declined),
-        (
-            "SET_DEVICE_STATE_FD",
-            |t| {
-                let (_reader, writer) = pipe();
-                t.bad(m::SET_DEVICE_STATE_FD, &state(0, 0), &[writer.as_fd()]);
-            },
-            Declined,
-        ),
         (
             "SET_DEVICE_STATE_FD without a descriptor",
             |t| {

@@ -231,6 +231,7 @@ fn with_scsi(size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(
         drain_timeout: Duration::from_secs(30),
         disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug: PlugOptions::default(), health: Arc::default() }],
         engine,
+        host_state: None,
     };
     let mut server = Server::start(device, serve).expect("the socket can be made");
     let mut device = virtio_scsi::Device::connect(&virtio_scsi::Options {

@@ -198,6 +198,8 @@ pub struct ControllerConfig<D> {
     pub front: Front,
     /// Most commands that the guest shall have under way on one LUN: a hint to its driver.
     pub cmd_per_lun: u16,
+    /// The folder whose files may be opened as LUNs of a guest that is migrated here; `None`: none may.
+    pub incoming_luns: Option<PathBuf>,
     /// Its LUNs, in the order given. No place is taken twice.
     pub luns: Vec<LunConfig<D>>,
 }

@@ -8,7 +8,7 @@ use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::{AnyDisk, AttachError, DiskHealth, Engine, QueueDisk, QueueReport, WorkerReport};
 use mqblk_scsi::reservation::{FileKeeper, JoinError, Reservations};
 use mqblk_scsi::{Identity, LogicalUnit, Nexus, UnitOptions};
-use mqblk_vhost_user_server::{Server, ServerOptions, SocketError};
+use mqblk_vhost_user_server::{HostState, Server, ServerOptions, SocketError};
 use mqblk_virtio_scsi::{FIXED_QUEUES, Place, PlaceTaken, ScsiOptions, VirtioScsi};
 
 use super::config::{CacheMode, ControllerConfig, Front, LunPlace, UnitConfig};
@@ -194,7 +194,7 @@ impl ControllerError {
 }
 
 impl Controller {
-    /// Serves `config`, with these LUNs in place of the configuration's.
+    /// Serves `config`, with these LUNs in place of the configuration's. `host_state` goes with a guest that is migrated.
     ///
     /// # Errors
     /// When the host refuses the socket, or a LUN cannot be there.
@@ -202,6 +202,7 @@ impl Controller {
         config: &ControllerConfig<D>,
         luns: &[FirstLun],
         (engine, drain_timeout): (&Arc<Engine>, Duration),
+        host_state: Arc<dyn HostState>,
     ) -> Result<Controller, ControllerError> {
         let ControllerConfig { id, front, cmd_per_lun, .. } = config;
         let max_transfer = luns.iter().map(|lun| lun.unit.disk().limits().max_transfer).min();
@@ -226,6 +227,7 @@ impl Controller {
             drain_timeout,
             disks: luns.iter().map(|lun| lun.unit.queue_disk(lun.slot)).collect(),
             engine: Arc::clone(engine),
+            host_state: Some(host_state),
         };
         tracing::info!(controller = %id, luns = luns.len(), queues = front.queues, poll = %front.poll, "serving");
         let refused = |source| ControllerError::Socket { id: id.clone(), source };

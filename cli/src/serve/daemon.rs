@@ -113,6 +113,7 @@ impl Daemon {
         if let Some(xen) = &daemon.xen {
             xen.attach(&xen_disks)?;
         }
+        daemon.source.luns().travel(true);
         Ok(daemon)
     }
 
@@ -123,6 +124,7 @@ impl Daemon {
     pub fn stop(self) -> io::Result<()> {
         drop(self.admin);
         drop(self.watch);
+        self.source.luns().travel(false);
         // No verb is left that could begin another removal.
         self.source.luns().settle();
         // All at once: each takes as long as its storage.
@@ -198,6 +200,7 @@ fn serve(
         drain_timeout,
         disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&backing.disk), plug: backing.plug, health }],
         engine: Arc::clone(engine),
+        host_state: None,
     };
     let device = Arc::new(device);
     let server = Server::start(Arc::clone(&device), options)

@@ -86,6 +86,7 @@ pub fn controller_pairs<D>(controller: &ControllerConfig<D>) -> Vec<Pair> {
     let mut pairs = vec![("id", string(&controller.id))];
     pairs.extend(front_pairs(&controller.front));
     pairs.push(("cmd-per-lun", Value::Integer(controller.cmd_per_lun.into())));
+    pairs.extend(controller.incoming_luns.iter().map(|folder| ("incoming-luns", string(&folder.to_string_lossy()))));
     pairs
 }
 

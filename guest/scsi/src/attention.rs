@@ -6,10 +6,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 use crate::sense::{Sense, SenseKey};
 
-/// What an initiator must be told before its next command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// What an initiator must be told before its next command. Its name as text is kept from one version to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum Attention {
     /// 29/01: the unit is new to this initiator, or was switched on.
@@ -170,6 +173,17 @@ impl Attentions {
         self.change(|pending| Pending::collect(pending.kinds().filter(|held| !held.is_reset())));
     }
 
+    /// All that are pending, in the order of telling.
+    pub fn pending(&self) -> Vec<Attention> {
+        Pending(self.word.load(Ordering::Acquire)).kinds().collect()
+    }
+
+    /// These are pending, raised in this order, and no others.
+    pub fn replace(&self, raised: &[Attention]) {
+        let pending = raised.iter().fold(Pending(0), |pending, kind| pending.with(*kind));
+        self.change(|_| Pending(pending.0));
+    }
+
     /// Forgets the one that this sense data told, which [`peek`](Self::peek) gave: another may have come before it since.
     pub fn told(&self, sense: Sense) {
         if let Some(kind) = Attention::ALL.into_iter().find(|kind| kind.sense() == sense) {
@@ -265,6 +279,20 @@ mod tests {
         queue.raise(BusDeviceReset);
         queue.told(told);
         assert_eq!((queue.take(), queue.take()), (Some(BusDeviceReset.sense()), None));
+    }
+
+    #[test]
+    fn what_is_pending_can_be_had_elsewhere() {
+        let (here, there) = (Attentions::new(), Attentions::new());
+        [CapacityChanged, ModeParametersChanged, NexusLoss].into_iter().for_each(|kind| here.raise(kind));
+        there.raise(PowerOn);
+        assert_eq!(here.pending(), [NexusLoss, CapacityChanged, ModeParametersChanged]);
+        there.replace(&here.pending());
+        assert_eq!(there.pending(), here.pending());
+        there.replace(&[CapacityChanged, CapacityChanged]);
+        assert_eq!(there.pending(), [CapacityChanged]);
+        there.replace(&[]);
+        assert!(!there.any());
     }
 
     #[test]

@@ -4,13 +4,14 @@
 //!
 //! `unit` is a logical unit with its state, `nexus` one initiator's way to it (unit attentions, reservations), `target` what is
 //! said where no unit is, `sense` what is said when a command fails, `step` what a command asks of its driver. `table` has a
-//! row for each command; `commands` is what they do.
+//! row for each command; `commands` is what they do. `carried` is what goes with an initiator that is migrated.
 #![forbid(unsafe_code)]
 
 mod ask;
 pub mod atomic;
 pub mod attention;
 mod bounds;
+mod carried;
 mod cdb;
 mod commands;
 mod nexus;
@@ -23,6 +24,7 @@ pub mod target;
 mod unit;
 
 pub use attention::Attention;
+pub use carried::{ApplyUnit, UnitState};
 pub use nexus::{Nexus, TaskSet};
 pub use sense::{Sense, SenseKey, Status};
 pub use sequence::Sequence;

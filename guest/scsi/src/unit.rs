@@ -216,6 +216,13 @@ impl LogicalUnit {
         before & mask != if on { mask } else { 0 }
     }
 
+    /// Sets those of `mask` as `flags` says, in one step.
+    pub(crate) fn replace_flags(&self, mask: u8, flags: u8) {
+        let replaced = |held: u8| Some(held & !mask | flags & mask);
+        // It always gives something.
+        let _ = self.flags.fetch_update(Ordering::AcqRel, Ordering::Acquire, replaced);
+    }
+
     /// What the flags were when the unit was made.
     pub(crate) fn default_flags(&self) -> u8 {
         self.defaults

@@ -5,6 +5,7 @@
 pub mod batch;
 pub mod chain;
 pub mod features;
+pub mod state;
 
 use std::sync::Arc;
 
@@ -44,6 +45,9 @@ pub fn read_space(space: &[u8], offset: u32, into: &mut [u8]) {
     into[..len].copy_from_slice(&space[start..start + len]);
 }
 
+/// Makes a state that was judged the device's. When it fails the state is in force, but not where it has to outlive the process; why.
+pub type Apply = Box<dyn FnOnce() -> Result<(), String>>;
+
 /// A virtio device as a transport sees it: feature bits, configuration space, queues.
 ///
 /// Methods run on a control thread; only the queues they make run on workers.
@@ -73,6 +77,9 @@ pub trait VirtioDevice<L: GuestLane>: Send + Sync + 'static {
     /// now, or that the connection is. Before the first queue is made.
     fn driver_begins(&self, _resumed: bool) {}
 
+    /// A queue was stopped in good order. If it starts again before a [`reset`](Self::reset), the driver goes on with the device as it was.
+    fn queue_stopped(&self) {}
+
     /// These queues were served before, by somebody who left or died, and their requests are about to be taken up again: the
     /// transport has seen it in the in-flight region. None: the driver begins anew. Before the first queue is made.
     fn resumes(&self, _queues: &[u16]) {}
@@ -88,6 +95,21 @@ pub trait VirtioDevice<L: GuestLane>: Send + Sync + 'static {
 
     /// The device is resumed, after a [`reset`](Self::reset): what [`configured`](Self::configured) gave last. Any bits may come.
     fn restore(&self, _configured: u64) {}
+
+    /// What the device is, as the state of a guest that is migrated says it.
+    fn kind(&self) -> &'static str;
+
+    /// All that its driver relies on and that neither the guest's memory nor features carry, for whoever serves the device next: JSON, as
+    /// [`state`] writes it. No queue runs.
+    fn save_state(&self) -> String;
+
+    /// Judges what [`save_state`](Self::save_state) gave elsewhere, and changes nothing yet. Whoever runs the [`Apply`] makes it this
+    /// device's. From then on the driver is one that goes on: features that are set and a [`driver_begins`](Self::driver_begins) with
+    /// `resumed` change nothing of it; a [`reset`](Self::reset) does. No queue runs.
+    ///
+    /// # Errors
+    /// When it is not such a state, or one that this device cannot have: field, what was found, what was expected.
+    fn load_state(self: &Arc<Self>, state: &str) -> Result<Apply, String>;
 
     /// Virtqueues.
     fn queues(&self) -> u16;

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use mqblk_core::{BlockSize, ByteLen, Geometry, Limits};
 use mqblk_virtio::features::RING_FEATURES;
-use mqblk_virtio::{GuestLane, QueueParts, VirtioDevice};
+use mqblk_virtio::{Apply, GuestLane, QueueParts, VirtioDevice};
 
 use crate::config::{ConfigSpace, WRITEBACK_OFFSET, features};
 use crate::queue::BlkQueue;
+use crate::state;
 
 /// Bytes of the string that GET_ID answers. Source: virtio 1.3 section 5.2.6.
 pub const ID_BYTES: usize = 20;
@@ -42,6 +43,8 @@ pub struct VirtioBlk {
     /// The mode in force, read once a batch by the queues. Written when a driver changes it.
     writeback: AtomicBool,
     negotiated: AtomicU64,
+    /// The driver goes on where it was served before: it has chosen its mode, whatever features are set. Until a queue starts.
+    goes_on: AtomicBool,
 }
 
 impl VirtioBlk {
@@ -49,13 +52,25 @@ impl VirtioBlk {
     pub fn new(geometry: Geometry, limits: Limits, options: BlkOptions) -> VirtioBlk {
         let writeback = AtomicBool::new(options.writeback);
         let size = AtomicU64::new(geometry.size.0);
-        VirtioBlk { geometry, size, limits, options, writeback, negotiated: AtomicU64::new(0) }
+        let (negotiated, goes_on) = (AtomicU64::new(0), AtomicBool::new(false));
+        VirtioBlk { geometry, size, limits, options, writeback, negotiated, goes_on }
     }
 
     /// The disk has another size: the configuration tells of it, and what is asked for from now on is judged by it. Whoever drives
     /// the device reads that when it is told to.
     pub fn set_size(&self, size: ByteLen) {
         self.size.store(size.0, Ordering::Relaxed);
+    }
+
+    /// Whether the cache is in write-back mode.
+    pub(crate) fn is_writeback(&self) -> bool {
+        self.writeback.load(Ordering::Relaxed)
+    }
+
+    /// The driver had chosen this mode where it was served before.
+    pub(crate) fn go_on(&self, writeback: bool) {
+        self.writeback.store(writeback, Ordering::Relaxed);
+        self.goes_on.store(true, Ordering::Relaxed);
     }
 
     fn config(&self) -> ConfigSpace {
@@ -66,7 +81,7 @@ impl VirtioBlk {
             limits: self.limits,
             queues: self.options.queues,
             seg_max,
-            writeback: self.writeback.load(Ordering::Relaxed),
+            writeback: self.is_writeback(),
         }
     }
 
@@ -121,7 +136,8 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioBlk {
 
     fn set_features(&self, accepted: u64) {
         self.negotiated.store(accepted, Ordering::Relaxed);
-        if accepted & features::CONFIG_WCE != 0 && accepted & features::FLUSH == 0 {
+        let begins = !self.goes_on.load(Ordering::Relaxed);
+        if begins && accepted & features::CONFIG_WCE != 0 && accepted & features::FLUSH == 0 {
             self.writeback.store(false, Ordering::Relaxed);
         }
     }
@@ -151,16 +167,29 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioBlk {
     fn reset(&self) {
         self.negotiated.store(0, Ordering::Relaxed);
         self.writeback.store(self.options.writeback, Ordering::Relaxed);
+        self.goes_on.store(false, Ordering::Relaxed);
     }
 
     fn configured(&self) -> u64 {
-        CONFIGURED | if self.writeback.load(Ordering::Relaxed) { WRITEBACK } else { 0 }
+        CONFIGURED | if self.is_writeback() { WRITEBACK } else { 0 }
     }
 
     fn restore(&self, configured: u64) {
         if configured & CONFIGURED != 0 {
             self.writeback.store(configured & WRITEBACK != 0, Ordering::Relaxed);
         }
+    }
+
+    fn kind(&self) -> &'static str {
+        "virtio-blk"
+    }
+
+    fn save_state(&self) -> String {
+        state::save(self)
+    }
+
+    fn load_state(self: &Arc<Self>, state: &str) -> Result<Apply, String> {
+        state::load(self, state)
     }
 
     fn queues(&self) -> u16 {
@@ -172,6 +201,7 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioBlk {
     }
 
     fn queue(self: &Arc<Self>, _index: u16, parts: QueueParts) -> BlkQueue<L> {
+        self.goes_on.store(false, Ordering::Relaxed);
         BlkQueue::new(Arc::clone(self), parts)
     }
 }

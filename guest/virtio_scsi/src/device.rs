@@ -8,7 +8,7 @@ use mqblk_core::{ByteLen, DiskSlot, Wake};
 use mqblk_scsi::reservation::Ticket;
 use mqblk_scsi::{Attention, Nexus, TaskSet};
 use mqblk_virtio::features::RING_FEATURES;
-use mqblk_virtio::{GuestLane, QueueParts, QueueRole, VirtioDevice};
+use mqblk_virtio::{Apply, GuestLane, QueueParts, QueueRole, VirtioDevice};
 use virtio_bindings::virtio_scsi as b;
 
 use crate::commands::RequestQueue;
@@ -18,6 +18,7 @@ use crate::events::{Event, EventQueue, Events};
 use crate::orders::{Action, Posts, Scope};
 use crate::queue::{Kind, Ring, ScsiQueue};
 use crate::resuming::Resuming;
+use crate::state;
 use crate::units::{Place, PlaceTaken, Unit, Units};
 
 /// The queues before the request queues: control and event.
@@ -42,7 +43,7 @@ pub struct VirtioScsi {
     negotiated: AtomicU64,
     sense_size: AtomicU32,
     cdb_size: AtomicU32,
-    /// No queue has started since the last reset that its driver had used before.
+    /// Since the last reset no queue has started that its driver had used before, nor has one stopped.
     fresh: AtomicBool,
     /// Some queue has started since the process did.
     began: AtomicBool,
@@ -75,7 +76,7 @@ impl VirtioScsi {
         }
     }
 
-    fn config(&self) -> ConfigSpace {
+    pub(crate) fn config(&self) -> ConfigSpace {
         ConfigSpace {
             queues: self.options.queues,
             // Two descriptors are taken by command and answer.
@@ -90,7 +91,7 @@ impl VirtioScsi {
         Sizes { sense: self.sense_size.load(Ordering::Relaxed), cdb: self.cdb_size.load(Ordering::Relaxed) }
     }
 
-    fn set_sizes(&self, sizes: Sizes) {
+    pub(crate) fn set_sizes(&self, sizes: Sizes) {
         self.sense_size.store(sizes.sense, Ordering::Relaxed);
         self.cdb_size.store(sizes.cdb, Ordering::Relaxed);
     }
@@ -168,8 +169,19 @@ impl VirtioScsi {
         }
     }
 
-    fn tell(&self, event: Event) {
-        if self.negotiated.load(Ordering::Relaxed) & event.feature() != 0 {
+    pub(crate) fn events(&self) -> &Events {
+        &self.events
+    }
+
+    /// The driver goes on with units as they are, whose attentions are news to it: queues of before that start are no sign of the contrary.
+    pub(crate) fn go_on(&self) {
+        self.fresh.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn tell(&self, event: Event) {
+        let negotiated = self.negotiated.load(Ordering::Relaxed);
+        // A driver that goes on listens before its features are said again.
+        if negotiated & event.feature() != 0 || (negotiated == 0 && self.events.is_listened_to()) {
             self.events.post(event);
         }
     }
@@ -236,6 +248,7 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
         self.fresh.store(true, Ordering::Relaxed);
         self.first.store(!self.began.load(Ordering::Relaxed), Ordering::Relaxed);
         self.set_sizes(Sizes::DEFAULT);
+        self.events.reset();
     }
 
     fn driver_begins(&self, resumed: bool) {
@@ -244,6 +257,10 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
                 unit.nexus.initiator_reset();
             }
         }
+    }
+
+    fn queue_stopped(&self) {
+        self.go_on();
     }
 
     fn resumes(&self, queues: &[u16]) {
@@ -271,6 +288,18 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
         }
     }
 
+    fn kind(&self) -> &'static str {
+        "virtio-scsi"
+    }
+
+    fn save_state(&self) -> String {
+        state::save(self)
+    }
+
+    fn load_state(self: &Arc<Self>, state: &str) -> Result<Apply, String> {
+        state::load(self, state)
+    }
+
     fn queues(&self) -> u16 {
         FIXED_QUEUES + self.options.queues
     }
@@ -284,7 +313,7 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
     }
 
     fn queue(self: &Arc<Self>, index: u16, parts: QueueParts) -> ScsiQueue<L> {
-        let QueueParts { ring, lease, call, waker, .. } = parts;
+        let QueueParts { ring, lease, call, features, waker } = parts;
         if ring.is_resumed() && self.fresh.swap(false, Ordering::Relaxed) {
             // The guest did not boot anew: whoever served it before has left or died.
             let elsewhere = self.first.load(Ordering::Relaxed);
@@ -297,7 +326,7 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
         let ring = Ring { device: ring, lease, call };
         ScsiQueue::new(match index {
             0 => Kind::Control(Box::new(ControlQueue::new(Arc::clone(self), ring, waker))),
-            1 => Kind::Event(Box::new(EventQueue::new(ring, Arc::clone(&self.events), waker))),
+            1 => Kind::Event(Box::new(EventQueue::new(ring, features, Arc::clone(&self.events), waker))),
             _ => Kind::Request(Box::new(RequestQueue::new(Arc::clone(self), ring, waker))),
         })
     }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use mqblk_core::{Armed, Pulled, Wake};
 use mqblk_memory::BufferPool;
 use mqblk_virtio::chain::{ChainError, ChainStart, walk};
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_scsi as b;
 
 use crate::queue::Ring;
@@ -15,10 +16,11 @@ use crate::units::Place;
 /// Bytes of an event.
 pub const EVENT_BYTES: usize = 16;
 /// Events that wait for a buffer of the driver. Past it they are lost, and the next one says so.
-const WAITING: usize = 64;
+pub(crate) const WAITING: usize = 64;
 
-/// What happened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What happened. Its name as text is kept from one version to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Event {
     /// There is a new unit.
     Appeared(Place),
@@ -69,6 +71,8 @@ fn encode(event: u32, lun: [u8; 8], reason: u32) -> [u8; EVENT_BYTES] {
 
 #[derive(Default)]
 struct Waiting {
+    /// There is a driver that listens, though its queue may be stopped for a while.
+    listens: bool,
     /// Rings for the event queue while there is one.
     queue: Option<Arc<dyn Wake>>,
     events: VecDeque<Event>,
@@ -87,14 +91,58 @@ impl Events {
     /// Has the driver told. Without a driver that listens it is forgotten: one that comes later scans.
     pub fn post(&self, event: Event) {
         let mut waiting = self.lock();
-        let Some(queue) = waiting.queue.clone() else { return };
+        if !waiting.listens {
+            return;
+        }
         if waiting.events.len() < WAITING {
             waiting.events.push_back(event);
         } else {
             waiting.missed = true;
         }
+        let queue = waiting.queue.clone();
         drop(waiting);
-        queue.wake();
+        if let Some(queue) = queue {
+            queue.wake();
+        }
+    }
+
+    /// A driver's event queue starts. What a driver of these features does not want to hear, nobody heard of before.
+    fn begin(&self, queue: Arc<dyn Wake>, features: u64, missed: bool) {
+        let mut waiting = self.lock();
+        waiting.listens = true;
+        waiting.queue = Some(queue);
+        waiting.missed |= missed;
+        waiting.events.retain(|event| event.feature() & features != 0);
+    }
+
+    /// It stops. What it was not told it is when it goes on.
+    fn pause(&self) {
+        self.lock().queue = None;
+    }
+
+    /// Whoever drives the device next scans.
+    pub fn reset(&self) {
+        let mut waiting = self.lock();
+        *waiting = Waiting { queue: waiting.queue.take(), ..Waiting::default() };
+    }
+
+    /// Whether there is a driver that listens.
+    pub fn is_listened_to(&self) -> bool {
+        self.lock().listens
+    }
+
+    /// What the driver was not told yet, in the order of telling, and whether more was lost. `None`: no driver listens.
+    pub fn untold(&self) -> Option<(Vec<Event>, bool)> {
+        let waiting = self.lock();
+        waiting.listens.then(|| (waiting.events.iter().copied().collect(), waiting.missed))
+    }
+
+    /// The driver that goes on listens, or not, and was not told these. They are at most [`WAITING`].
+    pub fn replace(&self, untold: Option<(Vec<Event>, bool)>) {
+        let mut waiting = self.lock();
+        waiting.listens = untold.is_some();
+        let (events, missed) = untold.unwrap_or_default();
+        (waiting.events, waiting.missed) = (events.into(), missed);
     }
 
     fn any(&self) -> bool {
@@ -126,22 +174,21 @@ pub struct EventQueue {
 }
 
 impl EventQueue {
-    pub(crate) fn new(ring: Ring, events: Arc<Events>, waker: Arc<dyn Wake>) -> EventQueue {
+    pub(crate) fn new(ring: Ring, features: u64, events: Arc<Events>, waker: Arc<dyn Wake>) -> EventQueue {
         // A process that died with a buffer in its hands died with an event, and perhaps with others that waited.
-        let missed = ring.device.replays() > 0;
-        *events.lock() = Waiting { queue: Some(waker), missed, ..Waiting::default() };
+        events.begin(waker, features, ring.device.replays() > 0);
         EventQueue { ring, events }
     }
 
-    /// Puts events in the driver's buffers while there are both.
-    pub(crate) fn deliver(&mut self, pool: &mut BufferPool) -> Pulled {
-        match self.try_deliver(pool) {
+    /// Puts events in the driver's buffers while there are both. `given` hears of each buffer.
+    pub(crate) fn deliver(&mut self, pool: &mut BufferPool, given: impl FnMut()) -> Pulled {
+        match self.try_deliver(pool, given) {
             Ok(()) => Pulled::Dry,
             Err(why) => Pulled::Broken(why),
         }
     }
 
-    fn try_deliver(&mut self, pool: &mut BufferPool) -> Result<(), &'static str> {
+    fn try_deliver(&mut self, pool: &mut BufferPool, mut given: impl FnMut()) -> Result<(), &'static str> {
         while self.events.any()
             && let Some(head) = self.ring.device.take_next().map_err(|broken| broken.0)?
         {
@@ -163,6 +210,7 @@ impl EventQueue {
             }
             pool.release(buffer);
             self.ring.device.put_used(head, written);
+            given();
             if let Err(ChainError::Ring(broken)) = walked {
                 return Err(broken.0);
             }
@@ -175,9 +223,9 @@ impl EventQueue {
         if self.events.any() { self.ring.device.arm() } else { Armed::Sleepable }
     }
 
-    /// The queue ends: whoever drives the device next scans.
+    /// The queue ends, or stops for a while.
     pub(crate) fn close(&mut self) {
-        *self.events.lock() = Waiting::default();
+        self.events.pause();
     }
 }
 
@@ -214,12 +262,35 @@ mod tests {
     }
 
     #[test]
+    fn a_driver_that_goes_on_hears_what_it_was_not_told() {
+        let (events, elsewhere) = (Events::default(), Events::default());
+        let (removed, resized) =
+            (|target| Event::Removed(Place { target, lun: 0 }), Event::Resized(Place { target: 9, lun: 1 }));
+        let all = removed(0).feature() | resized.feature();
+        assert_eq!(events.untold(), None);
+        events.begin(Arc::new(Silent), all, false);
+        events.post(removed(1));
+        events.pause();
+        events.post(resized);
+        assert_eq!(events.untold(), Some((vec![removed(1), resized], false)));
+        elsewhere.replace(events.untold());
+        assert!(elsewhere.is_listened_to());
+        elsewhere.begin(Arc::new(Silent), removed(0).feature(), false);
+        // It goes on here too, when it does not move after all.
+        events.begin(Arc::new(Silent), all, true);
+        assert_eq!(events.untold(), Some((vec![removed(1), resized], true)));
+        assert_eq!(elsewhere.untold(), Some((vec![removed(1)], false)), "it does not want to hear of sizes");
+        events.reset();
+        assert_eq!(events.untold(), None);
+    }
+
+    #[test]
     fn lost_events_are_told_with_the_last_that_was_kept() {
         let events = Events::default();
         let removed = |target| Event::Removed(Place { target, lun: 0 });
         events.post(removed(0));
         assert!(!events.any(), "nobody listens");
-        events.lock().queue = Some(Arc::new(Silent));
+        events.begin(Arc::new(Silent), Event::Removed(Place { target: 0, lun: 0 }).feature(), false);
         for target in 0..=WAITING as u8 {
             events.post(removed(target));
         }

@@ -93,7 +93,8 @@ impl<L: GuestLane> GuestQueue for ScsiQueue<L> {
         match &mut self.kind {
             Kind::Request(queue) => queue.pull(lane.pool(), into),
             Kind::Control(queue) => queue.pull(lane.pool(), into),
-            Kind::Event(queue) => queue.deliver(lane.pool()),
+            // An event that had waited for a buffer: the queue is published for it.
+            Kind::Event(queue) => queue.deliver(lane.pool(), || into.answered(true)),
         }
     }
 
@@ -116,7 +117,7 @@ impl<L: GuestLane> GuestQueue for ScsiQueue<L> {
                 queue.answer_done(lane.pool());
                 Ok(())
             }
-            Kind::Event(queue) if running => match queue.deliver(lane.pool()) {
+            Kind::Event(queue) if running => match queue.deliver(lane.pool(), || {}) {
                 Pulled::Broken(why) => Err(why),
                 _ => Ok(()),
             },

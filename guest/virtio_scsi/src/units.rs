@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use mqblk_core::DiskSlot;
 use mqblk_scsi::Nexus;
+use serde::{Deserialize, Serialize};
 
 /// Where a unit is on its controller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Place {
     /// Target number.
     pub target: u8,

@@ -111,6 +111,17 @@ impl Daemon {
         Holds { fds, shared_maps: maps.lines().filter(|line| line.contains("/memfd:")).count() }
     }
 
+    /// How many threads it has whose name begins like this. Others come and go as the kernel pleases.
+    ///
+    /// # Panics
+    /// When the process is gone.
+    pub fn threads(&self, name: &str) -> usize {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("the daemon's threads");
+        let named =
+            |path: PathBuf| std::fs::read_to_string(path.join("comm")).is_ok_and(|found| found.starts_with(name));
+        tasks.flatten().filter(|task| named(task.path())).count()
+    }
+
     /// What it holds once that does not change any more.
     pub fn quiet_holds(&self) -> Holds {
         let mut last = self.holds();

@@ -68,6 +68,7 @@ impl Rig {
             drain_timeout: Duration::from_secs(30),
             disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: plan.disk, plug: plan.plug, health: Arc::default() }],
             engine: Arc::clone(&engine),
+            host_state: None,
         };
         let server = Server::start(device, serve).expect("the socket can be made");
         let mut device = Device::connect(&options).expect("connected");

@@ -1,5 +1,6 @@
 //! One LUN in the table, and what may be said of it.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
@@ -80,6 +81,8 @@ pub struct Lun {
     pub unit: Option<Arc<Unit>>,
     /// What nobody else may have, besides what its unit has.
     pub(super) claims: Vec<Claim>,
+    /// What it was added with while a daemon ran, besides its controller, id and place.
+    pub(super) given: Option<BTreeMap<String, String>>,
 }
 
 impl Lun {

@@ -3,12 +3,13 @@
 //! The table is locked for moments only. Whatever waits (opening storage, ending a guest's commands) is done beside it, with the LUN's place
 //! and names held in the table meanwhile, so that nobody else waits for it.
 
+mod carried;
 mod lun;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,7 @@ use super::resolve::{LunKeys, Names, Places, Storages as _, find_controller};
 use super::state::{Added, State, StateFile};
 use super::storages::Registry;
 use super::watch::Watched;
+use carried::CarriedLuns;
 pub use lun::{ChangeError, Going, Lun, LunState, Removal, Which};
 
 /// All controllers and their LUNs.
@@ -35,6 +37,8 @@ pub struct Luns {
     removals: Mutex<Vec<JoinHandle<()>>>,
     /// What a daemon after this one is told of. Locked after the table.
     state: Option<Mutex<StateFile>>,
+    /// Their part in the state that travels with a guest, of each controller.
+    carried: Vec<Arc<CarriedLuns>>,
 }
 
 impl Luns {
@@ -48,6 +52,9 @@ impl Luns {
         (engine, drain_timeout): (&Arc<Engine>, Duration),
         state: Option<StateConfig>,
     ) -> Result<Luns, LunsError> {
+        let kept = state.iter().flat_map(|state| &state.kept.added);
+        let kept: HashMap<String, BTreeMap<String, String>> =
+            kept.map(|lun| (lun.id.clone(), lun.settings.clone())).collect();
         let state = state.map(|StateConfig { path, kept }| {
             StateFile::take(&path, kept).map(Mutex::new).map_err(|source| LunsError::State { path, source })
         });
@@ -60,7 +67,7 @@ impl Luns {
                 units.insert(lun.id.as_str(), Arc::new(unit));
             }
         }
-        let mut controllers = Vec::new();
+        let (mut controllers, mut carried) = (Vec::new(), Vec::new());
         let mut table = Vec::new();
         for (controller, config) in configs.iter().enumerate() {
             let mut first = Vec::new();
@@ -80,12 +87,27 @@ impl Luns {
                     unit: Some(Arc::clone(unit)),
                     claims: vec![("id", lun.id.clone())],
                     origin: lun.origin,
+                    given: kept.get(&lun.id).filter(|_| lun.origin == LunOrigin::RunTime).cloned(),
                 });
             }
-            controllers.push(Controller::start(config, &first, (engine, drain_timeout))?);
+            let part = Arc::new(CarriedLuns::new(&config.id, config.incoming_luns.clone()));
+            controllers.push(Controller::start(config, &first, (engine, drain_timeout), Arc::clone(&part) as _)?);
+            carried.push(part);
         }
         let (changed, removals) = (Condvar::new(), Mutex::default());
-        Ok(Luns { controllers, names, table: Mutex::new(table), changed, removals, state })
+        Ok(Luns { controllers, names, table: Mutex::new(table), changed, removals, state, carried })
+    }
+
+    /// From now on guests can be migrated, or no longer. Waits for those that are arriving.
+    pub fn travel(self: &Arc<Luns>, on: bool) {
+        let luns = if on { Arc::downgrade(self) } else { Weak::new() };
+        self.carried.iter().for_each(|part| part.belong_to(Weak::clone(&luns)));
+    }
+
+    /// The LUNs of the controller `id` that guests use, by place.
+    fn of(&self, id: &str) -> Vec<Lun> {
+        let own = |lun: &Lun| lun.is_ready() && self.controllers[lun.controller].id() == id;
+        self.list().into_iter().filter(own).collect()
     }
 
     /// The controllers, in the order of the configuration.
@@ -139,9 +161,9 @@ impl Luns {
         };
         unit.alone(|| {
             self.controllers[seat.controller].map(place, seat.slot, &unit).map_err(failed)?;
-            let lun = seat.keep(&unit);
-            let controller = self.controllers[lun.controller].id();
+            let controller = self.controllers[seat.controller].id();
             let added = Added::new(controller, &id, (place.target, place.lun), &given);
+            let lun = seat.keep(&unit, added.settings.clone());
             self.keep(|state| state.add(added));
             tracing::info!(lun = id, controller, place = %place, "LUN added");
             Ok(lun)
@@ -180,6 +202,7 @@ impl Luns {
             unit: shared.clone(),
             claims: keys.claims().to_vec(),
             origin: LunOrigin::RunTime,
+            given: None,
         });
         let seat = Seat { luns: self, controller, slot, kept: false };
         Ok((keys, seat, shared))
@@ -395,7 +418,7 @@ struct Seat<'a> {
 
 impl Seat<'_> {
     /// The LUN is there.
-    fn keep(mut self, unit: &Arc<Unit>) -> Lun {
+    fn keep(mut self, unit: &Arc<Unit>, given: BTreeMap<String, String>) -> Lun {
         self.kept = true;
         let mut table = self.luns.table();
         let at = table.iter().position(|lun| (lun.controller, lun.slot) == (self.controller, self.slot));
@@ -404,6 +427,7 @@ impl Seat<'_> {
         lun.state = LunState::Ready;
         lun.unit = Some(Arc::clone(unit));
         lun.claims = vec![("id", lun.id.clone())];
+        lun.given = Some(given);
         lun.clone()
     }
 }

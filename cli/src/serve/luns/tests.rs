@@ -86,6 +86,7 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
             fixed_buffers: mqblk_engine::FixedBufferUse::Off,
         },
         cmd_per_lun: 8,
+        incoming_luns: None,
         luns: disks.iter().zip(0..).map(lun).collect(),
     };
     let engine = Arc::new(Engine::start(&engine).unwrap());

@@ -118,6 +118,18 @@ fn malformed_controllers() {
         ),
         (
             &[],
+            &["id=c,socket=/tmp/c,incoming-luns=/nonexistent"],
+            &[],
+            "controller \"c\": incoming-luns: found \"/nonexistent\" (No such file or directory (os error 2)), expected an existing folder",
+        ),
+        (
+            &[],
+            &["id=c,socket=/tmp/c,incoming-luns=/dev/null"],
+            &[],
+            "controller \"c\": incoming-luns: found \"/dev/null\" (no folder), expected an existing folder",
+        ),
+        (
+            &[],
             &["id=c,socket=/tmp/c,queues=255"],
             &[],
             "controller \"c\": queues: found \"255\", expected a whole number from 1 to 254",
@@ -150,7 +162,7 @@ fn malformed_controllers() {
             &[],
             &["id=c,socket=/tmp/c,path=/a"],
             &[],
-            "controller \"c\": path: found an unknown key (with value \"/a\"), expected one of cmd-per-lun, coalesce-max, coalesce-us, fixed-buffers, id, poll, poll_queue, queue-map, queue-size, queues, socket, socket-mode",
+            "controller \"c\": path: found an unknown key (with value \"/a\"), expected one of cmd-per-lun, coalesce-max, coalesce-us, fixed-buffers, id, incoming-luns, poll, poll_queue, queue-map, queue-size, queues, socket, socket-mode",
         ),
         (
             &[],
@@ -180,7 +192,7 @@ fn malformed_controllers() {
             &["path=/d,socket=/tmp/d,interface=virtio-scsi,seral=1"],
             &[],
             &[],
-            "lun \"d:0:0\": seral: found an unknown key (with value \"1\"), expected one of cache, cmd-per-lun, coalesce-max, coalesce-us, depth, fixed-buffers, id, interface, latency-us, lun, merge, merge-bytes, merge-segments, on-enospc, on-error, path, plug-us, poll, poll_queue, product, queue-map, queue-size, queues, readonly, reservations, serial, size, socket, socket-mode, storage, target, unit, unit-name, vendor, watch-size",
+            "lun \"d:0:0\": seral: found an unknown key (with value \"1\"), expected one of cache, cmd-per-lun, coalesce-max, coalesce-us, depth, fixed-buffers, id, incoming-luns, interface, latency-us, lun, merge, merge-bytes, merge-segments, on-enospc, on-error, path, plug-us, poll, poll_queue, product, queue-map, queue-size, queues, readonly, reservations, serial, size, socket, socket-mode, storage, target, unit, unit-name, vendor, watch-size",
         ),
         (
             &["path=/d,socket=/tmp/d,vendor=x"],
@@ -281,8 +293,10 @@ fn a_printed_configuration_reads_back_as_itself() {
         "controller=d,unit=kept",
         "controller=d,storage=null,size=3M,unit-name=\"n\",cache=writethrough,plug-us=20",
     ];
-    let controllers =
-        ["id=c,socket=c.sock,queues=3,cmd-per-lun=32,poll=busy", "id=d,socket=/tmp/d,queues=1,queue-map=0:2"];
+    let controllers = [
+        "id=c,socket=c.sock,queues=3,cmd-per-lun=32,poll=busy,incoming-luns=/tmp",
+        "id=d,socket=/tmp/d,queues=1,queue-map=0:2",
+    ];
     let disks = ["path=/x,socket=/tmp/x,queues=1", "path=/y,socket=/tmp/y,queues=2,interface=virtio-scsi"];
     let config = all(&disks, &controllers, &luns).unwrap();
     assert_eq!((config.disks.len(), config.controllers.len()), (1, 3));

@@ -12,7 +12,7 @@ mod names;
 mod process;
 mod xen;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use mqblk_core::disk::DiskError;
 use mqblk_core::settings::{SettingError, Settings};
@@ -169,9 +169,9 @@ pub fn resolve<S: Storages>(
     }
     let luns = kept::open(luns, storages)?;
     for ((keys, luns), front) in controllers.into_iter().zip(luns).zip(controller_fronts) {
-        let ControllerKeys { settings, id, cmd_per_lun, .. } = keys;
+        let ControllerKeys { settings, id, cmd_per_lun, incoming_luns, .. } = keys;
         settings.finish()?;
-        served.controllers.push(ControllerConfig { id, front, cmd_per_lun, luns });
+        served.controllers.push(ControllerConfig { id, front, cmd_per_lun, incoming_luns, luns });
     }
     Ok(served)
 }
@@ -247,6 +247,7 @@ pub struct ControllerKeys {
     id: String,
     front: FrontKeys,
     cmd_per_lun: u16,
+    incoming_luns: Option<PathBuf>,
 }
 
 impl ControllerKeys {
@@ -287,7 +288,8 @@ impl ControllerKeys {
         names.claim(settings, "id", &id, owner)?;
         let front = take_front(settings, cpus.count.max(SCSI_QUEUES), MAX_SCSI_QUEUES, names)?;
         let cmd_per_lun = take_u16(settings, "cmd-per-lun", 1, MAX_CMD_PER_LUN)?.unwrap_or(DEFAULT_CMD_PER_LUN);
-        Ok(ControllerKeys { settings: Settings::new(settings.subject()), id, front, cmd_per_lun })
+        let incoming_luns = take_folder(settings, "incoming-luns")?;
+        Ok(ControllerKeys { settings: Settings::new(settings.subject()), id, front, cmd_per_lun, incoming_luns })
     }
 
     /// What its LUNs need to know of it: its id, and its socket.
@@ -307,6 +309,17 @@ fn take_front(
     let owner = settings.subject().rsplit(": ").next().unwrap_or_default().to_owned();
     names.claim_file(settings, "socket", &front.known().socket, owner)?;
     Ok(front)
+}
+
+/// Takes a folder.
+fn take_folder(settings: &mut Settings, key: &'static str) -> Result<Option<PathBuf>, SettingError> {
+    let Some(path) = settings.text(key).map(PathBuf::from) else { return Ok(None) };
+    let why = match path.metadata() {
+        Ok(folder) if folder.is_dir() => return Ok(Some(path)),
+        Ok(_) => "no folder".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(settings.error(key, format!("{path:?} ({why})"), "an existing folder"))
 }
 
 /// Takes a whole number.

@@ -12,7 +12,7 @@ use mqblk_core::Wake;
 use super::keeper::{Keeper, Ticket};
 
 /// Most bytes that a file of kept reservations can have: 1024 registrations of less than 512 bytes.
-const LARGEST: u64 = 512 << 10;
+pub(super) const LARGEST: u64 = 512 << 10;
 
 /// Keeps a unit's reservations in a file: written beside it, synced, put in its place by a rename, and the folder synced, so that the file is
 /// always a whole state. A thread of its own does that; nobody who saves waits for the disk.

@@ -71,24 +71,24 @@ struct Content {
     reservation: Option<KeptReservation>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct KeptRegistration {
+pub(super) struct KeptRegistration {
     nexus: KeptNexus,
     /// In hexadecimal, as tools show it.
     key: String,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct KeptNexus {
+pub(super) struct KeptNexus {
     initiator: String,
     port: u16,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct KeptReservation {
+pub(super) struct KeptReservation {
     r#type: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     holder: Option<KeptNexus>,
@@ -118,20 +118,30 @@ fn checksum(content: &Content) -> String {
 
 /// The text of a state. PRGENERATION and RESERVE(6) and (10) do not outlive a loss of power.
 pub(super) fn write(state: &State) -> Vec<u8> {
-    let kept = if state.persist { state.registrations.as_slice() } else { &[] };
-    let registrations = kept
-        .iter()
-        .map(|held| KeptRegistration { nexus: (&held.nexus).into(), key: format!("{:#018x}", held.key) })
-        .collect();
-    let reservation = state.reservation.as_ref().filter(|_| state.persist).map(|held| KeptReservation {
-        r#type: KINDS.iter().find(|(kind, _)| *kind == held.kind).map_or("", |(_, name)| name).into(),
-        holder: held.holder.as_ref().map(KeptNexus::from),
-    });
+    let (registrations, reservation) = match state.persist {
+        true => (registrations(state), reservation(state)),
+        false => (Vec::new(), None),
+    };
     let content = Content { aptpl: state.persist, registrations, reservation };
     let file = File { format: FORMAT.into(), version: VERSION, checksum: checksum(&content), state: content };
     let mut text = serde_json::to_vec_pretty(&file).unwrap_or_default();
     text.push(b'\n');
     text
+}
+
+pub(super) fn registrations(state: &State) -> Vec<KeptRegistration> {
+    let kept = |held: &Registration| KeptRegistration {
+        nexus: KeptNexus::from(&held.nexus),
+        key: format!("{:#018x}", held.key),
+    };
+    state.registrations.iter().map(kept).collect()
+}
+
+pub(super) fn reservation(state: &State) -> Option<KeptReservation> {
+    state.reservation.as_ref().map(|held| KeptReservation {
+        r#type: KINDS.iter().find(|(kind, _)| *kind == held.kind).map_or("", |(_, name)| name).into(),
+        holder: held.holder.as_ref().map(KeptNexus::from),
+    })
 }
 
 /// The state that a text says.
@@ -152,11 +162,11 @@ pub(super) fn read(text: &[u8]) -> Result<State, RestoreError> {
     judge(file.state)
 }
 
-fn impossible<T: ToString + ?Sized>(field: &'static str, found: &T, expected: &'static str) -> RestoreError {
+pub(super) fn impossible<T: ToString + ?Sized>(field: &'static str, found: &T, expected: &'static str) -> RestoreError {
     RestoreError::Impossible { field, found: found.to_string(), expected }
 }
 
-fn nexus(kept: KeptNexus, field: &'static str) -> Result<NexusName, RestoreError> {
+pub(super) fn nexus(kept: KeptNexus, field: &'static str) -> Result<NexusName, RestoreError> {
     if kept.initiator.is_empty() || kept.initiator.len() > LONGEST_NAME {
         return Err(impossible(field, &kept.initiator, "a name of 1 to 255 bytes"));
     }
@@ -164,16 +174,25 @@ fn nexus(kept: KeptNexus, field: &'static str) -> Result<NexusName, RestoreError
 }
 
 fn judge(content: Content) -> Result<State, RestoreError> {
-    let count = content.registrations.len();
+    if !content.aptpl && (!content.registrations.is_empty() || content.reservation.is_some()) {
+        return Err(impossible("aptpl", &false, "true where there are registrations or a reservation"));
+    }
+    let (registrations, reservation) = judge_held(content.registrations, content.reservation)?;
+    Ok(State { persist: content.aptpl, registrations, reservation, ..State::default() })
+}
+
+/// Registrations, and a reservation that goes with them.
+pub(super) fn judge_held(
+    kept: Vec<KeptRegistration>,
+    reservation: Option<KeptReservation>,
+) -> Result<(Vec<Registration>, Option<Reservation>), RestoreError> {
+    let count = kept.len();
     if count > MOST_REGISTRATIONS {
         return Err(impossible("registrations", &count, "1024 at most"));
     }
-    if !content.aptpl && (count > 0 || content.reservation.is_some()) {
-        return Err(impossible("aptpl", &false, "true where there are registrations or a reservation"));
-    }
     let mut keys = BTreeMap::new();
     let mut registrations = Vec::with_capacity(count);
-    for kept in content.registrations {
+    for kept in kept {
         let nexus = nexus(kept.nexus, "registrations.nexus")?;
         let key = kept.key.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
         let Some(key) = key.filter(|key| *key != 0) else {
@@ -184,7 +203,7 @@ fn judge(content: Content) -> Result<State, RestoreError> {
         }
         registrations.push(Registration { nexus, key });
     }
-    let reservation = content.reservation.map(|kept| {
+    let reservation = reservation.map(|kept| {
         let found = KINDS.iter().find(|(_, name)| *name == kept.r#type);
         let Some((kind, _)) = found else {
             return Err(impossible("reservation.type", &kept.r#type, "a type of persistent reservation"));
@@ -203,5 +222,5 @@ fn judge(content: Content) -> Result<State, RestoreError> {
             _ => Ok(Reservation { kind: *kind, holder }),
         }
     });
-    Ok(State { persist: content.aptpl, registrations, reservation: reservation.transpose()?, ..State::default() })
+    Ok((registrations, reservation.transpose()?))
 }

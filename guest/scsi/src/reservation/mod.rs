@@ -2,7 +2,8 @@
 //!
 //! [`Reservations`] belongs to a unit; a nexus gets its [`Party`] by joining. What a nexus may do is worked out whenever something changes
 //! and lies in one byte of its own, so that a READ or WRITE costs one relaxed load. `state` is what the standard says, without locks;
-//! `out` and `report` are PERSISTENT RESERVE OUT and IN; `kept` is the state as text, which a [`Keeper`] keeps where APTPL asks for it.
+//! `out` and `report` are PERSISTENT RESERVE OUT and IN; `kept` is the state as text, which a [`Keeper`] keeps where APTPL asks for it;
+//! `carried` is what goes with a guest that is migrated.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -15,6 +16,7 @@ use crate::sense::{Sense, Status};
 use crate::step::{DataOut, Ending};
 
 mod access;
+mod carried;
 mod file;
 mod keeper;
 mod kept;
@@ -24,6 +26,7 @@ mod state;
 mod transport_id;
 
 pub use access::{Access, Kind};
+pub use carried::{Carried, Judged};
 pub use file::FileKeeper;
 pub use keeper::{Keeper, Ticket};
 pub use kept::RestoreError;
@@ -240,6 +243,11 @@ impl Party {
     /// Its name.
     pub fn name(&self) -> &NexusName {
         &self.seat.name
+    }
+
+    /// Those of the unit that it is one of.
+    pub(crate) fn reservations(&self) -> &Arc<Reservations> {
+        &self.reservations
     }
 
     /// Whether a command of this class may be executed now; else its status is RESERVATION CONFLICT. One relaxed load.

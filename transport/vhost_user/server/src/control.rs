@@ -12,8 +12,10 @@ use mqblk_virtio::VirtioDevice;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
+use crate::device_state;
 use crate::disks::SharedSession;
 use crate::listen::ListenSocket;
+use crate::requests::CHECK_DEVICE_STATE;
 use crate::server::{Connected, ServerOptions, Shared, lock};
 use crate::session::{RETRY, Session};
 
@@ -204,10 +206,16 @@ impl<D: VirtioDevice<Lane>> Control<D> {
     /// Takes one message.
     fn message(&mut self) {
         let Some(connection) = &mut self.current else { return };
-        self.shared.requests.look_ahead(&*connection.stream);
-        let handler = &mut connection.handler;
+        let number = self.shared.requests.look_ahead(&*connection.stream);
+        let (handler, session) = (&mut connection.handler, &connection.session);
         // A panic in a message's handling is a bug, but it must cost only this connection.
-        let handled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handler.handle_request()));
+        let handled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            if number == Some(CHECK_DEVICE_STATE) {
+                // Before the message is handled, which is done with the session locked.
+                device_state::check(session);
+            }
+            handler.handle_request()
+        }));
         match handled {
             Ok(Ok(())) => {
                 // Some messages are answered with an error that does not end the conversation.

@@ -20,6 +20,7 @@ const SET_PROTOCOL_FEATURES: u32 = 16;
 const SET_VRING_ENABLE: u32 = 18;
 const SET_BACKEND_REQ_FD: u32 = 21;
 const GET_CONFIG: u32 = 24;
+pub(crate) const CHECK_DEVICE_STATE: u32 = 43;
 /// The message of ours. Source: the same, "Back-end message types".
 const CONFIG_CHANGE: u32 = 2;
 /// Bits of the flags: version 1, an answer, and that one is wanted.
@@ -77,14 +78,13 @@ impl Requests {
         *lock(&self.connection) = Connection::default();
     }
 
-    /// Looks at the next message of the connection, waiting for it, and leaves it there.
+    /// Looks at the next message of the connection, waiting for it, and leaves it there. Gives its number.
     ///
-    /// A front-end that sends a header in pieces is looked at too soon: it has no socket then.
-    pub(crate) fn look_ahead(&self, stream: impl AsFd) {
+    /// A front-end that sends a header in pieces is looked at too soon: it has no socket then, nor a number.
+    pub(crate) fn look_ahead(&self, stream: impl AsFd) -> Option<u32> {
         let mut bytes = [0; HEADER + 8];
-        let peeked = rustix::io::retry_on_intr(|| recv(&stream, &mut bytes[..], RecvFlags::PEEK));
-        let Ok((found, _)) = peeked else { return };
-        let Some(request) = word(&bytes[..found], 0) else { return };
+        let (found, _) = rustix::io::retry_on_intr(|| recv(&stream, &mut bytes[..], RecvFlags::PEEK)).ok()?;
+        let request = word(&bytes[..found], 0)?;
         match request {
             SET_PROTOCOL_FEATURES if found == bytes.len() => {
                 let [.., a, b, c, d, e, f, g, h] = bytes;
@@ -98,6 +98,7 @@ impl Requests {
             SET_VRING_ENABLE => self.remind(),
             _ => {}
         }
+        Some(request)
     }
 
     /// QEMU ignores a change until its device is started, and does not read the configuration again by itself then.

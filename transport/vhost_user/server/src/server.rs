@@ -15,6 +15,7 @@ use mqblk_engine::{
 use mqblk_virtio::VirtioDevice;
 
 use crate::control::Control;
+use crate::device_state::HostState;
 use crate::disks::{Disks, SharedSession};
 use crate::gate::StartGate;
 use crate::listen::{ListenSocket, SocketError};
@@ -43,6 +44,8 @@ pub struct ServerOptions {
     pub disks: Vec<QueueDisk>,
     /// The workers.
     pub engine: Arc<Engine>,
+    /// What travels with the device's state when a guest is migrated, besides what the device knows.
+    pub host_state: Option<Arc<dyn HostState>>,
 }
 
 /// A device that listens. Stopped by [`stop`](Self::stop) or by dropping it.

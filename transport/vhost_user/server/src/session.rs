@@ -1,5 +1,7 @@
 //! One connection: answers its messages.
 
+mod migrated;
+
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -20,6 +22,7 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
 use crate::active::ActiveDisks;
+use crate::device_state::DeviceStates;
 use crate::disks::{Disks, Holder};
 use crate::gate::StartGate;
 use crate::inflight::InflightRegion;
@@ -51,6 +54,8 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
     features: u64,
     logging: Logging,
     active: ActiveDisks,
+    /// The state that travels with a guest that is migrated.
+    states: DeviceStates,
     /// A queue has started, or the driver has begun anew since.
     begun: bool,
     /// Until when queues that were served before may hold up others that start again.
@@ -89,6 +94,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             features: 0,
             logging: Logging::default(),
             active: ActiveDisks::default(),
+            states: DeviceStates::default(),
             begun: false,
             resuming_until: None,
             backend: None,
@@ -201,7 +207,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         }
         if !std::mem::replace(&mut self.begun, true) {
             let resumed = self.inflight.as_ref().is_some_and(|region| region.is_used());
-            self.device.driver_begins(resumed);
+            self.device.driver_begins(resumed || self.states.loaded);
             self.gate.note_tracked(Some(self.inflight.is_some()));
             self.resuming_until = resumed.then(|| Instant::now() + RESUME);
         }
@@ -305,6 +311,7 @@ impl<D: VirtioDevice<Lane>> Holder for Session<D> {
 
     fn begin_drain(&mut self) {
         self.sharing = None;
+        self.states.give_up();
         self.vrings.iter_mut().for_each(|vring| vring.begin_drain(&self.options.name, true));
     }
 
@@ -348,6 +355,8 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         }
         self.features = 0;
         self.logging = Logging::default();
+        self.states.give_up();
+        self.states.loaded = false;
         self.device.reset();
         self.device.driver_begins(false);
         self.begun = true;
@@ -464,6 +473,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         }
         let limit = self.options.drain_timeout;
         let vring = &mut self.vrings[place];
+        let was_served = !vring.is_stopped();
         if !vring.stop(&self.options.name, &self.tally, Instant::now() + limit) {
             // The VMM, which may do nothing else meanwhile, sees the connection end. The queue drains on; whoever connects next waits
             // for that.
@@ -476,6 +486,9 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         vring.kick = None;
         vring.call = None;
         let base = u32::from(vring.base);
+        if was_served {
+            self.device.queue_stopped();
+        }
         self.end_use();
         Ok(VhostUserVringState::new(index, base))
     }
@@ -526,7 +539,8 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
             | VhostUserProtocolFeatures::RESET_DEVICE
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
-            | VhostUserProtocolFeatures::LOG_SHMFD)
+            | VhostUserProtocolFeatures::LOG_SHMFD
+            | VhostUserProtocolFeatures::DEVICE_STATE)
     }
 
     fn set_protocol_features(&mut self, accepted: u64) -> Result<()> {
@@ -534,6 +548,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         if accepted & !offered != 0 {
             return self.refuse(format!("protocol features: found {:#x}, which were not offered", accepted & !offered));
         }
+        self.states.agreed = accepted & VhostUserProtocolFeatures::DEVICE_STATE.bits() != 0;
         Ok(())
     }
 
@@ -627,15 +642,16 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
 
     fn set_device_state_fd(
         &mut self,
-        _direction: VhostTransferStateDirection,
+        direction: VhostTransferStateDirection,
         _phase: VhostTransferStatePhase,
-        _file: File,
+        file: File,
     ) -> Result<Option<File>> {
-        self.unsupported("SET_DEVICE_STATE_FD")
+        let begun = self.begin_transfer(direction, file).map(|()| None);
+        begun.or_else(|why| self.refuse(format!("SET_DEVICE_STATE_FD: {why}")))
     }
 
     fn check_device_state(&mut self) -> Result<()> {
-        self.unsupported("CHECK_DEVICE_STATE")
+        self.states.answer().or_else(|why| self.refuse(format!("CHECK_DEVICE_STATE: {why}")))
     }
 
     fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {

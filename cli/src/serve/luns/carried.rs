@@ -1,0 +1,314 @@
+//! The LUNs of a controller whose guest is migrated: which there are, and with what settings those were added that came while the daemon
+//! ran.
+//!
+//! What is read here was sent by a VMM, which is not to be trusted with the host's files. So a LUN is opened for it only if the destination's
+//! operator has named a folder for that (`incoming-luns=`), and only if all its files really lie in that.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use mqblk_core::Resize;
+use mqblk_core::settings::Settings;
+use mqblk_vhost_user_server::{HostChange, HostState};
+use mqblk_virtio::state;
+use serde::{Deserialize, Serialize};
+
+use super::{Lun, Luns, Removal, Which, lock};
+use crate::serve::config::LunPlace;
+
+/// How long the storage of a LUN that goes may take: nothing of it is in flight.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(30);
+/// Keys that name files, of the storage that may be opened and of a unit.
+const FILES: [&str; 2] = ["path", "reservations"];
+/// The storage that may be opened: files are what a folder can hold.
+const STORAGE: &str = "file";
+
+/// What travels.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Told {
+    luns: Vec<ToldLun>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ToldLun {
+    target: u8,
+    lun: u16,
+    id: String,
+    /// Those of a LUN that was added while the daemon ran, with what depends on the daemon filled in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    settings: Option<BTreeMap<String, String>>,
+}
+
+impl ToldLun {
+    fn place(&self) -> LunPlace {
+        LunPlace { target: self.target, lun: self.lun }
+    }
+
+    /// What an operator can do by hand.
+    fn command(&self, controller: &str) -> String {
+        let path = self.settings.as_ref().and_then(|settings| settings.get("path"));
+        let path = path.map_or("...".to_owned(), |path| format!("path={path:?},..."));
+        format!("mqblk lun add controller={controller},target={},lun={},id={:?},{path}", self.target, self.lun, self.id)
+    }
+}
+
+/// The LUNs of one controller, as a part of the state of its device.
+pub struct CarriedLuns {
+    controller: String,
+    /// Where the files lie that may be opened for a guest that arrives.
+    folder: Option<PathBuf>,
+    /// Locked while they are used, so that nobody else ends with them in hand.
+    luns: Mutex<Weak<Luns>>,
+}
+
+impl CarriedLuns {
+    /// Those of `controller`, which nobody has yet.
+    pub fn new(controller: &str, folder: Option<PathBuf>) -> CarriedLuns {
+        CarriedLuns { controller: controller.to_owned(), folder, luns: Mutex::default() }
+    }
+
+    /// They are these from now on. Waits for whoever uses them.
+    pub fn belong_to(&self, luns: Weak<Luns>) {
+        *lock(&self.luns) = luns;
+    }
+
+    /// Opens a LUN of the source.
+    fn add(&self, luns: &Luns, lun: &ToldLun, own: &[Lun]) -> Result<(), String> {
+        let by_hand = lun.command(&self.controller);
+        let Some(given) = &lun.settings else {
+            return Err(format!("found lun {}, which is not here, expected the same LUNs: {by_hand}", lun.place()));
+        };
+        let Some(folder) = &self.folder else {
+            return Err(format!(
+                "found lun {}, which was added while the guest ran and is not here, expected it here: {by_hand}; or, for files \
+                 of a folder, incoming-luns= of the controller",
+                lun.place()
+            ));
+        };
+        let judged = judge(given, folder, own);
+        let given = judged.map_err(|why| format!("lun {}: {why}; by hand: {by_hand}", lun.place()))?;
+        let mut settings = Settings::new("lun of the source");
+        let beside = [
+            ("controller", self.controller.clone()),
+            ("id", lun.id.clone()),
+            ("target", lun.target.to_string()),
+            ("lun", lun.lun.to_string()),
+        ];
+        for (key, value) in beside
+            .iter()
+            .map(|(key, value)| (*key, value))
+            .chain(given.iter().map(|(key, value)| (key.as_str(), value)))
+        {
+            settings.insert(key, value).map_err(|error| error.to_string())?;
+        }
+        luns.add(settings).map(drop).map_err(|error| error.to_string())
+    }
+}
+
+/// Settings that a VMM sent, with the files' true paths; `own` are the controller's LUNs.
+fn judge(given: &BTreeMap<String, String>, folder: &Path, own: &[Lun]) -> Result<BTreeMap<String, String>, String> {
+    let mut judged = given.clone();
+    if let Some(unit) = given.get("unit") {
+        // Another controller's unit is another guest's.
+        let is_own = own.iter().any(|lun| lun.unit.as_ref().is_some_and(|own| own.name() == *unit));
+        return if is_own {
+            Ok(judged)
+        } else {
+            Err(format!("unit: found {unit:?}, expected one of this controller's"))
+        };
+    }
+    if let Some(storage) = given.get("storage").filter(|storage| *storage != STORAGE) {
+        return Err(format!("storage: found {storage:?}, expected {STORAGE:?}"));
+    }
+    if !given.contains_key("path") {
+        return Err("path: found nothing, expected a file".to_owned());
+    }
+    let folder = folder.canonicalize().map_err(|error| format!("incoming-luns: {folder:?}: {error}"))?;
+    for key in FILES {
+        let Some(value) = judged.get_mut(key) else { continue };
+        let path = true_path(Path::new(value.as_str())).map_err(|error| format!("{key}: found {value:?}: {error}"))?;
+        let inside = path.starts_with(&folder) && path != folder;
+        let (true, Some(text)) = (inside, path.to_str()) else {
+            return Err(format!(
+                "{key}: found {value:?}, which is {path:?}, expected a file in {folder:?} (incoming-luns)"
+            ));
+        };
+        *value = text.to_owned();
+    }
+    Ok(judged)
+}
+
+/// The path without symbolic links, of a file that may not be there yet.
+fn true_path(path: &Path) -> std::io::Result<PathBuf> {
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let (folder, name) = (path.parent(), path.file_name());
+            let (Some(folder), Some(name)) = (folder, name) else { return Err(error) };
+            Ok(folder.canonicalize()?.join(name))
+        }
+        _ => path.canonicalize(),
+    }
+}
+
+impl HostState for CarriedLuns {
+    fn save(&self) -> Result<String, String> {
+        let held = lock(&self.luns);
+        let luns = held.upgrade().ok_or("the daemon starts or stops")?;
+        let told =
+            |lun: Lun| ToldLun { target: lun.place.target, lun: lun.place.lun, settings: settings(&lun), id: lun.id };
+        Ok(state::write(&Told { luns: luns.of(&self.controller).into_iter().map(told).collect() }))
+    }
+
+    fn load(&self, state: &str) -> Result<Box<dyn HostChange + '_>, String> {
+        let held = lock(&self.luns);
+        let luns = held.upgrade().ok_or("the daemon starts or stops")?;
+        let Told { luns: told } = state::read(state)?;
+        let own = luns.of(&self.controller);
+        let gone: Vec<&Lun> = own.iter().filter(|lun| !told.iter().any(|told| told.place() == lun.place)).collect();
+        if let (Some(lun), None) = (gone.first(), &self.folder) {
+            return Err(format!(
+                "luns: found none at {}, where lun {:?} is here, expected the same LUNs: mqblk lun remove {}; or incoming-luns= of \
+                 the controller",
+                lun.place, lun.id, lun.id
+            ));
+        }
+        let gone = gone.into_iter().map(|lun| lun.id.clone()).collect();
+        // A size that the storage has grown to since it was looked at. What cannot be looked at has the size that it has.
+        own.iter().for_each(|lun| drop(luns.resize(&Which::Id(lun.id.clone()), Resize::GROW)));
+        let mut change = Change { luns, added: Vec::new(), gone, _held: held };
+        for (index, lun) in told.iter().enumerate() {
+            if own.iter().all(|own| own.place != lun.place()) {
+                self.add(&change.luns, lun, &own).map_err(|why| format!("luns[{index}]: {why}"))?;
+                change.added.push(lun.id.clone());
+            }
+        }
+        Ok(Box::new(change))
+    }
+}
+
+/// The settings that a LUN was added with while a daemon ran, and what of its unit they leave to the daemon.
+fn settings(lun: &Lun) -> Option<BTreeMap<String, String>> {
+    let mut settings = lun.given.clone()?;
+    if let Some(unit) = lun.unit.as_ref().filter(|_| !settings.contains_key("unit")) {
+        let config = unit.config();
+        let block = unit.disk().geometry().logical_block.bytes().to_string();
+        for (key, value) in [
+            ("unit-name", &config.unit_name),
+            ("serial", &config.backing.serial),
+            ("vendor", &config.vendor),
+            ("product", &config.product),
+            ("block-size", &block),
+        ] {
+            settings.entry(key.to_owned()).or_insert_with(|| value.clone());
+        }
+    }
+    Some(settings)
+}
+
+/// LUNs that came for a guest, and those that go when it is there.
+struct Change<'a> {
+    luns: Arc<Luns>,
+    added: Vec<String>,
+    gone: Vec<String>,
+    /// Given back last: see [`CarriedLuns::luns`].
+    _held: MutexGuard<'a, Weak<Luns>>,
+}
+
+impl Change<'_> {
+    fn remove(&self, id: &str) -> Result<(), String> {
+        match self.luns.remove(&Which::Id(id.to_owned()), REMOVAL_PATIENCE) {
+            Ok(Removal::Done(_) | Removal::Waits(..)) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+impl HostChange for Change<'_> {
+    fn keep(mut self: Box<Self>) -> Result<(), String> {
+        for id in std::mem::take(&mut self.added) {
+            tracing::info!(lun = id, "a LUN has arrived with its guest");
+        }
+        self.gone.iter().try_for_each(|id| self.remove(id))
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        for id in &self.added {
+            if let Err(error) = self.remove(id) {
+                tracing::warn!("a LUN that came for a guest which did not: {error}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(words: &[(&str, &Path)]) -> BTreeMap<String, String> {
+        words.iter().map(|(key, value)| ((*key).to_owned(), value.display().to_string())).collect()
+    }
+
+    #[test]
+    fn only_files_that_lie_in_the_folder() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        let (folder, outside) = (root.join("in"), root.join("out.img"));
+        std::fs::create_dir_all(folder.join("sub")).unwrap();
+        for file in [&outside, &folder.join("a.img"), &folder.join("sub/b.img")] {
+            std::fs::write(file, "").unwrap();
+        }
+        std::fs::create_dir(root.join("in-too")).unwrap();
+        std::fs::write(root.join("in-too/c.img"), "").unwrap();
+        std::os::unix::fs::symlink(&outside, folder.join("leads-out")).unwrap();
+        std::os::unix::fs::symlink(&root, folder.join("sub/up")).unwrap();
+        std::os::unix::fs::symlink(folder.join("a.img"), root.join("leads-in")).unwrap();
+        std::os::unix::fs::symlink(root.join("none"), folder.join("dangling")).unwrap();
+        std::os::unix::fs::symlink(&folder, root.join("alias")).unwrap();
+
+        let judge = |words: &[(&str, &Path)]| super::judge(&given(words), &root.join("alias"), &[]);
+        let is = |found: Result<BTreeMap<String, String>, String>, key: &str, want: &Path| {
+            assert_eq!(found.unwrap()[key], want.display().to_string());
+        };
+        is(judge(&[("path", &folder.join("a.img"))]), "path", &folder.join("a.img"));
+        is(judge(&[("path", &root.join("leads-in"))]), "path", &folder.join("a.img"));
+        is(judge(&[("path", &folder.join("sub/../a.img"))]), "path", &folder.join("a.img"));
+        let image = folder.join("a.img");
+        is(
+            judge(&[("path", &image), ("reservations", &folder.join("new.pr"))]),
+            "reservations",
+            &folder.join("new.pr"),
+        );
+        for path in [
+            outside.clone(),
+            folder.join("leads-out"),
+            folder.join("../out.img"),
+            folder.join("sub/up/out.img"),
+            folder.join("sub/up/new.img"),
+            root.join("in-too/c.img"),
+            folder.join("dangling"),
+            folder.clone(),
+            PathBuf::from("/dev/null"),
+            PathBuf::from(""),
+            PathBuf::from("a\0b"),
+        ] {
+            let error = judge(&[("path", &path)]).expect_err(&path.display().to_string());
+            assert!(error.starts_with("path: found"), "{error}");
+            let error = judge(&[("path", &image), ("reservations", &path)]).expect_err(&path.display().to_string());
+            assert!(error.starts_with("reservations: found"), "{error}");
+        }
+        for (words, want) in [
+            (&[("storage", Path::new("ram")), ("path", &image)][..], "storage: found \"ram\", expected \"file\""),
+            (&[("storage", Path::new("file"))], "path: found nothing"),
+            (&[("unit", Path::new("c:0:0"))], "unit: found \"c:0:0\", expected one of this controller's"),
+        ] {
+            let error = judge(words).unwrap_err();
+            assert!(error.contains(want), "{error}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! What travels with a guest that is migrated: the mode that it gave the write cache, and what tells whether the disk is the same.
+
+use std::sync::Arc;
+
+use mqblk_virtio::Apply;
+use mqblk_virtio::state;
+use serde::{Deserialize, Serialize};
+
+use crate::device::VirtioBlk;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct BlkState {
+    /// `writeback` of the configuration space.
+    writeback: bool,
+    /// Bytes of a logical block.
+    block_bytes: u32,
+    /// Bytes of the disk.
+    size_bytes: u64,
+    read_only: bool,
+}
+
+fn of(device: &VirtioBlk) -> BlkState {
+    BlkState {
+        writeback: device.is_writeback(),
+        block_bytes: device.block().bytes(),
+        size_bytes: device.size().0,
+        read_only: device.is_read_only(),
+    }
+}
+
+pub(crate) fn save(device: &VirtioBlk) -> String {
+    state::write(&of(device))
+}
+
+/// A larger disk will do: the guest finds what it knows of, and a resize tells it of the rest.
+pub(crate) fn load(device: &Arc<VirtioBlk>, text: &str) -> Result<Apply, String> {
+    let (found, own) = (state::read::<BlkState>(text)?, of(device));
+    if found.block_bytes != own.block_bytes {
+        return Err(format!(
+            "block-bytes: found {}, expected {}, which the disk has here (block-size=)",
+            found.block_bytes, own.block_bytes
+        ));
+    }
+    if found.size_bytes > own.size_bytes {
+        return Err(format!(
+            "size-bytes: found {}, expected at most {}, which the disk has here (mqblk resize)",
+            found.size_bytes, own.size_bytes
+        ));
+    }
+    if found.read_only != own.read_only {
+        return Err(format!(
+            "read-only: found {}, expected {}, which the disk is here (readonly=)",
+            found.read_only, own.read_only
+        ));
+    }
+    let device = Arc::clone(device);
+    Ok(Box::new(move || {
+        device.go_on(found.writeback);
+        Ok(())
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use mqblk_core::{BlockSize, ByteLen, Geometry, Limits};
+    use mqblk_memory::{Buffer, BufferPool};
+    use mqblk_virtio::{GuestLane, VirtioDevice};
+
+    use super::*;
+    use crate::config::features;
+    use crate::device::BlkOptions;
+
+    /// A lane that no queue runs on.
+    struct NoLane;
+
+    impl mqblk_core::Lane for NoLane {
+        type Buffer = Buffer;
+    }
+
+    impl GuestLane for NoLane {
+        fn pool(&mut self) -> &mut BufferPool {
+            unreachable!("no queue runs")
+        }
+    }
+
+    fn device(size: u64, read_only: bool) -> Arc<VirtioBlk> {
+        let geometry = Geometry {
+            size: ByteLen(size),
+            logical_block: BlockSize::B512,
+            physical_block: BlockSize::B512,
+            alignment_offset: 0,
+            min_io: ByteLen(0),
+            opt_io: ByteLen(0),
+            read_only,
+        };
+        let limits = Limits {
+            max_transfer: ByteLen(1 << 20),
+            max_segments: 64,
+            discard: None,
+            write_zeroes: None,
+            volatile_cache: true,
+            cost_per_request: true,
+            pins_memory: false,
+        };
+        let options = BlkOptions { serial: "S".to_owned(), queues: 1, queue_size: 64, writeback: true };
+        Arc::new(VirtioBlk::new(geometry, limits, options))
+    }
+
+    fn set_features(device: &VirtioBlk, accepted: u64) {
+        VirtioDevice::<NoLane>::set_features(device, accepted);
+    }
+
+    #[test]
+    fn the_mode_travels_and_outlives_the_features() {
+        let (source, there) = (device(1 << 20, false), device(2 << 20, false));
+        let write = |device: &VirtioBlk, on: u8| VirtioDevice::<NoLane>::write_config(device, 32, &[on]).unwrap();
+        set_features(&source, features::CONFIG_WCE | features::FLUSH);
+        write(&source, 0);
+        load(&there, &save(&source)).unwrap()().unwrap();
+        assert!(!there.is_writeback());
+        set_features(&there, features::CONFIG_WCE | features::FLUSH);
+        assert!(there.write_through());
+        // A driver without FLUSH begins with write-through; one that goes on has chosen since.
+        let (source, there) = (device(1 << 20, false), device(1 << 20, false));
+        set_features(&source, features::CONFIG_WCE);
+        assert!(!source.is_writeback());
+        write(&source, 1);
+        load(&there, &save(&source)).unwrap()().unwrap();
+        set_features(&there, features::CONFIG_WCE);
+        assert!(there.is_writeback());
+        VirtioDevice::<NoLane>::reset(&*there);
+        set_features(&there, features::CONFIG_WCE);
+        assert!(!there.is_writeback(), "the next driver begins anew");
+    }
+
+    #[test]
+    fn another_disk_is_refused_and_nothing_changes() {
+        let there = device(1 << 20, false);
+        for (text, want) in [
+            (save(&device(1 << 21, false)), "size-bytes: found 2097152, expected at most 1048576"),
+            (save(&device(1 << 20, true)), "read-only: found true, expected false"),
+            (
+                "{\"writeback\":false,\"block-bytes\":4096,\"size-bytes\":512,\"read-only\":false}".to_owned(),
+                "block-bytes: found 4096, expected 512",
+            ),
+            ("{\"writeback\":2}".to_owned(), "writeback: invalid type: integer `2`, expected a boolean"),
+            ("{\"writeback\":true,\"more\":1}".to_owned(), "more: unknown field `more`"),
+            ("{}".to_owned(), "missing field `writeback`"),
+        ] {
+            let error = load(&there, &text).err().unwrap();
+            assert!(error.contains(want), "{error}");
+            assert!(there.is_writeback());
+        }
+    }
+}

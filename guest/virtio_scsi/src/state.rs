@@ -1,0 +1,246 @@
+//! What travels with a guest that is migrated: sizes that its driver chose, events that it was not told, and what it relies on of each unit.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use mqblk_scsi::UnitState;
+use mqblk_virtio::{Apply, state};
+use serde::{Deserialize, Serialize};
+
+use crate::config::Sizes;
+use crate::device::VirtioScsi;
+use crate::events::{Event, WAITING};
+use crate::units::{Place, Unit};
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct ScsiState {
+    /// Of the configuration space.
+    sense_size: u32,
+    /// The same.
+    cdb_size: u32,
+    /// `None`: the driver has no event queue.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    events: Option<Untold>,
+    units: Vec<PlacedUnit>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Untold {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    waiting: Vec<Event>,
+    /// There were more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    missed: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PlacedUnit {
+    at: Place,
+    unit: UnitState,
+}
+
+pub(crate) fn save(device: &VirtioScsi) -> String {
+    let Sizes { sense, cdb } = device.sizes();
+    let units = device.units();
+    state::write(&ScsiState {
+        sense_size: sense,
+        cdb_size: cdb,
+        events: device.events().untold().map(|(waiting, missed)| Untold { waiting, missed }),
+        units: units.iter().map(|unit| PlacedUnit { at: unit.place, unit: unit.nexus.state() }).collect(),
+    })
+}
+
+/// Units that the state does not tell of are left alone: whoever placed them knows whether they belong there.
+pub(crate) fn load(device: &Arc<VirtioScsi>, text: &str) -> Result<Apply, String> {
+    let ScsiState { sense_size, cdb_size, events, units } = state::read(text)?;
+    let sizes = device.config().with_sizes(Sizes { sense: sense_size, cdb: cdb_size })?;
+    let waiting = events.as_ref().map_or(0, |events| events.waiting.len());
+    if waiting > WAITING {
+        return Err(format!("events.waiting: found {waiting}, expected at most {WAITING}"));
+    }
+    let own = device.units();
+    let own: BTreeMap<Place, &Unit> = own.iter().map(|unit| (unit.place, unit)).collect();
+    let mut judged = BTreeMap::new();
+    for (index, PlacedUnit { at, unit }) in units.into_iter().enumerate() {
+        let Some(here) = own.get(&at) else {
+            return Err(format!(
+                "units[{index}].at: found {at}, where no LUN is here, expected the same LUNs as at the source: \
+                 mqblk lun add controller=...,target={},lun={} with the settings that it has there",
+                at.target, at.lun
+            ));
+        };
+        let unit = here.nexus.judge(unit).map_err(|why| format!("units[{index}] (lun {at}): {why}"))?;
+        if judged.insert(at, unit).is_some() {
+            return Err(format!("units[{index}].at: found {at} twice, expected each place once"));
+        }
+    }
+    let device = Arc::clone(device);
+    Ok(Box::new(move || {
+        device.go_on();
+        device.set_sizes(sizes);
+        device.events().replace(events.map(|events| (events.waiting, events.missed)));
+        let mut result = Ok(());
+        for (at, unit) in judged {
+            let has_grown = unit.has_grown();
+            result = result.and(unit.apply());
+            if has_grown {
+                device.tell(Event::Resized(at));
+            }
+        }
+        result
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use mqblk_core::{BlockSize, ByteLen, DiskSlot, Geometry, Limits};
+    use mqblk_memory::{Buffer, BufferPool};
+    use mqblk_scsi::reservation::Reservations;
+    use mqblk_scsi::{Attention, Identity, LogicalUnit, Nexus, UnitOptions};
+    use mqblk_virtio::{GuestLane, VirtioDevice};
+
+    use super::*;
+    use crate::device::ScsiOptions;
+
+    /// A lane that no queue runs on.
+    struct NoLane;
+
+    impl mqblk_core::Lane for NoLane {
+        type Buffer = Buffer;
+    }
+
+    impl GuestLane for NoLane {
+        fn pool(&mut self) -> &mut BufferPool {
+            unreachable!("no queue runs")
+        }
+    }
+
+    fn nexus(place: Place, size: u64) -> Arc<Nexus> {
+        let options = UnitOptions {
+            geometry: Geometry {
+                size: ByteLen(size),
+                logical_block: BlockSize::B512,
+                physical_block: BlockSize::B512,
+                alignment_offset: 0,
+                min_io: ByteLen(0),
+                opt_io: ByteLen(0),
+                read_only: false,
+            },
+            limits: Limits {
+                max_transfer: ByteLen(1 << 20),
+                max_segments: 64,
+                discard: None,
+                write_zeroes: None,
+                volatile_cache: true,
+                cost_per_request: true,
+                pins_memory: false,
+            },
+            identity: Identity {
+                vendor: "V".into(),
+                product: "P".into(),
+                revision: "1".into(),
+                serial: format!("S{place}"),
+                name: format!("u{place}"),
+            },
+            writeback: true,
+            reservations: Reservations::new(None),
+        };
+        Arc::new(LogicalUnit::new(options)).login("c", u16::from(place.target) + 1).unwrap()
+    }
+
+    const FIRST: Place = Place { target: 0, lun: 0 };
+    const SECOND: Place = Place { target: 3, lun: 300 };
+
+    fn controller(units: &[(Place, u64)]) -> Arc<VirtioScsi> {
+        let options = ScsiOptions { queues: 1, queue_size: 64, cmd_per_lun: 8, max_transfer: ByteLen(1 << 20) };
+        let device = Arc::new(VirtioScsi::new(options));
+        for (slot, (place, size)) in (0..).map(DiskSlot).zip(units) {
+            device.map(*place, slot, nexus(*place, *size)).unwrap();
+        }
+        device
+    }
+
+    fn attentions(device: &VirtioScsi) -> Vec<Vec<Attention>> {
+        device.units().iter().map(|unit| unit.nexus.state().attentions).collect()
+    }
+
+    #[test]
+    fn all_of_it_travels_and_outlives_the_start_of_the_queues() {
+        let source = controller(&[(FIRST, 1 << 20), (SECOND, 1 << 20)]);
+        source.set_sizes(Sizes { sense: 64, cdb: 16 });
+        source.units().iter().for_each(|unit| unit.nexus.resumed(true));
+        source.units().iter().next().unwrap().nexus.attention(Attention::ModeParametersChanged);
+        let untold = Some((vec![Event::Removed(Place { target: 9, lun: 0 }), Event::Resized(SECOND)], true));
+        source.events().replace(untold.clone());
+        let text = save(&source);
+        assert_eq!(save(&source), text, "saving changes nothing");
+
+        let there = controller(&[(FIRST, 1 << 20), (SECOND, 1 << 20)]);
+        let apply = load(&there, &text).unwrap();
+        assert_eq!(there.sizes(), Sizes::DEFAULT, "judging changes nothing");
+        apply().unwrap();
+        VirtioDevice::<NoLane>::set_features(&*there, u64::MAX);
+        VirtioDevice::<NoLane>::driver_begins(&*there, true);
+        assert_eq!((save(&there), there.events().untold()), (text.clone(), untold));
+        assert_eq!(attentions(&there), [vec![Attention::ModeParametersChanged], vec![]]);
+        // The same again is the same; a reset is a reset.
+        load(&there, &text).unwrap()().unwrap();
+        assert_eq!(save(&there), text);
+        VirtioDevice::<NoLane>::reset(&*there);
+        VirtioDevice::<NoLane>::driver_begins(&*there, false);
+        assert_eq!((there.sizes(), there.events().untold()), (Sizes::DEFAULT, None));
+        assert!(attentions(&there).iter().all(|pending| !pending.is_empty()));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_whole() {
+        let source = controller(&[(FIRST, 1 << 20), (SECOND, 1 << 20)]);
+        source.set_sizes(Sizes { sense: 64, cdb: 16 });
+        let text = save(&source);
+        let there = controller(&[(FIRST, 1 << 20)]);
+        let before = save(&there);
+        for (text, want) in [
+            (
+                text.clone(),
+                "units[1].at: found 3:300, where no LUN is here, expected the same LUNs as at the source: mqblk lun add",
+            ),
+            (text.replace("\"cdb-size\":16", "\"cdb-size\":15"), "cdb_size: found 15, expected 16 to 260"),
+            (text.replace("\"cdb-size\":16", "\"cdb-size\":-1"), "cdb-size: invalid value"),
+            (
+                text.replace("\"target\":3,\"lun\":300", "\"target\":0,\"lun\":0"),
+                "units[1] (lun 0:0): name: found \"u3:300\"",
+            ),
+            (text.replace("\"units\"", "\"unit\""), "unknown field `unit`"),
+            (text.replace("power-on", "power-off"), "units[0].unit.attentions[0]: unknown variant `power-off`"),
+            (text[..text.len() - 1].to_owned(), "EOF"),
+        ] {
+            let error = load(&there, &text).err().unwrap();
+            assert!(error.contains(want), "{error}");
+            assert_eq!(save(&there), before);
+        }
+        let one = save(&controller(&[(FIRST, 1 << 20)]));
+        let unit = &one[one.find("{\"at\"").unwrap()..one.len() - 2];
+        let twice = one.replace(unit, &format!("{unit},{unit}"));
+        assert!(load(&there, &twice).err().unwrap().contains("found 0:0 twice"));
+        let event = "{\"removed\":{\"target\":1,\"lun\":0}}";
+        let many = |count: usize| {
+            let events = vec![event; count].join(",");
+            one.replace("\"units\"", &format!("\"events\":{{\"waiting\":[{events}]}},\"units\""))
+        };
+        assert!(load(&there, &many(WAITING)).is_ok());
+        assert_eq!(load(&there, &many(WAITING + 1)).err().unwrap(), "events.waiting: found 65, expected at most 64");
+    }
+
+    #[test]
+    fn a_larger_unit_is_an_event() {
+        let source = controller(&[(FIRST, 1 << 20)]);
+        source.events().replace(Some((Vec::new(), false)));
+        let there = controller(&[(FIRST, 2 << 20), (SECOND, 1 << 20)]);
+        load(&there, &save(&source)).unwrap()().unwrap();
+        assert_eq!(there.events().untold(), Some((vec![Event::Resized(FIRST)], false)));
+        assert!(attentions(&there)[0].contains(&Attention::CapacityChanged));
+    }
+}

@@ -1,0 +1,274 @@
+//! Device states, and transfers of them, that a daemon must survive: each is refused with a reason, the conversation goes on, and nothing
+//! is left behind.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use mqblk_tests::hostile::conversation::Outcome::{Closed, Declined, Works};
+use mqblk_tests::hostile::conversation::{Row, Talk, run, serves};
+use mqblk_tests::hostile::daemon::Daemon;
+use mqblk_tests::hostile::front_end::FrontEnd;
+use mqblk_tests::hostile::socket::{Connection, VERSION, message as m, state};
+use mqblk_tests::hostile::wait_for;
+use mqblk_tests::traveller::{LOAD, NOT_TAKEN, SAVE, TAKEN, check, load, pipe, save, set, zeroes};
+use rustix::fd::AsFd;
+
+/// A document that the disk of these tests takes.
+const GOOD: &str = concat!(
+    r#"{"format":"mqblk-device-state","version":1,"device":"virtio-blk","#,
+    r#""state":{"writeback":false,"block-bytes":512,"size-bytes":1048576,"read-only":false}}"#
+);
+
+/// Loads this, after which the daemon answers no.
+fn loads(talk: &mut Talk, text: &[u8]) {
+    let mut connection = talk.negotiated();
+    let (reader, mut writer) = pipe();
+    assert_eq!(set(&mut connection, LOAD, reader.as_fd()), TAKEN);
+    drop(reader);
+    // It may have had enough.
+    let _ = writer.write_all(text);
+    drop(writer);
+    connection.send(m::CHECK_DEVICE_STATE, VERSION, &[], &[]);
+    talk.connection = Some(connection);
+}
+
+/// Gives a descriptor that the daemon does not take.
+fn gives(talk: &mut Talk, direction: u32, file: impl AsFd) {
+    talk.bad(m::SET_DEVICE_STATE_FD, &state(direction, 0), &[file.as_fd()]);
+}
+
+#[test]
+fn documents_that_make_no_sense() {
+    let rows: &[Row] = &[
+        ("nothing", |t| loads(t, b""), Declined),
+        ("garbage", |t| loads(t, b"\xff\xfe{}"), Declined),
+        ("a part", |t| loads(t, &GOOD.as_bytes()[..GOOD.len() - 3]), Declined),
+        ("more behind it", |t| loads(t, format!("{GOOD} x").as_bytes()), Declined),
+        ("zeroes without an end", |t| loads(t, &vec![0; 1 << 30]), Declined),
+        ("depths", |t| loads(t, "[".repeat(1 << 20).as_bytes()), Declined),
+        ("depths within", |t| loads(t, GOOD.replace("false", &"[".repeat(1 << 19)).as_bytes()), Declined),
+        ("a million numbers", |t| loads(t, format!("[{}0]", "0,".repeat(500_000)).as_bytes()), Declined),
+        ("another format", |t| loads(t, GOOD.replace("mqblk-device-state", "mqblk-state").as_bytes()), Declined),
+        ("another version", |t| loads(t, GOOD.replace("\"version\":1", "\"version\":2").as_bytes()), Declined),
+        ("another device", |t| loads(t, GOOD.replace("virtio-blk", "virtio-scsi").as_bytes()), Declined),
+        (
+            "a field too many",
+            |t| loads(t, GOOD.replace("{\"writeback\"", "{\"x\":0,\"writeback\"").as_bytes()),
+            Declined,
+        ),
+        ("a field too few", |t| loads(t, GOOD.replace("\"writeback\":false,", "").as_bytes()), Declined),
+        ("a larger disk", |t| loads(t, GOOD.replace("1048576", "18446744073709551615").as_bytes()), Declined),
+        ("a number of many digits", |t| loads(t, GOOD.replace("1048576", &"9".repeat(100_000)).as_bytes()), Declined),
+        ("a host's part", |t| loads(t, GOOD.replace("\"state\"", "\"host\":{},\"state\"").as_bytes()), Declined),
+    ];
+    run(rows);
+}
+
+#[test]
+fn transfers_that_make_no_sense() {
+    let rows: &[Row] = &[
+        ("the end that cannot be written", |t| gives(t, SAVE, pipe().0), Declined),
+        ("the end that cannot be read", |t| gives(t, LOAD, pipe().1), Declined),
+        ("no pipe", |t| gives(t, LOAD, zeroes()), Declined),
+        ("a file", |t| gives(t, SAVE, File::create(t.folder.join("state")).unwrap()), Declined),
+        ("a third direction", |t| gives(t, 2, pipe().1), Closed),
+        ("a phase that there is not", |t| t.bad(m::SET_DEVICE_STATE_FD, &state(SAVE, 1), &[pipe().1.as_fd()]), Closed),
+        (
+            "a check without a transfer",
+            |t| {
+                let connection = t.negotiated();
+                connection.send(m::CHECK_DEVICE_STATE, VERSION, &[], &[]);
+                t.connection = Some(connection);
+            },
+            Declined,
+        ),
+        (
+            "a check in pieces",
+            |t| {
+                let mut connection = t.negotiated();
+                let (reader, writer) = pipe();
+                assert_eq!(set(&mut connection, LOAD, reader.as_fd()), TAKEN);
+                drop((reader, writer));
+                let frame = mqblk_tests::hostile::socket::frame(m::CHECK_DEVICE_STATE, VERSION, 0, &[]);
+                connection.bytes(&frame[..3], &[]);
+                std::thread::sleep(Duration::from_millis(50));
+                connection.bytes(&frame[3..], &[]);
+                t.connection = Some(connection);
+            },
+            Declined,
+        ),
+        (
+            "a feature that was not agreed",
+            |t| {
+                let mut connection = t.open();
+                connection.send(m::SET_OWNER, VERSION, &[], &[]);
+                let protocol = connection.ask_u64(m::GET_PROTOCOL_FEATURES) & !(1 << 19);
+                connection.send(m::SET_PROTOCOL_FEATURES, VERSION, &protocol.to_ne_bytes(), &[]);
+                connection.send(m::SET_DEVICE_STATE_FD, VERSION, &state(SAVE, 0), &[pipe().1.as_fd()]);
+                t.connection = Some(connection);
+            },
+            Declined,
+        ),
+        (
+            "a queue that runs",
+            |t| {
+                let mut front = FrontEnd::start(&t.socket, 0, 1);
+                assert!(serves(&mut front, 0));
+                let (_reader, writer) = pipe();
+                t.late(front, m::SET_DEVICE_STATE_FD, &state(SAVE, 0), &[writer.as_fd()]);
+            },
+            Declined,
+        ),
+        (
+            "a queue that starts before the state is there",
+            |t| {
+                let mut front = t.front_end();
+                let (reader, mut writer) = pipe();
+                assert_eq!(set(&mut front.connection, LOAD, reader.as_fd()), TAKEN);
+                writer.write_all(GOOD.as_bytes()).unwrap();
+                drop(writer);
+                front.add_queue(mqblk_tests::traveller::places(0), 64);
+                assert!(serves(&mut front, 0));
+                front.connection.send(m::CHECK_DEVICE_STATE, VERSION, &[], &[]);
+                t.connection = Some(front.connection);
+            },
+            Declined,
+        ),
+        (
+            "transfers that nobody ends, one after the other",
+            |t| {
+                let mut connection = t.negotiated();
+                let mut ends = Vec::new();
+                for direction in [LOAD, SAVE, LOAD, LOAD] {
+                    let (reader, writer) = pipe();
+                    let given = if direction == LOAD { &reader } else { &writer };
+                    assert_eq!(set(&mut connection, direction, given.as_fd()), TAKEN);
+                    ends.push((reader, writer));
+                }
+                // The connection ends in mid-transfer.
+            },
+            Works,
+        ),
+        (
+            "a state that is loaded twice, and one that is saved in between",
+            |t| {
+                let mut connection = t.negotiated();
+                for _ in 0..2 {
+                    assert!(load(&mut connection, GOOD.as_bytes()));
+                    assert_eq!(save(&mut connection), GOOD);
+                    assert_eq!(
+                        connection.ask(m::GET_CONFIG, &mqblk_tests::hostile::socket::config(32, 1, 0, &[0])).last(),
+                        Some(&0)
+                    );
+                }
+            },
+            Works,
+        ),
+        (
+            "a socket in place of a pipe",
+            |t| {
+                let mut connection = t.negotiated();
+                let (mut ours, theirs) = UnixStream::pair().unwrap();
+                assert_eq!(set(&mut connection, SAVE, OwnedFd::from(theirs).as_fd()), TAKEN);
+                let mut text = String::new();
+                ours.read_to_string(&mut text).unwrap();
+                assert!(check(&mut connection) && text.contains("\"writeback\":true"), "{text}");
+            },
+            Works,
+        ),
+    ];
+    run(rows);
+}
+
+/// Nobody writes, or reads, to the end: the front-end that asks how it went waits as long as a drain may last, and nobody else does.
+#[test]
+fn transfers_without_an_end() {
+    let disks = [("bad", "storage=ram,size=1M,queues=1"), ("good", "storage=ram,size=1M,queues=1")];
+    let daemon = Daemon::start_with(1, &disks, &["--drain-timeout-s", "1"]);
+    let base = daemon.quiet_holds();
+    let mut connection = Connection::open(&daemon.socket("bad"));
+    connection.negotiate(0);
+    let (reader, writer) = pipe();
+    assert_eq!(set(&mut connection, LOAD, reader.as_fd()), TAKEN);
+    connection.send(m::CHECK_DEVICE_STATE, VERSION, &[], &[]);
+    let begin = Instant::now();
+    let mut good = FrontEnd::start(&daemon.socket("good"), 0, 1);
+    assert!(serves(&mut good, 0) && begin.elapsed() < Duration::from_millis(900));
+    drop(good);
+    assert!(matches!(connection.hear(), mqblk_tests::hostile::socket::Heard::Reply { payload, .. } if payload[0] == 1));
+    assert!(begin.elapsed() >= Duration::from_millis(900));
+    let told = wait_for("the daemon's warning", || daemon.complaints("bad").pop());
+    assert!(told.contains("without an end within 1 s (drain-timeout-s)"), "{told}");
+    // It goes on.
+    assert_eq!(daemon.threads("state-"), 0);
+    assert!(load(&mut connection, GOOD.as_bytes()));
+    // One at a time, however many are begun; none when the connection has ended.
+    let ends: Vec<_> = [LOAD, SAVE, LOAD, LOAD]
+        .map(|direction| {
+            let (reader, writer) = pipe();
+            let given = if direction == LOAD { &reader } else { &writer };
+            assert_eq!(set(&mut connection, direction, given.as_fd()), TAKEN);
+            assert!(daemon.threads("state-") <= 1);
+            (reader, writer)
+        })
+        .into();
+    assert_eq!(daemon.threads("state-"), 1);
+    drop((connection, reader, writer));
+    daemon.settle("bad");
+    daemon.wait_holds(base, "transfers without an end");
+    assert_eq!(daemon.threads("state-"), 0);
+    drop(ends);
+    // A daemon that stops does not wait for one.
+    let mut connection = Connection::open(&daemon.socket("bad"));
+    connection.negotiate(0);
+    let (reader, _writer) = pipe();
+    assert_eq!(set(&mut connection, LOAD, reader.as_fd()), TAKEN);
+    daemon.stop();
+}
+
+/// The state of a controller from outside, with its LUNs.
+#[test]
+fn states_of_controllers_that_make_no_sense() {
+    let daemon = Daemon::start(1, &[("disk", "interface=virtio-scsi,storage=ram,size=1M,queues=1")]);
+    let mut connection = Connection::open(&daemon.socket("disk"));
+    connection.negotiate(0);
+    let good = save(&mut connection);
+    assert!(load(&mut connection, good.as_bytes()));
+    let cut = |from: &str| good.replace(from, "");
+    for (count, (text, want)) in [
+        (good[..good.len() - 1].to_owned(), "EOF"),
+        (good.replace("\"sense-size\":96", "\"sense-size\":300"), "state.sense_size: found 300, expected at most 252"),
+        (good.replace("\"target\":0,\"lun\":0,\"id\"", "\"target\":0,\"lun\":1,\"id\""), "host.luns"),
+        (good.replace("\"target\":0", "\"target\":256"), "target: invalid value: integer `256`, expected u8"),
+        (good.replace("\"attentions\":[", "\"attentions\":[\"none\","), "attentions[0]: unknown variant `none`"),
+        (
+            good.replace("\"reservations\":{}", "\"reservations\":{\"aptpl\":true}"),
+            "reservations.aptpl: found true, expected false",
+        ),
+        (
+            good.replace("\"reservations\":{}", "\"reservations\":{\"reserved\":{\"initiator\":\"x\",\"port\":1}}"),
+            "reservations.reserved: found x port 1",
+        ),
+        (
+            good.replace("\"id\":\"disk:0:0\"", "\"id\":7"),
+            "host.luns[0].id: invalid type: integer `7`, expected a string",
+        ),
+        (cut("\"name\":\""), "key must be a string"),
+        (good.replace("\"host\"", "\"guest\""), "unknown field `guest`"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        assert_ne!(text, good, "{want}");
+        assert!(!load(&mut connection, text.as_bytes()), "{want}");
+        let told = wait_for("the daemon's warning", || daemon.complaints("disk").into_iter().nth(count));
+        assert!(told.contains(want), "{told}");
+        assert_eq!(save(&mut connection), good, "{want}: nothing has changed");
+    }
+    assert_eq!(set(&mut connection, LOAD, zeroes().as_fd()), NOT_TAKEN);
+    drop(connection);
+    daemon.stop();
+}

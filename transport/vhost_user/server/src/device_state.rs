@@ -1,0 +1,423 @@
+//! The state of a device that travels with a guest which is migrated: a document that goes through a pipe of the front-end's. Source: QEMU's
+//! `vhost-user.rst`, "Migrating back-end state".
+//!
+//! It is written and read on a thread of its own, so that a pipe that nobody empties or fills holds up nobody. What was read is judged and
+//! put in force by the control thread, with the session not locked: disks that come and go for it are opened for the session.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mqblk_engine::{EventFd, Lane};
+use mqblk_virtio::VirtioDevice;
+use mqblk_virtio::state;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use vhost::vhost_user::message::VhostTransferStateDirection as Direction;
+
+use crate::server::{ServerOptions, lock};
+use crate::session::Session;
+
+/// What a document begins with, and the version of all that follows.
+const FORMAT: &str = "mqblk-device-state";
+const VERSION: u32 = 1;
+/// Longest document, in bytes: more than a thousand LUNs, or 2000 registrations. What bounds the memory that a front-end can have us use.
+pub(crate) const LONGEST: usize = 1 << 20;
+/// How often a wait for a transfer looks whether the server stops.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What goes with the state of a device and that the device does not know: whoever serves it does. Methods run on the device's control
+/// thread while none of its queues runs.
+pub trait HostState: Send + Sync {
+    /// It as JSON.
+    ///
+    /// # Errors
+    /// When it cannot be told now.
+    fn save(&self) -> Result<String, String>;
+
+    /// Judges what [`save`](Self::save) gave elsewhere, and does what of it the device's own state builds upon.
+    ///
+    /// # Errors
+    /// When it is not such a state, or one that there cannot be here; then nothing has changed.
+    fn load(&self, state: &str) -> Result<Box<dyn HostChange + '_>, String>;
+}
+
+/// What a [`HostState`] has begun. Undone when it is dropped.
+pub trait HostChange {
+    /// The device's own state fits too: does the rest, and leaves it all as it is.
+    ///
+    /// # Errors
+    /// When it cannot be done.
+    fn keep(self: Box<Self>) -> Result<(), String>;
+}
+
+/// What is looked at before anything else: another version may have other fields.
+#[derive(Deserialize)]
+struct Head {
+    format: String,
+    version: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    format: String,
+    version: u32,
+    /// [`VirtioDevice::kind`].
+    device: String,
+    /// [`VirtioDevice::save_state`].
+    state: Box<RawValue>,
+    /// [`HostState::save`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    host: Option<Box<RawValue>>,
+}
+
+impl Document {
+    fn read(text: &str, device: &str) -> Result<Document, String> {
+        let Head { format, version } = state::read(text)?;
+        if format != FORMAT {
+            return Err(format!("format: found {format:?}, expected {FORMAT:?}"));
+        }
+        if version != u64::from(VERSION) {
+            return Err(format!("version: found {version}, expected {VERSION}"));
+        }
+        let document: Document = state::read(text)?;
+        if document.device != device {
+            return Err(format!("device: found {:?}, expected {device:?}", document.device));
+        }
+        Ok(document)
+    }
+}
+
+/// The document of a device.
+fn document<D: VirtioDevice<Lane>>(device: &D, host: Option<&Arc<dyn HostState>>) -> Result<String, String> {
+    let raw = |text: String| RawValue::from_string(text).map_err(|error| error.to_string());
+    let document = Document {
+        format: FORMAT.to_owned(),
+        version: VERSION,
+        device: device.kind().to_owned(),
+        state: raw(device.save_state())?,
+        host: host.map(|host| raw(host.save()?)).transpose()?,
+    };
+    let text = state::write(&document);
+    match text.len() {
+        1..=LONGEST => Ok(text),
+        len => Err(format!("found {len} bytes of state, expected at most {LONGEST}")),
+    }
+}
+
+/// What a session knows of the state that travels.
+#[derive(Default)]
+pub(crate) struct DeviceStates {
+    /// The front-end knows the messages.
+    pub(crate) agreed: bool,
+    /// A state was loaded: the driver goes on where it was.
+    pub(crate) loaded: bool,
+    transfer: Option<Transfer>,
+    /// What the next CHECK_DEVICE_STATE is answered.
+    checked: Option<Result<(), String>>,
+}
+
+impl DeviceStates {
+    /// Begins a transfer. One that is under way is given up.
+    ///
+    /// # Errors
+    /// When the descriptor is not fit for it, or the process is out of threads.
+    pub(crate) fn begin<D: VirtioDevice<Lane>>(
+        &mut self,
+        direction: Direction,
+        file: File,
+        (device, options): (&D, &ServerOptions),
+    ) -> Result<(), String> {
+        self.give_up();
+        let file = judge(file, direction)?;
+        let text = match direction {
+            Direction::SAVE => Some(document(device, options.host_state.as_ref())?),
+            Direction::LOAD => None,
+        };
+        self.transfer = Some(Transfer::start(&options.name, file, text)?);
+        Ok(())
+    }
+
+    /// Ends what is under way, and forgets it.
+    pub(crate) fn give_up(&mut self) {
+        self.transfer = None;
+        self.checked = None;
+    }
+
+    /// What CHECK_DEVICE_STATE is answered.
+    ///
+    /// # Errors
+    /// Why the transfer has failed.
+    pub(crate) fn answer(&mut self) -> Result<(), String> {
+        let split = || Err("found a header that came in pieces, expected it at once".to_owned());
+        self.checked.take().unwrap_or_else(split)
+    }
+}
+
+/// A CHECK_DEVICE_STATE is about to be handled: ends the transfer, and puts in force what was loaded. Waits for the transfer, at most as
+/// long as a drain may last.
+pub(crate) fn check<D: VirtioDevice<Lane>>(session: &Mutex<Session<D>>) {
+    let (transfer, device, options) = {
+        let mut session = lock(session);
+        let transfer = session.states().transfer.take();
+        (transfer, Arc::clone(session.device()), Arc::clone(session.options()))
+    };
+    let result = match transfer {
+        None => Err("found no transfer, expected SET_DEVICE_STATE_FD before".to_owned()),
+        Some(transfer) => {
+            let ended = transfer.end(options.drain_timeout, || lock(session).is_stopping());
+            ended.and_then(|read| read.map_or(Ok(()), |read| load(session, &device, &options, read)))
+        }
+    };
+    lock(session).states().checked = Some(result);
+}
+
+fn load<D: VirtioDevice<Lane>>(
+    session: &Mutex<Session<D>>,
+    device: &Arc<D>,
+    options: &ServerOptions,
+    read: Vec<u8>,
+) -> Result<(), String> {
+    lock(session).check_stopped()?;
+    let len = read.len();
+    let text =
+        String::from_utf8(read).map_err(|error| format!("found bytes that are no text, expected JSON: {error}"))?;
+    let Document { state, host, .. } = Document::read(&text, device.kind())?;
+    let change = match (&options.host_state, host) {
+        (None, None) => None,
+        (Some(here), Some(host)) => Some(here.load(host.get()).map_err(|why| format!("host.{why}"))?),
+        (None, Some(_)) => return Err("host: found it, expected none for this device".to_owned()),
+        (Some(_), None) => return Err("missing field `host`".to_owned()),
+    };
+    let apply = device.load_state(state.get()).map_err(|why| format!("state.{why}"))?;
+    if let Some(change) = change {
+        change.keep().map_err(|why| format!("host.{why}"))?;
+    }
+    apply()?;
+    lock(session).goes_on();
+    tracing::info!(disk = options.name, bytes = len, "the device's state has arrived");
+    Ok(())
+}
+
+/// The descriptor, if a transfer in this direction can be made through it and given up at any time.
+fn judge(file: File, direction: Direction) -> Result<OwnedFd, String> {
+    let (verb, wrong) = match direction {
+        Direction::SAVE => ("written", OFlags::RDONLY),
+        Direction::LOAD => ("read", OFlags::WRONLY),
+    };
+    let file = OwnedFd::from(file);
+    let failed = |error: Errno| format!("descriptor: {error}");
+    let kind = FileType::from_raw_mode(fstat(&file).map_err(failed)?.st_mode);
+    // Others may block, whatever their flags say.
+    if !matches!(kind, FileType::Fifo | FileType::Socket) {
+        return Err(format!("descriptor: found a {kind:?}, expected a pipe or a socket"));
+    }
+    let flags = fcntl_getfl(&file).map_err(failed)?;
+    if flags & OFlags::RWMODE == wrong {
+        return Err(format!("descriptor: found one that cannot be {verb}, expected one that can"));
+    }
+    fcntl_setfl(&file, flags | OFlags::NONBLOCK).map_err(failed)?;
+    Ok(file)
+}
+
+/// A transfer under way. Given up when it is dropped.
+struct Transfer {
+    cancel: EventFd,
+    done: Receiver<Result<Option<Vec<u8>>, String>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Transfer {
+    /// Writes `text`, or reads.
+    fn start(name: &str, file: OwnedFd, text: Option<String>) -> Result<Transfer, String> {
+        let cancel = EventFd::new().map_err(|error| error.to_string())?;
+        let (told, done) = sync_channel(1);
+        let cancelled = cancel.clone();
+        let work = move || {
+            let result = match text {
+                Some(text) => write(file.as_fd(), text.as_bytes(), &cancelled).map(|()| None),
+                None => read(file.as_fd(), &cancelled).map(Some),
+            };
+            // Its end is what the other side waits for, before it asks how it went.
+            drop(file);
+            let _ = told.send(result);
+        };
+        let thread = std::thread::Builder::new().name(format!("state-{name}")).spawn(work);
+        let thread = thread.map_err(|error| format!("no thread for it: {error}"))?;
+        Ok(Transfer { cancel, done, thread: Some(thread) })
+    }
+
+    /// Waits until it has ended, for `limit` at most: what was read, or `None` when something was written.
+    fn end(self, limit: Duration, stops: impl Fn() -> bool) -> Result<Option<Vec<u8>>, String> {
+        let end = Instant::now() + limit;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.done.recv_timeout(left.min(LOOK)) {
+                Ok(result) => return result,
+                Err(RecvTimeoutError::Timeout) if left.is_zero() => {
+                    let limit = limit.as_secs();
+                    return Err(format!("found a transfer without an end within {limit} s (drain-timeout-s)"));
+                }
+                Err(RecvTimeoutError::Timeout) if stops() => return Err("the daemon stops".to_owned()),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err("the transfer's thread has failed".to_owned()),
+            }
+        }
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        self.cancel.signal();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the transfer of a device's state had panicked");
+        }
+    }
+}
+
+/// Waits until the descriptor is ready for what `flags` says, or has failed.
+fn wait(file: BorrowedFd<'_>, flags: PollFlags, cancel: &EventFd) -> Result<(), String> {
+    loop {
+        let mut fds = [PollFd::from_borrowed_fd(file, flags), PollFd::new(cancel, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) if !fds[1].revents().is_empty() => return Err("it was given up".to_owned()),
+            Ok(_) | Err(Errno::INTR) if fds[0].revents().is_empty() => {}
+            Ok(_) | Err(Errno::INTR) => return Ok(()),
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}
+
+fn write(file: BorrowedFd<'_>, mut bytes: &[u8], cancel: &EventFd) -> Result<(), String> {
+    while !bytes.is_empty() {
+        wait(file, PollFlags::OUT, cancel)?;
+        match rustix::io::write(file, bytes) {
+            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(format!("it cannot be written: {error}")),
+        }
+    }
+    Ok(())
+}
+
+fn read(file: BorrowedFd<'_>, cancel: &EventFd) -> Result<Vec<u8>, String> {
+    let mut all = Vec::new();
+    let mut piece = vec![0; 64 << 10];
+    loop {
+        wait(file, PollFlags::IN, cancel)?;
+        match rustix::io::read(file, &mut piece[..]) {
+            Ok(0) => return Ok(all),
+            Ok(read) => all.extend_from_slice(piece.get(..read).unwrap_or_default()),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(format!("it cannot be read: {error}")),
+        }
+        if all.len() > LONGEST {
+            return Err(format!("found more than {LONGEST} bytes, expected at most those"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn raw(text: &str) -> Box<RawValue> {
+        RawValue::from_string(text.to_owned()).unwrap()
+    }
+
+    #[test]
+    fn documents() {
+        let good = Document {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            device: "virtio-blk".to_owned(),
+            state: raw("{\"a\": [1,2]}"),
+            host: None,
+        };
+        let text = state::write(&good);
+        assert_eq!(Document::read(&text, "virtio-blk").unwrap().state.get(), "{\"a\": [1,2]}");
+        for (text, want) in [
+            (text.clone(), "device: found \"virtio-blk\", expected \"virtio-scsi\""),
+            (text.replace(FORMAT, "other"), "format: found \"other\", expected \"mqblk-device-state\""),
+            (text.replace("\"version\":1", "\"version\":2,\"news\":0"), "version: found 2, expected 1"),
+            (text.replace("\"version\":1", "\"version\":-1"), "version: invalid value"),
+            (text.replace("\"version\":1,", ""), "missing field `version`"),
+            (text.replace("\"device\"", "\"devise\""), "unknown field `devise`"),
+            (text.replace("[1,2]", "[1,2"), "expected `,` or `]`"),
+            (text[..text.len() / 2].to_owned(), "EOF while parsing"),
+            (String::new(), "EOF while parsing"),
+            ("\0\0\0\0".to_owned(), "expected value"),
+            ("[".repeat(LONGEST), "expected a string"),
+            (format!("{{\"format\":{}", "[".repeat(LONGEST)), "format: invalid type"),
+            (format!("{{\"state\":{}", "[".repeat(LONGEST)), "EOF while parsing"),
+        ] {
+            let error = Document::read(&text, "virtio-scsi").err().unwrap();
+            assert!(error.contains(want), "{error}");
+        }
+    }
+
+    fn pipe() -> (OwnedFd, File) {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        (reader, File::from(writer))
+    }
+
+    #[test]
+    fn a_transfer_is_whole_or_fails() {
+        // More than a pipe holds.
+        let text = "x".repeat(LONGEST);
+        let (reader, writer) = pipe();
+        let saves = Transfer::start("a", judge(writer, Direction::SAVE).unwrap(), Some(text.clone())).unwrap();
+        let loads = Transfer::start("b", judge(File::from(reader), Direction::LOAD).unwrap(), None).unwrap();
+        assert_eq!(saves.end(LONG, || false), Ok(None));
+        assert_eq!(loads.end(LONG, || false), Ok(Some(text.into_bytes())));
+
+        let (reader, mut writer) = pipe();
+        let loads = Transfer::start("c", judge(File::from(reader), Direction::LOAD).unwrap(), None).unwrap();
+        let fed = std::io::Write::write_all(&mut writer, &vec![0; 4 * LONGEST]);
+        assert_eq!(fed.unwrap_err().kind(), std::io::ErrorKind::BrokenPipe, "it takes no more than it may");
+        assert!(loads.end(LONG, || false).unwrap_err().contains("found more than 1048576 bytes"));
+
+        let (reader, writer) = pipe();
+        let saves = Transfer::start("d", judge(writer, Direction::SAVE).unwrap(), Some("state".to_owned())).unwrap();
+        drop(reader);
+        let ended = saves.end(LONG, || false);
+        assert!(ended == Ok(None) || ended.clone().unwrap_err().contains("cannot be written"), "{ended:?}");
+    }
+
+    #[test]
+    fn a_transfer_can_be_given_up() {
+        let (reader, writer) = pipe();
+        let loads = Transfer::start("a", judge(File::from(reader), Direction::LOAD).unwrap(), None).unwrap();
+        let why = loads.end(Duration::from_millis(10), || false).unwrap_err();
+        assert!(why.contains("without an end within 0 s"), "{why}");
+        drop(writer);
+        let (reader, writer) = pipe();
+        let saves = Transfer::start("b", judge(writer, Direction::SAVE).unwrap(), Some("x".repeat(LONGEST))).unwrap();
+        assert_eq!(saves.end(LONG, || true), Err("the daemon stops".to_owned()));
+        drop(reader);
+    }
+
+    #[test]
+    fn descriptors_that_will_not_do() {
+        let (reader, writer) = pipe();
+        let error = judge(File::from(reader), Direction::SAVE).unwrap_err();
+        assert_eq!(error, "descriptor: found one that cannot be written, expected one that can");
+        let error = judge(writer, Direction::LOAD).unwrap_err();
+        assert_eq!(error, "descriptor: found one that cannot be read, expected one that can");
+        let error = judge(File::open("/dev/zero").unwrap(), Direction::LOAD).unwrap_err();
+        assert_eq!(error, "descriptor: found a CharacterDevice, expected a pipe or a socket");
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(judge(File::from(OwnedFd::from(socket)), Direction::SAVE).is_ok());
+    }
+}

@@ -179,14 +179,12 @@ impl Disk<Lane> for FileDisk {
     }
 
     fn activate(&self) -> Result<(), DiskError> {
-        let OpenFile { lock, fd, path, direct, .. } = self.open.as_ref();
+        let OpenFile { lock, fd, direct, .. } = self.open.as_ref();
+        // A size that it has grown to meanwhile is left to whoever tells guests of sizes.
         lock.take(fd, || {
             if direct.is_none() {
                 // What this host has in its cache may be older than what another host wrote.
                 let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
-            }
-            if let Err(error) = self.resize(None) {
-                tracing::warn!("{}: the size is left as it was: {error}", path.display());
             }
         })
     }

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use mqblk_tests::crash::daemon::Daemon;
+use mqblk_tests::crash::report::say;
 use mqblk_tests::hostile::front_end::{FrontEnd, Queue, RING};
 use mqblk_tests::hostile::memory::START;
 use mqblk_tests::hostile::request::{direct, header, kind, readable, writable};
@@ -30,7 +31,7 @@ impl Rig {
     /// `None`, and a line that says so, where there is no FUSE for this process.
     fn start(settings: &str) -> Option<Rig> {
         if std::fs::File::open("/dev/fuse").is_err() {
-            eprintln!("not run: it needs root and /dev/fuse");
+            say("not run: it needs root and /dev/fuse");
             return None;
         }
         let log = Arc::<PowerLog>::default();

@@ -19,12 +19,12 @@ use std::sync::Arc;
 
 use crash_rig::port::{Blk, Form, Guest, Scsi, place};
 use crash_rig::store::Seen;
-use crash_rig::{Counts, RING, Shape, World};
+use crash_rig::{Counts, MakeDevice, RING, Shape, World};
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::{AnyDisk, MergeMode, PlugOptions};
 use mqblk_scsi::Nexus;
 use mqblk_tests::crash::load::{DISK_SECTORS, History, Load, Shared};
-use mqblk_tests::crash::report::Figures;
+use mqblk_tests::crash::report::{Figures, say};
 use mqblk_tests::scsi::unit;
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 use mqblk_virtio_scsi::{ScsiOptions, VirtioScsi};
@@ -95,8 +95,18 @@ fn run<F: Form>(seed: u64, form: F, disks: usize, queues: u16, make: MakeDevice<
     sum
 }
 
-type MakeDevice<D> = Box<dyn Fn(&[Arc<AnyDisk>]) -> Arc<D>>;
 type Heard = Box<dyn Fn()>;
+
+/// A seed that is said when its world panics, wherever that is.
+struct ToldOnPanic(u64);
+
+impl Drop for ToldOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            say(&format!("MQBLK_VIRTIO_CRASH_SEED={}", self.0));
+        }
+    }
+}
 
 fn seeds(usual: u64, run: impl Fn(u64) -> Sum) -> Option<Sum> {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
@@ -108,10 +118,10 @@ fn seeds(usual: u64, run: impl Fn(u64) -> Sum) -> Option<Sum> {
     let whole = seeds.end - seeds.start >= usual;
     let mut sum = Sum::default();
     for seed in seeds {
-        println!("MQBLK_VIRTIO_CRASH_SEED={seed}");
+        let _told = ToldOnPanic(seed);
         sum.add(&run(seed));
     }
-    println!("{sum:?}");
+    say(&format!("{sum:?}"));
     whole.then_some(sum)
 }
 

@@ -59,7 +59,7 @@ pub struct Sequences {
     private: Option<BouncePool>,
     held: VecDeque<Held>,
     /// Those of commands that have ended, with their sections, until the answers are visible: see [`end`](Self::end).
-    ended: Vec<Box<Sequence>>,
+    ended: Vec<Sequence>,
 }
 
 impl Sequences {
@@ -71,7 +71,7 @@ impl Sequences {
         if let Some(data) = data {
             pool.release(data);
         }
-        self.ended.push(sequence);
+        self.ended.push(*sequence);
     }
 
     /// All answers so far are visible.

@@ -128,10 +128,13 @@ impl<Q: GuestQueue<Lane = Lane>> GuestQueue for MortalQueue<Q> {
     }
 }
 
+/// Makes a device over disks.
+pub type MakeDevice<D> = Box<dyn Fn(&[Arc<AnyDisk>]) -> Arc<D>>;
+
 /// What a world is made of.
 pub struct Shape<D> {
     /// Makes the device that a back end begins with.
-    pub make: Box<dyn Fn(&[Arc<AnyDisk>]) -> Arc<D>>,
+    pub make: MakeDevice<D>,
     /// The driver of the first has heard of all that there is to hear at the beginning.
     pub heard: Box<dyn Fn()>,
     pub workers: usize,

@@ -189,7 +189,7 @@ impl<F: Form> Port for Guest<F> {
 fn pieces((at, len): Piece) -> Vec<Piece> {
     match len {
         0 => vec![],
-        ..=512 => vec![(at, len)],
+        1..=512 => vec![(at, len)],
         // Not in the middle of a sector: real guests have whole pages.
         _ => {
             let first = (len / 1024) * 512;

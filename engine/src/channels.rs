@@ -257,6 +257,11 @@ impl Channels {
         let Some(open) = self.busy.first().and_then(|at| self.open[*at].as_mut()) else { return 0 };
         if open.depth > 0 || open.merger.is_some() {
             let most = if open.depth == 0 { usize::MAX } else { open.allowance(lane, false, false) };
+            if most == 0 {
+                open.left = open.waiting() > 0;
+                self.left = open.left;
+                return 0;
+            }
             let offer = Offer { most, crowded: false, part: &mut self.part };
             let happened = open.submit(lane, clock, offer, &mut stamp, &mut self.counts, &mut self.finished);
             self.left = open.left;

@@ -10,6 +10,7 @@ use mqblk_tests::crash::kills::{self, Plan, Running, Victim, replayed, torment};
 use mqblk_tests::crash::load::History;
 use mqblk_tests::crash::report::Figures;
 use mqblk_tests::crash::scsi::{Scsi, options};
+use mqblk_tests::hostile::PATIENCE;
 use rustix::process::Pid;
 
 /// Units, in the order of their numbers.
@@ -25,8 +26,9 @@ struct Rig {
 }
 
 impl Rig {
-    fn start(units: &[(&str, &str)]) -> Rig {
+    fn start(units: &[(&str, &str)], more: &[&str]) -> Rig {
         let mut arguments = vec!["--workers".to_owned(), "2".to_owned()];
+        arguments.extend(more.iter().map(|one| (*one).to_owned()));
         arguments.extend(["--controller".to_owned(), "id=c,socket=FOLDER/c.sock,queues=3".to_owned()]);
         for (lun, (name, settings)) in units.iter().enumerate() {
             let unit = format!("controller=c,target=0,lun={lun},path=FOLDER/{name}.img,{settings}");
@@ -91,7 +93,7 @@ impl Victim for Rig {
 #[test]
 fn killed_and_stopped_under_load() {
     let seed = kills::seed();
-    let mut rig = Rig::start(&UNITS);
+    let mut rig = Rig::start(&UNITS, &[]);
     let port = rig.connect();
     let mut loads = [Running::start("scsi", port, History::new(UNITS.len()), seed)];
     let mut figures = torment(&mut rig, &mut loads, Plan::usual(), seed);
@@ -103,4 +105,51 @@ fn killed_and_stopped_under_load() {
     figures.report("virtio-scsi", seed);
     assert!(figures.replayed > 0, "no kill found a request under way");
     assert!(figures.compared > 0, "no COMPARE AND WRITE succeeded");
+}
+
+/// On one of them each request takes a fifth of a second, beside fast ones on the same queues.
+const SLOW: [(&str, &str); 2] = [
+    ("slow", "storage=fault,inner=file,direct=off,fault-latency-us=200000,fault-jitter-us=50000"),
+    ("cache", "storage=file,direct=off"),
+];
+
+#[test]
+fn killed_and_stopped_while_a_unit_is_slow() {
+    let seed = kills::seed();
+    let mut rig = Rig::start(&SLOW, &[]);
+    let port = rig.connect();
+    let mut loads = [Running::start("scsi", port, History::new(SLOW.len()), seed)];
+    let few = Plan { kills: 4, stops: 2, pause: 100 };
+    let plan = if kills::is_full() { Plan { kills: 20, stops: 10, ..few } } else { few };
+    let mut figures = torment(&mut rig, &mut loads, plan, seed);
+    let [load] = loads;
+    let ended = load.finish();
+    rig.daemon.stop();
+    figures.add(&rig.judge(&SLOW, ended));
+    figures.replayed = replayed(&rig.log());
+    figures.report("virtio-scsi, a slow unit", seed);
+    assert!(figures.replayed > 0, "no kill found a request under way");
+}
+
+#[test]
+fn stopped_while_a_unit_does_not_answer_in_time() {
+    let seed = kills::seed();
+    let units = [("stuck", "storage=fault,inner=file,direct=off,fault-latency-us=1800000")];
+    let mut rig = Rig::start(&units, &["--drain-timeout-s", "1"]);
+    let port = rig.connect();
+    let mut load = Running::start("scsi", port, History::new(1), seed);
+    load.wait_answers(1);
+    // Those that follow the first answers have just begun.
+    rig.stop();
+    rig.spawn();
+    rig.reconnect(PATIENCE).expect("the daemon that was started again");
+    load.wait_answers(40);
+    let ended = load.finish();
+    rig.daemon.stop();
+    let mut figures = rig.judge(&units, ended);
+    (figures.stops, figures.replayed) = (1, replayed(&rig.log()));
+    figures.report("virtio-scsi, a unit that does not answer", seed);
+    let log = rig.log();
+    assert!(log.contains("storage did not answer in time"), "{log}");
+    assert!(figures.replayed > 0, "nothing was left to the next daemon:\n{log}");
 }

@@ -48,6 +48,11 @@ impl Cdb {
         Cdb(cdb)
     }
 
+    /// What goes over the wire.
+    pub fn bytes(&self) -> &[u8; CDB_BYTES] {
+        &self.0
+    }
+
     /// Its operation code.
     pub fn operation(&self) -> u8 {
         self.0[0]

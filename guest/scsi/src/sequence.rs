@@ -20,7 +20,9 @@ pub(crate) use reserve::{Relay, Settle};
 pub(crate) use same::Same;
 pub(crate) use verify::{Check, Verify};
 
-/// A command of several steps, between two of them. Dropping it gives up what it holds.
+/// A command of several steps, between two of them. Dropping it gives up what it holds: where commands are done again after a crash, do so
+/// when the answer is visible, and not before. A command that sees what this one wrote could else be answered before it, and undone
+/// when this one is done again.
 #[derive(Debug)]
 pub struct Sequence {
     kind: Kind,

@@ -54,6 +54,45 @@ fn what_is_kept_and_when() {
     assert_eq!(accepted.kept.expect("a ticket").result(), None);
 }
 
+/// A process dies after it has kept what a PERSISTENT RESERVE OUT did, and before its answer: the next one executes it again. What is kept
+/// is the same then. Known not to hold (`docs/reliability.md`): those that find what they have changed themselves end with a conflict.
+#[test]
+fn executed_again_by_another_process() {
+    let again = |from: usize, ask: &Out| {
+        let rig = reserved(5);
+        rig.ok(0, &Out::new(REGISTER, 0, 10, 10).with(APTPL));
+        rig.ok(from, ask);
+        let kept = |rig: &Rig| rig.memory.0.lock().expect("not poisoned").clone().expect("kept");
+        let text = kept(&rig);
+        let memory = Arc::<Memory>::default();
+        let keeper: Arc<dyn Keeper> = memory.clone();
+        let unit = Reservations::restore(&text, Some(keeper)).expect("what was kept");
+        let next = Rig { nexuses: join(&unit), unit, memory };
+        let before = next.ask(0, 3, 1000).expect("status")[8..].to_vec();
+        let ended = next.out(from, ask);
+        assert_eq!(next.ask(0, 3, 1000).expect("status")[8..], before);
+        ended.map(|_| ())
+    };
+    for ask in [
+        Out::new(REGISTER, 0, 10, 10).with(APTPL),
+        Out::new(REGISTER_AND_IGNORE, 0, 0, 11).with(APTPL),
+        Out::new(REGISTER_AND_IGNORE, 0, 0, 0).with(APTPL),
+        Out::new(RESERVE, 5, 10, 0),
+        Out::new(RELEASE, 5, 10, 0),
+    ] {
+        assert_eq!(again(0, &ask), Ok(()), "{:02x?}", (ask.cdb(), ask.list()));
+    }
+    for ask in [
+        Out::new(REGISTER, 0, 10, 11).with(APTPL),
+        Out::new(REGISTER, 0, 10, 0).with(APTPL),
+        Out::new(CLEAR, 0, 10, 0),
+        Out::new(PREEMPT, 5, 10, 12),
+        Out::new(PREEMPT_AND_ABORT, 5, 10, 12),
+    ] {
+        conflicts(again(0, &ask));
+    }
+}
+
 #[test]
 fn damaged_and_foreign_files() {
     let rig = reserved(6);

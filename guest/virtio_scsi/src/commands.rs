@@ -362,6 +362,7 @@ impl RequestQueue {
     /// All answers so far are visible: orders that wait for none any more are reported.
     #[inline]
     pub(crate) fn published(&mut self) {
+        self.sequences.published();
         if self.active > 0 {
             self.report();
         }

@@ -58,9 +58,30 @@ pub struct Sequences {
     scratch: Vec<u8>,
     private: Option<BouncePool>,
     held: VecDeque<Held>,
+    /// Those of commands that have ended, with their sections, until the answers are visible: see [`end`](Self::end).
+    ended: Vec<Sequence>,
 }
 
 impl Sequences {
+    /// A command goes no further: gives back what it holds. Its section it keeps until its answer is [visible](Self::published): one
+    /// that saw what it wrote, and was answered before it, would be undone if the process died then and it was done again.
+    fn end(&mut self, pool: &mut BufferPool, token: &mut ScsiToken) {
+        let Some(several) = token.several.take() else { return };
+        let Several { sequence, data, .. } = *several;
+        if let Some(data) = data {
+            pool.release(data);
+        }
+        self.ended.push(*sequence);
+    }
+
+    /// All answers so far are visible.
+    #[inline]
+    pub(crate) fn published(&mut self) {
+        if !self.ended.is_empty() {
+            self.ended.clear();
+        }
+    }
+
     /// Commands that wait.
     pub fn held(&self) -> usize {
         self.held.len()
@@ -78,7 +99,7 @@ impl Sequences {
             if means(&self.held[at].token)
                 && let Some(Held { mut token, .. }) = self.held.remove(at)
             {
-                drop_state(pool, &mut token);
+                self.end(pool, &mut token);
                 taken.push(token);
             }
         }
@@ -99,13 +120,6 @@ impl Sequences {
             None => BouncePool::new(pool, STEPS, ByteLen(Sequence::SCRATCH as u64))?,
         };
         Ok(self.private.insert(private).take(pool, len))
-    }
-}
-
-/// Gives back what a command holds that goes no further.
-fn drop_state(pool: &mut BufferPool, token: &mut ScsiToken) {
-    if let Some(data) = token.several.take().and_then(|several| several.data) {
-        pool.release(data);
     }
 }
 
@@ -148,7 +162,8 @@ impl RequestQueue {
             (_, Some(own)) => pool.release(own),
             (_, None) => {}
         }
-        drop_state(pool, &mut token);
+        // Its section stays its own for as long as the queue is here: nothing of it is published any more.
+        self.sequences.end(pool, &mut token);
         token.answer.release(pool);
     }
 
@@ -177,7 +192,7 @@ impl RequestQueue {
             (_, None) => {}
         }
         if token.marks != 0 || outcome == Outcome::Aborted {
-            drop_state(pool, &mut token);
+            self.sequences.end(pool, &mut token);
             self.abort(pool, token);
         } else {
             self.advance(pool, token, Some(outcome), into);
@@ -257,7 +272,7 @@ impl RequestQueue {
             let replied = token.data_in && !self.work.reply.is_empty();
             let _ = replied && pool.copy_in(data, 0, &self.work.reply);
         }
-        drop_state(pool, &mut token);
+        self.sequences.end(pool, &mut token);
         self.answer(pool, token, b::VIRTIO_SCSI_S_OK, ending);
     }
 

@@ -12,7 +12,7 @@ use super::port::{End, Order, Port, Work};
 use crate::hostile::PATIENCE;
 
 /// What a load draws from.
-const WORKS: [Work; 16] = {
+pub const WORKS: [Work; 16] = {
     let mut works = [Work::Read; 16];
     let mut at = 7;
     while at < 13 {

@@ -86,7 +86,7 @@ pub struct Running<P> {
     name: String,
 }
 
-impl<P: Port + 'static> Running<P> {
+impl<P: Port + Send + 'static> Running<P> {
     /// Starts one.
     ///
     /// # Panics
@@ -181,7 +181,7 @@ impl<P: Port + 'static> Running<P> {
 ///
 /// # Panics
 /// When a request is lost, wrong or answered twice.
-pub fn torment<V: Victim, P: Port + 'static>(
+pub fn torment<V: Victim, P: Port + Send + 'static>(
     victim: &mut V,
     loads: &mut [Running<P>],
     plan: Plan,

@@ -331,7 +331,8 @@ impl<P: Port> Load<P> {
                 }
             }
             Work::Compare => {
-                let counter = self.history.disks[order.disk].counter;
+                // Now and then after one that is still under way.
+                let counter = self.history.disks[order.disk].counter + u64::from(self.random.random_ratio(1, 4));
                 bytes = vec![0; 2 * SECTOR];
                 value = counter + 1;
                 bytes[..8].copy_from_slice(&counter.to_le_bytes());

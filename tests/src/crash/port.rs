@@ -76,7 +76,7 @@ pub enum Manage {
 }
 
 /// The queues of one device, driven by one thread. Everything panics where the device does wrong.
-pub trait Port: Send {
+pub trait Port {
     /// How many queues.
     fn queues(&mut self) -> usize;
     /// Where data lies.

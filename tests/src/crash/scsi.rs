@@ -15,7 +15,7 @@ use super::port::{End, Manage, Order, Port, Work};
 use crate::hostile::PATIENCE;
 
 /// What a load draws from.
-const WORKS: [Work; 32] = {
+pub const WORKS: [Work; 32] = {
     let mut works = [Work::Read; 32];
     let mut at = 13;
     while at < 23 {
@@ -81,40 +81,47 @@ impl Scsi {
     pub fn into_set(self) -> QueueSet {
         self.set
     }
+}
 
-    fn command(&mut self, order: &Order) -> Command {
-        let to = self.units[order.disk];
-        let (start, blocks) = (Lba(order.start()), order.sectors());
-        let piece = Piece { address: order.data, len: blocks * 512 };
-        let sixteen = |operation: u8, blocks: &[(usize, u8)]| {
-            let mut cdb = [0; 16];
-            cdb[0] = operation;
-            cdb[2..10].copy_from_slice(&start.0.to_be_bytes());
-            blocks.iter().for_each(|(at, count)| cdb[*at] = *count);
-            Cdb::raw(&cdb)
-        };
-        match order.work {
-            Work::Read => Command::read(to, start, blocks, piece),
-            Work::Write => Command::write(to, start, blocks, piece, false),
-            Work::WriteThrough => Command::write(to, start, blocks, piece, true),
-            Work::Flush => Command::flush(to),
-            Work::Zero => Command::write_same(to, start, blocks, Piece { len: 512, ..piece }, start.0 % 2 == 0),
-            Work::Discard => {
-                let extent = |&(start, blocks)| Extent { start: Lba(start), blocks };
-                let extents: Vec<Extent> = order.ranges.iter().map(extent).collect();
-                let scratch = Piece { len: 512, ..piece };
-                Command::unmap(to, &extents, self.set.queues()[0].memory(), scratch).expect("a few extents")
-            }
-            Work::Compare => {
-                let data = Data::Out(Piece { len: 1024, ..piece });
-                Command { to, cdb: sixteen(COMPARE_AND_WRITE, &[(13, 1)]), data }
-            }
-            Work::Or => Command { to, cdb: sixteen(ORWRITE, &[(13, 1)]), data: Data::Out(piece) },
+/// A request as a command for a unit. What it needs besides its data is put where that is.
+///
+/// # Panics
+/// When that is not in `memory`.
+pub fn command(order: &Order, to: Address, memory: &GuestMemory) -> Command {
+    let (start, blocks) = (Lba(order.start()), order.sectors());
+    let piece = Piece { address: order.data, len: blocks * 512 };
+    let sixteen = |operation: u8, blocks: &[(usize, u8)]| {
+        let mut cdb = [0; 16];
+        cdb[0] = operation;
+        cdb[2..10].copy_from_slice(&start.0.to_be_bytes());
+        blocks.iter().for_each(|(at, count)| cdb[*at] = *count);
+        Cdb::raw(&cdb)
+    };
+    match order.work {
+        Work::Read => Command::read(to, start, blocks, piece),
+        Work::Write => Command::write(to, start, blocks, piece, false),
+        Work::WriteThrough => Command::write(to, start, blocks, piece, true),
+        Work::Flush => Command::flush(to),
+        Work::Zero => Command::write_same(to, start, blocks, Piece { len: 512, ..piece }, start.0 % 2 == 0),
+        Work::Discard => {
+            let extent = |&(start, blocks)| Extent { start: Lba(start), blocks };
+            let extents: Vec<Extent> = order.ranges.iter().map(extent).collect();
+            let scratch = Piece { len: 512, ..piece };
+            Command::unmap(to, &extents, memory, scratch).expect("a few extents")
         }
+        Work::Compare => {
+            let data = Data::Out(Piece { len: 1024, ..piece });
+            Command { to, cdb: sixteen(COMPARE_AND_WRITE, &[(13, 1)]), data }
+        }
+        Work::Or => Command { to, cdb: sixteen(ORWRITE, &[(13, 1)]), data: Data::Out(piece) },
     }
 }
 
-fn judge(user: u32, ending: Ending) -> End {
+/// What an ending means.
+///
+/// # Panics
+/// When it is none that there may be.
+pub fn judge(user: u32, ending: Ending) -> End {
     match ending {
         Ending::Good => End::Good,
         Ending::Check(sense) if sense.key == MISCOMPARE => End::Miscompare,
@@ -141,7 +148,7 @@ impl Port for Scsi {
         &WORKS
     }
     fn submit(&mut self, queue: usize, user: u32, order: &Order) -> bool {
-        let command = self.command(order);
+        let command = command(order, self.units[order.disk], self.set.queues()[0].memory());
         match self.set.submit(queue, user, &command) {
             Ok(()) => true,
             Err(Refused::Full) => false,

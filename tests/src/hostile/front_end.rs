@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, OwnedFd};
 
 use super::event::Event;
 use super::memory::{Memory, Region, START, table};
@@ -74,6 +74,15 @@ impl Queue {
     }
 }
 
+/// An in-flight region.
+#[derive(Debug)]
+pub struct Inflight {
+    /// What the daemon said of it.
+    pub about: Vec<u8>,
+    /// Its memory.
+    pub file: OwnedFd,
+}
+
 /// A front-end.
 #[derive(Debug)]
 pub struct FrontEnd {
@@ -109,6 +118,30 @@ impl FrontEnd {
             front_end.add_queue(Places::pages(START + QUEUE_SHARE * u64::from(index)), RING);
         }
         front_end
+    }
+
+    /// The same guest, whose front-end connects again: memory and rings are what they were, and no queue is started.
+    pub fn again(self, socket: &Path) -> FrontEnd {
+        let FrontEnd { connection, memory, queues, .. } = self;
+        drop(connection);
+        let mut connection = Connection::open(socket);
+        let features = connection.negotiate(0);
+        let mut front_end = FrontEnd { connection, memory, queues, features };
+        front_end.tell_memory();
+        front_end
+    }
+
+    /// Asks for an in-flight region for so many queues.
+    pub fn ask_inflight(&mut self, queues: u16) -> Inflight {
+        let mut about = vec![0; 16];
+        about.extend([queues.to_ne_bytes(), RING.to_ne_bytes(), [0; 2], [0; 2]].concat());
+        let (about, file) = self.connection.ask_for_file(m::GET_INFLIGHT_FD, &about);
+        Inflight { about, file }
+    }
+
+    /// Shows one.
+    pub fn show_inflight(&mut self, region: &Inflight) {
+        self.connection.tell(m::SET_INFLIGHT_FD, &region.about, &[region.file.as_fd()]);
     }
 
     /// Sends the whole memory table.

@@ -1,12 +1,15 @@
 //! A vhost-user socket on which anything can be said. Source: QEMU's `vhost-user.rst`.
 
-use std::io::{ErrorKind, IoSlice, Read};
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use rustix::fd::BorrowedFd;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
 
 use super::{PATIENCE, wait_for};
 
@@ -134,6 +137,27 @@ impl Connection {
         let mut payload = vec![0; size as usize];
         assert!(self.fill(&mut payload), "message {message}: the reply breaks off");
         Heard::Reply { message, payload }
+    }
+
+    /// Sends a question: the reply's payload, and the descriptor that comes with it.
+    ///
+    /// # Panics
+    /// When there is no such reply.
+    pub fn ask_for_file(&mut self, message: u32, payload: &[u8]) -> (Vec<u8>, OwnedFd) {
+        assert!(self.send(message, VERSION, payload, &[]), "message {message}: the daemon has gone");
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        // With the first byte.
+        let mut reply = vec![0; 12 + 24];
+        let parts = &mut [IoSliceMut::new(&mut reply)];
+        let got = recvmsg(&self.stream, parts, &mut control, RecvFlags::CMSG_CLOEXEC).expect("a reply").bytes;
+        let mut files = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(files) => Some(files),
+            _ => None,
+        });
+        let file = files.next().and_then(|mut files| files.next()).expect("a descriptor");
+        assert!(self.fill(&mut reply[got..]), "message {message}: the reply breaks off");
+        (reply.split_off(12), file)
     }
 
     /// `false` at the end of the conversation.

@@ -11,8 +11,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, Session,
-    WriteFlags,
+    InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite,
+    Request, Session, WriteFlags,
 };
 use tempfile::TempDir;
 
@@ -36,13 +36,55 @@ pub struct PowerMount {
     // Before its folder is removed.
     session: Option<BackgroundSession>,
     folder: TempDir,
+    gate: Arc<Gate>,
 }
 
 struct Disks {
+    volumes: Arc<Volumes>,
+    gate: Arc<Gate>,
+    /// Direct transfers go on when whoever asked for them has gone, as those of a block device do.
+    outlives: bool,
+}
+
+struct Volumes {
     log: Arc<PowerLog>,
     disks: Vec<(String, Mutex<Vec<u8>>)>,
     /// Writes to this one are marks.
     marks: usize,
+}
+
+/// Holds reads and writes back.
+#[derive(Default)]
+struct Gate {
+    state: Mutex<GateState>,
+}
+
+#[derive(Default)]
+struct GateState {
+    shut: bool,
+    held: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+impl std::fmt::Debug for Gate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gate").finish_non_exhaustive()
+    }
+}
+
+impl Gate {
+    fn lock(&self) -> MutexGuard<'_, GateState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something now, or when what is held is let go.
+    fn pass(&self, work: impl FnOnce() + Send + 'static) {
+        let mut state = self.lock();
+        if state.shut {
+            return state.held.push(Box::new(work));
+        }
+        drop(state);
+        work();
+    }
 }
 
 impl PowerMount {
@@ -52,20 +94,56 @@ impl PowerMount {
     /// # Errors
     /// When the system refuses: it needs root and /dev/fuse.
     pub fn new(log: &Arc<PowerLog>, disks: &[(&str, usize)]) -> Result<PowerMount> {
+        PowerMount::mount(log, disks, false)
+    }
+
+    /// The same, of disks whose direct transfers go on when the process that asked for them was killed, as those of a block device
+    /// do, and can be [held](Self::hold).
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn that_outlives(log: &Arc<PowerLog>, disks: &[(&str, usize)]) -> Result<PowerMount> {
+        PowerMount::mount(log, disks, true)
+    }
+
+    fn mount(log: &Arc<PowerLog>, disks: &[(&str, usize)], outlives: bool) -> Result<PowerMount> {
         remove_dead_mounts();
         let folder = tempfile::Builder::new().prefix(PREFIX).tempdir()?;
         let all = disks.iter().map(|(name, size)| ((*name).to_owned(), Mutex::new(vec![0; *size]))).collect();
-        let disks = Disks { log: Arc::clone(log), disks: all, marks: disks.len() - 1 };
+        let volumes = Arc::new(Volumes { log: Arc::clone(log), disks: all, marks: disks.len() - 1 });
+        let gate = Arc::<Gate>::default();
+        let disks = Disks { volumes, gate: Arc::clone(&gate), outlives };
         let mut config = Config::default();
         config.n_threads = Some(2);
         let session = Session::new(disks, folder.path(), &config).context("mounting needs root and /dev/fuse")?;
-        Ok(PowerMount { session: Some(session.spawn()?), folder })
+        Ok(PowerMount { session: Some(session.spawn()?), folder, gate })
     }
 
     /// The file of a disk.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    /// Reads and writes that come from here on are held back, without effect.
+    pub fn hold(&self) {
+        self.gate.lock().shut = true;
+    }
+
+    /// Those that come from here on are not; what is held stays so.
+    pub fn let_others_pass(&self) {
+        self.gate.lock().shut = false;
+    }
+
+    /// Reads and writes that are held.
+    pub fn held(&self) -> usize {
+        self.gate.lock().held.len()
+    }
+
+    /// They take effect, and end.
+    pub fn let_go(&self) {
+        let held = std::mem::take(&mut self.gate.lock().held);
+        held.into_iter().for_each(|work| work());
     }
 
     /// Where it is mounted.
@@ -94,12 +172,14 @@ fn remove_dead_mounts() {
 
 impl Drop for PowerMount {
     fn drop(&mut self) {
+        self.let_others_pass();
+        self.let_go();
         // What stays mounted in spite of this is unmounted by the next run.
         let _ = self.session.take().map(BackgroundSession::umount_and_join);
     }
 }
 
-impl Disks {
+impl Volumes {
     fn index(&self, inode: INodeNo) -> Option<usize> {
         let index = inode.0.checked_sub(FIRST)? as usize;
         (index < self.disks.len()).then_some(index)
@@ -133,19 +213,54 @@ impl Disks {
             flags: 0,
         })
     }
+
+    fn read(&self, inode: INodeNo, offset: usize, size: usize, reply: ReplyData) {
+        let Some(index) = self.index(inode) else { return reply.error(Errno::ENOENT) };
+        let bytes = self.bytes(index);
+        let from = offset.min(bytes.len());
+        let to = (from + size).min(bytes.len());
+        reply.data(&bytes[from..to]);
+    }
+
+    fn write(&self, inode: INodeNo, offset: u64, data: Vec<u8>, durable: bool, reply: ReplyWrite) {
+        let Some(index) = self.index(inode) else { return reply.error(Errno::ENOENT) };
+        let written = data.len() as u32;
+        if index == self.marks {
+            let line = data.split(|byte| *byte == b'\n').next().unwrap_or_default();
+            self.log.mark(String::from_utf8_lossy(line).trim_end());
+            return reply.written(written);
+        }
+        let mut bytes = self.bytes(index);
+        let Some(target) = bytes.get_mut(offset as usize..offset as usize + data.len()) else {
+            return reply.error(Errno::EINVAL);
+        };
+        target.copy_from_slice(&data);
+        // In the log in the order in which the bytes change.
+        let id = self.log.write(index, offset, data, durable);
+        drop(bytes);
+        self.log.answer(id);
+        reply.written(written);
+    }
 }
 
 impl Filesystem for Disks {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        if self.outlives && config.add_capabilities(InitFlags::FUSE_ASYNC_DIO).is_err() {
+            return Err(std::io::Error::other("the kernel has no asynchronous direct transfers"));
+        }
+        Ok(())
+    }
+
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let found = self.disks.iter().position(|(known, _)| known.as_str() == name);
-        match found.and_then(|index| self.attributes(INodeNo(FIRST + index as u64))) {
+        let found = self.volumes.disks.iter().position(|(known, _)| known.as_str() == name);
+        match found.and_then(|index| self.volumes.attributes(INodeNo(FIRST + index as u64))) {
             Some(attributes) => reply.entry(&FOREVER, &attributes, Generation(0)),
             None => reply.error(Errno::ENOENT),
         }
     }
 
     fn getattr(&self, _: &Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match self.attributes(inode) {
+        match self.volumes.attributes(inode) {
             Some(attributes) => reply.attr(&FOREVER, &attributes),
             None => reply.error(Errno::ENOENT),
         }
@@ -166,11 +281,8 @@ impl Filesystem for Disks {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let Some(index) = self.index(inode) else { return reply.error(Errno::ENOENT) };
-        let bytes = self.bytes(index);
-        let from = (offset as usize).min(bytes.len());
-        let to = (from + size as usize).min(bytes.len());
-        reply.data(&bytes[from..to]);
+        let volumes = Arc::clone(&self.volumes);
+        self.gate.pass(move || volumes.read(inode, offset as usize, size as usize, reply));
     }
 
     fn write(
@@ -185,28 +297,15 @@ impl Filesystem for Disks {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let Some(index) = self.index(inode) else { return reply.error(Errno::ENOENT) };
-        if index == self.marks {
-            let line = data.split(|byte| *byte == b'\n').next().unwrap_or_default();
-            self.log.mark(String::from_utf8_lossy(line).trim_end());
-            return reply.written(data.len() as u32);
-        }
-        let mut bytes = self.bytes(index);
-        let Some(target) = bytes.get_mut(offset as usize..offset as usize + data.len()) else {
-            return reply.error(Errno::EINVAL);
-        };
-        target.copy_from_slice(data);
-        // In the log in the order in which the bytes change.
-        let id = self.log.write(index, offset, data.to_vec(), flags.0 & O_DSYNC != 0);
-        drop(bytes);
-        self.log.answer(id);
-        reply.written(data.len() as u32);
+        let (volumes, data) = (Arc::clone(&self.volumes), data.to_vec());
+        let durable = flags.0 & O_DSYNC != 0;
+        self.gate.pass(move || volumes.write(inode, offset, data, durable, reply));
     }
 
     fn fsync(&self, _: &Request, inode: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let Some(index) = self.index(inode) else { return reply.error(Errno::ENOENT) };
-        let id = self.log.flush(index);
-        self.log.answer(id);
+        let Some(index) = self.volumes.index(inode) else { return reply.error(Errno::ENOENT) };
+        let id = self.volumes.log.flush(index);
+        self.volumes.log.answer(id);
         reply.ok();
     }
 
@@ -220,18 +319,18 @@ impl Filesystem for Disks {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let Some(index) = self.index(inode) else { return reply.error(Errno::ENOENT) };
+        let Some(index) = self.volumes.index(inode) else { return reply.error(Errno::ENOENT) };
         if mode & (PUNCH_HOLE | ZERO_RANGE) == 0 {
             return reply.error(Errno::EOPNOTSUPP);
         }
-        let mut bytes = self.bytes(index);
+        let mut bytes = self.volumes.bytes(index);
         let Some(target) = bytes.get_mut(offset as usize..(offset + length) as usize) else {
             return reply.error(Errno::EINVAL);
         };
         target.fill(0);
-        let id = self.log.zeroes(index, offset, length, false);
+        let id = self.volumes.log.zeroes(index, offset, length, false);
         drop(bytes);
-        self.log.answer(id);
+        self.volumes.log.answer(id);
         reply.ok();
     }
 

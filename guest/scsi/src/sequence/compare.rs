@@ -27,8 +27,9 @@ enum State {
     Fresh,
     InLine(Section),
     Reading(Section),
-    Writing(#[expect(dead_code, reason = "held until the write has ended")] Section),
-    Over,
+    Writing(Section),
+    /// The section is left with the sequence: it is held until the answer is visible.
+    Over(Option<Section>),
 }
 
 impl Compare {
@@ -62,7 +63,7 @@ impl Compare {
 
     pub(super) fn next(&mut self, lent: &mut Lent<'_>) -> Next {
         let len = ByteLen(self.len as u64);
-        match std::mem::replace(&mut self.state, State::Over) {
+        match std::mem::replace(&mut self.state, State::Over(None)) {
             State::Fresh => {
                 let section = self.sections.enter(self.start, len, lent.waker);
                 self.enter(section, lent)
@@ -77,7 +78,14 @@ impl Compare {
                 }
                 self.write(section, lent)
             }
-            State::Writing(_) | State::Over => Next::End(Ending::good(2 * len.0)),
+            State::Writing(section) => {
+                self.state = State::Over(Some(section));
+                Next::End(Ending::good(2 * len.0))
+            }
+            State::Over(section) => {
+                self.state = State::Over(section);
+                Next::End(Ending::good(2 * len.0))
+            }
         }
     }
 

@@ -52,7 +52,7 @@ impl OrWrite {
             State::Writing => self.walk.advance(),
         }
         let Some((start, len)) = self.walk.piece() else {
-            self.section = None;
+            // The section is left with the sequence.
             return Next::End(Ending::good(self.len.0));
         };
         self.state = State::Reading;

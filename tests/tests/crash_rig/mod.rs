@@ -1,0 +1,399 @@
+//! A virtio device whose back end can be killed: workers that are stepped by hand over real queues, real rings with their in-flight
+//! tables, and a real engine. What outlives the back end is in [`World`], what goes with it in [`Host`].
+
+pub mod port;
+pub mod store;
+
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use mqblk_core::{Armed, ByteLen, ByteOffset, Call, Completed, DiskSlot, GuestQueue, Intake, Notify, Op, Pulled, Wake};
+use mqblk_engine::{
+    AnyDisk, Coalesce, FixedBufferUse, HandSeat, HandWorker, Lane, LaneOptions, PlugOptions, PollPolicy, QueueDisk,
+    QueueOptions,
+};
+use mqblk_memory::{Buffer, GuestAddress, GuestMemory, Region, SharedWords};
+use mqblk_ring::split::driver::Features;
+use mqblk_ring::split::{DeviceRing, InflightTable, SplitAddresses, SplitDriver, SplitRing};
+use mqblk_tests::mortal::{Kill, Mortal};
+use mqblk_tests::overlay::{AnyChannel, Overlay};
+use mqblk_virtio::{QueueParts, QueueRole, VirtioDevice};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use store::{Store, StoreDisk};
+
+/// Entries of each ring.
+pub const RING: u16 = 128;
+/// Bytes of each ring's area: the ring, and its table.
+pub const AREA: u64 = 0x1_0000;
+/// Where the table lies in it.
+const TABLE: u64 = 0xc000;
+const EVENT_IDX: u64 = 1 << 29;
+/// Turns in which each worker has taken up what it found.
+const BEGUN: u32 = 20;
+/// Turns in which a back end that is told to stop has stopped.
+const TURNS: u32 = 50_000;
+
+/// The guest polls.
+struct Silent;
+
+impl Call for Silent {
+    fn call(&self) {}
+}
+
+/// A queue that can be killed in the midst of a pull, and before and after all else that the engine has it do.
+struct MortalQueue<Q>(Mortal<Q>);
+
+/// A moment at which somebody holds this. A process that is killed drops nothing, which those that outlive it for a while would notice.
+fn moment<T>(kill: &Kill, held: T) -> T {
+    let held = ManuallyDrop::new(held);
+    kill.moment();
+    ManuallyDrop::into_inner(held)
+}
+
+struct MortalIntake<'a, I>(&'a mut I, Arc<Kill>);
+
+impl<T, I: Intake<T, Buffer>> Intake<T, Buffer> for MortalIntake<'_, I> {
+    fn room(&self) -> usize {
+        self.0.room()
+    }
+    fn admit(&mut self, token: T, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen, buffer: Option<Buffer>) {
+        let (token, buffer) = moment(&self.1, (token, buffer));
+        self.0.admit(token, disk, op, start, len, buffer);
+    }
+    fn admit_parts(&mut self, token: T, disk: DiskSlot, op: Op, parts: &[(ByteOffset, ByteLen)]) {
+        let token = moment(&self.1, token);
+        self.0.admit_parts(token, disk, op, parts);
+    }
+    fn cancel(&mut self, pick: &mut dyn FnMut(&mut T) -> bool) {
+        self.1.moment();
+        self.0.cancel(pick);
+    }
+    fn answered(&mut self, well_formed: bool) {
+        self.1.moment();
+        self.0.answered(well_formed);
+    }
+}
+
+impl<Q: GuestQueue<Lane = Lane>> GuestQueue for MortalQueue<Q> {
+    type Token = Q::Token;
+    type Position = Q::Position;
+    type Lane = Lane;
+
+    fn depth(&self) -> u16 {
+        self.0.0.depth()
+    }
+    fn pull<I: Intake<Q::Token, Buffer>>(&mut self, lane: &mut Lane, into: &mut I) -> Pulled {
+        let kill = Arc::clone(&self.0.1);
+        self.0.used(|queue| queue.pull(lane, &mut MortalIntake(into, kill)))
+    }
+    fn finish<I: Intake<Q::Token, Buffer>>(
+        &mut self,
+        lane: &mut Lane,
+        done: Completed<Q::Token, Buffer>,
+        into: &mut I,
+    ) {
+        let Mortal(queue, kill) = &mut self.0;
+        let done = moment(kill, done);
+        queue.finish(lane, done, &mut MortalIntake(into, Arc::clone(kill)));
+        kill.moment();
+    }
+    fn woken<I: Intake<Q::Token, Buffer>>(
+        &mut self,
+        lane: &mut Lane,
+        into: &mut I,
+        running: bool,
+    ) -> Result<(), &'static str> {
+        let kill = Arc::clone(&self.0.1);
+        self.0.used(|queue| queue.woken(lane, &mut MortalIntake(into, kill), running))
+    }
+    fn held(&self) -> usize {
+        self.0.0.held()
+    }
+    fn publish(&mut self) -> Notify {
+        self.0.used(Q::publish)
+    }
+    fn notify(&mut self) {
+        self.0.0.notify();
+    }
+    fn arm(&mut self) -> Armed {
+        self.0.0.arm()
+    }
+    fn disarm(&mut self) {
+        self.0.0.disarm();
+    }
+    fn position(&self) -> Q::Position {
+        self.0.0.position()
+    }
+}
+
+/// Makes a device over disks.
+pub type MakeDevice<D> = Box<dyn Fn(&[Arc<AnyDisk>]) -> Arc<D>>;
+
+/// What a world is made of.
+pub struct Shape<D> {
+    /// Makes the device that a back end begins with.
+    pub make: MakeDevice<D>,
+    /// The driver of the first has heard of all that there is to hear at the beginning.
+    pub heard: Box<dyn Fn()>,
+    pub workers: usize,
+    pub disks: usize,
+    pub sectors: u64,
+    pub plug: PlugOptions,
+    /// Bytes of guest memory beside the rings.
+    pub memory: u64,
+}
+
+/// What was met.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    pub kills: u64,
+    pub kills_in_midst: u64,
+    /// Of those, when other workers went on for a while.
+    pub outlived: u64,
+    pub stops: u64,
+    pub replayed: u64,
+    /// Of those, with a step that was noted.
+    pub noted: u64,
+}
+
+/// What outlives the back end: the guest's memory with its rings, the in-flight tables, and the storage.
+pub struct World<D: VirtioDevice<Lane>> {
+    pub memory: Arc<GuestMemory>,
+    pub rings: Vec<SplitDriver>,
+    pub stores: Vec<Arc<Store>>,
+    pub counts: Counts,
+    disks: Vec<QueueDisk>,
+    kill: Arc<Kill>,
+    shape: Shape<D>,
+    /// What the driver accepts: all.
+    features: u64,
+    host: Option<Host<D>>,
+    /// What the guest has seen of them.
+    pub answers: u64,
+    pub random: SmallRng,
+}
+
+/// A back end.
+struct Host<D> {
+    device: Arc<D>,
+    workers: Vec<HandWorker>,
+    seats: Vec<(usize, HandSeat)>,
+    /// Workers that were killed before the others.
+    dead: Vec<bool>,
+    /// Steps until the others are, too.
+    left: Option<u32>,
+}
+
+fn places(ring: usize) -> SplitAddresses {
+    let start = ring as u64 * AREA;
+    SplitAddresses {
+        desc: GuestAddress(start),
+        avail: GuestAddress(start + 0x4000),
+        used: GuestAddress(start + 0x8000),
+    }
+}
+
+impl<D: VirtioDevice<Lane>> World<D> {
+    /// A guest, and no back end yet.
+    pub fn new(shape: Shape<D>, seed: u64) -> World<D> {
+        let stores: Vec<_> = (0..shape.disks as u64).map(|at| Store::new(shape.sectors, seed ^ at << 32)).collect();
+        let kill = Kill::new();
+        let disk = |(slot, store): (u16, &Arc<Store>)| {
+            let (inner, mortal) = (Arc::new(StoreDisk(Arc::clone(store))), Arc::clone(&kill));
+            let channel = move |channel| Box::new(Mortal(channel, Arc::clone(&mortal))) as AnyChannel;
+            let disk: Arc<AnyDisk> = Arc::new(Overlay::over(inner, channel));
+            QueueDisk { slot: DiskSlot(slot), disk, plug: shape.plug, health: Arc::default() }
+        };
+        let disks: Vec<_> = (0..).zip(&stores).map(disk).collect();
+        let device = (shape.make)(&disks.iter().map(|disk| Arc::clone(&disk.disk)).collect::<Vec<_>>());
+        let (queues, features) = (device.queues(), device.features());
+        let size = u64::from(queues) * AREA + shape.memory;
+        let region = Region::shared("guest", size, GuestAddress(0)).expect("memory for a guest").0;
+        let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).expect("one region"));
+        let driver =
+            |ring| SplitDriver::new(&memory, &places(ring), RING, Features { event_idx: true }, None).expect("a ring");
+        let rings = (0..usize::from(queues)).map(driver).collect();
+        let random = SmallRng::seed_from_u64(seed);
+        World {
+            memory,
+            rings,
+            stores,
+            counts: Counts::default(),
+            disks,
+            kill,
+            shape,
+            features,
+            host: None,
+            answers: 0,
+            random,
+        }
+    }
+
+    fn words(&self, ring: usize) -> SharedWords {
+        let words = InflightTable::bytes(RING) / 8;
+        self.memory.words(GuestAddress(ring as u64 * AREA + TABLE), words as usize).expect("a table")
+    }
+
+    /// Queues that somebody has served.
+    fn used(&self) -> Vec<u16> {
+        let version = |ring: usize| {
+            let mut bytes = [0; 8];
+            self.memory.read(GuestAddress(ring as u64 * AREA + TABLE + 8), &mut bytes).expect("a table");
+            u64::from_ne_bytes(bytes)
+        };
+        (0..self.rings.len()).filter(|ring| version(*ring) != 0).map(|ring| ring as u16).collect()
+    }
+
+    /// A back end takes up what lies here, its queues in any order. This may be its end, too.
+    fn take_over(&mut self) {
+        let used = self.used();
+        if !used.is_empty() && self.random.random_ratio(1, 5) {
+            self.kill.after(self.random.random_range(0..20));
+        }
+        let disks: Vec<_> = self.disks.iter().map(|disk| Arc::clone(&disk.disk)).collect();
+        let device = (self.shape.make)(&disks);
+        // As a session does when a driver connects.
+        device.reset();
+        device.resumes(&used);
+        device.set_features(self.features);
+        device.driver_begins(!used.is_empty());
+        if used.is_empty() {
+            (self.shape.heard)();
+        }
+        let lane = LaneOptions { submissions: 64, in_flight: 512, files: 4, buffers: 4 };
+        let workers = self.shape.workers;
+        let host = Host {
+            device,
+            workers: (0..workers).map(|_| HandWorker::new(lane).expect("the host has io_uring")).collect(),
+            seats: vec![],
+            dead: vec![false; workers],
+            left: None,
+        };
+        self.host = Some(host);
+        let mut order: Vec<usize> = (0..self.rings.len()).collect();
+        while !order.is_empty() {
+            let ring = order.swap_remove(self.random.random_range(0..order.len()));
+            if Kill::survives(|| self.attach(ring)).is_none() {
+                self.counts.kills_in_midst += 1;
+                return self.bury();
+            }
+            for _ in 0..self.random.random_range(0..4) {
+                self.turn();
+                if self.host.as_ref().is_none_or(|host| host.left.is_some()) {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn attach(&mut self, index: usize) {
+        self.kill.moment();
+        let table = self.words(index);
+        let Some(host) = &mut self.host else { return };
+        let ring = SplitRing::resolve(&self.memory, &places(index), RING).expect("a ring");
+        let (ring, forgotten) = DeviceRing::tracked(ring, 0, true, table).expect("a table that was killed is good");
+        assert_eq!(forgotten, 0);
+        self.kill.moment();
+        self.counts.replayed += ring.replays() as u64;
+        self.counts.noted += ring.noted_steps() as u64;
+        let requests = host.device.role(index as u16) == QueueRole::Requests;
+        let options = QueueOptions {
+            disks: if requests { self.disks.clone() } else { vec![] },
+            kick: None,
+            poll: PollPolicy::Busy,
+            coalesce: Coalesce::default(),
+            paused: false,
+            on_broken: Box::new(|why| panic!("{why}")),
+        };
+        let worker = index % host.workers.len();
+        let (device, memory, kill) = (&host.device, &self.memory, &self.kill);
+        let features = self.features | EVENT_IDX;
+        let seat = host.workers[worker].attach(options, |lane, waker| {
+            let lease = lane.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
+            let waker: Arc<dyn Wake> = Arc::new(Mortal(Arc::clone(waker), Arc::clone(kill)));
+            let parts = QueueParts { ring, lease, call: Some(Box::new(Silent)), features, waker };
+            Ok(MortalQueue(Mortal(device.queue(index as u16, parts), Arc::clone(kill))))
+        });
+        host.seats.push((worker, seat.expect("a seat")));
+    }
+
+    /// A turn of a worker that lives. One that is killed in it may be outlived by others: it was not running when they were.
+    fn turn(&mut self) {
+        let Some(host) = &mut self.host else { return };
+        let worker = self.random.random_range(0..host.workers.len());
+        if host.dead[worker] || Kill::survives(|| host.workers[worker].turn()).is_some() {
+            return;
+        }
+        host.dead[worker] = true;
+        if host.left.is_none() {
+            self.counts.kills_in_midst += 1;
+            let outlived = host.workers.len() > 1 && self.random.random();
+            self.counts.outlived += u64::from(outlived);
+            host.left = Some(if outlived { self.random.random_range(1..60) } else { 0 });
+        }
+    }
+
+    /// One step of the world's: mostly a turn.
+    pub fn step(&mut self) {
+        let Some(host) = &mut self.host else { return self.take_over() };
+        match &mut host.left {
+            Some(0) => return self.bury(),
+            Some(left) => {
+                *left -= 1;
+                return self.turn();
+            }
+            None => {}
+        }
+        // Until something was answered a driver is a new one.
+        if self.answers == 0 {
+            return self.turn();
+        }
+        match self.random.random_range(0..1000) {
+            0..3 => {
+                self.counts.kills += 1;
+                self.bury();
+            }
+            3..13 => self.kill.after(self.random.random_range(0..150)),
+            13..15 => self.stop(),
+            _ => self.turn(),
+        }
+    }
+
+    /// The back end stops pulling, answers what it has, and goes.
+    fn stop(&mut self) {
+        let Some(Host { workers, seats, .. }) = &mut self.host else { return };
+        let drained = Kill::survives(|| {
+            // One that stops before it has taken up what it found may wait for a command that has compared, for as long as it may.
+            (0..BEGUN).for_each(|_| workers.iter_mut().for_each(|worker| _ = worker.turn()));
+            seats.iter().for_each(|(worker, seat)| workers[*worker].drain(*seat));
+            for _ in 0..TURNS {
+                workers.iter_mut().for_each(|worker| _ = worker.turn());
+                if seats.iter().all(|(worker, seat)| !workers[*worker].serves(*seat)) {
+                    return;
+                }
+            }
+            panic!("the back end does not stop");
+        });
+        match drained {
+            Some(()) => self.counts.stops += 1,
+            None => self.counts.kills_in_midst += 1,
+        }
+        self.bury();
+    }
+
+    /// What is left of the back end goes away, without a trace.
+    fn bury(&mut self) {
+        let traces = |memory: &GuestMemory| {
+            let mut bytes = vec![0; self.rings.len() * AREA as usize];
+            memory.read(GuestAddress(0), &mut bytes).expect("the rings");
+            bytes
+        };
+        let before = traces(&self.memory);
+        self.kill.after(Kill::NEVER);
+        self.host = None;
+        assert!(before == traces(&self.memory), "it was killed, not shut down");
+        self.stores.iter().for_each(|store| store.killed());
+    }
+}

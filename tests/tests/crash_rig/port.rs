@@ -1,0 +1,320 @@
+//! The guest of such a device: what a load asks for, as virtio-blk and virtio-scsi have it in their rings.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use mqblk_driver::Waker;
+use mqblk_driver::virtio_scsi::{Address, Data, Ending, Response, Sense};
+use mqblk_engine::Lane;
+use mqblk_memory::{GuestAddress, GuestMemory};
+use mqblk_ring::split::driver::Shape;
+use mqblk_tests::crash::load::{DATA, Shared};
+use mqblk_tests::crash::port::{End, Manage, Order, Port, Work};
+use mqblk_tests::crash::{blk, scsi};
+use mqblk_virtio::VirtioDevice;
+use mqblk_virtio_scsi::Place;
+use rand::RngExt;
+
+use super::{AREA, World};
+
+/// Bytes of what a request needs beside its data: what the device reads, then, in its second half, what it answers.
+const ASIDE: u64 = 1024;
+const ANSWER: u64 = 512;
+/// Largest data of a request: larger ones take long to check and meet nothing else.
+const LARGEST: u32 = 32 << 10;
+/// Steps in which nothing is asked for any more, and after which what is not answered never is.
+const PATIENCE: u64 = 200_000;
+/// Requests of a control queue.
+const CONTROLS: u32 = 4;
+
+type Piece = (GuestAddress, u32);
+
+/// How an interface puts a request in a ring.
+pub trait Form {
+    type Device: VirtioDevice<Lane>;
+    /// Rings before those for requests.
+    const FIXED: usize;
+    fn works(&self) -> &[Work];
+    /// Writes what belongs to a request beside its data. What the device reads, and what it writes.
+    fn put(&self, memory: &GuestMemory, aside: u64, tag: u64, order: &Order) -> (Vec<Piece>, Vec<Piece>);
+    /// How it ended.
+    fn end(&self, memory: &GuestMemory, aside: u64, user: u32) -> End;
+    /// A task management function, for the request of this tag: its bytes.
+    fn manage(&self, _disk: usize, _what: Manage, _tag: u64) -> Option<[u8; 24]> {
+        None
+    }
+}
+
+/// A guest whose back end dies and comes again while it waits.
+pub struct Guest<F: Form> {
+    pub form: F,
+    pub world: World<F::Device>,
+    queues: usize,
+    /// By user, what is in flight.
+    orders: Vec<Option<Order>>,
+    /// What each user's requests are called: another thing each time.
+    tags: Vec<u64>,
+    controls: Vec<u32>,
+    /// Steps until no more is asked for.
+    left: u64,
+    over: u64,
+    shared: Arc<Shared>,
+}
+
+impl<F: Form> Guest<F> {
+    pub fn new(form: F, world: World<F::Device>, steps: u64, shared: &Arc<Shared>) -> Guest<F> {
+        let queues = world.rings.len() - F::FIXED;
+        let orders: Vec<_> = (0..queues as u64 * 64).map(|_| None).collect();
+        let tags = (0..orders.len() as u64).collect();
+        let controls = (0..CONTROLS).collect();
+        Guest { form, world, queues, orders, tags, controls, left: steps, over: 0, shared: Arc::clone(shared) }
+    }
+
+    /// Bytes that such a guest needs.
+    pub const fn bytes(queues: u64) -> u64 {
+        queues * DATA + (queues * 64 + CONTROLS as u64) * ASIDE
+    }
+
+    fn data_start(&self) -> u64 {
+        self.world.rings.len() as u64 * AREA
+    }
+
+    fn aside(&self, user: usize) -> u64 {
+        self.data_start() + self.queues as u64 * DATA + user as u64 * ASIDE
+    }
+
+    fn step(&mut self) {
+        self.world.step();
+        if self.left > 0 {
+            self.left -= 1;
+            return;
+        }
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.over += 1;
+        if self.over > PATIENCE {
+            self.shared.hangs.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn take(&mut self, done: &mut Vec<(u32, End)>) {
+        for ring in 0..self.world.rings.len() {
+            self.world.rings[ring].look().expect("a device that keeps the protocol");
+            while let Some(used) = self.world.rings[ring].take().expect("a device that keeps the protocol") {
+                if ring < F::FIXED {
+                    self.controls.push(used.token);
+                    continue;
+                }
+                let order = self.orders[used.token as usize].take().expect("an answer to a request in flight");
+                self.world.answers += 1;
+                if changes(order.work) {
+                    self.world.stores[order.disk].closed(&order.ranges);
+                }
+                done.push((used.token, self.form.end(&self.world.memory, self.aside(used.token as usize), used.token)));
+            }
+        }
+    }
+}
+
+fn changes(work: Work) -> bool {
+    !matches!(work, Work::Read | Work::Flush)
+}
+
+impl<F: Form> Port for Guest<F> {
+    fn queues(&mut self) -> usize {
+        self.queues
+    }
+    fn memory(&mut self) -> Arc<GuestMemory> {
+        Arc::clone(&self.world.memory)
+    }
+    fn data(&mut self, queue: usize) -> GuestAddress {
+        GuestAddress(self.data_start() + queue as u64 * DATA)
+    }
+    fn largest(&mut self) -> u32 {
+        LARGEST
+    }
+    fn works(&self) -> &[Work] {
+        self.form.works()
+    }
+    fn submit(&mut self, queue: usize, user: u32, order: &Order) -> bool {
+        let aside = self.aside(user as usize);
+        let (readable, writable) =
+            self.form.put(&self.world.memory, aside, self.tags[user as usize] + (1 << 32), order);
+        let ring = &mut self.world.rings[F::FIXED + queue];
+        if usize::from(ring.free_descriptors()) < readable.len() + writable.len() {
+            return false;
+        }
+        let chain = ring.begin(Shape::Direct);
+        let chain = readable.iter().fold(chain, |chain, (at, len)| chain.readable(*at, *len).expect("room"));
+        let chain = writable.iter().fold(chain, |chain, (at, len)| chain.writable(*at, *len).expect("room"));
+        chain.commit(user).expect("room");
+        if changes(order.work) {
+            self.world.stores[order.disk].opened(&order.ranges);
+        }
+        self.tags[user as usize] += 1 << 32;
+        self.orders[user as usize] = Some(order.clone());
+        true
+    }
+    fn publish(&mut self) {
+        // The back end polls.
+        self.world.rings.iter_mut().for_each(|ring| _ = ring.publish());
+    }
+    fn reap(&mut self, done: &mut Vec<(u32, End)>) {
+        for _ in 0..self.world.random.random_range(1..6) {
+            self.step();
+            self.take(done);
+        }
+    }
+    fn wait(&mut self) {}
+    fn waker(&mut self) -> Waker {
+        unreachable!("it does not sleep")
+    }
+    fn manage(&mut self, disk: usize, what: Manage) -> bool {
+        let tag = if let Manage::Abort(user) = what { self.tags[user as usize] } else { 0 };
+        let Some(request) = self.form.manage(disk, what, tag) else { return false };
+        let Some(slot) = self.controls.pop() else { return false };
+        let at = self.aside(self.orders.len() + slot as usize);
+        self.world.memory.write(GuestAddress(at), &request).expect("mapped");
+        let chain = self.world.rings[0].begin(Shape::Direct).readable(GuestAddress(at), 24).expect("room");
+        let chain = chain.writable(GuestAddress(at + ANSWER), 1).expect("room");
+        chain.commit(slot).expect("room");
+        let _polled = self.world.rings[0].publish();
+        true
+    }
+    fn is_managing(&self) -> bool {
+        self.controls.len() < CONTROLS as usize
+    }
+}
+
+/// A request's data in two pieces where it can be.
+fn pieces((at, len): Piece) -> Vec<Piece> {
+    match len {
+        0 => vec![],
+        1..=512 => vec![(at, len)],
+        // Not in the middle of a sector: real guests have whole pages.
+        _ => {
+            let first = (len / 1024) * 512;
+            vec![(at, first), (GuestAddress(at.0 + u64::from(first)), len - first)]
+        }
+    }
+}
+
+/// virtio-blk. Source: virtio 1.3 section 5.2.6.
+pub struct Blk;
+
+impl Form for Blk {
+    type Device = mqblk_virtio_blk::VirtioBlk;
+    const FIXED: usize = 0;
+
+    fn works(&self) -> &[Work] {
+        &blk::WORKS
+    }
+
+    fn put(&self, memory: &GuestMemory, aside: u64, _: u64, order: &Order) -> (Vec<Piece>, Vec<Piece>) {
+        let kind: u32 = match order.work {
+            Work::Read => 0,
+            Work::Write => 1,
+            Work::Flush => 4,
+            Work::Discard => 11,
+            Work::Zero => 13,
+            other => panic!("{other:?} is none of virtio-blk's"),
+        };
+        let has_data = matches!(order.work, Work::Read | Work::Write);
+        let sector = if has_data { order.start() } else { 0 };
+        let header = [u64::from(kind).to_le_bytes(), sector.to_le_bytes()].concat();
+        memory.write(GuestAddress(aside), &header).expect("mapped");
+        memory.write(GuestAddress(aside + ANSWER), &[0xff]).expect("mapped");
+        let (mut readable, mut writable) = (vec![(GuestAddress(aside), 16)], vec![]);
+        let data = pieces((order.data, order.sectors() * 512));
+        match order.work {
+            Work::Read => writable.extend(data),
+            Work::Write => readable.extend(data),
+            Work::Discard | Work::Zero => {
+                let unmap = |start: u64| u32::from(order.work == Work::Zero && start.is_multiple_of(2));
+                let range = |(start, sectors): &(u64, u32)| {
+                    [start.to_le_bytes().to_vec(), sectors.to_le_bytes().to_vec(), unmap(*start).to_le_bytes().to_vec()]
+                };
+                let bytes = order.ranges.iter().flat_map(range).flatten().collect::<Vec<u8>>();
+                memory.write(GuestAddress(aside + 16), &bytes).expect("mapped");
+                readable.push((GuestAddress(aside + 16), bytes.len() as u32));
+            }
+            _ => {}
+        }
+        writable.push((GuestAddress(aside + ANSWER), 1));
+        (readable, writable)
+    }
+
+    fn end(&self, memory: &GuestMemory, aside: u64, user: u32) -> End {
+        let mut status = [0];
+        memory.read(GuestAddress(aside + ANSWER), &mut status).expect("mapped");
+        assert_eq!(status, [0], "request {user}");
+        End::Good
+    }
+}
+
+/// virtio-scsi. Source: virtio 1.3 section 5.6.6.
+pub struct Scsi;
+
+/// Where unit `disk` is.
+pub fn place(disk: usize) -> Place {
+    Place { target: 0, lun: disk as u16 }
+}
+
+/// Bytes of a command's header, and of its answer.
+const COMMAND: u32 = 51;
+const RESPONSE: u32 = 108;
+
+impl Form for Scsi {
+    type Device = mqblk_virtio_scsi::VirtioScsi;
+    const FIXED: usize = mqblk_virtio_scsi::FIXED_QUEUES as usize;
+
+    fn works(&self) -> &[Work] {
+        &scsi::WORKS
+    }
+
+    fn put(&self, memory: &GuestMemory, aside: u64, tag: u64, order: &Order) -> (Vec<Piece>, Vec<Piece>) {
+        let command = scsi::command(order, Address::default(), memory);
+        let mut header = vec![0; COMMAND as usize];
+        header[..8].copy_from_slice(&place(order.disk).to_field());
+        header[8..16].copy_from_slice(&tag.to_le_bytes());
+        header[19..].copy_from_slice(command.cdb.bytes());
+        memory.write(GuestAddress(aside), &header).expect("mapped");
+        memory.write(GuestAddress(aside + ANSWER), &[0xff; RESPONSE as usize]).expect("mapped");
+        let (mut readable, mut writable) =
+            (vec![(GuestAddress(aside), COMMAND)], vec![(GuestAddress(aside + ANSWER), RESPONSE)]);
+        match command.data {
+            Data::None => {}
+            Data::In(data) => writable.extend(pieces((data.address, data.len))),
+            Data::Out(data) => readable.extend(pieces((data.address, data.len))),
+        }
+        (readable, writable)
+    }
+
+    fn end(&self, memory: &GuestMemory, aside: u64, user: u32) -> End {
+        let mut bytes = [0; RESPONSE as usize];
+        memory.read(GuestAddress(aside + ANSWER), &mut bytes).expect("mapped");
+        let (status, response) = (bytes[10], bytes[11]);
+        scsi::judge(
+            user,
+            match (response, status) {
+                (0, 0) => Ending::Good,
+                (0, 2) => Ending::Check(Sense::parse(&bytes[12..]).expect("sense data")),
+                (0, status) => Ending::Status(status),
+                (2, _) => Ending::Response(Response::Aborted),
+                (4, _) => Ending::Response(Response::Reset),
+                (other, _) => Ending::Response(Response::Unknown(other)),
+            },
+        )
+    }
+
+    fn manage(&self, disk: usize, what: Manage, tag: u64) -> Option<[u8; 24]> {
+        let subtype: u32 = match what {
+            Manage::Abort(_) => 0,
+            Manage::Reset => 5,
+        };
+        let mut request = [0; 24];
+        request[4..8].copy_from_slice(&subtype.to_le_bytes());
+        request[8..16].copy_from_slice(&place(disk).to_field());
+        request[16..].copy_from_slice(&tag.to_le_bytes());
+        Some(request)
+    }
+}

@@ -1,0 +1,268 @@
+//! A storage that outlives its users: requests take effect when they like, in parts, before their answer, and when their user is killed
+//! in between, a part of them still does, or none.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use mqblk_core::{
+    BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Op, Outcome, Request,
+    Tag,
+};
+use mqblk_engine::Lane;
+use mqblk_memory::Buffer;
+use mqblk_tests::crash::oracle::{Range, SECTOR};
+use mqblk_tests::overlay::AnyChannel;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+/// The tag's queue of a joined request.
+const JOINED: u16 = u16::MAX;
+
+type Content = [u8; SECTOR];
+
+/// A change that was asked for: its sectors that are not on the disk yet.
+struct Change {
+    start: usize,
+    sectors: Vec<Option<Content>>,
+}
+
+/// What was met.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    pub requests: u64,
+    pub joined: u64,
+    pub refused: u64,
+    pub cancelled: u64,
+    /// Changes that were under way when their user was killed, and of which a part took effect after that.
+    pub late: u64,
+}
+
+struct Inner {
+    random: SmallRng,
+    bytes: Vec<u8>,
+    changes: BTreeMap<u64, Change>,
+    next: u64,
+    /// For each sector, the guest's requests in flight that may change it.
+    open: Vec<u32>,
+    seen: Seen,
+}
+
+impl Inner {
+    /// Those sectors of a change that `chosen` says take effect.
+    fn apply(&mut self, key: u64, mut chosen: impl FnMut(&mut SmallRng) -> bool) {
+        let Some(change) = self.changes.get_mut(&key) else { return };
+        for (sector, content) in (change.start..).zip(&mut change.sectors) {
+            if content.is_some()
+                && chosen(&mut self.random)
+                && let Some(content) = content.take()
+            {
+                assert!(self.open[sector] > 0, "sector {sector} is changed, but all that was to do so is answered");
+                self.bytes[sector * SECTOR..][..SECTOR].copy_from_slice(&content);
+            }
+        }
+    }
+
+    /// Some of what is under way takes effect by now.
+    fn wander(&mut self) {
+        let keys: Vec<u64> = self.changes.keys().copied().collect();
+        for key in keys {
+            match self.random.random_range(0..12) {
+                0 => self.apply(key, |_| true),
+                1 => self.apply(key, |random| random.random()),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The storage.
+pub struct Store(Mutex<Inner>);
+
+impl Store {
+    /// Of so many sectors, all zeroes.
+    pub fn new(sectors: u64, seed: u64) -> Arc<Store> {
+        Arc::new(Store(Mutex::new(Inner {
+            random: SmallRng::seed_from_u64(seed),
+            bytes: vec![0; sectors as usize * SECTOR],
+            changes: BTreeMap::new(),
+            next: 0,
+            open: vec![0; sectors as usize],
+            seen: Seen::default(),
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A request that may change these is shown to the back end.
+    pub fn opened(&self, ranges: &[Range]) {
+        let mut inner = self.lock();
+        for (start, count) in ranges {
+            inner.open[*start as usize..][..*count as usize].iter_mut().for_each(|open| *open += 1);
+        }
+    }
+
+    /// It is answered: from here on it may change nothing.
+    pub fn closed(&self, ranges: &[Range]) {
+        let mut inner = self.lock();
+        for (start, count) in ranges {
+            inner.open[*start as usize..][..*count as usize].iter_mut().for_each(|open| *open -= 1);
+        }
+    }
+
+    /// Its user was killed: what it had asked for takes effect or not, all or in part, in any order, and nothing of it after this.
+    pub fn killed(&self) {
+        let inner = &mut *self.lock();
+        let mut keys: Vec<u64> = inner.changes.keys().copied().collect();
+        while !keys.is_empty() {
+            let key = keys.swap_remove(inner.random.random_range(0..keys.len()));
+            match inner.random.random_range(0..3) {
+                0 => {}
+                1 => inner.apply(key, |_| true),
+                _ => inner.apply(key, |random| random.random()),
+            }
+            inner.seen.late += 1;
+        }
+        inner.changes.clear();
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        self.lock().bytes.clone()
+    }
+
+    pub fn seen(&self) -> Seen {
+        self.lock().seen
+    }
+}
+
+/// The disk that it is.
+pub struct StoreDisk(pub Arc<Store>);
+
+impl Disk<Lane> for StoreDisk {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            size: ByteLen(self.0.lock().bytes.len() as u64),
+            logical_block: BlockSize::B512,
+            physical_block: BlockSize::B512,
+            alignment_offset: 0,
+            min_io: ByteLen::ZERO,
+            opt_io: ByteLen::ZERO,
+            read_only: false,
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            max_transfer: ByteLen(1 << 20),
+            max_segments: 128,
+            discard: Some(DiscardLimits { granularity: ByteLen(512), max_len: ByteLen(1 << 20) }),
+            write_zeroes: Some(ByteLen(1 << 20)),
+            volatile_cache: true,
+            cost_per_request: true,
+            pins_memory: false,
+        }
+    }
+
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        vec![]
+    }
+
+    fn resize(&self, _: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+        Ok(self.geometry().size)
+    }
+
+    fn open_channel(&self, _: &mut Lane) -> Result<AnyChannel, DiskError> {
+        Ok(Box::new(StoreChannel { store: Arc::clone(&self.0), held: vec![] }))
+    }
+}
+
+/// A request that was taken.
+struct Held {
+    key: u64,
+    tag: Tag,
+    op: Op,
+    start: usize,
+    len: ByteLen,
+    buffer: Option<Buffer>,
+}
+
+struct StoreChannel {
+    store: Arc<Store>,
+    held: Vec<Held>,
+}
+
+impl DiskChannel<Lane> for StoreChannel {
+    fn submit(&mut self, lane: &mut Lane, batch: &mut Vec<Request<Buffer>>, _: &mut Vec<Finished<Buffer>>) -> usize {
+        let inner = &mut *self.store.lock();
+        let stingy = inner.random.random_ratio(1, 4);
+        let most = if stingy { inner.random.random_range(0..=batch.len()) } else { batch.len() };
+        inner.seen.refused += (batch.len() - most) as u64;
+        for Request { start, len, tag, buffer, op } in batch.drain(..most) {
+            inner.seen.requests += 1;
+            inner.seen.joined += u64::from(tag.queue() == JOINED);
+            let mut bytes = vec![0; len.0 as usize];
+            if let (Op::Write { .. }, Some(buffer)) = (op, &buffer) {
+                assert!(lane.buffers.copy_out(buffer, 0, &mut bytes), "a write's data is as long as its range");
+            }
+            let (key, start) = (inner.next, start.0 as usize / SECTOR);
+            inner.next += 1;
+            if op.modifies() {
+                let sectors = bytes.as_chunks::<SECTOR>().0.iter().map(|content| Some(*content)).collect();
+                inner.changes.insert(key, Change { start, sectors });
+            }
+            self.held.push(Held { key, tag, op, start, len, buffer });
+        }
+        most
+    }
+
+    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+        let inner = &mut *self.store.lock();
+        let before = finished.len();
+        inner.wander();
+        let mut at = 0;
+        while at < self.held.len() {
+            if !inner.random.random_ratio(1, 3) {
+                at += 1;
+                continue;
+            }
+            let Held { key, tag, op, start, len, buffer } = self.held.swap_remove(at);
+            inner.apply(key, |_| true);
+            inner.changes.remove(&key);
+            if let (Op::Read, Some(buffer)) = (op, &buffer) {
+                let read = lane.buffers.copy_in(buffer, 0, &inner.bytes[start * SECTOR..][..len.0 as usize]);
+                assert!(read, "a read's room is as long as its range");
+            }
+            let done = if op.has_data() { len } else { ByteLen::ZERO };
+            finished.push(Finished { outcome: Outcome::Done(done), tag, buffer });
+        }
+        finished.len() - before
+    }
+
+    fn cancel(&mut self, _: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+        let inner = &mut *self.store.lock();
+        for at in (0..self.held.len()).rev() {
+            if tags.binary_search(&self.held[at].tag).is_err() || inner.random.random_ratio(1, 3) {
+                continue;
+            }
+            let Held { key, tag, buffer, .. } = self.held.swap_remove(at);
+            if inner.random.random() {
+                inner.apply(key, |random| random.random());
+            }
+            inner.changes.remove(&key);
+            inner.seen.cancelled += 1;
+            finished.push(Finished { outcome: Outcome::Aborted, tag, buffer });
+        }
+    }
+
+    fn outstanding(&self) -> u32 {
+        self.held.len() as u32
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        (!self.held.is_empty()).then(Instant::now)
+    }
+
+    fn close(&mut self, _: &mut Lane) {}
+}

@@ -205,11 +205,11 @@ fn build() -> PathBuf {
     let this = std::env::current_exe().expect("this program's path");
     let profile = this.ancestors().nth(2).expect("a profile's folder");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    // The folder of the profile "dev" has another name.
+    let name = if profile.ends_with("debug") { "dev".as_ref() } else { profile.file_name().expect("a profile's name") };
     let mut command = Command::new(cargo);
-    command.args(["build", "-p", "mqblk", "--target-dir"]).arg(profile.parent().expect("a target folder"));
-    if profile.ends_with("release") {
-        command.arg("--release");
-    }
+    command.args(["build", "-p", "mqblk", "--profile"]).arg(name);
+    command.arg("--target-dir").arg(profile.parent().expect("a target folder"));
     let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null()).output();
     let output = output.expect("cargo cannot be run; set MQBLK to the mqblk binary");
     assert!(output.status.success(), "cargo build -p mqblk:\n{}", String::from_utf8_lossy(&output.stderr));

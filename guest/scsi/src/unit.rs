@@ -157,6 +157,11 @@ impl LogicalUnit {
         self.tell(Attention::BusDeviceReset);
     }
 
+    /// What a process before this one had under way has been taken up, or never will be.
+    pub fn resume_ended(&self) {
+        self.reservations.resume_ended();
+    }
+
     /// Whether initiators other than this one use it.
     pub(crate) fn is_used_beside(&self, initiator: &str) -> bool {
         self.nexuses().iter().filter_map(Weak::upgrade).any(|nexus| &*nexus.name().initiator != initiator)

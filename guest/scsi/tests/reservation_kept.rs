@@ -54,43 +54,84 @@ fn what_is_kept_and_when() {
     assert_eq!(accepted.kept.expect("a ticket").result(), None);
 }
 
-/// A process dies after it has kept what a PERSISTENT RESERVE OUT did, and before its answer: the next one executes it again. What is kept
-/// is the same then. Known not to hold (`docs/reliability.md`): those that find what they have changed themselves end with a conflict.
+/// What is kept, and what a nexus sees of it.
+fn kept(rig: &Rig) -> Vec<u8> {
+    rig.memory.0.lock().expect("not poisoned").clone().expect("kept")
+}
+
+/// The process after it.
+fn restored(text: &[u8]) -> Rig {
+    let memory = Arc::<Memory>::default();
+    let keeper: Arc<dyn Keeper> = memory.clone();
+    let unit = Reservations::restore(text, Some(keeper)).expect("what was kept");
+    Rig { nexuses: join(&unit), unit, memory }
+}
+
+/// A process dies after it has kept what a PERSISTENT RESERVE OUT did, and before its answer: the next one executes it again. It ends well,
+/// and what is kept is the same then.
 #[test]
 fn executed_again_by_another_process() {
-    let again = |from: usize, ask: &Out| {
+    let before = || {
         let rig = reserved(5);
         rig.ok(0, &Out::new(REGISTER, 0, 10, 10).with(APTPL));
-        rig.ok(from, ask);
-        let kept = |rig: &Rig| rig.memory.0.lock().expect("not poisoned").clone().expect("kept");
-        let text = kept(&rig);
-        let memory = Arc::<Memory>::default();
-        let keeper: Arc<dyn Keeper> = memory.clone();
-        let unit = Reservations::restore(&text, Some(keeper)).expect("what was kept");
-        let next = Rig { nexuses: join(&unit), unit, memory };
-        let before = next.ask(0, 3, 1000).expect("status")[8..].to_vec();
-        let ended = next.out(from, ask);
-        assert_eq!(next.ask(0, 3, 1000).expect("status")[8..], before);
-        ended.map(|_| ())
+        rig
     };
+    let full_status = |rig: &Rig| rig.ask(0, 3, 1000).expect("status")[8..].to_vec();
     for ask in [
         Out::new(REGISTER, 0, 10, 10).with(APTPL),
         Out::new(REGISTER_AND_IGNORE, 0, 0, 11).with(APTPL),
         Out::new(REGISTER_AND_IGNORE, 0, 0, 0).with(APTPL),
         Out::new(RESERVE, 5, 10, 0),
         Out::new(RELEASE, 5, 10, 0),
-    ] {
-        assert_eq!(again(0, &ask), Ok(()), "{:02x?}", (ask.cdb(), ask.list()));
-    }
-    for ask in [
         Out::new(REGISTER, 0, 10, 11).with(APTPL),
         Out::new(REGISTER, 0, 10, 0).with(APTPL),
         Out::new(CLEAR, 0, 10, 0),
         Out::new(PREEMPT, 5, 10, 12),
         Out::new(PREEMPT_AND_ABORT, 5, 10, 12),
     ] {
-        conflicts(again(0, &ask));
+        let rig = before();
+        rig.ok(0, &ask);
+        let (text, status) = (kept(&rig), full_status(&rig));
+        let next = restored(&text);
+        assert_eq!(full_status(&next), status);
+        next.out(0, &ask).unwrap_or_else(|error| panic!("{:02x?}: {error:?}", (ask.cdb(), ask.list())));
+        assert_eq!(full_status(&next), status);
     }
+}
+
+/// Only what was under way is met by its own change.
+#[test]
+fn a_conflict_that_is_one() {
+    let rig = reserved(5);
+    rig.ok(0, &Out::new(REGISTER, 0, 10, 10).with(APTPL));
+    let ask = Out::new(REGISTER, 0, 10, 11).with(APTPL);
+    rig.ok(0, &ask);
+    conflicts(rig.out(0, &ask).map(drop));
+    let text = kept(&rig);
+
+    // Another nexus's, another one, and the same for the second time.
+    let next = restored(&text);
+    conflicts(next.out(2, &ask).map(drop));
+    conflicts(next.out(0, &Out::new(REGISTER, 0, 10, 12).with(APTPL)).map(drop));
+    next.out(0, &ask).expect("its own change");
+    conflicts(next.out(0, &ask).map(drop));
+
+    // A process after that one, which was killed as well, also after it has kept something else.
+    restored(&text).out(0, &ask).expect("its own change");
+    next.ok(2, &Out::new(REGISTER_AND_IGNORE, 0, 0, 22).with(APTPL));
+    restored(&kept(&next)).out(0, &ask).expect("its own change");
+
+    // One whose guest begins anew, or has had its time.
+    let late = restored(&text);
+    late.unit.resume_ended();
+    conflicts(late.out(0, &ask).map(drop));
+
+    // One that never kept it: the last that were executed are known.
+    let rig = restored(&text);
+    for key in 100..200 {
+        rig.ok(3, &Out::new(REGISTER_AND_IGNORE, 0, 0, key).with(APTPL));
+    }
+    conflicts(restored(&kept(&rig)).out(0, &ask).map(drop));
 }
 
 #[test]

@@ -255,6 +255,7 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
         if !resumed {
             for unit in self.units().iter() {
                 unit.nexus.initiator_reset();
+                unit.nexus.unit().resume_ended();
             }
         }
     }
@@ -272,6 +273,7 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
         if self.resuming.give_up() {
             self.posts.wake();
         }
+        self.units().iter().for_each(|unit| unit.nexus.unit().resume_ended());
     }
 
     fn configured(&self) -> u64 {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use mqblk_core::Wake;
 use serde::{Deserialize, Serialize};
 
+use super::executed::Executed;
 use super::file::LARGEST;
 use super::kept::{self, KeptNexus, KeptRegistration, KeptReservation, RestoreError, impossible};
 use super::state::State;
@@ -94,7 +95,9 @@ impl Reservations {
             }
         }
         drop(inner);
-        let state = State { generation, persist: aptpl, registrations, reservation, reserved };
+        // Nothing is under way in a guest that is migrated.
+        let executed = Executed::default();
+        let state = State { generation, persist: aptpl, registrations, reservation, reserved, executed };
         let kept = kept::write(&state).len() as u64;
         if kept > LARGEST {
             // Whoever reads the file at the next start would not.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::access::Kind;
+use super::executed::{self, Command, Executed};
 use super::state::{MOST_REGISTRATIONS, Registration, Reservation, State};
 use super::transport_id::fnv1a;
 use super::{LONGEST_NAME, NexusName};
@@ -69,6 +70,17 @@ struct Content {
     registrations: Vec<KeptRegistration>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reservation: Option<KeptReservation>,
+    /// Commands whose change this has, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    executed: Vec<KeptCommand>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeptCommand {
+    nexus: KeptNexus,
+    /// In hexadecimal.
+    digest: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,15 +130,23 @@ fn checksum(content: &Content) -> String {
 
 /// The text of a state. PRGENERATION and RESERVE(6) and (10) do not outlive a loss of power.
 pub(super) fn write(state: &State) -> Vec<u8> {
-    let (registrations, reservation) = match state.persist {
-        true => (registrations(state), reservation(state)),
-        false => (Vec::new(), None),
+    let (registrations, reservation, executed) = match state.persist {
+        true => (registrations(state), reservation(state), executed(state)),
+        false => (Vec::new(), None, Vec::new()),
     };
-    let content = Content { aptpl: state.persist, registrations, reservation };
+    let content = Content { aptpl: state.persist, registrations, reservation, executed };
     let file = File { format: FORMAT.into(), version: VERSION, checksum: checksum(&content), state: content };
     let mut text = serde_json::to_vec_pretty(&file).unwrap_or_default();
     text.push(b'\n');
     text
+}
+
+fn executed(state: &State) -> Vec<KeptCommand> {
+    let kept = |command: &Command| KeptCommand {
+        nexus: KeptNexus::from(&command.nexus),
+        digest: format!("{:#018x}", command.digest),
+    };
+    state.executed.commands.iter().map(kept).collect()
 }
 
 pub(super) fn registrations(state: &State) -> Vec<KeptRegistration> {
@@ -178,7 +198,25 @@ fn judge(content: Content) -> Result<State, RestoreError> {
         return Err(impossible("aptpl", &false, "true where there are registrations or a reservation"));
     }
     let (registrations, reservation) = judge_held(content.registrations, content.reservation)?;
-    Ok(State { persist: content.aptpl, registrations, reservation, ..State::default() })
+    let executed = judge_executed(content.executed)?;
+    Ok(State { persist: content.aptpl, registrations, reservation, executed, ..State::default() })
+}
+
+fn judge_executed(kept: Vec<KeptCommand>) -> Result<Executed, RestoreError> {
+    if kept.len() > executed::MOST {
+        return Err(impossible("executed", &kept.len(), "16 at most"));
+    }
+    let command = |kept: KeptCommand| {
+        let digest = hexadecimal(&kept.digest);
+        let digest =
+            digest.ok_or_else(|| impossible("executed.digest", &kept.digest, "a number in hexadecimal with 0x"))?;
+        Ok(Command { nexus: nexus(kept.nexus, "executed.nexus")?, digest, earlier: true })
+    };
+    Ok(Executed { commands: kept.into_iter().map(command).collect::<Result<_, _>>()? })
+}
+
+fn hexadecimal(text: &str) -> Option<u64> {
+    text.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok())
 }
 
 /// Registrations, and a reservation that goes with them.
@@ -194,8 +232,7 @@ pub(super) fn judge_held(
     let mut registrations = Vec::with_capacity(count);
     for kept in kept {
         let nexus = nexus(kept.nexus, "registrations.nexus")?;
-        let key = kept.key.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
-        let Some(key) = key.filter(|key| *key != 0) else {
+        let Some(key) = hexadecimal(&kept.key).filter(|key| *key != 0) else {
             return Err(impossible("registrations.key", &kept.key, "a number other than 0 in hexadecimal with 0x"));
         };
         if keys.insert(nexus.clone(), key).is_some() {

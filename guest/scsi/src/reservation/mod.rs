@@ -3,7 +3,7 @@
 //! [`Reservations`] belongs to a unit; a nexus gets its [`Party`] by joining. What a nexus may do is worked out whenever something changes
 //! and lies in one byte of its own, so that a READ or WRITE costs one relaxed load. `state` is what the standard says, without locks;
 //! `out` and `report` are PERSISTENT RESERVE OUT and IN; `kept` is the state as text, which a [`Keeper`] keeps where APTPL asks for it;
-//! `carried` is what goes with a guest that is migrated.
+//! `carried` is what goes with a guest that is migrated, and `executed` what a process leaves that is killed.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -17,6 +17,7 @@ use crate::step::{DataOut, Ending};
 
 mod access;
 mod carried;
+mod executed;
 mod file;
 mod keeper;
 mod kept;
@@ -214,6 +215,11 @@ impl Reservations {
         inner.settle(&Effects::default());
     }
 
+    /// Commands that a process before this one had under way have been executed again, or never will be: from here on a conflict is one.
+    pub fn resume_ended(&self) {
+        self.lock().state.executed.forget_earlier();
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Each action leaves a whole state or does nothing; it cannot panic half way.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -311,9 +317,17 @@ impl Party {
         if inner.state.reserved.is_some() {
             return Err(Refusal::Conflict);
         }
-        let request = request?;
+        let (request, digest) = request?;
         let (transferred, persisted) = (request.length, inner.state.persist);
-        let effects = inner.execute(&self.seat.name, request)?;
+        let name = &self.seat.name;
+        let effects = match inner.execute(name, request) {
+            Err(Refusal::Conflict) if inner.state.executed.was_earlier(name, digest) => {
+                // It meets its own change, which is kept, and whose effects had their time.
+                return Ok(Accepted { kept: None, abort: Vec::new(), transferred });
+            }
+            executed => executed?,
+        };
+        inner.state.executed.add(name, digest);
         inner.settle(&effects);
         let state = &inner.state;
         // Under the lock, so that states are kept in the order in which they came to be. Also when nothing has changed: what

@@ -4,6 +4,7 @@ use crate::sense::{Sense, SenseKey};
 use crate::step::DataOut;
 
 use super::access::Kind;
+use super::executed::digest;
 use super::state::{Move, Register, bad_command, bad_parameter};
 use super::{Refusal, byte, number, transport_id};
 
@@ -36,8 +37,9 @@ pub(super) enum Action {
     Move(Move),
 }
 
-/// Judges the command and its parameter list. `keeps`: whether reservations can outlive a loss of power.
-pub(super) fn parse<D: DataOut + ?Sized>(cdb: &[u8], data: &D, keeps: bool) -> Result<Request, Refusal> {
+/// Judges the command and its parameter list; beside it, what tells it from another. `keeps`: whether reservations can outlive a loss of
+/// power.
+pub(super) fn parse<D: DataOut + ?Sized>(cdb: &[u8], data: &D, keeps: bool) -> Result<(Request, u64), Refusal> {
     let service_action = byte(cdb, 1) & 0x1f;
     if service_action > 7 {
         return Err(bad_command(1, Some(4)));
@@ -81,7 +83,7 @@ pub(super) fn parse<D: DataOut + ?Sized>(cdb: &[u8], data: &D, keeps: bool) -> R
         7 => Action::Move(parse_move(&list, keeps)?),
         other => Action::Preempt { victim: key, kind, abort: other == 5 },
     };
-    Ok(Request { presented, action, length: length as u64 })
+    Ok((Request { presented, action, length: length as u64 }, digest(cdb, &list)))
 }
 
 fn register(list: &[u8], presented: Option<u64>, keeps: bool) -> Result<Register, Refusal> {

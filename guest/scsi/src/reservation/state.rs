@@ -5,6 +5,7 @@ use crate::attention::Attention;
 use crate::sense::{FieldPointer, Sense, SenseKey};
 
 use super::access::{Kind, Rights};
+use super::executed::Executed;
 use super::{NexusName, Refusal};
 
 /// Most registrations of one unit: what bounds the answer to READ FULL STATUS to 48 KiB.
@@ -35,6 +36,7 @@ pub(super) struct State {
     pub reservation: Option<Reservation>,
     /// Holder of a RESERVE(6) or (10).
     pub reserved: Option<NexusName>,
+    pub executed: Executed,
 }
 
 /// What a service action does besides changing the state.

@@ -120,8 +120,8 @@ pub trait Disk<L: Lane>: Send + Sync {
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError>;
 
     /// Queues that use the disk are about to run: takes what keeps others from running theirs, as far as that is not held anyway, and
-    /// looks again at what they may have changed. Counted: each is undone by one [`deactivate`](Self::deactivate). May block for as long
-    /// as somebody who stops is waited for: only for control threads.
+    /// forgets what it has cached of the contents. Another [size](Self::found_size) is left to whoever tells the guest. Counted: each is
+    /// undone by one [`deactivate`](Self::deactivate). May block for as long as somebody who stops is waited for: only for control threads.
     ///
     /// # Errors
     /// When somebody else uses it; then it is not active.

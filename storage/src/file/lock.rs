@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_share_it_and_a_new_size_is_seen() {
+    fn readers_share_it_and_a_new_size_is_left_to_whoever_tells_guests() {
         let (_dir, path) = image(&on_disk(), 1 << 20);
         let readers = [0, 1].map(|_| open(&path, &[SHARED, ("readonly", "on")]).unwrap());
         readers.iter().for_each(|reader| reader.activate().unwrap());
@@ -249,6 +249,8 @@ mod tests {
         readers.iter().for_each(|reader| reader.deactivate());
         File::options().write(true).open(&path).unwrap().set_len(2 << 20).unwrap();
         writer.activate().unwrap();
-        assert_eq!(writer.geometry().size, ByteLen(2 << 20));
+        assert_eq!(writer.geometry().size, ByteLen(1 << 20));
+        assert_eq!(writer.found_size().unwrap(), ByteLen(2 << 20));
+        assert_eq!(writer.resize(None).unwrap(), ByteLen(2 << 20));
     }
 }

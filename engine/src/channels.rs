@@ -75,6 +75,10 @@ impl Open {
         counts: &mut PlugCounts,
         finished: &mut Vec<AnyFinished>,
     ) -> usize {
+        if offer.most == 0 {
+            self.left = self.waiting() > 0;
+            return 0;
+        }
         if self.plug.len() >= STAMPED || self.left {
             stamp(self.to_stamp(offer.most));
         }
@@ -257,11 +261,6 @@ impl Channels {
         let Some(open) = self.busy.first().and_then(|at| self.open[*at].as_mut()) else { return 0 };
         if open.depth > 0 || open.merger.is_some() {
             let most = if open.depth == 0 { usize::MAX } else { open.allowance(lane, false, false) };
-            if most == 0 {
-                open.left = open.waiting() > 0;
-                self.left = open.left;
-                return 0;
-            }
             let offer = Offer { most, crowded: false, part: &mut self.part };
             let happened = open.submit(lane, clock, offer, &mut stamp, &mut self.counts, &mut self.finished);
             self.left = open.left;
@@ -286,13 +285,8 @@ impl Channels {
         let mut happened = 0;
         for at in first.iter().chain(last) {
             let Some(open) = self.open[*at].as_mut() else { continue };
-            let most = open.allowance(lane, true, crowded);
-            if most > 0 {
-                let offer = Offer { most, crowded, part: &mut self.part };
-                happened += open.submit(lane, clock, offer, &mut stamp, &mut self.counts, &mut self.finished);
-            } else {
-                open.left = open.waiting() > 0;
-            }
+            let offer = Offer { most: open.allowance(lane, true, crowded), crowded, part: &mut self.part };
+            happened += open.submit(lane, clock, offer, &mut stamp, &mut self.counts, &mut self.finished);
             self.left |= open.left;
         }
         happened

@@ -21,6 +21,10 @@ pub struct Detached<P> {
 /// How often parked requests are looked for: what is with the storage may fail, and park, at any time.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// How often it is asked until when to wait, and how often it is told that a queue still waits for storage.
+const LOOK_FOR_END: Duration = Duration::from_millis(100);
+const REPORT: Duration = Duration::from_secs(5);
+
 /// Takes out of a queue what is parked at stopped disks.
 pub(crate) type DropParked = Box<dyn FnMut(&Mailbox) -> Result<(), WorkerGone> + Send>;
 
@@ -56,6 +60,33 @@ impl<P: Send + 'static> Draining<P> {
                 Err(RecvTimeoutError::Timeout) if Instant::now() >= end => return Ok(None),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Err(WorkerGone),
+            }
+        }
+    }
+
+    /// Waits until the queue has left, once `end` says until when then at most until that. `None`: requests are still in flight. `waiting` is
+    /// told every few seconds how long that takes.
+    ///
+    /// # Errors
+    /// When the worker has ended.
+    pub fn wait_until(
+        &mut self,
+        end: impl Fn() -> Option<Instant>,
+        mut waiting: impl FnMut(Duration),
+    ) -> Result<Option<Detached<P>>, WorkerGone> {
+        let since = Instant::now();
+        let mut report = since + REPORT;
+        loop {
+            if let Some(left) = self.wait(LOOK_FOR_END)? {
+                return Ok(Some(left));
+            }
+            let now = Instant::now();
+            if now >= report {
+                report = now + REPORT;
+                waiting(now - since);
+            }
+            if end().is_some_and(|end| now >= end) {
+                return Ok(None);
             }
         }
     }

@@ -4,13 +4,12 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use mqblk_core::{DiskError, DiskSlot, GuestQueue, Wake};
 use mqblk_uring::{Kick, Lane, LaneOptions};
 
 use crate::counters::{QueueId, WorkerReport};
-use crate::draining::{Detached, Draining};
+use crate::draining::Draining;
 use crate::mailbox::{Mailbox, WakerHandle};
 use crate::options::Coalesce;
 use crate::poll::PollPolicy;
@@ -79,7 +78,7 @@ pub struct QueueOptions {
 
 /// A queue that a worker serves.
 ///
-/// Dropping the handle does not stop the queue; [`detach`](Self::detach) does.
+/// Dropping the handle does not stop the queue; [`drain`](Self::drain) does.
 pub struct QueueHandle<Q> {
     mailbox: Mailbox,
     worker: u32,
@@ -287,8 +286,9 @@ where
         self.mailbox.ask(move |worker| worker.refresh_disk(slot, generation, disk))
     }
 
-    /// Takes no more requests off the queue, which leaves its worker when none is in flight. Answers are published, and the guest
-    /// is called for them, before it leaves.
+    /// Takes no more requests off the queue, which leaves its worker when none is in flight: then neither we nor the kernel touch the
+    /// guest's memory for it any more. Answers are published, and the guest is called for them, before it leaves. Requests that are
+    /// parked at a stopped disk fail; [`drain_unanswered`](Self::drain_unanswered) leaves them as they are.
     ///
     /// # Errors
     /// When the worker has ended.
@@ -298,25 +298,6 @@ where
         self.mailbox.send(Box::new(move |worker| worker.drain(slot, generation, done)))?;
         let (mailbox, drop_parked) = (self.mailbox, None);
         Ok(Draining { left, mailbox, slot, generation, drop_parked, position: PhantomData })
-    }
-
-    /// Stops the queue and waits until nothing of it is in flight: when this returns, neither we nor the kernel touch the
-    /// guest's memory for it any more. Requests that are parked at a stopped disk fail;
-    /// [`drain_unanswered`](Self::drain_unanswered) leaves them as they are. `waiting` is told every few seconds how long that takes.
-    ///
-    /// # Errors
-    /// When the worker has ended.
-    pub fn detach(self, mut waiting: impl FnMut(Duration)) -> Result<Detached<Q::Position>, WorkerGone> {
-        const REPORT: Duration = Duration::from_secs(5);
-        let mut draining = self.drain()?;
-        let mut waited = Duration::ZERO;
-        loop {
-            if let Some(detached) = draining.wait(REPORT)? {
-                return Ok(detached);
-            }
-            waited += REPORT;
-            waiting(waited);
-        }
     }
 }
 

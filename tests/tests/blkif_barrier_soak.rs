@@ -171,7 +171,8 @@ fn soak(poll: PollPolicy, workers: usize, seed: u64) {
         }
     });
     for handle in handles {
-        handle.detach(|_| {}).expect("the worker is there");
+        let mut draining = handle.drain().expect("the worker is there");
+        draining.wait_until(|| None, |_| {}).expect("the worker is there");
     }
     let barriers = barriers.load(Ordering::Relaxed);
     assert!(barriers > ROUNDS / 4, "{barriers} barriers");

@@ -2,7 +2,7 @@
 
 use mqblk_tests::crash::daemon::Daemon;
 use mqblk_tests::hostile::event::Event;
-use mqblk_tests::hostile::front_end::{FrontEnd, Queue, RING};
+use mqblk_tests::hostile::front_end::{FrontEnd, Inflight, Queue, RING};
 use mqblk_tests::hostile::memory::START;
 use mqblk_tests::hostile::ring::Places;
 use mqblk_tests::hostile::socket::message as m;
@@ -21,6 +21,14 @@ fn connect(daemon: &Daemon) -> FrontEnd {
     let mut guest = FrontEnd::connect(&daemon.folder().join("d.sock"), 0);
     guest.queues.push(Queue::new(&guest.memory, Places::pages(START), RING));
     guest
+}
+
+/// A front-end that has an in-flight region, and has shown it.
+fn connect_and_show(daemon: &Daemon) -> (FrontEnd, Inflight) {
+    let mut guest = connect(daemon);
+    let region = guest.ask_inflight(2);
+    guest.show_inflight(&region);
+    (guest, region)
 }
 
 /// The daemon dies, and the next one finds the same guest.
@@ -56,9 +64,7 @@ fn killed_before_the_region_is_shown() {
 #[test]
 fn killed_after_the_region_is_shown_and_before_a_queue_starts() {
     let mut daemon = start();
-    let mut guest = connect(&daemon);
-    let region = guest.ask_inflight(2);
-    guest.show_inflight(&region);
+    let (guest, region) = connect_and_show(&daemon);
     let mut guest = killed(&mut daemon, guest);
     guest.show_inflight(&region);
     guest.start_queue(0, 0);
@@ -70,9 +76,7 @@ fn killed_after_the_region_is_shown_and_before_a_queue_starts() {
 #[test]
 fn killed_after_a_queue_starts_and_before_its_first_request() {
     let mut daemon = start();
-    let mut guest = connect(&daemon);
-    let region = guest.ask_inflight(2);
-    guest.show_inflight(&region);
+    let (mut guest, region) = connect_and_show(&daemon);
     guest.start_queue(0, 0);
     let mut guest = killed(&mut daemon, guest);
     guest.show_inflight(&region);
@@ -102,9 +106,7 @@ fn set_writeback(guest: &mut FrontEnd, on: u8) {
 #[test]
 fn the_cache_mode_that_a_driver_chose_outlives_the_daemon() {
     let mut daemon = start();
-    let mut guest = connect(&daemon);
-    let region = guest.ask_inflight(2);
-    guest.show_inflight(&region);
+    let (mut guest, region) = connect_and_show(&daemon);
     assert_eq!(writeback(&mut guest), 1, "what a driver finds");
     set_writeback(&mut guest, 0);
     guest.start_queue(0, 0);
@@ -127,9 +129,7 @@ fn the_cache_mode_that_a_driver_chose_outlives_the_daemon() {
     assert_eq!(writeback(&mut guest), 1, "a driver that begins anew finds what there is to find");
     // So does another guest.
     drop(guest);
-    let mut other = connect(&daemon);
-    let region = other.ask_inflight(2);
-    other.show_inflight(&region);
+    let (mut other, _region) = connect_and_show(&daemon);
     assert_eq!(writeback(&mut other), 1);
     daemon.stop();
 }

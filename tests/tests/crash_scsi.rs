@@ -119,9 +119,7 @@ fn killed_and_stopped_while_a_unit_is_slow() {
     let mut rig = Rig::start(&SLOW, &[]);
     let port = rig.connect();
     let mut loads = [Running::start("scsi", port, History::new(SLOW.len()), seed)];
-    let few = Plan { kills: 4, stops: 2, pause: 100 };
-    let plan = if kills::is_full() { Plan { kills: 20, stops: 10, ..few } } else { few };
-    let mut figures = torment(&mut rig, &mut loads, plan, seed);
+    let mut figures = torment(&mut rig, &mut loads, Plan::slow(), seed);
     let [load] = loads;
     let ended = load.finish();
     rig.daemon.stop();

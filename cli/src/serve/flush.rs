@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use mqblk_engine::AnyDisk;
@@ -11,19 +11,20 @@ use mqblk_engine::AnyDisk;
 /// name it.
 ///
 /// # Errors
-/// Of the disks that failed, one's; and when a disk does not answer in time: a thread still waits for it.
+/// Of the disks that failed, one's, after all others were flushed; and when a disk does not answer in time: a thread still waits for it.
 pub fn flush_all(disks: Vec<(String, Arc<AnyDisk>)>, limit: Duration) -> io::Result<()> {
     let end = Instant::now() + limit;
     let (sender, answers) = channel();
     let mut waiting: Vec<String> = disks.iter().map(|(name, _)| name.clone()).collect();
     for (name, disk) in disks {
-        let sender = sender.clone();
-        let flush = move || {
-            let flushed = disk.sync();
-            // Nobody listens any more when it took too long.
-            let _ = sender.send((name, flushed));
-        };
-        std::thread::Builder::new().name("flush".to_owned()).spawn(flush)?;
+        // Nobody listens any more when it took too long.
+        let flush = |name, disk: &AnyDisk, answers: &Sender<_>| _ = answers.send((name, disk.sync()));
+        let (own, told, answer) = (Arc::clone(&disk), name.clone(), sender.clone());
+        let thread = std::thread::Builder::new().name("flush".to_owned());
+        if thread.spawn(move || flush(told, &*own, &answer)).is_err() {
+            // It holds up the others, which is what is left.
+            flush(name, &*disk, &sender);
+        }
     }
     drop(sender);
     let mut result = Ok(());

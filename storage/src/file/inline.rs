@@ -14,8 +14,8 @@ const LONGEST: u64 = 256 << 10;
 #[derive(Debug)]
 pub(super) struct Inline {
     kind: Tried,
-    reads: Trust,
-    writes: Trust,
+    /// In the page cache: a file that is memory never misses.
+    trust: Trust,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl Inline {
             _ if file.direct.is_none() => Tried::Cached,
             _ => Tried::None,
         };
-        Inline { kind, reads: Trust::default(), writes: Trust::default() }
+        Inline { kind, trust: Trust::default() }
     }
 
     /// Whether the file is memory, so that nothing can be made more durable than it is.
@@ -82,8 +82,7 @@ impl Inline {
         if self.kind == Tried::None || len.0 > LONGEST || (*op != Op::Read && self.kind == Tried::Cached) {
             return 0;
         }
-        let trust = if *op == Op::Read { &mut self.reads } else { &mut self.writes };
-        if !trust.try_now() {
+        if !self.trust.try_now() {
             return 0;
         }
         let no_wait = self.kind == Tried::Cached;
@@ -94,13 +93,13 @@ impl Inline {
         };
         match moved {
             Ok(bytes) => {
-                trust.hit();
+                self.trust.hit();
                 bytes
             }
             // Not cached, or a file system without RWF_NOWAIT: the ring does it. An error is met there again.
             Err(error) => {
                 if matches!(Errno::from_io_error(&error), Some(Errno::AGAIN | Errno::OPNOTSUPP)) {
-                    trust.miss();
+                    self.trust.miss();
                 }
                 0
             }

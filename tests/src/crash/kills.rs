@@ -63,6 +63,14 @@ impl Plan {
             false => Plan { kills: 10, stops: 5, pause: 60 },
         }
     }
+
+    /// A fifth of the kills and stops, when `MQBLK_CRASH=full`; else a few: for requests that take long.
+    pub fn slow() -> Plan {
+        match is_full() {
+            true => Plan { kills: 20, stops: 10, pause: 100 },
+            false => Plan { kills: 4, stops: 2, pause: 100 },
+        }
+    }
 }
 
 /// Whether the whole number is asked for.

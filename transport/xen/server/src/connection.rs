@@ -85,7 +85,8 @@ impl Connect<'_> {
                     // What they were given to do is ended, also what waits for the rings that will not come.
                     vbd.forget_absent();
                     for handle in handles {
-                        let _ = handle.detach(|_| {});
+                        // A worker that has ended has nothing in flight.
+                        let _ = handle.drain().and_then(|mut draining| draining.wait_until(|| None, |_| {}));
                     }
                     return Err(format!("ring {index}: {why}"));
                 }

@@ -13,10 +13,6 @@ use mqblk_ring::blkif::Position;
 
 use crate::name::DeviceName;
 
-/// How often a ring that drains is looked at, and how often it is logged that storage keeps it.
-const LOOK: Duration = Duration::from_millis(100);
-const REPORT: Duration = Duration::from_secs(5);
-
 /// The rings that are served now.
 #[derive(Default)]
 struct Served {
@@ -173,21 +169,12 @@ impl Figures {
         mut draining: Draining<Position>,
         end: &OnceLock<Instant>,
     ) -> Result<Option<Detached<Position>>, WorkerGone> {
-        let since = Instant::now();
-        let mut report = since + REPORT;
-        loop {
-            if let Some(left) = draining.wait(LOOK)? {
-                return Ok(Some(left));
-            }
-            let now = Instant::now();
-            if now >= report {
-                report = now + REPORT;
-                let seconds = since.elapsed().as_secs();
-                tracing::warn!(device = %self.name, ring = index, "waiting for storage since {seconds} s");
-            }
-            if end.get().is_some_and(|end| now >= *end) {
-                return draining.freeze().map(|()| None);
-            }
+        let waiting = |waited: Duration| {
+            tracing::warn!(device = %self.name, ring = index, "waiting for storage since {} s", waited.as_secs());
+        };
+        match draining.wait_until(|| end.get().copied(), waiting)? {
+            Some(left) => Ok(Some(left)),
+            None => draining.freeze().map(|()| None),
         }
     }
 

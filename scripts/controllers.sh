@@ -6,6 +6,7 @@
 #
 # RUNTIME (seconds, default 2), RUNS (7) and PARTS ("interfaces slow-unit targets") set what is run. The machine must be idle.
 set -euo pipefail
+export MQBLK_TEST_KEYS=1 # for storage=fault
 cd "$(dirname "$0")/.."
 out=${1:-target/controllers}
 runtime=${RUNTIME:-2} runs=${RUNS:-7} parts=${PARTS:-interfaces slow-unit targets}

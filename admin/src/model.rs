@@ -442,10 +442,6 @@ pub struct WorkerStat {
     pub slept_ns: u64,
     /// CPU time that the thread used, in nanoseconds.
     pub cpu_ns: u64,
-    /// Times that requests were held back for more to join them.
-    pub plug_holds: u64,
-    /// How long in all, in nanoseconds.
-    pub plug_hold_ns: u64,
     /// Joined requests that the storage failed, so that their members were done one by one.
     pub merge_splits: u64,
 }

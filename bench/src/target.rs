@@ -181,6 +181,10 @@ impl Server {
         let program = std::env::current_exe().map_err(|error| failed("path of this program", error))?;
         let mut command = Command::new(&program);
         command.args(["--log", "warn", "serve"]).args(arguments).stdin(Stdio::null());
+        if serving.pool.is_some() {
+            // `grants-pool` is a key for measurements only.
+            command.env("MQBLK_TEST_KEYS", "1");
+        }
         let admin = folder.path().join("admin.sock");
         command.arg("--admin").arg(&admin);
         if let Some(cpus) = &plan.server_cpus {

@@ -227,7 +227,7 @@ fn help_and_version() {
     let help = output(&["serve", "--help"]);
     assert_eq!(help.status.code(), Some(0));
     for key in "id storage path size latency-us socket socket-mode queues queue-size poll queue-map direct cache readonly serial \
-                block-size discard fixed-buffers merge merge-bytes merge-segments plug-us on-error on-enospc coalesce-us coalesce-max interface cmd-per-lun incoming-luns \
+                block-size discard fixed-buffers merge merge-bytes merge-segments on-error on-enospc coalesce-us coalesce-max interface cmd-per-lun incoming-luns \
                 controller target lun unit unit-name vendor product reservations depth"
         .split_whitespace()
     {
@@ -289,4 +289,33 @@ fn an_image_has_one_writer_or_many_readers() {
     let _reader = Serving::start(&disk(folder.path(), ",readonly=on"), &socket);
     assert_eq!(other(",readonly=on").status.code(), Some(0));
     assert_eq!(other("").status.code(), Some(2));
+}
+
+#[test]
+fn keys_for_tests_are_known_only_when_they_are_asked_for() {
+    let folder = folder();
+    let fault = "id=a,storage=fault,inner=ram,size=1M,socket=/tmp/mqblk-test-keys.sock";
+    let pool = disk(folder.path(), ",interface=xen,grants-pool=shared")
+        .replace(&format!(",socket={}/disk.sock", folder.path().display()), "");
+    for (spec, want) in [
+        (fault, "storage: found \"fault\", expected one of file, null, ram"),
+        (pool.as_str(), "grants-pool: found an unknown key"),
+    ] {
+        let run = |switch: Option<&str>| {
+            let mut command = mqblk(&["serve", "--print-config", "--disk", spec]);
+            match switch {
+                Some(value) => command.env("MQBLK_TEST_KEYS", value),
+                None => command.env_remove("MQBLK_TEST_KEYS"),
+            };
+            command.output().unwrap()
+        };
+        for off in [None, Some("0"), Some("")] {
+            let refused = run(off);
+            assert_eq!(refused.status.code(), Some(2), "{spec}");
+            assert!(stderr(&refused).contains(want), "{spec}: {}", stderr(&refused));
+        }
+        let printed = run(Some("1"));
+        assert_eq!(printed.status.code(), Some(0), "{spec}: {}", stderr(&printed));
+        assert!(stdout(&printed).contains("fault") || stdout(&printed).contains("grants-pool = \"shared\""), "{spec}");
+    }
 }

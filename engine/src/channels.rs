@@ -10,7 +10,6 @@ use mqblk_core::{DiskChannel, DiskError, Outcome, Tag};
 use mqblk_uring::Lane;
 
 use crate::AnyDisk;
-use crate::clock::{Clock, Moment};
 use crate::errors::{DiskHealth, SharedGuard, guarded};
 use crate::plug::{Merger, Merges, PlugCounts};
 use crate::runner::{AnyFinished, AnyRequest, Way};
@@ -69,7 +68,6 @@ impl Open {
     fn submit(
         &mut self,
         lane: &mut Lane,
-        clock: &Clock,
         mut offer: Offer<'_>,
         stamp: &mut impl FnMut(&[AnyRequest]),
         counts: &mut PlugCounts,
@@ -85,7 +83,7 @@ impl Open {
         let (channel, plug) = (self.channel.as_mut(), &mut self.plug);
         let mut happened = 0;
         if let Some(merger) = self.merger.as_mut().filter(|merger| !merger.lets_pass(plug)) {
-            happened = merger.submit(lane, clock, channel, plug, offer, counts, finished);
+            happened = merger.submit(lane, channel, plug, offer, counts, finished);
             self.left = !plug.is_empty() || merger.ready() > 0;
         } else {
             if !plug.is_empty() {
@@ -253,16 +251,16 @@ impl Channels {
     /// about to be handed to the storage, where it is worth noting when that is: a few are pulled and handed over in less than a
     /// microsecond. Returns how many were taken, or are to be offered again.
     #[inline]
-    pub(crate) fn submit(&mut self, lane: &mut Lane, clock: &Clock, mut stamp: impl FnMut(&[AnyRequest])) -> usize {
+    pub(crate) fn submit(&mut self, lane: &mut Lane, mut stamp: impl FnMut(&[AnyRequest])) -> usize {
         if self.count > 1 {
-            return self.submit_shared(lane, clock, stamp);
+            return self.submit_shared(lane, stamp);
         }
         self.left = false;
         let Some(open) = self.busy.first().and_then(|at| self.open[*at].as_mut()) else { return 0 };
         if open.depth > 0 || open.merger.is_some() {
             let most = if open.depth == 0 { usize::MAX } else { open.allowance(lane, false, false) };
             let offer = Offer { most, crowded: false, part: &mut self.part };
-            let happened = open.submit(lane, clock, offer, &mut stamp, &mut self.counts, &mut self.finished);
+            let happened = open.submit(lane, offer, &mut stamp, &mut self.counts, &mut self.finished);
             self.left = open.left;
             return happened;
         }
@@ -277,7 +275,7 @@ impl Channels {
     }
 
     #[inline(never)]
-    fn submit_shared(&mut self, lane: &mut Lane, clock: &Clock, mut stamp: impl FnMut(&[AnyRequest])) -> usize {
+    fn submit_shared(&mut self, lane: &mut Lane, mut stamp: impl FnMut(&[AnyRequest])) -> usize {
         self.left = false;
         let crowded = self.busy.len() > 1;
         self.first = if self.first + 1 < self.busy.len() { self.first + 1 } else { 0 };
@@ -286,7 +284,7 @@ impl Channels {
         for at in first.iter().chain(last) {
             let Some(open) = self.open[*at].as_mut() else { continue };
             let offer = Offer { most: open.allowance(lane, true, crowded), crowded, part: &mut self.part };
-            happened += open.submit(lane, clock, offer, &mut stamp, &mut self.counts, &mut self.finished);
+            happened += open.submit(lane, offer, &mut stamp, &mut self.counts, &mut self.finished);
             self.left |= open.left;
         }
         happened
@@ -367,11 +365,6 @@ impl Channels {
     /// The earliest time that a channel wants to be reaped without a completion.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.busy().filter_map(|open| open.channel.deadline()).min()
-    }
-
-    /// The earliest end of a plug's hold.
-    pub(crate) fn held_until(&self) -> Option<Moment> {
-        self.busy().filter_map(|open| open.merger.as_ref()?.held_until()).min()
     }
 
     fn busy(&self) -> impl Iterator<Item = &Open> {

@@ -48,9 +48,6 @@ pub struct PlugOptions {
     pub merge_bytes: ByteLen,
     /// Most memory segments of a joined request.
     pub merge_segments: u32,
-    /// Longest time that requests of a sequential stream are held back, while the storage is busy with others, for more to
-    /// join them. Zero: not at all.
-    pub hold: Duration,
     /// Most requests of the disk that a worker has in its channel; the others wait in the plug. 0: as many as the channel takes,
     /// but no more than a quarter of the lane while the worker has other disks, and of the lane's last eighth only a few: so a
     /// slow disk leaves room for the others.
@@ -59,13 +56,7 @@ pub struct PlugOptions {
 
 impl Default for PlugOptions {
     fn default() -> Self {
-        PlugOptions {
-            merge: MergeMode::Auto,
-            merge_bytes: ByteLen(1 << 20),
-            merge_segments: 1024,
-            hold: Duration::ZERO,
-            depth: 0,
-        }
+        PlugOptions { merge: MergeMode::Auto, merge_bytes: ByteLen(1 << 20), merge_segments: 1024, depth: 0 }
     }
 }
 

@@ -144,7 +144,7 @@ impl Worker {
                     }
                 }
             };
-            happened |= pulled | (self.channels.submit(&mut self.lane, clock, stamp) > 0);
+            happened |= pulled | (self.channels.submit(&mut self.lane, stamp) > 0);
         }
         self.lane.turn(Wait::No);
         happened |= self.channels.reap(&mut self.lane);
@@ -413,8 +413,7 @@ impl Worker {
         // A full channel makes room with its next completion, which the ring brings, or by the clock.
         let storage = self.channels.deadline().map(|due| due.saturating_duration_since(Instant::now()));
         let calls = self.owing.iter().map(|(_, due)| *due);
-        let clock = calls.chain(self.channels.held_until()).min();
-        let clock = clock.map(|due| Duration::from_nanos(due.since(self.now)));
+        let clock = calls.min().map(|due| Duration::from_nanos(due.since(self.now)));
         // A bell that cannot be watched is looked at now and then.
         let bell = (!self.bell_watched).then_some(UNWATCHED);
         let wait = [storage, clock, bell].into_iter().flatten().min().map_or(Wait::Completion, Wait::AtMost);
@@ -545,12 +544,9 @@ impl Worker {
             let id = QueueId { worker: number, generation: seat.generation };
             Some((id, with_merges(seat.runner.report(now), self.channels.merges(slot as u16))))
         };
-        let plugs = self.channels.counts();
         WorkerReport {
             cpu_ns: cpu.tv_sec as u64 * 1_000_000_000 + cpu.tv_nsec as u64,
-            plug_holds: plugs.holds,
-            plug_hold_ns: plugs.hold_ns,
-            merge_splits: plugs.splits,
+            merge_splits: self.channels.counts().splits,
             queues: self.seats.iter().enumerate().filter_map(queue).collect(),
             ..self.counters.clone()
         }

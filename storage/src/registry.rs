@@ -11,13 +11,18 @@ type Opener = fn(&mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError>;
 
 #[rustfmt::skip] // one line each
 const BACKENDS: &[(&str, Opener)] = &[
-    ("fault", crate::fault::open),
     ("file", crate::file::open),
     ("null", crate::null::open),
     ("ram", crate::ram::open),
 ];
 
-/// The names of the backends.
+/// Backends that exist for tests. They can be opened like all others, and are not among [`kinds`].
+const TEST_BACKENDS: &[(&str, Opener)] = &[("fault", crate::fault::open)];
+
+/// The names of the backends that exist for tests.
+pub const TEST_KINDS: &[&str] = &["fault"];
+
+/// The names of the backends that a user is offered.
 pub fn kinds() -> impl ExactSizeIterator<Item = &'static str> {
     BACKENDS.iter().map(|(kind, _)| *kind)
 }
@@ -28,7 +33,7 @@ pub fn kinds() -> impl ExactSizeIterator<Item = &'static str> {
 /// # Errors
 /// When there is no such backend, a setting does not fit, or the host refuses.
 pub fn open(kind: &str, settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
-    match BACKENDS.iter().find(|(name, _)| *name == kind) {
+    match BACKENDS.iter().chain(TEST_BACKENDS).find(|(name, _)| *name == kind) {
         Some((_, opener)) => opener(settings),
         None => {
             let known = kinds().collect::<Vec<_>>().join(", ");
@@ -47,5 +52,14 @@ mod tests {
         let text = error.to_string();
         assert!(text.starts_with("disk \"a\": storage: found \"nul\", expected one of "), "{text}");
         assert!(kinds().all(|kind| text.contains(kind)), "{text}");
+    }
+
+    #[test]
+    fn test_backends_are_opened_and_not_listed() {
+        assert!(TEST_BACKENDS.iter().map(|(kind, _)| kind).eq(TEST_KINDS));
+        assert!(kinds().all(|kind| !TEST_KINDS.contains(&kind)));
+        let mut settings = Settings::new("disk \"a\"");
+        [("inner", "ram"), ("size", "1M")].iter().for_each(|(key, value)| settings.insert(key, value).unwrap());
+        assert!(open("fault", &mut settings).is_ok());
     }
 }

@@ -102,7 +102,7 @@ fn run(merge: MergeMode, coalesce: Coalesce, seed: u64) {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     file.as_file().set_len(SECTORS * 512).expect("its size");
     let path = file.path().to_str().expect("a plain path");
-    let plug = PlugOptions { merge, hold: Duration::from_micros(20), ..PlugOptions::default() };
+    let plug = PlugOptions { merge, ..PlugOptions::default() };
     let poll = PollPolicy::Static(Duration::from_micros(20));
     let plan = Plan { disk: disk("file", &[("path", path)]), workers: 2, poll, plug, coalesce };
     let (mut rig, mut sets) = Rig::new(plan, |options| {

@@ -133,7 +133,6 @@ fn verified_data_survives_merging_under_storms() -> Result<()> {
     let image = Image::sparse(256)?;
     let disk = DaemonDisk::new("storm", image.path(), 2)
         .option("merge", "on")
-        .option("plug-us", "100")
         .option("coalesce-us", "100")
         .option("coalesce-max", "8");
     let daemon = Daemon::start(&[disk])?;

@@ -7,9 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use mqblk_core::{
-    ByteLen, ByteOffset, Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Outcome, Request, Tag,
-};
+use mqblk_core::{ByteLen, ByteOffset, DiskChannel, Finished, Request, Tag};
 use mqblk_driver::virtio_blk::{Options, Piece, Queue, QueueSet, Range, Refused, Status};
 use mqblk_engine::{AnyDisk, Lane, MergeMode, PlugOptions, PollPolicy};
 use mqblk_memory::GuestAddress;
@@ -260,93 +258,5 @@ fn a_joined_request_that_fails_is_done_again_although_nothing_else_is_in_flight(
             assert_eq!(counts.joined.load(Ordering::Relaxed), 20);
             assert_eq!(counts.requests.load(Ordering::Relaxed), 20 * 3);
         }
-    });
-}
-
-/// Lets requests end only when the last of `want` bytes were submitted.
-struct Gate {
-    inner: Arc<AnyDisk>,
-    want: u64,
-}
-
-struct GateChannel {
-    want: u64,
-    asked: u64,
-    waiting: Vec<Finished<Buffer>>,
-}
-
-impl Disk<Lane> for Gate {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-    fn limits(&self) -> Limits {
-        self.inner.limits()
-    }
-    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
-        self.inner.resize(size)
-    }
-    fn resolved(&self) -> Vec<(&'static str, String)> {
-        vec![]
-    }
-    fn open_channel(&self, _: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
-        Ok(Box::new(GateChannel { want: self.want, asked: 0, waiting: vec![] }))
-    }
-}
-
-impl DiskChannel<Lane> for GateChannel {
-    fn submit(&mut self, _: &mut Lane, batch: &mut Vec<Request<Buffer>>, _: &mut Vec<Finished<Buffer>>) -> usize {
-        let taken = batch.len();
-        self.asked += batch.iter().map(|request| request.len.0).sum::<u64>();
-        self.waiting.extend(batch.drain(..).map(|request| Finished {
-            outcome: Outcome::Done(request.len),
-            tag: request.tag,
-            buffer: request.buffer,
-        }));
-        taken
-    }
-    fn reap(&mut self, _: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
-        if self.asked < self.want {
-            return 0;
-        }
-        let count = self.waiting.len();
-        finished.append(&mut self.waiting);
-        count
-    }
-    fn outstanding(&self) -> u32 {
-        self.waiting.len() as u32
-    }
-    fn close(&mut self, _: &mut Lane) {}
-}
-
-#[test]
-fn a_hold_ends_although_the_storage_stays_busy_and_the_worker_sleeps() {
-    with_patience(|| {
-        const REQUESTS: u32 = 12;
-        let gate = Gate { inner: disk("null", &[("size", "1M")]), want: u64::from(REQUESTS) * BLOCK };
-        let gate: Arc<AnyDisk> = Arc::new(gate);
-        let hold = Duration::from_millis(3);
-        let plug = PlugOptions { merge: MergeMode::On, hold, ..PlugOptions::default() };
-        let (rig, mut sets) = connect(&gate, 1, PollPolicy::Off, plug);
-        // Each follows the one before, and none ends before the last was submitted.
-        for slot in 0..REQUESTS {
-            let queue = &mut sets[0].queues()[0];
-            let piece = Piece { address: address(queue, slot), len: BLOCK as u32 };
-            queue.read(slot, sector(slot.into()), piece).expect("the ring has room");
-            queue.publish().expect("a kick can be sent");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let mut left = REQUESTS;
-        while left > 0 {
-            let queue = &mut sets[0].queues()[0];
-            queue.look().expect("the device keeps to the protocol");
-            while let Some(done) = queue.reap().expect("the device keeps to the protocol") {
-                assert_eq!(done.status, Status::Ok);
-                left -= 1;
-            }
-            if left > 0 {
-                sets[0].wait(1).expect("a call comes");
-            }
-        }
-        rig.stop(sets);
     });
 }

@@ -18,6 +18,7 @@ mod resolve;
 mod signals;
 mod state;
 mod storages;
+mod test_keys;
 mod watch;
 mod xen;
 

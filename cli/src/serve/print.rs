@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use toml::Value;
 
+use mqblk_blkif::PoolOwner;
 use mqblk_xen::vbd;
 
 use super::config::{
@@ -148,10 +149,14 @@ fn xen_pairs(front: &XenFront) -> Vec<Pair> {
         ("ring-order", Value::Integer(front.ring_order.into())),
         ("indirect-segments", Value::Integer(front.indirect_segments.into())),
         ("grants", string(front.grants.word())),
-        ("grants-pool", string(front.grants_pool.word())),
         ("persistent-grants", Value::Integer(front.persistent_grants.into())),
         ("persistent-idle", Value::Integer(front.persistent_idle.as_secs() as i64)),
         ("journal", string(journal)),
+    ]);
+    if front.grants_pool != PoolOwner::PerRing {
+        pairs.push(("grants-pool", string(front.grants_pool.word())));
+    }
+    pairs.extend([
         ("queue-map", string(&queue_map::display(&front.queue_map))),
         ("poll", string(&front.poll.to_string())),
         ("coalesce-us", Value::Integer(front.coalesce.delay.as_micros() as i64)),
@@ -165,7 +170,6 @@ fn backing_pairs<D>(backing: &Backing<D>) -> Vec<Pair> {
         ("merge", string(backing.plug.merge.word())),
         ("merge-bytes", number_or_text(&backing.plug.merge_bytes.to_string())),
         ("merge-segments", Value::Integer(backing.plug.merge_segments.into())),
-        ("plug-us", Value::Integer(backing.plug.hold.as_micros() as i64)),
         ("depth", Value::Integer(backing.plug.depth.into())),
         ("watch-size", string(if backing.watch_size { "on" } else { "off" })),
         ("on-error", string(&backing.errors.on_error.to_string())),

@@ -7,6 +7,7 @@ use mqblk_core::settings::Settings;
 use mqblk_engine::AnyDisk;
 
 use super::resolve::{Opened, Storages};
+use super::test_keys;
 
 /// The program's storage backends.
 #[derive(Debug)]
@@ -16,7 +17,8 @@ impl Storages for Registry {
     type Disk = Arc<AnyDisk>;
 
     fn kinds(&self) -> Vec<&'static str> {
-        mqblk_storage::kinds().collect()
+        let test = mqblk_storage::TEST_KINDS.iter().copied().filter(|_| test_keys::are_enabled());
+        mqblk_storage::kinds().chain(test).collect()
     }
 
     fn open(&mut self, kind: &str, settings: &mut Settings) -> Result<Opened<Self::Disk>, DiskError> {

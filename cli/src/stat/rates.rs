@@ -195,8 +195,6 @@ pub struct TurnRates {
     pub sleeps_per_s: f64,
     /// Time asleep, in percent of the interval.
     pub slept_percent: f64,
-    /// Times that requests were held back, in a second.
-    pub plug_holds_per_s: f64,
     /// Joined requests that the storage failed, in the interval.
     pub merge_splits: u64,
 }
@@ -352,7 +350,6 @@ fn turns(before: &WorkerStat, now: &WorkerStat, interval_ns: u64) -> Option<Turn
         empty_turns_per_s: per_s(now.empty_turns, before.empty_turns)?,
         sleeps_per_s: per_s(now.sleeps, before.sleeps)?,
         slept_percent: percent(now.slept_ns, before.slept_ns, interval_ns)?,
-        plug_holds_per_s: per_s(now.plug_holds, before.plug_holds)?,
         merge_splits: now.merge_splits.checked_sub(before.merge_splits)?,
     })
 }

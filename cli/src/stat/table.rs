@@ -57,7 +57,6 @@ const TURNS: &[Column<TurnRates>] = &[
     ("empty/s", |rates| number(rates.empty_turns_per_s)),
     ("sleeps/s", |rates| number(rates.sleeps_per_s)),
     ("%asleep", |rates| number(rates.slept_percent)),
-    ("holds/s", |rates| number(rates.plug_holds_per_s)),
     ("splits", |rates| rates.merge_splits.to_string()),
 ];
 

@@ -1,11 +1,10 @@
 //! Plug and merge: the requests that a worker pulled for one disk in one turn, from all its queues of that disk, are joined
 //! where their ranges touch, before the storage sees them.
 //!
-//! `plan` decides which are joined, `joined` remembers who they were, `hold` decides whether a plug waits for more. This file
+//! `plan` decides which are joined, `joined` remembers who they were. This file
 //! carries it out: it joins buffers, offers requests to the channel, and gives each member its answer. A joined request that
 //! fails is done again, member by member, once: so only the guilty ones fail.
 
-mod hold;
 mod joined;
 mod plan;
 
@@ -13,12 +12,10 @@ use mqblk_core::{ByteLen, ByteOffset, DiskChannel, Geometry, Limits, Op, Outcome
 use mqblk_uring::Lane;
 
 use crate::channels::taken_back;
-use crate::clock::{Clock, Moment};
 use crate::options::{MergeMode, PlugOptions};
 use crate::runner::{AnyFinished, AnyRequest, Buffer};
 use crate::share::Offer;
 
-use hold::{Sight, Verdict, judge};
 pub(crate) use joined::JOINED_SLOT;
 use joined::{JoinedTable, Member};
 use plan::{Bounds, Planner};
@@ -38,10 +35,6 @@ pub(crate) struct PlugCounts {
     pub(crate) merges: Vec<Merges>,
     /// Joined requests whose members were done one by one.
     pub(crate) splits: u64,
-    /// Times that a plug was held.
-    pub(crate) holds: u64,
-    /// How long in all, in nanoseconds.
-    pub(crate) hold_ns: u64,
 }
 
 impl PlugCounts {
@@ -68,71 +61,6 @@ const PROBE: u32 = 64;
 /// A plug of which fewer requests were planned before is planned again in any case.
 const REPLANNED: usize = 64;
 
-/// What holding a plug needs.
-#[derive(Debug)]
-struct Holding {
-    /// Longest time, in nanoseconds; 0: never.
-    limit: u64,
-    since: Option<Moment>,
-    until: Option<Moment>,
-    /// Where the last submitted requests ended.
-    ends: [u64; 16],
-    next: usize,
-}
-
-impl Holding {
-    fn new(options: &PlugOptions) -> Holding {
-        let limit = u64::try_from(options.hold.as_nanos()).unwrap_or(u64::MAX);
-        Holding { limit, since: None, until: None, ends: [u64::MAX; 16], next: 0 }
-    }
-
-    fn follows(&self, request: &AnyRequest) -> bool {
-        self.ends.contains(&request.start.0)
-    }
-
-    /// Whether to wait with a plug of which `joined` requests can be joined to another.
-    fn holds(
-        &mut self,
-        clock: &Clock,
-        plug: &[AnyRequest],
-        joined: usize,
-        outstanding: u32,
-        bounds: &Bounds,
-        counts: &mut PlugCounts,
-    ) -> bool {
-        let bytes = plug.iter().fold(0_u64, |sum, request| sum.saturating_add(request.len.0));
-        let sight = Sight {
-            now: clock.now(),
-            since: self.since,
-            outstanding,
-            requests: plug.len(),
-            following: joined + plug.iter().filter(|request| self.follows(request)).count(),
-            urgent: plug.iter().any(|request| request.op == Op::Flush || bytes >= bounds.longest(request.op)),
-        };
-        match judge(self.limit, &sight) {
-            Verdict::HoldUntil(until) => {
-                if self.since.is_none() {
-                    counts.holds += 1;
-                    self.since = Some(sight.now);
-                }
-                self.until = Some(until);
-                true
-            }
-            Verdict::Submit => {
-                if let Some(since) = self.since.take() {
-                    counts.hold_ns += sight.now.since(since);
-                }
-                self.until = None;
-                for request in plug {
-                    self.ends[self.next] = request.start.0.wrapping_add(request.len.0);
-                    self.next = (self.next + 1) % self.ends.len();
-                }
-                false
-            }
-        }
-    }
-}
-
 /// Joins the requests of one disk on one worker.
 pub(crate) struct Merger {
     bounds: Bounds,
@@ -140,7 +68,6 @@ pub(crate) struct Merger {
     /// Requests that were planned, or are done again one by one: offered before the plug, and never joined any more.
     ready: Vec<AnyRequest>,
     joined: JoinedTable,
-    holding: Holding,
     /// Plugs since one of which a quarter was joined or more.
     barren: u32,
     /// So many at the head of the plug were planned, and left in it because none touches another.
@@ -161,7 +88,6 @@ impl Merger {
                 planner: Planner::with_capacity(room),
                 ready: Vec::with_capacity(room),
                 joined: JoinedTable::with_room(),
-                holding: Holding::new(options),
                 barren: 0,
                 planned: 0,
             })
@@ -223,21 +149,14 @@ impl Merger {
     /// nothing else is going on.
     #[inline]
     pub(crate) fn lets_pass(&self, plug: &[AnyRequest]) -> bool {
-        plug.len() <= 1 && self.is_idle() && self.holding.limit == 0
-    }
-
-    /// The end of the present hold. What is offered before the plug waits for room, not for a time.
-    pub(crate) fn held_until(&self) -> Option<Moment> {
-        self.holding.until.filter(|_| self.ready.is_empty())
+        plug.len() <= 1 && self.is_idle()
     }
 
     /// Offers what is ready, then the plug, joined. Returns how many requests were taken or are to be done again.
     #[inline(never)] // a disk that does not merge shall not pay for it in registers
-    #[expect(clippy::too_many_arguments, reason = "parts of a worker that are lent for the call")]
     pub(crate) fn submit(
         &mut self,
         lane: &mut Lane,
-        clock: &Clock,
         channel: &mut dyn DiskChannel<Lane>,
         plug: &mut Vec<AnyRequest>,
         mut offer: Offer<'_>,
@@ -250,17 +169,15 @@ impl Merger {
             happened += offer.submit(lane, channel, &mut self.ready, finished);
         }
         if self.ready.is_empty() && !plug.is_empty() && offer.most > 0 {
-            happened += self.unplug(lane, clock, channel, plug, offer, counts, finished);
+            happened += self.unplug(lane, channel, plug, offer, counts, finished);
         }
         happened + self.fan_out(lane, before, counts, finished)
     }
 
     #[inline]
-    #[expect(clippy::too_many_arguments, reason = "the same parts")]
     fn unplug(
         &mut self,
         lane: &mut Lane,
-        clock: &Clock,
         channel: &mut dyn DiskChannel<Lane>,
         plug: &mut Vec<AnyRequest>,
         mut offer: Offer<'_>,
@@ -275,12 +192,6 @@ impl Merger {
             joined = self.planner.plan(plug, &self.bounds, |request| segments(lane, request));
             // Random requests touch by chance, a few of a deep plug.
             self.barren = if joined * 4 >= plug.len() { 0 } else { self.barren.wrapping_add(1) };
-        }
-        if self.holding.limit > 0
-            && self.holding.holds(clock, plug, joined, channel.outstanding(), &self.bounds, counts)
-        {
-            self.planned = 0;
-            return 0;
         }
         if joined == 0 {
             let taken = offer.submit(lane, channel, plug, finished);

@@ -2,7 +2,6 @@ use super::*;
 use crate::trial::{GEOMETRY, LIMITS};
 use mqblk_core::{BlockSize, Request};
 use mqblk_uring::LaneOptions;
-use std::time::Duration;
 
 /// Takes what it is told to, and keeps it.
 #[derive(Default)]
@@ -37,7 +36,6 @@ impl DiskChannel<Lane> for Storage {
 
 struct Bench {
     lane: Lane,
-    clock: Clock,
     merger: Box<Merger>,
     storage: Storage,
     plug: Vec<AnyRequest>,
@@ -48,11 +46,10 @@ struct Bench {
 const DISCARD: Op = Op::Discard { secure: false };
 
 impl Bench {
-    fn new(hold: Duration) -> Bench {
-        let options = PlugOptions { hold, ..PlugOptions::default() };
+    fn new() -> Bench {
+        let options = PlugOptions::default();
         Bench {
             lane: Lane::new(LaneOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 }).expect("io_uring"),
-            clock: Clock::new(),
             merger: Merger::new(&options, &LIMITS, &GEOMETRY, 16).expect("it merges"),
             storage: Storage { room: 100, ..Storage::default() },
             plug: vec![],
@@ -71,9 +68,9 @@ impl Bench {
     }
 
     fn submit(&mut self) -> usize {
-        let Bench { lane, clock, merger, storage, plug, counts, finished } = self;
+        let Bench { lane, merger, storage, plug, counts, finished } = self;
         let offer = Offer { most: usize::MAX, crowded: false, part: &mut vec![] };
-        merger.submit(lane, clock, storage, plug, offer, counts, finished)
+        merger.submit(lane, storage, plug, offer, counts, finished)
     }
 
     fn reap(&mut self, outcome: Outcome) -> usize {
@@ -119,7 +116,7 @@ fn members_are_answered_as_the_joined_request_was() {
         (Outcome::Done(ByteLen::ZERO), Outcome::Done(ByteLen::ZERO)),
         (Outcome::Aborted, Outcome::Aborted),
     ] {
-        let mut bench = Bench::new(Duration::ZERO);
+        let mut bench = Bench::new();
         bench.plug(&[7, 5, 9, 6]);
         assert_eq!(bench.submit(), 2);
         assert_eq!(bench.taken(), [(5, 3), (9, 1)]);
@@ -133,7 +130,7 @@ fn members_are_answered_as_the_joined_request_was() {
 
 #[test]
 fn members_of_a_failed_request_are_done_again_once_and_alone() {
-    let mut bench = Bench::new(Duration::ZERO);
+    let mut bench = Bench::new();
     bench.plug(&[1, 2, 3]);
     bench.submit();
     assert_eq!(bench.reap(FAILED), 3, "to be offered again");
@@ -156,7 +153,7 @@ fn members_of_a_failed_request_are_done_again_once_and_alone() {
 
 #[test]
 fn what_the_storage_does_not_take_stays_joined_and_goes_first() {
-    let mut bench = Bench::new(Duration::ZERO);
+    let mut bench = Bench::new();
     bench.storage.room = 1;
     bench.plug(&[1, 2, 11, 12, 21]);
     assert_eq!(bench.submit(), 1);
@@ -178,50 +175,8 @@ fn what_the_storage_does_not_take_stays_joined_and_goes_first() {
 }
 
 #[test]
-fn a_stream_is_held_while_the_storage_is_busy() {
-    let mut bench = Bench::new(Duration::from_secs(3600));
-    bench.plug(&[1]);
-    assert_eq!(bench.submit(), 1, "the storage is idle");
-    bench.plug(&[2]);
-    assert_eq!((bench.submit(), bench.counts.holds), (0, 1));
-    assert!(bench.merger.held_until().is_some());
-    bench.plug(&[3]);
-    assert_eq!((bench.submit(), bench.counts.holds), (0, 1), "one hold for both");
-    assert_eq!(bench.reap(ALL), 0);
-    assert_eq!(bench.submit(), 1, "idle again");
-    assert_eq!((bench.taken(), bench.merger.held_until()), (vec![(2, 2)], None));
-    // What does not follow is not held.
-    bench.plug(&[100]);
-    assert_eq!(bench.submit(), 1);
-    // A flush ends a hold.
-    bench.plug(&[4, 5]);
-    assert_eq!((bench.submit(), bench.counts.holds), (0, 2));
-    bench.plug.push(VACANT);
-    assert_eq!(bench.submit(), 2);
-    assert_eq!((bench.taken()[2..].to_vec(), bench.merger.held_until()), (vec![(4, 2), (0, 0)], None));
-    assert!(bench.counts.hold_ns > 0);
-    // As long as it may get.
-    bench.plug(&(6..6 + 2047).collect::<Vec<_>>());
-    assert_eq!(bench.submit(), 0);
-    bench.plug(&[6 + 2047]);
-    assert_eq!(bench.submit(), 1);
-}
-
-#[test]
-fn a_hold_ends_in_time() {
-    let mut bench = Bench::new(Duration::from_nanos(1));
-    bench.plug(&[1]);
-    bench.submit();
-    bench.plug(&[2]);
-    bench.submit();
-    let until = bench.merger.held_until().expect("held");
-    while bench.clock.now() < until {}
-    assert_eq!(bench.submit(), 1);
-}
-
-#[test]
 fn a_turn_pulls_deeply_while_there_is_something_to_join() {
-    let mut bench = Bench::new(Duration::ZERO);
+    let mut bench = Bench::new();
     bench.storage.room = usize::MAX;
     assert!(bench.merger.wants_more(0) && !bench.merger.wants_more(DEEP));
     let mut deep = 0;

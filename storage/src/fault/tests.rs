@@ -148,8 +148,8 @@ fn the_same_seed_tears_the_same_requests() {
 fn settings_that_do_not_fit() {
     for (settings, want) in [
         (&[][..], "inner: found nothing, expected the storage"),
-        (&[("inner", "tape")], "inner: found \"tape\", expected one of fault, file, "),
-        (&[("inner", "fault")], "inner: found nothing"),
+        (&[("inner", "tape")], "inner: found \"tape\", expected one of file, null, ram"),
+        (&[("inner", "fault")], "inner: found \"fault\", expected one of file, null, ram"),
         (&[("inner", "ram")], "size: found nothing"),
         (&[("inner", "ram"), ("size", "1M"), ("fail-read", "all")], "fail-read: found \"all\", expected OFFSET+LEN"),
     ] {

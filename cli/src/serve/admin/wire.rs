@@ -206,17 +206,7 @@ fn lun_counters(counted: &DiskCounters) -> LunCounters {
 
 /// A worker.
 pub fn worker(number: u32, report: &WorkerReport) -> WorkerStat {
-    let WorkerReport {
-        turns,
-        empty_turns,
-        sleeps,
-        slept_ns,
-        cpu_ns,
-        plug_holds,
-        plug_hold_ns,
-        merge_splits,
-        ref queues,
-    } = *report;
+    let WorkerReport { turns, empty_turns, sleeps, slept_ns, cpu_ns, merge_splits, ref queues } = *report;
     WorkerStat {
         worker: number,
         queues: queues.len() as u32,
@@ -225,8 +215,6 @@ pub fn worker(number: u32, report: &WorkerReport) -> WorkerStat {
         sleeps,
         slept_ns,
         cpu_ns,
-        plug_holds,
-        plug_hold_ns,
         merge_splits,
     }
 }

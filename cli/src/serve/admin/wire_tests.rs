@@ -160,8 +160,6 @@ fn workers() {
         sleeps: 3,
         slept_ns: 4,
         cpu_ns: 5,
-        plug_holds: 6,
-        plug_hold_ns: 7,
         merge_splits: 8,
         queues: Vec::new(),
     };
@@ -173,8 +171,6 @@ fn workers() {
         sleeps: 3,
         slept_ns: 4,
         cpu_ns: 5,
-        plug_holds: 6,
-        plug_hold_ns: 7,
         merge_splits: 8,
     };
     assert_eq!(worker(9, &report), want);

@@ -1,13 +1,11 @@
 //! The keys of what a disk or a unit is, whichever way guests reach it; and its storage.
 
-use std::time::Duration;
-
 use mqblk_core::ByteLen;
 use mqblk_core::disk::DiskError;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{ErrorPolicy, MergeMode, OnError, OnNoSpace, PlugOptions};
 
-use super::{ConfigError, MAX_HOLD_US, Storages, take_u16, with_likely_slip};
+use super::{ConfigError, Storages, take_u16, with_likely_slip};
 use crate::serve::config::{Backing, CacheMode};
 
 /// Bounds of `merge-bytes`: a page, and what a request may be long.
@@ -112,9 +110,6 @@ fn take_plug(settings: &mut Settings) -> Result<PlugOptions, SettingError> {
     }
     if let Some(depth) = take_u16(settings, "depth", 0, u16::MAX)? {
         plug.depth = depth.into();
-    }
-    if let Some(us) = settings.number("plug-us", 0..=MAX_HOLD_US)? {
-        plug.hold = Duration::from_micros(us);
     }
     Ok(plug)
 }

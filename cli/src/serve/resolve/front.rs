@@ -6,7 +6,7 @@ use std::time::Duration;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{Coalesce, FixedBufferUse, PollPolicy};
 
-use super::{MAX_HOLD_US, take_u16};
+use super::{MAX_COALESCE_US, take_u16};
 use crate::serve::config::{Front, SocketMode};
 use crate::serve::queue_map;
 
@@ -116,7 +116,7 @@ pub fn take_poll(settings: &mut Settings) -> Result<PollPolicy, SettingError> {
 }
 
 pub fn take_coalesce(settings: &mut Settings) -> Result<Coalesce, SettingError> {
-    let us = settings.number("coalesce-us", 0..=MAX_HOLD_US)?.unwrap_or(0);
+    let us = settings.number("coalesce-us", 0..=MAX_COALESCE_US)?.unwrap_or(0);
     let answers = take_u16(settings, "coalesce-max", 0, u16::MAX)?;
     if us == 0 && answers.is_some_and(|answers| answers > 0) {
         let found = "a number of answers, but coalesce-us is 0";

@@ -192,13 +192,13 @@ fn malformed_controllers() {
             &["path=/d,socket=/tmp/d,interface=virtio-scsi,seral=1"],
             &[],
             &[],
-            "lun \"d:0:0\": seral: found an unknown key (with value \"1\"), expected one of cache, cmd-per-lun, coalesce-max, coalesce-us, depth, fixed-buffers, id, incoming-luns, interface, latency-us, lun, merge, merge-bytes, merge-segments, on-enospc, on-error, path, plug-us, poll, poll_queue, product, queue-map, queue-size, queues, readonly, reservations, serial, size, socket, socket-mode, storage, target, unit, unit-name, vendor, watch-size",
+            "lun \"d:0:0\": seral: found an unknown key (with value \"1\"), expected one of cache, cmd-per-lun, coalesce-max, coalesce-us, depth, fixed-buffers, id, incoming-luns, interface, latency-us, lun, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, product, queue-map, queue-size, queues, readonly, reservations, serial, size, socket, socket-mode, storage, target, unit, unit-name, vendor, watch-size",
         ),
         (
             &["path=/d,socket=/tmp/d,vendor=x"],
             &[],
             &[],
-            "disk \"d\": vendor: found an unknown key (with value \"x\"), expected one of cache, coalesce-max, coalesce-us, depth, fixed-buffers, id, interface, latency-us, merge, merge-bytes, merge-segments, on-enospc, on-error, path, plug-us, poll, poll_queue, queue-map, queue-size, queues, readonly, serial, size, socket, socket-mode, storage, watch-size",
+            "disk \"d\": vendor: found an unknown key (with value \"x\"), expected one of cache, coalesce-max, coalesce-us, depth, fixed-buffers, id, interface, latency-us, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, queue-map, queue-size, queues, readonly, serial, size, socket, socket-mode, storage, watch-size",
         ),
     ];
     for (disks, controllers, luns, want) in table {
@@ -213,7 +213,7 @@ fn malformed_luns() {
     let at = folder.path().display().to_string();
     let long = "x".repeat(65);
     const UNKNOWN: &str = "the id of a LUN with storage of its own";
-    const UNKNOWN_KEYS: &str = "expected one of cache, controller, depth, id, latency-us, lun, merge, merge-bytes, merge-segments, on-enospc, on-error, path, plug-us, product, readonly, reservations, serial, size, storage, target, unit, unit-name, vendor, watch-size";
+    const UNKNOWN_KEYS: &str = "expected one of cache, controller, depth, id, latency-us, lun, merge, merge-bytes, merge-segments, on-enospc, on-error, path, product, readonly, reservations, serial, size, storage, target, unit, unit-name, vendor, watch-size";
     let table: Vec<(&[&str], String)> = vec![
         (&["controller=c,path=/a,unit-name=é"], "lun \"c:0:0\": unit-name: found \"é\" (2 bytes), expected 1 to 64 bytes of printable ASCII".into()),
         (&["controller=c,path=/a,id=a,target=0", "controller=c,unit=a,target=0,lun=1"], "lun \"c:0:1\": unit: found \"a\", which target 0 has already: \"a\", expected another target: a unit is once in each".into()),
@@ -291,7 +291,7 @@ fn a_printed_configuration_reads_back_as_itself() {
         &kept,
         "controller=c,unit=kept,target=8",
         "controller=d,unit=kept",
-        "controller=d,storage=null,size=3M,unit-name=\"n\",cache=writethrough,plug-us=20",
+        "controller=d,storage=null,size=3M,unit-name=\"n\",cache=writethrough",
     ];
     let controllers = [
         "id=c,socket=c.sock,queues=3,cmd-per-lun=32,poll=busy,incoming-luns=/tmp",
@@ -327,7 +327,7 @@ fn files() {
         ),
         (
             "[[controller]]\nsocket = '/tmp/c'\n[[controller.lun]]\ncontroller = 'd'",
-            "m.toml: lun \"c:0:0\": controller: found an unknown key (with value \"d\"), expected one of cache, depth, id, latency-us, lun, merge, merge-bytes, merge-segments, on-enospc, on-error, path, plug-us, product, readonly, reservations, serial, size, storage, target, unit, unit-name, vendor, watch-size",
+            "m.toml: lun \"c:0:0\": controller: found an unknown key (with value \"d\"), expected one of cache, depth, id, latency-us, lun, merge, merge-bytes, merge-segments, on-enospc, on-error, path, product, readonly, reservations, serial, size, storage, target, unit, unit-name, vendor, watch-size",
         ),
         ("[[controller]]\nsocket = '/tmp/c'\n[controller.lun]\ntarget = 1", "syntax"),
         (

@@ -38,8 +38,8 @@ const MAX_SCSI_QUEUES: u16 = MAX_QUEUES - 2;
 const SCSI_QUEUES: u16 = 32;
 /// Longest identification string that virtio-blk carries (virtio 1.3 section 5.2.6, VIRTIO_BLK_T_GET_ID).
 const BLK_SERIAL_BYTES: usize = 20;
-/// Longest `plug-us` and `coalesce-us`: a hundredth of a second is an age already.
-const MAX_HOLD_US: u64 = 10_000;
+/// Longest `coalesce-us`: a hundredth of a second is an age already.
+const MAX_COALESCE_US: u64 = 10_000;
 /// `cmd-per-lun`: QEMU's default, and what its driver accepts.
 const DEFAULT_CMD_PER_LUN: u16 = 128;
 const MAX_CMD_PER_LUN: u16 = 1024;

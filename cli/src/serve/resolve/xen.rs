@@ -15,6 +15,7 @@ use super::names::Names;
 use super::{MAX_QUEUES, take_u16};
 use crate::serve::config::{XenConfig, XenFront, XenPlace};
 use crate::serve::cpus::Cpus;
+use crate::serve::test_keys;
 use crate::xen::{DEFAULT_TYPE, WhichXen, judge_type};
 
 /// Largest ring, as a power of two of pages: XENBUS_MAX_RING_GRANT_ORDER of Linux.
@@ -56,9 +57,7 @@ impl XenKeys {
                 DEFAULT_INDIRECT_SEGMENTS,
             ),
             grants: settings.choice("grants", GrantMode::WORDS)?.map_or(GrantMode::Auto, GrantMode::from_word),
-            grants_pool: settings
-                .choice("grants-pool", PoolOwner::WORDS)?
-                .map_or(PoolOwner::PerRing, PoolOwner::from_word),
+            grants_pool: take_grants_pool(settings)?,
             persistent_grants: persistent.map_or(DEFAULT_PERSISTENT_MAX, |pages| pages as u32),
             persistent_idle: idle.unwrap_or(DEFAULT_PERSISTENT_IDLE),
             journal: settings.switch("journal")?.unwrap_or(true),
@@ -79,6 +78,14 @@ impl XenKeys {
         let queue_map = deal(settings, self.queue_map.as_deref(), self.front.queues, next, workers)?;
         Ok(XenFront { queue_map, ..self.front.clone() })
     }
+}
+
+/// `grants-pool`, a key for measurements: elsewhere it stays in the settings, as an unknown key.
+fn take_grants_pool(settings: &mut Settings) -> Result<PoolOwner, SettingError> {
+    if !test_keys::are_enabled() {
+        return Ok(PoolOwner::PerRing);
+    }
+    Ok(settings.choice("grants-pool", PoolOwner::WORDS)?.map_or(PoolOwner::PerRing, PoolOwner::from_word))
 }
 
 /// `domid` and `vdev`, which come together or not at all.

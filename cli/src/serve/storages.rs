@@ -1,4 +1,4 @@
-//! The seam to the storage backends.
+//! The program's storage backends, for the configuration.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use mqblk_engine::AnyDisk;
 
 use super::resolve::{Opened, Storages};
 
-/// The program's storage backends.
+/// The registry of `mqblk-storage`.
 #[derive(Debug)]
 pub struct Registry;
 
@@ -19,8 +19,8 @@ impl Storages for Registry {
         mqblk_storage::kinds().collect()
     }
 
-    fn open(&mut self, kind: &str, settings: &mut Settings) -> Result<Opened<Self::Disk>, DiskError> {
-        let disk = mqblk_storage::open(kind, settings)?;
+    fn open(&mut self, backend: &str, settings: &mut Settings) -> Result<Opened<Self::Disk>, DiskError> {
+        let disk = mqblk_storage::open(backend, settings)?;
         let resolved = disk.resolved();
         Ok((disk, resolved))
     }

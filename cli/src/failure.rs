@@ -1,4 +1,4 @@
-//! How the program says that it failed: one line on standard error, and an exit code.
+//! Errors of the program: one line on standard error, and an exit code.
 
 use std::fmt::{Display, Write as _};
 use std::io::Write as _;
@@ -6,21 +6,21 @@ use std::process::ExitCode;
 
 /// Exit code for a command line or configuration that cannot be used.
 pub const BAD_USAGE: u8 = 2;
-/// Exit code for anything that goes wrong later.
+/// Exit code for every other failure.
 pub const FAILED: u8 = 1;
 
 /// Prints `mqblk: error` and returns `code`.
 pub fn report(error: &(impl Display + ?Sized), code: u8) -> ExitCode {
     let line = format!("mqblk: {}\n", one_line(&error.to_string()));
-    // Nobody is left to tell when standard error is closed.
+    // An error here means that standard error is closed: there is nowhere to report it.
     let _ = std::io::stderr().write_all(line.as_bytes());
     ExitCode::from(code)
 }
 
-/// Prints what a command has to show, or reports why it failed: with [`BAD_USAGE`] where `is_usage` says so.
-pub fn show<E: Display + From<std::io::Error>>(done: Result<String, E>, is_usage: impl Fn(&E) -> bool) -> ExitCode {
-    let printed = done.and_then(|text| match std::io::stdout().write_all(text.as_bytes()) {
-        // Nobody reads: not an error, it was done.
+/// Prints a command's output, or its error. The exit code is [`BAD_USAGE`] if `is_usage` returns true for the error.
+pub fn show<E: Display + From<std::io::Error>>(result: Result<String, E>, is_usage: impl Fn(&E) -> bool) -> ExitCode {
+    let printed = result.and_then(|text| match std::io::stdout().write_all(text.as_bytes()) {
+        // The reader closed the pipe. The command itself succeeded.
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(E::from(error)),
         _ => Ok(()),
     });
@@ -30,7 +30,7 @@ pub fn show<E: Display + From<std::io::Error>>(done: Result<String, E>, is_usage
     }
 }
 
-/// `text` with control characters written as escapes: file names may hold them.
+/// Returns `text` with control characters escaped: file names may contain them.
 fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for char in text.chars() {
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_one_line() {
+    fn control_characters_are_escaped() {
         assert_eq!(one_line("a\nb\u{1b}[31m é"), "a\\nb\\u{1b}[31m é");
     }
 }

@@ -8,10 +8,10 @@ use tracing_subscriber::EnvFilter;
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 const EXPECTED: &str = "off, error, warn, info, debug or trace, or TARGET=LEVEL,...";
 
-/// Starts logging at `level`, else as `RUST_LOG` says, else at info.
+/// Starts logging at `level`, by default at that of `RUST_LOG`, by default at info.
 ///
 /// # Errors
-/// When the level is none.
+/// If the level is not valid.
 pub fn start(level: Option<&str>) -> Result<(), SettingError> {
     let from_environment = std::env::var("RUST_LOG").ok().filter(|value| !value.is_empty());
     let (subject, key, directives) = match (level, from_environment.as_deref()) {
@@ -19,23 +19,23 @@ pub fn start(level: Option<&str>) -> Result<(), SettingError> {
         (None, Some(value)) => ("environment", "RUST_LOG", value),
         (None, None) => ("mqblk", "log", "info"),
     };
-    let wrong = || Settings::new(subject).error(key, format!("{directives:?}"), EXPECTED);
+    let invalid = || Settings::new(subject).error(key, format!("{directives:?}"), EXPECTED);
     if level.is_some() && !directives.split(',').all(is_directive) {
-        return Err(wrong());
+        return Err(invalid());
     }
-    let filter = EnvFilter::try_new(directives).map_err(|_| wrong())?;
+    let filter = EnvFilter::try_new(directives).map_err(|_| invalid())?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
-        // A terminal that has closed takes no lines: no reason to panic over them.
+        // Writing to a closed terminal fails; that must not panic.
         .log_internal_errors(false)
         .init();
     Ok(())
 }
 
-/// A bare word that is no level would be taken for a target, and switch off everything else.
+/// Returns true if `text` is a level or `TARGET=LEVEL`. `EnvFilter` takes any other word as a target, which disables all other targets.
 fn is_directive(text: &str) -> bool {
     match text.split_once('=') {
         Some((target, level)) => !target.is_empty() && LEVELS.contains(&level),

@@ -1,4 +1,4 @@
-//! The one binary: parse, build, run.
+//! The `mqblk` program: parses the command line and runs a subcommand.
 #![forbid(unsafe_code)]
 
 mod failure;

@@ -1,11 +1,11 @@
-//! Tables for people.
+//! Plain-text tables.
 
 use std::fmt::Write as _;
 
-/// No column is narrower, so that most reports of a sequence stand under one another.
+/// Minimum column width. Keeps the columns of consecutive reports aligned in most cases.
 const NARROWEST: usize = 8;
 
-/// Rows of as many cells each: the first column to the left, the others to the right.
+/// Formats rows of equal length: the first column is left-aligned, the others are right-aligned.
 pub fn align(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).max(NARROWEST);

@@ -19,12 +19,12 @@ fn names(folder: &std::path::Path) -> Vec<String> {
 }
 
 #[test]
-fn the_socket_has_its_mode_and_goes_with_the_daemon() {
+fn the_socket_has_its_mode_and_is_removed_on_stop() {
     for (more, want) in [(&[][..], 0o600), (&["--admin-mode", "0660"][..], 0o660)] {
         let daemon = Daemon::start(more);
         let mode = std::fs::metadata(daemon.admin()).unwrap().permissions().mode() & 0o7777;
         assert_eq!(mode, want);
-        // Clients that are connected, or in the middle of something, do not hold it up.
+        // Connected clients, also in the middle of a message, do not delay the stop.
         let idle = UnixStream::connect(daemon.admin()).unwrap();
         let mut half = UnixStream::connect(daemon.admin()).unwrap();
         half.write_all(b"{\"jsonrpc\"").unwrap();
@@ -52,7 +52,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_refused() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_anything_is_made() {
+fn invalid_paths_are_refused_before_anything_is_created() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().display().to_string();
     std::fs::write(folder.path().join("plain"), "kept").unwrap();
@@ -71,7 +71,7 @@ fn what_cannot_be_is_refused_before_anything_is_made() {
 }
 
 #[test]
-fn it_answers_as_the_handbook_says() {
+fn responses_match_the_handbook() {
     let daemon = Daemon::start(&[]);
     let mut client = Client::connect(&daemon.admin()).unwrap();
     let version = client.call("version", &Value::Null).unwrap();
@@ -97,11 +97,11 @@ fn it_answers_as_the_handbook_says() {
     assert_eq!(whole["disks"][0]["queues"].as_array().unwrap().len(), 2);
     assert_eq!(whole["workers"].as_array().unwrap().len(), 2);
     assert!(whole["uptime_ns"].as_u64().unwrap() <= whole["time_ns"].as_u64().unwrap());
-    // Every name that is said is explained.
-    let mut said = Vec::new();
-    names_in(&whole, &mut said);
-    assert!(said.len() > 50, "{said:?}");
-    for name in said {
+    // The handbook explains every name.
+    let mut reported = Vec::new();
+    names_in(&whole, &mut reported);
+    assert!(reported.len() > 50, "{reported:?}");
+    for name in reported {
         assert!(handbook.contains(&format!("`{name}`")), "{name} is not in the handbook");
     }
 
@@ -132,21 +132,21 @@ fn names_in(value: &Value, found: &mut Vec<String>) {
 }
 
 #[test]
-fn garbage_does_not_disturb_it() {
+fn garbage_is_refused() {
     let daemon = Daemon::start(&[]);
     for garbage in [&b"\xff\xfe\n"[..], b"[[[[\n", b"{}\n", b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\0\0\0\0\0\0\0\0\0\n"] {
         let stream = UnixStream::connect(daemon.admin()).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
         (&stream).write_all(garbage).unwrap();
-        let mut answer = String::new();
-        BufReader::new(&stream).read_line(&mut answer).unwrap();
-        assert!(answer.contains("\"code\":-32"), "{answer}");
+        let mut response = String::new();
+        BufReader::new(&stream).read_line(&mut response).unwrap();
+        assert!(response.contains("\"code\":-32"), "{response}");
     }
     Client::connect(&daemon.admin()).unwrap().stat(&StatQuery::default()).unwrap();
 }
 
 #[test]
-fn the_settings_feed_back() {
+fn the_printed_settings_round_trip() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().display().to_string();
     let disk = format!("storage=null,size=1M,socket={at}/s");

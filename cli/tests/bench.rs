@@ -1,4 +1,4 @@
-//! `mqblk bench` against `mqblk serve`, both as a person starts them.
+//! `mqblk bench` and `mqblk serve`, run as processes.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -40,7 +40,7 @@ fn what_is_written_on_all_queues_is_read_back() {
     }
 }
 
-/// One request in flight and a server that sleeps: each request needs a kick and a call that must not be lost.
+/// One request in flight and a server that sleeps: each request needs a kick and a call, neither of which may be lost.
 #[test]
 fn single_requests_lose_no_wake_up() {
     let folder = tempfile::tempdir().unwrap();
@@ -92,12 +92,12 @@ fn a_server_that_is_killed_ends_the_benchmark() {
         let Output { status, stderr, .. } = load.wait_with_output().unwrap();
         let stderr = String::from_utf8(stderr).unwrap();
         assert_eq!(status.code(), Some(1), "{stderr}");
-        // Killed before the load ran, the set-up fails in its own words.
+        // If killed before the load runs, the set-up fails with another message.
         assert!(stderr.contains("the server went away") || stderr.contains("disk.sock"), "{stderr}");
     }
 }
 
-/// The columns of the experiment are servers of their own, with their queues and their merging, and all of them do their work.
+/// Each column of the experiment is a server of its own, with its number of queues and its merge setting. All of them complete requests.
 #[test]
 fn the_block_size_experiment_prints_its_table() {
     let folder = tempfile::tempdir().unwrap();
@@ -139,7 +139,7 @@ fn the_block_size_experiment_prints_its_table() {
     }
 }
 
-/// Streams that are set apart, written with every block size and read back, each column on a disk of its own or the same image.
+/// Streams at separate offsets are written with each block size and read back, each column on a disk of its own or on the same image.
 #[test]
 fn the_block_size_experiment_verifies_what_it_writes() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The binary itself: exit codes, one-line errors, what it leaves behind.
+//! The program: exit codes, one-line errors, files left behind.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -26,7 +26,7 @@ fn stderr(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).unwrap()
 }
 
-/// A folder with an image of 1 MiB.
+/// Returns a directory with an image of 1 MiB.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::File::create(folder.path().join("disk.img")).unwrap().set_len(1 << 20).unwrap();
@@ -50,10 +50,10 @@ struct Serving(Child);
 impl Serving {
     fn start(disk: &str, socket: &Path) -> Serving {
         let mut serving = Serving(mqblk(&["serve", "--disk", disk]).stderr(Stdio::piped()).spawn().unwrap());
-        let until = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(30);
         while UnixStream::connect(socket).is_err() {
             assert!(serving.0.try_wait().unwrap().is_none(), "the daemon ended");
-            assert!(Instant::now() < until, "no socket");
+            assert!(Instant::now() < deadline, "no socket");
             std::thread::sleep(Duration::from_millis(5));
         }
         serving
@@ -76,7 +76,7 @@ impl Drop for Serving {
 }
 
 #[test]
-fn a_bad_configuration_is_one_line_and_code_2_and_leaves_nothing() {
+fn an_invalid_configuration_is_one_line_and_code_2_and_creates_nothing() {
     let folder = folder();
     let at = folder.path().display();
     let config = folder.path().join("m.toml");
@@ -168,7 +168,7 @@ fn unknown_options_are_code_2() {
 }
 
 #[test]
-fn the_printed_configuration_feeds_back() {
+fn the_printed_configuration_round_trips() {
     let folder = folder();
     let first = disk(folder.path(), ",queues=2,queue-map=0:0,1:0,serial=0042,poll=adaptive:100,socket-mode=0660");
     let second = format!("storage=null,size=10G,socket={}/null.sock,poll_queue=off", folder.path().display());
@@ -199,7 +199,7 @@ fn the_command_line_overrides_the_file() {
 }
 
 #[test]
-fn the_words_of_the_vhost_user_conventions() {
+fn options_of_the_vhost_user_program_conventions() {
     let capabilities = output(&["serve", "--print-capabilities"]);
     assert_eq!(capabilities.status.code(), Some(0));
     assert_eq!(stdout(&capabilities), "{\"type\":\"block\",\"features\":[\"read-only\",\"blk-file\"]}\n");
@@ -236,7 +236,7 @@ fn help_and_version() {
 }
 
 #[test]
-fn a_signal_stops_it_and_the_socket_goes() {
+fn a_signal_stops_the_daemon_and_removes_the_socket() {
     for signal in [Signal::TERM, Signal::INT] {
         let folder = folder();
         let socket = folder.path().join("disk.sock");
@@ -278,10 +278,10 @@ fn an_image_has_one_writer_or_many_readers() {
         let refused = other(more);
         assert_eq!(refused.status.code(), Some(2));
         let want = format!("mqblk: disk \"disk\": path: found \"{at}/disk.img\" (in use by another process)");
-        let said = stderr(&refused);
-        let [waits, refuses] = said.lines().collect::<Vec<_>>()[..] else { panic!("{said}") };
-        assert!(waits.ends_with("disk.img: in use; waiting up to 3 s for it to be let go"), "{said}");
-        assert!(refuses.starts_with(&want), "{said}");
+        let stderr_text = stderr(&refused);
+        let [waits, refuses] = stderr_text.lines().collect::<Vec<_>>()[..] else { panic!("{stderr_text}") };
+        assert!(waits.ends_with("disk.img: in use; waiting up to 3 s for it to be let go"), "{stderr_text}");
+        assert!(refuses.starts_with(&want), "{stderr_text}");
     }
     writer.signal(Signal::TERM);
     assert_eq!(writer.exit_code(), Some(0));

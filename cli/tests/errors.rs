@@ -1,5 +1,5 @@
-//! What becomes of requests that the host's storage fails or leaves hanging: `mqblk serve` on file systems that are really full or
-//! frozen, loaded by `mqblk bench`, as a person starts them. Needs to mount, so to be root.
+//! Requests that the host's storage fails or leaves hanging: `mqblk serve` on full or frozen file systems, with load by `mqblk bench`, as
+//! processes. Mounts file systems, so needs root.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use mqblk_admin::model::{DiskStat, Stat};
 use mqblk_admin::{Client, StatQuery};
 use tempfile::TempDir;
 
-/// Only a test that fails takes it.
+/// Only a failing test waits that long.
 const LONG: Duration = Duration::from_secs(60);
 
 fn mqblk(args: &[&str]) -> Command {
@@ -19,23 +19,23 @@ fn mqblk(args: &[&str]) -> Command {
     command
 }
 
-/// Exit code, standard output, standard error.
+/// Runs `mqblk` and returns its exit code, standard output and standard error.
 fn output(args: &[&str]) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } = mqblk(args).output().unwrap();
     (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
-/// Something mounted, until this is dropped.
+/// A mount. Dropping this unmounts it.
 struct Mount(PathBuf);
 
 impl Mount {
     fn new(at: PathBuf, args: &[&str]) -> Mount {
         std::fs::create_dir(&at).unwrap();
-        must(Command::new("mount").args(args).arg(&at));
+        run_checked(Command::new("mount").args(args).arg(&at));
         Mount(at)
     }
 
-    /// A file system of so many MiB.
+    /// Creates and mounts a file system of `mib` MiB.
     fn of(kind: &str, folder: &Path, mib: u64) -> Mount {
         let at = folder.join(kind);
         if kind == "tmpfs" {
@@ -43,7 +43,7 @@ impl Mount {
         }
         let image = folder.join("fs.img");
         File::create(&image).unwrap().set_len(mib << 20).unwrap();
-        must(Command::new(format!("mkfs.{kind}")).args(["-q", "-m", "0"]).arg(&image));
+        run_checked(Command::new(format!("mkfs.{kind}")).args(["-q", "-m", "0"]).arg(&image));
         Mount::new(at, &["-o", "loop", image.to_str().unwrap()])
     }
 }
@@ -54,16 +54,16 @@ impl Drop for Mount {
     }
 }
 
-fn must(command: &mut Command) {
+fn run_checked(command: &mut Command) {
     let output = command.stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A process that is killed if the test does not wait for it.
+/// A process. Killed if the test does not wait for it.
 struct Process(Child);
 
 impl Process {
-    /// Waits for its end: its exit code and standard error.
+    /// Waits for the process to end and returns its exit code and standard error.
     fn ended(mut self) -> (Option<i32>, String) {
         let mut stderr = String::new();
         std::io::Read::read_to_string(&mut self.0.stderr.take().unwrap(), &mut stderr).unwrap();
@@ -84,7 +84,7 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// Serves disks on one worker.
+    /// Starts a daemon that serves disks on one worker.
     fn start(folder: &Path, disks: &[&str]) -> Daemon {
         let at = folder.display();
         let mut command = mqblk(&["serve", "--workers", "1", "--hang-warning-s", "1", "--admin"]);
@@ -132,20 +132,20 @@ impl Daemon {
     }
 }
 
-fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let until = Instant::now() + LONG;
+fn wait<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + LONG;
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = poll() {
             return found;
         }
-        assert!(Instant::now() < until, "no {what}");
+        assert!(Instant::now() < deadline, "no {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 const VERIFIED: &str = "--rw randwrite --bs 16k --iodepth 16 --queues 2 --size 8M --verify crc32c --allow-write";
 
-/// A file system with a sparse image of 16 MiB, 2 MiB of space for it, and the file that takes the rest.
+/// Returns a file system with a sparse image of 16 MiB, 2 MiB of space for it, and a file that fills the rest.
 fn full(kind: &str, folder: &Path) -> (Mount, PathBuf, PathBuf) {
     let mount = Mount::of(kind, folder, 48);
     let (image, ballast) = (mount.0.join("disk.img"), mount.0.join("ballast"));
@@ -161,7 +161,7 @@ fn full(kind: &str, folder: &Path) -> (Mount, PathBuf, PathBuf) {
 }
 
 #[test]
-fn a_full_disk_stops_and_goes_on_when_there_is_space() {
+fn a_full_disk_stops_and_is_resumed_when_there_is_space() {
     for (kind, direct) in [("tmpfs", "off"), ("ext4", "off"), ("ext4", "on")] {
         let folder = TempDir::new().unwrap();
         let (_mount, image, ballast) = full(kind, folder.path());
@@ -170,7 +170,7 @@ fn a_full_disk_stops_and_goes_on_when_there_is_space() {
         let load = daemon.bench("a", VERIFIED);
         let stop = wait("stop", || daemon.disk("a").health.stopped);
         assert!(stop.enospc && stop.reason.contains("write at"), "{kind} {direct}: {stop:?}");
-        // Both queues fill up behind it, and stay so.
+        // Both queues fill up and stay full.
         wait("parked requests", || (daemon.disk("a").health.parked >= 2).then_some(()));
         let (code, _, stderr) = output(&[
             "bench",
@@ -185,9 +185,12 @@ fn a_full_disk_stops_and_goes_on_when_there_is_space() {
             "--allow-write",
         ]);
         assert_eq!(code, Some(0), "the other disk of the worker lives: {stderr}");
-        let told = output(&["stat", "--socket", &daemon.admin()]).1;
-        assert!(told.contains("\ndisk a is stopped since ") && told.contains(" requests parked: write at "), "{told}");
-        // Still full: it stops again, and nobody hears of it.
+        let stat_output = output(&["stat", "--socket", &daemon.admin()]).1;
+        assert!(
+            stat_output.contains("\ndisk a is stopped since ") && stat_output.contains(" requests parked: write at "),
+            "{stat_output}"
+        );
+        // Still full: the disk stops again, and the guest sees no error.
         let (code, stdout, stderr) = daemon.resume(&["a"]);
         assert_eq!(code, Some(0), "{stderr}");
         assert!(stdout.starts_with("resumed a: ") && stdout.ends_with(" requests to be done\n"), "{stdout}");
@@ -211,22 +214,22 @@ fn a_full_disk_stops_and_goes_on_when_there_is_space() {
 }
 
 #[test]
-fn what_is_parked_can_be_given_back_and_does_not_hold_up_the_daemon() {
+fn parked_requests_can_be_failed_and_do_not_block_a_stop() {
     let folder = TempDir::new().unwrap();
     let disks = ["id=a,storage=fault,inner=ram,size=16M,fail-write=0+16M:EIO,on-error=stop"];
     let daemon = Daemon::start(folder.path(), &disks);
-    for give_back in [true, false] {
+    for fail_parked in [true, false] {
         let load = daemon.bench("a", VERIFIED);
         wait("stop", || daemon.disk("a").health.stopped);
         wait("parked requests", || (daemon.disk("a").health.parked >= 2).then_some(()));
-        if give_back {
+        if fail_parked {
             let (code, stdout, stderr) = daemon.resume(&["a", "--report", "--json"]);
             assert_eq!(code, Some(0), "{stderr}");
-            let answer: serde_json::Value = serde_json::from_str(&stdout).unwrap();
-            assert!(answer["parked"].as_u64().unwrap() >= 2 && answer["report"] == true, "{answer}");
+            let response: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+            assert!(response["parked"].as_u64().unwrap() >= 2 && response["report"] == true, "{response}");
             wait("the guest's errors", || (daemon.disk("a").totals.counters.errors > 0).then_some(()));
         }
-        // The guest goes away with requests in flight: its queues are drained.
+        // The guest disconnects with requests in flight: its queues are drained.
         drop(load);
         wait("a drained queue", || (daemon.disk("a").totals.in_flight == 0).then_some(()));
         assert_eq!(daemon.disk("a").health.parked, 0);
@@ -242,7 +245,7 @@ fn what_is_parked_can_be_given_back_and_does_not_hold_up_the_daemon() {
 }
 
 #[test]
-fn storage_that_comes_back_is_not_noticed() {
+fn guests_see_no_error_of_storage_that_recovers() {
     let folder = TempDir::new().unwrap();
     let disks = ["id=a,storage=fault,inner=ram,size=16M,fail-write=1M+1M:EIO*9,fault-torn=3,on-error=retry:60"];
     let daemon = Daemon::start(folder.path(), &disks);
@@ -253,12 +256,12 @@ fn storage_that_comes_back_is_not_noticed() {
     assert!(daemon.log().contains("is tried again for up to 60 s"), "{}", daemon.log());
 }
 
-/// A file system that is frozen, until this is dropped: writes to it hang, and so would whoever waits for their end.
+/// A frozen file system: writes to it hang. Dropping this thaws it.
 struct Frozen(PathBuf);
 
 impl Frozen {
     fn new(mount: &Mount) -> Frozen {
-        must(Command::new("fsfreeze").arg("-f").arg(&mount.0));
+        run_checked(Command::new("fsfreeze").arg("-f").arg(&mount.0));
         Frozen(mount.0.clone())
     }
 }
@@ -280,11 +283,11 @@ fn on_ext4(folder: &Path, direct: &str) -> (Mount, Daemon) {
 }
 
 #[test]
-fn a_file_system_that_hangs_is_told_of_and_holds_up_no_other_disk() {
+fn a_hung_file_system_is_logged_and_does_not_block_other_disks() {
     ["on", "off"].into_iter().for_each(hangs);
 }
 
-/// `direct`: past the host's page cache, or through it.
+/// `direct`: `on` or `off`, to bypass the host's page cache or not.
 fn hangs(direct: &str) {
     let folder = TempDir::new().unwrap();
     let (mount, daemon) = on_ext4(folder.path(), direct);
@@ -307,9 +310,9 @@ fn hangs(direct: &str) {
 }
 
 #[test]
-fn a_lun_stops_goes_on_and_is_taken_away_with_what_is_parked() {
+fn a_lun_stops_is_resumed_and_is_removed_with_parked_requests() {
     let folder = TempDir::new().unwrap();
-    // Fails four times, then the disk is good.
+    // Fails four times, then works.
     let disks = ["id=c,interface=virtio-scsi,storage=fault,inner=ram,size=16M,fail-write=0+16M:EIO*4,on-error=stop"];
     let daemon = Daemon::start(folder.path(), &disks);
     let lun = || daemon.stat().controllers[0].luns[0].clone();
@@ -342,7 +345,7 @@ fn a_lun_stops_goes_on_and_is_taken_away_with_what_is_parked() {
 }
 
 #[test]
-fn resume_says_what_is_missing() {
+fn resume_names_a_missing_option() {
     let Output { status, stderr, .. } = mqblk(&["resume", "a"]).output().unwrap();
     assert_eq!(status.code(), Some(2));
     assert!(String::from_utf8(stderr).unwrap().contains("--socket"));

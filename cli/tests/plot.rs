@@ -1,4 +1,4 @@
-//! `mqblk plot` as a person starts it: pictures of result files, and what it says of files that are none.
+//! `mqblk plot`, run as a process: pictures of result files, and errors of invalid files.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use roxmltree::{Document, Node};
 const BLUE: &str = "#0072b2";
 const VERMILLION: &str = "#d55e00";
 
-/// A folder of result files and pictures.
+/// A directory of result files and pictures.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -25,11 +25,11 @@ impl Folder {
         std::fs::write(self.path(name), text).unwrap();
     }
 
-    /// Runs `mqblk plot` here; exit code and standard error.
+    /// Runs `mqblk plot` here and returns its exit code and standard error.
     fn plot(&self, args: &[&str]) -> (Option<i32>, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mqblk"));
         command.arg("plot").args(args).current_dir(self.0.path()).env_remove("RUST_LOG").stdin(Stdio::null());
-        // Neither fonts nor fontconfig's cache are looked for.
+        // Neither fonts nor fontconfig's cache are used.
         command.env("HOME", "/nonexistent").env("FONTCONFIG_FILE", "/nonexistent");
         let Output { status, stdout, stderr } = command.output().unwrap();
         assert!(stdout.is_empty());
@@ -69,7 +69,7 @@ fn array(rows: &[String]) -> String {
     format!("[{}]", rows.join(",\n"))
 }
 
-/// Block sizes on 1 and on 8 queues, merged as in the published table: many queues lose at small sizes.
+/// Block sizes on 1 and on 8 queues, with merging as in the published table: many queues are slower at small sizes.
 fn sizes() -> String {
     const IOPS: [(u64, f64, f64); 4] = [
         (512, 400_000.0, 300_000.0),
@@ -96,7 +96,7 @@ fn classed<'a, 'input>(document: &'a Document<'input>, class: &str) -> Vec<Node<
     document.descendants().filter(|node| node.attribute("class") == Some(class)).collect()
 }
 
-/// The middle of a circle or of a polygon's corners.
+/// Returns the centre of a circle or of a polygon's corners.
 fn middle(node: &Node) -> (f64, f64) {
     let number = |text: &str| text.parse::<f64>().unwrap();
     if let (Some(x), Some(y)) = (node.attribute("cx"), node.attribute("cy")) {
@@ -138,15 +138,15 @@ fn an_svg_shows_each_point_where_it_belongs() {
     // Larger blocks are further right: 512 to 4K and 16K to 128K are three doublings each, 4K to 16K is two.
     let step = |at: usize| one[at + 1].0 - one[at].0;
     assert!((step(0) - step(2)).abs() < 0.1 && (step(0) / step(1) - 1.5).abs() < 0.01);
-    // Larger values are higher, in proportion: the first two markers say how high one of IOPS is.
+    // Larger values are proportionally higher: the first two markers give the scale.
     let unit = (one[1].1 - one[0].1) / (400_000.0 - 321_000.0);
     for (marker, iops) in one.iter().chain(&many).zip([4e5, 321e3, 9e4, 11e3, 3e5, 264e3, 95e3, 12e3]) {
         let expected = one[0].1 + (400_000.0 - iops) * unit;
         assert!(unit > 0.0 && (marker.1 - expected).abs() < 0.1, "{iops} at {}, expected at {expected}", marker.1);
     }
-    // What a viewer says of them, and their error bars: a line and two ends each.
-    let said: Vec<&str> = markers.iter().map(|node| node.first_element_child().unwrap().text().unwrap()).collect();
-    assert!(said.contains(&"bs 4K: 321k IOPS ± 6.42k"), "{said:?}");
+    // Tooltips, and error bars: a line and two ends each.
+    let tooltips: Vec<&str> = markers.iter().map(|node| node.first_element_child().unwrap().text().unwrap()).collect();
+    assert!(tooltips.contains(&"bs 4K: 321k IOPS ± 6.42k"), "{tooltips:?}");
     assert_eq!(classed(&document, "error").len(), 3 * 8);
     assert_eq!(classed(&document, "line").len(), 2);
 }
@@ -176,7 +176,7 @@ fn panels_latency_and_percentiles() {
 }
 
 #[test]
-fn files_are_joined_and_labels_are_harmless() {
+fn files_are_combined_and_labels_are_escaped() {
     let folder = Folder::new();
     let hostile = r"</text><script>&amp;\u0000\u001b[31m\n\u202e\uffff";
     for (name, iops) in [("before.json", 1000.0), ("after.json", 2000.0)] {
@@ -199,7 +199,7 @@ fn files_are_joined_and_labels_are_harmless() {
     }
 }
 
-/// The pixels of a PNG: size, and red, green and blue of each.
+/// Returns the size and the RGB pixels of a PNG.
 fn pixels(path: &Path) -> ((u32, u32), Vec<[u8; 3]>) {
     let bytes = std::fs::read(path).unwrap();
     assert!(bytes.starts_with(b"\x89PNG\r\n\x1a\n"));
@@ -222,7 +222,7 @@ fn a_png_shows_what_the_svg_shows() {
     let length = |name| document.root_element().attribute(name).unwrap().parse::<u32>().unwrap();
     assert_eq!((width, height), (2 * length("width"), 2 * length("height")));
     let pixel = |x: f64, y: f64| pixels[(2.0 * y) as usize * width as usize + (2.0 * x) as usize];
-    // Each marker is where the SVG has it, in its colour, unless another one is over it.
+    // Each marker is where the SVG has it, in its colour, unless another one covers it.
     let markers = classed(&document, "marker");
     for marker in &markers {
         let (x, y) = middle(marker);
@@ -238,7 +238,7 @@ fn a_png_shows_what_the_svg_shows() {
         let count = pixels.iter().filter(|pixel| **pixel == color).count();
         assert!(count > 1000, "{count} pixels of {color:?}");
     }
-    // Text is there without any installed font: dark pixels around the title's base line.
+    // Text is drawn without installed fonts: dark pixels around the title's base line.
     let title =
         document.descendants().find(|node| node.text() == Some("IOPS against block size") && node.has_tag_name("text"));
     let number = |name| title.unwrap().attribute(name).unwrap().parse::<f64>().unwrap();
@@ -266,7 +266,7 @@ fn a_real_result_file_is_drawn() {
 }
 
 #[test]
-fn a_bad_file_is_named_with_row_and_key() {
+fn errors_of_invalid_files_name_row_and_key() {
     let folder = Folder::new();
     let good = row("a", "read", 4096, 1, 1000.0);
     let with = |from: &str, to: &str| array(&[good.clone(), good.replace(from, to)]);
@@ -316,7 +316,7 @@ fn a_bad_file_is_named_with_row_and_key() {
 }
 
 #[test]
-fn bad_usage_says_what_is_expected() {
+fn usage_errors_say_what_is_expected() {
     let folder = Folder::new();
     folder.write("sizes.json", &sizes());
     let cases: [(&[&str], &str); 12] = [

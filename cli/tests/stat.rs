@@ -1,4 +1,4 @@
-//! `mqblk stat` against `mqblk serve`, both as a person starts them.
+//! `mqblk stat` and `mqblk serve`, run as processes.
 
 mod daemon;
 
@@ -14,8 +14,8 @@ fn stat(daemon: &Daemon, args: &[&str]) -> (Option<i32>, String, String) {
     output(&[&["stat", "--socket", &admin], args].concat())
 }
 
-/// The first word of each line.
-fn firsts(text: &str) -> Vec<&str> {
+/// Returns the first word of each line.
+fn first_words(text: &str) -> Vec<&str> {
     text.lines().map(|line| line.split_whitespace().next().unwrap_or("")).collect()
 }
 
@@ -32,7 +32,7 @@ fn tables() {
         let (code, stdout, stderr) = stat(&daemon, args);
         assert_eq!((code, stderr.as_str()), (Some(0), ""), "{args:?}");
         assert!(stdout.contains("averages since the daemon started, over "), "{stdout}");
-        assert_eq!(firsts(&stdout), [disks, &workers].concat(), "{args:?}\n{stdout}");
+        assert_eq!(first_words(&stdout), [disks, &workers].concat(), "{args:?}\n{stdout}");
         let columns: Vec<_> = stdout.lines().nth(1).unwrap().split_whitespace().collect();
         let row: Vec<_> = stdout.lines().nth(2).unwrap().split_whitespace().collect();
         assert_eq!(columns.len(), row.len(), "{stdout}");
@@ -78,7 +78,7 @@ fn json_is_a_line_for_each_report() {
 }
 
 #[test]
-fn bad_usage_is_code_2_and_a_daemon_that_is_not_there_code_1() {
+fn usage_errors_are_code_2_and_a_missing_daemon_code_1() {
     let daemon = Daemon::start(&[]);
     for (args, want) in [
         (&["--watch", "0"][..], "stat: watch: found \"0\", expected seconds from 0.1 to 86400"),
@@ -99,10 +99,10 @@ fn bad_usage_is_code_2_and_a_daemon_that_is_not_there_code_1() {
     for args in [&["stat"][..], &["stat", "--socket", "x", "--count", "1"][..], &["stat", "--socket", "x", "y"][..]] {
         assert_eq!(output(args).0, Some(2), "{args:?}");
     }
-    let gone = daemon.path().join("gone").display().to_string();
-    let (code, _, stderr) = output(&["stat", "--socket", &gone]);
+    let missing = daemon.path().join("gone").display().to_string();
+    let (code, _, stderr) = output(&["stat", "--socket", &missing]);
     assert_eq!(code, Some(1));
-    assert!(stderr.starts_with(&format!("mqblk: stat: socket: found {gone:?}: No such file")), "{stderr}");
+    assert!(stderr.starts_with(&format!("mqblk: stat: socket: found {missing:?}: No such file")), "{stderr}");
     assert!(stderr.contains("is it running, with --admin?"), "{stderr}");
     let disk = daemon.path().join("a.sock").display().to_string();
     let (code, _, stderr) = output(&["stat", "--socket", &disk]);
@@ -110,7 +110,7 @@ fn bad_usage_is_code_2_and_a_daemon_that_is_not_there_code_1() {
     assert!(stderr.contains("disk"), "the socket of a disk: {stderr}");
 }
 
-/// `mqblk stat` with these options, whose output the test reads.
+/// Starts `mqblk stat` with these options. The test reads its output.
 fn watching(daemon: &Daemon, options: &[&str]) -> Child {
     let admin = daemon.admin().display().to_string();
     let arguments = [&["stat", "--socket", &admin], options].concat();
@@ -118,7 +118,7 @@ fn watching(daemon: &Daemon, options: &[&str]) -> Child {
 }
 
 #[test]
-fn a_daemon_that_goes_away_and_comes_back_is_told() {
+fn a_restart_of_the_daemon_is_reported() {
     let daemon = Daemon::start(&[]);
     let mut watching = watching(&daemon, &["--watch", "0.1"]);
     let mut reports = BufReader::new(watching.stdout.take().unwrap()).lines().map(Result::unwrap);
@@ -138,7 +138,7 @@ fn a_daemon_that_goes_away_and_comes_back_is_told() {
 }
 
 #[test]
-fn a_daemon_that_is_gone_at_the_end_is_code_1() {
+fn a_missing_daemon_at_the_end_is_code_1() {
     let daemon = Daemon::start(&[]);
     let mut watching = watching(&daemon, &["--watch", "0.5", "--count", "2"]);
     let mut first = [0];
@@ -149,7 +149,7 @@ fn a_daemon_that_is_gone_at_the_end_is_code_1() {
 }
 
 #[test]
-fn nobody_who_reads_is_no_error() {
+fn a_closed_output_pipe_is_no_error() {
     let daemon = Daemon::start(&[]);
     let mut watching = watching(&daemon, &["--watch", "0.1"]);
     let mut first = [0];

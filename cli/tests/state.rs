@@ -1,4 +1,4 @@
-//! LUNs that are added and removed at run time, over restarts and kills: `--state`. And signals that do not end the daemon.
+//! `--state`: LUNs that are added and removed at run time, over restarts and kills. And signals that do not end the daemon.
 
 #[path = "daemon/mod.rs"]
 mod daemon;
@@ -20,7 +20,7 @@ fn image(folder: &Path, name: &str) -> String {
     path.display().to_string()
 }
 
-/// A daemon with a controller `c`, LUN `c:0:0` of a file and `more`; its state in `state`.
+/// Starts a daemon with a controller `c`, a LUN `c:0:0` of a file, the arguments `more`, and its state in `state`.
 fn start(folder: TempDir, more: &[&str]) -> Daemon {
     let at = folder.path().display().to_string();
     image(folder.path(), "first.img");
@@ -30,7 +30,7 @@ fn start(folder: TempDir, more: &[&str]) -> Daemon {
     Daemon::start_in(folder, &[&words, more].concat())
 }
 
-fn again(daemon: Daemon, signal: Signal, more: &[&str]) -> Daemon {
+fn restart(daemon: Daemon, signal: Signal, more: &[&str]) -> Daemon {
     daemon.signal(signal);
     start(daemon.ended().1, more)
 }
@@ -40,8 +40,8 @@ fn luns(daemon: &Daemon) -> Vec<Lun> {
     serde_json::from_value::<LunList>(client.call("lun.list", &Value::Null).unwrap()).unwrap().luns
 }
 
-/// Id, place, origin and whether it survives.
-fn seen(daemon: &Daemon) -> Vec<(String, u32, String, bool)> {
+/// Returns id, target, origin and survival of a restart of each LUN.
+fn summary(daemon: &Daemon) -> Vec<(String, u32, String, bool)> {
     luns(daemon).into_iter().map(|lun| (lun.id, lun.target, lun.origin, lun.survives_restart)).collect()
 }
 
@@ -59,33 +59,33 @@ fn lun(daemon: &Daemon, words: &[&str]) -> String {
 const CONFIGURED: (&str, u32, &str) = ("c:0:0", 0, "configuration");
 
 #[test]
-fn what_came_and_went_is_so_after_a_restart_and_a_kill() {
+fn run_time_changes_survive_restarts_and_kills() {
     let daemon = start(tempfile::tempdir().unwrap(), &[]);
     let second = image(daemon.path(), "second.img");
-    let told = lun(&daemon, &["add", &format!("controller=c,path={second},serial=S2,cache=writethrough")]);
-    assert_eq!(told, "added c:1:0: target 1 lun 0 of controller c, 8M\n");
+    let response = lun(&daemon, &["add", &format!("controller=c,path={second},serial=S2,cache=writethrough")]);
+    assert_eq!(response, "added c:1:0: target 1 lun 0 of controller c, 8M\n");
     lun(&daemon, &["add", "controller=c,storage=ram,size=4M,id=mem,target=9"]);
     lun(&daemon, &["add", "controller=c,unit=c:1:0,target=5,id=path2"]);
     let all = want(&[CONFIGURED, ("c:1:0", 1, "run-time"), ("path2", 5, "run-time"), ("mem", 9, "run-time")]);
-    assert_eq!(seen(&daemon), all);
+    assert_eq!(summary(&daemon), all);
     let before = luns(&daemon);
     let mut daemon = daemon;
     for signal in [Signal::KILL, Signal::TERM, Signal::KILL] {
-        daemon = again(daemon, signal, &[]);
-        assert_eq!((seen(&daemon), luns(&daemon)), (all.clone(), before.clone()));
+        daemon = restart(daemon, signal, &[]);
+        assert_eq!((summary(&daemon), luns(&daemon)), (all.clone(), before.clone()));
     }
     let table = lun(&daemon, &["list"]);
     assert!(table.lines().next().unwrap().contains("origin") && table.contains("run-time"), "{table}");
 
-    // Those that are removed stay away: of the configuration, and one whose unit another one shares.
+    // Removed LUNs stay removed: one of the configuration, and one whose logical unit another LUN shares.
     for id in ["c:0:0", "c:1:0", "mem"] {
         lun(&daemon, &["remove", id]);
     }
     let left = want(&[("path2", 5, "run-time")]);
-    assert_eq!(seen(&daemon), left);
-    daemon = again(daemon, Signal::KILL, &[]);
-    assert_eq!(seen(&daemon), left);
-    // What only a removed LUN needs is not needed.
+    assert_eq!(summary(&daemon), left);
+    daemon = restart(daemon, Signal::KILL, &[]);
+    assert_eq!(summary(&daemon), left);
+    // The storage of a removed LUN is not needed.
     std::fs::remove_file(daemon.path().join("first.img")).unwrap();
     let folder = {
         daemon.signal(Signal::TERM);
@@ -93,45 +93,45 @@ fn what_came_and_went_is_so_after_a_restart_and_a_kill() {
     };
     std::fs::write(folder.path().join("first.img"), "no whole block").unwrap();
     daemon = start(folder, &[]);
-    assert_eq!(seen(&daemon), left);
-    // And a place may be taken again, by the same name.
+    assert_eq!(summary(&daemon), left);
+    // Its address and id can be used again.
     lun(&daemon, &["add", "controller=c,storage=ram,size=1M,target=0"]);
     lun(&daemon, &["remove", "path2"]);
-    daemon = again(daemon, Signal::KILL, &[]);
-    assert_eq!(seen(&daemon), want(&[("c:0:0", 0, "run-time")]));
+    daemon = restart(daemon, Signal::KILL, &[]);
+    assert_eq!(summary(&daemon), want(&[("c:0:0", 0, "run-time")]));
     assert_eq!(luns(&daemon)[0].storage.as_deref(), Some("ram"));
 }
 
 #[test]
-fn the_configuration_goes_before_the_state() {
+fn the_configuration_has_priority_over_the_state() {
     let daemon = start(tempfile::tempdir().unwrap(), &[]);
     for words in ["id=x,target=3", "id=y,target=4", "id=z,target=5"] {
         lun(&daemon, &["add", &format!("controller=c,storage=ram,size=1M,{words}")]);
     }
     lun(&daemon, &["remove", "c:0:0"]);
-    let gone = image(daemon.path(), "gone.img");
-    lun(&daemon, &["add", &format!("controller=c,path={gone},id=file,target=6")]);
-    std::fs::remove_file(&gone).unwrap();
-    // One has the place of another, one its name; the file of a third is not there for now.
+    let missing = image(daemon.path(), "gone.img");
+    lun(&daemon, &["add", &format!("controller=c,path={missing},id=file,target=6")]);
+    std::fs::remove_file(&missing).unwrap();
+    // One new LUN has the address of a saved one, another its id; the file of a third is missing for now.
     let more = [
         "--lun",
         "controller=c,storage=ram,size=2M,id=new,target=3",
         "--lun",
         "controller=c,storage=ram,size=2M,id=y,target=8",
     ];
-    let daemon = again(daemon, Signal::KILL, &more);
+    let daemon = restart(daemon, Signal::KILL, &more);
     let without = [("new", 3, "configuration"), ("z", 5, "run-time"), ("y", 8, "configuration")];
-    assert_eq!(seen(&daemon), want(&without));
+    assert_eq!(summary(&daemon), want(&without));
     image(daemon.path(), "gone.img");
-    let daemon = again(daemon, Signal::KILL, &more);
-    assert_eq!(seen(&daemon), want(&[without[0], without[1], ("file", 6, "run-time"), without[2]]));
-    // What lost was forgotten.
-    let daemon = again(daemon, Signal::KILL, &[]);
-    assert_eq!(seen(&daemon), want(&[("z", 5, "run-time"), ("file", 6, "run-time")]));
+    let daemon = restart(daemon, Signal::KILL, &more);
+    assert_eq!(summary(&daemon), want(&[without[0], without[1], ("file", 6, "run-time"), without[2]]));
+    // Conflicting LUNs were dropped from the state.
+    let daemon = restart(daemon, Signal::KILL, &[]);
+    assert_eq!(summary(&daemon), want(&[("z", 5, "run-time"), ("file", 6, "run-time")]));
 }
 
 #[test]
-fn a_damaged_state_and_one_in_use_are_refused() {
+fn a_damaged_state_file_and_one_in_use_are_refused() {
     let daemon = start(tempfile::tempdir().unwrap(), &[]);
     lun(&daemon, &["add", "controller=c,storage=ram,size=1M"]);
     let at = daemon.path().display().to_string();
@@ -153,20 +153,20 @@ fn a_damaged_state_and_one_in_use_are_refused() {
 }
 
 #[test]
-fn without_a_state_the_answer_says_that_it_will_be_gone() {
+fn without_a_state_file_the_response_says_that_the_lun_will_be_lost() {
     let folder = tempfile::tempdir().unwrap();
     let controller = format!("id=c,socket={}/c.sock,queues=1", folder.path().display());
     let daemon = Daemon::start_in(folder, &["--controller", &controller]);
-    let told = lun(&daemon, &["add", "controller=c,storage=ram,size=1M"]);
+    let response = lun(&daemon, &["add", "controller=c,storage=ram,size=1M"]);
     let want = "added c:0:0: target 0 lun 0 of controller c, 1M; it does not survive a restart of the daemon, which has no --state\n";
-    assert_eq!(told, want);
+    assert_eq!(response, want);
     let mut client = Client::connect(&daemon.admin()).unwrap();
-    let told = client.call("lun.add", &json!({ "controller": "c", "settings": "storage=ram,size=1M" })).unwrap();
-    assert_eq!((&told["lun"]["origin"], &told["lun"]["survives_restart"]), (&json!("run-time"), &json!(false)));
+    let response = client.call("lun.add", &json!({ "controller": "c", "settings": "storage=ram,size=1M" })).unwrap();
+    assert_eq!((&response["lun"]["origin"], &response["lun"]["survives_restart"]), (&json!("run-time"), &json!(false)));
 }
 
 #[test]
-fn a_hang_up_ends_nothing() {
+fn sighup_does_not_end_the_daemon() {
     let daemon = Daemon::start(&[]);
     for _ in 0..5 {
         daemon.signal(Signal::HUP);

@@ -1,4 +1,4 @@
-//! The blkif side: a frontend that reads a page at a time through grants, which cost nothing here: what is counted is ours.
+//! The blkif variant: a frontend that reads a page per request through grants. Grant operations cost nothing: only the backend is counted.
 
 use std::io;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::{BLOCK, Failure, null};
 /// 256 entries.
 const RING_PAGES: u32 = 8;
 
-/// Grants of which every copy and every mapping succeeds.
+/// Grant operations that do nothing and succeed.
 struct Willing;
 
 impl GrantAccess for Willing {
@@ -39,7 +39,7 @@ impl GrantAccess for Willing {
     }
 }
 
-/// The frontend polls.
+/// An event channel that does nothing: the frontend polls.
 struct Silent;
 
 impl EventChannel for Silent {
@@ -75,7 +75,7 @@ pub fn serve(requests: u32, batch: u32, mode: Mode) -> Result<(), Failure> {
         pool: PoolOwner::PerRing,
         budget: GrantBudget::new(1 << 20),
         persistent_max: mqblk_blkif::DEFAULT_PERSISTENT_MAX,
-        // Kept pages are looked through by the clock, every 100 ms, and what is counted here must not depend on time.
+        // Idle pages would be scanned by the clock, every 100 ms; the count must not depend on time.
         persistent_idle: Duration::ZERO,
         rings: 1,
     });
@@ -89,7 +89,7 @@ pub fn serve(requests: u32, batch: u32, mode: Mode) -> Result<(), Failure> {
         on_broken: Box::new(|why| panic!("{why}")),
     };
     let back = BackRing::new(ring()?, Position::default());
-    worker.attach(options, |lane, waker| {
+    worker.attach(options, |context, waker| {
         let parts = RingParts {
             ring: back,
             grants: Box::new(Willing),
@@ -99,7 +99,7 @@ pub fn serve(requests: u32, batch: u32, mode: Mode) -> Result<(), Failure> {
             replay: vec![],
             keep: None,
         };
-        vbd.queue(lane, parts).map_err(|error| error.to_string())
+        vbd.queue(context, parts).map_err(|error| error.to_string())
     })?;
     for round in 0..requests / batch {
         for number in 0..batch {
@@ -121,7 +121,7 @@ pub fn serve(requests: u32, batch: u32, mode: Mode) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A read of a whole page.
+/// Encodes a read of a whole page.
 fn read(slot: u32) -> RawRequest {
     let mut segments = [Segment::default(); 11];
     segments[0] = Segment { gref: GrantRef(slot + 8), first_sect: 0, last_sect: 7 };

@@ -4,15 +4,14 @@
 //! instruction-budget REQUESTS BATCH direct|indirect plain|tracked|merge|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map
 //! ```
 //!
-//! With `merge` the reads lie scattered over the disk and merging is on: what looking for neighbours costs when there are none.
-//! With `tracked` the chains in flight are tracked in memory that outlives the process, as a VMM has it that reconnects.
-//! With `scsi` they are READ(10) commands to the only unit of a controller, with `scsi32` to 32 units by turns. With `persistent`,
-//! `copy` or `map` they come through a blkif ring (and are direct), with grants that cost nothing.
+//! With `merge` the reads are scattered over the disk and merging is on: the cost of the search for adjacent requests when there are none.
+//! With `tracked` requests in flight are recorded in an in-flight region, as for a VMM that reconnects. With `scsi` the reads are READ(10)
+//! commands to the only logical unit of a controller, with `scsi32` to 32 logical units round-robin. With `persistent`, `bounce`, `copy`
+//! or `map` they come through a blkif ring (and are direct), with grant operations that cost nothing.
 //!
-//! One thread plays both sides in turn. The guest's side publishes BATCH requests; the daemon's side is a real worker, stepped
-//! by hand ([`HandWorker::turn`]), so that what is counted inside it is the real pull, admission, submission, reaping, answer
-//! and publish, over a real virtio-blk queue and a real (idle) io_uring. No sockets, no sleeping, no clock decides anything:
-//! two runs execute the same instructions.
+//! One thread runs both sides alternately. The guest's side publishes BATCH requests. The daemon's side is a real worker that is stepped
+//! ([`SteppedWorker::step`]): the instructions counted are those of pull, admission, submission, reaping, completion and publish, over a
+//! real virtio-blk queue and a real (idle) io_uring. Nothing sleeps or depends on a clock: two runs execute the same instructions.
 #![forbid(unsafe_code)]
 
 mod blkif;
@@ -37,7 +36,7 @@ use mqblk_virtio_scsi::{Place, ScsiOptions, VirtioScsi};
 const RING: u16 = 256;
 const BLOCK: u32 = 4096;
 const HEADER: u32 = 16;
-/// Bytes of a SCSI command and its answer (virtio 1.3 section 5.6.6.1).
+/// Bytes of a SCSI command's request and response (virtio 1.3 section 5.6.6.1).
 const COMMAND: u32 = 51;
 const ANSWER: u32 = 108;
 /// Entries of an indirect table: header, data, status.
@@ -52,19 +51,19 @@ const HEADERS: u64 = 0x2_0000;
 const STATUSES: u64 = 0x3_0000;
 const COMMANDS: u64 = 0x4_0000;
 const ANSWERS: u64 = 0x5_0000;
-/// Where chains in flight are tracked, and in how many words: a header of two, and two for each entry of the ring.
+/// The in-flight region, and its words: a header of two, and two for each entry of the ring.
 const IN_FLIGHT: u64 = 0x6_0000;
 const TRACKING_WORDS: usize = 2 + 2 * RING as usize;
-/// A command's or an answer's share of them.
+/// Distance between two requests or two responses.
 const SPACING: u64 = 128;
 const DATA: u64 = 0x10_0000;
-/// Blocks between a scattered read and the next: no two of a ring's touch.
+/// Blocks between two scattered reads: no two reads of a ring are adjacent.
 const STRIDE: u64 = 1021;
 const MEMORY: u64 = DATA + RING as u64 * BLOCK as u64;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// How the guest is called. It polls, so it is never.
+/// A call that does nothing: the guest polls.
 struct Silent;
 
 impl Call for Silent {
@@ -73,8 +72,8 @@ impl Call for Silent {
 
 fn main() -> Result<(), Failure> {
     let usage = "usage: instruction-budget REQUESTS BATCH direct|indirect plain|tracked|merge|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map";
-    let given: Vec<String> = std::env::args().skip(1).collect();
-    let [requests, batch, shape, mode] = given.as_slice() else { return Err(usage.into()) };
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [requests, batch, shape, mode] = args.as_slice() else { return Err(usage.into()) };
     let (requests, batch): (u32, u16) = (requests.parse()?, batch.parse()?);
     let shape = match shape.as_str() {
         "direct" => Shape::Direct,
@@ -110,7 +109,7 @@ fn main() -> Result<(), Failure> {
     let tables = IndirectArea { start: GuestAddress(TABLES), per_table: TABLE };
     let mut guest = SplitDriver::new(&memory, &at, RING, Features { event_idx: true }, Some(tables))?;
     for slot in 0..u64::from(RING) {
-        // VIRTIO_BLK_T_IN is 0; the sector is anywhere on the disk.
+        // VIRTIO_BLK_T_IN is 0. The sector does not matter.
         let sector = ByteOffset(slot * stride * u64::from(BLOCK)).to_sector().ok_or("blocks are whole sectors")?;
         let header = [0, sector.0].map(u64::to_le_bytes).concat();
         memory.write(GuestAddress(HEADERS + slot * u64::from(HEADER)), &header).ok_or("headers are mapped")?;
@@ -165,7 +164,7 @@ fn null() -> Result<Arc<AnyDisk>, Failure> {
     Ok(mqblk_storage::open("null", &mut settings)?)
 }
 
-/// A worker that serves the ring as the request queue of a controller of null disks.
+/// Returns a worker that serves the ring as the request queue of a controller of null disks.
 fn scsi_worker(
     memory: &Arc<GuestMemory>,
     at: &SplitAddresses,
@@ -178,7 +177,7 @@ fn scsi_worker(
     for target in 0..units {
         let (disk, slot) = (null()?, DiskSlot(target.into()));
         let nexus = mqblk_tests::scsi::unit(&*disk, &target.to_string()).login("guest", 1)?;
-        // The unit attention that a unit begins with is heard here.
+        // Clears the initial unit attention.
         let ready = mqblk_scsi::Command { cdb: &[0; 16], data_in: 0 };
         nexus.begin(&ready, &[][..], &mut mqblk_scsi::Work::default());
         device.map(Place { target, lun: 0 }, slot, nexus)?;
@@ -188,7 +187,7 @@ fn scsi_worker(
     attach(memory, at, device, 2, disks, tracked)
 }
 
-/// A worker that serves the ring with a null disk.
+/// Returns a worker that serves the ring with a null disk.
 fn worker(
     memory: &Arc<GuestMemory>,
     at: &SplitAddresses,
@@ -203,7 +202,7 @@ fn worker(
     attach(memory, at, device, 0, disks, tracked)
 }
 
-/// A worker that serves the ring as queue `index` of a device.
+/// Returns a worker that serves the ring as queue `index` of a device.
 fn attach<D: VirtioDevice<Lane>>(
     memory: &Arc<GuestMemory>,
     at: &SplitAddresses,
@@ -231,9 +230,9 @@ fn attach<D: VirtioDevice<Lane>>(
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),
     };
-    worker.attach(queue, |lane, waker| {
-        let lease = lane.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
-        lane.buffers.reserve(RING.into());
+    worker.attach(queue, |context, waker| {
+        let lease = context.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
+        context.buffers.reserve(RING.into());
         let (call, waker) = (Some(Box::new(Silent) as Box<dyn Call>), Arc::clone(waker));
         Ok(device.queue(index, QueueParts { ring, lease, call, features, waker }))
     })?;

@@ -1,4 +1,4 @@
-# What the scripts that prepare a test machine share: Debian's packages, a kernel unpacked from one of them, and an initramfs
+# Functions shared by the scripts that prepare a test machine: Debian's packages, a kernel unpacked from one of them, and an initramfs
 # made of busybox, other programs with their libraries, and modules. Sourced; expects:
 #
 # cache            the folder for all that is made
@@ -27,7 +27,7 @@ logged() {
     }
 }
 
-# One at a time, and only where it can work.
+# Checks the host, and takes a lock against concurrent runs.
 begin_preparing() {
     [ "$(uname -m)" = x86_64 ] || fail "the guest tests know x86_64 only, this is $(uname -m)"
     command -v apt-get >/dev/null || fail "apt-get is missing: this step is for Debian"
@@ -54,9 +54,9 @@ refresh_apt() {
     refreshed=yes
 }
 
-# own_apt FOLDER TYPE [CODENAME]: from here on apt knows nothing but the list of TYPE (deb, deb-src) for this release of Debian
-# (the one that runs), from the mirror it uses already, and keeps all it learns in FOLDER. Most machines list no source packages
-# and only their own release. own_apt without anything goes back to the system's lists.
+# own_apt FOLDER TYPE [CODENAME]: makes apt use only the list of TYPE (deb, deb-src) for a Debian release (default: the running one),
+# from the system's mirror, with all its state in FOLDER. Most machines list no source packages and only their own release.
+# own_apt without arguments returns to the system's lists.
 own_apt() {
     local folder=${1:-} running codename mirror keyring=/usr/share/keyrings/debian-archive-keyring.gpg
     apt_options=()
@@ -77,7 +77,7 @@ own_apt() {
     refresh_apt
 }
 
-# linux-image-cloud-amd64 holds nothing but a dependency on the package of the newest kernel: print that one's name.
+# Prints the name of the newest kernel's package: linux-image-cloud-amd64 has nothing but a dependency on it.
 real_kernel_package() {
     local depends
     case $kernel_package in linux-image-[0-9]*) echo "$kernel_package" && return ;; esac
@@ -146,7 +146,7 @@ begin_root() {
     for applet in $(/bin/busybox --list); do ln -s busybox "$root/bin/$applet" 2>/dev/null || true; done
 }
 
-# Makes the root folder a cpio archive, and removes it.
+# Packs the root folder into a cpio archive, and removes it.
 end_root() {
     local root=$1 archive=$2
     (cd "$root" && find . | sort | cpio --quiet -o -H newc -R 0:0) >"$archive.new"

@@ -21,7 +21,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 cache=${MQBLK_GUEST_CACHE:-$(cd "$here/../.." && pwd)/.cache/guest}
 trixie=$cache/trixie
 kernel_package=${MQBLK_GUEST_KERNEL:-linux-image-cloud-amd64}
-# The manifest's first line; the Rust side refuses another one. Raise it when the contents change their meaning.
+# The manifest's first line. The Rust side requires this version; increase it on incompatible changes.
 format="mqblk-guest 5"
 
 packages=(qemu-system-x86 qemu-utils busybox-static kmod cpio e2fsprogs xfsprogs sqlite3 util-linux mount sysstat sg3-utils sdparm xz-utils lz4 zstd
@@ -70,7 +70,7 @@ fetch_fio_source() {
     own_apt
 }
 
-# What the guests and the QEMU of Debian trixie need, unpacked and not installed: QEMU with its firmware, and its libraries with
+# Prepares QEMU and a kernel of Debian trixie, unpacked and not installed: QEMU with its firmware, and its libraries with
 # their loader, since this system's may be older; and a kernel.
 prepare_trixie() {
     [ -e "$trixie/qemu.version" ] && [ -e "$trixie/kernel.version" ] && return
@@ -87,7 +87,7 @@ prepare_trixie_qemu() {
     [ -e "$trixie/qemu.version" ] && return
     local work=$trixie/qemu.new chosen library loader=lib/ld-linux-x86-64.so.2
     rm -rf "$work" && mkdir "$work"
-    # All that it depends on but what is made for installing, such as debconf.
+    # All dependencies except those for installation, such as debconf.
     apt_quiet --no-install-recommends --simulate install qemu-system-x86 >"$cache/trixie-packages.log" 2>&1 ||
         fail "apt cannot tell what trixie's qemu-system-x86 needs: $(tail -n 3 "$cache/trixie-packages.log")"
     chosen=$(awk '$1 == "Inst" && $2 ~ /^(lib.*|zlib1g|qemu-system-.*|seabios|ipxe-qemu)$/ { print $2 }' "$cache/trixie-packages.log")
@@ -102,7 +102,7 @@ prepare_trixie_qemu() {
     cp "$work/root/usr/lib/x86_64-linux-gnu/${loader#lib/}" "$work/qemu/lib"
     "$work/qemu/$loader" --library-path "$work/root/usr/lib/x86_64-linux-gnu" --list "$work/qemu/program" >"$cache/trixie-libraries.log" 2>&1 ||
         fail "trixie's QEMU lacks libraries: $(grep "not found" "$cache/trixie-libraries.log")"
-    # libgcc_s is asked for by name when a thread is cancelled.
+    # libgcc_s is loaded by dlopen when a thread is cancelled.
     for library in $(sed -n "s|.*=> \($work/root/[^ ]*\).*|\1|p" "$cache/trixie-libraries.log") "$work"/root/usr/lib/x86_64-linux-gnu/libgcc_s.so.1; do
         cp "$library" "$work/qemu/lib" || fail "cannot copy $library"
     done
@@ -119,7 +119,7 @@ END
     rm -rf "$work"
 }
 
-# prepare_initramfs FOLDER: for the kernel that is there.
+# prepare_initramfs FOLDER: builds the initramfs for the kernel in FOLDER.
 prepare_initramfs() {
     local folder=$1 inputs root=$cache/initramfs.new program
     inputs=$(cat "$0" "$here"/{debian.sh,agent,init} "$cache/fio" "$folder/kernel.version" /bin/busybox \

@@ -21,7 +21,7 @@ guest=$(cd "$here/../guest" && pwd)
 cache=${MQBLK_XEN_CACHE:-$(cd "$here/../.." && pwd)/.cache/xen}
 guest_cache=${MQBLK_GUEST_CACHE:-$(cd "$here/../.." && pwd)/.cache/guest}
 kernel_package=${MQBLK_XEN_KERNEL:-linux-image-amd64}
-# The manifest's first line; the Rust side refuses another one. Raise it when the contents change their meaning.
+# The manifest's first line. The Rust side requires this version; increase it on incompatible changes.
 format="mqblk-xen 1"
 
 packages=(qemu-system-x86 busybox-static kmod cpio util-linux xz-utils lz4 zstd gzip liblzma5 libzstd1 zlib1g libuuid1 libgcc-s1)
@@ -56,7 +56,7 @@ prepare_xen() {
     rm -rf "$work"
 }
 
-# What a PV guest runs: busybox, fio, its block driver (not loaded yet), the agent.
+# Builds the PV guest's initramfs: busybox, fio, the block driver (not loaded yet), the agent.
 build_domu() {
     local root=$cache/domu.new program
     begin_root "$root"
@@ -88,7 +88,7 @@ prepare_dom0() {
     for tool in ls read write rm chmod watch list exists; do
         copy_program "$root" "$unpacked/usr/bin/xenstore-$tool"
     done
-    # xl and Rust's programs ask for it by dlopen.
+    # xl and Rust programs load it by dlopen.
     install "$(readlink -f /lib/x86_64-linux-gnu/libgcc_s.so.1)" "$root/lib/x86_64-linux-gnu/libgcc_s.so.1"
     install "$guest_cache/fio" "$root/sbin/fio"
     copy_modules "$root" "$cache" "${dom0_modules_later[@]}"

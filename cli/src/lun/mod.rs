@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 use crate::failure;
 use crate::table;
 
-/// Longer than the daemon waits for anything before it says so.
+/// How long to wait for the daemon's response. Longer than any time-out of the daemon itself.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// JSON-RPC's code for a parameter that cannot be used.
 const INVALID_PARAMS: i64 = -32602;
-/// What stands where nothing is known.
+/// The table cell for an unknown value.
 const UNKNOWN: &str = "-";
 
 /// The options of `mqblk lun`.
@@ -127,7 +127,7 @@ impl Which {
     }
 }
 
-/// Why it was not done, or not shown.
+/// Why the action failed, or its result was not printed.
 #[derive(Debug, thiserror::Error)]
 enum CallError {
     #[error(transparent)]
@@ -140,7 +140,7 @@ enum CallError {
     Output(#[from] std::io::Error),
 }
 
-/// Asks the daemon, and shows what it says.
+/// Sends the request to the daemon and prints the result.
 pub fn run(args: Args) -> ExitCode {
     failure::show(act(&args.action), |error| matches!(error, CallError::Usage(_)))
 }
@@ -151,9 +151,9 @@ fn act(action: &Action) -> Result<String, CallError> {
             let params = json!({ "settings": settings });
             change(daemon, "add", &params, "added")
         }
-        Action::Remove { daemon, which } => change(daemon, "remove", &which.params(), "removed"),
-        Action::Resize { daemon, which, size, shrink } => {
-            let mut params = which.params();
+        Action::Remove { daemon, which: selector } => change(daemon, "remove", &selector.params(), "removed"),
+        Action::Resize { daemon, which: selector, size, shrink } => {
+            let mut params = selector.params();
             params["shrink"] = json!(shrink);
             if let Some(size) = size {
                 params["size"] = json!(size);
@@ -162,21 +162,22 @@ fn act(action: &Action) -> Result<String, CallError> {
         }
         Action::List { daemon, controller } => {
             let params = controller.as_ref().map_or(json!({}), |id| json!({ "controller": id }));
-            let answer = call(&daemon.socket, "list", &params)?;
+            let response = call(&daemon.socket, "list", &params)?;
             if daemon.json {
-                return Ok(format!("{answer}\n"));
+                return Ok(format!("{response}\n"));
             }
-            Ok(list(&read::<LunList>("list", answer)?.luns))
+            Ok(list(&read::<LunList>("list", response)?.luns))
         }
     }
 }
 
 fn change(daemon: &Daemon, action: &'static str, params: &Value, done: &str) -> Result<String, CallError> {
-    let answer = call(&daemon.socket, action, params)?;
+    let response = call(&daemon.socket, action, params)?;
     if daemon.json {
-        return Ok(format!("{answer}\n"));
+        return Ok(format!("{response}\n"));
     }
-    let Lun { id, controller, target, lun, size_bytes, survives_restart, .. } = read::<LunChange>(action, answer)?.lun;
+    let Lun { id, controller, target, lun, size_bytes, survives_restart, .. } =
+        read::<LunChange>(action, response)?.lun;
     let size = size_bytes.map_or(String::new(), |bytes| format!(", {}", ByteLen(bytes)));
     let lost = if action == "add" && !survives_restart {
         "; it does not survive a restart of the daemon, which has no --state"
@@ -187,12 +188,12 @@ fn change(daemon: &Daemon, action: &'static str, params: &Value, done: &str) -> 
 }
 
 fn call(socket: &Path, action: &'static str, params: &Value) -> Result<Value, CallError> {
-    let called =
+    let result =
         Client::connect_with(socket, PATIENCE).and_then(|mut client| client.call(&format!("lun.{action}"), params));
-    called.map_err(|error| match error {
+    result.map_err(|error| match error {
         ClientError::Refused(refused) => {
-            let part = |name: &str| refused.data.as_ref()?.get(name)?.as_str().map(str::to_owned);
-            match (part("field"), part("found"), part("expected")) {
+            let data_member = |name: &str| refused.data.as_ref()?.get(name)?.as_str().map(str::to_owned);
+            match (data_member("field"), data_member("found"), data_member("expected")) {
                 (Some(field), Some(found), Some(expected)) if refused.code == INVALID_PARAMS => {
                     let key = field.rsplit('.').next().unwrap_or_default();
                     CallError::Usage(Settings::new(format!("lun {action}")).error(key, found, expected))
@@ -204,9 +205,9 @@ fn call(socket: &Path, action: &'static str, params: &Value) -> Result<Value, Ca
     })
 }
 
-fn read<T: DeserializeOwned>(action: &'static str, answer: Value) -> Result<T, CallError> {
-    let strange = |error| CallError::Client(action, ClientError::Strange(format!("an answer that is none ({error})")));
-    serde_json::from_value(answer).map_err(strange)
+fn read<T: DeserializeOwned>(action: &'static str, response: Value) -> Result<T, CallError> {
+    let malformed = |error| CallError::Client(action, ClientError::Strange(format!("malformed response ({error})")));
+    serde_json::from_value(response).map_err(malformed)
 }
 
 fn list(luns: &[Lun]) -> String {

@@ -1,4 +1,4 @@
-//! `mqblk resize`: another size for a disk of a running daemon.
+//! `mqblk resize`: resizes a disk of a running daemon.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::failure;
 
-/// Longer than the daemon waits for anything before it says so.
+/// How long to wait for the daemon's response. Longer than any time-out of the daemon itself.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// JSON-RPC's code for a parameter that cannot be used.
 const INVALID_PARAMS: i64 = -32602;
@@ -42,7 +42,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Why it was not done, or not shown.
+/// Why the disk was not resized, or the result not printed.
 #[derive(Debug, thiserror::Error)]
 enum CallError {
     #[error(transparent)]
@@ -55,7 +55,7 @@ enum CallError {
     Output(#[from] std::io::Error),
 }
 
-/// Asks the daemon, and shows what it says.
+/// Sends the request to the daemon and prints the result.
 pub fn run(args: Args) -> ExitCode {
     failure::show(act(&args), |error| matches!(error, CallError::Usage(_)))
 }
@@ -65,11 +65,11 @@ fn act(args: &Args) -> Result<String, CallError> {
     if let Some(size) = &args.size {
         params["size"] = json!(size);
     }
-    let called = Client::connect_with(&args.socket, PATIENCE).and_then(|mut client| client.call("resize", &params));
-    let answer = called.map_err(|error| match error {
+    let result = Client::connect_with(&args.socket, PATIENCE).and_then(|mut client| client.call("resize", &params));
+    let response = result.map_err(|error| match error {
         ClientError::Refused(refused) => {
-            let part = |name: &str| refused.data.as_ref()?.get(name)?.as_str().map(str::to_owned);
-            match (part("field"), part("found"), part("expected")) {
+            let data_member = |name: &str| refused.data.as_ref()?.get(name)?.as_str().map(str::to_owned);
+            match (data_member("field"), data_member("found"), data_member("expected")) {
                 (Some(field), Some(found), Some(expected)) if refused.code == INVALID_PARAMS => {
                     let key = field.rsplit('.').next().unwrap_or_default();
                     CallError::Usage(Settings::new("resize").error(key, found, expected))
@@ -80,10 +80,10 @@ fn act(args: &Args) -> Result<String, CallError> {
         error => CallError::Client(error),
     })?;
     if args.json {
-        return Ok(format!("{answer}\n"));
+        return Ok(format!("{response}\n"));
     }
-    let strange = |error| ClientError::Strange(format!("an answer that is none ({error})"));
-    let result: ResizeResult = serde_json::from_value(answer).map_err(strange)?;
+    let malformed = |error| ClientError::Strange(format!("malformed response ({error})"));
+    let result: ResizeResult = serde_json::from_value(response).map_err(malformed)?;
     Ok(told(&result))
 }
 

@@ -1,4 +1,4 @@
-//! `mqblk resume`: has a stopped disk of a running daemon go on.
+//! `mqblk resume`: resumes a stopped disk of a running daemon.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::failure;
 
-/// Longer than a busy daemon needs.
+/// How long to wait for the daemon's response. Generous: a busy daemon needs less.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// JSON-RPC's code for a parameter that cannot be used.
 const INVALID_PARAMS: i64 = -32602;
@@ -37,7 +37,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Why it does not go on.
+/// Why the disk was not resumed.
 #[derive(Debug, thiserror::Error)]
 enum ResumeError {
     #[error(transparent)]
@@ -50,18 +50,18 @@ enum ResumeError {
     Output(#[from] std::io::Error),
 }
 
-/// Asks the daemon, and shows what it says.
+/// Sends the request to the daemon and prints the result.
 pub fn run(args: Args) -> ExitCode {
     failure::show(act(&args), |error| matches!(error, ResumeError::Usage(_)))
 }
 
 fn act(args: &Args) -> Result<String, ResumeError> {
     let params = json!({ "id": args.id, "report": args.report });
-    let called = Client::connect_with(&args.socket, PATIENCE).and_then(|mut client| client.call("resume", &params));
-    let answer = called.map_err(|error| match error {
+    let result = Client::connect_with(&args.socket, PATIENCE).and_then(|mut client| client.call("resume", &params));
+    let response = result.map_err(|error| match error {
         ClientError::Refused(refused) => {
-            let part = |name: &str| refused.data.as_ref()?.get(name)?.as_str().map(str::to_owned);
-            match (part("found"), part("expected")) {
+            let data_member = |name: &str| refused.data.as_ref()?.get(name)?.as_str().map(str::to_owned);
+            match (data_member("found"), data_member("expected")) {
                 (Some(found), Some(expected)) if refused.code == INVALID_PARAMS => {
                     ResumeError::Usage(Settings::new("resume").error("id", found, expected))
                 }
@@ -71,10 +71,10 @@ fn act(args: &Args) -> Result<String, ResumeError> {
         error => ResumeError::Client(error),
     })?;
     if args.json {
-        return Ok(format!("{answer}\n"));
+        return Ok(format!("{response}\n"));
     }
-    let strange = |error| ResumeError::Client(ClientError::Strange(format!("an answer that is none ({error})")));
-    let Resumed { id, parked, report } = serde_json::from_value(answer).map_err(strange)?;
-    let what = if report { "answered with errors" } else { "to be done" };
-    Ok(format!("resumed {id}: {parked} requests {what}\n"))
+    let malformed = |error| ResumeError::Client(ClientError::Strange(format!("malformed response ({error})")));
+    let Resumed { id, parked, report } = serde_json::from_value(response).map_err(malformed)?;
+    let outcome = if report { "answered with errors" } else { "to be done" };
+    Ok(format!("resumed {id}: {parked} requests {outcome}\n"))
 }

@@ -1,4 +1,4 @@
-//! A virtio-blk disk that is served.
+//! A served virtio-blk disk.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::interfaces::Guest;
 use super::luns::ChangeError;
 use super::resize::{self, Changed, GuestNotice};
 
-/// How long a VMM may take to say that it has read the configuration again. Admin clients wait longer.
+/// How long to wait for the VMM to acknowledge a configuration change. Admin clients wait longer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// A virtio-blk disk: the device, its server and its storage.
@@ -21,18 +21,18 @@ pub struct BlkDisk {
     device: Arc<VirtioBlk>,
     disk: Arc<AnyDisk>,
     server: Server,
-    /// Held while its size changes.
+    /// Serialises size changes.
     resizing: Mutex<()>,
 }
 
 impl BlkDisk {
-    /// The disk `id`, which `server` serves as `device`.
+    /// Creates the disk `id`, which `server` serves as `device`.
     pub fn new(id: String, device: Arc<VirtioBlk>, disk: Arc<AnyDisk>, server: Server) -> BlkDisk {
         BlkDisk { id, device, disk, server, resizing: Mutex::new(()) }
     }
 }
 
-/// What goes by its size.
+/// The users of the disk's size.
 struct Users<'a>(&'a BlkDisk);
 
 impl SizeUsers for Users<'_> {
@@ -58,10 +58,10 @@ impl Guest for BlkDisk {
         self.server.report(workers)
     }
 
-    fn resize(&self, asked: Resize) -> Result<Changed, ChangeError> {
+    fn resize(&self, request: Resize) -> Result<Changed, ChangeError> {
         let _alone = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
-        let done = asked.carry_out(self.disk.as_ref(), &mut Users(self));
-        let resized = done.map_err(|error| resize::refused(&format!("disk {:?}", self.id), asked, error))?;
+        let result = request.carry_out(self.disk.as_ref(), &mut Users(self));
+        let resized = result.map_err(|error| resize::refused(&format!("disk {:?}", self.id), request, error))?;
         let guest = match resized.is_change() {
             true => GuestNotice::from(self.server.config_changed(ANSWER_WITHIN)),
             false => GuestNotice::Unchanged,

@@ -1,4 +1,4 @@
-//! What `mqblk serve` was asked to do, as plain data: every default filled in, every value checked.
+//! The configuration of `mqblk serve` as plain data: all defaults filled in, all values checked.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,97 +10,99 @@ use mqblk_engine::{Coalesce, ErrorPolicy, FixedBufferUse, PlugOptions, PollPolic
 use super::state::State;
 use crate::xen::WhichXen;
 
-/// The whole of it. `D` is what an open disk is: the program's own type, or a test's.
+/// The whole configuration. `D` is the type of an open disk: the program's own, or a test's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServeConfig<D> {
     /// Worker threads, 1 to 256.
     pub workers: u16,
     /// The CPU of each worker, in order. `None`: the kernel places them.
     pub pin: Option<Vec<u16>>,
-    /// From when on a request that does not end is told of in the log; `None`: never.
+    /// Age at which the log warns of a request that does not complete; `None`: never.
     pub hang_warning: Option<Duration>,
-    /// The admin socket, if there is to be one.
+    /// The admin socket, if any.
     pub admin: Option<AdminConfig>,
     /// How long a stop waits for storage.
     pub drain_timeout: Duration,
-    /// Where LUNs that come and go while the daemon runs are kept for the next one, if they are.
+    /// The file that keeps LUNs added and removed at run time over restarts, if any.
     pub state: Option<StateConfig>,
-    /// What is done on a Xen host; `None`: nothing.
+    /// The Xen backend, if any.
     pub xen: Option<XenConfig>,
-    /// The disks that are no controllers, in the order given.
+    /// The disks that are not controllers, in the order given.
     pub disks: Vec<DiskConfig<D>>,
-    /// The virtio-scsi controllers, in the order given. No id is used twice among disks, controllers and LUNs.
+    /// The virtio-scsi controllers, in the order given. Ids are unique among disks, controllers and LUNs.
     pub controllers: Vec<ControllerConfig<D>>,
 }
 
 impl<D> ServeConfig<D> {
-    /// What guests connect to by sockets: each one's name in messages, and its front.
+    /// Iterates over the vhost-user endpoints, each with its device's name for messages.
     pub fn fronts(&self) -> impl Iterator<Item = (String, &Front)> {
         let disks = self.disks.iter().filter_map(|disk| match &disk.front {
-            DiskFront::VhostUser(front) => Some((format!("disk {:?}", disk.id), front)),
+            DiskFront::VhostUser(endpoint) => Some((format!("disk {:?}", disk.id), endpoint)),
             DiskFront::Xen(_) => None,
         });
-        disks.chain(self.controllers.iter().map(|one| (format!("controller {:?}", one.id), &one.front)))
+        disks.chain(
+            self.controllers.iter().map(|controller| (format!("controller {:?}", controller.id), &controller.front)),
+        )
     }
 }
 
-/// The back-end of a Xen host.
+/// The Xen backend of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XenConfig {
-    /// Which Xen.
+    /// The Xen host.
     pub which: WhichXen,
-    /// The type of its devices: the directory of xenstore that is watched.
+    /// The device type: the xenstore directory that is watched.
     pub type_name: String,
-    /// Every device of the type is served, not only those that name a disk of ours.
+    /// True if every device of the type is served, not only those that name a disk of the configuration.
     pub watch: bool,
-    /// Where the rings' journals are kept; `None`: there are none.
+    /// The directory of the rings' journals; `None`: no journals.
     pub state: Option<PathBuf>,
-    /// Most pages of other domains that all disks together keep mapped; `None`: as many as the host allows.
+    /// Maximum number of granted pages that all disks together keep mapped; `None`: as many as the host allows.
     pub mapped_pages: Option<u64>,
-    /// How devices are served that name no disk of ours.
+    /// The endpoint settings of devices that name no disk of the configuration.
     pub default: XenFront,
 }
 
 /// The state file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateConfig {
-    /// Where it is, or is to be.
+    /// Its path. The file may not exist yet.
     pub path: PathBuf,
-    /// What lies in it.
+    /// Its content.
     pub kept: State,
 }
 
 /// The admin socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdminConfig {
-    /// Where it is to be. No disk's socket.
+    /// Its path. Differs from all disks' sockets.
     pub socket: PathBuf,
     /// Its permission bits.
     pub mode: SocketMode,
 }
 
-/// How a guest reaches a device: its socket and its queues.
+/// The vhost-user endpoint of a device: its socket and its queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Front {
-    /// Where the vhost-user socket is to be. Unique.
+    /// Path of the vhost-user socket. Unique.
     pub socket: PathBuf,
     /// The socket's permission bits.
     pub socket_mode: SocketMode,
-    /// Queues for requests that are offered, at least 1.
+    /// Number of request queues offered, at least 1.
     pub queues: u16,
-    /// Largest ring accepted, in entries: a power of two from 2 to 32768.
+    /// Maximum ring size accepted, in entries: a power of two from 2 to 32768.
     pub queue_size: u16,
-    /// The worker of each queue for requests, by number. As many entries as `queues`, each below `workers`.
+    /// The worker of each request queue, by number. As many entries as `queues`, each below `workers`.
     pub queue_map: Vec<u16>,
     /// How a worker waits for requests.
     pub poll: PollPolicy,
-    /// How calls to the guest are put off.
+    /// How calls to the guest are coalesced.
     pub coalesce: Coalesce,
-    /// Whether guest memory is registered with the kernel once, in place of being mapped for each request.
+    /// Use of registered buffers: guest memory is pinned once instead of for each request.
     pub fixed_buffers: FixedBufferUse,
 }
 
-/// How a guest reaches a disk: by interface.
+/// How guests reach a disk, by interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskFront {
     /// virtio-blk.
@@ -110,69 +112,69 @@ pub enum DiskFront {
 }
 
 impl DiskFront {
-    /// The worker of each queue.
+    /// Returns the worker of each queue.
     pub fn queue_map(&self) -> &[u16] {
         match self {
-            DiskFront::VhostUser(front) => &front.queue_map,
-            DiskFront::Xen(front) => &front.queue_map,
+            DiskFront::VhostUser(endpoint) => &endpoint.queue_map,
+            DiskFront::Xen(endpoint) => &endpoint.queue_map,
         }
     }
 }
 
-/// Where a Xen disk is attached.
+/// The Xen device that a disk is attached as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XenPlace {
-    /// The domain.
+    /// The frontend domain.
     pub domid: u16,
-    /// The device's number.
+    /// The device number.
     pub devid: u32,
 }
 
-/// How a Xen guest reaches a disk.
+/// How a Xen guest reaches a disk: the rings and grants of its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XenFront {
-    /// Where it is attached from the start; `None`: it is on offer for who names it as `params`.
+    /// The device created at start; `None`: a toolstack attaches the disk by naming it in `params`.
     pub place: Option<XenPlace>,
-    /// Rings that are offered, at least 1.
+    /// Number of rings offered, at least 1.
     pub queues: u16,
-    /// Largest ring that is offered: pages, as a power of two's exponent, up to 4.
+    /// Maximum ring size offered, as the binary logarithm of its pages, up to 4.
     pub ring_order: u8,
-    /// Most segments of an indirect request; 0: there are none.
+    /// Maximum number of segments of an indirect request; 0: indirect requests are not offered.
     pub indirect_segments: u16,
-    /// How the guest's pages are reached.
+    /// How the guest's pages are accessed.
     pub grants: GrantMode,
-    /// Whose mapped pages and buffer pages are.
+    /// The owner of mapped pages and buffer pages: each ring, or all rings together.
     pub grants_pool: PoolOwner,
-    /// Most pages that a ring keeps mapped.
+    /// Maximum number of pages that a ring keeps mapped.
     pub persistent_grants: u32,
-    /// When a mapped page that is not used is let go; zero: never.
+    /// Idle time after which a mapped page is unmapped; zero: never.
     pub persistent_idle: Duration,
-    /// Unanswered requests are noted for a daemon after this one.
+    /// True if requests in flight are recorded in a journal, for replay by the next daemon.
     pub journal: bool,
     /// The worker of each ring, by number. As many entries as `queues`, each below `workers`.
     pub queue_map: Vec<u16>,
     /// How a worker waits for requests.
     pub poll: PollPolicy,
-    /// How events for the guest are put off.
+    /// How events to the guest are coalesced.
     pub coalesce: Coalesce,
 }
 
-/// What a disk or a unit is, whichever way guests reach it.
+/// The storage of a disk or a logical unit, independent of the guest interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backing<D> {
-    /// The serial number that guests read: printable ASCII, as long as the interface carries.
+    /// The serial number that guests read: printable ASCII, no longer than the interface allows.
     pub serial: String,
     /// When a write is durable.
     pub cache: CacheMode,
-    /// How neighbouring requests are joined on their way to the storage.
+    /// How adjacent requests are merged before submission to the storage.
     pub plug: PlugOptions,
-    /// Whether the daemon sees by itself that the storage has grown.
+    /// True if the daemon detects by itself that the storage has grown.
     pub watch_size: bool,
-    /// What becomes of requests that the storage failed.
+    /// How requests that the storage failed are handled.
     pub errors: ErrorPolicy,
-    /// The kind of storage: a name in the registry of storage backends.
+    /// The storage backend: a name in the registry.
     pub storage: String,
-    /// The storage's own settings as they came to be, for printing.
+    /// The backend's own settings with all defaults filled in, for printing.
     pub storage_settings: Vec<(&'static str, String)>,
     /// The open disk.
     pub disk: D,
@@ -183,9 +185,9 @@ pub struct Backing<D> {
 pub struct DiskConfig<D> {
     /// Names the disk in logs and metrics.
     pub id: String,
-    /// How a guest reaches it.
+    /// Its guest interface.
     pub front: DiskFront,
-    /// What it is.
+    /// Its storage.
     pub backing: Backing<D>,
 }
 
@@ -194,17 +196,17 @@ pub struct DiskConfig<D> {
 pub struct ControllerConfig<D> {
     /// Names the controller in logs and metrics.
     pub id: String,
-    /// How a guest reaches it.
+    /// Its guest interface.
     pub front: Front,
-    /// Most commands that the guest shall have under way on one LUN: a hint to its driver.
+    /// Maximum number of commands in flight on a LUN: a hint to the guest's driver.
     pub cmd_per_lun: u16,
-    /// The folder whose files may be opened as LUNs of a guest that is migrated here; `None`: none may.
+    /// The directory whose files may be opened as LUNs of a guest that is migrated here; `None`: no file may.
     pub incoming_luns: Option<PathBuf>,
-    /// Its LUNs, in the order given. No place is taken twice.
+    /// Its LUNs, in the order given. Their addresses are unique.
     pub luns: Vec<LunConfig<D>>,
 }
 
-/// Where a LUN is in its controller.
+/// The address of a LUN on its controller, shown as `TARGET:LUN`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LunPlace {
     /// The target.
@@ -219,32 +221,32 @@ impl fmt::Display for LunPlace {
     }
 }
 
-/// One LUN of a controller: a way to a unit.
+/// A LUN of a controller: a path to a logical unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LunConfig<D> {
     /// Names the LUN in logs and metrics.
     pub id: String,
-    /// Where it is.
+    /// Its address.
     pub place: LunPlace,
-    /// What it leads to.
+    /// Its logical unit.
     pub unit: LunUnit<D>,
-    /// Where it is from.
+    /// Its origin.
     pub origin: LunOrigin,
-    /// Guests find it. One that was removed is here for the others that share its unit.
+    /// True if guests see it. A removed LUN stays in the configuration while other LUNs share its logical unit.
     pub mapped: bool,
 }
 
-/// Where a LUN is from.
+/// The origin of a LUN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LunOrigin {
     /// The configuration.
     Configuration,
-    /// It was added while the daemon ran, this one or one before.
+    /// Added at run time, to this daemon or a previous one.
     RunTime,
 }
 
 impl LunOrigin {
-    /// The word that the admin socket says.
+    /// Returns the word that the admin socket reports.
     pub const fn word(self) -> &'static str {
         match self {
             LunOrigin::Configuration => "configuration",
@@ -253,27 +255,27 @@ impl LunOrigin {
     }
 }
 
-/// What a LUN leads to.
+/// The logical unit of a LUN.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LunUnit<D> {
-    /// A unit of its own, which has the LUN's id as its name.
+    /// A logical unit of its own. Its name is the LUN's id.
     Own(Box<UnitConfig<D>>),
-    /// The unit of this name.
+    /// The logical unit of this name.
     Shared(String),
 }
 
-/// A SCSI logical unit.
+/// The configuration of a SCSI logical unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitConfig<D> {
-    /// What it is made of.
+    /// Its storage.
     pub backing: Backing<D>,
-    /// What its world-wide identification is made of. No other unit has it.
+    /// The name that its world-wide identification is derived from. Unique.
     pub unit_name: String,
     /// T10 vendor identification: 1 to 8 bytes of printable ASCII.
     pub vendor: String,
     /// Product identification: 1 to 16 bytes of printable ASCII.
     pub product: String,
-    /// Where persistent reservations are kept, if they are to outlive the daemon. No other unit's file.
+    /// The file of persistent reservations, if they outlive the daemon. Unique.
     pub reservations: Option<PathBuf>,
 }
 
@@ -282,7 +284,7 @@ pub struct UnitConfig<D> {
 pub struct SocketMode(u32);
 
 impl SocketMode {
-    /// Read and write for the owner only.
+    /// Read and write by the owner only.
     pub const OWNER_ONLY: SocketMode = SocketMode(0o600);
 
     /// Parses three or four octal digits, with no bits above `0777`.
@@ -292,7 +294,7 @@ impl SocketMode {
         (octal && bits <= 0o777).then_some(SocketMode(bits))
     }
 
-    /// The bits, as `chmod` takes them.
+    /// Returns the bits, as for `chmod`.
     pub const fn bits(self) -> u32 {
         self.0
     }
@@ -304,25 +306,25 @@ impl fmt::Display for SocketMode {
     }
 }
 
-/// When a write is durable. The guest may switch between the two: virtio-blk's CONFIG_WCE, WCE of the caching mode page.
+/// When a write is durable. The guest may switch: virtio-blk's CONFIG_WCE, WCE of the SCSI caching mode page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheMode {
-    /// At the next flush.
+    /// After the next flush.
     Writeback,
-    /// Before it is answered.
+    /// Before it is completed.
     Writethrough,
 }
 
 impl CacheMode {
-    /// The words that a user writes, in the order of [`CacheMode::from_word`].
+    /// The words of the configuration.
     pub const WORDS: &'static [&'static str] = &["writeback", "writethrough"];
 
-    /// The mode of one of [`CacheMode::WORDS`].
+    /// Returns the mode of one of [`CacheMode::WORDS`].
     pub fn from_word(word: &str) -> CacheMode {
         if word == "writethrough" { CacheMode::Writethrough } else { CacheMode::Writeback }
     }
 
-    /// The word that a user writes for this mode.
+    /// Returns the configuration's word for this mode.
     pub const fn word(self) -> &'static str {
         match self {
             CacheMode::Writeback => "writeback",
@@ -346,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn words_mean_themselves() {
+    fn words_round_trip() {
         for word in CacheMode::WORDS {
             assert_eq!(CacheMode::from_word(word).word(), *word);
         }

@@ -1,4 +1,4 @@
-//! How a virtio-scsi controller and its units are built, and how a LUN comes, changes and goes while it is served.
+//! Virtio-scsi controllers and their logical units: creation, and LUN hot-plug, resize and unplug.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,49 +15,49 @@ use super::config::{CacheMode, ControllerConfig, Front, LunPlace, UnitConfig};
 use super::print::{self, Pair};
 use super::resolve::{Claim, file_claim};
 
-/// The worker of the control and the event queue. Both seldom have anything to do.
+/// The worker of the control and the event queue. Both are idle most of the time.
 const FIXED_WORKER: usize = 0;
-/// The longest transfer that a driver is told of by a controller whose first LUNs are still to come: what Linux asks for when
-/// it is told nothing. Each unit tells its own (VPD page B0h).
+/// Maximum transfer length that a controller without initial LUNs reports: Linux' own limit for a device that reports none. Each
+/// logical unit reports its own (VPD page B0h).
 const MAX_TRANSFER: ByteLen = ByteLen(32 << 20);
 /// Product revision level.
 const REVISION: &str = concat!(env!("CARGO_PKG_VERSION_MAJOR"), ".", env!("CARGO_PKG_VERSION_MINOR"));
 
-/// Why a unit cannot be reached, or made.
+/// Why a logical unit cannot be created, or mapped to a LUN.
 #[derive(Debug, thiserror::Error)]
 pub enum LunError {
-    /// Its reservations cannot be kept.
+    /// Its reservations cannot be stored.
     #[error("reservations: {0}")]
     Reservations(String),
     /// Its disk cannot be opened on a worker.
     #[error(transparent)]
     Disk(#[from] AttachError),
-    /// The unit takes no more initiators of that name.
+    /// The logical unit accepts no more I_T nexuses of that name.
     #[error(transparent)]
     Join(#[from] JoinError),
-    /// The device has a LUN there.
+    /// The LUN address is in use.
     #[error(transparent)]
     Place(#[from] PlaceTaken),
-    /// Whoever checked the configuration let it pass.
+    /// The shared logical unit does not exist. The configuration check excludes this.
     #[error("its unit is not there")]
     NoUnit,
 }
 
-/// A unit: what LUNs lead to.
+/// A served logical unit, which one or several LUNs map.
 pub struct Unit {
     name: String,
     config: UnitConfig<Arc<AnyDisk>>,
     logical: Arc<LogicalUnit>,
     health: Arc<DiskHealth>,
-    /// Held while its size changes or a LUN begins to lead to it, so that neither misses the other.
+    /// Held while the size changes or a LUN is mapped, so that a LUN mapped meanwhile gets the new size.
     shape: Mutex<()>,
 }
 
 impl Unit {
-    /// A unit named `name`.
+    /// Creates a logical unit named `name`.
     ///
     /// # Errors
-    /// When its reservations cannot be kept.
+    /// If its reservations cannot be stored.
     pub fn new(name: &str, config: UnitConfig<Arc<AnyDisk>>) -> Result<Unit, LunError> {
         let disk = &config.backing.disk;
         let reservations = match &config.reservations {
@@ -81,40 +81,40 @@ impl Unit {
         Ok(Unit { name: name.to_owned(), logical: Arc::new(logical), health, config, shape: Mutex::new(()) })
     }
 
-    /// The id of the LUN that it was made for.
+    /// Returns its name: the id of the LUN that it was created for.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What no other unit may have, nor a LUN as its id.
+    /// Returns its unique values: no other logical unit may use them, nor a LUN its name as an id.
     pub fn claims(&self) -> Vec<Claim> {
         let mut claims = vec![("id", self.name.clone()), ("unit-name", self.config.unit_name.clone())];
         claims.extend(self.config.reservations.iter().map(|path| file_claim("reservations", path)));
         claims
     }
 
-    /// How it was configured.
+    /// Returns its configuration.
     pub fn config(&self) -> &UnitConfig<Arc<AnyDisk>> {
         &self.config
     }
 
-    /// Its disk.
+    /// Returns its disk.
     pub fn disk(&self) -> &Arc<AnyDisk> {
         &self.config.backing.disk
     }
 
-    /// What becomes of its failed requests, and whether it is stopped.
+    /// Returns its health: the error policy, and whether it is stopped.
     pub fn health(&self) -> &Arc<DiskHealth> {
         &self.health
     }
 
-    /// Runs `change` while no other one changes the unit's size or who leads to it.
+    /// Runs `change` while holding the lock of the size and the mapped LUNs.
     pub fn alone<R>(&self, change: impl FnOnce() -> R) -> R {
-        let _held = self.shape.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.shape.lock().unwrap_or_else(PoisonError::into_inner);
         change()
     }
 
-    /// The disk's size is another: initiators hear of it.
+    /// Sets the size and notifies the initiators (unit attention).
     pub fn resized(&self, size: ByteLen) {
         self.logical.resized(size);
     }
@@ -124,27 +124,27 @@ impl Unit {
         QueueDisk { slot, disk: Arc::clone(self.disk()), plug: self.config.backing.plug, health }
     }
 
-    /// The way of a controller's guest to it. Must be the same after a restart: registrations are kept by it.
-    fn login(self: &Unit, controller: &str, place: LunPlace) -> Result<Arc<Nexus>, JoinError> {
-        self.logical.login(controller, u16::from(place.target) + 1)
+    /// Establishes the I_T nexus of a controller's guest. Its name must be the same after a restart: registrations are stored by it.
+    fn login(self: &Unit, controller: &str, address: LunPlace) -> Result<Arc<Nexus>, JoinError> {
+        self.logical.login(controller, u16::from(address.target) + 1)
     }
 }
 
-/// Opens the file where reservations are kept, with those that it has.
+/// Opens a file of reservations and restores its content.
 ///
 /// # Errors
-/// When it cannot be read, or is something else.
+/// If the file cannot be read, or has another format.
 pub fn open_reservations(path: &Path) -> Result<Arc<Reservations>, String> {
-    let wrong = |why: &dyn std::fmt::Display| format!("{path:?}: {why}");
-    let (keeper, held) = FileKeeper::open(path).map_err(|error| wrong(&error))?;
-    let keeper = Arc::new(keeper);
-    match held {
-        Some(held) => Reservations::restore(&held, Some(keeper)).map_err(|error| wrong(&error)),
-        None => Ok(Reservations::new(Some(keeper))),
+    let error = |why: &dyn std::fmt::Display| format!("{path:?}: {why}");
+    let (store, saved) = FileKeeper::open(path).map_err(|why| error(&why))?;
+    let store = Arc::new(store);
+    match saved {
+        Some(saved) => Reservations::restore(&saved, Some(store)).map_err(|why| error(&why)),
+        None => Ok(Reservations::new(Some(store))),
     }
 }
 
-/// A controller that is served.
+/// A served controller.
 pub struct Controller {
     id: String,
     front: Front,
@@ -153,166 +153,166 @@ pub struct Controller {
     server: Server,
 }
 
-/// A LUN that a controller begins with.
+/// A LUN that a controller starts with.
 pub struct FirstLun {
-    /// Where.
+    /// Its address.
     pub place: LunPlace,
-    /// The engine's name for its disk.
+    /// The engine's slot of its disk.
     pub slot: DiskSlot,
-    /// What it leads to.
+    /// Its logical unit.
     pub unit: Arc<Unit>,
 }
 
 /// Why a controller cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ControllerError {
-    /// Its socket cannot be made.
+    /// Its socket cannot be created.
     #[error("controller {id:?}: socket: {source}")]
     Socket {
-        /// Which.
+        /// The controller's id.
         id: String,
-        /// Why.
+        /// The cause.
         source: SocketError,
     },
-    /// One of its LUNs cannot be there.
+    /// One of its LUNs cannot be mapped.
     #[error("lun {place} of controller {id:?}: {source}")]
     Lun {
-        /// The controller.
+        /// The controller's id.
         id: String,
-        /// Where.
+        /// The LUN's address.
         place: LunPlace,
-        /// Why.
+        /// The cause.
         source: Box<LunError>,
     },
 }
 
 impl ControllerError {
-    /// That of a LUN.
-    pub fn lun(id: &str, place: LunPlace, source: LunError) -> ControllerError {
-        ControllerError::Lun { id: id.to_owned(), place, source: Box::new(source) }
+    /// Returns the error of a LUN.
+    pub fn lun(id: &str, address: LunPlace, source: LunError) -> ControllerError {
+        ControllerError::Lun { id: id.to_owned(), place: address, source: Box::new(source) }
     }
 }
 
 impl Controller {
-    /// Serves `config`, with these LUNs in place of the configuration's. `host_state` goes with a guest that is migrated.
+    /// Serves the controller of `config` with `luns` (not those of `config`). `host_state` is part of the migration state of its guest.
     ///
     /// # Errors
-    /// When the host refuses the socket, or a LUN cannot be there.
+    /// If the socket cannot be created, or a LUN cannot be mapped.
     pub fn start<D>(
         config: &ControllerConfig<D>,
         luns: &[FirstLun],
         (engine, drain_timeout): (&Arc<Engine>, Duration),
         host_state: Arc<dyn HostState>,
     ) -> Result<Controller, ControllerError> {
-        let ControllerConfig { id, front, cmd_per_lun, .. } = config;
+        let ControllerConfig { id, front: endpoint, cmd_per_lun, .. } = config;
         let max_transfer = luns.iter().map(|lun| lun.unit.disk().limits().max_transfer).min();
         let device = Arc::new(VirtioScsi::new(ScsiOptions {
-            queues: front.queues,
-            queue_size: front.queue_size,
+            queues: endpoint.queues,
+            queue_size: endpoint.queue_size,
             cmd_per_lun: (*cmd_per_lun).into(),
             max_transfer: max_transfer.unwrap_or(MAX_TRANSFER),
         }));
-        for FirstLun { place, slot, unit } in luns {
-            map(&device, id, *place, *slot, unit).map_err(|error| ControllerError::lun(id, *place, error))?;
+        for FirstLun { place: address, slot, unit } in luns {
+            map(&device, id, *address, *slot, unit).map_err(|error| ControllerError::lun(id, *address, error))?;
         }
-        let workers = front.queue_map.iter().map(|worker| usize::from(*worker));
+        let workers = endpoint.queue_map.iter().map(|worker| usize::from(*worker));
         let options = ServerOptions {
             name: id.clone(),
-            socket: front.socket.clone(),
-            socket_mode: front.socket_mode.bits(),
+            socket: endpoint.socket.clone(),
+            socket_mode: endpoint.socket_mode.bits(),
             queue_map: [FIXED_WORKER; FIXED_QUEUES as usize].into_iter().chain(workers).collect(),
-            poll: front.poll,
-            coalesce: front.coalesce,
-            fixed: front.fixed_buffers,
+            poll: endpoint.poll,
+            coalesce: endpoint.coalesce,
+            fixed: endpoint.fixed_buffers,
             drain_timeout,
             disks: luns.iter().map(|lun| lun.unit.queue_disk(lun.slot)).collect(),
             engine: Arc::clone(engine),
             host_state: Some(host_state),
         };
-        tracing::info!(controller = %id, luns = luns.len(), queues = front.queues, poll = %front.poll, "serving");
+        tracing::info!(controller = %id, luns = luns.len(), queues = endpoint.queues, poll = %endpoint.poll, "serving");
         let refused = |source| ControllerError::Socket { id: id.clone(), source };
         let server = Server::start(Arc::clone(&device), options).map_err(refused)?;
         Ok(Controller {
             id: id.clone(),
-            front: front.clone(),
+            front: endpoint.clone(),
             settings: print::controller_pairs(config),
             device,
             server,
         })
     }
 
-    /// Its name.
+    /// Returns its id.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// How guests reach it.
+    /// Returns its vhost-user endpoint.
     pub fn front(&self) -> &Front {
         &self.front
     }
 
-    /// Its settings, every default filled in.
+    /// Returns its settings, all defaults filled in.
     pub fn settings(&self) -> &[Pair] {
         &self.settings
     }
 
-    /// Puts a unit at a place, and tells the guest. When it fails nothing is left behind.
+    /// Maps a logical unit to a LUN and notifies the guest. Undoes all of it on an error.
     ///
     /// # Errors
-    /// When a worker cannot open the disk, or the unit does not know the guest.
-    pub fn map(&self, place: LunPlace, slot: DiskSlot, unit: &Unit) -> Result<(), LunError> {
+    /// If a worker cannot open the disk, or the logical unit refuses the nexus.
+    pub fn map(&self, address: LunPlace, slot: DiskSlot, unit: &Unit) -> Result<(), LunError> {
         self.server.open_disk(unit.queue_disk(slot))?;
-        let mapped = map(&self.device, &self.id, place, slot, unit);
+        let mapped = map(&self.device, &self.id, address, slot, unit);
         if mapped.is_err() {
             self.server.close_disk(slot);
         }
         mapped
     }
 
-    /// Takes the unit at a place away, and tells the guest. Waits for its commands.
-    pub fn unmap(&self, place: LunPlace) {
-        if let Some(slot) = self.device.unmap(device_place(place)) {
+    /// Unmaps a LUN and notifies the guest. Waits for its commands to complete.
+    pub fn unmap(&self, address: LunPlace) {
+        if let Some(slot) = self.device.unmap(device_place(address)) {
             self.server.close_disk(slot);
         }
     }
 
-    /// Has the queues see the size of the disk in a slot.
+    /// Makes the queues re-read the size of the disk in a slot.
     pub fn refresh(&self, slot: DiskSlot) {
         self.server.refresh_disk(slot);
     }
 
-    /// Tells the guest that the unit at a place has another size.
-    pub fn resized(&self, place: LunPlace) {
-        self.device.resized(device_place(place));
+    /// Notifies the guest that the size of a LUN has changed.
+    pub fn resized(&self, address: LunPlace) {
+        self.device.resized(device_place(address));
     }
 
-    /// Whether its VMM keeps an in-flight region: see [`Server::in_flight_region`].
+    /// Returns true if its VMM has set an in-flight region: see [`Server::in_flight_region`].
     pub fn in_flight_region(&self) -> Option<bool> {
         self.server.in_flight_region()
     }
 
-    /// Begins to drain its queues: see [`Server::begin_stop`].
+    /// Starts to drain its queues: see [`Server::begin_stop`].
     pub fn begin_stop(&self) {
         self.server.begin_stop();
     }
 
-    /// Whether a guest is connected.
+    /// Returns true if a guest is connected.
     pub fn is_connected(&self) -> bool {
         self.server.is_connected()
     }
 
-    /// What each of its queues counted, control and event queue first: see [`Server::report`].
+    /// Returns the statistics of each queue, control and event queue first: see [`Server::stats`].
     pub fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
         self.server.report(workers)
     }
 }
 
-/// Puts a unit, whose disk is open in `slot`, at a place of the controller `id`.
-fn map(device: &Arc<VirtioScsi>, id: &str, place: LunPlace, slot: DiskSlot, unit: &Unit) -> Result<(), LunError> {
-    let nexus = unit.login(id, place)?;
-    Ok(device.map(device_place(place), slot, nexus)?)
+/// Maps a logical unit, whose disk is open in `slot`, to a LUN of the controller `id`.
+fn map(device: &Arc<VirtioScsi>, id: &str, address: LunPlace, slot: DiskSlot, unit: &Unit) -> Result<(), LunError> {
+    let nexus = unit.login(id, address)?;
+    Ok(device.map(device_place(address), slot, nexus)?)
 }
 
-fn device_place(place: LunPlace) -> Place {
-    Place { target: place.target, lun: place.lun }
+fn device_place(address: LunPlace) -> Place {
+    Place { target: address.target, lun: address.lun }
 }

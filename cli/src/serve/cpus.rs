@@ -1,21 +1,21 @@
-//! The CPUs of this host, as far as they matter to placing workers.
+//! The CPUs of this host that workers can be pinned to.
 
 use std::collections::BTreeSet;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// What the host has.
+/// The usable CPUs of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cpus {
-    /// How many CPUs this process may run on now: what `nproc` prints.
+    /// Number of CPUs that this process may run on now, as `nproc` prints it.
     pub count: u16,
     /// The CPUs that a thread of this process can be pinned to.
     pub pinnable: BTreeSet<u16>,
 }
 
 impl Cpus {
-    /// Asks the kernel. Whether a CPU can be pinned to is found by trying, on a thread made for it, so that offline CPUs and
-    /// those outside a cgroup's cpuset are left out.
+    /// Queries the kernel. Tries to pin a temporary thread to each CPU: this excludes offline CPUs and those outside the cgroup's
+    /// cpuset.
     pub fn of_this_host() -> Cpus {
         let allowed = sched_getaffinity(None).map(|set| set.count()).unwrap_or(1);
         let pinnable = std::thread::spawn(|| {
@@ -35,11 +35,11 @@ fn pin_this_thread(cpu: u16) -> bool {
     sched_setaffinity(None, &set).is_ok()
 }
 
-/// Reads the kernel's list format: `0-3,8`. What is malformed is left out.
+/// Parses the kernel's list format: `0-3,8`. Skips malformed items.
 fn parse_list(text: &str) -> BTreeSet<u16> {
     let mut cpus = BTreeSet::new();
-    for piece in text.split(',') {
-        let (first, last) = piece.split_once('-').unwrap_or((piece, piece));
+    for item in text.split(',') {
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
         if let (Ok(first), Ok(last)) = (first.parse::<u16>(), last.parse::<u16>()) {
             cpus.extend(first..=last);
         }
@@ -47,7 +47,7 @@ fn parse_list(text: &str) -> BTreeSet<u16> {
     cpus
 }
 
-/// Writes the kernel's list format: `0-3,8`.
+/// Formats CPUs in the kernel's list format: `0-3,8`.
 pub fn display_list(cpus: &BTreeSet<u16>) -> String {
     let mut runs: Vec<(u16, u16)> = Vec::new();
     for &cpu in cpus {
@@ -56,9 +56,9 @@ pub fn display_list(cpus: &BTreeSet<u16>) -> String {
             _ => runs.push((cpu, cpu)),
         }
     }
-    let pieces: Vec<String> =
+    let items: Vec<String> =
         runs.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") }).collect();
-    pieces.join(",")
+    items.join(",")
 }
 
 #[cfg(test)]
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_printed_as_they_are_read() {
+    fn lists_round_trip() {
         for text in ["0", "0-1", "0-3,8", "1,3,5-7", ""] {
             assert_eq!(display_list(&parse_list(text)), text);
         }

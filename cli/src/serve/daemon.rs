@@ -25,29 +25,29 @@ pub enum StartError {
     /// The worker threads could not be started.
     #[error("workers: {0}")]
     Workers(#[source] io::Error),
-    /// The thread that watches sizes could not be started.
+    /// The size watch thread could not be started.
     #[error("size watch: {0}")]
     Watch(#[source] io::Error),
     /// The controllers could not be served.
     #[error(transparent)]
     Luns(#[from] LunsError),
-    /// The admin socket could not be made.
+    /// The admin socket could not be created.
     #[error("serve: admin: {0}")]
     Admin(#[source] SocketError),
     /// Xen guests could not be served.
     #[error(transparent)]
     Xen(#[from] XenStartError),
-    /// A device's socket could not be made.
+    /// A device's socket could not be created.
     #[error("{subject}: socket: {source}")]
     Socket {
-        /// Which disk or controller.
+        /// The disk or controller.
         subject: String,
-        /// Why.
+        /// The cause.
         source: SocketError,
     },
 }
 
-/// All disks and controllers being served, until [`Daemon::stop`].
+/// A running daemon: serves all disks and controllers until [`Daemon::stop`].
 pub struct Daemon {
     admin: Option<AdminSocket>,
     source: Arc<Source>,
@@ -59,10 +59,10 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts to serve. When it fails, nothing is left behind.
+    /// Starts to serve. Undoes all of it on an error.
     ///
     /// # Errors
-    /// When the host refuses a resource.
+    /// If the host refuses a resource.
     pub fn start(config: ServeConfig<Arc<AnyDisk>>) -> Result<Daemon, StartError> {
         let options = EngineOptions {
             workers: config.workers.into(),
@@ -80,7 +80,7 @@ impl Daemon {
         let mut served = Vec::new();
         let health = |disk: &DiskConfig<_>| Arc::new(DiskHealth::new(&disk.id, disk.backing.errors));
         let healths: Vec<_> = config.disks.iter().map(health).collect();
-        let watchdog = config.hang_warning.map(|long| engine.watch(long)).transpose().map_err(StartError::Workers)?;
+        let watchdog = config.hang_warning.map(|age| engine.watch(age)).transpose().map_err(StartError::Workers)?;
         let xen_disks = config.disks.iter().zip(&healths).filter_map(|(disk, health)| XenDiskConfig::of(disk, health));
         let xen_disks: Vec<_> = xen_disks.collect();
         let xen = config.xen.as_ref().map(|xen| XenHost::start(xen, &xen_disks, (&engine, config.drain_timeout)));
@@ -90,11 +90,11 @@ impl Daemon {
             let watched = disk.backing.watch_size.then(|| Arc::clone(&disk.backing.disk));
             let about = DiskAbout::of(&disk, &health);
             let guest: AnyGuest = match (disk.front, &xen) {
-                (DiskFront::VhostUser(front), _) => {
-                    Arc::new(serve(disk.id, front, disk.backing, health, (&engine, config.drain_timeout))?)
+                (DiskFront::VhostUser(endpoint), _) => {
+                    Arc::new(serve(disk.id, endpoint, disk.backing, health, (&engine, config.drain_timeout))?)
                 }
-                (DiskFront::Xen(front), Some(xen)) => {
-                    Arc::new(XenDisk::new(xen, &disk.id, front.queues.into(), disk.backing.disk))
+                (DiskFront::Xen(endpoint), Some(xen)) => {
+                    Arc::new(XenDisk::new(xen, &disk.id, endpoint.queues.into(), disk.backing.disk))
                 }
                 (DiskFront::Xen(_), None) => unreachable!("a configuration with Xen disks has a Xen"),
             };
@@ -109,7 +109,7 @@ impl Daemon {
         let watch = SizeWatch::start(&source).map_err(StartError::Watch)?;
         let drain_timeout = config.drain_timeout;
         let daemon = Daemon { admin, source, xen, watchdog, disks, watch, drain_timeout };
-        // Last: guests may see the disks at once.
+        // Last: guests see the disks as soon as they are attached.
         if let Some(xen) = &daemon.xen {
             xen.attach(&xen_disks)?;
         }
@@ -117,17 +117,17 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Drains what is in flight, flushes, closes the disks and removes the sockets.
+    /// Drains requests in flight, flushes and closes the disks, and removes the sockets.
     ///
     /// # Errors
-    /// When the storage of a disk or a unit cannot be flushed, or does not answer in time; the others are all the same.
+    /// If the storage of a disk or a logical unit cannot be flushed, or does not complete in time. The others are flushed nevertheless.
     pub fn stop(self) -> io::Result<()> {
         drop(self.admin);
         drop(self.watch);
         self.source.luns().travel(false);
-        // No verb is left that could begin another removal.
+        // The admin socket is closed: no further removal can start.
         self.source.luns().settle();
-        // All at once: each takes as long as its storage.
+        // In parallel: each takes as long as its storage.
         self.source.begin_stop();
         let disks = self.disks.iter().map(|(id, disk)| (format!("disk {id:?}"), Arc::clone(disk)));
         let units = self.source.luns().units();
@@ -136,14 +136,14 @@ impl Daemon {
         if let Some(xen) = &self.xen {
             xen.backend().stop();
         }
-        // Nobody else holds it now: the servers stop.
+        // Drops the last reference, which stops the servers.
         drop(self.source);
         drop(self.watchdog);
         flush_all(all, self.drain_timeout)
     }
 }
 
-/// The admin socket, answered until this is dropped.
+/// The admin socket, served until this is dropped.
 struct AdminSocket {
     _server: mqblk_admin::Server,
     /// Dropped after the server.
@@ -164,20 +164,20 @@ impl AdminSocket {
 
 fn serve(
     id: String,
-    front: Front,
-    backing: Backing<Arc<AnyDisk>>,
+    endpoint: Front,
+    storage: Backing<Arc<AnyDisk>>,
     health: Arc<DiskHealth>,
     (engine, drain_timeout): (&Arc<Engine>, Duration),
 ) -> Result<BlkDisk, StartError> {
-    let geometry = backing.disk.geometry();
+    let geometry = storage.disk.geometry();
     let device = VirtioBlk::new(
         geometry,
-        backing.disk.limits(),
+        storage.disk.limits(),
         BlkOptions {
-            serial: backing.serial,
-            queues: front.queues,
-            queue_size: front.queue_size,
-            writeback: backing.cache == CacheMode::Writeback,
+            serial: storage.serial,
+            queues: endpoint.queues,
+            queue_size: endpoint.queue_size,
+            writeback: storage.cache == CacheMode::Writeback,
         },
     );
     tracing::info!(
@@ -185,25 +185,25 @@ fn serve(
         size = %geometry.size,
         block_size = geometry.logical_block.bytes(),
         read_only = geometry.read_only,
-        queues = front.queues,
-        poll = %front.poll,
+        queues = endpoint.queues,
+        poll = %endpoint.poll,
         "serving"
     );
     let options = ServerOptions {
         name: id.clone(),
-        socket: front.socket,
-        socket_mode: front.socket_mode.bits(),
-        queue_map: front.queue_map.iter().map(|worker| usize::from(*worker)).collect(),
-        poll: front.poll,
-        coalesce: front.coalesce,
-        fixed: front.fixed_buffers,
+        socket: endpoint.socket,
+        socket_mode: endpoint.socket_mode.bits(),
+        queue_map: endpoint.queue_map.iter().map(|worker| usize::from(*worker)).collect(),
+        poll: endpoint.poll,
+        coalesce: endpoint.coalesce,
+        fixed: endpoint.fixed_buffers,
         drain_timeout,
-        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&backing.disk), plug: backing.plug, health }],
+        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&storage.disk), plug: storage.plug, health }],
         engine: Arc::clone(engine),
         host_state: None,
     };
     let device = Arc::new(device);
     let server = Server::start(Arc::clone(&device), options)
         .map_err(|source| StartError::Socket { subject: format!("disk {id:?}"), source })?;
-    Ok(BlkDisk::new(id, device, backing.disk, server))
+    Ok(BlkDisk::new(id, device, storage.disk, server))
 }

@@ -1,5 +1,5 @@
-//! The TOML file of `--config`: the keys of the command line, those of the process at the top, one `[[disk]]` table a disk, one
-//! `[[controller]]` table a controller with a `[[controller.lun]]` table for each LUN.
+//! The TOML file of `--config`. It has the keys of the command line: those of the process at the top, a `[[disk]]` table for each disk,
+//! and a `[[controller]]` table with `[[controller.lun]]` tables for each controller.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use toml::{Table, Value};
 
 use super::key_values::is_key;
 
-/// What a file or a command line asks for, not yet judged.
+/// Keys and values of a file and a command line, not yet checked.
 #[derive(Clone, Debug)]
 pub struct Given {
-    /// `workers`, `pin`, `hang-warning-s`, `admin`, `admin-mode`, and those of a Xen host.
+    /// The keys of the process: `workers`, `pin`, `admin`, `state`, `xen` and others.
     pub process: Settings,
     /// One for each disk.
     pub disks: Vec<Settings>,
@@ -21,26 +21,26 @@ pub struct Given {
     pub luns: Vec<GivenLun>,
 }
 
-/// A LUN that is asked for.
+/// The keys and values of a LUN, not yet checked.
 #[derive(Clone, Debug)]
 pub struct GivenLun {
-    /// Its controller's place in [`Given::controllers`]; `None`: its own key `controller` names it.
+    /// Its controller's index in [`RawConfig::controllers`]; `None`: the key `controller` names it.
     pub controller: Option<usize>,
     /// Its keys.
     pub settings: Settings,
 }
 
 impl Given {
-    /// Nothing yet; `name` is what errors call the process's settings.
+    /// Creates an empty configuration; `name` is the subject of errors in the process's keys.
     pub fn new(name: &str) -> Given {
         Given { process: Settings::new(name), disks: Vec::new(), controllers: Vec::new(), luns: Vec::new() }
     }
 }
 
-/// Reads `path`.
+/// Reads the file `path`.
 ///
 /// # Errors
-/// When the file cannot be read, is no TOML, or holds a value that is no number, boolean or string.
+/// If the file cannot be read, is not TOML, or has a value that is not a number, boolean or string.
 pub fn read(path: &Path) -> Result<Given, SettingError> {
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|error| {
@@ -49,23 +49,23 @@ pub fn read(path: &Path) -> Result<Given, SettingError> {
     parse(&name, &text)
 }
 
-/// Reads `text`, which errors call `name`.
+/// Parses `text`; `name` is the file's name in errors.
 ///
 /// # Errors
 /// As [`read`].
 pub fn parse(name: &str, text: &str) -> Result<Given, SettingError> {
-    let mut given = Given::new(name);
+    let mut raw = Given::new(name);
     let table = text.parse::<Table>().map_err(|error| not_toml(name, text, &error))?;
     for (key, value) in &table {
         match (key.as_str(), value) {
             ("disk", tables) => {
-                for (number, table) in tables_of(&given.process, "disk", tables)? {
-                    given.disks.push(settings_of(format!("{name}: disk #{number}"), table.iter())?);
+                for (number, table) in tables_of(&raw.process, "disk", tables)? {
+                    raw.disks.push(settings_of(format!("{name}: disk #{number}"), table.iter())?);
                 }
             }
             ("controller", tables) => {
-                for (number, table) in tables_of(&given.process, "controller", tables)? {
-                    controller(&mut given, name, number, table)?;
+                for (number, table) in tables_of(&raw.process, "controller", tables)? {
+                    controller(&mut raw, name, number, table)?;
                 }
             }
             ("pin", Value::Array(cpus)) => {
@@ -73,17 +73,17 @@ pub fn parse(name: &str, text: &str) -> Result<Given, SettingError> {
                     .iter()
                     .map(|cpu| cpu.as_integer().map(|cpu| cpu.to_string()))
                     .collect::<Option<_>>()
-                    .ok_or_else(|| given.process.error("pin", value.to_string(), "an array of CPU numbers"))?;
-                given.process.insert(key, &cpus.join(","))?;
+                    .ok_or_else(|| raw.process.error("pin", value.to_string(), "an array of CPU numbers"))?;
+                raw.process.insert(key, &cpus.join(","))?;
             }
             (
                 "workers" | "pin" | "hang-warning-s" | "admin" | "admin-mode" | "drain-timeout-s" | "state" | "xen"
                 | "xen-watch" | "xen-state" | "xen-mapped-pages",
                 _,
-            ) => insert(&mut given.process, key, value)?,
+            ) => insert(&mut raw.process, key, value)?,
             _ => {
                 let found = format!("an unknown key {key:?} at the top");
-                return Err(given.process.error(
+                return Err(raw.process.error(
                     "syntax",
                     found,
                     "workers, pin, hang-warning-s, admin, admin-mode, drain-timeout-s, state, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
@@ -91,28 +91,32 @@ pub fn parse(name: &str, text: &str) -> Result<Given, SettingError> {
             }
         }
     }
-    Ok(given)
+    Ok(raw)
 }
 
-/// The tables of an array of tables, with their numbers.
+/// Returns the tables of an array of tables, each with its number.
 fn tables_of<'a>(settings: &Settings, key: &str, value: &'a Value) -> Result<Vec<(usize, &'a Table)>, SettingError> {
-    let wrong = |found: &Value| {
+    let not_tables = |found: &Value| {
         let heading = if key == "lun" { "controller.lun" } else { key };
         settings.error(key, kind_of(found), format!("tables, each headed [[{heading}]]"))
     };
-    let Value::Array(tables) = value else { return Err(wrong(value)) };
-    tables.iter().zip(1..).map(|(table, number)| Ok((number, table.as_table().ok_or_else(|| wrong(table))?))).collect()
+    let Value::Array(tables) = value else { return Err(not_tables(value)) };
+    tables
+        .iter()
+        .zip(1..)
+        .map(|(table, number)| Ok((number, table.as_table().ok_or_else(|| not_tables(table))?)))
+        .collect()
 }
 
-fn controller(given: &mut Given, name: &str, number: usize, table: &Table) -> Result<(), SettingError> {
+fn controller(raw: &mut Given, name: &str, number: usize, table: &Table) -> Result<(), SettingError> {
     let subject = format!("{name}: controller #{number}");
     if let Some(luns) = table.get("lun") {
         for (lun, table) in tables_of(&Settings::new(&subject), "lun", luns)? {
             let settings = settings_of(format!("{name}: lun #{lun} of controller #{number}"), table.iter())?;
-            given.luns.push(GivenLun { controller: Some(given.controllers.len()), settings });
+            raw.luns.push(GivenLun { controller: Some(raw.controllers.len()), settings });
         }
     }
-    given.controllers.push(settings_of(subject, table.iter().filter(|(key, _)| *key != "lun"))?);
+    raw.controllers.push(settings_of(subject, table.iter().filter(|(key, _)| *key != "lun"))?);
     Ok(())
 }
 
@@ -132,7 +136,7 @@ fn insert(settings: &mut Settings, key: &str, value: &Value) -> Result<(), Setti
         return Err(settings.error("syntax", format!("{key:?}"), "a key of letters, digits, - and _"));
     }
     if let ("socket-mode" | "admin-mode", Value::Integer(number)) = (key, value) {
-        // TOML has no leading zeros, so that a bare 660 would be the decimal number.
+        // TOML integers have no leading zeros: a bare 660 would be decimal.
         let expected = "a string of octal digits such as \"0660\"";
         return Err(settings.error(key, format!("the number {number}"), expected));
     }
@@ -174,21 +178,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_booleans_and_strings_are_all_text() {
+    fn numbers_booleans_and_strings_become_text() {
         let text =
             "workers = 2\npin = [1, 0]\n[[disk]]\nqueues = 4\ndirect = false\nsize = \"1G\"\n[[disk]]\nid = 'b'\n";
-        let mut given = parse("f", text).unwrap();
-        assert_eq!(given.process.text("workers").as_deref(), Some("2"));
-        assert_eq!(given.process.text("pin").as_deref(), Some("1,0"));
-        assert_eq!(given.disks[0].text("queues").as_deref(), Some("4"));
-        assert_eq!(given.disks[0].text("direct").as_deref(), Some("false"));
-        assert_eq!(given.disks[0].text("size").as_deref(), Some("1G"));
-        assert_eq!(given.disks[1].text("id").as_deref(), Some("b"));
-        assert_eq!(given.disks[1].subject(), "f: disk #2");
+        let mut raw = parse("f", text).unwrap();
+        assert_eq!(raw.process.text("workers").as_deref(), Some("2"));
+        assert_eq!(raw.process.text("pin").as_deref(), Some("1,0"));
+        assert_eq!(raw.disks[0].text("queues").as_deref(), Some("4"));
+        assert_eq!(raw.disks[0].text("direct").as_deref(), Some("false"));
+        assert_eq!(raw.disks[0].text("size").as_deref(), Some("1G"));
+        assert_eq!(raw.disks[1].text("id").as_deref(), Some("b"));
+        assert_eq!(raw.disks[1].subject(), "f: disk #2");
     }
 
     #[test]
-    fn bad_files() {
+    fn invalid_files() {
         for (text, want) in [
             (
                 "[[disk]]\nsocket-mode = 660",
@@ -224,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_syntax_error_is_one_line_with_its_place() {
+    fn a_syntax_error_is_one_line_with_its_position() {
         for (text, place) in [
             ("workers = ", "at line 1, column 11"),
             ("workers = 2\nid = = 3", "at line 2, column 6"),
@@ -238,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_named() {
+    fn the_error_of_a_missing_file_names_it() {
         let error = read(Path::new("/nonexistent/m.toml")).unwrap_err().to_string();
         assert_eq!(
             error,

@@ -1,4 +1,4 @@
-//! The last flush of all disks.
+//! The final flush of all disks.
 
 use std::io;
 use std::sync::Arc;
@@ -7,29 +7,29 @@ use std::time::{Duration, Instant};
 
 use mqblk_engine::AnyDisk;
 
-/// Flushes all disks side by side, since each takes as long as its storage, and waits for `limit` in all. Each is named as messages
-/// name it.
+/// Flushes all disks in parallel and waits for at most `limit`. Each disk comes with its name for messages.
 ///
 /// # Errors
-/// Of the disks that failed, one's, after all others were flushed; and when a disk does not answer in time: a thread still waits for it.
+/// Returns the error of one failed disk, after all others were flushed. Returns `TimedOut` if a disk does not complete in time: its
+/// thread is left waiting.
 pub fn flush_all(disks: Vec<(String, Arc<AnyDisk>)>, limit: Duration) -> io::Result<()> {
     let end = Instant::now() + limit;
-    let (sender, answers) = channel();
+    let (sender, results) = channel();
     let mut waiting: Vec<String> = disks.iter().map(|(name, _)| name.clone()).collect();
     for (name, disk) in disks {
-        // Nobody listens any more when it took too long.
-        let flush = |name, disk: &AnyDisk, answers: &Sender<_>| _ = answers.send((name, disk.sync()));
-        let (own, told, answer) = (Arc::clone(&disk), name.clone(), sender.clone());
+        // Sending fails after the time-out, when the receiver is gone.
+        let flush = |name, disk: &AnyDisk, results: &Sender<_>| _ = results.send((name, disk.sync()));
+        let (thread_disk, thread_name, result_sender) = (Arc::clone(&disk), name.clone(), sender.clone());
         let thread = std::thread::Builder::new().name("flush".to_owned());
-        if thread.spawn(move || flush(told, &*own, &answer)).is_err() {
-            // It holds up the others, which is what is left.
+        if thread.spawn(move || flush(thread_name, &*thread_disk, &result_sender)).is_err() {
+            // Without a thread: flush here, although the other disks wait.
             flush(name, &*disk, &sender);
         }
     }
     drop(sender);
     let mut result = Ok(());
     loop {
-        match answers.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        match results.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok((name, flushed)) => {
                 waiting.retain(|other| *other != name);
                 if let Err(error) = flushed {

@@ -1,4 +1,4 @@
-//! The guest interfaces of a disk: a word each, and what the program asks of a disk that is served, whichever way guests reach it.
+//! The guest interfaces of a disk: their names, and the operations on a served disk that all of them have.
 
 use std::sync::Arc;
 
@@ -24,10 +24,10 @@ pub enum Interface {
 }
 
 impl Interface {
-    /// The words that a user writes, in the order of [`Interface::from_word`].
+    /// The words of the configuration.
     pub const WORDS: &'static [&'static str] = &["virtio-blk", "virtio-scsi", "xen"];
 
-    /// The interface of one of [`Interface::WORDS`].
+    /// Returns the interface of one of [`Interface::WORDS`].
     pub fn from_word(word: &str) -> Interface {
         match word {
             "virtio-scsi" => Interface::VirtioScsi,
@@ -36,7 +36,7 @@ impl Interface {
         }
     }
 
-    /// The word that a user writes for it.
+    /// Returns the configuration's word for it.
     pub const fn word(self) -> &'static str {
         match self {
             Interface::VirtioBlk => "virtio-blk",
@@ -45,34 +45,34 @@ impl Interface {
         }
     }
 
-    /// The one that a front belongs to.
-    pub const fn of(front: &DiskFront) -> Interface {
-        match front {
+    /// Returns the interface of an endpoint.
+    pub const fn of(endpoint: &DiskFront) -> Interface {
+        match endpoint {
             DiskFront::VhostUser(_) => Interface::VirtioBlk,
             DiskFront::Xen(_) => Interface::Xen,
         }
     }
 }
 
-/// A disk that is served.
+/// The guest side of a served disk.
 pub trait Guest: Send + Sync {
-    /// What each of its queues has counted, by what the workers said. `None` when they were asked while a queue came or went.
+    /// Returns the statistics of each of its queues, out of those of the workers. `None` if a queue was attached or detached meanwhile.
     fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>>;
 
-    /// Whether its VMM keeps an in-flight region. `None` when there is no VMM, or the interface needs none.
+    /// Returns true if its VMM has set an in-flight region. `None` if there is no VMM, or the interface has no such region.
     fn in_flight_region(&self) -> Option<bool> {
         None
     }
 
-    /// Begins to drain its queues, as a part of stopping.
+    /// Starts to drain its queues, as the first step of a stop.
     fn begin_stop(&self) {}
-    /// Gives it another size, and tells its guest.
+    /// Resizes the disk and notifies its guest.
     ///
     /// # Errors
-    /// When it cannot have that size.
-    fn resize(&self, asked: Resize) -> Result<Changed, ChangeError>;
+    /// If the disk cannot have that size.
+    fn resize(&self, request: Resize) -> Result<Changed, ChangeError>;
 
-    /// What it counted of grants, where there are any.
+    /// Returns the grant counters; Xen only.
     fn grants(&self) -> Option<GrantCounters> {
         None
     }
@@ -83,8 +83,8 @@ impl Guest for XenDisk {
         XenDisk::report(self, workers)
     }
 
-    fn resize(&self, asked: Resize) -> Result<Changed, ChangeError> {
-        XenDisk::resize(self, asked)
+    fn resize(&self, request: Resize) -> Result<Changed, ChangeError> {
+        XenDisk::resize(self, request)
     }
 
     fn grants(&self) -> Option<GrantCounters> {
@@ -92,7 +92,7 @@ impl Guest for XenDisk {
     }
 }
 
-/// A disk that is served, of whichever interface.
+/// The guest side of a served disk, of any interface.
 pub type AnyGuest = Arc<dyn Guest>;
 
 #[cfg(test)]
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_mean_themselves() {
+    fn words_round_trip() {
         for word in Interface::WORDS {
             assert_eq!(Interface::from_word(word).word(), *word);
         }

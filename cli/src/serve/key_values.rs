@@ -2,27 +2,27 @@
 
 use mqblk_core::settings::{SettingError, Settings};
 
-/// The one key whose value is itself a list with commas.
+/// The only key whose value is a list with commas.
 const LIST_KEY: &str = "queue-map";
 
-/// Splits `text` into settings named `subject` in errors.
+/// Parses `text`; `subject` is the subject of errors.
 ///
-/// A comma inside a value is written twice, as QEMU has it. After `queue-map=` a piece without `=` goes on with the list, so
-/// that `queue-map=0:0,1:1` needs no doubled commas.
+/// A comma inside a value is doubled, as in QEMU. After `queue-map=` an item without `=` continues the list, so that
+/// `queue-map=0:0,1:1` needs no doubled commas.
 ///
 /// # Errors
-/// When a piece is no `KEY=VALUE`, when a value is empty, or when a key is given twice.
+/// If an item is not `KEY=VALUE`, a value is empty, or a key is given twice.
 pub fn parse(subject: &str, text: &str) -> Result<Settings, SettingError> {
     let mut settings = Settings::new(subject);
     let mut pairs: Vec<(String, String)> = Vec::new();
-    for piece in pieces(text) {
-        match (piece.split_once('='), pairs.last_mut()) {
+    for item in items(text) {
+        match (item.split_once('='), pairs.last_mut()) {
             (Some((key, value)), _) if is_key(key) => pairs.push((key.to_owned(), value.to_owned())),
-            (None, Some((key, value))) if key == LIST_KEY && !piece.is_empty() => {
+            (None, Some((key, value))) if key == LIST_KEY && !item.is_empty() => {
                 value.push(',');
-                value.push_str(&piece);
+                value.push_str(&item);
             }
-            _ => return Err(not_a_pair(&settings, &piece)),
+            _ => return Err(not_a_pair(&settings, &item)),
         }
     }
     for (key, value) in &pairs {
@@ -34,31 +34,31 @@ pub fn parse(subject: &str, text: &str) -> Result<Settings, SettingError> {
     Ok(settings)
 }
 
-/// The pieces between single commas, with doubled commas made single.
-fn pieces(text: &str) -> Vec<String> {
-    let mut pieces = vec![String::new()];
+/// Splits `text` at single commas and replaces doubled commas by single ones.
+fn items(text: &str) -> Vec<String> {
+    let mut items = vec![String::new()];
     let mut rest = text.chars().peekable();
     while let Some(char) = rest.next() {
         if char != ',' || rest.next_if_eq(&',').is_some() {
-            // The last piece is always there: the list starts with one and only grows.
-            if let Some(piece) = pieces.last_mut() {
-                piece.push(char);
+            // There is always a last item: the list starts with one and only grows.
+            if let Some(item) = items.last_mut() {
+                item.push(char);
             }
         } else {
-            pieces.push(String::new());
+            items.push(String::new());
         }
     }
-    pieces
+    items
 }
 
-/// Whether `text` looks like a key, known or not: what does not is shown quoted, so that it cannot garble the message.
+/// Returns true if `text` has the form of a key, known or not. Messages quote all other text.
 pub fn is_key(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
 }
 
-fn not_a_pair(settings: &Settings, piece: &str) -> SettingError {
+fn not_a_pair(settings: &Settings, item: &str) -> SettingError {
     let found =
-        if piece.is_empty() { "nothing between two commas, or at an end".to_owned() } else { format!("{piece:?}") };
+        if item.is_empty() { "nothing between two commas, or at an end".to_owned() } else { format!("{item:?}") };
     settings.error("syntax", found, "KEY=VALUE,KEY=VALUE,... with a comma inside a value written twice")
 }
 
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn good_ones() {
+    fn valid_pairs() {
         assert_eq!(taken("path=/a", "path").as_deref(), Some("/a"));
         assert_eq!(taken("id=x,path=/a=b", "path").as_deref(), Some("/a=b"));
         assert_eq!(taken("path=/a,,b,id=x", "path").as_deref(), Some("/a,b"));
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_ones() {
+    fn invalid_pairs() {
         for (text, want) in [
             ("", "nothing between two commas, or at an end"),
             ("path=/a,", "nothing between two commas, or at an end"),

@@ -38,7 +38,7 @@ use file::{Given, GivenLun};
 use resolve::ConfigError;
 use signals::StopSignals;
 
-/// What a vhost-user program of type block can do, in the form of QEMU's docs/interop/vhost-user.json.
+/// The capabilities of a vhost-user backend program of type block, in the format of QEMU's docs/interop/vhost-user.json.
 const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
 
 /// The options of `mqblk serve`.
@@ -130,7 +130,7 @@ pub struct Args {
     read_only: bool,
 }
 
-/// Serves until a signal says to stop.
+/// Serves until a signal stops the daemon.
 pub fn run(args: Args) -> ExitCode {
     if args.print_capabilities {
         return print(&format!("{CAPABILITIES}\n"));
@@ -151,7 +151,7 @@ pub fn run(args: Args) -> ExitCode {
 fn serve(config: ServeConfig<Arc<AnyDisk>>) -> Result<(), Box<dyn std::error::Error>> {
     let mut signals = StopSignals::install()?;
     let queues: usize = config.disks.iter().map(|disk| disk.front.queue_map().len()).sum::<usize>()
-        + config.controllers.iter().map(|one| usize::from(one.front.queues)).sum::<usize>();
+        + config.controllers.iter().map(|controller| usize::from(controller.front.queues)).sum::<usize>();
     let more_to_come = config.xen.as_ref().is_some_and(|xen| xen.watch);
     if usize::from(config.workers) > queues && !more_to_come {
         tracing::warn!(workers = config.workers, queues, "some workers have no queue to serve");
@@ -165,7 +165,7 @@ fn serve(config: ServeConfig<Arc<AnyDisk>>) -> Result<(), Box<dyn std::error::Er
     Ok(())
 }
 
-/// Allows as many open files as the host lets us have: each queue has four of its guest's, and a login shell's usual limit is 1024.
+/// Raises the limit of open files to the hard limit: each queue needs four, and the usual soft limit is 1024.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -176,7 +176,7 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// Everything that can be judged before anything is created.
+/// Returns the configuration, after all checks that are possible before anything is created.
 fn configure(args: &Args) -> Result<ServeConfig<Arc<AnyDisk>>, ConfigError> {
     let config = resolve::resolve(gather(args)?, &Cpus::of_this_host(), &mut storages::Registry)?;
     if let Some(admin) = &config.admin {
@@ -190,15 +190,15 @@ fn configure(args: &Args) -> Result<ServeConfig<Arc<AnyDisk>>, ConfigError> {
             controller::open_reservations(path).map_err(|why| ConfigError::Reservations { id: lun.id.clone(), why })?;
         }
     }
-    for (subject, front) in config.fronts() {
-        mqblk_vhost_user_server::probe(&front.socket).map_err(|source| ConfigError::Socket { subject, source })?;
+    for (subject, endpoint) in config.fronts() {
+        mqblk_vhost_user_server::probe(&endpoint.socket).map_err(|source| ConfigError::Socket { subject, source })?;
     }
     Ok(config)
 }
 
-/// The file's settings, then those of the command line.
+/// Collects the settings of the file, then those of the command line.
 fn gather(args: &Args) -> Result<Given, SettingError> {
-    let mut given = match &args.config {
+    let mut raw = match &args.config {
         Some(path) => file::read(path)?,
         None => Given::new("serve"),
     };
@@ -217,29 +217,29 @@ fn gather(args: &Args) -> Result<Given, SettingError> {
     ];
     for (key, value) in process {
         if let Some(value) = value {
-            given.process.text(key);
-            given.process.insert(key, value)?;
-            given.process.set_subject("serve");
+            raw.process.text(key);
+            raw.process.insert(key, value)?;
+            raw.process.set_subject("serve");
         }
     }
     for (index, text) in args.disks.iter().enumerate() {
-        given.disks.push(key_values::parse(&format!("--disk #{}", index + 1), text)?);
+        raw.disks.push(key_values::parse(&format!("--disk #{}", index + 1), text)?);
     }
     for (index, text) in args.controllers.iter().enumerate() {
-        given.controllers.push(key_values::parse(&format!("--controller #{}", index + 1), text)?);
+        raw.controllers.push(key_values::parse(&format!("--controller #{}", index + 1), text)?);
     }
     for (index, text) in args.luns.iter().enumerate() {
         let settings = key_values::parse(&format!("--lun #{}", index + 1), text)?;
-        given.luns.push(GivenLun { controller: None, settings });
+        raw.luns.push(GivenLun { controller: None, settings });
     }
     if let (Some(socket), Some(path)) = (&args.socket_path, &args.blk_file) {
         let mut disk = Settings::new("--blk-file");
         disk.insert("path", path)?;
         disk.insert("socket", socket)?;
         disk.insert("readonly", if args.read_only { "on" } else { "off" })?;
-        given.disks.push(disk);
+        raw.disks.push(disk);
     }
-    Ok(given)
+    Ok(raw)
 }
 
 fn print(text: &str) -> ExitCode {

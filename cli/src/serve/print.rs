@@ -1,4 +1,4 @@
-//! `--print-config`: the configuration as TOML that `--config` reads back.
+//! `--print-config`: formats the configuration as TOML for `--config`.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ use super::config::{
 use super::interfaces::Interface;
 use super::queue_map;
 
-/// The whole configuration. Reading it back gives the same configuration.
+/// Formats the whole configuration. Parsing the text gives the same configuration.
 pub fn to_toml<D>(config: &ServeConfig<D>) -> String {
     let mut text = format!("workers = {}\n", config.workers);
     if let Some(pin) = &config.pin {
@@ -48,7 +48,7 @@ pub fn to_toml<D>(config: &ServeConfig<D>) -> String {
     }
     for controller in &config.controllers {
         table(&mut text, "controller", controller_pairs(controller));
-        // What was added while a daemon ran is the state file's.
+        // LUNs added at run time are in the state file.
         for lun in controller.luns.iter().filter(|lun| lun.mapped && lun.origin == LunOrigin::Configuration) {
             table(&mut text, "controller.lun", lun_pairs(lun));
         }
@@ -67,22 +67,22 @@ fn table(text: &mut String, heading: &str, pairs: Vec<Pair>) {
     }
 }
 
-/// A disk's keys with their values.
+/// Returns a disk's keys with their values.
 pub fn disk_pairs<D>(disk: &DiskConfig<D>) -> Vec<Pair> {
     let mut pairs = vec![("id", string(&disk.id))];
     pairs.extend(storage_pairs(&disk.backing));
     match &disk.front {
-        DiskFront::VhostUser(front) => pairs.extend(front_pairs(front)),
-        DiskFront::Xen(front) => {
+        DiskFront::VhostUser(endpoint) => pairs.extend(front_pairs(endpoint)),
+        DiskFront::Xen(endpoint) => {
             pairs.push(("interface", string(Interface::Xen.word())));
-            pairs.extend(xen_pairs(front));
+            pairs.extend(xen_pairs(endpoint));
         }
     }
     pairs.extend(backing_pairs(&disk.backing));
     pairs
 }
 
-/// A controller's own keys with their values.
+/// Returns a controller's own keys with their values.
 pub fn controller_pairs<D>(controller: &ControllerConfig<D>) -> Vec<Pair> {
     let mut pairs = vec![("id", string(&controller.id))];
     pairs.extend(front_pairs(&controller.front));
@@ -91,7 +91,7 @@ pub fn controller_pairs<D>(controller: &ControllerConfig<D>) -> Vec<Pair> {
     pairs
 }
 
-/// A LUN's keys with their values.
+/// Returns a LUN's keys with their values.
 pub fn lun_pairs<D>(lun: &LunConfig<D>) -> Vec<Pair> {
     let mut pairs = vec![
         ("id", string(&lun.id)),
@@ -117,65 +117,65 @@ fn unit_pairs<D>(unit: &UnitConfig<D>) -> Vec<Pair> {
     pairs
 }
 
-fn storage_pairs<D>(backing: &Backing<D>) -> Vec<Pair> {
-    let mut pairs = vec![("storage", string(&backing.storage))];
-    pairs.extend(backing.storage_settings.iter().map(|(key, value)| (*key, number_or_text(value))));
+fn storage_pairs<D>(storage: &Backing<D>) -> Vec<Pair> {
+    let mut pairs = vec![("storage", string(&storage.storage))];
+    pairs.extend(storage.storage_settings.iter().map(|(key, value)| (*key, number_or_text(value))));
     pairs
 }
 
-fn front_pairs(front: &Front) -> Vec<Pair> {
+fn front_pairs(endpoint: &Front) -> Vec<Pair> {
     vec![
-        ("socket", string(&front.socket.to_string_lossy())),
-        ("socket-mode", string(&front.socket_mode.to_string())),
-        ("queues", Value::Integer(front.queues.into())),
-        ("queue-size", Value::Integer(front.queue_size.into())),
-        ("queue-map", string(&queue_map::display(&front.queue_map))),
-        ("poll", string(&front.poll.to_string())),
-        ("coalesce-us", Value::Integer(front.coalesce.delay.as_micros() as i64)),
-        ("coalesce-max", Value::Integer(front.coalesce.answers.into())),
-        ("fixed-buffers", string(front.fixed_buffers.word())),
+        ("socket", string(&endpoint.socket.to_string_lossy())),
+        ("socket-mode", string(&endpoint.socket_mode.to_string())),
+        ("queues", Value::Integer(endpoint.queues.into())),
+        ("queue-size", Value::Integer(endpoint.queue_size.into())),
+        ("queue-map", string(&queue_map::display(&endpoint.queue_map))),
+        ("poll", string(&endpoint.poll.to_string())),
+        ("coalesce-us", Value::Integer(endpoint.coalesce.delay.as_micros() as i64)),
+        ("coalesce-max", Value::Integer(endpoint.coalesce.answers.into())),
+        ("fixed-buffers", string(endpoint.fixed_buffers.word())),
     ]
 }
 
-fn xen_pairs(front: &XenFront) -> Vec<Pair> {
+fn xen_pairs(endpoint: &XenFront) -> Vec<Pair> {
     let mut pairs = Vec::new();
-    if let Some(XenPlace { domid, devid }) = front.place {
+    if let Some(XenPlace { domid, devid }) = endpoint.place {
         let name = vbd::device_name(devid).unwrap_or_else(|| devid.to_string());
         pairs.extend([("domid", Value::Integer(domid.into())), ("vdev", string(&name))]);
     }
-    let journal = if front.journal { "on" } else { "off" };
+    let journal = if endpoint.journal { "on" } else { "off" };
     pairs.extend([
-        ("queues", Value::Integer(front.queues.into())),
-        ("ring-order", Value::Integer(front.ring_order.into())),
-        ("indirect-segments", Value::Integer(front.indirect_segments.into())),
-        ("grants", string(front.grants.word())),
-        ("persistent-grants", Value::Integer(front.persistent_grants.into())),
-        ("persistent-idle", Value::Integer(front.persistent_idle.as_secs() as i64)),
+        ("queues", Value::Integer(endpoint.queues.into())),
+        ("ring-order", Value::Integer(endpoint.ring_order.into())),
+        ("indirect-segments", Value::Integer(endpoint.indirect_segments.into())),
+        ("grants", string(endpoint.grants.word())),
+        ("persistent-grants", Value::Integer(endpoint.persistent_grants.into())),
+        ("persistent-idle", Value::Integer(endpoint.persistent_idle.as_secs() as i64)),
         ("journal", string(journal)),
     ]);
-    if front.grants_pool != PoolOwner::PerRing {
-        pairs.push(("grants-pool", string(front.grants_pool.word())));
+    if endpoint.grants_pool != PoolOwner::PerRing {
+        pairs.push(("grants-pool", string(endpoint.grants_pool.word())));
     }
     pairs.extend([
-        ("queue-map", string(&queue_map::display(&front.queue_map))),
-        ("poll", string(&front.poll.to_string())),
-        ("coalesce-us", Value::Integer(front.coalesce.delay.as_micros() as i64)),
-        ("coalesce-max", Value::Integer(front.coalesce.answers.into())),
+        ("queue-map", string(&queue_map::display(&endpoint.queue_map))),
+        ("poll", string(&endpoint.poll.to_string())),
+        ("coalesce-us", Value::Integer(endpoint.coalesce.delay.as_micros() as i64)),
+        ("coalesce-max", Value::Integer(endpoint.coalesce.answers.into())),
     ]);
     pairs
 }
 
-fn backing_pairs<D>(backing: &Backing<D>) -> Vec<Pair> {
+fn backing_pairs<D>(storage: &Backing<D>) -> Vec<Pair> {
     vec![
-        ("merge", string(backing.plug.merge.word())),
-        ("merge-bytes", number_or_text(&backing.plug.merge_bytes.to_string())),
-        ("merge-segments", Value::Integer(backing.plug.merge_segments.into())),
-        ("depth", Value::Integer(backing.plug.depth.into())),
-        ("watch-size", string(if backing.watch_size { "on" } else { "off" })),
-        ("on-error", string(&backing.errors.on_error.to_string())),
-        ("on-enospc", string(backing.errors.on_enospc.word())),
-        ("cache", string(backing.cache.word())),
-        ("serial", string(&backing.serial)),
+        ("merge", string(storage.plug.merge.word())),
+        ("merge-bytes", number_or_text(&storage.plug.merge_bytes.to_string())),
+        ("merge-segments", Value::Integer(storage.plug.merge_segments.into())),
+        ("depth", Value::Integer(storage.plug.depth.into())),
+        ("watch-size", string(if storage.watch_size { "on" } else { "off" })),
+        ("on-error", string(&storage.errors.on_error.to_string())),
+        ("on-enospc", string(storage.errors.on_enospc.word())),
+        ("cache", string(storage.cache.word())),
+        ("serial", string(&storage.serial)),
     ]
 }
 
@@ -183,7 +183,7 @@ fn string(text: &str) -> Value {
     Value::String(text.to_owned())
 }
 
-/// A number where the text is exactly how the number is written, so that both read back as the same text.
+/// Returns a number if the text is its canonical form, else the text: both parse back to the same text.
 fn number_or_text(text: &str) -> Value {
     match text.parse::<i64>() {
         Ok(number) if number.to_string() == text => Value::Integer(number),

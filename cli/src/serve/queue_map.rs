@@ -1,11 +1,11 @@
-//! Which worker serves which queue.
+//! The assignment of queues to workers.
 
 use mqblk_core::settings::{SettingError, Settings};
 
 const KEY: &str = "queue-map";
 
-/// Deals `queues` to `workers` in turn, going on where the disk before stopped, so that disks of one queue do not all land on
-/// worker 0.
+/// Assigns `queues` to `workers` round-robin, continuing after the previous disk's last worker: otherwise all disks of one queue
+/// would share worker 0.
 pub fn round_robin(next_worker: &mut u16, queues: u16, workers: u16) -> Vec<u16> {
     let mut map = Vec::with_capacity(usize::from(queues));
     for _ in 0..queues {
@@ -15,10 +15,10 @@ pub fn round_robin(next_worker: &mut u16, queues: u16, workers: u16) -> Vec<u16>
     map
 }
 
-/// Reads `QUEUE:WORKER,...`, where each of `queues` queues must appear once.
+/// Parses `QUEUE:WORKER,...`. Each of the `queues` queues must appear once.
 ///
 /// # Errors
-/// When it has another form, or a queue or worker that does not exist, or leaves a queue out.
+/// If the text has another form, names a queue or worker that does not exist, or omits a queue.
 pub fn parse(settings: &Settings, text: &str, queues: u16, workers: u16) -> Result<Vec<u16>, SettingError> {
     let mut map: Vec<Option<u16>> = vec![None; usize::from(queues)];
     for pair in text.split(',') {
@@ -55,7 +55,7 @@ fn number(text: &str) -> Option<u16> {
     text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Writes the map as [`parse`] reads it.
+/// Formats the map for [`parse`].
 pub fn display(map: &[u16]) -> String {
     let pairs: Vec<String> = map.iter().enumerate().map(|(queue, worker)| format!("{queue}:{worker}")).collect();
     pairs.join(",")
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queues_are_dealt_across_disks() {
+    fn round_robin_continues_across_disks() {
         let mut next = 0;
         assert_eq!(round_robin(&mut next, 3, 2), [0, 1, 0]);
         assert_eq!(round_robin(&mut next, 2, 2), [1, 0]);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_are_printed_as_they_are_read() {
+    fn maps_round_trip() {
         let settings = Settings::new("disk");
         for (text, queues, workers) in [("0:0", 1, 1), ("0:1,1:0", 2, 2), ("0:0,1:0,2:3", 3, 4)] {
             assert_eq!(display(&parse(&settings, text, queues, workers).unwrap()), text);

@@ -1,4 +1,4 @@
-//! What came of giving a disk another size, whichever way its guest reaches it.
+//! The result of resizing a disk, for all guest interfaces.
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{DiskError, Resize, Resized};
@@ -6,23 +6,23 @@ use mqblk_vhost_user_server::ConfigNotice;
 
 use super::luns::ChangeError;
 
-/// Whether the guest knows.
+/// Whether the guest was notified of a new size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestNotice {
-    /// The size is the one that it was.
+    /// The size has not changed.
     Unchanged,
-    /// The guest, or its VMM, was told.
+    /// The guest, or its VMM, was notified.
     Notified,
-    /// The VMM was told and said that it could not pass it on, or says nothing.
+    /// The VMM was notified, and replied with an error or not at all.
     Unanswered,
-    /// The VMM cannot be told: the guest sees it when it connects again.
+    /// The VMM cannot be notified: it reads the size when it reconnects.
     AtReconnect,
-    /// No guest is connected. The next one finds the new size.
+    /// No guest is connected. The next one reads the new size.
     NoGuest,
 }
 
 impl GuestNotice {
-    /// The word that the admin socket says.
+    /// Returns the word that the admin socket reports.
     pub fn word(self) -> &'static str {
         match self {
             GuestNotice::Unchanged => "unchanged",
@@ -45,19 +45,19 @@ impl From<ConfigNotice> for GuestNotice {
     }
 }
 
-/// A disk that has, or keeps, its size.
+/// The result of a resize that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Changed {
     /// The sizes.
     pub resized: Resized,
-    /// Whether the guest knows.
+    /// Whether the guest was notified.
     pub guest: GuestNotice,
 }
 
-/// The error in the words of whoever asked: a size that was asked for, or what the storage of `subject` has.
-pub fn refused(subject: &str, asked: Resize, error: DiskError) -> ChangeError {
+/// Converts a disk's error: an invalid requested size is an error of the key `size`, all others are failures of `subject`.
+pub fn refused(subject: &str, request: Resize, error: DiskError) -> ChangeError {
     match error {
-        DiskError::Size { found, expected } if asked.size.is_some() => {
+        DiskError::Size { found, expected } if request.size.is_some() => {
             ChangeError::Setting(Settings::new(subject).error("size", found, expected))
         }
         error => ChangeError::Failed(format!("{subject}: {error}")),

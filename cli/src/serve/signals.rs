@@ -1,4 +1,4 @@
-//! How the daemon is told to stop.
+//! The signals that stop the daemon.
 
 use std::io;
 use std::sync::Arc;
@@ -8,22 +8,22 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
-/// The signals that stop the daemon, from when this is made on.
+/// Handlers of the signals that stop the daemon, installed on creation.
 pub struct StopSignals(Signals);
 
 impl StopSignals {
-    /// Takes over SIGTERM, SIGINT and SIGHUP. The first SIGTERM or SIGINT is for [`StopSignals::wait`]; a second ends the process at
-    /// once, with the shell's exit code for that signal. SIGHUP, which a closing terminal sends and people send to have a configuration
-    /// read again, ends nothing: guests would lose their disks.
+    /// Installs handlers for SIGTERM, SIGINT and SIGHUP. [`StopSignals::wait`] returns at the first SIGTERM or SIGINT; a second one ends
+    /// the process at once, with the shell's exit code for that signal. SIGHUP (from a closing terminal, or sent to reload a
+    /// configuration) is only logged: guests would lose their disks.
     ///
     /// # Errors
-    /// When the host refuses.
+    /// If the kernel refuses.
     pub fn install() -> io::Result<StopSignals> {
-        // A write past RLIMIT_FSIZE must fail that request (EFBIG), not end the daemon, which is the signal's default.
+        // A write past RLIMIT_FSIZE must fail that request (EFBIG). By default SIGXFSZ would end the daemon.
         flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
         let seen = Arc::new(AtomicBool::new(false));
         for signal in [SIGTERM, SIGINT] {
-            // In this order: the first signal finds the flag down, then raises it.
+            // The order matters: the first signal finds the flag clear, then sets it.
             flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&seen))?;
             flag::register(signal, Arc::clone(&seen))?;
         }

@@ -1,7 +1,7 @@
-//! The state file: LUNs that came and went while the daemon ran, for the daemon after this one.
+//! The state file: LUNs that were added and removed at run time, for the next daemon.
 //!
-//! It is replaced as a whole at each change: written beside it, made durable, renamed, and the folder made durable too. So whenever the
-//! daemon is killed, the file is the one of before or the one of after.
+//! Each change replaces the whole file atomically: a new file is written, fsynced and renamed, and the directory is fsynced. After a kill
+//! the file has the content from before or after the change.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -13,24 +13,24 @@ use mqblk_core::settings::{SettingError, Settings};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
-/// What a state file begins with.
+/// The value of the `format` member.
 const FORMAT: &str = "mqblk-state";
 const VERSION: u32 = 1;
-/// A state with thousands of LUNs is a tenth of it.
+/// Maximum size of a state file. Thousands of LUNs need a tenth of it.
 const MAX_BYTES: u64 = 16 << 20;
-/// Settings that name a file: kept so that the folder that a daemon is started in does not matter.
+/// Settings that name a file. Stored as absolute paths, independent of the daemon's working directory.
 const PATHS: [&str; 2] = ["path", "reservations"];
 
-/// What is kept.
+/// The content of a state file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// LUNs that were added, in that order.
+    /// LUNs that were added, in the order of their addition.
     pub added: Vec<Added>,
     /// LUNs of the configuration that were removed.
     pub removed: Vec<Removed>,
 }
 
-/// A LUN that was added.
+/// A LUN that was added at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Added {
@@ -38,13 +38,13 @@ pub struct Added {
     pub controller: String,
     /// Its id.
     pub id: String,
-    /// Its place.
+    /// Its target.
     pub target: u8,
-    /// The same.
+    /// Its LUN of that target.
     pub lun: u16,
-    /// What it was added with, besides those.
+    /// The other settings that it was added with.
     pub settings: BTreeMap<String, String>,
-    /// It was removed again, but others share its unit.
+    /// True if it was removed again, and other LUNs share its logical unit.
     #[serde(default)]
     pub gone: bool,
 }
@@ -59,7 +59,7 @@ pub struct Removed {
     pub id: String,
 }
 
-/// The file's shape.
+/// The JSON document of the file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -70,112 +70,114 @@ struct Written {
 }
 
 impl Added {
-    /// A LUN that was added with `given`.
-    pub fn new(controller: &str, id: &str, (target, lun): (u8, u16), given: &Settings) -> Added {
+    /// Returns the record of a LUN that was added with `settings`.
+    pub fn new(controller: &str, id: &str, (target, lun): (u8, u16), settings: &Settings) -> Added {
         let own = ["controller", "id", "target", "lun"];
-        let settings = given.pairs().filter(|(key, _)| !own.contains(key)).map(|(key, value)| {
+        let others = settings.pairs().filter(|(key, _)| !own.contains(key)).map(|(key, value)| {
             let absolute = || std::path::absolute(value).ok()?.to_str().map(str::to_owned);
-            let kept = PATHS.contains(&key).then(absolute).flatten();
-            (key.to_owned(), kept.unwrap_or_else(|| value.to_owned()))
+            let stored = PATHS.contains(&key).then(absolute).flatten();
+            (key.to_owned(), stored.unwrap_or_else(|| value.to_owned()))
         });
-        let settings = settings.collect();
+        let settings = others.collect();
         Added { controller: controller.to_owned(), id: id.to_owned(), target, lun, settings, gone: false }
     }
 
-    /// As they would be in the configuration, under its controller.
+    /// Returns its settings, as in a `[[controller.lun]]` table of the configuration.
     ///
     /// # Errors
-    /// When somebody wrote a key twice that has its own place.
+    /// If an edited file has `id`, `target` or `lun` among the other settings too.
     pub fn given(&self) -> Result<Settings, SettingError> {
-        let mut given = Settings::new(format!("lun {:?} of the state file", self.id));
+        let mut settings = Settings::new(format!("lun {:?} of the state file", self.id));
         let own = [("id", self.id.clone()), ("target", self.target.to_string()), ("lun", self.lun.to_string())];
         for (key, value) in &own {
-            given.insert(key, value)?;
+            settings.insert(key, value)?;
         }
         for (key, value) in &self.settings {
-            given.insert(key, value)?;
+            settings.insert(key, value)?;
         }
-        Ok(given)
+        Ok(settings)
     }
 
-    /// The unit that it shares.
+    /// Returns the name of the logical unit that it shares, if any.
     pub fn shared(&self) -> Option<&str> {
         self.settings.get("unit").map(String::as_str)
     }
 }
 
 impl State {
-    /// Reads what lies at `path`; no file is no state.
+    /// Reads the file at `path`. Without a file the state is empty.
     ///
     /// # Errors
-    /// When it cannot be read, or is not what a daemon has written.
+    /// If the file cannot be read, or was not written by a daemon.
     pub fn read(path: &Path) -> Result<State, SettingError> {
-        let wrong = |why: &dyn std::fmt::Display| {
+        let invalid = |why: &dyn std::fmt::Display| {
             let expected =
                 "a state file that mqblk has written, or no file there, to begin with the configuration alone";
             Settings::new("serve").error("state", format!("{path:?}: {why}"), expected)
         };
         let text = match path.metadata() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(State::default()),
-            Err(error) => return Err(wrong(&error)),
-            Ok(file) if !file.is_file() => return Err(wrong(&"no regular file")),
-            Ok(file) if file.len() > MAX_BYTES => return Err(wrong(&format!("{} bytes", file.len()))),
-            Ok(_) => std::fs::read_to_string(path).map_err(|error| wrong(&error))?,
+            Err(error) => return Err(invalid(&error)),
+            Ok(file) if !file.is_file() => return Err(invalid(&"no regular file")),
+            Ok(file) if file.len() > MAX_BYTES => return Err(invalid(&format!("{} bytes", file.len()))),
+            Ok(_) => std::fs::read_to_string(path).map_err(|error| invalid(&error))?,
         };
-        let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| wrong(&error))?;
+        let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| invalid(&error))?;
         match (value["format"].as_str(), value["version"].as_u64()) {
             (Some(FORMAT), Some(version)) if version == u64::from(VERSION) => {}
-            (Some(FORMAT), version) => return Err(wrong(&format!("version {version:?} of the format, not {VERSION}"))),
-            _ => return Err(wrong(&format!("no \"format\": \"{FORMAT}\""))),
+            (Some(FORMAT), version) => {
+                return Err(invalid(&format!("version {version:?} of the format, not {VERSION}")));
+            }
+            _ => return Err(invalid(&format!("no \"format\": \"{FORMAT}\""))),
         }
-        let Written { added, removed, .. } = serde_json::from_value(value).map_err(|error| wrong(&error))?;
+        let Written { added, removed, .. } = serde_json::from_value(value).map_err(|error| invalid(&error))?;
         Ok(State { added, removed })
     }
 
-    /// A LUN is there.
+    /// Records that a LUN was added.
     pub fn add(&mut self, lun: Added) {
         self.added.retain(|other| other.id != lun.id);
         self.added.push(lun);
     }
 
-    /// A LUN that was added is gone. Whether there was one.
+    /// Records that a LUN added at run time was removed. Returns true if there was one.
     pub fn remove_added(&mut self, id: &str) -> bool {
-        let found = self.added.iter_mut().find(|lun| lun.id == id && !lun.gone);
-        let was_there = found.map(|lun| lun.gone = true).is_some();
+        let lun = self.added.iter_mut().find(|lun| lun.id == id && !lun.gone);
+        let was_there = lun.map(|lun| lun.gone = true).is_some();
         let shared: Vec<String> =
             self.added.iter().filter(|lun| !lun.gone).filter_map(|lun| lun.shared().map(str::to_owned)).collect();
         self.added.retain(|lun| !lun.gone || shared.contains(&lun.id));
         was_there
     }
 
-    /// A LUN of the configuration is gone.
+    /// Records that a LUN of the configuration was removed.
     pub fn remove_configured(&mut self, controller: &str, id: &str) {
         if !self.has_removed(controller, id) {
             self.removed.push(Removed { controller: controller.to_owned(), id: id.to_owned() });
         }
     }
 
-    /// Whether a LUN of the configuration was removed.
+    /// Returns true if a LUN of the configuration was removed.
     pub fn has_removed(&self, controller: &str, id: &str) -> bool {
         self.removed.iter().any(|lun| lun.controller == controller && lun.id == id)
     }
 }
 
-/// The file, which no other daemon uses meanwhile.
+/// The state file, locked against other daemons.
 #[derive(Debug)]
 pub struct StateFile {
     path: PathBuf,
     state: State,
-    /// What lies in the file is what is in `state`.
+    /// True if the file has the content of `state`.
     is_written: bool,
     _lock: File,
 }
 
 impl StateFile {
-    /// Takes the file at `path` over, which holds `state` from now on.
+    /// Locks the file at `path` and writes `state` to it.
     ///
     /// # Errors
-    /// When another daemon has it, or it cannot be written.
+    /// If another daemon has locked it, or it cannot be written.
     pub fn take(path: &Path, state: State) -> io::Result<StateFile> {
         let lock =
             OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(beside(path, ".lock"))?;
@@ -190,7 +192,7 @@ impl StateFile {
         Ok(file)
     }
 
-    /// Changes what is kept. Whether it is kept durably is [`is_written`](Self::is_written).
+    /// Changes the state and writes the file. [`is_written`](Self::is_written) says whether the write succeeded.
     pub fn change<R>(&mut self, change: impl FnOnce(&mut State) -> R) -> R {
         let changed = change(&mut self.state);
         if let Err(error) = self.write() {
@@ -199,7 +201,7 @@ impl StateFile {
         changed
     }
 
-    /// Whether a daemon after this one will find what is kept.
+    /// Returns true if the file is up to date: the next daemon finds the current state.
     pub fn is_written(&self) -> bool {
         self.is_written
     }
@@ -225,7 +227,7 @@ impl StateFile {
     }
 }
 
-/// A file of ours next to `path`.
+/// Returns `path` with a suffix: an auxiliary file next to it.
 fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
@@ -237,12 +239,12 @@ mod tests {
     use super::*;
 
     fn added(id: &str, words: &str) -> Added {
-        let given = crate::serve::key_values::parse("lun", &format!("controller=c,id={id},{words}")).unwrap();
-        Added::new("c", id, (3, 0), &given)
+        let settings = crate::serve::key_values::parse("lun", &format!("controller=c,id={id},{words}")).unwrap();
+        Added::new("c", id, (3, 0), &settings)
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_written_state_is_read_back() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state");
         assert_eq!(State::read(&path).unwrap(), State::default());
@@ -257,10 +259,10 @@ mod tests {
         let read = State::read(&path).unwrap();
         assert_eq!(read, file.state);
         assert!(read.has_removed("c", "c:0:0") && !read.has_removed("d", "c:0:0"));
-        let mut given = read.added[0].given().unwrap();
-        assert_eq!(given.text("path").as_deref(), Some("/srv/a,b.img"));
-        assert_eq!((given.text("target").as_deref(), given.text("controller")), (Some("3"), None));
-        // What a daemon that was killed had begun does not matter.
+        let mut settings = read.added[0].given().unwrap();
+        assert_eq!(settings.text("path").as_deref(), Some("/srv/a,b.img"));
+        assert_eq!((settings.text("target").as_deref(), settings.text("controller")), (Some("3"), None));
+        // An incomplete new file, left by a killed daemon, is ignored.
         std::fs::write(beside(&path, ".new"), "{\"form").unwrap();
         assert_eq!(State::read(&path).unwrap(), read);
         drop(file);
@@ -268,13 +270,13 @@ mod tests {
     }
 
     #[test]
-    fn a_relative_path_is_kept_whole() {
-        let kept = added("a", "path=a.img");
-        assert_eq!(kept.settings["path"], std::path::absolute("a.img").unwrap().display().to_string());
+    fn relative_paths_are_stored_absolute() {
+        let record = added("a", "path=a.img");
+        assert_eq!(record.settings["path"], std::path::absolute("a.img").unwrap().display().to_string());
     }
 
     #[test]
-    fn a_unit_stays_while_it_is_shared() {
+    fn a_removed_lun_is_kept_while_its_unit_is_shared() {
         let mut state = State::default();
         state.add(added("a", "path=/a"));
         state.add(added("b", "unit=a"));
@@ -287,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_somebody_else_is_refused() {
+    fn foreign_and_damaged_files_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state");
         for (text, want) in [

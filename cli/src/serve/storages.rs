@@ -1,4 +1,4 @@
-//! The seam to the storage backends.
+//! The program's storage backends, for the configuration.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use mqblk_engine::AnyDisk;
 use super::resolve::{Opened, Storages};
 use super::test_keys;
 
-/// The program's storage backends.
+/// The registry of `mqblk-storage`.
 #[derive(Debug)]
 pub struct Registry;
 
@@ -21,8 +21,8 @@ impl Storages for Registry {
         mqblk_storage::kinds().chain(test).collect()
     }
 
-    fn open(&mut self, kind: &str, settings: &mut Settings) -> Result<Opened<Self::Disk>, DiskError> {
-        let disk = mqblk_storage::open(kind, settings)?;
+    fn open(&mut self, backend: &str, settings: &mut Settings) -> Result<Opened<Self::Disk>, DiskError> {
+        let disk = mqblk_storage::open(backend, settings)?;
         let resolved = disk.resolved();
         Ok((disk, resolved))
     }

@@ -1,7 +1,7 @@
-//! Sees by itself that the storage of a disk has another size than its guest's disk.
+//! Detects that the storage of a disk has another size than the guest's disk.
 //!
-//! By asking the host for each size every second, also of files: inotify would tell of a file's size by the same event as of each
-//! write to it, so that every request of a guest would wake this thread.
+//! Polls the size of each storage every second, also of files: inotify reports a new file size by the same event as a write, so that
+//! each write of a guest would wake this thread.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -14,25 +14,25 @@ use mqblk_engine::AnyDisk;
 use super::admin::Source;
 use super::resize::GuestNotice;
 
-/// How often.
+/// The polling interval.
 const EVERY: Duration = Duration::from_secs(1);
-/// How long an end waits for a host that does not say a size, such as a network file system without a network.
+/// How long a stop waits for a size query that hangs, such as one to a network file system whose server is down.
 const END_WITHIN: Duration = Duration::from_secs(2);
 
-/// A disk whose size is watched, by its id.
+/// A disk whose size is watched, with its id.
 pub type Watched = (String, Arc<AnyDisk>);
 
-/// Watches until this is dropped.
+/// The size watch thread. Dropping this stops it.
 pub struct SizeWatch {
     stop: Option<Sender<()>>,
     ended: Receiver<()>,
 }
 
 impl SizeWatch {
-    /// Watches the disks of `source`.
+    /// Starts to watch the disks of `source`.
     ///
     /// # Errors
-    /// When the host refuses a thread.
+    /// If the thread cannot be created.
     pub fn start(source: &Arc<Source>) -> std::io::Result<SizeWatch> {
         let (stop, stopped) = channel::<()>();
         let (ending, ended) = channel();
@@ -48,7 +48,7 @@ impl SizeWatch {
 impl Drop for SizeWatch {
     fn drop(&mut self) {
         self.stop = None;
-        // It ends when the other end is dropped.
+        // The thread drops the sender when it ends.
         let _ = self.ended.recv_timeout(END_WITHIN);
     }
 }
@@ -59,7 +59,7 @@ fn watch(source: &Weak<Source>, stopped: &Receiver<()>) {
         let Some(watched) = source.upgrade().map(|source| source.watched()) else { return };
         seen.retain(|id, _| watched.iter().any(|(other, _)| other == id));
         for (id, disk) in watched {
-            // The host may take its time: the source is not held meanwhile.
+            // The query may take long: no reference to the source is held meanwhile.
             let now = disk.geometry().size;
             let Ok(found) = disk.found_size() else { continue };
             drop(disk);
@@ -83,11 +83,11 @@ fn watch(source: &Weak<Source>, stopped: &Receiver<()>) {
     }
 }
 
-/// What was found when it was looked last.
+/// The size found by the last poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
     found: ByteLen,
-    /// What was to be done about it is done, or cannot be.
+    /// True if the size was handled, with or without success.
     settled: bool,
 }
 
@@ -98,8 +98,8 @@ enum Verdict {
     Shrunk,
 }
 
-/// What is to be done about a size: once for each, and not before it was found twice, so that a file that is being written to its new
-/// length, or made anew, is let be.
+/// Returns what to do about a size. Acts once for each size, and only when two polls in a row find it: a file that is being extended or
+/// re-created is left alone.
 fn judge(seen: &mut HashMap<String, Seen>, id: &str, now: ByteLen, found: ByteLen) -> Verdict {
     if found == now {
         seen.remove(id);
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_size_is_dealt_with_once_and_not_while_it_changes() {
+    fn each_stable_size_is_handled_once() {
         let mut seen = HashMap::new();
         let mut at = |found: u64| judge(&mut seen, "a", ByteLen(10), ByteLen(found));
         for (found, want) in [
@@ -143,7 +143,7 @@ mod tests {
             (11, Verdict::Nothing),
             (12, Verdict::Nothing),
             (12, Verdict::Grown),
-            // It could not be done; it is not tried each second.
+            // Handled once, even if that failed.
             (12, Verdict::Nothing),
             (13, Verdict::Nothing),
             (13, Verdict::Grown),

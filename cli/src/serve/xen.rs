@@ -1,4 +1,4 @@
-//! The back-end of a Xen host: which disks it has, and what they are asked.
+//! The Xen backend: the disks that it serves, and the operations on them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,31 +19,31 @@ use super::config::{CacheMode, DiskConfig, DiskFront, XenConfig, XenFront, XenPl
 use super::luns::ChangeError;
 use super::resize::{self, Changed, GuestNotice};
 
-/// Mappings that Xen tracks for a domain unless it was told otherwise: `gnttab_max_maptrack_frames` of 1024, each with 256 entries.
+/// Grant mappings that Xen tracks for a domain by default: `gnttab_max_maptrack_frames` of 1024, each with 256 entries.
 const MAPTRACK: u64 = 1024 * 256;
-/// `vm.max_map_count` unless it was changed.
+/// The default of `vm.max_map_count`.
 const MAX_MAP_COUNT: u64 = 65_530;
 
-/// Why the back-end could not start.
+/// Why the backend could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum XenStartError {
     /// There is no Xen.
     #[error("serve: xen: {0}")]
     Xen(#[from] XenError),
-    /// The back-end refuses.
+    /// The backend failed to start.
     #[error("serve: xen: {0}")]
     Backend(#[from] BackendError),
     /// A disk could not be attached.
     #[error("disk {id:?}: {source}")]
     Attach {
-        /// Which disk.
+        /// The disk's id.
         id: String,
-        /// Why.
+        /// The cause.
         source: ToolError,
     },
 }
 
-/// A running back-end.
+/// A running Xen backend.
 pub struct XenHost {
     xen: Arc<dyn Xen>,
     backend: Arc<Backend>,
@@ -63,43 +63,43 @@ pub struct XenDiskConfig {
 }
 
 impl XenDiskConfig {
-    /// Of a disk that Xen guests reach; of others nothing.
+    /// Returns the Xen configuration of a disk; `None` if it has another interface.
     pub fn of(disk: &DiskConfig<Arc<AnyDisk>>, health: &Arc<DiskHealth>) -> Option<XenDiskConfig> {
-        let DiskFront::Xen(front) = &disk.front else { return None };
-        let backing = &disk.backing;
+        let DiskFront::Xen(endpoint) = &disk.front else { return None };
+        let storage = &disk.backing;
         Some(XenDiskConfig {
             id: disk.id.clone(),
-            front: front.clone(),
-            disk: Arc::clone(&backing.disk),
-            plug: backing.plug,
+            front: endpoint.clone(),
+            disk: Arc::clone(&storage.disk),
+            plug: storage.plug,
             health: Arc::clone(health),
-            storage: backing.storage.clone(),
-            settings: settings_of(front, backing.cache == CacheMode::Writethrough),
+            storage: storage.storage.clone(),
+            settings: settings_of(endpoint, storage.cache == CacheMode::Writethrough),
         })
     }
 }
 
-fn settings_of(front: &XenFront, write_through: bool) -> VbdSettings {
+fn settings_of(endpoint: &XenFront, write_through: bool) -> VbdSettings {
     VbdSettings {
-        bounds: Bounds { queues: front.queues, ring_order: front.ring_order },
-        indirect_segments: front.indirect_segments,
-        mode: front.grants,
-        pool: front.grants_pool,
-        persistent_max: front.persistent_grants,
-        persistent_idle: front.persistent_idle,
-        journal: front.journal,
+        bounds: Bounds { queues: endpoint.queues, ring_order: endpoint.ring_order },
+        indirect_segments: endpoint.indirect_segments,
+        mode: endpoint.grants,
+        pool: endpoint.grants_pool,
+        persistent_max: endpoint.persistent_grants,
+        persistent_idle: endpoint.persistent_idle,
+        journal: endpoint.journal,
         write_through,
-        queue_map: front.queue_map.iter().map(|worker| usize::from(*worker)).collect(),
-        poll: front.poll,
-        coalesce: front.coalesce,
+        queue_map: endpoint.queue_map.iter().map(|worker| usize::from(*worker)).collect(),
+        poll: endpoint.poll,
+        coalesce: endpoint.coalesce,
     }
 }
 
 impl XenHost {
-    /// Starts to serve `disks`, and whatever else is asked for.
+    /// Starts to serve `disks`, and the devices that the configuration says.
     ///
     /// # Errors
-    /// When there is no Xen or it refuses. Then nothing is left behind.
+    /// If there is no Xen, or it refuses. Everything is undone then.
     pub fn start(
         config: &XenConfig,
         disks: &[XenDiskConfig],
@@ -129,20 +129,20 @@ impl XenHost {
         Ok(XenHost { xen, backend, type_name: config.type_name.clone() })
     }
 
-    /// Makes the devices of the disks that have a place.
+    /// Creates the devices of the disks that are attached at start.
     ///
     /// # Errors
-    /// When one of them cannot be made; then those that were made here are removed again.
+    /// If a device cannot be created. Those created before are removed again.
     pub fn attach(&self, disks: &[XenDiskConfig]) -> Result<(), XenStartError> {
-        let mut made = Vec::new();
+        let mut created = Vec::new();
         for disk in disks {
             let Some(XenPlace { domid, devid }) = disk.front.place else { continue };
             let name = DeviceName { type_name: self.type_name.clone(), front: DomainId(domid), devid };
             match self.attach_one(disk, &name) {
-                Ok(Made::New) => made.push(name),
+                Ok(Made::New) => created.push(name),
                 Ok(Made::Already) => tracing::debug!(device = %name, "was attached already"),
                 Err(source) => {
-                    for name in made {
+                    for name in created {
                         self.detach(&name);
                     }
                     return Err(XenStartError::Attach { id: disk.id.clone(), source });
@@ -168,47 +168,47 @@ impl XenHost {
         }
     }
 
-    /// Its devices, to be asked and changed.
+    /// Returns a handle to its devices.
     pub fn devices(&self) -> XenDevices {
         XenDevices { xen: Arc::clone(&self.xen), backend: Arc::clone(&self.backend) }
     }
 
-    /// The back-end.
+    /// Returns the backend.
     pub fn backend(&self) -> &Arc<Backend> {
         &self.backend
     }
 }
 
-/// How long a device may take to do what a key asks for. Admin clients wait longer.
+/// How long a device may take to handle a resize key in xenstore. Admin clients wait longer.
 const RESIZE_WITHIN: std::time::Duration = std::time::Duration::from_secs(30);
 
-/// The devices that are served, whoever made them.
+/// The devices that are served, of the configuration and of toolstacks.
 pub struct XenDevices {
     xen: Arc<dyn Xen>,
     backend: Arc<Backend>,
 }
 
 impl XenDevices {
-    /// Those whose disks are open.
+    /// Returns the devices whose disks are open.
     pub fn list(&self) -> Vec<Arc<Figures>> {
         self.backend.devices()
     }
 
-    /// Gives a device's disk another size, as a toolstack does: by its key, on its own thread.
+    /// Resizes a device's disk as a toolstack does: writes a xenstore key, which the device's own thread handles.
     ///
     /// # Errors
-    /// When it cannot have that size, or does not answer.
-    pub fn resize(&self, device: &Figures, asked: Resize) -> Result<Changed, ChangeError> {
+    /// If the disk cannot have that size, or the device does not handle the key in time.
+    pub fn resize(&self, device: &Figures, request: Resize) -> Result<Changed, ChangeError> {
         let subject = format!("disk {:?}", device.id);
         let failed = |error: ToolError| ChangeError::Failed(format!("{subject}: {error}"));
         let Some(disk) = device.disk() else {
             return Err(ChangeError::Failed(format!("{subject}: its storage is being closed")));
         };
         let before = disk.geometry().size;
-        // Judged here too: whoever asked is told in the words of what was asked.
-        asked.judge(disk.as_ref()).map_err(|error| resize::refused(&subject, asked, error))?;
+        // Checked here too, for an error in terms of the request.
+        request.judge(disk.as_ref()).map_err(|error| resize::refused(&subject, request, error))?;
         let mut store = self.xen.store().map_err(ToolError::from).map_err(failed)?;
-        toolstack::resize(&mut store, self.xen.domain(), &device.name, asked, RESIZE_WITHIN).map_err(failed)?;
+        toolstack::resize(&mut store, self.xen.domain(), &device.name, request, RESIZE_WITHIN).map_err(failed)?;
         let resized = Resized { before, size: disk.geometry().size };
         let guest = match (resized.is_change(), device.rings()) {
             (false, _) => GuestNotice::Unchanged,
@@ -219,7 +219,7 @@ impl XenDevices {
     }
 }
 
-/// Nobody goes by the size of a disk that is attached to nobody.
+/// The users of the size of a disk that is not attached: none.
 struct Nobody;
 
 impl SizeUsers for Nobody {
@@ -228,7 +228,7 @@ impl SizeUsers for Nobody {
     fn refresh(&mut self) {}
 }
 
-/// A disk of the configuration as it is served.
+/// A served disk of the configuration.
 pub struct XenDisk {
     devices: XenDevices,
     id: String,
@@ -237,31 +237,31 @@ pub struct XenDisk {
 }
 
 impl XenDisk {
-    /// The disk of this id, which offers so many rings.
+    /// Creates the disk `id`, which offers `queues` rings.
     pub fn new(host: &XenHost, id: &str, queues: usize, disk: Arc<AnyDisk>) -> XenDisk {
         XenDisk { devices: host.devices(), id: id.to_owned(), queues, disk }
     }
 
-    /// Gives it another size, also while it is attached to nobody.
+    /// Resizes the disk, attached or not.
     ///
     /// # Errors
     /// As [`XenDevices::resize`].
-    pub fn resize(&self, asked: Resize) -> Result<Changed, ChangeError> {
+    pub fn resize(&self, request: Resize) -> Result<Changed, ChangeError> {
         if let Some(device) = self.device().filter(|device| device.disk().is_some()) {
-            return self.devices.resize(&device, asked);
+            return self.devices.resize(&device, request);
         }
-        let done = asked.carry_out(self.disk.as_ref(), &mut Nobody);
-        let resized = done.map_err(|error| resize::refused(&format!("disk {:?}", self.id), asked, error))?;
+        let result = request.carry_out(self.disk.as_ref(), &mut Nobody);
+        let resized = result.map_err(|error| resize::refused(&format!("disk {:?}", self.id), request, error))?;
         Ok(Changed { resized, guest: if resized.is_change() { GuestNotice::NoGuest } else { GuestNotice::Unchanged } })
     }
 
-    /// The device that has it. One that had it before may still be about to be removed.
+    /// Returns the device that the disk is attached as. A previous device may still be in removal: one with rings is preferred.
     fn device(&self) -> Option<Arc<Figures>> {
         let devices = self.devices.list().into_iter().filter(|device| device.id == self.id);
         devices.max_by_key(|device| device.rings() > 0)
     }
 
-    /// What its rings counted. While it is attached to nobody: nothing.
+    /// Returns the statistics of its rings: zero while it is not attached.
     pub fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
         match self.device() {
             Some(device) => device.report(workers),
@@ -269,13 +269,13 @@ impl XenDisk {
         }
     }
 
-    /// What its rings counted of grants.
+    /// Returns the grant counters of its rings.
     pub fn grants(&self) -> Option<GrantCounters> {
         Some(self.device().map(|device| device.grants()).unwrap_or_default())
     }
 }
 
-/// The disk of the configuration that a device has, until this is dropped. It is active for so long.
+/// A device's exclusive use of a disk of the configuration. Dropping it deactivates the disk and makes it available again.
 struct Lease(Arc<Mutex<Option<DeviceName>>>, Arc<AnyDisk>);
 
 impl Drop for Lease {
@@ -285,7 +285,7 @@ impl Drop for Lease {
     }
 }
 
-/// A disk on offer.
+/// A disk of the configuration that devices can attach.
 struct Offered {
     disk: Arc<AnyDisk>,
     plug: PlugOptions,
@@ -309,9 +309,9 @@ fn offered(disks: &[XenDiskConfig]) -> BTreeMap<String, Offered> {
     disks.iter().map(|disk| (disk.id.clone(), offer(disk))).collect()
 }
 
-/// Where devices get their disks from.
+/// Opens the disks of devices.
 struct Disks {
-    /// Every device of the type is ours.
+    /// True if every device of the type is served.
     watch: bool,
     default: VbdSettings,
     own: BTreeMap<String, Offered>,
@@ -349,11 +349,9 @@ impl Opener for Disks {
 impl Disks {
     fn own(&self, id: &str, name: &DeviceName) -> Result<Backing, String> {
         let Some(disk) = self.own.get(id) else {
-            let known: Vec<_> = self.own.keys().map(String::as_str).collect();
-            let known = if known.is_empty() { "none" } else { &known.join(", ") };
-            return Err(format!(
-                "params: found disk {id:?}, expected one that the daemon offers to Xen guests: {known}"
-            ));
+            let ids: Vec<_> = self.own.keys().map(String::as_str).collect();
+            let ids = if ids.is_empty() { "none" } else { &ids.join(", ") };
+            return Err(format!("params: found disk {id:?}, expected one that the daemon offers to Xen guests: {ids}"));
         };
         if let Some(XenPlace { domid, devid }) = disk.place
             && (domid, devid) != (name.front.0, name.devid)

@@ -1,48 +1,48 @@
-//! From two readings of a Xen disk's grants to rates. Pure.
+//! Computes rates from two samples of a Xen disk's grant counters.
 
 use mqblk_admin::model::GrantStat;
 use serde::Serialize;
 
 const NS_PER_S: f64 = 1e9;
 
-/// What the rings of a Xen disk did with the guest's pages in the interval.
+/// Grant operations of a Xen disk's rings in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct GrantRates {
-    /// Pages copied in a second.
+    /// Pages copied per second.
     pub copies_per_s: f64,
-    /// Pages that a call copied, on average. 0 without any.
+    /// Mean number of pages copied per hypercall. 0 if there were none.
     pub copies_per_call: f64,
-    /// Pages mapped in a second.
+    /// Pages mapped per second.
     pub maps_per_s: f64,
-    /// Pages let go in a second.
+    /// Pages unmapped per second.
     pub unmaps_per_s: f64,
-    /// Pages of requests that were mapped already, in percent of those that could have been. 0 without any.
+    /// Pages of requests that were mapped already, in percent of the pages looked up. 0 if there were none.
     pub hit_percent: f64,
-    /// Requests in a second with their segments in pages of their own.
+    /// Requests with indirect segments per second.
     pub indirect_per_s: f64,
-    /// Times in the interval that pages were copied because the host has as many mapped as it may.
+    /// Times in the interval that pages were copied because the host's limit of mapped pages was reached.
     pub over_budget: u64,
-    /// The same for a ring.
+    /// Times in the interval that pages were copied because the ring's limit of mapped pages was reached.
     pub over_cap: u64,
-    /// Copies and mappings that failed, in the interval.
+    /// Failed copies and mappings in the interval.
     pub errors: u64,
-    /// Pages mapped at the end.
+    /// Pages mapped at the end of the interval.
     pub held: u64,
 }
 
-/// What happened between two readings. `None`: the counters began anew.
+/// Returns the rates between two samples; `None` if a counter was reset.
 pub fn between(before: &GrantStat, now: &GrantStat, interval_ns: u64) -> Option<GrantRates> {
     let delta = |of: fn(&GrantStat) -> u64| of(now).checked_sub(of(before));
     let seconds = interval_ns as f64 / NS_PER_S;
     let per_s = |count: u64| count as f64 / seconds;
-    let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
+    let ratio = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
     let (copies, hits) = (delta(|it| it.copies)?, delta(|it| it.persistent_hits)?);
     Some(GrantRates {
         copies_per_s: per_s(copies),
-        copies_per_call: share(copies, delta(|it| it.copy_calls)?),
+        copies_per_call: ratio(copies, delta(|it| it.copy_calls)?),
         maps_per_s: per_s(delta(|it| it.maps)?),
         unmaps_per_s: per_s(delta(|it| it.unmaps)?),
-        hit_percent: 100.0 * share(hits, hits + delta(|it| it.persistent_misses)?),
+        hit_percent: 100.0 * ratio(hits, hits + delta(|it| it.persistent_misses)?),
         indirect_per_s: per_s(delta(|it| it.indirect_requests)?),
         over_budget: delta(|it| it.over_budget)?,
         over_cap: delta(|it| it.over_cap)?,
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_of_the_interval() {
+    fn rates_cover_the_interval_only() {
         let one = GrantStat {
             copies: 100,
             copy_calls: 10,
@@ -95,6 +95,6 @@ mod tests {
             held: 14,
         };
         assert_eq!(between(&GrantStat::default(), &one, 2_000_000_000), Some(want));
-        assert_eq!(between(&two, &one, 1), None, "they began anew");
+        assert_eq!(between(&two, &one, 1), None, "the counters were reset");
     }
 }

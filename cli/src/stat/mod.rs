@@ -1,4 +1,4 @@
-//! `mqblk stat`: reads the counters of a running daemon and shows rates.
+//! `mqblk stat`: reads the counters of a running daemon and prints rates.
 
 mod grants;
 mod rates;
@@ -52,7 +52,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Why no report was shown.
+/// Why no report was printed.
 #[derive(Debug, thiserror::Error)]
 enum StatError {
     #[error(transparent)]
@@ -61,7 +61,7 @@ enum StatError {
     Client(#[from] ClientError),
     #[error("stat: standard output: {0}")]
     Output(std::io::Error),
-    /// Nobody reads any more: not an error.
+    /// The reader closed the pipe: not an error.
     #[error("standard output is closed")]
     Closed,
 }
@@ -72,7 +72,7 @@ impl From<std::io::Error> for StatError {
     }
 }
 
-/// Shows the averages since the daemon's start, or those of one interval after the other.
+/// Prints the averages since the daemon's start, or those of consecutive intervals.
 pub fn run(args: Args) -> ExitCode {
     match show(&args) {
         Ok(()) | Err(StatError::Closed) => ExitCode::SUCCESS,
@@ -83,68 +83,68 @@ pub fn run(args: Args) -> ExitCode {
 
 fn show(args: &Args) -> Result<(), StatError> {
     let (watch, count) = judge(args)?;
-    let mut source = Source::new(args);
-    let first = source.read().map_err(|error| with_disk(error, args))?;
+    let mut daemon = Source::new(args);
+    let first = daemon.read().map_err(|error| with_disk(error, args))?;
     let Some(interval) = watch else { return print(args, rates::compare(None, &first), first) };
     let mut next = Instant::now();
     let mut before = first;
-    let mut missing: Option<ClientError> = None;
-    for turn in 1.. {
-        if count.is_some_and(|count| turn > count) {
+    let mut last_error: Option<ClientError> = None;
+    for number in 1.. {
+        if count.is_some_and(|count| number > count) {
             break;
         }
-        // Without drift; but whoever was stopped for a while does not make up for what it missed.
+        // Absolute times, so that intervals do not drift. After a pause of this process (SIGSTOP) missed intervals are skipped.
         next = (next + interval).max(Instant::now());
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
-        match source.read() {
+        match daemon.read() {
             Ok(now) => {
                 let report = rates::compare(Some(&before), &now);
                 if report.restarted {
                     note("the daemon was restarted: its counters began anew, and the next report is since its start");
-                } else if missing.is_some() {
+                } else if last_error.is_some() {
                     note("the daemon answers again, and the next report is since the one before");
                 }
-                missing = None;
+                last_error = None;
                 print(args, report, now.clone())?;
                 before = now;
             }
             Err(error) => {
-                if missing.is_none() {
+                if last_error.is_none() {
                     let why = match &error {
                         ClientError::Closed => "the daemon closed the connection".to_owned(),
                         error => error.to_string(),
                     };
                     note(&format!("no report: {why}; trying again at each interval"));
                 }
-                missing = Some(error);
+                last_error = Some(error);
             }
         }
     }
-    missing.map_or(Ok(()), |error| Err(error.into()))
+    last_error.map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// `--watch` and `--count`.
+/// Parses `--watch` and `--count`.
 fn judge(args: &Args) -> Result<(Option<Duration>, Option<u64>), SettingError> {
-    let wrong =
+    let invalid =
         |key: &str, found: &str, expected: &str| Settings::new("stat").error(key, format!("{found:?}"), expected);
     let watch = match &args.watch {
         None => None,
         Some(text) => match text.parse::<f64>() {
             Ok(seconds) if (SHORTEST_S..=LONGEST_S).contains(&seconds) => Some(Duration::from_secs_f64(seconds)),
-            _ => return Err(wrong("watch", text, "seconds from 0.1 to 86400, such as 1 or 0.5")),
+            _ => return Err(invalid("watch", text, "seconds from 0.1 to 86400, such as 1 or 0.5")),
         },
     };
     let count = match &args.count {
         None => None,
         Some(text) => match text.parse::<u64>() {
             Ok(count @ 1..) => Some(count),
-            _ => return Err(wrong("count", text, "a whole number of intervals, at least 1")),
+            _ => return Err(invalid("count", text, "a whole number of intervals, at least 1")),
         },
     };
     Ok((watch, count))
 }
 
-/// A disk that is not there is the command line's mistake.
+/// Maps the error. An unknown id in `--disk` is a usage error.
 fn with_disk(error: ClientError, args: &Args) -> StatError {
     if let (ClientError::Refused(refused), Some(id)) = (&error, &args.disk)
         && refused.code == INVALID_PARAMS
@@ -155,7 +155,7 @@ fn with_disk(error: ClientError, args: &Args) -> StatError {
     error.into()
 }
 
-/// The daemon, connected to anew after an error.
+/// The connection to the daemon. Reconnects after an error.
 struct Source<'a> {
     args: &'a Args,
     query: StatQuery,
@@ -164,7 +164,7 @@ struct Source<'a> {
 
 impl<'a> Source<'a> {
     fn new(args: &'a Args) -> Source<'a> {
-        // The buckets are what the percentiles of an interval are computed of.
+        // The histogram buckets are needed for the percentiles of an interval.
         let query = StatQuery { queues: args.queues, latency: true, disk: args.disk.clone() };
         Source { args, query, client: None }
     }
@@ -180,7 +180,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// One line of `--json`.
+/// A line of `--json` output.
 #[derive(Serialize)]
 struct Line {
     rates: Report,
@@ -207,7 +207,7 @@ fn print(args: &Args, report: Report, mut stat: Stat) -> Result<(), StatError> {
     Ok(stdout.flush()?)
 }
 
-/// Whoever wants the distributions asks the socket for them; here they would be most of every line.
+/// Removes the histogram buckets: they would be most of every line. The admin socket has them.
 fn drop_buckets(load: &mut Load) {
     for parts in [&mut load.latency.reads, &mut load.latency.writes, &mut load.latency.others] {
         for part in [&mut parts.queued, &mut parts.device, &mut parts.publish, &mut parts.total] {
@@ -216,8 +216,8 @@ fn drop_buckets(load: &mut Load) {
     }
 }
 
-/// A line on standard error, between reports.
+/// Prints a line on standard error, between reports.
 fn note(text: &str) {
-    // The code is for one who ends with it; nobody does here.
+    // The process continues: the exit code is not used.
     let _ = failure::report(&format!("stat: {text}"), FAILED);
 }

@@ -1,4 +1,4 @@
-//! From two readings of the counters to rates. Pure: no clock, no socket.
+//! Computes rates from two samples of the counters. Does no I/O and reads no clock.
 
 use std::collections::BTreeMap;
 
@@ -11,24 +11,24 @@ use super::grants::{self, GrantRates};
 const NS_PER_S: f64 = 1e9;
 const NS_PER_US: f64 = 1e3;
 
-/// What a report's interval begins with.
+/// The start of a report's interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Since {
     /// The daemon's start.
     Start,
-    /// The reading before.
+    /// The previous sample.
     Previous,
 }
 
-/// What happened between two readings.
+/// The rates between two samples.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// What the interval begins with.
+    /// The start of the interval.
     pub since: Since,
-    /// Its length, in nanoseconds.
+    /// Length of the interval in nanoseconds.
     pub interval_ns: u64,
-    /// The reading before was of another run of the daemon, so that this is since the start.
+    /// True if the daemon was restarted since the previous sample: the interval then begins with its start.
     pub restarted: bool,
     /// The disks.
     pub disks: Vec<DiskRates>,
@@ -43,14 +43,14 @@ pub struct Report {
 pub struct DiskRates {
     /// Its name.
     pub id: String,
-    /// Over all its queues. `None`: it was not there at the reading before, or its counters began anew since.
+    /// Sum of all its queues. `None` if the previous sample lacks the disk, or a counter was reset since.
     pub totals: Option<LoadRates>,
-    /// Its health at the end; of an older daemon nothing.
+    /// Its health at the end of the interval. Empty if the daemon is too old to report it.
     pub health: Health,
-    /// Of a Xen disk: what was done with the guest's pages.
+    /// Grant operations; Xen disks only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grants: Option<GrantRates>,
-    /// Its queues, as far as they were read.
+    /// Its queues, if they were requested.
     pub queues: Vec<QueueRates>,
 }
 
@@ -59,11 +59,11 @@ pub struct DiskRates {
 pub struct ControllerRates {
     /// Its name.
     pub id: String,
-    /// Over all its request queues. `None` as for a disk.
+    /// Sum of all its request queues. `None` as for a disk.
     pub totals: Option<LoadRates>,
-    /// Its LUNs, as far as they were read.
+    /// Its LUNs, if they were requested.
     pub luns: Vec<LunRates>,
-    /// Its queues, as far as they were read.
+    /// Its queues, if they were requested.
     pub queues: Vec<QueueRates>,
 }
 
@@ -76,45 +76,45 @@ pub struct LunRates {
     pub target: u32,
     /// Its LUN.
     pub lun: u32,
-    /// How far it is.
+    /// Its state: `adding`, `ready` or `removing`.
     pub state: String,
-    /// Its health at the end; of an older daemon nothing.
+    /// Its health at the end of the interval. Empty if the daemon is too old to report it.
     pub health: Health,
     /// `None` as for a disk.
     pub rates: Option<LunLoadRates>,
 }
 
-/// What a LUN did in the interval. As of a disk.
+/// I/O rates of a LUN in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LunLoadRates {
-    /// Reads finished in a second.
+    /// Reads completed per second.
     pub reads_per_s: f64,
-    /// Writes finished in a second.
+    /// Writes completed per second.
     pub writes_per_s: f64,
-    /// Flushes, discards and write-zeroes finished in a second.
+    /// Flushes, discards and write-zeroes completed per second.
     pub others_per_s: f64,
-    /// Bytes read in a second.
+    /// Bytes read per second.
     pub read_bytes_per_s: f64,
-    /// Bytes written in a second.
+    /// Bytes written per second.
     pub written_bytes_per_s: f64,
-    /// Mean length of reads and writes, in sectors of 512 bytes. 0 without any.
+    /// Mean length of reads and writes, in sectors of 512 bytes. 0 if there were none.
     pub request_sectors: f64,
-    /// Mean number of requests under way.
+    /// Mean number of requests in flight.
     pub queue_size: f64,
-    /// Mean time of a request, in microseconds. 0 without any.
+    /// Mean time of a request, in microseconds. 0 if there were none.
     pub await_us: f64,
-    /// Requests in flight at the end.
+    /// Requests in flight at the end of the interval.
     pub in_flight: u64,
-    /// How long the oldest of them has been, in milliseconds. `None` without any.
+    /// Age of the oldest of them, in milliseconds. `None` if there are none.
     pub oldest_ms: Option<u64>,
-    /// Requests that ended otherwise than done, in the interval.
+    /// Requests that did not succeed in the interval.
     pub errors: u64,
 }
 
 /// One queue.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct QueueRates {
-    /// What it is for: `request`, `control` or `event`.
+    /// Its role: `request`, `control` or `event`.
     pub role: String,
     /// Its number among those of its role.
     pub queue: u32,
@@ -124,30 +124,30 @@ pub struct QueueRates {
     pub rates: Option<LoadRates>,
 }
 
-/// What a queue, or all of a disk's, did in the interval.
+/// I/O rates of a queue, or of all queues of a disk, in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LoadRates {
-    /// Reads of the guest finished in a second.
+    /// Reads of the guest completed per second.
     pub reads_per_s: f64,
-    /// Writes of the guest finished in a second.
+    /// Writes of the guest completed per second.
     pub writes_per_s: f64,
-    /// Discards and write-zeroes finished in a second.
+    /// Discards and write-zeroes completed per second.
     pub discards_per_s: f64,
-    /// Flushes finished in a second.
+    /// Flushes completed per second.
     pub flushes_per_s: f64,
-    /// Reads joined to the one before them, in a second.
+    /// Reads merged into the one before them, per second.
     pub read_merges_per_s: f64,
-    /// Writes joined to the one before them, in a second.
+    /// Writes merged into the one before them, per second.
     pub write_merges_per_s: f64,
-    /// Bytes read in a second.
+    /// Bytes read per second.
     pub read_bytes_per_s: f64,
-    /// Bytes written in a second.
+    /// Bytes written per second.
     pub written_bytes_per_s: f64,
-    /// Mean length of the guest's reads and writes, in sectors of 512 bytes. 0 without any.
+    /// Mean length of the guest's reads and writes, in sectors of 512 bytes. 0 if there were none.
     pub request_sectors: f64,
-    /// Mean number of requests under way: the time that all took together, by the interval.
+    /// Mean number of requests in flight: the sum of their latencies, divided by the interval.
     pub queue_size: f64,
-    /// Mean time of a request, in microseconds. 0 without any, as are its parts.
+    /// Mean time of a request, in microseconds. 0, as are its parts, if there were none.
     pub await_us: f64,
     /// Its part before the storage.
     pub queued_us: f64,
@@ -155,19 +155,19 @@ pub struct LoadRates {
     pub device_us: f64,
     /// Its part after the storage.
     pub publish_us: f64,
-    /// 99 percent of requests took less, in microseconds. `None` without any.
+    /// 99th percentile of request latencies, in microseconds. `None` if there were none.
     pub p99_us: Option<f64>,
-    /// Time spent polling in vain, in percent of the interval; of a disk: the mean of its queues.
+    /// Time spent polling without finding a request, in percent of the interval. For a disk: the mean of its queues.
     pub poll_percent: f64,
-    /// Kicks of the guest in a second.
+    /// Kicks by the guest per second.
     pub kicks_per_s: f64,
-    /// Calls to the guest in a second.
+    /// Calls to the guest per second.
     pub calls_per_s: f64,
-    /// Requests in flight at the end.
+    /// Requests in flight at the end of the interval.
     pub in_flight: u64,
-    /// How long the oldest of them has been, in milliseconds. `None` without any.
+    /// Age of the oldest of them, in milliseconds. `None` if there are none.
     pub oldest_ms: Option<u64>,
-    /// Requests that ended otherwise than done, in the interval.
+    /// Requests that did not succeed in the interval.
     pub errors: u64,
 }
 
@@ -176,30 +176,30 @@ pub struct LoadRates {
 pub struct WorkerRates {
     /// Its number.
     pub worker: u32,
-    /// Queues that it serves at the end.
+    /// Queues that it serves at the end of the interval.
     pub queues: u32,
-    /// `None`: its counters began anew.
+    /// `None` if a counter was reset.
     pub rates: Option<TurnRates>,
 }
 
-/// What a worker did in the interval.
+/// Rates of a worker in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct TurnRates {
     /// CPU time, in percent of the interval.
     pub cpu_percent: f64,
-    /// Turns in which something happened, in a second.
+    /// Turns that found work, per second.
     pub turns_per_s: f64,
-    /// Turns in which nothing happened, in a second.
+    /// Turns that found no work, per second.
     pub empty_turns_per_s: f64,
-    /// Times it slept, in a second.
+    /// Sleeps per second.
     pub sleeps_per_s: f64,
     /// Time asleep, in percent of the interval.
     pub slept_percent: f64,
-    /// Joined requests that the storage failed, in the interval.
+    /// Merged requests in the interval that the storage failed and that were split.
     pub merge_splits: u64,
 }
 
-/// What happened between `before` and `now`, or since the daemon's start when there is no reading of the same run before.
+/// Returns the rates between `before` and `now`. Without a sample of the same run before: since the daemon's start.
 pub fn compare(before: Option<&Stat>, now: &Stat) -> Report {
     let same_run = before.filter(|before| before.started_ns() == now.started_ns() && before.time_ns <= now.time_ns);
     let interval_ns = same_run.map_or(now.uptime_ns, |before| now.time_ns - before.time_ns).max(1);
@@ -208,22 +208,24 @@ pub fn compare(before: Option<&Stat>, now: &Stat) -> Report {
         let found = same_run.and_then(|before| before.disks.iter().find(|before| before.id == disk.id));
         let before = found.map(|disk| (&disk.totals, disk.queues.as_slice()));
         let (totals, queues) = interval.device(before, (&disk.totals, &disk.queues), disk.queue_count);
-        let granted = found.and_then(|before| before.grants);
-        let granted = granted.or_else(|| same_run.is_none().then(Default::default));
-        let grants = disk.grants.zip(granted).and_then(|(now, before)| grants::between(&before, &now, interval_ns));
+        let grants_before = found.and_then(|before| before.grants);
+        let grants_before = grants_before.or_else(|| same_run.is_none().then(Default::default));
+        let grants =
+            disk.grants.zip(grants_before).and_then(|(now, before)| grants::between(&before, &now, interval_ns));
         DiskRates { id: disk.id.clone(), totals, health: disk.health.clone(), grants, queues }
     });
-    let controllers = now.controllers.iter().map(|one| {
-        let found = same_run.and_then(|before| before.controllers.iter().find(|before| before.id == one.id));
+    let controllers = now.controllers.iter().map(|controller| {
+        let found = same_run.and_then(|before| before.controllers.iter().find(|before| before.id == controller.id));
         let before = found.map(|before| (&before.totals, before.queues.as_slice()));
-        let (totals, queues) = interval.device(before, (&one.totals, &one.queues), one.queue_count);
-        let luns = one.luns.iter().map(|lun| {
+        let (totals, queues) =
+            interval.device(before, (&controller.totals, &controller.queues), controller.queue_count);
+        let luns = controller.luns.iter().map(|lun| {
             let before = found.and_then(|before| before.luns.iter().find(|before| before.id == lun.id));
             let (id, state) = (lun.id.clone(), lun.state.clone());
             let rates = interval.lun(before, lun);
             LunRates { id, target: lun.target, lun: lun.lun, state, health: lun.health.clone(), rates }
         });
-        ControllerRates { id: one.id.clone(), totals, luns: luns.collect(), queues }
+        ControllerRates { id: controller.id.clone(), totals, luns: luns.collect(), queues }
     });
     let workers = now.workers.iter().map(|worker| {
         let idle = WorkerStat { worker: worker.worker, ..WorkerStat::default() };
@@ -244,18 +246,18 @@ pub fn compare(before: Option<&Stat>, now: &Stat) -> Report {
     }
 }
 
-/// The sums and the queues of a device.
+/// The totals and the queues of a device.
 type Loads<'a> = (&'a Load, &'a [QueueStat]);
 
-/// What happens in an interval.
+/// An interval between two samples.
 struct Interval {
-    /// It begins with the daemon's start, so that everything began at nothing.
+    /// True if the interval begins with the daemon's start: all counters started at zero.
     new: bool,
     ns: u64,
 }
 
 impl Interval {
-    /// `None` for what is new since the reading before, and so has no beginning that could be told.
+    /// Returns `None` for an item that the previous sample lacks: its counters at the start of the interval are unknown.
     fn load(&self, before: Option<&Load>, now: &Load) -> Option<LoadRates> {
         if self.new { load(&Load::default(), now, self.ns) } else { load(before?, now, self.ns) }
     }
@@ -263,14 +265,14 @@ impl Interval {
     fn lun(&self, before: Option<&LunStat>, now: &LunStat) -> Option<LunLoadRates> {
         let nothing = LunStat::default();
         let before = if self.new { &nothing } else { before? };
-        let grown = |get: fn(&LunCounters) -> u64| get(&now.counters).checked_sub(get(&before.counters));
+        let delta = |get: fn(&LunCounters) -> u64| get(&now.counters).checked_sub(get(&before.counters));
         let per_s = |count: u64| count as f64 * NS_PER_S / self.ns as f64;
         let [reads, writes, others] =
-            [grown(|counters| counters.reads)?, grown(|counters| counters.writes)?, grown(|counters| counters.others)?];
-        let (read, written) = (grown(|counters| counters.read_bytes)?, grown(|counters| counters.written_bytes)?);
-        let ns = grown(|counters| counters.read_ns)?
-            + grown(|counters| counters.write_ns)?
-            + grown(|counters| counters.other_ns)?;
+            [delta(|counters| counters.reads)?, delta(|counters| counters.writes)?, delta(|counters| counters.others)?];
+        let (read, written) = (delta(|counters| counters.read_bytes)?, delta(|counters| counters.written_bytes)?);
+        let ns = delta(|counters| counters.read_ns)?
+            + delta(|counters| counters.write_ns)?
+            + delta(|counters| counters.other_ns)?;
         Some(LunLoadRates {
             reads_per_s: per_s(reads),
             writes_per_s: per_s(writes),
@@ -282,7 +284,7 @@ impl Interval {
             await_us: mean(ns as f64 / NS_PER_US, reads + writes + others),
             in_flight: now.in_flight,
             oldest_ms: now.oldest_ms,
-            errors: grown(|counters| counters.errors)?,
+            errors: delta(|counters| counters.errors)?,
         })
     }
 
@@ -293,7 +295,7 @@ impl Interval {
         queue_count: u32,
     ) -> (Option<LoadRates>, Vec<QueueRates>) {
         let sums = self.load(before.map(|(totals, _)| totals), totals);
-        // Several queues of one worker are polled at the same time.
+        // The queues of a worker are polled at the same time: their sum could exceed 100 percent.
         let mean = |sums: LoadRates| sums.poll_percent / f64::from(queue_count.max(1));
         let totals = sums.map(|sums| LoadRates { poll_percent: mean(sums), ..sums });
         let queues = queues.iter().map(|queue| {
@@ -306,7 +308,7 @@ impl Interval {
     }
 }
 
-/// `None` when a counter went down.
+/// Returns `None` if a counter was reset.
 fn load(before: &Load, now: &Load, interval_ns: u64) -> Option<LoadRates> {
     let (old, new) = (&before.counters, &now.counters);
     let seconds = interval_ns as f64 / NS_PER_S;
@@ -340,7 +342,7 @@ fn load(before: &Load, now: &Load, interval_ns: u64) -> Option<LoadRates> {
     })
 }
 
-/// `None` when a counter went down.
+/// Returns `None` if a counter was reset.
 fn turns(before: &WorkerStat, now: &WorkerStat, interval_ns: u64) -> Option<TurnRates> {
     let seconds = interval_ns as f64 / NS_PER_S;
     let per_s = |new: u64, old: u64| Some(new.checked_sub(old)? as f64 / seconds);
@@ -362,7 +364,7 @@ fn mean(sum: f64, count: u64) -> f64 {
     if count == 0 { 0.0 } else { sum / count as f64 }
 }
 
-/// One part of the latency of all kinds of requests, in the interval.
+/// A component of the latency, over all types of requests, in an interval.
 struct Part {
     count: u64,
     sum_ns: u64,
@@ -384,8 +386,8 @@ impl Part {
     }
 }
 
-/// Below which total latency `percent` of the interval's requests lie: the middle of its bucket. `None`: a counter went down;
-/// `Some(None)`: there were no requests.
+/// Returns a percentile of the total latency in the interval: the middle of its bucket. `None` if a counter was reset; `Some(None)` if
+/// there were no requests.
 fn percentile_ns(before: &Load, now: &Load, percent: f64) -> Option<Option<u64>> {
     let buckets = |load: &Load| {
         let mut all = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Rates of made-up readings, computed by hand.
+//! Rates of constructed samples, against values computed by hand.
 
 use mqblk_admin::model::{ControllerStat, Counters, DiskStat, Latency, LunStat, QueueStat};
 
@@ -10,7 +10,7 @@ fn distribution(count: u64, sum_ns: u64, buckets: &[(u64, u64, u64)]) -> Distrib
     Distribution { count, sum_ns, buckets: buckets.to_vec(), ..Distribution::default() }
 }
 
-/// What a queue had counted after `times` like seconds.
+/// The counters of a queue after `times` identical seconds.
 fn load_after(times: u64) -> Load {
     let counters = Counters {
         requests: 170 * times,
@@ -71,7 +71,7 @@ fn stat_after(times: u64) -> Stat {
     }
 }
 
-/// What [`load_after`] does in a second, seen over `seconds`.
+/// The rates of [`load_after`] over `seconds`.
 fn expected(seconds: u64, in_flight: u64) -> LoadRates {
     LoadRates {
         reads_per_s: 100.0,
@@ -111,7 +111,7 @@ fn assert_near(found: Option<LoadRates>, want: LoadRates) {
 }
 
 #[test]
-fn since_the_start_and_since_the_reading_before() {
+fn rates_since_the_start_and_since_the_previous_sample() {
     for (before, now, since, seconds) in [(None, 4, Since::Start, 4), (Some(1), 4, Since::Previous, 3)] {
         let report = compare(before.map(stat_after).as_ref(), &stat_after(now));
         assert_eq!((report.since, report.interval_ns, report.restarted), (since, seconds * SECOND, false));
@@ -127,7 +127,7 @@ fn since_the_start_and_since_the_reading_before() {
 }
 
 #[test]
-fn a_controller_is_read_as_a_disk_is_and_its_queues_are_told_apart_by_role() {
+fn controllers_have_totals_and_queues_by_role() {
     let with_controller = |times: u64| {
         let queue = |role: &str, times: u64| QueueStat {
             role: role.to_owned(),
@@ -190,29 +190,29 @@ fn a_controller_is_read_as_a_disk_is_and_its_queues_are_told_apart_by_role() {
     assert_eq!(compare(Some(&with_controller(1)), &down).controllers[0].luns[0].rates, None);
     assert_eq!(compare(None, &with_controller(4)).controllers[0].luns[0].rates.map(|rates| rates.errors), Some(4));
     let before = stat_after(1);
-    assert_eq!(compare(Some(&before), &with_controller(4)).controllers[0].totals, None, "it is new");
+    assert_eq!(compare(Some(&before), &with_controller(4)).controllers[0].totals, None, "the controller is new");
 }
 
 #[test]
-fn nothing_happened() {
+fn an_idle_interval_has_zero_rates() {
     let mut later = stat_after(1);
     later.time_ns += SECOND;
     later.uptime_ns += SECOND;
     let report = compare(Some(&stat_after(1)), &later);
     assert_eq!(report.disks[0].totals, Some(LoadRates { in_flight: 3, oldest_ms: Some(1), ..LoadRates::default() }));
     assert_eq!(report.workers[0].rates, Some(TurnRates::default()));
-    // Twice the same reading: no division by nothing.
+    // The same sample twice: no division by zero.
     let report = compare(Some(&later), &later);
     assert_eq!((report.interval_ns, report.since), (1, Since::Previous));
     assert_eq!(report.disks[0].totals.unwrap().queue_size, 0.0);
-    // A daemon in its first moment.
+    // A daemon with zero uptime.
     let report = compare(None, &Stat::default());
     assert_eq!((report.interval_ns, report.disks.len()), (1, 0));
 }
 
 #[test]
-fn a_restarted_daemon_is_not_compared_with_its_forerunner() {
-    // It has counted more than the one before had, so that only the time of its start tells.
+fn samples_of_different_daemon_runs_are_not_compared() {
+    // Its counters are higher than those of the previous run: only the time of its start differs.
     for uptime in [1, 2 * SECOND] {
         let mut now = stat_after(9);
         now.uptime_ns = uptime;
@@ -223,7 +223,7 @@ fn a_restarted_daemon_is_not_compared_with_its_forerunner() {
 }
 
 #[test]
-fn counters_that_went_down_give_no_rates() {
+fn counters_that_decrease_give_no_rates() {
     let downs: [fn(&mut Load); 6] = [
         |load| load.counters.reads -= 1,
         |load| load.counters.read_bytes -= 500_000,
@@ -249,7 +249,7 @@ fn counters_that_went_down_give_no_rates() {
 }
 
 #[test]
-fn disks_queues_and_workers_may_come_and_go() {
+fn disks_queues_and_workers_appear_and_disappear() {
     let (mut before, now) = (stat_after(1), stat_after(2));
     before.disks[0].id = "b".to_owned();
     before.workers[0].worker = 7;
@@ -265,7 +265,7 @@ fn disks_queues_and_workers_may_come_and_go() {
 }
 
 #[test]
-fn percentiles_are_of_the_interval_alone() {
+fn percentiles_cover_the_interval_only() {
     let load = |fast: u64, slow: u64| {
         let mut load = Load::default();
         load.latency.reads.total.buckets = vec![(1000, 1200, fast)];

@@ -1,4 +1,4 @@
-//! The report as tables for people.
+//! Formats a report as tables.
 
 use mqblk_admin::model::Health;
 
@@ -6,12 +6,12 @@ use super::grants::GrantRates;
 use super::rates::{LoadRates, LunRates, QueueRates, Report, Since, TurnRates};
 use crate::table::align;
 
-/// What stands where nothing is known.
+/// The table cell for an unknown value.
 const UNKNOWN: &str = "-";
 
 type Column<T> = (&'static str, fn(&T) -> String);
 
-/// The columns of disks and queues. Requests and bytes are the guest's; what the storage saw is less by the merges.
+/// The columns of disks and queues. Requests and bytes are the guest's: the storage gets fewer requests where requests were merged.
 const LOAD: &[Column<LoadRates>] = &[
     ("r/s", |rates| number(rates.reads_per_s)),
     ("w/s", |rates| number(rates.writes_per_s)),
@@ -35,7 +35,7 @@ const LOAD: &[Column<LoadRates>] = &[
     ("oldest-ms", |rates| rates.oldest_ms.map_or(UNKNOWN.to_owned(), |ms| ms.to_string())),
     ("errors", |rates| rates.errors.to_string()),
 ];
-/// Shown where there are any.
+/// Columns that are shown only if there are any.
 const DISCARDS: &str = "d/s";
 const FLUSHES: &str = "f/s";
 
@@ -62,7 +62,7 @@ const TURNS: &[Column<TurnRates>] = &[
 
 /// iostat's kB.
 const KIB: f64 = 1024.0;
-/// The whole report, with an empty line at its end.
+/// Formats the whole report, with an empty line at its end.
 pub fn text(version: &str, report: &Report) -> String {
     let seconds = report.interval_ns as f64 / 1e9;
     let what = match report.since {
@@ -82,7 +82,7 @@ pub fn text(version: &str, report: &Report) -> String {
     text
 }
 
-/// A line for each disk that is stopped or tries requests again; of LUNs that share a unit for each.
+/// Formats a line for each disk and LUN that is stopped or retries requests. LUNs that share a logical unit have a line each.
 fn troubles(report: &Report) -> String {
     let disks = report.disks.iter().map(|disk| ("disk", &disk.id, &disk.health));
     let luns = report.controllers.iter().flat_map(|controller| &controller.luns);
@@ -104,8 +104,8 @@ fn trouble(kind: &str, id: &str, health: &Health) -> Option<String> {
 fn grants(report: &Report) -> String {
     let columns: Vec<&Column<GrantRates>> = GRANTS.iter().collect();
     let mut rows = vec![head("grants", &columns)];
-    let granted = report.disks.iter().filter(|disk| disk.grants.is_some());
-    rows.extend(granted.map(|disk| row(disk.id.clone(), disk.grants.as_ref(), &columns)));
+    let with_grants = report.disks.iter().filter(|disk| disk.grants.is_some());
+    rows.extend(with_grants.map(|disk| row(disk.id.clone(), disk.grants.as_ref(), &columns)));
     align(&rows)
 }
 
@@ -132,20 +132,20 @@ fn disks(report: &Report) -> String {
 
 fn queue_row(queue: &QueueRates, columns: &[&Column<LoadRates>]) -> Vec<String> {
     let name = match queue.role.as_str() {
-        // An older daemon has no others.
+        // An older daemon reports no role, and has request queues only.
         "request" | "" => format!("  queue {}", queue.queue),
         role => format!("  {role}"),
     };
     row(format!("{name} worker {}", queue.worker), queue.rates.as_ref(), columns)
 }
 
-/// The columns that are known of a LUN.
+/// The columns that LUNs have.
 const OF_LUNS: [&str; 10] =
     ["r/s", "w/s", "rkB/s", "wkB/s", "avgrq-sz(512B)", "avgqu-sz", "await-us", "inflight", "oldest-ms", "errors"];
 
 fn lun_row(lun: &LunRates, columns: &[&Column<LoadRates>]) -> Vec<String> {
     let state = if lun.state == "ready" { String::new() } else { format!(" ({})", lun.state) };
-    let known = lun.rates.map(|rates| LoadRates {
+    let lun_rates = lun.rates.map(|rates| LoadRates {
         reads_per_s: rates.reads_per_s,
         writes_per_s: rates.writes_per_s,
         read_bytes_per_s: rates.read_bytes_per_s,
@@ -159,7 +159,7 @@ fn lun_row(lun: &LunRates, columns: &[&Column<LoadRates>]) -> Vec<String> {
         ..LoadRates::default()
     });
     let cell = |(name, show): &&Column<LoadRates>| {
-        known.as_ref().filter(|_| OF_LUNS.contains(name)).map_or(UNKNOWN.to_owned(), show)
+        lun_rates.as_ref().filter(|_| OF_LUNS.contains(name)).map_or(UNKNOWN.to_owned(), show)
     };
     [format!("  lun {}{state}", lun.id)].into_iter().chain(columns.iter().map(cell)).collect()
 }
@@ -185,7 +185,7 @@ fn row<T>(first: String, rates: Option<&T>, columns: &[&Column<T>]) -> Vec<Strin
     [first].into_iter().chain(columns.iter().map(cell)).collect()
 }
 
-/// As many digits after the point as are worth reading.
+/// Formats a number with 0 to 2 decimal places, fewer for larger numbers.
 fn number(value: f64) -> String {
     match value {
         value if value >= 1000.0 => format!("{value:.0}"),

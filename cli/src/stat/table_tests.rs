@@ -1,4 +1,4 @@
-//! What the tables look like.
+//! The layout of the tables.
 
 use mqblk_admin::model::HealthStop;
 
@@ -50,14 +50,14 @@ fn report() -> Report {
 }
 
 #[test]
-fn the_whole() {
+fn whole_report() {
     let want = include_str!("table_expected.txt");
     let found = text("1.2", &report());
     assert_eq!(found, want, "{found}");
 }
 
 #[test]
-fn a_controller_has_a_row_for_each_lun_and_its_queues_by_role() {
+fn a_controller_has_rows_for_its_luns_and_queues() {
     let queue = |role: &str, queue, worker| QueueRates { role: role.to_owned(), queue, worker, rates: None };
     let rates = LunLoadRates {
         reads_per_s: 12.5,
@@ -118,7 +118,7 @@ fn a_controller_has_a_row_for_each_lun_and_its_queues_by_role() {
 }
 
 #[test]
-fn discards_and_flushes_are_shown_where_there_are_any() {
+fn discards_and_flushes_are_shown_only_if_there_are_any() {
     let heads = |report: &Report| disks(report).lines().next().unwrap().to_owned();
     let mut report = report();
     assert!(!heads(&report).contains("d/s") && !heads(&report).contains("f/s"));
@@ -130,7 +130,7 @@ fn discards_and_flushes_are_shown_where_there_are_any() {
 }
 
 #[test]
-fn averages_since_the_start_say_so() {
+fn averages_since_the_start_are_labelled() {
     let found = text("1", &Report { since: Since::Start, ..report() });
     assert!(found.starts_with("mqblk 1: averages since the daemon started, over 1.50 s\n"), "{found}");
 }
@@ -143,7 +143,7 @@ fn digits() {
 }
 
 #[test]
-fn every_column_is_explained() {
+fn the_help_explains_every_column() {
     let help = include_str!("help.txt");
     for name in LOAD.iter().map(|(name, _)| *name).chain(TURNS.iter().map(|(name, _)| *name)) {
         assert!(help.split_whitespace().any(|word| word == name), "{name} is not in the help");
@@ -151,7 +151,7 @@ fn every_column_is_explained() {
 }
 
 #[test]
-fn xen_disks_have_a_part_of_their_own() {
+fn xen_disks_have_a_table_of_grants() {
     let mut report = Report { disks: Vec::new(), controllers: Vec::new(), workers: Vec::new(), ..report() };
     assert!(!text("1", &report).contains("grants"));
     let grants = GrantRates {
@@ -184,7 +184,7 @@ fn xen_disks_have_a_part_of_their_own() {
 }
 
 #[test]
-fn a_disk_in_trouble_has_a_line_of_its_own() {
+fn a_stopped_or_retrying_disk_has_a_line() {
     let mut report = report();
     assert_eq!(troubles(&report), "");
     let stopped = HealthStop { stopped_ns: 12_340_000_000, reason: "write at 4096: why".to_owned(), enospc: true };

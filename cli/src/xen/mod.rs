@@ -1,4 +1,4 @@
-//! `mqblk xen`: makes, removes, resizes and lists block devices of Xen guests. It talks to xenstore, as toolstacks do, and not to a daemon.
+//! `mqblk xen`: attaches, detaches, resizes and lists block devices of Xen guests. Writes xenstore as a toolstack does; needs no daemon.
 
 mod which;
 
@@ -20,7 +20,7 @@ use crate::table;
 
 pub use which::{DEFAULT_TYPE, WhichXen, judge_type};
 
-/// What stands where nothing is known.
+/// The table cell for an unknown value.
 const UNKNOWN: &str = "-";
 
 /// The options of `mqblk xen`.
@@ -140,7 +140,7 @@ impl Wait {
     }
 }
 
-/// Why it was not done, or not shown.
+/// Why the action failed, or its result was not printed.
 #[derive(Debug, thiserror::Error)]
 enum CallError {
     #[error(transparent)]
@@ -155,32 +155,32 @@ enum CallError {
     Output(#[from] std::io::Error),
 }
 
-/// Does it, and shows what came of it.
+/// Runs the action and prints its result.
 pub fn run(args: Args) -> ExitCode {
     failure::show(act(&args.action), |error| matches!(error, CallError::Usage(_)))
 }
 
 fn act(action: &Action) -> Result<String, CallError> {
     match action {
-        Action::Attach { place, params, readonly, wait } => attach(place, params, *readonly, wait),
-        Action::Detach { place, force, wait } => {
-            let name = place.name("detach")?;
-            let (mut store, own) = connect(&place.host)?;
+        Action::Attach { place: device, params, readonly, wait } => attach(device, params, *readonly, wait),
+        Action::Detach { place: device, force, wait } => {
+            let name = device.name("detach")?;
+            let (mut store, own) = connect(&device.host)?;
             toolstack::detach(&mut store, own, &name, wait.patience(), *force)
                 .map_err(|error| CallError::Tool("detach", error))?;
-            Ok(told(&place.host, &name, "detached", ""))
+            Ok(told(&device.host, &name, "detached", ""))
         }
         Action::List { host } => {
             let (mut store, own) = connect(host)?;
-            let found = toolstack::list(&mut store, own, &host.type_name)?;
+            let devices = toolstack::list(&mut store, own, &host.type_name)?;
             Ok(if host.json {
-                format!("{}\n", json!({ "devices": found.iter().map(told_json).collect::<Vec<_>>() }))
+                format!("{}\n", json!({ "devices": devices.iter().map(told_json).collect::<Vec<_>>() }))
             } else {
-                list(&found)
+                list(&devices)
             })
         }
-        Action::Resize { place, size, shrink, wait } => {
-            let name = place.name("resize")?;
+        Action::Resize { place: device, size, shrink, wait } => {
+            let name = device.name("resize")?;
             let size = match size {
                 None => None,
                 Some(text) => Some(parse_size(text).ok_or_else(|| {
@@ -188,32 +188,32 @@ fn act(action: &Action) -> Result<String, CallError> {
                     Settings::new("xen resize").error("size", format!("{text:?}"), expected)
                 })?),
             };
-            let asked = Resize { size, shrink: *shrink };
-            let (mut store, own) = connect(&place.host)?;
-            let sectors = toolstack::resize(&mut store, own, &name, asked, wait.patience())
+            let request = Resize { size, shrink: *shrink };
+            let (mut store, own) = connect(&device.host)?;
+            let sectors = toolstack::resize(&mut store, own, &name, request, wait.patience())
                 .map_err(|error| CallError::Tool("resize", error))?;
-            Ok(told(&place.host, &name, "resized", &format!(", {}", bytes(sectors))))
+            Ok(told(&device.host, &name, "resized", &format!(", {}", bytes(sectors))))
         }
     }
 }
 
-fn attach(place: &Place, params: &str, read_only: bool, wait: &Wait) -> Result<String, CallError> {
-    let name = place.name("attach")?;
+fn attach(device: &Place, params: &str, read_only: bool, wait: &Wait) -> Result<String, CallError> {
+    let name = device.name("attach")?;
     Params::parse(params).map_err(|_| {
         let expected = "file:/PATH, null:SIZE or mqblk:DISK-ID";
         Settings::new("xen attach").error("params", format!("{params:?}"), expected)
     })?;
-    let (mut store, own) = connect(&place.host)?;
-    let wrong = |error| CallError::Tool("attach", error);
-    let device = NewDevice { name: name.clone(), params: params.to_owned(), read_only };
-    if toolstack::attach(&mut store, own, &device).map_err(wrong)? == Made::Already {
+    let (mut store, own) = connect(&device.host)?;
+    let tool_error = |error| CallError::Tool("attach", error);
+    let new_device = NewDevice { name: name.clone(), params: params.to_owned(), read_only };
+    if toolstack::attach(&mut store, own, &new_device).map_err(tool_error)? == Made::Already {
         let taken = ToolError::Taken { vdev: name.vdev(), front: name.front.0, what: format!("params {params}") };
-        return Err(wrong(taken));
+        return Err(tool_error(taken));
     }
     if wait.seconds > 0 {
-        toolstack::wait_connected(&mut store, own, &name, wait.patience()).map_err(wrong)?;
+        toolstack::wait_connected(&mut store, own, &name, wait.patience()).map_err(tool_error)?;
     }
-    Ok(told(&place.host, &name, "attached", ""))
+    Ok(told(&device.host, &name, "attached", ""))
 }
 
 fn connect(host: &Host) -> Result<(Store, mqblk_memory::DomainId), CallError> {
@@ -222,12 +222,12 @@ fn connect(host: &Host) -> Result<(Store, mqblk_memory::DomainId), CallError> {
     Ok((xen.store()?, xen.domain()))
 }
 
-fn told(host: &Host, name: &DeviceName, done: &str, more: &str) -> String {
+fn told(host: &Host, name: &DeviceName, action: &str, more: &str) -> String {
     if host.json {
-        let answer = json!({ "device": name.to_string(), "domid": name.front.0, "devid": name.devid, "vdev": name.vdev(), "done": done });
-        return format!("{answer}\n");
+        let response = json!({ "device": name.to_string(), "domid": name.front.0, "devid": name.devid, "vdev": name.vdev(), "done": action });
+        return format!("{response}\n");
     }
-    format!("{done} {} of domain {} ({name}){more}\n", name.vdev(), name.front.0)
+    format!("{action} {} of domain {} ({name}){more}\n", name.vdev(), name.front.0)
 }
 
 fn bytes(sectors: u64) -> String {
@@ -253,30 +253,30 @@ fn told_json(listed: &Listed) -> Value {
     })
 }
 
-fn list(found: &[Listed]) -> String {
+fn list(devices: &[Listed]) -> String {
     let head = ["device", "domid", "vdev", "backend", "frontend", "queues", "size", "mode", "params"];
     let head = head.map(str::to_owned).to_vec();
     let state = |state: State| format!("{state:?} ({state})");
-    let row = |one: &Listed| {
+    let row = |device: &Listed| {
         vec![
-            one.name.to_string(),
-            one.name.front.0.to_string(),
-            one.name.vdev(),
-            state(one.backend),
-            state(one.frontend),
-            match (one.queues, one.max_queues) {
-                (Some(queues), Some(most)) => format!("{queues}/{most}"),
-                (None, Some(most)) => format!("{UNKNOWN}/{most}"),
+            device.name.to_string(),
+            device.name.front.0.to_string(),
+            device.name.vdev(),
+            state(device.backend),
+            state(device.frontend),
+            match (device.queues, device.max_queues) {
+                (Some(queues), Some(max)) => format!("{queues}/{max}"),
+                (None, Some(max)) => format!("{UNKNOWN}/{max}"),
                 _ => UNKNOWN.to_owned(),
             },
-            one.sectors.map_or(UNKNOWN.to_owned(), bytes),
-            one.mode.clone(),
-            one.params.clone(),
+            device.sectors.map_or(UNKNOWN.to_owned(), bytes),
+            device.mode.clone(),
+            device.params.clone(),
         ]
     };
-    let rows: Vec<Vec<String>> = std::iter::once(head).chain(found.iter().map(row)).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(devices.iter().map(row)).collect();
     let mut text = table::align(&rows);
-    for (name, why) in found.iter().filter_map(|one| Some((&one.name, one.error.as_ref()?))) {
+    for (name, why) in devices.iter().filter_map(|device| Some((&device.name, device.error.as_ref()?))) {
         text.push_str(&format!("{name}: {why}\n"));
     }
     text

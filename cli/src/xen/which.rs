@@ -1,4 +1,4 @@
-//! Which Xen is meant: the machine's own, or a simulated one in a folder.
+//! Selects the Xen host: the machine's own, or a simulated one in a directory.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,23 +7,23 @@ use std::sync::Arc;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_xen::{Xen, XenError};
 
-/// The type of devices unless the user says otherwise.
+/// The default type of devices.
 pub const DEFAULT_TYPE: &str = "mqblk";
 
-/// Which Xen.
+/// The Xen host to use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum WhichXen {
-    /// The machine's own, if anything needs it.
+    /// The machine's own, if the configuration needs one.
     #[default]
     Auto,
     /// The machine's own.
     Real,
-    /// A simulated one, in this folder.
+    /// A simulated one, in this directory.
     Simulated(PathBuf),
 }
 
 impl WhichXen {
-    /// Reads `auto`, `real` or a folder.
+    /// Parses `auto`, `real` or a directory.
     pub fn parse(text: &str) -> WhichXen {
         match text {
             "auto" => WhichXen::Auto,
@@ -32,10 +32,10 @@ impl WhichXen {
         }
     }
 
-    /// Connects to it.
+    /// Connects to the host.
     ///
     /// # Errors
-    /// When it is not there.
+    /// If there is no such host.
     pub fn connect(&self) -> Result<Arc<dyn Xen>, XenError> {
         match self {
             WhichXen::Auto | WhichXen::Real => mqblk_xen::real(),
@@ -54,7 +54,7 @@ impl fmt::Display for WhichXen {
     }
 }
 
-/// Judges a type: the name of a directory of xenstore.
+/// Checks a device type: it names a xenstore directory.
 pub fn judge_type(settings: &Settings, key: &str, name: &str) -> Result<(), SettingError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     if (1..=32).contains(&name.len()) && name.bytes().all(plain) {
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_or_a_folder() {
+    fn parses_a_keyword_or_a_directory() {
         for text in ["auto", "real", "/tmp/xen"] {
             assert_eq!(WhichXen::parse(text).to_string(), text);
         }
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn types_are_names_of_directories() {
+    fn device_types_are_checked() {
         let settings = Settings::new("serve");
         for good in ["mqblk", "qdisk", "vbd3", "a-b_c"] {
             assert!(judge_type(&settings, "xen-watch", good).is_ok(), "{good}");

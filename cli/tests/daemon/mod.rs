@@ -1,4 +1,4 @@
-//! A daemon with an admin socket, as a person starts it.
+//! A daemon with an admin socket, run as a process.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Only a test that fails takes it.
+/// Only a failing test waits that long.
 pub const LONG: Duration = Duration::from_secs(60);
 
 pub fn mqblk(args: &[&str]) -> Command {
@@ -17,13 +17,13 @@ pub fn mqblk(args: &[&str]) -> Command {
     command
 }
 
-/// Exit code, standard output, standard error.
+/// Runs `mqblk` and returns its exit code, standard output and standard error.
 pub fn output(args: &[&str]) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } = mqblk(args).output().unwrap();
     (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
-/// Serves null disks `a` with two queues and `b` with one. Killed if the test does not stop it.
+/// A daemon with null disks `a` of two queues and `b` of one. Killed if the test does not stop it.
 pub struct Daemon {
     child: Child,
     pub folder: TempDir,
@@ -44,11 +44,11 @@ impl Daemon {
         let mut command = mqblk(&["serve", "--workers", "2", "--admin", &admin, "--disk", &first, "--disk", &second]);
         let child = command.args(more).stderr(Stdio::null()).spawn().unwrap();
         let mut daemon = Daemon { child, folder };
-        let until = Instant::now() + LONG;
-        // It is made last.
+        let deadline = Instant::now() + LONG;
+        // The admin socket is created last.
         while UnixStream::connect(daemon.admin()).is_err() {
             assert!(daemon.child.try_wait().unwrap().is_none(), "the daemon ended");
-            assert!(Instant::now() < until, "no admin socket");
+            assert!(Instant::now() < deadline, "no admin socket");
             std::thread::sleep(Duration::from_millis(5));
         }
         daemon
@@ -66,7 +66,7 @@ impl Daemon {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Waits for its end and returns its exit code and the folder.
+    /// Waits for the process to end and returns its exit code and the directory.
     pub fn ended(mut self) -> (Option<i32>, TempDir) {
         let code = self.child.wait().unwrap().code();
         let folder = std::mem::replace(&mut self.folder, tempfile::tempdir().unwrap());

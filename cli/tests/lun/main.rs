@@ -12,10 +12,10 @@ use mqblk_admin::{Client, StatQuery};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// What is said of a LUN that is added to a daemon without a state file.
+/// The note on a LUN that is added to a daemon without a state file.
 const LOST: &str = "; it does not survive a restart of the daemon, which has no --state";
 
-/// A daemon with a controller `c` of two queues and two LUNs, and a controller `d` without any.
+/// Starts a daemon with a controller `c` of two queues and two LUNs, and a controller `d` without LUNs.
 fn start() -> Daemon {
     start_in(tempfile::tempdir().unwrap(), &[])
 }
@@ -25,7 +25,7 @@ fn start_in(folder: tempfile::TempDir, more: &[&str]) -> Daemon {
     image(folder.path(), "first.img", 8);
     let args = [
         format!("id=c,socket={at}/c.sock,queues=2"),
-        // What the host does to it is seen when it is asked for.
+        // Without a size watch: new sizes of the file are adopted on request only.
         format!("controller=c,path={at}/first.img,watch-size=off"),
         "controller=c,storage=ram,size=4M,id=mem,target=7,lun=3,serial=S1".to_owned(),
         format!("id=d,socket={at}/d.sock,queues=1"),
@@ -59,7 +59,7 @@ fn ids(client: &mut Client) -> Vec<String> {
 }
 
 #[test]
-fn luns_come_and_go() {
+fn luns_are_added_and_removed() {
     let daemon = start();
     let image = image(daemon.path(), "second.img", 16);
     let done = |words: &[&str]| {
@@ -87,7 +87,7 @@ fn luns_come_and_go() {
     );
     assert_eq!(done(&["list", "--controller", "d"]).lines().count(), 2);
 
-    // The image is free when its last LUN has gone, not before.
+    // The image is released with its last LUN, not before.
     assert_eq!(done(&["remove", "c:1:0"]), "removed c:1:0: target 1 lun 0 of controller c, 16M\n");
     let (code, _, stderr) = lun(&daemon, &["add", &add]);
     assert_eq!(code, Some(2), "{stderr}");
@@ -118,7 +118,7 @@ fn luns_come_and_go() {
 }
 
 #[test]
-fn what_is_told_of_a_lun_can_be_given_again() {
+fn reported_settings_can_be_added_again() {
     let daemon = start();
     let mut client = client(&daemon);
     let before = luns(&mut client);
@@ -129,8 +129,8 @@ fn what_is_told_of_a_lun_can_be_given_again() {
     );
     assert_eq!((&before[1].settings["serial"], &before[1].settings["size"]), (&json!("S1"), &json!("4M")));
     for lun in &before {
-        let gone = client.call("lun.remove", &json!({ "id": lun.id })).unwrap();
-        assert_eq!(gone["lun"]["state"], "removed");
+        let removed = client.call("lun.remove", &json!({ "id": lun.id })).unwrap();
+        assert_eq!(removed["lun"]["state"], "removed");
         client.call("lun.add", &json!({ "controller": lun.controller, "settings": lun.settings })).unwrap();
     }
     let configured = |lun: Lun| {
@@ -150,7 +150,7 @@ fn many_clients_at_once() {
             scope.spawn(move || {
                 let mut client = Client::connect(admin).unwrap();
                 for _ in 0..20 {
-                    // All ask for the first target that is free, and none gets another's.
+                    // All get the first free target, and no two the same.
                     let params =
                         json!({ "controller": "c", "settings": format!("storage=ram,size=1M,id=mine-{worker}") });
                     let added: LunChange = serde_json::from_value(client.call("lun.add", &params).unwrap()).unwrap();
@@ -167,7 +167,7 @@ fn many_clients_at_once() {
 }
 
 #[test]
-fn a_controller_in_stat() {
+fn stat_reports_controllers() {
     let daemon = start();
     let mut client = client(&daemon);
     let stat = client.stat(&StatQuery { queues: true, ..StatQuery::default() }).unwrap();
@@ -179,8 +179,8 @@ fn a_controller_in_stat() {
     );
     let queues: Vec<_> = controller.queues.iter().map(|queue| (queue.role.as_str(), queue.queue)).collect();
     assert_eq!(queues, [("control", 0), ("event", 0), ("request", 0), ("request", 1)]);
-    let told: Vec<_> = controller.luns.iter().map(|lun| (lun.id.as_str(), lun.target, lun.lun)).collect();
-    assert_eq!(told, [("c:0:0", 0, 0), ("mem", 7, 3)]);
+    let reported: Vec<_> = controller.luns.iter().map(|lun| (lun.id.as_str(), lun.target, lun.lun)).collect();
+    assert_eq!(reported, [("c:0:0", 0, 0), ("mem", 7, 3)]);
     for (id, disks, controllers, luns) in [("a", 1, 0, 0), ("c", 0, 1, 2), ("mem", 0, 1, 1), ("d", 0, 1, 0)] {
         let stat = client.stat(&StatQuery { disk: Some(id.to_owned()), ..StatQuery::default() }).unwrap();
         let found = stat.controllers.iter().map(|one| one.luns.len()).sum::<usize>();
@@ -199,7 +199,7 @@ fn a_controller_in_stat() {
 }
 
 #[test]
-fn the_printed_configuration_feeds_back() {
+fn the_printed_configuration_round_trips() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().display().to_string();
     let image = image(folder.path(), "disk.img", 1);
@@ -236,7 +236,7 @@ fn the_printed_configuration_feeds_back() {
 }
 
 #[test]
-fn luns_change_their_size() {
+fn luns_are_resized() {
     let daemon = start();
     let mut client = client(&daemon);
     client.call("lun.add", &json!({ "controller": "d", "settings": "unit=c:0:0" })).unwrap();
@@ -244,20 +244,20 @@ fn luns_change_their_size() {
     let resize = |words: &[&str]| lun(&daemon, &[&["resize"], words].concat());
     assert_eq!(sizes(&mut client), [8, 4, 8]);
 
-    // By the daemon, and every LUN of the unit has it.
+    // The daemon resizes the file; all LUNs of the logical unit have the size.
     assert_eq!(resize(&["c:0:0", "--size", "12M"]).1, "resized c:0:0: target 0 lun 0 of controller c, 12M\n");
     let image = daemon.path().join("first.img");
     assert_eq!((std::fs::metadata(&image).unwrap().len() >> 20, sizes(&mut client)), (12, vec![12, 4, 12]));
-    // By somebody else, by a place, as a number of bytes, and downwards.
+    // The file is resized externally; then by address, by a number of bytes, and to a smaller size.
     std::fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(20 << 20).unwrap();
-    assert_eq!(sizes(&mut client), [12, 4, 12], "nobody has looked");
+    assert_eq!(sizes(&mut client), [12, 4, 12], "not adopted yet");
     assert_eq!(
         resize(&["--controller", "d", "--target", "0"]).1,
         "resized d:0:0: target 0 lun 0 of controller d, 20M\n"
     );
     assert_eq!(sizes(&mut client), [20, 4, 20]);
-    let told = client.call("lun.resize", &json!({ "id": "mem", "size": 1 << 20, "shrink": true })).unwrap();
-    assert_eq!((&told["lun"]["size_bytes"], &told["lun"]["settings"]["size"]), (&json!(1 << 20), &json!("1M")));
+    let reported = client.call("lun.resize", &json!({ "id": "mem", "size": 1 << 20, "shrink": true })).unwrap();
+    assert_eq!((&reported["lun"]["size_bytes"], &reported["lun"]["settings"]["size"]), (&json!(1 << 20), &json!("1M")));
     assert_eq!(sizes(&mut client), [20, 1, 20]);
 
     let smaller = "; a smaller disk needs --shrink, and what lies beyond its end is lost\n";

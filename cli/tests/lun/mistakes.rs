@@ -1,4 +1,4 @@
-//! What cannot be done, and how that is said.
+//! Errors: their codes and messages.
 
 use mqblk_admin::{Client, ClientError};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ fn refused(client: &mut Client, verb: &str, params: Value) -> (i64, String) {
 }
 
 #[test]
-fn mistakes_are_named_and_leave_nothing() {
+fn errors_are_named_and_change_nothing() {
     let daemon = start();
     let mut client = client(&daemon);
     let before = luns(&mut client);
@@ -242,12 +242,12 @@ fn mistakes_are_named_and_leave_nothing() {
         assert!(!message.contains('\n'), "{message:?}");
     }
     assert_eq!(luns(&mut client), before);
-    // None of those that failed has kept the image.
+    // No failed attempt has kept the image open.
     client.call("lun.add", &json!({ "controller": "c", "settings": { "path": image } })).unwrap();
 }
 
 #[test]
-fn the_client_s_mistakes_are_code_2_and_a_missing_daemon_code_1() {
+fn usage_errors_are_code_2_and_a_missing_daemon_code_1() {
     let daemon = start();
     for (words, want) in [
         (&["remove", "x"][..], "lun remove: id: found \"x\", expected the id of a LUN: c:0:0, mem"),
@@ -279,10 +279,10 @@ fn the_client_s_mistakes_are_code_2_and_a_missing_daemon_code_1() {
         let (code, _, stderr) = lun(&daemon, words);
         assert_eq!(code, Some(2), "{words:?}: {stderr}");
     }
-    let gone = daemon.path().join("gone").display().to_string();
-    let (code, _, stderr) = output(&["lun", "list", "--socket", &gone]);
+    let missing = daemon.path().join("gone").display().to_string();
+    let (code, _, stderr) = output(&["lun", "list", "--socket", &missing]);
     assert_eq!(code, Some(1));
-    assert!(stderr.starts_with(&format!("mqblk: lun list: found {gone:?}: No such file")), "{stderr}");
+    assert!(stderr.starts_with(&format!("mqblk: lun list: found {missing:?}: No such file")), "{stderr}");
     let help = output(&["lun", "--help"]).1;
     for word in ["Examples:", "mqblk lun add", "mqblk lun resize", "Exit code:"] {
         assert!(help.contains(word), "{word}");
@@ -290,7 +290,7 @@ fn the_client_s_mistakes_are_code_2_and_a_missing_daemon_code_1() {
 }
 
 #[test]
-fn a_daemon_without_controllers_says_so() {
+fn errors_of_a_daemon_without_controllers() {
     let daemon = Daemon::start(&[]);
     assert_eq!(lun(&daemon, &["list"]).1.lines().count(), 1);
     for (words, want) in [

@@ -1,4 +1,4 @@
-//! `disks`: how each disk and controller was configured.
+//! `disks`: the configuration of each disk and controller.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `lun.add`, `lun.remove`, `lun.resize` and `lun.list`: LUNs that come, go and change while the daemon runs.
+//! `lun.add`, `lun.remove`, `lun.resize` and `lun.list`: changes LUNs at run time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,9 +15,9 @@ use crate::serve::key_values::{self, is_key};
 use crate::serve::luns::{self, ChangeError, Luns, Removal, Which};
 use crate::serve::print;
 
-/// How long `lun.remove` waits before it says that it does. Clients wait longer for an answer.
+/// How long `lun.remove` waits for the removal before it responds that the removal continues. Clients wait longer for a response.
 const REMOVAL_PATIENCE: Duration = Duration::from_secs(5);
-/// Largest LUN of a target.
+/// Highest LUN of a target.
 const MAX_LUN: u16 = 16_383;
 
 const CONTROLLER: Param = Param { name: "controller", kind: Kind::Text, about: "The id of its controller" };
@@ -57,15 +57,15 @@ pub fn verbs(source: &Arc<Source>) -> Vec<Verb> {
 fn add(source: &Source, params: &Params) -> Result<Value, VerbError> {
     let mut settings = match params.value("settings") {
         Some(Value::String(text)) => key_values::parse("settings", text).map_err(|error| in_params(error, params))?,
-        Some(Value::Object(given)) => from_object(given).map_err(|error| in_params(error, params))?,
+        Some(Value::Object(object)) => from_object(object).map_err(|error| in_params(error, params))?,
         _ => Settings::new("settings"),
     };
-    let beside = [
+    let own_params = [
         ("controller", params.text("controller").map(str::to_owned)),
         ("target", params.number("target").map(|number| number.to_string())),
         ("lun", params.number("lun").map(|number| number.to_string())),
     ];
-    for (key, value) in beside {
+    for (key, value) in own_params {
         if let Some(value) = value {
             settings.insert(key, &value).map_err(|error| in_params(error, params))?;
         }
@@ -81,15 +81,15 @@ fn remove(source: &Source, params: &Params) -> Result<Value, VerbError> {
             let lun = Lun { state: "removed".to_owned(), ..told(source.luns(), &lun) };
             answer(LunChange { lun })
         }
-        Removal::Waits(lun, going) => {
-            let what = if going.flushing.load(Ordering::Relaxed) {
+        Removal::Waits(lun, progress) => {
+            let reason = if progress.flushing.load(Ordering::Relaxed) {
                 "is still being flushed".to_owned()
             } else {
-                format!("has not ended {} of before", source.waits_for(&lun))
+                format!("has not completed {}", source.waits_for(&lun))
             };
             Err(VerbError::Failed(format!(
-                "lun {:?}: no guest finds it any more, but its storage {what}; it goes when that is done, and lun.list tells it as \
-                 removing until then",
+                "lun {:?}: guests no longer see it, but its storage {reason}; the removal continues, and lun.list shows the state \
+                 removing until it is done",
                 lun.id,
             )))
         }
@@ -97,23 +97,23 @@ fn remove(source: &Source, params: &Params) -> Result<Value, VerbError> {
 }
 
 fn resize(source: &Source, params: &Params) -> Result<Value, VerbError> {
-    let asked = super::resize::asked(params)?;
-    let (lun, _) = source.luns().resize(&which(params)?, asked).map_err(|error| refused(error, params))?;
+    let request = super::resize::asked(params)?;
+    let (lun, _) = source.luns().resize(&which(params)?, request).map_err(|error| refused(error, params))?;
     answer(LunChange { lun: told(source.luns(), &lun) })
 }
 
 fn list(source: &Source, params: &Params) -> Result<Value, VerbError> {
     let luns = source.luns();
-    let only = match params.text("controller") {
+    let wanted = match params.text("controller") {
         None => None,
         Some(id) => Some(luns.controller(id).map_err(|error| in_params(error, params))?),
     };
     let all = luns.list();
-    let all = all.iter().filter(|lun| only.is_none_or(|only| lun.controller == only));
+    let all = all.iter().filter(|lun| wanted.is_none_or(|wanted| lun.controller == wanted));
     answer(LunList { luns: all.map(|lun| told(luns, lun)).collect() })
 }
 
-/// `id`, or `controller`, `target` and `lun`.
+/// Takes `id`, or `controller`, `target` and `lun`.
 fn which(params: &Params) -> Result<Which, VerbError> {
     let (id, controller, target, lun) =
         (params.text("id"), params.text("controller"), params.number("target"), params.number("lun"));
@@ -134,16 +134,16 @@ fn which(params: &Params) -> Result<Which, VerbError> {
     Ok(Which::Place(controller.to_owned(), LunPlace { target, lun }))
 }
 
-fn within(name: &str, number: u64, most: u16) -> Result<u16, VerbError> {
-    let expected = || format!("a whole number from 0 to {most}");
-    let small = u16::try_from(number).ok().filter(|number| *number <= most);
-    small.ok_or_else(|| VerbError::params(format!("params.{name}"), format!("the number {number}"), expected()))
+fn within(name: &str, number: u64, max: u16) -> Result<u16, VerbError> {
+    let expected = || format!("a whole number from 0 to {max}");
+    let valid = u16::try_from(number).ok().filter(|number| *number <= max);
+    valid.ok_or_else(|| VerbError::params(format!("params.{name}"), format!("the number {number}"), expected()))
 }
 
-/// The settings of an object: texts, numbers and booleans, as in the configuration file.
-fn from_object(given: &Map<String, Value>) -> Result<Settings, SettingError> {
+/// Converts an object to settings: texts, numbers and booleans, as in the configuration file.
+fn from_object(object: &Map<String, Value>) -> Result<Settings, SettingError> {
     let mut settings = Settings::new("settings");
-    for (key, value) in given {
+    for (key, value) in object {
         if !is_key(key) {
             let found = found(&Value::String(key.clone()));
             return Err(settings.error("syntax", found, "a key of letters, digits, - and _"));
@@ -173,18 +173,22 @@ pub fn refused(error: ChangeError, params: &Params) -> VerbError {
     }
 }
 
-/// The error in the words of the call: a parameter of its own, or one of the settings.
+/// Converts the error of a setting to that of a parameter, or of a member of `settings`.
 fn in_params(error: SettingError, params: &Params) -> VerbError {
     let SettingError { key, found, expected, .. } = error;
-    let apart = params.value("settings").is_none() || params.value(&key).is_some();
-    VerbError::params(if apart { format!("params.{key}") } else { format!("params.settings.{key}") }, found, expected)
+    let is_own_param = params.value("settings").is_none() || params.value(&key).is_some();
+    VerbError::params(
+        if is_own_param { format!("params.{key}") } else { format!("params.settings.{key}") },
+        found,
+        expected,
+    )
 }
 
 fn answer(model: impl serde::Serialize) -> Result<Value, VerbError> {
     serde_json::to_value(model).map_err(|error| VerbError::Failed(error.to_string()))
 }
 
-/// What is told of a LUN.
+/// Returns a LUN as the socket reports it.
 fn told(luns: &Luns, lun: &luns::Lun) -> Lun {
     let geometry = lun.unit.as_ref().map(|unit| unit.disk().geometry());
     Lun {
@@ -204,7 +208,7 @@ fn told(luns: &Luns, lun: &luns::Lun) -> Lun {
     }
 }
 
-/// A LUN's settings as the configuration file has them; the storage's own as they are now.
+/// Returns a LUN's settings as in the configuration file, with the current values of those of its storage backend.
 fn settings(lun: &luns::Lun) -> Option<Map<String, Value>> {
     let unit = lun.unit.as_ref()?;
     let unit = if unit.name() == lun.id {

@@ -1,4 +1,4 @@
-//! The verbs of the admin socket: a file each, and a line in [`verbs`].
+//! The verbs of the admin socket. Each has its own file, and is registered in [`verbs`].
 
 mod disks;
 mod lun;
@@ -27,7 +27,7 @@ use super::resize::Changed;
 use super::watch::Watched;
 use super::xen::XenDevices;
 
-/// All that a client may ask for.
+/// Returns all verbs.
 pub fn verbs(source: &Arc<Source>) -> Verbs {
     let mut verbs = vec![stat::verb(source), disks::verb(source), version::verb(), resize::verb(source)];
     verbs.push(resume::verb(source));
@@ -35,27 +35,27 @@ pub fn verbs(source: &Arc<Source>) -> Verbs {
     Verbs::new(verbs)
 }
 
-/// What the verbs look at.
+/// The state of the daemon that the verbs use.
 pub struct Source {
     engine: Arc<Engine>,
     disks: Vec<Served>,
-    /// Whose devices come and go.
+    /// The devices of the Xen backend, attached and detached at run time.
     xen: Option<XenDevices>,
     luns: Arc<Luns>,
     started_ns: u64,
 }
 
-/// A disk that is served.
+/// A served disk.
 pub struct Served {
-    /// How it was configured.
+    /// Its configuration, for reports.
     pub about: DiskAbout,
-    /// What serves it.
+    /// Its guest side.
     pub guest: AnyGuest,
-    /// The disk, if its storage is watched for another size.
+    /// The disk, if the size of its storage is watched.
     pub watched: Option<Arc<AnyDisk>>,
 }
 
-/// What the verbs tell of a disk's configuration.
+/// A disk's configuration, as the verbs report it.
 pub struct DiskAbout {
     id: String,
     interface: Interface,
@@ -67,7 +67,7 @@ pub struct DiskAbout {
 }
 
 impl DiskAbout {
-    /// What is told of `disk`.
+    /// Returns that of a configured disk.
     pub fn of(disk: &DiskConfig<Arc<AnyDisk>>, health: &Arc<DiskHealth>) -> DiskAbout {
         let pairs =
             print::disk_pairs(disk).into_iter().filter(|(key, _)| !["id", "storage", "interface"].contains(key));
@@ -82,7 +82,7 @@ impl DiskAbout {
         }
     }
 
-    /// What is told of a Xen device that the configuration does not name.
+    /// Returns that of a Xen device that is not configured.
     fn found(device: &Figures) -> DiskAbout {
         DiskAbout {
             id: device.id.clone(),
@@ -96,12 +96,12 @@ impl DiskAbout {
     }
 }
 
-/// Settings as they are said.
+/// Converts settings to a JSON object.
 fn settings(pairs: impl IntoIterator<Item = print::Pair>) -> serde_json::Map<String, serde_json::Value> {
     pairs.into_iter().map(|(key, value)| (key.to_owned(), to_json(value))).collect()
 }
 
-/// Settings are texts and numbers.
+/// Converts a setting's value. Settings are texts and numbers.
 fn to_json(value: toml::Value) -> serde_json::Value {
     match value {
         toml::Value::Integer(number) => number.into(),
@@ -111,45 +111,45 @@ fn to_json(value: toml::Value) -> serde_json::Value {
 }
 
 impl Source {
-    /// Of a daemon that starts now.
+    /// Creates the state of a daemon that starts now.
     pub fn new(engine: Arc<Engine>, disks: Vec<Served>, xen: Option<XenDevices>, luns: Arc<Luns>) -> Source {
         Source { engine, disks, xen, luns, started_ns: monotonic_ns() }
     }
 
-    /// The controllers and their LUNs.
+    /// Returns the controllers and their LUNs.
     pub fn luns(&self) -> &Arc<Luns> {
         &self.luns
     }
 
-    /// Begins to drain the queues of all disks and controllers, as a part of stopping.
+    /// Starts to drain the queues of all disks and controllers, as the first step of a stop.
     pub fn begin_stop(&self) {
         self.disks.iter().for_each(|disk| disk.guest.begin_stop());
         self.luns.controllers().iter().for_each(|controller| controller.begin_stop());
     }
 
-    /// The Xen devices that the configuration does not name.
+    /// Returns the Xen devices whose disks are not configured.
     fn found(&self) -> Vec<Arc<Figures>> {
         let devices = self.xen.as_ref().map(|xen| xen.list()).unwrap_or_default();
         let named = |device: &Arc<Figures>| self.disks.iter().any(|disk| disk.about.id == device.id);
         devices.into_iter().filter(|device| !named(device)).collect()
     }
 
-    /// Gives whatever has this id another size: a disk, a LUN, or a Xen device that the configuration does not name.
+    /// Resizes the disk, LUN or Xen device of this id.
     ///
     /// # Errors
-    /// When there is no such thing, or it cannot have that size.
-    pub fn resize(&self, id: &str, asked: Resize) -> Result<Changed, ChangeError> {
+    /// If nothing has this id, or it cannot have that size.
+    pub fn resize(&self, id: &str, request: Resize) -> Result<Changed, ChangeError> {
         if let Some(disk) = self.disks.iter().find(|disk| disk.about.id == id) {
-            return disk.guest.resize(asked);
+            return disk.guest.resize(request);
         }
         if let Some(xen) = &self.xen
             && let Some(device) = self.found().into_iter().find(|device| device.id == id)
         {
-            return xen.resize(&device, asked);
+            return xen.resize(&device, request);
         }
         let luns = self.luns.list();
         if luns.iter().any(|lun| lun.id == id) {
-            return self.luns.resize(&Which::Id(id.to_owned()), asked).map(|(_, changed)| changed);
+            return self.luns.resize(&Which::Id(id.to_owned()), request).map(|(_, changed)| changed);
         }
         let mut ids: Vec<_> = self.disks.iter().map(|disk| disk.about.id.clone()).collect();
         ids.extend(self.found().iter().map(|device| device.id.clone()));
@@ -162,15 +162,15 @@ impl Source {
         Err(ChangeError::Setting(Settings::new("resize").error("id", format!("{id:?}"), expected)))
     }
 
-    /// The disks whose storage is watched for another size, each by an id that [`resize`](Self::resize) takes.
+    /// Returns the disks whose storage size is watched, each with an id that [`resize`](Self::resize) accepts.
     pub fn watched(&self) -> Vec<Watched> {
         let own = self.disks.iter();
         let own = own.filter_map(|disk| Some((disk.about.id.clone(), Arc::clone(disk.watched.as_ref()?))));
-        let found = self.found().into_iter().filter_map(|device| Some((device.id.clone(), device.disk()?)));
-        own.chain(found).chain(self.luns.watched()).collect()
+        let unconfigured = self.found().into_iter().filter_map(|device| Some((device.id.clone(), device.disk()?)));
+        own.chain(unconfigured).chain(self.luns.watched()).collect()
     }
 
-    /// How many requests a LUN that is going still waits for, as far as that can be found.
+    /// Describes how many requests the removal of a LUN waits for, as far as that can be determined.
     fn waits_for(&self, lun: &Lun) -> String {
         match self.counted().ok().map(|counted| wire::in_flight(lun, &counted.controllers[lun.controller])) {
             Some(1) => "a request".to_owned(),
@@ -179,7 +179,7 @@ impl Source {
         }
     }
 
-    /// What the workers count at this moment, and the queues of each disk over all their lives.
+    /// Returns the statistics of the workers and of each device's queues, including queues detached since.
     fn counted(&self) -> Result<Counted, VerbError> {
         let gone = |gone: mqblk_engine::WorkerGone| VerbError::Failed(gone.to_string());
         for _ in 0..TRIES {
@@ -192,51 +192,52 @@ impl Source {
                     grants: disk.guest.grants(),
                 })
             }));
-            let found = self.found();
-            let of_found = found.iter().map(|device| {
+            let unconfigured = self.found();
+            let of_unconfigured = unconfigured.iter().map(|device| {
                 let (queues, grants) = (device.report(&workers)?, Some(device.grants()));
                 let counted = DiskCounted { queues, in_flight_region: None, grants };
                 Some((DiskAbout::found(device), counted))
             });
-            let (disks, found): (Option<Vec<_>>, Option<Vec<_>>) = (disks.into_iter().collect(), of_found.collect());
+            let (disks, unconfigured): (Option<Vec<_>>, Option<Vec<_>>) =
+                (disks.into_iter().collect(), of_unconfigured.collect());
             let controllers: Option<Vec<_>> =
                 self.luns.controllers().iter().map(|controller| controller.report(&workers)).collect();
-            if let (Some(disks), Some(found), Some(controllers)) = (disks, found, controllers) {
-                return Ok(Counted { workers, disks, found, controllers });
+            if let (Some(disks), Some(unconfigured), Some(controllers)) = (disks, unconfigured, controllers) {
+                return Ok(Counted { workers, disks, found: unconfigured, controllers });
             }
             std::thread::sleep(PAUSE);
         }
-        Err(VerbError::Failed("queues come and go all the time; ask again".to_owned()))
+        Err(VerbError::Failed("queues are attached and detached all the time; try again".to_owned()))
     }
 }
 
-/// What was counted at one moment.
+/// All statistics at one moment.
 struct Counted {
     workers: Vec<WorkerReport>,
     /// Each disk, in the order of the configuration.
     disks: Vec<DiskCounted>,
-    /// Xen devices that the configuration does not name.
+    /// Xen devices whose disks are not configured.
     found: Vec<(DiskAbout, DiskCounted)>,
-    /// Those of each controller.
+    /// The queues of each controller.
     controllers: Vec<Vec<QueueReport>>,
 }
 
-/// What a disk counted.
+/// The statistics of a disk.
 struct DiskCounted {
     queues: Vec<QueueReport>,
     in_flight_region: Option<bool>,
     grants: Option<GrantCounters>,
 }
 
-/// How many ids a message lists.
+/// Maximum number of ids that a message lists.
 const LISTED: usize = 16;
-/// How often workers are asked again when a queue came or went meanwhile, and how soon.
+/// Number of attempts, and the pause between them, when a queue is attached or detached while statistics are read.
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The host's monotonic clock, in nanoseconds.
+/// Returns the host's monotonic clock in nanoseconds.
 fn monotonic_ns() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
-    // Seconds since boot and nanoseconds below a second: never negative, and 584 years fit.
+    // Neither part is negative, and 64 bits hold 584 years.
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }

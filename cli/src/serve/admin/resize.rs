@@ -1,4 +1,4 @@
-//! `resize`: another size for a disk, a LUN or a Xen device.
+//! `resize`: resizes a disk, a LUN or a Xen device.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ pub fn verb(source: &Arc<Source>) -> Verb {
     })
 }
 
-/// `size` and `shrink`.
+/// Takes `size` and `shrink`.
 pub fn asked(params: &Params) -> Result<Resize, VerbError> {
     let size = match params.value("size") {
         Some(Value::String(text)) => {

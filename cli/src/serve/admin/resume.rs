@@ -1,4 +1,4 @@
-//! `resume`: has a stopped disk go on.
+//! `resume`: resumes a stopped disk.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ fn find(source: &Source, id: &str) -> Option<Arc<DiskHealth>> {
     disk.or_else(device).or_else(lun)
 }
 
-/// What can be stopped.
+/// Returns the ids of everything that can be stopped.
 fn ids(source: &Source) -> Vec<String> {
     let disks = source.disks.iter().map(|disk| disk.about.id.clone());
     let luns = source.luns.list().into_iter().map(|lun| lun.id);

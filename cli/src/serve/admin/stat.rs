@@ -1,4 +1,4 @@
-//! `stat`: what every queue, disk and worker counted.
+//! `stat`: the statistics of each queue, disk and worker.
 
 use std::sync::Arc;
 
@@ -30,10 +30,10 @@ fn read(source: &Source, params: &Params) -> Result<Stat, VerbError> {
     let wanted = params.text("disk");
     let luns = source.luns.list();
     let controllers = || source.luns.controllers().iter().zip(0..);
-    let counted = source.counted()?;
+    let stats = source.counted()?;
     if let Some(id) = wanted {
         let mut ids = source.disks.iter().map(|disk| disk.about.id.as_str()).collect::<Vec<_>>();
-        ids.extend(counted.found.iter().map(|(about, _)| about.id.as_str()));
+        ids.extend(stats.found.iter().map(|(about, _)| about.id.as_str()));
         ids.extend(controllers().map(|(controller, _)| controller.id()));
         if !ids.contains(&id) && !luns.iter().any(|lun| lun.id == id) {
             let or_lun = if luns.is_empty() { "" } else { ", or a LUN's" };
@@ -44,31 +44,33 @@ fn read(source: &Source, params: &Params) -> Result<Stat, VerbError> {
             ));
         }
     }
-    let shape = wire::Shape { queues: params.is_set("queues"), latency: params.is_set("latency") };
+    let detail = wire::Shape { queues: params.is_set("queues"), latency: params.is_set("latency") };
     let time_ns = monotonic_ns();
-    let disks = source.disks.iter().map(|disk| &disk.about).zip(&counted.disks);
-    let disks = disks.chain(counted.found.iter().map(|(about, counted)| (about, counted)));
+    let disks = source.disks.iter().map(|disk| &disk.about).zip(&stats.disks);
+    let disks = disks.chain(stats.found.iter().map(|(about, disk_stats)| (about, disk_stats)));
     let disks = disks.filter(|(about, _)| wanted.is_none_or(|id| id == about.id));
     let disks = disks.map(|(about, disk)| DiskStat {
         in_flight_region: disk.in_flight_region,
-        ..wire::disk(about, &disk.queues, disk.grants.as_ref(), shape)
+        ..wire::disk(about, &disk.queues, disk.grants.as_ref(), detail)
     });
     let disks = disks.collect();
-    let told = controllers().zip(&counted.controllers).filter_map(|((controller, at), queues)| {
-        let whole = wanted.is_none_or(|id| id == controller.id());
-        let own = luns.iter().filter(|lun| lun.controller == at && (whole || wanted == Some(&lun.id)));
+    let controller_stats = controllers().zip(&stats.controllers).filter_map(|((controller, at), queues)| {
+        let is_whole = wanted.is_none_or(|id| id == controller.id());
+        let own = luns.iter().filter(|lun| lun.controller == at && (is_whole || wanted == Some(&lun.id)));
         let own: Vec<_> = own.collect();
         let map = &controller.front().queue_map;
         let in_flight_region = controller.in_flight_region();
-        (whole || !own.is_empty())
-            .then(|| ControllerStat { in_flight_region, ..wire::controller(controller.id(), map, &own, queues, shape) })
+        (is_whole || !own.is_empty()).then(|| ControllerStat {
+            in_flight_region,
+            ..wire::controller(controller.id(), map, &own, queues, detail)
+        })
     });
     Ok(Stat {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         time_ns,
         uptime_ns: time_ns.saturating_sub(source.started_ns),
         disks,
-        controllers: told.collect(),
-        workers: counted.workers.iter().zip(0..).map(|(worker, number)| wire::worker(number, worker)).collect(),
+        controllers: controller_stats.collect(),
+        workers: stats.workers.iter().zip(0..).map(|(worker, number)| wire::worker(number, worker)).collect(),
     })
 }

@@ -1,4 +1,4 @@
-//! `version`.
+//! `version`: version and process id of the daemon.
 
 use mqblk_admin::Verb;
 use serde_json::json;

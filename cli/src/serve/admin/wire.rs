@@ -1,5 +1,5 @@
-//! From what the engine counts to what the admin socket says. Every field is named on both sides: one that is added to the
-//! engine is an error here until it is told.
+//! Converts the engine's statistics to those of the admin socket. Every field is named on both sides, so that a field added to the engine
+//! does not compile until it is reported here.
 
 use mqblk_admin::model::{
     ControllerStat, Counters, DiskStat, Distribution, GrantStat, Health, HealthStop, Latency, LatencyParts, Load,
@@ -15,29 +15,29 @@ use crate::serve::luns::{Lun, LunState};
 
 /// The guest interface of controllers.
 pub const SCSI: &str = "virtio-scsi";
-/// What queues are for.
+/// The role of request queues.
 const REQUEST: &str = "request";
-/// The queues of a controller before those for requests. The first worker has them.
+/// The roles of a controller's queues before the request queues. The first worker serves them.
 const FIXED_ROLES: [&str; 2] = ["control", "event"];
 
-/// How much of it is said.
+/// How detailed the statistics are.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Each queue.
+    /// True to include each queue.
     pub queues: bool,
-    /// The buckets of distributions.
+    /// True to include the buckets of latency histograms.
     pub latency: bool,
 }
 
-/// A disk, by its queues' reports in order.
-pub fn disk(about: &DiskAbout, reports: &[QueueReport], grants: Option<&GrantCounters>, shape: Shape) -> DiskStat {
+/// Returns the statistics of a disk, out of those of its queues in order.
+pub fn disk(about: &DiskAbout, queues: &[QueueReport], grants: Option<&GrantCounters>, detail: Shape) -> DiskStat {
     let mut totals = QueueReport::default();
-    reports.iter().for_each(|report| totals.add(report));
-    let queue = |(report, number): (&QueueReport, u32)| QueueStat {
+    queues.iter().for_each(|stats| totals.add(stats));
+    let queue = |(stats, number): (&QueueReport, u32)| QueueStat {
         role: REQUEST.to_owned(),
         queue: number,
         worker: about.queue_map.get(number as usize).copied().unwrap_or_default().into(),
-        load: load(report, shape),
+        load: load(stats, detail),
     };
     DiskStat {
         id: about.id.clone(),
@@ -47,15 +47,15 @@ pub fn disk(about: &DiskAbout, reports: &[QueueReport], grants: Option<&GrantCou
         merge_bytes: about.plug.merge_bytes.0,
         merge_segments: about.plug.merge_segments,
         queue_count: about.queue_map.len() as u32,
-        totals: load(&totals, shape),
+        totals: load(&totals, detail),
         health: health(&about.health),
         in_flight_region: None,
-        grants: grants.map(granted),
-        queues: if shape.queues { reports.iter().zip(0..).map(queue).collect() } else { Vec::new() },
+        grants: grants.map(grant_stat),
+        queues: if detail.queues { queues.iter().zip(0..).map(queue).collect() } else { Vec::new() },
     }
 }
 
-fn granted(counters: &GrantCounters) -> GrantStat {
+fn grant_stat(counters: &GrantCounters) -> GrantStat {
     let GrantCounters {
         copies,
         copy_calls,
@@ -102,7 +102,7 @@ fn granted(counters: &GrantCounters) -> GrantStat {
     }
 }
 
-/// A disk's health.
+/// Converts a disk's health.
 fn health(of: &DiskHealth) -> Health {
     let HealthReport { stopped, parked, stops, retries } = of.report();
     let stopped = stopped.map(|stop| HealthStop {
@@ -121,61 +121,61 @@ fn health(of: &DiskHealth) -> Health {
     }
 }
 
-/// How old a request is.
+/// Converts a request's age.
 fn in_ms(ns: Option<u64>) -> Option<u64> {
     ns.map(|ns| ns / 1_000_000)
 }
 
-/// A controller with these LUNs, by its queues' reports in order.
-pub fn controller(id: &str, queue_map: &[u16], luns: &[&Lun], reports: &[QueueReport], shape: Shape) -> ControllerStat {
-    let totals = request_totals(reports);
+/// Returns the statistics of a controller with these LUNs, out of those of its queues in order.
+pub fn controller(id: &str, queue_map: &[u16], luns: &[&Lun], queues: &[QueueReport], detail: Shape) -> ControllerStat {
+    let totals = request_totals(queues);
     let numbers = FIXED_ROLES.into_iter().map(|role| (role, 0, 0));
     let numbers = numbers.chain(queue_map.iter().zip(0..).map(|(worker, queue)| (REQUEST, queue, (*worker).into())));
-    let queues = reports.iter().zip(numbers).map(|(report, (role, queue, worker))| QueueStat {
+    let queues = queues.iter().zip(numbers).map(|(stats, (role, queue, worker))| QueueStat {
         role: role.to_owned(),
         queue,
         worker,
-        load: load(report, shape),
+        load: load(stats, detail),
     });
     ControllerStat {
         id: id.to_owned(),
         interface: SCSI.to_owned(),
         queue_count: queue_map.len() as u32,
-        totals: load(&totals, shape),
+        totals: load(&totals, detail),
         in_flight_region: None,
         luns: luns.iter().map(|one| lun(one, disk_of(&totals, one))).collect(),
-        queues: if shape.queues { queues.collect() } else { Vec::new() },
+        queues: if detail.queues { queues.collect() } else { Vec::new() },
     }
 }
 
-/// How many requests of a LUN are in flight, by the reports of its controller's queues.
-pub fn in_flight(lun: &Lun, reports: &[QueueReport]) -> u32 {
-    disk_of(&request_totals(reports), lun).in_flight
+/// Returns the number of a LUN's requests in flight, out of the statistics of its controller's queues.
+pub fn in_flight(lun: &Lun, queues: &[QueueReport]) -> u32 {
+    disk_of(&request_totals(queues), lun).in_flight
 }
 
-/// The sum of the request queues.
-fn request_totals(reports: &[QueueReport]) -> QueueReport {
+/// Returns the sum of the request queues.
+fn request_totals(queues: &[QueueReport]) -> QueueReport {
     let mut totals = QueueReport::default();
-    reports.iter().skip(FIXED_ROLES.len()).for_each(|report| totals.add(report));
+    queues.iter().skip(FIXED_ROLES.len()).for_each(|stats| totals.add(stats));
     totals
 }
 
-/// What a LUN's disk counted. Before it is there its slot may still have what another one counted.
+/// Returns the counters of a LUN's disk. Zero while it is being added: its slot may still have the counters of a removed LUN.
 fn disk_of(totals: &QueueReport, lun: &Lun) -> DiskCounters {
     let own = totals.disks.iter().find(|disk| disk.slot == lun.slot && !matches!(lun.state, LunState::Adding));
     own.copied().unwrap_or(DiskCounters::new(lun.slot))
 }
 
 fn lun(lun: &Lun, counted: DiskCounters) -> LunStat {
-    let backing = lun.unit.as_ref().map(|unit| &unit.config().backing);
-    let plug = backing.map(|backing| backing.plug).unwrap_or_default();
+    let storage = lun.unit.as_ref().map(|unit| &unit.config().backing);
+    let plug = storage.map(|storage| storage.plug).unwrap_or_default();
     LunStat {
         id: lun.id.clone(),
         target: lun.place.target.into(),
         lun: lun.place.lun.into(),
         state: lun.state.word().to_owned(),
         unit: lun.unit.as_ref().map(|unit| unit.name().to_owned()).unwrap_or_default(),
-        storage: backing.map(|backing| backing.storage.clone()).unwrap_or_default(),
+        storage: storage.map(|storage| storage.storage.clone()).unwrap_or_default(),
         merge: plug.merge.word().to_owned(),
         merge_bytes: plug.merge_bytes.0,
         merge_segments: plug.merge_segments,
@@ -204,9 +204,17 @@ fn lun_counters(counted: &DiskCounters) -> LunCounters {
     LunCounters { reads, writes, others, read_bytes, written_bytes, errors, read_ns, write_ns, other_ns }
 }
 
-/// A worker.
-pub fn worker(number: u32, report: &WorkerReport) -> WorkerStat {
-    let WorkerReport { turns, empty_turns, sleeps, slept_ns, cpu_ns, merge_splits, ref queues } = *report;
+/// Converts a worker's statistics.
+pub fn worker(number: u32, stats: &WorkerReport) -> WorkerStat {
+    let WorkerReport {
+        turns,
+        empty_turns,
+        sleeps,
+        slept_ns,
+        cpu_ns,
+        merge_splits,
+        ref queues,
+    } = *stats;
     WorkerStat {
         worker: number,
         queues: queues.len() as u32,
@@ -219,16 +227,16 @@ pub fn worker(number: u32, report: &WorkerReport) -> WorkerStat {
     }
 }
 
-fn load(report: &QueueReport, shape: Shape) -> Load {
-    let QueueReport { counters, latency, in_flight, oldest_ns, disks: _ } = report;
+fn load(stats: &QueueReport, detail: Shape) -> Load {
+    let QueueReport { counters, latency, in_flight, oldest_ns, disks: _ } = stats;
     let QueueLatency { reads, writes, others } = &**latency;
     let parts = |parts: &mqblk_engine::LatencyParts| {
         let mqblk_engine::LatencyParts { queued, device, publish, total } = parts;
         LatencyParts {
-            queued: distribution(queued, shape),
-            device: distribution(device, shape),
-            publish: distribution(publish, shape),
-            total: distribution(total, shape),
+            queued: distribution(queued, detail),
+            device: distribution(device, detail),
+            publish: distribution(publish, detail),
+            total: distribution(total, detail),
         }
     };
     Load {
@@ -239,14 +247,14 @@ fn load(report: &QueueReport, shape: Shape) -> Load {
     }
 }
 
-fn distribution(histogram: &LatencyHistogram, shape: Shape) -> Distribution {
+fn distribution(histogram: &LatencyHistogram, detail: Shape) -> Distribution {
     Distribution {
         count: histogram.count(),
         sum_ns: histogram.sum_ns(),
         p50_ns: histogram.percentile_ns(50.0),
         p99_ns: histogram.percentile_ns(99.0),
         p999_ns: histogram.percentile_ns(99.9),
-        buckets: if shape.latency { histogram.buckets().collect() } else { Vec::new() },
+        buckets: if detail.latency { histogram.buckets().collect() } else { Vec::new() },
     }
 }
 

@@ -1,4 +1,4 @@
-//! No counter is taken for another, and sums are of what they say.
+//! No counter is mistaken for another, and sums cover the right queues.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ fn about() -> DiskAbout {
     }
 }
 
-/// A report with a number of its own in each field, `times` as large as those of another.
+/// Statistics with a distinct number in each field, multiplied by `times`.
 fn made_up(times: u64) -> QueueReport {
     let counters = QueueCounters {
         reads: times,
@@ -52,9 +52,9 @@ fn made_up(times: u64) -> QueueReport {
         read_errors: 2 * times,
         write_errors: 3 * times,
     };
-    let mut report =
+    let mut stats =
         QueueReport { counters, in_flight: 24, oldest_ns: Some(1_999_999 * times), ..QueueReport::default() };
-    let latency = &mut report.latency;
+    let latency = &mut stats.latency;
     let parts = [&mut latency.reads, &mut latency.writes, &mut latency.others];
     for (kind, parts) in parts.into_iter().enumerate() {
         let of = [&mut parts.queued, &mut parts.device, &mut parts.publish, &mut parts.total];
@@ -62,19 +62,19 @@ fn made_up(times: u64) -> QueueReport {
             histogram.record(1000 * (1 + 4 * kind as u64 + part as u64), times);
         }
     }
-    report
+    stats
 }
 
 const ALL: Shape = Shape { queues: true, latency: true };
 
 #[test]
-fn no_counter_is_taken_for_another() {
-    let told = serde_json::to_value(counted(&made_up(1).counters)).unwrap();
-    let told = told.as_object().unwrap();
-    let numbers: BTreeSet<u64> = told.values().map(|value| value.as_u64().unwrap()).collect();
+fn counters_are_not_mixed_up() {
+    let reported = serde_json::to_value(counted(&made_up(1).counters)).unwrap();
+    let reported = reported.as_object().unwrap();
+    let numbers: BTreeSet<u64> = reported.values().map(|value| value.as_u64().unwrap()).collect();
     assert_eq!(numbers, (1..=23).collect());
     for (name, number) in [("reads", 1), ("read_bytes", 8), ("errors", 10), ("read_merges", 19), ("poll_ns", 17)] {
-        assert_eq!(told[name], number, "{name}");
+        assert_eq!(reported[name], number, "{name}");
     }
 }
 
@@ -100,17 +100,17 @@ fn a_disk_is_the_sum_of_its_queues() {
 }
 
 #[test]
-fn what_was_not_asked_for_is_not_there() {
-    let told =
+fn details_are_included_only_on_request() {
+    let reported =
         |shape| serde_json::to_value(disk(&about(), &[made_up(1), QueueReport::default()], None, shape)).unwrap();
-    let short = told(Shape { queues: false, latency: false });
+    let short = reported(Shape { queues: false, latency: false });
     assert!(short.get("queues").is_none());
     let total = &short["totals"]["latency"]["reads"]["total"];
     assert!(total.get("buckets").is_none() && total["p99_ns"].is_u64(), "{total}");
-    let queues = told(Shape { queues: true, latency: false });
+    let queues = reported(Shape { queues: true, latency: false });
     assert_eq!(queues["queues"][0]["in_flight"], 24);
     assert_eq!(queues["queues"][1]["latency"]["reads"]["total"]["p99_ns"], Value::Null);
-    let whole = told(ALL);
+    let whole = reported(ALL);
     assert!(whole["queues"][0]["latency"]["reads"]["total"]["buckets"].is_array());
     let back: DiskStat = serde_json::from_value(whole).unwrap();
     assert_eq!(back, disk(&about(), &[made_up(1), QueueReport::default()], None, ALL));
@@ -118,19 +118,19 @@ fn what_was_not_asked_for_is_not_there() {
 
 #[test]
 fn a_controller_is_the_sum_of_its_request_queues() {
-    let reports = [made_up(1000), made_up(2000), made_up(1), made_up(10)];
-    let told = controller("c", &[1, 0], &[], &reports, ALL);
-    assert_eq!((told.id.as_str(), told.interface.as_str(), told.queue_count), ("c", "virtio-scsi", 2));
-    assert_eq!(told.totals.counters.requests, 18 * 11);
-    let queues: Vec<_> = told.queues.iter().map(|queue| (queue.role.as_str(), queue.queue, queue.worker)).collect();
+    let queue_stats = [made_up(1000), made_up(2000), made_up(1), made_up(10)];
+    let reported = controller("c", &[1, 0], &[], &queue_stats, ALL);
+    assert_eq!((reported.id.as_str(), reported.interface.as_str(), reported.queue_count), ("c", "virtio-scsi", 2));
+    assert_eq!(reported.totals.counters.requests, 18 * 11);
+    let queues: Vec<_> = reported.queues.iter().map(|queue| (queue.role.as_str(), queue.queue, queue.worker)).collect();
     assert_eq!(queues, [("control", 0, 0), ("event", 0, 0), ("request", 0, 1), ("request", 1, 0)]);
-    assert_eq!((told.queues[0].load.counters.kicks, told.queues[3].load.counters.kicks), (11_000, 110));
-    let short = controller("c", &[1, 0], &[], &reports, Shape { queues: false, latency: false });
-    assert_eq!((short.queues.len(), short.totals.counters), (0, told.totals.counters));
+    assert_eq!((reported.queues[0].load.counters.kicks, reported.queues[3].load.counters.kicks), (11_000, 110));
+    let short = controller("c", &[1, 0], &[], &queue_stats, Shape { queues: false, latency: false });
+    assert_eq!((short.queues.len(), short.totals.counters), (0, reported.totals.counters));
 }
 
 #[test]
-fn no_counter_of_a_lun_is_taken_for_another() {
+fn counters_of_a_lun_are_not_mixed_up() {
     let counted = DiskCounters {
         slot: DiskSlot(77),
         reads: 1,
@@ -145,16 +145,16 @@ fn no_counter_of_a_lun_is_taken_for_another() {
         write_ns: 8,
         other_ns: 9,
     };
-    let told = serde_json::to_value(lun_counters(&counted)).unwrap();
+    let reported = serde_json::to_value(lun_counters(&counted)).unwrap();
     let names =
         ["reads", "writes", "others", "read_bytes", "written_bytes", "errors", "read_ns", "write_ns", "other_ns"];
-    assert_eq!(told.as_object().unwrap().len(), names.len());
-    names.iter().zip(1..).for_each(|(name, number)| assert_eq!(told[name], number, "{name}"));
+    assert_eq!(reported.as_object().unwrap().len(), names.len());
+    names.iter().zip(1..).for_each(|(name, number)| assert_eq!(reported[name], number, "{name}"));
 }
 
 #[test]
 fn workers() {
-    let report = WorkerReport {
+    let stats = WorkerReport {
         turns: 1,
         empty_turns: 2,
         sleeps: 3,
@@ -173,22 +173,22 @@ fn workers() {
         cpu_ns: 5,
         merge_splits: 8,
     };
-    assert_eq!(worker(9, &report), want);
+    assert_eq!(worker(9, &stats), want);
 }
 
-/// No counter of grants is taken for another.
+/// Grant counters are not mixed up.
 #[test]
-fn grants_are_told_of_xen_disks() {
+fn xen_disks_report_grants() {
     let none = serde_json::to_value(disk(&about(), &[], None, ALL)).unwrap();
     assert!(none.get("grants").is_none());
     let mut grants = GrantCounters { copies: 1, copy_calls: 2, maps: 4, held: 14, ..GrantCounters::default() };
     grants.add(&GrantCounters { events_taken: 20, stuck: 15, over_budget: 13, ..GrantCounters::default() });
     let xen = DiskAbout { interface: Interface::Xen, ..about() };
-    let told = serde_json::to_value(disk(&xen, &[], Some(&grants), ALL)).unwrap();
-    assert_eq!(told["interface"], "xen");
-    let told = told["grants"].as_object().unwrap();
+    let reported = serde_json::to_value(disk(&xen, &[], Some(&grants), ALL)).unwrap();
+    assert_eq!(reported["interface"], "xen");
+    let reported = reported["grants"].as_object().unwrap();
     let set: BTreeSet<_> =
-        told.iter().filter(|(_, value)| **value != 0).map(|(key, value)| (key.as_str(), value.as_u64())).collect();
+        reported.iter().filter(|(_, value)| **value != 0).map(|(key, value)| (key.as_str(), value.as_u64())).collect();
     let want = [
         ("copies", 1),
         ("copy_calls", 2),
@@ -199,17 +199,17 @@ fn grants_are_told_of_xen_disks() {
         ("events_taken", 20),
     ];
     assert_eq!(set, want.map(|(key, value)| (key, Some(value))).into());
-    assert_eq!(told.len(), 20);
+    assert_eq!(reported.len(), 20);
 }
 
 #[test]
-fn a_stopped_disk_says_why() {
+fn a_disk_reports_its_health() {
     use mqblk_engine::{ErrorPolicy, OnError, OnNoSpace};
     let errors = ErrorPolicy { on_error: OnError::Stop, on_enospc: OnNoSpace::Stop };
     let about = DiskAbout { health: Arc::new(DiskHealth::new("vm1", errors)), ..about() };
-    let told = serde_json::to_value(disk(&about, &[], None, ALL)).unwrap();
+    let reported = serde_json::to_value(disk(&about, &[], None, ALL)).unwrap();
     let want = serde_json::json!({
         "state": "running", "on_error": "stop", "on_enospc": "stop", "stopped": null, "parked": 0, "stops": 0, "retries": 0,
     });
-    assert_eq!(told["health"], want);
+    assert_eq!(reported["health"], want);
 }

@@ -1,8 +1,7 @@
-//! The LUNs of a controller whose guest is migrated: which there are, and with what settings those were added that came while the daemon
-//! ran.
+//! The LUNs of a controller in the migration state of its guest: their addresses, and the settings of those added at run time.
 //!
-//! What is read here was sent by a VMM, which is not to be trusted with the host's files. So a LUN is opened for it only if the destination's
-//! operator has named a folder for that (`incoming-luns=`), and only if all its files really lie in that.
+//! The state is sent by a VMM, which is not trusted with the host's files. A LUN is opened only if the destination's operator has set a
+//! directory for this (`incoming-luns=`), and only if the real paths of all its files are in that directory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,14 +17,14 @@ use serde::{Deserialize, Serialize};
 use super::{Lun, Luns, Removal, Which, lock};
 use crate::serve::config::LunPlace;
 
-/// How long the storage of a LUN that goes may take: nothing of it is in flight.
+/// How long to wait for the removal of a LUN. It has no requests in flight.
 const REMOVAL_PATIENCE: Duration = Duration::from_secs(30);
-/// Keys that name files, of the storage that may be opened and of a unit.
+/// Keys that name files, of the allowed storage backend and of a logical unit.
 const FILES: [&str; 2] = ["path", "reservations"];
-/// The storage that may be opened: files are what a folder can hold.
+/// The only storage backend allowed: one whose files a directory can contain.
 const STORAGE: &str = "file";
 
-/// What travels.
+/// The JSON document in the migration state.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Told {
@@ -38,7 +37,7 @@ struct ToldLun {
     target: u8,
     lun: u16,
     id: String,
-    /// Those of a LUN that was added while the daemon ran, with what depends on the daemon filled in.
+    /// The settings of a LUN that was added at run time, with defaults that depend on the daemon filled in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     settings: Option<BTreeMap<String, String>>,
 }
@@ -48,7 +47,7 @@ impl ToldLun {
         LunPlace { target: self.target, lun: self.lun }
     }
 
-    /// What an operator can do by hand.
+    /// Returns the command that adds the LUN, for an operator.
     fn command(&self, controller: &str) -> String {
         let path = self.settings.as_ref().and_then(|settings| settings.get("path"));
         let path = path.map_or("...".to_owned(), |path| format!("path={path:?},..."));
@@ -56,52 +55,52 @@ impl ToldLun {
     }
 }
 
-/// The LUNs of one controller, as a part of the state of its device.
+/// The migration state of a controller's LUNs, a part of its device state.
 pub struct CarriedLuns {
     controller: String,
-    /// Where the files lie that may be opened for a guest that arrives.
+    /// The directory of files that may be opened for an incoming guest.
     folder: Option<PathBuf>,
-    /// Locked while they are used, so that nobody else ends with them in hand.
+    /// Locked while in use, so that [`set_luns`](Self::set_luns) waits for that.
     luns: Mutex<Weak<Luns>>,
 }
 
 impl CarriedLuns {
-    /// Those of `controller`, which nobody has yet.
+    /// Creates the migration state of `controller`, without LUNs yet.
     pub fn new(controller: &str, folder: Option<PathBuf>) -> CarriedLuns {
         CarriedLuns { controller: controller.to_owned(), folder, luns: Mutex::default() }
     }
 
-    /// They are these from now on. Waits for whoever uses them.
+    /// Sets the LUNs. Waits for a save or load that uses the previous ones.
     pub fn belong_to(&self, luns: Weak<Luns>) {
         *lock(&self.luns) = luns;
     }
 
-    /// Opens a LUN of the source.
+    /// Adds a LUN of the source.
     fn add(&self, luns: &Luns, lun: &ToldLun, own: &[Lun]) -> Result<(), String> {
-        let by_hand = lun.command(&self.controller);
-        let Some(given) = &lun.settings else {
-            return Err(format!("found lun {}, which is not here, expected the same LUNs: {by_hand}", lun.place()));
+        let command = lun.command(&self.controller);
+        let Some(settings) = &lun.settings else {
+            return Err(format!("found lun {}, which is not here, expected the same LUNs: {command}", lun.place()));
         };
         let Some(folder) = &self.folder else {
             return Err(format!(
-                "found lun {}, which was added while the guest ran and is not here, expected it here: {by_hand}; or, for files \
+                "found lun {}, which was added while the guest ran and is not here, expected it here: {command}; or, for files \
                  of a folder, incoming-luns= of the controller",
                 lun.place()
             ));
         };
-        let judged = judge(given, folder, own);
-        let given = judged.map_err(|why| format!("lun {}: {why}; by hand: {by_hand}", lun.place()))?;
+        let checked = judge(settings, folder, own);
+        let checked = checked.map_err(|why| format!("lun {}: {why}; by hand: {command}", lun.place()))?;
         let mut settings = Settings::new("lun of the source");
-        let beside = [
+        let address = [
             ("controller", self.controller.clone()),
             ("id", lun.id.clone()),
             ("target", lun.target.to_string()),
             ("lun", lun.lun.to_string()),
         ];
-        for (key, value) in beside
+        for (key, value) in address
             .iter()
             .map(|(key, value)| (*key, value))
-            .chain(given.iter().map(|(key, value)| (key.as_str(), value)))
+            .chain(checked.iter().map(|(key, value)| (key.as_str(), value)))
         {
             settings.insert(key, value).map_err(|error| error.to_string())?;
         }
@@ -109,27 +108,27 @@ impl CarriedLuns {
     }
 }
 
-/// Settings that a VMM sent, with the files' true paths; `own` are the controller's LUNs.
-fn judge(given: &BTreeMap<String, String>, folder: &Path, own: &[Lun]) -> Result<BTreeMap<String, String>, String> {
-    let mut judged = given.clone();
-    if let Some(unit) = given.get("unit") {
-        // Another controller's unit is another guest's.
+/// Checks settings that a VMM sent. Returns them with the files' real paths. `own` are the controller's LUNs.
+fn judge(settings: &BTreeMap<String, String>, folder: &Path, own: &[Lun]) -> Result<BTreeMap<String, String>, String> {
+    let mut checked = settings.clone();
+    if let Some(unit) = settings.get("unit") {
+        // The logical unit of another controller belongs to another guest.
         let is_own = own.iter().any(|lun| lun.unit.as_ref().is_some_and(|own| own.name() == *unit));
         return if is_own {
-            Ok(judged)
+            Ok(checked)
         } else {
             Err(format!("unit: found {unit:?}, expected one of this controller's"))
         };
     }
-    if let Some(storage) = given.get("storage").filter(|storage| *storage != STORAGE) {
+    if let Some(storage) = settings.get("storage").filter(|storage| *storage != STORAGE) {
         return Err(format!("storage: found {storage:?}, expected {STORAGE:?}"));
     }
-    if !given.contains_key("path") {
+    if !settings.contains_key("path") {
         return Err("path: found nothing, expected a file".to_owned());
     }
     let folder = folder.canonicalize().map_err(|error| format!("incoming-luns: {folder:?}: {error}"))?;
     for key in FILES {
-        let Some(value) = judged.get_mut(key) else { continue };
+        let Some(value) = checked.get_mut(key) else { continue };
         let path = true_path(Path::new(value.as_str())).map_err(|error| format!("{key}: found {value:?}: {error}"))?;
         let inside = path.starts_with(&folder) && path != folder;
         let (true, Some(text)) = (inside, path.to_str()) else {
@@ -139,10 +138,10 @@ fn judge(given: &BTreeMap<String, String>, folder: &Path, own: &[Lun]) -> Result
         };
         *value = text.to_owned();
     }
-    Ok(judged)
+    Ok(checked)
 }
 
-/// The path without symbolic links, of a file that may not be there yet.
+/// Resolves all symbolic links of a path. The file may not exist yet.
 fn true_path(path: &Path) -> std::io::Result<PathBuf> {
     match path.symlink_metadata() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -156,31 +155,32 @@ fn true_path(path: &Path) -> std::io::Result<PathBuf> {
 
 impl HostState for CarriedLuns {
     fn save(&self) -> Result<String, String> {
-        let held = lock(&self.luns);
-        let luns = held.upgrade().ok_or("the daemon starts or stops")?;
-        let told =
+        let guard = lock(&self.luns);
+        let luns = guard.upgrade().ok_or("the daemon starts or stops")?;
+        let record =
             |lun: Lun| ToldLun { target: lun.place.target, lun: lun.place.lun, settings: settings(&lun), id: lun.id };
-        Ok(state::write(&Told { luns: luns.of(&self.controller).into_iter().map(told).collect() }))
+        Ok(state::write(&Told { luns: luns.of(&self.controller).into_iter().map(record).collect() }))
     }
 
     fn load(&self, state: &str) -> Result<Box<dyn HostChange + '_>, String> {
-        let held = lock(&self.luns);
-        let luns = held.upgrade().ok_or("the daemon starts or stops")?;
-        let Told { luns: told } = state::read(state)?;
+        let guard = lock(&self.luns);
+        let luns = guard.upgrade().ok_or("the daemon starts or stops")?;
+        let Told { luns: incoming } = state::read(state)?;
         let own = luns.of(&self.controller);
-        let gone: Vec<&Lun> = own.iter().filter(|lun| !told.iter().any(|told| told.place() == lun.place)).collect();
-        if let (Some(lun), None) = (gone.first(), &self.folder) {
+        let to_remove: Vec<&Lun> =
+            own.iter().filter(|lun| !incoming.iter().any(|incoming| incoming.place() == lun.place)).collect();
+        if let (Some(lun), None) = (to_remove.first(), &self.folder) {
             return Err(format!(
                 "luns: found none at {}, where lun {:?} is here, expected the same LUNs: mqblk lun remove {}; or incoming-luns= of \
                  the controller",
                 lun.place, lun.id, lun.id
             ));
         }
-        let gone = gone.into_iter().map(|lun| lun.id.clone()).collect();
-        // A size that the storage has grown to since it was looked at. What cannot be looked at has the size that it has.
+        let to_remove = to_remove.into_iter().map(|lun| lun.id.clone()).collect();
+        // Adopts the size of storage that has grown since the last check. If the size cannot be queried, it stays.
         own.iter().for_each(|lun| drop(luns.resize(&Which::Id(lun.id.clone()), Resize::GROW)));
-        let mut change = Change { luns, added: Vec::new(), gone, _held: held };
-        for (index, lun) in told.iter().enumerate() {
+        let mut change = Change { luns, added: Vec::new(), gone: to_remove, _held: guard };
+        for (index, lun) in incoming.iter().enumerate() {
             if own.iter().all(|own| own.place != lun.place()) {
                 self.add(&change.luns, lun, &own).map_err(|why| format!("luns[{index}]: {why}"))?;
                 change.added.push(lun.id.clone());
@@ -190,7 +190,7 @@ impl HostState for CarriedLuns {
     }
 }
 
-/// The settings that a LUN was added with while a daemon ran, and what of its unit they leave to the daemon.
+/// Returns the settings that a LUN was added with at run time, and its logical unit's values for those that default to the daemon's.
 fn settings(lun: &Lun) -> Option<BTreeMap<String, String>> {
     let mut settings = lun.given.clone()?;
     if let Some(unit) = lun.unit.as_ref().filter(|_| !settings.contains_key("unit")) {
@@ -209,12 +209,12 @@ fn settings(lun: &Lun) -> Option<BTreeMap<String, String>> {
     Some(settings)
 }
 
-/// LUNs that came for a guest, and those that go when it is there.
+/// LUNs that were added for an incoming guest, and those to remove when it has arrived.
 struct Change<'a> {
     luns: Arc<Luns>,
     added: Vec<String>,
     gone: Vec<String>,
-    /// Given back last: see [`CarriedLuns::luns`].
+    /// Released last: see [`LunMigration::luns`].
     _held: MutexGuard<'a, Weak<Luns>>,
 }
 
@@ -240,7 +240,7 @@ impl Drop for Change<'_> {
     fn drop(&mut self) {
         for id in &self.added {
             if let Err(error) = self.remove(id) {
-                tracing::warn!("a LUN that came for a guest which did not: {error}");
+                tracing::warn!("cannot remove a LUN that was added for a failed incoming migration: {error}");
             }
         }
     }
@@ -250,12 +250,12 @@ impl Drop for Change<'_> {
 mod tests {
     use super::*;
 
-    fn given(words: &[(&str, &Path)]) -> BTreeMap<String, String> {
+    fn keys(words: &[(&str, &Path)]) -> BTreeMap<String, String> {
         words.iter().map(|(key, value)| ((*key).to_owned(), value.display().to_string())).collect()
     }
 
     #[test]
-    fn only_files_that_lie_in_the_folder() {
+    fn only_files_in_the_directory_are_allowed() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path().canonicalize().unwrap();
         let (folder, outside) = (root.join("in"), root.join("out.img"));
@@ -271,16 +271,16 @@ mod tests {
         std::os::unix::fs::symlink(root.join("none"), folder.join("dangling")).unwrap();
         std::os::unix::fs::symlink(&folder, root.join("alias")).unwrap();
 
-        let judge = |words: &[(&str, &Path)]| super::judge(&given(words), &root.join("alias"), &[]);
-        let is = |found: Result<BTreeMap<String, String>, String>, key: &str, want: &Path| {
+        let check = |words: &[(&str, &Path)]| super::judge(&keys(words), &root.join("alias"), &[]);
+        let assert_path = |found: Result<BTreeMap<String, String>, String>, key: &str, want: &Path| {
             assert_eq!(found.unwrap()[key], want.display().to_string());
         };
-        is(judge(&[("path", &folder.join("a.img"))]), "path", &folder.join("a.img"));
-        is(judge(&[("path", &root.join("leads-in"))]), "path", &folder.join("a.img"));
-        is(judge(&[("path", &folder.join("sub/../a.img"))]), "path", &folder.join("a.img"));
+        assert_path(check(&[("path", &folder.join("a.img"))]), "path", &folder.join("a.img"));
+        assert_path(check(&[("path", &root.join("leads-in"))]), "path", &folder.join("a.img"));
+        assert_path(check(&[("path", &folder.join("sub/../a.img"))]), "path", &folder.join("a.img"));
         let image = folder.join("a.img");
-        is(
-            judge(&[("path", &image), ("reservations", &folder.join("new.pr"))]),
+        assert_path(
+            check(&[("path", &image), ("reservations", &folder.join("new.pr"))]),
             "reservations",
             &folder.join("new.pr"),
         );
@@ -297,9 +297,9 @@ mod tests {
             PathBuf::from(""),
             PathBuf::from("a\0b"),
         ] {
-            let error = judge(&[("path", &path)]).expect_err(&path.display().to_string());
+            let error = check(&[("path", &path)]).expect_err(&path.display().to_string());
             assert!(error.starts_with("path: found"), "{error}");
-            let error = judge(&[("path", &image), ("reservations", &path)]).expect_err(&path.display().to_string());
+            let error = check(&[("path", &image), ("reservations", &path)]).expect_err(&path.display().to_string());
             assert!(error.starts_with("reservations: found"), "{error}");
         }
         for (words, want) in [
@@ -307,7 +307,7 @@ mod tests {
             (&[("storage", Path::new("file"))], "path: found nothing"),
             (&[("unit", Path::new("c:0:0"))], "unit: found \"c:0:0\", expected one of this controller's"),
         ] {
-            let error = judge(words).unwrap_err();
+            let error = check(words).unwrap_err();
             assert!(error.contains(want), "{error}");
         }
     }

@@ -1,4 +1,4 @@
-//! One LUN in the table, and what may be said of it.
+//! The table entry of a LUN, and the results of changing one.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -11,13 +11,13 @@ use crate::serve::config::{LunOrigin, LunPlace};
 use crate::serve::controller::Unit;
 use crate::serve::resolve::{Claim, ConfigError};
 
-/// Why a LUN was not added, removed or resized.
+/// Why a LUN was not added, removed or resized, or a disk not resized.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
-    /// A value is wrong.
+    /// A value is invalid.
     #[error(transparent)]
     Setting(#[from] SettingError),
-    /// It could not be done.
+    /// The change failed.
     #[error("{0}")]
     Failed(String),
 }
@@ -31,28 +31,28 @@ impl From<ConfigError> for ChangeError {
     }
 }
 
-/// How far a LUN is.
+/// The state of a LUN.
 #[derive(Clone, Debug)]
 pub enum LunState {
     /// Its storage is being opened.
     Adding,
     /// Guests use it.
     Ready,
-    /// No guest finds it any more; what they asked of it before is being ended.
+    /// Guests no longer see it; requests in flight are completing.
     Removing(Arc<Going>),
 }
 
-/// How far a removal is.
+/// The progress of a removal.
 #[derive(Debug, Default)]
 pub struct Going {
-    /// The requests have ended; the storage is being flushed.
+    /// True when all requests have completed and the storage is being flushed.
     pub flushing: AtomicBool,
-    /// It is gone; why what was written may be lost.
+    /// Set when the LUN is removed. An error says why written data may be lost.
     pub done: OnceLock<Result<(), String>>,
 }
 
 impl LunState {
-    /// The word that the admin socket says.
+    /// Returns the word that the admin socket reports.
     pub fn word(&self) -> &'static str {
         match self {
             LunState::Adding => "adding",
@@ -62,26 +62,26 @@ impl LunState {
     }
 }
 
-/// One LUN.
+/// The table entry of a LUN.
 #[derive(Clone)]
 pub struct Lun {
-    /// Its name.
+    /// Its id.
     pub id: String,
-    /// The place of its controller in [`Luns::controllers`].
+    /// The index of its controller in [`Luns::controllers`].
     pub controller: usize,
-    /// Where it is.
+    /// Its address.
     pub place: LunPlace,
-    /// The engine's name for its disk, among the controller's.
+    /// The engine's slot of its disk, unique for the controller.
     pub slot: DiskSlot,
-    /// Where it is from.
+    /// Its origin.
     pub origin: LunOrigin,
-    /// How far it is.
+    /// Its state.
     pub state: LunState,
-    /// What it leads to; `None` while that is being opened.
+    /// Its logical unit; `None` while that is being opened.
     pub unit: Option<Arc<Unit>>,
-    /// What nobody else may have, besides what its unit has.
+    /// Its claims, without those of its logical unit.
     pub(super) claims: Vec<Claim>,
-    /// What it was added with while a daemon ran, besides its controller, id and place.
+    /// The settings that it was added with at run time, without its controller, id and address.
     pub(super) given: Option<BTreeMap<String, String>>,
 }
 
@@ -95,19 +95,19 @@ impl Lun {
     }
 }
 
-/// Which LUN is meant.
+/// Selects a LUN.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// The one of this id.
+    /// By its id.
     Id(String),
-    /// The one at this place of the controller of this id.
+    /// By the id of its controller and its address.
     Place(String, LunPlace),
 }
 
-/// What became of a removal.
+/// The result of a removal.
 pub enum Removal {
-    /// It is gone.
+    /// The LUN is removed.
     Done(Lun),
-    /// It goes when its storage has ended what guests asked of it, and is flushed.
+    /// The removal continues until all requests have completed and the storage is flushed.
     Waits(Lun, Arc<Going>),
 }

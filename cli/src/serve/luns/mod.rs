@@ -1,7 +1,7 @@
-//! The LUNs of all controllers, which come and go while guests use them.
+//! The LUNs of all controllers, including those added and removed at run time.
 //!
-//! The table is locked for moments only. Whatever waits (opening storage, ending a guest's commands) is done beside it, with the LUN's place
-//! and names held in the table meanwhile, so that nobody else waits for it.
+//! The table is locked for short times only. Slow steps (opening storage, waiting for commands) run without the lock, while the LUN's entry
+//! reserves its address and names.
 
 mod carried;
 mod lun;
@@ -30,33 +30,33 @@ pub use lun::{ChangeError, Going, Lun, LunState, Removal, Which};
 /// All controllers and their LUNs.
 pub struct Luns {
     controllers: Vec<Controller>,
-    /// What disks and controllers have.
+    /// The claims of disks and controllers.
     names: Names,
     table: Mutex<Vec<Lun>>,
     changed: Condvar,
     removals: Mutex<Vec<JoinHandle<()>>>,
-    /// What a daemon after this one is told of. Locked after the table.
+    /// The state file for the next daemon. Lock order: after the table.
     state: Option<Mutex<StateFile>>,
-    /// Their part in the state that travels with a guest, of each controller.
+    /// The LUNs' part of the migration state, of each controller.
     carried: Vec<Arc<CarriedLuns>>,
 }
 
 impl Luns {
-    /// Serves the controllers of a configuration. `names` are what its disks and controllers have.
+    /// Serves the controllers of a configuration. `names` has the claims of its disks and controllers.
     ///
     /// # Errors
-    /// When the host refuses a resource; then nothing is left behind.
+    /// If the host refuses a resource. Everything is undone then.
     pub fn start(
         configs: &[ControllerConfig<Arc<AnyDisk>>],
         names: Names,
         (engine, drain_timeout): (&Arc<Engine>, Duration),
         state: Option<StateConfig>,
     ) -> Result<Luns, LunsError> {
-        let kept = state.iter().flat_map(|state| &state.kept.added);
-        let kept: HashMap<String, BTreeMap<String, String>> =
-            kept.map(|lun| (lun.id.clone(), lun.settings.clone())).collect();
-        let state = state.map(|StateConfig { path, kept }| {
-            StateFile::take(&path, kept).map(Mutex::new).map_err(|source| LunsError::State { path, source })
+        let saved = state.iter().flat_map(|state| &state.kept.added);
+        let saved: HashMap<String, BTreeMap<String, String>> =
+            saved.map(|lun| (lun.id.clone(), lun.settings.clone())).collect();
+        let state = state.map(|StateConfig { path, kept: saved }| {
+            StateFile::take(&path, saved).map(Mutex::new).map_err(|source| LunsError::State { path, source })
         });
         let state = state.transpose()?;
         let mut units = HashMap::new();
@@ -87,38 +87,38 @@ impl Luns {
                     unit: Some(Arc::clone(unit)),
                     claims: vec![("id", lun.id.clone())],
                     origin: lun.origin,
-                    given: kept.get(&lun.id).filter(|_| lun.origin == LunOrigin::RunTime).cloned(),
+                    given: saved.get(&lun.id).filter(|_| lun.origin == LunOrigin::RunTime).cloned(),
                 });
             }
-            let part = Arc::new(CarriedLuns::new(&config.id, config.incoming_luns.clone()));
-            controllers.push(Controller::start(config, &first, (engine, drain_timeout), Arc::clone(&part) as _)?);
-            carried.push(part);
+            let migration = Arc::new(CarriedLuns::new(&config.id, config.incoming_luns.clone()));
+            controllers.push(Controller::start(config, &first, (engine, drain_timeout), Arc::clone(&migration) as _)?);
+            carried.push(migration);
         }
         let (changed, removals) = (Condvar::new(), Mutex::default());
         Ok(Luns { controllers, names, table: Mutex::new(table), changed, removals, state, carried })
     }
 
-    /// From now on guests can be migrated, or no longer. Waits for those that are arriving.
+    /// Enables or disables the migration of guests. Waits for incoming migrations.
     pub fn travel(self: &Arc<Luns>, on: bool) {
         let luns = if on { Arc::downgrade(self) } else { Weak::new() };
-        self.carried.iter().for_each(|part| part.belong_to(Weak::clone(&luns)));
+        self.carried.iter().for_each(|migration| migration.belong_to(Weak::clone(&luns)));
     }
 
-    /// The LUNs of the controller `id` that guests use, by place.
+    /// Returns the ready LUNs of the controller `id`, sorted by address.
     fn of(&self, id: &str) -> Vec<Lun> {
         let own = |lun: &Lun| lun.is_ready() && self.controllers[lun.controller].id() == id;
         self.list().into_iter().filter(own).collect()
     }
 
-    /// The controllers, in the order of the configuration.
+    /// Returns the controllers, in the order of the configuration.
     pub fn controllers(&self) -> &[Controller] {
         &self.controllers
     }
 
-    /// The place of the controller `id` among them.
+    /// Returns the index of the controller `id`.
     ///
     /// # Errors
-    /// When there is none.
+    /// If there is none.
     pub fn controller(&self, id: &str) -> Result<usize, SettingError> {
         let mut named = Settings::new("lun");
         named.insert("controller", id)?;
@@ -129,14 +129,14 @@ impl Luns {
         self.controllers.iter().map(Controller::id).collect()
     }
 
-    /// All LUNs, those of one controller by place.
+    /// Returns all LUNs, sorted by controller and address.
     pub fn list(&self) -> Vec<Lun> {
         let mut luns = self.table().clone();
         luns.sort_by_key(|lun| (lun.controller, lun.place));
         luns
     }
 
-    /// All units, each once.
+    /// Returns all logical units, without duplicates.
     pub fn units(&self) -> Vec<Arc<Unit>> {
         let mut units: Vec<Arc<Unit>> = self.table().iter().filter_map(|lun| lun.unit.clone()).collect();
         units.sort_by_key(Arc::as_ptr);
@@ -144,33 +144,33 @@ impl Luns {
         units
     }
 
-    /// Adds the LUN that `settings` describe. When it fails nothing is left behind.
+    /// Adds the LUN that `settings` describe. Undoes all of it on an error.
     ///
     /// # Errors
-    /// When a value is wrong or somebody else's, or the storage cannot be opened.
+    /// If a value is invalid or already claimed, or the storage cannot be opened.
     pub fn add(&self, settings: Settings) -> Result<Lun, ChangeError> {
-        let given = settings.clone();
-        let (keys, seat, shared) = self.take_seat(settings)?;
+        let added_settings = settings.clone();
+        let (keys, pending, shared) = self.take_seat(settings)?;
         let name = keys.id().to_owned();
         let failed = |error: LunError| ChangeError::Failed(format!("lun {name:?}: {error}"));
-        let LunConfig { id, place, unit, .. } = keys.open(&mut Registry)?;
+        let LunConfig { id, place: address, unit, .. } = keys.open(&mut Registry)?;
         let unit = match (unit, shared) {
             (LunUnit::Own(config), _) => Arc::new(Unit::new(&id, *config).map_err(failed)?),
             (LunUnit::Shared(_), Some(unit)) => unit,
             (LunUnit::Shared(_), None) => return Err(failed(LunError::NoUnit)),
         };
         unit.alone(|| {
-            self.controllers[seat.controller].map(place, seat.slot, &unit).map_err(failed)?;
-            let controller = self.controllers[seat.controller].id();
-            let added = Added::new(controller, &id, (place.target, place.lun), &given);
-            let lun = seat.keep(&unit, added.settings.clone());
+            self.controllers[pending.controller].map(address, pending.slot, &unit).map_err(failed)?;
+            let controller = self.controllers[pending.controller].id();
+            let added = Added::new(controller, &id, (address.target, address.lun), &added_settings);
+            let lun = pending.keep(&unit, added.settings.clone());
             self.keep(|state| state.add(added));
-            tracing::info!(lun = id, controller, place = %place, "LUN added");
+            tracing::info!(lun = id, controller, address = %address, "LUN added");
             Ok(lun)
         })
     }
 
-    /// Judges what is asked for, and holds its place and names.
+    /// Checks the settings, and reserves the LUN's address and names by a table entry.
     fn take_seat(&self, mut settings: Settings) -> Result<(LunKeys, Seat<'_>, Option<Arc<Unit>>), ChangeError> {
         let ids = self.ids();
         let controller = find_controller(&mut settings, &ids)?;
@@ -182,9 +182,9 @@ impl Luns {
             lun.claims.iter().cloned().chain(of_unit).for_each(|claim| names.hold(&claim, &owner));
         }
         let own = || table.iter().filter(|lun| lun.controller == controller);
-        let mut places: Places = own().map(|lun| (lun.place, lun.id.clone())).collect();
+        let mut addresses: Places = own().map(|lun| (lun.place, lun.id.clone())).collect();
         let seen = (ids[controller], self.controllers[controller].front().socket.as_path());
-        let keys = LunKeys::take(settings, seen, &Registry.kinds(), &mut places, &mut names)?;
+        let keys = LunKeys::take(settings, seen, &Registry.kinds(), &mut addresses, &mut names)?;
         let shared = keys.shared().map(|unit| unit_to_share(&table, controller, &keys, unit)).transpose()?;
         let taken: HashSet<DiskSlot> = own().map(|lun| lun.slot).collect();
         let Some(slot) = (0..=u16::MAX).map(DiskSlot).find(|slot| !taken.contains(slot)) else {
@@ -204,33 +204,33 @@ impl Luns {
             origin: LunOrigin::RunTime,
             given: None,
         });
-        let seat = Seat { luns: self, controller, slot, kept: false };
-        Ok((keys, seat, shared))
+        let pending = Seat { luns: self, controller, slot, kept: false };
+        Ok((keys, pending, shared))
     }
 
-    /// Takes a LUN away, waiting for at most `patience`; then it goes on by itself.
+    /// Removes a LUN. Waits for at most `patience`; after that the removal continues in the background.
     ///
     /// # Errors
-    /// When there is none, it is only coming, or its storage could not be flushed when it had gone.
+    /// If there is no such LUN, it is still being added, or its storage could not be flushed after the removal.
     pub fn remove(self: &Arc<Luns>, which: &Which, patience: Duration) -> Result<Removal, ChangeError> {
-        let until = Instant::now() + patience;
+        let deadline = Instant::now() + patience;
         let mut table = self.table();
         let at = self.find(&table, which)?;
         let lun = table[at].clone();
-        let going = match &lun.state {
+        let progress = match &lun.state {
             LunState::Adding => {
-                return Err(ChangeError::Failed(format!("lun {:?}: it is only being added; ask again", lun.id)));
+                return Err(ChangeError::Failed(format!("lun {:?}: it is still being added; try again", lun.id)));
             }
-            LunState::Removing(going) => Arc::clone(going),
+            LunState::Removing(progress) => Arc::clone(progress),
             LunState::Ready => {
-                let going = Arc::new(Going::default());
-                let (luns, leaving, told) = (Arc::clone(self), lun.clone(), Arc::clone(&going));
+                let progress = Arc::new(Going::default());
+                let (luns, thread_lun, thread_progress) = (Arc::clone(self), lun.clone(), Arc::clone(&progress));
                 let thread = std::thread::Builder::new().name("lun-removal".into());
-                let thread = thread.spawn(move || luns.take_away(leaving, &told));
+                let thread = thread.spawn(move || luns.take_away(thread_lun, &thread_progress));
                 let thread =
                     thread.map_err(|error| ChangeError::Failed(format!("lun {:?}: no thread: {error}", lun.id)))?;
-                table[at].state = LunState::Removing(Arc::clone(&going));
-                // From now on no guest finds it, whatever becomes of this daemon.
+                table[at].state = LunState::Removing(Arc::clone(&progress));
+                // Recorded now: the LUN stays removed even if the daemon is killed.
                 self.keep(|state| match lun.origin {
                     LunOrigin::Configuration => {
                         state.remove_configured(self.controllers[lun.controller].id(), &lun.id);
@@ -240,39 +240,39 @@ impl Luns {
                 let mut removals = lock(&self.removals);
                 removals.retain(|thread| !thread.is_finished());
                 removals.push(thread);
-                going
+                progress
             }
         };
         loop {
-            if let Some(result) = going.done.get() {
+            if let Some(result) = progress.done.get() {
                 return match result {
                     Ok(()) => Ok(Removal::Done(lun)),
                     Err(why) => Err(ChangeError::Failed(why.clone())),
                 };
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(Removal::Waits(lun, going));
+                return Ok(Removal::Waits(lun, progress));
             }
-            let waited = self.changed.wait_timeout(table, left);
-            table = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let result = self.changed.wait_timeout(table, left);
+            table = result.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// Has a change outlive the daemon, where that is wanted.
+    /// Records a change in the state file, if there is one.
     fn keep(&self, change: impl FnOnce(&mut State)) {
         if let Some(state) = &self.state {
             lock(state).change(change);
         }
     }
 
-    /// Whether a daemon after this one has a LUN too.
+    /// Returns true if the next daemon will serve a LUN too.
     pub fn survives_restart(&self, lun: &Lun) -> bool {
-        let kept = || self.state.as_ref().is_some_and(|state| lock(state).is_written());
-        lun.origin == LunOrigin::Configuration || kept()
+        let saved = || self.state.as_ref().is_some_and(|state| lock(state).is_written());
+        lun.origin == LunOrigin::Configuration || saved()
     }
 
-    /// The disks whose storage is watched for another size, each once, by a LUN that leads to it.
+    /// Returns the disks whose storage size is watched, without duplicates, each with the id of one of its LUNs.
     pub fn watched(&self) -> Vec<Watched> {
         let mut seen = HashSet::new();
         let ready = self.list().into_iter().filter(Lun::is_ready);
@@ -281,14 +281,14 @@ impl Luns {
         units.map(|(id, unit)| (id, Arc::clone(unit.disk()))).collect()
     }
 
-    /// Ends a LUN that is marked as going. Takes as long as its storage does.
-    fn take_away(&self, lun: Lun, going: &Going) {
+    /// Removes a LUN whose state is `Removing`. Takes as long as its storage.
+    fn take_away(&self, lun: Lun, progress: &Going) {
         self.controllers[lun.controller].unmap(lun.place);
-        going.flushing.store(true, Ordering::Relaxed);
+        progress.flushing.store(true, Ordering::Relaxed);
         let flushed = lun.unit.as_ref().map_or(Ok(()), |unit| unit.disk().sync());
         self.table().retain(|other| (other.controller, other.slot) != (lun.controller, lun.slot));
         let id = lun.id.clone();
-        // The storage is closed before anybody hears that it is.
+        // Closes the storage before the removal is reported as done.
         drop(lun);
         let result = flushed
             .map_err(|error| format!("lun {id:?}: it is gone, but what was written may be lost: flush: {error}"));
@@ -296,21 +296,21 @@ impl Luns {
             Ok(()) => tracing::info!(lun = id, "LUN removed"),
             Err(error) => tracing::error!("{error}"),
         }
-        // Set once, here.
-        let _ = going.done.set(result);
+        // Only set here, once.
+        let _ = progress.done.set(result);
         let _held = self.table();
         self.changed.notify_all();
     }
 
-    /// Gives the unit of a LUN another size, or without one looks what its storage's size is now. All its LUNs hear of it.
+    /// Resizes the logical unit of a LUN; without a size, adopts the current size of its storage. Notifies the guests of all its LUNs.
     ///
     /// # Errors
-    /// When there is no such LUN, or its storage cannot have that size.
-    pub fn resize(&self, which: &Which, asked: Resize) -> Result<(Lun, Changed), ChangeError> {
+    /// If there is no such LUN, or its storage cannot have that size.
+    pub fn resize(&self, which: &Which, request: Resize) -> Result<(Lun, Changed), ChangeError> {
         let table = self.table();
         let lun = table[self.find(&table, which)?].clone();
         drop(table);
-        let failed = |why: &dyn std::fmt::Display| ChangeError::Failed(format!("lun {:?}: {why}", lun.id));
+        let failed = |reason: &dyn std::fmt::Display| ChangeError::Failed(format!("lun {:?}: {reason}", lun.id));
         let Some(unit) = lun.unit.clone().filter(|_| lun.is_ready()) else {
             return Err(failed(&format!("its state is {}", lun.state.word())));
         };
@@ -319,8 +319,8 @@ impl Luns {
                 table.iter().filter(|lun| lun.is_ready() && lun.leads_to(&unit)).cloned().collect()
             };
             let paths = ready(&self.table());
-            let done = asked.carry_out(unit.disk().as_ref(), &mut Users { luns: self, unit: &unit, paths: &paths });
-            let resized = done.map_err(|error| resize::refused(&format!("lun {:?}", lun.id), asked, error))?;
+            let result = request.carry_out(unit.disk().as_ref(), &mut Users { luns: self, unit: &unit, paths: &paths });
+            let resized = result.map_err(|error| resize::refused(&format!("lun {:?}", lun.id), request, error))?;
             if !resized.is_change() {
                 return Ok((lun.clone(), Changed { resized, guest: GuestNotice::Unchanged }));
             }
@@ -332,7 +332,7 @@ impl Luns {
         })
     }
 
-    /// Waits for the LUNs that are going.
+    /// Waits for all removals.
     pub fn settle(&self) {
         for lun in self.list().iter().filter(|lun| matches!(lun.state, LunState::Removing(_))) {
             tracing::info!(lun = lun.id, "waiting for the LUN's storage");
@@ -346,7 +346,7 @@ impl Luns {
 
     fn find(&self, table: &[Lun], which: &Which) -> Result<usize, SettingError> {
         const LISTED: usize = 16;
-        let wrong = Settings::new("lun");
+        let error_settings = Settings::new("lun");
         match which {
             Which::Id(id) => table.iter().position(|lun| lun.id == *id).ok_or_else(|| {
                 let ids: Vec<&str> = table.iter().map(|lun| lun.id.as_str()).collect();
@@ -355,14 +355,14 @@ impl Luns {
                     1..=LISTED => format!("the id of a LUN: {}", ids.join(", ")),
                     many => format!("the id of one of the {many} LUNs that lun.list tells"),
                 };
-                wrong.error("id", format!("{id:?}"), expected)
+                error_settings.error("id", format!("{id:?}"), expected)
             }),
-            Which::Place(id, place) => {
+            Which::Place(id, address) => {
                 let controller = self.controller(id)?;
-                let found = table.iter().position(|lun| lun.controller == controller && lun.place == *place);
+                let found = table.iter().position(|lun| lun.controller == controller && lun.place == *address);
                 found.ok_or_else(|| {
-                    let found = format!("target {} lun {}, where no LUN is", place.target, place.lun);
-                    wrong.error("target", found, format!("the place of a LUN of controller {id:?}"))
+                    let found = format!("target {} lun {}, where no LUN is", address.target, address.lun);
+                    error_settings.error("target", found, format!("the place of a LUN of controller {id:?}"))
                 })
             }
         }
@@ -373,7 +373,7 @@ impl Luns {
     }
 }
 
-/// What goes by a unit's size.
+/// The users of a logical unit's size.
 struct Users<'a> {
     luns: &'a Luns,
     unit: &'a Unit,
@@ -393,22 +393,22 @@ impl SizeUsers for Users<'_> {
 /// Why the controllers cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum LunsError {
-    /// One of them.
+    /// A controller cannot be served.
     #[error(transparent)]
     Controller(#[from] ControllerError),
-    /// The state file cannot be had.
+    /// The state file cannot be locked or written.
     #[error(
         "serve: state: found {path:?}: {source}, expected a file that this daemon alone can write, in an existing folder"
     )]
     State {
-        /// Where it is to be.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
 }
 
-/// The place of a LUN that is being added: given up when this is dropped without having been kept.
+/// The table entry of a LUN that is being added. Dropping it without [`PendingLun::commit`] removes the entry.
 struct Seat<'a> {
     luns: &'a Luns,
     controller: usize,
@@ -417,17 +417,17 @@ struct Seat<'a> {
 }
 
 impl Seat<'_> {
-    /// The LUN is there.
-    fn keep(mut self, unit: &Arc<Unit>, given: BTreeMap<String, String>) -> Lun {
+    /// Marks the LUN as ready.
+    fn keep(mut self, unit: &Arc<Unit>, added_settings: BTreeMap<String, String>) -> Lun {
         self.kept = true;
         let mut table = self.luns.table();
         let at = table.iter().position(|lun| (lun.controller, lun.slot) == (self.controller, self.slot));
-        // Only this seat takes it out.
+        // Always found: only this object removes the entry.
         let lun = &mut table[at.unwrap_or_default()];
         lun.state = LunState::Ready;
         lun.unit = Some(Arc::clone(unit));
         lun.claims = vec![("id", lun.id.clone())];
-        lun.given = Some(given);
+        lun.given = Some(added_settings);
         lun.clone()
     }
 }
@@ -440,7 +440,7 @@ impl Drop for Seat<'_> {
     }
 }
 
-/// The unit `name` for one more LUN of a controller.
+/// Returns the logical unit `name`, to share with a new LUN of a controller.
 fn unit_to_share(table: &[Lun], controller: usize, keys: &LunKeys, name: &str) -> Result<Arc<Unit>, SettingError> {
     let ready = table.iter().filter(|lun| lun.is_ready()).filter_map(|lun| lun.unit.as_ref());
     let Some(unit) = ready.into_iter().find(|unit| unit.name() == name) else {

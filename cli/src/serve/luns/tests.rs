@@ -1,4 +1,4 @@
-//! A removal whose storage takes its time.
+//! Removal of LUNs with slow storage.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -8,7 +8,7 @@ use mqblk_engine::{EngineOptions, Lane, LaneOptions};
 use super::*;
 use crate::serve::config::{Backing, CacheMode, Front, LunPlace, SocketMode};
 
-/// A RAM disk whose flush ends when it is told to.
+/// A RAM disk whose flush completes when the test says.
 struct SlowFlush {
     inner: Arc<AnyDisk>,
     end: Mutex<Receiver<std::io::Result<()>>>,
@@ -32,23 +32,23 @@ impl Disk<Lane> for SlowFlush {
     }
 
     fn sync(&self) -> std::io::Result<()> {
-        lock(&self.end).recv().expect("the test tells the end")
+        lock(&self.end).recv().expect("the test completes the flush")
     }
 
-    fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
-        self.inner.open_channel(lane)
+    fn open_channel(&self, context: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+        self.inner.open_channel(context)
     }
 }
 
 fn slow_flush() -> (Arc<AnyDisk>, Sender<std::io::Result<()>>) {
     let mut settings = Settings::new("disk");
     settings.insert("size", "1M").unwrap();
-    let (told, end) = channel();
+    let (finish_flush, end) = channel();
     let inner = mqblk_storage::open("ram", &mut settings).unwrap();
-    (Arc::new(SlowFlush { inner, end: Mutex::new(end) }), told)
+    (Arc::new(SlowFlush { inner, end: Mutex::new(end) }), finish_flush)
 }
 
-/// A controller `c` with LUNs `slow-0`, `slow-1`, ... at targets 0, 1, ...
+/// Starts a controller `c` with LUNs `slow-0`, `slow-1`, ... at targets 0, 1, ...
 fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
     let engine = EngineOptions { workers: 1, pin: Vec::new(), lane: LaneOptions::default() };
     let lun = |(disk, target): (&Arc<AnyDisk>, u8)| LunConfig {
@@ -94,7 +94,7 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
 }
 
 const AT_ONCE: Duration = Duration::ZERO;
-/// Only a test that fails takes it.
+/// Only a failing test waits that long.
 const LONG: Duration = Duration::from_secs(60);
 
 fn states(luns: &Luns) -> Vec<(String, &'static str)> {
@@ -108,9 +108,9 @@ fn add(luns: &Luns, words: &str) -> Result<Lun, String> {
 }
 
 #[test]
-fn a_removal_that_waits_holds_up_nobody() {
+fn a_pending_removal_does_not_block_others() {
     let folder = tempfile::tempdir().unwrap();
-    let (disk, told) = slow_flush();
+    let (disk, finish_flush) = slow_flush();
     let luns = start(folder.path(), &[disk]);
     let which = Which::Id("slow-0".to_owned());
     for _ in 0..2 {
@@ -119,7 +119,7 @@ fn a_removal_that_waits_holds_up_nobody() {
     }
     assert_eq!(states(&luns), [("slow-0".to_owned(), "removing")]);
 
-    // Its place and names are still taken; everything else goes on.
+    // Its address and names are still claimed; all else works.
     for (words, want) in [
         ("target=0", "target 0 lun 0, the place of lun \"slow-0\""),
         ("id=slow-0,target=5", "\"slow-0\", the id of lun \"slow-0\""),
@@ -141,12 +141,12 @@ fn a_removal_that_waits_holds_up_nobody() {
         let which = which.clone();
         std::thread::spawn(move || luns.remove(&which, LONG))
     };
-    told.send(Ok(())).unwrap();
-    // Whoever asked while it was there hears of its end; after it nobody finds it.
+    finish_flush.send(Ok(())).unwrap();
+    // A client that waits is notified of the end; a later one does not find the LUN.
     match again.join().unwrap() {
         Ok(Removal::Done(lun)) => assert_eq!(lun.id, "slow-0"),
         Err(error) => assert!(error.to_string().contains("of which there is none"), "{error}"),
-        Ok(Removal::Waits(..)) => panic!("it was told to end"),
+        Ok(Removal::Waits(..)) => panic!("the flush has completed"),
     }
     luns.settle();
     assert_eq!(states(&luns), []);
@@ -154,11 +154,11 @@ fn a_removal_that_waits_holds_up_nobody() {
 }
 
 #[test]
-fn a_flush_that_fails_is_told_and_the_lun_is_gone() {
+fn a_failed_flush_is_reported_and_the_lun_is_removed() {
     let folder = tempfile::tempdir().unwrap();
-    let (disk, told) = slow_flush();
+    let (disk, finish_flush) = slow_flush();
     let luns = start(folder.path(), &[disk]);
-    told.send(Err(std::io::Error::from_raw_os_error(5))).unwrap();
+    finish_flush.send(Err(std::io::Error::from_raw_os_error(5))).unwrap();
     let error = luns.remove(&Which::Id("slow-0".to_owned()), LONG).err().unwrap().to_string();
     let want = "lun \"slow-0\": it is gone, but what was written may be lost: flush: Input/output error (os error 5)";
     assert_eq!(error, want);
@@ -166,19 +166,19 @@ fn a_flush_that_fails_is_told_and_the_lun_is_gone() {
 }
 
 #[test]
-fn an_end_waits_for_what_is_going() {
+fn a_stop_waits_for_removals() {
     let folder = tempfile::tempdir().unwrap();
-    let (disks, told): (Vec<_>, Vec<_>) = [slow_flush(), slow_flush()].into_iter().unzip();
+    let (disks, finish_flush): (Vec<_>, Vec<_>) = [slow_flush(), slow_flush()].into_iter().unzip();
     let luns = start(folder.path(), &disks);
     for id in ["slow-0", "slow-1"] {
         assert!(matches!(luns.remove(&Which::Id(id.to_owned()), AT_ONCE), Ok(Removal::Waits(..))));
     }
-    let settling = Arc::clone(&luns);
-    let settling = std::thread::spawn(move || settling.settle());
-    told.iter().rev().for_each(|told| told.send(Ok(())).unwrap());
-    settling.join().unwrap();
+    let waiter = Arc::clone(&luns);
+    let waiter = std::thread::spawn(move || waiter.settle());
+    finish_flush.iter().rev().for_each(|finish_flush| finish_flush.send(Ok(())).unwrap());
+    waiter.join().unwrap();
     assert_eq!(states(&luns), []);
-    // Nobody else holds it: the controller stops with it.
+    // The last reference: dropping it stops the controller.
     assert!(Arc::into_inner(luns).is_some());
     assert!(!folder.path().join("c.sock").exists());
 }

@@ -1,4 +1,4 @@
-//! The keys of what a disk or a unit is, whichever way guests reach it; and its storage.
+//! The keys of the storage of a disk or logical unit, common to all guest interfaces.
 
 use mqblk_core::ByteLen;
 use mqblk_core::disk::DiskError;
@@ -8,14 +8,14 @@ use mqblk_engine::{ErrorPolicy, MergeMode, OnError, OnNoSpace, PlugOptions};
 use super::{ConfigError, Storages, take_u16, with_likely_slip};
 use crate::serve::config::{Backing, CacheMode};
 
-/// Bounds of `merge-bytes`: a page, and what a request may be long.
+/// Bounds of `merge-bytes`: a page, and the maximum length of a request.
 const MIN_MERGE_BYTES: ByteLen = ByteLen(4 << 10);
 const MAX_MERGE_BYTES: ByteLen = ByteLen(64 << 20);
-/// What the kernel takes in one operation (UIO_MAXIOV).
+/// Maximum number of segments that the kernel accepts in an operation (UIO_MAXIOV).
 const MAX_MERGE_SEGMENTS: u16 = 1024;
 const DEFAULT_STORAGE: &str = "file";
 
-/// A backing before its storage is opened.
+/// The keys of a storage that is not open yet.
 #[derive(Debug)]
 pub struct BackingKeys {
     serial: String,
@@ -27,10 +27,10 @@ pub struct BackingKeys {
 }
 
 impl BackingKeys {
-    /// Takes the keys for a thing named `id` whose serial has at most `serial_bytes`.
+    /// Takes the keys of the disk or logical unit `id`, whose serial number has at most `serial_bytes`.
     pub fn take(
         settings: &mut Settings,
-        storage: &'static str,
+        kind: &'static str,
         id: &str,
         serial_bytes: usize,
     ) -> Result<BackingKeys, SettingError> {
@@ -41,33 +41,42 @@ impl BackingKeys {
         let cache = settings.choice("cache", CacheMode::WORDS)?.map_or(CacheMode::Writeback, CacheMode::from_word);
         let watch_size = settings.switch("watch-size")?.unwrap_or(true);
         let errors = take_errors(settings)?;
-        Ok(BackingKeys { serial, cache, plug: take_plug(settings)?, watch_size, errors, storage })
+        Ok(BackingKeys { serial, cache, plug: take_plug(settings)?, watch_size, errors, storage: kind })
     }
 
-    /// Opens the storage, which takes its own keys. No key is left over then.
+    /// Opens the storage, which takes its own keys. Fails if a key is left then.
     pub fn open<S: Storages>(self, mut settings: Settings, storages: &mut S) -> Result<Backing<S::Disk>, ConfigError> {
-        let (disk, storage_settings) = match storages.open(self.storage, &mut settings) {
+        let (disk, resolved_settings) = match storages.open(self.storage, &mut settings) {
             Ok(opened) => opened,
             Err(DiskError::Setting(error)) => return Err(with_likely_slip(error, &settings).into()),
             Err(source) => return Err(ConfigError::Disk { subject: settings.subject().to_owned(), source }),
         };
         settings.finish()?;
-        let BackingKeys { serial, cache, plug, watch_size, errors, storage } = self;
-        let (storage, storage_settings) = (storage.to_owned(), storage_settings);
-        Ok(Backing { serial, cache, plug, watch_size, errors, storage, storage_settings, disk })
+        let BackingKeys { serial, cache, plug, watch_size, errors, storage: kind } = self;
+        let (kind, resolved_settings) = (kind.to_owned(), resolved_settings);
+        Ok(Backing {
+            serial,
+            cache,
+            plug,
+            watch_size,
+            errors,
+            storage: kind,
+            storage_settings: resolved_settings,
+            disk,
+        })
     }
 }
 
-/// Takes the kind of storage.
+/// Takes the name of the storage backend.
 pub fn take_storage(settings: &mut Settings, kinds: &[&'static str]) -> Result<&'static str, SettingError> {
-    let given = settings.text("storage").unwrap_or_else(|| DEFAULT_STORAGE.to_owned());
-    match kinds.iter().find(|kind| **kind == given) {
-        Some(kind) => Ok(kind),
-        None => Err(settings.error("storage", format!("{given:?}"), format!("one of {}", kinds.join(", ")))),
+    let name = settings.text("storage").unwrap_or_else(|| DEFAULT_STORAGE.to_owned());
+    match kinds.iter().find(|backend| **backend == name) {
+        Some(backend) => Ok(backend),
+        None => Err(settings.error("storage", format!("{name:?}"), format!("one of {}", kinds.join(", ")))),
     }
 }
 
-/// Takes a text that guests read.
+/// Takes a text that guests read: 1 to `most` bytes of printable ASCII.
 pub fn take_printable(settings: &mut Settings, key: &'static str, most: usize) -> Result<Option<String>, SettingError> {
     let Some(text) = settings.text(key) else { return Ok(None) };
     if is_printable(&text) && (1..=most).contains(&text.len()) {
@@ -77,7 +86,7 @@ pub fn take_printable(settings: &mut Settings, key: &'static str, most: usize) -
     Err(settings.error(key, found, format!("1 to {most} bytes of printable ASCII")))
 }
 
-/// Whether a text is printable ASCII.
+/// Returns true if a text is printable ASCII.
 pub fn is_printable(text: &str) -> bool {
     text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic())
 }

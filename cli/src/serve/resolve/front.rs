@@ -1,4 +1,4 @@
-//! The keys of how a guest reaches a device: its socket, its queues and how they are waited for.
+//! The keys of a vhost-user endpoint: its socket, its queues and how they are polled.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,21 +10,21 @@ use super::{MAX_COALESCE_US, take_u16};
 use crate::serve::config::{Front, SocketMode};
 use crate::serve::queue_map;
 
-/// Longest path of a Unix socket, without the terminating NUL (unix(7)).
+/// Maximum length of a Unix socket's path, without the terminating NUL (unix(7)).
 const SOCKET_PATH_BYTES: usize = 107;
 
-/// A front before the number of workers is known.
+/// An endpoint before the number of workers is known.
 pub struct FrontKeys {
     front: Front,
     queue_map: Option<String>,
 }
 
 impl FrontKeys {
-    /// Takes the keys; at most `max_queues` queues, and `queues` where the user does not say.
+    /// Takes the keys. `queues` is the default number of queues, `max_queues` the maximum.
     pub fn take(settings: &mut Settings, queues: u16, max_queues: u16) -> Result<FrontKeys, SettingError> {
         settings.alias("num_queues", "queues")?;
         settings.alias("queue_size", "queue-size")?;
-        let front = Front {
+        let endpoint = Front {
             socket: take_socket(settings)?,
             socket_mode: take_socket_mode(settings, "socket-mode")?.unwrap_or(SocketMode::OWNER_ONLY),
             queues: take_u16(settings, "queues", 1, max_queues)?.unwrap_or(queues.min(max_queues)),
@@ -36,22 +36,22 @@ impl FrontKeys {
                 .choice("fixed-buffers", FixedBufferUse::WORDS)?
                 .map_or(FixedBufferUse::Auto, FixedBufferUse::from_word),
         };
-        Ok(FrontKeys { front, queue_map: settings.text("queue-map") })
+        Ok(FrontKeys { front: endpoint, queue_map: settings.text("queue-map") })
     }
 
-    /// What is known so far: all but the map.
+    /// Returns the endpoint without its queue map.
     pub fn known(&self) -> &Front {
         &self.front
     }
 
-    /// Deals the queues to the workers. `next` is the worker whose turn it is.
+    /// Returns the endpoint with its queues assigned to workers. `next` is the next worker of the round-robin.
     pub fn deal(&self, settings: &Settings, next: &mut u16, workers: u16) -> Result<Front, SettingError> {
         let queue_map = deal(settings, self.queue_map.as_deref(), self.front.queues, next, workers)?;
         Ok(Front { queue_map, ..self.front.clone() })
     }
 }
 
-/// The worker of each queue: as the user says, or in turn. `next` is the worker whose turn it is.
+/// Returns the worker of each queue: of the given map, else round-robin. `next` is the next worker of the round-robin.
 pub fn deal(
     settings: &Settings,
     map: Option<&str>,
@@ -72,7 +72,7 @@ fn take_socket(settings: &mut Settings) -> Result<PathBuf, SettingError> {
     socket_path(settings, "socket", path)
 }
 
-/// Judges the path of a socket.
+/// Checks the path of a socket.
 pub fn socket_path(settings: &Settings, key: &str, path: String) -> Result<PathBuf, SettingError> {
     if path.len() > SOCKET_PATH_BYTES || path.contains('\0') {
         let found = format!("a path of {} bytes", path.len());
@@ -90,8 +90,8 @@ pub fn take_socket_mode(settings: &mut Settings, key: &'static str) -> Result<Op
     }
 }
 
-/// The largest ring accepted unless a user says otherwise. QEMU has given each vhost-user ring 1024 entries since 10.0, whatever it is
-/// configured to; and it knows no larger ones.
+/// The default of `queue-size`. Since 10.0 QEMU sets up each vhost-user ring with 1024 entries, whatever it is configured to, and supports
+/// no larger ones.
 const QUEUE_SIZE: u16 = 1024;
 
 fn take_queue_size(settings: &mut Settings) -> Result<u16, SettingError> {
@@ -102,7 +102,7 @@ fn take_queue_size(settings: &mut Settings) -> Result<u16, SettingError> {
     }
 }
 
-/// `poll`, or `poll_queue`, the switch of cloud-hypervisor's vhost_user_block.
+/// Takes `poll`, or `poll_queue`, the option of cloud-hypervisor's vhost_user_block.
 pub fn take_poll(settings: &mut Settings) -> Result<PollPolicy, SettingError> {
     let switch = settings.switch("poll_queue")?;
     let Some(text) = settings.text("poll") else {
@@ -115,6 +115,7 @@ pub fn take_poll(settings: &mut Settings) -> Result<PollPolicy, SettingError> {
     text.parse().map_err(|expected: String| settings.error("poll", format!("{text:?}"), expected))
 }
 
+/// Takes `coalesce-us` and `coalesce-max`.
 pub fn take_coalesce(settings: &mut Settings) -> Result<Coalesce, SettingError> {
     let us = settings.number("coalesce-us", 0..=MAX_COALESCE_US)?.unwrap_or(0);
     let answers = take_u16(settings, "coalesce-max", 0, u16::MAX)?;

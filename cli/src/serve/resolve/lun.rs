@@ -1,5 +1,4 @@
-//! The keys of a LUN: where it is, and the unit that it leads to. For the configuration, and for a LUN that is added while
-//! the daemon runs.
+//! The keys of a LUN: its address and its logical unit. For LUNs of the configuration and LUNs added at run time.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,19 +12,19 @@ use super::{ConfigError, ControllerKeys, Storages, take_u16};
 use crate::serve::config::{LunConfig, LunOrigin, LunPlace, LunUnit, UnitConfig};
 use crate::serve::file::GivenLun;
 
-/// Largest LUN of a target: single level addressing carries 14 bits (SAM-5 section 4.7.5).
+/// Highest LUN of a target: single level addressing carries 14 bits (SAM-5 section 4.7.5).
 const MAX_LUN: u16 = 16_383;
-/// Longest serial number of a unit (VPD page 80h).
+/// Maximum length of a logical unit's serial number (VPD page 80h).
 const SERIAL_BYTES: usize = 64;
-/// Longest name of a unit that VPD page 83h tells whole.
+/// Maximum length of a logical unit's name that VPD page 83h reports without truncation.
 const UNIT_NAME_BYTES: usize = 64;
-/// The fields of the standard INQUIRY data. Source: SPC-4 section 6.6.2.
+/// Field lengths of the standard INQUIRY data. Source: SPC-4 section 6.6.2.
 const VENDOR_BYTES: usize = 8;
 const PRODUCT_BYTES: usize = 16;
 const VENDOR: &str = "mqblk";
 const PRODUCT: &str = "virtual disk";
 
-/// A LUN before its storage is opened.
+/// The keys of a LUN whose storage is not open yet.
 #[derive(Debug)]
 pub struct LunKeys {
     settings: Settings,
@@ -51,56 +50,56 @@ struct OwnKeys {
 }
 
 impl LunKeys {
-    /// Takes the keys of a LUN of the controller `controller`, whose socket is at `socket`; claims its place and names.
+    /// Takes the keys of a LUN of the controller `controller`, whose socket is at `socket`. Claims its address and names.
     ///
     /// # Errors
-    /// When a value is wrong, or somebody else's.
+    /// If a value is invalid or already claimed.
     pub fn take(
         mut settings: Settings,
         (controller, socket): (&str, &Path),
         kinds: &[&'static str],
-        places: &mut Places,
+        addresses: &mut Places,
         names: &mut Names,
     ) -> Result<LunKeys, SettingError> {
-        let place = take_place(&mut settings, places)?;
-        let id = settings.text("id").unwrap_or_else(|| format!("{controller}:{place}"));
+        let address = take_place(&mut settings, addresses)?;
+        let id = settings.text("id").unwrap_or_else(|| format!("{controller}:{address}"));
         judge_id(&settings, &id, "", ":")?;
         call(&mut settings, format!("lun {id:?}"));
-        if let Some(taken) = places.get(&place) {
-            let found = format!("target {} lun {}, the place of lun {taken:?}", place.target, place.lun);
+        if let Some(other) = addresses.get(&address) {
+            let found = format!("target {} lun {}, the place of lun {other:?}", address.target, address.lun);
             let expected = "a place of its own; without target= it gets the first target that is free";
             return Err(settings.error("target", found, expected));
         }
         let mut claims =
-            vec![names.claim(&settings, "id", &id, format!("lun {place} of controller {controller:?}"))?];
+            vec![names.claim(&settings, "id", &id, format!("lun {address} of controller {controller:?}"))?];
         let unit = match settings.text("unit") {
             Some(unit) => UnitKeys::Shared(unit),
             None => {
-                let own = OwnKeys::take(&mut settings, &id, default_unit_name(socket, place), kinds)?;
+                let own = OwnKeys::take(&mut settings, &id, default_unit_name(socket, address), kinds)?;
                 claims.extend(own.claim(&settings, &id, names)?);
                 UnitKeys::Own(Box::new(own))
             }
         };
-        places.insert(place, id.clone());
-        Ok(LunKeys { settings, id, place, unit, claims })
+        addresses.insert(address, id.clone());
+        Ok(LunKeys { settings, id, place: address, unit, claims })
     }
 
-    /// What it has alone.
+    /// Returns its claims.
     pub fn claims(&self) -> &[Claim] {
         &self.claims
     }
 
-    /// Its id.
+    /// Returns its id.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Its place.
+    /// Returns its address.
     pub fn place(&self) -> LunPlace {
         self.place
     }
 
-    /// The unit that it shares with others; `None` when it has one of its own.
+    /// Returns the name of the logical unit that it shares; `None` if it has one of its own.
     pub fn shared(&self) -> Option<&str> {
         match &self.unit {
             UnitKeys::Own(_) => None,
@@ -108,62 +107,62 @@ impl LunKeys {
         }
     }
 
-    /// The error for a unit that it cannot share; `found` is what stands under that name, if anything.
+    /// Returns the error for a logical unit that it cannot share. `found` describes what has that name, if anything.
     pub fn no_such_unit(&self, unit: &str, found: &str) -> SettingError {
         self.settings.error("unit", format!("{unit:?}{found}"), "the id of a LUN with storage of its own")
     }
 
-    /// The error for a unit that its target has already, at the LUN `other`.
+    /// Returns the error for a logical unit that the LUN `other` of the same target maps already.
     pub fn unit_twice(&self, unit: &str, other: &str) -> SettingError {
         let found = format!("{unit:?}, which target {} has already: {other:?}", self.place.target);
         self.settings.error("unit", found, "another target: a unit is once in each")
     }
 
-    /// Opens the storage, if it has one of its own. No key is left over then.
+    /// Opens the storage, unless the logical unit is shared.
     ///
     /// # Errors
-    /// When the storage cannot be opened, or a key is unknown.
+    /// If the storage cannot be opened, or a key is unknown.
     pub fn open<S: Storages>(self, storages: &mut S) -> Result<LunConfig<S::Disk>, ConfigError> {
-        let LunKeys { settings, id, place, unit, .. } = self;
+        let LunKeys { settings, id, place: address, unit, .. } = self;
         let unit = match unit {
             UnitKeys::Own(own) => {
-                let OwnKeys { backing, unit_name, vendor, product, reservations } = *own;
-                let backing = backing.open(settings, storages)?;
-                LunUnit::Own(Box::new(UnitConfig { backing, unit_name, vendor, product, reservations }))
+                let OwnKeys { backing: storage, unit_name, vendor, product, reservations } = *own;
+                let storage = storage.open(settings, storages)?;
+                LunUnit::Own(Box::new(UnitConfig { backing: storage, unit_name, vendor, product, reservations }))
             }
             UnitKeys::Shared(unit) => {
                 settings.finish()?;
                 LunUnit::Shared(unit)
             }
         };
-        Ok(LunConfig { id, place, unit, origin: LunOrigin::Configuration, mapped: true })
+        Ok(LunConfig { id, place: address, unit, origin: LunOrigin::Configuration, mapped: true })
     }
 }
 
 /// Takes all LUNs of a configuration: those of each controller, in the order given.
 ///
 /// # Errors
-/// At the first value that cannot be used.
+/// Returns the first invalid value.
 pub fn take_all(
-    given: Vec<GivenLun>,
+    raw: Vec<GivenLun>,
     controllers: &[ControllerKeys],
     kinds: &[&'static str],
     names: &mut Names,
 ) -> Result<Vec<Vec<LunKeys>>, SettingError> {
-    // Those that name their target first: the others get what is left.
-    let (mut given, rest): (Vec<_>, Vec<_>) =
-        given.into_iter().enumerate().partition(|(_, lun)| lun.settings.peek("target").is_some());
-    given.extend(rest);
+    // LUNs with an explicit target first: the others get free targets.
+    let (mut raw, rest): (Vec<_>, Vec<_>) =
+        raw.into_iter().enumerate().partition(|(_, lun)| lun.settings.peek("target").is_some());
+    raw.extend(rest);
     let ids: Vec<&str> = controllers.iter().map(|controller| controller.seen_by_luns().0).collect();
-    let mut places = vec![Places::new(); controllers.len()];
+    let mut addresses = vec![Places::new(); controllers.len()];
     let mut taken = Vec::new();
-    for (order, GivenLun { controller, mut settings }) in given {
+    for (order, GivenLun { controller, mut settings }) in raw {
         let at = match controller {
             Some(at) => at,
             None => find_controller(&mut settings, &ids)?,
         };
         let seen = controllers[at].seen_by_luns();
-        taken.push((at, order, LunKeys::take(settings, seen, kinds, &mut places[at], names)?));
+        taken.push((at, order, LunKeys::take(settings, seen, kinds, &mut addresses[at], names)?));
     }
     check_shared(&taken.iter().map(|(at, _, lun)| (*at, lun)).collect::<Vec<_>>())?;
     taken.sort_by_key(|(at, order, _)| (*at, *order));
@@ -172,10 +171,10 @@ pub fn take_all(
     Ok(luns)
 }
 
-/// Takes `controller`: which of `ids` it names.
+/// Takes `controller` and returns its index in `ids`.
 ///
 /// # Errors
-/// When it names none.
+/// If it is not in `ids`.
 pub fn find_controller(settings: &mut Settings, ids: &[&str]) -> Result<usize, SettingError> {
     let id = settings.text("controller");
     let found = ids.iter().position(|controller| id.as_deref() == Some(*controller));
@@ -188,10 +187,10 @@ pub fn find_controller(settings: &mut Settings, ids: &[&str]) -> Result<usize, S
     })
 }
 
-/// Whoever shares a unit shares one that a LUN has of its own, and that its target has not got otherwise.
+/// Checks that each shared logical unit is a LUN's own, and that no target maps a logical unit twice.
 ///
 /// # Errors
-/// At the first that does not.
+/// Returns the first LUN that breaks a rule.
 pub fn check_shared(luns: &[(usize, &LunKeys)]) -> Result<(), SettingError> {
     let units: HashMap<&str, Option<&str>> = luns.iter().map(|(_, lun)| (lun.id(), lun.shared())).collect();
     let mut seen = HashMap::new();
@@ -219,13 +218,13 @@ impl OwnKeys {
         default_name: String,
         kinds: &[&'static str],
     ) -> Result<OwnKeys, SettingError> {
-        let storage = take_storage(settings, kinds)?;
+        let kind = take_storage(settings, kinds)?;
         let reservations = settings.text("reservations").map(PathBuf::from);
         if let Some(path) = &reservations {
             judge_reservations(settings, path)?;
         }
         Ok(OwnKeys {
-            backing: BackingKeys::take(settings, storage, id, SERIAL_BYTES)?,
+            backing: BackingKeys::take(settings, kind, id, SERIAL_BYTES)?,
             unit_name: take_printable(settings, "unit-name", UNIT_NAME_BYTES)?.unwrap_or(default_name),
             vendor: take_printable(settings, "vendor", VENDOR_BYTES)?.unwrap_or_else(|| VENDOR.to_owned()),
             product: take_printable(settings, "product", PRODUCT_BYTES)?.unwrap_or_else(|| PRODUCT.to_owned()),
@@ -243,23 +242,23 @@ impl OwnKeys {
     }
 }
 
-/// Of all units that one guest can see no two have the same: no two controllers listen at one path.
-fn default_unit_name(socket: &Path, place: LunPlace) -> String {
+/// Returns the default of `unit-name`. Unique among all logical units that a guest can see: no two controllers have the same socket.
+fn default_unit_name(socket: &Path, address: LunPlace) -> String {
     let socket = same_place(socket);
     let path = std::path::absolute(&socket).unwrap_or(socket).display().to_string();
-    let name = format!("{place}:{path}");
+    let name = format!("{address}:{path}");
     if name.len() <= UNIT_NAME_BYTES && is_printable(&name) {
         return name;
     }
-    format!("{place}:{:016x}", locally_assigned(&path))
+    format!("{address}:{:016x}", locally_assigned(&path))
 }
 
-fn take_place(settings: &mut Settings, places: &Places) -> Result<LunPlace, SettingError> {
+fn take_place(settings: &mut Settings, addresses: &Places) -> Result<LunPlace, SettingError> {
     let target = take_u16(settings, "target", 0, u8::MAX.into())?;
     let lun = take_u16(settings, "lun", 0, MAX_LUN)?.unwrap_or(0);
     let target = match target.map(u8::try_from) {
         Some(Ok(target)) => Some(target),
-        _ => free_target(places),
+        _ => free_target(addresses),
     };
     match target {
         Some(target) => Ok(LunPlace { target, lun }),
@@ -273,15 +272,15 @@ fn judge_reservations(settings: &Settings, path: &Path) -> Result<(), SettingErr
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    let wrong = |why: String| settings.error("reservations", format!("{path:?} ({why})"), expected);
+    let error = |why: String| settings.error("reservations", format!("{path:?} ({why})"), expected);
     match folder.metadata() {
-        Err(error) => return Err(wrong(error.to_string())),
-        Ok(folder) if !folder.is_dir() => return Err(wrong("in no folder".to_owned())),
+        Err(why) => return Err(error(why.to_string())),
+        Ok(folder) if !folder.is_dir() => return Err(error("in no folder".to_owned())),
         Ok(_) => {}
     }
     match path.metadata() {
-        Ok(file) if !file.is_file() => Err(wrong("no regular file".to_owned())),
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(wrong(error.to_string())),
+        Ok(file) if !file.is_file() => Err(error("no regular file".to_owned())),
+        Err(why) if why.kind() != std::io::ErrorKind::NotFound => Err(error(why.to_string())),
         _ => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! Tables of good and bad controllers and LUNs, with the storage of [`super::tests`].
+//! Tables of valid and invalid controllers and LUNs, with the storage backend of [`super::tests`].
 
 use super::tests::{FakeStorages, cpus};
 use super::*;
@@ -45,7 +45,7 @@ fn defaults() {
 }
 
 #[test]
-fn targets_that_are_not_named_are_the_lowest_without_a_lun() {
+fn default_targets_are_the_lowest_free_ones() {
     let luns = [
         "controller=c,path=/a",
         "controller=c,path=/b,target=0",
@@ -80,13 +80,13 @@ fn a_disk_over_virtio_scsi_is_a_controller_with_one_lun() {
     let LunUnit::Own(unit) = &lun.unit else { panic!("{lun:?}") };
     assert_eq!((unit.vendor.as_str(), unit.backing.plug.merge.word()), ("ACME", "off"));
     assert_eq!(unit.backing.disk, "file /images/vm1.img");
-    // The queues of both, and only those for requests, are dealt to the workers.
+    // The request queues of both, and no others, are assigned to the workers.
     assert_eq!((config.workers, controller.front.queue_map.as_slice()), (4, &[0, 1][..]));
 }
 
 const ONE: &str = "id=c,socket=/tmp/c,queues=2";
 
-/// Disks, controllers, LUNs, and exactly what comes of them after `mqblk: `.
+/// Disks, controllers, LUNs, and their exact error except for the prefix `mqblk: `.
 type Bad<'a> = (&'a [&'a str], &'a [&'a str], &'a [&'a str], &'a str);
 
 #[test]
@@ -249,7 +249,7 @@ fn malformed_luns() {
     let controllers = [ONE, "id=d,socket=/tmp/d,queues=2"];
     for (luns, want) in table {
         let error = all(&[], &controllers, luns).unwrap_err().to_string();
-        // Either of two that point at each other may be found first.
+        // Either of two LUNs that refer to each other may be reported.
         let other = want
             .replace("lun \"b\": unit: found \"a\"", "lun \"a\": unit: found \"b\"")
             .replace("of \"b\"", "of \"a\"");
@@ -280,15 +280,15 @@ fn malformed_luns() {
 }
 
 #[test]
-fn a_printed_configuration_reads_back_as_itself() {
+fn a_printed_configuration_round_trips() {
     let folder = tempfile::tempdir().unwrap();
-    let kept = format!(
+    let reserved = format!(
         "controller=c,path=/b,target=9,lun=2,id=kept,vendor=V \"1,product=P,reservations={}/r",
         folder.path().display()
     );
     let luns = [
         "controller=c,path=/we,,ird \"1\".img,serial=007,merge=off",
-        &kept,
+        &reserved,
         "controller=c,unit=kept,target=8",
         "controller=d,unit=kept",
         "controller=d,storage=null,size=3M,unit-name=\"n\",cache=writethrough",

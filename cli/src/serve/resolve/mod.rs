@@ -1,8 +1,9 @@
-//! From what was given to what will be done: takes each key, fills in defaults, and checks each value against the others and
-//! against the host. Nothing is created here.
+//! Resolves raw keys and values to a configuration: fills in defaults, and checks each value against the others and against the host.
+//! Creates nothing.
 //!
-//! `front` has the keys of how guests reach a device, `xen` those of how Xen guests do, `backing` those of what a disk or a unit is, `lun` those of a LUN,
-//! `process` those of the daemon, `kept` is what a state file changes; `names` is what may be there only once.
+//! `endpoint` has the keys of vhost-user endpoints, `xen` those of Xen devices and hosts, `storage` those of the storage of a disk or
+//! logical unit, `lun` those of a LUN, `process` those of the daemon. `saved_luns` applies a state file; `names` checks that ids and paths
+//! are unique.
 
 mod backing;
 mod front;
@@ -29,130 +30,133 @@ pub use names::{Claim, Names, Places, file_claim};
 use names::{call, same_place, take_id};
 use xen::XenKeys;
 
-/// Most virtqueues of one device, as vhost-user counts them, and most workers of one process.
+/// Maximum number of virtqueues of a device in vhost-user, and of workers of the process.
 const MAX_QUEUES: u16 = 256;
-/// Most request queues of a controller: it has a control and an event queue besides.
+/// Maximum number of request queues of a controller, which also has a control and an event queue.
 const MAX_SCSI_QUEUES: u16 = MAX_QUEUES - 2;
-/// Request queues of a controller, at least, where the user does not say. QEMU sets one up for each virtual CPU whatever is offered, and
-/// 10.0 says nothing when they are too many; queues that nobody sets up cost next to nothing.
+/// Minimum of a controller's default number of request queues. QEMU sets up one for each virtual CPU whatever is offered, and 10.0 does
+/// not report if that is too many. Unused queues cost next to nothing.
 const SCSI_QUEUES: u16 = 32;
-/// Longest identification string that virtio-blk carries (virtio 1.3 section 5.2.6, VIRTIO_BLK_T_GET_ID).
+/// Maximum length of virtio-blk's identification string (virtio 1.3 section 5.2.6, VIRTIO_BLK_T_GET_ID).
 const BLK_SERIAL_BYTES: usize = 20;
-/// Longest `coalesce-us`: a hundredth of a second is an age already.
+/// Maximum of `coalesce-us`: 10 ms.
 const MAX_COALESCE_US: u64 = 10_000;
 /// `cmd-per-lun`: QEMU's default, and what its driver accepts.
 const DEFAULT_CMD_PER_LUN: u16 = 128;
 const MAX_CMD_PER_LUN: u16 = 1024;
 
-/// A configuration that cannot be served. One line each.
+/// Why a configuration cannot be served. Each message is one line.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A value is wrong.
+    /// A value is invalid.
     #[error(transparent)]
     Setting(#[from] SettingError),
     /// The storage cannot be opened.
     #[error("{subject}: {source}")]
     Disk {
-        /// Which disk.
+        /// The disk.
         subject: String,
-        /// Why.
+        /// The cause.
         source: DiskError,
     },
-    /// The admin socket cannot be where it was asked for.
+    /// The admin socket cannot be created at its path.
     #[error("serve: admin: {0}")]
     Admin(#[source] SocketError),
-    /// Reservations cannot be kept where it was asked for.
+    /// The file of reservations cannot be used.
     #[error("lun {id:?}: reservations: found {why}, expected a file that reservations were kept in, or a new one")]
     Reservations {
-        /// Which LUN.
+        /// The LUN's id.
         id: String,
-        /// Why.
+        /// The cause.
         why: String,
     },
-    /// A device's socket cannot be where it was asked for.
+    /// A device's socket cannot be created at its path.
     #[error("{subject}: socket: {source}")]
     Socket {
-        /// Which disk or controller.
+        /// The disk or controller.
         subject: String,
-        /// Why.
+        /// The cause.
         source: SocketError,
     },
 }
 
-/// An open disk and its storage's settings as they came to be.
+/// An open disk, and the settings of its storage with all defaults filled in.
 pub type Opened<D> = (D, Vec<(&'static str, String)>);
 
-/// The kinds of storage, and how one is opened. What [`resolve`] needs to know of storage.
+/// The storage backends, as [`resolve`] needs them.
 pub trait Storages {
-    /// What an open disk is.
+    /// An open disk.
     type Disk;
-    /// The kinds' names.
+    /// Returns the names of the backends.
     fn kinds(&self) -> Vec<&'static str>;
-    /// Opens a disk, taking its own keys from `settings`.
+    /// Opens a disk. Takes the backend's own keys from `settings`.
     ///
     /// # Errors
-    /// When a value is wrong or the host refuses.
+    /// If a value is invalid or the host refuses.
     fn open(&mut self, kind: &str, settings: &mut Settings) -> Result<Opened<Self::Disk>, DiskError>;
 }
 
-/// Turns `given` into a configuration, opening the storage of each disk and LUN.
+/// Resolves `raw` to a configuration and opens the storage of each disk and LUN.
 ///
 /// # Errors
-/// At the first value that cannot be used.
+/// Returns the first invalid value.
 pub fn resolve<S: Storages>(
-    mut given: Given,
+    mut raw: Given,
     cpus: &Cpus,
     storages: &mut S,
 ) -> Result<ServeConfig<S::Disk>, ConfigError> {
-    if given.disks.is_empty() && given.controllers.is_empty() && given.process.peek("xen-watch").is_none() {
+    if raw.disks.is_empty() && raw.controllers.is_empty() && raw.process.peek("xen-watch").is_none() {
         let expected = "at least one --disk or --controller KEY=VALUE,..., or a [[disk]] or [[controller]] table in \
                         --config FILE, or --xen-watch";
-        return Err(given.process.error("disk", "none", expected).into());
+        return Err(raw.process.error("disk", "none", expected).into());
     }
     let kinds = storages.kinds();
     let mut names = Names::default();
     let mut controllers = Vec::new();
-    for (index, settings) in given.controllers.into_iter().enumerate() {
+    for (index, settings) in raw.controllers.into_iter().enumerate() {
         controllers.push(ControllerKeys::take(settings, cpus, &mut names, format!("controller #{}", index + 1))?);
     }
     let mut disks = Vec::new();
-    for (index, mut settings) in given.disks.into_iter().enumerate() {
+    for (index, mut settings) in raw.disks.into_iter().enumerate() {
         let owner = format!("disk #{}", index + 1);
         let interface =
             settings.choice("interface", Interface::WORDS)?.map_or(Interface::default(), Interface::from_word);
         if interface == Interface::VirtioScsi {
             let (keys, lun) = ControllerKeys::of_disk(settings, cpus, &kinds, &mut names, owner)?;
-            given.luns.push(GivenLun { controller: Some(controllers.len()), settings: lun });
+            raw.luns.push(GivenLun { controller: Some(controllers.len()), settings: lun });
             controllers.push(keys);
         } else {
             disks.push(DiskKeys::take(settings, interface, cpus, &kinds, &mut names, owner)?);
         }
     }
-    let mut state = kept::take_state(&mut given.process)?;
-    let luns = lun::take_all(given.luns, &controllers, &kinds, &mut names)?;
+    let mut state = kept::take_state(&mut raw.process)?;
+    let luns = lun::take_all(raw.luns, &controllers, &kinds, &mut names)?;
     let luns = kept::choose(luns, state.as_mut().map(|state| &mut state.kept), &controllers, &kinds, &mut names);
 
     let needs_xen = disks.iter().any(|disk| matches!(disk.front, DiskFrontKeys::Xen(_)));
-    let xen = xen::take_host(&mut given.process, cpus, needs_xen)?;
-    let queues =
-        disks.iter().map(|disk| disk.front.queues()).chain(controllers.iter().map(|one| one.front.known().queues));
+    let xen = xen::take_host(&mut raw.process, cpus, needs_xen)?;
+    let queues = disks
+        .iter()
+        .map(|disk| disk.front.queues())
+        .chain(controllers.iter().map(|controller| controller.front.known().queues));
     let mut total: u64 = queues.map(u64::from).sum();
     if xen.as_ref().is_some_and(|xen| xen.watch) {
-        // Whatever comes has as many as there are CPUs.
+        // Devices that are not configured have as many rings as there are CPUs.
         total = total.max(cpus.count.into());
     }
-    let (workers, pin) = process::take_workers(&mut given.process, cpus, total)?;
+    let (workers, pin) = process::take_workers(&mut raw.process, cpus, total)?;
     let sockets = disks.iter().filter_map(|disk| match &disk.front {
-        DiskFrontKeys::VhostUser(front) => Some((format!("disk {:?}", disk.id), front)),
+        DiskFrontKeys::VhostUser(endpoint) => Some((format!("disk {:?}", disk.id), endpoint)),
         DiskFrontKeys::Xen(_) => None,
     });
-    let sockets = sockets.chain(controllers.iter().map(|one| (format!("controller {:?}", one.id), &one.front)));
-    let admin = process::take_admin(&mut given.process, sockets)?;
-    let drain_timeout = process::take_drain_timeout(&mut given.process)?;
-    let hang_warning = process::take_hang_warning(&mut given.process)?;
-    given.process.finish()?;
+    let sockets = sockets
+        .chain(controllers.iter().map(|controller| (format!("controller {:?}", controller.id), &controller.front)));
+    let admin = process::take_admin(&mut raw.process, sockets)?;
+    let drain_timeout = process::take_drain_timeout(&mut raw.process)?;
+    let hang_warning = process::take_hang_warning(&mut raw.process)?;
+    raw.process.finish()?;
 
-    let (fronts, controller_fronts) = deal_all(&disks, &controllers, workers)?;
+    let (endpoints, controller_endpoints) = deal_all(&disks, &controllers, workers)?;
     let mut served = ServeConfig {
         workers,
         pin,
@@ -164,19 +168,19 @@ pub fn resolve<S: Storages>(
         disks: Vec::new(),
         controllers: Vec::new(),
     };
-    for (DiskKeys { settings, id, backing, .. }, front) in disks.into_iter().zip(fronts) {
-        served.disks.push(DiskConfig { id, front, backing: backing.open(settings, storages)? });
+    for (DiskKeys { settings, id, backing: storage, .. }, endpoint) in disks.into_iter().zip(endpoints) {
+        served.disks.push(DiskConfig { id, front: endpoint, backing: storage.open(settings, storages)? });
     }
     let luns = kept::open(luns, storages)?;
-    for ((keys, luns), front) in controllers.into_iter().zip(luns).zip(controller_fronts) {
+    for ((keys, luns), endpoint) in controllers.into_iter().zip(luns).zip(controller_endpoints) {
         let ControllerKeys { settings, id, cmd_per_lun, incoming_luns, .. } = keys;
         settings.finish()?;
-        served.controllers.push(ControllerConfig { id, front, cmd_per_lun, incoming_luns, luns });
+        served.controllers.push(ControllerConfig { id, front: endpoint, cmd_per_lun, incoming_luns, luns });
     }
     Ok(served)
 }
 
-/// Deals all queues to the workers: of the disks first, in the order given; each device goes on where the one before has stopped.
+/// Assigns all queues to workers round-robin: disks first, then controllers, each continuing after the previous device's last worker.
 fn deal_all(
     disks: &[DiskKeys],
     controllers: &[ControllerKeys],
@@ -185,11 +189,12 @@ fn deal_all(
     let mut next = 0;
     let disks = disks.iter().map(|disk| disk.front.deal(&disk.settings, &mut next, workers));
     let disks = disks.collect::<Result<_, _>>()?;
-    let controllers = controllers.iter().map(|one| one.front.deal(&one.settings, &mut next, workers));
+    let controllers =
+        controllers.iter().map(|controller| controller.front.deal(&controller.settings, &mut next, workers));
     Ok((disks, controllers.collect::<Result<_, _>>()?))
 }
 
-/// A disk before its storage is opened.
+/// The keys of a disk whose storage is not open yet.
 struct DiskKeys {
     settings: Settings,
     id: String,
@@ -197,7 +202,7 @@ struct DiskKeys {
     backing: BackingKeys,
 }
 
-/// A disk's front before the number of workers is known.
+/// The keys of a disk's guest interface, before the number of workers is known.
 enum DiskFrontKeys {
     VhostUser(FrontKeys),
     Xen(XenKeys),
@@ -206,15 +211,15 @@ enum DiskFrontKeys {
 impl DiskFrontKeys {
     fn queues(&self) -> u16 {
         match self {
-            DiskFrontKeys::VhostUser(front) => front.known().queues,
-            DiskFrontKeys::Xen(front) => front.queues(),
+            DiskFrontKeys::VhostUser(endpoint) => endpoint.known().queues,
+            DiskFrontKeys::Xen(endpoint) => endpoint.queues(),
         }
     }
 
     fn deal(&self, settings: &Settings, next: &mut u16, workers: u16) -> Result<DiskFront, SettingError> {
         Ok(match self {
-            DiskFrontKeys::VhostUser(front) => DiskFront::VhostUser(front.deal(settings, next, workers)?),
-            DiskFrontKeys::Xen(front) => DiskFront::Xen(front.deal(settings, next, workers)?),
+            DiskFrontKeys::VhostUser(endpoint) => DiskFront::VhostUser(endpoint.deal(settings, next, workers)?),
+            DiskFrontKeys::Xen(endpoint) => DiskFront::Xen(endpoint.deal(settings, next, workers)?),
         })
     }
 }
@@ -228,20 +233,20 @@ impl DiskKeys {
         names: &mut Names,
         owner: String,
     ) -> Result<DiskKeys, SettingError> {
-        let storage = take_storage(&mut settings, kinds)?;
-        let id = take_id(&mut settings, "path", storage)?;
+        let kind = take_storage(&mut settings, kinds)?;
+        let id = take_id(&mut settings, "path", kind)?;
         call(&mut settings, format!("disk {id:?}"));
         names.claim(&settings, "id", &id, owner)?;
-        let front = match interface {
+        let endpoint = match interface {
             Interface::Xen => DiskFrontKeys::Xen(XenKeys::take(&mut settings, cpus, names, format!("disk {id:?}"))?),
             _ => DiskFrontKeys::VhostUser(take_front(&mut settings, cpus.count, MAX_QUEUES, names)?),
         };
-        let backing = BackingKeys::take(&mut settings, storage, &id, BLK_SERIAL_BYTES)?;
-        Ok(DiskKeys { settings, id, front, backing })
+        let storage = BackingKeys::take(&mut settings, kind, &id, BLK_SERIAL_BYTES)?;
+        Ok(DiskKeys { settings, id, front: endpoint, backing: storage })
     }
 }
 
-/// A controller before its LUNs are looked at.
+/// The keys of a controller, without its LUNs.
 pub struct ControllerKeys {
     settings: Settings,
     id: String,
@@ -261,7 +266,7 @@ impl ControllerKeys {
         ControllerKeys::named(&mut settings, id, cpus, names, owner).map(|keys| ControllerKeys { settings, ..keys })
     }
 
-    /// A disk that is a controller with one LUN. Returns the LUN's keys too.
+    /// Takes the keys of a disk that is a controller with one LUN. Returns the LUN's settings too.
     fn of_disk(
         mut settings: Settings,
         cpus: &Cpus,
@@ -269,14 +274,14 @@ impl ControllerKeys {
         names: &mut Names,
         owner: String,
     ) -> Result<(ControllerKeys, Settings), SettingError> {
-        // The LUN takes it; here it is what the disk is called after.
-        let storage = take_storage(&mut settings.clone(), kinds)?;
-        let id = take_id(&mut settings, "path", storage)?;
+        // The key stays for the LUN; here it only supplies a default id.
+        let kind = take_storage(&mut settings.clone(), kinds)?;
+        let id = take_id(&mut settings, "path", kind)?;
         let keys = ControllerKeys::named(&mut settings, id, cpus, names, owner)?;
         Ok((keys, settings))
     }
 
-    /// The keys but for the id. What is left of the settings is not in the result.
+    /// Takes all keys except the id. The result does not have the remaining settings.
     fn named(
         settings: &mut Settings,
         id: String,
@@ -286,40 +291,46 @@ impl ControllerKeys {
     ) -> Result<ControllerKeys, SettingError> {
         call(settings, format!("controller {id:?}"));
         names.claim(settings, "id", &id, owner)?;
-        let front = take_front(settings, cpus.count.max(SCSI_QUEUES), MAX_SCSI_QUEUES, names)?;
+        let endpoint = take_front(settings, cpus.count.max(SCSI_QUEUES), MAX_SCSI_QUEUES, names)?;
         let cmd_per_lun = take_u16(settings, "cmd-per-lun", 1, MAX_CMD_PER_LUN)?.unwrap_or(DEFAULT_CMD_PER_LUN);
         let incoming_luns = take_folder(settings, "incoming-luns")?;
-        Ok(ControllerKeys { settings: Settings::new(settings.subject()), id, front, cmd_per_lun, incoming_luns })
+        Ok(ControllerKeys {
+            settings: Settings::new(settings.subject()),
+            id,
+            front: endpoint,
+            cmd_per_lun,
+            incoming_luns,
+        })
     }
 
-    /// What its LUNs need to know of it: its id, and its socket.
+    /// Returns its id and its socket, which its LUNs' defaults depend on.
     fn seen_by_luns(&self) -> (&str, &Path) {
         (&self.id, &self.front.known().socket)
     }
 }
 
-/// The front of whatever the settings are now called; its socket is nobody else's.
+/// Takes the vhost-user keys of the device that is the settings' subject, and claims its socket.
 fn take_front(
     settings: &mut Settings,
     queues: u16,
     max_queues: u16,
     names: &mut Names,
 ) -> Result<FrontKeys, SettingError> {
-    let front = FrontKeys::take(settings, queues, max_queues).map_err(|error| with_likely_slip(error, settings))?;
+    let endpoint = FrontKeys::take(settings, queues, max_queues).map_err(|error| with_likely_slip(error, settings))?;
     let owner = settings.subject().rsplit(": ").next().unwrap_or_default().to_owned();
-    names.claim_file(settings, "socket", &front.known().socket, owner)?;
-    Ok(front)
+    names.claim_file(settings, "socket", &endpoint.known().socket, owner)?;
+    Ok(endpoint)
 }
 
-/// Takes a folder.
+/// Takes the path of an existing directory.
 fn take_folder(settings: &mut Settings, key: &'static str) -> Result<Option<PathBuf>, SettingError> {
     let Some(path) = settings.text(key).map(PathBuf::from) else { return Ok(None) };
-    let why = match path.metadata() {
+    let reason = match path.metadata() {
         Ok(folder) if folder.is_dir() => return Ok(Some(path)),
         Ok(_) => "no folder".to_owned(),
         Err(error) => error.to_string(),
     };
-    Err(settings.error(key, format!("{path:?} ({why})"), "an existing folder"))
+    Err(settings.error(key, format!("{path:?} ({reason})"), "an existing folder"))
 }
 
 /// Takes a whole number.
@@ -328,12 +339,12 @@ fn take_u16(settings: &mut Settings, key: &'static str, min: u16, max: u16) -> R
     Ok(number.and_then(|number| u16::try_from(number).ok()))
 }
 
-/// When a key is missing, names one that was given and looks like it: a missing key is found before unknown ones are.
+/// Adds a similarly spelled key to the error of a missing key, if there is one: missing keys are detected before unknown ones.
 pub fn with_likely_slip(mut error: SettingError, settings: &Settings) -> SettingError {
     if error.found == "nothing" {
         let close = |key: &&str| strsim::damerau_levenshtein(key, &error.key) <= 2;
-        if let Some(slip) = settings.keys_left().find(close) {
-            error.found = format!("nothing, but a key {slip:?}");
+        if let Some(similar) = settings.keys_left().find(close) {
+            error.found = format!("nothing, but a key {similar:?}");
         }
     }
     error

@@ -1,4 +1,4 @@
-//! The keys of the process: its workers, their CPUs, the admin socket, and how it ends.
+//! The keys of the process: workers and their CPUs, admin socket, time-outs.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use super::{MAX_QUEUES, same_place, take_u16};
 use crate::serve::config::{AdminConfig, SocketMode};
 use crate::serve::cpus::{self, Cpus};
 
-/// `admin` and `admin-mode`. `fronts` are the guests' sockets, each with whose it is.
+/// Takes `admin` and `admin-mode`. `endpoints` are the devices' endpoints, each with its device's name.
 pub fn take_admin<'a>(
     settings: &mut Settings,
-    mut fronts: impl Iterator<Item = (String, &'a FrontKeys)>,
+    mut endpoints: impl Iterator<Item = (String, &'a FrontKeys)>,
 ) -> Result<Option<AdminConfig>, SettingError> {
     let mode = take_socket_mode(settings, "admin-mode")?;
     let Some(path) = settings.text("admin") else {
@@ -22,35 +22,37 @@ pub fn take_admin<'a>(
         };
     };
     let socket = socket_path(settings, "admin", path)?;
-    if let Some((whose, _)) = fronts.find(|(_, front)| same_place(&front.known().socket) == same_place(&socket)) {
-        let found = format!("{:?}, the socket of {whose}", socket.display().to_string());
+    if let Some((owner, _)) =
+        endpoints.find(|(_, endpoint)| same_place(&endpoint.known().socket) == same_place(&socket))
+    {
+        let found = format!("{:?}, the socket of {owner}", socket.display().to_string());
         return Err(settings.error("admin", found, "a path of its own"));
     }
     Ok(Some(AdminConfig { socket, mode: mode.unwrap_or(SocketMode::OWNER_ONLY) }))
 }
 
-/// How long a stop waits for storage, in seconds: well below the 90 s after which systemd kills a service.
+/// The default of `drain-timeout-s`: well below the 90 s after which systemd kills a service.
 const DRAIN_SECONDS: u64 = 30;
 const MAX_DRAIN_SECONDS: u64 = 3600;
 
-/// `drain-timeout-s`.
+/// Takes `drain-timeout-s`.
 pub fn take_drain_timeout(settings: &mut Settings) -> Result<Duration, SettingError> {
     let seconds = settings.number("drain-timeout-s", 1..=MAX_DRAIN_SECONDS)?;
     Ok(Duration::from_secs(seconds.unwrap_or(DRAIN_SECONDS)))
 }
 
-/// Longest `hang-warning-s`: a day.
+/// Maximum of `hang-warning-s`: a day.
 const MAX_HANG_WARNING_S: u64 = 86_400;
-/// Its default: a good while before guests give a request up (Linux: after 30 s).
+/// The default of `hang-warning-s`: well before guests time a request out (Linux: after 30 s).
 const HANG_WARNING_S: u64 = 10;
 
-/// `hang-warning-s`.
+/// Takes `hang-warning-s`.
 pub fn take_hang_warning(settings: &mut Settings) -> Result<Option<Duration>, SettingError> {
     let seconds = settings.number("hang-warning-s", 0..=MAX_HANG_WARNING_S)?.unwrap_or(HANG_WARNING_S);
     Ok((seconds > 0).then(|| Duration::from_secs(seconds)))
 }
 
-/// `workers` and `pin`.
+/// Takes `workers` and `pin`.
 pub fn take_workers(
     settings: &mut Settings,
     cpus: &Cpus,
@@ -78,8 +80,8 @@ pub fn take_workers(
 
 fn parse_pin(settings: &Settings, text: &str, cpus: &Cpus) -> Result<Vec<u16>, SettingError> {
     let mut pin = Vec::new();
-    for piece in text.split(',') {
-        let Some(cpu) = piece.parse::<u16>().ok().filter(|_| piece.bytes().all(|byte| byte.is_ascii_digit())) else {
+    for item in text.split(',') {
+        let Some(cpu) = item.parse::<u16>().ok().filter(|_| item.bytes().all(|byte| byte.is_ascii_digit())) else {
             return Err(settings.error("pin", format!("{text:?}"), "CPU numbers separated by commas, such as 0,1"));
         };
         if !cpus.pinnable.contains(&cpu) {

@@ -1,4 +1,4 @@
-//! Tables of good and bad settings, with a storage that takes `path`, `size` and `readonly`.
+//! Tables of valid and invalid settings, with a storage backend that takes `path`, `size` and `readonly`.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ impl Storages for FakeStorages {
         vec!["file", "null"]
     }
 
-    fn open(&mut self, kind: &str, settings: &mut Settings) -> Result<Opened<String>, DiskError> {
+    fn open(&mut self, backend: &str, settings: &mut Settings) -> Result<Opened<String>, DiskError> {
         let path = settings.text("path").unwrap_or_default();
         let size = settings.size("size")?.unwrap_or_default();
         let readonly = if settings.switch("readonly")?.unwrap_or(false) { "on" } else { "off" };
@@ -26,12 +26,12 @@ impl Storages for FakeStorages {
             return Err(DiskError::Os { what: "opening \"/refused\"".to_owned(), source });
         }
         let mut resolved = vec![("readonly", readonly.to_owned())];
-        match kind {
+        match backend {
             "file" => resolved.push(("path", path.clone())),
             _ => resolved.push(("size", size.to_string())),
         }
         resolved.extend(settings.text("latency-us").map(|us| ("latency-us", us)));
-        Ok((format!("{kind} {path}"), resolved))
+        Ok((format!("{backend} {path}"), resolved))
     }
 }
 
@@ -40,20 +40,20 @@ pub(super) fn cpus() -> Cpus {
 }
 
 pub(super) fn from_words(process: &[(&str, &str)], disks: &[&str]) -> Result<ServeConfig<String>, ConfigError> {
-    let mut given = Given::new("serve");
+    let mut raw = Given::new("serve");
     for (key, value) in process {
-        given.process.insert(key, value)?;
+        raw.process.insert(key, value)?;
     }
     for (index, disk) in disks.iter().enumerate() {
-        given.disks.push(key_values::parse(&format!("--disk #{}", index + 1), disk)?);
+        raw.disks.push(key_values::parse(&format!("--disk #{}", index + 1), disk)?);
     }
-    resolve(given, &cpus(), &mut FakeStorages)
+    resolve(raw, &cpus(), &mut FakeStorages)
 }
 
-/// The front of a vhost-user disk.
+/// Returns the endpoint of a vhost-user disk.
 fn front(disk: &DiskConfig<String>) -> &Front {
     match &disk.front {
-        DiskFront::VhostUser(front) => front,
+        DiskFront::VhostUser(endpoint) => endpoint,
         DiskFront::Xen(_) => panic!("a Xen disk"),
     }
 }
@@ -100,7 +100,7 @@ fn defaults() {
 }
 
 #[test]
-fn what_becomes_of_errors() {
+fn error_policies() {
     for (words, on_error, on_enospc) in [
         ("on-error=stop", OnError::Stop, OnNoSpace::Report),
         ("on-enospc=stop,on-error=report", OnError::Report, OnNoSpace::Stop),
@@ -109,9 +109,9 @@ fn what_becomes_of_errors() {
         let disk = one(&format!("path=/a,socket=/tmp/s,{words}"));
         assert_eq!(disk.backing.errors, ErrorPolicy { on_error, on_enospc }, "{words}");
     }
-    let wrong = |words: &str| from_words(&[], &[&format!("path=/a,socket=/tmp/s,{words}")]).unwrap_err().to_string();
-    assert!(wrong("on-error=retry").contains("on-error: found \"retry\", expected report, stop or retry:SECONDS"));
-    assert!(wrong("on-enospc=retry:5").contains("on-enospc: found \"retry:5\", expected one of report, stop"));
+    let error = |words: &str| from_words(&[], &[&format!("path=/a,socket=/tmp/s,{words}")]).unwrap_err().to_string();
+    assert!(error("on-error=retry").contains("on-error: found \"retry\", expected report, stop or retry:SECONDS"));
+    assert!(error("on-enospc=retry:5").contains("on-enospc: found \"retry:5\", expected one of report, stop"));
     let hang = |text| from_words(&[("hang-warning-s", text)], &["path=/a,socket=/tmp/s"]).map(|one| one.hang_warning);
     assert_eq!(hang("0").unwrap(), None);
     assert_eq!(hang("7").unwrap(), Some(std::time::Duration::from_secs(7)));
@@ -124,7 +124,7 @@ fn what_becomes_of_errors() {
 }
 
 #[test]
-fn the_names_of_cloud_hypervisor_are_aliases() {
+fn cloud_hypervisor_option_names_are_aliases() {
     let disk = one("path=/a,socket=/tmp/s,num_queues=2,queue_size=128,poll_queue=false,readonly=true");
     assert_eq!((front(&disk).queues, front(&disk).queue_size, front(&disk).poll), (2, 128, PollPolicy::Off));
     assert_eq!(disk.backing.storage_settings[0], ("readonly", "on".to_owned()));
@@ -159,7 +159,7 @@ fn workers_and_pins() {
 }
 
 #[test]
-fn queues_are_dealt_to_workers_or_mapped() {
+fn queues_are_assigned_round_robin_or_mapped() {
     let disks = [
         "path=/a,socket=/tmp/a,queues=1",
         "path=/b,socket=/tmp/b,queues=2",
@@ -175,7 +175,7 @@ const PAIRS: &str = "KEY=VALUE,KEY=VALUE,... with a comma inside a value written
 const ID: &str = "1 to 64 letters, digits, dots, dashes and underscores, with a letter or digit first";
 const MAP: &str = "QUEUE:WORKER pairs separated by commas, such as 0:0,1:1";
 
-/// Each is added to a good disk `a` with two queues, and gives exactly this after `mqblk: `.
+/// Each setting is added to a valid disk `a` with two queues; the error must match exactly, except for the prefix `mqblk: `.
 #[test]
 fn malformed_disk_settings() {
     let long = "x".repeat(65);
@@ -311,7 +311,7 @@ fn malformed_process_settings() {
 }
 
 #[test]
-fn disks_that_clash() {
+fn disks_with_equal_names() {
     for (disks, want) in [
         (
             &[][..],
@@ -335,14 +335,14 @@ fn disks_that_clash() {
 }
 
 #[test]
-fn a_file_is_named_in_its_errors() {
-    let given = file::parse("m.toml", "[[disk]]\nid = 'x'\nsocket = '/tmp/s'\nqueues = 0").unwrap();
-    let error = resolve(given, &cpus(), &mut FakeStorages).unwrap_err().to_string();
+fn errors_name_the_configuration_file() {
+    let raw = file::parse("m.toml", "[[disk]]\nid = 'x'\nsocket = '/tmp/s'\nqueues = 0").unwrap();
+    let error = resolve(raw, &cpus(), &mut FakeStorages).unwrap_err().to_string();
     assert_eq!(error, "m.toml: disk \"x\": queues: found \"0\", expected a whole number from 1 to 256");
 }
 
 #[test]
-fn a_printed_configuration_reads_back_as_itself() {
+fn a_printed_configuration_round_trips() {
     let disks = [
         "path=/images/we,,ird \"1\".img,id=a,socket=/tmp/a,poll=adaptive:200,queue-map=0:1,1:0,queues=2,serial=007",
         "storage=null,size=3M,socket=/tmp/b,cache=writethrough,socket-mode=0660,fixed-buffers=off,poll=busy,queue-size=2,merge=on,merge-bytes=64K,merge-segments=128,depth=7,on-error=retry:30,on-enospc=stop,coalesce-us=30,coalesce-max=8",
@@ -357,22 +357,22 @@ fn a_printed_configuration_reads_back_as_itself() {
     ] {
         let config = from_words(process, &disks).unwrap();
         let printed = print::to_toml(&config);
-        let given = file::parse("printed", &printed).unwrap();
-        let again = resolve(given, &cpus(), &mut FakeStorages).unwrap();
+        let raw = file::parse("printed", &printed).unwrap();
+        let again = resolve(raw, &cpus(), &mut FakeStorages).unwrap();
         assert_eq!(again, config, "{printed}");
     }
 }
 
 #[test]
-fn the_examples_are_good() {
+fn the_examples_are_valid() {
     let whole = include_str!("../../../../examples/mqblk.toml").replace("# workers", "workers").replace("# pin", "pin");
     let handbook = include_str!("../../../../docs/serve.md");
     let in_handbook =
         handbook.split("```toml\n").skip(1).filter_map(|rest| rest.split_once("```")).map(|(text, _)| text);
     let (mut disks, mut luns) = (0, 0);
     for text in [whole.as_str()].into_iter().chain(in_handbook) {
-        let given = file::parse("example", text).unwrap();
-        let config = resolve(given, &cpus(), &mut FakeStorages).unwrap();
+        let raw = file::parse("example", text).unwrap();
+        let config = resolve(raw, &cpus(), &mut FakeStorages).unwrap();
         disks += config.disks.len();
         luns += config.controllers.iter().map(|controller| controller.luns.len()).sum::<usize>();
     }

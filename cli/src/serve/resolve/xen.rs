@@ -1,4 +1,4 @@
-//! The keys of how a Xen guest reaches a disk, and those of a Xen host.
+//! The keys of Xen devices, and those of the Xen host.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,41 +18,41 @@ use crate::serve::cpus::Cpus;
 use crate::serve::test_keys;
 use crate::xen::{DEFAULT_TYPE, WhichXen, judge_type};
 
-/// Largest ring, as a power of two of pages: XENBUS_MAX_RING_GRANT_ORDER of Linux.
+/// Maximum ring size, as the binary logarithm of its pages: Linux' XENBUS_MAX_RING_GRANT_ORDER.
 const MAX_RING_ORDER: u16 = 4;
-/// Most pages that a ring can be told to keep mapped: those of a full ring of order 4 with requests of 1024 segments.
+/// Maximum of `persistent-grants`: the pages of a full ring of order 4 with requests of 1024 segments.
 const MAX_PERSISTENT: u64 = 1 << 19;
-/// Longest `persistent-idle`: a week.
+/// Maximum of `persistent-idle`: a week.
 const MAX_IDLE_SECONDS: u64 = 7 * 24 * 3600;
-/// Where journals are kept unless the user says otherwise.
+/// The default directory of journals.
 const DEFAULT_STATE: &str = "/run/mqblk/xen";
 
-/// The front before the number of workers is known.
+/// An endpoint before the number of workers is known.
 pub struct XenKeys {
     front: XenFront,
     queue_map: Option<String>,
 }
 
 impl XenKeys {
-    /// Takes the keys. A place is nobody else's.
+    /// Takes the keys, and claims the device that the disk is attached as.
     pub fn take(
         settings: &mut Settings,
         cpus: &Cpus,
         names: &mut Names,
         owner: String,
     ) -> Result<XenKeys, SettingError> {
-        let place = take_place(settings)?;
-        if let Some(XenPlace { domid, devid }) = place {
+        let attachment = take_place(settings)?;
+        if let Some(XenPlace { domid, devid }) = attachment {
             names.claim(settings, "vdev", &format!("{devid} of domain {domid}"), owner)?;
         }
-        let small = |number: Option<u16>, default: u16| number.unwrap_or(default);
+        let or_default = |number: Option<u16>, default: u16| number.unwrap_or(default);
         let idle = settings.number("persistent-idle", 0..=MAX_IDLE_SECONDS)?.map(Duration::from_secs);
         let persistent = settings.number("persistent-grants", 0..=MAX_PERSISTENT)?;
-        let front = XenFront {
-            place,
+        let endpoint = XenFront {
+            place: attachment,
             queues: take_u16(settings, "queues", 1, MAX_QUEUES)?.unwrap_or(cpus.count.min(MAX_QUEUES)),
-            ring_order: small(take_u16(settings, "ring-order", 0, MAX_RING_ORDER)?, MAX_RING_ORDER) as u8,
-            indirect_segments: small(
+            ring_order: or_default(take_u16(settings, "ring-order", 0, MAX_RING_ORDER)?, MAX_RING_ORDER) as u8,
+            indirect_segments: or_default(
                 take_u16(settings, "indirect-segments", 0, MAX_INDIRECT_SEGMENTS)?,
                 DEFAULT_INDIRECT_SEGMENTS,
             ),
@@ -65,22 +65,22 @@ impl XenKeys {
             poll: take_poll(settings)?,
             coalesce: take_coalesce(settings)?,
         };
-        Ok(XenKeys { front, queue_map: settings.text("queue-map") })
+        Ok(XenKeys { front: endpoint, queue_map: settings.text("queue-map") })
     }
 
-    /// Rings that are offered.
+    /// Returns the number of rings offered.
     pub fn queues(&self) -> u16 {
         self.front.queues
     }
 
-    /// Deals the rings to the workers. `next` is the worker whose turn it is.
+    /// Returns the endpoint with its rings assigned to workers. `next` is the next worker of the round-robin.
     pub fn deal(&self, settings: &Settings, next: &mut u16, workers: u16) -> Result<XenFront, SettingError> {
         let queue_map = deal(settings, self.queue_map.as_deref(), self.front.queues, next, workers)?;
         Ok(XenFront { queue_map, ..self.front.clone() })
     }
 }
 
-/// `grants-pool`, a key for measurements: elsewhere it stays in the settings, as an unknown key.
+/// Takes `grants-pool`, a key for measurements. Elsewhere it stays in the settings, as an unknown key.
 fn take_grants_pool(settings: &mut Settings) -> Result<PoolOwner, SettingError> {
     if !test_keys::are_enabled() {
         return Ok(PoolOwner::PerRing);
@@ -88,7 +88,7 @@ fn take_grants_pool(settings: &mut Settings) -> Result<PoolOwner, SettingError> 
     Ok(settings.choice("grants-pool", PoolOwner::WORDS)?.map_or(PoolOwner::PerRing, PoolOwner::from_word))
 }
 
-/// `domid` and `vdev`, which come together or not at all.
+/// Takes `domid` and `vdev`: both or neither.
 fn take_place(settings: &mut Settings) -> Result<Option<XenPlace>, SettingError> {
     let domid = take_u16(settings, "domid", 0, 0x7fef)?;
     let devid = match settings.text("vdev") {
@@ -108,7 +108,7 @@ fn take_place(settings: &mut Settings) -> Result<Option<XenPlace>, SettingError>
     }
 }
 
-/// `xen`, `xen-watch`, `xen-state` and `xen-mapped-pages`. `needed`: there are disks that need a Xen.
+/// Takes `xen`, `xen-watch`, `xen-state` and `xen-mapped-pages`. `needed`: there are Xen disks.
 pub fn take_host(settings: &mut Settings, cpus: &Cpus, needed: bool) -> Result<Option<XenConfig>, SettingError> {
     let which = settings.text("xen").as_deref().map(WhichXen::parse);
     let watch = settings.text("xen-watch");

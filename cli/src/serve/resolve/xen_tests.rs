@@ -1,4 +1,4 @@
-//! Disks of Xen guests, and the settings of a Xen host.
+//! Settings of Xen disks and of the Xen host.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::xen::WhichXen;
 
 fn front(words: &str) -> XenFront {
     match from_words(&[], &[words]).unwrap().disks.remove(0).front {
-        DiskFront::Xen(front) => front,
+        DiskFront::Xen(endpoint) => endpoint,
         DiskFront::VhostUser(_) => panic!("a vhost-user disk"),
     }
 }
@@ -68,7 +68,7 @@ fn every_key_is_taken() {
 }
 
 #[test]
-fn a_xen_is_needed_only_by_xen_disks() {
+fn only_xen_disks_need_a_xen_host() {
     let vhost = "path=/b,socket=/tmp/b";
     assert_eq!(from_words(&[], &[vhost]).unwrap().xen, None);
     assert_eq!(from_words(&[("xen", "auto")], &[vhost]).unwrap().xen, None);
@@ -76,15 +76,15 @@ fn a_xen_is_needed_only_by_xen_disks() {
     let both = from_words(&[("xen", "/tmp/x")], &[vhost, "path=/a,interface=xen,queues=2"]).unwrap();
     assert_eq!(both.xen.unwrap().which, WhichXen::Simulated("/tmp/x".into()));
     assert_eq!(both.disks.iter().map(|disk| disk.front.queue_map().len()).collect::<Vec<_>>(), [4, 2]);
-    // No disk at all, but whatever comes.
+    // No configured disk: only devices of toolstacks.
     let watching = from_words(&[("xen-watch", "qdisk"), ("xen-state", "off"), ("xen-mapped-pages", "9")], &[]).unwrap();
-    assert_eq!(watching.workers, 4, "devices that come have as many rings as there are CPUs");
+    assert_eq!(watching.workers, 4, "toolstack devices have as many rings as there are CPUs");
     let xen = watching.xen.unwrap();
     assert_eq!((xen.watch, xen.type_name.as_str(), xen.state, xen.mapped_pages), (true, "qdisk", None, Some(9)));
 }
 
 #[test]
-fn wrong_values_are_named() {
+fn errors_name_invalid_values() {
     for (words, want) in [
         (
             "domid=3",
@@ -117,7 +117,7 @@ fn wrong_values_are_named() {
 }
 
 #[test]
-fn a_place_is_taken_once() {
+fn a_vdev_is_attached_once() {
     let disks = ["path=/a,interface=xen,domid=1,vdev=xvda", "path=/b,interface=xen,domid=1,vdev=51712"];
     let error = from_words(&[], &disks).unwrap_err().to_string();
     assert!(error.contains("vdev: found \"51712 of domain 1\", the vdev of disk \"a\""), "{error}");
@@ -126,7 +126,7 @@ fn a_place_is_taken_once() {
 }
 
 #[test]
-fn what_is_printed_reads_back_the_same() {
+fn a_printed_configuration_round_trips() {
     let process = [("xen", "/tmp/x"), ("xen-watch", "qdisk"), ("xen-state", "/tmp/state"), ("xen-mapped-pages", "100")];
     for process in [&process[..], &process[..1], &[("xen-state", "off")]] {
         let disks = [

@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 
 /// Minimum column width. Keeps the columns of consecutive reports aligned in most cases.
-const NARROWEST: usize = 8;
+const MIN_WIDTH: usize = 8;
 
 /// Formats rows of equal length: the first column is left-aligned, the others are right-aligned.
 pub fn align(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).max(NARROWEST);
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).max(MIN_WIDTH);
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
     for row in rows {

@@ -20,9 +20,9 @@ use super::{BLOCK, Failure, null};
 const RING_PAGES: u32 = 8;
 
 /// Grant operations that do nothing and succeed.
-struct Willing;
+struct NullGrants;
 
-impl GrantAccess for Willing {
+impl GrantAccess for NullGrants {
     fn copy(&mut self, _: &PageArena, copies: &mut [GrantCopy]) -> io::Result<()> {
         for copy in copies {
             copy.status = GrantStatus::OKAY;
@@ -40,9 +40,9 @@ impl GrantAccess for Willing {
 }
 
 /// An event channel that does nothing: the frontend polls.
-struct Silent;
+struct NoEvents;
 
-impl EventChannel for Silent {
+impl EventChannel for NoEvents {
     fn notify(&self) {}
     fn take(&self) {}
     fn unmask(&self) {}
@@ -92,8 +92,8 @@ pub fn serve(requests: u32, batch: u32, mode: Mode) -> Result<(), Failure> {
     worker.attach(options, |context, waker| {
         let parts = RingParts {
             ring: back,
-            grants: Box::new(Willing),
-            channel: Box::new(Silent),
+            grants: Box::new(NullGrants),
+            channel: Box::new(NoEvents),
             waker: Arc::clone(waker),
             journal: None,
             replay: vec![],

@@ -64,9 +64,9 @@ const MEMORY: u64 = DATA + RING as u64 * BLOCK as u64;
 type Failure = Box<dyn std::error::Error>;
 
 /// A call that does nothing: the guest polls.
-struct Silent;
+struct NoCall;
 
-impl Call for Silent {
+impl Call for NoCall {
     fn call(&self) {}
 }
 
@@ -127,7 +127,7 @@ fn main() -> Result<(), Failure> {
     for round in 0..requests / u32::from(batch) {
         for number in 0..batch {
             let slot = (round * u32::from(batch) + u32::from(number)) % u32::from(RING);
-            if scsi { command(&mut guest, shape, slot)? } else { publishable(&mut guest, shape, slot)? }
+            if scsi { add_scsi_read(&mut guest, shape, slot)? } else { add_read(&mut guest, shape, slot)? }
         }
         let _polled = guest.publish();
         while guest.look()? < batch {
@@ -143,7 +143,7 @@ fn main() -> Result<(), Failure> {
 }
 
 /// Adds a read to the ring.
-fn publishable(guest: &mut SplitDriver, shape: Shape, slot: u32) -> Result<(), Failure> {
+fn add_read(guest: &mut SplitDriver, shape: Shape, slot: u32) -> Result<(), Failure> {
     let at = u64::from(slot);
     let chain = guest.begin(shape).readable(GuestAddress(HEADERS + at * u64::from(HEADER)), HEADER)?;
     let chain = chain.writable(GuestAddress(DATA + at * u64::from(BLOCK)), BLOCK)?;
@@ -151,7 +151,7 @@ fn publishable(guest: &mut SplitDriver, shape: Shape, slot: u32) -> Result<(), F
 }
 
 /// Adds a SCSI read to the ring.
-fn command(guest: &mut SplitDriver, shape: Shape, slot: u32) -> Result<(), Failure> {
+fn add_scsi_read(guest: &mut SplitDriver, shape: Shape, slot: u32) -> Result<(), Failure> {
     let at = u64::from(slot);
     let chain = guest.begin(shape).readable(GuestAddress(COMMANDS + at * SPACING), COMMAND)?;
     let chain = chain.writable(GuestAddress(ANSWERS + at * SPACING), ANSWER)?;
@@ -233,7 +233,7 @@ fn attach<D: VirtioDevice<Lane>>(
     worker.attach(queue, |context, waker| {
         let lease = context.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
         context.buffers.reserve(RING.into());
-        let (call, waker) = (Some(Box::new(Silent) as Box<dyn Call>), Arc::clone(waker));
+        let (call, waker) = (Some(Box::new(NoCall) as Box<dyn Call>), Arc::clone(waker));
         Ok(device.queue(index, QueueParts { ring, lease, call, features, waker }))
     })?;
     Ok(worker)

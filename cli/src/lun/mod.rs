@@ -16,7 +16,7 @@ use crate::failure;
 use crate::table;
 
 /// How long to wait for the daemon's response. Longer than any time-out of the daemon itself.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// JSON-RPC's code for a parameter that cannot be used.
 const INVALID_PARAMS: i64 = -32602;
 /// The table cell for an unknown value.
@@ -35,7 +35,7 @@ enum Action {
     /// Add a LUN to a controller; its guest sees it at once
     Add {
         #[command(flatten)]
-        daemon: Daemon,
+        daemon: DaemonArgs,
 
         /// The keys of `mqblk serve --lun`, see `mqblk serve --help`
         #[arg(value_name = "controller=ID,KEY=VALUE,...")]
@@ -45,19 +45,19 @@ enum Action {
     /// Take a LUN away: from its guest at once, from its storage when the requests of before have ended
     Remove {
         #[command(flatten)]
-        daemon: Daemon,
+        daemon: DaemonArgs,
 
         #[command(flatten)]
-        which: Which,
+        selector: LunSelector,
     },
 
     /// Have guests see another size of a LUN
     Resize {
         #[command(flatten)]
-        daemon: Daemon,
+        daemon: DaemonArgs,
 
         #[command(flatten)]
-        which: Which,
+        selector: LunSelector,
 
         /// The size, such as 10G: a file is extended or cut to it [default: the size that the file or block device has now]
         #[arg(long, value_name = "SIZE")]
@@ -71,7 +71,7 @@ enum Action {
     /// Show the LUNs
     List {
         #[command(flatten)]
-        daemon: Daemon,
+        daemon: DaemonArgs,
 
         /// Only those of this controller
         #[arg(long, value_name = "ID")]
@@ -80,7 +80,7 @@ enum Action {
 }
 
 #[derive(Debug, clap::Args)]
-struct Daemon {
+struct DaemonArgs {
     /// The daemon's admin socket: the path given to `mqblk serve --admin`
     #[arg(long, value_name = "ADMIN")]
     socket: PathBuf,
@@ -92,7 +92,7 @@ struct Daemon {
 
 /// Which LUN is meant.
 #[derive(Debug, clap::Args)]
-struct Which {
+struct LunSelector {
     /// The LUN's id
     #[arg(value_name = "ID", required_unless_present = "controller", conflicts_with_all = ["controller", "target", "lun"])]
     id: Option<String>,
@@ -110,7 +110,7 @@ struct Which {
     lun: Option<u64>,
 }
 
-impl Which {
+impl LunSelector {
     fn params(&self) -> Value {
         let mut params = json!({});
         for (name, value) in [("id", &self.id), ("controller", &self.controller)] {
@@ -142,17 +142,17 @@ enum CallError {
 
 /// Sends the request to the daemon and prints the result.
 pub fn run(args: Args) -> ExitCode {
-    failure::show(act(&args.action), |error| matches!(error, CallError::Usage(_)))
+    failure::show(execute(&args.action), |error| matches!(error, CallError::Usage(_)))
 }
 
-fn act(action: &Action) -> Result<String, CallError> {
+fn execute(action: &Action) -> Result<String, CallError> {
     match action {
         Action::Add { daemon, settings } => {
             let params = json!({ "settings": settings });
             change(daemon, "add", &params, "added")
         }
-        Action::Remove { daemon, which: selector } => change(daemon, "remove", &selector.params(), "removed"),
-        Action::Resize { daemon, which: selector, size, shrink } => {
+        Action::Remove { daemon, selector } => change(daemon, "remove", &selector.params(), "removed"),
+        Action::Resize { daemon, selector, size, shrink } => {
             let mut params = selector.params();
             params["shrink"] = json!(shrink);
             if let Some(size) = size {
@@ -166,12 +166,12 @@ fn act(action: &Action) -> Result<String, CallError> {
             if daemon.json {
                 return Ok(format!("{response}\n"));
             }
-            Ok(list(&read::<LunList>("list", response)?.luns))
+            Ok(lun_table(&read::<LunList>("list", response)?.luns))
         }
     }
 }
 
-fn change(daemon: &Daemon, action: &'static str, params: &Value, done: &str) -> Result<String, CallError> {
+fn change(daemon: &DaemonArgs, action: &'static str, params: &Value, done: &str) -> Result<String, CallError> {
     let response = call(&daemon.socket, action, params)?;
     if daemon.json {
         return Ok(format!("{response}\n"));
@@ -189,7 +189,7 @@ fn change(daemon: &Daemon, action: &'static str, params: &Value, done: &str) -> 
 
 fn call(socket: &Path, action: &'static str, params: &Value) -> Result<Value, CallError> {
     let result =
-        Client::connect_with(socket, PATIENCE).and_then(|mut client| client.call(&format!("lun.{action}"), params));
+        Client::connect_with(socket, TIMEOUT).and_then(|mut client| client.call(&format!("lun.{action}"), params));
     result.map_err(|error| match error {
         ClientError::Refused(refused) => {
             let data_member = |name: &str| refused.data.as_ref()?.get(name)?.as_str().map(str::to_owned);
@@ -210,7 +210,7 @@ fn read<T: DeserializeOwned>(action: &'static str, response: Value) -> Result<T,
     serde_json::from_value(response).map_err(malformed)
 }
 
-fn list(luns: &[Lun]) -> String {
+fn lun_table(luns: &[Lun]) -> String {
     let head = ["lun", "controller", "target", "lun", "size", "state", "storage", "unit", "origin"]
         .map(str::to_owned)
         .to_vec();

@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::failure;
 
 /// How long to wait for the daemon's response. Longer than any time-out of the daemon itself.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// JSON-RPC's code for a parameter that cannot be used.
 const INVALID_PARAMS: i64 = -32602;
 
@@ -57,15 +57,15 @@ enum CallError {
 
 /// Sends the request to the daemon and prints the result.
 pub fn run(args: Args) -> ExitCode {
-    failure::show(act(&args), |error| matches!(error, CallError::Usage(_)))
+    failure::show(execute(&args), |error| matches!(error, CallError::Usage(_)))
 }
 
-fn act(args: &Args) -> Result<String, CallError> {
+fn execute(args: &Args) -> Result<String, CallError> {
     let mut params = json!({ "id": args.id, "shrink": args.shrink });
     if let Some(size) = &args.size {
         params["size"] = json!(size);
     }
-    let result = Client::connect_with(&args.socket, PATIENCE).and_then(|mut client| client.call("resize", &params));
+    let result = Client::connect_with(&args.socket, TIMEOUT).and_then(|mut client| client.call("resize", &params));
     let response = result.map_err(|error| match error {
         ClientError::Refused(refused) => {
             let data_member = |name: &str| refused.data.as_ref()?.get(name)?.as_str().map(str::to_owned);
@@ -84,10 +84,10 @@ fn act(args: &Args) -> Result<String, CallError> {
     }
     let malformed = |error| ClientError::Strange(format!("malformed response ({error})"));
     let result: ResizeResult = serde_json::from_value(response).map_err(malformed)?;
-    Ok(told(&result))
+    Ok(summary(&result))
 }
 
-fn told(ResizeResult { id, before_bytes, size_bytes, guest }: &ResizeResult) -> String {
+fn summary(ResizeResult { id, before_bytes, size_bytes, guest }: &ResizeResult) -> String {
     let (before, size) = (ByteLen(*before_bytes), ByteLen(*size_bytes));
     match guest.as_str() {
         "unchanged" => format!("{id} has {size} already\n"),

@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::failure;
 
 /// How long to wait for the daemon's response. Generous: a busy daemon needs less.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// JSON-RPC's code for a parameter that cannot be used.
 const INVALID_PARAMS: i64 = -32602;
 
@@ -52,12 +52,12 @@ enum ResumeError {
 
 /// Sends the request to the daemon and prints the result.
 pub fn run(args: Args) -> ExitCode {
-    failure::show(act(&args), |error| matches!(error, ResumeError::Usage(_)))
+    failure::show(execute(&args), |error| matches!(error, ResumeError::Usage(_)))
 }
 
-fn act(args: &Args) -> Result<String, ResumeError> {
+fn execute(args: &Args) -> Result<String, ResumeError> {
     let params = json!({ "id": args.id, "report": args.report });
-    let result = Client::connect_with(&args.socket, PATIENCE).and_then(|mut client| client.call("resume", &params));
+    let result = Client::connect_with(&args.socket, TIMEOUT).and_then(|mut client| client.call("resume", &params));
     let response = result.map_err(|error| match error {
         ClientError::Refused(refused) => {
             let data_member = |name: &str| refused.data.as_ref()?.get(name)?.as_str().map(str::to_owned);

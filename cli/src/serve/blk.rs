@@ -8,12 +8,12 @@ use mqblk_engine::{AnyDisk, QueueReport, WorkerReport};
 use mqblk_vhost_user_server::Server;
 use mqblk_virtio_blk::VirtioBlk;
 
-use super::interfaces::Guest;
+use super::interfaces::Export;
 use super::luns::ChangeError;
-use super::resize::{self, Changed, GuestNotice};
+use super::resize::{self, GuestNotice, ResizeOutcome};
 
 /// How long to wait for the VMM to acknowledge a configuration change. Admin clients wait longer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const CONFIG_ACK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A virtio-blk disk: the device, its server and its storage.
 pub struct BlkDisk {
@@ -22,13 +22,13 @@ pub struct BlkDisk {
     disk: Arc<AnyDisk>,
     server: Server,
     /// Serialises size changes.
-    resizing: Mutex<()>,
+    resize_lock: Mutex<()>,
 }
 
 impl BlkDisk {
     /// Creates the disk `id`, which `server` serves as `device`.
     pub fn new(id: String, device: Arc<VirtioBlk>, disk: Arc<AnyDisk>, server: Server) -> BlkDisk {
-        BlkDisk { id, device, disk, server, resizing: Mutex::new(()) }
+        BlkDisk { id, device, disk, server, resize_lock: Mutex::new(()) }
     }
 }
 
@@ -45,7 +45,7 @@ impl SizeUsers for Users<'_> {
     }
 }
 
-impl Guest for BlkDisk {
+impl Export for BlkDisk {
     fn begin_stop(&self) {
         self.server.begin_stop();
     }
@@ -54,21 +54,21 @@ impl Guest for BlkDisk {
         self.server.in_flight_region()
     }
 
-    fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
+    fn stats(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
         self.server.report(workers)
     }
 
-    fn resize(&self, request: Resize) -> Result<Changed, ChangeError> {
-        let _alone = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {
+        let _alone = self.resize_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let result = request.carry_out(self.disk.as_ref(), &mut Users(self));
-        let resized = result.map_err(|error| resize::refused(&format!("disk {:?}", self.id), request, error))?;
+        let resized = result.map_err(|error| resize::resize_error(&format!("disk {:?}", self.id), request, error))?;
         let guest = match resized.is_change() {
-            true => GuestNotice::from(self.server.config_changed(ANSWER_WITHIN)),
+            true => GuestNotice::from(self.server.config_changed(CONFIG_ACK_TIMEOUT)),
             false => GuestNotice::Unchanged,
         };
         if resized.is_change() {
             tracing::info!(disk = self.id, before = %resized.before, size = %resized.size, guest = guest.word(), "resized");
         }
-        Ok(Changed { resized, guest })
+        Ok(ResizeOutcome { resized, guest })
     }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use mqblk_blkif::{GrantMode, PoolOwner};
 use mqblk_engine::{Coalesce, ErrorPolicy, FixedBufferUse, PlugOptions, PollPolicy};
 
-use super::state::State;
-use crate::xen::WhichXen;
+use super::state::SavedLuns;
+use crate::xen::XenSelector;
 
 /// The whole configuration. `D` is the type of an open disk: the program's own, or a test's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,13 +35,13 @@ pub struct ServeConfig<D> {
 
 impl<D> ServeConfig<D> {
     /// Iterates over the vhost-user endpoints, each with its device's name for messages.
-    pub fn fronts(&self) -> impl Iterator<Item = (String, &Front)> {
-        let disks = self.disks.iter().filter_map(|disk| match &disk.front {
-            DiskFront::VhostUser(endpoint) => Some((format!("disk {:?}", disk.id), endpoint)),
-            DiskFront::Xen(_) => None,
+    pub fn vhost_user_endpoints(&self) -> impl Iterator<Item = (String, &VhostUserEndpoint)> {
+        let disks = self.disks.iter().filter_map(|disk| match &disk.endpoint {
+            DiskEndpoint::VhostUser(endpoint) => Some((format!("disk {:?}", disk.id), endpoint)),
+            DiskEndpoint::Xen(_) => None,
         });
         disks.chain(
-            self.controllers.iter().map(|controller| (format!("controller {:?}", controller.id), &controller.front)),
+            self.controllers.iter().map(|controller| (format!("controller {:?}", controller.id), &controller.endpoint)),
         )
     }
 }
@@ -50,7 +50,7 @@ impl<D> ServeConfig<D> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XenConfig {
     /// The Xen host.
-    pub which: WhichXen,
+    pub host: XenSelector,
     /// The device type: the xenstore directory that is watched.
     pub type_name: String,
     /// True if every device of the type is served, not only those that name a disk of the configuration.
@@ -60,7 +60,7 @@ pub struct XenConfig {
     /// Maximum number of granted pages that all disks together keep mapped; `None`: as many as the host allows.
     pub mapped_pages: Option<u64>,
     /// The endpoint settings of devices that name no disk of the configuration.
-    pub default: XenFront,
+    pub default_endpoint: XenEndpoint,
 }
 
 /// The state file.
@@ -69,7 +69,7 @@ pub struct StateConfig {
     /// Its path. The file may not exist yet.
     pub path: PathBuf,
     /// Its content.
-    pub kept: State,
+    pub saved: SavedLuns,
 }
 
 /// The admin socket.
@@ -83,7 +83,7 @@ pub struct AdminConfig {
 
 /// The vhost-user endpoint of a device: its socket and its queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Front {
+pub struct VhostUserEndpoint {
     /// Path of the vhost-user socket. Unique.
     pub socket: PathBuf,
     /// The socket's permission bits.
@@ -104,26 +104,26 @@ pub struct Front {
 
 /// How guests reach a disk, by interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DiskFront {
+pub enum DiskEndpoint {
     /// virtio-blk.
-    VhostUser(Front),
+    VhostUser(VhostUserEndpoint),
     /// Xen blkif.
-    Xen(XenFront),
+    Xen(XenEndpoint),
 }
 
-impl DiskFront {
+impl DiskEndpoint {
     /// Returns the worker of each queue.
     pub fn queue_map(&self) -> &[u16] {
         match self {
-            DiskFront::VhostUser(endpoint) => &endpoint.queue_map,
-            DiskFront::Xen(endpoint) => &endpoint.queue_map,
+            DiskEndpoint::VhostUser(endpoint) => &endpoint.queue_map,
+            DiskEndpoint::Xen(endpoint) => &endpoint.queue_map,
         }
     }
 }
 
 /// The Xen device that a disk is attached as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct XenPlace {
+pub struct XenAttachment {
     /// The frontend domain.
     pub domid: u16,
     /// The device number.
@@ -132,9 +132,9 @@ pub struct XenPlace {
 
 /// How a Xen guest reaches a disk: the rings and grants of its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct XenFront {
+pub struct XenEndpoint {
     /// The device created at start; `None`: a toolstack attaches the disk by naming it in `params`.
-    pub place: Option<XenPlace>,
+    pub attachment: Option<XenAttachment>,
     /// Number of rings offered, at least 1.
     pub queues: u16,
     /// Maximum ring size offered, as the binary logarithm of its pages, up to 4.
@@ -161,7 +161,7 @@ pub struct XenFront {
 
 /// The storage of a disk or a logical unit, independent of the guest interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Backing<D> {
+pub struct StorageConfig<D> {
     /// The serial number that guests read: printable ASCII, no longer than the interface allows.
     pub serial: String,
     /// When a write is durable.
@@ -173,9 +173,9 @@ pub struct Backing<D> {
     /// How requests that the storage failed are handled.
     pub errors: ErrorPolicy,
     /// The storage backend: a name in the registry.
-    pub storage: String,
+    pub kind: String,
     /// The backend's own settings with all defaults filled in, for printing.
-    pub storage_settings: Vec<(&'static str, String)>,
+    pub resolved_settings: Vec<(&'static str, String)>,
     /// The open disk.
     pub disk: D,
 }
@@ -186,9 +186,9 @@ pub struct DiskConfig<D> {
     /// Names the disk in logs and metrics.
     pub id: String,
     /// Its guest interface.
-    pub front: DiskFront,
+    pub endpoint: DiskEndpoint,
     /// Its storage.
-    pub backing: Backing<D>,
+    pub storage: StorageConfig<D>,
 }
 
 /// One virtio-scsi controller.
@@ -197,7 +197,7 @@ pub struct ControllerConfig<D> {
     /// Names the controller in logs and metrics.
     pub id: String,
     /// Its guest interface.
-    pub front: Front,
+    pub endpoint: VhostUserEndpoint,
     /// Maximum number of commands in flight on a LUN: a hint to the guest's driver.
     pub cmd_per_lun: u16,
     /// The directory whose files may be opened as LUNs of a guest that is migrated here; `None`: no file may.
@@ -208,14 +208,14 @@ pub struct ControllerConfig<D> {
 
 /// The address of a LUN on its controller, shown as `TARGET:LUN`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LunPlace {
+pub struct TargetLun {
     /// The target.
     pub target: u8,
     /// The LUN of that target, below 16384.
     pub lun: u16,
 }
 
-impl fmt::Display for LunPlace {
+impl fmt::Display for TargetLun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.target, self.lun)
     }
@@ -227,7 +227,7 @@ pub struct LunConfig<D> {
     /// Names the LUN in logs and metrics.
     pub id: String,
     /// Its address.
-    pub place: LunPlace,
+    pub address: TargetLun,
     /// Its logical unit.
     pub unit: LunUnit<D>,
     /// Its origin.
@@ -268,7 +268,7 @@ pub enum LunUnit<D> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitConfig<D> {
     /// Its storage.
-    pub backing: Backing<D>,
+    pub storage: StorageConfig<D>,
     /// The name that its world-wide identification is derived from. Unique.
     pub unit_name: String,
     /// T10 vendor identification: 1 to 8 bytes of printable ASCII.

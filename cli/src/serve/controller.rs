@@ -11,7 +11,7 @@ use mqblk_scsi::{Identity, LogicalUnit, Nexus, UnitOptions};
 use mqblk_vhost_user_server::{HostState, Server, ServerOptions, SocketError};
 use mqblk_virtio_scsi::{FIXED_QUEUES, Place, PlaceTaken, ScsiOptions, VirtioScsi};
 
-use super::config::{CacheMode, ControllerConfig, Front, LunPlace, UnitConfig};
+use super::config::{CacheMode, ControllerConfig, TargetLun, UnitConfig, VhostUserEndpoint};
 use super::print::{self, Pair};
 use super::resolve::{Claim, file_claim};
 
@@ -37,29 +37,29 @@ pub enum LunError {
     Join(#[from] JoinError),
     /// The LUN address is in use.
     #[error(transparent)]
-    Place(#[from] PlaceTaken),
+    AddressInUse(#[from] PlaceTaken),
     /// The shared logical unit does not exist. The configuration check excludes this.
     #[error("its unit is not there")]
     NoUnit,
 }
 
 /// A served logical unit, which one or several LUNs map.
-pub struct Unit {
+pub struct ServedUnit {
     name: String,
     config: UnitConfig<Arc<AnyDisk>>,
-    logical: Arc<LogicalUnit>,
+    logical_unit: Arc<LogicalUnit>,
     health: Arc<DiskHealth>,
     /// Held while the size changes or a LUN is mapped, so that a LUN mapped meanwhile gets the new size.
-    shape: Mutex<()>,
+    resize_lock: Mutex<()>,
 }
 
-impl Unit {
+impl ServedUnit {
     /// Creates a logical unit named `name`.
     ///
     /// # Errors
     /// If its reservations cannot be stored.
-    pub fn new(name: &str, config: UnitConfig<Arc<AnyDisk>>) -> Result<Unit, LunError> {
-        let disk = &config.backing.disk;
+    pub fn new(name: &str, config: UnitConfig<Arc<AnyDisk>>) -> Result<ServedUnit, LunError> {
+        let disk = &config.storage.disk;
         let reservations = match &config.reservations {
             Some(path) => open_reservations(path).map_err(LunError::Reservations)?,
             None => Reservations::new(None),
@@ -71,14 +71,20 @@ impl Unit {
                 vendor: config.vendor.clone(),
                 product: config.product.clone(),
                 revision: REVISION.to_owned(),
-                serial: config.backing.serial.clone(),
+                serial: config.storage.serial.clone(),
                 name: config.unit_name.clone(),
             },
-            writeback: config.backing.cache == CacheMode::Writeback,
+            writeback: config.storage.cache == CacheMode::Writeback,
             reservations,
         });
-        let health = Arc::new(DiskHealth::new(name, config.backing.errors));
-        Ok(Unit { name: name.to_owned(), logical: Arc::new(logical), health, config, shape: Mutex::new(()) })
+        let health = Arc::new(DiskHealth::new(name, config.storage.errors));
+        Ok(ServedUnit {
+            name: name.to_owned(),
+            logical_unit: Arc::new(logical),
+            health,
+            config,
+            resize_lock: Mutex::new(()),
+        })
     }
 
     /// Returns its name: the id of the LUN that it was created for.
@@ -100,7 +106,7 @@ impl Unit {
 
     /// Returns its disk.
     pub fn disk(&self) -> &Arc<AnyDisk> {
-        &self.config.backing.disk
+        &self.config.storage.disk
     }
 
     /// Returns its health: the error policy, and whether it is stopped.
@@ -109,24 +115,24 @@ impl Unit {
     }
 
     /// Runs `change` while holding the lock of the size and the mapped LUNs.
-    pub fn alone<R>(&self, change: impl FnOnce() -> R) -> R {
-        let _guard = self.shape.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn with_resize_lock<R>(&self, change: impl FnOnce() -> R) -> R {
+        let _guard = self.resize_lock.lock().unwrap_or_else(PoisonError::into_inner);
         change()
     }
 
     /// Sets the size and notifies the initiators (unit attention).
-    pub fn resized(&self, size: ByteLen) {
-        self.logical.resized(size);
+    pub fn set_size(&self, size: ByteLen) {
+        self.logical_unit.resized(size);
     }
 
     fn queue_disk(&self, slot: DiskSlot) -> QueueDisk {
         let health = Arc::clone(&self.health);
-        QueueDisk { slot, disk: Arc::clone(self.disk()), plug: self.config.backing.plug, health }
+        QueueDisk { slot, disk: Arc::clone(self.disk()), plug: self.config.storage.plug, health }
     }
 
     /// Establishes the I_T nexus of a controller's guest. Its name must be the same after a restart: registrations are stored by it.
-    fn login(self: &Unit, controller: &str, address: LunPlace) -> Result<Arc<Nexus>, JoinError> {
-        self.logical.login(controller, u16::from(address.target) + 1)
+    fn login(self: &ServedUnit, controller: &str, address: TargetLun) -> Result<Arc<Nexus>, JoinError> {
+        self.logical_unit.login(controller, u16::from(address.target) + 1)
     }
 }
 
@@ -147,20 +153,20 @@ pub fn open_reservations(path: &Path) -> Result<Arc<Reservations>, String> {
 /// A served controller.
 pub struct Controller {
     id: String,
-    front: Front,
+    endpoint: VhostUserEndpoint,
     settings: Vec<Pair>,
     device: Arc<VirtioScsi>,
     server: Server,
 }
 
 /// A LUN that a controller starts with.
-pub struct FirstLun {
+pub struct InitialLun {
     /// Its address.
-    pub place: LunPlace,
+    pub address: TargetLun,
     /// The engine's slot of its disk.
     pub slot: DiskSlot,
     /// Its logical unit.
-    pub unit: Arc<Unit>,
+    pub unit: Arc<ServedUnit>,
 }
 
 /// Why a controller cannot be served.
@@ -175,12 +181,12 @@ pub enum ControllerError {
         source: SocketError,
     },
     /// One of its LUNs cannot be mapped.
-    #[error("lun {place} of controller {id:?}: {source}")]
+    #[error("lun {address} of controller {id:?}: {source}")]
     Lun {
         /// The controller's id.
         id: String,
         /// The LUN's address.
-        place: LunPlace,
+        address: TargetLun,
         /// The cause.
         source: Box<LunError>,
     },
@@ -188,8 +194,8 @@ pub enum ControllerError {
 
 impl ControllerError {
     /// Returns the error of a LUN.
-    pub fn lun(id: &str, address: LunPlace, source: LunError) -> ControllerError {
-        ControllerError::Lun { id: id.to_owned(), place: address, source: Box::new(source) }
+    pub fn lun(id: &str, address: TargetLun, source: LunError) -> ControllerError {
+        ControllerError::Lun { id: id.to_owned(), address, source: Box::new(source) }
     }
 }
 
@@ -200,11 +206,11 @@ impl Controller {
     /// If the socket cannot be created, or a LUN cannot be mapped.
     pub fn start<D>(
         config: &ControllerConfig<D>,
-        luns: &[FirstLun],
+        luns: &[InitialLun],
         (engine, drain_timeout): (&Arc<Engine>, Duration),
         host_state: Arc<dyn HostState>,
     ) -> Result<Controller, ControllerError> {
-        let ControllerConfig { id, front: endpoint, cmd_per_lun, .. } = config;
+        let ControllerConfig { id, endpoint, cmd_per_lun, .. } = config;
         let max_transfer = luns.iter().map(|lun| lun.unit.disk().limits().max_transfer).min();
         let device = Arc::new(VirtioScsi::new(ScsiOptions {
             queues: endpoint.queues,
@@ -212,7 +218,7 @@ impl Controller {
             cmd_per_lun: (*cmd_per_lun).into(),
             max_transfer: max_transfer.unwrap_or(MAX_TRANSFER),
         }));
-        for FirstLun { place: address, slot, unit } in luns {
+        for InitialLun { address, slot, unit } in luns {
             map(&device, id, *address, *slot, unit).map_err(|error| ControllerError::lun(id, *address, error))?;
         }
         let workers = endpoint.queue_map.iter().map(|worker| usize::from(*worker));
@@ -234,7 +240,7 @@ impl Controller {
         let server = Server::start(Arc::clone(&device), options).map_err(refused)?;
         Ok(Controller {
             id: id.clone(),
-            front: endpoint.clone(),
+            endpoint: endpoint.clone(),
             settings: print::controller_pairs(config),
             device,
             server,
@@ -247,8 +253,8 @@ impl Controller {
     }
 
     /// Returns its vhost-user endpoint.
-    pub fn front(&self) -> &Front {
-        &self.front
+    pub fn endpoint(&self) -> &VhostUserEndpoint {
+        &self.endpoint
     }
 
     /// Returns its settings, all defaults filled in.
@@ -260,7 +266,7 @@ impl Controller {
     ///
     /// # Errors
     /// If a worker cannot open the disk, or the logical unit refuses the nexus.
-    pub fn map(&self, address: LunPlace, slot: DiskSlot, unit: &Unit) -> Result<(), LunError> {
+    pub fn map(&self, address: TargetLun, slot: DiskSlot, unit: &ServedUnit) -> Result<(), LunError> {
         self.server.open_disk(unit.queue_disk(slot))?;
         let mapped = map(&self.device, &self.id, address, slot, unit);
         if mapped.is_err() {
@@ -270,8 +276,8 @@ impl Controller {
     }
 
     /// Unmaps a LUN and notifies the guest. Waits for its commands to complete.
-    pub fn unmap(&self, address: LunPlace) {
-        if let Some(slot) = self.device.unmap(device_place(address)) {
+    pub fn unmap(&self, address: TargetLun) {
+        if let Some(slot) = self.device.unmap(device_address(address)) {
             self.server.close_disk(slot);
         }
     }
@@ -282,8 +288,8 @@ impl Controller {
     }
 
     /// Notifies the guest that the size of a LUN has changed.
-    pub fn resized(&self, address: LunPlace) {
-        self.device.resized(device_place(address));
+    pub fn resized(&self, address: TargetLun) {
+        self.device.resized(device_address(address));
     }
 
     /// Returns true if its VMM has set an in-flight region: see [`Server::in_flight_region`].
@@ -302,17 +308,23 @@ impl Controller {
     }
 
     /// Returns the statistics of each queue, control and event queue first: see [`Server::stats`].
-    pub fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
+    pub fn stats(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
         self.server.report(workers)
     }
 }
 
 /// Maps a logical unit, whose disk is open in `slot`, to a LUN of the controller `id`.
-fn map(device: &Arc<VirtioScsi>, id: &str, address: LunPlace, slot: DiskSlot, unit: &Unit) -> Result<(), LunError> {
+fn map(
+    device: &Arc<VirtioScsi>,
+    id: &str,
+    address: TargetLun,
+    slot: DiskSlot,
+    unit: &ServedUnit,
+) -> Result<(), LunError> {
     let nexus = unit.login(id, address)?;
-    Ok(device.map(device_place(address), slot, nexus)?)
+    Ok(device.map(device_address(address), slot, nexus)?)
 }
 
-fn device_place(address: LunPlace) -> Place {
+fn device_address(address: TargetLun) -> Place {
     Place { target: address.target, lun: address.lun }
 }

@@ -9,13 +9,13 @@ use mqblk_engine::{AnyDisk, DiskHealth, Engine, EngineOptions, LaneOptions, Queu
 use mqblk_vhost_user_server::{ListenSocket, Server, ServerOptions, SocketError};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
-use super::admin::{self, DiskAbout, Served, Source};
+use super::admin::{self, DaemonState, DiskInfo, ServedDisk};
 use super::blk::BlkDisk;
-use super::config::{AdminConfig, Backing, CacheMode, DiskConfig, DiskFront, Front, ServeConfig};
+use super::config::{AdminConfig, CacheMode, DiskConfig, DiskEndpoint, ServeConfig, StorageConfig, VhostUserEndpoint};
 use super::flush::flush_all;
-use super::interfaces::AnyGuest;
+use super::interfaces::AnyExport;
 use super::luns::{Luns, LunsError};
-use super::resolve::Names;
+use super::resolve::UniqueNames;
 use super::watch::SizeWatch;
 use super::xen::{XenDisk, XenDiskConfig, XenHost, XenStartError};
 
@@ -50,7 +50,7 @@ pub enum StartError {
 /// A running daemon: serves all disks and controllers until [`Daemon::stop`].
 pub struct Daemon {
     admin: Option<AdminSocket>,
-    source: Arc<Source>,
+    source: Arc<DaemonState>,
     xen: Option<XenHost>,
     watchdog: Option<Watchdog>,
     disks: Vec<(String, Arc<AnyDisk>)>,
@@ -70,15 +70,15 @@ impl Daemon {
             lane: LaneOptions::default(),
         };
         let engine = Arc::new(Engine::start(&options).map_err(StartError::Workers)?);
-        let mut names = Names::default();
+        let mut names = UniqueNames::default();
         for (kind, id) in (config.disks.iter().map(|disk| ("disk", &disk.id)))
             .chain(config.controllers.iter().map(|controller| ("controller", &controller.id)))
         {
-            names.hold(&("id", id.clone()), &format!("{kind} {id:?}"));
+            names.insert(&("id", id.clone()), &format!("{kind} {id:?}"));
         }
         let mut disks = Vec::new();
         let mut served = Vec::new();
-        let health = |disk: &DiskConfig<_>| Arc::new(DiskHealth::new(&disk.id, disk.backing.errors));
+        let health = |disk: &DiskConfig<_>| Arc::new(DiskHealth::new(&disk.id, disk.storage.errors));
         let healths: Vec<_> = config.disks.iter().map(health).collect();
         let watchdog = config.hang_warning.map(|age| engine.watch(age)).transpose().map_err(StartError::Workers)?;
         let xen_disks = config.disks.iter().zip(&healths).filter_map(|(disk, health)| XenDiskConfig::of(disk, health));
@@ -86,24 +86,24 @@ impl Daemon {
         let xen = config.xen.as_ref().map(|xen| XenHost::start(xen, &xen_disks, (&engine, config.drain_timeout)));
         let xen = xen.transpose()?;
         for (disk, health) in config.disks.into_iter().zip(healths) {
-            disks.push((disk.id.clone(), Arc::clone(&disk.backing.disk)));
-            let watched = disk.backing.watch_size.then(|| Arc::clone(&disk.backing.disk));
-            let about = DiskAbout::of(&disk, &health);
-            let guest: AnyGuest = match (disk.front, &xen) {
-                (DiskFront::VhostUser(endpoint), _) => {
-                    Arc::new(serve(disk.id, endpoint, disk.backing, health, (&engine, config.drain_timeout))?)
+            disks.push((disk.id.clone(), Arc::clone(&disk.storage.disk)));
+            let watched = disk.storage.watch_size.then(|| Arc::clone(&disk.storage.disk));
+            let about = DiskInfo::of(&disk, &health);
+            let guest: AnyExport = match (disk.endpoint, &xen) {
+                (DiskEndpoint::VhostUser(endpoint), _) => {
+                    Arc::new(serve_blk(disk.id, endpoint, disk.storage, health, (&engine, config.drain_timeout))?)
                 }
-                (DiskFront::Xen(endpoint), Some(xen)) => {
-                    Arc::new(XenDisk::new(xen, &disk.id, endpoint.queues.into(), disk.backing.disk))
+                (DiskEndpoint::Xen(endpoint), Some(xen)) => {
+                    Arc::new(XenDisk::new(xen, &disk.id, endpoint.queues.into(), disk.storage.disk))
                 }
-                (DiskFront::Xen(_), None) => unreachable!("a configuration with Xen disks has a Xen"),
+                (DiskEndpoint::Xen(_), None) => unreachable!("a configuration with Xen disks has a Xen"),
             };
-            served.push(Served { about, guest, watched });
+            served.push(ServedDisk { info: about, export: guest, watched });
         }
         let luns = Luns::start(&config.controllers, names, (&engine, config.drain_timeout), config.state)?;
         let luns = Arc::new(luns);
         let devices = xen.as_ref().map(XenHost::devices);
-        let source = Arc::new(Source::new(engine, served, devices, luns));
+        let source = Arc::new(DaemonState::new(engine, served, devices, luns));
         let admin = config.admin.as_ref().map(|admin| AdminSocket::start(admin, &source)).transpose();
         let admin = admin.map_err(StartError::Admin)?;
         let watch = SizeWatch::start(&source).map_err(StartError::Watch)?;
@@ -113,7 +113,7 @@ impl Daemon {
         if let Some(xen) = &daemon.xen {
             xen.attach(&xen_disks)?;
         }
-        daemon.source.luns().travel(true);
+        daemon.source.luns().set_migratable(true);
         Ok(daemon)
     }
 
@@ -124,9 +124,9 @@ impl Daemon {
     pub fn stop(self) -> io::Result<()> {
         drop(self.admin);
         drop(self.watch);
-        self.source.luns().travel(false);
+        self.source.luns().set_migratable(false);
         // The admin socket is closed: no further removal can start.
-        self.source.luns().settle();
+        self.source.luns().wait_for_removals();
         // In parallel: each takes as long as its storage.
         self.source.begin_stop();
         let disks = self.disks.iter().map(|(id, disk)| (format!("disk {id:?}"), Arc::clone(disk)));
@@ -151,7 +151,7 @@ struct AdminSocket {
 }
 
 impl AdminSocket {
-    fn start(config: &AdminConfig, source: &Arc<Source>) -> Result<AdminSocket, SocketError> {
+    fn start(config: &AdminConfig, source: &Arc<DaemonState>) -> Result<AdminSocket, SocketError> {
         let socket = ListenSocket::bind(&config.socket, config.mode.bits())?;
         let listener = socket.listener().try_clone();
         let server = listener
@@ -162,10 +162,10 @@ impl AdminSocket {
     }
 }
 
-fn serve(
+fn serve_blk(
     id: String,
-    endpoint: Front,
-    storage: Backing<Arc<AnyDisk>>,
+    endpoint: VhostUserEndpoint,
+    storage: StorageConfig<Arc<AnyDisk>>,
     health: Arc<DiskHealth>,
     (engine, drain_timeout): (&Arc<Engine>, Duration),
 ) -> Result<BlkDisk, StartError> {

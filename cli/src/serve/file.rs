@@ -10,7 +10,7 @@ use super::key_values::is_key;
 
 /// Keys and values of a file and a command line, not yet checked.
 #[derive(Clone, Debug)]
-pub struct Given {
+pub struct RawConfig {
     /// The keys of the process: `workers`, `pin`, `admin`, `state`, `xen` and others.
     pub process: Settings,
     /// One for each disk.
@@ -18,22 +18,22 @@ pub struct Given {
     /// One for each controller.
     pub controllers: Vec<Settings>,
     /// One for each LUN.
-    pub luns: Vec<GivenLun>,
+    pub luns: Vec<RawLun>,
 }
 
 /// The keys and values of a LUN, not yet checked.
 #[derive(Clone, Debug)]
-pub struct GivenLun {
+pub struct RawLun {
     /// Its controller's index in [`RawConfig::controllers`]; `None`: the key `controller` names it.
     pub controller: Option<usize>,
     /// Its keys.
     pub settings: Settings,
 }
 
-impl Given {
+impl RawConfig {
     /// Creates an empty configuration; `name` is the subject of errors in the process's keys.
-    pub fn new(name: &str) -> Given {
-        Given { process: Settings::new(name), disks: Vec::new(), controllers: Vec::new(), luns: Vec::new() }
+    pub fn new(name: &str) -> RawConfig {
+        RawConfig { process: Settings::new(name), disks: Vec::new(), controllers: Vec::new(), luns: Vec::new() }
     }
 }
 
@@ -41,7 +41,7 @@ impl Given {
 ///
 /// # Errors
 /// If the file cannot be read, is not TOML, or has a value that is not a number, boolean or string.
-pub fn read(path: &Path) -> Result<Given, SettingError> {
+pub fn read(path: &Path) -> Result<RawConfig, SettingError> {
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|error| {
         Settings::new("serve").error("config", format!("{name:?}: {error}"), "a readable TOML file")
@@ -53,8 +53,8 @@ pub fn read(path: &Path) -> Result<Given, SettingError> {
 ///
 /// # Errors
 /// As [`read`].
-pub fn parse(name: &str, text: &str) -> Result<Given, SettingError> {
-    let mut raw = Given::new(name);
+pub fn parse(name: &str, text: &str) -> Result<RawConfig, SettingError> {
+    let mut raw = RawConfig::new(name);
     let table = text.parse::<Table>().map_err(|error| not_toml(name, text, &error))?;
     for (key, value) in &table {
         match (key.as_str(), value) {
@@ -108,12 +108,12 @@ fn tables_of<'a>(settings: &Settings, key: &str, value: &'a Value) -> Result<Vec
         .collect()
 }
 
-fn controller(raw: &mut Given, name: &str, number: usize, table: &Table) -> Result<(), SettingError> {
+fn controller(raw: &mut RawConfig, name: &str, number: usize, table: &Table) -> Result<(), SettingError> {
     let subject = format!("{name}: controller #{number}");
     if let Some(luns) = table.get("lun") {
         for (lun, table) in tables_of(&Settings::new(&subject), "lun", luns)? {
             let settings = settings_of(format!("{name}: lun #{lun} of controller #{number}"), table.iter())?;
-            raw.luns.push(GivenLun { controller: Some(raw.controllers.len()), settings });
+            raw.luns.push(RawLun { controller: Some(raw.controllers.len()), settings });
         }
     }
     raw.controllers.push(settings_of(subject, table.iter().filter(|(key, _)| *key != "lun"))?);

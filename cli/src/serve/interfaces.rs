@@ -6,9 +6,9 @@ use mqblk_blkif::GrantCounters;
 use mqblk_core::Resize;
 use mqblk_engine::{QueueReport, WorkerReport};
 
-use super::config::DiskFront;
+use super::config::DiskEndpoint;
 use super::luns::ChangeError;
-use super::resize::Changed;
+use super::resize::ResizeOutcome;
 use super::xen::XenDisk;
 
 /// A guest interface: the key `interface` of `--disk`.
@@ -46,18 +46,18 @@ impl Interface {
     }
 
     /// Returns the interface of an endpoint.
-    pub const fn of(endpoint: &DiskFront) -> Interface {
+    pub const fn of(endpoint: &DiskEndpoint) -> Interface {
         match endpoint {
-            DiskFront::VhostUser(_) => Interface::VirtioBlk,
-            DiskFront::Xen(_) => Interface::Xen,
+            DiskEndpoint::VhostUser(_) => Interface::VirtioBlk,
+            DiskEndpoint::Xen(_) => Interface::Xen,
         }
     }
 }
 
 /// The guest side of a served disk.
-pub trait Guest: Send + Sync {
+pub trait Export: Send + Sync {
     /// Returns the statistics of each of its queues, out of those of the workers. `None` if a queue was attached or detached meanwhile.
-    fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>>;
+    fn stats(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>>;
 
     /// Returns true if its VMM has set an in-flight region. `None` if there is no VMM, or the interface has no such region.
     fn in_flight_region(&self) -> Option<bool> {
@@ -70,7 +70,7 @@ pub trait Guest: Send + Sync {
     ///
     /// # Errors
     /// If the disk cannot have that size.
-    fn resize(&self, request: Resize) -> Result<Changed, ChangeError>;
+    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError>;
 
     /// Returns the grant counters; Xen only.
     fn grants(&self) -> Option<GrantCounters> {
@@ -78,12 +78,12 @@ pub trait Guest: Send + Sync {
     }
 }
 
-impl Guest for XenDisk {
-    fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
-        XenDisk::report(self, workers)
+impl Export for XenDisk {
+    fn stats(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
+        XenDisk::stats(self, workers)
     }
 
-    fn resize(&self, request: Resize) -> Result<Changed, ChangeError> {
+    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {
         XenDisk::resize(self, request)
     }
 
@@ -93,7 +93,7 @@ impl Guest for XenDisk {
 }
 
 /// The guest side of a served disk, of any interface.
-pub type AnyGuest = Arc<dyn Guest>;
+pub type AnyExport = Arc<dyn Export>;
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,7 @@
 //! `mqblk serve`.
 
 mod admin;
+mod backends;
 mod blk;
 mod config;
 mod controller;
@@ -17,7 +18,6 @@ mod resize;
 mod resolve;
 mod signals;
 mod state;
-mod storages;
 mod test_keys;
 mod watch;
 mod xen;
@@ -34,7 +34,7 @@ use crate::failure::{self, BAD_USAGE, FAILED};
 use config::{LunUnit, ServeConfig};
 use cpus::Cpus;
 use daemon::Daemon;
-use file::{Given, GivenLun};
+use file::{RawConfig, RawLun};
 use resolve::ConfigError;
 use signals::StopSignals;
 
@@ -150,8 +150,8 @@ pub fn run(args: Args) -> ExitCode {
 
 fn serve(config: ServeConfig<Arc<AnyDisk>>) -> Result<(), Box<dyn std::error::Error>> {
     let mut signals = StopSignals::install()?;
-    let queues: usize = config.disks.iter().map(|disk| disk.front.queue_map().len()).sum::<usize>()
-        + config.controllers.iter().map(|controller| usize::from(controller.front.queues)).sum::<usize>();
+    let queues: usize = config.disks.iter().map(|disk| disk.endpoint.queue_map().len()).sum::<usize>()
+        + config.controllers.iter().map(|controller| usize::from(controller.endpoint.queues)).sum::<usize>();
     let more_to_come = config.xen.as_ref().is_some_and(|xen| xen.watch);
     if usize::from(config.workers) > queues && !more_to_come {
         tracing::warn!(workers = config.workers, queues, "some workers have no queue to serve");
@@ -178,7 +178,7 @@ fn raise_descriptor_limit() {
 
 /// Returns the configuration, after all checks that are possible before anything is created.
 fn configure(args: &Args) -> Result<ServeConfig<Arc<AnyDisk>>, ConfigError> {
-    let config = resolve::resolve(gather(args)?, &Cpus::of_this_host(), &mut storages::Registry)?;
+    let config = resolve::resolve(gather(args)?, &Cpus::of_this_host(), &mut backends::Registry)?;
     if let Some(admin) = &config.admin {
         mqblk_vhost_user_server::probe(&admin.socket).map_err(ConfigError::Admin)?;
     }
@@ -190,17 +190,17 @@ fn configure(args: &Args) -> Result<ServeConfig<Arc<AnyDisk>>, ConfigError> {
             controller::open_reservations(path).map_err(|why| ConfigError::Reservations { id: lun.id.clone(), why })?;
         }
     }
-    for (subject, endpoint) in config.fronts() {
+    for (subject, endpoint) in config.vhost_user_endpoints() {
         mqblk_vhost_user_server::probe(&endpoint.socket).map_err(|source| ConfigError::Socket { subject, source })?;
     }
     Ok(config)
 }
 
 /// Collects the settings of the file, then those of the command line.
-fn gather(args: &Args) -> Result<Given, SettingError> {
+fn gather(args: &Args) -> Result<RawConfig, SettingError> {
     let mut raw = match &args.config {
         Some(path) => file::read(path)?,
-        None => Given::new("serve"),
+        None => RawConfig::new("serve"),
     };
     let process = [
         ("workers", &args.workers),
@@ -230,7 +230,7 @@ fn gather(args: &Args) -> Result<Given, SettingError> {
     }
     for (index, text) in args.luns.iter().enumerate() {
         let settings = key_values::parse(&format!("--lun #{}", index + 1), text)?;
-        raw.luns.push(GivenLun { controller: None, settings });
+        raw.luns.push(RawLun { controller: None, settings });
     }
     if let (Some(socket), Some(path)) = (&args.socket_path, &args.blk_file) {
         let mut disk = Settings::new("--blk-file");

@@ -8,8 +8,8 @@ use mqblk_blkif::PoolOwner;
 use mqblk_xen::vbd;
 
 use super::config::{
-    Backing, ControllerConfig, DiskConfig, DiskFront, Front, LunConfig, LunOrigin, LunUnit, ServeConfig, UnitConfig,
-    XenFront, XenPlace,
+    ControllerConfig, DiskConfig, DiskEndpoint, LunConfig, LunOrigin, LunUnit, ServeConfig, StorageConfig, UnitConfig,
+    VhostUserEndpoint, XenAttachment, XenEndpoint,
 };
 use super::interfaces::Interface;
 use super::queue_map;
@@ -33,7 +33,7 @@ pub fn to_toml<D>(config: &ServeConfig<D>) -> String {
         let _ = writeln!(text, "state = {}", string(&state.path.to_string_lossy()));
     }
     if let Some(xen) = &config.xen {
-        let _ = writeln!(text, "xen = {}", string(&xen.which.to_string()));
+        let _ = writeln!(text, "xen = {}", string(&xen.host.to_string()));
         if xen.watch {
             let _ = writeln!(text, "xen-watch = {}", string(&xen.type_name));
         }
@@ -70,22 +70,22 @@ fn table(text: &mut String, heading: &str, pairs: Vec<Pair>) {
 /// Returns a disk's keys with their values.
 pub fn disk_pairs<D>(disk: &DiskConfig<D>) -> Vec<Pair> {
     let mut pairs = vec![("id", string(&disk.id))];
-    pairs.extend(storage_pairs(&disk.backing));
-    match &disk.front {
-        DiskFront::VhostUser(endpoint) => pairs.extend(front_pairs(endpoint)),
-        DiskFront::Xen(endpoint) => {
+    pairs.extend(backend_pairs(&disk.storage));
+    match &disk.endpoint {
+        DiskEndpoint::VhostUser(endpoint) => pairs.extend(vhost_user_pairs(endpoint)),
+        DiskEndpoint::Xen(endpoint) => {
             pairs.push(("interface", string(Interface::Xen.word())));
             pairs.extend(xen_pairs(endpoint));
         }
     }
-    pairs.extend(backing_pairs(&disk.backing));
+    pairs.extend(storage_pairs(&disk.storage));
     pairs
 }
 
 /// Returns a controller's own keys with their values.
 pub fn controller_pairs<D>(controller: &ControllerConfig<D>) -> Vec<Pair> {
     let mut pairs = vec![("id", string(&controller.id))];
-    pairs.extend(front_pairs(&controller.front));
+    pairs.extend(vhost_user_pairs(&controller.endpoint));
     pairs.push(("cmd-per-lun", Value::Integer(controller.cmd_per_lun.into())));
     pairs.extend(controller.incoming_luns.iter().map(|folder| ("incoming-luns", string(&folder.to_string_lossy()))));
     pairs
@@ -95,8 +95,8 @@ pub fn controller_pairs<D>(controller: &ControllerConfig<D>) -> Vec<Pair> {
 pub fn lun_pairs<D>(lun: &LunConfig<D>) -> Vec<Pair> {
     let mut pairs = vec![
         ("id", string(&lun.id)),
-        ("target", Value::Integer(lun.place.target.into())),
-        ("lun", Value::Integer(lun.place.lun.into())),
+        ("target", Value::Integer(lun.address.target.into())),
+        ("lun", Value::Integer(lun.address.lun.into())),
     ];
     match &lun.unit {
         LunUnit::Own(unit) => pairs.extend(unit_pairs(unit)),
@@ -106,8 +106,8 @@ pub fn lun_pairs<D>(lun: &LunConfig<D>) -> Vec<Pair> {
 }
 
 fn unit_pairs<D>(unit: &UnitConfig<D>) -> Vec<Pair> {
-    let mut pairs = storage_pairs(&unit.backing);
-    pairs.extend(backing_pairs(&unit.backing));
+    let mut pairs = backend_pairs(&unit.storage);
+    pairs.extend(storage_pairs(&unit.storage));
     pairs.extend([
         ("unit-name", string(&unit.unit_name)),
         ("vendor", string(&unit.vendor)),
@@ -117,13 +117,13 @@ fn unit_pairs<D>(unit: &UnitConfig<D>) -> Vec<Pair> {
     pairs
 }
 
-fn storage_pairs<D>(storage: &Backing<D>) -> Vec<Pair> {
-    let mut pairs = vec![("storage", string(&storage.storage))];
-    pairs.extend(storage.storage_settings.iter().map(|(key, value)| (*key, number_or_text(value))));
+fn backend_pairs<D>(storage: &StorageConfig<D>) -> Vec<Pair> {
+    let mut pairs = vec![("storage", string(&storage.kind))];
+    pairs.extend(storage.resolved_settings.iter().map(|(key, value)| (*key, number_or_text(value))));
     pairs
 }
 
-fn front_pairs(endpoint: &Front) -> Vec<Pair> {
+fn vhost_user_pairs(endpoint: &VhostUserEndpoint) -> Vec<Pair> {
     vec![
         ("socket", string(&endpoint.socket.to_string_lossy())),
         ("socket-mode", string(&endpoint.socket_mode.to_string())),
@@ -137,9 +137,9 @@ fn front_pairs(endpoint: &Front) -> Vec<Pair> {
     ]
 }
 
-fn xen_pairs(endpoint: &XenFront) -> Vec<Pair> {
+fn xen_pairs(endpoint: &XenEndpoint) -> Vec<Pair> {
     let mut pairs = Vec::new();
-    if let Some(XenPlace { domid, devid }) = endpoint.place {
+    if let Some(XenAttachment { domid, devid }) = endpoint.attachment {
         let name = vbd::device_name(devid).unwrap_or_else(|| devid.to_string());
         pairs.extend([("domid", Value::Integer(domid.into())), ("vdev", string(&name))]);
     }
@@ -165,7 +165,7 @@ fn xen_pairs(endpoint: &XenFront) -> Vec<Pair> {
     pairs
 }
 
-fn backing_pairs<D>(storage: &Backing<D>) -> Vec<Pair> {
+fn storage_pairs<D>(storage: &StorageConfig<D>) -> Vec<Pair> {
     vec![
         ("merge", string(storage.plug.merge.word())),
         ("merge-bytes", number_or_text(&storage.plug.merge_bytes.to_string())),

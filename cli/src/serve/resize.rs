@@ -47,7 +47,7 @@ impl From<ConfigNotice> for GuestNotice {
 
 /// The result of a resize that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Changed {
+pub struct ResizeOutcome {
     /// The sizes.
     pub resized: Resized,
     /// Whether the guest was notified.
@@ -55,7 +55,7 @@ pub struct Changed {
 }
 
 /// Converts a disk's error: an invalid requested size is an error of the key `size`, all others are failures of `subject`.
-pub fn refused(subject: &str, request: Resize, error: DiskError) -> ChangeError {
+pub fn resize_error(subject: &str, request: Resize, error: DiskError) -> ChangeError {
     match error {
         DiskError::Size { found, expected } if request.size.is_some() => {
             ChangeError::Setting(Settings::new(subject).error("size", found, expected))

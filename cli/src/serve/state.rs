@@ -19,21 +19,21 @@ const VERSION: u32 = 1;
 /// Maximum size of a state file. Thousands of LUNs need a tenth of it.
 const MAX_BYTES: u64 = 16 << 20;
 /// Settings that name a file. Stored as absolute paths, independent of the daemon's working directory.
-const PATHS: [&str; 2] = ["path", "reservations"];
+const PATH_KEYS: [&str; 2] = ["path", "reservations"];
 
 /// The content of a state file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct State {
+pub struct SavedLuns {
     /// LUNs that were added, in the order of their addition.
-    pub added: Vec<Added>,
+    pub added: Vec<AddedLun>,
     /// LUNs of the configuration that were removed.
-    pub removed: Vec<Removed>,
+    pub removed: Vec<RemovedLun>,
 }
 
 /// A LUN that was added at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Added {
+pub struct AddedLun {
     /// Its controller's id.
     pub controller: String,
     /// Its id.
@@ -52,7 +52,7 @@ pub struct Added {
 /// A LUN of the configuration that was removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Removed {
+pub struct RemovedLun {
     /// Its controller's id.
     pub controller: String,
     /// Its id.
@@ -62,31 +62,31 @@ pub struct Removed {
 /// The JSON document of the file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct StateDocument {
     format: String,
     version: u32,
-    added: Vec<Added>,
-    removed: Vec<Removed>,
+    added: Vec<AddedLun>,
+    removed: Vec<RemovedLun>,
 }
 
-impl Added {
+impl AddedLun {
     /// Returns the record of a LUN that was added with `settings`.
-    pub fn new(controller: &str, id: &str, (target, lun): (u8, u16), settings: &Settings) -> Added {
+    pub fn new(controller: &str, id: &str, (target, lun): (u8, u16), settings: &Settings) -> AddedLun {
         let own = ["controller", "id", "target", "lun"];
         let others = settings.pairs().filter(|(key, _)| !own.contains(key)).map(|(key, value)| {
             let absolute = || std::path::absolute(value).ok()?.to_str().map(str::to_owned);
-            let stored = PATHS.contains(&key).then(absolute).flatten();
+            let stored = PATH_KEYS.contains(&key).then(absolute).flatten();
             (key.to_owned(), stored.unwrap_or_else(|| value.to_owned()))
         });
         let settings = others.collect();
-        Added { controller: controller.to_owned(), id: id.to_owned(), target, lun, settings, gone: false }
+        AddedLun { controller: controller.to_owned(), id: id.to_owned(), target, lun, settings, gone: false }
     }
 
     /// Returns its settings, as in a `[[controller.lun]]` table of the configuration.
     ///
     /// # Errors
     /// If an edited file has `id`, `target` or `lun` among the other settings too.
-    pub fn given(&self) -> Result<Settings, SettingError> {
+    pub fn to_settings(&self) -> Result<Settings, SettingError> {
         let mut settings = Settings::new(format!("lun {:?} of the state file", self.id));
         let own = [("id", self.id.clone()), ("target", self.target.to_string()), ("lun", self.lun.to_string())];
         for (key, value) in &own {
@@ -99,24 +99,24 @@ impl Added {
     }
 
     /// Returns the name of the logical unit that it shares, if any.
-    pub fn shared(&self) -> Option<&str> {
+    pub fn shared_unit(&self) -> Option<&str> {
         self.settings.get("unit").map(String::as_str)
     }
 }
 
-impl State {
+impl SavedLuns {
     /// Reads the file at `path`. Without a file the state is empty.
     ///
     /// # Errors
     /// If the file cannot be read, or was not written by a daemon.
-    pub fn read(path: &Path) -> Result<State, SettingError> {
+    pub fn read(path: &Path) -> Result<SavedLuns, SettingError> {
         let invalid = |why: &dyn std::fmt::Display| {
             let expected =
                 "a state file that mqblk has written, or no file there, to begin with the configuration alone";
             Settings::new("serve").error("state", format!("{path:?}: {why}"), expected)
         };
         let text = match path.metadata() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(State::default()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(SavedLuns::default()),
             Err(error) => return Err(invalid(&error)),
             Ok(file) if !file.is_file() => return Err(invalid(&"no regular file")),
             Ok(file) if file.len() > MAX_BYTES => return Err(invalid(&format!("{} bytes", file.len()))),
@@ -130,12 +130,12 @@ impl State {
             }
             _ => return Err(invalid(&format!("no \"format\": \"{FORMAT}\""))),
         }
-        let Written { added, removed, .. } = serde_json::from_value(value).map_err(|error| invalid(&error))?;
-        Ok(State { added, removed })
+        let StateDocument { added, removed, .. } = serde_json::from_value(value).map_err(|error| invalid(&error))?;
+        Ok(SavedLuns { added, removed })
     }
 
     /// Records that a LUN was added.
-    pub fn add(&mut self, lun: Added) {
+    pub fn add(&mut self, lun: AddedLun) {
         self.added.retain(|other| other.id != lun.id);
         self.added.push(lun);
     }
@@ -145,7 +145,7 @@ impl State {
         let lun = self.added.iter_mut().find(|lun| lun.id == id && !lun.gone);
         let was_there = lun.map(|lun| lun.gone = true).is_some();
         let shared: Vec<String> =
-            self.added.iter().filter(|lun| !lun.gone).filter_map(|lun| lun.shared().map(str::to_owned)).collect();
+            self.added.iter().filter(|lun| !lun.gone).filter_map(|lun| lun.shared_unit().map(str::to_owned)).collect();
         self.added.retain(|lun| !lun.gone || shared.contains(&lun.id));
         was_there
     }
@@ -153,7 +153,7 @@ impl State {
     /// Records that a LUN of the configuration was removed.
     pub fn remove_configured(&mut self, controller: &str, id: &str) {
         if !self.has_removed(controller, id) {
-            self.removed.push(Removed { controller: controller.to_owned(), id: id.to_owned() });
+            self.removed.push(RemovedLun { controller: controller.to_owned(), id: id.to_owned() });
         }
     }
 
@@ -167,7 +167,7 @@ impl State {
 #[derive(Debug)]
 pub struct StateFile {
     path: PathBuf,
-    state: State,
+    state: SavedLuns,
     /// True if the file has the content of `state`.
     is_written: bool,
     _lock: File,
@@ -178,9 +178,9 @@ impl StateFile {
     ///
     /// # Errors
     /// If another daemon has locked it, or it cannot be written.
-    pub fn take(path: &Path, state: State) -> io::Result<StateFile> {
+    pub fn open(path: &Path, state: SavedLuns) -> io::Result<StateFile> {
         let lock =
-            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(beside(path, ".lock"))?;
+            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(with_suffix(path, ".lock"))?;
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
             rustix::io::Errno::WOULDBLOCK => {
                 io::Error::new(io::ErrorKind::ResourceBusy, "another daemon uses it; give each a file of its own")
@@ -193,7 +193,7 @@ impl StateFile {
     }
 
     /// Changes the state and writes the file. [`is_written`](Self::is_written) says whether the write succeeded.
-    pub fn change<R>(&mut self, change: impl FnOnce(&mut State) -> R) -> R {
+    pub fn update<R>(&mut self, change: impl FnOnce(&mut SavedLuns) -> R) -> R {
         let changed = change(&mut self.state);
         if let Err(error) = self.write() {
             tracing::error!(path = %self.path.display(), "the state file cannot be written, so a restart loses changes of LUNs: {error}");
@@ -208,11 +208,11 @@ impl StateFile {
 
     fn write(&mut self) -> io::Result<()> {
         self.is_written = false;
-        let State { added, removed } = self.state.clone();
-        let written = Written { format: FORMAT.to_owned(), version: VERSION, added, removed };
+        let SavedLuns { added, removed } = self.state.clone();
+        let written = StateDocument { format: FORMAT.to_owned(), version: VERSION, added, removed };
         let mut text = serde_json::to_vec_pretty(&written)?;
         text.push(b'\n');
-        let new = beside(&self.path, ".new");
+        let new = with_suffix(&self.path, ".new");
         let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&new)?;
         file.write_all(&text)?;
         file.sync_all()?;
@@ -228,7 +228,7 @@ impl StateFile {
 }
 
 /// Returns `path` with a suffix: an auxiliary file next to it.
-fn beside(path: &Path, ending: &str) -> PathBuf {
+fn with_suffix(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
     name.into()
@@ -238,35 +238,35 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
 mod tests {
     use super::*;
 
-    fn added(id: &str, words: &str) -> Added {
+    fn added(id: &str, words: &str) -> AddedLun {
         let settings = crate::serve::key_values::parse("lun", &format!("controller=c,id={id},{words}")).unwrap();
-        Added::new("c", id, (3, 0), &settings)
+        AddedLun::new("c", id, (3, 0), &settings)
     }
 
     #[test]
     fn a_written_state_is_read_back() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state");
-        assert_eq!(State::read(&path).unwrap(), State::default());
-        let mut file = StateFile::take(&path, State::default()).unwrap();
-        let busy = StateFile::take(&path, State::default()).unwrap_err();
+        assert_eq!(SavedLuns::read(&path).unwrap(), SavedLuns::default());
+        let mut file = StateFile::open(&path, SavedLuns::default()).unwrap();
+        let busy = StateFile::open(&path, SavedLuns::default()).unwrap_err();
         assert_eq!(busy.kind(), io::ErrorKind::ResourceBusy);
-        file.change(|state| state.add(added("a", "path=/srv/a,,b.img,cache=writethrough")));
-        file.change(|state| state.add(added("b", "unit=a,target=9")));
-        file.change(|state| state.remove_configured("c", "c:0:0"));
-        file.change(|state| state.remove_configured("c", "c:0:0"));
+        file.update(|state| state.add(added("a", "path=/srv/a,,b.img,cache=writethrough")));
+        file.update(|state| state.add(added("b", "unit=a,target=9")));
+        file.update(|state| state.remove_configured("c", "c:0:0"));
+        file.update(|state| state.remove_configured("c", "c:0:0"));
         assert!(file.is_written());
-        let read = State::read(&path).unwrap();
+        let read = SavedLuns::read(&path).unwrap();
         assert_eq!(read, file.state);
         assert!(read.has_removed("c", "c:0:0") && !read.has_removed("d", "c:0:0"));
-        let mut settings = read.added[0].given().unwrap();
+        let mut settings = read.added[0].to_settings().unwrap();
         assert_eq!(settings.text("path").as_deref(), Some("/srv/a,b.img"));
         assert_eq!((settings.text("target").as_deref(), settings.text("controller")), (Some("3"), None));
         // An incomplete new file, left by a killed daemon, is ignored.
-        std::fs::write(beside(&path, ".new"), "{\"form").unwrap();
-        assert_eq!(State::read(&path).unwrap(), read);
+        std::fs::write(with_suffix(&path, ".new"), "{\"form").unwrap();
+        assert_eq!(SavedLuns::read(&path).unwrap(), read);
         drop(file);
-        assert!(StateFile::take(&path, read).unwrap().is_written());
+        assert!(StateFile::open(&path, read).unwrap().is_written());
     }
 
     #[test]
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_removed_lun_is_kept_while_its_unit_is_shared() {
-        let mut state = State::default();
+        let mut state = SavedLuns::default();
         state.add(added("a", "path=/a"));
         state.add(added("b", "unit=a"));
         assert!(state.remove_added("a") && !state.remove_added("a"));
@@ -304,10 +304,10 @@ mod tests {
             ("{\"format\":\"mqblk-state\",\"version\":1,\"added\":[{}],\"removed\":[]}", "missing field `controller`"),
         ] {
             std::fs::write(&path, text).unwrap();
-            let error = State::read(&path).unwrap_err();
+            let error = SavedLuns::read(&path).unwrap_err();
             assert_eq!((error.subject.as_str(), error.key.as_str()), ("serve", "state"));
             assert!(error.found.contains(want), "{text:?}: {error}");
         }
-        assert!(State::read(folder.path()).unwrap_err().to_string().contains("no regular file"));
+        assert!(SavedLuns::read(folder.path()).unwrap_err().to_string().contains("no regular file"));
     }
 }

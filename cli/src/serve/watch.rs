@@ -11,16 +11,16 @@ use std::time::Duration;
 use mqblk_core::{ByteLen, Resize};
 use mqblk_engine::AnyDisk;
 
-use super::admin::Source;
+use super::admin::DaemonState;
 use super::resize::GuestNotice;
 
 /// The polling interval.
-const EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a stop waits for a size query that hangs, such as one to a network file system whose server is down.
-const END_WITHIN: Duration = Duration::from_secs(2);
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A disk whose size is watched, with its id.
-pub type Watched = (String, Arc<AnyDisk>);
+pub type WatchedDisk = (String, Arc<AnyDisk>);
 
 /// The size watch thread. Dropping this stops it.
 pub struct SizeWatch {
@@ -33,7 +33,7 @@ impl SizeWatch {
     ///
     /// # Errors
     /// If the thread cannot be created.
-    pub fn start(source: &Arc<Source>) -> std::io::Result<SizeWatch> {
+    pub fn start(source: &Arc<DaemonState>) -> std::io::Result<SizeWatch> {
         let (stop, stopped) = channel::<()>();
         let (ending, ended) = channel();
         let source = Arc::downgrade(source);
@@ -49,27 +49,27 @@ impl Drop for SizeWatch {
     fn drop(&mut self) {
         self.stop = None;
         // The thread drops the sender when it ends.
-        let _ = self.ended.recv_timeout(END_WITHIN);
+        let _ = self.ended.recv_timeout(STOP_TIMEOUT);
     }
 }
 
-fn watch(source: &Weak<Source>, stopped: &Receiver<()>) {
+fn watch(source: &Weak<DaemonState>, stopped: &Receiver<()>) {
     let mut seen = HashMap::new();
-    while stopped.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
-        let Some(watched) = source.upgrade().map(|source| source.watched()) else { return };
+    while stopped.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+        let Some(watched) = source.upgrade().map(|source| source.watched_disks()) else { return };
         seen.retain(|id, _| watched.iter().any(|(other, _)| other == id));
         for (id, disk) in watched {
             // The query may take long: no reference to the source is held meanwhile.
             let now = disk.geometry().size;
             let Ok(found) = disk.found_size() else { continue };
             drop(disk);
-            match judge(&mut seen, &id, now, found) {
-                Verdict::Nothing => {}
-                Verdict::Grown => {
+            match check_size(&mut seen, &id, now, found) {
+                SizeEvent::Nothing => {}
+                SizeEvent::Grown => {
                     let Some(source) = source.upgrade() else { return };
                     grow(&source, &id, found);
                 }
-                Verdict::Shrunk => {
+                SizeEvent::Shrunk => {
                     tracing::warn!(
                         disk = id,
                         found = %found,
@@ -85,14 +85,14 @@ fn watch(source: &Weak<Source>, stopped: &Receiver<()>) {
 
 /// The size found by the last poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seen {
+struct ObservedSize {
     found: ByteLen,
     /// True if the size was handled, with or without success.
-    settled: bool,
+    handled: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum SizeEvent {
     Nothing,
     Grown,
     Shrunk,
@@ -100,25 +100,25 @@ enum Verdict {
 
 /// Returns what to do about a size. Acts once for each size, and only when two polls in a row find it: a file that is being extended or
 /// re-created is left alone.
-fn judge(seen: &mut HashMap<String, Seen>, id: &str, now: ByteLen, found: ByteLen) -> Verdict {
+fn check_size(seen: &mut HashMap<String, ObservedSize>, id: &str, now: ByteLen, found: ByteLen) -> SizeEvent {
     if found == now {
         seen.remove(id);
-        return Verdict::Nothing;
+        return SizeEvent::Nothing;
     }
     match seen.get_mut(id) {
-        Some(last) if last.found == found && last.settled => Verdict::Nothing,
+        Some(last) if last.found == found && last.handled => SizeEvent::Nothing,
         Some(last) if last.found == found => {
-            last.settled = true;
-            if found > now { Verdict::Grown } else { Verdict::Shrunk }
+            last.handled = true;
+            if found > now { SizeEvent::Grown } else { SizeEvent::Shrunk }
         }
         _ => {
-            seen.insert(id.to_owned(), Seen { found, settled: false });
-            Verdict::Nothing
+            seen.insert(id.to_owned(), ObservedSize { found, handled: false });
+            SizeEvent::Nothing
         }
     }
 }
 
-fn grow(source: &Source, id: &str, found: ByteLen) {
+fn grow(source: &DaemonState, id: &str, found: ByteLen) {
     match source.resize(id, Resize::GROW) {
         Ok(changed) if changed.guest == GuestNotice::Unanswered => {
             tracing::warn!(disk = id, size = %found, "the storage has grown, and the VMM did not say that the guest knows");
@@ -137,22 +137,22 @@ mod tests {
     #[test]
     fn each_stable_size_is_handled_once() {
         let mut seen = HashMap::new();
-        let mut at = |found: u64| judge(&mut seen, "a", ByteLen(10), ByteLen(found));
+        let mut at = |found: u64| check_size(&mut seen, "a", ByteLen(10), ByteLen(found));
         for (found, want) in [
-            (10, Verdict::Nothing),
-            (11, Verdict::Nothing),
-            (12, Verdict::Nothing),
-            (12, Verdict::Grown),
+            (10, SizeEvent::Nothing),
+            (11, SizeEvent::Nothing),
+            (12, SizeEvent::Nothing),
+            (12, SizeEvent::Grown),
             // Handled once, even if that failed.
-            (12, Verdict::Nothing),
-            (13, Verdict::Nothing),
-            (13, Verdict::Grown),
-            (9, Verdict::Nothing),
-            (9, Verdict::Shrunk),
-            (9, Verdict::Nothing),
-            (10, Verdict::Nothing),
-            (9, Verdict::Nothing),
-            (9, Verdict::Shrunk),
+            (12, SizeEvent::Nothing),
+            (13, SizeEvent::Nothing),
+            (13, SizeEvent::Grown),
+            (9, SizeEvent::Nothing),
+            (9, SizeEvent::Shrunk),
+            (9, SizeEvent::Nothing),
+            (10, SizeEvent::Nothing),
+            (9, SizeEvent::Nothing),
+            (9, SizeEvent::Shrunk),
         ] {
             assert_eq!(at(found), want, "{found}");
         }

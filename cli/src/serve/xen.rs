@@ -15,9 +15,9 @@ use mqblk_xen_server::{
     Backend, BackendError, BackendOptions, Backing, Bounds, DeviceName, Figures, Opener, Pace, Params, VbdSettings,
 };
 
-use super::config::{CacheMode, DiskConfig, DiskFront, XenConfig, XenFront, XenPlace};
+use super::config::{CacheMode, DiskConfig, DiskEndpoint, XenAttachment, XenConfig, XenEndpoint};
 use super::luns::ChangeError;
-use super::resize::{self, Changed, GuestNotice};
+use super::resize::{self, GuestNotice, ResizeOutcome};
 
 /// Grant mappings that Xen tracks for a domain by default: `gnttab_max_maptrack_frames` of 1024, each with 256 entries.
 const MAPTRACK: u64 = 1024 * 256;
@@ -54,7 +54,7 @@ pub struct XenHost {
 pub struct XenDiskConfig {
     /// Its id.
     pub id: String,
-    front: XenFront,
+    endpoint: XenEndpoint,
     disk: Arc<AnyDisk>,
     plug: PlugOptions,
     health: Arc<DiskHealth>,
@@ -65,21 +65,21 @@ pub struct XenDiskConfig {
 impl XenDiskConfig {
     /// Returns the Xen configuration of a disk; `None` if it has another interface.
     pub fn of(disk: &DiskConfig<Arc<AnyDisk>>, health: &Arc<DiskHealth>) -> Option<XenDiskConfig> {
-        let DiskFront::Xen(endpoint) = &disk.front else { return None };
-        let storage = &disk.backing;
+        let DiskEndpoint::Xen(endpoint) = &disk.endpoint else { return None };
+        let storage = &disk.storage;
         Some(XenDiskConfig {
             id: disk.id.clone(),
-            front: endpoint.clone(),
+            endpoint: endpoint.clone(),
             disk: Arc::clone(&storage.disk),
             plug: storage.plug,
             health: Arc::clone(health),
-            storage: storage.storage.clone(),
-            settings: settings_of(endpoint, storage.cache == CacheMode::Writethrough),
+            storage: storage.kind.clone(),
+            settings: vbd_settings(endpoint, storage.cache == CacheMode::Writethrough),
         })
     }
 }
 
-fn settings_of(endpoint: &XenFront, write_through: bool) -> VbdSettings {
+fn vbd_settings(endpoint: &XenEndpoint, write_through: bool) -> VbdSettings {
     VbdSettings {
         bounds: Bounds { queues: endpoint.queues, ring_order: endpoint.ring_order },
         indirect_segments: endpoint.indirect_segments,
@@ -105,15 +105,15 @@ impl XenHost {
         disks: &[XenDiskConfig],
         (engine, drain_timeout): (&Arc<Engine>, Duration),
     ) -> Result<XenHost, XenStartError> {
-        let xen = config.which.connect()?;
+        let xen = config.host.connect()?;
         let max_map_count = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
         let max_map_count = max_map_count.and_then(|text| text.trim().parse().ok()).unwrap_or(MAX_MAP_COUNT);
         let budget = match config.mapped_pages {
             Some(pages) => GrantBudget::new(pages),
             None => GrantBudget::of_host(MAPTRACK, max_map_count),
         };
-        let default = settings_of(&config.default, false);
-        let opener = Disks { watch: config.watch, default, own: offered(disks) };
+        let default = vbd_settings(&config.default_endpoint, false);
+        let opener = DiskOpener { watch: config.watch, default, offered: offered_disks(disks) };
         let options = BackendOptions {
             type_name: config.type_name.clone(),
             engine: Arc::clone(engine),
@@ -125,7 +125,7 @@ impl XenHost {
             drain_timeout,
         };
         let backend = Arc::new(Backend::start(Arc::clone(&xen), options)?);
-        tracing::info!(xen = %config.which, r#type = config.type_name, watch = config.watch, "xen back-end");
+        tracing::info!(xen = %config.host, r#type = config.type_name, watch = config.watch, "xen back-end");
         Ok(XenHost { xen, backend, type_name: config.type_name.clone() })
     }
 
@@ -136,7 +136,7 @@ impl XenHost {
     pub fn attach(&self, disks: &[XenDiskConfig]) -> Result<(), XenStartError> {
         let mut created = Vec::new();
         for disk in disks {
-            let Some(XenPlace { domid, devid }) = disk.front.place else { continue };
+            let Some(XenAttachment { domid, devid }) = disk.endpoint.attachment else { continue };
             let name = DeviceName { type_name: self.type_name.clone(), front: DomainId(domid), devid };
             match self.attach_one(disk, &name) {
                 Ok(Made::New) => created.push(name),
@@ -180,7 +180,7 @@ impl XenHost {
 }
 
 /// How long a device may take to handle a resize key in xenstore. Admin clients wait longer.
-const RESIZE_WITHIN: std::time::Duration = std::time::Duration::from_secs(30);
+const RESIZE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// The devices that are served, of the configuration and of toolstacks.
 pub struct XenDevices {
@@ -198,7 +198,7 @@ impl XenDevices {
     ///
     /// # Errors
     /// If the disk cannot have that size, or the device does not handle the key in time.
-    pub fn resize(&self, device: &Figures, request: Resize) -> Result<Changed, ChangeError> {
+    pub fn resize(&self, device: &Figures, request: Resize) -> Result<ResizeOutcome, ChangeError> {
         let subject = format!("disk {:?}", device.id);
         let failed = |error: ToolError| ChangeError::Failed(format!("{subject}: {error}"));
         let Some(disk) = device.disk() else {
@@ -206,23 +206,23 @@ impl XenDevices {
         };
         let before = disk.geometry().size;
         // Checked here too, for an error in terms of the request.
-        request.judge(disk.as_ref()).map_err(|error| resize::refused(&subject, request, error))?;
+        request.judge(disk.as_ref()).map_err(|error| resize::resize_error(&subject, request, error))?;
         let mut store = self.xen.store().map_err(ToolError::from).map_err(failed)?;
-        toolstack::resize(&mut store, self.xen.domain(), &device.name, request, RESIZE_WITHIN).map_err(failed)?;
+        toolstack::resize(&mut store, self.xen.domain(), &device.name, request, RESIZE_TIMEOUT).map_err(failed)?;
         let resized = Resized { before, size: disk.geometry().size };
         let guest = match (resized.is_change(), device.rings()) {
             (false, _) => GuestNotice::Unchanged,
             (true, 0) => GuestNotice::NoGuest,
             (true, _) => GuestNotice::Notified,
         };
-        Ok(Changed { resized, guest })
+        Ok(ResizeOutcome { resized, guest })
     }
 }
 
 /// The users of the size of a disk that is not attached: none.
-struct Nobody;
+struct NoUsers;
 
-impl SizeUsers for Nobody {
+impl SizeUsers for NoUsers {
     fn set_size(&mut self, _: ByteLen) {}
 
     fn refresh(&mut self) {}
@@ -246,13 +246,16 @@ impl XenDisk {
     ///
     /// # Errors
     /// As [`XenDevices::resize`].
-    pub fn resize(&self, request: Resize) -> Result<Changed, ChangeError> {
+    pub fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {
         if let Some(device) = self.device().filter(|device| device.disk().is_some()) {
             return self.devices.resize(&device, request);
         }
-        let result = request.carry_out(self.disk.as_ref(), &mut Nobody);
-        let resized = result.map_err(|error| resize::refused(&format!("disk {:?}", self.id), request, error))?;
-        Ok(Changed { resized, guest: if resized.is_change() { GuestNotice::NoGuest } else { GuestNotice::Unchanged } })
+        let result = request.carry_out(self.disk.as_ref(), &mut NoUsers);
+        let resized = result.map_err(|error| resize::resize_error(&format!("disk {:?}", self.id), request, error))?;
+        Ok(ResizeOutcome {
+            resized,
+            guest: if resized.is_change() { GuestNotice::NoGuest } else { GuestNotice::Unchanged },
+        })
     }
 
     /// Returns the device that the disk is attached as. A previous device may still be in removal: one with rings is preferred.
@@ -262,7 +265,7 @@ impl XenDisk {
     }
 
     /// Returns the statistics of its rings: zero while it is not attached.
-    pub fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
+    pub fn stats(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
         match self.device() {
             Some(device) => device.report(workers),
             None => Some(vec![QueueReport::default(); self.queues]),
@@ -276,9 +279,9 @@ impl XenDisk {
 }
 
 /// A device's exclusive use of a disk of the configuration. Dropping it deactivates the disk and makes it available again.
-struct Lease(Arc<Mutex<Option<DeviceName>>>, Arc<AnyDisk>);
+struct DiskUse(Arc<Mutex<Option<DeviceName>>>, Arc<AnyDisk>);
 
-impl Drop for Lease {
+impl Drop for DiskUse {
     fn drop(&mut self) {
         self.1.deactivate();
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -286,45 +289,45 @@ impl Drop for Lease {
 }
 
 /// A disk of the configuration that devices can attach.
-struct Offered {
+struct OfferedDisk {
     disk: Arc<AnyDisk>,
     plug: PlugOptions,
     health: Arc<DiskHealth>,
     storage: String,
     settings: VbdSettings,
-    place: Option<XenPlace>,
-    taken: Arc<Mutex<Option<DeviceName>>>,
+    attachment: Option<XenAttachment>,
+    used_by: Arc<Mutex<Option<DeviceName>>>,
 }
 
-fn offered(disks: &[XenDiskConfig]) -> BTreeMap<String, Offered> {
-    let offer = |disk: &XenDiskConfig| Offered {
+fn offered_disks(disks: &[XenDiskConfig]) -> BTreeMap<String, OfferedDisk> {
+    let offer = |disk: &XenDiskConfig| OfferedDisk {
         disk: Arc::clone(&disk.disk),
         plug: disk.plug,
         health: Arc::clone(&disk.health),
         storage: disk.storage.clone(),
         settings: disk.settings.clone(),
-        place: disk.front.place,
-        taken: Arc::default(),
+        attachment: disk.endpoint.attachment,
+        used_by: Arc::default(),
     };
     disks.iter().map(|disk| (disk.id.clone(), offer(disk))).collect()
 }
 
 /// Opens the disks of devices.
-struct Disks {
+struct DiskOpener {
     /// True if every device of the type is served.
     watch: bool,
     default: VbdSettings,
-    own: BTreeMap<String, Offered>,
+    offered: BTreeMap<String, OfferedDisk>,
 }
 
-impl Opener for Disks {
+impl Opener for DiskOpener {
     fn serves(&self, params: &Params) -> bool {
-        self.watch || matches!(params, Params::Disk(id) if self.own.contains_key(id))
+        self.watch || matches!(params, Params::Disk(id) if self.offered.contains_key(id))
     }
 
     fn open(&self, params: &Params, name: &DeviceName, read_only: bool) -> Result<Backing, String> {
         let (kind, key, value) = match params {
-            Params::Disk(id) => return self.own(id, name),
+            Params::Disk(id) => return self.open_offered(id, name),
             Params::File(path) => ("file", "path", path.display().to_string()),
             Params::Null(size) => ("null", "size", size.0.to_string()),
         };
@@ -346,21 +349,21 @@ impl Opener for Disks {
     }
 }
 
-impl Disks {
-    fn own(&self, id: &str, name: &DeviceName) -> Result<Backing, String> {
-        let Some(disk) = self.own.get(id) else {
-            let ids: Vec<_> = self.own.keys().map(String::as_str).collect();
+impl DiskOpener {
+    fn open_offered(&self, id: &str, name: &DeviceName) -> Result<Backing, String> {
+        let Some(disk) = self.offered.get(id) else {
+            let ids: Vec<_> = self.offered.keys().map(String::as_str).collect();
             let ids = if ids.is_empty() { "none" } else { &ids.join(", ") };
             return Err(format!("params: found disk {id:?}, expected one that the daemon offers to Xen guests: {ids}"));
         };
-        if let Some(XenPlace { domid, devid }) = disk.place
+        if let Some(XenAttachment { domid, devid }) = disk.attachment
             && (domid, devid) != (name.front.0, name.devid)
         {
             return Err(format!(
                 "params: found disk {id:?}, which is attached to domain {domid} by the daemon's configuration"
             ));
         }
-        let mut taken = disk.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = disk.used_by.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(other) = &*taken {
             return Err(format!("params: found disk {id:?}, which is attached as {other}, expected one that is not"));
         }
@@ -373,7 +376,7 @@ impl Disks {
             plug: disk.plug,
             health: Arc::clone(&disk.health),
             settings: disk.settings.clone(),
-            keep: Box::new(Lease(Arc::clone(&disk.taken), Arc::clone(&disk.disk))),
+            keep: Box::new(DiskUse(Arc::clone(&disk.used_by), Arc::clone(&disk.disk))),
         })
     }
 }

@@ -31,7 +31,7 @@ pub struct GrantRates {
 }
 
 /// Returns the rates between two samples; `None` if a counter was reset.
-pub fn between(before: &GrantStat, now: &GrantStat, interval_ns: u64) -> Option<GrantRates> {
+pub fn rates_between(before: &GrantStat, now: &GrantStat, interval_ns: u64) -> Option<GrantRates> {
     let delta = |of: fn(&GrantStat) -> u64| of(now).checked_sub(of(before));
     let seconds = interval_ns as f64 / NS_PER_S;
     let per_s = |count: u64| count as f64 / seconds;
@@ -81,7 +81,7 @@ mod tests {
             held: 9,
             ..GrantRates::default()
         };
-        assert_eq!(between(&one, &two, 2_000_000_000), Some(want));
+        assert_eq!(rates_between(&one, &two, 2_000_000_000), Some(want));
         let want = GrantRates {
             copies_per_s: 50.0,
             copies_per_call: 10.0,
@@ -94,7 +94,7 @@ mod tests {
             errors: 3,
             held: 14,
         };
-        assert_eq!(between(&GrantStat::default(), &one, 2_000_000_000), Some(want));
-        assert_eq!(between(&two, &one, 1), None, "the counters were reset");
+        assert_eq!(rates_between(&GrantStat::default(), &one, 2_000_000_000), Some(want));
+        assert_eq!(rates_between(&two, &one, 1), None, "the counters were reset");
     }
 }

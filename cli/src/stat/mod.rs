@@ -82,9 +82,9 @@ pub fn run(args: Args) -> ExitCode {
 }
 
 fn show(args: &Args) -> Result<(), StatError> {
-    let (watch, count) = judge(args)?;
-    let mut daemon = Source::new(args);
-    let first = daemon.read().map_err(|error| with_disk(error, args))?;
+    let (watch, count) = parse_watch(args)?;
+    let mut daemon = StatClient::new(args);
+    let first = daemon.read().map_err(|error| map_error(error, args))?;
     let Some(interval) = watch else { return print(args, rates::compare(None, &first), first) };
     let mut next = Instant::now();
     let mut before = first;
@@ -100,9 +100,11 @@ fn show(args: &Args) -> Result<(), StatError> {
             Ok(now) => {
                 let report = rates::compare(Some(&before), &now);
                 if report.restarted {
-                    note("the daemon was restarted: its counters began anew, and the next report is since its start");
+                    print_note(
+                        "the daemon was restarted: its counters began anew, and the next report is since its start",
+                    );
                 } else if last_error.is_some() {
-                    note("the daemon answers again, and the next report is since the one before");
+                    print_note("the daemon answers again, and the next report is since the one before");
                 }
                 last_error = None;
                 print(args, report, now.clone())?;
@@ -114,7 +116,7 @@ fn show(args: &Args) -> Result<(), StatError> {
                         ClientError::Closed => "the daemon closed the connection".to_owned(),
                         error => error.to_string(),
                     };
-                    note(&format!("no report: {why}; trying again at each interval"));
+                    print_note(&format!("no report: {why}; trying again at each interval"));
                 }
                 last_error = Some(error);
             }
@@ -124,7 +126,7 @@ fn show(args: &Args) -> Result<(), StatError> {
 }
 
 /// Parses `--watch` and `--count`.
-fn judge(args: &Args) -> Result<(Option<Duration>, Option<u64>), SettingError> {
+fn parse_watch(args: &Args) -> Result<(Option<Duration>, Option<u64>), SettingError> {
     let invalid =
         |key: &str, found: &str, expected: &str| Settings::new("stat").error(key, format!("{found:?}"), expected);
     let watch = match &args.watch {
@@ -145,7 +147,7 @@ fn judge(args: &Args) -> Result<(Option<Duration>, Option<u64>), SettingError> {
 }
 
 /// Maps the error. An unknown id in `--disk` is a usage error.
-fn with_disk(error: ClientError, args: &Args) -> StatError {
+fn map_error(error: ClientError, args: &Args) -> StatError {
     if let (ClientError::Refused(refused), Some(id)) = (&error, &args.disk)
         && refused.code == INVALID_PARAMS
         && let Some(expected) = refused.data.as_ref().and_then(|data| data["expected"].as_str())
@@ -156,17 +158,17 @@ fn with_disk(error: ClientError, args: &Args) -> StatError {
 }
 
 /// The connection to the daemon. Reconnects after an error.
-struct Source<'a> {
+struct StatClient<'a> {
     args: &'a Args,
     query: StatQuery,
     client: Option<Client>,
 }
 
-impl<'a> Source<'a> {
-    fn new(args: &'a Args) -> Source<'a> {
+impl<'a> StatClient<'a> {
+    fn new(args: &'a Args) -> StatClient<'a> {
         // The histogram buckets are needed for the percentiles of an interval.
         let query = StatQuery { queues: args.queues, latency: true, disk: args.disk.clone() };
-        Source { args, query, client: None }
+        StatClient { args, query, client: None }
     }
 
     fn read(&mut self) -> Result<Stat, ClientError> {
@@ -182,7 +184,7 @@ impl<'a> Source<'a> {
 
 /// A line of `--json` output.
 #[derive(Serialize)]
-struct Line {
+struct JsonLine {
     rates: Report,
     stat: Stat,
 }
@@ -197,10 +199,10 @@ fn print(args: &Args, report: Report, mut stat: Stat) -> Result<(), StatError> {
             drop_buckets(&mut controller.totals);
             controller.queues.iter_mut().for_each(|queue| drop_buckets(&mut queue.load));
         });
-        let line = serde_json::to_string(&Line { rates: report, stat }).map_err(std::io::Error::other)?;
+        let line = serde_json::to_string(&JsonLine { rates: report, stat }).map_err(std::io::Error::other)?;
         line + "\n"
     } else {
-        table::text(&stat.version, &report)
+        table::format_report(&stat.version, &report)
     };
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
@@ -217,7 +219,7 @@ fn drop_buckets(load: &mut Load) {
 }
 
 /// Prints a line on standard error, between reports.
-fn note(text: &str) {
+fn print_note(text: &str) {
     // The process continues: the exit code is not used.
     let _ = failure::report(&format!("stat: {text}"), FAILED);
 }

@@ -44,7 +44,7 @@ pub struct DiskRates {
     /// Its name.
     pub id: String,
     /// Sum of all its queues. `None` if the previous sample lacks the disk, or a counter was reset since.
-    pub totals: Option<LoadRates>,
+    pub totals: Option<IoRates>,
     /// Its health at the end of the interval. Empty if the daemon is too old to report it.
     pub health: Health,
     /// Grant operations; Xen disks only.
@@ -60,7 +60,7 @@ pub struct ControllerRates {
     /// Its name.
     pub id: String,
     /// Sum of all its request queues. `None` as for a disk.
-    pub totals: Option<LoadRates>,
+    pub totals: Option<IoRates>,
     /// Its LUNs, if they were requested.
     pub luns: Vec<LunRates>,
     /// Its queues, if they were requested.
@@ -81,12 +81,12 @@ pub struct LunRates {
     /// Its health at the end of the interval. Empty if the daemon is too old to report it.
     pub health: Health,
     /// `None` as for a disk.
-    pub rates: Option<LunLoadRates>,
+    pub rates: Option<LunIoRates>,
 }
 
 /// I/O rates of a LUN in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct LunLoadRates {
+pub struct LunIoRates {
     /// Reads completed per second.
     pub reads_per_s: f64,
     /// Writes completed per second.
@@ -121,12 +121,12 @@ pub struct QueueRates {
     /// The worker that serves it.
     pub worker: u32,
     /// `None` as for the disk.
-    pub rates: Option<LoadRates>,
+    pub rates: Option<IoRates>,
 }
 
 /// I/O rates of a queue, or of all queues of a disk, in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct LoadRates {
+pub struct IoRates {
     /// Reads of the guest completed per second.
     pub reads_per_s: f64,
     /// Writes of the guest completed per second.
@@ -203,26 +203,26 @@ pub struct TurnRates {
 pub fn compare(before: Option<&Stat>, now: &Stat) -> Report {
     let same_run = before.filter(|before| before.started_ns() == now.started_ns() && before.time_ns <= now.time_ns);
     let interval_ns = same_run.map_or(now.uptime_ns, |before| now.time_ns - before.time_ns).max(1);
-    let interval = Interval { new: same_run.is_none(), ns: interval_ns };
+    let interval = Interval { since_start: same_run.is_none(), ns: interval_ns };
     let disks = now.disks.iter().map(|disk| {
         let found = same_run.and_then(|before| before.disks.iter().find(|before| before.id == disk.id));
         let before = found.map(|disk| (&disk.totals, disk.queues.as_slice()));
-        let (totals, queues) = interval.device(before, (&disk.totals, &disk.queues), disk.queue_count);
+        let (totals, queues) = interval.device_rates(before, (&disk.totals, &disk.queues), disk.queue_count);
         let grants_before = found.and_then(|before| before.grants);
         let grants_before = grants_before.or_else(|| same_run.is_none().then(Default::default));
         let grants =
-            disk.grants.zip(grants_before).and_then(|(now, before)| grants::between(&before, &now, interval_ns));
+            disk.grants.zip(grants_before).and_then(|(now, before)| grants::rates_between(&before, &now, interval_ns));
         DiskRates { id: disk.id.clone(), totals, health: disk.health.clone(), grants, queues }
     });
     let controllers = now.controllers.iter().map(|controller| {
         let found = same_run.and_then(|before| before.controllers.iter().find(|before| before.id == controller.id));
         let before = found.map(|before| (&before.totals, before.queues.as_slice()));
         let (totals, queues) =
-            interval.device(before, (&controller.totals, &controller.queues), controller.queue_count);
+            interval.device_rates(before, (&controller.totals, &controller.queues), controller.queue_count);
         let luns = controller.luns.iter().map(|lun| {
             let before = found.and_then(|before| before.luns.iter().find(|before| before.id == lun.id));
             let (id, state) = (lun.id.clone(), lun.state.clone());
-            let rates = interval.lun(before, lun);
+            let rates = interval.lun_rates(before, lun);
             LunRates { id, target: lun.target, lun: lun.lun, state, health: lun.health.clone(), rates }
         });
         ControllerRates { id: controller.id.clone(), totals, luns: luns.collect(), queues }
@@ -233,7 +233,7 @@ pub fn compare(before: Option<&Stat>, now: &Stat) -> Report {
             None => Some(&idle),
             Some(before) => before.workers.iter().find(|before| before.worker == worker.worker),
         };
-        let rates = found.and_then(|before| turns(before, worker, interval_ns));
+        let rates = found.and_then(|before| turn_rates(before, worker, interval_ns));
         WorkerRates { worker: worker.worker, queues: worker.queues, rates }
     });
     Report {
@@ -247,24 +247,24 @@ pub fn compare(before: Option<&Stat>, now: &Stat) -> Report {
 }
 
 /// The totals and the queues of a device.
-type Loads<'a> = (&'a Load, &'a [QueueStat]);
+type DeviceSample<'a> = (&'a Load, &'a [QueueStat]);
 
 /// An interval between two samples.
 struct Interval {
     /// True if the interval begins with the daemon's start: all counters started at zero.
-    new: bool,
+    since_start: bool,
     ns: u64,
 }
 
 impl Interval {
     /// Returns `None` for an item that the previous sample lacks: its counters at the start of the interval are unknown.
-    fn load(&self, before: Option<&Load>, now: &Load) -> Option<LoadRates> {
-        if self.new { load(&Load::default(), now, self.ns) } else { load(before?, now, self.ns) }
+    fn io_rates(&self, before: Option<&Load>, now: &Load) -> Option<IoRates> {
+        if self.since_start { io_rates(&Load::default(), now, self.ns) } else { io_rates(before?, now, self.ns) }
     }
 
-    fn lun(&self, before: Option<&LunStat>, now: &LunStat) -> Option<LunLoadRates> {
+    fn lun_rates(&self, before: Option<&LunStat>, now: &LunStat) -> Option<LunIoRates> {
         let nothing = LunStat::default();
-        let before = if self.new { &nothing } else { before? };
+        let before = if self.since_start { &nothing } else { before? };
         let delta = |get: fn(&LunCounters) -> u64| get(&now.counters).checked_sub(get(&before.counters));
         let per_s = |count: u64| count as f64 * NS_PER_S / self.ns as f64;
         let [reads, writes, others] =
@@ -273,7 +273,7 @@ impl Interval {
         let ns = delta(|counters| counters.read_ns)?
             + delta(|counters| counters.write_ns)?
             + delta(|counters| counters.other_ns)?;
-        Some(LunLoadRates {
+        Some(LunIoRates {
             reads_per_s: per_s(reads),
             writes_per_s: per_s(writes),
             others_per_s: per_s(others),
@@ -288,20 +288,20 @@ impl Interval {
         })
     }
 
-    fn device(
+    fn device_rates(
         &self,
-        before: Option<Loads<'_>>,
-        (totals, queues): Loads<'_>,
+        before: Option<DeviceSample<'_>>,
+        (totals, queues): DeviceSample<'_>,
         queue_count: u32,
-    ) -> (Option<LoadRates>, Vec<QueueRates>) {
-        let sums = self.load(before.map(|(totals, _)| totals), totals);
+    ) -> (Option<IoRates>, Vec<QueueRates>) {
+        let sums = self.io_rates(before.map(|(totals, _)| totals), totals);
         // The queues of a worker are polled at the same time: their sum could exceed 100 percent.
-        let mean = |sums: LoadRates| sums.poll_percent / f64::from(queue_count.max(1));
-        let totals = sums.map(|sums| LoadRates { poll_percent: mean(sums), ..sums });
+        let mean = |sums: IoRates| sums.poll_percent / f64::from(queue_count.max(1));
+        let totals = sums.map(|sums| IoRates { poll_percent: mean(sums), ..sums });
         let queues = queues.iter().map(|queue| {
             let same = |other: &&QueueStat| (&other.role, other.queue) == (&queue.role, queue.queue);
             let before = before.and_then(|(_, queues)| queues.iter().find(same));
-            let rates = self.load(before.map(|queue| &queue.load), &queue.load);
+            let rates = self.io_rates(before.map(|queue| &queue.load), &queue.load);
             QueueRates { role: queue.role.clone(), queue: queue.queue, worker: queue.worker, rates }
         });
         (totals, queues.collect())
@@ -309,15 +309,15 @@ impl Interval {
 }
 
 /// Returns `None` if a counter was reset.
-fn load(before: &Load, now: &Load, interval_ns: u64) -> Option<LoadRates> {
+fn io_rates(before: &Load, now: &Load, interval_ns: u64) -> Option<IoRates> {
     let (old, new) = (&before.counters, &now.counters);
     let seconds = interval_ns as f64 / NS_PER_S;
     let per_s = |new: u64, old: u64| Some(new.checked_sub(old)? as f64 / seconds);
     let transfers = (new.reads + new.writes).checked_sub(old.reads + old.writes)?;
     let bytes = (new.read_bytes + new.written_bytes).checked_sub(old.read_bytes + old.written_bytes)?;
-    let part = |get: fn(&LatencyParts) -> &Distribution| Part::between(before, now, get);
+    let part = |get: fn(&LatencyParts) -> &Distribution| LatencySum::between(before, now, get);
     let total = part(|parts| &parts.total)?;
-    Some(LoadRates {
+    Some(IoRates {
         reads_per_s: per_s(new.reads, old.reads)?,
         writes_per_s: per_s(new.writes, old.writes)?,
         discards_per_s: per_s(new.discards + new.write_zeroes, old.discards + old.write_zeroes)?,
@@ -343,7 +343,7 @@ fn load(before: &Load, now: &Load, interval_ns: u64) -> Option<LoadRates> {
 }
 
 /// Returns `None` if a counter was reset.
-fn turns(before: &WorkerStat, now: &WorkerStat, interval_ns: u64) -> Option<TurnRates> {
+fn turn_rates(before: &WorkerStat, now: &WorkerStat, interval_ns: u64) -> Option<TurnRates> {
     let seconds = interval_ns as f64 / NS_PER_S;
     let per_s = |new: u64, old: u64| Some(new.checked_sub(old)? as f64 / seconds);
     Some(TurnRates {
@@ -365,20 +365,20 @@ fn mean(sum: f64, count: u64) -> f64 {
 }
 
 /// A component of the latency, over all types of requests, in an interval.
-struct Part {
+struct LatencySum {
     count: u64,
     sum_ns: u64,
 }
 
-impl Part {
-    fn between(before: &Load, now: &Load, get: fn(&LatencyParts) -> &Distribution) -> Option<Part> {
+impl LatencySum {
+    fn between(before: &Load, now: &Load, get: fn(&LatencyParts) -> &Distribution) -> Option<LatencySum> {
         let all = |load: &Load| {
             let parts = [&load.latency.reads, &load.latency.writes, &load.latency.others].map(get);
             let add = |get: fn(&Distribution) -> u64| parts.iter().map(|part| get(part)).fold(0, u64::saturating_add);
             (add(|part| part.count), add(|part| part.sum_ns))
         };
         let ((count, sum), (old_count, old_sum)) = (all(now), all(before));
-        Some(Part { count: count.checked_sub(old_count)?, sum_ns: sum.checked_sub(old_sum)? })
+        Some(LatencySum { count: count.checked_sub(old_count)?, sum_ns: sum.checked_sub(old_sum)? })
     }
 
     fn mean_us(&self) -> f64 {

@@ -72,8 +72,8 @@ fn stat_after(times: u64) -> Stat {
 }
 
 /// The rates of [`load_after`] over `seconds`.
-fn expected(seconds: u64, in_flight: u64) -> LoadRates {
-    LoadRates {
+fn expected(seconds: u64, in_flight: u64) -> IoRates {
+    IoRates {
         reads_per_s: 100.0,
         writes_per_s: 50.0,
         discards_per_s: 10.0,
@@ -101,7 +101,7 @@ fn expected(seconds: u64, in_flight: u64) -> LoadRates {
     }
 }
 
-fn assert_near(found: Option<LoadRates>, want: LoadRates) {
+fn assert_near(found: Option<IoRates>, want: IoRates) {
     let found = serde_json::to_value(found.expect("rates")).unwrap();
     let want = serde_json::to_value(want).unwrap();
     for (name, want) in want.as_object().unwrap() {
@@ -169,7 +169,7 @@ fn controllers_have_totals_and_queues_by_role() {
     assert_eq!((reads(0), reads(1), reads(2)), (Some(0.0), Some(0.0), Some(100.0)));
     let lun = &controller.luns[0];
     assert_eq!((lun.id.as_str(), lun.target, lun.state.as_str()), ("c:7:0", 7, "removing"));
-    let want = LunLoadRates {
+    let want = LunIoRates {
         reads_per_s: 30.0,
         writes_per_s: 10.0,
         others_per_s: 10.0,
@@ -199,7 +199,7 @@ fn an_idle_interval_has_zero_rates() {
     later.time_ns += SECOND;
     later.uptime_ns += SECOND;
     let report = compare(Some(&stat_after(1)), &later);
-    assert_eq!(report.disks[0].totals, Some(LoadRates { in_flight: 3, oldest_ms: Some(1), ..LoadRates::default() }));
+    assert_eq!(report.disks[0].totals, Some(IoRates { in_flight: 3, oldest_ms: Some(1), ..IoRates::default() }));
     assert_eq!(report.workers[0].rates, Some(TurnRates::default()));
     // The same sample twice: no division by zero.
     let report = compare(Some(&later), &later);

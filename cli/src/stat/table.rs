@@ -3,7 +3,7 @@
 use mqblk_admin::model::Health;
 
 use super::grants::GrantRates;
-use super::rates::{LoadRates, LunRates, QueueRates, Report, Since, TurnRates};
+use super::rates::{IoRates, LunRates, QueueRates, Report, Since, TurnRates};
 use crate::table::align;
 
 /// The table cell for an unknown value.
@@ -12,7 +12,7 @@ const UNKNOWN: &str = "-";
 type Column<T> = (&'static str, fn(&T) -> String);
 
 /// The columns of disks and queues. Requests and bytes are the guest's: the storage gets fewer requests where requests were merged.
-const LOAD: &[Column<LoadRates>] = &[
+const IO_COLUMNS: &[Column<IoRates>] = &[
     ("r/s", |rates| number(rates.reads_per_s)),
     ("w/s", |rates| number(rates.writes_per_s)),
     (DISCARDS, |rates| number(rates.discards_per_s)),
@@ -39,7 +39,7 @@ const LOAD: &[Column<LoadRates>] = &[
 const DISCARDS: &str = "d/s";
 const FLUSHES: &str = "f/s";
 
-const GRANTS: &[Column<GrantRates>] = &[
+const GRANT_COLUMNS: &[Column<GrantRates>] = &[
     ("copies/s", |rates| number(rates.copies_per_s)),
     ("per call", |rates| number(rates.copies_per_call)),
     ("maps/s", |rates| number(rates.maps_per_s)),
@@ -51,7 +51,7 @@ const GRANTS: &[Column<GrantRates>] = &[
     ("errors", |rates| rates.errors.to_string()),
 ];
 
-const TURNS: &[Column<TurnRates>] = &[
+const WORKER_COLUMNS: &[Column<TurnRates>] = &[
     ("%cpu", |rates| number(rates.cpu_percent)),
     ("turns/s", |rates| number(rates.turns_per_s)),
     ("empty/s", |rates| number(rates.empty_turns_per_s)),
@@ -63,7 +63,7 @@ const TURNS: &[Column<TurnRates>] = &[
 /// iostat's kB.
 const KIB: f64 = 1024.0;
 /// Formats the whole report, with an empty line at its end.
-pub fn text(version: &str, report: &Report) -> String {
+pub fn format_report(version: &str, report: &Report) -> String {
     let seconds = report.interval_ns as f64 / 1e9;
     let what = match report.since {
         Since::Start => "averages since the daemon started, over",
@@ -71,7 +71,7 @@ pub fn text(version: &str, report: &Report) -> String {
     };
     let mut text = format!("mqblk {version}: {what} {seconds:.2} s\n");
     text.push_str(&disks(report));
-    text.push_str(&troubles(report));
+    text.push_str(&health_lines(report));
     text.push('\n');
     if report.disks.iter().any(|disk| disk.grants.is_some()) {
         text.push_str(&grants(report));
@@ -83,14 +83,14 @@ pub fn text(version: &str, report: &Report) -> String {
 }
 
 /// Formats a line for each disk and LUN that is stopped or retries requests. LUNs that share a logical unit have a line each.
-fn troubles(report: &Report) -> String {
+fn health_lines(report: &Report) -> String {
     let disks = report.disks.iter().map(|disk| ("disk", &disk.id, &disk.health));
     let luns = report.controllers.iter().flat_map(|controller| &controller.luns);
     let all = disks.chain(luns.map(|lun| ("lun", &lun.id, &lun.health)));
-    all.filter_map(|(kind, id, health)| trouble(kind, id, health)).collect()
+    all.filter_map(|(kind, id, health)| health_line(kind, id, health)).collect()
 }
 
-fn trouble(kind: &str, id: &str, health: &Health) -> Option<String> {
+fn health_line(kind: &str, id: &str, health: &Health) -> Option<String> {
     let retries = if health.retries > 0 { format!(", {} retries so far", health.retries) } else { String::new() };
     if let Some(stop) = &health.stopped {
         let (seconds, parked, reason) = (stop.stopped_ns as f64 / 1e9, health.parked, &stop.reason);
@@ -102,7 +102,7 @@ fn trouble(kind: &str, id: &str, health: &Health) -> Option<String> {
 }
 
 fn grants(report: &Report) -> String {
-    let columns: Vec<&Column<GrantRates>> = GRANTS.iter().collect();
+    let columns: Vec<&Column<GrantRates>> = GRANT_COLUMNS.iter().collect();
     let mut rows = vec![head("grants", &columns)];
     let with_grants = report.disks.iter().filter(|disk| disk.grants.is_some());
     rows.extend(with_grants.map(|disk| row(disk.id.clone(), disk.grants.as_ref(), &columns)));
@@ -116,7 +116,7 @@ fn disks(report: &Report) -> String {
     let discards = all().any(|rates| rates.discards_per_s > 0.0);
     let flushes = all().any(|rates| rates.flushes_per_s > 0.0);
     let shown = |name: &str| (name != DISCARDS || discards) && (name != FLUSHES || flushes);
-    let columns: Vec<&Column<LoadRates>> = LOAD.iter().filter(|(name, _)| shown(name)).collect();
+    let columns: Vec<&Column<IoRates>> = IO_COLUMNS.iter().filter(|(name, _)| shown(name)).collect();
     let mut rows = vec![head("disk", &columns)];
     for disk in &report.disks {
         rows.push(row(disk.id.clone(), disk.totals.as_ref(), &columns));
@@ -130,7 +130,7 @@ fn disks(report: &Report) -> String {
     align(&rows)
 }
 
-fn queue_row(queue: &QueueRates, columns: &[&Column<LoadRates>]) -> Vec<String> {
+fn queue_row(queue: &QueueRates, columns: &[&Column<IoRates>]) -> Vec<String> {
     let name = match queue.role.as_str() {
         // An older daemon reports no role, and has request queues only.
         "request" | "" => format!("  queue {}", queue.queue),
@@ -140,12 +140,12 @@ fn queue_row(queue: &QueueRates, columns: &[&Column<LoadRates>]) -> Vec<String> 
 }
 
 /// The columns that LUNs have.
-const OF_LUNS: [&str; 10] =
+const LUN_COLUMNS: [&str; 10] =
     ["r/s", "w/s", "rkB/s", "wkB/s", "avgrq-sz(512B)", "avgqu-sz", "await-us", "inflight", "oldest-ms", "errors"];
 
-fn lun_row(lun: &LunRates, columns: &[&Column<LoadRates>]) -> Vec<String> {
+fn lun_row(lun: &LunRates, columns: &[&Column<IoRates>]) -> Vec<String> {
     let state = if lun.state == "ready" { String::new() } else { format!(" ({})", lun.state) };
-    let lun_rates = lun.rates.map(|rates| LoadRates {
+    let lun_rates = lun.rates.map(|rates| IoRates {
         reads_per_s: rates.reads_per_s,
         writes_per_s: rates.writes_per_s,
         read_bytes_per_s: rates.read_bytes_per_s,
@@ -156,16 +156,16 @@ fn lun_row(lun: &LunRates, columns: &[&Column<LoadRates>]) -> Vec<String> {
         in_flight: rates.in_flight,
         oldest_ms: rates.oldest_ms,
         errors: rates.errors,
-        ..LoadRates::default()
+        ..IoRates::default()
     });
-    let cell = |(name, show): &&Column<LoadRates>| {
-        lun_rates.as_ref().filter(|_| OF_LUNS.contains(name)).map_or(UNKNOWN.to_owned(), show)
+    let cell = |(name, show): &&Column<IoRates>| {
+        lun_rates.as_ref().filter(|_| LUN_COLUMNS.contains(name)).map_or(UNKNOWN.to_owned(), show)
     };
     [format!("  lun {}{state}", lun.id)].into_iter().chain(columns.iter().map(cell)).collect()
 }
 
 fn workers(report: &Report) -> String {
-    let columns: Vec<&Column<TurnRates>> = TURNS.iter().collect();
+    let columns: Vec<&Column<TurnRates>> = WORKER_COLUMNS.iter().collect();
     let mut rows = vec![head("worker", &columns)];
     rows[0].push("queues".to_owned());
     for worker in &report.workers {

@@ -2,11 +2,11 @@
 
 use mqblk_admin::model::HealthStop;
 
-use super::super::rates::{ControllerRates, DiskRates, LunLoadRates, LunRates, QueueRates, WorkerRates};
+use super::super::rates::{ControllerRates, DiskRates, LunIoRates, LunRates, QueueRates, WorkerRates};
 use super::*;
 
 fn report() -> Report {
-    let load = LoadRates {
+    let load = IoRates {
         reads_per_s: 123_456.7,
         read_bytes_per_s: 1024.0 * 999.94,
         request_sectors: 8.0,
@@ -19,7 +19,7 @@ fn report() -> Report {
         in_flight: 32,
         oldest_ms: Some(12_000),
         errors: 1,
-        ..LoadRates::default()
+        ..IoRates::default()
     };
     let turns = TurnRates { cpu_percent: 87.5, merge_splits: 2, ..TurnRates::default() };
     Report {
@@ -36,7 +36,7 @@ fn report() -> Report {
                     role: "request".to_owned(),
                     queue: 12,
                     worker: 3,
-                    rates: Some(LoadRates::default()),
+                    rates: Some(IoRates::default()),
                 }],
             },
             DiskRates { id: "b".to_owned(), totals: None, health: Health::default(), grants: None, queues: Vec::new() },
@@ -52,20 +52,20 @@ fn report() -> Report {
 #[test]
 fn whole_report() {
     let want = include_str!("table_expected.txt");
-    let found = text("1.2", &report());
+    let found = format_report("1.2", &report());
     assert_eq!(found, want, "{found}");
 }
 
 #[test]
 fn a_controller_has_rows_for_its_luns_and_queues() {
     let queue = |role: &str, queue, worker| QueueRates { role: role.to_owned(), queue, worker, rates: None };
-    let rates = LunLoadRates {
+    let rates = LunIoRates {
         reads_per_s: 12.5,
         others_per_s: 3.0,
         await_us: 77.0,
         in_flight: 5,
         oldest_ms: Some(70),
-        ..LunLoadRates::default()
+        ..LunIoRates::default()
     };
     let lun = |id: &str, state: &str, rates| LunRates {
         id: id.to_owned(),
@@ -77,7 +77,7 @@ fn a_controller_has_rows_for_its_luns_and_queues() {
     };
     let controller = ControllerRates {
         id: "vm1".to_owned(),
-        totals: Some(LoadRates { flushes_per_s: 1.0, ..LoadRates::default() }),
+        totals: Some(IoRates { flushes_per_s: 1.0, ..IoRates::default() }),
         luns: vec![lun("vm1:0:0", "ready", Some(rates)), lun("data", "removing", None)],
         queues: vec![queue("control", 0, 0), queue("event", 0, 0), queue("request", 0, 1), queue("request", 1, 0)],
     };
@@ -131,7 +131,7 @@ fn discards_and_flushes_are_shown_only_if_there_are_any() {
 
 #[test]
 fn averages_since_the_start_are_labelled() {
-    let found = text("1", &Report { since: Since::Start, ..report() });
+    let found = format_report("1", &Report { since: Since::Start, ..report() });
     assert!(found.starts_with("mqblk 1: averages since the daemon started, over 1.50 s\n"), "{found}");
 }
 
@@ -145,7 +145,7 @@ fn digits() {
 #[test]
 fn the_help_explains_every_column() {
     let help = include_str!("help.txt");
-    for name in LOAD.iter().map(|(name, _)| *name).chain(TURNS.iter().map(|(name, _)| *name)) {
+    for name in IO_COLUMNS.iter().map(|(name, _)| *name).chain(WORKER_COLUMNS.iter().map(|(name, _)| *name)) {
         assert!(help.split_whitespace().any(|word| word == name), "{name} is not in the help");
     }
 }
@@ -153,7 +153,7 @@ fn the_help_explains_every_column() {
 #[test]
 fn xen_disks_have_a_table_of_grants() {
     let mut report = Report { disks: Vec::new(), controllers: Vec::new(), workers: Vec::new(), ..report() };
-    assert!(!text("1", &report).contains("grants"));
+    assert!(!format_report("1", &report).contains("grants"));
     let grants = GrantRates {
         copies_per_s: 1.5,
         copies_per_call: 16.0,
@@ -170,7 +170,7 @@ fn xen_disks_have_a_table_of_grants() {
         grants: Some(grants),
         queues: Vec::new(),
     });
-    let text = text("1", &report);
+    let text = format_report("1", &report);
     let lines: Vec<Vec<&str>> = text
         .lines()
         .skip_while(|line| !line.starts_with("grants"))
@@ -186,12 +186,12 @@ fn xen_disks_have_a_table_of_grants() {
 #[test]
 fn a_stopped_or_retrying_disk_has_a_line() {
     let mut report = report();
-    assert_eq!(troubles(&report), "");
+    assert_eq!(health_lines(&report), "");
     let stopped = HealthStop { stopped_ns: 12_340_000_000, reason: "write at 4096: why".to_owned(), enospc: true };
     report.disks[0].health = Health { stopped: Some(stopped), parked: 5, ..Health::default() };
     report.disks[1].health = Health { retries: 7, ..Health::default() };
     let want = "disk database is stopped since 12.3 s, 5 requests parked: write at 4096: why\n\
                 disk b runs, 7 retries so far\n";
-    assert_eq!(troubles(&report), want);
-    assert!(text("1", &report).contains(want));
+    assert_eq!(health_lines(&report), want);
+    assert!(format_report("1", &report).contains(want));
 }

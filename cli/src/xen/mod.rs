@@ -1,6 +1,6 @@
 //! `mqblk xen`: attaches, detaches, resizes and lists block devices of Xen guests. Writes xenstore as a toolstack does; needs no daemon.
 
-mod which;
+mod selector;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::failure;
 use crate::table;
 
-pub use which::{DEFAULT_TYPE, WhichXen, judge_type};
+pub use selector::{DEFAULT_TYPE, XenSelector, check_type};
 
 /// The table cell for an unknown value.
 const UNKNOWN: &str = "-";
@@ -36,7 +36,7 @@ enum Action {
     /// Attach a disk to a guest, and wait until it is connected
     Attach {
         #[command(flatten)]
-        place: Place,
+        device: DeviceArgs,
 
         /// What the disk is: file:PATH, null:SIZE or mqblk:DISK-ID
         #[arg(value_name = "PARAMS")]
@@ -47,32 +47,32 @@ enum Action {
         readonly: bool,
 
         #[command(flatten)]
-        wait: Wait,
+        wait: WaitArgs,
     },
 
     /// Have a guest let go of a disk, and remove it
     Detach {
         #[command(flatten)]
-        place: Place,
+        device: DeviceArgs,
 
         /// Remove it whether the guest has let go of it or not
         #[arg(long)]
         force: bool,
 
         #[command(flatten)]
-        wait: Wait,
+        wait: WaitArgs,
     },
 
     /// Show the disks
     List {
         #[command(flatten)]
-        host: Host,
+        host: HostArgs,
     },
 
     /// Have a guest see another size of a disk
     Resize {
         #[command(flatten)]
-        place: Place,
+        device: DeviceArgs,
 
         /// The size, such as 10G: a file is extended or cut to it [default: the size that the file or block device has now]
         #[arg(long, value_name = "SIZE")]
@@ -83,12 +83,12 @@ enum Action {
         shrink: bool,
 
         #[command(flatten)]
-        wait: Wait,
+        wait: WaitArgs,
     },
 }
 
 #[derive(Debug, clap::Args)]
-struct Host {
+struct HostArgs {
     /// Which Xen: real, or the folder of a simulated one
     #[arg(long, value_name = "real|FOLDER", default_value = "real")]
     xen: String,
@@ -104,9 +104,9 @@ struct Host {
 
 /// Which device is meant.
 #[derive(Debug, clap::Args)]
-struct Place {
+struct DeviceArgs {
     #[command(flatten)]
-    host: Host,
+    host: HostArgs,
 
     /// The guest's domain number
     #[arg(long, value_name = "D")]
@@ -117,10 +117,10 @@ struct Place {
     vdev: String,
 }
 
-impl Place {
+impl DeviceArgs {
     fn name(&self, action: &str) -> Result<DeviceName, CallError> {
         let settings = Settings::new(format!("xen {action}"));
-        judge_type(&settings, "type", &self.host.type_name)?;
+        check_type(&settings, "type", &self.host.type_name)?;
         let devid = vbd::device_number(&self.vdev)
             .map_err(|wrong| settings.error("vdev", format!("{:?}", self.vdev), wrong.expected))?;
         Ok(DeviceName { type_name: self.host.type_name.clone(), front: mqblk_memory::DomainId(self.domid), devid })
@@ -128,14 +128,14 @@ impl Place {
 }
 
 #[derive(Debug, clap::Args)]
-struct Wait {
+struct WaitArgs {
     /// How long to wait for the guest and the daemon; 0: not at all
     #[arg(long = "wait", value_name = "SECONDS", default_value = "10")]
     seconds: u32,
 }
 
-impl Wait {
-    fn patience(&self) -> Duration {
+impl WaitArgs {
+    fn timeout(&self) -> Duration {
         Duration::from_secs(self.seconds.into())
     }
 }
@@ -157,29 +157,29 @@ enum CallError {
 
 /// Runs the action and prints its result.
 pub fn run(args: Args) -> ExitCode {
-    failure::show(act(&args.action), |error| matches!(error, CallError::Usage(_)))
+    failure::show(execute(&args.action), |error| matches!(error, CallError::Usage(_)))
 }
 
-fn act(action: &Action) -> Result<String, CallError> {
+fn execute(action: &Action) -> Result<String, CallError> {
     match action {
-        Action::Attach { place: device, params, readonly, wait } => attach(device, params, *readonly, wait),
-        Action::Detach { place: device, force, wait } => {
+        Action::Attach { device, params, readonly, wait } => attach(device, params, *readonly, wait),
+        Action::Detach { device, force, wait } => {
             let name = device.name("detach")?;
             let (mut store, own) = connect(&device.host)?;
-            toolstack::detach(&mut store, own, &name, wait.patience(), *force)
+            toolstack::detach(&mut store, own, &name, wait.timeout(), *force)
                 .map_err(|error| CallError::Tool("detach", error))?;
-            Ok(told(&device.host, &name, "detached", ""))
+            Ok(summary(&device.host, &name, "detached", ""))
         }
         Action::List { host } => {
             let (mut store, own) = connect(host)?;
             let devices = toolstack::list(&mut store, own, &host.type_name)?;
             Ok(if host.json {
-                format!("{}\n", json!({ "devices": devices.iter().map(told_json).collect::<Vec<_>>() }))
+                format!("{}\n", json!({ "devices": devices.iter().map(device_json).collect::<Vec<_>>() }))
             } else {
-                list(&devices)
+                device_table(&devices)
             })
         }
-        Action::Resize { place: device, size, shrink, wait } => {
+        Action::Resize { device, size, shrink, wait } => {
             let name = device.name("resize")?;
             let size = match size {
                 None => None,
@@ -190,14 +190,14 @@ fn act(action: &Action) -> Result<String, CallError> {
             };
             let request = Resize { size, shrink: *shrink };
             let (mut store, own) = connect(&device.host)?;
-            let sectors = toolstack::resize(&mut store, own, &name, request, wait.patience())
+            let sectors = toolstack::resize(&mut store, own, &name, request, wait.timeout())
                 .map_err(|error| CallError::Tool("resize", error))?;
-            Ok(told(&device.host, &name, "resized", &format!(", {}", bytes(sectors))))
+            Ok(summary(&device.host, &name, "resized", &format!(", {}", bytes(sectors))))
         }
     }
 }
 
-fn attach(device: &Place, params: &str, read_only: bool, wait: &Wait) -> Result<String, CallError> {
+fn attach(device: &DeviceArgs, params: &str, read_only: bool, wait: &WaitArgs) -> Result<String, CallError> {
     let name = device.name("attach")?;
     Params::parse(params).map_err(|_| {
         let expected = "file:/PATH, null:SIZE or mqblk:DISK-ID";
@@ -211,18 +211,18 @@ fn attach(device: &Place, params: &str, read_only: bool, wait: &Wait) -> Result<
         return Err(tool_error(taken));
     }
     if wait.seconds > 0 {
-        toolstack::wait_connected(&mut store, own, &name, wait.patience()).map_err(tool_error)?;
+        toolstack::wait_connected(&mut store, own, &name, wait.timeout()).map_err(tool_error)?;
     }
-    Ok(told(&device.host, &name, "attached", ""))
+    Ok(summary(&device.host, &name, "attached", ""))
 }
 
-fn connect(host: &Host) -> Result<(Store, mqblk_memory::DomainId), CallError> {
-    judge_type(&Settings::new("xen"), "type", &host.type_name)?;
-    let xen = WhichXen::parse(&host.xen).connect()?;
+fn connect(host: &HostArgs) -> Result<(Store, mqblk_memory::DomainId), CallError> {
+    check_type(&Settings::new("xen"), "type", &host.type_name)?;
+    let xen = XenSelector::parse(&host.xen).connect()?;
     Ok((xen.store()?, xen.domain()))
 }
 
-fn told(host: &Host, name: &DeviceName, action: &str, more: &str) -> String {
+fn summary(host: &HostArgs, name: &DeviceName, action: &str, more: &str) -> String {
     if host.json {
         let response = json!({ "device": name.to_string(), "domid": name.front.0, "devid": name.devid, "vdev": name.vdev(), "done": action });
         return format!("{response}\n");
@@ -234,7 +234,7 @@ fn bytes(sectors: u64) -> String {
     Sector512(sectors).to_len().map_or(UNKNOWN.to_owned(), |len: ByteLen| len.to_string())
 }
 
-fn told_json(listed: &Listed) -> Value {
+fn device_json(listed: &Listed) -> Value {
     let Listed { name, backend, frontend, online, params, mode, sectors, queues, max_queues, error } = listed;
     json!({
         "device": name.to_string(),
@@ -253,7 +253,7 @@ fn told_json(listed: &Listed) -> Value {
     })
 }
 
-fn list(devices: &[Listed]) -> String {
+fn device_table(devices: &[Listed]) -> String {
     let head = ["device", "domid", "vdev", "backend", "frontend", "queues", "size", "mode", "params"];
     let head = head.map(str::to_owned).to_vec();
     let state = |state: State| format!("{state:?} ({state})");

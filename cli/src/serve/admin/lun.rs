@@ -9,14 +9,14 @@ use mqblk_admin::{Kind, Param, Params, Verb, VerbError, found};
 use mqblk_core::settings::{SettingError, Settings};
 use serde_json::{Map, Value};
 
-use super::Source;
-use crate::serve::config::{LunConfig, LunPlace, LunUnit};
+use super::DaemonState;
+use crate::serve::config::{LunConfig, LunUnit, TargetLun};
 use crate::serve::key_values::{self, is_key};
-use crate::serve::luns::{self, ChangeError, Luns, Removal, Which};
+use crate::serve::luns::{self, ChangeError, LunSelector, Luns, Removal};
 use crate::serve::print;
 
 /// How long `lun.remove` waits for the removal before it responds that the removal continues. Clients wait longer for a response.
-const REMOVAL_PATIENCE: Duration = Duration::from_secs(5);
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Highest LUN of a target.
 const MAX_LUN: u16 = 16_383;
 
@@ -36,7 +36,7 @@ const RESIZE: &[Param] = &[ID, CONTROLLER, TARGET, LUN, super::resize::SIZE, sup
 const LIST: &[Param] =
     &[Param { name: "controller", kind: Kind::Text, about: "Only those of the controller of this id [all]" }];
 
-pub fn verbs(source: &Arc<Source>) -> Vec<Verb> {
+pub fn verbs(source: &Arc<DaemonState>) -> Vec<Verb> {
     let with = || Arc::clone(source);
     let (adding, removing, resizing, listing) = (with(), with(), with(), with());
     vec![
@@ -54,7 +54,7 @@ pub fn verbs(source: &Arc<Source>) -> Vec<Verb> {
     ]
 }
 
-fn add(source: &Source, params: &Params) -> Result<Value, VerbError> {
+fn add(source: &DaemonState, params: &Params) -> Result<Value, VerbError> {
     let mut settings = match params.value("settings") {
         Some(Value::String(text)) => key_values::parse("settings", text).map_err(|error| in_params(error, params))?,
         Some(Value::Object(object)) => from_object(object).map_err(|error| in_params(error, params))?,
@@ -70,22 +70,23 @@ fn add(source: &Source, params: &Params) -> Result<Value, VerbError> {
             settings.insert(key, &value).map_err(|error| in_params(error, params))?;
         }
     }
-    let lun = source.luns().add(settings).map_err(|error| refused(error, params))?;
-    answer(LunChange { lun: told(source.luns(), &lun) })
+    let lun = source.luns().add(settings).map_err(|error| change_error(error, params))?;
+    to_json(LunChange { lun: lun_model(source.luns(), &lun) })
 }
 
-fn remove(source: &Source, params: &Params) -> Result<Value, VerbError> {
-    let removal = source.luns().remove(&which(params)?, REMOVAL_PATIENCE).map_err(|error| refused(error, params))?;
+fn remove(source: &DaemonState, params: &Params) -> Result<Value, VerbError> {
+    let removal =
+        source.luns().remove(&take_selector(params)?, REMOVAL_TIMEOUT).map_err(|error| change_error(error, params))?;
     match removal {
         Removal::Done(lun) => {
-            let lun = Lun { state: "removed".to_owned(), ..told(source.luns(), &lun) };
-            answer(LunChange { lun })
+            let lun = Lun { state: "removed".to_owned(), ..lun_model(source.luns(), &lun) };
+            to_json(LunChange { lun })
         }
-        Removal::Waits(lun, progress) => {
+        Removal::Pending(lun, progress) => {
             let reason = if progress.flushing.load(Ordering::Relaxed) {
                 "is still being flushed".to_owned()
             } else {
-                format!("has not completed {}", source.waits_for(&lun))
+                format!("has not completed {}", source.pending_requests(&lun))
             };
             Err(VerbError::Failed(format!(
                 "lun {:?}: guests no longer see it, but its storage {reason}; the removal continues, and lun.list shows the state \
@@ -96,13 +97,14 @@ fn remove(source: &Source, params: &Params) -> Result<Value, VerbError> {
     }
 }
 
-fn resize(source: &Source, params: &Params) -> Result<Value, VerbError> {
-    let request = super::resize::asked(params)?;
-    let (lun, _) = source.luns().resize(&which(params)?, request).map_err(|error| refused(error, params))?;
-    answer(LunChange { lun: told(source.luns(), &lun) })
+fn resize(source: &DaemonState, params: &Params) -> Result<Value, VerbError> {
+    let request = super::resize::take_resize(params)?;
+    let (lun, _) =
+        source.luns().resize(&take_selector(params)?, request).map_err(|error| change_error(error, params))?;
+    to_json(LunChange { lun: lun_model(source.luns(), &lun) })
 }
 
-fn list(source: &Source, params: &Params) -> Result<Value, VerbError> {
+fn list(source: &DaemonState, params: &Params) -> Result<Value, VerbError> {
     let luns = source.luns();
     let wanted = match params.text("controller") {
         None => None,
@@ -110,16 +112,16 @@ fn list(source: &Source, params: &Params) -> Result<Value, VerbError> {
     };
     let all = luns.list();
     let all = all.iter().filter(|lun| wanted.is_none_or(|wanted| lun.controller == wanted));
-    answer(LunList { luns: all.map(|lun| told(luns, lun)).collect() })
+    to_json(LunList { luns: all.map(|lun| lun_model(luns, lun)).collect() })
 }
 
 /// Takes `id`, or `controller`, `target` and `lun`.
-fn which(params: &Params) -> Result<Which, VerbError> {
+fn take_selector(params: &Params) -> Result<LunSelector, VerbError> {
     let (id, controller, target, lun) =
         (params.text("id"), params.text("controller"), params.number("target"), params.number("lun"));
     if let Some(id) = id {
         return match (controller, target, lun) {
-            (None, None, None) => Ok(Which::Id(id.to_owned())),
+            (None, None, None) => Ok(LunSelector::Id(id.to_owned())),
             _ => {
                 Err(VerbError::params("params.id", format!("{}, and a place too", found(&id.into())), "one of the two"))
             }
@@ -129,12 +131,12 @@ fn which(params: &Params) -> Result<Which, VerbError> {
         return Err(VerbError::params("params.id", "nothing", "the id of a LUN, or its controller and target"));
     };
     let missing = || VerbError::params("params.target", "nothing", "the target of the LUN");
-    let target = within("target", target.ok_or_else(missing)?, u8::MAX.into())? as u8;
-    let lun = within("lun", lun.unwrap_or(0), MAX_LUN)?;
-    Ok(Which::Place(controller.to_owned(), LunPlace { target, lun }))
+    let target = in_range("target", target.ok_or_else(missing)?, u8::MAX.into())? as u8;
+    let lun = in_range("lun", lun.unwrap_or(0), MAX_LUN)?;
+    Ok(LunSelector::Address(controller.to_owned(), TargetLun { target, lun }))
 }
 
-fn within(name: &str, number: u64, max: u16) -> Result<u16, VerbError> {
+fn in_range(name: &str, number: u64, max: u16) -> Result<u16, VerbError> {
     let expected = || format!("a whole number from 0 to {max}");
     let valid = u16::try_from(number).ok().filter(|number| *number <= max);
     valid.ok_or_else(|| VerbError::params(format!("params.{name}"), format!("the number {number}"), expected()))
@@ -166,7 +168,7 @@ fn from_object(object: &Map<String, Value>) -> Result<Settings, SettingError> {
     Ok(settings)
 }
 
-pub fn refused(error: ChangeError, params: &Params) -> VerbError {
+pub fn change_error(error: ChangeError, params: &Params) -> VerbError {
     match error {
         ChangeError::Setting(error) => in_params(error, params),
         ChangeError::Failed(why) => VerbError::Failed(why),
@@ -184,21 +186,21 @@ fn in_params(error: SettingError, params: &Params) -> VerbError {
     )
 }
 
-fn answer(model: impl serde::Serialize) -> Result<Value, VerbError> {
+fn to_json(model: impl serde::Serialize) -> Result<Value, VerbError> {
     serde_json::to_value(model).map_err(|error| VerbError::Failed(error.to_string()))
 }
 
 /// Returns a LUN as the socket reports it.
-fn told(luns: &Luns, lun: &luns::Lun) -> Lun {
+fn lun_model(luns: &Luns, lun: &luns::LunEntry) -> Lun {
     let geometry = lun.unit.as_ref().map(|unit| unit.disk().geometry());
     Lun {
         id: lun.id.clone(),
         controller: luns.controllers()[lun.controller].id().to_owned(),
-        target: lun.place.target.into(),
-        lun: lun.place.lun.into(),
+        target: lun.address.target.into(),
+        lun: lun.address.lun.into(),
         state: lun.state.word().to_owned(),
         unit: lun.unit.as_ref().map(|unit| unit.name().to_owned()),
-        storage: lun.unit.as_ref().map(|unit| unit.config().backing.storage.clone()),
+        storage: lun.unit.as_ref().map(|unit| unit.config().storage.kind.clone()),
         size_bytes: geometry.map(|geometry| geometry.size.0),
         block_bytes: geometry.map(|geometry| geometry.logical_block.bytes()),
         read_only: geometry.map(|geometry| geometry.read_only),
@@ -209,15 +211,15 @@ fn told(luns: &Luns, lun: &luns::Lun) -> Lun {
 }
 
 /// Returns a LUN's settings as in the configuration file, with the current values of those of its storage backend.
-fn settings(lun: &luns::Lun) -> Option<Map<String, Value>> {
+fn settings(lun: &luns::LunEntry) -> Option<Map<String, Value>> {
     let unit = lun.unit.as_ref()?;
     let unit = if unit.name() == lun.id {
         let mut own = unit.config().clone();
-        own.backing.storage_settings = unit.disk().resolved();
+        own.storage.resolved_settings = unit.disk().resolved();
         LunUnit::Own(Box::new(own))
     } else {
         LunUnit::Shared(unit.name().to_owned())
     };
-    let config = LunConfig { id: lun.id.clone(), place: lun.place, unit, origin: lun.origin, mapped: true };
+    let config = LunConfig { id: lun.id.clone(), address: lun.address, unit, origin: lun.origin, mapped: true };
     Some(super::settings(print::lun_pairs(&config)))
 }

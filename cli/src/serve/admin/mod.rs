@@ -20,15 +20,15 @@ use mqblk_xen_server::Figures;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::config::DiskConfig;
-use super::interfaces::{AnyGuest, Interface};
-use super::luns::{ChangeError, Lun, Luns, Which};
+use super::interfaces::{AnyExport, Interface};
+use super::luns::{ChangeError, LunEntry, LunSelector, Luns};
 use super::print;
-use super::resize::Changed;
-use super::watch::Watched;
+use super::resize::ResizeOutcome;
+use super::watch::WatchedDisk;
 use super::xen::XenDevices;
 
 /// Returns all verbs.
-pub fn verbs(source: &Arc<Source>) -> Verbs {
+pub fn verbs(source: &Arc<DaemonState>) -> Verbs {
     let mut verbs = vec![stat::verb(source), disks::verb(source), version::verb(), resize::verb(source)];
     verbs.push(resume::verb(source));
     verbs.extend(lun::verbs(source));
@@ -36,9 +36,9 @@ pub fn verbs(source: &Arc<Source>) -> Verbs {
 }
 
 /// The state of the daemon that the verbs use.
-pub struct Source {
+pub struct DaemonState {
     engine: Arc<Engine>,
-    disks: Vec<Served>,
+    disks: Vec<ServedDisk>,
     /// The devices of the Xen backend, attached and detached at run time.
     xen: Option<XenDevices>,
     luns: Arc<Luns>,
@@ -46,17 +46,17 @@ pub struct Source {
 }
 
 /// A served disk.
-pub struct Served {
+pub struct ServedDisk {
     /// Its configuration, for reports.
-    pub about: DiskAbout,
+    pub info: DiskInfo,
     /// Its guest side.
-    pub guest: AnyGuest,
+    pub export: AnyExport,
     /// The disk, if the size of its storage is watched.
     pub watched: Option<Arc<AnyDisk>>,
 }
 
 /// A disk's configuration, as the verbs report it.
-pub struct DiskAbout {
+pub struct DiskInfo {
     id: String,
     interface: Interface,
     storage: String,
@@ -66,25 +66,25 @@ pub struct DiskAbout {
     settings: serde_json::Map<String, serde_json::Value>,
 }
 
-impl DiskAbout {
+impl DiskInfo {
     /// Returns that of a configured disk.
-    pub fn of(disk: &DiskConfig<Arc<AnyDisk>>, health: &Arc<DiskHealth>) -> DiskAbout {
+    pub fn of(disk: &DiskConfig<Arc<AnyDisk>>, health: &Arc<DiskHealth>) -> DiskInfo {
         let pairs =
             print::disk_pairs(disk).into_iter().filter(|(key, _)| !["id", "storage", "interface"].contains(key));
-        DiskAbout {
+        DiskInfo {
             id: disk.id.clone(),
-            interface: Interface::of(&disk.front),
-            storage: disk.backing.storage.clone(),
-            plug: disk.backing.plug,
+            interface: Interface::of(&disk.endpoint),
+            storage: disk.storage.kind.clone(),
+            plug: disk.storage.plug,
             health: Arc::clone(health),
-            queue_map: disk.front.queue_map().to_vec(),
+            queue_map: disk.endpoint.queue_map().to_vec(),
             settings: settings(pairs),
         }
     }
 
     /// Returns that of a Xen device that is not configured.
-    fn found(device: &Figures) -> DiskAbout {
-        DiskAbout {
+    fn of_device(device: &Figures) -> DiskInfo {
+        DiskInfo {
             id: device.id.clone(),
             interface: Interface::Xen,
             storage: device.storage.clone(),
@@ -110,10 +110,10 @@ fn to_json(value: toml::Value) -> serde_json::Value {
     }
 }
 
-impl Source {
+impl DaemonState {
     /// Creates the state of a daemon that starts now.
-    pub fn new(engine: Arc<Engine>, disks: Vec<Served>, xen: Option<XenDevices>, luns: Arc<Luns>) -> Source {
-        Source { engine, disks, xen, luns, started_ns: monotonic_ns() }
+    pub fn new(engine: Arc<Engine>, disks: Vec<ServedDisk>, xen: Option<XenDevices>, luns: Arc<Luns>) -> DaemonState {
+        DaemonState { engine, disks, xen, luns, started_ns: monotonic_ns() }
     }
 
     /// Returns the controllers and their LUNs.
@@ -123,14 +123,14 @@ impl Source {
 
     /// Starts to drain the queues of all disks and controllers, as the first step of a stop.
     pub fn begin_stop(&self) {
-        self.disks.iter().for_each(|disk| disk.guest.begin_stop());
+        self.disks.iter().for_each(|disk| disk.export.begin_stop());
         self.luns.controllers().iter().for_each(|controller| controller.begin_stop());
     }
 
     /// Returns the Xen devices whose disks are not configured.
-    fn found(&self) -> Vec<Arc<Figures>> {
+    fn unconfigured_devices(&self) -> Vec<Arc<Figures>> {
         let devices = self.xen.as_ref().map(|xen| xen.list()).unwrap_or_default();
-        let named = |device: &Arc<Figures>| self.disks.iter().any(|disk| disk.about.id == device.id);
+        let named = |device: &Arc<Figures>| self.disks.iter().any(|disk| disk.info.id == device.id);
         devices.into_iter().filter(|device| !named(device)).collect()
     }
 
@@ -138,21 +138,21 @@ impl Source {
     ///
     /// # Errors
     /// If nothing has this id, or it cannot have that size.
-    pub fn resize(&self, id: &str, request: Resize) -> Result<Changed, ChangeError> {
-        if let Some(disk) = self.disks.iter().find(|disk| disk.about.id == id) {
-            return disk.guest.resize(request);
+    pub fn resize(&self, id: &str, request: Resize) -> Result<ResizeOutcome, ChangeError> {
+        if let Some(disk) = self.disks.iter().find(|disk| disk.info.id == id) {
+            return disk.export.resize(request);
         }
         if let Some(xen) = &self.xen
-            && let Some(device) = self.found().into_iter().find(|device| device.id == id)
+            && let Some(device) = self.unconfigured_devices().into_iter().find(|device| device.id == id)
         {
             return xen.resize(&device, request);
         }
         let luns = self.luns.list();
         if luns.iter().any(|lun| lun.id == id) {
-            return self.luns.resize(&Which::Id(id.to_owned()), request).map(|(_, changed)| changed);
+            return self.luns.resize(&LunSelector::Id(id.to_owned()), request).map(|(_, changed)| changed);
         }
-        let mut ids: Vec<_> = self.disks.iter().map(|disk| disk.about.id.clone()).collect();
-        ids.extend(self.found().iter().map(|device| device.id.clone()));
+        let mut ids: Vec<_> = self.disks.iter().map(|disk| disk.info.id.clone()).collect();
+        ids.extend(self.unconfigured_devices().iter().map(|device| device.id.clone()));
         ids.extend(luns.into_iter().map(|lun| lun.id));
         let expected = match ids.len() {
             0 => "the id of a disk or LUN, of which there is none".to_owned(),
@@ -163,16 +163,17 @@ impl Source {
     }
 
     /// Returns the disks whose storage size is watched, each with an id that [`resize`](Self::resize) accepts.
-    pub fn watched(&self) -> Vec<Watched> {
+    pub fn watched_disks(&self) -> Vec<WatchedDisk> {
         let own = self.disks.iter();
-        let own = own.filter_map(|disk| Some((disk.about.id.clone(), Arc::clone(disk.watched.as_ref()?))));
-        let unconfigured = self.found().into_iter().filter_map(|device| Some((device.id.clone(), device.disk()?)));
-        own.chain(unconfigured).chain(self.luns.watched()).collect()
+        let own = own.filter_map(|disk| Some((disk.info.id.clone(), Arc::clone(disk.watched.as_ref()?))));
+        let unconfigured =
+            self.unconfigured_devices().into_iter().filter_map(|device| Some((device.id.clone(), device.disk()?)));
+        own.chain(unconfigured).chain(self.luns.watched_disks()).collect()
     }
 
     /// Describes how many requests the removal of a LUN waits for, as far as that can be determined.
-    fn waits_for(&self, lun: &Lun) -> String {
-        match self.counted().ok().map(|counted| wire::in_flight(lun, &counted.controllers[lun.controller])) {
+    fn pending_requests(&self, lun: &LunEntry) -> String {
+        match self.snapshot().ok().map(|counted| wire::in_flight(lun, &counted.controllers[lun.controller])) {
             Some(1) => "a request".to_owned(),
             Some(count @ 2..) => format!("{count} requests"),
             Some(0) | None => "all requests".to_owned(),
@@ -180,30 +181,30 @@ impl Source {
     }
 
     /// Returns the statistics of the workers and of each device's queues, including queues detached since.
-    fn counted(&self) -> Result<Counted, VerbError> {
+    fn snapshot(&self) -> Result<StatsSnapshot, VerbError> {
         let gone = |gone: mqblk_engine::WorkerGone| VerbError::Failed(gone.to_string());
-        for _ in 0..TRIES {
+        for _ in 0..ATTEMPTS {
             let workers = self.engine.reports().map_err(gone)?;
-            let mut disks: Vec<Option<DiskCounted>> = Vec::new();
+            let mut disks: Vec<Option<DiskSnapshot>> = Vec::new();
             disks.extend(self.disks.iter().map(|disk| {
-                Some(DiskCounted {
-                    queues: disk.guest.report(&workers)?,
-                    in_flight_region: disk.guest.in_flight_region(),
-                    grants: disk.guest.grants(),
+                Some(DiskSnapshot {
+                    queues: disk.export.stats(&workers)?,
+                    in_flight_region: disk.export.in_flight_region(),
+                    grants: disk.export.grants(),
                 })
             }));
-            let unconfigured = self.found();
+            let unconfigured = self.unconfigured_devices();
             let of_unconfigured = unconfigured.iter().map(|device| {
                 let (queues, grants) = (device.report(&workers)?, Some(device.grants()));
-                let counted = DiskCounted { queues, in_flight_region: None, grants };
-                Some((DiskAbout::found(device), counted))
+                let counted = DiskSnapshot { queues, in_flight_region: None, grants };
+                Some((DiskInfo::of_device(device), counted))
             });
             let (disks, unconfigured): (Option<Vec<_>>, Option<Vec<_>>) =
                 (disks.into_iter().collect(), of_unconfigured.collect());
             let controllers: Option<Vec<_>> =
-                self.luns.controllers().iter().map(|controller| controller.report(&workers)).collect();
+                self.luns.controllers().iter().map(|controller| controller.stats(&workers)).collect();
             if let (Some(disks), Some(unconfigured), Some(controllers)) = (disks, unconfigured, controllers) {
-                return Ok(Counted { workers, disks, found: unconfigured, controllers });
+                return Ok(StatsSnapshot { workers, disks, unconfigured, controllers });
             }
             std::thread::sleep(PAUSE);
         }
@@ -212,18 +213,18 @@ impl Source {
 }
 
 /// All statistics at one moment.
-struct Counted {
+struct StatsSnapshot {
     workers: Vec<WorkerReport>,
     /// Each disk, in the order of the configuration.
-    disks: Vec<DiskCounted>,
+    disks: Vec<DiskSnapshot>,
     /// Xen devices whose disks are not configured.
-    found: Vec<(DiskAbout, DiskCounted)>,
+    unconfigured: Vec<(DiskInfo, DiskSnapshot)>,
     /// The queues of each controller.
     controllers: Vec<Vec<QueueReport>>,
 }
 
 /// The statistics of a disk.
-struct DiskCounted {
+struct DiskSnapshot {
     queues: Vec<QueueReport>,
     in_flight_region: Option<bool>,
     grants: Option<GrantCounters>,
@@ -232,7 +233,7 @@ struct DiskCounted {
 /// Maximum number of ids that a message lists.
 const LISTED: usize = 16;
 /// Number of attempts, and the pause between them, when a queue is attached or detached while statistics are read.
-const TRIES: u32 = 100;
+const ATTEMPTS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// Returns the host's monotonic clock in nanoseconds.

@@ -8,8 +8,8 @@ use mqblk_core::settings::parse_size;
 use mqblk_core::{ByteLen, Resize};
 use serde_json::Value;
 
-use super::Source;
-use super::lun::refused;
+use super::DaemonState;
+use super::lun::change_error;
 
 /// Shared with `lun.resize`.
 pub const SIZE: Param =
@@ -24,13 +24,13 @@ pub const SHRINK: Param = Param {
 const PARAMS: &[Param] =
     &[Param { name: "id", kind: Kind::Text, about: "The id of the disk, LUN or Xen device" }, SIZE, SHRINK];
 
-pub fn verb(source: &Arc<Source>) -> Verb {
+pub fn verb(source: &Arc<DaemonState>) -> Verb {
     let source = Arc::clone(source);
     Verb::new("resize", "Has guests see another size of a disk or LUN", PARAMS, move |params| {
         let Some(id) = params.text("id") else {
             return Err(VerbError::params("params.id", "nothing", "the id of a disk, a LUN or a Xen device"));
         };
-        let changed = source.resize(id, asked(params)?).map_err(|error| refused(error, params))?;
+        let changed = source.resize(id, take_resize(params)?).map_err(|error| change_error(error, params))?;
         let result = ResizeResult {
             id: id.to_owned(),
             before_bytes: changed.resized.before.0,
@@ -42,7 +42,7 @@ pub fn verb(source: &Arc<Source>) -> Verb {
 }
 
 /// Takes `size` and `shrink`.
-pub fn asked(params: &Params) -> Result<Resize, VerbError> {
+pub fn take_resize(params: &Params) -> Result<Resize, VerbError> {
     let size = match params.value("size") {
         Some(Value::String(text)) => {
             let expected = "a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P";

@@ -6,7 +6,7 @@ use mqblk_admin::model::Resumed;
 use mqblk_admin::{Kind, Param, Params, Verb, VerbError, found};
 use mqblk_engine::{DiskHealth, Resume};
 
-use super::Source;
+use super::DaemonState;
 
 const PARAMS: &[Param] = &[
     Param { name: "id", kind: Kind::Text, about: "The id of the disk or LUN" },
@@ -17,7 +17,7 @@ const PARAMS: &[Param] = &[
     },
 ];
 
-pub fn verb(source: &Arc<Source>) -> Verb {
+pub fn verb(source: &Arc<DaemonState>) -> Verb {
     let source = Arc::clone(source);
     Verb::new("resume", "Has a stopped disk do its parked requests and go on", PARAMS, move |params| {
         let resumed = resume(&source, params)?;
@@ -25,8 +25,8 @@ pub fn verb(source: &Arc<Source>) -> Verb {
     })
 }
 
-fn resume(source: &Source, params: &Params) -> Result<Resumed, VerbError> {
-    let expected = |source: &Source| format!("one of {}", ids(source).join(", "));
+fn resume(source: &DaemonState, params: &Params) -> Result<Resumed, VerbError> {
+    let expected = |source: &DaemonState| format!("one of {}", ids(source).join(", "));
     let Some(id) = params.text("id") else {
         return Err(VerbError::params("params.id", "nothing", expected(source)));
     };
@@ -42,16 +42,22 @@ fn resume(source: &Source, params: &Params) -> Result<Resumed, VerbError> {
     }
 }
 
-fn find(source: &Source, id: &str) -> Option<Arc<DiskHealth>> {
-    let disk = source.disks.iter().find(|disk| disk.about.id == id).map(|disk| Arc::clone(&disk.about.health));
-    let device = || source.found().into_iter().find(|device| device.id == id).map(|device| Arc::clone(&device.health));
+fn find(source: &DaemonState, id: &str) -> Option<Arc<DiskHealth>> {
+    let disk = source.disks.iter().find(|disk| disk.info.id == id).map(|disk| Arc::clone(&disk.info.health));
+    let device = || {
+        source
+            .unconfigured_devices()
+            .into_iter()
+            .find(|device| device.id == id)
+            .map(|device| Arc::clone(&device.health))
+    };
     let lun = || source.luns.list().into_iter().find(|lun| lun.id == id)?.unit.map(|unit| Arc::clone(unit.health()));
     disk.or_else(device).or_else(lun)
 }
 
 /// Returns the ids of everything that can be stopped.
-fn ids(source: &Source) -> Vec<String> {
-    let disks = source.disks.iter().map(|disk| disk.about.id.clone());
+fn ids(source: &DaemonState) -> Vec<String> {
+    let disks = source.disks.iter().map(|disk| disk.info.id.clone());
     let luns = source.luns.list().into_iter().map(|lun| lun.id);
-    disks.chain(source.found().iter().map(|device| device.id.clone())).chain(luns).collect()
+    disks.chain(source.unconfigured_devices().iter().map(|device| device.id.clone())).chain(luns).collect()
 }

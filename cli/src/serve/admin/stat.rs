@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mqblk_admin::model::{ControllerStat, DiskStat, Stat};
 use mqblk_admin::{Kind, Param, Params, Verb, VerbError, found};
 
-use super::{Source, monotonic_ns, wire};
+use super::{DaemonState, monotonic_ns, wire};
 
 const PARAMS: &[Param] = &[
     Param { name: "queues", kind: Kind::Boolean, about: "Every queue too, not only sums [false]" },
@@ -13,7 +13,7 @@ const PARAMS: &[Param] = &[
     Param { name: "disk", kind: Kind::Text, about: "Only the disk, controller or LUN of this id [all]" },
 ];
 
-pub fn verb(source: &Arc<Source>) -> Verb {
+pub fn verb(source: &Arc<DaemonState>) -> Verb {
     let source = Arc::clone(source);
     Verb::new(
         "stat",
@@ -26,14 +26,14 @@ pub fn verb(source: &Arc<Source>) -> Verb {
     )
 }
 
-fn read(source: &Source, params: &Params) -> Result<Stat, VerbError> {
+fn read(source: &DaemonState, params: &Params) -> Result<Stat, VerbError> {
     let wanted = params.text("disk");
     let luns = source.luns.list();
     let controllers = || source.luns.controllers().iter().zip(0..);
-    let stats = source.counted()?;
+    let stats = source.snapshot()?;
     if let Some(id) = wanted {
-        let mut ids = source.disks.iter().map(|disk| disk.about.id.as_str()).collect::<Vec<_>>();
-        ids.extend(stats.found.iter().map(|(about, _)| about.id.as_str()));
+        let mut ids = source.disks.iter().map(|disk| disk.info.id.as_str()).collect::<Vec<_>>();
+        ids.extend(stats.unconfigured.iter().map(|(about, _)| about.id.as_str()));
         ids.extend(controllers().map(|(controller, _)| controller.id()));
         if !ids.contains(&id) && !luns.iter().any(|lun| lun.id == id) {
             let or_lun = if luns.is_empty() { "" } else { ", or a LUN's" };
@@ -44,10 +44,10 @@ fn read(source: &Source, params: &Params) -> Result<Stat, VerbError> {
             ));
         }
     }
-    let detail = wire::Shape { queues: params.is_set("queues"), latency: params.is_set("latency") };
+    let detail = wire::StatDetail { queues: params.is_set("queues"), latency: params.is_set("latency") };
     let time_ns = monotonic_ns();
-    let disks = source.disks.iter().map(|disk| &disk.about).zip(&stats.disks);
-    let disks = disks.chain(stats.found.iter().map(|(about, disk_stats)| (about, disk_stats)));
+    let disks = source.disks.iter().map(|disk| &disk.info).zip(&stats.disks);
+    let disks = disks.chain(stats.unconfigured.iter().map(|(about, disk_stats)| (about, disk_stats)));
     let disks = disks.filter(|(about, _)| wanted.is_none_or(|id| id == about.id));
     let disks = disks.map(|(about, disk)| DiskStat {
         in_flight_region: disk.in_flight_region,
@@ -58,7 +58,7 @@ fn read(source: &Source, params: &Params) -> Result<Stat, VerbError> {
         let is_whole = wanted.is_none_or(|id| id == controller.id());
         let own = luns.iter().filter(|lun| lun.controller == at && (is_whole || wanted == Some(&lun.id)));
         let own: Vec<_> = own.collect();
-        let map = &controller.front().queue_map;
+        let map = &controller.endpoint().queue_map;
         let in_flight_region = controller.in_flight_region();
         (is_whole || !own.is_empty()).then(|| ControllerStat {
             in_flight_region,

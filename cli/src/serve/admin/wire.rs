@@ -10,8 +10,8 @@ use mqblk_engine::{
     DiskCounters, DiskHealth, HealthReport, LatencyHistogram, QueueCounters, QueueLatency, QueueReport, WorkerReport,
 };
 
-use super::DiskAbout;
-use crate::serve::luns::{Lun, LunState};
+use super::DiskInfo;
+use crate::serve::luns::{LunEntry, LunState};
 
 /// The guest interface of controllers.
 pub const SCSI: &str = "virtio-scsi";
@@ -22,7 +22,7 @@ const FIXED_ROLES: [&str; 2] = ["control", "event"];
 
 /// How detailed the statistics are.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct StatDetail {
     /// True to include each queue.
     pub queues: bool,
     /// True to include the buckets of latency histograms.
@@ -30,14 +30,14 @@ pub struct Shape {
 }
 
 /// Returns the statistics of a disk, out of those of its queues in order.
-pub fn disk(about: &DiskAbout, queues: &[QueueReport], grants: Option<&GrantCounters>, detail: Shape) -> DiskStat {
+pub fn disk(about: &DiskInfo, queues: &[QueueReport], grants: Option<&GrantCounters>, detail: StatDetail) -> DiskStat {
     let mut totals = QueueReport::default();
     queues.iter().for_each(|stats| totals.add(stats));
     let queue = |(stats, number): (&QueueReport, u32)| QueueStat {
         role: REQUEST.to_owned(),
         queue: number,
         worker: about.queue_map.get(number as usize).copied().unwrap_or_default().into(),
-        load: load(stats, detail),
+        load: io_stats(stats, detail),
     };
     DiskStat {
         id: about.id.clone(),
@@ -47,7 +47,7 @@ pub fn disk(about: &DiskAbout, queues: &[QueueReport], grants: Option<&GrantCoun
         merge_bytes: about.plug.merge_bytes.0,
         merge_segments: about.plug.merge_segments,
         queue_count: about.queue_map.len() as u32,
-        totals: load(&totals, detail),
+        totals: io_stats(&totals, detail),
         health: health(&about.health),
         in_flight_region: None,
         grants: grants.map(grant_stat),
@@ -122,12 +122,18 @@ fn health(of: &DiskHealth) -> Health {
 }
 
 /// Converts a request's age.
-fn in_ms(ns: Option<u64>) -> Option<u64> {
+fn ns_to_ms(ns: Option<u64>) -> Option<u64> {
     ns.map(|ns| ns / 1_000_000)
 }
 
 /// Returns the statistics of a controller with these LUNs, out of those of its queues in order.
-pub fn controller(id: &str, queue_map: &[u16], luns: &[&Lun], queues: &[QueueReport], detail: Shape) -> ControllerStat {
+pub fn controller(
+    id: &str,
+    queue_map: &[u16],
+    luns: &[&LunEntry],
+    queues: &[QueueReport],
+    detail: StatDetail,
+) -> ControllerStat {
     let totals = request_totals(queues);
     let numbers = FIXED_ROLES.into_iter().map(|role| (role, 0, 0));
     let numbers = numbers.chain(queue_map.iter().zip(0..).map(|(worker, queue)| (REQUEST, queue, (*worker).into())));
@@ -135,22 +141,22 @@ pub fn controller(id: &str, queue_map: &[u16], luns: &[&Lun], queues: &[QueueRep
         role: role.to_owned(),
         queue,
         worker,
-        load: load(stats, detail),
+        load: io_stats(stats, detail),
     });
     ControllerStat {
         id: id.to_owned(),
         interface: SCSI.to_owned(),
         queue_count: queue_map.len() as u32,
-        totals: load(&totals, detail),
+        totals: io_stats(&totals, detail),
         in_flight_region: None,
-        luns: luns.iter().map(|one| lun(one, disk_of(&totals, one))).collect(),
+        luns: luns.iter().map(|one| lun(one, disk_counters(&totals, one))).collect(),
         queues: if detail.queues { queues.collect() } else { Vec::new() },
     }
 }
 
 /// Returns the number of a LUN's requests in flight, out of the statistics of its controller's queues.
-pub fn in_flight(lun: &Lun, queues: &[QueueReport]) -> u32 {
-    disk_of(&request_totals(queues), lun).in_flight
+pub fn in_flight(lun: &LunEntry, queues: &[QueueReport]) -> u32 {
+    disk_counters(&request_totals(queues), lun).in_flight
 }
 
 /// Returns the sum of the request queues.
@@ -161,26 +167,26 @@ fn request_totals(queues: &[QueueReport]) -> QueueReport {
 }
 
 /// Returns the counters of a LUN's disk. Zero while it is being added: its slot may still have the counters of a removed LUN.
-fn disk_of(totals: &QueueReport, lun: &Lun) -> DiskCounters {
+fn disk_counters(totals: &QueueReport, lun: &LunEntry) -> DiskCounters {
     let own = totals.disks.iter().find(|disk| disk.slot == lun.slot && !matches!(lun.state, LunState::Adding));
     own.copied().unwrap_or(DiskCounters::new(lun.slot))
 }
 
-fn lun(lun: &Lun, counted: DiskCounters) -> LunStat {
-    let storage = lun.unit.as_ref().map(|unit| &unit.config().backing);
+fn lun(lun: &LunEntry, counted: DiskCounters) -> LunStat {
+    let storage = lun.unit.as_ref().map(|unit| &unit.config().storage);
     let plug = storage.map(|storage| storage.plug).unwrap_or_default();
     LunStat {
         id: lun.id.clone(),
-        target: lun.place.target.into(),
-        lun: lun.place.lun.into(),
+        target: lun.address.target.into(),
+        lun: lun.address.lun.into(),
         state: lun.state.word().to_owned(),
         unit: lun.unit.as_ref().map(|unit| unit.name().to_owned()).unwrap_or_default(),
-        storage: storage.map(|storage| storage.storage.clone()).unwrap_or_default(),
+        storage: storage.map(|storage| storage.kind.clone()).unwrap_or_default(),
         merge: plug.merge.word().to_owned(),
         merge_bytes: plug.merge_bytes.0,
         merge_segments: plug.merge_segments,
         in_flight: counted.in_flight.into(),
-        oldest_ms: in_ms(counted.oldest_ns),
+        oldest_ms: ns_to_ms(counted.oldest_ns),
         health: lun.unit.as_ref().map(|unit| health(unit.health())).unwrap_or_default(),
         counters: lun_counters(&counted),
     }
@@ -206,15 +212,7 @@ fn lun_counters(counted: &DiskCounters) -> LunCounters {
 
 /// Converts a worker's statistics.
 pub fn worker(number: u32, stats: &WorkerReport) -> WorkerStat {
-    let WorkerReport {
-        turns,
-        empty_turns,
-        sleeps,
-        slept_ns,
-        cpu_ns,
-        merge_splits,
-        ref queues,
-    } = *stats;
+    let WorkerReport { turns, empty_turns, sleeps, slept_ns, cpu_ns, merge_splits, ref queues } = *stats;
     WorkerStat {
         worker: number,
         queues: queues.len() as u32,
@@ -227,7 +225,7 @@ pub fn worker(number: u32, stats: &WorkerReport) -> WorkerStat {
     }
 }
 
-fn load(stats: &QueueReport, detail: Shape) -> Load {
+fn io_stats(stats: &QueueReport, detail: StatDetail) -> Load {
     let QueueReport { counters, latency, in_flight, oldest_ns, disks: _ } = stats;
     let QueueLatency { reads, writes, others } = &**latency;
     let parts = |parts: &mqblk_engine::LatencyParts| {
@@ -241,13 +239,13 @@ fn load(stats: &QueueReport, detail: Shape) -> Load {
     };
     Load {
         in_flight: (*in_flight).into(),
-        oldest_ms: in_ms(*oldest_ns),
-        counters: counted(counters),
+        oldest_ms: ns_to_ms(*oldest_ns),
+        counters: queue_counters(counters),
         latency: Latency { reads: parts(reads), writes: parts(writes), others: parts(others) },
     }
 }
 
-fn distribution(histogram: &LatencyHistogram, detail: Shape) -> Distribution {
+fn distribution(histogram: &LatencyHistogram, detail: StatDetail) -> Distribution {
     Distribution {
         count: histogram.count(),
         sum_ns: histogram.sum_ns(),
@@ -258,7 +256,7 @@ fn distribution(histogram: &LatencyHistogram, detail: Shape) -> Distribution {
     }
 }
 
-fn counted(counters: &QueueCounters) -> Counters {
+fn queue_counters(counters: &QueueCounters) -> Counters {
     let QueueCounters {
         reads,
         writes,

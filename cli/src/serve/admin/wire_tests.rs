@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::*;
 use crate::serve::interfaces::Interface;
 
-fn about() -> DiskAbout {
-    DiskAbout {
+fn about() -> DiskInfo {
+    DiskInfo {
         id: "vm1".to_owned(),
         interface: Interface::VirtioBlk,
         storage: "file".to_owned(),
@@ -24,7 +24,7 @@ fn about() -> DiskAbout {
 }
 
 /// Statistics with a distinct number in each field, multiplied by `times`.
-fn made_up(times: u64) -> QueueReport {
+fn distinct_stats(times: u64) -> QueueReport {
     let counters = QueueCounters {
         reads: times,
         writes: 2 * times,
@@ -65,11 +65,11 @@ fn made_up(times: u64) -> QueueReport {
     stats
 }
 
-const ALL: Shape = Shape { queues: true, latency: true };
+const ALL: StatDetail = StatDetail { queues: true, latency: true };
 
 #[test]
 fn counters_are_not_mixed_up() {
-    let reported = serde_json::to_value(counted(&made_up(1).counters)).unwrap();
+    let reported = serde_json::to_value(queue_counters(&distinct_stats(1).counters)).unwrap();
     let reported = reported.as_object().unwrap();
     let numbers: BTreeSet<u64> = reported.values().map(|value| value.as_u64().unwrap()).collect();
     assert_eq!(numbers, (1..=23).collect());
@@ -80,7 +80,7 @@ fn counters_are_not_mixed_up() {
 
 #[test]
 fn a_disk_is_the_sum_of_its_queues() {
-    let disk = disk(&about(), &[made_up(1), made_up(10)], None, ALL);
+    let disk = disk(&about(), &[distinct_stats(1), distinct_stats(10)], None, ALL);
     assert_eq!((disk.id.as_str(), disk.interface.as_str(), disk.storage.as_str()), ("vm1", "virtio-blk", "file"));
     assert_eq!((disk.merge.as_str(), disk.merge_bytes, disk.merge_segments), ("auto", 1 << 20, 1024));
     assert_eq!((disk.queue_count, disk.queues.len()), (2, 2));
@@ -101,31 +101,32 @@ fn a_disk_is_the_sum_of_its_queues() {
 
 #[test]
 fn details_are_included_only_on_request() {
-    let reported =
-        |shape| serde_json::to_value(disk(&about(), &[made_up(1), QueueReport::default()], None, shape)).unwrap();
-    let short = reported(Shape { queues: false, latency: false });
+    let reported = |shape| {
+        serde_json::to_value(disk(&about(), &[distinct_stats(1), QueueReport::default()], None, shape)).unwrap()
+    };
+    let short = reported(StatDetail { queues: false, latency: false });
     assert!(short.get("queues").is_none());
     let total = &short["totals"]["latency"]["reads"]["total"];
     assert!(total.get("buckets").is_none() && total["p99_ns"].is_u64(), "{total}");
-    let queues = reported(Shape { queues: true, latency: false });
+    let queues = reported(StatDetail { queues: true, latency: false });
     assert_eq!(queues["queues"][0]["in_flight"], 24);
     assert_eq!(queues["queues"][1]["latency"]["reads"]["total"]["p99_ns"], Value::Null);
     let whole = reported(ALL);
     assert!(whole["queues"][0]["latency"]["reads"]["total"]["buckets"].is_array());
     let back: DiskStat = serde_json::from_value(whole).unwrap();
-    assert_eq!(back, disk(&about(), &[made_up(1), QueueReport::default()], None, ALL));
+    assert_eq!(back, disk(&about(), &[distinct_stats(1), QueueReport::default()], None, ALL));
 }
 
 #[test]
 fn a_controller_is_the_sum_of_its_request_queues() {
-    let queue_stats = [made_up(1000), made_up(2000), made_up(1), made_up(10)];
+    let queue_stats = [distinct_stats(1000), distinct_stats(2000), distinct_stats(1), distinct_stats(10)];
     let reported = controller("c", &[1, 0], &[], &queue_stats, ALL);
     assert_eq!((reported.id.as_str(), reported.interface.as_str(), reported.queue_count), ("c", "virtio-scsi", 2));
     assert_eq!(reported.totals.counters.requests, 18 * 11);
     let queues: Vec<_> = reported.queues.iter().map(|queue| (queue.role.as_str(), queue.queue, queue.worker)).collect();
     assert_eq!(queues, [("control", 0, 0), ("event", 0, 0), ("request", 0, 1), ("request", 1, 0)]);
     assert_eq!((reported.queues[0].load.counters.kicks, reported.queues[3].load.counters.kicks), (11_000, 110));
-    let short = controller("c", &[1, 0], &[], &queue_stats, Shape { queues: false, latency: false });
+    let short = controller("c", &[1, 0], &[], &queue_stats, StatDetail { queues: false, latency: false });
     assert_eq!((short.queues.len(), short.totals.counters), (0, reported.totals.counters));
 }
 
@@ -183,7 +184,7 @@ fn xen_disks_report_grants() {
     assert!(none.get("grants").is_none());
     let mut grants = GrantCounters { copies: 1, copy_calls: 2, maps: 4, held: 14, ..GrantCounters::default() };
     grants.add(&GrantCounters { events_taken: 20, stuck: 15, over_budget: 13, ..GrantCounters::default() });
-    let xen = DiskAbout { interface: Interface::Xen, ..about() };
+    let xen = DiskInfo { interface: Interface::Xen, ..about() };
     let reported = serde_json::to_value(disk(&xen, &[], Some(&grants), ALL)).unwrap();
     assert_eq!(reported["interface"], "xen");
     let reported = reported["grants"].as_object().unwrap();
@@ -206,7 +207,7 @@ fn xen_disks_report_grants() {
 fn a_disk_reports_its_health() {
     use mqblk_engine::{ErrorPolicy, OnError, OnNoSpace};
     let errors = ErrorPolicy { on_error: OnError::Stop, on_enospc: OnNoSpace::Stop };
-    let about = DiskAbout { health: Arc::new(DiskHealth::new("vm1", errors)), ..about() };
+    let about = DiskInfo { health: Arc::new(DiskHealth::new("vm1", errors)), ..about() };
     let reported = serde_json::to_value(disk(&about, &[], None, ALL)).unwrap();
     let want = serde_json::json!({
         "state": "running", "on_error": "stop", "on_enospc": "stop", "stopped": null, "parked": 0, "stops": 0, "retries": 0,

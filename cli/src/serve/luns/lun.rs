@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::SettingError;
 
-use crate::serve::config::{LunOrigin, LunPlace};
-use crate::serve::controller::Unit;
+use crate::serve::config::{LunOrigin, TargetLun};
+use crate::serve::controller::ServedUnit;
 use crate::serve::resolve::{Claim, ConfigError};
 
 /// Why a LUN was not added, removed or resized, or a disk not resized.
@@ -39,12 +39,12 @@ pub enum LunState {
     /// Guests use it.
     Ready,
     /// Guests no longer see it; requests in flight are completing.
-    Removing(Arc<Going>),
+    Removing(Arc<RemovalProgress>),
 }
 
 /// The progress of a removal.
 #[derive(Debug, Default)]
-pub struct Going {
+pub struct RemovalProgress {
     /// True when all requests have completed and the storage is being flushed.
     pub flushing: AtomicBool,
     /// Set when the LUN is removed. An error says why written data may be lost.
@@ -64,13 +64,13 @@ impl LunState {
 
 /// The table entry of a LUN.
 #[derive(Clone)]
-pub struct Lun {
+pub struct LunEntry {
     /// Its id.
     pub id: String,
     /// The index of its controller in [`Luns::controllers`].
     pub controller: usize,
     /// Its address.
-    pub place: LunPlace,
+    pub address: TargetLun,
     /// The engine's slot of its disk, unique for the controller.
     pub slot: DiskSlot,
     /// Its origin.
@@ -78,36 +78,36 @@ pub struct Lun {
     /// Its state.
     pub state: LunState,
     /// Its logical unit; `None` while that is being opened.
-    pub unit: Option<Arc<Unit>>,
+    pub unit: Option<Arc<ServedUnit>>,
     /// Its claims, without those of its logical unit.
     pub(super) claims: Vec<Claim>,
     /// The settings that it was added with at run time, without its controller, id and address.
-    pub(super) given: Option<BTreeMap<String, String>>,
+    pub(super) added_settings: Option<BTreeMap<String, String>>,
 }
 
-impl Lun {
+impl LunEntry {
     pub(super) fn is_ready(&self) -> bool {
         matches!(self.state, LunState::Ready)
     }
 
-    pub(super) fn leads_to(&self, unit: &Unit) -> bool {
+    pub(super) fn maps(&self, unit: &ServedUnit) -> bool {
         self.unit.as_deref().is_some_and(|own| std::ptr::eq(own, unit))
     }
 }
 
 /// Selects a LUN.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum LunSelector {
     /// By its id.
     Id(String),
     /// By the id of its controller and its address.
-    Place(String, LunPlace),
+    Address(String, TargetLun),
 }
 
 /// The result of a removal.
 pub enum Removal {
     /// The LUN is removed.
-    Done(Lun),
+    Done(LunEntry),
     /// The removal continues until all requests have completed and the storage is flushed.
-    Waits(Lun, Arc<Going>),
+    Pending(LunEntry, Arc<RemovalProgress>),
 }

@@ -3,8 +3,8 @@
 //! The table is locked for short times only. Slow steps (opening storage, waiting for commands) run without the lock, while the LUN's entry
 //! reserves its address and names.
 
-mod carried;
 mod lun;
+mod migration;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -17,28 +17,28 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
 use mqblk_engine::{AnyDisk, Engine};
 
+use super::backends::Registry;
 use super::config::{ControllerConfig, LunConfig, LunOrigin, LunUnit, StateConfig, UnitConfig};
-use super::controller::{Controller, ControllerError, FirstLun, LunError, Unit};
-use super::resize::{self, Changed, GuestNotice};
-use super::resolve::{LunKeys, Names, Places, Storages as _, find_controller};
-use super::state::{Added, State, StateFile};
-use super::storages::Registry;
-use super::watch::Watched;
-use carried::CarriedLuns;
-pub use lun::{ChangeError, Going, Lun, LunState, Removal, Which};
+use super::controller::{Controller, ControllerError, InitialLun, LunError, ServedUnit};
+use super::resize::{self, GuestNotice, ResizeOutcome};
+use super::resolve::{LunKeys, StorageBackends as _, UniqueNames, UsedAddresses, find_controller};
+use super::state::{AddedLun, SavedLuns, StateFile};
+use super::watch::WatchedDisk;
+pub use lun::{ChangeError, LunEntry, LunSelector, LunState, Removal, RemovalProgress};
+use migration::LunMigration;
 
 /// All controllers and their LUNs.
 pub struct Luns {
     controllers: Vec<Controller>,
     /// The claims of disks and controllers.
-    names: Names,
-    table: Mutex<Vec<Lun>>,
+    names: UniqueNames,
+    table: Mutex<Vec<LunEntry>>,
     changed: Condvar,
     removals: Mutex<Vec<JoinHandle<()>>>,
     /// The state file for the next daemon. Lock order: after the table.
-    state: Option<Mutex<StateFile>>,
+    state_file: Option<Mutex<StateFile>>,
     /// The LUNs' part of the migration state, of each controller.
-    carried: Vec<Arc<CarriedLuns>>,
+    migrations: Vec<Arc<LunMigration>>,
 }
 
 impl Luns {
@@ -48,22 +48,22 @@ impl Luns {
     /// If the host refuses a resource. Everything is undone then.
     pub fn start(
         configs: &[ControllerConfig<Arc<AnyDisk>>],
-        names: Names,
+        names: UniqueNames,
         (engine, drain_timeout): (&Arc<Engine>, Duration),
         state: Option<StateConfig>,
     ) -> Result<Luns, LunsError> {
-        let saved = state.iter().flat_map(|state| &state.kept.added);
+        let saved = state.iter().flat_map(|state| &state.saved.added);
         let saved: HashMap<String, BTreeMap<String, String>> =
             saved.map(|lun| (lun.id.clone(), lun.settings.clone())).collect();
-        let state = state.map(|StateConfig { path, kept: saved }| {
-            StateFile::take(&path, saved).map(Mutex::new).map_err(|source| LunsError::State { path, source })
+        let state = state.map(|StateConfig { path, saved }| {
+            StateFile::open(&path, saved).map(Mutex::new).map_err(|source| LunsError::State { path, source })
         });
         let state = state.transpose()?;
         let mut units = HashMap::new();
         for (config, lun) in configs.iter().flat_map(|config| config.luns.iter().map(move |lun| (config, lun))) {
             if let LunUnit::Own(unit) = &lun.unit {
-                let unit = Unit::new(&lun.id, UnitConfig::clone(unit));
-                let unit = unit.map_err(|error| ControllerError::lun(&config.id, lun.place, error))?;
+                let unit = ServedUnit::new(&lun.id, UnitConfig::clone(unit));
+                let unit = unit.map_err(|error| ControllerError::lun(&config.id, lun.address, error))?;
                 units.insert(lun.id.as_str(), Arc::new(unit));
             }
         }
@@ -76,37 +76,45 @@ impl Luns {
                     LunUnit::Own(_) => units.get(lun.id.as_str()),
                     LunUnit::Shared(name) => units.get(name.as_str()),
                 };
-                let unit = unit.ok_or_else(|| ControllerError::lun(&config.id, lun.place, LunError::NoUnit))?;
-                first.push(FirstLun { place: lun.place, slot, unit: Arc::clone(unit) });
-                table.push(Lun {
+                let unit = unit.ok_or_else(|| ControllerError::lun(&config.id, lun.address, LunError::NoUnit))?;
+                first.push(InitialLun { address: lun.address, slot, unit: Arc::clone(unit) });
+                table.push(LunEntry {
                     id: lun.id.clone(),
                     controller,
-                    place: lun.place,
+                    address: lun.address,
                     slot,
                     state: LunState::Ready,
                     unit: Some(Arc::clone(unit)),
                     claims: vec![("id", lun.id.clone())],
                     origin: lun.origin,
-                    given: saved.get(&lun.id).filter(|_| lun.origin == LunOrigin::RunTime).cloned(),
+                    added_settings: saved.get(&lun.id).filter(|_| lun.origin == LunOrigin::RunTime).cloned(),
                 });
             }
-            let migration = Arc::new(CarriedLuns::new(&config.id, config.incoming_luns.clone()));
+            let migration = Arc::new(LunMigration::new(&config.id, config.incoming_luns.clone()));
             controllers.push(Controller::start(config, &first, (engine, drain_timeout), Arc::clone(&migration) as _)?);
             carried.push(migration);
         }
         let (changed, removals) = (Condvar::new(), Mutex::default());
-        Ok(Luns { controllers, names, table: Mutex::new(table), changed, removals, state, carried })
+        Ok(Luns {
+            controllers,
+            names,
+            table: Mutex::new(table),
+            changed,
+            removals,
+            state_file: state,
+            migrations: carried,
+        })
     }
 
     /// Enables or disables the migration of guests. Waits for incoming migrations.
-    pub fn travel(self: &Arc<Luns>, on: bool) {
+    pub fn set_migratable(self: &Arc<Luns>, on: bool) {
         let luns = if on { Arc::downgrade(self) } else { Weak::new() };
-        self.carried.iter().for_each(|migration| migration.belong_to(Weak::clone(&luns)));
+        self.migrations.iter().for_each(|migration| migration.set_luns(Weak::clone(&luns)));
     }
 
     /// Returns the ready LUNs of the controller `id`, sorted by address.
-    fn of(&self, id: &str) -> Vec<Lun> {
-        let own = |lun: &Lun| lun.is_ready() && self.controllers[lun.controller].id() == id;
+    fn ready_luns(&self, id: &str) -> Vec<LunEntry> {
+        let own = |lun: &LunEntry| lun.is_ready() && self.controllers[lun.controller].id() == id;
         self.list().into_iter().filter(own).collect()
     }
 
@@ -130,15 +138,15 @@ impl Luns {
     }
 
     /// Returns all LUNs, sorted by controller and address.
-    pub fn list(&self) -> Vec<Lun> {
+    pub fn list(&self) -> Vec<LunEntry> {
         let mut luns = self.table().clone();
-        luns.sort_by_key(|lun| (lun.controller, lun.place));
+        luns.sort_by_key(|lun| (lun.controller, lun.address));
         luns
     }
 
     /// Returns all logical units, without duplicates.
-    pub fn units(&self) -> Vec<Arc<Unit>> {
-        let mut units: Vec<Arc<Unit>> = self.table().iter().filter_map(|lun| lun.unit.clone()).collect();
+    pub fn units(&self) -> Vec<Arc<ServedUnit>> {
+        let mut units: Vec<Arc<ServedUnit>> = self.table().iter().filter_map(|lun| lun.unit.clone()).collect();
         units.sort_by_key(Arc::as_ptr);
         units.dedup_by(|one, other| Arc::ptr_eq(one, other));
         units
@@ -148,30 +156,33 @@ impl Luns {
     ///
     /// # Errors
     /// If a value is invalid or already claimed, or the storage cannot be opened.
-    pub fn add(&self, settings: Settings) -> Result<Lun, ChangeError> {
+    pub fn add(&self, settings: Settings) -> Result<LunEntry, ChangeError> {
         let added_settings = settings.clone();
-        let (keys, pending, shared) = self.take_seat(settings)?;
+        let (keys, pending, shared) = self.begin_add(settings)?;
         let name = keys.id().to_owned();
         let failed = |error: LunError| ChangeError::Failed(format!("lun {name:?}: {error}"));
-        let LunConfig { id, place: address, unit, .. } = keys.open(&mut Registry)?;
+        let LunConfig { id, address, unit, .. } = keys.open(&mut Registry)?;
         let unit = match (unit, shared) {
-            (LunUnit::Own(config), _) => Arc::new(Unit::new(&id, *config).map_err(failed)?),
+            (LunUnit::Own(config), _) => Arc::new(ServedUnit::new(&id, *config).map_err(failed)?),
             (LunUnit::Shared(_), Some(unit)) => unit,
             (LunUnit::Shared(_), None) => return Err(failed(LunError::NoUnit)),
         };
-        unit.alone(|| {
+        unit.with_resize_lock(|| {
             self.controllers[pending.controller].map(address, pending.slot, &unit).map_err(failed)?;
             let controller = self.controllers[pending.controller].id();
-            let added = Added::new(controller, &id, (address.target, address.lun), &added_settings);
-            let lun = pending.keep(&unit, added.settings.clone());
-            self.keep(|state| state.add(added));
+            let added = AddedLun::new(controller, &id, (address.target, address.lun), &added_settings);
+            let lun = pending.commit(&unit, added.settings.clone());
+            self.save(|state| state.add(added));
             tracing::info!(lun = id, controller, address = %address, "LUN added");
             Ok(lun)
         })
     }
 
     /// Checks the settings, and reserves the LUN's address and names by a table entry.
-    fn take_seat(&self, mut settings: Settings) -> Result<(LunKeys, Seat<'_>, Option<Arc<Unit>>), ChangeError> {
+    fn begin_add(
+        &self,
+        mut settings: Settings,
+    ) -> Result<(LunKeys, PendingLun<'_>, Option<Arc<ServedUnit>>), ChangeError> {
         let ids = self.ids();
         let controller = find_controller(&mut settings, &ids)?;
         let mut table = self.table();
@@ -179,13 +190,13 @@ impl Luns {
         for lun in &*table {
             let owner = format!("lun {:?}", lun.id);
             let of_unit = lun.unit.iter().flat_map(|unit| unit.claims());
-            lun.claims.iter().cloned().chain(of_unit).for_each(|claim| names.hold(&claim, &owner));
+            lun.claims.iter().cloned().chain(of_unit).for_each(|claim| names.insert(&claim, &owner));
         }
         let own = || table.iter().filter(|lun| lun.controller == controller);
-        let mut addresses: Places = own().map(|lun| (lun.place, lun.id.clone())).collect();
-        let seen = (ids[controller], self.controllers[controller].front().socket.as_path());
+        let mut addresses: UsedAddresses = own().map(|lun| (lun.address, lun.id.clone())).collect();
+        let seen = (ids[controller], self.controllers[controller].endpoint().socket.as_path());
         let keys = LunKeys::take(settings, seen, &Registry.kinds(), &mut addresses, &mut names)?;
-        let shared = keys.shared().map(|unit| unit_to_share(&table, controller, &keys, unit)).transpose()?;
+        let shared = keys.shared_unit().map(|unit| find_shared_unit(&table, controller, &keys, unit)).transpose()?;
         let taken: HashSet<DiskSlot> = own().map(|lun| lun.slot).collect();
         let Some(slot) = (0..=u16::MAX).map(DiskSlot).find(|slot| !taken.contains(slot)) else {
             return Err(ChangeError::Failed(format!(
@@ -193,18 +204,18 @@ impl Luns {
                 ids[controller]
             )));
         };
-        table.push(Lun {
+        table.push(LunEntry {
             id: keys.id().to_owned(),
             controller,
-            place: keys.place(),
+            address: keys.address(),
             slot,
             state: LunState::Adding,
             unit: shared.clone(),
             claims: keys.claims().to_vec(),
             origin: LunOrigin::RunTime,
-            given: None,
+            added_settings: None,
         });
-        let pending = Seat { luns: self, controller, slot, kept: false };
+        let pending = PendingLun { luns: self, controller, slot, committed: false };
         Ok((keys, pending, shared))
     }
 
@@ -212,7 +223,7 @@ impl Luns {
     ///
     /// # Errors
     /// If there is no such LUN, it is still being added, or its storage could not be flushed after the removal.
-    pub fn remove(self: &Arc<Luns>, which: &Which, patience: Duration) -> Result<Removal, ChangeError> {
+    pub fn remove(self: &Arc<Luns>, which: &LunSelector, patience: Duration) -> Result<Removal, ChangeError> {
         let deadline = Instant::now() + patience;
         let mut table = self.table();
         let at = self.find(&table, which)?;
@@ -223,15 +234,15 @@ impl Luns {
             }
             LunState::Removing(progress) => Arc::clone(progress),
             LunState::Ready => {
-                let progress = Arc::new(Going::default());
+                let progress = Arc::new(RemovalProgress::default());
                 let (luns, thread_lun, thread_progress) = (Arc::clone(self), lun.clone(), Arc::clone(&progress));
                 let thread = std::thread::Builder::new().name("lun-removal".into());
-                let thread = thread.spawn(move || luns.take_away(thread_lun, &thread_progress));
+                let thread = thread.spawn(move || luns.finish_removal(thread_lun, &thread_progress));
                 let thread =
                     thread.map_err(|error| ChangeError::Failed(format!("lun {:?}: no thread: {error}", lun.id)))?;
                 table[at].state = LunState::Removing(Arc::clone(&progress));
                 // Recorded now: the LUN stays removed even if the daemon is killed.
-                self.keep(|state| match lun.origin {
+                self.save(|state| match lun.origin {
                     LunOrigin::Configuration => {
                         state.remove_configured(self.controllers[lun.controller].id(), &lun.id);
                     }
@@ -252,7 +263,7 @@ impl Luns {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(Removal::Waits(lun, progress));
+                return Ok(Removal::Pending(lun, progress));
             }
             let result = self.changed.wait_timeout(table, left);
             table = result.unwrap_or_else(PoisonError::into_inner).0;
@@ -260,30 +271,30 @@ impl Luns {
     }
 
     /// Records a change in the state file, if there is one.
-    fn keep(&self, change: impl FnOnce(&mut State)) {
-        if let Some(state) = &self.state {
-            lock(state).change(change);
+    fn save(&self, change: impl FnOnce(&mut SavedLuns)) {
+        if let Some(state) = &self.state_file {
+            lock(state).update(change);
         }
     }
 
     /// Returns true if the next daemon will serve a LUN too.
-    pub fn survives_restart(&self, lun: &Lun) -> bool {
-        let saved = || self.state.as_ref().is_some_and(|state| lock(state).is_written());
+    pub fn survives_restart(&self, lun: &LunEntry) -> bool {
+        let saved = || self.state_file.as_ref().is_some_and(|state| lock(state).is_written());
         lun.origin == LunOrigin::Configuration || saved()
     }
 
     /// Returns the disks whose storage size is watched, without duplicates, each with the id of one of its LUNs.
-    pub fn watched(&self) -> Vec<Watched> {
+    pub fn watched_disks(&self) -> Vec<WatchedDisk> {
         let mut seen = HashSet::new();
-        let ready = self.list().into_iter().filter(Lun::is_ready);
+        let ready = self.list().into_iter().filter(LunEntry::is_ready);
         let units = ready.filter_map(|lun| Some((lun.id, lun.unit?)));
-        let units = units.filter(|(_, unit)| unit.config().backing.watch_size && seen.insert(Arc::as_ptr(unit)));
+        let units = units.filter(|(_, unit)| unit.config().storage.watch_size && seen.insert(Arc::as_ptr(unit)));
         units.map(|(id, unit)| (id, Arc::clone(unit.disk()))).collect()
     }
 
     /// Removes a LUN whose state is `Removing`. Takes as long as its storage.
-    fn take_away(&self, lun: Lun, progress: &Going) {
-        self.controllers[lun.controller].unmap(lun.place);
+    fn finish_removal(&self, lun: LunEntry, progress: &RemovalProgress) {
+        self.controllers[lun.controller].unmap(lun.address);
         progress.flushing.store(true, Ordering::Relaxed);
         let flushed = lun.unit.as_ref().map_or(Ok(()), |unit| unit.disk().sync());
         self.table().retain(|other| (other.controller, other.slot) != (lun.controller, lun.slot));
@@ -306,7 +317,7 @@ impl Luns {
     ///
     /// # Errors
     /// If there is no such LUN, or its storage cannot have that size.
-    pub fn resize(&self, which: &Which, request: Resize) -> Result<(Lun, Changed), ChangeError> {
+    pub fn resize(&self, which: &LunSelector, request: Resize) -> Result<(LunEntry, ResizeOutcome), ChangeError> {
         let table = self.table();
         let lun = table[self.find(&table, which)?].clone();
         drop(table);
@@ -314,26 +325,26 @@ impl Luns {
         let Some(unit) = lun.unit.clone().filter(|_| lun.is_ready()) else {
             return Err(failed(&format!("its state is {}", lun.state.word())));
         };
-        unit.alone(|| {
-            let ready = |table: &[Lun]| -> Vec<Lun> {
-                table.iter().filter(|lun| lun.is_ready() && lun.leads_to(&unit)).cloned().collect()
+        unit.with_resize_lock(|| {
+            let ready = |table: &[LunEntry]| -> Vec<LunEntry> {
+                table.iter().filter(|lun| lun.is_ready() && lun.maps(&unit)).cloned().collect()
             };
             let paths = ready(&self.table());
             let result = request.carry_out(unit.disk().as_ref(), &mut Users { luns: self, unit: &unit, paths: &paths });
-            let resized = result.map_err(|error| resize::refused(&format!("lun {:?}", lun.id), request, error))?;
+            let resized = result.map_err(|error| resize::resize_error(&format!("lun {:?}", lun.id), request, error))?;
             if !resized.is_change() {
-                return Ok((lun.clone(), Changed { resized, guest: GuestNotice::Unchanged }));
+                return Ok((lun.clone(), ResizeOutcome { resized, guest: GuestNotice::Unchanged }));
             }
-            paths.iter().for_each(|path| self.controllers[path.controller].resized(path.place));
+            paths.iter().for_each(|path| self.controllers[path.controller].resized(path.address));
             let connected = paths.iter().any(|path| self.controllers[path.controller].is_connected());
             let guest = if connected { GuestNotice::Notified } else { GuestNotice::NoGuest };
             tracing::info!(lun = lun.id, before = %resized.before, size = %resized.size, guest = guest.word(), "LUN resized");
-            Ok((lun.clone(), Changed { resized, guest }))
+            Ok((lun.clone(), ResizeOutcome { resized, guest }))
         })
     }
 
     /// Waits for all removals.
-    pub fn settle(&self) {
+    pub fn wait_for_removals(&self) {
         for lun in self.list().iter().filter(|lun| matches!(lun.state, LunState::Removing(_))) {
             tracing::info!(lun = lun.id, "waiting for the LUN's storage");
         }
@@ -344,11 +355,11 @@ impl Luns {
         }
     }
 
-    fn find(&self, table: &[Lun], which: &Which) -> Result<usize, SettingError> {
+    fn find(&self, table: &[LunEntry], which: &LunSelector) -> Result<usize, SettingError> {
         const LISTED: usize = 16;
         let error_settings = Settings::new("lun");
         match which {
-            Which::Id(id) => table.iter().position(|lun| lun.id == *id).ok_or_else(|| {
+            LunSelector::Id(id) => table.iter().position(|lun| lun.id == *id).ok_or_else(|| {
                 let ids: Vec<&str> = table.iter().map(|lun| lun.id.as_str()).collect();
                 let expected = match ids.len() {
                     0 => "the id of a LUN, of which there is none".to_owned(),
@@ -357,9 +368,9 @@ impl Luns {
                 };
                 error_settings.error("id", format!("{id:?}"), expected)
             }),
-            Which::Place(id, address) => {
+            LunSelector::Address(id, address) => {
                 let controller = self.controller(id)?;
-                let found = table.iter().position(|lun| lun.controller == controller && lun.place == *address);
+                let found = table.iter().position(|lun| lun.controller == controller && lun.address == *address);
                 found.ok_or_else(|| {
                     let found = format!("target {} lun {}, where no LUN is", address.target, address.lun);
                     error_settings.error("target", found, format!("the place of a LUN of controller {id:?}"))
@@ -368,7 +379,7 @@ impl Luns {
         }
     }
 
-    fn table(&self) -> MutexGuard<'_, Vec<Lun>> {
+    fn table(&self) -> MutexGuard<'_, Vec<LunEntry>> {
         lock(&self.table)
     }
 }
@@ -376,13 +387,13 @@ impl Luns {
 /// The users of a logical unit's size.
 struct Users<'a> {
     luns: &'a Luns,
-    unit: &'a Unit,
-    paths: &'a [Lun],
+    unit: &'a ServedUnit,
+    paths: &'a [LunEntry],
 }
 
 impl SizeUsers for Users<'_> {
     fn set_size(&mut self, size: ByteLen) {
-        self.unit.resized(size);
+        self.unit.set_size(size);
     }
 
     fn refresh(&mut self) {
@@ -409,17 +420,17 @@ pub enum LunsError {
 }
 
 /// The table entry of a LUN that is being added. Dropping it without [`PendingLun::commit`] removes the entry.
-struct Seat<'a> {
+struct PendingLun<'a> {
     luns: &'a Luns,
     controller: usize,
     slot: DiskSlot,
-    kept: bool,
+    committed: bool,
 }
 
-impl Seat<'_> {
+impl PendingLun<'_> {
     /// Marks the LUN as ready.
-    fn keep(mut self, unit: &Arc<Unit>, added_settings: BTreeMap<String, String>) -> Lun {
-        self.kept = true;
+    fn commit(mut self, unit: &Arc<ServedUnit>, added_settings: BTreeMap<String, String>) -> LunEntry {
+        self.committed = true;
         let mut table = self.luns.table();
         let at = table.iter().position(|lun| (lun.controller, lun.slot) == (self.controller, self.slot));
         // Always found: only this object removes the entry.
@@ -427,25 +438,30 @@ impl Seat<'_> {
         lun.state = LunState::Ready;
         lun.unit = Some(Arc::clone(unit));
         lun.claims = vec![("id", lun.id.clone())];
-        lun.given = Some(added_settings);
+        lun.added_settings = Some(added_settings);
         lun.clone()
     }
 }
 
-impl Drop for Seat<'_> {
+impl Drop for PendingLun<'_> {
     fn drop(&mut self) {
-        if !self.kept {
+        if !self.committed {
             self.luns.table().retain(|lun| (lun.controller, lun.slot) != (self.controller, self.slot));
         }
     }
 }
 
 /// Returns the logical unit `name`, to share with a new LUN of a controller.
-fn unit_to_share(table: &[Lun], controller: usize, keys: &LunKeys, name: &str) -> Result<Arc<Unit>, SettingError> {
+fn find_shared_unit(
+    table: &[LunEntry],
+    controller: usize,
+    keys: &LunKeys,
+    name: &str,
+) -> Result<Arc<ServedUnit>, SettingError> {
     let ready = table.iter().filter(|lun| lun.is_ready()).filter_map(|lun| lun.unit.as_ref());
     let Some(unit) = ready.into_iter().find(|unit| unit.name() == name) else {
         let found = match table.iter().find(|lun| lun.id == name) {
-            Some(Lun { state: LunState::Ready, unit: Some(unit), .. }) => {
+            Some(LunEntry { state: LunState::Ready, unit: Some(unit), .. }) => {
                 format!(", which itself shares the unit of {:?}", unit.name())
             }
             Some(lun) => format!(", whose state is {}", lun.state.word()),
@@ -453,9 +469,8 @@ fn unit_to_share(table: &[Lun], controller: usize, keys: &LunKeys, name: &str) -
         };
         return Err(keys.no_such_unit(name, &found));
     };
-    let target = keys.place().target;
-    let twice =
-        table.iter().find(|lun| lun.controller == controller && lun.place.target == target && lun.leads_to(unit));
+    let target = keys.address().target;
+    let twice = table.iter().find(|lun| lun.controller == controller && lun.address.target == target && lun.maps(unit));
     match twice {
         Some(other) => Err(keys.unit_twice(name, &other.id)),
         None => Ok(Arc::clone(unit)),

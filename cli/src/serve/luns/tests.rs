@@ -6,7 +6,7 @@ use mqblk_core::{Disk, DiskChannel, DiskError, Geometry, Limits};
 use mqblk_engine::{EngineOptions, Lane, LaneOptions};
 
 use super::*;
-use crate::serve::config::{Backing, CacheMode, Front, LunPlace, SocketMode};
+use crate::serve::config::{CacheMode, SocketMode, StorageConfig, TargetLun, VhostUserEndpoint};
 
 /// A RAM disk whose flush completes when the test says.
 struct SlowFlush {
@@ -53,18 +53,18 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
     let engine = EngineOptions { workers: 1, pin: Vec::new(), lane: LaneOptions::default() };
     let lun = |(disk, target): (&Arc<AnyDisk>, u8)| LunConfig {
         id: format!("slow-{target}"),
-        place: LunPlace { target, lun: 0 },
+        address: TargetLun { target, lun: 0 },
         origin: LunOrigin::Configuration,
         mapped: true,
         unit: LunUnit::Own(Box::new(UnitConfig {
-            backing: Backing {
+            storage: StorageConfig {
                 errors: mqblk_engine::ErrorPolicy::default(),
                 serial: "S".to_owned(),
                 cache: CacheMode::Writeback,
                 plug: Default::default(),
                 watch_size: true,
-                storage: "ram".to_owned(),
-                storage_settings: Vec::new(),
+                kind: "ram".to_owned(),
+                resolved_settings: Vec::new(),
                 disk: Arc::clone(disk),
             },
             unit_name: format!("u{target}"),
@@ -75,7 +75,7 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
     };
     let controller = ControllerConfig {
         id: "c".to_owned(),
-        front: Front {
+        endpoint: VhostUserEndpoint {
             socket: folder.join("c.sock"),
             socket_mode: SocketMode::OWNER_ONLY,
             queues: 1,
@@ -90,7 +90,7 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
         luns: disks.iter().zip(0..).map(lun).collect(),
     };
     let engine = Arc::new(Engine::start(&engine).unwrap());
-    Arc::new(Luns::start(&[controller], Names::default(), (&engine, Duration::from_secs(30)), None).unwrap())
+    Arc::new(Luns::start(&[controller], UniqueNames::default(), (&engine, Duration::from_secs(30)), None).unwrap())
 }
 
 const AT_ONCE: Duration = Duration::ZERO;
@@ -101,7 +101,7 @@ fn states(luns: &Luns) -> Vec<(String, &'static str)> {
     luns.list().iter().map(|lun| (lun.id.clone(), lun.state.word())).collect()
 }
 
-fn add(luns: &Luns, words: &str) -> Result<Lun, String> {
+fn add(luns: &Luns, words: &str) -> Result<LunEntry, String> {
     let settings =
         crate::serve::key_values::parse("lun", &format!("controller=c,storage=ram,size=1M,{words}")).unwrap();
     luns.add(settings).map_err(|error| error.to_string())
@@ -112,9 +112,9 @@ fn a_pending_removal_does_not_block_others() {
     let folder = tempfile::tempdir().unwrap();
     let (disk, finish_flush) = slow_flush();
     let luns = start(folder.path(), &[disk]);
-    let which = Which::Id("slow-0".to_owned());
+    let which = LunSelector::Id("slow-0".to_owned());
     for _ in 0..2 {
-        let Ok(Removal::Waits(lun, _)) = luns.remove(&which, AT_ONCE) else { panic!("it is gone") };
+        let Ok(Removal::Pending(lun, _)) = luns.remove(&which, AT_ONCE) else { panic!("it is gone") };
         assert_eq!(lun.id, "slow-0");
     }
     assert_eq!(states(&luns), [("slow-0".to_owned(), "removing")]);
@@ -133,8 +133,8 @@ fn a_pending_removal_does_not_block_others() {
     let settings = crate::serve::key_values::parse("lun", "controller=c,unit=slow-0").unwrap();
     let error = luns.add(settings).err().unwrap().to_string();
     assert!(error.contains("\"slow-0\", whose state is removing"), "{error}");
-    assert_eq!(add(&luns, "id=other").unwrap().place, LunPlace { target: 1, lun: 0 });
-    assert!(matches!(luns.remove(&Which::Id("other".to_owned()), LONG), Ok(Removal::Done(_))));
+    assert_eq!(add(&luns, "id=other").unwrap().address, TargetLun { target: 1, lun: 0 });
+    assert!(matches!(luns.remove(&LunSelector::Id("other".to_owned()), LONG), Ok(Removal::Done(_))));
 
     let again = {
         let luns = Arc::clone(&luns);
@@ -146,9 +146,9 @@ fn a_pending_removal_does_not_block_others() {
     match again.join().unwrap() {
         Ok(Removal::Done(lun)) => assert_eq!(lun.id, "slow-0"),
         Err(error) => assert!(error.to_string().contains("of which there is none"), "{error}"),
-        Ok(Removal::Waits(..)) => panic!("the flush has completed"),
+        Ok(Removal::Pending(..)) => panic!("the flush has completed"),
     }
-    luns.settle();
+    luns.wait_for_removals();
     assert_eq!(states(&luns), []);
     assert_eq!(add(&luns, "target=0,id=slow-0,unit-name=u0").unwrap().slot, DiskSlot(0));
 }
@@ -159,7 +159,7 @@ fn a_failed_flush_is_reported_and_the_lun_is_removed() {
     let (disk, finish_flush) = slow_flush();
     let luns = start(folder.path(), &[disk]);
     finish_flush.send(Err(std::io::Error::from_raw_os_error(5))).unwrap();
-    let error = luns.remove(&Which::Id("slow-0".to_owned()), LONG).err().unwrap().to_string();
+    let error = luns.remove(&LunSelector::Id("slow-0".to_owned()), LONG).err().unwrap().to_string();
     let want = "lun \"slow-0\": it is gone, but what was written may be lost: flush: Input/output error (os error 5)";
     assert_eq!(error, want);
     assert_eq!(states(&luns), []);
@@ -171,10 +171,10 @@ fn a_stop_waits_for_removals() {
     let (disks, finish_flush): (Vec<_>, Vec<_>) = [slow_flush(), slow_flush()].into_iter().unzip();
     let luns = start(folder.path(), &disks);
     for id in ["slow-0", "slow-1"] {
-        assert!(matches!(luns.remove(&Which::Id(id.to_owned()), AT_ONCE), Ok(Removal::Waits(..))));
+        assert!(matches!(luns.remove(&LunSelector::Id(id.to_owned()), AT_ONCE), Ok(Removal::Pending(..))));
     }
     let waiter = Arc::clone(&luns);
-    let waiter = std::thread::spawn(move || waiter.settle());
+    let waiter = std::thread::spawn(move || waiter.wait_for_removals());
     finish_flush.iter().rev().for_each(|finish_flush| finish_flush.send(Ok(())).unwrap());
     waiter.join().unwrap();
     assert_eq!(states(&luns), []);

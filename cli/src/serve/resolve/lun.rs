@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_scsi::reservation::locally_assigned;
 
-use super::backing::{BackingKeys, is_printable, take_printable, take_storage};
-use super::names::{Claim, Names, Places, call, free_target, judge_id, same_place};
-use super::{ConfigError, ControllerKeys, Storages, take_u16};
-use crate::serve::config::{LunConfig, LunOrigin, LunPlace, LunUnit, UnitConfig};
-use crate::serve::file::GivenLun;
+use super::names::{Claim, UniqueNames, UsedAddresses, canonical_path, check_id, free_target, rename_subject};
+use super::storage::{StorageKeys, is_printable, take_printable, take_storage_kind};
+use super::{ConfigError, ControllerKeys, StorageBackends, take_u16};
+use crate::serve::config::{LunConfig, LunOrigin, LunUnit, TargetLun, UnitConfig};
+use crate::serve::file::RawLun;
 
 /// Highest LUN of a target: single level addressing carries 14 bits (SAM-5 section 4.7.5).
 const MAX_LUN: u16 = 16_383;
@@ -29,20 +29,20 @@ const PRODUCT: &str = "virtual disk";
 pub struct LunKeys {
     settings: Settings,
     id: String,
-    place: LunPlace,
+    address: TargetLun,
     unit: UnitKeys,
     claims: Vec<Claim>,
 }
 
 #[derive(Debug)]
 enum UnitKeys {
-    Own(Box<OwnKeys>),
+    Own(Box<OwnUnitKeys>),
     Shared(String),
 }
 
 #[derive(Debug)]
-struct OwnKeys {
-    backing: BackingKeys,
+struct OwnUnitKeys {
+    storage: StorageKeys,
     unit_name: String,
     vendor: String,
     product: String,
@@ -58,13 +58,13 @@ impl LunKeys {
         mut settings: Settings,
         (controller, socket): (&str, &Path),
         kinds: &[&'static str],
-        addresses: &mut Places,
-        names: &mut Names,
+        addresses: &mut UsedAddresses,
+        names: &mut UniqueNames,
     ) -> Result<LunKeys, SettingError> {
-        let address = take_place(&mut settings, addresses)?;
+        let address = take_address(&mut settings, addresses)?;
         let id = settings.text("id").unwrap_or_else(|| format!("{controller}:{address}"));
-        judge_id(&settings, &id, "", ":")?;
-        call(&mut settings, format!("lun {id:?}"));
+        check_id(&settings, &id, "", ":")?;
+        rename_subject(&mut settings, format!("lun {id:?}"));
         if let Some(other) = addresses.get(&address) {
             let found = format!("target {} lun {}, the place of lun {other:?}", address.target, address.lun);
             let expected = "a place of its own; without target= it gets the first target that is free";
@@ -75,13 +75,13 @@ impl LunKeys {
         let unit = match settings.text("unit") {
             Some(unit) => UnitKeys::Shared(unit),
             None => {
-                let own = OwnKeys::take(&mut settings, &id, default_unit_name(socket, address), kinds)?;
+                let own = OwnUnitKeys::take(&mut settings, &id, default_unit_name(socket, address), kinds)?;
                 claims.extend(own.claim(&settings, &id, names)?);
                 UnitKeys::Own(Box::new(own))
             }
         };
         addresses.insert(address, id.clone());
-        Ok(LunKeys { settings, id, place: address, unit, claims })
+        Ok(LunKeys { settings, id, address, unit, claims })
     }
 
     /// Returns its claims.
@@ -95,12 +95,12 @@ impl LunKeys {
     }
 
     /// Returns its address.
-    pub fn place(&self) -> LunPlace {
-        self.place
+    pub fn address(&self) -> TargetLun {
+        self.address
     }
 
     /// Returns the name of the logical unit that it shares; `None` if it has one of its own.
-    pub fn shared(&self) -> Option<&str> {
+    pub fn shared_unit(&self) -> Option<&str> {
         match &self.unit {
             UnitKeys::Own(_) => None,
             UnitKeys::Shared(unit) => Some(unit),
@@ -114,7 +114,7 @@ impl LunKeys {
 
     /// Returns the error for a logical unit that the LUN `other` of the same target maps already.
     pub fn unit_twice(&self, unit: &str, other: &str) -> SettingError {
-        let found = format!("{unit:?}, which target {} has already: {other:?}", self.place.target);
+        let found = format!("{unit:?}, which target {} has already: {other:?}", self.address.target);
         self.settings.error("unit", found, "another target: a unit is once in each")
     }
 
@@ -122,20 +122,20 @@ impl LunKeys {
     ///
     /// # Errors
     /// If the storage cannot be opened, or a key is unknown.
-    pub fn open<S: Storages>(self, storages: &mut S) -> Result<LunConfig<S::Disk>, ConfigError> {
-        let LunKeys { settings, id, place: address, unit, .. } = self;
+    pub fn open<S: StorageBackends>(self, storages: &mut S) -> Result<LunConfig<S::Disk>, ConfigError> {
+        let LunKeys { settings, id, address, unit, .. } = self;
         let unit = match unit {
             UnitKeys::Own(own) => {
-                let OwnKeys { backing: storage, unit_name, vendor, product, reservations } = *own;
+                let OwnUnitKeys { storage, unit_name, vendor, product, reservations } = *own;
                 let storage = storage.open(settings, storages)?;
-                LunUnit::Own(Box::new(UnitConfig { backing: storage, unit_name, vendor, product, reservations }))
+                LunUnit::Own(Box::new(UnitConfig { storage, unit_name, vendor, product, reservations }))
             }
             UnitKeys::Shared(unit) => {
                 settings.finish()?;
                 LunUnit::Shared(unit)
             }
         };
-        Ok(LunConfig { id, place: address, unit, origin: LunOrigin::Configuration, mapped: true })
+        Ok(LunConfig { id, address, unit, origin: LunOrigin::Configuration, mapped: true })
     }
 }
 
@@ -144,24 +144,24 @@ impl LunKeys {
 /// # Errors
 /// Returns the first invalid value.
 pub fn take_all(
-    raw: Vec<GivenLun>,
+    raw: Vec<RawLun>,
     controllers: &[ControllerKeys],
     kinds: &[&'static str],
-    names: &mut Names,
+    names: &mut UniqueNames,
 ) -> Result<Vec<Vec<LunKeys>>, SettingError> {
     // LUNs with an explicit target first: the others get free targets.
     let (mut raw, rest): (Vec<_>, Vec<_>) =
         raw.into_iter().enumerate().partition(|(_, lun)| lun.settings.peek("target").is_some());
     raw.extend(rest);
-    let ids: Vec<&str> = controllers.iter().map(|controller| controller.seen_by_luns().0).collect();
-    let mut addresses = vec![Places::new(); controllers.len()];
+    let ids: Vec<&str> = controllers.iter().map(|controller| controller.lun_defaults().0).collect();
+    let mut addresses = vec![UsedAddresses::new(); controllers.len()];
     let mut taken = Vec::new();
-    for (order, GivenLun { controller, mut settings }) in raw {
+    for (order, RawLun { controller, mut settings }) in raw {
         let at = match controller {
             Some(at) => at,
             None => find_controller(&mut settings, &ids)?,
         };
-        let seen = controllers[at].seen_by_luns();
+        let seen = controllers[at].lun_defaults();
         taken.push((at, order, LunKeys::take(settings, seen, kinds, &mut addresses[at], names)?));
     }
     check_shared(&taken.iter().map(|(at, _, lun)| (*at, lun)).collect::<Vec<_>>())?;
@@ -192,39 +192,39 @@ pub fn find_controller(settings: &mut Settings, ids: &[&str]) -> Result<usize, S
 /// # Errors
 /// Returns the first LUN that breaks a rule.
 pub fn check_shared(luns: &[(usize, &LunKeys)]) -> Result<(), SettingError> {
-    let units: HashMap<&str, Option<&str>> = luns.iter().map(|(_, lun)| (lun.id(), lun.shared())).collect();
+    let units: HashMap<&str, Option<&str>> = luns.iter().map(|(_, lun)| (lun.id(), lun.shared_unit())).collect();
     let mut seen = HashMap::new();
-    let own_first = luns.iter().filter(|(_, lun)| lun.shared().is_none());
-    for (controller, lun) in own_first.chain(luns.iter().filter(|(_, lun)| lun.shared().is_some())) {
-        let unit = lun.shared().unwrap_or(lun.id());
+    let own_first = luns.iter().filter(|(_, lun)| lun.shared_unit().is_none());
+    for (controller, lun) in own_first.chain(luns.iter().filter(|(_, lun)| lun.shared_unit().is_some())) {
+        let unit = lun.shared_unit().unwrap_or(lun.id());
         match units.get(unit) {
-            Some(Some(other)) if lun.shared().is_some() => {
+            Some(Some(other)) if lun.shared_unit().is_some() => {
                 return Err(lun.no_such_unit(unit, &format!(", which itself shares the unit of {other:?}")));
             }
             None => return Err(lun.no_such_unit(unit, "")),
             _ => {}
         }
-        if let Some(other) = seen.insert((*controller, lun.place.target, unit), lun.id()) {
+        if let Some(other) = seen.insert((*controller, lun.address.target, unit), lun.id()) {
             return Err(lun.unit_twice(unit, other));
         }
     }
     Ok(())
 }
 
-impl OwnKeys {
+impl OwnUnitKeys {
     fn take(
         settings: &mut Settings,
         id: &str,
         default_name: String,
         kinds: &[&'static str],
-    ) -> Result<OwnKeys, SettingError> {
-        let kind = take_storage(settings, kinds)?;
+    ) -> Result<OwnUnitKeys, SettingError> {
+        let kind = take_storage_kind(settings, kinds)?;
         let reservations = settings.text("reservations").map(PathBuf::from);
         if let Some(path) = &reservations {
-            judge_reservations(settings, path)?;
+            check_reservations(settings, path)?;
         }
-        Ok(OwnKeys {
-            backing: BackingKeys::take(settings, kind, id, SERIAL_BYTES)?,
+        Ok(OwnUnitKeys {
+            storage: StorageKeys::take(settings, kind, id, SERIAL_BYTES)?,
             unit_name: take_printable(settings, "unit-name", UNIT_NAME_BYTES)?.unwrap_or(default_name),
             vendor: take_printable(settings, "vendor", VENDOR_BYTES)?.unwrap_or_else(|| VENDOR.to_owned()),
             product: take_printable(settings, "product", PRODUCT_BYTES)?.unwrap_or_else(|| PRODUCT.to_owned()),
@@ -232,7 +232,7 @@ impl OwnKeys {
         })
     }
 
-    fn claim(&self, settings: &Settings, id: &str, names: &mut Names) -> Result<Vec<Claim>, SettingError> {
+    fn claim(&self, settings: &Settings, id: &str, names: &mut UniqueNames) -> Result<Vec<Claim>, SettingError> {
         let owner = || format!("lun {id:?}");
         let mut claims = vec![names.claim(settings, "unit-name", &self.unit_name, owner())?];
         if let Some(path) = &self.reservations {
@@ -243,8 +243,8 @@ impl OwnKeys {
 }
 
 /// Returns the default of `unit-name`. Unique among all logical units that a guest can see: no two controllers have the same socket.
-fn default_unit_name(socket: &Path, address: LunPlace) -> String {
-    let socket = same_place(socket);
+fn default_unit_name(socket: &Path, address: TargetLun) -> String {
+    let socket = canonical_path(socket);
     let path = std::path::absolute(&socket).unwrap_or(socket).display().to_string();
     let name = format!("{address}:{path}");
     if name.len() <= UNIT_NAME_BYTES && is_printable(&name) {
@@ -253,7 +253,7 @@ fn default_unit_name(socket: &Path, address: LunPlace) -> String {
     format!("{address}:{:016x}", locally_assigned(&path))
 }
 
-fn take_place(settings: &mut Settings, addresses: &Places) -> Result<LunPlace, SettingError> {
+fn take_address(settings: &mut Settings, addresses: &UsedAddresses) -> Result<TargetLun, SettingError> {
     let target = take_u16(settings, "target", 0, u8::MAX.into())?;
     let lun = take_u16(settings, "lun", 0, MAX_LUN)?.unwrap_or(0);
     let target = match target.map(u8::try_from) {
@@ -261,12 +261,12 @@ fn take_place(settings: &mut Settings, addresses: &Places) -> Result<LunPlace, S
         _ => free_target(addresses),
     };
     match target {
-        Some(target) => Ok(LunPlace { target, lun }),
+        Some(target) => Ok(TargetLun { target, lun }),
         None => Err(settings.error("target", "nothing, and all 256 in use", "the target that gets another LUN")),
     }
 }
 
-fn judge_reservations(settings: &Settings, path: &Path) -> Result<(), SettingError> {
+fn check_reservations(settings: &Settings, path: &Path) -> Result<(), SettingError> {
     let expected = "a file, or a new one in an existing folder";
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,

@@ -1,12 +1,12 @@
 //! Tables of valid and invalid controllers and LUNs, with the storage backend of [`super::tests`].
 
-use super::tests::{FakeStorages, cpus};
+use super::tests::{FakeBackends, cpus};
 use super::*;
-use crate::serve::config::{LunPlace, LunUnit};
+use crate::serve::config::{LunUnit, TargetLun};
 use crate::serve::{file, key_values, print};
 
-fn given(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<Given, SettingError> {
-    let mut given = Given::new("serve");
+fn given(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<RawConfig, SettingError> {
+    let mut given = RawConfig::new("serve");
     let named = |option: &str, index: usize| format!("--{option} #{}", index + 1);
     for (index, words) in disks.iter().enumerate() {
         given.disks.push(key_values::parse(&named("disk", index), words)?);
@@ -16,17 +16,17 @@ fn given(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<Given, S
     }
     for (index, words) in luns.iter().enumerate() {
         let settings = key_values::parse(&named("lun", index), words)?;
-        given.luns.push(GivenLun { controller: None, settings });
+        given.luns.push(RawLun { controller: None, settings });
     }
     Ok(given)
 }
 
 fn all(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<ServeConfig<String>, ConfigError> {
-    resolve(given(disks, controllers, luns)?, &cpus(), &mut FakeStorages)
+    resolve(given(disks, controllers, luns)?, &cpus(), &mut FakeBackends)
 }
 
-fn place(target: u8, lun: u16) -> LunPlace {
-    LunPlace { target, lun }
+fn target_lun(target: u8, lun: u16) -> TargetLun {
+    TargetLun { target, lun }
 }
 
 #[test]
@@ -34,12 +34,12 @@ fn defaults() {
     let config = all(&[], &["socket=/tmp/vm1.sock"], &["controller=vm1,path=/a"]).unwrap();
     assert_eq!((config.workers, config.disks.len()), (4, 0));
     let [controller] = config.controllers.as_slice() else { panic!("{config:?}") };
-    assert_eq!((controller.id.as_str(), controller.front.queues, controller.cmd_per_lun), ("vm1", 32, 128));
-    assert_eq!(controller.front.queue_map, [0, 1, 2, 3].repeat(8));
+    assert_eq!((controller.id.as_str(), controller.endpoint.queues, controller.cmd_per_lun), ("vm1", 32, 128));
+    assert_eq!(controller.endpoint.queue_map, [0, 1, 2, 3].repeat(8));
     let [lun] = controller.luns.as_slice() else { panic!("{config:?}") };
-    assert_eq!((lun.id.as_str(), lun.place), ("vm1:0:0", place(0, 0)));
+    assert_eq!((lun.id.as_str(), lun.address), ("vm1:0:0", target_lun(0, 0)));
     let LunUnit::Own(unit) = &lun.unit else { panic!("{lun:?}") };
-    assert_eq!((unit.backing.serial.as_str(), unit.backing.disk.as_str()), ("vm1:0:0", "file /a"));
+    assert_eq!((unit.storage.serial.as_str(), unit.storage.disk.as_str()), ("vm1:0:0", "file /a"));
     assert_eq!((unit.vendor.as_str(), unit.product.as_str()), ("mqblk", "virtual disk"));
     assert_eq!((unit.unit_name.as_str(), &unit.reservations), ("0:0:/tmp/vm1.sock", &None));
 }
@@ -62,7 +62,7 @@ fn default_targets_are_the_lowest_free_ones() {
     let many: Vec<String> = (0..256).map(|at| format!("controller=c,path=/{at}")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     let config = all(&[], &["id=c,socket=/tmp/c"], &many).unwrap();
-    assert_eq!(config.controllers[0].luns.last().map(|lun| lun.place), Some(place(255, 0)));
+    assert_eq!(config.controllers[0].luns.last().map(|lun| lun.address), Some(target_lun(255, 0)));
     let error = all(&[], &["id=c,socket=/tmp/c"], &[&many[..], &["controller=c,path=/x"]].concat()).unwrap_err();
     let want = "--lun #257: target: found nothing, and all 256 in use, expected the target that gets another LUN";
     assert_eq!(error.to_string(), want);
@@ -74,14 +74,14 @@ fn a_disk_over_virtio_scsi_is_a_controller_with_one_lun() {
     let config = all(&["path=/b,socket=/tmp/b,interface=virtio-blk", words], &[], &[]).unwrap();
     assert_eq!((config.disks.len(), config.disks[0].id.as_str()), (1, "b"));
     let [controller] = config.controllers.as_slice() else { panic!("{config:?}") };
-    assert_eq!((controller.id.as_str(), controller.front.queues, controller.cmd_per_lun), ("vm1", 2, 8));
+    assert_eq!((controller.id.as_str(), controller.endpoint.queues, controller.cmd_per_lun), ("vm1", 2, 8));
     let [lun] = controller.luns.as_slice() else { panic!("{config:?}") };
-    assert_eq!((lun.id.as_str(), lun.place), ("vm1:0:0", place(0, 0)));
+    assert_eq!((lun.id.as_str(), lun.address), ("vm1:0:0", target_lun(0, 0)));
     let LunUnit::Own(unit) = &lun.unit else { panic!("{lun:?}") };
-    assert_eq!((unit.vendor.as_str(), unit.backing.plug.merge.word()), ("ACME", "off"));
-    assert_eq!(unit.backing.disk, "file /images/vm1.img");
+    assert_eq!((unit.vendor.as_str(), unit.storage.plug.merge.word()), ("ACME", "off"));
+    assert_eq!(unit.storage.disk, "file /images/vm1.img");
     // The request queues of both, and no others, are assigned to the workers.
-    assert_eq!((config.workers, controller.front.queue_map.as_slice()), (4, &[0, 1][..]));
+    assert_eq!((config.workers, controller.endpoint.queue_map.as_slice()), (4, &[0, 1][..]));
 }
 
 const ONE: &str = "id=c,socket=/tmp/c,queues=2";
@@ -301,7 +301,7 @@ fn a_printed_configuration_round_trips() {
     let config = all(&disks, &controllers, &luns).unwrap();
     assert_eq!((config.disks.len(), config.controllers.len()), (1, 3));
     let printed = print::to_toml(&config);
-    let again = resolve(file::parse("printed", &printed).unwrap(), &cpus(), &mut FakeStorages).unwrap();
+    let again = resolve(file::parse("printed", &printed).unwrap(), &cpus(), &mut FakeBackends).unwrap();
     assert_eq!(again, config, "{printed}");
     assert_eq!(print::to_toml(&again), printed);
 }
@@ -311,8 +311,8 @@ fn files() {
     let text = "[[controller]]\nsocket = '/tmp/c'\nqueues = 1\n[[controller.lun]]\nstorage = 'null'\n[[controller.lun]]\ntarget = 0\nunit = 'c:1:0'\n[[controller]]\nsocket = '/tmp/d'\n";
     let mut read = file::parse("m.toml", text).unwrap();
     let lun = key_values::parse("--lun #1", "controller=d,storage=null").unwrap();
-    read.luns.push(GivenLun { controller: None, settings: lun });
-    let config = resolve(read, &cpus(), &mut FakeStorages).unwrap();
+    read.luns.push(RawLun { controller: None, settings: lun });
+    let config = resolve(read, &cpus(), &mut FakeBackends).unwrap();
     let ids: Vec<Vec<&str>> =
         config.controllers.iter().map(|one| one.luns.iter().map(|lun| lun.id.as_str()).collect()).collect();
     assert_eq!(ids, [vec!["c:1:0", "c:0:0"], vec!["d:0:0"]]);
@@ -352,7 +352,7 @@ fn files() {
         ),
     ] {
         let found = file::parse("m.toml", text).map_err(ConfigError::from);
-        let error = found.and_then(|given| resolve(given, &cpus(), &mut FakeStorages)).unwrap_err().to_string();
+        let error = found.and_then(|given| resolve(given, &cpus(), &mut FakeBackends)).unwrap_err().to_string();
         assert!(
             error == want || want == "syntax" && error.contains("tables, each headed [[controller.lun]]"),
             "{text:?}: {error}"

@@ -5,12 +5,12 @@
 //! logical unit, `lun` those of a LUN, `process` those of the daemon. `saved_luns` applies a state file; `names` checks that ids and paths
 //! are unique.
 
-mod backing;
-mod front;
-mod kept;
+mod endpoint;
 mod lun;
 mod names;
 mod process;
+mod saved_luns;
+mod storage;
 mod xen;
 
 use std::path::{Path, PathBuf};
@@ -19,15 +19,15 @@ use mqblk_core::disk::DiskError;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_vhost_user_server::SocketError;
 
-use super::config::{ControllerConfig, DiskConfig, DiskFront, Front, ServeConfig};
+use super::config::{ControllerConfig, DiskConfig, DiskEndpoint, ServeConfig, VhostUserEndpoint};
 use super::cpus::Cpus;
-use super::file::{Given, GivenLun};
+use super::file::{RawConfig, RawLun};
 use super::interfaces::Interface;
-use backing::{BackingKeys, take_storage};
-use front::FrontKeys;
+use endpoint::VhostUserKeys;
 pub use lun::{LunKeys, find_controller};
-pub use names::{Claim, Names, Places, file_claim};
-use names::{call, same_place, take_id};
+pub use names::{Claim, UniqueNames, UsedAddresses, file_claim};
+use names::{canonical_path, rename_subject, take_id};
+use storage::{StorageKeys, take_storage_kind};
 use xen::XenKeys;
 
 /// Maximum number of virtqueues of a device in vhost-user, and of workers of the process.
@@ -81,10 +81,10 @@ pub enum ConfigError {
 }
 
 /// An open disk, and the settings of its storage with all defaults filled in.
-pub type Opened<D> = (D, Vec<(&'static str, String)>);
+pub type OpenedDisk<D> = (D, Vec<(&'static str, String)>);
 
 /// The storage backends, as [`resolve`] needs them.
-pub trait Storages {
+pub trait StorageBackends {
     /// An open disk.
     type Disk;
     /// Returns the names of the backends.
@@ -93,15 +93,15 @@ pub trait Storages {
     ///
     /// # Errors
     /// If a value is invalid or the host refuses.
-    fn open(&mut self, kind: &str, settings: &mut Settings) -> Result<Opened<Self::Disk>, DiskError>;
+    fn open(&mut self, kind: &str, settings: &mut Settings) -> Result<OpenedDisk<Self::Disk>, DiskError>;
 }
 
 /// Resolves `raw` to a configuration and opens the storage of each disk and LUN.
 ///
 /// # Errors
 /// Returns the first invalid value.
-pub fn resolve<S: Storages>(
-    mut raw: Given,
+pub fn resolve<S: StorageBackends>(
+    mut raw: RawConfig,
     cpus: &Cpus,
     storages: &mut S,
 ) -> Result<ServeConfig<S::Disk>, ConfigError> {
@@ -111,7 +111,7 @@ pub fn resolve<S: Storages>(
         return Err(raw.process.error("disk", "none", expected).into());
     }
     let kinds = storages.kinds();
-    let mut names = Names::default();
+    let mut names = UniqueNames::default();
     let mut controllers = Vec::new();
     for (index, settings) in raw.controllers.into_iter().enumerate() {
         controllers.push(ControllerKeys::take(settings, cpus, &mut names, format!("controller #{}", index + 1))?);
@@ -123,40 +123,41 @@ pub fn resolve<S: Storages>(
             settings.choice("interface", Interface::WORDS)?.map_or(Interface::default(), Interface::from_word);
         if interface == Interface::VirtioScsi {
             let (keys, lun) = ControllerKeys::of_disk(settings, cpus, &kinds, &mut names, owner)?;
-            raw.luns.push(GivenLun { controller: Some(controllers.len()), settings: lun });
+            raw.luns.push(RawLun { controller: Some(controllers.len()), settings: lun });
             controllers.push(keys);
         } else {
             disks.push(DiskKeys::take(settings, interface, cpus, &kinds, &mut names, owner)?);
         }
     }
-    let mut state = kept::take_state(&mut raw.process)?;
+    let mut state = saved_luns::take_state(&mut raw.process)?;
     let luns = lun::take_all(raw.luns, &controllers, &kinds, &mut names)?;
-    let luns = kept::choose(luns, state.as_mut().map(|state| &mut state.kept), &controllers, &kinds, &mut names);
+    let luns =
+        saved_luns::apply_saved(luns, state.as_mut().map(|state| &mut state.saved), &controllers, &kinds, &mut names);
 
-    let needs_xen = disks.iter().any(|disk| matches!(disk.front, DiskFrontKeys::Xen(_)));
+    let needs_xen = disks.iter().any(|disk| matches!(disk.endpoint, DiskEndpointKeys::Xen(_)));
     let xen = xen::take_host(&mut raw.process, cpus, needs_xen)?;
     let queues = disks
         .iter()
-        .map(|disk| disk.front.queues())
-        .chain(controllers.iter().map(|controller| controller.front.known().queues));
+        .map(|disk| disk.endpoint.queues())
+        .chain(controllers.iter().map(|controller| controller.endpoint.partial().queues));
     let mut total: u64 = queues.map(u64::from).sum();
     if xen.as_ref().is_some_and(|xen| xen.watch) {
         // Devices that are not configured have as many rings as there are CPUs.
         total = total.max(cpus.count.into());
     }
     let (workers, pin) = process::take_workers(&mut raw.process, cpus, total)?;
-    let sockets = disks.iter().filter_map(|disk| match &disk.front {
-        DiskFrontKeys::VhostUser(endpoint) => Some((format!("disk {:?}", disk.id), endpoint)),
-        DiskFrontKeys::Xen(_) => None,
+    let sockets = disks.iter().filter_map(|disk| match &disk.endpoint {
+        DiskEndpointKeys::VhostUser(endpoint) => Some((format!("disk {:?}", disk.id), endpoint)),
+        DiskEndpointKeys::Xen(_) => None,
     });
     let sockets = sockets
-        .chain(controllers.iter().map(|controller| (format!("controller {:?}", controller.id), &controller.front)));
+        .chain(controllers.iter().map(|controller| (format!("controller {:?}", controller.id), &controller.endpoint)));
     let admin = process::take_admin(&mut raw.process, sockets)?;
     let drain_timeout = process::take_drain_timeout(&mut raw.process)?;
     let hang_warning = process::take_hang_warning(&mut raw.process)?;
     raw.process.finish()?;
 
-    let (endpoints, controller_endpoints) = deal_all(&disks, &controllers, workers)?;
+    let (endpoints, controller_endpoints) = assign_all_queues(&disks, &controllers, workers)?;
     let mut served = ServeConfig {
         workers,
         pin,
@@ -168,29 +169,30 @@ pub fn resolve<S: Storages>(
         disks: Vec::new(),
         controllers: Vec::new(),
     };
-    for (DiskKeys { settings, id, backing: storage, .. }, endpoint) in disks.into_iter().zip(endpoints) {
-        served.disks.push(DiskConfig { id, front: endpoint, backing: storage.open(settings, storages)? });
+    for (DiskKeys { settings, id, storage, .. }, endpoint) in disks.into_iter().zip(endpoints) {
+        served.disks.push(DiskConfig { id, endpoint, storage: storage.open(settings, storages)? });
     }
-    let luns = kept::open(luns, storages)?;
+    let luns = saved_luns::open(luns, storages)?;
     for ((keys, luns), endpoint) in controllers.into_iter().zip(luns).zip(controller_endpoints) {
         let ControllerKeys { settings, id, cmd_per_lun, incoming_luns, .. } = keys;
         settings.finish()?;
-        served.controllers.push(ControllerConfig { id, front: endpoint, cmd_per_lun, incoming_luns, luns });
+        served.controllers.push(ControllerConfig { id, endpoint, cmd_per_lun, incoming_luns, luns });
     }
     Ok(served)
 }
 
 /// Assigns all queues to workers round-robin: disks first, then controllers, each continuing after the previous device's last worker.
-fn deal_all(
+fn assign_all_queues(
     disks: &[DiskKeys],
     controllers: &[ControllerKeys],
     workers: u16,
-) -> Result<(Vec<DiskFront>, Vec<Front>), SettingError> {
+) -> Result<(Vec<DiskEndpoint>, Vec<VhostUserEndpoint>), SettingError> {
     let mut next = 0;
-    let disks = disks.iter().map(|disk| disk.front.deal(&disk.settings, &mut next, workers));
+    let disks = disks.iter().map(|disk| disk.endpoint.assign_queues(&disk.settings, &mut next, workers));
     let disks = disks.collect::<Result<_, _>>()?;
-    let controllers =
-        controllers.iter().map(|controller| controller.front.deal(&controller.settings, &mut next, workers));
+    let controllers = controllers
+        .iter()
+        .map(|controller| controller.endpoint.assign_queues(&controller.settings, &mut next, workers));
     Ok((disks, controllers.collect::<Result<_, _>>()?))
 }
 
@@ -198,28 +200,30 @@ fn deal_all(
 struct DiskKeys {
     settings: Settings,
     id: String,
-    front: DiskFrontKeys,
-    backing: BackingKeys,
+    endpoint: DiskEndpointKeys,
+    storage: StorageKeys,
 }
 
 /// The keys of a disk's guest interface, before the number of workers is known.
-enum DiskFrontKeys {
-    VhostUser(FrontKeys),
+enum DiskEndpointKeys {
+    VhostUser(VhostUserKeys),
     Xen(XenKeys),
 }
 
-impl DiskFrontKeys {
+impl DiskEndpointKeys {
     fn queues(&self) -> u16 {
         match self {
-            DiskFrontKeys::VhostUser(endpoint) => endpoint.known().queues,
-            DiskFrontKeys::Xen(endpoint) => endpoint.queues(),
+            DiskEndpointKeys::VhostUser(endpoint) => endpoint.partial().queues,
+            DiskEndpointKeys::Xen(endpoint) => endpoint.queues(),
         }
     }
 
-    fn deal(&self, settings: &Settings, next: &mut u16, workers: u16) -> Result<DiskFront, SettingError> {
+    fn assign_queues(&self, settings: &Settings, next: &mut u16, workers: u16) -> Result<DiskEndpoint, SettingError> {
         Ok(match self {
-            DiskFrontKeys::VhostUser(endpoint) => DiskFront::VhostUser(endpoint.deal(settings, next, workers)?),
-            DiskFrontKeys::Xen(endpoint) => DiskFront::Xen(endpoint.deal(settings, next, workers)?),
+            DiskEndpointKeys::VhostUser(endpoint) => {
+                DiskEndpoint::VhostUser(endpoint.assign_queues(settings, next, workers)?)
+            }
+            DiskEndpointKeys::Xen(endpoint) => DiskEndpoint::Xen(endpoint.assign_queues(settings, next, workers)?),
         })
     }
 }
@@ -230,19 +234,19 @@ impl DiskKeys {
         interface: Interface,
         cpus: &Cpus,
         kinds: &[&'static str],
-        names: &mut Names,
+        names: &mut UniqueNames,
         owner: String,
     ) -> Result<DiskKeys, SettingError> {
-        let kind = take_storage(&mut settings, kinds)?;
+        let kind = take_storage_kind(&mut settings, kinds)?;
         let id = take_id(&mut settings, "path", kind)?;
-        call(&mut settings, format!("disk {id:?}"));
+        rename_subject(&mut settings, format!("disk {id:?}"));
         names.claim(&settings, "id", &id, owner)?;
         let endpoint = match interface {
-            Interface::Xen => DiskFrontKeys::Xen(XenKeys::take(&mut settings, cpus, names, format!("disk {id:?}"))?),
-            _ => DiskFrontKeys::VhostUser(take_front(&mut settings, cpus.count, MAX_QUEUES, names)?),
+            Interface::Xen => DiskEndpointKeys::Xen(XenKeys::take(&mut settings, cpus, names, format!("disk {id:?}"))?),
+            _ => DiskEndpointKeys::VhostUser(take_endpoint(&mut settings, cpus.count, MAX_QUEUES, names)?),
         };
-        let storage = BackingKeys::take(&mut settings, kind, &id, BLK_SERIAL_BYTES)?;
-        Ok(DiskKeys { settings, id, front: endpoint, backing: storage })
+        let storage = StorageKeys::take(&mut settings, kind, &id, BLK_SERIAL_BYTES)?;
+        Ok(DiskKeys { settings, id, endpoint, storage })
     }
 }
 
@@ -250,7 +254,7 @@ impl DiskKeys {
 pub struct ControllerKeys {
     settings: Settings,
     id: String,
-    front: FrontKeys,
+    endpoint: VhostUserKeys,
     cmd_per_lun: u16,
     incoming_luns: Option<PathBuf>,
 }
@@ -259,11 +263,11 @@ impl ControllerKeys {
     fn take(
         mut settings: Settings,
         cpus: &Cpus,
-        names: &mut Names,
+        names: &mut UniqueNames,
         owner: String,
     ) -> Result<ControllerKeys, SettingError> {
         let id = take_id(&mut settings, "socket", "scsi")?;
-        ControllerKeys::named(&mut settings, id, cpus, names, owner).map(|keys| ControllerKeys { settings, ..keys })
+        ControllerKeys::take_rest(&mut settings, id, cpus, names, owner).map(|keys| ControllerKeys { settings, ..keys })
     }
 
     /// Takes the keys of a disk that is a controller with one LUN. Returns the LUN's settings too.
@@ -271,59 +275,54 @@ impl ControllerKeys {
         mut settings: Settings,
         cpus: &Cpus,
         kinds: &[&'static str],
-        names: &mut Names,
+        names: &mut UniqueNames,
         owner: String,
     ) -> Result<(ControllerKeys, Settings), SettingError> {
         // The key stays for the LUN; here it only supplies a default id.
-        let kind = take_storage(&mut settings.clone(), kinds)?;
+        let kind = take_storage_kind(&mut settings.clone(), kinds)?;
         let id = take_id(&mut settings, "path", kind)?;
-        let keys = ControllerKeys::named(&mut settings, id, cpus, names, owner)?;
+        let keys = ControllerKeys::take_rest(&mut settings, id, cpus, names, owner)?;
         Ok((keys, settings))
     }
 
     /// Takes all keys except the id. The result does not have the remaining settings.
-    fn named(
+    fn take_rest(
         settings: &mut Settings,
         id: String,
         cpus: &Cpus,
-        names: &mut Names,
+        names: &mut UniqueNames,
         owner: String,
     ) -> Result<ControllerKeys, SettingError> {
-        call(settings, format!("controller {id:?}"));
+        rename_subject(settings, format!("controller {id:?}"));
         names.claim(settings, "id", &id, owner)?;
-        let endpoint = take_front(settings, cpus.count.max(SCSI_QUEUES), MAX_SCSI_QUEUES, names)?;
+        let endpoint = take_endpoint(settings, cpus.count.max(SCSI_QUEUES), MAX_SCSI_QUEUES, names)?;
         let cmd_per_lun = take_u16(settings, "cmd-per-lun", 1, MAX_CMD_PER_LUN)?.unwrap_or(DEFAULT_CMD_PER_LUN);
-        let incoming_luns = take_folder(settings, "incoming-luns")?;
-        Ok(ControllerKeys {
-            settings: Settings::new(settings.subject()),
-            id,
-            front: endpoint,
-            cmd_per_lun,
-            incoming_luns,
-        })
+        let incoming_luns = take_directory(settings, "incoming-luns")?;
+        Ok(ControllerKeys { settings: Settings::new(settings.subject()), id, endpoint, cmd_per_lun, incoming_luns })
     }
 
     /// Returns its id and its socket, which its LUNs' defaults depend on.
-    fn seen_by_luns(&self) -> (&str, &Path) {
-        (&self.id, &self.front.known().socket)
+    fn lun_defaults(&self) -> (&str, &Path) {
+        (&self.id, &self.endpoint.partial().socket)
     }
 }
 
 /// Takes the vhost-user keys of the device that is the settings' subject, and claims its socket.
-fn take_front(
+fn take_endpoint(
     settings: &mut Settings,
     queues: u16,
     max_queues: u16,
-    names: &mut Names,
-) -> Result<FrontKeys, SettingError> {
-    let endpoint = FrontKeys::take(settings, queues, max_queues).map_err(|error| with_likely_slip(error, settings))?;
+    names: &mut UniqueNames,
+) -> Result<VhostUserKeys, SettingError> {
+    let endpoint =
+        VhostUserKeys::take(settings, queues, max_queues).map_err(|error| with_similar_key(error, settings))?;
     let owner = settings.subject().rsplit(": ").next().unwrap_or_default().to_owned();
-    names.claim_file(settings, "socket", &endpoint.known().socket, owner)?;
+    names.claim_file(settings, "socket", &endpoint.partial().socket, owner)?;
     Ok(endpoint)
 }
 
 /// Takes the path of an existing directory.
-fn take_folder(settings: &mut Settings, key: &'static str) -> Result<Option<PathBuf>, SettingError> {
+fn take_directory(settings: &mut Settings, key: &'static str) -> Result<Option<PathBuf>, SettingError> {
     let Some(path) = settings.text(key).map(PathBuf::from) else { return Ok(None) };
     let reason = match path.metadata() {
         Ok(folder) if folder.is_dir() => return Ok(Some(path)),
@@ -340,7 +339,7 @@ fn take_u16(settings: &mut Settings, key: &'static str, min: u16, max: u16) -> R
 }
 
 /// Adds a similarly spelled key to the error of a missing key, if there is one: missing keys are detected before unknown ones.
-pub fn with_likely_slip(mut error: SettingError, settings: &Settings) -> SettingError {
+pub fn with_similar_key(mut error: SettingError, settings: &Settings) -> SettingError {
     if error.found == "nothing" {
         let close = |key: &&str| strsim::damerau_levenshtein(key, &error.key) <= 2;
         if let Some(similar) = settings.keys_left().find(close) {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use mqblk_core::settings::{SettingError, Settings};
 
-use crate::serve::config::LunPlace;
+use crate::serve::config::TargetLun;
 
 const ID_BYTES: usize = 64;
 
@@ -14,16 +14,16 @@ pub type Claim = (&'static str, String);
 
 /// Returns the claim of a file.
 pub fn file_claim(key: &'static str, path: &Path) -> Claim {
-    (key, same_place(path).to_string_lossy().into_owned())
+    (key, canonical_path(path).to_string_lossy().into_owned())
 }
 
 /// The claims, each with its owner.
 #[derive(Clone, Debug, Default)]
-pub struct Names(HashMap<Claim, String>);
+pub struct UniqueNames(HashMap<Claim, String>);
 
-impl Names {
+impl UniqueNames {
     /// Adds a claim of `owner` without a check.
-    pub fn hold(&mut self, claim: &Claim, owner: &str) {
+    pub fn insert(&mut self, claim: &Claim, owner: &str) {
         self.0.insert(claim.clone(), owner.to_owned());
     }
 
@@ -78,21 +78,21 @@ impl Names {
             let found = format!("{shown:?}, the {key} of {other}");
             return Err(settings.error(key, found, format!("{what} of its own{hint}")));
         }
-        self.hold(&claim, &owner);
+        self.insert(&claim, &owner);
         Ok(claim)
     }
 }
 
 /// The LUN addresses in use on a controller, with the LUNs' ids.
-pub type Places = BTreeMap<LunPlace, String>;
+pub type UsedAddresses = BTreeMap<TargetLun, String>;
 
 /// Returns the lowest target that has no LUN.
-pub fn free_target(addresses: &Places) -> Option<u8> {
+pub fn free_target(addresses: &UsedAddresses) -> Option<u8> {
     (0..=u8::MAX).find(|target| !addresses.keys().any(|address| address.target == *target))
 }
 
 /// Checks an id. `also`: characters that are valid besides letters, digits, dots, dashes and underscores.
-pub fn judge_id(settings: &Settings, id: &str, source: &str, also: &str) -> Result<(), SettingError> {
+pub fn check_id(settings: &Settings, id: &str, source: &str, also: &str) -> Result<(), SettingError> {
     let valid = (1..=ID_BYTES).contains(&id.len())
         && id.starts_with(|char: char| char.is_ascii_alphanumeric())
         && id.chars().all(|char| char.is_ascii_alphanumeric() || "._-".contains(char) || also.contains(char));
@@ -115,18 +115,18 @@ pub fn take_id(settings: &mut Settings, key: &str, fallback: &str) -> Result<Str
         (None, Some(name)) => (name, format!(" (from the {key}; give one with id=)")),
         (None, None) => (fallback.to_owned(), String::new()),
     };
-    judge_id(settings, &id, &source, "")?;
+    check_id(settings, &id, &source, "")?;
     Ok(id)
 }
 
 /// Sets the subject of errors to `name`, prefixed by the configuration file if they come from one.
-pub fn call(settings: &mut Settings, name: String) {
+pub fn rename_subject(settings: &mut Settings, name: String) {
     let file = settings.subject().rsplit_once(": ").map(|(file, _)| format!("{file}: ")).unwrap_or_default();
     settings.set_subject(file + &name);
 }
 
 /// Returns the canonical path of a file that may not exist yet.
-pub fn same_place(path: &Path) -> PathBuf {
+pub fn canonical_path(path: &Path) -> PathBuf {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use mqblk_core::settings::{SettingError, Settings};
 
-use super::front::{FrontKeys, socket_path, take_socket_mode};
-use super::{MAX_QUEUES, same_place, take_u16};
+use super::endpoint::{VhostUserKeys, check_socket_path, take_socket_mode};
+use super::{MAX_QUEUES, canonical_path, take_u16};
 use crate::serve::config::{AdminConfig, SocketMode};
 use crate::serve::cpus::{self, Cpus};
 
 /// Takes `admin` and `admin-mode`. `endpoints` are the devices' endpoints, each with its device's name.
 pub fn take_admin<'a>(
     settings: &mut Settings,
-    mut endpoints: impl Iterator<Item = (String, &'a FrontKeys)>,
+    mut endpoints: impl Iterator<Item = (String, &'a VhostUserKeys)>,
 ) -> Result<Option<AdminConfig>, SettingError> {
     let mode = take_socket_mode(settings, "admin-mode")?;
     let Some(path) = settings.text("admin") else {
@@ -21,9 +21,9 @@ pub fn take_admin<'a>(
             None => Ok(None),
         };
     };
-    let socket = socket_path(settings, "admin", path)?;
+    let socket = check_socket_path(settings, "admin", path)?;
     if let Some((owner, _)) =
-        endpoints.find(|(_, endpoint)| same_place(&endpoint.known().socket) == same_place(&socket))
+        endpoints.find(|(_, endpoint)| canonical_path(&endpoint.partial().socket) == canonical_path(&socket))
     {
         let found = format!("{:?}, the socket of {owner}", socket.display().to_string());
         return Err(settings.error("admin", found, "a path of its own"));

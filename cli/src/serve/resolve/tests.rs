@@ -5,19 +5,19 @@ use std::collections::BTreeSet;
 use mqblk_engine::{Coalesce, ErrorPolicy, FixedBufferUse, OnError, OnNoSpace, PlugOptions, PollPolicy};
 
 use super::*;
-use crate::serve::config::{Backing, CacheMode, Front, SocketMode};
+use crate::serve::config::{CacheMode, SocketMode, StorageConfig, VhostUserEndpoint};
 use crate::serve::{file, key_values, print};
 
-pub(super) struct FakeStorages;
+pub(super) struct FakeBackends;
 
-impl Storages for FakeStorages {
+impl StorageBackends for FakeBackends {
     type Disk = String;
 
     fn kinds(&self) -> Vec<&'static str> {
         vec!["file", "null"]
     }
 
-    fn open(&mut self, backend: &str, settings: &mut Settings) -> Result<Opened<String>, DiskError> {
+    fn open(&mut self, backend: &str, settings: &mut Settings) -> Result<OpenedDisk<String>, DiskError> {
         let path = settings.text("path").unwrap_or_default();
         let size = settings.size("size")?.unwrap_or_default();
         let readonly = if settings.switch("readonly")?.unwrap_or(false) { "on" } else { "off" };
@@ -40,21 +40,21 @@ pub(super) fn cpus() -> Cpus {
 }
 
 pub(super) fn from_words(process: &[(&str, &str)], disks: &[&str]) -> Result<ServeConfig<String>, ConfigError> {
-    let mut raw = Given::new("serve");
+    let mut raw = RawConfig::new("serve");
     for (key, value) in process {
         raw.process.insert(key, value)?;
     }
     for (index, disk) in disks.iter().enumerate() {
         raw.disks.push(key_values::parse(&format!("--disk #{}", index + 1), disk)?);
     }
-    resolve(raw, &cpus(), &mut FakeStorages)
+    resolve(raw, &cpus(), &mut FakeBackends)
 }
 
 /// Returns the endpoint of a vhost-user disk.
-fn front(disk: &DiskConfig<String>) -> &Front {
-    match &disk.front {
-        DiskFront::VhostUser(endpoint) => endpoint,
-        DiskFront::Xen(_) => panic!("a Xen disk"),
+fn endpoint(disk: &DiskConfig<String>) -> &VhostUserEndpoint {
+    match &disk.endpoint {
+        DiskEndpoint::VhostUser(endpoint) => endpoint,
+        DiskEndpoint::Xen(_) => panic!("a Xen disk"),
     }
 }
 
@@ -72,7 +72,7 @@ fn defaults() {
         config.disks,
         [DiskConfig {
             id: "data".to_owned(),
-            front: DiskFront::VhostUser(Front {
+            endpoint: DiskEndpoint::VhostUser(VhostUserEndpoint {
                 socket: "/tmp/s".into(),
                 socket_mode: SocketMode::OWNER_ONLY,
                 queues: 4,
@@ -82,14 +82,14 @@ fn defaults() {
                 coalesce: Coalesce::default(),
                 fixed_buffers: FixedBufferUse::Auto,
             }),
-            backing: Backing {
+            storage: StorageConfig {
                 serial: "data".to_owned(),
                 cache: CacheMode::Writeback,
                 plug: PlugOptions::default(),
                 watch_size: true,
                 errors: ErrorPolicy::default(),
-                storage: "file".to_owned(),
-                storage_settings: vec![
+                kind: "file".to_owned(),
+                resolved_settings: vec![
                     ("readonly", "off".to_owned()),
                     ("path", "/images/vm one.d/data.img".to_owned()),
                 ],
@@ -107,7 +107,7 @@ fn error_policies() {
         ("on-error=retry:90,on-enospc=report", OnError::Retry(std::time::Duration::from_secs(90)), OnNoSpace::Report),
     ] {
         let disk = one(&format!("path=/a,socket=/tmp/s,{words}"));
-        assert_eq!(disk.backing.errors, ErrorPolicy { on_error, on_enospc }, "{words}");
+        assert_eq!(disk.storage.errors, ErrorPolicy { on_error, on_enospc }, "{words}");
     }
     let error = |words: &str| from_words(&[], &[&format!("path=/a,socket=/tmp/s,{words}")]).unwrap_err().to_string();
     assert!(error("on-error=retry").contains("on-error: found \"retry\", expected report, stop or retry:SECONDS"));
@@ -126,9 +126,9 @@ fn error_policies() {
 #[test]
 fn cloud_hypervisor_option_names_are_aliases() {
     let disk = one("path=/a,socket=/tmp/s,num_queues=2,queue_size=128,poll_queue=false,readonly=true");
-    assert_eq!((front(&disk).queues, front(&disk).queue_size, front(&disk).poll), (2, 128, PollPolicy::Off));
-    assert_eq!(disk.backing.storage_settings[0], ("readonly", "on".to_owned()));
-    assert_eq!(front(&one("path=/a,socket=/tmp/s,poll_queue=true")).poll, PollPolicy::default());
+    assert_eq!((endpoint(&disk).queues, endpoint(&disk).queue_size, endpoint(&disk).poll), (2, 128, PollPolicy::Off));
+    assert_eq!(disk.storage.resolved_settings[0], ("readonly", "on".to_owned()));
+    assert_eq!(endpoint(&one("path=/a,socket=/tmp/s,poll_queue=true")).poll, PollPolicy::default());
 }
 
 #[test]
@@ -137,8 +137,8 @@ fn ids_and_serials() {
     assert_eq!(one("path=/a.b.img,socket=/tmp/s").id, "a.b");
     assert_eq!(one("storage=null,socket=/tmp/s").id, "null");
     assert_eq!(one("path=/a,socket=/tmp/s,id=x-1").id, "x-1");
-    assert_eq!(one("path=/a,socket=/tmp/s,id=abcdefghijklmnopqrstuvwxyz").backing.serial, "abcdefghijklmnopqrst");
-    assert_eq!(one("path=/a,socket=/tmp/s,serial=two words 1").backing.serial, "two words 1");
+    assert_eq!(one("path=/a,socket=/tmp/s,id=abcdefghijklmnopqrstuvwxyz").storage.serial, "abcdefghijklmnopqrst");
+    assert_eq!(one("path=/a,socket=/tmp/s,serial=two words 1").storage.serial, "two words 1");
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn queues_are_assigned_round_robin_or_mapped() {
         "path=/c,socket=/tmp/c,queues=2,queue-map=1:0,0:1",
     ];
     let config = from_words(&[("workers", "2")], &disks).unwrap();
-    let maps: Vec<_> = config.disks.iter().map(|disk| disk.front.queue_map().to_vec()).collect();
+    let maps: Vec<_> = config.disks.iter().map(|disk| disk.endpoint.queue_map().to_vec()).collect();
     assert_eq!(maps, [vec![0], vec![1, 0], vec![1, 0]]);
 }
 
@@ -337,7 +337,7 @@ fn disks_with_equal_names() {
 #[test]
 fn errors_name_the_configuration_file() {
     let raw = file::parse("m.toml", "[[disk]]\nid = 'x'\nsocket = '/tmp/s'\nqueues = 0").unwrap();
-    let error = resolve(raw, &cpus(), &mut FakeStorages).unwrap_err().to_string();
+    let error = resolve(raw, &cpus(), &mut FakeBackends).unwrap_err().to_string();
     assert_eq!(error, "m.toml: disk \"x\": queues: found \"0\", expected a whole number from 1 to 256");
 }
 
@@ -358,7 +358,7 @@ fn a_printed_configuration_round_trips() {
         let config = from_words(process, &disks).unwrap();
         let printed = print::to_toml(&config);
         let raw = file::parse("printed", &printed).unwrap();
-        let again = resolve(raw, &cpus(), &mut FakeStorages).unwrap();
+        let again = resolve(raw, &cpus(), &mut FakeBackends).unwrap();
         assert_eq!(again, config, "{printed}");
     }
 }
@@ -372,7 +372,7 @@ fn the_examples_are_valid() {
     let (mut disks, mut luns) = (0, 0);
     for text in [whole.as_str()].into_iter().chain(in_handbook) {
         let raw = file::parse("example", text).unwrap();
-        let config = resolve(raw, &cpus(), &mut FakeStorages).unwrap();
+        let config = resolve(raw, &cpus(), &mut FakeBackends).unwrap();
         disks += config.disks.len();
         luns += config.controllers.iter().map(|controller| controller.luns.len()).sum::<usize>();
     }

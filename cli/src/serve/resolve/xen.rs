@@ -10,13 +10,13 @@ use mqblk_blkif::{
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_xen::vbd;
 
-use super::front::{deal, take_coalesce, take_poll};
-use super::names::Names;
+use super::endpoint::{assign_queues, take_coalesce, take_poll};
+use super::names::UniqueNames;
 use super::{MAX_QUEUES, take_u16};
-use crate::serve::config::{XenConfig, XenFront, XenPlace};
+use crate::serve::config::{XenAttachment, XenConfig, XenEndpoint};
 use crate::serve::cpus::Cpus;
 use crate::serve::test_keys;
-use crate::xen::{DEFAULT_TYPE, WhichXen, judge_type};
+use crate::xen::{DEFAULT_TYPE, XenSelector, check_type};
 
 /// Maximum ring size, as the binary logarithm of its pages: Linux' XENBUS_MAX_RING_GRANT_ORDER.
 const MAX_RING_ORDER: u16 = 4;
@@ -29,7 +29,7 @@ const DEFAULT_STATE: &str = "/run/mqblk/xen";
 
 /// An endpoint before the number of workers is known.
 pub struct XenKeys {
-    front: XenFront,
+    endpoint: XenEndpoint,
     queue_map: Option<String>,
 }
 
@@ -38,18 +38,18 @@ impl XenKeys {
     pub fn take(
         settings: &mut Settings,
         cpus: &Cpus,
-        names: &mut Names,
+        names: &mut UniqueNames,
         owner: String,
     ) -> Result<XenKeys, SettingError> {
-        let attachment = take_place(settings)?;
-        if let Some(XenPlace { domid, devid }) = attachment {
+        let attachment = take_attachment(settings)?;
+        if let Some(XenAttachment { domid, devid }) = attachment {
             names.claim(settings, "vdev", &format!("{devid} of domain {domid}"), owner)?;
         }
         let or_default = |number: Option<u16>, default: u16| number.unwrap_or(default);
         let idle = settings.number("persistent-idle", 0..=MAX_IDLE_SECONDS)?.map(Duration::from_secs);
         let persistent = settings.number("persistent-grants", 0..=MAX_PERSISTENT)?;
-        let endpoint = XenFront {
-            place: attachment,
+        let endpoint = XenEndpoint {
+            attachment,
             queues: take_u16(settings, "queues", 1, MAX_QUEUES)?.unwrap_or(cpus.count.min(MAX_QUEUES)),
             ring_order: or_default(take_u16(settings, "ring-order", 0, MAX_RING_ORDER)?, MAX_RING_ORDER) as u8,
             indirect_segments: or_default(
@@ -65,18 +65,23 @@ impl XenKeys {
             poll: take_poll(settings)?,
             coalesce: take_coalesce(settings)?,
         };
-        Ok(XenKeys { front: endpoint, queue_map: settings.text("queue-map") })
+        Ok(XenKeys { endpoint, queue_map: settings.text("queue-map") })
     }
 
     /// Returns the number of rings offered.
     pub fn queues(&self) -> u16 {
-        self.front.queues
+        self.endpoint.queues
     }
 
     /// Returns the endpoint with its rings assigned to workers. `next` is the next worker of the round-robin.
-    pub fn deal(&self, settings: &Settings, next: &mut u16, workers: u16) -> Result<XenFront, SettingError> {
-        let queue_map = deal(settings, self.queue_map.as_deref(), self.front.queues, next, workers)?;
-        Ok(XenFront { queue_map, ..self.front.clone() })
+    pub fn assign_queues(
+        &self,
+        settings: &Settings,
+        next: &mut u16,
+        workers: u16,
+    ) -> Result<XenEndpoint, SettingError> {
+        let queue_map = assign_queues(settings, self.queue_map.as_deref(), self.endpoint.queues, next, workers)?;
+        Ok(XenEndpoint { queue_map, ..self.endpoint.clone() })
     }
 }
 
@@ -89,7 +94,7 @@ fn take_grants_pool(settings: &mut Settings) -> Result<PoolOwner, SettingError> 
 }
 
 /// Takes `domid` and `vdev`: both or neither.
-fn take_place(settings: &mut Settings) -> Result<Option<XenPlace>, SettingError> {
+fn take_attachment(settings: &mut Settings) -> Result<Option<XenAttachment>, SettingError> {
     let domid = take_u16(settings, "domid", 0, 0x7fef)?;
     let devid = match settings.text("vdev") {
         None => None,
@@ -99,7 +104,7 @@ fn take_place(settings: &mut Settings) -> Result<Option<XenPlace>, SettingError>
         },
     };
     match (domid, devid) {
-        (Some(domid), Some(devid)) => Ok(Some(XenPlace { domid, devid })),
+        (Some(domid), Some(devid)) => Ok(Some(XenAttachment { domid, devid })),
         (Some(_), None) => {
             Err(settings.error("vdev", "nothing, but a domid", "the device's name in the guest, such as xvda"))
         }
@@ -110,18 +115,18 @@ fn take_place(settings: &mut Settings) -> Result<Option<XenPlace>, SettingError>
 
 /// Takes `xen`, `xen-watch`, `xen-state` and `xen-mapped-pages`. `needed`: there are Xen disks.
 pub fn take_host(settings: &mut Settings, cpus: &Cpus, needed: bool) -> Result<Option<XenConfig>, SettingError> {
-    let which = settings.text("xen").as_deref().map(WhichXen::parse);
+    let which = settings.text("xen").as_deref().map(XenSelector::parse);
     let watch = settings.text("xen-watch");
     let state = settings.text("xen-state");
     let mapped_pages = settings.number("xen-mapped-pages", 0..=u64::MAX)?;
     if let Some(name) = &watch {
-        judge_type(settings, "xen-watch", name)?;
+        check_type(settings, "xen-watch", name)?;
     }
-    if !needed && watch.is_none() && !matches!(which, Some(WhichXen::Real | WhichXen::Simulated(_))) {
+    if !needed && watch.is_none() && !matches!(which, Some(XenSelector::Real | XenSelector::Simulated(_))) {
         return Ok(None);
     }
     Ok(Some(XenConfig {
-        which: which.unwrap_or(WhichXen::Auto),
+        host: which.unwrap_or(XenSelector::Auto),
         type_name: watch.clone().unwrap_or_else(|| DEFAULT_TYPE.to_owned()),
         watch: watch.is_some(),
         state: match state.as_deref() {
@@ -130,6 +135,12 @@ pub fn take_host(settings: &mut Settings, cpus: &Cpus, needed: bool) -> Result<O
             None => Some(PathBuf::from(DEFAULT_STATE)),
         },
         mapped_pages,
-        default: XenKeys::take(&mut Settings::new("xen-watch"), cpus, &mut Names::default(), String::new())?.front,
+        default_endpoint: XenKeys::take(
+            &mut Settings::new("xen-watch"),
+            cpus,
+            &mut UniqueNames::default(),
+            String::new(),
+        )?
+        .endpoint,
     }))
 }

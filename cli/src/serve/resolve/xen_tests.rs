@@ -5,22 +5,22 @@ use std::time::Duration;
 use mqblk_blkif::{GrantMode, PoolOwner};
 use mqblk_engine::{Coalesce, PollPolicy};
 
-use super::tests::{FakeStorages, cpus, from_words};
+use super::tests::{FakeBackends, cpus, from_words};
 use super::*;
-use crate::serve::config::{XenFront, XenPlace};
+use crate::serve::config::{XenAttachment, XenEndpoint};
 use crate::serve::{file, print};
-use crate::xen::WhichXen;
+use crate::xen::XenSelector;
 
-fn front(words: &str) -> XenFront {
-    match from_words(&[], &[words]).unwrap().disks.remove(0).front {
-        DiskFront::Xen(endpoint) => endpoint,
-        DiskFront::VhostUser(_) => panic!("a vhost-user disk"),
+fn endpoint(words: &str) -> XenEndpoint {
+    match from_words(&[], &[words]).unwrap().disks.remove(0).endpoint {
+        DiskEndpoint::Xen(endpoint) => endpoint,
+        DiskEndpoint::VhostUser(_) => panic!("a vhost-user disk"),
     }
 }
 
-fn default_front() -> XenFront {
-    XenFront {
-        place: None,
+fn default_endpoint() -> XenEndpoint {
+    XenEndpoint {
+        attachment: None,
         queues: 4,
         ring_order: 4,
         indirect_segments: 256,
@@ -37,12 +37,12 @@ fn default_front() -> XenFront {
 
 #[test]
 fn defaults_are_those_of_linux() {
-    assert_eq!(front("path=/a,interface=xen"), default_front());
+    assert_eq!(endpoint("path=/a,interface=xen"), default_endpoint());
     let xen = from_words(&[], &["path=/a,interface=xen"]).unwrap().xen.unwrap();
-    assert_eq!((xen.which, xen.type_name.as_str(), xen.watch), (WhichXen::Auto, "mqblk", false));
+    assert_eq!((xen.host, xen.type_name.as_str(), xen.watch), (XenSelector::Auto, "mqblk", false));
     assert_eq!(xen.state.unwrap().to_str(), Some("/run/mqblk/xen"));
     assert_eq!(xen.mapped_pages, None);
-    assert_eq!(xen.default, XenFront { queue_map: Vec::new(), ..default_front() });
+    assert_eq!(xen.default_endpoint, XenEndpoint { queue_map: Vec::new(), ..default_endpoint() });
 }
 
 #[test]
@@ -50,8 +50,8 @@ fn every_key_is_taken() {
     let words = "path=/a,interface=xen,domid=3,vdev=xvdb,queues=2,ring-order=0,indirect-segments=0,grants=map,\
                  grants-pool=shared,persistent-grants=7,persistent-idle=0,journal=off,queue-map=0:1,1:0,poll=busy,\
                  coalesce-us=5,coalesce-max=6";
-    let want = XenFront {
-        place: Some(XenPlace { domid: 3, devid: 51728 }),
+    let want = XenEndpoint {
+        attachment: Some(XenAttachment { domid: 3, devid: 51728 }),
         queues: 2,
         ring_order: 0,
         indirect_segments: 0,
@@ -64,7 +64,7 @@ fn every_key_is_taken() {
         poll: PollPolicy::Busy,
         coalesce: Coalesce { delay: Duration::from_micros(5), answers: 6 },
     };
-    assert_eq!(front(words), want);
+    assert_eq!(endpoint(words), want);
 }
 
 #[test]
@@ -72,10 +72,10 @@ fn only_xen_disks_need_a_xen_host() {
     let vhost = "path=/b,socket=/tmp/b";
     assert_eq!(from_words(&[], &[vhost]).unwrap().xen, None);
     assert_eq!(from_words(&[("xen", "auto")], &[vhost]).unwrap().xen, None);
-    assert_eq!(from_words(&[("xen", "real")], &[vhost]).unwrap().xen.unwrap().which, WhichXen::Real);
+    assert_eq!(from_words(&[("xen", "real")], &[vhost]).unwrap().xen.unwrap().host, XenSelector::Real);
     let both = from_words(&[("xen", "/tmp/x")], &[vhost, "path=/a,interface=xen,queues=2"]).unwrap();
-    assert_eq!(both.xen.unwrap().which, WhichXen::Simulated("/tmp/x".into()));
-    assert_eq!(both.disks.iter().map(|disk| disk.front.queue_map().len()).collect::<Vec<_>>(), [4, 2]);
+    assert_eq!(both.xen.unwrap().host, XenSelector::Simulated("/tmp/x".into()));
+    assert_eq!(both.disks.iter().map(|disk| disk.endpoint.queue_map().len()).collect::<Vec<_>>(), [4, 2]);
     // No configured disk: only devices of toolstacks.
     let watching = from_words(&[("xen-watch", "qdisk"), ("xen-state", "off"), ("xen-mapped-pages", "9")], &[]).unwrap();
     assert_eq!(watching.workers, 4, "toolstack devices have as many rings as there are CPUs");
@@ -137,7 +137,7 @@ fn a_printed_configuration_round_trips() {
         ];
         let config = from_words(process, &disks).unwrap();
         let text = print::to_toml(&config);
-        let again = resolve(file::parse("f", &text).unwrap(), &cpus(), &mut FakeStorages).unwrap();
+        let again = resolve(file::parse("f", &text).unwrap(), &cpus(), &mut FakeBackends).unwrap();
         assert_eq!(again, config, "{text}");
         assert_eq!(print::to_toml(&again), text);
     }

@@ -7,24 +7,24 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{Coalesce, FixedBufferUse, PollPolicy};
 
 use super::{MAX_COALESCE_US, take_u16};
-use crate::serve::config::{Front, SocketMode};
+use crate::serve::config::{SocketMode, VhostUserEndpoint};
 use crate::serve::queue_map;
 
 /// Maximum length of a Unix socket's path, without the terminating NUL (unix(7)).
 const SOCKET_PATH_BYTES: usize = 107;
 
 /// An endpoint before the number of workers is known.
-pub struct FrontKeys {
-    front: Front,
+pub struct VhostUserKeys {
+    endpoint: VhostUserEndpoint,
     queue_map: Option<String>,
 }
 
-impl FrontKeys {
+impl VhostUserKeys {
     /// Takes the keys. `queues` is the default number of queues, `max_queues` the maximum.
-    pub fn take(settings: &mut Settings, queues: u16, max_queues: u16) -> Result<FrontKeys, SettingError> {
+    pub fn take(settings: &mut Settings, queues: u16, max_queues: u16) -> Result<VhostUserKeys, SettingError> {
         settings.alias("num_queues", "queues")?;
         settings.alias("queue_size", "queue-size")?;
-        let endpoint = Front {
+        let endpoint = VhostUserEndpoint {
             socket: take_socket(settings)?,
             socket_mode: take_socket_mode(settings, "socket-mode")?.unwrap_or(SocketMode::OWNER_ONLY),
             queues: take_u16(settings, "queues", 1, max_queues)?.unwrap_or(queues.min(max_queues)),
@@ -36,23 +36,28 @@ impl FrontKeys {
                 .choice("fixed-buffers", FixedBufferUse::WORDS)?
                 .map_or(FixedBufferUse::Auto, FixedBufferUse::from_word),
         };
-        Ok(FrontKeys { front: endpoint, queue_map: settings.text("queue-map") })
+        Ok(VhostUserKeys { endpoint, queue_map: settings.text("queue-map") })
     }
 
     /// Returns the endpoint without its queue map.
-    pub fn known(&self) -> &Front {
-        &self.front
+    pub fn partial(&self) -> &VhostUserEndpoint {
+        &self.endpoint
     }
 
     /// Returns the endpoint with its queues assigned to workers. `next` is the next worker of the round-robin.
-    pub fn deal(&self, settings: &Settings, next: &mut u16, workers: u16) -> Result<Front, SettingError> {
-        let queue_map = deal(settings, self.queue_map.as_deref(), self.front.queues, next, workers)?;
-        Ok(Front { queue_map, ..self.front.clone() })
+    pub fn assign_queues(
+        &self,
+        settings: &Settings,
+        next: &mut u16,
+        workers: u16,
+    ) -> Result<VhostUserEndpoint, SettingError> {
+        let queue_map = assign_queues(settings, self.queue_map.as_deref(), self.endpoint.queues, next, workers)?;
+        Ok(VhostUserEndpoint { queue_map, ..self.endpoint.clone() })
     }
 }
 
 /// Returns the worker of each queue: of the given map, else round-robin. `next` is the next worker of the round-robin.
-pub fn deal(
+pub fn assign_queues(
     settings: &Settings,
     map: Option<&str>,
     queues: u16,
@@ -69,11 +74,11 @@ fn take_socket(settings: &mut Settings) -> Result<PathBuf, SettingError> {
     let Some(path) = settings.text("socket") else {
         return Err(settings.error("socket", "nothing", "the path of the vhost-user socket to make"));
     };
-    socket_path(settings, "socket", path)
+    check_socket_path(settings, "socket", path)
 }
 
 /// Checks the path of a socket.
-pub fn socket_path(settings: &Settings, key: &str, path: String) -> Result<PathBuf, SettingError> {
+pub fn check_socket_path(settings: &Settings, key: &str, path: String) -> Result<PathBuf, SettingError> {
     if path.len() > SOCKET_PATH_BYTES || path.contains('\0') {
         let found = format!("a path of {} bytes", path.len());
         return Err(settings.error(key, found, format!("at most {SOCKET_PATH_BYTES} bytes, none of them NUL")));

@@ -12,7 +12,7 @@ pub const DEFAULT_TYPE: &str = "mqblk";
 
 /// The Xen host to use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum WhichXen {
+pub enum XenSelector {
     /// The machine's own, if the configuration needs one.
     #[default]
     Auto,
@@ -22,13 +22,13 @@ pub enum WhichXen {
     Simulated(PathBuf),
 }
 
-impl WhichXen {
+impl XenSelector {
     /// Parses `auto`, `real` or a directory.
-    pub fn parse(text: &str) -> WhichXen {
+    pub fn parse(text: &str) -> XenSelector {
         match text {
-            "auto" => WhichXen::Auto,
-            "real" => WhichXen::Real,
-            folder => WhichXen::Simulated(folder.into()),
+            "auto" => XenSelector::Auto,
+            "real" => XenSelector::Real,
+            folder => XenSelector::Simulated(folder.into()),
         }
     }
 
@@ -38,24 +38,24 @@ impl WhichXen {
     /// If there is no such host.
     pub fn connect(&self) -> Result<Arc<dyn Xen>, XenError> {
         match self {
-            WhichXen::Auto | WhichXen::Real => mqblk_xen::real(),
-            WhichXen::Simulated(folder) => mqblk_xen::simulated(folder),
+            XenSelector::Auto | XenSelector::Real => mqblk_xen::real(),
+            XenSelector::Simulated(folder) => mqblk_xen::simulated(folder),
         }
     }
 }
 
-impl fmt::Display for WhichXen {
+impl fmt::Display for XenSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            WhichXen::Auto => f.write_str("auto"),
-            WhichXen::Real => f.write_str("real"),
-            WhichXen::Simulated(folder) => folder.display().fmt(f),
+            XenSelector::Auto => f.write_str("auto"),
+            XenSelector::Real => f.write_str("real"),
+            XenSelector::Simulated(folder) => folder.display().fmt(f),
         }
     }
 }
 
 /// Checks a device type: it names a xenstore directory.
-pub fn judge_type(settings: &Settings, key: &str, name: &str) -> Result<(), SettingError> {
+pub fn check_type(settings: &Settings, key: &str, name: &str) -> Result<(), SettingError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     if (1..=32).contains(&name.len()) && name.bytes().all(plain) {
         return Ok(());
@@ -71,19 +71,19 @@ mod tests {
     #[test]
     fn parses_a_keyword_or_a_directory() {
         for text in ["auto", "real", "/tmp/xen"] {
-            assert_eq!(WhichXen::parse(text).to_string(), text);
+            assert_eq!(XenSelector::parse(text).to_string(), text);
         }
-        assert_eq!(WhichXen::parse("/tmp/xen"), WhichXen::Simulated("/tmp/xen".into()));
+        assert_eq!(XenSelector::parse("/tmp/xen"), XenSelector::Simulated("/tmp/xen".into()));
     }
 
     #[test]
     fn device_types_are_checked() {
         let settings = Settings::new("serve");
         for good in ["mqblk", "qdisk", "vbd3", "a-b_c"] {
-            assert!(judge_type(&settings, "xen-watch", good).is_ok(), "{good}");
+            assert!(check_type(&settings, "xen-watch", good).is_ok(), "{good}");
         }
         for bad in ["", "a/b", "..", "a b", &"x".repeat(33)] {
-            let error = judge_type(&settings, "xen-watch", bad).unwrap_err().to_string();
+            let error = check_type(&settings, "xen-watch", bad).unwrap_err().to_string();
             assert!(error.starts_with("serve: xen-watch: found "), "{error}");
         }
     }

@@ -14,26 +14,26 @@ use mqblk_vhost_user_server::{HostChange, HostState};
 use mqblk_virtio::state;
 use serde::{Deserialize, Serialize};
 
-use super::{Lun, Luns, Removal, Which, lock};
-use crate::serve::config::LunPlace;
+use super::{LunEntry, LunSelector, Luns, Removal, lock};
+use crate::serve::config::TargetLun;
 
 /// How long to wait for the removal of a LUN. It has no requests in flight.
-const REMOVAL_PATIENCE: Duration = Duration::from_secs(30);
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Keys that name files, of the allowed storage backend and of a logical unit.
-const FILES: [&str; 2] = ["path", "reservations"];
+const PATH_KEYS: [&str; 2] = ["path", "reservations"];
 /// The only storage backend allowed: one whose files a directory can contain.
-const STORAGE: &str = "file";
+const ALLOWED_STORAGE: &str = "file";
 
 /// The JSON document in the migration state.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Told {
-    luns: Vec<ToldLun>,
+struct LunsDocument {
+    luns: Vec<LunRecord>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ToldLun {
+struct LunRecord {
     target: u8,
     lun: u16,
     id: String,
@@ -42,9 +42,9 @@ struct ToldLun {
     settings: Option<BTreeMap<String, String>>,
 }
 
-impl ToldLun {
-    fn place(&self) -> LunPlace {
-        LunPlace { target: self.target, lun: self.lun }
+impl LunRecord {
+    fn address(&self) -> TargetLun {
+        TargetLun { target: self.target, lun: self.lun }
     }
 
     /// Returns the command that adds the LUN, for an operator.
@@ -56,7 +56,7 @@ impl ToldLun {
 }
 
 /// The migration state of a controller's LUNs, a part of its device state.
-pub struct CarriedLuns {
+pub struct LunMigration {
     controller: String,
     /// The directory of files that may be opened for an incoming guest.
     folder: Option<PathBuf>,
@@ -64,32 +64,32 @@ pub struct CarriedLuns {
     luns: Mutex<Weak<Luns>>,
 }
 
-impl CarriedLuns {
+impl LunMigration {
     /// Creates the migration state of `controller`, without LUNs yet.
-    pub fn new(controller: &str, folder: Option<PathBuf>) -> CarriedLuns {
-        CarriedLuns { controller: controller.to_owned(), folder, luns: Mutex::default() }
+    pub fn new(controller: &str, folder: Option<PathBuf>) -> LunMigration {
+        LunMigration { controller: controller.to_owned(), folder, luns: Mutex::default() }
     }
 
     /// Sets the LUNs. Waits for a save or load that uses the previous ones.
-    pub fn belong_to(&self, luns: Weak<Luns>) {
+    pub fn set_luns(&self, luns: Weak<Luns>) {
         *lock(&self.luns) = luns;
     }
 
     /// Adds a LUN of the source.
-    fn add(&self, luns: &Luns, lun: &ToldLun, own: &[Lun]) -> Result<(), String> {
+    fn add(&self, luns: &Luns, lun: &LunRecord, own: &[LunEntry]) -> Result<(), String> {
         let command = lun.command(&self.controller);
         let Some(settings) = &lun.settings else {
-            return Err(format!("found lun {}, which is not here, expected the same LUNs: {command}", lun.place()));
+            return Err(format!("found lun {}, which is not here, expected the same LUNs: {command}", lun.address()));
         };
         let Some(folder) = &self.folder else {
             return Err(format!(
                 "found lun {}, which was added while the guest ran and is not here, expected it here: {command}; or, for files \
                  of a folder, incoming-luns= of the controller",
-                lun.place()
+                lun.address()
             ));
         };
-        let checked = judge(settings, folder, own);
-        let checked = checked.map_err(|why| format!("lun {}: {why}; by hand: {command}", lun.place()))?;
+        let checked = check_settings(settings, folder, own);
+        let checked = checked.map_err(|why| format!("lun {}: {why}; by hand: {command}", lun.address()))?;
         let mut settings = Settings::new("lun of the source");
         let address = [
             ("controller", self.controller.clone()),
@@ -109,7 +109,11 @@ impl CarriedLuns {
 }
 
 /// Checks settings that a VMM sent. Returns them with the files' real paths. `own` are the controller's LUNs.
-fn judge(settings: &BTreeMap<String, String>, folder: &Path, own: &[Lun]) -> Result<BTreeMap<String, String>, String> {
+fn check_settings(
+    settings: &BTreeMap<String, String>,
+    folder: &Path,
+    own: &[LunEntry],
+) -> Result<BTreeMap<String, String>, String> {
     let mut checked = settings.clone();
     if let Some(unit) = settings.get("unit") {
         // The logical unit of another controller belongs to another guest.
@@ -120,16 +124,17 @@ fn judge(settings: &BTreeMap<String, String>, folder: &Path, own: &[Lun]) -> Res
             Err(format!("unit: found {unit:?}, expected one of this controller's"))
         };
     }
-    if let Some(storage) = settings.get("storage").filter(|storage| *storage != STORAGE) {
-        return Err(format!("storage: found {storage:?}, expected {STORAGE:?}"));
+    if let Some(storage) = settings.get("storage").filter(|storage| *storage != ALLOWED_STORAGE) {
+        return Err(format!("storage: found {storage:?}, expected {ALLOWED_STORAGE:?}"));
     }
     if !settings.contains_key("path") {
         return Err("path: found nothing, expected a file".to_owned());
     }
     let folder = folder.canonicalize().map_err(|error| format!("incoming-luns: {folder:?}: {error}"))?;
-    for key in FILES {
+    for key in PATH_KEYS {
         let Some(value) = checked.get_mut(key) else { continue };
-        let path = true_path(Path::new(value.as_str())).map_err(|error| format!("{key}: found {value:?}: {error}"))?;
+        let path =
+            resolve_links(Path::new(value.as_str())).map_err(|error| format!("{key}: found {value:?}: {error}"))?;
         let inside = path.starts_with(&folder) && path != folder;
         let (true, Some(text)) = (inside, path.to_str()) else {
             return Err(format!(
@@ -142,7 +147,7 @@ fn judge(settings: &BTreeMap<String, String>, folder: &Path, own: &[Lun]) -> Res
 }
 
 /// Resolves all symbolic links of a path. The file may not exist yet.
-fn true_path(path: &Path) -> std::io::Result<PathBuf> {
+fn resolve_links(path: &Path) -> std::io::Result<PathBuf> {
     match path.symlink_metadata() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let (folder, name) = (path.parent(), path.file_name());
@@ -153,35 +158,39 @@ fn true_path(path: &Path) -> std::io::Result<PathBuf> {
     }
 }
 
-impl HostState for CarriedLuns {
+impl HostState for LunMigration {
     fn save(&self) -> Result<String, String> {
         let guard = lock(&self.luns);
         let luns = guard.upgrade().ok_or("the daemon starts or stops")?;
-        let record =
-            |lun: Lun| ToldLun { target: lun.place.target, lun: lun.place.lun, settings: settings(&lun), id: lun.id };
-        Ok(state::write(&Told { luns: luns.of(&self.controller).into_iter().map(record).collect() }))
+        let record = |lun: LunEntry| LunRecord {
+            target: lun.address.target,
+            lun: lun.address.lun,
+            settings: settings(&lun),
+            id: lun.id,
+        };
+        Ok(state::write(&LunsDocument { luns: luns.ready_luns(&self.controller).into_iter().map(record).collect() }))
     }
 
     fn load(&self, state: &str) -> Result<Box<dyn HostChange + '_>, String> {
         let guard = lock(&self.luns);
         let luns = guard.upgrade().ok_or("the daemon starts or stops")?;
-        let Told { luns: incoming } = state::read(state)?;
-        let own = luns.of(&self.controller);
-        let to_remove: Vec<&Lun> =
-            own.iter().filter(|lun| !incoming.iter().any(|incoming| incoming.place() == lun.place)).collect();
+        let LunsDocument { luns: incoming } = state::read(state)?;
+        let own = luns.ready_luns(&self.controller);
+        let to_remove: Vec<&LunEntry> =
+            own.iter().filter(|lun| !incoming.iter().any(|incoming| incoming.address() == lun.address)).collect();
         if let (Some(lun), None) = (to_remove.first(), &self.folder) {
             return Err(format!(
                 "luns: found none at {}, where lun {:?} is here, expected the same LUNs: mqblk lun remove {}; or incoming-luns= of \
                  the controller",
-                lun.place, lun.id, lun.id
+                lun.address, lun.id, lun.id
             ));
         }
         let to_remove = to_remove.into_iter().map(|lun| lun.id.clone()).collect();
         // Adopts the size of storage that has grown since the last check. If the size cannot be queried, it stays.
-        own.iter().for_each(|lun| drop(luns.resize(&Which::Id(lun.id.clone()), Resize::GROW)));
-        let mut change = Change { luns, added: Vec::new(), gone: to_remove, _held: guard };
+        own.iter().for_each(|lun| drop(luns.resize(&LunSelector::Id(lun.id.clone()), Resize::GROW)));
+        let mut change = IncomingLuns { luns, added: Vec::new(), to_remove, _held: guard };
         for (index, lun) in incoming.iter().enumerate() {
-            if own.iter().all(|own| own.place != lun.place()) {
+            if own.iter().all(|own| own.address != lun.address()) {
                 self.add(&change.luns, lun, &own).map_err(|why| format!("luns[{index}]: {why}"))?;
                 change.added.push(lun.id.clone());
             }
@@ -191,14 +200,14 @@ impl HostState for CarriedLuns {
 }
 
 /// Returns the settings that a LUN was added with at run time, and its logical unit's values for those that default to the daemon's.
-fn settings(lun: &Lun) -> Option<BTreeMap<String, String>> {
-    let mut settings = lun.given.clone()?;
+fn settings(lun: &LunEntry) -> Option<BTreeMap<String, String>> {
+    let mut settings = lun.added_settings.clone()?;
     if let Some(unit) = lun.unit.as_ref().filter(|_| !settings.contains_key("unit")) {
         let config = unit.config();
         let block = unit.disk().geometry().logical_block.bytes().to_string();
         for (key, value) in [
             ("unit-name", &config.unit_name),
-            ("serial", &config.backing.serial),
+            ("serial", &config.storage.serial),
             ("vendor", &config.vendor),
             ("product", &config.product),
             ("block-size", &block),
@@ -210,33 +219,33 @@ fn settings(lun: &Lun) -> Option<BTreeMap<String, String>> {
 }
 
 /// LUNs that were added for an incoming guest, and those to remove when it has arrived.
-struct Change<'a> {
+struct IncomingLuns<'a> {
     luns: Arc<Luns>,
     added: Vec<String>,
-    gone: Vec<String>,
+    to_remove: Vec<String>,
     /// Released last: see [`LunMigration::luns`].
     _held: MutexGuard<'a, Weak<Luns>>,
 }
 
-impl Change<'_> {
+impl IncomingLuns<'_> {
     fn remove(&self, id: &str) -> Result<(), String> {
-        match self.luns.remove(&Which::Id(id.to_owned()), REMOVAL_PATIENCE) {
-            Ok(Removal::Done(_) | Removal::Waits(..)) => Ok(()),
+        match self.luns.remove(&LunSelector::Id(id.to_owned()), REMOVAL_TIMEOUT) {
+            Ok(Removal::Done(_) | Removal::Pending(..)) => Ok(()),
             Err(error) => Err(error.to_string()),
         }
     }
 }
 
-impl HostChange for Change<'_> {
+impl HostChange for IncomingLuns<'_> {
     fn keep(mut self: Box<Self>) -> Result<(), String> {
         for id in std::mem::take(&mut self.added) {
             tracing::info!(lun = id, "a LUN has arrived with its guest");
         }
-        self.gone.iter().try_for_each(|id| self.remove(id))
+        self.to_remove.iter().try_for_each(|id| self.remove(id))
     }
 }
 
-impl Drop for Change<'_> {
+impl Drop for IncomingLuns<'_> {
     fn drop(&mut self) {
         for id in &self.added {
             if let Err(error) = self.remove(id) {
@@ -271,7 +280,7 @@ mod tests {
         std::os::unix::fs::symlink(root.join("none"), folder.join("dangling")).unwrap();
         std::os::unix::fs::symlink(&folder, root.join("alias")).unwrap();
 
-        let check = |words: &[(&str, &Path)]| super::judge(&keys(words), &root.join("alias"), &[]);
+        let check = |words: &[(&str, &Path)]| super::check_settings(&keys(words), &root.join("alias"), &[]);
         let assert_path = |found: Result<BTreeMap<String, String>, String>, key: &str, want: &Path| {
             assert_eq!(found.unwrap()[key], want.display().to_string());
         };

@@ -6,14 +6,14 @@ use mqblk_core::disk::DiskError;
 use mqblk_core::settings::Settings;
 use mqblk_engine::AnyDisk;
 
-use super::resolve::{Opened, Storages};
+use super::resolve::{OpenedDisk, StorageBackends};
 use super::test_keys;
 
 /// The registry of `mqblk-storage`.
 #[derive(Debug)]
 pub struct Registry;
 
-impl Storages for Registry {
+impl StorageBackends for Registry {
     type Disk = Arc<AnyDisk>;
 
     fn kinds(&self) -> Vec<&'static str> {
@@ -21,7 +21,7 @@ impl Storages for Registry {
         mqblk_storage::kinds().chain(test).collect()
     }
 
-    fn open(&mut self, backend: &str, settings: &mut Settings) -> Result<Opened<Self::Disk>, DiskError> {
+    fn open(&mut self, backend: &str, settings: &mut Settings) -> Result<OpenedDisk<Self::Disk>, DiskError> {
         let disk = mqblk_storage::open(backend, settings)?;
         let resolved = disk.resolved();
         Ok((disk, resolved))

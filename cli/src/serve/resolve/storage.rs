@@ -5,8 +5,8 @@ use mqblk_core::disk::DiskError;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{ErrorPolicy, MergeMode, OnError, OnNoSpace, PlugOptions};
 
-use super::{ConfigError, Storages, take_u16, with_likely_slip};
-use crate::serve::config::{Backing, CacheMode};
+use super::{ConfigError, StorageBackends, take_u16, with_similar_key};
+use crate::serve::config::{CacheMode, StorageConfig};
 
 /// Bounds of `merge-bytes`: a page, and the maximum length of a request.
 const MIN_MERGE_BYTES: ByteLen = ByteLen(4 << 10);
@@ -17,23 +17,23 @@ const DEFAULT_STORAGE: &str = "file";
 
 /// The keys of a storage that is not open yet.
 #[derive(Debug)]
-pub struct BackingKeys {
+pub struct StorageKeys {
     serial: String,
     cache: CacheMode,
     plug: PlugOptions,
     watch_size: bool,
     errors: ErrorPolicy,
-    storage: &'static str,
+    kind: &'static str,
 }
 
-impl BackingKeys {
+impl StorageKeys {
     /// Takes the keys of the disk or logical unit `id`, whose serial number has at most `serial_bytes`.
     pub fn take(
         settings: &mut Settings,
         kind: &'static str,
         id: &str,
         serial_bytes: usize,
-    ) -> Result<BackingKeys, SettingError> {
+    ) -> Result<StorageKeys, SettingError> {
         let serial = match take_printable(settings, "serial", serial_bytes)? {
             Some(serial) => serial,
             None => id.chars().take(serial_bytes).collect(),
@@ -41,34 +41,29 @@ impl BackingKeys {
         let cache = settings.choice("cache", CacheMode::WORDS)?.map_or(CacheMode::Writeback, CacheMode::from_word);
         let watch_size = settings.switch("watch-size")?.unwrap_or(true);
         let errors = take_errors(settings)?;
-        Ok(BackingKeys { serial, cache, plug: take_plug(settings)?, watch_size, errors, storage: kind })
+        Ok(StorageKeys { serial, cache, plug: take_plug(settings)?, watch_size, errors, kind })
     }
 
     /// Opens the storage, which takes its own keys. Fails if a key is left then.
-    pub fn open<S: Storages>(self, mut settings: Settings, storages: &mut S) -> Result<Backing<S::Disk>, ConfigError> {
-        let (disk, resolved_settings) = match storages.open(self.storage, &mut settings) {
+    pub fn open<S: StorageBackends>(
+        self,
+        mut settings: Settings,
+        storages: &mut S,
+    ) -> Result<StorageConfig<S::Disk>, ConfigError> {
+        let (disk, resolved_settings) = match storages.open(self.kind, &mut settings) {
             Ok(opened) => opened,
-            Err(DiskError::Setting(error)) => return Err(with_likely_slip(error, &settings).into()),
+            Err(DiskError::Setting(error)) => return Err(with_similar_key(error, &settings).into()),
             Err(source) => return Err(ConfigError::Disk { subject: settings.subject().to_owned(), source }),
         };
         settings.finish()?;
-        let BackingKeys { serial, cache, plug, watch_size, errors, storage: kind } = self;
+        let StorageKeys { serial, cache, plug, watch_size, errors, kind } = self;
         let (kind, resolved_settings) = (kind.to_owned(), resolved_settings);
-        Ok(Backing {
-            serial,
-            cache,
-            plug,
-            watch_size,
-            errors,
-            storage: kind,
-            storage_settings: resolved_settings,
-            disk,
-        })
+        Ok(StorageConfig { serial, cache, plug, watch_size, errors, kind, resolved_settings, disk })
     }
 }
 
 /// Takes the name of the storage backend.
-pub fn take_storage(settings: &mut Settings, kinds: &[&'static str]) -> Result<&'static str, SettingError> {
+pub fn take_storage_kind(settings: &mut Settings, kinds: &[&'static str]) -> Result<&'static str, SettingError> {
     let name = settings.text("storage").unwrap_or_else(|| DEFAULT_STORAGE.to_owned());
     match kinds.iter().find(|backend| **backend == name) {
         Some(backend) => Ok(backend),

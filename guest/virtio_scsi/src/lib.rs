@@ -4,7 +4,7 @@
 //! `device` is the controller as a transport sees it, `config` its configuration space, `lun_map` its logical units,
 //! `request_chain` the parser from descriptor chain to command, `commands` a request queue, `multi_step` its
 //! multi-step commands, `control` the control queue, `task_management` the path of task management functions to the
-//! request queues, `events` the event queue, `replay` the order of commands after a crash, `state` the state that
+//! request queues, `events` the event queue, `replay_gate` the order of commands after a crash, `state` the state that
 //! moves with a guest that is migrated.
 //!
 //! `mqblk-scsi` implements the commands. This crate knows no storage: a logical unit is a nexus and the engine's slot

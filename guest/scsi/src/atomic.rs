@@ -1,7 +1,7 @@
-//! Sections of a unit in which one command works alone: COMPARE AND WRITE and ORWRITE read blocks and then write them, and no
-//! other such command may come between (SBC-3 sections 5.2 and 5.11).
+//! Range locks of a logical unit: COMPARE AND WRITE and ORWRITE read blocks and then write them, and no other such
+//! command may access the blocks in between (SBC-3 sections 5.2 and 5.11).
 //!
-//! Who comes first among those that overlap goes first; those that do not overlap do not meet.
+//! Overlapping locks are granted in the order of arrival; others are independent.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mqblk_core::{ByteLen, ByteOffset, Wake};
 
-/// The sections of one unit.
+/// Range locks of one logical unit.
 #[derive(Debug, Default)]
 pub struct Sections {
-    // In order of arrival. As many as commands in flight at most, so short that it is searched.
+    // In order of arrival. At most one for each command in flight, so it is searched linearly.
     lines: Mutex<Lines>,
 }
 
@@ -26,7 +26,7 @@ struct Entry {
     id: u64,
     first: u64,
     end: u64,
-    /// Who waits; `None` once it is inside.
+    /// Waker of a lock that is not granted yet.
     waits: Option<Arc<dyn Wake>>,
 }
 
@@ -43,7 +43,7 @@ impl Entry {
 }
 
 impl Lines {
-    /// Lets in whoever has nobody before it any more, and gives their wakers.
+    /// Grants all locks that no earlier one overlaps any more. Returns their wakers.
     fn admit(&mut self) -> Vec<Arc<dyn Wake>> {
         let mut wake = Vec::new();
         for index in 0..self.entries.len() {
@@ -57,13 +57,13 @@ impl Lines {
 }
 
 impl Sections {
-    /// Nobody is inside.
+    /// Returns an empty set.
     pub fn new() -> Arc<Sections> {
         Arc::default()
     }
 
-    /// Gets in line for `len` bytes from `start`. Whoever is not inside at once ([`Section::entered`]) hears `waker` when it is. It leaves,
-    /// or gives up, by dropping what is returned.
+    /// Requests a lock of `len` bytes from `start`. If it is not granted at once ([`RangeLock::is_granted`]), `waker`
+    /// is woken when it is. Dropping the returned lock releases it, or withdraws the request.
     pub fn enter(self: &Arc<Sections>, start: ByteOffset, len: ByteLen, waker: &Arc<dyn Wake>) -> Section {
         let mut lines = self.lines();
         let id = lines.next;
@@ -78,21 +78,21 @@ impl Sections {
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {
-        // Nothing under the lock can leave it half changed.
+        // No code under the mutex can leave the queue half changed.
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A place in line, or the section itself. Dropping it leaves.
+/// A range lock, granted or waiting. Dropping it releases it.
 #[derive(Debug)]
-#[must_use = "dropping it leaves the section"]
+#[must_use = "dropping it releases the lock"]
 pub struct Section {
     sections: Arc<Sections>,
     id: u64,
 }
 
 impl Section {
-    /// Whether the section is this command's own now.
+    /// Returns true if the lock is granted.
     pub fn entered(&self) -> bool {
         let lines = self.sections.lines();
         lines.entries.iter().any(|entry| entry.id == self.id && entry.waits.is_none())
@@ -106,7 +106,7 @@ impl Drop for Section {
             lines.entries.retain(|entry| entry.id != self.id);
             lines.admit()
         };
-        // Outside the lock: a waker may do anything but block.
+        // Outside the mutex: a waker may do anything but block.
         wake.iter().for_each(|waker| waker.wake());
     }
 }
@@ -120,17 +120,17 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Rings(AtomicU32);
+    struct WakeCounter(AtomicU32);
 
-    impl Wake for Rings {
+    impl Wake for WakeCounter {
         fn wake(&self) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    fn rings() -> (Arc<Rings>, Arc<dyn Wake>) {
-        let rings = Arc::<Rings>::default();
-        (Arc::clone(&rings), rings)
+    fn counter() -> (Arc<WakeCounter>, Arc<dyn Wake>) {
+        let counter = Arc::<WakeCounter>::default();
+        (Arc::clone(&counter), counter)
     }
 
     fn enter(sections: &Arc<Sections>, first: u64, len: u64, waker: &Arc<dyn Wake>) -> Section {
@@ -138,55 +138,55 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_ones_wait_in_order() {
+    fn overlapping_locks_are_granted_in_order() {
         let sections = Sections::new();
-        let (heard, waker) = rings();
+        let (wakes, waker) = counter();
         let first = enter(&sections, 0, 1024, &waker);
-        let beside = enter(&sections, 1024, 512, &waker);
-        assert!(first.entered() && beside.entered());
+        let adjacent = enter(&sections, 1024, 512, &waker);
+        assert!(first.entered() && adjacent.entered());
         let second = enter(&sections, 512, 1024, &waker);
-        // Overlaps only the one that waits: it must not overtake it.
+        // Overlaps only the waiting one, which it must not overtake.
         let third = enter(&sections, 1535, 512, &waker);
         assert!(!second.entered() && !third.entered());
         drop(first);
-        assert!(!second.entered(), "the one beside it is still inside");
-        assert_eq!(heard.0.load(Ordering::SeqCst), 0);
-        drop(beside);
+        assert!(!second.entered(), "the adjacent lock is still held");
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 0);
+        drop(adjacent);
         assert!(second.entered() && !third.entered());
-        assert_eq!(heard.0.load(Ordering::SeqCst), 1);
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
         drop(second);
         assert!(third.entered());
-        assert_eq!(heard.0.load(Ordering::SeqCst), 2);
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 2);
         drop(third);
         assert!(sections.lines().entries.is_empty());
     }
 
     #[test]
-    fn one_that_gives_up_is_forgotten() {
+    fn dropping_a_waiting_lock_withdraws_it() {
         let sections = Sections::new();
-        let (heard, waker) = rings();
+        let (wakes, waker) = counter();
         let first = enter(&sections, 0, 512, &waker);
-        let gives_up = enter(&sections, 0, 1024, &waker);
+        let withdrawn = enter(&sections, 0, 1024, &waker);
         let behind = enter(&sections, 512, 512, &waker);
-        assert!(!behind.entered(), "in line behind one that waits");
-        drop(gives_up);
-        assert!(behind.entered(), "nobody is before it any more");
-        assert_eq!(heard.0.load(Ordering::SeqCst), 1);
+        assert!(!behind.entered(), "queued behind a waiting lock");
+        drop(withdrawn);
+        assert!(behind.entered(), "no earlier lock overlaps");
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
         drop((first, behind));
-        assert_eq!(heard.0.load(Ordering::SeqCst), 1);
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
     }
 
     #[test]
-    fn nothing_excludes_nothing() {
+    fn empty_ranges_do_not_conflict() {
         let sections = Sections::new();
-        let (_, waker) = rings();
+        let (_, waker) = counter();
         let empty = enter(&sections, 512, 0, &waker);
         let around = enter(&sections, 512, 512, &waker);
         let last = enter(&sections, u64::MAX - 1, u64::MAX, &waker);
         assert!(empty.entered() && around.entered() && last.entered());
     }
 
-    /// Two steps that would lose an increment if anybody came between, from several threads.
+    /// A read-modify-write that would lose an increment without the lock, from several threads.
     #[test]
     fn threads_exclude_each_other() {
         struct Unpark(std::thread::Thread);
@@ -225,24 +225,24 @@ mod tests {
     }
 
     proptest! {
-        /// Against the rule itself: inside is who overlaps nobody that came before and has not left.
+        /// Model: a lock is granted if it overlaps none that came before and has not been dropped.
         #[test]
         fn any_history(steps in proptest::collection::vec((any::<bool>(), 0u64..6, 0u64..4), 0..60)) {
             let sections = Sections::new();
-            let mut held: Vec<(u64, u64, Section, Arc<Rings>, bool)> = Vec::new();
+            let mut held: Vec<(u64, u64, Section, Arc<WakeCounter>, bool)> = Vec::new();
             for (arrive, first, len) in steps {
                 if arrive || held.is_empty() {
-                    let (heard, waker) = rings();
+                    let (wakes, waker) = counter();
                     let section = enter(&sections, first, len, &waker);
                     let at_once = section.entered();
-                    held.push((first, first + len, section, heard, at_once));
+                    held.push((first, first + len, section, wakes, at_once));
                 } else {
                     drop(held.remove(first as usize % held.len()));
                 }
-                for (index, (first, end, section, heard, at_once)) in held.iter().enumerate() {
+                for (index, (first, end, section, wakes, at_once)) in held.iter().enumerate() {
                     let free = held[..index].iter().all(|(other, other_end, ..)| first >= other_end || other >= end);
                     prop_assert_eq!(section.entered(), free);
-                    prop_assert_eq!(heard.0.load(Ordering::SeqCst), u32::from(free && !at_once));
+                    prop_assert_eq!(wakes.0.load(Ordering::SeqCst), u32::from(free && !at_once));
                 }
             }
         }

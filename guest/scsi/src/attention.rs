@@ -1,8 +1,9 @@
-//! Unit attentions of one nexus: what happened to the unit since the initiator's last command. Source: SAM-5 section 5.14,
-//! codes from SPC-4 annex F.
+//! Unit attention conditions of one nexus: what happened to the logical unit since the initiator's last command.
+//! Source: SAM-5 section 5.14, codes from SPC-4 annex F.
 //!
-//! The whole queue is one 64-bit word, 4 bits for each kind in the order in which they will be told. There are 15 kinds and none
-//! is queued twice, so it is always large enough, and nothing pending is the word 0: the data path asks with one plain load.
+//! The queue is one 64-bit word with 4 bits for each condition, in the order of reporting. There are fewer than 16
+//! conditions and none is queued twice, so all fit; an empty queue is 0, so the data path checks it with one plain
+//! load.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,14 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::sense::{Sense, SenseKey};
 
-/// What an initiator must be told before its next command. Its name as text is kept from one version to the next.
+/// Unit attention condition. Its text form is part of saved states, so it must not change between versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum Attention {
-    /// 29/01: the unit is new to this initiator, or was switched on.
+    /// 29/01: the logical unit is new to this initiator, or was switched on.
     PowerOn = 1,
-    /// 29/03: a task management function reset the unit.
+    /// 29/03: a task management function reset the logical unit.
     BusDeviceReset,
     /// 29/07: the nexus was reset.
     NexusLoss,
@@ -25,25 +26,25 @@ pub enum Attention {
     ModeParametersChanged,
     /// 2A/03: another nexus cleared all persistent reservations and registrations.
     ReservationsPreempted,
-    /// 2A/04: a reservation that this nexus took part in is gone or has another type.
+    /// 2A/04: a reservation that the nexus was registered for was released or has another type.
     ReservationsReleased,
     /// 2A/05: another nexus removed this one's registration.
     RegistrationsPreempted,
-    /// 2A/09: another size than before.
+    /// 2A/09: the capacity changed.
     CapacityChanged,
-    /// 2F/00: another nexus ended this one's commands.
+    /// 2F/00: another nexus aborted this one's commands.
     CommandsCleared,
-    /// 3F/03: the answer to INQUIRY is another one.
+    /// 3F/03: INQUIRY data changed.
     InquiryDataChanged,
     /// 3F/0E: the target's logical units changed.
     ReportedLunsChanged,
 }
 
-/// Kinds that are a reset, strongest first: a pending one covers those after it. Source: SAM-5 section 5.14.5.
+/// Conditions that are a reset, strongest first: a pending one covers those after it. Source: SAM-5 section 5.14.5.
 const RESETS: [Attention; 3] = [Attention::PowerOn, Attention::BusDeviceReset, Attention::NexusLoss];
 
 impl Attention {
-    /// All kinds.
+    /// All conditions.
     pub const ALL: [Attention; 11] = [
         Attention::PowerOn,
         Attention::BusDeviceReset,
@@ -58,7 +59,7 @@ impl Attention {
         Attention::ReportedLunsChanged,
     ];
 
-    /// The sense data it is told with.
+    /// Returns the sense data that reports the condition.
     pub const fn sense(self) -> Sense {
         let (asc, ascq) = match self {
             Attention::PowerOn => (0x29, 0x01),
@@ -76,7 +77,8 @@ impl Attention {
         Sense::new(SenseKey::UnitAttention, asc, ascq)
     }
 
-    /// Position among the resets; everything else comes after them, first come first served.
+    /// Returns the position among the resets; all other conditions come after them, in the order in which they were
+    /// raised.
     fn precedence(self) -> usize {
         RESETS.iter().position(|reset| *reset == self).unwrap_or(RESETS.len())
     }
@@ -90,22 +92,22 @@ impl Attention {
     }
 }
 
-/// Bits of the word that one pending attention takes.
+/// Bits of the word that one pending condition takes.
 const BITS: u32 = 4;
 
-/// The pending ones in the order of telling, first in the lowest bits.
+/// Pending conditions in the order of reporting, the first one in the lowest bits.
 #[derive(Clone, Copy)]
 struct Pending(u64);
 
 impl Pending {
     fn kinds(self) -> impl Iterator<Item = Attention> {
-        (0..u64::BITS / BITS).map_while(move |place| Attention::from_code((self.0 >> (place * BITS)) & 0xf))
+        (0..u64::BITS / BITS).map_while(move |index| Attention::from_code((self.0 >> (index * BITS)) & 0xf))
     }
 
     fn collect(kinds: impl Iterator<Item = Attention>) -> Pending {
         let mut word = 0;
-        for (place, kind) in (0..).step_by(BITS as usize).zip(kinds) {
-            word |= (kind as u64) << place;
+        for (shift, kind) in (0..).step_by(BITS as usize).zip(kinds) {
+            word |= (kind as u64) << shift;
         }
         Pending(word)
     }
@@ -115,7 +117,7 @@ impl Pending {
         if self.kinds().any(covers) {
             return self;
         }
-        // Nothing of what a unit told before it was switched on holds any more; a lesser reset covers the resets below it.
+        // POWER ON voids everything raised before it; a lesser reset covers the resets below it.
         let outlived = |held: &Attention| match new {
             Attention::PowerOn => false,
             _ => !(new.is_reset() && held.is_reset()),
@@ -130,68 +132,69 @@ impl Pending {
     }
 }
 
-/// The unit attentions that one nexus has still to be told.
+/// Unit attentions that one nexus has not been told of yet.
 #[derive(Debug, Default)]
 pub struct Attentions {
     word: AtomicU64,
 }
 
 impl Attentions {
-    /// None pending.
+    /// Returns an empty queue.
     pub const fn new() -> Attentions {
         Attentions { word: AtomicU64::new(0) }
     }
 
-    /// Whether any is pending. One relaxed load.
+    /// Returns true if a unit attention is pending. One relaxed load.
     pub fn any(&self) -> bool {
         self.word.load(Ordering::Relaxed) != 0
     }
 
-    /// Queues one, if it is not queued already or covered by a reset that is.
+    /// Queues a unit attention, unless it is queued already or covered by a queued reset.
     pub fn raise(&self, new: Attention) {
         self.change(|pending| pending.with(new));
     }
 
-    /// Takes the first: it is told now.
+    /// Removes the first unit attention and returns its sense data, which the caller reports.
     pub fn take(&self) -> Option<Sense> {
         let before = self.change(|pending| Pending(pending.0 >> BITS));
         before.kinds().next().map(Attention::sense)
     }
 
-    /// Forgets one that was told in another way: REPORT LUNS was answered, say (SPC-4 section 6.33).
+    /// Removes a unit attention that was reported in another way, for example by REPORT LUNS (SPC-4 section 6.33).
     pub fn clear(&self, told: Attention) {
         self.change(|pending| pending.without(told));
     }
 
-    /// Forgets all of them.
+    /// Removes all unit attentions.
     pub fn clear_all(&self) {
         self.change(|_| Pending(0));
     }
 
-    /// Forgets that the unit was switched on or reset: it was not, as its initiator sees it.
+    /// Removes all resets: as its initiator sees it, the logical unit was not reset.
     pub fn clear_resets(&self) {
         self.change(|pending| Pending::collect(pending.kinds().filter(|held| !held.is_reset())));
     }
 
-    /// All that are pending, in the order of telling.
+    /// Returns all pending unit attentions, in the order of reporting.
     pub fn pending(&self) -> Vec<Attention> {
         Pending(self.word.load(Ordering::Acquire)).kinds().collect()
     }
 
-    /// These are pending, raised in this order, and no others.
+    /// Replaces all pending unit attentions by these, raised in this order.
     pub fn replace(&self, raised: &[Attention]) {
         let pending = raised.iter().fold(Pending(0), |pending, kind| pending.with(*kind));
         self.change(|_| Pending(pending.0));
     }
 
-    /// Forgets the one that this sense data told, which [`peek`](Self::peek) gave: another may have come before it since.
+    /// Removes the unit attention that this sense data, returned by [`peek`](Self::peek), has reported: another may
+    /// have come before it since.
     pub fn told(&self, sense: Sense) {
         if let Some(kind) = Attention::ALL.into_iter().find(|kind| kind.sense() == sense) {
             self.clear(kind);
         }
     }
 
-    /// The first, which stays pending.
+    /// Returns the sense data of the first unit attention, which stays pending.
     pub fn peek(&self) -> Option<Sense> {
         Pending(self.word.load(Ordering::Acquire)).kinds().next().map(Attention::sense)
     }
@@ -224,19 +227,19 @@ mod tests {
     }
 
     #[test]
-    fn order_and_covering() {
+    fn resets_come_first_and_cover_lesser_resets() {
         let cases: &[(&[Attention], &[Attention])] = &[
             (&[], &[]),
             (&[CapacityChanged, CapacityChanged], &[CapacityChanged]),
             (&[ReportedLunsChanged, ModeParametersChanged], &[ReportedLunsChanged, ModeParametersChanged]),
-            // A reset goes first, however late it came.
+            // A reset comes first, however late it is raised.
             (&[CapacityChanged, NexusLoss], &[NexusLoss, CapacityChanged]),
             (&[CapacityChanged, BusDeviceReset], &[BusDeviceReset, CapacityChanged]),
             // The stronger reset covers the weaker one, in either order.
             (&[NexusLoss, BusDeviceReset], &[BusDeviceReset]),
             (&[BusDeviceReset, NexusLoss], &[BusDeviceReset]),
             (&[PowerOn, NexusLoss, BusDeviceReset], &[PowerOn]),
-            // Power on makes everything before it void, not what comes after.
+            // POWER ON voids everything before it, not what comes after.
             (&[NexusLoss, CapacityChanged, PowerOn, ReportedLunsChanged], &[PowerOn, ReportedLunsChanged]),
             (&[PowerOn, CapacityChanged], &[PowerOn, CapacityChanged]),
         ];
@@ -246,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_that_goes_on_was_not_reset() {
+    fn clear_resets_keeps_other_attentions() {
         let queue = Attentions::new();
         [PowerOn, CapacityChanged, ReportedLunsChanged].into_iter().for_each(|kind| queue.raise(kind));
         queue.clear_resets();
@@ -260,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn telling_and_clearing() {
+    fn take_and_clear() {
         let queue = Attentions::new();
         assert!(!queue.any());
         queue.raise(CapacityChanged);
@@ -273,33 +276,33 @@ mod tests {
         assert_eq!(queue.take(), Some(CapacityChanged.sense()));
         assert_eq!(queue.take(), Some(ModeParametersChanged.sense()));
         assert_eq!((queue.take(), queue.any()), (None, false));
-        // One that comes first meanwhile is not the one that was told.
+        // A condition that moves to the front meanwhile has not been reported.
         queue.raise(CapacityChanged);
-        let told = queue.peek().expect("pending");
+        let reported = queue.peek().expect("pending");
         queue.raise(BusDeviceReset);
-        queue.told(told);
+        queue.told(reported);
         assert_eq!((queue.take(), queue.take()), (Some(BusDeviceReset.sense()), None));
     }
 
     #[test]
-    fn what_is_pending_can_be_had_elsewhere() {
-        let (here, there) = (Attentions::new(), Attentions::new());
-        [CapacityChanged, ModeParametersChanged, NexusLoss].into_iter().for_each(|kind| here.raise(kind));
-        there.raise(PowerOn);
-        assert_eq!(here.pending(), [NexusLoss, CapacityChanged, ModeParametersChanged]);
-        there.replace(&here.pending());
-        assert_eq!(there.pending(), here.pending());
-        there.replace(&[CapacityChanged, CapacityChanged]);
-        assert_eq!(there.pending(), [CapacityChanged]);
-        there.replace(&[]);
-        assert!(!there.any());
+    fn pending_attentions_move_to_another_queue() {
+        let (source, destination) = (Attentions::new(), Attentions::new());
+        [CapacityChanged, ModeParametersChanged, NexusLoss].into_iter().for_each(|kind| source.raise(kind));
+        destination.raise(PowerOn);
+        assert_eq!(source.pending(), [NexusLoss, CapacityChanged, ModeParametersChanged]);
+        destination.replace(&source.pending());
+        assert_eq!(destination.pending(), source.pending());
+        destination.replace(&[CapacityChanged, CapacityChanged]);
+        assert_eq!(destination.pending(), [CapacityChanged]);
+        destination.replace(&[]);
+        assert!(!destination.any());
     }
 
     #[test]
-    fn every_kind_fits_at_once() {
+    fn every_condition_fits_at_once() {
         assert!(Attention::ALL.len() <= (u64::BITS / BITS) as usize);
         let mut all = Attention::ALL;
-        // All but the two that power on covers.
+        // All but the two that POWER ON covers.
         all.reverse();
         assert_eq!(told(&all).len(), 1);
         assert_eq!(told(&Attention::ALL).len(), Attention::ALL.len() - 2);
@@ -308,9 +311,9 @@ mod tests {
         }
     }
 
-    /// Nothing is lost or told twice when several threads raise while one takes.
+    /// Nothing is lost or reported twice when several threads raise while one takes.
     #[test]
-    fn threads() {
+    fn concurrent_raise_and_take() {
         let queue = Attentions::new();
         let kinds = [ModeParametersChanged, CapacityChanged, ReportedLunsChanged, CommandsCleared];
         let told = std::thread::scope(|scope| {
@@ -333,10 +336,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_queue_of_any_history(raised in proptest::collection::vec(0..Attention::ALL.len(), 0..40)) {
+        fn any_sequence_of_raises(raised in proptest::collection::vec(0..Attention::ALL.len(), 0..40)) {
             let raised: Vec<_> = raised.into_iter().map(|index| Attention::ALL[index]).collect();
             let told = told(&raised);
-            // Sorted by precedence, none twice, at most one reset, and whatever came last is told or covered.
+            // Sorted by precedence, none twice, at most one reset; the last condition is reported or covered.
             prop_assert!(told.is_sorted_by_key(|kind| kind.precedence()));
             prop_assert!(told.iter().enumerate().all(|(index, kind)| !told[..index].contains(kind)));
             prop_assert!(told.iter().filter(|kind| kind.is_reset()).count() <= 1);

@@ -1,54 +1,55 @@
-//! What a unit takes in one command, in its logical blocks: what the block limits page says and what commands are held to.
+//! Limits of one command, in logical blocks: the content of the Block Limits VPD page, which commands are checked
+//! against.
 
 use mqblk_core::{ByteLen, Geometry, Limits};
 
 use crate::Sequence;
 
-/// Most block descriptors of one UNMAP.
+/// Maximum number of UNMAP block descriptors.
 const MAX_DESCRIPTORS: u32 = 256;
 
-/// WRITE SAME on a disk that can write zeroes only as data.
+/// Maximum length of WRITE SAME on a disk that writes zeroes only as data.
 const SAME_AS_DATA: ByteLen = ByteLen(32 << 20);
 
-/// Bounds of a unit. All counts are of logical blocks.
+/// Limits of a logical unit. All counts are of logical blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
-    /// Most blocks of a read, write or verify.
+    /// Maximum transfer length of reads, writes and verifies.
     pub(crate) transfer: u32,
-    /// Preferred length of a transfer; 0 when unknown.
+    /// Optimal transfer length; 0 if unknown.
     pub(crate) optimal_transfer: u32,
-    /// Transfers should be a multiple of this; 0 when unknown.
+    /// Optimal transfer length granularity; 0 if unknown.
     pub(crate) granularity: u16,
-    /// Most blocks of COMPARE AND WRITE.
+    /// Maximum COMPARE AND WRITE length.
     pub(crate) compare: u8,
-    /// Most blocks of WRITE SAME.
+    /// Maximum WRITE SAME length.
     pub(crate) same: u32,
-    /// Longest WRITE SAME of zeroes that the disk does without data.
+    /// Maximum number of blocks that the disk zeroes without data.
     pub(crate) zeroes: Option<u32>,
-    /// UNMAP, if there is one.
+    /// Limits of UNMAP, if it is supported.
     pub(crate) unmap: Option<Unmap>,
 }
 
-/// Bounds of UNMAP.
+/// Limits of UNMAP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unmap {
-    /// Most blocks of all descriptors together.
+    /// Maximum number of blocks of all descriptors together.
     pub(crate) blocks: u32,
-    /// Most descriptors.
+    /// Maximum number of descriptors.
     pub(crate) descriptors: u32,
-    /// Preferred multiple.
+    /// Optimal granularity.
     pub(crate) granularity: u32,
 }
 
 impl Bounds {
     pub(crate) fn new(geometry: &Geometry, limits: &Limits) -> Bounds {
         let block = geometry.logical_block;
-        // All ones means "no limit said" in some of the fields, so a count stays below it.
+        // All ones means "no limit reported" in some of the fields, so a count stays below it.
         let count =
             |len: ByteLen| u32::try_from(block.blocks_in(len)).map_or(u32::MAX - 1, |count| count.min(u32::MAX - 1));
         let transfer = count(limits.max_transfer).max(1);
         let scratch = count(ByteLen(Sequence::SCRATCH as u64));
-        // A disk that offers ranges of no block offers none.
+        // A maximum below one block means that zeroing is not supported.
         let zeroes = limits.write_zeroes.map(count).filter(|&blocks| blocks > 0);
         let unmap = limits.discard.filter(|_| !geometry.read_only).and_then(|discard| {
             let blocks = count(discard.max_len).min(zeroes.unwrap_or(u32::MAX));
@@ -67,8 +68,8 @@ impl Bounds {
         }
     }
 
-    /// Unmapped blocks read as zeroes: where the disk can write zeroes without data, UNMAP asks for that. A discard alone
-    /// promises nothing of what is read afterwards.
+    /// Returns true if unmapped blocks read as zeroes (LBPRZ): where the disk can write zeroes without data, UNMAP
+    /// does that. A discard alone does not define what is read afterwards.
     pub(crate) fn unmapped_reads_zeroes(&self) -> bool {
         self.unmap.is_some() && self.zeroes.is_some()
     }

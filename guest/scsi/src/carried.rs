@@ -1,4 +1,5 @@
-//! What an initiator relies on of a unit, for whoever serves the unit next while the initiator goes on: a guest that is migrated.
+//! State of a logical unit that an initiator relies on, for the process that serves it next while the initiator
+//! continues: a guest that is migrated.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,28 +12,29 @@ use crate::nexus::Nexus;
 use crate::reservation::{Carried, Judged, RestoreError};
 use crate::unit::flag;
 
-/// How long stable storage may take to keep reservations.
+/// Timeout for making reservations durable.
 const KEPT_WITHIN: Duration = Duration::from_secs(5);
 
-/// A unit as one nexus sees it: what tells whether it is the same unit, and what the initiator has changed.
+/// A logical unit as one nexus sees it: what identifies it, and what the initiator has changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct UnitState {
-    /// See [`Identity`](crate::Identity), whose revision may be another one: that is the version of who serves it.
+    /// See [`Identity`](crate::Identity). Its revision may differ: it is the version of the process that serves the
+    /// logical unit.
     pub name: String,
-    /// The same.
+    /// See [`Identity`](crate::Identity).
     pub vendor: String,
-    /// The same.
+    /// See [`Identity`](crate::Identity).
     pub product: String,
-    /// The same.
+    /// See [`Identity`](crate::Identity).
     pub serial: String,
-    /// Bytes of a logical block.
+    /// Logical block size in bytes.
     pub block_bytes: u32,
-    /// Bytes of the unit.
+    /// Size of the logical unit in bytes.
     pub size_bytes: u64,
     /// The disk is read-only.
     pub read_only: bool,
-    /// Name of the initiator port: what registrations are kept by.
+    /// Name of the initiator port, which registrations are stored by.
     pub initiator: String,
     /// Caching mode page, WCE = 0.
     pub write_through: bool,
@@ -45,10 +47,10 @@ pub struct UnitState {
     /// START STOP UNIT stopped it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stopped: bool,
-    /// Unit attentions that were not told yet, in the order of telling.
+    /// Unit attentions that have not been reported, in the order of reporting.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attentions: Vec<Attention>,
-    /// Of all initiators.
+    /// Reservations of all initiators.
     #[serde(default)]
     pub reservations: Carried,
 }
@@ -65,7 +67,7 @@ impl UnitState {
     }
 }
 
-/// A state that a nexus and its unit can have, not yet in force.
+/// A validated state of a nexus and its logical unit, not yet applied.
 #[derive(Debug)]
 pub struct ApplyUnit {
     nexus: Arc<Nexus>,
@@ -76,7 +78,7 @@ pub struct ApplyUnit {
 }
 
 impl Nexus {
-    /// The unit as this nexus sees it now.
+    /// Returns the current state of the logical unit as this nexus sees it.
     pub fn state(&self) -> UnitState {
         let (unit, identity) = (self.unit(), self.unit().identity());
         let (geometry, flags) = (unit.geometry(), unit.flags());
@@ -98,10 +100,11 @@ impl Nexus {
         }
     }
 
-    /// Whether the unit is the one of `state`, and can have what that says. A larger one will do: the initiator is told of it.
+    /// Validates `state`: it must be of this logical unit, which must be able to have it. A larger logical unit will
+    /// do; the initiator is notified.
     ///
     /// # Errors
-    /// The field that says no, what was found, what was expected.
+    /// If it is not: the field, what was found, what was expected.
     pub fn judge(self: &Arc<Nexus>, state: UnitState) -> Result<ApplyUnit, String> {
         let own = self.state();
         let wrong = |field: &str, found: &dyn std::fmt::Debug, expected: &dyn std::fmt::Debug, key: &str| {
@@ -146,15 +149,15 @@ impl Nexus {
 }
 
 impl ApplyUnit {
-    /// Whether the unit is larger here than the initiator knows.
+    /// Returns true if the logical unit is larger here than the initiator knows.
     pub fn has_grown(&self) -> bool {
         self.has_grown
     }
 
-    /// Puts it in force. Waits until reservations that have to outlive a loss of power are on stable storage.
+    /// Applies the state. Blocks until reservations with APTPL are on stable storage.
     ///
     /// # Errors
-    /// When they are not; the state is in force nevertheless.
+    /// If they are not; the state is applied nevertheless.
     pub fn apply(self) -> Result<(), String> {
         const CARRIED: u8 = flag::WRITE_THROUGH | flag::SOFTWARE_PROTECTED | flag::DESCRIPTOR_SENSE | flag::STOPPED;
         let ApplyUnit { nexus, flags, mut attentions, reservations, has_grown } = self;
@@ -178,24 +181,24 @@ impl ApplyUnit {
     }
 }
 
-/// Rung when a ticket is decided.
+/// Waker that a thread blocks on until a ticket is resolved.
 #[derive(Default)]
 struct Done {
-    rung: Mutex<bool>,
-    bell: Condvar,
+    woken: Mutex<bool>,
+    condvar: Condvar,
 }
 
 impl Done {
-    fn wait(&self, until: Instant) {
-        let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = until.saturating_duration_since(Instant::now());
-        drop(self.bell.wait_timeout_while(rung, left, |rung| !*rung));
+    fn wait(&self, deadline: Instant) {
+        let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = deadline.saturating_duration_since(Instant::now());
+        drop(self.condvar.wait_timeout_while(woken, left, |woken| !*woken));
     }
 }
 
 impl Wake for Done {
     fn wake(&self) {
-        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.bell.notify_all();
+        *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.condvar.notify_all();
     }
 }

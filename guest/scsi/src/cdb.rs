@@ -1,13 +1,13 @@
 //! A command descriptor block, read by field.
 
-/// A private copy of a command descriptor block. Longer ones than 16 bytes are of no command that is known here.
+/// A private copy of a command descriptor block. No supported command is longer than 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cdb([u8; Cdb::LEN]);
 
 impl Cdb {
     pub(crate) const LEN: usize = 16;
 
-    /// What is missing of `bytes` counts as zeroes.
+    /// Copies `bytes`; missing bytes are zero.
     pub(crate) fn new(bytes: &[u8]) -> Cdb {
         let mut cdb = [0; Cdb::LEN];
         let len = bytes.len().min(Cdb::LEN);
@@ -15,7 +15,7 @@ impl Cdb {
         Cdb(cdb)
     }
 
-    /// `None` when some of it is missing.
+    /// Copies the first 16 bytes. Returns `None` if `bytes` is shorter.
     #[inline]
     pub(crate) fn whole(bytes: &[u8]) -> Option<Cdb> {
         bytes.first_chunk().copied().map(Cdb)
@@ -63,7 +63,7 @@ impl Cdb {
         u64::from_be_bytes(self.array(at))
     }
 
-    /// Whether any bit of `mask` is set in byte `at`.
+    /// Returns true if any bit of `mask` is set in byte `at`.
     #[inline]
     pub(crate) fn has(&self, at: usize, mask: u8) -> bool {
         self.0[at] & mask != 0

@@ -1,10 +1,12 @@
-//! SCSI block commands: what a command descriptor block asks of a logical unit, and what is answered. Knows no transport and
-//! does no I/O: commands come as bytes, requests to the disk go out as [`Step`]s, and whoever drives a command brings the
-//! outcome back. Sources: SAM-5, SPC-4, SBC-3 (T10).
+//! SCSI block commands: parses a command descriptor block for a logical unit and returns the disk requests, or the
+//! status and sense data, that it leads to. The crate knows no transport and does no I/O: commands come in as bytes,
+//! requests to the disk go out as [`CommandAction`]s, and the caller passes outcomes back in. Sources: SAM-5, SPC-4,
+//! SBC-3 (T10).
 //!
-//! `unit` is a logical unit with its state, `nexus` one initiator's way to it (unit attentions, reservations), `target` what is
-//! said where no unit is, `sense` what is said when a command fails, `step` what a command asks of its driver. `table` has a
-//! row for each command; `commands` is what they do. `carried` is what goes with an initiator that is migrated.
+//! `logical_unit` is a logical unit and its state, `nexus` an I_T_L nexus (unit attentions, reservations), `target`
+//! the responses for LUNs without a logical unit, `sense` status and sense data, `command` what a command asks of its
+//! caller. `opcode_table` has a row for each command; `commands` executes them. `unit_state` is the state that moves with an
+//! initiator that is migrated.
 #![forbid(unsafe_code)]
 
 mod ask;

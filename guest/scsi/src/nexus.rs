@@ -1,4 +1,4 @@
-//! One initiator's way to a unit, and where its commands begin.
+//! I_T_L nexus: the path from an initiator port to a logical unit, where its commands begin.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use crate::step::{Command, DataOut, Ending, Step, Work};
 use crate::table::{self, Medium, Row};
 use crate::unit::{LogicalUnit, flag};
 
-/// One initiator's way to a unit.
+/// I_T_L nexus: one initiator port's path through a target port to a logical unit.
 #[derive(Debug)]
 pub struct Nexus {
     unit: Arc<LogicalUnit>,
@@ -23,10 +23,10 @@ pub struct Nexus {
     tasks: Mutex<Option<Arc<dyn TaskSet>>>,
 }
 
-/// The commands of one nexus that are in flight, in the hands of whoever drives them.
+/// Commands of one nexus that are in flight.
 pub trait TaskSet: Send + Sync + fmt::Debug {
-    /// Ends them all without executing them further: another nexus preempted this one and asked for that (PREEMPT AND ABORT).
-    /// The ticket is resolved when the last has ended, and rings `done` then.
+    /// Aborts them all, for PREEMPT AND ABORT by another nexus. The ticket is resolved when the last has ended, and
+    /// then wakes `done`.
     fn abort(&self, done: Arc<dyn Wake>) -> Arc<Ticket>;
 }
 
@@ -35,17 +35,17 @@ impl Nexus {
         Nexus { unit, attentions, party, tasks: Mutex::new(None) }
     }
 
-    /// The unit it leads to.
+    /// Returns its logical unit.
     pub fn unit(&self) -> &Arc<LogicalUnit> {
         &self.unit
     }
 
-    /// Initiator port and target port.
+    /// Returns the names of the initiator port and the target port.
     pub fn name(&self) -> &NexusName {
         self.party.name()
     }
 
-    /// Where the nexus's commands can be aborted. Without one none are: PREEMPT AND ABORT is then a PREEMPT.
+    /// Sets where the nexus's commands are aborted. Without a task set PREEMPT AND ABORT works like PREEMPT.
     pub fn set_tasks(&self, tasks: Option<Arc<dyn TaskSet>>) {
         *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
     }
@@ -54,21 +54,22 @@ impl Nexus {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The nexus was reset by a task management function: a RESERVE of it ends. Registrations and persistent reservations stay.
+    /// Handles I_T NEXUS RESET: ends a RESERVE of the nexus and raises I_T NEXUS LOSS. Registrations and persistent
+    /// reservations stay.
     pub fn lost(&self) {
         self.party.lost();
         self.attention(Attention::NexusLoss);
     }
 
-    /// The initiator itself was reset: a guest that boots anew. A unit that no other initiator uses is as it was when it was made
+    /// Handles a reset of the initiator, such as a guest reboot. A logical unit that no other initiator uses is reset
     /// (a guest that stopped it must be able to boot from it); of a shared one only the nexus is lost.
     pub fn initiator_reset(&self) {
         if self.unit.is_used_beside(&self.name().initiator) { self.lost() } else { self.unit.reset() }
     }
 
-    /// The initiator goes on where it was served before, and shall not notice: to it the unit was neither switched on nor reset. A
-    /// command that it had under way then may have been carried out, which an attention in its answer would deny. `elsewhere`: it
-    /// was served by another process, so that nothing that happened in this one is news to it.
+    /// Lets an initiator continue that was served before, without noticing: the logical unit was neither switched on
+    /// nor reset. A command that it had in flight may have been executed; a unit attention as its status would deny
+    /// that. `elsewhere`: another process served it, so no unit attention of this process is news to it.
     pub fn resumed(&self, elsewhere: bool) {
         if elsewhere { self.attentions.clear_all() } else { self.attentions.clear_resets() }
     }
@@ -82,7 +83,7 @@ impl Nexus {
         self.party.allows(access)
     }
 
-    /// Queues a unit attention: the initiator hears of it before its next command is executed.
+    /// Raises a unit attention, which the initiator gets before its next command is executed.
     pub fn attention(&self, attention: Attention) {
         self.attentions.raise(attention);
     }
@@ -91,21 +92,23 @@ impl Nexus {
         &self.attentions
     }
 
-    /// Begins a command: what its driver must do first. `work` may come from another command; what is in it is replaced.
+    /// Begins a command. Returns what the caller must do first. `buffers` may be those of another command; their
+    /// contents are replaced.
     #[inline]
-    pub fn begin<D: DataOut + ?Sized>(&self, command: &Command<'_>, data_out: &D, work: &mut Work) -> Step {
-        work.reply.clear();
-        work.ranges.clear();
+    pub fn begin<D: DataOut + ?Sized>(&self, command: &Command<'_>, data_out: &D, buffers: &mut Work) -> Step {
+        buffers.reply.clear();
+        buffers.ranges.clear();
         match self.transfer(command, data_out.len()) {
             Some(step) => step,
-            None => self.begin_any(command, &data_out, work),
+            None => self.begin_any(command, &data_out, buffers),
         }
     }
 
-    /// READ and WRITE of 10 and 16 bytes when nothing stands in their way. All else, and every mistake, is left to the table.
+    /// Fast path for READ and WRITE of 10 and 16 bytes. Returns `None` for all other commands and for every error,
+    /// which the opcode table handles.
     #[inline]
     fn transfer(&self, command: &Command<'_>, data_out: u64) -> Option<Step> {
-        // A transport's CDB field has more bytes than these commands; a shorter one goes by the table.
+        // A transport's CDB field is longer than these commands; a shorter one goes through the table.
         let cdb = Cdb::whole(command.cdb)?;
         let (lba, count, write, control) = match cdb.opcode() {
             opcode @ (0x28 | 0x2a) => (cdb.u32(2).into(), cdb.u16(7).into(), opcode == 0x2a, cdb.u8(9)),
@@ -135,21 +138,21 @@ impl Nexus {
     }
 
     #[cold]
-    fn begin_any(&self, command: &Command<'_>, data_out: &dyn DataOut, work: &mut Work) -> Step {
+    fn begin_any(&self, command: &Command<'_>, data_out: &dyn DataOut, buffers: &mut Work) -> Step {
         let cdb = Cdb::new(command.cdb);
         let row = match self.admit(&cdb) {
             Ok(row) => row,
             Err(refused) => return refused.into(),
         };
-        let ask = &mut Ask { nexus: self, unit: &self.unit, cdb, data_in: command.data_in, data_out, work };
-        let step = (row.begin)(ask).unwrap_or_else(Step::from);
+        let cmd = &mut Ask { nexus: self, unit: &self.unit, cdb, data_in: command.data_in, data_out, work: buffers };
+        let step = (row.begin)(cmd).unwrap_or_else(Step::from);
         if !matches!(step, Step::End(Ending { status: Status::Good, .. })) {
-            ask.work.reply.clear();
+            cmd.work.reply.clear();
         }
         step
     }
 
-    /// What is the same for all commands of a kind, in the order in which it is told.
+    /// Runs the checks that all commands share, in the order in which they are reported.
     fn admit(&self, cdb: &Cdb) -> Result<&'static Row, Refused> {
         if self.attentions.any()
             && !table::BEFORE_ATTENTIONS.contains(&cdb.opcode())

@@ -1,22 +1,22 @@
-//! How a command fails: status and sense data. Source: SPC-4 section 4.5, SAM-5 section 5.3.
+//! Status and sense data. Source: SPC-4 section 4.5, SAM-5 section 5.3.
 
 /// Status byte of a command. Source: SAM-5 section 5.3.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Status {
-    /// All of it happened.
+    /// The command succeeded.
     Good = 0x00,
-    /// Sense data says what did not.
+    /// The command failed; sense data gives the reason.
     CheckCondition = 0x02,
-    /// What was asked for is there (PRE-FETCH; no command of this crate gives it).
+    /// The requested condition is met (PRE-FETCH; no command of this crate returns it).
     ConditionMet = 0x04,
-    /// Try again.
+    /// The logical unit cannot accept the command now.
     Busy = 0x08,
     /// Another nexus holds a reservation.
     ReservationConflict = 0x18,
-    /// The unit takes no more commands for now.
+    /// The task set is full.
     TaskSetFull = 0x28,
-    /// The command was ended by another nexus (control mode page, TAS = 1).
+    /// Another nexus aborted the command (control mode page, TAS = 1).
     TaskAborted = 0x40,
 }
 
@@ -24,54 +24,54 @@ pub enum Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum SenseKey {
-    /// Nothing to say.
+    /// No specific sense key.
     NoSense = 0x0,
-    /// Not accessible now.
+    /// The logical unit is not accessible now.
     NotReady = 0x2,
-    /// The medium failed.
+    /// Unrecoverable error of the medium.
     MediumError = 0x3,
-    /// Not a failure of the medium.
+    /// Unrecoverable failure other than of the medium.
     HardwareError = 0x4,
-    /// The command or its parameters cannot be executed.
+    /// Illegal field in the CDB or the parameter list.
     IllegalRequest = 0x5,
-    /// Something happened since the last command.
+    /// A unit attention condition was pending.
     UnitAttention = 0x6,
-    /// Writes are not allowed.
+    /// The medium is write protected.
     DataProtect = 0x7,
-    /// Ended on the device's side.
+    /// The device server aborted the command.
     AbortedCommand = 0xb,
-    /// The comparison failed.
+    /// The data differs from the medium.
     Miscompare = 0xe,
 }
 
-/// Where in the command or its parameters the mistake is. Source: SPC-4 section 4.5.2.4.2, "Field pointer".
+/// Location of an invalid field. Source: SPC-4 section 4.5.2.4.2, "Field pointer".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FieldPointer {
-    /// In the command descriptor block (else in the parameter list).
+    /// The field is in the CDB, otherwise in the parameter list.
     pub in_command: bool,
     /// First byte of the field.
     pub byte: u16,
-    /// Most significant bit of the field, when it is not a whole byte.
+    /// Most significant bit of the field, unless the field is whole bytes.
     pub bit: Option<u8>,
 }
 
 /// Sense data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sense {
-    /// What kind of failure.
+    /// Sense key.
     pub key: SenseKey,
     /// Additional sense code.
     pub asc: u8,
-    /// And its qualifier.
+    /// Additional sense code qualifier.
     pub ascq: u8,
-    /// Which field was wrong, for [`SenseKey::IllegalRequest`].
+    /// The invalid field, for [`SenseKey::IllegalRequest`].
     pub field: Option<FieldPointer>,
-    /// The INFORMATION field: an LBA, or an offset for a miscompare.
+    /// INFORMATION field: an LBA, or the byte offset of a miscompare.
     pub information: Option<u64>,
 }
 
 impl Sense {
-    /// Bytes of the longest sense data that [`encode`](Self::encode) gives.
+    /// Maximum number of bytes that [`encode`](Self::encode) writes.
     pub const MAX_LEN: usize = 28;
 
     /// NO ADDITIONAL SENSE INFORMATION.
@@ -82,20 +82,20 @@ impl Sense {
     pub const OUT_OF_RANGE: Sense = Sense::illegal(0x21, 0x00);
     /// PARAMETER LIST LENGTH ERROR.
     pub const PARAMETER_LIST_LENGTH: Sense = Sense::illegal(0x1a, 0x00);
-    /// LOGICAL UNIT NOT SUPPORTED: nothing is at this LUN.
+    /// LOGICAL UNIT NOT SUPPORTED: the LUN has no logical unit.
     pub const NO_SUCH_UNIT: Sense = Sense::illegal(0x25, 0x00);
     /// INTERNAL TARGET FAILURE.
     pub const INTERNAL: Sense = Sense::new(SenseKey::HardwareError, 0x44, 0x00);
-    /// DATA PHASE ERROR: data that was offered when the command began is not there any more.
+    /// DATA PHASE ERROR: the data-out buffer cannot be read any more.
     pub const DATA_GONE: Sense = Sense::new(SenseKey::AbortedCommand, 0x4b, 0x00);
-    /// LOGICAL UNIT NOT READY, INITIALIZING COMMAND REQUIRED: it was stopped.
+    /// LOGICAL UNIT NOT READY, INITIALIZING COMMAND REQUIRED: START STOP UNIT stopped it.
     pub const STOPPED: Sense = Sense::new(SenseKey::NotReady, 0x04, 0x02);
     /// WRITE PROTECTED.
     pub const WRITE_PROTECTED: Sense = Sense::new(SenseKey::DataProtect, 0x27, 0x00);
     /// LOGICAL UNIT SOFTWARE WRITE PROTECTED: by the control mode page.
     pub const SOFTWARE_WRITE_PROTECTED: Sense = Sense::new(SenseKey::DataProtect, 0x27, 0x02);
 
-    /// Sense data without field pointer and information.
+    /// Returns sense data without field pointer and INFORMATION.
     pub const fn new(key: SenseKey, asc: u8, ascq: u8) -> Sense {
         Sense { key, asc, ascq, field: None, information: None }
     }
@@ -104,29 +104,29 @@ impl Sense {
         Sense::new(SenseKey::IllegalRequest, asc, ascq)
     }
 
-    /// INVALID FIELD IN CDB: the field that starts in byte `byte`, at bit `bit` if it is not a whole byte.
+    /// Returns INVALID FIELD IN CDB for the field that starts in byte `byte`, at bit `bit` unless it is whole bytes.
     pub const fn in_command(byte: u16, bit: Option<u8>) -> Sense {
         Sense { field: Some(FieldPointer { in_command: true, byte, bit }), ..Sense::illegal(0x24, 0x00) }
     }
 
-    /// INVALID FIELD IN PARAMETER LIST.
+    /// Returns INVALID FIELD IN PARAMETER LIST for a field.
     pub const fn in_parameters(byte: u16, bit: Option<u8>) -> Sense {
         Sense { field: Some(FieldPointer { in_command: false, byte, bit }), ..Sense::illegal(0x26, 0x00) }
     }
 
-    /// The same with a field pointer into the command.
+    /// Returns the same sense data with a field pointer into the CDB.
     pub const fn at(mut self, byte: u16, bit: Option<u8>) -> Sense {
         self.field = Some(FieldPointer { in_command: true, byte, bit });
         self
     }
 
-    /// MISCOMPARE DURING VERIFY OPERATION; `information` says where.
+    /// Returns MISCOMPARE DURING VERIFY OPERATION with this INFORMATION.
     pub const fn miscompare(information: u64) -> Sense {
         Sense { information: Some(information), ..Sense::new(SenseKey::Miscompare, 0x1d, 0x00) }
     }
 
-    /// Writes the sense data as it is on the wire, cut to `into`; returns its bytes. Fixed format (18 bytes) or descriptor
-    /// format. In fixed format an INFORMATION that does not fit in 32 bits is not valid, as SPC-4 section 4.5.3 wants it.
+    /// Encodes the sense data, cut to `into`, in descriptor format or fixed format (18 bytes). Returns the number of
+    /// bytes written. In fixed format an INFORMATION above 32 bits is not marked valid (SPC-4 section 4.5.3).
     pub fn encode(&self, descriptor: bool, into: &mut [u8]) -> usize {
         let mut bytes = [0; Sense::MAX_LEN];
         let len = if descriptor { self.encode_descriptors(&mut bytes) } else { self.encode_fixed(&mut bytes) };
@@ -170,7 +170,7 @@ impl Sense {
 }
 
 impl FieldPointer {
-    /// The three sense-key-specific bytes.
+    /// Encodes the three sense key specific bytes.
     fn encode(self) -> [u8; 3] {
         let bit = self.bit.map_or(0, |bit| 0x08 | (bit & 0x07));
         let [high, low] = self.byte.to_be_bytes();

@@ -1,5 +1,5 @@
-//! Commands of several steps: VERIFY, WRITE AND VERIFY, COMPARE AND WRITE, ORWRITE, WRITE SAME with a pattern, PERSISTENT
-//! RESERVE OUT that waits for its state to be kept.
+//! Multi-step commands: VERIFY, WRITE AND VERIFY, COMPARE AND WRITE, ORWRITE, WRITE SAME with a pattern, and
+//! PERSISTENT RESERVE OUT that waits for its state to be durable.
 
 mod compare;
 mod orwrite;
@@ -20,13 +20,13 @@ pub(crate) use reserve::{Relay, Settle};
 pub(crate) use same::Same;
 pub(crate) use verify::{Check, Verify};
 
-/// A command of several steps, between two of them. Dropping it gives up what it holds: where commands are done again after a crash, do so
-/// when the answer is visible, and not before. A command that sees what this one wrote could else be answered before it, and undone
-/// when this one is done again.
+/// A multi-step command, between two of its steps. Dropping it releases its range lock. Where commands are replayed
+/// after a crash, drop it when its completion is visible to the guest, and not before: a command that saw what this
+/// one wrote could otherwise complete first, and be undone when this one is replayed.
 #[derive(Debug)]
 pub struct Sequence {
     kind: Kind,
-    /// What the last step asked of the disk.
+    /// Operation of the last disk request.
     asked: Op,
 }
 
@@ -39,7 +39,7 @@ pub(crate) enum Kind {
     Settle(Settle),
 }
 
-/// What a sequence is lent for a step.
+/// What the caller lends to a step.
 pub(crate) struct Lent<'a> {
     pub(crate) scratch: &'a mut [u8],
     pub(crate) data_out: &'a dyn DataOut,
@@ -47,20 +47,20 @@ pub(crate) struct Lent<'a> {
 }
 
 impl Sequence {
-    /// Bytes of scratch memory that a driver lends: a multiple of every logical block size.
+    /// Size of the scratch memory that the caller lends, in bytes: a multiple of every logical block size.
     pub const SCRATCH: usize = 64 << 10;
 
     pub(crate) fn new(kind: Kind) -> Box<Sequence> {
         Box::new(Sequence { kind, asked: Op::Flush })
     }
 
-    /// Whether a COMPARE AND WRITE has compared equal, so that it writes from here on. Whoever takes the command up after a crash must
-    /// know: by then the blocks may hold what it writes.
+    /// Returns true if this is a COMPARE AND WRITE that has compared equal, so that it writes from here on. The
+    /// caller records this, as the blocks may hold the written data when the command is replayed after a crash.
     pub fn has_compared(&self) -> bool {
         matches!(&self.kind, Kind::Compare(compare) if compare.has_compared())
     }
 
-    /// Whether it is about to ask for its section: nothing has been read or written yet.
+    /// Returns true if the command has yet to request its range lock: nothing has been read or written.
     pub fn is_before_section(&self) -> bool {
         match &self.kind {
             Kind::Compare(compare) => compare.is_fresh(),
@@ -69,39 +69,40 @@ impl Sequence {
         }
     }
 
-    /// A COMPARE AND WRITE goes on with its write: it [has compared](Self::has_compared) equal before.
+    /// Makes a COMPARE AND WRITE continue with its write: it [compared equal](Self::has_compared) before a crash.
     pub fn skip_compare(&mut self) {
         if let Kind::Compare(compare) = &mut self.kind {
             compare.skip_compare();
         }
     }
 
-    /// The next step. `before`: how the step before ended; `None` at the first one and after [`Next::Wait`].
+    /// Returns the next step. `before` is the outcome of the step before; `None` at the first one and after
+    /// [`NextStep::Wait`].
     pub fn next<D: DataOut + ?Sized>(
         &mut self,
         before: Option<Outcome>,
         scratch: &mut [u8],
         data_out: &D,
         waker: &Arc<dyn Wake>,
-        work: &mut Work,
+        buffers: &mut Work,
     ) -> Next {
-        work.reply.clear();
+        buffers.reply.clear();
         if let Some(outcome) = before
             && !outcome.is_done()
         {
             return Next::End(Ending::of(self.asked, outcome, 0));
         }
-        // A driver that lends less than it should gets smaller steps refused, not a panic.
+        // If the caller lends too little, the command fails instead of panicking.
         if scratch.len() < Sequence::SCRATCH {
             return Next::End(Ending::check(Sense::INTERNAL));
         }
-        let mut lent = Lent { scratch: &mut scratch[..Sequence::SCRATCH], data_out: &data_out, waker };
+        let mut context = Lent { scratch: &mut scratch[..Sequence::SCRATCH], data_out: &data_out, waker };
         let next = match &mut self.kind {
-            Kind::Verify(verify) => verify.next(&mut lent),
-            Kind::Same(same) => same.next(&mut lent),
-            Kind::Compare(compare) => compare.next(&mut lent),
-            Kind::OrWrite(or) => or.next(&mut lent),
-            Kind::Settle(settle) => settle.next(&lent),
+            Kind::Verify(verify) => verify.next(&mut context),
+            Kind::Same(same) => same.next(&mut context),
+            Kind::Compare(compare) => compare.next(&mut context),
+            Kind::OrWrite(or) => or.next(&mut context),
+            Kind::Settle(settle) => settle.next(&context),
         };
         self.asked = match &next {
             Next::Read { .. } => Op::Read,
@@ -113,7 +114,7 @@ impl Sequence {
     }
 }
 
-/// A range that is worked through in pieces of the scratch memory's size.
+/// A range that is processed in chunks of the scratch memory's size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Walk {
     start: ByteOffset,
@@ -126,13 +127,13 @@ impl Walk {
         Walk { start, len: len.0, done: 0 }
     }
 
-    /// The current piece; `None` at the end.
+    /// Returns the current chunk; `None` at the end.
     pub(crate) fn piece(&self) -> Option<(ByteOffset, usize)> {
         let len = (self.len - self.done).min(Sequence::SCRATCH as u64) as usize;
         (len > 0).then_some((ByteOffset(self.start.0.saturating_add(self.done)), len))
     }
 
-    /// Bytes before the current piece.
+    /// Returns the number of bytes before the current chunk.
     pub(crate) fn done(&self) -> u64 {
         self.done
     }

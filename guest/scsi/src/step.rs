@@ -1,21 +1,22 @@
-//! What a command asks of whoever drives it.
+//! Interface between a command and its caller.
 //!
-//! A driver holds the command's data buffers, issues requests to the disk, and brings outcomes back. Most commands end at once
-//! or are one request over the command's own data; the others are a [`Sequence`](crate::Sequence) of steps.
+//! The caller holds the command's data buffers, submits requests to the disk, and passes their outcomes back. Most
+//! commands complete at once or are one request with the command's own data; the others are a
+//! [`MultiStepCommand`](crate::MultiStepCommand).
 
 use mqblk_core::{ByteLen, ByteOffset, Op, Outcome};
 
 use crate::sense::{Sense, SenseKey, Status};
 
-/// Data that the initiator sent with a command: a parameter list, or blocks. Each byte is copied once and then judged.
+/// Data-out buffer of a command: a parameter list, or blocks. Each byte is copied once, and the copy is validated.
 pub trait DataOut {
-    /// Bytes offered.
+    /// Returns the length in bytes.
     fn len(&self) -> u64;
-    /// Whether none are.
+    /// Returns true if the buffer is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Copies from `at` on into private memory. `false` (nothing copied) when fewer bytes are there.
+    /// Copies from offset `at` into private memory. Returns false, and copies nothing, if fewer bytes are there.
     fn copy(&self, at: u64, into: &mut [u8]) -> bool;
 }
 
@@ -40,43 +41,43 @@ impl DataOut for [u8] {
     }
 }
 
-/// A command as its driver received it: private copies all.
+/// A command as the caller received it, in private memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Command<'a> {
-    /// The command descriptor block, at least as long as its operation code says (else the rest counts as zeroes).
+    /// The command descriptor block. Bytes missing from the length of its operation code count as zero.
     pub cdb: &'a [u8],
-    /// Bytes of the data-in buffer.
+    /// Length of the data-in buffer in bytes.
     pub data_in: u64,
 }
 
-/// Room that a driver lends to commands; kept from one to the next so that they allocate nothing.
+/// Buffers that the caller lends to commands. They are reused, so that commands do not allocate.
 #[derive(Debug, Default)]
 pub struct Work {
-    /// Data-in bytes of a command that ended at once, already cut to its allocation length.
+    /// Data-in bytes of a command that completed at once, already cut to its allocation length.
     pub reply: Vec<u8>,
-    /// Disk ranges of [`Step::Ranges`].
+    /// Disk ranges of [`CommandAction::Ranges`].
     pub ranges: Vec<(ByteOffset, ByteLen)>,
 }
 
-/// How a command ends.
+/// Completion of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ending {
     /// Status byte.
     pub status: Status,
     /// Sense data, for [`Status::CheckCondition`].
     pub sense: Option<Sense>,
-    /// Data bytes that were transferred in either direction; what is left of the buffer is the residual.
+    /// Data bytes transferred in either direction; the rest of the buffer is the residual.
     pub transferred: u64,
 }
 
 impl Ending {
-    /// All of it happened.
+    /// Returns GOOD status.
     pub const fn good(transferred: u64) -> Ending {
         Ending { status: Status::Good, sense: None, transferred }
     }
 
-    /// How the command of a [`Step::Disk`] or [`Step::Ranges`] ends, or a sequence whose step failed. `transferred`: what
-    /// the step said, for the case that all of it happened; a command that failed has transferred nothing that counts.
+    /// Returns the completion of a [`CommandAction::Disk`] or [`CommandAction::Ranges`], or of a multi-step command
+    /// whose step failed. `transferred` applies if the request succeeded; a failed command has transferred nothing.
     pub const fn of(op: Op, outcome: Outcome, transferred: u64) -> Ending {
         let sense = match outcome {
             Outcome::Done(_) => return Ending::good(transferred),
@@ -90,7 +91,7 @@ impl Ending {
             Outcome::Failed(_) => match op {
                 // UNRECOVERED READ ERROR.
                 Op::Read => Sense::new(SenseKey::MediumError, 0x11, 0x00),
-                // WRITE ERROR: also when data that was written before is not durable.
+                // WRITE ERROR, also if data that was written before is not durable.
                 Op::Write { .. } | Op::WriteZeroes { .. } | Op::Flush => Sense::new(SenseKey::MediumError, 0x0c, 0x00),
                 Op::Discard { .. } => Sense::INTERNAL,
             },
@@ -98,77 +99,78 @@ impl Ending {
         Ending::check(sense)
     }
 
-    /// Another nexus holds a reservation.
+    /// RESERVATION CONFLICT: another nexus holds a reservation.
     pub const CONFLICT: Ending = Ending { status: Status::ReservationConflict, sense: None, transferred: 0 };
 
-    /// It failed with this sense data, and no data was transferred.
+    /// Returns CHECK CONDITION with this sense data and no data transferred.
     pub const fn check(sense: Sense) -> Ending {
         Ending { status: Status::CheckCondition, sense: Some(sense), transferred: 0 }
     }
 }
 
-/// What a driver must do next for a command.
+/// What the caller must do next for a command.
 #[derive(Debug)]
 pub enum Step {
-    /// Give the answer. Its data-in bytes, if any, are in [`Work::reply`].
+    /// Complete the command. Its data-in bytes, if any, are in [`CommandBuffers::data_in`].
     End(Ending),
-    /// The command transfers more data than the initiator's buffers hold: give the transport's answer for an overrun.
+    /// The data exceeds the initiator's buffers: complete the command with the transport's response for an overrun.
     Overrun,
-    /// One disk request; the command ends with [`Ending::of`] its outcome. [`Op::Read`] and [`Op::Write`] use the first
-    /// `len` bytes of the command's own data buffer; the others have none.
+    /// Submit one disk request; the command completes with [`CommandCompletion::from_outcome`]. [`Op::Read`] and
+    /// [`Op::Write`] use the first `len` bytes of the command's own data buffer; the other operations have no data.
     Disk {
-        /// What to do.
+        /// Operation.
         op: Op,
-        /// Where.
+        /// Offset on the disk.
         start: ByteOffset,
-        /// How much. Not 0 but for [`Op::Flush`].
+        /// Length. Only 0 for [`Op::Flush`].
         len: ByteLen,
-        /// For [`Ending::of`]. Not `len` where the command's data is a parameter list or one block for all (UNMAP, WRITE SAME).
+        /// For [`CommandCompletion::from_outcome`]. It differs from `len` if the data-out buffer is a parameter list
+        /// or one block for all (UNMAP, WRITE SAME).
         transferred: u64,
     },
-    /// One disk request for each of [`Work::ranges`] (at least one), which end together; the command ends with [`Ending::of`]
-    /// their first failure.
+    /// Submit one disk request for each of [`CommandBuffers::ranges`] (at least one). The command completes when all
+    /// have, with [`CommandCompletion::from_outcome`] of the first failure.
     Ranges {
-        /// What to do.
+        /// Operation.
         op: Op,
-        /// For [`Ending::of`].
+        /// For [`CommandCompletion::from_outcome`].
         transferred: u64,
     },
-    /// The command has several steps.
+    /// Run the steps of a multi-step command.
     Sequence(Box<crate::Sequence>),
 }
 
-/// What a [`Sequence`](crate::Sequence) wants next. Its driver lends it `scratch`, private memory of
-/// [`Sequence::SCRATCH`](crate::Sequence::SCRATCH) bytes.
+/// What a [`MultiStepCommand`](crate::MultiStepCommand) needs next. The caller lends it `scratch`, private memory of
+/// [`MultiStepCommand::SCRATCH`](crate::MultiStepCommand::SCRATCH) bytes.
 #[derive(Debug)]
 pub enum Next {
-    /// Read the range; show what was read as the first `len` bytes of `scratch`.
+    /// Read the range into the first `len` bytes of `scratch`.
     Read {
-        /// Where.
+        /// Offset on the disk.
         start: ByteOffset,
-        /// How much, at most the size of `scratch`.
+        /// Length, at most the size of `scratch`.
         len: ByteLen,
     },
-    /// Write the first `len` bytes of `scratch`, which the sequence has filled.
+    /// Write the first `len` bytes of `scratch`, which the command has filled.
     Write {
-        /// Where.
+        /// Offset on the disk.
         start: ByteOffset,
-        /// How much.
+        /// Length.
         len: ByteLen,
-        /// Durable before it ends.
+        /// True if the write must be durable before it completes.
         fua: bool,
     },
-    /// A request over the first `len` bytes of the command's own data buffer, or without data.
+    /// Submit a request with the first `len` bytes of the command's own data buffer, or without data.
     Disk {
-        /// What to do.
+        /// Operation.
         op: Op,
-        /// Where.
+        /// Offset on the disk.
         start: ByteOffset,
-        /// How much.
+        /// Length.
         len: ByteLen,
     },
-    /// Something else must end first; the waker that the sequence was given rings when it is worth another try.
+    /// Wait: the waker that the command was given is woken when the step is to be retried.
     Wait,
-    /// Give the answer; data-in bytes, if any, are in [`Work::reply`].
+    /// Complete the command; data-in bytes, if any, are in [`CommandBuffers::data_in`].
     End(Ending),
 }

@@ -1,6 +1,6 @@
-//! The commands: one row each. A row says how long the command is, which of its bits are looked at, what a reservation of
-//! another nexus means for it, what state of the medium it needs, and who executes it. Dispatch, reservations and REPORT
-//! SUPPORTED OPERATION CODES all read the same rows.
+//! The supported commands, one row each. A row gives the length of the command, the bits that are evaluated, its
+//! class under a reservation of another nexus, the state of the medium that it needs, and its handler. Dispatch,
+//! reservations and REPORT SUPPORTED OPERATION CODES all read the same rows.
 
 use crate::ask::{Ask, Begun};
 use crate::bounds::Bounds;
@@ -13,26 +13,26 @@ use crate::target;
 /// NACA, in the CONTROL byte that ends every command. Source: SAM-5 section 5.2.
 pub(crate) const NACA: u8 = 0x04;
 
-/// Commands that are executed whatever unit attention is pending. Source: SAM-5 section 5.14.
+/// Commands that are executed while a unit attention is pending. Source: SAM-5 section 5.14.
 pub(crate) const BEFORE_ATTENTIONS: [u8; 3] = [0x03, 0x12, 0xa0];
 
-/// What a command needs of the medium.
+/// State of the medium that a command needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Medium {
-    /// Nothing.
+    /// Any.
     Untouched,
-    /// A unit that was not stopped.
+    /// The logical unit is not stopped.
     Ready,
-    /// And one that is not write protected.
+    /// The logical unit is neither stopped nor write protected.
     Written,
 }
 
-/// A command.
+/// A supported command.
 pub(crate) struct Row {
-    /// SERVICE ACTION, where one tells commands of an operation code apart.
+    /// SERVICE ACTION, if the operation code has several commands.
     pub(crate) action: Option<u16>,
-    /// CDB usage data: the operation code, the service action in its place, and a one for every other bit that is looked at.
-    /// As long as the command. Source: SPC-4 section 6.34.3.
+    /// CDB usage data: the operation code, the service action in its place, and a one for every other bit that is
+    /// evaluated. Its length is that of the CDB. Source: SPC-4 section 6.34.3.
     pub(crate) usage: &'static [u8],
     pub(crate) access: Access,
     pub(crate) medium: Medium,
@@ -44,11 +44,11 @@ impl Row {
         self.usage[0]
     }
 
-    /// Whether a unit with these bounds has it.
-    pub(crate) fn offered(&self, bounds: &Bounds) -> bool {
+    /// Returns true if a logical unit with these limits supports the command.
+    pub(crate) fn offered(&self, limits: &Bounds) -> bool {
         match self.opcode() {
-            0x42 => bounds.unmap.is_some(),
-            0x89 => bounds.compare > 0,
+            0x42 => limits.unmap.is_some(),
+            0x89 => limits.compare > 0,
             _ => true,
         }
     }
@@ -60,7 +60,7 @@ const fn row(usage: &'static [u8], access: Access, medium: Medium, begin: Begin)
     Row { action: None, usage, access, medium, begin }
 }
 
-/// The service action is in the usage data, in the lower five bits of byte 1.
+/// A command whose service action is in the usage data, in the lower five bits of byte 1.
 const fn action(usage: &'static [u8], access: Access, medium: Medium, begin: Begin) -> Row {
     Row { action: Some(usage[1] as u16 & ACTION), usage, access, medium, begin }
 }
@@ -68,7 +68,7 @@ const fn action(usage: &'static [u8], access: Access, medium: Medium, begin: Beg
 /// SERVICE ACTION in byte 1.
 const ACTION: u16 = 0x1f;
 
-/// An LBA and a length in 10, 12 or 16 bytes; `$flags` are the bits of byte 1.
+/// Usage data of an LBA and a length in 10, 12 or 16 bytes; `$flags` are the bits of byte 1.
 macro_rules! extent {
     (10, $opcode:literal, $flags:literal) => {
         &[$opcode, $flags, 0xff, 0xff, 0xff, 0xff, 0, 0xff, 0xff, NACA]
@@ -81,14 +81,15 @@ macro_rules! extent {
     };
 }
 
-/// An allocation length of two bytes at the end of 10, and the bits of bytes 1 to 3.
+/// Usage data of a 10-byte CDB with a 2-byte length at its end; `$one` to `$three` are the bits of bytes 1 to 3.
 macro_rules! allocation {
     ($opcode:literal, $one:literal, $two:literal, $three:literal) => {
         &[$opcode, $one, $two, $three, 0, 0, 0, 0xff, 0xff, NACA]
     };
 }
 
-/// PERSISTENT RESERVE OUT: a parameter list length, and SCOPE and TYPE where the service action looks at them.
+/// Usage data of PERSISTENT RESERVE OUT: a parameter list length, and SCOPE and TYPE if the service action evaluates
+/// them.
 macro_rules! persistent_out {
     ($action:literal, $kind:literal) => {
         &[0x5f, $action, $kind, 0, 0, 0xff, 0xff, 0xff, 0xff, NACA]
@@ -98,8 +99,8 @@ macro_rules! persistent_out {
 use Access::{Always, Read, Status, Write};
 use Medium::{Ready, Untouched, Written};
 
-/// All commands, by operation code and service action. Those that are [`Always`] allowed and yet mean something to a
-/// reservation (RESERVE, PERSISTENT RESERVE OUT, START STOP UNIT, ...) decide by their fields.
+/// All commands, by operation code and service action. Those that are [`Always`] allowed although reservations affect
+/// them (RESERVE, PERSISTENT RESERVE OUT, START STOP UNIT, ...) check reservations in their handlers.
 #[rustfmt::skip]
 pub(crate) static ROWS: &[Row] = &[
     row(&[0x00, 0, 0, 0, 0, NACA], Status, Ready, power::test_unit_ready),
@@ -159,7 +160,8 @@ pub(crate) static ROWS: &[Row] = &[
     row(&[0xb7, 0x1f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, NACA], Read, Untouched, capacity::read_defect_data_12),
 ];
 
-/// Rows of one operation code: where they start in [`ROWS`], and how many. They stand together.
+/// For each operation code the index of its first row in [`OPCODE_TABLE`] and the number of its rows, which are
+/// adjacent.
 static INDEX: [(u8, u8); 256] = index();
 
 const fn index() -> [(u8, u8); 256] {
@@ -176,26 +178,26 @@ const fn index() -> [(u8, u8); 256] {
     index
 }
 
-/// The rows of an operation code: none, one without a service action, or several with one each.
+/// Returns the rows of an operation code: none, one without a service action, or one for each service action.
 pub(crate) fn rows(opcode: u8) -> &'static [Row] {
     let (start, count) = INDEX[usize::from(opcode)];
     &ROWS[usize::from(start)..][..usize::from(count)]
 }
 
-/// The row of a command.
-pub(crate) fn find(cdb: &Cdb, bounds: &Bounds) -> Result<&'static Row, Sense> {
+/// Returns the row of a command.
+pub(crate) fn find(cdb: &Cdb, limits: &Bounds) -> Result<&'static Row, Sense> {
     match rows(cdb.opcode()) {
         [] => Err(Sense::INVALID_OPCODE),
         [row] if row.action.is_none() => {
-            if row.offered(bounds) {
+            if row.offered(limits) {
                 Ok(row)
             } else {
                 Err(Sense::INVALID_OPCODE)
             }
         }
         rows => {
-            let asked = u16::from(cdb.u8(1)) & ACTION;
-            rows.iter().find(|row| row.action == Some(asked)).ok_or(Sense::in_command(1, Some(4)))
+            let service_action = u16::from(cdb.u8(1)) & ACTION;
+            rows.iter().find(|row| row.action == Some(service_action)).ok_or(Sense::in_command(1, Some(4)))
         }
     }
 }

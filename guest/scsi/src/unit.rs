@@ -1,4 +1,4 @@
-//! A logical unit: what a disk is to SCSI, with the state that all its initiators share.
+//! A logical unit: a disk as SCSI shows it, with the state that all its initiators share.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -11,7 +11,8 @@ use crate::bounds::Bounds;
 use crate::nexus::Nexus;
 use crate::reservation::{JoinError, NexusName, Party, Reservations, Ticket};
 
-/// What a unit tells of itself. Text that is too long for its field is cut; what is not printable ASCII becomes a space.
+/// Identification data of a logical unit. Text that is too long for its field is cut; characters other than printable
+/// ASCII become spaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// T10 vendor identification, 8 characters.
@@ -22,27 +23,27 @@ pub struct Identity {
     pub revision: String,
     /// Unit serial number, at most 64 characters.
     pub serial: String,
-    /// What the designators of VPD page 83h are made of: the same for the unit wherever and whenever it is served, different
-    /// from any other unit's.
+    /// Name that the designators of VPD page 83h are made of. It is the same for the logical unit wherever and
+    /// whenever it is served, and different from any other logical unit's.
     pub name: String,
 }
 
-/// What a unit is made of.
+/// Parameters of a new [`LogicalUnit`].
 #[derive(Debug)]
 pub struct UnitOptions {
-    /// What the disk looks like.
+    /// Size, block sizes and alignment of the disk.
     pub geometry: Geometry,
-    /// What it can do.
+    /// Limits of the disk.
     pub limits: Limits,
-    /// What it tells of itself.
+    /// Identification data.
     pub identity: Identity,
-    /// Writes may be answered before they are durable (WCE of the caching mode page), until an initiator decides otherwise.
+    /// Writes may complete before they are durable (WCE of the caching mode page). An initiator can change this.
     pub writeback: bool,
-    /// Who may use it: [`Reservations::new`], or those that were kept.
+    /// Its reservations: [`Reservations::new`], or those that [`Reservations::restore`] read back.
     pub reservations: Arc<Reservations>,
 }
 
-/// Bits of a unit's state, in one word so that a command reads one.
+/// Bits of a logical unit's state, in one word so that a command loads one.
 pub(crate) mod flag {
     /// START STOP UNIT stopped it.
     pub(crate) const STOPPED: u8 = 1;
@@ -56,7 +57,7 @@ pub(crate) mod flag {
     pub(crate) const DESCRIPTOR_SENSE: u8 = 16;
 }
 
-/// A logical unit. Many threads use it at once; reading and writing commands only load from it.
+/// A logical unit. Many threads use it concurrently; read and write commands only load from it.
 #[derive(Debug)]
 pub struct LogicalUnit {
     geometry: Geometry,
@@ -72,7 +73,7 @@ pub struct LogicalUnit {
 }
 
 impl LogicalUnit {
-    /// A unit that is started, with no initiator.
+    /// Returns a logical unit that is started and has no initiator.
     pub fn new(options: UnitOptions) -> LogicalUnit {
         let UnitOptions { geometry, limits, identity, writeback, reservations } = options;
         let read_only = if geometry.read_only { flag::READ_ONLY } else { 0 };
@@ -91,11 +92,12 @@ impl LogicalUnit {
         }
     }
 
-    /// The way of an initiator port through a target port (by its relative identifier, 1 and up) to this unit. The same
-    /// name finds the same nexus; a new one has the registration that this name had. It hears that the unit was switched on.
+    /// Returns the nexus of an initiator port through a target port (by its relative identifier, 1 and up). The same
+    /// name returns the same nexus; a new nexus keeps the registration that its name had. Raises POWER ON on the
+    /// nexus.
     ///
     /// # Errors
-    /// When the name is empty or too long, or cannot be told from another one's.
+    /// If the name is empty or too long, or its address is that of another name.
     pub fn login(self: &Arc<Self>, initiator: &str, port: u16) -> Result<Arc<Nexus>, JoinError> {
         let name = NexusName { initiator: initiator.into(), port };
         let mut nexuses = self.nexuses();
@@ -115,7 +117,8 @@ impl LogicalUnit {
         Ok(nexus)
     }
 
-    /// A nexus of the same name whose last user has just let go of it may not have left yet.
+    /// Adds a nexus to the reservations. Retries while a nexus of the same name, whose last user has just dropped it,
+    /// has not been removed yet.
     fn join(&self, name: &NexusName, attentions: &Arc<Attentions>) -> Result<Party, JoinError> {
         const TRIES: u32 = 1000;
         for _ in 0..TRIES {
@@ -127,65 +130,67 @@ impl LogicalUnit {
         Err(JoinError::Twice(name.clone()))
     }
 
-    /// What it looks like now.
+    /// Returns the current geometry.
     pub fn geometry(&self) -> Geometry {
         Geometry { size: self.size(), ..self.geometry }
     }
 
-    /// What its disk can do.
+    /// Returns the limits of its disk.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// What it tells of itself.
+    /// Returns its identification data.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// The disk has another size: all initiators hear of it.
+    /// Changes the size. Raises CAPACITY DATA HAS CHANGED for all initiators if it differs.
     pub fn resized(&self, size: ByteLen) {
         if self.size.swap(size.0, Ordering::AcqRel) != size.0 {
             self.tell(Attention::CapacityChanged);
         }
     }
 
-    /// A task management function reset the unit: it is as it was when it was made, but for registrations and persistent
-    /// reservations. Commands in flight are for their driver to end. Source: SAM-5 section 6.3.3, SPC-4 section 5.12.
+    /// Resets the logical unit (LOGICAL UNIT RESET): its flags get their initial values; registrations and persistent
+    /// reservations stay. The caller aborts the commands in flight. Source: SAM-5 section 6.3.3, SPC-4 section 5.12.
     pub fn reset(&self) {
         self.flags.store(self.defaults, Ordering::Release);
         self.reservations.reset();
         self.tell(Attention::BusDeviceReset);
     }
 
-    /// What a process before this one had under way has been taken up, or never will be.
+    /// Ends the replay of commands that a previous process had in flight: each has been executed again or never will
+    /// be.
     pub fn resume_ended(&self) {
         self.reservations.resume_ended();
     }
 
-    /// Whether initiators other than this one use it.
+    /// Returns true if initiators other than this one use it.
     pub(crate) fn is_used_beside(&self, initiator: &str) -> bool {
         self.nexuses().iter().filter_map(Weak::upgrade).any(|nexus| &*nexus.name().initiator != initiator)
     }
 
-    /// Ends the commands of all nexuses but one early (CLEAR TASK SET, LOGICAL UNIT RESET). The tickets are resolved when they
-    /// have ended, and ring `done` then.
+    /// Aborts the commands of all nexuses but one (CLEAR TASK SET, LOGICAL UNIT RESET). The tickets are resolved when
+    /// the commands have ended; each then wakes `done`.
     pub fn abort_others(&self, but: &Nexus, done: &Arc<dyn Wake>) -> Vec<Arc<Ticket>> {
         let others: Vec<_> = self.nexuses().iter().filter_map(Weak::upgrade).collect();
         let others = others.iter().filter(|nexus| !std::ptr::eq(but, &***nexus));
         others.filter_map(|nexus| Some(nexus.tasks()?.abort(Arc::clone(done)))).collect()
     }
 
-    /// Tells all initiators but one that their commands were ended for it (CLEAR TASK SET). Source: SAM-5 section 7.5.
+    /// Raises COMMANDS CLEARED BY ANOTHER INITIATOR for all nexuses but one (CLEAR TASK SET). Source: SAM-5 section
+    /// 7.5.
     pub fn cleared_by(&self, but: &Nexus) {
         self.tell_others(Some(but), Attention::CommandsCleared);
     }
 
-    /// Queues a unit attention for all initiators.
+    /// Raises a unit attention for all nexuses.
     pub fn tell(&self, attention: Attention) {
         self.tell_others(None, attention);
     }
 
-    /// Queues it for all but one.
+    /// Raises a unit attention for all nexuses but one.
     pub(crate) fn tell_others(&self, but: Option<&Nexus>, attention: Attention) {
         for nexus in self.nexuses().iter().filter_map(Weak::upgrade) {
             if !but.is_some_and(|but| std::ptr::eq(but, &*nexus)) {
@@ -194,13 +199,13 @@ impl LogicalUnit {
         }
     }
 
-    /// Every write is durable before it is answered.
+    /// Returns true if every write is durable before it completes.
     #[inline]
     pub fn write_through(&self) -> bool {
         self.flags() & flag::WRITE_THROUGH != 0
     }
 
-    /// Sense data goes out in descriptor format (D_SENSE of the control mode page).
+    /// Returns true if sense data is in descriptor format (D_SENSE of the control mode page).
     #[inline]
     pub fn descriptor_sense(&self) -> bool {
         self.flags() & flag::DESCRIPTOR_SENSE != 0
@@ -211,7 +216,7 @@ impl LogicalUnit {
         self.flags.load(Ordering::Acquire)
     }
 
-    /// Sets or clears the bits of `mask`; whether that changed anything.
+    /// Sets or clears the bits of `mask`. Returns true if that changed any.
     pub(crate) fn set_flags(&self, mask: u8, on: bool) -> bool {
         let before = if on {
             self.flags.fetch_or(mask, Ordering::AcqRel)
@@ -221,19 +226,19 @@ impl LogicalUnit {
         before & mask != if on { mask } else { 0 }
     }
 
-    /// Sets those of `mask` as `flags` says, in one step.
+    /// Copies the bits of `mask` from `flags`, in one atomic update.
     pub(crate) fn replace_flags(&self, mask: u8, flags: u8) {
-        let replaced = |held: u8| Some(held & !mask | flags & mask);
-        // It always gives something.
+        let replaced = |old: u8| Some(old & !mask | flags & mask);
+        // The closure never returns `None`.
         let _ = self.flags.fetch_update(Ordering::AcqRel, Ordering::Acquire, replaced);
     }
 
-    /// What the flags were when the unit was made.
+    /// Returns the initial flags.
     pub(crate) fn default_flags(&self) -> u8 {
         self.defaults
     }
 
-    /// Where commands that read and then write keep out of each other's way.
+    /// Range locks of commands that read blocks and then write them.
     pub(crate) fn sections(&self) -> &Arc<Sections> {
         &self.sections
     }
@@ -247,19 +252,19 @@ impl LogicalUnit {
         ByteLen(self.size.load(Ordering::Acquire))
     }
 
-    /// How many logical blocks it has.
+    /// Returns the number of logical blocks.
     #[inline]
     pub(crate) fn blocks(&self) -> u64 {
         self.geometry.logical_block.blocks_in(self.size())
     }
 
-    /// Bytes of a logical block.
+    /// Returns the logical block size in bytes.
     #[inline]
     pub(crate) fn block_bytes(&self) -> u32 {
         self.geometry.logical_block.bytes()
     }
 
-    /// `count` blocks from `lba` on as bytes; `None` when they are not all on the unit.
+    /// Returns `count` blocks from `lba` on as bytes, or `None` if the range exceeds the logical unit.
     #[inline]
     pub(crate) fn range(&self, lba: u64, count: u64) -> Option<(ByteOffset, ByteLen)> {
         if lba.checked_add(count)? > self.blocks() {
@@ -269,7 +274,7 @@ impl LogicalUnit {
         Some((block.offset_of(lba)?, block.len_of(count)?))
     }
 
-    /// The nexus of this name, if there is one now.
+    /// Returns the nexus of this name, if it exists now.
     pub(crate) fn nexus(&self, name: &NexusName) -> Option<Arc<Nexus>> {
         self.nexuses().iter().filter_map(Weak::upgrade).find(|nexus| nexus.name() == name)
     }

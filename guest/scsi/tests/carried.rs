@@ -1,4 +1,5 @@
-//! What travels with an initiator that goes on elsewhere: reservations of all kinds, flags, unit attentions; and what is refused.
+//! State that moves with an initiator that is migrated: reservations of all types, flags, unit attentions; and states
+//! that are rejected.
 
 mod nexuses;
 mod rig;
@@ -17,14 +18,14 @@ fn silent() -> Arc<dyn Wake> {
     Arc::new(Silent)
 }
 
-/// A unit elsewhere, with the same nexuses.
+/// Returns a logical unit of another process, with the same nexuses.
 fn elsewhere(from: &Seats) -> Seats {
     let there = Seats::new();
     let text = serde_json::to_string(&from.unit.carried()).expect("text");
     let carried: Carried = serde_json::from_str(&text).expect("the same");
     assert_eq!(carried, from.unit.carried());
-    let judged = there.unit.judge(carried).expect("a state that there can be");
-    there.unit.replace(judged, silent());
+    let validated = there.unit.judge(carried).expect("a state that there can be");
+    there.unit.replace(validated, silent());
     there
 }
 
@@ -45,8 +46,8 @@ fn registrations_and_reservations_of_all_kinds() {
             let there = elsewhere(&here);
             assert_eq!((keys(&there), reservation(&there)), (keys(&here), reservation(&here)));
             assert_eq!((rights(&there), there.generation()), (rights(&here), here.generation()));
-            assert_eq!(there.told(), vec![Vec::<u8>::new(); NAMES.len()], "nobody is told of what is no change");
-            // What is to outlive a loss of power is given to the keeper there, and only that.
+            assert_eq!(there.told(), vec![Vec::<u8>::new(); NAMES.len()], "no unit attention without a change");
+            // Only what persists through power loss is saved in the store there.
             let kept = there.memory.0.lock().expect("whole").clone();
             assert_eq!(kept.is_some(), persist != 0);
             if let Some(kept) = kept {
@@ -54,16 +55,16 @@ fn registrations_and_reservations_of_all_kinds() {
                 let again = Seats { nexuses: join(&again), unit: again, memory: Arc::default() };
                 assert_eq!((keys(&again), reservation(&again)), (keys(&here), reservation(&here)));
             }
-            // The same a second time.
-            let judged = there.unit.judge(here.unit.carried()).expect("still");
-            there.unit.replace(judged, silent());
+            // Applying it again changes nothing.
+            let validated = there.unit.judge(here.unit.carried()).expect("still");
+            there.unit.replace(validated, silent());
             assert_eq!((keys(&there), rights(&there)), (keys(&here), rights(&here)));
         }
     }
 }
 
 #[test]
-fn a_reserve_of_the_unit_and_its_absence() {
+fn a_reserve_and_its_absence() {
     let here = Seats::new();
     here.unit_command(2, 0x16).expect("free");
     let there = elsewhere(&here);
@@ -72,16 +73,16 @@ fn a_reserve_of_the_unit_and_its_absence() {
     conflicts(there.unit_command(0, 0x16));
     there.unit_command(2, 0x17).expect("its own");
     there.unit_command(0, 0x16).expect("free");
-    // None there is none here.
-    let judged = there.unit.judge(Seats::new().unit.carried()).expect("nothing");
-    assert!(judged.is_empty());
-    there.unit.replace(judged, silent());
+    // An empty snapshot clears the reservations.
+    let validated = there.unit.judge(Seats::new().unit.carried()).expect("nothing");
+    assert!(validated.is_empty());
+    there.unit.replace(validated, silent());
     there.unit_command(1, 0x16).expect("free");
     assert_eq!(serde_json::to_string(&Carried::default()).expect("text"), "{}");
 }
 
 #[test]
-fn reservations_that_cannot_be() {
+fn invalid_reservations() {
     let one = r#"{"nexus":{"initiator":"a","port":1},"key":"0x5"}"#;
     let there = Seats::new();
     there.ok(0, &Out::new(REGISTER, 0, 0, 77));
@@ -108,7 +109,7 @@ fn reservations_that_cannot_be() {
         assert!(error.contains(want), "{text}: {error}");
         assert_eq!(keys(&there), [77], "nothing has changed");
     }
-    // Names that make a file of reservations which nobody would read again.
+    // Names that make a file of reservations too large to be read again.
     let long = |number: usize| {
         let name = format!("{number}{}", "\\u0001".repeat(200));
         format!(r#"{{"nexus":{{"initiator":"{name}","port":1}},"key":"0x5"}}"#)
@@ -120,7 +121,7 @@ fn reservations_that_cannot_be() {
     for text in [r#"{"generation":-1}"#, r#"{"more":1}"#, r#"{"aptpl":1}"#, r#"{"registrations":{}}"#] {
         assert!(serde_json::from_str::<Carried>(text).is_err(), "{text}");
     }
-    // Nowhere to keep them.
+    // No store.
     let without = Reservations::new(None);
     let carried: Carried = serde_json::from_str(r#"{"aptpl":true}"#).expect("of the shape");
     assert!(without.judge(carried).expect_err("no keeper").to_string().contains("reservations="));
@@ -132,7 +133,7 @@ fn unit(change: impl FnOnce(&mut UnitOptions)) -> Rig {
     Rig::from(options)
 }
 
-/// What the unit is asked for is refused, or it is not.
+/// Returns the sense data of a command, if it fails.
 fn ending(rig: &Rig, cdb: &[u8]) -> Option<Sense> {
     match rig.run(cdb, &[0; 512], 512) {
         Answer::Ended { ending, .. } => ending.sense,
@@ -141,13 +142,13 @@ fn ending(rig: &Rig, cdb: &[u8]) -> Option<Sense> {
 }
 
 fn carry(from: &Nexus, to: &Rig) -> Result<bool, String> {
-    let judged = to.nexus.judge(from.state())?;
-    let grown = judged.has_grown();
-    judged.apply().map(|()| grown)
+    let validated = to.nexus.judge(from.state())?;
+    let grown = validated.has_grown();
+    validated.apply().map(|()| grown)
 }
 
 #[test]
-fn flags_and_attentions_travel_and_nothing_is_a_power_on() {
+fn flags_and_unit_attentions_move_without_power_on() {
     let here = unit(|_| {});
     // Caching page with WCE = 0; control page with SWP and D_SENSE; stopped.
     let caching = [&[0, 0, 0, 0, 0x08, 0x12][..], &[0; 18]].concat();
@@ -179,7 +180,7 @@ fn flags_and_attentions_travel_and_nothing_is_a_power_on() {
     assert_eq!(ending(&there, &[0; 6]).map(|sense| sense.key), Some(SenseKey::NotReady));
     assert_eq!(ending(&there, &[0x1b, 0, 0, 0, 1, 0]), None);
     assert_eq!(ending(&there, &ten(0x2a, 0, 0, 1)).map(|sense| sense.key), Some(SenseKey::DataProtect));
-    // Defaults travel too.
+    // Defaults move too.
     assert_eq!(carry(&unit(|_| {}).nexus, &there), Ok(false));
     assert!(!there.unit.write_through() && !there.unit.descriptor_sense());
     assert_eq!(ending(&there, &ten(0x2a, 0, 0, 1)), None);
@@ -188,7 +189,7 @@ fn flags_and_attentions_travel_and_nothing_is_a_power_on() {
 type Change = fn(&mut UnitOptions);
 
 #[test]
-fn a_unit_that_is_another_one_is_refused() {
+fn another_logical_unit_is_rejected() {
     let here = unit(|_| {});
     let changes: &[(Change, &str)] = &[
         (|options| options.identity.name = "other".into(), "name: found \"vm0-disk7\", expected \"other\""),
@@ -210,12 +211,12 @@ fn a_unit_that_is_another_one_is_refused() {
     }
     let read_only = unit(|options| options.geometry = Geometry { read_only: true, ..geometry() });
     assert!(carry(&here.nexus, &read_only).expect_err("it cannot be written").contains("read-only: found false"));
-    // Another version serves it.
+    // A different revision is accepted.
     assert_eq!(carry(&here.nexus, &unit(|options| options.identity.revision = "9.9".into())), Ok(false));
 }
 
 #[test]
-fn a_larger_unit_is_told_of() {
+fn a_larger_logical_unit_raises_a_unit_attention() {
     let there = unit(|options| options.geometry.size = ByteLen(2 << 20));
     assert_eq!(carry(&unit(|_| {}).nexus, &there), Ok(true));
     there.expect(&[0; 6], sense(SenseKey::UnitAttention, 0x2a, 0x09));
@@ -223,18 +224,18 @@ fn a_larger_unit_is_told_of() {
 }
 
 #[test]
-fn registrations_are_kept_by_the_controller_s_name() {
+fn registrations_are_stored_by_controller_name() {
     let here = unit(|_| {});
     let there = unit(|_| {});
     let other = there.unit.login("vm9", 1).expect("free");
-    let judge = |state: UnitState| other.judge(state).map(drop);
-    assert_eq!(judge(here.nexus.state()), Ok(()), "without any the name does not matter");
+    let validate = |state: UnitState| other.judge(state).map(drop);
+    assert_eq!(validate(here.nexus.state()), Ok(()), "without any the name does not matter");
     assert_eq!(ending(&here, &[0x16, 0, 0, 0, 0, 0]), None);
-    let error = judge(here.nexus.state()).expect_err("it is reserved");
+    let error = validate(here.nexus.state()).expect_err("it is reserved");
     assert!(error.contains("initiator: found \"vm0\", expected \"vm9\"") && error.contains("id="), "{error}");
 }
 
-/// A keeper whose disk fails.
+/// A store whose disk fails.
 struct Failing;
 
 impl Keeper for Failing {
@@ -246,14 +247,16 @@ impl Keeper for Failing {
 }
 
 #[test]
-fn what_cannot_be_kept_is_told() {
-    let kept = |keeper: Arc<dyn Keeper>| unit(|options| options.reservations = Reservations::new(Some(keeper)));
-    let here = kept(Arc::<Memory>::default());
-    let ask = Out::new(REGISTER, 0, 0, 5).with(APTPL);
-    assert!(matches!(here.run(&ask.cdb(), &ask.list(), 0), Answer::Ended { ending, .. } if ending.sense.is_none()));
+fn failures_to_save_are_reported() {
+    let with_store = |store: Arc<dyn Keeper>| unit(|options| options.reservations = Reservations::new(Some(store)));
+    let here = with_store(Arc::<Memory>::default());
+    let command = Out::new(REGISTER, 0, 0, 5).with(APTPL);
+    assert!(
+        matches!(here.run(&command.cdb(), &command.list(), 0), Answer::Ended { ending, .. } if ending.sense.is_none())
+    );
     let memory = Arc::<Memory>::default();
-    assert_eq!(carry(&here.nexus, &kept(Arc::clone(&memory) as Arc<dyn Keeper>)), Ok(false));
+    assert_eq!(carry(&here.nexus, &with_store(Arc::clone(&memory) as Arc<dyn Keeper>)), Ok(false));
     assert!(memory.0.lock().expect("whole").is_some());
-    assert!(carry(&here.nexus, &kept(Arc::new(Failing))).expect_err("not kept").contains("no space"));
+    assert!(carry(&here.nexus, &with_store(Arc::new(Failing))).expect_err("not kept").contains("no space"));
     assert!(carry(&here.nexus, &unit(|_| {})).expect_err("nowhere to keep it").contains("reservations="));
 }

@@ -1,4 +1,4 @@
-//! Any command at all: always an answer, within bounds, and nothing outside what was offered.
+//! Arbitrary commands: each completes, within bounds, and touches nothing outside its buffers.
 
 mod rig;
 
@@ -7,20 +7,20 @@ use mqblk_scsi::{Attention, Command, Step, Work, target};
 use proptest::prelude::*;
 use rig::*;
 
-/// Half of them have an operation code that is known, so that fields are reached.
+/// Half of them have a supported operation code, so that fields are reached.
 fn commands() -> impl Strategy<Value = Vec<u8>> {
     const KNOWN: &[u8] = &[
         0x00, 0x03, 0x08, 0x0a, 0x12, 0x15, 0x16, 0x17, 0x1a, 0x1b, 0x1e, 0x25, 0x28, 0x2a, 0x2e, 0x2f, 0x35, 0x37,
         0x41, 0x42, 0x4d, 0x55, 0x56, 0x57, 0x5a, 0x5e, 0x5f, 0x88, 0x89, 0x8a, 0x8b, 0x8e, 0x8f, 0x91, 0x93, 0x9e,
         0xa0, 0xa3, 0xa8, 0xaa, 0xae, 0xaf, 0xb7,
     ];
-    // Small numbers are more often meant than large ones.
+    // Small numbers are more often valid.
     let byte = prop_oneof![4 => Just(0u8), 2 => 0u8..4, 1 => any::<u8>()];
     let opcode = prop_oneof![3 => proptest::sample::select(KNOWN), 1 => any::<u8>()];
     (opcode, proptest::collection::vec(byte, 0..40)).prop_map(|(opcode, rest)| [vec![opcode], rest].concat())
 }
 
-/// A few bytes, over and over.
+/// A few bytes, repeated.
 fn data() -> impl Strategy<Value = Vec<u8>> {
     let few = proptest::collection::vec(prop_oneof![2 => Just(0u8), 1 => any::<u8>()], 1..64);
     (few, 0usize..2048).prop_map(|(few, len)| few.into_iter().cycle().take(len).collect())
@@ -30,14 +30,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_history_of_commands(
+    fn any_sequence_of_commands(
         history in proptest::collection::vec(
             (commands(), data(), 0usize..4096, 0usize..3),
             1..20,
         ),
         fails in proptest::option::of(0usize..20),
     ) {
-        // Small, so that what is written at random is met again.
+        // A small disk, so that random writes are read again.
         let rig = Rig::of(Geometry { size: ByteLen(64 << 10), ..geometry() }, limits());
         let nexuses = [rig.nexus.clone(), rig.other("vm1"), rig.other("vm2")];
         rig.fails.set(fails.map(|from| (from, Outcome::Aborted)));
@@ -63,9 +63,9 @@ proptest! {
         }
     }
 
-    /// READ and WRITE have a shorter way when their CDB comes in a larger field: it must come to the same.
+    /// READ and WRITE have a fast path if their CDB comes in a larger field: both paths must agree.
     #[test]
-    fn a_transfer_is_the_same_by_either_way(
+    fn fast_path_and_table_agree(
         opcode in proptest::sample::select(&[0x28u8, 0x2a, 0x88, 0x8a][..]),
         flags in prop_oneof![3 => Just(0u8), 1 => any::<u8>()],
         lba in prop_oneof![2 => 0u64..2100, 1 => any::<u64>()],
@@ -108,7 +108,7 @@ proptest! {
     }
 
     #[test]
-    fn any_command_where_no_unit_is(cdb in commands(), room in 0u64..256, luns in proptest::collection::vec(0u16..16384, 0..9)) {
+    fn any_command_without_a_logical_unit(cdb in commands(), room in 0u64..256, luns in proptest::collection::vec(0u16..16384, 0..9)) {
         let mut work = Work::default();
         let step = target::begin(None, &luns, &Command { cdb: &cdb, data_in: room }, [].as_slice(), &mut work);
         prop_assert!(matches!(step, Step::End(_) | Step::Overrun) && work.reply.len() as u64 <= room);

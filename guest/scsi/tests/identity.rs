@@ -1,5 +1,5 @@
-//! What a unit and a target tell of themselves: INQUIRY, READ CAPACITY, REPORT LUNS, LOG SENSE and the reports of what is
-//! supported. SPC-4 sections 6 and 7, SBC-3.
+//! Identification of a logical unit and a target: INQUIRY, READ CAPACITY, REPORT LUNS, LOG SENSE and the reports of
+//! supported commands. SPC-4 sections 6 and 7, SBC-3.
 
 mod rig;
 
@@ -22,7 +22,7 @@ fn standard_inquiry() {
     assert_eq!(&data[8..36], b"MQBLK   disk            0.1 ");
     assert_eq!(data[58..64], [0x00, 0xa0, 0x04, 0x60, 0x04, 0xc0]);
     assert!(data[36..58].iter().chain(&data[64..]).all(|byte| *byte == 0));
-    // The allocation length cuts it; the buffer may not.
+    // The allocation length truncates it; a shorter buffer is an overrun.
     assert_eq!(rig.reads(&[0x12, 0, 0, 0, 36, 0], 36), data[..36]);
     assert_eq!(rig.reads(&[0x12, 0, 0, 0, 0, 0], 0).len(), 0);
     assert_eq!(rig.run(&[0x12, 0, 0, 0, 37, 0], &[], 36), Answer::Overrun);
@@ -37,7 +37,7 @@ fn standard_inquiry() {
 }
 
 #[test]
-fn names_are_made_to_fit() {
+fn identification_is_truncated_and_made_printable() {
     let mut options = options(geometry(), limits());
     options.identity.product = "a name longer than sixteen".into();
     options.identity.serial = "ü".repeat(100);
@@ -61,7 +61,7 @@ fn vital_product_data() {
     assert_eq!(
         ids[12..],
         [&b"\x02\x01\x00\x18MQBLK   "[..], digits.as_bytes()].concat(),
-        "the name itself is not told"
+        "the name itself is not reported"
     );
     let mut other = options(geometry(), limits());
     other.identity.name = "vm0-disk8".into();
@@ -90,7 +90,7 @@ fn vital_product_data() {
 }
 
 #[test]
-fn limits_of_lesser_and_of_vast_disks() {
+fn limits_of_minimal_and_of_huge_disks() {
     let bare = Limits { discard: None, write_zeroes: None, ..limits() };
     let small =
         Geometry { physical_block: BlockSize::B512, min_io: ByteLen::ZERO, opt_io: ByteLen::ZERO, ..geometry() };
@@ -102,12 +102,12 @@ fn limits_of_lesser_and_of_vast_disks() {
     assert_eq!(page(&rig, 0xb2), [0, 0, 0, 0]);
     assert_eq!(rig.reads(&sixteen(0x9e, 0x10, 0, 32), 32)[12..16], [0, 0, 0, 3]);
 
-    // A discard without zeroes says nothing of what is read afterwards, and WRITE SAME cannot unmap.
+    // A discard without write-zeroes leaves blocks undefined, and WRITE SAME cannot unmap.
     let rig = Rig::of(geometry(), Limits { write_zeroes: None, ..limits() });
     assert_eq!(page(&rig, 0xb2), [0, 0x80, 2, 0]);
     assert_eq!(rig.reads(&sixteen(0x9e, 0x10, 0, 32), 32)[12..16], [0, 3, 0x80, 3]);
 
-    // More than the fields hold: as much as they hold without meaning "no limit".
+    // More than the fields hold: capped below the values that mean "no limit".
     let vast = ByteLen(u64::MAX);
     let discard = limits().discard.map(|discard| mqblk_core::DiscardLimits { max_len: vast, ..discard });
     let rig = Rig::of(geometry(), Limits { max_transfer: vast, discard, write_zeroes: Some(vast), ..limits() });
@@ -183,27 +183,27 @@ fn operation_codes(options: u8, opcode: u8, action: u16) -> [u8; 12] {
 #[test]
 fn supported_operation_codes_one_by_one() {
     let rig = Rig::new();
-    let ask = |options, opcode, action| rig.reads(&operation_codes(options, opcode, action), 1 << 14);
-    assert_eq!(ask(1, 0x28, 0), [0, 3, 0, 10, 0x28, 0xf8, 255, 255, 255, 255, 0, 255, 255, 4]);
-    assert_eq!(ask(3, 0x00, 0), [0, 3, 0, 6, 0, 0, 0, 0, 0, 4]);
-    let timeouts = ask(0x81, 0x00, 0);
+    let report = |options, opcode, action| rig.reads(&operation_codes(options, opcode, action), 1 << 14);
+    assert_eq!(report(1, 0x28, 0), [0, 3, 0, 10, 0x28, 0xf8, 255, 255, 255, 255, 0, 255, 255, 4]);
+    assert_eq!(report(3, 0x00, 0), [0, 3, 0, 6, 0, 0, 0, 0, 0, 4]);
+    let timeouts = report(0x81, 0x00, 0);
     assert_eq!(timeouts, [0, 0x83, 0, 6, 0, 0, 0, 0, 0, 4, 0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     let capacity = [0, 3, 0, 16, 0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 0, 4];
-    assert_eq!(ask(2, 0x9e, 0x10), capacity);
-    assert_eq!(ask(3, 0x9e, 0x10), capacity);
+    assert_eq!(report(2, 0x9e, 0x10), capacity);
+    assert_eq!(report(3, 0x9e, 0x10), capacity);
     for (options, opcode, action) in
         [(1, 0x04, 0), (2, 0x04, 0), (3, 0x04, 0), (2, 0x9e, 0x11), (3, 0x28, 1), (3, 0x9e, 0)]
     {
-        assert_eq!(ask(options, opcode, action), [0, 1, 0, 0], "{options} {opcode:02x} {action:02x}");
+        assert_eq!(report(options, opcode, action), [0, 1, 0, 0], "{options} {opcode:02x} {action:02x}");
     }
     rig.expect(&operation_codes(1, 0x9e, 0x10), in_command(2, 2));
     rig.expect(&operation_codes(2, 0x28, 0), in_command(4, None));
     rig.expect(&operation_codes(4, 0x28, 0), in_command(2, 2));
 }
 
-/// What the report says and what dispatch does agree, for every operation code and service action.
+/// The report and dispatch agree on every operation code and service action.
 #[test]
-fn supported_operation_codes_are_the_ones_that_are_known() {
+fn reported_operation_codes_are_the_supported_ones() {
     for (rig, unmap) in [(Rig::new(), true), (Rig::of(geometry(), Limits { discard: None, ..limits() }), false)] {
         let all = rig.reads(&operation_codes(0, 0, 0), 1 << 14);
         assert_eq!(u32::from_be_bytes(all[..4].try_into().unwrap()) as usize, all.len() - 4);
@@ -218,7 +218,7 @@ fn supported_operation_codes_are_the_ones_that_are_known() {
                 let by_action = listed.iter().any(|row| row.0 == opcode && row.1);
                 let known = listed.iter().any(|row| row.0 == opcode && (!row.1 || row.2 == u16::from(action)));
                 let mut cdb = [0; 16];
-                // NACA is refused by every command that is known, and does nothing.
+                // NACA is rejected by every supported command before it has effects.
                 cdb[..2].copy_from_slice(&[opcode, if by_action { action } else { 0 }]);
                 if let Some(row) = listed.iter().find(|row| row.0 == opcode) {
                     cdb[usize::from(row.3) - 1] = 4;
@@ -276,16 +276,16 @@ fn luns() {
         assert_eq!(at(rig, &luns, &report(0, 15), 40).0, Some(Ending::check(in_command(6, None))));
         assert_eq!(at(rig, &luns, &report(0x10, 40), 40).0, Some(Ending::check(in_command(2, None))));
     }
-    // Without a target around it the unit is alone.
+    // Without a target the logical unit is the only one.
     assert_eq!(rig.reads(&report(0, 256), 256), [0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-    // Having been told the LUNs is to have been told that they changed.
+    // REPORT LUNS clears REPORTED LUNS DATA HAS CHANGED.
     rig.nexus.attention(Attention::ReportedLunsChanged);
     at(Some(&rig), &luns, &report(0, 256), 40);
     assert_eq!(rig.reads(&[0; 6], 0).len(), 0);
 }
 
 #[test]
-fn where_no_unit_is() {
+fn commands_without_a_logical_unit() {
     let (ending, data) = at(None, &[3], &[0x12, 0, 0, 0, 96, 0], 96);
     assert_eq!((ending, data[0], data.len()), (Some(Ending::good(96)), 0x7f, 96));
     assert_eq!(at(None, &[3], &[0x12, 1, 0, 0, 96, 0], 96).1, [0x7f, 0, 0, 1, 0]);

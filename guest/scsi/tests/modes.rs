@@ -33,7 +33,7 @@ fn headers_and_block_descriptors() {
     for (cdb, expected) in cases {
         assert_eq!(rig.reads(cdb, 256), *expected, "{cdb:02x?}");
     }
-    // Cut to the allocation length; the length field says how much there is.
+    // Truncated to the allocation length; the length field has the full length.
     assert_eq!(rig.reads(&[0x1a, 0, 8, 0, 4, 0], 4), [31, 0, 0x10, 8]);
     assert_eq!(rig.run(&[0x1a, 0, 8, 0, 5, 0], &[], 4), Answer::Overrun);
     // More blocks than the short descriptor can say; write protected.
@@ -45,7 +45,7 @@ fn headers_and_block_descriptors() {
 }
 
 #[test]
-fn pages_and_what_of_them_can_change() {
+fn pages_and_changeable_masks() {
     let mut through = options(geometry(), limits());
     through.writeback = false;
     let through = Rig::from(through);
@@ -101,22 +101,22 @@ fn control(byte_2: u8, byte_4: u8) -> Vec<u8> {
 }
 
 #[test]
-fn the_write_cache_is_switched() {
+fn the_write_cache_is_disabled_and_enabled() {
     let rig = Rig::new();
     let other = rig.other("vm1");
     let off = [&[0; 4], &caching(0)[..]].concat();
     rig.take_asked();
     rig.writes(&select_6(24), &off, 24);
-    // What was answered before becomes durable too.
+    // Writes that completed before become durable too.
     assert_eq!(rig.take_asked(), [(Op::Flush, 0, 0)]);
     assert!(rig.unit.write_through());
     assert_eq!(rig.reads(&sense_6(8, 8, 0), 256)[6], 0);
     assert_eq!(rig.reads(&sense_6(8, 0x88, 0), 256)[6], 4, "the default stays");
-    // The others hear of it, the sender does not.
+    // Other nexuses get a unit attention, the sender does not.
     assert_eq!(rig.reads(&[0; 6], 0).len(), 0);
-    let mut said = rig.run_on(&other, &[0; 6], &[], 0);
+    let mut result = rig.run_on(&other, &[0; 6], &[], 0);
     assert!(
-        matches!(&said, Answer::Ended { ending, .. } if ending.sense == Some(Attention::ModeParametersChanged.sense()))
+        matches!(&result, Answer::Ended { ending, .. } if ending.sense == Some(Attention::ModeParametersChanged.sense()))
     );
 
     let durable: &[(&[u8], Op)] = &[
@@ -128,21 +128,21 @@ fn the_write_cache_is_switched() {
         rig.run(cdb, &[0; 512], 0);
         assert_eq!(rig.take_asked()[0].0, *op);
     }
-    // On again, by the other form; and once more, which changes nothing.
+    // Enabled again, by MODE SELECT(10); and once more, which changes nothing.
     let on = [&[0; 8], &CACHING[..]].concat();
     for changes in [true, false] {
         rig.take_asked();
         rig.writes(&select_10(28), &on, 28);
         assert!(rig.take_asked().is_empty() && !rig.unit.write_through());
-        said = rig.run_on(&other, &[0; 6], &[], 0);
-        assert_eq!(matches!(said, Answer::Ended { ending, .. } if ending.sense.is_some()), changes);
+        result = rig.run_on(&other, &[0; 6], &[], 0);
+        assert_eq!(matches!(result, Answer::Ended { ending, .. } if ending.sense.is_some()), changes);
     }
-    // A reset brings back what was there first.
+    // A reset restores the initial value.
     rig.writes(&select_6(24), &off, 24);
     rig.unit.reset();
     rig.expect(&[0; 6], Attention::BusDeviceReset.sense());
     assert!(!rig.unit.write_through());
-    // When the flush fails the switch has happened, and the initiator hears that older data is in danger.
+    // If the flush fails the change stays, and the initiator learns that older data may be lost.
     rig.fail_from(0, EIO);
     rig.expect_with(&select_6(24), &off, sense(SenseKey::MediumError, 0x0c, 0));
     assert!(rig.unit.write_through());
@@ -164,7 +164,7 @@ fn the_control_page() {
 }
 
 #[test]
-fn lists_that_change_nothing() {
+fn lists_without_changes() {
     let rig = Rig::new();
     let short = [0, 0, 8, 0, 0, 0, 2, 0];
     let long = [0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 2, 0];
@@ -173,10 +173,10 @@ fn lists_that_change_nothing() {
         (true, vec![]),
         (true, vec![0; 4]),
         (true, [&[0x55, 0x66, 0x77, 8], &short[..], &all].concat()),
-        // As it is: no blocks, or as many as there are.
+        // Unchanged capacity: 0, or all ones.
         (true, [&[0, 0, 0, 8], &[0, 0, 0, 0, 0, 0, 2, 0][..]].concat()),
         (true, [&[0, 0, 0, 8], &[255, 255, 255, 255, 0, 0, 2, 0][..]].concat()),
-        // PS is of no meaning here.
+        // PS is ignored.
         (true, [&[0; 4], &[0x88][..], &CACHING[1..]].concat()),
         (false, vec![0; 8]),
         (false, [&[0, 0, 0, 0, 0, 0, 0, 8], &short[..], &all].concat()),
@@ -193,7 +193,7 @@ fn lists_that_change_nothing() {
 }
 
 #[test]
-fn lists_that_are_wrong() {
+fn invalid_lists() {
     let rig = Rig::new();
     let six = |rest: &[u8]| [&[0; 4], rest].concat();
     let short_6 = Sense::PARAMETER_LIST_LENGTH.at(4, None);
@@ -224,7 +224,7 @@ fn lists_that_are_wrong() {
         let cdb = if *six { select_6(list.len()).to_vec() } else { select_10(list.len()).to_vec() };
         rig.expect_with(&cdb, list, *sense);
     }
-    // One wrong page: none of the list counts.
+    // One invalid page rejects the whole list.
     let list = [&caching(0)[..], &control(0x40, 0)].concat();
     rig.expect_with(&select_6(36), &six(&list), in_parameters(26, 6));
     assert!(!rig.unit.write_through());

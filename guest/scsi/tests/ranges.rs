@@ -37,12 +37,12 @@ fn unmap_ranges() {
     for list in [vec![], unmap_list(&[]), unmap_list(&[(5000, 0)])] {
         rig.writes(&unmap(list.len()), &list, list.len());
     }
-    // A descriptor that is not whole is ignored.
+    // A truncated descriptor is ignored.
     let mut cut = unmap_list(&[(10, 4), (20, 4)]);
     cut[3] = 31;
     rig.writes(&unmap(cut.len()), &cut, cut.len());
     assert_eq!(rig.take_asked(), [(UNMAPPED, 5120, 2048)]);
-    // As many as are allowed.
+    // The maximum number.
     let many: Vec<_> = (0..256).map(|index| (index, u32::from(index < 64))).collect();
     let many = unmap_list(&many);
     rig.writes(&unmap(many.len()), &many, many.len());
@@ -51,7 +51,7 @@ fn unmap_ranges() {
 }
 
 #[test]
-fn unmap_mistakes() {
+fn unmap_errors() {
     let rig = Rig::new();
     let short = Sense::PARAMETER_LIST_LENGTH.at(7, None);
     let good = unmap_list(&[(10, 4)]);
@@ -87,7 +87,7 @@ fn unmap_mistakes() {
     }
     rig.fail_from(1, EIO);
     rig.expect_with(&unmap(40), &unmap_list(&[(1, 1), (9, 1)]), WRITE_ERROR);
-    // Without zeroes it is a discard.
+    // Without write-zeroes it is a discard.
     let rig = Rig::of(geometry(), Limits { write_zeroes: None, ..limits() });
     rig.writes(&unmap(24), &good, 24);
     assert_eq!(rig.take_asked(), [(Op::Discard { secure: false }, 5120, 2048)]);
@@ -113,7 +113,7 @@ fn write_same() {
         rig.writes(cdb, data, *transferred);
         assert_eq!(rig.take_asked(), [(*op, lba * 512, count * 512)], "{cdb:02x?}");
     }
-    // A pattern is written as data, also where unmapping was allowed, in pieces.
+    // A pattern is written as data, in chunks, even if unmapping was allowed.
     for cdb in [&ten(0x41, 0x08, 3, 200)[..], &sixteen(0x93, 0, 3, 200), &sixteen(0x93, 0x08, 3, 200)] {
         rig.disk.borrow_mut().fill(0xff);
         rig.take_asked();
@@ -127,7 +127,7 @@ fn write_same() {
     assert_eq!(rig.run(&ten(0x41, 0, 0, 1), &block[..511], 0), Answer::Overrun);
     rig.fail_from(1, EIO);
     rig.expect_with(&ten(0x41, 0, 3, 200), &block, WRITE_ERROR);
-    // Without zeroes, those are a pattern too, and nothing can be unmapped by it.
+    // Without write-zeroes, zeroes are a pattern too, and WRITE SAME cannot unmap.
     let rig = Rig::of(geometry(), Limits { write_zeroes: None, ..limits() });
     rig.writes(&sixteen(0x93, 1, 3, 200), &[], 0);
     assert_eq!(rig.take_asked().len(), 2);
@@ -136,7 +136,7 @@ fn write_same() {
 }
 
 #[test]
-fn write_same_mistakes() {
+fn write_same_errors() {
     let rig = Rig::new();
     let cases: &[(&[u8], Sense)] = &[
         (&ten(0x41, 0, 0, 0), in_command(7, None)),
@@ -161,7 +161,7 @@ fn write_same_mistakes() {
 fn verify() {
     let rig = Rig::new();
     let disk = rig.disk.borrow().clone();
-    // Without data: all of it can be read.
+    // Without data: the blocks must be readable.
     for cdb in [&ten(0x2f, 0x10, 1, 300)[..], &twelve(0xaf, 0, 1, 300), &sixteen(0x8f, 0, 1, 300)] {
         rig.take_asked();
         rig.writes(cdb, &[], 0);
@@ -172,7 +172,7 @@ fn verify() {
         rig.fails.set(None);
     }
     rig.writes(&ten(0x2f, 6, 1, 0), &[], 0);
-    // With data: all of it is the same.
+    // With data: the blocks must be equal.
     let mut data = disk[512..][..300 * 512].to_vec();
     for cdb in [ten(0x2f, 2, 1, 300).to_vec(), twelve(0xaf, 2, 1, 300).to_vec(), sixteen(0x8f, 2, 1, 300).to_vec()] {
         rig.writes(&cdb, &data, data.len());
@@ -183,7 +183,7 @@ fn verify() {
         }
         assert_eq!(rig.run(&cdb, &data[1..], 0), Answer::Overrun);
     }
-    // One block for all.
+    // BYTCHK 11b: one block for all.
     rig.disk.borrow_mut()[..200 * 512].fill(7);
     rig.writes(&ten(0x2f, 6, 0, 200), &[7; 512], 512);
     rig.expect_with(&sixteen(0x8f, 6, 0, 201), &[7; 512], Sense::miscompare(200));
@@ -253,7 +253,7 @@ fn compare_then_write() {
         rig.writes(&cdb, &[&old[..], &new].concat(), 2048);
         assert_eq!(rig.take_asked(), [(Op::Read, 1024, 1024), (Op::Write { fua }, 1024, 1024)]);
         assert_eq!(rig.disk.borrow()[1024..][..1024], new);
-        // The second time it is not what is there any more: the offset of the first byte that differs.
+        // The second time the blocks differ: the offset of the first byte that does.
         rig.expect_with(&cdb, &[&old[..], &new].concat(), Sense::miscompare(0));
         let mut near = new.clone();
         near[700] ^= 0x80;
@@ -288,8 +288,8 @@ fn orwrite() {
         (write, first + 65536, 36864),
     ];
     assert_eq!(rig.take_asked(), asked);
-    let joined: Vec<u8> = old[first as usize..].iter().zip(&data).map(|(old, new)| old | new).collect();
-    assert_eq!(rig.disk.borrow()[first as usize..][..data.len()], joined);
+    let combined: Vec<u8> = old[first as usize..].iter().zip(&data).map(|(old, new)| old | new).collect();
+    assert_eq!(rig.disk.borrow()[first as usize..][..data.len()], combined);
     assert_eq!(rig.disk.borrow()[first as usize + data.len()..], old[first as usize + data.len()..]);
     rig.fail_from(3, EIO);
     rig.expect_with(&sixteen(0x8b, 0, 7, 200), &data, WRITE_ERROR);
@@ -301,9 +301,9 @@ fn orwrite() {
     rig.expect(&sixteen(0x8b, 0, 2048, 1), Sense::OUT_OF_RANGE);
 }
 
-/// Who reads and writes the same blocks waits for who was there first; whoever gives up leaves.
+/// Commands that read and write overlapping blocks wait in order; a dropped one releases its lock.
 #[test]
-fn sections_of_commands_that_read_and_write() {
+fn range_locks_serialize_read_and_write_commands() {
     use std::sync::atomic::Ordering;
 
     let rig = Rig::new();
@@ -326,7 +326,7 @@ fn sections_of_commands_that_read_and_write() {
     assert!(matches!(next(&mut holder), Next::Read { .. }));
     assert!(matches!(next(&mut waits), Next::Wait));
     assert!(matches!(next(&mut waits), Next::Wait));
-    // Behind the one that waits.
+    // Queued behind the waiting one.
     assert!(matches!(next(&mut compares), Next::Wait));
     assert!(matches!(next(&mut beside), Next::Read { .. }));
     assert_eq!(rig.rings.0.load(Ordering::SeqCst), 0);

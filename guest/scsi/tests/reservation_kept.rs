@@ -1,4 +1,5 @@
-//! Persistent reservations that outlive a loss of power: what is kept and when, and files that are not what was kept.
+//! Persistent reservations that persist through power loss: what is stored and when, and files that are not what was
+//! stored.
 
 mod nexuses;
 
@@ -16,7 +17,7 @@ fn reserved(kind: u8) -> Rig {
     rig
 }
 
-/// Never decides.
+/// A store that never resolves its tickets.
 struct Slow;
 
 impl Keeper for Slow {
@@ -26,7 +27,7 @@ impl Keeper for Slow {
 }
 
 #[test]
-fn what_is_kept_and_when() {
+fn states_are_saved_while_aptpl_is_set() {
     let rig = reserved(5);
     let kept = || rig.memory.0.lock().expect("not poisoned").take();
     assert_eq!(kept(), None, "nobody asked for it");
@@ -38,7 +39,7 @@ fn what_is_kept_and_when() {
     assert_eq!(again.ask(0, 3, 1000).expect("status")[4..], rig.ask(0, 3, 1000).expect("status")[4..]);
     assert_eq!((again.generation(), again.rights(1)), (0, vec![true, true, true, false]));
     assert_eq!(again.ask(0, 2, 8).expect("capabilities")[3] & 1, 1);
-    // Each later change too, and the one that ends it.
+    // Each later change is saved too, and the one that clears APTPL.
     rig.ok(0, &Out::new(RELEASE, 5, 10, 0)).kept.expect("a ticket");
     assert!(!String::from_utf8(kept().expect("kept")).expect("text").contains("\"type\""));
     rig.ok(2, &Out::new(REGISTER, 0, 12, 12)).kept.expect("a ticket");
@@ -47,19 +48,19 @@ fn what_is_kept_and_when() {
     let again = Rig { nexuses: join(&none), unit: none, memory: Arc::default() };
     assert!(keys(&again).is_empty());
     assert!(rig.ok(3, &Out::new(REGISTER, 0, 13, 13)).kept.is_none());
-    // A slow keeper holds up the answer, not the caller.
+    // A slow store delays the completion, not the caller.
     let unit = Reservations::new(Some(Arc::new(Slow)));
     let rig = Rig { nexuses: join(&unit), unit, memory: Arc::default() };
     let accepted = rig.ok(0, &Out::new(REGISTER, 0, 0, 5).with(APTPL));
     assert_eq!(accepted.kept.expect("a ticket").result(), None);
 }
 
-/// What is kept, and what a nexus sees of it.
+/// Returns the stored state.
 fn kept(rig: &Rig) -> Vec<u8> {
     rig.memory.0.lock().expect("not poisoned").clone().expect("kept")
 }
 
-/// The process after it.
+/// Returns the reservations of the next process.
 fn restored(text: &[u8]) -> Rig {
     let memory = Arc::<Memory>::default();
     let keeper: Arc<dyn Keeper> = memory.clone();
@@ -67,17 +68,17 @@ fn restored(text: &[u8]) -> Rig {
     Rig { nexuses: join(&unit), unit, memory }
 }
 
-/// A process dies after it has kept what a PERSISTENT RESERVE OUT did, and before its answer: the next one executes it again. It ends well,
-/// and what is kept is the same then.
+/// A process dies after it has saved the effect of a PERSISTENT RESERVE OUT, and before its completion: the next one
+/// executes it again. It succeeds, and the stored state does not change.
 #[test]
-fn executed_again_by_another_process() {
+fn replayed_by_another_process() {
     let before = || {
         let rig = reserved(5);
         rig.ok(0, &Out::new(REGISTER, 0, 10, 10).with(APTPL));
         rig
     };
     let full_status = |rig: &Rig| rig.ask(0, 3, 1000).expect("status")[8..].to_vec();
-    for ask in [
+    for command in [
         Out::new(REGISTER, 0, 10, 10).with(APTPL),
         Out::new(REGISTER_AND_IGNORE, 0, 0, 11).with(APTPL),
         Out::new(REGISTER_AND_IGNORE, 0, 0, 0).with(APTPL),
@@ -90,52 +91,52 @@ fn executed_again_by_another_process() {
         Out::new(PREEMPT_AND_ABORT, 5, 10, 12),
     ] {
         let rig = before();
-        rig.ok(0, &ask);
+        rig.ok(0, &command);
         let (text, status) = (kept(&rig), full_status(&rig));
         let next = restored(&text);
         assert_eq!(full_status(&next), status);
-        next.out(0, &ask).unwrap_or_else(|error| panic!("{:02x?}: {error:?}", (ask.cdb(), ask.list())));
+        next.out(0, &command).unwrap_or_else(|error| panic!("{:02x?}: {error:?}", (command.cdb(), command.list())));
         assert_eq!(full_status(&next), status);
     }
 }
 
-/// Only what was under way is met by its own change.
+/// Only a command that was in flight may conflict with its own change.
 #[test]
-fn a_conflict_that_is_one() {
+fn other_conflicts_remain() {
     let rig = reserved(5);
     rig.ok(0, &Out::new(REGISTER, 0, 10, 10).with(APTPL));
-    let ask = Out::new(REGISTER, 0, 10, 11).with(APTPL);
-    rig.ok(0, &ask);
-    conflicts(rig.out(0, &ask).map(drop));
+    let command = Out::new(REGISTER, 0, 10, 11).with(APTPL);
+    rig.ok(0, &command);
+    conflicts(rig.out(0, &command).map(drop));
     let text = kept(&rig);
 
-    // Another nexus's, another one, and the same for the second time.
+    // From another nexus, another command, and the same for the second time.
     let next = restored(&text);
-    conflicts(next.out(2, &ask).map(drop));
+    conflicts(next.out(2, &command).map(drop));
     conflicts(next.out(0, &Out::new(REGISTER, 0, 10, 12).with(APTPL)).map(drop));
-    next.out(0, &ask).expect("its own change");
-    conflicts(next.out(0, &ask).map(drop));
+    next.out(0, &command).expect("its own change");
+    conflicts(next.out(0, &command).map(drop));
 
-    // A process after that one, which was killed as well, also after it has kept something else.
-    restored(&text).out(0, &ask).expect("its own change");
+    // A third process, after the second was killed as well, also after that one has saved something else.
+    restored(&text).out(0, &command).expect("its own change");
     next.ok(2, &Out::new(REGISTER_AND_IGNORE, 0, 0, 22).with(APTPL));
-    restored(&kept(&next)).out(0, &ask).expect("its own change");
+    restored(&kept(&next)).out(0, &command).expect("its own change");
 
-    // One whose guest begins anew, or has had its time.
+    // A guest that reboots, or a replay that has ended.
     let late = restored(&text);
     late.unit.resume_ended();
-    conflicts(late.out(0, &ask).map(drop));
+    conflicts(late.out(0, &command).map(drop));
 
-    // One that never kept it: the last that were executed are known.
+    // Only the last commands executed are known.
     let rig = restored(&text);
     for key in 100..200 {
         rig.ok(3, &Out::new(REGISTER_AND_IGNORE, 0, 0, key).with(APTPL));
     }
-    conflicts(restored(&kept(&rig)).out(0, &ask).map(drop));
+    conflicts(restored(&kept(&rig)).out(0, &command).map(drop));
 }
 
 #[test]
-fn damaged_and_foreign_files() {
+fn damaged_files_and_other_formats() {
     let rig = reserved(6);
     rig.ok(0, &Out::new(REGISTER, 0, 10, 0x1234).with(APTPL));
     let text = rig.memory.0.lock().expect("not poisoned").take().expect("kept");
@@ -144,7 +145,7 @@ fn damaged_and_foreign_files() {
     for cut in 0..text.trim_ascii_end().len() {
         assert!(matches!(restore(&text[..cut]), Err(RestoreError::Unreadable(_))), "cut at {cut}");
     }
-    // Any one byte other than what was written: never taken for another state.
+    // Any single bit flip: never read as another state.
     let mut refused = 0;
     for at in 0..text.len() {
         for bit in 0..8 {
@@ -173,8 +174,8 @@ fn damaged_and_foreign_files() {
 }
 
 #[test]
-fn states_that_there_cannot_be() {
-    // With a right checksum: somebody wrote it by hand, from what the error said.
+fn invalid_states() {
+    // With a correct checksum, taken from the error message.
     let restore = |state: &str| {
         let file =
             |sum: &str| format!(r#"{{"format":"mqblk-reservations","version":1,"checksum":"{sum}","state":{state}}}"#);
@@ -217,16 +218,16 @@ fn states_that_there_cannot_be() {
 fn through_a_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("unit");
-    let (keeper, held) = FileKeeper::open(&path).expect("opens");
-    assert_eq!(held, None);
-    let unit = Reservations::new(Some(Arc::new(keeper)));
+    let (store, content) = FileKeeper::open(&path).expect("opens");
+    assert_eq!(content, None);
+    let unit = Reservations::new(Some(Arc::new(store)));
     let rig = Rig { nexuses: join(&unit), unit, memory: Arc::default() };
     rig.ok(0, &Out::new(REGISTER, 0, 0, 5).with(APTPL | ALL_TG_PT));
     let ticket = rig.ok(1, &Out::new(RESERVE, 3, 5, 0)).kept.expect("a ticket");
     drop(rig);
     assert_eq!(ticket.result(), Some(Ok(())));
-    let (keeper, held) = FileKeeper::open(&path).expect("opens");
-    let unit = Reservations::restore(&held.expect("kept"), Some(Arc::new(keeper))).expect("whole");
+    let (store, content) = FileKeeper::open(&path).expect("opens");
+    let unit = Reservations::restore(&content.expect("kept"), Some(Arc::new(store))).expect("whole");
     let rig = Rig { nexuses: join(&unit), unit, memory: Arc::default() };
     assert_eq!((keys(&rig), reservation(&rig)), (vec![5, 5], Some((5, 3))));
     assert!(rig.rights(1)[3] && !rig.rights(0)[3] && !rig.rights(2)[2]);

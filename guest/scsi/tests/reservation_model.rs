@@ -1,4 +1,4 @@
-//! Any history of reservation commands from several nexuses, against a model that is written from the standard's sentences
+//! Random reservation commands from several nexuses, against a model that is written from the standard's sentences
 //! and shares nothing with the code: one array of keys, one reservation, one holder.
 
 mod nexuses;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Out { from: usize, ask: Out },
+    Out { from: usize, command: Out },
     Unit { from: usize, release: bool },
     Reset,
     Lost { from: usize },
@@ -18,7 +18,7 @@ enum Step {
 #[derive(Clone, Debug, Default)]
 struct Model {
     keys: [u64; 4],
-    /// Type and who holds it; for all registrants whoever is registered.
+    /// Type and holder; with all registrants every registered nexus holds it.
     held: Option<(u8, usize)>,
     reserved: Option<usize>,
     generation: u32,
@@ -64,7 +64,7 @@ impl Model {
         }
     }
 
-    /// Keys became zero: what of the reservation?
+    /// Ends a reservation that has lost its holder.
     fn settle(&mut self, from: usize) {
         let Some((kind, holder)) = self.held else { return };
         match kind {
@@ -80,44 +80,44 @@ impl Model {
         }
     }
 
-    fn register(&mut self, from: usize, ask: &Out) -> Answer {
-        let ignore = ask.service_action == REGISTER_AND_IGNORE;
+    fn register(&mut self, from: usize, command: &Out) -> Answer {
+        let ignore = command.service_action == REGISTER_AND_IGNORE;
         let own = self.keys[from];
-        if !ignore && ask.presented != own {
+        if !ignore && command.presented != own {
             return Conflict;
         }
-        if own == 0 && ask.key == 0 {
+        if own == 0 && command.key == 0 {
             return Good;
         }
-        let spec = ask.flags & SPEC_I_PT != 0;
+        let spec = command.flags & SPEC_I_PT != 0;
         if spec && own != 0 {
             return Illegal(0x26, 0);
         }
-        let wide = ask.flags & ALL_TG_PT != 0;
+        let wide = command.flags & ALL_TG_PT != 0;
         let named = |initiator: &str, who: usize| NAMES[who].0 == initiator && (wide || NAMES[who].1 == NAMES[from].1);
-        if ask.initiators.iter().any(|initiator| !all().any(|who| named(initiator, who))) {
+        if command.initiators.iter().any(|initiator| !all().any(|who| named(initiator, who))) {
             return Illegal(0x26, 0);
         }
         let concerned = |who: &usize| {
             *who == from
                 || (wide && named(NAMES[from].0, *who))
-                || ask.initiators.iter().any(|initiator| named(initiator, *who))
+                || command.initiators.iter().any(|initiator| named(initiator, *who))
         };
-        let whom: Vec<usize> = all().filter(concerned).collect();
-        if !ignore && whom.iter().any(|who| self.keys[*who] != 0 && self.keys[*who] != ask.presented) {
+        let affected: Vec<usize> = all().filter(concerned).collect();
+        if !ignore && affected.iter().any(|who| self.keys[*who] != 0 && self.keys[*who] != command.presented) {
             return Conflict;
         }
-        whom.iter().for_each(|who| self.keys[*who] = ask.key);
-        if ask.key == 0 {
+        affected.iter().for_each(|who| self.keys[*who] = command.key);
+        if command.key == 0 {
             self.settle(from);
         }
-        self.aptpl = ask.flags & APTPL != 0;
+        self.aptpl = command.flags & APTPL != 0;
         self.generation += 1;
         Good
     }
 
-    fn preempt(&mut self, from: usize, ask: &Out) -> Answer {
-        let victim = ask.key;
+    fn preempt(&mut self, from: usize, command: &Out) -> Answer {
+        let victim = command.key;
         let whole = match self.held {
             Some((7 | 8, _)) => victim == 0,
             Some((_, holder)) => self.keys[holder] == victim,
@@ -128,18 +128,18 @@ impl Model {
         }
         let hit = |keys: &[u64; 4], who: usize| keys[who] != 0 && (victim == 0 || keys[who] == victim);
         if whole {
-            if ![1, 3, 5, 6, 7, 8].contains(&ask.kind) {
+            if ![1, 3, 5, 6, 7, 8].contains(&command.kind) {
                 return Illegal(0x24, 0);
             }
             for who in all().filter(|who| *who != from) {
                 if hit(&self.keys, who) {
                     self.keys[who] = 0;
                     self.told[who] = Some(5);
-                } else if self.keys[who] != 0 && self.held.is_some_and(|(kind, _)| kind != ask.kind) {
+                } else if self.keys[who] != 0 && self.held.is_some_and(|(kind, _)| kind != command.kind) {
                     self.told[who] = Some(4);
                 }
             }
-            self.held = Some((ask.kind, from));
+            self.held = Some((command.kind, from));
         } else {
             if !all().any(|who| hit(&self.keys, who)) {
                 return Conflict;
@@ -158,50 +158,50 @@ impl Model {
         Good
     }
 
-    fn move_to(&mut self, from: usize, ask: &Out) -> Answer {
+    fn move_to(&mut self, from: usize, command: &Out) -> Answer {
         match self.held {
             None => return Illegal(0x24, 0),
             Some((7 | 8, _)) => return Conflict,
             Some((_, holder)) if holder != from => return Conflict,
             Some(_) => {}
         }
-        let target = all().find(|who| *who != from && NAMES[*who] == (ask.initiators[0], ask.moves.1));
-        let (Some(target), true) = (target, ask.key != 0) else { return Illegal(0x26, 0) };
-        self.keys[target] = ask.key;
+        let target = all().find(|who| *who != from && NAMES[*who] == (command.initiators[0], command.moves.1));
+        let (Some(target), true) = (target, command.key != 0) else { return Illegal(0x26, 0) };
+        self.keys[target] = command.key;
         self.held = self.held.map(|(kind, _)| (kind, target));
-        if ask.moves.0 {
+        if command.moves.0 {
             self.keys[from] = 0;
         }
-        self.aptpl = ask.flags & APTPL != 0;
+        self.aptpl = command.flags & APTPL != 0;
         self.generation += 1;
         Good
     }
 
-    fn out(&mut self, from: usize, ask: &Out) -> Answer {
+    fn out(&mut self, from: usize, command: &Out) -> Answer {
         if self.reserved.is_some() {
             return Conflict;
         }
-        let known = [1, 3, 5, 6, 7, 8].contains(&ask.kind);
-        match ask.service_action {
-            REGISTER | REGISTER_AND_IGNORE => return self.register(from, ask),
+        let known = [1, 3, 5, 6, 7, 8].contains(&command.kind);
+        match command.service_action {
+            REGISTER | REGISTER_AND_IGNORE => return self.register(from, command),
             RESERVE if !known => return Illegal(0x24, 0),
             _ => {}
         }
-        if self.keys[from] == 0 || self.keys[from] != ask.presented {
+        if self.keys[from] == 0 || self.keys[from] != command.presented {
             return Conflict;
         }
-        match ask.service_action {
+        match command.service_action {
             RESERVE => match self.held {
-                None => self.held = Some((ask.kind, from)),
-                Some((kind, _)) if kind == ask.kind && self.holds(from) => {}
+                None => self.held = Some((command.kind, from)),
+                Some((kind, _)) if kind == command.kind && self.holds(from) => {}
                 Some(_) => return Conflict,
             },
             RELEASE if self.holds(from) => {
-                if self.held.is_some_and(|(kind, _)| kind != ask.kind) {
+                if self.held.is_some_and(|(kind, _)| kind != command.kind) {
                     return Illegal(0x26, 4);
                 }
                 self.held = None;
-                if ask.kind >= 5 {
+                if command.kind >= 5 {
                     self.tell(from, 4);
                 }
             }
@@ -212,8 +212,8 @@ impl Model {
                 self.held = None;
                 self.generation += 1;
             }
-            REGISTER_AND_MOVE => return self.move_to(from, ask),
-            _ => return self.preempt(from, ask),
+            REGISTER_AND_MOVE => return self.move_to(from, command),
+            _ => return self.preempt(from, command),
         }
         Good
     }
@@ -254,9 +254,9 @@ fn steps() -> impl Strategy<Value = Step> {
             } else if action == REGISTER_AND_MOVE {
                 initiators = vec![ids.first().copied().unwrap_or("a")];
             }
-            let ask =
+            let command =
                 Out { service_action: action, kind, presented, key, flags: bits, initiators, moves: (drop, port) };
-            Step::Out { from, ask }
+            Step::Out { from, command }
         });
     prop_oneof![
         40 => out,
@@ -278,7 +278,7 @@ fn answer<T>(result: Result<T, Refusal>) -> Answer {
     }
 }
 
-/// Key, whether it holds and the type, for each nexus, by READ FULL STATUS.
+/// Returns key, holder flag and type for each nexus, by READ FULL STATUS.
 fn status(rig: &Rig) -> [(u64, u8, u8); 4] {
     let reply = rig.ask(0, 3, u16::MAX).expect("READ FULL STATUS");
     let mut status = [(0, 0, 0); 4];
@@ -314,7 +314,7 @@ fn check(rig: &Rig, model: &mut Model) {
     assert_eq!(rig.ask(0, 2, 8).expect("REPORT CAPABILITIES")[3] & 1, u8::from(model.aptpl));
 }
 
-/// What a loss of power leaves.
+/// Compares the state after a power loss.
 fn check_kept(rig: &Rig, model: &Model) {
     let kept = rig.memory.0.lock().expect("not poisoned").clone();
     let Some(kept) = kept else { return assert!(!model.aptpl) };
@@ -330,26 +330,26 @@ fn check_kept(rig: &Rig, model: &Model) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn any_history(steps in proptest::collection::vec(steps(), 1..40)) {
+    fn any_sequence(steps in proptest::collection::vec(steps(), 1..40)) {
         let (rig, mut model) = (Rig::new(), Model::default());
         for step in &steps {
             match step {
-                Step::Out { from, ask } => {
-                    // Mostly the right key, which chance alone would seldom find.
-                    let mut ask = ask.clone();
-                    if ask.presented != 0 && model.keys[*from] != 0 {
-                        ask.presented = if ask.presented == 3 { 3 } else { model.keys[*from] };
+                Step::Out { from, command } => {
+                    // Mostly the right key, which a random choice would rarely hit.
+                    let mut command = command.clone();
+                    if command.presented != 0 && model.keys[*from] != 0 {
+                        command.presented = if command.presented == 3 { 3 } else { model.keys[*from] };
                     }
                     let before = model.clone();
-                    let result = rig.out(*from, &ask);
+                    let result = rig.out(*from, &command);
                     let accepted = result.as_ref().ok().map(|accepted| {
                         (accepted.transferred, accepted.abort.clone(), accepted.kept.is_some())
                     });
-                    let said = model.out(*from, &ask);
-                    assert_eq!(answer(result), said, "{ask:?} from {from} in {before:?}");
+                    let expected = model.out(*from, &command);
+                    assert_eq!(answer(result), expected, "{command:?} from {from} in {before:?}");
                     if let Some((transferred, abort, kept)) = accepted {
-                        assert_eq!(transferred, ask.list().len() as u64);
-                        let gone = all().filter(|who| ask.service_action == PREEMPT_AND_ABORT && model.told[*who] == Some(5));
+                        assert_eq!(transferred, command.list().len() as u64);
+                        let gone = all().filter(|who| command.service_action == PREEMPT_AND_ABORT && model.told[*who] == Some(5));
                         let mut gone: Vec<_> = gone.map(|who| name(NAMES[who])).collect();
                         let mut abort = abort;
                         gone.sort();

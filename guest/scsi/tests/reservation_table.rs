@@ -1,4 +1,4 @@
-//! Persistent reservations by the tables of SPC-4: section 5.12 for what happens, 6.15 and 6.16 for the bytes.
+//! Persistent reservations by the tables of SPC-4: section 5.12 for the behaviour, 6.15 and 6.16 for the encoding.
 
 mod nexuses;
 
@@ -36,7 +36,7 @@ fn register_table() {
         (REGISTER, 5, 0, false, false, 0),
         (REGISTER_AND_IGNORE, 5, 7, false, true, 7),
         (REGISTER_AND_IGNORE, 5, 0, false, true, 0),
-        // From one that is, with key 5.
+        // From a registered one, with key 5.
         (REGISTER, 5, 7, true, true, 7),
         (REGISTER, 5, 5, true, true, 5),
         (REGISTER, 5, 0, true, true, 0),
@@ -81,7 +81,7 @@ fn register_for_other_ports() {
         assert_eq!(descriptor[20..24], 24u32.to_be_bytes());
         assert_eq!(descriptor[24..], transport_id(initiator));
     }
-    // One that has another key already, and one that sees the unit through another port only.
+    // A nexus with another key, and one that sees the logical unit through another port only.
     register(&rig, 3, 13);
     rig.ok(0, &Out::new(REGISTER, 0, 6, 0));
     let generation = rig.generation();
@@ -98,7 +98,8 @@ fn reserve_table() {
         for asked in KINDS {
             let rig = reserved(held);
             let generation = rig.generation();
-            // From the holder: again the same is fine. From one who is registered: only where all hold it.
+            // From the holder: reserving again is fine. From another registered nexus: only if all hold the
+            // reservation.
             for (from, key, holds) in [(0, 10, true), (2, 12, held >= 7)] {
                 let result = rig.out(from, &Out::new(RESERVE, asked, key, 0));
                 if holds && asked == held {
@@ -142,7 +143,7 @@ fn release_table() {
         }
         if kind < 7 {
             rig.ok(2, &Out::new(RELEASE, kind, 12, 0));
-            assert_eq!(reservation(&rig), Some((10, kind)), "not the holder's doing");
+            assert_eq!(reservation(&rig), Some((10, kind)), "only the holder can release it");
         }
         assert!(rig.told().iter().all(Vec::is_empty));
         let generation = rig.generation();
@@ -200,14 +201,14 @@ fn preempt_table() {
         (1, 2, 12, 10, 1, &[12, 13], Some((12, 1)), [GONE, GONE, &[], &[]]),
         (1, 2, 12, 10, 3, &[12, 13], Some((12, 3)), [GONE, GONE, &[], OTHER]),
         (5, 2, 12, 10, 7, &[12, 13], Some((0, 7)), [GONE, GONE, &[], OTHER]),
-        // Another key than the holder's: registrations only, whatever the type says.
+        // Another key than the holder's: registrations only, whatever the type.
         (1, 2, 12, 13, 0x3f, &[10, 10, 12], Some((10, 1)), [&[], &[], &[], GONE]),
         (6, 0, 10, 12, 0, &[10, 10, 13], Some((10, 6)), [&[], &[], GONE, &[]]),
         (1, 2, 12, 12, 1, &[10, 10, 13], Some((10, 1)), [&[], &[], &[], &[]]),
         // The holder preempts itself: another type, and those who share its key are removed.
         (1, 0, 10, 10, 6, &[10, 12, 13], Some((10, 6)), [&[], GONE, OTHER, OTHER]),
         (1, 1, 10, 10, 1, &[10, 12, 13], Some((10, 1)), [GONE, &[], &[], &[]]),
-        // All registrants: zero means everybody else, a key only those registrations.
+        // All registrants: zero preempts all others, a key only those registrations.
         (7, 2, 12, 0, 7, &[12], Some((0, 7)), [GONE, GONE, &[], GONE]),
         (8, 3, 13, 0, 1, &[13], Some((13, 1)), [GONE, GONE, GONE, &[]]),
         (7, 2, 12, 10, 1, &[12, 13], Some((0, 7)), [GONE, GONE, &[], &[]]),
@@ -245,7 +246,7 @@ fn preempt_refusals() {
     let rig = Rig::new();
     register(&rig, 0, 10);
     assert_eq!(pointed(rig.out(0, &Out::new(PREEMPT, 1, 10, 0))), (5, 0x26, 0, Some((false, 8, None))));
-    // With no reservation only the registrations go, its own too when it says so.
+    // Without a reservation only the registrations are removed, the sender's too if it has the key.
     rig.ok(0, &Out::new(PREEMPT, 1, 10, 10));
     assert_eq!((keys(&rig), reservation(&rig)), (vec![], None));
 }
@@ -317,7 +318,7 @@ fn bad_commands_and_lists() {
     for action in [RESERVE, RELEASE, CLEAR, PREEMPT, PREEMPT_AND_ABORT, REGISTER_AND_IGNORE] {
         assert_eq!(pointed(rig.out(0, &Out::new(action, 1, 10, 10).with(SPEC_I_PT))), SPEC);
     }
-    // TransportIDs: announced too short, cut off, of another protocol, announced wrongly.
+    // TransportIDs: length too short, truncated, of another protocol, wrong length.
     let spec = Out::new(REGISTER, 0, 0, 11).with(SPEC_I_PT).naming(&["b"]);
     assert_eq!(pointed(rig.raw(1, &length(24), &list(20, SPEC_I_PT))), TOO_SHORT);
     let mut cut = spec.cdb();
@@ -329,7 +330,7 @@ fn bad_commands_and_lists() {
     let mut wrong = spec.list();
     wrong[27] = 48;
     assert_eq!(pointed(rig.raw(1, &spec.cdb(), &wrong)), (5, 0x26, 0, Some((false, 24, None))));
-    // APTPL where nothing can be kept.
+    // APTPL without a store.
     let unit = Reservations::new(None);
     let rig = Rig { nexuses: join(&unit), unit, memory: Arc::default() };
     let aptpl = Out::new(REGISTER, 0, 0, 5).with(APTPL);
@@ -365,7 +366,7 @@ fn reserve_and_release_of_units() {
     rig.unit_command(0, RESERVE_6).expect("free");
     rig.unit_command(0, RESERVE_6).expect("its own");
     conflicts(rig.unit_command(2, RESERVE_6));
-    rig.unit_command(2, RELEASE_6).expect("no error, and nothing happens");
+    rig.unit_command(2, RELEASE_6).expect("no error, and no effect");
     conflicts(rig.ask(0, 0, 100));
     conflicts(rig.out(0, &Out::new(REGISTER, 0, 0, 5)));
     conflicts(rig.out(2, &Out::new(31, 0, 0, 5)));
@@ -380,7 +381,7 @@ fn reserve_and_release_of_units() {
         let result = rig.nexuses[0].party.reserve_or_release(&[operation, flags, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(pointed(result), (5, 0x24, 0, Some((true, 1, Some(bit)))));
     }
-    // SPC-4 section 5.12.3: with registrations, fine for those who hold or share the reservation, and without effect.
+    // SPC-4 section 5.12.3: with registrations, GOOD without effect for nexuses that hold or share the reservation.
     register(&rig, 0, 10);
     conflicts(rig.unit_command(0, RESERVE_6));
     conflicts(rig.unit_command(3, RELEASE_6));
@@ -402,12 +403,12 @@ fn a_nexus_that_leaves_stays_registered() {
     assert_eq!(rig.nexuses[0].party.name(), &name(NAMES[1]));
     assert_eq!((keys(&rig).len(), rig.rights(0)), (3, vec![true, true, false, false]));
     let attentions = Arc::new(Attentions::new());
-    let party = rig.unit.join(name(NAMES[0]), Arc::clone(&attentions)).expect("back");
-    assert!(CLASSES.iter().all(|class| party.allows(*class)), "it is the holder as before");
+    let handle = rig.unit.join(name(NAMES[0]), Arc::clone(&attentions)).expect("back");
+    assert!(CLASSES.iter().all(|class| handle.allows(*class)), "it is the holder as before");
     assert!(matches!(rig.unit.join(name(NAMES[0]), attentions), Err(JoinError::Twice(_))));
     let empty = rig.unit.join(name(("", 1)), Arc::default());
     assert!(matches!(empty, Err(JoinError::Name(_))));
-    party.reserve_or_release(&[0x16]).expect("the holder may");
+    handle.reserve_or_release(&[0x16]).expect("the holder may");
     let free = Rig::new();
     let leaver = free.unit.join(name(("d", 1)), Arc::default()).expect("new");
     leaver.reserve_or_release(&[0x16]).expect("free");
@@ -422,13 +423,13 @@ fn too_many_registrations() {
     let list = |key: u64| Out::new(REGISTER, 0, 0, key).list();
     let cdb = Out::default().cdb();
     let silent: Arc<dyn Wake> = Arc::new(Silent);
-    let parties: Vec<_> =
+    let handles: Vec<_> =
         (0..1025u16).map(|port| unit.join(name(("many", port)), Arc::default()).expect("a new name")).collect();
-    for party in &parties[..1024] {
-        party.persistent_out(&cdb, &list(9)[..], &silent).expect("room");
+    for handle in &handles[..1024] {
+        handle.persistent_out(&cdb, &list(9)[..], &silent).expect("room");
     }
-    assert_eq!(pointed(parties[1024].persistent_out(&cdb, &list(9)[..], &silent)), (5, 0x55, 4, None));
+    assert_eq!(pointed(handles[1024].persistent_out(&cdb, &list(9)[..], &silent)), (5, 0x55, 4, None));
     let mut reply = Vec::new();
-    parties[0].persistent_in(&[0x5e, 3, 0, 0, 0, 0, 0, 0xff, 0xff, 0], &mut reply).expect("READ FULL STATUS");
+    handles[0].persistent_in(&[0x5e, 3, 0, 0, 0, 0, 0, 0xff, 0xff, 0], &mut reply).expect("READ FULL STATUS");
     assert_eq!(reply.len(), 8 + 1024 * 48);
 }

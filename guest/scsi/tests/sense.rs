@@ -1,4 +1,4 @@
-//! Sense data on the wire, by SPC-4 section 4.5, and what becomes of a disk's outcomes.
+//! Encoding of sense data, by SPC-4 section 4.5, and sense data of disk outcomes.
 
 mod rig;
 
@@ -38,7 +38,7 @@ fn formats() {
 }
 
 #[test]
-fn cut_to_its_room() {
+fn truncated_to_the_buffer() {
     let mut room = [0; 8];
     assert_eq!(Sense::OUT_OF_RANGE.encode(false, &mut room), 8);
     assert_eq!(room, [0x70, 0, 5, 0, 0, 0, 0, 10]);

@@ -1,5 +1,5 @@
-//! What a unit remembers between commands: unit attentions, being stopped, reservations. SAM-5 section 5.14, SPC-4 section
-//! 5.12, SBC-3 clause 5.
+//! State of a logical unit between commands: unit attentions, being stopped, reservations. SAM-5 section 5.14, SPC-4
+//! section 5.12, SBC-3 clause 5.
 
 mod rig;
 
@@ -19,7 +19,7 @@ fn status(rig: &Rig, nexus: &Nexus, cdb: &[u8]) -> Ending {
 }
 
 #[test]
-fn attentions_come_before_anything_else() {
+fn unit_attentions_come_first() {
     let rig = Rig::new();
     for cdb in
         [&[0; 6][..], &ten(0x28, 0, 0, 1), &sixteen(0x8a, 0, 0, 1), &[0xff; 16], &ten(0x28, 0xff, 0, 1), &[0x5f; 10]]
@@ -27,12 +27,12 @@ fn attentions_come_before_anything_else() {
         rig.nexus.attention(Attention::CapacityChanged);
         rig.expect(cdb, Attention::CapacityChanged.sense());
     }
-    // These do not tell it.
+    // These do not report it.
     rig.nexus.attention(Attention::CapacityChanged);
     rig.reads(&[0x12, 0, 0, 0, 96, 0], 96);
     rig.reads(&twelve(0xa0, 0, 0, 64), 64);
     rig.expect(&[0; 6], Attention::CapacityChanged.sense());
-    // This tells it as data, unless the data does not fit.
+    // REQUEST SENSE reports it as data, unless the data does not fit.
     rig.nexus.attention(Attention::CapacityChanged);
     assert_eq!(rig.run(&[0x03, 0, 0, 0, 18, 0], &[], 17), Answer::Overrun);
     let fixed = rig.reads(&[0x03, 0, 0, 0, 252, 0], 252);
@@ -42,7 +42,7 @@ fn attentions_come_before_anything_else() {
 }
 
 #[test]
-fn each_nexus_hears_for_itself() {
+fn each_nexus_has_its_own_unit_attentions() {
     let rig = Rig::new();
     let other = rig.other("vm1");
     rig.unit.resized(ByteLen(1 << 20));
@@ -53,7 +53,7 @@ fn each_nexus_hears_for_itself() {
         assert_eq!(status(&rig, nexus, &[0; 6]), Ending::good(0));
     }
     assert_eq!(status(&rig, &other, &ten(0x28, 0, 1024, 1)), Ending::check(Sense::OUT_OF_RANGE));
-    // The same name is the same nexus, which is told that the unit is new.
+    // The same name is the same nexus, which gets POWER ON.
     let again = rig.unit.login("vm1", 1).unwrap();
     assert!(Arc::ptr_eq(&again, &other));
     assert_eq!(status(&rig, &other, &[0; 6]), Ending::check(Attention::PowerOn.sense()));
@@ -120,7 +120,7 @@ fn keys(reservation: u64, action: u64, flags: u8) -> Vec<u8> {
     list
 }
 
-/// What each command may do beside a reservation: (command, RESERVE, Write Exclusive, Exclusive Access).
+/// Commands of other nexuses that are allowed: (command, RESERVE, Write Exclusive, Exclusive Access).
 #[rustfmt::skip]
 fn beside() -> Vec<(Vec<u8>, [bool; 3])> {
     let table: &[(&[u8], [bool; 3])] = &[
@@ -179,11 +179,11 @@ fn reservations_of_another_nexus() {
         for (cdb, allowed) in beside() {
             let ending = status(&rig, &other, &cdb);
             assert_eq!(ending != Ending::CONFLICT, allowed[case], "{cdb:02x?} beside {kind}");
-            // PERSISTENT RESERVE IN is not for the holder of a RESERVE either.
+            // PERSISTENT RESERVE IN conflicts with a RESERVE of its own nexus too.
             if !allowed[case] && cdb[0] != 0x5e {
                 let holders = status(&rig, &rig.nexus, &cdb);
                 assert_eq!(holders.status, mqblk_scsi::Status::Good, "{cdb:02x?} of the holder of {kind}");
-                // Stopping it has effects that the next line should not see.
+                // The next row needs the logical unit started.
                 status(&rig, &rig.nexus, &[0x1b, 0, 0, 0, 1, 0]);
             }
         }
@@ -217,7 +217,7 @@ fn reserve_and_release() {
 }
 
 #[test]
-fn persistent_reservations_are_reached() {
+fn persistent_reserve_in_and_out() {
     let rig = Rig::new();
     rig.writes(&out(0, 0), &keys(0, 7, 0), 24);
     let mut keys_in = [0x5e, 0, 0, 0, 0, 0, 0, 0, 64, 0];
@@ -229,7 +229,7 @@ fn persistent_reservations_are_reached() {
     rig.expect(&[0x5e, 4, 0, 0, 0, 0, 0, 0, 64, 0], in_command(1, 4));
     rig.expect(&out(8, 1), in_command(1, 4));
     assert_eq!(status(&rig, &rig.nexus, &out(1, 1)), Ending::CONFLICT, "the wrong key");
-    // Without a keeper nothing outlives a loss of power.
+    // Without a store APTPL is rejected.
     rig.expect_with(&out(0, 0), &keys(7, 8, 1), in_parameters(20, 0));
     // A nexus that leaves and comes back has its registration.
     let gone = rig.other("vm1");
@@ -275,41 +275,41 @@ impl TaskSet for Held {
     }
 }
 
-/// Begins a PERSISTENT RESERVE OUT that cannot be answered yet.
+/// Begins a PERSISTENT RESERVE OUT that cannot complete yet.
 fn waits(rig: &Rig, cdb: &[u8], list: &[u8]) -> Box<Sequence> {
     match rig.nexus.begin(&Command { cdb, data_in: 0 }, list, &mut Work::default()) {
-        Step::Sequence(sequence) => sequence,
+        Step::Sequence(command) => command,
         other => panic!("{other:?}"),
     }
 }
 
-fn next(rig: &Rig, sequence: &mut Sequence) -> Next {
+fn next(rig: &Rig, command: &mut Sequence) -> Next {
     let waker: Arc<dyn Wake> = rig.rings.clone();
-    sequence.next(None, &mut vec![0; Sequence::SCRATCH], [].as_slice(), &waker, &mut Work::default())
+    command.next(None, &mut vec![0; Sequence::SCRATCH], [].as_slice(), &waker, &mut Work::default())
 }
 
 #[test]
-fn an_answer_waits_until_the_state_is_kept() {
-    let keeper = Arc::<Held>::default();
+fn completion_waits_until_the_state_is_durable() {
+    let store = Arc::<Held>::default();
     let mut options = options(geometry(), limits());
-    options.reservations = Reservations::new(Some(keeper.clone()));
+    options.reservations = Reservations::new(Some(store.clone()));
     let rig = Rig::from(options);
     for (result, key, sense) in
         [(Ok(()), 0, None), (Err("full".to_string()), 7, Some(Sense::new(SenseKey::HardwareError, 0x44, 0)))]
     {
-        let mut sequence = waits(&rig, &out(0, 0), &keys(key, 7, 1));
-        let rung = rig.rings.0.load(Ordering::SeqCst);
-        assert!(matches!(next(&rig, &mut sequence), Next::Wait));
-        assert_eq!(rig.rings.0.load(Ordering::SeqCst), rung);
-        keeper.resolve(result);
-        assert_eq!(rig.rings.0.load(Ordering::SeqCst), rung + 1);
-        let Next::End(ending) = next(&rig, &mut sequence) else { panic!("it still waits") };
+        let mut command = waits(&rig, &out(0, 0), &keys(key, 7, 1));
+        let woken = rig.rings.0.load(Ordering::SeqCst);
+        assert!(matches!(next(&rig, &mut command), Next::Wait));
+        assert_eq!(rig.rings.0.load(Ordering::SeqCst), woken);
+        store.resolve(result);
+        assert_eq!(rig.rings.0.load(Ordering::SeqCst), woken + 1);
+        let Next::End(ending) = next(&rig, &mut command) else { panic!("it still waits") };
         assert_eq!(ending, sense.map_or(Ending::good(24), Ending::check));
     }
-    // Kept before anybody asked.
-    let mut sequence = waits(&rig, &out(0, 0), &keys(7, 7, 1));
-    keeper.resolve(Ok(()));
-    assert!(matches!(next(&rig, &mut sequence), Next::End(ending) if ending == Ending::good(24)));
+    // Saved before the first step.
+    let mut command = waits(&rig, &out(0, 0), &keys(7, 7, 1));
+    store.resolve(Ok(()));
+    assert!(matches!(next(&rig, &mut command), Next::End(ending) if ending == Ending::good(24)));
 }
 
 #[test]
@@ -322,11 +322,11 @@ fn preempt_and_abort_waits_for_the_aborted() {
     rig.writes(&out(0, 0), &keys(0, 7, 0), 24);
     rig.run_on(&other, &out(0, 0), &keys(0, 8, 0), 0);
     rig.run_on(&third, &out(0, 0), &keys(0, 9, 0), 0);
-    let mut sequence = waits(&rig, &out(5, 1), &keys(7, 8, 0));
-    assert!(matches!(next(&rig, &mut sequence), Next::Wait));
+    let mut command = waits(&rig, &out(5, 1), &keys(7, 8, 0));
+    assert!(matches!(next(&rig, &mut command), Next::Wait));
     assert!(spared.0.lock().unwrap().is_empty());
     tasks.resolve(Ok(()));
     assert_eq!(rig.rings.0.load(Ordering::SeqCst), 1);
-    assert!(matches!(next(&rig, &mut sequence), Next::End(ending) if ending == Ending::good(24)));
+    assert!(matches!(next(&rig, &mut command), Next::End(ending) if ending == Ending::good(24)));
     assert_eq!(status(&rig, &other, &[0; 6]), Ending::check(Attention::RegistrationsPreempted.sense()));
 }

@@ -66,10 +66,10 @@ fn writes_of_every_length() {
 }
 
 #[test]
-fn what_is_wrong_with_a_transfer() {
+fn transfer_errors() {
     let rig = Rig::new();
     let cases: &[(&[u8], Sense)] = &[
-        // Beyond the end, also by wrapping round.
+        // Beyond the end, also by overflow.
         (&[0x08, 0, 7, 0xff, 2, 0], Sense::OUT_OF_RANGE),
         (&[0x0a, 0x1f, 0xff, 0xff, 1, 0], Sense::OUT_OF_RANGE),
         (&ten(0x28, 0, 2047, 2), Sense::OUT_OF_RANGE),
@@ -106,7 +106,7 @@ fn what_is_wrong_with_a_transfer() {
 }
 
 #[test]
-fn a_short_command_has_zeroes_at_its_end() {
+fn a_short_cdb_is_zero_padded() {
     let rig = Rig::new();
     // LBA 1 and no length.
     assert!(rig.reads(&[0x28, 0, 0, 0, 0, 1], 512).is_empty());
@@ -114,7 +114,7 @@ fn a_short_command_has_zeroes_at_its_end() {
 }
 
 #[test]
-fn what_the_disk_says_is_told() {
+fn disk_errors_are_reported() {
     let rig = Rig::new();
     let table = [
         (EIO, sense(SenseKey::MediumError, 0x11, 0), sense(SenseKey::MediumError, 0x0c, 0)),
@@ -150,7 +150,7 @@ fn a_read_only_unit() {
     for cdb in writes {
         rig.expect(cdb, Sense::WRITE_PROTECTED);
     }
-    // There is nothing to unmap where nothing can be written.
+    // UNMAP is not supported on a read-only disk.
     rig.expect(&ten(0x42, 0, 0, 24), Sense::INVALID_OPCODE);
 }
 
@@ -167,7 +167,7 @@ fn blocks_of_4096_bytes() {
 }
 
 #[test]
-fn a_size_that_is_not_whole_blocks_ends_before_the_rest() {
+fn a_partial_last_block_is_ignored() {
     let odd = Geometry { size: ByteLen(10 * 512 + 100), ..geometry() };
     let rig = Rig::of(odd, limits());
     assert_eq!(rig.reads(&ten(0x28, 0, 9, 1), 512).len(), 512);

@@ -1,4 +1,4 @@
-//! A request queue: commands in, answers out. Source: virtio 1.3 section 5.6.6.1, "Device Operation: Request Queues".
+//! A request queue. Source: virtio 1.3 section 5.6.6.1, "Device Operation: Request Queues".
 
 use std::sync::Arc;
 
@@ -18,13 +18,14 @@ use crate::queue::{Ring, ScsiToken};
 use crate::sequences::Sequences;
 use crate::units::{Address, Unit, Units};
 
-/// Orders that a queue works on at a time: the bits of a token's marks. Further ones wait.
+/// Number of task management functions that a queue processes at a time: the bits of a token's abort marks. Further
+/// ones wait.
 const ORDERS: usize = u16::BITS as usize;
 
-/// An order that this queue works on.
+/// A task management function that this queue processes.
 struct Active {
     order: Arc<Order>,
-    /// Commands that it means and that are not answered.
+    /// Commands that it matches and that have not completed.
     left: usize,
 }
 
@@ -34,25 +35,25 @@ pub struct RequestQueue {
     pub(crate) device: Arc<VirtioScsi>,
     pub(crate) waker: Arc<dyn Wake>,
     batch: Batch,
-    /// The units as they were at the last look.
+    /// Copy of the LUN map.
     units: Arc<Units>,
     sizes: Sizes,
-    /// Private copy of the command that is being judged.
+    /// Private copy of the request that is being validated.
     header: Box<[u8]>,
     pub(crate) work: Work,
     pub(crate) sequences: Sequences,
     post: Arc<Post>,
     orders: [Option<Active>; ORDERS],
-    /// Those of them that there are.
+    /// Number of those in use.
     active: usize,
 }
 
-/// A count of bytes in the 32 bits that answers have for it.
+/// Limits a count of bytes to 32 bits, the size of response fields.
 fn clamp(bytes: u64) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
-/// What comes before the sense data of an answer; `last` are status and response. Source: virtio 1.3 section 5.6.6.1, `struct
+/// Encodes the fixed part of a response; `last` are status and response. Source: virtio 1.3 section 5.6.6.1, `struct
 /// virtio_scsi_req_cmd`: sense_len, residual, status_qualifier (always 0), status, response.
 #[inline]
 fn answer_head(sense: u32, residual: u32, last: [u8; 2]) -> [u8; ANSWER_BYTES] {
@@ -60,7 +61,7 @@ fn answer_head(sense: u32, residual: u32, last: [u8; 2]) -> [u8; ANSWER_BYTES] {
     [s0, s1, s2, s3, r0, r1, r2, r3, 0, 0, status, response]
 }
 
-/// The data that a driver sent with a command.
+/// Data-out buffer of a command.
 pub struct OutData<'a> {
     pub pool: &'a BufferPool,
     pub buffer: &'a Buffer,
@@ -97,7 +98,7 @@ impl RequestQueue {
         }
     }
 
-    /// The queue ends; nothing is in flight.
+    /// Closes the queue; nothing is in flight.
     pub(crate) fn close(&mut self, pool: &mut BufferPool) {
         self.published();
         self.device.posts.close(&self.post);
@@ -117,7 +118,7 @@ impl RequestQueue {
         }
     }
 
-    /// Takes one batch. Whether more waits.
+    /// Pulls one batch. Returns true if more requests are waiting.
     #[inline]
     fn try_pull<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> Result<bool, Broken> {
         if !self.device.is_current(&self.units) {
@@ -131,7 +132,7 @@ impl RequestQueue {
         Ok(more)
     }
 
-    /// Parses one chain, and begins or answers its command.
+    /// Parses one chain, and begins or completes its command.
     #[inline]
     fn take_one<I: Intake<ScsiToken, Buffer>>(
         &mut self,
@@ -147,7 +148,7 @@ impl RequestQueue {
             return Err(broken);
         }
         if element.answer.room < ANSWER_BYTES as u32 {
-            // Nowhere to say what is wrong: the chain is given back as it is.
+            // No space for a response: the chain is returned with nothing written.
             element.release(pool);
             self.ring.device.put_used(start.head, 0);
             into.answered(false);
@@ -171,7 +172,7 @@ impl RequestQueue {
         into: &mut I,
     ) {
         let (fixed, cdb) =
-            self.header.split_first_chunk::<COMMAND_BYTES>().expect("a header has room for its fixed part");
+            self.header.split_first_chunk::<COMMAND_BYTES>().expect("a header has space for its fixed part");
         let [lun @ .., i0, i1, i2, i3, i4, i5, i6, i7, _task_attribute, _priority, _crn] = *fixed;
         let (number, lun) = match Address::of_field(lun) {
             Address::Place(place) => (place.target, Some(place.lun)),
@@ -181,7 +182,7 @@ impl RequestQueue {
         let Some(target) = self.units.target(number) else { return self.lost(pool, head, element, into) };
         let unit = lun.and_then(|lun| target.unit(lun));
         let id = u64::from_le_bytes([i0, i1, i2, i3, i4, i5, i6, i7]);
-        let Element { data, data_out, data_in, answer, .. } = element;
+        let Element { data, data_out, data_in, answer: response, .. } = element;
         let command = Command { cdb, data_in };
         let out = OutData { pool, buffer: &data, len: data_out };
         let nexus = unit.map(|unit| &*unit.nexus);
@@ -189,7 +190,7 @@ impl RequestQueue {
         let slot = unit.map_or(DiskSlot(u16::MAX), |unit| unit.slot);
         let mut token = ScsiToken {
             id,
-            answer,
+            answer: response,
             expected: clamp(data_in + data_out),
             transferred: 0,
             several: None,
@@ -218,7 +219,7 @@ impl RequestQueue {
                 let _ = replied && pool.copy_in(&data, 0, &self.work.reply);
                 pool.release(data);
                 self.answer(pool, token, b::VIRTIO_SCSI_S_OK, &ending);
-                // A unit's refusal is an answer like others.
+                // A command that the logical unit fails is still well formed.
                 into.answered(true);
             }
             Step::Ranges { op, transferred } => {
@@ -231,19 +232,19 @@ impl RequestQueue {
                 self.answer(pool, token, b::VIRTIO_SCSI_S_OVERRUN, &Ending::good(data_in + data_out));
                 into.answered(false);
             }
-            Step::Sequence(sequence) => self.begin_sequence(pool, token, sequence, (data, data_out), into),
+            Step::Sequence(command) => self.begin_sequence(pool, token, command, (data, data_out), into),
         }
     }
 
-    /// There is no such target.
+    /// Fails a command for a target that does not exist.
     #[cold]
     fn lost<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, head: u16, element: Element, into: &mut I) {
         self.refuse(pool, head, element, b::VIRTIO_SCSI_S_BAD_TARGET);
-        // A driver that scans asks for every target.
+        // A driver probes every target when it scans.
         into.answered(true);
     }
 
-    /// Answers a command that reaches no unit.
+    /// Completes a command that reaches no logical unit.
     #[cold]
     fn refuse(&mut self, pool: &mut BufferPool, head: u16, element: Element, response: u32) {
         pool.release(element.data);
@@ -252,7 +253,7 @@ impl RequestQueue {
         self.ring.device.put_used(head, ANSWER_BYTES as u32);
     }
 
-    /// A request to the disk has ended.
+    /// Completes a disk request of a command.
     #[inline]
     pub(crate) fn finish<I: Intake<ScsiToken, Buffer>>(
         &mut self,
@@ -280,42 +281,42 @@ impl RequestQueue {
         }
     }
 
-    /// Answers a command that was ended early: with what the first order said that meant it, if one did.
+    /// Completes an aborted command with the response code of the first task management function that matched it.
     #[cold]
     pub(crate) fn abort(&mut self, pool: &mut BufferPool, token: ScsiToken) {
         let by = self.orders.iter().enumerate().find_map(|(at, active)| match active {
-            Some(Active { order, .. }) if token.marks & 1 << at != 0 => match order.action {
+            Some(Active { order: tmf, .. }) if token.marks & 1 << at != 0 => match tmf.action {
                 Action::End(response) => Some(response.into()),
                 Action::Query => None,
             },
             _ => None,
         });
-        // Its disk was taken away otherwise.
+        // Otherwise its disk was detached.
         self.answer(pool, token, by.unwrap_or(b::VIRTIO_SCSI_S_BAD_TARGET), &Ending::good(0));
     }
 
-    /// Writes a command's answer; it is visible after the next publish.
+    /// Writes a command's response; it is visible after the next publish.
     pub(crate) fn answer(&mut self, pool: &mut BufferPool, token: ScsiToken, response: u32, ending: &Ending) {
         let transferred = clamp(ending.transferred);
         match &ending.sense {
             None => self.answer_plain(pool, token, transferred, [ending.status as u8, response as u8]),
             Some(sense) => {
-                let ScsiToken { answer, expected, head, unit, marks, .. } = token;
-                let written = answer.room;
+                let ScsiToken { answer: response_buffer, expected, head, unit, marks, .. } = token;
+                let written = response_buffer.room;
                 let residual = expected.saturating_sub(transferred);
-                self.answer_sense(pool, answer, unit, residual, response, (ending, sense));
+                self.answer_sense(pool, response_buffer, unit, residual, response, (ending, sense));
                 self.answered(head, written.saturating_add(if token.data_in { transferred } else { 0 }), marks);
             }
         }
     }
 
-    /// Writes an answer without sense data: `last` are status and response.
+    /// Writes a response without sense data; `last` are status and response.
     #[inline]
     fn answer_plain(&mut self, pool: &mut BufferPool, token: ScsiToken, transferred: u32, last: [u8; 2]) {
-        let ScsiToken { answer, expected, head, marks, data_in, .. } = token;
-        // What lies before the data counts as written too: the count is of the chain's bytes, in order.
-        let written = answer.room.saturating_add(if data_in { transferred } else { 0 });
-        answer.write(pool, self.ring.lease, &answer_head(0, expected.saturating_sub(transferred), last));
+        let ScsiToken { answer: response, expected, head, marks, data_in, .. } = token;
+        // Bytes before the data count as written too: the used length counts the chain's bytes in order.
+        let written = response.room.saturating_add(if data_in { transferred } else { 0 });
+        response.write(pool, self.ring.lease, &answer_head(0, expected.saturating_sub(transferred), last));
         self.answered(head, written, marks);
     }
 
@@ -331,7 +332,7 @@ impl RequestQueue {
     fn answer_sense(
         &self,
         pool: &mut BufferPool,
-        answer: Answer,
+        buffer: Answer,
         unit: DiskSlot,
         residual: u32,
         response: u32,
@@ -341,13 +342,13 @@ impl RequestQueue {
         let descriptor = unit.is_some_and(|Unit { nexus, .. }| nexus.unit().descriptor_sense());
         let mut bytes = [0; ANSWER_BYTES + Sense::MAX_LEN];
         let len = sense.encode(descriptor, &mut bytes[ANSWER_BYTES..]);
-        let len = len.min(answer.room as usize - ANSWER_BYTES);
+        let len = len.min(buffer.room as usize - ANSWER_BYTES);
         let last = [ending.status as u8, response as u8];
         bytes[..ANSWER_BYTES].copy_from_slice(&answer_head(len as u32, residual, last));
-        answer.write(pool, self.ring.lease, &bytes[..ANSWER_BYTES + len]);
+        buffer.write(pool, self.ring.lease, &bytes[..ANSWER_BYTES + len]);
     }
 
-    /// A command that orders meant is answered.
+    /// Accounts for the completion of a command that task management functions matched.
     #[cold]
     fn settle(&mut self, marks: u16) {
         for (at, active) in self.orders.iter_mut().enumerate() {
@@ -359,7 +360,7 @@ impl RequestQueue {
         }
     }
 
-    /// All answers so far are visible: orders that wait for none any more are reported.
+    /// All responses so far are visible: reports task management functions with no commands left.
     #[inline]
     pub(crate) fn published(&mut self) {
         self.sequences.published();
@@ -371,41 +372,41 @@ impl RequestQueue {
     #[cold]
     fn report(&mut self) {
         let full = self.active == ORDERS;
-        for place in &mut self.orders {
-            if let Some(done) = place.take_if(|active| active.left == 0) {
+        for slot in &mut self.orders {
+            if let Some(finished) = slot.take_if(|active| active.left == 0) {
                 self.active -= 1;
-                done.order.report();
+                finished.order.report();
             }
         }
         if full && self.active < ORDERS {
-            // Others may wait for a place.
+            // Others may wait for a free slot.
             self.waker.wake();
         }
     }
 
-    /// Somebody rang: orders, a section that became free, a kept state.
+    /// Handles a wakeup: task management, a range lock that was granted, a state that was saved.
     pub(crate) fn woken<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
         into: &mut I,
         running: bool,
     ) -> Result<(), &'static str> {
-        let orders = self.post.take(ORDERS - self.active);
-        if !orders.is_empty() {
+        let tmfs = self.post.take(ORDERS - self.active);
+        if !tmfs.is_empty() {
             if running {
                 self.take_all(pool, into).map_err(|broken| broken.0)?;
             }
-            for order in orders {
-                self.take_up(pool, order, into);
+            for tmf in tmfs {
+                self.take_up(pool, tmf, into);
             }
         }
         self.resume_held(pool, into);
         Ok(())
     }
 
-    /// Takes all that the ring holds: a command that was there before an order is meant by it.
+    /// Pulls all requests from the ring: a command that was there before a task management function is subject to it.
     fn take_all<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> Result<(), Broken> {
-        // A driver cannot have more outstanding than the ring's size, so this ends even if it goes on.
+        // A driver cannot have more outstanding than the ring's size, so this ends even if the driver adds more.
         let mut left = usize::from(self.ring.device.size());
         while left > 0 && self.try_pull(pool, into)? && into.room() > 0 {
             left = left.saturating_sub(mqblk_virtio::batch::BATCH);
@@ -413,42 +414,42 @@ impl RequestQueue {
         Ok(())
     }
 
-    /// Marks the commands that an order means, and ends them if it says so.
-    fn take_up<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, order: Arc<Order>, into: &mut I) {
+    /// Marks the commands that a task management function matches, and aborts them if requested.
+    fn take_up<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, tmf: Arc<Order>, into: &mut I) {
         let free =
-            self.orders.iter().position(Option::is_none).expect("no more orders are taken than there are places");
-        let means = |token: &ScsiToken| order.means(token.target, token.unit, token.id);
-        let mut left = 0;
-        if order.action == Action::Query {
+            self.orders.iter().position(Option::is_none).expect("no more functions are taken than there are slots");
+        let matches = |token: &ScsiToken| tmf.means(token.target, token.unit, token.id);
+        let mut remaining = 0;
+        if tmf.action == Action::Query {
             into.cancel(&mut |token| {
-                left += usize::from(means(token));
+                remaining += usize::from(matches(token));
                 false
             });
-            left += self.sequences.held_tokens().filter(|token| means(token)).count();
-            if left > 0 {
-                order.note_match();
+            remaining += self.sequences.held_tokens().filter(|token| matches(token)).count();
+            if remaining > 0 {
+                tmf.note_match();
             }
-            left = 0;
+            remaining = 0;
         } else {
             into.cancel(&mut |token| {
-                let meant = means(token);
-                if meant {
-                    left += 1;
+                let matched = matches(token);
+                if matched {
+                    remaining += 1;
                     token.marks |= 1 << free;
                 }
-                meant
+                matched
             });
         }
-        self.orders[free] = Some(Active { order: Arc::clone(&order), left });
+        self.orders[free] = Some(Active { order: Arc::clone(&tmf), left: remaining });
         self.active += 1;
-        if order.action != Action::Query {
-            self.abort_held(pool, free, |token| order.means(token.target, token.unit, token.id));
+        if tmf.action != Action::Query {
+            self.abort_held(pool, free, |token| tmf.means(token.target, token.unit, token.id));
         }
     }
 
-    /// Ends commands that wait for something other than a disk.
-    fn abort_held(&mut self, pool: &mut BufferPool, at: usize, means: impl Fn(&ScsiToken) -> bool) {
-        for mut token in self.sequences.take_held(pool, means) {
+    /// Aborts blocked commands.
+    fn abort_held(&mut self, pool: &mut BufferPool, at: usize, matches: impl Fn(&ScsiToken) -> bool) {
+        for mut token in self.sequences.take_held(pool, matches) {
             token.marks |= 1 << at;
             if let Some(active) = &mut self.orders[at] {
                 active.left += 1;

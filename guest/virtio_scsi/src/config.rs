@@ -1,17 +1,17 @@
-//! The configuration space and the feature bits that belong to it. Source: virtio 1.3 sections 5.6.3 and 5.6.4.
+//! The configuration space and the feature bits of the device. Source: virtio 1.3 sections 5.6.3 and 5.6.4.
 
 /// Feature bits of virtio-scsi. Source: virtio 1.3 section 5.6.3.
 pub mod features {
     use virtio_bindings::virtio_scsi as b;
-    /// The driver wants to hear of units that come and go.
+    /// Hotplug and hot remove of logical units.
     pub const HOTPLUG: u64 = 1 << b::VIRTIO_SCSI_F_HOTPLUG;
-    /// The driver wants to hear of changed parameters (capacity).
+    /// Changes of logical unit parameters (capacity).
     pub const CHANGE: u64 = 1 << b::VIRTIO_SCSI_F_CHANGE;
 }
 
-/// Bytes of the structure. Source: virtio 1.3 section 5.6.4, `struct virtio_scsi_config`.
+/// Length of the configuration structure. Source: virtio 1.3 section 5.6.4, `struct virtio_scsi_config`.
 pub const CONFIG_BYTES: usize = 36;
-/// Where the two fields lie that a driver may write.
+/// Offsets of the two fields that a driver may write.
 const SENSE_SIZE_AT: usize = 20;
 const CDB_SIZE_AT: usize = 24;
 
@@ -20,22 +20,22 @@ pub const MAX_TARGET: u16 = 255;
 /// Highest LUN: flat space addressing has 14 bits.
 pub const MAX_LUN: u32 = 16383;
 
-/// Bytes of the fixed part of a command, before its CDB: lun, id, task attribute, priority, crn.
+/// Length of the fixed part of a request, before its CDB: lun, id, task attribute, priority, crn.
 pub const COMMAND_BYTES: usize = 19;
-/// Bytes of the fixed part of an answer, before its sense data.
+/// Length of the fixed part of a response, before its sense data.
 pub const ANSWER_BYTES: usize = 12;
 
-/// The sizes that a driver may choose.
+/// Sizes that a driver may choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Bytes of sense data in an answer.
+    /// Length of the sense data in a response.
     pub sense: u32,
-    /// Bytes of a CDB in a command.
+    /// Length of the CDB in a request.
     pub cdb: u32,
 }
 
 impl Sizes {
-    /// What a driver finds after a reset.
+    /// Sizes after a reset.
     pub const DEFAULT: Sizes = Sizes { sense: 96, cdb: 32 };
     /// The longest CDB that SPC-4 section 4.2.3 allows.
     pub const MAX_CDB: u32 = 260;
@@ -43,23 +43,23 @@ impl Sizes {
     pub const MAX_SENSE: u32 = 252;
 }
 
-/// What the configuration space is made of.
+/// Content of the configuration space.
 #[derive(Clone, Copy, Debug)]
 pub struct ConfigSpace {
     /// Request queues.
     pub queues: u16,
-    /// Most data segments of one command.
+    /// Maximum number of data segments of one command.
     pub seg_max: u32,
-    /// A hint: longest transfer, in sectors of 512 bytes.
+    /// Hint: maximum transfer length, in sectors of 512 bytes.
     pub max_sectors: u32,
-    /// A hint: most commands to one unit at a time.
+    /// Hint: maximum number of commands queued to one logical unit.
     pub cmd_per_lun: u32,
-    /// As they are now.
+    /// Current sizes.
     pub sizes: Sizes,
 }
 
 impl ConfigSpace {
-    /// The bytes, little-endian. Source: virtio 1.3 section 5.6.4.
+    /// Encodes the configuration space, little-endian. Source: virtio 1.3 section 5.6.4.
     pub fn bytes(&self) -> [u8; CONFIG_BYTES] {
         let mut all = [0; CONFIG_BYTES];
         let mut put = |at: usize, value: &[u8]| all[at..at + value.len()].copy_from_slice(value);
@@ -76,21 +76,21 @@ impl ConfigSpace {
         all
     }
 
-    /// The sizes after a driver's write of `bytes` at `offset`.
+    /// Returns the sizes after a driver's write of `bytes` at `offset`.
     ///
     /// # Errors
-    /// When it changes another byte, or a size to one that cannot be.
+    /// If it changes another byte, or the new size is invalid.
     pub fn written(&self, offset: u32, bytes: &[u8]) -> Result<Sizes, String> {
         let mut all = self.bytes();
         let before = all;
         let at = offset as usize;
-        let place = at.checked_add(bytes.len()).and_then(|end| all.get_mut(at..end));
-        let Some(place) = place else {
+        let target = at.checked_add(bytes.len()).and_then(|end| all.get_mut(at..end));
+        let Some(target) = target else {
             return Err(format!(
                 "configuration bytes {at} and on: found a write beyond the {CONFIG_BYTES} that there are"
             ));
         };
-        place.copy_from_slice(bytes);
+        target.copy_from_slice(bytes);
         let changed = all.iter().zip(&before).position(|(new, old)| new != old).filter(|at| !(20..28).contains(at));
         if let Some(byte) = changed {
             return Err(format!("configuration byte {byte}: found a write, expected one to bytes 20 to 27 only"));
@@ -99,10 +99,10 @@ impl ConfigSpace {
         self.with_sizes(Sizes { sense: word(SENSE_SIZE_AT), cdb: word(CDB_SIZE_AT) })
     }
 
-    /// The sizes, if a driver may have chosen them.
+    /// Validates sizes that a driver chose.
     ///
     /// # Errors
-    /// When one cannot be.
+    /// If a size is out of range.
     pub fn with_sizes(&self, sizes: Sizes) -> Result<Sizes, String> {
         if sizes.sense > Sizes::MAX_SENSE {
             return Err(format!("sense_size: found {}, expected at most {}", sizes.sense, Sizes::MAX_SENSE));
@@ -133,7 +133,7 @@ mod tests {
     fn a_driver_writes_sizes_and_nothing_else() {
         assert_eq!(SPACE.written(20, &64_u32.to_le_bytes()), Ok(Sizes { sense: 64, cdb: 32 }));
         assert_eq!(SPACE.written(24, &16_u32.to_le_bytes()), Ok(Sizes { sense: 96, cdb: 16 }));
-        // Bytes that stay as they are may be written.
+        // Bytes that do not change may be written.
         assert_eq!(SPACE.written(0, &SPACE.bytes()), Ok(Sizes::DEFAULT));
         for (offset, bytes, want) in [
             (0, [5, 0, 0, 0], "configuration byte 0: found a write, expected one to bytes 20 to 27 only"),

@@ -1,5 +1,5 @@
-//! The control queue: task management that ends commands and answers when they are answered. Source: virtio 1.3 section 5.6.6.2,
-//! "Device Operation: controlq"; SAM-5 chapter 7.
+//! The control queue: task management functions, which complete when the commands they abort have completed. Source:
+//! virtio 1.3 section 5.6.6.2, "Device Operation: controlq"; SAM-5 chapter 7.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ use crate::orders::{Action, Order, Scope};
 use crate::queue::{Ring, ScsiToken};
 use crate::units::Address;
 
-/// Bytes of the longest request: `struct virtio_scsi_ctrl_tmf`.
+/// Length of the longest request: `struct virtio_scsi_ctrl_tmf`.
 const TMF_BYTES: usize = 24;
-/// Bytes of `struct virtio_scsi_ctrl_an`.
+/// Length of `struct virtio_scsi_ctrl_an`.
 const AN_BYTES: usize = 16;
-/// Bytes of the longest answer: event_actual and response.
+/// Length of the longest response: event_actual and response.
 const AN_ANSWER_BYTES: u32 = 5;
 
 /// A task management function in progress.
@@ -30,7 +30,7 @@ struct Running {
     head: u16,
     answer: Answer,
     order: Arc<Order>,
-    /// Commands of other nexuses that it ends too.
+    /// Aborts of the commands of other nexuses.
     others: Vec<Arc<Ticket>>,
     after: After,
 }
@@ -41,16 +41,16 @@ impl Running {
     }
 }
 
-/// What else a function does when its commands are ended.
+/// What a function does after its commands have been aborted.
 enum After {
     Nothing,
-    /// CLEAR TASK SET: it ends the commands of other initiators, who are told.
+    /// CLEAR TASK SET: raises COMMANDS CLEARED BY ANOTHER INITIATOR for other initiators.
     TellOthers(Arc<Nexus>),
     ResetUnit(Arc<Nexus>),
     ResetNexuses(Vec<Arc<Nexus>>),
 }
 
-/// What is to be done for a request.
+/// How a request is handled.
 enum Asked {
     Answer(u8),
     Order(Scope, Action, After),
@@ -85,7 +85,7 @@ impl ControlQueue {
                         Err(broken) => return Pulled::Broken(broken.0),
                     }
                 }
-                // Without a request queue there is nothing to wait for.
+                // Without request queues the functions are complete.
                 self.answer_done(pool);
                 if more { Pulled::MoreWaiting } else { Pulled::Dry }
             }
@@ -93,30 +93,30 @@ impl ControlQueue {
         }
     }
 
-    /// Begins one request. Whether it was well formed.
+    /// Begins one request. Returns true if it was well formed.
     fn take_one(&mut self, pool: &mut BufferPool, start: &ChainStart) -> Result<bool, Broken> {
         let mut header = [0; TMF_BYTES];
-        // All that is writable is for the answer: there is no data.
+        // All writable bytes are the response buffer: there is no data.
         let mut element = Element::new(pool.take(self.ring.lease));
         let (ring, lease) = (&self.ring.device, self.ring.lease);
         if let Err(broken) = element.read(ring, pool, lease, start, &mut header, u32::MAX) {
             element.release(pool);
             return Err(broken);
         }
-        let Element { header_len, data, answer, fault, .. } = element;
+        let Element { header_len, data, answer: response, fault, .. } = element;
         pool.release(data);
         let kind = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
-        let room = answer.room;
+        let capacity = response.room;
         match kind {
-            _ if fault || room == 0 => {
-                answer.release(pool);
+            _ if fault || capacity == 0 => {
+                response.release(pool);
                 self.ring.device.put_used(start.head, 0);
                 Ok(false)
             }
             b::VIRTIO_SCSI_T_TMF if header_len == TMF_BYTES => {
                 match self.judge(&header) {
-                    Asked::Answer(response) => {
-                        answer.write(pool, lease, &[response]);
+                    Asked::Answer(code) => {
+                        response.write(pool, lease, &[code]);
                         self.ring.device.put_used(start.head, 1);
                     }
                     Asked::Order(scope, action, after) => {
@@ -126,32 +126,32 @@ impl ControlQueue {
                             }
                             After::Nothing | After::ResetNexuses(_) => Vec::new(),
                         };
-                        let order = self.device.posts.give(scope, action, Arc::clone(&self.waker));
-                        self.running.push(Running { head: start.head, answer, order, others, after });
+                        let tmf = self.device.posts.give(scope, action, Arc::clone(&self.waker));
+                        self.running.push(Running { head: start.head, answer: response, order: tmf, others, after });
                     }
                 }
                 Ok(true)
             }
-            // No asynchronous events are supported, so none was asked for in vain.
+            // No asynchronous events are supported, so event_actual is 0.
             b::VIRTIO_SCSI_T_AN_QUERY | b::VIRTIO_SCSI_T_AN_SUBSCRIBE
-                if header_len >= AN_BYTES && room >= AN_ANSWER_BYTES =>
+                if header_len >= AN_BYTES && capacity >= AN_ANSWER_BYTES =>
             {
                 let mut bytes = [0; AN_ANSWER_BYTES as usize];
                 let [_, _, _, _, lun @ .., _, _, _, _, _, _, _, _, _, _, _, _] = header;
                 bytes[4] = self.find(lun).map_or_else(|response| response, |_| b::VIRTIO_SCSI_S_OK as u8);
-                answer.write(pool, lease, &bytes);
+                response.write(pool, lease, &bytes);
                 self.ring.device.put_used(start.head, AN_ANSWER_BYTES);
                 Ok(true)
             }
             _ => {
-                answer.write(pool, lease, &[b::VIRTIO_SCSI_S_FUNCTION_REJECTED as u8]);
+                response.write(pool, lease, &[b::VIRTIO_SCSI_S_FUNCTION_REJECTED as u8]);
                 self.ring.device.put_used(start.head, 1);
                 Ok(false)
             }
         }
     }
 
-    /// The unit that a `lun` field names; or the response that says why there is none.
+    /// Returns the logical unit that a `lun` field addresses, or the response code if there is none.
     fn find(&self, lun: [u8; 8]) -> Result<(DiskSlot, Arc<Nexus>), u8> {
         let units = self.device.units();
         let (target, lun) = match Address::of_field(lun) {
@@ -184,12 +184,12 @@ impl ControlQueue {
             b::VIRTIO_SCSI_T_TMF_ABORT_TASK_SET => Asked::Order(Scope::Unit(unit), aborted, After::Nothing),
             b::VIRTIO_SCSI_T_TMF_CLEAR_TASK_SET => Asked::Order(Scope::Unit(unit), aborted, After::TellOthers(nexus)),
             b::VIRTIO_SCSI_T_TMF_LOGICAL_UNIT_RESET => Asked::Order(Scope::Unit(unit), reset, After::ResetUnit(nexus)),
-            // There is never an auto contingent allegiance to clear: NACA is refused.
+            // CLEAR ACA: there is never an auto contingent allegiance, as NACA is rejected.
             _ => Asked::Answer(b::VIRTIO_SCSI_S_FUNCTION_REJECTED as u8),
         }
     }
 
-    /// The nexus is the initiator's with a target, whatever LUN was named.
+    /// I_T NEXUS RESET: the nexus is the initiator's with a target, whatever the LUN.
     fn judge_nexus_reset(&self, lun: [u8; 8], action: Action) -> Asked {
         let (Address::Place(crate::Place { target, .. }) | Address::NoLun(target)) = Address::of_field(lun) else {
             return Asked::Answer(b::VIRTIO_SCSI_S_BAD_TARGET as u8);
@@ -203,21 +203,23 @@ impl ControlQueue {
         Asked::Order(Scope::Target(target), action, After::ResetNexuses(nexuses))
     }
 
-    /// Answers the functions whose commands have all been answered.
+    /// Completes the functions whose commands have all completed.
     pub(crate) fn answer_done(&mut self, pool: &mut BufferPool) {
-        for Running { head, answer, order, after, .. } in self.running.extract_if(.., |running| running.is_done()) {
+        for Running { head, answer: response, order: tmf, after, .. } in
+            self.running.extract_if(.., |running| running.is_done())
+        {
             match after {
                 After::Nothing => {}
                 After::TellOthers(nexus) => nexus.unit().cleared_by(&nexus),
                 After::ResetUnit(nexus) => nexus.unit().reset(),
                 After::ResetNexuses(nexuses) => nexuses.iter().for_each(|nexus| nexus.lost()),
             }
-            let response = match order.action {
-                Action::Query if order.has_matched() => b::VIRTIO_SCSI_S_FUNCTION_SUCCEEDED,
+            let code = match tmf.action {
+                Action::Query if tmf.has_matched() => b::VIRTIO_SCSI_S_FUNCTION_SUCCEEDED,
                 // FUNCTION_COMPLETE.
                 _ => b::VIRTIO_SCSI_S_OK,
             };
-            answer.write(pool, self.ring.lease, &[response as u8]);
+            response.write(pool, self.ring.lease, &[code as u8]);
             self.ring.device.put_used(head, 1);
         }
     }

@@ -1,4 +1,4 @@
-//! The controller as a transport sees it, and as a control thread changes it.
+//! The controller as a transport sees it, and its control operations.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -21,36 +21,36 @@ use crate::resuming::Resuming;
 use crate::state;
 use crate::units::{Place, PlaceTaken, Unit, Units};
 
-/// The queues before the request queues: control and event.
+/// Number of queues before the request queues: control and event.
 pub const FIXED_QUEUES: u16 = 2;
 
-/// What a user chose for a controller.
+/// User settings of a controller.
 #[derive(Clone, Copy, Debug)]
 pub struct ScsiOptions {
-    /// Request queues.
+    /// Number of request queues.
     pub queues: u16,
-    /// Largest ring.
+    /// Maximum ring size.
     pub queue_size: u16,
-    /// What a driver is told to keep outstanding at one unit.
+    /// Reported maximum number of commands queued to one logical unit.
     pub cmd_per_lun: u32,
-    /// The longest transfer that a driver is told of.
+    /// Reported maximum transfer length.
     pub max_transfer: ByteLen,
 }
 
-/// A controller. Units come and go while it is served.
+/// A virtio-scsi controller. Logical units can be added and removed while it is served.
 pub struct VirtioScsi {
     options: ScsiOptions,
     negotiated: AtomicU64,
     sense_size: AtomicU32,
     cdb_size: AtomicU32,
-    /// Since the last reset no queue has started that its driver had used before, nor has one stopped.
+    /// Since the last reset no queue has stopped, and none has started that its driver had used before.
     fresh: AtomicBool,
-    /// Some queue has started since the process did.
+    /// A queue has started since the process did.
     began: AtomicBool,
-    /// None had at the last reset.
+    /// No queue had started at the last reset.
     first: AtomicBool,
     units: Mutex<Arc<Units>>,
-    /// That of `units`, for a look without its lock.
+    /// Generation of `lun_map`, read without its lock.
     generation: AtomicU64,
     pub(crate) posts: Posts,
     resuming: Resuming,
@@ -58,7 +58,7 @@ pub struct VirtioScsi {
 }
 
 impl VirtioScsi {
-    /// A controller without units.
+    /// Returns a controller without logical units.
     pub fn new(options: ScsiOptions) -> VirtioScsi {
         VirtioScsi {
             options,
@@ -79,7 +79,7 @@ impl VirtioScsi {
     pub(crate) fn config(&self) -> ConfigSpace {
         ConfigSpace {
             queues: self.options.queues,
-            // Two descriptors are taken by command and answer.
+            // Request and response take two descriptors.
             seg_max: u32::from(self.options.queue_size.clamp(3, 128) - 2),
             max_sectors: u32::try_from(self.options.max_transfer.0 / SECTOR_BYTES).unwrap_or(u32::MAX),
             cmd_per_lun: self.options.cmd_per_lun,
@@ -96,12 +96,12 @@ impl VirtioScsi {
         self.cdb_size.store(sizes.cdb, Ordering::Relaxed);
     }
 
-    /// Whether a command has to wait before it compares: see [`Resuming`].
+    /// Returns true if commands that compare must wait: see [`ReplayGate`].
     pub(crate) fn is_resuming(&self) -> bool {
         self.resuming.is_on()
     }
 
-    /// A command that had compared before a crash is in its section, or in line for it.
+    /// Records that a command that had compared before a crash has requested its range lock.
     pub(crate) fn compared_is_back(&self) {
         if self.resuming.one_less() {
             self.posts.wake();
@@ -112,59 +112,59 @@ impl VirtioScsi {
         self.units.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The units of now.
+    /// Returns the current LUN map.
     pub(crate) fn units(&self) -> Arc<Units> {
         Arc::clone(&self.lock())
     }
 
-    /// Whether a copy of the units is the one of now.
+    /// Returns true if a copy of the LUN map is current.
     #[inline]
     pub(crate) fn is_current(&self, units: &Units) -> bool {
         self.generation.load(Ordering::Acquire) == units.generation
     }
 
-    /// Changes the units.
+    /// Changes the LUN map.
     fn change<R>(&self, change: impl FnOnce(&mut Units) -> R) -> R {
-        let mut held = self.lock();
-        let mut units = Units::clone(&held);
+        let mut guard = self.lock();
+        let mut units = Units::clone(&guard);
         let result = change(&mut units);
         self.generation.store(units.generation, Ordering::Release);
-        *held = Arc::new(units);
+        *guard = Arc::new(units);
         result
     }
 
-    /// Puts a unit at a place and tells the driver. Its disk is open in `slot` of the controller's request queues.
+    /// Adds a logical unit and notifies the driver. Its disk is open in `slot` of the controller's request queues.
     ///
     /// # Errors
-    /// When a unit is there.
-    pub fn map(self: &Arc<Self>, place: Place, slot: DiskSlot, nexus: Arc<Nexus>) -> Result<(), PlaceTaken> {
+    /// If the address has a logical unit.
+    pub fn map(self: &Arc<Self>, address: Place, slot: DiskSlot, nexus: Arc<Nexus>) -> Result<(), PlaceTaken> {
         let tasks = Arc::new(UnitTasks { controller: Arc::downgrade(self), slot });
-        self.change(|units| units.insert(Unit { place, slot, nexus: Arc::clone(&nexus) }))?;
+        self.change(|units| units.insert(Unit { place: address, slot, nexus: Arc::clone(&nexus) }))?;
         nexus.set_tasks(Some(tasks));
-        self.luns_changed(place);
-        self.tell(Event::Appeared(place));
+        self.luns_changed(address);
+        self.tell(Event::Appeared(address));
         Ok(())
     }
 
-    /// Takes the unit at a place away and tells the driver. When this returns, none of its commands is in flight. Gives the slot
-    /// of its disk; `None` when no unit is there.
-    pub fn unmap(&self, place: Place) -> Option<DiskSlot> {
-        let unit = self.change(|units| units.remove(place))?;
+    /// Removes a logical unit and notifies the driver. When this returns, none of its commands is in flight. Returns
+    /// the slot of its disk, or `None` if the address has no logical unit.
+    pub fn unmap(&self, address: Place) -> Option<DiskSlot> {
+        let unit = self.change(|units| units.remove(address))?;
         unit.nexus.set_tasks(None);
         self.posts.give_and_wait(Scope::Unit(unit.slot), Action::End(b::VIRTIO_SCSI_S_BAD_TARGET as u8));
-        self.luns_changed(place);
-        self.tell(Event::Removed(place));
+        self.luns_changed(address);
+        self.tell(Event::Removed(address));
         Some(unit.slot)
     }
 
-    /// Tells the driver that the unit at a place has another size.
-    pub fn resized(&self, place: Place) {
-        self.tell(Event::Resized(place));
+    /// Notifies the driver that the size of a logical unit changed.
+    pub fn resized(&self, address: Place) {
+        self.tell(Event::Resized(address));
     }
 
-    /// The other units of a target say that its LUNs are others now.
-    fn luns_changed(&self, place: Place) {
-        for unit in self.units().iter().filter(|unit| unit.place.target == place.target && unit.place != place) {
+    /// Raises REPORTED LUNS DATA HAS CHANGED on the other logical units of the target.
+    fn luns_changed(&self, address: Place) {
+        for unit in self.units().iter().filter(|unit| unit.place.target == address.target && unit.place != address) {
             unit.nexus.attention(Attention::ReportedLunsChanged);
         }
     }
@@ -173,21 +173,22 @@ impl VirtioScsi {
         &self.events
     }
 
-    /// The driver goes on with units as they are, whose attentions are news to it: queues of before that start are no sign of the contrary.
+    /// Records that the driver continues with unchanged logical units and that their unit attentions are news to it:
+    /// a queue that it used before and that starts later does not clear them.
     pub(crate) fn go_on(&self) {
         self.fresh.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn tell(&self, event: Event) {
         let negotiated = self.negotiated.load(Ordering::Relaxed);
-        // A driver that goes on listens before its features are said again.
+        // A driver that continues uses the event queue before its features are set again.
         if negotiated & event.feature() != 0 || (negotiated == 0 && self.events.is_listened_to()) {
             self.events.post(event);
         }
     }
 }
 
-/// A nexus's commands, for another nexus that preempts it.
+/// Aborts a nexus's commands for another nexus that preempts it.
 #[derive(Debug)]
 struct UnitTasks {
     controller: Weak<VirtioScsi>,
@@ -202,14 +203,14 @@ impl TaskSet for UnitTasks {
                 let action = Action::End(b::VIRTIO_SCSI_S_ABORTED as u8);
                 controller.posts.give(Scope::Unit(self.slot), action, Arc::new(Resolve(Arc::clone(&ticket))));
             }
-            // Nor are there commands.
+            // Without a controller there are no commands.
             None => ticket.resolve(Ok(())),
         }
         ticket
     }
 }
 
-/// Resolves a ticket.
+/// Waker that resolves a ticket.
 struct Resolve(Arc<Ticket>);
 
 impl Wake for Resolve {
@@ -224,8 +225,8 @@ impl std::fmt::Debug for VirtioScsi {
     }
 }
 
-impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
-    type Queue = ScsiQueue<L>;
+impl<C: GuestLane> VirtioDevice<C> for VirtioScsi {
+    type Queue = ScsiQueue<C>;
 
     fn features(&self) -> u64 {
         features::HOTPLUG | features::CHANGE | RING_FEATURES
@@ -314,10 +315,10 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioScsi {
         self.options.queue_size
     }
 
-    fn queue(self: &Arc<Self>, index: u16, parts: QueueParts) -> ScsiQueue<L> {
+    fn queue(self: &Arc<Self>, index: u16, parts: QueueParts) -> ScsiQueue<C> {
         let QueueParts { ring, lease, call, features, waker } = parts;
         if ring.is_resumed() && self.fresh.swap(false, Ordering::Relaxed) {
-            // The guest did not boot anew: whoever served it before has left or died.
+            // The guest has not rebooted: the process that served it before has ended.
             let elsewhere = self.first.load(Ordering::Relaxed);
             self.units().iter().for_each(|unit| unit.nexus.resumed(elsewhere));
         }

@@ -1,5 +1,5 @@
-//! From a chain of descriptors to a command. Source: virtio 1.3 section 5.6.6.1, `struct virtio_scsi_req_cmd`; its parts may share
-//! descriptors or be spread over many (section 2.7.4).
+//! Parser from a descriptor chain to a command. Source: virtio 1.3 section 5.6.6.1, `struct virtio_scsi_req_cmd`; its
+//! parts may share descriptors or be spread over many (section 2.7.4).
 
 use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseId};
 use mqblk_ring::split::{Broken, DeviceRing};
@@ -7,80 +7,81 @@ use mqblk_virtio::chain::{ChainError, ChainStart, Piece, walk};
 
 use crate::config::{COMMAND_BYTES, Sizes};
 
-/// Most pieces of one command's data: what one vectored transfer of the host takes (UIO_MAXIOV).
+/// Maximum number of data segments of one command: that of one vectored transfer of the host (UIO_MAXIOV).
 const MAX_PIECES: u16 = 1024;
 
-/// Bytes of a command whose CDB has the size that a driver finds after a reset.
+/// Length of the request header with the CDB size that a driver finds after a reset.
 const PLAIN_HEADER: usize = COMMAND_BYTES + Sizes::DEFAULT.cdb as usize;
 
-/// Where the answer goes: the first writable bytes of the chain.
+/// Response buffer: the first writable bytes of the chain.
 #[derive(Debug)]
 pub struct Answer {
-    /// How many bytes it may have.
+    /// Capacity in bytes.
     pub room: u32,
-    /// All in one piece, as drivers lay it out.
+    /// Its address if it is contiguous, as drivers usually lay it out.
     address: GuestAddress,
-    /// In several.
-    pieces: Option<Buffer>,
+    /// Its segments if it has several.
+    segments: Option<Buffer>,
 }
 
 impl Answer {
-    /// Writes it, cut to its room, and ends it. What is not mapped any more is the driver's loss.
+    /// Writes the response, cut to its capacity, and releases the buffer. Bytes that are not mapped any more are
+    /// dropped.
     #[inline]
     pub fn write(self, pool: &mut BufferPool, lease: LeaseId, bytes: &[u8]) {
         let bytes = &bytes[..bytes.len().min(self.room as usize)];
-        match self.pieces {
+        match self.segments {
             None => _ = pool.write_bytes(lease, self.address, bytes),
-            Some(pieces) => {
-                let _ = pool.copy_in(&pieces, 0, bytes);
-                pool.release(pieces);
+            Some(segments) => {
+                let _ = pool.copy_in(&segments, 0, bytes);
+                pool.release(segments);
             }
         }
     }
 
-    /// Ends it unwritten.
+    /// Releases the buffer without writing.
     pub fn release(self, pool: &mut BufferPool) {
-        if let Some(pieces) = self.pieces {
-            pool.release(pieces);
+        if let Some(segments) = self.segments {
+            pool.release(segments);
         }
     }
 }
 
-/// A chain, read but not yet judged.
+/// A request chain, parsed but not validated.
 #[derive(Debug)]
 pub struct Element {
-    /// Bytes of the header that were found.
+    /// Number of header bytes found.
     pub header_len: usize,
-    /// Data pieces, of the direction that came first.
+    /// Data segments, of the direction that came first.
     pub data: Buffer,
-    /// Bytes of data for the device to read.
+    /// Length of the device-readable data.
     pub data_out: u64,
-    /// Bytes of data for the device to write.
+    /// Length of the device-writable data.
     pub data_in: u64,
-    /// Where the answer goes.
+    /// Response buffer.
     pub answer: Answer,
-    /// An address is not mapped, there are too many pieces, or data both ways (INOUT is not offered).
+    /// An address is not mapped, there are too many segments, or data in both directions (INOUT is not offered).
     pub fault: bool,
 }
 
 impl Element {
-    /// Nothing read yet.
+    /// Returns an empty request with this data buffer.
     #[inline]
     pub fn new(data: Buffer) -> Element {
-        let answer = Answer { room: 0, address: GuestAddress(0), pieces: None };
-        Element { header_len: 0, data, data_out: 0, data_in: 0, answer, fault: false }
+        let response = Answer { room: 0, address: GuestAddress(0), segments: None };
+        Element { header_len: 0, data, data_out: 0, data_in: 0, answer: response, fault: false }
     }
 
-    /// Gives back all that it holds.
+    /// Releases its buffers.
     pub fn release(self, pool: &mut BufferPool) {
         pool.release(self.data);
         self.answer.release(pool);
     }
 
-    /// Walks the chain once and sorts its bytes: `header` is filled first, the first `answer` writable bytes are for the answer.
+    /// Walks the chain once: fills `header` first; the first `response_len` writable bytes are the response buffer.
     ///
     /// # Errors
-    /// When the ring is broken; the element is to be released.
+    /// If the ring is broken; the request is to be released.
     #[inline]
     pub fn read(
         &mut self,
@@ -89,13 +90,13 @@ impl Element {
         lease: LeaseId,
         start: &ChainStart,
         header: &mut [u8],
-        answer: u32,
+        response_len: u32,
     ) -> Result<(), Broken> {
-        let walked = walk(ring, pool, lease, start, |pool, piece| {
-            if piece.writable {
-                self.take_writable(pool, lease, piece, answer);
+        let walked = walk(ring, pool, lease, start, |pool, segment| {
+            if segment.writable {
+                self.take_writable(pool, lease, segment, response_len);
             } else {
-                self.take_readable(pool, lease, piece, header);
+                self.take_readable(pool, lease, segment, header);
             }
             Ok(())
         });
@@ -110,62 +111,62 @@ impl Element {
     }
 
     #[inline]
-    fn take_readable(&mut self, pool: &mut BufferPool, lease: LeaseId, piece: Piece, header: &mut [u8]) {
+    fn take_readable(&mut self, pool: &mut BufferPool, lease: LeaseId, segment: Piece, header: &mut [u8]) {
         let missing = &mut header[self.header_len..];
-        let used = missing.len().min(piece.len as usize);
+        let used = missing.len().min(segment.len as usize);
         if used == PLAIN_HEADER && missing.len() == PLAIN_HEADER {
-            // As Linux lays it out: a copy of known length.
+            // The layout of Linux: a copy of known length.
             self.header_len = used;
-            match pool.read::<[u8; PLAIN_HEADER]>(lease, piece.address) {
+            match pool.read::<[u8; PLAIN_HEADER]>(lease, segment.address) {
                 Some(header) => missing.copy_from_slice(&header),
                 None => self.fault = true,
             }
         } else if used > 0 {
             self.header_len += used;
-            self.fault |= !pool.read_bytes(lease, piece.address, &mut missing[..used]);
+            self.fault |= !pool.read_bytes(lease, segment.address, &mut missing[..used]);
         }
-        let rest = piece.len - used as u32;
+        let rest = segment.len - used as u32;
         if rest > 0 {
             self.data_out += u64::from(rest);
-            self.push(pool, piece.address, used as u64, rest);
+            self.push(pool, segment.address, used as u64, rest);
         }
     }
 
     #[inline]
-    fn take_writable(&mut self, pool: &mut BufferPool, lease: LeaseId, piece: Piece, answer: u32) {
-        let used = (answer - self.answer.room).min(piece.len);
+    fn take_writable(&mut self, pool: &mut BufferPool, lease: LeaseId, segment: Piece, response_len: u32) {
+        let used = (response_len - self.answer.room).min(segment.len);
         if used > 0 {
             if self.answer.room == 0 {
-                self.answer.address = piece.address;
+                self.answer.address = segment.address;
             } else {
-                self.spread_answer(pool, lease, piece.address, used);
+                self.spread_answer(pool, lease, segment.address, used);
             }
             self.answer.room += used;
         }
-        let rest = piece.len - used;
+        let rest = segment.len - used;
         if rest > 0 {
             self.data_in += u64::from(rest);
-            // The answer can still be given, so data both ways is the command's fault, not the chain's.
+            // A response is still possible, so data in both directions is an error of the command, not of the chain.
             if self.data_out > 0 {
                 self.fault = true;
             } else {
                 pool.set_writable(&self.data);
-                self.push(pool, piece.address, used.into(), rest);
+                self.push(pool, segment.address, used.into(), rest);
             }
         }
     }
 
-    /// A further piece of the answer.
+    /// Adds a further segment of the response buffer.
     #[cold]
     fn spread_answer(&mut self, pool: &mut BufferPool, lease: LeaseId, address: GuestAddress, len: u32) {
-        if self.answer.pieces.is_none() {
-            let pieces = pool.take(lease);
-            pool.set_writable(&pieces);
-            self.fault |= pool.push(&pieces, self.answer.address, self.answer.room, MAX_PIECES).is_err();
-            self.answer.pieces = Some(pieces);
+        if self.answer.segments.is_none() {
+            let segments = pool.take(lease);
+            pool.set_writable(&segments);
+            self.fault |= pool.push(&segments, self.answer.address, self.answer.room, MAX_PIECES).is_err();
+            self.answer.segments = Some(segments);
         }
-        if let Some(pieces) = &self.answer.pieces {
-            self.fault |= pool.push(pieces, address, len, MAX_PIECES).is_err();
+        if let Some(segments) = &self.answer.segments {
+            self.fault |= pool.push(segments, address, len, MAX_PIECES).is_err();
         }
     }
 

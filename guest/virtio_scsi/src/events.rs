@@ -1,5 +1,4 @@
-//! The event queue: what a driver is told without having asked. Source: virtio 1.3 section 5.6.6.3, "Device Operation: Event
-//! Queue".
+//! The event queue: notifications to the driver. Source: virtio 1.3 section 5.6.6.3, "Device Operation: Event Queue".
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,25 +12,26 @@ use virtio_bindings::virtio_scsi as b;
 use crate::queue::Ring;
 use crate::units::Place;
 
-/// Bytes of an event.
+/// Length of an event.
 pub const EVENT_BYTES: usize = 16;
-/// Events that wait for a buffer of the driver. Past it they are lost, and the next one says so.
+/// Maximum number of events that wait for a buffer of the driver. Further ones are lost, and the next one reports
+/// that.
 pub(crate) const WAITING: usize = 64;
 
-/// What happened. Its name as text is kept from one version to the next.
+/// An event. Its text form is part of saved states, so it must not change between versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Event {
-    /// There is a new unit.
+    /// A logical unit was added.
     Appeared(Place),
-    /// A unit is gone.
+    /// A logical unit was removed.
     Removed(Place),
-    /// A unit has another size.
+    /// The size of a logical unit changed.
     Resized(Place),
 }
 
 impl Event {
-    /// The feature bit without which a driver is not told.
+    /// Returns the feature bit that a driver must have negotiated to get the event.
     pub fn feature(self) -> u64 {
         match self {
             Event::Appeared(_) | Event::Removed(_) => crate::features::HOTPLUG,
@@ -39,23 +39,23 @@ impl Event {
         }
     }
 
-    /// `struct virtio_scsi_event`.
+    /// Encodes `struct virtio_scsi_event`.
     fn bytes(self, missed: bool) -> [u8; EVENT_BYTES] {
-        let (event, place, reason) = match self {
-            Event::Appeared(place) => (b::VIRTIO_SCSI_T_TRANSPORT_RESET, place, b::VIRTIO_SCSI_EVT_RESET_RESCAN),
-            Event::Removed(place) => (b::VIRTIO_SCSI_T_TRANSPORT_RESET, place, b::VIRTIO_SCSI_EVT_RESET_REMOVED),
-            // CAPACITY DATA HAS CHANGED: code 2A, qualifier 09.
-            Event::Resized(place) => (b::VIRTIO_SCSI_T_PARAM_CHANGE, place, 0x092a),
+        let (event, address, reason) = match self {
+            Event::Appeared(address) => (b::VIRTIO_SCSI_T_TRANSPORT_RESET, address, b::VIRTIO_SCSI_EVT_RESET_RESCAN),
+            Event::Removed(address) => (b::VIRTIO_SCSI_T_TRANSPORT_RESET, address, b::VIRTIO_SCSI_EVT_RESET_REMOVED),
+            // CAPACITY DATA HAS CHANGED: ASC 2Ah, ASCQ 09h.
+            Event::Resized(address) => (b::VIRTIO_SCSI_T_PARAM_CHANGE, address, 0x092a),
         };
-        encode(event | if missed { b::VIRTIO_SCSI_T_EVENTS_MISSED } else { 0 }, field(place), reason)
+        encode(event | if missed { b::VIRTIO_SCSI_T_EVENTS_MISSED } else { 0 }, field(address), reason)
     }
 }
 
-/// The `lun` field of an event. Linux compares its LUN with those of REPORT LUNS as they stand there, address method and all, so
-/// that a LUN below 256 must be in peripheral device addressing here as it is there.
-fn field(place: Place) -> [u8; 8] {
-    let mut field = place.to_field();
-    if place.lun < 256 {
+/// Returns the `lun` field of an event. Linux compares it with the LUNs of REPORT LUNS byte by byte, address method
+/// included, so a LUN below 256 must use peripheral device addressing here as it does there.
+fn field(address: Place) -> [u8; 8] {
+    let mut field = address.to_field();
+    if address.lun < 256 {
         field[2] = 0;
     }
     field
@@ -71,15 +71,15 @@ fn encode(event: u32, lun: [u8; 8], reason: u32) -> [u8; EVENT_BYTES] {
 
 #[derive(Default)]
 struct Waiting {
-    /// There is a driver that listens, though its queue may be stopped for a while.
+    /// A driver uses the event queue, which may be stopped temporarily.
     listens: bool,
-    /// Rings for the event queue while there is one.
+    /// Waker of the event queue while it is running.
     queue: Option<Arc<dyn Wake>>,
     events: VecDeque<Event>,
     missed: bool,
 }
 
-/// Events on their way to the driver.
+/// Events that wait for delivery to the driver.
 #[derive(Default)]
 pub struct Events(Mutex<Waiting>);
 
@@ -88,7 +88,7 @@ impl Events {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the driver told. Without a driver that listens it is forgotten: one that comes later scans.
+    /// Queues an event. Dropped if no driver uses the event queue: one that comes later scans.
     pub fn post(&self, event: Event) {
         let mut waiting = self.lock();
         if !waiting.listens {
@@ -106,7 +106,7 @@ impl Events {
         }
     }
 
-    /// A driver's event queue starts. What a driver of these features does not want to hear, nobody heard of before.
+    /// Starts the event queue. Drops events whose features the driver has not negotiated.
     fn begin(&self, queue: Arc<dyn Wake>, features: u64, missed: bool) {
         let mut waiting = self.lock();
         waiting.listens = true;
@@ -115,29 +115,31 @@ impl Events {
         waiting.events.retain(|event| event.feature() & features != 0);
     }
 
-    /// It stops. What it was not told it is when it goes on.
+    /// Stops the event queue. Its events are delivered when it starts again.
     fn pause(&self) {
         self.lock().queue = None;
     }
 
-    /// Whoever drives the device next scans.
+    /// Drops all events: the next driver scans.
     pub fn reset(&self) {
         let mut waiting = self.lock();
         *waiting = Waiting { queue: waiting.queue.take(), ..Waiting::default() };
     }
 
-    /// Whether there is a driver that listens.
+    /// Returns true if a driver uses the event queue.
     pub fn is_listened_to(&self) -> bool {
         self.lock().listens
     }
 
-    /// What the driver was not told yet, in the order of telling, and whether more was lost. `None`: no driver listens.
+    /// Returns the events that have not been delivered, in order, and true if more were lost. `None`: no driver uses
+    /// the event queue.
     pub fn untold(&self) -> Option<(Vec<Event>, bool)> {
         let waiting = self.lock();
         waiting.listens.then(|| (waiting.events.iter().copied().collect(), waiting.missed))
     }
 
-    /// The driver that goes on listens, or not, and was not told these. They are at most [`WAITING`].
+    /// Replaces the undelivered events by those of the source of a migration; `None`: no driver uses the event queue.
+    /// They are at most [`MAX_PENDING_EVENTS`].
     pub fn replace(&self, untold: Option<(Vec<Event>, bool)>) {
         let mut waiting = self.lock();
         waiting.listens = untold.is_some();
@@ -150,12 +152,12 @@ impl Events {
         waiting.missed || !waiting.events.is_empty()
     }
 
-    /// The next one's bytes.
+    /// Removes the next event and returns its bytes.
     fn take(&self) -> Option<[u8; EVENT_BYTES]> {
         let mut waiting = self.lock();
         match waiting.events.pop_front() {
             Some(event) => {
-                // Those that were lost came after all that wait.
+                // The lost events came after all that are queued.
                 let missed = waiting.events.is_empty() && std::mem::take(&mut waiting.missed);
                 Some(event.bytes(missed))
             }
@@ -167,7 +169,8 @@ impl Events {
     }
 }
 
-/// The event queue. It takes a buffer off its ring only for an event, so that a driver that stops it finds the others there.
+/// The event queue. It takes a buffer off its ring only for an event, so a driver that stops the queue finds the
+/// other buffers there.
 pub struct EventQueue {
     pub(crate) ring: Ring,
     events: Arc<Events>,
@@ -175,12 +178,12 @@ pub struct EventQueue {
 
 impl EventQueue {
     pub(crate) fn new(ring: Ring, features: u64, events: Arc<Events>, waker: Arc<dyn Wake>) -> EventQueue {
-        // A process that died with a buffer in its hands died with an event, and perhaps with others that waited.
+        // A process that died with a buffer taken off the ring lost an event, and perhaps further ones.
         events.begin(waker, features, ring.device.replays() > 0);
         EventQueue { ring, events }
     }
 
-    /// Puts events in the driver's buffers while there are both. `given` hears of each buffer.
+    /// Delivers events while there are events and buffers. Calls `given` for each buffer used.
     pub(crate) fn deliver(&mut self, pool: &mut BufferPool, given: impl FnMut()) -> Pulled {
         match self.try_deliver(pool, given) {
             Ok(()) => Pulled::Dry,
@@ -200,7 +203,7 @@ impl EventQueue {
                 if pushed { Ok(()) } else { Err(ChainError::Request) }
             });
             let mut written = 0;
-            // A buffer that holds no event is given back empty; the event waits for the next.
+            // A buffer that is too small is returned empty; the event waits for the next.
             if walked.is_ok()
                 && pool.len(&buffer).0 >= EVENT_BYTES as u64
                 && let Some(event) = self.events.take()
@@ -218,12 +221,12 @@ impl EventQueue {
         Ok(())
     }
 
-    /// The driver need not kick for buffers that nobody has a use for.
+    /// The driver need not kick for buffers while there are no events.
     pub(crate) fn arm(&mut self) -> Armed {
         if self.events.any() { self.ring.device.arm() } else { Armed::Sleepable }
     }
 
-    /// The queue ends, or stops for a while.
+    /// Closes the queue, finally or temporarily.
     pub(crate) fn close(&mut self) {
         self.events.pause();
     }
@@ -240,12 +243,14 @@ mod tests {
     }
 
     #[test]
-    fn events_are_what_the_specification_says() {
-        let place = Place { target: 5, lun: 0x102 };
+    fn events_match_the_specification() {
+        let address = Place { target: 5, lun: 0x102 };
         let lun = [1, 5, 0x41, 2, 0, 0, 0, 0];
-        for (event, kind, reason) in
-            [(Event::Appeared(place), 1_u32, 1_u32), (Event::Removed(place), 1, 2), (Event::Resized(place), 3, 0x092a)]
-        {
+        for (event, kind, reason) in [
+            (Event::Appeared(address), 1_u32, 1_u32),
+            (Event::Removed(address), 1, 2),
+            (Event::Resized(address), 3, 0x092a),
+        ] {
             for (missed, bit) in [(false, 0), (true, 1 << 31)] {
                 let bytes = event.bytes(missed);
                 assert_eq!(bytes[..4], (kind | bit).to_le_bytes());
@@ -262,8 +267,8 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_goes_on_hears_what_it_was_not_told() {
-        let (events, elsewhere) = (Events::default(), Events::default());
+    fn undelivered_events_survive_a_migration() {
+        let (events, destination) = (Events::default(), Events::default());
         let (removed, resized) =
             (|target| Event::Removed(Place { target, lun: 0 }), Event::Resized(Place { target: 9, lun: 1 }));
         let all = removed(0).feature() | resized.feature();
@@ -273,23 +278,23 @@ mod tests {
         events.pause();
         events.post(resized);
         assert_eq!(events.untold(), Some((vec![removed(1), resized], false)));
-        elsewhere.replace(events.untold());
-        assert!(elsewhere.is_listened_to());
-        elsewhere.begin(Arc::new(Silent), removed(0).feature(), false);
-        // It goes on here too, when it does not move after all.
+        destination.replace(events.untold());
+        assert!(destination.is_listened_to());
+        destination.begin(Arc::new(Silent), removed(0).feature(), false);
+        // It continues here too, if the migration fails.
         events.begin(Arc::new(Silent), all, true);
         assert_eq!(events.untold(), Some((vec![removed(1), resized], true)));
-        assert_eq!(elsewhere.untold(), Some((vec![removed(1)], false)), "it does not want to hear of sizes");
+        assert_eq!(destination.untold(), Some((vec![removed(1)], false)), "it has not negotiated size changes");
         events.reset();
         assert_eq!(events.untold(), None);
     }
 
     #[test]
-    fn lost_events_are_told_with_the_last_that_was_kept() {
+    fn lost_events_are_reported_with_the_last_queued_one() {
         let events = Events::default();
         let removed = |target| Event::Removed(Place { target, lun: 0 });
         events.post(removed(0));
-        assert!(!events.any(), "nobody listens");
+        assert!(!events.any(), "no driver");
         events.begin(Arc::new(Silent), Event::Removed(Place { target: 0, lun: 0 }).feature(), false);
         for target in 0..=WAITING as u8 {
             events.post(removed(target));

@@ -1,12 +1,14 @@
-//! The virtio-scsi personality: a controller whose logical units may come and go. Source: virtio 1.3 section 5.6, "SCSI Host
-//! Device".
+//! The virtio-scsi device: a controller whose logical units are hot-plugged. Source: virtio 1.3 section 5.6, "SCSI
+//! Host Device".
 //!
-//! `device` is the controller as a transport sees it, `config` its configuration space, `units` which unit is where, `element`
-//! the parser from descriptor chain to command, `commands` a request queue, `sequences` its commands of several steps, `control`
-//! the control queue, `orders` how task management reaches the request queues, `events` the event
-//! queue, `resuming` what goes first after a crash, `state` what travels with a guest that is migrated.
+//! `device` is the controller as a transport sees it, `config` its configuration space, `lun_map` its logical units,
+//! `request_chain` the parser from descriptor chain to command, `commands` a request queue, `multi_step` its
+//! multi-step commands, `control` the control queue, `task_management` the path of task management functions to the
+//! request queues, `events` the event queue, `replay_gate` the order of commands after a crash, `state` the state that
+//! moves with a guest that is migrated.
 //!
-//! Commands themselves are `mqblk-scsi`'s. This crate knows no storage: a unit is a nexus and the engine's name for its disk.
+//! `mqblk-scsi` implements the commands. This crate knows no storage: a logical unit is a nexus and the engine's slot
+//! of its disk.
 #![forbid(unsafe_code)]
 
 mod commands;

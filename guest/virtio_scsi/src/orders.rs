@@ -1,52 +1,52 @@
-//! How task management reaches the request queues. An order names commands; every request queue that is served takes it up on its
-//! own worker, ends those of its commands that are meant, and reports when they are answered, visibly for the driver. With the
-//! last report the order is done, and whoever gave it is woken.
+//! Path of task management functions to the request queues. Each request queue that is running processes a function
+//! on its own worker: it aborts the commands that match, and reports when their completions are visible to the
+//! driver. The function is done with the last report, which wakes its sender.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mqblk_core::{DiskSlot, Wake};
 
-/// Which commands are meant.
+/// Commands that a task management function applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// The one with this identifier, of the unit.
+    /// The command with this identifier, of the logical unit.
     Task {
-        /// The unit.
+        /// The logical unit.
         unit: DiskSlot,
-        /// What the driver called the command.
+        /// The driver's identifier of the command.
         id: u64,
     },
-    /// All of a unit's.
+    /// All commands of a logical unit.
     Unit(DiskSlot),
-    /// All of a target's.
+    /// All commands of a target.
     Target(u8),
 }
 
-/// What is done with them.
+/// What a task management function does with commands that match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// They are ended, with this response.
+    /// Aborts them; they complete with this response code.
     End(u8),
-    /// It is only asked whether there are any.
+    /// Queries whether there are any.
     Query,
 }
 
-/// An order.
+/// A task management function.
 pub struct Order {
-    /// Which commands.
+    /// Commands that it applies to.
     pub scope: Scope,
-    /// What for.
+    /// What it does with them.
     pub action: Action,
-    /// There was such a command.
+    /// A command matched.
     matched: AtomicBool,
-    /// Queues that have not reported, and one for whoever gives the order.
+    /// Number of queues that have not reported, plus one for the sender while it submits.
     pending: AtomicUsize,
     waker: Arc<dyn Wake>,
 }
 
 impl Order {
-    /// Whether it means this command.
+    /// Returns true if it applies to this command.
     pub fn means(&self, target: u8, unit: DiskSlot, id: u64) -> bool {
         match self.scope {
             Scope::Task { unit: of, id: named } => of == unit && named == id,
@@ -55,22 +55,22 @@ impl Order {
         }
     }
 
-    /// Notes that there was such a command.
+    /// Records that a command matched.
     pub fn note_match(&self) {
         self.matched.store(true, Ordering::Relaxed);
     }
 
-    /// Whether there was such a command. Meaningful when it is done.
+    /// Returns true if a command matched. Final when the function is done.
     pub fn has_matched(&self) -> bool {
         self.matched.load(Ordering::Relaxed)
     }
 
-    /// All queues have reported.
+    /// Returns true if all queues have reported.
     pub fn is_done(&self) -> bool {
         self.pending.load(Ordering::Acquire) == 0
     }
 
-    /// A queue has no such command any more, and its answers are visible.
+    /// Reports that a queue has no matching command left and that its completions are visible.
     pub fn report(&self) {
         if self.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.waker.wake();
@@ -78,57 +78,58 @@ impl Order {
     }
 }
 
-/// A request queue's box for orders.
+/// A request queue's mailbox for task management functions.
 pub struct Post {
     orders: Mutex<Vec<Arc<Order>>>,
     waker: Arc<dyn Wake>,
 }
 
 impl Post {
-    /// Those that came since the last time, at most `most`.
-    pub fn take(&self, most: usize) -> Vec<Arc<Order>> {
+    /// Removes and returns the functions received, at most `max`.
+    pub fn take(&self, max: usize) -> Vec<Arc<Order>> {
         let mut orders = lock(&self.orders);
-        let count = orders.len().min(most);
+        let count = orders.len().min(max);
         orders.drain(..count).collect()
     }
 }
 
-/// The boxes of all request queues that are served.
+/// Mailboxes of all request queues that are running.
 #[derive(Default)]
 pub struct Posts(Mutex<Vec<Arc<Post>>>);
 
 impl Posts {
-    /// A queue begins to be served.
+    /// Adds the mailbox of a queue that starts.
     pub fn open(&self, waker: Arc<dyn Wake>) -> Arc<Post> {
         let post = Arc::new(Post { orders: Mutex::default(), waker });
         lock(&self.0).push(Arc::clone(&post));
         post
     }
 
-    /// It ends: it has no commands, so that orders need not wait for it.
+    /// Removes the mailbox of a queue that stops. The queue has no commands, so pending functions need not wait for
+    /// it.
     pub fn close(&self, post: &Arc<Post>) {
         lock(&self.0).retain(|other| !Arc::ptr_eq(other, post));
-        for order in post.take(usize::MAX) {
-            order.report();
+        for tmf in post.take(usize::MAX) {
+            tmf.report();
         }
     }
 
-    /// Has all of them looked at.
+    /// Wakes all request queues.
     pub fn wake(&self) {
         lock(&self.0).iter().for_each(|post| post.waker.wake());
     }
 
-    /// Gives an order to all of them. `waker` rings when it is done, perhaps before this returns.
+    /// Submits a function to all request queues. `waker` is woken when it is done, perhaps before this returns.
     pub fn give(&self, scope: Scope, action: Action, waker: Arc<dyn Wake>) -> Arc<Order> {
         let (matched, pending) = (AtomicBool::new(false), AtomicUsize::new(1));
-        let order = Arc::new(Order { scope, action, matched, pending, waker });
+        let tmf = Arc::new(Order { scope, action, matched, pending, waker });
         for post in &*lock(&self.0) {
-            order.pending.fetch_add(1, Ordering::Relaxed);
-            lock(&post.orders).push(Arc::clone(&order));
+            tmf.pending.fetch_add(1, Ordering::Relaxed);
+            lock(&post.orders).push(Arc::clone(&tmf));
             post.waker.wake();
         }
-        order.report();
-        order
+        tmf.report();
+        tmf
     }
 }
 
@@ -136,7 +137,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Wakes the thread that made it.
+/// Waker of the thread that created it.
 struct Unpark(std::thread::Thread);
 
 impl Wake for Unpark {
@@ -146,10 +147,10 @@ impl Wake for Unpark {
 }
 
 impl Posts {
-    /// Gives an order and waits until it is done. For control threads.
+    /// Submits a function and waits until it is done. For control threads.
     pub fn give_and_wait(&self, scope: Scope, action: Action) {
-        let order = self.give(scope, action, Arc::new(Unpark(std::thread::current())));
-        while !order.is_done() {
+        let tmf = self.give(scope, action, Arc::new(Unpark(std::thread::current())));
+        while !tmf.is_done() {
             std::thread::park();
         }
     }
@@ -169,28 +170,28 @@ mod tests {
     }
 
     #[test]
-    fn an_order_is_done_with_the_last_report_or_the_end_of_the_queue() {
+    fn done_with_the_last_report_or_the_end_of_the_queue() {
         let posts = Posts::default();
         let given = Arc::new(Counting::default());
         let alone = posts.give(Scope::Target(1), Action::Query, Arc::clone(&given) as Arc<dyn Wake>);
-        assert!(alone.is_done(), "nobody to wait for");
+        assert!(alone.is_done(), "no queue to wait for");
         assert_eq!(given.0.load(Ordering::Relaxed), 1);
 
         let queue = Arc::new(Counting::default());
         let (one, other) = (posts.open(Arc::clone(&queue) as _), posts.open(Arc::clone(&queue) as _));
-        let order = posts.give(Scope::Unit(DiskSlot(3)), Action::End(2), Arc::clone(&given) as _);
-        assert_eq!((order.is_done(), queue.0.load(Ordering::Relaxed)), (false, 2));
+        let tmf = posts.give(Scope::Unit(DiskSlot(3)), Action::End(2), Arc::clone(&given) as _);
+        assert_eq!((tmf.is_done(), queue.0.load(Ordering::Relaxed)), (false, 2));
         let taken = one.take(16);
-        assert!(Arc::ptr_eq(&taken[0], &order) && one.take(16).is_empty());
-        order.report();
-        assert!(!order.is_done());
+        assert!(Arc::ptr_eq(&taken[0], &tmf) && one.take(16).is_empty());
+        tmf.report();
+        assert!(!tmf.is_done());
         posts.close(&other);
-        assert!(order.is_done());
+        assert!(tmf.is_done());
         assert_eq!(given.0.load(Ordering::Relaxed), 2);
     }
 
     #[test]
-    fn orders_mean_what_they_name() {
+    fn scopes_match_their_commands() {
         let posts = Posts::default();
         let silent = || Arc::new(Counting::default()) as Arc<dyn Wake>;
         let slot = DiskSlot(4);

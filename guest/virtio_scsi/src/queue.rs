@@ -1,4 +1,4 @@
-//! The three kinds of queues of a controller, as one type for the transport.
+//! The three kinds of virtqueues of a controller, as one type for the transport.
 
 use std::marker::PhantomData;
 
@@ -13,33 +13,33 @@ use crate::element::Answer;
 use crate::events::EventQueue;
 use crate::sequences::Several;
 
-/// A ring and what belongs to it.
+/// A ring with its memory lease and call.
 pub struct Ring {
     pub(crate) device: DeviceRing,
     pub(crate) lease: LeaseId,
     pub(crate) call: Option<Box<dyn Call>>,
 }
 
-/// What the answer to a command needs.
+/// State of a command in flight.
 #[derive(Debug)]
 pub struct ScsiToken {
-    /// What the driver calls the command.
+    /// The driver's identifier of the command.
     pub(crate) id: u64,
     pub(crate) answer: Answer,
-    /// Bytes of the command's data buffer.
+    /// Length of the command's data buffers.
     pub(crate) expected: u32,
-    /// Bytes that are transferred if it succeeds.
+    /// Bytes transferred if it succeeds.
     pub(crate) transferred: u32,
-    /// A command of several steps: its state.
+    /// State of a multi-step command.
     pub(crate) several: Option<Box<Several>>,
     pub(crate) head: u16,
     pub(crate) unit: DiskSlot,
-    /// Orders that mean it, a bit each.
+    /// Task management functions that match it, one bit each.
     pub(crate) marks: u16,
     pub(crate) target: u8,
-    /// The data goes to the driver.
+    /// The command has a data-in buffer.
     pub(crate) data_in: bool,
-    /// What was asked of the disk.
+    /// Operation of the disk request.
     pub(crate) op: Op,
 }
 
@@ -50,14 +50,14 @@ pub(crate) enum Kind {
 }
 
 /// One virtqueue of a [`VirtioScsi`](crate::VirtioScsi).
-pub struct ScsiQueue<L> {
+pub struct ScsiQueue<C> {
     kind: Kind,
-    _lane: PhantomData<fn(L)>,
+    _context: PhantomData<fn(C)>,
 }
 
-impl<L> ScsiQueue<L> {
-    pub(crate) fn new(kind: Kind) -> ScsiQueue<L> {
-        ScsiQueue { kind, _lane: PhantomData }
+impl<C> ScsiQueue<C> {
+    pub(crate) fn new(kind: Kind) -> ScsiQueue<C> {
+        ScsiQueue { kind, _context: PhantomData }
     }
 
     #[inline]
@@ -79,45 +79,50 @@ impl<L> ScsiQueue<L> {
     }
 }
 
-impl<L: GuestLane> GuestQueue for ScsiQueue<L> {
+impl<C: GuestLane> GuestQueue for ScsiQueue<C> {
     type Token = ScsiToken;
     type Position = SplitState;
-    type Lane = L;
+    type Lane = C;
 
     fn depth(&self) -> u16 {
         self.ring().device.size()
     }
 
     #[inline]
-    fn pull<I: Intake<ScsiToken, Buffer>>(&mut self, lane: &mut L, into: &mut I) -> Pulled {
+    fn pull<I: Intake<ScsiToken, Buffer>>(&mut self, context: &mut C, into: &mut I) -> Pulled {
         match &mut self.kind {
-            Kind::Request(queue) => queue.pull(lane.pool(), into),
-            Kind::Control(queue) => queue.pull(lane.pool(), into),
-            // An event that had waited for a buffer: the queue is published for it.
-            Kind::Event(queue) => queue.deliver(lane.pool(), || into.answered(true)),
+            Kind::Request(queue) => queue.pull(context.pool(), into),
+            Kind::Control(queue) => queue.pull(context.pool(), into),
+            // An event that waited for a buffer: the queue must be published for it.
+            Kind::Event(queue) => queue.deliver(context.pool(), || into.answered(true)),
         }
     }
 
     #[inline]
-    fn finish<I: Intake<ScsiToken, Buffer>>(&mut self, lane: &mut L, done: Completed<ScsiToken, Buffer>, into: &mut I) {
+    fn finish<I: Intake<ScsiToken, Buffer>>(
+        &mut self,
+        context: &mut C,
+        done: Completed<ScsiToken, Buffer>,
+        into: &mut I,
+    ) {
         if let Kind::Request(queue) = &mut self.kind {
-            queue.finish(lane.pool(), done, into);
+            queue.finish(context.pool(), done, into);
         }
     }
 
     fn woken<I: Intake<ScsiToken, Buffer>>(
         &mut self,
-        lane: &mut L,
+        context: &mut C,
         into: &mut I,
         running: bool,
     ) -> Result<(), &'static str> {
         match &mut self.kind {
-            Kind::Request(queue) => queue.woken(lane.pool(), into, running),
+            Kind::Request(queue) => queue.woken(context.pool(), into, running),
             Kind::Control(queue) => {
-                queue.answer_done(lane.pool());
+                queue.answer_done(context.pool());
                 Ok(())
             }
-            Kind::Event(queue) if running => match queue.deliver(lane.pool(), || {}) {
+            Kind::Event(queue) if running => match queue.deliver(context.pool(), || {}) {
                 Pulled::Broken(why) => Err(why),
                 _ => Ok(()),
             },
@@ -164,7 +169,7 @@ impl<L: GuestLane> GuestQueue for ScsiQueue<L> {
     }
 }
 
-impl<L: GuestLane> VirtioQueue<L> for ScsiQueue<L> {
+impl<C: GuestLane> VirtioQueue<C> for ScsiQueue<C> {
     fn set_call(&mut self, call: Option<Box<dyn Call>>) {
         self.ring_mut().call = call;
     }
@@ -179,9 +184,9 @@ impl<L: GuestLane> VirtioQueue<L> for ScsiQueue<L> {
         std::mem::replace(&mut own.lease, lease)
     }
 
-    fn forget(&mut self, lane: &mut L, token: ScsiToken, buffer: Option<Buffer>) {
+    fn forget(&mut self, context: &mut C, token: ScsiToken, buffer: Option<Buffer>) {
         if let Kind::Request(queue) = &mut self.kind {
-            queue.forget(lane.pool(), token, buffer);
+            queue.forget(context.pool(), token, buffer);
         }
     }
 
@@ -189,9 +194,9 @@ impl<L: GuestLane> VirtioQueue<L> for ScsiQueue<L> {
         self.ring_mut().device.set_log(log);
     }
 
-    fn close(&mut self, lane: &mut L) {
+    fn close(&mut self, context: &mut C) {
         match &mut self.kind {
-            Kind::Request(queue) => queue.close(lane.pool()),
+            Kind::Request(queue) => queue.close(context.pool()),
             Kind::Control(_) => {}
             Kind::Event(queue) => queue.close(),
         }

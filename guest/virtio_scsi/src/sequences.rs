@@ -1,5 +1,5 @@
-//! Commands of several steps on a request queue: each step is a request to the disk, over private memory or over the command's
-//! own data, or a wait for something else.
+//! Multi-step commands on a request queue: each step is a request to the disk with private memory or the command's
+//! own data, or a wait.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,69 +12,72 @@ use virtio_bindings::virtio_scsi as b;
 use crate::commands::{OutData, RequestQueue};
 use crate::queue::ScsiToken;
 
-/// Steps over private memory that one queue has in flight; further ones wait. Such commands are rare, and each has only one.
+/// Steps with private memory that one queue has in flight; further ones wait. Multi-step commands are rare, and each
+/// has at most one such step.
 const STEPS: u32 = 4;
 
-/// The step that is noted of a command that has compared equal: see [`Sequence::has_compared`].
+/// Step recorded in the in-flight region for a command that has compared equal: see
+/// [`MultiStepCommand::has_compared`].
 const COMPARED: u8 = 1;
 
-/// The state of a command of several steps.
+/// State of a multi-step command.
 #[derive(Debug)]
 pub struct Several {
     sequence: Box<Sequence>,
-    /// The command's own data; not here while a step uses it.
+    /// The command's own data; `None` while a step uses it.
     data: Option<Buffer>,
-    /// How much of it the driver sent.
+    /// Length of the data-out buffer.
     data_out: u64,
-    /// The step in flight uses private memory.
+    /// Private memory of the step in flight.
     private: Option<Private>,
 }
 
-/// The private memory of a step in flight.
+/// Private memory of a step in flight.
 #[derive(Clone, Copy, Debug)]
 struct Private {
     slot: u32,
-    /// What is read into it.
+    /// Length of a read into it.
     reads: Option<ByteLen>,
 }
 
-/// A command between two steps that cannot go on now.
+/// A blocked command, between two steps.
 struct Held {
     token: ScsiToken,
-    /// The step that found no private memory, with what it writes; `None`: the sequence itself waits.
+    /// The step that found no private memory, with the bytes it writes; `None`: the command itself waits.
     step: Option<(Next, Vec<u8>)>,
 }
 
 impl Held {
     fn is_before_section(&self) -> bool {
-        self.token.several.as_ref().is_some_and(|several| several.sequence.is_before_section())
+        self.token.several.as_ref().is_some_and(|multi_step| multi_step.sequence.is_before_section())
     }
 }
 
-/// What a queue keeps for such commands. Nothing is allocated before the first.
+/// Multi-step commands of a queue. Nothing is allocated before the first.
 #[derive(Default)]
 pub struct Sequences {
-    /// What the sequence of the moment reads or fills.
+    /// Scratch memory lent to a step.
     scratch: Vec<u8>,
     private: Option<BouncePool>,
     held: VecDeque<Held>,
-    /// Those of commands that have ended, with their sections, until the answers are visible: see [`end`](Self::end).
+    /// Commands that have ended, with their range locks, until their responses are visible: see [`end`](Self::end).
     ended: Vec<Sequence>,
 }
 
 impl Sequences {
-    /// A command goes no further: gives back what it holds. Its section it keeps until its answer is [visible](Self::published): one
-    /// that saw what it wrote, and was answered before it, would be undone if the process died then and it was done again.
+    /// Ends a command and releases its data. The range lock is kept until its response is [visible](Self::published):
+    /// a command that saw what this one wrote, and completed first, would be undone if the process died then and this
+    /// one was replayed.
     fn end(&mut self, pool: &mut BufferPool, token: &mut ScsiToken) {
-        let Some(several) = token.several.take() else { return };
-        let Several { sequence, data, .. } = *several;
+        let Some(multi_step) = token.several.take() else { return };
+        let Several { sequence: command, data, .. } = *multi_step;
         if let Some(data) = data {
             pool.release(data);
         }
-        self.ended.push(*sequence);
+        self.ended.push(*command);
     }
 
-    /// All answers so far are visible.
+    /// Releases ended commands: all responses so far are visible.
     #[inline]
     pub(crate) fn published(&mut self) {
         if !self.ended.is_empty() {
@@ -82,21 +85,21 @@ impl Sequences {
         }
     }
 
-    /// Commands that wait.
+    /// Returns the number of blocked commands.
     pub fn held(&self) -> usize {
         self.held.len()
     }
 
-    /// What their answers need.
+    /// Returns the tokens of blocked commands.
     pub fn held_tokens(&self) -> impl Iterator<Item = &ScsiToken> {
         self.held.iter().map(|held| &held.token)
     }
 
-    /// Takes out those that are meant; they are to be answered.
-    pub fn take_held(&mut self, pool: &mut BufferPool, means: impl Fn(&ScsiToken) -> bool) -> Vec<ScsiToken> {
+    /// Removes blocked commands that match; the caller completes them.
+    pub fn take_held(&mut self, pool: &mut BufferPool, matches: impl Fn(&ScsiToken) -> bool) -> Vec<ScsiToken> {
         let mut taken = Vec::new();
         for at in (0..self.held.len()).rev() {
-            if means(&self.held[at].token)
+            if matches(&self.held[at].token)
                 && let Some(Held { mut token, .. }) = self.held.remove(at)
             {
                 self.end(pool, &mut token);
@@ -106,43 +109,43 @@ impl Sequences {
         taken
     }
 
-    /// The queue ends.
+    /// Closes the queue.
     pub fn close(&mut self, pool: &mut BufferPool) {
-        if let Some(private) = self.private.take() {
-            private.close(pool);
+        if let Some(bounce) = self.private.take() {
+            bounce.close(pool);
         }
     }
 
-    /// A buffer of private memory; `None` when all are in use.
+    /// Returns a buffer of private memory, or `None` if all are in use.
     fn take(&mut self, pool: &mut BufferPool, len: ByteLen) -> io::Result<Option<(Buffer, u32)>> {
-        let private = match self.private.take() {
-            Some(private) => private,
+        let bounce = match self.private.take() {
+            Some(bounce) => bounce,
             None => BouncePool::new(pool, STEPS, ByteLen(Sequence::SCRATCH as u64))?,
         };
-        Ok(self.private.insert(private).take(pool, len))
+        Ok(self.private.insert(bounce).take(pool, len))
     }
 }
 
 impl RequestQueue {
-    /// Begins a command of several steps.
+    /// Begins a multi-step command.
     #[cold]
     pub(crate) fn begin_sequence<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
         mut token: ScsiToken,
-        mut sequence: Box<Sequence>,
+        mut command: Box<Sequence>,
         (data, data_out): (Buffer, u64),
         into: &mut I,
     ) {
         self.sequences.scratch.resize(Sequence::SCRATCH, 0);
         let compared = self.ring.device.take_step(token.head) == COMPARED;
         if compared {
-            sequence.skip_compare();
+            command.skip_compare();
         }
-        let waits = !compared && self.device.is_resuming() && sequence.is_before_section();
-        token.several = Some(Box::new(Several { sequence, data: Some(data), data_out, private: None }));
+        let waits = !compared && self.device.is_resuming() && command.is_before_section();
+        token.several = Some(Box::new(Several { sequence: command, data: Some(data), data_out, private: None }));
         if waits {
-            // Woken when all that had compared are in their sections.
+            // Woken when all commands that had compared have requested their range locks.
             return self.sequences.held.push_back(Held { token, step: None });
         }
         self.advance(pool, token, None, into);
@@ -151,23 +154,23 @@ impl RequestQueue {
         }
     }
 
-    /// A command stays unanswered: see [`VirtioQueue::forget`](mqblk_virtio::VirtioQueue::forget).
+    /// Drops a command without completing it: see [`VirtioQueue::forget`](mqblk_virtio::VirtioQueue::forget).
     pub(crate) fn forget(&mut self, pool: &mut BufferPool, mut token: ScsiToken, buffer: Option<Buffer>) {
-        match (token.several.as_mut().and_then(|several| several.private.take()), buffer) {
-            (Some(private), Some(buffer)) => {
-                if let Some(memory) = &mut self.sequences.private {
-                    memory.release(pool, buffer, private.slot);
+        match (token.several.as_mut().and_then(|multi_step| multi_step.private.take()), buffer) {
+            (Some(slot), Some(buffer)) => {
+                if let Some(bounce) = &mut self.sequences.private {
+                    bounce.release(pool, buffer, slot.slot);
                 }
             }
             (_, Some(own)) => pool.release(own),
             (_, None) => {}
         }
-        // Its section stays its own for as long as the queue is here: nothing of it is published any more.
+        // Its range lock is held for as long as the queue exists: nothing more is published.
         self.sequences.end(pool, &mut token);
         token.answer.release(pool);
     }
 
-    /// A step has ended.
+    /// Handles the end of a step.
     #[cold]
     pub(crate) fn step_ended<I: Intake<ScsiToken, Buffer>>(
         &mut self,
@@ -177,18 +180,18 @@ impl RequestQueue {
         buffer: Option<Buffer>,
         into: &mut I,
     ) {
-        let Some(several) = token.several.as_mut() else { return };
-        match (several.private.take(), buffer) {
-            (Some(private), Some(buffer)) => {
-                if let Some(len) = private.reads {
-                    // A read that failed shows what was there: the sequence looks at the outcome first.
+        let Some(multi_step) = token.several.as_mut() else { return };
+        match (multi_step.private.take(), buffer) {
+            (Some(slot), Some(buffer)) => {
+                if let Some(len) = slot.reads {
+                    // A failed read copies stale bytes: the command checks the outcome first.
                     let _ = pool.copy_out(&buffer, 0, &mut self.sequences.scratch[..len.0 as usize]);
                 }
-                if let Some(memory) = &mut self.sequences.private {
-                    memory.release(pool, buffer, private.slot);
+                if let Some(bounce) = &mut self.sequences.private {
+                    bounce.release(pool, buffer, slot.slot);
                 }
             }
-            (_, Some(own)) => several.data = Some(own),
+            (_, Some(own)) => multi_step.data = Some(own),
             (_, None) => {}
         }
         if token.marks != 0 || outcome == Outcome::Aborted {
@@ -200,7 +203,7 @@ impl RequestQueue {
         self.resume_starved(pool, into);
     }
 
-    /// Asks a command for its next step, and does it.
+    /// Gets the next step of a command and starts it.
     fn advance<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
@@ -208,20 +211,21 @@ impl RequestQueue {
         before: Option<Outcome>,
         into: &mut I,
     ) {
-        let Some(several) = token.several.as_mut() else { return };
-        let Some(data) = &several.data else { return };
-        let out = OutData { pool, buffer: data, len: several.data_out };
+        let Some(multi_step) = token.several.as_mut() else { return };
+        let Some(data) = &multi_step.data else { return };
+        let out = OutData { pool, buffer: data, len: multi_step.data_out };
         let scratch = &mut self.sequences.scratch[..];
         self.work.reply.clear();
-        let next = several.sequence.next(before, scratch, &out, &self.waker, &mut self.work);
-        if several.sequence.has_compared() {
-            // Before the write is handed over, or a crash would have the command compare with what it wrote itself.
+        let next = multi_step.sequence.next(before, scratch, &out, &self.waker, &mut self.work);
+        if multi_step.sequence.has_compared() {
+            // Recorded before the write is submitted: a replay after a crash must not compare with the data of its
+            // own write.
             self.ring.device.note_step(token.head, COMPARED);
         }
         self.issue(pool, token, next, None, into);
     }
 
-    /// Does one step. `filled`: what it writes, if the scratch memory does not hold it any more.
+    /// Starts one step. `filled`: the bytes to write, if the scratch memory does not hold them any more.
     fn issue<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
@@ -235,7 +239,8 @@ impl RequestQueue {
             Next::Read { start, len } => (Op::Read, start, len),
             Next::Write { start, len, fua } => (Op::Write { fua }, start, len),
             Next::Disk { op, start, len } => {
-                let own = token.several.as_mut().filter(|_| op.has_data()).and_then(|several| several.data.take());
+                let own =
+                    token.several.as_mut().filter(|_| op.has_data()).and_then(|multi_step| multi_step.data.take());
                 if let Some(own) = &own {
                     pool.truncate(own, len);
                 }
@@ -259,16 +264,16 @@ impl RequestQueue {
         if reads.is_none() {
             let bytes = filled.as_deref().unwrap_or(&self.sequences.scratch[..len.0 as usize]);
             let copied = pool.copy_in(&buffer, 0, bytes);
-            debug_assert!(copied, "private memory is as long as it was asked for");
+            debug_assert!(copied, "private memory has the requested length");
         }
-        if let Some(several) = token.several.as_mut() {
-            several.private = Some(Private { slot, reads });
+        if let Some(multi_step) = token.several.as_mut() {
+            multi_step.private = Some(Private { slot, reads });
         }
         into.admit(token, unit, op, start, len, Some(buffer));
     }
 
     fn end_sequence(&mut self, pool: &mut BufferPool, mut token: ScsiToken, ending: &Ending) {
-        if let Some(data) = token.several.as_ref().and_then(|several| several.data.as_ref()) {
+        if let Some(data) = token.several.as_ref().and_then(|multi_step| multi_step.data.as_ref()) {
             let replied = token.data_in && !self.work.reply.is_empty();
             let _ = replied && pool.copy_in(data, 0, &self.work.reply);
         }
@@ -276,7 +281,7 @@ impl RequestQueue {
         self.answer(pool, token, b::VIRTIO_SCSI_S_OK, ending);
     }
 
-    /// Tries all commands that wait again.
+    /// Retries all blocked commands.
     pub(crate) fn resume_held<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) {
         for _ in 0..self.sequences.held.len() {
             match self.sequences.held.pop_front() {
@@ -290,7 +295,7 @@ impl RequestQueue {
         }
     }
 
-    /// Private memory became free: the first command that waits for some goes on.
+    /// Continues the first command that waits for private memory, some of which became free.
     fn resume_starved<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) {
         let starved = self.sequences.held.iter().position(|held| held.step.is_some());
         if let Some(Held { token, step: Some((step, bytes)) }) = starved.and_then(|at| self.sequences.held.remove(at)) {

@@ -1,4 +1,5 @@
-//! What travels with a guest that is migrated: sizes that its driver chose, events that it was not told, and what it relies on of each unit.
+//! State that moves with a guest that is migrated: sizes that its driver chose, undelivered events, and the state of
+//! each logical unit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,9 +16,9 @@ use crate::units::{Place, Unit};
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct ScsiState {
-    /// Of the configuration space.
+    /// `sense_size` of the configuration space.
     sense_size: u32,
-    /// The same.
+    /// `cdb_size` of the configuration space.
     cdb_size: u32,
     /// `None`: the driver has no event queue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -30,7 +31,7 @@ struct ScsiState {
 struct Untold {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     waiting: Vec<Event>,
-    /// There were more.
+    /// More events were lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     missed: bool,
 }
@@ -53,7 +54,7 @@ pub(crate) fn save(device: &VirtioScsi) -> String {
     })
 }
 
-/// Units that the state does not tell of are left alone: whoever placed them knows whether they belong there.
+/// Logical units that the state does not list are left alone: the operator decides whether they belong there.
 pub(crate) fn load(device: &Arc<VirtioScsi>, text: &str) -> Result<Apply, String> {
     let ScsiState { sense_size, cdb_size, events, units } = state::read(text)?;
     let sizes = device.config().with_sizes(Sizes { sense: sense_size, cdb: cdb_size })?;
@@ -63,7 +64,7 @@ pub(crate) fn load(device: &Arc<VirtioScsi>, text: &str) -> Result<Apply, String
     }
     let own = device.units();
     let own: BTreeMap<Place, &Unit> = own.iter().map(|unit| (unit.place, unit)).collect();
-    let mut judged = BTreeMap::new();
+    let mut validated = BTreeMap::new();
     for (index, PlacedUnit { at, unit }) in units.into_iter().enumerate() {
         let Some(here) = own.get(&at) else {
             return Err(format!(
@@ -73,8 +74,8 @@ pub(crate) fn load(device: &Arc<VirtioScsi>, text: &str) -> Result<Apply, String
             ));
         };
         let unit = here.nexus.judge(unit).map_err(|why| format!("units[{index}] (lun {at}): {why}"))?;
-        if judged.insert(at, unit).is_some() {
-            return Err(format!("units[{index}].at: found {at} twice, expected each place once"));
+        if validated.insert(at, unit).is_some() {
+            return Err(format!("units[{index}].at: found {at} twice, expected each address once"));
         }
     }
     let device = Arc::clone(device);
@@ -83,7 +84,7 @@ pub(crate) fn load(device: &Arc<VirtioScsi>, text: &str) -> Result<Apply, String
         device.set_sizes(sizes);
         device.events().replace(events.map(|events| (events.waiting, events.missed)));
         let mut result = Ok(());
-        for (at, unit) in judged {
+        for (at, unit) in validated {
             let has_grown = unit.has_grown();
             result = result.and(unit.apply());
             if has_grown {
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
     use crate::device::ScsiOptions;
 
-    /// A lane that no queue runs on.
+    /// An I/O context that no queue runs on.
     struct NoLane;
 
     impl mqblk_core::Lane for NoLane {
@@ -118,7 +119,7 @@ mod tests {
         }
     }
 
-    fn nexus(place: Place, size: u64) -> Arc<Nexus> {
+    fn nexus(address: Place, size: u64) -> Arc<Nexus> {
         let options = UnitOptions {
             geometry: Geometry {
                 size: ByteLen(size),
@@ -142,13 +143,13 @@ mod tests {
                 vendor: "V".into(),
                 product: "P".into(),
                 revision: "1".into(),
-                serial: format!("S{place}"),
-                name: format!("u{place}"),
+                serial: format!("S{address}"),
+                name: format!("u{address}"),
             },
             writeback: true,
             reservations: Reservations::new(None),
         };
-        Arc::new(LogicalUnit::new(options)).login("c", u16::from(place.target) + 1).unwrap()
+        Arc::new(LogicalUnit::new(options)).login("c", u16::from(address.target) + 1).unwrap()
     }
 
     const FIRST: Place = Place { target: 0, lun: 0 };
@@ -157,8 +158,8 @@ mod tests {
     fn controller(units: &[(Place, u64)]) -> Arc<VirtioScsi> {
         let options = ScsiOptions { queues: 1, queue_size: 64, cmd_per_lun: 8, max_transfer: ByteLen(1 << 20) };
         let device = Arc::new(VirtioScsi::new(options));
-        for (slot, (place, size)) in (0..).map(DiskSlot).zip(units) {
-            device.map(*place, slot, nexus(*place, *size)).unwrap();
+        for (slot, (address, size)) in (0..).map(DiskSlot).zip(units) {
+            device.map(*address, slot, nexus(*address, *size)).unwrap();
         }
         device
     }
@@ -168,25 +169,25 @@ mod tests {
     }
 
     #[test]
-    fn all_of_it_travels_and_outlives_the_start_of_the_queues() {
+    fn state_moves_and_survives_the_start_of_the_queues() {
         let source = controller(&[(FIRST, 1 << 20), (SECOND, 1 << 20)]);
         source.set_sizes(Sizes { sense: 64, cdb: 16 });
         source.units().iter().for_each(|unit| unit.nexus.resumed(true));
         source.units().iter().next().unwrap().nexus.attention(Attention::ModeParametersChanged);
-        let untold = Some((vec![Event::Removed(Place { target: 9, lun: 0 }), Event::Resized(SECOND)], true));
-        source.events().replace(untold.clone());
+        let pending = Some((vec![Event::Removed(Place { target: 9, lun: 0 }), Event::Resized(SECOND)], true));
+        source.events().replace(pending.clone());
         let text = save(&source);
         assert_eq!(save(&source), text, "saving changes nothing");
 
         let there = controller(&[(FIRST, 1 << 20), (SECOND, 1 << 20)]);
         let apply = load(&there, &text).unwrap();
-        assert_eq!(there.sizes(), Sizes::DEFAULT, "judging changes nothing");
+        assert_eq!(there.sizes(), Sizes::DEFAULT, "validating changes nothing");
         apply().unwrap();
         VirtioDevice::<NoLane>::set_features(&*there, u64::MAX);
         VirtioDevice::<NoLane>::driver_begins(&*there, true);
-        assert_eq!((save(&there), there.events().untold()), (text.clone(), untold));
+        assert_eq!((save(&there), there.events().untold()), (text.clone(), pending));
         assert_eq!(attentions(&there), [vec![Attention::ModeParametersChanged], vec![]]);
-        // The same again is the same; a reset is a reset.
+        // Loading the same state again changes nothing; a reset resets.
         load(&there, &text).unwrap()().unwrap();
         assert_eq!(save(&there), text);
         VirtioDevice::<NoLane>::reset(&*there);
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_whole() {
+    fn invalid_state_is_rejected_as_a_whole() {
         let source = controller(&[(FIRST, 1 << 20), (SECOND, 1 << 20)]);
         source.set_sizes(Sizes { sense: 64, cdb: 16 });
         let text = save(&source);
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_unit_is_an_event() {
+    fn a_larger_logical_unit_raises_an_event() {
         let source = controller(&[(FIRST, 1 << 20)]);
         source.events().replace(Some((Vec::new(), false)));
         let there = controller(&[(FIRST, 2 << 20), (SECOND, 1 << 20)]);

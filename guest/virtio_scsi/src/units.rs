@@ -1,4 +1,4 @@
-//! Which logical unit is where. Changed by control threads, read by queues: each keeps a copy of the map of now.
+//! Map from LUNs to logical units. Control threads change it; each queue reads a copy.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use mqblk_core::DiskSlot;
 use mqblk_scsi::Nexus;
 use serde::{Deserialize, Serialize};
 
-/// Where a unit is on its controller.
+/// Address of a logical unit on its controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
@@ -23,24 +23,24 @@ impl fmt::Display for Place {
     }
 }
 
-/// There is a unit at that place already.
+/// The address already has a logical unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("target and lun: found {0}, where a unit is already, expected a free place")]
+#[error("target and lun: found {0}, where a unit is already, expected a free address")]
 pub struct PlaceTaken(pub Place);
 
-/// A place as a driver names it. Source: virtio 1.3 section 5.6.6.1, "Device Operation: Request Queues".
+/// Decoded `lun` field. Source: virtio 1.3 section 5.6.6.1, "Device Operation: Request Queues".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// A place where a unit may be.
+    /// A valid LUN.
     Place(Place),
-    /// A LUN that no unit can have, of this target.
+    /// A LUN of this target that no logical unit can have.
     NoLun(u8),
-    /// Nothing that names a target.
+    /// No target.
     Nowhere,
 }
 
 impl Address {
-    /// Reads the 8 bytes of a `lun` field: 1, target, single-level LUN, zeroes.
+    /// Decodes the 8 bytes of a `lun` field: 1, target, single-level LUN, zeroes.
     #[inline]
     pub fn of_field(field: [u8; 8]) -> Address {
         let word = u64::from_le_bytes(field);
@@ -49,7 +49,7 @@ impl Address {
             return Address::Nowhere;
         }
         match high {
-            // A second level, which no unit has.
+            // A second level, which is not supported.
             _ if word >> 32 != 0 => Address::NoLun(target),
             // Peripheral device addressing on bus 0 (SAM-5 section 4.7.7.2).
             0 => Address::Place(Place { target, lun: low.into() }),
@@ -61,34 +61,34 @@ impl Address {
 }
 
 impl Place {
-    /// The 8 bytes of a `lun` field, as drivers write it.
+    /// Encodes the 8 bytes of a `lun` field, as drivers write it.
     pub fn to_field(self) -> [u8; 8] {
         let [high, low] = self.lun.to_be_bytes();
         [1, self.target, high | 0x40, low, 0, 0, 0, 0]
     }
 }
 
-/// A unit at its place.
+/// A logical unit at its address.
 #[derive(Clone, Debug)]
 pub struct Unit {
-    /// Where.
+    /// Its address.
     pub place: Place,
-    /// The engine's name for its disk.
+    /// Engine slot of its disk.
     pub slot: DiskSlot,
-    /// This controller's way to it.
+    /// This controller's nexus.
     pub nexus: Arc<Nexus>,
 }
 
-/// The units of one target.
+/// Logical units of one target.
 #[derive(Clone, Debug, Default)]
 pub struct Target {
-    /// Their LUNs, rising.
+    /// Their LUNs, in ascending order.
     pub luns: Vec<u16>,
     units: Vec<Unit>,
 }
 
 impl Target {
-    /// The unit at a LUN.
+    /// Returns the logical unit at a LUN.
     #[inline]
     pub fn unit(&self, lun: u16) -> Option<&Unit> {
         match self.luns.as_slice() {
@@ -98,31 +98,31 @@ impl Target {
     }
 }
 
-/// All units of a controller.
+/// All logical units of a controller.
 #[derive(Clone, Debug, Default)]
 pub struct Units {
-    /// Changes so far: a copy with an older number is to be renewed.
+    /// Number of changes: a copy with an older number must be refreshed.
     pub generation: u64,
-    /// By target number; shorter than 256 where no unit is.
+    /// By target number; shorter than 256 if high targets have no logical unit.
     targets: Vec<Target>,
 }
 
 impl Units {
-    /// A target that has units.
+    /// Returns a target that has logical units.
     #[inline]
     pub fn target(&self, target: u8) -> Option<&Target> {
         self.targets.get(usize::from(target)).filter(|target| !target.luns.is_empty())
     }
 
-    /// All of them, by place.
+    /// Returns all logical units, ordered by address.
     pub fn iter(&self) -> impl Iterator<Item = &Unit> {
         self.targets.iter().flat_map(|target| &target.units)
     }
 
-    /// Puts a unit where none is.
+    /// Adds a logical unit.
     ///
     /// # Errors
-    /// When one is.
+    /// If its address has one.
     pub fn insert(&mut self, unit: Unit) -> Result<(), PlaceTaken> {
         let at = usize::from(unit.place.target);
         if self.targets.len() <= at {
@@ -136,10 +136,10 @@ impl Units {
         Ok(())
     }
 
-    /// Takes the unit at a place away.
-    pub fn remove(&mut self, place: Place) -> Option<Unit> {
-        let target = self.targets.get_mut(usize::from(place.target))?;
-        let position = target.luns.binary_search(&place.lun).ok()?;
+    /// Removes the logical unit at an address.
+    pub fn remove(&mut self, address: Place) -> Option<Unit> {
+        let target = self.targets.get_mut(usize::from(address.target))?;
+        let position = target.luns.binary_search(&address.lun).ok()?;
         target.luns.remove(position);
         self.generation += 1;
         Some(target.units.remove(position))
@@ -151,13 +151,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_name_places() {
-        let place = |target, lun| Address::Place(Place { target, lun });
+    fn lun_fields_decode() {
+        let address = |target, lun| Address::Place(Place { target, lun });
         for (field, want) in [
-            ([1, 0, 0, 0, 0, 0, 0, 0], place(0, 0)),
-            ([1, 9, 0, 255, 0, 0, 0, 0], place(9, 255)),
-            ([1, 255, 0x40, 3, 0, 0, 0, 0], place(255, 3)),
-            ([1, 3, 0x7f, 0xff, 0, 0, 0, 0], place(3, 16383)),
+            ([1, 0, 0, 0, 0, 0, 0, 0], address(0, 0)),
+            ([1, 9, 0, 255, 0, 0, 0, 0], address(9, 255)),
+            ([1, 255, 0x40, 3, 0, 0, 0, 0], address(255, 3)),
+            ([1, 3, 0x7f, 0xff, 0, 0, 0, 0], address(3, 16383)),
             // Another bus, another method, a second level.
             ([1, 3, 1, 0, 0, 0, 0, 0], Address::NoLun(3)),
             ([1, 3, 0x80, 0, 0, 0, 0, 0], Address::NoLun(3)),
@@ -169,7 +169,7 @@ mod tests {
             assert_eq!(Address::of_field(field), want, "{field:x?}");
         }
         for lun in [0, 1, 255, 256, 16383] {
-            assert_eq!(Address::of_field(Place { target: 7, lun }.to_field()), place(7, lun));
+            assert_eq!(Address::of_field(Place { target: 7, lun }.to_field()), address(7, lun));
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What the commands do, by family. A handler judges its own fields; what is the same for all is done before.
+//! Command handlers, by family. A handler validates the fields of its command; checks that all commands share run
+//! before.
 
 pub(crate) mod capacity;
 pub(crate) mod inquiry;

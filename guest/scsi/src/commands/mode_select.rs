@@ -6,56 +6,56 @@ use crate::commands::mode::{PAGES, Page, block_descriptor};
 use crate::sense::Sense;
 use crate::unit::{LogicalUnit, flag};
 
-/// What differs between MODE SELECT (6) and (10).
+/// Differences between MODE SELECT(6) and (10).
 struct Form {
     header: usize,
-    /// The byte of the command that its parameter list length starts in.
+    /// Offset of PARAMETER LIST LENGTH in the CDB.
     length_at: u16,
-    /// BLOCK DESCRIPTOR LENGTH in the header.
+    /// Offset of BLOCK DESCRIPTOR LENGTH in the header.
     descriptor_len_at: usize,
 }
 
-/// Flags to be set and to be cleared.
+/// Flags to set and to clear.
 #[derive(Default)]
 struct Change {
     set: u8,
     clear: u8,
 }
 
-pub(crate) fn select_6(ask: &mut Ask<'_>) -> Begun {
-    let len = ask.cdb.u8(4).into();
-    select(ask, len, &Form { header: 4, length_at: 4, descriptor_len_at: 3 })
+pub(crate) fn select_6(cmd: &mut Ask<'_>) -> Begun {
+    let len = cmd.cdb.u8(4).into();
+    select(cmd, len, &Form { header: 4, length_at: 4, descriptor_len_at: 3 })
 }
 
-pub(crate) fn select_10(ask: &mut Ask<'_>) -> Begun {
-    let len = ask.cdb.u16(7).into();
-    select(ask, len, &Form { header: 8, length_at: 7, descriptor_len_at: 6 })
+pub(crate) fn select_10(cmd: &mut Ask<'_>) -> Begun {
+    let len = cmd.cdb.u16(7).into();
+    select(cmd, len, &Form { header: 8, length_at: 7, descriptor_len_at: 6 })
 }
 
-fn select(ask: &Ask<'_>, len: usize, form: &Form) -> Begun {
-    // SP: nothing can be saved. PF: pages, not a vendor's own format.
-    ask.zero(1, 0x01)?;
-    if !ask.cdb.has(1, 0x10) {
+fn select(cmd: &Ask<'_>, len: usize, form: &Form) -> Begun {
+    // SP: parameters cannot be saved. PF: pages, not a vendor's format.
+    cmd.zero(1, 0x01)?;
+    if !cmd.cdb.has(1, 0x10) {
         return Err(Sense::in_command(1, Some(4)).into());
     }
     if len == 0 {
-        return ask.good();
+        return cmd.good();
     }
-    let list = ask.parameters(len)?;
-    let change = parse(ask.unit, &list, form)?;
-    let unit = ask.unit;
+    let list = cmd.parameters(len)?;
+    let change = parse(cmd.unit, &list, form)?;
+    let unit = cmd.unit;
     let changed = unit.set_flags(change.set, true) | unit.set_flags(change.clear, false);
     if changed {
-        unit.tell_others(Some(ask.nexus), Attention::ModeParametersChanged);
+        unit.tell_others(Some(cmd.nexus), Attention::ModeParametersChanged);
     }
     if change.set & flag::WRITE_THROUGH != 0 && changed {
-        // From now on an answered write is durable, so those that were answered before become so too.
+        // From now on a completed write is durable; the flush makes earlier ones durable too.
         return Ok(Ask::flush(len as u64));
     }
     Ok(crate::Step::End(crate::Ending::good(len as u64)))
 }
 
-/// Judges the whole list before anything is changed.
+/// Parses and validates the whole list before anything is changed.
 fn parse(unit: &LogicalUnit, list: &[u8], form: &Form) -> Result<Change, Sense> {
     let too_short = Sense::PARAMETER_LIST_LENGTH.at(form.length_at, None);
     if list.len() < form.header {
@@ -92,13 +92,13 @@ fn parse(unit: &LogicalUnit, list: &[u8], form: &Form) -> Result<Change, Sense> 
     Ok(change)
 }
 
-/// Capacity and block length stay what they are: the same values, or the ones that mean "as it is".
+/// Checks that capacity and block length do not change: they have the current values, or those that mean "unchanged".
 fn check_descriptor(unit: &LogicalUnit, found: &[u8], long: bool, at: usize) -> Result<(), Sense> {
     let (blocks_len, length_at) = if long { (8, 12) } else { (4, 5) };
     let current = block_descriptor(unit, long);
     let blocks = &found[..blocks_len];
-    let as_it_is = blocks.iter().all(|byte| *byte == 0) || blocks.iter().all(|byte| *byte == 0xff);
-    if !as_it_is && blocks != &current[..blocks_len] {
+    let unchanged = blocks.iter().all(|byte| *byte == 0) || blocks.iter().all(|byte| *byte == 0xff);
+    if !unchanged && blocks != &current[..blocks_len] {
         return Err(Sense::in_parameters(at as u16, None));
     }
     if found[length_at..] != current[length_at..] {
@@ -107,7 +107,7 @@ fn check_descriptor(unit: &LogicalUnit, found: &[u8], long: bool, at: usize) -> 
     Ok(())
 }
 
-/// Only bits that are said to be changeable may differ.
+/// Checks that only changeable bits differ, and adds the page to `change`.
 fn check_page(unit: &LogicalUnit, page: &Page, values: &[u8], at: usize, change: &mut Change) -> Result<(), Sense> {
     let current = page.values(unit.flags());
     let changeable = page.changeable();
@@ -119,10 +119,10 @@ fn check_page(unit: &LogicalUnit, page: &Page, values: &[u8], at: usize, change:
         }
     }
     for bit in page.bits {
-        let (one, other) = (&mut change.set, &mut change.clear);
+        let (set, clear) = (&mut change.set, &mut change.clear);
         let on = (values[bit.byte] & bit.mask != 0) != bit.inverted;
-        // A page that is given twice counts as it is given last.
-        let (gains, loses) = if on { (one, other) } else { (other, one) };
+        // The last one of duplicate pages counts.
+        let (gains, loses) = if on { (set, clear) } else { (clear, set) };
         *gains |= bit.flag;
         *loses &= !bit.flag;
     }

@@ -1,4 +1,4 @@
-//! RESERVE and RELEASE, PERSISTENT RESERVE IN and OUT: how `reservation` is reached.
+//! RESERVE and RELEASE, PERSISTENT RESERVE IN and OUT, which `reservation` implements.
 
 use std::sync::Arc;
 
@@ -8,22 +8,22 @@ use crate::ask::{Ask, Begun};
 use crate::sequence::{Kind, Relay, Sequence, Settle};
 use crate::step::{Ending, Step};
 
-pub(crate) fn reserve_or_release(ask: &mut Ask<'_>) -> Begun {
-    ask.nexus.party().reserve_or_release(ask.cdb.bytes())?;
-    ask.good()
+pub(crate) fn reserve_or_release(cmd: &mut Ask<'_>) -> Begun {
+    cmd.nexus.party().reserve_or_release(cmd.cdb.bytes())?;
+    cmd.good()
 }
 
-pub(crate) fn persistent_in(ask: &mut Ask<'_>) -> Begun {
-    ask.nexus.party().persistent_in(ask.cdb.bytes(), &mut ask.work.reply)?;
-    ask.reply(ask.cdb.u16(7).into())
+pub(crate) fn persistent_in(cmd: &mut Ask<'_>) -> Begun {
+    cmd.nexus.party().persistent_in(cmd.cdb.bytes(), &mut cmd.work.reply)?;
+    cmd.reply(cmd.cdb.u16(7).into())
 }
 
-/// Executed now; it is answered when the new state is kept and the commands that it aborts have ended.
-pub(crate) fn persistent_out(ask: &mut Ask<'_>) -> Begun {
+/// Executes the command. It completes when the new state is durable and the commands that it aborts have completed.
+pub(crate) fn persistent_out(cmd: &mut Ask<'_>) -> Begun {
     let relay = Arc::<Relay>::default();
     let done: Arc<dyn Wake> = relay.clone();
-    let accepted = ask.nexus.party().persistent_out(ask.cdb.bytes(), &ask.data_out, &done)?;
-    let tasks = accepted.abort.iter().filter_map(|name| ask.unit.nexus(name)?.tasks());
+    let accepted = cmd.nexus.party().persistent_out(cmd.cdb.bytes(), &cmd.data_out, &done)?;
+    let tasks = accepted.abort.iter().filter_map(|name| cmd.unit.nexus(name)?.tasks());
     let aborted: Vec<_> = tasks.map(|tasks| tasks.abort(Arc::clone(&done))).collect();
     if accepted.kept.is_none() && aborted.is_empty() {
         return Ok(Step::End(Ending::good(accepted.transferred)));

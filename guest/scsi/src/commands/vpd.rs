@@ -14,75 +14,75 @@ const PROVISIONING: u8 = 0xb2;
 
 const PAGES: [u8; 6] = [SUPPORTED, SERIAL, IDENTIFICATION, BLOCK_LIMITS, CHARACTERISTICS, PROVISIONING];
 
-/// Most bytes of a serial number that are told: a page must stay readable in 255 bytes.
+/// Maximum length of a reported serial number: a page must be readable in 255 bytes.
 const MAX_TEXT: usize = 64;
 
-/// Bytes after the header of the pages of SBC-3.
+/// Page length of the SBC-3 pages.
 const BLOCK_PAGE: usize = 0x3c;
 
-/// Puts page `code` in `reply`.
-pub(crate) fn page(code: u8, unit: &LogicalUnit, reply: &mut Vec<u8>) -> Result<(), Sense> {
-    reply.extend([0, code, 0, 0]);
+/// Appends page `code` to `data_in`.
+pub(crate) fn page(code: u8, unit: &LogicalUnit, data_in: &mut Vec<u8>) -> Result<(), Sense> {
+    data_in.extend([0, code, 0, 0]);
     match code {
-        SUPPORTED => reply.extend(PAGES),
-        SERIAL => reply.extend(printable(&unit.identity().serial).take(MAX_TEXT)),
-        IDENTIFICATION => identification(unit, reply),
-        BLOCK_LIMITS => block_limits(unit, reply),
+        SUPPORTED => data_in.extend(PAGES),
+        SERIAL => data_in.extend(printable(&unit.identity().serial).take(MAX_TEXT)),
+        IDENTIFICATION => identification(unit, data_in),
+        BLOCK_LIMITS => block_limits(unit, data_in),
         CHARACTERISTICS => {
-            // A medium that does not rotate.
-            reply.extend([0x00, 0x01]);
-            reply.resize(4 + BLOCK_PAGE, 0);
+            // Non-rotating medium.
+            data_in.extend([0x00, 0x01]);
+            data_in.resize(4 + BLOCK_PAGE, 0);
         }
-        PROVISIONING => provisioning(unit, reply),
+        PROVISIONING => provisioning(unit, data_in),
         _ => {
-            reply.clear();
+            data_in.clear();
             return Err(Sense::in_command(2, None));
         }
     }
-    let len = (reply.len() - 4) as u16;
-    reply[2..4].copy_from_slice(&len.to_be_bytes());
+    let len = (data_in.len() - 4) as u16;
+    data_in[2..4].copy_from_slice(&len.to_be_bytes());
     Ok(())
 }
 
-/// Designators of the unit: a locally assigned NAA, and the same digits behind the vendor. Not the name itself, which may tell a
-/// guest of its host.
-fn identification(unit: &LogicalUnit, reply: &mut Vec<u8>) {
+/// Device Identification page: a locally assigned NAA designator, and a T10 vendor ID designator with the same
+/// digits. The name itself is not reported, as it may reveal something of the host.
+fn identification(unit: &LogicalUnit, data_in: &mut Vec<u8>) {
     let identity = unit.identity();
     let number = locally_assigned(&identity.name);
-    reply.extend([0x01, 0x03, 0, 8]);
-    reply.extend(number.to_be_bytes());
-    reply.extend([0x02, 0x01, 0, 8 + 16]);
-    padded(&identity.vendor, 8, reply);
-    reply.extend(format!("{number:016x}").bytes());
+    data_in.extend([0x01, 0x03, 0, 8]);
+    data_in.extend(number.to_be_bytes());
+    data_in.extend([0x02, 0x01, 0, 8 + 16]);
+    padded(&identity.vendor, 8, data_in);
+    data_in.extend(format!("{number:016x}").bytes());
 }
 
-fn block_limits(unit: &LogicalUnit, reply: &mut Vec<u8>) {
-    let bounds = unit.bounds();
-    // WSNZ: WRITE SAME of no blocks does not mean "to the end".
-    reply.extend([0x01, bounds.compare]);
-    reply.extend(bounds.granularity.to_be_bytes());
-    reply.extend(bounds.transfer.to_be_bytes());
-    reply.extend(bounds.optimal_transfer.to_be_bytes());
-    reply.extend([0; 4]);
-    if let Some(unmap) = bounds.unmap {
-        reply.extend(unmap.blocks.to_be_bytes());
-        reply.extend(unmap.descriptors.to_be_bytes());
-        reply.extend(unmap.granularity.to_be_bytes());
+fn block_limits(unit: &LogicalUnit, data_in: &mut Vec<u8>) {
+    let limits = unit.bounds();
+    // WSNZ: WRITE SAME of zero blocks does not mean "to the end".
+    data_in.extend([0x01, limits.compare]);
+    data_in.extend(limits.granularity.to_be_bytes());
+    data_in.extend(limits.transfer.to_be_bytes());
+    data_in.extend(limits.optimal_transfer.to_be_bytes());
+    data_in.extend([0; 4]);
+    if let Some(unmap) = limits.unmap {
+        data_in.extend(unmap.blocks.to_be_bytes());
+        data_in.extend(unmap.descriptors.to_be_bytes());
+        data_in.extend(unmap.granularity.to_be_bytes());
         // UGAVALID, and the alignment, which is 0.
-        reply.extend([0x80, 0, 0, 0]);
+        data_in.extend([0x80, 0, 0, 0]);
     } else {
-        reply.extend([0; 16]);
+        data_in.extend([0; 16]);
     }
-    reply.extend(u64::from(bounds.same).to_be_bytes());
-    reply.resize(4 + BLOCK_PAGE, 0);
+    data_in.extend(u64::from(limits.same).to_be_bytes());
+    data_in.resize(4 + BLOCK_PAGE, 0);
 }
 
-fn provisioning(unit: &LogicalUnit, reply: &mut Vec<u8>) {
-    let bounds = unit.bounds();
-    let unmap = bounds.unmap.is_some();
-    // WRITE SAME can unmap where what it leaves reads as it must.
-    let same = bounds.unmapped_reads_zeroes();
+fn provisioning(unit: &LogicalUnit, data_in: &mut Vec<u8>) {
+    let limits = unit.bounds();
+    let unmap = limits.unmap.is_some();
+    // WRITE SAME can unmap if unmapped blocks read as zeroes.
+    let same = limits.unmapped_reads_zeroes();
     let flags = u8::from(unmap) << 7 | u8::from(same) << 6 | u8::from(same) << 5 | u8::from(same) << 2;
-    // Thin provisioned, or not provisioned by blocks at all.
-    reply.extend([0, flags, if unmap { 2 } else { 0 }, 0]);
+    // Thin provisioned, or fully provisioned.
+    data_in.extend([0, flags, if unmap { 2 } else { 0 }, 0]);
 }

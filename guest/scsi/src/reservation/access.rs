@@ -1,6 +1,6 @@
-//! What a reservation lets other nexuses do.
+//! Access that a reservation leaves to other nexuses.
 
-/// Kind of reservation. Source: SPC-4 section 6.15.3.4, table "PERSISTENT RESERVATION TYPE field".
+/// Type of a persistent reservation. Source: SPC-4 section 6.15.3.4, table "PERSISTENT RESERVATION TYPE field".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
@@ -19,7 +19,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All kinds.
+    /// All types.
     pub const ALL: [Kind; 6] = [
         Kind::WriteExclusive,
         Kind::ExclusiveAccess,
@@ -29,17 +29,17 @@ impl Kind {
         Kind::ExclusiveAccessAllRegistrants,
     ];
 
-    /// From the TYPE field.
+    /// Decodes the TYPE field.
     pub fn from_code(code: u8) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| *kind as u8 == code)
     }
 
-    /// Whether every registered nexus holds it.
+    /// Returns true if every registered nexus holds it.
     pub fn all_registrants(self) -> bool {
         matches!(self, Kind::WriteExclusiveAllRegistrants | Kind::ExclusiveAccessAllRegistrants)
     }
 
-    /// Whether a nexus need only be registered to do what the holder may.
+    /// Returns true if a nexus needs only a registration to have the holder's rights.
     pub fn admits_registered(self) -> bool {
         !matches!(self, Kind::WriteExclusive | Kind::ExclusiveAccess)
     }
@@ -49,8 +49,9 @@ impl Kind {
     }
 }
 
-/// What commands are to a reservation. Source: SPC-4 section 5.12.1 ("SPC commands that are allowed in the presence of various
-/// reservations"), SBC-3 section 4.17 (the same for block commands), SPC-2 section 5.5.1 and annex B for RESERVE(6) and (10):
+/// Class of a command under a reservation. Source: SPC-4 section 5.12.1 ("SPC commands that are allowed in the
+/// presence of various reservations"), SBC-3 section 4.17 (the same for block commands), SPC-2 section 5.5.1 and
+/// annex B for RESERVE(6) and (10):
 ///
 /// | class | commands | RESERVE of another | Write Exclusive | Exclusive Access |
 /// |---|---|---|---|---|
@@ -59,22 +60,22 @@ impl Kind {
 /// | `Read` | READ, VERIFY, PRE-FETCH, GET LBA STATUS, READ DEFECT DATA, MODE SENSE, REPORT SUPPORTED OPERATION CODES, REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS, READ BUFFER, RECEIVE DIAGNOSTIC RESULTS | conflict | allowed | conflict |
 /// | `Write` | WRITE, WRITE AND VERIFY, WRITE SAME, COMPARE AND WRITE, ORWRITE, UNMAP, SYNCHRONIZE CACHE, FORMAT UNIT, MODE SELECT, LOG SELECT, SEND DIAGNOSTIC, WRITE BUFFER, START STOP UNIT and PREVENT ALLOW MEDIUM REMOVAL otherwise | conflict | conflict | conflict |
 ///
-/// The holder of a reservation may do all, and so may any registered nexus under the registrants-only and all-registrants kinds. RESERVE,
-/// RELEASE, PERSISTENT RESERVE IN and OUT decide for themselves.
+/// The holder of a reservation may send all commands, and so may any registered nexus under the registrants-only and
+/// all-registrants types. RESERVE, RELEASE, PERSISTENT RESERVE IN and OUT check reservations themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Access {
     /// Allowed under any reservation.
     Always,
-    /// Tells whether the unit is ready.
+    /// Reports whether the logical unit is ready.
     Status,
     /// Reads the medium, or parameters that the holder may be changing.
     Read,
-    /// Changes the medium or the unit.
+    /// Changes the medium or the logical unit.
     Write,
 }
 
-/// The classes that one nexus may use.
+/// Classes of commands that one nexus may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rights(pub u8);
 
@@ -92,7 +93,8 @@ impl Rights {
         Rights(bits)
     }
 
-    /// Of a nexus under another one's persistent reservation, from which being registered does not exempt it.
+    /// Returns the rights of a nexus under another one's persistent reservation, from which a registration does not
+    /// exempt it.
     pub fn beside(kind: Kind) -> Rights {
         const WRITE_EXCLUSIVE: Rights = Rights::of(&[Access::Always, Access::Status, Access::Read]);
         const EXCLUSIVE_ACCESS: Rights = Rights::of(&[Access::Always, Access::Status]);

@@ -1,5 +1,5 @@
-//! All reservations of a unit, for whoever serves it next while its initiators go on: what a [`Keeper`](super::Keeper) keeps and what ends
-//! with a loss of power, which this is none.
+//! Snapshot of all reservations of a logical unit, for the process that serves it next while its initiators continue:
+//! what a [`ReservationStore`](super::ReservationStore) holds, and the state that would end with a power loss.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::kept::{self, KeptNexus, KeptRegistration, KeptReservation, RestoreErr
 use super::state::State;
 use super::{Effects, NexusName, Reservations, Ticket};
 
-/// They as text. What stands at its default is left out.
+/// Snapshot of reservations. Fields with default values are left out of the text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Carried {
@@ -36,19 +36,19 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-/// Those that a unit can have, not yet in force.
+/// Validated reservations, not yet applied.
 #[derive(Debug)]
 pub struct Judged(State);
 
 impl Judged {
-    /// Whether an initiator has something by its name.
+    /// Returns true if no initiator has a registration or a RESERVE.
     pub fn is_empty(&self) -> bool {
         self.0.registrations.is_empty() && self.0.reserved.is_none()
     }
 }
 
 impl Reservations {
-    /// As they are now.
+    /// Returns a snapshot of the current reservations.
     pub fn carried(&self) -> Carried {
         let inner = self.lock();
         let state = &inner.state;
@@ -61,10 +61,11 @@ impl Reservations {
         }
     }
 
-    /// Whether the unit can have them.
+    /// Validates a snapshot for this logical unit.
     ///
     /// # Errors
-    /// When no unit can, or this one has nowhere to keep what is to outlive a loss of power, or not the nexus that reserved it.
+    /// If it is inconsistent, needs a store that this logical unit lacks, or has a RESERVE of a nexus that does not
+    /// exist here.
     pub fn judge(&self, carried: Carried) -> Result<Judged, RestoreError> {
         let Carried { generation, aptpl, registrations, reservation, reserved } = carried;
         let (registrations, reservation) = kept::judge_held(registrations, reservation)?;
@@ -95,25 +96,26 @@ impl Reservations {
             }
         }
         drop(inner);
-        // Nothing is under way in a guest that is migrated.
+        // A guest that is migrated has nothing in flight.
         let executed = Executed::default();
         let state = State { generation, persist: aptpl, registrations, reservation, reserved, executed };
-        let kept = kept::write(&state).len() as u64;
-        if kept > LARGEST {
-            // Whoever reads the file at the next start would not.
-            return Err(impossible("registrations", &format!("{kept} bytes to be kept"), "at most 524288"));
+        let file_len = kept::write(&state).len() as u64;
+        if file_len > LARGEST {
+            // The next start would reject the file.
+            return Err(impossible("registrations", &format!("{file_len} bytes to be kept"), "at most 524288"));
         }
         Ok(Judged(state))
     }
 
-    /// These hold from now on, in place of all others. Nobody is told: to the initiators nothing has changed. The ticket, if they are kept
-    /// or were, says when they are on stable storage, and rings `done` then.
+    /// Replaces all reservations. Raises no unit attention, as nothing changes for the initiators. Returns a ticket
+    /// if the old or the new state has APTPL set; it is resolved, and wakes `done`, when the state is on stable
+    /// storage.
     pub fn replace(&self, judged: Judged, done: Arc<dyn Wake>) -> Option<Arc<Ticket>> {
         let mut inner = self.lock();
-        let kept = inner.state.persist || judged.0.persist;
+        let is_persistent = inner.state.persist || judged.0.persist;
         inner.state = judged.0;
         inner.settle(&Effects::default());
-        let keeper = self.keeper.as_ref().filter(|_| kept)?;
-        Some(keeper.save(kept::write(&inner.state), done))
+        let store = self.keeper.as_ref().filter(|_| is_persistent)?;
+        Some(store.save(kept::write(&inner.state), done))
     }
 }

@@ -1,40 +1,41 @@
-//! Which PERSISTENT RESERVE OUTs were executed last: for a process that is killed between a command's execution and its answer. The next one
-//! has the command executed again, and finds what it has changed itself: REGISTER with the old key, CLEAR, PREEMPT and REGISTER AND MOVE would
-//! end with RESERVATION CONFLICT, which nobody who asked deserves.
+//! The PERSISTENT RESERVE OUT commands that were executed last, for a process that is killed between a command's
+//! execution and its completion. The next process replays the command, which then meets its own change: REGISTER with
+//! the old key, CLEAR, PREEMPT and REGISTER AND MOVE would end with RESERVATION CONFLICT, although no other nexus
+//! interfered.
 //!
-//! The list is kept in one piece with the state, so it names exactly the commands whose change is in it.
+//! The list is stored together with the state, so it names exactly the commands whose changes the state has.
 
 use std::collections::VecDeque;
 
 use super::NexusName;
 use super::transport_id::fnv1a;
 
-/// How many are known. A nexus waits for the answer of one before it sends the next.
+/// Number of commands remembered. A nexus waits for the completion of one before it sends the next.
 pub(super) const MOST: usize = 16;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Command {
     pub nexus: NexusName,
-    /// Of the CDB and the parameter list.
+    /// Digest of the CDB and the parameter list.
     pub digest: u64,
-    /// A process before this one executed it, and may not have answered it.
+    /// A previous process executed it, and may not have completed it.
     pub earlier: bool,
 }
 
-/// The last ones, oldest first.
+/// The last commands executed, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Executed {
     pub commands: VecDeque<Command>,
 }
 
-/// What tells one command from another.
+/// Returns a digest that identifies a command.
 pub(super) fn digest(cdb: &[u8], list: &[u8]) -> u64 {
-    // The length keeps the two apart.
+    // The length separates the two.
     fnv1a(&[&cdb.len().to_le_bytes(), cdb, list].concat())
 }
 
 impl Executed {
-    /// One was executed.
+    /// Records an executed command.
     pub fn add(&mut self, nexus: &NexusName, digest: u64) {
         if self.commands.len() >= MOST {
             self.commands.pop_front();
@@ -42,14 +43,14 @@ impl Executed {
         self.commands.push_back(Command { nexus: nexus.clone(), digest, earlier: false });
     }
 
-    /// A command ends with a conflict: whether a process before this one executed it. Once for each, but it stays in the list, for a process
-    /// after this one.
+    /// Returns true if a previous process executed this command, so that its conflict is with its own change. True
+    /// once for each command, which stays in the list for the next process.
     pub fn was_earlier(&mut self, nexus: &NexusName, digest: u64) -> bool {
         let is = |command: &&mut Command| command.earlier && command.digest == digest && command.nexus == *nexus;
         self.commands.iter_mut().find(is).is_some_and(|command| std::mem::take(&mut command.earlier))
     }
 
-    /// Whatever a process before this one left has been executed again, or never will be.
+    /// Ends the replay: commands of a previous process have been replayed or never will be.
     pub fn forget_earlier(&mut self) {
         self.commands.iter_mut().for_each(|command| command.earlier = false);
     }

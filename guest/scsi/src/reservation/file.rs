@@ -1,4 +1,4 @@
-//! A [`Keeper`] in a file.
+//! A [`ReservationStore`] in a file.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -11,11 +11,12 @@ use mqblk_core::Wake;
 
 use super::keeper::{Keeper, Ticket};
 
-/// Most bytes that a file of kept reservations can have: 1024 registrations of less than 512 bytes.
+/// Maximum size of the file: 1024 registrations of less than 512 bytes.
 pub(super) const LARGEST: u64 = 512 << 10;
 
-/// Keeps a unit's reservations in a file: written beside it, synced, put in its place by a rename, and the folder synced, so that the file is
-/// always a whole state. A thread of its own does that; nobody who saves waits for the disk.
+/// Stores a logical unit's reservations in a file. Each state is written to a new file, synced and renamed over the
+/// old one, and the directory is synced, so that the file is always a complete state. A thread does this; callers of
+/// [`save`](ReservationStore::save) do not block.
 #[derive(Debug)]
 pub struct FileKeeper {
     jobs: Option<Sender<Job>>,
@@ -29,37 +30,37 @@ struct Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // Does nothing where it was decided.
+        // Without effect if the ticket is resolved.
         self.ticket.resolve(Err("the thread that keeps reservations has ended".into()));
     }
 }
 
 impl FileKeeper {
-    /// A keeper over `path`, and what the file has now: `None` when there is no such file.
+    /// Opens the store at `path`. Returns it with the content of the file; `None` if there is no such file.
     ///
     /// # Errors
-    /// Those of reading the file, of a file too large to be one of these, and of starting a thread.
+    /// If the file cannot be read, is too large, or the thread cannot be started.
     pub fn open(path: &Path) -> io::Result<(FileKeeper, Option<Vec<u8>>)> {
-        let held = match File::open(path) {
+        let content = match File::open(path) {
             Ok(file) => Some(read(file)?),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
-        let (jobs, taken) = channel();
+        let (jobs, receiver) = channel();
         let path = path.to_owned();
-        let thread = std::thread::Builder::new().name("reservations".into()).spawn(move || keep(&path, &taken))?;
-        Ok((FileKeeper { jobs: Some(jobs), thread: Some(thread) }, held))
+        let thread = std::thread::Builder::new().name("reservations".into()).spawn(move || keep(&path, &receiver))?;
+        Ok((FileKeeper { jobs: Some(jobs), thread: Some(thread) }, content))
     }
 }
 
 fn read(file: File) -> io::Result<Vec<u8>> {
-    let mut held = Vec::new();
-    file.take(LARGEST + 1).read_to_end(&mut held)?;
-    if held.len() as u64 > LARGEST {
+    let mut content = Vec::new();
+    file.take(LARGEST + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > LARGEST {
         let why = format!("larger than {LARGEST} bytes: not a file of kept reservations");
         return Err(io::Error::new(io::ErrorKind::InvalidData, why));
     }
-    Ok(held)
+    Ok(content)
 }
 
 impl Keeper for FileKeeper {
@@ -67,7 +68,7 @@ impl Keeper for FileKeeper {
         let ticket = Ticket::new(done);
         let job = Job { state, ticket: Arc::clone(&ticket) };
         if let Some(jobs) = &self.jobs {
-            // When it cannot be sent it is dropped, which decides the ticket.
+            // If it cannot be sent it is dropped, which resolves the ticket.
             drop(jobs.send(job));
         }
         ticket
@@ -76,7 +77,7 @@ impl Keeper for FileKeeper {
 
 impl Drop for FileKeeper {
     fn drop(&mut self) {
-        // What was given is still written; then the thread ends.
+        // Queued states are still written; then the thread ends.
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
@@ -86,12 +87,12 @@ impl Drop for FileKeeper {
 
 fn keep(path: &Path, jobs: &Receiver<Job>) {
     while let Ok(first) = jobs.recv() {
-        let mut taken = vec![first];
-        taken.extend(jobs.try_iter());
-        let Some(last) = taken.last() else { continue };
+        let mut batch = vec![first];
+        batch.extend(jobs.try_iter());
+        let Some(last) = batch.last() else { continue };
         // The last state replaces those before it.
         let result = replace(path, &last.state).map_err(|error| format!("{}: {error}", path.display()));
-        taken.iter().for_each(|job| job.ticket.resolve(result.clone()));
+        batch.iter().for_each(|job| job.ticket.resolve(result.clone()));
     }
 }
 
@@ -100,13 +101,13 @@ fn replace(path: &Path, state: &[u8]) -> io::Result<()> {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    let beside = PathBuf::from(beside);
-    let mut file = File::create(&beside)?;
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    let temporary = PathBuf::from(temporary);
+    let mut file = File::create(&temporary)?;
     file.write_all(state)?;
     file.sync_all()?;
-    fs::rename(&beside, path)?;
+    fs::rename(&temporary, path)?;
     File::open(folder)?.sync_all()
 }
 
@@ -116,11 +117,11 @@ mod tests {
 
     use super::*;
 
-    struct Told(SyncSender<()>);
+    struct Signal(SyncSender<()>);
 
-    impl Wake for Told {
+    impl Wake for Signal {
         fn wake(&self) {
-            self.0.send(()).expect("room for every ring");
+            self.0.send(()).expect("space for every wakeup");
         }
     }
 
@@ -128,32 +129,32 @@ mod tests {
     fn states_are_replaced_whole_and_in_order() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("unit.reservations");
-        let (keeper, held) = FileKeeper::open(&path).expect("opens");
-        assert_eq!(held, None);
-        let (told, rings) = sync_channel(64);
-        let done: Arc<dyn Wake> = Arc::new(Told(told));
-        let tickets: Vec<_> = (0u8..32).map(|n| keeper.save(vec![n; 100], Arc::clone(&done))).collect();
+        let (store, content) = FileKeeper::open(&path).expect("opens");
+        assert_eq!(content, None);
+        let (sender, wakeups) = sync_channel(64);
+        let done: Arc<dyn Wake> = Arc::new(Signal(sender));
+        let tickets: Vec<_> = (0u8..32).map(|n| store.save(vec![n; 100], Arc::clone(&done))).collect();
         for _ in 0..32 {
-            rings.recv().expect("a ring for each ticket");
+            wakeups.recv().expect("a wakeup for each ticket");
         }
         assert!(tickets.iter().all(|ticket| ticket.result() == Some(Ok(()))));
         assert_eq!(fs::read(&path).expect("there"), vec![31; 100]);
-        let last = keeper.save(b"last".to_vec(), done);
-        drop(keeper);
-        assert_eq!(last.result(), Some(Ok(())), "what was given is written before the keeper ends");
+        let last = store.save(b"last".to_vec(), done);
+        drop(store);
+        assert_eq!(last.result(), Some(Ok(())), "queued states are written before the store is dropped");
         assert_eq!(FileKeeper::open(&path).expect("opens").1.as_deref(), Some(&b"last"[..]));
-        assert_eq!(fs::read_dir(folder.path()).expect("there").count(), 1, "nothing is left beside it");
+        assert_eq!(fs::read_dir(folder.path()).expect("there").count(), 1, "no temporary file is left");
     }
 
     #[test]
-    fn failures_are_told() {
+    fn failures_are_reported() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("gone").join("unit.reservations");
-        let (keeper, held) = FileKeeper::open(&path).expect("no file yet is no failure");
-        assert_eq!(held, None);
-        let (told, rings) = sync_channel(1);
-        let ticket = keeper.save(b"state".to_vec(), Arc::new(Told(told)));
-        rings.recv().expect("a ring");
+        let (store, content) = FileKeeper::open(&path).expect("no file yet is no failure");
+        assert_eq!(content, None);
+        let (sender, wakeups) = sync_channel(1);
+        let ticket = store.save(b"state".to_vec(), Arc::new(Signal(sender)));
+        wakeups.recv().expect("a wakeup");
         let why = ticket.result().expect("decided").expect_err("there is no such folder");
         assert!(why.contains("gone"), "{why}");
         assert!(FileKeeper::open(folder.path()).is_err(), "a folder is no file");

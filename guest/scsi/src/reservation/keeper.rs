@@ -1,36 +1,36 @@
-//! Where reservations are kept when they must outlive a loss of power (APTPL).
+//! Stable storage for reservations that persist through power loss (APTPL).
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use mqblk_core::Wake;
 
-/// Keeps the state of one unit on stable storage.
+/// Stores the reservations of one logical unit on stable storage.
 pub trait Keeper: Send + Sync {
-    /// Takes the whole state, which replaces what was given before. Must not block: workers call it, under a lock. The
-    /// ticket says when it is on stable storage, and rings `done` then. States are given in order; one that a later one replaces before
-    /// it was written need not be written, and is kept when the later one is.
+    /// Saves a state, which replaces all earlier ones. Must not block: workers call it while they hold a lock. The
+    /// ticket is resolved, and wakes `done`, when the state is on stable storage. States are saved in order; one that
+    /// is superseded before it was written need not be written, and counts as saved when the later one is.
     fn save(&self, state: Vec<u8>, done: Arc<dyn Wake>) -> Arc<Ticket>;
 }
 
-/// What becomes of a state that was given to a [`Keeper`].
+/// Pending result of saving a state or of aborting commands.
 pub struct Ticket {
     result: OnceLock<Result<(), String>>,
     done: Arc<dyn Wake>,
 }
 
 impl Ticket {
-    /// Not decided yet; `done` rings when it is.
+    /// Returns an unresolved ticket, which wakes `done` when it is resolved.
     pub fn new(done: Arc<dyn Wake>) -> Arc<Ticket> {
         Arc::new(Ticket { result: OnceLock::new(), done })
     }
 
-    /// `None` while it is not decided; then that it is on stable storage, or why not.
+    /// Returns the result: success or the reason of the failure; `None` while it is pending.
     pub fn result(&self) -> Option<Result<(), String>> {
         self.result.get().cloned()
     }
 
-    /// Decides, once: later calls do nothing.
+    /// Sets the result and wakes the waker. Later calls do nothing.
     pub fn resolve(&self, result: Result<(), String>) {
         if self.result.set(result).is_ok() {
             self.done.wake();

@@ -1,5 +1,6 @@
-//! Registrations and reservations as text, for a [`Keeper`](super::Keeper): JSON with a version and a checksum over what it says. A file that was damaged,
-//! or is something else, must not pass for "no reservations".
+//! Registrations and reservations as text, for a [`ReservationStore`](super::ReservationStore): JSON with a version
+//! and a checksum over its content. A file that is damaged, or has another format, is never read as "no
+//! reservations".
 
 use std::collections::BTreeMap;
 
@@ -14,34 +15,34 @@ use super::{LONGEST_NAME, NexusName};
 const FORMAT: &str = "mqblk-reservations";
 const VERSION: u32 = 1;
 
-/// Why kept reservations were not taken.
+/// Reason why stored reservations cannot be restored.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum RestoreError {
-    /// Not JSON of the expected shape.
+    /// Not JSON of the expected structure.
     #[error("kept reservations are not readable: {0}")]
     Unreadable(String),
-    /// Something else's file.
+    /// A file of another format.
     #[error("kept reservations: `format` is {0:?}, expected {FORMAT:?}")]
     Foreign(String),
     /// Written by another version.
     #[error("kept reservations: `version` is {0}, expected {VERSION}")]
     Version(u64),
-    /// Not what was written.
+    /// The content does not match its checksum.
     #[error("kept reservations are damaged: `checksum` is {found}, of the content {expected}")]
     Checksum {
-        /// What the file says.
+        /// Checksum in the file.
         found: String,
-        /// What its content gives.
+        /// Checksum of its content.
         expected: String,
     },
-    /// Readable, but not a state that there can be.
+    /// A field has an invalid value.
     #[error("kept reservations: {field}: {found}, expected {expected}")]
     Impossible {
-        /// Which field.
+        /// Field name.
         field: &'static str,
-        /// What it says.
+        /// Its value.
         found: String,
-        /// What it should say.
+        /// The expected value.
         expected: &'static str,
     },
 }
@@ -55,7 +56,7 @@ struct File {
     state: Content,
 }
 
-/// What is read first, of any file.
+/// Fields that identify a file; read first.
 #[derive(Deserialize)]
 struct Head {
     format: String,
@@ -65,12 +66,12 @@ struct Head {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Content {
-    /// The last APTPL bit. When it is false nothing is kept.
+    /// The last APTPL bit. If false nothing else is stored.
     aptpl: bool,
     registrations: Vec<KeptRegistration>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reservation: Option<KeptReservation>,
-    /// Commands whose change this has, oldest first.
+    /// Commands whose changes the state has, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     executed: Vec<KeptCommand>,
 }
@@ -87,7 +88,7 @@ struct KeptCommand {
 #[serde(deny_unknown_fields)]
 pub(super) struct KeptRegistration {
     nexus: KeptNexus,
-    /// In hexadecimal, as tools show it.
+    /// In hexadecimal, as tools print it.
     key: String,
 }
 
@@ -106,7 +107,7 @@ pub(super) struct KeptReservation {
     holder: Option<KeptNexus>,
 }
 
-/// Names of the kinds in the file.
+/// Names of the reservation types in the file.
 const KINDS: [(Kind, &str); 6] = [
     (Kind::WriteExclusive, "write-exclusive"),
     (Kind::ExclusiveAccess, "exclusive-access"),
@@ -123,12 +124,12 @@ impl From<&NexusName> for KeptNexus {
 }
 
 fn checksum(content: &Content) -> String {
-    // Over the text without spaces, so that a file may be indented by hand.
+    // Over the text without whitespace, so that a file may be reformatted.
     let text = serde_json::to_vec(content).unwrap_or_default();
     format!("{:016x}", fnv1a(&text))
 }
 
-/// The text of a state. PRGENERATION and RESERVE(6) and (10) do not outlive a loss of power.
+/// Encodes a state. PRGENERATION, RESERVE(6) and RESERVE(10) do not persist through power loss.
 pub(super) fn write(state: &State) -> Vec<u8> {
     let (registrations, reservation, executed) = match state.persist {
         true => (registrations(state), reservation(state), executed(state)),
@@ -164,7 +165,7 @@ pub(super) fn reservation(state: &State) -> Option<KeptReservation> {
     })
 }
 
-/// The state that a text says.
+/// Decodes a state.
 pub(super) fn read(text: &[u8]) -> Result<State, RestoreError> {
     let unreadable = |error: serde_json::Error| RestoreError::Unreadable(error.to_string());
     let head: Head = serde_json::from_slice(text).map_err(unreadable)?;
@@ -219,7 +220,7 @@ fn hexadecimal(text: &str) -> Option<u64> {
     text.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok())
 }
 
-/// Registrations, and a reservation that goes with them.
+/// Validates registrations and the reservation that goes with them.
 pub(super) fn judge_held(
     kept: Vec<KeptRegistration>,
     reservation: Option<KeptReservation>,

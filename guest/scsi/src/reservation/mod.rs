@@ -1,9 +1,11 @@
-//! Reservations: which nexuses may use a unit. RESERVE and RELEASE of SPC-2, persistent reservations of SPC-4 (section 5.12).
+//! Reservations: which nexuses may use a logical unit. RESERVE and RELEASE of SPC-2, persistent reservations of SPC-4
+//! (section 5.12).
 //!
-//! [`Reservations`] belongs to a unit; a nexus gets its [`Party`] by joining. What a nexus may do is worked out whenever something changes
-//! and lies in one byte of its own, so that a READ or WRITE costs one relaxed load. `state` is what the standard says, without locks;
-//! `out` and `report` are PERSISTENT RESERVE OUT and IN; `kept` is the state as text, which a [`Keeper`] keeps where APTPL asks for it;
-//! `carried` is what goes with a guest that is migrated, and `executed` what a process leaves that is killed.
+//! [`Reservations`] belongs to a logical unit; each nexus has a [`ReservationHandle`]. The access rights of a nexus
+//! are computed on each change and stored in one byte of its own, so that READ and WRITE cost one relaxed load.
+//! `state` implements the standard, without locks; `reserve_out` and `reserve_in` are PERSISTENT RESERVE OUT and IN;
+//! `stored` is the state as text, which a [`ReservationStore`] holds if APTPL is set; `snapshot` is the state that
+//! moves with a guest that is migrated, and `executed` helps the process after one that was killed.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -37,10 +39,11 @@ use access::Rights;
 use out::{Action, Request};
 use state::{Effects, State};
 
-/// Bytes of the longest name of an initiator port.
+/// Maximum length of the name of an initiator port, in bytes.
 pub const LONGEST_NAME: usize = 255;
 
-/// An I_T nexus: an initiator port and a target port. Ordered and kept by name, so it must be the same after a restart.
+/// Name of an I_T nexus: an initiator port and a target port. Registrations are stored by it, so it must be the same
+/// after a restart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NexusName {
     /// Name of the initiator port; its SAS address in TransportIDs is made from it ([`locally_assigned`]).
@@ -61,19 +64,20 @@ impl fmt::Display for NexusName {
     }
 }
 
-/// Why a command was not executed.
+/// Reason why a command was not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// RESERVATION CONFLICT status.
+    /// Ends with RESERVATION CONFLICT.
     Conflict,
-    /// CHECK CONDITION status.
+    /// Ends with CHECK CONDITION and this sense data.
     Check(Sense),
-    /// The initiator sent less than the parameter list length says: [`Step::Overrun`](crate::Step::Overrun).
+    /// The data-out buffer is shorter than the parameter list length:
+    /// [`CommandAction::Overrun`](crate::CommandAction::Overrun).
     Overrun,
 }
 
 impl Refusal {
-    /// The command's ending; `None` for [`Refusal::Overrun`], which each transport answers in its own way.
+    /// Returns the command's completion; `None` for [`ReservationError::Overrun`], which is up to the transport.
     pub const fn ending(self) -> Option<Ending> {
         match self {
             Refusal::Conflict => Some(Ending { status: Status::ReservationConflict, sense: None, transferred: 0 }),
@@ -83,37 +87,38 @@ impl Refusal {
     }
 }
 
-/// A PERSISTENT RESERVE OUT that was executed.
+/// Result of a PERSISTENT RESERVE OUT that was executed.
 #[derive(Debug)]
 pub struct Accepted {
-    /// Answer when this says that the state is on stable storage. When it could not be kept the state is changed nevertheless.
+    /// Resolved when the state is on stable storage; the command completes then. The state is changed even if it
+    /// cannot be saved.
     pub kept: Option<Arc<Ticket>>,
-    /// Nexuses other than the sender whose commands PREEMPT AND ABORT ends, before it is answered.
+    /// Other nexuses whose commands PREEMPT AND ABORT aborts before it completes.
     pub abort: Vec<NexusName>,
     /// Bytes of the parameter list.
     pub transferred: u64,
 }
 
-/// Why a nexus could not join.
+/// Reason why a nexus cannot be added.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum JoinError {
-    /// It is there already.
+    /// The name is in use.
     #[error("nexus {0}: the unit has a nexus of this name already")]
     Twice(NexusName),
-    /// Its initiator port's address is that of another name.
+    /// The initiator port's address is that of another name.
     #[error("nexus {name}: its initiator port gets the same address as {other}; choose another name")]
     SameAddress {
-        /// Who joins.
+        /// The new nexus.
         name: NexusName,
-        /// Who has that address.
+        /// The nexus with that address.
         other: NexusName,
     },
-    /// No name, or too long a one.
+    /// The name is empty or too long.
     #[error("nexus {0}: the initiator port's name must have 1 to {LONGEST_NAME} bytes")]
     Name(NexusName),
 }
 
-/// The reservations of one unit.
+/// Reservations of one logical unit.
 pub struct Reservations {
     keeper: Option<Arc<dyn Keeper>>,
     inner: Mutex<Inner>,
@@ -124,7 +129,7 @@ struct Inner {
     seats: Vec<Arc<Seat>>,
 }
 
-/// What one nexus's commands look at.
+/// State of one nexus that its commands check.
 #[derive(Debug)]
 struct Seat {
     name: NexusName,
@@ -140,105 +145,108 @@ impl fmt::Debug for Reservations {
 }
 
 impl Inner {
-    /// Gives effect to a change: the rights first, so that nobody hears of it before it holds.
+    /// Applies the effects of a change: the rights first, so that no unit attention comes before the change holds.
     fn settle(&self, effects: &Effects) {
-        for seat in &self.seats {
-            seat.rights.store(self.state.rights(&seat.name).0, Ordering::Relaxed);
+        for entry in &self.seats {
+            entry.rights.store(self.state.rights(&entry.name).0, Ordering::Relaxed);
         }
         for (nexus, attention) in &effects.told {
-            if let Some(seat) = self.seats.iter().find(|seat| seat.name == *nexus) {
-                seat.attentions.raise(*attention);
+            if let Some(entry) = self.seats.iter().find(|entry| entry.name == *nexus) {
+                entry.attentions.raise(*attention);
             }
         }
     }
 
     fn execute(&mut self, from: &NexusName, request: Request) -> Result<Effects, Refusal> {
-        let known: Vec<NexusName> = self.seats.iter().map(|seat| seat.name.clone()).collect();
+        let known: Vec<NexusName> = self.seats.iter().map(|entry| entry.name.clone()).collect();
         let (state, presented) = (&mut self.state, request.presented);
         match request.action {
-            Action::Register(ask) => state.register(from, &ask, &known),
+            Action::Register(params) => state.register(from, &params, &known),
             Action::Reserve(kind) => state.reserve(from, presented, kind),
             Action::Release(kind) => state.release(from, presented, kind),
             Action::Clear => state.clear(from, presented),
             Action::Preempt { victim, kind, abort } => state.preempt(from, presented, victim, kind, abort),
-            Action::Move(ask) => state.register_and_move(from, presented, &ask, &known),
+            Action::Move(params) => state.register_and_move(from, presented, &params, &known),
         }
     }
 }
 
 impl Reservations {
-    /// None yet. Without a keeper APTPL is refused.
-    pub fn new(keeper: Option<Arc<dyn Keeper>>) -> Arc<Reservations> {
-        Reservations::of(State::default(), keeper)
+    /// Returns an empty set. Without a store APTPL is rejected.
+    pub fn new(store: Option<Arc<dyn Keeper>>) -> Arc<Reservations> {
+        Reservations::of(State::default(), store)
     }
 
-    /// Those that a keeper kept.
+    /// Restores reservations from a store.
     ///
     /// # Errors
-    /// When the text is not what was given to a keeper. It must not be replaced by an empty state then: the disk's users rely
-    /// on their reservations.
-    pub fn restore(kept: &[u8], keeper: Option<Arc<dyn Keeper>>) -> Result<Arc<Reservations>, RestoreError> {
-        Ok(Reservations::of(kept::read(kept)?, keeper))
+    /// If the text is not what was saved. It must not be replaced by an empty state then: the disk's users rely on
+    /// their reservations.
+    pub fn restore(saved: &[u8], store: Option<Arc<dyn Keeper>>) -> Result<Arc<Reservations>, RestoreError> {
+        Ok(Reservations::of(kept::read(saved)?, store))
     }
 
-    fn of(state: State, keeper: Option<Arc<dyn Keeper>>) -> Arc<Reservations> {
-        Arc::new(Reservations { keeper, inner: Mutex::new(Inner { state, seats: Vec::new() }) })
+    fn of(state: State, store: Option<Arc<dyn Keeper>>) -> Arc<Reservations> {
+        Arc::new(Reservations { keeper: store, inner: Mutex::new(Inner { state, seats: Vec::new() }) })
     }
 
-    /// A nexus appears. If it was registered before, it is again. Its unit attentions about reservations are raised in `attentions`.
+    /// Adds a nexus, with the registration that its name has. Unit attentions about reservations are raised in
+    /// `attentions`.
     ///
     /// # Errors
-    /// When its name cannot be told from another one's.
+    /// If the name or its address is in use, or the name is invalid.
     pub fn join(self: &Arc<Reservations>, name: NexusName, attentions: Arc<Attentions>) -> Result<Party, JoinError> {
         if name.initiator.is_empty() || name.initiator.len() > LONGEST_NAME {
             return Err(JoinError::Name(name));
         }
         let mut inner = self.lock();
-        if inner.seats.iter().any(|seat| seat.name == name) {
+        if inner.seats.iter().any(|entry| entry.name == name) {
             return Err(JoinError::Twice(name));
         }
         let registered = inner.state.registrations.iter().map(|held| &held.nexus);
         let same_address = |other: &&NexusName| other.initiator != name.initiator && other.address() == name.address();
-        if let Some(other) = inner.seats.iter().map(|seat| &seat.name).chain(registered).find(same_address) {
+        if let Some(other) = inner.seats.iter().map(|entry| &entry.name).chain(registered).find(same_address) {
             return Err(JoinError::SameAddress { other: other.clone(), name });
         }
         let rights = AtomicU8::new(inner.state.rights(&name).0);
-        let seat = Arc::new(Seat { name, rights, attentions });
-        inner.seats.push(Arc::clone(&seat));
-        Ok(Party { reservations: Arc::clone(self), seat })
+        let entry = Arc::new(Seat { name, rights, attentions });
+        inner.seats.push(Arc::clone(&entry));
+        Ok(Party { reservations: Arc::clone(self), seat: entry })
     }
 
-    /// The unit was reset: RESERVE ends, persistent reservations stay (SPC-2 section 5.5.1, SPC-4 section 5.12.5).
+    /// Handles a reset of the logical unit: RESERVE ends, persistent reservations stay (SPC-2 section 5.5.1, SPC-4
+    /// section 5.12.5).
     pub fn reset(&self) {
         let mut inner = self.lock();
         inner.state.reserved = None;
         inner.settle(&Effects::default());
     }
 
-    /// Commands that a process before this one had under way have been executed again, or never will be: from here on a conflict is one.
+    /// Ends the replay of commands that a previous process had in flight: from here on a conflict is real.
     pub fn resume_ended(&self) {
         self.lock().state.executed.forget_earlier();
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Each action leaves a whole state or does nothing; it cannot panic half way.
+        // Each action is complete or has no effect; it cannot panic half way.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends a RESERVE of this nexus.
+    /// Ends a RESERVE of this nexus, and removes the nexus if `leaves`.
     fn lose(&self, name: &NexusName, leaves: bool) {
         let mut inner = self.lock();
         if inner.state.reserved.as_ref() == Some(name) {
             inner.state.reserved = None;
         }
         if leaves {
-            inner.seats.retain(|seat| seat.name != *name);
+            inner.seats.retain(|entry| entry.name != *name);
         }
         inner.settle(&Effects::default());
     }
 }
 
-/// One nexus among those of a unit. Dropping it takes the nexus away: its registration stays, a RESERVE ends.
+/// Handle of one nexus to the reservations of its logical unit. Dropping it removes the nexus: its registration
+/// stays, a RESERVE ends.
 #[derive(Debug)]
 pub struct Party {
     reservations: Arc<Reservations>,
@@ -246,22 +254,23 @@ pub struct Party {
 }
 
 impl Party {
-    /// Its name.
+    /// Returns the name of the nexus.
     pub fn name(&self) -> &NexusName {
         &self.seat.name
     }
 
-    /// Those of the unit that it is one of.
+    /// Returns the reservations of the logical unit.
     pub(crate) fn reservations(&self) -> &Arc<Reservations> {
         &self.reservations
     }
 
-    /// Whether a command of this class may be executed now; else its status is RESERVATION CONFLICT. One relaxed load.
+    /// Returns true if commands of this class are allowed; otherwise they end with RESERVATION CONFLICT. One relaxed
+    /// load.
     pub fn allows(&self, class: Access) -> bool {
         Rights(self.seat.rights.load(Ordering::Relaxed)).allows(class)
     }
 
-    /// The nexus was reset: a RESERVE of it ends.
+    /// Handles a loss of the nexus: ends a RESERVE of it.
     pub fn lost(&self) {
         self.reservations.lose(&self.seat.name, false);
     }
@@ -269,7 +278,8 @@ impl Party {
     /// RESERVE(6) and (10), RELEASE(6) and (10).
     ///
     /// # Errors
-    /// Reserved by another nexus, or something that was made obsolete with SPC-2: extents, third parties.
+    /// If another nexus has reserved the logical unit, or the command uses extents or third parties, which SPC-2 made
+    /// obsolete.
     pub fn reserve_or_release(&self, cdb: &[u8]) -> Result<(), Refusal> {
         const THIRD_PARTY: u8 = 0x10;
         let ten = byte(cdb, 0) & 0x40 != 0;
@@ -289,30 +299,30 @@ impl Party {
         Ok(())
     }
 
-    /// PERSISTENT RESERVE IN. The answer in `reply` is cut to its allocation length.
+    /// PERSISTENT RESERVE IN. The data-in bytes are cut to its allocation length.
     ///
     /// # Errors
-    /// An unknown service action, or a RESERVE by any nexus (SPC-2 section 5.5.1).
-    pub fn persistent_in(&self, cdb: &[u8], reply: &mut Vec<u8>) -> Result<(), Refusal> {
+    /// If the service action is unknown, or any nexus holds a RESERVE (SPC-2 section 5.5.1).
+    pub fn persistent_in(&self, cdb: &[u8], data_in: &mut Vec<u8>) -> Result<(), Refusal> {
         let inner = self.reservations.lock();
         if inner.state.reserved.is_some() {
             return Err(Refusal::Conflict);
         }
-        report::answer(&inner.state, cdb, self.reservations.keeper.is_some(), reply)
+        report::answer(&inner.state, cdb, self.reservations.keeper.is_some(), data_in)
     }
 
-    /// PERSISTENT RESERVE OUT. `done` rings when a ticket among what is returned is decided.
+    /// PERSISTENT RESERVE OUT. `done` is woken when a returned ticket is resolved.
     ///
     /// # Errors
-    /// What SPC-4 says: nothing has changed then.
+    /// As SPC-4 specifies; nothing has changed then.
     pub fn persistent_out<D: DataOut + ?Sized>(
         &self,
         cdb: &[u8],
         data: &D,
         done: &Arc<dyn Wake>,
     ) -> Result<Accepted, Refusal> {
-        let keeper = self.reservations.keeper.as_ref();
-        let request = out::parse(cdb, data, keeper.is_some());
+        let store = self.reservations.keeper.as_ref();
+        let request = out::parse(cdb, data, store.is_some());
         let mut inner = self.reservations.lock();
         if inner.state.reserved.is_some() {
             return Err(Refusal::Conflict);
@@ -322,7 +332,7 @@ impl Party {
         let name = &self.seat.name;
         let effects = match inner.execute(name, request) {
             Err(Refusal::Conflict) if inner.state.executed.was_earlier(name, digest) => {
-                // It meets its own change, which is kept, and whose effects had their time.
+                // The conflict is with its own change, which is saved, and whose effects have taken place.
                 return Ok(Accepted { kept: None, abort: Vec::new(), transferred });
             }
             executed => executed?,
@@ -330,12 +340,11 @@ impl Party {
         inner.state.executed.add(name, digest);
         inner.settle(&effects);
         let state = &inner.state;
-        // Under the lock, so that states are kept in the order in which they came to be. Also when nothing has changed: what
-        // was changed before may not be kept yet, or was not because the keeper failed and this is another try.
-        let kept = keeper
-            .filter(|_| persisted || state.persist)
-            .map(|keeper| keeper.save(kept::write(state), Arc::clone(done)));
-        Ok(Accepted { kept, abort: effects.aborted, transferred })
+        // Under the lock, so that states are saved in order. Also if nothing has changed: an earlier change may not
+        // be saved yet, or failed to be and this is a retry.
+        let saved =
+            store.filter(|_| persisted || state.persist).map(|store| store.save(kept::write(state), Arc::clone(done)));
+        Ok(Accepted { kept: saved, abort: effects.aborted, transferred })
     }
 }
 
@@ -345,12 +354,12 @@ impl Drop for Party {
     }
 }
 
-/// A byte of a command; those that are not there count as zero.
+/// Returns a byte of a command; missing bytes are zero.
 fn byte(cdb: &[u8], at: usize) -> u8 {
     cdb.get(at).copied().unwrap_or(0)
 }
 
-/// A big-endian number of `len` bytes, 8 at most.
+/// Returns a big-endian number of `len` bytes, 8 at most.
 fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
     (at..at + len).fold(0, |number, index| number << 8 | u64::from(byte(bytes, index)))
 }

@@ -8,11 +8,11 @@ use super::executed::digest;
 use super::state::{Move, Register, bad_command, bad_parameter};
 use super::{Refusal, byte, number, transport_id};
 
-/// Bytes of the basic parameter list.
+/// Length of the basic parameter list.
 const BASIC: usize = 24;
-/// Bytes before the TransportIDs of a REGISTER with SPEC_I_PT.
+/// Offset of the TransportIDs of a REGISTER with SPEC_I_PT.
 const BEFORE_IDS: usize = 28;
-/// Most TransportIDs of one command.
+/// Maximum number of TransportIDs of one command.
 const MOST_IDS: usize = 1024;
 
 /// PARAMETER LIST LENGTH ERROR.
@@ -23,7 +23,7 @@ pub(super) struct Request {
     /// RESERVATION KEY.
     pub presented: u64,
     pub action: Action,
-    /// Bytes of the parameter list.
+    /// Length of the parameter list.
     pub length: u64,
 }
 
@@ -37,15 +37,19 @@ pub(super) enum Action {
     Move(Move),
 }
 
-/// Judges the command and its parameter list; beside it, what tells it from another. `keeps`: whether reservations can outlive a loss of
-/// power.
-pub(super) fn parse<D: DataOut + ?Sized>(cdb: &[u8], data: &D, keeps: bool) -> Result<(Request, u64), Refusal> {
+/// Parses and validates the command and its parameter list. Returns the request and its digest. `aptpl_supported`:
+/// reservations can persist through power loss.
+pub(super) fn parse<D: DataOut + ?Sized>(
+    cdb: &[u8],
+    data: &D,
+    aptpl_supported: bool,
+) -> Result<(Request, u64), Refusal> {
     let service_action = byte(cdb, 1) & 0x1f;
     if service_action > 7 {
         return Err(bad_command(1, Some(4)));
     }
     let (scope, code) = (byte(cdb, 2) >> 4, byte(cdb, 2) & 0xf);
-    // SCOPE 0 is the logical unit, the only one there is.
+    // SCOPE 0 is the logical unit, the only scope defined.
     let kind = match Kind::from_code(code) {
         _ if scope != 0 => Err(bad_command(2, Some(7))),
         Some(kind) => Ok(kind),
@@ -75,28 +79,28 @@ pub(super) fn parse<D: DataOut + ?Sized>(cdb: &[u8], data: &D, keeps: bool) -> R
         }
     }
     let action = match service_action {
-        0 => Action::Register(register(&list, Some(presented), keeps)?),
-        6 => Action::Register(register(&list, None, keeps)?),
+        0 => Action::Register(register(&list, Some(presented), aptpl_supported)?),
+        6 => Action::Register(register(&list, None, aptpl_supported)?),
         1 => Action::Reserve(kind?),
         2 => Action::Release(kind.ok()),
         3 => Action::Clear,
-        7 => Action::Move(parse_move(&list, keeps)?),
+        7 => Action::Move(parse_move(&list, aptpl_supported)?),
         other => Action::Preempt { victim: key, kind, abort: other == 5 },
     };
     Ok((Request { presented, action, length: length as u64 }, digest(cdb, &list)))
 }
 
-fn register(list: &[u8], presented: Option<u64>, keeps: bool) -> Result<Register, Refusal> {
+fn register(list: &[u8], presented: Option<u64>, aptpl_supported: bool) -> Result<Register, Refusal> {
     let flags = list[20];
     let persist = flags & 0x01 != 0;
-    if persist && !keeps {
+    if persist && !aptpl_supported {
         return Err(bad_parameter(20, Some(0)));
     }
     let initiators = if flags & 0x08 != 0 { Some(initiators(list)?) } else { None };
     Ok(Register { presented, key: number(list, 8, 8), all_ports: flags & 0x04 != 0, initiators, persist })
 }
 
-/// The TransportIDs of a REGISTER with SPEC_I_PT.
+/// Returns the TransportIDs of a REGISTER with SPEC_I_PT.
 fn initiators(list: &[u8]) -> Result<Vec<u64>, Refusal> {
     if list.len() < BEFORE_IDS {
         return Err(WRONG_LENGTH);
@@ -110,13 +114,13 @@ fn initiators(list: &[u8]) -> Result<Vec<u64>, Refusal> {
     (0..).zip(ids).map(|(index, id)| transport_id::read(id).ok_or_else(|| wrong(index))).collect()
 }
 
-fn parse_move(list: &[u8], keeps: bool) -> Result<Move, Refusal> {
+fn parse_move(list: &[u8], aptpl_supported: bool) -> Result<Move, Refusal> {
     let persist = list[17] & 0x01 != 0;
-    if persist && !keeps {
+    if persist && !aptpl_supported {
         return Err(bad_parameter(17, Some(0)));
     }
-    let said = number(list, 20, 4);
-    if said != (list.len() - BASIC) as u64 {
+    let transport_id_len = number(list, 20, 4);
+    if transport_id_len != (list.len() - BASIC) as u64 {
         return Err(WRONG_LENGTH);
     }
     let id = <&[u8; transport_id::LEN]>::try_from(&list[BASIC..]).map_err(|_| bad_parameter(20, None))?;

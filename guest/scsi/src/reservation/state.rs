@@ -1,5 +1,5 @@
-//! Registrations and reservations of one unit: a plain state and what each service action makes of it. No locks, no clocks, no
-//! threads. Source: SPC-4 section 5.12; SPC-2 section 5.5 for RESERVE and RELEASE.
+//! Registrations and reservations of one logical unit, and the effect of each service action. Plain data without
+//! locks, clocks or threads. Source: SPC-4 section 5.12; SPC-2 section 5.5 for RESERVE and RELEASE.
 
 use crate::attention::Attention;
 use crate::sense::{FieldPointer, Sense, SenseKey};
@@ -8,7 +8,7 @@ use super::access::{Kind, Rights};
 use super::executed::Executed;
 use super::{NexusName, Refusal};
 
-/// Most registrations of one unit: what bounds the answer to READ FULL STATUS to 48 KiB.
+/// Maximum number of registrations: it bounds the READ FULL STATUS parameter data to 48 KiB.
 pub(super) const MOST_REGISTRATIONS: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(super) struct Registration {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reservation {
     pub kind: Kind,
-    /// `None` for the all-registrants kinds: every registered nexus holds it.
+    /// `None` for the all-registrants types: every registered nexus holds it.
     pub holder: Option<NexusName>,
 }
 
@@ -29,9 +29,9 @@ pub(super) struct Reservation {
 pub(super) struct State {
     /// PRGENERATION.
     pub generation: u32,
-    /// What the last APTPL bit asked for.
+    /// The last APTPL bit.
     pub persist: bool,
-    /// In the order of registering.
+    /// In the order of registration.
     pub registrations: Vec<Registration>,
     pub reservation: Option<Reservation>,
     /// Holder of a RESERVE(6) or (10).
@@ -39,23 +39,23 @@ pub(super) struct State {
     pub executed: Executed,
 }
 
-/// What a service action does besides changing the state.
+/// Effects of a service action besides the change of the state.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Effects {
     /// Unit attentions for other nexuses.
     pub told: Vec<(NexusName, Attention)>,
-    /// Other nexuses whose commands must be aborted.
+    /// Other nexuses whose commands are to be aborted.
     pub aborted: Vec<NexusName>,
 }
 
 /// REGISTER and REGISTER AND IGNORE EXISTING KEY.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Register {
-    /// RESERVATION KEY; `None`: whatever it is.
+    /// RESERVATION KEY; `None`: any.
     pub presented: Option<u64>,
     /// SERVICE ACTION RESERVATION KEY.
     pub key: u64,
-    /// All target ports of the initiator ports concerned.
+    /// ALL_TG_PT: all target ports of the initiator ports concerned.
     pub all_ports: bool,
     /// SPEC_I_PT and its initiator ports, as addresses.
     pub initiators: Option<Vec<u64>>,
@@ -99,7 +99,7 @@ impl State {
         })
     }
 
-    /// What the nexus may do now.
+    /// Returns the access rights of the nexus.
     pub fn rights(&self, nexus: &NexusName) -> Rights {
         if let Some(holder) = &self.reserved {
             return if holder == nexus { Rights::ALL } else { Rights::RESERVED };
@@ -112,12 +112,12 @@ impl State {
         }
     }
 
-    fn changed(&mut self, told: Vec<(NexusName, Attention)>) -> Effects {
+    fn changed(&mut self, attentions: Vec<(NexusName, Attention)>) -> Effects {
         self.generation = self.generation.wrapping_add(1);
-        Effects { told, aborted: Vec::new() }
+        Effects { told: attentions, aborted: Vec::new() }
     }
 
-    /// The attention for every registered nexus but one.
+    /// Returns this unit attention for every registered nexus but one.
     fn others(&self, but: &NexusName, attention: Attention) -> Vec<(NexusName, Attention)> {
         let others = self.registrations.iter().filter(|held| held.nexus != *but);
         others.map(|held| (held.nexus.clone(), attention)).collect()
@@ -127,68 +127,70 @@ impl State {
         if self.key(from) == Some(presented) { Ok(()) } else { Err(Refusal::Conflict) }
     }
 
-    /// Source: SPC-4 section 5.12.7, and 6.16.3 for the bits. `known`: nexuses that there are now.
-    pub fn register(&mut self, from: &NexusName, ask: &Register, known: &[NexusName]) -> Result<Effects, Refusal> {
+    /// REGISTER and REGISTER AND IGNORE EXISTING KEY. `known`: the present nexuses. Source: SPC-4 section 5.12.7, and
+    /// 6.16.3 for the bits.
+    pub fn register(&mut self, from: &NexusName, params: &Register, known: &[NexusName]) -> Result<Effects, Refusal> {
         const SPEC_I_PT: Refusal = bad_parameter(20, Some(3));
         let own = self.key(from);
-        if let Some(presented) = ask.presented
+        if let Some(presented) = params.presented
             && presented != own.unwrap_or(0)
         {
             return Err(Refusal::Conflict);
         }
-        if own.is_none() && ask.key == 0 {
+        if own.is_none() && params.key == 0 {
             return Ok(Effects::default());
         }
-        if own.is_some() && ask.initiators.is_some() {
+        if own.is_some() && params.initiators.is_some() {
             return Err(SPEC_I_PT);
         }
-        let whom = self.concerned(from, ask, known)?;
-        // A registered nexus beside the sender must have the key that the sender had to give.
-        let other_key = |nexus| self.key(nexus).is_some_and(|key| ask.presented.is_some_and(|given| given != key));
-        if whom.iter().any(other_key) {
+        let affected = self.concerned(from, params, known)?;
+        // Another registered nexus must have the key that the sender had to present.
+        let other_key = |nexus| self.key(nexus).is_some_and(|key| params.presented.is_some_and(|given| given != key));
+        if affected.iter().any(other_key) {
             return Err(Refusal::Conflict);
         }
-        let told = if ask.key == 0 {
-            self.unregister(from, &whom)
+        let attentions = if params.key == 0 {
+            self.unregister(from, &affected)
         } else {
-            let new = whom.iter().filter(|nexus| self.key(nexus).is_none()).count();
+            let new = affected.iter().filter(|nexus| self.key(nexus).is_none()).count();
             if self.registrations.len() + new > MOST_REGISTRATIONS {
                 return Err(NO_ROOM);
             }
-            whom.iter().for_each(|nexus| self.set_key(nexus, ask.key));
+            affected.iter().for_each(|nexus| self.set_key(nexus, params.key));
             Vec::new()
         };
-        self.persist = ask.persist;
-        Ok(self.changed(told))
+        self.persist = params.persist;
+        Ok(self.changed(attentions))
     }
 
-    /// The nexuses that a registration concerns. Source: SPC-4 section 5.12.7, "Which I_T nexuses are being registered".
-    fn concerned(&self, from: &NexusName, ask: &Register, known: &[NexusName]) -> Result<Vec<NexusName>, Refusal> {
+    /// Returns the nexuses that a registration concerns. Source: SPC-4 section 5.12.7, "Which I_T nexuses are being
+    /// registered".
+    fn concerned(&self, from: &NexusName, params: &Register, known: &[NexusName]) -> Result<Vec<NexusName>, Refusal> {
         let registered = self.registrations.iter().map(|held| &held.nexus);
-        let mut whom = vec![from.clone()];
+        let mut affected = vec![from.clone()];
         let mut add = |initiator: u64| {
             let there = known.iter().chain(registered.clone().filter(|nexus| !known.contains(nexus)));
             let mut of_port = there
-                .filter(|nexus| nexus.address() == initiator && (ask.all_ports || nexus.port == from.port))
+                .filter(|nexus| nexus.address() == initiator && (params.all_ports || nexus.port == from.port))
                 .peekable();
             let found = of_port.peek().is_some();
             for nexus in of_port {
-                if !whom.contains(nexus) {
-                    whom.push(nexus.clone());
+                if !affected.contains(nexus) {
+                    affected.push(nexus.clone());
                 }
             }
             found
         };
-        if ask.all_ports {
+        if params.all_ports {
             add(from.address());
         }
-        for (index, initiator) in (0u16..).zip(ask.initiators.iter().flatten()) {
+        for (index, initiator) in (0u16..).zip(params.initiators.iter().flatten()) {
             if !add(*initiator) {
-                // The parameter list is bounded so that this fits.
+                // The bound on the parameter list makes this fit.
                 return Err(bad_parameter(28 + index * super::transport_id::LEN as u16, None));
             }
         }
-        Ok(whom)
+        Ok(affected)
     }
 
     fn set_key(&mut self, nexus: &NexusName, key: u64) {
@@ -198,23 +200,24 @@ impl State {
         }
     }
 
-    /// Removes registrations, and the reservation if its last holder is among them. Source: SPC-4 section 5.12.11.3.
-    fn unregister(&mut self, from: &NexusName, whom: &[NexusName]) -> Vec<(NexusName, Attention)> {
-        self.registrations.retain(|held| !whom.contains(&held.nexus));
+    /// Removes registrations, and the reservation if its last holder is among them. Returns the unit attentions.
+    /// Source: SPC-4 section 5.12.11.3.
+    fn unregister(&mut self, from: &NexusName, affected: &[NexusName]) -> Vec<(NexusName, Attention)> {
+        self.registrations.retain(|held| !affected.contains(&held.nexus));
         let Some(held) = &self.reservation else { return Vec::new() };
         let ends = match &held.holder {
-            Some(holder) => whom.contains(holder),
+            Some(holder) => affected.contains(holder),
             None => self.registrations.is_empty(),
         };
         if !ends {
             return Vec::new();
         }
-        let told = held.kind.admits_registered();
+        let notify = held.kind.admits_registered();
         self.reservation = None;
-        if told { self.others(from, Attention::ReservationsReleased) } else { Vec::new() }
+        if notify { self.others(from, Attention::ReservationsReleased) } else { Vec::new() }
     }
 
-    /// Source: SPC-4 section 5.12.9.
+    /// RESERVE. Source: SPC-4 section 5.12.9.
     pub fn reserve(&mut self, from: &NexusName, presented: u64, kind: Kind) -> Result<Effects, Refusal> {
         self.check_key(from, presented)?;
         match &self.reservation {
@@ -228,7 +231,7 @@ impl State {
         }
     }
 
-    /// Source: SPC-4 section 5.12.11.2. `kind`: `None` when the SCOPE and TYPE fields name no reservation that there can be.
+    /// RELEASE. `kind` is `None` if the SCOPE and TYPE fields are invalid. Source: SPC-4 section 5.12.11.2.
     pub fn release(&mut self, from: &NexusName, presented: u64, kind: Option<Kind>) -> Result<Effects, Refusal> {
         self.check_key(from, presented)?;
         let Some(held) = self.reservation.as_ref().filter(|_| self.holds(from)) else {
@@ -237,23 +240,23 @@ impl State {
         if kind != Some(held.kind) {
             return Err(WRONG_RELEASE);
         }
-        let told =
+        let attentions =
             if held.kind.admits_registered() { self.others(from, Attention::ReservationsReleased) } else { Vec::new() };
         self.reservation = None;
-        Ok(Effects { told, ..Effects::default() })
+        Ok(Effects { told: attentions, ..Effects::default() })
     }
 
-    /// Source: SPC-4 section 5.12.11.6.
+    /// CLEAR. Source: SPC-4 section 5.12.11.6.
     pub fn clear(&mut self, from: &NexusName, presented: u64) -> Result<Effects, Refusal> {
         self.check_key(from, presented)?;
-        let told = self.others(from, Attention::ReservationsPreempted);
+        let attentions = self.others(from, Attention::ReservationsPreempted);
         self.reservation = None;
         self.registrations.clear();
-        Ok(self.changed(told))
+        Ok(self.changed(attentions))
     }
 
-    /// PREEMPT and PREEMPT AND ABORT. Source: SPC-4 sections 5.12.11.4 and 5.12.11.5. `kind` matters only where a reservation is
-    /// preempted.
+    /// PREEMPT and PREEMPT AND ABORT. `kind` matters only if a reservation is preempted. Source: SPC-4 sections
+    /// 5.12.11.4 and 5.12.11.5.
     pub fn preempt(
         &mut self,
         from: &NexusName,
@@ -271,13 +274,13 @@ impl State {
             return Err(bad_parameter(8, None));
         }
         let goes = |held: &Registration| victim == 0 || held.key == victim;
-        let mut told = Vec::new();
+        let mut attentions = Vec::new();
         let removed: Vec<NexusName>;
         if of_reservation {
             let kind = kind?;
             removed = self.take_registrations(|held| goes(held) && held.nexus != *from);
             if self.reservation.as_ref().is_some_and(|held| held.kind != kind) {
-                told = self.others(from, Attention::ReservationsReleased);
+                attentions = self.others(from, Attention::ReservationsReleased);
             }
             let holder = (!kind.all_registrants()).then(|| from.clone());
             self.reservation = Some(Reservation { kind, holder });
@@ -286,14 +289,14 @@ impl State {
             if removed.is_empty() {
                 return Err(Refusal::Conflict);
             }
-            // The holder's key was another one, so only one that all registered nexuses held can have lost its last.
+            // The holder's key is another one, so only an all-registrants reservation can have lost its last holder.
             if self.registrations.is_empty() {
                 self.reservation = None;
             }
         }
         let lost: Vec<_> = removed.into_iter().filter(|nexus| nexus != from).collect();
-        told.extend(lost.iter().map(|nexus| (nexus.clone(), Attention::RegistrationsPreempted)));
-        let mut effects = self.changed(told);
+        attentions.extend(lost.iter().map(|nexus| (nexus.clone(), Attention::RegistrationsPreempted)));
+        let mut effects = self.changed(attentions);
         if abort {
             effects.aborted = lost;
         }
@@ -307,47 +310,49 @@ impl State {
         gone.into_iter().map(|held| held.nexus).collect()
     }
 
-    /// Source: SPC-4 section 5.12.8.
+    /// REGISTER AND MOVE. Source: SPC-4 section 5.12.8.
     pub fn register_and_move(
         &mut self,
         from: &NexusName,
         presented: u64,
-        ask: &Move,
+        params: &Move,
         known: &[NexusName],
     ) -> Result<Effects, Refusal> {
         self.check_key(from, presented)?;
         let Some(held) = &self.reservation else {
-            // Nothing to move: the service action does not fit.
+            // There is no reservation to move: the service action is invalid.
             return Err(bad_command(1, Some(4)));
         };
         if held.kind.all_registrants() || !self.holds(from) {
             return Err(Refusal::Conflict);
         }
         let kind = held.kind;
-        if ask.key == 0 {
+        if params.key == 0 {
             return Err(bad_parameter(8, None));
         }
-        let of_port: Vec<_> = known.iter().filter(|nexus| nexus.port == ask.port).collect();
+        let of_port: Vec<_> = known.iter().filter(|nexus| nexus.port == params.port).collect();
         if of_port.is_empty() {
             return Err(bad_parameter(18, None));
         }
-        let target = of_port.into_iter().find(|nexus| nexus.address() == ask.initiator && *nexus != from);
+        let target = of_port.into_iter().find(|nexus| nexus.address() == params.initiator && *nexus != from);
         let Some(target) = target else {
             return Err(bad_parameter(24, None));
         };
-        if self.key(target).is_none() && self.registrations.len() >= MOST_REGISTRATIONS + usize::from(ask.unregister) {
+        if self.key(target).is_none() && self.registrations.len() >= MOST_REGISTRATIONS + usize::from(params.unregister)
+        {
             return Err(NO_ROOM);
         }
-        self.set_key(target, ask.key);
+        self.set_key(target, params.key);
         self.reservation = Some(Reservation { kind, holder: Some(target.clone()) });
-        if ask.unregister {
+        if params.unregister {
             self.registrations.retain(|held| held.nexus != *from);
         }
-        self.persist = ask.persist;
+        self.persist = params.persist;
         Ok(self.changed(Vec::new()))
     }
 
-    /// What persistent reservations make of RESERVE and RELEASE: `Some` is the answer. Source: SPC-4 section 5.12.3, SPC-2 section 5.5.1.
+    /// Returns the result of RESERVE and RELEASE if registrations or a persistent reservation determine it. Source:
+    /// SPC-4 section 5.12.3, SPC-2 section 5.5.1.
     fn excepted(&self, from: &NexusName) -> Option<Result<(), Refusal>> {
         let registered = self.key(from).is_some();
         let shared = self.reservation.as_ref().is_some_and(|held| held.kind.admits_registered());
@@ -359,8 +364,8 @@ impl State {
 
     /// RESERVE(6) and (10).
     pub fn reserve_unit(&mut self, from: &NexusName) -> Result<(), Refusal> {
-        if let Some(answer) = self.excepted(from) {
-            return answer;
+        if let Some(result) = self.excepted(from) {
+            return result;
         }
         match &self.reserved {
             Some(holder) if holder != from => Err(Refusal::Conflict),
@@ -371,10 +376,10 @@ impl State {
         }
     }
 
-    /// RELEASE(6) and (10). By another nexus than the holder: nothing happens, and that is no error (SPC-2 section 7.24.2).
+    /// RELEASE(6) and (10). Without effect, and no error, from another nexus than the holder (SPC-2 section 7.24.2).
     pub fn release_unit(&mut self, from: &NexusName) -> Result<(), Refusal> {
-        if let Some(answer) = self.excepted(from) {
-            return answer;
+        if let Some(result) = self.excepted(from) {
+            return result;
         }
         if self.reserved.as_ref() == Some(from) {
             self.reserved = None;

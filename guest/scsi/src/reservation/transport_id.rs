@@ -1,24 +1,24 @@
-//! Names of initiator ports as SPC-4 writes them: a SAS TransportID whose address is made from the port's name.
+//! Names of initiator ports in the form of SPC-4: a SAS TransportID whose address is a hash of the port's name.
 
-/// Bytes of a SAS TransportID. Source: SPC-4 section 7.6.4.6.
+/// Length of a SAS TransportID. Source: SPC-4 section 7.6.4.6.
 pub(super) const LEN: usize = 24;
 /// FORMAT CODE 0, PROTOCOL IDENTIFIER 6 (SAS).
 const SAS: u8 = 0x06;
 
-/// A locally assigned NAA designator (NAA = 3, 60 bits that its user chooses) made from a name. Source: SPC-4 section
-/// 7.8.6.6.4. The same name has the same one for ever: kept reservations and guests depend on it.
+/// Returns a locally assigned NAA designator (NAA = 3, 60 bits chosen by its user) made from a name. Source: SPC-4
+/// section 7.8.6.6.4. The mapping must never change: stored reservations and guests depend on it.
 pub fn locally_assigned(name: &str) -> u64 {
     // FNV-1a, 64 bits, with its upper and lower bits folded into 60.
     let hash = fnv1a(name.as_bytes());
     (0x3 << 60) | ((hash ^ (hash >> 60)) & ((1 << 60) - 1))
 }
 
-/// FNV-1a over 64 bits.
+/// Returns the 64-bit FNV-1a hash.
 pub(super) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// The TransportID of an initiator port.
+/// Returns the TransportID of an initiator port.
 pub(super) fn write(initiator: &str) -> [u8; LEN] {
     let mut id = [0; LEN];
     id[0] = SAS;
@@ -26,7 +26,7 @@ pub(super) fn write(initiator: &str) -> [u8; LEN] {
     id
 }
 
-/// The address in a TransportID, or `None` if it is not a SAS one.
+/// Returns the address in a TransportID, or `None` if it is not a SAS one.
 pub(super) fn read(id: &[u8; LEN]) -> Option<u64> {
     let address = id[4..12].iter().fold(0, |address, byte| address << 8 | u64::from(*byte));
     (id[0] == SAS).then_some(address)

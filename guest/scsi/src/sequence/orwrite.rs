@@ -1,4 +1,4 @@
-//! ORWRITE: each piece is read, joined with what was sent, and written, all inside one section.
+//! ORWRITE: each chunk is read, combined with the data sent, and written, all under one range lock.
 
 use std::sync::Arc;
 
@@ -35,39 +35,39 @@ impl OrWrite {
         OrWrite { start, len, walk, fua, sections, section: None, state: State::Outside, copy: Vec::new() }
     }
 
-    /// Whether it has not got in line for its section.
+    /// Returns true if it has not requested its range lock.
     pub(super) fn is_fresh(&self) -> bool {
         self.section.is_none() && self.state == State::Outside
     }
 
-    pub(super) fn next(&mut self, lent: &mut Lent<'_>) -> Next {
+    pub(super) fn next(&mut self, context: &mut Lent<'_>) -> Next {
         match self.state {
             State::Outside => {
-                let section = self.section.get_or_insert_with(|| self.sections.enter(self.start, self.len, lent.waker));
-                if !section.entered() {
+                let lock = self.section.get_or_insert_with(|| self.sections.enter(self.start, self.len, context.waker));
+                if !lock.entered() {
                     return Next::Wait;
                 }
             }
-            State::Reading => return self.write(lent),
+            State::Reading => return self.write(context),
             State::Writing => self.walk.advance(),
         }
         let Some((start, len)) = self.walk.piece() else {
-            // The section is left with the sequence.
+            // The command keeps the lock until it is dropped.
             return Next::End(Ending::good(self.len.0));
         };
         self.state = State::Reading;
         Next::Read { start, len: ByteLen(len as u64) }
     }
 
-    fn write(&mut self, lent: &mut Lent<'_>) -> Next {
+    fn write(&mut self, context: &mut Lent<'_>) -> Next {
         self.state = State::Writing;
-        // A piece was read, so there is one.
+        // A chunk was read, so there is one.
         let (start, len) = self.walk.piece().unwrap_or((self.start, 0));
         self.copy.resize(len, 0);
-        if !lent.data_out.copy(self.walk.done(), &mut self.copy) {
+        if !context.data_out.copy(self.walk.done(), &mut self.copy) {
             return Next::End(Ending::check(Sense::DATA_GONE));
         }
-        for (found, sent) in lent.scratch[..len].iter_mut().zip(&self.copy) {
+        for (found, sent) in context.scratch[..len].iter_mut().zip(&self.copy) {
             *found |= sent;
         }
         Next::Write { start, len: ByteLen(len as u64), fua: self.fua }

@@ -1,4 +1,4 @@
-//! PERSISTENT RESERVE OUT between its execution and its answer.
+//! PERSISTENT RESERVE OUT between its execution and its completion.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use crate::reservation::Ticket;
 use crate::sense::Sense;
 use crate::step::{Ending, Next};
 
-/// Rings on to a waker that is known only later.
+/// Waker that forwards to another one, which is set later.
 #[derive(Default)]
 pub(crate) struct Relay {
     to: Mutex<Option<Arc<dyn Wake>>>,
@@ -37,7 +37,7 @@ impl fmt::Debug for Relay {
     }
 }
 
-/// Waits until the new state is kept and the commands that are to be aborted have ended.
+/// Waits until the new state is durable and the aborted commands have completed.
 #[derive(Debug)]
 pub(crate) struct Settle {
     relay: Arc<Relay>,
@@ -49,16 +49,16 @@ pub(crate) struct Settle {
 impl Settle {
     pub(crate) fn new(
         relay: Arc<Relay>,
-        kept: Option<Arc<Ticket>>,
+        saved: Option<Arc<Ticket>>,
         aborted: Vec<Arc<Ticket>>,
         transferred: u64,
     ) -> Settle {
-        Settle { relay, kept, aborted, transferred }
+        Settle { relay, kept: saved, aborted, transferred }
     }
 
-    pub(super) fn next(&mut self, lent: &Lent<'_>) -> Next {
-        // First, so that whatever is decided after the look below is heard of.
-        self.relay.connect(lent.waker);
+    pub(super) fn next(&mut self, context: &Lent<'_>) -> Next {
+        // Connected first, so that no wakeup is missed after the check below.
+        self.relay.connect(context.waker);
         let results: Option<Vec<_>> = self.kept.iter().chain(&self.aborted).map(|ticket| ticket.result()).collect();
         match results {
             None => Next::Wait,

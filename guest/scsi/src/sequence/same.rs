@@ -15,20 +15,20 @@ pub(crate) struct Same {
 }
 
 impl Same {
-    /// `pattern`: one block.
+    /// Returns the command; `pattern` is one block.
     pub(crate) fn new(range: (ByteOffset, ByteLen), pattern: Vec<u8>, fua: bool, transferred: u64) -> Same {
         Same { walk: Walk::new(range.0, range.1), pattern, fua, transferred, writing: false }
     }
 
-    pub(super) fn next(&mut self, lent: &mut Lent<'_>) -> Next {
+    pub(super) fn next(&mut self, context: &mut Lent<'_>) -> Next {
         if std::mem::replace(&mut self.writing, true) {
             self.walk.advance();
         }
         let Some((start, len)) = self.walk.piece() else {
             return Next::End(Ending::good(self.transferred));
         };
-        // The scratch memory is not ours between steps, so it is filled each time.
-        for block in lent.scratch[..len].chunks_exact_mut(self.pattern.len()) {
+        // The scratch memory is only lent for one step, so it is filled each time.
+        for block in context.scratch[..len].chunks_exact_mut(self.pattern.len()) {
             block.copy_from_slice(&self.pattern);
         }
         Next::Write { start, len: ByteLen(len as u64), fua: self.fua }

@@ -1,4 +1,4 @@
-//! VERIFY and WRITE AND VERIFY: what is on the medium is read, and compared with what was sent if that was asked for.
+//! VERIFY and WRITE AND VERIFY: the medium is read, and compared with the data sent if BYTCHK requests it.
 
 use mqblk_core::{ByteLen, ByteOffset, Op};
 
@@ -6,14 +6,14 @@ use super::{Lent, Walk};
 use crate::sense::Sense;
 use crate::step::{Ending, Next};
 
-/// What to compare with.
+/// What the medium is compared with (BYTCHK).
 #[derive(Debug)]
 pub(crate) enum Check {
-    /// That it can be read is enough.
+    /// Nothing: reading it is enough.
     Readable,
-    /// Block by block with the data-out buffer.
+    /// The data-out buffer, block by block.
     Blocks,
-    /// Each block with this one.
+    /// This block, with each block of the medium.
     Same(Vec<u8>),
 }
 
@@ -44,19 +44,19 @@ impl Verify {
         }
     }
 
-    /// WRITE AND VERIFY.
+    /// Makes it a WRITE AND VERIFY.
     pub(crate) fn after_write(mut self, range: (ByteOffset, ByteLen)) -> Verify {
         self.write = Some(range);
         self
     }
 
-    pub(super) fn next(&mut self, lent: &mut Lent<'_>) -> Next {
+    pub(super) fn next(&mut self, context: &mut Lent<'_>) -> Next {
         if let Some((start, len)) = self.write.take() {
-            // It is the medium that is verified, so the data goes there first.
+            // FUA: the data is verified on the medium.
             return Next::Disk { op: Op::Write { fua: true }, start, len };
         }
         if std::mem::replace(&mut self.reading, true) {
-            if let Err(sense) = self.compare(lent) {
+            if let Err(sense) = self.compare(context) {
                 return Next::End(Ending::check(sense));
             }
             self.walk.advance();
@@ -67,15 +67,15 @@ impl Verify {
         }
     }
 
-    /// Compares what was read. INFORMATION is the LBA of the first block that differs.
-    fn compare(&mut self, lent: &Lent<'_>) -> Result<(), Sense> {
+    /// Compares the data read. INFORMATION is the LBA of the first block that differs.
+    fn compare(&mut self, context: &Lent<'_>) -> Result<(), Sense> {
         let Some((_, len)) = self.walk.piece() else { return Ok(()) };
-        let found = &lent.scratch[..len];
+        let found = &context.scratch[..len];
         let differs = match &self.check {
             Check::Readable => None,
             Check::Blocks => {
                 self.copy.resize(len, 0);
-                if !lent.data_out.copy(self.walk.done(), &mut self.copy) {
+                if !context.data_out.copy(self.walk.done(), &mut self.copy) {
                     return Err(Sense::DATA_GONE);
                 }
                 found.chunks(self.block).zip(self.copy.chunks(self.block)).position(|(found, sent)| found != sent)

@@ -1,4 +1,4 @@
-//! A unit's reservations and some nexuses, spoken to in bytes.
+//! Fixture: the reservations of a logical unit and some nexuses, driven by encoded commands.
 #![allow(dead_code, reason = "each test uses some of it")]
 
 use std::sync::{Arc, Mutex};
@@ -31,7 +31,7 @@ impl Wake for Silent {
     fn wake(&self) {}
 }
 
-/// Keeps the last state in memory; decides tickets at once.
+/// Stores the last state in memory; resolves tickets at once.
 #[derive(Default)]
 pub struct Memory(pub Mutex<Option<Vec<u8>>>);
 
@@ -55,7 +55,7 @@ pub struct Rig {
     pub nexuses: Vec<Nexus>,
 }
 
-/// Initiator port and target port of the nexuses: one initiator sees two ports, one port is seen by two initiators.
+/// Names of the nexuses: one initiator sees two ports, one port is seen by two initiators.
 pub const NAMES: [(&str, u16); 4] = [("a", 1), ("a", 2), ("b", 1), ("c", 3)];
 
 pub fn name((initiator, port): (&str, u16)) -> NexusName {
@@ -108,7 +108,7 @@ impl Rig {
         u32::from_be_bytes(self.ask(0, 0, 8).expect("READ KEYS")[..4].try_into().expect("four bytes"))
     }
 
-    /// What each nexus has still to be told, as ASCQ of 2Ah.
+    /// Takes the pending unit attentions of each nexus, as ASCQ of 2Ah.
     pub fn told(&self) -> Vec<Vec<u8>> {
         let drain = |nexus: &Nexus| {
             std::iter::from_fn(|| nexus.attentions.take())
@@ -189,7 +189,7 @@ impl Out {
     }
 }
 
-/// The error's sense key, ASC, ASCQ and where it points: in the command?, byte, bit.
+/// Sense key, ASC, ASCQ and field pointer (in the CDB, byte, bit) of an error.
 pub type Pointed = (u8, u8, u8, Option<(bool, u16, Option<u8>)>);
 
 pub fn pointed<T: std::fmt::Debug>(result: Result<T, Refusal>) -> Pointed {
@@ -205,14 +205,14 @@ pub fn conflicts<T: std::fmt::Debug>(result: Result<T, Refusal>) {
     assert!(matches!(result, Err(Refusal::Conflict)), "expected RESERVATION CONFLICT, found {result:?}");
 }
 
-/// Keys that READ KEYS tells.
+/// Returns the keys of READ KEYS.
 pub fn keys(rig: &Rig) -> Vec<u64> {
     let reply = rig.ask(0, 0, 1000).expect("READ KEYS");
     assert_eq!(u32::from_be_bytes(reply[4..8].try_into().expect("four")) as usize, reply.len() - 8);
     reply[8..].chunks(8).map(|key| u64::from_be_bytes(key.try_into().expect("eight"))).collect()
 }
 
-/// Key and type of the reservation.
+/// Returns key and type of the reservation.
 pub fn reservation(rig: &Rig) -> Option<(u64, u8)> {
     let reply = rig.ask(0, 1, 1000).expect("READ RESERVATION");
     if reply.len() == 8 {

@@ -1,4 +1,5 @@
-//! COMPARE AND WRITE and ORWRITE in flight together, their steps in any order: no update may be lost, and nobody may be left waiting.
+//! COMPARE AND WRITE and ORWRITE in flight together, their steps in any order: no update is lost, and none is left
+//! waiting.
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -9,7 +10,7 @@ use mqblk_scsi::Status;
 
 const CELLS: u64 = 6;
 
-/// A COMPARE AND WRITE that adds one to the first byte of some blocks, from what they are now.
+/// Begins a COMPARE AND WRITE that adds one to the first byte of some blocks, from their current content.
 fn increment(random: &mut SmallRng, rig: &mut Rig) -> (Task, std::ops::Range<u64>) {
     let lba = random.random_range(0..CELLS);
     let count = random.random_range(1..=(CELLS - lba).min(3));
@@ -24,7 +25,7 @@ fn increment(random: &mut SmallRng, rig: &mut Rig) -> (Task, std::ops::Range<u64
     (Task::begin(&mut rig.ram, &rig.nexuses[nexus], &cdb, 0, &data), lba..lba + count)
 }
 
-/// An ORWRITE of one bit, in every block from `lba` to the end of the disk's first quarter: more than one piece long.
+/// Begins an ORWRITE of one bit in many blocks: more than one chunk long.
 fn set_bit(random: &mut SmallRng, rig: &mut Rig, bit: usize) -> Task {
     let block = rig.model.said.block;
     let lba = random.random_range(16..20u64);
@@ -38,10 +39,10 @@ fn set_bit(random: &mut SmallRng, rig: &mut Rig, bit: usize) -> Task {
     Task::begin(&mut rig.ram, &rig.nexuses[nexus], &cdb, 0, &data)
 }
 
-/// Steps whoever can go on, in any order; gives who has ended.
+/// Steps a random command that is not waiting. Returns it if it has ended.
 fn advance<T>(random: &mut SmallRng, rig: &mut Rig, tasks: &mut Vec<(Task, T)>) -> Option<(Ended, T)> {
     let ready: Vec<usize> = (0..tasks.len()).filter(|index| !tasks[*index].0.waits()).collect();
-    assert!(!ready.is_empty(), "all {} wait, and nobody rings", tasks.len());
+    assert!(!ready.is_empty(), "all {} wait, and none is woken", tasks.len());
     let index = ready[random.random_range(0..ready.len())];
     tasks[index].0.step(&mut rig.ram);
     let ended = tasks[index].0.ended()?.clone();
@@ -66,7 +67,7 @@ fn no_update_is_lost() {
         let mut expected = [0u8; CELLS as usize];
         let mut tasks = Vec::new();
         for round in 0..300 {
-            // Drained every now and then.
+            // Drained from time to time.
             if round % 30 < 25 && tasks.len() < 8 && random.random_bool(0.4) || tasks.is_empty() {
                 tasks.push(increment(&mut random, &mut rig));
             }
@@ -91,9 +92,9 @@ fn no_update_is_lost() {
     assert!(done > 1000 && differed > 100, "{done} compared equal, {differed} did not");
 }
 
-/// A task management function drops commands wherever they are: those behind them must get on.
+/// A task management function drops commands in any state: those behind them must continue.
 #[test]
-fn dropped_ones_hold_up_nobody() {
+fn dropped_commands_do_not_block_others() {
     for seed in 0..60 {
         let mut random = SmallRng::seed_from_u64(seed);
         let mut rig = rig(seed as usize % 3);
@@ -102,11 +103,11 @@ fn dropped_ones_hold_up_nobody() {
             if random.random_bool(0.1) {
                 drop(tasks.swap_remove(random.random_range(0..tasks.len())));
             } else {
-                // Fails when all that are left wait.
+                // Fails if all remaining commands wait.
                 let _ended = advance(&mut random, &mut rig, &mut tasks);
             }
         }
-        assert_eq!(run_one(&mut random, &mut rig), Status::Good, "the sections are free again");
+        assert_eq!(run_one(&mut random, &mut rig), Status::Good, "the range locks are released");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Commands, mostly valid: a good one first, and then in some of them something is broken.
+//! Command generator: mostly valid commands, some of which are then damaged.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt};
@@ -36,7 +36,7 @@ pub fn draw(random: &mut SmallRng, model: &Model, nexus: usize) -> Drawn {
     drawn
 }
 
-/// LBA and length that fit, most often: at both ends, across the middle, or too far.
+/// Returns LBA and length, mostly valid: at both ends, across the middle, or out of range.
 fn place(random: &mut SmallRng, blocks: u64, most: u64) -> (u64, u64) {
     let most = most.min(blocks);
     let count = match random.random_range(0..10) {
@@ -58,7 +58,7 @@ fn place(random: &mut SmallRng, blocks: u64, most: u64) -> (u64, u64) {
     (lba, count)
 }
 
-/// Bytes that look alike, so that comparing them is worth it.
+/// Returns bytes with few values, so that comparisons may succeed.
 fn content(random: &mut SmallRng, len: usize) -> Vec<u8> {
     match random.random_range(0..4) {
         0 => vec![0; len],
@@ -71,7 +71,7 @@ fn content(random: &mut SmallRng, len: usize) -> Vec<u8> {
     }
 }
 
-/// What is there, and sometimes almost.
+/// Returns the current content, sometimes with one bit changed.
 fn held(random: &mut SmallRng, model: &Model, lba: u64, count: u64) -> Vec<u8> {
     let len = count as usize * model.said.block;
     let there = lba.checked_add(count).is_some_and(|end| end <= model.blocks());
@@ -95,7 +95,7 @@ fn data_command(random: &mut SmallRng, model: &Model) -> Drawn {
     let len = [6, 10, 10, 0, 16, 12][usize::from(opcode >> 5)];
     let mut cdb = vec![0; len];
     cdb[0] = opcode;
-    // DPO, FUA and their kin, group numbers: without effect, or for the better.
+    // DPO, FUA and reserved bits, group numbers: without effect on validity.
     let flags = [0x10, 0x08, 0x02][random.random_range(0..3)];
     let (lba_at, lba_len, count_at, count_len) = match (opcode, len) {
         (0x89, _) => (2, 8, 13, 1),
@@ -159,7 +159,7 @@ fn data_command(random: &mut SmallRng, model: &Model) -> Drawn {
 fn unmap(random: &mut SmallRng, model: &Model) -> Drawn {
     let count = [0, 1, 1, 2, 3, 7, 255, 256, 257][random.random_range(0..9)];
     let mut list = vec![0; 8];
-    // Many short ones, so that they keep within what all may have together; sometimes not.
+    // Many short ones, so that they mostly keep within the maximum of all together.
     let most = if random.random_bool(0.9) { (model.said.unmap / (count + 1)).min(8) } else { model.said.unmap };
     for _ in 0..count {
         let (mut lba, mut blocks) = place(random, model.blocks(), most.max(1));
@@ -191,7 +191,7 @@ fn mode_select(random: &mut SmallRng, model: &Model) -> Drawn {
         page[2] = u8::from(random.random_bool(0.5)) << 2 | u8::from(random.random_bool(0.1));
         page
     } else {
-        // SWP; off again more often than on.
+        // SWP; cleared more often than set.
         vec![0x0a, 0x0a, 0, 0x10, u8::from(!model.protected && random.random_bool(0.3)) << 3, 0, 0, 0, 0, 0, 0, 0]
     };
     if random.random_bool(0.1) {
@@ -217,7 +217,7 @@ fn mode_select(random: &mut SmallRng, model: &Model) -> Drawn {
 }
 
 fn start_stop(random: &mut SmallRng, model: &Model) -> u8 {
-    // A stopped unit is dull: it is started soon.
+    // A stopped logical unit fails most commands: it is started soon.
     match random.random_range(0..10) {
         0 => 0x02,
         1 => 0x10 | random.random_range(0..16) << 4,
@@ -248,7 +248,7 @@ fn reservation(random: &mut SmallRng, model: &Model, nexus: usize) -> Drawn {
     Drawn { cdb: vec![0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], data_in: 0, data_out }
 }
 
-/// Commands without blocks, and ones that there are not.
+/// Commands without blocks, and unsupported ones.
 fn other(random: &mut SmallRng, model: &Model) -> Drawn {
     let mut cdb = vec![0; 16];
     let data_in = [8, 8, 32, 32, 255][random.random_range(0..5)];
@@ -278,21 +278,21 @@ fn other(random: &mut SmallRng, model: &Model) -> Drawn {
     Drawn { cdb, data_in, data_out: vec![] }
 }
 
-/// Breaks something, or gives too little or too much room.
+/// Damages a command, or makes its buffers too short or too long.
 fn damage(random: &mut SmallRng, drawn: &mut Drawn) {
     let control = drawn.cdb.len() - 1;
     match random.random_range(0..7) {
         0 => drawn.cdb[control] |= 0x04,
-        // Bits of CONTROL that mean nothing any more, or a vendor's own.
+        // Obsolete and vendor specific bits of CONTROL.
         1 => drawn.cdb[control] |= 0xc1,
         2 if drawn.cdb.len() > 6 && EXTENTS.contains(&drawn.cdb[0]) => drawn.cdb[1] |= 1 << random.random_range(5..8),
         3 => {
             drawn.data_in += 100;
             drawn.data_out.resize(drawn.data_out.len() + 100, 0x55);
         }
-        // A command that is shorter than it should be: what is missing counts as zeroes.
+        // A truncated CDB: missing bytes are zero.
         4 => drawn.cdb.truncate(random.random_range(1..=control)),
-        // PERSISTENT RESERVE OUT with a list that is cut off has its own tests.
+        // PERSISTENT RESERVE OUT with a truncated list has its own tests.
         _ if drawn.cdb[0] == 0x5f => {}
         _ => {
             drawn.data_in = drawn.data_in.saturating_sub(1);

@@ -1,8 +1,8 @@
-//! The mistakes that a command may have, and what it does if it has none. Sources: SBC-3 clause 5, SPC-4 clause 6.
+//! Errors that a command may have, and its effect if it has none. Sources: SBC-3 clause 5, SPC-4 clause 6.
 
 use crate::model::{Act, Ask, Class, Failure, Model, field, illegal, number};
 
-/// Mistakes that were found.
+/// Errors found.
 struct Found(Vec<Failure>);
 
 impl Found {
@@ -17,7 +17,7 @@ impl Found {
 struct Extent {
     lba: u64,
     count: u64,
-    /// Where the length is.
+    /// Offset of the length.
     at: u16,
 }
 
@@ -47,43 +47,43 @@ fn length(cdb: &[u8; 16]) -> usize {
 }
 
 impl Model {
-    /// What the command does, or why it cannot.
-    pub fn judge(&self, ask: &Ask<'_>) -> Result<Act, Vec<Failure>> {
+    /// Returns the effect of the command, or the errors that it has.
+    pub fn judge(&self, input: &Ask<'_>) -> Result<Act, Vec<Failure>> {
         let mut cdb = [0; 16];
-        let given = ask.cdb.len().min(16);
-        cdb[..given].copy_from_slice(&ask.cdb[..given]);
+        let given = input.cdb.len().min(16);
+        cdb[..given].copy_from_slice(&input.cdb[..given]);
         let mut found = Found(Vec::new());
         let control = length(&cdb) - 1;
         found.when(cdb[control] & 0x04 != 0, field(control as u16, Some(2)));
         let act = match cdb[0] {
-            0x08 | 0x28 | 0xa8 | 0x88 => self.read(ask, &cdb, &mut found),
-            0x0a | 0x2a | 0xaa | 0x8a => self.write(ask, &cdb, &mut found),
-            0x2e | 0xae | 0x8e => self.write_and_verify(ask, &cdb, &mut found),
-            0x2f | 0xaf | 0x8f => self.verify(ask, &cdb, &mut found),
-            0x89 => self.compare_and_write(ask, &cdb, &mut found),
-            0x8b => self.orwrite(ask, &cdb, &mut found),
-            0x41 | 0x93 => self.write_same(ask, &cdb, &mut found),
-            0x42 => self.unmap(ask, &cdb, &mut found),
+            0x08 | 0x28 | 0xa8 | 0x88 => self.read(input, &cdb, &mut found),
+            0x0a | 0x2a | 0xaa | 0x8a => self.write(input, &cdb, &mut found),
+            0x2e | 0xae | 0x8e => self.write_and_verify(input, &cdb, &mut found),
+            0x2f | 0xaf | 0x8f => self.verify(input, &cdb, &mut found),
+            0x89 => self.compare_and_write(input, &cdb, &mut found),
+            0x8b => self.orwrite(input, &cdb, &mut found),
+            0x41 | 0x93 => self.write_same(input, &cdb, &mut found),
+            0x42 => self.unmap(input, &cdb, &mut found),
             0x35 | 0x91 => {
-                self.medium(ask, Class::Write, false, &mut found);
+                self.medium(input, Class::Write, false, &mut found);
                 self.in_range(&extent(&cdb), u64::MAX, &mut found);
                 Some(Act::Sync)
             }
             0x00 => {
-                self.medium(ask, Class::Look, false, &mut found);
+                self.medium(input, Class::Look, false, &mut found);
                 Some(Act::Nothing { transferred: 0 })
             }
-            0x25 => self.read_capacity(ask, &cdb, &mut found),
-            0x9e if cdb[1] & 0x1f == 0x10 => self.read_capacity(ask, &cdb, &mut found),
-            0x9e if cdb[1] & 0x1f == 0x12 => self.lba_status(ask, &cdb, &mut found),
+            0x25 => self.read_capacity(input, &cdb, &mut found),
+            0x9e if cdb[1] & 0x1f == 0x10 => self.read_capacity(input, &cdb, &mut found),
+            0x9e if cdb[1] & 0x1f == 0x12 => self.lba_status(input, &cdb, &mut found),
             0x9e => {
                 found.0.push(field(1, Some(4)));
                 None
             }
-            0x15 | 0x55 => self.mode_select(ask, &cdb, &mut found),
-            0x1b => self.start_stop(ask, &cdb, &mut found),
-            0x16 | 0x17 | 0x56 | 0x57 => self.reserve_release(ask, &cdb, &mut found),
-            0x5f => self.persistent(ask, &cdb, &mut found),
+            0x15 | 0x55 => self.mode_select(input, &cdb, &mut found),
+            0x1b => self.start_stop(input, &cdb, &mut found),
+            0x16 | 0x17 | 0x56 | 0x57 => self.reserve_release(input, &cdb, &mut found),
+            0x5f => self.persistent(input, &cdb, &mut found),
             _ => {
                 found.0 = vec![illegal(0x20)];
                 None
@@ -95,15 +95,15 @@ impl Model {
         }
     }
 
-    /// What stands in the way of all commands that need the medium.
-    fn medium(&self, ask: &Ask<'_>, class: Class, writes: bool, found: &mut Found) {
-        found.when(self.barred(ask.nexus, class), Failure::Conflict);
+    /// Checks that all commands with medium access share.
+    fn medium(&self, input: &Ask<'_>, class: Class, writes: bool, found: &mut Found) {
+        found.when(self.barred(input.nexus, class), Failure::Conflict);
         found.when(self.stopped, Failure::Check((2, 4, 2, None, None)));
         found.when(writes && self.read_only, Failure::Check((7, 0x27, 0, None, None)));
         found.when(writes && self.protected, Failure::Check((7, 0x27, 2, None, None)));
     }
 
-    /// Whether the blocks are there, and not more than `most`.
+    /// Returns true if the blocks exist, and are not more than `most`.
     fn in_range(&self, extent: &Extent, most: u64, found: &mut Found) -> bool {
         let before = found.0.len();
         found.when(extent.count > most, field(extent.at, None));
@@ -112,10 +112,10 @@ impl Model {
         found.0.len() == before
     }
 
-    /// The first `count` blocks that were sent.
-    fn sent(&self, ask: &Ask<'_>, count: u64, found: &mut Found) -> Vec<u8> {
+    /// Returns the first `count` blocks of the data-out buffer.
+    fn sent(&self, input: &Ask<'_>, count: u64, found: &mut Found) -> Vec<u8> {
         let sent =
-            usize::try_from(count).ok().and_then(|count| ask.data_out.get(..count.checked_mul(self.said.block)?));
+            usize::try_from(count).ok().and_then(|count| input.data_out.get(..count.checked_mul(self.said.block)?));
         found.when(sent.is_none(), Failure::Overrun);
         sent.unwrap_or_default().to_vec()
     }
@@ -124,42 +124,42 @@ impl Model {
         found.when(length(cdb) > 6 && cdb[1] & 0xe0 != 0, field(1, Some(7)));
     }
 
-    fn read(&self, ask: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn read(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
         let extent = extent(cdb);
-        self.medium(ask, Class::Read, false, found);
+        self.medium(input, Class::Read, false, found);
         self.protection(cdb, found);
         if self.in_range(&extent, self.said.transfer, found) {
-            found.when((ask.data_in as u64) < extent.count * self.said.block as u64, Failure::Overrun);
+            found.when((input.data_in as u64) < extent.count * self.said.block as u64, Failure::Overrun);
         }
         Some(Act::Read { lba: extent.lba, count: extent.count })
     }
 
-    fn write(&self, ask: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn write(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
         let extent = extent(cdb);
-        self.medium(ask, Class::Write, true, found);
+        self.medium(input, Class::Write, true, found);
         self.protection(cdb, found);
         if !self.in_range(&extent, self.said.transfer, found) {
             return None;
         }
-        let data = self.sent(ask, extent.count, found);
+        let data = self.sent(input, extent.count, found);
         Some(Act::Write { lba: extent.lba, data, durable: length(cdb) > 6 && cdb[1] & 0x08 != 0 })
     }
 
-    fn write_and_verify(&self, ask: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn write_and_verify(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
         let extent = extent(cdb);
-        self.medium(ask, Class::Write, true, found);
+        self.medium(input, Class::Write, true, found);
         self.protection(cdb, found);
         found.when(cdb[1] & 0x04 != 0, field(1, Some(2)));
         if !self.in_range(&extent, self.said.transfer, found) {
             return None;
         }
-        let data = self.sent(ask, extent.count, found);
+        let data = self.sent(input, extent.count, found);
         Some(Act::Write { lba: extent.lba, data, durable: true })
     }
 
-    fn verify(&self, ask: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn verify(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
         let extent = extent(cdb);
-        self.medium(ask, Class::Read, false, found);
+        self.medium(input, Class::Read, false, found);
         self.protection(cdb, found);
         let check = (cdb[1] & 0x06) >> 1;
         found.when(check == 2, field(1, Some(2)));
@@ -167,58 +167,58 @@ impl Model {
             return None;
         }
         let data = match check {
-            // Nothing is compared, or with nothing.
+            // Nothing to compare.
             _ if extent.count == 0 => Vec::new(),
-            1 => self.sent(ask, extent.count, found),
-            3 => self.sent(ask, 1, found),
+            1 => self.sent(input, extent.count, found),
+            3 => self.sent(input, 1, found),
             _ => Vec::new(),
         };
         Some(Act::Verify { lba: extent.lba, count: extent.count, data })
     }
 
-    fn compare_and_write(&self, ask: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn compare_and_write(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
         let extent = extent(cdb);
-        self.medium(ask, Class::Write, true, found);
+        self.medium(input, Class::Write, true, found);
         self.protection(cdb, found);
         if !self.in_range(&extent, self.said.compare, found) {
             return None;
         }
-        let data = self.sent(ask, 2 * extent.count, found);
+        let data = self.sent(input, 2 * extent.count, found);
         Some(Act::Compare { lba: extent.lba, data, durable: cdb[1] & 0x08 != 0 })
     }
 
-    fn orwrite(&self, ask: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn orwrite(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
         let extent = extent(cdb);
-        self.medium(ask, Class::Write, true, found);
+        self.medium(input, Class::Write, true, found);
         self.protection(cdb, found);
         if !self.in_range(&extent, self.said.transfer, found) {
             return None;
         }
-        let data = self.sent(ask, extent.count, found);
+        let data = self.sent(input, extent.count, found);
         Some(Act::Or { lba: extent.lba, data, durable: cdb[1] & 0x08 != 0 })
     }
 
-    fn write_same(&self, ask: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn write_same(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
         let Extent { lba, count, at } = extent(cdb);
-        self.medium(ask, Class::Write, true, found);
+        self.medium(input, Class::Write, true, found);
         self.protection(cdb, found);
         found.when(cdb[1] & 0x10 != 0, field(1, Some(4)));
         found.when(cdb[1] & 0x06 != 0, field(1, Some(2)));
         found.when(cdb[1] & 0x08 != 0 && !self.said.zeroes, field(1, Some(3)));
-        // WSNZ: no blocks do not mean all of them.
+        // WSNZ: zero blocks do not mean all.
         found.when(count == 0, field(at, None));
         let there = self.in_range(&Extent { lba, count, at }, self.said.same, found);
         let no_data = cdb[0] == 0x93 && cdb[1] & 0x01 != 0;
-        let pattern = if no_data { vec![0; self.said.block] } else { self.sent(ask, 1, found) };
+        let pattern = if no_data { vec![0; self.said.block] } else { self.sent(input, 1, found) };
         let transferred = if no_data { 0 } else { self.said.block as u64 };
         there.then_some(Act::Same { lba, count, pattern, transferred })
     }
 
-    fn unmap(&self, ask: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn unmap(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
         if !self.said.unmaps {
             found.0.push(illegal(0x20));
         }
-        self.medium(ask, Class::Write, true, found);
+        self.medium(input, Class::Write, true, found);
         found.when(cdb[1] & 0x01 != 0, field(1, Some(0)));
         let len = number(&cdb[7..9]) as usize;
         if len == 0 {
@@ -226,11 +226,11 @@ impl Model {
         }
         let wrong_length = Failure::Check((5, 0x1a, 0, Some((true, 7, None)), None));
         found.when(len < 8, wrong_length.clone());
-        found.when(len > ask.data_out.len(), Failure::Overrun);
+        found.when(len > input.data_out.len(), Failure::Overrun);
         if !found.0.is_empty() {
             return None;
         }
-        let list = &ask.data_out[..len];
+        let list = &input.data_out[..len];
         let (data, descriptors) = (number(&list[..2]) as usize, number(&list[2..4]) as usize);
         found.when(data + 2 > len || descriptors + 8 > len, wrong_length);
         let count = descriptors / 16;
@@ -252,9 +252,9 @@ impl Model {
         Some(Act::Unmap { ranges, transferred: len as u64 })
     }
 
-    fn read_capacity(&self, ask: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
-        // A stopped unit still tells its size.
-        found.when(self.barred(ask.nexus, Class::Always), Failure::Conflict);
+    fn read_capacity(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+        // A stopped logical unit still reports its size.
+        found.when(self.barred(input.nexus, Class::Always), Failure::Conflict);
         let last = self.blocks() - 1;
         let block = (self.said.block as u32).to_be_bytes();
         let mut reply = Vec::new();
@@ -271,43 +271,43 @@ impl Model {
             number(&cdb[10..14]) as usize
         };
         reply.truncate(allocation);
-        found.when(reply.len() > ask.data_in, Failure::Overrun);
+        found.when(reply.len() > input.data_in, Failure::Overrun);
         Some(Act::Reply(reply))
     }
 
-    /// All blocks from there on are mapped, as far as anybody can say.
-    fn lba_status(&self, ask: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    /// All blocks from the LBA on are mapped.
+    fn lba_status(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
         let lba = number(&cdb[2..10]);
-        self.medium(ask, Class::Read, false, found);
+        self.medium(input, Class::Read, false, found);
         found.when(lba >= self.blocks(), illegal(0x21));
         let mut reply = vec![0, 0, 0, 20, 0, 0, 0, 0];
         reply.extend(lba.to_be_bytes());
         reply.extend((self.blocks().saturating_sub(lba) as u32).to_be_bytes());
         reply.extend([0; 4]);
         reply.truncate(number(&cdb[10..14]) as usize);
-        found.when(reply.len() > ask.data_in, Failure::Overrun);
+        found.when(reply.len() > input.data_in, Failure::Overrun);
         Some(Act::Reply(reply))
     }
 
-    /// Only lists of one caching or control page, or none, without block descriptor: the rest has table tests.
-    fn mode_select(&self, ask: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
-        found.when(self.barred(ask.nexus, Class::Write), Failure::Conflict);
+    /// Only lists with one caching or control page, or none, without block descriptor: table tests cover others.
+    fn mode_select(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+        found.when(self.barred(input.nexus, Class::Write), Failure::Conflict);
         found.when(cdb[1] & 0x01 != 0, field(1, Some(0)));
         found.when(cdb[1] & 0x10 == 0, field(1, Some(4)));
         let (len, header, at) =
             if cdb[0] == 0x15 { (cdb[4].into(), 4, 4) } else { (number(&cdb[7..9]) as usize, 8, 7) };
-        let as_it_is =
+        let unchanged =
             Act::Mode { write_through: self.write_through, protected: self.protected, transferred: len as u64 };
         if len == 0 {
-            return Some(as_it_is);
+            return Some(unchanged);
         }
-        found.when(len > ask.data_out.len(), Failure::Overrun);
+        found.when(len > input.data_out.len(), Failure::Overrun);
         let wrong_length = Failure::Check((5, 0x1a, 0, Some((true, at, None)), None));
         found.when(len < header, wrong_length.clone());
         if !found.0.is_empty() || len == header {
-            return Some(as_it_is);
+            return Some(unchanged);
         }
-        let page = &ask.data_out[header..len];
+        let page = &input.data_out[header..len];
         let whole = if page[0] == 0x08 { 20 } else { 12 };
         found.when(page.len() < whole, wrong_length);
         let wrong = |byte: usize, bit| Failure::Check((5, 0x26, 0, Some((false, (header + byte) as u16, bit)), None));
@@ -325,42 +325,42 @@ impl Model {
         Some(Act::Mode { write_through, protected, transferred: len as u64 })
     }
 
-    fn start_stop(&self, ask: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn start_stop(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
         let start = cdb[4] & 0x01 != 0;
         let class = if start && cdb[4] & 0xf0 == 0 { Class::Always } else { Class::Write };
-        found.when(self.barred(ask.nexus, class), Failure::Conflict);
+        found.when(self.barred(input.nexus, class), Failure::Conflict);
         found.when(cdb[4] & 0xf0 != 0, field(4, Some(7)));
         found.when(cdb[4] & 0x02 != 0, field(4, Some(1)));
         Some(Act::Start(start))
     }
 
-    fn reserve_release(&self, ask: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn reserve_release(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
         found.when(cdb[1] & 0x10 != 0, field(1, Some(4)));
         found.when(cdb[1] & 0x01 != 0, field(1, Some(0)));
         found.when(cdb[0] >= 0x56 && cdb[1] & 0x02 != 0, field(1, Some(1)));
         let release = cdb[0] & 1 != 0;
         let fine =
-            self.held.is_some_and(|held| held.holder == ask.nexus || held.kind >= 5 && self.keys[ask.nexus] != 0);
+            self.held.is_some_and(|held| held.holder == input.nexus || held.kind >= 5 && self.keys[input.nexus] != 0);
         let registered = self.keys.iter().any(|key| *key != 0);
         found.when(registered && !fine, Failure::Conflict);
-        let another = self.reserved.is_some_and(|holder| holder != ask.nexus);
+        let another = self.reserved.is_some_and(|holder| holder != input.nexus);
         found.when(!registered && !release && another, Failure::Conflict);
         Some(Act::Reserve { release })
     }
 
     /// REGISTER AND IGNORE EXISTING KEY, RESERVE, RELEASE, with a list of 24 bytes.
-    fn persistent(&self, ask: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn persistent(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
         found.when(self.reserved.is_some(), Failure::Conflict);
         let (action, kind) = (cdb[1] & 0x1f, cdb[2]);
-        let (presented, key) = (number(&ask.data_out[..8]), number(&ask.data_out[8..16]));
-        // A command that was cut off.
+        let (presented, key) = (number(&input.data_out[..8]), number(&input.data_out[8..16]));
+        // A truncated command.
         found.when(number(&cdb[5..9]) != 24, illegal(0x1a));
         found.when(action == 1 && kind == 0, field(2, Some(3)));
-        let own = self.keys[ask.nexus];
+        let own = self.keys[input.nexus];
         if action != 6 {
             found.when(own == 0 || own != presented, Failure::Conflict);
         }
-        let mine = self.held.filter(|held| held.holder == ask.nexus);
+        let mine = self.held.filter(|held| held.holder == input.nexus);
         match action {
             1 => found.when(self.held.is_some() && mine.is_none_or(|held| held.kind != kind), Failure::Conflict),
             2 => found.when(mine.is_some_and(|held| held.kind != kind), Failure::Check((5, 0x26, 4, None, None))),

@@ -1,6 +1,6 @@
-//! Random commands from several nexuses, each answered exactly as a model says: what is in range must succeed, what is not must fail in
-//! the right way, and the bytes must be the model's. A failure names the seed and the command; `MQBLK_ORACLE_SEED` runs that one seed,
-//! `MQBLK_ORACLE_SECONDS` goes on with new seeds for so long.
+//! Random commands from several nexuses, compared with a model: valid commands must succeed, invalid ones must fail
+//! in the right way, and the bytes must be the model's. A failure prints the seed and the command;
+//! `MQBLK_ORACLE_SEED` runs one seed, `MQBLK_ORACLE_SECONDS` continues with new seeds for that time.
 
 mod atomic;
 mod generate;
@@ -21,7 +21,7 @@ use rand::{Rng, RngExt, SeedableRng};
 use model::{Ask, Durable, Model, Said, number};
 use ram::{Ended, Ram, run};
 
-/// A disk to be tried.
+/// Parameters of a disk under test.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Profile {
     block: u32,
@@ -47,11 +47,11 @@ const PLAIN: Profile = Profile {
 
 const PROFILES: [Profile; 5] = [
     PLAIN,
-    // Large blocks, no management at all; the last block is not whole.
+    // Large blocks, no discard and no write-zeroes; the last block is partial.
     Profile { block: 4096, size: (1 << 20) + 1000, discard: None, zeroes: None, writeback: false, ..PLAIN },
-    // Discard that promises nothing, and transfers smaller than a sequence's scratch memory.
+    // Discard that leaves blocks undefined, and transfers smaller than the scratch memory.
     Profile { physical: 512, zeroes: None, transfer: 64 << 10, ..PLAIN },
-    // Writes zeroes, discards nothing; transfers longer than the disk.
+    // Write-zeroes, no discard; transfers longer than the disk.
     Profile { discard: None, transfer: 4 << 20, size: 300 << 10, writeback: false, ..PLAIN },
     Profile { read_only: true, ..PLAIN },
 ];
@@ -98,7 +98,7 @@ impl Rig {
         }));
         let nexuses: Vec<_> = (0..NEXUSES).map(|n| unit.login(&format!("vm{n}"), 1).expect("a new name")).collect();
         let mut ram = Ram::new(bytes.clone(), block, limits, profile.read_only);
-        // The first command is told that the unit was switched on; that is not INQUIRY.
+        // The first command other than INQUIRY takes POWER ON.
         let said = said(&mut ram, &nexuses[0]);
         let model = Model {
             said,
@@ -116,16 +116,16 @@ impl Rig {
     }
 }
 
-/// Asks the unit as a guest does.
+/// Queries the limits of the logical unit as a guest does.
 fn said(ram: &mut Ram, nexus: &Nexus) -> Said {
-    let mut ask = |cdb: &[u8]| match run(ram, nexus, cdb, 255, &[]) {
+    let mut query = |cdb: &[u8]| match run(ram, nexus, cdb, 255, &[]) {
         Ended::With(_, reply) => reply,
         Ended::Overrun => panic!("255 bytes are enough"),
     };
-    let limits = ask(&[0x12, 1, 0xb0, 0, 255, 0]);
-    let provisioning = ask(&[0x12, 1, 0xb2, 0, 255, 0]);
-    assert!(ask(&[0; 6]).is_empty(), "TEST UNIT READY takes the unit attention");
-    let capacity = ask(&[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0]);
+    let limits = query(&[0x12, 1, 0xb0, 0, 255, 0]);
+    let provisioning = query(&[0x12, 1, 0xb2, 0, 255, 0]);
+    assert!(query(&[0; 6]).is_empty(), "TEST UNIT READY takes the unit attention");
+    let capacity = query(&[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0]);
     let zeroes = capacity[14] & 0x40 != 0;
     assert_eq!(provisioning[5] & 0xe0 == 0xe0, zeroes, "LBPU, LBPWS and LBPWS10 beside LBPRZ");
     assert_eq!(provisioning[5] & 0x80, capacity[14] & 0x80, "LBPU and LBPME");
@@ -142,7 +142,7 @@ fn said(ram: &mut Ram, nexus: &Nexus) -> Said {
     }
 }
 
-/// What happens besides commands.
+/// Events between commands.
 fn event(random: &mut SmallRng, rig: &mut Rig) {
     match random.random_range(0..4) {
         0 => {
@@ -157,7 +157,7 @@ fn event(random: &mut SmallRng, rig: &mut Rig) {
             }
         }
         1 => {
-            // A flush by its driver belongs to a reset: what the mode page becomes is not what it was.
+            // A reset includes a flush by the caller: the initial mode page may differ from the current one.
             rig.ram.dirty.fill(false);
             rig.unit.reset();
             rig.model.reserved = None;
@@ -179,13 +179,13 @@ fn event(random: &mut SmallRng, rig: &mut Rig) {
     }
 }
 
-/// How the disk fails, and at which request of a command.
+/// Returns how the disk fails, and at which request of a command.
 fn fault(random: &mut SmallRng) -> (u32, Outcome) {
     let outcome = [Outcome::Failed(Errno(5)), Outcome::Aborted, Outcome::NoSpace][random.random_range(0..3)];
     (random.random_range(0..3), outcome)
 }
 
-/// How often each operation code succeeded and failed.
+/// Number of successes and failures of each operation code.
 type Counts = BTreeMap<u8, (u64, u64)>;
 
 fn history(seed: u64, counts: &mut Counts) {
@@ -193,7 +193,7 @@ fn history(seed: u64, counts: &mut Counts) {
     let profile = PROFILES[random.random_range(0..PROFILES.len())];
     let mut bytes = vec![0; profile.size];
     random.fill_bytes(&mut bytes);
-    // Few values, so that two blocks may be equal.
+    // Few values, so that blocks may be equal.
     bytes.chunks_mut(512).for_each(|one| one.fill(one[0] % 4));
     let mut rig = Rig::new(&profile, bytes);
     for step in 0..300 {
@@ -202,19 +202,19 @@ fn history(seed: u64, counts: &mut Counts) {
         }
         let nexus = random.random_range(0..NEXUSES);
         let drawn = generate::draw(&mut random, &rig.model, nexus);
-        let ask = Ask { nexus, cdb: &drawn.cdb, data_in: drawn.data_in, data_out: &drawn.data_out };
+        let input = Ask { nexus, cdb: &drawn.cdb, data_in: drawn.data_in, data_out: &drawn.data_out };
         let place = Where { seed, step, profile, cdb: &drawn.cdb, nexus, room: (drawn.data_in, drawn.data_out.len()) };
         rig.ram.fails = random.random_bool(0.04).then(|| fault(&mut random));
-        let ended = run(&mut rig.ram, &rig.nexuses[nexus], ask.cdb, ask.data_in, ask.data_out);
+        let ended = run(&mut rig.ram, &rig.nexuses[nexus], input.cdb, input.data_in, input.data_out);
         rig.ram.fails = None;
         if let Some(failed) = rig.ram.failed.take() {
-            rig.model.check_failed(&ask, &ended, failed, &rig.ram.bytes);
-            assert!(rig.ram.bytes == rig.model.bytes, "it touched blocks of others: {place:?}");
+            rig.model.check_failed(&input, &ended, failed, &rig.ram.bytes);
+            assert!(rig.ram.bytes == rig.model.bytes, "it touched other blocks: {place:?}");
             counts.entry(drawn.cdb[0]).or_default().1 += 1;
             place.passed();
             continue;
         }
-        let durable = rig.model.check(&ask, &ended);
+        let durable = rig.model.check(&input, &ended);
         assert!(rig.ram.bytes == rig.model.bytes, "other bytes than the model's: {place:?}");
         let dirty = match durable {
             Durable::Unsaid => false,
@@ -232,7 +232,7 @@ fn history(seed: u64, counts: &mut Counts) {
     }
 }
 
-/// Says where it happened when a check panics.
+/// Prints its fields if a check panics.
 #[derive(Debug)]
 #[expect(dead_code, reason = "read by Debug")]
 struct Where<'a> {
@@ -241,7 +241,7 @@ struct Where<'a> {
     profile: Profile,
     nexus: usize,
     cdb: &'a [u8],
-    /// Bytes of the data-in and data-out buffers.
+    /// Lengths of the data-in and data-out buffers.
     room: (usize, usize),
 }
 
@@ -261,7 +261,7 @@ impl Drop for Where<'_> {
 }
 
 #[test]
-fn any_history() {
+fn any_sequence() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let mut counts = Counts::new();
     if let Some(seed) = number("MQBLK_ORACLE_SEED") {
@@ -273,7 +273,7 @@ fn any_history() {
         let first = rand::random_range(1 << 20..u64::MAX / 2);
         (first..).take_while(|_| Instant::now() < end).for_each(|seed| history(seed, &mut counts));
     }
-    // A generator that has become all wrong, or all right, tests nothing.
+    // A generator of only invalid, or only valid, commands tests nothing.
     for (opcode, (good, bad)) in &counts {
         let known = ![0x04, 0x07, 0x36, 0x3e, 0x50, 0x90, 0x9f, 0xc0, 0xff, 0x7f, 0x60].contains(opcode);
         assert!(!known || (*good > 30 && *bad > 10), "{opcode:02x}: {good} succeeded, {bad} failed");

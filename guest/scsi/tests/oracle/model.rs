@@ -1,14 +1,14 @@
-//! What a unit must answer, judged from the bytes of each command by the standards' text: a model of flat bytes that shares nothing with
-//! the code under test but the names of what it returns.
+//! Model of a logical unit, written from the standards' text: a flat byte array that shares nothing with the code
+//! under test but the types of its results.
 //!
-//! A command with several mistakes may be answered for any one of them; one without must succeed, exactly.
+//! A command with several errors may fail with any of them; one without must succeed, exactly.
 
 use mqblk_core::{Op, Outcome};
 use mqblk_scsi::{Ending, Status};
 
 use crate::ram::{Ended, FORGOTTEN};
 
-/// Sense key, ASC, ASCQ; where it points (in the command?, byte, bit); INFORMATION.
+/// Sense key, ASC, ASCQ; field pointer (in the CDB, byte, bit); INFORMATION.
 pub type Told = (u8, u8, u8, Option<(bool, u16, Option<u8>)>, Option<u64>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,17 +34,17 @@ pub fn failure(ended: &Ended) -> Option<Failure> {
     Some(failure)
 }
 
-/// What the unit said of itself in VPD pages and READ CAPACITY, by which its commands are judged.
+/// Limits of the logical unit from VPD pages and READ CAPACITY, which its commands are validated against.
 #[derive(Clone, Debug)]
 pub struct Said {
     pub block: usize,
-    /// Most blocks: of a transfer, of COMPARE AND WRITE, of WRITE SAME, of UNMAP in all its descriptors.
+    /// Maximum number of blocks: of a transfer, of COMPARE AND WRITE, of WRITE SAME, of UNMAP in all its descriptors.
     pub transfer: u64,
     pub compare: u64,
     pub same: u64,
     pub unmap: u64,
     pub descriptors: u64,
-    /// Unmapped blocks read as zeroes; WRITE SAME with UNMAP is there.
+    /// Unmapped blocks read as zeroes; WRITE SAME with UNMAP is supported.
     pub zeroes: bool,
     pub unmaps: bool,
     /// LOGICAL BLOCKS PER PHYSICAL BLOCK EXPONENT.
@@ -71,7 +71,7 @@ pub struct Model {
     pub held: Option<Held>,
 }
 
-/// What a command without mistakes does.
+/// Effect of a valid command.
 #[derive(Debug)]
 pub enum Act {
     Nothing { transferred: u64 },
@@ -90,7 +90,7 @@ pub enum Act {
     Persist { action: u8, kind: u8, key: u64 },
 }
 
-/// What is durable after a command.
+/// Blocks that must be durable after a command.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Durable {
     Unsaid,
@@ -129,7 +129,7 @@ impl Model {
 
     pub fn raise(&mut self, nexus: usize, told: (u8, u8)) {
         let held = &mut self.attentions[nexus];
-        // Resets come first, and the stronger covers the weaker.
+        // Resets come first; a stronger one covers the weaker.
         const RESETS: [(u8, u8); 3] = [(0x29, 1), (0x29, 3), (0x29, 7)];
         let rank = |told: &(u8, u8)| RESETS.iter().position(|reset| reset == told);
         match rank(&told) {
@@ -149,8 +149,7 @@ impl Model {
         (0..self.attentions.len()).filter(|nexus| *nexus != but).for_each(|nexus| self.raise(nexus, told));
     }
 
-    /// Whether reservations keep it from the commands of a class: of those that are allowed to all, that look, that read,
-    /// that write.
+    /// Returns true if reservations exclude the nexus from commands of a class.
     pub fn barred(&self, nexus: usize, class: Class) -> bool {
         if let Some(holder) = self.reserved {
             return holder != nexus && class != Class::Always;
@@ -166,29 +165,29 @@ impl Model {
         }
     }
 
-    /// Compares how it ended with what must be, and does what it did. What is durable then.
-    pub fn check(&mut self, ask: &Ask<'_>, ended: &Ended) -> Durable {
+    /// Compares the result with the expected one and applies the effect. Returns the blocks that must be durable.
+    pub fn check(&mut self, input: &Ask<'_>, ended: &Ended) -> Durable {
         let found = failure(ended);
-        let exempt = matches!(ask.cdb.first(), Some(0x03 | 0x12 | 0xa0));
-        if !exempt && !self.attentions[ask.nexus].is_empty() {
-            let (asc, ascq) = self.attentions[ask.nexus].remove(0);
+        let exempt = matches!(input.cdb.first(), Some(0x03 | 0x12 | 0xa0));
+        if !exempt && !self.attentions[input.nexus].is_empty() {
+            let (asc, ascq) = self.attentions[input.nexus].remove(0);
             assert_eq!(found, Some(Failure::Check((6, asc, ascq, None, None))), "a unit attention was pending");
             return Durable::Unsaid;
         }
-        match self.judge(ask) {
+        match self.judge(input) {
             Err(failures) => {
                 let found = found.unwrap_or_else(|| panic!("succeeded, expected one of {failures:?}"));
                 assert!(failures.contains(&found), "found {found:?}, expected one of {failures:?}");
                 Durable::Unsaid
             }
-            Ok(act) => self.perform(ask.nexus, act, found, ended),
+            Ok(act) => self.perform(input.nexus, act, found, ended),
         }
     }
 
-    /// The same for a command one of whose requests the disk failed: it says so, and has touched nothing but its blocks, which are what
-    /// `left` has.
-    pub fn check_failed(&mut self, ask: &Ask<'_>, ended: &Ended, (op, outcome): (Op, Outcome), left: &[u8]) {
-        assert!(self.attentions[ask.nexus].is_empty(), "a unit attention comes before any request");
+    /// Same for a command with a failed disk request: it must report the failure and leave all other blocks
+    /// unchanged. `left` is the content of the disk.
+    pub fn check_failed(&mut self, input: &Ask<'_>, ended: &Ended, (op, outcome): (Op, Outcome), left: &[u8]) {
+        assert!(self.attentions[input.nexus].is_empty(), "a unit attention comes before any request");
         let sense = match (outcome, op) {
             (Outcome::Aborted, _) => (0xb, 0x00, 0x06),
             (Outcome::NoSpace, _) => (7, 0x27, 0x07),
@@ -199,7 +198,7 @@ impl Model {
         };
         let expected = Failure::Check((sense.0, sense.1, sense.2, None, None));
         assert_eq!(failure(ended), Some(expected), "the disk answered {outcome:?} to {op:?}");
-        let act = self.judge(ask).expect("a request for a command with mistakes");
+        let act = self.judge(input).expect("a request for a command with mistakes");
         let ranges = match act {
             Act::Write { lba, data, .. } | Act::Or { lba, data, .. } => {
                 vec![(lba, (data.len() / self.said.block) as u64)]
@@ -207,10 +206,10 @@ impl Model {
             Act::Compare { lba, data, .. } => vec![(lba, (data.len() / self.said.block / 2) as u64)],
             Act::Same { lba, count, .. } => vec![(lba, count)],
             Act::Unmap { ranges, .. } => ranges,
-            // The pages changed, and what was cached could not be written.
+            // The pages have changed, although the flush failed.
             Act::Mode { write_through, protected, .. } => {
                 (self.write_through, self.protected) = (write_through, protected);
-                self.raise_others(ask.nexus, (0x2a, 1));
+                self.raise_others(input.nexus, (0x2a, 1));
                 vec![]
             }
             Act::Start(start) => {
@@ -331,7 +330,7 @@ impl Model {
         }
     }
 
-    /// REGISTER AND IGNORE EXISTING KEY, RESERVE and RELEASE; the rest has a model of its own.
+    /// REGISTER AND IGNORE EXISTING KEY, RESERVE and RELEASE; other service actions have a model of their own.
     fn persist(&mut self, nexus: usize, action: u8, kind: u8, key: u64) {
         let ends = match action {
             6 => {
@@ -354,7 +353,7 @@ impl Model {
     }
 }
 
-/// What a command is to a reservation.
+/// Class of a command under a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     Always,

@@ -1,5 +1,5 @@
-//! Drives commands on a disk that is a vector of bytes, as a transport would: executes steps, brings outcomes back, and knows which blocks
-//! would be lost with the power.
+//! Runs commands on a disk in memory as a transport would: executes steps, passes outcomes back, and tracks blocks
+//! that are not durable.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use mqblk_core::{BlockSize, ByteLen, ByteOffset, Limits, Op, Outcome, Wake};
 use mqblk_scsi::{Command, Ending, Next, Nexus, Sequence, Step, Work};
 
-/// What a discarded block reads as on a disk that promises nothing.
+/// Content of a discarded block on a disk that leaves it undefined.
 pub const FORGOTTEN: u8 = 0xdd;
 
 pub struct Ram {
     pub bytes: Vec<u8>,
-    /// One for each logical block: written, and not durable yet.
+    /// One flag for each logical block: written, and not durable yet.
     pub dirty: Vec<bool>,
     block: usize,
     limits: Limits,
     read_only: bool,
-    /// How a request will fail, after so many that do not; once.
+    /// Outcome of a request that fails, once, after so many that succeed.
     pub fails: Option<(u32, Outcome)>,
-    /// The one that did.
+    /// The request that failed.
     pub failed: Option<(Op, Outcome)>,
 }
 
@@ -36,7 +36,7 @@ impl Ram {
         self.dirty.resize(size.div_ceil(self.block), false);
     }
 
-    /// The range, which a command must have checked: only a resize could come between.
+    /// Returns the range, which the command must have checked.
     fn range(&self, start: ByteOffset, len: ByteLen, most: ByteLen) -> Range<usize> {
         let (start, len) = (start.0 as usize, len.0 as usize);
         assert!(len > 0 && start % self.block == 0 && len % self.block == 0, "{len} bytes at {start}");
@@ -50,7 +50,7 @@ impl Ram {
         self.dirty[range.start / self.block..range.end / self.block].fill(!fua);
     }
 
-    /// Whether this request fails instead of being done.
+    /// Returns the outcome if this request fails.
     fn fails(&mut self, op: Op) -> Option<Outcome> {
         let (before, outcome) = self.fails.take()?;
         if before > 0 {
@@ -81,7 +81,7 @@ impl Ram {
         Outcome::Done(len)
     }
 
-    /// One without data.
+    /// Executes a request without data.
     fn manage(&mut self, op: Op, start: ByteOffset, len: ByteLen) -> Outcome {
         if let Some(outcome) = self.fails(op) {
             return outcome;
@@ -104,11 +104,11 @@ impl Ram {
     }
 }
 
-/// How a command ended.
+/// Result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
     Overrun,
-    /// With the bytes that it put in its data-in buffer.
+    /// The completion and the data-in bytes.
     With(Ending, Vec<u8>),
 }
 
@@ -121,14 +121,14 @@ impl Wake for Bell {
     }
 }
 
-/// A command on its way.
+/// A command in flight.
 pub struct Task {
     data_out: Vec<u8>,
     data_in: Vec<u8>,
     state: State,
     work: Work,
     bell: Arc<Bell>,
-    /// Lent for each step. Only what was read stays in it until the next one.
+    /// Lent for each step. Only data read is kept until the next one.
     scratch: Vec<u8>,
 }
 
@@ -138,7 +138,7 @@ enum State {
 }
 
 impl Task {
-    /// Begins it. What needs only one step of the disk is done at once.
+    /// Begins a command. A single disk request is executed at once.
     pub fn begin(ram: &mut Ram, nexus: &Nexus, cdb: &[u8], data_in: usize, data_out: &[u8]) -> Task {
         let mut work = Work::default();
         let mut data_in = vec![0xee; data_in];
@@ -174,12 +174,12 @@ impl Task {
         }
     }
 
-    /// Whether it waits for somebody who has not rung.
+    /// Returns true if it waits and has not been woken.
     pub fn waits(&self) -> bool {
         matches!(self.state, State::Sequence { waits: true, .. }) && !self.bell.0.load(Ordering::SeqCst)
     }
 
-    /// One step of a sequence.
+    /// Runs one step of a multi-step command.
     pub fn step(&mut self, ram: &mut Ram) {
         let scratch = &mut self.scratch;
         scratch.resize(Sequence::SCRATCH, 0x77);
@@ -217,7 +217,7 @@ fn request(ram: &mut Ram, op: Op, start: ByteOffset, len: ByteLen, data_in: &mut
     }
 }
 
-/// A command that has the unit for itself, to its end.
+/// Runs a command to its end, without others.
 pub fn run(ram: &mut Ram, nexus: &Nexus, cdb: &[u8], data_in: usize, data_out: &[u8]) -> Ended {
     let mut task = Task::begin(ram, nexus, cdb, data_in, data_out);
     for _ in 0..10_000 {

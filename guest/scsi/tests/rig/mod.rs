@@ -1,4 +1,4 @@
-//! A driver of commands over a disk in memory.
+//! Fixture: a caller of commands, over a disk in memory.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::cell::{Cell, RefCell};
@@ -14,9 +14,9 @@ use mqblk_scsi::{
 /// Blocks of the disk.
 pub const BLOCKS: u64 = 2048;
 pub const BLOCK: usize = 512;
-/// Longest transfer, in blocks.
+/// Maximum transfer length, in blocks.
 pub const TRANSFER: u32 = 512;
-/// Longest UNMAP and WRITE SAME.
+/// Maximum lengths of UNMAP and WRITE SAME.
 pub const UNMAP: u32 = 64;
 pub const SAME: u32 = 256;
 
@@ -40,9 +40,9 @@ pub struct Rig {
     pub unit: Arc<LogicalUnit>,
     pub nexus: Arc<Nexus>,
     pub disk: RefCell<Vec<u8>>,
-    /// What the disk was asked.
+    /// Disk requests since the last time.
     pub asked: RefCell<Vec<(Op, u64, u64)>>,
-    /// How requests from the n-th on end, if not well.
+    /// Outcome of all requests from the n-th on, if they fail.
     pub fails: Cell<Option<(usize, Outcome)>>,
     pub rings: Arc<Rings>,
 }
@@ -91,7 +91,7 @@ impl Rig {
         Rig::from(options(geometry, limits))
     }
 
-    /// Its nexus has been told that it is new.
+    /// Returns a fixture whose nexus has taken POWER ON.
     pub fn from(options: UnitOptions) -> Rig {
         let size = options.geometry.size.0 as usize;
         let unit = Arc::new(LogicalUnit::new(options));
@@ -114,7 +114,7 @@ impl Rig {
         nexus
     }
 
-    /// One request, on the range of the disk and with this data.
+    /// Executes one request on a range of the disk with this data.
     fn execute(&self, op: Op, start: ByteOffset, len: ByteLen, data: &mut [u8]) -> Outcome {
         let mut asked = self.asked.borrow_mut();
         asked.push((op, start.0, len.0));
@@ -196,11 +196,11 @@ impl Rig {
         }
     }
 
-    /// Until it ends, or waits (`None`).
+    /// Runs the command until it completes, or waits (`None`).
     pub fn drive(&self, sequence: &mut Sequence, out: &mut [u8], room: usize, work: &mut Work) -> Option<Ending> {
         let mut before = None;
         let waker: Arc<dyn Wake> = self.rings.clone();
-        // Dirty, and dirty again before each step: nothing may rely on it.
+        // Filled with garbage before each step: nothing may rely on it.
         let mut scratch = vec![0x5a; Sequence::SCRATCH];
         for _ in 0..10_000 {
             let next = sequence.next(before, &mut scratch, out, &waker, work);
@@ -219,10 +219,10 @@ impl Rig {
                 Next::Disk { op, start, len } => self.transfer(op, start, len, out, &mut Vec::new(), room),
             });
         }
-        panic!("a sequence without an end");
+        panic!("the command does not end");
     }
 
-    /// The data-in of a command that succeeds, with `room` for it.
+    /// Returns the data-in of a command that succeeds, with a buffer of `room` bytes.
     pub fn reads(&self, cdb: &[u8], room: usize) -> Vec<u8> {
         match self.run(cdb, &[], room) {
             Answer::Ended { ending, data } => {
@@ -233,13 +233,13 @@ impl Rig {
         }
     }
 
-    /// A command that succeeds and transfers this much of `out`.
+    /// Runs a command that succeeds and transfers this much of `out`.
     pub fn writes(&self, cdb: &[u8], out: &[u8], transferred: usize) {
         let expected = Answer::Ended { ending: Ending::good(transferred as u64), data: Vec::new() };
         assert_eq!(self.run(cdb, out, 0), expected, "{cdb:02x?}");
     }
 
-    /// A command that fails with this sense, with 512 KiB of data and as much room.
+    /// Runs a command that fails with this sense data, with 512 KiB of data in and out.
     pub fn expect(&self, cdb: &[u8], sense: Sense) {
         self.expect_with(cdb, &vec![0; 1 << 19], sense);
     }
@@ -253,7 +253,7 @@ impl Rig {
         assert_eq!(answer, expected, "{cdb:02x?}");
     }
 
-    /// What the disk was asked since the last time.
+    /// Returns and clears the disk requests.
     pub fn take_asked(&self) -> Vec<(Op, u64, u64)> {
         self.asked.take()
     }
@@ -264,7 +264,7 @@ impl Rig {
     }
 }
 
-/// The disk's first content.
+/// Initial content of the disk.
 pub fn pattern(at: usize) -> u8 {
     (at / BLOCK) as u8 ^ (at * 7) as u8
 }
@@ -285,14 +285,14 @@ pub fn in_parameters(byte: u16, bit: impl Into<Option<u8>>) -> Sense {
     Sense::in_parameters(byte, bit.into())
 }
 
-/// A command as it lies in a transport's CDB field.
+/// Returns a command in a transport's CDB field.
 pub fn field(cdb: &[u8]) -> [u8; 32] {
     let mut field = [0; 32];
     field[..cdb.len()].copy_from_slice(cdb);
     field
 }
 
-/// Commands with an LBA and a length.
+/// Returns a 10-byte CDB with an LBA and a length.
 pub fn ten(opcode: u8, flags: u8, lba: u32, count: u16) -> [u8; 10] {
     let (lba, count) = (lba.to_be_bytes(), count.to_be_bytes());
     [opcode, flags, lba[0], lba[1], lba[2], lba[3], 0, count[0], count[1], 0]

@@ -31,7 +31,7 @@ use mqblk_ring::split::driver::{Features, IndirectArea, Shape};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitDriver, SplitRing};
 use mqblk_virtio::{QueueParts, VirtioDevice};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
-use mqblk_virtio_scsi::{Place, ScsiOptions, VirtioScsi};
+use mqblk_virtio_scsi::{LunAddress, ScsiOptions, VirtioScsi};
 
 const RING: u16 = 256;
 const BLOCK: u32 = 4096;
@@ -178,9 +178,9 @@ fn scsi_worker(
         let (disk, slot) = (null()?, DiskSlot(target.into()));
         let nexus = mqblk_tests::scsi::unit(&*disk, &target.to_string()).login("guest", 1)?;
         // Clears the initial unit attention.
-        let ready = mqblk_scsi::Command { cdb: &[0; 16], data_in: 0 };
-        nexus.begin(&ready, &[][..], &mut mqblk_scsi::Work::default());
-        device.map(Place { target, lun: 0 }, slot, nexus)?;
+        let ready = mqblk_scsi::Command { cdb: &[0; 16], data_in_len: 0 };
+        nexus.begin(&ready, &[][..], &mut mqblk_scsi::CommandBuffers::default());
+        device.map(LunAddress { target, lun: 0 }, slot, nexus)?;
         disks.push(QueueDisk { slot, disk, plug: PlugOptions::default(), health: Arc::default() });
     }
     // The first request queue.

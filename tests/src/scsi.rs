@@ -12,9 +12,9 @@ use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use mqblk_ring::split::driver::{Features, Shape};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitDriver, SplitRing};
 use mqblk_scsi::reservation::Reservations;
-use mqblk_scsi::{Identity, LogicalUnit, UnitOptions};
+use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions};
 use mqblk_virtio::{QueueParts, QueueRole, VirtioDevice};
-use mqblk_virtio_scsi::{Place, ScsiOptions, VirtioScsi};
+use mqblk_virtio_scsi::{LunAddress, ScsiOptions, VirtioScsi};
 
 /// Entries of each ring.
 pub const RING: u16 = 64;
@@ -118,7 +118,7 @@ pub fn unit(disk: &AnyDisk, name: &str) -> Arc<LogicalUnit> {
         serial: name.to_owned(),
         name: name.to_owned(),
     };
-    Arc::new(LogicalUnit::new(UnitOptions {
+    Arc::new(LogicalUnit::new(LogicalUnitOptions {
         geometry: disk.geometry(),
         limits: disk.limits(),
         identity,
@@ -130,7 +130,7 @@ pub fn unit(disk: &AnyDisk, name: &str) -> Arc<LogicalUnit> {
 impl Controller {
     /// A controller with a unit for each disk, at its place. Queues are dealt to the workers in turn. Its guest accepts what
     /// is offered and has posted 8 buffers for events; unit attentions are not cleared yet.
-    pub fn new(queues: u16, workers: usize, disks: &[(Place, Arc<AnyDisk>, PlugOptions)]) -> Controller {
+    pub fn new(queues: u16, workers: usize, disks: &[(LunAddress, Arc<AnyDisk>, PlugOptions)]) -> Controller {
         let options =
             ScsiOptions { queues, queue_size: RING, cmd_per_lun: 16, max_transfer: mqblk_core::ByteLen(1 << 20) };
         let device = Arc::new(VirtioScsi::new(options));
@@ -233,8 +233,8 @@ impl Controller {
     }
 
     /// Puts a command on a request queue. The queue has room.
-    pub fn submit(&mut self, queue: usize, place: Place, id: u64, cdb: &[u8], data: Data<'_>) {
-        self.submit_to(queue, place.to_field(), id, cdb, data);
+    pub fn submit(&mut self, queue: usize, place: LunAddress, id: u64, cdb: &[u8], data: Data<'_>) {
+        self.submit_to(queue, place.encode(), id, cdb, data);
     }
 
     /// The same, with any `lun` field.
@@ -331,23 +331,23 @@ impl Controller {
     }
 
     /// Puts one command on queue 0 and waits for it.
-    pub fn command(&mut self, place: Place, cdb: &[u8], data: Data<'_>) -> Answer {
+    pub fn command(&mut self, place: LunAddress, cdb: &[u8], data: Data<'_>) -> Answer {
         self.submit(0, place, u64::MAX, cdb, data);
         self.run_until(|controller| controller.reap(0).pop())
     }
 
     /// Hears the unit attention that each unit begins with.
-    pub fn clear_attentions(&mut self, places: &[Place]) {
+    pub fn clear_attentions(&mut self, places: &[LunAddress]) {
         for place in places {
             while self.command(*place, &[0; 6], Data::None).status != 0 {}
         }
     }
 
     /// Puts a task management function on the control queue. The queue has room.
-    pub fn manage(&mut self, subtype: u32, place: Place, id: u64) {
+    pub fn manage(&mut self, subtype: u32, place: LunAddress, id: u64) {
         let mut request = [0; 24];
         request[4..8].copy_from_slice(&subtype.to_le_bytes());
-        request[8..16].copy_from_slice(&place.to_field());
+        request[8..16].copy_from_slice(&place.encode());
         request[16..].copy_from_slice(&id.to_le_bytes());
         self.control(id, &request, 1);
     }

@@ -13,7 +13,7 @@ use mqblk_engine::{AnyDisk, PlugOptions, PollPolicy};
 use mqblk_memory::GuestAddress;
 use mqblk_tests::power::{Cache, History, PowerLog, SECTOR, WriteId, logged};
 use mqblk_tests::scsi::{Controller, Data};
-use mqblk_virtio_scsi::Place;
+use mqblk_virtio_scsi::LunAddress;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rig::{Plan, Rig, disk};
@@ -178,7 +178,7 @@ fn a_write_through_disk_keeps_what_it_answered() {
 fn a_scsi_write_with_fua_is_kept_and_one_without_by_the_next_flush() {
     let log = Arc::<PowerLog>::default();
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder");
-    let place = Place { target: 0, lun: 0 };
+    let place = LunAddress { target: 0, lun: 0 };
     let disk = recorded(folder.path(), &log);
     let mut controller = Controller::new(1, 1, &[(place, disk, PlugOptions::default())]);
     controller.clear_attentions(&[place]);

@@ -15,7 +15,7 @@ use mqblk_engine::{
 use mqblk_memory::{Buffer, GuestAddress, GuestMemory};
 use mqblk_tests::scsi::unit;
 use mqblk_vhost_user_server::{Server, ServerOptions};
-use mqblk_virtio_scsi::{Place, ScsiOptions, VirtioScsi};
+use mqblk_virtio_scsi::{LunAddress, ScsiOptions, VirtioScsi};
 
 mod rig;
 use rig::{Plan, Rig, disk};
@@ -219,7 +219,7 @@ fn with_scsi(size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(
     let device = Arc::new(VirtioScsi::new(options));
     let unit = unit(&*disk, "unit");
     let nexus = unit.login("guest", 1).expect("a name that is free");
-    device.map(Place { target: 0, lun: 0 }, DiskSlot::FIRST, nexus).expect("a free place");
+    device.map(LunAddress { target: 0, lun: 0 }, DiskSlot::FIRST, nexus).expect("a free place");
     let serve = ServerOptions {
         name: "rig".to_owned(),
         socket: socket.clone(),

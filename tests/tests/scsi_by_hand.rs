@@ -8,7 +8,7 @@ use mqblk_core::settings::Settings;
 use mqblk_engine::{AnyDisk, Lane, PlugOptions};
 use mqblk_tests::scsi::{Answer, Controller, Data};
 use mqblk_virtio::VirtioDevice;
-use mqblk_virtio_scsi::Place;
+use mqblk_virtio_scsi::LunAddress;
 
 const BLOCK: usize = 512;
 const OK: u8 = 0;
@@ -35,11 +35,11 @@ fn stuck() -> Arc<AnyDisk> {
     disk("fault", &[("inner", "ram"), ("size", "1M"), ("fault-latency-us", "60000000")])
 }
 
-const fn place(target: u8, lun: u16) -> Place {
-    Place { target, lun }
+const fn place(target: u8, lun: u16) -> LunAddress {
+    LunAddress { target, lun }
 }
 
-fn controller(queues: u16, workers: usize, disks: &[(Place, Arc<AnyDisk>)]) -> Controller {
+fn controller(queues: u16, workers: usize, disks: &[(LunAddress, Arc<AnyDisk>)]) -> Controller {
     let disks: Vec<_> = disks.iter().map(|(at, disk)| (*at, Arc::clone(disk), PlugOptions::default())).collect();
     let mut controller = Controller::new(queues, workers, &disks);
     controller.clear_attentions(&disks.iter().map(|(at, ..)| *at).collect::<Vec<_>>());
@@ -214,7 +214,7 @@ fn queries_find_what_is_there_and_end_nothing() {
     assert_eq!(ask(&mut controller, 0, place(1, 0), 5), BAD_TARGET);
     assert!(controller.reap(0).is_empty());
     // A request for asynchronous notifications, and one that is too short.
-    controller.control(1, &[&[1, 0, 0, 0][..], &at.to_field(), &[2, 0, 0, 0]].concat(), 5);
+    controller.control(1, &[&[1, 0, 0, 0][..], &at.encode(), &[2, 0, 0, 0]].concat(), 5);
     assert_eq!(controller.run_until(|controller| controller.reap_control().pop()).1, [0, 0, 0, 0, 0]);
     controller.control(1, &[0; 23], 1);
     assert_eq!(controller.run_until(|controller| controller.reap_control().pop()).1, [REJECTED]);
@@ -238,7 +238,7 @@ fn units_come_and_go_and_events_say_so() {
     assert_eq!((changed.status, changed.sense_code()), (CHECK, (6, 0x3f, 0x0e)));
     let fresh = controller.command(place(0, 2), &[0; 6], Data::None);
     assert_eq!((fresh.status, fresh.sense_code().0), (CHECK, 6));
-    controller.device.resized(at);
+    controller.device.notify_resized(at);
     (0..4).for_each(|_| _ = controller.turn(0));
     assert_eq!(controller.events(), [event(3, 0, 0x092a)]);
     // Removal waits for the worker, which is turned here: so it goes on a thread.

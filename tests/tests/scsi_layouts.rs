@@ -6,14 +6,14 @@ use std::sync::Arc;
 use mqblk_core::settings::Settings;
 use mqblk_engine::{AnyDisk, PlugOptions};
 use mqblk_tests::scsi::{Controller, Data};
-use mqblk_virtio_scsi::Place;
+use mqblk_virtio_scsi::LunAddress;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 const BLOCK: usize = 512;
 const HEADER: usize = 51;
 const ANSWER: usize = 108;
-const PLACE: Place = Place { target: 2, lun: 5 };
+const PLACE: LunAddress = LunAddress { target: 2, lun: 5 };
 /// Descriptors of one chain: the ring has 64.
 const PIECES: usize = 24;
 
@@ -66,7 +66,7 @@ fn a_command_means_the_same_in_every_layout() {
         let [high, low] = lba.to_be_bytes();
         let data: Vec<u8> = (0..usize::from(blocks) * BLOCK).map(|_| random.random()).collect();
         let write = [0x2a, 0, 0, 0, high, low, 0, 0, blocks, 0];
-        let mut chain = header(PLACE.to_field(), &write);
+        let mut chain = header(PLACE.encode(), &write);
         chain.extend(&data);
         let (answer, written) = raw(&mut controller, &mut random, &chain, ANSWER);
         assert_eq!((&answer[..12], written), (&[0; 12][..], ANSWER as u32), "round {round}");
@@ -74,16 +74,16 @@ fn a_command_means_the_same_in_every_layout() {
         let more = if random.random_ratio(1, 3) { random.random_range(1..3000) } else { 0 };
         let read = [0x28, 0, 0, 0, high, low, 0, 0, blocks, 0];
         let (answer, written) =
-            raw(&mut controller, &mut random, &header(PLACE.to_field(), &read), ANSWER + data.len() + more);
+            raw(&mut controller, &mut random, &header(PLACE.encode(), &read), ANSWER + data.len() + more);
         let residual = (more as u32).to_le_bytes();
         assert_eq!((&answer[..4], &answer[4..8], &answer[8..12]), (&[0; 4][..], &residual[..], &[0; 4][..]));
         assert_eq!(written as usize, ANSWER + data.len());
         assert_eq!(answer[ANSWER..ANSWER + data.len()], data, "round {round}");
         // Sense data, and a reply of the device's own.
-        let (answer, _) = raw(&mut controller, &mut random, &header(PLACE.to_field(), &[0xff; 16]), ANSWER);
+        let (answer, _) = raw(&mut controller, &mut random, &header(PLACE.encode(), &[0xff; 16]), ANSWER);
         assert_eq!((answer[0], answer[10], answer[12], answer[14] & 0xf, answer[24]), (18, 2, 0x70, 5, 0x20));
         let inquiry = [0x12, 0, 0, 0, 36, 0];
-        let (answer, _) = raw(&mut controller, &mut random, &header(PLACE.to_field(), &inquiry), ANSWER + 36);
+        let (answer, _) = raw(&mut controller, &mut random, &header(PLACE.encode(), &inquiry), ANSWER + 36);
         assert_eq!(answer[ANSWER + 8..ANSWER + 13], *b"MQBLK");
     }
 }
@@ -99,7 +99,7 @@ fn whatever_a_guest_writes_comes_back_as_one_answer() {
         for _ in 0..1000 {
             let mut bytes: Vec<u8> = (0..random.random_range(0..200)).map(|_| random.random()).collect();
             if random.random_ratio(7, 8) && bytes.len() >= 8 {
-                bytes[..8].copy_from_slice(&PLACE.to_field());
+                bytes[..8].copy_from_slice(&PLACE.encode());
             }
             let writable = random.random_range(0..400);
             if bytes.is_empty() && writable == 0 {
@@ -140,7 +140,7 @@ fn whatever_a_guest_asks_of_the_control_queue_is_answered() {
         let lun = if request[0] == 0 { 8 } else { 4 };
         if request.len() >= lun + 8 && random.random_ratio(3, 4) {
             let lun_there = if random.random_ratio(7, 8) { PLACE.lun } else { 1 };
-            request[lun..lun + 8].copy_from_slice(&Place { lun: lun_there, ..PLACE }.to_field());
+            request[lun..lun + 8].copy_from_slice(&LunAddress { lun: lun_there, ..PLACE }.encode());
         }
         // A command in flight now and then, for it to find.
         let command = random.random_ratio(1, 4) && controller.room(0) > 0;

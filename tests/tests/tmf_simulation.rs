@@ -14,7 +14,7 @@ use std::sync::Arc;
 use mqblk_core::settings::Settings;
 use mqblk_engine::{AnyDisk, MergeMode, PlugOptions};
 use mqblk_tests::scsi::{Controller, Data};
-use mqblk_virtio_scsi::Place;
+use mqblk_virtio_scsi::LunAddress;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -45,7 +45,7 @@ enum Work {
 #[derive(Clone, Debug)]
 struct Sent {
     queue: usize,
-    place: Place,
+    place: LunAddress,
     work: Work,
     lba: u32,
     blocks: u32,
@@ -59,7 +59,7 @@ struct Sent {
 #[derive(Clone, Copy, Debug)]
 struct Function {
     subtype: u32,
-    place: Place,
+    place: LunAddress,
     id: u64,
 }
 
@@ -85,16 +85,16 @@ struct Simulation {
     seed: u64,
     random: SmallRng,
     controller: Controller,
-    places: Vec<Place>,
+    places: Vec<LunAddress>,
     queues: usize,
     commands: HashMap<u64, Sent>,
     /// Functions not answered.
     functions: BTreeMap<u64, Function>,
     next: u64,
     /// What each block may hold, by place.
-    content: HashMap<(Place, u32), Vec<u8>>,
+    content: HashMap<(LunAddress, u32), Vec<u8>>,
     /// Blocks that a command in flight may change.
-    busy: HashMap<(Place, u32), u64>,
+    busy: HashMap<(LunAddress, u32), u64>,
     counts: Counts,
 }
 
@@ -127,7 +127,7 @@ impl Simulation {
         let queues = random.random_range(1..=4_u16);
         let workers = random.random_range(1..=3);
         let places: Vec<_> =
-            [(0, 0), (0, 1), (1, 0), (9, 300)].into_iter().map(|(target, lun)| Place { target, lun }).collect();
+            [(0, 0), (0, 1), (1, 0), (9, 300)].into_iter().map(|(target, lun)| LunAddress { target, lun }).collect();
         let disks: Vec<_> = places
             .iter()
             .map(|at| {
@@ -153,7 +153,7 @@ impl Simulation {
         }
     }
 
-    fn place(&mut self) -> Place {
+    fn place(&mut self) -> LunAddress {
         self.places[self.random.random_range(0..self.places.len())]
     }
 
@@ -220,7 +220,7 @@ impl Simulation {
         self.next += 1;
         let function = Function { subtype, place, id };
         let [a, b, c, d] = subtype.to_le_bytes();
-        let request = [&[0, 0, 0, 0, a, b, c, d][..], &place.to_field(), &id.to_le_bytes()].concat();
+        let request = [&[0, 0, 0, 0, a, b, c, d][..], &place.encode(), &id.to_le_bytes()].concat();
         self.controller.control(number, &request, 1);
         for (id, sent) in self.commands.iter_mut().filter(|(_, sent)| !sent.answered) {
             if function.means(*id, sent) {

@@ -159,7 +159,7 @@ fn a_killed_controller_loses_nothing_and_answers_nothing_twice() {
             }
             controller
         };
-        let heard = move || nexuses.borrow().iter().for_each(|nexus| nexus.resumed(true));
+        let heard = move || nexuses.borrow().iter().for_each(|nexus| nexus.initiator_resumed(true));
         run(seed, Scsi, 3, queues, Box::new(make), Box::new(heard))
     });
     let Some(Sum { figures, counts, seen }) = sum else { return };

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::{AnyDisk, AttachError, DiskHealth, Engine, QueueDisk, QueueReport, WorkerReport};
-use mqblk_scsi::reservation::{FileKeeper, JoinError, Reservations};
-use mqblk_scsi::{Identity, LogicalUnit, Nexus, UnitOptions};
+use mqblk_scsi::reservation::{FileReservationStore, LoginError, Reservations};
+use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions, Nexus};
 use mqblk_vhost_user_server::{HostState, Server, ServerOptions, SocketError};
-use mqblk_virtio_scsi::{FIXED_QUEUES, Place, PlaceTaken, ScsiOptions, VirtioScsi};
+use mqblk_virtio_scsi::{FIXED_QUEUES, LunAddress, LunInUse, ScsiOptions, VirtioScsi};
 
 use super::config::{CacheMode, ControllerConfig, TargetLun, UnitConfig, VhostUserEndpoint};
 use super::print::{self, Pair};
@@ -34,10 +34,10 @@ pub enum LunError {
     Disk(#[from] AttachError),
     /// The logical unit accepts no more I_T nexuses of that name.
     #[error(transparent)]
-    Join(#[from] JoinError),
+    Join(#[from] LoginError),
     /// The LUN address is in use.
     #[error(transparent)]
-    AddressInUse(#[from] PlaceTaken),
+    AddressInUse(#[from] LunInUse),
     /// The shared logical unit does not exist. The configuration check excludes this.
     #[error("its unit is not there")]
     NoUnit,
@@ -64,7 +64,7 @@ impl ServedUnit {
             Some(path) => open_reservations(path).map_err(LunError::Reservations)?,
             None => Reservations::new(None),
         };
-        let logical = LogicalUnit::new(UnitOptions {
+        let logical = LogicalUnit::new(LogicalUnitOptions {
             geometry: disk.geometry(),
             limits: disk.limits(),
             identity: Identity {
@@ -122,7 +122,7 @@ impl ServedUnit {
 
     /// Sets the size and notifies the initiators (unit attention).
     pub fn set_size(&self, size: ByteLen) {
-        self.logical_unit.resized(size);
+        self.logical_unit.set_size(size);
     }
 
     fn queue_disk(&self, slot: DiskSlot) -> QueueDisk {
@@ -131,7 +131,7 @@ impl ServedUnit {
     }
 
     /// Establishes the I_T nexus of a controller's guest. Its name must be the same after a restart: registrations are stored by it.
-    fn login(self: &ServedUnit, controller: &str, address: TargetLun) -> Result<Arc<Nexus>, JoinError> {
+    fn login(self: &ServedUnit, controller: &str, address: TargetLun) -> Result<Arc<Nexus>, LoginError> {
         self.logical_unit.login(controller, u16::from(address.target) + 1)
     }
 }
@@ -142,7 +142,7 @@ impl ServedUnit {
 /// If the file cannot be read, or has another format.
 pub fn open_reservations(path: &Path) -> Result<Arc<Reservations>, String> {
     let error = |why: &dyn std::fmt::Display| format!("{path:?}: {why}");
-    let (store, saved) = FileKeeper::open(path).map_err(|why| error(&why))?;
+    let (store, saved) = FileReservationStore::open(path).map_err(|why| error(&why))?;
     let store = Arc::new(store);
     match saved {
         Some(saved) => Reservations::restore(&saved, Some(store)).map_err(|why| error(&why)),
@@ -289,7 +289,7 @@ impl Controller {
 
     /// Notifies the guest that the size of a LUN has changed.
     pub fn resized(&self, address: TargetLun) {
-        self.device.resized(device_address(address));
+        self.device.notify_resized(device_address(address));
     }
 
     /// Returns true if its VMM has set an in-flight region: see [`Server::in_flight_region`].
@@ -325,6 +325,6 @@ fn map(
     Ok(device.map(device_address(address), slot, nexus)?)
 }
 
-fn device_address(address: TargetLun) -> Place {
-    Place { target: address.target, lun: address.lun }
+fn device_address(address: TargetLun) -> LunAddress {
+    LunAddress { target: address.target, lun: address.lun }
 }

@@ -9,26 +9,26 @@
 //! initiator that is migrated.
 #![forbid(unsafe_code)]
 
-mod ask;
-pub mod atomic;
-pub mod attention;
-mod bounds;
-mod carried;
+mod block_limits;
 mod cdb;
+pub mod command;
 mod commands;
+mod context;
+mod logical_unit;
+mod multi_step;
 mod nexus;
+mod opcode_table;
+pub mod range_lock;
 pub mod reservation;
 pub mod sense;
-mod sequence;
-pub mod step;
-mod table;
 pub mod target;
-mod unit;
+pub mod unit_attention;
+mod unit_state;
 
-pub use attention::Attention;
-pub use carried::{ApplyUnit, UnitState};
+pub use command::{Command, CommandAction, CommandBuffers, CommandCompletion, DataOut, NextStep};
+pub use logical_unit::{Identity, LogicalUnit, LogicalUnitOptions};
+pub use multi_step::MultiStepCommand;
 pub use nexus::{Nexus, TaskSet};
 pub use sense::{Sense, SenseKey, Status};
-pub use sequence::Sequence;
-pub use step::{Command, DataOut, Ending, Next, Step, Work};
-pub use unit::{Identity, LogicalUnit, UnitOptions};
+pub use unit_attention::UnitAttention;
+pub use unit_state::{UnitState, ValidatedUnitState};

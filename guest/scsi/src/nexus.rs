@@ -5,22 +5,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mqblk_core::{Op, Wake};
 
-use crate::ask::{Ask, Refused};
-use crate::attention::{Attention, Attentions};
 use crate::cdb::Cdb;
-use crate::reservation::{Access, NexusName, Party, Ticket};
+use crate::command::{Command, CommandAction, CommandBuffers, CommandCompletion, DataOut};
+use crate::context::{BeginError, CommandContext};
+use crate::logical_unit::{LogicalUnit, flag};
+use crate::opcode_table::{self, MediumState, OpcodeRow};
+use crate::reservation::{AccessClass, NexusName, ReservationHandle, Ticket};
 use crate::sense::{Sense, Status};
-use crate::step::{Command, DataOut, Ending, Step, Work};
-use crate::table::{self, Medium, Row};
-use crate::unit::{LogicalUnit, flag};
+use crate::unit_attention::{UnitAttention, UnitAttentionQueue};
 
 /// I_T_L nexus: one initiator port's path through a target port to a logical unit.
 #[derive(Debug)]
 pub struct Nexus {
     unit: Arc<LogicalUnit>,
-    attentions: Arc<Attentions>,
-    party: Party,
-    tasks: Mutex<Option<Arc<dyn TaskSet>>>,
+    attentions: Arc<UnitAttentionQueue>,
+    reservation: ReservationHandle,
+    task_set: Mutex<Option<Arc<dyn TaskSet>>>,
 }
 
 /// Commands of one nexus that are in flight.
@@ -31,8 +31,12 @@ pub trait TaskSet: Send + Sync + fmt::Debug {
 }
 
 impl Nexus {
-    pub(crate) fn new(unit: Arc<LogicalUnit>, attentions: Arc<Attentions>, party: Party) -> Nexus {
-        Nexus { unit, attentions, party, tasks: Mutex::new(None) }
+    pub(crate) fn new(
+        unit: Arc<LogicalUnit>,
+        attentions: Arc<UnitAttentionQueue>,
+        reservation: ReservationHandle,
+    ) -> Nexus {
+        Nexus { unit, attentions, reservation, task_set: Mutex::new(None) }
     }
 
     /// Returns its logical unit.
@@ -42,72 +46,77 @@ impl Nexus {
 
     /// Returns the names of the initiator port and the target port.
     pub fn name(&self) -> &NexusName {
-        self.party.name()
+        self.reservation.name()
     }
 
     /// Sets where the nexus's commands are aborted. Without a task set PREEMPT AND ABORT works like PREEMPT.
-    pub fn set_tasks(&self, tasks: Option<Arc<dyn TaskSet>>) {
-        *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
+    pub fn set_task_set(&self, tasks: Option<Arc<dyn TaskSet>>) {
+        *self.task_set.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
     }
 
-    pub(crate) fn tasks(&self) -> Option<Arc<dyn TaskSet>> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn task_set(&self) -> Option<Arc<dyn TaskSet>> {
+        self.task_set.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Handles I_T NEXUS RESET: ends a RESERVE of the nexus and raises I_T NEXUS LOSS. Registrations and persistent
     /// reservations stay.
-    pub fn lost(&self) {
-        self.party.lost();
-        self.attention(Attention::NexusLoss);
+    pub fn nexus_lost(&self) {
+        self.reservation.nexus_lost();
+        self.raise_attention(UnitAttention::NexusLoss);
     }
 
     /// Handles a reset of the initiator, such as a guest reboot. A logical unit that no other initiator uses is reset
     /// (a guest that stopped it must be able to boot from it); of a shared one only the nexus is lost.
     pub fn initiator_reset(&self) {
-        if self.unit.is_used_beside(&self.name().initiator) { self.lost() } else { self.unit.reset() }
+        if self.unit.has_other_initiators(&self.name().initiator) { self.nexus_lost() } else { self.unit.reset() }
     }
 
     /// Lets an initiator continue that was served before, without noticing: the logical unit was neither switched on
     /// nor reset. A command that it had in flight may have been executed; a unit attention as its status would deny
     /// that. `elsewhere`: another process served it, so no unit attention of this process is news to it.
-    pub fn resumed(&self, elsewhere: bool) {
+    pub fn initiator_resumed(&self, elsewhere: bool) {
         if elsewhere { self.attentions.clear_all() } else { self.attentions.clear_resets() }
     }
 
-    pub(crate) fn party(&self) -> &Party {
-        &self.party
+    pub(crate) fn reservation(&self) -> &ReservationHandle {
+        &self.reservation
     }
 
     #[inline]
-    pub(crate) fn allows(&self, access: Access) -> bool {
-        self.party.allows(access)
+    pub(crate) fn allows(&self, access: AccessClass) -> bool {
+        self.reservation.allows(access)
     }
 
     /// Raises a unit attention, which the initiator gets before its next command is executed.
-    pub fn attention(&self, attention: Attention) {
+    pub fn raise_attention(&self, attention: UnitAttention) {
         self.attentions.raise(attention);
     }
 
-    pub(crate) fn attentions(&self) -> &Attentions {
+    pub(crate) fn attentions(&self) -> &UnitAttentionQueue {
         &self.attentions
     }
 
     /// Begins a command. Returns what the caller must do first. `buffers` may be those of another command; their
     /// contents are replaced.
     #[inline]
-    pub fn begin<D: DataOut + ?Sized>(&self, command: &Command<'_>, data_out: &D, buffers: &mut Work) -> Step {
-        buffers.reply.clear();
+    pub fn begin<D: DataOut + ?Sized>(
+        &self,
+        command: &Command<'_>,
+        data_out: &D,
+        buffers: &mut CommandBuffers,
+    ) -> CommandAction {
+        buffers.data_in.clear();
         buffers.ranges.clear();
-        match self.transfer(command, data_out.len()) {
+        match self.begin_fast_transfer(command, data_out.len()) {
             Some(step) => step,
-            None => self.begin_any(command, &data_out, buffers),
+            None => self.begin_by_table(command, &data_out, buffers),
         }
     }
 
     /// Fast path for READ and WRITE of 10 and 16 bytes. Returns `None` for all other commands and for every error,
     /// which the opcode table handles.
     #[inline]
-    fn transfer(&self, command: &Command<'_>, data_out: u64) -> Option<Step> {
+    fn begin_fast_transfer(&self, command: &Command<'_>, data_out: u64) -> Option<CommandAction> {
         // A transport's CDB field is longer than these commands; a shorter one goes through the table.
         let cdb = Cdb::whole(command.cdb)?;
         let (lba, count, write, control) = match cdb.opcode() {
@@ -118,61 +127,73 @@ impl Nexus {
         let options = cdb.u8(1);
         let flags = self.unit.flags();
         let barred = if write { flag::STOPPED | flag::READ_ONLY | flag::SOFTWARE_PROTECTED } else { flag::STOPPED };
-        let access = if write { Access::Write } else { Access::Read };
-        if self.attentions.any() || !self.allows(access) {
+        let access = if write { AccessClass::Write } else { AccessClass::Read };
+        if self.attentions.has_pending() || !self.allows(access) {
             return None;
         }
-        if flags & barred != 0 || options & 0xe0 != 0 || control & table::NACA != 0 {
+        if flags & barred != 0 || options & 0xe0 != 0 || control & opcode_table::NACA != 0 {
             return None;
         }
-        if count == 0 || count > self.unit.bounds().transfer {
+        if count == 0 || count > self.unit.block_limits().max_transfer {
             return None;
         }
-        let (start, len) = self.unit.range(lba, count.into())?;
-        if len.0 > if write { data_out } else { command.data_in } {
+        let (start, len) = self.unit.lba_range(lba, count.into())?;
+        if len.0 > if write { data_out } else { command.data_in_len } {
             return None;
         }
         let fua = options & 0x08 != 0 || flags & flag::WRITE_THROUGH != 0;
         let op = if write { Op::Write { fua } } else { Op::Read };
-        Some(Step::Disk { op, start, len, transferred: len.0 })
+        Some(CommandAction::Disk { op, start, len, transferred: len.0 })
     }
 
     #[cold]
-    fn begin_any(&self, command: &Command<'_>, data_out: &dyn DataOut, buffers: &mut Work) -> Step {
+    fn begin_by_table(
+        &self,
+        command: &Command<'_>,
+        data_out: &dyn DataOut,
+        buffers: &mut CommandBuffers,
+    ) -> CommandAction {
         let cdb = Cdb::new(command.cdb);
-        let row = match self.admit(&cdb) {
+        let row = match self.check_command(&cdb) {
             Ok(row) => row,
             Err(refused) => return refused.into(),
         };
-        let cmd = &mut Ask { nexus: self, unit: &self.unit, cdb, data_in: command.data_in, data_out, work: buffers };
-        let step = (row.begin)(cmd).unwrap_or_else(Step::from);
-        if !matches!(step, Step::End(Ending { status: Status::Good, .. })) {
-            cmd.work.reply.clear();
+        let cmd = &mut CommandContext {
+            nexus: self,
+            unit: &self.unit,
+            cdb,
+            data_in_len: command.data_in_len,
+            data_out,
+            buffers,
+        };
+        let step = (row.handler)(cmd).unwrap_or_else(CommandAction::from);
+        if !matches!(step, CommandAction::Complete(CommandCompletion { status: Status::Good, .. })) {
+            cmd.buffers.data_in.clear();
         }
         step
     }
 
     /// Runs the checks that all commands share, in the order in which they are reported.
-    fn admit(&self, cdb: &Cdb) -> Result<&'static Row, Refused> {
-        if self.attentions.any()
-            && !table::BEFORE_ATTENTIONS.contains(&cdb.opcode())
+    fn check_command(&self, cdb: &Cdb) -> Result<&'static OpcodeRow, BeginError> {
+        if self.attentions.has_pending()
+            && !opcode_table::ALLOWED_BEFORE_ATTENTIONS.contains(&cdb.opcode())
             && let Some(sense) = self.attentions.take()
         {
             return Err(sense.into());
         }
-        let row = table::find(cdb, self.unit.bounds())?;
+        let row = opcode_table::find_row(cdb, self.unit.block_limits())?;
         if !self.allows(row.access) {
-            return Err(Refused::Conflict);
+            return Err(BeginError::Conflict);
         }
-        let control = row.usage.len() - 1;
-        if cdb.has(control, table::NACA) {
-            return Err(Sense::in_command(control as u16, Some(2)).into());
+        let control = row.cdb_usage.len() - 1;
+        if cdb.has(control, opcode_table::NACA) {
+            return Err(Sense::invalid_cdb_field(control as u16, Some(2)).into());
         }
         let flags = self.unit.flags();
-        if row.medium != Medium::Untouched && flags & flag::STOPPED != 0 {
-            return Err(Sense::STOPPED.into());
+        if row.medium != MediumState::Any && flags & flag::STOPPED != 0 {
+            return Err(Sense::INITIALIZING_COMMAND_REQUIRED.into());
         }
-        if row.medium == Medium::Written {
+        if row.medium == MediumState::Writable {
             if flags & flag::READ_ONLY != 0 {
                 return Err(Sense::WRITE_PROTECTED.into());
             }
@@ -184,12 +205,12 @@ impl Nexus {
     }
 }
 
-impl From<Refused> for Step {
-    fn from(refused: Refused) -> Step {
+impl From<BeginError> for CommandAction {
+    fn from(refused: BeginError) -> CommandAction {
         match refused {
-            Refused::Check(sense) => Step::End(Ending::check(sense)),
-            Refused::Overrun => Step::Overrun,
-            Refused::Conflict => Step::End(Ending::CONFLICT),
+            BeginError::CheckCondition(sense) => CommandAction::Complete(CommandCompletion::check_condition(sense)),
+            BeginError::Overrun => CommandAction::Overrun,
+            BeginError::Conflict => CommandAction::Complete(CommandCompletion::RESERVATION_CONFLICT),
         }
     }
 }

@@ -48,7 +48,7 @@ pub enum SenseKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FieldPointer {
     /// The field is in the CDB, otherwise in the parameter list.
-    pub in_command: bool,
+    pub in_cdb: bool,
     /// First byte of the field.
     pub byte: u16,
     /// Most significant bit of the field, unless the field is whole bytes.
@@ -77,19 +77,19 @@ impl Sense {
     /// NO ADDITIONAL SENSE INFORMATION.
     pub const NONE: Sense = Sense::new(SenseKey::NoSense, 0x00, 0x00);
     /// INVALID COMMAND OPERATION CODE.
-    pub const INVALID_OPCODE: Sense = Sense::illegal(0x20, 0x00);
+    pub const INVALID_OPCODE: Sense = Sense::illegal_request(0x20, 0x00);
     /// LOGICAL BLOCK ADDRESS OUT OF RANGE.
-    pub const OUT_OF_RANGE: Sense = Sense::illegal(0x21, 0x00);
+    pub const LBA_OUT_OF_RANGE: Sense = Sense::illegal_request(0x21, 0x00);
     /// PARAMETER LIST LENGTH ERROR.
-    pub const PARAMETER_LIST_LENGTH: Sense = Sense::illegal(0x1a, 0x00);
+    pub const PARAMETER_LIST_LENGTH: Sense = Sense::illegal_request(0x1a, 0x00);
     /// LOGICAL UNIT NOT SUPPORTED: the LUN has no logical unit.
-    pub const NO_SUCH_UNIT: Sense = Sense::illegal(0x25, 0x00);
+    pub const LOGICAL_UNIT_NOT_SUPPORTED: Sense = Sense::illegal_request(0x25, 0x00);
     /// INTERNAL TARGET FAILURE.
-    pub const INTERNAL: Sense = Sense::new(SenseKey::HardwareError, 0x44, 0x00);
+    pub const INTERNAL_TARGET_FAILURE: Sense = Sense::new(SenseKey::HardwareError, 0x44, 0x00);
     /// DATA PHASE ERROR: the data-out buffer cannot be read any more.
-    pub const DATA_GONE: Sense = Sense::new(SenseKey::AbortedCommand, 0x4b, 0x00);
+    pub const DATA_PHASE_ERROR: Sense = Sense::new(SenseKey::AbortedCommand, 0x4b, 0x00);
     /// LOGICAL UNIT NOT READY, INITIALIZING COMMAND REQUIRED: START STOP UNIT stopped it.
-    pub const STOPPED: Sense = Sense::new(SenseKey::NotReady, 0x04, 0x02);
+    pub const INITIALIZING_COMMAND_REQUIRED: Sense = Sense::new(SenseKey::NotReady, 0x04, 0x02);
     /// WRITE PROTECTED.
     pub const WRITE_PROTECTED: Sense = Sense::new(SenseKey::DataProtect, 0x27, 0x00);
     /// LOGICAL UNIT SOFTWARE WRITE PROTECTED: by the control mode page.
@@ -100,23 +100,23 @@ impl Sense {
         Sense { key, asc, ascq, field: None, information: None }
     }
 
-    const fn illegal(asc: u8, ascq: u8) -> Sense {
+    const fn illegal_request(asc: u8, ascq: u8) -> Sense {
         Sense::new(SenseKey::IllegalRequest, asc, ascq)
     }
 
     /// Returns INVALID FIELD IN CDB for the field that starts in byte `byte`, at bit `bit` unless it is whole bytes.
-    pub const fn in_command(byte: u16, bit: Option<u8>) -> Sense {
-        Sense { field: Some(FieldPointer { in_command: true, byte, bit }), ..Sense::illegal(0x24, 0x00) }
+    pub const fn invalid_cdb_field(byte: u16, bit: Option<u8>) -> Sense {
+        Sense { field: Some(FieldPointer { in_cdb: true, byte, bit }), ..Sense::illegal_request(0x24, 0x00) }
     }
 
     /// Returns INVALID FIELD IN PARAMETER LIST for a field.
-    pub const fn in_parameters(byte: u16, bit: Option<u8>) -> Sense {
-        Sense { field: Some(FieldPointer { in_command: false, byte, bit }), ..Sense::illegal(0x26, 0x00) }
+    pub const fn invalid_parameter_field(byte: u16, bit: Option<u8>) -> Sense {
+        Sense { field: Some(FieldPointer { in_cdb: false, byte, bit }), ..Sense::illegal_request(0x26, 0x00) }
     }
 
     /// Returns the same sense data with a field pointer into the CDB.
-    pub const fn at(mut self, byte: u16, bit: Option<u8>) -> Sense {
-        self.field = Some(FieldPointer { in_command: true, byte, bit });
+    pub const fn with_cdb_field(mut self, byte: u16, bit: Option<u8>) -> Sense {
+        self.field = Some(FieldPointer { in_cdb: true, byte, bit });
         self
     }
 
@@ -174,6 +174,6 @@ impl FieldPointer {
     fn encode(self) -> [u8; 3] {
         let bit = self.bit.map_or(0, |bit| 0x08 | (bit & 0x07));
         let [high, low] = self.byte.to_be_bytes();
-        [0x80 | u8::from(self.in_command) << 6 | bit, high, low]
+        [0x80 | u8::from(self.in_cdb) << 6 | bit, high, low]
     }
 }

@@ -3,7 +3,7 @@
 mod rig;
 
 use mqblk_core::{ByteLen, Geometry, Outcome};
-use mqblk_scsi::{Attention, Command, Step, Work, target};
+use mqblk_scsi::{Command, CommandAction, CommandBuffers, UnitAttention, target};
 use proptest::prelude::*;
 use rig::*;
 
@@ -43,20 +43,20 @@ proptest! {
         rig.fails.set(fails.map(|from| (from, Outcome::Aborted)));
         let size = rig.disk.borrow().len() as u64;
         for (cdb, out, room, who) in history {
-            let mut work = Work::default();
-            let step = nexuses[who].begin(&Command { cdb: &cdb, data_in: room as u64 }, &out[..], &mut work);
-            prop_assert!(work.ranges.len() <= 256 && work.reply.len() <= room, "{cdb:02x?}");
+            let mut work = CommandBuffers::default();
+            let step = nexuses[who].begin(&Command { cdb: &cdb, data_in_len: room as u64 }, &out[..], &mut work);
+            prop_assert!(work.ranges.len() <= 256 && work.data_in.len() <= room, "{cdb:02x?}");
             match &step {
-                Step::Disk { op, start, len, transferred } => {
+                CommandAction::Disk { op, start, len, transferred } => {
                     prop_assert!(start.0 + len.0 <= size && *transferred <= (out.len().max(room)) as u64);
                     if op.has_data() {
                         prop_assert!(*transferred == len.0 && len.0 > 0);
                     }
                 }
-                Step::Ranges { .. } => prop_assert!(work.ranges.iter().all(|(start, len)| start.0 + len.0 <= size)),
+                CommandAction::Ranges { .. } => prop_assert!(work.ranges.iter().all(|(start, len)| start.0 + len.0 <= size)),
                 _ => {}
             }
-            if let Answer::Ended { ending, data } = rig.finish(step, &out, room, work) {
+            if let RunResult::Ended { ending, data } = rig.finish(step, &out, room, work) {
                 prop_assert!(data.len() <= room && ending.transferred <= out.len().max(room) as u64, "{cdb:02x?}");
                 prop_assert!(ending.sense.is_some() == (ending.status == mqblk_scsi::Status::CheckCondition));
             }
@@ -81,7 +81,7 @@ proptest! {
         let other = rig.other("vm1");
         match wrong {
             3 => drop(rig.run(&[0x1b, 0, 0, 0, 0, 0], &[], 0)),
-            4 => rig.nexus.attention(Attention::CapacityChanged),
+            4 => rig.nexus.raise_attention(UnitAttention::CapacityChanged),
             5 => drop(rig.run_on(&other, &[0x16, 0, 0, 0, 0, 0], &[], 0)),
             _ => {}
         }
@@ -92,14 +92,14 @@ proptest! {
         *short.last_mut().unwrap() = control;
         let out = vec![0; room];
         let begin = |cdb: &[u8]| {
-            let mut work = Work::default();
-            let step = rig.nexus.begin(&Command { cdb, data_in: room as u64 }, &out[..], &mut work);
+            let mut work = CommandBuffers::default();
+            let step = rig.nexus.begin(&Command { cdb, data_in_len: room as u64 }, &out[..], &mut work);
             format!("{step:?}")
         };
         // A CDB of 16 bytes is a whole field; without its last byte, a zero, it is not.
         let by_field = begin(&field(&short));
         if wrong == 4 {
-            rig.nexus.attention(Attention::CapacityChanged);
+            rig.nexus.raise_attention(UnitAttention::CapacityChanged);
         }
         if short.len() < 16 || control == 0 {
             short.truncate(15);
@@ -109,8 +109,8 @@ proptest! {
 
     #[test]
     fn any_command_without_a_logical_unit(cdb in commands(), room in 0u64..256, luns in proptest::collection::vec(0u16..16384, 0..9)) {
-        let mut work = Work::default();
-        let step = target::begin(None, &luns, &Command { cdb: &cdb, data_in: room }, [].as_slice(), &mut work);
-        prop_assert!(matches!(step, Step::End(_) | Step::Overrun) && work.reply.len() as u64 <= room);
+        let mut work = CommandBuffers::default();
+        let step = target::begin(None, &luns, &Command { cdb: &cdb, data_in_len: room }, [].as_slice(), &mut work);
+        prop_assert!(matches!(step, CommandAction::Complete(_) | CommandAction::Overrun) && work.data_in.len() as u64 <= room);
     }
 }

@@ -4,7 +4,7 @@
 mod rig;
 
 use mqblk_core::{BlockSize, ByteLen, Geometry, Limits};
-use mqblk_scsi::{Attention, Command, Ending, Sense, SenseKey, Step, Work, target};
+use mqblk_scsi::{Command, CommandAction, CommandBuffers, CommandCompletion, Sense, SenseKey, UnitAttention, target};
 use rig::*;
 
 fn page(rig: &Rig, code: u8) -> Vec<u8> {
@@ -25,7 +25,7 @@ fn standard_inquiry() {
     // The allocation length truncates it; a shorter buffer is an overrun.
     assert_eq!(rig.reads(&[0x12, 0, 0, 0, 36, 0], 36), data[..36]);
     assert_eq!(rig.reads(&[0x12, 0, 0, 0, 0, 0], 0).len(), 0);
-    assert_eq!(rig.run(&[0x12, 0, 0, 0, 37, 0], &[], 36), Answer::Overrun);
+    assert_eq!(rig.run(&[0x12, 0, 0, 0, 37, 0], &[], 36), RunResult::Overrun);
     for (cdb, sense) in [
         ([0x12, 0, 0x80, 0, 36, 0], in_command(2, None)),
         ([0x12, 2, 0, 0, 36, 0], in_command(1, 1)),
@@ -124,7 +124,7 @@ fn read_capacity() {
     // PMI.
     assert_eq!(rig.reads(&[0x25, 0, 0, 0, 0, 9, 0, 0, 1, 0], 8), [0, 0, 7, 0xff, 0, 0, 2, 0]);
     rig.expect(&ten(0x25, 0, 9, 0), in_command(2, None));
-    assert_eq!(rig.run(&ten(0x25, 0, 0, 0), &[], 7), Answer::Overrun);
+    assert_eq!(rig.run(&ten(0x25, 0, 0, 0), &[], 7), RunResult::Overrun);
 
     let data = rig.reads(&sixteen(0x9e, 0x10, 0, 32), 64);
     assert_eq!(data[..16], [0, 0, 0, 0, 0, 0, 7, 0xff, 0, 0, 2, 0, 0, 3, 0xc0, 3]);
@@ -133,12 +133,12 @@ fn read_capacity() {
     rig.expect(&sixteen(0x9e, 0x11, 0, 32), in_command(1, 4));
 
     // More than 32 bits of blocks.
-    rig.unit.resized(ByteLen(1 << 50));
-    rig.expect(&[0; 6], Attention::CapacityChanged.sense());
+    rig.unit.set_size(ByteLen(1 << 50));
+    rig.expect(&[0; 6], UnitAttention::CapacityChanged.sense());
     assert_eq!(rig.reads(&ten(0x25, 0, 0, 0), 8)[..4], [0xff; 4]);
     assert_eq!(rig.reads(&sixteen(0x9e, 0x10, 0, 8), 8), ((1u64 << 41) - 1).to_be_bytes());
-    rig.unit.resized(ByteLen(100));
-    rig.expect(&[0; 6], Attention::CapacityChanged.sense());
+    rig.unit.set_size(ByteLen(100));
+    rig.expect(&[0; 6], UnitAttention::CapacityChanged.sense());
     rig.expect(&ten(0x25, 0, 0, 0), sense(SenseKey::NotReady, 0x04, 0x00));
 }
 
@@ -148,8 +148,8 @@ fn get_lba_status() {
     let data = rig.reads(&sixteen(0x9e, 0x12, 2000, 24), 24);
     assert_eq!(data, [0, 0, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0xd0, 0, 0, 0, 48, 0, 0, 0, 0]);
     assert_eq!(rig.reads(&sixteen(0x9e, 0x12, 2000, 10), 64), data[..10]);
-    rig.expect(&sixteen(0x9e, 0x12, 2048, 24), Sense::OUT_OF_RANGE);
-    rig.expect(&sixteen(0x9e, 0x12, u64::MAX, 24), Sense::OUT_OF_RANGE);
+    rig.expect(&sixteen(0x9e, 0x12, 2048, 24), Sense::LBA_OUT_OF_RANGE);
+    rig.expect(&sixteen(0x9e, 0x12, u64::MAX, 24), Sense::LBA_OUT_OF_RANGE);
 }
 
 #[test]
@@ -242,13 +242,13 @@ fn task_management_functions() {
     rig.expect(&[0xa3, 0x0f, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0], in_command(1, 4));
 }
 
-fn at(rig: Option<&Rig>, luns: &[u16], cdb: &[u8], room: u64) -> (Option<Ending>, Vec<u8>) {
-    let mut work = Work::default();
+fn at(rig: Option<&Rig>, luns: &[u16], cdb: &[u8], room: u64) -> (Option<CommandCompletion>, Vec<u8>) {
+    let mut work = CommandBuffers::default();
     let nexus = rig.map(|rig| &*rig.nexus);
-    let step = target::begin(nexus, luns, &Command { cdb, data_in: room }, [].as_slice(), &mut work);
+    let step = target::begin(nexus, luns, &Command { cdb, data_in_len: room }, [].as_slice(), &mut work);
     match step {
-        Step::End(ending) => (Some(ending), work.reply),
-        Step::Overrun => (None, Vec::new()),
+        CommandAction::Complete(ending) => (Some(ending), work.data_in),
+        CommandAction::Overrun => (None, Vec::new()),
         other => panic!("{other:?}"),
     }
 }
@@ -268,18 +268,21 @@ fn luns() {
     ];
     for rig in [None, Some(&rig)] {
         for select in [0, 2] {
-            assert_eq!(at(rig, &luns, &report(select, 256), 40), (Some(Ending::good(40)), listed.to_vec()));
+            assert_eq!(at(rig, &luns, &report(select, 256), 40), (Some(CommandCompletion::good(40)), listed.to_vec()));
         }
-        assert_eq!(at(rig, &luns, &report(1, 256), 40), (Some(Ending::good(8)), vec![0; 8]));
-        assert_eq!(at(rig, &luns, &report(0, 16), 40), (Some(Ending::good(16)), listed[..16].to_vec()));
+        assert_eq!(at(rig, &luns, &report(1, 256), 40), (Some(CommandCompletion::good(8)), vec![0; 8]));
+        assert_eq!(at(rig, &luns, &report(0, 16), 40), (Some(CommandCompletion::good(16)), listed[..16].to_vec()));
         assert_eq!(at(rig, &luns, &report(0, 40), 39), (None, Vec::new()));
-        assert_eq!(at(rig, &luns, &report(0, 15), 40).0, Some(Ending::check(in_command(6, None))));
-        assert_eq!(at(rig, &luns, &report(0x10, 40), 40).0, Some(Ending::check(in_command(2, None))));
+        assert_eq!(at(rig, &luns, &report(0, 15), 40).0, Some(CommandCompletion::check_condition(in_command(6, None))));
+        assert_eq!(
+            at(rig, &luns, &report(0x10, 40), 40).0,
+            Some(CommandCompletion::check_condition(in_command(2, None)))
+        );
     }
     // Without a target the logical unit is the only one.
     assert_eq!(rig.reads(&report(0, 256), 256), [0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     // REPORT LUNS clears REPORTED LUNS DATA HAS CHANGED.
-    rig.nexus.attention(Attention::ReportedLunsChanged);
+    rig.nexus.raise_attention(UnitAttention::ReportedLunsChanged);
     at(Some(&rig), &luns, &report(0, 256), 40);
     assert_eq!(rig.reads(&[0; 6], 0).len(), 0);
 }
@@ -287,14 +290,20 @@ fn luns() {
 #[test]
 fn commands_without_a_logical_unit() {
     let (ending, data) = at(None, &[3], &[0x12, 0, 0, 0, 96, 0], 96);
-    assert_eq!((ending, data[0], data.len()), (Some(Ending::good(96)), 0x7f, 96));
+    assert_eq!((ending, data[0], data.len()), (Some(CommandCompletion::good(96)), 0x7f, 96));
     assert_eq!(at(None, &[3], &[0x12, 1, 0, 0, 96, 0], 96).1, [0x7f, 0, 0, 1, 0]);
-    assert_eq!(at(None, &[3], &[0x12, 1, 0x80, 0, 96, 0], 96).0, Some(Ending::check(in_command(2, None))));
+    assert_eq!(
+        at(None, &[3], &[0x12, 1, 0x80, 0, 96, 0], 96).0,
+        Some(CommandCompletion::check_condition(in_command(2, None)))
+    );
     let (ending, data) = at(None, &[3], &[0x03, 0, 0, 0, 96, 0], 96);
-    assert_eq!(ending, Some(Ending::good(18)));
+    assert_eq!(ending, Some(CommandCompletion::good(18)));
     assert_eq!((data[0], data[2], data[12]), (0x70, 5, 0x25));
     assert_eq!(at(None, &[3], &[0x03, 1, 0, 0, 96, 0], 96).1, [0x72, 5, 0x25, 0, 0, 0, 0, 0]);
     for cdb in [[0; 10], ten(0x28, 0, 0, 1), ten(0xff, 0, 0, 1)] {
-        assert_eq!(at(None, &[3], &cdb, 512).0, Some(Ending::check(Sense::NO_SUCH_UNIT)));
+        assert_eq!(
+            at(None, &[3], &cdb, 512).0,
+            Some(CommandCompletion::check_condition(Sense::LOGICAL_UNIT_NOT_SUPPORTED))
+        );
     }
 }

@@ -3,7 +3,7 @@
 mod rig;
 
 use mqblk_core::{ByteLen, Geometry, Op};
-use mqblk_scsi::{Attention, Sense, SenseKey};
+use mqblk_scsi::{Sense, SenseKey, UnitAttention};
 use rig::*;
 
 const CACHING: [u8; 20] = [0x08, 0x12, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -35,11 +35,11 @@ fn headers_and_block_descriptors() {
     }
     // Truncated to the allocation length; the length field has the full length.
     assert_eq!(rig.reads(&[0x1a, 0, 8, 0, 4, 0], 4), [31, 0, 0x10, 8]);
-    assert_eq!(rig.run(&[0x1a, 0, 8, 0, 5, 0], &[], 4), Answer::Overrun);
+    assert_eq!(rig.run(&[0x1a, 0, 8, 0, 5, 0], &[], 4), RunResult::Overrun);
     // More blocks than the short descriptor can say; write protected.
     let rig = Rig::of(Geometry { read_only: true, ..geometry() }, limits());
-    rig.unit.resized(ByteLen(1 << 50));
-    rig.expect(&[0; 6], Attention::CapacityChanged.sense());
+    rig.unit.set_size(ByteLen(1 << 50));
+    rig.expect(&[0; 6], UnitAttention::CapacityChanged.sense());
     assert_eq!(rig.reads(&sense_6(0, 8, 0), 256)[..8], [31, 0, 0x90, 8, 255, 255, 255, 255]);
     assert_eq!(rig.reads(&sense_10(0x10, 8, 0), 256)[8..16], (1u64 << 41).to_be_bytes());
 }
@@ -105,10 +105,10 @@ fn the_write_cache_is_disabled_and_enabled() {
     let rig = Rig::new();
     let other = rig.other("vm1");
     let off = [&[0; 4], &caching(0)[..]].concat();
-    rig.take_asked();
+    rig.take_requests();
     rig.writes(&select_6(24), &off, 24);
     // Writes that completed before become durable too.
-    assert_eq!(rig.take_asked(), [(Op::Flush, 0, 0)]);
+    assert_eq!(rig.take_requests(), [(Op::Flush, 0, 0)]);
     assert!(rig.unit.write_through());
     assert_eq!(rig.reads(&sense_6(8, 8, 0), 256)[6], 0);
     assert_eq!(rig.reads(&sense_6(8, 0x88, 0), 256)[6], 4, "the default stays");
@@ -116,7 +116,7 @@ fn the_write_cache_is_disabled_and_enabled() {
     assert_eq!(rig.reads(&[0; 6], 0).len(), 0);
     let mut result = rig.run_on(&other, &[0; 6], &[], 0);
     assert!(
-        matches!(&result, Answer::Ended { ending, .. } if ending.sense == Some(Attention::ModeParametersChanged.sense()))
+        matches!(&result, RunResult::Ended { ending, .. } if ending.sense == Some(UnitAttention::ModeParametersChanged.sense()))
     );
 
     let durable: &[(&[u8], Op)] = &[
@@ -124,23 +124,23 @@ fn the_write_cache_is_disabled_and_enabled() {
         (&sixteen(0x93, 9, 0, 1), Op::WriteZeroes { may_unmap: true, fua: true }),
     ];
     for (cdb, op) in durable {
-        rig.take_asked();
+        rig.take_requests();
         rig.run(cdb, &[0; 512], 0);
-        assert_eq!(rig.take_asked()[0].0, *op);
+        assert_eq!(rig.take_requests()[0].0, *op);
     }
     // Enabled again, by MODE SELECT(10); and once more, which changes nothing.
     let on = [&[0; 8], &CACHING[..]].concat();
     for changes in [true, false] {
-        rig.take_asked();
+        rig.take_requests();
         rig.writes(&select_10(28), &on, 28);
-        assert!(rig.take_asked().is_empty() && !rig.unit.write_through());
+        assert!(rig.take_requests().is_empty() && !rig.unit.write_through());
         result = rig.run_on(&other, &[0; 6], &[], 0);
-        assert_eq!(matches!(result, Answer::Ended { ending, .. } if ending.sense.is_some()), changes);
+        assert_eq!(matches!(result, RunResult::Ended { ending, .. } if ending.sense.is_some()), changes);
     }
     // A reset restores the initial value.
     rig.writes(&select_6(24), &off, 24);
     rig.unit.reset();
-    rig.expect(&[0; 6], Attention::BusDeviceReset.sense());
+    rig.expect(&[0; 6], UnitAttention::BusDeviceReset.sense());
     assert!(!rig.unit.write_through());
     // If the flush fails the change stays, and the initiator learns that older data may be lost.
     rig.fail_from(0, EIO);
@@ -186,18 +186,18 @@ fn lists_without_changes() {
         let cdb = if *six { select_6(list.len()).to_vec() } else { select_10(list.len()).to_vec() };
         rig.writes(&cdb, list, list.len());
         if let Some(short) = list.len().checked_sub(1) {
-            assert_eq!(rig.run(&cdb, &list[..short], 0), Answer::Overrun);
+            assert_eq!(rig.run(&cdb, &list[..short], 0), RunResult::Overrun);
         }
     }
-    assert!(rig.take_asked().iter().all(|(op, ..)| *op != Op::Flush));
+    assert!(rig.take_requests().iter().all(|(op, ..)| *op != Op::Flush));
 }
 
 #[test]
 fn invalid_lists() {
     let rig = Rig::new();
     let six = |rest: &[u8]| [&[0; 4], rest].concat();
-    let short_6 = Sense::PARAMETER_LIST_LENGTH.at(4, None);
-    let short_10 = Sense::PARAMETER_LIST_LENGTH.at(7, None);
+    let short_6 = Sense::PARAMETER_LIST_LENGTH.with_cdb_field(4, None);
+    let short_10 = Sense::PARAMETER_LIST_LENGTH.with_cdb_field(7, None);
     let cases: &[(bool, Vec<u8>, Sense)] = &[
         (true, vec![0; 3], short_6),
         (true, vec![0, 0, 0, 8, 0, 0, 8, 0], short_6),

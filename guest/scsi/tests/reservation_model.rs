@@ -3,13 +3,13 @@
 
 mod nexuses;
 
-use mqblk_scsi::reservation::{Refusal, Reservations};
+use mqblk_scsi::reservation::{ReservationError, Reservations};
 use nexuses::*;
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Out { from: usize, command: Out },
+    ReserveOut { from: usize, command: ReserveOut },
     Unit { from: usize, release: bool },
     Reset,
     Lost { from: usize },
@@ -23,17 +23,17 @@ struct Model {
     reserved: Option<usize>,
     generation: u32,
     aptpl: bool,
-    told: [Option<u8>; 4],
+    attentions: [Option<u8>; 4],
 }
 
 #[derive(Debug, PartialEq)]
-enum Answer {
+enum Status {
     Good,
     Conflict,
     /// ASC and ASCQ of ILLEGAL REQUEST.
     Illegal(u8, u8),
 }
-use Answer::*;
+use Status::*;
 
 fn all() -> std::ops::Range<usize> {
     0..4
@@ -58,14 +58,14 @@ impl Model {
         [true, true, exempt || kind % 2 == 1 && kind != 3, exempt]
     }
 
-    fn tell(&mut self, but: usize, ascq: u8) {
+    fn raise(&mut self, but: usize, ascq: u8) {
         for who in all().filter(|who| *who != but && self.keys[*who] != 0) {
-            self.told[who] = Some(ascq);
+            self.attentions[who] = Some(ascq);
         }
     }
 
     /// Ends a reservation that has lost its holder.
-    fn settle(&mut self, from: usize) {
+    fn drop_orphaned_reservation(&mut self, from: usize) {
         let Some((kind, holder)) = self.held else { return };
         match kind {
             7 | 8 if self.keys == [0; 4] => self.held = None,
@@ -73,14 +73,14 @@ impl Model {
             _ if self.keys[holder] == 0 => {
                 self.held = None;
                 if kind >= 5 {
-                    self.tell(from, 4);
+                    self.raise(from, 4);
                 }
             }
             _ => {}
         }
     }
 
-    fn register(&mut self, from: usize, command: &Out) -> Answer {
+    fn register(&mut self, from: usize, command: &ReserveOut) -> Status {
         let ignore = command.service_action == REGISTER_AND_IGNORE;
         let own = self.keys[from];
         if !ignore && command.presented != own {
@@ -109,14 +109,14 @@ impl Model {
         }
         affected.iter().for_each(|who| self.keys[*who] = command.key);
         if command.key == 0 {
-            self.settle(from);
+            self.drop_orphaned_reservation(from);
         }
         self.aptpl = command.flags & APTPL != 0;
         self.generation += 1;
         Good
     }
 
-    fn preempt(&mut self, from: usize, command: &Out) -> Answer {
+    fn preempt(&mut self, from: usize, command: &ReserveOut) -> Status {
         let victim = command.key;
         let whole = match self.held {
             Some((7 | 8, _)) => victim == 0,
@@ -134,9 +134,9 @@ impl Model {
             for who in all().filter(|who| *who != from) {
                 if hit(&self.keys, who) {
                     self.keys[who] = 0;
-                    self.told[who] = Some(5);
+                    self.attentions[who] = Some(5);
                 } else if self.keys[who] != 0 && self.held.is_some_and(|(kind, _)| kind != command.kind) {
-                    self.told[who] = Some(4);
+                    self.attentions[who] = Some(4);
                 }
             }
             self.held = Some((command.kind, from));
@@ -148,17 +148,17 @@ impl Model {
                 if hit(&self.keys, who) {
                     self.keys[who] = 0;
                     if who != from {
-                        self.told[who] = Some(5);
+                        self.attentions[who] = Some(5);
                     }
                 }
             }
-            self.settle(from);
+            self.drop_orphaned_reservation(from);
         }
         self.generation += 1;
         Good
     }
 
-    fn move_to(&mut self, from: usize, command: &Out) -> Answer {
+    fn move_to(&mut self, from: usize, command: &ReserveOut) -> Status {
         match self.held {
             None => return Illegal(0x24, 0),
             Some((7 | 8, _)) => return Conflict,
@@ -177,7 +177,7 @@ impl Model {
         Good
     }
 
-    fn out(&mut self, from: usize, command: &Out) -> Answer {
+    fn out(&mut self, from: usize, command: &ReserveOut) -> Status {
         if self.reserved.is_some() {
             return Conflict;
         }
@@ -202,12 +202,12 @@ impl Model {
                 }
                 self.held = None;
                 if command.kind >= 5 {
-                    self.tell(from, 4);
+                    self.raise(from, 4);
                 }
             }
             RELEASE => {}
             CLEAR => {
-                self.tell(from, 3);
+                self.raise(from, 3);
                 self.keys = [0; 4];
                 self.held = None;
                 self.generation += 1;
@@ -218,7 +218,7 @@ impl Model {
         Good
     }
 
-    fn unit(&mut self, from: usize, release: bool) -> Answer {
+    fn unit(&mut self, from: usize, release: bool) -> Status {
         let shares = self.keys[from] != 0 && self.held.is_some_and(|(kind, _)| kind >= 5);
         if self.holds(from) || shares {
             return Good;
@@ -254,9 +254,16 @@ fn steps() -> impl Strategy<Value = Step> {
             } else if action == REGISTER_AND_MOVE {
                 initiators = vec![ids.first().copied().unwrap_or("a")];
             }
-            let command =
-                Out { service_action: action, kind, presented, key, flags: bits, initiators, moves: (drop, port) };
-            Step::Out { from, command }
+            let command = ReserveOut {
+                service_action: action,
+                kind,
+                presented,
+                key,
+                flags: bits,
+                initiators,
+                moves: (drop, port),
+            };
+            Step::ReserveOut { from, command }
         });
     prop_oneof![
         40 => out,
@@ -266,21 +273,21 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn answer<T>(result: Result<T, Refusal>) -> Answer {
+fn answer<T>(result: Result<T, ReservationError>) -> Status {
     match result {
         Ok(_) => Good,
-        Err(Refusal::Conflict) => Conflict,
-        Err(Refusal::Check(sense)) => {
+        Err(ReservationError::Conflict) => Conflict,
+        Err(ReservationError::CheckCondition(sense)) => {
             assert_eq!(sense.key as u8, 5);
             Illegal(sense.asc, sense.ascq)
         }
-        Err(Refusal::Overrun) => panic!("the list is whole"),
+        Err(ReservationError::Overrun) => panic!("the list is whole"),
     }
 }
 
 /// Returns key, holder flag and type for each nexus, by READ FULL STATUS.
 fn status(rig: &Rig) -> [(u64, u8, u8); 4] {
-    let reply = rig.ask(0, 3, u16::MAX).expect("READ FULL STATUS");
+    let reply = rig.reserve_in(0, 3, u16::MAX).expect("READ FULL STATUS");
     let mut status = [(0, 0, 0); 4];
     for one in reply[8..].chunks(48) {
         let port = u16::from_be_bytes([one[18], one[19]]);
@@ -302,8 +309,8 @@ fn check(rig: &Rig, model: &mut Model) {
     for who in all() {
         assert_eq!(rig.rights(who), model.rights(who), "rights of {who} in {model:?}");
     }
-    let told = std::mem::take(&mut model.told).map(|ascq| ascq.into_iter().collect::<Vec<_>>());
-    assert_eq!(rig.told(), told, "{model:?}");
+    let told = std::mem::take(&mut model.attentions).map(|ascq| ascq.into_iter().collect::<Vec<_>>());
+    assert_eq!(rig.take_attentions(), told, "{model:?}");
     if model.reserved.is_some() {
         return;
     }
@@ -311,7 +318,7 @@ fn check(rig: &Rig, model: &mut Model) {
     assert_eq!(rig.generation(), model.generation);
     let held = model.held.map(|(kind, holder)| (if kind >= 7 { 0 } else { model.keys[holder] }, kind));
     assert_eq!(reservation(rig), held, "{model:?}");
-    assert_eq!(rig.ask(0, 2, 8).expect("REPORT CAPABILITIES")[3] & 1, u8::from(model.aptpl));
+    assert_eq!(rig.reserve_in(0, 2, 8).expect("REPORT CAPABILITIES")[3] & 1, u8::from(model.aptpl));
 }
 
 /// Compares the state after a power loss.
@@ -320,7 +327,7 @@ fn check_kept(rig: &Rig, model: &Model) {
     let Some(kept) = kept else { return assert!(!model.aptpl) };
     let unit = Reservations::restore(&kept, None).expect("what was kept");
     let again = Rig { nexuses: join(&unit), unit, memory: std::sync::Arc::default() };
-    let mut left = Model { generation: 0, reserved: None, told: [None; 4], ..model.clone() };
+    let mut left = Model { generation: 0, reserved: None, attentions: [None; 4], ..model.clone() };
     if !model.aptpl {
         left = Model::default();
     }
@@ -334,22 +341,22 @@ proptest! {
         let (rig, mut model) = (Rig::new(), Model::default());
         for step in &steps {
             match step {
-                Step::Out { from, command } => {
+                Step::ReserveOut { from, command } => {
                     // Mostly the right key, which a random choice would rarely hit.
                     let mut command = command.clone();
                     if command.presented != 0 && model.keys[*from] != 0 {
                         command.presented = if command.presented == 3 { 3 } else { model.keys[*from] };
                     }
                     let before = model.clone();
-                    let result = rig.out(*from, &command);
+                    let result = rig.reserve_out(*from, &command);
                     let accepted = result.as_ref().ok().map(|accepted| {
-                        (accepted.transferred, accepted.abort.clone(), accepted.kept.is_some())
+                        (accepted.transferred, accepted.abort.clone(), accepted.saved.is_some())
                     });
                     let expected = model.out(*from, &command);
                     assert_eq!(answer(result), expected, "{command:?} from {from} in {before:?}");
                     if let Some((transferred, abort, kept)) = accepted {
                         assert_eq!(transferred, command.list().len() as u64);
-                        let gone = all().filter(|who| command.service_action == PREEMPT_AND_ABORT && model.told[*who] == Some(5));
+                        let gone = all().filter(|who| command.service_action == PREEMPT_AND_ABORT && model.attentions[*who] == Some(5));
                         let mut gone: Vec<_> = gone.map(|who| name(NAMES[who])).collect();
                         let mut abort = abort;
                         gone.sort();
@@ -367,7 +374,7 @@ proptest! {
                     model.reserved = None;
                 }
                 Step::Lost { from } => {
-                    rig.nexuses[*from].party.lost();
+                    rig.nexuses[*from].reservation.nexus_lost();
                     model.reserved = model.reserved.filter(|holder| holder != from);
                 }
             }

@@ -3,7 +3,7 @@
 mod rig;
 
 use mqblk_core::{ByteLen, Op, Outcome};
-use mqblk_scsi::{Ending, Sense, SenseKey, Status};
+use mqblk_scsi::{CommandCompletion, Sense, SenseKey, Status};
 use rig::{EIO, sense};
 
 fn encoded(sense: Sense, descriptor: bool) -> Vec<u8> {
@@ -19,10 +19,10 @@ fn formats() {
     assert_eq!(encoded(plain, false), [0x70, 0, 6, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x2a, 0x09, 0, 0, 0, 0]);
     assert_eq!(encoded(plain, true), [0x72, 6, 0x2a, 0x09, 0, 0, 0, 0]);
 
-    let bit = Sense::in_command(1, Some(7));
+    let bit = Sense::invalid_cdb_field(1, Some(7));
     assert_eq!(encoded(bit, false), [0x70, 0, 5, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x24, 0, 0, 0xcf, 0, 1]);
     assert_eq!(encoded(bit, true), [0x72, 5, 0x24, 0, 0, 0, 0, 8, 0x02, 0x06, 0, 0, 0xcf, 0, 1, 0]);
-    let whole = Sense::in_parameters(0x123, None);
+    let whole = Sense::invalid_parameter_field(0x123, None);
     assert_eq!(encoded(whole, false)[12..], [0x26, 0, 0, 0x80, 0x01, 0x23]);
 
     let where_ = Sense::miscompare(0x0102_0304);
@@ -33,16 +33,16 @@ fn formats() {
     let far = Sense::miscompare(1 << 32);
     assert_eq!(encoded(far, false)[..7], [0x70, 0, 0xe, 0, 0, 0, 0]);
     assert_eq!(encoded(far, true)[12..20], [0, 0, 0, 1, 0, 0, 0, 0]);
-    let both = Sense { information: Some(1), ..Sense::in_command(2, None) };
+    let both = Sense { information: Some(1), ..Sense::invalid_cdb_field(2, None) };
     assert_eq!(encoded(both, true).len(), Sense::MAX_LEN);
 }
 
 #[test]
 fn truncated_to_the_buffer() {
     let mut room = [0; 8];
-    assert_eq!(Sense::OUT_OF_RANGE.encode(false, &mut room), 8);
+    assert_eq!(Sense::LBA_OUT_OF_RANGE.encode(false, &mut room), 8);
     assert_eq!(room, [0x70, 0, 5, 0, 0, 0, 0, 10]);
-    assert_eq!(Sense::OUT_OF_RANGE.encode(true, &mut []), 0);
+    assert_eq!(Sense::LBA_OUT_OF_RANGE.encode(true, &mut []), 0);
 }
 
 #[test]
@@ -63,11 +63,12 @@ fn outcomes() {
         (discard, EIO, SenseKey::HardwareError, 0x44, 0x00),
     ];
     for (op, outcome, key, asc, ascq) in table {
-        let ending = Ending::of(op, outcome, 4096);
-        let expected = Ending { status: Status::CheckCondition, sense: Some(sense(key, asc, ascq)), transferred: 0 };
+        let ending = CommandCompletion::from_outcome(op, outcome, 4096);
+        let expected =
+            CommandCompletion { status: Status::CheckCondition, sense: Some(sense(key, asc, ascq)), transferred: 0 };
         assert_eq!(ending, expected, "{op:?} {outcome:?}");
     }
     for op in [Op::Read, write, zeroes, discard, Op::Flush] {
-        assert_eq!(Ending::of(op, Outcome::Done(ByteLen(512)), 24), Ending::good(24));
+        assert_eq!(CommandCompletion::from_outcome(op, Outcome::Done(ByteLen(512)), 24), CommandCompletion::good(24));
     }
 }

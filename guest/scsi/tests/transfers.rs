@@ -3,7 +3,7 @@
 mod rig;
 
 use mqblk_core::{BlockSize, ByteLen, Geometry, Op, Outcome};
-use mqblk_scsi::{Ending, Sense, SenseKey};
+use mqblk_scsi::{CommandCompletion, Sense, SenseKey};
 use rig::*;
 
 const WRITE: Op = Op::Write { fua: false };
@@ -32,7 +32,7 @@ fn reads_of_every_length() {
         assert_eq!(rig.reads(cdb, count * BLOCK + 1), disk[start..][..count * BLOCK], "{cdb:02x?}");
         assert_eq!(rig.reads(cdb, count * BLOCK).len(), count * BLOCK);
         if *count > 0 {
-            assert_eq!(rig.run(cdb, &[], count * BLOCK - 1), Answer::Overrun);
+            assert_eq!(rig.run(cdb, &[], count * BLOCK - 1), RunResult::Overrun);
         }
     }
 }
@@ -52,15 +52,15 @@ fn writes_of_every_length() {
         (&sixteen(0x8a, 0x08, 1, TRANSFER), 1, TRANSFER as usize, WRITE_FUA),
     ];
     for (cdb, lba, count, op) in cases {
-        rig.take_asked();
+        rig.take_requests();
         rig.writes(cdb, &data, count * BLOCK);
         assert_eq!(rig.disk.borrow()[lba * BLOCK..][..count * BLOCK], data[..count * BLOCK], "{cdb:02x?}");
-        let asked = rig.take_asked();
+        let asked = rig.take_requests();
         if *count == 0 {
             assert!(asked.is_empty());
         } else {
             assert_eq!(asked, [(*op, (lba * BLOCK) as u64, (count * BLOCK) as u64)], "{cdb:02x?}");
-            assert_eq!(rig.run(cdb, &data[..count * BLOCK - 1], 0), Answer::Overrun);
+            assert_eq!(rig.run(cdb, &data[..count * BLOCK - 1], 0), RunResult::Overrun);
         }
     }
 }
@@ -70,14 +70,14 @@ fn transfer_errors() {
     let rig = Rig::new();
     let cases: &[(&[u8], Sense)] = &[
         // Beyond the end, also by overflow.
-        (&[0x08, 0, 7, 0xff, 2, 0], Sense::OUT_OF_RANGE),
-        (&[0x0a, 0x1f, 0xff, 0xff, 1, 0], Sense::OUT_OF_RANGE),
-        (&ten(0x28, 0, 2047, 2), Sense::OUT_OF_RANGE),
-        (&ten(0x2a, 0, u32::MAX, 1), Sense::OUT_OF_RANGE),
-        (&ten(0x28, 0, 2049, 0), Sense::OUT_OF_RANGE),
-        (&twelve(0xa8, 0, 2048, 1), Sense::OUT_OF_RANGE),
-        (&sixteen(0x88, 0, u64::MAX, 2), Sense::OUT_OF_RANGE),
-        (&sixteen(0x8a, 0, u64::MAX / 512, 1), Sense::OUT_OF_RANGE),
+        (&[0x08, 0, 7, 0xff, 2, 0], Sense::LBA_OUT_OF_RANGE),
+        (&[0x0a, 0x1f, 0xff, 0xff, 1, 0], Sense::LBA_OUT_OF_RANGE),
+        (&ten(0x28, 0, 2047, 2), Sense::LBA_OUT_OF_RANGE),
+        (&ten(0x2a, 0, u32::MAX, 1), Sense::LBA_OUT_OF_RANGE),
+        (&ten(0x28, 0, 2049, 0), Sense::LBA_OUT_OF_RANGE),
+        (&twelve(0xa8, 0, 2048, 1), Sense::LBA_OUT_OF_RANGE),
+        (&sixteen(0x88, 0, u64::MAX, 2), Sense::LBA_OUT_OF_RANGE),
+        (&sixteen(0x8a, 0, u64::MAX / 512, 1), Sense::LBA_OUT_OF_RANGE),
         // Longer than the maximum transfer length.
         (&ten(0x28, 0, 0, 513), in_command(7, None)),
         (&ten(0x2a, 0, 0, u16::MAX), in_command(7, None)),
@@ -99,9 +99,9 @@ fn transfer_errors() {
         (&[0x8a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 4], in_command(15, 2)),
     ];
     for (cdb, sense) in cases {
-        rig.take_asked();
+        rig.take_requests();
         rig.expect(cdb, *sense);
-        assert!(rig.take_asked().is_empty());
+        assert!(rig.take_requests().is_empty());
     }
 }
 
@@ -110,7 +110,7 @@ fn a_short_cdb_is_zero_padded() {
     let rig = Rig::new();
     // LBA 1 and no length.
     assert!(rig.reads(&[0x28, 0, 0, 0, 0, 1], 512).is_empty());
-    assert_eq!(rig.run(&[], &[], 0), Answer::Ended { ending: Ending::good(0), data: Vec::new() });
+    assert_eq!(rig.run(&[], &[], 0), RunResult::Ended { ending: CommandCompletion::good(0), data: Vec::new() });
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn disk_errors_are_reported() {
     let rig = Rig::new();
     let table = [
         (EIO, sense(SenseKey::MediumError, 0x11, 0), sense(SenseKey::MediumError, 0x0c, 0)),
-        (Outcome::OutOfRange, Sense::OUT_OF_RANGE, Sense::OUT_OF_RANGE),
+        (Outcome::OutOfRange, Sense::LBA_OUT_OF_RANGE, Sense::LBA_OUT_OF_RANGE),
         (Outcome::NoSpace, sense(SenseKey::DataProtect, 0x27, 7), sense(SenseKey::DataProtect, 0x27, 7)),
     ];
     for (outcome, read, write) in table {
@@ -160,7 +160,7 @@ fn blocks_of_4096_bytes() {
     let rig = Rig::of(big, limits());
     let disk = rig.disk.borrow().clone();
     assert_eq!(rig.reads(&ten(0x28, 0, 255, 1), 4096), disk[255 * 4096..]);
-    rig.expect(&ten(0x28, 0, 256, 1), Sense::OUT_OF_RANGE);
+    rig.expect(&ten(0x28, 0, 256, 1), Sense::LBA_OUT_OF_RANGE);
     // 256 KiB at once, so 64 blocks.
     assert_eq!(rig.reads(&ten(0x28, 0, 0, 64), 1 << 18).len(), 1 << 18);
     rig.expect(&ten(0x28, 0, 0, 65), in_command(7, None));
@@ -171,7 +171,7 @@ fn a_partial_last_block_is_ignored() {
     let odd = Geometry { size: ByteLen(10 * 512 + 100), ..geometry() };
     let rig = Rig::of(odd, limits());
     assert_eq!(rig.reads(&ten(0x28, 0, 9, 1), 512).len(), 512);
-    rig.expect(&ten(0x28, 0, 10, 1), Sense::OUT_OF_RANGE);
+    rig.expect(&ten(0x28, 0, 10, 1), Sense::LBA_OUT_OF_RANGE);
 }
 
 #[test]
@@ -180,10 +180,10 @@ fn synchronize_cache() {
     let good: &[&[u8]] =
         &[&ten(0x35, 0, 0, 0), &ten(0x35, 0x02, 5, 10), &sixteen(0x91, 0, 2047, 1), &sixteen(0x91, 0x02, 0, 2048)];
     for cdb in good {
-        rig.take_asked();
+        rig.take_requests();
         rig.writes(cdb, &[], 0);
-        assert_eq!(rig.take_asked(), [(Op::Flush, 0, 0)], "{cdb:02x?}");
+        assert_eq!(rig.take_requests(), [(Op::Flush, 0, 0)], "{cdb:02x?}");
     }
-    rig.expect(&ten(0x35, 0, 2048, 1), Sense::OUT_OF_RANGE);
-    rig.expect(&sixteen(0x91, 0, 1, 2048), Sense::OUT_OF_RANGE);
+    rig.expect(&ten(0x35, 0, 2048, 1), Sense::LBA_OUT_OF_RANGE);
+    rig.expect(&sixteen(0x91, 0, 1, 2048), Sense::LBA_OUT_OF_RANGE);
 }

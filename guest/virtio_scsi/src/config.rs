@@ -21,22 +21,22 @@ pub const MAX_TARGET: u16 = 255;
 pub const MAX_LUN: u32 = 16383;
 
 /// Length of the fixed part of a request, before its CDB: lun, id, task attribute, priority, crn.
-pub const COMMAND_BYTES: usize = 19;
+pub const REQUEST_BYTES: usize = 19;
 /// Length of the fixed part of a response, before its sense data.
-pub const ANSWER_BYTES: usize = 12;
+pub const RESPONSE_BYTES: usize = 12;
 
 /// Sizes that a driver may choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sizes {
+pub struct DriverSizes {
     /// Length of the sense data in a response.
     pub sense: u32,
     /// Length of the CDB in a request.
     pub cdb: u32,
 }
 
-impl Sizes {
+impl DriverSizes {
     /// Sizes after a reset.
-    pub const DEFAULT: Sizes = Sizes { sense: 96, cdb: 32 };
+    pub const DEFAULT: DriverSizes = DriverSizes { sense: 96, cdb: 32 };
     /// The longest CDB that SPC-4 section 4.2.3 allows.
     pub const MAX_CDB: u32 = 260;
     /// Sense data is at most 252 bytes (SPC-4 section 4.5.1).
@@ -55,7 +55,7 @@ pub struct ConfigSpace {
     /// Hint: maximum number of commands queued to one logical unit.
     pub cmd_per_lun: u32,
     /// Current sizes.
-    pub sizes: Sizes,
+    pub sizes: DriverSizes,
 }
 
 impl ConfigSpace {
@@ -80,7 +80,7 @@ impl ConfigSpace {
     ///
     /// # Errors
     /// If it changes another byte, or the new size is invalid.
-    pub fn written(&self, offset: u32, bytes: &[u8]) -> Result<Sizes, String> {
+    pub fn apply_write(&self, offset: u32, bytes: &[u8]) -> Result<DriverSizes, String> {
         let mut all = self.bytes();
         let before = all;
         let at = offset as usize;
@@ -96,19 +96,19 @@ impl ConfigSpace {
             return Err(format!("configuration byte {byte}: found a write, expected one to bytes 20 to 27 only"));
         }
         let word = |at: usize| u32::from_le_bytes([all[at], all[at + 1], all[at + 2], all[at + 3]]);
-        self.with_sizes(Sizes { sense: word(SENSE_SIZE_AT), cdb: word(CDB_SIZE_AT) })
+        self.validate_sizes(DriverSizes { sense: word(SENSE_SIZE_AT), cdb: word(CDB_SIZE_AT) })
     }
 
     /// Validates sizes that a driver chose.
     ///
     /// # Errors
     /// If a size is out of range.
-    pub fn with_sizes(&self, sizes: Sizes) -> Result<Sizes, String> {
-        if sizes.sense > Sizes::MAX_SENSE {
-            return Err(format!("sense_size: found {}, expected at most {}", sizes.sense, Sizes::MAX_SENSE));
+    pub fn validate_sizes(&self, sizes: DriverSizes) -> Result<DriverSizes, String> {
+        if sizes.sense > DriverSizes::MAX_SENSE {
+            return Err(format!("sense_size: found {}, expected at most {}", sizes.sense, DriverSizes::MAX_SENSE));
         }
-        if !(16..=Sizes::MAX_CDB).contains(&sizes.cdb) {
-            return Err(format!("cdb_size: found {}, expected 16 to {}", sizes.cdb, Sizes::MAX_CDB));
+        if !(16..=DriverSizes::MAX_CDB).contains(&sizes.cdb) {
+            return Err(format!("cdb_size: found {}, expected 16 to {}", sizes.cdb, DriverSizes::MAX_CDB));
         }
         Ok(sizes)
     }
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     const SPACE: ConfigSpace =
-        ConfigSpace { queues: 4, seg_max: 126, max_sectors: 2048, cmd_per_lun: 128, sizes: Sizes::DEFAULT };
+        ConfigSpace { queues: 4, seg_max: 126, max_sectors: 2048, cmd_per_lun: 128, sizes: DriverSizes::DEFAULT };
 
     #[test]
     fn every_field_is_where_the_specification_puts_it() {
@@ -131,10 +131,10 @@ mod tests {
 
     #[test]
     fn a_driver_writes_sizes_and_nothing_else() {
-        assert_eq!(SPACE.written(20, &64_u32.to_le_bytes()), Ok(Sizes { sense: 64, cdb: 32 }));
-        assert_eq!(SPACE.written(24, &16_u32.to_le_bytes()), Ok(Sizes { sense: 96, cdb: 16 }));
+        assert_eq!(SPACE.apply_write(20, &64_u32.to_le_bytes()), Ok(DriverSizes { sense: 64, cdb: 32 }));
+        assert_eq!(SPACE.apply_write(24, &16_u32.to_le_bytes()), Ok(DriverSizes { sense: 96, cdb: 16 }));
         // Bytes that do not change may be written.
-        assert_eq!(SPACE.written(0, &SPACE.bytes()), Ok(Sizes::DEFAULT));
+        assert_eq!(SPACE.apply_write(0, &SPACE.bytes()), Ok(DriverSizes::DEFAULT));
         for (offset, bytes, want) in [
             (0, [5, 0, 0, 0], "configuration byte 0: found a write, expected one to bytes 20 to 27 only"),
             (28, [1, 0, 0, 0], "configuration byte 28: found a write, expected one to bytes 20 to 27 only"),
@@ -144,7 +144,7 @@ mod tests {
             (24, [15, 0, 0, 0], "cdb_size: found 15, expected 16 to 260"),
             (24, [5, 1, 0, 0], "cdb_size: found 261, expected 16 to 260"),
         ] {
-            assert_eq!(SPACE.written(offset, &bytes), Err(want.to_owned()));
+            assert_eq!(SPACE.apply_write(offset, &bytes), Err(want.to_owned()));
         }
     }
 }

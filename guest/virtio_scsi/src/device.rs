@@ -6,20 +6,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use mqblk_core::units::SECTOR_BYTES;
 use mqblk_core::{ByteLen, DiskSlot, Wake};
 use mqblk_scsi::reservation::Ticket;
-use mqblk_scsi::{Attention, Nexus, TaskSet};
+use mqblk_scsi::{Nexus, TaskSet, UnitAttention};
 use mqblk_virtio::features::RING_FEATURES;
 use mqblk_virtio::{Apply, GuestLane, QueueParts, QueueRole, VirtioDevice};
 use virtio_bindings::virtio_scsi as b;
 
 use crate::commands::RequestQueue;
-use crate::config::{ConfigSpace, Sizes, features};
+use crate::config::{ConfigSpace, DriverSizes, features};
 use crate::control::ControlQueue;
-use crate::events::{Event, EventQueue, Events};
-use crate::orders::{Action, Posts, Scope};
-use crate::queue::{Kind, Ring, ScsiQueue};
-use crate::resuming::Resuming;
+use crate::events::{EventQueue, Events, ScsiEvent};
+use crate::lun_map::{LunAddress, LunInUse, LunMap, MappedUnit};
+use crate::queue::{QueueKind, QueueRing, ScsiQueue};
+use crate::replay_gate::ReplayGate;
 use crate::state;
-use crate::units::{Place, PlaceTaken, Unit, Units};
+use crate::task_management::{TmfAction, TmfMailboxes, TmfScope};
 
 /// Number of queues before the request queues: control and event.
 pub const FIXED_QUEUES: u16 = 2;
@@ -44,16 +44,16 @@ pub struct VirtioScsi {
     sense_size: AtomicU32,
     cdb_size: AtomicU32,
     /// Since the last reset no queue has stopped, and none has started that its driver had used before.
-    fresh: AtomicBool,
+    unused_since_reset: AtomicBool,
     /// A queue has started since the process did.
-    began: AtomicBool,
+    has_started: AtomicBool,
     /// No queue had started at the last reset.
-    first: AtomicBool,
-    units: Mutex<Arc<Units>>,
+    reset_before_start: AtomicBool,
+    lun_map: Mutex<Arc<LunMap>>,
     /// Generation of `lun_map`, read without its lock.
-    generation: AtomicU64,
-    pub(crate) posts: Posts,
-    resuming: Resuming,
+    map_generation: AtomicU64,
+    pub(crate) tmf_mailboxes: TmfMailboxes,
+    replay_gate: ReplayGate,
     events: Arc<Events>,
 }
 
@@ -63,15 +63,15 @@ impl VirtioScsi {
         VirtioScsi {
             options,
             negotiated: AtomicU64::new(0),
-            sense_size: AtomicU32::new(Sizes::DEFAULT.sense),
-            cdb_size: AtomicU32::new(Sizes::DEFAULT.cdb),
-            fresh: AtomicBool::new(true),
-            began: AtomicBool::new(false),
-            first: AtomicBool::new(true),
-            units: Mutex::default(),
-            generation: AtomicU64::new(0),
-            posts: Posts::default(),
-            resuming: Resuming::default(),
+            sense_size: AtomicU32::new(DriverSizes::DEFAULT.sense),
+            cdb_size: AtomicU32::new(DriverSizes::DEFAULT.cdb),
+            unused_since_reset: AtomicBool::new(true),
+            has_started: AtomicBool::new(false),
+            reset_before_start: AtomicBool::new(true),
+            lun_map: Mutex::default(),
+            map_generation: AtomicU64::new(0),
+            tmf_mailboxes: TmfMailboxes::default(),
+            replay_gate: ReplayGate::default(),
             events: Arc::default(),
         }
     }
@@ -87,48 +87,48 @@ impl VirtioScsi {
         }
     }
 
-    pub(crate) fn sizes(&self) -> Sizes {
-        Sizes { sense: self.sense_size.load(Ordering::Relaxed), cdb: self.cdb_size.load(Ordering::Relaxed) }
+    pub(crate) fn sizes(&self) -> DriverSizes {
+        DriverSizes { sense: self.sense_size.load(Ordering::Relaxed), cdb: self.cdb_size.load(Ordering::Relaxed) }
     }
 
-    pub(crate) fn set_sizes(&self, sizes: Sizes) {
+    pub(crate) fn set_sizes(&self, sizes: DriverSizes) {
         self.sense_size.store(sizes.sense, Ordering::Relaxed);
         self.cdb_size.store(sizes.cdb, Ordering::Relaxed);
     }
 
     /// Returns true if commands that compare must wait: see [`ReplayGate`].
-    pub(crate) fn is_resuming(&self) -> bool {
-        self.resuming.is_on()
+    pub(crate) fn is_replaying(&self) -> bool {
+        self.replay_gate.is_active()
     }
 
     /// Records that a command that had compared before a crash has requested its range lock.
-    pub(crate) fn compared_is_back(&self) {
-        if self.resuming.one_less() {
-            self.posts.wake();
+    pub(crate) fn replayed_command_locked(&self) {
+        if self.replay_gate.command_locked() {
+            self.tmf_mailboxes.wake_all();
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Arc<Units>> {
-        self.units.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Arc<LunMap>> {
+        self.lun_map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the current LUN map.
-    pub(crate) fn units(&self) -> Arc<Units> {
+    pub(crate) fn lun_map(&self) -> Arc<LunMap> {
         Arc::clone(&self.lock())
     }
 
     /// Returns true if a copy of the LUN map is current.
     #[inline]
-    pub(crate) fn is_current(&self, units: &Units) -> bool {
-        self.generation.load(Ordering::Acquire) == units.generation
+    pub(crate) fn is_map_current(&self, units: &LunMap) -> bool {
+        self.map_generation.load(Ordering::Acquire) == units.generation
     }
 
     /// Changes the LUN map.
-    fn change<R>(&self, change: impl FnOnce(&mut Units) -> R) -> R {
+    fn change_map<R>(&self, change: impl FnOnce(&mut LunMap) -> R) -> R {
         let mut guard = self.lock();
-        let mut units = Units::clone(&guard);
+        let mut units = LunMap::clone(&guard);
         let result = change(&mut units);
-        self.generation.store(units.generation, Ordering::Release);
+        self.map_generation.store(units.generation, Ordering::Release);
         *guard = Arc::new(units);
         result
     }
@@ -137,35 +137,38 @@ impl VirtioScsi {
     ///
     /// # Errors
     /// If the address has a logical unit.
-    pub fn map(self: &Arc<Self>, address: Place, slot: DiskSlot, nexus: Arc<Nexus>) -> Result<(), PlaceTaken> {
+    pub fn map(self: &Arc<Self>, address: LunAddress, slot: DiskSlot, nexus: Arc<Nexus>) -> Result<(), LunInUse> {
         let tasks = Arc::new(UnitTasks { controller: Arc::downgrade(self), slot });
-        self.change(|units| units.insert(Unit { place: address, slot, nexus: Arc::clone(&nexus) }))?;
-        nexus.set_tasks(Some(tasks));
-        self.luns_changed(address);
-        self.tell(Event::Appeared(address));
+        self.change_map(|units| units.insert(MappedUnit { address, slot, nexus: Arc::clone(&nexus) }))?;
+        nexus.set_task_set(Some(tasks));
+        self.raise_luns_changed(address);
+        self.post_event(ScsiEvent::Appeared(address));
         Ok(())
     }
 
     /// Removes a logical unit and notifies the driver. When this returns, none of its commands is in flight. Returns
     /// the slot of its disk, or `None` if the address has no logical unit.
-    pub fn unmap(&self, address: Place) -> Option<DiskSlot> {
-        let unit = self.change(|units| units.remove(address))?;
-        unit.nexus.set_tasks(None);
-        self.posts.give_and_wait(Scope::Unit(unit.slot), Action::End(b::VIRTIO_SCSI_S_BAD_TARGET as u8));
-        self.luns_changed(address);
-        self.tell(Event::Removed(address));
+    pub fn unmap(&self, address: LunAddress) -> Option<DiskSlot> {
+        let unit = self.change_map(|units| units.remove(address))?;
+        unit.nexus.set_task_set(None);
+        self.tmf_mailboxes
+            .submit_and_wait(TmfScope::LogicalUnit(unit.slot), TmfAction::Abort(b::VIRTIO_SCSI_S_BAD_TARGET as u8));
+        self.raise_luns_changed(address);
+        self.post_event(ScsiEvent::Removed(address));
         Some(unit.slot)
     }
 
     /// Notifies the driver that the size of a logical unit changed.
-    pub fn resized(&self, address: Place) {
-        self.tell(Event::Resized(address));
+    pub fn notify_resized(&self, address: LunAddress) {
+        self.post_event(ScsiEvent::Resized(address));
     }
 
     /// Raises REPORTED LUNS DATA HAS CHANGED on the other logical units of the target.
-    fn luns_changed(&self, address: Place) {
-        for unit in self.units().iter().filter(|unit| unit.place.target == address.target && unit.place != address) {
-            unit.nexus.attention(Attention::ReportedLunsChanged);
+    fn raise_luns_changed(&self, address: LunAddress) {
+        for unit in
+            self.lun_map().iter().filter(|unit| unit.address.target == address.target && unit.address != address)
+        {
+            unit.nexus.raise_attention(UnitAttention::ReportedLunsChanged);
         }
     }
 
@@ -175,14 +178,14 @@ impl VirtioScsi {
 
     /// Records that the driver continues with unchanged logical units and that their unit attentions are news to it:
     /// a queue that it used before and that starts later does not clear them.
-    pub(crate) fn go_on(&self) {
-        self.fresh.store(false, Ordering::Relaxed);
+    pub(crate) fn driver_resumed(&self) {
+        self.unused_since_reset.store(false, Ordering::Relaxed);
     }
 
-    pub(crate) fn tell(&self, event: Event) {
+    pub(crate) fn post_event(&self, event: ScsiEvent) {
         let negotiated = self.negotiated.load(Ordering::Relaxed);
         // A driver that continues uses the event queue before its features are set again.
-        if negotiated & event.feature() != 0 || (negotiated == 0 && self.events.is_listened_to()) {
+        if negotiated & event.feature() != 0 || (negotiated == 0 && self.events.has_driver()) {
             self.events.post(event);
         }
     }
@@ -200,8 +203,12 @@ impl TaskSet for UnitTasks {
         let ticket = Ticket::new(done);
         match self.controller.upgrade() {
             Some(controller) => {
-                let action = Action::End(b::VIRTIO_SCSI_S_ABORTED as u8);
-                controller.posts.give(Scope::Unit(self.slot), action, Arc::new(Resolve(Arc::clone(&ticket))));
+                let action = TmfAction::Abort(b::VIRTIO_SCSI_S_ABORTED as u8);
+                controller.tmf_mailboxes.submit(
+                    TmfScope::LogicalUnit(self.slot),
+                    action,
+                    Arc::new(ResolveTicket(Arc::clone(&ticket))),
+                );
             }
             // Without a controller there are no commands.
             None => ticket.resolve(Ok(())),
@@ -211,9 +218,9 @@ impl TaskSet for UnitTasks {
 }
 
 /// Waker that resolves a ticket.
-struct Resolve(Arc<Ticket>);
+struct ResolveTicket(Arc<Ticket>);
 
-impl Wake for Resolve {
+impl Wake for ResolveTicket {
     fn wake(&self) {
         self.0.resolve(Ok(()));
     }
@@ -241,51 +248,51 @@ impl<C: GuestLane> VirtioDevice<C> for VirtioScsi {
     }
 
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), String> {
-        self.config().written(offset, bytes).map(|sizes| self.set_sizes(sizes))
+        self.config().apply_write(offset, bytes).map(|sizes| self.set_sizes(sizes))
     }
 
     fn reset(&self) {
         self.negotiated.store(0, Ordering::Relaxed);
-        self.fresh.store(true, Ordering::Relaxed);
-        self.first.store(!self.began.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.set_sizes(Sizes::DEFAULT);
+        self.unused_since_reset.store(true, Ordering::Relaxed);
+        self.reset_before_start.store(!self.has_started.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.set_sizes(DriverSizes::DEFAULT);
         self.events.reset();
     }
 
     fn driver_begins(&self, resumed: bool) {
         if !resumed {
-            for unit in self.units().iter() {
+            for unit in self.lun_map().iter() {
                 unit.nexus.initiator_reset();
-                unit.nexus.unit().resume_ended();
+                unit.nexus.unit().end_replay();
             }
         }
     }
 
     fn queue_stopped(&self) {
-        self.go_on();
+        self.driver_resumed();
     }
 
     fn resumes(&self, queues: &[u16]) {
         let requests = queues.iter().copied().filter(|queue| *queue >= FIXED_QUEUES);
-        self.resuming.begin(requests.collect());
+        self.replay_gate.begin(requests.collect());
     }
 
     fn resume_ended(&self) {
-        if self.resuming.give_up() {
-            self.posts.wake();
+        if self.replay_gate.cancel() {
+            self.tmf_mailboxes.wake_all();
         }
-        self.units().iter().for_each(|unit| unit.nexus.unit().resume_ended());
+        self.lun_map().iter().for_each(|unit| unit.nexus.unit().end_replay());
     }
 
     fn configured(&self) -> u64 {
-        let Sizes { sense, cdb } = self.sizes();
+        let DriverSizes { sense, cdb } = self.sizes();
         u64::from(sense) << 32 | u64::from(cdb)
     }
 
     fn restore(&self, configured: u64) {
         let (sense, cdb) = ((configured >> 32) as u32, configured as u32);
         if configured != 0
-            && let Ok(sizes) = self.config().with_sizes(Sizes { sense, cdb })
+            && let Ok(sizes) = self.config().validate_sizes(DriverSizes { sense, cdb })
         {
             self.set_sizes(sizes);
         }
@@ -317,20 +324,20 @@ impl<C: GuestLane> VirtioDevice<C> for VirtioScsi {
 
     fn queue(self: &Arc<Self>, index: u16, parts: QueueParts) -> ScsiQueue<C> {
         let QueueParts { ring, lease, call, features, waker } = parts;
-        if ring.is_resumed() && self.fresh.swap(false, Ordering::Relaxed) {
+        if ring.is_resumed() && self.unused_since_reset.swap(false, Ordering::Relaxed) {
             // The guest has not rebooted: the process that served it before has ended.
-            let elsewhere = self.first.load(Ordering::Relaxed);
-            self.units().iter().for_each(|unit| unit.nexus.resumed(elsewhere));
+            let elsewhere = self.reset_before_start.load(Ordering::Relaxed);
+            self.lun_map().iter().for_each(|unit| unit.nexus.initiator_resumed(elsewhere));
         }
-        self.began.store(true, Ordering::Relaxed);
-        if self.resuming.queue_is_back(index, ring.noted_steps()) {
-            self.posts.wake();
+        self.has_started.store(true, Ordering::Relaxed);
+        if self.replay_gate.queue_started(index, ring.noted_steps()) {
+            self.tmf_mailboxes.wake_all();
         }
-        let ring = Ring { device: ring, lease, call };
+        let ring = QueueRing { device: ring, lease, call };
         ScsiQueue::new(match index {
-            0 => Kind::Control(Box::new(ControlQueue::new(Arc::clone(self), ring, waker))),
-            1 => Kind::Event(Box::new(EventQueue::new(ring, features, Arc::clone(&self.events), waker))),
-            _ => Kind::Request(Box::new(RequestQueue::new(Arc::clone(self), ring, waker))),
+            0 => QueueKind::Control(Box::new(ControlQueue::new(Arc::clone(self), ring, waker))),
+            1 => QueueKind::Event(Box::new(EventQueue::new(ring, features, Arc::clone(&self.events), waker))),
+            _ => QueueKind::Request(Box::new(RequestQueue::new(Arc::clone(self), ring, waker))),
         })
     }
 }

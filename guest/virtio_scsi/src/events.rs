@@ -9,52 +9,56 @@ use mqblk_virtio::chain::{ChainError, ChainStart, walk};
 use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_scsi as b;
 
-use crate::queue::Ring;
-use crate::units::Place;
+use crate::lun_map::LunAddress;
+use crate::queue::QueueRing;
 
 /// Length of an event.
 pub const EVENT_BYTES: usize = 16;
 /// Maximum number of events that wait for a buffer of the driver. Further ones are lost, and the next one reports
 /// that.
-pub(crate) const WAITING: usize = 64;
+pub(crate) const MAX_PENDING_EVENTS: usize = 64;
 
 /// An event. Its text form is part of saved states, so it must not change between versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Event {
+pub enum ScsiEvent {
     /// A logical unit was added.
-    Appeared(Place),
+    Appeared(LunAddress),
     /// A logical unit was removed.
-    Removed(Place),
+    Removed(LunAddress),
     /// The size of a logical unit changed.
-    Resized(Place),
+    Resized(LunAddress),
 }
 
-impl Event {
+impl ScsiEvent {
     /// Returns the feature bit that a driver must have negotiated to get the event.
     pub fn feature(self) -> u64 {
         match self {
-            Event::Appeared(_) | Event::Removed(_) => crate::features::HOTPLUG,
-            Event::Resized(_) => crate::features::CHANGE,
+            ScsiEvent::Appeared(_) | ScsiEvent::Removed(_) => crate::features::HOTPLUG,
+            ScsiEvent::Resized(_) => crate::features::CHANGE,
         }
     }
 
     /// Encodes `struct virtio_scsi_event`.
     fn bytes(self, missed: bool) -> [u8; EVENT_BYTES] {
         let (event, address, reason) = match self {
-            Event::Appeared(address) => (b::VIRTIO_SCSI_T_TRANSPORT_RESET, address, b::VIRTIO_SCSI_EVT_RESET_RESCAN),
-            Event::Removed(address) => (b::VIRTIO_SCSI_T_TRANSPORT_RESET, address, b::VIRTIO_SCSI_EVT_RESET_REMOVED),
+            ScsiEvent::Appeared(address) => {
+                (b::VIRTIO_SCSI_T_TRANSPORT_RESET, address, b::VIRTIO_SCSI_EVT_RESET_RESCAN)
+            }
+            ScsiEvent::Removed(address) => {
+                (b::VIRTIO_SCSI_T_TRANSPORT_RESET, address, b::VIRTIO_SCSI_EVT_RESET_REMOVED)
+            }
             // CAPACITY DATA HAS CHANGED: ASC 2Ah, ASCQ 09h.
-            Event::Resized(address) => (b::VIRTIO_SCSI_T_PARAM_CHANGE, address, 0x092a),
+            ScsiEvent::Resized(address) => (b::VIRTIO_SCSI_T_PARAM_CHANGE, address, 0x092a),
         };
-        encode(event | if missed { b::VIRTIO_SCSI_T_EVENTS_MISSED } else { 0 }, field(address), reason)
+        encode(event | if missed { b::VIRTIO_SCSI_T_EVENTS_MISSED } else { 0 }, lun_field(address), reason)
     }
 }
 
 /// Returns the `lun` field of an event. Linux compares it with the LUNs of REPORT LUNS byte by byte, address method
 /// included, so a LUN below 256 must use peripheral device addressing here as it does there.
-fn field(address: Place) -> [u8; 8] {
-    let mut field = address.to_field();
+fn lun_field(address: LunAddress) -> [u8; 8] {
+    let mut field = address.encode();
     if address.lun < 256 {
         field[2] = 0;
     }
@@ -70,31 +74,31 @@ fn encode(event: u32, lun: [u8; 8], reason: u32) -> [u8; EVENT_BYTES] {
 }
 
 #[derive(Default)]
-struct Waiting {
+struct EventState {
     /// A driver uses the event queue, which may be stopped temporarily.
-    listens: bool,
+    has_driver: bool,
     /// Waker of the event queue while it is running.
     queue: Option<Arc<dyn Wake>>,
-    events: VecDeque<Event>,
+    events: VecDeque<ScsiEvent>,
     missed: bool,
 }
 
 /// Events that wait for delivery to the driver.
 #[derive(Default)]
-pub struct Events(Mutex<Waiting>);
+pub struct Events(Mutex<EventState>);
 
 impl Events {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, EventState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Queues an event. Dropped if no driver uses the event queue: one that comes later scans.
-    pub fn post(&self, event: Event) {
+    pub fn post(&self, event: ScsiEvent) {
         let mut waiting = self.lock();
-        if !waiting.listens {
+        if !waiting.has_driver {
             return;
         }
-        if waiting.events.len() < WAITING {
+        if waiting.events.len() < MAX_PENDING_EVENTS {
             waiting.events.push_back(event);
         } else {
             waiting.missed = true;
@@ -109,7 +113,7 @@ impl Events {
     /// Starts the event queue. Drops events whose features the driver has not negotiated.
     fn begin(&self, queue: Arc<dyn Wake>, features: u64, missed: bool) {
         let mut waiting = self.lock();
-        waiting.listens = true;
+        waiting.has_driver = true;
         waiting.queue = Some(queue);
         waiting.missed |= missed;
         waiting.events.retain(|event| event.feature() & features != 0);
@@ -123,31 +127,31 @@ impl Events {
     /// Drops all events: the next driver scans.
     pub fn reset(&self) {
         let mut waiting = self.lock();
-        *waiting = Waiting { queue: waiting.queue.take(), ..Waiting::default() };
+        *waiting = EventState { queue: waiting.queue.take(), ..EventState::default() };
     }
 
     /// Returns true if a driver uses the event queue.
-    pub fn is_listened_to(&self) -> bool {
-        self.lock().listens
+    pub fn has_driver(&self) -> bool {
+        self.lock().has_driver
     }
 
     /// Returns the events that have not been delivered, in order, and true if more were lost. `None`: no driver uses
     /// the event queue.
-    pub fn untold(&self) -> Option<(Vec<Event>, bool)> {
+    pub fn pending(&self) -> Option<(Vec<ScsiEvent>, bool)> {
         let waiting = self.lock();
-        waiting.listens.then(|| (waiting.events.iter().copied().collect(), waiting.missed))
+        waiting.has_driver.then(|| (waiting.events.iter().copied().collect(), waiting.missed))
     }
 
     /// Replaces the undelivered events by those of the source of a migration; `None`: no driver uses the event queue.
     /// They are at most [`MAX_PENDING_EVENTS`].
-    pub fn replace(&self, untold: Option<(Vec<Event>, bool)>) {
+    pub fn replace(&self, untold: Option<(Vec<ScsiEvent>, bool)>) {
         let mut waiting = self.lock();
-        waiting.listens = untold.is_some();
+        waiting.has_driver = untold.is_some();
         let (events, missed) = untold.unwrap_or_default();
         (waiting.events, waiting.missed) = (events.into(), missed);
     }
 
-    fn any(&self) -> bool {
+    fn has_pending(&self) -> bool {
         let waiting = self.lock();
         waiting.missed || !waiting.events.is_empty()
     }
@@ -172,12 +176,12 @@ impl Events {
 /// The event queue. It takes a buffer off its ring only for an event, so a driver that stops the queue finds the
 /// other buffers there.
 pub struct EventQueue {
-    pub(crate) ring: Ring,
+    pub(crate) ring: QueueRing,
     events: Arc<Events>,
 }
 
 impl EventQueue {
-    pub(crate) fn new(ring: Ring, features: u64, events: Arc<Events>, waker: Arc<dyn Wake>) -> EventQueue {
+    pub(crate) fn new(ring: QueueRing, features: u64, events: Arc<Events>, waker: Arc<dyn Wake>) -> EventQueue {
         // A process that died with a buffer taken off the ring lost an event, and perhaps further ones.
         events.begin(waker, features, ring.device.replays() > 0);
         EventQueue { ring, events }
@@ -192,7 +196,7 @@ impl EventQueue {
     }
 
     fn try_deliver(&mut self, pool: &mut BufferPool, mut given: impl FnMut()) -> Result<(), &'static str> {
-        while self.events.any()
+        while self.events.has_pending()
             && let Some(head) = self.ring.device.take_next().map_err(|broken| broken.0)?
         {
             let start = ChainStart::fetch(&self.ring.device, pool, self.ring.lease, head);
@@ -223,7 +227,7 @@ impl EventQueue {
 
     /// The driver need not kick for buffers while there are no events.
     pub(crate) fn arm(&mut self) -> Armed {
-        if self.events.any() { self.ring.device.arm() } else { Armed::Sleepable }
+        if self.events.has_pending() { self.ring.device.arm() } else { Armed::Sleepable }
     }
 
     /// Closes the queue, finally or temporarily.
@@ -244,12 +248,12 @@ mod tests {
 
     #[test]
     fn events_match_the_specification() {
-        let address = Place { target: 5, lun: 0x102 };
+        let address = LunAddress { target: 5, lun: 0x102 };
         let lun = [1, 5, 0x41, 2, 0, 0, 0, 0];
         for (event, kind, reason) in [
-            (Event::Appeared(address), 1_u32, 1_u32),
-            (Event::Removed(address), 1, 2),
-            (Event::Resized(address), 3, 0x092a),
+            (ScsiEvent::Appeared(address), 1_u32, 1_u32),
+            (ScsiEvent::Removed(address), 1, 2),
+            (ScsiEvent::Resized(address), 3, 0x092a),
         ] {
             for (missed, bit) in [(false, 0), (true, 1 << 31)] {
                 let bytes = event.bytes(missed);
@@ -262,47 +266,52 @@ mod tests {
     #[test]
     fn events_address_luns_as_report_luns_does() {
         for (lun, address) in [(0, [0, 0]), (1, [0, 1]), (255, [0, 255]), (256, [0x41, 0]), (16383, [0x7f, 255])] {
-            assert_eq!(Event::Resized(Place { target: 9, lun }).bytes(false)[4..8], [1, 9, address[0], address[1]]);
+            assert_eq!(
+                ScsiEvent::Resized(LunAddress { target: 9, lun }).bytes(false)[4..8],
+                [1, 9, address[0], address[1]]
+            );
         }
     }
 
     #[test]
     fn undelivered_events_survive_a_migration() {
         let (events, destination) = (Events::default(), Events::default());
-        let (removed, resized) =
-            (|target| Event::Removed(Place { target, lun: 0 }), Event::Resized(Place { target: 9, lun: 1 }));
+        let (removed, resized) = (
+            |target| ScsiEvent::Removed(LunAddress { target, lun: 0 }),
+            ScsiEvent::Resized(LunAddress { target: 9, lun: 1 }),
+        );
         let all = removed(0).feature() | resized.feature();
-        assert_eq!(events.untold(), None);
+        assert_eq!(events.pending(), None);
         events.begin(Arc::new(Silent), all, false);
         events.post(removed(1));
         events.pause();
         events.post(resized);
-        assert_eq!(events.untold(), Some((vec![removed(1), resized], false)));
-        destination.replace(events.untold());
-        assert!(destination.is_listened_to());
+        assert_eq!(events.pending(), Some((vec![removed(1), resized], false)));
+        destination.replace(events.pending());
+        assert!(destination.has_driver());
         destination.begin(Arc::new(Silent), removed(0).feature(), false);
         // It continues here too, if the migration fails.
         events.begin(Arc::new(Silent), all, true);
-        assert_eq!(events.untold(), Some((vec![removed(1), resized], true)));
-        assert_eq!(destination.untold(), Some((vec![removed(1)], false)), "it has not negotiated size changes");
+        assert_eq!(events.pending(), Some((vec![removed(1), resized], true)));
+        assert_eq!(destination.pending(), Some((vec![removed(1)], false)), "it has not negotiated size changes");
         events.reset();
-        assert_eq!(events.untold(), None);
+        assert_eq!(events.pending(), None);
     }
 
     #[test]
     fn lost_events_are_reported_with_the_last_queued_one() {
         let events = Events::default();
-        let removed = |target| Event::Removed(Place { target, lun: 0 });
+        let removed = |target| ScsiEvent::Removed(LunAddress { target, lun: 0 });
         events.post(removed(0));
-        assert!(!events.any(), "no driver");
-        events.begin(Arc::new(Silent), Event::Removed(Place { target: 0, lun: 0 }).feature(), false);
-        for target in 0..=WAITING as u8 {
+        assert!(!events.has_pending(), "no driver");
+        events.begin(Arc::new(Silent), ScsiEvent::Removed(LunAddress { target: 0, lun: 0 }).feature(), false);
+        for target in 0..=MAX_PENDING_EVENTS as u8 {
             events.post(removed(target));
         }
-        for target in 0..WAITING as u8 {
-            let missed = usize::from(target) == WAITING - 1;
+        for target in 0..MAX_PENDING_EVENTS as u8 {
+            let missed = usize::from(target) == MAX_PENDING_EVENTS - 1;
             assert_eq!(events.take(), Some(removed(target).bytes(missed)));
         }
-        assert!(!events.any());
+        assert!(!events.has_pending());
     }
 }

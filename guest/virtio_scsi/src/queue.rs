@@ -9,12 +9,12 @@ use mqblk_virtio::{GuestLane, VirtioQueue};
 
 use crate::commands::RequestQueue;
 use crate::control::ControlQueue;
-use crate::element::Answer;
 use crate::events::EventQueue;
-use crate::sequences::Several;
+use crate::multi_step::MultiStepState;
+use crate::request_chain::ResponseBuffer;
 
 /// A ring with its memory lease and call.
-pub struct Ring {
+pub struct QueueRing {
     pub(crate) device: DeviceRing,
     pub(crate) lease: LeaseId,
     pub(crate) call: Option<Box<dyn Call>>,
@@ -25,25 +25,25 @@ pub struct Ring {
 pub struct ScsiToken {
     /// The driver's identifier of the command.
     pub(crate) id: u64,
-    pub(crate) answer: Answer,
+    pub(crate) response: ResponseBuffer,
     /// Length of the command's data buffers.
-    pub(crate) expected: u32,
+    pub(crate) data_len: u32,
     /// Bytes transferred if it succeeds.
     pub(crate) transferred: u32,
     /// State of a multi-step command.
-    pub(crate) several: Option<Box<Several>>,
+    pub(crate) multi_step: Option<Box<MultiStepState>>,
     pub(crate) head: u16,
     pub(crate) unit: DiskSlot,
     /// Task management functions that match it, one bit each.
-    pub(crate) marks: u16,
+    pub(crate) abort_marks: u16,
     pub(crate) target: u8,
     /// The command has a data-in buffer.
-    pub(crate) data_in: bool,
+    pub(crate) has_data_in: bool,
     /// Operation of the disk request.
     pub(crate) op: Op,
 }
 
-pub(crate) enum Kind {
+pub(crate) enum QueueKind {
     Control(Box<ControlQueue>),
     Event(Box<EventQueue>),
     Request(Box<RequestQueue>),
@@ -51,30 +51,30 @@ pub(crate) enum Kind {
 
 /// One virtqueue of a [`VirtioScsi`](crate::VirtioScsi).
 pub struct ScsiQueue<C> {
-    kind: Kind,
+    kind: QueueKind,
     _context: PhantomData<fn(C)>,
 }
 
 impl<C> ScsiQueue<C> {
-    pub(crate) fn new(kind: Kind) -> ScsiQueue<C> {
+    pub(crate) fn new(kind: QueueKind) -> ScsiQueue<C> {
         ScsiQueue { kind, _context: PhantomData }
     }
 
     #[inline]
-    fn ring(&self) -> &Ring {
+    fn ring(&self) -> &QueueRing {
         match &self.kind {
-            Kind::Control(queue) => &queue.ring,
-            Kind::Event(queue) => &queue.ring,
-            Kind::Request(queue) => &queue.ring,
+            QueueKind::Control(queue) => &queue.ring,
+            QueueKind::Event(queue) => &queue.ring,
+            QueueKind::Request(queue) => &queue.ring,
         }
     }
 
     #[inline]
-    fn ring_mut(&mut self) -> &mut Ring {
+    fn ring_mut(&mut self) -> &mut QueueRing {
         match &mut self.kind {
-            Kind::Control(queue) => &mut queue.ring,
-            Kind::Event(queue) => &mut queue.ring,
-            Kind::Request(queue) => &mut queue.ring,
+            QueueKind::Control(queue) => &mut queue.ring,
+            QueueKind::Event(queue) => &mut queue.ring,
+            QueueKind::Request(queue) => &mut queue.ring,
         }
     }
 }
@@ -91,10 +91,10 @@ impl<C: GuestLane> GuestQueue for ScsiQueue<C> {
     #[inline]
     fn pull<I: Intake<ScsiToken, Buffer>>(&mut self, context: &mut C, into: &mut I) -> Pulled {
         match &mut self.kind {
-            Kind::Request(queue) => queue.pull(context.pool(), into),
-            Kind::Control(queue) => queue.pull(context.pool(), into),
+            QueueKind::Request(queue) => queue.pull(context.pool(), into),
+            QueueKind::Control(queue) => queue.pull(context.pool(), into),
             // An event that waited for a buffer: the queue must be published for it.
-            Kind::Event(queue) => queue.deliver(context.pool(), || into.answered(true)),
+            QueueKind::Event(queue) => queue.deliver(context.pool(), || into.answered(true)),
         }
     }
 
@@ -105,7 +105,7 @@ impl<C: GuestLane> GuestQueue for ScsiQueue<C> {
         done: Completed<ScsiToken, Buffer>,
         into: &mut I,
     ) {
-        if let Kind::Request(queue) = &mut self.kind {
+        if let QueueKind::Request(queue) = &mut self.kind {
             queue.finish(context.pool(), done, into);
         }
     }
@@ -117,31 +117,31 @@ impl<C: GuestLane> GuestQueue for ScsiQueue<C> {
         running: bool,
     ) -> Result<(), &'static str> {
         match &mut self.kind {
-            Kind::Request(queue) => queue.woken(context.pool(), into, running),
-            Kind::Control(queue) => {
-                queue.answer_done(context.pool());
+            QueueKind::Request(queue) => queue.woken(context.pool(), into, running),
+            QueueKind::Control(queue) => {
+                queue.complete_done(context.pool());
                 Ok(())
             }
-            Kind::Event(queue) if running => match queue.deliver(context.pool(), || {}) {
+            QueueKind::Event(queue) if running => match queue.deliver(context.pool(), || {}) {
                 Pulled::Broken(why) => Err(why),
                 _ => Ok(()),
             },
-            Kind::Event(_) => Ok(()),
+            QueueKind::Event(_) => Ok(()),
         }
     }
 
     fn held(&self) -> usize {
         match &self.kind {
-            Kind::Request(queue) => queue.held(),
-            Kind::Control(queue) => queue.held(),
-            Kind::Event(_) => 0,
+            QueueKind::Request(queue) => queue.blocked(),
+            QueueKind::Control(queue) => queue.blocked(),
+            QueueKind::Event(_) => 0,
         }
     }
 
     #[inline]
     fn publish(&mut self) -> Notify {
         let notify = self.ring_mut().device.publish();
-        if let Kind::Request(queue) = &mut self.kind {
+        if let QueueKind::Request(queue) = &mut self.kind {
             queue.published();
         }
         notify
@@ -155,7 +155,7 @@ impl<C: GuestLane> GuestQueue for ScsiQueue<C> {
 
     fn arm(&mut self) -> Armed {
         match &mut self.kind {
-            Kind::Event(queue) => queue.arm(),
+            QueueKind::Event(queue) => queue.arm(),
             _ => self.ring_mut().device.arm(),
         }
     }
@@ -185,7 +185,7 @@ impl<C: GuestLane> VirtioQueue<C> for ScsiQueue<C> {
     }
 
     fn forget(&mut self, context: &mut C, token: ScsiToken, buffer: Option<Buffer>) {
-        if let Kind::Request(queue) = &mut self.kind {
+        if let QueueKind::Request(queue) = &mut self.kind {
             queue.forget(context.pool(), token, buffer);
         }
     }
@@ -196,9 +196,9 @@ impl<C: GuestLane> VirtioQueue<C> for ScsiQueue<C> {
 
     fn close(&mut self, context: &mut C) {
         match &mut self.kind {
-            Kind::Request(queue) => queue.close(context.pool()),
-            Kind::Control(_) => {}
-            Kind::Event(queue) => queue.close(),
+            QueueKind::Request(queue) => queue.close(context.pool()),
+            QueueKind::Control(_) => {}
+            QueueKind::Event(queue) => queue.close(),
         }
     }
 }

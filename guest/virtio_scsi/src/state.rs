@@ -8,10 +8,10 @@ use mqblk_scsi::UnitState;
 use mqblk_virtio::{Apply, state};
 use serde::{Deserialize, Serialize};
 
-use crate::config::Sizes;
+use crate::config::DriverSizes;
 use crate::device::VirtioScsi;
-use crate::events::{Event, WAITING};
-use crate::units::{Place, Unit};
+use crate::events::{MAX_PENDING_EVENTS, ScsiEvent};
+use crate::lun_map::{LunAddress, MappedUnit};
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -22,15 +22,15 @@ struct ScsiState {
     cdb_size: u32,
     /// `None`: the driver has no event queue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    events: Option<Untold>,
-    units: Vec<PlacedUnit>,
+    events: Option<PendingEvents>,
+    units: Vec<MappedUnitState>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Untold {
+struct PendingEvents {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    waiting: Vec<Event>,
+    waiting: Vec<ScsiEvent>,
     /// More events were lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     missed: bool,
@@ -38,34 +38,34 @@ struct Untold {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PlacedUnit {
-    at: Place,
+struct MappedUnitState {
+    at: LunAddress,
     unit: UnitState,
 }
 
 pub(crate) fn save(device: &VirtioScsi) -> String {
-    let Sizes { sense, cdb } = device.sizes();
-    let units = device.units();
+    let DriverSizes { sense, cdb } = device.sizes();
+    let units = device.lun_map();
     state::write(&ScsiState {
         sense_size: sense,
         cdb_size: cdb,
-        events: device.events().untold().map(|(waiting, missed)| Untold { waiting, missed }),
-        units: units.iter().map(|unit| PlacedUnit { at: unit.place, unit: unit.nexus.state() }).collect(),
+        events: device.events().pending().map(|(waiting, missed)| PendingEvents { waiting, missed }),
+        units: units.iter().map(|unit| MappedUnitState { at: unit.address, unit: unit.nexus.state() }).collect(),
     })
 }
 
 /// Logical units that the state does not list are left alone: the operator decides whether they belong there.
 pub(crate) fn load(device: &Arc<VirtioScsi>, text: &str) -> Result<Apply, String> {
     let ScsiState { sense_size, cdb_size, events, units } = state::read(text)?;
-    let sizes = device.config().with_sizes(Sizes { sense: sense_size, cdb: cdb_size })?;
+    let sizes = device.config().validate_sizes(DriverSizes { sense: sense_size, cdb: cdb_size })?;
     let waiting = events.as_ref().map_or(0, |events| events.waiting.len());
-    if waiting > WAITING {
-        return Err(format!("events.waiting: found {waiting}, expected at most {WAITING}"));
+    if waiting > MAX_PENDING_EVENTS {
+        return Err(format!("events.waiting: found {waiting}, expected at most {MAX_PENDING_EVENTS}"));
     }
-    let own = device.units();
-    let own: BTreeMap<Place, &Unit> = own.iter().map(|unit| (unit.place, unit)).collect();
+    let own = device.lun_map();
+    let own: BTreeMap<LunAddress, &MappedUnit> = own.iter().map(|unit| (unit.address, unit)).collect();
     let mut validated = BTreeMap::new();
-    for (index, PlacedUnit { at, unit }) in units.into_iter().enumerate() {
+    for (index, MappedUnitState { at, unit }) in units.into_iter().enumerate() {
         let Some(here) = own.get(&at) else {
             return Err(format!(
                 "units[{index}].at: found {at}, where no LUN is here, expected the same LUNs as at the source: \
@@ -73,14 +73,14 @@ pub(crate) fn load(device: &Arc<VirtioScsi>, text: &str) -> Result<Apply, String
                 at.target, at.lun
             ));
         };
-        let unit = here.nexus.judge(unit).map_err(|why| format!("units[{index}] (lun {at}): {why}"))?;
+        let unit = here.nexus.validate_state(unit).map_err(|why| format!("units[{index}] (lun {at}): {why}"))?;
         if validated.insert(at, unit).is_some() {
             return Err(format!("units[{index}].at: found {at} twice, expected each address once"));
         }
     }
     let device = Arc::clone(device);
     Ok(Box::new(move || {
-        device.go_on();
+        device.driver_resumed();
         device.set_sizes(sizes);
         device.events().replace(events.map(|events| (events.waiting, events.missed)));
         let mut result = Ok(());
@@ -88,7 +88,7 @@ pub(crate) fn load(device: &Arc<VirtioScsi>, text: &str) -> Result<Apply, String
             let has_grown = unit.has_grown();
             result = result.and(unit.apply());
             if has_grown {
-                device.tell(Event::Resized(at));
+                device.post_event(ScsiEvent::Resized(at));
             }
         }
         result
@@ -100,7 +100,7 @@ mod tests {
     use mqblk_core::{BlockSize, ByteLen, DiskSlot, Geometry, Limits};
     use mqblk_memory::{Buffer, BufferPool};
     use mqblk_scsi::reservation::Reservations;
-    use mqblk_scsi::{Attention, Identity, LogicalUnit, Nexus, UnitOptions};
+    use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions, Nexus, UnitAttention};
     use mqblk_virtio::{GuestLane, VirtioDevice};
 
     use super::*;
@@ -119,8 +119,8 @@ mod tests {
         }
     }
 
-    fn nexus(address: Place, size: u64) -> Arc<Nexus> {
-        let options = UnitOptions {
+    fn nexus(address: LunAddress, size: u64) -> Arc<Nexus> {
+        let options = LogicalUnitOptions {
             geometry: Geometry {
                 size: ByteLen(size),
                 logical_block: BlockSize::B512,
@@ -152,10 +152,10 @@ mod tests {
         Arc::new(LogicalUnit::new(options)).login("c", u16::from(address.target) + 1).unwrap()
     }
 
-    const FIRST: Place = Place { target: 0, lun: 0 };
-    const SECOND: Place = Place { target: 3, lun: 300 };
+    const FIRST: LunAddress = LunAddress { target: 0, lun: 0 };
+    const SECOND: LunAddress = LunAddress { target: 3, lun: 300 };
 
-    fn controller(units: &[(Place, u64)]) -> Arc<VirtioScsi> {
+    fn controller(units: &[(LunAddress, u64)]) -> Arc<VirtioScsi> {
         let options = ScsiOptions { queues: 1, queue_size: 64, cmd_per_lun: 8, max_transfer: ByteLen(1 << 20) };
         let device = Arc::new(VirtioScsi::new(options));
         for (slot, (address, size)) in (0..).map(DiskSlot).zip(units) {
@@ -164,42 +164,43 @@ mod tests {
         device
     }
 
-    fn attentions(device: &VirtioScsi) -> Vec<Vec<Attention>> {
-        device.units().iter().map(|unit| unit.nexus.state().attentions).collect()
+    fn attentions(device: &VirtioScsi) -> Vec<Vec<UnitAttention>> {
+        device.lun_map().iter().map(|unit| unit.nexus.state().attentions).collect()
     }
 
     #[test]
     fn state_moves_and_survives_the_start_of_the_queues() {
         let source = controller(&[(FIRST, 1 << 20), (SECOND, 1 << 20)]);
-        source.set_sizes(Sizes { sense: 64, cdb: 16 });
-        source.units().iter().for_each(|unit| unit.nexus.resumed(true));
-        source.units().iter().next().unwrap().nexus.attention(Attention::ModeParametersChanged);
-        let pending = Some((vec![Event::Removed(Place { target: 9, lun: 0 }), Event::Resized(SECOND)], true));
+        source.set_sizes(DriverSizes { sense: 64, cdb: 16 });
+        source.lun_map().iter().for_each(|unit| unit.nexus.initiator_resumed(true));
+        source.lun_map().iter().next().unwrap().nexus.raise_attention(UnitAttention::ModeParametersChanged);
+        let pending =
+            Some((vec![ScsiEvent::Removed(LunAddress { target: 9, lun: 0 }), ScsiEvent::Resized(SECOND)], true));
         source.events().replace(pending.clone());
         let text = save(&source);
         assert_eq!(save(&source), text, "saving changes nothing");
 
         let there = controller(&[(FIRST, 1 << 20), (SECOND, 1 << 20)]);
         let apply = load(&there, &text).unwrap();
-        assert_eq!(there.sizes(), Sizes::DEFAULT, "validating changes nothing");
+        assert_eq!(there.sizes(), DriverSizes::DEFAULT, "validating changes nothing");
         apply().unwrap();
         VirtioDevice::<NoLane>::set_features(&*there, u64::MAX);
         VirtioDevice::<NoLane>::driver_begins(&*there, true);
-        assert_eq!((save(&there), there.events().untold()), (text.clone(), pending));
-        assert_eq!(attentions(&there), [vec![Attention::ModeParametersChanged], vec![]]);
+        assert_eq!((save(&there), there.events().pending()), (text.clone(), pending));
+        assert_eq!(attentions(&there), [vec![UnitAttention::ModeParametersChanged], vec![]]);
         // Loading the same state again changes nothing; a reset resets.
         load(&there, &text).unwrap()().unwrap();
         assert_eq!(save(&there), text);
         VirtioDevice::<NoLane>::reset(&*there);
         VirtioDevice::<NoLane>::driver_begins(&*there, false);
-        assert_eq!((there.sizes(), there.events().untold()), (Sizes::DEFAULT, None));
+        assert_eq!((there.sizes(), there.events().pending()), (DriverSizes::DEFAULT, None));
         assert!(attentions(&there).iter().all(|pending| !pending.is_empty()));
     }
 
     #[test]
     fn invalid_state_is_rejected_as_a_whole() {
         let source = controller(&[(FIRST, 1 << 20), (SECOND, 1 << 20)]);
-        source.set_sizes(Sizes { sense: 64, cdb: 16 });
+        source.set_sizes(DriverSizes { sense: 64, cdb: 16 });
         let text = save(&source);
         let there = controller(&[(FIRST, 1 << 20)]);
         let before = save(&there);
@@ -231,8 +232,11 @@ mod tests {
             let events = vec![event; count].join(",");
             one.replace("\"units\"", &format!("\"events\":{{\"waiting\":[{events}]}},\"units\""))
         };
-        assert!(load(&there, &many(WAITING)).is_ok());
-        assert_eq!(load(&there, &many(WAITING + 1)).err().unwrap(), "events.waiting: found 65, expected at most 64");
+        assert!(load(&there, &many(MAX_PENDING_EVENTS)).is_ok());
+        assert_eq!(
+            load(&there, &many(MAX_PENDING_EVENTS + 1)).err().unwrap(),
+            "events.waiting: found 65, expected at most 64"
+        );
     }
 
     #[test]
@@ -241,7 +245,7 @@ mod tests {
         source.events().replace(Some((Vec::new(), false)));
         let there = controller(&[(FIRST, 2 << 20), (SECOND, 1 << 20)]);
         load(&there, &save(&source)).unwrap()().unwrap();
-        assert_eq!(there.events().untold(), Some((vec![Event::Resized(FIRST)], false)));
-        assert!(attentions(&there)[0].contains(&Attention::CapacityChanged));
+        assert_eq!(there.events().pending(), Some((vec![ScsiEvent::Resized(FIRST)], false)));
+        assert!(attentions(&there)[0].contains(&UnitAttention::CapacityChanged));
     }
 }

@@ -12,7 +12,7 @@ use mqblk_tests::crash::load::{DATA, Shared};
 use mqblk_tests::crash::port::{End, Manage, Order, Port, Work};
 use mqblk_tests::crash::{blk, scsi};
 use mqblk_virtio::VirtioDevice;
-use mqblk_virtio_scsi::Place;
+use mqblk_virtio_scsi::LunAddress;
 use rand::RngExt;
 
 use super::{AREA, World};
@@ -255,8 +255,8 @@ impl Form for Blk {
 pub struct Scsi;
 
 /// Where unit `disk` is.
-pub fn place(disk: usize) -> Place {
-    Place { target: 0, lun: disk as u16 }
+pub fn place(disk: usize) -> LunAddress {
+    LunAddress { target: 0, lun: disk as u16 }
 }
 
 /// Bytes of a command's header, and of its answer.
@@ -274,7 +274,7 @@ impl Form for Scsi {
     fn put(&self, memory: &GuestMemory, aside: u64, tag: u64, order: &Order) -> (Vec<Piece>, Vec<Piece>) {
         let command = scsi::command(order, Address::default(), memory);
         let mut header = vec![0; COMMAND as usize];
-        header[..8].copy_from_slice(&place(order.disk).to_field());
+        header[..8].copy_from_slice(&place(order.disk).encode());
         header[8..16].copy_from_slice(&tag.to_le_bytes());
         header[19..].copy_from_slice(command.cdb.bytes());
         memory.write(GuestAddress(aside), &header).expect("mapped");
@@ -313,7 +313,7 @@ impl Form for Scsi {
         };
         let mut request = [0; 24];
         request[4..8].copy_from_slice(&subtype.to_le_bytes());
-        request[8..16].copy_from_slice(&place(disk).to_field());
+        request[8..16].copy_from_slice(&place(disk).encode());
         request[16..].copy_from_slice(&tag.to_le_bytes());
         Some(request)
     }

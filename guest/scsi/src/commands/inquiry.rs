@@ -1,7 +1,7 @@
 //! INQUIRY. Source: SPC-4 section 6.6.
 
-use crate::ask::{Ask, Begun};
 use crate::commands::vpd;
+use crate::context::{BeginResult, CommandContext};
 use crate::sense::Sense;
 
 /// Length of standard INQUIRY data with all version descriptors.
@@ -14,20 +14,20 @@ const VERSIONS: [u16; 3] = [
     0x04c0, // SBC-3
 ];
 
-pub(crate) fn inquiry(cmd: &mut Ask<'_>) -> Begun {
+pub(crate) fn inquiry(cmd: &mut CommandContext<'_>) -> BeginResult {
     let allocation = cmd.cdb.u16(3).into();
     // CMDDT, which is obsolete.
-    cmd.zero(1, 0x02)?;
+    cmd.check_zero(1, 0x02)?;
     let page = cmd.cdb.u8(2);
     if cmd.cdb.has(1, 0x01) {
-        vpd::page(page, cmd.unit, &mut cmd.work.reply)?;
+        vpd::page(page, cmd.unit, &mut cmd.buffers.data_in)?;
     } else if page != 0 {
-        return Err(Sense::in_command(2, None).into());
+        return Err(Sense::invalid_cdb_field(2, None).into());
     } else {
         let identity = cmd.unit.identity();
-        standard([&identity.vendor, &identity.product, &identity.revision], 0x00, &mut cmd.work.reply);
+        standard([&identity.vendor, &identity.product, &identity.revision], 0x00, &mut cmd.buffers.data_in);
     }
-    cmd.reply(allocation)
+    cmd.end_with_data_in(allocation)
 }
 
 /// Appends standard INQUIRY data. `peripheral`: qualifier and device type.

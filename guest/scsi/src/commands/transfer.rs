@@ -2,9 +2,9 @@
 
 use mqblk_core::{ByteLen, ByteOffset, Op};
 
-use crate::ask::{Ask, Begun, Refused};
+use crate::command::{CommandAction, CommandCompletion};
+use crate::context::{BeginError, BeginResult, CommandContext};
 use crate::sense::Sense;
-use crate::step::{Ending, Step};
 
 /// RDPROTECT, WRPROTECT, VRPROTECT: protection information is not supported.
 pub(crate) const PROTECT: u8 = 0xe0;
@@ -20,7 +20,7 @@ pub(crate) struct Extent {
     pub(crate) count_at: u16,
 }
 
-impl Ask<'_> {
+impl CommandContext<'_> {
     /// Returns LBA and length of a 10-byte CDB.
     pub(crate) fn extent_10(&self) -> Extent {
         Extent { lba: self.cdb.u32(2).into(), count: self.cdb.u16(7).into(), count_at: 7 }
@@ -37,37 +37,37 @@ impl Ask<'_> {
     }
 
     /// Returns the extent as bytes, checked against the maximum transfer length.
-    pub(crate) fn transfer(&self, extent: Extent) -> Result<(ByteOffset, ByteLen), Refused> {
-        if extent.count > self.unit.bounds().transfer {
-            return Err(Sense::in_command(extent.count_at, None).into());
+    pub(crate) fn transfer(&self, extent: Extent) -> Result<(ByteOffset, ByteLen), BeginError> {
+        if extent.count > self.unit.block_limits().max_transfer {
+            return Err(Sense::invalid_cdb_field(extent.count_at, None).into());
         }
         self.range(extent.lba, extent.count.into())
     }
 }
 
-fn read(cmd: &Ask<'_>, extent: Extent) -> Begun {
+fn read(cmd: &CommandContext<'_>, extent: Extent) -> BeginResult {
     let (start, len) = cmd.transfer(extent)?;
-    if len.0 > cmd.data_in {
-        return Err(Refused::Overrun);
+    if len.0 > cmd.data_in_len {
+        return Err(BeginError::Overrun);
     }
-    Ok(one(Op::Read, start, len))
+    Ok(disk_action(Op::Read, start, len))
 }
 
-fn write(cmd: &Ask<'_>, extent: Extent, fua: bool) -> Begun {
+fn write(cmd: &CommandContext<'_>, extent: Extent, fua: bool) -> BeginResult {
     let (start, len) = cmd.transfer(extent)?;
-    cmd.offered(len)?;
-    Ok(one(Op::Write { fua: fua || cmd.unit.write_through() }, start, len))
+    cmd.check_data_out_len(len)?;
+    Ok(disk_action(Op::Write { fua: fua || cmd.unit.write_through() }, start, len))
 }
 
-fn one(op: Op, start: ByteOffset, len: ByteLen) -> Step {
+fn disk_action(op: Op, start: ByteOffset, len: ByteLen) -> CommandAction {
     match len {
-        ByteLen::ZERO => Step::End(Ending::good(0)),
-        _ => Step::Disk { op, start, len, transferred: len.0 },
+        ByteLen::ZERO => CommandAction::Complete(CommandCompletion::good(0)),
+        _ => CommandAction::Disk { op, start, len, transferred: len.0 },
     }
 }
 
 /// Returns LBA and length of a 6-byte CDB: an LBA of 21 bits; a length of 0 means 256 blocks.
-fn extent_6(cmd: &Ask<'_>) -> Extent {
+fn extent_6(cmd: &CommandContext<'_>) -> Extent {
     let count = match cmd.cdb.u8(4) {
         0 => 256,
         count => count.into(),
@@ -75,56 +75,56 @@ fn extent_6(cmd: &Ask<'_>) -> Extent {
     Extent { lba: (cmd.cdb.u24(1) & 0x1f_ffff).into(), count, count_at: 4 }
 }
 
-pub(crate) fn read_6(cmd: &mut Ask<'_>) -> Begun {
+pub(crate) fn read_6(cmd: &mut CommandContext<'_>) -> BeginResult {
     read(cmd, extent_6(cmd))
 }
 
 // FUA of a read needs nothing: the disk returns the data written last.
-pub(crate) fn read_10(cmd: &mut Ask<'_>) -> Begun {
-    cmd.zero(1, PROTECT)?;
+pub(crate) fn read_10(cmd: &mut CommandContext<'_>) -> BeginResult {
+    cmd.check_zero(1, PROTECT)?;
     read(cmd, cmd.extent_10())
 }
 
-pub(crate) fn read_12(cmd: &mut Ask<'_>) -> Begun {
-    cmd.zero(1, PROTECT)?;
+pub(crate) fn read_12(cmd: &mut CommandContext<'_>) -> BeginResult {
+    cmd.check_zero(1, PROTECT)?;
     read(cmd, cmd.extent_12())
 }
 
-pub(crate) fn read_16(cmd: &mut Ask<'_>) -> Begun {
-    cmd.zero(1, PROTECT)?;
+pub(crate) fn read_16(cmd: &mut CommandContext<'_>) -> BeginResult {
+    cmd.check_zero(1, PROTECT)?;
     read(cmd, cmd.extent_16())
 }
 
-pub(crate) fn write_6(cmd: &mut Ask<'_>) -> Begun {
+pub(crate) fn write_6(cmd: &mut CommandContext<'_>) -> BeginResult {
     write(cmd, extent_6(cmd), false)
 }
 
-pub(crate) fn write_10(cmd: &mut Ask<'_>) -> Begun {
-    cmd.zero(1, PROTECT)?;
+pub(crate) fn write_10(cmd: &mut CommandContext<'_>) -> BeginResult {
+    cmd.check_zero(1, PROTECT)?;
     write(cmd, cmd.extent_10(), cmd.cdb.has(1, FUA))
 }
 
-pub(crate) fn write_12(cmd: &mut Ask<'_>) -> Begun {
-    cmd.zero(1, PROTECT)?;
+pub(crate) fn write_12(cmd: &mut CommandContext<'_>) -> BeginResult {
+    cmd.check_zero(1, PROTECT)?;
     write(cmd, cmd.extent_12(), cmd.cdb.has(1, FUA))
 }
 
-pub(crate) fn write_16(cmd: &mut Ask<'_>) -> Begun {
-    cmd.zero(1, PROTECT)?;
+pub(crate) fn write_16(cmd: &mut CommandContext<'_>) -> BeginResult {
+    cmd.check_zero(1, PROTECT)?;
     write(cmd, cmd.extent_16(), cmd.cdb.has(1, FUA))
 }
 
 /// Flushes the whole cache, which covers any range. The command completes when the data is durable even if IMMED is
 /// set, so that nothing is left to do without a command.
-fn synchronize(cmd: &Ask<'_>, extent: Extent) -> Begun {
+fn synchronize(cmd: &CommandContext<'_>, extent: Extent) -> BeginResult {
     cmd.range(extent.lba, extent.count.into())?;
-    Ok(Ask::flush(0))
+    Ok(CommandContext::flush(0))
 }
 
-pub(crate) fn synchronize_10(cmd: &mut Ask<'_>) -> Begun {
+pub(crate) fn synchronize_10(cmd: &mut CommandContext<'_>) -> BeginResult {
     synchronize(cmd, cmd.extent_10())
 }
 
-pub(crate) fn synchronize_16(cmd: &mut Ask<'_>) -> Begun {
+pub(crate) fn synchronize_16(cmd: &mut CommandContext<'_>) -> BeginResult {
     synchronize(cmd, cmd.extent_16())
 }

@@ -1,9 +1,9 @@
 //! Vital product data. Sources: SPC-4 section 7.8, SBC-3 section 6.6.
 
 use crate::commands::inquiry::{padded, printable};
+use crate::logical_unit::LogicalUnit;
 use crate::reservation::locally_assigned;
 use crate::sense::Sense;
-use crate::unit::LogicalUnit;
 
 const SUPPORTED: u8 = 0x00;
 const SERIAL: u8 = 0x80;
@@ -36,7 +36,7 @@ pub(crate) fn page(code: u8, unit: &LogicalUnit, data_in: &mut Vec<u8>) -> Resul
         PROVISIONING => provisioning(unit, data_in),
         _ => {
             data_in.clear();
-            return Err(Sense::in_command(2, None));
+            return Err(Sense::invalid_cdb_field(2, None));
         }
     }
     let len = (data_in.len() - 4) as u16;
@@ -57,28 +57,28 @@ fn identification(unit: &LogicalUnit, data_in: &mut Vec<u8>) {
 }
 
 fn block_limits(unit: &LogicalUnit, data_in: &mut Vec<u8>) {
-    let limits = unit.bounds();
+    let limits = unit.block_limits();
     // WSNZ: WRITE SAME of zero blocks does not mean "to the end".
-    data_in.extend([0x01, limits.compare]);
-    data_in.extend(limits.granularity.to_be_bytes());
-    data_in.extend(limits.transfer.to_be_bytes());
+    data_in.extend([0x01, limits.max_compare_and_write]);
+    data_in.extend(limits.transfer_granularity.to_be_bytes());
+    data_in.extend(limits.max_transfer.to_be_bytes());
     data_in.extend(limits.optimal_transfer.to_be_bytes());
     data_in.extend([0; 4]);
     if let Some(unmap) = limits.unmap {
-        data_in.extend(unmap.blocks.to_be_bytes());
-        data_in.extend(unmap.descriptors.to_be_bytes());
+        data_in.extend(unmap.max_blocks.to_be_bytes());
+        data_in.extend(unmap.max_descriptors.to_be_bytes());
         data_in.extend(unmap.granularity.to_be_bytes());
         // UGAVALID, and the alignment, which is 0.
         data_in.extend([0x80, 0, 0, 0]);
     } else {
         data_in.extend([0; 16]);
     }
-    data_in.extend(u64::from(limits.same).to_be_bytes());
+    data_in.extend(u64::from(limits.max_write_same).to_be_bytes());
     data_in.resize(4 + BLOCK_PAGE, 0);
 }
 
 fn provisioning(unit: &LogicalUnit, data_in: &mut Vec<u8>) {
-    let limits = unit.bounds();
+    let limits = unit.block_limits();
     let unmap = limits.unmap.is_some();
     // WRITE SAME can unmap if unmapped blocks read as zeroes.
     let same = limits.unmapped_reads_zeroes();

@@ -3,7 +3,7 @@
 /// Type of a persistent reservation. Source: SPC-4 section 6.15.3.4, table "PERSISTENT RESERVATION TYPE field".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Kind {
+pub enum ReservationType {
     /// Only the holder writes.
     WriteExclusive = 1,
     /// Only the holder reads and writes.
@@ -18,34 +18,39 @@ pub enum Kind {
     ExclusiveAccessAllRegistrants = 8,
 }
 
-impl Kind {
+impl ReservationType {
     /// All types.
-    pub const ALL: [Kind; 6] = [
-        Kind::WriteExclusive,
-        Kind::ExclusiveAccess,
-        Kind::WriteExclusiveRegistrantsOnly,
-        Kind::ExclusiveAccessRegistrantsOnly,
-        Kind::WriteExclusiveAllRegistrants,
-        Kind::ExclusiveAccessAllRegistrants,
+    pub const ALL: [ReservationType; 6] = [
+        ReservationType::WriteExclusive,
+        ReservationType::ExclusiveAccess,
+        ReservationType::WriteExclusiveRegistrantsOnly,
+        ReservationType::ExclusiveAccessRegistrantsOnly,
+        ReservationType::WriteExclusiveAllRegistrants,
+        ReservationType::ExclusiveAccessAllRegistrants,
     ];
 
     /// Decodes the TYPE field.
-    pub fn from_code(code: u8) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| *kind as u8 == code)
+    pub fn from_code(code: u8) -> Option<ReservationType> {
+        ReservationType::ALL.into_iter().find(|kind| *kind as u8 == code)
     }
 
     /// Returns true if every registered nexus holds it.
-    pub fn all_registrants(self) -> bool {
-        matches!(self, Kind::WriteExclusiveAllRegistrants | Kind::ExclusiveAccessAllRegistrants)
+    pub fn is_all_registrants(self) -> bool {
+        matches!(self, ReservationType::WriteExclusiveAllRegistrants | ReservationType::ExclusiveAccessAllRegistrants)
     }
 
     /// Returns true if a nexus needs only a registration to have the holder's rights.
-    pub fn admits_registered(self) -> bool {
-        !matches!(self, Kind::WriteExclusive | Kind::ExclusiveAccess)
+    pub fn admits_registrants(self) -> bool {
+        !matches!(self, ReservationType::WriteExclusive | ReservationType::ExclusiveAccess)
     }
 
-    fn only_writes(self) -> bool {
-        matches!(self, Kind::WriteExclusive | Kind::WriteExclusiveRegistrantsOnly | Kind::WriteExclusiveAllRegistrants)
+    fn is_write_exclusive(self) -> bool {
+        matches!(
+            self,
+            ReservationType::WriteExclusive
+                | ReservationType::WriteExclusiveRegistrantsOnly
+                | ReservationType::WriteExclusiveAllRegistrants
+        )
     }
 }
 
@@ -64,7 +69,7 @@ impl Kind {
 /// all-registrants types. RESERVE, RELEASE, PERSISTENT RESERVE IN and OUT check reservations themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Access {
+pub enum AccessClass {
     /// Allowed under any reservation.
     Always,
     /// Reports whether the logical unit is ready.
@@ -77,31 +82,33 @@ pub enum Access {
 
 /// Classes of commands that one nexus may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Rights(pub u8);
+pub(super) struct AccessRights(pub u8);
 
-impl Rights {
-    pub const ALL: Rights = Rights::of(&[Access::Always, Access::Status, Access::Read, Access::Write]);
+impl AccessRights {
+    pub const ALL: AccessRights =
+        AccessRights::of(&[AccessClass::Always, AccessClass::Status, AccessClass::Read, AccessClass::Write]);
     /// While another nexus holds a RESERVE(6) or (10).
-    pub const RESERVED: Rights = Rights::of(&[Access::Always]);
+    pub const RESERVED: AccessRights = AccessRights::of(&[AccessClass::Always]);
 
-    const fn of(classes: &[Access]) -> Rights {
+    const fn of(classes: &[AccessClass]) -> AccessRights {
         let (mut bits, mut index) = (0, 0);
         while index < classes.len() {
             bits |= 1 << classes[index] as u8;
             index += 1;
         }
-        Rights(bits)
+        AccessRights(bits)
     }
 
     /// Returns the rights of a nexus under another one's persistent reservation, from which a registration does not
     /// exempt it.
-    pub fn beside(kind: Kind) -> Rights {
-        const WRITE_EXCLUSIVE: Rights = Rights::of(&[Access::Always, Access::Status, Access::Read]);
-        const EXCLUSIVE_ACCESS: Rights = Rights::of(&[Access::Always, Access::Status]);
-        if kind.only_writes() { WRITE_EXCLUSIVE } else { EXCLUSIVE_ACCESS }
+    pub fn under_reservation(kind: ReservationType) -> AccessRights {
+        const WRITE_EXCLUSIVE: AccessRights =
+            AccessRights::of(&[AccessClass::Always, AccessClass::Status, AccessClass::Read]);
+        const EXCLUSIVE_ACCESS: AccessRights = AccessRights::of(&[AccessClass::Always, AccessClass::Status]);
+        if kind.is_write_exclusive() { WRITE_EXCLUSIVE } else { EXCLUSIVE_ACCESS }
     }
 
-    pub const fn allows(self, class: Access) -> bool {
+    pub const fn allows(self, class: AccessClass) -> bool {
         self.0 & (1 << class as u8) != 0
     }
 }

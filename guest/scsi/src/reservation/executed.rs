@@ -11,21 +11,21 @@ use super::NexusName;
 use super::transport_id::fnv1a;
 
 /// Number of commands remembered. A nexus waits for the completion of one before it sends the next.
-pub(super) const MOST: usize = 16;
+pub(super) const MAX_COMMANDS: usize = 16;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Command {
+pub(super) struct ExecutedCommand {
     pub nexus: NexusName,
     /// Digest of the CDB and the parameter list.
     pub digest: u64,
     /// A previous process executed it, and may not have completed it.
-    pub earlier: bool,
+    pub by_previous_process: bool,
 }
 
 /// The last commands executed, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Executed {
-    pub commands: VecDeque<Command>,
+pub(super) struct ExecutedCommands {
+    pub commands: VecDeque<ExecutedCommand>,
 }
 
 /// Returns a digest that identifies a command.
@@ -34,24 +34,26 @@ pub(super) fn digest(cdb: &[u8], list: &[u8]) -> u64 {
     fnv1a(&[&cdb.len().to_le_bytes(), cdb, list].concat())
 }
 
-impl Executed {
+impl ExecutedCommands {
     /// Records an executed command.
     pub fn add(&mut self, nexus: &NexusName, digest: u64) {
-        if self.commands.len() >= MOST {
+        if self.commands.len() >= MAX_COMMANDS {
             self.commands.pop_front();
         }
-        self.commands.push_back(Command { nexus: nexus.clone(), digest, earlier: false });
+        self.commands.push_back(ExecutedCommand { nexus: nexus.clone(), digest, by_previous_process: false });
     }
 
     /// Returns true if a previous process executed this command, so that its conflict is with its own change. True
     /// once for each command, which stays in the list for the next process.
-    pub fn was_earlier(&mut self, nexus: &NexusName, digest: u64) -> bool {
-        let is = |command: &&mut Command| command.earlier && command.digest == digest && command.nexus == *nexus;
-        self.commands.iter_mut().find(is).is_some_and(|command| std::mem::take(&mut command.earlier))
+    pub fn take_replayed(&mut self, nexus: &NexusName, digest: u64) -> bool {
+        let is = |command: &&mut ExecutedCommand| {
+            command.by_previous_process && command.digest == digest && command.nexus == *nexus
+        };
+        self.commands.iter_mut().find(is).is_some_and(|command| std::mem::take(&mut command.by_previous_process))
     }
 
     /// Ends the replay: commands of a previous process have been replayed or never will be.
-    pub fn forget_earlier(&mut self) {
-        self.commands.iter_mut().for_each(|command| command.earlier = false);
+    pub fn end_replay(&mut self) {
+        self.commands.iter_mut().for_each(|command| command.by_previous_process = false);
     }
 }

@@ -13,34 +13,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mqblk_core::Wake;
 
-use crate::attention::Attentions;
+use crate::command::{CommandCompletion, DataOut};
 use crate::sense::{Sense, Status};
-use crate::step::{DataOut, Ending};
+use crate::unit_attention::UnitAttentionQueue;
 
 mod access;
-mod carried;
 mod executed;
-mod file;
-mod keeper;
-mod kept;
-mod out;
-mod report;
+mod file_store;
+mod reserve_in;
+mod reserve_out;
+mod snapshot;
 mod state;
+mod store;
+mod stored;
 mod transport_id;
 
-pub use access::{Access, Kind};
-pub use carried::{Carried, Judged};
-pub use file::FileKeeper;
-pub use keeper::{Keeper, Ticket};
-pub use kept::RestoreError;
+pub use access::{AccessClass, ReservationType};
+pub use file_store::FileReservationStore;
+pub use snapshot::{ReservationSnapshot, ValidatedReservations};
+pub use store::{ReservationStore, Ticket};
+pub use stored::RestoreError;
 pub use transport_id::locally_assigned;
 
-use access::Rights;
-use out::{Action, Request};
-use state::{Effects, State};
+use access::AccessRights;
+use reserve_out::{ReserveOutRequest, ServiceAction};
+use state::{Effects, ReservationState};
 
 /// Maximum length of the name of an initiator port, in bytes.
-pub const LONGEST_NAME: usize = 255;
+pub const MAX_NAME_LEN: usize = 255;
 
 /// Name of an I_T nexus: an initiator port and a target port. Registrations are stored by it, so it must be the same
 /// after a restart.
@@ -66,33 +66,35 @@ impl fmt::Display for NexusName {
 
 /// Reason why a command was not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum ReservationError {
     /// Ends with RESERVATION CONFLICT.
     Conflict,
     /// Ends with CHECK CONDITION and this sense data.
-    Check(Sense),
+    CheckCondition(Sense),
     /// The data-out buffer is shorter than the parameter list length:
     /// [`CommandAction::Overrun`](crate::CommandAction::Overrun).
     Overrun,
 }
 
-impl Refusal {
+impl ReservationError {
     /// Returns the command's completion; `None` for [`ReservationError::Overrun`], which is up to the transport.
-    pub const fn ending(self) -> Option<Ending> {
+    pub const fn completion(self) -> Option<CommandCompletion> {
         match self {
-            Refusal::Conflict => Some(Ending { status: Status::ReservationConflict, sense: None, transferred: 0 }),
-            Refusal::Check(sense) => Some(Ending::check(sense)),
-            Refusal::Overrun => None,
+            ReservationError::Conflict => {
+                Some(CommandCompletion { status: Status::ReservationConflict, sense: None, transferred: 0 })
+            }
+            ReservationError::CheckCondition(sense) => Some(CommandCompletion::check_condition(sense)),
+            ReservationError::Overrun => None,
         }
     }
 }
 
 /// Result of a PERSISTENT RESERVE OUT that was executed.
 #[derive(Debug)]
-pub struct Accepted {
+pub struct ReserveOutResult {
     /// Resolved when the state is on stable storage; the command completes then. The state is changed even if it
     /// cannot be saved.
-    pub kept: Option<Arc<Ticket>>,
+    pub saved: Option<Arc<Ticket>>,
     /// Other nexuses whose commands PREEMPT AND ABORT aborts before it completes.
     pub abort: Vec<NexusName>,
     /// Bytes of the parameter list.
@@ -101,80 +103,83 @@ pub struct Accepted {
 
 /// Reason why a nexus cannot be added.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-pub enum JoinError {
+pub enum LoginError {
     /// The name is in use.
     #[error("nexus {0}: the unit has a nexus of this name already")]
-    Twice(NexusName),
+    DuplicateName(NexusName),
     /// The initiator port's address is that of another name.
     #[error("nexus {name}: its initiator port gets the same address as {other}; choose another name")]
-    SameAddress {
+    AddressCollision {
         /// The new nexus.
         name: NexusName,
         /// The nexus with that address.
         other: NexusName,
     },
     /// The name is empty or too long.
-    #[error("nexus {0}: the initiator port's name must have 1 to {LONGEST_NAME} bytes")]
-    Name(NexusName),
+    #[error("nexus {0}: the initiator port's name must have 1 to {MAX_NAME_LEN} bytes")]
+    InvalidName(NexusName),
 }
 
 /// Reservations of one logical unit.
 pub struct Reservations {
-    keeper: Option<Arc<dyn Keeper>>,
+    store: Option<Arc<dyn ReservationStore>>,
     inner: Mutex<Inner>,
 }
 
 struct Inner {
-    state: State,
-    seats: Vec<Arc<Seat>>,
+    state: ReservationState,
+    nexuses: Vec<Arc<NexusEntry>>,
 }
 
 /// State of one nexus that its commands check.
 #[derive(Debug)]
-struct Seat {
+struct NexusEntry {
     name: NexusName,
     rights: AtomicU8,
-    attentions: Arc<Attentions>,
+    attentions: Arc<UnitAttentionQueue>,
 }
 
 impl fmt::Debug for Reservations {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = self.lock();
-        f.debug_struct("Reservations").field("state", &inner.state).field("seats", &inner.seats).finish_non_exhaustive()
+        f.debug_struct("Reservations")
+            .field("state", &inner.state)
+            .field("seats", &inner.nexuses)
+            .finish_non_exhaustive()
     }
 }
 
 impl Inner {
     /// Applies the effects of a change: the rights first, so that no unit attention comes before the change holds.
-    fn settle(&self, effects: &Effects) {
-        for entry in &self.seats {
+    fn apply_effects(&self, effects: &Effects) {
+        for entry in &self.nexuses {
             entry.rights.store(self.state.rights(&entry.name).0, Ordering::Relaxed);
         }
-        for (nexus, attention) in &effects.told {
-            if let Some(entry) = self.seats.iter().find(|entry| entry.name == *nexus) {
+        for (nexus, attention) in &effects.attentions {
+            if let Some(entry) = self.nexuses.iter().find(|entry| entry.name == *nexus) {
                 entry.attentions.raise(*attention);
             }
         }
     }
 
-    fn execute(&mut self, from: &NexusName, request: Request) -> Result<Effects, Refusal> {
-        let known: Vec<NexusName> = self.seats.iter().map(|entry| entry.name.clone()).collect();
+    fn execute(&mut self, from: &NexusName, request: ReserveOutRequest) -> Result<Effects, ReservationError> {
+        let known: Vec<NexusName> = self.nexuses.iter().map(|entry| entry.name.clone()).collect();
         let (state, presented) = (&mut self.state, request.presented);
         match request.action {
-            Action::Register(params) => state.register(from, &params, &known),
-            Action::Reserve(kind) => state.reserve(from, presented, kind),
-            Action::Release(kind) => state.release(from, presented, kind),
-            Action::Clear => state.clear(from, presented),
-            Action::Preempt { victim, kind, abort } => state.preempt(from, presented, victim, kind, abort),
-            Action::Move(params) => state.register_and_move(from, presented, &params, &known),
+            ServiceAction::Register(params) => state.register(from, &params, &known),
+            ServiceAction::Reserve(kind) => state.reserve(from, presented, kind),
+            ServiceAction::Release(kind) => state.release(from, presented, kind),
+            ServiceAction::Clear => state.clear(from, presented),
+            ServiceAction::Preempt { victim, kind, abort } => state.preempt(from, presented, victim, kind, abort),
+            ServiceAction::RegisterAndMove(params) => state.register_and_move(from, presented, &params, &known),
         }
     }
 }
 
 impl Reservations {
     /// Returns an empty set. Without a store APTPL is rejected.
-    pub fn new(store: Option<Arc<dyn Keeper>>) -> Arc<Reservations> {
-        Reservations::of(State::default(), store)
+    pub fn new(store: Option<Arc<dyn ReservationStore>>) -> Arc<Reservations> {
+        Reservations::with_state(ReservationState::default(), store)
     }
 
     /// Restores reservations from a store.
@@ -182,12 +187,12 @@ impl Reservations {
     /// # Errors
     /// If the text is not what was saved. It must not be replaced by an empty state then: the disk's users rely on
     /// their reservations.
-    pub fn restore(saved: &[u8], store: Option<Arc<dyn Keeper>>) -> Result<Arc<Reservations>, RestoreError> {
-        Ok(Reservations::of(kept::read(saved)?, store))
+    pub fn restore(saved: &[u8], store: Option<Arc<dyn ReservationStore>>) -> Result<Arc<Reservations>, RestoreError> {
+        Ok(Reservations::with_state(stored::decode(saved)?, store))
     }
 
-    fn of(state: State, store: Option<Arc<dyn Keeper>>) -> Arc<Reservations> {
-        Arc::new(Reservations { keeper: store, inner: Mutex::new(Inner { state, seats: Vec::new() }) })
+    fn with_state(state: ReservationState, store: Option<Arc<dyn ReservationStore>>) -> Arc<Reservations> {
+        Arc::new(Reservations { store, inner: Mutex::new(Inner { state, nexuses: Vec::new() }) })
     }
 
     /// Adds a nexus, with the registration that its name has. Unit attentions about reservations are raised in
@@ -195,36 +200,40 @@ impl Reservations {
     ///
     /// # Errors
     /// If the name or its address is in use, or the name is invalid.
-    pub fn join(self: &Arc<Reservations>, name: NexusName, attentions: Arc<Attentions>) -> Result<Party, JoinError> {
-        if name.initiator.is_empty() || name.initiator.len() > LONGEST_NAME {
-            return Err(JoinError::Name(name));
+    pub fn add_nexus(
+        self: &Arc<Reservations>,
+        name: NexusName,
+        attentions: Arc<UnitAttentionQueue>,
+    ) -> Result<ReservationHandle, LoginError> {
+        if name.initiator.is_empty() || name.initiator.len() > MAX_NAME_LEN {
+            return Err(LoginError::InvalidName(name));
         }
         let mut inner = self.lock();
-        if inner.seats.iter().any(|entry| entry.name == name) {
-            return Err(JoinError::Twice(name));
+        if inner.nexuses.iter().any(|entry| entry.name == name) {
+            return Err(LoginError::DuplicateName(name));
         }
         let registered = inner.state.registrations.iter().map(|held| &held.nexus);
         let same_address = |other: &&NexusName| other.initiator != name.initiator && other.address() == name.address();
-        if let Some(other) = inner.seats.iter().map(|entry| &entry.name).chain(registered).find(same_address) {
-            return Err(JoinError::SameAddress { other: other.clone(), name });
+        if let Some(other) = inner.nexuses.iter().map(|entry| &entry.name).chain(registered).find(same_address) {
+            return Err(LoginError::AddressCollision { other: other.clone(), name });
         }
         let rights = AtomicU8::new(inner.state.rights(&name).0);
-        let entry = Arc::new(Seat { name, rights, attentions });
-        inner.seats.push(Arc::clone(&entry));
-        Ok(Party { reservations: Arc::clone(self), seat: entry })
+        let entry = Arc::new(NexusEntry { name, rights, attentions });
+        inner.nexuses.push(Arc::clone(&entry));
+        Ok(ReservationHandle { reservations: Arc::clone(self), entry })
     }
 
     /// Handles a reset of the logical unit: RESERVE ends, persistent reservations stay (SPC-2 section 5.5.1, SPC-4
     /// section 5.12.5).
     pub fn reset(&self) {
         let mut inner = self.lock();
-        inner.state.reserved = None;
-        inner.settle(&Effects::default());
+        inner.state.reserve_holder = None;
+        inner.apply_effects(&Effects::default());
     }
 
     /// Ends the replay of commands that a previous process had in flight: from here on a conflict is real.
-    pub fn resume_ended(&self) {
-        self.lock().state.executed.forget_earlier();
+    pub fn end_replay(&self) {
+        self.lock().state.executed.end_replay();
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -233,30 +242,30 @@ impl Reservations {
     }
 
     /// Ends a RESERVE of this nexus, and removes the nexus if `leaves`.
-    fn lose(&self, name: &NexusName, leaves: bool) {
+    fn nexus_lost(&self, name: &NexusName, leaves: bool) {
         let mut inner = self.lock();
-        if inner.state.reserved.as_ref() == Some(name) {
-            inner.state.reserved = None;
+        if inner.state.reserve_holder.as_ref() == Some(name) {
+            inner.state.reserve_holder = None;
         }
         if leaves {
-            inner.seats.retain(|entry| entry.name != *name);
+            inner.nexuses.retain(|entry| entry.name != *name);
         }
-        inner.settle(&Effects::default());
+        inner.apply_effects(&Effects::default());
     }
 }
 
 /// Handle of one nexus to the reservations of its logical unit. Dropping it removes the nexus: its registration
 /// stays, a RESERVE ends.
 #[derive(Debug)]
-pub struct Party {
+pub struct ReservationHandle {
     reservations: Arc<Reservations>,
-    seat: Arc<Seat>,
+    entry: Arc<NexusEntry>,
 }
 
-impl Party {
+impl ReservationHandle {
     /// Returns the name of the nexus.
     pub fn name(&self) -> &NexusName {
-        &self.seat.name
+        &self.entry.name
     }
 
     /// Returns the reservations of the logical unit.
@@ -266,13 +275,13 @@ impl Party {
 
     /// Returns true if commands of this class are allowed; otherwise they end with RESERVATION CONFLICT. One relaxed
     /// load.
-    pub fn allows(&self, class: Access) -> bool {
-        Rights(self.seat.rights.load(Ordering::Relaxed)).allows(class)
+    pub fn allows(&self, class: AccessClass) -> bool {
+        AccessRights(self.entry.rights.load(Ordering::Relaxed)).allows(class)
     }
 
     /// Handles a loss of the nexus: ends a RESERVE of it.
-    pub fn lost(&self) {
-        self.reservations.lose(&self.seat.name, false);
+    pub fn nexus_lost(&self) {
+        self.reservations.nexus_lost(&self.entry.name, false);
     }
 
     /// RESERVE(6) and (10), RELEASE(6) and (10).
@@ -280,22 +289,22 @@ impl Party {
     /// # Errors
     /// If another nexus has reserved the logical unit, or the command uses extents or third parties, which SPC-2 made
     /// obsolete.
-    pub fn reserve_or_release(&self, cdb: &[u8]) -> Result<(), Refusal> {
+    pub fn reserve_or_release(&self, cdb: &[u8]) -> Result<(), ReservationError> {
         const THIRD_PARTY: u8 = 0x10;
         let ten = byte(cdb, 0) & 0x40 != 0;
         let flags = byte(cdb, 1);
         // Bit 0 is EXTENT; of the forms with 10 bytes bit 1 is LONGID.
         for (mask, bit) in [(THIRD_PARTY, 4), (u8::from(ten) << 1, 1), (1, 0)] {
             if flags & mask != 0 {
-                return Err(state::bad_command(1, Some(bit)));
+                return Err(state::invalid_cdb_field(1, Some(bit)));
             }
         }
         let mut inner = self.reservations.lock();
         match byte(cdb, 0) & 0x1f {
-            0x16 => inner.state.reserve_unit(&self.seat.name)?,
-            _ => inner.state.release_unit(&self.seat.name)?,
+            0x16 => inner.state.reserve_unit(&self.entry.name)?,
+            _ => inner.state.release_unit(&self.entry.name)?,
         }
-        inner.settle(&Effects::default());
+        inner.apply_effects(&Effects::default());
         Ok(())
     }
 
@@ -303,12 +312,12 @@ impl Party {
     ///
     /// # Errors
     /// If the service action is unknown, or any nexus holds a RESERVE (SPC-2 section 5.5.1).
-    pub fn persistent_in(&self, cdb: &[u8], data_in: &mut Vec<u8>) -> Result<(), Refusal> {
+    pub fn persistent_in(&self, cdb: &[u8], data_in: &mut Vec<u8>) -> Result<(), ReservationError> {
         let inner = self.reservations.lock();
-        if inner.state.reserved.is_some() {
-            return Err(Refusal::Conflict);
+        if inner.state.reserve_holder.is_some() {
+            return Err(ReservationError::Conflict);
         }
-        report::answer(&inner.state, cdb, self.reservations.keeper.is_some(), data_in)
+        reserve_in::encode(&inner.state, cdb, self.reservations.store.is_some(), data_in)
     }
 
     /// PERSISTENT RESERVE OUT. `done` is woken when a returned ticket is resolved.
@@ -320,37 +329,37 @@ impl Party {
         cdb: &[u8],
         data: &D,
         done: &Arc<dyn Wake>,
-    ) -> Result<Accepted, Refusal> {
-        let store = self.reservations.keeper.as_ref();
-        let request = out::parse(cdb, data, store.is_some());
+    ) -> Result<ReserveOutResult, ReservationError> {
+        let store = self.reservations.store.as_ref();
+        let request = reserve_out::parse(cdb, data, store.is_some());
         let mut inner = self.reservations.lock();
-        if inner.state.reserved.is_some() {
-            return Err(Refusal::Conflict);
+        if inner.state.reserve_holder.is_some() {
+            return Err(ReservationError::Conflict);
         }
         let (request, digest) = request?;
-        let (transferred, persisted) = (request.length, inner.state.persist);
-        let name = &self.seat.name;
+        let (transferred, persisted) = (request.length, inner.state.aptpl);
+        let name = &self.entry.name;
         let effects = match inner.execute(name, request) {
-            Err(Refusal::Conflict) if inner.state.executed.was_earlier(name, digest) => {
+            Err(ReservationError::Conflict) if inner.state.executed.take_replayed(name, digest) => {
                 // The conflict is with its own change, which is saved, and whose effects have taken place.
-                return Ok(Accepted { kept: None, abort: Vec::new(), transferred });
+                return Ok(ReserveOutResult { saved: None, abort: Vec::new(), transferred });
             }
             executed => executed?,
         };
         inner.state.executed.add(name, digest);
-        inner.settle(&effects);
+        inner.apply_effects(&effects);
         let state = &inner.state;
         // Under the lock, so that states are saved in order. Also if nothing has changed: an earlier change may not
         // be saved yet, or failed to be and this is a retry.
         let saved =
-            store.filter(|_| persisted || state.persist).map(|store| store.save(kept::write(state), Arc::clone(done)));
-        Ok(Accepted { kept: saved, abort: effects.aborted, transferred })
+            store.filter(|_| persisted || state.aptpl).map(|store| store.save(stored::encode(state), Arc::clone(done)));
+        Ok(ReserveOutResult { saved, abort: effects.aborted, transferred })
     }
 }
 
-impl Drop for Party {
+impl Drop for ReservationHandle {
     fn drop(&mut self) {
-        self.reservations.lose(&self.seat.name, true);
+        self.reservations.nexus_lost(&self.entry.name, true);
     }
 }
 

@@ -4,10 +4,11 @@
 use std::sync::{Arc, Mutex};
 
 use mqblk_core::Wake;
-use mqblk_scsi::attention::Attentions;
 use mqblk_scsi::reservation::{
-    Accepted, Access, Keeper, NexusName, Party, Refusal, Reservations, Ticket, locally_assigned,
+    AccessClass, NexusName, ReservationError, ReservationHandle, ReservationStore, Reservations, ReserveOutResult,
+    Ticket, locally_assigned,
 };
+use mqblk_scsi::unit_attention::UnitAttentionQueue;
 use mqblk_scsi::{Sense, SenseKey};
 
 pub const REGISTER: u8 = 0;
@@ -23,19 +24,19 @@ pub const APTPL: u8 = 0x01;
 pub const ALL_TG_PT: u8 = 0x04;
 pub const SPEC_I_PT: u8 = 0x08;
 
-pub const CLASSES: [Access; 4] = [Access::Always, Access::Status, Access::Read, Access::Write];
+pub const CLASSES: [AccessClass; 4] = [AccessClass::Always, AccessClass::Status, AccessClass::Read, AccessClass::Write];
 
-pub struct Silent;
+pub struct NoWake;
 
-impl Wake for Silent {
+impl Wake for NoWake {
     fn wake(&self) {}
 }
 
 /// Stores the last state in memory; resolves tickets at once.
 #[derive(Default)]
-pub struct Memory(pub Mutex<Option<Vec<u8>>>);
+pub struct MemoryStore(pub Mutex<Option<Vec<u8>>>);
 
-impl Keeper for Memory {
+impl ReservationStore for MemoryStore {
     fn save(&self, state: Vec<u8>, done: Arc<dyn Wake>) -> Arc<Ticket> {
         *self.0.lock().expect("not poisoned") = Some(state);
         let ticket = Ticket::new(done);
@@ -45,13 +46,13 @@ impl Keeper for Memory {
 }
 
 pub struct Nexus {
-    pub party: Party,
-    pub attentions: Arc<Attentions>,
+    pub reservation: ReservationHandle,
+    pub attentions: Arc<UnitAttentionQueue>,
 }
 
 pub struct Rig {
     pub unit: Arc<Reservations>,
-    pub memory: Arc<Memory>,
+    pub memory: Arc<MemoryStore>,
     pub nexuses: Vec<Nexus>,
 }
 
@@ -64,52 +65,57 @@ pub fn name((initiator, port): (&str, u16)) -> NexusName {
 
 pub fn join(unit: &Arc<Reservations>) -> Vec<Nexus> {
     let join = |who: &(&str, u16)| {
-        let attentions = Arc::new(Attentions::new());
-        let party = unit.join(name(*who), Arc::clone(&attentions)).expect("a new name");
-        Nexus { party, attentions }
+        let attentions = Arc::new(UnitAttentionQueue::new());
+        let party = unit.add_nexus(name(*who), Arc::clone(&attentions)).expect("a new name");
+        Nexus { reservation: party, attentions }
     };
     NAMES.iter().map(join).collect()
 }
 
 impl Rig {
     pub fn new() -> Rig {
-        let memory = Arc::<Memory>::default();
-        let unit = Reservations::new(Some(Arc::clone(&memory) as Arc<dyn Keeper>));
+        let memory = Arc::<MemoryStore>::default();
+        let unit = Reservations::new(Some(Arc::clone(&memory) as Arc<dyn ReservationStore>));
         Rig { nexuses: join(&unit), unit, memory }
     }
 
-    pub fn out(&self, from: usize, ask: &Out) -> Result<Accepted, Refusal> {
-        self.raw(from, &ask.cdb(), &ask.list())
+    pub fn reserve_out(&self, from: usize, ask: &ReserveOut) -> Result<ReserveOutResult, ReservationError> {
+        self.reserve_out_bytes(from, &ask.cdb(), &ask.list())
     }
 
-    pub fn raw(&self, from: usize, cdb: &[u8], list: &[u8]) -> Result<Accepted, Refusal> {
-        self.nexuses[from].party.persistent_out(cdb, list, &(Arc::new(Silent) as Arc<dyn Wake>))
+    pub fn reserve_out_bytes(
+        &self,
+        from: usize,
+        cdb: &[u8],
+        list: &[u8],
+    ) -> Result<ReserveOutResult, ReservationError> {
+        self.nexuses[from].reservation.persistent_out(cdb, list, &(Arc::new(NoWake) as Arc<dyn Wake>))
     }
 
-    pub fn ok(&self, from: usize, ask: &Out) -> Accepted {
-        self.out(from, ask).unwrap_or_else(|refusal| panic!("{ask:?} from {from}: {refusal:?}"))
+    pub fn ok(&self, from: usize, ask: &ReserveOut) -> ReserveOutResult {
+        self.reserve_out(from, ask).unwrap_or_else(|refusal| panic!("{ask:?} from {from}: {refusal:?}"))
     }
 
-    pub fn ask(&self, from: usize, service_action: u8, allocation: u16) -> Result<Vec<u8>, Refusal> {
+    pub fn reserve_in(&self, from: usize, service_action: u8, allocation: u16) -> Result<Vec<u8>, ReservationError> {
         let [high, low] = allocation.to_be_bytes();
         let mut reply = vec![0xee; 7];
         self.nexuses[from]
-            .party
+            .reservation
             .persistent_in(&[0x5e, service_action, 0, 0, 0, 0, 0, high, low, 0], &mut reply)
             .map(|()| reply)
     }
 
     /// RESERVE(6) or RELEASE(6).
-    pub fn unit_command(&self, from: usize, operation: u8) -> Result<(), Refusal> {
-        self.nexuses[from].party.reserve_or_release(&[operation, 0, 0, 0, 0, 0])
+    pub fn unit_command(&self, from: usize, operation: u8) -> Result<(), ReservationError> {
+        self.nexuses[from].reservation.reserve_or_release(&[operation, 0, 0, 0, 0, 0])
     }
 
     pub fn generation(&self) -> u32 {
-        u32::from_be_bytes(self.ask(0, 0, 8).expect("READ KEYS")[..4].try_into().expect("four bytes"))
+        u32::from_be_bytes(self.reserve_in(0, 0, 8).expect("READ KEYS")[..4].try_into().expect("four bytes"))
     }
 
     /// Takes the pending unit attentions of each nexus, as ASCQ of 2Ah.
-    pub fn told(&self) -> Vec<Vec<u8>> {
+    pub fn take_attentions(&self) -> Vec<Vec<u8>> {
         let drain = |nexus: &Nexus| {
             std::iter::from_fn(|| nexus.attentions.take())
                 .map(|sense| {
@@ -122,13 +128,13 @@ impl Rig {
     }
 
     pub fn rights(&self, of: usize) -> Vec<bool> {
-        CLASSES.iter().map(|class| self.nexuses[of].party.allows(*class)).collect()
+        CLASSES.iter().map(|class| self.nexuses[of].reservation.allows(*class)).collect()
     }
 }
 
 /// A PERSISTENT RESERVE OUT.
 #[derive(Clone, Debug, Default)]
-pub struct Out {
+pub struct ReserveOut {
     pub service_action: u8,
     /// SCOPE and TYPE.
     pub kind: u8,
@@ -148,17 +154,17 @@ pub fn transport_id(initiator: &str) -> [u8; 24] {
     id
 }
 
-impl Out {
-    pub fn new(service_action: u8, kind: u8, presented: u64, key: u64) -> Out {
-        Out { service_action, kind, presented, key, ..Out::default() }
+impl ReserveOut {
+    pub fn new(service_action: u8, kind: u8, presented: u64, key: u64) -> ReserveOut {
+        ReserveOut { service_action, kind, presented, key, ..ReserveOut::default() }
     }
 
-    pub fn with(self, flags: u8) -> Out {
-        Out { flags, ..self }
+    pub fn with(self, flags: u8) -> ReserveOut {
+        ReserveOut { flags, ..self }
     }
 
-    pub fn naming(self, initiators: &[&'static str]) -> Out {
-        Out { initiators: initiators.to_vec(), ..self }
+    pub fn naming(self, initiators: &[&'static str]) -> ReserveOut {
+        ReserveOut { initiators: initiators.to_vec(), ..self }
     }
 
     pub fn cdb(&self) -> [u8; 10] {
@@ -192,29 +198,29 @@ impl Out {
 /// Sense key, ASC, ASCQ and field pointer (in the CDB, byte, bit) of an error.
 pub type Pointed = (u8, u8, u8, Option<(bool, u16, Option<u8>)>);
 
-pub fn pointed<T: std::fmt::Debug>(result: Result<T, Refusal>) -> Pointed {
+pub fn pointed<T: std::fmt::Debug>(result: Result<T, ReservationError>) -> Pointed {
     match result {
-        Err(Refusal::Check(Sense { key, asc, ascq, field, .. })) => {
-            (key as u8, asc, ascq, field.map(|field| (field.in_command, field.byte, field.bit)))
+        Err(ReservationError::CheckCondition(Sense { key, asc, ascq, field, .. })) => {
+            (key as u8, asc, ascq, field.map(|field| (field.in_cdb, field.byte, field.bit)))
         }
         other => panic!("expected CHECK CONDITION, found {other:?}"),
     }
 }
 
-pub fn conflicts<T: std::fmt::Debug>(result: Result<T, Refusal>) {
-    assert!(matches!(result, Err(Refusal::Conflict)), "expected RESERVATION CONFLICT, found {result:?}");
+pub fn expect_conflict<T: std::fmt::Debug>(result: Result<T, ReservationError>) {
+    assert!(matches!(result, Err(ReservationError::Conflict)), "expected RESERVATION CONFLICT, found {result:?}");
 }
 
 /// Returns the keys of READ KEYS.
 pub fn keys(rig: &Rig) -> Vec<u64> {
-    let reply = rig.ask(0, 0, 1000).expect("READ KEYS");
+    let reply = rig.reserve_in(0, 0, 1000).expect("READ KEYS");
     assert_eq!(u32::from_be_bytes(reply[4..8].try_into().expect("four")) as usize, reply.len() - 8);
     reply[8..].chunks(8).map(|key| u64::from_be_bytes(key.try_into().expect("eight"))).collect()
 }
 
 /// Returns key and type of the reservation.
 pub fn reservation(rig: &Rig) -> Option<(u64, u8)> {
-    let reply = rig.ask(0, 1, 1000).expect("READ RESERVATION");
+    let reply = rig.reserve_in(0, 1, 1000).expect("READ RESERVATION");
     if reply.len() == 8 {
         assert_eq!(reply[4..8], [0; 4]);
         return None;

@@ -14,7 +14,7 @@ const CELLS: u64 = 6;
 fn increment(random: &mut SmallRng, rig: &mut Rig) -> (Task, std::ops::Range<u64>) {
     let lba = random.random_range(0..CELLS);
     let count = random.random_range(1..=(CELLS - lba).min(3));
-    let block = rig.model.said.block;
+    let block = rig.model.limits.block;
     let mut data = rig.ram.bytes[rig.model.range(lba, count)].to_vec();
     let mut new = data.clone();
     new.chunks_mut(block).for_each(|one| one[0] = one[0].wrapping_add(1));
@@ -27,9 +27,9 @@ fn increment(random: &mut SmallRng, rig: &mut Rig) -> (Task, std::ops::Range<u64
 
 /// Begins an ORWRITE of one bit in many blocks: more than one chunk long.
 fn set_bit(random: &mut SmallRng, rig: &mut Rig, bit: usize) -> Task {
-    let block = rig.model.said.block;
+    let block = rig.model.limits.block;
     let lba = random.random_range(16..20u64);
-    let count = rig.model.said.transfer.min(rig.model.blocks() - lba);
+    let count = rig.model.limits.transfer.min(rig.model.blocks() - lba);
     let mut data = vec![0; count as usize * block];
     data.chunks_mut(block).for_each(|one| one[bit / 8] = 1 << (bit % 8));
     let mut cdb = [0; 16];
@@ -132,8 +132,8 @@ fn no_bit_is_lost() {
                 assert_eq!(ending.status, Status::Good);
             }
         }
-        let block = rig.model.said.block;
-        let last = rig.model.said.transfer + 15;
+        let block = rig.model.limits.block;
+        let last = rig.model.limits.transfer + 15;
         for lba in 20..=last {
             assert_eq!(rig.ram.bytes[lba as usize * block..][..2], [0xff, 0x0f], "block {lba}");
         }

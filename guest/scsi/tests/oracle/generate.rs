@@ -5,7 +5,7 @@ use rand::{Rng, RngExt};
 
 use crate::model::Model;
 
-pub struct Drawn {
+pub struct GeneratedCommand {
     pub cdb: Vec<u8>,
     pub data_in: usize,
     pub data_out: Vec<u8>,
@@ -21,14 +21,16 @@ fn put(cdb: &mut [u8], at: usize, len: usize, number: u64) {
     cdb[at..at + len].copy_from_slice(&number.to_be_bytes()[8 - len..]);
 }
 
-pub fn draw(random: &mut SmallRng, model: &Model, nexus: usize) -> Drawn {
+pub fn generate(random: &mut SmallRng, model: &Model, nexus: usize) -> GeneratedCommand {
     let mut drawn = match random.random_range(0..100) {
         0..78 => data_command(random, model),
         78..84 => unmap(random, model),
         84..87 => mode_select(random, model),
         87..90 => reservation(random, model, nexus),
-        90..92 => Drawn { cdb: vec![0x1b, 0, 0, 0, start_stop(random, model), 0], data_in: 0, data_out: vec![] },
-        _ => other(random, model),
+        90..92 => {
+            GeneratedCommand { cdb: vec![0x1b, 0, 0, 0, start_stop(random, model), 0], data_in: 0, data_out: vec![] }
+        }
+        _ => other_command(random, model),
     };
     if random.random_bool(0.08) {
         damage(random, &mut drawn);
@@ -37,7 +39,7 @@ pub fn draw(random: &mut SmallRng, model: &Model, nexus: usize) -> Drawn {
 }
 
 /// Returns LBA and length, mostly valid: at both ends, across the middle, or out of range.
-fn place(random: &mut SmallRng, blocks: u64, most: u64) -> (u64, u64) {
+fn lba_and_count(random: &mut SmallRng, blocks: u64, most: u64) -> (u64, u64) {
     let most = most.min(blocks);
     let count = match random.random_range(0..10) {
         0 => 0,
@@ -73,7 +75,7 @@ fn content(random: &mut SmallRng, len: usize) -> Vec<u8> {
 
 /// Returns the current content, sometimes with one bit changed.
 fn held(random: &mut SmallRng, model: &Model, lba: u64, count: u64) -> Vec<u8> {
-    let len = count as usize * model.said.block;
+    let len = count as usize * model.limits.block;
     let there = lba.checked_add(count).is_some_and(|end| end <= model.blocks());
     let mut bytes = if there { model.bytes[model.range(lba, count)].to_vec() } else { vec![0; len] };
     if !bytes.is_empty() && random.random_bool(0.25) {
@@ -83,15 +85,15 @@ fn held(random: &mut SmallRng, model: &Model, lba: u64, count: u64) -> Vec<u8> {
     bytes
 }
 
-fn data_command(random: &mut SmallRng, model: &Model) -> Drawn {
+fn data_command(random: &mut SmallRng, model: &Model) -> GeneratedCommand {
     let opcode = EXTENTS[random.random_range(0..EXTENTS.len())];
     let most = match opcode {
-        0x89 => model.said.compare,
-        0x41 | 0x93 => model.said.same.min(model.blocks()),
+        0x89 => model.limits.compare,
+        0x41 | 0x93 => model.limits.same.min(model.blocks()),
         0x35 | 0x91 => model.blocks(),
-        _ => model.said.transfer,
+        _ => model.limits.transfer,
     };
-    let (lba, mut count) = place(random, model.blocks(), most);
+    let (lba, mut count) = lba_and_count(random, model.blocks(), most);
     let len = [6, 10, 10, 0, 16, 12][usize::from(opcode >> 5)];
     let mut cdb = vec![0; len];
     cdb[0] = opcode;
@@ -111,7 +113,7 @@ fn data_command(random: &mut SmallRng, model: &Model) -> Drawn {
     if len == 6 && count == 0 {
         count = 256;
     }
-    let block = model.said.block;
+    let block = model.limits.block;
     let bytes = count as usize * block;
     let mut data_out = Vec::new();
     let mut data_in = 0;
@@ -153,16 +155,16 @@ fn data_command(random: &mut SmallRng, model: &Model) -> Drawn {
     if len == 10 {
         cdb[6] = random.random_range(0..32);
     }
-    Drawn { cdb, data_in, data_out }
+    GeneratedCommand { cdb, data_in, data_out }
 }
 
-fn unmap(random: &mut SmallRng, model: &Model) -> Drawn {
+fn unmap(random: &mut SmallRng, model: &Model) -> GeneratedCommand {
     let count = [0, 1, 1, 2, 3, 7, 255, 256, 257][random.random_range(0..9)];
     let mut list = vec![0; 8];
     // Many short ones, so that they mostly keep within the maximum of all together.
-    let most = if random.random_bool(0.9) { (model.said.unmap / (count + 1)).min(8) } else { model.said.unmap };
+    let most = if random.random_bool(0.9) { (model.limits.unmap / (count + 1)).min(8) } else { model.limits.unmap };
     for _ in 0..count {
-        let (mut lba, mut blocks) = place(random, model.blocks(), most.max(1));
+        let (mut lba, mut blocks) = lba_and_count(random, model.blocks(), most.max(1));
         if count > 3 && random.random_bool(0.99) {
             blocks = blocks.min(2);
             lba %= model.blocks() - 2;
@@ -180,10 +182,10 @@ fn unmap(random: &mut SmallRng, model: &Model) -> Drawn {
     cdb[0] = 0x42;
     cdb[6] = random.random_range(0..32);
     put(&mut cdb, 7, 2, len);
-    Drawn { cdb, data_in: 0, data_out: list }
+    GeneratedCommand { cdb, data_in: 0, data_out: list }
 }
 
-fn mode_select(random: &mut SmallRng, model: &Model) -> Drawn {
+fn mode_select(random: &mut SmallRng, model: &Model) -> GeneratedCommand {
     let mut page = if random.random_bool(0.7) {
         let mut page = vec![0; 20];
         page[..2].copy_from_slice(&[0x08, 0x12]);
@@ -213,7 +215,7 @@ fn mode_select(random: &mut SmallRng, model: &Model) -> Drawn {
     } else {
         cdb[8] = list.len() as u8
     }
-    Drawn { cdb, data_in: 0, data_out: list }
+    GeneratedCommand { cdb, data_in: 0, data_out: list }
 }
 
 fn start_stop(random: &mut SmallRng, model: &Model) -> u8 {
@@ -227,7 +229,7 @@ fn start_stop(random: &mut SmallRng, model: &Model) -> u8 {
     }
 }
 
-fn reservation(random: &mut SmallRng, model: &Model, nexus: usize) -> Drawn {
+fn reservation(random: &mut SmallRng, model: &Model, nexus: usize) -> GeneratedCommand {
     if random.random_bool(0.4) {
         let holds = model.reserved.is_some();
         let release = random.random_bool(if holds { 0.7 } else { 0.2 });
@@ -235,7 +237,7 @@ fn reservation(random: &mut SmallRng, model: &Model, nexus: usize) -> Drawn {
         let flags = if random.random_bool(0.1) { [0x10, 0x01, 0x02][random.random_range(0..3)] } else { 0 };
         let mut cdb = vec![0; if opcode < 0x20 { 6 } else { 10 }];
         cdb[..2].copy_from_slice(&[opcode, flags]);
-        return Drawn { cdb, data_in: 0, data_out: vec![] };
+        return GeneratedCommand { cdb, data_in: 0, data_out: vec![] };
     }
     let action = if model.held.is_some() { [2, 2, 2, 6, 1] } else { [6, 6, 1, 1, 2] }[random.random_range(0..5)];
     let kind = match model.held {
@@ -245,11 +247,11 @@ fn reservation(random: &mut SmallRng, model: &Model, nexus: usize) -> Drawn {
     let mut data_out = vec![0; 24];
     data_out[7] = if random.random_bool(0.95) { model.keys[nexus] as u8 } else { 9 };
     data_out[15] = if random.random_bool(0.5) { 0 } else { random.random_range(1..4) };
-    Drawn { cdb: vec![0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], data_in: 0, data_out }
+    GeneratedCommand { cdb: vec![0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], data_in: 0, data_out }
 }
 
 /// Commands without blocks, and unsupported ones.
-fn other(random: &mut SmallRng, model: &Model) -> Drawn {
+fn other_command(random: &mut SmallRng, model: &Model) -> GeneratedCommand {
     let mut cdb = vec![0; 16];
     let data_in = [8, 8, 32, 32, 255][random.random_range(0..5)];
     match random.random_range(0..8) {
@@ -269,17 +271,17 @@ fn other(random: &mut SmallRng, model: &Model) -> Drawn {
                 cdb[1] = [0x11, 0x13, 0x1f, 0x00][random.random_range(0..4)];
             } else if random.random_bool(0.3) {
                 cdb[1] = 0x12;
-                let lba = place(random, model.blocks(), 9).0;
+                let lba = lba_and_count(random, model.blocks(), 9).0;
                 put(&mut cdb, 2, 8, lba);
             }
         }
         _ => cdb[0] = [0x04, 0x07, 0x36, 0x3e, 0x50, 0x90, 0x9f, 0xc0, 0xff, 0x7f, 0x60][random.random_range(0..11)],
     }
-    Drawn { cdb, data_in, data_out: vec![] }
+    GeneratedCommand { cdb, data_in, data_out: vec![] }
 }
 
 /// Damages a command, or makes its buffers too short or too long.
-fn damage(random: &mut SmallRng, drawn: &mut Drawn) {
+fn damage(random: &mut SmallRng, drawn: &mut GeneratedCommand) {
     let control = drawn.cdb.len() - 1;
     match random.random_range(0..7) {
         0 => drawn.cdb[control] |= 0x04,

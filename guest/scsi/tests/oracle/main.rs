@@ -3,8 +3,8 @@
 //! `MQBLK_ORACLE_SEED` runs one seed, `MQBLK_ORACLE_SECONDS` continues with new seeds for that time.
 
 mod atomic;
+mod expected;
 mod generate;
-mod judge;
 mod model;
 mod ram;
 
@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::{BlockSize, ByteLen, DiscardLimits, Errno, Geometry, Limits, Outcome};
 use mqblk_scsi::reservation::Reservations;
-use mqblk_scsi::{Attention, Identity, LogicalUnit, Nexus, UnitOptions};
+use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions, Nexus, UnitAttention};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 
-use model::{Ask, Durable, Model, Said, number};
+use model::{CommandInput, Durable, Model, ReportedLimits, number};
 use ram::{Ended, Ram, run};
 
 /// Parameters of a disk under test.
@@ -89,7 +89,7 @@ impl Rig {
         };
         let text = || "oracle".to_owned();
         let identity = Identity { vendor: text(), product: text(), revision: text(), serial: text(), name: text() };
-        let unit = Arc::new(LogicalUnit::new(UnitOptions {
+        let unit = Arc::new(LogicalUnit::new(LogicalUnitOptions {
             geometry,
             limits,
             identity,
@@ -99,9 +99,9 @@ impl Rig {
         let nexuses: Vec<_> = (0..NEXUSES).map(|n| unit.login(&format!("vm{n}"), 1).expect("a new name")).collect();
         let mut ram = Ram::new(bytes.clone(), block, limits, profile.read_only);
         // The first command other than INQUIRY takes POWER ON.
-        let said = said(&mut ram, &nexuses[0]);
+        let said = reported_limits(&mut ram, &nexuses[0]);
         let model = Model {
-            said,
+            limits: said,
             bytes,
             read_only: profile.read_only,
             write_through: !profile.writeback,
@@ -117,7 +117,7 @@ impl Rig {
 }
 
 /// Queries the limits of the logical unit as a guest does.
-fn said(ram: &mut Ram, nexus: &Nexus) -> Said {
+fn reported_limits(ram: &mut Ram, nexus: &Nexus) -> ReportedLimits {
     let mut query = |cdb: &[u8]| match run(ram, nexus, cdb, 255, &[]) {
         Ended::With(_, reply) => reply,
         Ended::Overrun => panic!("255 bytes are enough"),
@@ -129,7 +129,7 @@ fn said(ram: &mut Ram, nexus: &Nexus) -> Said {
     let zeroes = capacity[14] & 0x40 != 0;
     assert_eq!(provisioning[5] & 0xe0 == 0xe0, zeroes, "LBPU, LBPWS and LBPWS10 beside LBPRZ");
     assert_eq!(provisioning[5] & 0x80, capacity[14] & 0x80, "LBPU and LBPME");
-    Said {
+    ReportedLimits {
         block: number(&capacity[8..12]) as usize,
         transfer: number(&limits[8..12]),
         compare: limits[5].into(),
@@ -146,12 +146,12 @@ fn said(ram: &mut Ram, nexus: &Nexus) -> Said {
 fn event(random: &mut SmallRng, rig: &mut Rig) {
     match random.random_range(0..4) {
         0 => {
-            let block = rig.model.said.block;
+            let block = rig.model.limits.block;
             let size = random.random_range(40..200) * 4096 + random.random_range(0..block);
             let changed = size != rig.model.bytes.len();
             rig.ram.resize(size);
             rig.model.bytes.resize(size, 0);
-            rig.unit.resized(ByteLen(size as u64));
+            rig.unit.set_size(ByteLen(size as u64));
             if changed {
                 (0..NEXUSES).for_each(|nexus| rig.model.raise(nexus, (0x2a, 9)));
             }
@@ -168,12 +168,12 @@ fn event(random: &mut SmallRng, rig: &mut Rig) {
         }
         2 => {
             let nexus = random.random_range(0..NEXUSES);
-            rig.nexuses[nexus].lost();
+            rig.nexuses[nexus].nexus_lost();
             rig.model.reserved = rig.model.reserved.filter(|holder| *holder != nexus);
             rig.model.raise(nexus, (0x29, 7));
         }
         _ => {
-            rig.unit.tell(Attention::ReportedLunsChanged);
+            rig.unit.raise_attention(UnitAttention::ReportedLunsChanged);
             (0..NEXUSES).for_each(|nexus| rig.model.raise(nexus, (0x3f, 0x0e)));
         }
     }
@@ -201,9 +201,10 @@ fn history(seed: u64, counts: &mut Counts) {
             event(&mut random, &mut rig);
         }
         let nexus = random.random_range(0..NEXUSES);
-        let drawn = generate::draw(&mut random, &rig.model, nexus);
-        let input = Ask { nexus, cdb: &drawn.cdb, data_in: drawn.data_in, data_out: &drawn.data_out };
-        let place = Where { seed, step, profile, cdb: &drawn.cdb, nexus, room: (drawn.data_in, drawn.data_out.len()) };
+        let drawn = generate::generate(&mut random, &rig.model, nexus);
+        let input = CommandInput { nexus, cdb: &drawn.cdb, data_in: drawn.data_in, data_out: &drawn.data_out };
+        let place =
+            FailureContext { seed, step, profile, cdb: &drawn.cdb, nexus, room: (drawn.data_in, drawn.data_out.len()) };
         rig.ram.fails = random.random_bool(0.04).then(|| fault(&mut random));
         let ended = run(&mut rig.ram, &rig.nexuses[nexus], input.cdb, input.data_in, input.data_out);
         rig.ram.fails = None;
@@ -235,7 +236,7 @@ fn history(seed: u64, counts: &mut Counts) {
 /// Prints its fields if a check panics.
 #[derive(Debug)]
 #[expect(dead_code, reason = "read by Debug")]
-struct Where<'a> {
+struct FailureContext<'a> {
     seed: u64,
     step: u32,
     profile: Profile,
@@ -245,13 +246,13 @@ struct Where<'a> {
     room: (usize, usize),
 }
 
-impl Where<'_> {
+impl FailureContext<'_> {
     fn passed(self) {
         std::mem::forget(self);
     }
 }
 
-impl Drop for Where<'_> {
+impl Drop for FailureContext<'_> {
     #[expect(clippy::print_stderr, reason = "what a failed test says")]
     fn drop(&mut self) {
         if std::thread::panicking() {

@@ -4,16 +4,16 @@
 //! A command with several errors may fail with any of them; one without must succeed, exactly.
 
 use mqblk_core::{Op, Outcome};
-use mqblk_scsi::{Ending, Status};
+use mqblk_scsi::{CommandCompletion, Status};
 
-use crate::ram::{Ended, FORGOTTEN};
+use crate::ram::{DISCARDED, Ended};
 
 /// Sense key, ASC, ASCQ; field pointer (in the CDB, byte, bit); INFORMATION.
-pub type Told = (u8, u8, u8, Option<(bool, u16, Option<u8>)>, Option<u64>);
+pub type SenseFields = (u8, u8, u8, Option<(bool, u16, Option<u8>)>, Option<u64>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    Check(Told),
+    Check(SenseFields),
     Conflict,
     Overrun,
 }
@@ -21,7 +21,7 @@ pub enum Failure {
 pub fn failure(ended: &Ended) -> Option<Failure> {
     let Ended::With(ending, data) = ended else { return Some(Failure::Overrun) };
     let told = ending.sense.map(|sense| {
-        let field = sense.field.map(|field| (field.in_command, field.byte, field.bit));
+        let field = sense.field.map(|field| (field.in_cdb, field.byte, field.bit));
         (sense.key as u8, sense.asc, sense.ascq, field, sense.information)
     });
     let failure = match (ending.status, told) {
@@ -36,7 +36,7 @@ pub fn failure(ended: &Ended) -> Option<Failure> {
 
 /// Limits of the logical unit from VPD pages and READ CAPACITY, which its commands are validated against.
 #[derive(Clone, Debug)]
-pub struct Said {
+pub struct ReportedLimits {
     pub block: usize,
     /// Maximum number of blocks: of a transfer, of COMPARE AND WRITE, of WRITE SAME, of UNMAP in all its descriptors.
     pub transfer: u64,
@@ -58,7 +58,7 @@ pub struct Held {
 }
 
 pub struct Model {
-    pub said: Said,
+    pub limits: ReportedLimits,
     pub bytes: Vec<u8>,
     pub read_only: bool,
     pub write_through: bool,
@@ -73,7 +73,7 @@ pub struct Model {
 
 /// Effect of a valid command.
 #[derive(Debug)]
-pub enum Act {
+pub enum Effect {
     Nothing { transferred: u64 },
     Reply(Vec<u8>),
     Read { lba: u64, count: u64 },
@@ -98,7 +98,7 @@ pub enum Durable {
     All,
 }
 
-pub struct Ask<'a> {
+pub struct CommandInput<'a> {
     pub nexus: usize,
     pub cdb: &'a [u8],
     pub data_in: usize,
@@ -120,11 +120,11 @@ pub fn field(byte: u16, bit: Option<u8>) -> Failure {
 
 impl Model {
     pub fn blocks(&self) -> u64 {
-        (self.bytes.len() / self.said.block) as u64
+        (self.bytes.len() / self.limits.block) as u64
     }
 
     pub fn range(&self, lba: u64, count: u64) -> std::ops::Range<usize> {
-        lba as usize * self.said.block..(lba + count) as usize * self.said.block
+        lba as usize * self.limits.block..(lba + count) as usize * self.limits.block
     }
 
     pub fn raise(&mut self, nexus: usize, told: (u8, u8)) {
@@ -166,7 +166,7 @@ impl Model {
     }
 
     /// Compares the result with the expected one and applies the effect. Returns the blocks that must be durable.
-    pub fn check(&mut self, input: &Ask<'_>, ended: &Ended) -> Durable {
+    pub fn check(&mut self, input: &CommandInput<'_>, ended: &Ended) -> Durable {
         let found = failure(ended);
         let exempt = matches!(input.cdb.first(), Some(0x03 | 0x12 | 0xa0));
         if !exempt && !self.attentions[input.nexus].is_empty() {
@@ -174,7 +174,7 @@ impl Model {
             assert_eq!(found, Some(Failure::Check((6, asc, ascq, None, None))), "a unit attention was pending");
             return Durable::Unsaid;
         }
-        match self.judge(input) {
+        match self.expected_effect(input) {
             Err(failures) => {
                 let found = found.unwrap_or_else(|| panic!("succeeded, expected one of {failures:?}"));
                 assert!(failures.contains(&found), "found {found:?}, expected one of {failures:?}");
@@ -186,7 +186,7 @@ impl Model {
 
     /// Same for a command with a failed disk request: it must report the failure and leave all other blocks
     /// unchanged. `left` is the content of the disk.
-    pub fn check_failed(&mut self, input: &Ask<'_>, ended: &Ended, (op, outcome): (Op, Outcome), left: &[u8]) {
+    pub fn check_failed(&mut self, input: &CommandInput<'_>, ended: &Ended, (op, outcome): (Op, Outcome), left: &[u8]) {
         assert!(self.attentions[input.nexus].is_empty(), "a unit attention comes before any request");
         let sense = match (outcome, op) {
             (Outcome::Aborted, _) => (0xb, 0x00, 0x06),
@@ -198,21 +198,21 @@ impl Model {
         };
         let expected = Failure::Check((sense.0, sense.1, sense.2, None, None));
         assert_eq!(failure(ended), Some(expected), "the disk answered {outcome:?} to {op:?}");
-        let act = self.judge(input).expect("a request for a command with mistakes");
+        let act = self.expected_effect(input).expect("a request for a command with mistakes");
         let ranges = match act {
-            Act::Write { lba, data, .. } | Act::Or { lba, data, .. } => {
-                vec![(lba, (data.len() / self.said.block) as u64)]
+            Effect::Write { lba, data, .. } | Effect::Or { lba, data, .. } => {
+                vec![(lba, (data.len() / self.limits.block) as u64)]
             }
-            Act::Compare { lba, data, .. } => vec![(lba, (data.len() / self.said.block / 2) as u64)],
-            Act::Same { lba, count, .. } => vec![(lba, count)],
-            Act::Unmap { ranges, .. } => ranges,
+            Effect::Compare { lba, data, .. } => vec![(lba, (data.len() / self.limits.block / 2) as u64)],
+            Effect::Same { lba, count, .. } => vec![(lba, count)],
+            Effect::Unmap { ranges, .. } => ranges,
             // The pages have changed, although the flush failed.
-            Act::Mode { write_through, protected, .. } => {
+            Effect::Mode { write_through, protected, .. } => {
                 (self.write_through, self.protected) = (write_through, protected);
                 self.raise_others(input.nexus, (0x2a, 1));
                 vec![]
             }
-            Act::Start(start) => {
+            Effect::Start(start) => {
                 self.stopped = !start;
                 vec![]
             }
@@ -224,41 +224,41 @@ impl Model {
         }
     }
 
-    fn perform(&mut self, nexus: usize, act: Act, found: Option<Failure>, ended: &Ended) -> Durable {
+    fn perform(&mut self, nexus: usize, act: Effect, found: Option<Failure>, ended: &Ended) -> Durable {
         let miscompare = |information| Some(Failure::Check((0xe, 0x1d, 0, None, Some(information))));
         let good = |transferred: u64, data: &[u8]| {
-            assert_eq!(*ended, Ended::With(Ending::good(transferred), data.to_vec()), "expected success");
+            assert_eq!(*ended, Ended::With(CommandCompletion::good(transferred), data.to_vec()), "expected success");
         };
         let write_through = self.write_through;
         let after = |durable: bool, lba, count| {
             if durable || write_through { Durable::Blocks(lba, count) } else { Durable::Unsaid }
         };
-        let block = self.said.block as u64;
+        let block = self.limits.block as u64;
         match act {
-            Act::Nothing { transferred } => good(transferred, &[]),
-            Act::Reply(reply) => good(reply.len() as u64, &reply),
-            Act::Read { lba, count } => good(count * block, &self.bytes[self.range(lba, count)]),
-            Act::Write { lba, data, durable } => {
+            Effect::Nothing { transferred } => good(transferred, &[]),
+            Effect::Reply(reply) => good(reply.len() as u64, &reply),
+            Effect::Read { lba, count } => good(count * block, &self.bytes[self.range(lba, count)]),
+            Effect::Write { lba, data, durable } => {
                 let count = data.len() as u64 / block;
                 let range = self.range(lba, count);
                 self.bytes[range].copy_from_slice(&data);
                 good(data.len() as u64, &[]);
                 return after(durable, lba, count);
             }
-            Act::Same { lba, count, pattern, transferred } => {
+            Effect::Same { lba, count, pattern, transferred } => {
                 let range = self.range(lba, count);
                 self.bytes[range].chunks_mut(block as usize).for_each(|one| one.copy_from_slice(&pattern));
                 good(transferred, &[]);
                 return after(false, lba, count);
             }
-            Act::Or { lba, data, durable } => {
+            Effect::Or { lba, data, durable } => {
                 let count = data.len() as u64 / block;
                 let range = self.range(lba, count);
                 self.bytes[range].iter_mut().zip(&data).for_each(|(held, sent)| *held |= sent);
                 good(data.len() as u64, &[]);
                 return after(durable, lba, count);
             }
-            Act::Compare { lba, data, durable } => {
+            Effect::Compare { lba, data, durable } => {
                 let (expected, new) = data.split_at(data.len() / 2);
                 let count = new.len() as u64 / block;
                 let range = self.range(lba, count);
@@ -271,7 +271,7 @@ impl Model {
                 good(data.len() as u64, &[]);
                 return after(durable, lba, count);
             }
-            Act::Verify { lba, count, data } => {
+            Effect::Verify { lba, count, data } => {
                 let held = &self.bytes[self.range(lba, count)];
                 let sent = data.chunks(block as usize).cycle();
                 if !data.is_empty()
@@ -282,19 +282,19 @@ impl Model {
                 }
                 good(data.len() as u64, &[]);
             }
-            Act::Unmap { ranges, transferred } => {
-                let unmapped = if self.said.zeroes { 0 } else { FORGOTTEN };
+            Effect::Unmap { ranges, transferred } => {
+                let unmapped = if self.limits.zeroes { 0 } else { DISCARDED };
                 for (lba, count) in &ranges {
                     let range = self.range(*lba, *count);
                     self.bytes[range].fill(unmapped);
                 }
                 good(transferred, &[]);
             }
-            Act::Sync => {
+            Effect::Sync => {
                 good(0, &[]);
                 return Durable::All;
             }
-            Act::Mode { write_through, protected, transferred } => {
+            Effect::Mode { write_through, protected, transferred } => {
                 good(transferred, &[]);
                 let through_now = write_through && !self.write_through;
                 if (write_through, protected) != (self.write_through, self.protected) {
@@ -303,15 +303,15 @@ impl Model {
                 (self.write_through, self.protected) = (write_through, protected);
                 return if through_now { Durable::All } else { Durable::Unsaid };
             }
-            Act::Start(start) => {
+            Effect::Start(start) => {
                 good(0, &[]);
                 self.stopped = !start;
             }
-            Act::Reserve { release } => {
+            Effect::Reserve { release } => {
                 good(0, &[]);
                 self.reserve(nexus, release);
             }
-            Act::Persist { action, kind, key } => {
+            Effect::Persist { action, kind, key } => {
                 good(24, &[]);
                 self.persist(nexus, action, kind, key);
             }

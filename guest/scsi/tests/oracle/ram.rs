@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mqblk_core::{BlockSize, ByteLen, ByteOffset, Limits, Op, Outcome, Wake};
-use mqblk_scsi::{Command, Ending, Next, Nexus, Sequence, Step, Work};
+use mqblk_scsi::{Command, CommandAction, CommandBuffers, CommandCompletion, MultiStepCommand, NextStep, Nexus};
 
 /// Content of a discarded block on a disk that leaves it undefined.
-pub const FORGOTTEN: u8 = 0xdd;
+pub const DISCARDED: u8 = 0xdd;
 
 pub struct Ram {
     pub bytes: Vec<u8>,
@@ -91,7 +91,7 @@ impl Ram {
             Op::Discard { .. } => {
                 let range = self.range(start, len, self.limits.discard.expect("discard is offered").max_len);
                 self.mark(&range, true);
-                self.bytes[range].fill(FORGOTTEN);
+                self.bytes[range].fill(DISCARDED);
             }
             Op::WriteZeroes { fua, .. } => {
                 let range = self.range(start, len, self.limits.write_zeroes.expect("write-zeroes is offered"));
@@ -109,13 +109,13 @@ impl Ram {
 pub enum Ended {
     Overrun,
     /// The completion and the data-in bytes.
-    With(Ending, Vec<u8>),
+    With(CommandCompletion, Vec<u8>),
 }
 
 #[derive(Default)]
-pub struct Bell(AtomicBool);
+pub struct FlagWaker(AtomicBool);
 
-impl Wake for Bell {
+impl Wake for FlagWaker {
     fn wake(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
@@ -126,45 +126,45 @@ pub struct Task {
     data_out: Vec<u8>,
     data_in: Vec<u8>,
     state: State,
-    work: Work,
-    bell: Arc<Bell>,
+    work: CommandBuffers,
+    waker: Arc<FlagWaker>,
     /// Lent for each step. Only data read is kept until the next one.
     scratch: Vec<u8>,
 }
 
 enum State {
     Ended(Ended),
-    Sequence { sequence: Box<Sequence>, before: Option<Outcome>, waits: bool },
+    Sequence { sequence: Box<MultiStepCommand>, before: Option<Outcome>, waits: bool },
 }
 
 impl Task {
     /// Begins a command. A single disk request is executed at once.
     pub fn begin(ram: &mut Ram, nexus: &Nexus, cdb: &[u8], data_in: usize, data_out: &[u8]) -> Task {
-        let mut work = Work::default();
+        let mut work = CommandBuffers::default();
         let mut data_in = vec![0xee; data_in];
-        let command = Command { cdb, data_in: data_in.len() as u64 };
+        let command = Command { cdb, data_in_len: data_in.len() as u64 };
         let state = match nexus.begin(&command, data_out, &mut work) {
-            Step::End(ending) => State::Ended(Ended::With(ending, work.reply.clone())),
-            Step::Overrun => State::Ended(Ended::Overrun),
-            Step::Disk { op, start, len, transferred } => {
+            CommandAction::Complete(ending) => State::Ended(Ended::With(ending, work.data_in.clone())),
+            CommandAction::Overrun => State::Ended(Ended::Overrun),
+            CommandAction::Disk { op, start, len, transferred } => {
                 let outcome = request(ram, op, start, len, &mut data_in, data_out);
                 let filled =
                     if op == Op::Read && outcome.is_done() { data_in[..len.0 as usize].to_vec() } else { Vec::new() };
-                State::Ended(Ended::With(Ending::of(op, outcome, transferred), filled))
+                State::Ended(Ended::With(CommandCompletion::from_outcome(op, outcome, transferred), filled))
             }
-            Step::Ranges { op, transferred } => {
+            CommandAction::Ranges { op, transferred } => {
                 assert!(!work.ranges.is_empty(), "at least one range");
-                let mut end = Ending::good(transferred);
+                let mut end = CommandCompletion::good(transferred);
                 for (start, len) in &work.ranges {
-                    let one = Ending::of(op, ram.manage(op, *start, *len), transferred);
+                    let one = CommandCompletion::from_outcome(op, ram.manage(op, *start, *len), transferred);
                     // Only one fails.
                     end = if one.sense.is_some() { one } else { end };
                 }
                 State::Ended(Ended::With(end, Vec::new()))
             }
-            Step::Sequence(sequence) => State::Sequence { sequence, before: None, waits: false },
+            CommandAction::MultiStep(sequence) => State::Sequence { sequence, before: None, waits: false },
         };
-        Task { data_out: data_out.to_vec(), data_in, state, work, bell: Arc::default(), scratch: Vec::new() }
+        Task { data_out: data_out.to_vec(), data_in, state, work, waker: Arc::default(), scratch: Vec::new() }
     }
 
     pub fn ended(&self) -> Option<&Ended> {
@@ -176,33 +176,33 @@ impl Task {
 
     /// Returns true if it waits and has not been woken.
     pub fn waits(&self) -> bool {
-        matches!(self.state, State::Sequence { waits: true, .. }) && !self.bell.0.load(Ordering::SeqCst)
+        matches!(self.state, State::Sequence { waits: true, .. }) && !self.waker.0.load(Ordering::SeqCst)
     }
 
     /// Runs one step of a multi-step command.
     pub fn step(&mut self, ram: &mut Ram) {
         let scratch = &mut self.scratch;
-        scratch.resize(Sequence::SCRATCH, 0x77);
+        scratch.resize(MultiStepCommand::SCRATCH, 0x77);
         let State::Sequence { sequence, before, waits } = &mut self.state else { return };
-        self.bell.0.store(false, Ordering::SeqCst);
+        self.waker.0.store(false, Ordering::SeqCst);
         *waits = false;
-        let waker = Arc::clone(&self.bell) as Arc<dyn Wake>;
+        let waker = Arc::clone(&self.waker) as Arc<dyn Wake>;
         let next = sequence.next(before.take(), scratch, &self.data_out[..], &waker, &mut self.work);
         *before = Some(match next {
-            Next::Read { start, len } => ram.read(start, &mut scratch[..len.0 as usize]),
-            Next::Write { start, len, fua } => {
+            NextStep::Read { start, len } => ram.read(start, &mut scratch[..len.0 as usize]),
+            NextStep::Write { start, len, fua } => {
                 let outcome = ram.write(start, &scratch[..len.0 as usize], fua);
                 scratch[..len.0 as usize].fill(0x77);
                 outcome
             }
-            Next::Disk { op, start, len } => request(ram, op, start, len, &mut self.data_in, &self.data_out),
-            Next::Wait => {
+            NextStep::Disk { op, start, len } => request(ram, op, start, len, &mut self.data_in, &self.data_out),
+            NextStep::Wait => {
                 *waits = true;
                 *before = None;
                 return;
             }
-            Next::End(ending) => {
-                self.state = State::Ended(Ended::With(ending, self.work.reply.clone()));
+            NextStep::Complete(ending) => {
+                self.state = State::Ended(Ended::With(ending, self.work.data_in.clone()));
                 return;
             }
         });

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use mqblk_core::{BlockSize, ByteLen, ByteOffset, DiscardLimits, Errno, Geometry, Limits, Op, Outcome, Wake};
 use mqblk_scsi::reservation::Reservations;
 use mqblk_scsi::{
-    Command, Ending, Identity, LogicalUnit, Next, Nexus, Sense, SenseKey, Sequence, Status, Step, UnitOptions, Work,
+    Command, CommandAction, CommandBuffers, CommandCompletion, Identity, LogicalUnit, LogicalUnitOptions,
+    MultiStepCommand, NextStep, Nexus, Sense, SenseKey, Status,
 };
 
 /// Blocks of the disk.
@@ -21,19 +22,19 @@ pub const UNMAP: u32 = 64;
 pub const SAME: u32 = 256;
 
 #[derive(Default)]
-pub struct Rings(pub AtomicU32);
+pub struct WakeCounter(pub AtomicU32);
 
-impl Wake for Rings {
+impl Wake for WakeCounter {
     fn wake(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    Ended { ending: Ending, data: Vec<u8> },
+pub enum RunResult {
+    Ended { ending: CommandCompletion, data: Vec<u8> },
     Overrun,
-    Waits,
+    Waiting,
 }
 
 pub struct Rig {
@@ -41,10 +42,10 @@ pub struct Rig {
     pub nexus: Arc<Nexus>,
     pub disk: RefCell<Vec<u8>>,
     /// Disk requests since the last time.
-    pub asked: RefCell<Vec<(Op, u64, u64)>>,
+    pub requests: RefCell<Vec<(Op, u64, u64)>>,
     /// Outcome of all requests from the n-th on, if they fail.
     pub fails: Cell<Option<(usize, Outcome)>>,
-    pub rings: Arc<Rings>,
+    pub wakes: Arc<WakeCounter>,
 }
 
 pub fn geometry() -> Geometry {
@@ -71,7 +72,7 @@ pub fn limits() -> Limits {
     }
 }
 
-pub fn options(geometry: Geometry, limits: Limits) -> UnitOptions {
+pub fn options(geometry: Geometry, limits: Limits) -> LogicalUnitOptions {
     let identity = Identity {
         vendor: "MQBLK".into(),
         product: "disk".into(),
@@ -79,7 +80,7 @@ pub fn options(geometry: Geometry, limits: Limits) -> UnitOptions {
         serial: "serial-7".into(),
         name: "vm0-disk7".into(),
     };
-    UnitOptions { geometry, limits, identity, writeback: true, reservations: Reservations::new(None) }
+    LogicalUnitOptions { geometry, limits, identity, writeback: true, reservations: Reservations::new(None) }
 }
 
 impl Rig {
@@ -92,7 +93,7 @@ impl Rig {
     }
 
     /// Returns a fixture whose nexus has taken POWER ON.
-    pub fn from(options: UnitOptions) -> Rig {
+    pub fn from(options: LogicalUnitOptions) -> Rig {
         let size = options.geometry.size.0 as usize;
         let unit = Arc::new(LogicalUnit::new(options));
         let nexus = unit.login("vm0", 1).unwrap();
@@ -100,9 +101,9 @@ impl Rig {
             unit,
             nexus,
             disk: RefCell::new((0..size).map(pattern).collect()),
-            asked: RefCell::default(),
+            requests: RefCell::default(),
             fails: Cell::new(None),
-            rings: Arc::default(),
+            wakes: Arc::default(),
         };
         rig.expect(&[0; 6], sense(SenseKey::UnitAttention, 0x29, 0x01));
         rig
@@ -110,13 +111,15 @@ impl Rig {
 
     pub fn other(&self, name: &str) -> Arc<Nexus> {
         let nexus = self.unit.login(name, 1).unwrap();
-        assert!(matches!(self.run_on(&nexus, &[0; 6], &[], 0), Answer::Ended { ending, .. } if ending.sense.is_some()));
+        assert!(
+            matches!(self.run_on(&nexus, &[0; 6], &[], 0), RunResult::Ended { ending, .. } if ending.sense.is_some())
+        );
         nexus
     }
 
     /// Executes one request on a range of the disk with this data.
     fn execute(&self, op: Op, start: ByteOffset, len: ByteLen, data: &mut [u8]) -> Outcome {
-        let mut asked = self.asked.borrow_mut();
+        let mut asked = self.requests.borrow_mut();
         asked.push((op, start.0, len.0));
         if let Some((from, outcome)) = self.fails.get()
             && asked.len() > from
@@ -134,44 +137,45 @@ impl Rig {
         Outcome::Done(len)
     }
 
-    pub fn run(&self, cdb: &[u8], out: &[u8], room: usize) -> Answer {
+    pub fn run(&self, cdb: &[u8], out: &[u8], room: usize) -> RunResult {
         self.run_on(&self.nexus, cdb, out, room)
     }
 
-    pub fn run_on(&self, nexus: &Nexus, cdb: &[u8], out: &[u8], room: usize) -> Answer {
-        let mut work = Work::default();
-        let command = Command { cdb: &field(cdb), data_in: room as u64 };
+    pub fn run_on(&self, nexus: &Nexus, cdb: &[u8], out: &[u8], room: usize) -> RunResult {
+        let mut work = CommandBuffers::default();
+        let command = Command { cdb: &field(cdb), data_in_len: room as u64 };
         let step = nexus.begin(&command, out, &mut work);
         self.finish(step, out, room, work)
     }
 
-    pub fn finish(&self, step: Step, out: &[u8], room: usize, mut work: Work) -> Answer {
+    pub fn finish(&self, step: CommandAction, out: &[u8], room: usize, mut work: CommandBuffers) -> RunResult {
         let mut out_copy = out.to_vec();
         let mut data = Vec::new();
         match step {
-            Step::Overrun => Answer::Overrun,
-            Step::End(ending) => {
+            CommandAction::Overrun => RunResult::Overrun,
+            CommandAction::Complete(ending) => {
                 if ending.status == Status::Good && out.is_empty() {
-                    assert_eq!(ending.transferred, work.reply.len() as u64);
+                    assert_eq!(ending.transferred, work.data_in.len() as u64);
                 }
-                Answer::Ended { ending, data: work.reply }
+                RunResult::Ended { ending, data: work.data_in }
             }
-            Step::Disk { op, start, len, transferred } => {
+            CommandAction::Disk { op, start, len, transferred } => {
                 assert!(len.0 > 0 || op == Op::Flush, "an empty {op:?}");
                 let outcome = self.transfer(op, start, len, &mut out_copy, &mut data, room);
-                Answer::Ended { ending: Ending::of(op, outcome, transferred), data }
+                RunResult::Ended { ending: CommandCompletion::from_outcome(op, outcome, transferred), data }
             }
-            Step::Ranges { op, transferred } => {
+            CommandAction::Ranges { op, transferred } => {
                 assert!(!work.ranges.is_empty() && !op.has_data());
                 let outcomes: Vec<_> =
                     work.ranges.iter().map(|(start, len)| self.execute(op, *start, *len, &mut [])).collect();
                 let failed = outcomes.into_iter().find(|outcome| !outcome.is_done());
-                let ending = Ending::of(op, failed.unwrap_or(Outcome::Done(ByteLen::ZERO)), transferred);
-                Answer::Ended { ending, data }
+                let ending =
+                    CommandCompletion::from_outcome(op, failed.unwrap_or(Outcome::Done(ByteLen::ZERO)), transferred);
+                RunResult::Ended { ending, data }
             }
-            Step::Sequence(mut sequence) => {
+            CommandAction::MultiStep(mut sequence) => {
                 let ending = self.drive(&mut sequence, &mut out_copy, room, &mut work);
-                ending.map_or(Answer::Waits, |ending| Answer::Ended { ending, data: work.reply })
+                ending.map_or(RunResult::Waiting, |ending| RunResult::Ended { ending, data: work.data_in })
             }
         }
     }
@@ -197,26 +201,32 @@ impl Rig {
     }
 
     /// Runs the command until it completes, or waits (`None`).
-    pub fn drive(&self, sequence: &mut Sequence, out: &mut [u8], room: usize, work: &mut Work) -> Option<Ending> {
+    pub fn drive(
+        &self,
+        sequence: &mut MultiStepCommand,
+        out: &mut [u8],
+        room: usize,
+        work: &mut CommandBuffers,
+    ) -> Option<CommandCompletion> {
         let mut before = None;
-        let waker: Arc<dyn Wake> = self.rings.clone();
+        let waker: Arc<dyn Wake> = self.wakes.clone();
         // Filled with garbage before each step: nothing may rely on it.
-        let mut scratch = vec![0x5a; Sequence::SCRATCH];
+        let mut scratch = vec![0x5a; MultiStepCommand::SCRATCH];
         for _ in 0..10_000 {
             let next = sequence.next(before, &mut scratch, out, &waker, work);
             before = Some(match next {
-                Next::End(ending) => return Some(ending),
-                Next::Wait => return None,
-                Next::Read { start, len } => {
+                NextStep::Complete(ending) => return Some(ending),
+                NextStep::Wait => return None,
+                NextStep::Read { start, len } => {
                     scratch.fill(0x5a);
                     self.execute(Op::Read, start, len, &mut scratch[..len.0 as usize])
                 }
-                Next::Write { start, len, fua } => {
+                NextStep::Write { start, len, fua } => {
                     let outcome = self.execute(Op::Write { fua }, start, len, &mut scratch[..len.0 as usize]);
                     scratch.fill(0x5a);
                     outcome
                 }
-                Next::Disk { op, start, len } => self.transfer(op, start, len, out, &mut Vec::new(), room),
+                NextStep::Disk { op, start, len } => self.transfer(op, start, len, out, &mut Vec::new(), room),
             });
         }
         panic!("the command does not end");
@@ -225,8 +235,8 @@ impl Rig {
     /// Returns the data-in of a command that succeeds, with a buffer of `room` bytes.
     pub fn reads(&self, cdb: &[u8], room: usize) -> Vec<u8> {
         match self.run(cdb, &[], room) {
-            Answer::Ended { ending, data } => {
-                assert_eq!(ending, Ending::good(data.len() as u64), "{cdb:02x?}");
+            RunResult::Ended { ending, data } => {
+                assert_eq!(ending, CommandCompletion::good(data.len() as u64), "{cdb:02x?}");
                 data
             }
             other => panic!("{cdb:02x?}: {other:?}"),
@@ -235,7 +245,7 @@ impl Rig {
 
     /// Runs a command that succeeds and transfers this much of `out`.
     pub fn writes(&self, cdb: &[u8], out: &[u8], transferred: usize) {
-        let expected = Answer::Ended { ending: Ending::good(transferred as u64), data: Vec::new() };
+        let expected = RunResult::Ended { ending: CommandCompletion::good(transferred as u64), data: Vec::new() };
         assert_eq!(self.run(cdb, out, 0), expected, "{cdb:02x?}");
     }
 
@@ -245,21 +255,21 @@ impl Rig {
     }
 
     pub fn expect_with(&self, cdb: &[u8], out: &[u8], sense: Sense) {
-        let expected = Answer::Ended { ending: Ending::check(sense), data: Vec::new() };
+        let expected = RunResult::Ended { ending: CommandCompletion::check_condition(sense), data: Vec::new() };
         let answer = match self.run(cdb, out, 1 << 19) {
-            Answer::Ended { ending, .. } => Answer::Ended { ending, data: Vec::new() },
+            RunResult::Ended { ending, .. } => RunResult::Ended { ending, data: Vec::new() },
             other => other,
         };
         assert_eq!(answer, expected, "{cdb:02x?}");
     }
 
     /// Returns and clears the disk requests.
-    pub fn take_asked(&self) -> Vec<(Op, u64, u64)> {
-        self.asked.take()
+    pub fn take_requests(&self) -> Vec<(Op, u64, u64)> {
+        self.requests.take()
     }
 
     pub fn fail_from(&self, request: usize, outcome: Outcome) {
-        self.asked.borrow_mut().clear();
+        self.requests.borrow_mut().clear();
         self.fails.set(Some((request, outcome)));
     }
 }
@@ -277,12 +287,12 @@ pub fn sense(key: SenseKey, asc: u8, ascq: u8) -> Sense {
 
 /// 5/24/00 with a pointer.
 pub fn in_command(byte: u16, bit: impl Into<Option<u8>>) -> Sense {
-    Sense::in_command(byte, bit.into())
+    Sense::invalid_cdb_field(byte, bit.into())
 }
 
 /// 5/26/00 with a pointer.
 pub fn in_parameters(byte: u16, bit: impl Into<Option<u8>>) -> Sense {
-    Sense::in_parameters(byte, bit.into())
+    Sense::invalid_parameter_field(byte, bit.into())
 }
 
 /// Returns a command in a transport's CDB field.

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use mqblk_core::Wake;
 use serde::{Deserialize, Serialize};
 
-use crate::attention::Attention;
+use crate::logical_unit::flag;
 use crate::nexus::Nexus;
-use crate::reservation::{Carried, Judged, RestoreError};
-use crate::unit::flag;
+use crate::reservation::{ReservationSnapshot, RestoreError, ValidatedReservations};
+use crate::unit_attention::UnitAttention;
 
 /// Timeout for making reservations durable.
-const KEPT_WITHIN: Duration = Duration::from_secs(5);
+const SAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A logical unit as one nexus sees it: what identifies it, and what the initiator has changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,10 +49,10 @@ pub struct UnitState {
     pub stopped: bool,
     /// Unit attentions that have not been reported, in the order of reporting.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub attentions: Vec<Attention>,
+    pub attentions: Vec<UnitAttention>,
     /// Reservations of all initiators.
     #[serde(default)]
-    pub reservations: Carried,
+    pub reservations: ReservationSnapshot,
 }
 
 impl UnitState {
@@ -69,11 +69,11 @@ impl UnitState {
 
 /// A validated state of a nexus and its logical unit, not yet applied.
 #[derive(Debug)]
-pub struct ApplyUnit {
+pub struct ValidatedUnitState {
     nexus: Arc<Nexus>,
     flags: u8,
-    attentions: Vec<Attention>,
-    reservations: Judged,
+    attentions: Vec<UnitAttention>,
+    reservations: ValidatedReservations,
     has_grown: bool,
 }
 
@@ -96,7 +96,7 @@ impl Nexus {
             descriptor_sense: flags & flag::DESCRIPTOR_SENSE != 0,
             stopped: flags & flag::STOPPED != 0,
             attentions: self.attentions().pending(),
-            reservations: self.party().reservations().carried(),
+            reservations: self.reservation().reservations().snapshot(),
         }
     }
 
@@ -105,7 +105,7 @@ impl Nexus {
     ///
     /// # Errors
     /// If it is not: the field, what was found, what was expected.
-    pub fn judge(self: &Arc<Nexus>, state: UnitState) -> Result<ApplyUnit, String> {
+    pub fn validate_state(self: &Arc<Nexus>, state: UnitState) -> Result<ValidatedUnitState, String> {
         let own = self.state();
         let wrong = |field: &str, found: &dyn std::fmt::Debug, expected: &dyn std::fmt::Debug, key: &str| {
             Err(format!("{field}: found {found:?}, expected {expected:?}, which the unit has here ({key}=)"))
@@ -131,12 +131,13 @@ impl Nexus {
             return Err(format!("size-bytes: found {found}, expected at most {most}, which the unit has here"));
         }
         let flags = state.flags();
-        let reservations = self.party().reservations().judge(state.reservations).map_err(|error| match error {
-            RestoreError::Impossible { field, found, expected } => {
-                format!("reservations.{field}: found {found}, expected {expected}")
-            }
-            other => other.to_string(),
-        })?;
+        let reservations =
+            self.reservation().reservations().validate(state.reservations).map_err(|error| match error {
+                RestoreError::InvalidField { field, found, expected } => {
+                    format!("reservations.{field}: found {found}, expected {expected}")
+                }
+                other => other.to_string(),
+            })?;
         if state.initiator != own.initiator && !reservations.is_empty() {
             let (found, own) = (state.initiator, own.initiator);
             return Err(format!(
@@ -144,11 +145,11 @@ impl Nexus {
             ));
         }
         let has_grown = state.size_bytes < own.size_bytes;
-        Ok(ApplyUnit { nexus: Arc::clone(self), flags, attentions: state.attentions, reservations, has_grown })
+        Ok(ValidatedUnitState { nexus: Arc::clone(self), flags, attentions: state.attentions, reservations, has_grown })
     }
 }
 
-impl ApplyUnit {
+impl ValidatedUnitState {
     /// Returns true if the logical unit is larger here than the initiator knows.
     pub fn has_grown(&self) -> bool {
         self.has_grown
@@ -160,22 +161,22 @@ impl ApplyUnit {
     /// If they are not; the state is applied nevertheless.
     pub fn apply(self) -> Result<(), String> {
         const CARRIED: u8 = flag::WRITE_THROUGH | flag::SOFTWARE_PROTECTED | flag::DESCRIPTOR_SENSE | flag::STOPPED;
-        let ApplyUnit { nexus, flags, mut attentions, reservations, has_grown } = self;
+        let ValidatedUnitState { nexus, flags, mut attentions, reservations, has_grown } = self;
         nexus.unit().replace_flags(CARRIED, flags);
         if has_grown {
-            attentions.push(Attention::CapacityChanged);
+            attentions.push(UnitAttention::CapacityChanged);
         }
         nexus.attentions().replace(&attentions);
-        let done = Arc::new(Done::default());
-        let ticket = nexus.party().reservations().replace(reservations, Arc::clone(&done) as Arc<dyn Wake>);
+        let done = Arc::new(BlockingWaker::default());
+        let ticket = nexus.reservation().reservations().replace(reservations, Arc::clone(&done) as Arc<dyn Wake>);
         let Some(ticket) = ticket else { return Ok(()) };
-        done.wait(Instant::now() + KEPT_WITHIN);
+        done.wait(Instant::now() + SAVE_TIMEOUT);
         let name = &nexus.unit().identity().name;
         match ticket.result() {
             Some(Ok(())) => Ok(()),
             Some(Err(why)) => Err(format!("unit {name:?}: reservations: {why}")),
             None => {
-                Err(format!("unit {name:?}: reservations: not on stable storage within {} s", KEPT_WITHIN.as_secs()))
+                Err(format!("unit {name:?}: reservations: not on stable storage within {} s", SAVE_TIMEOUT.as_secs()))
             }
         }
     }
@@ -183,12 +184,12 @@ impl ApplyUnit {
 
 /// Waker that a thread blocks on until a ticket is resolved.
 #[derive(Default)]
-struct Done {
+struct BlockingWaker {
     woken: Mutex<bool>,
     condvar: Condvar,
 }
 
-impl Done {
+impl BlockingWaker {
     fn wait(&self, deadline: Instant) {
         let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
         let left = deadline.saturating_duration_since(Instant::now());
@@ -196,7 +197,7 @@ impl Done {
     }
 }
 
-impl Wake for Done {
+impl Wake for BlockingWaker {
     fn wake(&self) {
         *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.condvar.notify_all();

@@ -15,7 +15,7 @@ use crate::sense::{Sense, SenseKey};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
-pub enum Attention {
+pub enum UnitAttention {
     /// 29/01: the logical unit is new to this initiator, or was switched on.
     PowerOn = 1,
     /// 29/03: a task management function reset the logical unit.
@@ -41,54 +41,54 @@ pub enum Attention {
 }
 
 /// Conditions that are a reset, strongest first: a pending one covers those after it. Source: SAM-5 section 5.14.5.
-const RESETS: [Attention; 3] = [Attention::PowerOn, Attention::BusDeviceReset, Attention::NexusLoss];
+const RESETS: [UnitAttention; 3] = [UnitAttention::PowerOn, UnitAttention::BusDeviceReset, UnitAttention::NexusLoss];
 
-impl Attention {
+impl UnitAttention {
     /// All conditions.
-    pub const ALL: [Attention; 11] = [
-        Attention::PowerOn,
-        Attention::BusDeviceReset,
-        Attention::NexusLoss,
-        Attention::ModeParametersChanged,
-        Attention::ReservationsPreempted,
-        Attention::ReservationsReleased,
-        Attention::RegistrationsPreempted,
-        Attention::CapacityChanged,
-        Attention::CommandsCleared,
-        Attention::InquiryDataChanged,
-        Attention::ReportedLunsChanged,
+    pub const ALL: [UnitAttention; 11] = [
+        UnitAttention::PowerOn,
+        UnitAttention::BusDeviceReset,
+        UnitAttention::NexusLoss,
+        UnitAttention::ModeParametersChanged,
+        UnitAttention::ReservationsPreempted,
+        UnitAttention::ReservationsReleased,
+        UnitAttention::RegistrationsPreempted,
+        UnitAttention::CapacityChanged,
+        UnitAttention::CommandsCleared,
+        UnitAttention::InquiryDataChanged,
+        UnitAttention::ReportedLunsChanged,
     ];
 
     /// Returns the sense data that reports the condition.
     pub const fn sense(self) -> Sense {
         let (asc, ascq) = match self {
-            Attention::PowerOn => (0x29, 0x01),
-            Attention::BusDeviceReset => (0x29, 0x03),
-            Attention::NexusLoss => (0x29, 0x07),
-            Attention::ModeParametersChanged => (0x2a, 0x01),
-            Attention::ReservationsPreempted => (0x2a, 0x03),
-            Attention::ReservationsReleased => (0x2a, 0x04),
-            Attention::RegistrationsPreempted => (0x2a, 0x05),
-            Attention::CapacityChanged => (0x2a, 0x09),
-            Attention::CommandsCleared => (0x2f, 0x00),
-            Attention::InquiryDataChanged => (0x3f, 0x03),
-            Attention::ReportedLunsChanged => (0x3f, 0x0e),
+            UnitAttention::PowerOn => (0x29, 0x01),
+            UnitAttention::BusDeviceReset => (0x29, 0x03),
+            UnitAttention::NexusLoss => (0x29, 0x07),
+            UnitAttention::ModeParametersChanged => (0x2a, 0x01),
+            UnitAttention::ReservationsPreempted => (0x2a, 0x03),
+            UnitAttention::ReservationsReleased => (0x2a, 0x04),
+            UnitAttention::RegistrationsPreempted => (0x2a, 0x05),
+            UnitAttention::CapacityChanged => (0x2a, 0x09),
+            UnitAttention::CommandsCleared => (0x2f, 0x00),
+            UnitAttention::InquiryDataChanged => (0x3f, 0x03),
+            UnitAttention::ReportedLunsChanged => (0x3f, 0x0e),
         };
         Sense::new(SenseKey::UnitAttention, asc, ascq)
     }
 
     /// Returns the position among the resets; all other conditions come after them, in the order in which they were
     /// raised.
-    fn precedence(self) -> usize {
+    fn reset_rank(self) -> usize {
         RESETS.iter().position(|reset| *reset == self).unwrap_or(RESETS.len())
     }
 
     fn is_reset(self) -> bool {
-        self.precedence() < RESETS.len()
+        self.reset_rank() < RESETS.len()
     }
 
-    fn from_code(code: u64) -> Option<Attention> {
-        Attention::ALL.into_iter().find(|kind| *kind as u64 == code)
+    fn from_code(code: u64) -> Option<UnitAttention> {
+        UnitAttention::ALL.into_iter().find(|kind| *kind as u64 == code)
     }
 }
 
@@ -97,114 +97,114 @@ const BITS: u32 = 4;
 
 /// Pending conditions in the order of reporting, the first one in the lowest bits.
 #[derive(Clone, Copy)]
-struct Pending(u64);
+struct PendingAttentions(u64);
 
-impl Pending {
-    fn kinds(self) -> impl Iterator<Item = Attention> {
-        (0..u64::BITS / BITS).map_while(move |index| Attention::from_code((self.0 >> (index * BITS)) & 0xf))
+impl PendingAttentions {
+    fn iter(self) -> impl Iterator<Item = UnitAttention> {
+        (0..u64::BITS / BITS).map_while(move |index| UnitAttention::from_code((self.0 >> (index * BITS)) & 0xf))
     }
 
-    fn collect(kinds: impl Iterator<Item = Attention>) -> Pending {
+    fn collect(kinds: impl Iterator<Item = UnitAttention>) -> PendingAttentions {
         let mut word = 0;
         for (shift, kind) in (0..).step_by(BITS as usize).zip(kinds) {
             word |= (kind as u64) << shift;
         }
-        Pending(word)
+        PendingAttentions(word)
     }
 
-    fn with(self, new: Attention) -> Pending {
-        let covers = |held: Attention| held == new || (new.is_reset() && held.precedence() < new.precedence());
-        if self.kinds().any(covers) {
+    fn with(self, new: UnitAttention) -> PendingAttentions {
+        let covers = |held: UnitAttention| held == new || (new.is_reset() && held.reset_rank() < new.reset_rank());
+        if self.iter().any(covers) {
             return self;
         }
         // POWER ON voids everything raised before it; a lesser reset covers the resets below it.
-        let outlived = |held: &Attention| match new {
-            Attention::PowerOn => false,
+        let outlived = |held: &UnitAttention| match new {
+            UnitAttention::PowerOn => false,
             _ => !(new.is_reset() && held.is_reset()),
         };
         let (before, after): (Vec<_>, Vec<_>) =
-            self.kinds().filter(outlived).partition(|held| held.precedence() <= new.precedence());
-        Pending::collect(before.into_iter().chain([new]).chain(after))
+            self.iter().filter(outlived).partition(|held| held.reset_rank() <= new.reset_rank());
+        PendingAttentions::collect(before.into_iter().chain([new]).chain(after))
     }
 
-    fn without(self, gone: Attention) -> Pending {
-        Pending::collect(self.kinds().filter(|held| *held != gone))
+    fn without(self, gone: UnitAttention) -> PendingAttentions {
+        PendingAttentions::collect(self.iter().filter(|held| *held != gone))
     }
 }
 
 /// Unit attentions that one nexus has not been told of yet.
 #[derive(Debug, Default)]
-pub struct Attentions {
+pub struct UnitAttentionQueue {
     word: AtomicU64,
 }
 
-impl Attentions {
+impl UnitAttentionQueue {
     /// Returns an empty queue.
-    pub const fn new() -> Attentions {
-        Attentions { word: AtomicU64::new(0) }
+    pub const fn new() -> UnitAttentionQueue {
+        UnitAttentionQueue { word: AtomicU64::new(0) }
     }
 
     /// Returns true if a unit attention is pending. One relaxed load.
-    pub fn any(&self) -> bool {
+    pub fn has_pending(&self) -> bool {
         self.word.load(Ordering::Relaxed) != 0
     }
 
     /// Queues a unit attention, unless it is queued already or covered by a queued reset.
-    pub fn raise(&self, new: Attention) {
+    pub fn raise(&self, new: UnitAttention) {
         self.change(|pending| pending.with(new));
     }
 
     /// Removes the first unit attention and returns its sense data, which the caller reports.
     pub fn take(&self) -> Option<Sense> {
-        let before = self.change(|pending| Pending(pending.0 >> BITS));
-        before.kinds().next().map(Attention::sense)
+        let before = self.change(|pending| PendingAttentions(pending.0 >> BITS));
+        before.iter().next().map(UnitAttention::sense)
     }
 
     /// Removes a unit attention that was reported in another way, for example by REPORT LUNS (SPC-4 section 6.33).
-    pub fn clear(&self, told: Attention) {
+    pub fn clear(&self, told: UnitAttention) {
         self.change(|pending| pending.without(told));
     }
 
     /// Removes all unit attentions.
     pub fn clear_all(&self) {
-        self.change(|_| Pending(0));
+        self.change(|_| PendingAttentions(0));
     }
 
     /// Removes all resets: as its initiator sees it, the logical unit was not reset.
     pub fn clear_resets(&self) {
-        self.change(|pending| Pending::collect(pending.kinds().filter(|held| !held.is_reset())));
+        self.change(|pending| PendingAttentions::collect(pending.iter().filter(|held| !held.is_reset())));
     }
 
     /// Returns all pending unit attentions, in the order of reporting.
-    pub fn pending(&self) -> Vec<Attention> {
-        Pending(self.word.load(Ordering::Acquire)).kinds().collect()
+    pub fn pending(&self) -> Vec<UnitAttention> {
+        PendingAttentions(self.word.load(Ordering::Acquire)).iter().collect()
     }
 
     /// Replaces all pending unit attentions by these, raised in this order.
-    pub fn replace(&self, raised: &[Attention]) {
-        let pending = raised.iter().fold(Pending(0), |pending, kind| pending.with(*kind));
-        self.change(|_| Pending(pending.0));
+    pub fn replace(&self, raised: &[UnitAttention]) {
+        let pending = raised.iter().fold(PendingAttentions(0), |pending, kind| pending.with(*kind));
+        self.change(|_| PendingAttentions(pending.0));
     }
 
     /// Removes the unit attention that this sense data, returned by [`peek`](Self::peek), has reported: another may
     /// have come before it since.
-    pub fn told(&self, sense: Sense) {
-        if let Some(kind) = Attention::ALL.into_iter().find(|kind| kind.sense() == sense) {
+    pub fn clear_reported(&self, sense: Sense) {
+        if let Some(kind) = UnitAttention::ALL.into_iter().find(|kind| kind.sense() == sense) {
             self.clear(kind);
         }
     }
 
     /// Returns the sense data of the first unit attention, which stays pending.
     pub fn peek(&self) -> Option<Sense> {
-        Pending(self.word.load(Ordering::Acquire)).kinds().next().map(Attention::sense)
+        PendingAttentions(self.word.load(Ordering::Acquire)).iter().next().map(UnitAttention::sense)
     }
 
-    fn change(&self, step: impl Fn(Pending) -> Pending) -> Pending {
+    fn change(&self, step: impl Fn(PendingAttentions) -> PendingAttentions) -> PendingAttentions {
         let mut word = self.word.load(Ordering::Acquire);
         loop {
-            let new = step(Pending(word)).0;
+            let new = step(PendingAttentions(word)).0;
             match self.word.compare_exchange_weak(word, new, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(before) => return Pending(before),
+                Ok(before) => return PendingAttentions(before),
                 Err(found) => word = found,
             }
         }
@@ -215,20 +215,20 @@ impl Attentions {
 mod tests {
     use proptest::prelude::*;
 
-    use super::Attention::*;
+    use super::UnitAttention::*;
     use super::*;
 
-    fn told(raised: &[Attention]) -> Vec<Attention> {
-        let queue = Attentions::new();
+    fn told(raised: &[UnitAttention]) -> Vec<UnitAttention> {
+        let queue = UnitAttentionQueue::new();
         raised.iter().for_each(|kind| queue.raise(*kind));
         std::iter::from_fn(|| queue.take())
-            .map(|sense| Attention::ALL.into_iter().find(|kind| kind.sense() == sense).expect("a known kind"))
+            .map(|sense| UnitAttention::ALL.into_iter().find(|kind| kind.sense() == sense).expect("a known kind"))
             .collect()
     }
 
     #[test]
     fn resets_come_first_and_cover_lesser_resets() {
-        let cases: &[(&[Attention], &[Attention])] = &[
+        let cases: &[(&[UnitAttention], &[UnitAttention])] = &[
             (&[], &[]),
             (&[CapacityChanged, CapacityChanged], &[CapacityChanged]),
             (&[ReportedLunsChanged, ModeParametersChanged], &[ReportedLunsChanged, ModeParametersChanged]),
@@ -250,43 +250,43 @@ mod tests {
 
     #[test]
     fn clear_resets_keeps_other_attentions() {
-        let queue = Attentions::new();
+        let queue = UnitAttentionQueue::new();
         [PowerOn, CapacityChanged, ReportedLunsChanged].into_iter().for_each(|kind| queue.raise(kind));
         queue.clear_resets();
         assert_eq!([queue.take(), queue.take()], [CapacityChanged, ReportedLunsChanged].map(|kind| Some(kind.sense())));
         [NexusLoss, BusDeviceReset].into_iter().for_each(|kind| queue.raise(kind));
         queue.clear_resets();
-        assert!(!queue.any());
+        assert!(!queue.has_pending());
         [PowerOn, ReportedLunsChanged].into_iter().for_each(|kind| queue.raise(kind));
         queue.clear_all();
-        assert!(!queue.any());
+        assert!(!queue.has_pending());
     }
 
     #[test]
     fn take_and_clear() {
-        let queue = Attentions::new();
-        assert!(!queue.any());
+        let queue = UnitAttentionQueue::new();
+        assert!(!queue.has_pending());
         queue.raise(CapacityChanged);
         queue.raise(ReportedLunsChanged);
         queue.raise(ModeParametersChanged);
-        assert!(queue.any());
+        assert!(queue.has_pending());
         assert_eq!(queue.peek(), Some(CapacityChanged.sense()));
         queue.clear(ReportedLunsChanged);
         queue.clear(NexusLoss);
         assert_eq!(queue.take(), Some(CapacityChanged.sense()));
         assert_eq!(queue.take(), Some(ModeParametersChanged.sense()));
-        assert_eq!((queue.take(), queue.any()), (None, false));
+        assert_eq!((queue.take(), queue.has_pending()), (None, false));
         // A condition that moves to the front meanwhile has not been reported.
         queue.raise(CapacityChanged);
         let reported = queue.peek().expect("pending");
         queue.raise(BusDeviceReset);
-        queue.told(reported);
+        queue.clear_reported(reported);
         assert_eq!((queue.take(), queue.take()), (Some(BusDeviceReset.sense()), None));
     }
 
     #[test]
     fn pending_attentions_move_to_another_queue() {
-        let (source, destination) = (Attentions::new(), Attentions::new());
+        let (source, destination) = (UnitAttentionQueue::new(), UnitAttentionQueue::new());
         [CapacityChanged, ModeParametersChanged, NexusLoss].into_iter().for_each(|kind| source.raise(kind));
         destination.raise(PowerOn);
         assert_eq!(source.pending(), [NexusLoss, CapacityChanged, ModeParametersChanged]);
@@ -295,26 +295,26 @@ mod tests {
         destination.replace(&[CapacityChanged, CapacityChanged]);
         assert_eq!(destination.pending(), [CapacityChanged]);
         destination.replace(&[]);
-        assert!(!destination.any());
+        assert!(!destination.has_pending());
     }
 
     #[test]
     fn every_condition_fits_at_once() {
-        assert!(Attention::ALL.len() <= (u64::BITS / BITS) as usize);
-        let mut all = Attention::ALL;
+        assert!(UnitAttention::ALL.len() <= (u64::BITS / BITS) as usize);
+        let mut all = UnitAttention::ALL;
         // All but the two that POWER ON covers.
         all.reverse();
         assert_eq!(told(&all).len(), 1);
-        assert_eq!(told(&Attention::ALL).len(), Attention::ALL.len() - 2);
-        for kind in Attention::ALL {
-            assert_eq!(Attention::from_code(kind as u64), Some(kind));
+        assert_eq!(told(&UnitAttention::ALL).len(), UnitAttention::ALL.len() - 2);
+        for kind in UnitAttention::ALL {
+            assert_eq!(UnitAttention::from_code(kind as u64), Some(kind));
         }
     }
 
     /// Nothing is lost or reported twice when several threads raise while one takes.
     #[test]
     fn concurrent_raise_and_take() {
-        let queue = Attentions::new();
+        let queue = UnitAttentionQueue::new();
         let kinds = [ModeParametersChanged, CapacityChanged, ReportedLunsChanged, CommandsCleared];
         let told = std::thread::scope(|scope| {
             for kind in kinds {
@@ -331,20 +331,20 @@ mod tests {
         for kind in kinds {
             assert_eq!(told.iter().filter(|sense| **sense == kind.sense()).count(), 1);
         }
-        assert!(!queue.any());
+        assert!(!queue.has_pending());
     }
 
     proptest! {
         #[test]
-        fn any_sequence_of_raises(raised in proptest::collection::vec(0..Attention::ALL.len(), 0..40)) {
-            let raised: Vec<_> = raised.into_iter().map(|index| Attention::ALL[index]).collect();
+        fn any_sequence_of_raises(raised in proptest::collection::vec(0..UnitAttention::ALL.len(), 0..40)) {
+            let raised: Vec<_> = raised.into_iter().map(|index| UnitAttention::ALL[index]).collect();
             let told = told(&raised);
             // Sorted by precedence, none twice, at most one reset; the last condition is reported or covered.
-            prop_assert!(told.is_sorted_by_key(|kind| kind.precedence()));
+            prop_assert!(told.is_sorted_by_key(|kind| kind.reset_rank()));
             prop_assert!(told.iter().enumerate().all(|(index, kind)| !told[..index].contains(kind)));
             prop_assert!(told.iter().filter(|kind| kind.is_reset()).count() <= 1);
             if let Some(last) = raised.last() {
-                prop_assert!(told.contains(last) || last.is_reset() && told[0].precedence() < last.precedence());
+                prop_assert!(told.contains(last) || last.is_reset() && told[0].reset_rank() < last.reset_rank());
             }
         }
     }

@@ -1,77 +1,77 @@
 //! Multi-step commands: VERIFY, WRITE AND VERIFY, COMPARE AND WRITE, ORWRITE, WRITE SAME with a pattern, and
 //! PERSISTENT RESERVE OUT that waits for its state to be durable.
 
-mod compare;
+mod compare_and_write;
 mod orwrite;
-mod reserve;
-mod same;
+mod reserve_out;
 mod verify;
+mod write_same;
 
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, ByteOffset, Op, Outcome, Wake};
 
+use crate::command::{CommandBuffers, CommandCompletion, DataOut, NextStep};
 use crate::sense::Sense;
-use crate::step::{DataOut, Ending, Next, Work};
 
-pub(crate) use compare::Compare;
+pub(crate) use compare_and_write::CompareAndWrite;
 pub(crate) use orwrite::OrWrite;
-pub(crate) use reserve::{Relay, Settle};
-pub(crate) use same::Same;
-pub(crate) use verify::{Check, Verify};
+pub(crate) use reserve_out::{AwaitReserveOut, RelayWaker};
+pub(crate) use verify::{Verify, VerifyMode};
+pub(crate) use write_same::WriteSame;
 
 /// A multi-step command, between two of its steps. Dropping it releases its range lock. Where commands are replayed
 /// after a crash, drop it when its completion is visible to the guest, and not before: a command that saw what this
 /// one wrote could otherwise complete first, and be undone when this one is replayed.
 #[derive(Debug)]
-pub struct Sequence {
-    kind: Kind,
+pub struct MultiStepCommand {
+    kind: MultiStepKind,
     /// Operation of the last disk request.
-    asked: Op,
+    last_op: Op,
 }
 
 #[derive(Debug)]
-pub(crate) enum Kind {
+pub(crate) enum MultiStepKind {
     Verify(Verify),
-    Same(Same),
-    Compare(Compare),
+    WriteSame(WriteSame),
+    CompareAndWrite(CompareAndWrite),
     OrWrite(OrWrite),
-    Settle(Settle),
+    PersistentReserveOut(AwaitReserveOut),
 }
 
 /// What the caller lends to a step.
-pub(crate) struct Lent<'a> {
+pub(crate) struct StepContext<'a> {
     pub(crate) scratch: &'a mut [u8],
     pub(crate) data_out: &'a dyn DataOut,
     pub(crate) waker: &'a Arc<dyn Wake>,
 }
 
-impl Sequence {
+impl MultiStepCommand {
     /// Size of the scratch memory that the caller lends, in bytes: a multiple of every logical block size.
     pub const SCRATCH: usize = 64 << 10;
 
-    pub(crate) fn new(kind: Kind) -> Box<Sequence> {
-        Box::new(Sequence { kind, asked: Op::Flush })
+    pub(crate) fn new(kind: MultiStepKind) -> Box<MultiStepCommand> {
+        Box::new(MultiStepCommand { kind, last_op: Op::Flush })
     }
 
     /// Returns true if this is a COMPARE AND WRITE that has compared equal, so that it writes from here on. The
     /// caller records this, as the blocks may hold the written data when the command is replayed after a crash.
     pub fn has_compared(&self) -> bool {
-        matches!(&self.kind, Kind::Compare(compare) if compare.has_compared())
+        matches!(&self.kind, MultiStepKind::CompareAndWrite(compare) if compare.has_compared())
     }
 
     /// Returns true if the command has yet to request its range lock: nothing has been read or written.
-    pub fn is_before_section(&self) -> bool {
+    pub fn is_before_range_lock(&self) -> bool {
         match &self.kind {
-            Kind::Compare(compare) => compare.is_fresh(),
-            Kind::OrWrite(or) => or.is_fresh(),
-            Kind::Verify(_) | Kind::Same(_) | Kind::Settle(_) => false,
+            MultiStepKind::CompareAndWrite(compare) => compare.is_new(),
+            MultiStepKind::OrWrite(or) => or.is_new(),
+            MultiStepKind::Verify(_) | MultiStepKind::WriteSame(_) | MultiStepKind::PersistentReserveOut(_) => false,
         }
     }
 
     /// Makes a COMPARE AND WRITE continue with its write: it [compared equal](Self::has_compared) before a crash.
     pub fn skip_compare(&mut self) {
-        if let Kind::Compare(compare) = &mut self.kind {
+        if let MultiStepKind::CompareAndWrite(compare) = &mut self.kind {
             compare.skip_compare();
         }
     }
@@ -84,31 +84,32 @@ impl Sequence {
         scratch: &mut [u8],
         data_out: &D,
         waker: &Arc<dyn Wake>,
-        buffers: &mut Work,
-    ) -> Next {
-        buffers.reply.clear();
+        buffers: &mut CommandBuffers,
+    ) -> NextStep {
+        buffers.data_in.clear();
         if let Some(outcome) = before
             && !outcome.is_done()
         {
-            return Next::End(Ending::of(self.asked, outcome, 0));
+            return NextStep::Complete(CommandCompletion::from_outcome(self.last_op, outcome, 0));
         }
         // If the caller lends too little, the command fails instead of panicking.
-        if scratch.len() < Sequence::SCRATCH {
-            return Next::End(Ending::check(Sense::INTERNAL));
+        if scratch.len() < MultiStepCommand::SCRATCH {
+            return NextStep::Complete(CommandCompletion::check_condition(Sense::INTERNAL_TARGET_FAILURE));
         }
-        let mut context = Lent { scratch: &mut scratch[..Sequence::SCRATCH], data_out: &data_out, waker };
+        let mut context =
+            StepContext { scratch: &mut scratch[..MultiStepCommand::SCRATCH], data_out: &data_out, waker };
         let next = match &mut self.kind {
-            Kind::Verify(verify) => verify.next(&mut context),
-            Kind::Same(same) => same.next(&mut context),
-            Kind::Compare(compare) => compare.next(&mut context),
-            Kind::OrWrite(or) => or.next(&mut context),
-            Kind::Settle(settle) => settle.next(&context),
+            MultiStepKind::Verify(verify) => verify.next(&mut context),
+            MultiStepKind::WriteSame(same) => same.next(&mut context),
+            MultiStepKind::CompareAndWrite(compare) => compare.next(&mut context),
+            MultiStepKind::OrWrite(or) => or.next(&mut context),
+            MultiStepKind::PersistentReserveOut(settle) => settle.next(&context),
         };
-        self.asked = match &next {
-            Next::Read { .. } => Op::Read,
-            Next::Write { fua, .. } => Op::Write { fua: *fua },
-            Next::Disk { op, .. } => *op,
-            Next::Wait | Next::End(_) => self.asked,
+        self.last_op = match &next {
+            NextStep::Read { .. } => Op::Read,
+            NextStep::Write { fua, .. } => Op::Write { fua: *fua },
+            NextStep::Disk { op, .. } => *op,
+            NextStep::Wait | NextStep::Complete(_) => self.last_op,
         };
         next
     }
@@ -116,20 +117,20 @@ impl Sequence {
 
 /// A range that is processed in chunks of the scratch memory's size.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Walk {
+pub(crate) struct ChunkCursor {
     start: ByteOffset,
     len: u64,
     done: u64,
 }
 
-impl Walk {
-    pub(crate) fn new(start: ByteOffset, len: ByteLen) -> Walk {
-        Walk { start, len: len.0, done: 0 }
+impl ChunkCursor {
+    pub(crate) fn new(start: ByteOffset, len: ByteLen) -> ChunkCursor {
+        ChunkCursor { start, len: len.0, done: 0 }
     }
 
     /// Returns the current chunk; `None` at the end.
-    pub(crate) fn piece(&self) -> Option<(ByteOffset, usize)> {
-        let len = (self.len - self.done).min(Sequence::SCRATCH as u64) as usize;
+    pub(crate) fn chunk(&self) -> Option<(ByteOffset, usize)> {
+        let len = (self.len - self.done).min(MultiStepCommand::SCRATCH as u64) as usize;
         (len > 0).then_some((ByteOffset(self.start.0.saturating_add(self.done)), len))
     }
 
@@ -139,7 +140,7 @@ impl Walk {
     }
 
     pub(crate) fn advance(&mut self) {
-        if let Some((_, len)) = self.piece() {
+        if let Some((_, len)) = self.chunk() {
             self.done += len as u64;
         }
     }

@@ -47,21 +47,21 @@ pub struct Command<'a> {
     /// The command descriptor block. Bytes missing from the length of its operation code count as zero.
     pub cdb: &'a [u8],
     /// Length of the data-in buffer in bytes.
-    pub data_in: u64,
+    pub data_in_len: u64,
 }
 
 /// Buffers that the caller lends to commands. They are reused, so that commands do not allocate.
 #[derive(Debug, Default)]
-pub struct Work {
+pub struct CommandBuffers {
     /// Data-in bytes of a command that completed at once, already cut to its allocation length.
-    pub reply: Vec<u8>,
+    pub data_in: Vec<u8>,
     /// Disk ranges of [`CommandAction::Ranges`].
     pub ranges: Vec<(ByteOffset, ByteLen)>,
 }
 
 /// Completion of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ending {
+pub struct CommandCompletion {
     /// Status byte.
     pub status: Status,
     /// Sense data, for [`Status::CheckCondition`].
@@ -70,18 +70,18 @@ pub struct Ending {
     pub transferred: u64,
 }
 
-impl Ending {
+impl CommandCompletion {
     /// Returns GOOD status.
-    pub const fn good(transferred: u64) -> Ending {
-        Ending { status: Status::Good, sense: None, transferred }
+    pub const fn good(transferred: u64) -> CommandCompletion {
+        CommandCompletion { status: Status::Good, sense: None, transferred }
     }
 
     /// Returns the completion of a [`CommandAction::Disk`] or [`CommandAction::Ranges`], or of a multi-step command
     /// whose step failed. `transferred` applies if the request succeeded; a failed command has transferred nothing.
-    pub const fn of(op: Op, outcome: Outcome, transferred: u64) -> Ending {
+    pub const fn from_outcome(op: Op, outcome: Outcome, transferred: u64) -> CommandCompletion {
         let sense = match outcome {
-            Outcome::Done(_) => return Ending::good(transferred),
-            Outcome::OutOfRange => Sense::OUT_OF_RANGE,
+            Outcome::Done(_) => return CommandCompletion::good(transferred),
+            Outcome::OutOfRange => Sense::LBA_OUT_OF_RANGE,
             Outcome::ReadOnly => Sense::WRITE_PROTECTED,
             Outcome::Unsupported => Sense::INVALID_OPCODE,
             // SPACE ALLOCATION FAILED WRITE PROTECT.
@@ -93,26 +93,27 @@ impl Ending {
                 Op::Read => Sense::new(SenseKey::MediumError, 0x11, 0x00),
                 // WRITE ERROR, also if data that was written before is not durable.
                 Op::Write { .. } | Op::WriteZeroes { .. } | Op::Flush => Sense::new(SenseKey::MediumError, 0x0c, 0x00),
-                Op::Discard { .. } => Sense::INTERNAL,
+                Op::Discard { .. } => Sense::INTERNAL_TARGET_FAILURE,
             },
         };
-        Ending::check(sense)
+        CommandCompletion::check_condition(sense)
     }
 
     /// RESERVATION CONFLICT: another nexus holds a reservation.
-    pub const CONFLICT: Ending = Ending { status: Status::ReservationConflict, sense: None, transferred: 0 };
+    pub const RESERVATION_CONFLICT: CommandCompletion =
+        CommandCompletion { status: Status::ReservationConflict, sense: None, transferred: 0 };
 
     /// Returns CHECK CONDITION with this sense data and no data transferred.
-    pub const fn check(sense: Sense) -> Ending {
-        Ending { status: Status::CheckCondition, sense: Some(sense), transferred: 0 }
+    pub const fn check_condition(sense: Sense) -> CommandCompletion {
+        CommandCompletion { status: Status::CheckCondition, sense: Some(sense), transferred: 0 }
     }
 }
 
 /// What the caller must do next for a command.
 #[derive(Debug)]
-pub enum Step {
+pub enum CommandAction {
     /// Complete the command. Its data-in bytes, if any, are in [`CommandBuffers::data_in`].
-    End(Ending),
+    Complete(CommandCompletion),
     /// The data exceeds the initiator's buffers: complete the command with the transport's response for an overrun.
     Overrun,
     /// Submit one disk request; the command completes with [`CommandCompletion::from_outcome`]. [`Op::Read`] and
@@ -137,13 +138,13 @@ pub enum Step {
         transferred: u64,
     },
     /// Run the steps of a multi-step command.
-    Sequence(Box<crate::Sequence>),
+    MultiStep(Box<crate::MultiStepCommand>),
 }
 
 /// What a [`MultiStepCommand`](crate::MultiStepCommand) needs next. The caller lends it `scratch`, private memory of
 /// [`MultiStepCommand::SCRATCH`](crate::MultiStepCommand::SCRATCH) bytes.
 #[derive(Debug)]
-pub enum Next {
+pub enum NextStep {
     /// Read the range into the first `len` bytes of `scratch`.
     Read {
         /// Offset on the disk.
@@ -172,5 +173,5 @@ pub enum Next {
     /// Wait: the waker that the command was given is woken when the step is to be retried.
     Wait,
     /// Complete the command; data-in bytes, if any, are in [`CommandBuffers::data_in`].
-    End(Ending),
+    Complete(CommandCompletion),
 }

@@ -7,49 +7,49 @@ use std::sync::{Mutex, PoisonError};
 
 /// Holds back commands that compare until those that had compared before a crash have requested their range locks.
 #[derive(Default)]
-pub(crate) struct Resuming {
+pub(crate) struct ReplayGate {
     /// Queues that were served before the crash and are not yet.
     queues: Mutex<Vec<u16>>,
     /// Number of those queues, plus commands on the others that had compared and have not requested their range locks
     /// again.
-    left: AtomicUsize,
+    remaining: AtomicUsize,
 }
 
-impl Resuming {
+impl ReplayGate {
     /// Starts waiting for these queues, which were served before; for nothing if there are none.
     pub(crate) fn begin(&self, queues: Vec<u16>) {
         let mut held = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        self.left.store(queues.len(), Ordering::SeqCst);
+        self.remaining.store(queues.len(), Ordering::SeqCst);
         *held = queues;
     }
 
     /// Returns true if commands that compare have to wait.
     #[inline]
-    pub(crate) fn is_on(&self) -> bool {
-        self.left.load(Ordering::SeqCst) > 0
+    pub(crate) fn is_active(&self) -> bool {
+        self.remaining.load(Ordering::SeqCst) > 0
     }
 
     /// Records that a queue is served again, with so many commands that had compared. Returns true if that was the
     /// last thing waited for.
-    pub(crate) fn queue_is_back(&self, index: u16, compared: usize) -> bool {
+    pub(crate) fn queue_started(&self, index: u16, compared: usize) -> bool {
         let mut held = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(at) = held.iter().position(|queue| *queue == index) else { return false };
         held.swap_remove(at);
-        self.left.fetch_add(compared, Ordering::SeqCst);
-        self.one_less()
+        self.remaining.fetch_add(compared, Ordering::SeqCst);
+        self.command_locked()
     }
 
     /// Records that a command that had compared has requested its range lock. Returns true if it was the last.
-    pub(crate) fn one_less(&self) -> bool {
+    pub(crate) fn command_locked(&self) -> bool {
         let decrement = |left: usize| left.checked_sub(1);
-        self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, decrement) == Ok(1)
+        self.remaining.fetch_update(Ordering::SeqCst, Ordering::SeqCst, decrement) == Ok(1)
     }
 
     /// Stops waiting. Returns true if something was still waited for.
-    pub(crate) fn give_up(&self) -> bool {
+    pub(crate) fn cancel(&self) -> bool {
         let mut held = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         held.clear();
-        self.left.swap(0, Ordering::SeqCst) > 0
+        self.remaining.swap(0, Ordering::SeqCst) > 0
     }
 }
 
@@ -59,18 +59,18 @@ mod tests {
 
     #[test]
     fn ends_with_the_last_command_of_the_last_queue() {
-        let resuming = Resuming::default();
-        assert!(!resuming.is_on() && !resuming.queue_is_back(2, 1), "nothing was served before");
-        assert!(!resuming.one_less() && !resuming.is_on());
+        let resuming = ReplayGate::default();
+        assert!(!resuming.is_active() && !resuming.queue_started(2, 1), "nothing was served before");
+        assert!(!resuming.command_locked() && !resuming.is_active());
         resuming.begin(vec![2, 3, 5]);
-        assert!(resuming.is_on());
-        assert!(!resuming.queue_is_back(3, 2) && !resuming.queue_is_back(3, 7) && !resuming.queue_is_back(2, 0));
-        assert!(!resuming.one_less() && !resuming.queue_is_back(5, 0) && resuming.is_on());
-        assert!(resuming.one_less() && !resuming.is_on());
+        assert!(resuming.is_active());
+        assert!(!resuming.queue_started(3, 2) && !resuming.queue_started(3, 7) && !resuming.queue_started(2, 0));
+        assert!(!resuming.command_locked() && !resuming.queue_started(5, 0) && resuming.is_active());
+        assert!(resuming.command_locked() && !resuming.is_active());
         resuming.begin(vec![2]);
-        assert!(resuming.queue_is_back(2, 0) && !resuming.is_on());
+        assert!(resuming.queue_started(2, 0) && !resuming.is_active());
         resuming.begin(vec![2, 4]);
-        assert!(resuming.give_up() && !resuming.is_on() && !resuming.give_up());
-        assert!(!resuming.queue_is_back(4, 1) && !resuming.is_on());
+        assert!(resuming.cancel() && !resuming.is_active() && !resuming.cancel());
+        assert!(!resuming.queue_started(4, 1) && !resuming.is_active());
     }
 }

@@ -5,31 +5,31 @@ use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseId};
 use mqblk_ring::split::{Broken, DeviceRing};
 use mqblk_virtio::chain::{ChainError, ChainStart, Piece, walk};
 
-use crate::config::{COMMAND_BYTES, Sizes};
+use crate::config::{DriverSizes, REQUEST_BYTES};
 
 /// Maximum number of data segments of one command: that of one vectored transfer of the host (UIO_MAXIOV).
-const MAX_PIECES: u16 = 1024;
+const MAX_SEGMENTS: u16 = 1024;
 
 /// Length of the request header with the CDB size that a driver finds after a reset.
-const PLAIN_HEADER: usize = COMMAND_BYTES + Sizes::DEFAULT.cdb as usize;
+const DEFAULT_HEADER_BYTES: usize = REQUEST_BYTES + DriverSizes::DEFAULT.cdb as usize;
 
 /// Response buffer: the first writable bytes of the chain.
 #[derive(Debug)]
-pub struct Answer {
+pub struct ResponseBuffer {
     /// Capacity in bytes.
-    pub room: u32,
+    pub capacity: u32,
     /// Its address if it is contiguous, as drivers usually lay it out.
     address: GuestAddress,
     /// Its segments if it has several.
     segments: Option<Buffer>,
 }
 
-impl Answer {
+impl ResponseBuffer {
     /// Writes the response, cut to its capacity, and releases the buffer. Bytes that are not mapped any more are
     /// dropped.
     #[inline]
     pub fn write(self, pool: &mut BufferPool, lease: LeaseId, bytes: &[u8]) {
-        let bytes = &bytes[..bytes.len().min(self.room as usize)];
+        let bytes = &bytes[..bytes.len().min(self.capacity as usize)];
         match self.segments {
             None => _ = pool.write_bytes(lease, self.address, bytes),
             Some(segments) => {
@@ -49,7 +49,7 @@ impl Answer {
 
 /// A request chain, parsed but not validated.
 #[derive(Debug)]
-pub struct Element {
+pub struct RequestChain {
     /// Number of header bytes found.
     pub header_len: usize,
     /// Data segments, of the direction that came first.
@@ -59,23 +59,23 @@ pub struct Element {
     /// Length of the device-writable data.
     pub data_in: u64,
     /// Response buffer.
-    pub answer: Answer,
+    pub response: ResponseBuffer,
     /// An address is not mapped, there are too many segments, or data in both directions (INOUT is not offered).
     pub fault: bool,
 }
 
-impl Element {
+impl RequestChain {
     /// Returns an empty request with this data buffer.
     #[inline]
-    pub fn new(data: Buffer) -> Element {
-        let response = Answer { room: 0, address: GuestAddress(0), segments: None };
-        Element { header_len: 0, data, data_out: 0, data_in: 0, answer: response, fault: false }
+    pub fn new(data: Buffer) -> RequestChain {
+        let response = ResponseBuffer { capacity: 0, address: GuestAddress(0), segments: None };
+        RequestChain { header_len: 0, data, data_out: 0, data_in: 0, response, fault: false }
     }
 
     /// Releases its buffers.
     pub fn release(self, pool: &mut BufferPool) {
         pool.release(self.data);
-        self.answer.release(pool);
+        self.response.release(pool);
     }
 
     /// Walks the chain once: fills `header` first; the first `response_len` writable bytes are the response buffer.
@@ -114,10 +114,10 @@ impl Element {
     fn take_readable(&mut self, pool: &mut BufferPool, lease: LeaseId, segment: Piece, header: &mut [u8]) {
         let missing = &mut header[self.header_len..];
         let used = missing.len().min(segment.len as usize);
-        if used == PLAIN_HEADER && missing.len() == PLAIN_HEADER {
+        if used == DEFAULT_HEADER_BYTES && missing.len() == DEFAULT_HEADER_BYTES {
             // The layout of Linux: a copy of known length.
             self.header_len = used;
-            match pool.read::<[u8; PLAIN_HEADER]>(lease, segment.address) {
+            match pool.read::<[u8; DEFAULT_HEADER_BYTES]>(lease, segment.address) {
                 Some(header) => missing.copy_from_slice(&header),
                 None => self.fault = true,
             }
@@ -134,14 +134,14 @@ impl Element {
 
     #[inline]
     fn take_writable(&mut self, pool: &mut BufferPool, lease: LeaseId, segment: Piece, response_len: u32) {
-        let used = (response_len - self.answer.room).min(segment.len);
+        let used = (response_len - self.response.capacity).min(segment.len);
         if used > 0 {
-            if self.answer.room == 0 {
-                self.answer.address = segment.address;
+            if self.response.capacity == 0 {
+                self.response.address = segment.address;
             } else {
-                self.spread_answer(pool, lease, segment.address, used);
+                self.add_response_segment(pool, lease, segment.address, used);
             }
-            self.answer.room += used;
+            self.response.capacity += used;
         }
         let rest = segment.len - used;
         if rest > 0 {
@@ -158,21 +158,21 @@ impl Element {
 
     /// Adds a further segment of the response buffer.
     #[cold]
-    fn spread_answer(&mut self, pool: &mut BufferPool, lease: LeaseId, address: GuestAddress, len: u32) {
-        if self.answer.segments.is_none() {
+    fn add_response_segment(&mut self, pool: &mut BufferPool, lease: LeaseId, address: GuestAddress, len: u32) {
+        if self.response.segments.is_none() {
             let segments = pool.take(lease);
             pool.set_writable(&segments);
-            self.fault |= pool.push(&segments, self.answer.address, self.answer.room, MAX_PIECES).is_err();
-            self.answer.segments = Some(segments);
+            self.fault |= pool.push(&segments, self.response.address, self.response.capacity, MAX_SEGMENTS).is_err();
+            self.response.segments = Some(segments);
         }
-        if let Some(segments) = &self.answer.segments {
-            self.fault |= pool.push(segments, address, len, MAX_PIECES).is_err();
+        if let Some(segments) = &self.response.segments {
+            self.fault |= pool.push(segments, address, len, MAX_SEGMENTS).is_err();
         }
     }
 
     #[inline]
     fn push(&mut self, pool: &mut BufferPool, address: GuestAddress, skip: u64, len: u32) {
         let at = address.0.checked_add(skip).map(GuestAddress);
-        self.fault |= at.is_none_or(|at| pool.push(&self.data, at, len, MAX_PIECES).is_err());
+        self.fault |= at.is_none_or(|at| pool.push(&self.data, at, len, MAX_SEGMENTS).is_err());
     }
 }

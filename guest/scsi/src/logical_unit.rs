@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use mqblk_core::{ByteLen, ByteOffset, Geometry, Limits, Wake};
 
-use crate::atomic::Sections;
-use crate::attention::{Attention, Attentions};
-use crate::bounds::Bounds;
+use crate::block_limits::BlockLimits;
 use crate::nexus::Nexus;
-use crate::reservation::{JoinError, NexusName, Party, Reservations, Ticket};
+use crate::range_lock::RangeLocks;
+use crate::reservation::{LoginError, NexusName, ReservationHandle, Reservations, Ticket};
+use crate::unit_attention::{UnitAttention, UnitAttentionQueue};
 
 /// Identification data of a logical unit. Text that is too long for its field is cut; characters other than printable
 /// ASCII become spaces.
@@ -30,7 +30,7 @@ pub struct Identity {
 
 /// Parameters of a new [`LogicalUnit`].
 #[derive(Debug)]
-pub struct UnitOptions {
+pub struct LogicalUnitOptions {
     /// Size, block sizes and alignment of the disk.
     pub geometry: Geometry,
     /// Limits of the disk.
@@ -63,27 +63,27 @@ pub struct LogicalUnit {
     geometry: Geometry,
     limits: Limits,
     identity: Identity,
-    bounds: Bounds,
+    block_limits: BlockLimits,
     size: AtomicU64,
     flags: AtomicU8,
-    defaults: u8,
-    sections: Arc<Sections>,
+    default_flags: u8,
+    range_locks: Arc<RangeLocks>,
     reservations: Arc<Reservations>,
     nexuses: Mutex<Vec<Weak<Nexus>>>,
 }
 
 impl LogicalUnit {
     /// Returns a logical unit that is started and has no initiator.
-    pub fn new(options: UnitOptions) -> LogicalUnit {
-        let UnitOptions { geometry, limits, identity, writeback, reservations } = options;
+    pub fn new(options: LogicalUnitOptions) -> LogicalUnit {
+        let LogicalUnitOptions { geometry, limits, identity, writeback, reservations } = options;
         let read_only = if geometry.read_only { flag::READ_ONLY } else { 0 };
         let write_through = if writeback { 0 } else { flag::WRITE_THROUGH };
         LogicalUnit {
-            bounds: Bounds::new(&geometry, &limits),
+            block_limits: BlockLimits::new(&geometry, &limits),
             size: AtomicU64::new(geometry.size.0),
             flags: AtomicU8::new(read_only | write_through),
-            defaults: read_only | write_through,
-            sections: Sections::new(),
+            default_flags: read_only | write_through,
+            range_locks: RangeLocks::new(),
             nexuses: Mutex::new(Vec::new()),
             geometry,
             limits,
@@ -98,7 +98,7 @@ impl LogicalUnit {
     ///
     /// # Errors
     /// If the name is empty or too long, or its address is that of another name.
-    pub fn login(self: &Arc<Self>, initiator: &str, port: u16) -> Result<Arc<Nexus>, JoinError> {
+    pub fn login(self: &Arc<Self>, initiator: &str, port: u16) -> Result<Arc<Nexus>, LoginError> {
         let name = NexusName { initiator: initiator.into(), port };
         let mut nexuses = self.nexuses();
         nexuses.retain(|nexus| nexus.strong_count() > 0);
@@ -106,28 +106,32 @@ impl LogicalUnit {
         let nexus = match known {
             Some(nexus) => nexus,
             None => {
-                let attentions = Arc::new(Attentions::new());
-                let party = self.join(&name, &attentions)?;
+                let attentions = Arc::new(UnitAttentionQueue::new());
+                let party = self.add_nexus(&name, &attentions)?;
                 let nexus = Arc::new(Nexus::new(Arc::clone(self), attentions, party));
                 nexuses.push(Arc::downgrade(&nexus));
                 nexus
             }
         };
-        nexus.attention(Attention::PowerOn);
+        nexus.raise_attention(UnitAttention::PowerOn);
         Ok(nexus)
     }
 
     /// Adds a nexus to the reservations. Retries while a nexus of the same name, whose last user has just dropped it,
     /// has not been removed yet.
-    fn join(&self, name: &NexusName, attentions: &Arc<Attentions>) -> Result<Party, JoinError> {
+    fn add_nexus(
+        &self,
+        name: &NexusName,
+        attentions: &Arc<UnitAttentionQueue>,
+    ) -> Result<ReservationHandle, LoginError> {
         const TRIES: u32 = 1000;
         for _ in 0..TRIES {
-            match self.reservations.join(name.clone(), Arc::clone(attentions)) {
-                Err(JoinError::Twice(_)) => std::thread::yield_now(),
+            match self.reservations.add_nexus(name.clone(), Arc::clone(attentions)) {
+                Err(LoginError::DuplicateName(_)) => std::thread::yield_now(),
                 joined => return joined,
             }
         }
-        Err(JoinError::Twice(name.clone()))
+        Err(LoginError::DuplicateName(name.clone()))
     }
 
     /// Returns the current geometry.
@@ -146,28 +150,28 @@ impl LogicalUnit {
     }
 
     /// Changes the size. Raises CAPACITY DATA HAS CHANGED for all initiators if it differs.
-    pub fn resized(&self, size: ByteLen) {
+    pub fn set_size(&self, size: ByteLen) {
         if self.size.swap(size.0, Ordering::AcqRel) != size.0 {
-            self.tell(Attention::CapacityChanged);
+            self.raise_attention(UnitAttention::CapacityChanged);
         }
     }
 
     /// Resets the logical unit (LOGICAL UNIT RESET): its flags get their initial values; registrations and persistent
     /// reservations stay. The caller aborts the commands in flight. Source: SAM-5 section 6.3.3, SPC-4 section 5.12.
     pub fn reset(&self) {
-        self.flags.store(self.defaults, Ordering::Release);
+        self.flags.store(self.default_flags, Ordering::Release);
         self.reservations.reset();
-        self.tell(Attention::BusDeviceReset);
+        self.raise_attention(UnitAttention::BusDeviceReset);
     }
 
     /// Ends the replay of commands that a previous process had in flight: each has been executed again or never will
     /// be.
-    pub fn resume_ended(&self) {
-        self.reservations.resume_ended();
+    pub fn end_replay(&self) {
+        self.reservations.end_replay();
     }
 
     /// Returns true if initiators other than this one use it.
-    pub(crate) fn is_used_beside(&self, initiator: &str) -> bool {
+    pub(crate) fn has_other_initiators(&self, initiator: &str) -> bool {
         self.nexuses().iter().filter_map(Weak::upgrade).any(|nexus| &*nexus.name().initiator != initiator)
     }
 
@@ -176,25 +180,25 @@ impl LogicalUnit {
     pub fn abort_others(&self, but: &Nexus, done: &Arc<dyn Wake>) -> Vec<Arc<Ticket>> {
         let others: Vec<_> = self.nexuses().iter().filter_map(Weak::upgrade).collect();
         let others = others.iter().filter(|nexus| !std::ptr::eq(but, &***nexus));
-        others.filter_map(|nexus| Some(nexus.tasks()?.abort(Arc::clone(done)))).collect()
+        others.filter_map(|nexus| Some(nexus.task_set()?.abort(Arc::clone(done)))).collect()
     }
 
     /// Raises COMMANDS CLEARED BY ANOTHER INITIATOR for all nexuses but one (CLEAR TASK SET). Source: SAM-5 section
     /// 7.5.
-    pub fn cleared_by(&self, but: &Nexus) {
-        self.tell_others(Some(but), Attention::CommandsCleared);
+    pub fn raise_commands_cleared(&self, but: &Nexus) {
+        self.raise_attention_except(Some(but), UnitAttention::CommandsCleared);
     }
 
     /// Raises a unit attention for all nexuses.
-    pub fn tell(&self, attention: Attention) {
-        self.tell_others(None, attention);
+    pub fn raise_attention(&self, attention: UnitAttention) {
+        self.raise_attention_except(None, attention);
     }
 
     /// Raises a unit attention for all nexuses but one.
-    pub(crate) fn tell_others(&self, but: Option<&Nexus>, attention: Attention) {
+    pub(crate) fn raise_attention_except(&self, but: Option<&Nexus>, attention: UnitAttention) {
         for nexus in self.nexuses().iter().filter_map(Weak::upgrade) {
             if !but.is_some_and(|but| std::ptr::eq(but, &*nexus)) {
-                nexus.attention(attention);
+                nexus.raise_attention(attention);
             }
         }
     }
@@ -235,16 +239,16 @@ impl LogicalUnit {
 
     /// Returns the initial flags.
     pub(crate) fn default_flags(&self) -> u8 {
-        self.defaults
+        self.default_flags
     }
 
     /// Range locks of commands that read blocks and then write them.
-    pub(crate) fn sections(&self) -> &Arc<Sections> {
-        &self.sections
+    pub(crate) fn range_locks(&self) -> &Arc<RangeLocks> {
+        &self.range_locks
     }
 
-    pub(crate) fn bounds(&self) -> &Bounds {
-        &self.bounds
+    pub(crate) fn block_limits(&self) -> &BlockLimits {
+        &self.block_limits
     }
 
     #[inline]
@@ -254,20 +258,20 @@ impl LogicalUnit {
 
     /// Returns the number of logical blocks.
     #[inline]
-    pub(crate) fn blocks(&self) -> u64 {
+    pub(crate) fn block_count(&self) -> u64 {
         self.geometry.logical_block.blocks_in(self.size())
     }
 
     /// Returns the logical block size in bytes.
     #[inline]
-    pub(crate) fn block_bytes(&self) -> u32 {
+    pub(crate) fn block_size(&self) -> u32 {
         self.geometry.logical_block.bytes()
     }
 
     /// Returns `count` blocks from `lba` on as bytes, or `None` if the range exceeds the logical unit.
     #[inline]
-    pub(crate) fn range(&self, lba: u64, count: u64) -> Option<(ByteOffset, ByteLen)> {
-        if lba.checked_add(count)? > self.blocks() {
+    pub(crate) fn lba_range(&self, lba: u64, count: u64) -> Option<(ByteOffset, ByteLen)> {
+        if lba.checked_add(count)? > self.block_count() {
             return None;
         }
         let block = self.geometry.logical_block;

@@ -7,24 +7,25 @@ mod rig;
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, Geometry, Wake};
-use mqblk_scsi::reservation::{Carried, Keeper, Reservations, Ticket};
-use mqblk_scsi::{Attention, Nexus, Sense, SenseKey, UnitOptions, UnitState};
+use mqblk_scsi::reservation::{ReservationSnapshot, ReservationStore, Reservations, Ticket};
+use mqblk_scsi::{LogicalUnitOptions, Nexus, Sense, SenseKey, UnitAttention, UnitState};
 use nexuses::{
-    APTPL, CLASSES, Memory, NAMES, Out, REGISTER, RESERVE, Rig as Seats, Silent, conflicts, join, keys, reservation,
+    APTPL, CLASSES, MemoryStore, NAMES, NoWake, REGISTER, RESERVE, ReserveOut, Rig as Seats, expect_conflict, join,
+    keys, reservation,
 };
-use rig::{Answer, Rig, geometry, limits, options, sense, ten};
+use rig::{Rig, RunResult, geometry, limits, options, sense, ten};
 
 fn silent() -> Arc<dyn Wake> {
-    Arc::new(Silent)
+    Arc::new(NoWake)
 }
 
 /// Returns a logical unit of another process, with the same nexuses.
 fn elsewhere(from: &Seats) -> Seats {
     let there = Seats::new();
-    let text = serde_json::to_string(&from.unit.carried()).expect("text");
-    let carried: Carried = serde_json::from_str(&text).expect("the same");
-    assert_eq!(carried, from.unit.carried());
-    let validated = there.unit.judge(carried).expect("a state that there can be");
+    let text = serde_json::to_string(&from.unit.snapshot()).expect("text");
+    let carried: ReservationSnapshot = serde_json::from_str(&text).expect("the same");
+    assert_eq!(carried, from.unit.snapshot());
+    let validated = there.unit.validate(carried).expect("a state that there can be");
     there.unit.replace(validated, silent());
     there
 }
@@ -39,24 +40,28 @@ fn registrations_and_reservations_of_all_kinds() {
         for kind in [1, 3, 5, 6, 7, 8] {
             let here = Seats::new();
             [(0, 10), (2, 12)].iter().for_each(|(who, key)| {
-                here.ok(*who, &Out::new(REGISTER, 0, 0, *key).with(persist));
+                here.ok(*who, &ReserveOut::new(REGISTER, 0, 0, *key).with(persist));
             });
-            here.ok(0, &Out::new(RESERVE, kind, 10, 0));
-            here.told();
+            here.ok(0, &ReserveOut::new(RESERVE, kind, 10, 0));
+            here.take_attentions();
             let there = elsewhere(&here);
             assert_eq!((keys(&there), reservation(&there)), (keys(&here), reservation(&here)));
             assert_eq!((rights(&there), there.generation()), (rights(&here), here.generation()));
-            assert_eq!(there.told(), vec![Vec::<u8>::new(); NAMES.len()], "no unit attention without a change");
+            assert_eq!(
+                there.take_attentions(),
+                vec![Vec::<u8>::new(); NAMES.len()],
+                "no unit attention without a change"
+            );
             // Only what persists through power loss is saved in the store there.
             let kept = there.memory.0.lock().expect("whole").clone();
             assert_eq!(kept.is_some(), persist != 0);
             if let Some(kept) = kept {
-                let again = Reservations::restore(&kept, Some(Arc::<Memory>::default())).expect("what was kept");
+                let again = Reservations::restore(&kept, Some(Arc::<MemoryStore>::default())).expect("what was kept");
                 let again = Seats { nexuses: join(&again), unit: again, memory: Arc::default() };
                 assert_eq!((keys(&again), reservation(&again)), (keys(&here), reservation(&here)));
             }
             // Applying it again changes nothing.
-            let validated = there.unit.judge(here.unit.carried()).expect("still");
+            let validated = there.unit.validate(here.unit.snapshot()).expect("still");
             there.unit.replace(validated, silent());
             assert_eq!((keys(&there), rights(&there)), (keys(&here), rights(&here)));
         }
@@ -69,23 +74,23 @@ fn a_reserve_and_its_absence() {
     here.unit_command(2, 0x16).expect("free");
     let there = elsewhere(&here);
     assert_eq!(rights(&there), rights(&here));
-    assert!(there.nexuses[2].party.allows(CLASSES[3]) && !there.nexuses[0].party.allows(CLASSES[3]));
-    conflicts(there.unit_command(0, 0x16));
+    assert!(there.nexuses[2].reservation.allows(CLASSES[3]) && !there.nexuses[0].reservation.allows(CLASSES[3]));
+    expect_conflict(there.unit_command(0, 0x16));
     there.unit_command(2, 0x17).expect("its own");
     there.unit_command(0, 0x16).expect("free");
     // An empty snapshot clears the reservations.
-    let validated = there.unit.judge(Seats::new().unit.carried()).expect("nothing");
+    let validated = there.unit.validate(Seats::new().unit.snapshot()).expect("nothing");
     assert!(validated.is_empty());
     there.unit.replace(validated, silent());
     there.unit_command(1, 0x16).expect("free");
-    assert_eq!(serde_json::to_string(&Carried::default()).expect("text"), "{}");
+    assert_eq!(serde_json::to_string(&ReservationSnapshot::default()).expect("text"), "{}");
 }
 
 #[test]
 fn invalid_reservations() {
     let one = r#"{"nexus":{"initiator":"a","port":1},"key":"0x5"}"#;
     let there = Seats::new();
-    there.ok(0, &Out::new(REGISTER, 0, 0, 77));
+    there.ok(0, &ReserveOut::new(REGISTER, 0, 0, 77));
     for (text, want) in [
         (format!(r#"{{"registrations":[{one},{one}]}}"#), "each nexus once"),
         (r#"{"registrations":[{"nexus":{"initiator":"","port":1},"key":"0x5"}]}"#.into(), "registrations.nexus"),
@@ -104,8 +109,8 @@ fn invalid_reservations() {
             "no RESERVE beside registrations",
         ),
     ] {
-        let carried: Carried = serde_json::from_str(&text).expect("of the shape");
-        let error = there.unit.judge(carried).expect_err(&text).to_string();
+        let carried: ReservationSnapshot = serde_json::from_str(&text).expect("of the shape");
+        let error = there.unit.validate(carried).expect_err(&text).to_string();
         assert!(error.contains(want), "{text}: {error}");
         assert_eq!(keys(&there), [77], "nothing has changed");
     }
@@ -116,18 +121,19 @@ fn invalid_reservations() {
     };
     let many: Vec<String> = (0..1000).map(long).collect();
     let text = format!(r#"{{"aptpl":true,"registrations":[{}]}}"#, many.join(","));
-    let error = there.unit.judge(serde_json::from_str(&text).expect("of the shape")).expect_err("too long").to_string();
+    let error =
+        there.unit.validate(serde_json::from_str(&text).expect("of the shape")).expect_err("too long").to_string();
     assert!(error.contains("bytes to be kept"), "{error}");
     for text in [r#"{"generation":-1}"#, r#"{"more":1}"#, r#"{"aptpl":1}"#, r#"{"registrations":{}}"#] {
-        assert!(serde_json::from_str::<Carried>(text).is_err(), "{text}");
+        assert!(serde_json::from_str::<ReservationSnapshot>(text).is_err(), "{text}");
     }
     // No store.
     let without = Reservations::new(None);
-    let carried: Carried = serde_json::from_str(r#"{"aptpl":true}"#).expect("of the shape");
-    assert!(without.judge(carried).expect_err("no keeper").to_string().contains("reservations="));
+    let carried: ReservationSnapshot = serde_json::from_str(r#"{"aptpl":true}"#).expect("of the shape");
+    assert!(without.validate(carried).expect_err("no keeper").to_string().contains("reservations="));
 }
 
-fn unit(change: impl FnOnce(&mut UnitOptions)) -> Rig {
+fn unit(change: impl FnOnce(&mut LogicalUnitOptions)) -> Rig {
     let mut options = options(geometry(), limits());
     change(&mut options);
     Rig::from(options)
@@ -136,13 +142,13 @@ fn unit(change: impl FnOnce(&mut UnitOptions)) -> Rig {
 /// Returns the sense data of a command, if it fails.
 fn ending(rig: &Rig, cdb: &[u8]) -> Option<Sense> {
     match rig.run(cdb, &[0; 512], 512) {
-        Answer::Ended { ending, .. } => ending.sense,
+        RunResult::Ended { ending, .. } => ending.sense,
         other => panic!("{other:?}"),
     }
 }
 
 fn carry(from: &Nexus, to: &Rig) -> Result<bool, String> {
-    let validated = to.nexus.judge(from.state())?;
+    let validated = to.nexus.validate_state(from.state())?;
     let grown = validated.has_grown();
     validated.apply().map(|()| grown)
 }
@@ -156,24 +162,24 @@ fn flags_and_unit_attentions_move_without_power_on() {
     for list in [caching, control] {
         assert!(
             matches!(here.run(&[0x15, 0x10, 0, 0, list.len() as u8, 0], &list, 0),
-            Answer::Ended { ending, .. } if ending.sense.is_none()),
+            RunResult::Ended { ending, .. } if ending.sense.is_none()),
             "MODE SELECT"
         );
     }
     assert!(here.unit.write_through() && here.unit.descriptor_sense());
     assert_eq!(ending(&here, &[0x1b, 0, 0, 0, 0, 0]), None);
-    here.nexus.attention(Attention::CapacityChanged);
-    here.nexus.attention(Attention::ModeParametersChanged);
+    here.nexus.raise_attention(UnitAttention::CapacityChanged);
+    here.nexus.raise_attention(UnitAttention::ModeParametersChanged);
     let before = here.nexus.state();
 
     let there = unit(|_| {});
-    there.nexus.attention(Attention::PowerOn);
+    there.nexus.raise_attention(UnitAttention::PowerOn);
     assert_eq!(carry(&here.nexus, &there), Ok(false));
     assert_eq!(there.nexus.state(), before);
     assert_eq!(here.nexus.state(), before, "saving changes nothing");
     let text = serde_json::to_string(&before).expect("text");
     assert_eq!(serde_json::from_str::<UnitState>(&text).expect("the same"), before);
-    for attention in [Attention::CapacityChanged, Attention::ModeParametersChanged] {
+    for attention in [UnitAttention::CapacityChanged, UnitAttention::ModeParametersChanged] {
         assert_eq!(ending(&there, &[0; 6]), Some(attention.sense()));
     }
     // Stopped; when it is started, write-protected.
@@ -186,7 +192,7 @@ fn flags_and_unit_attentions_move_without_power_on() {
     assert_eq!(ending(&there, &ten(0x2a, 0, 0, 1)), None);
 }
 
-type Change = fn(&mut UnitOptions);
+type Change = fn(&mut LogicalUnitOptions);
 
 #[test]
 fn another_logical_unit_is_rejected() {
@@ -228,7 +234,7 @@ fn registrations_are_stored_by_controller_name() {
     let here = unit(|_| {});
     let there = unit(|_| {});
     let other = there.unit.login("vm9", 1).expect("free");
-    let validate = |state: UnitState| other.judge(state).map(drop);
+    let validate = |state: UnitState| other.validate_state(state).map(drop);
     assert_eq!(validate(here.nexus.state()), Ok(()), "without any the name does not matter");
     assert_eq!(ending(&here, &[0x16, 0, 0, 0, 0, 0]), None);
     let error = validate(here.nexus.state()).expect_err("it is reserved");
@@ -238,7 +244,7 @@ fn registrations_are_stored_by_controller_name() {
 /// A store whose disk fails.
 struct Failing;
 
-impl Keeper for Failing {
+impl ReservationStore for Failing {
     fn save(&self, _: Vec<u8>, done: Arc<dyn Wake>) -> Arc<Ticket> {
         let ticket = Ticket::new(done);
         ticket.resolve(Err("no space".into()));
@@ -248,14 +254,15 @@ impl Keeper for Failing {
 
 #[test]
 fn failures_to_save_are_reported() {
-    let with_store = |store: Arc<dyn Keeper>| unit(|options| options.reservations = Reservations::new(Some(store)));
-    let here = with_store(Arc::<Memory>::default());
-    let command = Out::new(REGISTER, 0, 0, 5).with(APTPL);
+    let with_store =
+        |store: Arc<dyn ReservationStore>| unit(|options| options.reservations = Reservations::new(Some(store)));
+    let here = with_store(Arc::<MemoryStore>::default());
+    let command = ReserveOut::new(REGISTER, 0, 0, 5).with(APTPL);
     assert!(
-        matches!(here.run(&command.cdb(), &command.list(), 0), Answer::Ended { ending, .. } if ending.sense.is_none())
+        matches!(here.run(&command.cdb(), &command.list(), 0), RunResult::Ended { ending, .. } if ending.sense.is_none())
     );
-    let memory = Arc::<Memory>::default();
-    assert_eq!(carry(&here.nexus, &with_store(Arc::clone(&memory) as Arc<dyn Keeper>)), Ok(false));
+    let memory = Arc::<MemoryStore>::default();
+    assert_eq!(carry(&here.nexus, &with_store(Arc::clone(&memory) as Arc<dyn ReservationStore>)), Ok(false));
     assert!(memory.0.lock().expect("whole").is_some());
     assert!(carry(&here.nexus, &with_store(Arc::new(Failing))).expect_err("not kept").contains("no space"));
     assert!(carry(&here.nexus, &unit(|_| {})).expect_err("nowhere to keep it").contains("reservations="));

@@ -1,12 +1,17 @@
 //! PERSISTENT RESERVE IN. Source: SPC-4 section 6.15.
 
-use super::access::Kind;
-use super::state::{Reservation, State, bad_command};
-use super::{Refusal, byte, number, transport_id};
+use super::access::ReservationType;
+use super::state::{Reservation, ReservationState, invalid_cdb_field};
+use super::{ReservationError, byte, number, transport_id};
 
 /// Writes the parameter data, cut to its allocation length. `aptpl_supported`: reservations can persist through power
 /// loss.
-pub(super) fn answer(state: &State, cdb: &[u8], aptpl_supported: bool, data_in: &mut Vec<u8>) -> Result<(), Refusal> {
+pub(super) fn encode(
+    state: &ReservationState,
+    cdb: &[u8],
+    aptpl_supported: bool,
+    data_in: &mut Vec<u8>,
+) -> Result<(), ReservationError> {
     data_in.clear();
     match byte(cdb, 1) & 0x1f {
         0 => {
@@ -16,14 +21,14 @@ pub(super) fn answer(state: &State, cdb: &[u8], aptpl_supported: bool, data_in: 
         1 => reservation(state, data_in),
         2 => data_in.extend(capabilities(state, aptpl_supported)),
         3 => full_status(state, data_in),
-        _ => return Err(bad_command(1, Some(4))),
+        _ => return Err(invalid_cdb_field(1, Some(4))),
     }
     data_in.truncate(number(cdb, 7, 2) as usize);
     Ok(())
 }
 
 /// PRGENERATION and ADDITIONAL LENGTH.
-fn header(state: &State, additional: usize, data_in: &mut Vec<u8>) {
+fn header(state: &ReservationState, additional: usize, data_in: &mut Vec<u8>) {
     data_in.extend(state.generation.to_be_bytes());
     // The number of registrations bounds it.
     data_in.extend((additional as u32).to_be_bytes());
@@ -34,7 +39,7 @@ fn scope_and_type(held: &Reservation) -> u8 {
     held.kind as u8
 }
 
-fn reservation(state: &State, data_in: &mut Vec<u8>) {
+fn reservation(state: &ReservationState, data_in: &mut Vec<u8>) {
     let Some(held) = &state.reservation else { return header(state, 0, data_in) };
     header(state, 16, data_in);
     // Zero for the all-registrants types.
@@ -44,7 +49,7 @@ fn reservation(state: &State, data_in: &mut Vec<u8>) {
 }
 
 /// Source: SPC-4 section 6.15.4.
-fn capabilities(state: &State, aptpl_supported: bool) -> [u8; 8] {
+fn capabilities(state: &ReservationState, aptpl_supported: bool) -> [u8; 8] {
     const CRH: u8 = 0x10;
     const SIP_C: u8 = 0x08;
     const ATP_C: u8 = 0x04;
@@ -54,17 +59,17 @@ fn capabilities(state: &State, aptpl_supported: bool) -> [u8; 8] {
     const TEST_UNIT_READY: u8 = 0x10;
     const PTPL_A: u8 = 0x01;
     let mut kinds = [0; 2];
-    for kind in Kind::ALL {
+    for kind in ReservationType::ALL {
         // The bits of the type mask are numbered as the types are: 0 to 7 in the first byte, 8 to 15 in the second.
         kinds[usize::from(kind as u8 / 8)] |= 1 << (kind as u8 % 8);
     }
     let supported = CRH | SIP_C | ATP_C | if aptpl_supported { PTPL_C } else { 0 };
-    let active = TMV | TEST_UNIT_READY | if state.persist { PTPL_A } else { 0 };
+    let active = TMV | TEST_UNIT_READY | if state.aptpl { PTPL_A } else { 0 };
     [0, 8, supported, active, kinds[0], kinds[1], 0, 0]
 }
 
 /// Source: SPC-4 section 6.15.5.
-fn full_status(state: &State, data_in: &mut Vec<u8>) {
+fn full_status(state: &ReservationState, data_in: &mut Vec<u8>) {
     const R_HOLDER: u8 = 0x01;
     header(state, state.registrations.len() * (24 + transport_id::LEN), data_in);
     for registration in &state.registrations {

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use mqblk_core::Wake;
 
 /// Stores the reservations of one logical unit on stable storage.
-pub trait Keeper: Send + Sync {
+pub trait ReservationStore: Send + Sync {
     /// Saves a state, which replaces all earlier ones. Must not block: workers call it while they hold a lock. The
     /// ticket is resolved, and wakes `done`, when the state is on stable storage. States are saved in order; one that
     /// is superseded before it was written need not be written, and counts as saved when the later one is.

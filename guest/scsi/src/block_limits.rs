@@ -3,67 +3,71 @@
 
 use mqblk_core::{ByteLen, Geometry, Limits};
 
-use crate::Sequence;
+use crate::MultiStepCommand;
 
 /// Maximum number of UNMAP block descriptors.
-const MAX_DESCRIPTORS: u32 = 256;
+const MAX_UNMAP_DESCRIPTORS: u32 = 256;
 
 /// Maximum length of WRITE SAME on a disk that writes zeroes only as data.
-const SAME_AS_DATA: ByteLen = ByteLen(32 << 20);
+const MAX_WRITE_SAME_AS_DATA: ByteLen = ByteLen(32 << 20);
 
 /// Limits of a logical unit. All counts are of logical blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bounds {
+pub(crate) struct BlockLimits {
     /// Maximum transfer length of reads, writes and verifies.
-    pub(crate) transfer: u32,
+    pub(crate) max_transfer: u32,
     /// Optimal transfer length; 0 if unknown.
     pub(crate) optimal_transfer: u32,
     /// Optimal transfer length granularity; 0 if unknown.
-    pub(crate) granularity: u16,
+    pub(crate) transfer_granularity: u16,
     /// Maximum COMPARE AND WRITE length.
-    pub(crate) compare: u8,
+    pub(crate) max_compare_and_write: u8,
     /// Maximum WRITE SAME length.
-    pub(crate) same: u32,
+    pub(crate) max_write_same: u32,
     /// Maximum number of blocks that the disk zeroes without data.
-    pub(crate) zeroes: Option<u32>,
+    pub(crate) max_write_zeroes: Option<u32>,
     /// Limits of UNMAP, if it is supported.
-    pub(crate) unmap: Option<Unmap>,
+    pub(crate) unmap: Option<UnmapLimits>,
 }
 
 /// Limits of UNMAP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Unmap {
+pub(crate) struct UnmapLimits {
     /// Maximum number of blocks of all descriptors together.
-    pub(crate) blocks: u32,
+    pub(crate) max_blocks: u32,
     /// Maximum number of descriptors.
-    pub(crate) descriptors: u32,
+    pub(crate) max_descriptors: u32,
     /// Optimal granularity.
     pub(crate) granularity: u32,
 }
 
-impl Bounds {
-    pub(crate) fn new(geometry: &Geometry, limits: &Limits) -> Bounds {
+impl BlockLimits {
+    pub(crate) fn new(geometry: &Geometry, limits: &Limits) -> BlockLimits {
         let block = geometry.logical_block;
         // All ones means "no limit reported" in some of the fields, so a count stays below it.
         let count =
             |len: ByteLen| u32::try_from(block.blocks_in(len)).map_or(u32::MAX - 1, |count| count.min(u32::MAX - 1));
-        let transfer = count(limits.max_transfer).max(1);
-        let scratch = count(ByteLen(Sequence::SCRATCH as u64));
+        let max_transfer = count(limits.max_transfer).max(1);
+        let scratch = count(ByteLen(MultiStepCommand::SCRATCH as u64));
         // A maximum below one block means that zeroing is not supported.
-        let zeroes = limits.write_zeroes.map(count).filter(|&blocks| blocks > 0);
+        let max_write_zeroes = limits.write_zeroes.map(count).filter(|&blocks| blocks > 0);
         let unmap = limits.discard.filter(|_| !geometry.read_only).and_then(|discard| {
-            let blocks = count(discard.max_len).min(zeroes.unwrap_or(u32::MAX));
+            let blocks = count(discard.max_len).min(max_write_zeroes.unwrap_or(u32::MAX));
             let granularity = count(discard.granularity).max(1);
-            (blocks > 0).then_some(Unmap { blocks, descriptors: MAX_DESCRIPTORS, granularity })
+            (blocks > 0).then_some(UnmapLimits {
+                max_blocks: blocks,
+                max_descriptors: MAX_UNMAP_DESCRIPTORS,
+                granularity,
+            })
         });
         let min_io = geometry.min_io.0.max(geometry.physical_block.bytes().into());
-        Bounds {
-            transfer,
-            optimal_transfer: count(geometry.opt_io).min(transfer),
-            granularity: u16::try_from(block.blocks_in(ByteLen(min_io))).unwrap_or(0),
-            compare: u8::try_from(scratch.min(transfer / 2)).unwrap_or(u8::MAX),
-            same: zeroes.unwrap_or_else(|| count(SAME_AS_DATA)),
-            zeroes,
+        BlockLimits {
+            max_transfer,
+            optimal_transfer: count(geometry.opt_io).min(max_transfer),
+            transfer_granularity: u16::try_from(block.blocks_in(ByteLen(min_io))).unwrap_or(0),
+            max_compare_and_write: u8::try_from(scratch.min(max_transfer / 2)).unwrap_or(u8::MAX),
+            max_write_same: max_write_zeroes.unwrap_or_else(|| count(MAX_WRITE_SAME_AS_DATA)),
+            max_write_zeroes,
             unmap,
         }
     }
@@ -71,6 +75,6 @@ impl Bounds {
     /// Returns true if unmapped blocks read as zeroes (LBPRZ): where the disk can write zeroes without data, UNMAP
     /// does that. A discard alone does not define what is read afterwards.
     pub(crate) fn unmapped_reads_zeroes(&self) -> bool {
-        self.unmap.is_some() && self.zeroes.is_some()
+        self.unmap.is_some() && self.max_write_zeroes.is_some()
     }
 }

@@ -9,7 +9,7 @@ use mqblk_core::{DiskSlot, Wake};
 
 /// Commands that a task management function applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum TmfScope {
     /// The command with this identifier, of the logical unit.
     Task {
         /// The logical unit.
@@ -18,26 +18,26 @@ pub enum Scope {
         id: u64,
     },
     /// All commands of a logical unit.
-    Unit(DiskSlot),
+    LogicalUnit(DiskSlot),
     /// All commands of a target.
     Target(u8),
 }
 
 /// What a task management function does with commands that match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum TmfAction {
     /// Aborts them; they complete with this response code.
-    End(u8),
+    Abort(u8),
     /// Queries whether there are any.
     Query,
 }
 
 /// A task management function.
-pub struct Order {
+pub struct TaskManagement {
     /// Commands that it applies to.
-    pub scope: Scope,
+    pub scope: TmfScope,
     /// What it does with them.
-    pub action: Action,
+    pub action: TmfAction,
     /// A command matched.
     matched: AtomicBool,
     /// Number of queues that have not reported, plus one for the sender while it submits.
@@ -45,18 +45,18 @@ pub struct Order {
     waker: Arc<dyn Wake>,
 }
 
-impl Order {
+impl TaskManagement {
     /// Returns true if it applies to this command.
-    pub fn means(&self, target: u8, unit: DiskSlot, id: u64) -> bool {
+    pub fn matches(&self, target: u8, unit: DiskSlot, id: u64) -> bool {
         match self.scope {
-            Scope::Task { unit: of, id: named } => of == unit && named == id,
-            Scope::Unit(of) => of == unit,
-            Scope::Target(of) => of == target,
+            TmfScope::Task { unit: of, id: named } => of == unit && named == id,
+            TmfScope::LogicalUnit(of) => of == unit,
+            TmfScope::Target(of) => of == target,
         }
     }
 
     /// Records that a command matched.
-    pub fn note_match(&self) {
+    pub fn record_match(&self) {
         self.matched.store(true, Ordering::Relaxed);
     }
 
@@ -71,7 +71,7 @@ impl Order {
     }
 
     /// Reports that a queue has no matching command left and that its completions are visible.
-    pub fn report(&self) {
+    pub fn queue_done(&self) {
         if self.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.waker.wake();
         }
@@ -79,15 +79,15 @@ impl Order {
 }
 
 /// A request queue's mailbox for task management functions.
-pub struct Post {
-    orders: Mutex<Vec<Arc<Order>>>,
+pub struct TmfMailbox {
+    functions: Mutex<Vec<Arc<TaskManagement>>>,
     waker: Arc<dyn Wake>,
 }
 
-impl Post {
+impl TmfMailbox {
     /// Removes and returns the functions received, at most `max`.
-    pub fn take(&self, max: usize) -> Vec<Arc<Order>> {
-        let mut orders = lock(&self.orders);
+    pub fn take(&self, max: usize) -> Vec<Arc<TaskManagement>> {
+        let mut orders = lock(&self.functions);
         let count = orders.len().min(max);
         orders.drain(..count).collect()
     }
@@ -95,40 +95,40 @@ impl Post {
 
 /// Mailboxes of all request queues that are running.
 #[derive(Default)]
-pub struct Posts(Mutex<Vec<Arc<Post>>>);
+pub struct TmfMailboxes(Mutex<Vec<Arc<TmfMailbox>>>);
 
-impl Posts {
+impl TmfMailboxes {
     /// Adds the mailbox of a queue that starts.
-    pub fn open(&self, waker: Arc<dyn Wake>) -> Arc<Post> {
-        let post = Arc::new(Post { orders: Mutex::default(), waker });
+    pub fn open(&self, waker: Arc<dyn Wake>) -> Arc<TmfMailbox> {
+        let post = Arc::new(TmfMailbox { functions: Mutex::default(), waker });
         lock(&self.0).push(Arc::clone(&post));
         post
     }
 
     /// Removes the mailbox of a queue that stops. The queue has no commands, so pending functions need not wait for
     /// it.
-    pub fn close(&self, post: &Arc<Post>) {
+    pub fn close(&self, post: &Arc<TmfMailbox>) {
         lock(&self.0).retain(|other| !Arc::ptr_eq(other, post));
         for tmf in post.take(usize::MAX) {
-            tmf.report();
+            tmf.queue_done();
         }
     }
 
     /// Wakes all request queues.
-    pub fn wake(&self) {
+    pub fn wake_all(&self) {
         lock(&self.0).iter().for_each(|post| post.waker.wake());
     }
 
     /// Submits a function to all request queues. `waker` is woken when it is done, perhaps before this returns.
-    pub fn give(&self, scope: Scope, action: Action, waker: Arc<dyn Wake>) -> Arc<Order> {
+    pub fn submit(&self, scope: TmfScope, action: TmfAction, waker: Arc<dyn Wake>) -> Arc<TaskManagement> {
         let (matched, pending) = (AtomicBool::new(false), AtomicUsize::new(1));
-        let tmf = Arc::new(Order { scope, action, matched, pending, waker });
+        let tmf = Arc::new(TaskManagement { scope, action, matched, pending, waker });
         for post in &*lock(&self.0) {
             tmf.pending.fetch_add(1, Ordering::Relaxed);
-            lock(&post.orders).push(Arc::clone(&tmf));
+            lock(&post.functions).push(Arc::clone(&tmf));
             post.waker.wake();
         }
-        tmf.report();
+        tmf.queue_done();
         tmf
     }
 }
@@ -138,18 +138,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Waker of the thread that created it.
-struct Unpark(std::thread::Thread);
+struct UnparkWaker(std::thread::Thread);
 
-impl Wake for Unpark {
+impl Wake for UnparkWaker {
     fn wake(&self) {
         self.0.unpark();
     }
 }
 
-impl Posts {
+impl TmfMailboxes {
     /// Submits a function and waits until it is done. For control threads.
-    pub fn give_and_wait(&self, scope: Scope, action: Action) {
-        let tmf = self.give(scope, action, Arc::new(Unpark(std::thread::current())));
+    pub fn submit_and_wait(&self, scope: TmfScope, action: TmfAction) {
+        let tmf = self.submit(scope, action, Arc::new(UnparkWaker(std::thread::current())));
         while !tmf.is_done() {
             std::thread::park();
         }
@@ -171,19 +171,19 @@ mod tests {
 
     #[test]
     fn done_with_the_last_report_or_the_end_of_the_queue() {
-        let posts = Posts::default();
+        let posts = TmfMailboxes::default();
         let given = Arc::new(Counting::default());
-        let alone = posts.give(Scope::Target(1), Action::Query, Arc::clone(&given) as Arc<dyn Wake>);
+        let alone = posts.submit(TmfScope::Target(1), TmfAction::Query, Arc::clone(&given) as Arc<dyn Wake>);
         assert!(alone.is_done(), "no queue to wait for");
         assert_eq!(given.0.load(Ordering::Relaxed), 1);
 
         let queue = Arc::new(Counting::default());
         let (one, other) = (posts.open(Arc::clone(&queue) as _), posts.open(Arc::clone(&queue) as _));
-        let tmf = posts.give(Scope::Unit(DiskSlot(3)), Action::End(2), Arc::clone(&given) as _);
+        let tmf = posts.submit(TmfScope::LogicalUnit(DiskSlot(3)), TmfAction::Abort(2), Arc::clone(&given) as _);
         assert_eq!((tmf.is_done(), queue.0.load(Ordering::Relaxed)), (false, 2));
         let taken = one.take(16);
         assert!(Arc::ptr_eq(&taken[0], &tmf) && one.take(16).is_empty());
-        tmf.report();
+        tmf.queue_done();
         assert!(!tmf.is_done());
         posts.close(&other);
         assert!(tmf.is_done());
@@ -192,14 +192,14 @@ mod tests {
 
     #[test]
     fn scopes_match_their_commands() {
-        let posts = Posts::default();
+        let posts = TmfMailboxes::default();
         let silent = || Arc::new(Counting::default()) as Arc<dyn Wake>;
         let slot = DiskSlot(4);
-        let task = posts.give(Scope::Task { unit: slot, id: 9 }, Action::Query, silent());
-        assert!(task.means(0, slot, 9) && !task.means(0, slot, 8) && !task.means(0, DiskSlot(5), 9));
-        let unit = posts.give(Scope::Unit(slot), Action::Query, silent());
-        assert!(unit.means(0, slot, 8) && !unit.means(0, DiskSlot(5), 8));
-        let target = posts.give(Scope::Target(2), Action::Query, silent());
-        assert!(target.means(2, DiskSlot(9), 1) && !target.means(3, DiskSlot(9), 1));
+        let task = posts.submit(TmfScope::Task { unit: slot, id: 9 }, TmfAction::Query, silent());
+        assert!(task.matches(0, slot, 9) && !task.matches(0, slot, 8) && !task.matches(0, DiskSlot(5), 9));
+        let unit = posts.submit(TmfScope::LogicalUnit(slot), TmfAction::Query, silent());
+        assert!(unit.matches(0, slot, 8) && !unit.matches(0, DiskSlot(5), 8));
+        let target = posts.submit(TmfScope::Target(2), TmfAction::Query, silent());
+        assert!(target.matches(2, DiskSlot(9), 1) && !target.matches(3, DiskSlot(9), 1));
     }
 }

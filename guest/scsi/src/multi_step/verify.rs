@@ -2,25 +2,25 @@
 
 use mqblk_core::{ByteLen, ByteOffset, Op};
 
-use super::{Lent, Walk};
+use super::{ChunkCursor, StepContext};
+use crate::command::{CommandCompletion, NextStep};
 use crate::sense::Sense;
-use crate::step::{Ending, Next};
 
 /// What the medium is compared with (BYTCHK).
 #[derive(Debug)]
-pub(crate) enum Check {
+pub(crate) enum VerifyMode {
     /// Nothing: reading it is enough.
     Readable,
     /// The data-out buffer, block by block.
     Blocks,
     /// This block, with each block of the medium.
-    Same(Vec<u8>),
+    SameBlock(Vec<u8>),
 }
 
 #[derive(Debug)]
 pub(crate) struct Verify {
-    walk: Walk,
-    check: Check,
+    walk: ChunkCursor,
+    mode: VerifyMode,
     first_lba: u64,
     block: usize,
     transferred: u64,
@@ -31,10 +31,16 @@ pub(crate) struct Verify {
 }
 
 impl Verify {
-    pub(crate) fn new(range: (ByteOffset, ByteLen), lba: u64, block: u32, check: Check, transferred: u64) -> Verify {
+    pub(crate) fn new(
+        range: (ByteOffset, ByteLen),
+        lba: u64,
+        block: u32,
+        mode: VerifyMode,
+        transferred: u64,
+    ) -> Verify {
         Verify {
-            walk: Walk::new(range.0, range.1),
-            check,
+            walk: ChunkCursor::new(range.0, range.1),
+            mode,
             first_lba: lba,
             block: block as usize,
             transferred,
@@ -50,37 +56,37 @@ impl Verify {
         self
     }
 
-    pub(super) fn next(&mut self, context: &mut Lent<'_>) -> Next {
+    pub(super) fn next(&mut self, context: &mut StepContext<'_>) -> NextStep {
         if let Some((start, len)) = self.write.take() {
             // FUA: the data is verified on the medium.
-            return Next::Disk { op: Op::Write { fua: true }, start, len };
+            return NextStep::Disk { op: Op::Write { fua: true }, start, len };
         }
         if std::mem::replace(&mut self.reading, true) {
             if let Err(sense) = self.compare(context) {
-                return Next::End(Ending::check(sense));
+                return NextStep::Complete(CommandCompletion::check_condition(sense));
             }
             self.walk.advance();
         }
-        match self.walk.piece() {
-            Some((start, len)) => Next::Read { start, len: ByteLen(len as u64) },
-            None => Next::End(Ending::good(self.transferred)),
+        match self.walk.chunk() {
+            Some((start, len)) => NextStep::Read { start, len: ByteLen(len as u64) },
+            None => NextStep::Complete(CommandCompletion::good(self.transferred)),
         }
     }
 
     /// Compares the data read. INFORMATION is the LBA of the first block that differs.
-    fn compare(&mut self, context: &Lent<'_>) -> Result<(), Sense> {
-        let Some((_, len)) = self.walk.piece() else { return Ok(()) };
+    fn compare(&mut self, context: &StepContext<'_>) -> Result<(), Sense> {
+        let Some((_, len)) = self.walk.chunk() else { return Ok(()) };
         let found = &context.scratch[..len];
-        let differs = match &self.check {
-            Check::Readable => None,
-            Check::Blocks => {
+        let differs = match &self.mode {
+            VerifyMode::Readable => None,
+            VerifyMode::Blocks => {
                 self.copy.resize(len, 0);
                 if !context.data_out.copy(self.walk.done(), &mut self.copy) {
-                    return Err(Sense::DATA_GONE);
+                    return Err(Sense::DATA_PHASE_ERROR);
                 }
                 found.chunks(self.block).zip(self.copy.chunks(self.block)).position(|(found, sent)| found != sent)
             }
-            Check::Same(sent) => found.chunks(self.block).position(|found| found != sent),
+            VerifyMode::SameBlock(sent) => found.chunks(self.block).position(|found| found != sent),
         };
         match differs {
             Some(block) => {

@@ -1,11 +1,11 @@
 //! Errors that a command may have, and its effect if it has none. Sources: SBC-3 clause 5, SPC-4 clause 6.
 
-use crate::model::{Act, Ask, Class, Failure, Model, field, illegal, number};
+use crate::model::{Class, CommandInput, Effect, Failure, Model, field, illegal, number};
 
 /// Errors found.
-struct Found(Vec<Failure>);
+struct Failures(Vec<Failure>);
 
-impl Found {
+impl Failures {
     fn when(&mut self, wrong: bool, failure: Failure) {
         if wrong {
             self.0.push(failure);
@@ -48,11 +48,11 @@ fn length(cdb: &[u8; 16]) -> usize {
 
 impl Model {
     /// Returns the effect of the command, or the errors that it has.
-    pub fn judge(&self, input: &Ask<'_>) -> Result<Act, Vec<Failure>> {
+    pub fn expected_effect(&self, input: &CommandInput<'_>) -> Result<Effect, Vec<Failure>> {
         let mut cdb = [0; 16];
         let given = input.cdb.len().min(16);
         cdb[..given].copy_from_slice(&input.cdb[..given]);
-        let mut found = Found(Vec::new());
+        let mut found = Failures(Vec::new());
         let control = length(&cdb) - 1;
         found.when(cdb[control] & 0x04 != 0, field(control as u16, Some(2)));
         let act = match cdb[0] {
@@ -67,11 +67,11 @@ impl Model {
             0x35 | 0x91 => {
                 self.medium(input, Class::Write, false, &mut found);
                 self.in_range(&extent(&cdb), u64::MAX, &mut found);
-                Some(Act::Sync)
+                Some(Effect::Sync)
             }
             0x00 => {
                 self.medium(input, Class::Look, false, &mut found);
-                Some(Act::Nothing { transferred: 0 })
+                Some(Effect::Nothing { transferred: 0 })
             }
             0x25 => self.read_capacity(input, &cdb, &mut found),
             0x9e if cdb[1] & 0x1f == 0x10 => self.read_capacity(input, &cdb, &mut found),
@@ -96,7 +96,7 @@ impl Model {
     }
 
     /// Checks that all commands with medium access share.
-    fn medium(&self, input: &Ask<'_>, class: Class, writes: bool, found: &mut Found) {
+    fn medium(&self, input: &CommandInput<'_>, class: Class, writes: bool, found: &mut Failures) {
         found.when(self.barred(input.nexus, class), Failure::Conflict);
         found.when(self.stopped, Failure::Check((2, 4, 2, None, None)));
         found.when(writes && self.read_only, Failure::Check((7, 0x27, 0, None, None)));
@@ -104,7 +104,7 @@ impl Model {
     }
 
     /// Returns true if the blocks exist, and are not more than `most`.
-    fn in_range(&self, extent: &Extent, most: u64, found: &mut Found) -> bool {
+    fn in_range(&self, extent: &Extent, most: u64, found: &mut Failures) -> bool {
         let before = found.0.len();
         found.when(extent.count > most, field(extent.at, None));
         let end = extent.lba.checked_add(extent.count);
@@ -113,57 +113,57 @@ impl Model {
     }
 
     /// Returns the first `count` blocks of the data-out buffer.
-    fn sent(&self, input: &Ask<'_>, count: u64, found: &mut Found) -> Vec<u8> {
+    fn sent(&self, input: &CommandInput<'_>, count: u64, found: &mut Failures) -> Vec<u8> {
         let sent =
-            usize::try_from(count).ok().and_then(|count| input.data_out.get(..count.checked_mul(self.said.block)?));
+            usize::try_from(count).ok().and_then(|count| input.data_out.get(..count.checked_mul(self.limits.block)?));
         found.when(sent.is_none(), Failure::Overrun);
         sent.unwrap_or_default().to_vec()
     }
 
-    fn protection(&self, cdb: &[u8; 16], found: &mut Found) {
+    fn protection(&self, cdb: &[u8; 16], found: &mut Failures) {
         found.when(length(cdb) > 6 && cdb[1] & 0xe0 != 0, field(1, Some(7)));
     }
 
-    fn read(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn read(&self, input: &CommandInput<'_>, cdb: &[u8; 16], found: &mut Failures) -> Option<Effect> {
         let extent = extent(cdb);
         self.medium(input, Class::Read, false, found);
         self.protection(cdb, found);
-        if self.in_range(&extent, self.said.transfer, found) {
-            found.when((input.data_in as u64) < extent.count * self.said.block as u64, Failure::Overrun);
+        if self.in_range(&extent, self.limits.transfer, found) {
+            found.when((input.data_in as u64) < extent.count * self.limits.block as u64, Failure::Overrun);
         }
-        Some(Act::Read { lba: extent.lba, count: extent.count })
+        Some(Effect::Read { lba: extent.lba, count: extent.count })
     }
 
-    fn write(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn write(&self, input: &CommandInput<'_>, cdb: &[u8; 16], found: &mut Failures) -> Option<Effect> {
         let extent = extent(cdb);
         self.medium(input, Class::Write, true, found);
         self.protection(cdb, found);
-        if !self.in_range(&extent, self.said.transfer, found) {
+        if !self.in_range(&extent, self.limits.transfer, found) {
             return None;
         }
         let data = self.sent(input, extent.count, found);
-        Some(Act::Write { lba: extent.lba, data, durable: length(cdb) > 6 && cdb[1] & 0x08 != 0 })
+        Some(Effect::Write { lba: extent.lba, data, durable: length(cdb) > 6 && cdb[1] & 0x08 != 0 })
     }
 
-    fn write_and_verify(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn write_and_verify(&self, input: &CommandInput<'_>, cdb: &[u8; 16], found: &mut Failures) -> Option<Effect> {
         let extent = extent(cdb);
         self.medium(input, Class::Write, true, found);
         self.protection(cdb, found);
         found.when(cdb[1] & 0x04 != 0, field(1, Some(2)));
-        if !self.in_range(&extent, self.said.transfer, found) {
+        if !self.in_range(&extent, self.limits.transfer, found) {
             return None;
         }
         let data = self.sent(input, extent.count, found);
-        Some(Act::Write { lba: extent.lba, data, durable: true })
+        Some(Effect::Write { lba: extent.lba, data, durable: true })
     }
 
-    fn verify(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn verify(&self, input: &CommandInput<'_>, cdb: &[u8; 16], found: &mut Failures) -> Option<Effect> {
         let extent = extent(cdb);
         self.medium(input, Class::Read, false, found);
         self.protection(cdb, found);
         let check = (cdb[1] & 0x06) >> 1;
         found.when(check == 2, field(1, Some(2)));
-        if !self.in_range(&extent, self.said.transfer, found) {
+        if !self.in_range(&extent, self.limits.transfer, found) {
             return None;
         }
         let data = match check {
@@ -173,56 +173,56 @@ impl Model {
             3 => self.sent(input, 1, found),
             _ => Vec::new(),
         };
-        Some(Act::Verify { lba: extent.lba, count: extent.count, data })
+        Some(Effect::Verify { lba: extent.lba, count: extent.count, data })
     }
 
-    fn compare_and_write(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn compare_and_write(&self, input: &CommandInput<'_>, cdb: &[u8; 16], found: &mut Failures) -> Option<Effect> {
         let extent = extent(cdb);
         self.medium(input, Class::Write, true, found);
         self.protection(cdb, found);
-        if !self.in_range(&extent, self.said.compare, found) {
+        if !self.in_range(&extent, self.limits.compare, found) {
             return None;
         }
         let data = self.sent(input, 2 * extent.count, found);
-        Some(Act::Compare { lba: extent.lba, data, durable: cdb[1] & 0x08 != 0 })
+        Some(Effect::Compare { lba: extent.lba, data, durable: cdb[1] & 0x08 != 0 })
     }
 
-    fn orwrite(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn orwrite(&self, input: &CommandInput<'_>, cdb: &[u8; 16], found: &mut Failures) -> Option<Effect> {
         let extent = extent(cdb);
         self.medium(input, Class::Write, true, found);
         self.protection(cdb, found);
-        if !self.in_range(&extent, self.said.transfer, found) {
+        if !self.in_range(&extent, self.limits.transfer, found) {
             return None;
         }
         let data = self.sent(input, extent.count, found);
-        Some(Act::Or { lba: extent.lba, data, durable: cdb[1] & 0x08 != 0 })
+        Some(Effect::Or { lba: extent.lba, data, durable: cdb[1] & 0x08 != 0 })
     }
 
-    fn write_same(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn write_same(&self, input: &CommandInput<'_>, cdb: &[u8; 16], found: &mut Failures) -> Option<Effect> {
         let Extent { lba, count, at } = extent(cdb);
         self.medium(input, Class::Write, true, found);
         self.protection(cdb, found);
         found.when(cdb[1] & 0x10 != 0, field(1, Some(4)));
         found.when(cdb[1] & 0x06 != 0, field(1, Some(2)));
-        found.when(cdb[1] & 0x08 != 0 && !self.said.zeroes, field(1, Some(3)));
+        found.when(cdb[1] & 0x08 != 0 && !self.limits.zeroes, field(1, Some(3)));
         // WSNZ: zero blocks do not mean all.
         found.when(count == 0, field(at, None));
-        let there = self.in_range(&Extent { lba, count, at }, self.said.same, found);
+        let there = self.in_range(&Extent { lba, count, at }, self.limits.same, found);
         let no_data = cdb[0] == 0x93 && cdb[1] & 0x01 != 0;
-        let pattern = if no_data { vec![0; self.said.block] } else { self.sent(input, 1, found) };
-        let transferred = if no_data { 0 } else { self.said.block as u64 };
-        there.then_some(Act::Same { lba, count, pattern, transferred })
+        let pattern = if no_data { vec![0; self.limits.block] } else { self.sent(input, 1, found) };
+        let transferred = if no_data { 0 } else { self.limits.block as u64 };
+        there.then_some(Effect::Same { lba, count, pattern, transferred })
     }
 
-    fn unmap(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
-        if !self.said.unmaps {
+    fn unmap(&self, input: &CommandInput<'_>, cdb: &[u8; 16], found: &mut Failures) -> Option<Effect> {
+        if !self.limits.unmaps {
             found.0.push(illegal(0x20));
         }
         self.medium(input, Class::Write, true, found);
         found.when(cdb[1] & 0x01 != 0, field(1, Some(0)));
         let len = number(&cdb[7..9]) as usize;
         if len == 0 {
-            return Some(Act::Nothing { transferred: 0 });
+            return Some(Effect::Nothing { transferred: 0 });
         }
         let wrong_length = Failure::Check((5, 0x1a, 0, Some((true, 7, None)), None));
         found.when(len < 8, wrong_length.clone());
@@ -234,7 +234,7 @@ impl Model {
         let (data, descriptors) = (number(&list[..2]) as usize, number(&list[2..4]) as usize);
         found.when(data + 2 > len || descriptors + 8 > len, wrong_length);
         let count = descriptors / 16;
-        found.when(count as u64 > self.said.descriptors, Failure::Check((5, 0x26, 0, Some((false, 2, None)), None)));
+        found.when(count as u64 > self.limits.descriptors, Failure::Check((5, 0x26, 0, Some((false, 2, None)), None)));
         if !found.0.is_empty() {
             return None;
         }
@@ -244,19 +244,19 @@ impl Model {
             let range = Extent { lba: number(&one[..8]), count: number(&one[8..12]), at: 0 };
             if range.count > 0 {
                 total += range.count;
-                found.when(total > self.said.unmap, Failure::Check((5, 0x26, 0, Some((false, at + 8, None)), None)));
+                found.when(total > self.limits.unmap, Failure::Check((5, 0x26, 0, Some((false, at + 8, None)), None)));
                 self.in_range(&range, u64::MAX, found);
                 ranges.push((range.lba, range.count));
             }
         }
-        Some(Act::Unmap { ranges, transferred: len as u64 })
+        Some(Effect::Unmap { ranges, transferred: len as u64 })
     }
 
-    fn read_capacity(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn read_capacity(&self, input: &CommandInput<'_>, cdb: &[u8; 16], found: &mut Failures) -> Option<Effect> {
         // A stopped logical unit still reports its size.
         found.when(self.barred(input.nexus, Class::Always), Failure::Conflict);
         let last = self.blocks() - 1;
-        let block = (self.said.block as u32).to_be_bytes();
+        let block = (self.limits.block as u32).to_be_bytes();
         let mut reply = Vec::new();
         let allocation = if cdb[0] == 0x25 {
             found.when(cdb[8] & 1 == 0 && number(&cdb[2..6]) != 0, field(2, None));
@@ -266,17 +266,22 @@ impl Model {
         } else {
             reply.extend(last.to_be_bytes());
             reply.extend(block);
-            reply.extend([0, self.said.exponent, u8::from(self.said.unmaps) << 7 | u8::from(self.said.zeroes) << 6, 0]);
+            reply.extend([
+                0,
+                self.limits.exponent,
+                u8::from(self.limits.unmaps) << 7 | u8::from(self.limits.zeroes) << 6,
+                0,
+            ]);
             reply.resize(32, 0);
             number(&cdb[10..14]) as usize
         };
         reply.truncate(allocation);
         found.when(reply.len() > input.data_in, Failure::Overrun);
-        Some(Act::Reply(reply))
+        Some(Effect::Reply(reply))
     }
 
     /// All blocks from the LBA on are mapped.
-    fn lba_status(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn lba_status(&self, input: &CommandInput<'_>, cdb: &[u8; 16], found: &mut Failures) -> Option<Effect> {
         let lba = number(&cdb[2..10]);
         self.medium(input, Class::Read, false, found);
         found.when(lba >= self.blocks(), illegal(0x21));
@@ -286,18 +291,18 @@ impl Model {
         reply.extend([0; 4]);
         reply.truncate(number(&cdb[10..14]) as usize);
         found.when(reply.len() > input.data_in, Failure::Overrun);
-        Some(Act::Reply(reply))
+        Some(Effect::Reply(reply))
     }
 
     /// Only lists with one caching or control page, or none, without block descriptor: table tests cover others.
-    fn mode_select(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn mode_select(&self, input: &CommandInput<'_>, cdb: &[u8; 16], found: &mut Failures) -> Option<Effect> {
         found.when(self.barred(input.nexus, Class::Write), Failure::Conflict);
         found.when(cdb[1] & 0x01 != 0, field(1, Some(0)));
         found.when(cdb[1] & 0x10 == 0, field(1, Some(4)));
         let (len, header, at) =
             if cdb[0] == 0x15 { (cdb[4].into(), 4, 4) } else { (number(&cdb[7..9]) as usize, 8, 7) };
         let unchanged =
-            Act::Mode { write_through: self.write_through, protected: self.protected, transferred: len as u64 };
+            Effect::Mode { write_through: self.write_through, protected: self.protected, transferred: len as u64 };
         if len == 0 {
             return Some(unchanged);
         }
@@ -322,19 +327,19 @@ impl Model {
         } else {
             protected = page[4] & 0x08 != 0;
         }
-        Some(Act::Mode { write_through, protected, transferred: len as u64 })
+        Some(Effect::Mode { write_through, protected, transferred: len as u64 })
     }
 
-    fn start_stop(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn start_stop(&self, input: &CommandInput<'_>, cdb: &[u8; 16], found: &mut Failures) -> Option<Effect> {
         let start = cdb[4] & 0x01 != 0;
         let class = if start && cdb[4] & 0xf0 == 0 { Class::Always } else { Class::Write };
         found.when(self.barred(input.nexus, class), Failure::Conflict);
         found.when(cdb[4] & 0xf0 != 0, field(4, Some(7)));
         found.when(cdb[4] & 0x02 != 0, field(4, Some(1)));
-        Some(Act::Start(start))
+        Some(Effect::Start(start))
     }
 
-    fn reserve_release(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn reserve_release(&self, input: &CommandInput<'_>, cdb: &[u8; 16], found: &mut Failures) -> Option<Effect> {
         found.when(cdb[1] & 0x10 != 0, field(1, Some(4)));
         found.when(cdb[1] & 0x01 != 0, field(1, Some(0)));
         found.when(cdb[0] >= 0x56 && cdb[1] & 0x02 != 0, field(1, Some(1)));
@@ -345,11 +350,11 @@ impl Model {
         found.when(registered && !fine, Failure::Conflict);
         let another = self.reserved.is_some_and(|holder| holder != input.nexus);
         found.when(!registered && !release && another, Failure::Conflict);
-        Some(Act::Reserve { release })
+        Some(Effect::Reserve { release })
     }
 
     /// REGISTER AND IGNORE EXISTING KEY, RESERVE, RELEASE, with a list of 24 bytes.
-    fn persistent(&self, input: &Ask<'_>, cdb: &[u8; 16], found: &mut Found) -> Option<Act> {
+    fn persistent(&self, input: &CommandInput<'_>, cdb: &[u8; 16], found: &mut Failures) -> Option<Effect> {
         found.when(self.reserved.is_some(), Failure::Conflict);
         let (action, kind) = (cdb[1] & 0x1f, cdb[2]);
         let (presented, key) = (number(&input.data_out[..8]), number(&input.data_out[8..16]));
@@ -366,6 +371,6 @@ impl Model {
             2 => found.when(mine.is_some_and(|held| held.kind != kind), Failure::Check((5, 0x26, 4, None, None))),
             _ => {}
         }
-        Some(Act::Persist { action, kind, key })
+        Some(Effect::Persist { action, kind, key })
     }
 }

@@ -1,10 +1,10 @@
 #!/bin/bash
-# The runs behind docs/benchmarks.md: mqblk beside Debian's qemu-storage-daemon, same client, same options, interleaved.
+# The runs of docs/benchmarks.md: mqblk against Debian's qemu-storage-daemon, with the same client and options, interleaved.
 #
-#   scripts/benchmarks.sh [FOLDER]      results go to FOLDER (default target/benchmarks): a table and a JSON file a run
+#   scripts/benchmarks.sh [FOLDER]      results go to FOLDER (default target/benchmarks): a table and a JSON file per run
 #
-# RUNTIME (seconds, default 2) and RUNS (default 3) set how long. The machine must be idle: the figures are ratios, but a
-# ratio of two disturbed runs is a disturbed ratio. The client has CPU 0, the server CPU 1, unless a name says free.
+# RUNTIME (seconds, default 2) and RUNS (default 3) set the duration. The machine must be idle: even ratios of disturbed runs are
+# unreliable. The client is pinned to CPU 0 and the server to CPU 1, except in runs named free.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-target/benchmarks}
@@ -44,7 +44,7 @@ peer() {
 }
 leave() { kill "${peers[-1]}"; wait "${peers[-1]}" 2>/dev/null || true; unset 'peers[-1]'; }
 
-# measure NAME ARGUMENT...: one command of mqblk bench, its table and its JSON.
+# measure NAME ARGUMENT...: runs mqblk bench and stores its table and JSON.
 measure() {
     local name=$1
     shift

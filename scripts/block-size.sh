@@ -1,11 +1,11 @@
 #!/bin/bash
-# The block-size experiment: sequential streams on 1 queue and on many, with merging and without, beside Debian's
-# qemu-storage-daemon, on a file past the page cache. docs/bench.md says what the columns are.
+# The block-size experiment: sequential streams on one and several queues, with and without merging, against Debian's
+# qemu-storage-daemon, on a file with direct I/O. docs/bench.md explains the columns.
 #
-#   scripts/block-size.sh [FOLDER]      results go to FOLDER (default target/block-size): a table and a JSON file a run
+#   scripts/block-size.sh [FOLDER]      results go to FOLDER (default target/block-size): a table and a JSON file per run
 #
 # RUNTIME (seconds, default 2), RUNS (3), QUEUES ("2 8"), SIZES (512-4M), THREADS (2: client threads) and IMAGE (a file of 2 GiB
-# or more, which the write runs destroy; default: one is made in FOLDER) set what is run. The machine must be idle.
+# or more, which the write runs overwrite; default: created in FOLDER) set what is run. The machine must be idle.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-target/block-size}
@@ -29,7 +29,7 @@ if [ -z "${IMAGE:-}" ]; then
     dd if=/dev/urandom of="$image" bs=1M count=2048 oflag=direct status=none
 fi
 
-# Both serve the same file, so that it lies at the same place of the host's disk: locks are off, and one works at a time.
+# Both serve the same file, so that its blocks are the same on the host's disk: locking is off, and one server is active at a time.
 for count in $queues; do
     qemu-storage-daemon --object iothread,id=io \
         --blockdev "driver=file,filename=$image,locking=off,cache.direct=on,aio=io_uring,node-name=d" \

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Says in one line what to install when this machine cannot build mqblk. Silent when it can.
+# Checks that this machine can build mqblk. Prints one line with what to install if it cannot.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# What is measured of virtio-scsi controllers, on storage in memory: beside virtio-blk, with a slow unit among fast ones, and the
-# tables of bandwidth against targets.
+# Measures virtio-scsi controllers on storage in memory: against virtio-blk, with one slow logical unit among fast ones, and bandwidth by
+# number of targets.
 #
 #   scripts/controllers.sh [FOLDER]      results go to FOLDER (default target/controllers): tables and JSON
 #
@@ -23,11 +23,11 @@ finish() {
 trap finish EXIT
 
 bench() { "$mqblk" --log error bench "$@" 2>"$work/log" || { tail -n 3 "$work/log" >&2; exit 1; }; }
-# A number of the only row of a result: field NAME FILE
+# field NAME FILE: prints a number of a result with one row.
 field() { sed -n "s/.*\"$1\": *\([0-9.e+-]*\).*/\1/p" "$2" | head -n 1; }
 median() { sort -g | awk '{ all[NR] = $1 } END { print (all[int((NR + 1) / 2)] + all[int(NR / 2) + 1]) / 2 }'; }
 
-# The same disk behind both interfaces, by turns.
+# The same disk over both interfaces, alternating.
 interfaces() {
     for client in "sleeps" "polls --client poll"; do
         read -r name options <<<"$client"
@@ -49,7 +49,7 @@ interfaces() {
     done | tee "$out/interfaces.txt"
 }
 
-# Seven units alone, and beside one that takes 50 ms for everything, by turns. The workers are as many as cores.
+# Seven fast logical units alone and beside one with a latency of 50 ms, alternating. Two workers.
 slow_unit() {
     for fast in ${FAST:-latency-us=0 latency-us=200}; do
         for queues in 1 2; do
@@ -71,7 +71,7 @@ slow_unit() {
                     bench --interface virtio-scsi --socket "$work/$name" --targets "$targets" --queues "$queues" --iodepth 8 --threads 1 \
                         --runtime "$runtime" --runs 1 --json "$work/$name.json" >"$work/table"
                 done
-                # The slow unit's own part is its bandwidth, the least of all.
+                # The slow unit's share is its bandwidth, the minimum of all.
                 awk -v a="$(field bw_bytes_per_s "$work/alone.json")" -v b="$(field bw_bytes_per_s "$work/beside.json")" \
                     -v s="$(field lun_bw_min_bytes_per_s "$work/beside.json")" 'BEGIN { print (b - s) / a, a / 4096, s / 4096 }' >>"$work/pairs"
             done

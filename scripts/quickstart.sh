@@ -1,8 +1,8 @@
 #!/bin/bash
-# Shows what mqblk does, from nothing: builds it, serves an image, writes and verifies it through all queues, measures it, and
-# prints how to attach it to a virtual machine. Serves until Ctrl-C.
+# Demonstrates mqblk: builds it, serves an image, writes and verifies it through all queues, measures it, and prints how to attach it
+# to a virtual machine. Serves until Ctrl-C.
 #
-# QUICKSTART_EXIT=1    exit 0 in place of serving on
+# QUICKSTART_EXIT=1    exit 0 instead of serving until Ctrl-C
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/check-toolchain.sh
@@ -41,7 +41,7 @@ trap 'exit 143' TERM
 # start_daemon POLL: serves the image until stop_daemon.
 start_daemon() {
     local tries=0
-    # In a session of its own, so that a Ctrl-C reaches it once, from stop_daemon, and not from the terminal as well.
+    # In its own session: a Ctrl-C then reaches it only through stop_daemon, not also from the terminal.
     setsid "$mqblk" --log warn serve \
         --disk "path=$folder/disk.img,socket=$socket,queues=$queues,poll=$1" </dev/null &
     daemon=$!
@@ -65,7 +65,7 @@ measure() {
     done
 }
 
-# rows POLL: one line for each object of the benchmark's JSON. Each key stands once in an object.
+# rows POLL: one line for each object of the benchmark's JSON. Each key occurs once in an object.
 rows() {
     local depth key
     for depth in 1 32; do

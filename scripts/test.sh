@@ -1,32 +1,31 @@
 #!/bin/bash
-# Runs the tests and sums them up:  scripts/test.sh [fast] [guest] [xen] [crash]
+# Runs the tests and prints a summary:  scripts/test.sh [fast] [guest] [xen] [crash]
 #
-# The last line is "N passed, M failed" over all test programs; the exit code is 0 only when nothing failed. The whole output
-# of each run is kept in target/test-logs.
+# The last line is "N passed, M failed" over all test programs; the exit code is 0 only if none failed. The full output of each run is
+# kept in target/test-logs.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 scripts/check-toolchain.sh || exit 1
 
 logs=target/test-logs
 passed=0 failed=0 ignored=0
-# The daemon that tests start is the one that users run.
+# Tests start the release build of the daemon.
 export MQBLK=$PWD/target/release/mqblk
 mkdir -p "$logs" && rm -f "$logs/summary"
 
-# Every run has the same packages and features, so that nothing is built twice. Test programs whose names begin with guest_ or xen_
-# need a machine that was prepared.
+# Every run uses the same packages and features, so that nothing is built twice. Test programs named guest_* or xen_* need a prepared
+# machine.
 tests=(cargo test --profile checked --workspace --features mqblk-tests/guest,mqblk-tests/xen)
 without_machines=(--lib --bins --test '[!gx]*' --test 'g[!u]*')
 
-# Both at once: one by one each has features of its own of the libraries, which then are built twice.
+# Built together: separately each would enable other features of the libraries, which would be built twice.
 release=(cargo build --release -p mqblk -p mqblk-tests --bin mqblk --bin instruction-budget)
 
-# Debian's awk reads a pipe in blocks unless it is told otherwise: then lines would come late.
+# Debian's mawk buffers its input by default, which would delay lines.
 awk=(awk)
 if awk -W version 2>&1 </dev/null | grep -q mawk; then awk=(awk -W interactive); fi
 
-# Shows of cargo's output what a person needs: errors, one line for each test program, and, where each test takes long, one
-# for each test.
+# Condenses cargo's output: errors, one line per test program and, if EACH is set, one line per test.
 condense() {
     "${awk[@]}" -v each="$1" '
         /^ +Running /            { name = $2 == "unittests" ? $NF : $2; sub(/.*\/deps\//, "", name); sub(/\)$/, "", name)
@@ -40,7 +39,7 @@ condense() {
     '
 }
 
-# run NAME EACH COMMAND...: runs one "cargo test" and adds its counts.
+# run NAME EACH COMMAND...: runs one "cargo test" and adds its counts to the totals.
 run() {
     local name=$1 each=$2 log=$logs/$1.log code p f i
     shift 2
@@ -50,14 +49,14 @@ run() {
     if [ "$code" -ne 0 ]; then
         local died
         died=$(awk '/^error: test failed, to rerun/ { n++ } /^test result: FAILED/ { n-- } END { print (n > 0 ? n : 0) }' "$log")
-        # What the failed tests printed: from each "failures:" to its summary.
+        # Output of the failed tests: from each "failures:" to its summary.
         sed -n '/^failures:$/,/^test result:/p' "$log" | head -n 300
         if [ "$died" -gt 0 ]; then
-            # A test program that ends by a signal prints no summary; each counts as one failed test.
+            # A test program that is killed by a signal prints no summary and counts as one failed test.
             echo "  $died test program(s) ended before all their tests had run:"
             grep -B 20 'process didn.t exit successfully' "$log" | grep -v '^test .* ok$' | head -n 100
         elif [ "$f" -eq 0 ]; then
-            # Nothing was built or nothing was run: that must not look like success.
+            # The build failed or no test ran: counts as a failure.
             died=1
             echo "  '$*' ended with code $code:"
             tail -n 40 "$log"
@@ -75,7 +74,7 @@ for part in "$@"; do
             run build '' "${release[@]}"
             run build-tests '' "${tests[@]}" --no-run
             [ "$failed" -eq 0 ] || break
-            # Counts instructions. Where it cannot be installed its test fails and says so.
+            # Counts instructions. Without it the budget test fails with a message.
             command -v valgrind >/dev/null || { apt-get update -qq && apt-get install -y -qq valgrind; } >/dev/null 2>&1
             echo "tests without virtual machines"
             run fast '' "${tests[@]}" "${without_machines[@]}" --no-fail-fast

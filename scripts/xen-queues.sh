@@ -1,10 +1,10 @@
 #!/bin/bash
-# What is measured of Xen disks over the simulated machine: IOPS against rings (the table of seed 000), with rings of one page and of 16.
+# Measures Xen disks on the simulated machine: IOPS by number of rings (the table of seed 000), with rings of 1 page and of 16 pages.
 #
 #   scripts/xen-queues.sh [FOLDER]      results go to FOLDER (default target/xen-queues): tables, JSON, a picture
 #
-# RUNTIME (seconds, default 1) and RUNS (7) set how long. The machine must be idle. What requests cost on a real Xen, beside the kernel's
-# back-end, is shown by a test, without a word on time but a ratio:
+# RUNTIME (seconds, default 1) and RUNS (7) set the duration. The machine must be idle. A test compares the cost of requests on a real Xen
+# with the kernel's backend, as a ratio:
 #   tests/xen/prepare.sh; cargo test --profile checked -p mqblk-tests --features xen --test xen_side_by_side -- --nocapture
 set -euo pipefail
 cd "$(dirname "$0")/.."

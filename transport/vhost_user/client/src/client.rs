@@ -1,4 +1,4 @@
-//! One connection to a back-end.
+//! One connection to a backend.
 
 use std::fs::File;
 use std::io;
@@ -21,23 +21,23 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::requests::BackendRequests;
 use crate::watchdog::Watchdog;
 
-/// Pause between two tries to connect.
+/// Pause between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(20);
-/// What vhost-user can name: the queue index of a kick is 8 bits wide.
+/// Maximum number of queues: the queue index of SET_VRING_KICK is 8 bits wide.
 const MAX_QUEUES: u64 = 256;
 
-/// Why a back-end cannot be used.
+/// Why a backend cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens.
+    /// No server listens.
     #[error("socket {path}: cannot connect: {source}")]
     Connect {
         /// The socket.
         path: PathBuf,
-        /// The last try's error.
+        /// Error of the last attempt.
         source: io::Error,
     },
-    /// A step of the set-up failed.
+    /// An exchange failed.
     #[error("socket {path}: {step}: {source}")]
     Step {
         /// The socket.
@@ -47,62 +47,61 @@ pub enum ClientError {
         /// Why it failed.
         source: vhost::Error,
     },
-    /// The server took the message and did not answer.
+    /// The server did not reply.
     #[error("socket {path}: {step}: no answer from the server within {} s", limit.as_secs_f32())]
     NoAnswer {
         /// The socket.
         path: PathBuf,
         /// What was tried.
         step: &'static str,
-        /// How long it was waited for.
+        /// How long the client waited.
         limit: Duration,
     },
-    /// The server lacks something that cannot be done without.
+    /// The server lacks a required feature.
     #[error("socket {path}: the server does not offer {what}")]
     Missing {
         /// The socket.
         path: PathBuf,
-        /// What is missing.
+        /// The feature.
         what: &'static str,
     },
-    /// The host refused a resource.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Host {
-        /// What was asked for.
+        /// What it was for.
         what: &'static str,
-        /// The host's answer.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Memory that both sides see.
+/// A memory region shared with the backend.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedRegion<'a> {
-    /// The region as mapped here.
+    /// The region as mapped in this process.
     pub region: &'a Region,
-    /// The file behind it, from its first byte.
+    /// The file behind it, mapped from offset 0.
     pub file: &'a File,
 }
 
-/// What a back-end needs to know of a split queue.
+/// Configuration of a split queue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueSetup<'a> {
-    /// Entries.
+    /// Number of entries.
     pub size: u16,
-    /// Where it lies, in guest addresses.
+    /// Guest addresses of the rings.
     pub at: SplitAddresses,
-    /// The region that it lies in.
+    /// The region that contains the rings.
     pub region: &'a Region,
-    /// The next available index that the back-end takes.
+    /// The next available index for the backend to read.
     pub base: u16,
-    /// What we write to when the back-end asked for a kick.
+    /// Eventfd for kicks.
     pub kick: &'a EventFd,
-    /// What the back-end writes to when we asked for a call.
+    /// Eventfd for calls.
     pub call: &'a EventFd,
 }
 
-/// Memory where the back-end keeps which requests are in flight. It outlives a back-end's death: whoever serves the queues next is
-/// shown it, and goes on by it.
+/// Memory in which the backend records the requests in flight. It outlives a backend: the next one gets it and replays the requests.
 pub struct InflightMemory {
     told: VhostUserInflight,
     file: File,
@@ -114,7 +113,7 @@ impl std::fmt::Debug for InflightMemory {
     }
 }
 
-/// A connection to a vhost-user back-end.
+/// A connection to a vhost-user backend.
 pub struct Client {
     path: PathBuf,
     socket: UnixStream,
@@ -132,13 +131,13 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Connects to the server at `path`, trying again while there is no socket or nobody listens, until `patience` is
-    /// over. No later step waits longer than `limit` for an answer.
+    /// Connects to the server at `path`, and retries for `timeout` while there is no socket or no listener. No later exchange waits longer
+    /// than `limit` for a reply.
     ///
     /// # Errors
-    /// When nobody listened in time, or the host refuses a thread.
-    pub fn connect(path: &Path, patience: Duration, limit: Duration) -> Result<Client, ClientError> {
-        let deadline = Instant::now() + patience;
+    /// When no server listens in time, or a system call fails.
+    pub fn connect(path: &Path, timeout: Duration, limit: Duration) -> Result<Client, ClientError> {
+        let deadline = Instant::now() + timeout;
         let socket = loop {
             match UnixStream::connect(path) {
                 Ok(socket) => break socket,
@@ -158,7 +157,7 @@ impl Client {
         Ok(Client { path, socket, frontend, watchdog, limit, protocol: Protocol::empty(), takes_requests: false })
     }
 
-    /// One exchange, with its time bounded and its error named.
+    /// Runs one exchange with a bound on its time, and names it in the error.
     fn step<T>(
         &mut self,
         step: &'static str,
@@ -174,13 +173,13 @@ impl Client {
         })
     }
 
-    /// The back-end may send us messages, which somebody must take: it may wait for answers. Before [`negotiate`](Self::negotiate).
+    /// Offers BACKEND_REQ in [`negotiate`](Self::negotiate). The caller must then handle the backend's messages: it may wait for replies.
     pub fn take_requests(&mut self) {
         self.takes_requests = true;
     }
 
-    /// Takes ownership and agrees on features: of `wanted`, what the server offers. Returns them. CONFIG, MQ, REPLY_ACK and,
-    /// after [`take_requests`](Self::take_requests), BACKEND_REQ are used when there.
+    /// Sends SET_OWNER and negotiates features. Returns those of `wanted` that the server offers. Uses CONFIG, MQ, REPLY_ACK,
+    /// INFLIGHT_SHMFD and, after [`accept_backend_requests`](Self::accept_backend_requests), BACKEND_REQ if the server offers them.
     ///
     /// # Errors
     /// When the server lacks VERSION_1 or protocol features, or an exchange fails.
@@ -203,26 +202,26 @@ impl Client {
         if acked.contains(Protocol::REPLY_ACK) {
             self.frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         }
-        let agreed = offered & (wanted | crate::features::PROTOCOL_FEATURES);
-        self.step("SET_FEATURES", |f| f.set_features(agreed))?;
-        tracing::debug!(path = %self.path.display(), offered, agreed, ?protocol, "negotiated");
-        Ok(agreed & wanted)
+        let negotiated = offered & (wanted | crate::features::PROTOCOL_FEATURES);
+        self.step("SET_FEATURES", |f| f.set_features(negotiated))?;
+        tracing::debug!(path = %self.path.display(), offered, negotiated, ?protocol, "negotiated");
+        Ok(negotiated & wanted)
     }
 
-    /// As [`negotiate`](Self::negotiate), with a server that goes on where another one stopped: the features in use stay.
+    /// Does what [`negotiate`](Self::negotiate) does with a server that resumes the queues of another one, and requires the same features.
     ///
     /// # Errors
-    /// When one of them is missing, or an exchange fails.
+    /// When a feature is missing, or an exchange fails.
     pub fn negotiate_again(&mut self, features: u64) -> Result<(), ClientError> {
-        let agreed = self.negotiate(features)?;
-        if agreed == features {
+        let negotiated = self.negotiate(features)?;
+        if negotiated == features {
             return Ok(());
         }
-        tracing::debug!(missing = features & !agreed, "features are missing");
+        tracing::debug!(missing = features & !negotiated, "features are missing");
         Err(ClientError::Missing { path: self.path.clone(), what: "the features that the server before it had" })
     }
 
-    /// The most queues the server has.
+    /// Returns the server's maximum number of queues.
     ///
     /// # Errors
     /// When the exchange fails.
@@ -234,7 +233,7 @@ impl Client {
         Ok(count.min(MAX_QUEUES) as u16)
     }
 
-    /// Whether the server has the device's configuration. That of a SCSI controller is often kept by the VMM instead.
+    /// Returns true if the server has the device's configuration space. For a SCSI controller the VMM often has it instead.
     pub fn has_config(&self) -> bool {
         self.protocol.contains(Protocol::CONFIG)
     }
@@ -242,7 +241,7 @@ impl Client {
     /// Reads the device's configuration from `offset` into `bytes`.
     ///
     /// # Errors
-    /// When the server has none, refuses the range, or answers with another length.
+    /// When the server has none, refuses the range, or returns another length.
     pub fn read_config(&mut self, offset: u32, bytes: &mut [u8]) -> Result<(), ClientError> {
         if !self.has_config() {
             return Err(ClientError::Missing { path: self.path.clone(), what: "VHOST_USER_PROTOCOL_F_CONFIG" });
@@ -263,15 +262,14 @@ impl Client {
     /// # Errors
     /// When the exchange fails, or (with REPLY_ACK) the server refuses.
     pub fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), ClientError> {
-        // Flags 0 is a driver's write (VHOST_SET_CONFIG_TYPE_FRONTEND); the crate's WRITABLE is bit 0, which says migration.
+        // Flags 0 is a driver's write (VHOST_SET_CONFIG_TYPE_FRONTEND); the crate's WRITABLE is bit 0, which means migration.
         self.step("SET_CONFIG", |f| f.set_config(offset, VhostUserConfigFlags::empty(), bytes))
     }
 
-    /// Gives the back-end a socket to send us messages on. `None` when it has none for us (BACKEND_REQ), or they
-    /// are not to be taken.
+    /// Sends SET_BACKEND_REQ_FD and returns the channel for the backend's messages. `None` if BACKEND_REQ was not negotiated.
     ///
     /// # Errors
-    /// When the host refuses a socket, or the exchange fails.
+    /// When no socket can be created, or the exchange fails.
     pub fn open_requests(&mut self) -> Result<Option<BackendRequests>, ClientError> {
         if !self.protocol.contains(Protocol::BACKEND_REQ) {
             return Ok(None);
@@ -300,8 +298,8 @@ impl Client {
         self.step("SET_MEM_TABLE", |f| f.set_mem_table(&table).map(|_| ()))
     }
 
-    /// Has the back-end make memory for the requests in flight of `queues` queues, of at most `queue_size` entries, and use it.
-    /// `None` when it keeps no such memory. Before any queue starts.
+    /// Sends GET_INFLIGHT_FD for `queues` queues of at most `queue_size` entries, then SET_INFLIGHT_FD. `None` if INFLIGHT_SHMFD was not
+    /// negotiated. To be called before any queue starts.
     ///
     /// # Errors
     /// When an exchange fails.
@@ -310,16 +308,16 @@ impl Client {
             return Ok(None);
         }
         let wanted = VhostUserInflight { mmap_size: 0, mmap_offset: 0, num_queues: queues, queue_size };
-        let (told, file) = self.step("GET_INFLIGHT_FD", |f| f.get_inflight_fd(&wanted))?;
-        let memory = InflightMemory { told, file };
+        let (layout, file) = self.step("GET_INFLIGHT_FD", |f| f.get_inflight_fd(&wanted))?;
+        let memory = InflightMemory { told: layout, file };
         self.show_inflight(&memory)?;
         Ok(Some(memory))
     }
 
-    /// Shows the back-end the memory where another one kept what was in flight. Before any queue starts.
+    /// Sends SET_INFLIGHT_FD with the memory of an earlier backend. To be called before any queue starts.
     ///
     /// # Errors
-    /// When it keeps no such memory, or the exchange fails.
+    /// When INFLIGHT_SHMFD was not negotiated, or the exchange fails.
     pub fn show_inflight(&mut self, memory: &InflightMemory) -> Result<(), ClientError> {
         if !self.protocol.contains(Protocol::INFLIGHT_SHMFD) {
             return Err(ClientError::Missing { path: self.path.clone(), what: "VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD" });
@@ -327,13 +325,13 @@ impl Client {
         self.step("SET_INFLIGHT_FD", |f| f.set_inflight_fd(&memory.told, memory.file.as_raw_fd()))
     }
 
-    /// Sets queue `index` up, enables it and starts it.
+    /// Configures, starts and enables queue `index`.
     ///
     /// # Errors
     /// When an exchange fails, or (with REPLY_ACK) the server refuses.
     pub fn start_queue(&mut self, index: u16, queue: &QueueSetup<'_>) -> Result<(), ClientError> {
         let region = queue.region;
-        // Rings are named by the address in this process (no IOMMU).
+        // Rings are given by their addresses in this process (no IOMMU).
         let user = |guest: u64| guest.wrapping_sub(region.guest().0).wrapping_add(region.user().0);
         let address = VringConfigData {
             queue_max_size: queue.size,
@@ -344,17 +342,17 @@ impl Client {
             avail_ring_addr: user(queue.at.avail.0),
             log_addr: None,
         };
-        let at = usize::from(index);
-        self.step("SET_VRING_NUM", |f| f.set_vring_num(at, queue.size))?;
-        self.step("SET_VRING_BASE", |f| f.set_vring_base(at, queue.base))?;
-        self.step("SET_VRING_ADDR", |f| f.set_vring_addr(at, &address))?;
-        self.step("SET_VRING_CALL", |f| f.set_vring_call(at, queue.call))?;
-        self.step("SET_VRING_KICK", |f| f.set_vring_kick(at, queue.kick))?;
-        self.step("SET_VRING_ENABLE", |f| f.set_vring_enable(at, true))
+        let queue_index = usize::from(index);
+        self.step("SET_VRING_NUM", |f| f.set_vring_num(queue_index, queue.size))?;
+        self.step("SET_VRING_BASE", |f| f.set_vring_base(queue_index, queue.base))?;
+        self.step("SET_VRING_ADDR", |f| f.set_vring_addr(queue_index, &address))?;
+        self.step("SET_VRING_CALL", |f| f.set_vring_call(queue_index, queue.call))?;
+        self.step("SET_VRING_KICK", |f| f.set_vring_kick(queue_index, queue.kick))?;
+        self.step("SET_VRING_ENABLE", |f| f.set_vring_enable(queue_index, true))
     }
 
-    /// Stops queue `index`: answered when the server has finished or given up what was in flight. Returns the next
-    /// available index that it would take.
+    /// Stops queue `index` (GET_VRING_BASE): the server replies after it has completed or cancelled the requests in flight. Returns the
+    /// next available index that it would read.
     ///
     /// # Errors
     /// When the exchange fails.
@@ -363,29 +361,29 @@ impl Client {
         Ok(base as u16)
     }
 
-    /// The process on the other end, if the system says.
+    /// Returns the server's process id, if known.
     pub fn server_pid(&self) -> Option<i32> {
         let peer = rustix::net::sockopt::socket_peercred(&self.socket).ok()?;
         Some(peer.pid.as_raw_nonzero().get())
     }
 
-    /// Another handle to the connection, to see its end with.
+    /// Returns a monitor of the connection's end.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// When the descriptor cannot be duplicated.
     pub fn lifeline(&self) -> io::Result<Lifeline> {
         Ok(Lifeline { socket: self.socket.try_clone()? })
     }
 }
 
-/// Sees when the server goes away.
+/// Detects that the server has closed the connection.
 #[derive(Debug)]
 pub struct Lifeline {
     socket: UnixStream,
 }
 
 impl Lifeline {
-    /// Waits until the server closes the connection, or `timeout` is over. Returns whether the server is gone.
+    /// Waits until the server closes the connection, for `timeout` at most. Returns true if it has.
     pub fn wait_gone(&self, timeout: Duration) -> bool {
         let timeout =
             rustix::event::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
@@ -405,7 +403,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(50);
 
     #[test]
-    fn nobody_listening_is_an_error_that_names_the_socket() {
+    fn a_missing_server_is_an_error_that_names_the_socket() {
         let folder = tempfile::tempdir().unwrap();
         let error = Client::connect(&folder.path().join("none"), SHORT, SHORT).unwrap_err();
         assert!(matches!(&error, ClientError::Connect { source, .. } if source.kind() == io::ErrorKind::NotFound));
@@ -413,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_does_not_answer_is_given_up() {
+    fn a_wait_for_a_reply_is_bounded() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("silent");
         let _listener = UnixListener::bind(&path).unwrap();
@@ -423,17 +421,17 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_leaves_is_seen() {
+    fn a_closed_connection_is_detected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("leaving");
         let listener = UnixListener::bind(&path).unwrap();
         let mut client = Client::connect(&path, SHORT, Duration::from_secs(60)).unwrap();
-        let lifeline = client.lifeline().unwrap();
+        let monitor = client.lifeline().unwrap();
         let (served, _) = listener.accept().unwrap();
-        assert!(!lifeline.wait_gone(Duration::ZERO));
+        assert!(!monitor.wait_gone(Duration::ZERO));
         assert_eq!(client.server_pid(), Some(std::process::id() as i32));
         drop(served);
-        assert!(lifeline.wait_gone(Duration::from_secs(60)));
+        assert!(monitor.wait_gone(Duration::from_secs(60)));
         assert!(matches!(
             client.negotiate(0).unwrap_err(),
             ClientError::Step { step: "SET_OWNER" | "GET_FEATURES", .. }

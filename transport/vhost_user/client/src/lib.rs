@@ -1,7 +1,7 @@
-//! The front-end of vhost-user: what a VMM does to set the queues of a back-end up, for drivers in this process.
+//! vhost-user frontend for userspace drivers: sets up the queues of a backend, as a VMM does.
 //!
-//! The `vhost` crate carries the messages. This crate adds what a program needs around them: retries while the server
-//! starts, a bound on every wait, errors that name the step, and the order of the steps. Source: QEMU's
+//! The `vhost` crate sends the messages. This crate adds retries while the server starts, a bound on every wait, errors that name
+//! the message, and the order of the messages. Source: QEMU's
 //! `docs/interop/vhost-user.rst`.
 #![forbid(unsafe_code)]
 

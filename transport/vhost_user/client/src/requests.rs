@@ -1,4 +1,4 @@
-//! What a back-end asks of us on the backend request socket: that we read the configuration again.
+//! Messages from the backend over the socket of SET_BACKEND_REQ_FD: CONFIG_CHANGE_MSG.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Bytes of a message's header: request, flags, size of what follows; u32 each, in the host's order.
+/// Bytes of a message header: request, flags, payload size; each a u32 in host byte order.
 const HEADER: usize = 12;
 /// Source: QEMU's vhost-user.rst, "Back-end message types" and "Header".
 const CONFIG_CHANGE: u32 = 2;
@@ -15,31 +15,31 @@ const VERSION_MASK: u32 = 3;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
 
-/// Our end of the socket.
+/// The frontend's end of the socket.
 #[derive(Debug)]
 pub struct BackendRequests {
     socket: UnixStream,
 }
 
-/// The back-end says that the configuration has changed. It may wait for [`done`](Self::done).
+/// A CONFIG_CHANGE_MSG. The backend may wait for [`reply`](Self::reply).
 #[derive(Debug)]
-#[must_use = "the back-end may wait for an answer"]
+#[must_use = "the backend may wait for a reply"]
 pub struct ConfigChange<'a> {
     socket: &'a UnixStream,
     wants_reply: bool,
 }
 
 impl BackendRequests {
-    /// Our end, and the one for the back-end.
+    /// Creates a socket pair: the frontend's end and the backend's.
     pub(crate) fn pair() -> io::Result<(BackendRequests, UnixStream)> {
         let (socket, theirs) = UnixStream::pair()?;
         Ok((BackendRequests { socket }, theirs))
     }
 
-    /// Waits at most `timeout` for the back-end to say that the configuration has changed.
+    /// Waits at most `timeout` for a CONFIG_CHANGE_MSG.
     ///
     /// # Errors
-    /// When it says something else, or has closed its end.
+    /// When another message arrives, or the backend has closed its end.
     pub fn config_change(&self, timeout: Duration) -> io::Result<Option<ConfigChange<'_>>> {
         let until = Instant::now() + timeout;
         loop {
@@ -66,21 +66,21 @@ impl BackendRequests {
 }
 
 impl ConfigChange<'_> {
-    /// Whether the back-end waits for [`done`](Self::done).
+    /// Returns true if the backend waits for [`reply`](Self::reply).
     pub fn wants_reply(&self) -> bool {
         self.wants_reply
     }
 
-    /// Answers that it was done, or that it could not be, where the back-end wants to know.
+    /// Replies with success or failure, if the backend waits for a reply.
     ///
     /// # Errors
-    /// When the back-end has closed its end.
-    pub fn done(self, well: bool) -> io::Result<()> {
+    /// When the backend has closed its end.
+    pub fn done(self, success: bool) -> io::Result<()> {
         if !self.wants_reply {
             return Ok(());
         }
         let mut reply = [CONFIG_CHANGE, VERSION | REPLY, 8].map(u32::to_ne_bytes).concat();
-        reply.extend(u64::from(!well).to_ne_bytes());
+        reply.extend(u64::from(!success).to_ne_bytes());
         (&mut &*self.socket).write_all(&reply)
     }
 }

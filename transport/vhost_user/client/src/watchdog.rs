@@ -1,7 +1,7 @@
-//! A bound on waiting for an answer on the socket.
+//! A bound on the wait for a reply.
 //!
-//! The message library retries a read for ever, a read time-out included. What does end its wait is the socket's end, so a
-//! thread shuts the socket down when an answer is overdue.
+//! The `vhost` crate retries a read for ever, even after a read timeout. Only the end of the socket ends its wait, so a thread shuts the
+//! socket down when a reply is overdue.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -34,22 +34,22 @@ impl Watchdog {
         Ok(Watchdog { events: Mutex::new(Some(sender)), expired, thread: Some(thread) })
     }
 
-    /// Runs `exchange` with its time bounded.
+    /// Runs `exchange` with a bound on its time.
     pub(crate) fn guard<T>(&self, exchange: impl FnOnce() -> T) -> T {
         self.tell(Event::Started);
-        let answer = exchange();
+        let result = exchange();
         self.tell(Event::Answered);
-        answer
+        result
     }
 
-    /// Whether an answer was overdue, and the connection is lost for it.
+    /// Returns true if a reply was overdue and the socket has been shut down.
     pub(crate) fn expired(&self) -> bool {
         self.expired.load(Ordering::Acquire)
     }
 
     fn tell(&self, event: Event) {
         let events = self.events.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // A thread that has ended has shut the socket down: nothing is left to guard.
+        // If the thread has ended it has shut the socket down.
         let _ = events.as_ref().map(|events| events.send(event));
     }
 }

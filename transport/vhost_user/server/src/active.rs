@@ -1,23 +1,23 @@
-//! Which of a session's disks are active: all that it has, while any of its queues runs.
+//! Activation of a session's disks: all are active while any of its queues runs.
 //!
-//! This is what hands an image over in a live migration: the destination's queues start when the source's have stopped.
+//! This passes an image's lock on in a live migration: the destination's queues start after the source's have stopped.
 
 use std::sync::Arc;
 
 use mqblk_core::{DiskError, DiskSlot};
 use mqblk_engine::{AnyDisk, QueueDisk};
 
-/// The disks that were activated for a session.
+/// The disks that a session has activated; `None` while no queue runs.
 #[derive(Default)]
 pub(crate) struct ActiveDisks {
     disks: Option<Vec<(DiskSlot, Arc<AnyDisk>)>>,
 }
 
 impl ActiveDisks {
-    /// A queue is about to run.
+    /// Activates the disks before the first queue starts. Does nothing if they are active.
     ///
     /// # Errors
-    /// When somebody else uses one of the disks; then none is active.
+    /// When another user holds one of the disks; then none is active.
     pub(crate) fn begin(&mut self, disks: impl FnOnce() -> Vec<QueueDisk>) -> Result<(), DiskError> {
         if self.disks.is_some() {
             return Ok(());
@@ -33,10 +33,10 @@ impl ActiveDisks {
         Ok(())
     }
 
-    /// One disk more, which is activated if others are.
+    /// Adds a disk, and activates it if the others are active.
     ///
     /// # Errors
-    /// When somebody else uses it.
+    /// When another user holds it.
     pub(crate) fn add(&mut self, disk: &QueueDisk) -> Result<(), DiskError> {
         if let Some(disks) = &mut self.disks {
             disk.disk.activate()?;
@@ -45,19 +45,19 @@ impl ActiveDisks {
         Ok(())
     }
 
-    /// One disk less. Nothing of it is in flight.
+    /// Removes a disk and deactivates it. It has no request in flight.
     pub(crate) fn remove(&mut self, slot: DiskSlot) {
         for (_, disk) in self.disks.iter_mut().flat_map(|disks| disks.extract_if(.., |(other, _)| *other == slot)) {
             disk.deactivate();
         }
     }
 
-    /// Requests in flight were left to themselves: the disks stay in use until the process ends.
+    /// Leaves the disks active until the process ends: requests were frozen in flight.
     pub(crate) fn keep(&mut self) {
         self.disks = None;
     }
 
-    /// The last queue has stopped. Nothing is in flight.
+    /// Deactivates the disks after the last queue has stopped. No request is in flight.
     pub(crate) fn end(&mut self) {
         for (_, disk) in self.disks.take().into_iter().flatten() {
             disk.deactivate();

@@ -1,4 +1,4 @@
-//! The control thread of a device: accepts, hands messages to the session, notices when a front-end leaves or a second one comes.
+//! The control thread of a device: accepts connections, passes messages to the session, detects disconnects and a second frontend.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -19,29 +19,29 @@ use crate::requests::CHECK_DEVICE_STATE;
 use crate::server::{Connected, ServerOptions, Shared, lock};
 use crate::session::{RETRY, Session};
 
-/// When a drain that holds a new connection up is logged, and a second connection.
+/// Time after which a wait is logged: for an earlier connection's drain, or of a second frontend.
 const LONG: Duration = Duration::from_secs(1);
 
-/// How long a drain holds its session's lock at a time.
+/// Longest time for which a drain holds its session's lock.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The thread's state.
+/// State of the control thread.
 pub(crate) struct Control<D: VirtioDevice<Lane>> {
     socket: ListenSocket,
     device: Arc<D>,
     options: Arc<ServerOptions>,
     shared: Arc<Shared>,
     current: Option<Connection<D>>,
-    /// A second front-end, which is served when the first has left.
+    /// A second frontend, served after the first has disconnected.
     second: Option<Second>,
-    /// Connections could not be accepted the last time.
+    /// The last accept failed.
     accept_failed: bool,
     drains: Vec<JoinHandle<()>>,
 }
 
 struct Second {
     stream: UnixStream,
-    /// When the wait is logged; `None`: it was.
+    /// When the wait is logged; `None` if it has been.
     report: Option<Instant>,
 }
 
@@ -49,11 +49,11 @@ struct Connection<D: VirtioDevice<Lane>> {
     stream: Arc<UnixStream>,
     session: Arc<Mutex<Session<D>>>,
     handler: BackendReqHandler<Mutex<Session<D>>>,
-    /// Since when queues wait for requests of whoever served them before, and whether that was logged.
+    /// Set while queues wait for requests of an earlier connection or daemon: since when, and true if that has been logged.
     waiting: Option<(Instant, bool)>,
 }
 
-/// What there is to do.
+/// Events that the poll returned.
 #[derive(Default)]
 struct Ready {
     accept: bool,
@@ -75,7 +75,7 @@ impl<D: VirtioDevice<Lane>> Control<D> {
         }
     }
 
-    /// Serves one VMM after the other, until the server stops.
+    /// Serves one frontend after the other until the server stops.
     pub(crate) fn run(mut self) {
         while !self.is_stopped() {
             if self.current.is_none()
@@ -114,7 +114,7 @@ impl<D: VirtioDevice<Lane>> Control<D> {
     }
 
     fn wait(&self) -> Ready {
-        // One front-end is served and one may wait; others stay in the socket's backlog.
+        // One frontend is served and one waits; others stay in the socket's backlog.
         let listening = self.second.is_none();
         let listener = self.socket.listener().as_fd();
         let nothing = PollFlags::empty();
@@ -128,13 +128,13 @@ impl<D: VirtioDevice<Lane>> Control<D> {
         let waiting = self.current.as_ref().is_some_and(|connection| connection.waiting.is_some());
         let report = self.second.as_ref().and_then(|second| second.report);
         let resume = self.current.as_ref().and_then(|current| lock(&current.session).resuming_until());
-        let due = report.into_iter().chain(resume).map(|at| at.saturating_duration_since(Instant::now()));
-        let limit = waiting.then_some(RETRY).into_iter().chain(due).min();
+        let delays = report.into_iter().chain(resume).map(|at| at.saturating_duration_since(Instant::now()));
+        let limit = waiting.then_some(RETRY).into_iter().chain(delays).min();
         let limit = limit.map(|time| Timespec { tv_sec: 0, tv_nsec: time.min(LONG / 2).subsec_nanos().into() });
         if rustix::event::poll(&mut fds, limit.as_ref()).is_err() {
             return Ready::default();
         }
-        // Whatever it was signalled for is looked at after each wait.
+        // The caller checks everything that the eventfd can signal after each wait.
         self.shared.bell.take();
         let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
         let message = self.current.is_some() && is_ready(2);
@@ -152,7 +152,7 @@ impl<D: VirtioDevice<Lane>> Control<D> {
                 if !std::mem::replace(&mut self.accept_failed, true) {
                     tracing::warn!(disk = self.name(), "connections cannot be accepted for now: {error}");
                 }
-                // Out of descriptors, most likely: the connection stays in the queue, so do not spin on it.
+                // Most likely out of descriptors. The connection stays in the backlog, so do not spin on it.
                 std::thread::sleep(Duration::from_millis(100));
                 return;
             }
@@ -163,7 +163,7 @@ impl<D: VirtioDevice<Lane>> Control<D> {
         self.second = Some(Second { stream, report: Some(Instant::now() + LONG) });
     }
 
-    /// Logs that a second front-end waits, if it has waited long: the first may just be leaving.
+    /// Logs that a second frontend has waited for [`LOG_AFTER`]. Sooner the first may just be disconnecting.
     fn report_second(&mut self) {
         let (Some(second), Some(current)) = (&mut self.second, &self.current) else { return };
         if second.report.take_if(|at| Instant::now() >= *at).is_some() {
@@ -171,21 +171,21 @@ impl<D: VirtioDevice<Lane>> Control<D> {
                 disk = self.options.name,
                 waits = peer(&second.stream),
                 served = peer(&current.stream),
-                "a second front-end waits until the first one leaves: one at a time is served on a socket"
+                "a second frontend waits until the first one leaves: one at a time is served on a socket"
             );
         }
     }
 
-    /// Begins to serve a connection.
+    /// Starts to serve a connection.
     fn begin(&mut self, stream: UnixStream) {
-        let kept = match stream.try_clone() {
+        let connection = match stream.try_clone() {
             Ok(clone) => Arc::new(clone),
             Err(error) => {
                 tracing::warn!(disk = self.name(), "connection refused: {error}");
                 return;
             }
         };
-        tracing::debug!(disk = self.name(), front_end = peer(&kept), "front-end connected");
+        tracing::debug!(disk = self.name(), frontend = peer(&connection), "frontend connected");
         let Shared { tally, disks, gate, .. } = &*self.shared;
         let session = Session::new(
             Arc::clone(&self.device),
@@ -198,30 +198,30 @@ impl<D: VirtioDevice<Lane>> Control<D> {
         let shared: SharedSession = Arc::clone(&session) as SharedSession;
         self.shared.disks.held_by(Some(Arc::clone(&shared)));
         self.shared.requests.begin();
-        *lock(&self.shared.connection) = Some(Connected { stream: Arc::clone(&kept), session: shared });
+        *lock(&self.shared.connection) = Some(Connected { stream: Arc::clone(&connection), session: shared });
         let handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
-        self.current = Some(Connection { stream: kept, session, handler, waiting: None });
+        self.current = Some(Connection { stream: connection, session, handler, waiting: None });
     }
 
-    /// Takes one message.
+    /// Handles one message.
     fn message(&mut self) {
         let Some(connection) = &mut self.current else { return };
-        let number = self.shared.requests.look_ahead(&*connection.stream);
+        let request = self.shared.requests.look_ahead(&*connection.stream);
         let (handler, session) = (&mut connection.handler, &connection.session);
-        // A panic in a message's handling is a bug, but it must cost only this connection.
+        // A panic while handling a message is a bug; it ends only this connection.
         let handled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            if number == Some(CHECK_DEVICE_STATE) {
-                // Before the message is handled, which is done with the session locked.
+            if request == Some(CHECK_DEVICE_STATE) {
+                // Done first because `handle_request` locks the session.
                 device_state::check(session);
             }
             handler.handle_request()
         }));
         match handled {
             Ok(Ok(())) => {
-                // Some messages are answered with an error that does not end the conversation.
+                // Some messages get an error reply and the connection continues.
                 let complaint = lock(&connection.session).complaint();
                 if let Some(why) = complaint {
-                    tracing::warn!(disk = self.name(), "front-end's message declined: {why}");
+                    tracing::warn!(disk = self.name(), "frontend's message declined: {why}");
                 }
                 self.note_waiting();
             }
@@ -230,15 +230,15 @@ impl<D: VirtioDevice<Lane>> Control<D> {
         }
     }
 
-    /// Notes whether queues wait for requests of whoever served them before.
+    /// Updates `waiting`: true if queues wait for requests of an earlier connection or daemon.
     fn note_waiting(&mut self) {
         if let Some(connection) = &mut self.current {
-            let waits = lock(&connection.session).is_waiting();
-            connection.waiting = waits.then(|| connection.waiting.unwrap_or((Instant::now(), false)));
+            let is_waiting = lock(&connection.session).is_waiting();
+            connection.waiting = is_waiting.then(|| connection.waiting.unwrap_or((Instant::now(), false)));
         }
     }
 
-    /// Starts queues that wait, when they need not any more.
+    /// Starts waiting queues once the requests that they wait for have completed.
     fn start_waiting(&mut self) {
         let Some(connection) = &mut self.current else { return };
         let Some((since, logged)) = &mut connection.waiting else { return };
@@ -256,7 +256,7 @@ impl<D: VirtioDevice<Lane>> Control<D> {
         }
     }
 
-    /// The connection has ended: its queues drain, which takes as long as the storage does, and a new one may come meanwhile.
+    /// Ends the connection and drains its queues. A new connection may arrive during the drain.
     fn leave(&mut self, error: Option<&Error>) {
         let Some(Connection { session, handler, .. }) = self.current.take() else { return };
         *lock(&self.shared.connection) = None;
@@ -267,23 +267,23 @@ impl<D: VirtioDevice<Lane>> Control<D> {
         {
             let mut session = lock(&session);
             match (error, session.complaint()) {
-                (_, Some(why)) => tracing::warn!(disk = self.name(), "front-end disconnected for its message: {why}"),
-                (Some(error), None) if is_hang_up(error) => tracing::debug!(disk = self.name(), "front-end left"),
+                (_, Some(why)) => tracing::warn!(disk = self.name(), "frontend disconnected for its message: {why}"),
+                (Some(error), None) if is_hang_up(error) => tracing::debug!(disk = self.name(), "frontend left"),
                 (Some(error), None) => {
-                    tracing::warn!(disk = self.name(), "front-end disconnected for its message: {error}");
+                    tracing::warn!(disk = self.name(), "frontend disconnected for its message: {error}");
                 }
                 (None, None) => {
-                    tracing::error!(disk = self.name(), "front-end disconnected: handling its message failed");
+                    tracing::error!(disk = self.name(), "frontend disconnected: handling its message failed");
                 }
             }
             if session.lost_memory() {
-                tracing::warn!(disk = self.name(), "the front-end cut off memory that it had shared");
+                tracing::warn!(disk = self.name(), "the frontend cut off memory that it had shared");
             }
         }
         self.drain(session);
     }
 
-    /// Drains a session on a thread of its own, unless that is done in a moment: then the next front-end finds nothing to wait for.
+    /// Drains a session: for [`LOCK_SLICE`] here, so that the next frontend usually need not wait, then on a thread of its own.
     fn drain(&mut self, session: SharedSession) {
         lock(&session).begin_drain();
         if lock(&session).wait_drained(Some(Instant::now() + LOOK)) {
@@ -299,13 +299,13 @@ impl<D: VirtioDevice<Lane>> Control<D> {
         match std::thread::Builder::new().name(format!("drain-{}", self.name())).spawn(work) {
             Ok(thread) => self.drains.push(thread),
             Err(error) => {
-                tracing::warn!(disk = self.name(), "no thread for a drain, so the next front-end waits: {error}");
+                tracing::warn!(disk = self.name(), "no thread for a drain, so the next frontend waits: {error}");
                 drain_session(&self.shared, &session);
             }
         }
     }
 
-    /// The server stops; whoever stops it has drained the session.
+    /// Ends the thread. [`Server::stop`](crate::Server::stop) has drained the session.
     fn end_at_stop(mut self) {
         if let Some(Connection { session, .. }) = self.current.take() {
             *lock(&self.shared.connection) = None;
@@ -321,20 +321,20 @@ impl<D: VirtioDevice<Lane>> Control<D> {
     }
 }
 
-/// Waits until the requests of a session that drains have ended, or the server stops and has waited long enough.
+/// Waits until a draining session has no request in flight, or the server stops.
 fn drain_session(shared: &Shared, session: &SharedSession) {
-    // The lock is given up in between: whoever stops the server looks at the session too.
+    // Releases the lock between the waits: `Server::stop` needs it too.
     while !lock(session).wait_drained(Some(Instant::now() + LOOK)) && shared.end().is_none() {}
     lock(&shared.draining).retain(|other| !Arc::ptr_eq(other, session));
     shared.disks.drain_ended();
 }
 
-/// The process on the other end; 0 when the system does not say.
+/// Returns the process id of the other end; 0 if unknown.
 fn peer(stream: &UnixStream) -> i32 {
     rustix::net::sockopt::socket_peercred(stream).map_or(0, |peer| peer.pid.as_raw_nonzero().get())
 }
 
-/// Whether the other side simply went away.
+/// Returns true if the other side has closed the connection.
 fn is_hang_up(error: &Error) -> bool {
     match error {
         Error::Disconnected => true,

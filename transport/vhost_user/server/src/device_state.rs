@@ -1,8 +1,8 @@
-//! The state of a device that travels with a guest which is migrated: a document that goes through a pipe of the front-end's. Source: QEMU's
-//! `vhost-user.rst`, "Migrating back-end state".
+//! Migration of a device's state: a JSON document that is sent through a pipe of the frontend. Source: QEMU's `vhost-user.rst`,
+//! "Migrating back-end state".
 //!
-//! It is written and read on a thread of its own, so that a pipe that nobody empties or fills holds up nobody. What was read is judged and
-//! put in force by the control thread, with the session not locked: disks that come and go for it are opened for the session.
+//! A thread writes or reads the pipe, so that a stalled pipe blocks only the transfer. The control thread validates and applies what was
+//! read without the session's lock, because disks that it adds or removes are opened and closed through the session.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,40 +24,40 @@ use vhost::vhost_user::message::VhostTransferStateDirection as Direction;
 use crate::server::{ServerOptions, lock};
 use crate::session::Session;
 
-/// What a document begins with, and the version of all that follows.
+/// Format name and version of a document.
 const FORMAT: &str = "mqblk-device-state";
 const VERSION: u32 = 1;
-/// Longest document, in bytes: more than a thousand LUNs, or 2000 registrations. What bounds the memory that a front-end can have us use.
+/// Maximum length of a document in bytes: more than 1000 LUNs or 2000 reservation keys. Bounds the memory that a frontend can consume.
 pub(crate) const LONGEST: usize = 1 << 20;
-/// How often a wait for a transfer looks whether the server stops.
+/// Interval at which a wait for a transfer checks for a stop of the server.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What goes with the state of a device and that the device does not know: whoever serves it does. Methods run on the device's control
-/// thread while none of its queues runs.
+/// The host's part of a device's migration state, which the device itself does not know (a controller's LUNs). Methods run on the device's
+/// control thread while none of its queues runs.
 pub trait HostState: Send + Sync {
-    /// It as JSON.
+    /// Returns the state as JSON.
     ///
     /// # Errors
-    /// When it cannot be told now.
+    /// When it cannot be saved now.
     fn save(&self) -> Result<String, String>;
 
-    /// Judges what [`save`](Self::save) gave elsewhere, and does what of it the device's own state builds upon.
+    /// Validates a state that [`save`](Self::save) returned on the source, and applies the part that the device's own state depends on.
     ///
     /// # Errors
-    /// When it is not such a state, or one that there cannot be here; then nothing has changed.
+    /// When the state is invalid or does not fit this host; then nothing has changed.
     fn load(&self, state: &str) -> Result<Box<dyn HostChange + '_>, String>;
 }
 
-/// What a [`HostState`] has begun. Undone when it is dropped.
+/// A host state that is being loaded. Dropping it undoes the changes.
 pub trait HostChange {
-    /// The device's own state fits too: does the rest, and leaves it all as it is.
+    /// Completes the changes and keeps them: the device's own state is valid too.
     ///
     /// # Errors
-    /// When it cannot be done.
+    /// When a change fails.
     fn keep(self: Box<Self>) -> Result<(), String>;
 }
 
-/// What is looked at before anything else: another version may have other fields.
+/// The fields that are checked first: other versions may have other fields.
 #[derive(Deserialize)]
 struct Head {
     format: String,
@@ -95,7 +95,7 @@ impl Document {
     }
 }
 
-/// The document of a device.
+/// Builds the document of a device.
 fn document<D: VirtioDevice<Lane>>(device: &D, host: Option<&Arc<dyn HostState>>) -> Result<String, String> {
     let raw = |text: String| RawValue::from_string(text).map_err(|error| error.to_string());
     let document = Document {
@@ -112,23 +112,23 @@ fn document<D: VirtioDevice<Lane>>(device: &D, host: Option<&Arc<dyn HostState>>
     }
 }
 
-/// What a session knows of the state that travels.
+/// A session's transfer of the device state.
 #[derive(Default)]
 pub(crate) struct DeviceStates {
-    /// The front-end knows the messages.
+    /// The frontend negotiated DEVICE_STATE.
     pub(crate) agreed: bool,
-    /// A state was loaded: the driver goes on where it was.
+    /// A state has been loaded: the driver continues from the source.
     pub(crate) loaded: bool,
     transfer: Option<Transfer>,
-    /// What the next CHECK_DEVICE_STATE is answered.
+    /// Reply to the next CHECK_DEVICE_STATE.
     checked: Option<Result<(), String>>,
 }
 
 impl DeviceStates {
-    /// Begins a transfer. One that is under way is given up.
+    /// Starts a transfer and cancels a running one.
     ///
     /// # Errors
-    /// When the descriptor is not fit for it, or the process is out of threads.
+    /// When the descriptor is unsuitable, or no thread can be created.
     pub(crate) fn begin<D: VirtioDevice<Lane>>(
         &mut self,
         direction: Direction,
@@ -145,13 +145,13 @@ impl DeviceStates {
         Ok(())
     }
 
-    /// Ends what is under way, and forgets it.
+    /// Cancels a running transfer and drops its result.
     pub(crate) fn give_up(&mut self) {
         self.transfer = None;
         self.checked = None;
     }
 
-    /// What CHECK_DEVICE_STATE is answered.
+    /// Takes the reply to CHECK_DEVICE_STATE.
     ///
     /// # Errors
     /// Why the transfer has failed.
@@ -161,8 +161,8 @@ impl DeviceStates {
     }
 }
 
-/// A CHECK_DEVICE_STATE is about to be handled: ends the transfer, and puts in force what was loaded. Waits for the transfer, at most as
-/// long as a drain may last.
+/// Completes the transfer before CHECK_DEVICE_STATE is handled, and applies a loaded state. Waits for the transfer at most the drain
+/// timeout.
 pub(crate) fn check<D: VirtioDevice<Lane>>(session: &Mutex<Session<D>>) {
     let (transfer, device, options) = {
         let mut session = lock(session);
@@ -172,8 +172,8 @@ pub(crate) fn check<D: VirtioDevice<Lane>>(session: &Mutex<Session<D>>) {
     let result = match transfer {
         None => Err("found no transfer, expected SET_DEVICE_STATE_FD before".to_owned()),
         Some(transfer) => {
-            let ended = transfer.end(options.drain_timeout, || lock(session).is_stopping());
-            ended.and_then(|read| read.map_or(Ok(()), |read| load(session, &device, &options, read)))
+            let read = transfer.end(options.drain_timeout, || lock(session).is_stopping());
+            read.and_then(|read| read.map_or(Ok(()), |read| load(session, &device, &options, read)))
         }
     };
     lock(session).states().checked = Some(result);
@@ -192,7 +192,7 @@ fn load<D: VirtioDevice<Lane>>(
     let Document { state, host, .. } = Document::read(&text, device.kind())?;
     let change = match (&options.host_state, host) {
         (None, None) => None,
-        (Some(here), Some(host)) => Some(here.load(host.get()).map_err(|why| format!("host.{why}"))?),
+        (Some(loader), Some(host)) => Some(loader.load(host.get()).map_err(|why| format!("host.{why}"))?),
         (None, Some(_)) => return Err("host: found it, expected none for this device".to_owned()),
         (Some(_), None) => return Err("missing field `host`".to_owned()),
     };
@@ -206,7 +206,7 @@ fn load<D: VirtioDevice<Lane>>(
     Ok(())
 }
 
-/// The descriptor, if a transfer in this direction can be made through it and given up at any time.
+/// Checks that a descriptor allows a transfer in this direction that can be cancelled, and makes it non-blocking.
 fn judge(file: File, direction: Direction) -> Result<OwnedFd, String> {
     let (verb, wrong) = match direction {
         Direction::SAVE => ("written", OFlags::RDONLY),
@@ -215,7 +215,7 @@ fn judge(file: File, direction: Direction) -> Result<OwnedFd, String> {
     let file = OwnedFd::from(file);
     let failed = |error: Errno| format!("descriptor: {error}");
     let kind = FileType::from_raw_mode(fstat(&file).map_err(failed)?.st_mode);
-    // Others may block, whatever their flags say.
+    // Other kinds may block even with O_NONBLOCK.
     if !matches!(kind, FileType::Fifo | FileType::Socket) {
         return Err(format!("descriptor: found a {kind:?}, expected a pipe or a socket"));
     }
@@ -227,7 +227,7 @@ fn judge(file: File, direction: Direction) -> Result<OwnedFd, String> {
     Ok(file)
 }
 
-/// A transfer under way. Given up when it is dropped.
+/// A running transfer. Dropping it cancels it.
 struct Transfer {
     cancel: EventFd,
     done: Receiver<Result<Option<Vec<u8>>, String>>,
@@ -235,26 +235,26 @@ struct Transfer {
 }
 
 impl Transfer {
-    /// Writes `text`, or reads.
+    /// Starts to write `text`, or to read if there is none.
     fn start(name: &str, file: OwnedFd, text: Option<String>) -> Result<Transfer, String> {
         let cancel = EventFd::new().map_err(|error| error.to_string())?;
-        let (told, done) = sync_channel(1);
+        let (sender, done) = sync_channel(1);
         let cancelled = cancel.clone();
         let work = move || {
             let result = match text {
                 Some(text) => write(file.as_fd(), text.as_bytes(), &cancelled).map(|()| None),
                 None => read(file.as_fd(), &cancelled).map(Some),
             };
-            // Its end is what the other side waits for, before it asks how it went.
+            // Closed before the result is sent: the other side waits for the end of the file, then sends CHECK_DEVICE_STATE.
             drop(file);
-            let _ = told.send(result);
+            let _ = sender.send(result);
         };
         let thread = std::thread::Builder::new().name(format!("state-{name}")).spawn(work);
         let thread = thread.map_err(|error| format!("no thread for it: {error}"))?;
         Ok(Transfer { cancel, done, thread: Some(thread) })
     }
 
-    /// Waits until it has ended, for `limit` at most: what was read, or `None` when something was written.
+    /// Waits until the transfer has ended, for `limit` at most. Returns what was read, or `None` after a write.
     fn end(self, limit: Duration, stops: impl Fn() -> bool) -> Result<Option<Vec<u8>>, String> {
         let end = Instant::now() + limit;
         loop {
@@ -284,7 +284,7 @@ impl Drop for Transfer {
     }
 }
 
-/// Waits until the descriptor is ready for what `flags` says, or has failed.
+/// Waits until one of the events in `flags` is ready or the descriptor has failed.
 fn wait(file: BorrowedFd<'_>, flags: PollFlags, cancel: &EventFd) -> Result<(), String> {
     loop {
         let mut fds = [PollFd::from_borrowed_fd(file, flags), PollFd::new(cancel, PollFlags::IN)];
@@ -311,12 +311,12 @@ fn write(file: BorrowedFd<'_>, mut bytes: &[u8], cancel: &EventFd) -> Result<(),
 
 fn read(file: BorrowedFd<'_>, cancel: &EventFd) -> Result<Vec<u8>, String> {
     let mut all = Vec::new();
-    let mut piece = vec![0; 64 << 10];
+    let mut chunk = vec![0; 64 << 10];
     loop {
         wait(file, PollFlags::IN, cancel)?;
-        match rustix::io::read(file, &mut piece[..]) {
+        match rustix::io::read(file, &mut chunk[..]) {
             Ok(0) => return Ok(all),
-            Ok(read) => all.extend_from_slice(piece.get(..read).unwrap_or_default()),
+            Ok(read) => all.extend_from_slice(chunk.get(..read).unwrap_or_default()),
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(error) => return Err(format!("it cannot be read: {error}")),
         }
@@ -373,8 +373,8 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_is_whole_or_fails() {
-        // More than a pipe holds.
+    fn a_transfer_is_complete_or_fails() {
+        // Longer than a pipe's buffer.
         let text = "x".repeat(LONGEST);
         let (reader, writer) = pipe();
         let saves = Transfer::start("a", judge(writer, Direction::SAVE).unwrap(), Some(text.clone())).unwrap();
@@ -384,8 +384,8 @@ mod tests {
 
         let (reader, mut writer) = pipe();
         let loads = Transfer::start("c", judge(File::from(reader), Direction::LOAD).unwrap(), None).unwrap();
-        let fed = std::io::Write::write_all(&mut writer, &vec![0; 4 * LONGEST]);
-        assert_eq!(fed.unwrap_err().kind(), std::io::ErrorKind::BrokenPipe, "it takes no more than it may");
+        let written = std::io::Write::write_all(&mut writer, &vec![0; 4 * LONGEST]);
+        assert_eq!(written.unwrap_err().kind(), std::io::ErrorKind::BrokenPipe, "it takes no more than it may");
         assert!(loads.end(LONG, || false).unwrap_err().contains("found more than 1048576 bytes"));
 
         let (reader, writer) = pipe();
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_can_be_given_up() {
+    fn a_transfer_can_be_cancelled() {
         let (reader, writer) = pipe();
         let loads = Transfer::start("a", judge(File::from(reader), Direction::LOAD).unwrap(), None).unwrap();
         let why = loads.end(Duration::from_millis(10), || false).unwrap_err();
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_that_will_not_do() {
+    fn unsuitable_descriptors_are_rejected() {
         let (reader, writer) = pipe();
         let error = judge(File::from(reader), Direction::SAVE).unwrap_err();
         assert_eq!(error, "descriptor: found one that cannot be written, expected one that can");

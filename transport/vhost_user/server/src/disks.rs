@@ -1,4 +1,4 @@
-//! The disks of a device, which may come and go while a VMM is connected.
+//! The disks of a device, which can be added and removed while a frontend is connected.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -6,33 +6,33 @@ use std::time::Instant;
 use mqblk_core::DiskSlot;
 use mqblk_engine::{AttachError, QueueDisk};
 
-/// Whoever has queues that use the disks: a session.
+/// The queues of a session, as other threads control them.
 pub(crate) trait Holder: Send {
-    /// Opens a disk for all of them.
+    /// Opens a disk on all queues.
     fn open(&mut self, disk: &QueueDisk) -> Result<(), AttachError>;
-    /// Takes it from all of them, and waits until nothing of it is in flight.
+    /// Closes a disk on all queues, and waits until it has no request in flight.
     fn close(&mut self, slot: DiskSlot);
-    /// Has them all see its new size.
+    /// Updates a disk's size on all queues.
     fn refresh(&mut self, slot: DiskSlot);
-    /// Takes no more requests off any of them.
+    /// Starts to drain all queues.
     fn begin_drain(&mut self);
-    /// Waits until those that drain have nothing in flight, until `end` at most. Whether that is so.
+    /// Waits until the draining queues have no request in flight, until `end` at most. Returns true if none is left.
     fn wait_drained(&mut self, end: Option<Instant>) -> bool;
-    /// Leaves the requests in flight of those that drain unanswered.
+    /// Stops waiting for the draining queues: their requests in flight never complete.
     fn freeze(&mut self);
 }
 
-/// A session, as all but its own messages see it.
+/// A session as threads other than its control thread see it.
 pub(crate) type SharedSession = Arc<Mutex<dyn Holder>>;
 
-/// The list, for sessions to come, and the session of now.
+/// The disks of a device and the session that uses them.
 ///
-/// Locks are taken in the order of the fields' use: `holder`, then the session, then `list`.
+/// Lock order: `session`, then the session itself, then `list`.
 #[derive(Default)]
 pub(crate) struct Disks {
     list: Mutex<Vec<QueueDisk>>,
     holder: Mutex<Option<SharedSession>>,
-    /// Sessions whose connection has ended and whose requests have not: a disk is in use by them too.
+    /// Disconnected sessions with requests in flight: they still use the disks.
     draining: Mutex<usize>,
     drained: Condvar,
 }
@@ -42,37 +42,37 @@ impl Disks {
         Disks { list: Mutex::new(list), ..Disks::default() }
     }
 
-    /// All of them, now.
+    /// Returns the current disks.
     pub(crate) fn list(&self) -> Vec<QueueDisk> {
         lock(&self.list).clone()
     }
 
-    /// A session begins, or ends.
-    pub(crate) fn held_by(&self, holder: Option<SharedSession>) {
-        *lock(&self.holder) = holder;
+    /// Sets the current session.
+    pub(crate) fn held_by(&self, session: Option<SharedSession>) {
+        *lock(&self.holder) = session;
     }
 
-    /// A session's connection has ended: it takes no more disks, and drains.
+    /// Detaches the current session, which has disconnected and drains: it gets no further disks.
     pub(crate) fn drain_begins(&self) {
         *lock(&self.draining) += 1;
         *lock(&self.holder) = None;
     }
 
-    /// It has nothing in flight any more.
+    /// Ends a drain: the session has no request in flight.
     pub(crate) fn drain_ended(&self) {
         *lock(&self.draining) -= 1;
         self.drained.notify_all();
     }
 
-    /// Whether sessions of earlier connections have requests in flight.
+    /// Returns true while sessions of earlier connections have requests in flight.
     pub(crate) fn is_draining(&self) -> bool {
         *lock(&self.draining) > 0
     }
 
     pub(crate) fn open(&self, disk: QueueDisk) -> Result<(), AttachError> {
-        let holder = lock(&self.holder);
-        // Held until the disk is in the list: a queue that starts in between would not have it.
-        let mut session = holder.as_ref().map(|session| lock(session));
+        let current = lock(&self.holder);
+        // Locked until the disk is in the list: a queue that starts in between would not have it.
+        let mut session = current.as_ref().map(|session| lock(session));
         if let Some(session) = &mut session
             && let Err(error) = session.open(&disk)
         {
@@ -84,14 +84,14 @@ impl Disks {
     }
 
     pub(crate) fn close(&self, slot: DiskSlot) {
-        let holder = lock(&self.holder);
-        let mut session = holder.as_ref().map(|session| lock(session));
+        let current = lock(&self.holder);
+        let mut session = current.as_ref().map(|session| lock(session));
         lock(&self.list).retain(|disk| disk.slot != slot);
         if let Some(session) = &mut session {
             session.close(slot);
         }
         drop(session);
-        drop(holder);
+        drop(current);
         let draining = lock(&self.draining);
         drop(self.drained.wait_while(draining, |count| *count > 0));
     }

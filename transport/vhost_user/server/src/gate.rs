@@ -1,11 +1,11 @@
-//! When queues may start.
+//! Decides when queues may start.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crate::disks::Disks;
 
-/// Shut while requests of an earlier connection are in flight, and from the moment that the server stops.
+/// Closed while requests of an earlier connection are in flight, and once the server stops.
 #[derive(Default)]
 pub(crate) struct StartGate {
     stopping: AtomicBool,
@@ -27,15 +27,15 @@ impl StartGate {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    /// Whether the queues that passed last are tracked by an in-flight region; `None` when none has since the front-end connected.
+    /// Returns true if an in-flight region tracks the started queues; `None` if none has started since the frontend connected.
     pub(crate) fn tracked(&self) -> Option<bool> {
         match self.tracked.load(Ordering::Relaxed) {
             0 => None,
-            known => Some(known == 2),
+            value => Some(value == 2),
         }
     }
 
-    /// Notes that.
+    /// Sets [`tracked`](Self::tracked).
     pub(crate) fn note_tracked(&self, tracked: Option<bool>) {
         self.tracked.store(tracked.map_or(0, |tracked| 1 + u8::from(tracked)), Ordering::Relaxed);
     }

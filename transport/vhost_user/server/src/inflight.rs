@@ -1,5 +1,5 @@
-//! The in-flight region of a connection: a table for each queue (`mqblk_ring::split::InflightTable`) in memory that the front-end
-//! keeps while no back-end is there, and shows to the next. Source: QEMU's `vhost-user.rst`, "Inflight I/O tracking".
+//! The in-flight region of a connection: a table per queue (`mqblk_ring::split::InflightTable`) in memory that the frontend keeps
+//! while no backend is connected, and passes to the next one by SET_INFLIGHT_FD. Source: QEMU's `vhost-user.rst`, "Inflight I/O tracking".
 
 use std::fs::File;
 use std::io;
@@ -13,44 +13,47 @@ use mqblk_ring::split::layout::MAX_SIZE;
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
 use vhost::vhost_user::message::VhostUserInflight;
 
-/// Bytes at which a queue's table may start.
+/// Alignment of a queue's table, in bytes.
 const ALIGN: u64 = 8;
 
-/// What follows each queue's table in a region of ours: a cache line, of which the first queue's is in use.
+/// Bytes after each queue's table in a region that [`InflightRegion::create`] made: one cache line. Only the first queue's is used.
 const TAIL: u64 = 64;
-/// `mqblkinf`, in the tail's first word: the region is one of ours.
+/// `mqblkinf`, in the first word of the tail: the region was created by mqblk.
 const MAGIC: u64 = u64::from_le_bytes(*b"mqblkinf");
 
-/// A region as the front-end showed it.
+/// A mapped in-flight region.
 pub(crate) struct InflightRegion {
     memory: GuestMemory,
     queues: u16,
-    /// From one queue's table to the next, in bytes.
+    /// Bytes from one queue's table to the next.
     stride: u64,
-    /// The tail of the first queue, if the region is one of ours: the magic, and what the driver has configured.
+    /// The first queue's tail, if mqblk created the region: the magic and the driver's configuration.
     device: Option<SharedWords>,
-    /// Rings that were served with it before.
+    /// Queues that were served with this region before.
     used: Vec<u16>,
     fence: Option<Fence>,
 }
 
 impl InflightRegion {
-    /// Memory for the tables of `queues` rings of at most `ring_size` entries, all of them fresh.
+    /// Creates a region with empty tables for `queues` rings of at most `ring_size` entries.
     pub(crate) fn create(queues: u16, ring_size: u16) -> io::Result<(VhostUserInflight, File)> {
         let stride = InflightTable::bytes(ring_size) + TAIL;
         let size = stride * u64::from(queues);
         let file = rustix::fs::memfd_create("mqblk-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, size)?;
         rustix::io::pwrite(&file, &MAGIC.to_ne_bytes(), stride - TAIL)?;
-        // Neither side can cut it off under the other.
+        // Sealed: neither side can truncate it while the other has it mapped.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let told = VhostUserInflight { mmap_size: size, mmap_offset: 0, num_queues: queues, queue_size: ring_size };
-        Ok((told, File::from(file)))
+        let layout = VhostUserInflight { mmap_size: size, mmap_offset: 0, num_queues: queues, queue_size: ring_size };
+        Ok((layout, File::from(file)))
     }
 
-    /// The region that a front-end shows; why not, for the log.
-    pub(crate) fn open(told: &VhostUserInflight, file: &File) -> Result<InflightRegion, String> {
-        let VhostUserInflight { mmap_size, mmap_offset, num_queues, .. } = *told;
+    /// Maps the region that a frontend passes.
+    ///
+    /// # Errors
+    /// The reason, for the log.
+    pub(crate) fn open(layout: &VhostUserInflight, file: &File) -> Result<InflightRegion, String> {
+        let VhostUserInflight { mmap_size, mmap_offset, num_queues, .. } = *layout;
         if num_queues == 0 {
             return Err("in-flight region: queues: found 0, expected at least 1".to_owned());
         }
@@ -75,30 +78,30 @@ impl InflightRegion {
         Ok(InflightRegion { memory, queues: num_queues, stride, device, used, fence: fence.ok() })
     }
 
-    /// Whether rings were served with it before: the driver goes on where it was.
+    /// Returns true if queues were served with this region before: the driver continues.
     pub(crate) fn is_used(&self) -> bool {
         !self.used.is_empty()
     }
 
-    /// Which rings were.
+    /// Returns the queues that were served with this region before.
     pub(crate) fn used(&self) -> &[u16] {
         &self.used
     }
 
-    /// What the driver has configured, as the device noted it; 0 when nothing is known.
+    /// Returns the driver's configuration as the device recorded it; 0 if there is no record.
     pub(crate) fn configured(&self) -> u64 {
         let word = self.device.as_ref().and_then(|device| device.get(1));
         word.map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// Notes what the driver has configured.
+    /// Records the driver's configuration.
     pub(crate) fn note_configured(&self, configured: u64) {
         if let Some(word) = self.device.as_ref().and_then(|device| device.get(1)) {
             word.store(configured, Ordering::Release);
         }
     }
 
-    /// The table of queue `index`; `None` when the region has none for it.
+    /// Returns the table of queue `index`; `None` if the region has none.
     pub(crate) fn table(&self, index: u16) -> Option<SharedWords> {
         if index >= self.queues {
             return None;
@@ -108,21 +111,21 @@ impl InflightRegion {
         self.memory.words(GuestAddress(u64::from(index) * self.stride), usize::try_from(words).ok()?)
     }
 
-    /// Whether nobody before us has requests in flight with the kernel that belong to these rings: those of a daemon that was
-    /// killed, or of an earlier connection, may still read or write guest memory, or write to the disk.
+    /// Acquires the fence. Returns false while the kernel still executes requests of these rings for a killed daemon or an earlier
+    /// connection: they may still access guest memory or write to the disk.
     pub(crate) fn is_clear(&self) -> bool {
         self.fence.as_ref().is_none_or(Fence::acquire)
     }
 
-    /// What a worker keeps open while it has requests in flight for these rings.
+    /// Returns the file that a worker keeps registered while it has requests in flight for these rings.
     pub(crate) fn fence(&self) -> Option<&Arc<OwnedFd>> {
         self.fence.as_ref().map(|fence| &fence.file)
     }
 }
 
-/// A lock on the region, through an open file of our own. Each worker that serves a ring of the region has the file in the table of
-/// its io_uring, which the kernel takes down only when everything that was asked for there has ended. So whoever gets the lock next
-/// knows that nothing of an owner before, killed or not, is in flight.
+/// An I/O fence: an flock on the region through an open file description of its own. Each worker that serves a ring of the region has the
+/// file in its io_uring's table of registered files, which the kernel frees only after all the ring's requests have completed. The next
+/// holder of the lock therefore knows that no request of an earlier holder, killed or not, is in flight.
 struct Fence {
     file: Arc<OwnedFd>,
 }
@@ -134,7 +137,7 @@ impl Fence {
         Ok(Fence { file: Arc::new(file) })
     }
 
-    /// Takes the lock if it is free or ours already.
+    /// Tries to lock. Returns true if the lock is held, also if it was held before.
     fn acquire(&self) -> bool {
         rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
@@ -149,14 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn every_queue_has_a_table_of_its_own() {
-        let (about, file) = InflightRegion::create(3, 8).unwrap();
-        let region = InflightRegion::open(&about, &file).unwrap();
+    fn every_queue_has_its_own_table() {
+        let (layout, file) = InflightRegion::create(3, 8).unwrap();
+        let region = InflightRegion::open(&layout, &file).unwrap();
         for index in 0..3 {
             region.table(index).unwrap().get(17).unwrap().store(u64::from(index) + 1, Ordering::Relaxed);
         }
         assert!(region.table(3).is_none());
-        let again = InflightRegion::open(&about, &file).unwrap();
+        let again = InflightRegion::open(&layout, &file).unwrap();
         for index in 0..3 {
             let words = again.table(index).unwrap();
             assert_eq!(words.get(17).unwrap().load(Ordering::Relaxed), u64::from(index) + 1);
@@ -164,50 +167,50 @@ mod tests {
     }
 
     #[test]
-    fn what_the_driver_has_configured_outlives_the_region_s_user() {
-        let (about, file) = InflightRegion::create(2, 8).unwrap();
-        let region = InflightRegion::open(&about, &file).unwrap();
+    fn the_drivers_configuration_outlives_the_backend() {
+        let (layout, file) = InflightRegion::create(2, 8).unwrap();
+        let region = InflightRegion::open(&layout, &file).unwrap();
         assert_eq!((region.configured(), region.is_used()), (0, false));
         region.note_configured(7);
         InflightTable::open(region.table(1).unwrap(), 8, 0).unwrap();
-        let again = InflightRegion::open(&about, &file).unwrap();
+        let again = InflightRegion::open(&layout, &file).unwrap();
         assert_eq!((again.configured(), again.is_used()), (7, true));
-        // One of another program has no place for it.
+        // A region of another program has no tail.
         let foreign = rustix::fs::memfd_create("foreign", MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&foreign, about.mmap_size).unwrap();
-        let foreign = InflightRegion::open(&about, &File::from(foreign)).unwrap();
+        rustix::fs::ftruncate(&foreign, layout.mmap_size).unwrap();
+        let foreign = InflightRegion::open(&layout, &File::from(foreign)).unwrap();
         foreign.note_configured(7);
         assert_eq!((foreign.configured(), foreign.is_used()), (0, false));
-        assert_eq!(foreign.table(1).unwrap().count() as u64, about.mmap_size / 16);
+        assert_eq!(foreign.table(1).unwrap().count() as u64, layout.mmap_size / 16);
     }
 
     #[test]
-    fn impossible_regions_are_named() {
-        let (about, file) = InflightRegion::create(2, 8).unwrap();
-        for (told, names) in [
-            (told(about.mmap_size, 0, 0), "queues: found 0"),
+    fn invalid_regions_are_rejected() {
+        let (layout, file) = InflightRegion::create(2, 8).unwrap();
+        for (layout, names) in [
+            (told(layout.mmap_size, 0, 0), "queues: found 0"),
             (told(0, 0, 2), "size: found 0 bytes"),
-            (told(about.mmap_size + 1, 0, 2), "expected a multiple"),
+            (told(layout.mmap_size + 1, 0, 2), "expected a multiple"),
             (told(100, 0, 2), "expected a multiple"),
-            (told(about.mmap_size * 2, 0, 2), "the file has"),
-            (told(about.mmap_size, 64, 2), "the file has"),
-            (told(about.mmap_size, u64::MAX, 2), "in-flight region"),
+            (told(layout.mmap_size * 2, 0, 2), "the file has"),
+            (told(layout.mmap_size, 64, 2), "the file has"),
+            (told(layout.mmap_size, u64::MAX, 2), "in-flight region"),
         ] {
-            let why = InflightRegion::open(&told, &file).err().unwrap();
+            let why = InflightRegion::open(&layout, &file).err().unwrap();
             assert!(why.contains(names), "{why}");
         }
     }
 
     #[test]
-    fn an_owner_before_is_waited_for() {
-        let (about, file) = InflightRegion::create(1, 8).unwrap();
-        let before = InflightRegion::open(&about, &file).unwrap();
-        let after = InflightRegion::open(&about, &file).unwrap();
+    fn the_fence_is_held_while_a_worker_has_the_file() {
+        let (layout, file) = InflightRegion::create(1, 8).unwrap();
+        let before = InflightRegion::open(&layout, &file).unwrap();
+        let after = InflightRegion::open(&layout, &file).unwrap();
         assert!(before.is_clear() && before.is_clear() && !after.is_clear());
-        let held = Arc::clone(before.fence().unwrap());
+        let registered = Arc::clone(before.fence().unwrap());
         drop(before);
         assert!(!after.is_clear(), "a worker has it");
-        drop(held);
+        drop(registered);
         assert!(after.is_clear());
     }
 }

@@ -1,13 +1,21 @@
-//! vhost-user back-end: binds a virtio device's queues to the engine's workers. Source: QEMU's `vhost-user.rst`.
+//! vhost-user backend: binds a virtio device's queues to the engine's workers. Source: QEMU's `vhost-user.rst`.
 //!
-//! `listen` makes the socket, `server` starts and stops a device, `control` is its thread (one VMM at a time; it listens again when
-//! that leaves), `gate` says when queues may start, `session` answers the messages of one connection, `vring` is one queue's way
-//! from configured to served, `inflight` is where its requests in flight outlive this process, `disks` are the device's disks, which
-//! may come and go, `active` is whether they are in use, `log` is the dirty log of a live migration, `device_state` is what travels with a guest
-//! in one, `requests` are messages of our own to the VMM.
+//! | module | contents |
+//! |---|---|
+//! | `listen` | the listening socket |
+//! | `server` | starts and stops a device |
+//! | `control` | the device's control thread: one frontend at a time |
+//! | `gate` | when queues may start |
+//! | `session` | handles the messages of one connection |
+//! | `vring` | one queue, from its configuration to its end |
+//! | `inflight` | the in-flight region, which outlives this process |
+//! | `disks`, `active` | the device's disks, added and removed at run time; which of them are activated |
+//! | `dirty_log`, `device_state` | live migration: the dirty log, the device's state |
+//! | `sharing` | warns when the guest's memory is not shared |
+//! | `backend_channel` | messages from the backend to the frontend |
 //!
-//! The messages themselves are the `vhost` crate's. One control thread per device: a VMM that sends half a message and goes
-//! silent holds up nobody but itself.
+//! The `vhost` crate parses the messages. Each device has its own control thread, so a frontend that sends half a message blocks no
+//! other device.
 #![forbid(unsafe_code)]
 
 mod active;

@@ -1,4 +1,4 @@
-//! Unix sockets to listen on: those that guests' VMMs connect to, and the program's others.
+//! Listening Unix sockets: the vhost-user sockets and the program's others.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -10,13 +10,13 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Connections that may wait to be accepted. One VMM at a time is served; the others that wait see a slow answer.
+/// Backlog of the socket. One frontend is served at a time; the others wait for their first reply.
 const BACKLOG: i32 = 8;
 
 /// Why a socket cannot be at a path.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Somebody listens there.
+    /// Another process listens on it.
     #[error(
         "found {path:?} in use by another program, expected a free path (stop that program or choose another path)"
     )]
@@ -24,35 +24,35 @@ pub enum SocketError {
         /// The path.
         path: PathBuf,
     },
-    /// A file is there that is no socket, and is left alone.
+    /// The path is a file that is not a stream socket. It is not replaced.
     #[error("found {path:?}, which is no stream socket, expected a free path or a socket left behind")]
     Occupied {
         /// The path.
         path: PathBuf,
     },
-    /// The host refuses.
+    /// A system call failed.
     #[error("found {path:?}: {source}, expected a path in an existing folder that can be written to")]
     Os {
         /// The path.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// What is at a path where a socket is to be.
+/// State of a path at which a socket can be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing.
+    /// No file exists.
     Nothing,
-    /// A socket that nobody listens on.
+    /// A socket that no process listens on. It is replaced.
     Stale,
 }
 
-/// Looks whether a socket can be made at `path`. Changes nothing there; a live server sees one connection that ends at once.
+/// Checks that a socket can be created at `path` and changes nothing. A live server sees one connection that closes at once.
 ///
 /// # Errors
-/// When it cannot.
+/// When no socket can be created there.
 pub fn probe(path: &Path) -> Result<Found, SocketError> {
     let os = |source: io::Error| SocketError::Os { path: path.to_owned(), source };
     if !folder_of(path).metadata().map_err(os)?.is_dir() {
@@ -76,32 +76,31 @@ pub fn probe(path: &Path) -> Result<Found, SocketError> {
     }
 }
 
-/// A listening socket with its place in the file system, which is given up when this is dropped.
+/// A listening socket and its file, which is removed on drop.
 #[derive(Debug)]
 pub struct ListenSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// Device and inode of the socket file, so that a successor's file at the same path is not removed.
+    /// Device and inode of the socket file: a later server's file at the same path is not removed.
     identity: (u64, u64),
 }
 
 impl ListenSocket {
-    /// Listens at `path`, in place of a socket that was left behind there. At no time has the file wider permissions than
-    /// `mode`.
+    /// Listens at `path` and replaces a stale socket. The file never has wider permissions than `mode`.
     ///
     /// # Errors
-    /// When somebody listens there, when another kind of file is there, or when the host refuses.
+    /// When another process listens there, another kind of file exists, or a system call fails.
     pub fn bind(path: &Path, mode: u32) -> Result<ListenSocket, SocketError> {
         let os = |source: io::Error| SocketError::Os { path: path.to_owned(), source };
-        // Held until the socket listens: otherwise two daemons that start together could both find a stale socket, and one
-        // remove the other's. Folders that cannot be locked are used all the same.
+        // Held until the socket listens: two daemons that start together could both find a stale socket, and one remove the
+        // other's. A folder that cannot be locked is used without the lock.
         let _folder = lock_folder(folder_of(path));
         if probe(path)? == Found::Stale {
             std::fs::remove_file(path).map_err(os)?;
         }
         let socket = stream_socket(SocketFlags::empty()).map_err(os)?;
         let bits = Mode::from_bits_truncate(mode);
-        // The mode of an unbound socket is the mode of the file that bind makes, less the umask (Linux, net/unix/af_unix.c).
+        // bind gives the file the mode of the unbound socket, less the umask (Linux, net/unix/af_unix.c).
         rustix::fs::fchmod(&socket, bits).map_err(|error| os(error.into()))?;
         let address = SocketAddrUnix::new(path).map_err(|error| os(error.into()))?;
         rustix::net::bind(&socket, &address).map_err(|error| os(error.into()))?;
@@ -112,7 +111,7 @@ impl ListenSocket {
         Ok(bound)
     }
 
-    /// The listener, to accept on.
+    /// Returns the listener to accept on.
     pub fn listener(&self) -> &UnixListener {
         &self.listener
     }
@@ -153,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_has_its_mode_and_goes_with_its_owner() {
+    fn a_socket_has_its_mode_and_is_removed_on_drop() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         for mode in [0o600, 0o660, 0o777] {
@@ -206,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_successors_socket_is_not_removed() {
+    fn a_later_servers_socket_is_not_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let first = ListenSocket::bind(&path, 0o600).unwrap();

@@ -1,8 +1,8 @@
-//! The dirty log of one connection: which log, whether it is in use, and how queues come to use it.
+//! The dirty log of one connection.
 //!
-//! The log (SET_LOG_BASE) and the wish to log (bit 26 of SET_FEATURES) come apart and in any order; what both say together is in force.
-//! A message that changes that is answered when every queue goes by it, so that nothing is written unlogged, or to an old log, after
-//! the answer.
+//! The log (SET_LOG_BASE) and the request to log (VHOST_F_LOG_ALL, bit 26 of SET_FEATURES) arrive in any order; the log is active when both
+//! are set. A message that changes this gets its reply after every queue has applied it, so that no write after the reply is unlogged or
+//! goes to an old log.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -13,34 +13,39 @@ use vhost::vhost_user::message::{VhostUserLog, VhostUserVirtioFeatures};
 
 pub(crate) const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
 
-/// What a VMM said about logging.
+/// The logging state that a frontend has set.
 #[derive(Debug, Default)]
 pub(crate) struct Logging {
     log: Option<Arc<DirtyLog>>,
-    /// LOG_ALL is among the features.
+    /// LOG_ALL is set in the features.
     all: bool,
 }
 
 impl Logging {
-    /// The log that is in force: there is one, and writes are to be logged.
+    /// Returns the active log: it is set, and so is LOG_ALL.
     pub(crate) fn in_force(&self) -> Option<&Arc<DirtyLog>> {
         self.log.as_ref().filter(|_| self.all)
     }
 
-    /// What is in force with another log.
+    /// Returns the state with another log.
     ///
     /// # Errors
-    /// When it cannot be mapped or is too short for the guest's memory.
-    pub(crate) fn with_log(&self, told: &VhostUserLog, file: &File, memory: &GuestMemory) -> Result<Logging, LogError> {
-        let log = DirtyLog::of_file(file, told.mmap_offset, told.mmap_size)?;
+    /// When the log cannot be mapped or is too short for the guest's memory.
+    pub(crate) fn with_log(
+        &self,
+        layout: &VhostUserLog,
+        file: &File,
+        memory: &GuestMemory,
+    ) -> Result<Logging, LogError> {
+        let log = DirtyLog::of_file(file, layout.mmap_offset, layout.mmap_size)?;
         log.check(memory)?;
         Ok(Logging { log: Some(Arc::new(log)), all: self.all })
     }
 
-    /// What is in force with these features. A log that is not used any more is let go: the VMM makes another one next time.
+    /// Returns the state with other features. Clearing LOG_ALL releases the log: the frontend sets a new one before the next migration.
     ///
     /// # Errors
-    /// When writes are to be logged to a log that is too short for the guest's memory.
+    /// When the log becomes active and is too short for the guest's memory.
     pub(crate) fn with_features(&self, features: u64, memory: &GuestMemory) -> Result<Logging, LogError> {
         let all = features & LOG_ALL != 0;
         let log = self.log.clone().filter(|_| all || !self.all);
@@ -49,7 +54,7 @@ impl Logging {
         Ok(logging)
     }
 
-    /// Whether the log in force has a bit for each page of a memory table.
+    /// Checks that the active log has a bit for each page of a memory table.
     ///
     /// # Errors
     /// When it has not.
@@ -57,15 +62,15 @@ impl Logging {
         self.in_force().map_or(Ok(()), |log| log.check(memory))
     }
 
-    /// Whether the VMM cut the log off while it was in force.
+    /// Returns true if the frontend has truncated the active log.
     pub(crate) fn is_lost(&self) -> bool {
         self.in_force().is_some_and(|log| log.is_lost())
     }
 
-    /// How a ring of `size` entries is logged that the VMM wants logged at `used`.
+    /// Returns the logging of a ring of `size` entries whose used ring is logged at `used`; `None` if it is not logged.
     ///
     /// # Errors
-    /// When the log in force has no bit for some of it.
+    /// When the active log is too short for it.
     pub(crate) fn ring(&self, used: Option<GuestAddress>, size: u16) -> Result<Option<RingLog>, LogError> {
         let (Some(log), Some(used)) = (self.in_force(), used) else { return Ok(None) };
         log.check_address(RingLog::last(used, size))?;
@@ -84,14 +89,14 @@ mod tests {
     }
 
     #[test]
-    fn a_log_and_the_wish_to_log_come_in_any_order() {
+    fn a_log_and_log_all_are_set_in_any_order() {
         let memory = GuestMemory::default();
         let file = create_memfd("log", 4096).unwrap();
         let nothing = Logging::default();
         assert!(nothing.in_force().is_none());
-        let wish = nothing.with_features(LOG_ALL, &memory).unwrap();
-        assert!(wish.in_force().is_none());
-        assert!(wish.with_log(&told(4096), &file, &memory).unwrap().in_force().is_some());
+        let log_all = nothing.with_features(LOG_ALL, &memory).unwrap();
+        assert!(log_all.in_force().is_none());
+        assert!(log_all.with_log(&told(4096), &file, &memory).unwrap().in_force().is_some());
         let log = nothing.with_log(&told(4096), &file, &memory).unwrap();
         assert!(log.in_force().is_none());
         let log = log.with_features(1, &memory).unwrap().with_features(LOG_ALL, &memory).unwrap();
@@ -101,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_is_too_short_is_refused_where_it_matters() {
+    fn an_active_log_that_is_too_short_is_rejected() {
         let one = Region::shared("t", 4096 * 8 * 3, GuestAddress(0)).unwrap().0;
         let memory = GuestMemory::new(vec![Arc::new(one)]).unwrap();
         let file = create_memfd("log", 4096).unwrap();

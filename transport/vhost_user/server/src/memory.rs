@@ -1,4 +1,4 @@
-//! The guest's memory table as vhost-user tells it.
+//! Guest memory tables from vhost-user messages.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -6,27 +6,36 @@ use std::sync::Arc;
 use mqblk_memory::{GuestAddress, GuestMemory, MemoryError, Region, UserAddress};
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 
-/// Memory slots that we take. QEMU has at most 509 (KVM's limit less three); libblkio and cloud-hypervisor use a few.
+/// Maximum number of memory slots (GET_MAX_MEM_SLOTS).
+/// QEMU has at most 509 (KVM's limit less three); libblkio and cloud-hypervisor use a few.
 pub(crate) const MAX_SLOTS: usize = 512;
 
-fn region(told: &VhostUserMemoryRegion, file: &File) -> Result<Region, MemoryError> {
-    let (guest, user) = (GuestAddress(told.guest_phys_addr), UserAddress(told.user_addr));
-    Region::of_file(file, told.mmap_offset, told.memory_size, guest, user)
+fn region(description: &VhostUserMemoryRegion, file: &File) -> Result<Region, MemoryError> {
+    let (guest, user) = (GuestAddress(description.guest_phys_addr), UserAddress(description.user_addr));
+    Region::of_file(file, description.mmap_offset, description.memory_size, guest, user)
 }
 
-/// A whole new table.
-pub(crate) fn table(told: &[VhostUserMemoryRegion], files: &[File]) -> Result<GuestMemory, MemoryError> {
+/// Maps a new table (SET_MEM_TABLE).
+pub(crate) fn table(descriptions: &[VhostUserMemoryRegion], files: &[File]) -> Result<GuestMemory, MemoryError> {
     let regions: Result<Vec<_>, _> =
-        told.iter().zip(files).map(|(one, file)| region(one, file).map(Arc::new)).collect();
+        descriptions.iter().zip(files).map(|(one, file)| region(one, file).map(Arc::new)).collect();
     GuestMemory::new(regions?)
 }
 
-/// `table` and one more region.
-pub(crate) fn with(table: &GuestMemory, told: &VhostUserMemoryRegion, file: &File) -> Result<GuestMemory, MemoryError> {
-    table.with(region(told, file)?)
+/// Returns `table` with one more region (ADD_MEM_REG).
+pub(crate) fn with(
+    table: &GuestMemory,
+    description: &VhostUserMemoryRegion,
+    file: &File,
+) -> Result<GuestMemory, MemoryError> {
+    table.with(region(description, file)?)
 }
 
-/// `table` without a region: matched by guest address, user address and size.
-pub(crate) fn without(table: &GuestMemory, told: &VhostUserMemoryRegion) -> Result<GuestMemory, MemoryError> {
-    table.without(GuestAddress(told.guest_phys_addr), UserAddress(told.user_addr), told.memory_size)
+/// Returns `table` without a region (REM_MEM_REG), matched by guest address, user address and size.
+pub(crate) fn without(table: &GuestMemory, description: &VhostUserMemoryRegion) -> Result<GuestMemory, MemoryError> {
+    table.without(
+        GuestAddress(description.guest_phys_addr),
+        UserAddress(description.user_addr),
+        description.memory_size,
+    )
 }

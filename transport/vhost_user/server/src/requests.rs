@@ -1,7 +1,7 @@
-//! Messages of our own to the front-end, on the backend request socket: that the configuration has changed.
+//! Messages from the backend to the frontend over the socket of SET_BACKEND_REQ_FD: CONFIG_CHANGE_MSG.
 //!
-//! The `vhost` crate keeps that socket to itself and has no such message, so it is looked for in the connection before the crate reads
-//! it: a peek leaves the message, and its descriptors, where they are.
+//! The `vhost` crate hides that socket and does not implement this message. [`BackendChannel::peek_message`] therefore peeks at each
+//! message (MSG_PEEK) before the crate reads it, and duplicates the descriptor.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -13,40 +13,39 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recv, recvmsg, send};
 
-/// Bytes of a message's header: request, flags, size of what follows; u32 each, in the host's order.
+/// Bytes of a message header: request, flags, payload size; each a u32 in host byte order.
 const HEADER: usize = 12;
-/// Messages of the front-end. Source: QEMU's vhost-user.rst, "Front-end message types".
+/// Messages from the frontend. Source: QEMU's vhost-user.rst, "Front-end message types".
 const SET_PROTOCOL_FEATURES: u32 = 16;
 const SET_VRING_ENABLE: u32 = 18;
 const SET_BACKEND_REQ_FD: u32 = 21;
 const GET_CONFIG: u32 = 24;
 pub(crate) const CHECK_DEVICE_STATE: u32 = 43;
-/// The message of ours. Source: the same, "Back-end message types".
+/// Message from the backend. Source: the same, "Back-end message types".
 const CONFIG_CHANGE: u32 = 2;
-/// Bits of the flags: version 1, an answer, and that one is wanted.
+/// Header flags: version 1, reply, reply wanted.
 const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
-/// Protocol features by bit.
+/// Protocol feature bits.
 const REPLY_ACK: u64 = 1 << 3;
 const BACKEND_REQ: u64 = 1 << 5;
 const CONFIG: u64 = 1 << 9;
 
-/// What became of the news that the configuration has changed.
+/// Result of notifying the frontend of a configuration change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigNotice {
-    /// No front-end is connected: the next one reads the configuration as it is.
+    /// No frontend is connected. The next one reads the new configuration.
     NotConnected,
-    /// The front-end has no backend request socket (BACKEND_REQ), or no configuration of ours (CONFIG): it reads the configuration
-    /// when it connects again.
+    /// The frontend did not negotiate BACKEND_REQ and CONFIG. It reads the new configuration when it reconnects.
     NoChannel,
-    /// It was sent. The front-end does not answer such messages (REPLY_ACK).
+    /// Sent. The frontend sends no reply (it did not negotiate REPLY_ACK).
     Sent,
-    /// It was sent, and the front-end answered that it is done.
+    /// Sent, and the frontend replied with success.
     Acknowledged,
-    /// It was sent, and the front-end answered that it could not.
+    /// Sent, and the frontend replied with an error.
     Refused,
-    /// The front-end does not take it, or does not answer in time.
+    /// The socket is full or closed, or no reply arrived in time.
     Unanswered,
 }
 
@@ -55,32 +54,32 @@ struct Connection {
     connected: bool,
     agreed: u64,
     socket: Option<Arc<OwnedFd>>,
-    /// The configuration has changed since the front-end has read it.
+    /// The configuration has changed since the frontend's last GET_CONFIG.
     unread: bool,
 }
 
-/// The way to the front-end of a device, whoever that is.
+/// The channel from a device to its current frontend.
 #[derive(Default)]
 pub(crate) struct Requests {
     connection: Mutex<Connection>,
-    /// Held by whoever waits for an answer: answers carry no name.
+    /// Held during an exchange: a reply does not name its request.
     asking: Mutex<()>,
 }
 
 impl Requests {
-    /// A front-end has connected.
+    /// Starts over for a new connection.
     pub(crate) fn begin(&self) {
         *lock(&self.connection) = Connection { connected: true, ..Connection::default() };
     }
 
-    /// It has left.
+    /// Drops the socket: the frontend has disconnected.
     pub(crate) fn end(&self) {
         *lock(&self.connection) = Connection::default();
     }
 
-    /// Looks at the next message of the connection, waiting for it, and leaves it there. Gives its number.
+    /// Waits for the connection's next message, peeks at it and returns its request number.
     ///
-    /// A front-end that sends a header in pieces is looked at too soon: it has no socket then, nor a number.
+    /// A header that arrives in parts may be peeked at too early: then there is no number, and the socket is not seen.
     pub(crate) fn look_ahead(&self, stream: impl AsFd) -> Option<u32> {
         let mut bytes = [0; HEADER + 8];
         let (found, _) = rustix::io::retry_on_intr(|| recv(&stream, &mut bytes[..], RecvFlags::PEEK)).ok()?;
@@ -101,7 +100,7 @@ impl Requests {
         Some(request)
     }
 
-    /// QEMU ignores a change until its device is started, and does not read the configuration again by itself then.
+    /// Sends the message again when the device starts: QEMU ignores it before, and does not read the configuration again by itself.
     fn remind(&self) {
         let connection = lock(&self.connection);
         if connection.unread
@@ -111,17 +110,17 @@ impl Requests {
         }
     }
 
-    /// Whether a front-end is connected.
+    /// Returns true if a frontend is connected.
     pub(crate) fn is_connected(&self) -> bool {
         lock(&self.connection).connected
     }
 
-    /// Tells the front-end that the configuration has changed, and waits at most `patience` for its answer. Nothing that its control
-    /// thread needs is held meanwhile: the front-end reads the configuration before it answers.
-    pub(crate) fn config_changed(&self, patience: Duration) -> ConfigNotice {
-        let until = Instant::now() + patience;
-        let _alone = lock(&self.asking);
-        let (socket, answers) = {
+    /// Sends CONFIG_CHANGE_MSG and waits at most `timeout` for the reply. Holds no lock that the control thread needs: the frontend
+    /// sends GET_CONFIG before it replies.
+    pub(crate) fn config_changed(&self, timeout: Duration) -> ConfigNotice {
+        let until = Instant::now() + timeout;
+        let _exchange = lock(&self.asking);
+        let (socket, replies) = {
             let mut connection = lock(&self.connection);
             if !connection.connected {
                 return ConfigNotice::NotConnected;
@@ -130,18 +129,18 @@ impl Requests {
             let Some(socket) = usable(&connection) else { return ConfigNotice::NoChannel };
             (socket, connection.agreed & REPLY_ACK != 0)
         };
-        // Answers that came too late for whoever asked before.
+        // Drops late replies to earlier messages.
         while let Ok((_, 1..)) = recv(&*socket, &mut [0; 64][..], RecvFlags::DONTWAIT) {}
-        let message = message(if answers { NEED_REPLY } else { 0 });
+        let message = message(if replies { NEED_REPLY } else { 0 });
         match send(&*socket, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-            Ok(HEADER) if answers => answer(&socket, until),
+            Ok(HEADER) if replies => answer(&socket, until),
             Ok(HEADER) => ConfigNotice::Sent,
             _ => ConfigNotice::Unanswered,
         }
     }
 }
 
-/// The socket, where the front-end agreed to what a change of the configuration needs.
+/// Returns the socket if the frontend negotiated BACKEND_REQ and CONFIG.
 fn usable(connection: &Connection) -> Option<Arc<OwnedFd>> {
     let agreed = connection.agreed & (BACKEND_REQ | CONFIG) == BACKEND_REQ | CONFIG;
     connection.socket.clone().filter(|_| agreed)
@@ -154,7 +153,7 @@ fn message(flags: u32) -> [u8; HEADER] {
     message
 }
 
-/// Waits for the answer: a header and a number, 0 for success.
+/// Waits for the reply: a header and a u64, 0 for success.
 fn answer(socket: &OwnedFd, until: Instant) -> ConfigNotice {
     let mut bytes = [0; HEADER + 8];
     let mut found = 0;
@@ -180,10 +179,10 @@ fn answer(socket: &OwnedFd, until: Instant) -> ConfigNotice {
     }
 }
 
-/// The one descriptor that comes with the next message, which keeps its own.
+/// Duplicates the one descriptor of the next message. `None` if the message has none, or several.
 fn peek_descriptor(stream: BorrowedFd<'_>) -> Option<OwnedFd> {
     let mut header = [0; HEADER];
-    // Room for more than one, to see that there are more.
+    // Space for several, to detect more than one.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -214,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    /// Only a test that fails takes it.
+    /// Only reached by a failing test.
     const LONG: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_millis(50);
     const ALL: u64 = CONFIG | BACKEND_REQ | REPLY_ACK;
@@ -224,7 +223,7 @@ mod tests {
         words.iter().flat_map(|word| word.to_ne_bytes()).chain(body.iter().copied()).collect()
     }
 
-    /// A connection, as the control thread sees it, and the front-end's end of it.
+    /// Both ends of a connection: the control thread's and the frontend's.
     struct Rig {
         requests: Requests,
         ours: UnixStream,
@@ -241,7 +240,7 @@ mod tests {
             rig
         }
 
-        /// The front-end sends it; the control thread looks ahead and then reads it whole.
+        /// Sends a message from the frontend; the control thread peeks at it and then reads it.
         fn says(&mut self, frame: &[u8]) {
             self.theirs.write_all(frame).unwrap();
             self.requests.look_ahead(&self.ours);
@@ -262,7 +261,7 @@ mod tests {
             let frame = frame(SET_BACKEND_REQ_FD, &[]);
             sendmsg(&self.theirs, &[IoSlice::new(&frame)], &mut control, SendFlags::empty()).unwrap();
             self.requests.look_ahead(&self.ours);
-            // It is all still there, the descriptors too.
+            // The message and its descriptors are still in the socket.
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut read = vec![0; frame.len()];
@@ -277,9 +276,9 @@ mod tests {
         fn with_channel(agreed: u64) -> (Rig, UnixStream) {
             let mut rig = Rig::new();
             rig.agrees(agreed);
-            let (given, kept) = UnixStream::pair().unwrap();
-            rig.gives(&[&given]);
-            drop(given);
+            let (sent, kept) = UnixStream::pair().unwrap();
+            rig.gives(&[&sent]);
+            drop(sent);
             (rig, kept)
         }
     }
@@ -298,31 +297,31 @@ mod tests {
     }
 
     #[test]
-    fn a_front_end_is_told_and_answers() {
+    fn a_frontend_is_notified_and_replies() {
         let (rig, mut channel) = Rig::with_channel(ALL);
-        for (answer, want) in [(0, ConfigNotice::Acknowledged), (1, ConfigNotice::Refused)] {
+        for (status, want) in [(0, ConfigNotice::Acknowledged), (1, ConfigNotice::Refused)] {
             std::thread::scope(|scope| {
-                let asked = scope.spawn(|| rig.requests.config_changed(LONG));
+                let exchange = scope.spawn(|| rig.requests.config_changed(LONG));
                 assert_eq!(told(&mut channel), VERSION | NEED_REPLY);
-                // In two pieces.
-                let (head, tail) = (&reply(answer)[..7], &reply(answer)[7..]);
+                // In two parts.
+                let (head, tail) = (&reply(status)[..7], &reply(status)[7..]);
                 channel.write_all(head).unwrap();
                 std::thread::sleep(SHORT);
                 channel.write_all(tail).unwrap();
-                assert_eq!(asked.join().unwrap(), want);
+                assert_eq!(exchange.join().unwrap(), want);
             });
         }
     }
 
     #[test]
-    fn one_that_does_not_answer_is_not_waited_for_for_ever() {
+    fn a_wait_for_a_reply_is_bounded() {
         let (rig, mut channel) = Rig::with_channel(ALL);
         assert_eq!(rig.requests.config_changed(SHORT), ConfigNotice::Unanswered);
-        // Its answer comes after all, and is not taken for that to the next message.
+        // A late reply is not taken for the reply to the next message.
         told(&mut channel);
         channel.write_all(&reply(0)).unwrap();
         assert_eq!(rig.requests.config_changed(SHORT), ConfigNotice::Unanswered);
-        // Nor does one hold up anybody that reads nothing until its buffer is full.
+        // A full socket buffer does not block the sender.
         fill(&rig);
         assert_eq!(rig.requests.config_changed(LONG), ConfigNotice::Unanswered);
         drop(channel);
@@ -359,13 +358,13 @@ mod tests {
     }
 
     #[test]
-    fn a_change_before_the_start_is_told_again() {
+    fn a_change_before_the_start_is_sent_again() {
         let (mut rig, mut channel) = Rig::with_channel(CONFIG | BACKEND_REQ);
         rig.says(&frame(GET_CONFIG, &[0; 12]));
         rig.says(&frame(SET_VRING_ENABLE, &[0; 8]));
         assert_eq!(rig.requests.config_changed(LONG), ConfigNotice::Sent);
         told(&mut channel);
-        // It did not read the configuration, but started its device.
+        // The frontend starts its device without GET_CONFIG.
         rig.says(&frame(SET_VRING_ENABLE, &[0; 8]));
         told(&mut channel);
         rig.says(&frame(GET_CONFIG, &[0; 12]));

@@ -1,4 +1,4 @@
-//! The control thread of one device.
+//! Starts and stops a device.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -21,34 +21,34 @@ use crate::gate::StartGate;
 use crate::listen::{ListenSocket, SocketError};
 use crate::requests::{ConfigNotice, Requests};
 
-/// What a device needs to be served.
+/// Options of a served device.
 pub struct ServerOptions {
-    /// The disk's name, for logs.
+    /// Name of the disk or controller, for log messages.
     pub name: String,
-    /// Where to listen.
+    /// Path of the socket.
     pub socket: PathBuf,
     /// Permission bits of the socket.
     pub socket_mode: u32,
-    /// The worker of each queue; queues past its end are spread round-robin.
+    /// Worker of each queue; further queues are assigned round-robin.
     pub queue_map: Vec<usize>,
-    /// How long queues are polled.
+    /// Polling of the queues.
     pub poll: PollPolicy,
-    /// How calls are put off.
+    /// Coalescing of calls.
     pub coalesce: Coalesce,
-    /// Whether guest memory is registered with the workers' rings.
+    /// Registration of guest memory with the workers' io_urings.
     pub fixed: FixedBufferUse,
-    /// How long a stop waits for storage. What is in flight after that stays unanswered: it is done again by whoever serves the
-    /// queues next, if the VMM keeps an in-flight region.
+    /// How long a stop waits for storage. Requests still in flight then never complete; the next backend replays them if the frontend
+    /// keeps an in-flight region.
     pub drain_timeout: Duration,
-    /// The disks at the start.
+    /// The initial disks.
     pub disks: Vec<QueueDisk>,
-    /// The workers.
+    /// Runs the workers.
     pub engine: Arc<Engine>,
-    /// What travels with the device's state when a guest is migrated, besides what the device knows.
+    /// The host's part of the migration state, beside the device's own.
     pub host_state: Option<Arc<dyn HostState>>,
 }
 
-/// A device that listens. Stopped by [`stop`](Self::stop) or by dropping it.
+/// A device that listens on its socket. Stopped by [`stop`](Self::stop) or on drop.
 pub struct Server {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -56,24 +56,24 @@ pub struct Server {
     drain_timeout: Duration,
 }
 
-/// What the control thread and the rest of the process share.
+/// State shared by the control thread and the rest of the process.
 pub(crate) struct Shared {
     pub(crate) gate: Arc<StartGate>,
     pub(crate) bell: EventFd,
-    /// The connection being served.
+    /// The current connection.
     pub(crate) connection: Mutex<Option<Connected>>,
-    /// Sessions whose connection has ended, while they have requests in flight.
+    /// Disconnected sessions with requests in flight.
     pub(crate) draining: Mutex<Vec<SharedSession>>,
     /// The server has stopped: the control thread ends.
     pub(crate) stopped: AtomicBool,
-    /// Until when a stop waits.
+    /// When a stop gives up waiting for storage.
     end: Mutex<Option<Instant>>,
     pub(crate) tally: Arc<Tally>,
     pub(crate) disks: Arc<Disks>,
     pub(crate) requests: Requests,
 }
 
-/// A connection and what was set up over it.
+/// A connection and its session.
 #[derive(Clone)]
 pub(crate) struct Connected {
     pub(crate) stream: Arc<UnixStream>,
@@ -81,7 +81,7 @@ pub(crate) struct Connected {
 }
 
 impl Shared {
-    /// When a stop gives up waiting for storage; `None` before a stop.
+    /// Returns when a stop gives up waiting for storage; `None` before a stop.
     pub(crate) fn end(&self) -> Option<Instant> {
         *lock(&self.end)
     }
@@ -92,10 +92,10 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Server {
-    /// Listens, and serves one VMM after the other on a thread of its own.
+    /// Listens, and serves one frontend after the other on a control thread.
     ///
     /// # Errors
-    /// When the socket cannot be made.
+    /// When the socket or the thread cannot be created.
     pub fn start<D: VirtioDevice<Lane>>(device: Arc<D>, mut options: ServerOptions) -> Result<Server, SocketError> {
         let disks = std::mem::take(&mut options.disks);
         if options.fixed == FixedBufferUse::Auto && !disks.iter().any(|disk| disk.disk.limits().pins_memory) {
@@ -103,12 +103,12 @@ impl Server {
         }
         let socket = options.socket.clone();
         let listener = ListenSocket::bind(&socket, options.socket_mode)?;
-        let refused = |source| SocketError::Os { path: socket.clone(), source };
-        let bell = EventFd::new().map_err(refused)?;
+        let os_error = |source| SocketError::Os { path: socket.clone(), source };
+        let wakeup = EventFd::new().map_err(os_error)?;
         let disks = Arc::new(Disks::new(disks));
         let shared = Arc::new(Shared {
             gate: Arc::new(StartGate::new(Arc::clone(&disks))),
-            bell,
+            bell: wakeup,
             connection: Mutex::default(),
             draining: Mutex::default(),
             stopped: AtomicBool::new(false),
@@ -121,18 +121,18 @@ impl Server {
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{name}"))
             .spawn(move || Control::new(listener, device, Arc::new(options), inner).run())
-            .map_err(refused)?;
+            .map_err(os_error)?;
         tracing::info!(disk = name, socket = %socket.display(), "listening");
         Ok(Server { shared, thread: Some(thread), socket, drain_timeout })
     }
 
-    /// What each queue of the device has counted since the server started, whatever guests came and went, by what the workers
-    /// said ([`Engine::reports`]). `None` when they were asked while a queue came or went: ask them again.
+    /// Returns the statistics of each queue since the server started, over all connections. `workers` are the workers' ([`Engine::stats`]).
+    /// `None` if a queue was attached or detached after they were read: read them again.
     pub fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
         self.shared.tally.report(workers)
     }
 
-    /// Gives the device one more disk, also the queues that are being served. Its slot is free.
+    /// Adds a disk to the device and opens it on the running queues. Its slot is free.
     ///
     /// # Errors
     /// When it cannot be opened on a worker; then no queue has it.
@@ -141,33 +141,33 @@ impl Server {
         self.shared.disks.open(disk)
     }
 
-    /// Takes a disk away. Waits until nothing of it is in flight.
+    /// Removes a disk. Waits until it has no request in flight.
     pub fn close_disk(&self, slot: DiskSlot) {
         self.shared.disks.close(slot);
     }
 
-    /// Has the queues see a disk's new size.
+    /// Updates a disk's size in the queues.
     pub fn refresh_disk(&self, slot: DiskSlot) {
         self.shared.disks.refresh(slot);
     }
 
-    /// Tells the front-end that the device's configuration has changed, and waits at most `patience` for its answer.
-    pub fn config_changed(&self, patience: Duration) -> ConfigNotice {
-        self.shared.requests.config_changed(patience)
+    /// Notifies the frontend that the device's configuration has changed, and waits at most `timeout` for its reply.
+    pub fn config_changed(&self, timeout: Duration) -> ConfigNotice {
+        self.shared.requests.config_changed(timeout)
     }
 
-    /// Whether a front-end is connected.
+    /// Returns true if a frontend is connected.
     pub fn is_connected(&self) -> bool {
         self.shared.requests.is_connected()
     }
 
-    /// Whether the front-end keeps the region in which requests in flight outlive this process. `None` when none has started a queue.
+    /// Returns true if the frontend keeps an in-flight region. `None` before the first queue of the connection starts.
     pub fn in_flight_region(&self) -> Option<bool> {
         self.shared.gate.tracked()
     }
 
-    /// Takes no more requests off any queue. [`stop`](Self::stop) waits for those in flight, from now on for the drain's time at
-    /// most: so several servers drain at once.
+    /// Starts to drain all queues and starts the drain timeout. [`stop`](Self::stop) waits for the requests in flight. Several servers can
+    /// drain at once.
     pub fn begin_stop(&self) {
         self.shared.gate.stop();
         lock(&self.shared.end).get_or_insert_with(|| Instant::now() + self.drain_timeout);
@@ -177,8 +177,8 @@ impl Server {
         }
     }
 
-    /// Drains the queues, publishes and calls for what was answered, and only then ends the connection: a VMM takes what it finds
-    /// in the rings at that moment for all that will ever be answered. Removes the socket.
+    /// Drains the queues, publishes completions and signals the calls, and only then closes the connection: a frontend takes the used rings
+    /// at that moment as final. Removes the socket.
     pub fn stop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         self.begin_stop();
@@ -188,13 +188,13 @@ impl Server {
         }
         let connected = lock(&self.shared.connection).clone();
         if let Some(Connected { session, .. }) = &connected {
-            // Queues may have started between the look above and the stop.
+            // Queues may have started after `begin_stop` read the connection.
             lock(session).begin_drain();
             finish(session, end);
         }
         self.shared.stopped.store(true, Ordering::SeqCst);
         if let Some(Connected { stream, .. }) = connected {
-            // It may be gone already.
+            // The connection may be closed already.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
         self.shared.bell.signal();
@@ -204,7 +204,7 @@ impl Server {
     }
 }
 
-/// Waits for a draining session's requests until `end`, and leaves those that remain.
+/// Waits until `end` for a draining session, and freezes the requests that remain.
 fn finish(session: &SharedSession, end: Option<Instant>) {
     let mut session = lock(session);
     if !session.wait_drained(end) {

@@ -1,4 +1,4 @@
-//! One connection: answers its messages.
+//! One connection: handles its messages.
 
 mod migrated;
 
@@ -32,13 +32,13 @@ use crate::server::ServerOptions;
 use crate::sharing::Watch;
 use crate::vring::{Start, UserAddresses, Vring};
 
-/// How often a queue that has to wait for its predecessor's requests looks whether they have ended.
+/// Interval at which a queue that waits for earlier requests of its ring re-checks them.
 pub(crate) const RETRY: Duration = Duration::from_millis(10);
 
-/// How long queues that were served before may take to start again, from the first one's start. A VMM starts all at once.
+/// Time in which all resumed queues must start, counted from the first one's start. A frontend starts them all at once.
 const RESUME: Duration = Duration::from_secs(5);
 
-/// What a VMM has set up so far.
+/// State that a frontend has set up over one connection.
 pub(crate) struct Session<D: VirtioDevice<Lane>> {
     device: Arc<D>,
     options: Arc<ServerOptions>,
@@ -46,35 +46,35 @@ pub(crate) struct Session<D: VirtioDevice<Lane>> {
     disks: Arc<Disks>,
     gate: Arc<StartGate>,
     memory: Arc<GuestMemory>,
-    /// Where requests in flight outlive this process, if the VMM keeps such memory.
+    /// The in-flight region, if the frontend keeps one.
     inflight: Option<Arc<InflightRegion>>,
-    /// Looks whether the guest's memory is shared.
+    /// Checks that the guest's memory is shared.
     sharing: Option<Watch>,
     vrings: Vec<Vring<D::Queue>>,
     features: u64,
     logging: Logging,
     active: ActiveDisks,
-    /// The state that travels with a guest that is migrated.
+    /// Transfer of the device's state in a migration.
     states: DeviceStates,
-    /// A queue has started, or the driver has begun anew since.
+    /// A queue has started, or the device was reset.
     begun: bool,
-    /// Until when queues that were served before may hold up others that start again.
+    /// Until when started queues wait for the other resumed queues.
     resuming_until: Option<Instant>,
-    /// For messages of our own (configuration changes).
+    /// Owns the backend channel's socket on the `vhost` crate's side.
     backend: Option<Backend>,
-    /// Why the last message was refused, for the one log line.
+    /// Why the last message was rejected, for its log line.
     complaint: Option<String>,
 }
 
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
-/// Bits of the feature word that are the transport's, not the device's.
+/// Feature bits of the transport, not of the device.
 const TRANSPORT_FEATURES: u64 = PROTOCOL_FEATURES | LOG_ALL;
 
 impl<D: VirtioDevice<Lane>> Session<D> {
     pub(crate) fn new(
         device: Arc<D>,
         options: Arc<ServerOptions>,
-        tally: Arc<Tally>,
+        stats: Arc<Tally>,
         disks: Arc<Disks>,
         gate: Arc<StartGate>,
     ) -> Self {
@@ -84,7 +84,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         Session {
             device,
             options,
-            tally,
+            tally: stats,
             disks,
             gate,
             memory: Arc::new(GuestMemory::default()),
@@ -102,51 +102,51 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         }
     }
 
-    /// Why the last message was refused.
+    /// Takes the reason why the last message was rejected.
     pub(crate) fn complaint(&mut self) -> Option<String> {
         self.complaint.take()
     }
 
-    /// Whether the VMM cut off memory that it had given us.
+    /// Returns true if the frontend has truncated guest memory or the dirty log.
     pub(crate) fn lost_memory(&self) -> bool {
         self.memory.is_lost() || self.logging.is_lost()
     }
 
-    /// Notes what the driver has configured, for whoever resumes the device.
+    /// Records the driver's configuration in the in-flight region, for the next backend.
     fn note_configured(&self) {
         if let Some(region) = &self.inflight {
             region.note_configured(self.device.configured());
         }
     }
 
-    /// Until when queues that were served before may hold up others, if any may.
+    /// Returns until when started queues wait for the other resumed queues; `None` if none waits.
     pub(crate) fn resuming_until(&self) -> Option<Instant> {
         self.resuming_until
     }
 
-    /// Lets nothing wait any more for queues that have not started again in time.
+    /// Ends the wait for resumed queues that have not started in time.
     pub(crate) fn end_resume_if_due(&mut self) {
         if self.resuming_until.take_if(|until| Instant::now() >= *until).is_some() {
             self.device.resume_ended();
         }
     }
 
-    /// Whether queues that could be served wait for requests of a predecessor.
+    /// Returns true if configured queues wait for requests of an earlier connection or daemon.
     pub(crate) fn is_waiting(&self) -> bool {
         self.vrings.iter().any(Vring::is_startable)
     }
 
-    /// Starts the queues that wait, if they need not any more.
+    /// Starts the waiting queues if the requests that they wait for have completed.
     pub(crate) fn start_waiting(&mut self) -> Result<()> {
-        (0..self.vrings.len()).try_for_each(|place| self.start_if_ready(place))
+        (0..self.vrings.len()).try_for_each(|queue| self.start_if_ready(queue))
     }
 
-    /// Whether nothing of whoever served these rings before is in flight any more, so that they can be taken up.
+    /// Returns true if no request of an earlier connection or daemon is in flight on these rings.
     fn may_start(&self) -> bool {
         self.gate.is_open() && self.inflight.as_ref().is_none_or(|region| region.is_clear())
     }
 
-    /// Waits for that, at most as long as a drain may last.
+    /// Waits for [`may_start`](Self::may_start), for the drain timeout at most. Returns false if it did not become true.
     fn wait_for_start(&self) -> bool {
         let end = Instant::now() + self.options.drain_timeout;
         while !self.may_start() {
@@ -164,7 +164,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         self.wait_drained(None);
     }
 
-    /// When the last queue has stopped, whoever starts them next, here or elsewhere, may use the disks.
+    /// Deactivates the disks if all queues have stopped: the next backend, here or on another host, may use them.
     fn end_use(&mut self) {
         if self.vrings.iter().all(Vring::is_stopped) {
             self.active.end();
@@ -176,11 +176,11 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         Err(Error::InvalidParam)
     }
 
-    /// The place of queue `index` in the list.
+    /// Checks a queue index and returns it as an index of `vrings`.
     fn place(&mut self, index: u32) -> Result<usize> {
         let count = self.vrings.len();
         match usize::try_from(index) {
-            Ok(place) if place < count => Ok(place),
+            Ok(queue) if queue < count => Ok(queue),
             _ => {
                 let hint =
                     "give the device more queues here (queues=), or fewer in the VMM (QEMU: num_queues=, num-queues=)";
@@ -197,13 +197,13 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         }
     }
 
-    /// Starts queue `place` if all is known that it needs.
-    fn start_if_ready(&mut self, place: usize) -> Result<()> {
-        if !self.vrings[place].is_startable() || !self.may_start() {
+    /// Starts a queue if it is fully configured and may start.
+    fn start_if_ready(&mut self, queue: usize) -> Result<()> {
+        if !self.vrings[queue].is_startable() || !self.may_start() {
             return Ok(());
         }
         if let Err(error) = self.active.begin(|| self.disks.list()) {
-            return self.refuse(format!("queue {place}: it cannot start: {error}"));
+            return self.refuse(format!("queue {queue}: it cannot start: {error}"));
         }
         if !std::mem::replace(&mut self.begun, true) {
             let resumed = self.inflight.as_ref().is_some_and(|region| region.is_used());
@@ -223,17 +223,17 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             poll: self.options.poll,
             coalesce: self.options.coalesce,
             fixed: self.options.fixed,
-            worker: map.get(place).copied().unwrap_or(place),
+            worker: map.get(queue).copied().unwrap_or(queue),
             tally: &self.tally,
             logging: &self.logging,
         };
-        match self.vrings[place].start(&start) {
+        match self.vrings[queue].start(&start) {
             Ok(()) => Ok(()),
             Err(why) => self.refuse(why),
         }
     }
 
-    /// Makes a new table the one in force, for queues that run too.
+    /// Applies a new memory table, also to running queues.
     fn use_memory(&mut self, table: std::result::Result<GuestMemory, mqblk_memory::MemoryError>) -> Result<()> {
         let table = match table {
             Ok(table) => Arc::new(table),
@@ -242,13 +242,13 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         if let Err(error) = self.logging.check(&table) {
             return self.refuse(error.to_string());
         }
-        // The first memory is enough: what comes later is the same guest's.
+        // Checked once: later tables are the same guest's.
         if self.memory.regions().is_empty() {
             let control = self.vrings.iter().take_while(|vring| self.device.role(vring.index) == QueueRole::Control);
             self.sharing = Watch::start(&self.options, &self.tally, control.count());
         }
-        for place in 0..self.vrings.len() {
-            if let Err(why) = self.vrings[place].relocate(&table, self.options.fixed) {
+        for queue in 0..self.vrings.len() {
+            if let Err(why) = self.vrings[queue].relocate(&table, self.options.fixed) {
                 return self.refuse(why);
             }
         }
@@ -256,10 +256,10 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         Ok(())
     }
 
-    /// Changes what is logged, and where.
+    /// Applies a new logging state to all queues.
     fn use_logging(&mut self, changed: std::result::Result<Logging, LogError>) -> Result<()> {
         if self.logging.is_lost() {
-            tracing::warn!(disk = self.options.name, "the front-end cut off the dirty log while it was in use");
+            tracing::warn!(disk = self.options.name, "the frontend cut off the dirty log while it was in use");
         }
         match changed {
             Ok(logging) => self.logging = logging,
@@ -269,16 +269,16 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         applied.or_else(|why| self.refuse(why))
     }
 
-    fn set_enabled(&mut self, place: usize, enabled: bool) -> Result<()> {
-        let vring = &mut self.vrings[place];
+    fn set_enabled(&mut self, queue: usize, enabled: bool) -> Result<()> {
+        let vring = &mut self.vrings[queue];
         vring.enabled = enabled;
-        match vring.served.as_ref().map(|served| served.set_enabled(enabled)) {
+        match vring.served.as_ref().map(|attached| attached.set_enabled(enabled)) {
             Some(Err(gone)) => self.refuse(gone.to_string()),
             _ => Ok(()),
         }
     }
 
-    /// Queues that are served and have disks.
+    /// Returns the attached queues that have disks.
     fn request_queues(&self) -> impl Iterator<Item = &QueueHandle<D::Queue>> {
         let has_disks = |vring: &&Vring<D::Queue>| self.device.role(vring.index) == QueueRole::Requests;
         self.vrings.iter().filter(has_disks).filter_map(|vring| vring.served.as_ref())
@@ -316,10 +316,10 @@ impl<D: VirtioDevice<Lane>> Holder for Session<D> {
     }
 
     fn wait_drained(&mut self, end: Option<Instant>) -> bool {
-        let (name, tally) = (&self.options.name, &self.tally);
-        // All of them, so that each that can end does.
+        let (name, stats) = (&self.options.name, &self.tally);
+        // No short circuit: every queue that can finish its drain does.
         let drained =
-            self.vrings.iter_mut().map(|vring| vring.wait_drained(name, tally, end)).fold(true, |all, one| all & one);
+            self.vrings.iter_mut().map(|vring| vring.wait_drained(name, stats, end)).fold(true, |all, one| all & one);
         self.end_use();
         drained
     }
@@ -345,7 +345,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn reset_owner(&mut self) -> Result<()> {
-        (0..self.vrings.len()).try_for_each(|place| self.set_enabled(place, false))
+        (0..self.vrings.len()).try_for_each(|queue| self.set_enabled(queue, false))
     }
 
     fn reset_device(&mut self) -> Result<()> {
@@ -384,13 +384,13 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         }
         let changed = (self.features ^ accepted) & !LOG_ALL;
         self.features = accepted;
-        // Otherwise only logging was turned on or off, while the device runs.
+        // Otherwise only LOG_ALL has changed, while the device runs.
         if changed != 0 || accepted == 0 {
             self.device.set_features(accepted & !TRANSPORT_FEATURES);
         }
         self.note_configured();
         if accepted & PROTOCOL_FEATURES == 0 {
-            (0..self.vrings.len()).try_for_each(|place| self.set_enabled(place, true))?;
+            (0..self.vrings.len()).try_for_each(|queue| self.set_enabled(queue, true))?;
         }
         Ok(())
     }
@@ -407,9 +407,9 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
-        let place = self.place(index)?;
+        let queue = self.place(index)?;
         let max = self.device.max_ring_size();
-        let vring = &self.vrings[place];
+        let vring = &self.vrings[queue];
         if let (Some(_), Some(size)) = (&vring.served, vring.size)
             && u32::from(size) != num
         {
@@ -417,7 +417,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         }
         match u16::try_from(num) {
             Ok(size) if size.is_power_of_two() && size >= 2 && size <= max => {
-                self.vrings[place].size = Some(size);
+                self.vrings[queue].size = Some(size);
                 Ok(())
             }
             _ => self.refuse(format!("queue {index}: size: found {num}, expected a power of two from 2 to {max}")),
@@ -433,31 +433,31 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         available: u64,
         log: u64,
     ) -> Result<()> {
-        let place = self.place(index)?;
+        let queue = self.place(index)?;
         let addresses =
             UserAddresses { desc: UserAddress(descriptor), used: UserAddress(used), avail: UserAddress(available) };
-        let before = self.vrings[place].addresses.replace(addresses);
-        self.vrings[place].log =
+        let before = self.vrings[queue].addresses.replace(addresses);
+        self.vrings[queue].log =
             flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG).then_some(GuestAddress(log));
-        if self.vrings[place].served.is_some() {
-            // A front-end that turns logging on or off says the same addresses again.
+        if self.vrings[queue].served.is_some() {
+            // A frontend that turns logging on or off sends the same addresses again.
             if before != Some(addresses) {
-                let relocated = self.vrings[place].relocate(&self.memory, self.options.fixed);
+                let relocated = self.vrings[queue].relocate(&self.memory, self.options.fixed);
                 relocated.or_else(|why| self.refuse(why))?;
             }
-            let applied = self.vrings[place].apply_log(&self.logging);
+            let applied = self.vrings[queue].apply_log(&self.logging);
             return applied.or_else(|why| self.refuse(why));
         }
-        self.start_if_ready(place)
+        self.start_if_ready(queue)
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
-        let place = self.place(index)?;
+        let queue = self.place(index)?;
         match u16::try_from(base) {
             Ok(base) => {
-                self.vrings[place].base = base;
+                self.vrings[queue].base = base;
                 if base != 0 {
-                    self.sharing = None; // it was served before
+                    self.sharing = None; // the ring is resumed
                 }
                 Ok(())
             }
@@ -466,23 +466,23 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
-        let place = self.place(index)?;
-        if self.vrings[place].is_startable() && self.wait_for_start() {
-            // Where it is can be told only after its predecessor's requests have ended.
-            self.start_if_ready(place)?;
+        let queue = self.place(index)?;
+        if self.vrings[queue].is_startable() && self.wait_for_start() {
+            // The position is known only after the ring's earlier requests have completed.
+            self.start_if_ready(queue)?;
         }
-        let limit = self.options.drain_timeout;
-        let vring = &mut self.vrings[place];
+        let timeout = self.options.drain_timeout;
+        let vring = &mut self.vrings[queue];
         let was_served = !vring.is_stopped();
-        if !vring.stop(&self.options.name, &self.tally, Instant::now() + limit) {
-            // The VMM, which may do nothing else meanwhile, sees the connection end. The queue drains on; whoever connects next waits
-            // for that.
+        if !vring.stop(&self.options.name, &self.tally, Instant::now() + timeout) {
+            // The frontend may be blocked on this reply, so the connection ends. The queue continues to drain; the next frontend waits
+            // for it.
             return self.refuse(format!(
                 "GET_VRING_BASE: queue {index}: storage has not answered all its requests within {} s (drain-timeout-s)",
-                limit.as_secs()
+                timeout.as_secs()
             ));
         }
-        // A stopped ring starts again with its next kick descriptor.
+        // A stopped ring starts again with the next SET_VRING_KICK.
         vring.kick = None;
         vring.call = None;
         let base = u32::from(vring.base);
@@ -494,29 +494,29 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        let place = self.place(index.into())?;
+        let queue = self.place(index.into())?;
         let kick = self.event("kick", index, file)?;
-        self.vrings[place].kick = Some(kick.clone());
-        if let Some(served) = &self.vrings[place].served {
-            let replaced = served.set_kick(kick.map(Kick::from));
+        self.vrings[queue].kick = Some(kick.clone());
+        if let Some(attached) = &self.vrings[queue].served {
+            let replaced = attached.set_kick(kick.map(Kick::from));
             return replaced.or_else(|gone| self.refuse(gone.to_string()));
         }
-        self.start_if_ready(place)
+        self.start_if_ready(queue)
     }
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        let place = self.place(index.into())?;
+        let queue = self.place(index.into())?;
         let call = match self.event("call", index, file)?.map(|event| Bell::new(&event)).transpose() {
             Ok(call) => call,
             Err(error) => return self.refuse(format!("queue {index}: call: {error}")),
         };
-        let vring = &mut self.vrings[place];
-        let Some(served) = &vring.served else {
+        let vring = &mut self.vrings[queue];
+        let Some(attached) = &vring.served else {
             vring.call = call;
             return Ok(());
         };
-        let replaced = served.visit(move |queue, _| {
-            // What was answered before the new bell hung may not have been heard.
+        let replaced = attached.visit(move |queue, _| {
+            // A call for earlier completions may have gone to the old descriptor only.
             if let Some(call) = &call {
                 call.ring();
             }
@@ -526,8 +526,8 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        let place = self.place(index.into())?;
-        self.vrings[place].err = self.event("err", index, file)?;
+        let queue = self.place(index.into())?;
+        self.vrings[queue].err = self.event("err", index, file)?;
         Ok(())
     }
 
@@ -557,8 +557,8 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
-        let place = self.place(index)?;
-        self.set_enabled(place, enable)
+        let queue = self.place(index)?;
+        self.set_enabled(queue, enable)
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
@@ -610,13 +610,13 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
 
     fn get_inflight_fd(&mut self, inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         let VhostUserInflight { num_queues, queue_size, .. } = *inflight;
-        let (queues, most) = (self.device.queues(), self.device.max_ring_size());
+        let (queues, max_size) = (self.device.queues(), self.device.max_ring_size());
         if num_queues == 0 || num_queues > queues {
             return self.refuse(format!("GET_INFLIGHT_FD: queues: found {num_queues}, expected 1 to {queues}"));
         }
-        // VMMs give rings more entries than they say here, so every table has room for the largest.
-        match InflightRegion::create(num_queues, queue_size.max(most).min(MAX_SIZE)) {
-            Ok(made) => Ok(made),
+        // VMMs give rings more entries than they announce here, so every table has space for the largest ring.
+        match InflightRegion::create(num_queues, queue_size.max(max_size).min(MAX_SIZE)) {
+            Ok(region) => Ok(region),
             Err(error) => self.refuse(format!("GET_INFLIGHT_FD: memory: {error}")),
         }
     }
@@ -630,7 +630,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
                 self.device.restore(region.configured());
                 self.device.resumes(region.used());
                 if region.is_used() {
-                    self.sharing = None; // it was served before
+                    self.sharing = None; // the rings are resumed
                 }
                 self.inflight = Some(Arc::new(region));
                 self.note_configured();
@@ -646,8 +646,8 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         _phase: VhostTransferStatePhase,
         file: File,
     ) -> Result<Option<File>> {
-        let begun = self.begin_transfer(direction, file).map(|()| None);
-        begun.or_else(|why| self.refuse(format!("SET_DEVICE_STATE_FD: {why}")))
+        let started = self.begin_transfer(direction, file).map(|()| None);
+        started.or_else(|why| self.refuse(format!("SET_DEVICE_STATE_FD: {why}")))
     }
 
     fn check_device_state(&mut self) -> Result<()> {

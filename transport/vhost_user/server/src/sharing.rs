@@ -1,10 +1,9 @@
-//! Whether the VMM shares the guest's memory. One that maps it privately hands its descriptors over all the same: then the guest's
-//! writes never reach us, its rings look empty for ever, and its firmware waits for ever.
+//! Detects guest memory that the VMM does not share. A VMM that maps it privately still passes the descriptors: then the backend never
+//! sees the guest's writes, the rings stay empty, and the guest's firmware waits for ever.
 //!
-//! Nothing tells us so but this: the guest kicks, and yet its rings are empty. A thread looks for that while a connection is young,
-//! until the first request; not where a ring is resumed, whose driver may be idle. QEMU itself kicks each queue once as it starts it
-//! (`virtio_bus_set_host_notifier` makes the eventfd with 1 in it), so one kick of a queue says nothing of the guest. Other VMMs
-//! (cloud-hypervisor) refuse private memory themselves.
+//! The only sign is that the guest kicks while its rings are empty. A thread checks for this until the connection's first request; not for
+//! resumed rings, whose driver may be idle. QEMU kicks each queue once when it starts it (`virtio_bus_set_host_notifier` creates the
+//! eventfd with value 1), so one kick says nothing about the guest. Other VMMs (cloud-hypervisor) refuse private memory.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -15,25 +14,25 @@ use mqblk_engine::{QueueReport, Tally};
 
 use crate::server::ServerOptions;
 
-/// How to mend it.
+/// Advice for the log: how to share guest memory.
 pub(crate) const SHARE: &str = "give the VM shared memory (QEMU: -object memory-backend-memfd,id=mem,size=SIZE,share=on \
      -machine memory-backend=mem; cloud-hypervisor: --memory shared=on)";
 
-/// How often it is looked.
+/// Interval of the checks.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How many times: after two minutes a guest has come up, or is looked at by somebody.
+/// Number of checks: two minutes, in which a guest boots.
 const LOOKS: u32 = 240;
 
-/// How often in a row there must have been kicks and no request: a kick may come just before its request, and a driver that begins
-/// anew just before its first.
+/// Consecutive checks with kicks and no request before the warning: a kick may be seen just before its request, and a driver that restarts
+/// just before its first one.
 const IN_VAIN: u32 = 8;
 
-/// Of one queue since it started: more than the VMM's own.
+/// Kicks of one queue since its start that include at least one of the guest's: the VMM's own is the first.
 const GUEST_KICKED: u64 = 2;
 
-/// Looks at one connection. Ends when dropped.
+/// Checks one connection for shared memory. Stops on drop.
 pub(crate) struct Watch {
-    /// Dropped first: the thread waits for that.
+    /// Dropped first, which ends the thread.
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -41,30 +40,30 @@ pub(crate) struct Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         self.end = None;
-        // It had nothing but a warning to give.
+        // A panic costs only the warning.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
 impl Watch {
-    /// Looks at a connection whose queues begin at 0. The first `control` queues are none for requests: what is kicked there may wait.
-    pub(crate) fn start(options: &Arc<ServerOptions>, tally: &Arc<Tally>, control: usize) -> Option<Watch> {
+    /// Starts to check a connection whose queues start at index 0. The first `control` queues are control queues, which are not checked.
+    pub(crate) fn start(options: &Arc<ServerOptions>, stats: &Arc<Tally>, control: usize) -> Option<Watch> {
         let (end, ended) = channel();
-        let (options, tally) = (Arc::clone(options), Arc::clone(tally));
+        let (options, stats) = (Arc::clone(options), Arc::clone(stats));
         let name = format!("share-{}", options.name);
-        let before = made_available(&tally.report(&options.engine.reports().ok()?)?, control);
+        let at_start = made_available(&stats.report(&options.engine.reports().ok()?)?, control);
         let watch = move || {
-            let mut in_vain = 0;
+            let mut suspect = 0;
             for _ in 0..LOOKS {
                 if ended.recv_timeout(LOOK_EVERY) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
-                let Some(rings) = look(&options, &tally, control, before) else { continue };
+                let Some(rings) = look(&options, &stats, control, at_start) else { continue };
                 if rings == Rings::InUse {
                     return;
                 }
-                in_vain = if rings == Rings::KickedAndEmpty { in_vain + 1 } else { 0 };
-                if in_vain == IN_VAIN {
+                suspect = if rings == Rings::KickedAndEmpty { suspect + 1 } else { 0 };
+                if suspect == IN_VAIN {
                     tracing::warn!(
                         disk = options.name,
                         "the guest kicks, but its rings stay empty: found what looks like private memory, expected shared memory; \
@@ -74,38 +73,38 @@ impl Watch {
                 }
             }
         };
-        // Without a thread to spare there is no warning, but all else works.
+        // Without a thread there is only no warning.
         let thread = std::thread::Builder::new().name(name).spawn(watch).ok()?;
         Some(Watch { end: Some(end), thread: Some(thread) })
     }
 }
 
-/// What the queues for requests have shown.
+/// Activity of the request queues.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rings {
-    /// Something was made available.
+    /// The guest made a request available.
     InUse,
-    /// Nothing was, though the guest kicked.
+    /// The guest kicked and made no request available.
     KickedAndEmpty,
-    /// Neither.
+    /// Neither a kick nor a request.
     Idle,
 }
 
-fn look(options: &ServerOptions, tally: &Tally, control: usize, before: u64) -> Option<Rings> {
-    let reports = options.engine.reports().ok()?;
+fn look(options: &ServerOptions, stats: &Tally, control: usize, at_start: u64) -> Option<Rings> {
+    let workers = options.engine.reports().ok()?;
     let kicked =
         |(index, queue): &(u16, QueueReport)| usize::from(*index) >= control && queue.counters.kicks >= GUEST_KICKED;
-    Some(if made_available(&tally.report(&reports)?, control) > before {
+    Some(if made_available(&stats.report(&workers)?, control) > at_start {
         Rings::InUse
-    } else if tally.report_served(&reports)?.iter().any(kicked) {
+    } else if stats.report_served(&workers)?.iter().any(kicked) {
         Rings::KickedAndEmpty
     } else {
         Rings::Idle
     })
 }
 
-/// Whatever came of the queues for requests.
+/// Counts the chains that request queues have made available.
 fn made_available(queues: &[QueueReport], control: usize) -> u64 {
-    let of = |queue: &QueueReport| queue.counters.requests + queue.counters.malformed + u64::from(queue.in_flight);
-    queues.iter().skip(control).map(of).sum()
+    let chains = |queue: &QueueReport| queue.counters.requests + queue.counters.malformed + u64::from(queue.in_flight);
+    queues.iter().skip(control).map(chains).sum()
 }

@@ -1,4 +1,4 @@
-//! One queue: what the VMM told about it, and the served queue it becomes.
+//! One queue: its configuration by SET_VRING_* messages, and the attached queue that it becomes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use mqblk_virtio::{QueueParts, QueueRole, VirtioDevice, VirtioQueue, features};
 use crate::inflight::InflightRegion;
 use crate::log::Logging;
 
-/// How often a wait for storage is logged.
+/// Interval between log lines while a drain waits for storage.
 const REPORT: Duration = Duration::from_secs(5);
 
-/// What all queues of a session share when they start.
+/// Parameters that all queues of a session share when they start.
 pub(crate) struct Start<'a, D> {
     pub(crate) device: &'a Arc<D>,
     pub(crate) engine: &'a Engine,
@@ -36,7 +36,7 @@ pub(crate) struct Start<'a, D> {
     pub(crate) logging: &'a Logging,
 }
 
-/// Ring addresses in the VMM's address space, as SET_VRING_ADDR gives them.
+/// Ring addresses in the frontend's address space, from SET_VRING_ADDR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UserAddresses {
     pub(crate) desc: UserAddress,
@@ -49,27 +49,27 @@ pub(crate) struct Vring<Q> {
     pub(crate) index: u16,
     pub(crate) size: Option<u16>,
     pub(crate) addresses: Option<UserAddresses>,
-    /// Where the used ring is logged, if it is.
+    /// Guest address at which writes to the used ring are logged; `None` if they are not.
     pub(crate) log: Option<GuestAddress>,
     pub(crate) base: u16,
-    /// `None`: not told yet. `Some(None)`: told that there is none.
+    /// `None`: SET_VRING_KICK has not arrived. `Some(None)`: the frontend has no kick descriptor.
     pub(crate) kick: Option<Option<EventFd>>,
-    /// Until the start: then the queue has it.
+    /// Moved into the queue when it starts.
     pub(crate) call: Option<Bell>,
     pub(crate) err: Option<EventFd>,
     pub(crate) enabled: bool,
     pub(crate) served: Option<QueueHandle<Q>>,
-    /// What is in flight outlives the process.
+    /// The in-flight region records its requests.
     tracked: bool,
-    /// It is on its way out.
+    /// The queue is draining.
     leaving: Option<Leaving>,
 }
 
-/// A queue that drains.
+/// A draining queue.
 struct Leaving {
     queue: Draining<SplitState>,
     since: Instant,
-    /// When the wait is logged next.
+    /// Next time at which the wait is logged.
     report: Instant,
 }
 
@@ -91,15 +91,15 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         }
     }
 
-    /// The ring's fields in this table.
+    /// Translates the ring's addresses with this memory table.
     fn resolve(&self, memory: &GuestMemory) -> Result<SplitRing, String> {
         let (Some(size), Some(user)) = (self.size, self.addresses) else {
             return Err(format!("queue {}: found a start before SET_VRING_NUM and SET_VRING_ADDR", self.index));
         };
-        let guest = |part: &str, at: UserAddress| {
-            memory.guest_of_user(at).ok_or_else(|| {
-                let (index, at) = (self.index, at.0);
-                format!("queue {index}: {part}: found address {at:#x}, expected one in a memory region; {SHARE}")
+        let guest = |part: &str, address: UserAddress| {
+            memory.guest_of_user(address).ok_or_else(|| {
+                let (index, address) = (self.index, address.0);
+                format!("queue {index}: {part}: found address {address:#x}, expected one in a memory region; {SHARE}")
             })
         };
         let addresses = SplitAddresses {
@@ -110,17 +110,17 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         SplitRing::resolve(memory, &addresses, size).map_err(|error| format!("queue {}: {error}", self.index))
     }
 
-    /// Whether nothing of it is in flight.
+    /// Returns true if the queue is neither attached nor draining.
     pub(crate) fn is_stopped(&self) -> bool {
         self.served.is_none() && self.leaving.is_none()
     }
 
-    /// Whether everything is known that a start needs.
+    /// Returns true if the queue is stopped and all messages that a start needs have arrived.
     pub(crate) fn is_startable(&self) -> bool {
         self.served.is_none() && self.kick.is_some() && self.size.is_some() && self.addresses.is_some()
     }
 
-    /// Hands the queue to its worker.
+    /// Attaches the queue to its worker.
     pub(crate) fn start<D>(&mut self, start: &Start<'_, D>) -> Result<(), String>
     where
         D: VirtioDevice<Lane, Queue = Q>,
@@ -137,7 +137,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
             QueueRole::Requests => (start.disks.clone(), start.poll, start.coalesce),
             QueueRole::Control => (Vec::new(), PollPolicy::Off, Coalesce::default()),
         };
-        // A queue that nobody will kick is only ever found by looking.
+        // Without a kick descriptor new requests are only found by polling.
         let poll = if kick.is_some() { poll } else { PollPolicy::Busy };
         let options = QueueOptions {
             disks,
@@ -150,30 +150,30 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         let (device, memory, fixed) = (Arc::clone(start.device), Arc::clone(start.memory), start.fixed);
         let (index, call, features) = (self.index, self.call.take(), start.features);
         let fence = start.inflight.and_then(|region| region.fence()).cloned();
-        let held = fence.clone();
-        let make = move |lane: &mut Lane, waker: &Arc<dyn Wake>| {
-            let lease = lane.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
-            lane.buffers.reserve(depth);
-            lane.buffers.set_log(lease, log.as_ref());
+        let leave_fence = fence.clone();
+        let make = move |context: &mut Lane, waker: &Arc<dyn Wake>| {
+            let lease = context.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
+            context.buffers.reserve(depth);
+            context.buffers.set_log(lease, log.as_ref());
             if let Some(fence) = &fence
-                && !lane.keep_open(fence)
+                && !context.keep_open(fence)
             {
                 tracing::debug!("a worker's table of files is full: a killed daemon's requests may outlive its lock");
             }
             let call = call.map(|call| Box::new(call) as Box<dyn Call>);
             if let Some(call) = call.as_ref().filter(|_| ring.is_resumed()) {
-                // The call for what was answered last may have been lost with whoever served the ring before.
+                // The previous backend may have died between the completion and the call.
                 call.call();
             }
             let waker = Arc::clone(waker);
             Ok(device.queue(index, QueueParts { ring, lease, call, features, waker }))
         };
-        let leave = move |queue: &mut Q, lane: &mut Lane| {
-            queue.close(lane);
-            lane.buffers.unreserve(depth);
-            lane.retire(queue.lease());
-            if let Some(fence) = &held {
-                lane.let_close(fence);
+        let leave = move |queue: &mut Q, context: &mut Lane| {
+            queue.close(context);
+            context.buffers.unreserve(depth);
+            context.retire(queue.lease());
+            if let Some(fence) = &leave_fence {
+                context.let_close(fence);
             }
         };
         let handle = start.engine.attach(start.worker, options, make, leave);
@@ -183,21 +183,21 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         Ok(())
     }
 
-    /// The ring, where it was left: by the in-flight region if it has a table there, else by what the VMM said.
+    /// Opens the ring at its last position: from the in-flight region's table if there is one, else from SET_VRING_BASE.
     fn ring<D>(&self, start: &Start<'_, D>) -> Result<DeviceRing, String> {
         let ring = self.resolve(start.memory)?;
         let (index, event_idx) = (self.index, start.features & features::RING_EVENT_IDX != 0);
         let Some(table) = start.inflight.and_then(|region| region.table(index)) else {
             return Ok(DeviceRing::new(ring, self.base, event_idx));
         };
-        let (ring, forgotten) = DeviceRing::tracked(ring, self.base, event_idx, table)
+        let (ring, stale) = DeviceRing::tracked(ring, self.base, event_idx, table)
             .map_err(|error| format!("queue {index}: {error}"))?;
-        if forgotten > 0 {
+        if stale > 0 {
             tracing::info!(
                 disk = start.name,
                 queue = index,
-                requests = forgotten,
-                "the in-flight region is of an earlier life of the ring: its requests are forgotten"
+                requests = stale,
+                "the in-flight region was recorded before the ring was reset: its requests are ignored"
             );
         }
         if ring.replays() > 0 {
@@ -224,40 +224,40 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         })
     }
 
-    /// Moves a served queue to a new memory table. Requests in flight keep the old one.
+    /// Moves an attached queue to a new memory table. Requests in flight keep their lease on the old one.
     pub(crate) fn relocate(&self, memory: &Arc<GuestMemory>, fixed: FixedBufferUse) -> Result<(), String> {
-        let Some(served) = &self.served else { return Ok(()) };
+        let Some(attached) = &self.served else { return Ok(()) };
         let ring = self.resolve(memory)?;
         let memory = Arc::clone(memory);
-        let moved = served.visit(move |queue, lane| {
-            let lease = lane.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
-            lane.buffers.succeed(queue.lease(), lease);
+        let moved = attached.visit(move |queue, context| {
+            let lease = context.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
+            context.buffers.succeed(queue.lease(), lease);
             let old = queue.relocate(ring, lease);
-            lane.retire(old);
+            context.retire(old);
             Ok(())
         });
         moved.unwrap_or_else(|gone| Err(gone.to_string()))
     }
 
-    /// Has a served queue log what it writes, and what its requests write, as `logging` says. When this returns, it does.
+    /// Applies the dirty log to an attached queue and its requests. On return every later write is logged as `logging` says.
     pub(crate) fn apply_log(&self, logging: &Logging) -> Result<(), String> {
-        let (Some(served), Some(size)) = (&self.served, self.size) else { return Ok(()) };
+        let (Some(attached), Some(size)) = (&self.served, self.size) else { return Ok(()) };
         let ring = logging.ring(self.log, size).map_err(|error| format!("queue {}: {error}", self.index))?;
         let log = logging.in_force().cloned();
-        let applied = served.visit(move |queue, lane| {
-            lane.buffers.set_log(queue.lease(), log.as_ref());
+        let applied = attached.visit(move |queue, context| {
+            context.buffers.set_log(queue.lease(), log.as_ref());
             queue.set_log(ring);
         });
         applied.map_err(|gone| gone.to_string())
     }
 
-    /// Takes no more requests off the ring. `resumes`: the driver goes on with whoever serves the ring next, so that what is parked at
-    /// a stopped disk can be left to that one, where it is tracked; else it fails.
+    /// Stops pulling requests. Requests parked at a stopped disk fail, unless `resumes` (the driver continues with the next backend) and
+    /// the in-flight region tracks them: then the next backend replays them.
     pub(crate) fn begin_drain(&mut self, name: &str, resumes: bool) {
-        let Some(served) = self.served.take() else { return };
+        let Some(attached) = self.served.take() else { return };
         let drained = match resumes && self.tracked {
-            true => served.drain_unanswered(|queue, lane, token, buffer| queue.forget(lane, token, buffer)),
-            false => served.drain(),
+            true => attached.drain_unanswered(|queue, context, token, buffer| queue.forget(context, token, buffer)),
+            false => attached.drain(),
         };
         match drained {
             Ok(queue) => {
@@ -268,22 +268,22 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         }
     }
 
-    /// Waits for the requests in flight of a queue that drains, until `end` at most. Whether none is left.
-    pub(crate) fn wait_drained(&mut self, name: &str, tally: &Tally, end: Option<Instant>) -> bool {
-        let Some(leaving) = &mut self.leaving else { return true };
+    /// Waits for the requests in flight of a draining queue, until `end` at most. Returns true if none is left.
+    pub(crate) fn wait_drained(&mut self, name: &str, stats: &Tally, end: Option<Instant>) -> bool {
+        let Some(drain) = &mut self.leaving else { return true };
         loop {
-            let until = end.map_or(leaving.report, |end| end.min(leaving.report));
-            match leaving.queue.wait(until.saturating_duration_since(Instant::now())) {
-                Ok(Some(left)) => {
+            let until = end.map_or(drain.report, |end| end.min(drain.report));
+            match drain.queue.wait(until.saturating_duration_since(Instant::now())) {
+                Ok(Some(detached)) => {
                     self.leaving = None;
-                    self.left(name, tally, left);
+                    self.left(name, stats, detached);
                     return true;
                 }
                 Ok(None) => {
                     let now = Instant::now();
-                    if now >= leaving.report {
-                        leaving.report = now + REPORT;
-                        let seconds = leaving.since.elapsed().as_secs();
+                    if now >= drain.report {
+                        drain.report = now + REPORT;
+                        let seconds = drain.since.elapsed().as_secs();
                         tracing::warn!(disk = name, queue = self.index, "waiting for storage since {seconds} s");
                     }
                     if end.is_some_and(|end| now >= end) {
@@ -299,23 +299,23 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         }
     }
 
-    /// Leaves the requests in flight of a queue that drains unanswered. Whether there were any.
+    /// Stops waiting for a draining queue: its requests in flight never complete. Returns true if there were any.
     pub(crate) fn freeze(&mut self) -> bool {
-        // A worker that has ended answers nothing more either.
-        self.leaving.take().is_some_and(|leaving| leaving.queue.freeze().is_ok())
+        // A worker that has ended completes nothing either.
+        self.leaving.take().is_some_and(|drain| drain.queue.freeze().is_ok())
     }
 
-    /// Takes the queue back and waits for its requests in flight, until `end`. Whether none is left.
-    pub(crate) fn stop(&mut self, name: &str, tally: &Tally, end: Instant) -> bool {
+    /// Drains the queue until `end` at most. Returns true if no request is left in flight.
+    pub(crate) fn stop(&mut self, name: &str, stats: &Tally, end: Instant) -> bool {
         self.begin_drain(name, false);
-        self.wait_drained(name, tally, Some(end))
+        self.wait_drained(name, stats, Some(end))
     }
 
-    fn left(&mut self, name: &str, tally: &Tally, left: Detached<SplitState>) {
+    fn left(&mut self, name: &str, stats: &Tally, detached: Detached<SplitState>) {
         let index = self.index;
-        self.base = left.position.next_avail;
-        tally.detached(index, &left.report);
-        let c = left.report.counters;
+        self.base = detached.position.next_avail;
+        stats.detached(index, &detached.report);
+        let c = detached.report.counters;
         tracing::info!(
             disk = name,
             queue = index,

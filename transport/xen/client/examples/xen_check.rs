@@ -1,6 +1,6 @@
-//! Does what a back-end and a front-end need of a real Xen, in one domain with itself: xenstore over both of its ways, grants, copies,
-//! event channels. Run it as root in a domain of Xen (the first one, say). Prints a line for each check, `PASS` or `FAIL` and why; the
-//! exit code is 1 if any has failed.
+//! Checks the interfaces of a real Xen that a backend and a frontend need, within one domain: xenstore over its socket and the kernel's
+//! node, grants, grant copies, event channels. Run it as root in a Xen domain, for example dom0. Prints `PASS` or `FAIL` with a reason for
+//! each check; the exit code is 1 if any has failed.
 #![forbid(unsafe_code)]
 
 use std::io::Write;
@@ -32,12 +32,12 @@ macro_rules! same {
     };
 }
 
-/// Where the checks write in xenstore, below the domain's own directory.
+/// Directory of the checks in xenstore, below the domain's directory.
 const FOLDER: &str = "mqblk-check";
 const PAGE: usize = PAGE_BYTES as usize;
-/// How long an event may take. Emulated machines are slow.
+/// Timeout of an event. Emulated machines are slow.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long it is watched that no event comes.
+/// How long a check waits to see that no event arrives.
 const SILENCE: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     };
     say(&format!("domain {}", xen.domain().0));
     let mut failed = 0;
-    for place in PLACES.into_iter().filter(|place| Path::new(place).exists()) {
+    for path in PLACES.into_iter().filter(|path| Path::new(path).exists()) {
         let checks: [Named<Path>; 4] = [
             ("values", values),
             ("long directory", long_directory),
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
             ("watches", watches),
         ];
         for (name, check) in checks {
-            failed += report(&format!("{name} over {place}"), check(Path::new(place)));
+            failed += report(&format!("{name} over {path}"), check(Path::new(path)));
         }
     }
     let checks: [Named<dyn Xen>; 8] = [
@@ -85,7 +85,7 @@ fn main() -> ExitCode {
 
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
-    // A console that is gone has nobody who reads it.
+    // Fails only if the console is closed.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
@@ -104,8 +104,8 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
-fn values(place: &Path) -> Check {
-    let mut store = Store::connect(place)?;
+fn values(xenstore_path: &Path) -> Check {
+    let mut store = Store::connect(xenstore_path)?;
     store.remove(FOLDER)?;
     let path = format!("{FOLDER}/a/b");
     same!(store.read(&path)?, None);
@@ -134,8 +134,8 @@ fn values(place: &Path) -> Check {
     Ok(())
 }
 
-fn long_directory(place: &Path) -> Check {
-    let mut store = Store::connect(place)?;
+fn long_directory(xenstore_path: &Path) -> Check {
+    let mut store = Store::connect(xenstore_path)?;
     store.remove(FOLDER)?;
     let mut names: Vec<String> = (0..200).map(|n| format!("{n:03}-{}", "n".repeat(60))).collect();
     store.transaction(|transaction| names.iter().try_for_each(|name| transaction.make(&format!("{FOLDER}/{name}"))))?;
@@ -147,8 +147,8 @@ fn long_directory(place: &Path) -> Check {
     Ok(())
 }
 
-fn transactions(place: &Path) -> Check {
-    let (mut store, mut other) = (Store::connect(place)?, Store::connect(place)?);
+fn transactions(xenstore_path: &Path) -> Check {
+    let (mut store, mut other) = (Store::connect(xenstore_path)?, Store::connect(xenstore_path)?);
     let [first, second] = ["first", "second"].map(|name| format!("{FOLDER}/{name}"));
     store.write(&first, "0")?;
     let mut runs = 0;
@@ -157,7 +157,7 @@ fn transactions(place: &Path) -> Check {
         let seen = transaction.read(&first)?;
         transaction.write(&second, "done")?;
         if runs == 1 {
-            // Meanwhile somebody else changes what was read.
+            // Another client changes the value that was read.
             other.write(&first, "1")?;
         }
         same_read(&mut other, &second, runs)?;
@@ -175,17 +175,17 @@ fn transactions(place: &Path) -> Check {
     Ok(())
 }
 
-/// What a transaction writes is not there before it ends.
+/// Checks that a transaction's writes are not visible before its commit.
 fn same_read(other: &mut Store, path: &str, run: u32) -> Result<(), mqblk_xen::store::StoreError> {
     match other.read(path)? {
         None => Ok(()),
-        // An errno that the check does not expect.
+        // Fails with an errno that the check does not expect.
         Some(_) => other.write(&format!("found-too-early//{run}"), ""),
     }
 }
 
-fn watches(place: &Path) -> Check {
-    let (mut store, mut other) = (Store::connect(place)?, Store::connect(place)?);
+fn watches(xenstore_path: &Path) -> Check {
+    let (mut store, mut other) = (Store::connect(xenstore_path)?, Store::connect(xenstore_path)?);
     store.write(FOLDER, "")?;
     store.watch(FOLDER, "token")?;
     let next = |store: &mut Store, timeout| store.next_event(Some(timeout)).map(|event| event.map(|event| event.path));
@@ -206,7 +206,7 @@ fn watches(place: &Path) -> Check {
     while let Some(path) = next(&mut store, SILENCE)? {
         seen.push(path);
     }
-    // Fewer events than changes, and none of the changes is forgotten.
+    // Fewer events than changes, and every change is covered.
     let missing = (0..500).map(|n| format!("{FOLDER}/{n}")).find(|path| !seen.contains(path));
     let all = seen.iter().any(|path| path == FOLDER) || (missing.is_none() && seen.contains(&path));
     same!((all, seen.len() < 1000), (true, true));
@@ -222,7 +222,7 @@ fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: duration.subsec_nanos().into() }
 }
 
-/// Pages that we share with ourselves, the way to them, and slots for them.
+/// Shares pages with the own domain. Returns them, access to their grants, and slots to map them.
 fn with_ourselves(
     xen: &dyn Xen,
     pages: u32,
@@ -252,7 +252,7 @@ fn mapping(xen: &dyn Xen) -> Check {
     grants.unmap(&arena, PageSlot(2))?;
     same!([2, 3, 4].map(|slot| byte(arena.memory(), slot, 100)), [0, 0, 0]);
     same!(grants.unmap(&arena, PageSlot(2)).is_err(), true);
-    // Only to be read, in another order, and one of them twice.
+    // Read-only, in another order, and one page twice.
     let refs = [shared.refs[2], shared.refs[0], shared.refs[2]];
     grants.map(&arena, PageSlot(0), &refs, false)?;
     same!([0, 1, 2].map(|slot| byte(arena.memory(), slot, 100)), [12, 10, 12]);
@@ -260,7 +260,7 @@ fn mapping(xen: &dyn Xen) -> Check {
     Ok(())
 }
 
-/// Whether all slots of an arena are there, as the kernel lists them.
+/// Checks in /proc/self/maps that all slots of an arena are mapped.
 fn no_holes(arena: &PageArena) -> Check {
     let start = arena.host_address(PageSlot(0), 0, 1).ok_or("no slots")?;
     let end = start + u64::from(arena.pages()) * u64::from(PAGE_BYTES);
@@ -286,7 +286,7 @@ fn bad_grants(xen: &dyn Xen) -> Check {
         (vec![bad], true),
         (vec![shared.refs[0], bad], false),
         (vec![GrantRef(u32::MAX)], false),
-        // It may only be read.
+        // A read-only grant.
         (vec![shared.refs[0]], true),
     ] {
         let error = grants.map(&arena, PageSlot(2), &refs, writable).err().ok_or(format!("{refs:?} were mapped"))?;
@@ -295,7 +295,7 @@ fn bad_grants(xen: &dyn Xen) -> Check {
         let slots = [1, 2, 3, 4].map(|slot| byte(arena.memory(), slot, 9));
         same!((slots[0], slots[3]), (5, 5));
     }
-    // The slots are good as ever.
+    // The slots are still usable.
     grants.map(&arena, PageSlot(2), &shared.refs, false)?;
     same!([2, 3].map(|slot| byte(arena.memory(), slot, 9)), [0, 0]);
     grants.unmap(&arena, PageSlot(2))?;
@@ -315,7 +315,7 @@ fn many_mappings(xen: &dyn Xen) -> Check {
         grants.unmap(&arena, PageSlot(round % 4))?;
     }
     same!(maps()?, before);
-    // What is mapped when the ring goes: the slots are still there, and the pages go with them.
+    // Pages still mapped when the access is dropped stay in the slots until the arena is dropped.
     grants.map(&arena, PageSlot(0), &shared.refs, true)?;
     drop(grants);
     no_holes(&arena)?;
@@ -334,7 +334,7 @@ fn copies(xen: &dyn Xen) -> Check {
         let bytes: Vec<u8> = (0..PAGE).map(|at| pattern(page, at)).collect();
         shared.memory.write(PageSlot(page).address(0), &bytes).ok_or("no page")?;
     }
-    // Far more than the kernel hands over at once.
+    // More than the kernel passes to the hypervisor at once.
     let mut all: Vec<GrantCopy> =
         (0..64).map(|page| copy(shared.refs[63 - page as usize], CopyDirection::FromGrant, 0, 4096, page, 0)).collect();
     grants.copy(&arena, &mut all)?;
@@ -344,7 +344,7 @@ fn copies(xen: &dyn Xen) -> Check {
         arena.memory().read(PageSlot(page).address(0), &mut bytes).ok_or("no slot")?;
         same!(bytes.iter().enumerate().position(|(at, byte)| *byte != pattern(63 - page, at)), None);
     }
-    // Odd places, over the end of one of our slots, and back to a page.
+    // Unaligned offsets, across two slots, and back to a page.
     let mut odd = [
         copy(shared.refs[5], CopyDirection::FromGrant, 4000, 96, 1, 4050),
         copy(shared.refs[6], CopyDirection::ToGrant, 1, 3, 2, 10),
@@ -389,35 +389,35 @@ fn bad_copies(xen: &dyn Xen) -> Check {
     Ok(())
 }
 
-/// Whether an event comes in time.
+/// Returns true if an event arrives in time.
 fn comes(port: &EventPort, within: Duration) -> std::io::Result<bool> {
     Ok(poll(&mut [PollFd::new(&port.descriptor, PollFlags::IN)], Some(&timespec(within)))? > 0)
 }
 
-/// Two ends of a channel, without the events that binding may bring.
+/// Creates a channel and takes the events that binding may cause.
 fn channel(xen: &dyn Xen) -> Result<(EventPort, EventPort), Failure> {
     let own = xen.domain();
-    let ours = xen.open_port(own)?;
-    let theirs = xen.bind(own, ours.port)?;
-    for end in [&ours, &theirs] {
+    let first = xen.open_port(own)?;
+    let second = xen.bind(own, first.port)?;
+    for end in [&first, &second] {
         if comes(end, SILENCE)? {
             end.channel.take();
             end.channel.unmask();
         }
     }
-    Ok((ours, theirs))
+    Ok((first, second))
 }
 
 fn events(xen: &dyn Xen) -> Check {
-    let (ours, theirs) = channel(xen)?;
-    for (from, to) in [(&ours, &theirs), (&theirs, &ours)] {
+    let (first, second) = channel(xen)?;
+    for (from, to) in [(&first, &second), (&second, &first)] {
         for _ in 0..10 {
             from.channel.notify();
             same!(comes(to, PATIENCE)?, true);
             same!(comes(from, Duration::ZERO)?, false);
             to.channel.take();
             same!(comes(to, Duration::ZERO)?, false);
-            // It is masked: what is sent now waits.
+            // Masked: events stay pending.
             from.channel.notify();
             from.channel.notify();
             same!(comes(to, SILENCE / 10)?, false);
@@ -437,7 +437,7 @@ fn events(xen: &dyn Xen) -> Check {
 
 fn rebinding(xen: &dyn Xen) -> Check {
     let (front, back) = channel(xen)?;
-    // The back-end dies, and another one takes its place.
+    // The backend dies, and another one binds to the port.
     drop(back);
     front.channel.notify();
     let back = xen.bind(xen.domain(), front.port)?;
@@ -449,7 +449,7 @@ fn rebinding(xen: &dyn Xen) -> Check {
     same!(comes(&back, PATIENCE)?, true);
     back.channel.notify();
     same!(comes(&front, PATIENCE)?, true);
-    // Either half keeps the channel open.
+    // The channel or the descriptor alone keeps the port open.
     let EventPort { port, channel, descriptor } = front;
     drop(channel);
     same!(xen.bind(xen.domain(), port).is_err(), true);
@@ -463,7 +463,7 @@ fn shares_that_end(xen: &dyn Xen) -> Check {
     let kept = Arc::clone(&memory);
     memory.write(GuestAddress(0), &[9]).ok_or("no page")?;
     drop(keeper);
-    // The memory is there, but nobody else's.
+    // The memory is still mapped here, but no longer granted.
     same!(byte(&kept, 0, 0), 0);
     let mut one = [copy(refs[0], CopyDirection::FromGrant, 0, 1, 0, 0)];
     grants.copy(&arena, &mut one)?;

@@ -1,5 +1,5 @@
-//! Xen as a program in a domain sees it: xenstore, grants, event channels. One trait, [`Xen`], stands for a real one, reached through
-//! the kernel's device nodes, and for a simulated one, reached through sockets in a folder.
+//! The Xen interfaces that a program in a domain uses: xenstore, grants, event channels. The trait [`Xen`] has two implementations: a real
+//! Xen, through xenstored and the kernel's device nodes, and a simulated one, through sockets in a folder.
 #![forbid(unsafe_code)]
 
 mod real;
@@ -16,86 +16,86 @@ use std::sync::Arc;
 use mqblk_core::EventChannel;
 use mqblk_memory::{DomainId, GrantAccess, GrantRef, GuestMemory};
 
-/// A port of an event channel, as its domain numbers it.
+/// An event channel port (`evtchn_port_t`), local to its domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Port(pub u32);
 
-/// What could not be done, and why.
+/// A failed operation.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {source}")]
 pub struct XenError {
-    /// What was tried: the node or socket, and for whom.
+    /// The operation: the node or socket, and the domain.
     pub what: String,
-    /// The system's answer.
+    /// The system's error.
     pub source: std::io::Error,
 }
 
-/// Our end of an event channel. It is closed when both the channel and the descriptor are dropped.
+/// The local end of an event channel. The port is closed when both the channel and the descriptor are dropped.
 pub struct EventPort {
-    /// Our port: what the other end needs to bind to a port that was [opened](Xen::open_port).
+    /// The local port. The remote domain binds to it if it was [allocated](Xen::alloc_unbound).
     pub port: Port,
-    /// For the worker that serves the ring.
+    /// The channel, for the worker that serves the ring.
     pub channel: Box<dyn EventChannel>,
-    /// Becomes readable with an event; to be watched, never to be read or written but by the channel.
+    /// Becomes readable with an event. Only for polling: only the channel reads and writes it.
     pub descriptor: OwnedFd,
 }
 
-/// Pages of ours that another domain may use, until this is dropped.
+/// Own pages granted to another domain until this is dropped.
 pub struct SharedPages {
-    /// The pages: one region of them, from guest address 0, zero at first.
+    /// The pages, as one region from guest address 0. Initially zero.
     pub memory: Arc<GuestMemory>,
-    /// What each page is granted as, in order.
+    /// The grant reference of each page, in order.
     pub refs: Vec<GrantRef>,
-    /// Ends the grants.
+    /// Ends the grants on drop.
     pub keeper: Box<dyn Send + Sync>,
 }
 
-/// A Xen, seen from the domain that the program runs in.
+/// A Xen host, as seen from the domain that the program runs in.
 pub trait Xen: Send + Sync {
-    /// A new connection to xenstore: each thread that waits for watches has its own.
+    /// Opens a new connection to xenstore. Each thread that waits for watches needs its own.
     ///
     /// # Errors
-    /// When xenstore is not there, or refuses.
+    /// When xenstore is missing or refuses.
     fn store(&self) -> Result<store::Store, XenError>;
 
-    /// The domain that the program runs in.
+    /// Returns the domain that the program runs in.
     fn domain(&self) -> DomainId;
 
-    /// Whether pages that we have mapped may be pinned by the kernel (direct I/O) when this process is killed.
+    /// Returns true if mapped foreign pages may be pinned by the kernel (direct I/O) when this process is killed.
     ///
-    /// In a paravirtualized domain they may not: `gntdev` unmaps what is pinned later, by the addresses of a process that is gone, and
-    /// the kernel loses pages and grants over it (docs/design/0008-blkif.md).
+    /// In a paravirtualized domain they may not: `gntdev` unmaps pinned pages later, by addresses of the dead process, and the kernel leaks
+    /// pages and grants (docs/design/0008-blkif.md).
     fn pages_may_be_pinned(&self) -> bool;
 
-    /// A way to the pages that `of` grants to us.
+    /// Opens access to the pages that domain `of` grants to this domain.
     ///
     /// # Errors
-    /// When the node or socket is not there, or refuses.
+    /// When the node or socket is missing or refuses.
     fn grants(&self, of: DomainId) -> Result<Box<dyn GrantAccess>, XenError>;
 
-    /// Binds to a port that `remote` has opened for us. The channel may be signalled at once.
+    /// Binds to a port that `remote` has allocated for this domain (EVTCHNOP_bind_interdomain). An event may be pending at once.
     ///
     /// # Errors
-    /// When there is no such port, or it is not for us.
+    /// When there is no such port, or it is for another domain.
     fn bind(&self, remote: DomainId, port: Port) -> Result<EventPort, XenError>;
 
-    /// Opens a port that `remote` may bind to.
+    /// Allocates a port that `remote` may bind to (EVTCHNOP_alloc_unbound).
     ///
     /// # Errors
-    /// When the node or socket is not there, or refuses.
+    /// When the node or socket is missing or refuses.
     fn open_port(&self, remote: DomainId) -> Result<EventPort, XenError>;
 
-    /// Fresh pages of ours that `with` may use.
+    /// Allocates pages and grants domain `with` access to them.
     ///
     /// # Errors
-    /// When there are not so many grants, or the node or socket is not there.
+    /// When too few grants are free, or the node or socket is missing.
     fn share(&self, with: DomainId, pages: u32, writable: bool) -> Result<SharedPages, XenError>;
 }
 
-/// The simulated machine in a folder, for a program in domain 0. Another domain's program [connects](simulation::connect) itself.
+/// Connects to the simulated machine in a folder as a program in domain 0. See [`simulation::connect`] for other domains.
 ///
 /// # Errors
-/// When there is no machine, or it has ended.
+/// When no machine runs there.
 pub fn simulated(folder: &Path) -> Result<Arc<dyn Xen>, XenError> {
     simulation::connect(folder, DomainId(0))
 }

@@ -1,4 +1,4 @@
-//! The Xen that this domain runs on, through the kernel's device nodes and xenstored.
+//! The real Xen, through the kernel's device nodes and xenstored.
 
 use std::io;
 use std::path::Path;
@@ -10,16 +10,15 @@ use mqblk_xen_nodes::{EventNode, GrantNode, GrantedPages};
 use crate::store::Store;
 use crate::{EventPort, Port, SharedPages, Xen, XenError, vbd};
 
-/// The Xen that this program's domain runs on. Its device nodes are opened when they are needed: a program that only uses xenstore
-/// needs none of them.
+/// Connects to the Xen that this domain runs on. Device nodes are opened on first use: a program that only uses xenstore needs none.
 ///
 /// # Errors
-/// When there is no xenstore, which is so on a machine without Xen, or the domain cannot be read from it.
+/// When there is no xenstore (a machine without Xen), or it does not give the domain's number.
 pub fn real() -> Result<Arc<dyn Xen>, XenError> {
     let mut store = open_store()?;
     let what = || "the number of this domain".to_owned();
     let value = store.read("domid").map_err(|error| XenError { what: what(), source: io::Error::other(error) })?;
-    // A first domain that nobody has set up may have none.
+    // A dom0 may not have the node.
     let number = vbd::number_or("domid", value.as_deref(), u64::from(u16::MAX), 0);
     let number = number.map_err(|error| XenError { what: what(), source: io::Error::other(error) })?;
     Ok(Arc::new(Real { domain: DomainId(number as u16), translated: is_translated(Path::new(GUEST_TYPE)) }))
@@ -28,7 +27,7 @@ pub fn real() -> Result<Arc<dyn Xen>, XenError> {
 /// `PV`, `PVH` or `HVM` (Documentation/ABI/stable/sysfs-hypervisor-xen).
 const GUEST_TYPE: &str = "/sys/hypervisor/guest_type";
 
-/// What cannot be found out is taken for paravirtualized.
+/// Returns true for an auto-translated guest (PVH, HVM). An unreadable type counts as paravirtualized.
 fn is_translated(guest_type: &Path) -> bool {
     std::fs::read_to_string(guest_type).is_ok_and(|kind| matches!(kind.trim(), "PVH" | "HVM"))
 }
@@ -40,7 +39,7 @@ fn open_store() -> Result<Store, XenError> {
 #[derive(Debug)]
 struct Real {
     domain: DomainId,
-    /// Its memory is translated by the processor: it is not a paravirtualized domain.
+    /// The domain is auto-translated (PVH or HVM), not paravirtualized.
     translated: bool,
 }
 
@@ -102,8 +101,8 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_xen_says_what_is_missing() {
-        if crate::store::PLACES.iter().any(|place| std::path::Path::new(place).exists()) {
+    fn without_xen_the_error_names_what_is_missing() {
+        if crate::store::PLACES.iter().any(|path| std::path::Path::new(path).exists()) {
             return;
         }
         let text = real().err().expect("no Xen").to_string();

@@ -1,32 +1,32 @@
-//! Names and numbers of a virtual block device in xenstore. Sources: Xen's `public/io/blkif.h`, `public/io/xenbus.h` and
+//! Xenstore paths, keys and values of a virtual block device (vbd). Sources: Xen's `public/io/blkif.h`, `public/io/xenbus.h` and
 //! `docs/man/xen-vbd-interface.7`.
 
 use std::fmt;
 
 use mqblk_memory::DomainId;
 
-/// The state of one end of a device: XenbusState.
+/// The state of one end of a device (`enum xenbus_state`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum State {
-    /// It cannot be read, or says nothing that is known.
+    /// The node is missing or its value is not a known state.
     #[default]
     Unknown = 0,
-    /// The toolstack has made it, or a front-end starts anew.
+    /// The toolstack has created the device, or the frontend restarts.
     Initialising = 1,
-    /// The back-end waits for the front-end.
+    /// The backend waits for the frontend.
     InitWait = 2,
-    /// The front-end has published its rings.
+    /// The frontend has published its rings.
     Initialised = 3,
-    /// It serves requests.
+    /// The device serves requests.
     Connected = 4,
-    /// It is about to close.
+    /// This end is closing.
     Closing = 5,
-    /// It is closed.
+    /// This end is closed.
     Closed = 6,
-    /// It changes its configuration.
+    /// This end changes its configuration.
     Reconfiguring = 7,
-    /// It has changed its configuration.
+    /// This end has changed its configuration.
     Reconfigured = 8,
 }
 
@@ -43,7 +43,7 @@ impl State {
         State::Reconfigured,
     ];
 
-    /// The state that a value says; [`State::Unknown`] for one that is not there or makes no sense.
+    /// Parses a state; [`XenbusState::Unknown`] for a missing or invalid value.
     pub fn parse(value: Option<&str>) -> State {
         let number = value.and_then(|value| number(keys::STATE, value, 8).ok());
         number.map_or(State::Unknown, |number| State::ALL[number as usize])
@@ -51,21 +51,21 @@ impl State {
 }
 
 impl fmt::Display for State {
-    /// As it is written to xenstore.
+    /// Formats the state as in xenstore: a decimal number.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}", *self as u8)
     }
 }
 
-/// A value that is not what it should be. All values of a front-end are a guest's.
+/// An invalid value in xenstore. A frontend's values are untrusted guest input.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: found {found:?}, expected {expected}")]
 pub struct Malformed {
-    /// Which value.
+    /// Key of the value.
     pub key: String,
-    /// What it is, as far as it fits in a message.
+    /// The value, shortened to fit in a message.
     pub found: String,
-    /// What it should be.
+    /// The expected value.
     pub expected: String,
 }
 
@@ -76,34 +76,34 @@ impl Malformed {
     }
 }
 
-/// A number of at most `most`, as xenstore carries numbers: decimal digits and nothing else; but space around them does not matter.
+/// Parses a number of at most `max`: decimal digits, with white space around them ignored.
 ///
 /// # Errors
-/// When it is something else. `key` is for the message.
-pub fn number(key: &str, value: &str, most: u64) -> Result<u64, Malformed> {
+/// When it is no such number. `key` is for the message.
+pub fn number(key: &str, value: &str, max: u64) -> Result<u64, Malformed> {
     let digits = value.trim_matches(|c: char| c.is_ascii_whitespace() || c == '\0');
     let decimal = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    let parsed = decimal.then(|| digits.parse().ok()).flatten().filter(|number| *number <= most);
-    parsed.ok_or_else(|| Malformed::new(key, value, format!("a decimal number of at most {most}")))
+    let parsed = decimal.then(|| digits.parse().ok()).flatten().filter(|number| *number <= max);
+    parsed.ok_or_else(|| Malformed::new(key, value, format!("a decimal number of at most {max}")))
 }
 
-/// A number whose absence means something.
+/// Parses a number like [`parse_number`]; `default` if there is no value.
 ///
 /// # Errors
-/// As [`number`], when the value is there.
-pub fn number_or(key: &str, value: Option<&str>, most: u64, absent: u64) -> Result<u64, Malformed> {
-    value.map_or(Ok(absent), |value| number(key, value, most))
+/// As [`parse_number`], when there is a value.
+pub fn number_or(key: &str, value: Option<&str>, max: u64, default: u64) -> Result<u64, Malformed> {
+    value.map_or(Ok(default), |value| number(key, value, max))
 }
 
-/// A feature: 1 is on; 0, and a key that is not there, is off. Other numbers are on too, as for Linux.
+/// Parses a feature flag: 0 or no value is off, any other number is on, as in Linux.
 ///
 /// # Errors
-/// When it is no number.
+/// When the value is no number.
 pub fn flag(key: &str, value: Option<&str>) -> Result<bool, Malformed> {
     number_or(key, value, u32::MAX.into(), 0).map(|number| number != 0)
 }
 
-/// Highest number of a disk in the extended encoding.
+/// Highest disk number in the extended encoding.
 const DISK_MAX: u32 = (1 << 20) - 1;
 const EXTENDED: u32 = 1 << 28;
 const XVD_MAJOR: u32 = 202 << 8;
@@ -111,11 +111,11 @@ const SD_MAJOR: u32 = 8 << 8;
 const HD_MAJOR: u32 = 3 << 8;
 const HD_SECOND_MAJOR: u32 = 22 << 8;
 
-/// The number of a device by its name: `xvda`, `xvdb1`, `sda`, `hdc2`, `d26p3` (disk 26, partition 3), or the number itself, decimal
-/// or as `0x...`. Source: `xen-vbd-interface.7`.
+/// Parses a vdev: a name (`xvda`, `xvdb1`, `sda`, `hdc2`, `d26p3` for disk 26, partition 3) or the number, decimal or as `0x...`.
+/// Source: `xen-vbd-interface.7`.
 ///
 /// # Errors
-/// When it is no such name.
+/// When it is neither.
 pub fn device_number(name: &str) -> Result<u32, Malformed> {
     let expected =
         "xvda to xvd..., sda to sdp, hda to hdd, each with a partition's number or not; or a number of 32 bits";
@@ -148,7 +148,7 @@ fn parse_device(name: &str) -> Option<u32> {
     }
 }
 
-/// Digits without a sign or leading zeroes.
+/// Parses digits without a sign or leading zeroes.
 fn plain(digits: &str) -> Option<u32> {
     let canonical = digits == "0" || !digits.starts_with(['0', '+']);
     digits.parse().ok().filter(|_| canonical)
@@ -162,7 +162,7 @@ fn xvd(disk: u32, part: u32) -> Option<u32> {
     }
 }
 
-/// a is 0, z is 25, aa is 26.
+/// Returns the disk number of letters: a is 0, z is 25, aa is 26.
 fn disk_of_letters(letters: &str) -> Option<u32> {
     let mut disk = 0;
     for letter in letters.bytes() {
@@ -171,7 +171,7 @@ fn disk_of_letters(letters: &str) -> Option<u32> {
             return None;
         }
     }
-    // No letter, no disk.
+    // `None` without letters.
     u32::checked_sub(disk, 1)
 }
 
@@ -185,7 +185,7 @@ fn letters_of_disk(disk: u32) -> String {
     letters.iter().rev().collect()
 }
 
-/// The name of a device by its number; `None` for a number that is not of a disk of Xen.
+/// Returns the name of a device number; `None` if the number is not of a Xen disk.
 pub fn device_name(number: u32) -> Option<String> {
     let minor = number & 0xff;
     let (kind, disk, part) = match number {
@@ -200,50 +200,49 @@ pub fn device_name(number: u32) -> Option<String> {
     Some(format!("{kind}{}{part}", letters_of_disk(disk)))
 }
 
-/// The directory of a domain.
+/// Returns the directory of a domain.
 pub fn domain(domain: DomainId) -> String {
     format!("/local/domain/{}", domain.0)
 }
 
-/// The directory of all back-ends of one type (`vbd`, `qdisk`, ...) that domain `own` runs.
+/// Returns the directory of all backends of one type (`vbd`, `qdisk`, ...) in domain `own`.
 pub fn backends(own: DomainId, type_name: &str) -> String {
     format!("/local/domain/{}/backend/{type_name}", own.0)
 }
 
-/// The directory of the back-end in domain `own` for device `devid` of domain `front`.
+/// Returns the directory of the backend in domain `own` for device `devid` of domain `front`.
 pub fn backend(own: DomainId, type_name: &str, front: DomainId, devid: u32) -> String {
     format!("/local/domain/{}/backend/{type_name}/{}/{devid}", own.0, front.0)
 }
 
-/// The directory of the front-end of device `devid` in domain `front`.
+/// Returns the directory of the frontend of device `devid` in domain `front`.
 pub fn frontend(front: DomainId, devid: u32) -> String {
     format!("/local/domain/{}/device/vbd/{devid}", front.0)
 }
 
-/// Where the back-end in domain `own` tells people why a device does not work.
+/// Returns the `error` node of the backend in domain `own`, as xenbus_dev_error writes it.
 pub fn backend_error(own: DomainId, type_name: &str, front: DomainId, devid: u32) -> String {
     format!("/local/domain/{}/error/backend/{type_name}/{}/{devid}/error", own.0, front.0)
 }
 
-/// Where the front-end in domain `front` tells people why a device does not work.
+/// Returns the `error` node of the frontend in domain `front`.
 pub fn frontend_error(front: DomainId, devid: u32) -> String {
     format!("/local/domain/{}/error/device/vbd/{devid}/error", front.0)
 }
 
-/// What a path below [`backends`] is about.
+/// A parsed path below [`backends_path`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendPath<'a> {
-    /// Whose device.
+    /// The frontend's domain.
     pub front: DomainId,
-    /// Which device; `None`: the path is the directory of all of the domain's devices.
+    /// The device; `None` if the path is the directory of all the domain's devices.
     pub devid: Option<u32>,
-    /// What of the device; empty: the device's directory itself.
+    /// The path below the device's directory; empty for the directory itself.
     pub key: &'a str,
 }
 
 impl<'a> BackendPath<'a> {
-    /// Takes a path apart; `None` when it is not below `backends` (a directory without a `/` at its end), or is nothing that a
-    /// toolstack makes there.
+    /// Parses a path; `None` if it is not below `backends` (a directory without a trailing `/`), or no toolstack would create it there.
     pub fn parse(path: &'a str, backends: &str) -> Option<BackendPath<'a>> {
         let mut parts = path.strip_prefix(backends)?.strip_prefix('/')?.splitn(3, '/');
         let front = DomainId(plain(parts.next()?)?.try_into().ok()?);
@@ -252,18 +251,18 @@ impl<'a> BackendPath<'a> {
     }
 }
 
-/// The names of the keys of both directories. Source: `public/io/blkif.h`, and libxl for those of the toolstack.
+/// Keys of the backend's and the frontend's directory. Source: `public/io/blkif.h`, and libxl for the toolstack's.
 pub mod keys {
-    /// Both: a [`State`](super::State).
+    /// Both ends: a [`XenbusState`](super::XenbusState).
     pub const STATE: &str = "state";
 
-    // The back-end's directory, written by the toolstack.
+    // The backend's directory, written by the toolstack.
 
-    /// The front-end's directory.
+    /// The frontend's directory.
     pub const FRONTEND: &str = "frontend";
-    /// The front-end's domain.
+    /// The frontend's domain.
     pub const FRONTEND_ID: &str = "frontend-id";
-    /// 0: the toolstack wants the device to go.
+    /// 0: the toolstack removes the device.
     pub const ONLINE: &str = "online";
     /// 0 or 1.
     pub const REMOVABLE: &str = "removable";
@@ -273,57 +272,57 @@ pub mod keys {
     pub const DEV: &str = "dev";
     /// `phy`, `qdisk`, ...
     pub const TYPE: &str = "type";
-    /// What is behind the disk.
+    /// The disk's storage, for the backend to interpret.
     pub const PARAMS: &str = "params";
-    /// `w`, or `r` for a disk that may only be read.
+    /// `w`, or `r` for a read-only disk.
     pub const MODE: &str = "mode";
-    /// Both: `disk` or `cdrom`.
+    /// Both ends: `disk` or `cdrom`.
     pub const DEVICE_TYPE: &str = "device-type";
-    /// 0: discard must not be offered.
+    /// 0: the backend must not offer discard.
     pub const DISCARD_ENABLE: &str = "discard-enable";
-    /// 1: requests may reach the storage without a copy.
+    /// 1: the backend may use direct I/O on granted pages.
     pub const DIRECT_IO_SAFE: &str = "direct-io-safe";
-    /// `xen`, or `virtio` for what only looks like a vbd.
+    /// `xen`, or `virtio` for a virtio device in a vbd's directory.
     pub const SPECIFICATION: &str = "specification";
-    /// What set the back-end's storage up, or `error`.
+    /// Result of the hotplug script: `connected` or `error`.
     pub const HOTPLUG_STATUS: &str = "hotplug-status";
     /// MAJOR:MINOR in hex, from a hotplug script.
     pub const PHYSICAL_DEVICE: &str = "physical-device";
-    /// The path of that.
+    /// Path of the physical device.
     pub const PHYSICAL_DEVICE_PATH: &str = "physical-device-path";
 
-    // The back-end's, before it waits for the front-end.
+    // The backend's directory, written before InitWait.
 
-    /// Most rings.
+    /// Maximum number of rings.
     pub const MULTI_QUEUE_MAX_QUEUES: &str = "multi-queue-max-queues";
-    /// Most pages of a ring, as a power of two's exponent.
+    /// Maximum ring size in pages, as an exponent of two.
     pub const MAX_RING_PAGE_ORDER: &str = "max-ring-page-order";
-    /// Most pages of a ring (older).
+    /// Maximum ring size in pages (older).
     pub const MAX_RING_PAGES: &str = "max-ring-pages";
-    /// Most segments of an indirect request; absent: there are none.
+    /// Maximum number of segments of an indirect request; absent: not supported.
     pub const FEATURE_MAX_INDIRECT_SEGMENTS: &str = "feature-max-indirect-segments";
 
-    // The back-end's, before it is connected.
+    // The backend's directory, written before Connected.
 
-    /// 0 or 1: flush may be asked.
+    /// 0 or 1: supports flush.
     pub const FEATURE_FLUSH_CACHE: &str = "feature-flush-cache";
-    /// 0 or 1: write barriers may be asked.
+    /// 0 or 1: supports write barriers.
     pub const FEATURE_BARRIER: &str = "feature-barrier";
-    /// 0 or 1: discard may be asked.
+    /// 0 or 1: supports discard.
     pub const FEATURE_DISCARD: &str = "feature-discard";
-    /// Bytes.
+    /// Granularity of discards in bytes.
     pub const DISCARD_GRANULARITY: &str = "discard-granularity";
-    /// Bytes from the disk's start to the first boundary of that size.
+    /// Bytes from the start of the disk to the first boundary of `discard-granularity`.
     pub const DISCARD_ALIGNMENT: &str = "discard-alignment";
-    /// 0 or 1: secure discard may be asked.
+    /// 0 or 1: supports secure discard.
     pub const DISCARD_SECURE: &str = "discard-secure";
-    /// Both: 0 or 1: grants stay mapped.
+    /// Both ends, 0 or 1: supports persistent grants.
     pub const FEATURE_PERSISTENT: &str = "feature-persistent";
-    /// Size, in units of 512 bytes whatever `sector-size` says.
+    /// Size in sectors of 512 bytes, regardless of `sector-size`.
     pub const SECTORS: &str = "sectors";
-    /// Bytes of a logical block.
+    /// Logical block size in bytes.
     pub const SECTOR_SIZE: &str = "sector-size";
-    /// Bytes of a physical block.
+    /// Physical block size in bytes.
     pub const PHYSICAL_SECTOR_SIZE: &str = "physical-sector-size";
     /// Bits: [`INFO_CDROM`], [`INFO_REMOVABLE`], [`INFO_READ_ONLY`].
     pub const INFO: &str = "info";
@@ -334,46 +333,46 @@ pub mod keys {
     /// VDISK_READONLY.
     pub const INFO_READ_ONLY: u32 = 4;
 
-    // The front-end's directory, written by the toolstack.
+    // The frontend's directory, written by the toolstack.
 
-    /// The back-end's directory.
+    /// The backend's directory.
     pub const BACKEND: &str = "backend";
-    /// The back-end's domain.
+    /// The backend's domain.
     pub const BACKEND_ID: &str = "backend-id";
     /// The device's number.
     pub const VIRTUAL_DEVICE: &str = "virtual-device";
-    /// 0: the front-end shall not trust the back-end.
+    /// 0: the frontend must not trust the backend.
     pub const TRUSTED: &str = "trusted";
 
-    // The front-end's.
+    // The frontend's directory, written by the frontend.
 
-    /// How its requests are laid out: [`PROTOCOL_X86_64`], [`PROTOCOL_X86_32`], [`PROTOCOL_ARM`].
+    /// ABI of the requests: [`PROTOCOL_X86_64`], [`PROTOCOL_X86_32`], [`PROTOCOL_ARM`].
     pub const PROTOCOL: &str = "protocol";
-    /// Requests with 8-byte aligned numbers.
+    /// Requests with 8-byte aligned 64-bit fields.
     pub const PROTOCOL_X86_64: &str = "x86_64-abi";
-    /// Requests with 4-byte aligned numbers.
+    /// Requests with 4-byte aligned 64-bit fields.
     pub const PROTOCOL_X86_32: &str = "x86_32-abi";
     /// As x86_64.
     pub const PROTOCOL_ARM: &str = "arm-abi";
-    /// Rings, when there is more than one; each has a directory of its own then.
+    /// Number of rings if more than one; each then has its own directory.
     pub const MULTI_QUEUE_NUM_QUEUES: &str = "multi-queue-num-queues";
-    /// Pages of a ring, as a power of two's exponent.
+    /// Ring size in pages, as an exponent of two.
     pub const RING_PAGE_ORDER: &str = "ring-page-order";
-    /// Pages of a ring (older).
+    /// Ring size in pages (older).
     pub const NUM_RING_PAGES: &str = "num-ring-pages";
-    /// The grant of a ring's only page.
+    /// Grant reference of a ring with one page.
     pub const RING_REF: &str = "ring-ref";
-    /// The front-end's port.
+    /// The frontend's event channel port.
     pub const EVENT_CHANNEL: &str = "event-channel";
-    /// Obsolete: neither end may let it change anything.
+    /// Obsolete: ignored by both ends.
     pub const FEATURE_LARGE_SECTOR_SIZE: &str = "feature-large-sector-size";
 
-    /// The grant of page `page` of a ring with several.
+    /// Returns the key of the grant reference of page `page` of a ring with several pages.
     pub fn ring_ref(page: u32) -> String {
         format!("ring-ref{page}")
     }
 
-    /// The directory of ring `queue` of a device with several.
+    /// Returns the directory of ring `queue` of a device with several rings.
     pub fn queue(queue: u32) -> String {
         format!("queue-{queue}")
     }

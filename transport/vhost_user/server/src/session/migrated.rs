@@ -1,4 +1,4 @@
-//! What a session has to do with the state that travels with a guest: see `device_state`.
+//! The session's part in the transfer of the device state: see `device_state`.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -12,23 +12,25 @@ use crate::device_state::DeviceStates;
 use crate::server::ServerOptions;
 
 impl<D: VirtioDevice<Lane>> Session<D> {
+    /// Returns the device.
     pub(crate) fn device(&self) -> &Arc<D> {
         &self.device
     }
 
+    /// Returns the server's options.
     pub(crate) fn options(&self) -> &Arc<ServerOptions> {
         &self.options
     }
 
-    /// Whether the server stops.
+    /// Returns true if the server is stopping.
     pub(crate) fn is_stopping(&self) -> bool {
         self.gate.is_stopping()
     }
 
-    /// Begins a transfer of the device's state.
+    /// Starts a transfer of the device's state.
     ///
     /// # Errors
-    /// When a queue runs, or the descriptor is not fit for it.
+    /// When a queue runs, DEVICE_STATE was not negotiated, or the descriptor is unsuitable.
     pub(super) fn begin_transfer(&mut self, direction: Direction, file: File) -> Result<(), String> {
         if !self.states.agreed {
             return Err("its feature was not agreed".to_owned());
@@ -41,10 +43,10 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         &mut self.states
     }
 
-    /// Whether no queue runs, nor is about to.
+    /// Checks that no queue runs or is about to start.
     ///
     /// # Errors
-    /// Which one does.
+    /// Names the queue that does.
     pub(crate) fn check_stopped(&self) -> Result<(), String> {
         match self.vrings.iter().find(|vring| !vring.is_stopped() || vring.is_startable()) {
             Some(vring) => Err(format!("found queue {} started, expected all queues stopped", vring.index)),
@@ -52,7 +54,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         }
     }
 
-    /// A state was loaded: the driver goes on where it was served before.
+    /// Marks the device's state as loaded: the driver continues from the source.
     pub(crate) fn goes_on(&mut self) {
         self.states.loaded = true;
         self.sharing = None;

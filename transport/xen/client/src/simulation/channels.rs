@@ -1,6 +1,5 @@
-//! Event channels, as the machine knows them. A channel has two ends; each is open (a domain has a port for it) or vacant, and
-//! only the domain that a vacant end is for may bind to it. So it is in Xen: a port whose other end closes is again unbound, for
-//! the same domain, and can be bound anew.
+//! The machine's event channels. A channel has two ends; each is open (a domain has a port for it) or closed, and only the domain that a
+//! closed end belongs to may bind to it. This is as in Xen: a port whose remote end closes becomes unbound again, for the same domain.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -16,19 +15,19 @@ use super::runs::Runs;
 use super::table::{Board, CHANNELS, Line, lane};
 use crate::Port;
 
-/// Most ports of a domain: Xen's for its newer event channels (`EVTCHN_FIFO_NR_CHANNELS`).
+/// Maximum number of ports of a domain: Xen's `EVTCHN_FIFO_NR_CHANNELS`.
 const PORTS: u32 = 1 << 17;
 
-/// One of the two ends of a channel: 0 is the one that opened it.
+/// An end of a channel: 0 allocated it, 1 binds to it.
 type Side = usize;
 
 #[derive(Debug)]
 struct Channel {
-    /// Whose each end is.
+    /// The domain of each end.
     domains: [DomainId; 2],
-    /// The port of each end that is open.
+    /// The port of each open end.
     ports: [Option<Port>; 2],
-    /// What each end watches.
+    /// The eventfd that each end polls.
     events: [OwnedFd; 2],
 }
 
@@ -39,12 +38,12 @@ pub(super) struct Channels {
     channels: HashMap<u32, Channel>,
     ports: BTreeMap<(DomainId, Port), (u32, Side)>,
     free: HashMap<DomainId, Runs>,
-    /// Of channels that are gone.
+    /// Totals of closed channels.
     sent: u64,
     delivered: u64,
 }
 
-/// A new port, and what its domain is told of it.
+/// A new port, and the result of its hypercall.
 type Opened = (Port, (Vec<u32>, Vec<OwnedFd>));
 
 impl Channels {
@@ -54,12 +53,12 @@ impl Channels {
         Channels { board, numbers, channels, ports, free, sent: 0, delivered: 0 }
     }
 
-    /// The lane of events to one end.
+    /// Returns the line of the events to one end.
     fn lane(&self, channel: u32, side: Side) -> Line {
-        self.board.lane(2 * channel + side as u32).expect("channels have lanes on the board")
+        self.board.lane(2 * channel + side as u32).expect("a channel has lines")
     }
 
-    /// A port for `domain` that `remote` may bind to.
+    /// Allocates a port of `domain` that `remote` may bind to.
     pub(super) fn open(&mut self, domain: DomainId, remote: DomainId) -> Result<Opened, Errno> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let events = [rustix::event::eventfd(0, flags)?, rustix::event::eventfd(0, flags)?];
@@ -75,16 +74,16 @@ impl Channels {
         opened
     }
 
-    /// A port for `domain`, at the vacant end of a port of `remote`.
+    /// Binds a new port of `domain` to a port of `remote`.
     pub(super) fn bind(&mut self, domain: DomainId, remote: DomainId, port: Port) -> Result<Opened, Errno> {
-        let &(number, theirs) = self.ports.get(&(remote, port)).ok_or(Errno::INVAL)?;
-        let side = 1 - theirs;
+        let &(number, remote_side) = self.ports.get(&(remote, port)).ok_or(Errno::INVAL)?;
+        let side = 1 - remote_side;
         let channel = &self.channels[&number];
         if channel.domains[side] != domain || channel.ports[side].is_some() {
             return Err(Errno::INVAL);
         }
         let opened = self.take_end(number, side)?;
-        // What was sent while nobody was there may have been lost, so the new end finds an event, as in Xen.
+        // Events sent while the end was closed may be lost, so binding makes one pending, as in Xen.
         self.lane(number, side).word(lane::STATE).store(lane::PENDING, Ordering::SeqCst);
         ring(&self.channels[&number].events[side]);
         Ok(opened)
@@ -99,11 +98,11 @@ impl Channels {
         let port = Port(free.take(1).ok_or(Errno::NOSPC)?);
         channel.ports[side] = Some(port);
         self.ports.insert((domain, port), (number, side));
-        let lanes = [1 - side, side].map(|side| 2 * number + side as u32);
-        Ok((port, (vec![port.0, lanes[0], lanes[1]], events)))
+        let lines = [1 - side, side].map(|side| 2 * number + side as u32);
+        Ok((port, (vec![port.0, lines[0], lines[1]], events)))
     }
 
-    /// Closes a port. The other end, if it is open, becomes unbound.
+    /// Closes a port. The remote end, if open, becomes unbound.
     pub(super) fn close(&mut self, domain: DomainId, port: Port) {
         let Some((number, side)) = self.ports.remove(&(domain, port)) else { return };
         if let Some(free) = self.free.get_mut(&domain) {
@@ -113,7 +112,7 @@ impl Channels {
         let to_other = self.lane(number, other);
         let Some(channel) = self.channels.get_mut(&number) else { return };
         channel.ports[side] = None;
-        // Its program may have been killed between marking an event and ringing for it: nobody else would ring.
+        // The program may have been killed between setting the bit and the signal.
         if channel.ports[other].is_some() && to_other.word(lane::STATE).load(Ordering::SeqCst) == lane::PENDING {
             ring(&channel.events[other]);
         }
@@ -132,7 +131,7 @@ impl Channels {
         }
     }
 
-    /// Events sent and delivered, ever.
+    /// Returns the totals of events sent and delivered.
     pub(super) fn events(&self) -> (u64, u64) {
         let mut sum = (self.sent, self.delivered);
         for number in self.channels.keys() {
@@ -144,7 +143,7 @@ impl Channels {
         sum
     }
 
-    /// Of one domain or of all.
+    /// Returns the number of open ports, of one domain or of all.
     pub(super) fn open_ports(&self, of: Option<DomainId>) -> u64 {
         self.ports.keys().filter(|(domain, _)| of.is_none_or(|of| of == *domain)).count() as u64
     }
@@ -160,24 +159,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_whose_sender_is_killed_before_the_bell_is_delivered() {
+    fn an_event_is_delivered_if_its_sender_is_killed_before_the_signal() {
         let board = Arc::new(Board::create().unwrap().0);
         let mut channels = Channels::new(Arc::clone(&board));
         let (guest, host) = (DomainId(1), DomainId(0));
         let (front, (words, events)) = channels.open(guest, host).unwrap();
         let incoming = board.lane(words[2]).unwrap();
-        let rung = || rustix::io::read(&events[0], &mut [0; 8]).is_ok();
+        let is_signalled = || rustix::io::read(&events[0], &mut [0; 8]).is_ok();
         for (state, expected) in [(lane::PENDING, true), (0, false), (lane::MASKED, false), (3, false)] {
             let (back, _) = channels.bind(host, guest, front).unwrap();
             incoming.word(lane::STATE).store(state, Ordering::SeqCst);
             channels.close(host, back);
-            assert_eq!(rung(), expected, "{state}");
+            assert_eq!(is_signalled(), expected, "{state}");
             assert_eq!(incoming.get(lane::STATE), state, "the event is still to be taken, or unmasked");
         }
     }
 
     #[test]
-    fn numbers_come_back_when_both_ends_are_closed() {
+    fn a_channel_is_freed_when_both_ends_are_closed() {
         let board = Arc::new(Board::create().unwrap().0);
         let mut channels = Channels::new(board);
         let (guest, host) = (DomainId(1), DomainId(0));

@@ -1,4 +1,4 @@
-//! A program's side of a simulated Xen.
+//! The program's side of a simulated Xen.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,29 +15,29 @@ use super::{events, xenstored};
 use crate::store::Store;
 use crate::{EventPort, Port, SharedPages, Xen, XenError};
 
-/// Asks the machine one thing, and reads the answer.
+/// Makes a hypercall to the machine, and parses its result.
 pub(super) fn ask<T>(
     connection: &Mutex<Packets>,
-    question: &Ask,
+    call: &Ask,
     read: impl FnOnce(&[u32], Vec<OwnedFd>) -> io::Result<T>,
 ) -> io::Result<T> {
     let mut packets = connection.lock().unwrap_or_else(PoisonError::into_inner);
-    question.encode(packets.words());
+    call.encode(packets.words());
     let descriptors = packets.ask()?;
     read(&packets.words()[1..], descriptors)
 }
 
-/// An answer that is not what was asked for.
+/// Returns the error for a result that does not match its hypercall.
 pub(super) fn bad_answer() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "found an answer of another shape, expected one of this build's machine")
+    io::Error::new(io::ErrorKind::InvalidData, "found a malformed result, expected one of a machine of this build")
 }
 
-/// What the domains that we know of share with us, for all our rings.
+/// The attached foreign domains, shared by all rings of a program.
 #[derive(Debug, Default)]
 pub(super) struct Known(Mutex<HashMap<DomainId, Weak<Foreign>>>);
 
 impl Known {
-    /// A domain's grant table and memory, mapped once in this process.
+    /// Returns a domain's grant table and memory. They are mapped once in this process.
     pub(super) fn attach(&self, domain: DomainId, connection: &Mutex<Packets>) -> io::Result<Arc<Foreign>> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(foreign) = known.get(&domain).and_then(Weak::upgrade).filter(|foreign| foreign.is_alive()) {
@@ -53,18 +53,18 @@ impl Known {
     }
 }
 
-/// The machine in a folder, as a program in one of its domains sees it.
+/// A program's connection to a simulated machine.
 struct Simulated {
     folder: PathBuf,
     domain: DomainId,
     connection: Arc<Mutex<Packets>>,
     board: Arc<Board>,
     known: Arc<Known>,
-    /// Our own domain, when we have shared something.
+    /// The own domain's memory, attached by the first `share`.
     own: OnceLock<Arc<Foreign>>,
 }
 
-/// A connection for a program in `domain`, the number of its counters, and the machine's board.
+/// Connects a program of `domain`. Returns the connection, its number and the machine's shared info.
 fn connect_packets(folder: &Path, domain: DomainId) -> io::Result<(Mutex<Packets>, u32, OwnedFd)> {
     let connection = Mutex::new(Packets::connect(folder)?);
     let (number, board) = ask(&connection, &Ask::Hello(domain), |words, descriptors| {
@@ -74,10 +74,10 @@ fn connect_packets(folder: &Path, domain: DomainId) -> io::Result<(Mutex<Packets
     Ok((connection, number, board))
 }
 
-/// The machine in `folder`, for a program that runs in `domain`. The domain is created if there is none.
+/// Connects to the machine in `folder` as a program of `domain`. Creates the domain if it does not exist.
 ///
 /// # Errors
-/// When there is no machine, or it has ended.
+/// When no machine runs there.
 pub fn connect(folder: &Path, domain: DomainId) -> Result<Arc<dyn Xen>, XenError> {
     let connected = connect_packets(folder, domain).and_then(|(connection, _, board)| {
         Ok(Simulated {
@@ -105,18 +105,18 @@ impl Simulated {
         move |source| XenError { what, source }
     }
 
-    fn port(&self, question: &Ask) -> io::Result<EventPort> {
-        ask(&self.connection, question, |words, descriptors| {
+    fn port(&self, call: &Ask) -> io::Result<EventPort> {
+        ask(&self.connection, call, |words, descriptors| {
             let [port, outgoing, incoming] = *words else { return Err(bad_answer()) };
-            let [ours, theirs] = descriptors.try_into().map_err(|_| bad_answer())?;
-            let descriptor: OwnedFd = OwnedFd::try_clone(&ours)?;
+            let [local, remote] = descriptors.try_into().map_err(|_| bad_answer())?;
+            let descriptor: OwnedFd = OwnedFd::try_clone(&local)?;
             let channel = events::Channel {
                 connection: Arc::clone(&self.connection),
                 port: Port(port),
                 outgoing: self.board.lane(outgoing).ok_or_else(bad_answer)?,
-                theirs,
+                theirs: remote,
                 incoming: self.board.lane(incoming).ok_or_else(bad_answer)?,
-                ours,
+                ours: local,
             };
             Ok(EventPort { port: Port(port), channel: Box::new(channel), descriptor })
         })
@@ -130,18 +130,18 @@ impl Simulated {
                 self.own.get_or_init(|| own)
             }
         };
-        let question = Ask::Share { with, pages, writable };
+        let call = Ask::Share { with, pages, writable };
         let [share, first_frame, first_ref] =
-            ask(&self.connection, &question, |words, _| words.try_into().map_err(|_| bad_answer()))?;
-        let keeper = Keeper { connection: Arc::clone(&self.connection), share };
+            ask(&self.connection, &call, |words, _| words.try_into().map_err(|_| bad_answer()))?;
+        let guard = Keeper { connection: Arc::clone(&self.connection), share };
         let page = u64::from(PAGE_BYTES);
         let memory = map_file(&own.memory_file, u64::from(first_frame) * page, u64::from(pages) * page)?;
         let refs = (first_ref..).map(GrantRef).take(pages as usize).collect();
-        Ok(SharedPages { memory, refs, keeper: Box::new(keeper) })
+        Ok(SharedPages { memory, refs, keeper: Box::new(guard) })
     }
 }
 
-/// Ends the grants of one call.
+/// Ends the grants of one `share` on drop.
 struct Keeper {
     connection: Arc<Mutex<Packets>>,
     share: u32,
@@ -150,7 +150,7 @@ struct Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         if let Err(error) = ask(&self.connection, &Ask::Unshare { share: self.share }, |_, _| Ok(())) {
-            // They have ended with the machine or our domain.
+            // The machine or the own domain has ended, and the grants with it.
             tracing::debug!(share = self.share, %error, "ending grants");
         }
     }

@@ -1,13 +1,13 @@
-//! How large a machine's domains are, and what is counted of them.
+//! Limits of a machine's domains, and statistics of a machine.
 
-/// How large domains are, and what they may have.
+/// Limits of each domain.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// Pages that a domain has to share. Memory is taken on first touch.
+    /// Pages of memory that a domain can share. Allocated on first access.
     pub pages: u32,
-    /// References in a grant table. Xen's own default, `gnttab_max_frames` of 64, makes 32768.
+    /// Entries of a grant table. Xen's default of 64 `gnttab_max_frames` gives 32768.
     pub refs: u32,
-    /// Pages of others that a domain may have mapped at once. Xen's `gnttab_max_maptrack_frames`.
+    /// Foreign pages that a domain may have mapped at once. Cf. Xen's `gnttab_max_maptrack_frames`.
     pub maptrack: u32,
 }
 
@@ -17,35 +17,35 @@ impl Default for Sizes {
     }
 }
 
-/// What has been done on a machine since it started, and what there is now.
+/// Statistics of a machine: totals since its start, and current numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Calls that mapped something.
+    /// Successful map calls.
     pub map_calls: u64,
-    /// Pages that they mapped.
+    /// Pages mapped by them.
     pub maps: u64,
-    /// Calls that were refused.
+    /// Refused map calls.
     pub map_failures: u64,
-    /// Calls that ended a mapping, and mappings that ended with their connection.
+    /// Unmap calls, and mappings that ended with their connection.
     pub unmap_calls: u64,
-    /// Pages of those.
+    /// Pages unmapped by them.
     pub unmaps: u64,
-    /// Calls that copied.
+    /// Copy calls.
     pub copy_calls: u64,
-    /// Copies in them, whatever their status.
+    /// Copies in them, of any status.
     pub copies: u64,
-    /// Bytes that were copied.
+    /// Bytes copied.
     pub copied_bytes: u64,
     /// Events sent.
     pub events_sent: u64,
-    /// Events of those that the other side was woken for: it had taken the one before, and did not have its port masked.
+    /// Events that made the receiver's descriptor readable: none was pending and the port was not masked.
     pub events_delivered: u64,
-    /// Pages that are mapped now.
+    /// Current mapped pages.
     pub live_mappings: u64,
-    /// Grants that there are now.
+    /// Current grants.
     pub live_grants: u64,
-    /// Ports that are open now.
+    /// Current open ports.
     pub open_ports: u64,
-    /// Connections that there are now: one for each [`Xen`](crate::Xen) and one for each [`GrantAccess`](mqblk_memory::GrantAccess).
+    /// Current connections: one for each [`Xen`](crate::Xen) and one for each [`GrantAccess`](mqblk_memory::GrantAccess).
     pub connections: u64,
 }

@@ -1,22 +1,20 @@
 //! An end of an event channel.
 //!
-//! Each direction has a word on the machine's board with two bits, as Xen has for each port, and an eventfd that the receiver
-//! watches:
+//! Each direction has a word in the machine's shared info with two bits, as Xen has for each port, and an eventfd that the receiver
+//! polls:
 //!
-//! * `notify` sets *pending*; if it was clear and the port is not masked, it rings the eventfd. Events that come before the one
-//!   before was taken are the same event, and a masked port costs its receiver nothing.
-//! * `take` empties the eventfd and, if an event has come, sets *masked* and clears *pending*: the descriptor is not readable any more.
-//! * `unmask` clears *masked*; if an event has come meanwhile it rings the eventfd of its own end: the event is delivered now.
+//! * `notify` sets *pending*; if it was clear and the port is not masked, it signals the eventfd. Events sent before the pending one is
+//!   taken are merged with it, and a masked port costs its receiver nothing.
+//! * `take` empties the eventfd and, if an event is pending, sets *masked* and clears *pending*: the descriptor is not readable any more.
+//! * `unmask` clears *masked*; if an event is pending it signals the eventfd of its own end: the event is delivered.
 //!
-//! Why none is lost: each step is one atomic operation on one word, so they have an order. A `notify` that finds *pending* set
-//! stands behind one that has rung, or will, or behind an `unmask` that will see the bit; one that finds *masked* set stands
-//! before the `unmask` that will see *pending*. What the receiver looks at after `take` contains what was written before every
-//! event that `take` took. A sender that is killed between the bit and the bell is made good by the machine when it sees the
-//! connection end.
+//! No event is lost: each step is one atomic operation on one word, so all steps are ordered. A `notify` that finds *pending* set
+//! follows one that has signalled or will signal, or precedes an `unmask` that sees the bit; one that finds *masked* set precedes the
+//! `unmask` that sees *pending*. After `take` the receiver sees everything written before every event that it took. If a sender is
+//! killed between the bit and the signal, the machine signals when it closes the sender's port.
 //!
-//! What can be too much: a sender may be between the bit and the bell when the receiver takes its event. Then the bell rings for
-//! an event that was taken: the descriptor becomes readable, also while masked, with nothing to take. The same as a spurious
-//! event of a real channel, and `take` ends it.
+//! Spurious events are possible: when the receiver takes an event while its sender is between the bit and the signal, the descriptor
+//! becomes readable later, also while masked, with nothing pending. A real channel has spurious events too, and `take` clears them.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,19 +29,19 @@ use crate::Port;
 
 /// Makes an eventfd readable.
 pub(super) fn ring(event: &impl AsFd) {
-    // It fails only when the counter is full: then it is readable.
+    // Fails only when the counter is full: then the eventfd is readable.
     let _ = rustix::io::retry_on_intr(|| rustix::io::write(event, &1u64.to_ne_bytes()));
 }
 
-/// Our end. The port is closed when this is dropped.
+/// The local end. Dropping it closes the port.
 #[derive(Debug)]
 pub(super) struct Channel {
     pub connection: Arc<Mutex<Packets>>,
     pub port: Port,
-    /// To the other end.
+    /// Events to the remote end.
     pub outgoing: Line,
     pub theirs: OwnedFd,
-    /// To us.
+    /// Events to the local end.
     pub incoming: Line,
     pub ours: OwnedFd,
 }
@@ -52,7 +50,7 @@ impl EventChannel for Channel {
     fn notify(&self) {
         self.outgoing.add(lane::SENT, 1);
         if self.outgoing.word(lane::STATE).fetch_or(lane::PENDING, Ordering::SeqCst) == 0 {
-            // Both ends count here: the other one when it unmasks.
+            // Both ends add to this word: the receiver when it unmasks.
             self.outgoing.word(lane::DELIVERED).fetch_add(1, Ordering::Relaxed);
             ring(&self.theirs);
         }
@@ -60,8 +58,8 @@ impl EventChannel for Channel {
 
     fn take(&self) {
         let mut count = [0; 8];
-        // First the bell, then the bit: the other way round, the bell of an event that comes in between would be emptied and its bit
-        // left. It fails only when the bell has not been rung.
+        // The eventfd before the bit: in the other order an event in between would lose its signal and keep its bit. The read fails only
+        // if the eventfd is not signalled.
         let _ = rustix::io::retry_on_intr(|| rustix::io::read(&self.ours, &mut count));
         let state = self.incoming.word(lane::STATE);
         if state.load(Ordering::SeqCst) & lane::PENDING != 0 {

@@ -1,8 +1,8 @@
-//! A ring's way to the pages of another domain.
+//! A ring's access to the pages of another domain.
 //!
-//! A copy is the caller's own work: a look at the domain's grant table, which is in shared memory, and a copy between its memory
-//! and the arena, both of which are mapped. No message, no system call, no lock. A mapping is asked of the machine, which keeps
-//! account of it and takes it back when the program ends.
+//! The caller copies by itself: it reads the domain's grant table in shared memory and copies between the domain's memory and the arena,
+//! both of which are mapped. No message, no system call, no lock. The machine makes mappings by hypercall, records them, and ends them
+//! with the program's connection.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,14 +19,14 @@ use super::client::{Known, bad_answer};
 use super::table::{Foreign, Line, count};
 use super::wire::{Ask, MOST_REFS, Packets, encode_map};
 
-/// What one [`map`](GrantAccess::map) put into slots.
+/// The result of one [`map`](GrantAccess::map).
 #[derive(Clone, Copy, Debug)]
 struct Mapped {
     handle: u32,
     pages: u32,
 }
 
-/// When it is dropped the machine counts what is mapped as unmapped; the slots keep the pages until they are cleared.
+/// Access to one domain's grants. When it is dropped the machine counts its mappings as unmapped; the slots keep the pages until cleared.
 pub(super) struct Grants {
     of: DomainId,
     own: DomainId,
@@ -34,9 +34,9 @@ pub(super) struct Grants {
     counters: Line,
     known: Arc<Known>,
     foreign: Option<Arc<Foreign>>,
-    /// By arena (the address of its memory table) and first slot.
+    /// Mappings by arena (the address of its memory table) and first slot.
     mapped: HashMap<(usize, PageSlot), Mapped>,
-    /// Frames of the mapping that is being made.
+    /// Frames of the mapping in progress.
     frames: Vec<u32>,
 }
 
@@ -51,7 +51,7 @@ impl Grants {
         Grants { of, own, connection, counters, known, foreign: None, mapped: HashMap::new(), frames: vec![] }
     }
 
-    /// The domain, if it lives.
+    /// Returns the domain, if it is alive.
     fn foreign(&mut self) -> Option<&Foreign> {
         if !self.foreign.as_ref().is_some_and(|foreign| foreign.is_alive()) {
             self.foreign = self.known.attach(self.of, &self.connection).ok();
@@ -95,8 +95,8 @@ fn copy_one(foreign: &Foreign, own: DomainId, arena: &PageArena, copy: &GrantCop
 }
 
 impl GrantAccess for Grants {
-    /// As `/dev/xen/gntdev` does it: a copy that leaves its page, or the arena, fails the whole call and nothing is done; one
-    /// without bytes is done whatever it names; an unknown domain, reference or direction is the copy's own status.
+    /// Copies as `/dev/xen/gntdev` does: a copy that crosses its page or leaves the arena fails the whole call and nothing is copied; a
+    /// copy of no bytes always succeeds; an unknown domain or reference, or a wrong direction, is the status of that copy.
     fn copy(&mut self, arena: &PageArena, copies: &mut [GrantCopy]) -> io::Result<()> {
         if !copies.iter().all(|copy| is_inside(arena, copy)) {
             return Err(Errno::INVAL.into());
@@ -133,11 +133,11 @@ impl GrantAccess for Grants {
         let handle = *handle;
         self.frames.clear();
         self.frames.extend(frames);
-        let placed = self.place(arena, first, pages, writable);
-        if placed.is_err() {
+        let result = self.place(arena, first, pages, writable);
+        if result.is_err() {
             let _ = arena.clear(first, pages as u32);
             self.unmap_at_machine(handle)?;
-            return placed;
+            return result;
         }
         self.mapped.insert(key(arena, first), Mapped { handle, pages: pages as u32 });
         Ok(())
@@ -152,14 +152,14 @@ impl GrantAccess for Grants {
 }
 
 impl Grants {
-    /// Puts the frames into the slots, neighbours in one piece.
+    /// Maps the frames into the slots; consecutive frames in one call.
     fn place(&mut self, arena: &PageArena, first: PageSlot, pages: usize, writable: bool) -> io::Result<()> {
         if self.frames.len() != pages {
             return Err(bad_answer());
         }
         let frames = std::mem::take(&mut self.frames);
         let foreign = self.foreign().ok_or_else(|| io::Error::from(Errno::SRCH));
-        let placed = foreign.and_then(|foreign| {
+        let result = foreign.and_then(|foreign| {
             let mut slot = first;
             for run in frames.chunk_by(|one, next| one + 1 == *next) {
                 let offset = u64::from(run[0]) * u64::from(PAGE_BYTES);
@@ -169,6 +169,6 @@ impl Grants {
             Ok(())
         });
         self.frames = frames;
-        placed
+        result
     }
 }

@@ -1,4 +1,4 @@
-//! The machine's side of grants and event channels: who may use which page, who uses it, who is bound to whom.
+//! The machine's side of grants and event channels: permissions, mappings and bindings.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -17,7 +17,7 @@ use super::tenant::{Share, Tenant};
 use super::wire::{Answer, Ask};
 use crate::Port;
 
-/// Which life of a domain.
+/// Identifies an instance of a domain: a domain id is reused after the domain is destroyed.
 type Life = u64;
 
 #[derive(Debug)]
@@ -26,7 +26,7 @@ struct Mapping {
     refs: Vec<GrantRef>,
 }
 
-/// A program's connection, and what ends with it.
+/// A program's connection, and the resources that end with it.
 #[derive(Debug)]
 struct Connection {
     domain: DomainId,
@@ -38,7 +38,7 @@ struct Connection {
     next: u32,
 }
 
-/// A connection's number.
+/// Number of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct ConnectionId(pub u32);
 
@@ -53,9 +53,9 @@ pub(super) struct Hypervisor {
     connections: HashMap<ConnectionId, Connection>,
     numbers: Runs,
     channels: Channels,
-    /// Map calls that are still to be refused.
+    /// Number of map calls still to fail.
     failing_maps: u32,
-    /// The machine ends: nobody comes any more.
+    /// The machine has ended: no program can connect.
     ended: bool,
     done: Counters,
 }
@@ -80,7 +80,7 @@ impl Hypervisor {
         })
     }
 
-    /// `false` when there is such a domain.
+    /// Creates a domain. Returns false if it exists.
     pub(super) fn create_domain(&mut self, id: DomainId) -> io::Result<bool> {
         if self.living.contains_key(&id) {
             return Ok(false);
@@ -92,15 +92,15 @@ impl Hypervisor {
         Ok(true)
     }
 
-    /// Ends a domain and the connections of its programs. `false` when there is none.
+    /// Destroys a domain and ends the connections of its programs. Returns false if there is no such domain.
     pub(super) fn destroy_domain(&mut self, id: DomainId) -> bool {
         let Some(life) = self.living.remove(&id) else { return false };
         let ended: Vec<_> = self.connections.iter().filter(|(_, each)| each.life == life).map(|(id, _)| *id).collect();
         for connection in ended {
             self.disconnect(connection);
         }
-        if let Some(tenant) = self.lives.get_mut(&life) {
-            tenant.end();
+        if let Some(instance) = self.lives.get_mut(&life) {
+            instance.end();
         }
         self.bury(life);
         true
@@ -110,7 +110,7 @@ impl Hypervisor {
         self.living.keys().copied().collect()
     }
 
-    /// A program of a domain has come.
+    /// Connects a program of a domain.
     pub(super) fn connect(&mut self, domain: DomainId, socket: OwnedFd) -> Result<(ConnectionId, Answer), Errno> {
         let life = *self.living.get(&domain).filter(|_| !self.ended).ok_or(Errno::SRCH)?;
         let board = self.board_file.try_clone().map_err(|_| Errno::NFILE)?;
@@ -121,7 +121,7 @@ impl Hypervisor {
         Ok((ConnectionId(number), Ok((vec![number], vec![board.into()]))))
     }
 
-    /// A program has gone, or its domain: all that it had goes too. Nothing when that has been done.
+    /// Ends a connection and frees its resources. Does nothing if it has ended.
     pub(super) fn disconnect(&mut self, id: ConnectionId) {
         let Some(connection) = self.connections.remove(&id) else { return };
         for mapping in connection.maps.into_values() {
@@ -133,27 +133,27 @@ impl Hypervisor {
         for port in connection.ports {
             self.channels.close(connection.domain, port);
         }
-        let line = self.board.connection(id.0).expect("numbers are lines of the board");
+        let line = self.board.connection(id.0).expect("a connection has a line");
         self.done.copies += line.take(count::COPIES);
         self.done.copy_calls += line.take(count::COPY_CALLS);
         self.done.copied_bytes += line.take(count::COPIED_BYTES);
         self.numbers.give(id.0);
-        // The program reads the end of the connection, if it still lives.
+        // The program, if it still runs, reads the end of the connection.
         let _ = rustix::net::shutdown(&connection.socket, rustix::net::Shutdown::Both);
     }
 
-    /// The machine ends.
+    /// Ends all connections: the machine ends.
     pub(super) fn end(&mut self) {
         self.ended = true;
         let all: Vec<_> = self.connections.keys().copied().collect();
         all.into_iter().for_each(|id| self.disconnect(id));
     }
 
-    /// Answers a program.
-    pub(super) fn answer(&mut self, id: ConnectionId, ask: Ask) -> Answer {
+    /// Executes a program's hypercall.
+    pub(super) fn answer(&mut self, id: ConnectionId, call: Ask) -> Answer {
         let connection = self.connections.get(&id).ok_or(Errno::SRCH)?;
         let (domain, life) = (connection.domain, connection.life);
-        match ask {
+        match call {
             Ask::Hello(_) => Err(Errno::ISCONN),
             Ask::Attach(of) => self.attach(of),
             Ask::Map { of, writable, refs } => self.map(id, of, writable, refs),
@@ -169,15 +169,15 @@ impl Hypervisor {
                 Ok((vec![], vec![]))
             }
             Ask::Open { remote } => {
-                let (port, answer) = self.channels.open(domain, remote)?;
+                let (port, result) = self.channels.open(domain, remote)?;
                 self.connection(id)?.ports.insert(port);
-                Ok(answer)
+                Ok(result)
             }
             Ask::Bind { remote, port } => {
                 self.living.get(&remote).ok_or(Errno::SRCH)?;
-                let (port, answer) = self.channels.bind(domain, remote, port)?;
+                let (port, result) = self.channels.bind(domain, remote, port)?;
                 self.connection(id)?.ports.insert(port);
-                Ok(answer)
+                Ok(result)
             }
             Ask::Close { port } => {
                 if !self.connection(id)?.ports.remove(&port) {
@@ -205,13 +205,13 @@ impl Hypervisor {
         Ok((vec![sizes.refs, sizes.pages], files.map_err(|_| Errno::NFILE)?))
     }
 
-    /// All or nothing, as gntdev does it: it has one answer for every reason.
+    /// Maps all pages or none. EINVAL for every reason, as from gntdev.
     fn map(&mut self, id: ConnectionId, of: DomainId, writable: bool, refs: Vec<GrantRef>) -> Answer {
-        let pinned = self.pin(id, of, writable, &refs);
-        if pinned.is_none() {
+        let mapped = self.pin(id, of, writable, &refs);
+        if mapped.is_none() {
             self.done.map_failures += 1;
         }
-        let frames = pinned.ok_or(Errno::INVAL)?;
+        let frames = mapped.ok_or(Errno::INVAL)?;
         let owner = self.living[&of];
         let connection = self.connection(id)?;
         connection.next = connection.next.wrapping_add(1);
@@ -242,15 +242,15 @@ impl Hypervisor {
         let pages = mapping.refs.len();
         self.done.unmap_calls += 1;
         self.done.unmaps += pages as u64;
-        if let Some(tenant) = self.lives.get_mut(&mapper) {
-            tenant.maptrack -= pages as u32;
+        if let Some(instance) = self.lives.get_mut(&mapper) {
+            instance.maptrack -= pages as u32;
         }
         let Some(owner) = self.lives.get_mut(&mapping.owner) else { return };
         owner.unpin(&mapping.refs);
         self.bury(mapping.owner);
     }
 
-    /// Forgets a domain that has ended, when nobody has a page of it.
+    /// Drops a destroyed domain once none of its pages is mapped.
     fn bury(&mut self, life: Life) {
         if self.lives.get(&life).is_some_and(Tenant::is_gone) {
             self.lives.remove(&life);
@@ -269,18 +269,18 @@ impl Hypervisor {
     }
 
     fn unshare(&mut self, owner: Life, share: &Share) {
-        if let Some(tenant) = self.lives.get_mut(&owner) {
-            tenant.unshare(share);
+        if let Some(instance) = self.lives.get_mut(&owner) {
+            instance.unshare(share);
         }
     }
 }
 
-/// What tests ask for.
+/// Statistics and controls for tests.
 impl Hypervisor {
     pub(super) fn counters(&self) -> Counters {
         let mut all = self.done;
         for id in self.connections.keys() {
-            let line = self.board.connection(id.0).expect("numbers are lines of the board");
+            let line = self.board.connection(id.0).expect("a connection has a line");
             all.copies += line.get(count::COPIES);
             all.copy_calls += line.get(count::COPY_CALLS);
             all.copied_bytes += line.get(count::COPIED_BYTES);
@@ -293,14 +293,14 @@ impl Hypervisor {
         all
     }
 
-    /// Of one domain: its pages that are mapped, the pages that it has mapped, its grants, its ports.
+    /// Returns the numbers of one domain: its mapped pages, the foreign pages that it has mapped, its grants, its ports.
     pub(super) fn domain(&self, id: DomainId) -> Option<[u64; 4]> {
         let tenant = self.lives.get(self.living.get(&id)?)?;
         let ports = self.channels.open_ports(Some(id));
         Some([tenant.mapped, tenant.maptrack.into(), tenant.live_grants, ports])
     }
 
-    /// Mappings of one page now.
+    /// Returns the number of current mappings of a grant.
     pub(super) fn mappings_of(&self, id: DomainId, gref: GrantRef) -> u32 {
         let tenant = self.living.get(&id).and_then(|life| self.lives.get(life));
         tenant.map_or(0, |tenant| tenant.mappings_of(gref))
@@ -314,12 +314,12 @@ impl Hypervisor {
         self.failing_maps = calls;
     }
 
-    /// `false` when there is no such grant, or no such failure to end.
+    /// Returns false if there is no such grant, or no failure to end.
     pub(super) fn fail_map_of(&mut self, id: DomainId, gref: GrantRef, fail: bool) -> bool {
         self.living(id).is_some_and(|tenant| tenant.fail_map_of(gref, fail))
     }
 
-    /// `false` when there is no such grant.
+    /// Returns false if there is no such grant.
     pub(super) fn fail_copy_of(&mut self, id: DomainId, gref: GrantRef, status: GrantStatus) -> bool {
         self.living(id).is_some_and(|tenant| tenant.fail_copy_of(gref, status))
     }

@@ -1,4 +1,4 @@
-//! The machine itself: its sockets, its domains, and what tests ask of it.
+//! The simulated machine: its sockets, its domains, and controls for tests.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,12 +17,12 @@ use super::wire::{self, Ask, Packets};
 use super::xenstored::{Quota, Xenstored};
 use crate::Port;
 
-/// What one domain has now.
+/// Current numbers of one domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DomainCounters {
-    /// Its pages that others have mapped.
+    /// Its pages that other domains have mapped.
     pub live_mappings: u64,
-    /// Pages of others that it has mapped.
+    /// Foreign pages that it has mapped.
     pub maptrack: u64,
     /// Its grants.
     pub live_grants: u64,
@@ -30,7 +30,7 @@ pub struct DomainCounters {
     pub open_ports: u64,
 }
 
-/// A simulated machine. It ends when this is dropped: its sockets vanish, and programs that are connected get errors.
+/// A simulated machine. Dropping it ends it: its sockets are removed, and connected programs get errors.
 #[derive(Debug)]
 pub struct Machine {
     shared: Arc<Shared>,
@@ -52,15 +52,15 @@ impl Machine {
     /// Starts a machine in a folder, with domain 0.
     ///
     /// # Errors
-    /// When the folder is not there or has a running machine, or the system refuses.
+    /// When the folder is missing or has a running machine, or a system call fails.
     pub fn start(folder: &Path) -> io::Result<Machine> {
         Machine::with_sizes(folder, Sizes::default())
     }
 
-    /// [`start`](Self::start) with domains of another size.
+    /// Starts a machine whose domains have the given limits.
     ///
     /// # Errors
-    /// As there.
+    /// See [`start`](Self::start).
     pub fn with_sizes(folder: &Path, sizes: Sizes) -> io::Result<Machine> {
         let path = folder.join(wire::SOCKET);
         if Packets::connect(folder).is_ok() {
@@ -71,8 +71,8 @@ impl Machine {
         remove_stale(&path)?;
         let store = Xenstored::start(folder)?;
         let hypervisor = Mutex::new(Hypervisor::new(sizes)?);
-        let (life, ending) = (Mutex::new(()), AtomicBool::new(false));
-        let shared = Arc::new(Shared { folder: folder.to_owned(), hypervisor, store, life, ending });
+        let (lifecycle, ending) = (Mutex::new(()), AtomicBool::new(false));
+        let shared = Arc::new(Shared { folder: folder.to_owned(), hypervisor, store, life: lifecycle, ending });
         shared.create(DomainId(0))?;
         rustix::net::bind(&listener, &wire::address(&path)?)?;
         rustix::net::listen(&listener, 128)?;
@@ -82,23 +82,23 @@ impl Machine {
         Ok(Machine { shared, listener, thread: Some(thread) })
     }
 
-    /// Where it is.
+    /// Returns the machine's folder.
     pub fn folder(&self) -> &Path {
         &self.shared.folder
     }
 
-    /// Creates a domain, with the xenstore directories that a toolstack gives one. Does nothing when there is one.
+    /// Creates a domain and its xenstore directories, as a toolstack does. Does nothing if it exists.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// When a system call fails.
     pub fn create_domain(&self, id: DomainId) -> io::Result<()> {
         self.shared.create(id)
     }
 
-    /// Destroys a domain: its programs' connections end, its pages and ports vanish, its xenstore nodes too, and `@releaseDomain`
-    /// fires. Pages that others have mapped stay with them until they unmap them. `false` when there is none, or it is 0.
+    /// Destroys a domain: ends its programs' connections, frees its pages, ports and xenstore nodes, and fires `@releaseDomain`. Pages
+    /// that other domains have mapped are freed when they unmap them. Returns false if there is no such domain, or it is domain 0.
     pub fn destroy_domain(&self, id: DomainId) -> bool {
-        let _life = self.shared.life.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.shared.life.lock().unwrap_or_else(PoisonError::into_inner);
         let destroyed = id != DomainId(0) && self.shared.hypervisor().destroy_domain(id);
         if destroyed {
             self.shared.store.release(id);
@@ -106,59 +106,58 @@ impl Machine {
         destroyed
     }
 
-    /// The domains.
+    /// Returns the domains.
     pub fn domains(&self) -> Vec<DomainId> {
         self.shared.hypervisor().domains()
     }
 
-    /// What has been done, and what there is.
+    /// Returns the machine's statistics.
     pub fn counters(&self) -> Counters {
         self.shared.hypervisor().counters()
     }
 
-    /// What one domain has. `None` when there is no such domain.
+    /// Returns the current numbers of one domain. `None` if there is no such domain.
     pub fn domain_counters(&self, id: DomainId) -> Option<DomainCounters> {
         let [live_mappings, maptrack, live_grants, open_ports] = self.shared.hypervisor().domain(id)?;
         Some(DomainCounters { live_mappings, maptrack, live_grants, open_ports })
     }
 
-    /// How often one page of a domain is mapped now.
+    /// Returns the number of current mappings of a grant.
     pub fn mappings_of(&self, id: DomainId, gref: GrantRef) -> u32 {
         self.shared.hypervisor().mappings_of(id, gref)
     }
 
-    /// Whether the port has another end that is open.
+    /// Returns true if the port's other end is open.
     pub fn is_bound(&self, id: DomainId, port: Port) -> bool {
         self.shared.hypervisor().is_bound(id, port)
     }
 
-    /// The next `calls` calls that map fail.
+    /// Makes the next `calls` map calls fail.
     pub fn fail_maps(&self, calls: u32) {
         self.shared.hypervisor().fail_maps(calls);
     }
 
-    /// From now on each call that maps this grant fails, or no more. `false` when there was no such grant, or no such failure to end.
+    /// Makes each map call of this grant fail, or ends that. Returns false if there is no such grant, or no failure to end.
     pub fn fail_map_of(&self, id: DomainId, gref: GrantRef, fail: bool) -> bool {
         self.shared.hypervisor().fail_map_of(id, gref, fail)
     }
 
-    /// From now on a copy to or from this grant ends with `status`, and nothing is copied; `OKAY` ends that. `false` when there is
-    /// no such grant.
+    /// Makes each copy to or from this grant fail with `status`; `OKAY` ends that. Returns false if there is no such grant.
     pub fn fail_copy_of(&self, id: DomainId, gref: GrantRef, status: GrantStatus) -> bool {
         self.shared.hypervisor().fail_copy_of(id, gref, status)
     }
 
-    /// Pages of others that each domain may have mapped at once, from now on. What is mapped stays.
+    /// Sets how many foreign pages each domain may have mapped at once. Existing mappings stay.
     pub fn maptrack_limit(&self, pages: u32) {
         self.shared.hypervisor().maptrack_limit(pages);
     }
 
-    /// The next `count` commits of xenstore transactions fail with `EAGAIN`.
+    /// Makes the next `count` commits of xenstore transactions fail with `EAGAIN`.
     pub fn store_conflicts(&self, count: u32) {
         self.shared.store.conflicts(count);
     }
 
-    /// What a domain other than 0 may have in xenstore, from now on.
+    /// Sets the xenstore quota of domains other than 0.
     pub fn store_quota(&self, quota: Quota) {
         self.shared.store.quota(quota);
     }
@@ -177,7 +176,7 @@ impl Drop for Machine {
     }
 }
 
-/// Removes a socket that a machine left that was killed.
+/// Removes the socket of a killed machine.
 pub(super) fn remove_stale(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -191,7 +190,7 @@ impl Shared {
     }
 
     fn create(&self, id: DomainId) -> io::Result<()> {
-        let _life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.life.lock().unwrap_or_else(PoisonError::into_inner);
         if self.hypervisor().create_domain(id)? {
             self.store.introduce(id)?;
         }
@@ -199,15 +198,15 @@ impl Shared {
     }
 }
 
-/// Serves programs until the machine ends.
+/// Accepts programs until the machine ends.
 fn accept(shared: &Arc<Shared>, listener: &OwnedFd) {
     while !shared.ending.load(Ordering::SeqCst) {
         let socket = match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(socket) => socket,
             Err(Errno::INTR | Errno::CONNABORTED) => continue,
-            // No descriptors are left, for one: those that are connected may close some.
+            // For example EMFILE: connected programs may close descriptors.
             Err(error) if !shared.ending.load(Ordering::SeqCst) => {
-                tracing::warn!(%error, "the simulated hypervisor accepts no program");
+                tracing::warn!(%error, "the simulated hypervisor cannot accept a program");
                 std::thread::sleep(std::time::Duration::from_millis(50));
                 continue;
             }
@@ -219,16 +218,16 @@ fn accept(shared: &Arc<Shared>, listener: &OwnedFd) {
             .stack_size(256 * 1024)
             .spawn(move || serve(&for_thread, socket));
         if let Err(error) = spawned {
-            tracing::warn!(%error, "the simulated hypervisor serves no more programs");
+            tracing::warn!(%error, "the simulated hypervisor cannot serve a program");
         }
     }
 }
 
-/// Serves one program until it has gone.
+/// Serves one program until it disconnects.
 fn serve(shared: &Arc<Shared>, socket: OwnedFd) {
     let mut id = None;
     if let Err(error) = converse(shared, socket, &mut id) {
-        tracing::debug!(%error, "a program's connection to the simulated hypervisor");
+        tracing::debug!(%error, "a program's connection to the simulated hypervisor failed");
     }
     if let Some(id) = id {
         shared.hypervisor().disconnect(id);
@@ -240,23 +239,23 @@ fn converse(shared: &Shared, socket: OwnedFd, id: &mut Option<ConnectionId>) -> 
     let mut packets = Packets::new(socket);
     let mut second = Some(second);
     while packets.receive()?.is_some() {
-        let unclear = || io::Error::new(io::ErrorKind::InvalidData, "found a message that is no question");
-        let ask = Ask::decode(packets.words()).ok_or_else(unclear)?;
-        let answer = match (ask, *id, second.take()) {
+        let invalid = || io::Error::new(io::ErrorKind::InvalidData, "found an invalid hypercall");
+        let call = Ask::decode(packets.words()).ok_or_else(invalid)?;
+        let result = match (call, *id, second.take()) {
             (Ask::Hello(domain), None, Some(socket)) => {
                 shared.create(domain)?;
                 match shared.hypervisor().connect(domain, socket) {
-                    Ok((number, answer)) => {
+                    Ok((number, result)) => {
                         *id = Some(number);
-                        answer
+                        result
                     }
                     Err(errno) => Err(errno),
                 }
             }
-            (ask, Some(id), _) => shared.hypervisor().answer(id, ask),
-            (_, None, _) => return Err(unclear()),
+            (call, Some(id), _) => shared.hypervisor().answer(id, call),
+            (_, None, _) => return Err(invalid()),
         };
-        packets.answer(&answer)?;
+        packets.answer(&result)?;
     }
     Ok(())
 }

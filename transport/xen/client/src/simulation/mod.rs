@@ -1,14 +1,14 @@
-//! A Xen without a hypervisor: a [`Machine`] in a folder, and programs that [connect](connect) to it, in the same process or in
-//! others, each of which says which domain it runs in.
+//! A simulated Xen without a hypervisor: a [`Machine`] in a folder, and programs that [connect](connect) to it from the same or other
+//! processes, each as a program of a given domain.
 //!
-//! * xenstore speaks its real wire protocol on `xenstored.sock` (domain 0) and `xenstored-N.sock` (domain N), with real permissions,
+//! * xenstore uses its real wire protocol on `xenstored.sock` (domain 0) and `xenstored-N.sock` (domain N), with real permissions,
 //!   transactions, watches and quotas.
-//! * Grants: each domain has memory and a grant table, both files in memory. Copies are made by whoever wants them, without the
-//!   machine; mappings are asked of it, and taken back when the program's connection ends.
-//! * Event channels: eventfds and two bits for each direction; ends that die become vacant and are bound anew.
+//! * Grants: each domain has memory and a grant table, both memfds. A program copies by itself, without the machine; the machine makes
+//!   mappings, and ends them with the program's connection.
+//! * Event channels: eventfds, and a pending and a masked bit for each direction. A closed end can be bound again.
 //!
-//! What it stands in for is the interface, with its checks and failures, so that both ends of a block device can be tested and
-//! measured without Xen. It is no wall: a program that is connected could read any domain's memory if it tried.
+//! It simulates the interface with its checks and failures, so that both ends of a block device can be tested and measured without Xen.
+//! It provides no isolation: a connected program could read any domain's memory.
 
 mod channels;
 mod client;

@@ -1,26 +1,25 @@
-//! Numbers given out in runs: frames of a domain's memory, references of its grant table.
+//! An allocator of consecutive numbers: frames of a domain's memory, references of its grant table.
 
 use std::collections::BTreeMap;
 
-/// Free numbers. The search goes on where the last one ended, so a number that was given back is not soon given out again:
-/// whoever uses it too late finds nothing there, as a test wants.
+/// Free numbers. Each search starts where the last one ended (next fit), so a freed number is reused late: a test detects a use after free.
 #[derive(Debug)]
 pub(super) struct Runs {
-    /// First of each run, and how many. No two touch.
+    /// Start and length of each free range. No two are adjacent.
     free: BTreeMap<u32, u32>,
     next: u32,
 }
 
 impl Runs {
-    /// All numbers from `first` below `end` are free.
+    /// Creates an allocator of the numbers from `first` up to, but not including, `end`.
     pub(super) fn new(first: u32, end: u32) -> Runs {
         Runs { free: BTreeMap::from([(first, end - first)]), next: first }
     }
 
-    /// Takes `count` numbers in a row (1 or more) and returns the first. `None` when there is no such run.
+    /// Allocates `count` (1 or more) consecutive numbers and returns the first. `None` if no free range is long enough.
     pub(super) fn take(&mut self, count: u32) -> Option<u32> {
         let fits = |(_, len): &(&u32, &u32)| **len >= count;
-        // The run that the last search ended in starts before `next`, if it is not used up.
+        // A range that contains `next` may start before it: the second search finds it.
         let found = self.free.range(self.next..).find(fits).or_else(|| self.free.iter().find(fits));
         let (&start, &len) = found?;
         self.free.remove(&start);
@@ -31,7 +30,7 @@ impl Runs {
         Some(start)
     }
 
-    /// Gives one number back.
+    /// Frees one number.
     pub(super) fn give(&mut self, number: u32) {
         let mut start = number;
         let mut len = 1;
@@ -47,7 +46,7 @@ impl Runs {
         self.free.insert(start, len);
     }
 
-    /// How many are free.
+    /// Returns the number of free numbers.
     #[cfg(test)]
     fn len(&self) -> u32 {
         self.free.values().sum()
@@ -60,7 +59,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn numbers_come_back_late() {
+    fn freed_numbers_are_reused_late() {
         let mut runs = Runs::new(8, 20);
         assert_eq!((runs.take(4), runs.take(2)), (Some(8), Some(12)));
         (8..12).for_each(|number| runs.give(number));
@@ -70,22 +69,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_is_out_once() {
+    fn a_number_is_allocated_once() {
         let mut runs = Runs::new(3, 103);
-        let mut out = BTreeSet::new();
+        let mut allocated = BTreeSet::new();
         for step in 0..2000u32 {
             let count = step * 7 % 5 + 1;
             if let Some(first) = runs.take(count) {
-                assert!((first..first + count).all(|number| (3..103).contains(&number) && out.insert(number)));
+                assert!((first..first + count).all(|number| (3..103).contains(&number) && allocated.insert(number)));
             }
             for _ in 0..step * 13 % 6 {
-                let Some(number) = out.iter().nth(step as usize * 31 % out.len().max(1)).copied() else { break };
-                out.remove(&number);
+                let Some(number) = allocated.iter().nth(step as usize * 31 % allocated.len().max(1)).copied() else {
+                    break;
+                };
+                allocated.remove(&number);
                 runs.give(number);
             }
-            assert_eq!(runs.len() as usize + out.len(), 100);
+            assert_eq!(runs.len() as usize + allocated.len(), 100);
         }
-        out.iter().for_each(|number| runs.give(*number));
+        allocated.iter().for_each(|number| runs.give(*number));
         assert_eq!(runs.free, BTreeMap::from([(3, 100)]));
     }
 }

@@ -1,5 +1,5 @@
-//! What domains and the machine share: a grant table for each domain, and the machine's board (counters and the state of event
-//! channels). Words of shared memory, so that a copy and an event need no message.
+//! Memory shared by domains and the machine: each domain's grant table, and the shared info (counters and the state of event channels).
+//! With it a copy and an event need no message.
 
 use std::fs::File;
 use std::io;
@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mqblk_memory::{DomainId, GrantStatus, GuestAddress, GuestMemory, PAGE_BYTES, Region, SharedWords, UserAddress};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-/// The lowest reference that is given out: Xen reserves those below (`GNTTAB_NR_RESERVED_ENTRIES`), and here word 0 of a table
-/// says whether its domain lives.
+/// The lowest allocated grant reference: Xen reserves lower ones (`GNTTAB_NR_RESERVED_ENTRIES`). Word 0 of a table is 1 while its domain
+/// is alive.
 pub(super) const FIRST_REF: u32 = 8;
 
-/// A sealed memory file: nobody can cut off what others have mapped.
+/// Creates a sealed memfd: no process can truncate what others have mapped.
 pub(super) fn sealed_memfd(name: &str, len: u64) -> io::Result<File> {
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, len)?;
@@ -22,7 +22,7 @@ pub(super) fn sealed_memfd(name: &str, len: u64) -> io::Result<File> {
     Ok(file.into())
 }
 
-/// Maps all of a file, from guest address 0.
+/// Maps a range of a file at guest address 0.
 pub(super) fn map_file(file: &File, offset: u64, len: u64) -> io::Result<Arc<GuestMemory>> {
     let region = Region::of_file(file, offset, len, GuestAddress(0), UserAddress(0)).map_err(io::Error::other)?;
     Ok(Arc::new(GuestMemory::new(vec![Arc::new(region)]).map_err(io::Error::other)?))
@@ -33,19 +33,19 @@ fn map_words(file: &File) -> io::Result<SharedWords> {
     map_file(file, 0, len)?.words(GuestAddress(0), (len / 8) as usize).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// A grant, as its word in the table says it.
+/// A grant table entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Who may use the page.
+    /// The domain that may use the page.
     pub with: DomainId,
     pub writable: bool,
-    /// Which page of the owner's memory.
+    /// The page of the owner's memory.
     pub frame: u32,
-    /// What a copy is answered instead of being done, unless `OKAY`.
+    /// Status with which copies fail (fault injection), unless `OKAY`.
     pub injected: GrantStatus,
 }
 
-/// Bit 0: there is a grant. Bit 1: writable. Bits 8 to 15: the injected status, negated. 16 to 31: the domain. 32 to 63: the frame.
+/// Bit 0: valid. Bit 1: writable. Bits 8 to 15: the injected status, negated. 16 to 31: the domain. 32 to 63: the frame.
 impl Entry {
     pub(super) fn encode(self) -> u64 {
         let status = u64::from(self.injected.0.unsigned_abs().min(0xff));
@@ -68,7 +68,7 @@ impl Entry {
 pub(super) struct Domain {
     table: SharedWords,
     pub table_file: File,
-    /// All its memory, which is never mapped by the machine.
+    /// The domain's memory. The machine does not map it.
     pub memory_file: File,
 }
 
@@ -93,7 +93,7 @@ impl Domain {
         self.set(gref, entry.map_or(0, Entry::encode));
     }
 
-    /// Nothing of it is to be had any more.
+    /// Marks the domain as destroyed.
     pub(super) fn end(&self) {
         self.set(0, 0);
     }
@@ -104,7 +104,7 @@ fn entry(table: &SharedWords, gref: u32) -> Option<Entry> {
     (gref >= FIRST_REF).then(|| table.get(gref as usize))?.and_then(|word| Entry::decode(word.load(Ordering::Acquire)))
 }
 
-/// A domain's grant table and memory as another domain sees them.
+/// Another domain's grant table and memory.
 #[derive(Debug)]
 pub(super) struct Foreign {
     table: SharedWords,
@@ -129,36 +129,36 @@ impl Foreign {
     }
 }
 
-/// Words of a cache line: what two writers write never shares one.
+/// Words of a cache line. Two writers never share a line.
 const LINE: usize = 8;
-/// Most connections to a machine.
+/// Maximum number of connections to a machine.
 pub(super) const CONNECTIONS: u32 = 8192;
-/// Most event channels of a machine.
+/// Maximum number of event channels of a machine.
 pub(super) const CHANNELS: u32 = 8192;
 
-/// What a connection's [`Line`] counts, each word with one writer.
+/// Words of a connection's [`CacheLine`]; each has one writer.
 pub(super) mod count {
     pub(crate) const COPIES: usize = 0;
     pub(crate) const COPY_CALLS: usize = 1;
     pub(crate) const COPIED_BYTES: usize = 2;
 }
 
-/// What a lane of an event channel holds.
+/// Words of a [`CacheLine`] for one direction of an event channel.
 pub(super) mod lane {
     /// [`PENDING`] and [`MASKED`].
     pub(crate) const STATE: usize = 0;
     /// Events sent.
     pub(crate) const SENT: usize = 1;
-    /// Events that made the other side's descriptor readable.
+    /// Events that made the receiver's descriptor readable.
     pub(crate) const DELIVERED: usize = 2;
 
-    /// An event was sent and not taken.
+    /// An event is pending: sent and not taken.
     pub(crate) const PENDING: u64 = 1;
-    /// The receiver wants no more for now.
+    /// The port is masked.
     pub(crate) const MASKED: u64 = 2;
 }
 
-/// The machine's board: a line of counters for each connection, and two lanes, one for each direction, for each event channel.
+/// The machine's shared info: a line of counters for each connection, and two lines, one per direction, for each event channel.
 #[derive(Debug)]
 pub(super) struct Board(SharedWords);
 
@@ -185,7 +185,7 @@ impl Board {
     }
 }
 
-/// One line of the board.
+/// One cache line of the shared info.
 #[derive(Debug)]
 pub(super) struct Line {
     board: Arc<Board>,
@@ -195,10 +195,10 @@ pub(super) struct Line {
 impl Line {
     #[inline]
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
-        self.board.0.get(self.first + index % LINE).expect("lines lie on the board")
+        self.board.0.get(self.first + index % LINE).expect("a line lies in the shared info")
     }
 
-    /// Adds to a word that nobody else writes.
+    /// Adds to a word that has no other writer.
     #[inline]
     pub(super) fn add(&self, index: usize, value: u64) {
         let word = self.word(index);
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_grant_survives_its_word() {
+    fn a_grant_entry_is_encoded_and_decoded() {
         for (with, writable, frame, status) in [(0, false, 0, 0), (1, true, 7, -3), (u16::MAX, true, u32::MAX, -13)] {
             let entry = Entry { with: DomainId(with), writable, frame, injected: GrantStatus(status) };
             assert_eq!(Entry::decode(entry.encode()), Some(entry));
@@ -230,16 +230,16 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_see_one_table() {
+    fn both_ends_share_one_table() {
         let domain = Domain::create(DomainId(3), 16, 64).unwrap();
         let files = (domain.table_file.try_clone().unwrap(), domain.memory_file.try_clone().unwrap());
-        let seen = Foreign::attach(files.0.into(), files.1.into()).unwrap();
+        let foreign = Foreign::attach(files.0.into(), files.1.into()).unwrap();
         let entry = Entry { with: DomainId(0), writable: true, frame: 5, injected: GrantStatus::OKAY };
         domain.grant(63, Some(entry));
-        assert_eq!((seen.entry(63), seen.entry(62), seen.entry(64)), (Some(entry), None, None));
-        assert_eq!((seen.entry(0), seen.is_alive()), (None, true));
+        assert_eq!((foreign.entry(63), foreign.entry(62), foreign.entry(64)), (Some(entry), None, None));
+        assert_eq!((foreign.entry(0), foreign.is_alive()), (None, true));
         domain.end();
-        assert!(!seen.is_alive());
+        assert!(!foreign.is_alive());
         domain.memory_file.set_len(0).unwrap_err();
     }
 }

@@ -1,4 +1,4 @@
-//! One life of a domain: its grant table, its memory, and which of its pages others have mapped.
+//! An instance of a domain: its grant table, its memory, and its pages that other domains have mapped.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -11,16 +11,16 @@ use super::counters::Sizes;
 use super::runs::Runs;
 use super::table::{Domain, Entry, FIRST_REF};
 
-/// A page that somebody has mapped.
+/// A page that another domain has mapped.
 #[derive(Debug)]
 struct Pin {
     count: u32,
     frame: u32,
-    /// Its owner has taken the grant back meanwhile: the page is free when the last mapping has gone.
+    /// The owner has ended the grant: the page is freed with the last mapping.
     ended: bool,
 }
 
-/// Pages that were granted by one call: frames and references in a row.
+/// Pages granted by one call: consecutive frames and references.
 #[derive(Debug)]
 pub(super) struct Share {
     pub first_frame: u32,
@@ -31,16 +31,16 @@ pub(super) struct Share {
 #[derive(Debug)]
 pub(super) struct Tenant {
     id: DomainId,
-    /// It stays, without a name, until nobody has a page of it mapped.
+    /// False once the domain is destroyed. The instance stays until none of its pages is mapped.
     alive: bool,
     pub table: Domain,
     frames: Runs,
     refs: Runs,
     pins: HashMap<u32, Pin>,
     pub live_grants: u64,
-    /// Its pages that are mapped.
+    /// Its pages that other domains have mapped.
     pub mapped: u64,
-    /// Pages of others that it has mapped.
+    /// Foreign pages that it has mapped.
     pub maptrack: u32,
     unmappable: BTreeSet<GrantRef>,
 }
@@ -61,19 +61,18 @@ impl Tenant {
         })
     }
 
-    /// Nothing of it is to be had any more.
+    /// Marks the domain as destroyed.
     pub(super) fn end(&mut self) {
         self.alive = false;
         self.table.end();
     }
 
-    /// Whether it may be forgotten.
+    /// Returns true if the domain is destroyed and none of its pages is mapped.
     pub(super) fn is_gone(&self) -> bool {
         !self.alive && self.pins.is_empty()
     }
 
-    /// Pins pages for a mapping by `domain` and returns their frames. `None`, and nothing is pinned, when it may not have all of
-    /// them.
+    /// Records a mapping of pages by `domain` and returns their frames. `None`, and nothing is mapped, unless it may map all of them.
     pub(super) fn pin(&mut self, domain: DomainId, writable: bool, refs: &[GrantRef]) -> Option<Vec<u32>> {
         let allowed = |gref: &GrantRef| {
             let entry = self.table.entry(gref.0).filter(|entry| entry.with == domain && (entry.writable || !writable));
@@ -87,11 +86,11 @@ impl Tenant {
         Some(frames)
     }
 
-    /// A mapping has ended.
+    /// Ends a mapping.
     pub(super) fn unpin(&mut self, refs: &[GrantRef]) {
         self.mapped -= refs.len() as u64;
         for gref in refs {
-            let pin = self.pins.get_mut(&gref.0).expect("a mapped page is pinned");
+            let pin = self.pins.get_mut(&gref.0).expect("a mapped page is recorded");
             pin.count -= 1;
             if pin.count > 0 {
                 continue;
@@ -104,7 +103,7 @@ impl Tenant {
         }
     }
 
-    /// Grants fresh pages to `with`.
+    /// Allocates pages and grants them to `with`.
     pub(super) fn share(&mut self, with: DomainId, pages: u32, writable: bool) -> Result<Share, Errno> {
         if pages == 0 {
             return Err(Errno::INVAL);
@@ -122,7 +121,7 @@ impl Tenant {
         Ok(Share { first_frame, first_ref, pages })
     }
 
-    /// Takes the grants back at once, and the pages that nobody has mapped; the others when that has ended.
+    /// Ends the grants, and frees the pages: mapped ones with their last mapping, others at once.
     pub(super) fn unshare(&mut self, share: &Share) {
         self.live_grants -= u64::from(share.pages);
         let mut free_from = 0;
@@ -141,7 +140,7 @@ impl Tenant {
         self.free_frames(share.first_frame + free_from, share.pages - free_from);
     }
 
-    /// Frames are zero when they are shared again.
+    /// Frees frames and their memory: they are zero when they are allocated again.
     fn free_frames(&mut self, first: u32, count: u32) {
         if count == 0 {
             return;
@@ -151,7 +150,7 @@ impl Tenant {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(&self.table.memory_file, flags, start, len) {
             Ok(()) => (first..first + count).for_each(|frame| self.frames.give(frame)),
-            Err(error) => tracing::warn!(domain = self.id.0, first, count, %error, "pages are lost to the domain"),
+            Err(error) => tracing::warn!(domain = self.id.0, first, count, %error, "frames cannot be freed"),
         }
     }
 
@@ -159,7 +158,7 @@ impl Tenant {
         self.pins.get(&gref.0).map_or(0, |pin| pin.count)
     }
 
-    /// `false` when there is no such grant, or no such failure to end.
+    /// Returns false if there is no such grant, or no failure to end.
     pub(super) fn fail_map_of(&mut self, gref: GrantRef, fail: bool) -> bool {
         if !fail {
             return self.unmappable.remove(&gref);
@@ -171,7 +170,7 @@ impl Tenant {
         known
     }
 
-    /// `false` when there is no such grant.
+    /// Returns false if there is no such grant.
     pub(super) fn fail_copy_of(&mut self, gref: GrantRef, status: GrantStatus) -> bool {
         let entry = self.table.entry(gref.0);
         self.table.grant(gref.0, entry.map(|entry| Entry { injected: status, ..entry }));

@@ -1,4 +1,4 @@
-//! A machine and programs in its domains.
+//! Tests with a machine and programs in its domains.
 
 mod channels;
 mod grants;
@@ -17,7 +17,7 @@ use crate::{SharedPages, Xen};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// A machine with a back-end's domain, 0, and a guest's, 1.
+/// A machine with a backend in domain 0 and a frontend in domain 1.
 struct Bed {
     machine: Machine,
     back: Arc<dyn Xen>,
@@ -33,10 +33,10 @@ fn bed() -> Bed {
     Bed { machine, back, front, _folder: folder }
 }
 
-/// Waits, with a bound, for what another thread or process does.
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+/// Waits, with a bound, for an effect of another thread or process.
+fn until(what: &str, mut is_done: impl FnMut() -> bool) {
     let start = Instant::now();
-    while !is_so() {
+    while !is_done() {
         assert!(start.elapsed() < Duration::from_secs(30), "{what}");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -65,14 +65,14 @@ fn a_folder_has_one_machine() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "its sockets are gone");
     let Err(error) = connect(folder.path(), DomainId(3)) else { panic!("there is no machine") };
     assert!(error.to_string().contains("for domain 3"), "{error}");
-    // What a killed machine leaves does not stand in the way of the next.
+    // Stale sockets of a killed machine are replaced.
     std::os::unix::net::UnixListener::bind(folder.path().join(wire::SOCKET)).unwrap();
     std::os::unix::net::UnixListener::bind(folder.path().join("xenstored.sock")).unwrap();
     drop(Machine::start(folder.path()).unwrap());
 }
 
 #[test]
-fn programs_of_a_machine_that_ended_get_errors() {
+fn programs_of_an_ended_machine_get_errors() {
     let Bed { machine, back, front, _folder } = bed();
     let pages = front.share(DomainId(0), 2, true).unwrap();
     let port = front.open_port(DomainId(0)).unwrap();
@@ -92,7 +92,7 @@ fn programs_of_a_machine_that_ended_get_errors() {
 }
 
 #[test]
-fn a_domain_that_is_destroyed_takes_all_with_it() {
+fn destroying_a_domain_frees_its_resources() {
     let Bed { machine, back, front, _folder } = bed();
     let pages = front.share(DomainId(0), 4, true).unwrap();
     let port = front.open_port(DomainId(0)).unwrap();
@@ -126,7 +126,7 @@ fn a_domain_that_is_destroyed_takes_all_with_it() {
     grants.unmap(&arena, PageSlot(0)).unwrap();
     assert_eq!(machine.counters().live_mappings, 0);
 
-    // The next domain of that number has nothing of it, and our way to it is the same.
+    // The next domain of that number starts empty, and the same grant access works.
     let again = connect(machine.folder(), DomainId(1)).unwrap();
     let fresh = again.share(DomainId(0), 1, true).unwrap();
     assert_eq!(read::<8>(&fresh, 0), [0; 8]);
@@ -142,16 +142,16 @@ fn garbage_ends_only_its_own_connection() {
     let Bed { machine, back: _back, front, _folder } = bed();
     let before = machine.counters().connections;
     for words in [vec![], vec![99], vec![0], vec![2, 1, 7], vec![1, 0], vec![6, 0], vec![0; 5000]] {
-        for greet in [false, true] {
+        for connected in [false, true] {
             let mut packets = wire::Packets::connect(machine.folder()).unwrap();
-            if greet {
+            if connected {
                 wire::Ask::Hello(DomainId(0)).encode(packets.words());
                 packets.ask().unwrap();
             }
             packets.words().clone_from(&words);
             packets.send(&[]).unwrap();
             let answered = packets.receive().unwrap().is_some();
-            assert_eq!(answered, greet && matches!(words.as_slice(), [1, 0] | [6, 0]), "{words:?}, {greet}");
+            assert_eq!(answered, connected && matches!(words.as_slice(), [1, 0] | [6, 0]), "{words:?}, {connected}");
         }
     }
     until("its connections end", || machine.counters().connections == before);

@@ -1,5 +1,5 @@
-//! How a program asks the machine: messages of 32-bit words over a sequenced-packet socket, with descriptors in some answers.
-//! Both ends are ours and of one build, so this has no versions; what is not understood ends the connection.
+//! Hypercalls from a program to the machine: messages of 32-bit words over a SOCK_SEQPACKET socket, with descriptors in some results.
+//! Both ends are from one build, so there is no version; an invalid message ends the connection.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -15,41 +15,40 @@ use rustix::net::{
 
 use crate::Port;
 
-/// The machine's socket in its folder.
+/// Name of the machine's socket in its folder.
 pub(super) const SOCKET: &str = "hypervisor.sock";
-/// Most references in one request to map: what fits a packet of the smallest send buffer that hosts have.
+/// Maximum number of references in one map call: fits a packet in the smallest send buffer of a host.
 pub(super) const MOST_REFS: usize = 8192;
-/// Most words of a message.
+/// Maximum number of words of a message.
 const MOST_WORDS: usize = MOST_REFS + 8;
-/// Most descriptors in an answer.
+/// Maximum number of descriptors in a result.
 const MOST_DESCRIPTORS: usize = 2;
 
-/// What a program asks.
+/// A program's hypercall.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
-    /// First on each connection: the domain that the program runs in. Answer: the number of the connection's counters; with
-    /// the machine's board.
+    /// First on each connection: the program's domain. Result: the connection's number; descriptor: the shared info.
     Hello(DomainId),
-    /// Answer: words of the grant table, pages of the memory; with the table and the memory.
+    /// Result: words of the grant table, pages of the memory; descriptors: the table and the memory.
     Attach(DomainId),
-    /// Answer: a handle, then each page's frame.
+    /// Result: a handle, then each page's frame.
     Map { of: DomainId, writable: bool, refs: Vec<GrantRef> },
     /// Ends one mapping.
     Unmap { handle: u32 },
-    /// Answer: a number for it, the first frame, the first reference; both count up from there.
+    /// Result: an id, the first frame, the first reference; frames and references are consecutive.
     Share { with: DomainId, pages: u32, writable: bool },
-    /// Ends it.
+    /// Ends the grants of one `SharePages`.
     Unshare { share: u32 },
-    /// Answer: as for `Bind`.
+    /// Result: as for `BindInterdomain`.
     Open { remote: DomainId },
-    /// Answer: our port, the channel's lane for us to the other side and the one to us; with our eventfd and theirs.
+    /// Result: the local port, the lines of outgoing and incoming events; descriptors: the local and the remote eventfd.
     Bind { remote: DomainId, port: Port },
-    /// Ends our end.
+    /// Closes the local end.
     Close { port: Port },
 }
 
 impl Ask {
-    /// The message, put in place of what `words` held.
+    /// Encodes the message into `words`, replacing their content.
     pub(super) fn encode(&self, words: &mut Vec<u32>) {
         words.clear();
         match self {
@@ -65,7 +64,7 @@ impl Ask {
         }
     }
 
-    /// `None` for anything that [`encode`](Self::encode) does not make.
+    /// Decodes a message; `None` if [`encode`](Self::encode) cannot have produced it.
     pub(super) fn decode(words: &[u32]) -> Option<Ask> {
         let domain = |word: u32| u16::try_from(word).ok().map(DomainId);
         let flag = |word: u32| (word < 2).then_some(word == 1);
@@ -88,17 +87,17 @@ impl Ask {
     }
 }
 
-/// [`Ask::Map`] without a list of its own.
+/// Encodes [`Hypercall::MapGrants`] without allocating a list.
 pub(super) fn encode_map(words: &mut Vec<u32>, of: DomainId, writable: bool, refs: &[GrantRef]) {
     words.clear();
     words.extend([2, of.0.into(), u32::from(writable)]);
     words.extend(refs.iter().map(|gref| gref.0));
 }
 
-/// What the machine answers: words and descriptors, or why not.
+/// Result of a hypercall: words and descriptors, or an errno.
 pub(super) type Answer = Result<(Vec<u32>, Vec<OwnedFd>), Errno>;
 
-/// One end of a connection, and room for its messages.
+/// One end of a connection, with its message buffers.
 #[derive(Debug)]
 pub(super) struct Packets {
     socket: OwnedFd,
@@ -118,7 +117,7 @@ impl Packets {
         Ok(Packets::new(socket))
     }
 
-    /// The words of the next message to [send](Self::send), or of the one that was last [received](Self::receive).
+    /// Returns the words of the next message to [send](Self::send), or of the last [received](Self::receive) one.
     pub(super) fn words(&mut self) -> &mut Vec<u32> {
         &mut self.words
     }
@@ -137,7 +136,7 @@ impl Packets {
         Ok(())
     }
 
-    /// Waits for a message. `None` when the other end is gone.
+    /// Waits for a message. `None` if the other end has disconnected.
     pub(super) fn receive(&mut self) -> io::Result<Option<Vec<OwnedFd>>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -169,7 +168,7 @@ impl Packets {
         Ok(Some(descriptors))
     }
 
-    /// Sends the words as a question; the answer's words take their place.
+    /// Sends the words as a hypercall and replaces them by the words of its result.
     pub(super) fn ask(&mut self) -> io::Result<Vec<OwnedFd>> {
         self.send(&[])?;
         let gone = || io::Error::new(io::ErrorKind::ConnectionAborted, "the simulated machine or our domain has ended");
@@ -181,11 +180,11 @@ impl Packets {
         }
     }
 
-    /// Sends an answer.
-    pub(super) fn answer(&mut self, answer: &Answer) -> io::Result<()> {
+    /// Sends the result of a hypercall.
+    pub(super) fn answer(&mut self, result: &Answer) -> io::Result<()> {
         self.words.clear();
         let mut descriptors = vec![];
-        match answer {
+        match result {
             Ok((words, list)) => {
                 self.words.push(0);
                 self.words.extend(words);
@@ -201,7 +200,7 @@ pub(super) fn socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// A socket's address, with a word on paths that are too long for one.
+/// Returns a socket's address. The error for a too long path names the limit.
 pub(super) fn address(path: &Path) -> io::Result<SocketAddrUnix> {
     SocketAddrUnix::new(path).map_err(|error| {
         let len = path.as_os_str().len();
@@ -217,9 +216,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn questions_survive_the_wire() {
+    fn hypercalls_are_encoded_and_decoded() {
         let refs = vec![GrantRef(8), GrantRef(u32::MAX)];
-        for ask in [
+        for call in [
             Ask::Hello(DomainId(7)),
             Ask::Attach(DomainId(0)),
             Ask::Map { of: DomainId(1), writable: true, refs },
@@ -231,13 +230,13 @@ mod tests {
             Ask::Close { port: Port(8) },
         ] {
             let mut words = vec![];
-            ask.encode(&mut words);
-            assert_eq!(Ask::decode(&words), Some(ask));
+            call.encode(&mut words);
+            assert_eq!(Ask::decode(&words), Some(call));
         }
     }
 
     #[test]
-    fn garbage_is_no_question() {
+    fn garbage_is_no_hypercall() {
         for words in [&[][..], &[0], &[0, 0x1_0000], &[2, 0, 2], &[4, 1, 1, 2], &[9, 0], &[3], &[3, 1, 1]] {
             assert_eq!(Ask::decode(words), None, "{words:?}");
         }

@@ -1,4 +1,4 @@
-//! Whole messages to and from a xenstore, over its socket or the kernel's node.
+//! Sends and receives whole messages over xenstored's socket or the kernel's node.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,7 +10,7 @@ use rustix::net::SendFlags;
 
 use super::wire::{HEADER_BYTES, Header, PAYLOAD_MAX};
 
-/// Until when something may take. `None`: for ever.
+/// Deadline of an operation. `None`: waits for ever.
 pub(super) type Deadline = Option<Instant>;
 
 /// One message.
@@ -20,20 +20,20 @@ pub(super) struct Message {
     pub(super) payload: Vec<u8>,
 }
 
-/// A descriptor that carries messages: a socket, or `/dev/xen/xenbus`, which takes and gives the same bytes.
+/// A descriptor that carries messages: a socket, or `/dev/xen/xenbus`, which has the same byte format.
 #[derive(Debug)]
 pub(super) struct Connection {
     descriptor: OwnedFd,
-    /// A socket whose other end is gone would end the program with a signal if it were written to like a file.
+    /// The descriptor is a socket: `send` with MSG_NOSIGNAL avoids SIGPIPE.
     socket: bool,
-    /// A message of which only a part has come.
+    /// A partially received message.
     input: Vec<u8>,
-    /// Why it cannot be used any more.
+    /// Why the connection is lost.
     lost: Option<String>,
 }
 
 impl Connection {
-    /// Takes a descriptor over; it must be in non-blocking mode.
+    /// Uses a descriptor, which must be non-blocking.
     pub(super) fn new(descriptor: OwnedFd) -> Connection {
         let socket = rustix::net::sockopt::socket_type(&descriptor).is_ok();
         Connection { descriptor, socket, input: Vec::with_capacity(HEADER_BYTES + PAYLOAD_MAX), lost: None }
@@ -43,7 +43,7 @@ impl Connection {
         self.descriptor.as_fd()
     }
 
-    /// From now on every call fails with this reason.
+    /// Marks the connection as lost: every later call fails with the first reason, which is returned.
     pub(super) fn lose(&mut self, why: impl Into<String>) -> String {
         let why = why.into();
         self.lost.get_or_insert(why).clone()
@@ -56,7 +56,7 @@ impl Connection {
     /// Sends a message.
     ///
     /// # Errors
-    /// Why the connection is lost; a message that could only be sent in part by the deadline is a reason.
+    /// Why the connection is lost, also if only a part of the message could be sent by the deadline.
     pub(super) fn send(&mut self, bytes: &[u8], deadline: Deadline) -> Result<(), String> {
         self.usable()?;
         let mut sent = 0;
@@ -81,22 +81,22 @@ impl Connection {
         Ok(())
     }
 
-    /// The next message, or `None` when there is none by the deadline. What has come of it by then is kept.
+    /// Returns the next message, or `None` if it is incomplete at the deadline. The received part is kept.
     ///
     /// # Errors
     /// Why the connection is lost.
     pub(super) fn receive(&mut self, deadline: Deadline) -> Result<Option<Message>, String> {
         self.usable()?;
         loop {
-            let due = match self.due() {
-                Ok(due) => due,
+            let missing = match self.due() {
+                Ok(missing) => missing,
                 Err(why) => return Err(self.lose(why)),
             };
-            if due == 0 {
+            if missing == 0 {
                 return Ok(self.take());
             }
             let have = self.input.len();
-            self.input.resize(have + due, 0);
+            self.input.resize(have + missing, 0);
             let read = rustix::io::read(&self.descriptor, &mut self.input[have..]);
             self.input.truncate(have + *read.as_ref().unwrap_or(&0));
             match read {
@@ -112,7 +112,7 @@ impl Connection {
         }
     }
 
-    /// How many more bytes the message that comes needs, as far as that is known.
+    /// Returns the number of missing bytes: of the header first, then of the payload.
     fn due(&self) -> Result<usize, String> {
         let Some(header) = self.input.first_chunk() else { return Ok(HEADER_BYTES - self.input.len()) };
         let len = Header::decode(*header).len as usize;
@@ -129,14 +129,14 @@ impl Connection {
         Some(Message { header, payload })
     }
 
-    /// Waits. `false`: the deadline has passed.
+    /// Waits until the descriptor is ready. Returns false after the deadline.
     fn ready(&self, flags: PollFlags, deadline: Deadline) -> io::Result<bool> {
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 return Ok(false);
             }
-            // A time too long for the kernel is as good as none.
+            // A timeout beyond the kernel's range waits for ever.
             let timeout = left.and_then(|left| Timespec::try_from(left).ok());
             match poll(&mut [PollFd::new(&self.descriptor, flags)], timeout.as_ref()) {
                 Ok(0) | Err(Errno::INTR) => {}

@@ -1,39 +1,39 @@
-//! What xenstore could not do.
+//! Errors of xenstore operations.
 
 use std::io;
 
 use super::wire::Verb;
 
-/// What was tried, and why it failed.
+/// A failed xenstore operation.
 #[derive(Debug, thiserror::Error)]
 #[error("xenstore: {what}: {kind}")]
 pub struct StoreError {
-    /// The verb and the path.
+    /// The operation and the path.
     pub what: String,
-    /// Why.
+    /// The cause.
     pub kind: StoreErrorKind,
 }
 
-/// Why xenstore did not do what was asked.
+/// Cause of a failed xenstore operation.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreErrorKind {
-    /// It refuses, with the name of an error number (`EACCES`). Source: `xsd_errors` of Xen's `public/io/xs_wire.h`.
+    /// An error reply, with the name of an errno (`EACCES`). Source: `xsd_errors` of Xen's `public/io/xs_wire.h`.
     #[error("{0}")]
     Refused(String),
-    /// It was not asked: what was to be sent is nothing that it takes.
+    /// The request is invalid and was not sent, or the reply is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// The value is there, but it is no text.
+    /// The value is not UTF-8.
     #[error("found a value that is no text (UTF-8)")]
     NotText,
-    /// Other writers were quicker, in each of so many attempts.
+    /// The transaction conflicted with other writers in each of so many attempts.
     #[error("others changed what the transaction had read, in each of {0} attempts")]
     Conflicts(u32),
-    /// The connection cannot be used any more: what the server sent breaks the protocol, no answer came in time, or it has
-    /// closed the connection. All later calls fail likewise; transactions and watches are gone with it.
+    /// The connection is lost: the server violated the protocol, did not reply in time, or closed it. All later calls fail too;
+    /// transactions and watches are lost with it.
     #[error("the connection is lost: {0}")]
     Lost(String),
-    /// The system refuses.
+    /// A system call failed.
     #[error("{0}")]
     System(#[from] io::Error),
 }
@@ -44,7 +44,7 @@ impl StoreError {
         StoreError { what, kind }
     }
 
-    /// The name of the error number that says it best, as xenstore writes it: `EACCES`, `ENOENT`, `ENOSPC`, ...
+    /// Returns the name of the best matching errno, as xenstore writes it: `EACCES`, `ENOENT`, `ENOSPC`, ...
     pub fn errno(&self) -> &str {
         match &self.kind {
             StoreErrorKind::Refused(name) => name,
@@ -56,7 +56,7 @@ impl StoreError {
         }
     }
 
-    /// Whether the connection is of no use any more: a new one is needed.
+    /// Returns true if the connection is lost and a new one is needed.
     pub fn is_lost(&self) -> bool {
         matches!(self.kind, StoreErrorKind::Lost(_))
     }

@@ -1,13 +1,13 @@
-//! Watch events that wait to be taken, in bounded room.
+//! A bounded queue of watch events.
 //!
-//! A guest may write below a watched path as fast as it likes (XSA-349): an event that waits already is not queued again, and when
-//! many different paths below one watch wait, further ones become a single event that names the watched path itself.
+//! A guest may write below a watched path at any rate (XSA-349): an event that is already queued is not queued again, and beyond
+//! [`PATHS_PER_WATCH`] different paths of one watch further ones are merged into one event for the watched path itself.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::WatchEvent;
 
-/// Most different paths below one watch that wait at a time.
+/// Maximum number of different paths queued per watch.
 pub(super) const PATHS_OF_A_WATCH: usize = 32;
 
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl Watch {
     }
 }
 
-/// The watches of a connection and their events.
+/// The watches of a connection and their queued events.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     watches: HashMap<String, Vec<Watch>>,
@@ -34,7 +34,7 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// From now on events of this watch count. `false` when it is there already.
+    /// Adds a watch. Returns false if it exists.
     pub(super) fn add(&mut self, path: &str, token: &str) -> bool {
         let watches = self.watches.entry(token.to_owned()).or_default();
         if watches.iter().any(|watch| watch.path == path) {
@@ -49,7 +49,7 @@ impl Events {
         self.watches.get(token).is_some_and(|watches| watches.iter().any(|watch| watch.path == path))
     }
 
-    /// Forgets a watch and those of its events that have not been taken.
+    /// Removes a watch and its queued events.
     pub(super) fn remove(&mut self, path: &str, token: &str) {
         let Some(watches) = self.watches.get_mut(token) else { return };
         let Some(at) = watches.iter().position(|watch| watch.path == path) else { return };
@@ -61,11 +61,11 @@ impl Events {
         self.queue.retain(|(of, event)| *of != id || !queued.remove(event));
     }
 
-    /// An event has come. What belongs to no watch is dropped.
+    /// Queues an event. An event of no watch is dropped.
     pub(super) fn push(&mut self, path: &str, token: &str) {
         let watches = self.watches.get_mut(token);
         let Some(watch) = watches.and_then(|watches| watches.iter_mut().find(|watch| watch.covers(path))) else {
-            tracing::debug!(path, token, "a watch event of no watch");
+            tracing::debug!(path, token, "a watch event without a watch");
             return;
         };
         let path = if watch.waiting < PATHS_OF_A_WATCH { path } else { watch.path.as_str() };
@@ -76,7 +76,7 @@ impl Events {
         }
     }
 
-    /// The event that has waited longest.
+    /// Takes the oldest event.
     pub(super) fn pop(&mut self) -> Option<WatchEvent> {
         let (id, event) = self.queue.pop_front()?;
         self.queued.remove(&event);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_waits_once() {
+    fn an_event_is_queued_once() {
         let mut events = Events::default();
         assert!(events.add("/a", "t"));
         assert!(!events.add("/a", "t"));
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_becomes_one_event_of_the_watched_path_and_others_get_theirs() {
+    fn a_flood_is_merged_and_other_watches_get_their_events() {
         let mut events = Events::default();
         events.add("/guest/1/state", "one");
         events.add("/guest/2/state", "two");
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_unwatched_does_not_come() {
+    fn events_of_a_removed_watch_are_dropped() {
         let mut events = Events::default();
         events.add("/a", "t");
         events.add("/a", "u");
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_root_and_special_paths_are_watched() {
+    fn the_root_and_special_paths_can_be_watched() {
         let mut events = Events::default();
         events.add("/", "root");
         events.add("@releaseDomain", "gone");
@@ -160,8 +160,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes: what waits is bounded, each event belongs to a watch, and no change is forgotten: after the last
-        /// push below a watch, its path or the watched path itself comes.
+        /// For any sequence: the queue is bounded, each event belongs to a watch, and no change is lost: after the last push below a watch,
+        /// the pushed path or the watched path is returned.
         #[test]
         fn bounded_and_complete(
             watched in proptest::collection::vec((0..3u8, 0..2u8), 1..4),

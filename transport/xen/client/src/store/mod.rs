@@ -1,8 +1,8 @@
-//! A connection to xenstore, over the socket of xenstored or the kernel's node `/dev/xen/xenbus`. Source: Xen's
+//! Xenstore client, over xenstored's socket or the kernel's node `/dev/xen/xenbus`. Source: Xen's
 //! `public/io/xs_wire.h` and `docs/misc/xenstore.txt`.
 //!
-//! Calls block until the answer is there, but not for ever. What the server sends is checked: a server that breaks the protocol loses
-//! the connection, nothing else.
+//! Calls block until the reply arrives or the timeout expires. Messages from the server are validated: a violation of the protocol ends
+//! the connection.
 
 mod connection;
 mod error;
@@ -31,29 +31,29 @@ pub use error::{StoreError, StoreErrorKind};
 pub use permission::{Access, Permission};
 pub use session::Transaction;
 
-/// Where a real xenstore may be, in the order in which they are tried.
+/// Sockets and nodes of a real xenstore, in the order in which they are tried.
 pub const PLACES: [&str; 4] =
     ["/run/xenstored/socket", "/var/run/xenstored/socket", "/dev/xen/xenbus", "/proc/xen/xenbus"];
 
-/// How long an answer may take unless [`Store::set_timeout`] says otherwise.
+/// Default timeout of a reply; see [`Xenstore::set_timeout`].
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Most messages that are looked at before an event is handed out, so that events of the same path become one.
+/// Maximum number of messages read ahead before an event is returned, so that events of one path are merged.
 const MESSAGES_AHEAD: usize = 512;
 
-/// Something below a watched path has changed.
+/// A change at or below a watched path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WatchEvent {
-    /// What has changed. When it is the watched path itself, everything below may have changed: so it is for the event that each
-    /// watch starts with, and after a flood.
+    /// The changed path. If it is the watched path itself, everything below may have changed: this is so for the initial event of a watch,
+    /// and after an overflow.
     pub path: String,
-    /// What the watch was made with.
+    /// Token of the watch.
     pub token: String,
 }
 
-/// A connection to xenstore: requests and watches of one thread.
+/// A connection to xenstore, for the requests and watches of one thread.
 ///
-/// Paths start at the root, or (without a leading `/`) at the directory of the own domain.
+/// A path without a leading `/` is relative to the own domain's directory.
 #[derive(Debug)]
 pub struct Store {
     connection: Connection,
@@ -63,10 +63,10 @@ pub struct Store {
 }
 
 impl Store {
-    /// Connects to a socket of xenstored, or to a node like `/dev/xen/xenbus`.
+    /// Connects to a socket of xenstored, or to a node such as `/dev/xen/xenbus`.
     ///
     /// # Errors
-    /// When there is none, or the system refuses.
+    /// When it does not exist, or a system call fails.
     pub fn connect(path: &Path) -> io::Result<Store> {
         if !std::fs::metadata(path)?.file_type().is_socket() {
             let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -75,29 +75,29 @@ impl Store {
         Store::over(UnixStream::connect(path)?)
     }
 
-    /// Connects to the xenstore of the machine that this runs on.
+    /// Connects to the xenstore of this host.
     ///
     /// # Errors
-    /// When it is in none of the usual [places](PLACES).
+    /// When none of the [`CONNECTION_PATHS`] works.
     pub fn real() -> io::Result<Store> {
         let mut tried = vec![];
-        for place in PLACES {
-            match Store::connect(Path::new(place)) {
+        for path in PLACES {
+            match Store::connect(Path::new(path)) {
                 Ok(store) => return Ok(store),
-                Err(error) => tried.push((place, error)),
+                Err(error) => tried.push((path, error)),
             }
         }
-        let found: Vec<String> = tried.iter().map(|(place, error)| format!("{place}: {error}")).collect();
+        let found: Vec<String> = tried.iter().map(|(path, error)| format!("{path}: {error}")).collect();
         let mut kinds = tried.iter().map(|(_, error)| error.kind());
         let kind = kinds.find(|kind| *kind != io::ErrorKind::NotFound).unwrap_or(io::ErrorKind::NotFound);
         let text = format!("{}; is this a domain of Xen, and does xenstored run?", found.join(", "));
         Err(io::Error::new(kind, text))
     }
 
-    /// Speaks over a socket that is connected already.
+    /// Uses a connected socket.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// When the socket cannot be made non-blocking.
     pub fn over(socket: UnixStream) -> io::Result<Store> {
         socket.set_nonblocking(true)?;
         Ok(Store::new(socket.into()))
@@ -108,45 +108,45 @@ impl Store {
         Store { connection, events: Events::default(), timeout: TIMEOUT, last_request: 0 }
     }
 
-    /// How long an answer may take. After that the connection is lost, because nobody knows what became of the request.
+    /// Sets the timeout of a reply. After a timeout the connection is lost, because the outcome of the request is unknown.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// Readable when something has come, to be watched beside other things. Before waiting for it, events must be
-    /// [taken](Self::next_event) until there is none: some may have come with the answer to a request.
+    /// Returns the descriptor to poll for input. Before polling, the caller must take all events with [`next_event`](Self::next_event):
+    /// some may have arrived with the reply to a request.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.connection.descriptor()
     }
 
-    /// Watches a path and everything below it. One event for the path itself comes at once. `token` comes back in each event.
+    /// Watches a path and everything below it. An initial event for the path arrives at once. Each event carries `token`.
     ///
     /// # Errors
-    /// When xenstore refuses: `EEXIST` if this path is watched with this token already.
+    /// When xenstore refuses: `EEXIST` if there is a watch with this path and token.
     pub fn watch(&mut self, path: &str, token: &str) -> Result<(), StoreError> {
-        let asked = self.check_watch(Verb::WATCH, path, token)?;
-        // The first event may come before the answer.
+        let payload = self.check_watch(Verb::WATCH, path, token)?;
+        // The initial event may arrive before the reply.
         if !self.events.add(path, token) {
             return Err(StoreError::new(Verb::WATCH, path, StoreErrorKind::Refused("EEXIST".to_owned())));
         }
-        let answer = self.request(Verb::WATCH, 0, path, &[&asked]);
-        if answer.is_err() {
+        let reply = self.request(Verb::WATCH, 0, path, &[&payload]);
+        if reply.is_err() {
             self.events.remove(path, token);
         }
-        answer.map(|_| ())
+        reply.map(|_| ())
     }
 
-    /// Ends a watch. Its events that have not been taken do not come any more.
+    /// Removes a watch and drops its queued events.
     ///
     /// # Errors
     /// When there is no such watch (`ENOENT`), or the connection is lost.
     pub fn unwatch(&mut self, path: &str, token: &str) -> Result<(), StoreError> {
-        let asked = self.check_watch(Verb::UNWATCH, path, token)?;
-        // The kernel's node says yes to any.
+        let payload = self.check_watch(Verb::UNWATCH, path, token)?;
+        // The kernel's node accepts any.
         if !self.events.has(path, token) {
             return Err(StoreError::new(Verb::UNWATCH, path, StoreErrorKind::Refused("ENOENT".to_owned())));
         }
-        self.request(Verb::UNWATCH, 0, path, &[&asked])?;
+        self.request(Verb::UNWATCH, 0, path, &[&payload])?;
         self.events.remove(path, token);
         Ok(())
     }
@@ -160,13 +160,13 @@ impl Store {
         Ok([path.as_bytes(), &[0], token.as_bytes(), &[0]].concat())
     }
 
-    /// The next event, or `None` when there is none within `timeout` (`None`: waits for ever; zero: does not wait).
+    /// Returns the next event; `None` if none arrives within `timeout` (`None`: waits for ever; zero: does not wait).
     ///
     /// # Errors
     /// When the connection is lost.
     pub fn next_event(&mut self, timeout: Option<Duration>) -> Result<Option<WatchEvent>, StoreError> {
         let now = Instant::now();
-        // A time that no clock reaches is as good as none.
+        // A timeout beyond the clock's range waits for ever.
         let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
         for _ in 0..MESSAGES_AHEAD {
             if !self.hear(Some(now))? {
@@ -183,7 +183,7 @@ impl Store {
         }
     }
 
-    /// Takes one message that no request waits for. `false`: none came in time.
+    /// Receives one message outside a request. Returns false if none arrives by the deadline.
     fn hear(&mut self, deadline: Deadline) -> Result<bool, StoreError> {
         let received = self.connection.receive(deadline);
         let received = received.map_err(|why| lost(Verb::WATCH_EVENT, "", why))?;
@@ -192,10 +192,10 @@ impl Store {
         Ok(true)
     }
 
-    /// Puts an event in the queue, and drops what nobody has asked for.
+    /// Queues a watch event and drops any other message.
     fn sort(&mut self, message: Message) {
         if message.header.verb != Verb::WATCH_EVENT {
-            tracing::debug!(?message.header, "an answer from xenstore that nobody waits for");
+            tracing::debug!(?message.header, "unexpected reply from xenstore");
             return;
         }
         let mut parts = texts(&message.payload).map(std::str::from_utf8);
@@ -205,7 +205,7 @@ impl Store {
         }
     }
 
-    /// Asks, and waits for the answer's payload.
+    /// Sends a request and returns the payload of its reply.
     fn request(&mut self, verb: Verb, transaction: u32, path: &str, parts: &[&[u8]]) -> Result<Vec<u8>, StoreError> {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         if len > PAYLOAD_MAX {
@@ -222,23 +222,23 @@ impl Store {
         self.answer(header, path, deadline)
     }
 
-    fn answer(&mut self, asked: Header, path: &str, deadline: Deadline) -> Result<Vec<u8>, StoreError> {
-        let verb = asked.verb;
+    fn answer(&mut self, request: Header, path: &str, deadline: Deadline) -> Result<Vec<u8>, StoreError> {
+        let verb = request.verb;
         loop {
             let received = self.connection.receive(deadline).map_err(|why| lost(verb, path, why))?;
-            // A server that floods us with other messages does not get round the deadline.
+            // Checked although a message arrived: a flood of other messages must not extend the deadline.
             let late = deadline.is_some_and(|deadline| Instant::now() > deadline);
             let Some(message) = received else {
                 let why = format!("no answer within {:?}", self.timeout);
                 return Err(lost(verb, path, self.connection.lose(why)));
             };
-            if message.header.request == asked.request && message.header.verb == verb {
+            if message.header.request == request.request && message.header.verb == verb {
                 return Ok(message.payload);
             }
-            if message.header.request == asked.request && message.header.verb == Verb::ERROR {
+            if message.header.request == request.request && message.header.verb == Verb::ERROR {
                 return Err(StoreError::new(verb, path, refusal(&message.payload)));
             }
-            if message.header.request == asked.request && message.header.verb != Verb::WATCH_EVENT {
+            if message.header.request == request.request && message.header.verb != Verb::WATCH_EVENT {
                 let why = format!("found an answer of type {}, expected {}", message.header.verb.0, verb.0);
                 return Err(lost(verb, path, self.connection.lose(why)));
             }
@@ -251,7 +251,7 @@ impl Store {
     }
 }
 
-/// The name of an error number, as long as it looks like one.
+/// Returns the errno name of an error reply; EIO if it does not look like one.
 fn refusal(payload: &[u8]) -> StoreErrorKind {
     let name = payload.strip_suffix(&[0]).unwrap_or(payload);
     let plausible = name.first() == Some(&b'E')

@@ -1,29 +1,29 @@
-//! Who may do what with a node.
+//! Permissions of a node.
 
 use std::fmt;
 
 use mqblk_memory::DomainId;
 
-/// What a domain may do with a node.
+/// Access of a domain to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Nothing.
+    /// No access.
     None,
-    /// Read it.
+    /// Read only.
     Read,
-    /// Write it.
+    /// Write only.
     Write,
-    /// Read and write it.
+    /// Read and write.
     Both,
 }
 
-/// One entry of a node's permissions. The first entry's domain owns the node and may do everything; its `access` is that of all
+/// An entry of a node's permission list. The first entry's domain owns the node and has full access; its `access` applies to all
 /// domains without an entry. Source: `docs/misc/xenstore.txt`, GET_PERMS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permission {
-    /// Whose.
+    /// The domain.
     pub domain: DomainId,
-    /// What it may do.
+    /// Its access.
     pub access: Access,
 }
 

@@ -1,26 +1,26 @@
-//! Reading and writing, in a transaction or without one.
+//! Xenstore operations, inside and outside transactions.
 
 use std::time::Duration;
 
 use super::wire::{Verb, texts};
 use super::{Permission, Store, StoreError, StoreErrorKind, check_path};
 
-/// How often a transaction is tried. Of several that meet one always goes through, so this is only reached when others write
-/// all the time.
+/// Maximum attempts of a transaction. One of several conflicting transactions always succeeds, so only constant writes of others reach
+/// this limit.
 const ATTEMPTS: u32 = 32;
-/// How long a transaction waits before the second attempt; twice as long before each further one.
+/// Wait before the second attempt of a transaction; doubled before each further one.
 const FIRST_WAIT: Duration = Duration::from_millis(1);
-/// The longest wait between two attempts.
+/// Maximum wait between two attempts.
 const LONGEST_WAIT: Duration = Duration::from_millis(50);
 
-/// Most pieces in which one directory is read, and most times that it may change meanwhile.
+/// Maximum number of DIRECTORY_PART requests for one directory, including restarts after a change.
 const DIRECTORY_PIECES: u32 = 4096;
 
-/// Requests of one transaction: they see the store as it was when the transaction began, and take effect together.
+/// A transaction: its requests see the store as it was when it started, and take effect together.
 #[derive(Debug)]
 pub struct Transaction<'a> {
     store: &'a mut Store,
-    /// 0: none, each request takes effect at once.
+    /// Transaction id; 0: none, each request takes effect at once.
     id: u32,
 }
 
@@ -29,15 +29,15 @@ impl Store {
         Transaction { store: self, id: 0 }
     }
 
-    /// The value of a node; `None` when there is no such node.
+    /// Reads the value of a node; `None` if it does not exist.
     ///
     /// # Errors
-    /// When xenstore refuses (`EACCES`), the value is no text, or the connection is lost.
+    /// When xenstore refuses (`EACCES`), the value is not UTF-8, or the connection is lost.
     pub fn read(&mut self, path: &str) -> Result<Option<String>, StoreError> {
         self.session().read(path)
     }
 
-    /// Gives a node a value. It and the nodes above it are made when they are not there.
+    /// Writes the value of a node. Creates it and its missing parents.
     ///
     /// # Errors
     /// When xenstore refuses (`EACCES`, `ENOSPC`: the domain's quota), path and value are too long, or the connection is lost.
@@ -45,7 +45,7 @@ impl Store {
         self.session().write(path, value)
     }
 
-    /// Removes a node and everything below it. It need not be there.
+    /// Removes a node and everything below it. The node may be missing.
     ///
     /// # Errors
     /// When xenstore refuses (`EACCES`), or the connection is lost.
@@ -53,7 +53,7 @@ impl Store {
         self.session().remove(path)
     }
 
-    /// Makes an empty node. It may be there already.
+    /// Creates an empty node (MKDIR). It may exist already.
     ///
     /// # Errors
     /// When xenstore refuses (`EACCES`, `ENOSPC`), or the connection is lost.
@@ -61,15 +61,15 @@ impl Store {
         self.session().make(path)
     }
 
-    /// The names of the nodes below a node; `None` when there is no such node.
+    /// Lists the names of a node's children; `None` if it does not exist.
     ///
     /// # Errors
-    /// When xenstore refuses (`EACCES`), a name is no text, or the connection is lost.
+    /// When xenstore refuses (`EACCES`), a name is not UTF-8, or the connection is lost.
     pub fn list(&mut self, path: &str) -> Result<Option<Vec<String>>, StoreError> {
         self.session().list(path)
     }
 
-    /// The permissions of a node, its owner's first; `None` when there is no such node.
+    /// Reads the permissions of a node, its owner's first; `None` if it does not exist.
     ///
     /// # Errors
     /// When xenstore refuses (`EACCES`), or the connection is lost.
@@ -77,7 +77,7 @@ impl Store {
         self.session().permissions(path)
     }
 
-    /// Replaces the permissions of a node; the first is the owner's.
+    /// Sets the permissions of a node; the first is the owner's.
     ///
     /// # Errors
     /// When xenstore refuses (`EACCES`, `ENOENT`), or the connection is lost.
@@ -85,12 +85,10 @@ impl Store {
         self.session().set_permissions(path, permissions)
     }
 
-    /// Does what `work` asks in one transaction: all of it or nothing. When others have changed meanwhile what it read or wrote, it is
-    /// done again.
+    /// Runs `work` in one transaction, which takes effect completely or not at all. Repeats it after a conflict with another writer.
     ///
     /// # Errors
-    /// What `work` returns; then nothing was done. Or xenstore refuses, others change things in each of many attempts, or the
-    /// connection is lost.
+    /// An error of `work`; then nothing has changed. Or xenstore refuses, every attempt conflicts, or the connection is lost.
     pub fn transaction<T>(
         &mut self,
         mut work: impl FnMut(&mut Transaction<'_>) -> Result<T, StoreError>,
@@ -99,7 +97,7 @@ impl Store {
         for attempt in 1..=ATTEMPTS {
             match self.attempt(&mut work) {
                 Err(error) if error.errno() == "EAGAIN" => {
-                    tracing::debug!(attempt, "a transaction meets another");
+                    tracing::debug!(attempt, "a transaction conflicts with another");
                 }
                 other => return other,
             }
@@ -121,11 +119,11 @@ impl Store {
             let why = self.connection.lose("found a transaction without a number above 0");
             return Err(super::lost(Verb::TRANSACTION_START, "", why));
         };
-        let worked = work(&mut Transaction { store: self, id });
-        let end: &[u8] = if worked.is_ok() { b"T\0" } else { b"F\0" };
+        let result = work(&mut Transaction { store: self, id });
+        let end: &[u8] = if result.is_ok() { b"T\0" } else { b"F\0" };
         let ended = self.request(Verb::TRANSACTION_END, id, "", &[end]);
-        // Why the work failed says more than why giving it up failed too.
-        worked.and_then(|value| ended.map(|_| value))
+        // An error of the work is more useful than an error of the abort.
+        result.and_then(|value| ended.map(|_| value))
     }
 }
 
@@ -135,43 +133,43 @@ impl Transaction<'_> {
         self.store.request(verb, self.id, path, &[path.as_bytes(), &[0], rest])
     }
 
-    /// As [`Store::read`].
+    /// See [`Xenstore::read`].
     ///
     /// # Errors
-    /// As [`Store::read`].
+    /// See [`Xenstore::read`].
     pub fn read(&mut self, path: &str) -> Result<Option<String>, StoreError> {
         let value = found(self.ask(Verb::READ, path, &[]))?;
         value.map(|value| text(Verb::READ, path, value)).transpose()
     }
 
-    /// As [`Store::write`].
+    /// See [`Xenstore::write`].
     ///
     /// # Errors
-    /// As [`Store::write`].
+    /// See [`Xenstore::write`].
     pub fn write(&mut self, path: &str, value: &str) -> Result<(), StoreError> {
         self.ask(Verb::WRITE, path, value.as_bytes()).map(|_| ())
     }
 
-    /// As [`Store::remove`].
+    /// See [`Xenstore::remove`].
     ///
     /// # Errors
-    /// As [`Store::remove`].
+    /// See [`Xenstore::remove`].
     pub fn remove(&mut self, path: &str) -> Result<(), StoreError> {
         found(self.ask(Verb::RM, path, &[])).map(|_| ())
     }
 
-    /// As [`Store::make`].
+    /// See [`Xenstore::mkdir`].
     ///
     /// # Errors
-    /// As [`Store::make`].
+    /// See [`Xenstore::mkdir`].
     pub fn make(&mut self, path: &str) -> Result<(), StoreError> {
         self.ask(Verb::MKDIR, path, &[]).map(|_| ())
     }
 
-    /// As [`Store::list`].
+    /// See [`Xenstore::list`].
     ///
     /// # Errors
-    /// As [`Store::list`].
+    /// See [`Xenstore::list`].
     pub fn list(&mut self, path: &str) -> Result<Option<Vec<String>>, StoreError> {
         let whole = match self.ask(Verb::DIRECTORY, path, &[]) {
             Err(error) if error.errno() == "E2BIG" => self.list_in_pieces(path),
@@ -181,20 +179,20 @@ impl Transaction<'_> {
         texts(&payload).map(|name| text(Verb::DIRECTORY, path, name.to_vec())).collect::<Result<_, _>>().map(Some)
     }
 
-    /// A directory that does not fit in one message: read from ever further on, from the start again when it has changed.
+    /// Lists a directory that exceeds one message (DIRECTORY_PART). Starts over when the directory changes.
     fn list_in_pieces(&mut self, path: &str) -> Result<Vec<u8>, StoreError> {
         let mut names: Vec<u8> = vec![];
         let mut generation: Vec<u8> = vec![];
         for _ in 0..DIRECTORY_PIECES {
             let offset = format!("{}\0", names.len());
-            let piece = self.ask(Verb::DIRECTORY_PART, path, offset.as_bytes())?;
-            let Some(end) = piece.iter().position(|byte| *byte == 0) else { break };
-            let (found, rest) = (&piece[..end], &piece[end + 1..]);
-            if !names.is_empty() && found != generation {
+            let part = self.ask(Verb::DIRECTORY_PART, path, offset.as_bytes())?;
+            let Some(end) = part.iter().position(|byte| *byte == 0) else { break };
+            let (new_generation, rest) = (&part[..end], &part[end + 1..]);
+            if !names.is_empty() && new_generation != generation {
                 names.clear();
                 continue;
             }
-            generation = found.to_vec();
+            generation = new_generation.to_vec();
             // An empty name marks the end.
             match rest.strip_suffix(b"\0\0") {
                 Some(last) => {
@@ -210,10 +208,10 @@ impl Transaction<'_> {
         Err(StoreError::new(Verb::DIRECTORY_PART, path, StoreErrorKind::Invalid(text)))
     }
 
-    /// As [`Store::permissions`].
+    /// See [`Xenstore::permissions`].
     ///
     /// # Errors
-    /// As [`Store::permissions`].
+    /// See [`Xenstore::permissions`].
     pub fn permissions(&mut self, path: &str) -> Result<Option<Vec<Permission>>, StoreError> {
         let Some(payload) = found(self.ask(Verb::GET_PERMS, path, &[]))? else { return Ok(None) };
         let parsed: Option<Vec<Permission>> = texts(&payload).map(Permission::parse).collect();
@@ -221,19 +219,19 @@ impl Transaction<'_> {
         parsed.ok_or_else(|| StoreError::new(Verb::GET_PERMS, path, wrong())).map(Some)
     }
 
-    /// As [`Store::set_permissions`].
+    /// See [`Xenstore::set_permissions`].
     ///
     /// # Errors
-    /// As [`Store::set_permissions`].
+    /// See [`Xenstore::set_permissions`].
     pub fn set_permissions(&mut self, path: &str, permissions: &[Permission]) -> Result<(), StoreError> {
         let list: String = permissions.iter().map(|permission| format!("{permission}\0")).collect();
         self.ask(Verb::SET_PERMS, path, list.as_bytes()).map(|_| ())
     }
 }
 
-/// `None` for a node that is not there.
-fn found(answer: Result<Vec<u8>, StoreError>) -> Result<Option<Vec<u8>>, StoreError> {
-    match answer {
+/// Maps ENOENT to `None`.
+fn found(reply: Result<Vec<u8>, StoreError>) -> Result<Option<Vec<u8>>, StoreError> {
+    match reply {
         Ok(payload) => Ok(Some(payload)),
         Err(error) if error.errno() == "ENOENT" => Ok(None),
         Err(error) => Err(error),

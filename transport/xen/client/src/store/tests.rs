@@ -1,4 +1,4 @@
-//! A connection against a server that answers what the test says, right or wrong.
+//! A client against a server that follows a script, valid or not.
 
 use std::io::{Read, Write};
 use std::thread::JoinHandle;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a server does with a request: the bytes that it sends; `None`: it closes the connection.
+/// Returns the bytes that the server sends for a request; `None` closes the connection.
 type Script = Box<dyn FnMut(Header, &[u8]) -> Option<Vec<u8>> + Send>;
 
 fn message(verb: Verb, request: u32, transaction: u32, payload: &[u8]) -> Vec<u8> {
@@ -16,19 +16,19 @@ fn message(verb: Verb, request: u32, transaction: u32, payload: &[u8]) -> Vec<u8
     [header.encode().as_slice(), payload].concat()
 }
 
-fn reply(asked: Header, payload: &[u8]) -> Option<Vec<u8>> {
-    Some(message(asked.verb, asked.request, asked.transaction, payload))
+fn reply(request: Header, payload: &[u8]) -> Option<Vec<u8>> {
+    Some(message(request.verb, request.request, request.transaction, payload))
 }
 
-fn error(asked: Header, name: &str) -> Option<Vec<u8>> {
-    Some(message(Verb::ERROR, asked.request, asked.transaction, format!("{name}\0").as_bytes()))
+fn error(request: Header, name: &str) -> Option<Vec<u8>> {
+    Some(message(Verb::ERROR, request.request, request.transaction, format!("{name}\0").as_bytes()))
 }
 
 fn event(path: &str, token: &str) -> Vec<u8> {
     message(Verb::WATCH_EVENT, 0, 0, format!("{path}\0{token}\0").as_bytes())
 }
 
-/// A store whose server follows the script, until the store is dropped.
+/// Starts a server that follows the script, until the returned client is dropped.
 fn served(mut script: Script) -> (Store, JoinHandle<()>) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let server = std::thread::spawn(move || {
@@ -42,10 +42,10 @@ fn served(mut script: Script) -> (Store, JoinHandle<()>) {
             if theirs.read_exact(&mut payload).is_err() {
                 return;
             }
-            let Some(answer) = script(header, &payload) else { return };
-            // In small pieces: a message need not come whole.
-            for piece in answer.chunks(7) {
-                if theirs.write_all(piece).is_err() {
+            let Some(reply) = script(header, &payload) else { return };
+            // In small parts: a message need not arrive whole.
+            for part in reply.chunks(7) {
+                if theirs.write_all(part).is_err() {
                     return;
                 }
             }
@@ -60,16 +60,16 @@ fn finish(store: Store, server: JoinHandle<()>) {
 }
 
 #[test]
-fn requests_are_written_as_xenstored_reads_them() {
+fn requests_have_xenstoreds_format() {
     let (sender, seen) = std::sync::mpsc::channel();
-    let (mut store, server) = served(Box::new(move |asked, payload| {
-        sender.send((asked.verb, asked.transaction, payload.to_vec())).unwrap();
-        match asked.verb {
-            Verb::READ if payload == b"domid\0" => reply(asked, b"3"),
-            Verb::READ => error(asked, "ENOENT"),
-            Verb::DIRECTORY => reply(asked, b"a\0bc\0"),
-            Verb::GET_PERMS => reply(asked, b"n0\0r3\0"),
-            _ => reply(asked, b"OK\0"),
+    let (mut store, server) = served(Box::new(move |request, payload| {
+        sender.send((request.verb, request.transaction, payload.to_vec())).unwrap();
+        match request.verb {
+            Verb::READ if payload == b"domid\0" => reply(request, b"3"),
+            Verb::READ => error(request, "ENOENT"),
+            Verb::DIRECTORY => reply(request, b"a\0bc\0"),
+            Verb::GET_PERMS => reply(request, b"n0\0r3\0"),
+            _ => reply(request, b"OK\0"),
         }
     }));
     assert_eq!(store.read("domid").unwrap().as_deref(), Some("3"));
@@ -101,7 +101,7 @@ fn requests_are_written_as_xenstored_reads_them() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_refused_here() {
+fn invalid_requests_are_not_sent() {
     let (mut store, server) = served(Box::new(|_, _| panic!("nothing is sent")));
     let long = "v".repeat(PAYLOAD_MAX - "/a".len());
     for (result, expected) in [
@@ -120,11 +120,11 @@ fn what_cannot_be_sent_is_refused_here() {
 }
 
 #[test]
-fn refusals_carry_their_names() {
+fn error_replies_carry_the_errno_name() {
     let mut names =
         ["EACCES\0", "ENOSPC", "E2BIG\0", "", "\0", "nonsense\0", "EVERYTHING IS LOST\0", "E\u{1b}[2J\0"].into_iter();
-    let (mut store, server) = served(Box::new(move |asked, _| {
-        Some(message(Verb::ERROR, asked.request, 0, names.next().unwrap().as_bytes()))
+    let (mut store, server) = served(Box::new(move |request, _| {
+        Some(message(Verb::ERROR, request.request, 0, names.next().unwrap().as_bytes()))
     }));
     for expected in ["EACCES", "ENOSPC", "E2BIG", "EIO", "EIO", "EIO", "EIO", "EIO"] {
         let error = store.write("/a", "").unwrap_err();
@@ -135,25 +135,25 @@ fn refusals_carry_their_names() {
 }
 
 #[test]
-fn a_value_that_is_no_text_is_an_error_of_this_value_only() {
+fn a_value_that_is_not_utf8_fails_only_its_read() {
     let (mut store, server) =
-        served(Box::new(|asked, payload| reply(asked, if payload == b"/odd\0" { &[0xff, 0xfe] } else { b"fine" })));
+        served(Box::new(|request, payload| reply(request, if payload == b"/odd\0" { &[0xff, 0xfe] } else { b"fine" })));
     assert_eq!(store.read("/odd").unwrap_err().errno(), "EILSEQ");
     assert_eq!(store.read("/even").unwrap().as_deref(), Some("fine"));
     finish(store, server);
 }
 
 #[test]
-fn events_come_between_answers() {
-    let (mut store, server) = served(Box::new(|asked, _| {
+fn events_arrive_between_replies() {
+    let (mut store, server) = served(Box::new(|request, _| {
         let mut sent = vec![];
-        // The first event before the answer, which a real server does not do but the kernel's node may.
+        // The initial event before the reply, which a real server does not do but the kernel's node may.
         sent.extend(event("/a", "t"));
         for n in 0..100 {
             sent.extend(event(&format!("/a/{}", n % 3), "t"));
         }
-        sent.extend(message(asked.verb, asked.request.wrapping_sub(1), 0, b"stale"));
-        sent.extend(reply(asked, b"OK\0")?);
+        sent.extend(message(request.verb, request.request.wrapping_sub(1), 0, b"stale"));
+        sent.extend(reply(request, b"OK\0")?);
         sent.extend(event("/a/last", "t"));
         sent.extend(event("/else", "t"));
         sent.extend(message(Verb::WATCH_EVENT, 0, 0, b"/a/half"));
@@ -171,10 +171,10 @@ fn events_come_between_answers() {
 }
 
 #[test]
-fn a_watch_that_is_refused_is_none() {
-    let (mut store, server) = served(Box::new(|asked, _| match asked.verb {
-        Verb::WATCH => error(asked, "EACCES"),
-        _ => Some([event("/a", "t"), reply(asked, b"")?].concat()),
+fn a_refused_watch_is_not_added() {
+    let (mut store, server) = served(Box::new(|request, _| match request.verb {
+        Verb::WATCH => error(request, "EACCES"),
+        _ => Some([event("/a", "t"), reply(request, b"")?].concat()),
     }));
     assert_eq!(store.watch("/a", "t").unwrap_err().errno(), "EACCES");
     assert_eq!(store.unwatch("/a", "t").unwrap_err().errno(), "ENOENT");
@@ -184,16 +184,16 @@ fn a_watch_that_is_refused_is_none() {
 }
 
 #[test]
-fn a_transaction_is_done_again_when_others_were_quicker() {
+fn a_transaction_is_repeated_after_a_conflict() {
     let mut starts = 0;
-    let (mut store, server) = served(Box::new(move |asked, payload| match asked.verb {
+    let (mut store, server) = served(Box::new(move |request, payload| match request.verb {
         Verb::TRANSACTION_START => {
             starts += 1;
-            reply(asked, format!("{}\0", 40 + starts).as_bytes())
+            reply(request, format!("{}\0", 40 + starts).as_bytes())
         }
-        Verb::TRANSACTION_END if payload == b"T\0" && asked.transaction < 43 => error(asked, "EAGAIN"),
-        Verb::TRANSACTION_END => reply(asked, b"OK\0"),
-        _ => reply(asked, asked.transaction.to_string().as_bytes()),
+        Verb::TRANSACTION_END if payload == b"T\0" && request.transaction < 43 => error(request, "EAGAIN"),
+        Verb::TRANSACTION_END => reply(request, b"OK\0"),
+        _ => reply(request, request.transaction.to_string().as_bytes()),
     }));
     let mut runs = 0;
     let value = store.transaction(|transaction| {
@@ -207,10 +207,10 @@ fn a_transaction_is_done_again_when_others_were_quicker() {
 }
 
 #[test]
-fn a_transaction_that_never_goes_through_ends() {
-    let (mut store, server) = served(Box::new(|asked, _| match asked.verb {
-        Verb::TRANSACTION_END => error(asked, "EAGAIN"),
-        _ => reply(asked, b"7\0"),
+fn a_transaction_that_always_conflicts_fails() {
+    let (mut store, server) = served(Box::new(|request, _| match request.verb {
+        Verb::TRANSACTION_END => error(request, "EAGAIN"),
+        _ => reply(request, b"7\0"),
     }));
     let error = store.transaction(|_| Ok(())).unwrap_err();
     assert!(matches!(error.kind, StoreErrorKind::Conflicts(32)), "{error}");
@@ -219,15 +219,15 @@ fn a_transaction_that_never_goes_through_ends() {
 }
 
 #[test]
-fn a_transaction_that_fails_is_given_up() {
+fn a_transaction_that_fails_is_aborted() {
     let (sender, ends) = std::sync::mpsc::channel();
-    let (mut store, server) = served(Box::new(move |asked, payload| match asked.verb {
-        Verb::TRANSACTION_START => reply(asked, b"9\0"),
+    let (mut store, server) = served(Box::new(move |request, payload| match request.verb {
+        Verb::TRANSACTION_START => reply(request, b"9\0"),
         Verb::TRANSACTION_END => {
-            sender.send((asked.transaction, payload.to_vec())).unwrap();
-            reply(asked, b"OK\0")
+            sender.send((request.transaction, payload.to_vec())).unwrap();
+            reply(request, b"OK\0")
         }
-        _ => error(asked, "EACCES"),
+        _ => error(request, "EACCES"),
     }));
     let failed = store.transaction(|transaction| transaction.write("/a", "1")).unwrap_err();
     assert_eq!(failed.errno(), "EACCES");
@@ -236,35 +236,35 @@ fn a_transaction_that_fails_is_given_up() {
 }
 
 #[test]
-fn a_long_directory_comes_in_pieces() {
+fn a_long_directory_is_listed_in_parts() {
     let names: Vec<String> = (0..3000).map(|n| format!("name-{n}")).collect();
     let whole: Vec<u8> = names.iter().flat_map(|name| [name.as_bytes(), &[0]].concat()).collect();
-    let mut asked_for = 0;
-    let (mut store, server) = served(Box::new(move |asked, payload| {
-        if asked.verb == Verb::DIRECTORY {
-            return error(asked, "E2BIG");
+    let mut parts_sent = 0;
+    let (mut store, server) = served(Box::new(move |request, payload| {
+        if request.verb == Verb::DIRECTORY {
+            return error(request, "E2BIG");
         }
         let offset: usize = std::str::from_utf8(texts(payload).nth(1).unwrap()).unwrap().parse().unwrap();
-        asked_for += 1;
+        parts_sent += 1;
         // The directory changes once, in the middle.
-        let mut piece = if asked_for < 4 { b"1\0".to_vec() } else { b"2\0".to_vec() };
-        let room = &whole[offset..whole.len().min(offset + 3000)];
-        let end = room.iter().rposition(|byte| *byte == 0).unwrap() + 1;
-        piece.extend(&room[..end]);
+        let mut part = if parts_sent < 4 { b"1\0".to_vec() } else { b"2\0".to_vec() };
+        let rest = &whole[offset..whole.len().min(offset + 3000)];
+        let end = rest.iter().rposition(|byte| *byte == 0).unwrap() + 1;
+        part.extend(&rest[..end]);
         if offset + end == whole.len() {
-            piece.push(0);
+            part.push(0);
         }
-        reply(asked, &piece)
+        reply(request, &part)
     }));
     assert_eq!(store.list("/dir").unwrap().unwrap(), names);
     finish(store, server);
 }
 
 #[test]
-fn a_directory_without_an_end_is_refused() {
-    let (mut store, server) = served(Box::new(|asked, _| match asked.verb {
-        Verb::DIRECTORY => error(asked, "E2BIG"),
-        _ => reply(asked, b"1\0a\0"),
+fn a_directory_without_an_end_is_an_error() {
+    let (mut store, server) = served(Box::new(|request, _| match request.verb {
+        Verb::DIRECTORY => error(request, "E2BIG"),
+        _ => reply(request, b"1\0a\0"),
     }));
     assert!(store.list("/dir").unwrap_err().to_string().contains("found no end of a directory"));
     finish(store, server);
@@ -275,13 +275,13 @@ fn a_server_that_breaks_the_protocol_loses_the_connection() {
     let scripts: Vec<(&str, Script)> = vec![
         ("closed by the other side", Box::new(|_, _| None)),
         ("found a message of 4294967295 bytes, expected at most 4096", Box::new(|_, _| Some(vec![0xff; 16]))),
-        ("found a message of 4097 bytes", Box::new(|asked, _| reply(asked, &[b'a'; PAYLOAD_MAX + 1]))),
+        ("found a message of 4097 bytes", Box::new(|request, _| reply(request, &[b'a'; PAYLOAD_MAX + 1]))),
         (
             "found an answer of type 11, expected 2",
-            Box::new(|asked, _| Some(message(Verb::WRITE, asked.request, 0, b"OK\0"))),
+            Box::new(|request, _| Some(message(Verb::WRITE, request.request, 0, b"OK\0"))),
         ),
-        ("no answer within", Box::new(|asked, _| Some(message(asked.verb, asked.request + 1, 0, b"not yours")))),
-        ("no answer within", Box::new(|asked, _| Some(reply(asked, b"half of it")?[..20].to_vec()))),
+        ("no answer within", Box::new(|request, _| Some(message(request.verb, request.request + 1, 0, b"not yours")))),
+        ("no answer within", Box::new(|request, _| Some(reply(request, b"half of it")?[..20].to_vec()))),
         ("no answer within", Box::new(|_, _| Some(vec![0; 3]))),
     ];
     for (expected, script) in scripts {
@@ -297,7 +297,7 @@ fn a_server_that_breaks_the_protocol_loses_the_connection() {
 }
 
 #[test]
-fn a_flood_of_events_does_not_put_an_answer_off_for_ever() {
+fn a_flood_of_events_does_not_extend_the_timeout() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let server = std::thread::spawn(move || while theirs.write_all(&event("/a", "t")).is_ok() {});
     let mut store = Store::over(ours).unwrap();
@@ -307,16 +307,16 @@ fn a_flood_of_events_does_not_put_an_answer_off_for_ever() {
 }
 
 #[test]
-fn a_transaction_without_a_number_loses_the_connection() {
+fn a_transaction_without_an_id_loses_the_connection() {
     for number in ["", "\0", "0\0", "x\0", "-1\0", "4294967296\0"] {
-        let (mut store, server) = served(Box::new(move |asked, _| reply(asked, number.as_bytes())));
+        let (mut store, server) = served(Box::new(move |request, _| reply(request, number.as_bytes())));
         assert!(store.transaction(|_| Ok(())).unwrap_err().is_lost(), "{number:?}");
         finish(store, server);
     }
 }
 
 #[test]
-fn a_store_that_is_not_there_says_so() {
+fn a_missing_xenstore_is_not_found() {
     let folder = tempfile::tempdir().unwrap();
     let error = Store::connect(&folder.path().join("none")).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::NotFound);
@@ -325,9 +325,9 @@ fn a_store_that_is_not_there_says_so() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Whatever the server sends, every call ends, and with an answer or an error.
+    /// For any bytes from the server every call returns a result or an error.
     #[test]
-    fn any_answer_is_survived(
+    fn any_reply_is_survived(
         answers in proptest::collection::vec(
             (0..24u32, prop_oneof![Just(None), any::<u32>().prop_map(Some)], prop_oneof![Just(None), any::<u32>().prop_map(Some)],
              proptest::collection::vec(any::<u8>(), 0..64)),

@@ -1,18 +1,18 @@
-//! The messages of xenstore. Source: Xen's `public/io/xs_wire.h`.
+//! Xenstore messages. Source: Xen's `public/io/xs_wire.h`.
 
-/// Bytes before each payload: four numbers of 32 bits in the host's byte order (type, request, transaction, length).
+/// Bytes of a header: type, request id, transaction id, length; each a u32 in host byte order.
 pub(crate) const HEADER_BYTES: usize = 16;
 
-/// Most bytes of a payload, either way: XENSTORE_PAYLOAD_MAX.
+/// Maximum payload in either direction: XENSTORE_PAYLOAD_MAX.
 pub(crate) const PAYLOAD_MAX: usize = 4096;
 
-/// Most bytes of a path that starts at the root: XENSTORE_ABS_PATH_MAX.
+/// Maximum length of an absolute path: XENSTORE_ABS_PATH_MAX.
 pub(crate) const ABSOLUTE_PATH_MAX: usize = 3072;
 
-/// Most bytes of a path that starts at the domain's own directory: XENSTORE_REL_PATH_MAX.
+/// Maximum length of a path relative to the domain's directory: XENSTORE_REL_PATH_MAX.
 pub(crate) const RELATIVE_PATH_MAX: usize = 2048;
 
-/// What a message is: `enum xsd_sockmsg_type`. A reply carries the verb of its request, or says that it is an error.
+/// Type of a message (`enum xsd_sockmsg_type`). A reply has the type of its request, or [`ERROR`](Self::ERROR).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Verb(pub(crate) u32);
 
@@ -32,7 +32,7 @@ impl Verb {
     pub(crate) const ERROR: Verb = Verb(16);
     pub(crate) const DIRECTORY_PART: Verb = Verb(22);
 
-    /// For messages to people.
+    /// Describes the operation for error messages.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Verb::DIRECTORY | Verb::DIRECTORY_PART => "list",
@@ -51,13 +51,13 @@ impl Verb {
     }
 }
 
-/// What stands before each payload.
+/// Header of a message (`struct xsd_sockmsg`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) verb: Verb,
-    /// Chosen by the client, comes back in the reply.
+    /// Request id: chosen by the client, returned in the reply.
     pub(crate) request: u32,
-    /// 0: no transaction.
+    /// Transaction id; 0: none.
     pub(crate) transaction: u32,
     /// Bytes of payload.
     pub(crate) len: u32,
@@ -67,8 +67,8 @@ impl Header {
     pub(crate) fn encode(self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         let numbers = [self.verb.0, self.request, self.transaction, self.len];
-        for (place, number) in bytes.chunks_exact_mut(4).zip(numbers) {
-            place.copy_from_slice(&number.to_ne_bytes());
+        for (field, number) in bytes.chunks_exact_mut(4).zip(numbers) {
+            field.copy_from_slice(&number.to_ne_bytes());
         }
         bytes
     }
@@ -79,13 +79,13 @@ impl Header {
     }
 }
 
-/// The texts of a payload, each of which ends with a zero byte. The last may lack it, as in the replies of some servers.
+/// Splits a payload into its NUL-terminated strings. The last NUL may be missing, as in the replies of some servers.
 pub(crate) fn texts(payload: &[u8]) -> impl Iterator<Item = &[u8]> {
     let payload = payload.strip_suffix(&[0]).unwrap_or(payload);
     payload.split(|byte| *byte == 0).filter(move |_| !payload.is_empty())
 }
 
-/// What is wrong with a path, if anything. Source: Xen's `docs/misc/xenstore.txt`, and xenstored's list of characters.
+/// Returns why a path is invalid; `None` if it is valid. Source: Xen's `docs/misc/xenstore.txt`, and xenstored's set of characters.
 pub(crate) fn judge_path(path: &str) -> Option<String> {
     let limit = if path.starts_with('/') { ABSOLUTE_PATH_MAX } else { RELATIVE_PATH_MAX };
     let known = |byte: &u8| byte.is_ascii_alphanumeric() || b"-/_@".contains(byte);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_end_with_zeroes() {
+    fn strings_end_with_nul() {
         let split = |payload: &[u8]| texts(payload).map(<[u8]>::to_vec).collect::<Vec<_>>();
         assert_eq!(split(b""), Vec::<Vec<u8>>::new());
         assert_eq!(split(b"\0"), Vec::<Vec<u8>>::new());
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_judged() {
+    fn paths_are_validated() {
         for good in ["/", "/local/domain/0", "domid", "device/vbd/51712", "@releaseDomain", "queue-0/ring-ref", "a_B"] {
             assert_eq!(judge_path(good), None, "{good}");
         }

@@ -79,7 +79,7 @@ fn devices_have_numbers_and_names() {
 }
 
 #[test]
-fn states_are_tolerant() {
+fn invalid_states_are_unknown() {
     for (number, state) in State::ALL.into_iter().enumerate() {
         assert_eq!(State::parse(Some(&number.to_string())), state);
         assert_eq!(state.to_string(), number.to_string());
@@ -114,7 +114,7 @@ fn numbers_are_decimal_and_bounded() {
 }
 
 #[test]
-fn paths_are_built_and_taken_apart() {
+fn paths_are_built_and_parsed() {
     let (own, front) = (DomainId(0), DomainId(7));
     assert_eq!(frontend(front, 51712), "/local/domain/7/device/vbd/51712");
     assert_eq!(domain(front), "/local/domain/7");
@@ -138,13 +138,13 @@ fn paths_are_built_and_taken_apart() {
 
 proptest! {
     #[test]
-    fn a_name_leads_back_to_its_number(disk in 0..=DISK_MAX, part in 0..256u32) {
+    fn a_name_parses_to_its_number(disk in 0..=DISK_MAX, part in 0..256u32) {
         let number = xvd(disk, part).unwrap();
         prop_assert_eq!(device_number(&device_name(number).unwrap()), Ok(number));
     }
 
     #[test]
-    fn no_text_is_too_odd(text in ".{0,64}", number_of in any::<u32>()) {
+    fn any_text_is_parsed_without_panic(text in ".{0,64}", number_of in any::<u32>()) {
         let _ = device_number(&text);
         let _ = State::parse(Some(&text));
         let _ = BackendPath::parse(&text, "/");

@@ -40,8 +40,8 @@ fn events_go_both_ways() {
         to.channel.unmask();
         assert!(!has_event(to));
     }
-    let counters = bed.machine.counters();
-    assert_eq!((counters.events_sent, counters.events_delivered, counters.open_ports), (4, 2, 2));
+    let stats = bed.machine.counters();
+    assert_eq!((stats.events_sent, stats.events_delivered, stats.open_ports), (4, 2, 2));
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn a_masked_port_gets_one_event_when_it_is_unmasked() {
 }
 
 #[test]
-fn only_whom_a_port_is_for_binds_to_it() {
+fn only_the_remote_domain_of_a_port_binds_to_it() {
     let bed = bed();
     let other = connect(bed.machine.folder(), DomainId(2)).unwrap();
     let port = bed.front.open_port(DomainId(0)).unwrap();
@@ -82,7 +82,7 @@ fn only_whom_a_port_is_for_binds_to_it() {
 }
 
 #[test]
-fn an_end_that_closes_leaves_the_other_to_be_bound_anew() {
+fn a_port_whose_remote_end_closes_can_be_bound_again() {
     let bed = bed();
     let (front, back) = pair(&bed);
     back.channel.take();
@@ -100,7 +100,7 @@ fn an_end_that_closes_leaves_the_other_to_be_bound_anew() {
     back.channel.notify();
     assert!(has_event(&front));
 
-    // The other way round: the guest's end closes, and the guest binds to the back-end's port.
+    // In reverse: the guest's end closes, and the guest binds to the backend's port.
     let folder = bed.machine.folder();
     drop(front);
     until("it is closed", || !bed.machine.is_bound(DomainId(0), back.port));
@@ -115,17 +115,17 @@ fn an_end_that_closes_leaves_the_other_to_be_bound_anew() {
 
 #[test]
 fn no_event_is_lost() {
-    // Each side sleeps until an event, and must see the other's last count without one more.
+    // Each side sleeps until an event, and must see the other's last count without a further event.
     const ROUNDS: u64 = 30_000;
     let bed = bed();
     let (front, back) = pair(&bed);
     let (sent, seen) = (AtomicU64::new(0), AtomicU64::new(0));
-    // Takes before it sleeps, as a worker does that was awake, so also when nothing has come.
+    // Takes before it sleeps, as a busy worker does, so also without an event.
     let wait = |port: &EventPort, count: &AtomicU64, until: u64| {
         loop {
             port.channel.take();
             let found = count.load(Ordering::SeqCst);
-            // What comes in here comes to a masked port, if there was an event.
+            // An event here finds the port masked, if there was one before.
             std::thread::yield_now();
             port.channel.unmask();
             if found >= until {
@@ -144,7 +144,7 @@ fn no_event_is_lost() {
             }
         });
         for round in 1..=ROUNDS {
-            // Some before there is anything to see, at other moments each time.
+            // Events without new data, at varying times.
             for _ in 0..round % 4 {
                 front.channel.notify();
                 std::thread::yield_now();
@@ -156,13 +156,13 @@ fn no_event_is_lost() {
         seen.load(Ordering::SeqCst)
     });
     assert_eq!(last, ROUNDS);
-    let counters = bed.machine.counters();
-    assert_eq!(counters.events_sent, (0..=ROUNDS).map(|round| round % 4 + 2).sum::<u64>() - 2);
-    assert!(counters.events_delivered <= counters.events_sent);
+    let stats = bed.machine.counters();
+    assert_eq!(stats.events_sent, (0..=ROUNDS).map(|round| round % 4 + 2).sum::<u64>() - 2);
+    assert!(stats.events_delivered <= stats.events_sent);
 }
 
 #[test]
-fn a_descriptor_can_be_watched_without_the_channel() {
+fn a_descriptor_can_be_polled_without_the_channel() {
     let bed = bed();
     let (front, back) = pair(&bed);
     let watched = back.descriptor.as_fd().try_clone_to_owned().unwrap();

@@ -19,8 +19,8 @@ fn copies_go_both_ways() {
     let mut found = [0; 18];
     arena.memory().read(PageSlot(1).address(99), &mut found).unwrap();
     assert_eq!(&found, b"\0from the guest..\0");
-    let counters = machine.counters();
-    assert_eq!((counters.copy_calls, counters.copies, counters.copied_bytes), (1, 2, 32));
+    let stats = machine.counters();
+    assert_eq!((stats.copy_calls, stats.copies, stats.copied_bytes), (1, 2, 32));
     drop(grants);
     until("the connection's counters are added up", || machine.counters().connections == 2);
     assert_eq!(machine.counters().copied_bytes, 32);
@@ -67,7 +67,7 @@ fn each_copy_has_its_own_status() {
 }
 
 #[test]
-fn a_copy_that_leaves_its_page_fails_the_whole_call() {
+fn a_copy_that_crosses_its_page_fails_the_whole_call() {
     let Bed { machine: _machine, back, front, _folder } = bed();
     let pages = front.share(DomainId(0), 1, true).unwrap();
     pages.memory.write(GuestAddress(8), &[5; 16]).unwrap();
@@ -117,12 +117,12 @@ fn mappings_are_the_guests_own_pages() {
     arena.memory().read(PageSlot(5).address(3), &mut found).unwrap();
     assert_eq!(found, [b'd'], "one grant may be mapped twice");
     assert_eq!((machine.mappings_of(DomainId(1), one.refs[0]), machine.mappings_of(DomainId(1), one.refs[1])), (2, 0));
-    let counters = machine.counters();
-    assert_eq!((counters.map_calls, counters.maps, counters.live_mappings, counters.live_grants), (1, 5, 5, 6));
+    let stats = machine.counters();
+    assert_eq!((stats.map_calls, stats.maps, stats.live_mappings, stats.live_grants), (1, 5, 5, 6));
     assert_eq!(machine.domain_counters(DomainId(0)).unwrap().maptrack, 5);
     assert!(grants.map(&arena, PageSlot(1), &refs[..1], true).is_err(), "the slots are taken");
 
-    // Another arena has slots of its own.
+    // Another arena has its own slots.
     let ring = PageArena::reserve(2).unwrap();
     grants.map(&ring, PageSlot(1), &two.refs[2..], false).unwrap();
     assert!(grants.unmap(&ring, PageSlot(0)).is_err());
@@ -172,7 +172,7 @@ fn maps_are_all_or_nothing() {
 }
 
 #[test]
-fn a_page_that_others_have_mapped_is_not_shared_again() {
+fn a_mapped_page_is_not_allocated_again() {
     let folder = tempfile::tempdir().unwrap();
     let machine = Machine::with_sizes(folder.path(), Sizes { pages: 4, refs: 16, ..Sizes::default() }).unwrap();
     let (back, front) = (crate::simulated(folder.path()).unwrap(), connect(folder.path(), DomainId(1)).unwrap());
@@ -194,7 +194,7 @@ fn a_page_that_others_have_mapped_is_not_shared_again() {
     assert!(front.share(DomainId(0), 4, true).is_ok());
 }
 
-/// What a copy costs, beside a copy alone. Run by hand, in a release build: it judges nothing.
+/// Measures a grant copy against a plain copy. Run manually in a release build; asserts nothing.
 #[test]
 #[ignore = "a measurement"]
 fn measure_a_copy() {
@@ -234,7 +234,7 @@ fn measure_a_copy() {
     }
 }
 
-/// What a mapping and an event cost. Run by hand, in a release build: it judges nothing.
+/// Measures a mapping and an event. Run manually in a release build; asserts nothing.
 #[test]
 #[ignore = "a measurement"]
 fn measure_a_mapping_and_an_event() {

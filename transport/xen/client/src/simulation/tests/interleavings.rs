@@ -1,4 +1,4 @@
-//! Every order in which the steps of a sender and a receiver of events can happen. See `events.rs`, whose steps these are.
+//! Explores every interleaving of the steps of an event's sender and receiver in `events.rs`.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ const EVENTS: u8 = 4;
 struct State {
     word: u8,
     bell: bool,
-    /// What there is to see, and what the receiver has seen of it.
+    /// Number of writes by the sender, and the number that the receiver has seen.
     sent: u8,
     seen: u8,
     sender: u8,
@@ -24,7 +24,7 @@ impl State {
         self.sent == EVENTS && self.sender == 0
     }
 
-    /// The sender's next step. `None` when it has sent all.
+    /// Returns the state after the sender's next step. `None` if it has sent all events.
     fn send(mut self) -> Option<State> {
         match self.sender {
             0 if self.sent == EVENTS => return None,
@@ -39,12 +39,13 @@ impl State {
         Some(self)
     }
 
-    /// The receiver's next step; it may also wake up for nothing. `bell_first`: `take` empties the bell before it looks at the bit.
-    fn receive(mut self, bell_first: bool) -> State {
-        match (self.receiver, bell_first) {
+    /// Returns the state after the receiver's next step; spurious wakeups are allowed. `eventfd_first`: `take` empties the eventfd before
+    /// it reads the bit.
+    fn receive(mut self, eventfd_first: bool) -> State {
+        match (self.receiver, eventfd_first) {
             (0, _) => {}
             (1, true) | (3, false) => self.bell = false,
-            // To look at the bit is one step; the swap, if it is set, the next.
+            // Reading the bit is one step; the swap, if it is set, the next.
             (2, true) | (1, false) => self.receiver_rings = self.word & PENDING != 0,
             (3, true) | (2, false) => {
                 if self.receiver_rings {
@@ -63,8 +64,8 @@ impl State {
     }
 }
 
-/// How many states there are, and one in which the receiver sleeps for ever with something unseen.
-fn explore(bell_first: bool) -> (usize, Option<State>) {
+/// Returns the number of reachable states, and one in which the receiver sleeps for ever with an unseen write.
+fn explore(eventfd_first: bool) -> (usize, Option<State>) {
     let mut known = HashSet::from([State::default()]);
     let mut left = vec![State::default()];
     let mut lost = None;
@@ -72,20 +73,20 @@ fn explore(bell_first: bool) -> (usize, Option<State>) {
         if state.is_sender_done() && state.receiver == 0 && !state.bell && state.seen < state.sent {
             lost = Some(state);
         }
-        let next = [state.send(), Some(state.receive(bell_first))];
+        let next = [state.send(), Some(state.receive(eventfd_first))];
         left.extend(next.into_iter().flatten().filter(|next| known.insert(*next)));
     }
     (known.len(), lost)
 }
 
 #[test]
-fn no_order_loses_an_event() {
+fn no_interleaving_loses_an_event() {
     let (states, lost) = explore(true);
     assert_eq!(lost, None);
     assert!(states > 500, "{states} states");
 }
 
 #[test]
-fn the_bit_before_the_bell_would_lose_one() {
+fn the_bit_before_the_eventfd_would_lose_one() {
     assert!(explore(false).1.is_some());
 }

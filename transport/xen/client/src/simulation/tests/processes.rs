@@ -1,4 +1,4 @@
-//! Programs in processes of their own, which are killed. The other process is this test's own program, started again.
+//! Programs in other processes, which are killed. Each process runs this test binary again.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -9,12 +9,12 @@ use crate::Port;
 
 const FOLDER: &str = "MQBLK_TEST_SIMULATED_FOLDER";
 
-/// Starts this test again as a back-end in another process, and waits until it says that it is ready.
+/// Starts this binary again as a backend in another process, and waits until it is ready.
 fn start_back_end(folder: &Path) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            "simulation::tests::processes::a_back_end_in_another_process",
+            "simulation::tests::processes::a_backend_in_another_process",
             "--nocapture",
             "--include-ignored",
         ])
@@ -24,15 +24,15 @@ fn start_back_end(folder: &Path) -> Child {
         .spawn()
         .unwrap();
     let output = BufReader::new(child.stdout.take().unwrap());
-    let ready = output.lines().map_while(Result::ok).any(|line| line.contains("back-end is ready"));
+    let ready = output.lines().map_while(Result::ok).any(|line| line.contains("backend is ready"));
     assert!(ready, "the other process did not get ready");
     child
 }
 
-/// The other process: finds in xenstore what to map and bind, answers once, and stays until it is killed.
+/// The other process: maps and binds what xenstore names, replies once, and waits until it is killed.
 #[test]
 #[ignore = "run by the others, in a process of its own"]
-fn a_back_end_in_another_process() {
+fn a_backend_in_another_process() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
     let xen = crate::simulated(Path::new(&folder)).unwrap();
     let mut store = xen.store().unwrap();
@@ -46,16 +46,16 @@ fn a_back_end_in_another_process() {
     let mut copies = [one_copy(refs[3], CopyDirection::FromGrant)];
     grants.copy(&arena, &mut copies).unwrap();
     assert_eq!(copies[0].status, GrantStatus::OKAY);
-    // Turns round what the guest has written, and tells it.
+    // Reverses what the guest has written, and notifies it.
     let mut bytes = [0; 16];
     arena.memory().read(PageSlot(1).address(100), &mut bytes).unwrap();
     bytes.reverse();
     arena.memory().write(PageSlot(0).address(0), &bytes).unwrap();
     let channel = xen.bind(DomainId(1), Port(port)).unwrap();
     channel.channel.notify();
-    std::io::stdout().write_all(b"\nback-end is ready\n").unwrap();
+    std::io::stdout().write_all(b"\nbackend is ready\n").unwrap();
     std::io::stdout().flush().unwrap();
-    // Until it is killed, or whoever started it has gone.
+    // Waits until it is killed, or its parent has exited.
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
 }
 
@@ -78,9 +78,9 @@ fn a_killed_process_leaves_nothing_behind() {
         assert!(machine.is_bound(DomainId(1), port.port));
         port.channel.take();
         port.channel.unmask();
-        let counters = machine.counters();
-        assert_eq!((counters.live_mappings, machine.mappings_of(DomainId(1), pages.refs[2])), (4, 1));
-        assert_eq!(counters.copies, before.copies + u64::from(round) + 1, "its copies are counted");
+        let stats = machine.counters();
+        assert_eq!((stats.live_mappings, machine.mappings_of(DomainId(1), pages.refs[2])), (4, 1));
+        assert_eq!(stats.copies, before.copies + u64::from(round) + 1, "its copies are counted");
         child.kill().unwrap();
         child.wait().unwrap();
         until("its mappings end", || machine.counters().live_mappings == 0);

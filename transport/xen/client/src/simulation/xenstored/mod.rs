@@ -1,12 +1,12 @@
-//! xenstored: the database and its server. Source: Xen's `docs/misc/xenstore.txt` and `public/io/xs_wire.h`.
+//! Simulated xenstored: the database and its server. Source: Xen's `docs/misc/xenstore.txt` and `public/io/xs_wire.h`.
 //!
-//! Each domain has a socket of its own, in place of the shared page that a real one has, so the server knows who asks. What a
-//! domain may is what a real xenstored lets it: permissions of each node (a missing node is as its nearest one above), new nodes
-//! inherit and belong to who makes them, domain 0 may do all. A transaction sees the database as it was when it began; its commit
-//! fails with `EAGAIN` if anybody has changed a node since that it has looked at or changed.
+//! Each domain has its own socket in place of the shared page of a real one, so the server knows the domain of each request. Permissions
+//! are those of a real xenstored: each node has a list (a missing node has that of its nearest existing parent), a new node inherits the
+//! list and belongs to its creator, domain 0 may do everything. A transaction sees the database as it was at its start; its commit fails
+//! with `EAGAIN` if a node that it has accessed has changed since.
 //!
-//! Not there: what only a toolstack asks of a real one (INTRODUCE, RELEASE, RESUME, SET_TARGET, CONTROL). The machine's own
-//! functions stand for those; the request is answered `ENOSYS`.
+//! Not implemented: the requests of a toolstack (INTRODUCE, RELEASE, RESUME, SET_TARGET, CONTROL), which fail with `ENOSYS`. The machine's
+//! methods replace them.
 
 mod server;
 mod state;
@@ -22,7 +22,7 @@ use mqblk_memory::DomainId;
 
 pub(super) use server::Xenstored;
 
-/// Where a domain's programs reach xenstored.
+/// Returns the xenstored socket of a domain.
 pub(super) fn socket(folder: &Path, domain: DomainId) -> PathBuf {
     match domain {
         DomainId(0) => folder.join("xenstored.sock"),
@@ -30,20 +30,20 @@ pub(super) fn socket(folder: &Path, domain: DomainId) -> PathBuf {
     }
 }
 
-/// What a domain other than 0 may have. The defaults are those of Xen 4.17.
+/// Quota of a domain other than 0. The defaults are those of Xen 4.17.
 #[derive(Clone, Copy, Debug)]
 pub struct Quota {
     /// Nodes that it owns.
     pub nodes: u32,
-    /// Watches of all its connections.
+    /// Watches of all its connections together.
     pub watches: usize,
-    /// Transactions at once, for each connection.
+    /// Concurrent transactions per connection.
     pub transactions: usize,
-    /// Bytes of a value.
+    /// Bytes per value.
     pub value_bytes: usize,
-    /// Permissions of a node.
+    /// Permission entries per node.
     pub permissions: usize,
-    /// Nodes that one transaction looks at or changes, and changes that it makes.
+    /// Nodes that one transaction accesses, and changes that it makes.
     pub transaction_nodes: usize,
 }
 
@@ -60,7 +60,7 @@ impl Default for Quota {
     }
 }
 
-/// Why a request is refused. Source: `xsd_errors` of `xs_wire.h`.
+/// Errno of an error reply. Source: `xsd_errors` of `xs_wire.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
     Invalid,

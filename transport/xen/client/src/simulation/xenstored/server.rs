@@ -1,4 +1,4 @@
-//! The server: one thread for all connections, as the real one is. Each connection gets a bounded part of each round.
+//! The server: one thread for all connections, as in a real xenstored. It handles a bounded amount of each connection's input per round.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read, Write};
@@ -18,9 +18,9 @@ use crate::simulation::machine::remove_stale;
 use crate::simulation::wire::address;
 use crate::store::wire::{HEADER_BYTES, Header, PAYLOAD_MAX, Verb};
 
-/// Bytes of answers that wait for a client; while there are more, its requests wait.
+/// Bytes of unsent replies above which a client's requests wait.
 const ANSWERS_AHEAD: usize = 64 * 1024;
-/// Events that wait for a client. One that does not read so many loses its connection.
+/// Number of unsent events above which a client is disconnected.
 const EVENTS_AHEAD: usize = 64 * 1024;
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ struct Inner {
 #[derive(Debug)]
 struct Shared {
     inner: Mutex<Inner>,
-    /// Rung when something is to be done that no socket tells of.
+    /// Wakes the server's thread for work that no socket signals.
     bell: Arc<OwnedFd>,
     folder: PathBuf,
 }
@@ -53,19 +53,19 @@ pub(in super::super) struct Xenstored {
 }
 
 impl Xenstored {
-    /// Starts the server. It has no domain yet.
+    /// Starts the server, without domains.
     pub(in super::super) fn start(folder: &Path) -> io::Result<Xenstored> {
-        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let wakeup = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let state = State::new();
         let inner = Inner { state, listeners: BTreeMap::new(), links: HashMap::new(), ending: false };
-        let bell = Arc::new(bell);
-        let shared = Arc::new(Shared { inner: Mutex::new(inner), bell, folder: folder.to_owned() });
+        let wakeup = Arc::new(wakeup);
+        let shared = Arc::new(Shared { inner: Mutex::new(inner), bell: wakeup, folder: folder.to_owned() });
         let for_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("xenstored".to_owned()).spawn(move || for_thread.serve())?;
         Ok(Xenstored { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// A domain has come.
+    /// Introduces a domain and listens on its socket.
     pub(in super::super) fn introduce(&self, domain: DomainId) -> io::Result<()> {
         let path = socket(&self.shared.folder, domain);
         address(&path)?;
@@ -80,7 +80,7 @@ impl Xenstored {
         Ok(())
     }
 
-    /// A domain has ended.
+    /// Releases a domain and removes its socket.
     pub(in super::super) fn release(&self, domain: DomainId) {
         let mut inner = self.shared.inner();
         inner.listeners.remove(&domain);
@@ -121,7 +121,7 @@ impl Drop for Xenstored {
     }
 }
 
-/// What is waited for. It stays open for that long, whoever closes it meanwhile.
+/// A polled descriptor, kept open during the poll.
 enum Source {
     Bell(Arc<OwnedFd>),
     Listener(DomainId, Arc<UnixListener>),
@@ -131,7 +131,7 @@ enum Source {
 impl Source {
     fn polled(&self) -> PollFd<'_> {
         match self {
-            Source::Bell(bell) => PollFd::new(bell, PollFlags::IN),
+            Source::Bell(wakeup) => PollFd::new(wakeup, PollFlags::IN),
             Source::Listener(_, listener) => PollFd::new(listener, PollFlags::IN),
             Source::Client(_, stream, flags) => PollFd::new(stream, *flags),
         }
@@ -158,8 +158,8 @@ impl Shared {
             let mut inner = self.inner();
             for (source, _) in sources.iter().zip(ready).filter(|(_, ready)| *ready) {
                 match source {
-                    Source::Bell(bell) => {
-                        let _ = rustix::io::read(bell, &mut [0; 8]);
+                    Source::Bell(wakeup) => {
+                        let _ = rustix::io::read(wakeup, &mut [0; 8]);
                     }
                     Source::Listener(domain, listener) => inner.accept(*domain, listener),
                     Source::Client(id, _, _) => inner.hear(*id),
@@ -171,7 +171,7 @@ impl Shared {
 }
 
 impl Inner {
-    fn sources(&self, bell: &Arc<OwnedFd>) -> Vec<Source> {
+    fn sources(&self, wakeup: &Arc<OwnedFd>) -> Vec<Source> {
         let listeners = self.listeners.iter().map(|(domain, listener)| Source::Listener(*domain, Arc::clone(listener)));
         let clients = self.links.iter().map(|(id, link)| {
             let mut flags = PollFlags::empty();
@@ -179,7 +179,7 @@ impl Inner {
             flags.set(PollFlags::OUT, !link.output.is_empty());
             Source::Client(*id, Arc::clone(&link.stream), flags)
         });
-        [Source::Bell(Arc::clone(bell))].into_iter().chain(listeners).chain(clients).collect()
+        [Source::Bell(Arc::clone(wakeup))].into_iter().chain(listeners).chain(clients).collect()
     }
 
     fn accept(&mut self, domain: DomainId, listener: &UnixListener) {
@@ -195,14 +195,14 @@ impl Inner {
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                tracing::warn!(domain = domain.0, %error, "the simulated xenstored accepts no connection");
-                // It stays readable, and so would be tried again at once.
+                tracing::warn!(domain = domain.0, %error, "the simulated xenstored cannot accept a connection");
+                // The listener stays readable: without a pause this would spin.
                 std::thread::sleep(std::time::Duration::from_millis(10));
             }
         }
     }
 
-    /// Reads what one client has sent, a bounded part of it, and answers.
+    /// Reads a bounded amount of one client's input, and handles its requests.
     fn hear(&mut self, id: ClientId) {
         let Some(link) = self.links.get_mut(&id) else { return };
         if link.output.len() < ANSWERS_AHEAD {
@@ -217,7 +217,7 @@ impl Inner {
         self.answer(id);
     }
 
-    /// Answers the requests that have come whole.
+    /// Handles the requests that have arrived completely.
     fn answer(&mut self, id: ClientId) {
         loop {
             let Some(link) = self.links.get_mut(&id) else { return };
@@ -233,9 +233,9 @@ impl Inner {
             }
             let payload = rest[..len].to_vec();
             link.input.drain(..HEADER_BYTES + len);
-            let answer = self.state.answer(id, header, &payload);
+            let reply = self.state.answer(id, header, &payload);
             let Some(link) = self.links.get_mut(&id) else { return };
-            match answer {
+            match reply {
                 Ok(payload) => put(&mut link.output, header, &payload),
                 Err(refusal) => {
                     let header = Header { verb: Verb::ERROR, ..header };
@@ -245,7 +245,7 @@ impl Inner {
         }
     }
 
-    /// Sends what waits to be sent, as far as clients take it.
+    /// Sends replies and events as far as the clients' sockets take them.
     fn speak(&mut self) {
         let ids: Vec<ClientId> = self.links.keys().copied().collect();
         for id in ids {
@@ -257,7 +257,7 @@ impl Inner {
                 continue;
             }
             let was_full = link.output.len() >= ANSWERS_AHEAD;
-            let spoken = loop {
+            let result = loop {
                 while link.output.len() < PAYLOAD_MAX
                     && let Some((path, token)) = client.next_event()
                 {
@@ -275,9 +275,9 @@ impl Inner {
                     Err(error) => break Err(error),
                 }
             };
-            match spoken {
+            match result {
                 Err(error) => self.end_client(id, Some(&error.to_string())),
-                // Requests have waited for this room. Their answers go out in the next round.
+                // Requests may have waited for space. Their replies are sent in the next round.
                 Ok(()) if was_full => self.answer(id),
                 Ok(()) => {}
             }

@@ -1,4 +1,4 @@
-//! What xenstored knows, and what it answers.
+//! The state of xenstored, and the handling of requests.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const RESET_WATCHES: Verb = Verb(21);
 pub(super) const INTRODUCED: &str = "@introduceDomain";
 pub(super) const RELEASED: &str = "@releaseDomain";
 
-/// A connection's number.
+/// Number of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct ClientId(pub u64);
 
@@ -29,7 +29,7 @@ pub(super) struct Client {
     pub watches: Vec<Watch>,
     pub transactions: HashMap<u32, Transaction>,
     pub next_transaction: u32,
-    /// Path and token, as they are sent. One that waits already is not put in again.
+    /// Queued events: path and token as sent. An event that is queued is not queued again.
     pub events: VecDeque<(String, Vec<u8>)>,
     pub waiting: BTreeSet<(String, Vec<u8>)>,
 }
@@ -48,9 +48,9 @@ pub(super) struct State {
     pub clients: BTreeMap<ClientId, Client>,
     next_client: u64,
     pub domains: BTreeSet<DomainId>,
-    /// Who may watch the two special paths: domain 0 only, until it says otherwise.
+    /// Permissions of the two special paths: initially domain 0 only.
     pub special: BTreeMap<&'static str, Arc<[Permission]>>,
-    /// Commits that are still to fail.
+    /// Number of commits still to fail.
     pub conflicts: u32,
     pub quota: Quota,
 }
@@ -88,7 +88,7 @@ impl State {
         id
     }
 
-    /// A domain has come: it gets the directories that a toolstack gives one.
+    /// Introduces a domain and creates its directories, as a toolstack does.
     pub(super) fn introduce(&mut self, domain: DomainId) {
         let toolstack = Actor { domain: DomainId(0), quota: self.quota };
         let readable =
@@ -106,8 +106,8 @@ impl State {
             ("/drivers", "", &own),
             ("/error", "", &own),
         ];
-        for (below, value, permissions) in nodes {
-            let path = format!("{home}{below}");
+        for (suffix, value, permissions) in nodes {
+            let path = format!("{home}{suffix}");
             let written = self.tree.write(&path, Some(value.as_bytes()), toolstack).ok().flatten();
             let permitted = self.tree.set_permissions(&path, permissions, toolstack).ok();
             written.into_iter().chain(permitted).for_each(|change| self.fire(&change));
@@ -116,7 +116,7 @@ impl State {
         self.fire_special(INTRODUCED);
     }
 
-    /// A domain has ended, and with it its connections.
+    /// Releases a domain and ends its connections.
     pub(super) fn release(&mut self, domain: DomainId) {
         self.domains.remove(&domain);
         self.clients.retain(|_, client| client.domain != domain);
@@ -126,7 +126,7 @@ impl State {
         self.fire_special(RELEASED);
     }
 
-    /// Answers a request.
+    /// Handles a request and returns the reply's payload.
     pub(super) fn answer(&mut self, id: ClientId, header: Header, payload: &[u8]) -> Reply {
         let domain = self.clients.get(&id).ok_or(Refusal::Invalid)?.domain;
         match header.verb {
@@ -142,15 +142,15 @@ impl State {
             }
             GET_DOMAIN_PATH => Ok([home(domain_of(payload)?).as_bytes(), &[0]].concat()),
             IS_DOMAIN_INTRODUCED => {
-                let known = self.domains.contains(&domain_of(payload)?);
-                Ok(if known { b"T\0".to_vec() } else { b"F\0".to_vec() })
+                let is_introduced = self.domains.contains(&domain_of(payload)?);
+                Ok(if is_introduced { b"T\0".to_vec() } else { b"F\0".to_vec() })
             }
             Verb::DIRECTORY | Verb::READ | Verb::GET_PERMS | Verb::DIRECTORY_PART => {
                 self.look(id, domain, header, payload)
             }
             Verb::WRITE | Verb::MKDIR | Verb::RM | Verb::SET_PERMS => {
-                let deed = self.deed(domain, header.verb, payload)?;
-                self.act(id, domain, header.transaction, deed)
+                let operation = self.deed(domain, header.verb, payload)?;
+                self.act(id, domain, header.transaction, operation)
             }
             _ => Err(Refusal::Unknown),
         }
@@ -172,9 +172,9 @@ impl State {
         let tree = match header.transaction {
             0 => &self.tree,
             transaction => {
-                let actor = Actor { domain, quota: self.quota };
+                let caller = Actor { domain, quota: self.quota };
                 let client = self.clients.get_mut(&id).ok_or(Refusal::Invalid)?;
-                client.transactions.get_mut(&transaction).ok_or(Refusal::NoEntry)?.look(&path, actor)?
+                client.transactions.get_mut(&transaction).ok_or(Refusal::NoEntry)?.look(&path, caller)?
             }
         };
         let node = tree.get(&path, domain, Need::Read)?;
@@ -187,12 +187,12 @@ impl State {
                 let names: Vec<u8> = node.children.keys().flat_map(|name| name.bytes().chain([0])).collect();
                 let mut reply = format!("{}\0", node.generation).into_bytes();
                 let rest = names.get(offset..).unwrap_or_default();
-                let room = PAYLOAD_MAX - reply.len() - 1;
-                // Whole names only; an empty one ends the list.
-                let fits = if rest.len() <= room {
+                let space = PAYLOAD_MAX - reply.len() - 1;
+                // Whole names only; an empty name ends the list.
+                let fits = if rest.len() <= space {
                     rest.len()
                 } else {
-                    rest[..room].iter().rposition(|byte| *byte == 0).map_or(0, |at| at + 1)
+                    rest[..space].iter().rposition(|byte| *byte == 0).map_or(0, |at| at + 1)
                 };
                 reply.extend(&rest[..fits]);
                 if fits == rest.len() {
@@ -223,9 +223,9 @@ impl State {
         Ok(if verb == Verb::MKDIR { Deed::Write(path, None) } else { Deed::Remove(path) })
     }
 
-    fn act(&mut self, id: ClientId, domain: DomainId, transaction: u32, deed: Deed) -> Reply {
-        let actor = Actor { domain, quota: self.quota };
-        if let Deed::Permit(path, permissions) = &deed
+    fn act(&mut self, id: ClientId, domain: DomainId, transaction: u32, operation: Deed) -> Reply {
+        let caller = Actor { domain, quota: self.quota };
+        if let Deed::Permit(path, permissions) = &operation
             && let Some(special) = self.special.get_mut(path.as_str())
         {
             if domain != DomainId(0) {
@@ -235,13 +235,13 @@ impl State {
             return Ok(OKAY.to_vec());
         }
         if transaction == 0 {
-            if let Some(change) = deed.apply(&mut self.tree, actor)? {
+            if let Some(change) = operation.apply(&mut self.tree, caller)? {
                 self.fire(&change);
             }
             return Ok(OKAY.to_vec());
         }
         let transactions = &mut self.client(id)?.transactions;
-        transactions.get_mut(&transaction).ok_or(Refusal::NoEntry)?.act(deed, actor)?;
+        transactions.get_mut(&transaction).ok_or(Refusal::NoEntry)?.act(operation, caller)?;
         Ok(OKAY.to_vec())
     }
 }
@@ -262,7 +262,7 @@ fn domain_of(payload: &[u8]) -> Result<DomainId, Refusal> {
     text(texts(payload).next())?.parse().map(DomainId).map_err(|_| Refusal::Invalid)
 }
 
-/// The path from the root.
+/// Validates a path and makes it absolute.
 pub(super) fn absolute(path: &str, domain: DomainId) -> Result<String, Refusal> {
     if judge_path(path).is_some() || path.starts_with('@') {
         return Err(Refusal::Invalid);

@@ -1,4 +1,4 @@
-//! xenstored as its clients see it, and as it is asked bare.
+//! Tests of xenstored through its clients; submodules send raw messages.
 
 mod hostile;
 mod model;
@@ -35,9 +35,9 @@ fn errno<T: std::fmt::Debug>(result: Result<T, StoreError>) -> String {
     result.unwrap_err().errno().to_owned()
 }
 
-/// The next event's path and token.
+/// Returns the next event's path and token.
 fn event(store: &mut Store) -> Option<(String, String)> {
-    // Events come before the answer to a request that is sent after what caused them.
+    // Events arrive before the reply to a request that is sent after their cause.
     let _ = store.read("/");
     store.next_event(Some(Duration::from_millis(200))).unwrap().map(|event| (event.path, event.token))
 }
@@ -69,7 +69,7 @@ fn values_are_kept() {
 }
 
 #[test]
-fn a_guest_writes_only_what_is_its_own() {
+fn a_guest_writes_only_its_own_nodes() {
     let Bed { machine: _machine, mut toolstack, mut guest, _folder } = bed();
     toolstack.write("/local/domain/0/backend/mqblk/1/51712/state", "1").unwrap();
     for path in
@@ -84,7 +84,7 @@ fn a_guest_writes_only_what_is_its_own() {
     assert_eq!(errno(guest.read("/local/domain/2/name")), "EACCES", "that there is no such node is not told");
     assert_eq!(guest.read("/local/domain/1/device/vbd").unwrap(), None, "here it is");
 
-    // What a toolstack does for a disk.
+    // As a toolstack does for a disk.
     let front = "/local/domain/1/device/vbd/51712";
     toolstack.make(front).unwrap();
     toolstack.set_permissions(front, &[permission(Access::None, 1), permission(Access::Read, 0)]).unwrap();
@@ -100,7 +100,7 @@ fn a_guest_writes_only_what_is_its_own() {
     let inherited = guest.permissions("device/vbd/51712/queue-0").unwrap().unwrap();
     assert_eq!(inherited, [permission(Access::None, 1), permission(Access::Read, 0)]);
 
-    // It may let others in, but not give a node away.
+    // A guest may grant access to others, but not change the owner.
     let shared = [permission(Access::Read, 1), permission(Access::Both, 2)];
     guest.set_permissions("data", &shared).unwrap();
     assert_eq!(errno(guest.set_permissions("data", &[permission(Access::None, 0)])), "EPERM");
@@ -116,7 +116,7 @@ fn a_guest_writes_only_what_is_its_own() {
 }
 
 #[test]
-fn watches_tell_of_all_below() {
+fn watches_cover_everything_below() {
     let Bed { machine, mut toolstack, mut guest, _folder } = bed();
     toolstack.watch("/a", "one").unwrap();
     expect(&mut toolstack, "/a", "one");
@@ -140,7 +140,7 @@ fn watches_tell_of_all_below() {
     toolstack.write("/a", "1").unwrap();
     assert_eq!(event(&mut toolstack), None);
 
-    // By relative paths, and only what may be read.
+    // Relative paths, and only readable nodes.
     guest.watch("device", "dev").unwrap();
     guest.watch("/local/domain/0", "host").unwrap();
     expect(&mut guest, "device", "dev");
@@ -155,7 +155,7 @@ fn watches_tell_of_all_below() {
     toolstack.remove(seen).unwrap();
     expect(&mut guest, seen, "host");
 
-    // Of domains, domain 0 hears; others if it lets them.
+    // Special watches: domain 0, and others if it permits them.
     toolstack.watch("@introduceDomain", "in").unwrap();
     guest.watch("@introduceDomain", "in").unwrap();
     expect(&mut toolstack, "@introduceDomain", "in");
@@ -172,7 +172,7 @@ fn watches_tell_of_all_below() {
 }
 
 #[test]
-fn a_transaction_is_seen_whole_or_not_at_all() {
+fn a_transaction_is_atomic() {
     let Bed { machine, mut toolstack, mut guest, _folder } = bed();
     toolstack.set_permissions("/local/domain/1/device", &[permission(Access::Read, 1)]).unwrap();
     guest.watch("device", "t").unwrap();
@@ -193,16 +193,16 @@ fn a_transaction_is_seen_whole_or_not_at_all() {
     expect(&mut guest, "device/a", "t");
     assert_eq!(event(&mut guest), None, "one event for each node");
 
-    // What a transaction gives up was never there.
-    let given_up = toolstack.transaction(|transaction| {
+    // An aborted transaction changes nothing.
+    let aborted = toolstack.transaction(|transaction| {
         transaction.remove("/local/domain/1/device")?;
         assert_eq!(transaction.read("/local/domain/1/device/a")?, None);
         transaction.write("no such / path", "")
     });
-    assert_eq!(errno(given_up), "EINVAL");
+    assert_eq!(errno(aborted), "EINVAL");
     assert_eq!(other.list("/local/domain/1/device").unwrap().unwrap(), ["a", "b"]);
 
-    // What others change of what it has looked at makes it try again; the rest does not.
+    // A change of an accessed node by another writer repeats the transaction; other changes do not.
     for (path, expected) in
         [("/x/read", 2), ("/x/listed/new", 2), ("/x/missing", 2), ("/x/written", 2), ("/y", 1), ("/x/listed/old", 1)]
     {
@@ -238,7 +238,7 @@ fn a_transaction_is_seen_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_guest_has_only_its_quota() {
+fn a_guest_is_limited_by_its_quota() {
     let Bed { machine, mut toolstack, mut guest, _folder } = bed();
     machine.store_quota(Quota {
         nodes: 20,
@@ -307,7 +307,7 @@ fn a_long_directory_is_listed_in_parts() {
         toolstack.make(&format!("/long/{name}")).unwrap();
     }
     assert_eq!(toolstack.list("/long").unwrap().unwrap(), names);
-    // One name that fills what is left of a message, and all lengths around it.
+    // A name that fills the rest of a message, and all lengths around it.
     for len in (1..40).chain([1000]) {
         let name = "z".repeat(len);
         toolstack.make(&format!("/long/{name}")).unwrap();

@@ -1,4 +1,4 @@
-//! Transactions: deeds that are done to a copy first, and to the database when nobody has come in between.
+//! Transactions: write operations apply to a copy first, and to the database at the commit if it does not conflict.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -9,10 +9,10 @@ use super::state::{ClientId, OKAY, Reply, State};
 use super::tree::{Actor, Change, Tree, parent};
 use crate::store::Permission;
 
-/// What a transaction does when it is committed.
+/// A write operation.
 #[derive(Clone, Debug)]
 pub(super) enum Deed {
-    /// `None`: only makes the node.
+    /// `None`: only creates the node.
     Write(String, Option<Vec<u8>>),
     Remove(String),
     Permit(String, Vec<Permission>),
@@ -20,11 +20,11 @@ pub(super) enum Deed {
 
 #[derive(Debug)]
 pub(super) struct Transaction {
-    /// As all was when it began.
+    /// The tree at the start.
     before: Tree,
-    /// As it sees it.
+    /// The tree with the transaction's changes.
     view: Tree,
-    /// Every path that it has looked at or changed: of these it must be true that nobody else changed them.
+    /// Every path that it has read or written. The commit fails if another writer has changed one of them.
     touched: BTreeSet<String>,
     deeds: Vec<Deed>,
 }
@@ -57,7 +57,7 @@ impl State {
             b"F\0" => false,
             _ => return Err(Refusal::Invalid),
         };
-        let actor = Actor { domain: self.client(id)?.domain, quota: self.quota };
+        let caller = Actor { domain: self.client(id)?.domain, quota: self.quota };
         let transaction = self.client(id)?.transactions.remove(&number).ok_or(Refusal::NoEntry)?;
         if !commit {
             return Ok(OKAY.to_vec());
@@ -71,13 +71,13 @@ impl State {
         {
             return Err(Refusal::Again);
         }
-        // All or nothing: nothing is to be seen of it until it is done.
+        // Atomic: the database changes only after every operation has succeeded.
         let mut tree = self.tree.clone();
         let mut changes: Vec<Option<Change>> = vec![];
         let mut latest: HashMap<String, usize> = HashMap::new();
-        for deed in &transaction.deeds {
-            let Some(mut change) = deed.apply(&mut tree, actor)? else { continue };
-            // One event for each node; who could read any state of it may hear of it.
+        for operation in &transaction.deeds {
+            let Some(mut change) = operation.apply(&mut tree, caller)? else { continue };
+            // One event per node, for every domain that could read any state of it.
             let earlier = latest.insert(change.path.clone(), changes.len());
             if let Some(earlier) = earlier.and_then(|at| changes[at].take()) {
                 change.permissions.extend(earlier.permissions);
@@ -92,40 +92,40 @@ impl State {
 }
 
 impl Transaction {
-    /// The tree to look at a node in.
-    pub(super) fn look(&mut self, path: &str, actor: Actor) -> Result<&Tree, Refusal> {
-        self.touch(path, actor)?;
-        // Whether one may know that a node is missing is for the next one above it to say.
+    /// Records a read of a node and returns the tree to read it from.
+    pub(super) fn look(&mut self, path: &str, caller: Actor) -> Result<&Tree, Refusal> {
+        self.touch(path, caller)?;
+        // The parents of a missing node decide between ENOENT and EACCES, so they are read too.
         let mut path = path;
         while self.view.find(path).is_none()
             && let Some(above) = parent(path)
         {
-            self.touch(above, actor)?;
+            self.touch(above, caller)?;
             path = above;
         }
         Ok(&self.view)
     }
 
-    pub(super) fn act(&mut self, deed: Deed, actor: Actor) -> Result<(), Refusal> {
-        if actor.is_bounded() && self.deeds.len() >= actor.quota.transaction_nodes {
+    pub(super) fn act(&mut self, operation: Deed, caller: Actor) -> Result<(), Refusal> {
+        if caller.is_bounded() && self.deeds.len() >= caller.quota.transaction_nodes {
             return Err(Refusal::NoSpace);
         }
-        self.touch(deed.path(), actor)?;
-        // A node that is made or removed changes the one above it too.
-        let mut changed = deed.removes() || self.view.find(deed.path()).is_none();
-        let mut path = deed.path();
+        self.touch(operation.path(), caller)?;
+        // Creating or removing a node changes its parent too.
+        let mut changed = operation.removes() || self.view.find(operation.path()).is_none();
+        let mut path = operation.path();
         while changed && let Some(above) = parent(path) {
-            self.touch(above, actor)?;
+            self.touch(above, caller)?;
             changed = self.view.find(above).is_none();
             path = above;
         }
-        deed.apply(&mut self.view, actor)?;
-        self.deeds.push(deed);
+        operation.apply(&mut self.view, caller)?;
+        self.deeds.push(operation);
         Ok(())
     }
 
-    fn touch(&mut self, path: &str, actor: Actor) -> Result<(), Refusal> {
-        if actor.is_bounded() && self.touched.len() >= actor.quota.transaction_nodes && !self.touched.contains(path) {
+    fn touch(&mut self, path: &str, caller: Actor) -> Result<(), Refusal> {
+        if caller.is_bounded() && self.touched.len() >= caller.quota.transaction_nodes && !self.touched.contains(path) {
             return Err(Refusal::NoSpace);
         }
         self.touched.insert(path.to_owned());
@@ -144,11 +144,11 @@ impl Deed {
         matches!(self, Deed::Remove(_))
     }
 
-    pub(super) fn apply(&self, tree: &mut Tree, actor: Actor) -> Result<Option<Change>, Refusal> {
+    pub(super) fn apply(&self, tree: &mut Tree, caller: Actor) -> Result<Option<Change>, Refusal> {
         match self {
-            Deed::Write(path, value) => tree.write(path, value.as_deref(), actor),
-            Deed::Remove(path) => tree.remove(path, actor),
-            Deed::Permit(path, permissions) => tree.set_permissions(path, permissions, actor).map(Some),
+            Deed::Write(path, value) => tree.write(path, value.as_deref(), caller),
+            Deed::Remove(path) => tree.remove(path, caller),
+            Deed::Permit(path, permissions) => tree.set_permissions(path, permissions, caller).map(Some),
         }
     }
 }

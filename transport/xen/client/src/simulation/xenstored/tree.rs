@@ -1,4 +1,4 @@
-//! The nodes. A tree is a value: a copy costs nothing until one of the two is changed, which is what a transaction works on.
+//! The tree of nodes. A clone is copy-on-write, so a transaction cheaply works on its own copy.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,22 +8,22 @@ use mqblk_memory::DomainId;
 use super::{Quota, Refusal};
 use crate::store::{Access, Permission};
 
-/// What somebody wants to do with a node.
+/// Access that an operation requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
     Read,
     Write,
-    /// Its permissions: only the owner.
+    /// Change the permissions: only the owner may.
     Own,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub value: Vec<u8>,
-    /// The first is the owner, and what domains that are not named may do. Never empty.
+    /// The first entry is the owner, with the access of domains without an entry. Never empty.
     pub permissions: Arc<[Permission]>,
     pub children: BTreeMap<String, Arc<Node>>,
-    /// Of the last change: of the value, of the permissions, or of which children there are.
+    /// Generation of the last change of the value, the permissions, or the set of children.
     pub generation: u64,
 }
 
@@ -33,14 +33,14 @@ impl Node {
     }
 }
 
-/// Whether `domain` may. Domain 0 always may, and so may the owner.
+/// Returns true if `domain` has the required access. Domain 0 and the owner always have.
 pub(super) fn allows(permissions: &[Permission], domain: DomainId, need: Need) -> bool {
     let Some(owner) = permissions.first() else { return false };
     if domain == DomainId(0) || domain == owner.domain {
         return true;
     }
-    let named = permissions[1..].iter().find(|permission| permission.domain == domain);
-    let access = named.map_or(owner.access, |permission| permission.access);
+    let entry = permissions[1..].iter().find(|permission| permission.domain == domain);
+    let access = entry.map_or(owner.access, |permission| permission.access);
     match need {
         Need::Read => matches!(access, Access::Read | Access::Both),
         Need::Write => matches!(access, Access::Write | Access::Both),
@@ -48,36 +48,36 @@ pub(super) fn allows(permissions: &[Permission], domain: DomainId, need: Need) -
     }
 }
 
-/// What has been done to a node, for watches.
+/// A change of a node, for watches.
 #[derive(Clone, Debug)]
 pub(super) struct Change {
     pub path: String,
-    /// What the node may be read by before and after.
+    /// The node's permissions before and after: a domain that could read it in either state is notified.
     pub permissions: Vec<Arc<[Permission]>>,
-    /// The node as it was, with all below it, if it is gone.
+    /// The removed node with everything below it, if it was removed.
     pub removed: Option<Arc<Node>>,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
     root: Arc<Node>,
-    /// Nodes of each domain.
+    /// Number of nodes that each domain owns.
     owned: BTreeMap<DomainId, u32>,
     clock: u64,
 }
 
-/// The names of a path that starts with a slash.
+/// Splits an absolute path into names.
 fn names(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|name| !name.is_empty())
 }
 
-/// The path of the node that holds this one.
+/// Returns the path of the parent node; `None` for the root.
 pub(super) fn parent(path: &str) -> Option<&str> {
     let (above, _) = path.rsplit_once('/').filter(|_| path != "/")?;
     Some(if above.is_empty() { "/" } else { above })
 }
 
-/// Who does something, and what there may be of his.
+/// The domain that makes a request, and its quota.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Actor {
     pub domain: DomainId,
@@ -85,7 +85,7 @@ pub(super) struct Actor {
 }
 
 impl Actor {
-    /// Domain 0 may have what it likes.
+    /// Returns true if the quota applies: not to domain 0.
     pub(super) fn is_bounded(&self) -> bool {
         self.domain != DomainId(0)
     }
@@ -102,23 +102,23 @@ impl Tree {
         names(path).try_fold(&self.root, |node, name| node.children.get(name))
     }
 
-    /// Nodes of a domain.
+    /// Returns the number of nodes that a domain owns.
     #[cfg(test)]
     pub(super) fn owned_by(&self, domain: DomainId) -> u32 {
         self.owned.get(&domain).copied().unwrap_or(0)
     }
 
-    /// The node, if `domain` may. Whether a node is missing is told only to those who may do the same to the next one above it.
+    /// Returns the node if `domain` has the required access. ENOENT only if it has that access to the nearest existing parent, else EACCES.
     pub(super) fn get(&self, path: &str, domain: DomainId, need: Need) -> Result<&Arc<Node>, Refusal> {
-        let (node, is_it) = self.nearest(path);
-        match (allows(&node.permissions, domain, need), is_it) {
+        let (node, exists) = self.nearest(path);
+        match (allows(&node.permissions, domain, need), exists) {
             (true, true) => Ok(node),
             (true, false) => Err(Refusal::NoEntry),
             (false, _) => Err(Refusal::Access),
         }
     }
 
-    /// The node, or the lowest one above it that there is.
+    /// Returns the node and true, or its nearest existing parent and false.
     fn nearest(&self, path: &str) -> (&Arc<Node>, bool) {
         let mut node = &self.root;
         for name in names(path) {
@@ -130,20 +130,20 @@ impl Tree {
         (node, true)
     }
 
-    /// The node to be changed.
+    /// Returns the node for a change.
     fn reach(&mut self, path: &str) -> Option<&mut Node> {
         names(path).try_fold(Arc::make_mut(&mut self.root), |node, name| node.children.get_mut(name).map(Arc::make_mut))
     }
 
-    /// Sets a value, and makes the nodes that are missing.
-    pub(super) fn write(&mut self, path: &str, value: Option<&[u8]>, actor: Actor) -> Result<Option<Change>, Refusal> {
-        if actor.is_bounded() && value.is_some_and(|value| value.len() > actor.quota.value_bytes) {
+    /// Sets a value (`None`: leaves it), and creates missing nodes.
+    pub(super) fn write(&mut self, path: &str, value: Option<&[u8]>, caller: Actor) -> Result<Option<Change>, Refusal> {
+        if caller.is_bounded() && value.is_some_and(|value| value.len() > caller.quota.value_bytes) {
             return Err(Refusal::NoSpace);
         }
-        match self.get(path, actor.domain, Need::Write) {
+        match self.get(path, caller.domain, Need::Write) {
             Ok(_) if value.is_none() => return Ok(None),
             Ok(_) => {}
-            Err(Refusal::NoEntry) => self.make(path, actor)?,
+            Err(Refusal::NoEntry) => self.make(path, caller)?,
             Err(refusal) => return Err(refusal),
         }
         self.clock += 1;
@@ -157,19 +157,19 @@ impl Tree {
         Ok(Some(Change { path: path.to_owned(), permissions, removed: None }))
     }
 
-    /// Makes a node and those above it. They inherit permissions, and belong to who makes them.
-    fn make(&mut self, path: &str, actor: Actor) -> Result<(), Refusal> {
+    /// Creates a node and its missing parents. They inherit permissions, and belong to the caller.
+    fn make(&mut self, path: &str, caller: Actor) -> Result<(), Refusal> {
         let (above, _) = self.nearest(path);
         let mut permissions = Arc::clone(&above.permissions);
-        if actor.is_bounded() {
+        if caller.is_bounded() {
             let mut own = permissions.to_vec();
-            own[0].domain = actor.domain;
+            own[0].domain = caller.domain;
             permissions = own.into();
         }
         let owner = permissions[0].domain;
         let missing = names(path).count() - self.depth_of_nearest(path);
         let owned = self.owned.get(&owner).copied().unwrap_or(0) + missing as u32;
-        if actor.is_bounded() && owned > actor.quota.nodes {
+        if caller.is_bounded() && owned > caller.quota.nodes {
             return Err(Refusal::NoSpace);
         }
         self.owned.insert(owner, owned);
@@ -183,7 +183,7 @@ impl Tree {
                 let child = Node { value: vec![], permissions, children: BTreeMap::new(), generation: clock };
                 node.children.insert(name.to_owned(), Arc::new(child));
             }
-            node = Arc::make_mut(node.children.get_mut(name).expect("it is there now"));
+            node = Arc::make_mut(node.children.get_mut(name).expect("inserted above"));
         }
         Ok(())
     }
@@ -193,17 +193,17 @@ impl Tree {
         names(path).take_while(|name| node.children.get(*name).map(|child| node = child).is_some()).count()
     }
 
-    /// Removes a node and all below it. It need not be there, but the one above it must.
-    pub(super) fn remove(&mut self, path: &str, actor: Actor) -> Result<Option<Change>, Refusal> {
+    /// Removes a node and everything below it. The node may be missing, its parent not.
+    pub(super) fn remove(&mut self, path: &str, caller: Actor) -> Result<Option<Change>, Refusal> {
         let above = parent(path).ok_or(Refusal::Invalid)?;
-        match self.get(path, actor.domain, Need::Write) {
+        match self.get(path, caller.domain, Need::Write) {
             Err(Refusal::NoEntry) if self.find(above).is_some() => return Ok(None),
             other => other?,
         };
         Ok(self.cut(path))
     }
 
-    /// Removes a node, whoever asks.
+    /// Removes a node without a permission check.
     fn cut(&mut self, path: &str) -> Option<Change> {
         let name = names(path).last()?;
         self.find(path)?;
@@ -224,17 +224,17 @@ impl Tree {
         node.children.values().for_each(|child| self.disown(child));
     }
 
-    /// Sets who may do what with a node.
+    /// Sets the permissions of a node.
     pub(super) fn set_permissions(
         &mut self,
         path: &str,
         permissions: &[Permission],
-        actor: Actor,
+        caller: Actor,
     ) -> Result<Change, Refusal> {
-        let node = self.get(path, actor.domain, Need::Own)?;
-        let (before, new) = (Arc::clone(&node.permissions), permissions.first().ok_or(Refusal::Invalid)?);
-        let (old_owner, new_owner) = (node.owner(), new.domain);
-        if actor.is_bounded() && (new_owner != old_owner || permissions.len() > actor.quota.permissions) {
+        let node = self.get(path, caller.domain, Need::Own)?;
+        let (before, first) = (Arc::clone(&node.permissions), permissions.first().ok_or(Refusal::Invalid)?);
+        let (old_owner, new_owner) = (node.owner(), first.domain);
+        if caller.is_bounded() && (new_owner != old_owner || permissions.len() > caller.quota.permissions) {
             return Err(if new_owner == old_owner { Refusal::NoSpace } else { Refusal::NotPermitted });
         }
         let count = self.owned.entry(old_owner).or_default();
@@ -249,21 +249,21 @@ impl Tree {
         Ok(Change { path: path.to_owned(), permissions, removed: None })
     }
 
-    /// Removes what a domain has left: its own directory, every node that it owns, and what it was allowed elsewhere.
+    /// Removes a destroyed domain: its directory, every node that it owns, and its permissions elsewhere.
     pub(super) fn forget(&mut self, domain: DomainId) -> Vec<Change> {
         let home = home(domain);
-        let mut gone = vec![];
-        let mut named = vec![];
+        let mut removed = vec![];
+        let mut permitted = vec![];
         visit(&self.root, &mut String::new(), &mut |path, node| {
-            let goes = path == home || (node.owner() == domain && !path.is_empty());
-            if goes {
-                gone.push(path.to_owned());
+            let is_removed = path == home || (node.owner() == domain && !path.is_empty());
+            if is_removed {
+                removed.push(path.to_owned());
             } else if node.permissions[1..].iter().any(|permission| permission.domain == domain) {
-                named.push(path.to_owned());
+                permitted.push(path.to_owned());
             }
-            !goes
+            !is_removed
         });
-        for path in named {
+        for path in permitted {
             self.clock += 1;
             let clock = self.clock;
             if let Some(node) = self.reach(&path) {
@@ -271,27 +271,27 @@ impl Tree {
                 node.generation = clock;
             }
         }
-        let changes = gone.iter().filter_map(|path| self.cut(path)).collect();
+        let changes = removed.iter().filter_map(|path| self.cut(path)).collect();
         self.owned.remove(&domain);
         changes
     }
 }
 
-/// The directory of a domain, which its relative paths start from.
+/// Returns the directory of a domain, to which its relative paths refer.
 pub(super) fn home(domain: DomainId) -> String {
     format!("/local/domain/{}", domain.0)
 }
 
-/// Shows each node with its path (the root's is empty), and those below it if `into` says so.
-pub(super) fn visit(node: &Node, path: &mut String, into: &mut dyn FnMut(&str, &Node) -> bool) {
-    if !into(path, node) {
+/// Visits each node with its path (the root's is empty). Descends if `visitor` returns true.
+pub(super) fn visit(node: &Node, path: &mut String, visitor: &mut dyn FnMut(&str, &Node) -> bool) {
+    if !visitor(path, node) {
         return;
     }
     for (name, child) in &node.children {
         let len = path.len();
         path.push('/');
         path.push_str(name);
-        visit(child, path, into);
+        visit(child, path, visitor);
         path.truncate(len);
     }
 }

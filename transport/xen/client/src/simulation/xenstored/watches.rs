@@ -1,4 +1,4 @@
-//! Watches: who hears of a change.
+//! Watches, and the delivery of their events.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::store::wire::judge_path;
 pub(super) struct Watch {
     path: String,
     token: Vec<u8>,
-    /// The path was given relative to the domain's directory, and so are those of its events.
+    /// The path is relative to the domain's directory, and so are the paths of its events.
     relative: bool,
 }
 
@@ -58,9 +58,9 @@ impl State {
         Ok(Watch { path, token, relative })
     }
 
-    /// Tells those who watch, and may read, that something has changed.
+    /// Queues events of a change for all watches whose domain may read the node.
     pub(super) fn fire(&mut self, change: &Change) {
-        // Watches below a node that is gone hear of it by their own path.
+        // A watch below a removed node gets an event with its own path.
         let mut below: BTreeMap<String, Arc<[Permission]>> = BTreeMap::new();
         if let Some(node) = &change.removed {
             visit(node, &mut change.path.clone(), &mut |path, node| {

@@ -1,4 +1,4 @@
-//! Clients that send what no client sends, or do not read what they are sent.
+//! Clients that send invalid messages, or do not read.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -18,7 +18,7 @@ fn message(verb: u32, transaction: u32, payload: &[u8]) -> Vec<u8> {
     [&header.encode(), payload].concat()
 }
 
-/// The next message: its type and payload. `None` when the server has ended the connection.
+/// Returns the type and payload of the next message. `None` if the server has closed the connection.
 fn receive(stream: &mut UnixStream) -> Option<(u32, Vec<u8>)> {
     let mut header = [0; HEADER_BYTES];
     stream.read_exact(&mut header).ok()?;
@@ -29,7 +29,7 @@ fn receive(stream: &mut UnixStream) -> Option<(u32, Vec<u8>)> {
 }
 
 #[test]
-fn nonsense_is_refused_by_name() {
+fn invalid_requests_get_their_errno() {
     let Bed { machine, toolstack: _, mut guest, _folder } = bed();
     let mut stream = raw(&machine);
     let long = [b"/".as_slice(), &[b'a'; 3073], b"\0"].concat();
@@ -85,7 +85,7 @@ fn nonsense_is_refused_by_name() {
 }
 
 #[test]
-fn a_message_that_is_too_long_ends_its_connection() {
+fn a_too_long_message_ends_its_connection() {
     let Bed { machine, toolstack: _, mut guest, _folder } = bed();
     for len in [PAYLOAD_MAX as u32 + 1, u32::MAX] {
         let mut stream = raw(&machine);
@@ -99,7 +99,7 @@ fn a_message_that_is_too_long_ends_its_connection() {
 }
 
 #[test]
-fn a_message_may_come_in_pieces() {
+fn a_message_may_arrive_in_parts() {
     let Bed { machine, toolstack: _, guest: _, _folder } = bed();
     let mut stream = raw(&machine);
     let whole = [message(11, 0, b"data\0piecewise"), message(2, 0, b"data\0"), message(13, 0, b"device\0")].concat();
@@ -111,7 +111,7 @@ fn a_message_may_come_in_pieces() {
 }
 
 #[test]
-fn garbage_harms_nobody_else() {
+fn garbage_affects_no_other_client() {
     use proptest::prelude::*;
     let Bed { machine, mut toolstack, guest, _folder } = bed();
     toolstack.write("/kept", "safe").unwrap();
@@ -127,7 +127,7 @@ fn garbage_harms_nobody_else() {
             let mut stream = raw(&machine);
             for (verb, transaction, (path, rest), broken) in messages {
                 let mut bytes = message(verb, transaction, &[path.as_bytes(), &[0], &rest].concat());
-                // A few with a wrong length, after which nothing is what it seems.
+                // A few with a wrong length, after which the stream is out of sync.
                 if broken % 64 == 0 {
                     bytes[12..16].copy_from_slice(&(broken % 9000).to_ne_bytes());
                 }
@@ -145,7 +145,7 @@ fn garbage_harms_nobody_else() {
 }
 
 #[test]
-fn answers_that_are_not_read_hold_up_only_their_reader() {
+fn unread_replies_block_only_their_client() {
     let Bed { machine, toolstack: _, mut guest, _folder } = bed();
     guest.write("data", &"v".repeat(2000)).unwrap();
     let mut stream = raw(&machine);
@@ -172,7 +172,7 @@ fn answers_that_are_not_read_hold_up_only_their_reader() {
 }
 
 #[test]
-fn events_that_are_not_read_are_bounded() {
+fn unread_events_are_bounded() {
     let Bed { machine, mut toolstack, mut guest, _folder } = bed();
     let mut stream = raw(&machine);
     stream.write_all(&message(4, 0, b"data\0token\0")).unwrap();
@@ -186,7 +186,7 @@ fn events_that_are_not_read_are_bounded() {
     let events = std::iter::from_fn(|| receive(&mut stream)).take_while(|(kind, _)| *kind == 15).count();
     assert!((1..=3000).contains(&events), "{events}");
 
-    // Events of ever new nodes cannot be one: the reader loses its connection.
+    // Events of always new nodes cannot be merged: the client is disconnected.
     let mut lazy = raw(&machine);
     lazy.write_all(&message(4, 0, b"/local/domain/1/data\0t\0")).unwrap();
     let mut number = 0;

@@ -1,4 +1,4 @@
-//! Random deeds of two domains, in and out of transactions, against what must be true of them.
+//! Random requests of two domains, inside and outside transactions, against a serial model.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::store::wire::{Header, Verb};
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// By which of the clients, in its transaction if it has one and so wants.
+    /// A request of a client, in its open transaction if `inside`.
     Ask {
         client: usize,
         inside: bool,
@@ -52,7 +52,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..80)
 }
 
-/// Every node: its value and permissions.
+/// Returns the value and permissions of every node.
 fn all(state: &State) -> BTreeMap<String, (Vec<u8>, Vec<Permission>)> {
     let mut found = BTreeMap::new();
     visit(state.tree.find("/").unwrap(), &mut String::new(), &mut |path, node| {
@@ -80,7 +80,7 @@ fn ask(state: &mut State, id: ClientId, verb: Verb, transaction: u32, payload: &
 
 struct Open {
     number: u32,
-    /// What was asked in it, and answered.
+    /// Its requests and their replies.
     asked: Vec<(Verb, Vec<u8>, Answer)>,
 }
 
@@ -115,13 +115,13 @@ fn run(steps: Vec<Step>) {
                 let before = state.tree.clone();
                 let payload: &[u8] = if commit { b"T\0" } else { b"F\0" };
                 let ended = ask(&mut state, clients[client], Verb::TRANSACTION_END, number, payload);
-                // The same, asked in one go at this moment.
+                // The same requests at once, at this moment.
                 let mut serial = State::new();
                 serial.quota = state.quota;
                 serial.tree = before;
                 let unchanged = all(&serial);
                 let again = serial.connect(domains[client]);
-                // That there was no room is true of a moment, not of what was looked at: such a deed is none.
+                // A quota applies to a moment, not to the accessed nodes: refused requests are left out.
                 let mut answered = asked.into_iter().filter(|(_, _, answer)| *answer != Err(Refusal::NoSpace));
                 let same = answered.all(|(verb, payload, answer)| ask(&mut serial, again, verb, 0, &payload) == answer);
                 if commit && ended.is_ok() {
@@ -141,14 +141,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
     #[test]
-    fn transactions_are_as_if_done_in_one_go(steps in steps()) {
+    fn transactions_are_serializable(steps in steps()) {
         run(steps);
     }
 }
 
-/// Found by the model: that one may know of a missing node is for the next one above it to say, so a change of that one counts.
+/// Found by the model: the permissions of its parents decide the errno of a missing node, so a change of those is a conflict.
 #[test]
-fn a_right_that_changes_above_a_missing_node_is_a_conflict() {
+fn a_permission_change_above_a_missing_node_is_a_conflict() {
     let mut state = State::new();
     let (toolstack, guest) = (state.connect(DomainId(0)), state.connect(DomainId(1)));
     ask(&mut state, toolstack, Verb::WRITE, 0, b"/b/a\0v").unwrap();
@@ -162,7 +162,7 @@ fn a_right_that_changes_above_a_missing_node_is_a_conflict() {
 }
 
 #[test]
-fn a_domain_that_ends_is_forgotten_everywhere() {
+fn a_released_domain_is_removed_everywhere() {
     let mut state = State::new();
     let toolstack = state.connect(DomainId(0));
     for domain in [1, 2].map(DomainId) {

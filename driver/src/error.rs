@@ -8,8 +8,8 @@ use mqblk_ring::split::SetupError;
 use mqblk_ring::split::driver as virtqueue;
 use mqblk_vhost_user_client::ClientError;
 use mqblk_xen::XenError;
-use mqblk_xen::store::StoreError;
-use mqblk_xen::vbd::{Malformed, State};
+use mqblk_xen::store::XenstoreError;
+use mqblk_xen::vbd::{MalformedValue, XenbusState};
 
 use crate::blkfront::ResponseError;
 
@@ -109,7 +109,7 @@ pub enum DriverError {
     },
     /// Xenstore refused, or is gone.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] XenstoreError),
     /// Xen refused a resource.
     #[error(transparent)]
     Xen(#[from] XenError),
@@ -118,7 +118,7 @@ pub enum DriverError {
     NoDevice(String),
     /// A value in xenstore makes no sense.
     #[error(transparent)]
-    Key(#[from] Malformed),
+    Key(#[from] MalformedValue),
     /// A value that every device has is not there.
     #[error("xenstore key {0}: found none, expected it of every device that is connected")]
     MissingKey(&'static str),
@@ -128,7 +128,7 @@ pub enum DriverError {
         /// What it was to do.
         step: &'static str,
         /// Its state.
-        found: State,
+        found: XenbusState,
         /// What it says, or what is known.
         why: String,
     },

@@ -120,7 +120,7 @@ struct Started {
 impl Shared {
     /// Has the server keep which requests of `queues` queues are in flight where its successor finds it. Before any queue starts.
     pub(crate) fn track(&mut self, client: &mut Client, queues: u16, size: u16) -> Result<(), DriverError> {
-        self.inflight = client.make_inflight(queues, size)?;
+        self.inflight = client.create_inflight(queues, size)?;
         Ok(())
     }
 
@@ -129,14 +129,14 @@ impl Shared {
         let Shared { region, file, memory, inflight, started } = self;
         client.set_memory(&[SharedRegion { region, file }])?;
         if let Some(inflight) = inflight {
-            client.show_inflight(inflight)?;
+            client.set_inflight(inflight)?;
         }
         for Started { index, at, size, kick, call } in started {
             // What was answered is used: a server without the in-flight memory does all that comes after it again, which is right
             // if the one before answered in order.
             let used = memory.cell(GuestAddress(at.used.0 + 2)).map_or(0, |used| used.load(Ordering::Acquire));
             let base = u16::from_le(used);
-            client.start_queue(*index, &QueueSetup { size: *size, at: *at, region, base, kick, call })?;
+            client.start_queue(*index, &QueueSetup { size: *size, addresses: *at, region, base, kick, call })?;
         }
         Ok(())
     }
@@ -157,7 +157,7 @@ impl Shared {
         let ring = SplitDriver::new(&self.memory, &layout.at, layout.size, Features { event_idx }, tables)?;
         let kick = EventFd::new(0).map_err(DriverError::event)?;
         let region = &self.region;
-        let setup = QueueSetup { size: layout.size, at: layout.at, region, base: 0, kick: &kick, call };
+        let setup = QueueSetup { size: layout.size, addresses: layout.at, region, base: 0, kick: &kick, call };
         client.start_queue(index, &setup)?;
         let clone = |event: &EventFd| event.try_clone().map_err(DriverError::event);
         let (at, size) = (layout.at, layout.size);

@@ -8,7 +8,7 @@ use mqblk_driver::blkfront::Options;
 use mqblk_memory::DomainId;
 use mqblk_tests::blkif::{Host, Load, Neighbour};
 use mqblk_tests::hostile::wait_for;
-use mqblk_xen::vbd::State;
+use mqblk_xen::vbd::XenbusState;
 
 #[test]
 fn a_guest_that_writes_all_the_time_costs_the_others_nothing() {
@@ -52,7 +52,7 @@ fn a_guest_that_writes_all_the_time_costs_the_others_nothing() {
         let mut load = Load::connect(&Options { queues: 2, ..host.options(&device) }, 200, round);
         load.round();
         load.finish();
-        host.wait_state(&device, State::Closed);
+        host.wait_state(&device, XenbusState::Closed);
         device.remove(&mut host.store()).unwrap();
         wait_for("the disk to be free", || {
             (host.log().matches("forgotten device=mqblk-2-51728").count() > round as usize).then_some(())
@@ -67,9 +67,9 @@ fn a_guest_that_writes_all_the_time_costs_the_others_nothing() {
     let mut load = Load::connect(&Options { queues: 2, ..host.options(&flooder) }, 100, 1);
     load.round();
     load.finish();
-    host.wait_state(&flooder, State::Closed);
+    host.wait_state(&flooder, XenbusState::Closed);
     assert!(neighbour.finish() > 0);
-    host.wait_state(&other, State::Closed);
+    host.wait_state(&other, XenbusState::Closed);
     wait_for("the rest", || {
         let now = host.holds();
         (now.fds <= base.fds && now.mappings == 0).then_some(())
@@ -92,7 +92,7 @@ fn a_slow_end_holds_up_nobody() {
     queue.read(0, mqblk_core::Sector512(0), piece).unwrap();
     queue.publish();
     // It vanishes with a request in the storage.
-    wait_for("a request in flight", || (host.machine.counters().events_sent > 0).then_some(()));
+    wait_for("a request in flight", || (host.machine.stats().events_sent > 0).then_some(()));
     std::thread::sleep(Duration::from_millis(50));
     device.remove(&mut host.store()).unwrap();
     let mut beside = 0;
@@ -101,12 +101,12 @@ fn a_slow_end_holds_up_nobody() {
         let mut load = Load::connect(&Options { queues: 2, ..host.options(&other) }, 200, round);
         load.round();
         load.finish();
-        host.wait_state(&other, State::Closed);
+        host.wait_state(&other, XenbusState::Closed);
         other.remove(&mut host.store()).unwrap();
-        beside += u32::from(host.machine.domain_counters(DomainId(1)).unwrap().live_mappings > 0);
+        beside += u32::from(host.machine.domain_stats(DomainId(1)).unwrap().live_mappings > 0);
     }
     assert!(beside > 0, "the slow one ended first each time: nothing was tried");
-    wait_for("the slow end", || (host.machine.domain_counters(DomainId(1)).unwrap().live_mappings == 0).then_some(()));
+    wait_for("the slow end", || (host.machine.domain_stats(DomainId(1)).unwrap().live_mappings == 0).then_some(()));
     drop((slow, set));
     host.stop();
 }

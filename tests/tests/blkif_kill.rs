@@ -6,7 +6,7 @@ use std::time::Duration;
 use mqblk_driver::blkfront::Options;
 use mqblk_tests::blkif::{Host, Load};
 use mqblk_tests::hostile::wait_for;
-use mqblk_xen::vbd::State;
+use mqblk_xen::vbd::XenbusState;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -110,7 +110,7 @@ fn stopped_in_good_order_and_started_again() {
         host.stop();
         if !client.is_finished() {
             // Nothing of the guest's is held while nobody serves it.
-            assert_eq!(host.machine.counters().live_mappings, 0);
+            assert_eq!(host.machine.stats().live_mappings, 0);
         }
         host.spawn();
     }
@@ -177,7 +177,7 @@ fn without_journals_too_when_nothing_was_in_flight() {
         // The storage was in memory, and is gone with the daemon; the rings go on.
         let mut load = load.knowing(vec![0; 100]);
         load.round();
-        host.wait_state(&device, State::Connected);
+        host.wait_state(&device, XenbusState::Connected);
         load.finish();
         host.stop();
     }

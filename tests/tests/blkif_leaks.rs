@@ -12,9 +12,9 @@ use mqblk_engine::{Coalesce, Engine, EngineOptions, LaneOptions, PlugOptions, Po
 use mqblk_memory::DomainId;
 use mqblk_tests::blkif::Load;
 use mqblk_tests::hostile::{PATIENCE, wait_for};
-use mqblk_xen::simulated;
+use mqblk_xen::connect_simulated;
 use mqblk_xen::simulation::{Machine, connect};
-use mqblk_xen::vbd::State;
+use mqblk_xen::vbd::XenbusState;
 use mqblk_xen_server::{Backend, BackendOptions, Backing, Bounds, DeviceName, Opener, Pace, Params, VbdSettings};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -66,7 +66,7 @@ struct Holds {
 
 fn holds(machine: &Machine) -> Holds {
     let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).expect("this process").count();
-    let counters = machine.counters();
+    let counters = machine.stats();
     Holds {
         fds: count("fd"),
         threads: count("task"),
@@ -103,8 +103,8 @@ fn nothing_is_left_behind() {
         pace: Pace { burst: 1_000_000, a_second: 1_000_000 },
         drain_timeout: Duration::from_secs(30),
     };
-    let backend = Backend::start(simulated(folder.path()).unwrap(), options).unwrap();
-    let (dom0, guest) = (simulated(folder.path()).unwrap(), connect(folder.path(), DomainId(1)).unwrap());
+    let backend = Backend::start(connect_simulated(folder.path()).unwrap(), options).unwrap();
+    let (dom0, guest) = (connect_simulated(folder.path()).unwrap(), connect(folder.path(), DomainId(1)).unwrap());
     let mut store = dom0.store().unwrap();
     let device = Vbd::new("mqblk", DomainId(1), 51712, "mqblk:x");
     device.create(&mut store).unwrap();
@@ -166,7 +166,7 @@ fn nothing_is_left_behind() {
     wait_for("a device that waits", || (store.read(&back).unwrap().as_deref() == Some("2")).then_some(()));
     reconnect(2000);
     wait_for("a closed device", || {
-        (State::parse(store.read(&back).unwrap().as_deref()) == State::Closed).then_some(())
+        (XenbusState::parse(store.read(&back).unwrap().as_deref()) == XenbusState::Closed).then_some(())
     });
     wait_holds(&machine, quiet, "a thousand flips");
     assert_eq!(std::fs::read_dir(folder.path().join("journals")).unwrap().count(), 0, "journals were left");
@@ -174,5 +174,5 @@ fn nothing_is_left_behind() {
     device.remove(&mut store).unwrap();
     wait_for("no device", || backend.devices().is_empty().then_some(()));
     drop(backend);
-    assert_eq!(machine.counters().live_mappings, 0);
+    assert_eq!(machine.stats().live_mappings, 0);
 }

@@ -7,7 +7,7 @@ use mqblk_driver::blkfront::{Abi, Change, Options};
 use mqblk_memory::DomainId;
 use mqblk_tests::blkif::{Host, Load, Neighbour};
 use mqblk_tests::hostile::{WATCH, wait_for};
-use mqblk_xen::vbd::{State, keys};
+use mqblk_xen::vbd::{XenbusState, keys};
 
 const OFFERED: &str = "id=offered,interface=xen,storage=ram,size=4M,queues=4";
 const NEIGHBOUR: &str = "id=other,interface=xen,storage=ram,size=4M,queues=2";
@@ -22,7 +22,7 @@ fn every_mode_and_layout() {
     for grants in ["auto", "copy", "map", "persistent"] {
         let mut host = Host::start(&["--workers", "2", "--disk", &format!("{OFFERED},grants={grants}")]);
         let device = host.make(1, "xvda", "mqblk:offered");
-        host.wait_state(&device, State::InitWait);
+        host.wait_state(&device, XenbusState::InitWait);
         let base = host.quiet_holds();
         for (queues, order, abi, persistent) in [
             (1, 0, Abi::X86_64, true),
@@ -42,7 +42,7 @@ fn every_mode_and_layout() {
             }
             assert!(load.verified > 0, "{grants} {abi:?}");
             load.finish();
-            host.wait_state(&device, State::Closed);
+            host.wait_state(&device, XenbusState::Closed);
             assert_eq!(host.journals(), 0, "{grants}: a journal was left");
         }
         // Of the connection nothing is left; threads that a device had are gone too.
@@ -69,11 +69,11 @@ fn a_device_that_is_in_use_is_served_until_the_guest_lets_go() {
         load.round();
     }
     load.finish();
-    host.wait_state(&device, State::Closed);
+    host.wait_state(&device, XenbusState::Closed);
     // Nobody may start it anew.
     host.domain(1).store().unwrap().write(&format!("{}/state", device.front_path()), "1").unwrap();
     std::thread::sleep(WATCH);
-    assert_eq!(host.backend_state(&mut host.store(), &device), Some(State::Closed));
+    assert_eq!(host.backend_state(&mut host.store(), &device), Some(XenbusState::Closed));
     device.remove(&mut host.store()).expect("both directories");
     wait_for("the device's end", || host.log().contains("forgotten").then_some(()));
     // The disk is free again.
@@ -125,24 +125,30 @@ fn devices_vanish_in_every_state() {
     let mut host = Host::start(&["--workers", "2", "--disk", OFFERED, "--disk", NEIGHBOUR]);
     let neighbour = neighbour(&host);
     let mut base = None;
-    let states = [State::Initialising, State::InitWait, State::Initialised, State::Connected, State::Closing];
+    let states = [
+        XenbusState::Initialising,
+        XenbusState::InitWait,
+        XenbusState::Initialised,
+        XenbusState::Connected,
+        XenbusState::Closing,
+    ];
     for (round, state) in states.into_iter().cycle().take(20).enumerate() {
         let device = host.make(1, "xvda", "mqblk:offered");
         let mut store = host.store();
         let front = format!("{}/state", device.front_path());
         let mut load = None;
         match state {
-            State::Connected | State::Closing => {
+            XenbusState::Connected | XenbusState::Closing => {
                 let mut found = Load::connect(&Options { queues: 4, ..host.options(&device) }, 400, round as u64);
                 found.round();
-                if state == State::Closing {
+                if state == XenbusState::Closing {
                     host.domain(1).store().unwrap().write(&front, "5").unwrap();
                 }
                 load = Some(found);
             }
-            State::InitWait => host.wait_state(&device, State::InitWait),
+            XenbusState::InitWait => host.wait_state(&device, XenbusState::InitWait),
             // Rings are promised that are not there.
-            State::Initialised => host.domain(1).store().unwrap().write(&front, "3").unwrap(),
+            XenbusState::Initialised => host.domain(1).store().unwrap().write(&front, "3").unwrap(),
             _ => {}
         }
         match round / states.len() {
@@ -155,8 +161,10 @@ fn devices_vanish_in_every_state() {
             }
         }
         wait_for("the end of its rings", || {
-            let closed =
-                matches!(host.backend_state(&mut store, &device), None | Some(State::Closed | State::Initialising));
+            let closed = matches!(
+                host.backend_state(&mut store, &device),
+                None | Some(XenbusState::Closed | XenbusState::Initialising)
+            );
             closed.then_some(())
         });
         drop(load);
@@ -164,7 +172,7 @@ fn devices_vanish_in_every_state() {
         host.assert_alive("a device vanished");
         neighbour.assert_goes_on("a device vanished");
         wait_for("mappings of domain 1 are let go", || {
-            let counters = host.machine.domain_counters(DomainId(1));
+            let counters = host.machine.domain_stats(DomainId(1));
             counters.is_none_or(|counters| counters.live_mappings == 0).then_some(())
         });
         if round >= states.len() {
@@ -192,12 +200,12 @@ fn mistakes_are_told_in_the_error_node() {
         ),
     ] {
         let device = host.make(1, "xvdd", params);
-        host.wait_state(&device, State::Closing);
+        host.wait_state(&device, XenbusState::Closing);
         let error = host.error(&device).unwrap_or_default();
         assert!(error.starts_with(want), "{params}: {error}");
         // The frontend, which never saw a backend that was ready, closes.
         store.write(&format!("{}/state", device.front_path()), "6").unwrap();
-        host.wait_state(&device, State::Closed);
+        host.wait_state(&device, XenbusState::Closed);
         device.remove(&mut store).unwrap();
     }
     let device = host.make(1, "xvda", "mqblk:offered");
@@ -219,7 +227,7 @@ fn mistakes_are_told_in_the_error_node() {
     ] {
         let front = device.front_path();
         let mut guest = host.domain(1).store().unwrap();
-        host.wait_state(&device, State::InitWait);
+        host.wait_state(&device, XenbusState::InitWait);
         guest
             .transaction(|transaction| {
                 for key in ["multi-queue-num-queues", "ring-page-order", "protocol", "ring-ref", "event-channel"] {
@@ -231,11 +239,11 @@ fn mistakes_are_told_in_the_error_node() {
                 transaction.write(&format!("{front}/state"), "3")
             })
             .unwrap();
-        host.wait_state(&device, State::Closing);
+        host.wait_state(&device, XenbusState::Closing);
         let error = host.error(&device).unwrap_or_default();
         assert!(error.starts_with(want), "{pairs:?}: {error}");
         guest.write(&format!("{front}/state"), "6").unwrap();
-        host.wait_state(&device, State::Closed);
+        host.wait_state(&device, XenbusState::Closed);
         guest.write(&format!("{front}/state"), "1").unwrap();
     }
     // And then it behaves.
@@ -255,7 +263,7 @@ fn a_disk_of_the_configuration_has_one_guest_at_a_time() {
     let first = host.make(1, "xvda", "mqblk:offered");
     let mut load = Load::connect(&host.options(&first), 100, 1);
     let second = host.make(2, "xvda", "mqblk:offered");
-    host.wait_state(&second, State::Closing);
+    host.wait_state(&second, XenbusState::Closing);
     let error = host.error(&second).unwrap_or_default();
     assert!(error.starts_with("19 params: found disk \"offered\", which is attached as mqblk-1-51712"), "{error}");
     load.round();
@@ -263,7 +271,7 @@ fn a_disk_of_the_configuration_has_one_guest_at_a_time() {
     // A device of another daemon of the same type is not touched.
     let foreign = host.make(2, "xvdc", "mqblk:somewhere-else");
     std::thread::sleep(WATCH);
-    assert_eq!(host.backend_state(&mut host.store(), &foreign), Some(State::Initialising));
+    assert_eq!(host.backend_state(&mut host.store(), &foreign), Some(XenbusState::Initialising));
     assert_eq!(host.error(&foreign), None);
     host.stop();
 }

@@ -6,7 +6,7 @@ use mqblk_driver::blkfront::{Device, Options};
 use mqblk_tests::blkif::{Host, Load};
 use mqblk_tests::hostile::daemon::binary;
 use mqblk_tests::hostile::{PATIENCE, wait_for};
-use mqblk_xen::vbd::State;
+use mqblk_xen::vbd::XenbusState;
 use serde_json::Value;
 
 fn said(output: &Output) -> String {
@@ -232,7 +232,7 @@ fn disks_of_the_configuration_are_attached_at_the_start() {
 fn a_daemon_that_cannot_attach_leaves_nothing_behind() {
     let host = Host::start(&["--workers", "1", "--xen-watch"]);
     let taken = host.make(2, "xvda", "null:1G");
-    host.wait_state(&taken, State::InitWait);
+    host.wait_state(&taken, XenbusState::InitWait);
     let mut command = Command::new(binary());
     command.args(["serve", "--xen"]).arg(host.folder().join("xen")).arg("--xen-state").arg(host.folder().join("other"));
     command.args(["--disk", "id=x,interface=xen,domid=1,vdev=xvda,storage=null,size=1G"]);

@@ -84,7 +84,7 @@ pub struct Vdev {
 }
 
 fn device(text: &str) -> Result<Vdev, String> {
-    let number = vbd::device_number(text).map_err(|malformed| format!("expected {}", malformed.expected))?;
+    let number = vbd::parse_vdev(text).map_err(|malformed| format!("expected {}", malformed.expected))?;
     Ok(Vdev { name: text.to_owned(), number })
 }
 

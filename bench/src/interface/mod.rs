@@ -84,9 +84,9 @@ pub trait Lifeline: Send + Sync {
     fn wait_gone(&self, limit: Duration) -> bool;
 }
 
-impl Lifeline for mqblk_vhost_user_client::Lifeline {
+impl Lifeline for mqblk_vhost_user_client::HangupMonitor {
     fn wait_gone(&self, limit: Duration) -> bool {
-        mqblk_vhost_user_client::Lifeline::wait_gone(self, limit)
+        mqblk_vhost_user_client::HangupMonitor::wait_hangup(self, limit)
     }
 }
 
@@ -99,7 +99,7 @@ fn socket(endpoint: &Endpoint) -> &PathBuf {
 }
 
 /// That of a vhost-user server.
-fn lifeline(opened: std::io::Result<mqblk_vhost_user_client::Lifeline>) -> Result<Box<dyn Lifeline>, DriverError> {
+fn lifeline(opened: std::io::Result<mqblk_vhost_user_client::HangupMonitor>) -> Result<Box<dyn Lifeline>, DriverError> {
     let lifeline = opened.map_err(|source| DriverError::Host { what: "lifeline of the server", source })?;
     Ok(Box::new(lifeline))
 }

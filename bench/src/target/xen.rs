@@ -6,9 +6,9 @@ use std::sync::Arc;
 use mqblk_driver::DriverError;
 use mqblk_memory::DomainId;
 use mqblk_xen::simulation::{self, Machine};
-use mqblk_xen::store::StoreError;
+use mqblk_xen::store::XenstoreError;
 use mqblk_xen::vbd::{self, keys};
-use mqblk_xen::{Xen, real};
+use mqblk_xen::{Xen, connect_real};
 
 use super::{Prepared, Serving};
 use crate::BenchError;
@@ -29,7 +29,7 @@ fn failed(error: impl Into<DriverError>) -> BenchError {
 pub fn endpoint(place: Option<&XenPlace>, number: u32) -> Result<Endpoint, BenchError> {
     let xen = match place {
         Some(XenPlace::Folder(folder)) => simulation::connect(folder, FRONT),
-        _ => real(),
+        _ => connect_real(),
     };
     Ok(Endpoint::Vbd { xen: xen.map_err(failed)?, number })
 }
@@ -51,7 +51,7 @@ impl std::fmt::Debug for Directories {
 impl Directories {
     fn remove(&self) -> Result<(), DriverError> {
         let mut store = self.xen.store()?;
-        let removed: Result<(), StoreError> = store.transaction(|transaction| {
+        let removed: Result<(), XenstoreError> = store.transaction(|transaction| {
             let back = transaction.read(&format!("{}/{}", self.front, keys::BACKEND))?;
             for path in back.iter().chain([&self.front]) {
                 if transaction.read(path)?.is_some() {
@@ -91,7 +91,7 @@ pub fn prepare(plan: &XenPlan, serving: &Serving<'_>, folder: &Path) -> Result<P
     let (word, frontend, dom0) = match &plan.place {
         // A server here serves this domain's own frontend: both ends are in domain 0.
         Some(XenPlace::Real) => {
-            let xen = real().map_err(failed)?;
+            let xen = connect_real().map_err(failed)?;
             ("auto".to_owned(), Arc::clone(&xen), xen)
         }
         simulated => {
@@ -108,7 +108,7 @@ pub fn prepare(plan: &XenPlan, serving: &Serving<'_>, folder: &Path) -> Result<P
     let state = state().map_err(|error| BenchError::Failed(format!("folder for the server's journals: {error}")))?;
     let folder = state.path().display().to_string();
     let arguments = ["--xen", &word, "--xen-state", &folder, "--disk", &serving.disk(&place)].map(str::to_owned);
-    let directories = Directories { xen: dom0, front: vbd::frontend(front, device.number) };
+    let directories = Directories { xen: dom0, front: vbd::frontend_path(front, device.number) };
     let endpoint = Endpoint::Vbd { xen: frontend, number: device.number };
     // What is on a machine of its own goes with it.
     let device = machine.is_none().then_some(directories);

@@ -8,7 +8,7 @@ use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_memory::DomainId;
 use mqblk_xen::Xen;
 use mqblk_xen::simulation::{Machine, connect};
-use mqblk_xen::vbd::State;
+use mqblk_xen::vbd::XenbusState;
 
 use super::{failed, json, plan, refused, written};
 use crate::{BenchError, runs};
@@ -70,7 +70,7 @@ fn every_block_is_written_once_on_all_rings_and_verified() {
         assert_eq!(requests, 2 * parts * expected.len() as u64, "{options}: each block written once and read once");
         assert_eq!(rig.model.indirect(), indirect, "{options}");
         // Written, read back, and let go of.
-        assert_eq!(rig.machine.domain_counters(DomainId(1)).unwrap().live_grants, 0, "{options}");
+        assert_eq!(rig.machine.domain_stats(DomainId(1)).unwrap().live_grants, 0, "{options}");
     }
 }
 
@@ -104,7 +104,7 @@ fn results_say_how_the_frontend_was_set_up() {
 #[test]
 fn a_back_end_that_goes_stalls_or_lies_is_seen() {
     let of = |fault: Fault| Rig::new(Behaviour { fault, ..Behaviour::default() });
-    let text = failed(of(Fault::StateAfter(100, State::Closing)).run("--runtime 60"));
+    let text = failed(of(Fault::StateAfter(100, XenbusState::Closing)).run("--runtime 60"));
     assert!(text.contains("the server went away"), "{text}");
     let text = failed(of(Fault::StallAfter(100)).run("--runtime 60"));
     assert!(text.contains("the server is stuck"), "{text}");
@@ -113,7 +113,7 @@ fn a_back_end_that_goes_stalls_or_lies_is_seen() {
     let verified = "--rw write --verify crc32c --allow-write --size 400k";
     assert_eq!(of(Fault::CorruptFrom(40)).run(verified).unwrap(), 60);
     assert_eq!(of(Fault::FailFrom(90)).run("--runtime 0 --size 400k").unwrap(), 10);
-    assert!(failed(of(Fault::CloseAt(State::Connected)).run("--runtime 1")).contains("found it in state 5"));
+    assert!(failed(of(Fault::CloseAt(XenbusState::Connected)).run("--runtime 1")).contains("found it in state 5"));
 }
 
 #[test]

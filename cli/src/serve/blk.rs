@@ -51,11 +51,11 @@ impl Export for BlkDisk {
     }
 
     fn in_flight_region(&self) -> Option<bool> {
-        self.server.in_flight_region()
+        self.server.has_inflight_region()
     }
 
     fn stats(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
-        self.server.report(workers)
+        self.server.stats(workers)
     }
 
     fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {

@@ -229,7 +229,7 @@ impl Controller {
             queue_map: [FIXED_WORKER; FIXED_QUEUES as usize].into_iter().chain(workers).collect(),
             poll: endpoint.poll,
             coalesce: endpoint.coalesce,
-            fixed: endpoint.fixed_buffers,
+            fixed_buffers: endpoint.fixed_buffers,
             drain_timeout,
             disks: luns.iter().map(|lun| lun.unit.queue_disk(lun.slot)).collect(),
             engine: Arc::clone(engine),
@@ -294,7 +294,7 @@ impl Controller {
 
     /// Returns true if its VMM has set an in-flight region: see [`Server::in_flight_region`].
     pub fn in_flight_region(&self) -> Option<bool> {
-        self.server.in_flight_region()
+        self.server.has_inflight_region()
     }
 
     /// Starts to drain its queues: see [`Server::begin_stop`].
@@ -309,7 +309,7 @@ impl Controller {
 
     /// Returns the statistics of each queue, control and event queue first: see [`Server::stats`].
     pub fn stats(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
-        self.server.report(workers)
+        self.server.stats(workers)
     }
 }
 

@@ -196,7 +196,7 @@ fn serve_blk(
         queue_map: endpoint.queue_map.iter().map(|worker| usize::from(*worker)).collect(),
         poll: endpoint.poll,
         coalesce: endpoint.coalesce,
-        fixed: endpoint.fixed_buffers,
+        fixed_buffers: endpoint.fixed_buffers,
         drain_timeout,
         disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: Arc::clone(&storage.disk), plug: storage.plug, health }],
         engine: Arc::clone(engine),

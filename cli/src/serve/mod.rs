@@ -180,7 +180,7 @@ fn raise_descriptor_limit() {
 fn configure(args: &Args) -> Result<ServeConfig<Arc<AnyDisk>>, ConfigError> {
     let config = resolve::resolve(gather(args)?, &Cpus::of_this_host(), &mut backends::Registry)?;
     if let Some(admin) = &config.admin {
-        mqblk_vhost_user_server::probe(&admin.socket).map_err(ConfigError::Admin)?;
+        mqblk_vhost_user_server::probe_socket(&admin.socket).map_err(ConfigError::Admin)?;
     }
     let luns = config.controllers.iter().flat_map(|controller| &controller.luns);
     for lun in luns {
@@ -191,7 +191,8 @@ fn configure(args: &Args) -> Result<ServeConfig<Arc<AnyDisk>>, ConfigError> {
         }
     }
     for (subject, endpoint) in config.vhost_user_endpoints() {
-        mqblk_vhost_user_server::probe(&endpoint.socket).map_err(|source| ConfigError::Socket { subject, source })?;
+        mqblk_vhost_user_server::probe_socket(&endpoint.socket)
+            .map_err(|source| ConfigError::Socket { subject, source })?;
     }
     Ok(config)
 }

@@ -140,7 +140,7 @@ fn vhost_user_pairs(endpoint: &VhostUserEndpoint) -> Vec<Pair> {
 fn xen_pairs(endpoint: &XenEndpoint) -> Vec<Pair> {
     let mut pairs = Vec::new();
     if let Some(XenAttachment { domid, devid }) = endpoint.attachment {
-        let name = vbd::device_name(devid).unwrap_or_else(|| devid.to_string());
+        let name = vbd::vdev_name(devid).unwrap_or_else(|| devid.to_string());
         pairs.extend([("domid", Value::Integer(domid.into())), ("vdev", string(&name))]);
     }
     let journal = if endpoint.journal { "on" } else { "off" };

@@ -2,7 +2,7 @@
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{DiskError, Resize, Resized};
-use mqblk_vhost_user_server::ConfigNotice;
+use mqblk_vhost_user_server::ConfigChangeResult;
 
 use super::luns::ChangeError;
 
@@ -34,13 +34,13 @@ impl GuestNotice {
     }
 }
 
-impl From<ConfigNotice> for GuestNotice {
-    fn from(notice: ConfigNotice) -> GuestNotice {
+impl From<ConfigChangeResult> for GuestNotice {
+    fn from(notice: ConfigChangeResult) -> GuestNotice {
         match notice {
-            ConfigNotice::NotConnected => GuestNotice::NoGuest,
-            ConfigNotice::NoChannel => GuestNotice::AtReconnect,
-            ConfigNotice::Sent | ConfigNotice::Acknowledged => GuestNotice::Notified,
-            ConfigNotice::Refused | ConfigNotice::Unanswered => GuestNotice::Unanswered,
+            ConfigChangeResult::NotConnected => GuestNotice::NoGuest,
+            ConfigChangeResult::NoChannel => GuestNotice::AtReconnect,
+            ConfigChangeResult::Sent | ConfigChangeResult::Acknowledged => GuestNotice::Notified,
+            ConfigChangeResult::Refused | ConfigChangeResult::NoReply => GuestNotice::Unanswered,
         }
     }
 }

@@ -125,7 +125,7 @@ impl XenHost {
             drain_timeout,
         };
         let backend = Arc::new(Backend::start(Arc::clone(&xen), options)?);
-        tracing::info!(xen = %config.host, r#type = config.type_name, watch = config.watch, "xen back-end");
+        tracing::info!(xen = %config.host, r#type = config.type_name, watch = config.watch, "xen backend");
         Ok(XenHost { xen, backend, type_name: config.type_name.clone() })
     }
 

@@ -9,8 +9,8 @@ use clap::Subcommand;
 use mqblk_core::settings::{SettingError, Settings, parse_size};
 use mqblk_core::{ByteLen, Resize, Sector512};
 use mqblk_xen::XenError;
-use mqblk_xen::store::{Store, StoreError};
-use mqblk_xen::vbd::{self, State};
+use mqblk_xen::store::{Xenstore, XenstoreError};
+use mqblk_xen::vbd::{self, XenbusState};
 use mqblk_xen_server::toolstack::{self, Listed, Made, NewDevice, ToolError};
 use mqblk_xen_server::{DeviceName, Params};
 use serde_json::{Value, json};
@@ -121,7 +121,7 @@ impl DeviceArgs {
     fn name(&self, action: &str) -> Result<DeviceName, CallError> {
         let settings = Settings::new(format!("xen {action}"));
         check_type(&settings, "type", &self.host.type_name)?;
-        let devid = vbd::device_number(&self.vdev)
+        let devid = vbd::parse_vdev(&self.vdev)
             .map_err(|wrong| settings.error("vdev", format!("{:?}", self.vdev), wrong.expected))?;
         Ok(DeviceName { type_name: self.host.type_name.clone(), front: mqblk_memory::DomainId(self.domid), devid })
     }
@@ -150,7 +150,7 @@ enum CallError {
     #[error("xen: {0}")]
     Xen(#[from] XenError),
     #[error("xen: {0}")]
-    Store(#[from] StoreError),
+    Store(#[from] XenstoreError),
     #[error("xen: standard output: {0}")]
     Output(#[from] std::io::Error),
 }
@@ -216,7 +216,7 @@ fn attach(device: &DeviceArgs, params: &str, read_only: bool, wait: &WaitArgs) -
     Ok(summary(&device.host, &name, "attached", ""))
 }
 
-fn connect(host: &HostArgs) -> Result<(Store, mqblk_memory::DomainId), CallError> {
+fn connect(host: &HostArgs) -> Result<(Xenstore, mqblk_memory::DomainId), CallError> {
     check_type(&Settings::new("xen"), "type", &host.type_name)?;
     let xen = XenSelector::parse(&host.xen).connect()?;
     Ok((xen.store()?, xen.domain()))
@@ -256,7 +256,7 @@ fn device_json(listed: &Listed) -> Value {
 fn device_table(devices: &[Listed]) -> String {
     let head = ["device", "domid", "vdev", "backend", "frontend", "queues", "size", "mode", "params"];
     let head = head.map(str::to_owned).to_vec();
-    let state = |state: State| format!("{state:?} ({state})");
+    let state = |state: XenbusState| format!("{state:?} ({state})");
     let row = |device: &Listed| {
         vec![
             device.name.to_string(),

@@ -38,8 +38,8 @@ impl XenSelector {
     /// If there is no such host.
     pub fn connect(&self) -> Result<Arc<dyn Xen>, XenError> {
         match self {
-            XenSelector::Auto | XenSelector::Real => mqblk_xen::real(),
-            XenSelector::Simulated(folder) => mqblk_xen::simulated(folder),
+            XenSelector::Auto | XenSelector::Real => mqblk_xen::connect_real(),
+            XenSelector::Simulated(folder) => mqblk_xen::connect_simulated(folder),
         }
     }
 }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use mqblk_memory::DomainId;
 use mqblk_xen::Xen;
-use mqblk_xen::store::{Store, StoreError};
-use mqblk_xen::vbd::{State, keys, number};
+use mqblk_xen::store::{Xenstore, XenstoreError};
+use mqblk_xen::vbd::{XenbusState, keys, parse_number};
 
 use super::keys::{Keys, is_left_over};
 use crate::DriverError;
@@ -21,14 +21,14 @@ const MESSAGE: usize = 200;
 /// Both directories of a device, from its frontend's side.
 #[derive(Debug)]
 pub(super) struct Bus {
-    store: Store,
+    store: Xenstore,
     front: String,
     back: String,
     backend: DomainId,
     /// How long each step of the back-end may take.
     limit: Duration,
     /// The frontend's state, as last written here.
-    state: State,
+    state: XenbusState,
     /// It says that it is closed when it is dropped.
     polite: bool,
 }
@@ -50,9 +50,9 @@ impl Bus {
         store.unwatch(&key, OWN_TOKEN)?;
         let id = store.read(&format!("{front}/{}", keys::BACKEND_ID))?;
         let id = id.ok_or(DriverError::MissingKey(keys::BACKEND_ID))?;
-        let backend = DomainId(number(keys::BACKEND_ID, &id, u16::MAX.into())? as u16);
+        let backend = DomainId(parse_number(keys::BACKEND_ID, &id, u16::MAX.into())? as u16);
         store.watch(&format!("{back}/{}", keys::STATE), STATE_TOKEN)?;
-        Ok(Bus { store, front: front.to_owned(), back, backend, limit, state: State::Unknown, polite: true })
+        Ok(Bus { store, front: front.to_owned(), back, backend, limit, state: XenbusState::Unknown, polite: true })
     }
 
     /// From now on it ends without a word, like a frontend that is killed.
@@ -71,17 +71,17 @@ impl Bus {
         &self.back
     }
 
-    fn state_of(&mut self, directory: &str) -> Result<State, DriverError> {
+    fn state_of(&mut self, directory: &str) -> Result<XenbusState, DriverError> {
         Ok(read_state(&mut self.store, &format!("{directory}/{}", keys::STATE))?)
     }
 
     /// The back-end's state.
-    pub(super) fn back_state(&mut self) -> Result<State, DriverError> {
+    pub(super) fn back_state(&mut self) -> Result<XenbusState, DriverError> {
         let back = self.back.clone();
         self.state_of(&back)
     }
 
-    pub(super) fn set_state(&mut self, state: State) -> Result<(), DriverError> {
+    pub(super) fn set_state(&mut self, state: XenbusState) -> Result<(), DriverError> {
         self.store.write(&format!("{}/{}", self.front, keys::STATE), &state.to_string())?;
         self.state = state;
         Ok(())
@@ -104,14 +104,14 @@ impl Bus {
     }
 
     /// Waits until the back-end is in one of these states.
-    pub(super) fn wait(&mut self, step: &'static str, wanted: &[State]) -> Result<State, DriverError> {
+    pub(super) fn wait(&mut self, step: &'static str, wanted: &[XenbusState]) -> Result<XenbusState, DriverError> {
         let deadline = Instant::now() + self.limit;
         loop {
             let found = self.back_state()?;
             if wanted.contains(&found) {
                 return Ok(found);
             }
-            if matches!(found, State::Closing | State::Closed) && !wanted.contains(&State::Closed) {
+            if matches!(found, XenbusState::Closing | XenbusState::Closed) && !wanted.contains(&XenbusState::Closed) {
                 return Err(self.gave_up(step, found));
             }
             let rest = deadline.saturating_duration_since(Instant::now());
@@ -123,7 +123,7 @@ impl Bus {
     }
 
     /// The back-end has given the device up; it may have told why.
-    fn gave_up(&mut self, step: &'static str, found: State) -> DriverError {
+    fn gave_up(&mut self, step: &'static str, found: XenbusState) -> DriverError {
         let own = self.back.find("/backend/").map(|at| self.back.split_at(at));
         let told = own.and_then(|(domain, rest)| self.store.read(&format!("{domain}/error{rest}/error")).ok()?);
         let why = told.map_or_else(|| "it does not say why".into(), |text| text.chars().take(MESSAGE).collect());
@@ -132,7 +132,7 @@ impl Bus {
 
     /// Brings both ends to where a connection starts, from wherever an earlier one has left them.
     pub(super) fn begin(&mut self) -> Result<(), DriverError> {
-        use State::{Closed, Closing, Connected, InitWait, Initialised, Initialising, Unknown};
+        use XenbusState::{Closed, Closing, Connected, InitWait, Initialised, Initialising, Unknown};
         let front = self.front.clone();
         let own = self.state_of(&front)?;
         if own == Initialising {
@@ -178,19 +178,19 @@ impl Bus {
                 transaction.write(&format!("{front}/{key}"), value)?;
             }
             let state = format!("{front}/{}", keys::STATE);
-            transaction.write(&state, &State::Initialised.to_string())
+            transaction.write(&state, &XenbusState::Initialised.to_string())
         })?;
-        self.state = State::Initialised;
-        self.wait("connect to the rings", &[State::Connected]).map(|_| ())
+        self.state = XenbusState::Initialised;
+        self.wait("connect to the rings", &[XenbusState::Connected]).map(|_| ())
     }
 
     /// Ends the connection: when this returns without an error the back-end uses nothing of ours any more.
     pub(super) fn close(&mut self) -> Result<(), DriverError> {
-        self.set_state(State::Closing)?;
+        self.set_state(XenbusState::Closing)?;
         // What the toolstack has removed is not there any more.
-        let gone = [State::Closing, State::Closed, State::Unknown];
+        let gone = [XenbusState::Closing, XenbusState::Closed, XenbusState::Unknown];
         self.wait("close", &gone)?;
-        self.set_state(State::Closed)?;
+        self.set_state(XenbusState::Closed)?;
         self.wait("close", &gone[1..]).map(|_| ())
     }
 
@@ -204,19 +204,20 @@ impl Bus {
 }
 
 /// The state at `key`; unknown where it cannot be read. What has been removed is not for all domains to know.
-fn read_state(store: &mut Store, key: &str) -> Result<State, StoreError> {
+fn read_state(store: &mut Xenstore, key: &str) -> Result<XenbusState, XenstoreError> {
     match store.read(key) {
-        Ok(value) => Ok(State::parse(value.as_deref())),
-        Err(error) if error.errno() == "EACCES" => Ok(State::Unknown),
+        Ok(value) => Ok(XenbusState::parse(value.as_deref())),
+        Err(error) if error.errno() == "EACCES" => Ok(XenbusState::Unknown),
         Err(error) => Err(error),
     }
 }
 
 impl Drop for Bus {
     fn drop(&mut self) {
-        if self.polite && matches!(self.state, State::Initialised | State::Connected | State::Closing) {
+        if self.polite && matches!(self.state, XenbusState::Initialised | XenbusState::Connected | XenbusState::Closing)
+        {
             // Nobody is left to tell that it fails.
-            let _ = self.set_state(State::Closed);
+            let _ = self.set_state(XenbusState::Closed);
         }
     }
 }
@@ -224,7 +225,7 @@ impl Drop for Bus {
 /// Sees the back-end's end.
 #[derive(Debug)]
 pub struct Lifeline {
-    store: Store,
+    store: Xenstore,
     key: String,
     gone: bool,
 }
@@ -236,7 +237,9 @@ impl Lifeline {
         while !self.gone {
             match self.look(deadline.saturating_duration_since(Instant::now())) {
                 // The others mean nothing to a frontend that is connected.
-                Ok(Some(state)) => self.gone = matches!(state, State::Closing | State::Closed | State::Unknown),
+                Ok(Some(state)) => {
+                    self.gone = matches!(state, XenbusState::Closing | XenbusState::Closed | XenbusState::Unknown)
+                }
                 Ok(None) => return false,
                 // Without xenstore nobody can say; what is in flight is told by the rings.
                 Err(error) => {
@@ -249,7 +252,7 @@ impl Lifeline {
         true
     }
 
-    fn look(&mut self, limit: Duration) -> Result<Option<State>, StoreError> {
+    fn look(&mut self, limit: Duration) -> Result<Option<XenbusState>, XenstoreError> {
         match self.store.next_event(Some(limit))? {
             Some(_) => read_state(&mut self.store, &self.key).map(Some),
             None => Ok(None),

@@ -7,7 +7,7 @@ use mqblk_core::{ByteLen, Sector512};
 use mqblk_memory::{DomainId, GuestAddress, PAGE_BYTES};
 use mqblk_ring::blkif::request::MAX_SEGMENTS;
 use mqblk_ring::blkif::{Abi, BlkifRing, FrontRing};
-use mqblk_xen::vbd::{self, State, keys};
+use mqblk_xen::vbd::{self, XenbusState, keys};
 use mqblk_xen::{EventPort, SharedPages, Xen};
 
 use super::bus::{Bus, Lifeline};
@@ -52,7 +52,7 @@ impl Options {
     /// Device `devid` of the program's domain: one ring as large as may be, with 1 MiB of data, owned by one thread.
     pub fn new(xen: Arc<dyn Xen>, devid: u32) -> Options {
         Options {
-            path: vbd::frontend(xen.domain(), devid),
+            path: vbd::frontend_path(xen.domain(), devid),
             xen,
             queues: 1,
             ring_order: None,
@@ -126,7 +126,7 @@ impl Device {
         let agreed = Agreed { persistent, indirect_segments, most_queues, ring_order: order };
         let info = Info::judge(&bus.keys(&Info::KEYS)?, &agreed)?;
         let sets = sets(options, bus.backend(), &info, rings)?;
-        bus.set_state(State::Connected)?;
+        bus.set_state(XenbusState::Connected)?;
         tracing::debug!(?info, queues = options.queues, back = bus.back(), "device connected");
         Ok(Device { xen: Arc::clone(&options.xen), bus, info, sets })
     }
@@ -157,13 +157,13 @@ impl Device {
         let deadline = Instant::now() + limit;
         while self.bus.event(Some(deadline.saturating_duration_since(Instant::now())))? {
             match self.bus.back_state()? {
-                State::Connected => {
+                XenbusState::Connected => {
                     let before = self.info.capacity;
                     if self.refresh()?.capacity != before {
                         return Ok(Some(Change::Resized(self.info.capacity)));
                     }
                 }
-                State::Closing | State::Closed | State::Unknown => return Ok(Some(Change::Closing)),
+                XenbusState::Closing | XenbusState::Closed | XenbusState::Unknown => return Ok(Some(Change::Closing)),
                 // As Linux's frontend: the others mean nothing to one that is connected.
                 _ => {}
             }
@@ -200,7 +200,7 @@ impl std::fmt::Debug for Device {
 fn make(xen: &dyn Xen, backend: DomainId, pages: u32, abi: Abi) -> Result<Made, DriverError> {
     let shared = xen.share(backend, pages, true)?;
     let ring = BlkifRing::resolve(&shared.memory, GuestAddress(0), pages, abi)?;
-    Ok(Made { front: FrontRing::init(ring), port: xen.open_port(backend)?, pages: shared })
+    Ok(Made { front: FrontRing::init(ring), port: xen.alloc_unbound(backend)?, pages: shared })
 }
 
 /// Deals the rings to the threads. The data of a thread's queues is one memory.
@@ -222,12 +222,12 @@ fn set(options: &Options, backend: DomainId, info: &Info, rings: Vec<Made>) -> R
     };
     let data = options.xen.share(backend, all.ok_or_else(too_many)?, true)?;
     let refs: Arc<[_]> = data.refs.into();
-    let keeper: Keeper = Arc::from(data.keeper);
+    let keeper: Keeper = Arc::from(data.guard);
     let queues = (0..).zip(rings).map(|(place, ring)| {
         let depth = options.depth.clamp(1, ring.front.size() as u16);
         let (tables, tables_keeper) = tables(options, backend, info, depth)?;
         let Made { pages: own, port, front } = ring;
-        let keepers = [Arc::from(own.keeper)].into_iter().chain([Arc::clone(&keeper)]).chain(tables_keeper);
+        let keepers = [Arc::from(own.guard)].into_iter().chain([Arc::clone(&keeper)]).chain(tables_keeper);
         let len = pages * u64::from(PAGE_BYTES);
         let queue = Queue::new(Parts {
             ring: front,
@@ -257,7 +257,7 @@ fn tables(
     }
     let per_id = Tables::per_id(info.segments);
     let shared = options.xen.share(backend, per_id * u32::from(depth), true)?;
-    Ok((Some(Tables::new(&shared.memory, &shared.refs, per_id)), Some(Arc::from(shared.keeper))))
+    Ok((Some(Tables::new(&shared.memory, &shared.refs, per_id)), Some(Arc::from(shared.guard))))
 }
 
 /// What Linux writes there: the low bits of the device's number.

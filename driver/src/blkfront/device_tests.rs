@@ -8,7 +8,7 @@ use mqblk_memory::{DomainId, GuestAddress};
 use mqblk_ring::blkif::{Abi, Request, Transfer, What, operation, status};
 use mqblk_xen::Xen;
 use mqblk_xen::simulation::{Machine, connect};
-use mqblk_xen::vbd::State;
+use mqblk_xen::vbd::XenbusState;
 
 use super::model::{Behaviour, Fault, Model};
 use super::raw::{RawFront, RawRing};
@@ -124,7 +124,7 @@ fn every_request_works_in_every_layout_and_size_of_ring() {
         assert!(set.kicks() <= 9 && set.calls() <= 9, "{} and {}", set.kicks(), set.calls());
         device.stop(vec![set]).unwrap();
         // All that was shared is taken back.
-        let left = rig.machine.domain_counters(FRONT).unwrap();
+        let left = rig.machine.domain_stats(FRONT).unwrap();
         assert_eq!((left.live_grants, left.live_mappings, left.open_ports), (0, 0, 0));
     }
 }
@@ -199,7 +199,8 @@ fn a_new_size_and_the_back_ends_end_are_seen() {
     assert_eq!(device.changed(LONG).unwrap(), Some(Change::Resized(Sector512(6144))));
     assert_eq!(device.info().capacity, Sector512(6144));
     // States that mean nothing to a frontend that is connected.
-    for state in [State::InitWait, State::Initialising, State::Reconfiguring, State::Connected] {
+    for state in [XenbusState::InitWait, XenbusState::Initialising, XenbusState::Reconfiguring, XenbusState::Connected]
+    {
         rig.model.write("state", &state.to_string());
         assert_eq!(device.changed(Duration::from_millis(20)).unwrap(), None, "{state:?}");
     }
@@ -304,16 +305,18 @@ fn odd_back_ends_are_named_and_let_go_of() {
         let own = rig.dom0.store().unwrap().read(&format!("{}/state", rig.vbd.front_path())).unwrap();
         // 1: no rings were told of yet.
         assert!(matches!(own.as_deref(), Some("1" | "6")), "{key}: {own:?}");
-        assert_eq!(rig.machine.domain_counters(FRONT).unwrap().live_grants, 0, "{key}");
+        assert_eq!(rig.machine.domain_stats(FRONT).unwrap().live_grants, 0, "{key}");
     }
-    for (state, step) in [(State::InitWait, "wait for its frontend"), (State::Connected, "connect to the rings")] {
+    for (state, step) in
+        [(XenbusState::InitWait, "wait for its frontend"), (XenbusState::Connected, "connect to the rings")]
+    {
         // Why is not for guests to read; this one is its back-end's domain too.
         for (front, why) in [(FRONT, "it does not say why"), (DomainId(0), "5 the model was told to")] {
             let mut rig = rig_of(front, Behaviour { fault: Fault::CloseAt(state), ..Behaviour::default() });
             rig.options.answer_limit = Duration::from_millis(300);
             let error = rig.refused().to_string();
             // A back-end that has never waited may still come round.
-            let why = if state == State::InitWait { "no change in time" } else { why };
+            let why = if state == XenbusState::InitWait { "no change in time" } else { why };
             assert_eq!(error, format!("the back-end did not {step}: found it in state 5: {why}"));
         }
         let mut rig = self::rig(Behaviour { fault: Fault::StopBefore(state), ..Behaviour::default() });
@@ -409,6 +412,6 @@ fn a_raw_frontend_says_anything() {
     ring.overwrite(0, &[0xff; 4]);
     front.write("anything", "at all").unwrap();
     front.remove("anything").unwrap();
-    front.set_state(State::Closed).unwrap();
-    assert_eq!(front.wait(&[State::Closed]).unwrap(), State::Closed);
+    front.set_state(XenbusState::Closed).unwrap();
+    assert_eq!(front.wait(&[XenbusState::Closed]).unwrap(), XenbusState::Closed);
 }

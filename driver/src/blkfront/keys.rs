@@ -8,7 +8,7 @@ use mqblk_ring::blkif::Abi;
 use mqblk_ring::blkif::layout::MAX_PAGES;
 use mqblk_ring::blkif::request::MAX_SEGMENTS;
 use mqblk_xen::Port;
-use mqblk_xen::vbd::{Malformed, flag, keys, number, number_or};
+use mqblk_xen::vbd::{MalformedValue, keys, parse_flag, parse_number, parse_number_or};
 
 use super::segments::MOST;
 use crate::DriverError;
@@ -33,7 +33,7 @@ impl Keys {
 }
 
 fn malformed(key: &str, found: impl ToString, expected: &str) -> DriverError {
-    DriverError::Key(Malformed { key: key.to_owned(), found: found.to_string(), expected: expected.to_owned() })
+    DriverError::Key(MalformedValue { key: key.to_owned(), found: found.to_string(), expected: expected.to_owned() })
 }
 
 /// What a back-end offers before its frontend makes rings.
@@ -50,7 +50,7 @@ impl Offer {
 
     pub(super) fn judge(found: &Keys) -> Result<Offer, DriverError> {
         let most = u32::MAX.into();
-        let count = |key, absent| number_or(key, found.get(key), most, absent);
+        let count = |key, absent| parse_number_or(key, found.get(key), most, absent);
         let queues = count(keys::MULTI_QUEUE_MAX_QUEUES, 1)?;
         if queues == 0 {
             return Err(malformed(keys::MULTI_QUEUE_MAX_QUEUES, 0, "1 or more"));
@@ -134,9 +134,9 @@ impl Info {
 
     pub(super) fn judge(found: &Keys, agreed: &Agreed) -> Result<Info, DriverError> {
         let most = u64::from(u32::MAX);
-        let flag = |key| flag(key, found.get(key));
-        let count = |key, absent| number_or(key, found.get(key), most, absent);
-        let size = number(keys::SECTOR_SIZE, found.required(keys::SECTOR_SIZE)?, most)?;
+        let flag = |key| parse_flag(key, found.get(key));
+        let count = |key, absent| parse_number_or(key, found.get(key), most, absent);
+        let size = parse_number(keys::SECTOR_SIZE, found.required(keys::SECTOR_SIZE)?, most)?;
         let block = u32::try_from(size).ok().and_then(BlockSize::new);
         let block = block.ok_or_else(|| malformed(keys::SECTOR_SIZE, size, "a power of two from 512 to 65536"))?;
         let physical = count(keys::PHYSICAL_SECTOR_SIZE, size)?;
@@ -144,7 +144,7 @@ impl Info {
             let expected = format!("a power of two of at least {size}, the {}", keys::SECTOR_SIZE);
             return Err(malformed(keys::PHYSICAL_SECTOR_SIZE, physical, &expected));
         }
-        let info = number(keys::INFO, found.required(keys::INFO)?, most)? as u32;
+        let info = parse_number(keys::INFO, found.required(keys::INFO)?, most)? as u32;
         let discard = match flag(keys::FEATURE_DISCARD)? {
             true => Some(Discard {
                 granularity: count(keys::DISCARD_GRANULARITY, size)?,
@@ -172,7 +172,7 @@ impl Info {
 
 /// A disk's size, which may change while it is connected.
 pub(super) fn capacity(found: &Keys) -> Result<Sector512, DriverError> {
-    Ok(Sector512(number(keys::SECTORS, found.required(keys::SECTORS)?, MOST_SECTORS)?))
+    Ok(Sector512(parse_number(keys::SECTORS, found.required(keys::SECTORS)?, MOST_SECTORS)?))
 }
 
 /// A ring as its frontend tells of it.

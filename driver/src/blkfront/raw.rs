@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use mqblk_memory::{DomainId, GuestAddress, PAGE_BYTES};
 use mqblk_ring::blkif::{Abi, BackBroken, BlkifRing, FrontRing, RawRequest, Request, Response};
-use mqblk_xen::store::Store;
-use mqblk_xen::vbd::{State, keys};
+use mqblk_xen::store::Xenstore;
+use mqblk_xen::vbd::{XenbusState, keys};
 use mqblk_xen::{EventPort, SharedPages, Xen};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -32,7 +32,7 @@ impl RawRing {
     pub fn new(xen: &dyn Xen, backend: DomainId, pages: u32, abi: Abi) -> Result<RawRing, DriverError> {
         let pages = xen.share(backend, pages, true)?;
         let ring = BlkifRing::resolve(&pages.memory, GuestAddress(0), pages.refs.len() as u32, abi)?;
-        Ok(RawRing { front: FrontRing::init(ring), port: xen.open_port(backend)?, pages })
+        Ok(RawRing { front: FrontRing::init(ring), port: xen.alloc_unbound(backend)?, pages })
     }
 
     /// Puts a request on, makes it visible, and sends an event whether one is wanted or not. Whether there was room.
@@ -92,7 +92,7 @@ impl RawRing {
 /// A frontend's directory, and nothing that keeps it in order.
 pub struct RawFront {
     bus: Bus,
-    store: Store,
+    store: Xenstore,
     path: String,
 }
 
@@ -118,7 +118,7 @@ impl RawFront {
     }
 
     /// The connection to xenstore.
-    pub fn store(&mut self) -> &mut Store {
+    pub fn store(&mut self) -> &mut Xenstore {
         &mut self.store
     }
 
@@ -142,7 +142,7 @@ impl RawFront {
     /// When it does not connect.
     pub fn connect(&mut self, told: &[(String, String)]) -> Result<(), DriverError> {
         self.bus.connect(told)?;
-        self.bus.set_state(State::Connected)
+        self.bus.set_state(XenbusState::Connected)
     }
 
     /// Writes a key of the own directory.
@@ -165,7 +165,7 @@ impl RawFront {
     ///
     /// # Errors
     /// When xenstore refuses.
-    pub fn set_state(&mut self, state: State) -> Result<(), DriverError> {
+    pub fn set_state(&mut self, state: XenbusState) -> Result<(), DriverError> {
         self.write(keys::STATE, &state.to_string())
     }
 
@@ -173,7 +173,7 @@ impl RawFront {
     ///
     /// # Errors
     /// When xenstore refuses.
-    pub fn back_state(&mut self) -> Result<State, DriverError> {
+    pub fn back_state(&mut self) -> Result<XenbusState, DriverError> {
         self.bus.back_state()
     }
 
@@ -181,7 +181,7 @@ impl RawFront {
     ///
     /// # Errors
     /// When it is not in time.
-    pub fn wait(&mut self, wanted: &[State]) -> Result<State, DriverError> {
+    pub fn wait(&mut self, wanted: &[XenbusState]) -> Result<XenbusState, DriverError> {
         self.bus.wait("get there", wanted)
     }
 

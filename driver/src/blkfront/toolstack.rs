@@ -2,8 +2,8 @@
 //! far as a device needs it.
 
 use mqblk_memory::DomainId;
-use mqblk_xen::store::{Access, Permission, Store, StoreError};
-use mqblk_xen::vbd::{self, State, keys};
+use mqblk_xen::store::{Access, Permission, Xenstore, XenstoreError};
+use mqblk_xen::vbd::{self, XenbusState, keys};
 
 /// A device as a toolstack makes it.
 #[derive(Clone, Debug)]
@@ -40,23 +40,23 @@ impl Vbd {
 
     /// The back-end's directory.
     pub fn back_path(&self) -> String {
-        vbd::backend(self.backend, &self.type_name, self.front, self.devid)
+        vbd::backend_path(self.backend, &self.type_name, self.front, self.devid)
     }
 
     /// The frontend's directory.
     pub fn front_path(&self) -> String {
-        vbd::frontend(self.front, self.devid)
+        vbd::frontend_path(self.front, self.devid)
     }
 
     /// Makes both directories, in one transaction: neither end may see one without the other.
     ///
     /// # Errors
     /// When xenstore refuses: only a domain that may do everything can do this.
-    pub fn create(&self, store: &mut Store) -> Result<(), StoreError> {
+    pub fn create(&self, store: &mut Xenstore) -> Result<(), XenstoreError> {
         let (front, back) = (self.front_path(), self.back_path());
-        let initialising = State::Initialising.to_string();
+        let initialising = XenbusState::Initialising.to_string();
         let flag = |on: bool| if on { "1" } else { "0" };
-        let name = vbd::device_name(self.devid).unwrap_or_else(|| self.devid.to_string());
+        let name = vbd::vdev_name(self.devid).unwrap_or_else(|| self.devid.to_string());
         let of_front: [(&str, &str); 6] = [
             (keys::BACKEND, &back),
             (keys::BACKEND_ID, &self.backend.0.to_string()),
@@ -86,7 +86,7 @@ impl Vbd {
                 if transaction.read(path)?.is_some() {
                     transaction.remove(path)?;
                 }
-                transaction.make(path)?;
+                transaction.mkdir(path)?;
                 let permissions = [
                     Permission { domain: owner, access: Access::None },
                     Permission { domain: reader, access: Access::Read },
@@ -105,11 +105,11 @@ impl Vbd {
     ///
     /// # Errors
     /// When xenstore refuses.
-    pub fn detach(&self, store: &mut Store) -> Result<(), StoreError> {
+    pub fn detach(&self, store: &mut Xenstore) -> Result<(), XenstoreError> {
         let back = self.back_path();
         store.transaction(|transaction| {
             transaction.write(&format!("{back}/{}", keys::ONLINE), "0")?;
-            transaction.write(&format!("{back}/{}", keys::STATE), &State::Closing.to_string())
+            transaction.write(&format!("{back}/{}", keys::STATE), &XenbusState::Closing.to_string())
         })
     }
 
@@ -117,7 +117,7 @@ impl Vbd {
     ///
     /// # Errors
     /// When xenstore refuses.
-    pub fn remove(&self, store: &mut Store) -> Result<(), StoreError> {
+    pub fn remove(&self, store: &mut Xenstore) -> Result<(), XenstoreError> {
         let (front, back) = (self.front_path(), self.back_path());
         store.transaction(|transaction| {
             for path in [&front, &back] {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mqblk_core::{BlockSize, ByteLen, Sector512};
 use mqblk_vhost_user_client::features as virtio;
-use mqblk_vhost_user_client::{BackendRequests, Client, EventFd, Lifeline};
+use mqblk_vhost_user_client::{BackendChannel, Client, EventFd, HangupMonitor};
 
 use super::layout::QueueLayout;
 use super::queue::{Queue, QueueSet};
@@ -128,7 +128,7 @@ impl Info {
 pub struct Device {
     client: Client,
     /// Where the server says that its configuration has changed.
-    requests: Option<BackendRequests>,
+    requests: Option<BackendChannel>,
     info: Info,
     queues: u16,
     sets: Vec<QueueSet>,
@@ -146,13 +146,13 @@ impl Device {
     pub fn connect(options: &Options) -> Result<Device, DriverError> {
         let mut client = Client::connect(&options.socket, options.patience, options.answer_limit)?;
         if options.config_changes {
-            client.take_requests();
+            client.accept_backend_requests();
         }
         let event = if options.event_idx { virtio::EVENT_IDX } else { 0 };
         let wanted = feature::ALL | virtio::VERSION_1 | virtio::INDIRECT_DESC | event;
         let features = client.negotiate(wanted)?;
         let server_queues = client.queue_count()?;
-        let requests = client.open_requests()?;
+        let requests = client.open_backend_channel()?;
         let mut config = Config([0; CONFIG_BYTES]);
         client.read_config(0, &mut config.0)?;
         let info = Info::new(&config, features, server_queues)?;
@@ -213,8 +213,8 @@ impl Device {
     ///
     /// # Errors
     /// When the system refuses.
-    pub fn lifeline(&self) -> io::Result<Lifeline> {
-        self.client.lifeline()
+    pub fn lifeline(&self) -> io::Result<HangupMonitor> {
+        self.client.hangup_monitor()
     }
 
     /// Connects again, to a server that serves the same disk: the one before has left or died. The queues go on where they were,
@@ -225,10 +225,10 @@ impl Device {
     pub fn reconnect(&mut self, patience: Duration) -> Result<(), DriverError> {
         let mut client = Client::connect(&self.options.socket, patience, self.options.answer_limit)?;
         if self.options.config_changes {
-            client.take_requests();
+            client.accept_backend_requests();
         }
-        client.negotiate_again(self.info.features)?;
-        self.requests = client.open_requests()?;
+        client.renegotiate(self.info.features)?;
+        self.requests = client.open_backend_channel()?;
         if let Some(on) = self.writeback {
             client.write_config(CONFIG_WRITEBACK, &[u8::from(on)])?;
         }
@@ -265,11 +265,11 @@ impl Device {
     /// When the server says something else, refuses, or the configuration makes no sense.
     pub fn changed(&mut self, timeout: Duration) -> Result<bool, DriverError> {
         let Some(requests) = self.requests.take() else { return Ok(false) };
-        let read = |device: &mut Device| match requests.config_change(timeout) {
+        let read = |device: &mut Device| match requests.wait_config_change(timeout) {
             Ok(None) => Ok(false),
             Ok(Some(change)) => {
                 let read = device.refresh().map(drop);
-                change.done(read.is_ok()).map_err(DriverError::requests)?;
+                change.reply(read.is_ok()).map_err(DriverError::requests)?;
                 read.map(|()| true)
             }
             Err(error) => Err(DriverError::requests(error)),

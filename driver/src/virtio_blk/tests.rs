@@ -228,7 +228,7 @@ fn a_sleeper_is_woken_by_its_waker_and_the_servers_end_is_seen() {
     set.queues()[0].read(0, Sector512(0), data).unwrap();
     set.queues()[0].publish().unwrap();
     let sleeper = std::thread::spawn(move || set.wait(1).map(|()| set));
-    assert!(lifeline.wait_gone(std::time::Duration::from_secs(60)));
+    assert!(lifeline.wait_hangup(std::time::Duration::from_secs(60)));
     waker.wake();
     let mut set = sleeper.join().unwrap().unwrap();
     assert_eq!(set.queues()[0].look().unwrap(), 0);

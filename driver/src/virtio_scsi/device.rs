@@ -8,7 +8,7 @@ use std::time::Duration;
 use mqblk_core::ByteLen;
 use mqblk_memory::GuestAddress;
 use mqblk_vhost_user_client::features as virtio;
-use mqblk_vhost_user_client::{Client, Lifeline};
+use mqblk_vhost_user_client::{Client, HangupMonitor};
 
 use super::control::Control;
 use super::inquiry::Unit;
@@ -165,7 +165,7 @@ impl Device {
     /// When the server is not there within `patience`, refuses a step, or is not as the one before was.
     pub fn reconnect(&mut self, patience: Duration) -> Result<(), DriverError> {
         let mut client = Client::connect(&self.socket, patience, self.answer_limit)?;
-        client.negotiate_again(self.info.features)?;
+        client.renegotiate(self.info.features)?;
         self.info.config = configuration(&mut client, self.info.queues)?;
         self.shared.resume(&mut client)?;
         self.client = client;
@@ -210,8 +210,8 @@ impl Device {
     ///
     /// # Errors
     /// When the system refuses.
-    pub fn lifeline(&self) -> io::Result<Lifeline> {
-        self.client.lifeline()
+    pub fn lifeline(&self) -> io::Result<HangupMonitor> {
+        self.client.hangup_monitor()
     }
 
     /// Stops all queues: the server touches the shared memory no more.

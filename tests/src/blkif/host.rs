@@ -9,9 +9,9 @@ use mqblk_driver::blkfront::Options;
 use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_memory::DomainId;
 use mqblk_xen::simulation::{Machine, connect};
-use mqblk_xen::store::Store;
-use mqblk_xen::vbd::{self, State, keys};
-use mqblk_xen::{Xen, simulated};
+use mqblk_xen::store::Xenstore;
+use mqblk_xen::vbd::{self, XenbusState, keys};
+use mqblk_xen::{Xen, connect_simulated};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -94,7 +94,7 @@ impl Host {
     /// When it does not.
     pub fn spawn(&mut self) {
         let log = File::options().create(true).append(true).open(self.log_path()).expect("a log file");
-        let before = self.log().matches("xen back-end").count();
+        let before = self.log().matches("xen backend").count();
         let mut command = Command::new(binary());
         command.args(["serve", "--xen"]).arg(self.folder.path().join("xen"));
         command.arg("--xen-state").arg(self.folder.path().join("state"));
@@ -103,7 +103,7 @@ impl Host {
         self.stopping = false;
         wait_for("the daemon", || {
             self.assert_alive("its start");
-            (self.log().matches("xen back-end").count() > before).then_some(())
+            (self.log().matches("xen backend").count() > before).then_some(())
         });
     }
 
@@ -186,7 +186,7 @@ impl Host {
     pub fn holds(&self) -> Holds {
         let proc = PathBuf::from(format!("/proc/{}", self.daemon.as_ref().expect("a daemon").id()));
         let count = |what: &str| std::fs::read_dir(proc.join(what)).expect("the daemon").count();
-        let counters = self.machine.counters();
+        let counters = self.machine.stats();
         let (mappings, ports) = (counters.live_mappings, counters.open_ports);
         Holds { fds: count("fd"), threads: count("task"), mappings, ports }
     }
@@ -222,14 +222,14 @@ impl Host {
     pub fn domain(&self, id: u16) -> Arc<dyn Xen> {
         let folder = self.folder.path().join("xen");
         match id {
-            0 => simulated(&folder),
+            0 => connect_simulated(&folder),
             _ => connect(&folder, DomainId(id)),
         }
         .expect("a domain")
     }
 
     /// The xenstore of the toolstack.
-    pub fn store(&self) -> Store {
+    pub fn store(&self) -> Xenstore {
         self.domain(0).store().expect("xenstore")
     }
 
@@ -238,7 +238,7 @@ impl Host {
     /// # Panics
     /// When xenstore refuses.
     pub fn make(&self, front: u16, vdev: &str, params: &str) -> Vbd {
-        let devid = vbd::device_number(vdev).expect("a device's name");
+        let devid = vbd::parse_vdev(vdev).expect("a device's name");
         let params = params.replace("FOLDER", &self.folder.path().display().to_string());
         let device = Vbd::new(TYPE, DomainId(front), devid, &params);
         device.create(&mut self.store()).expect("both directories");
@@ -253,16 +253,16 @@ impl Host {
     }
 
     /// The backend's state.
-    pub fn backend_state(&self, store: &mut Store, device: &Vbd) -> Option<State> {
+    pub fn backend_state(&self, store: &mut Xenstore, device: &Vbd) -> Option<XenbusState> {
         let state = store.read(&format!("{}/{}", device.back_path(), keys::STATE)).expect("xenstore");
-        state.map(|state| State::parse(Some(&state)))
+        state.map(|state| XenbusState::parse(Some(&state)))
     }
 
     /// Waits for a state of the backend.
     ///
     /// # Panics
     /// When it does not come.
-    pub fn wait_state(&self, device: &Vbd, state: State) {
+    pub fn wait_state(&self, device: &Vbd, state: XenbusState) {
         let mut store = self.store();
         let until = std::time::Instant::now() + PATIENCE;
         loop {
@@ -277,7 +277,7 @@ impl Host {
 
     /// What the backend complains of.
     pub fn error(&self, device: &Vbd) -> Option<String> {
-        let path = vbd::backend_error(device.backend, &device.type_name, device.front, device.devid);
+        let path = vbd::backend_error_path(device.backend, &device.type_name, device.front, device.devid);
         self.store().read(&path).expect("xenstore")
     }
 

@@ -8,8 +8,8 @@ use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_memory::{DomainId, GuestAddress};
 use mqblk_ring::blkif::{Abi, RawRequest, Request, Response, status};
 use mqblk_xen::Xen;
-use mqblk_xen::store::Store;
-use mqblk_xen::vbd::{self, State};
+use mqblk_xen::store::Xenstore;
+use mqblk_xen::vbd::{self, XenbusState};
 
 use super::pages::Pages;
 use super::request::answered_as;
@@ -154,7 +154,7 @@ pub struct Guest {
     pub rings: Vec<Ring>,
     xen: Arc<dyn Xen>,
     /// The toolstack's connection.
-    pub tool: Store,
+    pub tool: Xenstore,
     removed: bool,
 }
 
@@ -221,14 +221,14 @@ impl Guest {
     ///
     /// # Errors
     /// When it does neither.
-    pub fn tell(&mut self, told: &[(String, String)]) -> Result<State> {
+    pub fn tell(&mut self, told: &[(String, String)]) -> Result<XenbusState> {
         for (key, value) in told {
             self.front.write(key, value)?;
         }
-        self.front.set_state(State::Initialised)?;
+        self.front.set_state(XenbusState::Initialised)?;
         wait_for("the back-end connects, or does not", || {
             let state = self.back_state()?;
-            Ok((!matches!(state, State::InitWait | State::Initialised)).then_some(state))
+            Ok((!matches!(state, XenbusState::InitWait | XenbusState::Initialised)).then_some(state))
         })
     }
 
@@ -237,10 +237,10 @@ impl Guest {
     /// # Errors
     /// When the back-end does not follow.
     pub fn close(&mut self) -> Result<()> {
-        self.front.set_state(State::Closing)?;
-        self.front.wait(&[State::Closing, State::Closed]).context("closing")?;
-        self.front.set_state(State::Closed)?;
-        self.front.wait(&[State::Closed]).context("closed")?;
+        self.front.set_state(XenbusState::Closing)?;
+        self.front.wait(&[XenbusState::Closing, XenbusState::Closed]).context("closing")?;
+        self.front.set_state(XenbusState::Closed)?;
+        self.front.wait(&[XenbusState::Closed]).context("closed")?;
         self.rings.clear();
         Ok(())
     }
@@ -258,9 +258,9 @@ impl Guest {
     ///
     /// # Errors
     /// When xenstore fails.
-    pub fn back_state(&mut self) -> Result<State> {
+    pub fn back_state(&mut self) -> Result<XenbusState> {
         let path = format!("{}/state", self.vbd.back_path());
-        Ok(State::parse(self.tool.read(&path)?.as_deref()))
+        Ok(XenbusState::parse(self.tool.read(&path)?.as_deref()))
     }
 
     /// What the back-end has written about what went wrong.
@@ -269,7 +269,7 @@ impl Guest {
     /// When xenstore fails.
     pub fn error(&mut self) -> Result<Option<String>> {
         let Vbd { backend, type_name, front, devid, .. } = &self.vbd;
-        let path = vbd::backend_error(*backend, type_name, *front, *devid);
+        let path = vbd::backend_error_path(*backend, type_name, *front, *devid);
         Ok(self.tool.read(&path)?)
     }
 
@@ -280,9 +280,12 @@ impl Guest {
     pub fn must_fail(&mut self, words: &str) -> Result<()> {
         let state = wait_for("the back-end gives the device up", || {
             let state = self.back_state()?;
-            Ok((!matches!(state, State::InitWait | State::Initialised)).then_some(state))
+            Ok((!matches!(state, XenbusState::InitWait | XenbusState::Initialised)).then_some(state))
         })?;
-        ensure!(matches!(state, State::Closing | State::Closed), "the back-end is in state {state}, expected 5");
+        ensure!(
+            matches!(state, XenbusState::Closing | XenbusState::Closed),
+            "the back-end is in state {state}, expected 5"
+        );
         let error = self.error()?.unwrap_or_default();
         ensure!(error.contains(words), "error node: found {error:?}, expected {words:?} in it");
         Ok(())
@@ -294,9 +297,9 @@ impl Guest {
     /// When the back-end does not.
     pub fn detach(mut self) -> Result<()> {
         self.vbd.detach(&mut self.tool)?;
-        self.front.set_state(State::Closed)?;
+        self.front.set_state(XenbusState::Closed)?;
         wait_for("the back-end closes", || match self.back_state()? {
-            State::Closed | State::Unknown => Ok(Some(())),
+            XenbusState::Closed | XenbusState::Unknown => Ok(Some(())),
             _ => Ok(None),
         })
         .context("detaching")?;
@@ -311,7 +314,7 @@ impl Guest {
         self.removed = true;
         self.vbd.remove(&mut self.tool)?;
         let Vbd { backend, type_name, front, devid, .. } = &self.vbd;
-        let error = vbd::backend_error(*backend, type_name, *front, *devid);
+        let error = vbd::backend_error_path(*backend, type_name, *front, *devid);
         let node = error.trim_end_matches("/error");
         if self.tool.read(node)?.is_some() {
             self.tool.remove(node)?;

@@ -13,7 +13,7 @@ use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_memory::DomainId;
 use mqblk_xen::Xen;
 use mqblk_xen::simulation::{Machine, connect};
-use mqblk_xen::vbd::device_number;
+use mqblk_xen::vbd::parse_vdev;
 use tempfile::TempDir;
 
 use super::daemon::{Daemon, Holds, TYPE};
@@ -115,7 +115,7 @@ impl Rig {
     /// # Errors
     /// When there is none, or something cannot be started.
     pub fn real(program: &Path) -> Result<Rig> {
-        let xen = mqblk_xen::real()?;
+        let xen = mqblk_xen::connect_real()?;
         let folder = tempfile::Builder::new().prefix("mqblk-loopback-").tempdir()?;
         let ends = (Arc::clone(&xen), &xen, Arc::clone(&xen));
         Rig::new(program, folder, "real", &["/dev/xen/gntdev"], ends, None)
@@ -197,7 +197,7 @@ impl Rig {
         let number = self.devices.get();
         self.devices.set(number + 1);
         // Nobody else has such numbers.
-        let devid = device_number(&format!("d{}p0", 600 + number))?;
+        let devid = parse_vdev(&format!("d{}p0", 600 + number))?;
         Ok(Vbd::new(TYPE, front, devid, &format!("mqblk:{}", disk.id)))
     }
 
@@ -311,7 +311,7 @@ impl Rig {
     /// What the machine says of the hostile domain: nothing of it is in use.
     fn must_be_clean(&self) -> Result<()> {
         let Some(machine) = &self.machine else { return Ok(()) };
-        let found = machine.domain_counters(HOSTILE).context("the hostile domain")?;
+        let found = machine.domain_stats(HOSTILE).context("the hostile domain")?;
         ensure!(found == Default::default(), "the hostile domain has {found:?}, expected nothing");
         Ok(())
     }
@@ -326,7 +326,7 @@ impl Rig {
         let left = super::daemon::journals(self.folder.path())?;
         ensure!(left.is_empty(), "journals were left behind: {left:?}");
         if let Some(machine) = &self.machine {
-            let counters = machine.counters();
+            let counters = machine.stats();
             ensure!((counters.live_mappings, counters.open_ports) == (0, 0), "the machine still has {counters:?}");
         }
         ensure!(verified > 0, "the good disk's client has verified nothing");

@@ -64,7 +64,7 @@ impl Rig {
             queue_map: vec![],
             poll: plan.poll,
             coalesce: plan.coalesce,
-            fixed: FixedBufferUse::Off,
+            fixed_buffers: FixedBufferUse::Off,
             drain_timeout: Duration::from_secs(30),
             disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: plan.disk, plug: plan.plug, health: Arc::default() }],
             engine: Arc::clone(&engine),
@@ -95,7 +95,7 @@ impl Rig {
     /// What the server has counted, by queue.
     #[allow(dead_code, reason = "not every test that has this module does")]
     pub fn report(&self) -> Vec<QueueReport> {
-        let report = || self.server.report(&self.engine.reports().expect("the workers run"));
+        let report = || self.server.stats(&self.engine.reports().expect("the workers run"));
         (0..100).find_map(|_| report()).expect("no queue comes or goes")
     }
 

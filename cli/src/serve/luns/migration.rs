@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use mqblk_core::Resize;
 use mqblk_core::settings::Settings;
-use mqblk_vhost_user_server::{HostChange, HostState};
+use mqblk_vhost_user_server::{HostState, PendingHostState};
 use mqblk_virtio::state;
 use serde::{Deserialize, Serialize};
 
@@ -171,7 +171,7 @@ impl HostState for LunMigration {
         Ok(state::write(&LunsDocument { luns: luns.ready_luns(&self.controller).into_iter().map(record).collect() }))
     }
 
-    fn load(&self, state: &str) -> Result<Box<dyn HostChange + '_>, String> {
+    fn load(&self, state: &str) -> Result<Box<dyn PendingHostState + '_>, String> {
         let guard = lock(&self.luns);
         let luns = guard.upgrade().ok_or("the daemon starts or stops")?;
         let LunsDocument { luns: incoming } = state::read(state)?;
@@ -236,8 +236,8 @@ impl IncomingLuns<'_> {
     }
 }
 
-impl HostChange for IncomingLuns<'_> {
-    fn keep(mut self: Box<Self>) -> Result<(), String> {
+impl PendingHostState for IncomingLuns<'_> {
+    fn commit(mut self: Box<Self>) -> Result<(), String> {
         for id in std::mem::take(&mut self.added) {
             tracing::info!(lun = id, "a LUN has arrived with its guest");
         }

@@ -98,7 +98,7 @@ fn take_attachment(settings: &mut Settings) -> Result<Option<XenAttachment>, Set
     let domid = take_u16(settings, "domid", 0, 0x7fef)?;
     let devid = match settings.text("vdev") {
         None => None,
-        Some(name) => match vbd::device_number(&name) {
+        Some(name) => match vbd::parse_vdev(&name) {
             Ok(number) => Some(number),
             Err(wrong) => return Err(settings.error("vdev", format!("{name:?}"), wrong.expected)),
         },

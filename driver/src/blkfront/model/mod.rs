@@ -11,8 +11,8 @@ use std::thread::JoinHandle;
 use mqblk_core::{ByteLen, units::SECTOR_BYTES};
 use mqblk_memory::{DomainId, GrantRef};
 use mqblk_ring::blkif::Abi;
-use mqblk_xen::store::Store;
-use mqblk_xen::vbd::{State, keys};
+use mqblk_xen::store::Xenstore;
+use mqblk_xen::vbd::{XenbusState, keys};
 use mqblk_xen::{Port, Xen};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -48,11 +48,11 @@ pub enum Fault {
     #[default]
     None,
     /// Instead of going to this state it gives the device up, and says why.
-    CloseAt(State),
+    CloseAt(XenbusState),
     /// It never goes to this state.
-    StopBefore(State),
+    StopBefore(XenbusState),
     /// It goes to this state when this many requests have come.
-    StateAfter(u64, State),
+    StateAfter(u64, XenbusState),
     /// Stops answering requests when this many have come.
     StallAfter(u64),
     /// Flips a bit of every write from this one on before it is stored.
@@ -171,7 +171,7 @@ impl Model {
     pub fn resize(&self, size: usize) {
         self.disk().resize(size, 0);
         self.write(keys::SECTORS, &ByteLen(size as u64).sectors().0.to_string());
-        self.write(keys::STATE, &State::Connected.to_string());
+        self.write(keys::STATE, &XenbusState::Connected.to_string());
     }
 }
 
@@ -189,16 +189,16 @@ impl Drop for Model {
 struct Back {
     xen: Arc<dyn Xen>,
     vbd: Vbd,
-    store: Store,
+    store: Xenstore,
     shared: Arc<Shared>,
-    state: State,
+    state: XenbusState,
     rings: Vec<Ring>,
 }
 
 impl Back {
     fn new(xen: Arc<dyn Xen>, vbd: Vbd, shared: Arc<Shared>) -> Back {
         let store = xen.store().expect("xenstore");
-        Back { xen, vbd, store, shared, state: State::Unknown, rings: vec![] }
+        Back { xen, vbd, store, shared, state: XenbusState::Unknown, rings: vec![] }
     }
 
     fn run(&mut self, wake: &OwnedFd) {
@@ -214,7 +214,7 @@ impl Back {
             }
             while self.store.next_event(Some(std::time::Duration::ZERO)).expect("xenstore").is_some() {
                 let found = self.store.read(&state).expect("the frontend's state");
-                self.frontend_is(State::parse(found.as_deref()));
+                self.frontend_is(XenbusState::parse(found.as_deref()));
             }
             for (index, ring) in self.rings.iter_mut().enumerate() {
                 if !ring.serve(&self.shared, index) {
@@ -223,7 +223,7 @@ impl Back {
                 }
             }
             if let Fault::StateAfter(count, state) = self.shared.behaviour.fault
-                && self.state == State::Connected
+                && self.state == XenbusState::Connected
                 && self.shared.requests.load(Ordering::Relaxed) >= count
             {
                 self.set_state(state);
@@ -231,7 +231,7 @@ impl Back {
         }
     }
 
-    fn set_state(&mut self, state: State) {
+    fn set_state(&mut self, state: XenbusState) {
         let mut state = state;
         match self.shared.behaviour.fault {
             Fault::CloseAt(at) if at == state => {
@@ -239,7 +239,7 @@ impl Back {
                 let (domain, rest) = path.split_at(path.find("/backend/").expect("a back-end's path"));
                 let error = format!("{domain}/error{rest}/error");
                 self.store.write(&error, "5 the model was told to").expect("an error's node");
-                state = State::Closing;
+                state = XenbusState::Closing;
             }
             Fault::StopBefore(at) if at == state => return,
             _ => {}
@@ -262,23 +262,23 @@ impl Back {
         self.write(keys::MULTI_QUEUE_MAX_QUEUES, &queues.to_string());
         self.write(keys::MAX_RING_PAGE_ORDER, &ring_order.to_string());
         self.write(keys::FEATURE_MAX_INDIRECT_SEGMENTS, &indirect.to_string());
-        self.set_state(State::InitWait);
+        self.set_state(XenbusState::InitWait);
     }
 
-    fn frontend_is(&mut self, front: State) {
+    fn frontend_is(&mut self, front: XenbusState) {
         match (front, self.state) {
-            (State::Initialised | State::Connected, State::InitWait) => {
+            (XenbusState::Initialised | XenbusState::Connected, XenbusState::InitWait) => {
                 self.rings = self.rings_of_frontend();
                 self.shared.connections.fetch_add(1, Ordering::Relaxed);
                 self.properties();
-                self.set_state(State::Connected);
+                self.set_state(XenbusState::Connected);
             }
-            (State::Closing, State::Connected) => self.set_state(State::Closing),
-            (State::Closed, State::InitWait | State::Connected | State::Closing) => {
+            (XenbusState::Closing, XenbusState::Connected) => self.set_state(XenbusState::Closing),
+            (XenbusState::Closed, XenbusState::InitWait | XenbusState::Connected | XenbusState::Closing) => {
                 self.rings.clear();
-                self.set_state(State::Closed);
+                self.set_state(XenbusState::Closed);
             }
-            (State::Initialising, State::Closed) => self.wait_for_frontend(),
+            (XenbusState::Initialising, XenbusState::Closed) => self.wait_for_frontend(),
             _ => {}
         }
     }

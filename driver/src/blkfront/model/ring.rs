@@ -33,7 +33,7 @@ impl Ring {
         let mut grants = xen.grants(front).expect("grants of the frontend");
         grants.map(&arena, PageSlot(0), refs, true).expect("a ring that can be mapped");
         let ring = BlkifRing::resolve(arena.memory(), GuestAddress(0), pages, abi).expect("a ring");
-        let port = xen.bind(front, port).expect("an event channel");
+        let port = xen.bind_interdomain(front, port).expect("an event channel");
         Ring { back: BackRing::attach(ring), port, grants, arena, pages, held: vec![] }
     }
 

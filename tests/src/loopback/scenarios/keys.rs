@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use mqblk_ring::blkif::Abi;
-use mqblk_xen::vbd::State;
+use mqblk_xen::vbd::XenbusState;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -158,7 +158,7 @@ pub(super) fn rewritten(rig: &mut Rig) -> Result<()> {
         ensure!(writer.join().map_err(|_| anyhow!("the writer panicked"))?? > 0, "nothing was rewritten");
         match state? {
             // To whatever there was at one moment.
-            State::Connected => taken += 1,
+            XenbusState::Connected => taken += 1,
             _ => {
                 refused += 1;
                 ensure!(guest.error()?.is_some(), "it does not say why");
@@ -182,14 +182,14 @@ pub(super) fn rewritten_later(rig: &mut Rig) -> Result<()> {
     // What is connected stays so, whatever the keys say now; so it does when it is told so again.
     let mut worked = Ok(());
     for turn in 0..rig.repeat(60) {
-        let state = if turn % 2 == 0 { State::Initialised } else { State::Connected };
+        let state = if turn % 2 == 0 { XenbusState::Initialised } else { XenbusState::Connected };
         guest.front.set_state(state)?;
         worked = worked.and_then(|()| all_work(&mut guest, &data));
     }
     stop.store(true, Ordering::Relaxed);
     ensure!(writer.join().map_err(|_| anyhow!("the writer panicked"))?? > 0, "nothing was rewritten");
     worked?;
-    ensure!(guest.back_state()? == State::Connected, "the back-end is in state {}", guest.back_state()?);
+    ensure!(guest.back_state()? == XenbusState::Connected, "the back-end is in state {}", guest.back_state()?);
     rig.neighbour_goes_on()?;
     guest.close()?;
     guest.reconnect(SHAPE)?;

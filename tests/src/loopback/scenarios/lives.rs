@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use mqblk_ring::blkif::{Request, operation, status};
-use mqblk_xen::vbd::State;
+use mqblk_xen::vbd::XenbusState;
 
 use super::rings::all_work;
 use crate::loopback::guest::{Guest, Shape};
@@ -35,12 +35,12 @@ pub(super) fn directories_removed(rig: &mut Rig) -> Result<()> {
             0 | 1 => {
                 let path = guest.vbd.front_path();
                 guest.front.store().remove(&path)?;
-                wait_for("the back-end closes", || Ok((guest.back_state()? == State::Closed).then_some(())))?;
+                wait_for("the back-end closes", || Ok((guest.back_state()? == XenbusState::Closed).then_some(())))?;
             }
             // Only the state.
             2 => {
                 guest.front.remove("state")?;
-                wait_for("the back-end closes", || Ok((guest.back_state()? == State::Closed).then_some(())))?;
+                wait_for("the back-end closes", || Ok((guest.back_state()? == XenbusState::Closed).then_some(())))?;
             }
             // By the toolstack, both at once.
             _ => {}
@@ -63,15 +63,15 @@ pub(super) fn directories_removed(rig: &mut Rig) -> Result<()> {
 
 pub(super) fn closed_under_load(rig: &mut Rig) -> Result<()> {
     for disk in [SLOW, ANY].into_iter().chain(MODES) {
-        for state in [State::Closing, State::Closed, State::Initialising] {
+        for state in [XenbusState::Closing, XenbusState::Closed, XenbusState::Initialising] {
             let (mut guest, data) = busy(rig, disk)?;
             guest.front.set_state(state)?;
             wait_for("the back-end follows", || {
                 let found = guest.back_state()?;
-                Ok((found != State::Connected).then_some(()))
+                Ok((found != XenbusState::Connected).then_some(()))
             })?;
             // A frontend that closes may still have its answers; one that has closed has had them all or does not want them.
-            if state == State::Closing {
+            if state == XenbusState::Closing {
                 for ring in &mut guest.rings {
                     for _ in 0..32 {
                         ensure!(ring.poll()?.status == status::OKAY, "a request failed while its frontend closes");
@@ -91,13 +91,13 @@ pub(super) fn domain_destroyed(rig: &mut Rig) -> Result<()> {
         let machine = rig.machine().context("a simulated machine")?;
         ensure!(machine.destroy_domain(HOSTILE), "no domain was destroyed");
         wait_for("the back-end closes", || {
-            Ok(matches!(guest.back_state()?, State::Closed | State::Unknown).then_some(()))
+            Ok(matches!(guest.back_state()?, XenbusState::Closed | XenbusState::Unknown).then_some(()))
         })
         .with_context(|| disk.id)?;
         guest.remove()?;
         drop((guest, data));
         rig.neighbour_goes_on()?;
-        let counters = rig.machine().context("a simulated machine")?.counters();
+        let counters = rig.machine().context("a simulated machine")?.stats();
         ensure!(counters.live_grants > 0, "the good disk's grants have gone too: {counters:?}");
         rig.revive()?;
         let mut next = rig.attach(ANY, SHAPE)?;
@@ -115,37 +115,37 @@ pub(super) fn refused_mappings(rig: &mut Rig) -> Result<()> {
         let machine = rig.machine().context("a simulated machine")?;
         // The ring cannot be mapped: that device is given up.
         let told = guest.make_rings(SHAPE)?;
-        machine.fail_map_of(HOSTILE, guest.rings[1].raw.pages.refs[0], true);
+        machine.set_map_failure(HOSTILE, guest.rings[1].raw.pages.refs[0], true);
         ensure!(guest.front.connect(&told).is_err(), "a ring that cannot be mapped was taken");
         guest.must_fail("ring 1")?;
         guest.close()?;
         guest.reconnect(Shape { persistent: disk.persistent, ..SHAPE })?;
         // Data cannot be mapped: it is copied.
-        machine.fail_maps(1000);
+        machine.fail_next_maps(1000);
         all_work(&mut guest, &data).with_context(|| disk.id)?;
-        machine.fail_maps(0);
+        machine.fail_next_maps(0);
         all_work(&mut guest, &data).with_context(|| disk.id)?;
         // It cannot be copied either: that request fails, the next one does not.
         for refused in [-1, -2, -3, -8, -10, -12, -13] {
             let status = mqblk_memory::GrantStatus(refused);
-            ensure!(machine.fail_copy_of(HOSTILE, data.gref(0), status), "no such grant");
-            machine.fail_map_of(HOSTILE, data.gref(0), true);
+            ensure!(machine.set_copy_failure(HOSTILE, data.gref(0), status), "no such grant");
+            machine.set_map_failure(HOSTILE, data.gref(0), true);
             let fresh = guest.pages(1)?;
-            ensure!(machine.fail_copy_of(HOSTILE, fresh.gref(0), status), "no such grant");
-            machine.fail_map_of(HOSTILE, fresh.gref(0), true);
+            ensure!(machine.set_copy_failure(HOSTILE, fresh.gref(0), status), "no such grant");
+            machine.set_map_failure(HOSTILE, fresh.gref(0), true);
             for operation in [operation::WRITE, operation::READ] {
                 let answer = guest.rings[0].ask(&transfer(operation, 0, &[whole(fresh.gref(0))]))?;
                 ensure!(answer == status::ERROR, "{}: status {answer} for {status:?}", disk.id);
             }
-            ensure!(machine.fail_copy_of(HOSTILE, data.gref(0), mqblk_memory::GrantStatus::OKAY), "no such grant");
-            machine.fail_map_of(HOSTILE, data.gref(0), false);
-            machine.fail_map_of(HOSTILE, fresh.gref(0), false);
+            ensure!(machine.set_copy_failure(HOSTILE, data.gref(0), mqblk_memory::GrantStatus::OKAY), "no such grant");
+            machine.set_map_failure(HOSTILE, data.gref(0), false);
+            machine.set_map_failure(HOSTILE, fresh.gref(0), false);
             all_work(&mut guest, &data).with_context(|| disk.id)?;
         }
         guest.detach()?;
     }
     // Xenstore refuses every commit for a while: it is tried again.
-    rig.machine().context("a simulated machine")?.store_conflicts(20);
+    rig.machine().context("a simulated machine")?.inject_store_conflicts(20);
     let guest = rig.attach(ANY, SHAPE)?;
     std::thread::sleep(WATCH);
     guest.detach()

@@ -226,8 +226,8 @@ pub(super) fn unusable(rig: &mut Rig) -> Result<()> {
     let back = guest.vbd.backend;
     let read_only = guest.pages_for(back, 1, false)?;
     let strangers = guest.pages_for(STRANGER, 1, true)?;
-    let stranger_port = guest.xen().open_port(STRANGER)?;
-    let bound = guest.xen().open_port(back)?;
+    let stranger_port = guest.xen().alloc_unbound(STRANGER)?;
+    let bound = guest.xen().alloc_unbound(back)?;
     let data = guest.pages(2)?;
     for (queue, key, value, words) in [
         (0, keys::RING_REF, GrantRef(u32::MAX).0, "ring-ref"),

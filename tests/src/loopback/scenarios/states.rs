@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, anyhow, ensure};
 use mqblk_memory::GrantRef;
 use mqblk_ring::blkif::{Abi, RawRequest, operation};
-use mqblk_xen::vbd::State;
+use mqblk_xen::vbd::XenbusState;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -37,8 +37,8 @@ fn flip(guest: &mut Guest, count: u32, seed: u64) -> Result<()> {
 
 /// Closes from whatever state there is; the back-end ends up closed.
 fn settle(guest: &mut Guest) -> Result<()> {
-    guest.front.set_state(State::Closed)?;
-    wait_for("the back-end closes", || Ok((guest.back_state()? == State::Closed).then_some(())))
+    guest.front.set_state(XenbusState::Closed)?;
+    wait_for("the back-end closes", || Ok((guest.back_state()? == XenbusState::Closed).then_some(())))
 }
 
 pub(super) fn flipped(rig: &mut Rig) -> Result<()> {
@@ -104,8 +104,8 @@ pub(super) fn anew(rig: &mut Rig) -> Result<()> {
         let shape = Shape { rings: 1 + turn % 4, order: (turn % 3) as u8, ..SHAPE };
         guest.rings[0].send(&transfer(operation::READ, 0, &[whole(data.gref(1))]))?;
         // Its kernel was replaced: it starts at 1, without a word of what was before.
-        guest.front.set_state(State::Initialising)?;
-        let waits = || Ok((guest.back_state()? == State::InitWait).then_some(()));
+        guest.front.set_state(XenbusState::Initialising)?;
+        let waits = || Ok((guest.back_state()? == XenbusState::InitWait).then_some(()));
         wait_for("the back-end waits again", waits)?;
         guest.connect(shape).with_context(|| format!("turn {turn}"))?;
         all_work(&mut guest, &data).with_context(|| format!("turn {turn}"))?;

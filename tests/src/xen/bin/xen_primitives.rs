@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use mqblk_memory::{
     CopyDirection, DomainId, GrantCopy, GrantRef, GrantStatus, GuestAddress, PAGE_BYTES, PageArena, PageSlot,
 };
-use mqblk_xen::store::{Access, Permission, StoreErrorKind};
+use mqblk_xen::store::{Access, Permission, XenstoreErrorKind};
 use mqblk_xen::{EventPort, Xen};
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -32,7 +32,7 @@ const SILENCE: Duration = Duration::from_millis(300);
 type Part = fn(&Arc<dyn Xen>);
 
 fn main() {
-    let xen = mqblk_xen::real().expect("a Xen");
+    let xen = mqblk_xen::connect_real().expect("a Xen");
     assert_eq!(xen.domain(), US);
     let parts: [(&str, Part); 7] = [
         ("xenstore: values, directories, permissions", values),
@@ -71,7 +71,7 @@ fn values(xen: &Arc<dyn Xen>) {
     store.set_permissions("/test/a", &permissions).expect("permissions");
     assert_eq!(store.permissions("/test/a").expect("permissions").as_deref(), Some(&permissions[..]));
     // xenstored of Xen 4.17 gives nothing to domains that are not there.
-    let strange = [Permission { domain: NOBODY, access: Access::Both }];
+    let strange = [Permission { domain: NOBODY, access: Access::ReadWrite }];
     let refused = store.set_permissions("/test/a", &strange).expect_err("a domain that is not there");
     assert_eq!(refused.errno(), "ENOENT", "{refused}");
     let long = "x".repeat(3900);
@@ -101,7 +101,7 @@ fn transactions(xen: &Arc<dyn Xen>) {
     assert_eq!(store.read("/test/counter").expect("a read").as_deref(), Some("31"));
     let undone = store.transaction(|transaction| -> Result<(), _> {
         transaction.write("/test/counter", "99")?;
-        transaction.set_permissions("/test/counter", &[Permission { domain: NOBODY, access: Access::Both }])
+        transaction.set_permissions("/test/counter", &[Permission { domain: NOBODY, access: Access::ReadWrite }])
     });
     assert!(undone.is_err());
     assert_eq!(store.read("/test/counter").expect("a read").as_deref(), Some("31"), "an aborted transaction wrote");
@@ -121,7 +121,7 @@ fn watches(xen: &Arc<dyn Xen>) {
     other.write("/test/unseen", "x").expect("a write");
     assert_eq!(store.next_event(Some(SILENCE)).expect("no error"), None);
     let twice = store.watch("/test/seen", "token one").expect_err("the same watch twice");
-    assert!(matches!(twice.kind, StoreErrorKind::Refused(_)), "{twice}");
+    assert!(matches!(twice.kind, XenstoreErrorKind::Refused(_)), "{twice}");
     // A flood of one node is one event, or few: never a queue without a bound.
     for round in 0..2000 {
         other.write("/test/seen", &round.to_string()).expect("a write");
@@ -291,8 +291,8 @@ fn comes(port: &EventPort, limit: Duration) -> bool {
 }
 
 fn events(xen: &Arc<dyn Xen>) {
-    let front = xen.open_port(US).expect("a port");
-    let back = xen.bind(US, front.port).expect("its other end");
+    let front = xen.alloc_unbound(US).expect("a port");
+    let back = xen.bind_interdomain(US, front.port).expect("its other end");
     // A binding may begin with an event.
     for end in [&front, &back] {
         if comes(end, SILENCE) {
@@ -315,11 +315,11 @@ fn events(xen: &Arc<dyn Xen>) {
     back.channel.notify();
     assert!(comes(&front, PATIENCE), "the other way");
 
-    assert!(xen.bind(US, front.port).is_err(), "a second binding of a port");
-    assert!(xen.bind(NOBODY, front.port).is_err(), "a domain that is not there");
+    assert!(xen.bind_interdomain(US, front.port).is_err(), "a second binding of a port");
+    assert!(xen.bind_interdomain(NOBODY, front.port).is_err(), "a domain that is not there");
     // A back-end that dies leaves the port to its successor.
     drop(back);
-    let next = xen.bind(US, front.port).expect("a successor");
+    let next = xen.bind_interdomain(US, front.port).expect("a successor");
     if comes(&next, SILENCE) {
         next.channel.take();
         next.channel.unmask();

@@ -18,7 +18,7 @@ use vhost::vhost_user::{Error as MessageError, Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::requests::BackendRequests;
+use crate::backend_channel::BackendChannel;
 use crate::watchdog::Watchdog;
 
 /// Pause between two attempts to connect.
@@ -39,7 +39,7 @@ pub enum ClientError {
     },
     /// An exchange failed.
     #[error("socket {path}: {step}: {source}")]
-    Step {
+    Exchange {
         /// The socket.
         path: PathBuf,
         /// What was tried.
@@ -49,7 +49,7 @@ pub enum ClientError {
     },
     /// The server did not reply.
     #[error("socket {path}: {step}: no answer from the server within {} s", limit.as_secs_f32())]
-    NoAnswer {
+    NoReply {
         /// The socket.
         path: PathBuf,
         /// What was tried.
@@ -90,7 +90,7 @@ pub struct QueueSetup<'a> {
     /// Number of entries.
     pub size: u16,
     /// Guest addresses of the rings.
-    pub at: SplitAddresses,
+    pub addresses: SplitAddresses,
     /// The region that contains the rings.
     pub region: &'a Region,
     /// The next available index for the backend to read.
@@ -103,13 +103,13 @@ pub struct QueueSetup<'a> {
 
 /// Memory in which the backend records the requests in flight. It outlives a backend: the next one gets it and replays the requests.
 pub struct InflightMemory {
-    told: VhostUserInflight,
+    layout: VhostUserInflight,
     file: File,
 }
 
 impl std::fmt::Debug for InflightMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("InflightMemory").field("bytes", &self.told.mmap_size).finish_non_exhaustive()
+        f.debug_struct("InflightMemory").field("bytes", &self.layout.mmap_size).finish_non_exhaustive()
     }
 }
 
@@ -119,9 +119,9 @@ pub struct Client {
     socket: UnixStream,
     frontend: Frontend,
     watchdog: Watchdog,
-    limit: Duration,
+    reply_timeout: Duration,
     protocol: Protocol,
-    takes_requests: bool,
+    accepts_backend_requests: bool,
 }
 
 impl std::fmt::Debug for Client {
@@ -154,7 +154,15 @@ impl Client {
         let watchdog = Watchdog::new(socket.try_clone().map_err(host)?, limit).map_err(host)?;
         let frontend = Frontend::from_stream(socket.try_clone().map_err(host)?, MAX_QUEUES);
         let path = path.to_owned();
-        Ok(Client { path, socket, frontend, watchdog, limit, protocol: Protocol::empty(), takes_requests: false })
+        Ok(Client {
+            path,
+            socket,
+            frontend,
+            watchdog,
+            reply_timeout: limit,
+            protocol: Protocol::empty(),
+            accepts_backend_requests: false,
+        })
     }
 
     /// Runs one exchange with a bound on its time, and names it in the error.
@@ -167,15 +175,15 @@ impl Client {
         self.watchdog.guard(|| exchange(frontend)).map_err(|source| {
             let path = self.path.clone();
             match self.watchdog.expired() {
-                true => ClientError::NoAnswer { path, step, limit: self.limit },
-                false => ClientError::Step { path, step, source },
+                true => ClientError::NoReply { path, step, limit: self.reply_timeout },
+                false => ClientError::Exchange { path, step, source },
             }
         })
     }
 
     /// Offers BACKEND_REQ in [`negotiate`](Self::negotiate). The caller must then handle the backend's messages: it may wait for replies.
-    pub fn take_requests(&mut self) {
-        self.takes_requests = true;
+    pub fn accept_backend_requests(&mut self) {
+        self.accepts_backend_requests = true;
     }
 
     /// Sends SET_OWNER and negotiates features. Returns those of `wanted` that the server offers. Uses CONFIG, MQ, REPLY_ACK,
@@ -195,7 +203,7 @@ impl Client {
         }
         let protocol = self.step("GET_PROTOCOL_FEATURES", |f| f.get_protocol_features())?;
         let mut known = Protocol::CONFIG | Protocol::MQ | Protocol::REPLY_ACK | Protocol::INFLIGHT_SHMFD;
-        known.set(Protocol::BACKEND_REQ, self.takes_requests);
+        known.set(Protocol::BACKEND_REQ, self.accepts_backend_requests);
         self.protocol = protocol & known;
         let acked = self.protocol;
         self.step("SET_PROTOCOL_FEATURES", |f| f.set_protocol_features(acked))?;
@@ -212,7 +220,7 @@ impl Client {
     ///
     /// # Errors
     /// When a feature is missing, or an exchange fails.
-    pub fn negotiate_again(&mut self, features: u64) -> Result<(), ClientError> {
+    pub fn renegotiate(&mut self, features: u64) -> Result<(), ClientError> {
         let negotiated = self.negotiate(features)?;
         if negotiated == features {
             return Ok(());
@@ -251,7 +259,7 @@ impl Client {
         let (_, found) = self.step("GET_CONFIG", |f| f.get_config(offset, zeroes.len() as u32, flags, &zeroes))?;
         if found.len() != bytes.len() {
             let source = vhost::Error::VhostUserProtocol(MessageError::InvalidMessage);
-            return Err(ClientError::Step { path: self.path.clone(), step: "GET_CONFIG", source });
+            return Err(ClientError::Exchange { path: self.path.clone(), step: "GET_CONFIG", source });
         }
         bytes.copy_from_slice(&found);
         Ok(())
@@ -270,11 +278,11 @@ impl Client {
     ///
     /// # Errors
     /// When no socket can be created, or the exchange fails.
-    pub fn open_requests(&mut self) -> Result<Option<BackendRequests>, ClientError> {
+    pub fn open_backend_channel(&mut self) -> Result<Option<BackendChannel>, ClientError> {
         if !self.protocol.contains(Protocol::BACKEND_REQ) {
             return Ok(None);
         }
-        let pair = BackendRequests::pair();
+        let pair = BackendChannel::pair();
         let (ours, theirs) = pair.map_err(|source| ClientError::Host { what: "backend request socket", source })?;
         self.step("SET_BACKEND_REQ_FD", |f| f.set_backend_request_fd(&theirs))?;
         Ok(Some(ours))
@@ -303,14 +311,14 @@ impl Client {
     ///
     /// # Errors
     /// When an exchange fails.
-    pub fn make_inflight(&mut self, queues: u16, queue_size: u16) -> Result<Option<InflightMemory>, ClientError> {
+    pub fn create_inflight(&mut self, queues: u16, queue_size: u16) -> Result<Option<InflightMemory>, ClientError> {
         if !self.protocol.contains(Protocol::INFLIGHT_SHMFD) {
             return Ok(None);
         }
         let wanted = VhostUserInflight { mmap_size: 0, mmap_offset: 0, num_queues: queues, queue_size };
         let (layout, file) = self.step("GET_INFLIGHT_FD", |f| f.get_inflight_fd(&wanted))?;
-        let memory = InflightMemory { told: layout, file };
-        self.show_inflight(&memory)?;
+        let memory = InflightMemory { layout, file };
+        self.set_inflight(&memory)?;
         Ok(Some(memory))
     }
 
@@ -318,11 +326,11 @@ impl Client {
     ///
     /// # Errors
     /// When INFLIGHT_SHMFD was not negotiated, or the exchange fails.
-    pub fn show_inflight(&mut self, memory: &InflightMemory) -> Result<(), ClientError> {
+    pub fn set_inflight(&mut self, memory: &InflightMemory) -> Result<(), ClientError> {
         if !self.protocol.contains(Protocol::INFLIGHT_SHMFD) {
             return Err(ClientError::Missing { path: self.path.clone(), what: "VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD" });
         }
-        self.step("SET_INFLIGHT_FD", |f| f.set_inflight_fd(&memory.told, memory.file.as_raw_fd()))
+        self.step("SET_INFLIGHT_FD", |f| f.set_inflight_fd(&memory.layout, memory.file.as_raw_fd()))
     }
 
     /// Configures, starts and enables queue `index`.
@@ -337,9 +345,9 @@ impl Client {
             queue_max_size: queue.size,
             queue_size: queue.size,
             flags: 0,
-            desc_table_addr: user(queue.at.desc.0),
-            used_ring_addr: user(queue.at.used.0),
-            avail_ring_addr: user(queue.at.avail.0),
+            desc_table_addr: user(queue.addresses.desc.0),
+            used_ring_addr: user(queue.addresses.used.0),
+            avail_ring_addr: user(queue.addresses.avail.0),
             log_addr: None,
         };
         let queue_index = usize::from(index);
@@ -371,20 +379,20 @@ impl Client {
     ///
     /// # Errors
     /// When the descriptor cannot be duplicated.
-    pub fn lifeline(&self) -> io::Result<Lifeline> {
-        Ok(Lifeline { socket: self.socket.try_clone()? })
+    pub fn hangup_monitor(&self) -> io::Result<HangupMonitor> {
+        Ok(HangupMonitor { socket: self.socket.try_clone()? })
     }
 }
 
 /// Detects that the server has closed the connection.
 #[derive(Debug)]
-pub struct Lifeline {
+pub struct HangupMonitor {
     socket: UnixStream,
 }
 
-impl Lifeline {
+impl HangupMonitor {
     /// Waits until the server closes the connection, for `timeout` at most. Returns true if it has.
-    pub fn wait_gone(&self, timeout: Duration) -> bool {
+    pub fn wait_hangup(&self, timeout: Duration) -> bool {
         let timeout =
             rustix::event::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
@@ -417,7 +425,7 @@ mod tests {
         let _listener = UnixListener::bind(&path).unwrap();
         let mut client = Client::connect(&path, SHORT, SHORT).unwrap();
         let error = client.negotiate(0).unwrap_err();
-        assert!(matches!(error, ClientError::NoAnswer { step: "GET_FEATURES", .. }), "{error}");
+        assert!(matches!(error, ClientError::NoReply { step: "GET_FEATURES", .. }), "{error}");
     }
 
     #[test]
@@ -426,15 +434,15 @@ mod tests {
         let path = folder.path().join("leaving");
         let listener = UnixListener::bind(&path).unwrap();
         let mut client = Client::connect(&path, SHORT, Duration::from_secs(60)).unwrap();
-        let monitor = client.lifeline().unwrap();
+        let monitor = client.hangup_monitor().unwrap();
         let (served, _) = listener.accept().unwrap();
-        assert!(!monitor.wait_gone(Duration::ZERO));
+        assert!(!monitor.wait_hangup(Duration::ZERO));
         assert_eq!(client.server_pid(), Some(std::process::id() as i32));
         drop(served);
-        assert!(monitor.wait_gone(Duration::from_secs(60)));
+        assert!(monitor.wait_hangup(Duration::from_secs(60)));
         assert!(matches!(
             client.negotiate(0).unwrap_err(),
-            ClientError::Step { step: "SET_OWNER" | "GET_FEATURES", .. }
+            ClientError::Exchange { step: "SET_OWNER" | "GET_FEATURES", .. }
         ));
     }
 }

@@ -5,12 +5,12 @@
 //! `docs/interop/vhost-user.rst`.
 #![forbid(unsafe_code)]
 
+mod backend_channel;
 mod client;
-mod requests;
 mod watchdog;
 
-pub use client::{Client, ClientError, InflightMemory, Lifeline, QueueSetup, SharedRegion};
-pub use requests::{BackendRequests, ConfigChange};
+pub use backend_channel::{BackendChannel, ConfigChange};
+pub use client::{Client, ClientError, HangupMonitor, InflightMemory, QueueSetup, SharedRegion};
 pub use vmm_sys_util::eventfd::EventFd;
 
 /// Virtio feature bits that any device may have. Source: virtio 1.3 section 6; bit 30 from vhost-user.

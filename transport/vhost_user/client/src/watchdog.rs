@@ -11,14 +11,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-enum Event {
+enum ExchangeEvent {
     Started,
-    Answered,
+    Replied,
 }
 
 #[derive(Debug)]
 pub(crate) struct Watchdog {
-    events: Mutex<Option<Sender<Event>>>,
+    events: Mutex<Option<Sender<ExchangeEvent>>>,
     expired: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -36,9 +36,9 @@ impl Watchdog {
 
     /// Runs `exchange` with a bound on its time.
     pub(crate) fn guard<T>(&self, exchange: impl FnOnce() -> T) -> T {
-        self.tell(Event::Started);
+        self.send(ExchangeEvent::Started);
         let result = exchange();
-        self.tell(Event::Answered);
+        self.send(ExchangeEvent::Replied);
         result
     }
 
@@ -47,16 +47,16 @@ impl Watchdog {
         self.expired.load(Ordering::Acquire)
     }
 
-    fn tell(&self, event: Event) {
+    fn send(&self, event: ExchangeEvent) {
         let events = self.events.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // If the thread has ended it has shut the socket down.
         let _ = events.as_ref().map(|events| events.send(event));
     }
 }
 
-fn watch(events: &Receiver<Event>, socket: &UnixStream, limit: Duration, expired: &AtomicBool) {
+fn watch(events: &Receiver<ExchangeEvent>, socket: &UnixStream, limit: Duration, expired: &AtomicBool) {
     while let Ok(event) = events.recv() {
-        if matches!(event, Event::Answered) {
+        if matches!(event, ExchangeEvent::Replied) {
             continue;
         }
         match events.recv_timeout(limit) {

@@ -18,14 +18,14 @@ impl ActiveDisks {
     ///
     /// # Errors
     /// When another user holds one of the disks; then none is active.
-    pub(crate) fn begin(&mut self, disks: impl FnOnce() -> Vec<QueueDisk>) -> Result<(), DiskError> {
+    pub(crate) fn activate(&mut self, disks: impl FnOnce() -> Vec<QueueDisk>) -> Result<(), DiskError> {
         if self.disks.is_some() {
             return Ok(());
         }
         let mut active = ActiveDisks { disks: Some(Vec::new()) };
         for disk in disks() {
             if let Err(error) = active.add(&disk) {
-                active.end();
+                active.deactivate();
                 return Err(error);
             }
         }
@@ -53,12 +53,12 @@ impl ActiveDisks {
     }
 
     /// Leaves the disks active until the process ends: requests were frozen in flight.
-    pub(crate) fn keep(&mut self) {
+    pub(crate) fn leave_active(&mut self) {
         self.disks = None;
     }
 
     /// Deactivates the disks after the last queue has stopped. No request is in flight.
-    pub(crate) fn end(&mut self) {
+    pub(crate) fn deactivate(&mut self) {
         for (_, disk) in self.disks.take().into_iter().flatten() {
             disk.deactivate();
         }
@@ -67,6 +67,6 @@ impl ActiveDisks {
 
 impl Drop for ActiveDisks {
     fn drop(&mut self) {
-        self.end();
+        self.deactivate();
     }
 }

@@ -12,37 +12,37 @@ use mqblk_virtio::VirtioDevice;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
+use crate::backend_channel::CHECK_DEVICE_STATE;
 use crate::device_state;
 use crate::disks::SharedSession;
 use crate::listen::ListenSocket;
-use crate::requests::CHECK_DEVICE_STATE;
-use crate::server::{Connected, ServerOptions, Shared, lock};
+use crate::server::{ServerOptions, Shared, SharedConnection, lock};
 use crate::session::{RETRY, Session};
 
 /// Time after which a wait is logged: for an earlier connection's drain, or of a second frontend.
-const LONG: Duration = Duration::from_secs(1);
+const LOG_AFTER: Duration = Duration::from_secs(1);
 
 /// Longest time for which a drain holds its session's lock.
-const LOOK: Duration = Duration::from_millis(100);
+const LOCK_SLICE: Duration = Duration::from_millis(100);
 
 /// State of the control thread.
-pub(crate) struct Control<D: VirtioDevice<Lane>> {
+pub(crate) struct ControlThread<D: VirtioDevice<Lane>> {
     socket: ListenSocket,
     device: Arc<D>,
     options: Arc<ServerOptions>,
     shared: Arc<Shared>,
     current: Option<Connection<D>>,
     /// A second frontend, served after the first has disconnected.
-    second: Option<Second>,
+    waiting_frontend: Option<WaitingFrontend>,
     /// The last accept failed.
     accept_failed: bool,
     drains: Vec<JoinHandle<()>>,
 }
 
-struct Second {
+struct WaitingFrontend {
     stream: UnixStream,
     /// When the wait is logged; `None` if it has been.
-    report: Option<Instant>,
+    log_at: Option<Instant>,
 }
 
 struct Connection<D: VirtioDevice<Lane>> {
@@ -55,21 +55,21 @@ struct Connection<D: VirtioDevice<Lane>> {
 
 /// Events that the poll returned.
 #[derive(Default)]
-struct Ready {
+struct ReadyEvents {
     accept: bool,
     message: bool,
-    second_left: bool,
+    waiting_left: bool,
 }
 
-impl<D: VirtioDevice<Lane>> Control<D> {
+impl<D: VirtioDevice<Lane>> ControlThread<D> {
     pub(crate) fn new(socket: ListenSocket, device: Arc<D>, options: Arc<ServerOptions>, shared: Arc<Shared>) -> Self {
-        Control {
+        ControlThread {
             socket,
             device,
             options,
             shared,
             current: None,
-            second: None,
+            waiting_frontend: None,
             accept_failed: false,
             drains: Vec::new(),
         }
@@ -79,30 +79,30 @@ impl<D: VirtioDevice<Lane>> Control<D> {
     pub(crate) fn run(mut self) {
         while !self.is_stopped() {
             if self.current.is_none()
-                && let Some(second) = self.second.take()
+                && let Some(second) = self.waiting_frontend.take()
             {
-                self.begin(second.stream);
+                self.begin_session(second.stream);
             }
             let ready = self.wait();
             if self.is_stopped() {
                 break;
             }
             if ready.message {
-                self.message();
+                self.handle_message();
             }
-            self.start_waiting();
-            self.report_second();
+            self.start_waiting_queues();
+            self.log_waiting_frontend();
             if let Some(current) = &self.current {
                 lock(&current.session).end_resume_if_due();
             }
-            if ready.second_left {
-                self.second = None;
+            if ready.waiting_left {
+                self.waiting_frontend = None;
             }
             if ready.accept {
                 self.accept();
             }
         }
-        self.end_at_stop();
+        self.finish();
     }
 
     fn is_stopped(&self) -> bool {
@@ -113,33 +113,33 @@ impl<D: VirtioDevice<Lane>> Control<D> {
         &self.options.name
     }
 
-    fn wait(&self) -> Ready {
+    fn wait(&self) -> ReadyEvents {
         // One frontend is served and one waits; others stay in the socket's backlog.
-        let listening = self.second.is_none();
+        let listening = self.waiting_frontend.is_none();
         let listener = self.socket.listener().as_fd();
         let nothing = PollFlags::empty();
         let mut fds = vec![
-            PollFd::from_borrowed_fd(self.shared.bell.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.shared.wakeup.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(listener, if listening { PollFlags::IN } else { nothing }),
         ];
         let connected = self.current.as_ref().map(|connection| connection.stream.as_fd());
         fds.extend(connected.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        fds.extend(self.second.as_ref().map(|second| PollFd::new(&second.stream, PollFlags::RDHUP)));
+        fds.extend(self.waiting_frontend.as_ref().map(|second| PollFd::new(&second.stream, PollFlags::RDHUP)));
         let waiting = self.current.as_ref().is_some_and(|connection| connection.waiting.is_some());
-        let report = self.second.as_ref().and_then(|second| second.report);
-        let resume = self.current.as_ref().and_then(|current| lock(&current.session).resuming_until());
+        let report = self.waiting_frontend.as_ref().and_then(|second| second.log_at);
+        let resume = self.current.as_ref().and_then(|current| lock(&current.session).resume_deadline());
         let delays = report.into_iter().chain(resume).map(|at| at.saturating_duration_since(Instant::now()));
         let limit = waiting.then_some(RETRY).into_iter().chain(delays).min();
-        let limit = limit.map(|time| Timespec { tv_sec: 0, tv_nsec: time.min(LONG / 2).subsec_nanos().into() });
+        let limit = limit.map(|time| Timespec { tv_sec: 0, tv_nsec: time.min(LOG_AFTER / 2).subsec_nanos().into() });
         if rustix::event::poll(&mut fds, limit.as_ref()).is_err() {
-            return Ready::default();
+            return ReadyEvents::default();
         }
         // The caller checks everything that the eventfd can signal after each wait.
-        self.shared.bell.take();
+        self.shared.wakeup.take();
         let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
         let message = self.current.is_some() && is_ready(2);
-        let second_left = self.second.is_some() && is_ready(if self.current.is_some() { 3 } else { 2 });
-        Ready { accept: listening && is_ready(1), message, second_left }
+        let second_left = self.waiting_frontend.is_some() && is_ready(if self.current.is_some() { 3 } else { 2 });
+        ReadyEvents { accept: listening && is_ready(1), message, waiting_left: second_left }
     }
 
     fn accept(&mut self) {
@@ -158,15 +158,15 @@ impl<D: VirtioDevice<Lane>> Control<D> {
             }
         };
         if self.current.is_none() {
-            return self.begin(stream);
+            return self.begin_session(stream);
         }
-        self.second = Some(Second { stream, report: Some(Instant::now() + LONG) });
+        self.waiting_frontend = Some(WaitingFrontend { stream, log_at: Some(Instant::now() + LOG_AFTER) });
     }
 
     /// Logs that a second frontend has waited for [`LOG_AFTER`]. Sooner the first may just be disconnecting.
-    fn report_second(&mut self) {
-        let (Some(second), Some(current)) = (&mut self.second, &self.current) else { return };
-        if second.report.take_if(|at| Instant::now() >= *at).is_some() {
+    fn log_waiting_frontend(&mut self) {
+        let (Some(second), Some(current)) = (&mut self.waiting_frontend, &self.current) else { return };
+        if second.log_at.take_if(|at| Instant::now() >= *at).is_some() {
             tracing::warn!(
                 disk = self.options.name,
                 waits = peer(&second.stream),
@@ -177,7 +177,7 @@ impl<D: VirtioDevice<Lane>> Control<D> {
     }
 
     /// Starts to serve a connection.
-    fn begin(&mut self, stream: UnixStream) {
+    fn begin_session(&mut self, stream: UnixStream) {
         let connection = match stream.try_clone() {
             Ok(clone) => Arc::new(clone),
             Err(error) => {
@@ -186,7 +186,7 @@ impl<D: VirtioDevice<Lane>> Control<D> {
             }
         };
         tracing::debug!(disk = self.name(), frontend = peer(&connection), "frontend connected");
-        let Shared { tally, disks, gate, .. } = &*self.shared;
+        let Shared { stats: tally, disks, gate, .. } = &*self.shared;
         let session = Session::new(
             Arc::clone(&self.device),
             Arc::clone(&self.options),
@@ -196,42 +196,42 @@ impl<D: VirtioDevice<Lane>> Control<D> {
         );
         let session = Arc::new(Mutex::new(session));
         let shared: SharedSession = Arc::clone(&session) as SharedSession;
-        self.shared.disks.held_by(Some(Arc::clone(&shared)));
-        self.shared.requests.begin();
-        *lock(&self.shared.connection) = Some(Connected { stream: Arc::clone(&connection), session: shared });
+        self.shared.disks.set_session(Some(Arc::clone(&shared)));
+        self.shared.backend_channel.on_connect();
+        *lock(&self.shared.connection) = Some(SharedConnection { stream: Arc::clone(&connection), session: shared });
         let handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
         self.current = Some(Connection { stream: connection, session, handler, waiting: None });
     }
 
     /// Handles one message.
-    fn message(&mut self) {
+    fn handle_message(&mut self) {
         let Some(connection) = &mut self.current else { return };
-        let request = self.shared.requests.look_ahead(&*connection.stream);
+        let request = self.shared.backend_channel.peek_message(&*connection.stream);
         let (handler, session) = (&mut connection.handler, &connection.session);
         // A panic while handling a message is a bug; it ends only this connection.
         let handled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             if request == Some(CHECK_DEVICE_STATE) {
                 // Done first because `handle_request` locks the session.
-                device_state::check(session);
+                device_state::finish_transfer(session);
             }
             handler.handle_request()
         }));
         match handled {
             Ok(Ok(())) => {
                 // Some messages get an error reply and the connection continues.
-                let complaint = lock(&connection.session).complaint();
+                let complaint = lock(&connection.session).take_rejection();
                 if let Some(why) = complaint {
                     tracing::warn!(disk = self.name(), "frontend's message declined: {why}");
                 }
-                self.note_waiting();
+                self.update_waiting();
             }
-            Ok(Err(error)) => self.leave(Some(&error)),
-            Err(_) => self.leave(None),
+            Ok(Err(error)) => self.disconnect(Some(&error)),
+            Err(_) => self.disconnect(None),
         }
     }
 
     /// Updates `waiting`: true if queues wait for requests of an earlier connection or daemon.
-    fn note_waiting(&mut self) {
+    fn update_waiting(&mut self) {
         if let Some(connection) = &mut self.current {
             let is_waiting = lock(&connection.session).is_waiting();
             connection.waiting = is_waiting.then(|| connection.waiting.unwrap_or((Instant::now(), false)));
@@ -239,34 +239,34 @@ impl<D: VirtioDevice<Lane>> Control<D> {
     }
 
     /// Starts waiting queues once the requests that they wait for have completed.
-    fn start_waiting(&mut self) {
+    fn start_waiting_queues(&mut self) {
         let Some(connection) = &mut self.current else { return };
         let Some((since, logged)) = &mut connection.waiting else { return };
-        if !*logged && since.elapsed() >= LONG {
+        if !*logged && since.elapsed() >= LOG_AFTER {
             *logged = true;
             tracing::warn!(
                 disk = self.options.name,
                 "queues wait for the storage to end requests of an earlier connection, or of a daemon before this one"
             );
         }
-        let started = lock(&connection.session).start_waiting();
+        let started = lock(&connection.session).start_waiting_queues();
         match started {
-            Ok(()) => self.note_waiting(),
-            Err(error) => self.leave(Some(&error)),
+            Ok(()) => self.update_waiting(),
+            Err(error) => self.disconnect(Some(&error)),
         }
     }
 
     /// Ends the connection and drains its queues. A new connection may arrive during the drain.
-    fn leave(&mut self, error: Option<&Error>) {
+    fn disconnect(&mut self, error: Option<&Error>) {
         let Some(Connection { session, handler, .. }) = self.current.take() else { return };
         *lock(&self.shared.connection) = None;
-        self.shared.requests.end();
-        self.shared.gate.note_tracked(None);
-        self.shared.disks.drain_begins();
+        self.shared.backend_channel.on_disconnect();
+        self.shared.gate.set_tracked(None);
+        self.shared.disks.begin_drain();
         drop(handler);
         {
             let mut session = lock(&session);
-            match (error, session.complaint()) {
+            match (error, session.take_rejection()) {
                 (_, Some(why)) => tracing::warn!(disk = self.name(), "frontend disconnected for its message: {why}"),
                 (Some(error), None) if is_hang_up(error) => tracing::debug!(disk = self.name(), "frontend left"),
                 (Some(error), None) => {
@@ -276,7 +276,7 @@ impl<D: VirtioDevice<Lane>> Control<D> {
                     tracing::error!(disk = self.name(), "frontend disconnected: handling its message failed");
                 }
             }
-            if session.lost_memory() {
+            if session.is_memory_lost() {
                 tracing::warn!(disk = self.name(), "the frontend cut off memory that it had shared");
             }
         }
@@ -286,15 +286,15 @@ impl<D: VirtioDevice<Lane>> Control<D> {
     /// Drains a session: for [`LOCK_SLICE`] here, so that the next frontend usually need not wait, then on a thread of its own.
     fn drain(&mut self, session: SharedSession) {
         lock(&session).begin_drain();
-        if lock(&session).wait_drained(Some(Instant::now() + LOOK)) {
-            return self.shared.disks.drain_ended();
+        if lock(&session).wait_drained(Some(Instant::now() + LOCK_SLICE)) {
+            return self.shared.disks.end_drain();
         }
         self.drains.retain(|drain| !drain.is_finished());
         lock(&self.shared.draining).push(Arc::clone(&session));
         let (shared, inner) = (Arc::clone(&self.shared), Arc::clone(&session));
         let work = move || {
             drain_session(&shared, &inner);
-            shared.bell.signal();
+            shared.wakeup.signal();
         };
         match std::thread::Builder::new().name(format!("drain-{}", self.name())).spawn(work) {
             Ok(thread) => self.drains.push(thread),
@@ -306,11 +306,11 @@ impl<D: VirtioDevice<Lane>> Control<D> {
     }
 
     /// Ends the thread. [`Server::stop`](crate::Server::stop) has drained the session.
-    fn end_at_stop(mut self) {
+    fn finish(mut self) {
         if let Some(Connection { session, .. }) = self.current.take() {
             *lock(&self.shared.connection) = None;
-            self.shared.requests.end();
-            self.shared.disks.held_by(None);
+            self.shared.backend_channel.on_disconnect();
+            self.shared.disks.set_session(None);
             drop(session);
         }
         for drain in self.drains {
@@ -324,9 +324,9 @@ impl<D: VirtioDevice<Lane>> Control<D> {
 /// Waits until a draining session has no request in flight, or the server stops.
 fn drain_session(shared: &Shared, session: &SharedSession) {
     // Releases the lock between the waits: `Server::stop` needs it too.
-    while !lock(session).wait_drained(Some(Instant::now() + LOOK)) && shared.end().is_none() {}
+    while !lock(session).wait_drained(Some(Instant::now() + LOCK_SLICE)) && shared.stop_deadline().is_none() {}
     lock(&shared.draining).retain(|other| !Arc::ptr_eq(other, session));
-    shared.disks.drain_ended();
+    shared.disks.end_drain();
 }
 
 /// Returns the process id of the other end; 0 if unknown.

@@ -28,9 +28,9 @@ use crate::session::Session;
 const FORMAT: &str = "mqblk-device-state";
 const VERSION: u32 = 1;
 /// Maximum length of a document in bytes: more than 1000 LUNs or 2000 reservation keys. Bounds the memory that a frontend can consume.
-pub(crate) const LONGEST: usize = 1 << 20;
+pub(crate) const MAX_DOCUMENT_BYTES: usize = 1 << 20;
 /// Interval at which a wait for a transfer checks for a stop of the server.
-const LOOK: Duration = Duration::from_millis(100);
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The host's part of a device's migration state, which the device itself does not know (a controller's LUNs). Methods run on the device's
 /// control thread while none of its queues runs.
@@ -45,28 +45,28 @@ pub trait HostState: Send + Sync {
     ///
     /// # Errors
     /// When the state is invalid or does not fit this host; then nothing has changed.
-    fn load(&self, state: &str) -> Result<Box<dyn HostChange + '_>, String>;
+    fn load(&self, state: &str) -> Result<Box<dyn PendingHostState + '_>, String>;
 }
 
 /// A host state that is being loaded. Dropping it undoes the changes.
-pub trait HostChange {
+pub trait PendingHostState {
     /// Completes the changes and keeps them: the device's own state is valid too.
     ///
     /// # Errors
     /// When a change fails.
-    fn keep(self: Box<Self>) -> Result<(), String>;
+    fn commit(self: Box<Self>) -> Result<(), String>;
 }
 
 /// The fields that are checked first: other versions may have other fields.
 #[derive(Deserialize)]
-struct Head {
+struct DocumentHeader {
     format: String,
     version: u64,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Document {
+struct StateDocument {
     format: String,
     version: u32,
     /// [`VirtioDevice::kind`].
@@ -78,16 +78,16 @@ struct Document {
     host: Option<Box<RawValue>>,
 }
 
-impl Document {
-    fn read(text: &str, device: &str) -> Result<Document, String> {
-        let Head { format, version } = state::read(text)?;
+impl StateDocument {
+    fn read(text: &str, device: &str) -> Result<StateDocument, String> {
+        let DocumentHeader { format, version } = state::read(text)?;
         if format != FORMAT {
             return Err(format!("format: found {format:?}, expected {FORMAT:?}"));
         }
         if version != u64::from(VERSION) {
             return Err(format!("version: found {version}, expected {VERSION}"));
         }
-        let document: Document = state::read(text)?;
+        let document: StateDocument = state::read(text)?;
         if document.device != device {
             return Err(format!("device: found {:?}, expected {device:?}", document.device));
         }
@@ -96,9 +96,9 @@ impl Document {
 }
 
 /// Builds the document of a device.
-fn document<D: VirtioDevice<Lane>>(device: &D, host: Option<&Arc<dyn HostState>>) -> Result<String, String> {
+fn build_document<D: VirtioDevice<Lane>>(device: &D, host: Option<&Arc<dyn HostState>>) -> Result<String, String> {
     let raw = |text: String| RawValue::from_string(text).map_err(|error| error.to_string());
-    let document = Document {
+    let document = StateDocument {
         format: FORMAT.to_owned(),
         version: VERSION,
         device: device.kind().to_owned(),
@@ -107,24 +107,24 @@ fn document<D: VirtioDevice<Lane>>(device: &D, host: Option<&Arc<dyn HostState>>
     };
     let text = state::write(&document);
     match text.len() {
-        1..=LONGEST => Ok(text),
-        len => Err(format!("found {len} bytes of state, expected at most {LONGEST}")),
+        1..=MAX_DOCUMENT_BYTES => Ok(text),
+        len => Err(format!("found {len} bytes of state, expected at most {MAX_DOCUMENT_BYTES}")),
     }
 }
 
 /// A session's transfer of the device state.
 #[derive(Default)]
-pub(crate) struct DeviceStates {
+pub(crate) struct StateTransfer {
     /// The frontend negotiated DEVICE_STATE.
-    pub(crate) agreed: bool,
+    pub(crate) negotiated: bool,
     /// A state has been loaded: the driver continues from the source.
     pub(crate) loaded: bool,
-    transfer: Option<Transfer>,
+    transfer: Option<TransferThread>,
     /// Reply to the next CHECK_DEVICE_STATE.
-    checked: Option<Result<(), String>>,
+    result: Option<Result<(), String>>,
 }
 
-impl DeviceStates {
+impl StateTransfer {
     /// Starts a transfer and cancels a running one.
     ///
     /// # Errors
@@ -135,51 +135,51 @@ impl DeviceStates {
         file: File,
         (device, options): (&D, &ServerOptions),
     ) -> Result<(), String> {
-        self.give_up();
-        let file = judge(file, direction)?;
+        self.cancel();
+        let file = check_descriptor(file, direction)?;
         let text = match direction {
-            Direction::SAVE => Some(document(device, options.host_state.as_ref())?),
+            Direction::SAVE => Some(build_document(device, options.host_state.as_ref())?),
             Direction::LOAD => None,
         };
-        self.transfer = Some(Transfer::start(&options.name, file, text)?);
+        self.transfer = Some(TransferThread::start(&options.name, file, text)?);
         Ok(())
     }
 
     /// Cancels a running transfer and drops its result.
-    pub(crate) fn give_up(&mut self) {
+    pub(crate) fn cancel(&mut self) {
         self.transfer = None;
-        self.checked = None;
+        self.result = None;
     }
 
     /// Takes the reply to CHECK_DEVICE_STATE.
     ///
     /// # Errors
     /// Why the transfer has failed.
-    pub(crate) fn answer(&mut self) -> Result<(), String> {
+    pub(crate) fn take_result(&mut self) -> Result<(), String> {
         let split = || Err("found a header that came in pieces, expected it at once".to_owned());
-        self.checked.take().unwrap_or_else(split)
+        self.result.take().unwrap_or_else(split)
     }
 }
 
 /// Completes the transfer before CHECK_DEVICE_STATE is handled, and applies a loaded state. Waits for the transfer at most the drain
 /// timeout.
-pub(crate) fn check<D: VirtioDevice<Lane>>(session: &Mutex<Session<D>>) {
+pub(crate) fn finish_transfer<D: VirtioDevice<Lane>>(session: &Mutex<Session<D>>) {
     let (transfer, device, options) = {
         let mut session = lock(session);
-        let transfer = session.states().transfer.take();
+        let transfer = session.state_transfer().transfer.take();
         (transfer, Arc::clone(session.device()), Arc::clone(session.options()))
     };
     let result = match transfer {
         None => Err("found no transfer, expected SET_DEVICE_STATE_FD before".to_owned()),
         Some(transfer) => {
             let read = transfer.end(options.drain_timeout, || lock(session).is_stopping());
-            read.and_then(|read| read.map_or(Ok(()), |read| load(session, &device, &options, read)))
+            read.and_then(|read| read.map_or(Ok(()), |read| load_state(session, &device, &options, read)))
         }
     };
-    lock(session).states().checked = Some(result);
+    lock(session).state_transfer().result = Some(result);
 }
 
-fn load<D: VirtioDevice<Lane>>(
+fn load_state<D: VirtioDevice<Lane>>(
     session: &Mutex<Session<D>>,
     device: &Arc<D>,
     options: &ServerOptions,
@@ -189,7 +189,7 @@ fn load<D: VirtioDevice<Lane>>(
     let len = read.len();
     let text =
         String::from_utf8(read).map_err(|error| format!("found bytes that are no text, expected JSON: {error}"))?;
-    let Document { state, host, .. } = Document::read(&text, device.kind())?;
+    let StateDocument { state, host, .. } = StateDocument::read(&text, device.kind())?;
     let change = match (&options.host_state, host) {
         (None, None) => None,
         (Some(loader), Some(host)) => Some(loader.load(host.get()).map_err(|why| format!("host.{why}"))?),
@@ -198,16 +198,16 @@ fn load<D: VirtioDevice<Lane>>(
     };
     let apply = device.load_state(state.get()).map_err(|why| format!("state.{why}"))?;
     if let Some(change) = change {
-        change.keep().map_err(|why| format!("host.{why}"))?;
+        change.commit().map_err(|why| format!("host.{why}"))?;
     }
     apply()?;
-    lock(session).goes_on();
+    lock(session).mark_resumed();
     tracing::info!(disk = options.name, bytes = len, "the device's state has arrived");
     Ok(())
 }
 
 /// Checks that a descriptor allows a transfer in this direction that can be cancelled, and makes it non-blocking.
-fn judge(file: File, direction: Direction) -> Result<OwnedFd, String> {
+fn check_descriptor(file: File, direction: Direction) -> Result<OwnedFd, String> {
     let (verb, wrong) = match direction {
         Direction::SAVE => ("written", OFlags::RDONLY),
         Direction::LOAD => ("read", OFlags::WRONLY),
@@ -228,15 +228,15 @@ fn judge(file: File, direction: Direction) -> Result<OwnedFd, String> {
 }
 
 /// A running transfer. Dropping it cancels it.
-struct Transfer {
+struct TransferThread {
     cancel: EventFd,
     done: Receiver<Result<Option<Vec<u8>>, String>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Transfer {
+impl TransferThread {
     /// Starts to write `text`, or to read if there is none.
-    fn start(name: &str, file: OwnedFd, text: Option<String>) -> Result<Transfer, String> {
+    fn start(name: &str, file: OwnedFd, text: Option<String>) -> Result<TransferThread, String> {
         let cancel = EventFd::new().map_err(|error| error.to_string())?;
         let (sender, done) = sync_channel(1);
         let cancelled = cancel.clone();
@@ -251,7 +251,7 @@ impl Transfer {
         };
         let thread = std::thread::Builder::new().name(format!("state-{name}")).spawn(work);
         let thread = thread.map_err(|error| format!("no thread for it: {error}"))?;
-        Ok(Transfer { cancel, done, thread: Some(thread) })
+        Ok(TransferThread { cancel, done, thread: Some(thread) })
     }
 
     /// Waits until the transfer has ended, for `limit` at most. Returns what was read, or `None` after a write.
@@ -259,7 +259,7 @@ impl Transfer {
         let end = Instant::now() + limit;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            match self.done.recv_timeout(left.min(LOOK)) {
+            match self.done.recv_timeout(left.min(STOP_CHECK_INTERVAL)) {
                 Ok(result) => return result,
                 Err(RecvTimeoutError::Timeout) if left.is_zero() => {
                     let limit = limit.as_secs();
@@ -273,7 +273,7 @@ impl Transfer {
     }
 }
 
-impl Drop for Transfer {
+impl Drop for TransferThread {
     fn drop(&mut self) {
         self.cancel.signal();
         if let Some(thread) = self.thread.take()
@@ -285,7 +285,7 @@ impl Drop for Transfer {
 }
 
 /// Waits until one of the events in `flags` is ready or the descriptor has failed.
-fn wait(file: BorrowedFd<'_>, flags: PollFlags, cancel: &EventFd) -> Result<(), String> {
+fn wait_ready(file: BorrowedFd<'_>, flags: PollFlags, cancel: &EventFd) -> Result<(), String> {
     loop {
         let mut fds = [PollFd::from_borrowed_fd(file, flags), PollFd::new(cancel, PollFlags::IN)];
         match poll(&mut fds, None) {
@@ -299,7 +299,7 @@ fn wait(file: BorrowedFd<'_>, flags: PollFlags, cancel: &EventFd) -> Result<(), 
 
 fn write(file: BorrowedFd<'_>, mut bytes: &[u8], cancel: &EventFd) -> Result<(), String> {
     while !bytes.is_empty() {
-        wait(file, PollFlags::OUT, cancel)?;
+        wait_ready(file, PollFlags::OUT, cancel)?;
         match rustix::io::write(file, bytes) {
             Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
             Err(Errno::AGAIN | Errno::INTR) => {}
@@ -313,15 +313,15 @@ fn read(file: BorrowedFd<'_>, cancel: &EventFd) -> Result<Vec<u8>, String> {
     let mut all = Vec::new();
     let mut chunk = vec![0; 64 << 10];
     loop {
-        wait(file, PollFlags::IN, cancel)?;
+        wait_ready(file, PollFlags::IN, cancel)?;
         match rustix::io::read(file, &mut chunk[..]) {
             Ok(0) => return Ok(all),
             Ok(read) => all.extend_from_slice(chunk.get(..read).unwrap_or_default()),
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(error) => return Err(format!("it cannot be read: {error}")),
         }
-        if all.len() > LONGEST {
-            return Err(format!("found more than {LONGEST} bytes, expected at most those"));
+        if all.len() > MAX_DOCUMENT_BYTES {
+            return Err(format!("found more than {MAX_DOCUMENT_BYTES} bytes, expected at most those"));
         }
     }
 }
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn documents() {
-        let good = Document {
+        let good = StateDocument {
             format: FORMAT.to_owned(),
             version: VERSION,
             device: "virtio-blk".to_owned(),
@@ -346,7 +346,7 @@ mod tests {
             host: None,
         };
         let text = state::write(&good);
-        assert_eq!(Document::read(&text, "virtio-blk").unwrap().state.get(), "{\"a\": [1,2]}");
+        assert_eq!(StateDocument::read(&text, "virtio-blk").unwrap().state.get(), "{\"a\": [1,2]}");
         for (text, want) in [
             (text.clone(), "device: found \"virtio-blk\", expected \"virtio-scsi\""),
             (text.replace(FORMAT, "other"), "format: found \"other\", expected \"mqblk-device-state\""),
@@ -358,11 +358,11 @@ mod tests {
             (text[..text.len() / 2].to_owned(), "EOF while parsing"),
             (String::new(), "EOF while parsing"),
             ("\0\0\0\0".to_owned(), "expected value"),
-            ("[".repeat(LONGEST), "expected a string"),
-            (format!("{{\"format\":{}", "[".repeat(LONGEST)), "format: invalid type"),
-            (format!("{{\"state\":{}", "[".repeat(LONGEST)), "EOF while parsing"),
+            ("[".repeat(MAX_DOCUMENT_BYTES), "expected a string"),
+            (format!("{{\"format\":{}", "[".repeat(MAX_DOCUMENT_BYTES)), "format: invalid type"),
+            (format!("{{\"state\":{}", "[".repeat(MAX_DOCUMENT_BYTES)), "EOF while parsing"),
         ] {
-            let error = Document::read(&text, "virtio-scsi").err().unwrap();
+            let error = StateDocument::read(&text, "virtio-scsi").err().unwrap();
             assert!(error.contains(want), "{error}");
         }
     }
@@ -375,21 +375,26 @@ mod tests {
     #[test]
     fn a_transfer_is_complete_or_fails() {
         // Longer than a pipe's buffer.
-        let text = "x".repeat(LONGEST);
+        let text = "x".repeat(MAX_DOCUMENT_BYTES);
         let (reader, writer) = pipe();
-        let saves = Transfer::start("a", judge(writer, Direction::SAVE).unwrap(), Some(text.clone())).unwrap();
-        let loads = Transfer::start("b", judge(File::from(reader), Direction::LOAD).unwrap(), None).unwrap();
+        let saves =
+            TransferThread::start("a", check_descriptor(writer, Direction::SAVE).unwrap(), Some(text.clone())).unwrap();
+        let loads =
+            TransferThread::start("b", check_descriptor(File::from(reader), Direction::LOAD).unwrap(), None).unwrap();
         assert_eq!(saves.end(LONG, || false), Ok(None));
         assert_eq!(loads.end(LONG, || false), Ok(Some(text.into_bytes())));
 
         let (reader, mut writer) = pipe();
-        let loads = Transfer::start("c", judge(File::from(reader), Direction::LOAD).unwrap(), None).unwrap();
-        let written = std::io::Write::write_all(&mut writer, &vec![0; 4 * LONGEST]);
+        let loads =
+            TransferThread::start("c", check_descriptor(File::from(reader), Direction::LOAD).unwrap(), None).unwrap();
+        let written = std::io::Write::write_all(&mut writer, &vec![0; 4 * MAX_DOCUMENT_BYTES]);
         assert_eq!(written.unwrap_err().kind(), std::io::ErrorKind::BrokenPipe, "it takes no more than it may");
         assert!(loads.end(LONG, || false).unwrap_err().contains("found more than 1048576 bytes"));
 
         let (reader, writer) = pipe();
-        let saves = Transfer::start("d", judge(writer, Direction::SAVE).unwrap(), Some("state".to_owned())).unwrap();
+        let saves =
+            TransferThread::start("d", check_descriptor(writer, Direction::SAVE).unwrap(), Some("state".to_owned()))
+                .unwrap();
         drop(reader);
         let ended = saves.end(LONG, || false);
         assert!(ended == Ok(None) || ended.clone().unwrap_err().contains("cannot be written"), "{ended:?}");
@@ -398,12 +403,18 @@ mod tests {
     #[test]
     fn a_transfer_can_be_cancelled() {
         let (reader, writer) = pipe();
-        let loads = Transfer::start("a", judge(File::from(reader), Direction::LOAD).unwrap(), None).unwrap();
+        let loads =
+            TransferThread::start("a", check_descriptor(File::from(reader), Direction::LOAD).unwrap(), None).unwrap();
         let why = loads.end(Duration::from_millis(10), || false).unwrap_err();
         assert!(why.contains("without an end within 0 s"), "{why}");
         drop(writer);
         let (reader, writer) = pipe();
-        let saves = Transfer::start("b", judge(writer, Direction::SAVE).unwrap(), Some("x".repeat(LONGEST))).unwrap();
+        let saves = TransferThread::start(
+            "b",
+            check_descriptor(writer, Direction::SAVE).unwrap(),
+            Some("x".repeat(MAX_DOCUMENT_BYTES)),
+        )
+        .unwrap();
         assert_eq!(saves.end(LONG, || true), Err("the daemon stops".to_owned()));
         drop(reader);
     }
@@ -411,13 +422,13 @@ mod tests {
     #[test]
     fn unsuitable_descriptors_are_rejected() {
         let (reader, writer) = pipe();
-        let error = judge(File::from(reader), Direction::SAVE).unwrap_err();
+        let error = check_descriptor(File::from(reader), Direction::SAVE).unwrap_err();
         assert_eq!(error, "descriptor: found one that cannot be written, expected one that can");
-        let error = judge(writer, Direction::LOAD).unwrap_err();
+        let error = check_descriptor(writer, Direction::LOAD).unwrap_err();
         assert_eq!(error, "descriptor: found one that cannot be read, expected one that can");
-        let error = judge(File::open("/dev/zero").unwrap(), Direction::LOAD).unwrap_err();
+        let error = check_descriptor(File::open("/dev/zero").unwrap(), Direction::LOAD).unwrap_err();
         assert_eq!(error, "descriptor: found a CharacterDevice, expected a pipe or a socket");
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        assert!(judge(File::from(OwnedFd::from(socket)), Direction::SAVE).is_ok());
+        assert!(check_descriptor(File::from(OwnedFd::from(socket)), Direction::SAVE).is_ok());
     }
 }

@@ -7,13 +7,13 @@ use mqblk_core::DiskSlot;
 use mqblk_engine::{AttachError, QueueDisk};
 
 /// The queues of a session, as other threads control them.
-pub(crate) trait Holder: Send {
+pub(crate) trait SessionQueues: Send {
     /// Opens a disk on all queues.
-    fn open(&mut self, disk: &QueueDisk) -> Result<(), AttachError>;
+    fn open_disk(&mut self, disk: &QueueDisk) -> Result<(), AttachError>;
     /// Closes a disk on all queues, and waits until it has no request in flight.
-    fn close(&mut self, slot: DiskSlot);
+    fn close_disk(&mut self, slot: DiskSlot);
     /// Updates a disk's size on all queues.
-    fn refresh(&mut self, slot: DiskSlot);
+    fn refresh_disk(&mut self, slot: DiskSlot);
     /// Starts to drain all queues.
     fn begin_drain(&mut self);
     /// Waits until the draining queues have no request in flight, until `end` at most. Returns true if none is left.
@@ -23,23 +23,23 @@ pub(crate) trait Holder: Send {
 }
 
 /// A session as threads other than its control thread see it.
-pub(crate) type SharedSession = Arc<Mutex<dyn Holder>>;
+pub(crate) type SharedSession = Arc<Mutex<dyn SessionQueues>>;
 
 /// The disks of a device and the session that uses them.
 ///
 /// Lock order: `session`, then the session itself, then `list`.
 #[derive(Default)]
-pub(crate) struct Disks {
+pub(crate) struct DeviceDisks {
     list: Mutex<Vec<QueueDisk>>,
-    holder: Mutex<Option<SharedSession>>,
+    session: Mutex<Option<SharedSession>>,
     /// Disconnected sessions with requests in flight: they still use the disks.
-    draining: Mutex<usize>,
+    draining_sessions: Mutex<usize>,
     drained: Condvar,
 }
 
-impl Disks {
-    pub(crate) fn new(list: Vec<QueueDisk>) -> Disks {
-        Disks { list: Mutex::new(list), ..Disks::default() }
+impl DeviceDisks {
+    pub(crate) fn new(list: Vec<QueueDisk>) -> DeviceDisks {
+        DeviceDisks { list: Mutex::new(list), ..DeviceDisks::default() }
     }
 
     /// Returns the current disks.
@@ -48,35 +48,35 @@ impl Disks {
     }
 
     /// Sets the current session.
-    pub(crate) fn held_by(&self, session: Option<SharedSession>) {
-        *lock(&self.holder) = session;
+    pub(crate) fn set_session(&self, session: Option<SharedSession>) {
+        *lock(&self.session) = session;
     }
 
     /// Detaches the current session, which has disconnected and drains: it gets no further disks.
-    pub(crate) fn drain_begins(&self) {
-        *lock(&self.draining) += 1;
-        *lock(&self.holder) = None;
+    pub(crate) fn begin_drain(&self) {
+        *lock(&self.draining_sessions) += 1;
+        *lock(&self.session) = None;
     }
 
     /// Ends a drain: the session has no request in flight.
-    pub(crate) fn drain_ended(&self) {
-        *lock(&self.draining) -= 1;
+    pub(crate) fn end_drain(&self) {
+        *lock(&self.draining_sessions) -= 1;
         self.drained.notify_all();
     }
 
     /// Returns true while sessions of earlier connections have requests in flight.
     pub(crate) fn is_draining(&self) -> bool {
-        *lock(&self.draining) > 0
+        *lock(&self.draining_sessions) > 0
     }
 
     pub(crate) fn open(&self, disk: QueueDisk) -> Result<(), AttachError> {
-        let current = lock(&self.holder);
+        let current = lock(&self.session);
         // Locked until the disk is in the list: a queue that starts in between would not have it.
         let mut session = current.as_ref().map(|session| lock(session));
         if let Some(session) = &mut session
-            && let Err(error) = session.open(&disk)
+            && let Err(error) = session.open_disk(&disk)
         {
-            session.close(disk.slot);
+            session.close_disk(disk.slot);
             return Err(error);
         }
         lock(&self.list).push(disk);
@@ -84,21 +84,21 @@ impl Disks {
     }
 
     pub(crate) fn close(&self, slot: DiskSlot) {
-        let current = lock(&self.holder);
+        let current = lock(&self.session);
         let mut session = current.as_ref().map(|session| lock(session));
         lock(&self.list).retain(|disk| disk.slot != slot);
         if let Some(session) = &mut session {
-            session.close(slot);
+            session.close_disk(slot);
         }
         drop(session);
         drop(current);
-        let draining = lock(&self.draining);
+        let draining = lock(&self.draining_sessions);
         drop(self.drained.wait_while(draining, |count| *count > 0));
     }
 
     pub(crate) fn refresh(&self, slot: DiskSlot) {
-        if let Some(session) = &*lock(&self.holder) {
-            lock(session).refresh(slot);
+        if let Some(session) = &*lock(&self.session) {
+            lock(session).refresh_disk(slot);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use crate::disks::Disks;
+use crate::disks::DeviceDisks;
 
 /// Closed while requests of an earlier connection are in flight, and once the server stops.
 #[derive(Default)]
@@ -11,11 +11,11 @@ pub(crate) struct StartGate {
     stopping: AtomicBool,
     /// See [`tracked`](Self::tracked).
     tracked: AtomicU8,
-    disks: Arc<Disks>,
+    disks: Arc<DeviceDisks>,
 }
 
 impl StartGate {
-    pub(crate) fn new(disks: Arc<Disks>) -> StartGate {
+    pub(crate) fn new(disks: Arc<DeviceDisks>) -> StartGate {
         StartGate { disks, ..StartGate::default() }
     }
 
@@ -36,7 +36,7 @@ impl StartGate {
     }
 
     /// Sets [`tracked`](Self::tracked).
-    pub(crate) fn note_tracked(&self, tracked: Option<bool>) {
+    pub(crate) fn set_tracked(&self, tracked: Option<bool>) {
         self.tracked.store(tracked.map_or(0, |tracked| 1 + u8::from(tracked)), Ordering::Relaxed);
     }
 

@@ -28,9 +28,9 @@ pub(crate) struct InflightRegion {
     /// Bytes from one queue's table to the next.
     stride: u64,
     /// The first queue's tail, if mqblk created the region: the magic and the driver's configuration.
-    device: Option<SharedWords>,
+    device_words: Option<SharedWords>,
     /// Queues that were served with this region before.
-    used: Vec<u16>,
+    used_queues: Vec<u16>,
     fence: Option<Fence>,
 }
 
@@ -75,28 +75,35 @@ impl InflightRegion {
         let header = |queue: u16| memory.words(GuestAddress(u64::from(queue) * stride), 2);
         let was_served = |queue: &u16| header(*queue).is_some_and(|header| word(&header, 1) != 0);
         let used = (0..num_queues).filter(was_served).collect();
-        Ok(InflightRegion { memory, queues: num_queues, stride, device, used, fence: fence.ok() })
+        Ok(InflightRegion {
+            memory,
+            queues: num_queues,
+            stride,
+            device_words: device,
+            used_queues: used,
+            fence: fence.ok(),
+        })
     }
 
     /// Returns true if queues were served with this region before: the driver continues.
-    pub(crate) fn is_used(&self) -> bool {
-        !self.used.is_empty()
+    pub(crate) fn was_used(&self) -> bool {
+        !self.used_queues.is_empty()
     }
 
     /// Returns the queues that were served with this region before.
-    pub(crate) fn used(&self) -> &[u16] {
-        &self.used
+    pub(crate) fn used_queues(&self) -> &[u16] {
+        &self.used_queues
     }
 
     /// Returns the driver's configuration as the device recorded it; 0 if there is no record.
-    pub(crate) fn configured(&self) -> u64 {
-        let word = self.device.as_ref().and_then(|device| device.get(1));
+    pub(crate) fn driver_config(&self) -> u64 {
+        let word = self.device_words.as_ref().and_then(|device| device.get(1));
         word.map_or(0, |word| word.load(Ordering::Acquire))
     }
 
     /// Records the driver's configuration.
-    pub(crate) fn note_configured(&self, configured: u64) {
-        if let Some(word) = self.device.as_ref().and_then(|device| device.get(1)) {
+    pub(crate) fn record_driver_config(&self, configured: u64) {
+        if let Some(word) = self.device_words.as_ref().and_then(|device| device.get(1)) {
             word.store(configured, Ordering::Release);
         }
     }
@@ -106,14 +113,14 @@ impl InflightRegion {
         if index >= self.queues {
             return None;
         }
-        let bytes = if self.device.is_some() { self.stride - TAIL } else { self.stride };
+        let bytes = if self.device_words.is_some() { self.stride - TAIL } else { self.stride };
         let words = bytes.min(InflightTable::bytes(MAX_SIZE)) / 8;
         self.memory.words(GuestAddress(u64::from(index) * self.stride), usize::try_from(words).ok()?)
     }
 
     /// Acquires the fence. Returns false while the kernel still executes requests of these rings for a killed daemon or an earlier
     /// connection: they may still access guest memory or write to the disk.
-    pub(crate) fn is_clear(&self) -> bool {
+    pub(crate) fn acquire_fence(&self) -> bool {
         self.fence.as_ref().is_none_or(Fence::acquire)
     }
 
@@ -147,7 +154,7 @@ impl Fence {
 mod tests {
     use super::*;
 
-    fn told(mmap_size: u64, mmap_offset: u64, num_queues: u16) -> VhostUserInflight {
+    fn layout(mmap_size: u64, mmap_offset: u64, num_queues: u16) -> VhostUserInflight {
         VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size: 8 }
     }
 
@@ -170,17 +177,17 @@ mod tests {
     fn the_drivers_configuration_outlives_the_backend() {
         let (layout, file) = InflightRegion::create(2, 8).unwrap();
         let region = InflightRegion::open(&layout, &file).unwrap();
-        assert_eq!((region.configured(), region.is_used()), (0, false));
-        region.note_configured(7);
+        assert_eq!((region.driver_config(), region.was_used()), (0, false));
+        region.record_driver_config(7);
         InflightTable::open(region.table(1).unwrap(), 8, 0).unwrap();
         let again = InflightRegion::open(&layout, &file).unwrap();
-        assert_eq!((again.configured(), again.is_used()), (7, true));
+        assert_eq!((again.driver_config(), again.was_used()), (7, true));
         // A region of another program has no tail.
         let foreign = rustix::fs::memfd_create("foreign", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&foreign, layout.mmap_size).unwrap();
         let foreign = InflightRegion::open(&layout, &File::from(foreign)).unwrap();
-        foreign.note_configured(7);
-        assert_eq!((foreign.configured(), foreign.is_used()), (0, false));
+        foreign.record_driver_config(7);
+        assert_eq!((foreign.driver_config(), foreign.was_used()), (0, false));
         assert_eq!(foreign.table(1).unwrap().count() as u64, layout.mmap_size / 16);
     }
 
@@ -188,13 +195,13 @@ mod tests {
     fn invalid_regions_are_rejected() {
         let (layout, file) = InflightRegion::create(2, 8).unwrap();
         for (layout, names) in [
-            (told(layout.mmap_size, 0, 0), "queues: found 0"),
-            (told(0, 0, 2), "size: found 0 bytes"),
-            (told(layout.mmap_size + 1, 0, 2), "expected a multiple"),
-            (told(100, 0, 2), "expected a multiple"),
-            (told(layout.mmap_size * 2, 0, 2), "the file has"),
-            (told(layout.mmap_size, 64, 2), "the file has"),
-            (told(layout.mmap_size, u64::MAX, 2), "in-flight region"),
+            (layout(layout.mmap_size, 0, 0), "queues: found 0"),
+            (layout(0, 0, 2), "size: found 0 bytes"),
+            (layout(layout.mmap_size + 1, 0, 2), "expected a multiple"),
+            (layout(100, 0, 2), "expected a multiple"),
+            (layout(layout.mmap_size * 2, 0, 2), "the file has"),
+            (layout(layout.mmap_size, 64, 2), "the file has"),
+            (layout(layout.mmap_size, u64::MAX, 2), "in-flight region"),
         ] {
             let why = InflightRegion::open(&layout, &file).err().unwrap();
             assert!(why.contains(names), "{why}");
@@ -206,11 +213,11 @@ mod tests {
         let (layout, file) = InflightRegion::create(1, 8).unwrap();
         let before = InflightRegion::open(&layout, &file).unwrap();
         let after = InflightRegion::open(&layout, &file).unwrap();
-        assert!(before.is_clear() && before.is_clear() && !after.is_clear());
+        assert!(before.acquire_fence() && before.acquire_fence() && !after.acquire_fence());
         let registered = Arc::clone(before.fence().unwrap());
         drop(before);
-        assert!(!after.is_clear(), "a worker has it");
+        assert!(!after.acquire_fence(), "a worker has it");
         drop(registered);
-        assert!(after.is_clear());
+        assert!(after.acquire_fence());
     }
 }

@@ -19,21 +19,21 @@
 #![forbid(unsafe_code)]
 
 mod active;
+mod backend_channel;
 mod control;
 mod device_state;
+mod dirty_log;
 mod disks;
 mod gate;
 mod inflight;
 mod listen;
-mod log;
 mod memory;
-mod requests;
 mod server;
 mod session;
 mod sharing;
 mod vring;
 
-pub use device_state::{HostChange, HostState};
-pub use listen::{ListenSocket, SocketError, probe};
-pub use requests::ConfigNotice;
+pub use backend_channel::ConfigChangeResult;
+pub use device_state::{HostState, PendingHostState};
+pub use listen::{ListenSocket, SocketError, probe_socket};
 pub use server::{Server, ServerOptions};

@@ -20,13 +20,13 @@ pub enum SocketError {
     #[error(
         "found {path:?} in use by another program, expected a free path (stop that program or choose another path)"
     )]
-    Live {
+    InUse {
         /// The path.
         path: PathBuf,
     },
     /// The path is a file that is not a stream socket. It is not replaced.
     #[error("found {path:?}, which is no stream socket, expected a free path or a socket left behind")]
-    Occupied {
+    NotASocket {
         /// The path.
         path: PathBuf,
     },
@@ -42,9 +42,9 @@ pub enum SocketError {
 
 /// State of a path at which a socket can be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum SocketPathState {
     /// No file exists.
-    Nothing,
+    Free,
     /// A socket that no process listens on. It is replaced.
     Stale,
 }
@@ -53,25 +53,25 @@ pub enum Found {
 ///
 /// # Errors
 /// When no socket can be created there.
-pub fn probe(path: &Path) -> Result<Found, SocketError> {
+pub fn probe_socket(path: &Path) -> Result<SocketPathState, SocketError> {
     let os = |source: io::Error| SocketError::Os { path: path.to_owned(), source };
     if !folder_of(path).metadata().map_err(os)?.is_dir() {
         return Err(os(io::ErrorKind::NotADirectory.into()));
     }
     match std::fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(SocketPathState::Free),
         Err(error) => return Err(os(error)),
-        Ok(file) if !file.file_type().is_socket() => return Err(SocketError::Occupied { path: path.to_owned() }),
+        Ok(file) if !file.file_type().is_socket() => return Err(SocketError::NotASocket { path: path.to_owned() }),
         Ok(_) => {}
     }
     let address = SocketAddrUnix::new(path).map_err(|error| os(error.into()))?;
     // Non-blocking: connecting to a live server whose backlog is full would wait.
     let client = stream_socket(SocketFlags::NONBLOCK).map_err(os)?;
     match rustix::net::connect(&client, &address) {
-        Err(Errno::CONNREFUSED) => Ok(Found::Stale),
-        Err(Errno::NOENT) => Ok(Found::Nothing),
-        Err(Errno::PROTOTYPE) => Err(SocketError::Occupied { path: path.to_owned() }),
-        Ok(()) | Err(Errno::AGAIN) => Err(SocketError::Live { path: path.to_owned() }),
+        Err(Errno::CONNREFUSED) => Ok(SocketPathState::Stale),
+        Err(Errno::NOENT) => Ok(SocketPathState::Free),
+        Err(Errno::PROTOTYPE) => Err(SocketError::NotASocket { path: path.to_owned() }),
+        Ok(()) | Err(Errno::AGAIN) => Err(SocketError::InUse { path: path.to_owned() }),
         Err(error) => Err(os(error.into())),
     }
 }
@@ -95,7 +95,7 @@ impl ListenSocket {
         // Held until the socket listens: two daemons that start together could both find a stale socket, and one remove the
         // other's. A folder that cannot be locked is used without the lock.
         let _folder = lock_folder(folder_of(path));
-        if probe(path)? == Found::Stale {
+        if probe_socket(path)? == SocketPathState::Stale {
             std::fs::remove_file(path).map_err(os)?;
         }
         let socket = stream_socket(SocketFlags::empty()).map_err(os)?;
@@ -156,7 +156,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         for mode in [0o600, 0o660, 0o777] {
-            assert_eq!(probe(&path).unwrap(), Found::Nothing);
+            assert_eq!(probe_socket(&path).unwrap(), SocketPathState::Free);
             let socket = ListenSocket::bind(&path, mode).unwrap();
             let bits = std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
             assert_eq!(bits, mode);
@@ -172,10 +172,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         drop(UnixListener::bind(&path).unwrap());
-        assert_eq!(probe(&path).unwrap(), Found::Stale);
+        assert_eq!(probe_socket(&path).unwrap(), SocketPathState::Stale);
         let live = ListenSocket::bind(&path, 0o600).unwrap();
-        assert!(matches!(probe(&path), Err(SocketError::Live { .. })));
-        assert!(matches!(ListenSocket::bind(&path, 0o600), Err(SocketError::Live { .. })));
+        assert!(matches!(probe_socket(&path), Err(SocketError::InUse { .. })));
+        assert!(matches!(ListenSocket::bind(&path, 0o600), Err(SocketError::InUse { .. })));
         drop(live);
         assert!(!path.exists());
     }
@@ -186,7 +186,7 @@ mod tests {
         let path = folder.path().join("s");
         let _live = ListenSocket::bind(&path, 0o600).unwrap();
         for _ in 0..BACKLOG * 2 {
-            assert!(matches!(probe(&path), Err(SocketError::Live { .. })));
+            assert!(matches!(probe_socket(&path), Err(SocketError::InUse { .. })));
         }
     }
 
@@ -195,13 +195,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, "kept").unwrap();
-        assert!(matches!(ListenSocket::bind(&file, 0o600), Err(SocketError::Occupied { .. })));
+        assert!(matches!(ListenSocket::bind(&file, 0o600), Err(SocketError::NotASocket { .. })));
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "kept");
         let datagram = folder.path().join("datagram");
         let _bound = UnixDatagram::bind(&datagram).unwrap();
-        assert!(matches!(probe(&datagram), Err(SocketError::Occupied { .. })));
+        assert!(matches!(probe_socket(&datagram), Err(SocketError::NotASocket { .. })));
         let missing = folder.path().join("missing/s");
-        assert!(matches!(probe(&missing), Err(SocketError::Os { .. })));
+        assert!(matches!(probe_socket(&missing), Err(SocketError::Os { .. })));
     }
 
     #[test]

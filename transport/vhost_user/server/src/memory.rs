@@ -10,29 +10,32 @@ use vhost::vhost_user::message::VhostUserMemoryRegion;
 /// QEMU has at most 509 (KVM's limit less three); libblkio and cloud-hypervisor use a few.
 pub(crate) const MAX_SLOTS: usize = 512;
 
-fn region(description: &VhostUserMemoryRegion, file: &File) -> Result<Region, MemoryError> {
+fn map_region(description: &VhostUserMemoryRegion, file: &File) -> Result<Region, MemoryError> {
     let (guest, user) = (GuestAddress(description.guest_phys_addr), UserAddress(description.user_addr));
     Region::of_file(file, description.mmap_offset, description.memory_size, guest, user)
 }
 
 /// Maps a new table (SET_MEM_TABLE).
-pub(crate) fn table(descriptions: &[VhostUserMemoryRegion], files: &[File]) -> Result<GuestMemory, MemoryError> {
+pub(crate) fn new_table(descriptions: &[VhostUserMemoryRegion], files: &[File]) -> Result<GuestMemory, MemoryError> {
     let regions: Result<Vec<_>, _> =
-        descriptions.iter().zip(files).map(|(one, file)| region(one, file).map(Arc::new)).collect();
+        descriptions.iter().zip(files).map(|(one, file)| map_region(one, file).map(Arc::new)).collect();
     GuestMemory::new(regions?)
 }
 
 /// Returns `table` with one more region (ADD_MEM_REG).
-pub(crate) fn with(
+pub(crate) fn with_region(
     table: &GuestMemory,
     description: &VhostUserMemoryRegion,
     file: &File,
 ) -> Result<GuestMemory, MemoryError> {
-    table.with(region(description, file)?)
+    table.with(map_region(description, file)?)
 }
 
 /// Returns `table` without a region (REM_MEM_REG), matched by guest address, user address and size.
-pub(crate) fn without(table: &GuestMemory, description: &VhostUserMemoryRegion) -> Result<GuestMemory, MemoryError> {
+pub(crate) fn without_region(
+    table: &GuestMemory,
+    description: &VhostUserMemoryRegion,
+) -> Result<GuestMemory, MemoryError> {
     table.without(
         GuestAddress(description.guest_phys_addr),
         UserAddress(description.user_addr),

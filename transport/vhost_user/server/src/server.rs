@@ -14,12 +14,12 @@ use mqblk_engine::{
 };
 use mqblk_virtio::VirtioDevice;
 
-use crate::control::Control;
+use crate::backend_channel::{BackendChannel, ConfigChangeResult};
+use crate::control::ControlThread;
 use crate::device_state::HostState;
-use crate::disks::{Disks, SharedSession};
+use crate::disks::{DeviceDisks, SharedSession};
 use crate::gate::StartGate;
 use crate::listen::{ListenSocket, SocketError};
-use crate::requests::{ConfigNotice, Requests};
 
 /// Options of a served device.
 pub struct ServerOptions {
@@ -36,7 +36,7 @@ pub struct ServerOptions {
     /// Coalescing of calls.
     pub coalesce: Coalesce,
     /// Registration of guest memory with the workers' io_urings.
-    pub fixed: FixedBufferUse,
+    pub fixed_buffers: FixedBufferUse,
     /// How long a stop waits for storage. Requests still in flight then never complete; the next backend replays them if the frontend
     /// keeps an in-flight region.
     pub drain_timeout: Duration,
@@ -59,31 +59,31 @@ pub struct Server {
 /// State shared by the control thread and the rest of the process.
 pub(crate) struct Shared {
     pub(crate) gate: Arc<StartGate>,
-    pub(crate) bell: EventFd,
+    pub(crate) wakeup: EventFd,
     /// The current connection.
-    pub(crate) connection: Mutex<Option<Connected>>,
+    pub(crate) connection: Mutex<Option<SharedConnection>>,
     /// Disconnected sessions with requests in flight.
     pub(crate) draining: Mutex<Vec<SharedSession>>,
     /// The server has stopped: the control thread ends.
     pub(crate) stopped: AtomicBool,
     /// When a stop gives up waiting for storage.
-    end: Mutex<Option<Instant>>,
-    pub(crate) tally: Arc<Tally>,
-    pub(crate) disks: Arc<Disks>,
-    pub(crate) requests: Requests,
+    stop_deadline: Mutex<Option<Instant>>,
+    pub(crate) stats: Arc<Tally>,
+    pub(crate) disks: Arc<DeviceDisks>,
+    pub(crate) backend_channel: BackendChannel,
 }
 
 /// A connection and its session.
 #[derive(Clone)]
-pub(crate) struct Connected {
+pub(crate) struct SharedConnection {
     pub(crate) stream: Arc<UnixStream>,
     pub(crate) session: SharedSession,
 }
 
 impl Shared {
     /// Returns when a stop gives up waiting for storage; `None` before a stop.
-    pub(crate) fn end(&self) -> Option<Instant> {
-        *lock(&self.end)
+    pub(crate) fn stop_deadline(&self) -> Option<Instant> {
+        *lock(&self.stop_deadline)
     }
 }
 
@@ -98,29 +98,29 @@ impl Server {
     /// When the socket or the thread cannot be created.
     pub fn start<D: VirtioDevice<Lane>>(device: Arc<D>, mut options: ServerOptions) -> Result<Server, SocketError> {
         let disks = std::mem::take(&mut options.disks);
-        if options.fixed == FixedBufferUse::Auto && !disks.iter().any(|disk| disk.disk.limits().pins_memory) {
-            options.fixed = FixedBufferUse::Off;
+        if options.fixed_buffers == FixedBufferUse::Auto && !disks.iter().any(|disk| disk.disk.limits().pins_memory) {
+            options.fixed_buffers = FixedBufferUse::Off;
         }
         let socket = options.socket.clone();
         let listener = ListenSocket::bind(&socket, options.socket_mode)?;
         let os_error = |source| SocketError::Os { path: socket.clone(), source };
         let wakeup = EventFd::new().map_err(os_error)?;
-        let disks = Arc::new(Disks::new(disks));
+        let disks = Arc::new(DeviceDisks::new(disks));
         let shared = Arc::new(Shared {
             gate: Arc::new(StartGate::new(Arc::clone(&disks))),
-            bell: wakeup,
+            wakeup,
             connection: Mutex::default(),
             draining: Mutex::default(),
             stopped: AtomicBool::new(false),
-            end: Mutex::default(),
-            tally: Arc::new(Tally::new(device.queues().into())),
+            stop_deadline: Mutex::default(),
+            stats: Arc::new(Tally::new(device.queues().into())),
             disks,
-            requests: Requests::default(),
+            backend_channel: BackendChannel::default(),
         });
         let (inner, name, drain_timeout) = (Arc::clone(&shared), options.name.clone(), options.drain_timeout);
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{name}"))
-            .spawn(move || Control::new(listener, device, Arc::new(options), inner).run())
+            .spawn(move || ControlThread::new(listener, device, Arc::new(options), inner).run())
             .map_err(os_error)?;
         tracing::info!(disk = name, socket = %socket.display(), "listening");
         Ok(Server { shared, thread: Some(thread), socket, drain_timeout })
@@ -128,8 +128,8 @@ impl Server {
 
     /// Returns the statistics of each queue since the server started, over all connections. `workers` are the workers' ([`Engine::stats`]).
     /// `None` if a queue was attached or detached after they were read: read them again.
-    pub fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
-        self.shared.tally.report(workers)
+    pub fn stats(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
+        self.shared.stats.report(workers)
     }
 
     /// Adds a disk to the device and opens it on the running queues. Its slot is free.
@@ -137,7 +137,7 @@ impl Server {
     /// # Errors
     /// When it cannot be opened on a worker; then no queue has it.
     pub fn open_disk(&self, disk: QueueDisk) -> Result<(), AttachError> {
-        self.shared.tally.forget(disk.slot);
+        self.shared.stats.forget(disk.slot);
         self.shared.disks.open(disk)
     }
 
@@ -152,17 +152,17 @@ impl Server {
     }
 
     /// Notifies the frontend that the device's configuration has changed, and waits at most `timeout` for its reply.
-    pub fn config_changed(&self, timeout: Duration) -> ConfigNotice {
-        self.shared.requests.config_changed(timeout)
+    pub fn config_changed(&self, timeout: Duration) -> ConfigChangeResult {
+        self.shared.backend_channel.config_changed(timeout)
     }
 
     /// Returns true if a frontend is connected.
     pub fn is_connected(&self) -> bool {
-        self.shared.requests.is_connected()
+        self.shared.backend_channel.is_connected()
     }
 
     /// Returns true if the frontend keeps an in-flight region. `None` before the first queue of the connection starts.
-    pub fn in_flight_region(&self) -> Option<bool> {
+    pub fn has_inflight_region(&self) -> Option<bool> {
         self.shared.gate.tracked()
     }
 
@@ -170,9 +170,9 @@ impl Server {
     /// drain at once.
     pub fn begin_stop(&self) {
         self.shared.gate.stop();
-        lock(&self.shared.end).get_or_insert_with(|| Instant::now() + self.drain_timeout);
+        lock(&self.shared.stop_deadline).get_or_insert_with(|| Instant::now() + self.drain_timeout);
         let connected = lock(&self.shared.connection).clone();
-        if let Some(Connected { session, .. }) = connected {
+        if let Some(SharedConnection { session, .. }) = connected {
             lock(&session).begin_drain();
         }
     }
@@ -182,22 +182,22 @@ impl Server {
     pub fn stop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         self.begin_stop();
-        let end = self.shared.end();
+        let end = self.shared.stop_deadline();
         for session in lock(&self.shared.draining).clone() {
-            finish(&session, end);
+            drain_or_freeze(&session, end);
         }
         let connected = lock(&self.shared.connection).clone();
-        if let Some(Connected { session, .. }) = &connected {
+        if let Some(SharedConnection { session, .. }) = &connected {
             // Queues may have started after `begin_stop` read the connection.
             lock(session).begin_drain();
-            finish(session, end);
+            drain_or_freeze(session, end);
         }
         self.shared.stopped.store(true, Ordering::SeqCst);
-        if let Some(Connected { stream, .. }) = connected {
+        if let Some(SharedConnection { stream, .. }) = connected {
             // The connection may be closed already.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
-        self.shared.bell.signal();
+        self.shared.wakeup.signal();
         if thread.join().is_err() {
             tracing::error!(socket = %self.socket.display(), "the control thread had panicked");
         }
@@ -205,7 +205,7 @@ impl Server {
 }
 
 /// Waits until `end` for a draining session, and freezes the requests that remain.
-fn finish(session: &SharedSession, end: Option<Instant>) {
+fn drain_or_freeze(session: &SharedSession, end: Option<Instant>) {
     let mut session = lock(session);
     if !session.wait_drained(end) {
         session.freeze();

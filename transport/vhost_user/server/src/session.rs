@@ -1,6 +1,6 @@
 //! One connection: handles its messages.
 
-mod migrated;
+mod migration;
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -22,48 +22,48 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
 use crate::active::ActiveDisks;
-use crate::device_state::DeviceStates;
-use crate::disks::{Disks, Holder};
+use crate::device_state::StateTransfer;
+use crate::dirty_log::{DirtyLogging, LOG_ALL};
+use crate::disks::{DeviceDisks, SessionQueues};
 use crate::gate::StartGate;
 use crate::inflight::InflightRegion;
-use crate::log::{LOG_ALL, Logging};
 use crate::memory;
 use crate::server::ServerOptions;
-use crate::sharing::Watch;
-use crate::vring::{Start, UserAddresses, Vring};
+use crate::sharing::SharingMonitor;
+use crate::vring::{StartParams, UserAddresses, Vring};
 
 /// Interval at which a queue that waits for earlier requests of its ring re-checks them.
 pub(crate) const RETRY: Duration = Duration::from_millis(10);
 
 /// Time in which all resumed queues must start, counted from the first one's start. A frontend starts them all at once.
-const RESUME: Duration = Duration::from_secs(5);
+const RESUME_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// State that a frontend has set up over one connection.
 pub(crate) struct Session<D: VirtioDevice<Lane>> {
     device: Arc<D>,
     options: Arc<ServerOptions>,
-    tally: Arc<Tally>,
-    disks: Arc<Disks>,
+    stats: Arc<Tally>,
+    disks: Arc<DeviceDisks>,
     gate: Arc<StartGate>,
     memory: Arc<GuestMemory>,
     /// The in-flight region, if the frontend keeps one.
     inflight: Option<Arc<InflightRegion>>,
     /// Checks that the guest's memory is shared.
-    sharing: Option<Watch>,
+    sharing: Option<SharingMonitor>,
     vrings: Vec<Vring<D::Queue>>,
     features: u64,
-    logging: Logging,
+    logging: DirtyLogging,
     active: ActiveDisks,
     /// Transfer of the device's state in a migration.
-    states: DeviceStates,
+    state_transfer: StateTransfer,
     /// A queue has started, or the device was reset.
-    begun: bool,
+    driver_started: bool,
     /// Until when started queues wait for the other resumed queues.
-    resuming_until: Option<Instant>,
+    resume_deadline: Option<Instant>,
     /// Owns the backend channel's socket on the `vhost` crate's side.
     backend: Option<Backend>,
     /// Why the last message was rejected, for its log line.
-    complaint: Option<String>,
+    rejection: Option<String>,
 }
 
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
@@ -75,16 +75,16 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         device: Arc<D>,
         options: Arc<ServerOptions>,
         stats: Arc<Tally>,
-        disks: Arc<Disks>,
+        disks: Arc<DeviceDisks>,
         gate: Arc<StartGate>,
     ) -> Self {
         device.reset();
-        gate.note_tracked(None);
+        gate.set_tracked(None);
         let vrings = (0..device.queues()).map(Vring::new).collect();
         Session {
             device,
             options,
-            tally: stats,
+            stats,
             disks,
             gate,
             memory: Arc::new(GuestMemory::default()),
@@ -92,41 +92,41 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             sharing: None,
             vrings,
             features: 0,
-            logging: Logging::default(),
+            logging: DirtyLogging::default(),
             active: ActiveDisks::default(),
-            states: DeviceStates::default(),
-            begun: false,
-            resuming_until: None,
+            state_transfer: StateTransfer::default(),
+            driver_started: false,
+            resume_deadline: None,
             backend: None,
-            complaint: None,
+            rejection: None,
         }
     }
 
     /// Takes the reason why the last message was rejected.
-    pub(crate) fn complaint(&mut self) -> Option<String> {
-        self.complaint.take()
+    pub(crate) fn take_rejection(&mut self) -> Option<String> {
+        self.rejection.take()
     }
 
     /// Returns true if the frontend has truncated guest memory or the dirty log.
-    pub(crate) fn lost_memory(&self) -> bool {
+    pub(crate) fn is_memory_lost(&self) -> bool {
         self.memory.is_lost() || self.logging.is_lost()
     }
 
     /// Records the driver's configuration in the in-flight region, for the next backend.
-    fn note_configured(&self) {
+    fn record_driver_config(&self) {
         if let Some(region) = &self.inflight {
-            region.note_configured(self.device.configured());
+            region.record_driver_config(self.device.configured());
         }
     }
 
     /// Returns until when started queues wait for the other resumed queues; `None` if none waits.
-    pub(crate) fn resuming_until(&self) -> Option<Instant> {
-        self.resuming_until
+    pub(crate) fn resume_deadline(&self) -> Option<Instant> {
+        self.resume_deadline
     }
 
     /// Ends the wait for resumed queues that have not started in time.
     pub(crate) fn end_resume_if_due(&mut self) {
-        if self.resuming_until.take_if(|until| Instant::now() >= *until).is_some() {
+        if self.resume_deadline.take_if(|until| Instant::now() >= *until).is_some() {
             self.device.resume_ended();
         }
     }
@@ -137,13 +137,13 @@ impl<D: VirtioDevice<Lane>> Session<D> {
     }
 
     /// Starts the waiting queues if the requests that they wait for have completed.
-    pub(crate) fn start_waiting(&mut self) -> Result<()> {
+    pub(crate) fn start_waiting_queues(&mut self) -> Result<()> {
         (0..self.vrings.len()).try_for_each(|queue| self.start_if_ready(queue))
     }
 
     /// Returns true if no request of an earlier connection or daemon is in flight on these rings.
     fn may_start(&self) -> bool {
-        self.gate.is_open() && self.inflight.as_ref().is_none_or(|region| region.is_clear())
+        self.gate.is_open() && self.inflight.as_ref().is_none_or(|region| region.acquire_fence())
     }
 
     /// Waits for [`may_start`](Self::may_start), for the drain timeout at most. Returns false if it did not become true.
@@ -165,35 +165,35 @@ impl<D: VirtioDevice<Lane>> Session<D> {
     }
 
     /// Deactivates the disks if all queues have stopped: the next backend, here or on another host, may use them.
-    fn end_use(&mut self) {
+    fn deactivate_if_stopped(&mut self) {
         if self.vrings.iter().all(Vring::is_stopped) {
-            self.active.end();
+            self.active.deactivate();
         }
     }
 
-    fn refuse<T>(&mut self, why: impl Into<String>) -> Result<T> {
-        self.complaint = Some(why.into());
+    fn reject<T>(&mut self, why: impl Into<String>) -> Result<T> {
+        self.rejection = Some(why.into());
         Err(Error::InvalidParam)
     }
 
     /// Checks a queue index and returns it as an index of `vrings`.
-    fn place(&mut self, index: u32) -> Result<usize> {
+    fn check_index(&mut self, index: u32) -> Result<usize> {
         let count = self.vrings.len();
         match usize::try_from(index) {
             Ok(queue) if queue < count => Ok(queue),
             _ => {
                 let hint =
                     "give the device more queues here (queues=), or fewer in the VMM (QEMU: num_queues=, num-queues=)";
-                self.refuse(format!("queue index: found {index}, expected one below {count}; {hint}"))
+                self.reject(format!("queue index: found {index}, expected one below {count}; {hint}"))
             }
         }
     }
 
-    fn event(&mut self, what: &str, index: u8, file: Option<File>) -> Result<Option<EventFd>> {
+    fn eventfd(&mut self, what: &str, index: u8, file: Option<File>) -> Result<Option<EventFd>> {
         match file.map(|file| EventFd::try_from(OwnedFd::from(file))) {
             None => Ok(None),
             Some(Ok(event)) => Ok(Some(event)),
-            Some(Err(error)) => self.refuse(format!("queue {index}: {what}: {error}")),
+            Some(Err(error)) => self.reject(format!("queue {index}: {what}: {error}")),
         }
     }
 
@@ -202,17 +202,17 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         if !self.vrings[queue].is_startable() || !self.may_start() {
             return Ok(());
         }
-        if let Err(error) = self.active.begin(|| self.disks.list()) {
-            return self.refuse(format!("queue {queue}: it cannot start: {error}"));
+        if let Err(error) = self.active.activate(|| self.disks.list()) {
+            return self.reject(format!("queue {queue}: it cannot start: {error}"));
         }
-        if !std::mem::replace(&mut self.begun, true) {
-            let resumed = self.inflight.as_ref().is_some_and(|region| region.is_used());
-            self.device.driver_begins(resumed || self.states.loaded);
-            self.gate.note_tracked(Some(self.inflight.is_some()));
-            self.resuming_until = resumed.then(|| Instant::now() + RESUME);
+        if !std::mem::replace(&mut self.driver_started, true) {
+            let resumed = self.inflight.as_ref().is_some_and(|region| region.was_used());
+            self.device.driver_begins(resumed || self.state_transfer.loaded);
+            self.gate.set_tracked(Some(self.inflight.is_some()));
+            self.resume_deadline = resumed.then(|| Instant::now() + RESUME_TIMEOUT);
         }
         let map = &self.options.queue_map;
-        let start = Start {
+        let start = StartParams {
             device: &self.device,
             engine: &self.options.engine,
             disks: self.disks.list(),
@@ -222,34 +222,34 @@ impl<D: VirtioDevice<Lane>> Session<D> {
             features: self.features,
             poll: self.options.poll,
             coalesce: self.options.coalesce,
-            fixed: self.options.fixed,
+            fixed_buffers: self.options.fixed_buffers,
             worker: map.get(queue).copied().unwrap_or(queue),
-            tally: &self.tally,
+            stats: &self.stats,
             logging: &self.logging,
         };
         match self.vrings[queue].start(&start) {
             Ok(()) => Ok(()),
-            Err(why) => self.refuse(why),
+            Err(why) => self.reject(why),
         }
     }
 
     /// Applies a new memory table, also to running queues.
-    fn use_memory(&mut self, table: std::result::Result<GuestMemory, mqblk_memory::MemoryError>) -> Result<()> {
+    fn apply_memory(&mut self, table: std::result::Result<GuestMemory, mqblk_memory::MemoryError>) -> Result<()> {
         let table = match table {
             Ok(table) => Arc::new(table),
-            Err(error) => return self.refuse(error.to_string()),
+            Err(error) => return self.reject(error.to_string()),
         };
         if let Err(error) = self.logging.check(&table) {
-            return self.refuse(error.to_string());
+            return self.reject(error.to_string());
         }
         // Checked once: later tables are the same guest's.
         if self.memory.regions().is_empty() {
             let control = self.vrings.iter().take_while(|vring| self.device.role(vring.index) == QueueRole::Control);
-            self.sharing = Watch::start(&self.options, &self.tally, control.count());
+            self.sharing = SharingMonitor::start(&self.options, &self.stats, control.count());
         }
         for queue in 0..self.vrings.len() {
-            if let Err(why) = self.vrings[queue].relocate(&table, self.options.fixed) {
-                return self.refuse(why);
+            if let Err(why) = self.vrings[queue].relocate(&table, self.options.fixed_buffers) {
+                return self.reject(why);
             }
         }
         self.memory = table;
@@ -257,23 +257,23 @@ impl<D: VirtioDevice<Lane>> Session<D> {
     }
 
     /// Applies a new logging state to all queues.
-    fn use_logging(&mut self, changed: std::result::Result<Logging, LogError>) -> Result<()> {
+    fn apply_logging(&mut self, changed: std::result::Result<DirtyLogging, LogError>) -> Result<()> {
         if self.logging.is_lost() {
             tracing::warn!(disk = self.options.name, "the frontend cut off the dirty log while it was in use");
         }
         match changed {
             Ok(logging) => self.logging = logging,
-            Err(error) => return self.refuse(error.to_string()),
+            Err(error) => return self.reject(error.to_string()),
         }
         let applied = self.vrings.iter().try_for_each(|vring| vring.apply_log(&self.logging));
-        applied.or_else(|why| self.refuse(why))
+        applied.or_else(|why| self.reject(why))
     }
 
     fn set_enabled(&mut self, queue: usize, enabled: bool) -> Result<()> {
         let vring = &mut self.vrings[queue];
         vring.enabled = enabled;
-        match vring.served.as_ref().map(|attached| attached.set_enabled(enabled)) {
-            Some(Err(gone)) => self.refuse(gone.to_string()),
+        match vring.attached.as_ref().map(|attached| attached.set_enabled(enabled)) {
+            Some(Err(gone)) => self.reject(gone.to_string()),
             _ => Ok(()),
         }
     }
@@ -281,21 +281,21 @@ impl<D: VirtioDevice<Lane>> Session<D> {
     /// Returns the attached queues that have disks.
     fn request_queues(&self) -> impl Iterator<Item = &QueueHandle<D::Queue>> {
         let has_disks = |vring: &&Vring<D::Queue>| self.device.role(vring.index) == QueueRole::Requests;
-        self.vrings.iter().filter(has_disks).filter_map(|vring| vring.served.as_ref())
+        self.vrings.iter().filter(has_disks).filter_map(|vring| vring.attached.as_ref())
     }
 
-    fn unsupported<T>(&mut self, what: &str) -> Result<T> {
-        self.refuse(format!("{what}: its feature was not offered"))
+    fn reject_unsupported<T>(&mut self, what: &str) -> Result<T> {
+        self.reject(format!("{what}: its feature was not offered"))
     }
 }
 
-impl<D: VirtioDevice<Lane>> Holder for Session<D> {
-    fn open(&mut self, disk: &QueueDisk) -> std::result::Result<(), AttachError> {
+impl<D: VirtioDevice<Lane>> SessionQueues for Session<D> {
+    fn open_disk(&mut self, disk: &QueueDisk) -> std::result::Result<(), AttachError> {
         self.active.add(disk)?;
         self.request_queues().try_for_each(|queue| queue.open_disk(disk.clone()))
     }
 
-    fn close(&mut self, slot: DiskSlot) {
+    fn close_disk(&mut self, slot: DiskSlot) {
         for queue in self.request_queues() {
             // A worker that has ended has nothing in flight.
             let _ = queue.close_disk(slot);
@@ -303,7 +303,7 @@ impl<D: VirtioDevice<Lane>> Holder for Session<D> {
         self.active.remove(slot);
     }
 
-    fn refresh(&mut self, slot: DiskSlot) {
+    fn refresh_disk(&mut self, slot: DiskSlot) {
         for queue in self.request_queues() {
             let _ = queue.refresh_disk(slot);
         }
@@ -311,16 +311,16 @@ impl<D: VirtioDevice<Lane>> Holder for Session<D> {
 
     fn begin_drain(&mut self) {
         self.sharing = None;
-        self.states.give_up();
+        self.state_transfer.cancel();
         self.vrings.iter_mut().for_each(|vring| vring.begin_drain(&self.options.name, true));
     }
 
     fn wait_drained(&mut self, end: Option<Instant>) -> bool {
-        let (name, stats) = (&self.options.name, &self.tally);
+        let (name, stats) = (&self.options.name, &self.stats);
         // No short circuit: every queue that can finish its drain does.
         let drained =
             self.vrings.iter_mut().map(|vring| vring.wait_drained(name, stats, end)).fold(true, |all, one| all & one);
-        self.end_use();
+        self.deactivate_if_stopped();
         drained
     }
 
@@ -328,7 +328,7 @@ impl<D: VirtioDevice<Lane>> Holder for Session<D> {
         let tracked = self.inflight.is_some();
         for vring in &mut self.vrings {
             if vring.freeze() {
-                self.active.keep();
+                self.active.leave_active();
                 let what = match tracked {
                     true => "its requests in flight are left to whoever serves the queue next",
                     false => "its requests in flight are lost: the VMM keeps no in-flight region",
@@ -354,13 +354,13 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
             *vring = Vring::new(vring.index);
         }
         self.features = 0;
-        self.logging = Logging::default();
-        self.states.give_up();
-        self.states.loaded = false;
+        self.logging = DirtyLogging::default();
+        self.state_transfer.cancel();
+        self.state_transfer.loaded = false;
         self.device.reset();
         self.device.driver_begins(false);
-        self.begun = true;
-        self.note_configured();
+        self.driver_started = true;
+        self.record_driver_config();
         Ok(())
     }
 
@@ -371,14 +371,14 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     fn set_features(&mut self, accepted: u64) -> Result<()> {
         let offered = self.device.features() | TRANSPORT_FEATURES;
         if accepted & !offered != 0 {
-            return self.refuse(format!("features: found {:#x}, which were not offered", accepted & !offered));
+            return self.reject(format!("features: found {:#x}, which were not offered", accepted & !offered));
         }
         if accepted & VERSION_1 == 0 {
             tracing::debug!(disk = self.options.name, "the driver is a legacy one");
         }
-        let was_logging = self.logging.in_force().is_some();
-        self.use_logging(self.logging.with_features(accepted, &self.memory))?;
-        let logging = self.logging.in_force().is_some();
+        let was_logging = self.logging.active().is_some();
+        self.apply_logging(self.logging.with_features(accepted, &self.memory))?;
+        let logging = self.logging.active().is_some();
         if logging != was_logging {
             tracing::info!(disk = self.options.name, logging, "logging of writes to the guest's memory");
         }
@@ -388,7 +388,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         if changed != 0 || accepted == 0 {
             self.device.set_features(accepted & !TRANSPORT_FEATURES);
         }
-        self.note_configured();
+        self.record_driver_config();
         if accepted & PROTOCOL_FEATURES == 0 {
             (0..self.vrings.len()).try_for_each(|queue| self.set_enabled(queue, true))?;
         }
@@ -401,26 +401,26 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         files: Vec<File>,
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
-        let table = memory::table(regions, &files);
-        self.use_memory(table)?;
+        let table = memory::new_table(regions, &files);
+        self.apply_memory(table)?;
         Ok(None)
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
-        let queue = self.place(index)?;
+        let queue = self.check_index(index)?;
         let max = self.device.max_ring_size();
         let vring = &self.vrings[queue];
-        if let (Some(_), Some(size)) = (&vring.served, vring.size)
+        if let (Some(_), Some(size)) = (&vring.attached, vring.size)
             && u32::from(size) != num
         {
-            return self.refuse(format!("queue {index}: size: found {num} while it runs, expected {size} still"));
+            return self.reject(format!("queue {index}: size: found {num} while it runs, expected {size} still"));
         }
         match u16::try_from(num) {
             Ok(size) if size.is_power_of_two() && size >= 2 && size <= max => {
                 self.vrings[queue].size = Some(size);
                 Ok(())
             }
-            _ => self.refuse(format!("queue {index}: size: found {num}, expected a power of two from 2 to {max}")),
+            _ => self.reject(format!("queue {index}: size: found {num}, expected a power of two from 2 to {max}")),
         }
     }
 
@@ -433,26 +433,26 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         available: u64,
         log: u64,
     ) -> Result<()> {
-        let queue = self.place(index)?;
+        let queue = self.check_index(index)?;
         let addresses =
             UserAddresses { desc: UserAddress(descriptor), used: UserAddress(used), avail: UserAddress(available) };
         let before = self.vrings[queue].addresses.replace(addresses);
-        self.vrings[queue].log =
+        self.vrings[queue].log_address =
             flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG).then_some(GuestAddress(log));
-        if self.vrings[queue].served.is_some() {
+        if self.vrings[queue].attached.is_some() {
             // A frontend that turns logging on or off sends the same addresses again.
             if before != Some(addresses) {
-                let relocated = self.vrings[queue].relocate(&self.memory, self.options.fixed);
-                relocated.or_else(|why| self.refuse(why))?;
+                let relocated = self.vrings[queue].relocate(&self.memory, self.options.fixed_buffers);
+                relocated.or_else(|why| self.reject(why))?;
             }
             let applied = self.vrings[queue].apply_log(&self.logging);
-            return applied.or_else(|why| self.refuse(why));
+            return applied.or_else(|why| self.reject(why));
         }
         self.start_if_ready(queue)
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
-        let queue = self.place(index)?;
+        let queue = self.check_index(index)?;
         match u16::try_from(base) {
             Ok(base) => {
                 self.vrings[queue].base = base;
@@ -461,12 +461,12 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
                 }
                 Ok(())
             }
-            Err(_) => self.refuse(format!("queue {index}: base: found {base}, expected at most 65535")),
+            Err(_) => self.reject(format!("queue {index}: base: found {base}, expected at most 65535")),
         }
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
-        let queue = self.place(index)?;
+        let queue = self.check_index(index)?;
         if self.vrings[queue].is_startable() && self.wait_for_start() {
             // The position is known only after the ring's earlier requests have completed.
             self.start_if_ready(queue)?;
@@ -474,10 +474,10 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         let timeout = self.options.drain_timeout;
         let vring = &mut self.vrings[queue];
         let was_served = !vring.is_stopped();
-        if !vring.stop(&self.options.name, &self.tally, Instant::now() + timeout) {
+        if !vring.stop(&self.options.name, &self.stats, Instant::now() + timeout) {
             // The frontend may be blocked on this reply, so the connection ends. The queue continues to drain; the next frontend waits
             // for it.
-            return self.refuse(format!(
+            return self.reject(format!(
                 "GET_VRING_BASE: queue {index}: storage has not answered all its requests within {} s (drain-timeout-s)",
                 timeout.as_secs()
             ));
@@ -489,29 +489,29 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         if was_served {
             self.device.queue_stopped();
         }
-        self.end_use();
+        self.deactivate_if_stopped();
         Ok(VhostUserVringState::new(index, base))
     }
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        let queue = self.place(index.into())?;
-        let kick = self.event("kick", index, file)?;
+        let queue = self.check_index(index.into())?;
+        let kick = self.eventfd("kick", index, file)?;
         self.vrings[queue].kick = Some(kick.clone());
-        if let Some(attached) = &self.vrings[queue].served {
+        if let Some(attached) = &self.vrings[queue].attached {
             let replaced = attached.set_kick(kick.map(Kick::from));
-            return replaced.or_else(|gone| self.refuse(gone.to_string()));
+            return replaced.or_else(|gone| self.reject(gone.to_string()));
         }
         self.start_if_ready(queue)
     }
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        let queue = self.place(index.into())?;
-        let call = match self.event("call", index, file)?.map(|event| Bell::new(&event)).transpose() {
+        let queue = self.check_index(index.into())?;
+        let call = match self.eventfd("call", index, file)?.map(|event| Bell::new(&event)).transpose() {
             Ok(call) => call,
-            Err(error) => return self.refuse(format!("queue {index}: call: {error}")),
+            Err(error) => return self.reject(format!("queue {index}: call: {error}")),
         };
         let vring = &mut self.vrings[queue];
-        let Some(attached) = &vring.served else {
+        let Some(attached) = &vring.attached else {
             vring.call = call;
             return Ok(());
         };
@@ -522,12 +522,12 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
             }
             queue.set_call(call.map(|call| Box::new(call) as Box<dyn mqblk_core::Call>));
         });
-        replaced.or_else(|gone| self.refuse(gone.to_string()))
+        replaced.or_else(|gone| self.reject(gone.to_string()))
     }
 
     fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        let queue = self.place(index.into())?;
-        self.vrings[queue].err = self.event("err", index, file)?;
+        let queue = self.check_index(index.into())?;
+        self.vrings[queue].err = self.eventfd("err", index, file)?;
         Ok(())
     }
 
@@ -546,9 +546,9 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     fn set_protocol_features(&mut self, accepted: u64) -> Result<()> {
         let offered = self.get_protocol_features()?.bits();
         if accepted & !offered != 0 {
-            return self.refuse(format!("protocol features: found {:#x}, which were not offered", accepted & !offered));
+            return self.reject(format!("protocol features: found {:#x}, which were not offered", accepted & !offered));
         }
-        self.states.agreed = accepted & VhostUserProtocolFeatures::DEVICE_STATE.bits() != 0;
+        self.state_transfer.negotiated = accepted & VhostUserProtocolFeatures::DEVICE_STATE.bits() != 0;
         Ok(())
     }
 
@@ -557,7 +557,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
-        let queue = self.place(index)?;
+        let queue = self.check_index(index)?;
         self.set_enabled(queue, enable)
     }
 
@@ -569,8 +569,8 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
 
     fn set_config(&mut self, offset: u32, bytes: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
         let written = self.device.write_config(offset, bytes);
-        self.note_configured();
-        written.or_else(|why| self.refuse(why))
+        self.record_driver_config();
+        written.or_else(|why| self.reject(why))
     }
 
     fn set_backend_req_fd(&mut self, backend: Backend) {
@@ -588,55 +588,55 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         _postcopy: Option<bool>,
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
         if self.memory.regions().len() >= memory::MAX_SLOTS {
-            return self.refuse(format!("memory slots: found one more than {}", memory::MAX_SLOTS));
+            return self.reject(format!("memory slots: found one more than {}", memory::MAX_SLOTS));
         }
-        let table = memory::with(&self.memory, region, &file);
-        self.use_memory(table)?;
+        let table = memory::with_region(&self.memory, region, &file);
+        self.apply_memory(table)?;
         Ok(None)
     }
 
     fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
-        let table = memory::without(&self.memory, region);
-        self.use_memory(table)
+        let table = memory::without_region(&self.memory, region);
+        self.apply_memory(table)
     }
 
     fn set_gpu_socket(&mut self, _gpu: GpuBackend) -> Result<()> {
-        self.unsupported("GPU_SET_SOCKET")
+        self.reject_unsupported("GPU_SET_SOCKET")
     }
 
     fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
-        self.unsupported("GET_SHARED_OBJECT")
+        self.reject_unsupported("GET_SHARED_OBJECT")
     }
 
     fn get_inflight_fd(&mut self, inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         let VhostUserInflight { num_queues, queue_size, .. } = *inflight;
         let (queues, max_size) = (self.device.queues(), self.device.max_ring_size());
         if num_queues == 0 || num_queues > queues {
-            return self.refuse(format!("GET_INFLIGHT_FD: queues: found {num_queues}, expected 1 to {queues}"));
+            return self.reject(format!("GET_INFLIGHT_FD: queues: found {num_queues}, expected 1 to {queues}"));
         }
         // VMMs give rings more entries than they announce here, so every table has space for the largest ring.
         match InflightRegion::create(num_queues, queue_size.max(max_size).min(MAX_SIZE)) {
             Ok(region) => Ok(region),
-            Err(error) => self.refuse(format!("GET_INFLIGHT_FD: memory: {error}")),
+            Err(error) => self.reject(format!("GET_INFLIGHT_FD: memory: {error}")),
         }
     }
 
     fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
-        if self.vrings.iter().any(|vring| vring.served.is_some()) {
-            return self.refuse("SET_INFLIGHT_FD: found it while queues run, expected it before they start");
+        if self.vrings.iter().any(|vring| vring.attached.is_some()) {
+            return self.reject("SET_INFLIGHT_FD: found it while queues run, expected it before they start");
         }
         match InflightRegion::open(inflight, &file) {
             Ok(region) => {
-                self.device.restore(region.configured());
-                self.device.resumes(region.used());
-                if region.is_used() {
+                self.device.restore(region.driver_config());
+                self.device.resumes(region.used_queues());
+                if region.was_used() {
                     self.sharing = None; // the rings are resumed
                 }
                 self.inflight = Some(Arc::new(region));
-                self.note_configured();
+                self.record_driver_config();
                 Ok(())
             }
-            Err(why) => self.refuse(why),
+            Err(why) => self.reject(why),
         }
     }
 
@@ -647,18 +647,18 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         file: File,
     ) -> Result<Option<File>> {
         let started = self.begin_transfer(direction, file).map(|()| None);
-        started.or_else(|why| self.refuse(format!("SET_DEVICE_STATE_FD: {why}")))
+        started.or_else(|why| self.reject(format!("SET_DEVICE_STATE_FD: {why}")))
     }
 
     fn check_device_state(&mut self) -> Result<()> {
-        self.states.answer().or_else(|why| self.refuse(format!("CHECK_DEVICE_STATE: {why}")))
+        self.state_transfer.take_result().or_else(|why| self.reject(format!("CHECK_DEVICE_STATE: {why}")))
     }
 
     fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
-        self.unsupported("GET_SHMEM_CONFIG")
+        self.reject_unsupported("GET_SHMEM_CONFIG")
     }
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
-        self.use_logging(self.logging.with_log(log, &file, &self.memory))
+        self.apply_logging(self.logging.with_log(log, &file, &self.memory))
     }
 }

@@ -15,59 +15,59 @@ use mqblk_engine::{QueueReport, Tally};
 use crate::server::ServerOptions;
 
 /// Advice for the log: how to share guest memory.
-pub(crate) const SHARE: &str = "give the VM shared memory (QEMU: -object memory-backend-memfd,id=mem,size=SIZE,share=on \
+pub(crate) const SHARE_HINT: &str = "give the VM shared memory (QEMU: -object memory-backend-memfd,id=mem,size=SIZE,share=on \
      -machine memory-backend=mem; cloud-hypervisor: --memory shared=on)";
 
 /// Interval of the checks.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Number of checks: two minutes, in which a guest boots.
-const LOOKS: u32 = 240;
+const MAX_CHECKS: u32 = 240;
 
 /// Consecutive checks with kicks and no request before the warning: a kick may be seen just before its request, and a driver that restarts
 /// just before its first one.
-const IN_VAIN: u32 = 8;
+const SUSPECT_CHECKS: u32 = 8;
 
 /// Kicks of one queue since its start that include at least one of the guest's: the VMM's own is the first.
 const GUEST_KICKED: u64 = 2;
 
 /// Checks one connection for shared memory. Stops on drop.
-pub(crate) struct Watch {
+pub(crate) struct SharingMonitor {
     /// Dropped first, which ends the thread.
-    end: Option<Sender<()>>,
+    stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for Watch {
+impl Drop for SharingMonitor {
     fn drop(&mut self) {
-        self.end = None;
+        self.stop = None;
         // A panic costs only the warning.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-impl Watch {
+impl SharingMonitor {
     /// Starts to check a connection whose queues start at index 0. The first `control` queues are control queues, which are not checked.
-    pub(crate) fn start(options: &Arc<ServerOptions>, stats: &Arc<Tally>, control: usize) -> Option<Watch> {
+    pub(crate) fn start(options: &Arc<ServerOptions>, stats: &Arc<Tally>, control: usize) -> Option<SharingMonitor> {
         let (end, ended) = channel();
         let (options, stats) = (Arc::clone(options), Arc::clone(stats));
         let name = format!("share-{}", options.name);
-        let at_start = made_available(&stats.report(&options.engine.reports().ok()?)?, control);
+        let at_start = count_available(&stats.report(&options.engine.reports().ok()?)?, control);
         let watch = move || {
             let mut suspect = 0;
-            for _ in 0..LOOKS {
-                if ended.recv_timeout(LOOK_EVERY) != Err(RecvTimeoutError::Timeout) {
+            for _ in 0..MAX_CHECKS {
+                if ended.recv_timeout(CHECK_INTERVAL) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
-                let Some(rings) = look(&options, &stats, control, at_start) else { continue };
-                if rings == Rings::InUse {
+                let Some(rings) = ring_activity(&options, &stats, control, at_start) else { continue };
+                if rings == RingActivity::InUse {
                     return;
                 }
-                suspect = if rings == Rings::KickedAndEmpty { suspect + 1 } else { 0 };
-                if suspect == IN_VAIN {
+                suspect = if rings == RingActivity::KickedAndEmpty { suspect + 1 } else { 0 };
+                if suspect == SUSPECT_CHECKS {
                     tracing::warn!(
                         disk = options.name,
                         "the guest kicks, but its rings stay empty: found what looks like private memory, expected shared memory; \
-                         {SHARE}"
+                         {SHARE_HINT}"
                     );
                     return;
                 }
@@ -75,13 +75,13 @@ impl Watch {
         };
         // Without a thread there is only no warning.
         let thread = std::thread::Builder::new().name(name).spawn(watch).ok()?;
-        Some(Watch { end: Some(end), thread: Some(thread) })
+        Some(SharingMonitor { stop: Some(end), thread: Some(thread) })
     }
 }
 
 /// Activity of the request queues.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Rings {
+enum RingActivity {
     /// The guest made a request available.
     InUse,
     /// The guest kicked and made no request available.
@@ -90,21 +90,21 @@ enum Rings {
     Idle,
 }
 
-fn look(options: &ServerOptions, stats: &Tally, control: usize, at_start: u64) -> Option<Rings> {
+fn ring_activity(options: &ServerOptions, stats: &Tally, control: usize, at_start: u64) -> Option<RingActivity> {
     let workers = options.engine.reports().ok()?;
     let kicked =
         |(index, queue): &(u16, QueueReport)| usize::from(*index) >= control && queue.counters.kicks >= GUEST_KICKED;
-    Some(if made_available(&stats.report(&workers)?, control) > at_start {
-        Rings::InUse
+    Some(if count_available(&stats.report(&workers)?, control) > at_start {
+        RingActivity::InUse
     } else if stats.report_served(&workers)?.iter().any(kicked) {
-        Rings::KickedAndEmpty
+        RingActivity::KickedAndEmpty
     } else {
-        Rings::Idle
+        RingActivity::Idle
     })
 }
 
 /// Counts the chains that request queues have made available.
-fn made_available(queues: &[QueueReport], control: usize) -> u64 {
+fn count_available(queues: &[QueueReport], control: usize) -> u64 {
     let chains = |queue: &QueueReport| queue.counters.requests + queue.counters.malformed + u64::from(queue.in_flight);
     queues.iter().skip(control).map(chains).sum()
 }

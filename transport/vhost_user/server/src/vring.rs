@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::sharing::SHARE;
+use crate::sharing::SHARE_HINT;
 use mqblk_core::{Call, Wake};
 use mqblk_engine::{
     Bell, Coalesce, Detached, Draining, Engine, EventFd, FixedBufferUse, Kick, Lane, PollPolicy, QueueDisk,
@@ -13,14 +13,14 @@ use mqblk_memory::{GuestAddress, GuestMemory, UserAddress};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitRing, SplitState};
 use mqblk_virtio::{QueueParts, QueueRole, VirtioDevice, VirtioQueue, features};
 
+use crate::dirty_log::DirtyLogging;
 use crate::inflight::InflightRegion;
-use crate::log::Logging;
 
 /// Interval between log lines while a drain waits for storage.
-const REPORT: Duration = Duration::from_secs(5);
+const DRAIN_LOG_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Parameters that all queues of a session share when they start.
-pub(crate) struct Start<'a, D> {
+pub(crate) struct StartParams<'a, D> {
     pub(crate) device: &'a Arc<D>,
     pub(crate) engine: &'a Engine,
     pub(crate) disks: Vec<QueueDisk>,
@@ -30,10 +30,10 @@ pub(crate) struct Start<'a, D> {
     pub(crate) features: u64,
     pub(crate) poll: PollPolicy,
     pub(crate) coalesce: Coalesce,
-    pub(crate) fixed: FixedBufferUse,
+    pub(crate) fixed_buffers: FixedBufferUse,
     pub(crate) worker: usize,
-    pub(crate) tally: &'a Tally,
-    pub(crate) logging: &'a Logging,
+    pub(crate) stats: &'a Tally,
+    pub(crate) logging: &'a DirtyLogging,
 }
 
 /// Ring addresses in the frontend's address space, from SET_VRING_ADDR.
@@ -50,7 +50,7 @@ pub(crate) struct Vring<Q> {
     pub(crate) size: Option<u16>,
     pub(crate) addresses: Option<UserAddresses>,
     /// Guest address at which writes to the used ring are logged; `None` if they are not.
-    pub(crate) log: Option<GuestAddress>,
+    pub(crate) log_address: Option<GuestAddress>,
     pub(crate) base: u16,
     /// `None`: SET_VRING_KICK has not arrived. `Some(None)`: the frontend has no kick descriptor.
     pub(crate) kick: Option<Option<EventFd>>,
@@ -58,19 +58,19 @@ pub(crate) struct Vring<Q> {
     pub(crate) call: Option<Bell>,
     pub(crate) err: Option<EventFd>,
     pub(crate) enabled: bool,
-    pub(crate) served: Option<QueueHandle<Q>>,
+    pub(crate) attached: Option<QueueHandle<Q>>,
     /// The in-flight region records its requests.
     tracked: bool,
     /// The queue is draining.
-    leaving: Option<Leaving>,
+    draining: Option<DrainingVring>,
 }
 
 /// A draining queue.
-struct Leaving {
+struct DrainingVring {
     queue: Draining<SplitState>,
     since: Instant,
     /// Next time at which the wait is logged.
-    report: Instant,
+    next_log: Instant,
 }
 
 impl<Q: VirtioQueue<Lane>> Vring<Q> {
@@ -79,15 +79,15 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
             index,
             size: None,
             addresses: None,
-            log: None,
+            log_address: None,
             base: 0,
             kick: None,
             call: None,
             err: None,
             enabled: false,
-            served: None,
+            attached: None,
             tracked: false,
-            leaving: None,
+            draining: None,
         }
     }
 
@@ -99,7 +99,9 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         let guest = |part: &str, address: UserAddress| {
             memory.guest_of_user(address).ok_or_else(|| {
                 let (index, address) = (self.index, address.0);
-                format!("queue {index}: {part}: found address {address:#x}, expected one in a memory region; {SHARE}")
+                format!(
+                    "queue {index}: {part}: found address {address:#x}, expected one in a memory region; {SHARE_HINT}"
+                )
             })
         };
         let addresses = SplitAddresses {
@@ -112,25 +114,28 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
 
     /// Returns true if the queue is neither attached nor draining.
     pub(crate) fn is_stopped(&self) -> bool {
-        self.served.is_none() && self.leaving.is_none()
+        self.attached.is_none() && self.draining.is_none()
     }
 
     /// Returns true if the queue is stopped and all messages that a start needs have arrived.
     pub(crate) fn is_startable(&self) -> bool {
-        self.served.is_none() && self.kick.is_some() && self.size.is_some() && self.addresses.is_some()
+        self.attached.is_none() && self.kick.is_some() && self.size.is_some() && self.addresses.is_some()
     }
 
     /// Attaches the queue to its worker.
-    pub(crate) fn start<D>(&mut self, start: &Start<'_, D>) -> Result<(), String>
+    pub(crate) fn start<D>(&mut self, start: &StartParams<'_, D>) -> Result<(), String>
     where
         D: VirtioDevice<Lane, Queue = Q>,
     {
-        let mut ring = self.ring(start)?;
+        let mut ring = self.open_ring(start)?;
         self.tracked = ring.is_tracked();
         ring.set_log(
-            start.logging.ring(self.log, ring.size()).map_err(|error| format!("queue {}: {error}", self.index))?,
+            start
+                .logging
+                .ring_log(self.log_address, ring.size())
+                .map_err(|error| format!("queue {}: {error}", self.index))?,
         );
-        let log = start.logging.in_force().cloned();
+        let log = start.logging.active().cloned();
         let depth = usize::from(ring.size());
         let kick = self.kick.clone().flatten().map(Kick::from);
         let (disks, poll, coalesce) = match start.device.role(self.index) {
@@ -145,9 +150,9 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
             poll,
             coalesce,
             paused: !self.enabled,
-            on_broken: self.tell_broken(start.name),
+            on_broken: self.broken_handler(start.name),
         };
-        let (device, memory, fixed) = (Arc::clone(start.device), Arc::clone(start.memory), start.fixed);
+        let (device, memory, fixed) = (Arc::clone(start.device), Arc::clone(start.memory), start.fixed_buffers);
         let (index, call, features) = (self.index, self.call.take(), start.features);
         let fence = start.inflight.and_then(|region| region.fence()).cloned();
         let leave_fence = fence.clone();
@@ -178,13 +183,13 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         };
         let handle = start.engine.attach(start.worker, options, make, leave);
         let handle = handle.map_err(|error| format!("queue {}: {error}", self.index))?;
-        start.tally.attached(self.index, handle.id());
-        self.served = Some(handle);
+        start.stats.attached(self.index, handle.id());
+        self.attached = Some(handle);
         Ok(())
     }
 
     /// Opens the ring at its last position: from the in-flight region's table if there is one, else from SET_VRING_BASE.
-    fn ring<D>(&self, start: &Start<'_, D>) -> Result<DeviceRing, String> {
+    fn open_ring<D>(&self, start: &StartParams<'_, D>) -> Result<DeviceRing, String> {
         let ring = self.resolve(start.memory)?;
         let (index, event_idx) = (self.index, start.features & features::RING_EVENT_IDX != 0);
         let Some(table) = start.inflight.and_then(|region| region.table(index)) else {
@@ -211,7 +216,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         Ok(ring)
     }
 
-    fn tell_broken(&self, name: &str) -> Box<dyn FnOnce(&str) + Send> {
+    fn broken_handler(&self, name: &str) -> Box<dyn FnOnce(&str) + Send> {
         let (err, name, index) = (self.err.clone(), name.to_owned(), self.index);
         Box::new(move |why| {
             tracing::warn!(disk = name, queue = index, "queue retired: {why}");
@@ -226,7 +231,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
 
     /// Moves an attached queue to a new memory table. Requests in flight keep their lease on the old one.
     pub(crate) fn relocate(&self, memory: &Arc<GuestMemory>, fixed: FixedBufferUse) -> Result<(), String> {
-        let Some(attached) = &self.served else { return Ok(()) };
+        let Some(attached) = &self.attached else { return Ok(()) };
         let ring = self.resolve(memory)?;
         let memory = Arc::clone(memory);
         let moved = attached.visit(move |queue, context| {
@@ -240,10 +245,11 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
     }
 
     /// Applies the dirty log to an attached queue and its requests. On return every later write is logged as `logging` says.
-    pub(crate) fn apply_log(&self, logging: &Logging) -> Result<(), String> {
-        let (Some(attached), Some(size)) = (&self.served, self.size) else { return Ok(()) };
-        let ring = logging.ring(self.log, size).map_err(|error| format!("queue {}: {error}", self.index))?;
-        let log = logging.in_force().cloned();
+    pub(crate) fn apply_log(&self, logging: &DirtyLogging) -> Result<(), String> {
+        let (Some(attached), Some(size)) = (&self.attached, self.size) else { return Ok(()) };
+        let ring =
+            logging.ring_log(self.log_address, size).map_err(|error| format!("queue {}: {error}", self.index))?;
+        let log = logging.active().cloned();
         let applied = attached.visit(move |queue, context| {
             context.buffers.set_log(queue.lease(), log.as_ref());
             queue.set_log(ring);
@@ -254,7 +260,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
     /// Stops pulling requests. Requests parked at a stopped disk fail, unless `resumes` (the driver continues with the next backend) and
     /// the in-flight region tracks them: then the next backend replays them.
     pub(crate) fn begin_drain(&mut self, name: &str, resumes: bool) {
-        let Some(attached) = self.served.take() else { return };
+        let Some(attached) = self.attached.take() else { return };
         let drained = match resumes && self.tracked {
             true => attached.drain_unanswered(|queue, context, token, buffer| queue.forget(context, token, buffer)),
             false => attached.drain(),
@@ -262,7 +268,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         match drained {
             Ok(queue) => {
                 let since = Instant::now();
-                self.leaving = Some(Leaving { queue, since, report: since + REPORT });
+                self.draining = Some(DrainingVring { queue, since, next_log: since + DRAIN_LOG_INTERVAL });
             }
             Err(gone) => tracing::error!(disk = name, queue = self.index, "{gone}"),
         }
@@ -270,19 +276,19 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
 
     /// Waits for the requests in flight of a draining queue, until `end` at most. Returns true if none is left.
     pub(crate) fn wait_drained(&mut self, name: &str, stats: &Tally, end: Option<Instant>) -> bool {
-        let Some(drain) = &mut self.leaving else { return true };
+        let Some(drain) = &mut self.draining else { return true };
         loop {
-            let until = end.map_or(drain.report, |end| end.min(drain.report));
+            let until = end.map_or(drain.next_log, |end| end.min(drain.next_log));
             match drain.queue.wait(until.saturating_duration_since(Instant::now())) {
                 Ok(Some(detached)) => {
-                    self.leaving = None;
-                    self.left(name, stats, detached);
+                    self.draining = None;
+                    self.finish_drain(name, stats, detached);
                     return true;
                 }
                 Ok(None) => {
                     let now = Instant::now();
-                    if now >= drain.report {
-                        drain.report = now + REPORT;
+                    if now >= drain.next_log {
+                        drain.next_log = now + DRAIN_LOG_INTERVAL;
                         let seconds = drain.since.elapsed().as_secs();
                         tracing::warn!(disk = name, queue = self.index, "waiting for storage since {seconds} s");
                     }
@@ -292,7 +298,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
                 }
                 Err(gone) => {
                     tracing::error!(disk = name, queue = self.index, "{gone}");
-                    self.leaving = None;
+                    self.draining = None;
                     return true;
                 }
             }
@@ -302,7 +308,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
     /// Stops waiting for a draining queue: its requests in flight never complete. Returns true if there were any.
     pub(crate) fn freeze(&mut self) -> bool {
         // A worker that has ended completes nothing either.
-        self.leaving.take().is_some_and(|drain| drain.queue.freeze().is_ok())
+        self.draining.take().is_some_and(|drain| drain.queue.freeze().is_ok())
     }
 
     /// Drains the queue until `end` at most. Returns true if no request is left in flight.
@@ -311,7 +317,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         self.wait_drained(name, stats, Some(end))
     }
 
-    fn left(&mut self, name: &str, stats: &Tally, detached: Detached<SplitState>) {
+    fn finish_drain(&mut self, name: &str, stats: &Tally, detached: Detached<SplitState>) {
         let index = self.index;
         self.base = detached.position.next_avail;
         stats.detached(index, &detached.report);

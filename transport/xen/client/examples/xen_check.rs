@@ -12,8 +12,8 @@ use std::time::Duration;
 use mqblk_memory::{
     CopyDirection, GrantAccess, GrantCopy, GrantRef, GrantStatus, GuestAddress, PAGE_BYTES, PageArena, PageSlot,
 };
-use mqblk_xen::store::{Access, PLACES, Permission, Store};
-use mqblk_xen::{EventPort, SharedPages, Xen, real};
+use mqblk_xen::store::{Access, CONNECTION_PATHS, Permission, Xenstore};
+use mqblk_xen::{EventPort, SharedPages, Xen, connect_real};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 type Failure = Box<dyn std::error::Error>;
@@ -33,15 +33,15 @@ macro_rules! same {
 }
 
 /// Directory of the checks in xenstore, below the domain's directory.
-const FOLDER: &str = "mqblk-check";
+const CHECK_DIRECTORY: &str = "mqblk-check";
 const PAGE: usize = PAGE_BYTES as usize;
 /// Timeout of an event. Emulated machines are slow.
-const PATIENCE: Duration = Duration::from_secs(20);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a check waits to see that no event arrives.
 const SILENCE: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
-    let xen = match real() {
+    let xen = match connect_real() {
         Ok(xen) => xen,
         Err(error) => {
             say(&format!("FAIL real: {error}"));
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     };
     say(&format!("domain {}", xen.domain().0));
     let mut failed = 0;
-    for path in PLACES.into_iter().filter(|path| Path::new(path).exists()) {
+    for path in CONNECTION_PATHS.into_iter().filter(|path| Path::new(path).exists()) {
         let checks: [Named<Path>; 4] = [
             ("values", values),
             ("long directory", long_directory),
@@ -105,11 +105,11 @@ fn descriptors() -> usize {
 }
 
 fn values(xenstore_path: &Path) -> Check {
-    let mut store = Store::connect(xenstore_path)?;
-    store.remove(FOLDER)?;
-    let path = format!("{FOLDER}/a/b");
+    let mut store = Xenstore::connect(xenstore_path)?;
+    store.remove(CHECK_DIRECTORY)?;
+    let path = format!("{CHECK_DIRECTORY}/a/b");
     same!(store.read(&path)?, None);
-    same!(store.list(FOLDER)?, None);
+    same!(store.list(CHECK_DIRECTORY)?, None);
     store.write(&path, "value")?;
     same!(store.read(&path)?.as_deref(), Some("value"));
     store.write(&path, "")?;
@@ -117,9 +117,9 @@ fn values(xenstore_path: &Path) -> Check {
     let long = "x".repeat(2048);
     store.write(&path, &long)?;
     same!(store.read(&path)?, Some(long));
-    store.make(&format!("{FOLDER}/c"))?;
-    store.make(&format!("{FOLDER}/c"))?;
-    let mut names = store.list(FOLDER)?.unwrap_or_default();
+    store.mkdir(&format!("{CHECK_DIRECTORY}/c"))?;
+    store.mkdir(&format!("{CHECK_DIRECTORY}/c"))?;
+    let mut names = store.list(CHECK_DIRECTORY)?.unwrap_or_default();
     names.sort();
     same!(names, ["a", "c"]);
     same!(store.list(&path)?, Some(vec![]));
@@ -127,29 +127,31 @@ fn values(xenstore_path: &Path) -> Check {
     let wanted = [owner, Permission { domain: mqblk_memory::DomainId(7), access: Access::Read }];
     store.set_permissions(&path, &wanted)?;
     same!(store.permissions(&path)?, Some(wanted.to_vec()));
-    same!(store.permissions(&format!("{FOLDER}/none"))?, None);
-    store.remove(FOLDER)?;
-    store.remove(FOLDER)?;
+    same!(store.permissions(&format!("{CHECK_DIRECTORY}/none"))?, None);
+    store.remove(CHECK_DIRECTORY)?;
+    store.remove(CHECK_DIRECTORY)?;
     same!(store.read(&path)?, None);
     Ok(())
 }
 
 fn long_directory(xenstore_path: &Path) -> Check {
-    let mut store = Store::connect(xenstore_path)?;
-    store.remove(FOLDER)?;
+    let mut store = Xenstore::connect(xenstore_path)?;
+    store.remove(CHECK_DIRECTORY)?;
     let mut names: Vec<String> = (0..200).map(|n| format!("{n:03}-{}", "n".repeat(60))).collect();
-    store.transaction(|transaction| names.iter().try_for_each(|name| transaction.make(&format!("{FOLDER}/{name}"))))?;
-    let mut found = store.list(FOLDER)?.unwrap_or_default();
+    store.transaction(|transaction| {
+        names.iter().try_for_each(|name| transaction.mkdir(&format!("{CHECK_DIRECTORY}/{name}")))
+    })?;
+    let mut found = store.list(CHECK_DIRECTORY)?.unwrap_or_default();
     found.sort();
     names.sort();
-    store.remove(FOLDER)?;
+    store.remove(CHECK_DIRECTORY)?;
     same!(found, names);
     Ok(())
 }
 
 fn transactions(xenstore_path: &Path) -> Check {
-    let (mut store, mut other) = (Store::connect(xenstore_path)?, Store::connect(xenstore_path)?);
-    let [first, second] = ["first", "second"].map(|name| format!("{FOLDER}/{name}"));
+    let (mut store, mut other) = (Xenstore::connect(xenstore_path)?, Xenstore::connect(xenstore_path)?);
+    let [first, second] = ["first", "second"].map(|name| format!("{CHECK_DIRECTORY}/{name}"));
     store.write(&first, "0")?;
     let mut runs = 0;
     let seen = store.transaction(|transaction| {
@@ -171,12 +173,12 @@ fn transactions(xenstore_path: &Path) -> Check {
     });
     same!(failed.map_err(|error| error.errno().to_owned()), Err("EINVAL".to_owned()));
     same!(other.read(&first)?.as_deref(), Some("1"));
-    store.remove(FOLDER)?;
+    store.remove(CHECK_DIRECTORY)?;
     Ok(())
 }
 
 /// Checks that a transaction's writes are not visible before its commit.
-fn same_read(other: &mut Store, path: &str, run: u32) -> Result<(), mqblk_xen::store::StoreError> {
+fn same_read(other: &mut Xenstore, path: &str, run: u32) -> Result<(), mqblk_xen::store::XenstoreError> {
     match other.read(path)? {
         None => Ok(()),
         // Fails with an errno that the check does not expect.
@@ -185,20 +187,22 @@ fn same_read(other: &mut Store, path: &str, run: u32) -> Result<(), mqblk_xen::s
 }
 
 fn watches(xenstore_path: &Path) -> Check {
-    let (mut store, mut other) = (Store::connect(xenstore_path)?, Store::connect(xenstore_path)?);
-    store.write(FOLDER, "")?;
-    store.watch(FOLDER, "token")?;
-    let next = |store: &mut Store, timeout| store.next_event(Some(timeout)).map(|event| event.map(|event| event.path));
-    same!(next(&mut store, PATIENCE)?.as_deref(), Some(FOLDER));
+    let (mut store, mut other) = (Xenstore::connect(xenstore_path)?, Xenstore::connect(xenstore_path)?);
+    store.write(CHECK_DIRECTORY, "")?;
+    store.watch(CHECK_DIRECTORY, "token")?;
+    let next =
+        |store: &mut Xenstore, timeout| store.next_event(Some(timeout)).map(|event| event.map(|event| event.path));
+    same!(next(&mut store, EVENT_TIMEOUT)?.as_deref(), Some(CHECK_DIRECTORY));
     same!(next(&mut store, SILENCE)?, None);
-    let path = format!("{FOLDER}/state");
+    let path = format!("{CHECK_DIRECTORY}/state");
     other.write(&path, "4")?;
-    let ready = poll(&mut [PollFd::from_borrowed_fd(store.descriptor(), PollFlags::IN)], Some(&timespec(PATIENCE)))?;
+    let ready =
+        poll(&mut [PollFd::from_borrowed_fd(store.descriptor(), PollFlags::IN)], Some(&timespec(EVENT_TIMEOUT)))?;
     same!(ready, 1);
-    same!(next(&mut store, PATIENCE)?, Some(path.clone()));
+    same!(next(&mut store, EVENT_TIMEOUT)?, Some(path.clone()));
     for n in 0..500 {
         other.write(&path, &n.to_string())?;
-        other.write(&format!("{FOLDER}/{n}"), "")?;
+        other.write(&format!("{CHECK_DIRECTORY}/{n}"), "")?;
     }
     same!(other.read(&path)?.as_deref(), Some("499"));
     std::thread::sleep(SILENCE);
@@ -207,13 +211,13 @@ fn watches(xenstore_path: &Path) -> Check {
         seen.push(path);
     }
     // Fewer events than changes, and every change is covered.
-    let missing = (0..500).map(|n| format!("{FOLDER}/{n}")).find(|path| !seen.contains(path));
-    let all = seen.iter().any(|path| path == FOLDER) || (missing.is_none() && seen.contains(&path));
+    let missing = (0..500).map(|n| format!("{CHECK_DIRECTORY}/{n}")).find(|path| !seen.contains(path));
+    let all = seen.iter().any(|path| path == CHECK_DIRECTORY) || (missing.is_none() && seen.contains(&path));
     same!((all, seen.len() < 1000), (true, true));
-    same!(store.watch(FOLDER, "token").map_err(|error| error.errno().to_owned()), Err("EEXIST".to_owned()));
-    store.unwatch(FOLDER, "token")?;
-    same!(store.unwatch(FOLDER, "token").map_err(|error| error.errno().to_owned()), Err("ENOENT".to_owned()));
-    other.remove(FOLDER)?;
+    same!(store.watch(CHECK_DIRECTORY, "token").map_err(|error| error.errno().to_owned()), Err("EEXIST".to_owned()));
+    store.unwatch(CHECK_DIRECTORY, "token")?;
+    same!(store.unwatch(CHECK_DIRECTORY, "token").map_err(|error| error.errno().to_owned()), Err("ENOENT".to_owned()));
+    other.remove(CHECK_DIRECTORY)?;
     same!(next(&mut store, SILENCE)?, None);
     Ok(())
 }
@@ -397,8 +401,8 @@ fn comes(port: &EventPort, within: Duration) -> std::io::Result<bool> {
 /// Creates a channel and takes the events that binding may cause.
 fn channel(xen: &dyn Xen) -> Result<(EventPort, EventPort), Failure> {
     let own = xen.domain();
-    let first = xen.open_port(own)?;
-    let second = xen.bind(own, first.port)?;
+    let first = xen.alloc_unbound(own)?;
+    let second = xen.bind_interdomain(own, first.port)?;
     for end in [&first, &second] {
         if comes(end, SILENCE)? {
             end.channel.take();
@@ -413,7 +417,7 @@ fn events(xen: &dyn Xen) -> Check {
     for (from, to) in [(&first, &second), (&second, &first)] {
         for _ in 0..10 {
             from.channel.notify();
-            same!(comes(to, PATIENCE)?, true);
+            same!(comes(to, EVENT_TIMEOUT)?, true);
             same!(comes(from, Duration::ZERO)?, false);
             to.channel.take();
             same!(comes(to, Duration::ZERO)?, false);
@@ -422,7 +426,7 @@ fn events(xen: &dyn Xen) -> Check {
             from.channel.notify();
             same!(comes(to, SILENCE / 10)?, false);
             to.channel.unmask();
-            same!(comes(to, PATIENCE)?, true);
+            same!(comes(to, EVENT_TIMEOUT)?, true);
             to.channel.take();
             to.channel.take();
             to.channel.unmask();
@@ -430,7 +434,7 @@ fn events(xen: &dyn Xen) -> Check {
             same!(comes(to, SILENCE / 10)?, false);
         }
     }
-    let missing = xen.bind(xen.domain(), mqblk_xen::Port(4000));
+    let missing = xen.bind_interdomain(xen.domain(), mqblk_xen::Port(4000));
     same!(missing.is_err(), true);
     Ok(())
 }
@@ -440,26 +444,26 @@ fn rebinding(xen: &dyn Xen) -> Check {
     // The backend dies, and another one binds to the port.
     drop(back);
     front.channel.notify();
-    let back = xen.bind(xen.domain(), front.port)?;
+    let back = xen.bind_interdomain(xen.domain(), front.port)?;
     if comes(&back, SILENCE)? {
         back.channel.take();
         back.channel.unmask();
     }
     front.channel.notify();
-    same!(comes(&back, PATIENCE)?, true);
+    same!(comes(&back, EVENT_TIMEOUT)?, true);
     back.channel.notify();
-    same!(comes(&front, PATIENCE)?, true);
+    same!(comes(&front, EVENT_TIMEOUT)?, true);
     // The channel or the descriptor alone keeps the port open.
     let EventPort { port, channel, descriptor } = front;
     drop(channel);
-    same!(xen.bind(xen.domain(), port).is_err(), true);
+    same!(xen.bind_interdomain(xen.domain(), port).is_err(), true);
     drop(descriptor);
     Ok(())
 }
 
 fn shares_that_end(xen: &dyn Xen) -> Check {
     let (shared, mut grants, arena) = with_ourselves(xen, 2, true)?;
-    let SharedPages { memory, refs, keeper } = shared;
+    let SharedPages { memory, refs, guard: keeper } = shared;
     let kept = Arc::clone(&memory);
     memory.write(GuestAddress(0), &[9]).ok_or("no page")?;
     drop(keeper);

@@ -7,7 +7,7 @@ pub mod simulation;
 pub mod store;
 pub mod vbd;
 
-pub use real::real;
+pub use real::connect_real;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -47,7 +47,7 @@ pub struct SharedPages {
     /// The grant reference of each page, in order.
     pub refs: Vec<GrantRef>,
     /// Ends the grants on drop.
-    pub keeper: Box<dyn Send + Sync>,
+    pub guard: Box<dyn Send + Sync>,
 }
 
 /// A Xen host, as seen from the domain that the program runs in.
@@ -56,7 +56,7 @@ pub trait Xen: Send + Sync {
     ///
     /// # Errors
     /// When xenstore is missing or refuses.
-    fn store(&self) -> Result<store::Store, XenError>;
+    fn store(&self) -> Result<store::Xenstore, XenError>;
 
     /// Returns the domain that the program runs in.
     fn domain(&self) -> DomainId;
@@ -77,13 +77,13 @@ pub trait Xen: Send + Sync {
     ///
     /// # Errors
     /// When there is no such port, or it is for another domain.
-    fn bind(&self, remote: DomainId, port: Port) -> Result<EventPort, XenError>;
+    fn bind_interdomain(&self, remote: DomainId, port: Port) -> Result<EventPort, XenError>;
 
     /// Allocates a port that `remote` may bind to (EVTCHNOP_alloc_unbound).
     ///
     /// # Errors
     /// When the node or socket is missing or refuses.
-    fn open_port(&self, remote: DomainId) -> Result<EventPort, XenError>;
+    fn alloc_unbound(&self, remote: DomainId) -> Result<EventPort, XenError>;
 
     /// Allocates pages and grants domain `with` access to them.
     ///
@@ -96,6 +96,6 @@ pub trait Xen: Send + Sync {
 ///
 /// # Errors
 /// When no machine runs there.
-pub fn simulated(folder: &Path) -> Result<Arc<dyn Xen>, XenError> {
+pub fn connect_simulated(folder: &Path) -> Result<Arc<dyn Xen>, XenError> {
     simulation::connect(folder, DomainId(0))
 }

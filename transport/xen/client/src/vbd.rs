@@ -8,7 +8,7 @@ use mqblk_memory::DomainId;
 /// The state of one end of a device (`enum xenbus_state`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
-pub enum State {
+pub enum XenbusState {
     /// The node is missing or its value is not a known state.
     #[default]
     Unknown = 0,
@@ -30,27 +30,27 @@ pub enum State {
     Reconfigured = 8,
 }
 
-impl State {
-    const ALL: [State; 9] = [
-        State::Unknown,
-        State::Initialising,
-        State::InitWait,
-        State::Initialised,
-        State::Connected,
-        State::Closing,
-        State::Closed,
-        State::Reconfiguring,
-        State::Reconfigured,
+impl XenbusState {
+    const ALL: [XenbusState; 9] = [
+        XenbusState::Unknown,
+        XenbusState::Initialising,
+        XenbusState::InitWait,
+        XenbusState::Initialised,
+        XenbusState::Connected,
+        XenbusState::Closing,
+        XenbusState::Closed,
+        XenbusState::Reconfiguring,
+        XenbusState::Reconfigured,
     ];
 
     /// Parses a state; [`XenbusState::Unknown`] for a missing or invalid value.
-    pub fn parse(value: Option<&str>) -> State {
-        let number = value.and_then(|value| number(keys::STATE, value, 8).ok());
-        number.map_or(State::Unknown, |number| State::ALL[number as usize])
+    pub fn parse(value: Option<&str>) -> XenbusState {
+        let number = value.and_then(|value| parse_number(keys::STATE, value, 8).ok());
+        number.map_or(XenbusState::Unknown, |number| XenbusState::ALL[number as usize])
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for XenbusState {
     /// Formats the state as in xenstore: a decimal number.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}", *self as u8)
@@ -60,7 +60,7 @@ impl fmt::Display for State {
 /// An invalid value in xenstore. A frontend's values are untrusted guest input.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: found {found:?}, expected {expected}")]
-pub struct Malformed {
+pub struct MalformedValue {
     /// Key of the value.
     pub key: String,
     /// The value, shortened to fit in a message.
@@ -69,10 +69,10 @@ pub struct Malformed {
     pub expected: String,
 }
 
-impl Malformed {
-    fn new(key: &str, found: &str, expected: impl Into<String>) -> Malformed {
+impl MalformedValue {
+    fn new(key: &str, found: &str, expected: impl Into<String>) -> MalformedValue {
         let found = found.chars().take(40).collect();
-        Malformed { key: key.to_owned(), found, expected: expected.into() }
+        MalformedValue { key: key.to_owned(), found, expected: expected.into() }
     }
 }
 
@@ -80,27 +80,27 @@ impl Malformed {
 ///
 /// # Errors
 /// When it is no such number. `key` is for the message.
-pub fn number(key: &str, value: &str, max: u64) -> Result<u64, Malformed> {
+pub fn parse_number(key: &str, value: &str, max: u64) -> Result<u64, MalformedValue> {
     let digits = value.trim_matches(|c: char| c.is_ascii_whitespace() || c == '\0');
     let decimal = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     let parsed = decimal.then(|| digits.parse().ok()).flatten().filter(|number| *number <= max);
-    parsed.ok_or_else(|| Malformed::new(key, value, format!("a decimal number of at most {max}")))
+    parsed.ok_or_else(|| MalformedValue::new(key, value, format!("a decimal number of at most {max}")))
 }
 
 /// Parses a number like [`parse_number`]; `default` if there is no value.
 ///
 /// # Errors
 /// As [`parse_number`], when there is a value.
-pub fn number_or(key: &str, value: Option<&str>, max: u64, default: u64) -> Result<u64, Malformed> {
-    value.map_or(Ok(default), |value| number(key, value, max))
+pub fn parse_number_or(key: &str, value: Option<&str>, max: u64, default: u64) -> Result<u64, MalformedValue> {
+    value.map_or(Ok(default), |value| parse_number(key, value, max))
 }
 
 /// Parses a feature flag: 0 or no value is off, any other number is on, as in Linux.
 ///
 /// # Errors
 /// When the value is no number.
-pub fn flag(key: &str, value: Option<&str>) -> Result<bool, Malformed> {
-    number_or(key, value, u32::MAX.into(), 0).map(|number| number != 0)
+pub fn parse_flag(key: &str, value: Option<&str>) -> Result<bool, MalformedValue> {
+    parse_number_or(key, value, u32::MAX.into(), 0).map(|number| number != 0)
 }
 
 /// Highest disk number in the extended encoding.
@@ -116,10 +116,10 @@ const HD_SECOND_MAJOR: u32 = 22 << 8;
 ///
 /// # Errors
 /// When it is neither.
-pub fn device_number(name: &str) -> Result<u32, Malformed> {
+pub fn parse_vdev(name: &str) -> Result<u32, MalformedValue> {
     let expected =
         "xvda to xvd..., sda to sdp, hda to hdd, each with a partition's number or not; or a number of 32 bits";
-    parse_device(name).ok_or_else(|| Malformed::new("vdev", name, expected))
+    parse_device(name).ok_or_else(|| MalformedValue::new("vdev", name, expected))
 }
 
 fn parse_device(name: &str) -> Option<u32> {
@@ -128,7 +128,10 @@ fn parse_device(name: &str) -> Option<u32> {
         return u32::from_str_radix(digits, 16).ok().filter(|_| plain);
     }
     if name.starts_with(|first: char| first.is_ascii_digit()) {
-        return number("vdev", name, u32::MAX.into()).ok().filter(|_| name.trim() == name).map(|number| number as u32);
+        return parse_number("vdev", name, u32::MAX.into())
+            .ok()
+            .filter(|_| name.trim() == name)
+            .map(|number| number as u32);
     }
     if let Some((disk, part)) = name.strip_prefix('d').and_then(|rest| rest.split_once('p')) {
         return xvd(plain(disk)?, plain(part)?);
@@ -186,7 +189,7 @@ fn letters_of_disk(disk: u32) -> String {
 }
 
 /// Returns the name of a device number; `None` if the number is not of a Xen disk.
-pub fn device_name(number: u32) -> Option<String> {
+pub fn vdev_name(number: u32) -> Option<String> {
     let minor = number & 0xff;
     let (kind, disk, part) = match number {
         _ if number >> 28 == 1 => ("xvd", (number & (EXTENDED - 1)) >> 8, minor),
@@ -201,32 +204,32 @@ pub fn device_name(number: u32) -> Option<String> {
 }
 
 /// Returns the directory of a domain.
-pub fn domain(domain: DomainId) -> String {
+pub fn domain_path(domain: DomainId) -> String {
     format!("/local/domain/{}", domain.0)
 }
 
 /// Returns the directory of all backends of one type (`vbd`, `qdisk`, ...) in domain `own`.
-pub fn backends(own: DomainId, type_name: &str) -> String {
+pub fn backends_path(own: DomainId, type_name: &str) -> String {
     format!("/local/domain/{}/backend/{type_name}", own.0)
 }
 
 /// Returns the directory of the backend in domain `own` for device `devid` of domain `front`.
-pub fn backend(own: DomainId, type_name: &str, front: DomainId, devid: u32) -> String {
+pub fn backend_path(own: DomainId, type_name: &str, front: DomainId, devid: u32) -> String {
     format!("/local/domain/{}/backend/{type_name}/{}/{devid}", own.0, front.0)
 }
 
 /// Returns the directory of the frontend of device `devid` in domain `front`.
-pub fn frontend(front: DomainId, devid: u32) -> String {
+pub fn frontend_path(front: DomainId, devid: u32) -> String {
     format!("/local/domain/{}/device/vbd/{devid}", front.0)
 }
 
 /// Returns the `error` node of the backend in domain `own`, as xenbus_dev_error writes it.
-pub fn backend_error(own: DomainId, type_name: &str, front: DomainId, devid: u32) -> String {
+pub fn backend_error_path(own: DomainId, type_name: &str, front: DomainId, devid: u32) -> String {
     format!("/local/domain/{}/error/backend/{type_name}/{}/{devid}/error", own.0, front.0)
 }
 
 /// Returns the `error` node of the frontend in domain `front`.
-pub fn frontend_error(front: DomainId, devid: u32) -> String {
+pub fn frontend_error_path(front: DomainId, devid: u32) -> String {
     format!("/local/domain/{}/error/device/vbd/{devid}/error", front.0)
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use mqblk_blkif::GrantBudget;
 use mqblk_engine::{Engine, EventFd};
 use mqblk_memory::DomainId;
-use mqblk_xen::store::{Store, StoreError};
+use mqblk_xen::store::{Xenstore, XenstoreError};
 use mqblk_xen::vbd::{self, BackendPath, keys};
 use mqblk_xen::{Xen, XenError};
 use rustix::event::{PollFd, PollFlags};
@@ -75,7 +75,7 @@ pub enum BackendError {
     Xen(#[from] XenError),
     /// Xenstore refuses.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] XenstoreError),
     /// The folder of the journals cannot be had.
     #[error("journals: found {path:?}: {source}, expected a folder that can be made or written to")]
     Journals {
@@ -127,7 +127,7 @@ impl Backend {
             stop_end: OnceLock::new(),
         });
         let (bell, stop) = (EventFd::new()?, Arc::new(AtomicBool::new(false)));
-        let folder = vbd::backends(host.xen.domain(), &type_name);
+        let folder = vbd::backends_path(host.xen.domain(), &type_name);
         let (sender, ended) = channel();
         let mut watcher = Watcher {
             host: Arc::clone(&host),
@@ -216,7 +216,7 @@ struct Watcher {
 
 impl Watcher {
     /// Connects to xenstore and watches, all that is known already too.
-    fn connect(&mut self) -> Result<Store, BackendError> {
+    fn connect(&mut self) -> Result<Xenstore, BackendError> {
         let mut store = self.host.xen.store()?;
         store.watch(&self.folder, BACKENDS)?;
         // A driver domain may not have it; frontends that vanish are seen all the same.
@@ -230,7 +230,7 @@ impl Watcher {
         Ok(store)
     }
 
-    fn run(&mut self, store: Store) {
+    fn run(&mut self, store: Xenstore) {
         let mut store = Some(store);
         while !self.stop.load(Ordering::SeqCst) {
             self.bell.take();
@@ -260,7 +260,7 @@ impl Watcher {
     }
 
     /// Reads events, looks at devices. How long nothing more is to be done, unless something comes.
-    fn turn(&mut self, store: &mut Store) -> Result<Option<Duration>, StoreError> {
+    fn turn(&mut self, store: &mut Xenstore) -> Result<Option<Duration>, XenstoreError> {
         // What comes with the answer to a request waits in `store`, and its descriptor does not tell of it.
         let mut again = true;
         for _ in 0..EVENTS {
@@ -304,7 +304,7 @@ impl Watcher {
     }
 
     /// Notes what an event is about.
-    fn note(&mut self, store: &mut Store, path: &str, of: &str) -> Result<(), StoreError> {
+    fn note(&mut self, store: &mut Xenstore, path: &str, of: &str) -> Result<(), XenstoreError> {
         if of == RELEASE {
             self.devices.values_mut().for_each(|known| known.dirty = true);
             return Ok(());
@@ -330,7 +330,7 @@ impl Watcher {
         }
     }
 
-    fn scan(&mut self, store: &mut Store) -> Result<(), StoreError> {
+    fn scan(&mut self, store: &mut Xenstore) -> Result<(), XenstoreError> {
         self.devices.values_mut().for_each(|known| known.dirty = true);
         for name in store.list(&self.folder)?.unwrap_or_default() {
             if let Ok(front) = name.parse() {
@@ -340,7 +340,7 @@ impl Watcher {
         Ok(())
     }
 
-    fn scan_domain(&mut self, store: &mut Store, front: DomainId) -> Result<(), StoreError> {
+    fn scan_domain(&mut self, store: &mut Xenstore, front: DomainId) -> Result<(), XenstoreError> {
         let all = (front, 0)..=(front, u32::MAX);
         self.devices.range_mut(all).for_each(|(_, known)| known.dirty = true);
         for name in store.list(&format!("{}/{}", self.folder, front.0))?.unwrap_or_default() {
@@ -354,9 +354,9 @@ impl Watcher {
     }
 
     /// Takes on a device that is new, if it is whole and for us.
-    fn found(&mut self, store: &mut Store, front: DomainId, devid: u32) -> Result<(), StoreError> {
+    fn found(&mut self, store: &mut Xenstore, front: DomainId, devid: u32) -> Result<(), XenstoreError> {
         let name = DeviceName { type_name: self.type_name.clone(), front, devid };
-        let backend = vbd::backend(self.host.xen.domain(), &self.type_name, front, devid);
+        let backend = vbd::backend_path(self.host.xen.domain(), &self.type_name, front, devid);
         let mut read = |key: &str| store.read(&format!("{backend}/{key}"));
         let Some(params) = read(keys::STATE)?.and(read(keys::PARAMS)?) else { return Ok(()) };
         // What cannot be read is told to whoever made it, in the device's `error` node.
@@ -366,7 +366,7 @@ impl Watcher {
             tracing::debug!(device = %name, %params, "left to others");
             return Ok(());
         }
-        let frontend = read(keys::FRONTEND)?.unwrap_or_else(|| vbd::frontend(front, devid));
+        let frontend = read(keys::FRONTEND)?.unwrap_or_else(|| vbd::frontend_path(front, devid));
         if self.devices.len() >= MAX_DEVICES {
             tracing::error!(device = %name, "not served: there are {MAX_DEVICES} devices already");
             return Ok(());
@@ -386,7 +386,7 @@ impl Watcher {
     }
 
     /// Looks at a device, and begins what there is to do.
-    fn look_at(&mut self, store: &mut Store, place: (DomainId, u32)) -> Result<(), StoreError> {
+    fn look_at(&mut self, store: &mut Xenstore, place: (DomainId, u32)) -> Result<(), XenstoreError> {
         let Some(known) = self.devices.get_mut(&place) else { return Ok(()) };
         known.dirty = false;
         self.host.looks.fetch_add(1, Ordering::Relaxed);
@@ -437,7 +437,7 @@ impl Watcher {
     }
 
     /// A device's thread has ended.
-    fn ended(&mut self, store: Option<&mut Store>, ended: Ended) {
+    fn ended(&mut self, store: Option<&mut Xenstore>, ended: Ended) {
         let Ended { place, phase, device } = ended;
         let Entry::Occupied(mut entry) = self.devices.entry(place) else { return };
         entry.get_mut().busy = false;
@@ -485,7 +485,7 @@ impl Watcher {
 }
 
 /// Waits until something comes, or `pause` is over.
-fn wait(store: Option<&mut Store>, bell: &EventFd, pause: Option<Duration>) {
+fn wait(store: Option<&mut Xenstore>, bell: &EventFd, pause: Option<Duration>) {
     let bell = PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN);
     let mut ready = vec![bell];
     if let Some(store) = &store {

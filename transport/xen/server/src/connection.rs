@@ -105,7 +105,7 @@ impl Connect<'_> {
         let front = self.name.front;
         let pages = RingPages::map(self.xen, front, keys)?;
         let start = self.start(&pages, abi, index, keys)?;
-        let port = self.xen.bind(front, keys.port).map_err(|error| format!("event-channel: {error}"))?;
+        let port = self.xen.bind_interdomain(front, keys.port).map_err(|error| format!("event-channel: {error}"))?;
         let grants = self.xen.grants(front).map_err(|error| error.to_string())?;
         if self.resume {
             // An event for responses that were published before may have been lost with the process.

@@ -7,8 +7,8 @@ use std::time::Instant;
 use mqblk_blkif::{GrantBudget, Vbd, VbdOptions};
 use mqblk_engine::Engine;
 use mqblk_xen::Xen;
-use mqblk_xen::store::{Store, StoreError, Transaction};
-use mqblk_xen::vbd::{self, State, keys, number_or};
+use mqblk_xen::store::{Transaction, Xenstore, XenstoreError};
+use mqblk_xen::vbd::{self, XenbusState, keys, parse_number_or};
 
 use crate::connection::{Connect, TellBroken};
 use crate::figures::Figures;
@@ -46,8 +46,8 @@ pub(crate) enum Failure {
     Error(u16, String),
 }
 
-impl From<StoreError> for Failure {
-    fn from(error: StoreError) -> Failure {
+impl From<XenstoreError> for Failure {
+    fn from(error: XenstoreError) -> Failure {
         Failure::Error(5, error.to_string())
     }
 }
@@ -94,8 +94,8 @@ pub(crate) enum Task {
 impl Device {
     pub(crate) fn new(host: &Host, name: DeviceName, frontend: String) -> Device {
         let own = host.xen.domain();
-        let backend = vbd::backend(own, &name.type_name, name.front, name.devid);
-        let error = vbd::backend_error(own, &name.type_name, name.front, name.devid);
+        let backend = vbd::backend_path(own, &name.type_name, name.front, name.devid);
+        let error = vbd::backend_error_path(own, &name.type_name, name.front, name.devid);
         Device {
             name,
             backend,
@@ -162,7 +162,7 @@ impl Device {
         }
     }
 
-    fn store(&self, host: &Host) -> Result<Store, Failure> {
+    fn store(&self, host: &Host) -> Result<Xenstore, Failure> {
         host.xen.store().map_err(|error| Failure::Error(5, error.to_string()))
     }
 
@@ -192,7 +192,7 @@ impl Device {
     }
 
     /// The way out after a failure. What fails of it is only told.
-    fn rescue(&mut self, host: &Host, store: &mut Option<Store>, step: Step) -> Option<Phase> {
+    fn rescue(&mut self, host: &Host, store: &mut Option<Xenstore>, step: Step) -> Option<Phase> {
         let mut then = step.then;
         for effect in step.effects {
             match self.effect(host, store, *effect) {
@@ -207,7 +207,7 @@ impl Device {
         then
     }
 
-    fn effect(&mut self, host: &Host, store: &mut Option<Store>, effect: Effect) -> Result<(), Failure> {
+    fn effect(&mut self, host: &Host, store: &mut Option<Xenstore>, effect: Effect) -> Result<(), Failure> {
         match effect {
             Effect::TearDown => {
                 self.tear_down(host, host.journals.as_ref());
@@ -228,13 +228,13 @@ impl Device {
             Effect::Offer => {
                 let offer = self.opened()?.offer();
                 self.offered = Some(offer);
-                self.write(store, State::InitWait, &offer.before_waiting())
+                self.write(store, XenbusState::InitWait, &offer.before_waiting())
             }
             Effect::Connect { resume } => self.connect(host, store, resume),
             Effect::Describe => {
                 let (opened, offer) = (self.opened()?, self.offered());
                 let pairs = offer.before_connected(&opened.description());
-                self.write(store, State::Connected, &pairs)?;
+                self.write(store, XenbusState::Connected, &pairs)?;
                 store.remove(&self.error)?;
                 tracing::info!(device = %self.name, "connected");
                 Ok(())
@@ -266,8 +266,8 @@ impl Device {
     }
 
     /// Whether the directory is the one that was found: not gone, and not gone and made anew, which only a toolstack's state 1 tells.
-    fn is_same(&self, transaction: &mut Transaction<'_>, state: &str) -> Result<bool, StoreError> {
-        if State::parse(Some(state)) != State::Initialising {
+    fn is_same(&self, transaction: &mut Transaction<'_>, state: &str) -> Result<bool, XenstoreError> {
+        if XenbusState::parse(Some(state)) != XenbusState::Initialising {
             return Ok(true);
         }
         Ok(!self.announced && transaction.read(&self.key(keys::PARAMS))? == self.params)
@@ -275,7 +275,7 @@ impl Device {
 
     /// Writes keys and a state at once. A directory that is gone is not made anew, one that was made anew is left for another look, and
     /// a toolstack that wants the device to go is not written over.
-    fn write(&mut self, store: &mut Store, state: State, pairs: &[Pair]) -> Result<(), Failure> {
+    fn write(&mut self, store: &mut Xenstore, state: XenbusState, pairs: &[Pair]) -> Result<(), Failure> {
         let there = store.transaction(|transaction| {
             let Some(now) = transaction.read(&self.key(keys::STATE))? else { return Ok(false) };
             if !self.is_same(transaction, &now)? {
@@ -287,9 +287,9 @@ impl Device {
                     None => transaction.remove(&self.key(key))?,
                 }
             }
-            let to_go =
-                State::parse(Some(&now)) == State::Closing && !online(|path| transaction.read(path), &self.backend)?;
-            if !to_go || matches!(state, State::Closing | State::Closed) {
+            let to_go = XenbusState::parse(Some(&now)) == XenbusState::Closing
+                && !online(|path| transaction.read(path), &self.backend)?;
+            if !to_go || matches!(state, XenbusState::Closing | XenbusState::Closed) {
                 transaction.write(&self.key(keys::STATE), &state.to_string())?;
             }
             Ok(true)
@@ -299,7 +299,7 @@ impl Device {
     }
 
     /// Removes what was made for a domain that is gone.
-    fn remove(&self, store: &mut Store) -> Result<(), Failure> {
+    fn remove(&self, store: &mut Xenstore) -> Result<(), Failure> {
         let of_domain = self.backend.rsplit_once('/').map_or("", |(folder, _)| folder);
         store.transaction(|transaction| {
             if !is_abandoned(|path| transaction.read(path), &self.backend, self.name.front)? {
@@ -318,7 +318,7 @@ impl Device {
 
     /// Says where people look for it why the device does not work.
     /// (Of a device that is gone meanwhile nobody wants to know.)
-    fn complain(&self, store: Option<&mut Store>, errno: u16, why: &str) {
+    fn complain(&self, store: Option<&mut Xenstore>, errno: u16, why: &str) {
         tracing::warn!(device = %self.name, "{why}");
         let Some(store) = store else { return };
         let written = store.transaction(|transaction| match transaction.read(&self.key(keys::STATE))? {
@@ -330,7 +330,7 @@ impl Device {
         }
     }
 
-    fn open_storage(&mut self, host: &Host, store: &mut Store) -> Result<(), Failure> {
+    fn open_storage(&mut self, host: &Host, store: &mut Xenstore) -> Result<(), Failure> {
         const READ: [&str; 6] =
             [keys::STATE, keys::PARAMS, keys::MODE, keys::DISCARD_ENABLE, keys::DEVICE_TYPE, keys::REMOVABLE];
         // All as of one moment: a toolstack may remove them meanwhile.
@@ -352,7 +352,7 @@ impl Device {
         let params = Params::parse(&params).map_err(|why| Failure::Error(INVALID, why))?;
         // As in Linux: whoever may not write must say so.
         let read_only = mode.is_some_and(|mode| !mode.contains('w'));
-        let discard = number_or(keys::DISCARD_ENABLE, discard.as_deref(), 1, 1);
+        let discard = parse_number_or(keys::DISCARD_ENABLE, discard.as_deref(), 1, 1);
         let discard = discard.map_err(|error| Failure::Error(INVALID, error.to_string()))? == 1;
         let (cdrom, removable) = (kind.as_deref() == Some("cdrom"), removable.as_deref() == Some("1"));
         let backing = host.opener.open(&params, &self.name, read_only);
@@ -391,7 +391,7 @@ impl Device {
         }
     }
 
-    fn connect(&mut self, host: &Host, store: &mut Store, resume: bool) -> Result<(), Failure> {
+    fn connect(&mut self, host: &Host, store: &mut Xenstore, resume: bool) -> Result<(), Failure> {
         let offer = if resume { self.offer_of_before(store)? } else { self.offered() };
         self.offered = Some(offer);
         // All keys as of one moment: a frontend may write others while they are read.
@@ -448,10 +448,11 @@ impl Device {
     }
 
     /// What the process before this one told the frontend, which goes by it.
-    fn offer_of_before(&self, store: &mut Store) -> Result<Offer, Failure> {
+    fn offer_of_before(&self, store: &mut Xenstore) -> Result<Offer, Failure> {
         let mut number = |key: &str, most: u64, absent: u64| -> Result<u64, Failure> {
             let value = store.read(&self.key(key))?;
-            number_or(key, value.as_deref(), most, absent).map_err(|error| Failure::Error(INVALID, error.to_string()))
+            parse_number_or(key, value.as_deref(), most, absent)
+                .map_err(|error| Failure::Error(INVALID, error.to_string()))
         };
         let queues = number(keys::MULTI_QUEUE_MAX_QUEUES, u16::MAX.into(), 1)?.max(1) as u16;
         let ring_order = number(keys::MAX_RING_PAGE_ORDER, 4, 0)? as u8;

@@ -3,8 +3,8 @@
 use mqblk_memory::{DomainId, GrantRef};
 use mqblk_ring::blkif::Abi;
 use mqblk_xen::Port;
-use mqblk_xen::store::StoreError;
-use mqblk_xen::vbd::{Malformed, flag, keys, number};
+use mqblk_xen::store::XenstoreError;
+use mqblk_xen::vbd::{MalformedValue, keys, parse_flag, parse_number};
 
 /// What a backend has offered, which a frontend may not exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub struct Published {
 pub enum PublishedError {
     /// A key is wrong.
     #[error(transparent)]
-    Key(#[from] Malformed),
+    Key(#[from] MalformedValue),
     /// A key is missing.
     #[error("{key}: found nothing, expected {expected}")]
     Missing {
@@ -51,7 +51,7 @@ pub enum PublishedError {
     },
     /// Xenstore could not be asked.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] XenstoreError),
 }
 
 impl PublishedError {
@@ -70,7 +70,7 @@ impl PublishedError {
 const UNSAID: Abi = if cfg!(any(target_arch = "x86_64", target_arch = "x86")) { Abi::X86_32 } else { Abi::Arm };
 
 /// How a key is read: by its path below the frontend's directory.
-pub type Read<'a> = &'a mut dyn FnMut(&str) -> Result<Option<String>, StoreError>;
+pub type Read<'a> = &'a mut dyn FnMut(&str) -> Result<Option<String>, XenstoreError>;
 
 impl Published {
     /// Reads and judges the keys. As many are read as the bounds allow, whatever the frontend says.
@@ -86,10 +86,11 @@ impl Published {
             })?,
         };
         // A value that is no number means no more than that the frontend does not offer it.
-        let persistent = flag(keys::FEATURE_PERSISTENT, read(keys::FEATURE_PERSISTENT)?.as_deref()).unwrap_or(false);
+        let persistent =
+            parse_flag(keys::FEATURE_PERSISTENT, read(keys::FEATURE_PERSISTENT)?.as_deref()).unwrap_or(false);
         let queues = match read(keys::MULTI_QUEUE_NUM_QUEUES)? {
             None => 1,
-            Some(text) => match number(keys::MULTI_QUEUE_NUM_QUEUES, &text, bounds.queues.into()) {
+            Some(text) => match parse_number(keys::MULTI_QUEUE_NUM_QUEUES, &text, bounds.queues.into()) {
                 Ok(count @ 1..) => count as u32,
                 _ => {
                     let expected = format!("a number from 1 to {}", bounds.queues);
@@ -107,8 +108,8 @@ impl Published {
     }
 }
 
-fn malformed(key: &str, found: &str, expected: impl Into<String>) -> Malformed {
-    Malformed { key: key.to_owned(), found: found.chars().take(40).collect(), expected: expected.into() }
+fn malformed(key: &str, found: &str, expected: impl Into<String>) -> MalformedValue {
+    MalformedValue { key: key.to_owned(), found: found.chars().take(40).collect(), expected: expected.into() }
 }
 
 /// How many pages each ring has, and how the frontend numbers them.
@@ -123,12 +124,13 @@ impl RingPages {
     fn read(read: Read<'_>, bounds: Bounds) -> Result<RingPages, PublishedError> {
         let most = 1_u32 << bounds.ring_order;
         let order = read(keys::RING_PAGE_ORDER)?;
-        let order = order.map(|text| number(keys::RING_PAGE_ORDER, &text, bounds.ring_order.into())).transpose()?;
+        let order =
+            order.map(|text| parse_number(keys::RING_PAGE_ORDER, &text, bounds.ring_order.into())).transpose()?;
         let by_order = order.map(|order| 1_u32 << order);
         // The older twin. Who writes both must mean the same.
         let by_count = match read(keys::NUM_RING_PAGES)? {
             None => None,
-            Some(text) => match number(keys::NUM_RING_PAGES, &text, most.into()) {
+            Some(text) => match parse_number(keys::NUM_RING_PAGES, &text, most.into()) {
                 Ok(pages) if (pages as u32).is_power_of_two() && by_order.is_none_or(|other| other == pages as u32) => {
                     Some(pages as u32)
                 }
@@ -159,7 +161,7 @@ impl RingKeys {
             let mut found = None;
             for name in &names {
                 if let Some(text) = read(name)? {
-                    found = Some(GrantRef(number(name, &text, u32::MAX.into())? as u32));
+                    found = Some(GrantRef(parse_number(name, &text, u32::MAX.into())? as u32));
                     break;
                 }
             }
@@ -167,7 +169,7 @@ impl RingKeys {
         }
         let key = format!("{folder}{}", keys::EVENT_CHANNEL);
         let text = read(&key)?.ok_or_else(|| missing(key.clone(), "an event channel's port"))?;
-        Ok(RingKeys { refs, port: Port(number(&key, &text, u32::MAX.into())? as u32) })
+        Ok(RingKeys { refs, port: Port(parse_number(&key, &text, u32::MAX.into())? as u32) })
     }
 }
 

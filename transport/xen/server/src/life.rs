@@ -3,7 +3,7 @@
 //! Decisions are made by what is in xenstore now, not by what an event said: any number of changes that came meanwhile are one.
 //! Source: Xen's `public/io/blkif.h` and `xenbus.h`; where they leave it open, Linux's xen-blkback.
 
-use mqblk_xen::vbd::State;
+use mqblk_xen::vbd::XenbusState;
 
 /// How far a device is, in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,9 +43,9 @@ impl Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Seen {
     /// The backend's state; `None`: there is no such device (any more).
-    pub backend: Option<State>,
+    pub backend: Option<XenbusState>,
     /// The frontend's state; [`State::Unknown`] also when it cannot be read.
-    pub frontend: State,
+    pub frontend: XenbusState,
     /// Whether the toolstack wants the device to stay.
     pub online: bool,
     /// The frontend's domain is gone, and nobody else has made the device's directory and would remove it.
@@ -72,7 +72,7 @@ pub enum Effect {
     /// Write what the disk is, and the state 4 with it.
     Describe,
     /// Write a state.
-    Announce(State),
+    Announce(XenbusState),
     /// Remove the device's directory.
     Remove,
 }
@@ -93,10 +93,12 @@ const CONNECT: Step = Step { effects: &[Connect { resume: false }, Describe], th
 const RESUME: Step = Step { effects: &[OpenStorage, Connect { resume: true }, Describe], then: Some(Phase::Connected) };
 /// As [`RESUME`], when the toolstack has asked for the end meanwhile: its state 5 stands.
 const RESUME_LEAVING: Step = Step { effects: &[OpenStorage, Connect { resume: true }], then: Some(Phase::Leaving) };
-const LEAVE: Step = Step { effects: &[Announce(State::Closing)], then: Some(Phase::Leaving) };
+const LEAVE: Step = Step { effects: &[Announce(XenbusState::Closing)], then: Some(Phase::Leaving) };
 const NOTE_LEAVING: Step = Step { effects: &[], then: Some(Phase::Leaving) };
-const CLOSE: Step = Step { effects: &[TearDown, CloseStorage, Announce(State::Closing)], then: Some(Phase::Closing) };
-const CLOSED: Step = Step { effects: &[TearDown, CloseStorage, Announce(State::Closed)], then: Some(Phase::Closed) };
+const CLOSE: Step =
+    Step { effects: &[TearDown, CloseStorage, Announce(XenbusState::Closing)], then: Some(Phase::Closing) };
+const CLOSED: Step =
+    Step { effects: &[TearDown, CloseStorage, Announce(XenbusState::Closed)], then: Some(Phase::Closed) };
 const NOTE_CLOSED: Step = Step { effects: &[], then: Some(Phase::Closed) };
 const RESET: Step = Step { effects: &[TearDown, Offer], then: Some(Phase::Waiting) };
 const AGAIN: Step = Step { effects: &[TearDown, CloseStorage], then: Some(Phase::Found) };
@@ -109,7 +111,7 @@ pub const FAILED: Step = CLOSE;
 /// What to do about a device. `None`: nothing, until something changes.
 pub fn next(phase: Phase, seen: Seen) -> Option<Step> {
     let Some(backend) = seen.backend else { return Some(GONE) };
-    if backend == State::Initialising && phase != Phase::Found {
+    if backend == XenbusState::Initialising && phase != Phase::Found {
         // Nobody but a toolstack writes that: it has made the device anew.
         return Some(AGAIN);
     }
@@ -121,23 +123,23 @@ pub fn next(phase: Phase, seen: Seen) -> Option<Step> {
         Phase::Waiting => waiting(backend, seen),
         Phase::Connected | Phase::Leaving => served(phase, backend, seen),
         Phase::Closing => match seen.frontend {
-            State::Closed | State::Unknown => Some(CLOSED),
+            XenbusState::Closed | XenbusState::Unknown => Some(CLOSED),
             _ if !seen.online => Some(CLOSED),
             _ => None,
         },
         Phase::Closed => match seen.frontend {
             // A toolstack that wants a device to go writes 5 over whatever was there, and waits for 6.
-            _ if backend == State::Closing => Some(CLOSED),
+            _ if backend == XenbusState::Closing => Some(CLOSED),
             // A frontend may go on to 3 before we have looked.
-            State::Initialising | State::Initialised if seen.online => Some(PREPARE),
+            XenbusState::Initialising | XenbusState::Initialised if seen.online => Some(PREPARE),
             _ => None,
         },
     }
 }
 
 /// What a process finds that has just started, or that a toolstack has just made.
-fn found(backend: State, seen: Seen) -> Option<Step> {
-    use State::{Closed, Closing, Connected, Initialised, Initialising, Unknown};
+fn found(backend: XenbusState, seen: Seen) -> Option<Step> {
+    use XenbusState::{Closed, Closing, Connected, Initialised, Initialising, Unknown};
     match (backend, seen.frontend) {
         // Its other half is yet to be made.
         (Initialising | Unknown, Unknown) => None,
@@ -152,28 +154,28 @@ fn found(backend: State, seen: Seen) -> Option<Step> {
     }
 }
 
-fn waiting(backend: State, seen: Seen) -> Option<Step> {
+fn waiting(backend: XenbusState, seen: Seen) -> Option<Step> {
     match seen.frontend {
-        State::Closed | State::Unknown => Some(CLOSED),
-        _ if backend == State::Closing && !seen.online => Some(CLOSED),
-        _ if backend == State::Closing => Some(CLOSE),
-        State::Initialised | State::Connected => Some(CONNECT),
-        State::Closing => Some(CLOSE),
+        XenbusState::Closed | XenbusState::Unknown => Some(CLOSED),
+        _ if backend == XenbusState::Closing && !seen.online => Some(CLOSED),
+        _ if backend == XenbusState::Closing => Some(CLOSE),
+        XenbusState::Initialised | XenbusState::Connected => Some(CONNECT),
+        XenbusState::Closing => Some(CLOSE),
         _ => None,
     }
 }
 
-fn served(phase: Phase, backend: State, seen: Seen) -> Option<Step> {
-    let asked_to_go = backend == State::Closing && phase == Phase::Connected || !seen.online;
+fn served(phase: Phase, backend: XenbusState, seen: Seen) -> Option<Step> {
+    let asked_to_go = backend == XenbusState::Closing && phase == Phase::Connected || !seen.online;
     match seen.frontend {
-        State::Closed | State::Unknown => Some(CLOSED),
+        XenbusState::Closed | XenbusState::Unknown => Some(CLOSED),
         // Its driver has started anew without closing: whatever rings it had, it has given up.
-        State::Initialising if asked_to_go => Some(CLOSED),
-        State::Initialising => Some(RESET),
+        XenbusState::Initialising if asked_to_go => Some(CLOSED),
+        XenbusState::Initialising => Some(RESET),
         // Its disk may still be in use: it is served until the frontend says that it is not.
         _ if phase == Phase::Leaving => None,
-        State::Closing => Some(LEAVE),
-        _ if backend == State::Closing => Some(NOTE_LEAVING),
+        XenbusState::Closing => Some(LEAVE),
+        _ if backend == XenbusState::Closing => Some(NOTE_LEAVING),
         _ => None,
     }
 }

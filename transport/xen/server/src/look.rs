@@ -1,8 +1,8 @@
 //! What xenstore says of a device.
 
 use mqblk_memory::DomainId;
-use mqblk_xen::store::{Store, StoreError};
-use mqblk_xen::vbd::{self, State, keys};
+use mqblk_xen::store::{Xenstore, XenstoreError};
+use mqblk_xen::vbd::{self, XenbusState, keys};
 
 use crate::life::Seen;
 use crate::resize::RESIZE;
@@ -10,23 +10,23 @@ use crate::toolstack::{MADE_BY, US, read_of_guest};
 
 /// Whether the toolstack wants a device to stay.
 pub(crate) fn online(
-    mut read: impl FnMut(&str) -> Result<Option<String>, StoreError>,
+    mut read: impl FnMut(&str) -> Result<Option<String>, XenstoreError>,
     backend: &str,
-) -> Result<bool, StoreError> {
+) -> Result<bool, XenstoreError> {
     let value = read(&format!("{backend}/{}", keys::ONLINE))?;
     Ok(value.is_none_or(|value| value.trim() != "0"))
 }
 
 /// Whether a device's directory, of our own making, has outlived the domain that it was made for.
 pub(crate) fn is_abandoned(
-    mut read: impl FnMut(&str) -> Result<Option<String>, StoreError>,
+    mut read: impl FnMut(&str) -> Result<Option<String>, XenstoreError>,
     backend: &str,
     front: DomainId,
-) -> Result<bool, StoreError> {
+) -> Result<bool, XenstoreError> {
     if read(&format!("{backend}/{MADE_BY}"))?.as_deref() != Some(US) {
         return Ok(false);
     }
-    match read(&vbd::domain(front)) {
+    match read(&vbd::domain_path(front)) {
         Ok(there) => Ok(there.is_none()),
         Err(error) if error.is_lost() => Err(error),
         // A driver domain may not look there.
@@ -36,15 +36,15 @@ pub(crate) fn is_abandoned(
 
 /// What is in xenstore of a device.
 pub(crate) fn look(
-    store: &mut Store,
+    store: &mut Xenstore,
     backend: &str,
     (front, frontend): (DomainId, &str),
-) -> Result<(Seen, Option<String>), StoreError> {
+) -> Result<(Seen, Option<String>), XenstoreError> {
     let state = store.read(&format!("{backend}/{}", keys::STATE))?;
     let online = online(|path| store.read(path), backend)?;
     let resize = store.read(&format!("{backend}/{RESIZE}"))?;
     let value = read_of_guest(store, &format!("{frontend}/{}", keys::STATE))?;
     let abandoned = value.is_none() && is_abandoned(|path| store.read(path), backend, front)?;
-    let backend = state.map(|state| State::parse(Some(&state)));
-    Ok((Seen { backend, frontend: State::parse(value.as_deref()), online, abandoned }, resize))
+    let backend = state.map(|state| XenbusState::parse(Some(&state)));
+    Ok((Seen { backend, frontend: XenbusState::parse(value.as_deref()), online, abandoned }, resize))
 }

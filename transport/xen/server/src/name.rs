@@ -19,7 +19,7 @@ pub struct DeviceName {
 impl DeviceName {
     /// What the guest calls it, as far as that is known.
     pub fn vdev(&self) -> String {
-        vbd::device_name(self.devid).unwrap_or_else(|| self.devid.to_string())
+        vbd::vdev_name(self.devid).unwrap_or_else(|| self.devid.to_string())
     }
 }
 

@@ -2,8 +2,8 @@
 
 use mqblk_core::settings::parse_size;
 use mqblk_core::{ByteLen, Resize, SizeUsers};
-use mqblk_xen::store::Store;
-use mqblk_xen::vbd::{State, keys};
+use mqblk_xen::store::Xenstore;
+use mqblk_xen::vbd::{XenbusState, keys};
 
 use crate::device::{Device, Failure, INVALID};
 use crate::figures::Figures;
@@ -17,7 +17,7 @@ pub const RESIZE_ERROR: &str = "resize-error";
 
 impl Device {
     /// Does what the key asks for, and takes it away.
-    pub(crate) fn resize(&mut self, store: &mut Store, phase: Phase, size: &str) -> Result<(), Failure> {
+    pub(crate) fn resize(&mut self, store: &mut Xenstore, phase: Phase, size: &str) -> Result<(), Failure> {
         let resized = self.resized(size);
         let pairs = match &resized {
             Ok(_) => vec![self.opened()?.description().sectors(), (RESIZE_ERROR, None), (RESIZE, None)],
@@ -32,8 +32,11 @@ impl Device {
                     None => transaction.remove(&self.key(key))?,
                 }
             }
-            if resized.is_ok() && phase == Phase::Connected && State::parse(Some(&state)) == State::Connected {
-                transaction.write(&self.key(keys::STATE), &State::Connected.to_string())?;
+            if resized.is_ok()
+                && phase == Phase::Connected
+                && XenbusState::parse(Some(&state)) == XenbusState::Connected
+            {
+                transaction.write(&self.key(keys::STATE), &XenbusState::Connected.to_string())?;
             }
             Ok(())
         });

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use mqblk_core::Resize;
 use mqblk_memory::DomainId;
 use mqblk_xen::XenError;
-use mqblk_xen::store::{Access, Permission, Store, StoreError, Transaction};
-use mqblk_xen::vbd::{self, State, keys};
+use mqblk_xen::store::{Access, Permission, Transaction, Xenstore, XenstoreError};
+use mqblk_xen::vbd::{self, XenbusState, keys};
 
 pub use listed::{Listed, list};
 
@@ -25,7 +25,7 @@ pub(crate) const US: &str = "mqblk";
 pub enum ToolError {
     /// Xenstore refuses.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] XenstoreError),
     /// There is no way to xenstore.
     #[error(transparent)]
     Xen(#[from] XenError),
@@ -68,9 +68,9 @@ pub enum ToolError {
         /// The device.
         name: DeviceName,
         /// State of the backend.
-        backend: State,
+        backend: XenbusState,
         /// State of the frontend.
-        frontend: State,
+        frontend: XenbusState,
         /// How long was waited.
         waited: Duration,
         /// What was waited for.
@@ -105,9 +105,9 @@ impl Places {
     /// Of a device whose backend domain `own` has.
     pub fn of(own: DomainId, name: &DeviceName) -> Places {
         Places {
-            backend: vbd::backend(own, &name.type_name, name.front, name.devid),
-            frontend: vbd::frontend(name.front, name.devid),
-            error: vbd::backend_error(own, &name.type_name, name.front, name.devid),
+            backend: vbd::backend_path(own, &name.type_name, name.front, name.devid),
+            frontend: vbd::frontend_path(name.front, name.devid),
+            error: vbd::backend_error_path(own, &name.type_name, name.front, name.devid),
         }
     }
 }
@@ -125,7 +125,7 @@ pub enum Made {
 ///
 /// # Errors
 /// When the domain is not there, it has such a device that is something else, or xenstore refuses.
-pub fn attach(store: &mut Store, own: DomainId, device: &NewDevice) -> Result<Made, ToolError> {
+pub fn attach(store: &mut Xenstore, own: DomainId, device: &NewDevice) -> Result<Made, ToolError> {
     let NewDevice { name, params, read_only } = device;
     let Places { backend, frontend, error } = Places::of(own, name);
     enum Found {
@@ -134,7 +134,7 @@ pub fn attach(store: &mut Store, own: DomainId, device: &NewDevice) -> Result<Ma
         Taken(String),
     }
     let found = store.transaction(|transaction| {
-        if transaction.list(&vbd::domain(name.front))?.is_none() {
+        if transaction.list(&vbd::domain_path(name.front))?.is_none() {
             return Ok(Found::NoDomain);
         }
         if transaction.read(&format!("{backend}/{}", keys::STATE))?.is_some() {
@@ -193,10 +193,10 @@ fn make(
     folder: &str,
     [owner, reader]: [DomainId; 2],
     pairs: &[(&str, &str)],
-) -> Result<(), StoreError> {
+) -> Result<(), XenstoreError> {
     let permissions =
         [Permission { domain: owner, access: Access::None }, Permission { domain: reader, access: Access::Read }];
-    transaction.make(folder)?;
+    transaction.mkdir(folder)?;
     transaction.set_permissions(folder, &permissions)?;
     for (key, value) in pairs {
         let path = format!("{folder}/{key}");
@@ -210,34 +210,34 @@ fn make(
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ends {
     /// The backend's; `None`: there is no such device.
-    pub backend: Option<State>,
+    pub backend: Option<XenbusState>,
     /// The frontend's.
-    pub frontend: State,
+    pub frontend: XenbusState,
     /// The backend's `error` node.
     pub error: Option<String>,
 }
 
-fn ends(store: &mut Store, places: &Places) -> Result<Ends, StoreError> {
+fn ends(store: &mut Xenstore, places: &Places) -> Result<Ends, XenstoreError> {
     let backend = store.read(&format!("{}/{}", places.backend, keys::STATE))?;
     let frontend = read_of_guest(store, &format!("{}/{}", places.frontend, keys::STATE))?;
     Ok(Ends {
-        backend: backend.map(|state| State::parse(Some(&state))),
-        frontend: State::parse(frontend.as_deref()),
+        backend: backend.map(|state| XenbusState::parse(Some(&state))),
+        frontend: XenbusState::parse(frontend.as_deref()),
         error: store.read(&places.error)?,
     })
 }
 
 /// What a guest may have written; what is no text is as good as nothing.
-pub(crate) fn read_of_guest(store: &mut Store, path: &str) -> Result<Option<String>, StoreError> {
+pub(crate) fn read_of_guest(store: &mut Xenstore, path: &str) -> Result<Option<String>, XenstoreError> {
     store.read(path).or_else(|error| if error.is_lost() { Err(error) } else { Ok(None) })
 }
 
 /// Looks at a device again whenever something of it changes, until `judge` is content or time is up: then `None`.
 fn wait_until<T>(
-    store: &mut Store,
+    store: &mut Xenstore,
     places: &Places,
     patience: Duration,
-    mut judge: impl FnMut(&mut Store, &Ends) -> Result<Option<T>, ToolError>,
+    mut judge: impl FnMut(&mut Xenstore, &Ends) -> Result<Option<T>, ToolError>,
 ) -> Result<Option<T>, ToolError> {
     const TOKEN: &str = "wait";
     let deadline = Instant::now() + patience;
@@ -274,15 +274,15 @@ fn late(name: &DeviceName, now: Ends, waited: Duration, expected: &'static str, 
 /// # Errors
 /// When the backend says why not, or time is up.
 pub fn wait_connected(
-    store: &mut Store,
+    store: &mut Xenstore,
     own: DomainId,
     name: &DeviceName,
     patience: Duration,
 ) -> Result<(), ToolError> {
     let places = Places::of(own, name);
     let connected = wait_until(store, &places, patience, |_, now| match (now.backend, &now.error) {
-        (Some(State::Connected), _) if now.frontend == State::Connected => Ok(Some(())),
-        (Some(State::Closing | State::Closed), Some(why)) => {
+        (Some(XenbusState::Connected), _) if now.frontend == XenbusState::Connected => Ok(Some(())),
+        (Some(XenbusState::Closing | XenbusState::Closed), Some(why)) => {
             Err(ToolError::Refused { name: name.clone(), why: why.clone() })
         }
         (None, _) => Err(no_device(name)),
@@ -293,8 +293,8 @@ pub fn wait_connected(
     }
     let now = ends(store, &places)?;
     let hint = match now.backend {
-        Some(State::Initialising) => " (does a backend for this type run?)",
-        Some(State::InitWait) => " (does the guest have a driver?)",
+        Some(XenbusState::Initialising) => " (does a backend for this type run?)",
+        Some(XenbusState::InitWait) => " (does the guest have a driver?)",
         _ => "",
     };
     Err(late(name, now, patience, "both Connected (4)", hint))
@@ -309,7 +309,7 @@ fn no_device(name: &DeviceName) -> ToolError {
 /// # Errors
 /// When there is none, or the guest does not let go of it in time; then it is asked to still.
 pub fn detach(
-    store: &mut Store,
+    store: &mut Xenstore,
     own: DomainId,
     name: &DeviceName,
     patience: Duration,
@@ -320,7 +320,7 @@ pub fn detach(
         let there = transaction.read(&format!("{}/{}", places.backend, keys::STATE))?.is_some();
         if there && !force {
             transaction.write(&format!("{}/{}", places.backend, keys::ONLINE), "0")?;
-            transaction.write(&format!("{}/{}", places.backend, keys::STATE), &State::Closing.to_string())?;
+            transaction.write(&format!("{}/{}", places.backend, keys::STATE), &XenbusState::Closing.to_string())?;
         }
         Ok(there)
     })?;
@@ -329,7 +329,7 @@ pub fn detach(
     }
     if !force {
         let closed = wait_until(store, &places, patience, |_, now| {
-            Ok(matches!(now.backend, None | Some(State::Closed)).then_some(()))
+            Ok(matches!(now.backend, None | Some(XenbusState::Closed)).then_some(()))
         })?;
         if closed.is_none() {
             let now = ends(store, &places)?;
@@ -342,7 +342,7 @@ pub fn detach(
 }
 
 /// Removes both directories of a device, and what was complained of.
-fn remove(store: &mut Store, places: &Places) -> Result<(), StoreError> {
+fn remove(store: &mut Xenstore, places: &Places) -> Result<(), XenstoreError> {
     store.transaction(|transaction| {
         for place in [&places.backend, &places.frontend, &places.error] {
             transaction.remove(place)?;
@@ -356,7 +356,7 @@ fn remove(store: &mut Store, places: &Places) -> Result<(), StoreError> {
 /// # Errors
 /// When there is no such device, the backend refuses, or does not answer in time.
 pub fn resize(
-    store: &mut Store,
+    store: &mut Xenstore,
     own: DomainId,
     name: &DeviceName,
     asked: Resize,

@@ -10,8 +10,8 @@ use mqblk_blkif::GrantBudget;
 use mqblk_engine::{Engine, EngineOptions, LaneOptions};
 use mqblk_memory::DomainId;
 use mqblk_xen::simulation::{Machine, connect};
-use mqblk_xen::store::Store;
-use mqblk_xen::{simulated, vbd};
+use mqblk_xen::store::Xenstore;
+use mqblk_xen::{connect_simulated, vbd};
 use mqblk_xen_server::toolstack::{self, Made, NewDevice};
 use mqblk_xen_server::{Backend, BackendOptions, Backing, DeviceName, Opener, Pace, Params};
 
@@ -46,7 +46,7 @@ struct Stage {
     opener: Arc<Refuses>,
     asked: Receiver<String>,
     go: Sender<()>,
-    store: Store,
+    store: Xenstore,
     machine: Machine,
 }
 
@@ -66,7 +66,7 @@ fn stage(folder: &Path, pace: Pace) -> Stage {
         pace,
         drain_timeout: Duration::from_secs(30),
     };
-    let xen = simulated(folder).unwrap();
+    let xen = connect_simulated(folder).unwrap();
     let store = xen.store().unwrap();
     Stage { backend: Backend::start(xen, options).unwrap(), opener, asked, go, store, machine }
 }
@@ -82,7 +82,7 @@ impl Stage {
     }
 
     fn state(&mut self, devid: u32) -> Option<String> {
-        self.store.read(&format!("{}/state", vbd::backend(DomainId(0), "mqblk", GUEST, devid))).unwrap()
+        self.store.read(&format!("{}/state", vbd::backend_path(DomainId(0), "mqblk", GUEST, devid))).unwrap()
     }
 
     fn wait_state(&mut self, devid: u32, state: &str) {
@@ -109,7 +109,7 @@ fn a_device_that_is_made_anew_is_not_written_to_by_its_predecessor() {
     assert_eq!(stage.state(51712).as_deref(), Some("1"), "nothing is known of the second one yet");
     stage.go.send(()).unwrap();
     stage.wait_state(51712, "5");
-    let error = vbd::backend_error(DomainId(0), "mqblk", GUEST, 51712);
+    let error = vbd::backend_error_path(DomainId(0), "mqblk", GUEST, 51712);
     assert_eq!(stage.store.read(&error).unwrap().as_deref(), Some("19 no mqblk:second here"));
 }
 
@@ -129,7 +129,7 @@ fn a_device_that_is_gone_stays_gone() {
     stage.wait_state(51728, "5");
     stage.backend.stop();
     assert_eq!(stage.state(51712), None);
-    let error = vbd::backend_error(DomainId(0), "mqblk", GUEST, 51712);
+    let error = vbd::backend_error_path(DomainId(0), "mqblk", GUEST, 51712);
     assert_eq!(stage.store.read(&error).unwrap(), None);
 }
 
@@ -143,19 +143,19 @@ fn nothing_is_left_of_devices_of_a_domain_that_is_gone() {
         stage.attach(devid, "mqblk:one");
         stage.wait_state(devid, "5");
     }
-    let foreign = vbd::backend(DomainId(0), "mqblk", GUEST, 51728);
+    let foreign = vbd::backend_path(DomainId(0), "mqblk", GUEST, 51728);
     stage.store.remove(&format!("{foreign}/made-by")).unwrap();
     assert!(stage.machine.destroy_domain(GUEST));
-    let wait_gone = |store: &mut Store, path: &str| {
+    let wait_gone = |store: &mut Xenstore, path: &str| {
         let until = Instant::now() + PATIENCE;
         while store.read(path).unwrap().is_some() {
             assert!(Instant::now() < until, "{path} stays");
             std::thread::sleep(Duration::from_millis(1));
         }
     };
-    wait_gone(&mut stage.store, &vbd::backend(DomainId(0), "mqblk", GUEST, 51712));
+    wait_gone(&mut stage.store, &vbd::backend_path(DomainId(0), "mqblk", GUEST, 51712));
     stage.wait_state(51728, "6");
-    let error = vbd::backend_error(DomainId(0), "mqblk", GUEST, 51712);
+    let error = vbd::backend_error_path(DomainId(0), "mqblk", GUEST, 51712);
     assert_eq!(stage.store.read(&error).unwrap(), None);
     // The last of a domain takes the domain's folder with it.
     stage.store.write(&format!("{foreign}/made-by"), "mqblk").unwrap();
@@ -193,7 +193,7 @@ fn a_flood_costs_a_bounded_number_of_looks() {
     stage.wait_state(51712, "5");
     let started = Instant::now();
     let mut writer = connect(folder.path(), GUEST).unwrap().store().unwrap();
-    let state = format!("{}/state", vbd::frontend(GUEST, 51712));
+    let state = format!("{}/state", vbd::frontend_path(GUEST, 51712));
     let mut writes = 0_u64;
     while started.elapsed() < Duration::from_millis(1500) {
         writer.write(&state, &(writes % 9).to_string()).unwrap();

@@ -8,44 +8,48 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use mqblk_memory::{DomainId, GrantAccess, GrantRef, PAGE_BYTES};
 
-use super::grants::Grants;
-use super::table::{Board, Foreign, map_file};
-use super::wire::{Ask, Packets};
+use super::grants::SimulatedGrants;
+use super::hypercall::{Hypercall, HypercallSocket};
+use super::shared_memory::{ForeignDomain, SharedInfo, map_file};
 use super::{events, xenstored};
-use crate::store::Store;
+use crate::store::Xenstore;
 use crate::{EventPort, Port, SharedPages, Xen, XenError};
 
 /// Makes a hypercall to the machine, and parses its result.
-pub(super) fn ask<T>(
-    connection: &Mutex<Packets>,
-    call: &Ask,
+pub(super) fn hypercall<T>(
+    connection: &Mutex<HypercallSocket>,
+    call: &Hypercall,
     read: impl FnOnce(&[u32], Vec<OwnedFd>) -> io::Result<T>,
 ) -> io::Result<T> {
     let mut packets = connection.lock().unwrap_or_else(PoisonError::into_inner);
     call.encode(packets.words());
-    let descriptors = packets.ask()?;
+    let descriptors = packets.call()?;
     read(&packets.words()[1..], descriptors)
 }
 
 /// Returns the error for a result that does not match its hypercall.
-pub(super) fn bad_answer() -> io::Error {
+pub(super) fn malformed_result() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "found a malformed result, expected one of a machine of this build")
 }
 
 /// The attached foreign domains, shared by all rings of a program.
 #[derive(Debug, Default)]
-pub(super) struct Known(Mutex<HashMap<DomainId, Weak<Foreign>>>);
+pub(super) struct ForeignDomains(Mutex<HashMap<DomainId, Weak<ForeignDomain>>>);
 
-impl Known {
+impl ForeignDomains {
     /// Returns a domain's grant table and memory. They are mapped once in this process.
-    pub(super) fn attach(&self, domain: DomainId, connection: &Mutex<Packets>) -> io::Result<Arc<Foreign>> {
+    pub(super) fn attach(
+        &self,
+        domain: DomainId,
+        connection: &Mutex<HypercallSocket>,
+    ) -> io::Result<Arc<ForeignDomain>> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(foreign) = known.get(&domain).and_then(Weak::upgrade).filter(|foreign| foreign.is_alive()) {
             return Ok(foreign);
         }
-        let foreign = ask(connection, &Ask::Attach(domain), |_, descriptors| {
-            let [table, memory] = descriptors.try_into().map_err(|_| bad_answer())?;
-            Foreign::attach(table, memory)
+        let foreign = hypercall(connection, &Hypercall::AttachDomain(domain), |_, descriptors| {
+            let [table, memory] = descriptors.try_into().map_err(|_| malformed_result())?;
+            ForeignDomain::attach(table, memory)
         })?;
         let foreign = Arc::new(foreign);
         known.insert(domain, Arc::downgrade(&foreign));
@@ -54,22 +58,22 @@ impl Known {
 }
 
 /// A program's connection to a simulated machine.
-struct Simulated {
+struct SimulatedXen {
     folder: PathBuf,
     domain: DomainId,
-    connection: Arc<Mutex<Packets>>,
-    board: Arc<Board>,
-    known: Arc<Known>,
+    connection: Arc<Mutex<HypercallSocket>>,
+    shared_info: Arc<SharedInfo>,
+    domains: Arc<ForeignDomains>,
     /// The own domain's memory, attached by the first `share`.
-    own: OnceLock<Arc<Foreign>>,
+    own_memory: OnceLock<Arc<ForeignDomain>>,
 }
 
 /// Connects a program of `domain`. Returns the connection, its number and the machine's shared info.
-fn connect_packets(folder: &Path, domain: DomainId) -> io::Result<(Mutex<Packets>, u32, OwnedFd)> {
-    let connection = Mutex::new(Packets::connect(folder)?);
-    let (number, board) = ask(&connection, &Ask::Hello(domain), |words, descriptors| {
-        let [board] = descriptors.try_into().map_err(|_| bad_answer())?;
-        Ok((*words.first().ok_or_else(bad_answer)?, board))
+fn connect_packets(folder: &Path, domain: DomainId) -> io::Result<(Mutex<HypercallSocket>, u32, OwnedFd)> {
+    let connection = Mutex::new(HypercallSocket::connect(folder)?);
+    let (number, board) = hypercall(&connection, &Hypercall::Connect(domain), |words, descriptors| {
+        let [board] = descriptors.try_into().map_err(|_| malformed_result())?;
+        Ok((*words.first().ok_or_else(malformed_result)?, board))
     })?;
     Ok((connection, number, board))
 }
@@ -80,13 +84,13 @@ fn connect_packets(folder: &Path, domain: DomainId) -> io::Result<(Mutex<Packets
 /// When no machine runs there.
 pub fn connect(folder: &Path, domain: DomainId) -> Result<Arc<dyn Xen>, XenError> {
     let connected = connect_packets(folder, domain).and_then(|(connection, _, board)| {
-        Ok(Simulated {
+        Ok(SimulatedXen {
             folder: folder.to_owned(),
             domain,
             connection: Arc::new(connection),
-            board: Arc::new(Board::attach(board)?),
-            known: Arc::default(),
-            own: OnceLock::new(),
+            shared_info: Arc::new(SharedInfo::attach(board)?),
+            domains: Arc::default(),
+            own_memory: OnceLock::new(),
         })
     });
     match connected {
@@ -98,68 +102,68 @@ pub fn connect(folder: &Path, domain: DomainId) -> Result<Arc<dyn Xen>, XenError
     }
 }
 
-impl Simulated {
+impl SimulatedXen {
     fn failed(&self, what: String) -> impl FnOnce(io::Error) -> XenError {
         let what =
             format!("{what}, for domain {} of the simulated machine in {}", self.domain.0, self.folder.display());
         move |source| XenError { what, source }
     }
 
-    fn port(&self, call: &Ask) -> io::Result<EventPort> {
-        ask(&self.connection, call, |words, descriptors| {
-            let [port, outgoing, incoming] = *words else { return Err(bad_answer()) };
-            let [local, remote] = descriptors.try_into().map_err(|_| bad_answer())?;
+    fn port(&self, call: &Hypercall) -> io::Result<EventPort> {
+        hypercall(&self.connection, call, |words, descriptors| {
+            let [port, outgoing, incoming] = *words else { return Err(malformed_result()) };
+            let [local, remote] = descriptors.try_into().map_err(|_| malformed_result())?;
             let descriptor: OwnedFd = OwnedFd::try_clone(&local)?;
-            let channel = events::Channel {
+            let channel = events::SimulatedPort {
                 connection: Arc::clone(&self.connection),
                 port: Port(port),
-                outgoing: self.board.lane(outgoing).ok_or_else(bad_answer)?,
-                theirs: remote,
-                incoming: self.board.lane(incoming).ok_or_else(bad_answer)?,
-                ours: local,
+                outgoing: self.shared_info.event_line(outgoing).ok_or_else(malformed_result)?,
+                remote_event: remote,
+                incoming: self.shared_info.event_line(incoming).ok_or_else(malformed_result)?,
+                local_event: local,
             };
             Ok(EventPort { port: Port(port), channel: Box::new(channel), descriptor })
         })
     }
 
     fn share_pages(&self, with: DomainId, pages: u32, writable: bool) -> io::Result<SharedPages> {
-        let own = match self.own.get() {
+        let own = match self.own_memory.get() {
             Some(own) => own,
             None => {
-                let own = self.known.attach(self.domain, &self.connection)?;
-                self.own.get_or_init(|| own)
+                let own = self.domains.attach(self.domain, &self.connection)?;
+                self.own_memory.get_or_init(|| own)
             }
         };
-        let call = Ask::Share { with, pages, writable };
+        let call = Hypercall::SharePages { with, pages, writable };
         let [share, first_frame, first_ref] =
-            ask(&self.connection, &call, |words, _| words.try_into().map_err(|_| bad_answer()))?;
-        let guard = Keeper { connection: Arc::clone(&self.connection), share };
+            hypercall(&self.connection, &call, |words, _| words.try_into().map_err(|_| malformed_result()))?;
+        let guard = GrantGuard { connection: Arc::clone(&self.connection), share };
         let page = u64::from(PAGE_BYTES);
         let memory = map_file(&own.memory_file, u64::from(first_frame) * page, u64::from(pages) * page)?;
         let refs = (first_ref..).map(GrantRef).take(pages as usize).collect();
-        Ok(SharedPages { memory, refs, keeper: Box::new(guard) })
+        Ok(SharedPages { memory, refs, guard: Box::new(guard) })
     }
 }
 
 /// Ends the grants of one `share` on drop.
-struct Keeper {
-    connection: Arc<Mutex<Packets>>,
+struct GrantGuard {
+    connection: Arc<Mutex<HypercallSocket>>,
     share: u32,
 }
 
-impl Drop for Keeper {
+impl Drop for GrantGuard {
     fn drop(&mut self) {
-        if let Err(error) = ask(&self.connection, &Ask::Unshare { share: self.share }, |_, _| Ok(())) {
+        if let Err(error) = hypercall(&self.connection, &Hypercall::UnsharePages { share: self.share }, |_, _| Ok(())) {
             // The machine or the own domain has ended, and the grants with it.
             tracing::debug!(share = self.share, %error, "ending grants");
         }
     }
 }
 
-impl Xen for Simulated {
-    fn store(&self) -> Result<Store, XenError> {
-        let path = xenstored::socket(&self.folder, self.domain);
-        Store::connect(&path).map_err(|error| self.failed("xenstore".to_owned())(io::Error::other(error)))
+impl Xen for SimulatedXen {
+    fn store(&self) -> Result<Xenstore, XenError> {
+        let path = xenstored::socket_path(&self.folder, self.domain);
+        Xenstore::connect(&path).map_err(|error| self.failed("xenstore".to_owned())(io::Error::other(error)))
     }
 
     fn domain(&self) -> DomainId {
@@ -173,19 +177,19 @@ impl Xen for Simulated {
     fn grants(&self, of: DomainId) -> Result<Box<dyn GrantAccess>, XenError> {
         let connected = connect_packets(&self.folder, self.domain);
         let line = connected.and_then(|(connection, number, _)| {
-            Ok((connection, self.board.connection(number).ok_or_else(bad_answer)?))
+            Ok((connection, self.shared_info.connection_line(number).ok_or_else(malformed_result)?))
         });
         let (connection, line) = line.map_err(self.failed(format!("grants of domain {}", of.0)))?;
-        Ok(Box::new(Grants::new(of, self.domain, connection, line, Arc::clone(&self.known))))
+        Ok(Box::new(SimulatedGrants::new(of, self.domain, connection, line, Arc::clone(&self.domains))))
     }
 
-    fn bind(&self, remote: DomainId, port: Port) -> Result<EventPort, XenError> {
+    fn bind_interdomain(&self, remote: DomainId, port: Port) -> Result<EventPort, XenError> {
         let failed = self.failed(format!("binding to port {} of domain {}", port.0, remote.0));
-        self.port(&Ask::Bind { remote, port }).map_err(failed)
+        self.port(&Hypercall::BindInterdomain { remote, port }).map_err(failed)
     }
 
-    fn open_port(&self, remote: DomainId) -> Result<EventPort, XenError> {
-        self.port(&Ask::Open { remote }).map_err(self.failed(format!("a port for domain {}", remote.0)))
+    fn alloc_unbound(&self, remote: DomainId) -> Result<EventPort, XenError> {
+        self.port(&Hypercall::AllocUnbound { remote }).map_err(self.failed(format!("a port for domain {}", remote.0)))
     }
 
     fn share(&self, with: DomainId, pages: u32, writable: bool) -> Result<SharedPages, XenError> {

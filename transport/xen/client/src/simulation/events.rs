@@ -23,36 +23,36 @@ use std::sync::{Arc, Mutex};
 
 use mqblk_core::EventChannel;
 
-use super::table::{Line, lane};
-use super::wire::{Ask, Packets};
+use super::hypercall::{Hypercall, HypercallSocket};
+use super::shared_memory::{CacheLine, event_word};
 use crate::Port;
 
 /// Makes an eventfd readable.
-pub(super) fn ring(event: &impl AsFd) {
+pub(super) fn signal(event: &impl AsFd) {
     // Fails only when the counter is full: then the eventfd is readable.
     let _ = rustix::io::retry_on_intr(|| rustix::io::write(event, &1u64.to_ne_bytes()));
 }
 
 /// The local end. Dropping it closes the port.
 #[derive(Debug)]
-pub(super) struct Channel {
-    pub connection: Arc<Mutex<Packets>>,
+pub(super) struct SimulatedPort {
+    pub connection: Arc<Mutex<HypercallSocket>>,
     pub port: Port,
     /// Events to the remote end.
-    pub outgoing: Line,
-    pub theirs: OwnedFd,
+    pub outgoing: CacheLine,
+    pub remote_event: OwnedFd,
     /// Events to the local end.
-    pub incoming: Line,
-    pub ours: OwnedFd,
+    pub incoming: CacheLine,
+    pub local_event: OwnedFd,
 }
 
-impl EventChannel for Channel {
+impl EventChannel for SimulatedPort {
     fn notify(&self) {
-        self.outgoing.add(lane::SENT, 1);
-        if self.outgoing.word(lane::STATE).fetch_or(lane::PENDING, Ordering::SeqCst) == 0 {
+        self.outgoing.add(event_word::SENT, 1);
+        if self.outgoing.word(event_word::STATE).fetch_or(event_word::PENDING, Ordering::SeqCst) == 0 {
             // Both ends add to this word: the receiver when it unmasks.
-            self.outgoing.word(lane::DELIVERED).fetch_add(1, Ordering::Relaxed);
-            ring(&self.theirs);
+            self.outgoing.word(event_word::DELIVERED).fetch_add(1, Ordering::Relaxed);
+            signal(&self.remote_event);
         }
     }
 
@@ -60,28 +60,28 @@ impl EventChannel for Channel {
         let mut count = [0; 8];
         // The eventfd before the bit: in the other order an event in between would lose its signal and keep its bit. The read fails only
         // if the eventfd is not signalled.
-        let _ = rustix::io::retry_on_intr(|| rustix::io::read(&self.ours, &mut count));
-        let state = self.incoming.word(lane::STATE);
-        if state.load(Ordering::SeqCst) & lane::PENDING != 0 {
-            state.swap(lane::MASKED, Ordering::SeqCst);
+        let _ = rustix::io::retry_on_intr(|| rustix::io::read(&self.local_event, &mut count));
+        let state = self.incoming.word(event_word::STATE);
+        if state.load(Ordering::SeqCst) & event_word::PENDING != 0 {
+            state.swap(event_word::MASKED, Ordering::SeqCst);
         }
     }
 
     fn unmask(&self) {
-        let state = self.incoming.word(lane::STATE);
-        if state.load(Ordering::SeqCst) & lane::MASKED == 0 {
+        let state = self.incoming.word(event_word::STATE);
+        if state.load(Ordering::SeqCst) & event_word::MASKED == 0 {
             return;
         }
-        if state.fetch_and(!lane::MASKED, Ordering::SeqCst) & lane::PENDING != 0 {
-            self.incoming.word(lane::DELIVERED).fetch_add(1, Ordering::Relaxed);
-            ring(&self.ours);
+        if state.fetch_and(!event_word::MASKED, Ordering::SeqCst) & event_word::PENDING != 0 {
+            self.incoming.word(event_word::DELIVERED).fetch_add(1, Ordering::Relaxed);
+            signal(&self.local_event);
         }
     }
 }
 
-impl Drop for Channel {
+impl Drop for SimulatedPort {
     fn drop(&mut self) {
-        let closed = super::ask(&self.connection, &Ask::Close { port: self.port }, |_, _| Ok(()));
+        let closed = super::hypercall(&self.connection, &Hypercall::ClosePort { port: self.port }, |_, _| Ok(()));
         if let Err(error) = closed
             && error.kind() != io::ErrorKind::ConnectionAborted
             && error.kind() != io::ErrorKind::BrokenPipe

@@ -15,52 +15,61 @@ use mqblk_memory::{
 };
 use rustix::io::Errno;
 
-use super::client::{Known, bad_answer};
-use super::table::{Foreign, Line, count};
-use super::wire::{Ask, MOST_REFS, Packets, encode_map};
+use super::client::{ForeignDomains, malformed_result};
+use super::hypercall::{Hypercall, HypercallSocket, MOST_REFS, encode_map};
+use super::shared_memory::{CacheLine, ForeignDomain, counter_word};
 
 /// The result of one [`map`](GrantAccess::map).
 #[derive(Clone, Copy, Debug)]
-struct Mapped {
+struct Mapping {
     handle: u32,
     pages: u32,
 }
 
 /// Access to one domain's grants. When it is dropped the machine counts its mappings as unmapped; the slots keep the pages until cleared.
-pub(super) struct Grants {
+pub(super) struct SimulatedGrants {
     of: DomainId,
     own: DomainId,
-    connection: Mutex<Packets>,
-    counters: Line,
-    known: Arc<Known>,
-    foreign: Option<Arc<Foreign>>,
+    connection: Mutex<HypercallSocket>,
+    counters: CacheLine,
+    domains: Arc<ForeignDomains>,
+    foreign: Option<Arc<ForeignDomain>>,
     /// Mappings by arena (the address of its memory table) and first slot.
-    mapped: HashMap<(usize, PageSlot), Mapped>,
+    mapped: HashMap<(usize, PageSlot), Mapping>,
     /// Frames of the mapping in progress.
     frames: Vec<u32>,
 }
 
-impl Grants {
+impl SimulatedGrants {
     pub(super) fn new(
         of: DomainId,
         own: DomainId,
-        connection: Mutex<Packets>,
-        counters: Line,
-        known: Arc<Known>,
-    ) -> Grants {
-        Grants { of, own, connection, counters, known, foreign: None, mapped: HashMap::new(), frames: vec![] }
+        connection: Mutex<HypercallSocket>,
+        counters: CacheLine,
+        domains: Arc<ForeignDomains>,
+    ) -> SimulatedGrants {
+        SimulatedGrants {
+            of,
+            own,
+            connection,
+            counters,
+            domains,
+            foreign: None,
+            mapped: HashMap::new(),
+            frames: vec![],
+        }
     }
 
     /// Returns the domain, if it is alive.
-    fn foreign(&mut self) -> Option<&Foreign> {
+    fn foreign(&mut self) -> Option<&ForeignDomain> {
         if !self.foreign.as_ref().is_some_and(|foreign| foreign.is_alive()) {
-            self.foreign = self.known.attach(self.of, &self.connection).ok();
+            self.foreign = self.domains.attach(self.of, &self.connection).ok();
         }
         self.foreign.as_deref()
     }
 
     fn unmap_at_machine(&self, handle: u32) -> io::Result<()> {
-        super::client::ask(&self.connection, &Ask::Unmap { handle }, |_, _| Ok(()))
+        super::client::hypercall(&self.connection, &Hypercall::UnmapGrants { handle }, |_, _| Ok(()))
     }
 }
 
@@ -74,7 +83,7 @@ fn is_inside(arena: &PageArena, copy: &GrantCopy) -> bool {
 }
 
 #[inline]
-fn copy_one(foreign: &Foreign, own: DomainId, arena: &PageArena, copy: &GrantCopy) -> GrantStatus {
+fn copy_one(foreign: &ForeignDomain, own: DomainId, arena: &PageArena, copy: &GrantCopy) -> GrantStatus {
     let Some(entry) = foreign.entry(copy.gref.0) else { return GrantStatus::BAD_REF };
     if entry.injected != GrantStatus::OKAY {
         return entry.injected;
@@ -94,7 +103,7 @@ fn copy_one(foreign: &Foreign, own: DomainId, arena: &PageArena, copy: &GrantCop
     if copied.is_some() { GrantStatus::OKAY } else { GrantStatus::GENERAL_ERROR }
 }
 
-impl GrantAccess for Grants {
+impl GrantAccess for SimulatedGrants {
     /// Copies as `/dev/xen/gntdev` does: a copy that crosses its page or leaves the arena fails the whole call and nothing is copied; a
     /// copy of no bytes always succeeds; an unknown domain or reference, or a wrong direction, is the status of that copy.
     fn copy(&mut self, arena: &PageArena, copies: &mut [GrantCopy]) -> io::Result<()> {
@@ -113,9 +122,9 @@ impl GrantAccess for Grants {
                 bytes += u64::from(copy.len);
             }
         }
-        self.counters.add(count::COPY_CALLS, 1);
-        self.counters.add(count::COPIES, copies.len() as u64);
-        self.counters.add(count::COPIED_BYTES, bytes);
+        self.counters.add(counter_word::COPY_CALLS, 1);
+        self.counters.add(counter_word::COPIES, copies.len() as u64);
+        self.counters.add(counter_word::COPIED_BYTES, bytes);
         Ok(())
     }
 
@@ -128,18 +137,18 @@ impl GrantAccess for Grants {
         }
         let packets = self.connection.get_mut().unwrap_or_else(PoisonError::into_inner);
         encode_map(packets.words(), self.of, writable, refs);
-        packets.ask()?;
-        let [_, handle, frames @ ..] = packets.words().as_slice() else { return Err(bad_answer()) };
+        packets.call()?;
+        let [_, handle, frames @ ..] = packets.words().as_slice() else { return Err(malformed_result()) };
         let handle = *handle;
         self.frames.clear();
         self.frames.extend(frames);
-        let result = self.place(arena, first, pages, writable);
+        let result = self.map_frames(arena, first, pages, writable);
         if result.is_err() {
             let _ = arena.clear(first, pages as u32);
             self.unmap_at_machine(handle)?;
             return result;
         }
-        self.mapped.insert(key(arena, first), Mapped { handle, pages: pages as u32 });
+        self.mapped.insert(key(arena, first), Mapping { handle, pages: pages as u32 });
         Ok(())
     }
 
@@ -151,11 +160,11 @@ impl GrantAccess for Grants {
     }
 }
 
-impl Grants {
+impl SimulatedGrants {
     /// Maps the frames into the slots; consecutive frames in one call.
-    fn place(&mut self, arena: &PageArena, first: PageSlot, pages: usize, writable: bool) -> io::Result<()> {
+    fn map_frames(&mut self, arena: &PageArena, first: PageSlot, pages: usize, writable: bool) -> io::Result<()> {
         if self.frames.len() != pages {
-            return Err(bad_answer());
+            return Err(malformed_result());
         }
         let frames = std::mem::take(&mut self.frames);
         let foreign = self.foreign().ok_or_else(|| io::Error::from(Errno::SRCH));

@@ -11,15 +11,15 @@ use mqblk_memory::{DomainId, GrantRef, GrantStatus};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
 
-use super::counters::{Counters, Sizes};
+use super::hypercall::{self, Hypercall, HypercallSocket};
 use super::hypervisor::{ConnectionId, Hypervisor};
-use super::wire::{self, Ask, Packets};
-use super::xenstored::{Quota, Xenstored};
+use super::stats::{DomainLimits, MachineStats};
+use super::xenstored::{XenstoreQuota, Xenstored};
 use crate::Port;
 
 /// Current numbers of one domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DomainCounters {
+pub struct DomainStats {
     /// Its pages that other domains have mapped.
     pub live_mappings: u64,
     /// Foreign pages that it has mapped.
@@ -44,7 +44,7 @@ struct Shared {
     hypervisor: Mutex<Hypervisor>,
     store: Xenstored,
     /// Held while a domain is created or destroyed.
-    life: Mutex<()>,
+    lifecycle: Mutex<()>,
     ending: AtomicBool,
 }
 
@@ -54,27 +54,27 @@ impl Machine {
     /// # Errors
     /// When the folder is missing or has a running machine, or a system call fails.
     pub fn start(folder: &Path) -> io::Result<Machine> {
-        Machine::with_sizes(folder, Sizes::default())
+        Machine::with_limits(folder, DomainLimits::default())
     }
 
     /// Starts a machine whose domains have the given limits.
     ///
     /// # Errors
     /// See [`start`](Self::start).
-    pub fn with_sizes(folder: &Path, sizes: Sizes) -> io::Result<Machine> {
-        let path = folder.join(wire::SOCKET);
-        if Packets::connect(folder).is_ok() {
+    pub fn with_limits(folder: &Path, sizes: DomainLimits) -> io::Result<Machine> {
+        let path = folder.join(hypercall::SOCKET);
+        if HypercallSocket::connect(folder).is_ok() {
             let text = format!("{}: a machine runs there already", folder.display());
             return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
         }
-        let listener = Arc::new(wire::socket()?);
+        let listener = Arc::new(hypercall::socket()?);
         remove_stale(&path)?;
         let store = Xenstored::start(folder)?;
         let hypervisor = Mutex::new(Hypervisor::new(sizes)?);
         let (lifecycle, ending) = (Mutex::new(()), AtomicBool::new(false));
-        let shared = Arc::new(Shared { folder: folder.to_owned(), hypervisor, store, life: lifecycle, ending });
-        shared.create(DomainId(0))?;
-        rustix::net::bind(&listener, &wire::address(&path)?)?;
+        let shared = Arc::new(Shared { folder: folder.to_owned(), hypervisor, store, lifecycle, ending });
+        shared.create_domain(DomainId(0))?;
+        rustix::net::bind(&listener, &hypercall::address(&path)?)?;
         rustix::net::listen(&listener, 128)?;
         let (for_thread, accepts) = (Arc::clone(&shared), Arc::clone(&listener));
         let thread =
@@ -92,13 +92,13 @@ impl Machine {
     /// # Errors
     /// When a system call fails.
     pub fn create_domain(&self, id: DomainId) -> io::Result<()> {
-        self.shared.create(id)
+        self.shared.create_domain(id)
     }
 
     /// Destroys a domain: ends its programs' connections, frees its pages, ports and xenstore nodes, and fires `@releaseDomain`. Pages
     /// that other domains have mapped are freed when they unmap them. Returns false if there is no such domain, or it is domain 0.
     pub fn destroy_domain(&self, id: DomainId) -> bool {
-        let _guard = self.shared.life.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.shared.lifecycle.lock().unwrap_or_else(PoisonError::into_inner);
         let destroyed = id != DomainId(0) && self.shared.hypervisor().destroy_domain(id);
         if destroyed {
             self.shared.store.release(id);
@@ -112,19 +112,19 @@ impl Machine {
     }
 
     /// Returns the machine's statistics.
-    pub fn counters(&self) -> Counters {
-        self.shared.hypervisor().counters()
+    pub fn stats(&self) -> MachineStats {
+        self.shared.hypervisor().stats()
     }
 
     /// Returns the current numbers of one domain. `None` if there is no such domain.
-    pub fn domain_counters(&self, id: DomainId) -> Option<DomainCounters> {
-        let [live_mappings, maptrack, live_grants, open_ports] = self.shared.hypervisor().domain(id)?;
-        Some(DomainCounters { live_mappings, maptrack, live_grants, open_ports })
+    pub fn domain_stats(&self, id: DomainId) -> Option<DomainStats> {
+        let [live_mappings, maptrack, live_grants, open_ports] = self.shared.hypervisor().domain_stats(id)?;
+        Some(DomainStats { live_mappings, maptrack, live_grants, open_ports })
     }
 
     /// Returns the number of current mappings of a grant.
-    pub fn mappings_of(&self, id: DomainId, gref: GrantRef) -> u32 {
-        self.shared.hypervisor().mappings_of(id, gref)
+    pub fn mapping_count(&self, id: DomainId, gref: GrantRef) -> u32 {
+        self.shared.hypervisor().mapping_count(id, gref)
     }
 
     /// Returns true if the port's other end is open.
@@ -133,40 +133,40 @@ impl Machine {
     }
 
     /// Makes the next `calls` map calls fail.
-    pub fn fail_maps(&self, calls: u32) {
-        self.shared.hypervisor().fail_maps(calls);
+    pub fn fail_next_maps(&self, calls: u32) {
+        self.shared.hypervisor().fail_next_maps(calls);
     }
 
     /// Makes each map call of this grant fail, or ends that. Returns false if there is no such grant, or no failure to end.
-    pub fn fail_map_of(&self, id: DomainId, gref: GrantRef, fail: bool) -> bool {
-        self.shared.hypervisor().fail_map_of(id, gref, fail)
+    pub fn set_map_failure(&self, id: DomainId, gref: GrantRef, fail: bool) -> bool {
+        self.shared.hypervisor().set_map_failure(id, gref, fail)
     }
 
     /// Makes each copy to or from this grant fail with `status`; `OKAY` ends that. Returns false if there is no such grant.
-    pub fn fail_copy_of(&self, id: DomainId, gref: GrantRef, status: GrantStatus) -> bool {
-        self.shared.hypervisor().fail_copy_of(id, gref, status)
+    pub fn set_copy_failure(&self, id: DomainId, gref: GrantRef, status: GrantStatus) -> bool {
+        self.shared.hypervisor().set_copy_failure(id, gref, status)
     }
 
     /// Sets how many foreign pages each domain may have mapped at once. Existing mappings stay.
-    pub fn maptrack_limit(&self, pages: u32) {
-        self.shared.hypervisor().maptrack_limit(pages);
+    pub fn set_maptrack_limit(&self, pages: u32) {
+        self.shared.hypervisor().set_maptrack_limit(pages);
     }
 
     /// Makes the next `count` commits of xenstore transactions fail with `EAGAIN`.
-    pub fn store_conflicts(&self, count: u32) {
-        self.shared.store.conflicts(count);
+    pub fn inject_store_conflicts(&self, count: u32) {
+        self.shared.store.inject_conflicts(count);
     }
 
     /// Sets the xenstore quota of domains other than 0.
-    pub fn store_quota(&self, quota: Quota) {
-        self.shared.store.quota(quota);
+    pub fn set_store_quota(&self, quota: XenstoreQuota) {
+        self.shared.store.set_quota(quota);
     }
 }
 
 impl Drop for Machine {
     fn drop(&mut self) {
         self.shared.ending.store(true, Ordering::SeqCst);
-        let _ = std::fs::remove_file(self.shared.folder.join(wire::SOCKET));
+        let _ = std::fs::remove_file(self.shared.folder.join(hypercall::SOCKET));
         let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -189,8 +189,8 @@ impl Shared {
         self.hypervisor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn create(&self, id: DomainId) -> io::Result<()> {
-        let _guard = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+    fn create_domain(&self, id: DomainId) -> io::Result<()> {
+        let _guard = self.lifecycle.lock().unwrap_or_else(PoisonError::into_inner);
         if self.hypervisor().create_domain(id)? {
             self.store.introduce(id)?;
         }
@@ -226,7 +226,7 @@ fn accept(shared: &Arc<Shared>, listener: &OwnedFd) {
 /// Serves one program until it disconnects.
 fn serve(shared: &Arc<Shared>, socket: OwnedFd) {
     let mut id = None;
-    if let Err(error) = converse(shared, socket, &mut id) {
+    if let Err(error) = serve_calls(shared, socket, &mut id) {
         tracing::debug!(%error, "a program's connection to the simulated hypervisor failed");
     }
     if let Some(id) = id {
@@ -234,16 +234,16 @@ fn serve(shared: &Arc<Shared>, socket: OwnedFd) {
     }
 }
 
-fn converse(shared: &Shared, socket: OwnedFd, id: &mut Option<ConnectionId>) -> io::Result<()> {
+fn serve_calls(shared: &Shared, socket: OwnedFd, id: &mut Option<ConnectionId>) -> io::Result<()> {
     let second = socket.try_clone()?;
-    let mut packets = Packets::new(socket);
+    let mut packets = HypercallSocket::new(socket);
     let mut second = Some(second);
     while packets.receive()?.is_some() {
         let invalid = || io::Error::new(io::ErrorKind::InvalidData, "found an invalid hypercall");
-        let call = Ask::decode(packets.words()).ok_or_else(invalid)?;
+        let call = Hypercall::decode(packets.words()).ok_or_else(invalid)?;
         let result = match (call, *id, second.take()) {
-            (Ask::Hello(domain), None, Some(socket)) => {
-                shared.create(domain)?;
+            (Hypercall::Connect(domain), None, Some(socket)) => {
+                shared.create_domain(domain)?;
                 match shared.hypervisor().connect(domain, socket) {
                     Ok((number, result)) => {
                         *id = Some(number);
@@ -252,10 +252,10 @@ fn converse(shared: &Shared, socket: OwnedFd, id: &mut Option<ConnectionId>) -> 
                     Err(errno) => Err(errno),
                 }
             }
-            (call, Some(id), _) => shared.hypervisor().answer(id, call),
+            (call, Some(id), _) => shared.hypervisor().call(id, call),
             (_, None, _) => return Err(invalid()),
         };
-        packets.answer(&result)?;
+        packets.send_result(&result)?;
     }
     Ok(())
 }

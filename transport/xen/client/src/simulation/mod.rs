@@ -12,21 +12,21 @@
 
 mod channels;
 mod client;
-mod counters;
+mod domain;
 mod events;
 mod grants;
+mod hypercall;
 mod hypervisor;
 mod machine;
-mod runs;
-mod table;
-mod tenant;
+mod range_allocator;
+mod shared_memory;
+mod stats;
 #[cfg(test)]
 mod tests;
-mod wire;
 mod xenstored;
 
-use client::ask;
 pub use client::connect;
-pub use counters::{Counters, Sizes};
-pub use machine::{DomainCounters, Machine};
-pub use xenstored::Quota;
+use client::hypercall;
+pub use machine::{DomainStats, Machine};
+pub use stats::{DomainLimits, MachineStats};
+pub use xenstored::XenstoreQuota;

@@ -18,19 +18,19 @@ use crate::{SharedPages, Xen};
 const PAGE: u64 = PAGE_BYTES as u64;
 
 /// A machine with a backend in domain 0 and a frontend in domain 1.
-struct Bed {
+struct TestMachine {
     machine: Machine,
     back: Arc<dyn Xen>,
     front: Arc<dyn Xen>,
     _folder: tempfile::TempDir,
 }
 
-fn bed() -> Bed {
+fn test_machine() -> TestMachine {
     let folder = tempfile::tempdir().unwrap();
     let machine = Machine::start(folder.path()).unwrap();
-    let back = crate::simulated(folder.path()).unwrap();
+    let back = crate::connect_simulated(folder.path()).unwrap();
     let front = connect(folder.path(), DomainId(1)).unwrap();
-    Bed { machine, back, front, _folder: folder }
+    TestMachine { machine, back, front, _folder: folder }
 }
 
 /// Waits, with a bound, for an effect of another thread or process.
@@ -66,22 +66,22 @@ fn a_folder_has_one_machine() {
     let Err(error) = connect(folder.path(), DomainId(3)) else { panic!("there is no machine") };
     assert!(error.to_string().contains("for domain 3"), "{error}");
     // Stale sockets of a killed machine are replaced.
-    std::os::unix::net::UnixListener::bind(folder.path().join(wire::SOCKET)).unwrap();
+    std::os::unix::net::UnixListener::bind(folder.path().join(hypercall::SOCKET)).unwrap();
     std::os::unix::net::UnixListener::bind(folder.path().join("xenstored.sock")).unwrap();
     drop(Machine::start(folder.path()).unwrap());
 }
 
 #[test]
 fn programs_of_an_ended_machine_get_errors() {
-    let Bed { machine, back, front, _folder } = bed();
+    let TestMachine { machine, back, front, _folder } = test_machine();
     let pages = front.share(DomainId(0), 2, true).unwrap();
-    let port = front.open_port(DomainId(0)).unwrap();
+    let port = front.alloc_unbound(DomainId(0)).unwrap();
     let mut grants = back.grants(DomainId(1)).unwrap();
     let arena = PageArena::reserve(2).unwrap();
     grants.map(&arena, PageSlot(0), &pages.refs[..1], true).unwrap();
     drop(machine);
     assert!(grants.map(&arena, PageSlot(1), &pages.refs[..1], true).is_err());
-    assert!(back.grants(DomainId(1)).is_err() && front.open_port(DomainId(0)).is_err());
+    assert!(back.grants(DomainId(1)).is_err() && front.alloc_unbound(DomainId(0)).is_err());
     assert!(back.store().is_err());
     arena.memory().write(PageSlot(0).address(5), b"still").unwrap();
     assert_eq!(&read::<5>(&pages, 5), b"still", "what was mapped stays mapped");
@@ -93,10 +93,10 @@ fn programs_of_an_ended_machine_get_errors() {
 
 #[test]
 fn destroying_a_domain_frees_its_resources() {
-    let Bed { machine, back, front, _folder } = bed();
+    let TestMachine { machine, back, front, _folder } = test_machine();
     let pages = front.share(DomainId(0), 4, true).unwrap();
-    let port = front.open_port(DomainId(0)).unwrap();
-    let bound = back.bind(DomainId(1), port.port).unwrap();
+    let port = front.alloc_unbound(DomainId(0)).unwrap();
+    let bound = back.bind_interdomain(DomainId(1), port.port).unwrap();
     let mut store = back.store().unwrap();
     store.watch("@releaseDomain", "r").unwrap();
     store.watch("/local/domain/1/device/vbd/51712/state", "s").unwrap();
@@ -119,12 +119,12 @@ fn destroying_a_domain_frees_its_resources() {
     grants.copy(&arena, &mut copies).unwrap();
     assert_eq!(copies[0].status, GrantStatus::BAD_DOMAIN);
     assert!(grants.map(&arena, PageSlot(3), &pages.refs[3..], true).is_err());
-    assert!(front.open_port(DomainId(0)).is_err());
+    assert!(front.alloc_unbound(DomainId(0)).is_err());
     bound.channel.notify();
-    assert_eq!((machine.counters().live_mappings, machine.counters().live_grants), (2, 0), "we still have two pages");
+    assert_eq!((machine.stats().live_mappings, machine.stats().live_grants), (2, 0), "we still have two pages");
     arena.memory().write(PageSlot(0).address(0), b"x").unwrap();
     grants.unmap(&arena, PageSlot(0)).unwrap();
-    assert_eq!(machine.counters().live_mappings, 0);
+    assert_eq!(machine.stats().live_mappings, 0);
 
     // The next domain of that number starts empty, and the same grant access works.
     let again = connect(machine.folder(), DomainId(1)).unwrap();
@@ -134,19 +134,19 @@ fn destroying_a_domain_frees_its_resources() {
     grants.copy(&arena, &mut copies).unwrap();
     assert_eq!(copies[0].status, GrantStatus::OKAY);
     drop((pages, port));
-    assert_eq!(machine.domain_counters(DomainId(1)).unwrap().live_grants, 1, "the old life's end is not the new one's");
+    assert_eq!(machine.domain_stats(DomainId(1)).unwrap().live_grants, 1, "the old life's end is not the new one's");
 }
 
 #[test]
 fn garbage_ends_only_its_own_connection() {
-    let Bed { machine, back: _back, front, _folder } = bed();
-    let before = machine.counters().connections;
+    let TestMachine { machine, back: _back, front, _folder } = test_machine();
+    let before = machine.stats().connections;
     for words in [vec![], vec![99], vec![0], vec![2, 1, 7], vec![1, 0], vec![6, 0], vec![0; 5000]] {
         for connected in [false, true] {
-            let mut packets = wire::Packets::connect(machine.folder()).unwrap();
+            let mut packets = hypercall::HypercallSocket::connect(machine.folder()).unwrap();
             if connected {
-                wire::Ask::Hello(DomainId(0)).encode(packets.words());
-                packets.ask().unwrap();
+                hypercall::Hypercall::Connect(DomainId(0)).encode(packets.words());
+                packets.call().unwrap();
             }
             packets.words().clone_from(&words);
             packets.send(&[]).unwrap();
@@ -154,6 +154,6 @@ fn garbage_ends_only_its_own_connection() {
             assert_eq!(answered, connected && matches!(words.as_slice(), [1, 0] | [6, 0]), "{words:?}, {connected}");
         }
     }
-    until("its connections end", || machine.counters().connections == before);
-    front.open_port(DomainId(0)).unwrap();
+    until("its connections end", || machine.stats().connections == before);
+    front.alloc_unbound(DomainId(0)).unwrap();
 }

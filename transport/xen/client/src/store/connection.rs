@@ -44,12 +44,12 @@ impl Connection {
     }
 
     /// Marks the connection as lost: every later call fails with the first reason, which is returned.
-    pub(super) fn lose(&mut self, why: impl Into<String>) -> String {
+    pub(super) fn mark_lost(&mut self, why: impl Into<String>) -> String {
         let why = why.into();
         self.lost.get_or_insert(why).clone()
     }
 
-    fn usable(&self) -> Result<(), String> {
+    fn check_usable(&self) -> Result<(), String> {
         self.lost.clone().map_or(Ok(()), Err)
     }
 
@@ -58,7 +58,7 @@ impl Connection {
     /// # Errors
     /// Why the connection is lost, also if only a part of the message could be sent by the deadline.
     pub(super) fn send(&mut self, bytes: &[u8], deadline: Deadline) -> Result<(), String> {
-        self.usable()?;
+        self.check_usable()?;
         let mut sent = 0;
         while sent < bytes.len() {
             let rest = &bytes[sent..];
@@ -67,15 +67,15 @@ impl Connection {
                 false => rustix::io::write(&self.descriptor, rest),
             };
             match written {
-                Ok(0) => return Err(self.lose("it takes no bytes")),
+                Ok(0) => return Err(self.mark_lost("it takes no bytes")),
                 Ok(count) => sent += count,
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => match self.ready(PollFlags::OUT, deadline) {
+                Err(Errno::AGAIN) => match self.wait_ready(PollFlags::OUT, deadline) {
                     Ok(true) => {}
-                    Ok(false) => return Err(self.lose("it did not take a request in time")),
-                    Err(error) => return Err(self.lose(error.to_string())),
+                    Ok(false) => return Err(self.mark_lost("it did not take a request in time")),
+                    Err(error) => return Err(self.mark_lost(error.to_string())),
                 },
-                Err(error) => return Err(self.lose(format!("writing: {error}"))),
+                Err(error) => return Err(self.mark_lost(format!("writing: {error}"))),
             }
         }
         Ok(())
@@ -86,34 +86,34 @@ impl Connection {
     /// # Errors
     /// Why the connection is lost.
     pub(super) fn receive(&mut self, deadline: Deadline) -> Result<Option<Message>, String> {
-        self.usable()?;
+        self.check_usable()?;
         loop {
-            let missing = match self.due() {
+            let missing = match self.missing_bytes() {
                 Ok(missing) => missing,
-                Err(why) => return Err(self.lose(why)),
+                Err(why) => return Err(self.mark_lost(why)),
             };
             if missing == 0 {
-                return Ok(self.take());
+                return Ok(self.take_message());
             }
             let have = self.input.len();
             self.input.resize(have + missing, 0);
             let read = rustix::io::read(&self.descriptor, &mut self.input[have..]);
             self.input.truncate(have + *read.as_ref().unwrap_or(&0));
             match read {
-                Ok(0) => return Err(self.lose("it was closed by the other side")),
+                Ok(0) => return Err(self.mark_lost("it was closed by the other side")),
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => match self.ready(PollFlags::IN, deadline) {
+                Err(Errno::AGAIN) => match self.wait_ready(PollFlags::IN, deadline) {
                     Ok(true) => {}
                     Ok(false) => return Ok(None),
-                    Err(error) => return Err(self.lose(error.to_string())),
+                    Err(error) => return Err(self.mark_lost(error.to_string())),
                 },
-                Err(error) => return Err(self.lose(format!("reading: {error}"))),
+                Err(error) => return Err(self.mark_lost(format!("reading: {error}"))),
             }
         }
     }
 
     /// Returns the number of missing bytes: of the header first, then of the payload.
-    fn due(&self) -> Result<usize, String> {
+    fn missing_bytes(&self) -> Result<usize, String> {
         let Some(header) = self.input.first_chunk() else { return Ok(HEADER_BYTES - self.input.len()) };
         let len = Header::decode(*header).len as usize;
         if len > PAYLOAD_MAX {
@@ -122,7 +122,7 @@ impl Connection {
         Ok(HEADER_BYTES + len - self.input.len())
     }
 
-    fn take(&mut self) -> Option<Message> {
+    fn take_message(&mut self) -> Option<Message> {
         let header = Header::decode(*self.input.first_chunk()?);
         let payload = self.input[HEADER_BYTES..].to_vec();
         self.input.clear();
@@ -130,7 +130,7 @@ impl Connection {
     }
 
     /// Waits until the descriptor is ready. Returns false after the deadline.
-    fn ready(&self, flags: PollFlags, deadline: Deadline) -> io::Result<bool> {
+    fn wait_ready(&self, flags: PollFlags, deadline: Deadline) -> io::Result<bool> {
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {

@@ -7,16 +7,16 @@ use super::wire::Verb;
 /// A failed xenstore operation.
 #[derive(Debug, thiserror::Error)]
 #[error("xenstore: {what}: {kind}")]
-pub struct StoreError {
+pub struct XenstoreError {
     /// The operation and the path.
     pub what: String,
     /// The cause.
-    pub kind: StoreErrorKind,
+    pub kind: XenstoreErrorKind,
 }
 
 /// Cause of a failed xenstore operation.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreErrorKind {
+pub enum XenstoreErrorKind {
     /// An error reply, with the name of an errno (`EACCES`). Source: `xsd_errors` of Xen's `public/io/xs_wire.h`.
     #[error("{0}")]
     Refused(String),
@@ -25,7 +25,7 @@ pub enum StoreErrorKind {
     Invalid(String),
     /// The value is not UTF-8.
     #[error("found a value that is no text (UTF-8)")]
-    NotText,
+    NotUtf8,
     /// The transaction conflicted with other writers in each of so many attempts.
     #[error("others changed what the transaction had read, in each of {0} attempts")]
     Conflicts(u32),
@@ -38,26 +38,27 @@ pub enum StoreErrorKind {
     System(#[from] io::Error),
 }
 
-impl StoreError {
-    pub(super) fn new(verb: Verb, path: &str, kind: StoreErrorKind) -> StoreError {
-        let what = if path.is_empty() { verb.word().to_owned() } else { format!("{} {path}", verb.word()) };
-        StoreError { what, kind }
+impl XenstoreError {
+    pub(super) fn new(verb: Verb, path: &str, kind: XenstoreErrorKind) -> XenstoreError {
+        let what =
+            if path.is_empty() { verb.description().to_owned() } else { format!("{} {path}", verb.description()) };
+        XenstoreError { what, kind }
     }
 
     /// Returns the name of the best matching errno, as xenstore writes it: `EACCES`, `ENOENT`, `ENOSPC`, ...
     pub fn errno(&self) -> &str {
         match &self.kind {
-            StoreErrorKind::Refused(name) => name,
-            StoreErrorKind::Invalid(_) => "EINVAL",
-            StoreErrorKind::NotText => "EILSEQ",
-            StoreErrorKind::Conflicts(_) => "EAGAIN",
-            StoreErrorKind::Lost(_) => "EPIPE",
-            StoreErrorKind::System(_) => "EIO",
+            XenstoreErrorKind::Refused(name) => name,
+            XenstoreErrorKind::Invalid(_) => "EINVAL",
+            XenstoreErrorKind::NotUtf8 => "EILSEQ",
+            XenstoreErrorKind::Conflicts(_) => "EAGAIN",
+            XenstoreErrorKind::Lost(_) => "EPIPE",
+            XenstoreErrorKind::System(_) => "EIO",
         }
     }
 
     /// Returns true if the connection is lost and a new one is needed.
     pub fn is_lost(&self) -> bool {
-        matches!(self.kind, StoreErrorKind::Lost(_))
+        matches!(self.kind, XenstoreErrorKind::Lost(_))
     }
 }

@@ -8,13 +8,13 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use super::WatchEvent;
 
 /// Maximum number of different paths queued per watch.
-pub(super) const PATHS_OF_A_WATCH: usize = 32;
+pub(super) const PATHS_PER_WATCH: usize = 32;
 
 #[derive(Debug)]
 struct Watch {
     id: u64,
     path: String,
-    waiting: usize,
+    queued: usize,
 }
 
 impl Watch {
@@ -26,26 +26,26 @@ impl Watch {
 
 /// The watches of a connection and their queued events.
 #[derive(Debug, Default)]
-pub(super) struct Events {
+pub(super) struct EventQueue {
     watches: HashMap<String, Vec<Watch>>,
     queue: VecDeque<(u64, WatchEvent)>,
     queued: HashSet<WatchEvent>,
     next_id: u64,
 }
 
-impl Events {
+impl EventQueue {
     /// Adds a watch. Returns false if it exists.
     pub(super) fn add(&mut self, path: &str, token: &str) -> bool {
         let watches = self.watches.entry(token.to_owned()).or_default();
         if watches.iter().any(|watch| watch.path == path) {
             return false;
         }
-        watches.push(Watch { id: self.next_id, path: path.to_owned(), waiting: 0 });
+        watches.push(Watch { id: self.next_id, path: path.to_owned(), queued: 0 });
         self.next_id += 1;
         true
     }
 
-    pub(super) fn has(&self, path: &str, token: &str) -> bool {
+    pub(super) fn contains(&self, path: &str, token: &str) -> bool {
         self.watches.get(token).is_some_and(|watches| watches.iter().any(|watch| watch.path == path))
     }
 
@@ -68,10 +68,10 @@ impl Events {
             tracing::debug!(path, token, "a watch event without a watch");
             return;
         };
-        let path = if watch.waiting < PATHS_OF_A_WATCH { path } else { watch.path.as_str() };
+        let path = if watch.queued < PATHS_PER_WATCH { path } else { watch.path.as_str() };
         let event = WatchEvent { path: path.to_owned(), token: token.to_owned() };
         if self.queued.insert(event.clone()) {
-            watch.waiting += 1;
+            watch.queued += 1;
             self.queue.push_back((watch.id, event));
         }
     }
@@ -82,7 +82,7 @@ impl Events {
         self.queued.remove(&event);
         let watches = self.watches.get_mut(&event.token);
         if let Some(watch) = watches.and_then(|watches| watches.iter_mut().find(|watch| watch.id == id)) {
-            watch.waiting -= 1;
+            watch.queued -= 1;
         }
         Some(event)
     }
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn an_event_is_queued_once() {
-        let mut events = Events::default();
+        let mut events = EventQueue::default();
         assert!(events.add("/a", "t"));
         assert!(!events.add("/a", "t"));
         for path in ["/a", "/a/b", "/a", "/a/b", "/ab", "/b"] {
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_flood_is_merged_and_other_watches_get_their_events() {
-        let mut events = Events::default();
+        let mut events = EventQueue::default();
         events.add("/guest/1/state", "one");
         events.add("/guest/2/state", "two");
         for n in 0..10_000 {
@@ -124,16 +124,16 @@ mod tests {
         }
         events.push("/guest/2/state", "two");
         let all: Vec<WatchEvent> = std::iter::from_fn(|| events.pop()).collect();
-        assert_eq!(all.len(), PATHS_OF_A_WATCH + 2);
-        assert_eq!(all[PATHS_OF_A_WATCH], event("/guest/1/state", "one"));
-        assert_eq!(all[PATHS_OF_A_WATCH + 1], event("/guest/2/state", "two"));
+        assert_eq!(all.len(), PATHS_PER_WATCH + 2);
+        assert_eq!(all[PATHS_PER_WATCH], event("/guest/1/state", "one"));
+        assert_eq!(all[PATHS_PER_WATCH + 1], event("/guest/2/state", "two"));
         events.push("/guest/1/state/7", "one");
         assert_eq!(events.pop(), Some(event("/guest/1/state/7", "one")));
     }
 
     #[test]
     fn events_of_a_removed_watch_are_dropped() {
-        let mut events = Events::default();
+        let mut events = EventQueue::default();
         events.add("/a", "t");
         events.add("/a", "u");
         events.push("/a/b", "t");
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn the_root_and_special_paths_can_be_watched() {
-        let mut events = Events::default();
+        let mut events = EventQueue::default();
         events.add("/", "root");
         events.add("@releaseDomain", "gone");
         events.push("/local/domain/1", "root");
@@ -167,12 +167,12 @@ mod tests {
             watched in proptest::collection::vec((0..3u8, 0..2u8), 1..4),
             pushed in proptest::collection::vec((0..3u8, 0..50u8, 0..2u8, any::<bool>()), 0..400),
         ) {
-            let mut events = Events::default();
+            let mut events = EventQueue::default();
             for (path, token) in &watched {
                 events.add(&format!("/{path}"), &token.to_string());
             }
             let mut due: HashSet<(String, WatchEvent)> = HashSet::new();
-            let take = |events: &mut Events, due: &mut HashSet<(String, WatchEvent)>| {
+            let take = |events: &mut EventQueue, due: &mut HashSet<(String, WatchEvent)>| {
                 let found = events.pop();
                 if let Some(found) = &found {
                     due.retain(|(watch, want)| want.token != found.token || (want != found && *watch != found.path));
@@ -186,7 +186,7 @@ mod tests {
                 if watched.contains(&(path, token.parse().unwrap())) {
                     due.insert((watch, WatchEvent { path: pushed, token }));
                 }
-                prop_assert!(events.queue.len() <= watched.len() * (PATHS_OF_A_WATCH + 1));
+                prop_assert!(events.queue.len() <= watched.len() * (PATHS_PER_WATCH + 1));
                 if pop {
                     take(&mut events, &mut due);
                 }
@@ -194,7 +194,7 @@ mod tests {
             while take(&mut events, &mut due) {}
             prop_assert!(due.is_empty(), "{due:?}");
             prop_assert!(events.queued.is_empty());
-            prop_assert!(events.watches.values().flatten().all(|watch| watch.waiting == 0));
+            prop_assert!(events.watches.values().flatten().all(|watch| watch.queued == 0));
         }
     }
 }

@@ -7,8 +7,8 @@
 mod connection;
 mod error;
 mod events;
+mod operations;
 mod permission;
-mod session;
 pub(crate) mod wire;
 
 #[cfg(test)]
@@ -24,19 +24,19 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 
 use connection::{Connection, Deadline, Message};
-use events::Events;
-use wire::{HEADER_BYTES, Header, PAYLOAD_MAX, Verb, judge_path, texts};
+use events::EventQueue;
+use wire::{HEADER_BYTES, Header, PAYLOAD_MAX, Verb, path_error, split_strings};
 
-pub use error::{StoreError, StoreErrorKind};
+pub use error::{XenstoreError, XenstoreErrorKind};
+pub use operations::Transaction;
 pub use permission::{Access, Permission};
-pub use session::Transaction;
 
 /// Sockets and nodes of a real xenstore, in the order in which they are tried.
-pub const PLACES: [&str; 4] =
+pub const CONNECTION_PATHS: [&str; 4] =
     ["/run/xenstored/socket", "/var/run/xenstored/socket", "/dev/xen/xenbus", "/proc/xen/xenbus"];
 
 /// Default timeout of a reply; see [`Xenstore::set_timeout`].
-pub const TIMEOUT: Duration = Duration::from_secs(30);
+pub const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Maximum number of messages read ahead before an event is returned, so that events of one path are merged.
 const MESSAGES_AHEAD: usize = 512;
@@ -55,34 +55,34 @@ pub struct WatchEvent {
 ///
 /// A path without a leading `/` is relative to the own domain's directory.
 #[derive(Debug)]
-pub struct Store {
+pub struct Xenstore {
     connection: Connection,
-    events: Events,
+    events: EventQueue,
     timeout: Duration,
     last_request: u32,
 }
 
-impl Store {
+impl Xenstore {
     /// Connects to a socket of xenstored, or to a node such as `/dev/xen/xenbus`.
     ///
     /// # Errors
     /// When it does not exist, or a system call fails.
-    pub fn connect(path: &Path) -> io::Result<Store> {
+    pub fn connect(path: &Path) -> io::Result<Xenstore> {
         if !std::fs::metadata(path)?.file_type().is_socket() {
             let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-            return Ok(Store::new(rustix::fs::open(path, flags, Mode::empty())?));
+            return Ok(Xenstore::new(rustix::fs::open(path, flags, Mode::empty())?));
         }
-        Store::over(UnixStream::connect(path)?)
+        Xenstore::from_socket(UnixStream::connect(path)?)
     }
 
     /// Connects to the xenstore of this host.
     ///
     /// # Errors
     /// When none of the [`CONNECTION_PATHS`] works.
-    pub fn real() -> io::Result<Store> {
+    pub fn connect_real() -> io::Result<Xenstore> {
         let mut tried = vec![];
-        for path in PLACES {
-            match Store::connect(Path::new(path)) {
+        for path in CONNECTION_PATHS {
+            match Xenstore::connect(Path::new(path)) {
                 Ok(store) => return Ok(store),
                 Err(error) => tried.push((path, error)),
             }
@@ -98,14 +98,14 @@ impl Store {
     ///
     /// # Errors
     /// When the socket cannot be made non-blocking.
-    pub fn over(socket: UnixStream) -> io::Result<Store> {
+    pub fn from_socket(socket: UnixStream) -> io::Result<Xenstore> {
         socket.set_nonblocking(true)?;
-        Ok(Store::new(socket.into()))
+        Ok(Xenstore::new(socket.into()))
     }
 
-    fn new(descriptor: OwnedFd) -> Store {
+    fn new(descriptor: OwnedFd) -> Xenstore {
         let connection = Connection::new(descriptor);
-        Store { connection, events: Events::default(), timeout: TIMEOUT, last_request: 0 }
+        Xenstore { connection, events: EventQueue::default(), timeout: REPLY_TIMEOUT, last_request: 0 }
     }
 
     /// Sets the timeout of a reply. After a timeout the connection is lost, because the outcome of the request is unknown.
@@ -123,11 +123,11 @@ impl Store {
     ///
     /// # Errors
     /// When xenstore refuses: `EEXIST` if there is a watch with this path and token.
-    pub fn watch(&mut self, path: &str, token: &str) -> Result<(), StoreError> {
+    pub fn watch(&mut self, path: &str, token: &str) -> Result<(), XenstoreError> {
         let payload = self.check_watch(Verb::WATCH, path, token)?;
         // The initial event may arrive before the reply.
         if !self.events.add(path, token) {
-            return Err(StoreError::new(Verb::WATCH, path, StoreErrorKind::Refused("EEXIST".to_owned())));
+            return Err(XenstoreError::new(Verb::WATCH, path, XenstoreErrorKind::Refused("EEXIST".to_owned())));
         }
         let reply = self.request(Verb::WATCH, 0, path, &[&payload]);
         if reply.is_err() {
@@ -140,22 +140,22 @@ impl Store {
     ///
     /// # Errors
     /// When there is no such watch (`ENOENT`), or the connection is lost.
-    pub fn unwatch(&mut self, path: &str, token: &str) -> Result<(), StoreError> {
+    pub fn unwatch(&mut self, path: &str, token: &str) -> Result<(), XenstoreError> {
         let payload = self.check_watch(Verb::UNWATCH, path, token)?;
         // The kernel's node accepts any.
-        if !self.events.has(path, token) {
-            return Err(StoreError::new(Verb::UNWATCH, path, StoreErrorKind::Refused("ENOENT".to_owned())));
+        if !self.events.contains(path, token) {
+            return Err(XenstoreError::new(Verb::UNWATCH, path, XenstoreErrorKind::Refused("ENOENT".to_owned())));
         }
         self.request(Verb::UNWATCH, 0, path, &[&payload])?;
         self.events.remove(path, token);
         Ok(())
     }
 
-    fn check_watch(&self, verb: Verb, path: &str, token: &str) -> Result<Vec<u8>, StoreError> {
+    fn check_watch(&self, verb: Verb, path: &str, token: &str) -> Result<Vec<u8>, XenstoreError> {
         check_path(verb, path)?;
         if token.bytes().any(|byte| byte == 0) {
             let text = "found a zero byte in a token, expected none".to_owned();
-            return Err(StoreError::new(verb, path, StoreErrorKind::Invalid(text)));
+            return Err(XenstoreError::new(verb, path, XenstoreErrorKind::Invalid(text)));
         }
         Ok([path.as_bytes(), &[0], token.as_bytes(), &[0]].concat())
     }
@@ -164,12 +164,12 @@ impl Store {
     ///
     /// # Errors
     /// When the connection is lost.
-    pub fn next_event(&mut self, timeout: Option<Duration>) -> Result<Option<WatchEvent>, StoreError> {
+    pub fn next_event(&mut self, timeout: Option<Duration>) -> Result<Option<WatchEvent>, XenstoreError> {
         let now = Instant::now();
         // A timeout beyond the clock's range waits for ever.
         let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
         for _ in 0..MESSAGES_AHEAD {
-            if !self.hear(Some(now))? {
+            if !self.receive_unsolicited(Some(now))? {
                 break;
             }
         }
@@ -177,28 +177,28 @@ impl Store {
             if let Some(event) = self.events.pop() {
                 return Ok(Some(event));
             }
-            if !self.hear(deadline)? {
+            if !self.receive_unsolicited(deadline)? {
                 return Ok(None);
             }
         }
     }
 
     /// Receives one message outside a request. Returns false if none arrives by the deadline.
-    fn hear(&mut self, deadline: Deadline) -> Result<bool, StoreError> {
+    fn receive_unsolicited(&mut self, deadline: Deadline) -> Result<bool, XenstoreError> {
         let received = self.connection.receive(deadline);
         let received = received.map_err(|why| lost(Verb::WATCH_EVENT, "", why))?;
         let Some(message) = received else { return Ok(false) };
-        self.sort(message);
+        self.dispatch(message);
         Ok(true)
     }
 
     /// Queues a watch event and drops any other message.
-    fn sort(&mut self, message: Message) {
+    fn dispatch(&mut self, message: Message) {
         if message.header.verb != Verb::WATCH_EVENT {
             tracing::debug!(?message.header, "unexpected reply from xenstore");
             return;
         }
-        let mut parts = texts(&message.payload).map(std::str::from_utf8);
+        let mut parts = split_strings(&message.payload).map(std::str::from_utf8);
         match (parts.next(), parts.next()) {
             (Some(Ok(path)), Some(Ok(token))) => self.events.push(path, token),
             _ => tracing::debug!("a watch event from xenstore without a path and a token"),
@@ -206,11 +206,11 @@ impl Store {
     }
 
     /// Sends a request and returns the payload of its reply.
-    fn request(&mut self, verb: Verb, transaction: u32, path: &str, parts: &[&[u8]]) -> Result<Vec<u8>, StoreError> {
+    fn request(&mut self, verb: Verb, transaction: u32, path: &str, parts: &[&[u8]]) -> Result<Vec<u8>, XenstoreError> {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         if len > PAYLOAD_MAX {
             let text = format!("found a request of {len} bytes, expected at most {PAYLOAD_MAX} (path and value)");
-            return Err(StoreError::new(verb, path, StoreErrorKind::Invalid(text)));
+            return Err(XenstoreError::new(verb, path, XenstoreErrorKind::Invalid(text)));
         }
         self.last_request = self.last_request.wrapping_add(1);
         let header = Header { verb, request: self.last_request, transaction, len: len as u32 };
@@ -219,10 +219,10 @@ impl Store {
         parts.iter().for_each(|part| bytes.extend(*part));
         let deadline = Instant::now().checked_add(self.timeout);
         self.connection.send(&bytes, deadline).map_err(|why| lost(verb, path, why))?;
-        self.answer(header, path, deadline)
+        self.wait_reply(header, path, deadline)
     }
 
-    fn answer(&mut self, request: Header, path: &str, deadline: Deadline) -> Result<Vec<u8>, StoreError> {
+    fn wait_reply(&mut self, request: Header, path: &str, deadline: Deadline) -> Result<Vec<u8>, XenstoreError> {
         let verb = request.verb;
         loop {
             let received = self.connection.receive(deadline).map_err(|why| lost(verb, path, why))?;
@@ -230,44 +230,44 @@ impl Store {
             let late = deadline.is_some_and(|deadline| Instant::now() > deadline);
             let Some(message) = received else {
                 let why = format!("no answer within {:?}", self.timeout);
-                return Err(lost(verb, path, self.connection.lose(why)));
+                return Err(lost(verb, path, self.connection.mark_lost(why)));
             };
             if message.header.request == request.request && message.header.verb == verb {
                 return Ok(message.payload);
             }
             if message.header.request == request.request && message.header.verb == Verb::ERROR {
-                return Err(StoreError::new(verb, path, refusal(&message.payload)));
+                return Err(XenstoreError::new(verb, path, parse_errno(&message.payload)));
             }
             if message.header.request == request.request && message.header.verb != Verb::WATCH_EVENT {
                 let why = format!("found an answer of type {}, expected {}", message.header.verb.0, verb.0);
-                return Err(lost(verb, path, self.connection.lose(why)));
+                return Err(lost(verb, path, self.connection.mark_lost(why)));
             }
-            self.sort(message);
+            self.dispatch(message);
             if late {
                 let why = format!("no answer within {:?}", self.timeout);
-                return Err(lost(verb, path, self.connection.lose(why)));
+                return Err(lost(verb, path, self.connection.mark_lost(why)));
             }
         }
     }
 }
 
 /// Returns the errno name of an error reply; EIO if it does not look like one.
-fn refusal(payload: &[u8]) -> StoreErrorKind {
+fn parse_errno(payload: &[u8]) -> XenstoreErrorKind {
     let name = payload.strip_suffix(&[0]).unwrap_or(payload);
     let plausible = name.first() == Some(&b'E')
         && name.len() <= 16
         && name.iter().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit());
     let text = String::from_utf8_lossy(name);
-    if plausible { StoreErrorKind::Refused(text.into_owned()) } else { StoreErrorKind::Refused("EIO".to_owned()) }
+    if plausible { XenstoreErrorKind::Refused(text.into_owned()) } else { XenstoreErrorKind::Refused("EIO".to_owned()) }
 }
 
-fn lost(verb: Verb, path: &str, why: String) -> StoreError {
-    StoreError::new(verb, path, StoreErrorKind::Lost(why))
+fn lost(verb: Verb, path: &str, why: String) -> XenstoreError {
+    XenstoreError::new(verb, path, XenstoreErrorKind::Lost(why))
 }
 
-fn check_path(verb: Verb, path: &str) -> Result<(), StoreError> {
-    match judge_path(path) {
-        Some(wrong) => Err(StoreError::new(verb, "", StoreErrorKind::Invalid(wrong))),
+fn check_path(verb: Verb, path: &str) -> Result<(), XenstoreError> {
+    match path_error(path) {
+        Some(wrong) => Err(XenstoreError::new(verb, "", XenstoreErrorKind::Invalid(wrong))),
         None => Ok(()),
     }
 }

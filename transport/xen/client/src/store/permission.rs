@@ -14,7 +14,7 @@ pub enum Access {
     /// Write only.
     Write,
     /// Read and write.
-    Both,
+    ReadWrite,
 }
 
 /// An entry of a node's permission list. The first entry's domain owns the node and has full access; its `access` applies to all
@@ -34,7 +34,7 @@ impl Permission {
             b'n' => Access::None,
             b'r' => Access::Read,
             b'w' => Access::Write,
-            b'b' => Access::Both,
+            b'b' => Access::ReadWrite,
             _ => return None,
         };
         if !digits.iter().all(u8::is_ascii_digit) {
@@ -51,7 +51,7 @@ impl fmt::Display for Permission {
             Access::None => 'n',
             Access::Read => 'r',
             Access::Write => 'w',
-            Access::Both => 'b',
+            Access::ReadWrite => 'b',
         };
         write!(formatter, "{letter}{}", self.domain.0)
     }
@@ -67,7 +67,7 @@ mod tests {
             ("n0", Access::None, 0),
             ("r1", Access::Read, 1),
             ("w7", Access::Write, 7),
-            ("b65535", Access::Both, 65535),
+            ("b65535", Access::ReadWrite, 65535),
         ] {
             let permission = Permission { domain: DomainId(domain), access };
             assert_eq!(permission.to_string(), text);

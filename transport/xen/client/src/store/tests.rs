@@ -29,7 +29,7 @@ fn event(path: &str, token: &str) -> Vec<u8> {
 }
 
 /// Starts a server that follows the script, until the returned client is dropped.
-fn served(mut script: Script) -> (Store, JoinHandle<()>) {
+fn serve_script(mut script: Script) -> (Xenstore, JoinHandle<()>) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let server = std::thread::spawn(move || {
         loop {
@@ -51,10 +51,10 @@ fn served(mut script: Script) -> (Store, JoinHandle<()>) {
             }
         }
     });
-    (Store::over(ours).unwrap(), server)
+    (Xenstore::from_socket(ours).unwrap(), server)
 }
 
-fn finish(store: Store, server: JoinHandle<()>) {
+fn finish(store: Xenstore, server: JoinHandle<()>) {
     drop(store);
     server.join().unwrap();
 }
@@ -62,7 +62,7 @@ fn finish(store: Store, server: JoinHandle<()>) {
 #[test]
 fn requests_have_xenstoreds_format() {
     let (sender, seen) = std::sync::mpsc::channel();
-    let (mut store, server) = served(Box::new(move |request, payload| {
+    let (mut store, server) = serve_script(Box::new(move |request, payload| {
         sender.send((request.verb, request.transaction, payload.to_vec())).unwrap();
         match request.verb {
             Verb::READ if payload == b"domid\0" => reply(request, b"3"),
@@ -78,7 +78,7 @@ fn requests_have_xenstoreds_format() {
     let permissions = store.permissions("/dir").unwrap().unwrap();
     store.set_permissions("/dir", &permissions).unwrap();
     store.write("/dir/a", "value").unwrap();
-    store.make("/dir/b").unwrap();
+    store.mkdir("/dir/b").unwrap();
     store.remove("/dir/b").unwrap();
     store.watch("/dir", "token").unwrap();
     store.unwatch("/dir", "token").unwrap();
@@ -102,7 +102,7 @@ fn requests_have_xenstoreds_format() {
 
 #[test]
 fn invalid_requests_are_not_sent() {
-    let (mut store, server) = served(Box::new(|_, _| panic!("nothing is sent")));
+    let (mut store, server) = serve_script(Box::new(|_, _| panic!("nothing is sent")));
     let long = "v".repeat(PAYLOAD_MAX - "/a".len());
     for (result, expected) in [
         (
@@ -123,7 +123,7 @@ fn invalid_requests_are_not_sent() {
 fn error_replies_carry_the_errno_name() {
     let mut names =
         ["EACCES\0", "ENOSPC", "E2BIG\0", "", "\0", "nonsense\0", "EVERYTHING IS LOST\0", "E\u{1b}[2J\0"].into_iter();
-    let (mut store, server) = served(Box::new(move |request, _| {
+    let (mut store, server) = serve_script(Box::new(move |request, _| {
         Some(message(Verb::ERROR, request.request, 0, names.next().unwrap().as_bytes()))
     }));
     for expected in ["EACCES", "ENOSPC", "E2BIG", "EIO", "EIO", "EIO", "EIO", "EIO"] {
@@ -136,8 +136,9 @@ fn error_replies_carry_the_errno_name() {
 
 #[test]
 fn a_value_that_is_not_utf8_fails_only_its_read() {
-    let (mut store, server) =
-        served(Box::new(|request, payload| reply(request, if payload == b"/odd\0" { &[0xff, 0xfe] } else { b"fine" })));
+    let (mut store, server) = serve_script(Box::new(|request, payload| {
+        reply(request, if payload == b"/odd\0" { &[0xff, 0xfe] } else { b"fine" })
+    }));
     assert_eq!(store.read("/odd").unwrap_err().errno(), "EILSEQ");
     assert_eq!(store.read("/even").unwrap().as_deref(), Some("fine"));
     finish(store, server);
@@ -145,7 +146,7 @@ fn a_value_that_is_not_utf8_fails_only_its_read() {
 
 #[test]
 fn events_arrive_between_replies() {
-    let (mut store, server) = served(Box::new(|request, _| {
+    let (mut store, server) = serve_script(Box::new(|request, _| {
         let mut sent = vec![];
         // The initial event before the reply, which a real server does not do but the kernel's node may.
         sent.extend(event("/a", "t"));
@@ -172,7 +173,7 @@ fn events_arrive_between_replies() {
 
 #[test]
 fn a_refused_watch_is_not_added() {
-    let (mut store, server) = served(Box::new(|request, _| match request.verb {
+    let (mut store, server) = serve_script(Box::new(|request, _| match request.verb {
         Verb::WATCH => error(request, "EACCES"),
         _ => Some([event("/a", "t"), reply(request, b"")?].concat()),
     }));
@@ -186,7 +187,7 @@ fn a_refused_watch_is_not_added() {
 #[test]
 fn a_transaction_is_repeated_after_a_conflict() {
     let mut starts = 0;
-    let (mut store, server) = served(Box::new(move |request, payload| match request.verb {
+    let (mut store, server) = serve_script(Box::new(move |request, payload| match request.verb {
         Verb::TRANSACTION_START => {
             starts += 1;
             reply(request, format!("{}\0", 40 + starts).as_bytes())
@@ -208,12 +209,12 @@ fn a_transaction_is_repeated_after_a_conflict() {
 
 #[test]
 fn a_transaction_that_always_conflicts_fails() {
-    let (mut store, server) = served(Box::new(|request, _| match request.verb {
+    let (mut store, server) = serve_script(Box::new(|request, _| match request.verb {
         Verb::TRANSACTION_END => error(request, "EAGAIN"),
         _ => reply(request, b"7\0"),
     }));
     let error = store.transaction(|_| Ok(())).unwrap_err();
-    assert!(matches!(error.kind, StoreErrorKind::Conflicts(32)), "{error}");
+    assert!(matches!(error.kind, XenstoreErrorKind::Conflicts(32)), "{error}");
     assert!(!error.is_lost());
     finish(store, server);
 }
@@ -221,7 +222,7 @@ fn a_transaction_that_always_conflicts_fails() {
 #[test]
 fn a_transaction_that_fails_is_aborted() {
     let (sender, ends) = std::sync::mpsc::channel();
-    let (mut store, server) = served(Box::new(move |request, payload| match request.verb {
+    let (mut store, server) = serve_script(Box::new(move |request, payload| match request.verb {
         Verb::TRANSACTION_START => reply(request, b"9\0"),
         Verb::TRANSACTION_END => {
             sender.send((request.transaction, payload.to_vec())).unwrap();
@@ -240,11 +241,11 @@ fn a_long_directory_is_listed_in_parts() {
     let names: Vec<String> = (0..3000).map(|n| format!("name-{n}")).collect();
     let whole: Vec<u8> = names.iter().flat_map(|name| [name.as_bytes(), &[0]].concat()).collect();
     let mut parts_sent = 0;
-    let (mut store, server) = served(Box::new(move |request, payload| {
+    let (mut store, server) = serve_script(Box::new(move |request, payload| {
         if request.verb == Verb::DIRECTORY {
             return error(request, "E2BIG");
         }
-        let offset: usize = std::str::from_utf8(texts(payload).nth(1).unwrap()).unwrap().parse().unwrap();
+        let offset: usize = std::str::from_utf8(split_strings(payload).nth(1).unwrap()).unwrap().parse().unwrap();
         parts_sent += 1;
         // The directory changes once, in the middle.
         let mut part = if parts_sent < 4 { b"1\0".to_vec() } else { b"2\0".to_vec() };
@@ -262,7 +263,7 @@ fn a_long_directory_is_listed_in_parts() {
 
 #[test]
 fn a_directory_without_an_end_is_an_error() {
-    let (mut store, server) = served(Box::new(|request, _| match request.verb {
+    let (mut store, server) = serve_script(Box::new(|request, _| match request.verb {
         Verb::DIRECTORY => error(request, "E2BIG"),
         _ => reply(request, b"1\0a\0"),
     }));
@@ -285,7 +286,7 @@ fn a_server_that_breaks_the_protocol_loses_the_connection() {
         ("no answer within", Box::new(|_, _| Some(vec![0; 3]))),
     ];
     for (expected, script) in scripts {
-        let (mut store, server) = served(script);
+        let (mut store, server) = serve_script(script);
         store.set_timeout(Duration::from_millis(50));
         let first = store.read("/a").unwrap_err();
         assert!(first.is_lost() && first.to_string().contains(expected), "{first}: {expected}");
@@ -300,7 +301,7 @@ fn a_server_that_breaks_the_protocol_loses_the_connection() {
 fn a_flood_of_events_does_not_extend_the_timeout() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let server = std::thread::spawn(move || while theirs.write_all(&event("/a", "t")).is_ok() {});
-    let mut store = Store::over(ours).unwrap();
+    let mut store = Xenstore::from_socket(ours).unwrap();
     store.set_timeout(Duration::from_millis(50));
     assert!(store.read("/b").unwrap_err().to_string().contains("no answer within"));
     finish(store, server);
@@ -309,7 +310,7 @@ fn a_flood_of_events_does_not_extend_the_timeout() {
 #[test]
 fn a_transaction_without_an_id_loses_the_connection() {
     for number in ["", "\0", "0\0", "x\0", "-1\0", "4294967296\0"] {
-        let (mut store, server) = served(Box::new(move |request, _| reply(request, number.as_bytes())));
+        let (mut store, server) = serve_script(Box::new(move |request, _| reply(request, number.as_bytes())));
         assert!(store.transaction(|_| Ok(())).unwrap_err().is_lost(), "{number:?}");
         finish(store, server);
     }
@@ -318,7 +319,7 @@ fn a_transaction_without_an_id_loses_the_connection() {
 #[test]
 fn a_missing_xenstore_is_not_found() {
     let folder = tempfile::tempdir().unwrap();
-    let error = Store::connect(&folder.path().join("none")).unwrap_err();
+    let error = Xenstore::connect(&folder.path().join("none")).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::NotFound);
 }
 
@@ -349,7 +350,7 @@ proptest! {
         }
         theirs.write_all(&sent).unwrap();
         theirs.shutdown(std::net::Shutdown::Write).unwrap();
-        let mut store = Store::over(ours).unwrap();
+        let mut store = Xenstore::from_socket(ours).unwrap();
         store.set_timeout(Duration::from_millis(200));
         for call in calls {
             match call {

@@ -33,7 +33,7 @@ impl Verb {
     pub(crate) const DIRECTORY_PART: Verb = Verb(22);
 
     /// Describes the operation for error messages.
-    pub(crate) fn word(self) -> &'static str {
+    pub(crate) fn description(self) -> &'static str {
         match self {
             Verb::DIRECTORY | Verb::DIRECTORY_PART => "list",
             Verb::READ => "read",
@@ -80,13 +80,13 @@ impl Header {
 }
 
 /// Splits a payload into its NUL-terminated strings. The last NUL may be missing, as in the replies of some servers.
-pub(crate) fn texts(payload: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub(crate) fn split_strings(payload: &[u8]) -> impl Iterator<Item = &[u8]> {
     let payload = payload.strip_suffix(&[0]).unwrap_or(payload);
     payload.split(|byte| *byte == 0).filter(move |_| !payload.is_empty())
 }
 
 /// Returns why a path is invalid; `None` if it is valid. Source: Xen's `docs/misc/xenstore.txt`, and xenstored's set of characters.
-pub(crate) fn judge_path(path: &str) -> Option<String> {
+pub(crate) fn path_error(path: &str) -> Option<String> {
     let limit = if path.starts_with('/') { ABSOLUTE_PATH_MAX } else { RELATIVE_PATH_MAX };
     let known = |byte: &u8| byte.is_ascii_alphanumeric() || b"-/_@".contains(byte);
     if path.is_empty() {
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn strings_end_with_nul() {
-        let split = |payload: &[u8]| texts(payload).map(<[u8]>::to_vec).collect::<Vec<_>>();
+        let split = |payload: &[u8]| split_strings(payload).map(<[u8]>::to_vec).collect::<Vec<_>>();
         assert_eq!(split(b""), Vec::<Vec<u8>>::new());
         assert_eq!(split(b"\0"), Vec::<Vec<u8>>::new());
         assert_eq!(split(b"a\0"), [b"a".to_vec()]);
@@ -129,13 +129,13 @@ mod tests {
     #[test]
     fn paths_are_validated() {
         for good in ["/", "/local/domain/0", "domid", "device/vbd/51712", "@releaseDomain", "queue-0/ring-ref", "a_B"] {
-            assert_eq!(judge_path(good), None, "{good}");
+            assert_eq!(path_error(good), None, "{good}");
         }
-        assert_eq!(judge_path(&format!("/{}", "a".repeat(3071))), None);
+        assert_eq!(path_error(&format!("/{}", "a".repeat(3071))), None);
         for bad in
             ["", "//", "/a/", "a//b", "a b", "a\0b", "a\n", "ä", &format!("/{}", "a".repeat(3072)), &"a".repeat(2049)]
         {
-            assert!(judge_path(bad).is_some(), "{bad:?}");
+            assert!(path_error(bad).is_some(), "{bad:?}");
         }
     }
 }

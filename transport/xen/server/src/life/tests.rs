@@ -2,16 +2,16 @@ use proptest::prelude::*;
 
 use super::*;
 
-const STATES: [State; 9] = [
-    State::Unknown,
-    State::Initialising,
-    State::InitWait,
-    State::Initialised,
-    State::Connected,
-    State::Closing,
-    State::Closed,
-    State::Reconfiguring,
-    State::Reconfigured,
+const STATES: [XenbusState; 9] = [
+    XenbusState::Unknown,
+    XenbusState::Initialising,
+    XenbusState::InitWait,
+    XenbusState::Initialised,
+    XenbusState::Connected,
+    XenbusState::Closing,
+    XenbusState::Closed,
+    XenbusState::Reconfiguring,
+    XenbusState::Reconfigured,
 ];
 
 /// Everything that can be seen.
@@ -20,14 +20,14 @@ fn all() -> impl Iterator<Item = Seen> {
     backends.flat_map(|backend| {
         STATES.into_iter().flat_map(move |frontend| {
             // A frontend whose domain is gone has no state.
-            let abandoned = [false, frontend == State::Unknown];
+            let abandoned = [false, frontend == XenbusState::Unknown];
             let both = [false, true].into_iter().flat_map(move |online| abandoned.map(|abandoned| (online, abandoned)));
             both.map(move |(online, abandoned)| Seen { backend, frontend, online, abandoned })
         })
     })
 }
 
-fn seen(backend: State, frontend: State, online: bool) -> Seen {
+fn seen(backend: XenbusState, frontend: XenbusState, online: bool) -> Seen {
     Seen { backend: Some(backend), frontend, online, abandoned: false }
 }
 
@@ -37,16 +37,16 @@ struct World {
     phase: Option<Phase>,
     rings: bool,
     storage: bool,
-    backend: Option<State>,
+    backend: Option<XenbusState>,
     connects: u32,
 }
 
 impl World {
-    fn fresh(backend: Option<State>) -> World {
+    fn fresh(backend: Option<XenbusState>) -> World {
         World { phase: Some(Phase::Found), rings: false, storage: false, backend, connects: 0 }
     }
 
-    fn write(&mut self, state: State) {
+    fn write(&mut self, state: XenbusState) {
         assert!(self.backend.is_some(), "a directory that is gone is written to");
         self.backend = Some(state);
     }
@@ -64,7 +64,7 @@ impl World {
             }
             Offer => {
                 assert!(self.storage && !self.rings, "rings are offered without storage or while there are some");
-                self.write(State::InitWait);
+                self.write(XenbusState::InitWait);
             }
             Connect { .. } => {
                 assert!(self.storage, "rings without storage");
@@ -74,10 +74,10 @@ impl World {
             }
             Describe => {
                 assert!(self.rings, "connected without rings");
-                self.write(State::Connected);
+                self.write(XenbusState::Connected);
             }
             Announce(state) => {
-                assert!(state != State::Closed || !self.rings, "closed with rings");
+                assert!(state != XenbusState::Closed || !self.rings, "closed with rings");
                 self.write(state);
             }
             Remove => {
@@ -191,7 +191,7 @@ fn a_failure_is_not_tried_again_by_itself() {
 
 #[test]
 fn a_device_starts_serves_and_ends() {
-    use State::*;
+    use XenbusState::*;
     assert_eq!(next(Phase::Found, seen(Initialising, Initialising, true)), Some(PREPARE));
     assert_eq!(next(Phase::Waiting, seen(InitWait, Initialising, true)), None);
     for published in [Initialised, Connected] {
@@ -208,7 +208,7 @@ fn a_device_starts_serves_and_ends() {
 
 #[test]
 fn a_toolstack_detaches() {
-    use State::*;
+    use XenbusState::*;
     // In use: served until the guest lets go.
     assert_eq!(next(Phase::Connected, seen(Closing, Connected, false)), Some(NOTE_LEAVING));
     assert_eq!(next(Phase::Leaving, seen(Closing, Connected, false)), None);
@@ -228,7 +228,7 @@ fn a_toolstack_detaches() {
 
 #[test]
 fn what_was_made_for_a_domain_that_is_gone_is_removed() {
-    use State::*;
+    use XenbusState::*;
     let gone = |backend| Seen { abandoned: true, ..seen(backend, Unknown, true) };
     for phase in [Phase::Waiting, Phase::Connected, Phase::Leaving] {
         assert_eq!(next(phase, gone(Connected)), Some(CLOSED), "{phase:?}: what it uses is let go first");
@@ -242,7 +242,7 @@ fn what_was_made_for_a_domain_that_is_gone_is_removed() {
 
 #[test]
 fn a_process_finds_what_another_left() {
-    use State::*;
+    use XenbusState::*;
     for frontend in [Initialised, Connected, Closing] {
         assert_eq!(next(Phase::Found, seen(Connected, frontend, true)), Some(RESUME));
         assert_eq!(next(Phase::Found, seen(Closing, frontend, false)), Some(RESUME_LEAVING));
@@ -258,7 +258,7 @@ fn a_process_finds_what_another_left() {
 
 #[test]
 fn a_frontend_that_starts_anew_gets_new_rings() {
-    use State::*;
+    use XenbusState::*;
     assert_eq!(next(Phase::Connected, seen(Connected, Initialising, true)), Some(RESET));
     assert_eq!(next(Phase::Leaving, seen(Closing, Initialising, true)), Some(RESET));
     assert_eq!(next(Phase::Connected, seen(Connected, Initialising, false)), Some(CLOSED));
@@ -272,8 +272,8 @@ proptest! {
     fn random_flips(
         flips in proptest::collection::vec((0..9usize, any::<bool>(), 0..24u8, proptest::option::weighted(0.2, 0..4usize)), 0..200),
     ) {
-        let mut world = World::fresh(Some(State::Initialising));
-        let step_on = |world: &mut World, frontend: State, online: bool, fails: Option<usize>| {
+        let mut world = World::fresh(Some(XenbusState::Initialising));
+        let step_on = |world: &mut World, frontend: XenbusState, online: bool, fails: Option<usize>| {
             let phase = world.phase.unwrap_or(Phase::Found);
             if world.phase.is_none() {
                 if world.backend.is_none() {
@@ -281,7 +281,7 @@ proptest! {
                 }
                 *world = World { phase: Some(Phase::Found), connects: world.connects, ..World::fresh(world.backend) };
             }
-            let Some(step) = next(phase, Seen { backend: world.backend, ..seen(State::Unknown, frontend, online) }) else { return false };
+            let Some(step) = next(phase, Seen { backend: world.backend, ..seen(XenbusState::Unknown, frontend, online) }) else { return false };
             world.run(step, fails);
             world.check();
             true
@@ -289,16 +289,16 @@ proptest! {
         for (frontend, online, toolstack, fails) in flips {
             match toolstack {
                 0 => world.backend = None,
-                1 => world.backend = Some(State::Initialising),
-                2 => world.backend = Some(State::Closing),
+                1 => world.backend = Some(XenbusState::Initialising),
+                2 => world.backend = Some(XenbusState::Closing),
                 3 => world.backend = Some(STATES[usize::from(toolstack) + frontend / 2]),
                 _ => {}
             }
             step_on(&mut world, STATES[frontend], online, fails);
         }
         // The toolstack makes it anew, and the frontend does as it should.
-        world.backend = Some(State::Initialising);
-        for frontend in [State::Initialising, State::Initialised, State::Connected] {
+        world.backend = Some(XenbusState::Initialising);
+        for frontend in [XenbusState::Initialising, XenbusState::Initialised, XenbusState::Connected] {
             let mut steps = 0;
             while step_on(&mut world, frontend, true, None) {
                 steps += 1;
@@ -306,6 +306,6 @@ proptest! {
             }
         }
         prop_assert_eq!(world.phase, Some(Phase::Connected));
-        prop_assert_eq!(world.backend, Some(State::Connected));
+        prop_assert_eq!(world.backend, Some(XenbusState::Connected));
     }
 }

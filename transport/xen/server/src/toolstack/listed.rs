@@ -1,8 +1,8 @@
 //! The devices of a type, as xenstore tells of them.
 
 use mqblk_memory::DomainId;
-use mqblk_xen::store::{Store, StoreError};
-use mqblk_xen::vbd::{self, State, keys};
+use mqblk_xen::store::{Xenstore, XenstoreError};
+use mqblk_xen::vbd::{self, XenbusState, keys};
 
 use super::{Places, ends, number, read_of_guest};
 use crate::name::DeviceName;
@@ -13,9 +13,9 @@ pub struct Listed {
     /// Which.
     pub name: DeviceName,
     /// The backend's state.
-    pub backend: State,
+    pub backend: XenbusState,
     /// The frontend's state.
-    pub frontend: State,
+    pub frontend: XenbusState,
     /// Whether it is to stay.
     pub online: bool,
     /// What is behind it.
@@ -36,8 +36,8 @@ pub struct Listed {
 ///
 /// # Errors
 /// When xenstore refuses.
-pub fn list(store: &mut Store, own: DomainId, type_name: &str) -> Result<Vec<Listed>, StoreError> {
-    let folder = vbd::backends(own, type_name);
+pub fn list(store: &mut Xenstore, own: DomainId, type_name: &str) -> Result<Vec<Listed>, XenstoreError> {
+    let folder = vbd::backends_path(own, type_name);
     let mut found = Vec::new();
     for front in store.list(&folder)?.unwrap_or_default() {
         let Ok(front) = front.parse().map(DomainId) else { continue };
@@ -51,7 +51,7 @@ pub fn list(store: &mut Store, own: DomainId, type_name: &str) -> Result<Vec<Lis
     Ok(found)
 }
 
-fn listed(store: &mut Store, own: DomainId, name: DeviceName) -> Result<Option<Listed>, StoreError> {
+fn listed(store: &mut Xenstore, own: DomainId, name: DeviceName) -> Result<Option<Listed>, XenstoreError> {
     let places = Places::of(own, &name);
     let now = ends(store, &places)?;
     let Some(backend) = now.backend else { return Ok(None) };
@@ -59,7 +59,7 @@ fn listed(store: &mut Store, own: DomainId, name: DeviceName) -> Result<Option<L
     let (params, mode) = (read(keys::PARAMS)?.unwrap_or_default(), read(keys::MODE)?.unwrap_or_default());
     let online = read(keys::ONLINE)?.is_none_or(|value| value.trim() != "0");
     let (sectors, max_queues) = (number(read(keys::SECTORS)?), number(read(keys::MULTI_QUEUE_MAX_QUEUES)?));
-    let published = matches!(now.frontend, State::Initialised | State::Connected);
+    let published = matches!(now.frontend, XenbusState::Initialised | XenbusState::Connected);
     let queues = match published {
         true => {
             let key = format!("{}/{}", places.frontend, keys::MULTI_QUEUE_NUM_QUEUES);

@@ -17,9 +17,9 @@ fn has_event(port: &EventPort) -> bool {
 }
 
 /// Both ends of a channel, with nothing pending.
-fn pair(bed: &Bed) -> (EventPort, EventPort) {
-    let front = bed.front.open_port(DomainId(0)).unwrap();
-    let back = bed.back.bind(DomainId(1), front.port).unwrap();
+fn pair(bed: &TestMachine) -> (EventPort, EventPort) {
+    let front = bed.front.alloc_unbound(DomainId(0)).unwrap();
+    let back = bed.back.bind_interdomain(DomainId(1), front.port).unwrap();
     assert!(has_event(&back) && !has_event(&front), "the end that binds finds an event");
     back.channel.take();
     back.channel.unmask();
@@ -29,7 +29,7 @@ fn pair(bed: &Bed) -> (EventPort, EventPort) {
 
 #[test]
 fn events_go_both_ways() {
-    let bed = bed();
+    let bed = test_machine();
     let (front, back) = pair(&bed);
     for (from, to) in [(&front, &back), (&back, &front)] {
         from.channel.notify();
@@ -40,13 +40,13 @@ fn events_go_both_ways() {
         to.channel.unmask();
         assert!(!has_event(to));
     }
-    let stats = bed.machine.counters();
+    let stats = bed.machine.stats();
     assert_eq!((stats.events_sent, stats.events_delivered, stats.open_ports), (4, 2, 2));
 }
 
 #[test]
 fn a_masked_port_gets_one_event_when_it_is_unmasked() {
-    let bed = bed();
+    let bed = test_machine();
     let (front, back) = pair(&bed);
     front.channel.notify();
     back.channel.take();
@@ -62,35 +62,35 @@ fn a_masked_port_gets_one_event_when_it_is_unmasked() {
     back.channel.take();
     front.channel.notify();
     assert!(has_event(&back), "to take nothing masks nothing");
-    assert_eq!(bed.machine.counters().events_delivered, 3);
+    assert_eq!(bed.machine.stats().events_delivered, 3);
 }
 
 #[test]
 fn only_the_remote_domain_of_a_port_binds_to_it() {
-    let bed = bed();
+    let bed = test_machine();
     let other = connect(bed.machine.folder(), DomainId(2)).unwrap();
-    let port = bed.front.open_port(DomainId(0)).unwrap();
-    assert!(other.bind(DomainId(1), port.port).is_err());
-    assert!(bed.back.bind(DomainId(1), Port(port.port.0 + 1)).is_err());
-    assert!(bed.back.bind(DomainId(2), port.port).is_err());
-    assert!(bed.back.bind(DomainId(9), port.port).is_err());
-    let back = bed.back.bind(DomainId(1), port.port).unwrap();
-    let Err(error) = bed.back.bind(DomainId(1), port.port) else { panic!("it is bound") };
+    let port = bed.front.alloc_unbound(DomainId(0)).unwrap();
+    assert!(other.bind_interdomain(DomainId(1), port.port).is_err());
+    assert!(bed.back.bind_interdomain(DomainId(1), Port(port.port.0 + 1)).is_err());
+    assert!(bed.back.bind_interdomain(DomainId(2), port.port).is_err());
+    assert!(bed.back.bind_interdomain(DomainId(9), port.port).is_err());
+    let back = bed.back.bind_interdomain(DomainId(1), port.port).unwrap();
+    let Err(error) = bed.back.bind_interdomain(DomainId(1), port.port) else { panic!("it is bound") };
     assert_eq!(error.source.raw_os_error(), Some(22), "{error}");
-    assert!(bed.front.bind(DomainId(0), back.port).is_err());
+    assert!(bed.front.bind_interdomain(DomainId(0), back.port).is_err());
     assert!(bed.machine.is_bound(DomainId(1), port.port) && bed.machine.is_bound(DomainId(0), back.port));
 }
 
 #[test]
 fn a_port_whose_remote_end_closes_can_be_bound_again() {
-    let bed = bed();
+    let bed = test_machine();
     let (front, back) = pair(&bed);
     back.channel.take();
     drop(back);
     until("it is closed", || !bed.machine.is_bound(DomainId(1), front.port));
     front.channel.notify();
     front.channel.notify();
-    let back = bed.back.bind(DomainId(1), front.port).unwrap();
+    let back = bed.back.bind_interdomain(DomainId(1), front.port).unwrap();
     assert!(has_event(&back), "what the old end had masked is not the new one's");
     back.channel.take();
     back.channel.unmask();
@@ -105,19 +105,19 @@ fn a_port_whose_remote_end_closes_can_be_bound_again() {
     drop(front);
     until("it is closed", || !bed.machine.is_bound(DomainId(0), back.port));
     let stranger = connect(folder, DomainId(2)).unwrap();
-    assert!(stranger.bind(DomainId(0), back.port).is_err());
-    let front = bed.front.bind(DomainId(0), back.port).unwrap();
+    assert!(stranger.bind_interdomain(DomainId(0), back.port).is_err());
+    let front = bed.front.bind_interdomain(DomainId(0), back.port).unwrap();
     assert!(has_event(&front));
     drop((front, back));
-    until("both are closed", || bed.machine.counters().open_ports == 0);
-    assert!(bed.machine.counters().events_sent >= 4, "a channel that is gone still counts");
+    until("both are closed", || bed.machine.stats().open_ports == 0);
+    assert!(bed.machine.stats().events_sent >= 4, "a channel that is gone still counts");
 }
 
 #[test]
 fn no_event_is_lost() {
     // Each side sleeps until an event, and must see the other's last count without a further event.
     const ROUNDS: u64 = 30_000;
-    let bed = bed();
+    let bed = test_machine();
     let (front, back) = pair(&bed);
     let (sent, seen) = (AtomicU64::new(0), AtomicU64::new(0));
     // Takes before it sleeps, as a busy worker does, so also without an event.
@@ -156,14 +156,14 @@ fn no_event_is_lost() {
         seen.load(Ordering::SeqCst)
     });
     assert_eq!(last, ROUNDS);
-    let stats = bed.machine.counters();
+    let stats = bed.machine.stats();
     assert_eq!(stats.events_sent, (0..=ROUNDS).map(|round| round % 4 + 2).sum::<u64>() - 2);
     assert!(stats.events_delivered <= stats.events_sent);
 }
 
 #[test]
 fn a_descriptor_can_be_polled_without_the_channel() {
-    let bed = bed();
+    let bed = test_machine();
     let (front, back) = pair(&bed);
     let watched = back.descriptor.as_fd().try_clone_to_owned().unwrap();
     front.channel.notify();

@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn copies_go_both_ways() {
-    let Bed { machine, back, front, _folder } = bed();
+    let TestMachine { machine, back, front, _folder } = test_machine();
     let pages = front.share(DomainId(0), 3, true).unwrap();
     let mut grants = back.grants(DomainId(1)).unwrap();
     let arena = PageArena::reserve(2).unwrap();
@@ -19,24 +19,24 @@ fn copies_go_both_ways() {
     let mut found = [0; 18];
     arena.memory().read(PageSlot(1).address(99), &mut found).unwrap();
     assert_eq!(&found, b"\0from the guest..\0");
-    let stats = machine.counters();
+    let stats = machine.stats();
     assert_eq!((stats.copy_calls, stats.copies, stats.copied_bytes), (1, 2, 32));
     drop(grants);
-    until("the connection's counters are added up", || machine.counters().connections == 2);
-    assert_eq!(machine.counters().copied_bytes, 32);
+    until("the connection's counters are added up", || machine.stats().connections == 2);
+    assert_eq!(machine.stats().copied_bytes, 32);
 }
 
 #[test]
 fn each_copy_has_its_own_status() {
-    let Bed { machine, back, front, _folder } = bed();
+    let TestMachine { machine, back, front, _folder } = test_machine();
     let (own, read_only, other) =
         (front.share(DomainId(0), 4, true), front.share(DomainId(0), 1, false), front.share(DomainId(7), 1, true));
     let (own, read_only, other) = (own.unwrap(), read_only.unwrap(), other.unwrap());
     let ended = front.share(DomainId(0), 1, true).unwrap().refs[0];
     let mut grants = back.grants(DomainId(1)).unwrap();
     let arena = PageArena::reserve(2).unwrap();
-    assert!(machine.fail_copy_of(DomainId(1), own.refs[2], GrantStatus(-9)));
-    assert!(!machine.fail_copy_of(DomainId(1), ended, GrantStatus(-9)));
+    assert!(machine.set_copy_failure(DomainId(1), own.refs[2], GrantStatus(-9)));
+    assert!(!machine.set_copy_failure(DomainId(1), ended, GrantStatus(-9)));
     use CopyDirection::{FromGrant, ToGrant};
     for (gref, direction, expected) in [
         (own.refs[0], FromGrant, GrantStatus::OKAY),
@@ -55,7 +55,7 @@ fn each_copy_has_its_own_status() {
         assert_eq!(found, [GrantStatus::OKAY, expected, GrantStatus::OKAY], "{gref:?} {direction:?}");
     }
     assert_eq!((read::<8>(&read_only, 8), read::<8>(&own, 2 * PAGE + 8)), ([0; 8], [0; 8]), "nothing was written");
-    assert!(machine.fail_copy_of(DomainId(1), own.refs[2], GrantStatus::OKAY));
+    assert!(machine.set_copy_failure(DomainId(1), own.refs[2], GrantStatus::OKAY));
     let mut copies = [one_copy(own.refs[2], ToGrant)];
     grants.copy(&arena, &mut copies).unwrap();
     assert_eq!(copies[0].status, GrantStatus::OKAY);
@@ -68,7 +68,7 @@ fn each_copy_has_its_own_status() {
 
 #[test]
 fn a_copy_that_crosses_its_page_fails_the_whole_call() {
-    let Bed { machine: _machine, back, front, _folder } = bed();
+    let TestMachine { machine: _machine, back, front, _folder } = test_machine();
     let pages = front.share(DomainId(0), 1, true).unwrap();
     pages.memory.write(GuestAddress(8), &[5; 16]).unwrap();
     let mut grants = back.grants(DomainId(1)).unwrap();
@@ -100,7 +100,7 @@ fn a_copy_that_crosses_its_page_fails_the_whole_call() {
 
 #[test]
 fn mappings_are_the_guests_own_pages() {
-    let Bed { machine, back, front, _folder } = bed();
+    let TestMachine { machine, back, front, _folder } = test_machine();
     let (one, two) = (front.share(DomainId(0), 3, true).unwrap(), front.share(DomainId(0), 3, true).unwrap());
     let mut grants = back.grants(DomainId(1)).unwrap();
     let arena = PageArena::reserve(8).unwrap();
@@ -116,10 +116,13 @@ fn mappings_are_the_guests_own_pages() {
     let mut found = [0];
     arena.memory().read(PageSlot(5).address(3), &mut found).unwrap();
     assert_eq!(found, [b'd'], "one grant may be mapped twice");
-    assert_eq!((machine.mappings_of(DomainId(1), one.refs[0]), machine.mappings_of(DomainId(1), one.refs[1])), (2, 0));
-    let stats = machine.counters();
+    assert_eq!(
+        (machine.mapping_count(DomainId(1), one.refs[0]), machine.mapping_count(DomainId(1), one.refs[1])),
+        (2, 0)
+    );
+    let stats = machine.stats();
     assert_eq!((stats.map_calls, stats.maps, stats.live_mappings, stats.live_grants), (1, 5, 5, 6));
-    assert_eq!(machine.domain_counters(DomainId(0)).unwrap().maptrack, 5);
+    assert_eq!(machine.domain_stats(DomainId(0)).unwrap().maptrack, 5);
     assert!(grants.map(&arena, PageSlot(1), &refs[..1], true).is_err(), "the slots are taken");
 
     // Another arena has its own slots.
@@ -130,15 +133,15 @@ fn mappings_are_the_guests_own_pages() {
     arena.memory().read(PageSlot(1).address(3), &mut found).unwrap();
     assert_eq!((found, read(&one, 2 * PAGE + 3)), ([0], [b'a']));
     assert!(grants.unmap(&arena, PageSlot(1)).is_err());
-    assert_eq!(machine.counters().live_mappings, 1);
+    assert_eq!(machine.stats().live_mappings, 1);
     drop(grants);
-    until("a dropped ring's mappings end", || machine.counters().live_mappings == 0);
-    assert_eq!((machine.counters().unmap_calls, machine.counters().unmaps), (2, 6));
+    until("a dropped ring's mappings end", || machine.stats().live_mappings == 0);
+    assert_eq!((machine.stats().unmap_calls, machine.stats().unmaps), (2, 6));
 }
 
 #[test]
 fn maps_are_all_or_nothing() {
-    let Bed { machine, back, front, _folder } = bed();
+    let TestMachine { machine, back, front, _folder } = test_machine();
     let (own, read_only) = (front.share(DomainId(0), 6, true).unwrap(), front.share(DomainId(0), 1, false).unwrap());
     let mut grants = back.grants(DomainId(1)).unwrap();
     let arena = PageArena::reserve(8).unwrap();
@@ -148,34 +151,37 @@ fn maps_are_all_or_nothing() {
         assert_eq!(error.raw_os_error(), Some(22), "{what}: {error}");
         let mut found = [0; 4];
         arena.memory().read(PageSlot(0).address(0), &mut found).unwrap();
-        assert_eq!((&found, machine.counters().live_mappings), (b"mine", 0), "{what}");
+        assert_eq!((&found, machine.stats().live_mappings), (b"mine", 0), "{what}");
     };
     refused(&[], true, "none");
     refused(&[own.refs[0], GrantRef(3)], true, "no such grant");
     refused(&[own.refs[0], read_only.refs[0]], true, "it may only be read");
     refused(&[GrantRef(9); 9], true, "it does not fit the arena");
-    machine.fail_maps(1);
+    machine.fail_next_maps(1);
     refused(&own.refs, true, "it was to fail");
-    assert!(machine.fail_map_of(DomainId(1), own.refs[4], true));
+    assert!(machine.set_map_failure(DomainId(1), own.refs[4], true));
     refused(&own.refs, true, "one was to fail");
     assert!(
-        machine.fail_map_of(DomainId(1), own.refs[4], false) && !machine.fail_map_of(DomainId(1), GrantRef(9999), true)
+        machine.set_map_failure(DomainId(1), own.refs[4], false)
+            && !machine.set_map_failure(DomainId(1), GrantRef(9999), true)
     );
-    machine.maptrack_limit(5);
+    machine.set_maptrack_limit(5);
     refused(&own.refs, true, "no more can be kept account of");
-    machine.maptrack_limit(6);
+    machine.set_maptrack_limit(6);
     grants.map(&arena, PageSlot(0), &own.refs, true).unwrap();
     assert!(grants.map(&arena, PageSlot(6), &read_only.refs, false).is_err());
     grants.unmap(&arena, PageSlot(0)).unwrap();
     grants.map(&arena, PageSlot(6), &read_only.refs, false).unwrap();
-    assert_eq!(machine.counters().map_failures, 6, "two of them were not asked of the machine");
+    assert_eq!(machine.stats().map_failures, 6, "two of them were not asked of the machine");
 }
 
 #[test]
 fn a_mapped_page_is_not_allocated_again() {
     let folder = tempfile::tempdir().unwrap();
-    let machine = Machine::with_sizes(folder.path(), Sizes { pages: 4, refs: 16, ..Sizes::default() }).unwrap();
-    let (back, front) = (crate::simulated(folder.path()).unwrap(), connect(folder.path(), DomainId(1)).unwrap());
+    let machine =
+        Machine::with_limits(folder.path(), DomainLimits { pages: 4, refs: 16, ..DomainLimits::default() }).unwrap();
+    let (back, front) =
+        (crate::connect_simulated(folder.path()).unwrap(), connect(folder.path(), DomainId(1)).unwrap());
     let mut grants = back.grants(DomainId(1)).unwrap();
     let arena = PageArena::reserve(4).unwrap();
     let pages = front.share(DomainId(0), 4, true).unwrap();
@@ -183,7 +189,7 @@ fn a_mapped_page_is_not_allocated_again() {
     grants.map(&arena, PageSlot(0), &pages.refs[1..2], true).unwrap();
     arena.memory().write(PageSlot(0).address(0), b"late").unwrap();
     drop(pages);
-    assert_eq!(machine.counters().live_grants, 0);
+    assert_eq!(machine.stats().live_grants, 0);
     let after = front.share(DomainId(0), 2, true).unwrap();
     assert!(front.share(DomainId(0), 2, true).is_err(), "one page is kept");
     arena.memory().write(PageSlot(0).address(0), b"late").unwrap();
@@ -199,7 +205,7 @@ fn a_mapped_page_is_not_allocated_again() {
 #[ignore = "a measurement"]
 fn measure_a_copy() {
     const PAGES: u32 = 256;
-    let Bed { machine: _machine, back, front, _folder } = bed();
+    let TestMachine { machine: _machine, back, front, _folder } = test_machine();
     let pages = front.share(DomainId(0), PAGES, true).unwrap();
     let mut grants = back.grants(DomainId(1)).unwrap();
     let arena = PageArena::reserve(PAGES).unwrap();
@@ -239,12 +245,12 @@ fn measure_a_copy() {
 #[ignore = "a measurement"]
 fn measure_a_mapping_and_an_event() {
     const ROUNDS: u32 = 20_000;
-    let Bed { machine: _machine, back, front, _folder } = bed();
+    let TestMachine { machine: _machine, back, front, _folder } = test_machine();
     let pages = front.share(DomainId(0), 32, true).unwrap();
     let mut grants = back.grants(DomainId(1)).unwrap();
     let arena = PageArena::reserve(32).unwrap();
-    let port = front.open_port(DomainId(0)).unwrap();
-    let other = back.bind(DomainId(1), port.port).unwrap();
+    let port = front.alloc_unbound(DomainId(0)).unwrap();
+    let other = back.bind_interdomain(DomainId(1), port.port).unwrap();
     let time = |what: &str, work: &mut dyn FnMut()| {
         let start = Instant::now();
         (0..ROUNDS).for_each(|_| work());

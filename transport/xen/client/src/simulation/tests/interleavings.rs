@@ -7,33 +7,33 @@ const MASKED: u8 = 2;
 const EVENTS: u8 = 4;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct State {
+struct Interleaving {
     word: u8,
-    bell: bool,
+    eventfd: bool,
     /// Number of writes by the sender, and the number that the receiver has seen.
     sent: u8,
     seen: u8,
     sender: u8,
-    sender_rings: bool,
+    sender_signals: bool,
     receiver: u8,
-    receiver_rings: bool,
+    receiver_signals: bool,
 }
 
-impl State {
+impl Interleaving {
     fn is_sender_done(&self) -> bool {
         self.sent == EVENTS && self.sender == 0
     }
 
     /// Returns the state after the sender's next step. `None` if it has sent all events.
-    fn send(mut self) -> Option<State> {
+    fn send(mut self) -> Option<Interleaving> {
         match self.sender {
             0 if self.sent == EVENTS => return None,
             0 => self.sent += 1,
             1 => {
-                self.sender_rings = self.word == 0;
+                self.sender_signals = self.word == 0;
                 self.word |= PENDING;
             }
-            _ => self.bell |= self.sender_rings,
+            _ => self.eventfd |= self.sender_signals,
         }
         self.sender = (self.sender + 1) % 3;
         Some(self)
@@ -41,23 +41,23 @@ impl State {
 
     /// Returns the state after the receiver's next step; spurious wakeups are allowed. `eventfd_first`: `take` empties the eventfd before
     /// it reads the bit.
-    fn receive(mut self, eventfd_first: bool) -> State {
+    fn receive(mut self, eventfd_first: bool) -> Interleaving {
         match (self.receiver, eventfd_first) {
             (0, _) => {}
-            (1, true) | (3, false) => self.bell = false,
+            (1, true) | (3, false) => self.eventfd = false,
             // Reading the bit is one step; the swap, if it is set, the next.
-            (2, true) | (1, false) => self.receiver_rings = self.word & PENDING != 0,
+            (2, true) | (1, false) => self.receiver_signals = self.word & PENDING != 0,
             (3, true) | (2, false) => {
-                if self.receiver_rings {
+                if self.receiver_signals {
                     self.word = MASKED;
                 }
             }
             (4, _) => self.seen = self.sent,
             (5, _) => {
-                self.receiver_rings = self.word == MASKED | PENDING;
+                self.receiver_signals = self.word == MASKED | PENDING;
                 self.word &= !MASKED;
             }
-            _ => self.bell |= self.receiver_rings,
+            _ => self.eventfd |= self.receiver_signals,
         }
         self.receiver = (self.receiver + 1) % 7;
         self
@@ -65,12 +65,12 @@ impl State {
 }
 
 /// Returns the number of reachable states, and one in which the receiver sleeps for ever with an unseen write.
-fn explore(eventfd_first: bool) -> (usize, Option<State>) {
-    let mut known = HashSet::from([State::default()]);
-    let mut left = vec![State::default()];
+fn explore(eventfd_first: bool) -> (usize, Option<Interleaving>) {
+    let mut known = HashSet::from([Interleaving::default()]);
+    let mut left = vec![Interleaving::default()];
     let mut lost = None;
     while let Some(state) = left.pop() {
-        if state.is_sender_done() && state.receiver == 0 && !state.bell && state.seen < state.sent {
+        if state.is_sender_done() && state.receiver == 0 && !state.eventfd && state.seen < state.sent {
             lost = Some(state);
         }
         let next = [state.send(), Some(state.receive(eventfd_first))];

@@ -10,7 +10,7 @@ use crate::Port;
 const FOLDER: &str = "MQBLK_TEST_SIMULATED_FOLDER";
 
 /// Starts this binary again as a backend in another process, and waits until it is ready.
-fn start_back_end(folder: &Path) -> Child {
+fn start_backend(folder: &Path) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
@@ -34,7 +34,7 @@ fn start_back_end(folder: &Path) -> Child {
 #[ignore = "run by the others, in a process of its own"]
 fn a_backend_in_another_process() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
-    let xen = crate::simulated(Path::new(&folder)).unwrap();
+    let xen = crate::connect_simulated(Path::new(&folder)).unwrap();
     let mut store = xen.store().unwrap();
     let mut number =
         |key: &str| -> u32 { store.read(&format!("/local/domain/1/device/{key}")).unwrap().unwrap().parse().unwrap() };
@@ -51,7 +51,7 @@ fn a_backend_in_another_process() {
     arena.memory().read(PageSlot(1).address(100), &mut bytes).unwrap();
     bytes.reverse();
     arena.memory().write(PageSlot(0).address(0), &bytes).unwrap();
-    let channel = xen.bind(DomainId(1), Port(port)).unwrap();
+    let channel = xen.bind_interdomain(DomainId(1), Port(port)).unwrap();
     channel.channel.notify();
     std::io::stdout().write_all(b"\nbackend is ready\n").unwrap();
     std::io::stdout().flush().unwrap();
@@ -61,35 +61,35 @@ fn a_backend_in_another_process() {
 
 #[test]
 fn a_killed_process_leaves_nothing_behind() {
-    let Bed { machine, back, front, _folder } = bed();
+    let TestMachine { machine, back, front, _folder } = test_machine();
     let pages = front.share(DomainId(0), 4, true).unwrap();
-    let port = front.open_port(DomainId(0)).unwrap();
+    let port = front.alloc_unbound(DomainId(0)).unwrap();
     let mut store = back.store().unwrap();
     store.write("/local/domain/1/device/ring-ref", &pages.refs[0].0.to_string()).unwrap();
     store.write("/local/domain/1/device/event-channel", &port.port.0.to_string()).unwrap();
-    let before = machine.counters();
+    let before = machine.stats();
     for round in 0..3u8 {
         pages
             .memory
             .write(GuestAddress(3 * PAGE + 8), &[round, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15])
             .unwrap();
-        let mut child = start_back_end(machine.folder());
+        let mut child = start_backend(machine.folder());
         assert_eq!(read::<16>(&pages, 0), [15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, round]);
         assert!(machine.is_bound(DomainId(1), port.port));
         port.channel.take();
         port.channel.unmask();
-        let stats = machine.counters();
-        assert_eq!((stats.live_mappings, machine.mappings_of(DomainId(1), pages.refs[2])), (4, 1));
+        let stats = machine.stats();
+        assert_eq!((stats.live_mappings, machine.mapping_count(DomainId(1), pages.refs[2])), (4, 1));
         assert_eq!(stats.copies, before.copies + u64::from(round) + 1, "its copies are counted");
         child.kill().unwrap();
         child.wait().unwrap();
-        until("its mappings end", || machine.counters().live_mappings == 0);
+        until("its mappings end", || machine.stats().live_mappings == 0);
         until("its port is closed", || !machine.is_bound(DomainId(1), port.port));
-        until("its connections end", || machine.counters().connections == before.connections);
-        assert_eq!(machine.domain_counters(DomainId(0)).unwrap().maptrack, 0);
+        until("its connections end", || machine.stats().connections == before.connections);
+        assert_eq!(machine.domain_stats(DomainId(0)).unwrap().maptrack, 0);
         port.channel.notify();
     }
-    let again = back.bind(DomainId(1), port.port).unwrap();
+    let again = back.bind_interdomain(DomainId(1), port.port).unwrap();
     again.channel.take();
-    assert_eq!(machine.counters().open_ports, 2);
+    assert_eq!(machine.stats().open_ports, 2);
 }

@@ -23,7 +23,7 @@ use mqblk_memory::DomainId;
 pub(super) use server::Xenstored;
 
 /// Returns the xenstored socket of a domain.
-pub(super) fn socket(folder: &Path, domain: DomainId) -> PathBuf {
+pub(super) fn socket_path(folder: &Path, domain: DomainId) -> PathBuf {
     match domain {
         DomainId(0) => folder.join("xenstored.sock"),
         DomainId(number) => folder.join(format!("xenstored-{number}.sock")),
@@ -32,7 +32,7 @@ pub(super) fn socket(folder: &Path, domain: DomainId) -> PathBuf {
 
 /// Quota of a domain other than 0. The defaults are those of Xen 4.17.
 #[derive(Clone, Copy, Debug)]
-pub struct Quota {
+pub struct XenstoreQuota {
     /// Nodes that it owns.
     pub nodes: u32,
     /// Watches of all its connections together.
@@ -47,9 +47,9 @@ pub struct Quota {
     pub transaction_nodes: usize,
 }
 
-impl Default for Quota {
-    fn default() -> Quota {
-        Quota {
+impl Default for XenstoreQuota {
+    fn default() -> XenstoreQuota {
+        XenstoreQuota {
             nodes: 1000,
             watches: 128,
             transactions: 10,
@@ -62,7 +62,7 @@ impl Default for Quota {
 
 /// Errno of an error reply. Source: `xsd_errors` of `xs_wire.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Refusal {
+enum XsdError {
     Invalid,
     Access,
     Exists,
@@ -76,19 +76,19 @@ enum Refusal {
     NotPermitted,
 }
 
-impl Refusal {
+impl XsdError {
     fn name(self) -> &'static str {
         match self {
-            Refusal::Invalid => "EINVAL",
-            Refusal::Access => "EACCES",
-            Refusal::Exists => "EEXIST",
-            Refusal::NoEntry => "ENOENT",
-            Refusal::NoSpace => "ENOSPC",
-            Refusal::Unknown => "ENOSYS",
-            Refusal::Busy => "EBUSY",
-            Refusal::Again => "EAGAIN",
-            Refusal::TooBig => "E2BIG",
-            Refusal::NotPermitted => "EPERM",
+            XsdError::Invalid => "EINVAL",
+            XsdError::Access => "EACCES",
+            XsdError::Exists => "EEXIST",
+            XsdError::NoEntry => "ENOENT",
+            XsdError::NoSpace => "ENOSPC",
+            XsdError::Unknown => "ENOSYS",
+            XsdError::Busy => "EBUSY",
+            XsdError::Again => "EAGAIN",
+            XsdError::TooBig => "E2BIG",
+            XsdError::NotPermitted => "EPERM",
         }
     }
 }

@@ -11,20 +11,20 @@ use std::thread::JoinHandle;
 use mqblk_memory::DomainId;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
-use super::state::{ClientId, State};
-use super::{Quota, socket};
-use crate::simulation::events::ring;
+use super::state::{ClientId, XenstoredState};
+use super::{XenstoreQuota, socket_path};
+use crate::simulation::events::signal;
+use crate::simulation::hypercall::address;
 use crate::simulation::machine::remove_stale;
-use crate::simulation::wire::address;
 use crate::store::wire::{HEADER_BYTES, Header, PAYLOAD_MAX, Verb};
 
 /// Bytes of unsent replies above which a client's requests wait.
-const ANSWERS_AHEAD: usize = 64 * 1024;
+const MAX_UNSENT_REPLY_BYTES: usize = 64 * 1024;
 /// Number of unsent events above which a client is disconnected.
-const EVENTS_AHEAD: usize = 64 * 1024;
+const MAX_UNSENT_EVENTS: usize = 64 * 1024;
 
 #[derive(Debug)]
-struct Link {
+struct ClientLink {
     stream: Arc<UnixStream>,
     input: Vec<u8>,
     output: Vec<u8>,
@@ -32,9 +32,9 @@ struct Link {
 
 #[derive(Debug)]
 struct Inner {
-    state: State,
+    state: XenstoredState,
     listeners: BTreeMap<DomainId, Arc<UnixListener>>,
-    links: HashMap<ClientId, Link>,
+    links: HashMap<ClientId, ClientLink>,
     ending: bool,
 }
 
@@ -42,7 +42,7 @@ struct Inner {
 struct Shared {
     inner: Mutex<Inner>,
     /// Wakes the server's thread for work that no socket signals.
-    bell: Arc<OwnedFd>,
+    wakeup: Arc<OwnedFd>,
     folder: PathBuf,
 }
 
@@ -56,10 +56,10 @@ impl Xenstored {
     /// Starts the server, without domains.
     pub(in super::super) fn start(folder: &Path) -> io::Result<Xenstored> {
         let wakeup = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let state = State::new();
+        let state = XenstoredState::new();
         let inner = Inner { state, listeners: BTreeMap::new(), links: HashMap::new(), ending: false };
         let wakeup = Arc::new(wakeup);
-        let shared = Arc::new(Shared { inner: Mutex::new(inner), bell: wakeup, folder: folder.to_owned() });
+        let shared = Arc::new(Shared { inner: Mutex::new(inner), wakeup, folder: folder.to_owned() });
         let for_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("xenstored".to_owned()).spawn(move || for_thread.serve())?;
         Ok(Xenstored { shared, thread: Mutex::new(Some(thread)) })
@@ -67,7 +67,7 @@ impl Xenstored {
 
     /// Introduces a domain and listens on its socket.
     pub(in super::super) fn introduce(&self, domain: DomainId) -> io::Result<()> {
-        let path = socket(&self.shared.folder, domain);
+        let path = socket_path(&self.shared.folder, domain);
         address(&path)?;
         remove_stale(&path)?;
         let listener = UnixListener::bind(&path)?;
@@ -76,7 +76,7 @@ impl Xenstored {
         inner.listeners.insert(domain, Arc::new(listener));
         inner.state.introduce(domain);
         drop(inner);
-        ring(&self.shared.bell);
+        signal(&self.shared.wakeup);
         Ok(())
     }
 
@@ -84,32 +84,32 @@ impl Xenstored {
     pub(in super::super) fn release(&self, domain: DomainId) {
         let mut inner = self.shared.inner();
         inner.listeners.remove(&domain);
-        let _ = std::fs::remove_file(socket(&self.shared.folder, domain));
+        let _ = std::fs::remove_file(socket_path(&self.shared.folder, domain));
         inner.state.release(domain);
         inner.drop_links_without_clients();
         drop(inner);
-        ring(&self.shared.bell);
+        signal(&self.shared.wakeup);
     }
 
-    pub(in super::super) fn conflicts(&self, count: u32) {
+    pub(in super::super) fn inject_conflicts(&self, count: u32) {
         self.shared.inner().state.conflicts = count;
     }
 
-    pub(in super::super) fn quota(&self, quota: Quota) {
+    pub(in super::super) fn set_quota(&self, quota: XenstoreQuota) {
         self.shared.inner().state.quota = quota;
     }
 
     /// Ends the server.
     pub(in super::super) fn end(&self) {
         self.shared.inner().ending = true;
-        ring(&self.shared.bell);
+        signal(&self.shared.wakeup);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             let _ = thread.join();
         }
         let mut inner = self.shared.inner();
         for domain in std::mem::take(&mut inner.listeners).into_keys() {
-            let _ = std::fs::remove_file(socket(&self.shared.folder, domain));
+            let _ = std::fs::remove_file(socket_path(&self.shared.folder, domain));
         }
         inner.links.clear();
     }
@@ -122,18 +122,18 @@ impl Drop for Xenstored {
 }
 
 /// A polled descriptor, kept open during the poll.
-enum Source {
-    Bell(Arc<OwnedFd>),
+enum PollSource {
+    Wakeup(Arc<OwnedFd>),
     Listener(DomainId, Arc<UnixListener>),
     Client(ClientId, Arc<UnixStream>, PollFlags),
 }
 
-impl Source {
+impl PollSource {
     fn polled(&self) -> PollFd<'_> {
         match self {
-            Source::Bell(wakeup) => PollFd::new(wakeup, PollFlags::IN),
-            Source::Listener(_, listener) => PollFd::new(listener, PollFlags::IN),
-            Source::Client(_, stream, flags) => PollFd::new(stream, *flags),
+            PollSource::Wakeup(wakeup) => PollFd::new(wakeup, PollFlags::IN),
+            PollSource::Listener(_, listener) => PollFd::new(listener, PollFlags::IN),
+            PollSource::Client(_, stream, flags) => PollFd::new(stream, *flags),
         }
     }
 }
@@ -150,36 +150,37 @@ impl Shared {
                 if inner.ending {
                     return;
                 }
-                inner.sources(&self.bell)
+                inner.sources(&self.wakeup)
             };
-            let mut polled: Vec<PollFd<'_>> = sources.iter().map(Source::polled).collect();
+            let mut polled: Vec<PollFd<'_>> = sources.iter().map(PollSource::polled).collect();
             let _ = rustix::event::poll(&mut polled, None);
             let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
             let mut inner = self.inner();
             for (source, _) in sources.iter().zip(ready).filter(|(_, ready)| *ready) {
                 match source {
-                    Source::Bell(wakeup) => {
+                    PollSource::Wakeup(wakeup) => {
                         let _ = rustix::io::read(wakeup, &mut [0; 8]);
                     }
-                    Source::Listener(domain, listener) => inner.accept(*domain, listener),
-                    Source::Client(id, _, _) => inner.hear(*id),
+                    PollSource::Listener(domain, listener) => inner.accept(*domain, listener),
+                    PollSource::Client(id, _, _) => inner.read_client(*id),
                 }
             }
-            inner.speak();
+            inner.flush_clients();
         }
     }
 }
 
 impl Inner {
-    fn sources(&self, wakeup: &Arc<OwnedFd>) -> Vec<Source> {
-        let listeners = self.listeners.iter().map(|(domain, listener)| Source::Listener(*domain, Arc::clone(listener)));
+    fn sources(&self, wakeup: &Arc<OwnedFd>) -> Vec<PollSource> {
+        let listeners =
+            self.listeners.iter().map(|(domain, listener)| PollSource::Listener(*domain, Arc::clone(listener)));
         let clients = self.links.iter().map(|(id, link)| {
             let mut flags = PollFlags::empty();
-            flags.set(PollFlags::IN, link.output.len() < ANSWERS_AHEAD);
+            flags.set(PollFlags::IN, link.output.len() < MAX_UNSENT_REPLY_BYTES);
             flags.set(PollFlags::OUT, !link.output.is_empty());
-            Source::Client(*id, Arc::clone(&link.stream), flags)
+            PollSource::Client(*id, Arc::clone(&link.stream), flags)
         });
-        [Source::Bell(Arc::clone(wakeup))].into_iter().chain(listeners).chain(clients).collect()
+        [PollSource::Wakeup(Arc::clone(wakeup))].into_iter().chain(listeners).chain(clients).collect()
     }
 
     fn accept(&mut self, domain: DomainId, listener: &UnixListener) {
@@ -190,7 +191,7 @@ impl Inner {
             Ok((stream, _)) => {
                 if stream.set_nonblocking(true).is_ok() {
                     let id = self.state.connect(domain);
-                    self.links.insert(id, Link { stream: Arc::new(stream), input: vec![], output: vec![] });
+                    self.links.insert(id, ClientLink { stream: Arc::new(stream), input: vec![], output: vec![] });
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -203,9 +204,9 @@ impl Inner {
     }
 
     /// Reads a bounded amount of one client's input, and handles its requests.
-    fn hear(&mut self, id: ClientId) {
+    fn read_client(&mut self, id: ClientId) {
         let Some(link) = self.links.get_mut(&id) else { return };
-        if link.output.len() < ANSWERS_AHEAD {
+        if link.output.len() < MAX_UNSENT_REPLY_BYTES {
             let mut bytes = [0; HEADER_BYTES + PAYLOAD_MAX];
             match (&*link.stream).read(&mut bytes) {
                 Ok(0) => return self.end_client(id, None),
@@ -214,11 +215,11 @@ impl Inner {
                 Err(error) => return self.end_client(id, Some(&error.to_string())),
             }
         }
-        self.answer(id);
+        self.handle_requests(id);
     }
 
     /// Handles the requests that have arrived completely.
-    fn answer(&mut self, id: ClientId) {
+    fn handle_requests(&mut self, id: ClientId) {
         loop {
             let Some(link) = self.links.get_mut(&id) else { return };
             let Some((header, rest)) = link.input.split_first_chunk::<HEADER_BYTES>() else { return };
@@ -228,12 +229,12 @@ impl Inner {
                 let why = format!("found a payload of {len} bytes, expected {PAYLOAD_MAX} at most");
                 return self.end_client(id, Some(&why));
             }
-            if rest.len() < len || link.output.len() >= ANSWERS_AHEAD {
+            if rest.len() < len || link.output.len() >= MAX_UNSENT_REPLY_BYTES {
                 return;
             }
             let payload = rest[..len].to_vec();
             link.input.drain(..HEADER_BYTES + len);
-            let reply = self.state.answer(id, header, &payload);
+            let reply = self.state.handle_request(id, header, &payload);
             let Some(link) = self.links.get_mut(&id) else { return };
             match reply {
                 Ok(payload) => put(&mut link.output, header, &payload),
@@ -246,17 +247,17 @@ impl Inner {
     }
 
     /// Sends replies and events as far as the clients' sockets take them.
-    fn speak(&mut self) {
+    fn flush_clients(&mut self) {
         let ids: Vec<ClientId> = self.links.keys().copied().collect();
         for id in ids {
             let (Some(link), Some(client)) = (self.links.get_mut(&id), self.state.clients.get_mut(&id)) else {
                 continue;
             };
-            if client.events.len() > EVENTS_AHEAD {
+            if client.event_queue.len() > MAX_UNSENT_EVENTS {
                 self.end_client(id, Some("its events are not read"));
                 continue;
             }
-            let was_full = link.output.len() >= ANSWERS_AHEAD;
+            let was_full = link.output.len() >= MAX_UNSENT_REPLY_BYTES;
             let result = loop {
                 while link.output.len() < PAYLOAD_MAX
                     && let Some((path, token)) = client.next_event()
@@ -278,7 +279,7 @@ impl Inner {
             match result {
                 Err(error) => self.end_client(id, Some(&error.to_string())),
                 // Requests may have waited for space. Their replies are sent in the next round.
-                Ok(()) if was_full => self.answer(id),
+                Ok(()) if was_full => self.handle_requests(id),
                 Ok(()) => {}
             }
         }

@@ -7,53 +7,53 @@ use std::time::Duration;
 
 use mqblk_memory::DomainId;
 
-use crate::simulation::{Machine, Quota, connect};
-use crate::store::{Access, Permission, Store, StoreError};
+use crate::simulation::{Machine, XenstoreQuota, connect};
+use crate::store::{Access, Permission, Xenstore, XenstoreError};
 
-struct Bed {
+struct TestMachine {
     machine: Machine,
-    toolstack: Store,
-    guest: Store,
+    toolstack: Xenstore,
+    guest: Xenstore,
     _folder: tempfile::TempDir,
 }
 
 /// A machine with a guest, domain 1.
-fn bed() -> Bed {
+fn test_machine() -> TestMachine {
     let folder = tempfile::tempdir().unwrap();
     let machine = Machine::start(folder.path()).unwrap();
     machine.create_domain(DomainId(1)).unwrap();
-    let toolstack = crate::simulated(folder.path()).unwrap().store().unwrap();
+    let toolstack = crate::connect_simulated(folder.path()).unwrap().store().unwrap();
     let guest = connect(folder.path(), DomainId(1)).unwrap().store().unwrap();
-    Bed { machine, toolstack, guest, _folder: folder }
+    TestMachine { machine, toolstack, guest, _folder: folder }
 }
 
 fn permission(access: Access, domain: u16) -> Permission {
     Permission { domain: DomainId(domain), access }
 }
 
-fn errno<T: std::fmt::Debug>(result: Result<T, StoreError>) -> String {
+fn errno<T: std::fmt::Debug>(result: Result<T, XenstoreError>) -> String {
     result.unwrap_err().errno().to_owned()
 }
 
 /// Returns the next event's path and token.
-fn event(store: &mut Store) -> Option<(String, String)> {
+fn event(store: &mut Xenstore) -> Option<(String, String)> {
     // Events arrive before the reply to a request that is sent after their cause.
     let _ = store.read("/");
     store.next_event(Some(Duration::from_millis(200))).unwrap().map(|event| (event.path, event.token))
 }
 
-fn expect(store: &mut Store, path: &str, token: &str) {
+fn expect(store: &mut Xenstore, path: &str, token: &str) {
     assert_eq!(event(store), Some((path.to_owned(), token.to_owned())));
 }
 
 #[test]
 fn values_are_kept() {
-    let Bed { machine: _machine, mut toolstack, mut guest, _folder } = bed();
+    let TestMachine { machine: _machine, mut toolstack, mut guest, _folder } = test_machine();
     toolstack.write("/a/b/c", "value").unwrap();
     assert_eq!(toolstack.read("/a/b/c").unwrap().unwrap(), "value");
     assert_eq!((toolstack.read("/a").unwrap().unwrap(), toolstack.read("/a/x").unwrap()), (String::new(), None));
-    toolstack.make("/a/b/d").unwrap();
-    toolstack.make("/a/b/c").unwrap();
+    toolstack.mkdir("/a/b/d").unwrap();
+    toolstack.mkdir("/a/b/c").unwrap();
     assert_eq!(toolstack.read("/a/b/c").unwrap().unwrap(), "value", "it was there");
     assert_eq!(toolstack.list("/a/b").unwrap().unwrap(), ["c", "d"]);
     assert_eq!(toolstack.list("/none").unwrap(), None);
@@ -70,15 +70,15 @@ fn values_are_kept() {
 
 #[test]
 fn a_guest_writes_only_its_own_nodes() {
-    let Bed { machine: _machine, mut toolstack, mut guest, _folder } = bed();
+    let TestMachine { machine: _machine, mut toolstack, mut guest, _folder } = test_machine();
     toolstack.write("/local/domain/0/backend/mqblk/1/51712/state", "1").unwrap();
     for path in
         ["/x", "/local/domain/2", "/local/domain/1/x", "device/vbd", "/local/domain/0/backend/mqblk/1/51712/state"]
     {
         assert_eq!(errno(guest.write(path, "v")), "EACCES", "{path}");
-        assert_eq!(errno(guest.make(path)), "EACCES", "{path}");
+        assert_eq!(errno(guest.mkdir(path)), "EACCES", "{path}");
         assert_eq!(errno(guest.remove(path)), "EACCES", "{path}");
-        assert_eq!(errno(guest.set_permissions(path, &[permission(Access::Both, 1)])), "EACCES", "{path}");
+        assert_eq!(errno(guest.set_permissions(path, &[permission(Access::ReadWrite, 1)])), "EACCES", "{path}");
     }
     assert_eq!(errno(guest.read("/local/domain/0/backend")), "EACCES");
     assert_eq!(errno(guest.read("/local/domain/2/name")), "EACCES", "that there is no such node is not told");
@@ -86,7 +86,7 @@ fn a_guest_writes_only_its_own_nodes() {
 
     // As a toolstack does for a disk.
     let front = "/local/domain/1/device/vbd/51712";
-    toolstack.make(front).unwrap();
+    toolstack.mkdir(front).unwrap();
     toolstack.set_permissions(front, &[permission(Access::None, 1), permission(Access::Read, 0)]).unwrap();
     toolstack.write(&format!("{front}/state"), "1").unwrap();
     let back = "/local/domain/0/backend/mqblk/1/51712";
@@ -101,13 +101,13 @@ fn a_guest_writes_only_its_own_nodes() {
     assert_eq!(inherited, [permission(Access::None, 1), permission(Access::Read, 0)]);
 
     // A guest may grant access to others, but not change the owner.
-    let shared = [permission(Access::Read, 1), permission(Access::Both, 2)];
+    let shared = [permission(Access::Read, 1), permission(Access::ReadWrite, 2)];
     guest.set_permissions("data", &shared).unwrap();
     assert_eq!(errno(guest.set_permissions("data", &[permission(Access::None, 0)])), "EPERM");
     let mut other = connect(_folder.path(), DomainId(2)).unwrap().store().unwrap();
     other.write("/local/domain/1/data/x", "from 2").unwrap();
     let owned = guest.permissions("data/x").unwrap().unwrap();
-    assert_eq!(owned, [permission(Access::Read, 2), permission(Access::Both, 2)], "who makes a node owns it");
+    assert_eq!(owned, [permission(Access::Read, 2), permission(Access::ReadWrite, 2)], "who makes a node owns it");
     assert_eq!(guest.read("data/x").unwrap().unwrap(), "from 2", "others may read it");
     assert_eq!(errno(guest.write("data/x", "")), "EACCES");
     guest.set_permissions("data", &[permission(Access::Write, 1)]).unwrap();
@@ -117,14 +117,14 @@ fn a_guest_writes_only_its_own_nodes() {
 
 #[test]
 fn watches_cover_everything_below() {
-    let Bed { machine, mut toolstack, mut guest, _folder } = bed();
+    let TestMachine { machine, mut toolstack, mut guest, _folder } = test_machine();
     toolstack.watch("/a", "one").unwrap();
     expect(&mut toolstack, "/a", "one");
     assert_eq!(event(&mut toolstack), None);
     toolstack.write("/a/b/c", "1").unwrap();
     expect(&mut toolstack, "/a/b/c", "one");
     toolstack.write("/ab", "1").unwrap();
-    toolstack.make("/a/b/c").unwrap();
+    toolstack.mkdir("/a/b/c").unwrap();
     assert_eq!(event(&mut toolstack), None, "a neighbour; what is there is not made");
     toolstack.watch("/a/b/c", "two").unwrap();
     toolstack.watch("/a/b/none", "three").unwrap();
@@ -173,11 +173,11 @@ fn watches_cover_everything_below() {
 
 #[test]
 fn a_transaction_is_atomic() {
-    let Bed { machine, mut toolstack, mut guest, _folder } = bed();
+    let TestMachine { machine, mut toolstack, mut guest, _folder } = test_machine();
     toolstack.set_permissions("/local/domain/1/device", &[permission(Access::Read, 1)]).unwrap();
     guest.watch("device", "t").unwrap();
     expect(&mut guest, "device", "t");
-    let mut other = crate::simulated(_folder.path()).unwrap().store().unwrap();
+    let mut other = crate::connect_simulated(_folder.path()).unwrap().store().unwrap();
     toolstack
         .transaction(|transaction| {
             transaction.write("/local/domain/1/device/a", "1")?;
@@ -226,7 +226,7 @@ fn a_transaction_is_atomic() {
         assert_eq!(attempts, expected, "{path}");
         other.remove("/x").unwrap();
     }
-    machine.store_conflicts(3);
+    machine.inject_store_conflicts(3);
     let mut attempts = 0;
     toolstack
         .transaction(|transaction| {
@@ -239,8 +239,8 @@ fn a_transaction_is_atomic() {
 
 #[test]
 fn a_guest_is_limited_by_its_quota() {
-    let Bed { machine, mut toolstack, mut guest, _folder } = bed();
-    machine.store_quota(Quota {
+    let TestMachine { machine, mut toolstack, mut guest, _folder } = test_machine();
+    machine.set_store_quota(XenstoreQuota {
         nodes: 20,
         watches: 3,
         transactions: 2,
@@ -249,7 +249,7 @@ fn a_guest_is_limited_by_its_quota() {
         transaction_nodes: 8,
     });
     // It owns three nodes already: data, drivers, error.
-    let made = (0..100).take_while(|number| guest.make(&format!("data/{number}")).is_ok()).count();
+    let made = (0..100).take_while(|number| guest.mkdir(&format!("data/{number}")).is_ok()).count();
     assert_eq!(made, 17);
     assert_eq!(errno(guest.write("data/a/b/c", "")), "ENOSPC");
     guest.write("data/3", "still").unwrap();
@@ -259,7 +259,7 @@ fn a_guest_is_limited_by_its_quota() {
     guest.write("data/a/b", "").unwrap();
     guest.remove("data/a").unwrap();
     toolstack.write("/local/domain/1/data/from/above/it/all", "").unwrap();
-    assert_eq!(errno(guest.make("data/one")), "ENOSPC", "what is made below its nodes is its own");
+    assert_eq!(errno(guest.mkdir("data/one")), "ENOSPC", "what is made below its nodes is its own");
     toolstack.remove("/local/domain/1/data/from").unwrap();
 
     assert_eq!(errno(guest.write("data/5", &"v".repeat(101))), "ENOSPC");
@@ -289,28 +289,28 @@ fn a_guest_is_limited_by_its_quota() {
     );
     assert_eq!(
         errno(guest.transaction(|transaction| {
-            (20..24).try_for_each(|number| transaction.make(&format!("data/{number}")))
+            (20..24).try_for_each(|number| transaction.mkdir(&format!("data/{number}")))
         })),
         "ENOSPC"
     );
     toolstack
-        .transaction(|transaction| (0..50).try_for_each(|number| transaction.make(&format!("/t/{number}"))))
+        .transaction(|transaction| (0..50).try_for_each(|number| transaction.mkdir(&format!("/t/{number}"))))
         .unwrap();
     assert_eq!(guest.list("data").unwrap().unwrap().len(), 15);
 }
 
 #[test]
 fn a_long_directory_is_listed_in_parts() {
-    let Bed { machine: _machine, mut toolstack, guest: _, _folder } = bed();
+    let TestMachine { machine: _machine, mut toolstack, guest: _, _folder } = test_machine();
     let mut names: Vec<String> = (0..700).map(|number| format!("a-name-of-some-length-{number:04}")).collect();
     for name in &names {
-        toolstack.make(&format!("/long/{name}")).unwrap();
+        toolstack.mkdir(&format!("/long/{name}")).unwrap();
     }
     assert_eq!(toolstack.list("/long").unwrap().unwrap(), names);
     // A name that fills the rest of a message, and all lengths around it.
     for len in (1..40).chain([1000]) {
         let name = "z".repeat(len);
-        toolstack.make(&format!("/long/{name}")).unwrap();
+        toolstack.mkdir(&format!("/long/{name}")).unwrap();
         names.push(name);
         assert_eq!(toolstack.list("/long").unwrap().unwrap(), names, "{len}");
     }

@@ -4,18 +4,18 @@ use std::collections::{BTreeSet, HashMap};
 
 use mqblk_memory::DomainId;
 
-use super::Refusal;
-use super::state::{ClientId, OKAY, Reply, State};
-use super::tree::{Actor, Change, Tree, parent};
+use super::XsdError;
+use super::state::{ClientId, OKAY, Reply, XenstoredState};
+use super::tree::{Caller, Change, Tree, parent};
 use crate::store::Permission;
 
 /// A write operation.
 #[derive(Clone, Debug)]
-pub(super) enum Deed {
+pub(super) enum WriteOperation {
     /// `None`: only creates the node.
     Write(String, Option<Vec<u8>>),
     Remove(String),
-    Permit(String, Vec<Permission>),
+    SetPermissions(String, Vec<Permission>),
 }
 
 #[derive(Debug)]
@@ -25,19 +25,19 @@ pub(super) struct Transaction {
     /// The tree with the transaction's changes.
     view: Tree,
     /// Every path that it has read or written. The commit fails if another writer has changed one of them.
-    touched: BTreeSet<String>,
-    deeds: Vec<Deed>,
+    accessed: BTreeSet<String>,
+    operations: Vec<WriteOperation>,
 }
 
-impl State {
-    pub(super) fn start(&mut self, id: ClientId, within: u32) -> Reply {
+impl XenstoredState {
+    pub(super) fn start_transaction(&mut self, id: ClientId, within: u32) -> Reply {
         let (tree, limit) = (self.tree.clone(), self.quota.transactions);
         let client = self.client(id)?;
         if within != 0 {
-            return Err(Refusal::Busy);
+            return Err(XsdError::Busy);
         }
         if client.domain != DomainId(0) && client.transactions.len() >= limit {
-            return Err(Refusal::NoSpace);
+            return Err(XsdError::NoSpace);
         }
         loop {
             client.next_transaction = client.next_transaction.wrapping_add(1);
@@ -46,36 +46,37 @@ impl State {
             }
         }
         let number = client.next_transaction;
-        let transaction = Transaction { before: tree.clone(), view: tree, touched: BTreeSet::new(), deeds: vec![] };
+        let transaction =
+            Transaction { before: tree.clone(), view: tree, accessed: BTreeSet::new(), operations: vec![] };
         client.transactions.insert(number, transaction);
         Ok(format!("{number}\0").into_bytes())
     }
 
-    pub(super) fn end(&mut self, id: ClientId, number: u32, payload: &[u8]) -> Reply {
+    pub(super) fn end_transaction(&mut self, id: ClientId, number: u32, payload: &[u8]) -> Reply {
         let commit = match payload {
             b"T\0" => true,
             b"F\0" => false,
-            _ => return Err(Refusal::Invalid),
+            _ => return Err(XsdError::Invalid),
         };
-        let caller = Actor { domain: self.client(id)?.domain, quota: self.quota };
-        let transaction = self.client(id)?.transactions.remove(&number).ok_or(Refusal::NoEntry)?;
+        let caller = Caller { domain: self.client(id)?.domain, quota: self.quota };
+        let transaction = self.client(id)?.transactions.remove(&number).ok_or(XsdError::NoEntry)?;
         if !commit {
             return Ok(OKAY.to_vec());
         }
         if self.conflicts > 0 {
             self.conflicts -= 1;
-            return Err(Refusal::Again);
+            return Err(XsdError::Again);
         }
         let generation = |tree: &Tree, path: &str| tree.find(path).map(|node| node.generation);
-        if transaction.touched.iter().any(|path| generation(&transaction.before, path) != generation(&self.tree, path))
+        if transaction.accessed.iter().any(|path| generation(&transaction.before, path) != generation(&self.tree, path))
         {
-            return Err(Refusal::Again);
+            return Err(XsdError::Again);
         }
         // Atomic: the database changes only after every operation has succeeded.
         let mut tree = self.tree.clone();
         let mut changes: Vec<Option<Change>> = vec![];
         let mut latest: HashMap<String, usize> = HashMap::new();
-        for operation in &transaction.deeds {
+        for operation in &transaction.operations {
             let Some(mut change) = operation.apply(&mut tree, caller)? else { continue };
             // One event per node, for every domain that could read any state of it.
             let earlier = latest.insert(change.path.clone(), changes.len());
@@ -86,69 +87,74 @@ impl State {
             changes.push(Some(change));
         }
         self.tree = tree;
-        changes.iter().flatten().for_each(|change| self.fire(change));
+        changes.iter().flatten().for_each(|change| self.fire_watches(change));
         Ok(OKAY.to_vec())
     }
 }
 
 impl Transaction {
     /// Records a read of a node and returns the tree to read it from.
-    pub(super) fn look(&mut self, path: &str, caller: Actor) -> Result<&Tree, Refusal> {
-        self.touch(path, caller)?;
+    pub(super) fn read_view(&mut self, path: &str, caller: Caller) -> Result<&Tree, XsdError> {
+        self.record_access(path, caller)?;
         // The parents of a missing node decide between ENOENT and EACCES, so they are read too.
         let mut path = path;
         while self.view.find(path).is_none()
             && let Some(above) = parent(path)
         {
-            self.touch(above, caller)?;
+            self.record_access(above, caller)?;
             path = above;
         }
         Ok(&self.view)
     }
 
-    pub(super) fn act(&mut self, operation: Deed, caller: Actor) -> Result<(), Refusal> {
-        if caller.is_bounded() && self.deeds.len() >= caller.quota.transaction_nodes {
-            return Err(Refusal::NoSpace);
+    pub(super) fn execute(&mut self, operation: WriteOperation, caller: Caller) -> Result<(), XsdError> {
+        if caller.has_quota() && self.operations.len() >= caller.quota.transaction_nodes {
+            return Err(XsdError::NoSpace);
         }
-        self.touch(operation.path(), caller)?;
+        self.record_access(operation.path(), caller)?;
         // Creating or removing a node changes its parent too.
         let mut changed = operation.removes() || self.view.find(operation.path()).is_none();
         let mut path = operation.path();
         while changed && let Some(above) = parent(path) {
-            self.touch(above, caller)?;
+            self.record_access(above, caller)?;
             changed = self.view.find(above).is_none();
             path = above;
         }
         operation.apply(&mut self.view, caller)?;
-        self.deeds.push(operation);
+        self.operations.push(operation);
         Ok(())
     }
 
-    fn touch(&mut self, path: &str, caller: Actor) -> Result<(), Refusal> {
-        if caller.is_bounded() && self.touched.len() >= caller.quota.transaction_nodes && !self.touched.contains(path) {
-            return Err(Refusal::NoSpace);
+    fn record_access(&mut self, path: &str, caller: Caller) -> Result<(), XsdError> {
+        if caller.has_quota() && self.accessed.len() >= caller.quota.transaction_nodes && !self.accessed.contains(path)
+        {
+            return Err(XsdError::NoSpace);
         }
-        self.touched.insert(path.to_owned());
+        self.accessed.insert(path.to_owned());
         Ok(())
     }
 }
 
-impl Deed {
+impl WriteOperation {
     fn path(&self) -> &str {
         match self {
-            Deed::Write(path, _) | Deed::Remove(path) | Deed::Permit(path, _) => path,
+            WriteOperation::Write(path, _) | WriteOperation::Remove(path) | WriteOperation::SetPermissions(path, _) => {
+                path
+            }
         }
     }
 
     fn removes(&self) -> bool {
-        matches!(self, Deed::Remove(_))
+        matches!(self, WriteOperation::Remove(_))
     }
 
-    pub(super) fn apply(&self, tree: &mut Tree, caller: Actor) -> Result<Option<Change>, Refusal> {
+    pub(super) fn apply(&self, tree: &mut Tree, caller: Caller) -> Result<Option<Change>, XsdError> {
         match self {
-            Deed::Write(path, value) => tree.write(path, value.as_deref(), caller),
-            Deed::Remove(path) => tree.remove(path, caller),
-            Deed::Permit(path, permissions) => tree.set_permissions(path, permissions, caller).map(Some),
+            WriteOperation::Write(path, value) => tree.write(path, value.as_deref(), caller),
+            WriteOperation::Remove(path) => tree.remove(path, caller),
+            WriteOperation::SetPermissions(path, permissions) => {
+                tree.set_permissions(path, permissions, caller).map(Some)
+            }
         }
     }
 }

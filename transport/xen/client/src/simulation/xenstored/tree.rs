@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use mqblk_memory::DomainId;
 
-use super::{Quota, Refusal};
+use super::{XenstoreQuota, XsdError};
 use crate::store::{Access, Permission};
 
 /// Access that an operation requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Need {
+pub(super) enum RequiredAccess {
     Read,
     Write,
     /// Change the permissions: only the owner may.
@@ -34,7 +34,7 @@ impl Node {
 }
 
 /// Returns true if `domain` has the required access. Domain 0 and the owner always have.
-pub(super) fn allows(permissions: &[Permission], domain: DomainId, need: Need) -> bool {
+pub(super) fn allows(permissions: &[Permission], domain: DomainId, need: RequiredAccess) -> bool {
     let Some(owner) = permissions.first() else { return false };
     if domain == DomainId(0) || domain == owner.domain {
         return true;
@@ -42,9 +42,9 @@ pub(super) fn allows(permissions: &[Permission], domain: DomainId, need: Need) -
     let entry = permissions[1..].iter().find(|permission| permission.domain == domain);
     let access = entry.map_or(owner.access, |permission| permission.access);
     match need {
-        Need::Read => matches!(access, Access::Read | Access::Both),
-        Need::Write => matches!(access, Access::Write | Access::Both),
-        Need::Own => false,
+        RequiredAccess::Read => matches!(access, Access::Read | Access::ReadWrite),
+        RequiredAccess::Write => matches!(access, Access::Write | Access::ReadWrite),
+        RequiredAccess::Own => false,
     }
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Tree {
     root: Arc<Node>,
     /// Number of nodes that each domain owns.
     owned: BTreeMap<DomainId, u32>,
-    clock: u64,
+    generation: u64,
 }
 
 /// Splits an absolute path into names.
@@ -79,14 +79,14 @@ pub(super) fn parent(path: &str) -> Option<&str> {
 
 /// The domain that makes a request, and its quota.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Actor {
+pub(super) struct Caller {
     pub domain: DomainId,
-    pub quota: Quota,
+    pub quota: XenstoreQuota,
 }
 
-impl Actor {
+impl Caller {
     /// Returns true if the quota applies: not to domain 0.
-    pub(super) fn is_bounded(&self) -> bool {
+    pub(super) fn has_quota(&self) -> bool {
         self.domain != DomainId(0)
     }
 }
@@ -95,7 +95,7 @@ impl Tree {
     pub(super) fn new() -> Tree {
         let permissions = [Permission { domain: DomainId(0), access: Access::None }].into();
         let root = Node { value: vec![], permissions, children: BTreeMap::new(), generation: 0 };
-        Tree { root: Arc::new(root), owned: BTreeMap::from([(DomainId(0), 1)]), clock: 0 }
+        Tree { root: Arc::new(root), owned: BTreeMap::from([(DomainId(0), 1)]), generation: 0 }
     }
 
     pub(super) fn find(&self, path: &str) -> Option<&Arc<Node>> {
@@ -109,17 +109,17 @@ impl Tree {
     }
 
     /// Returns the node if `domain` has the required access. ENOENT only if it has that access to the nearest existing parent, else EACCES.
-    pub(super) fn get(&self, path: &str, domain: DomainId, need: Need) -> Result<&Arc<Node>, Refusal> {
-        let (node, exists) = self.nearest(path);
+    pub(super) fn get(&self, path: &str, domain: DomainId, need: RequiredAccess) -> Result<&Arc<Node>, XsdError> {
+        let (node, exists) = self.nearest_existing(path);
         match (allows(&node.permissions, domain, need), exists) {
             (true, true) => Ok(node),
-            (true, false) => Err(Refusal::NoEntry),
-            (false, _) => Err(Refusal::Access),
+            (true, false) => Err(XsdError::NoEntry),
+            (false, _) => Err(XsdError::Access),
         }
     }
 
     /// Returns the node and true, or its nearest existing parent and false.
-    fn nearest(&self, path: &str) -> (&Arc<Node>, bool) {
+    fn nearest_existing(&self, path: &str) -> (&Arc<Node>, bool) {
         let mut node = &self.root;
         for name in names(path) {
             match node.children.get(name) {
@@ -131,24 +131,29 @@ impl Tree {
     }
 
     /// Returns the node for a change.
-    fn reach(&mut self, path: &str) -> Option<&mut Node> {
+    fn node_mut(&mut self, path: &str) -> Option<&mut Node> {
         names(path).try_fold(Arc::make_mut(&mut self.root), |node, name| node.children.get_mut(name).map(Arc::make_mut))
     }
 
     /// Sets a value (`None`: leaves it), and creates missing nodes.
-    pub(super) fn write(&mut self, path: &str, value: Option<&[u8]>, caller: Actor) -> Result<Option<Change>, Refusal> {
-        if caller.is_bounded() && value.is_some_and(|value| value.len() > caller.quota.value_bytes) {
-            return Err(Refusal::NoSpace);
+    pub(super) fn write(
+        &mut self,
+        path: &str,
+        value: Option<&[u8]>,
+        caller: Caller,
+    ) -> Result<Option<Change>, XsdError> {
+        if caller.has_quota() && value.is_some_and(|value| value.len() > caller.quota.value_bytes) {
+            return Err(XsdError::NoSpace);
         }
-        match self.get(path, caller.domain, Need::Write) {
+        match self.get(path, caller.domain, RequiredAccess::Write) {
             Ok(_) if value.is_none() => return Ok(None),
             Ok(_) => {}
-            Err(Refusal::NoEntry) => self.make(path, caller)?,
+            Err(XsdError::NoEntry) => self.create(path, caller)?,
             Err(refusal) => return Err(refusal),
         }
-        self.clock += 1;
-        let clock = self.clock;
-        let node = self.reach(path).ok_or(Refusal::NoEntry)?;
+        self.generation += 1;
+        let clock = self.generation;
+        let node = self.node_mut(path).ok_or(XsdError::NoEntry)?;
         if let Some(value) = value {
             node.value = value.to_vec();
             node.generation = clock;
@@ -158,10 +163,10 @@ impl Tree {
     }
 
     /// Creates a node and its missing parents. They inherit permissions, and belong to the caller.
-    fn make(&mut self, path: &str, caller: Actor) -> Result<(), Refusal> {
-        let (above, _) = self.nearest(path);
+    fn create(&mut self, path: &str, caller: Caller) -> Result<(), XsdError> {
+        let (above, _) = self.nearest_existing(path);
         let mut permissions = Arc::clone(&above.permissions);
-        if caller.is_bounded() {
+        if caller.has_quota() {
             let mut own = permissions.to_vec();
             own[0].domain = caller.domain;
             permissions = own.into();
@@ -169,12 +174,12 @@ impl Tree {
         let owner = permissions[0].domain;
         let missing = names(path).count() - self.depth_of_nearest(path);
         let owned = self.owned.get(&owner).copied().unwrap_or(0) + missing as u32;
-        if caller.is_bounded() && owned > caller.quota.nodes {
-            return Err(Refusal::NoSpace);
+        if caller.has_quota() && owned > caller.quota.nodes {
+            return Err(XsdError::NoSpace);
         }
         self.owned.insert(owner, owned);
-        self.clock += 1;
-        let clock = self.clock;
+        self.generation += 1;
+        let clock = self.generation;
         let mut node = Arc::make_mut(&mut self.root);
         for name in names(path) {
             if !node.children.contains_key(name) {
@@ -194,34 +199,34 @@ impl Tree {
     }
 
     /// Removes a node and everything below it. The node may be missing, its parent not.
-    pub(super) fn remove(&mut self, path: &str, caller: Actor) -> Result<Option<Change>, Refusal> {
-        let above = parent(path).ok_or(Refusal::Invalid)?;
-        match self.get(path, caller.domain, Need::Write) {
-            Err(Refusal::NoEntry) if self.find(above).is_some() => return Ok(None),
+    pub(super) fn remove(&mut self, path: &str, caller: Caller) -> Result<Option<Change>, XsdError> {
+        let above = parent(path).ok_or(XsdError::Invalid)?;
+        match self.get(path, caller.domain, RequiredAccess::Write) {
+            Err(XsdError::NoEntry) if self.find(above).is_some() => return Ok(None),
             other => other?,
         };
-        Ok(self.cut(path))
+        Ok(self.remove_subtree(path))
     }
 
     /// Removes a node without a permission check.
-    fn cut(&mut self, path: &str) -> Option<Change> {
+    fn remove_subtree(&mut self, path: &str) -> Option<Change> {
         let name = names(path).last()?;
         self.find(path)?;
-        self.clock += 1;
-        let clock = self.clock;
-        let above = self.reach(parent(path)?)?;
+        self.generation += 1;
+        let clock = self.generation;
+        let above = self.node_mut(parent(path)?)?;
         above.generation = clock;
         let removed = above.children.remove(name)?;
-        self.disown(&removed);
+        self.uncount_owned(&removed);
         let permissions = vec![Arc::clone(&removed.permissions)];
         Some(Change { path: path.to_owned(), permissions, removed: Some(removed) })
     }
 
-    fn disown(&mut self, node: &Node) {
+    fn uncount_owned(&mut self, node: &Node) {
         if let Some(count) = self.owned.get_mut(&node.owner()) {
             *count = count.saturating_sub(1);
         }
-        node.children.values().for_each(|child| self.disown(child));
+        node.children.values().for_each(|child| self.uncount_owned(child));
     }
 
     /// Sets the permissions of a node.
@@ -229,20 +234,20 @@ impl Tree {
         &mut self,
         path: &str,
         permissions: &[Permission],
-        caller: Actor,
-    ) -> Result<Change, Refusal> {
-        let node = self.get(path, caller.domain, Need::Own)?;
-        let (before, first) = (Arc::clone(&node.permissions), permissions.first().ok_or(Refusal::Invalid)?);
+        caller: Caller,
+    ) -> Result<Change, XsdError> {
+        let node = self.get(path, caller.domain, RequiredAccess::Own)?;
+        let (before, first) = (Arc::clone(&node.permissions), permissions.first().ok_or(XsdError::Invalid)?);
         let (old_owner, new_owner) = (node.owner(), first.domain);
-        if caller.is_bounded() && (new_owner != old_owner || permissions.len() > caller.quota.permissions) {
-            return Err(if new_owner == old_owner { Refusal::NoSpace } else { Refusal::NotPermitted });
+        if caller.has_quota() && (new_owner != old_owner || permissions.len() > caller.quota.permissions) {
+            return Err(if new_owner == old_owner { XsdError::NoSpace } else { XsdError::NotPermitted });
         }
         let count = self.owned.entry(old_owner).or_default();
         *count = count.saturating_sub(1);
         *self.owned.entry(new_owner).or_default() += 1;
-        self.clock += 1;
-        let clock = self.clock;
-        let node = self.reach(path).ok_or(Refusal::NoEntry)?;
+        self.generation += 1;
+        let clock = self.generation;
+        let node = self.node_mut(path).ok_or(XsdError::NoEntry)?;
         node.permissions = permissions.into();
         node.generation = clock;
         let permissions = vec![before, Arc::clone(&node.permissions)];
@@ -250,8 +255,8 @@ impl Tree {
     }
 
     /// Removes a destroyed domain: its directory, every node that it owns, and its permissions elsewhere.
-    pub(super) fn forget(&mut self, domain: DomainId) -> Vec<Change> {
-        let home = home(domain);
+    pub(super) fn remove_domain(&mut self, domain: DomainId) -> Vec<Change> {
+        let home = home_path(domain);
         let mut removed = vec![];
         let mut permitted = vec![];
         visit(&self.root, &mut String::new(), &mut |path, node| {
@@ -264,21 +269,21 @@ impl Tree {
             !is_removed
         });
         for path in permitted {
-            self.clock += 1;
-            let clock = self.clock;
-            if let Some(node) = self.reach(&path) {
+            self.generation += 1;
+            let clock = self.generation;
+            if let Some(node) = self.node_mut(&path) {
                 node.permissions = node.permissions.iter().filter(|each| each.domain != domain).copied().collect();
                 node.generation = clock;
             }
         }
-        let changes = removed.iter().filter_map(|path| self.cut(path)).collect();
+        let changes = removed.iter().filter_map(|path| self.remove_subtree(path)).collect();
         self.owned.remove(&domain);
         changes
     }
 }
 
 /// Returns the directory of a domain, to which its relative paths refer.
-pub(super) fn home(domain: DomainId) -> String {
+pub(super) fn home_path(domain: DomainId) -> String {
     format!("/local/domain/{}", domain.0)
 }
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use mqblk_memory::DomainId;
 
-use super::Refusal;
-use super::state::{Client, ClientId, OKAY, Reply, State, absolute, text};
-use super::tree::{Change, Need, allows, home, visit};
+use super::XsdError;
+use super::state::{Client, ClientId, OKAY, Reply, XenstoredState, absolute, text};
+use super::tree::{Change, RequiredAccess, allows, home_path, visit};
 use crate::store::Permission;
-use crate::store::wire::judge_path;
+use crate::store::wire::path_error;
 
 #[derive(Debug)]
 pub(super) struct Watch {
@@ -19,47 +19,47 @@ pub(super) struct Watch {
     relative: bool,
 }
 
-impl State {
+impl XenstoredState {
     pub(super) fn watch(&mut self, id: ClientId, payload: &[u8]) -> Reply {
-        let watch = self.watch_of(id, payload)?;
+        let watch = self.parse_watch(id, payload)?;
         let domain = self.client(id)?.domain;
         let all = self.clients.values().filter(|client| client.domain == domain);
         if domain != DomainId(0) && all.map(|client| client.watches.len()).sum::<usize>() >= self.quota.watches {
-            return Err(Refusal::TooBig);
+            return Err(XsdError::TooBig);
         }
         let client = self.client(id)?;
         if client.watches.iter().any(|other| other.path == watch.path && other.token == watch.token) {
-            return Err(Refusal::Exists);
+            return Err(XsdError::Exists);
         }
-        client.put_event(&watch, &watch.path);
+        client.queue_event(&watch, &watch.path);
         client.watches.push(watch);
         Ok(OKAY.to_vec())
     }
 
     pub(super) fn unwatch(&mut self, id: ClientId, payload: &[u8]) -> Reply {
-        let watch = self.watch_of(id, payload)?;
+        let watch = self.parse_watch(id, payload)?;
         let client = self.client(id)?;
         let found = client.watches.iter().position(|other| other.path == watch.path && other.token == watch.token);
-        client.watches.remove(found.ok_or(Refusal::NoEntry)?);
+        client.watches.remove(found.ok_or(XsdError::NoEntry)?);
         Ok(OKAY.to_vec())
     }
 
-    fn watch_of(&mut self, id: ClientId, payload: &[u8]) -> Result<Watch, Refusal> {
+    fn parse_watch(&mut self, id: ClientId, payload: &[u8]) -> Result<Watch, XsdError> {
         let domain = self.client(id)?.domain;
         let mut parts = payload.split(|byte| *byte == 0);
         let path = text(parts.next())?;
-        let token = parts.next().ok_or(Refusal::Invalid)?.to_vec();
+        let token = parts.next().ok_or(XsdError::Invalid)?.to_vec();
         let special = path.starts_with('@');
         let relative = !special && !path.starts_with('/');
-        if special && judge_path(path).is_some() {
-            return Err(Refusal::Invalid);
+        if special && path_error(path).is_some() {
+            return Err(XsdError::Invalid);
         }
         let path = if special { path.to_owned() } else { absolute(path, domain)? };
         Ok(Watch { path, token, relative })
     }
 
     /// Queues events of a change for all watches whose domain may read the node.
-    pub(super) fn fire(&mut self, change: &Change) {
+    pub(super) fn fire_watches(&mut self, change: &Change) {
         // A watch below a removed node gets an event with its own path.
         let mut below: BTreeMap<String, Arc<[Permission]>> = BTreeMap::new();
         if let Some(node) = &change.removed {
@@ -70,7 +70,7 @@ impl State {
         }
         for client in self.clients.values_mut() {
             let domain = client.domain;
-            let reads = |permissions: &Arc<[Permission]>| allows(permissions, domain, Need::Read);
+            let reads = |permissions: &Arc<[Permission]>| allows(permissions, domain, RequiredAccess::Read);
             let mut events = vec![];
             for (index, watch) in client.watches.iter().enumerate() {
                 if is_at_or_below(&change.path, &watch.path) {
@@ -81,7 +81,7 @@ impl State {
             }
             for (index, path) in events {
                 let watch = client.watches.swap_remove(index);
-                client.put_event(&watch, &path);
+                client.queue_event(&watch, &path);
                 client.watches.push(watch);
                 let last = client.watches.len() - 1;
                 client.watches.swap(index, last);
@@ -89,20 +89,20 @@ impl State {
         }
     }
 
-    pub(super) fn fire_special(&mut self, path: &str) {
+    pub(super) fn fire_special_watch(&mut self, path: &str) {
         let permissions = self.special.get(path).cloned().into_iter().collect();
-        self.fire(&Change { path: path.to_owned(), permissions, removed: None });
+        self.fire_watches(&Change { path: path.to_owned(), permissions, removed: None });
     }
 }
 
 impl Client {
-    fn put_event(&mut self, watch: &Watch, path: &str) {
-        let home = home(self.domain);
+    fn queue_event(&mut self, watch: &Watch, path: &str) {
+        let home = home_path(self.domain);
         let relative = path.strip_prefix(&home).map(|rest| rest.strip_prefix('/').unwrap_or(rest));
         let shown = if watch.relative { relative.unwrap_or(path) } else { path };
         let event = (shown.to_owned(), watch.token.clone());
-        if self.waiting.insert(event.clone()) {
-            self.events.push_back(event);
+        if self.queued.insert(event.clone()) {
+            self.event_queue.push_back(event);
         }
     }
 }

@@ -3,12 +3,12 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-use super::super::socket;
+use super::super::socket_path;
 use super::*;
 use crate::store::wire::{HEADER_BYTES, Header, PAYLOAD_MAX, Verb};
 
 fn raw(machine: &Machine) -> UnixStream {
-    let stream = UnixStream::connect(socket(machine.folder(), DomainId(1))).unwrap();
+    let stream = UnixStream::connect(socket_path(machine.folder(), DomainId(1))).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     stream
 }
@@ -30,7 +30,7 @@ fn receive(stream: &mut UnixStream) -> Option<(u32, Vec<u8>)> {
 
 #[test]
 fn invalid_requests_get_their_errno() {
-    let Bed { machine, toolstack: _, mut guest, _folder } = bed();
+    let TestMachine { machine, toolstack: _, mut guest, _folder } = test_machine();
     let mut stream = raw(&machine);
     let long = [b"/".as_slice(), &[b'a'; 3073], b"\0"].concat();
     for (verb, transaction, payload, expected) in [
@@ -86,7 +86,7 @@ fn invalid_requests_get_their_errno() {
 
 #[test]
 fn a_too_long_message_ends_its_connection() {
-    let Bed { machine, toolstack: _, mut guest, _folder } = bed();
+    let TestMachine { machine, toolstack: _, mut guest, _folder } = test_machine();
     for len in [PAYLOAD_MAX as u32 + 1, u32::MAX] {
         let mut stream = raw(&machine);
         stream.write_all(&Header { verb: Verb::READ, request: 1, transaction: 0, len }.encode()).unwrap();
@@ -100,7 +100,7 @@ fn a_too_long_message_ends_its_connection() {
 
 #[test]
 fn a_message_may_arrive_in_parts() {
-    let Bed { machine, toolstack: _, guest: _, _folder } = bed();
+    let TestMachine { machine, toolstack: _, guest: _, _folder } = test_machine();
     let mut stream = raw(&machine);
     let whole = [message(11, 0, b"data\0piecewise"), message(2, 0, b"data\0"), message(13, 0, b"device\0")].concat();
     for byte in whole {
@@ -113,7 +113,7 @@ fn a_message_may_arrive_in_parts() {
 #[test]
 fn garbage_affects_no_other_client() {
     use proptest::prelude::*;
-    let Bed { machine, mut toolstack, guest, _folder } = bed();
+    let TestMachine { machine, mut toolstack, guest, _folder } = test_machine();
     toolstack.write("/kept", "safe").unwrap();
     let others = std::cell::RefCell::new((toolstack, guest));
     let word = prop_oneof![4 => 0..24u32, 1 => any::<u32>()];
@@ -146,7 +146,7 @@ fn garbage_affects_no_other_client() {
 
 #[test]
 fn unread_replies_block_only_their_client() {
-    let Bed { machine, toolstack: _, mut guest, _folder } = bed();
+    let TestMachine { machine, toolstack: _, mut guest, _folder } = test_machine();
     guest.write("data", &"v".repeat(2000)).unwrap();
     let mut stream = raw(&machine);
     stream.set_nonblocking(true).unwrap();
@@ -173,7 +173,7 @@ fn unread_replies_block_only_their_client() {
 
 #[test]
 fn unread_events_are_bounded() {
-    let Bed { machine, mut toolstack, mut guest, _folder } = bed();
+    let TestMachine { machine, mut toolstack, mut guest, _folder } = test_machine();
     let mut stream = raw(&machine);
     stream.write_all(&message(4, 0, b"data\0token\0")).unwrap();
     for _ in 0..3000 {
@@ -196,13 +196,13 @@ fn unread_events_are_bounded() {
                 for _ in 0..4000 {
                     number += 1;
                     let path = format!("/local/domain/1/data/{number}");
-                    transaction.make(&path)?;
+                    transaction.mkdir(&path)?;
                 }
                 Ok(())
             })
             .unwrap();
         toolstack.remove("/local/domain/1/data").unwrap();
-        toolstack.make("/local/domain/1/data").unwrap();
+        toolstack.mkdir("/local/domain/1/data").unwrap();
         toolstack.set_permissions("/local/domain/1/data", &[permission(Access::Read, 1)]).unwrap();
         lazy.write_all(&message(2, 0, b"domid\0")).is_err()
     });

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::super::Refusal;
-use super::super::state::{ClientId, State};
+use super::super::XsdError;
+use super::super::state::{ClientId, XenstoredState};
 use super::super::tree::visit;
 use super::*;
 use crate::store::wire::{Header, Verb};
@@ -13,7 +13,7 @@ use crate::store::wire::{Header, Verb};
 #[derive(Clone, Debug)]
 enum Step {
     /// A request of a client, in its open transaction if `inside`.
-    Ask {
+    Request {
         client: usize,
         inside: bool,
         verb: Verb,
@@ -42,7 +42,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     ];
     let ask = (0..3usize, any::<bool>(), path, verb).prop_map(|(client, inside, path, (verb, rest))| {
         let payload = [path.as_bytes(), &[0], rest.as_bytes()].concat();
-        Step::Ask { client, inside, verb, payload }
+        Step::Request { client, inside, verb, payload }
     });
     let step = prop_oneof![
         8 => ask,
@@ -53,7 +53,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// Returns the value and permissions of every node.
-fn all(state: &State) -> BTreeMap<String, (Vec<u8>, Vec<Permission>)> {
+fn all(state: &XenstoredState) -> BTreeMap<String, (Vec<u8>, Vec<Permission>)> {
     let mut found = BTreeMap::new();
     visit(state.tree.find("/").unwrap(), &mut String::new(), &mut |path, node| {
         found.insert(path.to_owned(), (node.value.clone(), node.permissions.to_vec()));
@@ -62,7 +62,7 @@ fn all(state: &State) -> BTreeMap<String, (Vec<u8>, Vec<Permission>)> {
     found
 }
 
-fn counts_are_right(state: &State) {
+fn counts_are_right(state: &XenstoredState) {
     let mut owned = BTreeMap::new();
     for (_, permissions) in all(state).values() {
         *owned.entry(permissions[0].domain).or_insert(0) += 1;
@@ -72,34 +72,34 @@ fn counts_are_right(state: &State) {
     }
 }
 
-type Answer = Result<Vec<u8>, Refusal>;
+type Reply = Result<Vec<u8>, XsdError>;
 
-fn ask(state: &mut State, id: ClientId, verb: Verb, transaction: u32, payload: &[u8]) -> Answer {
-    state.answer(id, Header { verb, request: 0, transaction, len: payload.len() as u32 }, payload)
+fn ask(state: &mut XenstoredState, id: ClientId, verb: Verb, transaction: u32, payload: &[u8]) -> Reply {
+    state.handle_request(id, Header { verb, request: 0, transaction, len: payload.len() as u32 }, payload)
 }
 
-struct Open {
+struct OpenTransaction {
     number: u32,
     /// Its requests and their replies.
-    asked: Vec<(Verb, Vec<u8>, Answer)>,
+    requests: Vec<(Verb, Vec<u8>, Reply)>,
 }
 
 fn run(steps: Vec<Step>) {
-    let mut state = State::new();
+    let mut state = XenstoredState::new();
     state.quota.nodes = 12;
     state.introduce(DomainId(1));
     let domains = [0, 1, 1].map(DomainId);
     let clients = domains.map(|domain| state.connect(domain));
-    let mut open: [Option<Open>; 3] = [None, None, None];
+    let mut open: [Option<OpenTransaction>; 3] = [None, None, None];
     for step in steps {
         match step {
-            Step::Ask { client, inside, verb, payload } => {
+            Step::Request { client, inside, verb, payload } => {
                 let transaction = open[client].as_mut().filter(|_| inside);
                 let number = transaction.as_ref().map_or(0, |open| open.number);
                 let before = all(&state);
                 let answer = ask(&mut state, clients[client], verb, number, &payload);
                 if let Some(open) = transaction {
-                    open.asked.push((verb, payload, answer));
+                    open.requests.push((verb, payload, answer));
                     assert_eq!(all(&state), before, "a transaction shows before its end");
                 } else if answer.is_err() {
                     assert_eq!(all(&state), before, "what is refused changes nothing");
@@ -108,21 +108,21 @@ fn run(steps: Vec<Step>) {
             Step::Start(client) if open[client].is_none() => {
                 let number = ask(&mut state, clients[client], Verb::TRANSACTION_START, 0, b"\0").unwrap();
                 let number = std::str::from_utf8(&number).unwrap().trim_end_matches('\0').parse().unwrap();
-                open[client] = Some(Open { number, asked: vec![] });
+                open[client] = Some(OpenTransaction { number, requests: vec![] });
             }
             Step::End(client, commit) => {
-                let Some(Open { number, asked }) = open[client].take() else { continue };
+                let Some(OpenTransaction { number, requests: asked }) = open[client].take() else { continue };
                 let before = state.tree.clone();
                 let payload: &[u8] = if commit { b"T\0" } else { b"F\0" };
                 let ended = ask(&mut state, clients[client], Verb::TRANSACTION_END, number, payload);
                 // The same requests at once, at this moment.
-                let mut serial = State::new();
+                let mut serial = XenstoredState::new();
                 serial.quota = state.quota;
                 serial.tree = before;
                 let unchanged = all(&serial);
                 let again = serial.connect(domains[client]);
                 // A quota applies to a moment, not to the accessed nodes: refused requests are left out.
-                let mut answered = asked.into_iter().filter(|(_, _, answer)| *answer != Err(Refusal::NoSpace));
+                let mut answered = asked.into_iter().filter(|(_, _, answer)| *answer != Err(XsdError::NoSpace));
                 let same = answered.all(|(verb, payload, answer)| ask(&mut serial, again, verb, 0, &payload) == answer);
                 if commit && ended.is_ok() {
                     assert!(same, "a commit succeeds although an answer in it would be another one now");
@@ -149,21 +149,21 @@ proptest! {
 /// Found by the model: the permissions of its parents decide the errno of a missing node, so a change of those is a conflict.
 #[test]
 fn a_permission_change_above_a_missing_node_is_a_conflict() {
-    let mut state = State::new();
+    let mut state = XenstoredState::new();
     let (toolstack, guest) = (state.connect(DomainId(0)), state.connect(DomainId(1)));
     ask(&mut state, toolstack, Verb::WRITE, 0, b"/b/a\0v").unwrap();
-    for (permissions, expected) in [("r1", Refusal::Access), ("n0", Refusal::NoEntry)] {
+    for (permissions, expected) in [("r1", XsdError::Access), ("n0", XsdError::NoEntry)] {
         ask(&mut state, guest, Verb::TRANSACTION_START, 0, b"\0").unwrap();
-        let transaction = if expected == Refusal::Access { 1 } else { 2 };
+        let transaction = if expected == XsdError::Access { 1 } else { 2 };
         assert_eq!(ask(&mut state, guest, Verb::READ, transaction, b"/b/a/x/y\0"), Err(expected));
         ask(&mut state, toolstack, Verb::SET_PERMS, 0, format!("/b/a\0{permissions}\0").as_bytes()).unwrap();
-        assert_eq!(ask(&mut state, guest, Verb::TRANSACTION_END, transaction, b"T\0"), Err(Refusal::Again));
+        assert_eq!(ask(&mut state, guest, Verb::TRANSACTION_END, transaction, b"T\0"), Err(XsdError::Again));
     }
 }
 
 #[test]
 fn a_released_domain_is_removed_everywhere() {
-    let mut state = State::new();
+    let mut state = XenstoredState::new();
     let toolstack = state.connect(DomainId(0));
     for domain in [1, 2].map(DomainId) {
         state.introduce(domain);
@@ -181,7 +181,7 @@ fn a_released_domain_is_removed_everywhere() {
     ask(&mut state, guest, Verb::WRITE, 0, b"/local/domain/2/data/deep/x\0").unwrap();
     state.release(DomainId(1));
     counts_are_right(&state);
-    assert_eq!(ask(&mut state, guest, Verb::READ, 0, b"/\0"), Err(Refusal::Invalid));
+    assert_eq!(ask(&mut state, guest, Verb::READ, 0, b"/\0"), Err(XsdError::Invalid));
     let shared = vec![permission(Access::None, 0), permission(Access::Read, 2)];
     let mut expected: BTreeMap<_, _> =
         before.into_iter().filter(|(path, _)| !path.starts_with("/local/domain/1")).collect();

@@ -34,7 +34,7 @@ const CONFIG: u64 = 1 << 9;
 
 /// Result of notifying the frontend of a configuration change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConfigNotice {
+pub enum ConfigChangeResult {
     /// No frontend is connected. The next one reads the new configuration.
     NotConnected,
     /// The frontend did not negotiate BACKEND_REQ and CONFIG. It reads the new configuration when it reconnects.
@@ -46,107 +46,107 @@ pub enum ConfigNotice {
     /// Sent, and the frontend replied with an error.
     Refused,
     /// The socket is full or closed, or no reply arrived in time.
-    Unanswered,
+    NoReply,
 }
 
 #[derive(Default)]
-struct Connection {
+struct ChannelState {
     connected: bool,
-    agreed: u64,
+    protocol_features: u64,
     socket: Option<Arc<OwnedFd>>,
     /// The configuration has changed since the frontend's last GET_CONFIG.
-    unread: bool,
+    config_stale: bool,
 }
 
 /// The channel from a device to its current frontend.
 #[derive(Default)]
-pub(crate) struct Requests {
-    connection: Mutex<Connection>,
+pub(crate) struct BackendChannel {
+    state: Mutex<ChannelState>,
     /// Held during an exchange: a reply does not name its request.
-    asking: Mutex<()>,
+    exchange: Mutex<()>,
 }
 
-impl Requests {
+impl BackendChannel {
     /// Starts over for a new connection.
-    pub(crate) fn begin(&self) {
-        *lock(&self.connection) = Connection { connected: true, ..Connection::default() };
+    pub(crate) fn on_connect(&self) {
+        *lock(&self.state) = ChannelState { connected: true, ..ChannelState::default() };
     }
 
     /// Drops the socket: the frontend has disconnected.
-    pub(crate) fn end(&self) {
-        *lock(&self.connection) = Connection::default();
+    pub(crate) fn on_disconnect(&self) {
+        *lock(&self.state) = ChannelState::default();
     }
 
     /// Waits for the connection's next message, peeks at it and returns its request number.
     ///
     /// A header that arrives in parts may be peeked at too early: then there is no number, and the socket is not seen.
-    pub(crate) fn look_ahead(&self, stream: impl AsFd) -> Option<u32> {
+    pub(crate) fn peek_message(&self, stream: impl AsFd) -> Option<u32> {
         let mut bytes = [0; HEADER + 8];
         let (found, _) = rustix::io::retry_on_intr(|| recv(&stream, &mut bytes[..], RecvFlags::PEEK)).ok()?;
         let request = word(&bytes[..found], 0)?;
         match request {
             SET_PROTOCOL_FEATURES if found == bytes.len() => {
                 let [.., a, b, c, d, e, f, g, h] = bytes;
-                lock(&self.connection).agreed = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+                lock(&self.state).protocol_features = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
             }
             SET_BACKEND_REQ_FD => {
                 let socket = peek_descriptor(stream.as_fd()).map(Arc::new);
-                lock(&self.connection).socket = socket;
+                lock(&self.state).socket = socket;
             }
-            GET_CONFIG => lock(&self.connection).unread = false,
-            SET_VRING_ENABLE => self.remind(),
+            GET_CONFIG => lock(&self.state).config_stale = false,
+            SET_VRING_ENABLE => self.resend_config_change(),
             _ => {}
         }
         Some(request)
     }
 
     /// Sends the message again when the device starts: QEMU ignores it before, and does not read the configuration again by itself.
-    fn remind(&self) {
-        let connection = lock(&self.connection);
-        if connection.unread
-            && let Some(socket) = usable(&connection)
+    fn resend_config_change(&self) {
+        let connection = lock(&self.state);
+        if connection.config_stale
+            && let Some(socket) = usable_socket(&connection)
         {
-            let _ = send(&*socket, &message(0), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            let _ = send(&*socket, &config_change_message(0), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         }
     }
 
     /// Returns true if a frontend is connected.
     pub(crate) fn is_connected(&self) -> bool {
-        lock(&self.connection).connected
+        lock(&self.state).connected
     }
 
     /// Sends CONFIG_CHANGE_MSG and waits at most `timeout` for the reply. Holds no lock that the control thread needs: the frontend
     /// sends GET_CONFIG before it replies.
-    pub(crate) fn config_changed(&self, timeout: Duration) -> ConfigNotice {
+    pub(crate) fn config_changed(&self, timeout: Duration) -> ConfigChangeResult {
         let until = Instant::now() + timeout;
-        let _exchange = lock(&self.asking);
+        let _exchange = lock(&self.exchange);
         let (socket, replies) = {
-            let mut connection = lock(&self.connection);
+            let mut connection = lock(&self.state);
             if !connection.connected {
-                return ConfigNotice::NotConnected;
+                return ConfigChangeResult::NotConnected;
             }
-            connection.unread = true;
-            let Some(socket) = usable(&connection) else { return ConfigNotice::NoChannel };
-            (socket, connection.agreed & REPLY_ACK != 0)
+            connection.config_stale = true;
+            let Some(socket) = usable_socket(&connection) else { return ConfigChangeResult::NoChannel };
+            (socket, connection.protocol_features & REPLY_ACK != 0)
         };
         // Drops late replies to earlier messages.
         while let Ok((_, 1..)) = recv(&*socket, &mut [0; 64][..], RecvFlags::DONTWAIT) {}
-        let message = message(if replies { NEED_REPLY } else { 0 });
+        let message = config_change_message(if replies { NEED_REPLY } else { 0 });
         match send(&*socket, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-            Ok(HEADER) if replies => answer(&socket, until),
-            Ok(HEADER) => ConfigNotice::Sent,
-            _ => ConfigNotice::Unanswered,
+            Ok(HEADER) if replies => wait_reply(&socket, until),
+            Ok(HEADER) => ConfigChangeResult::Sent,
+            _ => ConfigChangeResult::NoReply,
         }
     }
 }
 
 /// Returns the socket if the frontend negotiated BACKEND_REQ and CONFIG.
-fn usable(connection: &Connection) -> Option<Arc<OwnedFd>> {
-    let agreed = connection.agreed & (BACKEND_REQ | CONFIG) == BACKEND_REQ | CONFIG;
+fn usable_socket(connection: &ChannelState) -> Option<Arc<OwnedFd>> {
+    let agreed = connection.protocol_features & (BACKEND_REQ | CONFIG) == BACKEND_REQ | CONFIG;
     connection.socket.clone().filter(|_| agreed)
 }
 
-fn message(flags: u32) -> [u8; HEADER] {
+fn config_change_message(flags: u32) -> [u8; HEADER] {
     let mut message = [0; HEADER];
     message[..4].copy_from_slice(&CONFIG_CHANGE.to_ne_bytes());
     message[4..8].copy_from_slice(&(VERSION | flags).to_ne_bytes());
@@ -154,28 +154,28 @@ fn message(flags: u32) -> [u8; HEADER] {
 }
 
 /// Waits for the reply: a header and a u64, 0 for success.
-fn answer(socket: &OwnedFd, until: Instant) -> ConfigNotice {
+fn wait_reply(socket: &OwnedFd, until: Instant) -> ConfigChangeResult {
     let mut bytes = [0; HEADER + 8];
     let mut found = 0;
     while found < bytes.len() {
         let left = until.saturating_duration_since(Instant::now());
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)) {
-            Ok(0) => return ConfigNotice::Unanswered,
+            Ok(0) => return ConfigChangeResult::NoReply,
             Ok(_) | Err(Errno::INTR) => {}
-            Err(_) => return ConfigNotice::Unanswered,
+            Err(_) => return ConfigChangeResult::NoReply,
         }
         match recv(socket, &mut bytes[found..], RecvFlags::DONTWAIT) {
             Ok((more @ 1.., _)) => found += more,
             Err(Errno::AGAIN) if Instant::now() < until => {}
-            _ => return ConfigNotice::Unanswered,
+            _ => return ConfigChangeResult::NoReply,
         }
     }
     let is_reply = word(&bytes, 0) == Some(CONFIG_CHANGE) && word(&bytes, 4).is_some_and(|flags| flags & REPLY != 0);
     match bytes[HEADER..].iter().all(|byte| *byte == 0) {
-        true if is_reply => ConfigNotice::Acknowledged,
-        false if is_reply => ConfigNotice::Refused,
-        _ => ConfigNotice::Unanswered,
+        true if is_reply => ConfigChangeResult::Acknowledged,
+        false if is_reply => ConfigChangeResult::Refused,
+        _ => ConfigChangeResult::NoReply,
     }
 }
 
@@ -224,43 +224,43 @@ mod tests {
     }
 
     /// Both ends of a connection: the control thread's and the frontend's.
-    struct Rig {
-        requests: Requests,
+    struct ChannelFixture {
+        requests: BackendChannel,
         ours: UnixStream,
         theirs: UnixStream,
     }
 
-    impl Rig {
-        fn new() -> Rig {
+    impl ChannelFixture {
+        fn new() -> ChannelFixture {
             let (ours, theirs) = UnixStream::pair().unwrap();
-            let rig = Rig { requests: Requests::default(), ours, theirs };
-            assert_eq!(rig.requests.config_changed(LONG), ConfigNotice::NotConnected);
-            rig.requests.begin();
-            assert_eq!(rig.requests.config_changed(LONG), ConfigNotice::NoChannel);
+            let rig = ChannelFixture { requests: BackendChannel::default(), ours, theirs };
+            assert_eq!(rig.requests.config_changed(LONG), ConfigChangeResult::NotConnected);
+            rig.requests.on_connect();
+            assert_eq!(rig.requests.config_changed(LONG), ConfigChangeResult::NoChannel);
             rig
         }
 
         /// Sends a message from the frontend; the control thread peeks at it and then reads it.
-        fn says(&mut self, frame: &[u8]) {
+        fn send(&mut self, frame: &[u8]) {
             self.theirs.write_all(frame).unwrap();
-            self.requests.look_ahead(&self.ours);
+            self.requests.peek_message(&self.ours);
             let mut read = vec![0; frame.len()];
             self.ours.read_exact(&mut read).unwrap();
             assert_eq!(read, frame);
         }
 
-        fn agrees(&mut self, features: u64) {
-            self.says(&frame(SET_PROTOCOL_FEATURES, &features.to_ne_bytes()));
+        fn negotiate(&mut self, features: u64) {
+            self.send(&frame(SET_PROTOCOL_FEATURES, &features.to_ne_bytes()));
         }
 
-        fn gives(&mut self, sockets: &[&UnixStream]) {
+        fn send_descriptors(&mut self, sockets: &[&UnixStream]) {
             let descriptors: Vec<_> = sockets.iter().map(|socket| socket.as_fd()).collect();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
             let frame = frame(SET_BACKEND_REQ_FD, &[]);
             sendmsg(&self.theirs, &[IoSlice::new(&frame)], &mut control, SendFlags::empty()).unwrap();
-            self.requests.look_ahead(&self.ours);
+            self.requests.peek_message(&self.ours);
             // The message and its descriptors are still in the socket.
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -273,17 +273,17 @@ mod tests {
             assert_eq!((read, descriptors.sum::<usize>()), (frame, sockets.len()));
         }
 
-        fn with_channel(agreed: u64) -> (Rig, UnixStream) {
-            let mut rig = Rig::new();
-            rig.agrees(agreed);
+        fn with_channel(agreed: u64) -> (ChannelFixture, UnixStream) {
+            let mut rig = ChannelFixture::new();
+            rig.negotiate(agreed);
             let (sent, kept) = UnixStream::pair().unwrap();
-            rig.gives(&[&sent]);
+            rig.send_descriptors(&[&sent]);
             drop(sent);
             (rig, kept)
         }
     }
 
-    fn told(channel: &mut UnixStream) -> u32 {
+    fn read_config_change(channel: &mut UnixStream) -> u32 {
         let mut header = [0; HEADER];
         channel.read_exact(&mut header).unwrap();
         assert_eq!((word(&header, 0), word(&header, 8)), (Some(CONFIG_CHANGE), Some(0)));
@@ -298,11 +298,11 @@ mod tests {
 
     #[test]
     fn a_frontend_is_notified_and_replies() {
-        let (rig, mut channel) = Rig::with_channel(ALL);
-        for (status, want) in [(0, ConfigNotice::Acknowledged), (1, ConfigNotice::Refused)] {
+        let (rig, mut channel) = ChannelFixture::with_channel(ALL);
+        for (status, want) in [(0, ConfigChangeResult::Acknowledged), (1, ConfigChangeResult::Refused)] {
             std::thread::scope(|scope| {
                 let exchange = scope.spawn(|| rig.requests.config_changed(LONG));
-                assert_eq!(told(&mut channel), VERSION | NEED_REPLY);
+                assert_eq!(read_config_change(&mut channel), VERSION | NEED_REPLY);
                 // In two parts.
                 let (head, tail) = (&reply(status)[..7], &reply(status)[7..]);
                 channel.write_all(head).unwrap();
@@ -315,60 +315,60 @@ mod tests {
 
     #[test]
     fn a_wait_for_a_reply_is_bounded() {
-        let (rig, mut channel) = Rig::with_channel(ALL);
-        assert_eq!(rig.requests.config_changed(SHORT), ConfigNotice::Unanswered);
+        let (rig, mut channel) = ChannelFixture::with_channel(ALL);
+        assert_eq!(rig.requests.config_changed(SHORT), ConfigChangeResult::NoReply);
         // A late reply is not taken for the reply to the next message.
-        told(&mut channel);
+        read_config_change(&mut channel);
         channel.write_all(&reply(0)).unwrap();
-        assert_eq!(rig.requests.config_changed(SHORT), ConfigNotice::Unanswered);
+        assert_eq!(rig.requests.config_changed(SHORT), ConfigChangeResult::NoReply);
         // A full socket buffer does not block the sender.
         fill(&rig);
-        assert_eq!(rig.requests.config_changed(LONG), ConfigNotice::Unanswered);
+        assert_eq!(rig.requests.config_changed(LONG), ConfigChangeResult::NoReply);
         drop(channel);
-        assert_eq!(rig.requests.config_changed(LONG), ConfigNotice::Unanswered, "it has closed its end");
+        assert_eq!(rig.requests.config_changed(LONG), ConfigChangeResult::NoReply, "it has closed its end");
     }
 
-    fn fill(rig: &Rig) {
-        let connection = lock(&rig.requests.connection);
+    fn fill(rig: &ChannelFixture) {
+        let connection = lock(&rig.requests.state);
         let socket = connection.socket.as_ref().unwrap();
-        while send(&**socket, &message(0), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok() {}
+        while send(&**socket, &config_change_message(0), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok() {}
     }
 
     #[test]
     fn without_the_features_nothing_is_sent() {
         for (agreed, want) in [
-            (CONFIG, ConfigNotice::NoChannel),
-            (BACKEND_REQ, ConfigNotice::NoChannel),
-            (CONFIG | BACKEND_REQ, ConfigNotice::Sent),
+            (CONFIG, ConfigChangeResult::NoChannel),
+            (BACKEND_REQ, ConfigChangeResult::NoChannel),
+            (CONFIG | BACKEND_REQ, ConfigChangeResult::Sent),
         ] {
-            let (rig, mut channel) = Rig::with_channel(agreed);
+            let (rig, mut channel) = ChannelFixture::with_channel(agreed);
             assert_eq!(rig.requests.config_changed(LONG), want);
             drop(rig);
             let mut sent = Vec::new();
             channel.read_to_end(&mut sent).unwrap();
-            assert_eq!(sent.len(), if want == ConfigNotice::Sent { HEADER } else { 0 });
+            assert_eq!(sent.len(), if want == ConfigChangeResult::Sent { HEADER } else { 0 });
         }
-        let mut rig = Rig::new();
-        rig.agrees(ALL);
+        let mut rig = ChannelFixture::new();
+        rig.negotiate(ALL);
         let (one, _one) = UnixStream::pair().unwrap();
-        rig.gives(&[&one, &one]);
-        assert_eq!(rig.requests.config_changed(LONG), ConfigNotice::NoChannel, "two descriptors");
-        rig.requests.end();
+        rig.send_descriptors(&[&one, &one]);
+        assert_eq!(rig.requests.config_changed(LONG), ConfigChangeResult::NoChannel, "two descriptors");
+        rig.requests.on_disconnect();
         assert!(!rig.requests.is_connected());
     }
 
     #[test]
     fn a_change_before_the_start_is_sent_again() {
-        let (mut rig, mut channel) = Rig::with_channel(CONFIG | BACKEND_REQ);
-        rig.says(&frame(GET_CONFIG, &[0; 12]));
-        rig.says(&frame(SET_VRING_ENABLE, &[0; 8]));
-        assert_eq!(rig.requests.config_changed(LONG), ConfigNotice::Sent);
-        told(&mut channel);
+        let (mut rig, mut channel) = ChannelFixture::with_channel(CONFIG | BACKEND_REQ);
+        rig.send(&frame(GET_CONFIG, &[0; 12]));
+        rig.send(&frame(SET_VRING_ENABLE, &[0; 8]));
+        assert_eq!(rig.requests.config_changed(LONG), ConfigChangeResult::Sent);
+        read_config_change(&mut channel);
         // The frontend starts its device without GET_CONFIG.
-        rig.says(&frame(SET_VRING_ENABLE, &[0; 8]));
-        told(&mut channel);
-        rig.says(&frame(GET_CONFIG, &[0; 12]));
-        rig.says(&frame(SET_VRING_ENABLE, &[0; 8]));
+        rig.send(&frame(SET_VRING_ENABLE, &[0; 8]));
+        read_config_change(&mut channel);
+        rig.send(&frame(GET_CONFIG, &[0; 12]));
+        rig.send(&frame(SET_VRING_ENABLE, &[0; 8]));
         channel.set_nonblocking(true).unwrap();
         assert!(channel.read(&mut [0; 1]).is_err(), "it knows");
     }

@@ -35,7 +35,7 @@ fn map_words(file: &File) -> io::Result<SharedWords> {
 
 /// A grant table entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct GrantEntry {
     /// The domain that may use the page.
     pub with: DomainId,
     pub writable: bool,
@@ -46,15 +46,15 @@ pub(super) struct Entry {
 }
 
 /// Bit 0: valid. Bit 1: writable. Bits 8 to 15: the injected status, negated. 16 to 31: the domain. 32 to 63: the frame.
-impl Entry {
+impl GrantEntry {
     pub(super) fn encode(self) -> u64 {
         let status = u64::from(self.injected.0.unsigned_abs().min(0xff));
         1 | u64::from(self.writable) << 1 | status << 8 | u64::from(self.with.0) << 16 | u64::from(self.frame) << 32
     }
 
     #[inline]
-    pub(super) fn decode(word: u64) -> Option<Entry> {
-        (word & 1 != 0).then_some(Entry {
+    pub(super) fn decode(word: u64) -> Option<GrantEntry> {
+        (word & 1 != 0).then_some(GrantEntry {
             with: DomainId((word >> 16) as u16),
             writable: word & 2 != 0,
             frame: (word >> 32) as u32,
@@ -65,18 +65,18 @@ impl Entry {
 
 /// A domain's grant table and memory.
 #[derive(Debug)]
-pub(super) struct Domain {
+pub(super) struct DomainMemory {
     table: SharedWords,
     pub table_file: File,
     /// The domain's memory. The machine does not map it.
     pub memory_file: File,
 }
 
-impl Domain {
-    pub(super) fn create(id: DomainId, pages: u32, refs: u32) -> io::Result<Domain> {
+impl DomainMemory {
+    pub(super) fn create(id: DomainId, pages: u32, refs: u32) -> io::Result<DomainMemory> {
         let table_file = sealed_memfd(&format!("grants-{}", id.0), u64::from(refs) * 8)?;
         let memory_file = sealed_memfd(&format!("domain-{}", id.0), u64::from(pages) * u64::from(PAGE_BYTES))?;
-        let domain = Domain { table: map_words(&table_file)?, table_file, memory_file };
+        let domain = DomainMemory { table: map_words(&table_file)?, table_file, memory_file };
         domain.set(0, 1);
         Ok(domain)
     }
@@ -85,38 +85,44 @@ impl Domain {
         self.table.get(gref as usize).expect("a reference of the table").store(word, Ordering::Release);
     }
 
-    pub(super) fn entry(&self, gref: u32) -> Option<Entry> {
+    pub(super) fn entry(&self, gref: u32) -> Option<GrantEntry> {
         entry(&self.table, gref)
     }
 
-    pub(super) fn grant(&self, gref: u32, entry: Option<Entry>) {
-        self.set(gref, entry.map_or(0, Entry::encode));
+    pub(super) fn set_entry(&self, gref: u32, entry: Option<GrantEntry>) {
+        self.set(gref, entry.map_or(0, GrantEntry::encode));
     }
 
     /// Marks the domain as destroyed.
-    pub(super) fn end(&self) {
+    pub(super) fn mark_destroyed(&self) {
         self.set(0, 0);
     }
 }
 
 #[inline]
-fn entry(table: &SharedWords, gref: u32) -> Option<Entry> {
-    (gref >= FIRST_REF).then(|| table.get(gref as usize))?.and_then(|word| Entry::decode(word.load(Ordering::Acquire)))
+fn entry(table: &SharedWords, gref: u32) -> Option<GrantEntry> {
+    (gref >= FIRST_REF)
+        .then(|| table.get(gref as usize))?
+        .and_then(|word| GrantEntry::decode(word.load(Ordering::Acquire)))
 }
 
 /// Another domain's grant table and memory.
 #[derive(Debug)]
-pub(super) struct Foreign {
+pub(super) struct ForeignDomain {
     table: SharedWords,
     pub memory: Arc<GuestMemory>,
     pub memory_file: File,
 }
 
-impl Foreign {
-    pub(super) fn attach(table: OwnedFd, memory: OwnedFd) -> io::Result<Foreign> {
+impl ForeignDomain {
+    pub(super) fn attach(table: OwnedFd, memory: OwnedFd) -> io::Result<ForeignDomain> {
         let memory_file = File::from(memory);
         let len = memory_file.metadata()?.len();
-        Ok(Foreign { table: map_words(&File::from(table))?, memory: map_file(&memory_file, 0, len)?, memory_file })
+        Ok(ForeignDomain {
+            table: map_words(&File::from(table))?,
+            memory: map_file(&memory_file, 0, len)?,
+            memory_file,
+        })
     }
 
     pub(super) fn is_alive(&self) -> bool {
@@ -124,7 +130,7 @@ impl Foreign {
     }
 
     #[inline]
-    pub(super) fn entry(&self, gref: u32) -> Option<Entry> {
+    pub(super) fn entry(&self, gref: u32) -> Option<GrantEntry> {
         entry(&self.table, gref)
     }
 }
@@ -137,14 +143,14 @@ pub(super) const CONNECTIONS: u32 = 8192;
 pub(super) const CHANNELS: u32 = 8192;
 
 /// Words of a connection's [`CacheLine`]; each has one writer.
-pub(super) mod count {
+pub(super) mod counter_word {
     pub(crate) const COPIES: usize = 0;
     pub(crate) const COPY_CALLS: usize = 1;
     pub(crate) const COPIED_BYTES: usize = 2;
 }
 
 /// Words of a [`CacheLine`] for one direction of an event channel.
-pub(super) mod lane {
+pub(super) mod event_word {
     /// [`PENDING`] and [`MASKED`].
     pub(crate) const STATE: usize = 0;
     /// Events sent.
@@ -160,42 +166,42 @@ pub(super) mod lane {
 
 /// The machine's shared info: a line of counters for each connection, and two lines, one per direction, for each event channel.
 #[derive(Debug)]
-pub(super) struct Board(SharedWords);
+pub(super) struct SharedInfo(SharedWords);
 
-impl Board {
-    pub(super) fn create() -> io::Result<(Board, File)> {
+impl SharedInfo {
+    pub(super) fn create() -> io::Result<(SharedInfo, File)> {
         let lines = u64::from(CONNECTIONS) + 2 * u64::from(CHANNELS);
         let file = sealed_memfd("board", lines * LINE as u64 * 8)?;
-        Ok((Board(map_words(&file)?), file))
+        Ok((SharedInfo(map_words(&file)?), file))
     }
 
-    pub(super) fn attach(file: OwnedFd) -> io::Result<Board> {
-        let board = Board(map_words(&File::from(file))?);
+    pub(super) fn attach(file: OwnedFd) -> io::Result<SharedInfo> {
+        let board = SharedInfo(map_words(&File::from(file))?);
         let lines = CONNECTIONS as usize + 2 * CHANNELS as usize;
         if board.0.count() == lines * LINE { Ok(board) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
-    pub(super) fn connection(self: &Arc<Board>, number: u32) -> Option<Line> {
-        (number < CONNECTIONS).then(|| Line { board: Arc::clone(self), first: number as usize * LINE })
+    pub(super) fn connection_line(self: &Arc<SharedInfo>, number: u32) -> Option<CacheLine> {
+        (number < CONNECTIONS).then(|| CacheLine { shared_info: Arc::clone(self), first: number as usize * LINE })
     }
 
-    pub(super) fn lane(self: &Arc<Board>, number: u32) -> Option<Line> {
+    pub(super) fn event_line(self: &Arc<SharedInfo>, number: u32) -> Option<CacheLine> {
         let first = (CONNECTIONS as usize + number as usize) * LINE;
-        (number < 2 * CHANNELS).then(|| Line { board: Arc::clone(self), first })
+        (number < 2 * CHANNELS).then(|| CacheLine { shared_info: Arc::clone(self), first })
     }
 }
 
 /// One cache line of the shared info.
 #[derive(Debug)]
-pub(super) struct Line {
-    board: Arc<Board>,
+pub(super) struct CacheLine {
+    shared_info: Arc<SharedInfo>,
     first: usize,
 }
 
-impl Line {
+impl CacheLine {
     #[inline]
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
-        self.board.0.get(self.first + index % LINE).expect("a line lies in the shared info")
+        self.shared_info.0.get(self.first + index % LINE).expect("a line lies in the shared info")
     }
 
     /// Adds to a word that has no other writer.
@@ -222,23 +228,23 @@ mod tests {
     #[test]
     fn a_grant_entry_is_encoded_and_decoded() {
         for (with, writable, frame, status) in [(0, false, 0, 0), (1, true, 7, -3), (u16::MAX, true, u32::MAX, -13)] {
-            let entry = Entry { with: DomainId(with), writable, frame, injected: GrantStatus(status) };
-            assert_eq!(Entry::decode(entry.encode()), Some(entry));
+            let entry = GrantEntry { with: DomainId(with), writable, frame, injected: GrantStatus(status) };
+            assert_eq!(GrantEntry::decode(entry.encode()), Some(entry));
         }
-        assert_eq!(Entry::decode(0), None);
-        assert_eq!(Entry::decode(!1), None);
+        assert_eq!(GrantEntry::decode(0), None);
+        assert_eq!(GrantEntry::decode(!1), None);
     }
 
     #[test]
     fn both_ends_share_one_table() {
-        let domain = Domain::create(DomainId(3), 16, 64).unwrap();
+        let domain = DomainMemory::create(DomainId(3), 16, 64).unwrap();
         let files = (domain.table_file.try_clone().unwrap(), domain.memory_file.try_clone().unwrap());
-        let foreign = Foreign::attach(files.0.into(), files.1.into()).unwrap();
-        let entry = Entry { with: DomainId(0), writable: true, frame: 5, injected: GrantStatus::OKAY };
-        domain.grant(63, Some(entry));
+        let foreign = ForeignDomain::attach(files.0.into(), files.1.into()).unwrap();
+        let entry = GrantEntry { with: DomainId(0), writable: true, frame: 5, injected: GrantStatus::OKAY };
+        domain.set_entry(63, Some(entry));
         assert_eq!((foreign.entry(63), foreign.entry(62), foreign.entry(64)), (Some(entry), None, None));
         assert_eq!((foreign.entry(0), foreign.is_alive()), (None, true));
-        domain.end();
+        domain.mark_destroyed();
         assert!(!foreign.is_alive());
         domain.memory_file.set_len(0).unwrap_err();
     }

@@ -15,16 +15,16 @@ pub(crate) const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
 
 /// The logging state that a frontend has set.
 #[derive(Debug, Default)]
-pub(crate) struct Logging {
+pub(crate) struct DirtyLogging {
     log: Option<Arc<DirtyLog>>,
     /// LOG_ALL is set in the features.
-    all: bool,
+    log_all: bool,
 }
 
-impl Logging {
+impl DirtyLogging {
     /// Returns the active log: it is set, and so is LOG_ALL.
-    pub(crate) fn in_force(&self) -> Option<&Arc<DirtyLog>> {
-        self.log.as_ref().filter(|_| self.all)
+    pub(crate) fn active(&self) -> Option<&Arc<DirtyLog>> {
+        self.log.as_ref().filter(|_| self.log_all)
     }
 
     /// Returns the state with another log.
@@ -36,20 +36,20 @@ impl Logging {
         layout: &VhostUserLog,
         file: &File,
         memory: &GuestMemory,
-    ) -> Result<Logging, LogError> {
+    ) -> Result<DirtyLogging, LogError> {
         let log = DirtyLog::of_file(file, layout.mmap_offset, layout.mmap_size)?;
         log.check(memory)?;
-        Ok(Logging { log: Some(Arc::new(log)), all: self.all })
+        Ok(DirtyLogging { log: Some(Arc::new(log)), log_all: self.log_all })
     }
 
     /// Returns the state with other features. Clearing LOG_ALL releases the log: the frontend sets a new one before the next migration.
     ///
     /// # Errors
     /// When the log becomes active and is too short for the guest's memory.
-    pub(crate) fn with_features(&self, features: u64, memory: &GuestMemory) -> Result<Logging, LogError> {
+    pub(crate) fn with_features(&self, features: u64, memory: &GuestMemory) -> Result<DirtyLogging, LogError> {
         let all = features & LOG_ALL != 0;
-        let log = self.log.clone().filter(|_| all || !self.all);
-        let logging = Logging { log, all };
+        let log = self.log.clone().filter(|_| all || !self.log_all);
+        let logging = DirtyLogging { log, log_all: all };
         logging.check(memory)?;
         Ok(logging)
     }
@@ -59,20 +59,20 @@ impl Logging {
     /// # Errors
     /// When it has not.
     pub(crate) fn check(&self, memory: &GuestMemory) -> Result<(), LogError> {
-        self.in_force().map_or(Ok(()), |log| log.check(memory))
+        self.active().map_or(Ok(()), |log| log.check(memory))
     }
 
     /// Returns true if the frontend has truncated the active log.
     pub(crate) fn is_lost(&self) -> bool {
-        self.in_force().is_some_and(|log| log.is_lost())
+        self.active().is_some_and(|log| log.is_lost())
     }
 
     /// Returns the logging of a ring of `size` entries whose used ring is logged at `used`; `None` if it is not logged.
     ///
     /// # Errors
     /// When the active log is too short for it.
-    pub(crate) fn ring(&self, used: Option<GuestAddress>, size: u16) -> Result<Option<RingLog>, LogError> {
-        let (Some(log), Some(used)) = (self.in_force(), used) else { return Ok(None) };
+    pub(crate) fn ring_log(&self, used: Option<GuestAddress>, size: u16) -> Result<Option<RingLog>, LogError> {
+        let (Some(log), Some(used)) = (self.active(), used) else { return Ok(None) };
         log.check_address(RingLog::last(used, size))?;
         Ok(Some(RingLog { log: Arc::clone(log), used }))
     }
@@ -84,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    fn told(len: u64) -> VhostUserLog {
+    fn layout(len: u64) -> VhostUserLog {
         VhostUserLog { mmap_size: len, mmap_offset: 0 }
     }
 
@@ -92,17 +92,17 @@ mod tests {
     fn a_log_and_log_all_are_set_in_any_order() {
         let memory = GuestMemory::default();
         let file = create_memfd("log", 4096).unwrap();
-        let nothing = Logging::default();
-        assert!(nothing.in_force().is_none());
+        let nothing = DirtyLogging::default();
+        assert!(nothing.active().is_none());
         let log_all = nothing.with_features(LOG_ALL, &memory).unwrap();
-        assert!(log_all.in_force().is_none());
-        assert!(log_all.with_log(&told(4096), &file, &memory).unwrap().in_force().is_some());
-        let log = nothing.with_log(&told(4096), &file, &memory).unwrap();
-        assert!(log.in_force().is_none());
+        assert!(log_all.active().is_none());
+        assert!(log_all.with_log(&layout(4096), &file, &memory).unwrap().active().is_some());
+        let log = nothing.with_log(&layout(4096), &file, &memory).unwrap();
+        assert!(log.active().is_none());
         let log = log.with_features(1, &memory).unwrap().with_features(LOG_ALL, &memory).unwrap();
-        assert!(log.in_force().is_some());
+        assert!(log.active().is_some());
         let ended = log.with_features(0, &memory).unwrap();
-        assert!(ended.in_force().is_none() && ended.log.is_none(), "it is let go");
+        assert!(ended.active().is_none() && ended.log.is_none(), "it is let go");
     }
 
     #[test]
@@ -110,16 +110,16 @@ mod tests {
         let one = Region::shared("t", 4096 * 8 * 3, GuestAddress(0)).unwrap().0;
         let memory = GuestMemory::new(vec![Arc::new(one)]).unwrap();
         let file = create_memfd("log", 4096).unwrap();
-        let nothing = Logging::default();
-        assert!(nothing.with_log(&told(2), &file, &memory).is_err());
-        let short = nothing.with_log(&told(2), &file, &GuestMemory::default()).unwrap();
+        let nothing = DirtyLogging::default();
+        assert!(nothing.with_log(&layout(2), &file, &memory).is_err());
+        let short = nothing.with_log(&layout(2), &file, &GuestMemory::default()).unwrap();
         assert!(short.check(&memory).is_ok(), "it is not used");
         let error = short.with_features(LOG_ALL, &memory).unwrap_err().to_string();
         assert_eq!(error, "dirty log: found 2 bytes, expected at least 3 for guest memory up to 0x17fff");
-        let enough = nothing.with_log(&told(3), &file, &memory).unwrap().with_features(LOG_ALL, &memory).unwrap();
-        assert!(enough.ring(Some(GuestAddress(4096 * 8 * 3 - 2048 - 6)), 256).unwrap().is_some());
-        assert!(enough.ring(Some(GuestAddress(4096 * 8 * 3 - 2048 - 5)), 256).is_err());
-        assert!(enough.ring(Some(GuestAddress(u64::MAX)), 256).is_err());
-        assert!(enough.ring(None, 256).unwrap().is_none());
+        let enough = nothing.with_log(&layout(3), &file, &memory).unwrap().with_features(LOG_ALL, &memory).unwrap();
+        assert!(enough.ring_log(Some(GuestAddress(4096 * 8 * 3 - 2048 - 6)), 256).unwrap().is_some());
+        assert!(enough.ring_log(Some(GuestAddress(4096 * 8 * 3 - 2048 - 5)), 256).is_err());
+        assert!(enough.ring_log(Some(GuestAddress(u64::MAX)), 256).is_err());
+        assert!(enough.ring_log(None, 256).unwrap().is_none());
     }
 }

@@ -4,20 +4,20 @@ use std::collections::BTreeMap;
 
 /// Free numbers. Each search starts where the last one ended (next fit), so a freed number is reused late: a test detects a use after free.
 #[derive(Debug)]
-pub(super) struct Runs {
+pub(super) struct RangeAllocator {
     /// Start and length of each free range. No two are adjacent.
     free: BTreeMap<u32, u32>,
     next: u32,
 }
 
-impl Runs {
+impl RangeAllocator {
     /// Creates an allocator of the numbers from `first` up to, but not including, `end`.
-    pub(super) fn new(first: u32, end: u32) -> Runs {
-        Runs { free: BTreeMap::from([(first, end - first)]), next: first }
+    pub(super) fn new(first: u32, end: u32) -> RangeAllocator {
+        RangeAllocator { free: BTreeMap::from([(first, end - first)]), next: first }
     }
 
     /// Allocates `count` (1 or more) consecutive numbers and returns the first. `None` if no free range is long enough.
-    pub(super) fn take(&mut self, count: u32) -> Option<u32> {
+    pub(super) fn allocate(&mut self, count: u32) -> Option<u32> {
         let fits = |(_, len): &(&u32, &u32)| **len >= count;
         // A range that contains `next` may start before it: the second search finds it.
         let found = self.free.range(self.next..).find(fits).or_else(|| self.free.iter().find(fits));
@@ -31,7 +31,7 @@ impl Runs {
     }
 
     /// Frees one number.
-    pub(super) fn give(&mut self, number: u32) {
+    pub(super) fn release(&mut self, number: u32) {
         let mut start = number;
         let mut len = 1;
         if let Some((&before, &count)) = self.free.range(..number).next_back()
@@ -60,21 +60,21 @@ mod tests {
 
     #[test]
     fn freed_numbers_are_reused_late() {
-        let mut runs = Runs::new(8, 20);
-        assert_eq!((runs.take(4), runs.take(2)), (Some(8), Some(12)));
-        (8..12).for_each(|number| runs.give(number));
-        assert_eq!((runs.take(4), runs.take(4), runs.take(4)), (Some(14), Some(8), None));
-        assert_eq!(runs.take(2), Some(18));
-        assert_eq!(runs.take(1), None);
+        let mut runs = RangeAllocator::new(8, 20);
+        assert_eq!((runs.allocate(4), runs.allocate(2)), (Some(8), Some(12)));
+        (8..12).for_each(|number| runs.release(number));
+        assert_eq!((runs.allocate(4), runs.allocate(4), runs.allocate(4)), (Some(14), Some(8), None));
+        assert_eq!(runs.allocate(2), Some(18));
+        assert_eq!(runs.allocate(1), None);
     }
 
     #[test]
     fn a_number_is_allocated_once() {
-        let mut runs = Runs::new(3, 103);
+        let mut runs = RangeAllocator::new(3, 103);
         let mut allocated = BTreeSet::new();
         for step in 0..2000u32 {
             let count = step * 7 % 5 + 1;
-            if let Some(first) = runs.take(count) {
+            if let Some(first) = runs.allocate(count) {
                 assert!((first..first + count).all(|number| (3..103).contains(&number) && allocated.insert(number)));
             }
             for _ in 0..step * 13 % 6 {
@@ -82,11 +82,11 @@ mod tests {
                     break;
                 };
                 allocated.remove(&number);
-                runs.give(number);
+                runs.release(number);
             }
             assert_eq!(runs.len() as usize + allocated.len(), 100);
         }
-        allocated.iter().for_each(|number| runs.give(*number));
+        allocated.iter().for_each(|number| runs.release(*number));
         assert_eq!(runs.free, BTreeMap::from([(3, 100)]));
     }
 }

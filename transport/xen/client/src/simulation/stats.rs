@@ -2,7 +2,7 @@
 
 /// Limits of each domain.
 #[derive(Clone, Copy, Debug)]
-pub struct Sizes {
+pub struct DomainLimits {
     /// Pages of memory that a domain can share. Allocated on first access.
     pub pages: u32,
     /// Entries of a grant table. Xen's default of 64 `gnttab_max_frames` gives 32768.
@@ -11,15 +11,15 @@ pub struct Sizes {
     pub maptrack: u32,
 }
 
-impl Default for Sizes {
-    fn default() -> Sizes {
-        Sizes { pages: 1 << 20, refs: 1 << 20, maptrack: 32768 }
+impl Default for DomainLimits {
+    fn default() -> DomainLimits {
+        DomainLimits { pages: 1 << 20, refs: 1 << 20, maptrack: 32768 }
     }
 }
 
 /// Statistics of a machine: totals since its start, and current numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct MachineStats {
     /// Successful map calls.
     pub map_calls: u64,
     /// Pages mapped by them.

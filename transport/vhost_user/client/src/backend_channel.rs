@@ -17,7 +17,7 @@ const NEED_REPLY: u32 = 1 << 3;
 
 /// The frontend's end of the socket.
 #[derive(Debug)]
-pub struct BackendRequests {
+pub struct BackendChannel {
     socket: UnixStream,
 }
 
@@ -26,21 +26,21 @@ pub struct BackendRequests {
 #[must_use = "the backend may wait for a reply"]
 pub struct ConfigChange<'a> {
     socket: &'a UnixStream,
-    wants_reply: bool,
+    needs_reply: bool,
 }
 
-impl BackendRequests {
+impl BackendChannel {
     /// Creates a socket pair: the frontend's end and the backend's.
-    pub(crate) fn pair() -> io::Result<(BackendRequests, UnixStream)> {
+    pub(crate) fn pair() -> io::Result<(BackendChannel, UnixStream)> {
         let (socket, theirs) = UnixStream::pair()?;
-        Ok((BackendRequests { socket }, theirs))
+        Ok((BackendChannel { socket }, theirs))
     }
 
     /// Waits at most `timeout` for a CONFIG_CHANGE_MSG.
     ///
     /// # Errors
     /// When another message arrives, or the backend has closed its end.
-    pub fn config_change(&self, timeout: Duration) -> io::Result<Option<ConfigChange<'_>>> {
+    pub fn wait_config_change(&self, timeout: Duration) -> io::Result<Option<ConfigChange<'_>>> {
         let until = Instant::now() + timeout;
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -61,22 +61,22 @@ impl BackendRequests {
                 format!("found message {request} with flags {flags:#x} and {size} bytes, expected CONFIG_CHANGE_MSG");
             return Err(io::Error::new(io::ErrorKind::InvalidData, found));
         }
-        Ok(Some(ConfigChange { socket: &self.socket, wants_reply: flags & NEED_REPLY != 0 }))
+        Ok(Some(ConfigChange { socket: &self.socket, needs_reply: flags & NEED_REPLY != 0 }))
     }
 }
 
 impl ConfigChange<'_> {
     /// Returns true if the backend waits for [`reply`](Self::reply).
-    pub fn wants_reply(&self) -> bool {
-        self.wants_reply
+    pub fn needs_reply(&self) -> bool {
+        self.needs_reply
     }
 
     /// Replies with success or failure, if the backend waits for a reply.
     ///
     /// # Errors
     /// When the backend has closed its end.
-    pub fn done(self, success: bool) -> io::Result<()> {
-        if !self.wants_reply {
+    pub fn reply(self, success: bool) -> io::Result<()> {
+        if !self.needs_reply {
             return Ok(());
         }
         let mut reply = [CONFIG_CHANGE, VERSION | REPLY, 8].map(u32::to_ne_bytes).concat();

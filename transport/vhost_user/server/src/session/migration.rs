@@ -8,7 +8,7 @@ use mqblk_virtio::VirtioDevice;
 use vhost::vhost_user::message::VhostTransferStateDirection as Direction;
 
 use super::Session;
-use crate::device_state::DeviceStates;
+use crate::device_state::StateTransfer;
 use crate::server::ServerOptions;
 
 impl<D: VirtioDevice<Lane>> Session<D> {
@@ -32,15 +32,15 @@ impl<D: VirtioDevice<Lane>> Session<D> {
     /// # Errors
     /// When a queue runs, DEVICE_STATE was not negotiated, or the descriptor is unsuitable.
     pub(super) fn begin_transfer(&mut self, direction: Direction, file: File) -> Result<(), String> {
-        if !self.states.agreed {
+        if !self.state_transfer.negotiated {
             return Err("its feature was not agreed".to_owned());
         }
         self.check_stopped()?;
-        self.states.begin(direction, file, (&*self.device, &*self.options))
+        self.state_transfer.begin(direction, file, (&*self.device, &*self.options))
     }
 
-    pub(crate) fn states(&mut self) -> &mut DeviceStates {
-        &mut self.states
+    pub(crate) fn state_transfer(&mut self) -> &mut StateTransfer {
+        &mut self.state_transfer
     }
 
     /// Checks that no queue runs or is about to start.
@@ -55,9 +55,9 @@ impl<D: VirtioDevice<Lane>> Session<D> {
     }
 
     /// Marks the device's state as loaded: the driver continues from the source.
-    pub(crate) fn goes_on(&mut self) {
-        self.states.loaded = true;
+    pub(crate) fn mark_resumed(&mut self) {
+        self.state_transfer.loaded = true;
         self.sharing = None;
-        self.note_configured();
+        self.record_driver_config();
     }
 }

@@ -26,62 +26,66 @@ const MOST_DESCRIPTORS: usize = 2;
 
 /// A program's hypercall.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Ask {
+pub(super) enum Hypercall {
     /// First on each connection: the program's domain. Result: the connection's number; descriptor: the shared info.
-    Hello(DomainId),
+    Connect(DomainId),
     /// Result: words of the grant table, pages of the memory; descriptors: the table and the memory.
-    Attach(DomainId),
+    AttachDomain(DomainId),
     /// Result: a handle, then each page's frame.
-    Map { of: DomainId, writable: bool, refs: Vec<GrantRef> },
+    MapGrants { of: DomainId, writable: bool, refs: Vec<GrantRef> },
     /// Ends one mapping.
-    Unmap { handle: u32 },
+    UnmapGrants { handle: u32 },
     /// Result: an id, the first frame, the first reference; frames and references are consecutive.
-    Share { with: DomainId, pages: u32, writable: bool },
+    SharePages { with: DomainId, pages: u32, writable: bool },
     /// Ends the grants of one `SharePages`.
-    Unshare { share: u32 },
+    UnsharePages { share: u32 },
     /// Result: as for `BindInterdomain`.
-    Open { remote: DomainId },
+    AllocUnbound { remote: DomainId },
     /// Result: the local port, the lines of outgoing and incoming events; descriptors: the local and the remote eventfd.
-    Bind { remote: DomainId, port: Port },
+    BindInterdomain { remote: DomainId, port: Port },
     /// Closes the local end.
-    Close { port: Port },
+    ClosePort { port: Port },
 }
 
-impl Ask {
+impl Hypercall {
     /// Encodes the message into `words`, replacing their content.
     pub(super) fn encode(&self, words: &mut Vec<u32>) {
         words.clear();
         match self {
-            Ask::Hello(domain) => words.extend([0, domain.0.into()]),
-            Ask::Attach(domain) => words.extend([1, domain.0.into()]),
-            Ask::Map { of, writable, refs } => encode_map(words, *of, *writable, refs),
-            Ask::Unmap { handle } => words.extend([3, *handle]),
-            Ask::Share { with, pages, writable } => words.extend([4, with.0.into(), *pages, u32::from(*writable)]),
-            Ask::Unshare { share } => words.extend([5, *share]),
-            Ask::Open { remote } => words.extend([6, remote.0.into()]),
-            Ask::Bind { remote, port } => words.extend([7, remote.0.into(), port.0]),
-            Ask::Close { port } => words.extend([8, port.0]),
+            Hypercall::Connect(domain) => words.extend([0, domain.0.into()]),
+            Hypercall::AttachDomain(domain) => words.extend([1, domain.0.into()]),
+            Hypercall::MapGrants { of, writable, refs } => encode_map(words, *of, *writable, refs),
+            Hypercall::UnmapGrants { handle } => words.extend([3, *handle]),
+            Hypercall::SharePages { with, pages, writable } => {
+                words.extend([4, with.0.into(), *pages, u32::from(*writable)])
+            }
+            Hypercall::UnsharePages { share } => words.extend([5, *share]),
+            Hypercall::AllocUnbound { remote } => words.extend([6, remote.0.into()]),
+            Hypercall::BindInterdomain { remote, port } => words.extend([7, remote.0.into(), port.0]),
+            Hypercall::ClosePort { port } => words.extend([8, port.0]),
         }
     }
 
     /// Decodes a message; `None` if [`encode`](Self::encode) cannot have produced it.
-    pub(super) fn decode(words: &[u32]) -> Option<Ask> {
+    pub(super) fn decode(words: &[u32]) -> Option<Hypercall> {
         let domain = |word: u32| u16::try_from(word).ok().map(DomainId);
         let flag = |word: u32| (word < 2).then_some(word == 1);
         Some(match *words {
-            [0, own] => Ask::Hello(domain(own)?),
-            [1, of] => Ask::Attach(domain(of)?),
-            [2, of, writable, ref refs @ ..] => Ask::Map {
+            [0, own] => Hypercall::Connect(domain(own)?),
+            [1, of] => Hypercall::AttachDomain(domain(of)?),
+            [2, of, writable, ref refs @ ..] => Hypercall::MapGrants {
                 of: domain(of)?,
                 writable: flag(writable)?,
                 refs: refs.iter().copied().map(GrantRef).collect(),
             },
-            [3, handle] => Ask::Unmap { handle },
-            [4, with, pages, writable] => Ask::Share { with: domain(with)?, pages, writable: flag(writable)? },
-            [5, share] => Ask::Unshare { share },
-            [6, remote] => Ask::Open { remote: domain(remote)? },
-            [7, remote, port] => Ask::Bind { remote: domain(remote)?, port: Port(port) },
-            [8, port] => Ask::Close { port: Port(port) },
+            [3, handle] => Hypercall::UnmapGrants { handle },
+            [4, with, pages, writable] => {
+                Hypercall::SharePages { with: domain(with)?, pages, writable: flag(writable)? }
+            }
+            [5, share] => Hypercall::UnsharePages { share },
+            [6, remote] => Hypercall::AllocUnbound { remote: domain(remote)? },
+            [7, remote, port] => Hypercall::BindInterdomain { remote: domain(remote)?, port: Port(port) },
+            [8, port] => Hypercall::ClosePort { port: Port(port) },
             _ => return None,
         })
     }
@@ -95,26 +99,26 @@ pub(super) fn encode_map(words: &mut Vec<u32>, of: DomainId, writable: bool, ref
 }
 
 /// Result of a hypercall: words and descriptors, or an errno.
-pub(super) type Answer = Result<(Vec<u32>, Vec<OwnedFd>), Errno>;
+pub(super) type HypercallResult = Result<(Vec<u32>, Vec<OwnedFd>), Errno>;
 
 /// One end of a connection, with its message buffers.
 #[derive(Debug)]
-pub(super) struct Packets {
+pub(super) struct HypercallSocket {
     socket: OwnedFd,
     bytes: Vec<u8>,
     words: Vec<u32>,
 }
 
-impl Packets {
-    pub(super) fn new(socket: OwnedFd) -> Packets {
-        Packets { socket, bytes: Vec::new(), words: Vec::new() }
+impl HypercallSocket {
+    pub(super) fn new(socket: OwnedFd) -> HypercallSocket {
+        HypercallSocket { socket, bytes: Vec::new(), words: Vec::new() }
     }
 
     /// Connects to the machine in a folder.
-    pub(super) fn connect(folder: &Path) -> io::Result<Packets> {
+    pub(super) fn connect(folder: &Path) -> io::Result<HypercallSocket> {
         let socket = socket()?;
         rustix::net::connect(&socket, &address(&folder.join(SOCKET))?)?;
-        Ok(Packets::new(socket))
+        Ok(HypercallSocket::new(socket))
     }
 
     /// Returns the words of the next message to [send](Self::send), or of the last [received](Self::receive) one.
@@ -169,7 +173,7 @@ impl Packets {
     }
 
     /// Sends the words as a hypercall and replaces them by the words of its result.
-    pub(super) fn ask(&mut self) -> io::Result<Vec<OwnedFd>> {
+    pub(super) fn call(&mut self) -> io::Result<Vec<OwnedFd>> {
         self.send(&[])?;
         let gone = || io::Error::new(io::ErrorKind::ConnectionAborted, "the simulated machine or our domain has ended");
         let descriptors = self.receive()?.ok_or_else(gone)?;
@@ -181,7 +185,7 @@ impl Packets {
     }
 
     /// Sends the result of a hypercall.
-    pub(super) fn answer(&mut self, result: &Answer) -> io::Result<()> {
+    pub(super) fn send_result(&mut self, result: &HypercallResult) -> io::Result<()> {
         self.words.clear();
         let mut descriptors = vec![];
         match result {
@@ -219,26 +223,26 @@ mod tests {
     fn hypercalls_are_encoded_and_decoded() {
         let refs = vec![GrantRef(8), GrantRef(u32::MAX)];
         for call in [
-            Ask::Hello(DomainId(7)),
-            Ask::Attach(DomainId(0)),
-            Ask::Map { of: DomainId(1), writable: true, refs },
-            Ask::Unmap { handle: 3 },
-            Ask::Share { with: DomainId(2), pages: 9, writable: false },
-            Ask::Unshare { share: 4 },
-            Ask::Open { remote: DomainId(5) },
-            Ask::Bind { remote: DomainId(5), port: Port(6) },
-            Ask::Close { port: Port(8) },
+            Hypercall::Connect(DomainId(7)),
+            Hypercall::AttachDomain(DomainId(0)),
+            Hypercall::MapGrants { of: DomainId(1), writable: true, refs },
+            Hypercall::UnmapGrants { handle: 3 },
+            Hypercall::SharePages { with: DomainId(2), pages: 9, writable: false },
+            Hypercall::UnsharePages { share: 4 },
+            Hypercall::AllocUnbound { remote: DomainId(5) },
+            Hypercall::BindInterdomain { remote: DomainId(5), port: Port(6) },
+            Hypercall::ClosePort { port: Port(8) },
         ] {
             let mut words = vec![];
             call.encode(&mut words);
-            assert_eq!(Ask::decode(&words), Some(call));
+            assert_eq!(Hypercall::decode(&words), Some(call));
         }
     }
 
     #[test]
     fn garbage_is_no_hypercall() {
         for words in [&[][..], &[0], &[0, 0x1_0000], &[2, 0, 2], &[4, 1, 1, 2], &[9, 0], &[3], &[3, 1, 1]] {
-            assert_eq!(Ask::decode(words), None, "{words:?}");
+            assert_eq!(Hypercall::decode(words), None, "{words:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A guest that does nothing wrong: it writes through the project's own frontend, and checks all that it reads.
+//! A correct guest: it writes through the project's own frontend, and verifies all that it reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use crate::hostile::{PATIENCE, wait_for};
 /// Requests in flight on each queue.
 const DEPTH: usize = 8;
 
-/// A device driven by one thread over all its queues, and what it has written so far.
+/// A device driven by one thread over all its queues, and the generations it has written.
 pub struct Load {
     device: Device,
     set: QueueSet,
@@ -37,10 +37,10 @@ struct Job {
 }
 
 impl Load {
-    /// Connects as `options` say. Uses the first `blocks` blocks of [`BLOCK`] bytes, of which nothing is known.
+    /// Connects with `options`. Uses the first `blocks` blocks of [`BLOCK`] bytes, whose content is unknown.
     ///
     /// # Panics
-    /// When the backend does not play along.
+    /// When the backend does not connect.
     pub fn connect(options: &Options, blocks: usize, seed: u64) -> Load {
         let mut options = options.clone();
         options.depth = DEPTH as u16;
@@ -50,22 +50,22 @@ impl Load {
         Load { device, set, generations: vec![0; blocks], random: SmallRng::seed_from_u64(seed), verified: 0 }
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&mut self) -> &mut Device {
         &mut self.device
     }
 
-    /// What is on the disk is known from another client.
+    /// Sets the generations on the disk, written by another client.
     #[must_use]
     pub fn knowing(mut self, other: Vec<u32>) -> Load {
         self.generations = other;
         self
     }
 
-    /// One round: a batch of writes and reads of different blocks on every queue, and all answers checked.
+    /// Runs one round: a batch of writes and reads of different blocks on every queue, each verified.
     ///
     /// # Panics
-    /// When an answer is wrong or does not come.
+    /// When a completion is wrong or missing.
     pub fn round(&mut self) {
         let all = self.set.queues().len() * DEPTH;
         let mut jobs = Vec::with_capacity(all);
@@ -157,17 +157,17 @@ impl Load {
         self.verified += 1;
     }
 
-    /// Closes the device. What is on the disk, for another client.
+    /// Closes the device. Returns the generations on the disk, for another client.
     ///
     /// # Panics
-    /// When the backend does not answer.
+    /// When the backend does not close.
     pub fn finish(self) -> Vec<u32> {
         self.device.stop(vec![self.set]).expect("an end in good order");
         self.generations
     }
 }
 
-/// A good guest beside a bad one: a thread that goes on verifying until it is stopped.
+/// A well-behaved guest beside the one under test: a thread that writes and verifies until it is stopped.
 pub struct Neighbour {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
@@ -175,7 +175,7 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// Starts to verify.
+    /// Starts the thread.
     pub fn start(options: Options, seed: u64) -> Neighbour {
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stop2, rounds2) = (Arc::clone(&stop), Arc::clone(&rounds));
@@ -184,7 +184,7 @@ impl Neighbour {
             while !stop2.load(Ordering::Relaxed) {
                 load.round();
                 rounds2.fetch_add(1, Ordering::Relaxed);
-                // Leaves the processors to the tests.
+                // Leaves CPU time to the tests.
                 std::thread::sleep(Duration::from_micros(300));
             }
             let verified = load.verified;
@@ -196,7 +196,7 @@ impl Neighbour {
         neighbour
     }
 
-    /// Waits for two more rounds: one that began after now is among them.
+    /// Waits for two more rounds, at least one of which began after the call.
     ///
     /// # Panics
     /// When none ends.
@@ -209,7 +209,7 @@ impl Neighbour {
         });
     }
 
-    /// Ends it, and returns how many blocks it has verified.
+    /// Stops the thread. Returns the number of verified blocks.
     ///
     /// # Panics
     /// When it has failed.

@@ -1,4 +1,4 @@
-//! virtio-scsi: several units behind the same queues.
+//! virtio-scsi: several logical units behind the same queues.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::load::DATA;
 use super::port::{End, Manage, Order, Port, Work};
 use crate::hostile::PATIENCE;
 
-/// What a load draws from.
+/// The distribution that a load draws request types from.
 pub const WORKS: [Work; 32] = {
     let mut works = [Work::Read; 32];
     let mut at = 13;
@@ -43,7 +43,7 @@ const ABORTED: u8 = 0x40;
 /// MISCOMPARE DURING VERIFY OPERATION.
 const MISCOMPARE: u8 = 0x0e;
 
-/// How these tests connect to a socket.
+/// Returns the options with which these tests connect to a socket.
 pub fn options(socket: std::path::PathBuf, queues: u16) -> Options {
     let mut options = Options::new(socket);
     options.queues = queues;
@@ -60,12 +60,12 @@ pub struct Scsi {
     set: QueueSet,
     control: Control,
     units: Vec<Address>,
-    /// Task management functions under way.
+    /// Task management functions in flight.
     managing: u32,
 }
 
 impl Scsi {
-    /// Connects. The device is this end of the conversation; the units have been heard of what had happened to them.
+    /// Connects, and clears the unit attentions. Returns the device and its queues.
     ///
     /// # Panics
     /// When the daemon does not play along.
@@ -77,16 +77,16 @@ impl Scsi {
         (device, Scsi { set, control, units, managing: 0 })
     }
 
-    /// The queues.
+    /// Returns the queues.
     pub fn into_set(self) -> QueueSet {
         self.set
     }
 }
 
-/// A request as a command for a unit. What it needs besides its data is put where that is.
+/// Builds the command for a request. Its parameter list is put at the address of its data.
 ///
 /// # Panics
-/// When that is not in `memory`.
+/// If that address is not in `memory`.
 pub fn command(order: &Order, to: Address, memory: &GuestMemory) -> Command {
     let (start, blocks) = (Lba(order.start()), order.sectors());
     let piece = Piece { address: order.data, len: blocks * 512 };
@@ -117,10 +117,10 @@ pub fn command(order: &Order, to: Address, memory: &GuestMemory) -> Command {
     }
 }
 
-/// What an ending means.
+/// Maps the completion of a command to its outcome.
 ///
 /// # Panics
-/// When it is none that there may be.
+/// If it is an unexpected one.
 pub fn judge(user: u32, ending: Ending) -> End {
     match ending {
         Ending::Good => End::Good,

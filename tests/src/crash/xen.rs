@@ -10,7 +10,7 @@ use mqblk_memory::{GuestAddress, GuestMemory};
 use super::load::DATA;
 use super::port::{End, Order, Port, Work};
 
-/// What a load draws from.
+/// The distribution that a load draws request types from.
 const WORKS: [Work; 16] = {
     let mut works = [Work::Read; 16];
     let mut at = 7;
@@ -24,14 +24,14 @@ const WORKS: [Work; 16] = {
     works
 };
 
-/// Most segments of a barrier.
+/// Most bytes of a write barrier.
 const BARRIER_BYTES: u32 = 11 * 4096;
 
 /// All rings of a device.
 pub struct Xen(QueueSet);
 
 impl Xen {
-    /// Connects. The device is this end of the conversation.
+    /// Connects. Returns the device and its rings.
     ///
     /// # Panics
     /// When the daemon does not play along.
@@ -44,7 +44,7 @@ impl Xen {
         (device, Xen(set))
     }
 
-    /// The rings.
+    /// Returns the rings.
     pub fn into_set(self) -> QueueSet {
         self.0
     }

@@ -1,4 +1,4 @@
-//! Runs tables of [cases](super::case) against a real daemon.
+//! Runs tables of [ring cases](super::ring_fixture) against a real daemon.
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -15,10 +15,10 @@ pub const SECTORS: u64 = (DISK / SECTOR) as u64;
 /// Used length of a successful read of one sector.
 pub const READ: u32 = SECTOR as u32 + 1;
 
-/// Its name, how it is built, and what must come of it.
+/// Name, how the ring is built, and the expected result.
 pub type Row = (&'static str, fn(&mut Case<'_>), Expect);
 
-/// Content that tells every byte from its neighbours.
+/// Returns content that differs between neighbouring bytes.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     SmallRng::seed_from_u64(seed).fill(&mut bytes[..]);
@@ -28,7 +28,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
 /// Runs a table against the disk `id`, beside a good disk on the same worker.
 ///
 /// # Panics
-/// When a ring does not get the answer that it must.
+/// If a ring does not have the expected result.
 pub fn run(id: &str, settings: &str, writable: bool, rows: &[Row]) {
     let disk = format!("storage=ram,size=1M,queues=2,queue-size=256{settings}");
     let good = "storage=ram,size=1M,queues=1";

@@ -1,4 +1,4 @@
-//! Between the engine and a disk: notes what passes in a log.
+//! A filter disk that records all requests in a log.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,11 +15,11 @@ struct LogChannel {
     inner: AnyChannel,
     log: Arc<PowerLog>,
     volume: usize,
-    /// Changes and flushes that the inner channel has or may have taken.
+    /// Writes and flushes in flight in the inner channel.
     under_way: Vec<(Tag, EventId)>,
 }
 
-/// `inner`, with all that reaches it noted as `volume` in the log.
+/// Wraps `inner` so that all writes and flushes are recorded as `volume` in the log.
 pub fn logged(inner: Arc<AnyDisk>, log: &Arc<PowerLog>, volume: usize) -> Arc<AnyDisk> {
     let log = Arc::clone(log);
     Arc::new(Overlay::over(inner, move |inner| -> AnyChannel {
@@ -63,7 +63,7 @@ impl DiskChannel<Lane> for LogChannel {
         batch: &mut Vec<Request<Buffer>>,
         finished: &mut Vec<Finished<Buffer>>,
     ) -> usize {
-        // One at a time: what is not taken is not noted.
+        // One at a time, so that only accepted requests are recorded.
         let (mut taken, before) = (0, finished.len());
         let mut one = Vec::with_capacity(1);
         while !batch.is_empty() {
@@ -72,7 +72,8 @@ impl DiskChannel<Lane> for LogChannel {
             self.note(lane, &request);
             one.push(request);
             if self.inner.submit(lane, &mut one, finished) == 0 {
-                // It may be on the disk, for all that the log says, and is noted again when it is offered again.
+                // The entry stays, without a completion: the write may or may not be on the disk. It is recorded again when it is
+                // resubmitted.
                 self.under_way.truncate(noted);
                 batch.insert(0, one.remove(0));
                 break;

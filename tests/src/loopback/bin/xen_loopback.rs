@@ -1,7 +1,7 @@
 //! Hostile frontends in the first domain of a real Xen, against a daemon in the same domain.
 //!
-//! `xen_loopback MQBLK [NAME...]` runs the scenarios whose names have one of the words in them (all, without words) against the
-//! program `MQBLK`, as root. Prints a line for each, `PASS` or `FAIL` and why; the exit code is 1 if any has failed.
+//! `xen_loopback MQBLK [NAME...]` runs the scenarios whose names contain one of the words (all, without words) against the program `MQBLK`,
+//! as root. Prints a line for each, `PASS`, or `FAIL` and why; the exit code is 1 if any has failed.
 #![forbid(unsafe_code)]
 
 use std::io::Write as _;
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// How many have failed.
+/// Returns the number of failed scenarios.
 fn run(program: &Path, words: &[String]) -> Result<u32> {
     let start = Instant::now();
     let mut rig = Rig::real(program).context("setting up")?;
@@ -64,6 +64,6 @@ fn run(program: &Path, words: &[String]) -> Result<u32> {
 
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
-    // A console that is gone has nobody who reads it.
+    // The console may be closed.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }

@@ -1,4 +1,4 @@
-//! What a frontend tells of itself in xenstore, wrong or changing.
+//! Invalid or changing xenstore keys of a frontend.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +13,10 @@ use super::rings::{all_work, told};
 use crate::loopback::guest::{Guest, Shape};
 use crate::loopback::rig::{ANY, Rig};
 
-/// Keys (the value `None`: not there), and what the error has to name.
+/// Keys (the value `None`: removed), and what the error must name.
 type Wrong = (&'static [(&'static str, Option<&'static str>)], &'static str);
 
-/// For a frontend with two rings of one page, whose keys are right but for these.
+/// For a frontend with two rings of one page, whose other keys are valid.
 const TWO_RINGS: &[Wrong] = &[
     (&[("protocol", Some(""))], "protocol"),
     (&[("protocol", Some("x86_64"))], "protocol"),
@@ -33,7 +33,7 @@ const TWO_RINGS: &[Wrong] = &[
     (&[("multi-queue-num-queues", Some("two"))], "multi-queue-num-queues"),
     (&[("multi-queue-num-queues", Some(""))], "multi-queue-num-queues"),
     (&[("multi-queue-num-queues", Some("3"))], "queue-2/"),
-    // One ring has its keys at the top, where there are none.
+    // A single ring has its keys at the top level, where there are none.
     (&[("multi-queue-num-queues", None)], "ring-ref"),
     (&[("multi-queue-num-queues", Some("1"))], "ring-ref"),
     (&[("ring-page-order", Some("3"))], "ring-page-order"),
@@ -56,7 +56,7 @@ const TWO_RINGS: &[Wrong] = &[
     (&[("queue-0", Some("here")), ("queue-0/ring-ref", None)], "queue-0/ring-ref"),
 ];
 
-/// What makes no difference, however strange.
+/// Unusual keys without effect.
 const HARMLESS: &[&[(&str, Option<&str>)]] = &[
     &[("feature-large-sector-size", Some("1"))],
     &[("feature-persistent", Some("maybe"))],
@@ -70,7 +70,7 @@ const HARMLESS: &[&[(&str, Option<&str>)]] = &[
 
 const SHAPE: Shape = Shape { abi: Abi::X86_64, persistent: true, rings: 2, order: 0 };
 
-/// The keys of `guest` but for some.
+/// Returns the keys of `guest` with some changes.
 fn changed(guest: &Guest, changes: &[(&str, Option<&str>)]) -> Vec<(String, String)> {
     let mut all = told(guest, SHAPE.abi);
     for (key, value) in changes {
@@ -117,14 +117,14 @@ pub(super) fn malformed(rig: &mut Rig) -> Result<()> {
 fn remove_all(guest: &mut Guest, changes: &[(&str, Option<&str>)]) -> Result<()> {
     for (key, value) in changes {
         if value.is_some() {
-            // With the directory that it may have made.
+            // With the directory that it may have created.
             guest.front.remove(key.split('/').next().unwrap_or(key))?;
         }
     }
     Ok(())
 }
 
-/// A thread that goes on writing keys of a frontend, any of them and anything.
+/// Starts a thread that continuously overwrites keys of a frontend with valid and invalid values.
 fn rewriter(guest: &Guest, stop: &Arc<AtomicBool>) -> Result<std::thread::JoinHandle<Result<u32>>> {
     let (mut store, stop, path) = (guest.xen().store()?, Arc::clone(stop), guest.vbd.front_path());
     let own: Vec<(String, String)> = told(guest, SHAPE.abi);
@@ -157,7 +157,7 @@ pub(super) fn rewritten(rig: &mut Rig) -> Result<()> {
         stop.store(true, Ordering::Relaxed);
         ensure!(writer.join().map_err(|_| anyhow!("the writer panicked"))?? > 0, "nothing was rewritten");
         match state? {
-            // To whatever there was at one moment.
+            // With the keys of one moment.
             State::Connected => taken += 1,
             _ => {
                 refused += 1;
@@ -179,7 +179,7 @@ pub(super) fn rewritten_later(rig: &mut Rig) -> Result<()> {
     let data = guest.pages(2)?;
     let stop = Arc::new(AtomicBool::new(false));
     let writer = rewriter(&guest, &stop)?;
-    // What is connected stays so, whatever the keys say now; so it does when it is told so again.
+    // A connected device stays connected, whatever the keys say, and whatever connected state is written.
     let mut worked = Ok(());
     for turn in 0..rig.repeat(60) {
         let state = if turn % 2 == 0 { State::Initialised } else { State::Connected };

@@ -1,4 +1,4 @@
-//! Ends that come in the middle of requests.
+//! Disconnects and destruction with requests in flight.
 
 use anyhow::{Context, Result, ensure};
 use mqblk_ring::blkif::{Request, operation, status};
@@ -13,7 +13,7 @@ use crate::loopback::{WATCH, wait_for};
 
 const SHAPE: Shape = Shape { abi: mqblk_ring::blkif::Abi::X86_64, persistent: true, rings: 2, order: 0 };
 
-/// A device with requests in flight on all its rings, and their pages.
+/// Returns a device with requests in flight on all its rings, and their pages.
 fn busy(rig: &Rig, disk: Disk) -> Result<(Guest, Pages)> {
     let mut guest = rig.attach(disk, SHAPE)?;
     let data = guest.pages(8)?;
@@ -48,7 +48,7 @@ pub(super) fn directories_removed(rig: &mut Rig) -> Result<()> {
         guest.remove()?;
         drop(data);
         rig.neighbour_goes_on()?;
-        // Its storage is free again, when its last request has ended.
+        // Its storage is free again when its last request has completed.
         drop(guest);
         rig.comes_to_rest()?;
         let mut next = rig.attach(disk, SHAPE)?;
@@ -70,7 +70,7 @@ pub(super) fn closed_under_load(rig: &mut Rig) -> Result<()> {
                 let found = guest.back_state()?;
                 Ok((found != State::Connected).then_some(()))
             })?;
-            // A frontend that closes may still have its answers; one that has closed has had them all or does not want them.
+            // A frontend in Closing may still take responses; in Closed it takes no more.
             if state == State::Closing {
                 for ring in &mut guest.rings {
                     for _ in 0..32 {
@@ -113,7 +113,7 @@ pub(super) fn refused_mappings(rig: &mut Rig) -> Result<()> {
         let mut guest = rig.make(disk)?;
         let data = guest.pages(2)?;
         let machine = rig.machine().context("a simulated machine")?;
-        // The ring cannot be mapped: that device is given up.
+        // The ring cannot be mapped: the device fails.
         let told = guest.make_rings(SHAPE)?;
         machine.fail_map_of(HOSTILE, guest.rings[1].raw.pages.refs[0], true);
         ensure!(guest.front.connect(&told).is_err(), "a ring that cannot be mapped was taken");
@@ -125,7 +125,7 @@ pub(super) fn refused_mappings(rig: &mut Rig) -> Result<()> {
         all_work(&mut guest, &data).with_context(|| disk.id)?;
         machine.fail_maps(0);
         all_work(&mut guest, &data).with_context(|| disk.id)?;
-        // It cannot be copied either: that request fails, the next one does not.
+        // Nor copied: this request fails, the next one succeeds.
         for refused in [-1, -2, -3, -8, -10, -12, -13] {
             let status = mqblk_memory::GrantStatus(refused);
             ensure!(machine.fail_copy_of(HOSTILE, data.gref(0), status), "no such grant");
@@ -144,7 +144,7 @@ pub(super) fn refused_mappings(rig: &mut Rig) -> Result<()> {
         }
         guest.detach()?;
     }
-    // Xenstore refuses every commit for a while: it is tried again.
+    // Xenstore refuses every commit for a while: the daemon retries.
     rig.machine().context("a simulated machine")?.store_conflicts(20);
     let guest = rig.attach(ANY, SHAPE)?;
     std::thread::sleep(WATCH);

@@ -1,4 +1,4 @@
-//! Rings that are broken, or about to be.
+//! Broken rings.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,12 +18,12 @@ use crate::loopback::request::{transfer, whole};
 use crate::loopback::rig::{ANY, MODES, ORDER, Rig, SECTORS, STRANGER};
 use crate::loopback::{PATIENCE, wait_for};
 
-/// Fields of the first page.
+/// Offsets of fields in the first page.
 const REQ_EVENT: usize = 4;
 const RSP_PROD: usize = 8;
 const RSP_EVENT: usize = 12;
 
-/// A write of a page and a read of it, verified.
+/// Writes a page and reads it back, verified.
 pub(super) fn works(ring: &mut Ring, data: &Pages, sector: u64, stamp: u8) -> Result<()> {
     for (operation, page) in [(operation::WRITE, 0), (operation::READ, 1)] {
         data.fill(0, stamp);
@@ -35,7 +35,7 @@ pub(super) fn works(ring: &mut Ring, data: &Pages, sector: u64, stamp: u8) -> Re
     Ok(())
 }
 
-/// That all of a device's rings work.
+/// Checks that all rings of a device work.
 pub(super) fn all_work(guest: &mut Guest, data: &Pages) -> Result<()> {
     for (ring, at) in guest.rings.iter_mut().zip(0..) {
         works(ring, data, u64::from(at) * 8, at + 1).with_context(|| format!("ring {at}"))?;
@@ -51,7 +51,7 @@ pub(super) fn producer_jumps(rig: &mut Rig) -> Result<()> {
         let data = guest.pages(2)?;
         all_work(&mut guest, &data)?;
         let mut other = rig.attach(ANY, Shape::default())?;
-        // Requests that were there before the jump may be answered or not; nothing comes after it.
+        // Requests before the jump may or may not get a response; none comes after it.
         guest.rings[1].raw.front.publish_index(2_u32.wrapping_add(*jump));
         guest.rings[1].raw.notify();
         guest.rings[1].must_be_silent().with_context(|| format!("a jump by {jump}"))?;
@@ -70,7 +70,7 @@ pub(super) fn producer_jumps(rig: &mut Rig) -> Result<()> {
         guest.detach()?;
         other.detach()?;
     }
-    // As far as it goes: a ring full of nonsense, all of which is answered.
+    // The largest valid jump: a ring full of garbage, with a response to each entry.
     let mut guest = rig.attach(ANY, Shape { order: ORDER, ..Shape::default() })?;
     let data = guest.pages(2)?;
     let ring = &mut guest.rings[0];
@@ -129,7 +129,7 @@ pub(super) fn scribbled_indices(rig: &mut Rig) -> Result<()> {
         });
         let worked = (0..rig.repeat(1000)).try_for_each(|turn| {
             data.fill(0, turn as u8);
-            // Its events go out in any case, and it does not wait for any.
+            // The backend notifies in any case, and does not wait for events.
             let sector = u64::from(turn) * 8 % SECTORS;
             for (operation, page) in [(operation::WRITE, 0), (operation::READ, 1)] {
                 let request = transfer(operation, sector, &[whole(data.gref(page))]);
@@ -143,7 +143,7 @@ pub(super) fn scribbled_indices(rig: &mut Rig) -> Result<()> {
         stop.store(true, Ordering::Relaxed);
         scribbler.join().map_err(|_| anyhow!("the scribbler panicked"))?;
         worked.with_context(|| disk.id)?;
-        // The back-end keeps its own index of responses.
+        // The backend has its own index of responses.
         let cell = cell(RSP_PROD)?;
         let before = u32::from_le(cell.load(Ordering::Acquire));
         for wrong in [before.wrapping_sub(1), before.wrapping_add(30), 0, u32::MAX] {
@@ -173,7 +173,7 @@ pub(super) fn unread_responses(rig: &mut Rig) -> Result<()> {
         let raw = mqblk_ring::blkif::RawRequest::encode(abi, &transfer(operation::WRITE, 8, &[whole(data.gref(0))]));
         let mut produced = 0_u32;
         for _ in 0..rig.repeat(200) {
-            // A ring full, over responses that were never looked at.
+            // A full ring, over responses that were never taken.
             for slot in 0..32 {
                 guest.rings[0].raw.overwrite(first + slot * entry, &raw.bytes()[..entry as usize]);
             }
@@ -195,7 +195,7 @@ pub(super) fn revoked_pages(rig: &mut Rig) -> Result<()> {
         let shape = Shape { rings: 2, persistent: disk.persistent, ..Shape::default() };
         let mut guest = rig.attach(disk, shape)?;
         let data = guest.pages(2)?;
-        // With requests in it.
+        // With requests in the ring.
         for _ in 0..16 {
             guest.rings[0].send(&transfer(operation::READ, 0, &[whole(data.gref(1))]))?;
         }
@@ -205,7 +205,7 @@ pub(super) fn revoked_pages(rig: &mut Rig) -> Result<()> {
         guest.close()?;
         guest.reconnect(shape)?;
         all_work(&mut guest, &data).with_context(|| disk.id)?;
-        // All of them, and no goodbye.
+        // All rings, without a state change.
         guest.rings.clear();
         rig.neighbour_goes_on()?;
         guest.detach()?;
@@ -213,7 +213,7 @@ pub(super) fn revoked_pages(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-/// What to tell in place of `key`.
+/// Returns the keys with another value of `key`.
 fn told_otherwise(mut told: Vec<(String, String)>, key: &str, value: impl ToString) -> Vec<(String, String)> {
     told.retain(|(name, _)| name != key);
     told.push((key.to_owned(), value.to_string()));
@@ -246,14 +246,14 @@ pub(super) fn unusable(rig: &mut Rig) -> Result<()> {
         guest.close()?;
         guest.front.begin()?;
     }
-    // A page that is not granted any more.
+    // A page whose grant has ended.
     let told = guest.make_rings(shape)?;
     let ended = guest.pages(1)?.gref(0);
     ensure!(guest.front.connect(&told_otherwise(told, "queue-1/ring-ref", ended.0)).is_err(), "a grant that ended");
     guest.must_fail("ring-ref").context("a grant that ended")?;
     guest.close()?;
     guest.front.begin()?;
-    // A port that both rings want.
+    // One port for both rings.
     let told = guest.make_rings(shape)?;
     let told = told_otherwise(told, "queue-0/event-channel", bound.port.0);
     let told = told_otherwise(told, "queue-1/event-channel", bound.port.0);
@@ -273,7 +273,7 @@ pub(super) fn shared_page(rig: &mut Rig) -> Result<()> {
     let first = guest.rings[0].raw.pages.refs[0];
     let told = told_otherwise(told, "queue-1/ring-ref", first.0);
     let data = guest.pages(2)?;
-    // Two rings that read the same requests and write over each other's responses: whatever comes of it, it stays there.
+    // Two rings read the same requests and overwrite each other's responses: only they are affected.
     if guest.front.connect(&told).is_ok() {
         for turn in 0..rig.repeat(100) {
             let raw = transfer(operation::READ, u64::from(turn), &[whole(data.gref(1))]);
@@ -289,7 +289,7 @@ pub(super) fn shared_page(rig: &mut Rig) -> Result<()> {
     guest.close()?;
     guest.reconnect(Shape { persistent: true, ..shape })?;
     all_work(&mut guest, &data)?;
-    // A page of a ring twice in the same ring.
+    // The same page twice in one ring.
     guest.close()?;
     guest.front.begin()?;
     let told = guest.make_rings(Shape { order: 1, rings: 1, ..shape })?;
@@ -301,7 +301,7 @@ pub(super) fn shared_page(rig: &mut Rig) -> Result<()> {
     guest.detach()
 }
 
-/// For others that connect by hand.
+/// Returns the keys of a correct frontend, to be written by other scenarios.
 pub(super) fn told(guest: &Guest, abi: Abi) -> Vec<(String, String)> {
     RawFront::told(abi, true, &guest.rings.iter().map(|ring| &ring.raw).collect::<Vec<_>>())
 }

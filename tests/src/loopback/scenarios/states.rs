@@ -1,4 +1,4 @@
-//! Frontends that change their state as they like.
+//! Frontends that change their state arbitrarily.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,14 +19,14 @@ use crate::loopback::wait_for;
 const FLIPS: u32 = 1000;
 const SHAPE: Shape = Shape { abi: Abi::X86_64, persistent: true, rings: 2, order: 0 };
 
-/// Writes states one after the other as fast as it goes, and among them what is no state.
+/// Writes states as fast as possible, some of them invalid.
 fn flip(guest: &mut Guest, count: u32, seed: u64) -> Result<()> {
     let mut random = SmallRng::seed_from_u64(seed);
     for _ in 0..count {
         let value = match random.random_range(0..40) {
             38 => "".to_owned(),
             39 => "-1".to_owned(),
-            // Those of a connection are more likely than others.
+            // The states of a connection are more likely.
             30..38 => random.random_range(0..12).to_string(),
             other => [1, 3, 4, 5, 6][other % 5].to_string(),
         };
@@ -35,7 +35,7 @@ fn flip(guest: &mut Guest, count: u32, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Closes from whatever state there is; the back-end ends up closed.
+/// Closes from any state, and waits for the backend's Closed.
 fn settle(guest: &mut Guest) -> Result<()> {
     guest.front.set_state(State::Closed)?;
     wait_for("the back-end closes", || Ok((guest.back_state()? == State::Closed).then_some(())))
@@ -45,7 +45,7 @@ pub(super) fn flipped(rig: &mut Rig) -> Result<()> {
     for seed in 0..rig.repeat(90).div_ceil(30).into() {
         let mut guest = rig.make(ANY)?;
         let data = guest.pages(2)?;
-        // The keys are right, so that a state of 3 or 4 connects.
+        // The keys are valid, so that state 3 or 4 connects.
         guest.connect(SHAPE)?;
         flip(&mut guest, FLIPS, seed)?;
         rig.neighbour_goes_on()?;
@@ -65,7 +65,7 @@ pub(super) fn flipped_under_load(rig: &mut Rig) -> Result<()> {
     let mut rings = std::mem::take(&mut guest.rings);
     let grefs: Vec<GrantRef> = (0..8).map(|page| data.gref(page)).collect();
     let stop2 = Arc::clone(&stop);
-    // Requests come all the time, whoever is there to see them.
+    // Requests are sent all the time, in any state.
     let load = std::thread::spawn(move || {
         let segments: Vec<_> = grefs.iter().map(|gref| whole(*gref)).collect();
         let raw = RawRequest::encode(SHAPE.abi, &transfer(operation::READ, 0, &segments));
@@ -75,7 +75,7 @@ pub(super) fn flipped_under_load(rig: &mut Rig) -> Result<()> {
                 for slot in 0..32 {
                     ring.raw.overwrite(HEADER + slot * 112, &raw.bytes()[..112]);
                 }
-                // As far as there is room for, if anybody answers.
+                // As many as fit, if there are responses.
                 let answered = ring.field(8);
                 produced = answered.wrapping_add(16);
                 ring.raw.front.publish_index(produced);
@@ -103,7 +103,7 @@ pub(super) fn anew(rig: &mut Rig) -> Result<()> {
     for turn in 0..rig.repeat(30) {
         let shape = Shape { rings: 1 + turn % 4, order: (turn % 3) as u8, ..SHAPE };
         guest.rings[0].send(&transfer(operation::READ, 0, &[whole(data.gref(1))]))?;
-        // Its kernel was replaced: it starts at 1, without a word of what was before.
+        // The guest's kernel was replaced: it starts in Initialising, without closing the old connection.
         guest.front.set_state(State::Initialising)?;
         let waits = || Ok((guest.back_state()? == State::InitWait).then_some(()));
         wait_for("the back-end waits again", waits)?;

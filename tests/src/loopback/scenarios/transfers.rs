@@ -1,4 +1,4 @@
-//! Requests that are right, with unusual shapes.
+//! Valid requests of unusual shapes.
 
 use anyhow::{Context, Result, ensure};
 use mqblk_core::units::SECTOR_BYTES;
@@ -15,10 +15,10 @@ use crate::loopback::rig::{ANY, Disk, MODES, ORDER, Rig, SECTORS};
 
 /// Bytes of a sector.
 pub const SECTOR: usize = SECTOR_BYTES as usize;
-/// Pages of data, beside those of segments.
+/// Data pages, in addition to those of segments.
 const DATA: usize = 40;
 
-/// A disk's model, and its frontend.
+/// A frontend, and the expected content of its disk.
 struct Player {
     guest: Guest,
     data: Pages,
@@ -34,7 +34,7 @@ impl Player {
         Ok(Player { guest, data, tables, model: rig.content(disk)?, random: SmallRng::seed_from_u64(11) })
     }
 
-    /// Some parts of pages, each in a page of its own.
+    /// Returns segments with random sectors, each in a page of its own.
     fn segments(&mut self, count: usize) -> Vec<Segment> {
         let skip = self.random.random_range(0..=self.data.count() - count);
         (skip..skip + count)
@@ -49,7 +49,7 @@ impl Player {
         (0..self.data.count()).find(|page| self.data.gref(*page) == gref).expect("a page of ours")
     }
 
-    /// The request for these segments: with the segments in the entry if they fit and `direct` says so.
+    /// Returns the request for these segments: direct if they fit and `direct` is true, else indirect.
     fn request(&self, operation: u8, sector: u64, segments: &[Segment], direct: bool) -> Request {
         if direct && segments.len() <= MAX_SEGMENTS {
             return transfer(operation, sector, segments);
@@ -58,7 +58,7 @@ impl Player {
         indirect(operation, sector, &[self.tables.gref(0)], segments.len() as u16)
     }
 
-    /// One write or read of `count` segments, verified: bytes of pages outside of the segments, too.
+    /// Runs one write or read of `count` segments and verifies the disk and all pages, including bytes outside of the segments.
     fn one(&mut self, ring: usize, write: bool, count: usize, direct: bool) -> Result<()> {
         let segments = self.segments(count);
         let sectors: u64 = segments.iter().map(|s| u64::from(s.last_sect - s.first_sect) + 1).sum();
@@ -118,7 +118,7 @@ pub(super) fn every_layout(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-/// That the pages of a disk's frontend were reached in the way that the disk is there for.
+/// Checks that the grants were used in the disk's mode.
 fn reached_as_told(rig: &Rig, disk: Disk) -> Result<()> {
     let grants = rig.grants(disk)?;
     let right = match disk.id {
@@ -151,7 +151,7 @@ pub(super) fn flushes_and_barriers(rig: &mut Rig) -> Result<()> {
         for (op, ring) in
             [(operation::FLUSH_DISKCACHE, 0), (operation::WRITE_BARRIER, 1), (operation::WRITE_BARRIER, 0)]
         {
-            // Where a request without data points means nothing.
+            // The sector of a request without data has no meaning.
             for sector in [0, u64::MAX] {
                 let answer = player.guest.rings[ring].ask(&transfer(op, sector, &[]))?;
                 ensure!(answer == status::OKAY, "operation {op} without data: status {answer}");
@@ -182,7 +182,7 @@ pub(super) fn discards(rig: &mut Rig) -> Result<()> {
     let end = SECTORS;
     for (sector, sectors, flag, expected) in [
         (8, 8, 0, status::OKAY),
-        // What is not offered is not done securely, but done.
+        // A secure discard that is not offered is executed as a normal one.
         (24, 8, DISCARD_SECURE, status::OKAY),
         (end - 8, 8, 0xfe, status::OKAY),
         (0, 0, 0, status::OKAY),

@@ -271,7 +271,7 @@ impl Controller {
     /// length. Each segment is one descriptor, between poisoned bytes.
     ///
     /// # Panics
-    /// If the device wrote outside of a writable segment.
+    /// When the device wrote outside of a writable segment.
     pub fn raw(&mut self, queue: usize, readable: &[&[u8]], writable: &[u32]) -> (Vec<u8>, u32) {
         const POISON: u8 = 0xee;
         const GAP: u64 = 16;

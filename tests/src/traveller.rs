@@ -43,7 +43,7 @@ pub fn pipe() -> (File, File) {
 /// Sends SET_DEVICE_STATE_FD. Returns the reply.
 ///
 /// # Panics
-/// If there is no reply.
+/// When there is no reply.
 pub fn set(connection: &mut Connection, direction: u32, file: BorrowedFd<'_>) -> u64 {
     connection.send(m::SET_DEVICE_STATE_FD, VERSION, &state(direction, 0), &[file]);
     match connection.hear() {
@@ -57,7 +57,7 @@ pub fn set(connection: &mut Connection, direction: u32, file: BorrowedFd<'_>) ->
 /// Sends CHECK_DEVICE_STATE. Returns true if the transfer succeeded.
 ///
 /// # Panics
-/// If there is no reply.
+/// When there is no reply.
 pub fn check(connection: &mut Connection) -> bool {
     connection.ask_u64(m::CHECK_DEVICE_STATE) == 0
 }
@@ -65,7 +65,7 @@ pub fn check(connection: &mut Connection) -> bool {
 /// Saves the state of a device whose queues are stopped.
 ///
 /// # Panics
-/// If the daemon does not send it.
+/// When the daemon does not send it.
 pub fn save(connection: &mut Connection) -> String {
     let (mut reader, writer) = pipe();
     assert_eq!(set(connection, SAVE, writer.as_fd()), TAKEN);
@@ -79,7 +79,7 @@ pub fn save(connection: &mut Connection) -> String {
 /// Loads the state of a device whose queues are stopped. Returns true if the daemon accepts it.
 ///
 /// # Panics
-/// If the daemon rejects SET_DEVICE_STATE_FD.
+/// When the daemon rejects SET_DEVICE_STATE_FD.
 pub fn load(connection: &mut Connection, text: &[u8]) -> bool {
     let (reader, mut writer) = pipe();
     assert_eq!(set(connection, LOAD, reader.as_fd()), TAKEN);
@@ -154,7 +154,7 @@ impl Traveller {
     /// Migrates to another daemon with this state. Returns `None` if the daemon rejects it.
     ///
     /// # Panics
-    /// If the daemon rejects anything else.
+    /// When the daemon rejects anything else.
     pub fn arrive(&self, socket: &Path, bases: &[u16], state: &str, order: Order) -> Option<Traveller> {
         let mut connection = Connection::open(socket);
         let features = match order {
@@ -190,7 +190,7 @@ impl Traveller {
     /// Reads a sector of a virtio-blk disk through its first queue.
     ///
     /// # Panics
-    /// If the read does not succeed.
+    /// When the read does not succeed.
     pub fn read_sector(&mut self, sector: u64) -> Vec<u8> {
         self.front.memory.write(COMMAND, &header(kind::IN, sector));
         let queue = &mut self.front.queues[0];
@@ -216,7 +216,7 @@ impl Traveller {
     /// Waits for the next event.
     ///
     /// # Panics
-    /// If none comes.
+    /// When none comes.
     pub fn event(&mut self) -> [u8; 16] {
         let (head, len) = self.front.queues[1].answer();
         assert_eq!(len, 16);
@@ -232,7 +232,7 @@ impl Traveller {
     /// Runs one SCSI command, with data-out `out` or `room` bytes of data-in.
     ///
     /// # Panics
-    /// If it does not complete.
+    /// When it does not complete.
     pub fn scsi(&mut self, target: u8, cdb: &[u8], out: &[u8], room: u32) -> Ended {
         let mut command = vec![1, target, 0, 0, 0, 0, 0, 0];
         command.extend([0; 11 + 32]);
@@ -269,7 +269,7 @@ impl Traveller {
     /// Runs TEST UNIT READY until it succeeds. Returns the additional sense codes of the unit attentions.
     ///
     /// # Panics
-    /// If it fails for another reason, or the unit attentions do not end.
+    /// When it fails for another reason, or the unit attentions do not end.
     pub fn attentions(&mut self, target: u8) -> Vec<(u8, u8)> {
         let mut told = Vec::new();
         loop {
@@ -299,7 +299,7 @@ pub const ENTRIES: u16 = RING;
 /// Returns a descriptor that is not a pipe.
 ///
 /// # Panics
-/// If /dev/zero cannot be opened.
+/// When /dev/zero cannot be opened.
 pub fn zeroes() -> OwnedFd {
     OwnedFd::from(File::open("/dev/zero").expect("/dev/zero"))
 }

@@ -56,7 +56,7 @@ impl Daemon {
     /// Starts the daemon again, without waiting for its sockets.
     ///
     /// # Panics
-    /// If it cannot be started.
+    /// When it cannot be started.
     pub fn spawn(&mut self) {
         let log = File::options().create(true).append(true).open(self.log_path()).expect("a log file");
         let mut command = Command::new(binary());

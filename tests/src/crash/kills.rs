@@ -36,7 +36,7 @@ pub trait Victim: Send {
     /// Reconnects the devices, within `patience`.
     ///
     /// # Errors
-    /// If the backend does not accept them.
+    /// When the backend does not accept them.
     fn reconnect(&mut self, patience: Duration) -> Result<(), String>;
     /// Returns its log so far.
     fn log(&self) -> String;
@@ -134,7 +134,7 @@ impl<P: Port + Send + 'static> Running<P> {
     /// Waits for `more` completions.
     ///
     /// # Panics
-    /// If they do not come, or are wrong.
+    /// When they do not come, or are wrong.
     pub fn wait_answers(&mut self, more: u64) {
         let until = self.answered() + more;
         self.watch(|load| load.answered() >= until);
@@ -168,7 +168,7 @@ impl<P: Port + Send + 'static> Running<P> {
     /// Waits for the requests in flight, then ends the load.
     ///
     /// # Panics
-    /// If anything was wrong.
+    /// When anything was wrong.
     pub fn finish(self) -> (History, P) {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.end()
@@ -177,7 +177,7 @@ impl<P: Port + Send + 'static> Running<P> {
     /// Ends the load with requests in flight, which are never reaped.
     ///
     /// # Panics
-    /// If anything was wrong.
+    /// When anything was wrong.
     pub fn die(self) -> (History, P) {
         self.shared.die.store(true, Ordering::Relaxed);
         self.end()
@@ -188,7 +188,7 @@ impl<P: Port + Send + 'static> Running<P> {
 /// not reproducible.
 ///
 /// # Panics
-/// If a request is lost, wrong or completed twice.
+/// When a request is lost, wrong or completed twice.
 pub fn torment<V: Victim, P: Port + Send + 'static>(
     victim: &mut V,
     loads: &mut [Running<P>],

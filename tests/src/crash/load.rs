@@ -164,7 +164,7 @@ impl<P: Port> Load<P> {
     /// Runs until it is stopped and all requests have completed, or until it is told to die. Returns the history and the queues.
     ///
     /// # Panics
-    /// If the device is wrong.
+    /// When the device is wrong.
     pub fn run(mut self) -> (History, P) {
         let mut done = Vec::new();
         loop {

@@ -208,7 +208,7 @@ impl Oracle {
     }
 }
 
-/// Removes entries that no read sent at `floor` or later can return.
+/// Removes entries that a read sent at `floor` or later cannot return.
 fn prune(entries: &mut Vec<Entry>, floor: u64) {
     let replacing = entries.iter().filter(|entry| entry.replaces && entry.answered < floor);
     let last = replacing.map(|entry| entry.sent).max().unwrap_or(0);

@@ -86,7 +86,7 @@ impl Scsi {
 /// Builds the command for a request. Its parameter list is put at the address of its data.
 ///
 /// # Panics
-/// If that address is not in `memory`.
+/// When that address is not in `memory`.
 pub fn command(order: &Order, to: Address, memory: &GuestMemory) -> Command {
     let (start, blocks) = (Lba(order.start()), order.sectors());
     let piece = Piece { address: order.data, len: blocks * 512 };
@@ -120,7 +120,7 @@ pub fn command(order: &Order, to: Address, memory: &GuestMemory) -> Command {
 /// Maps the completion of a command to its outcome.
 ///
 /// # Panics
-/// If it is an unexpected one.
+/// When it is an unexpected one.
 pub fn judge(user: u32, ending: Ending) -> End {
     match ending {
         Ending::Good => End::Good,

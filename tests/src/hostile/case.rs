@@ -156,7 +156,7 @@ impl<'a> Case<'a> {
     /// Publishes the request, and checks for exactly the expected result.
     ///
     /// # Panics
-    /// If the result is another one.
+    /// When the result is another one.
     pub fn check(mut self, expect: Expect) {
         let mut before = self.front_end.memory.read(START, (END - START) as usize);
         if !self.published {

@@ -112,7 +112,7 @@ impl Stage {
     /// Checks that the daemon is in the state before `after`, except for `lines` more warnings.
     ///
     /// # Panics
-    /// If it is not.
+    /// When it is not.
     pub fn check(&mut self, after: &str, lines: usize) {
         self.daemon.settle("bad");
         self.daemon.assert_alive(after);
@@ -128,7 +128,7 @@ impl Stage {
     /// Stops the daemon.
     ///
     /// # Panics
-    /// If anything failed.
+    /// When anything failed.
     pub fn end(self) {
         assert!(self.neighbour.finish() > 0);
         self.daemon.stop();
@@ -138,7 +138,7 @@ impl Stage {
 /// Runs all these sessions.
 ///
 /// # Panics
-/// If one of them does not end as expected.
+/// When one of them does not end as expected.
 pub fn run(rows: &[Row]) {
     let mut stage = Stage::new();
     let mut failed = Vec::new();
@@ -185,7 +185,7 @@ pub fn page(guest: u64) -> Region {
 /// Returns true if a queue completes a read.
 ///
 /// # Panics
-/// If there is no completion.
+/// When there is no completion.
 pub fn serves(front_end: &mut FrontEnd, index: usize) -> bool {
     let at = START + 0x1_8000;
     front_end.memory.write(at, &header(kind::IN, 1));

@@ -95,7 +95,7 @@ impl Daemon {
     /// Waits until the previous session has ended: sessions are served one after the other.
     ///
     /// # Panics
-    /// If a new session gets no reply.
+    /// When a new session gets no reply.
     pub fn settle(&self, id: &str) {
         assert_ne!(Connection::open(&self.socket(id)).ask_u64(message::GET_FEATURES), 0);
     }
@@ -135,7 +135,7 @@ impl Daemon {
     /// Waits until its resources are exactly `expected`.
     ///
     /// # Panics
-    /// If they are not in time.
+    /// When they are not in time.
     pub fn wait_holds(&self, expected: Holds, after: &str) {
         let mut last = expected;
         let until = std::time::Instant::now() + super::PATIENCE;

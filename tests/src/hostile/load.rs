@@ -63,7 +63,7 @@ impl Load {
     /// Connects to a disk. Uses its first `blocks` blocks of [`BLOCK`] bytes.
     ///
     /// # Panics
-    /// If the daemon rejects the connection.
+    /// When the daemon rejects the connection.
     pub fn connect(socket: PathBuf, queues: u16, blocks: usize, seed: u64) -> Load {
         Load::connect_as(socket, queues, blocks, seed, false)
     }
@@ -123,7 +123,7 @@ impl Load {
     /// Runs one round: a batch of writes and reads of different blocks on every queue, each verified.
     ///
     /// # Panics
-    /// If a completion is wrong or missing.
+    /// When a completion is wrong or missing.
     pub fn round(&mut self) {
         let queues = self.set.queues().len();
         let mut jobs = Vec::with_capacity(queues * DEPTH);
@@ -260,7 +260,7 @@ impl Neighbour {
     /// Stops the thread. Returns the number of verified blocks.
     ///
     /// # Panics
-    /// If it has failed.
+    /// When it has failed.
     pub fn finish(mut self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().expect("a running neighbour").join().expect("a good disk's client")

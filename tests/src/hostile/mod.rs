@@ -29,7 +29,7 @@ pub const WATCH: Duration = Duration::from_millis(30);
 /// Polls `found` until it returns a value.
 ///
 /// # Panics
-/// If it does not within [`TIMEOUT`]; `what` is named.
+/// When it does not within [`TIMEOUT`]; `what` is named.
 pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
     let until = Instant::now() + PATIENCE;
     let mut pause = Duration::from_micros(20);

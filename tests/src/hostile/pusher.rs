@@ -80,7 +80,7 @@ impl Pusher {
     /// Runs a batch of requests: writes and reads, direct and indirect, of different blocks, each verified.
     ///
     /// # Panics
-    /// If a completion is wrong or missing.
+    /// When a completion is wrong or missing.
     pub fn batch(&mut self) {
         let mut jobs = Vec::new();
         for slot in 0..DEPTH {
@@ -160,7 +160,7 @@ impl Pusher {
     /// Runs one request, and waits for its call instead of polling.
     ///
     /// # Panics
-    /// If the call does not come.
+    /// When the call does not come.
     pub fn one_by_call(&mut self) {
         let bells = self.bells();
         let bells = bells.lock().unwrap_or_else(PoisonError::into_inner);
@@ -206,7 +206,7 @@ impl Pushing {
     /// Waits for the next batch.
     ///
     /// # Panics
-    /// If it does not end.
+    /// When it does not end.
     pub fn assert_goes_on(&self, after: &str) {
         let now = self.batches();
         wait_for(&format!("the next batch after {after}"), || {
@@ -218,7 +218,7 @@ impl Pushing {
     /// Stops after the current batch.
     ///
     /// # Panics
-    /// If it has failed.
+    /// When it has failed.
     pub fn finish(mut self) -> Pusher {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().expect("a running pusher").join().expect("the pusher")

@@ -69,7 +69,7 @@ fn desc(piece: &Piece, next: Option<u16>) -> Desc {
 /// Writes segments as direct descriptors, to the entries `slots` in that order. Returns the head.
 ///
 /// # Panics
-/// If there are fewer slots than segments, or no segment.
+/// When there are fewer slots than segments, or no segment.
 pub fn direct(ring: &Ring, slots: &[u16], pieces: &[Piece]) -> u16 {
     for (at, piece) in pieces.iter().enumerate() {
         ring.put(slots[at], desc(piece, (at + 1 < pieces.len()).then(|| slots[at + 1])));

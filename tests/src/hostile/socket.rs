@@ -99,7 +99,7 @@ impl Connection {
     /// Sends bytes as they are, with descriptors. Returns false if the daemon has closed the connection.
     ///
     /// # Panics
-    /// If the daemon does not receive them in time.
+    /// When the daemon does not receive them in time.
     pub fn bytes(&self, mut bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         let mut fds = fds;
         while !bytes.is_empty() {
@@ -124,7 +124,7 @@ impl Connection {
     /// Receives the next reply.
     ///
     /// # Panics
-    /// If there is none within [`TIMEOUT`], or the message is not a reply.
+    /// When there is none within [`TIMEOUT`], or the message is not a reply.
     pub fn hear(&mut self) -> Heard {
         let mut header = [0; 12];
         if !self.fill(&mut header) {
@@ -142,7 +142,7 @@ impl Connection {
     /// Sends a request. Returns the reply's payload and descriptor.
     ///
     /// # Panics
-    /// If there is no such reply.
+    /// When there is no such reply.
     pub fn ask_for_file(&mut self, message: u32, payload: &[u8]) -> (Vec<u8>, OwnedFd) {
         assert!(self.send(message, VERSION, payload, &[]), "message {message}: the daemon has gone");
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -172,7 +172,7 @@ impl Connection {
     /// Sends a request. Returns the reply's payload.
     ///
     /// # Panics
-    /// If the reply is to another message, or the connection ends.
+    /// When the reply is to another message, or the connection ends.
     pub fn ask(&mut self, message: u32, payload: &[u8]) -> Vec<u8> {
         self.send(message, VERSION, payload, &[]);
         match self.hear() {
@@ -201,7 +201,7 @@ impl Connection {
     /// Sends a message with NEED_REPLY that must succeed.
     ///
     /// # Panics
-    /// If it does not.
+    /// When it does not.
     pub fn tell(&mut self, message: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         assert_eq!(self.try_tell(message, payload, fds), Some(0), "message {message}");
     }

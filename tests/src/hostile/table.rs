@@ -28,7 +28,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
 /// Runs a table against the disk `id`, beside a good disk on the same worker.
 ///
 /// # Panics
-/// If a ring does not have the expected result.
+/// When a ring does not have the expected result.
 pub fn run(id: &str, settings: &str, writable: bool, rows: &[Row]) {
     let disk = format!("storage=ram,size=1M,queues=2,queue-size=256{settings}");
     let good = "storage=ram,size=1M,queues=1";

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::log::{Position, SECTOR};
 
-/// Index of a write of a [`History`].
+/// Index of a write of a [`WriteHistory`].
 #[derive(Clone, Copy, Debug)]
 pub struct WriteId(usize);
 

@@ -92,7 +92,7 @@ impl PowerMount {
     /// first line end, and not stored.
     ///
     /// # Errors
-    /// If the system refuses: it needs root and /dev/fuse.
+    /// When the system refuses: it needs root and /dev/fuse.
     pub fn new(log: &Arc<PowerLog>, disks: &[(&str, usize)]) -> Result<PowerMount> {
         PowerMount::mount(log, disks, false)
     }

@@ -110,17 +110,17 @@ impl Wake for Mortal<Arc<dyn Wake>> {
 impl DiskChannel<Lane> for Mortal<AnyChannel> {
     fn submit(
         &mut self,
-        lane: &mut Lane,
+        context: &mut Lane,
         batch: &mut Vec<Request<Buffer>>,
         finished: &mut Vec<Finished<Buffer>>,
     ) -> usize {
-        self.used(|channel| channel.submit(lane, batch, finished))
+        self.used(|channel| channel.submit(context, batch, finished))
     }
-    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
-        self.used(|channel| channel.reap(lane, finished))
+    fn reap(&mut self, context: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+        self.used(|channel| channel.reap(context, finished))
     }
-    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
-        self.0.cancel(lane, tags, finished);
+    fn cancel(&mut self, context: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+        self.0.cancel(context, tags, finished);
     }
     fn outstanding(&self) -> u32 {
         self.0.outstanding()
@@ -128,7 +128,7 @@ impl DiskChannel<Lane> for Mortal<AnyChannel> {
     fn deadline(&self) -> Option<std::time::Instant> {
         self.0.deadline()
     }
-    fn close(&mut self, lane: &mut Lane) {
-        self.0.close(lane);
+    fn close(&mut self, context: &mut Lane) {
+        self.0.close(context);
     }
 }

@@ -50,7 +50,7 @@ impl<F: Fn(AnyChannel) -> AnyChannel + Send + Sync> Disk<Lane> for Overlay<F> {
         self.inner.resolved()
     }
 
-    fn open_channel(&self, lane: &mut Lane) -> Result<AnyChannel, DiskError> {
-        Ok((self.channel)(self.inner.open_channel(lane)?))
+    fn open_channel(&self, context: &mut Lane) -> Result<AnyChannel, DiskError> {
+        Ok((self.channel)(self.inner.open_channel(context)?))
     }
 }

@@ -138,14 +138,14 @@ impl Controller {
         let count = usize::from(VirtioDevice::<Lane>::queues(&*device));
         let region = Region::shared("guest", AREA * count as u64, GuestAddress(0)).expect("memory for a guest").0;
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).expect("one region"));
-        let lane = LaneOptions { submissions: 64, in_flight: 512, files: 4, buffers: 4 };
-        let workers = (0..workers).map(|_| HandWorker::new(lane).expect("the host has io_uring")).collect();
+        let options = LaneOptions { submissions: 64, in_flight: 512, files: 4, buffers: 4 };
+        let workers = (0..workers).map(|_| HandWorker::new(options).expect("the host has io_uring")).collect();
         let mut units = Vec::new();
         let mut open = Vec::new();
-        for (slot, (place, disk, plug)) in (0..).zip(disks) {
-            let unit = unit(&**disk, &format!("{place}"));
-            let nexus = unit.login("guest", u16::from(place.target) + 1).expect("a name that is free");
-            device.map(*place, DiskSlot(slot), nexus).expect("a free place");
+        for (slot, (address, disk, plug)) in (0..).zip(disks) {
+            let unit = unit(&**disk, &format!("{address}"));
+            let nexus = unit.login("guest", u16::from(address.target) + 1).expect("a name that is free");
+            device.map(*address, DiskSlot(slot), nexus).expect("a free place");
             open.push(QueueDisk { slot: DiskSlot(slot), disk: Arc::clone(disk), plug: *plug, health: Arc::default() });
             units.push(unit);
         }
@@ -179,8 +179,8 @@ impl Controller {
         };
         let worker = index % self.workers.len();
         let (device, memory) = (&self.device, &self.memory);
-        let seat = self.workers[worker].attach(options, |lane, waker| {
-            let lease = lane.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
+        let attached = self.workers[worker].attach(options, |context, waker| {
+            let lease = context.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
             let parts = QueueParts {
                 ring: DeviceRing::new(ring, 0, false),
                 lease,
@@ -190,7 +190,7 @@ impl Controller {
             };
             Ok(VirtioDevice::<Lane>::queue(device, index as u16, parts))
         });
-        self.seats.push((worker, seat.expect("a seat")));
+        self.seats.push((worker, attached.expect("a seat")));
         let slots = (0..SLOTS).map(|_| Slot { id: 0, data_in: 0 }).collect();
         self.rings.push(GuestRing { driver, start, free: (0..SLOTS as u32).rev().collect(), slots });
     }
@@ -217,14 +217,14 @@ impl Controller {
 
     /// Stops pulling from a request queue. The queue is detached when nothing of it is in flight.
     pub fn drain(&mut self, queue: usize) {
-        let (worker, seat) = self.seats[FIXED + queue];
-        self.workers[worker].drain(seat);
+        let (worker, attached) = self.seats[FIXED + queue];
+        self.workers[worker].drain(attached);
     }
 
     /// Returns true if a request queue is attached.
     pub fn serves(&mut self, queue: usize) -> bool {
-        let (worker, seat) = self.seats[FIXED + queue];
-        self.workers[worker].serves(seat)
+        let (worker, attached) = self.seats[FIXED + queue];
+        self.workers[worker].serves(attached)
     }
 
     /// Returns the number of free slots of a request queue.
@@ -233,8 +233,8 @@ impl Controller {
     }
 
     /// Puts a command on a request queue, which must have a free slot.
-    pub fn submit(&mut self, queue: usize, place: Place, id: u64, cdb: &[u8], data: Data<'_>) {
-        self.submit_to(queue, place.to_field(), id, cdb, data);
+    pub fn submit(&mut self, queue: usize, address: Place, id: u64, cdb: &[u8], data: Data<'_>) {
+        self.submit_to(queue, address.to_field(), id, cdb, data);
     }
 
     /// Puts a command on a request queue, with any `lun` field.
@@ -247,19 +247,19 @@ impl Controller {
         let slot = ring.free.pop().expect("the queue has room");
         let at = ring.at(slot);
         self.memory.write(GuestAddress(at), &header).expect("mapped");
-        let (answer, body) = (GuestAddress(at + 256), GuestAddress(at + 4096));
+        let (response, body) = (GuestAddress(at + 256), GuestAddress(at + 4096));
         let chain = ring.driver.begin(Shape::Direct).readable(GuestAddress(at), HEADER as u32).expect("room");
         let (chain, data_in) = match data {
-            Data::None => (chain.writable(answer, ANSWER as u32).expect("room"), 0),
+            Data::None => (chain.writable(response, ANSWER as u32).expect("room"), 0),
             Data::In(len) => {
                 self.memory.write(body, &vec![0; len]).expect("mapped");
-                let chain = chain.writable(answer, ANSWER as u32).expect("room");
+                let chain = chain.writable(response, ANSWER as u32).expect("room");
                 (chain.writable(body, len as u32).expect("room"), len)
             }
             Data::Out(bytes) => {
                 self.memory.write(body, bytes).expect("mapped");
                 let chain = chain.readable(body, bytes.len() as u32).expect("room");
-                (chain.writable(answer, ANSWER as u32).expect("room"), 0)
+                (chain.writable(response, ANSWER as u32).expect("room"), 0)
             }
         };
         chain.commit(slot).expect("room");
@@ -280,10 +280,10 @@ impl Controller {
         let mut at = ring.at(slot) + GAP;
         memory.write(GuestAddress(ring.at(slot)), &vec![POISON; SLOT as usize]).expect("mapped");
         let mut chain = ring.driver.begin(Shape::Direct);
-        for piece in readable {
-            memory.write(GuestAddress(at), piece).expect("mapped");
-            chain = chain.readable(GuestAddress(at), piece.len() as u32).expect("room");
-            at += piece.len() as u64 + GAP;
+        for segment in readable {
+            memory.write(GuestAddress(at), segment).expect("mapped");
+            chain = chain.readable(GuestAddress(at), segment.len() as u32).expect("room");
+            at += segment.len() as u64 + GAP;
         }
         let start = at;
         for len in writable {
@@ -302,7 +302,7 @@ impl Controller {
         let mut bytes = Vec::new();
         for len in writable {
             let gap = area.split_off(*len as usize + GAP as usize);
-            assert!(area[*len as usize..].iter().all(|byte| *byte == POISON), "the device wrote behind a piece");
+            assert!(area[*len as usize..].iter().all(|byte| *byte == POISON), "the device wrote behind a segment");
             bytes.extend(&area[..*len as usize]);
             area = gap;
         }
@@ -314,7 +314,7 @@ impl Controller {
     pub fn reap(&mut self, queue: usize) -> Vec<Answer> {
         let (memory, ring) = (&self.memory, &mut self.rings[FIXED + queue]);
         ring.driver.look().expect("the device keeps to the protocol");
-        let mut answers = Vec::new();
+        let mut completed = Vec::new();
         while let Some(used) = ring.driver.take().expect("the device keeps to the protocol") {
             let at = ring.at(used.token);
             let Slot { id, data_in } = ring.slots[used.token as usize];
@@ -324,45 +324,45 @@ impl Controller {
             let mut data = vec![0; data_in];
             memory.read(GuestAddress(at + 4096), &mut data).expect("mapped");
             let sense = bytes[12..12 + word(0) as usize].to_vec();
-            answers.push(Answer { id, response: bytes[11], status: bytes[10], residual: word(4), sense, data });
+            completed.push(Answer { id, response: bytes[11], status: bytes[10], residual: word(4), sense, data });
             ring.free.push(used.token);
         }
-        answers
+        completed
     }
 
     /// Runs one command on queue 0 to its completion.
-    pub fn command(&mut self, place: Place, cdb: &[u8], data: Data<'_>) -> Answer {
-        self.submit(0, place, u64::MAX, cdb, data);
+    pub fn command(&mut self, address: Place, cdb: &[u8], data: Data<'_>) -> Answer {
+        self.submit(0, address, u64::MAX, cdb, data);
         self.run_until(|controller| controller.reap(0).pop())
     }
 
     /// Clears the unit attention that each logical unit starts with.
-    pub fn clear_attentions(&mut self, places: &[Place]) {
-        for place in places {
-            while self.command(*place, &[0; 6], Data::None).status != 0 {}
+    pub fn clear_attentions(&mut self, addresses: &[Place]) {
+        for address in addresses {
+            while self.command(*address, &[0; 6], Data::None).status != 0 {}
         }
     }
 
     /// Puts a task management function on the control queue, which must have a free slot.
-    pub fn manage(&mut self, subtype: u32, place: Place, id: u64) {
+    pub fn manage(&mut self, subtype: u32, address: Place, id: u64) {
         let mut request = [0; 24];
         request[4..8].copy_from_slice(&subtype.to_le_bytes());
-        request[8..16].copy_from_slice(&place.to_field());
+        request[8..16].copy_from_slice(&address.to_field());
         request[16..].copy_from_slice(&id.to_le_bytes());
         self.control(id, &request, 1);
     }
 
-    /// Puts any request on the control queue, with `answer` writable bytes for the response.
-    pub fn control(&mut self, id: u64, request: &[u8], answer: u32) {
+    /// Puts any request on the control queue, with `response` writable bytes for the response.
+    pub fn control(&mut self, id: u64, request: &[u8], response: u32) {
         let ring = &mut self.rings[CONTROL];
         let slot = ring.free.pop().expect("the control queue has room");
         let at = ring.at(slot);
         self.memory.write(GuestAddress(at), request).expect("mapped");
         self.memory.write(GuestAddress(at + 256), &[0xff; 8]).expect("mapped");
         let chain = ring.driver.begin(Shape::Direct).readable(GuestAddress(at), request.len() as u32).expect("room");
-        chain.writable(GuestAddress(at + 256), answer).expect("room").commit(slot).expect("room");
+        chain.writable(GuestAddress(at + 256), response).expect("room").commit(slot).expect("room");
         let _polled = ring.driver.publish();
-        ring.slots[slot as usize] = Slot { id, data_in: answer as usize };
+        ring.slots[slot as usize] = Slot { id, data_in: response as usize };
     }
 
     /// Returns the completed requests of the control queue: identifiers and responses.
@@ -380,15 +380,15 @@ impl Controller {
     fn reap_plain(&mut self, ring: usize) -> Vec<(u64, Vec<u8>)> {
         let (memory, ring) = (&self.memory, &mut self.rings[ring]);
         ring.driver.look().expect("the device keeps to the protocol");
-        let mut answers = Vec::new();
+        let mut completed = Vec::new();
         while let Some(used) = ring.driver.take().expect("the device keeps to the protocol") {
             let Slot { id, data_in } = ring.slots[used.token as usize];
             let mut bytes = vec![0; data_in];
             memory.read(GuestAddress(ring.at(used.token) + 256), &mut bytes).expect("mapped");
-            answers.push((id, bytes));
+            completed.push((id, bytes));
             ring.free.push(used.token);
         }
-        answers
+        completed
     }
 
     fn post_event_buffer(&mut self) {

@@ -194,8 +194,8 @@ impl Traveller {
     pub fn read_sector(&mut self, sector: u64) -> Vec<u8> {
         self.front.memory.write(COMMAND, &header(kind::IN, sector));
         let queue = &mut self.front.queues[0];
-        let pieces = [readable(COMMAND, 16), writable(DATA, 512), writable(ANSWER, 1)];
-        let head = direct(&queue.ring, &[0, 1, 2], &pieces);
+        let segments = [readable(COMMAND, 16), writable(DATA, 512), writable(ANSWER, 1)];
+        let head = direct(&queue.ring, &[0, 1, 2], &segments);
         queue.ring.offer(head);
         queue.go();
         queue.answer();
@@ -240,30 +240,30 @@ impl Traveller {
         let memory = Arc::clone(&self.front.memory);
         memory.write(COMMAND, &command);
         memory.write(ANSWER, &[0xee; 108]);
-        let mut pieces = vec![readable(COMMAND, command.len() as u32)];
+        let mut segments = vec![readable(COMMAND, command.len() as u32)];
         if !out.is_empty() {
             memory.write(DATA, out);
-            pieces.push(readable(DATA, out.len() as u32));
+            segments.push(readable(DATA, out.len() as u32));
         }
-        pieces.push(writable(ANSWER, 12 + self.sense_size));
+        segments.push(writable(ANSWER, 12 + self.sense_size));
         if room > 0 {
-            pieces.push(writable(DATA, room));
+            segments.push(writable(DATA, room));
         }
         let queue = &mut self.front.queues[REQUESTS];
-        let head = direct(&queue.ring, &[0, 1, 2], &pieces);
+        let head = direct(&queue.ring, &[0, 1, 2], &segments);
         queue.ring.offer(head);
         queue.go();
         wait_for("an answer", || queue.ring.take());
-        let answer = memory.read(ANSWER, 108);
-        assert_eq!(answer[11], 0, "response");
-        let len = u32::from_le_bytes([answer[0], answer[1], answer[2], answer[3]]) as usize;
-        let sense_data = answer[12..12 + len].to_vec();
+        let response = memory.read(ANSWER, 108);
+        assert_eq!(response[11], 0, "response");
+        let len = u32::from_le_bytes([response[0], response[1], response[2], response[3]]) as usize;
+        let sense_data = response[12..12 + len].to_vec();
         let sense = match sense_data.first().map(|code| code & 0x7f) {
             None => None,
             Some(0x72) => Some((sense_data[1] & 15, sense_data[2], sense_data[3])),
             Some(_) => Some((sense_data[2] & 15, sense_data[12], sense_data[13])),
         };
-        Ended { status: answer[10], sense, sense_data, data: memory.read(DATA, room as usize) }
+        Ended { status: response[10], sense, sense_data, data: memory.read(DATA, room as usize) }
     }
 
     /// Runs TEST UNIT READY until it succeeds. Returns the additional sense codes of the unit attentions.
@@ -271,15 +271,15 @@ impl Traveller {
     /// # Panics
     /// When it fails for another reason, or the unit attentions do not end.
     pub fn attentions(&mut self, target: u8) -> Vec<(u8, u8)> {
-        let mut told = Vec::new();
+        let mut codes = Vec::new();
         loop {
             let Ended { status, sense, .. } = self.scsi(target, &[0; 6], &[], 0);
             match (status, sense) {
-                (0, _) => return told,
-                (2, Some((6, asc, ascq))) => told.push((asc, ascq)),
+                (0, _) => return codes,
+                (2, Some((6, asc, ascq))) => codes.push((asc, ascq)),
                 other => panic!("target {target}: {other:?}"),
             }
-            assert!(told.len() < 16, "{told:?}");
+            assert!(codes.len() < 16, "{codes:?}");
         }
     }
 }

@@ -128,16 +128,16 @@ impl Load {
     }
 
     fn submit(&mut self, at: usize, job: &Job) {
-        let piece = self.piece(at);
+        let segment = self.piece(at);
         let queue = &mut self.set.queues()[at / DEPTH];
         let start = Sector512((job.number * BLOCK) as u64 / mqblk_core::units::SECTOR_BYTES);
         if job.write {
             let content = block(job.number as u64, job.generation.into());
-            queue.memory().write(piece.address, &content).expect("data memory");
-            queue.write(at as u32, start, piece).expect("room");
+            queue.memory().write(segment.address, &content).expect("data memory");
+            queue.write(at as u32, start, segment).expect("room");
         } else {
-            queue.memory().write(piece.address, &[0xaa; BLOCK]).expect("data memory");
-            queue.read(at as u32, start, piece).expect("room");
+            queue.memory().write(segment.address, &[0xaa; BLOCK]).expect("data memory");
+            queue.read(at as u32, start, segment).expect("room");
         }
     }
 
@@ -148,9 +148,9 @@ impl Load {
             self.generations[job.number] = job.generation;
             return;
         }
-        let piece = self.piece(at);
+        let segment = self.piece(at);
         let mut bytes = vec![0; BLOCK];
-        self.set.queues()[at / DEPTH].memory().read(piece.address, &mut bytes).expect("data memory");
+        self.set.queues()[at / DEPTH].memory().read(segment.address, &mut bytes).expect("data memory");
         if let Some(fault) = fault(&bytes, job.number as u64, job.generation) {
             panic!("{fault}");
         }

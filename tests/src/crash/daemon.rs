@@ -86,10 +86,10 @@ impl Daemon {
         assert!(status.is_none(), "the daemon ended with {status:?}:\n{}", tail(&self.log()));
     }
 
-    /// Kills it: it has no time for anything.
+    /// Kills it with SIGKILL.
     ///
     /// # Panics
-    /// When it had ended by itself, in another way than it was told to.
+    /// When it had exited by itself, other than after SIGTERM.
     pub fn kill(&mut self) {
         self.signal(Signal::KILL);
         let status = self.child.take().expect("a daemon").wait().expect("its end");
@@ -97,12 +97,12 @@ impl Daemon {
         assert!(killed || status.success(), "the daemon ended with {status}:\n{}", tail(&self.log()));
     }
 
-    /// Tells it to stop, and does not wait.
+    /// Sends SIGTERM, without waiting.
     pub fn begin_stop(&self) {
         self.signal(Signal::TERM);
     }
 
-    /// Tells it to stop, and waits until it has, in good order.
+    /// Stops it with SIGTERM, and checks its exit.
     ///
     /// # Panics
     /// When it does not.

@@ -149,7 +149,7 @@ impl<P: Port + Send + 'static> Running<P> {
     fn end(mut self) -> (History, P) {
         let mut last = (self.answered(), Instant::now());
         while !self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
-            // Also out of a sleep that began before it was told.
+            // Also wakes a wait that began before `die` was set.
             if self.shared.die.load(Ordering::Relaxed) {
                 self.waker.wake();
             }
@@ -198,7 +198,7 @@ pub fn torment<V: Victim, P: Port + Send + 'static>(
     let mut random = SmallRng::seed_from_u64(seed);
     let mut ends: Vec<bool> = (0..plan.kills + plan.stops).map(|at| at < plan.kills).collect();
     ends.shuffle(&mut random);
-    let mut figures = Figures::default();
+    let mut stats = Figures::default();
     let (mut kills, stops) = (0, plan.stops);
     for is_kill in ends {
         // All of them are at work, and not still finding out what happened: not always.
@@ -222,9 +222,9 @@ pub fn torment<V: Victim, P: Port + Send + 'static>(
         }
     }
     loads.iter_mut().for_each(|load| load.wait_answers(20));
-    figures.kills = kills.into();
-    figures.stops = stops.into();
-    figures
+    stats.kills = kills.into();
+    stats.stops = stops.into();
+    stats
 }
 
 /// Kills a backend in one of several ways. Returns the number of kills.

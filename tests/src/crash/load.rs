@@ -131,7 +131,7 @@ pub struct Load<P> {
 }
 
 impl<P: Port> Load<P> {
-    /// Creates a load with this seed on a device's queues, each of which has [`DATA`] bytes.
+    /// Creates a load with this seed on a device's queues, each of which has [`DATA_BYTES`] bytes.
     pub fn new(name: &str, mut port: P, history: History, shared: &Arc<Shared>, seed: u64) -> Load<P> {
         let mut slots = Vec::new();
         let mut free = Vec::new();
@@ -216,12 +216,12 @@ impl<P: Port> Load<P> {
     /// Drops the requests in flight.
     fn die(mut self) -> (History, P) {
         for slot in &mut self.slots {
-            if let Some(order) = slot.order.take() {
-                let disk = &mut self.history.disks[order.disk];
-                match order.work {
+            if let Some(request) = slot.order.take() {
+                let disk = &mut self.history.disks[request.disk];
+                match request.work {
                     Work::Compare | Work::Or => {}
                     Work::Read | Work::Flush => disk.oracle.orphan(slot.id, &[]),
-                    _ => disk.oracle.orphan(slot.id, &order.ranges),
+                    _ => disk.oracle.orphan(slot.id, &request.ranges),
                 }
             }
         }
@@ -244,14 +244,14 @@ impl<P: Port> Load<P> {
         // Rare: each cancels many requests.
         if self.random.random_ratio(1, 60) {
             let slot = self.random.random_range(0..self.slots.len());
-            let Some(order) = &self.slots[slot].order else { return };
+            let Some(request) = &self.slots[slot].order else { return };
             let what = match self.random.random_ratio(1, 4) {
                 true => Manage::Reset,
                 false => Manage::Abort(slot as u32),
             };
             // Requests that are counted are not cancelled, so that the count stays known.
-            if order.work != Work::Compare && (what != Manage::Reset || !self.history.disks[order.disk].counts) {
-                let disk = order.disk;
+            if request.work != Work::Compare && (what != Manage::Reset || !self.history.disks[request.disk].counts) {
+                let disk = request.disk;
                 self.history.figures.managed += u64::from(self.port.manage(disk, what));
             }
         }
@@ -292,62 +292,62 @@ impl<P: Port> Load<P> {
         if work == Work::Compare && !self.history.disks[disk].counts {
             work = Work::Write;
         }
-        let mut order = Order { disk, work, ranges: self.ranges(work), data: self.slots[slot].data };
+        let mut request = Order { disk, work, ranges: self.ranges(work), data: self.slots[slot].data };
         let id = self.history.next;
-        let value = self.prepare(slot, id, &mut order);
-        let work = order.work;
+        let value = self.prepare(slot, id, &mut request);
+        let work = request.work;
         let oracle = &mut self.history.disks[disk].oracle;
         match work {
             Work::Read | Work::Flush => _ = oracle.send(id),
-            Work::Write | Work::WriteThrough => oracle.send_write(id, id, &order.ranges, true),
-            Work::Zero => oracle.send_write(id, 0, &order.ranges, true),
-            Work::Discard => oracle.send_write(id, 0, &order.ranges, false),
+            Work::Write | Work::WriteThrough => oracle.send_write(id, id, &request.ranges, true),
+            Work::Zero => oracle.send_write(id, 0, &request.ranges, true),
+            Work::Discard => oracle.send_write(id, 0, &request.ranges, false),
             Work::Compare | Work::Or => {}
         }
-        if !self.port.submit(queue, slot as u32, &order) {
+        if !self.port.submit(queue, slot as u32, &request) {
             // The device has not seen it.
             match work {
                 Work::Read | Work::Flush => _ = oracle.answer(id),
                 Work::Compare | Work::Or => {}
-                _ => oracle.answer_write(id, &order.ranges, Fate::Cancelled),
+                _ => oracle.answer_write(id, &request.ranges, Fate::Cancelled),
             }
             self.history.next += 1;
             return false;
         }
         self.history.next += 1;
         let used = &mut self.slots[slot];
-        (used.order, used.id, used.value) = (Some(order), id, value);
+        (used.order, used.id, used.value) = (Some(request), id, value);
         true
     }
 
     /// Writes a request's data to its buffer. Returns the value that it carries.
-    fn prepare(&mut self, slot: usize, id: u64, order: &mut Order) -> u64 {
-        let mut bytes = vec![0xa7; order.sectors() as usize * SECTOR];
+    fn prepare(&mut self, slot: usize, id: u64, request: &mut Order) -> u64 {
+        let mut bytes = vec![0xa7; request.sectors() as usize * SECTOR];
         let mut value = 0;
-        match order.work {
+        match request.work {
             Work::Write | Work::WriteThrough => {
-                for (sector, bytes) in (order.start()..).zip(bytes.chunks_exact_mut(SECTOR)) {
+                for (sector, bytes) in (request.start()..).zip(bytes.chunks_exact_mut(SECTOR)) {
                     fill(id, sector, bytes);
                 }
             }
             Work::Compare => {
                 // Sometimes a counter that is still in flight.
-                let counter = self.history.disks[order.disk].counter + u64::from(self.random.random_ratio(1, 4));
+                let counter = self.history.disks[request.disk].counter + u64::from(self.random.random_ratio(1, 4));
                 bytes = vec![0; 2 * SECTOR];
                 value = counter + 1;
                 bytes[..8].copy_from_slice(&counter.to_le_bytes());
                 bytes[SECTOR..SECTOR + 8].copy_from_slice(&value.to_le_bytes());
             }
             Work::Or => {
-                let bits = &mut self.history.disks[order.disk].bits;
+                let bits = &mut self.history.disks[request.disk].bits;
                 let bit = bits.iter().position(|(sent, _)| !sent);
                 let Some(bit) = bit else {
-                    (order.work, order.ranges) = (Work::Read, vec![(0, 1)]);
-                    return self.prepare(slot, id, order);
+                    (request.work, request.ranges) = (Work::Read, vec![(0, 1)]);
+                    return self.prepare(slot, id, request);
                 };
                 bits[bit].0 = true;
                 value = bit as u64;
-                order.ranges = vec![(BITS + (bit / 8 / SECTOR) as u64, 1)];
+                request.ranges = vec![(BITS + (bit / 8 / SECTOR) as u64, 1)];
                 bytes.fill(0);
                 bytes[bit / 8 % SECTOR] = 1 << (bit % 8);
             }
@@ -355,7 +355,7 @@ impl<P: Port> Load<P> {
             Work::Discard | Work::Zero | Work::Flush => bytes = vec![0; SECTOR],
             Work::Read => {}
         }
-        self.memory.write(order.data, &bytes).expect("data memory");
+        self.memory.write(request.data, &bytes).expect("data memory");
         self.slots[slot].canary = 0;
         value
     }
@@ -363,33 +363,33 @@ impl<P: Port> Load<P> {
     fn answered(&mut self, user: u32, end: End) {
         let slot = user as usize;
         self.shared.answered.fetch_add(1, Ordering::Relaxed);
-        let order = self.slots[slot].order.take();
-        let order = order.unwrap_or_else(|| panic!("{}: request {user} is answered twice", self.name));
+        let request = self.slots[slot].order.take();
+        let request = request.unwrap_or_else(|| panic!("{}: request {user} is answered twice", self.name));
         let (id, value, queue) = (self.slots[slot].id, self.slots[slot].value, self.slots[slot].queue);
-        assert!(end != End::Miscompare || order.work == Work::Compare, "{}: {order:?}: {end:?}", self.name);
-        let disk = &mut self.history.disks[order.disk];
+        assert!(end != End::Miscompare || request.work == Work::Compare, "{}: {request:?}: {end:?}", self.name);
+        let disk = &mut self.history.disks[request.disk];
         // Only this load resets logical units, and a restarted backend raises no unit attention.
         assert!(
             !matches!(end, End::Attention(..)) || !disk.counts,
-            "{}: {order:?}: {end:?} where nothing was reset",
+            "{}: {request:?}: {end:?} where nothing was reset",
             self.name
         );
-        let figures = &mut self.history.figures;
-        figures.requests += 1;
-        figures.cancelled += u64::from(matches!(end, End::Cancelled | End::Attention(..)));
-        let fate = if end == End::Good { Fate::Done } else { Fate::Cancelled };
-        match order.work {
+        let stats = &mut self.history.figures;
+        stats.requests += 1;
+        stats.cancelled += u64::from(matches!(end, End::Cancelled | End::Attention(..)));
+        let outcome = if end == End::Good { Fate::Done } else { Fate::Cancelled };
+        match request.work {
             Work::Read | Work::Flush => {
                 let when = disk.oracle.answer(id);
-                if order.work == Work::Read && end == End::Good && order.start() < SECTORS {
-                    let mut bytes = vec![0; order.sectors() as usize * SECTOR];
-                    self.memory.read(order.data, &mut bytes).expect("data memory");
-                    for (sector, bytes) in (order.start()..).zip(bytes.chunks_exact(SECTOR)) {
+                if request.work == Work::Read && end == End::Good && request.start() < SECTORS {
+                    let mut bytes = vec![0; request.sectors() as usize * SECTOR];
+                    self.memory.read(request.data, &mut bytes).expect("data memory");
+                    for (sector, bytes) in (request.start()..).zip(bytes.chunks_exact(SECTOR)) {
                         if let Err(why) = disk.oracle.judge(sector, bytes, when) {
-                            panic!("{}: disk {}: {order:?}: {why}", self.name, order.disk);
+                            panic!("{}: disk {}: {request:?}: {why}", self.name, request.disk);
                         }
                     }
-                    figures.sectors += u64::from(order.sectors());
+                    stats.sectors += u64::from(request.sectors());
                 }
             }
             Work::Compare => {
@@ -397,18 +397,18 @@ impl<P: Port> Load<P> {
                 if end == End::Good {
                     disk.counted += 1;
                     disk.counter = disk.counter.max(value);
-                    figures.compared += 1;
+                    stats.compared += 1;
                 }
             }
             Work::Or => disk.bits[value as usize].1 = end == End::Good,
-            _ => disk.oracle.answer_write(id, &order.ranges, fate),
+            _ => disk.oracle.answer_write(id, &request.ranges, outcome),
         }
-        let len = match order.work {
+        let len = match request.work {
             Work::Compare => 2 * SECTOR,
             Work::Discard | Work::Zero | Work::Flush => SECTOR,
-            _ => order.sectors() as usize * SECTOR,
+            _ => request.sectors() as usize * SECTOR,
         };
-        self.memory.write(order.data, &vec![CANARY; len]).expect("data memory");
+        self.memory.write(request.data, &vec![CANARY; len]).expect("data memory");
         self.slots[slot].canary = len;
         self.free[queue].push_back(user);
     }

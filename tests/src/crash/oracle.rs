@@ -104,35 +104,35 @@ impl Oracle {
     }
 
     /// Records a request that changes nothing, before it is sent.
-    pub fn send(&mut self, order: u64) -> u64 {
+    pub fn send(&mut self, request: u64) -> u64 {
         let now = self.tick();
-        self.in_flight.insert(order, now);
+        self.in_flight.insert(request, now);
         now
     }
 
     /// Records a write of `content` to `ranges`, before it is sent. It may do nothing unless it `replaces`.
-    pub fn send_write(&mut self, order: u64, content: u64, ranges: &[Range], replaces: bool) {
-        let sent = self.send(order);
-        let entry = Entry { order, content, sent, answered: NEVER, replaces };
+    pub fn send_write(&mut self, request: u64, content: u64, ranges: &[Range], replaces: bool) {
+        let sent = self.send(request);
+        let entry = Entry { order: request, content, sent, answered: NEVER, replaces };
         self.each(ranges, |entries| entries.push(entry));
     }
 
     /// Records the completion of a request that writes nothing. Returns its send and completion times, for
     /// [`check_read`](Self::check_read).
-    pub fn answer(&mut self, order: u64) -> (u64, u64) {
+    pub fn answer(&mut self, request: u64) -> (u64, u64) {
         self.settle_orphans();
-        let sent = self.in_flight.remove(&order).unwrap_or(self.now);
+        let sent = self.in_flight.remove(&request).unwrap_or(self.now);
         (sent, self.tick())
     }
 
     /// Records the completion of a write.
-    pub fn answer_write(&mut self, order: u64, ranges: &[Range], fate: Fate) {
-        let (_, now) = self.answer(order);
+    pub fn answer_write(&mut self, request: u64, ranges: &[Range], outcome: Fate) {
+        let (_, now) = self.answer(request);
         let floor = self.in_flight.values().copied().min().unwrap_or(now + 1);
         self.each(ranges, |entries| {
-            for entry in entries.iter_mut().filter(|entry| entry.order == order) {
+            for entry in entries.iter_mut().filter(|entry| entry.order == request) {
                 entry.answered = now;
-                entry.replaces &= fate == Fate::Done;
+                entry.replaces &= outcome == Fate::Done;
             }
             prune(entries, floor);
         });
@@ -140,16 +140,16 @@ impl Oracle {
 
     /// Records that the driver has died before this write completed. The device ends its work on it before the first completion of the next
     /// connection.
-    pub fn orphan(&mut self, order: u64, ranges: &[Range]) {
-        self.in_flight.remove(&order);
-        self.orphans.push((order, ranges.to_vec()));
+    pub fn orphan(&mut self, request: u64, ranges: &[Range]) {
+        self.in_flight.remove(&request);
+        self.orphans.push((request, ranges.to_vec()));
     }
 
     fn settle_orphans(&mut self) {
-        for (order, ranges) in std::mem::take(&mut self.orphans) {
+        for (request, ranges) in std::mem::take(&mut self.orphans) {
             let now = self.tick();
             self.each(&ranges, |entries| {
-                for entry in entries.iter_mut().filter(|entry| entry.order == order) {
+                for entry in entries.iter_mut().filter(|entry| entry.order == request) {
                     (entry.answered, entry.replaces) = (now, false);
                 }
             });
@@ -233,7 +233,7 @@ mod tests {
     const AT: [Range; 1] = [(3, 1)];
 
     #[test]
-    fn what_was_answered_replaces_what_was_there() {
+    fn a_completed_write_replaces_the_old_content() {
         let mut oracle = Oracle::new(8);
         oracle.send_write(1, 1, &AT, true);
         let during = read(&mut oracle);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_overlaps_may_end_in_any_order() {
+    fn overlapping_writes_may_end_in_any_order() {
         let mut oracle = Oracle::new(8);
         oracle.send_write(1, 1, &AT, true);
         oracle.send_write(2, 2, &AT, true);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_under_way_may_find_what_is_replaced_meanwhile() {
+    fn a_read_in_flight_may_return_content_that_is_replaced_meanwhile() {
         let mut oracle = Oracle::new(8);
         oracle.send(50);
         oracle.send_write(1, 1, &AT, true);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn an_orphan_has_to_end_before_the_next_answer() {
+    fn an_orphan_ends_before_the_next_completion() {
         let mut oracle = Oracle::new(8);
         oracle.send_write(1, 1, &AT, true);
         oracle.orphan(1, &AT);

@@ -92,7 +92,7 @@ pub trait Port {
         3
     }
     /// Puts a request on a queue. Returns false if the queue is full.
-    fn submit(&mut self, queue: usize, user: u32, order: &Order) -> bool;
+    fn submit(&mut self, queue: usize, user: u32, request: &Order) -> bool;
     /// Publishes the requests.
     fn publish(&mut self);
     /// Appends all completions.

@@ -87,9 +87,9 @@ impl Scsi {
 ///
 /// # Panics
 /// When that address is not in `memory`.
-pub fn command(order: &Order, to: Address, memory: &GuestMemory) -> Command {
-    let (start, blocks) = (Lba(order.start()), order.sectors());
-    let piece = Piece { address: order.data, len: blocks * 512 };
+pub fn command(request: &Order, to: Address, memory: &GuestMemory) -> Command {
+    let (start, blocks) = (Lba(request.start()), request.sectors());
+    let segment = Piece { address: request.data, len: blocks * 512 };
     let sixteen = |operation: u8, blocks: &[(usize, u8)]| {
         let mut cdb = [0; 16];
         cdb[0] = operation;
@@ -97,23 +97,23 @@ pub fn command(order: &Order, to: Address, memory: &GuestMemory) -> Command {
         blocks.iter().for_each(|(at, count)| cdb[*at] = *count);
         Cdb::raw(&cdb)
     };
-    match order.work {
-        Work::Read => Command::read(to, start, blocks, piece),
-        Work::Write => Command::write(to, start, blocks, piece, false),
-        Work::WriteThrough => Command::write(to, start, blocks, piece, true),
+    match request.work {
+        Work::Read => Command::read(to, start, blocks, segment),
+        Work::Write => Command::write(to, start, blocks, segment, false),
+        Work::WriteThrough => Command::write(to, start, blocks, segment, true),
         Work::Flush => Command::flush(to),
-        Work::Zero => Command::write_same(to, start, blocks, Piece { len: 512, ..piece }, start.0 % 2 == 0),
+        Work::Zero => Command::write_same(to, start, blocks, Piece { len: 512, ..segment }, start.0 % 2 == 0),
         Work::Discard => {
             let extent = |&(start, blocks)| Extent { start: Lba(start), blocks };
-            let extents: Vec<Extent> = order.ranges.iter().map(extent).collect();
-            let scratch = Piece { len: 512, ..piece };
+            let extents: Vec<Extent> = request.ranges.iter().map(extent).collect();
+            let scratch = Piece { len: 512, ..segment };
             Command::unmap(to, &extents, memory, scratch).expect("a few extents")
         }
         Work::Compare => {
-            let data = Data::Out(Piece { len: 1024, ..piece });
+            let data = Data::Out(Piece { len: 1024, ..segment });
             Command { to, cdb: sixteen(COMPARE_AND_WRITE, &[(13, 1)]), data }
         }
-        Work::Or => Command { to, cdb: sixteen(ORWRITE, &[(13, 1)]), data: Data::Out(piece) },
+        Work::Or => Command { to, cdb: sixteen(ORWRITE, &[(13, 1)]), data: Data::Out(segment) },
     }
 }
 
@@ -147,12 +147,12 @@ impl Port for Scsi {
     fn works(&self) -> &[Work] {
         &WORKS
     }
-    fn submit(&mut self, queue: usize, user: u32, order: &Order) -> bool {
-        let command = command(order, self.units[order.disk], self.set.queues()[0].memory());
+    fn submit(&mut self, queue: usize, user: u32, request: &Order) -> bool {
+        let command = command(request, self.units[request.disk], self.set.queues()[0].memory());
         match self.set.submit(queue, user, &command) {
             Ok(()) => true,
             Err(Refused::Full) => false,
-            Err(other) => panic!("{order:?}: {other}"),
+            Err(other) => panic!("{request:?}: {other}"),
         }
     }
     fn publish(&mut self) {

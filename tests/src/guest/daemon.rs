@@ -236,7 +236,7 @@ impl Daemon {
     /// Returns our server's statistics of a disk, with its queues.
     ///
     /// # Errors
-    /// When it does not answer, or has no such disk.
+    /// When it does not respond, or has no such disk.
     pub fn disk_stat(&self, id: &str) -> Result<DiskStat> {
         let mut client = mqblk_admin::Client::connect(&self.folder.path().join(ADMIN))?;
         let stat = client.stat(&StatQuery { queues: true, ..StatQuery::default() })?;
@@ -249,7 +249,7 @@ impl Daemon {
     /// Returns our server's statistics of a controller, with its queues.
     ///
     /// # Errors
-    /// When it does not answer, or has no such controller.
+    /// When it does not respond, or has no such controller.
     pub fn controller_stat(&self, id: &str) -> Result<ControllerStat> {
         let mut client = mqblk_admin::Client::connect(&self.folder.path().join(ADMIN))?;
         let stat = client.stat(&StatQuery { queues: true, ..StatQuery::default() })?;

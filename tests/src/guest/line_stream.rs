@@ -54,7 +54,7 @@ impl LineStream {
         self.stream.write_all(&bytes).context("cannot send to the guest")
     }
 
-    /// Returns the next line, or [`Line::Late`] at the deadline.
+    /// Returns the next line, or [`LineResult::Late`] at the deadline.
     pub(crate) fn next(&mut self, deadline: Instant) -> Result<Line> {
         loop {
             if let Some(end) = self.read[self.searched..].iter().position(|&byte| byte == b'\n') {

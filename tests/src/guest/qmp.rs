@@ -30,7 +30,7 @@ impl Qmp {
     /// Executes a command and returns its `return` value.
     ///
     /// # Errors
-    /// QEMU's own error, a closed connection, or no answer in time.
+    /// QEMU's own error, a closed connection, or no response in time.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         self.stream.send(&json!({ "execute": command, "arguments": arguments }).to_string())?;
         let deadline = Instant::now() + ANSWER_WITHIN;

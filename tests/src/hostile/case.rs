@@ -55,9 +55,16 @@ pub struct Case<'a> {
 impl<'a> Case<'a> {
     /// Connects to a disk with this content.
     pub fn new(socket: &Path, model: &'a mut Vec<u8>) -> Case<'a> {
-        let front_end = FrontEnd::start(socket, 0, 1);
-        let case =
-            Case { front_end, model, status: STATUS, may_change: vec![], reads: None, heads: vec![], published: false };
+        let frontend = FrontEnd::start(socket, 0, 1);
+        let case = Case {
+            front_end: frontend,
+            model,
+            status: STATUS,
+            may_change: vec![],
+            reads: None,
+            heads: vec![],
+            published: false,
+        };
         case.write(STATUS - 16, &[POISON; 32]);
         case.front_end.queues[0].ring.call_after(0);
         case
@@ -103,17 +110,17 @@ impl<'a> Case<'a> {
     }
 
     /// Offers these segments as direct descriptors from 0 on.
-    pub fn direct(&mut self, pieces: &[Piece]) {
+    pub fn direct(&mut self, segments: &[Piece]) {
         let slots: Vec<u16> = (0..64).collect();
-        let head = request::direct(&self.front_end.queues[0].ring, &slots, pieces);
+        let head = request::direct(&self.front_end.queues[0].ring, &slots, segments);
         self.offer(head);
     }
 
     /// Offers these segments as an indirect table in descriptor 0.
-    pub fn indirect(&mut self, pieces: &[Piece]) {
-        let slots: Vec<u16> = (0..pieces.len() as u16).collect();
-        let count = pieces.len() as u16;
-        let table = request::indirect(&self.front_end.memory, TABLE, count, &slots, pieces);
+    pub fn indirect(&mut self, segments: &[Piece]) {
+        let slots: Vec<u16> = (0..segments.len() as u16).collect();
+        let count = segments.len() as u16;
+        let table = request::indirect(&self.front_end.memory, TABLE, count, &slots, segments);
         self.front_end.queues[0].ring.put(0, table);
         self.offer(0);
     }
@@ -129,10 +136,10 @@ impl<'a> Case<'a> {
 
     /// Offers a direct request of this header, these data segments, and a status byte.
     pub fn request(&mut self, kind: u32, sector: u64, data: &[Piece]) {
-        let mut pieces = vec![self.header(kind, sector)];
-        pieces.extend_from_slice(data);
-        pieces.push(self.status());
-        self.direct(&pieces);
+        let mut segments = vec![self.header(kind, sector)];
+        segments.extend_from_slice(data);
+        segments.push(self.status());
+        self.direct(&segments);
     }
 
     /// Offers a discard or write of zeroes with the range list `list`.
@@ -195,7 +202,7 @@ impl<'a> Case<'a> {
     }
 
     fn data_len(&self) -> u32 {
-        self.reads.iter().flat_map(|(_, pieces)| pieces).map(|piece| piece.len).sum()
+        self.reads.iter().flat_map(|(_, segments)| segments).map(|segment| segment.len).sum()
     }
 
     /// Checks that only the allowed memory has changed.
@@ -216,16 +223,16 @@ impl<'a> Case<'a> {
     }
 
     fn check_data(&self) {
-        let Some((sector, pieces)) = &self.reads else { return };
+        let Some((sector, segments)) = &self.reads else { return };
         let mut disk = &self.model[*sector as usize * SECTOR..];
-        for piece in pieces {
-            let (expected, rest) = disk.split_at(piece.len as usize);
-            let mut found = self.front_end.memory.read(piece.address, expected.len());
-            if let Some(at) = self.status.checked_sub(piece.address).filter(|at| *at < found.len() as u64) {
+        for segment in segments {
+            let (expected, rest) = disk.split_at(segment.len as usize);
+            let mut found = self.front_end.memory.read(segment.address, expected.len());
+            if let Some(at) = self.status.checked_sub(segment.address).filter(|at| *at < found.len() as u64) {
                 // The status byte lies in the data, and is written after it.
                 found[at as usize] = expected[at as usize];
             }
-            assert_eq!(found, expected, "what was read to {:#x}", piece.address);
+            assert_eq!(found, expected, "what was read to {:#x}", segment.address);
             disk = rest;
         }
     }
@@ -249,9 +256,9 @@ impl<'a> Case<'a> {
 
     /// Offers a valid read of the first block, in descriptors from `slot` on.
     fn read_block(&mut self, slot: u16) {
-        let pieces = [self.header(kind::IN, 0), writable(DATA, BLOCK), self.status()];
+        let segments = [self.header(kind::IN, 0), writable(DATA, BLOCK), self.status()];
         let ring = &self.front_end.queues[0].ring;
-        let head = request::direct(ring, &[slot, slot + 1, slot + 2], &pieces);
+        let head = request::direct(ring, &[slot, slot + 1, slot + 2], &segments);
         self.front_end.queues[0].ring.offer(head);
         self.front_end.queues[0].go();
     }
@@ -263,19 +270,19 @@ impl<'a> Case<'a> {
 /// When it cannot be read.
 pub fn content(socket: &Path, len: usize) -> Vec<u8> {
     const STEP: usize = 256 << 10;
-    let mut front_end = FrontEnd::start(socket, 0, 1);
+    let mut frontend = FrontEnd::start(socket, 0, 1);
     let mut all = Vec::with_capacity(len);
     while all.len() < len {
         let run = STEP.min(len - all.len());
-        front_end.memory.write(HEADER, &request::header(kind::IN, (all.len() / SECTOR) as u64));
-        let pieces = [readable(HEADER, 16), writable(DATA, run as u32), writable(STATUS, 1)];
-        let queue = &mut front_end.queues[0];
-        let head = request::direct(&queue.ring, &[0, 1, 2], &pieces);
+        frontend.memory.write(HEADER, &request::header(kind::IN, (all.len() / SECTOR) as u64));
+        let segments = [readable(HEADER, 16), writable(DATA, run as u32), writable(STATUS, 1)];
+        let queue = &mut frontend.queues[0];
+        let head = request::direct(&queue.ring, &[0, 1, 2], &segments);
         queue.ring.offer(head);
         queue.go();
         assert_eq!(queue.answer(), (0, run as u32 + 1), "reading the disk");
-        assert_eq!(front_end.memory.read(STATUS, 1), [OK], "reading the disk");
-        all.extend(front_end.memory.read(DATA, run));
+        assert_eq!(frontend.memory.read(STATUS, 1), [OK], "reading the disk");
+        all.extend(frontend.memory.read(DATA, run));
     }
     all
 }
@@ -286,16 +293,16 @@ pub fn content(socket: &Path, len: usize) -> Vec<u8> {
 /// When it cannot be written.
 pub fn fill(socket: &Path, bytes: &[u8]) {
     const STEP: usize = 256 << 10;
-    let mut front_end = FrontEnd::start(socket, 0, 1);
+    let mut frontend = FrontEnd::start(socket, 0, 1);
     for (at, run) in bytes.chunks(STEP).enumerate() {
-        front_end.memory.write(HEADER, &request::header(kind::OUT, (at * STEP / SECTOR) as u64));
-        front_end.memory.write(DATA, run);
-        let pieces = [readable(HEADER, 16), readable(DATA, run.len() as u32), writable(STATUS, 1)];
-        let queue = &mut front_end.queues[0];
-        let head = request::direct(&queue.ring, &[0, 1, 2], &pieces);
+        frontend.memory.write(HEADER, &request::header(kind::OUT, (at * STEP / SECTOR) as u64));
+        frontend.memory.write(DATA, run);
+        let segments = [readable(HEADER, 16), readable(DATA, run.len() as u32), writable(STATUS, 1)];
+        let queue = &mut frontend.queues[0];
+        let head = request::direct(&queue.ring, &[0, 1, 2], &segments);
         queue.ring.offer(head);
         queue.go();
         assert_eq!(queue.answer(), (0, 1), "filling the disk");
-        assert_eq!(front_end.memory.read(STATUS, 1), [OK], "filling the disk");
+        assert_eq!(frontend.memory.read(STATUS, 1), [OK], "filling the disk");
     }
 }

@@ -73,9 +73,9 @@ impl Talk {
     }
 
     /// Sends an invalid message after the memory table was set.
-    pub fn late(&mut self, front_end: FrontEnd, message: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
-        front_end.connection.send(message, VERSION | NEED_REPLY, payload, fds);
-        self.connection = Some(front_end.connection);
+    pub fn late(&mut self, frontend: FrontEnd, message: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        frontend.connection.send(message, VERSION | NEED_REPLY, payload, fds);
+        self.connection = Some(frontend.connection);
     }
 }
 
@@ -139,42 +139,42 @@ impl Stage {
 ///
 /// # Panics
 /// When one of them does not end as expected.
-pub fn run(rows: &[Row]) {
-    let mut stage = Stage::new();
+pub fn run(cases: &[Row]) {
+    let mut harness = Stage::new();
     let mut failed = Vec::new();
-    for (name, talk, outcome) in rows {
-        let mut it =
-            Talk { socket: stage.daemon.socket("bad"), folder: stage.daemon.folder().to_owned(), connection: None };
-        let went = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            talk(&mut it);
+    for (name, session, outcome) in cases {
+        let mut fixture =
+            Talk { socket: harness.daemon.socket("bad"), folder: harness.daemon.folder().to_owned(), connection: None };
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            session(&mut fixture);
             if matches!(outcome, Outcome::Refused | Outcome::Declined) {
-                match it.connection.as_mut().expect("a connection").hear() {
+                match fixture.connection.as_mut().expect("a connection").hear() {
                     Heard::Reply { payload, .. } => assert_ne!(payload, 0_u64.to_ne_bytes(), "it was accepted"),
                     Heard::End => panic!("the daemon hung up without an answer"),
                 }
             }
             if *outcome == Outcome::Declined {
-                assert_ne!(it.connection.as_mut().expect("a connection").ask_u64(m::GET_FEATURES), 0);
+                assert_ne!(fixture.connection.as_mut().expect("a connection").ask_u64(m::GET_FEATURES), 0);
             } else if *outcome != Outcome::Works {
-                let heard = it.connection.as_mut().expect("a connection").hear();
-                assert_eq!(heard, Heard::End, "the daemon goes on");
+                let received = fixture.connection.as_mut().expect("a connection").hear();
+                assert_eq!(received, Heard::End, "the daemon goes on");
             }
         }));
-        drop(it);
+        drop(fixture);
         let lines = usize::from(*outcome != Outcome::Works);
         let check = std::panic::AssertUnwindSafe(|| {
-            stage.check(name, lines);
-            let last = stage.daemon.complaints("bad").pop().unwrap_or_default();
+            harness.check(name, lines);
+            let last = harness.daemon.complaints("bad").pop().unwrap_or_default();
             assert!(*outcome != Outcome::Declined || last.contains("declined"), "{last}");
         });
-        if went.is_err() | std::panic::catch_unwind(check).is_err() {
+        if result.is_err() | std::panic::catch_unwind(check).is_err() {
             failed.push(*name);
-            stage.complaints = stage.daemon.complaints("bad").len();
-            stage.daemon.assert_alive(name);
+            harness.complaints = harness.daemon.complaints("bad").len();
+            harness.daemon.assert_alive(name);
         }
     }
-    assert!(failed.is_empty(), "{} of {} conversations: {failed:#?}", failed.len(), rows.len());
-    stage.end();
+    assert!(failed.is_empty(), "{} of {} conversations: {failed:#?}", failed.len(), cases.len());
+    harness.end();
 }
 
 /// Creates a region of one page.
@@ -186,14 +186,14 @@ pub fn page(guest: u64) -> Region {
 ///
 /// # Panics
 /// When there is no completion.
-pub fn serves(front_end: &mut FrontEnd, index: usize) -> bool {
+pub fn serves(frontend: &mut FrontEnd, index: usize) -> bool {
     let at = START + 0x1_8000;
-    front_end.memory.write(at, &header(kind::IN, 1));
-    front_end.memory.write(at + 0x3000, &[0xee]);
-    let pieces = [readable(at, 16), writable(at + 0x1000, 512), writable(at + 0x3000, 1)];
-    let queue = &mut front_end.queues[index];
-    let head = direct(&queue.ring, &[0, 1, 2], &pieces);
+    frontend.memory.write(at, &header(kind::IN, 1));
+    frontend.memory.write(at + 0x3000, &[0xee]);
+    let segments = [readable(at, 16), writable(at + 0x1000, 512), writable(at + 0x3000, 1)];
+    let queue = &mut frontend.queues[index];
+    let head = direct(&queue.ring, &[0, 1, 2], &segments);
     queue.ring.offer(head);
     queue.go();
-    queue.answer() == (0, 513) && front_end.memory.read(at + 0x3000, 1) == [OK]
+    queue.answer() == (0, 513) && frontend.memory.read(at + 0x3000, 1) == [OK]
 }

@@ -106,18 +106,18 @@ impl FrontEnd {
     pub fn with_memory(socket: &Path, without: u64, memory: Memory) -> FrontEnd {
         let mut connection = Connection::open(socket);
         let features = connection.negotiate(without);
-        let mut front_end = FrontEnd { connection, memory: Arc::new(memory), queues: Vec::new(), features };
-        front_end.tell_memory();
-        front_end
+        let mut frontend = FrontEnd { connection, memory: Arc::new(memory), queues: Vec::new(), features };
+        frontend.tell_memory();
+        frontend
     }
 
-    /// Connects and starts `queues` queues of [`RING`] entries.
+    /// Connects and starts `queues` queues of [`DEFAULT_RING_SIZE`] entries.
     pub fn start(socket: &Path, without: u64, queues: u16) -> FrontEnd {
-        let mut front_end = FrontEnd::connect(socket, without);
+        let mut frontend = FrontEnd::connect(socket, without);
         for index in 0..queues {
-            front_end.add_queue(Places::pages(START + QUEUE_SHARE * u64::from(index)), RING);
+            frontend.add_queue(Places::pages(START + QUEUE_SHARE * u64::from(index)), RING);
         }
-        front_end
+        frontend
     }
 
     /// Connects again for the same guest: memory and rings are unchanged, and no queue is started.
@@ -126,17 +126,17 @@ impl FrontEnd {
         drop(connection);
         let mut connection = Connection::open(socket);
         let features = connection.negotiate(0);
-        let mut front_end = FrontEnd { connection, memory, queues, features };
-        front_end.tell_memory();
-        front_end
+        let mut frontend = FrontEnd { connection, memory, queues, features };
+        frontend.tell_memory();
+        frontend
     }
 
     /// Requests an in-flight region for so many queues.
     pub fn ask_inflight(&mut self, queues: u16) -> Inflight {
-        let mut about = vec![0; 16];
-        about.extend([queues.to_ne_bytes(), RING.to_ne_bytes(), [0; 2], [0; 2]].concat());
-        let (about, file) = self.connection.ask_for_file(m::GET_INFLIGHT_FD, &about);
-        Inflight { about, file }
+        let mut payload = vec![0; 16];
+        payload.extend([queues.to_ne_bytes(), RING.to_ne_bytes(), [0; 2], [0; 2]].concat());
+        let (payload, file) = self.connection.ask_for_file(m::GET_INFLIGHT_FD, &payload);
+        Inflight { about: payload, file }
     }
 
     /// Sets an in-flight region.
@@ -172,15 +172,15 @@ impl FrontEnd {
     /// Configures an existing queue and starts it at available index `base`.
     pub fn start_queue(&mut self, index: u32, base: u16) {
         let queue = &self.queues[index as usize];
-        let bell = u64::from(index).to_ne_bytes();
+        let payload = u64::from(index).to_ne_bytes();
         let addresses = self.addresses(index, queue.ring.at);
         let c = &mut self.connection;
         c.tell(m::SET_VRING_NUM, &state(index, queue.ring.size.into()), &[]);
         c.tell(m::SET_VRING_BASE, &state(index, base.into()), &[]);
         c.tell(m::SET_VRING_ADDR, &addresses, &[]);
-        c.tell(m::SET_VRING_ERR, &bell, &[queue.err.as_fd()]);
-        c.tell(m::SET_VRING_CALL, &bell, &[queue.call.as_fd()]);
-        c.tell(m::SET_VRING_KICK, &bell, &[queue.kick.as_fd()]);
+        c.tell(m::SET_VRING_ERR, &payload, &[queue.err.as_fd()]);
+        c.tell(m::SET_VRING_CALL, &payload, &[queue.call.as_fd()]);
+        c.tell(m::SET_VRING_KICK, &payload, &[queue.kick.as_fd()]);
         if self.features & PROTOCOL_FEATURES != 0 {
             c.tell(m::SET_VRING_ENABLE, &state(index, 1), &[]);
         }
@@ -189,7 +189,7 @@ impl FrontEnd {
     /// Stops a queue. Returns its available index.
     ///
     /// # Panics
-    /// When it is not answered.
+    /// When there is no reply.
     pub fn stop_queue(&mut self, index: u32) -> u16 {
         let reply = self.connection.ask(m::GET_VRING_BASE, &state(index, 0));
         assert_eq!(reply[..4], index.to_ne_bytes());

@@ -107,10 +107,10 @@ impl Load {
     /// # Panics
     /// When none comes.
     pub fn try_read(&mut self, number: u64) -> Status {
-        let piece = self.piece(0);
+        let segment = self.piece(0);
         let queue = &mut self.set.queues()[0];
         let start = Sector512(number * BLOCK as u64 / mqblk_core::units::SECTOR_BYTES);
-        queue.read(0, start, piece).expect("room");
+        queue.read(0, start, segment).expect("room");
         queue.publish().expect("the kick");
         wait_for("an answer", || self.reap().pop()).status
     }
@@ -165,18 +165,18 @@ impl Load {
     }
 
     fn submit(&mut self, at: usize, job: &Job) {
-        let piece = self.piece(at);
+        let segment = self.piece(at);
         let queue = &mut self.set.queues()[at / DEPTH];
         let start = Sector512((job.number * BLOCK) as u64 / mqblk_core::units::SECTOR_BYTES);
         match job.write {
             true => {
                 let content = block(job.number as u64, job.generation.into());
-                queue.memory().write(piece.address, &content).expect("data memory");
-                queue.write(at as u32, start, piece).expect("room");
+                queue.memory().write(segment.address, &content).expect("data memory");
+                queue.write(at as u32, start, segment).expect("room");
             }
             false => {
-                queue.memory().write(piece.address, &[0xaa; BLOCK]).expect("data memory");
-                queue.read(at as u32, start, piece).expect("room");
+                queue.memory().write(segment.address, &[0xaa; BLOCK]).expect("data memory");
+                queue.read(at as u32, start, segment).expect("room");
             }
         }
     }
@@ -201,9 +201,9 @@ impl Load {
             self.generations[job.number] = job.generation;
             return;
         }
-        let piece = self.piece(at);
+        let segment = self.piece(at);
         let mut bytes = vec![0; BLOCK];
-        self.set.queues()[0].memory().read(piece.address, &mut bytes).expect("data memory");
+        self.set.queues()[0].memory().read(segment.address, &mut bytes).expect("data memory");
         if let Some(fault) = fault(&bytes, job.number as u64, job.generation) {
             panic!("{fault}");
         }

@@ -39,7 +39,7 @@ pub struct Bells {
 /// Memory and disk range of a queue load.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// Guest memory, [`NEEDS`] bytes.
+    /// Guest memory, [`QUEUE_LOAD_MEMORY`] bytes.
     pub memory: u64,
     /// First sector of its part of the disk.
     pub sector: u64,
@@ -61,10 +61,10 @@ pub struct Pusher {
 
 impl Pusher {
     /// Takes over a running queue. Its part of the disk is all zero.
-    pub fn new(queue: Queue, place: Place) -> Pusher {
-        let bells = Arc::new(Mutex::new(Bells { kick: queue.kick, call: queue.call }));
-        let model = vec![0; place.blocks * BYTES];
-        Pusher { ring: queue.ring, bells, place, model, random: SmallRng::seed_from_u64(place.seed) }
+    pub fn new(queue: Queue, area: Place) -> Pusher {
+        let eventfds = Arc::new(Mutex::new(Bells { kick: queue.kick, call: queue.call }));
+        let model = vec![0; area.blocks * BYTES];
+        Pusher { ring: queue.ring, bells: eventfds, place: area, model, random: SmallRng::seed_from_u64(area.seed) }
     }
 
     /// Returns the queue's eventfds.
@@ -131,18 +131,18 @@ impl Pusher {
             memory.write(data, &[POISON; BYTES]);
         }
         let cut = self.random.random_range(1..BYTES as u32);
-        let piece = if write { readable } else { writable };
-        let pieces = [
+        let segment = if write { readable } else { writable };
+        let segments = [
             readable(at, 16),
-            piece(data, cut),
-            piece(data + u64::from(cut), BYTES as u32 - cut),
+            segment(data, cut),
+            segment(data + u64::from(cut), BYTES as u32 - cut),
             writable(at + 16, 1),
         ];
         let first = slot * 4;
         if self.random.random_bool(0.5) {
-            direct(&self.ring, &[first, first + 1, first + 2, first + 3], &pieces);
+            direct(&self.ring, &[first, first + 1, first + 2, first + 3], &segments);
         } else {
-            self.ring.put(first, indirect(&memory, at + 64, 4, &[0, 1, 2, 3], &pieces));
+            self.ring.put(first, indirect(&memory, at + 64, 4, &[0, 1, 2, 3], &segments));
         }
         self.ring.offer(first);
     }
@@ -162,14 +162,14 @@ impl Pusher {
     /// # Panics
     /// When the call does not come.
     pub fn one_by_call(&mut self) {
-        let bells = self.bells();
-        let bells = bells.lock().unwrap_or_else(PoisonError::into_inner);
-        bells.call.take();
+        let eventfds = self.bells();
+        let eventfds = eventfds.lock().unwrap_or_else(PoisonError::into_inner);
+        eventfds.call.take();
         self.ring.call_after(self.ring.taken);
         self.offer(0, 0, false);
         self.ring.publish();
-        bells.kick.add(1);
-        assert!(bells.call.wait(PATIENCE), "no call came");
+        eventfds.kick.add(1);
+        assert!(eventfds.call.wait(PATIENCE), "no call came");
         let (_, len) = wait_for("the answer that the call was for", || self.ring.take());
         self.check(0, 0, false, len);
     }

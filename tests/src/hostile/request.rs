@@ -61,28 +61,28 @@ pub fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
     [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
 }
 
-fn desc(piece: &Piece, next: Option<u16>) -> Desc {
-    let flags = if piece.writable { WRITE } else { 0 } | if next.is_some() { NEXT } else { 0 };
-    Desc { address: piece.address, len: piece.len, flags, next: next.unwrap_or(0) }
+fn desc(segment: &Piece, next: Option<u16>) -> Desc {
+    let flags = if segment.writable { WRITE } else { 0 } | if next.is_some() { NEXT } else { 0 };
+    Desc { address: segment.address, len: segment.len, flags, next: next.unwrap_or(0) }
 }
 
 /// Writes segments as direct descriptors, to the entries `slots` in that order. Returns the head.
 ///
 /// # Panics
 /// When there are fewer slots than segments, or no segment.
-pub fn direct(ring: &Ring, slots: &[u16], pieces: &[Piece]) -> u16 {
-    for (at, piece) in pieces.iter().enumerate() {
-        ring.put(slots[at], desc(piece, (at + 1 < pieces.len()).then(|| slots[at + 1])));
+pub fn direct(ring: &Ring, slots: &[u16], segments: &[Piece]) -> u16 {
+    for (at, segment) in segments.iter().enumerate() {
+        ring.put(slots[at], desc(segment, (at + 1 < segments.len()).then(|| slots[at + 1])));
     }
     slots[0]
 }
 
 /// Writes segments to an indirect table of `entries` entries at `address`, to the entries `slots` in that order (the first must be 0).
 /// Returns the descriptor of the table.
-pub fn indirect(memory: &Memory, address: u64, entries: u16, slots: &[u16], pieces: &[Piece]) -> Desc {
-    for (at, piece) in pieces.iter().enumerate() {
-        let next = (at + 1 < pieces.len()).then(|| slots[at + 1]);
-        memory.write(address + 16 * u64::from(slots[at]), &desc(piece, next).bytes());
+pub fn indirect(memory: &Memory, address: u64, entries: u16, slots: &[u16], segments: &[Piece]) -> Desc {
+    for (at, segment) in segments.iter().enumerate() {
+        let next = (at + 1 < segments.len()).then(|| slots[at + 1]);
+        memory.write(address + 16 * u64::from(slots[at]), &desc(segment, next).bytes());
     }
     Desc { address, len: 16 * u32::from(entries), flags: INDIRECT, next: 0 }
 }

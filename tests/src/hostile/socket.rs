@@ -184,7 +184,7 @@ impl Connection {
     /// Sends a request whose reply is a number.
     ///
     /// # Panics
-    /// As [`ask`](Self::ask).
+    /// As [`request`](Self::request).
     pub fn ask_u64(&mut self, message: u32) -> u64 {
         u64::from_ne_bytes(self.ask(message, &[]).try_into().expect("8 bytes"))
     }

@@ -29,7 +29,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
 ///
 /// # Panics
 /// When a ring does not have the expected result.
-pub fn run(id: &str, settings: &str, writable: bool, rows: &[Row]) {
+pub fn run(id: &str, settings: &str, writable: bool, cases: &[Row]) {
     let disk = format!("storage=ram,size=1M,queues=2,queue-size=256{settings}");
     let good = "storage=ram,size=1M,queues=1";
     let mut daemon = Daemon::start(1, &[(id, &disk), ("good", good)]);
@@ -40,7 +40,7 @@ pub fn run(id: &str, settings: &str, writable: bool, rows: &[Row]) {
         fill(&socket, &model);
     }
     let mut failed = Vec::new();
-    for (name, build, expect) in rows {
+    for (name, build, expect) in cases {
         let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut case = Case::new(&socket, &mut model);
             build(&mut case);
@@ -56,9 +56,9 @@ pub fn run(id: &str, settings: &str, writable: bool, rows: &[Row]) {
         }
         model = found;
     }
-    assert!(failed.is_empty(), "{} of {} rings:\n{}", failed.len(), rows.len(), failed.join("\n"));
+    assert!(failed.is_empty(), "{} of {} rings:\n{}", failed.len(), cases.len(), failed.join("\n"));
     assert!(neighbour.finish() > 0);
-    let retired = rows.iter().filter(|row| row.2 == Expect::Retired).count();
+    let retired = cases.iter().filter(|row| row.2 == Expect::Retired).count();
     let lines = daemon.complaints(id).iter().filter(|line| line.contains("queue retired")).count();
     assert!(lines >= retired, "{lines} log lines for {retired} retired queues");
     daemon.stop();

@@ -156,7 +156,7 @@ impl Daemon {
     /// Returns its statistics.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// When it does not respond.
     pub fn stat(&self) -> Result<Stat> {
         Ok(Client::connect(&self.folder.join(ADMIN))?.stat(&StatQuery::default())?)
     }

@@ -197,23 +197,23 @@ impl Guest {
     ///
     /// # Errors
     /// When Xen refuses.
-    pub fn make_rings(&mut self, shape: Shape) -> Result<Vec<(String, String)>> {
+    pub fn make_rings(&mut self, config: Shape) -> Result<Vec<(String, String)>> {
         self.rings.clear();
-        for _ in 0..shape.rings {
-            let raw = RawRing::new(&*self.xen, self.vbd.backend, 1 << shape.order, shape.abi)?;
+        for _ in 0..config.rings {
+            let raw = RawRing::new(&*self.xen, self.vbd.backend, 1 << config.order, config.abi)?;
             self.rings.push(Ring { raw, answered: 0 });
         }
         let rings: Vec<_> = self.rings.iter().map(|ring| &ring.raw).collect();
-        Ok(RawFront::told(shape.abi, shape.persistent, &rings))
+        Ok(RawFront::told(config.abi, config.persistent, &rings))
     }
 
     /// Connects with new rings.
     ///
     /// # Errors
     /// When the backend does not.
-    pub fn connect(&mut self, shape: Shape) -> Result<()> {
-        let told = self.make_rings(shape)?;
-        self.front.connect(&told).with_context(|| format!("connecting {shape:?} to {}", self.vbd.back_path()))
+    pub fn connect(&mut self, config: Shape) -> Result<()> {
+        let keys = self.make_rings(config)?;
+        self.front.connect(&keys).with_context(|| format!("connecting {config:?} to {}", self.vbd.back_path()))
     }
 
     /// Writes the keys one by one, outside of a transaction, then Initialised. Returns the backend's next state: it connects, or fails the
@@ -221,12 +221,12 @@ impl Guest {
     ///
     /// # Errors
     /// When it does neither.
-    pub fn tell(&mut self, told: &[(String, String)]) -> Result<State> {
-        for (key, value) in told {
+    pub fn tell(&mut self, keys: &[(String, String)]) -> Result<State> {
+        for (key, value) in keys {
             self.front.write(key, value)?;
         }
         self.front.set_state(State::Initialised)?;
-        wait_for("the back-end connects, or does not", || {
+        wait_for("the backend connects, or does not", || {
             let state = self.back_state()?;
             Ok((!matches!(state, State::InitWait | State::Initialised)).then_some(state))
         })
@@ -249,9 +249,9 @@ impl Guest {
     ///
     /// # Errors
     /// When the backend does not follow.
-    pub fn reconnect(&mut self, shape: Shape) -> Result<()> {
+    pub fn reconnect(&mut self, config: Shape) -> Result<()> {
         self.front.begin().context("starting anew")?;
-        self.connect(shape)
+        self.connect(config)
     }
 
     /// Returns the backend's current state.
@@ -278,11 +278,11 @@ impl Guest {
     /// # Errors
     /// When it has not, or with another error.
     pub fn must_fail(&mut self, words: &str) -> Result<()> {
-        let state = wait_for("the back-end gives the device up", || {
+        let state = wait_for("the backend gives the device up", || {
             let state = self.back_state()?;
             Ok((!matches!(state, State::InitWait | State::Initialised)).then_some(state))
         })?;
-        ensure!(matches!(state, State::Closing | State::Closed), "the back-end is in state {state}, expected 5");
+        ensure!(matches!(state, State::Closing | State::Closed), "the backend is in state {state}, expected 5");
         let error = self.error()?.unwrap_or_default();
         ensure!(error.contains(words), "error node: found {error:?}, expected {words:?} in it");
         Ok(())
@@ -295,7 +295,7 @@ impl Guest {
     pub fn detach(mut self) -> Result<()> {
         self.vbd.detach(&mut self.tool)?;
         self.front.set_state(State::Closed)?;
-        wait_for("the back-end closes", || match self.back_state()? {
+        wait_for("the backend closes", || match self.back_state()? {
             State::Closed | State::Unknown => Ok(Some(())),
             _ => Ok(None),
         })
@@ -317,7 +317,7 @@ impl Guest {
             self.tool.remove(node)?;
         }
         if let Some(state) = self.tool.read(&format!("{}/state", self.vbd.back_path()))? {
-            bail!("the back-end's directory is there again, with state {state}");
+            bail!("the backend's directory is there again, with state {state}");
         }
         Ok(())
     }

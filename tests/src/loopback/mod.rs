@@ -3,7 +3,7 @@
 //!
 //! `fixture` is the machine with the daemon, a good disk and the disks under attack. `daemon` is the process and its resources. `frontend`
 //! is the hostile frontend, `pages` its granted memory, `request` builds its requests. `neighbour` is the good disk's client.
-//! [`scenarios::ALL`] lists the attacks with their expected results.
+//! [`scenarios::SCENARIOS`] lists the attacks with their expected results.
 
 pub mod daemon;
 pub mod guest;

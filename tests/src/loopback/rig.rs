@@ -140,7 +140,7 @@ impl Rig {
         }
         let daemon = Daemon::start(program, folder.path(), xen, &disks, foreign)?;
         let slowness = if machine.is_some() { 1 } else { SLOW_MACHINE };
-        let mut rig = Rig {
+        let mut fixture = Rig {
             neighbour: None,
             daemon: Some(daemon),
             front,
@@ -151,13 +151,13 @@ impl Rig {
             at_rest: None,
             slowness,
         };
-        let vbd = rig.vbd(GOOD_DISK, good.domain())?;
-        let neighbour = Neighbour::start(good, &*rig.tool, vbd);
-        rig.neighbour = Some(neighbour.with_context(|| rig.daemon_log())?);
+        let vbd = fixture.vbd(GOOD_DISK, good.domain())?;
+        let neighbour = Neighbour::start(good, &*fixture.tool, vbd);
+        fixture.neighbour = Some(neighbour.with_context(|| fixture.daemon_log())?);
         // A first device creates lazily allocated resources before they are counted.
-        rig.attach(ANY, Shape::default())?.detach()?;
-        rig.at_rest = Some(rig.daemon()?.quiet_holds()?);
-        Ok(rig)
+        fixture.attach(ANY, Shape::default())?.detach()?;
+        fixture.at_rest = Some(fixture.daemon()?.quiet_holds()?);
+        Ok(fixture)
     }
 
     fn daemon(&self) -> Result<&Daemon> {
@@ -223,9 +223,9 @@ impl Rig {
     ///
     /// # Errors
     /// When it is not.
-    pub fn attach(&self, disk: Disk, shape: Shape) -> Result<Guest> {
+    pub fn attach(&self, disk: Disk, config: Shape) -> Result<Guest> {
         let mut guest = self.make(disk)?;
-        guest.connect(Shape { persistent: disk.persistent, ..shape })?;
+        guest.connect(Shape { persistent: disk.persistent, ..config })?;
         Ok(guest)
     }
 

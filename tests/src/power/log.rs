@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_covers_what_was_answered_before_it_came() {
+    fn a_flush_covers_writes_completed_before_it_was_sent() {
         let log = PowerLog::default();
         let write = |at: u64, durable| log.write(0, at * SECTOR as u64, vec![at as u8 + 1; SECTOR], durable);
         log.answer(write(0, false));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_durable_write_promises_nothing_before_its_answer() {
+    fn a_durable_write_guarantees_nothing_before_its_completion() {
         let log = PowerLog::default();
         let id = log.write(0, 0, vec![1; SECTOR], true);
         assert!(!fates(&log, Cache::Honest).1[0]);

@@ -81,10 +81,10 @@ impl Mqblk {
         Ok(())
     }
 
-    /// Starts it again after [`Mqblk::kill`], with the same arguments.
+    /// Starts it again after [`Dom0Daemon::kill`], with the same arguments.
     ///
     /// # Errors
-    /// As [`Mqblk::serve`].
+    /// As [`Dom0Daemon::serve`].
     pub fn restart(&self, host: &mut XenHost) -> Result<()> {
         self.launch(host)
     }
@@ -146,7 +146,7 @@ impl Mqblk {
     /// Returns the daemon's statistics of a disk, with its queues.
     ///
     /// # Errors
-    /// As [`Mqblk::stat`], and when it has no such disk.
+    /// As [`Dom0Daemon::stat`], and when it has no such disk.
     pub fn disk_stat(&self, host: &mut XenHost, id: &str) -> Result<DiskStat> {
         let stat = self.stat(host)?;
         let known: Vec<String> = stat.disks.iter().map(|disk| disk.id.clone()).collect();

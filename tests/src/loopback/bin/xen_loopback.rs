@@ -36,7 +36,7 @@ fn main() -> ExitCode {
 /// Returns the number of failed scenarios.
 fn run(program: &Path, words: &[String]) -> Result<u32> {
     let start = Instant::now();
-    let mut rig = Rig::real(program).context("setting up")?;
+    let mut fixture = Rig::real(program).context("setting up")?;
     say(&format!("set up in {:.1} s", start.elapsed().as_secs_f64()));
     let (mut passed, mut failed) = (0, 0);
     for scenario in ALL.iter().filter(|scenario| !scenario.simulated) {
@@ -44,7 +44,7 @@ fn run(program: &Path, words: &[String]) -> Result<u32> {
             continue;
         }
         let start = Instant::now();
-        let result = rig.run(scenario);
+        let result = fixture.run(scenario);
         let seconds = start.elapsed().as_secs_f64();
         match result {
             Ok(()) => {
@@ -57,7 +57,7 @@ fn run(program: &Path, words: &[String]) -> Result<u32> {
             }
         }
     }
-    let verified = rig.finish().context("the end")?;
+    let verified = fixture.finish().context("the end")?;
     say(&format!("{passed} passed, {failed} failed, {verified} blocks of the good disk verified"));
     Ok(failed)
 }

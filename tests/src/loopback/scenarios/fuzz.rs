@@ -58,13 +58,13 @@ impl Oracle<'_> {
     }
 }
 
-pub(super) fn entries(rig: &mut Rig) -> Result<()> {
+pub(super) fn entries(fixture: &mut Rig) -> Result<()> {
     for abi in Abi::ALL {
-        let mut guest = rig.attach(ANY, Shape { abi, ..Shape::default() })?;
+        let mut guest = fixture.attach(ANY, Shape { abi, ..Shape::default() })?;
         let (data, tables) = (guest.pages(1)?, guest.pages(1)?);
         let oracle = Oracle { data: &data, tables: &tables };
         let mut random = SmallRng::seed_from_u64(abi.entry_bytes().into());
-        for turn in 0..rig.repeat(3000) {
+        for turn in 0..fixture.repeat(3000) {
             let mut bytes = [0; 112];
             random.fill(&mut bytes[..]);
             // Half of them with an existing operation.
@@ -96,10 +96,10 @@ fn names_a_page(abi: Abi, request: &Request, at: usize) -> bool {
     at >= first && (at - first) % distance < 2
 }
 
-pub(super) fn bits(rig: &mut Rig) -> Result<()> {
+pub(super) fn bits(fixture: &mut Rig) -> Result<()> {
     for (disk, abi) in MODES.into_iter().zip([Abi::X86_32, Abi::X86_64, Abi::Arm]) {
-        rig.set_content(disk, &vec![0; SECTORS as usize * SECTOR])?;
-        let mut guest = rig.attach(disk, Shape { abi, ..Shape::default() })?;
+        fixture.set_content(disk, &vec![0; SECTORS as usize * SECTOR])?;
+        let mut guest = fixture.attach(disk, Shape { abi, ..Shape::default() })?;
         let (data, tables) = (guest.pages(11)?, guest.pages(2)?);
         let all: Vec<_> = (0..usize::from(TABLE)).map(|at| whole(data.gref(at % 11))).collect();
         tables.write(0, 0, &table(&all));
@@ -107,7 +107,7 @@ pub(super) fn bits(rig: &mut Rig) -> Result<()> {
         let oracle = Oracle { data: &data, tables: &tables };
         let mut random = SmallRng::seed_from_u64(71);
         let (mut right, mut wrong) = (0, 0);
-        for _ in 0..rig.repeat(4000) {
+        for _ in 0..fixture.repeat(4000) {
             let op = random.random_range(0..4);
             let sector = random.random_range(0..SECTORS - 128);
             let count = random.random_range(1..=11);

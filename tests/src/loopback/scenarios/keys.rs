@@ -80,18 +80,18 @@ fn changed(guest: &Guest, changes: &[(&str, Option<&str>)]) -> Vec<(String, Stri
     all
 }
 
-pub(super) fn malformed(rig: &mut Rig) -> Result<()> {
-    let mut guest = rig.make(ANY)?;
-    let mut other = rig.attach(super::super::rig::BLOCKS, Shape::default())?;
+pub(super) fn malformed(fixture: &mut Rig) -> Result<()> {
+    let mut guest = fixture.make(ANY)?;
+    let mut other = fixture.attach(super::super::rig::BLOCKS, Shape::default())?;
     let data = guest.pages(2)?;
     let long = "9".repeat(2000);
     let more: &[(&str, Option<&str>)] = &[("multi-queue-num-queues", Some(&long))];
     let all =
-        rig.sample(TWO_RINGS).map(|(changes, words)| (*changes, *words)).chain([(more, "multi-queue-num-queues")]);
+        fixture.sample(TWO_RINGS).map(|(changes, words)| (*changes, *words)).chain([(more, "multi-queue-num-queues")]);
     for (changes, words) in all {
         guest.make_rings(SHAPE)?;
-        let told = changed(&guest, changes);
-        ensure!(guest.front.connect(&told).is_err(), "{changes:?} was taken");
+        let keys = changed(&guest, changes);
+        ensure!(guest.front.connect(&keys).is_err(), "{changes:?} was taken");
         guest.must_fail(words).with_context(|| format!("{changes:?}"))?;
         let error = guest.error()?.unwrap_or_default();
         ensure!(error.len() < 300, "the error is as long as the guest likes: {} bytes", error.len());
@@ -102,14 +102,14 @@ pub(super) fn malformed(rig: &mut Rig) -> Result<()> {
     }
     for changes in HARMLESS {
         guest.make_rings(SHAPE)?;
-        let told = changed(&guest, changes);
-        guest.front.connect(&told).with_context(|| format!("{changes:?}"))?;
+        let keys = changed(&guest, changes);
+        guest.front.connect(&keys).with_context(|| format!("{changes:?}"))?;
         all_work(&mut guest, &data).with_context(|| format!("{changes:?}"))?;
         guest.close()?;
         guest.front.begin()?;
         remove_all(&mut guest, changes)?;
     }
-    rig.neighbour_goes_on()?;
+    fixture.neighbour_goes_on()?;
     guest.detach()?;
     other.detach()
 }
@@ -145,11 +145,11 @@ fn rewriter(guest: &Guest, stop: &Arc<AtomicBool>) -> Result<std::thread::JoinHa
     }))
 }
 
-pub(super) fn rewritten(rig: &mut Rig) -> Result<()> {
-    let mut guest = rig.make(ANY)?;
+pub(super) fn rewritten(fixture: &mut Rig) -> Result<()> {
+    let mut guest = fixture.make(ANY)?;
     let data = guest.pages(2)?;
     let (mut taken, mut refused) = (0, 0);
-    for _ in 0..rig.repeat(30) {
+    for _ in 0..fixture.repeat(30) {
         let right = guest.make_rings(SHAPE)?;
         let stop = Arc::new(AtomicBool::new(false));
         let writer = rewriter(&guest, &stop)?;
@@ -164,7 +164,7 @@ pub(super) fn rewritten(rig: &mut Rig) -> Result<()> {
                 ensure!(guest.error()?.is_some(), "it does not say why");
             }
         }
-        rig.neighbour_goes_on()?;
+        fixture.neighbour_goes_on()?;
         guest.close()?;
         guest.front.begin()?;
     }
@@ -174,14 +174,14 @@ pub(super) fn rewritten(rig: &mut Rig) -> Result<()> {
     guest.detach()
 }
 
-pub(super) fn rewritten_later(rig: &mut Rig) -> Result<()> {
-    let mut guest = rig.attach(ANY, SHAPE)?;
+pub(super) fn rewritten_later(fixture: &mut Rig) -> Result<()> {
+    let mut guest = fixture.attach(ANY, SHAPE)?;
     let data = guest.pages(2)?;
     let stop = Arc::new(AtomicBool::new(false));
     let writer = rewriter(&guest, &stop)?;
     // A connected device stays connected, whatever the keys say, and whatever connected state is written.
     let mut worked = Ok(());
-    for turn in 0..rig.repeat(60) {
+    for turn in 0..fixture.repeat(60) {
         let state = if turn % 2 == 0 { State::Initialised } else { State::Connected };
         guest.front.set_state(state)?;
         worked = worked.and_then(|()| all_work(&mut guest, &data));
@@ -189,8 +189,8 @@ pub(super) fn rewritten_later(rig: &mut Rig) -> Result<()> {
     stop.store(true, Ordering::Relaxed);
     ensure!(writer.join().map_err(|_| anyhow!("the writer panicked"))?? > 0, "nothing was rewritten");
     worked?;
-    ensure!(guest.back_state()? == State::Connected, "the back-end is in state {}", guest.back_state()?);
-    rig.neighbour_goes_on()?;
+    ensure!(guest.back_state()? == State::Connected, "the backend is in state {}", guest.back_state()?);
+    fixture.neighbour_goes_on()?;
     guest.close()?;
     guest.reconnect(SHAPE)?;
     all_work(&mut guest, &data)?;

@@ -87,9 +87,9 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(rig: &Rig, disk: Disk, abi: Abi) -> Result<Stage> {
-        rig.set_content(disk, &vec![0; SECTORS as usize * SECTOR])?;
-        let guest = rig.attach(disk, Shape { abi, ..Shape::default() })?;
+    fn new(fixture: &Rig, disk: Disk, abi: Abi) -> Result<Stage> {
+        fixture.set_content(disk, &vec![0; SECTORS as usize * SECTOR])?;
+        let guest = fixture.attach(disk, Shape { abi, ..Shape::default() })?;
         let data = guest.pages((NAMED + GUARDS) as u32)?;
         (0..data.count()).for_each(|page| data.fill(page, stamp(page)));
         Ok(Stage { guest, data, disk })
@@ -133,7 +133,7 @@ impl Stage {
 
     /// Checks that only what some version names was written to the disk: from pages that a version names, at sectors where a version
     /// begins. `longest` is the length of the longest mixture in sectors.
-    fn judge(self, rig: &Rig, longest: u64) -> Result<()> {
+    fn judge(self, fixture: &Rig, longest: u64) -> Result<()> {
         for page in NAMED..self.data.count() {
             ensure!(self.data.is_filled(page, stamp(page)), "a page that no version names was written");
         }
@@ -144,7 +144,7 @@ impl Stage {
         }
         let name = self.disk.id;
         self.guest.detach()?;
-        let content = rig.content(self.disk)?;
+        let content = fixture.content(self.disk)?;
         for (sector, bytes) in (0..).zip(content.chunks(SECTOR)) {
             let reached = STARTS.iter().any(|start| (*start..start + longest).contains(&sector));
             let allowed = |byte: &u8| if reached { stamps.contains(byte) } else { *byte == 0 };
@@ -180,30 +180,30 @@ fn of_entries(abi: Abi, operations: &[u8], segments: &[[u32; 2]]) -> Vec<Target>
     targets
 }
 
-pub(super) fn entries(rig: &mut Rig) -> Result<()> {
+pub(super) fn entries(fixture: &mut Rig) -> Result<()> {
     for (disk, abi) in MODES.into_iter().zip(Abi::ALL) {
         // First writes, then reads, which change the pages.
         for operations in [[operation::WRITE, operation::FLUSH_DISKCACHE, 255], [operation::READ, 4, 77]] {
-            let mut stage = Stage::new(rig, disk, abi)?;
+            let mut stage = Stage::new(fixture, disk, abi)?;
             let targets = of_entries(abi, &operations, &stage.segments());
             let memory = &stage.guest.rings[0].raw.pages.memory;
             let rewriter = Rewriter::start(memory.slots(GuestAddress(0), WORDS).context("the ring's page")?, targets);
             let named: Vec<_> = (0..NAMED).map(|page| whole(stage.data.gref(page))).collect();
             let raw = RawRequest::encode(abi, &transfer(operations[0], STARTS[0], &named));
-            stage.rounds(rig.repeat(600), &[raw]).with_context(|| disk.id)?;
+            stage.rounds(fixture.repeat(600), &[raw]).with_context(|| disk.id)?;
             rewriter.finish()?;
-            rig.neighbour_goes_on()?;
-            stage.judge(rig, 11 * PAGE_SECTORS)?;
+            fixture.neighbour_goes_on()?;
+            stage.judge(fixture, 11 * PAGE_SECTORS)?;
         }
     }
     Ok(())
 }
 
-pub(super) fn tables(rig: &mut Rig) -> Result<()> {
+pub(super) fn tables(fixture: &mut Rig) -> Result<()> {
     const SEGMENTS: usize = 40;
     for disk in MODES {
         for inner in [operation::WRITE, operation::READ] {
-            let mut stage = Stage::new(rig, disk, Abi::X86_64)?;
+            let mut stage = Stage::new(fixture, disk, Abi::X86_64)?;
             let table = stage.guest.pages(1)?;
             let versions = stage.segments();
             let (right, all) = (&versions[..NAMED + 1], &versions[..]);
@@ -221,10 +221,10 @@ pub(super) fn tables(rig: &mut Rig) -> Result<()> {
                 let request = Request { id: start, ..indirect(inner, start, &[table.gref(0)], SEGMENTS as u16) };
                 RawRequest::encode(Abi::X86_64, &request)
             });
-            stage.rounds(rig.repeat(300), &requests).with_context(|| disk.id)?;
+            stage.rounds(fixture.repeat(300), &requests).with_context(|| disk.id)?;
             rewriter.finish()?;
-            rig.neighbour_goes_on()?;
-            stage.judge(rig, SEGMENTS as u64 * PAGE_SECTORS)?;
+            fixture.neighbour_goes_on()?;
+            stage.judge(fixture, SEGMENTS as u64 * PAGE_SECTORS)?;
         }
     }
     Ok(())

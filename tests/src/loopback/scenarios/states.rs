@@ -38,17 +38,17 @@ fn flip(guest: &mut Guest, count: u32, seed: u64) -> Result<()> {
 /// Closes from any state, and waits for the backend's Closed.
 fn settle(guest: &mut Guest) -> Result<()> {
     guest.front.set_state(State::Closed)?;
-    wait_for("the back-end closes", || Ok((guest.back_state()? == State::Closed).then_some(())))
+    wait_for("the backend closes", || Ok((guest.back_state()? == State::Closed).then_some(())))
 }
 
-pub(super) fn flipped(rig: &mut Rig) -> Result<()> {
-    for seed in 0..rig.repeat(90).div_ceil(30).into() {
-        let mut guest = rig.make(ANY)?;
+pub(super) fn flipped(fixture: &mut Rig) -> Result<()> {
+    for seed in 0..fixture.repeat(90).div_ceil(30).into() {
+        let mut guest = fixture.make(ANY)?;
         let data = guest.pages(2)?;
         // The keys are valid, so that state 3 or 4 connects.
         guest.connect(SHAPE)?;
         flip(&mut guest, FLIPS, seed)?;
-        rig.neighbour_goes_on()?;
+        fixture.neighbour_goes_on()?;
         settle(&mut guest).with_context(|| format!("seed {seed}"))?;
         guest.rings.clear();
         guest.reconnect(SHAPE).context("after the flips")?;
@@ -58,8 +58,8 @@ pub(super) fn flipped(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn flipped_under_load(rig: &mut Rig) -> Result<()> {
-    let mut guest = rig.attach(ANY, SHAPE)?;
+pub(super) fn flipped_under_load(fixture: &mut Rig) -> Result<()> {
+    let mut guest = fixture.attach(ANY, SHAPE)?;
     let data = guest.pages(8)?;
     let stop = Arc::new(AtomicBool::new(false));
     let mut rings = std::mem::take(&mut guest.rings);
@@ -90,26 +90,26 @@ pub(super) fn flipped_under_load(rig: &mut Rig) -> Result<()> {
     let (rings, produced) = load.join().map_err(|_| anyhow!("the load panicked"))?;
     settled?;
     ensure!(produced > 0, "no request was sent");
-    rig.neighbour_goes_on()?;
+    fixture.neighbour_goes_on()?;
     drop(rings);
     guest.reconnect(SHAPE).context("after the flips")?;
     all_work(&mut guest, &data).context("after the flips")?;
     guest.detach()
 }
 
-pub(super) fn anew(rig: &mut Rig) -> Result<()> {
-    let mut guest = rig.attach(ANY, SHAPE)?;
+pub(super) fn anew(fixture: &mut Rig) -> Result<()> {
+    let mut guest = fixture.attach(ANY, SHAPE)?;
     let data = guest.pages(2)?;
-    for turn in 0..rig.repeat(30) {
-        let shape = Shape { rings: 1 + turn % 4, order: (turn % 3) as u8, ..SHAPE };
+    for turn in 0..fixture.repeat(30) {
+        let config = Shape { rings: 1 + turn % 4, order: (turn % 3) as u8, ..SHAPE };
         guest.rings[0].send(&transfer(operation::READ, 0, &[whole(data.gref(1))]))?;
         // The guest's kernel was replaced: it starts in Initialising, without closing the old connection.
         guest.front.set_state(State::Initialising)?;
         let waits = || Ok((guest.back_state()? == State::InitWait).then_some(()));
-        wait_for("the back-end waits again", waits)?;
-        guest.connect(shape).with_context(|| format!("turn {turn}"))?;
+        wait_for("the backend waits again", waits)?;
+        guest.connect(config).with_context(|| format!("turn {turn}"))?;
         all_work(&mut guest, &data).with_context(|| format!("turn {turn}"))?;
     }
-    rig.neighbour_goes_on()?;
+    fixture.neighbour_goes_on()?;
     guest.detach()
 }

@@ -126,11 +126,11 @@ fn watches(xen: &Arc<dyn Xen>) {
     for round in 0..2000 {
         other.write("/test/seen", &round.to_string()).expect("a write");
     }
-    let mut told = 0;
+    let mut count = 0;
     while store.next_event(Some(SILENCE)).expect("no error").is_some() {
-        told += 1;
+        count += 1;
     }
-    assert!((1..=2000).contains(&told), "{told} events");
+    assert!((1..=2000).contains(&count), "{count} events");
     store.unwatch("/test/seen", "token one").expect("an end");
     other.write("/test/seen", "2").expect("a write");
     assert_eq!(store.next_event(Some(SILENCE)).expect("no error"), None);

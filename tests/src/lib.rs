@@ -1,11 +1,11 @@
 //! Real guests, real clients, hostile guests.
 //!
-//! `blkif` is a simulated Xen with the daemon as its back-end; `guest` boots Debian under QEMU and talks to it; `xen` boots Xen with a
-//! dom0 and PV guests of its own; `hostile` plays a front-end and a ring whose every byte it controls; `loopback` does so with a Xen
-//! block device, on a simulated Xen or a real one; `scsi` is a guest of a SCSI controller whose workers are stepped by hand;
-//! `traveller` is a guest that goes from one daemon to another and takes its devices' state along; `crash` ends daemons again and again
-//! under a load that is verified; `mortal` kills a back-end in the midst of what it does; `overlay` puts a test between the engine and a
-//! disk; `power` knows what a disk may hold after a power cut.
+//! `blkif` is a simulated Xen with the daemon as its backend. `guest` boots Debian under QEMU. `xen` boots Xen with a dom0 and PV guests.
+//! `hostile` is a vhost-user frontend that controls every byte of its messages, memory and rings; `loopback` is the same for a Xen block
+//! device, on a simulated or a real Xen. `stepped_scsi` is the guest of a SCSI controller whose workers are stepped by the test.
+//! `migrating_guest` moves from one daemon to another with the state of its devices. `crash` restarts daemons under a verified load.
+//! `killable` kills a backend at any use of a resource. `filter_disk` places a test between the engine and a disk. `power` models what a
+//! disk holds after a power cut.
 #![forbid(unsafe_code)]
 
 pub mod blkif;

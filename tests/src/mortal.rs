@@ -1,4 +1,4 @@
-//! A back end that can be killed in the midst of what it does: wherever it uses something that tells.
+//! A backend that is killed before or after any use of a resource, inside the test's process.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -11,43 +11,43 @@ use mqblk_memory::{Buffer, GrantAccess, GrantCopy, GrantRef, PageArena, PageSlot
 
 use crate::overlay::AnyChannel;
 
-/// What a panic carries that is a kill.
+/// Panic payload of a kill.
 struct Killed;
 
-/// Counts moments at which the back end may be killed, in the midst of what it does.
+/// Counts the kill points that the backend passes, and kills it at one of them.
 #[derive(Debug)]
 pub struct Kill {
     left: AtomicU32,
 }
 
 impl Kill {
-    /// Not at all.
+    /// Never kills.
     pub const NEVER: u32 = u32::MAX;
 
-    /// Nobody is killed yet.
+    /// Creates a switch that never kills.
     pub fn new() -> Arc<Kill> {
         Arc::new(Kill { left: AtomicU32::new(Kill::NEVER) })
     }
 
-    /// The back end dies at this moment from now.
+    /// Kills the backend at the kill point after `moments` more.
     pub fn after(&self, moments: u32) {
         self.left.store(moments, Ordering::Relaxed);
     }
 
-    /// A moment.
+    /// Passes a kill point: panics with `Killed` if it is the armed one.
     pub fn moment(&self) {
         match self.left.load(Ordering::Relaxed) {
             Kill::NEVER => {}
             0 => {
                 self.left.store(Kill::NEVER, Ordering::Relaxed);
-                // Without the panic's message.
+                // `resume_unwind` does not print a message.
                 resume_unwind(Box::new(Killed));
             }
             left => self.left.store(left - 1, Ordering::Relaxed),
         }
     }
 
-    /// Does something within the back end. `None` when it was killed meanwhile.
+    /// Runs `work` as part of the backend. Returns `None` if it was killed.
     pub fn survives<R>(work: impl FnOnce() -> R) -> Option<R> {
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(result) => Some(result),
@@ -57,12 +57,12 @@ impl Kill {
     }
 }
 
-/// Something of the back end: it can be killed before and after each use of it.
+/// A resource of the backend, with a kill point before and after each use.
 #[derive(Debug)]
 pub struct Mortal<T>(pub T, pub Arc<Kill>);
 
 impl<T> Mortal<T> {
-    /// Uses it.
+    /// Uses the resource.
     pub fn used<R>(&mut self, work: impl FnOnce(&mut T) -> R) -> R {
         self.1.moment();
         let result = work(&mut self.0);
@@ -83,7 +83,7 @@ impl GrantAccess for Mortal<Box<dyn GrantAccess>> {
     }
 }
 
-/// A guest that looks by itself.
+/// The event channel of a guest that polls.
 #[derive(Debug)]
 pub struct Silent;
 
@@ -110,17 +110,17 @@ impl Wake for Mortal<Arc<dyn Wake>> {
 impl DiskChannel<Lane> for Mortal<AnyChannel> {
     fn submit(
         &mut self,
-        lane: &mut Lane,
+        context: &mut Lane,
         batch: &mut Vec<Request<Buffer>>,
         finished: &mut Vec<Finished<Buffer>>,
     ) -> usize {
-        self.used(|channel| channel.submit(lane, batch, finished))
+        self.used(|channel| channel.submit(context, batch, finished))
     }
-    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
-        self.used(|channel| channel.reap(lane, finished))
+    fn reap(&mut self, context: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+        self.used(|channel| channel.reap(context, finished))
     }
-    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
-        self.0.cancel(lane, tags, finished);
+    fn cancel(&mut self, context: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+        self.0.cancel(context, tags, finished);
     }
     fn outstanding(&self) -> u32 {
         self.0.outstanding()
@@ -128,7 +128,7 @@ impl DiskChannel<Lane> for Mortal<AnyChannel> {
     fn deadline(&self) -> Option<std::time::Instant> {
         self.0.deadline()
     }
-    fn close(&mut self, lane: &mut Lane) {
-        self.0.close(lane);
+    fn close(&mut self, context: &mut Lane) {
+        self.0.close(context);
     }
 }

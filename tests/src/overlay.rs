@@ -1,4 +1,4 @@
-//! A disk between the engine and another one: for tests that watch what passes, or meddle with it.
+//! A filter disk: a disk between the engine and another disk, for tests that observe or change requests.
 
 use std::sync::Arc;
 
@@ -8,18 +8,18 @@ use mqblk_engine::{AnyDisk, Lane};
 /// A worker's channel to any disk.
 pub type AnyChannel = Box<dyn DiskChannel<Lane>>;
 
-/// Looks like `inner`, but for its limits; its channels are what `channel` makes of those of `inner`.
+/// A disk with the properties of `inner` and its own limits. Its channels are those of `inner`, wrapped by `channel`.
 pub struct Overlay<F> {
-    /// What lies below.
+    /// The filtered disk.
     pub inner: Arc<AnyDisk>,
-    /// What the engine is told of it.
+    /// Limits that the engine sees.
     pub limits: Limits,
     /// Wraps each channel.
     pub channel: F,
 }
 
 impl<F: Fn(AnyChannel) -> AnyChannel + Send + Sync + 'static> Overlay<F> {
-    /// Over `inner`, with its limits.
+    /// Filters `inner`, with its limits.
     pub fn over(inner: Arc<AnyDisk>, channel: F) -> Overlay<F> {
         Overlay { limits: inner.limits(), inner, channel }
     }
@@ -50,7 +50,7 @@ impl<F: Fn(AnyChannel) -> AnyChannel + Send + Sync> Disk<Lane> for Overlay<F> {
         self.inner.resolved()
     }
 
-    fn open_channel(&self, lane: &mut Lane) -> Result<AnyChannel, DiskError> {
-        Ok((self.channel)(self.inner.open_channel(lane)?))
+    fn open_channel(&self, context: &mut Lane) -> Result<AnyChannel, DiskError> {
+        Ok((self.channel)(self.inner.open_channel(context)?))
     }
 }

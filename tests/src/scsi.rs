@@ -1,5 +1,5 @@
-//! A SCSI controller whose workers are stepped by hand, and its guest, in one thread: real rings, real workers, a real engine,
-//! and every order of their turns that a test wants.
+//! A SCSI controller whose workers are stepped by the test, and its guest, in one thread. The rings, workers and engine are real; the test
+//! chooses the order of the workers' turns.
 
 use std::sync::Arc;
 
@@ -20,57 +20,57 @@ use mqblk_virtio_scsi::{LunAddress, ScsiOptions, VirtioScsi};
 pub const RING: u16 = 64;
 /// Requests of a ring: each takes at most four descriptors.
 pub const SLOTS: usize = 16;
-/// Bytes of data that a request has room for.
+/// Largest data buffer of a request in bytes.
 pub const DATA: usize = 64 << 10;
 const HEADER: u64 = 51;
 const ANSWER: u64 = 108;
-/// Bytes of a ring's area: the ring, then the slots.
+/// Bytes of guest memory of a ring: the ring, then its slots.
 const AREA: u64 = 0x1_0000 + SLOTS as u64 * SLOT;
 const SLOT: u64 = DATA as u64 + 4096;
-/// Rings before those for commands.
+/// Queues before the request queues.
 const FIXED: usize = mqblk_virtio_scsi::FIXED_QUEUES as usize;
 const CONTROL: usize = 0;
 const EVENT: usize = 1;
-/// Where the features of a controller end (virtio 1.3 section 5.6.3).
+/// Feature bits of a controller: VIRTIO_SCSI_F_HOTPLUG and VIRTIO_SCSI_F_CHANGE (virtio 1.3 section 5.6.3).
 const HOTPLUG_AND_CHANGE: u64 = 0b110;
 
-/// The guest polls.
+/// The guest polls: calls are dropped.
 struct Silent;
 
 impl Call for Silent {
     fn call(&self) {}
 }
 
-/// What a command carries.
+/// The data buffer of a command.
 #[derive(Clone, Copy, Debug)]
 pub enum Data<'a> {
-    /// Nothing.
+    /// No data.
     None,
-    /// Room for so many bytes.
+    /// Data-in buffer of so many bytes.
     In(usize),
-    /// These bytes.
+    /// Data-out buffer with these bytes.
     Out(&'a [u8]),
 }
 
-/// An answered command. Source: virtio 1.3 section 5.6.6.1.
+/// A completed command. Source: virtio 1.3 section 5.6.6.1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// As submitted.
+    /// Identifier as submitted.
     pub id: u64,
-    /// What the transport says.
+    /// Virtio `response` byte.
     pub response: u8,
-    /// What the unit says.
+    /// SCSI status.
     pub status: u8,
-    /// Data that was not transferred.
+    /// Residual: data that was not transferred, in bytes.
     pub residual: u32,
     /// Sense data.
     pub sense: Vec<u8>,
-    /// The data buffer, for [`Data::In`].
+    /// Data-in buffer.
     pub data: Vec<u8>,
 }
 
 impl Answer {
-    /// Sense key, additional sense code and qualifier (fixed format).
+    /// Returns sense key, additional sense code and qualifier (fixed format).
     pub fn sense_code(&self) -> (u8, u8, u8) {
         match self.sense[..] {
             [_, _, key, _, _, _, _, _, _, _, _, _, asc, ascq, ..] => (key & 0xf, asc, ascq),
@@ -97,11 +97,11 @@ impl GuestRing {
     }
 }
 
-/// The controller and its guest.
+/// A controller and its guest.
 pub struct Controller {
     /// The device.
     pub device: Arc<VirtioScsi>,
-    /// Its units, by disk slot.
+    /// Its logical units, by disk slot.
     pub units: Vec<Arc<LogicalUnit>>,
     memory: Arc<GuestMemory>,
     workers: Vec<HandWorker>,
@@ -109,7 +109,7 @@ pub struct Controller {
     rings: Vec<GuestRing>,
 }
 
-/// A unit for a disk, of this name.
+/// Creates a logical unit of this name for a disk.
 pub fn unit(disk: &AnyDisk, name: &str) -> Arc<LogicalUnit> {
     let identity = Identity {
         vendor: "MQBLK".to_owned(),
@@ -128,8 +128,8 @@ pub fn unit(disk: &AnyDisk, name: &str) -> Arc<LogicalUnit> {
 }
 
 impl Controller {
-    /// A controller with a unit for each disk, at its place. Queues are dealt to the workers in turn. Its guest accepts what
-    /// is offered and has posted 8 buffers for events; unit attentions are not cleared yet.
+    /// Creates a controller with a logical unit at each address. Queues are assigned to the workers round-robin. The guest accepts all
+    /// features and posts 8 event buffers; unit attentions are pending.
     pub fn new(queues: u16, workers: usize, disks: &[(LunAddress, Arc<AnyDisk>, PlugOptions)]) -> Controller {
         let options =
             ScsiOptions { queues, queue_size: RING, cmd_per_lun: 16, max_transfer: mqblk_core::ByteLen(1 << 20) };
@@ -138,14 +138,14 @@ impl Controller {
         let count = usize::from(VirtioDevice::<Lane>::queues(&*device));
         let region = Region::shared("guest", AREA * count as u64, GuestAddress(0)).expect("memory for a guest").0;
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).expect("one region"));
-        let lane = LaneOptions { submissions: 64, in_flight: 512, files: 4, buffers: 4 };
-        let workers = (0..workers).map(|_| HandWorker::new(lane).expect("the host has io_uring")).collect();
+        let options = LaneOptions { submissions: 64, in_flight: 512, files: 4, buffers: 4 };
+        let workers = (0..workers).map(|_| HandWorker::new(options).expect("the host has io_uring")).collect();
         let mut units = Vec::new();
         let mut open = Vec::new();
-        for (slot, (place, disk, plug)) in (0..).zip(disks) {
-            let unit = unit(&**disk, &format!("{place}"));
-            let nexus = unit.login("guest", u16::from(place.target) + 1).expect("a name that is free");
-            device.map(*place, DiskSlot(slot), nexus).expect("a free place");
+        for (slot, (address, disk, plug)) in (0..).zip(disks) {
+            let unit = unit(&**disk, &format!("{address}"));
+            let nexus = unit.login("guest", u16::from(address.target) + 1).expect("a name that is free");
+            device.map(*address, DiskSlot(slot), nexus).expect("a free place");
             open.push(QueueDisk { slot: DiskSlot(slot), disk: Arc::clone(disk), plug: *plug, health: Arc::default() });
             units.push(unit);
         }
@@ -179,8 +179,8 @@ impl Controller {
         };
         let worker = index % self.workers.len();
         let (device, memory) = (&self.device, &self.memory);
-        let seat = self.workers[worker].attach(options, |lane, waker| {
-            let lease = lane.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
+        let attached = self.workers[worker].attach(options, |context, waker| {
+            let lease = context.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
             let parts = QueueParts {
                 ring: DeviceRing::new(ring, 0, false),
                 lease,
@@ -190,22 +190,22 @@ impl Controller {
             };
             Ok(VirtioDevice::<Lane>::queue(device, index as u16, parts))
         });
-        self.seats.push((worker, seat.expect("a seat")));
+        self.seats.push((worker, attached.expect("a seat")));
         let slots = (0..SLOTS).map(|_| Slot { id: 0, data_in: 0 }).collect();
         self.rings.push(GuestRing { driver, start, free: (0..SLOTS as u32).rev().collect(), slots });
     }
 
-    /// How many workers.
+    /// Returns the number of workers.
     pub fn workers(&self) -> usize {
         self.workers.len()
     }
 
-    /// One turn of one worker. Whether anything happened.
+    /// Runs one turn of one worker. Returns true if anything happened.
     pub fn turn(&mut self, worker: usize) -> bool {
         self.workers[worker].turn()
     }
 
-    /// Turns of all workers, for ever or until `done` says so.
+    /// Runs turns of all workers until `done` returns a value.
     pub fn run_until<R>(&mut self, mut done: impl FnMut(&mut Controller) -> Option<R>) -> R {
         loop {
             if let Some(result) = done(self) {
@@ -215,29 +215,29 @@ impl Controller {
         }
     }
 
-    /// Stops pulling from a request queue; it leaves when nothing of it is in flight.
+    /// Stops pulling from a request queue. The queue is detached when nothing of it is in flight.
     pub fn drain(&mut self, queue: usize) {
-        let (worker, seat) = self.seats[FIXED + queue];
-        self.workers[worker].drain(seat);
+        let (worker, attached) = self.seats[FIXED + queue];
+        self.workers[worker].drain(attached);
     }
 
-    /// Whether a request queue has not left.
+    /// Returns true if a request queue is attached.
     pub fn serves(&mut self, queue: usize) -> bool {
-        let (worker, seat) = self.seats[FIXED + queue];
-        self.workers[worker].serves(seat)
+        let (worker, attached) = self.seats[FIXED + queue];
+        self.workers[worker].serves(attached)
     }
 
-    /// Commands that a request queue still takes.
+    /// Returns the number of free slots of a request queue.
     pub fn room(&self, queue: usize) -> usize {
         self.rings[FIXED + queue].free.len()
     }
 
-    /// Puts a command on a request queue. The queue has room.
-    pub fn submit(&mut self, queue: usize, place: LunAddress, id: u64, cdb: &[u8], data: Data<'_>) {
-        self.submit_to(queue, place.encode(), id, cdb, data);
+    /// Puts a command on a request queue, which must have a free slot.
+    pub fn submit(&mut self, queue: usize, address: LunAddress, id: u64, cdb: &[u8], data: Data<'_>) {
+        self.submit_to(queue, address.encode(), id, cdb, data);
     }
 
-    /// The same, with any `lun` field.
+    /// Puts a command on a request queue, with any `lun` field.
     pub fn submit_to(&mut self, queue: usize, lun: [u8; 8], id: u64, cdb: &[u8], data: Data<'_>) {
         let mut header = vec![0; HEADER as usize];
         header[..8].copy_from_slice(&lun);
@@ -247,19 +247,19 @@ impl Controller {
         let slot = ring.free.pop().expect("the queue has room");
         let at = ring.at(slot);
         self.memory.write(GuestAddress(at), &header).expect("mapped");
-        let (answer, body) = (GuestAddress(at + 256), GuestAddress(at + 4096));
+        let (response, body) = (GuestAddress(at + 256), GuestAddress(at + 4096));
         let chain = ring.driver.begin(Shape::Direct).readable(GuestAddress(at), HEADER as u32).expect("room");
         let (chain, data_in) = match data {
-            Data::None => (chain.writable(answer, ANSWER as u32).expect("room"), 0),
+            Data::None => (chain.writable(response, ANSWER as u32).expect("room"), 0),
             Data::In(len) => {
                 self.memory.write(body, &vec![0; len]).expect("mapped");
-                let chain = chain.writable(answer, ANSWER as u32).expect("room");
+                let chain = chain.writable(response, ANSWER as u32).expect("room");
                 (chain.writable(body, len as u32).expect("room"), len)
             }
             Data::Out(bytes) => {
                 self.memory.write(body, bytes).expect("mapped");
                 let chain = chain.readable(body, bytes.len() as u32).expect("room");
-                (chain.writable(answer, ANSWER as u32).expect("room"), 0)
+                (chain.writable(response, ANSWER as u32).expect("room"), 0)
             }
         };
         chain.commit(slot).expect("room");
@@ -267,11 +267,11 @@ impl Controller {
         ring.slots[slot as usize] = Slot { id, data_in };
     }
 
-    /// Puts a chain of any bytes on a request queue and waits until it comes back: the bytes that it has in its writable pieces
-    /// then, and how many the device says it wrote. Each piece is one descriptor, and lies alone between poisoned bytes.
+    /// Puts a chain of any bytes on a request queue and waits until it is used. Returns the bytes of its writable segments and the used
+    /// length. Each segment is one descriptor, between poisoned bytes.
     ///
     /// # Panics
-    /// When the device wrote where it may not.
+    /// When the device wrote outside of a writable segment.
     pub fn raw(&mut self, queue: usize, readable: &[&[u8]], writable: &[u32]) -> (Vec<u8>, u32) {
         const POISON: u8 = 0xee;
         const GAP: u64 = 16;
@@ -280,10 +280,10 @@ impl Controller {
         let mut at = ring.at(slot) + GAP;
         memory.write(GuestAddress(ring.at(slot)), &vec![POISON; SLOT as usize]).expect("mapped");
         let mut chain = ring.driver.begin(Shape::Direct);
-        for piece in readable {
-            memory.write(GuestAddress(at), piece).expect("mapped");
-            chain = chain.readable(GuestAddress(at), piece.len() as u32).expect("room");
-            at += piece.len() as u64 + GAP;
+        for segment in readable {
+            memory.write(GuestAddress(at), segment).expect("mapped");
+            chain = chain.readable(GuestAddress(at), segment.len() as u32).expect("room");
+            at += segment.len() as u64 + GAP;
         }
         let start = at;
         for len in writable {
@@ -302,7 +302,7 @@ impl Controller {
         let mut bytes = Vec::new();
         for len in writable {
             let gap = area.split_off(*len as usize + GAP as usize);
-            assert!(area[*len as usize..].iter().all(|byte| *byte == POISON), "the device wrote behind a piece");
+            assert!(area[*len as usize..].iter().all(|byte| *byte == POISON), "the device wrote behind a segment");
             bytes.extend(&area[..*len as usize]);
             area = gap;
         }
@@ -310,11 +310,11 @@ impl Controller {
         (bytes, written)
     }
 
-    /// Commands of a request queue that have been answered since the last time.
+    /// Returns the commands of a request queue that completed since the last call.
     pub fn reap(&mut self, queue: usize) -> Vec<Answer> {
         let (memory, ring) = (&self.memory, &mut self.rings[FIXED + queue]);
         ring.driver.look().expect("the device keeps to the protocol");
-        let mut answers = Vec::new();
+        let mut completed = Vec::new();
         while let Some(used) = ring.driver.take().expect("the device keeps to the protocol") {
             let at = ring.at(used.token);
             let Slot { id, data_in } = ring.slots[used.token as usize];
@@ -324,53 +324,53 @@ impl Controller {
             let mut data = vec![0; data_in];
             memory.read(GuestAddress(at + 4096), &mut data).expect("mapped");
             let sense = bytes[12..12 + word(0) as usize].to_vec();
-            answers.push(Answer { id, response: bytes[11], status: bytes[10], residual: word(4), sense, data });
+            completed.push(Answer { id, response: bytes[11], status: bytes[10], residual: word(4), sense, data });
             ring.free.push(used.token);
         }
-        answers
+        completed
     }
 
-    /// Puts one command on queue 0 and waits for it.
-    pub fn command(&mut self, place: LunAddress, cdb: &[u8], data: Data<'_>) -> Answer {
-        self.submit(0, place, u64::MAX, cdb, data);
+    /// Runs one command on queue 0 to its completion.
+    pub fn command(&mut self, address: LunAddress, cdb: &[u8], data: Data<'_>) -> Answer {
+        self.submit(0, address, u64::MAX, cdb, data);
         self.run_until(|controller| controller.reap(0).pop())
     }
 
-    /// Hears the unit attention that each unit begins with.
-    pub fn clear_attentions(&mut self, places: &[LunAddress]) {
-        for place in places {
-            while self.command(*place, &[0; 6], Data::None).status != 0 {}
+    /// Clears the unit attention that each logical unit starts with.
+    pub fn clear_attentions(&mut self, addresses: &[LunAddress]) {
+        for address in addresses {
+            while self.command(*address, &[0; 6], Data::None).status != 0 {}
         }
     }
 
-    /// Puts a task management function on the control queue. The queue has room.
-    pub fn manage(&mut self, subtype: u32, place: LunAddress, id: u64) {
+    /// Puts a task management function on the control queue, which must have a free slot.
+    pub fn manage(&mut self, subtype: u32, address: LunAddress, id: u64) {
         let mut request = [0; 24];
         request[4..8].copy_from_slice(&subtype.to_le_bytes());
-        request[8..16].copy_from_slice(&place.encode());
+        request[8..16].copy_from_slice(&address.encode());
         request[16..].copy_from_slice(&id.to_le_bytes());
         self.control(id, &request, 1);
     }
 
-    /// Puts any request on the control queue, with room for an answer.
-    pub fn control(&mut self, id: u64, request: &[u8], answer: u32) {
+    /// Puts any request on the control queue, with `response` writable bytes for the response.
+    pub fn control(&mut self, id: u64, request: &[u8], response: u32) {
         let ring = &mut self.rings[CONTROL];
         let slot = ring.free.pop().expect("the control queue has room");
         let at = ring.at(slot);
         self.memory.write(GuestAddress(at), request).expect("mapped");
         self.memory.write(GuestAddress(at + 256), &[0xff; 8]).expect("mapped");
         let chain = ring.driver.begin(Shape::Direct).readable(GuestAddress(at), request.len() as u32).expect("room");
-        chain.writable(GuestAddress(at + 256), answer).expect("room").commit(slot).expect("room");
+        chain.writable(GuestAddress(at + 256), response).expect("room").commit(slot).expect("room");
         let _polled = ring.driver.publish();
-        ring.slots[slot as usize] = Slot { id, data_in: answer as usize };
+        ring.slots[slot as usize] = Slot { id, data_in: response as usize };
     }
 
-    /// Answered requests of the control queue: their identifiers and answers.
+    /// Returns the completed requests of the control queue: identifiers and responses.
     pub fn reap_control(&mut self) -> Vec<(u64, Vec<u8>)> {
         self.reap_plain(CONTROL)
     }
 
-    /// Events since the last time. Their buffers are posted again.
+    /// Returns the events since the last call, and posts their buffers again.
     pub fn events(&mut self) -> Vec<Vec<u8>> {
         let events = self.reap_plain(EVENT);
         events.iter().for_each(|_| self.post_event_buffer());
@@ -380,15 +380,15 @@ impl Controller {
     fn reap_plain(&mut self, ring: usize) -> Vec<(u64, Vec<u8>)> {
         let (memory, ring) = (&self.memory, &mut self.rings[ring]);
         ring.driver.look().expect("the device keeps to the protocol");
-        let mut answers = Vec::new();
+        let mut completed = Vec::new();
         while let Some(used) = ring.driver.take().expect("the device keeps to the protocol") {
             let Slot { id, data_in } = ring.slots[used.token as usize];
             let mut bytes = vec![0; data_in];
             memory.read(GuestAddress(ring.at(used.token) + 256), &mut bytes).expect("mapped");
-            answers.push((id, bytes));
+            completed.push((id, bytes));
             ring.free.push(used.token);
         }
-        answers
+        completed
     }
 
     fn post_event_buffer(&mut self) {

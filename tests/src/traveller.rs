@@ -1,5 +1,5 @@
-//! A guest with its VMM, as far as its disks see it, that goes from one daemon to another and takes its devices' state along: by
-//! SET_DEVICE_STATE_FD and CHECK_DEVICE_STATE. Source: QEMU's `vhost-user.rst`, "Migrating back-end state".
+//! A guest, as far as its disks see it, that migrates from one daemon to another with the state of its devices (SET_DEVICE_STATE_FD,
+//! CHECK_DEVICE_STATE). Source: QEMU's `vhost-user.rst`, "Migrating back-end state".
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,23 +15,23 @@ use crate::hostile::ring::Places;
 use crate::hostile::socket::{Connection, Heard, VERSION, message as m, state};
 use crate::hostile::wait_for;
 
-/// SET_DEVICE_STATE_FD: from the back-end to the front-end.
+/// SET_DEVICE_STATE_FD direction: from the backend to the frontend.
 pub const SAVE: u32 = 0;
-/// The other way.
+/// SET_DEVICE_STATE_FD direction: from the frontend to the backend.
 pub const LOAD: u32 = 1;
-/// What SET_DEVICE_STATE_FD is answered: yes, by the descriptor of the front-end.
+/// Reply to SET_DEVICE_STATE_FD: accepted, and the backend uses the frontend's descriptor.
 pub const TAKEN: u64 = 0x100;
-/// And no.
+/// Reply to SET_DEVICE_STATE_FD: rejected.
 pub const NOT_TAKEN: u64 = 0x101;
 
 /// Index of the first request queue of a controller.
 const REQUESTS: usize = 2;
-/// Where a SCSI command, its answer and its data lie: behind the third ring.
+/// Addresses of a SCSI command, its response and its data: behind the third ring.
 const COMMAND: u64 = START + 2 * QUEUE_SHARE + 0x4000;
 const ANSWER: u64 = COMMAND + 0x400;
 const DATA: u64 = COMMAND + 0x1000;
 
-/// A pipe: its end to read and its end to write.
+/// Creates a pipe. Returns its reading and its writing end.
 ///
 /// # Panics
 /// When the process is out of descriptors.
@@ -40,10 +40,10 @@ pub fn pipe() -> (File, File) {
     (File::from(reader), File::from(writer))
 }
 
-/// Gives the daemon a descriptor for the state. What it answers.
+/// Sends SET_DEVICE_STATE_FD. Returns the reply.
 ///
 /// # Panics
-/// When it does not answer.
+/// When there is no reply.
 pub fn set(connection: &mut Connection, direction: u32, file: BorrowedFd<'_>) -> u64 {
     connection.send(m::SET_DEVICE_STATE_FD, VERSION, &state(direction, 0), &[file]);
     match connection.hear() {
@@ -54,18 +54,18 @@ pub fn set(connection: &mut Connection, direction: u32, file: BorrowedFd<'_>) ->
     }
 }
 
-/// Asks how it went: whether well.
+/// Sends CHECK_DEVICE_STATE. Returns true if the transfer succeeded.
 ///
 /// # Panics
-/// When the daemon does not answer.
+/// When there is no reply.
 pub fn check(connection: &mut Connection) -> bool {
     connection.ask_u64(m::CHECK_DEVICE_STATE) == 0
 }
 
-/// The state of a device whose queues are stopped.
+/// Saves the state of a device whose queues are stopped.
 ///
 /// # Panics
-/// When the daemon does not give it.
+/// When the daemon does not send it.
 pub fn save(connection: &mut Connection) -> String {
     let (mut reader, writer) = pipe();
     assert_eq!(set(connection, SAVE, writer.as_fd()), TAKEN);
@@ -76,32 +76,32 @@ pub fn save(connection: &mut Connection) -> String {
     text
 }
 
-/// Gives a device whose queues are stopped its state. Whether the daemon takes it.
+/// Loads the state of a device whose queues are stopped. Returns true if the daemon accepts it.
 ///
 /// # Panics
-/// When the daemon does not even listen.
+/// When the daemon rejects SET_DEVICE_STATE_FD.
 pub fn load(connection: &mut Connection, text: &[u8]) -> bool {
     let (reader, mut writer) = pipe();
     assert_eq!(set(connection, LOAD, reader.as_fd()), TAKEN);
     drop(reader);
-    // It may have enough before the end.
+    // The daemon may stop reading before the end.
     let _ = writer.write_all(text);
     drop(writer);
     check(connection)
 }
 
-/// When a VMM loads the state: before it says anything of the guest, or when all is set up but the queues' start.
+/// When a VMM loads the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// As QEMU does.
+    /// Before everything else, as QEMU does.
     First,
-    /// The features and the memory are known.
+    /// After the features and the memory table, before the queues start.
     Last,
-    /// Never, as VMMs do that do not know of it.
+    /// Never: a VMM without this feature.
     Never,
 }
 
-/// How a SCSI command ended.
+/// Result of a SCSI command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// SCSI status.
@@ -110,51 +110,51 @@ pub struct Ended {
     pub sense: Option<(u8, u8, u8)>,
     /// All sense data.
     pub sense_data: Vec<u8>,
-    /// As much as was asked for.
+    /// Data-in, as much as was requested.
     pub data: Vec<u8>,
 }
 
 impl Ended {
-    /// Whether it succeeded.
+    /// Returns true if the status is GOOD.
     pub fn is_good(&self) -> bool {
         self.status == 0
     }
 }
 
-/// The guest.
+/// A guest with one vhost-user device.
 #[derive(Debug)]
 pub struct Traveller {
-    /// Its VMM's end of the conversation.
+    /// Its VMM's end of the connection.
     pub front: FrontEnd,
-    /// Bytes of sense data that its driver has room for.
+    /// Size of its driver's sense buffer in bytes.
     pub sense_size: u32,
 }
 
 impl Traveller {
-    /// Begins with `queues` queues.
+    /// Connects and starts `queues` queues.
     pub fn start(socket: &Path, queues: u16) -> Traveller {
         Traveller { front: FrontEnd::start(socket, 0, queues), sense_size: 96 }
     }
 
-    /// Stops its queues: where each goes on.
+    /// Stops the queues. Returns their available indices.
     pub fn stop(&mut self) -> Vec<u16> {
         (0..self.front.queues.len() as u32).map(|index| self.front.stop_queue(index)).collect()
     }
 
-    /// Starts them again at the same daemon.
+    /// Starts the queues again at the same daemon.
     pub fn start_again(&mut self, bases: &[u16]) {
         (0..).zip(bases).for_each(|(index, base)| self.front.start_queue(index, *base));
     }
 
-    /// The state of its device. Its queues are stopped.
+    /// Saves the state of the device, whose queues are stopped.
     pub fn save(&mut self) -> String {
         save(&mut self.front.connection)
     }
 
-    /// Goes on at another daemon with this state. `None` when that does not take it.
+    /// Migrates to another daemon with this state. Returns `None` if the daemon rejects it.
     ///
     /// # Panics
-    /// When another daemon does not take what this one took.
+    /// When the daemon rejects anything else.
     pub fn arrive(&self, socket: &Path, bases: &[u16], state: &str, order: Order) -> Option<Traveller> {
         let mut connection = Connection::open(socket);
         let features = match order {
@@ -187,15 +187,15 @@ impl Traveller {
         Some(Traveller { front, sense_size: self.sense_size })
     }
 
-    /// Reads a sector of a virtio-blk disk by its first queue.
+    /// Reads a sector of a virtio-blk disk through its first queue.
     ///
     /// # Panics
-    /// When that is not answered with success.
+    /// When the read does not succeed.
     pub fn read_sector(&mut self, sector: u64) -> Vec<u8> {
         self.front.memory.write(COMMAND, &header(kind::IN, sector));
         let queue = &mut self.front.queues[0];
-        let pieces = [readable(COMMAND, 16), writable(DATA, 512), writable(ANSWER, 1)];
-        let head = direct(&queue.ring, &[0, 1, 2], &pieces);
+        let segments = [readable(COMMAND, 16), writable(DATA, 512), writable(ANSWER, 1)];
+        let head = direct(&queue.ring, &[0, 1, 2], &segments);
         queue.ring.offer(head);
         queue.go();
         queue.answer();
@@ -203,7 +203,7 @@ impl Traveller {
         self.front.memory.read(DATA, 512)
     }
 
-    /// Posts buffers for events, as heads 0 to 3 of the event queue.
+    /// Posts event buffers, as heads 0 to 3 of the event queue.
     pub fn post_events(&mut self) {
         let queue = &mut self.front.queues[1];
         for entry in 0..4_u16 {
@@ -213,7 +213,7 @@ impl Traveller {
         queue.go();
     }
 
-    /// The next event.
+    /// Waits for the next event.
     ///
     /// # Panics
     /// When none comes.
@@ -223,16 +223,16 @@ impl Traveller {
         self.front.memory.read(event_at(head.into()), 16).try_into().expect("16 bytes")
     }
 
-    /// Whether an event has come.
+    /// Returns true if an event is pending.
     pub fn has_event(&self) -> bool {
         let ring = &self.front.queues[1].ring;
         ring.used() != ring.taken
     }
 
-    /// One SCSI command, with data for it or room for its data.
+    /// Runs one SCSI command, with data-out `out` or `room` bytes of data-in.
     ///
     /// # Panics
-    /// When it is not answered.
+    /// When it does not complete.
     pub fn scsi(&mut self, target: u8, cdb: &[u8], out: &[u8], room: u32) -> Ended {
         let mut command = vec![1, target, 0, 0, 0, 0, 0, 0];
         command.extend([0; 11 + 32]);
@@ -240,46 +240,46 @@ impl Traveller {
         let memory = Arc::clone(&self.front.memory);
         memory.write(COMMAND, &command);
         memory.write(ANSWER, &[0xee; 108]);
-        let mut pieces = vec![readable(COMMAND, command.len() as u32)];
+        let mut segments = vec![readable(COMMAND, command.len() as u32)];
         if !out.is_empty() {
             memory.write(DATA, out);
-            pieces.push(readable(DATA, out.len() as u32));
+            segments.push(readable(DATA, out.len() as u32));
         }
-        pieces.push(writable(ANSWER, 12 + self.sense_size));
+        segments.push(writable(ANSWER, 12 + self.sense_size));
         if room > 0 {
-            pieces.push(writable(DATA, room));
+            segments.push(writable(DATA, room));
         }
         let queue = &mut self.front.queues[REQUESTS];
-        let head = direct(&queue.ring, &[0, 1, 2], &pieces);
+        let head = direct(&queue.ring, &[0, 1, 2], &segments);
         queue.ring.offer(head);
         queue.go();
         wait_for("an answer", || queue.ring.take());
-        let answer = memory.read(ANSWER, 108);
-        assert_eq!(answer[11], 0, "response");
-        let len = u32::from_le_bytes([answer[0], answer[1], answer[2], answer[3]]) as usize;
-        let sense_data = answer[12..12 + len].to_vec();
+        let response = memory.read(ANSWER, 108);
+        assert_eq!(response[11], 0, "response");
+        let len = u32::from_le_bytes([response[0], response[1], response[2], response[3]]) as usize;
+        let sense_data = response[12..12 + len].to_vec();
         let sense = match sense_data.first().map(|code| code & 0x7f) {
             None => None,
             Some(0x72) => Some((sense_data[1] & 15, sense_data[2], sense_data[3])),
             Some(_) => Some((sense_data[2] & 15, sense_data[12], sense_data[13])),
         };
-        Ended { status: answer[10], sense, sense_data, data: memory.read(DATA, room as usize) }
+        Ended { status: response[10], sense, sense_data, data: memory.read(DATA, room as usize) }
     }
 
-    /// TEST UNIT READY until it succeeds: the unit attentions that it told, as additional sense codes.
+    /// Runs TEST UNIT READY until it succeeds. Returns the additional sense codes of the unit attentions.
     ///
     /// # Panics
-    /// When it fails for another reason, or they do not end.
+    /// When it fails for another reason, or the unit attentions do not end.
     pub fn attentions(&mut self, target: u8) -> Vec<(u8, u8)> {
-        let mut told = Vec::new();
+        let mut codes = Vec::new();
         loop {
             let Ended { status, sense, .. } = self.scsi(target, &[0; 6], &[], 0);
             match (status, sense) {
-                (0, _) => return told,
-                (2, Some((6, asc, ascq))) => told.push((asc, ascq)),
+                (0, _) => return codes,
+                (2, Some((6, asc, ascq))) => codes.push((asc, ascq)),
                 other => panic!("target {target}: {other:?}"),
             }
-            assert!(told.len() < 16, "{told:?}");
+            assert!(codes.len() < 16, "{codes:?}");
         }
     }
 }
@@ -288,7 +288,7 @@ fn event_at(entry: u64) -> u64 {
     START + QUEUE_SHARE + 0x4000 + 64 * entry
 }
 
-/// Ring places of queue `index`.
+/// Returns the ring addresses of queue `index`.
 pub fn places(index: u16) -> Places {
     Places::pages(START + QUEUE_SHARE * u64::from(index))
 }
@@ -296,10 +296,10 @@ pub fn places(index: u16) -> Places {
 /// Entries of a ring.
 pub const ENTRIES: u16 = RING;
 
-/// A descriptor of a file that is no pipe.
+/// Returns a descriptor that is not a pipe.
 ///
 /// # Panics
-/// When there is no such file.
+/// When /dev/zero cannot be opened.
 pub fn zeroes() -> OwnedFd {
     OwnedFd::from(File::open("/dev/zero").expect("/dev/zero"))
 }

@@ -1,4 +1,4 @@
-//! A simulated Xen with the daemon as its back-end. The machine lives in the test's process, so it outlives the daemon.
+//! A simulated Xen with the daemon as its backend. The machine is in the test's process, so it outlives the daemon.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -18,36 +18,36 @@ use tempfile::TempDir;
 use crate::hostile::daemon::binary;
 use crate::hostile::{PATIENCE, wait_for};
 
-/// The type of the devices.
+/// Device type in xenstore.
 pub const TYPE: &str = "mqblk";
 
-/// What a back-end holds of its guests and of the system.
+/// Resources of the daemon in its process and in the simulated machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holds {
     /// Open file descriptors.
     pub fds: usize,
     /// Threads.
     pub threads: usize,
-    /// Pages of guests that are mapped.
+    /// Mapped pages of guests.
     pub mappings: u64,
-    /// Ports that are open, of all domains.
+    /// Open event channel ports, of all domains.
     pub ports: u64,
 }
 
-/// A machine and a daemon. The daemon is killed when this is dropped, if [`stop`](Self::stop) was not called.
+/// A simulated machine and a daemon. The daemon is killed on drop, unless [`stop`](Self::stop) was called.
 pub struct Host {
     /// The machine.
     pub machine: Machine,
     folder: TempDir,
     arguments: Vec<String>,
     daemon: Option<Child>,
-    /// The daemon was told to stop.
+    /// The daemon was signalled to stop.
     stopping: bool,
 }
 
 impl Host {
-    /// A machine with domains 1 and 2, and a daemon with these arguments of `mqblk serve`. `FOLDER` in them is a folder of the
-    /// test's own.
+    /// Creates a machine with domains 1 and 2, and starts a daemon with these arguments of `mqblk serve`. `FOLDER` in them is a directory
+    /// of the test.
     ///
     /// # Panics
     /// When something does not start.
@@ -63,7 +63,7 @@ impl Host {
         host
     }
 
-    /// Starts a daemon with these arguments in place of those before.
+    /// Starts a daemon with these arguments instead of the previous ones.
     ///
     /// # Panics
     /// When it does not start.
@@ -73,12 +73,12 @@ impl Host {
         self.spawn();
     }
 
-    /// A folder of the test's own.
+    /// Returns the directory of the test.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// An image of this size in bytes, all zero.
+    /// Creates an image of this size in bytes, all zero.
     ///
     /// # Panics
     /// When the disk is full.
@@ -111,18 +111,18 @@ impl Host {
         self.folder.path().join("log")
     }
 
-    /// All that the daemons have logged.
+    /// Returns the log of all daemons started so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
-    /// Warnings and errors that they have logged.
+    /// Returns the warnings and errors in the log.
     pub fn complaints(&self) -> Vec<String> {
         let bad = |line: &&str| line.contains(" WARN ") || line.contains("ERROR ");
         self.log().lines().filter(bad).map(str::to_owned).collect()
     }
 
-    /// Journals that are kept.
+    /// Returns the number of existing journals.
     pub fn journals(&self) -> usize {
         let journal = |entry: &std::io::Result<std::fs::DirEntry>| {
             entry.as_ref().is_ok_and(|entry| !entry.file_name().to_string_lossy().ends_with(".lock"))
@@ -130,7 +130,7 @@ impl Host {
         std::fs::read_dir(self.folder.path().join("state")).map_or(0, |entries| entries.filter(journal).count())
     }
 
-    /// Kills the daemon: it has no time for anything.
+    /// Kills the daemon with SIGKILL.
     ///
     /// # Panics
     /// When it had ended before.
@@ -142,7 +142,7 @@ impl Host {
         assert!(killed || self.stopping && status.success(), "{status}:\n{}", self.log());
     }
 
-    /// The daemon's process.
+    /// Returns the daemon's process.
     ///
     /// # Panics
     /// When there is none.
@@ -150,7 +150,7 @@ impl Host {
         Pid::from_child(self.daemon.as_ref().expect("a daemon"))
     }
 
-    /// Tells the daemon to stop, and does not wait.
+    /// Sends SIGTERM to the daemon, without waiting.
     ///
     /// # Panics
     /// When there is none.
@@ -159,7 +159,7 @@ impl Host {
         self.stopping = true;
     }
 
-    /// Tells the daemon to stop, and checks that it does so in good order.
+    /// Stops the daemon with SIGTERM, and checks its exit.
     ///
     /// # Panics
     /// When it does not.
@@ -179,10 +179,10 @@ impl Host {
         assert!(status.is_none(), "after {after}: the daemon ended with {status:?}:\n{}", self.log());
     }
 
-    /// What it holds now.
+    /// Returns its current resources.
     ///
     /// # Panics
-    /// When it is gone.
+    /// When it has exited.
     pub fn holds(&self) -> Holds {
         let proc = PathBuf::from(format!("/proc/{}", self.daemon.as_ref().expect("a daemon").id()));
         let count = |what: &str| std::fs::read_dir(proc.join(what)).expect("the daemon").count();
@@ -191,10 +191,10 @@ impl Host {
         Holds { fds: count("fd"), threads: count("task"), mappings, ports }
     }
 
-    /// Waits until it holds `expected` and no more.
+    /// Waits until its resources are exactly `expected`.
     ///
     /// # Panics
-    /// When it goes on to hold something else.
+    /// When they are not in time.
     pub fn wait_holds(&self, expected: Holds, after: &str) {
         let until = std::time::Instant::now() + PATIENCE;
         let mut last = self.holds();
@@ -205,7 +205,7 @@ impl Host {
         assert_eq!(last, expected, "after {after}:\n{}", self.log());
     }
 
-    /// What it holds once that does not change any more.
+    /// Returns its resources once they are stable.
     pub fn quiet_holds(&self) -> Holds {
         let mut last = self.holds();
         wait_for("the daemon's rest", || {
@@ -215,7 +215,7 @@ impl Host {
         })
     }
 
-    /// The Xen as a domain sees it.
+    /// Returns the Xen interface of a domain.
     ///
     /// # Panics
     /// When there is no such domain.
@@ -228,12 +228,12 @@ impl Host {
         .expect("a domain")
     }
 
-    /// The xenstore of the toolstack.
+    /// Returns the toolstack's xenstore connection.
     pub fn store(&self) -> Xenstore {
         self.domain(0).store().expect("xenstore")
     }
 
-    /// A device for domain `front`, made by the toolstack.
+    /// Creates a device for domain `front` as the toolstack.
     ///
     /// # Panics
     /// When xenstore refuses.
@@ -245,14 +245,14 @@ impl Host {
         device
     }
 
-    /// How a frontend connects to a device.
+    /// Returns the options with which a frontend connects to a device.
     pub fn options(&self, device: &Vbd) -> Options {
         let mut options = Options::new(self.domain(device.front.0), device.devid);
         (options.patience, options.answer_limit) = (PATIENCE, PATIENCE);
         options
     }
 
-    /// The backend's state.
+    /// Returns the backend's state in xenstore.
     pub fn backend_state(&self, store: &mut Xenstore, device: &Vbd) -> Option<XenbusState> {
         let state = store.read(&format!("{}/{}", device.back_path(), keys::STATE)).expect("xenstore");
         state.map(|state| XenbusState::parse(Some(&state)))
@@ -275,7 +275,7 @@ impl Host {
         }
     }
 
-    /// What the backend complains of.
+    /// Returns the backend's error node.
     pub fn error(&self, device: &Vbd) -> Option<String> {
         let path = vbd::backend_error_path(device.backend, &device.type_name, device.front, device.devid);
         self.store().read(&path).expect("xenstore")

@@ -1,4 +1,4 @@
-//! A guest that does nothing wrong: it writes through the project's own frontend, and checks all that it reads.
+//! A correct guest: it writes through the project's own frontend, and verifies all that it reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use crate::hostile::{PATIENCE, wait_for};
 /// Requests in flight on each queue.
 const DEPTH: usize = 8;
 
-/// A device driven by one thread over all its queues, and what it has written so far.
+/// A device driven by one thread over all its queues, and the generations it has written.
 pub struct Load {
     device: Device,
     set: QueueSet,
@@ -37,10 +37,10 @@ struct Job {
 }
 
 impl Load {
-    /// Connects as `options` say. Uses the first `blocks` blocks of [`BLOCK`] bytes, of which nothing is known.
+    /// Connects with `options`. Uses the first `blocks` blocks of [`BLOCK`] bytes, whose content is unknown.
     ///
     /// # Panics
-    /// When the backend does not play along.
+    /// When the backend does not connect.
     pub fn connect(options: &Options, blocks: usize, seed: u64) -> Load {
         let mut options = options.clone();
         options.depth = DEPTH as u16;
@@ -50,22 +50,22 @@ impl Load {
         Load { device, set, generations: vec![0; blocks], random: SmallRng::seed_from_u64(seed), verified: 0 }
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&mut self) -> &mut Device {
         &mut self.device
     }
 
-    /// What is on the disk is known from another client.
+    /// Sets the generations on the disk, written by another client.
     #[must_use]
     pub fn knowing(mut self, other: Vec<u32>) -> Load {
         self.generations = other;
         self
     }
 
-    /// One round: a batch of writes and reads of different blocks on every queue, and all answers checked.
+    /// Runs one round: a batch of writes and reads of different blocks on every queue, each verified.
     ///
     /// # Panics
-    /// When an answer is wrong or does not come.
+    /// When a completion is wrong or missing.
     pub fn round(&mut self) {
         let all = self.set.queues().len() * DEPTH;
         let mut jobs = Vec::with_capacity(all);
@@ -128,16 +128,16 @@ impl Load {
     }
 
     fn submit(&mut self, at: usize, job: &Job) {
-        let piece = self.piece(at);
+        let segment = self.piece(at);
         let queue = &mut self.set.queues()[at / DEPTH];
         let start = Sector512((job.number * BLOCK) as u64 / mqblk_core::units::SECTOR_BYTES);
         if job.write {
             let content = block(job.number as u64, job.generation.into());
-            queue.memory().write(piece.address, &content).expect("data memory");
-            queue.write(at as u32, start, piece).expect("room");
+            queue.memory().write(segment.address, &content).expect("data memory");
+            queue.write(at as u32, start, segment).expect("room");
         } else {
-            queue.memory().write(piece.address, &[0xaa; BLOCK]).expect("data memory");
-            queue.read(at as u32, start, piece).expect("room");
+            queue.memory().write(segment.address, &[0xaa; BLOCK]).expect("data memory");
+            queue.read(at as u32, start, segment).expect("room");
         }
     }
 
@@ -148,26 +148,26 @@ impl Load {
             self.generations[job.number] = job.generation;
             return;
         }
-        let piece = self.piece(at);
+        let segment = self.piece(at);
         let mut bytes = vec![0; BLOCK];
-        self.set.queues()[at / DEPTH].memory().read(piece.address, &mut bytes).expect("data memory");
+        self.set.queues()[at / DEPTH].memory().read(segment.address, &mut bytes).expect("data memory");
         if let Some(fault) = fault(&bytes, job.number as u64, job.generation) {
             panic!("{fault}");
         }
         self.verified += 1;
     }
 
-    /// Closes the device. What is on the disk, for another client.
+    /// Closes the device. Returns the generations on the disk, for another client.
     ///
     /// # Panics
-    /// When the backend does not answer.
+    /// When the backend does not close.
     pub fn finish(self) -> Vec<u32> {
         self.device.stop(vec![self.set]).expect("an end in good order");
         self.generations
     }
 }
 
-/// A good guest beside a bad one: a thread that goes on verifying until it is stopped.
+/// A well-behaved guest beside the one under test: a thread that writes and verifies until it is stopped.
 pub struct Neighbour {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
@@ -175,7 +175,7 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// Starts to verify.
+    /// Starts the thread.
     pub fn start(options: Options, seed: u64) -> Neighbour {
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stop2, rounds2) = (Arc::clone(&stop), Arc::clone(&rounds));
@@ -184,7 +184,7 @@ impl Neighbour {
             while !stop2.load(Ordering::Relaxed) {
                 load.round();
                 rounds2.fetch_add(1, Ordering::Relaxed);
-                // Leaves the processors to the tests.
+                // Leaves CPU time to the tests.
                 std::thread::sleep(Duration::from_micros(300));
             }
             let verified = load.verified;
@@ -196,7 +196,7 @@ impl Neighbour {
         neighbour
     }
 
-    /// Waits for two more rounds: one that began after now is among them.
+    /// Waits for two more rounds, at least one of which began after the call.
     ///
     /// # Panics
     /// When none ends.
@@ -209,7 +209,7 @@ impl Neighbour {
         });
     }
 
-    /// Ends it, and returns how many blocks it has verified.
+    /// Stops the thread. Returns the number of verified blocks.
     ///
     /// # Panics
     /// When it has failed.

@@ -1,4 +1,4 @@
-//! Xen guests without a hypervisor: a simulated machine, the `mqblk` binary as its back-end, and clients that verify what they read.
+//! Xen guests without a hypervisor: a simulated machine, the `mqblk` binary as its backend, and verifying clients.
 
 mod host;
 mod load;

@@ -11,7 +11,7 @@ use super::load::DATA;
 use super::port::{End, Order, Port, Work};
 use crate::hostile::PATIENCE;
 
-/// What a load draws from.
+/// The distribution that a load draws request types from.
 pub const WORKS: [Work; 16] = {
     let mut works = [Work::Read; 16];
     let mut at = 7;
@@ -25,7 +25,7 @@ pub const WORKS: [Work; 16] = {
     works
 };
 
-/// How these tests connect to a socket.
+/// Returns the options with which these tests connect to a socket.
 pub fn options(socket: std::path::PathBuf, queues: u16) -> Options {
     let mut options = Options::new(socket);
     options.queues = queues;
@@ -41,7 +41,7 @@ pub fn options(socket: std::path::PathBuf, queues: u16) -> Options {
 pub struct Blk(QueueSet);
 
 impl Blk {
-    /// Connects. The device is this end of the conversation.
+    /// Connects. Returns the device and its queues.
     ///
     /// # Panics
     /// When the daemon does not play along.
@@ -51,7 +51,7 @@ impl Blk {
         (device, Blk(set))
     }
 
-    /// The queues.
+    /// Returns the queues.
     pub fn into_set(self) -> QueueSet {
         self.0
     }
@@ -77,29 +77,29 @@ impl Port for Blk {
     fn works(&self) -> &[Work] {
         &WORKS
     }
-    fn submit(&mut self, queue: usize, user: u32, order: &Order) -> bool {
-        let start = Sector512(order.start());
-        let piece = Piece { address: order.data, len: order.sectors() * 512 };
-        // A write of zeroes may give the space back, or not.
+    fn submit(&mut self, queue: usize, user: u32, request: &Order) -> bool {
+        let start = Sector512(request.start());
+        let segment = Piece { address: request.data, len: request.sectors() * 512 };
+        // A write of zeroes with or without deallocation.
         let range = |&(start, sectors)| Range {
             start: Sector512(start),
             sectors,
-            unmap: order.work == Work::Zero && start % 2 == 0,
+            unmap: request.work == Work::Zero && start % 2 == 0,
         };
-        let ranges: Vec<Range> = order.ranges.iter().map(range).collect();
+        let ranges: Vec<Range> = request.ranges.iter().map(range).collect();
         let queue = self.queue(queue);
-        let refused = match order.work {
-            Work::Read => queue.read(user, start, piece),
-            Work::Write => queue.write(user, start, piece),
+        let result = match request.work {
+            Work::Read => queue.read(user, start, segment),
+            Work::Write => queue.write(user, start, segment),
             Work::Flush => queue.flush(user),
             Work::Discard => queue.discard(user, &ranges),
             Work::Zero => queue.write_zeroes(user, &ranges),
             other => panic!("{other:?} is none of virtio-blk's"),
         };
-        match refused {
+        match result {
             Ok(()) => true,
             Err(Refused::Full) => false,
-            Err(other) => panic!("{order:?}: {other}"),
+            Err(other) => panic!("{request:?}: {other}"),
         }
     }
     fn publish(&mut self) {

@@ -1,4 +1,4 @@
-//! The `mqblk` binary over vhost-user, as a child that goes and comes. Its sockets, images and log stay.
+//! The `mqblk` binary over vhost-user, as a child process that is restarted. Its sockets, images and log remain.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -22,8 +22,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `mqblk serve` with these arguments. `FOLDER` in them is a folder of the test's own, where there is a fresh image of
-    /// each of these names.
+    /// Starts `mqblk serve` with these arguments. `FOLDER` in them is a directory of the test, with a new image of each of these names.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -40,7 +39,7 @@ impl Daemon {
         daemon
     }
 
-    /// The folder of its sockets and images.
+    /// Returns the directory of its sockets and images.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -49,15 +48,15 @@ impl Daemon {
         self.folder.path().join("log")
     }
 
-    /// All that the daemons have logged.
+    /// Returns the log of all daemons started so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
-    /// Starts the daemon again. Does not wait for its sockets.
+    /// Starts the daemon again, without waiting for its sockets.
     ///
     /// # Panics
-    /// When that is not possible.
+    /// When it cannot be started.
     pub fn spawn(&mut self) {
         let log = File::options().create(true).append(true).open(self.log_path()).expect("a log file");
         let mut command = Command::new(binary());
@@ -70,7 +69,7 @@ impl Daemon {
         kill_process(self.pid(), signal).expect("a signal");
     }
 
-    /// Its process.
+    /// Returns its process.
     ///
     /// # Panics
     /// When there is none.
@@ -87,10 +86,10 @@ impl Daemon {
         assert!(status.is_none(), "the daemon ended with {status:?}:\n{}", tail(&self.log()));
     }
 
-    /// Kills it: it has no time for anything.
+    /// Kills it with SIGKILL.
     ///
     /// # Panics
-    /// When it had ended by itself, in another way than it was told to.
+    /// When it had exited by itself, other than after SIGTERM.
     pub fn kill(&mut self) {
         self.signal(Signal::KILL);
         let status = self.child.take().expect("a daemon").wait().expect("its end");
@@ -98,12 +97,12 @@ impl Daemon {
         assert!(killed || status.success(), "the daemon ended with {status}:\n{}", tail(&self.log()));
     }
 
-    /// Tells it to stop, and does not wait.
+    /// Sends SIGTERM, without waiting.
     pub fn begin_stop(&self) {
         self.signal(Signal::TERM);
     }
 
-    /// Tells it to stop, and waits until it has, in good order.
+    /// Stops it with SIGTERM, and checks its exit.
     ///
     /// # Panics
     /// When it does not.
@@ -115,7 +114,7 @@ impl Daemon {
     }
 }
 
-/// The last lines of a log.
+/// Returns the last lines of a log.
 pub fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(40)..].join("\n")

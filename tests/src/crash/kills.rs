@@ -1,4 +1,4 @@
-//! Ends a back-end again and again while loads run, and sees that they all go on.
+//! Ends a backend repeatedly while loads run, and checks that they all continue.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,48 +15,48 @@ use super::load::{History, Load, Shared};
 use super::port::Port;
 use super::report::{Figures, say};
 
-/// What is not answered for so long is never answered.
+/// A request that takes longer counts as hung.
 const HANG: Duration = Duration::from_secs(90);
 
-/// How long a connection to a daemon that is about to be killed is tried.
+/// Timeout of a connection attempt to a daemon that is about to be killed.
 const SHORT: Duration = Duration::from_millis(40);
 
-/// A back-end and its devices.
+/// A backend process and its devices.
 pub trait Victim: Send {
     /// Kills it.
     fn kill(&mut self);
-    /// Its process.
+    /// Returns its process.
     fn pid(&self) -> Pid;
-    /// Tells it to stop, and waits until it has.
+    /// Stops it with SIGTERM and waits for its exit.
     fn stop(&mut self);
-    /// Tells it to stop, without waiting.
+    /// Sends SIGTERM, without waiting.
     fn begin_stop(&mut self);
     /// Starts it again.
     fn spawn(&mut self);
-    /// Has the devices go on with it, within so long.
+    /// Reconnects the devices, within `patience`.
     ///
     /// # Errors
-    /// When it does not play along.
+    /// When the backend does not accept them.
     fn reconnect(&mut self, patience: Duration) -> Result<(), String>;
-    /// All that it has logged.
+    /// Returns its log so far.
     fn log(&self) -> String;
-    /// Makes the storage forget what it has in memory, if it can.
+    /// Drops cached data of the storage, if possible.
     fn forget(&mut self);
 }
 
-/// How often what is done.
+/// How often the backend is killed and stopped.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// SIGKILLs.
     pub kills: u32,
     /// SIGTERMs.
     pub stops: u32,
-    /// Most milliseconds between one and the next.
+    /// Most milliseconds between two of them.
     pub pause: u64,
 }
 
 impl Plan {
-    /// Kills: 100, and stops: 50, when `MQBLK_CRASH=full`; else a tenth.
+    /// Returns 100 kills and 50 stops if `MQBLK_CRASH=full`, else a tenth.
     pub fn usual() -> Plan {
         match is_full() {
             true => Plan { kills: 100, stops: 50, pause: 60 },
@@ -64,7 +64,7 @@ impl Plan {
         }
     }
 
-    /// A fifth of the kills and stops, when `MQBLK_CRASH=full`; else a few: for requests that take long.
+    /// Returns a fifth of the kills and stops if `MQBLK_CRASH=full`, else a few: for slow requests.
     pub fn slow() -> Plan {
         match is_full() {
             true => Plan { kills: 20, stops: 10, pause: 100 },
@@ -73,12 +73,12 @@ impl Plan {
     }
 }
 
-/// Whether the whole number is asked for.
+/// Returns true if `MQBLK_CRASH=full`.
 pub fn is_full() -> bool {
     std::env::var("MQBLK_CRASH").is_ok_and(|value| value == "full")
 }
 
-/// The seed of a run: `MQBLK_CRASH_SEED`, or another one each time. It is printed.
+/// Returns the seed of a run: `MQBLK_CRASH_SEED`, or a random one. Prints it.
 pub fn seed() -> u64 {
     let given = std::env::var("MQBLK_CRASH_SEED").ok().map(|text| text.parse().expect("MQBLK_CRASH_SEED: a number"));
     let seed = given.unwrap_or_else(|| rand::rng().random_range(0..1 << 32));
@@ -86,7 +86,7 @@ pub fn seed() -> u64 {
     seed
 }
 
-/// A load that runs.
+/// A running load.
 pub struct Running<P> {
     shared: Arc<Shared>,
     waker: Waker,
@@ -95,7 +95,7 @@ pub struct Running<P> {
 }
 
 impl<P: Port + Send + 'static> Running<P> {
-    /// Starts one.
+    /// Starts a load in its thread.
     ///
     /// # Panics
     /// When there is no thread.
@@ -107,12 +107,12 @@ impl<P: Port + Send + 'static> Running<P> {
         Running { shared, waker, thread: Some(thread.expect("a thread")), name: name.to_owned() }
     }
 
-    /// Answers so far.
+    /// Returns the number of completions so far.
     pub fn answered(&self) -> u64 {
         self.shared.answered.load(Ordering::Relaxed)
     }
 
-    /// Looks until `done` says so. What the load found wrong is a panic here, too.
+    /// Waits until `done` returns true. Panics if the load has panicked.
     fn watch(&mut self, mut done: impl FnMut(&Running<P>) -> bool) {
         let mut last = (self.answered(), Instant::now());
         while !done(self) {
@@ -131,10 +131,10 @@ impl<P: Port + Send + 'static> Running<P> {
         }
     }
 
-    /// Waits until so many more answers have come.
+    /// Waits for `more` completions.
     ///
     /// # Panics
-    /// When they do not, or are wrong.
+    /// When they do not come, or are wrong.
     pub fn wait_answers(&mut self, more: u64) {
         let until = self.answered() + more;
         self.watch(|load| load.answered() >= until);
@@ -142,14 +142,14 @@ impl<P: Port + Send + 'static> Running<P> {
 
     fn join(&mut self) -> (History, P) {
         let joined = self.thread.take().expect("a load that runs").join();
-        // The message was printed where it happened.
+        // The thread has printed the message.
         joined.unwrap_or_else(|_| panic!("{}: the load has failed", self.name))
     }
 
     fn end(mut self) -> (History, P) {
         let mut last = (self.answered(), Instant::now());
         while !self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
-            // Also out of a sleep that began before it was told.
+            // Also wakes a wait that began before `die` was set.
             if self.shared.die.load(Ordering::Relaxed) {
                 self.waker.wake();
             }
@@ -165,30 +165,30 @@ impl<P: Port + Send + 'static> Running<P> {
         self.join()
     }
 
-    /// Lets what is in flight end, and ends it.
+    /// Waits for the requests in flight, then ends the load.
     ///
     /// # Panics
-    /// When something is wrong.
+    /// When anything was wrong.
     pub fn finish(self) -> (History, P) {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.end()
     }
 
-    /// Ends it in the midst of its requests, which will never be reaped.
+    /// Ends the load with requests in flight, which are never reaped.
     ///
     /// # Panics
-    /// When something is wrong.
+    /// When anything was wrong.
     pub fn die(self) -> (History, P) {
         self.shared.die.store(true, Ordering::Relaxed);
         self.end()
     }
 }
 
-/// Ends a victim as `plan` says, at moments that `seed` decides, under loads. The seed of the kills only: which requests they find
-/// is up to the host.
+/// Kills and stops a backend as `plan` says, at moments derived from `seed`, under loads. Which requests are in flight at these moments is
+/// not reproducible.
 ///
 /// # Panics
-/// When a request is lost, wrong or answered twice.
+/// When a request is lost, wrong or completed twice.
 pub fn torment<V: Victim, P: Port + Send + 'static>(
     victim: &mut V,
     loads: &mut [Running<P>],
@@ -198,7 +198,7 @@ pub fn torment<V: Victim, P: Port + Send + 'static>(
     let mut random = SmallRng::seed_from_u64(seed);
     let mut ends: Vec<bool> = (0..plan.kills + plan.stops).map(|at| at < plan.kills).collect();
     ends.shuffle(&mut random);
-    let mut figures = Figures::default();
+    let mut stats = Figures::default();
     let (mut kills, stops) = (0, plan.stops);
     for is_kill in ends {
         // All of them are at work, and not still finding out what happened: not always.
@@ -222,16 +222,16 @@ pub fn torment<V: Victim, P: Port + Send + 'static>(
         }
     }
     loads.iter_mut().for_each(|load| load.wait_answers(20));
-    figures.kills = kills.into();
-    figures.stops = stops.into();
-    figures
+    stats.kills = kills.into();
+    stats.stops = stops.into();
+    stats
 }
 
-/// Kills a victim, in one of several ways: how often it was.
+/// Kills a backend in one of several ways. Returns the number of kills.
 fn kill<V: Victim>(victim: &mut V, random: &mut SmallRng, most: u32) -> u32 {
     match random.random_range(0..6) {
         0 => {
-            // In the midst of its drain.
+            // During its drain.
             victim.begin_stop();
             std::thread::sleep(Duration::from_micros(random.random_range(0..10_000)));
             victim.kill();
@@ -240,7 +240,7 @@ fn kill<V: Victim>(victim: &mut V, random: &mut SmallRng, most: u32) -> u32 {
         1 | 2 if most > 1 => {
             victim.kill();
             victim.spawn();
-            // While the devices connect, or a moment before or after: each step of it is hit now and then.
+            // While the devices reconnect, or shortly before or after: over many runs each step of it is hit.
             let (pid, pause) = (victim.pid(), Duration::from_micros(random.random_range(0..30_000)));
             std::thread::scope(|scope| {
                 scope.spawn(move || {
@@ -259,7 +259,7 @@ fn kill<V: Victim>(victim: &mut V, random: &mut SmallRng, most: u32) -> u32 {
     }
 }
 
-/// Requests that were taken up again, by the log.
+/// Returns the number of replayed requests according to the log.
 pub fn replayed(log: &str) -> u64 {
     let number = |line: &str, key: &str| -> Option<u64> {
         line.split(key).nth(1)?.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
@@ -272,7 +272,7 @@ pub fn replayed(log: &str) -> u64 {
         .sum()
 }
 
-/// Has the host's page cache forget a file, as far as it is written back.
+/// Drops a file from the host's page cache, after writing it back.
 pub fn forget(path: &std::path::Path) {
     if let Ok(file) = std::fs::File::open(path) {
         let _ = file.sync_data();

@@ -1,4 +1,4 @@
-//! A closed loop of requests that overlap, on all queues of a device, and the judgement of all that comes back.
+//! A closed loop of overlapping requests on all queues of a device, which validates every completion.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::report::Figures;
 
 /// Requests in flight on each queue.
 pub const DEPTH: usize = 8;
-/// Stretches of memory of each queue: more than requests, so that each rests a while after its use, and is looked at then.
+/// Data buffers of each queue. There are more than requests, so that each is unused for a while after its completion, and then checked.
 const SLOTS: usize = DEPTH + 4;
 /// Bytes of the largest request.
 pub const LARGEST: usize = 512 << 10;
@@ -24,24 +24,24 @@ pub const LARGEST: usize = 512 << 10;
 pub const DATA: u64 = (SLOTS * LARGEST) as u64;
 /// Sectors that are read and written at random.
 pub const SECTORS: u64 = 8192;
-/// Sectors of a disk: behind the others are the counter of COMPARE AND WRITE, and the bits of ORWRITE.
+/// Sectors of a disk: after the random area are the counter of COMPARE AND WRITE, and the bits of ORWRITE.
 pub const DISK_SECTORS: u64 = SECTORS + 64;
 const COUNTER: u64 = SECTORS;
 const BITS: u64 = SECTORS + 8;
 const BIT_SECTORS: u64 = 16;
-/// What lies in memory that no request uses.
+/// Byte that fills unused buffers.
 const CANARY: u8 = 0xc5;
 
-/// What a load and whoever watches it tell each other.
+/// State shared by a load's thread and its observer.
 #[derive(Debug, Default)]
 pub struct Shared {
-    /// Answers so far.
+    /// Completions so far.
     pub answered: AtomicU64,
-    /// No more requests are to be sent.
+    /// No more requests are sent.
     pub stop: AtomicBool,
-    /// The driver dies now: what is in flight is never reaped.
+    /// The driver dies: requests in flight are never reaped.
     pub die: AtomicBool,
-    /// Nothing is answered any more.
+    /// Requests hang.
     pub hangs: AtomicBool,
 }
 
@@ -49,15 +49,15 @@ pub struct Shared {
 struct Slot {
     queue: usize,
     data: GuestAddress,
-    /// Bytes of canary.
+    /// Bytes of the buffer that hold the canary.
     canary: usize,
     order: Option<Order>,
     id: u64,
-    /// What a COMPARE AND WRITE writes, and which bit an ORWRITE sets.
+    /// The value that a COMPARE AND WRITE writes, or the bit that an ORWRITE sets.
     value: u64,
 }
 
-/// What is known of a disk besides its oracle.
+/// Expected state of a disk.
 #[derive(Debug)]
 struct Disk {
     oracle: Oracle,
@@ -65,23 +65,23 @@ struct Disk {
     counter: u64,
     /// Successful COMPARE AND WRITEs.
     counted: u64,
-    /// They are not cancelled on this disk.
+    /// COMPARE AND WRITEs are not cancelled on this disk.
     counts: bool,
-    /// For each bit, whether it was sent, and whether it is set for sure.
+    /// For each bit: was it sent, and is it known to be set.
     bits: Vec<(bool, bool)>,
 }
 
-/// The history of a device's disks. Survives its driver.
+/// The expected state of a device's disks. Outlives the driver.
 #[derive(Debug)]
 pub struct History {
     disks: Vec<Disk>,
     next: u64,
-    /// What was done.
+    /// Counters of the run.
     pub figures: Figures,
 }
 
 impl History {
-    /// Of so many disks of [`DISK_SECTORS`], all zeroes.
+    /// Creates the history of `disks` disks of [`DISK_SECTORS`], all zeroes.
     pub fn new(disks: usize) -> History {
         let disk = |index| Disk {
             oracle: Oracle::new(SECTORS),
@@ -93,10 +93,10 @@ impl History {
         History { disks: (0..disks).map(disk).collect(), next: 1, figures: Figures::default() }
     }
 
-    /// Judges a disk's content, when nothing is in flight.
+    /// Checks a disk's content, with nothing in flight.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The first difference.
     pub fn judge_disk(&mut self, disk: usize, bytes: &[u8]) -> Result<(), String> {
         let disk = &mut self.disks[disk];
         disk.oracle.judge_disk(bytes)?;
@@ -123,7 +123,7 @@ pub struct Load<P> {
     shared: Arc<Shared>,
     random: SmallRng,
     slots: Vec<Slot>,
-    /// Of each queue, the one that has rested longest first.
+    /// Free slots of each queue, the longest unused first.
     free: Vec<VecDeque<u32>>,
     works: Vec<Work>,
     largest: u32,
@@ -131,7 +131,7 @@ pub struct Load<P> {
 }
 
 impl<P: Port> Load<P> {
-    /// A load with this seed on a device's queues, each of which has [`DATA`] bytes.
+    /// Creates a load with this seed on a device's queues, each of which has [`DATA_BYTES`] bytes.
     pub fn new(name: &str, mut port: P, history: History, shared: &Arc<Shared>, seed: u64) -> Load<P> {
         let mut slots = Vec::new();
         let mut free = Vec::new();
@@ -161,10 +161,10 @@ impl<P: Port> Load<P> {
         }
     }
 
-    /// Goes on until it is told to stop, and all requests are answered; or to die. Returns what is known, and the port.
+    /// Runs until it is stopped and all requests have completed, or until it is told to die. Returns the history and the queues.
     ///
     /// # Panics
-    /// When the device does wrong.
+    /// When the device is wrong.
     pub fn run(mut self) -> (History, P) {
         let mut done = Vec::new();
         loop {
@@ -187,7 +187,7 @@ impl<P: Port> Load<P> {
                 break;
             }
             if none {
-                // Sleeps until it is called, mostly; a driver that polls is as good.
+                // Mostly waits for a call; sometimes polls.
                 match self.random.random_ratio(3, 4) && !self.port.is_managing() {
                     true => self.port.wait(),
                     false => std::thread::sleep(Duration::from_micros(50)),
@@ -200,7 +200,7 @@ impl<P: Port> Load<P> {
         (self.history, self.port)
     }
 
-    /// Ends a sleep of the load's.
+    /// Returns a handle that wakes the load.
     pub fn waker(&mut self) -> Waker {
         self.port.waker()
     }
@@ -213,15 +213,15 @@ impl<P: Port> Load<P> {
         self.slots.iter().filter_map(|slot| Some((slot.queue, slot.order.as_ref()?))).collect()
     }
 
-    /// Leaves all that is in flight.
+    /// Drops the requests in flight.
     fn die(mut self) -> (History, P) {
         for slot in &mut self.slots {
-            if let Some(order) = slot.order.take() {
-                let disk = &mut self.history.disks[order.disk];
-                match order.work {
+            if let Some(request) = slot.order.take() {
+                let disk = &mut self.history.disks[request.disk];
+                match request.work {
                     Work::Compare | Work::Or => {}
                     Work::Read | Work::Flush => disk.oracle.orphan(slot.id, &[]),
-                    _ => disk.oracle.orphan(slot.id, &order.ranges),
+                    _ => disk.oracle.orphan(slot.id, &request.ranges),
                 }
             }
         }
@@ -241,17 +241,17 @@ impl<P: Port> Load<P> {
             }
         }
         self.port.publish();
-        // Few of them: each ends many requests.
+        // Rare: each cancels many requests.
         if self.random.random_ratio(1, 60) {
             let slot = self.random.random_range(0..self.slots.len());
-            let Some(order) = &self.slots[slot].order else { return };
+            let Some(request) = &self.slots[slot].order else { return };
             let what = match self.random.random_ratio(1, 4) {
                 true => Manage::Reset,
                 false => Manage::Abort(slot as u32),
             };
-            // What counts is not cancelled, so that the count is known.
-            if order.work != Work::Compare && (what != Manage::Reset || !self.history.disks[order.disk].counts) {
-                let disk = order.disk;
+            // Requests that are counted are not cancelled, so that the count stays known.
+            if request.work != Work::Compare && (what != Manage::Reset || !self.history.disks[request.disk].counts) {
+                let disk = request.disk;
                 self.history.figures.managed += u64::from(self.port.manage(disk, what));
             }
         }
@@ -270,7 +270,7 @@ impl<P: Port> Load<P> {
     fn range(&mut self) -> Range {
         let sectors = self.size();
         let last = SECTORS - u64::from(sectors);
-        // One after the other now and then, so that there is something to join.
+        // Sometimes contiguous, so that requests can be merged.
         let start = self.random.random_range(0..=last);
         let align = if self.random.random_ratio(1, 2) { 8.min(sectors) } else { 1 };
         (start - start % u64::from(align), sectors)
@@ -292,70 +292,70 @@ impl<P: Port> Load<P> {
         if work == Work::Compare && !self.history.disks[disk].counts {
             work = Work::Write;
         }
-        let mut order = Order { disk, work, ranges: self.ranges(work), data: self.slots[slot].data };
+        let mut request = Order { disk, work, ranges: self.ranges(work), data: self.slots[slot].data };
         let id = self.history.next;
-        let value = self.prepare(slot, id, &mut order);
-        let work = order.work;
+        let value = self.prepare(slot, id, &mut request);
+        let work = request.work;
         let oracle = &mut self.history.disks[disk].oracle;
         match work {
             Work::Read | Work::Flush => _ = oracle.send(id),
-            Work::Write | Work::WriteThrough => oracle.send_write(id, id, &order.ranges, true),
-            Work::Zero => oracle.send_write(id, 0, &order.ranges, true),
-            Work::Discard => oracle.send_write(id, 0, &order.ranges, false),
+            Work::Write | Work::WriteThrough => oracle.send_write(id, id, &request.ranges, true),
+            Work::Zero => oracle.send_write(id, 0, &request.ranges, true),
+            Work::Discard => oracle.send_write(id, 0, &request.ranges, false),
             Work::Compare | Work::Or => {}
         }
-        if !self.port.submit(queue, slot as u32, &order) {
-            // It was never seen, so it changes nothing.
+        if !self.port.submit(queue, slot as u32, &request) {
+            // The device has not seen it.
             match work {
                 Work::Read | Work::Flush => _ = oracle.answer(id),
                 Work::Compare | Work::Or => {}
-                _ => oracle.answer_write(id, &order.ranges, Fate::Cancelled),
+                _ => oracle.answer_write(id, &request.ranges, Fate::Cancelled),
             }
             self.history.next += 1;
             return false;
         }
         self.history.next += 1;
         let used = &mut self.slots[slot];
-        (used.order, used.id, used.value) = (Some(order), id, value);
+        (used.order, used.id, used.value) = (Some(request), id, value);
         true
     }
 
-    /// Puts a request's data in its place. The value that it carries.
-    fn prepare(&mut self, slot: usize, id: u64, order: &mut Order) -> u64 {
-        let mut bytes = vec![0xa7; order.sectors() as usize * SECTOR];
+    /// Writes a request's data to its buffer. Returns the value that it carries.
+    fn prepare(&mut self, slot: usize, id: u64, request: &mut Order) -> u64 {
+        let mut bytes = vec![0xa7; request.sectors() as usize * SECTOR];
         let mut value = 0;
-        match order.work {
+        match request.work {
             Work::Write | Work::WriteThrough => {
-                for (sector, bytes) in (order.start()..).zip(bytes.chunks_exact_mut(SECTOR)) {
+                for (sector, bytes) in (request.start()..).zip(bytes.chunks_exact_mut(SECTOR)) {
                     fill(id, sector, bytes);
                 }
             }
             Work::Compare => {
-                // Now and then after one that is still under way.
-                let counter = self.history.disks[order.disk].counter + u64::from(self.random.random_ratio(1, 4));
+                // Sometimes a counter that is still in flight.
+                let counter = self.history.disks[request.disk].counter + u64::from(self.random.random_ratio(1, 4));
                 bytes = vec![0; 2 * SECTOR];
                 value = counter + 1;
                 bytes[..8].copy_from_slice(&counter.to_le_bytes());
                 bytes[SECTOR..SECTOR + 8].copy_from_slice(&value.to_le_bytes());
             }
             Work::Or => {
-                let bits = &mut self.history.disks[order.disk].bits;
+                let bits = &mut self.history.disks[request.disk].bits;
                 let bit = bits.iter().position(|(sent, _)| !sent);
                 let Some(bit) = bit else {
-                    (order.work, order.ranges) = (Work::Read, vec![(0, 1)]);
-                    return self.prepare(slot, id, order);
+                    (request.work, request.ranges) = (Work::Read, vec![(0, 1)]);
+                    return self.prepare(slot, id, request);
                 };
                 bits[bit].0 = true;
                 value = bit as u64;
-                order.ranges = vec![(BITS + (bit / 8 / SECTOR) as u64, 1)];
+                request.ranges = vec![(BITS + (bit / 8 / SECTOR) as u64, 1)];
                 bytes.fill(0);
                 bytes[bit / 8 % SECTOR] = 1 << (bit % 8);
             }
-            // Also room for what these need beside.
+            // Also the parameter lists of these.
             Work::Discard | Work::Zero | Work::Flush => bytes = vec![0; SECTOR],
             Work::Read => {}
         }
-        self.memory.write(order.data, &bytes).expect("data memory");
+        self.memory.write(request.data, &bytes).expect("data memory");
         self.slots[slot].canary = 0;
         value
     }
@@ -363,33 +363,33 @@ impl<P: Port> Load<P> {
     fn answered(&mut self, user: u32, end: End) {
         let slot = user as usize;
         self.shared.answered.fetch_add(1, Ordering::Relaxed);
-        let order = self.slots[slot].order.take();
-        let order = order.unwrap_or_else(|| panic!("{}: request {user} is answered twice", self.name));
+        let request = self.slots[slot].order.take();
+        let request = request.unwrap_or_else(|| panic!("{}: request {user} is answered twice", self.name));
         let (id, value, queue) = (self.slots[slot].id, self.slots[slot].value, self.slots[slot].queue);
-        assert!(end != End::Miscompare || order.work == Work::Compare, "{}: {order:?}: {end:?}", self.name);
-        let disk = &mut self.history.disks[order.disk];
-        // Nobody but this load resets a unit, and a back-end that is started again is the one that it was.
+        assert!(end != End::Miscompare || request.work == Work::Compare, "{}: {request:?}: {end:?}", self.name);
+        let disk = &mut self.history.disks[request.disk];
+        // Only this load resets logical units, and a restarted backend raises no unit attention.
         assert!(
             !matches!(end, End::Attention(..)) || !disk.counts,
-            "{}: {order:?}: {end:?} where nothing was reset",
+            "{}: {request:?}: {end:?} where nothing was reset",
             self.name
         );
-        let figures = &mut self.history.figures;
-        figures.requests += 1;
-        figures.cancelled += u64::from(matches!(end, End::Cancelled | End::Attention(..)));
-        let fate = if end == End::Good { Fate::Done } else { Fate::Cancelled };
-        match order.work {
+        let stats = &mut self.history.figures;
+        stats.requests += 1;
+        stats.cancelled += u64::from(matches!(end, End::Cancelled | End::Attention(..)));
+        let outcome = if end == End::Good { Fate::Done } else { Fate::Cancelled };
+        match request.work {
             Work::Read | Work::Flush => {
                 let when = disk.oracle.answer(id);
-                if order.work == Work::Read && end == End::Good && order.start() < SECTORS {
-                    let mut bytes = vec![0; order.sectors() as usize * SECTOR];
-                    self.memory.read(order.data, &mut bytes).expect("data memory");
-                    for (sector, bytes) in (order.start()..).zip(bytes.chunks_exact(SECTOR)) {
+                if request.work == Work::Read && end == End::Good && request.start() < SECTORS {
+                    let mut bytes = vec![0; request.sectors() as usize * SECTOR];
+                    self.memory.read(request.data, &mut bytes).expect("data memory");
+                    for (sector, bytes) in (request.start()..).zip(bytes.chunks_exact(SECTOR)) {
                         if let Err(why) = disk.oracle.judge(sector, bytes, when) {
-                            panic!("{}: disk {}: {order:?}: {why}", self.name, order.disk);
+                            panic!("{}: disk {}: {request:?}: {why}", self.name, request.disk);
                         }
                     }
-                    figures.sectors += u64::from(order.sectors());
+                    stats.sectors += u64::from(request.sectors());
                 }
             }
             Work::Compare => {
@@ -397,23 +397,23 @@ impl<P: Port> Load<P> {
                 if end == End::Good {
                     disk.counted += 1;
                     disk.counter = disk.counter.max(value);
-                    figures.compared += 1;
+                    stats.compared += 1;
                 }
             }
             Work::Or => disk.bits[value as usize].1 = end == End::Good,
-            _ => disk.oracle.answer_write(id, &order.ranges, fate),
+            _ => disk.oracle.answer_write(id, &request.ranges, outcome),
         }
-        let len = match order.work {
+        let len = match request.work {
             Work::Compare => 2 * SECTOR,
             Work::Discard | Work::Zero | Work::Flush => SECTOR,
-            _ => order.sectors() as usize * SECTOR,
+            _ => request.sectors() as usize * SECTOR,
         };
-        self.memory.write(order.data, &vec![CANARY; len]).expect("data memory");
+        self.memory.write(request.data, &vec![CANARY; len]).expect("data memory");
         self.slots[slot].canary = len;
         self.free[queue].push_back(user);
     }
 
-    /// Nobody writes to memory of a request that was answered.
+    /// Checks that nothing was written to the buffer of a completed request.
     fn check_canary(&mut self, slot: usize) {
         let Slot { data, canary, .. } = self.slots[slot];
         let mut bytes = vec![0; canary];

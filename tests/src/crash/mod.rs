@@ -1,9 +1,7 @@
-//! A back-end that is killed and stopped, again and again, under a verified load: in the driver's process nothing is noticed but a
-//! pause.
+//! A backend that is killed and stopped repeatedly under a verified load: the driver sees nothing but a pause.
 //!
-//! `oracle` knows what a disk may hold, `load` keeps queues of any interface busy and judges all that comes back, `port` is what
-//! differs between the interfaces (`blk`, `scsi`, `xen`), `daemon` is the `mqblk` binary that goes and comes, `kills` ends it at
-//! random moments, `report` sums up.
+//! `oracle` models what a disk may hold. `load` keeps the queues of any interface busy and validates every completion. `queues` abstracts
+//! the interfaces (`blk`, `scsi`, `xen`). `daemon` is the restarted `mqblk` binary, `kills` ends it at random moments, `stats` sums up.
 
 pub mod blk;
 pub mod daemon;

@@ -1,9 +1,8 @@
 //! What a disk may hold: for each sector, the writes that a read may return.
 //!
-//! Time is a count that goes on by one with each event: a request is *sent* before the device can see it, and *answered* after the
-//! driver has seen its answer. A read may return write W only if W was sent before the read was answered, and if there is no other
-//! write W2 that was sent after W was answered and was answered before the read was sent. So requests may overlap as they like, and
-//! writes that are done again after a crash are judged as well as all others.
+//! Time is a count of events: a request is *sent* before the device can see it, and *completed* after the driver has seen its completion. A
+//! read may return write W only if W was sent before the read completed, and if no other write W2 was sent after W completed and completed
+//! before the read was sent. Requests may overlap in any way, and replayed writes are checked like all others.
 
 use std::collections::HashMap;
 
@@ -12,13 +11,13 @@ use mqblk_core::units::SECTOR_BYTES;
 /// Bytes of a sector.
 pub const SECTOR: usize = SECTOR_BYTES as usize;
 
-/// Before the end of all times.
+/// Later than all times.
 const NEVER: u64 = u64::MAX;
 
 /// Sectors of a request: the first, and how many.
 pub type Range = (u64, u32);
 
-/// Puts what write `id` writes into a sector there; 0 is what discards and writes of zeroes leave.
+/// Fills a sector with the pattern of write `id`; 0 is the zeroes of discards and writes of zeroes.
 pub fn fill(id: u64, sector: u64, bytes: &mut [u8]) {
     for (at, word) in (0..).zip(bytes.as_chunks_mut::<8>().0) {
         *word = self::word(id, sector, at).to_le_bytes();
@@ -33,60 +32,60 @@ fn word(id: u64, sector: u64, at: u64) -> u64 {
     }
 }
 
-/// Who wrote a sector, if all of it is of one write to there.
+/// Returns the write whose pattern fills the whole sector.
 pub fn author(sector: u64, bytes: &[u8]) -> Option<u64> {
     let words = bytes.as_chunks::<8>().0;
     let id = u64::from_le_bytes(*words.first()?);
     (0..).zip(words).all(|(at, found)| u64::from_le_bytes(*found) == word(id, sector, at)).then_some(id)
 }
 
-/// A write, as one sector knows it.
+/// A write to one sector.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     /// The request.
     order: u64,
-    /// What it writes: its own mark, or zeroes.
+    /// Its pattern: the identifier of the write, or 0 for zeroes.
     content: u64,
     sent: u64,
     answered: u64,
-    /// What was there before is gone when it is answered. Not so with a discard, which may do nothing.
+    /// The old content is gone when it completes. False for a discard, which may do nothing.
     replaces: bool,
 }
 
-/// How a request came to its end.
+/// Outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It was carried out.
+    /// It completed.
     Done,
-    /// It was not, or not whole.
+    /// It was cancelled, perhaps in part.
     Cancelled,
 }
 
-/// The history of a disk's sectors, as far as it matters.
+/// The history of a disk's sectors, pruned to what a read can still return.
 #[derive(Debug)]
 pub struct Oracle {
     now: u64,
     sectors: Vec<Vec<Entry>>,
-    /// When the requests in flight were sent.
+    /// Send times of the requests in flight.
     in_flight: HashMap<u64, u64>,
-    /// Writes of a driver that died before they were answered.
+    /// Writes of a driver that died before their completion.
     orphans: Vec<(u64, Vec<Range>)>,
 }
 
 impl Oracle {
-    /// Of a disk of so many sectors, all zeroes.
+    /// Creates the oracle of a disk of so many sectors, all zeroes.
     pub fn new(sectors: u64) -> Oracle {
         let zeroes = Entry { order: 0, content: 0, sent: 0, answered: 0, replaces: true };
         let sectors = (0..sectors).map(|_| vec![zeroes]).collect();
         Oracle { now: 1, sectors, in_flight: HashMap::new(), orphans: Vec::new() }
     }
 
-    /// Sectors that are watched.
+    /// Returns the number of sectors.
     pub fn len(&self) -> u64 {
         self.sectors.len() as u64
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no sectors.
     pub fn is_empty(&self) -> bool {
         self.sectors.is_empty()
     }
@@ -96,7 +95,7 @@ impl Oracle {
         self.now
     }
 
-    /// Does something with each sector's history, twice where ranges overlap.
+    /// Calls `work` with each sector's history, twice where ranges overlap.
     fn each(&mut self, ranges: &[Range], mut work: impl FnMut(&mut Vec<Entry>)) {
         for (first, count) in ranges {
             let first = *first as usize;
@@ -104,64 +103,65 @@ impl Oracle {
         }
     }
 
-    /// A request is about to be sent that changes nothing.
-    pub fn send(&mut self, order: u64) -> u64 {
+    /// Records a request that changes nothing, before it is sent.
+    pub fn send(&mut self, request: u64) -> u64 {
         let now = self.tick();
-        self.in_flight.insert(order, now);
+        self.in_flight.insert(request, now);
         now
     }
 
-    /// A request is about to be sent that writes `content` to `ranges`, or, where it does not replace, may do so.
-    pub fn send_write(&mut self, order: u64, content: u64, ranges: &[Range], replaces: bool) {
-        let sent = self.send(order);
-        let entry = Entry { order, content, sent, answered: NEVER, replaces };
+    /// Records a write of `content` to `ranges`, before it is sent. It may do nothing unless it `replaces`.
+    pub fn send_write(&mut self, request: u64, content: u64, ranges: &[Range], replaces: bool) {
+        let sent = self.send(request);
+        let entry = Entry { order: request, content, sent, answered: NEVER, replaces };
         self.each(ranges, |entries| entries.push(entry));
     }
 
-    /// A request that writes nothing was answered. When, for [`judge`](Self::judge).
-    pub fn answer(&mut self, order: u64) -> (u64, u64) {
+    /// Records the completion of a request that writes nothing. Returns its send and completion times, for
+    /// [`check_read`](Self::check_read).
+    pub fn answer(&mut self, request: u64) -> (u64, u64) {
         self.settle_orphans();
-        let sent = self.in_flight.remove(&order).unwrap_or(self.now);
+        let sent = self.in_flight.remove(&request).unwrap_or(self.now);
         (sent, self.tick())
     }
 
-    /// A write was answered.
-    pub fn answer_write(&mut self, order: u64, ranges: &[Range], fate: Fate) {
-        let (_, now) = self.answer(order);
+    /// Records the completion of a write.
+    pub fn answer_write(&mut self, request: u64, ranges: &[Range], outcome: Fate) {
+        let (_, now) = self.answer(request);
         let floor = self.in_flight.values().copied().min().unwrap_or(now + 1);
         self.each(ranges, |entries| {
-            for entry in entries.iter_mut().filter(|entry| entry.order == order) {
+            for entry in entries.iter_mut().filter(|entry| entry.order == request) {
                 entry.answered = now;
-                entry.replaces &= fate == Fate::Done;
+                entry.replaces &= outcome == Fate::Done;
             }
             prune(entries, floor);
         });
     }
 
-    /// The driver has died: nothing of this write will be answered. What its device has begun ends before the first answer of the
-    /// next connection.
-    pub fn orphan(&mut self, order: u64, ranges: &[Range]) {
-        self.in_flight.remove(&order);
-        self.orphans.push((order, ranges.to_vec()));
+    /// Records that the driver has died before this write completed. The device ends its work on it before the first completion of the next
+    /// connection.
+    pub fn orphan(&mut self, request: u64, ranges: &[Range]) {
+        self.in_flight.remove(&request);
+        self.orphans.push((request, ranges.to_vec()));
     }
 
     fn settle_orphans(&mut self) {
-        for (order, ranges) in std::mem::take(&mut self.orphans) {
+        for (request, ranges) in std::mem::take(&mut self.orphans) {
             let now = self.tick();
             self.each(&ranges, |entries| {
-                for entry in entries.iter_mut().filter(|entry| entry.order == order) {
+                for entry in entries.iter_mut().filter(|entry| entry.order == request) {
                     (entry.answered, entry.replaces) = (now, false);
                 }
             });
         }
     }
 
-    /// Whether a read that was sent and answered then may have found these bytes in a sector; why not.
+    /// Checks that a read with these send and completion times may return these bytes of a sector.
     ///
-    /// A sector is of one write, unless one of those that it is of was under way: a host's page cache is written while it is read.
+    /// A sector has the content of one write, unless one of the writes was in flight: a host's page cache is written while it is read.
     ///
     /// # Errors
-    /// When it may not.
+    /// Why it may not.
     pub fn judge(&self, sector: u64, bytes: &[u8], (sent, answered): (u64, u64)) -> Result<(), String> {
         let entries = &self.sectors[sector as usize];
         let replaced = |entry: &Entry| {
@@ -194,7 +194,7 @@ impl Oracle {
         }
     }
 
-    /// Judges the disk's content, when nothing is in flight.
+    /// Checks the disk's content, with nothing in flight.
     ///
     /// # Errors
     /// The first sector that is wrong.
@@ -208,7 +208,7 @@ impl Oracle {
     }
 }
 
-/// Forgets what no read can find any more that was sent at `floor` or later.
+/// Removes entries that a read sent at `floor` or later cannot return.
 fn prune(entries: &mut Vec<Entry>, floor: u64) {
     let replacing = entries.iter().filter(|entry| entry.replaces && entry.answered < floor);
     let last = replacing.map(|entry| entry.sent).max().unwrap_or(0);
@@ -233,7 +233,7 @@ mod tests {
     const AT: [Range; 1] = [(3, 1)];
 
     #[test]
-    fn what_was_answered_replaces_what_was_there() {
+    fn a_completed_write_replaces_the_old_content() {
         let mut oracle = Oracle::new(8);
         oracle.send_write(1, 1, &AT, true);
         let during = read(&mut oracle);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_overlaps_may_end_in_any_order() {
+    fn overlapping_writes_may_end_in_any_order() {
         let mut oracle = Oracle::new(8);
         oracle.send_write(1, 1, &AT, true);
         oracle.send_write(2, 2, &AT, true);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_under_way_may_find_what_is_replaced_meanwhile() {
+    fn a_read_in_flight_may_return_content_that_is_replaced_meanwhile() {
         let mut oracle = Oracle::new(8);
         oracle.send(50);
         oracle.send_write(1, 1, &AT, true);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn an_orphan_has_to_end_before_the_next_answer() {
+    fn an_orphan_ends_before_the_next_completion() {
         let mut oracle = Oracle::new(8);
         oracle.send_write(1, 1, &AT, true);
         oracle.orphan(1, &AT);

@@ -1,4 +1,4 @@
-//! What a load needs of an interface.
+//! The interface between a load and a device's queues.
 
 use std::sync::Arc;
 
@@ -7,22 +7,22 @@ use mqblk_memory::{GuestAddress, GuestMemory};
 
 use super::oracle::Range;
 
-/// What a request does.
+/// Type of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
-    /// Reads its one range.
+    /// Reads its range.
     Read,
-    /// Writes it.
+    /// Writes its range.
     Write,
-    /// Writes it, past every cache.
+    /// Writes its range with FUA.
     WriteThrough,
-    /// Makes what was written durable.
+    /// Flushes the write cache.
     Flush,
-    /// Gives the space of its ranges back.
+    /// Discards its ranges.
     Discard,
     /// Writes zeroes to its ranges.
     Zero,
-    /// COMPARE AND WRITE of one block: its data is what to compare with, then what to write.
+    /// COMPARE AND WRITE of one block: the data is the verify instance, then the write instance.
     Compare,
     /// ORWRITE of one block.
     Or,
@@ -31,81 +31,81 @@ pub enum Work {
 /// A request.
 #[derive(Clone, Debug)]
 pub struct Order {
-    /// Which disk of the port.
+    /// Index of the disk.
     pub disk: usize,
-    /// What it does.
+    /// Its type.
     pub work: Work,
-    /// Where.
+    /// Sectors.
     pub ranges: Vec<Range>,
-    /// Where its data lies, and what it needs besides.
+    /// Address of its data and its parameter list.
     pub data: GuestAddress,
 }
 
 impl Order {
-    /// Sectors of its first range.
+    /// Returns the length of its first range in sectors.
     pub fn sectors(&self) -> u32 {
         self.ranges.first().map_or(0, |(_, count)| *count)
     }
 
-    /// The first sector.
+    /// Returns its first sector.
     pub fn start(&self) -> u64 {
         self.ranges.first().map_or(0, |(start, _)| *start)
     }
 }
 
-/// How a request ended.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Well.
+    /// Success.
     Good,
-    /// By task management.
+    /// Cancelled by task management.
     Cancelled,
-    /// Not carried out: the unit first had to say that something has happened to it (ASC and ASCQ).
+    /// Not executed: the logical unit had a unit attention pending (ASC and ASCQ).
     Attention(u8, u8),
-    /// What was there is not what was expected.
+    /// COMPARE AND WRITE: the data differs.
     Miscompare,
 }
 
 /// Task management.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manage {
-    /// Ends the request that was submitted for this user.
+    /// ABORT TASK of the request with this user value.
     Abort(u32),
-    /// Ends all requests of the disk.
+    /// LOGICAL UNIT RESET.
     Reset,
 }
 
-/// The queues of one device, driven by one thread. Everything panics where the device does wrong.
+/// The queues of one device, driven by one thread. Methods panic on a device error.
 pub trait Port {
-    /// How many queues.
+    /// Returns the number of queues.
     fn queues(&mut self) -> usize;
-    /// Where data lies.
+    /// Returns the memory of the data.
     fn memory(&mut self) -> Arc<GuestMemory>;
-    /// Where a queue's stretch of data begins.
+    /// Returns the start of a queue's data area.
     fn data(&mut self, queue: usize) -> GuestAddress;
-    /// Most bytes of a read or write.
+    /// Returns the most bytes of a read or write.
     fn largest(&mut self) -> u32;
-    /// What requests there are, some more than once: a load draws from these.
+    /// Returns the distribution of request types.
     fn works(&self) -> &[Work];
-    /// Most ranges of a discard.
+    /// Returns the most ranges of a discard.
     fn ranges(&self) -> usize {
         3
     }
-    /// Puts a request on a queue. `false`: there is no room now.
-    fn submit(&mut self, queue: usize, user: u32, order: &Order) -> bool;
-    /// Shows the device what was put on.
+    /// Puts a request on a queue. Returns false if the queue is full.
+    fn submit(&mut self, queue: usize, user: u32, request: &Order) -> bool;
+    /// Publishes the requests.
     fn publish(&mut self);
-    /// Takes all answers that are there.
+    /// Appends all completions.
     fn reap(&mut self, done: &mut Vec<(u32, End)>);
-    /// Sleeps until the device calls, if something is in flight.
+    /// Waits for a call, if something is in flight.
     fn wait(&mut self);
-    /// Ends such a sleep.
+    /// Returns a handle that wakes [`wait`](Self::wait).
     fn waker(&mut self) -> Waker;
-    /// Asks for task management. `false`: not now, or there is none.
+    /// Sends a task management function. Returns false if that is not possible now, or not supported.
     fn manage(&mut self, _disk: usize, _what: Manage) -> bool {
         false
     }
-    /// Whether task management is under way.
+    /// Returns true if a task management function is in flight.
     fn is_managing(&self) -> bool {
         false
     }

@@ -1,31 +1,31 @@
-//! Figures of the runs, for whoever reads the log and for `docs/reliability.md`.
+//! Counters of the runs, for the log and for `docs/reliability.md`.
 
 use std::io::Write;
 use std::path::Path;
 
 use serde_json::json;
 
-/// Says something to whoever runs the test, whether it succeeds or not.
+/// Prints a line past the capture of the test harness.
 pub fn say(line: &str) {
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
-/// What was done in a run.
+/// Counters of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
-    /// Daemons that were killed.
+    /// Daemons killed.
     pub kills: u64,
-    /// Daemons that were told to stop.
+    /// Daemons stopped.
     pub stops: u64,
-    /// Drivers that died.
+    /// Drivers killed.
     pub driver_deaths: u64,
-    /// Requests answered.
+    /// Requests completed.
     pub requests: u64,
-    /// Sectors that were read and judged.
+    /// Sectors read and checked.
     pub sectors: u64,
-    /// Requests that a daemon took up again which another one had begun.
+    /// Requests that a daemon replayed.
     pub replayed: u64,
-    /// Requests that task management ended.
+    /// Requests cancelled by task management.
     pub cancelled: u64,
     /// Task management functions.
     pub managed: u64,
@@ -34,7 +34,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Adds another device's.
+    /// Adds the counters of another device.
     pub fn add(&mut self, other: &Figures) {
         self.kills += other.kills;
         self.stops += other.stops;
@@ -47,7 +47,7 @@ impl Figures {
         self.compared += other.compared;
     }
 
-    /// Says them, and adds a line to `target/test-logs/crash.json`.
+    /// Prints them, and appends a line to `target/test-logs/crash.json`.
     pub fn report(&self, name: &str, seed: u64) {
         let line = json!({
             "test": name,
@@ -67,7 +67,7 @@ impl Figures {
         let file = std::fs::create_dir_all(&folder)
             .and_then(|()| std::fs::File::options().create(true).append(true).open(folder.join("crash.json")));
         if let Ok(mut file) = file {
-            // One write for each line: tests run side by side.
+            // One write per line: tests run in parallel.
             let _ = file.write_all(format!("{line}\n").as_bytes());
         }
     }

@@ -1,4 +1,4 @@
-//! virtio-scsi: several units behind the same queues.
+//! virtio-scsi: several logical units behind the same queues.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::load::DATA;
 use super::port::{End, Manage, Order, Port, Work};
 use crate::hostile::PATIENCE;
 
-/// What a load draws from.
+/// The distribution that a load draws request types from.
 pub const WORKS: [Work; 32] = {
     let mut works = [Work::Read; 32];
     let mut at = 13;
@@ -43,7 +43,7 @@ const ABORTED: u8 = 0x40;
 /// MISCOMPARE DURING VERIFY OPERATION.
 const MISCOMPARE: u8 = 0x0e;
 
-/// How these tests connect to a socket.
+/// Returns the options with which these tests connect to a socket.
 pub fn options(socket: std::path::PathBuf, queues: u16) -> Options {
     let mut options = Options::new(socket);
     options.queues = queues;
@@ -60,12 +60,12 @@ pub struct Scsi {
     set: QueueSet,
     control: Control,
     units: Vec<Address>,
-    /// Task management functions under way.
+    /// Task management functions in flight.
     managing: u32,
 }
 
 impl Scsi {
-    /// Connects. The device is this end of the conversation; the units have been heard of what had happened to them.
+    /// Connects, and clears the unit attentions. Returns the device and its queues.
     ///
     /// # Panics
     /// When the daemon does not play along.
@@ -77,19 +77,19 @@ impl Scsi {
         (device, Scsi { set, control, units, managing: 0 })
     }
 
-    /// The queues.
+    /// Returns the queues.
     pub fn into_set(self) -> QueueSet {
         self.set
     }
 }
 
-/// A request as a command for a unit. What it needs besides its data is put where that is.
+/// Builds the command for a request. Its parameter list is put at the address of its data.
 ///
 /// # Panics
-/// When that is not in `memory`.
-pub fn command(order: &Order, to: Address, memory: &GuestMemory) -> Command {
-    let (start, blocks) = (Lba(order.start()), order.sectors());
-    let piece = Piece { address: order.data, len: blocks * 512 };
+/// When that address is not in `memory`.
+pub fn command(request: &Order, to: Address, memory: &GuestMemory) -> Command {
+    let (start, blocks) = (Lba(request.start()), request.sectors());
+    let segment = Piece { address: request.data, len: blocks * 512 };
     let sixteen = |operation: u8, blocks: &[(usize, u8)]| {
         let mut cdb = [0; 16];
         cdb[0] = operation;
@@ -97,30 +97,30 @@ pub fn command(order: &Order, to: Address, memory: &GuestMemory) -> Command {
         blocks.iter().for_each(|(at, count)| cdb[*at] = *count);
         Cdb::raw(&cdb)
     };
-    match order.work {
-        Work::Read => Command::read(to, start, blocks, piece),
-        Work::Write => Command::write(to, start, blocks, piece, false),
-        Work::WriteThrough => Command::write(to, start, blocks, piece, true),
+    match request.work {
+        Work::Read => Command::read(to, start, blocks, segment),
+        Work::Write => Command::write(to, start, blocks, segment, false),
+        Work::WriteThrough => Command::write(to, start, blocks, segment, true),
         Work::Flush => Command::flush(to),
-        Work::Zero => Command::write_same(to, start, blocks, Piece { len: 512, ..piece }, start.0 % 2 == 0),
+        Work::Zero => Command::write_same(to, start, blocks, Piece { len: 512, ..segment }, start.0 % 2 == 0),
         Work::Discard => {
             let extent = |&(start, blocks)| Extent { start: Lba(start), blocks };
-            let extents: Vec<Extent> = order.ranges.iter().map(extent).collect();
-            let scratch = Piece { len: 512, ..piece };
+            let extents: Vec<Extent> = request.ranges.iter().map(extent).collect();
+            let scratch = Piece { len: 512, ..segment };
             Command::unmap(to, &extents, memory, scratch).expect("a few extents")
         }
         Work::Compare => {
-            let data = Data::Out(Piece { len: 1024, ..piece });
+            let data = Data::Out(Piece { len: 1024, ..segment });
             Command { to, cdb: sixteen(COMPARE_AND_WRITE, &[(13, 1)]), data }
         }
-        Work::Or => Command { to, cdb: sixteen(ORWRITE, &[(13, 1)]), data: Data::Out(piece) },
+        Work::Or => Command { to, cdb: sixteen(ORWRITE, &[(13, 1)]), data: Data::Out(segment) },
     }
 }
 
-/// What an ending means.
+/// Maps the completion of a command to its outcome.
 ///
 /// # Panics
-/// When it is none that there may be.
+/// When it is an unexpected one.
 pub fn judge(user: u32, ending: Ending) -> End {
     match ending {
         Ending::Good => End::Good,
@@ -147,12 +147,12 @@ impl Port for Scsi {
     fn works(&self) -> &[Work] {
         &WORKS
     }
-    fn submit(&mut self, queue: usize, user: u32, order: &Order) -> bool {
-        let command = command(order, self.units[order.disk], self.set.queues()[0].memory());
+    fn submit(&mut self, queue: usize, user: u32, request: &Order) -> bool {
+        let command = command(request, self.units[request.disk], self.set.queues()[0].memory());
         match self.set.submit(queue, user, &command) {
             Ok(()) => true,
             Err(Refused::Full) => false,
-            Err(other) => panic!("{order:?}: {other}"),
+            Err(other) => panic!("{request:?}: {other}"),
         }
     }
     fn publish(&mut self) {

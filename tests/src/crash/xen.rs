@@ -10,7 +10,7 @@ use mqblk_memory::{GuestAddress, GuestMemory};
 use super::load::DATA;
 use super::port::{End, Order, Port, Work};
 
-/// What a load draws from.
+/// The distribution that a load draws request types from.
 const WORKS: [Work; 16] = {
     let mut works = [Work::Read; 16];
     let mut at = 7;
@@ -24,14 +24,14 @@ const WORKS: [Work; 16] = {
     works
 };
 
-/// Most segments of a barrier.
+/// Most bytes of a write barrier.
 const BARRIER_BYTES: u32 = 11 * 4096;
 
 /// All rings of a device.
 pub struct Xen(QueueSet);
 
 impl Xen {
-    /// Connects. The device is this end of the conversation.
+    /// Connects. Returns the device and its rings.
     ///
     /// # Panics
     /// When the daemon does not play along.
@@ -44,7 +44,7 @@ impl Xen {
         (device, Xen(set))
     }
 
-    /// The rings.
+    /// Returns the rings.
     pub fn into_set(self) -> QueueSet {
         self.0
     }
@@ -73,22 +73,22 @@ impl Port for Xen {
     fn ranges(&self) -> usize {
         1
     }
-    fn submit(&mut self, queue: usize, user: u32, order: &Order) -> bool {
-        let start = Sector512(order.start());
-        let piece = Piece { address: order.data, len: order.sectors() * 512 };
+    fn submit(&mut self, queue: usize, user: u32, request: &Order) -> bool {
+        let start = Sector512(request.start());
+        let segment = Piece { address: request.data, len: request.sectors() * 512 };
         let queue = self.queue(queue);
-        let refused = match order.work {
-            Work::Read => queue.read(user, start, piece),
-            Work::WriteThrough if piece.len <= BARRIER_BYTES => queue.barrier(user, start, [piece]),
-            Work::Write | Work::WriteThrough => queue.write(user, start, piece),
+        let result = match request.work {
+            Work::Read => queue.read(user, start, segment),
+            Work::WriteThrough if segment.len <= BARRIER_BYTES => queue.barrier(user, start, [segment]),
+            Work::Write | Work::WriteThrough => queue.write(user, start, segment),
             Work::Flush => queue.flush(user),
-            Work::Discard => queue.discard(user, start, order.sectors().into(), false),
+            Work::Discard => queue.discard(user, start, request.sectors().into(), false),
             other => panic!("{other:?} is none of Xen's"),
         };
-        match refused {
+        match result {
             Ok(()) => true,
             Err(Refused::Full) => false,
-            Err(other) => panic!("{order:?}: {other}"),
+            Err(other) => panic!("{request:?}: {other}"),
         }
     }
     fn publish(&mut self) {
@@ -96,15 +96,15 @@ impl Port for Xen {
     }
     fn reap(&mut self, done: &mut Vec<(u32, End)>) {
         for queue in self.0.queues() {
-            queue.look().expect("a back-end that keeps the protocol");
-            while let Some(one) = queue.reap().expect("a back-end that keeps the protocol") {
+            queue.look().expect("a backend that keeps the protocol");
+            while let Some(one) = queue.reap().expect("a backend that keeps the protocol") {
                 assert_eq!(one.status, Status::Ok, "request {}", one.user);
                 done.push((one.user, End::Good));
             }
         }
     }
     fn wait(&mut self) {
-        self.0.wait(1).expect("a back-end that keeps the protocol");
+        self.0.wait(1).expect("a backend that keeps the protocol");
     }
     fn waker(&mut self) -> Waker {
         self.0.waker().expect("a waker")

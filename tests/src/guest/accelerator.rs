@@ -22,10 +22,10 @@ pub enum Accelerator {
 }
 
 impl Accelerator {
-    /// The one to use: `MQBLK_GUEST_ACCEL` when set, else KVM when a guest boots with it, else TCG.
+    /// Returns the one to use: `MQBLK_GUEST_ACCEL` when set, else KVM when a guest boots with it, else TCG.
     ///
     /// An openable /dev/kvm proves nothing (nested virtualisation may hang or assert), so a guest is booted. The
-    /// result is kept in the cache folder, for this host kernel.
+    /// result is kept in the cache directory, for this host kernel.
     ///
     /// # Errors
     /// A bad value of the variable.

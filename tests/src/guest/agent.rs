@@ -13,16 +13,16 @@ use super::line_stream::{Line, LineStream};
 /// How long a script may run unless a test says otherwise: an emulated guest on a busy host is slow.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// What the guest has on top of a script's own limit to say that it was killed.
+/// Extra time for the guest to report that a script was killed at its limit.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 
-/// The lines of a guest's kernel that are kept.
+/// Number of kept console lines.
 const NOISE_KEPT: usize = 40;
 
-/// A long wait is cut into pieces of this length, to look whether the guest still lives.
+/// Interval of the checks, during a long wait, that the guest is alive.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How a script in the guest ended.
+/// Exit status and output of a script in the guest.
 #[derive(Debug, Clone)]
 pub struct Answer {
     /// The shell's exit status; 137 when the script ran out of time.
@@ -31,7 +31,7 @@ pub struct Answer {
     pub output: String,
 }
 
-/// The connection to the guest's virtio-serial port, or to its console: there its kernel prints too.
+/// The connection to the guest's virtio-serial port, or to its console, where its kernel prints too.
 #[derive(Debug)]
 pub(crate) struct Agent {
     stream: LineStream,
@@ -44,12 +44,12 @@ impl Agent {
         Ok(Self { stream: LineStream::connect(socket, ANSWER_WITHIN)?, next: 1, noise: VecDeque::new() })
     }
 
-    /// Numbers its scripts on from another's, which runs in the same guest: an answer to that one is not taken for one to this.
+    /// Continues the script numbers of `other`, an agent of the same guest, so that the output of its scripts is not taken for this one's.
     pub(crate) fn follow(&mut self, other: &Self) {
         self.next = other.next;
     }
 
-    /// Waits for the line with which the agent begins, after power-on or a reset.
+    /// Waits for the agent's first line after power-on or a reset.
     pub(crate) fn wait_ready(&mut self, within: Duration, alive: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let deadline = Instant::now() + within;
         loop {
@@ -61,7 +61,7 @@ impl Agent {
         }
     }
 
-    /// The last lines that were no part of an answer.
+    /// Returns the last lines that were not output of a script.
     pub(crate) fn noise(&self) -> String {
         self.noise.iter().fold(String::new(), |all, line| all + "\n" + line)
     }
@@ -73,7 +73,7 @@ impl Agent {
         self.noise.push_back(line);
     }
 
-    /// Sends a script that will not be answered, such as a power-off.
+    /// Sends a script that has no reply, such as a power-off.
     pub(crate) fn send(&mut self, script: &str, within: Duration) -> Result<u64> {
         let id = self.next;
         self.next += 1;
@@ -81,7 +81,7 @@ impl Agent {
         Ok(id)
     }
 
-    /// Runs a script and waits for its end. `alive` is asked now and then whether waiting makes sense.
+    /// Runs a script and waits for its end. `alive` is called repeatedly to stop the wait when the guest has died.
     pub(crate) fn run(
         &mut self,
         script: &str,

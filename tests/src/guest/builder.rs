@@ -1,4 +1,4 @@
-//! How a guest is to be made, and QEMU's command line for it.
+//! Configuration of a guest, and QEMU's command line for it.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -21,7 +21,7 @@ use super::vmm::{Kernel, Vmm};
 const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=0 8250.nr_uarts=1 mitigations=off nokaslr \
      cryptomgr.notests random.trust_cpu=on no_timer_check";
 
-/// How a guest is to be made.
+/// Configuration of a guest.
 #[derive(Debug, Clone)]
 pub struct GuestBuilder {
     vmm: Option<Vmm>,
@@ -57,22 +57,21 @@ impl GuestBuilder {
         }
     }
 
-    /// The VMM ([`Vmm::from_environment`]).
+    /// Sets the VMM ([`Vmm::from_environment`]).
     #[must_use]
     pub fn vmm(mut self, vmm: Vmm) -> Self {
         self.vmm = Some(vmm);
         self
     }
 
-    /// The guest's kernel (the one that belongs to the VMM).
+    /// Sets the guest's kernel (default: the one that belongs to the VMM).
     #[must_use]
     pub fn kernel(mut self, kernel: Kernel) -> Self {
         self.kernel = Some(kernel);
         self
     }
 
-    /// QEMU's machine type (pc). A guest that is to move between two VMMs needs one with a version that both know, such as
-    /// pc-i440fx-7.2.
+    /// Sets QEMU's machine type (pc). A guest that migrates between two VMMs needs a versioned one that both know, such as pc-i440fx-7.2.
     #[must_use]
     pub fn machine(mut self, name: &str) -> Self {
         self.machine = name.to_owned();
@@ -93,42 +92,42 @@ impl GuestBuilder {
         self
     }
 
-    /// QEMU's object that the memory is, without its id and size (memory-backend-memfd,share=on).
+    /// Sets QEMU's memory object, without its id and size (memory-backend-memfd,share=on).
     #[must_use]
     pub fn memory_backend(mut self, object: &str) -> Self {
         self.memory_backend = object.to_owned();
         self
     }
 
-    /// The number of virtual CPUs (2).
+    /// Sets the number of virtual CPUs (2).
     #[must_use]
     pub fn vcpus(mut self, count: u16) -> Self {
         self.vcpus = count;
         self
     }
 
-    /// One more disk; the first is /dev/vda.
+    /// Adds a disk; the first is /dev/vda.
     #[must_use]
     pub fn disk(mut self, disk: GuestDisk) -> Self {
         self.disks.push(disk);
         self
     }
 
-    /// One more virtio-scsi controller.
+    /// Adds a virtio-scsi controller.
     #[must_use]
     pub fn controller(mut self, controller: GuestController) -> Self {
         self.controllers.push(controller);
         self
     }
 
-    /// Not the detected accelerator but this one.
+    /// Sets the accelerator instead of the detected one.
     #[must_use]
     pub fn accelerator(mut self, accelerator: Accelerator) -> Self {
         self.accelerator = Some(accelerator);
         self
     }
 
-    /// The limit for the boot (120 s).
+    /// Sets the limit for the boot (120 s).
     #[must_use]
     pub fn boot_within(mut self, limit: Duration) -> Self {
         self.boot_within = limit;
@@ -146,8 +145,7 @@ impl GuestBuilder {
         Ok(guest)
     }
 
-    /// Starts QEMU and does not wait for the guest: one that is not to come up, whose [`Guest::console`] and [`Guest::qmp`] say
-    /// why.
+    /// Starts QEMU without waiting for the guest, for one that is not expected to boot: [`Guest::console`] and [`Guest::qmp`] tell why.
     ///
     /// # Errors
     /// When the cache is not prepared, or QEMU does not open its sockets.
@@ -169,8 +167,8 @@ impl GuestBuilder {
         Ok(Guest::new(vmm, qemu, agent, qmp, folder))
     }
 
-    /// Starts QEMU as the destination of a migration, for [`Guest::migrate_to`] or [`Guest::restore`]: nothing runs in it yet.
-    /// Everything must be as in the source, but the sockets of the disks may be those of another daemon.
+    /// Starts QEMU as the destination of a migration, for [`Guest::migrate_to`] or [`Guest::restore`]. The configuration must be that of
+    /// the source, except for the sockets of the disks, which may belong to another daemon.
     ///
     /// # Errors
     /// As [`GuestBuilder::power_on`].
@@ -205,7 +203,7 @@ impl GuestBuilder {
         add(&["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent,name=agent"]);
         add(&["-chardev", &format!("socket,id=qmp,{}", socket("qmp")), "-mon", "chardev=qmp,mode=control"]);
         if self.incoming {
-            // The address is given by QMP, which also tells when it listens.
+            // The address is set later through QMP.
             add(&["-incoming", "defer"]);
         }
         list.extend(self.disks.iter().flat_map(|disk| disk.arguments(vmm)).map(OsString::from));

@@ -1,4 +1,4 @@
-//! What `tests/guest/prepare.sh` left for the guests to boot.
+//! The boot files that `tests/guest/prepare.sh` has prepared.
 
 use std::path::{Path, PathBuf};
 
@@ -9,17 +9,17 @@ use super::vmm::{Kernel, Vmm};
 /// The manifest's first line; `prepare.sh` writes the same.
 const FORMAT: &str = "mqblk-guest 5";
 
-/// The folder with the guests' kernels and initramfs, and trixie's QEMU.
+/// The directory with the guests' kernels and initramfs, and trixie's QEMU.
 #[derive(Debug, Clone)]
 pub struct Cache {
     folder: PathBuf,
 }
 
 impl Cache {
-    /// The folder named by `MQBLK_GUEST_CACHE`, else `.cache/guest` in the repository.
+    /// Opens the directory named by `MQBLK_GUEST_CACHE`, else `.cache/guest` in the repository.
     ///
     /// # Errors
-    /// When the folder was not prepared, or by another version of the script.
+    /// When the directory is missing, or was prepared by another version of the script.
     pub fn open() -> Result<Self> {
         let folder = match std::env::var_os("MQBLK_GUEST_CACHE") {
             Some(folder) => PathBuf::from(folder),
@@ -44,13 +44,13 @@ impl Cache {
         Ok(cache)
     }
 
-    /// The uncompressed kernel, an ELF file that QEMU enters by PVH.
+    /// Returns the uncompressed kernel, an ELF file that QEMU enters by PVH.
     #[must_use]
     pub fn kernel(&self, kernel: Kernel) -> PathBuf {
         self.folder_of(kernel).join("vmlinux")
     }
 
-    /// The uncompressed cpio archive with busybox, fio, the SCSI tools, the agent and this kernel's modules.
+    /// Returns the uncompressed cpio archive with busybox, fio, the SCSI tools, the agent and this kernel's modules.
     #[must_use]
     pub fn initramfs(&self, kernel: Kernel) -> PathBuf {
         self.folder_of(kernel).join("initramfs.cpio")
@@ -63,14 +63,14 @@ impl Cache {
         }
     }
 
-    /// The folder itself.
+    /// Returns the directory.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 }
 
-/// The repository this crate was built from.
+/// Returns the repository that this crate was built from.
 pub(crate) fn repository() -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     tests.parent().unwrap_or(tests).to_path_buf()

@@ -1,4 +1,4 @@
-//! The socket by which QEMU reaches a vhost-user server.
+//! The socket chardev that connects QEMU to a vhost-user server.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::vmm::Vmm;
 
-/// A connection that QEMU opens.
+/// A socket chardev.
 #[derive(Debug, Clone)]
 pub(crate) struct Chardev {
     id: String,
@@ -16,12 +16,12 @@ pub(crate) struct Chardev {
 }
 
 impl Chardev {
-    /// To `socket`, for the device with the id `device`.
+    /// Creates the chardev of the device with the id `device`.
     pub(crate) fn new(device: &str, socket: &Path) -> Self {
         Self { id: format!("{device}-socket"), socket: socket.to_path_buf(), reconnect: None }
     }
 
-    /// QEMU is to connect again, so long after the end of a connection.
+    /// Sets the delay after which QEMU connects again.
     pub(crate) fn reconnect(&mut self, after: Duration) {
         self.reconnect = Some(after);
     }
@@ -30,7 +30,7 @@ impl Chardev {
         &self.id
     }
 
-    /// QEMU's `-chardev`.
+    /// Returns QEMU's `-chardev` argument.
     pub(crate) fn argument(&self, vmm: Vmm) -> String {
         let mut text = format!("socket,id={},path={}", self.id, self.socket.display());
         if let Some(after) = self.reconnect {
@@ -40,7 +40,7 @@ impl Chardev {
         text
     }
 
-    /// The arguments of QMP's `chardev-add`.
+    /// Returns the arguments of QMP's `chardev-add`.
     pub(crate) fn for_qmp(&self, vmm: Vmm) -> Value {
         let address = json!({ "type": "unix", "data": { "path": self.socket } });
         let mut data = json!({ "addr": address, "server": false });

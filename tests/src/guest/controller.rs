@@ -1,4 +1,4 @@
-//! virtio-scsi controllers with their LUNs: what a server is asked to serve, and what a guest is given.
+//! virtio-scsi controllers and their LUNs: the configuration of the server, and the device in the guest.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,30 +11,30 @@ use super::chardev::Chardev;
 use super::machine::Guest;
 use super::vmm::Vmm;
 
-/// A LUN that a controller is to serve.
+/// Configuration of a LUN of a served controller.
 #[derive(Debug, Clone)]
 pub struct Lun {
-    /// Its target, 0 to 255.
+    /// Target, 0 to 255.
     pub target: u8,
-    /// Its number in the target, 0 to 16383.
+    /// LUN, 0 to 16383.
     pub lun: u16,
     keys: Vec<(String, String)>,
 }
 
 impl Lun {
-    /// The file or block device at `path`.
+    /// Configures the file or block device at `path`.
     #[must_use]
     pub fn new(target: u8, lun: u16, path: &Path) -> Self {
         Self { target, lun, keys: Vec::new() }.option("path", &path.display().to_string())
     }
 
-    /// Another way to the unit of the LUN that has the id `unit`.
+    /// Configures another LUN for the logical unit of the LUN with the id `unit`.
     #[must_use]
     pub fn shared(target: u8, lun: u16, unit: &str) -> Self {
         Self { target, lun, keys: Vec::new() }.option("unit", unit)
     }
 
-    /// One more `key=value` of `mqblk serve --lun`.
+    /// Adds a `key=value` of `mqblk serve --lun`.
     #[must_use]
     pub fn option(mut self, key: &str, value: &str) -> Self {
         self.keys.push((key.to_owned(), value.to_owned()));
@@ -53,12 +53,12 @@ impl Lun {
         text
     }
 
-    /// The name of QEMU's block node and of its SCSI disk.
+    /// Returns the name of QEMU's block node and of its SCSI disk.
     fn node(&self) -> String {
         format!("t{}l{}", self.target, self.lun)
     }
 
-    /// QEMU's block node and SCSI disk. What only our daemon can is left out.
+    /// Returns QEMU's block node and SCSI disk. Keys that only our daemon knows are left out.
     fn for_qemu(&self, controller: &str) -> Result<(Value, Value)> {
         let path =
             self.key("path").with_context(|| format!("QEMU's own SCSI disk needs path=, found {:?}", self.keys))?;
@@ -71,7 +71,7 @@ impl Lun {
         let mut disk = json!({
             "driver": "scsi-hd", "id": format!("scsi-{}", self.node()), "bus": format!("{controller}.0"), "channel": 0,
             "scsi-id": self.target, "lun": self.lun, "drive": self.node(),
-            // Without one its page 83h has no designator that Linux takes.
+            // Without a device id, its page 83h has no designator that Linux uses.
             "wwn": 0x5000_0000_0000_0000_u64 | u64::from(self.target) << 16 | u64::from(self.lun),
         });
         if let Some(serial) = self.key("serial") {
@@ -86,26 +86,26 @@ impl Lun {
     }
 }
 
-/// A controller that a server is to serve.
+/// Configuration of a served controller.
 #[derive(Debug, Clone)]
 pub struct Controller {
-    /// Names it in the server's log, and its socket.
+    /// Id in the server's log, and name of its socket.
     pub id: String,
-    /// Request queues; 0: as many as the server offers by itself.
+    /// Number of request queues; 0: the server's default.
     pub queues: u16,
-    /// What it has when the server starts.
+    /// LUNs at the start of the server.
     pub luns: Vec<Lun>,
     keys: Vec<(String, String)>,
 }
 
 impl Controller {
-    /// A controller with `queues` request queues.
+    /// Configures a controller with `queues` request queues.
     #[must_use]
     pub fn new(id: &str, queues: u16, luns: Vec<Lun>) -> Self {
         Self { id: id.to_owned(), queues, luns, keys: Vec::new() }
     }
 
-    /// One more `key=value` of `mqblk serve --controller`.
+    /// Adds a `key=value` of `mqblk serve --controller`.
     #[must_use]
     pub fn option(mut self, key: &str, value: &str) -> Self {
         self.keys.push((key.to_owned(), value.to_owned()));
@@ -128,24 +128,24 @@ impl Controller {
     }
 }
 
-/// What a guest's QEMU is given: a connection to a server, or a controller of its own.
+/// A controller of a guest: connected to a server, or emulated by QEMU.
 #[derive(Debug, Clone)]
 pub struct GuestController {
     id: String,
-    /// `None`: QEMU's own.
+    /// `None`: emulated by QEMU.
     chardev: Option<Chardev>,
     nodes: Vec<Value>,
     devices: Vec<Value>,
 }
 
 impl GuestController {
-    /// vhost-user-scsi-pci with request queues of 128 entries, served on `socket`.
+    /// Creates a vhost-user-scsi-pci device with request queues of 128 entries, served on `socket`.
     #[must_use]
     pub fn vhost_user(id: &str, socket: &Path, queues: u16) -> Self {
         Self::with_defaults(id, socket).property("num_queues", queues.into()).property("virtqueue_size", 128.into())
     }
 
-    /// vhost-user-scsi-pci served on `socket`, with as many request queues and entries as QEMU chooses.
+    /// Creates a vhost-user-scsi-pci device served on `socket`, with QEMU's default queues and entries.
     #[must_use]
     pub fn with_defaults(id: &str, socket: &Path) -> Self {
         let chardev = Chardev::new(id, socket);
@@ -153,7 +153,7 @@ impl GuestController {
         Self { id: id.to_owned(), chardev: Some(chardev), nodes: Vec::new(), devices: vec![device] }
     }
 
-    /// One more property of QEMU's controller.
+    /// Sets a property of QEMU's controller.
     #[must_use]
     pub fn property(mut self, name: &str, value: Value) -> Self {
         if let Some(controller) = self.devices.first_mut() {
@@ -162,7 +162,7 @@ impl GuestController {
         self
     }
 
-    /// QEMU is to connect again, so long after the end of a connection; QEMU 7.2 counts in whole seconds.
+    /// Sets the delay after which QEMU connects again; QEMU 7.2 counts in whole seconds.
     #[must_use]
     pub fn reconnect(mut self, after: Duration) -> Self {
         if let Some(chardev) = &mut self.chardev {
@@ -171,10 +171,10 @@ impl GuestController {
         self
     }
 
-    /// QEMU's own, to prove the tests themselves: the same driver in the guest.
+    /// Creates QEMU's own controller, to validate the tests: the driver in the guest is the same.
     ///
     /// # Errors
-    /// When a LUN is nothing that QEMU has.
+    /// When QEMU does not support a LUN.
     pub fn of_qemu(controller: &Controller) -> Result<Self> {
         let id = &controller.id;
         let (mut nodes, mut devices) = (Vec::new(), Vec::new());
@@ -189,7 +189,7 @@ impl GuestController {
         Ok(Self { id: id.clone(), chardev: None, nodes, devices })
     }
 
-    /// QEMU's arguments for it.
+    /// Returns QEMU's arguments for it.
     pub(crate) fn arguments(&self, vmm: Vmm) -> Vec<String> {
         let mut words = Vec::new();
         if let Some(chardev) = &self.chardev {
@@ -224,10 +224,10 @@ impl Guest {
         Ok(())
     }
 
-    /// Unplugs a controller: the guest's driver lets go of it, then QEMU closes the connection.
+    /// Unplugs a controller: the guest's driver releases it, then QEMU closes the connection.
     ///
     /// # Errors
-    /// QEMU's error, or a guest that does not let go.
+    /// QEMU's error, or a guest that does not release it.
     pub fn unplug_controller(&mut self, controller: &GuestController) -> Result<()> {
         self.remove_device(&controller.id)?;
         if let Some(chardev) = &controller.chardev {

@@ -17,23 +17,23 @@ use super::controller::Controller;
 use super::process::{self, Process};
 use super::queue_log::{QueueStopped, queue_stopped};
 
-/// For the server to listen, to log what it was asked for, and to end.
+/// Timeout for the server to listen, to log, and to exit.
 const SERVER_WITHIN: Duration = Duration::from_secs(30);
 
 /// Our server's admin socket.
 const ADMIN: &str = "admin.sock";
 
-/// A program that serves disks by vhost-user.
+/// A program that serves disks over vhost-user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Server {
     /// Our own `mqblk serve`.
     Mqblk,
-    /// QEMU's, to prove the tests themselves. It has no serial, and logs no counters.
+    /// QEMU's, to validate the tests. It has no serial, and logs no counters.
     QemuStorageDaemon,
 }
 
 impl Server {
-    /// The one named by `MQBLK_TEST_SERVER` (`mqblk` or `qemu-storage-daemon`), else ours.
+    /// Returns the program named by `MQBLK_TEST_SERVER` (`mqblk` or `qemu-storage-daemon`), else ours.
     ///
     /// # Errors
     /// A bad value of the variable.
@@ -46,7 +46,7 @@ impl Server {
     }
 }
 
-/// A disk that a [`Daemon`] is to serve.
+/// Configuration of a disk that a [`VhostUserDaemon`] serves.
 #[derive(Debug, Clone)]
 pub struct DaemonDisk {
     id: String,
@@ -56,13 +56,13 @@ pub struct DaemonDisk {
 }
 
 impl DaemonDisk {
-    /// The file or block device at `path`, with `queues` virtqueues.
+    /// Configures the file or block device at `path`, with `queues` virtqueues.
     #[must_use]
     pub fn new(id: &str, path: &Path, queues: u16) -> Self {
         Self { id: id.to_owned(), path: path.to_path_buf(), queues, options: Vec::new() }
     }
 
-    /// One more `key=value` of `mqblk serve --disk`.
+    /// Adds a `key=value` of `mqblk serve --disk`.
     #[must_use]
     pub fn option(mut self, key: &str, value: &str) -> Self {
         self.options.push((key.to_owned(), value.to_owned()));
@@ -114,10 +114,10 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts the server named by the environment ([`Server::from_environment`]) and waits until it listens.
+    /// Starts the server named by the environment ([`DaemonProgram::from_environment`]) and waits until it listens.
     ///
     /// # Errors
-    /// As [`Daemon::start_server`].
+    /// As [`VhostUserDaemon::start_server`].
     pub fn start(disks: &[DaemonDisk]) -> Result<Self> {
         Self::start_server(Server::from_environment()?, disks)
     }
@@ -130,10 +130,10 @@ impl Daemon {
         Self::serve(server, disks, &[], &[])
     }
 
-    /// Starts our server with these disks and these options of the process, such as `--drain-timeout-s 2`.
+    /// Starts our server with these disks and these process options, such as `--drain-timeout-s 2`.
     ///
     /// # Errors
-    /// As [`Daemon::start_server`].
+    /// As [`VhostUserDaemon::start_server`].
     pub fn start_with(disks: &[DaemonDisk], options: &[&str]) -> Result<Self> {
         Self::serve(Server::Mqblk, disks, &[], options)
     }
@@ -141,7 +141,7 @@ impl Daemon {
     /// Starts our server with these controllers and waits until it listens on every socket.
     ///
     /// # Errors
-    /// As [`Daemon::start_server`].
+    /// As [`VhostUserDaemon::start_server`].
     pub fn start_controllers(controllers: &[Controller]) -> Result<Self> {
         Self::serve(Server::Mqblk, &[], controllers, &[])
     }
@@ -174,7 +174,7 @@ impl Daemon {
     }
 
     fn wait_listening(&mut self) -> Result<()> {
-        // Not a trial connection: a server that serves one client at a time would take it for the VMM.
+        // Does not connect: a server with one client at a time would take the connection for the VMM.
         let sockets = self.sockets.clone();
         self.process.until("its sockets", SERVER_WITHIN, || sockets.iter().all(|socket| socket.exists()))?;
         if self.server == Server::Mqblk {
@@ -185,21 +185,20 @@ impl Daemon {
         Ok(())
     }
 
-    /// Kills the server with SIGKILL and starts it again with the same arguments; its log begins anew.
+    /// Kills the server with SIGKILL and starts it again with the same arguments and a new log.
     ///
     /// # Errors
-    /// As [`Daemon::start_server`].
+    /// As [`VhostUserDaemon::start_server`].
     pub fn crash_and_restart(&mut self) -> Result<()> {
         self.process.kill()?;
         self.process = launch(self.server, &self.arguments, self.folder.path())?;
         self.wait_listening()
     }
 
-    /// Ends the server by SIGTERM, in the middle of whatever its guests ask, and starts it again with the same arguments; its log begins
-    /// anew.
+    /// Ends the server by SIGTERM, with requests of its guests in flight, and starts it again with the same arguments and a new log.
     ///
     /// # Errors
-    /// When it exits with another code than 0, and as [`Daemon::start_server`].
+    /// When it exits with another code than 0, and as [`VhostUserDaemon::start_server`].
     pub fn stop_and_restart(&mut self) -> Result<()> {
         self.process.signal(Signal::TERM)?;
         let status = self.process.wait(SERVER_WITHIN)?;
@@ -208,7 +207,7 @@ impl Daemon {
         self.wait_listening()
     }
 
-    /// Runs `mqblk VERB ... --socket ADMIN MORE`, which must succeed, and gives its output.
+    /// Runs `mqblk VERB ... --socket ADMIN MORE`, which must succeed. Returns its output.
     ///
     /// # Errors
     /// When it fails, with what it printed.
@@ -228,16 +227,16 @@ impl Daemon {
         Ok(text(&output.stdout))
     }
 
-    /// The socket of a disk.
+    /// Returns the socket of a disk.
     #[must_use]
     pub fn socket(&self, id: &str) -> PathBuf {
         self.folder.path().join(format!("{id}.sock"))
     }
 
-    /// What our server has counted of a disk so far, with its queues.
+    /// Returns our server's statistics of a disk, with its queues.
     ///
     /// # Errors
-    /// When it does not answer, or has no such disk.
+    /// When it does not respond, or has no such disk.
     pub fn disk_stat(&self, id: &str) -> Result<DiskStat> {
         let mut client = mqblk_admin::Client::connect(&self.folder.path().join(ADMIN))?;
         let stat = client.stat(&StatQuery { queues: true, ..StatQuery::default() })?;
@@ -247,10 +246,10 @@ impl Daemon {
             .with_context(|| format!("no disk {id} in the server's figures"))
     }
 
-    /// What our server has counted of a controller so far, with its queues.
+    /// Returns our server's statistics of a controller, with its queues.
     ///
     /// # Errors
-    /// When it does not answer, or has no such controller.
+    /// When it does not respond, or has no such controller.
     pub fn controller_stat(&self, id: &str) -> Result<ControllerStat> {
         let mut client = mqblk_admin::Client::connect(&self.folder.path().join(ADMIN))?;
         let stat = client.stat(&StatQuery { queues: true, ..StatQuery::default() })?;
@@ -258,13 +257,13 @@ impl Daemon {
         found.with_context(|| format!("no controller {id} in the server's figures"))
     }
 
-    /// Which program this is.
+    /// Returns its program.
     #[must_use]
     pub fn server(&self) -> Server {
         self.server
     }
 
-    /// Everything the server has printed so far.
+    /// Returns the log so far.
     #[must_use]
     pub fn log(&self) -> String {
         self.process.output()
@@ -280,7 +279,7 @@ impl Daemon {
         self.process.until(what, SERVER_WITHIN, || wanted(&read()))
     }
 
-    /// Whether the server still runs.
+    /// Checks that the server runs.
     ///
     /// # Errors
     /// When it has ended, with its output.
@@ -291,7 +290,7 @@ impl Daemon {
         }
     }
 
-    /// Ends the server by SIGTERM, which must lead to exit code 0 and remove the sockets; gives the log.
+    /// Ends the server by SIGTERM, which must lead to exit code 0 and remove the sockets. Returns the log.
     ///
     /// # Errors
     /// When it stays, exits with another code, or leaves a socket.
@@ -308,7 +307,7 @@ impl Daemon {
     }
 }
 
-/// What a server that has ended leaves behind.
+/// The log of a server that has exited.
 #[derive(Debug)]
 pub struct Stopped {
     log: String,
@@ -316,22 +315,22 @@ pub struct Stopped {
 }
 
 impl Stopped {
-    /// Which program it was.
+    /// Returns its program.
     #[must_use]
     pub fn server(&self) -> Server {
         self.server
     }
 
-    /// Everything the server printed.
+    /// Returns the log.
     #[must_use]
     pub fn log(&self) -> &str {
         &self.log
     }
 
-    /// The sum of a counter over all the lives of a queue.
+    /// Returns the sum of a counter over all starts of a queue.
     ///
     /// # Errors
-    /// When the log has no line of that queue, or no such counter; always with a server that logs none.
+    /// When the log has no line of that queue, or no such counter. QEMU's server logs none.
     pub fn queue_counter(&self, disk: &str, queue: u16, name: &str) -> Result<u64> {
         ensure!(self.server == Server::Mqblk, "{:?} logs no counters", self.server);
         let all = queue_stopped(&self.log);
@@ -346,12 +345,12 @@ fn launch(server: Server, arguments: &[OsString], folder: &Path) -> Result<Proce
         Server::Mqblk => process::command(mqblk_binary()?),
         Server::QemuStorageDaemon => process::command("qemu-storage-daemon"),
     };
-    // Our server's counters are logged at level info, which is the default without this variable.
+    // Our server logs its counters at level info, the default without this variable.
     command.args(arguments).env_remove("RUST_LOG");
     Process::start("the vhost-user server", command, &folder.join("log"))
 }
 
-/// `MQBLK`, else the workspace's own release build, made now when it is not up to date.
+/// Returns `MQBLK`, else the workspace's own release build, built now if it is out of date.
 pub(crate) fn mqblk_binary() -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     if let Some(path) = std::env::var_os("MQBLK") {

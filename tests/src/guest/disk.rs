@@ -17,7 +17,7 @@ pub struct GuestDisk {
 }
 
 impl GuestDisk {
-    /// A disk served on `socket`, with `queues` virtqueues of 128 entries.
+    /// Creates a disk served on `socket`, with `queues` virtqueues of 128 entries.
     #[must_use]
     pub fn new(id: &str, socket: &Path, queues: u16) -> Self {
         let mut disk = Self::with_defaults(id, socket);
@@ -25,7 +25,7 @@ impl GuestDisk {
         disk.queue_size(128)
     }
 
-    /// A disk served on `socket`, with as many virtqueues and entries as QEMU chooses.
+    /// Creates a disk served on `socket`, with QEMU's default queues and entries.
     #[must_use]
     pub fn with_defaults(id: &str, socket: &Path) -> Self {
         let chardev = Chardev::new(id, socket);
@@ -36,21 +36,21 @@ impl GuestDisk {
         Self { id: id.to_owned(), chardev, device }
     }
 
-    /// The number of entries of each virtqueue.
+    /// Sets the number of entries of each virtqueue.
     #[must_use]
     pub fn queue_size(mut self, entries: u16) -> Self {
         self.device.insert("queue-size".into(), json!(entries));
         self
     }
 
-    /// One more property of QEMU's device.
+    /// Sets a property of QEMU's device.
     #[must_use]
     pub fn property(mut self, name: &str, value: &str) -> Self {
         self.device.insert(name.to_owned(), json!(value));
         self
     }
 
-    /// QEMU is to connect again, so long after the end of a connection; QEMU 7.2 counts in whole seconds.
+    /// Sets the delay after which QEMU connects again; QEMU 7.2 counts in whole seconds.
     #[must_use]
     pub fn reconnect(mut self, after: Duration) -> Self {
         self.chardev.reconnect(after);
@@ -69,7 +69,7 @@ impl GuestDisk {
         Value::Object(self.device.clone())
     }
 
-    /// QEMU's arguments for it.
+    /// Returns QEMU's arguments for it.
     pub(crate) fn arguments(&self, vmm: Vmm) -> [String; 4] {
         ["-chardev".into(), self.chardev.argument(vmm), "-device".into(), self.device().to_string()]
     }

@@ -7,21 +7,21 @@ use serde_json::Value;
 
 use super::shell::Shell;
 
-/// A set of fio jobs and how to read their outcome.
+/// A set of fio jobs.
 #[derive(Debug, Clone)]
 pub struct FioJobs {
     arguments: String,
 }
 
 impl FioJobs {
-    /// fio's command line, without its output options.
+    /// Creates jobs with fio's command line, without its output options.
     #[must_use]
     pub fn new(arguments: &str) -> Self {
         Self { arguments: arguments.to_owned() }
     }
 
-    /// Random writes of mixed block sizes by `jobs` jobs at once, each over `mib` MiB of its own from `offset_mib` on,
-    /// then read back with `--verify=crc32c`.
+    /// Creates random writes of mixed block sizes by `jobs` parallel jobs, each over `mib` MiB of its own from `offset_mib` on, verified
+    /// with `--verify=crc32c`.
     #[must_use]
     pub fn verified_random_writes(device: &str, jobs: u16, offset_mib: u32, mib: u32) -> Self {
         Self::new(&format!(
@@ -32,7 +32,7 @@ impl FioJobs {
         ))
     }
 
-    /// A script that runs the jobs and prints fio's JSON.
+    /// Returns a script that runs the jobs and prints fio's JSON.
     #[must_use]
     pub fn script(&self, name: &str) -> String {
         format!(
@@ -51,19 +51,19 @@ impl FioJobs {
     }
 }
 
-/// What the jobs did together.
+/// Sum of the results of all jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FioOutcome {
-    /// Reads that completed, those of the verification too.
+    /// Completed reads, including those of the verification.
     pub reads: u64,
-    /// Writes that completed.
+    /// Completed writes.
     pub writes: u64,
-    /// How long the longest of the jobs has run.
+    /// Longest run time of a job.
     pub elapsed: Duration,
 }
 
 impl FioOutcome {
-    /// Reads fio's JSON.
+    /// Parses fio's JSON.
     ///
     /// # Errors
     /// When fio failed or a job had an error.
@@ -84,7 +84,7 @@ impl FioOutcome {
         Ok(outcome)
     }
 
-    /// That the jobs wrote, and read back at least every write.
+    /// Checks that the jobs wrote, and read back at least every write.
     ///
     /// # Errors
     /// When they did less.

@@ -1,4 +1,4 @@
-//! fio that verifies for as long as something else takes.
+//! A verifying fio that runs in the background of a test.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use anyhow::Result;
 use super::fio::{FioJobs, FioOutcome};
 use super::shell::Shell;
 
-/// A pass over 4 MiB takes seconds, and there is time for many.
+/// A pass over 4 MiB takes seconds; the limit is generous.
 const PASS_WITHIN: Duration = Duration::from_secs(180);
 
-/// Random writes of mixed sizes to the first 4 MiB of a disk, then all of them read back; over and over until it is told to end.
+/// Random writes of mixed sizes to the first 4 MiB of a disk, then all of them read back, repeated until it is stopped.
 #[derive(Debug)]
 pub struct FioLoop {
     name: String,
 }
 
 impl FioLoop {
-    /// Starts it on `node`, with `depth` requests at a time, and waits until it writes.
+    /// Starts it on `node`, with `depth` requests in flight, and waits for its first write.
     ///
     /// # Errors
     /// As [`Shell::must`].
@@ -67,7 +67,7 @@ impl FioLoop {
         guest.must_within(&script, PASS_WITHIN).map(drop)
     }
 
-    /// Ends it after the pass that runs.
+    /// Stops it after the current pass.
     ///
     /// # Errors
     /// When a verification has failed.

@@ -1,4 +1,4 @@
-//! What the host sees of a disk: image files with their holes, and loop devices with their counters.
+//! The host's view of a disk: image files with their holes, and loop devices with their counters.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -14,7 +14,7 @@ use super::cache::repository;
 
 const MIB: u64 = 1 << 20;
 
-/// An image file in a folder of its own, removed when dropped.
+/// An image file in its own directory, removed when dropped.
 #[derive(Debug)]
 pub struct Image {
     path: PathBuf,
@@ -23,7 +23,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// A sparse image of `mib` MiB.
+    /// Creates a sparse image of `mib` MiB.
     ///
     /// # Errors
     /// Those of the file system.
@@ -34,7 +34,7 @@ impl Image {
         Ok(Self { path, len: mib * MIB, _folder: folder })
     }
 
-    /// An image of `mib` MiB that is allocated and full of the byte 0xa5.
+    /// Creates an image of `mib` MiB that is allocated and full of the byte 0xa5.
     ///
     /// # Errors
     /// Those of the file system.
@@ -48,26 +48,26 @@ impl Image {
         Ok(image)
     }
 
-    /// In the repository's build folder rather than /tmp, which may be a tmpfs: no O_DIRECT on older kernels.
+    /// In the repository's build directory: /tmp may be a tmpfs, which has no O_DIRECT on older kernels.
     fn folder() -> Result<TempDir> {
         let base = repository().join("target");
         std::fs::create_dir_all(&base)?;
         Ok(tempfile::Builder::new().prefix("mqblk-image-").tempdir_in(base)?)
     }
 
-    /// The file.
+    /// Returns the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether the size is 0; never so.
+    /// Returns true if the size is 0, which never happens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -83,7 +83,7 @@ impl Image {
         Ok(bytes)
     }
 
-    /// Whether every byte of the file is zero.
+    /// Returns true if every byte of the range is zero.
     ///
     /// # Errors
     /// Those of the file system.
@@ -101,7 +101,7 @@ impl Image {
         }
     }
 
-    /// Whether the file system keeps no data for the whole range: SEEK_DATA finds none in it.
+    /// Returns true if the file system has no data for the whole range: SEEK_DATA finds none in it.
     ///
     /// # Errors
     /// Those of lseek.
@@ -114,7 +114,7 @@ impl Image {
         }
     }
 
-    /// The bytes the file system has allocated (stat's `st_blocks`, which counts units of 512 bytes).
+    /// Returns the bytes the file system has allocated (stat's `st_blocks`, which counts units of 512 bytes).
     ///
     /// # Errors
     /// Those of stat.
@@ -149,13 +149,13 @@ impl LoopDevice {
         Ok(Self { path: PathBuf::from(String::from_utf8(output.stdout)?.trim()) })
     }
 
-    /// The device node.
+    /// Returns the device node.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A value below /sys/block/loopN/queue.
+    /// Returns a value below /sys/block/loopN/queue.
     ///
     /// # Errors
     /// Those of the file system.

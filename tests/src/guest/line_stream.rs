@@ -10,20 +10,20 @@ use anyhow::{Context, Result, bail, ensure};
 /// The most bytes kept of a line that does not end.
 const LINE_LIMIT: usize = 64 << 20;
 
-/// How soon to try again to connect.
+/// Interval of connection attempts.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// What came of waiting for a line.
+/// Result of waiting for a line.
 pub(crate) enum Line {
     /// A line, without its end.
     Text(String),
-    /// Nothing complete came in time.
+    /// No complete line before the deadline.
     Late,
     /// The other side closed the stream.
     Closed,
 }
 
-/// The socket and what was read of the next line.
+/// The socket and the part of the next line that was read.
 #[derive(Debug)]
 pub(crate) struct LineStream {
     stream: UnixStream,
@@ -32,7 +32,7 @@ pub(crate) struct LineStream {
 }
 
 impl LineStream {
-    /// Connects to the socket at `path`. It is there from QEMU's bind on; until it listens, it refuses.
+    /// Connects to the socket at `path`. It exists from QEMU's bind on, and refuses connections until QEMU listens.
     pub(crate) fn connect(path: &Path, within: Duration) -> Result<Self> {
         let deadline = Instant::now() + within;
         let stream = loop {
@@ -54,7 +54,7 @@ impl LineStream {
         self.stream.write_all(&bytes).context("cannot send to the guest")
     }
 
-    /// The next line, or [`Line::Late`] at the deadline.
+    /// Returns the next line, or [`LineResult::Late`] at the deadline.
     pub(crate) fn next(&mut self, deadline: Instant) -> Result<Line> {
         loop {
             if let Some(end) = self.read[self.searched..].iter().position(|&byte| byte == b'\n') {

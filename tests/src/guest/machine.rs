@@ -15,10 +15,10 @@ use super::qmp::Qmp;
 use super::shell::Shell;
 use super::vmm::Vmm;
 
-/// From QEMU's start to the agent's first line; an idle host needs two seconds for it under TCG.
+/// Timeout from QEMU's start to the agent's first line; an idle host needs two seconds under TCG.
 pub(crate) const BOOT_WITHIN: Duration = Duration::from_secs(120);
 
-/// For QEMU to open its sockets, and to end after the guest has powered off.
+/// Timeout for QEMU to open its sockets, and to end after the guest has powered off.
 pub(crate) const QEMU_WITHIN: Duration = Duration::from_secs(60);
 
 /// Prints the memory that the guest's kernel uses, in KiB.
@@ -35,7 +35,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// A guest with 2 CPUs, 256 MiB and no disk.
+    /// Configures a guest with 2 CPUs, 256 MiB and no disk.
     #[must_use]
     pub fn builder() -> GuestBuilder {
         GuestBuilder::new()
@@ -45,25 +45,25 @@ impl Guest {
         Self { vmm, qemu, agent, qmp, folder }
     }
 
-    /// What runs it.
+    /// Returns its VMM.
     #[must_use]
     pub fn vmm(&self) -> Vmm {
         self.vmm
     }
 
-    /// Its folder, for files that end with it.
+    /// Returns its directory, for files that end with it.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// What the guest has printed to its serial console: its kernel's messages, not those of the firmware.
+    /// Returns the output on the guest's serial console: its kernel's messages, without the firmware's.
     #[must_use]
     pub fn console(&self) -> String {
         console_text(&self.folder.path().join("console"))
     }
 
-    /// What QEMU itself has printed.
+    /// Returns QEMU's own output.
     #[must_use]
     pub fn qemu_output(&self) -> String {
         self.qemu.output()
@@ -94,10 +94,10 @@ impl Guest {
             .with_context(|| format!("no /dev/{name} after the plug"))
     }
 
-    /// Unplugs a disk: the guest's driver lets go of it, then QEMU closes the vhost-user connection.
+    /// Unplugs a disk: the guest's driver releases it, then QEMU closes the vhost-user connection.
     ///
     /// # Errors
-    /// QEMU's error, or a guest that does not let go.
+    /// QEMU's error, or a guest that does not release it.
     pub fn unplug(&mut self, disk: &GuestDisk) -> Result<()> {
         self.qmp.execute("device_del", json!({ "id": disk.id() }))?;
         let id = disk.id();
@@ -105,11 +105,10 @@ impl Guest {
         self.qmp.execute("chardev-remove", json!({ "id": disk.chardev().id() })).map(drop)
     }
 
-    /// Plugs `mib` MiB more memory into the running guest, a region of its own for the vhost-user server, and lets
-    /// the guest's kernel use it.
+    /// Plugs `mib` MiB more memory into the running guest, as a memory region of its own, and onlines it in the guest.
     ///
     /// # Errors
-    /// QEMU's error, or memory that the guest does not take.
+    /// QEMU's error, or memory that the guest does not online.
     pub fn plug_memory(&mut self, id: &str, mib: u32) -> Result<()> {
         let before: u64 = self.must(MEMORY_KIB)?.parse()?;
         let size = u64::from(mib) << 20;
@@ -131,7 +130,7 @@ impl Guest {
         .with_context(|| format!("the guest does not use the {mib} MiB more"))
     }
 
-    /// Resets the machine, as the button does, and waits until the guest is up again.
+    /// Resets the machine with QMP's `system_reset`, and waits until the guest is up again.
     ///
     /// # Errors
     /// QEMU's error, or a guest that does not boot.
@@ -151,7 +150,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Ends QEMU by QMP, whatever the guest does: the source of a migration that is over.
+    /// Ends QEMU by QMP, whatever the guest does: for the source of a completed migration.
     ///
     /// # Errors
     /// When QEMU stays or fails.
@@ -162,7 +161,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Numbers scripts on from where `other` stands: the guest that ran there runs here now.
+    /// Continues the script numbers of `other`: the guest has migrated from there.
     pub fn continue_script_numbers_of(&mut self, other: &Self) {
         self.agent.follow(&other.agent);
     }
@@ -175,7 +174,7 @@ impl Guest {
         self.qemu.kill()
     }
 
-    /// Asks the agent something; while it waits, looks whether QEMU and the guest's kernel still live.
+    /// Runs a request to the agent, and checks during the wait that QEMU and the guest's kernel are alive.
     fn with_agent<T>(
         &mut self,
         ask: impl FnOnce(&mut Agent, &mut dyn FnMut() -> Result<()>) -> Result<T>,

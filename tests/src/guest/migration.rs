@@ -1,4 +1,4 @@
-//! Guests that move: from one QEMU to another, or to a file and back.
+//! Migration of guests: to another QEMU, or to a file and back.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -8,20 +8,20 @@ use serde_json::{Value, json};
 
 use super::machine::Guest;
 
-/// How often a migration is asked for its state.
+/// Poll interval of a migration's state.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// How a migration stands, from QMP's `query-migrate`.
+/// State of a migration, from QMP's `query-migrate`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Migration {
     /// Such as `active`, `completed`, `failed`, `cancelled`; `none` before the first.
     pub status: String,
-    /// All that QEMU says.
+    /// QEMU's whole response.
     pub details: Value,
 }
 
 impl Migration {
-    /// Whether it has come to an end, good or bad.
+    /// Returns true if it has ended, with or without success.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         matches!(self.status.as_str(), "none" | "completed" | "failed" | "cancelled")
@@ -29,12 +29,11 @@ impl Migration {
 }
 
 impl Guest {
-    /// Moves the guest to `destination` ([`GuestBuilder::await_incoming`](super::GuestBuilder::await_incoming)) and waits until
-    /// it runs there. Scripts that run in the guest go on; what is asked next is asked through `destination`. This one stays, stopped:
-    /// [`Guest::quit`] it.
+    /// Migrates the guest to `destination` ([`GuestBuilder::await_incoming`](super::GuestBuilder::await_incoming)) and waits until it runs
+    /// there. Background scripts in the guest continue; use `destination` from now on. This source remains, stopped: [`Guest::quit`] it.
     ///
     /// # Errors
-    /// QEMU's, and a move that fails or takes longer than `within`.
+    /// QEMU's, and a migration that fails or takes longer than `within`.
     pub fn migrate_to(&mut self, destination: &mut Self, within: Duration) -> Result<()> {
         let deadline = Instant::now() + within;
         self.start_migration_to(destination)?;
@@ -44,7 +43,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Starts to move the guest to `destination`, and does not wait. While it moves the guest runs here.
+    /// Starts a migration to `destination` without waiting. The guest runs here meanwhile.
     ///
     /// # Errors
     /// QEMU's.
@@ -63,10 +62,10 @@ impl Guest {
         self.qmp().execute("migrate-incoming", json!({ "uri": uri })).map(drop)
     }
 
-    /// Starts a migration to `uri`, and does not wait.
+    /// Starts a migration to `uri` without waiting.
     ///
     /// # Errors
-    /// QEMU's, such as that a device cannot move.
+    /// QEMU's, such as that a device is not migratable.
     pub fn start_migration(&mut self, uri: &str) -> Result<()> {
         self.migration_events()?;
         self.qmp().execute("migrate", json!({ "uri": uri })).map(drop)
@@ -77,8 +76,8 @@ impl Guest {
         self.qmp().execute("migrate-set-capabilities", json!({ "capabilities": events })).map(drop)
     }
 
-    /// Sets parameters of the next migration, or of the one that runs: QMP's `migrate-set-parameters`, such as `max-bandwidth` in
-    /// bytes a second and `downtime-limit` in milliseconds.
+    /// Sets parameters of the next or current migration: QMP's `migrate-set-parameters`, such as `max-bandwidth` in bytes per second and
+    /// `downtime-limit` in milliseconds.
     ///
     /// # Errors
     /// QEMU's.
@@ -86,7 +85,7 @@ impl Guest {
         self.qmp().execute("migrate-set-parameters", parameters).map(drop)
     }
 
-    /// How the migration from here stands.
+    /// Returns the state of the outgoing migration.
     ///
     /// # Errors
     /// QEMU's.
@@ -96,10 +95,10 @@ impl Guest {
         Ok(Migration { status, details })
     }
 
-    /// Waits until the migration from here has ended, well or not.
+    /// Waits until the outgoing migration has ended, with or without success.
     ///
     /// # Errors
-    /// When it goes on.
+    /// When it does not end in time.
     pub fn migration_ended(&mut self, within: Duration) -> Result<Migration> {
         let deadline = Instant::now() + within;
         loop {
@@ -114,10 +113,10 @@ impl Guest {
         }
     }
 
-    /// Waits until the migration from here has ended well.
+    /// Waits until the outgoing migration has succeeded.
     ///
     /// # Errors
-    /// When it fails or goes on.
+    /// When it fails or does not end in time.
     pub fn migration_completed(&mut self, within: Duration) -> Result<Migration> {
         let ended = self.migration_ended(within)?;
         ensure!(
@@ -130,10 +129,10 @@ impl Guest {
         Ok(ended)
     }
 
-    /// Cancels the migration from here and waits until that is done; the guest goes on here.
+    /// Cancels the outgoing migration and waits until that is done; the guest continues here.
     ///
     /// # Errors
-    /// QEMU's, and when it had already come to another end.
+    /// QEMU's, and when it had already ended otherwise.
     pub fn cancel_migration(&mut self, within: Duration) -> Result<()> {
         self.qmp().execute("migrate_cancel", json!({}))?;
         let ended = self.migration_ended(within)?;
@@ -141,18 +140,18 @@ impl Guest {
         Ok(())
     }
 
-    /// Stops the guest and writes all of its state to a file, which [`Guest::restore`] reads. [`Guest::cont`] lets it go on here.
+    /// Stops the guest and saves its state to a file for [`Guest::restore`]. [`Guest::cont`] continues it here.
     ///
     /// # Errors
     /// QEMU's.
     pub fn save(&mut self, file: &Path, within: Duration) -> Result<()> {
         self.stop()?;
-        // `file:` is of QEMU 8.2.
+        // `file:` needs QEMU 8.2.
         self.start_migration(&format!("exec:cat >'{}'", file.display()))?;
         self.migration_completed(within).map(drop)
     }
 
-    /// Reads the state of `source` from a file, as a destination, and lets the guest run.
+    /// Restores the state of `source` from a file, as a destination, and runs the guest.
     ///
     /// # Errors
     /// QEMU's.
@@ -164,7 +163,7 @@ impl Guest {
             std::thread::sleep(LOOK_EVERY);
         }
         self.continue_script_numbers_of(source);
-        // It was saved stopped, and so it comes back.
+        // It was saved stopped, and is restored stopped.
         self.cont()
     }
 
@@ -184,7 +183,7 @@ impl Guest {
         self.qmp().execute("cont", json!({})).map(drop)
     }
 
-    /// QMP's `query-status`: such as `running`, `paused`, `postmigrate`, `inmigrate`.
+    /// Returns the status of QMP's `query-status`, such as `running`, `paused`, `postmigrate`, `inmigrate`.
     ///
     /// # Errors
     /// QEMU's.
@@ -193,7 +192,7 @@ impl Guest {
         Ok(status["status"].as_str().with_context(|| format!("query-status: {status}"))?.to_owned())
     }
 
-    /// Waits for an event without looking at its data, such as `STOP`, `RESUME` or `MIGRATION`.
+    /// Waits for an event with any data, such as `STOP`, `RESUME` or `MIGRATION`.
     ///
     /// # Errors
     /// When none comes in time.

@@ -1,10 +1,10 @@
 //! Real guests: a Debian kernel in QEMU, its disks served by a vhost-user daemon that is another process.
 //!
-//! `tests/guest/prepare.sh` makes what is booted (see [`Cache`]). A [`Daemon`] serves disks, a [`Guest`] is a QEMU
-//! with these disks whose PID 1 obeys an agent on the virtio-serial port. Nothing here waits without a limit, and
-//! dropping a guest or a daemon kills its process.
+//! `tests/guest/prepare.sh` makes the boot files (see [`GuestCache`]). A [`VhostUserDaemon`] serves disks. A [`Guest`] is a QEMU with these
+//! disks; its PID 1 is an agent that runs scripts from the virtio-serial port. Every wait has a limit, and dropping a guest or a daemon
+//! kills its process.
 //!
-//! The guest tests each use all the host's CPUs, so run them one after another: `-- --test-threads=1`.
+//! Each guest test uses all CPUs of the host, so run them one after another: `-- --test-threads=1`.
 
 mod accelerator;
 pub(crate) mod agent;

@@ -9,21 +9,20 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How often a child is asked whether it ended, and a socket whether it is there.
+/// Poll interval for the end of a child, and for a socket.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// A command whose process the kernel kills when the thread that started it ends, so that a test run that is killed
-/// itself leaves no virtual machine behind.
+/// Returns a command whose process the kernel kills when its parent thread ends, so that a killed test run leaves no virtual machine.
 pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
     command
 }
 
-/// [`command`], for a program that is killed `limit` after its start whatever becomes of the test.
+/// Returns a [`command`] that is killed `limit` after its start, whatever happens to the test.
 pub(crate) fn limited_command(program: impl AsRef<OsStr>, limit: Duration) -> Command {
     let mut command = command("timeout");
-    // The program dies with `timeout` too, which is what a test kills.
+    // The program dies with `timeout`, which is the child that a test kills.
     command.args([
         "--foreground",
         "--signal=KILL",
@@ -55,12 +54,12 @@ impl Process {
         Ok(Self { name: name.to_owned(), child, stderr: stderr.to_path_buf() })
     }
 
-    /// What the child wrote to its outputs so far.
+    /// Returns the output so far.
     pub(crate) fn output(&self) -> String {
         std::fs::read(&self.stderr).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
-    /// The exit status, when the child has ended.
+    /// Returns the exit status, if the child has ended.
     pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
@@ -86,7 +85,7 @@ impl Process {
         }
     }
 
-    /// Waits until `ready` says so; an error when the child ends before that.
+    /// Waits until `ready` returns true; fails if the child ends before.
     pub(crate) fn until(&mut self, what: &str, within: Duration, mut ready: impl FnMut() -> bool) -> Result<()> {
         let deadline = Instant::now() + within;
         while !ready() {
@@ -111,7 +110,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // A child that has ended already is only reaped; there is nobody to tell of anything else.
+        // Only reaps a child that has ended.
         let _ = self.kill();
     }
 }

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use super::line_stream::{Line, LineStream};
 
-/// How long QEMU may take to answer; it waits for a vhost-user server inside `device_add`.
+/// Timeout of a QMP response; QEMU waits for a vhost-user server inside `device_add`.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
-/// The connection to one QEMU.
+/// The QMP connection to a QEMU.
 #[derive(Debug)]
 pub struct Qmp {
     stream: LineStream,
@@ -27,10 +27,10 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Executes a command and gives its `return` value.
+    /// Executes a command and returns its `return` value.
     ///
     /// # Errors
-    /// QEMU's own error, a closed connection, or no answer in time.
+    /// QEMU's own error, a closed connection, or no response in time.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         self.stream.send(&json!({ "execute": command, "arguments": arguments }).to_string())?;
         let deadline = Instant::now() + ANSWER_WITHIN;

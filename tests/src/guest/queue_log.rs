@@ -4,21 +4,21 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 
-/// The words that begin the line; `key=value` pairs follow.
+/// Start of the line; `key=value` pairs follow.
 const MARK: &str = "queue stopped ";
 
-/// One life of one queue, from its start to GET_VRING_BASE or a disconnect.
+/// Counters of a queue from one start to GET_VRING_BASE or a disconnect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueStopped {
-    /// The disk's id.
+    /// Id of the disk.
     pub disk: String,
-    /// The virtqueue's index.
+    /// Index of the virtqueue.
     pub queue: u16,
     counters: BTreeMap<String, u64>,
 }
 
 impl QueueStopped {
-    /// A counter, such as `requests`, `reads`, `writes`, `flushes`, `kicks` or `calls`.
+    /// Returns a counter, such as `requests`, `reads`, `writes`, `flushes`, `kicks` or `calls`.
     ///
     /// # Errors
     /// When the line had no such counter.
@@ -46,14 +46,14 @@ impl QueueStopped {
     }
 }
 
-/// Every stopped queue in the daemon's log, oldest first.
+/// Returns every stopped queue in the daemon's log, oldest first.
 #[must_use]
 pub fn queue_stopped(log: &str) -> Vec<QueueStopped> {
     let plain = without_colours(log);
     plain.lines().filter_map(|line| line.split_once(MARK)).filter_map(|(_, pairs)| QueueStopped::parse(pairs)).collect()
 }
 
-/// Leaves out ANSI's "select graphic rendition" sequences: ESC [ ... m.
+/// Removes ANSI's "select graphic rendition" sequences: ESC [ ... m.
 pub(crate) fn without_colours(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;

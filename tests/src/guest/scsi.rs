@@ -1,4 +1,4 @@
-//! What the guest's kernel knows of its SCSI disks.
+//! The SCSI disks that the guest's kernel sees.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use super::shell::Shell;
 const FLAT_FROM: u16 = 256;
 const FLAT: u16 = 0x4000;
 
-/// Prints of every SCSI disk: name, H:C:T:L, size in units of 512 bytes, block size, read-only, serial, wwid.
+/// Prints for every SCSI disk: name, H:C:T:L, size in units of 512 bytes, block size, read-only, serial, wwid.
 const LIST: &str = r#"
 for disk in /sys/block/sd*; do
     [ -e $disk/device/vpd_pg80 ] || continue
@@ -21,22 +21,22 @@ for disk in /sys/block/sd*; do
         "$(tail -c +5 $disk/device/vpd_pg80 | tr -d '\0' | tr ' ' '~') $(tr ' ' '~' <$disk/device/wwid)"
 done"#;
 
-/// One disk.
+/// A SCSI disk in the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScsiDisk {
     /// Its name, such as `sda`.
     pub name: String,
     /// The number of the guest's SCSI host: its controller.
     pub host: u32,
-    /// Its target.
+    /// Target.
     pub target: u8,
-    /// Its LUN.
+    /// LUN.
     pub lun: u16,
-    /// Its size.
+    /// Capacity.
     pub size: ByteLen,
     /// Logical block size in bytes.
     pub block: u32,
-    /// Whether the kernel takes it for read-only.
+    /// True if the kernel sees it as read-only.
     pub read_only: bool,
     /// Unit serial number, VPD page 80h.
     pub serial: String,
@@ -45,13 +45,13 @@ pub struct ScsiDisk {
 }
 
 impl ScsiDisk {
-    /// Its node below /dev.
+    /// Returns its node below /dev.
     #[must_use]
     pub fn node(&self) -> String {
         format!("/dev/{}", self.name)
     }
 
-    /// A small LUN in flat addressing stays what it is to Linux: another one.
+    /// Linux numbers a small LUN in flat addressing as another LUN.
     fn plain_lun(lun: u16) -> u16 {
         if lun >= FLAT + FLAT_FROM { lun - FLAT } else { lun }
     }
@@ -76,7 +76,7 @@ impl ScsiDisk {
     }
 }
 
-/// The guest's SCSI disks, by target and LUN. Two controllers with the same place are told apart by [`ScsiDisk::host`].
+/// Returns the guest's SCSI disks, by target and LUN. [`ScsiDisk::host`] distinguishes equal addresses of two controllers.
 ///
 /// # Errors
 /// As [`Shell::must`].
@@ -86,13 +86,14 @@ pub fn scsi_disks(guest: &mut Guest) -> Result<Vec<ScsiDisk>> {
     list.lines().filter(|line| !line.is_empty()).map(parse).collect()
 }
 
-/// Waits until the guest has SCSI disks at exactly these targets and LUNs, over all its controllers, and gives them.
+/// Waits until the guest has SCSI disks at exactly these targets and LUNs, over all its controllers, and returns them.
 ///
 /// # Errors
-/// When it comes to something else.
+/// When it has other disks at the end.
 pub fn wait_for_places(guest: &mut Guest, wanted: &[(u8, u16)]) -> Result<BTreeMap<(u8, u16), ScsiDisk>> {
     let count = wanted.len();
-    // Each disk has a node, and no more disks than these. A node that is a file was made by somebody who opened it too late or too early.
+    // Each disk must have a node, and no other disk one. A node that is a regular file was created by a program that opened it too late or
+    // too early.
     guest.must(&format!(
         "for i in $(seq 300); do
              have=0

@@ -1,4 +1,4 @@
-//! Who serves the SCSI tests' controllers: our daemon, or, to prove the tests themselves, QEMU's own emulation.
+//! The server of the SCSI tests' controllers: our daemon, or QEMU's own emulation, to validate the tests.
 
 use anyhow::{Context, Result};
 
@@ -7,20 +7,20 @@ use super::controller::{Controller, GuestController, Lun};
 use super::daemon::{Daemon, Server, Stopped};
 use super::machine::Guest;
 
-/// The host's side of some controllers.
+/// Serves controllers.
 #[derive(Debug)]
 pub struct ScsiHost {
-    /// `None`: QEMU itself has the disks.
+    /// `None`: QEMU emulates the disks.
     daemon: Option<Daemon>,
     controllers: Vec<Controller>,
 }
 
 impl ScsiHost {
-    /// Starts our daemon with these controllers. With `MQBLK_TEST_SERVER=qemu-storage-daemon` there is none: the guest's
-    /// QEMU is to serve them.
+    /// Starts our daemon with these controllers. With `MQBLK_TEST_SERVER=qemu-storage-daemon` there is none: the guest's QEMU emulates
+    /// them.
     ///
     /// # Errors
-    /// As [`Daemon::start_controllers`].
+    /// As [`VhostUserDaemon::start_controllers`].
     pub fn start(controllers: Vec<Controller>) -> Result<Self> {
         let daemon = match Server::from_environment()? {
             Server::Mqblk => Some(Daemon::start_controllers(&controllers)?),
@@ -29,7 +29,7 @@ impl ScsiHost {
         Ok(Self { daemon, controllers })
     }
 
-    /// Whether our daemon serves.
+    /// Returns true if our daemon serves.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         self.daemon.is_some()
@@ -43,10 +43,10 @@ impl ScsiHost {
         self.daemon.as_mut().context("QEMU serves these disks, not our daemon")
     }
 
-    /// What the guest is given of the controller `id`, with as many queues as it has.
+    /// Returns the guest's device for the controller `id`, with as many queues as it has.
     ///
     /// # Errors
-    /// When QEMU serves and has no such LUN.
+    /// When QEMU serves and does not support a LUN.
     pub fn controller(&self, id: &str) -> Result<GuestController> {
         let controller = self.find(id)?;
         match &self.daemon {
@@ -55,7 +55,7 @@ impl ScsiHost {
         }
     }
 
-    /// A guest with all the controllers.
+    /// Configures a guest with all the controllers.
     ///
     /// # Errors
     /// As [`ScsiHost::controller`].
@@ -91,7 +91,7 @@ impl ScsiHost {
         daemon.ask(&["lun", "remove"], &words(&place(controller, lun))).map(drop)
     }
 
-    /// Gives a LUN's image another size, while a guest uses it; `None`: our daemon is to look what size it has now.
+    /// Resizes a LUN's image in use; `None`: our daemon queries the current size.
     ///
     /// # Errors
     /// The server's.
@@ -107,7 +107,7 @@ impl ScsiHost {
         daemon.ask(&["lun", "resize"], &words(&which)).map(drop)
     }
 
-    /// That the daemon still runs.
+    /// Checks that the daemon runs.
     ///
     /// # Errors
     /// When it has ended, with its output.
@@ -115,16 +115,16 @@ impl ScsiHost {
         self.daemon.as_mut().map_or(Ok(()), Daemon::must_run)
     }
 
-    /// Ends the daemon as [`Daemon::stop`] does; `None`: there was none.
+    /// Stops the daemon as [`VhostUserDaemon::stop`] does. Returns `None` if there is none.
     ///
     /// # Errors
-    /// As [`Daemon::stop`].
+    /// As [`VhostUserDaemon::stop`].
     pub fn stop(self) -> Result<Option<Stopped>> {
         self.daemon.map(Daemon::stop).transpose()
     }
 }
 
-/// Where a LUN is, in the options of `mqblk lun`.
+/// Returns the address of a LUN, in the options of `mqblk lun`.
 fn place(controller: &str, lun: &Lun) -> Vec<String> {
     let options =
         [("--controller", controller.to_owned()), ("--target", lun.target.to_string()), ("--lun", lun.lun.to_string())];

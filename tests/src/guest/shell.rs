@@ -8,13 +8,13 @@ use super::agent::{Answer, PATIENCE};
 
 /// A machine that runs shell scripts.
 pub trait Shell {
-    /// Runs a shell script, at most `limit` long.
+    /// Runs a shell script for at most `limit`.
     ///
     /// # Errors
-    /// When the machine does not answer. A script that fails is no error here.
+    /// When the machine does not reply. A script that fails is not an error.
     fn run_within(&mut self, script: &str, limit: Duration) -> Result<Answer>;
 
-    /// [`Shell::run_within`] [`PATIENCE`].
+    /// Runs a script for at most [`SCRIPT_TIMEOUT`].
     ///
     /// # Errors
     /// As [`Shell::run_within`].
@@ -22,7 +22,7 @@ pub trait Shell {
         self.run_within(script, PATIENCE)
     }
 
-    /// Runs a script that must exit with 0, and gives its output without the last line end.
+    /// Runs a script that must exit with 0. Returns its output without the last newline.
     ///
     /// # Errors
     /// As [`Shell::run`], and when the script fails.
@@ -30,7 +30,7 @@ pub trait Shell {
         self.must_within(script, PATIENCE)
     }
 
-    /// [`Shell::must`] with another limit.
+    /// As [`Shell::must`], with another limit.
     ///
     /// # Errors
     /// As [`Shell::must`].
@@ -45,7 +45,7 @@ pub trait Shell {
         Ok(answer.output.trim_end_matches('\n').to_owned())
     }
 
-    /// Starts a script in the background; [`Shell::finish`] gives its answer. The name may have been used for one that has ended.
+    /// Starts a script in the background; [`Shell::finish`] returns its output. The name may be reused after the end of a script.
     ///
     /// # Errors
     /// As [`Shell::must`].
@@ -74,7 +74,7 @@ pub trait Shell {
         Ok(Answer { status, output })
     }
 
-    /// Whether a script given to [`Shell::start`] still runs.
+    /// Returns true if a script given to [`Shell::start`] still runs.
     ///
     /// # Errors
     /// As [`Shell::run`].

@@ -1,4 +1,4 @@
-//! The virtual machine monitors and guest kernels that `tests/guest/prepare.sh` left.
+//! The virtual machine monitors and guest kernels that `tests/guest/prepare.sh` has prepared.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,17 +7,17 @@ use anyhow::{Context, Result, bail};
 
 use super::cache::Cache;
 
-/// A QEMU.
+/// A QEMU version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vmm {
-    /// The one that this system has installed: 7.2 in Debian 12.
+    /// The installed one: 7.2 in Debian 12.
     System,
-    /// That of Debian trixie, unpacked in the cache folder: 10.0.
+    /// That of Debian trixie, unpacked in the cache directory: 10.0.
     Trixie,
 }
 
 impl Vmm {
-    /// All there are; one alone when `MQBLK_GUEST_VMM` names it.
+    /// Returns all of them, or the one named by `MQBLK_GUEST_VMM`.
     ///
     /// # Errors
     /// A bad value of the variable.
@@ -25,7 +25,7 @@ impl Vmm {
         Ok(Self::named()?.map_or(vec![Self::System, Self::Trixie], |one| vec![one]))
     }
 
-    /// The one named by `MQBLK_GUEST_VMM` (`system` or `trixie`), else the system's.
+    /// Returns the one named by `MQBLK_GUEST_VMM` (`system` or `trixie`), else the system's.
     ///
     /// # Errors
     /// A bad value of the variable.
@@ -42,7 +42,7 @@ impl Vmm {
         }
     }
 
-    /// The kernel that belongs to it.
+    /// Returns the kernel that belongs to it.
     #[must_use]
     pub fn kernel(self) -> Kernel {
         match self {
@@ -51,7 +51,7 @@ impl Vmm {
         }
     }
 
-    /// What `qemu-system-x86_64` is called.
+    /// Returns the path of `qemu-system-x86_64`.
     pub(crate) fn program(self, cache: &Cache) -> PathBuf {
         match self {
             Self::System => "qemu-system-x86_64".into(),
@@ -59,8 +59,8 @@ impl Vmm {
         }
     }
 
-    /// The option of a socket chardev for another attempt so long after a connection has ended: milliseconds since QEMU 9.2,
-    /// whole seconds before that. Its name in QMP is the same.
+    /// Returns the option of a socket chardev for the reconnect delay: milliseconds since QEMU 9.2, whole seconds before that. Its name in
+    /// QMP is the same.
     pub(crate) fn reconnect(self, after: Duration) -> (&'static str, u64) {
         match self {
             Self::System => ("reconnect", after.as_millis().div_ceil(1000).max(1).try_into().unwrap_or(u64::MAX)),
@@ -69,7 +69,7 @@ impl Vmm {
     }
 }
 
-/// Runs a test's body with each VMM, and says with which one it failed.
+/// Runs a test's body with each VMM, and names the VMM in an error.
 ///
 /// # Errors
 /// The body's.
@@ -80,10 +80,10 @@ pub fn with_each_vmm(mut body: impl FnMut(Vmm) -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// A guest's kernel, with an initramfs of the same programs.
+/// A guest kernel, with an initramfs of the same programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kernel {
-    /// That of this system's Debian: Linux 6.1 in Debian 12.
+    /// The kernel of the installed Debian: Linux 6.1 in Debian 12.
     System,
     /// That of Debian trixie: Linux 6.12.
     Trixie,

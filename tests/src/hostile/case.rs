@@ -1,4 +1,4 @@
-//! One malformed (or merely odd) ring: how it is built, what must come of it, and nothing else.
+//! A malformed or unusual ring: how it is built, and the expected result.
 
 use std::ops::Range;
 use std::path::Path;
@@ -9,84 +9,91 @@ use super::request::{self, OK, POISON, Piece, SECTOR, kind, readable, writable};
 use super::ring::Desc;
 use super::{PATIENCE, WATCH};
 
-/// Where requests' headers are.
+/// Address of the request headers.
 pub const HEADER: u64 = START + 0x4_0000;
-/// Where status bytes are.
+/// Address of the status bytes.
 pub const STATUS: u64 = START + 0x5_0100;
-/// Where data is.
+/// Address of the data.
 pub const DATA: u64 = START + 0x6_0000;
-/// Where indirect tables are.
+/// Address of the indirect tables.
 pub const TABLE: u64 = START + 0x9_0000;
 /// Bytes of the largest block size.
 const BLOCK: u32 = 4096;
-/// An address where no memory is.
+/// An address outside of guest memory.
 pub const NOWHERE: u64 = END + 0x1000;
 
-/// What must come of a ring.
+/// Expected result of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// The request is answered with this status and this used length.
+    /// The request completes with this status and this used length.
     Answer(u8, u32),
-    /// The chain comes back with a used length of 0: it has no byte that could take a status.
+    /// The chain is used with length 0: it has no byte for a status.
     Returned,
     /// The queue is retired: its err eventfd is signalled, and nothing else happens.
     Retired,
-    /// Whatever comes, nobody else is harmed.
+    /// Any result that does not affect others.
     Anything,
 }
 
-/// One queue with a request being built, and the model of the disk behind it.
+/// A queue with a request being built, and the expected content of the disk.
 #[derive(Debug)]
 pub struct Case<'a> {
-    /// The front-end, with one queue of 64 entries.
+    /// The frontend, with one queue of 64 entries.
     pub front_end: FrontEnd,
-    /// What the disk must hold. A case that writes successfully changes it.
+    /// Expected content of the disk. Updated by a case that writes successfully.
     pub model: &'a mut Vec<u8>,
-    /// Where the status byte is.
+    /// Address of the status byte.
     pub status: u64,
     /// Guest memory that the device may write, besides the used ring and the status byte.
     pub may_change: Vec<Range<u64>>,
-    /// What a successful read finds: sector, and the pieces that get it.
+    /// Sector and data segments of a successful read.
     pub reads: Option<(u64, Vec<Piece>)>,
     heads: Vec<u16>,
     published: bool,
 }
 
 impl<'a> Case<'a> {
-    /// Connects to a disk whose content `model` is.
+    /// Connects to a disk with this content.
     pub fn new(socket: &Path, model: &'a mut Vec<u8>) -> Case<'a> {
-        let front_end = FrontEnd::start(socket, 0, 1);
-        let case =
-            Case { front_end, model, status: STATUS, may_change: vec![], reads: None, heads: vec![], published: false };
+        let frontend = FrontEnd::start(socket, 0, 1);
+        let case = Case {
+            front_end: frontend,
+            model,
+            status: STATUS,
+            may_change: vec![],
+            reads: None,
+            heads: vec![],
+            published: false,
+        };
         case.write(STATUS - 16, &[POISON; 32]);
         case.front_end.queues[0].ring.call_after(0);
         case
     }
 
-    /// Stores guest memory.
+    /// Writes guest memory.
     pub fn write(&self, at: u64, bytes: &[u8]) {
         self.front_end.memory.write(at, bytes);
     }
 
-    /// The usual header.
+    /// Writes the usual header. Returns its segment.
     pub fn header(&self, kind: u32, sector: u64) -> Piece {
         self.write(HEADER, &request::header(kind, sector));
         readable(HEADER, 16)
     }
 
-    /// Data for the device to read.
+    /// Writes data-out. Returns its segment.
     pub fn out(&self, at: u64, bytes: &[u8]) -> Piece {
         self.write(at, bytes);
         readable(at, bytes.len() as u32)
     }
 
-    /// Data for the device to write.
+    /// Returns a segment for data-in, which the device may write.
     pub fn room(&mut self, at: u64, len: u32) -> Piece {
         self.may_change.push(at..at + u64::from(len));
         writable(at, len)
     }
 
-    /// The usual status byte.
+    /// Returns the segment of the usual status byte.
     pub fn status(&self) -> Piece {
         writable(STATUS, 1)
     }
@@ -96,29 +103,29 @@ impl<'a> Case<'a> {
         self.front_end.queues[0].ring.put(index, Desc { address, len, flags, next });
     }
 
-    /// Offers a head.
+    /// Puts a head into the available ring, unpublished.
     pub fn offer(&mut self, head: u16) {
         self.heads.push(head);
         self.front_end.queues[0].ring.offer(head);
     }
 
-    /// Offers these pieces as direct descriptors from 0 on.
-    pub fn direct(&mut self, pieces: &[Piece]) {
+    /// Offers these segments as direct descriptors from 0 on.
+    pub fn direct(&mut self, segments: &[Piece]) {
         let slots: Vec<u16> = (0..64).collect();
-        let head = request::direct(&self.front_end.queues[0].ring, &slots, pieces);
+        let head = request::direct(&self.front_end.queues[0].ring, &slots, segments);
         self.offer(head);
     }
 
-    /// Offers these pieces as an indirect table in descriptor 0.
-    pub fn indirect(&mut self, pieces: &[Piece]) {
-        let slots: Vec<u16> = (0..pieces.len() as u16).collect();
-        let count = pieces.len() as u16;
-        let table = request::indirect(&self.front_end.memory, TABLE, count, &slots, pieces);
+    /// Offers these segments as an indirect table in descriptor 0.
+    pub fn indirect(&mut self, segments: &[Piece]) {
+        let slots: Vec<u16> = (0..segments.len() as u16).collect();
+        let count = segments.len() as u16;
+        let table = request::indirect(&self.front_end.memory, TABLE, count, &slots, segments);
         self.front_end.queues[0].ring.put(0, table);
         self.offer(0);
     }
 
-    /// Offers a table with any descriptors in it, named by a descriptor with any length and flags.
+    /// Offers a table with any descriptors, through a descriptor with any length and flags.
     pub fn table(&mut self, entries: &[Desc], len: u32, flags: u16) {
         for (at, entry) in (0..).zip(entries) {
             self.write(TABLE + 16 * at, &entry.bytes());
@@ -127,42 +134,42 @@ impl<'a> Case<'a> {
         self.offer(0);
     }
 
-    /// A request of this header, these data pieces, and a status byte, direct.
+    /// Offers a direct request of this header, these data segments, and a status byte.
     pub fn request(&mut self, kind: u32, sector: u64, data: &[Piece]) {
-        let mut pieces = vec![self.header(kind, sector)];
-        pieces.extend_from_slice(data);
-        pieces.push(self.status());
-        self.direct(&pieces);
+        let mut segments = vec![self.header(kind, sector)];
+        segments.extend_from_slice(data);
+        segments.push(self.status());
+        self.direct(&segments);
     }
 
-    /// A discard or write of zeroes whose list of ranges is `list`.
+    /// Offers a discard or write of zeroes with the range list `list`.
     pub fn ranges(&mut self, kind: u32, list: &[u8]) {
         let data = self.out(DATA, list);
         self.request(kind, 0, &[data]);
     }
 
-    /// The model holds `bytes` from `sector` on.
+    /// Sets the expected content from `sector` on.
     pub fn stored(&mut self, sector: usize, bytes: &[u8]) {
         self.model[sector * SECTOR..sector * SECTOR + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The available index is stored as it stands, whatever the case did to it before; the harness does no more to it.
+    /// Stores this available index now; [`check`](Self::check) does not publish again.
     pub fn publish_now(&mut self, avail: u16) {
         self.front_end.queues[0].ring.avail = avail;
         self.front_end.queues[0].go();
         self.published = true;
     }
 
-    /// Publishes, and checks that exactly what is expected happens.
+    /// Publishes the request, and checks for exactly the expected result.
     ///
     /// # Panics
-    /// When something else does.
+    /// When the result is another one.
     pub fn check(mut self, expect: Expect) {
         let mut before = self.front_end.memory.read(START, (END - START) as usize);
         if !self.published {
             self.front_end.queues[0].go();
         }
-        // The available index is ours to change.
+        // The driver may change its available ring.
         let ring = &self.front_end.queues[0].ring;
         let avail = (ring.at.avail + 2 - START) as usize;
         before[avail..avail + 2].copy_from_slice(&ring.avail.to_le_bytes());
@@ -195,10 +202,10 @@ impl<'a> Case<'a> {
     }
 
     fn data_len(&self) -> u32 {
-        self.reads.iter().flat_map(|(_, pieces)| pieces).map(|piece| piece.len).sum()
+        self.reads.iter().flat_map(|(_, segments)| segments).map(|segment| segment.len).sum()
     }
 
-    /// Only what may change has changed.
+    /// Checks that only the allowed memory has changed.
     fn check_memory(&self, before: &[u8], has_status: bool) {
         let at = self.front_end.queues[0].ring.at.used;
         let used = at..at + 6 + 8 * 64;
@@ -216,21 +223,21 @@ impl<'a> Case<'a> {
     }
 
     fn check_data(&self) {
-        let Some((sector, pieces)) = &self.reads else { return };
+        let Some((sector, segments)) = &self.reads else { return };
         let mut disk = &self.model[*sector as usize * SECTOR..];
-        for piece in pieces {
-            let (expected, rest) = disk.split_at(piece.len as usize);
-            let mut found = self.front_end.memory.read(piece.address, expected.len());
-            if let Some(at) = self.status.checked_sub(piece.address).filter(|at| *at < found.len() as u64) {
-                // The status byte was put in the data, and comes after it.
+        for segment in segments {
+            let (expected, rest) = disk.split_at(segment.len as usize);
+            let mut found = self.front_end.memory.read(segment.address, expected.len());
+            if let Some(at) = self.status.checked_sub(segment.address).filter(|at| *at < found.len() as u64) {
+                // The status byte lies in the data, and is written after it.
                 found[at as usize] = expected[at as usize];
             }
-            assert_eq!(found, expected, "what was read to {:#x}", piece.address);
+            assert_eq!(found, expected, "what was read to {:#x}", segment.address);
             disk = rest;
         }
     }
 
-    /// A bad request is the guest's mistake: the next one on the same queue is served.
+    /// Checks that the queue still serves requests: a bad request affects only itself.
     fn check_still_works(&mut self) {
         assert!(!self.front_end.queues[0].is_retired(std::time::Duration::ZERO), "the queue was retired");
         self.read_block(40);
@@ -239,7 +246,7 @@ impl<'a> Case<'a> {
         assert_eq!(self.front_end.memory.read(DATA, len), self.model[..len], "the next request's data");
     }
 
-    /// A retired queue serves nothing more, and can be stopped.
+    /// Checks that a retired queue serves nothing more, and can be stopped.
     fn check_stays_retired(&mut self) {
         self.read_block(40);
         std::thread::sleep(WATCH);
@@ -247,55 +254,55 @@ impl<'a> Case<'a> {
         self.front_end.stop_queue(0);
     }
 
-    /// Offers a good read of the first block, in descriptors from `slot` on.
+    /// Offers a valid read of the first block, in descriptors from `slot` on.
     fn read_block(&mut self, slot: u16) {
-        let pieces = [self.header(kind::IN, 0), writable(DATA, BLOCK), self.status()];
+        let segments = [self.header(kind::IN, 0), writable(DATA, BLOCK), self.status()];
         let ring = &self.front_end.queues[0].ring;
-        let head = request::direct(ring, &[slot, slot + 1, slot + 2], &pieces);
+        let head = request::direct(ring, &[slot, slot + 1, slot + 2], &segments);
         self.front_end.queues[0].ring.offer(head);
         self.front_end.queues[0].go();
     }
 }
 
-/// Everything on a disk of `len` bytes, read over a connection of its own.
+/// Reads a disk of `len` bytes over a connection of its own.
 ///
 /// # Panics
 /// When it cannot be read.
 pub fn content(socket: &Path, len: usize) -> Vec<u8> {
     const STEP: usize = 256 << 10;
-    let mut front_end = FrontEnd::start(socket, 0, 1);
+    let mut frontend = FrontEnd::start(socket, 0, 1);
     let mut all = Vec::with_capacity(len);
     while all.len() < len {
         let run = STEP.min(len - all.len());
-        front_end.memory.write(HEADER, &request::header(kind::IN, (all.len() / SECTOR) as u64));
-        let pieces = [readable(HEADER, 16), writable(DATA, run as u32), writable(STATUS, 1)];
-        let queue = &mut front_end.queues[0];
-        let head = request::direct(&queue.ring, &[0, 1, 2], &pieces);
+        frontend.memory.write(HEADER, &request::header(kind::IN, (all.len() / SECTOR) as u64));
+        let segments = [readable(HEADER, 16), writable(DATA, run as u32), writable(STATUS, 1)];
+        let queue = &mut frontend.queues[0];
+        let head = request::direct(&queue.ring, &[0, 1, 2], &segments);
         queue.ring.offer(head);
         queue.go();
         assert_eq!(queue.answer(), (0, run as u32 + 1), "reading the disk");
-        assert_eq!(front_end.memory.read(STATUS, 1), [OK], "reading the disk");
-        all.extend(front_end.memory.read(DATA, run));
+        assert_eq!(frontend.memory.read(STATUS, 1), [OK], "reading the disk");
+        all.extend(frontend.memory.read(DATA, run));
     }
     all
 }
 
-/// Fills a disk with `bytes` over a connection of its own.
+/// Writes `bytes` to a disk over a connection of its own.
 ///
 /// # Panics
 /// When it cannot be written.
 pub fn fill(socket: &Path, bytes: &[u8]) {
     const STEP: usize = 256 << 10;
-    let mut front_end = FrontEnd::start(socket, 0, 1);
+    let mut frontend = FrontEnd::start(socket, 0, 1);
     for (at, run) in bytes.chunks(STEP).enumerate() {
-        front_end.memory.write(HEADER, &request::header(kind::OUT, (at * STEP / SECTOR) as u64));
-        front_end.memory.write(DATA, run);
-        let pieces = [readable(HEADER, 16), readable(DATA, run.len() as u32), writable(STATUS, 1)];
-        let queue = &mut front_end.queues[0];
-        let head = request::direct(&queue.ring, &[0, 1, 2], &pieces);
+        frontend.memory.write(HEADER, &request::header(kind::OUT, (at * STEP / SECTOR) as u64));
+        frontend.memory.write(DATA, run);
+        let segments = [readable(HEADER, 16), readable(DATA, run.len() as u32), writable(STATUS, 1)];
+        let queue = &mut frontend.queues[0];
+        let head = request::direct(&queue.ring, &[0, 1, 2], &segments);
         queue.ring.offer(head);
         queue.go();
         assert_eq!(queue.answer(), (0, 1), "filling the disk");
-        assert_eq!(front_end.memory.read(STATUS, 1), [OK], "filling the disk");
+        assert_eq!(frontend.memory.read(STATUS, 1), [OK], "filling the disk");
     }
 }

@@ -1,4 +1,4 @@
-//! Conversations that a daemon must survive: how each ends, and what must be as before when it has.
+//! vhost-user sessions that a daemon must survive: how each ends, and what must be unchanged afterwards.
 
 use std::path::PathBuf;
 
@@ -14,88 +14,88 @@ use super::memory::{Region, START};
 use super::request::{OK, direct, header, kind, readable, writable};
 use super::socket::{Connection, Heard, NEED_REPLY, VERSION, message as m};
 
-/// Bytes of the disk that is abused.
+/// Bytes of the disk under attack.
 pub const DISK: usize = 1 << 20;
 
-/// How a conversation ends.
+/// How a session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The daemon hangs up, and logs why.
+    /// The daemon closes the connection, and logs why.
     Closed,
-    /// The daemon answers no, hangs up, and logs why.
+    /// The daemon replies with an error, closes the connection, and logs why.
     Refused,
-    /// The daemon answers no, and logs why; the conversation goes on.
+    /// The daemon replies with an error, and logs why; the session continues.
     Declined,
-    /// The conversation itself has checked all; nothing to complain of.
+    /// The session has checked everything itself, and the daemon logs nothing.
     Works,
 }
 
-/// A conversation with a socket, not yet begun.
+/// A session with the socket of the disk under attack.
 pub struct Talk {
     /// The disk's socket.
     pub socket: PathBuf,
-    /// A folder for files.
+    /// A directory for files.
     pub folder: PathBuf,
-    /// What the daemon has to react to.
+    /// The connection on which the daemon must react.
     pub connection: Option<Connection>,
 }
 
 impl Talk {
-    /// A new connection.
+    /// Connects.
     pub fn open(&self) -> Connection {
         Connection::open(&self.socket)
     }
 
-    /// A new connection after its negotiation.
+    /// Connects and negotiates features.
     pub fn negotiated(&self) -> Connection {
         let mut connection = self.open();
         connection.negotiate(0);
         connection
     }
 
-    /// A front-end that has told its memory.
+    /// Connects a frontend that has set the memory table.
     pub fn front_end(&self) -> FrontEnd {
         FrontEnd::connect(&self.socket, 0)
     }
 
-    /// A message that the daemon must not like, as the first of a new connection.
+    /// Sends invalid bytes on a new connection.
     pub fn first(&mut self, bytes: &[u8]) {
         let connection = self.open();
         connection.bytes(bytes, &[]);
         self.connection = Some(connection);
     }
 
-    /// A message that the daemon must not like, after the negotiation.
+    /// Sends an invalid message after the negotiation.
     pub fn bad(&mut self, message: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         let connection = self.negotiated();
         connection.send(message, VERSION | NEED_REPLY, payload, fds);
         self.connection = Some(connection);
     }
 
-    /// A message that the daemon must not like, after memory was told.
-    pub fn late(&mut self, front_end: FrontEnd, message: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
-        front_end.connection.send(message, VERSION | NEED_REPLY, payload, fds);
-        self.connection = Some(front_end.connection);
+    /// Sends an invalid message after the memory table was set.
+    pub fn late(&mut self, frontend: FrontEnd, message: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        frontend.connection.send(message, VERSION | NEED_REPLY, payload, fds);
+        self.connection = Some(frontend.connection);
     }
 }
 
-/// Its name, what is said, and how it ends.
+/// Name, session, and how it ends.
 pub type Row = (&'static str, fn(&mut Talk), Outcome);
 
-/// A daemon with a disk to be abused and a good one beside it.
+/// A daemon with a disk under attack and a good disk.
 pub struct Stage {
     /// The good disk's client.
     pub neighbour: Neighbour,
     /// The daemon.
     pub daemon: Daemon,
-    /// What the disk that is abused holds.
+    /// Content of the disk under attack.
     pub model: Vec<u8>,
     base: Holds,
     complaints: usize,
 }
 
 impl Stage {
-    /// Starts it, and fills the disk that is abused.
+    /// Starts the daemon, and fills the disk under attack.
     #[expect(clippy::new_without_default, reason = "it starts a process")]
     pub fn new() -> Stage {
         let daemon =
@@ -109,7 +109,7 @@ impl Stage {
         Stage { daemon, neighbour, model, base, complaints: 0 }
     }
 
-    /// The daemon is as it was before `after`, but for `lines` more lines of complaint.
+    /// Checks that the daemon is in the state before `after`, except for `lines` more warnings.
     ///
     /// # Panics
     /// When it is not.
@@ -125,75 +125,75 @@ impl Stage {
         self.neighbour.assert_goes_on(after);
     }
 
-    /// Stops all.
+    /// Stops the daemon.
     ///
     /// # Panics
-    /// When something had failed.
+    /// When anything failed.
     pub fn end(self) {
         assert!(self.neighbour.finish() > 0);
         self.daemon.stop();
     }
 }
 
-/// Has all these conversations.
+/// Runs all these sessions.
 ///
 /// # Panics
-/// When one of them does not end as it must.
-pub fn run(rows: &[Row]) {
-    let mut stage = Stage::new();
+/// When one of them does not end as expected.
+pub fn run(cases: &[Row]) {
+    let mut harness = Stage::new();
     let mut failed = Vec::new();
-    for (name, talk, outcome) in rows {
-        let mut it =
-            Talk { socket: stage.daemon.socket("bad"), folder: stage.daemon.folder().to_owned(), connection: None };
-        let went = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            talk(&mut it);
+    for (name, session, outcome) in cases {
+        let mut fixture =
+            Talk { socket: harness.daemon.socket("bad"), folder: harness.daemon.folder().to_owned(), connection: None };
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            session(&mut fixture);
             if matches!(outcome, Outcome::Refused | Outcome::Declined) {
-                match it.connection.as_mut().expect("a connection").hear() {
+                match fixture.connection.as_mut().expect("a connection").hear() {
                     Heard::Reply { payload, .. } => assert_ne!(payload, 0_u64.to_ne_bytes(), "it was accepted"),
                     Heard::End => panic!("the daemon hung up without an answer"),
                 }
             }
             if *outcome == Outcome::Declined {
-                assert_ne!(it.connection.as_mut().expect("a connection").ask_u64(m::GET_FEATURES), 0);
+                assert_ne!(fixture.connection.as_mut().expect("a connection").ask_u64(m::GET_FEATURES), 0);
             } else if *outcome != Outcome::Works {
-                let heard = it.connection.as_mut().expect("a connection").hear();
-                assert_eq!(heard, Heard::End, "the daemon goes on");
+                let received = fixture.connection.as_mut().expect("a connection").hear();
+                assert_eq!(received, Heard::End, "the daemon goes on");
             }
         }));
-        drop(it);
+        drop(fixture);
         let lines = usize::from(*outcome != Outcome::Works);
         let check = std::panic::AssertUnwindSafe(|| {
-            stage.check(name, lines);
-            let last = stage.daemon.complaints("bad").pop().unwrap_or_default();
+            harness.check(name, lines);
+            let last = harness.daemon.complaints("bad").pop().unwrap_or_default();
             assert!(*outcome != Outcome::Declined || last.contains("declined"), "{last}");
         });
-        if went.is_err() | std::panic::catch_unwind(check).is_err() {
+        if result.is_err() | std::panic::catch_unwind(check).is_err() {
             failed.push(*name);
-            stage.complaints = stage.daemon.complaints("bad").len();
-            stage.daemon.assert_alive(name);
+            harness.complaints = harness.daemon.complaints("bad").len();
+            harness.daemon.assert_alive(name);
         }
     }
-    assert!(failed.is_empty(), "{} of {} conversations: {failed:#?}", failed.len(), rows.len());
-    stage.end();
+    assert!(failed.is_empty(), "{} of {} conversations: {failed:#?}", failed.len(), cases.len());
+    harness.end();
 }
 
-/// A region of one page.
+/// Creates a region of one page.
 pub fn page(guest: u64) -> Region {
     Region::new(guest, guest | 1 << 40, 4096, 0)
 }
 
-/// Whether a queue answers a read.
+/// Returns true if a queue completes a read.
 ///
 /// # Panics
-/// When it does not answer at all.
-pub fn serves(front_end: &mut FrontEnd, index: usize) -> bool {
+/// When there is no completion.
+pub fn serves(frontend: &mut FrontEnd, index: usize) -> bool {
     let at = START + 0x1_8000;
-    front_end.memory.write(at, &header(kind::IN, 1));
-    front_end.memory.write(at + 0x3000, &[0xee]);
-    let pieces = [readable(at, 16), writable(at + 0x1000, 512), writable(at + 0x3000, 1)];
-    let queue = &mut front_end.queues[index];
-    let head = direct(&queue.ring, &[0, 1, 2], &pieces);
+    frontend.memory.write(at, &header(kind::IN, 1));
+    frontend.memory.write(at + 0x3000, &[0xee]);
+    let segments = [readable(at, 16), writable(at + 0x1000, 512), writable(at + 0x3000, 1)];
+    let queue = &mut frontend.queues[index];
+    let head = direct(&queue.ring, &[0, 1, 2], &segments);
     queue.ring.offer(head);
     queue.go();
-    queue.answer() == (0, 513) && front_end.memory.read(at + 0x3000, 1) == [OK]
+    queue.answer() == (0, 513) && frontend.memory.read(at + 0x3000, 1) == [OK]
 }

@@ -1,4 +1,4 @@
-//! The `mqblk` binary as a child process, with its disks in a temporary folder.
+//! The `mqblk` binary as a child process, with its disks in a temporary directory.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -19,17 +19,17 @@ pub struct Daemon {
     ids: Vec<String>,
 }
 
-/// What a process holds.
+/// Resources of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holds {
     /// Open file descriptors.
     pub fds: usize,
-    /// Mappings of files that were shared by front-ends.
+    /// Mappings of files that frontends have shared.
     pub shared_maps: usize,
 }
 
 impl Daemon {
-    /// Serves disks, each given by its id and its other settings. `IMAGE` in the settings is a file of 1 MiB, all zero.
+    /// Serves disks, each given by its id and its other keys. `IMAGE` is a file of 1 MiB, all zero.
     ///
     /// # Panics
     /// When it does not start.
@@ -69,22 +69,22 @@ impl Daemon {
         daemon
     }
 
-    /// A disk's socket.
+    /// Returns a disk's socket.
     pub fn socket(&self, id: &str) -> PathBuf {
         self.folder.path().join(format!("{id}.sock"))
     }
 
-    /// The folder that the sockets are in.
+    /// Returns the directory of the sockets.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// All that it has logged.
+    /// Returns its log so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
-    /// Warnings and errors that it has logged about a disk.
+    /// Returns the warnings and errors that it has logged about a disk.
     pub fn complaints(&self, id: &str) -> Vec<String> {
         let about = [format!("disk=\"{id}\""), format!("disk={id}")];
         let of_disk = |line: &str| about.iter().any(|about| line.split(' ').any(|word| word == about));
@@ -92,15 +92,15 @@ impl Daemon {
         self.log().lines().filter(|line| bad(line) && of_disk(line)).map(str::to_owned).collect()
     }
 
-    /// Waits until the conversation before this one is over: conversations are served one after the other.
+    /// Waits until the previous session has ended: sessions are served one after the other.
     ///
     /// # Panics
-    /// When a new conversation is not answered.
+    /// When a new session gets no reply.
     pub fn settle(&self, id: &str) {
         assert_ne!(Connection::open(&self.socket(id)).ask_u64(message::GET_FEATURES), 0);
     }
 
-    /// What it holds now.
+    /// Returns its current resources.
     ///
     /// # Panics
     /// When the process is gone.
@@ -111,7 +111,7 @@ impl Daemon {
         Holds { fds, shared_maps: maps.lines().filter(|line| line.contains("/memfd:")).count() }
     }
 
-    /// How many threads it has whose name begins like this. Others come and go as the kernel pleases.
+    /// Returns the number of threads whose name begins with `name`. The kernel's own threads come and go.
     ///
     /// # Panics
     /// When the process is gone.
@@ -122,7 +122,7 @@ impl Daemon {
         tasks.flatten().filter(|task| named(task.path())).count()
     }
 
-    /// What it holds once that does not change any more.
+    /// Returns its resources once they are stable.
     pub fn quiet_holds(&self) -> Holds {
         let mut last = self.holds();
         wait_for("the daemon's rest", || {
@@ -132,10 +132,10 @@ impl Daemon {
         })
     }
 
-    /// Waits until it holds `expected` and no more.
+    /// Waits until its resources are exactly `expected`.
     ///
     /// # Panics
-    /// When it goes on to hold something else.
+    /// When they are not in time.
     pub fn wait_holds(&self, expected: Holds, after: &str) {
         let mut last = expected;
         let until = std::time::Instant::now() + super::PATIENCE;
@@ -149,7 +149,7 @@ impl Daemon {
         panic!("after {after}: the daemon holds {last:?}, expected {expected:?}");
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -164,7 +164,7 @@ impl Daemon {
         }
     }
 
-    /// Tells it to stop, and checks that it does so in good order.
+    /// Stops it with SIGTERM, and checks its exit.
     ///
     /// # Panics
     /// When it does not.
@@ -191,7 +191,7 @@ impl Drop for Daemon {
     }
 }
 
-/// `MQBLK`, else the workspace's own build of this test's profile, made now when it is not up to date.
+/// Returns `MQBLK`, else the workspace's own build in the profile of this test, built now if it is out of date.
 pub fn binary() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     if let Some(path) = std::env::var_os("MQBLK") {
@@ -205,7 +205,7 @@ fn build() -> PathBuf {
     let this = std::env::current_exe().expect("this program's path");
     let profile = this.ancestors().nth(2).expect("a profile's folder");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    // The folder of the profile "dev" has another name.
+    // The directory of the profile "dev" has another name.
     let name = if profile.ends_with("debug") { "dev".as_ref() } else { profile.file_name().expect("a profile's name") };
     let mut command = Command::new(cargo);
     command.args(["build", "-p", "mqblk", "--profile"]).arg(name);

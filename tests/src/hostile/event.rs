@@ -1,4 +1,4 @@
-//! Event counters, as a VMM makes them.
+//! eventfds, as a VMM creates them.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 pub struct Event(OwnedFd);
 
 impl Event {
-    /// One whose reads and writes do not block.
+    /// Creates one whose reads and writes do not block.
     ///
     /// # Panics
     /// When the system refuses.
@@ -18,7 +18,7 @@ impl Event {
         Event(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("eventfd"))
     }
 
-    /// One whose reads and writes block.
+    /// Creates one whose reads and writes block.
     ///
     /// # Panics
     /// When the system refuses.
@@ -34,14 +34,14 @@ impl Event {
         rustix::io::write(&self.0, &value.to_ne_bytes()).expect("eventfd write");
     }
 
-    /// Waits until the counter is not 0. Whether that came in time.
+    /// Waits until the counter is not 0. Returns false on timeout.
     pub fn wait(&self, limit: Duration) -> bool {
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
         matches!(poll(&mut fds, Some(&limit)), Ok(1))
     }
 
-    /// Takes the counter's value, 0 when it is 0.
+    /// Returns the counter, and resets it.
     pub fn take(&self) -> u64 {
         let mut value = [0; 8];
         match self.wait(Duration::ZERO) && rustix::io::read(&self.0, &mut value).is_ok() {

@@ -1,4 +1,4 @@
-//! A client that does nothing wrong: it writes through the project's own driver, and checks all that it reads.
+//! A correct client: it writes through the project's own driver, and verifies all that it reads.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use rand::{RngExt, SeedableRng};
 
 use super::{PATIENCE, wait_for};
 
-/// Bytes of a block that is written and verified as a whole.
+/// Bytes of a block, which is written and verified as a whole.
 pub const BLOCK: usize = 4096;
 /// Requests in flight on each queue.
 const DEPTH: usize = 8;
 
-/// The content of block `number` in generation `generation`: checksummed, and different for every block and generation.
+/// Returns the content of block `number` in generation `generation`: checksummed, and unique.
 pub fn block(number: u64, generation: u64) -> Vec<u8> {
     let mut random = SmallRng::seed_from_u64(number << 32 ^ generation);
     let mut bytes = vec![0; BLOCK];
@@ -31,7 +31,7 @@ pub fn block(number: u64, generation: u64) -> Vec<u8> {
     bytes
 }
 
-/// What is wrong with a block that was read, if anything.
+/// Returns what is wrong with a block that was read, if anything.
 pub fn fault(bytes: &[u8], number: u64, generation: u32) -> Option<String> {
     let sum = crc32c::crc32c_append(crc32c::crc32c(&bytes[..8]), &bytes[16..]);
     let found = (bytes[..8].to_vec(), bytes[8..12].to_vec(), bytes[12..16].to_vec());
@@ -39,7 +39,7 @@ pub fn fault(bytes: &[u8], number: u64, generation: u32) -> Option<String> {
     (found != wanted).then(|| format!("block {number}: found {found:x?}, expected {wanted:x?}"))
 }
 
-/// A device driven by one thread over all its queues, and what it has written so far.
+/// A device driven by one thread over all its queues, and the generations it has written.
 #[derive(Debug)]
 pub struct Load {
     device: Device,
@@ -63,15 +63,15 @@ impl Load {
     /// Connects to a disk. Uses its first `blocks` blocks of [`BLOCK`] bytes.
     ///
     /// # Panics
-    /// When the daemon does not play along.
+    /// When the daemon rejects the connection.
     pub fn connect(socket: PathBuf, queues: u16, blocks: usize, seed: u64) -> Load {
         Load::connect_as(socket, queues, blocks, seed, false)
     }
 
-    /// As [`connect`](Self::connect), and is to be told when the configuration changes: [`device`](Self::device) hears of it.
+    /// As [`connect`](Self::connect), with configuration change notifications for [`device`](Self::device).
     ///
     /// # Panics
-    /// The same.
+    /// As [`connect`](Self::connect).
     pub fn connect_listening(socket: PathBuf, queues: u16, blocks: usize, seed: u64) -> Load {
         Load::connect_as(socket, queues, blocks, seed, true)
     }
@@ -92,38 +92,38 @@ impl Load {
         Load { device, set, generations: vec![0; blocks], random, verified: 0 }
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&mut self) -> &mut Device {
         &mut self.device
     }
 
-    /// Uses its first `blocks` blocks from now on.
+    /// Uses the first `blocks` blocks from now on.
     pub fn use_blocks(&mut self, blocks: usize) {
         self.generations.resize(blocks, 0);
     }
 
-    /// Reads one block, and returns the device's answer.
+    /// Reads one block. Returns the status.
     ///
     /// # Panics
     /// When none comes.
     pub fn try_read(&mut self, number: u64) -> Status {
-        let piece = self.piece(0);
+        let segment = self.piece(0);
         let queue = &mut self.set.queues()[0];
         let start = Sector512(number * BLOCK as u64 / mqblk_core::units::SECTOR_BYTES);
-        queue.read(0, start, piece).expect("room");
+        queue.read(0, start, segment).expect("room");
         queue.publish().expect("the kick");
         wait_for("an answer", || self.reap().pop()).status
     }
 
-    /// Somebody else has written all blocks in this generation.
+    /// Expects that another client has written all blocks in this generation.
     pub fn expect_generation(&mut self, generation: u32) {
         self.generations.fill(generation);
     }
 
-    /// One round: a batch of writes and reads of different blocks on every queue, and all answers checked.
+    /// Runs one round: a batch of writes and reads of different blocks on every queue, each verified.
     ///
     /// # Panics
-    /// When an answer is wrong or does not come.
+    /// When a completion is wrong or missing.
     pub fn round(&mut self) {
         let queues = self.set.queues().len();
         let mut jobs = Vec::with_capacity(queues * DEPTH);
@@ -165,18 +165,18 @@ impl Load {
     }
 
     fn submit(&mut self, at: usize, job: &Job) {
-        let piece = self.piece(at);
+        let segment = self.piece(at);
         let queue = &mut self.set.queues()[at / DEPTH];
         let start = Sector512((job.number * BLOCK) as u64 / mqblk_core::units::SECTOR_BYTES);
         match job.write {
             true => {
                 let content = block(job.number as u64, job.generation.into());
-                queue.memory().write(piece.address, &content).expect("data memory");
-                queue.write(at as u32, start, piece).expect("room");
+                queue.memory().write(segment.address, &content).expect("data memory");
+                queue.write(at as u32, start, segment).expect("room");
             }
             false => {
-                queue.memory().write(piece.address, &[0xaa; BLOCK]).expect("data memory");
-                queue.read(at as u32, start, piece).expect("room");
+                queue.memory().write(segment.address, &[0xaa; BLOCK]).expect("data memory");
+                queue.read(at as u32, start, segment).expect("room");
             }
         }
     }
@@ -201,9 +201,9 @@ impl Load {
             self.generations[job.number] = job.generation;
             return;
         }
-        let piece = self.piece(at);
+        let segment = self.piece(at);
         let mut bytes = vec![0; BLOCK];
-        self.set.queues()[0].memory().read(piece.address, &mut bytes).expect("data memory");
+        self.set.queues()[0].memory().read(segment.address, &mut bytes).expect("data memory");
         if let Some(fault) = fault(&bytes, job.number as u64, job.generation) {
             panic!("{fault}");
         }
@@ -211,7 +211,7 @@ impl Load {
     }
 }
 
-/// A good disk beside a bad one: a thread that goes on verifying until it is stopped.
+/// A well-behaved client beside the one under test: a thread that writes and verifies until it is stopped.
 #[derive(Debug)]
 pub struct Neighbour {
     stop: Arc<AtomicBool>,
@@ -220,7 +220,7 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// Starts to verify.
+    /// Starts the thread.
     pub fn start(socket: PathBuf, queues: u16, seed: u64) -> Neighbour {
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stop2, rounds2) = (Arc::clone(&stop), Arc::clone(&rounds));
@@ -229,7 +229,7 @@ impl Neighbour {
             while !stop2.load(Ordering::Relaxed) {
                 load.round();
                 rounds2.fetch_add(1, Ordering::Relaxed);
-                // Leaves the processors to the tests; the daemon sleeps now and then, as it would with a real guest.
+                // Leaves CPU time to the tests, and lets the daemon go idle as with a real guest.
                 std::thread::sleep(Duration::from_micros(300));
             }
             load.verified
@@ -239,12 +239,12 @@ impl Neighbour {
         neighbour
     }
 
-    /// Rounds verified so far.
+    /// Returns the number of completed rounds.
     pub fn rounds(&self) -> u64 {
         self.rounds.load(Ordering::Relaxed)
     }
 
-    /// Waits for two more rounds: one that began after now is among them.
+    /// Waits for two more rounds, at least one of which began after the call.
     ///
     /// # Panics
     /// When none ends.
@@ -257,7 +257,7 @@ impl Neighbour {
         });
     }
 
-    /// Ends it, and returns how many blocks it has verified.
+    /// Stops the thread. Returns the number of verified blocks.
     ///
     /// # Panics
     /// When it has failed.

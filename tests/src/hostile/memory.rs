@@ -1,5 +1,4 @@
-//! A guest's memory: files that the daemon maps and this end reads and writes by system calls, so that nothing that happens
-//! to them (truncation) harms this process.
+//! Guest memory: files that the daemon maps. This process reads and writes them by system calls, so that truncation does not harm it.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,23 +6,23 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::MemfdFlags;
 
-/// One region, as the memory table tells it.
+/// One region of the memory table.
 #[derive(Debug)]
 pub struct Region {
-    /// What is mapped.
+    /// The mapped file.
     pub file: File,
     /// First guest address.
     pub guest: u64,
-    /// First address in the (imagined) VMM.
+    /// First user address, in the imagined VMM.
     pub user: u64,
     /// Bytes.
     pub len: u64,
-    /// Where in the file it starts.
+    /// Offset in the file.
     pub offset: u64,
 }
 
 impl Region {
-    /// Fresh memory. The file ends with the region.
+    /// Creates new memory. The file ends with the region.
     ///
     /// # Panics
     /// When the system refuses.
@@ -33,23 +32,23 @@ impl Region {
         Region { file, guest, user, len, offset }
     }
 
-    /// Its entry in a memory table: 32 bytes.
+    /// Returns its 32 bytes in a memory table.
     pub fn entry(&self) -> Vec<u8> {
         [self.guest, self.len, self.user, self.offset].map(u64::to_ne_bytes).concat()
     }
 
-    /// The payload of ADD_MEM_REG and REM_MEM_REG.
+    /// Returns the payload of ADD_MEM_REG and REM_MEM_REG.
     pub fn single(&self) -> Vec<u8> {
         [&[0; 8][..], &self.entry()].concat()
     }
 
-    /// Its descriptor.
+    /// Returns its descriptor.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 }
 
-/// The payload of SET_MEM_TABLE.
+/// Returns the payload of SET_MEM_TABLE.
 pub fn table(regions: &[&Region]) -> Vec<u8> {
     let mut payload = [(regions.len() as u32).to_ne_bytes(), [0; 4]].concat();
     for region in regions {
@@ -58,29 +57,29 @@ pub fn table(regions: &[&Region]) -> Vec<u8> {
     payload
 }
 
-/// All of a guest's memory.
+/// All memory of a guest.
 #[derive(Debug)]
 pub struct Memory {
     /// The regions.
     pub regions: Vec<Region>,
 }
 
-/// The first guest address of [`Memory::usual`].
+/// First guest address of [`SharedMemory::two_regions`].
 pub const START: u64 = 1 << 20;
-/// Where its two regions touch.
+/// The guest address where its two regions meet.
 pub const SEAM: u64 = 2 << 20;
-/// One past its last byte.
+/// End of its second region.
 pub const END: u64 = 3 << 20;
 
 impl Memory {
-    /// Two regions that touch in guest addresses and nowhere else; the second starts in the middle of its file.
+    /// Creates two regions that are adjacent in guest addresses only; the second starts in the middle of its file.
     pub fn usual() -> Memory {
         let first = Region::new(START, 0x7f00_0010_0000, SEAM - START, 0);
         let second = Region::new(SEAM, 0x7e00_0000_0000, END - SEAM, 0x3000);
         Memory { regions: vec![first, second] }
     }
 
-    /// The address in the VMM for a guest address; as if the first region went on for ever when it is in none.
+    /// Returns the user address of a guest address. An address in no region is taken relative to the first.
     pub fn user(&self, guest: u64) -> u64 {
         let of = |region: &Region| guest.wrapping_sub(region.guest).wrapping_add(region.user);
         self.find(guest).map_or_else(|| of(&self.regions[0]), of)
@@ -102,7 +101,7 @@ impl Memory {
         }
     }
 
-    /// Stores bytes.
+    /// Writes bytes.
     ///
     /// # Panics
     /// When an address is in no region.
@@ -110,22 +109,22 @@ impl Memory {
         self.runs(guest, bytes.len(), |file, at, range| file.write_all_at(&bytes[range], at).expect("guest memory"));
     }
 
-    /// Loads bytes.
+    /// Reads bytes.
     ///
     /// # Panics
-    /// When an address is in no region, or the region was cut off.
+    /// When an address is in no region, or the file was truncated.
     pub fn read(&self, guest: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.runs(guest, len, |file, at, range| file.read_exact_at(&mut bytes[range], at).expect("guest memory"));
         bytes
     }
 
-    /// Loads a number of 16 bits.
+    /// Reads a number of 16 bits.
     pub fn u16(&self, guest: u64) -> u16 {
         u16::from_le_bytes(self.read(guest, 2).try_into().expect("2 bytes"))
     }
 
-    /// Loads a number of 32 bits.
+    /// Reads a number of 32 bits.
     pub fn u32(&self, guest: u64) -> u32 {
         u32::from_le_bytes(self.read(guest, 4).try_into().expect("4 bytes"))
     }

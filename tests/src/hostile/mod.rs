@@ -1,9 +1,9 @@
-//! Hostile and awkward clients of a real daemon.
+//! Hostile and unusual clients of a real daemon.
 //!
-//! `case` is one ring with what must come of it, `conversation` the same for what is said on a socket, `daemon` is the `mqblk` binary as a child, `socket` says anything on a vhost-user socket, `memory` and `ring` are a guest's
-//! memory and a split ring of which every byte is under control, `front_end` sets queues up from these, `request` builds
-//! virtio-blk requests, `load` is a well-behaved client that verifies all that it reads, `pusher`
-//! does the same on a raw queue.
+//! `ring_fixture` builds one ring and checks its expected result; `ring_cases` runs tables of these. `session` does the same for vhost-user
+//! messages. `daemon` is the `mqblk` binary as a child process. `socket` sends any message on a vhost-user socket; `memory` and `ring` are
+//! guest memory and a split ring of which every byte is under control; `frontend` sets up queues from these; `request` builds virtio-blk
+//! requests. `load` is a well-behaved client that verifies all that it reads, `queue_load` does the same on a raw queue.
 
 pub mod case;
 pub mod conversation;
@@ -20,16 +20,16 @@ pub mod table;
 
 use std::time::{Duration, Instant};
 
-/// No wait in these tests is longer: what takes this long does not come.
+/// Timeout of every wait in these tests.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long a thing is watched that must not happen.
+/// How long a test waits for an event that must not happen.
 pub const WATCH: Duration = Duration::from_millis(30);
 
-/// Looks again and again until `found` gives something.
+/// Polls `found` until it returns a value.
 ///
 /// # Panics
-/// When it does not within [`PATIENCE`]; `what` is named.
+/// When it does not within [`TIMEOUT`]; `what` is named.
 pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
     let until = Instant::now() + PATIENCE;
     let mut pause = Duration::from_micros(20);

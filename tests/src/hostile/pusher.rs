@@ -1,4 +1,4 @@
-//! Steady, verified requests on a raw queue, while somebody else changes things around it.
+//! Continuous verified requests on a raw queue, while the test reconfigures the queue.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,36 +20,36 @@ const DEPTH: u16 = 16;
 const SECTORS: usize = 4;
 /// Bytes of one request.
 const BYTES: usize = SECTORS * SECTOR;
-/// Guest memory of one request: header, status and table, then data.
+/// Guest memory of one request: header, status and indirect table, then data.
 const ROOM: u64 = 0x1000;
 
-/// Guest memory that a pusher needs.
+/// Guest memory of a queue load.
 pub const NEEDS: u64 = DEPTH as u64 * ROOM;
 
-/// The bells of a queue, which may be changed while it runs. They are rung under the lock: who changes them holds it until
-/// the daemon has agreed.
+/// The eventfds of a queue, which may be replaced while it runs. They are signalled under the lock; a test that replaces them holds it
+/// until the daemon has acknowledged.
 #[derive(Debug)]
 pub struct Bells {
-    /// Us to the device.
+    /// Signals the device.
     pub kick: Event,
-    /// The device to us.
+    /// Signalled by the device.
     pub call: Event,
 }
 
-/// Where a pusher works.
+/// Memory and disk range of a queue load.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// Guest memory, [`NEEDS`] bytes.
+    /// Guest memory, [`QUEUE_LOAD_MEMORY`] bytes.
     pub memory: u64,
     /// First sector of its part of the disk.
     pub sector: u64,
-    /// Requests' worth of disk.
+    /// Length of its part of the disk in requests.
     pub blocks: usize,
-    /// Of its randomness.
+    /// Seed of its random generator.
     pub seed: u64,
 }
 
-/// The requests of one queue.
+/// A load of verified requests on one queue.
 #[derive(Debug)]
 pub struct Pusher {
     ring: Ring,
@@ -60,27 +60,27 @@ pub struct Pusher {
 }
 
 impl Pusher {
-    /// Takes a running queue over. The disk's part is all zero.
-    pub fn new(queue: Queue, place: Place) -> Pusher {
-        let bells = Arc::new(Mutex::new(Bells { kick: queue.kick, call: queue.call }));
-        let model = vec![0; place.blocks * BYTES];
-        Pusher { ring: queue.ring, bells, place, model, random: SmallRng::seed_from_u64(place.seed) }
+    /// Takes over a running queue. Its part of the disk is all zero.
+    pub fn new(queue: Queue, area: Place) -> Pusher {
+        let eventfds = Arc::new(Mutex::new(Bells { kick: queue.kick, call: queue.call }));
+        let model = vec![0; area.blocks * BYTES];
+        Pusher { ring: queue.ring, bells: eventfds, place: area, model, random: SmallRng::seed_from_u64(area.seed) }
     }
 
-    /// The queue's bells.
+    /// Returns the queue's eventfds.
     pub fn bells(&self) -> Arc<Mutex<Bells>> {
         Arc::clone(&self.bells)
     }
 
-    /// What its part of the disk holds.
+    /// Returns the expected content of its part of the disk.
     pub fn model(&self) -> &[u8] {
         &self.model
     }
 
-    /// A batch of requests, each verified. Writes and reads, direct and indirect, of different blocks.
+    /// Runs a batch of requests: writes and reads, direct and indirect, of different blocks, each verified.
     ///
     /// # Panics
-    /// When an answer is wrong or does not come.
+    /// When a completion is wrong or missing.
     pub fn batch(&mut self) {
         let mut jobs = Vec::new();
         for slot in 0..DEPTH {
@@ -131,18 +131,18 @@ impl Pusher {
             memory.write(data, &[POISON; BYTES]);
         }
         let cut = self.random.random_range(1..BYTES as u32);
-        let piece = if write { readable } else { writable };
-        let pieces = [
+        let segment = if write { readable } else { writable };
+        let segments = [
             readable(at, 16),
-            piece(data, cut),
-            piece(data + u64::from(cut), BYTES as u32 - cut),
+            segment(data, cut),
+            segment(data + u64::from(cut), BYTES as u32 - cut),
             writable(at + 16, 1),
         ];
         let first = slot * 4;
         if self.random.random_bool(0.5) {
-            direct(&self.ring, &[first, first + 1, first + 2, first + 3], &pieces);
+            direct(&self.ring, &[first, first + 1, first + 2, first + 3], &segments);
         } else {
-            self.ring.put(first, indirect(&memory, at + 64, 4, &[0, 1, 2, 3], &pieces));
+            self.ring.put(first, indirect(&memory, at + 64, 4, &[0, 1, 2, 3], &segments));
         }
         self.ring.offer(first);
     }
@@ -157,25 +157,25 @@ impl Pusher {
         }
     }
 
-    /// One request, whose answer is waited for by the call alone.
+    /// Runs one request, and waits for its call instead of polling.
     ///
     /// # Panics
     /// When the call does not come.
     pub fn one_by_call(&mut self) {
-        let bells = self.bells();
-        let bells = bells.lock().unwrap_or_else(PoisonError::into_inner);
-        bells.call.take();
+        let eventfds = self.bells();
+        let eventfds = eventfds.lock().unwrap_or_else(PoisonError::into_inner);
+        eventfds.call.take();
         self.ring.call_after(self.ring.taken);
         self.offer(0, 0, false);
         self.ring.publish();
-        bells.kick.add(1);
-        assert!(bells.call.wait(PATIENCE), "no call came");
+        eventfds.kick.add(1);
+        assert!(eventfds.call.wait(PATIENCE), "no call came");
         let (_, len) = wait_for("the answer that the call was for", || self.ring.take());
         self.check(0, 0, false, len);
     }
 }
 
-/// A pusher that goes on in a thread of its own.
+/// A queue load in a thread of its own.
 #[derive(Debug)]
 pub struct Pushing {
     stop: Arc<AtomicBool>,
@@ -184,7 +184,7 @@ pub struct Pushing {
 }
 
 impl Pushing {
-    /// Starts.
+    /// Starts the thread.
     pub fn start(mut pusher: Pusher) -> Pushing {
         let (stop, batches) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stop2, batches2) = (Arc::clone(&stop), Arc::clone(&batches));
@@ -198,7 +198,7 @@ impl Pushing {
         Pushing { stop, batches, thread: Some(thread) }
     }
 
-    /// Batches done.
+    /// Returns the number of completed batches.
     pub fn batches(&self) -> u64 {
         self.batches.load(Ordering::Relaxed)
     }
@@ -215,7 +215,7 @@ impl Pushing {
         });
     }
 
-    /// Ends after the batch that runs.
+    /// Stops after the current batch.
     ///
     /// # Panics
     /// When it has failed.

@@ -1,4 +1,4 @@
-//! virtio-blk requests as pieces of memory, in any layout. Source: virtio 1.3 section 5.2.6.
+//! virtio-blk requests as segments of memory, in any layout. Source: virtio 1.3 section 5.2.6.
 
 use super::memory::Memory;
 use super::ring::{Desc, INDIRECT, NEXT, Ring, WRITE};
@@ -15,40 +15,40 @@ pub mod kind {
     pub const SECURE_ERASE: u32 = 14;
 }
 
-/// Status: done.
+/// Status: VIRTIO_BLK_S_OK.
 pub const OK: u8 = 0;
-/// Status: error.
+/// Status: VIRTIO_BLK_S_IOERR.
 pub const IOERR: u8 = 1;
-/// Status: not understood.
+/// Status: VIRTIO_BLK_S_UNSUPP.
 pub const UNSUPP: u8 = 2;
-/// What a status byte is before the device writes it.
+/// Value of a status byte before the device writes it.
 pub const POISON: u8 = 0xee;
 
 /// Bytes of a sector.
 pub const SECTOR: usize = 512;
 
-/// A stretch of a request.
+/// A segment of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Guest address.
     pub address: u64,
     /// Bytes.
     pub len: u32,
-    /// For the device to write.
+    /// Writable by the device.
     pub writable: bool,
 }
 
-/// For the device to read.
+/// Returns a segment that the device reads.
 pub fn readable(address: u64, len: u32) -> Piece {
     Piece { address, len, writable: false }
 }
 
-/// For the device to write.
+/// Returns a segment that the device writes.
 pub fn writable(address: u64, len: u32) -> Piece {
     Piece { address, len, writable: true }
 }
 
-/// The 16 bytes of a header.
+/// Returns the 16 bytes of a header.
 pub fn header(kind: u32, sector: u64) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..4].copy_from_slice(&kind.to_le_bytes());
@@ -56,33 +56,33 @@ pub fn header(kind: u32, sector: u64) -> [u8; 16] {
     bytes
 }
 
-/// One range of a discard or a write of zeroes.
+/// Returns one range of a discard or a write of zeroes.
 pub fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
     [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
 }
 
-fn desc(piece: &Piece, next: Option<u16>) -> Desc {
-    let flags = if piece.writable { WRITE } else { 0 } | if next.is_some() { NEXT } else { 0 };
-    Desc { address: piece.address, len: piece.len, flags, next: next.unwrap_or(0) }
+fn desc(segment: &Piece, next: Option<u16>) -> Desc {
+    let flags = if segment.writable { WRITE } else { 0 } | if next.is_some() { NEXT } else { 0 };
+    Desc { address: segment.address, len: segment.len, flags, next: next.unwrap_or(0) }
 }
 
-/// Lays pieces out in the ring's table, in the entries `slots` in that order. Returns the head.
+/// Writes segments as direct descriptors, to the entries `slots` in that order. Returns the head.
 ///
 /// # Panics
-/// When there are fewer slots than pieces, or no piece.
-pub fn direct(ring: &Ring, slots: &[u16], pieces: &[Piece]) -> u16 {
-    for (at, piece) in pieces.iter().enumerate() {
-        ring.put(slots[at], desc(piece, (at + 1 < pieces.len()).then(|| slots[at + 1])));
+/// When there are fewer slots than segments, or no segment.
+pub fn direct(ring: &Ring, slots: &[u16], segments: &[Piece]) -> u16 {
+    for (at, segment) in segments.iter().enumerate() {
+        ring.put(slots[at], desc(segment, (at + 1 < segments.len()).then(|| slots[at + 1])));
     }
     slots[0]
 }
 
-/// Lays pieces out in a table at `address`, in the entries `slots` in that order (the first must be 0), of `entries` entries.
-/// Returns the descriptor that names the table.
-pub fn indirect(memory: &Memory, address: u64, entries: u16, slots: &[u16], pieces: &[Piece]) -> Desc {
-    for (at, piece) in pieces.iter().enumerate() {
-        let next = (at + 1 < pieces.len()).then(|| slots[at + 1]);
-        memory.write(address + 16 * u64::from(slots[at]), &desc(piece, next).bytes());
+/// Writes segments to an indirect table of `entries` entries at `address`, to the entries `slots` in that order (the first must be 0).
+/// Returns the descriptor of the table.
+pub fn indirect(memory: &Memory, address: u64, entries: u16, slots: &[u16], segments: &[Piece]) -> Desc {
+    for (at, segment) in segments.iter().enumerate() {
+        let next = (at + 1 < segments.len()).then(|| slots[at + 1]);
+        memory.write(address + 16 * u64::from(slots[at]), &desc(segment, next).bytes());
     }
     Desc { address, len: 16 * u32::from(entries), flags: INDIRECT, next: 0 }
 }

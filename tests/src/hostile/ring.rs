@@ -1,14 +1,14 @@
-//! The driver's side of a split ring that checks nothing. Source: virtio 1.3 section 2.7.
+//! The driver's side of a split ring, without any checks. Source: virtio 1.3 section 2.7.
 
 use std::sync::Arc;
 
 use super::memory::Memory;
 
-/// The chain goes on in `next`.
+/// VIRTQ_DESC_F_NEXT.
 pub const NEXT: u16 = 1;
-/// For the device to write.
+/// VIRTQ_DESC_F_WRITE.
 pub const WRITE: u16 = 2;
-/// Names a table of descriptors.
+/// VIRTQ_DESC_F_INDIRECT.
 pub const INDIRECT: u16 = 4;
 
 /// A descriptor with any content.
@@ -20,12 +20,12 @@ pub struct Desc {
     pub len: u32,
     /// [`NEXT`], [`WRITE`], [`INDIRECT`], or others.
     pub flags: u16,
-    /// Index of the next one.
+    /// Index of the next descriptor.
     pub next: u16,
 }
 
 impl Desc {
-    /// Its 16 bytes.
+    /// Returns its 16 bytes.
     pub fn bytes(&self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&self.address.to_le_bytes());
@@ -36,7 +36,7 @@ impl Desc {
     }
 }
 
-/// Where a ring lies, in guest addresses.
+/// Guest addresses of a ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
     /// Descriptor table.
@@ -48,29 +48,29 @@ pub struct Places {
 }
 
 impl Places {
-    /// Three pages from `start` on, for at most 256 entries.
+    /// Returns three pages from `start` on, for at most 256 entries.
     pub fn pages(start: u64) -> Places {
         Places { desc: start, avail: start + 0x1000, used: start + 0x2000 }
     }
 }
 
-/// A ring.
+/// A split ring.
 #[derive(Debug)]
 pub struct Ring {
-    /// What it lies in.
+    /// Guest memory of the ring.
     pub memory: Arc<Memory>,
-    /// Where.
+    /// Its addresses.
     pub at: Places,
-    /// Entries.
+    /// Number of entries.
     pub size: u16,
-    /// The available index: what will be published next.
+    /// The next available index to publish.
     pub avail: u16,
-    /// The used index up to which answers were taken.
+    /// The used index up to which completions were taken.
     pub taken: u16,
 }
 
 impl Ring {
-    /// A ring whose indices start at 0.
+    /// Creates a ring whose indices start at 0.
     pub fn new(memory: Arc<Memory>, at: Places, size: u16) -> Ring {
         Ring { memory, at, size, avail: 0, taken: 0 }
     }
@@ -80,7 +80,7 @@ impl Ring {
         self.memory.write(self.at.desc + 16 * u64::from(index), &desc.bytes());
     }
 
-    /// Puts `head` in the next entry of the available ring; not visible before [`publish`](Self::publish).
+    /// Puts `head` into the next entry of the available ring; not visible before [`publish`](Self::publish).
     pub fn offer(&mut self, head: u16) {
         let entry = self.at.avail + 4 + 2 * u64::from(self.avail % self.size);
         self.memory.write(entry, &head.to_le_bytes());
@@ -92,22 +92,22 @@ impl Ring {
         self.memory.write(self.at.avail + 2, &self.avail.to_le_bytes());
     }
 
-    /// The device's used index.
+    /// Returns the device's used index.
     pub fn used(&self) -> u16 {
         self.memory.u16(self.at.used + 2)
     }
 
-    /// Asks for a call when the used index passes `event` (with EVENT_IDX).
+    /// Sets `used_event`: requests a call when the used index passes `event` (with EVENT_IDX).
     pub fn call_after(&self, event: u16) {
         self.memory.write(self.at.avail + 4 + 2 * u64::from(self.size), &event.to_le_bytes());
     }
 
-    /// The index that the device asks a kick for (with EVENT_IDX).
+    /// Returns `avail_event`: the index for which the device requests a kick (with EVENT_IDX).
     pub fn kick_after(&self) -> u16 {
         self.memory.u16(self.at.used + 4 + 8 * u64::from(self.size))
     }
 
-    /// Takes the next answer, if there is one: head and length.
+    /// Takes the next completion: head and length.
     pub fn take(&mut self) -> Option<(u32, u32)> {
         if self.used() == self.taken {
             return None;

@@ -1,4 +1,4 @@
-//! A vhost-user socket on which anything can be said. Source: QEMU's `vhost-user.rst`.
+//! A vhost-user socket on which any bytes can be sent. Source: QEMU's `vhost-user.rst`.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -13,7 +13,7 @@ use rustix::net::{
 
 use super::{PATIENCE, wait_for};
 
-/// Numbers of the front-end's messages.
+/// Numbers of the frontend's messages.
 #[allow(missing_docs, reason = "the specification's own names")]
 pub mod message {
     pub const GET_FEATURES: u32 = 1;
@@ -56,39 +56,39 @@ pub mod message {
 pub const VERSION: u32 = 1;
 /// Header flags: this is a reply.
 pub const REPLY: u32 = 4;
-/// Header flags: the sender wants an acknowledgement.
+/// Header flags: the sender requests an acknowledgement.
 pub const NEED_REPLY: u32 = 8;
-/// Payload bit of SET_VRING_KICK and its sisters: no descriptor comes along.
+/// Payload bit of SET_VRING_KICK, SET_VRING_CALL and SET_VRING_ERR: the message has no descriptor.
 pub const NO_FD: u64 = 0x100;
 
-/// Most descriptors that this end can attach to one message.
+/// Most descriptors of one message that this end can send.
 pub const MAX_FDS: usize = 64;
 
-/// What came back.
+/// What was received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
     /// A reply.
     Reply {
-        /// The message it answers.
+        /// The message it replies to.
         message: u32,
         /// Its payload.
         payload: Vec<u8>,
     },
-    /// The daemon ended the conversation.
+    /// The daemon closed the connection.
     End,
 }
 
-/// One conversation.
+/// A connection to a vhost-user socket.
 #[derive(Debug)]
 pub struct Connection {
     stream: UnixStream,
 }
 
 impl Connection {
-    /// Connects, trying again while nobody listens.
+    /// Connects, and retries while nobody listens.
     ///
     /// # Panics
-    /// When nobody does in time.
+    /// On timeout.
     pub fn open(path: &Path) -> Connection {
         let stream = wait_for("a connection", || UnixStream::connect(path).ok());
         stream.set_read_timeout(Some(PATIENCE)).expect("a read time-out");
@@ -96,10 +96,10 @@ impl Connection {
         Connection { stream }
     }
 
-    /// Sends bytes as they are, with descriptors. `false` when the daemon has gone.
+    /// Sends bytes as they are, with descriptors. Returns false if the daemon has closed the connection.
     ///
     /// # Panics
-    /// When the daemon does not take them in time.
+    /// When the daemon does not receive them in time.
     pub fn bytes(&self, mut bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         let mut fds = fds;
         while !bytes.is_empty() {
@@ -116,15 +116,15 @@ impl Connection {
         true
     }
 
-    /// Sends one message. `false` when the daemon has gone.
+    /// Sends one message. Returns false if the daemon has closed the connection.
     pub fn send(&self, message: u32, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         self.bytes(&frame(message, flags, payload.len() as u32, payload), fds)
     }
 
-    /// What the daemon says next.
+    /// Receives the next reply.
     ///
     /// # Panics
-    /// When it says nothing within [`PATIENCE`], or something that is no reply.
+    /// When there is none within [`TIMEOUT`], or the message is not a reply.
     pub fn hear(&mut self) -> Heard {
         let mut header = [0; 12];
         if !self.fill(&mut header) {
@@ -139,7 +139,7 @@ impl Connection {
         Heard::Reply { message, payload }
     }
 
-    /// Sends a question: the reply's payload, and the descriptor that comes with it.
+    /// Sends a request. Returns the reply's payload and descriptor.
     ///
     /// # Panics
     /// When there is no such reply.
@@ -147,7 +147,7 @@ impl Connection {
         assert!(self.send(message, VERSION, payload, &[]), "message {message}: the daemon has gone");
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        // With the first byte.
+        // The descriptor arrives with the first byte.
         let mut reply = vec![0; 12 + 24];
         let parts = &mut [IoSliceMut::new(&mut reply)];
         let got = recvmsg(&self.stream, parts, &mut control, RecvFlags::CMSG_CLOEXEC).expect("a reply").bytes;
@@ -160,7 +160,7 @@ impl Connection {
         (reply.split_off(12), file)
     }
 
-    /// `false` at the end of the conversation.
+    /// Returns false at the end of the stream.
     fn fill(&mut self, bytes: &mut [u8]) -> bool {
         match self.stream.read_exact(bytes) {
             Ok(()) => true,
@@ -169,10 +169,10 @@ impl Connection {
         }
     }
 
-    /// Sends a question and gives the reply's payload.
+    /// Sends a request. Returns the reply's payload.
     ///
     /// # Panics
-    /// When another message is answered, or the conversation ends.
+    /// When the reply is to another message, or the connection ends.
     pub fn ask(&mut self, message: u32, payload: &[u8]) -> Vec<u8> {
         self.send(message, VERSION, payload, &[]);
         match self.hear() {
@@ -181,16 +181,15 @@ impl Connection {
         }
     }
 
-    /// Asks for a number.
+    /// Sends a request whose reply is a number.
     ///
     /// # Panics
-    /// As [`ask`](Self::ask).
+    /// As [`request`](Self::request).
     pub fn ask_u64(&mut self, message: u32) -> u64 {
         u64::from_ne_bytes(self.ask(message, &[]).try_into().expect("8 bytes"))
     }
 
-    /// Sends a message that is to be acknowledged, and gives the acknowledgement: 0 is yes. `None` when the conversation
-    /// ends without one.
+    /// Sends a message with NEED_REPLY. Returns the acknowledgement, where 0 is success, or `None` if the connection ends without one.
     pub fn try_tell(&mut self, message: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Option<u64> {
         self.send(message, VERSION | NEED_REPLY, payload, fds);
         match self.hear() {
@@ -199,16 +198,16 @@ impl Connection {
         }
     }
 
-    /// Sends a message that must be accepted.
+    /// Sends a message with NEED_REPLY that must succeed.
     ///
     /// # Panics
-    /// When it is not.
+    /// When it does not.
     pub fn tell(&mut self, message: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         assert_eq!(self.try_tell(message, payload, fds), Some(0), "message {message}");
     }
 
-    /// Owner and features, with acknowledgements from here on. `without` are virtio feature bits that are not accepted.
-    /// Returns the features in force.
+    /// Sets owner and features, and turns acknowledgements on. `without` are virtio feature bits that are not accepted. Returns the
+    /// negotiated features.
     pub fn negotiate(&mut self, without: u64) -> u64 {
         self.send(message::SET_OWNER, VERSION, &[], &[]);
         let features = self.ask_u64(message::GET_FEATURES) & !without;
@@ -218,13 +217,13 @@ impl Connection {
         features
     }
 
-    /// Says no more, but still listens.
+    /// Closes the sending direction.
     pub fn fall_silent(&self) {
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
     }
 }
 
-/// A message with any header.
+/// Returns the bytes of a message with any header.
 pub fn frame(message: u32, flags: u32, size: u32, payload: &[u8]) -> Vec<u8> {
     let mut frame = Vec::with_capacity(12 + payload.len());
     for word in [message, flags, size] {
@@ -234,12 +233,12 @@ pub fn frame(message: u32, flags: u32, size: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Two numbers of 32 bits: the payload of SET_VRING_NUM, SET_VRING_BASE, GET_VRING_BASE, SET_VRING_ENABLE.
+/// Returns two numbers of 32 bits: the payload of SET_VRING_NUM, SET_VRING_BASE, GET_VRING_BASE, SET_VRING_ENABLE.
 pub fn state(index: u32, value: u32) -> Vec<u8> {
     [index.to_ne_bytes(), value.to_ne_bytes()].concat()
 }
 
-/// The payload of GET_CONFIG and SET_CONFIG.
+/// Returns the payload of GET_CONFIG and SET_CONFIG.
 pub fn config(offset: u32, size: u32, flags: u32, bytes: &[u8]) -> Vec<u8> {
     let mut payload = [offset.to_ne_bytes(), size.to_ne_bytes(), flags.to_ne_bytes()].concat();
     payload.extend_from_slice(bytes);

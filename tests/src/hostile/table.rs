@@ -1,4 +1,4 @@
-//! Runs tables of [cases](super::case) against a real daemon.
+//! Runs tables of [ring cases](super::ring_fixture) against a real daemon.
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -15,10 +15,10 @@ pub const SECTORS: u64 = (DISK / SECTOR) as u64;
 /// Used length of a successful read of one sector.
 pub const READ: u32 = SECTOR as u32 + 1;
 
-/// Its name, how it is built, and what must come of it.
+/// Name, how the ring is built, and the expected result.
 pub type Row = (&'static str, fn(&mut Case<'_>), Expect);
 
-/// Content that tells every byte from its neighbours.
+/// Returns content that differs between neighbouring bytes.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     SmallRng::seed_from_u64(seed).fill(&mut bytes[..]);
@@ -28,8 +28,8 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
 /// Runs a table against the disk `id`, beside a good disk on the same worker.
 ///
 /// # Panics
-/// When a ring does not get the answer that it must.
-pub fn run(id: &str, settings: &str, writable: bool, rows: &[Row]) {
+/// When a ring does not have the expected result.
+pub fn run(id: &str, settings: &str, writable: bool, cases: &[Row]) {
     let disk = format!("storage=ram,size=1M,queues=2,queue-size=256{settings}");
     let good = "storage=ram,size=1M,queues=1";
     let mut daemon = Daemon::start(1, &[(id, &disk), ("good", good)]);
@@ -40,7 +40,7 @@ pub fn run(id: &str, settings: &str, writable: bool, rows: &[Row]) {
         fill(&socket, &model);
     }
     let mut failed = Vec::new();
-    for (name, build, expect) in rows {
+    for (name, build, expect) in cases {
         let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut case = Case::new(&socket, &mut model);
             build(&mut case);
@@ -56,9 +56,9 @@ pub fn run(id: &str, settings: &str, writable: bool, rows: &[Row]) {
         }
         model = found;
     }
-    assert!(failed.is_empty(), "{} of {} rings:\n{}", failed.len(), rows.len(), failed.join("\n"));
+    assert!(failed.is_empty(), "{} of {} rings:\n{}", failed.len(), cases.len(), failed.join("\n"));
     assert!(neighbour.finish() > 0);
-    let retired = rows.iter().filter(|row| row.2 == Expect::Retired).count();
+    let retired = cases.iter().filter(|row| row.2 == Expect::Retired).count();
     let lines = daemon.complaints(id).iter().filter(|line| line.contains("queue retired")).count();
     assert!(lines >= retired, "{lines} log lines for {retired} retired queues");
     daemon.stop();

@@ -11,10 +11,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::wait_for;
 
-/// The type of the devices that it watches for: a directory of xenstore.
+/// Device type in xenstore that the daemon watches.
 pub const TYPE: &str = "mqblk-loopback";
 
-/// The files of journals of the daemon in `folder`.
+/// Returns the journal files of the daemon in `folder`.
 ///
 /// # Errors
 /// When they cannot be listed.
@@ -22,7 +22,7 @@ pub fn journals(folder: &Path) -> Result<Vec<String>> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(folder.join("journals"))? {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        // Beside them is a lock for each type.
+        // Each device type also has a lock file there.
         if !name.ends_with(".lock") {
             all.push(name);
         }
@@ -31,41 +31,41 @@ pub fn journals(folder: &Path) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// Its admin socket, in its folder.
+/// Name of the admin socket.
 const ADMIN: &str = "admin.sock";
 
-/// A daemon. Killed when dropped, if [`stop`](Self::stop) was not called.
+/// A daemon. Killed on drop, unless [`stop`](Self::stop) was called.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
     folder: PathBuf,
-    /// Parts of a line of `/proc/PID/maps` that tell pages of the hostile domain.
+    /// Substrings of the lines in `/proc/PID/maps` that are pages of the hostile domain.
     foreign: Vec<String>,
 }
 
-/// What a process holds.
+/// Resources of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holds {
     /// Open file descriptors.
     pub descriptors: usize,
-    /// Threads, by name; those that the kernel makes for io_uring come and go as it likes, and are not counted.
+    /// Names of the threads, without the kernel's io_uring workers, which come and go.
     pub threads: Vec<String>,
     /// Mappings of the hostile domain's pages.
     pub foreign_mappings: usize,
-    /// Files of journals.
+    /// Journal files.
     pub journals: Vec<String>,
 }
 
 impl Daemon {
-    /// Starts `program` in `folder`. `xen` is the machine, `disks` are the values of its `--disk` arguments, and `foreign` are
-    /// parts of the names that the hostile domain's pages have in `/proc/PID/maps`.
+    /// Starts `program` in `folder`. `xen` is the value of `--xen`, `disks` are those of `--disk`, and `foreign` are substrings of the
+    /// names of the hostile domain's pages in `/proc/PID/maps`.
     ///
     /// # Errors
     /// When it does not start.
     pub fn start(program: &Path, folder: &Path, xen: &str, disks: &[String], foreign: &[&str]) -> Result<Daemon> {
         let log = File::create(folder.join("log"))?;
         let mut command = Command::new(program);
-        // One worker: all disks share it.
+        // All disks share one worker.
         command.args(["serve", "--workers", "1", "--xen", xen, "--xen-watch", TYPE]);
         command.arg("--xen-state").arg(folder.join("journals"));
         command.arg("--admin").arg(folder.join(ADMIN));
@@ -81,14 +81,14 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// The last lines that it has logged.
+    /// Returns the last lines of its log.
     pub fn log(&self) -> String {
         let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(25)..].join("\n")
     }
 
-    /// That it runs.
+    /// Checks that it runs.
     ///
     /// # Errors
     /// When it has ended.
@@ -99,7 +99,7 @@ impl Daemon {
         }
     }
 
-    /// What it holds now.
+    /// Returns its current resources.
     ///
     /// # Errors
     /// When the process is gone.
@@ -109,7 +109,7 @@ impl Daemon {
         let is_foreign = |line: &&str| self.foreign.iter().any(|part| line.contains(part));
         let mut threads = Vec::new();
         for entry in std::fs::read_dir(proc.join("task"))? {
-            // It may have ended meanwhile.
+            // The thread may have ended meanwhile.
             let name = std::fs::read_to_string(entry?.path().join("comm")).unwrap_or_default();
             if !name.is_empty() && !name.starts_with("iou-") {
                 threads.push(name.trim_end().to_owned());
@@ -124,10 +124,10 @@ impl Daemon {
         })
     }
 
-    /// What it holds once that does not change any more.
+    /// Returns its resources once they are stable.
     ///
     /// # Errors
-    /// When it goes on to change.
+    /// When they keep changing.
     pub fn quiet_holds(&self) -> Result<Holds> {
         let mut last = (self.holds()?, 0);
         wait_for("the daemon's rest", || {
@@ -138,10 +138,10 @@ impl Daemon {
         })
     }
 
-    /// Waits until it holds `expected` and no more.
+    /// Waits until its resources are exactly `expected`.
     ///
     /// # Errors
-    /// When it goes on to hold something else.
+    /// When they are not in time.
     pub fn must_hold(&self, expected: &Holds) -> Result<()> {
         let mut last = None;
         wait_for("the daemon lets go", || {
@@ -153,15 +153,15 @@ impl Daemon {
         .with_context(|| format!("the daemon holds {last:?}, expected {expected:?}"))
     }
 
-    /// What it has counted.
+    /// Returns its statistics.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// When it does not respond.
     pub fn stat(&self) -> Result<Stat> {
         Ok(Client::connect(&self.folder.join(ADMIN))?.stat(&StatQuery::default())?)
     }
 
-    /// Tells it to stop, and checks that it does so in good order.
+    /// Stops it with SIGTERM, and checks its exit.
     ///
     /// # Errors
     /// When it does not.

@@ -1,4 +1,4 @@
-//! A hostile frontend: a device that the toolstack makes for it, rings, and its keys.
+//! A hostile frontend: a device that the toolstack creates for it, its rings, and its xenstore keys.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ use super::{PATIENCE, WATCH, wait_for};
 /// How a frontend connects.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// How its requests are laid out.
+    /// Layout of its requests.
     pub abi: Abi,
-    /// Lets pages stay mapped.
+    /// Announces persistent grants.
     pub persistent: bool,
-    /// Rings.
+    /// Number of rings.
     pub rings: u32,
-    /// Pages of each, as a power of two's exponent.
+    /// log2 of the pages of a ring.
     pub order: u8,
 }
 
@@ -34,7 +34,7 @@ impl Default for Shape {
     }
 }
 
-/// A ring, and how many responses were taken off it.
+/// A ring, and the number of responses taken.
 pub struct Ring {
     /// Its pages, its event channel, its indices.
     pub raw: RawRing,
@@ -45,25 +45,25 @@ pub struct Ring {
 pub const HEADER: u64 = 64;
 
 impl Ring {
-    /// Where the entry of the next request is, when all before it are answered.
+    /// Returns the offset of the next request's entry, when all before it have responses.
     fn entry(&self) -> u64 {
         let front = &self.raw.front;
         HEADER + u64::from(self.answered & (front.size() - 1)) * u64::from(front.abi().entry_bytes())
     }
 
-    /// Bytes of the ring's pages.
+    /// Reads bytes of the ring's pages.
     pub fn read(&self, at: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.raw.pages.memory.read(GuestAddress(at), &mut bytes).expect("the ring's pages are mapped");
         bytes
     }
 
-    /// A field of the header.
+    /// Reads a field of the header.
     pub fn field(&self, at: u64) -> u32 {
         u32::from_le_bytes(self.read(at, 4).try_into().expect("4 bytes"))
     }
 
-    /// Puts a request on. Events go out whether they are wanted or not.
+    /// Puts a request on the ring, and notifies the backend in any case.
     ///
     /// # Errors
     /// When the ring is full.
@@ -72,20 +72,20 @@ impl Ring {
         Ok(())
     }
 
-    /// The next response.
+    /// Waits for the next response.
     ///
     /// # Errors
-    /// When none comes, or the back-end's index is wrong.
+    /// When none comes, or the backend's index is wrong.
     pub fn receive(&mut self) -> Result<Response> {
         let response = self.raw.receive(PATIENCE)?.context("no response came")?;
         self.answered = self.answered.wrapping_add(1);
         Ok(response)
     }
 
-    /// The next response, looked for and not waited for by events.
+    /// Polls for the next response.
     ///
     /// # Errors
-    /// When none comes, or the back-end's index is wrong.
+    /// When none comes, or the backend's index is wrong.
     pub fn poll(&mut self) -> Result<Response> {
         let response = wait_for("a response", || {
             self.raw.front.look()?;
@@ -95,7 +95,7 @@ impl Ring {
         Ok(response)
     }
 
-    /// That no response comes.
+    /// Checks that no response comes.
     ///
     /// # Errors
     /// When one does.
@@ -105,7 +105,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Puts a request on a ring where nothing is in flight, and checks every byte of the response's entry.
+    /// Runs a request on a ring where nothing is in flight, and checks every byte of the response's entry. Returns the status.
     ///
     /// # Errors
     /// When none comes or one of its bytes is wrong.
@@ -114,7 +114,7 @@ impl Ring {
         self.ask_raw(&RawRequest::encode(abi, request), answered_as(request))
     }
 
-    /// The same with any bytes. `operation`: what the response has to say.
+    /// Runs an entry of any bytes. `operation` is that of the response.
     ///
     /// # Errors
     /// When none comes or one of its bytes is wrong.
@@ -130,7 +130,7 @@ impl Ring {
         );
         let known = [status::OKAY, status::ERROR, status::NOT_SUPPORTED];
         ensure!(known.contains(&response.status), "found {response:?}, expected one of the statuses {known:?}");
-        // Its padding is zero, and what lies behind it is what the frontend has put there: nothing of the back-end's memory.
+        // The padding is zero, and the rest of the entry is unchanged: nothing of the backend's memory leaks.
         let [low, high] = response.status.to_le_bytes();
         let mut expected = raw.bytes()[..entry].to_vec();
         expected[..8].copy_from_slice(&id.to_le_bytes());
@@ -144,22 +144,22 @@ impl Ring {
     }
 }
 
-/// A device, seen from its frontend and its toolstack. Dropped without [`detach`](Self::detach) it is removed by force.
+/// A device with its frontend and its toolstack. Dropped without [`detach`](Self::detach), it is removed by force.
 pub struct Guest {
-    /// What the toolstack has made.
+    /// The device that the toolstack has created.
     pub vbd: Vbd,
     /// The frontend's keys.
     pub front: RawFront,
     /// Its rings.
     pub rings: Vec<Ring>,
     xen: Arc<dyn Xen>,
-    /// The toolstack's connection.
+    /// The toolstack's xenstore connection.
     pub tool: Xenstore,
     removed: bool,
 }
 
 impl Guest {
-    /// Has the toolstack make a device, and waits until its back-end waits.
+    /// Creates a device through the toolstack, and waits for its backend's InitWait.
     ///
     /// # Errors
     /// When it does not.
@@ -172,12 +172,12 @@ impl Guest {
         begun.map(|()| guest)
     }
 
-    /// The Xen, as the frontend's domain sees it.
+    /// Returns the Xen interface of the frontend's domain.
     pub fn xen(&self) -> &Arc<dyn Xen> {
         &self.xen
     }
 
-    /// Fresh pages for the back-end.
+    /// Grants new pages to the backend.
     ///
     /// # Errors
     /// When Xen refuses.
@@ -185,7 +185,7 @@ impl Guest {
         Pages::new(&*self.xen, self.vbd.backend, count, true)
     }
 
-    /// Fresh pages that only `with` may use, and only as `writable` says.
+    /// Grants new pages to the domain `with`, read-only unless `writable`.
     ///
     /// # Errors
     /// When Xen refuses.
@@ -193,49 +193,49 @@ impl Guest {
         Pages::new(&*self.xen, with, count, writable)
     }
 
-    /// Makes fresh rings in place of those before; what a frontend in order tells of them.
+    /// Replaces the rings. Returns the keys that a correct frontend writes for them.
     ///
     /// # Errors
     /// When Xen refuses.
-    pub fn make_rings(&mut self, shape: Shape) -> Result<Vec<(String, String)>> {
+    pub fn make_rings(&mut self, config: Shape) -> Result<Vec<(String, String)>> {
         self.rings.clear();
-        for _ in 0..shape.rings {
-            let raw = RawRing::new(&*self.xen, self.vbd.backend, 1 << shape.order, shape.abi)?;
+        for _ in 0..config.rings {
+            let raw = RawRing::new(&*self.xen, self.vbd.backend, 1 << config.order, config.abi)?;
             self.rings.push(Ring { raw, answered: 0 });
         }
         let rings: Vec<_> = self.rings.iter().map(|ring| &ring.raw).collect();
-        Ok(RawFront::told(shape.abi, shape.persistent, &rings))
+        Ok(RawFront::told(config.abi, config.persistent, &rings))
     }
 
-    /// Connects with fresh rings.
+    /// Connects with new rings.
     ///
     /// # Errors
-    /// When the back-end does not.
-    pub fn connect(&mut self, shape: Shape) -> Result<()> {
-        let told = self.make_rings(shape)?;
-        self.front.connect(&told).with_context(|| format!("connecting {shape:?} to {}", self.vbd.back_path()))
+    /// When the backend does not.
+    pub fn connect(&mut self, config: Shape) -> Result<()> {
+        let keys = self.make_rings(config)?;
+        self.front.connect(&keys).with_context(|| format!("connecting {config:?} to {}", self.vbd.back_path()))
     }
 
-    /// Tells of rings key by key, as no frontend in order does, and that they are there. Where that leads: the back-end connects, or
-    /// gives the device up.
+    /// Writes the keys one by one, outside of a transaction, then Initialised. Returns the backend's next state: it connects, or fails the
+    /// device.
     ///
     /// # Errors
     /// When it does neither.
-    pub fn tell(&mut self, told: &[(String, String)]) -> Result<XenbusState> {
-        for (key, value) in told {
+    pub fn tell(&mut self, keys: &[(String, String)]) -> Result<XenbusState> {
+        for (key, value) in keys {
             self.front.write(key, value)?;
         }
         self.front.set_state(XenbusState::Initialised)?;
-        wait_for("the back-end connects, or does not", || {
+        wait_for("the backend connects, or does not", || {
             let state = self.back_state()?;
             Ok((!matches!(state, XenbusState::InitWait | XenbusState::Initialised)).then_some(state))
         })
     }
 
-    /// Says that the frontend closes, as one in order does, and waits until nothing of it is used any more.
+    /// Closes as a correct frontend does, and waits until the backend has released everything.
     ///
     /// # Errors
-    /// When the back-end does not follow.
+    /// When the backend does not follow.
     pub fn close(&mut self) -> Result<()> {
         self.front.set_state(XenbusState::Closing)?;
         self.front.wait(&[XenbusState::Closing, XenbusState::Closed]).context("closing")?;
@@ -245,16 +245,16 @@ impl Guest {
         Ok(())
     }
 
-    /// Starts anew after [`close`](Self::close) or an error, and connects with fresh rings.
+    /// Starts again after [`close`](Self::close) or an error, and connects with new rings.
     ///
     /// # Errors
-    /// When the back-end does not follow.
-    pub fn reconnect(&mut self, shape: Shape) -> Result<()> {
+    /// When the backend does not follow.
+    pub fn reconnect(&mut self, config: Shape) -> Result<()> {
         self.front.begin().context("starting anew")?;
-        self.connect(shape)
+        self.connect(config)
     }
 
-    /// The back-end's state, as it is now.
+    /// Returns the backend's current state.
     ///
     /// # Errors
     /// When xenstore fails.
@@ -263,7 +263,7 @@ impl Guest {
         Ok(XenbusState::parse(self.tool.read(&path)?.as_deref()))
     }
 
-    /// What the back-end has written about what went wrong.
+    /// Returns the backend's error node.
     ///
     /// # Errors
     /// When xenstore fails.
@@ -273,32 +273,32 @@ impl Guest {
         Ok(self.tool.read(&path)?)
     }
 
-    /// Waits until the back-end has given the device up, and has said why. The words are a part of that.
+    /// Waits until the backend has failed the device with an error that contains `words`.
     ///
     /// # Errors
-    /// When it has not, or says something else.
+    /// When it has not, or with another error.
     pub fn must_fail(&mut self, words: &str) -> Result<()> {
-        let state = wait_for("the back-end gives the device up", || {
+        let state = wait_for("the backend gives the device up", || {
             let state = self.back_state()?;
             Ok((!matches!(state, XenbusState::InitWait | XenbusState::Initialised)).then_some(state))
         })?;
         ensure!(
             matches!(state, XenbusState::Closing | XenbusState::Closed),
-            "the back-end is in state {state}, expected 5"
+            "the backend is in state {state}, expected 5"
         );
         let error = self.error()?.unwrap_or_default();
         ensure!(error.contains(words), "error node: found {error:?}, expected {words:?} in it");
         Ok(())
     }
 
-    /// Has the toolstack take the device away, which the frontend follows.
+    /// Removes the device through the toolstack; the frontend follows.
     ///
     /// # Errors
-    /// When the back-end does not.
+    /// When the backend does not.
     pub fn detach(mut self) -> Result<()> {
         self.vbd.detach(&mut self.tool)?;
         self.front.set_state(XenbusState::Closed)?;
-        wait_for("the back-end closes", || match self.back_state()? {
+        wait_for("the backend closes", || match self.back_state()? {
             XenbusState::Closed | XenbusState::Unknown => Ok(Some(())),
             _ => Ok(None),
         })
@@ -306,10 +306,10 @@ impl Guest {
         self.remove()
     }
 
-    /// Has the toolstack remove both directories, whatever state they are in.
+    /// Removes both directories through the toolstack, whatever their state.
     ///
     /// # Errors
-    /// When xenstore fails, or something of the device comes back.
+    /// When xenstore fails, or a part of the device reappears.
     pub fn remove(&mut self) -> Result<()> {
         self.removed = true;
         self.vbd.remove(&mut self.tool)?;
@@ -320,7 +320,7 @@ impl Guest {
             self.tool.remove(node)?;
         }
         if let Some(state) = self.tool.read(&format!("{}/state", self.vbd.back_path()))? {
-            bail!("the back-end's directory is there again, with state {state}");
+            bail!("the backend's directory is there again, with state {state}");
         }
         Ok(())
     }
@@ -329,7 +329,7 @@ impl Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         if !self.removed {
-            // Something has failed already, which is told.
+            // The test has failed already, with an error.
             let _ = self.vbd.remove(&mut self.tool);
         }
     }

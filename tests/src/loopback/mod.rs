@@ -1,9 +1,9 @@
-//! A block device's two ends on one machine: a frontend of which every byte is under control, and the daemon's process. The same
-//! scenarios run over a simulated Xen, and in the first domain of a real one.
+//! Both ends of a Xen block device on one machine: a frontend that controls every byte, and the daemon's process. The same scenarios run on
+//! a simulated Xen and in the first domain of a real one.
 //!
-//! `rig` is the machine with the daemon and a good disk beside the bad ones; `daemon` is the process, and what it holds; `guest` is
-//! the hostile frontend, `pages` the memory that it grants, `request` what it asks for; `neighbour` is the good disk's client.
-//! [`scenarios::ALL`] is what is done, and what must come of it.
+//! `fixture` is the machine with the daemon, a good disk and the disks under attack. `daemon` is the process and its resources. `frontend`
+//! is the hostile frontend, `pages` its granted memory, `request` builds its requests. `neighbour` is the good disk's client.
+//! [`scenarios::SCENARIOS`] lists the attacks with their expected results.
 
 pub mod daemon;
 pub mod guest;
@@ -17,16 +17,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-/// No wait is longer: what takes this long does not come. An emulated machine is slow.
+/// Timeout of every wait. An emulated machine is slow.
 pub const PATIENCE: Duration = Duration::from_secs(40);
 
-/// How long a thing is watched that must not happen.
+/// How long a test waits for an event that must not happen.
 pub const WATCH: Duration = Duration::from_millis(60);
 
-/// Looks again and again until `found` gives something.
+/// Polls `found` until it returns a value.
 ///
 /// # Errors
-/// What `found` fails with, and when it gives nothing within [`PATIENCE`].
+/// What `found` fails with, or a timeout after [`TIMEOUT`].
 pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let until = Instant::now() + PATIENCE;
     let mut pause = Duration::from_micros(50);

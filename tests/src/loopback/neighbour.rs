@@ -1,5 +1,5 @@
-//! The good disk beside the bad ones, on the same worker: its client writes through the project's own driver, and checks all that it
-//! reads, all the while.
+//! The good disk beside the others, on the same worker: its client continuously writes through the project's own driver, and verifies all
+//! that it reads.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::{PATIENCE, wait_for};
 use crate::blkif::Load;
 use crate::hostile::load::BLOCK;
 
-/// Blocks of the disk that it uses.
+/// Blocks that it uses.
 const BLOCKS: usize = 200;
 
 /// Bytes of disk that it needs.
@@ -31,7 +31,7 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// Has the toolstack make the device, and starts to verify.
+    /// Creates the device through the toolstack, and starts the client.
     ///
     /// # Errors
     /// When it cannot be connected.
@@ -48,7 +48,7 @@ impl Neighbour {
             while !stop2.load(Ordering::Relaxed) {
                 load.round();
                 rounds2.fetch_add(1, Ordering::Relaxed);
-                // Leaves the processors to the others; the worker sleeps now and then, as it would with a real guest.
+                // Leaves CPU time to the others, and lets the worker go idle as with a real guest.
                 std::thread::sleep(Duration::from_millis(1));
             }
             let verified = load.verified;
@@ -65,10 +65,10 @@ impl Neighbour {
         thread.join().map_err(|why| anyhow!("the good disk's client: {}", reason(&*why)))
     }
 
-    /// Waits for two more rounds: one that began after now is among them.
+    /// Waits for two more rounds, at least one of which began after the call.
     ///
     /// # Errors
-    /// What was wrong with an answer; or none comes.
+    /// When a response was wrong, or none comes.
     pub fn must_go_on(&mut self) -> Result<()> {
         let now = self.rounds.load(Ordering::Relaxed);
         wait_for("the good disk's next round", || {
@@ -79,7 +79,7 @@ impl Neighbour {
         })
     }
 
-    /// Ends it and has the toolstack take the device away; how many blocks it has verified.
+    /// Stops the client and removes the device through the toolstack. Returns the number of verified blocks.
     ///
     /// # Errors
     /// What was wrong.
@@ -95,7 +95,7 @@ impl Neighbour {
     }
 }
 
-/// What a thread has said when it panicked.
+/// Returns the message of a panic.
 fn reason(why: &(dyn Any + Send)) -> String {
     let text = why.downcast_ref::<String>().cloned();
     text.or_else(|| why.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_else(|| "a panic".to_owned())

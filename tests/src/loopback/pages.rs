@@ -7,14 +7,14 @@ use mqblk_xen::{SharedPages, Xen};
 /// Bytes of a page.
 pub const PAGE: usize = PAGE_BYTES as usize;
 
-/// Words of a page, as [`Pages::words`] gives them.
+/// Words of a page, as in [`GrantedPages::words`].
 pub const WORDS: usize = PAGE / size_of::<u32>();
 
-/// Granted pages, until this is dropped.
+/// Pages that stay granted until this is dropped.
 pub struct Pages(SharedPages);
 
 impl Pages {
-    /// Fresh pages, all zero, granted to domain `with`.
+    /// Creates pages, all zero, granted to domain `with`.
     ///
     /// # Errors
     /// When Xen refuses.
@@ -22,15 +22,15 @@ impl Pages {
         Ok(Pages(xen.share(with, count, writable).with_context(|| format!("granting {count} pages"))?))
     }
 
-    /// How many.
+    /// Returns the number of pages.
     pub fn count(&self) -> usize {
         self.0.refs.len()
     }
 
-    /// What a page is granted as.
+    /// Returns the grant reference of a page.
     ///
     /// # Panics
-    /// When there is no such page; so do the others.
+    /// When there is no such page; so do the other methods.
     pub fn gref(&self, page: usize) -> GrantRef {
         self.0.refs[page]
     }
@@ -40,7 +40,7 @@ impl Pages {
         GuestAddress((page * PAGE + at) as u64)
     }
 
-    /// Stores bytes, which may reach into the pages that follow.
+    /// Writes bytes, which may extend into the following pages.
     pub fn write(&self, page: usize, at: usize, bytes: &[u8]) {
         self.0.memory.write(self.address(page, at), bytes).expect("granted pages are mapped");
     }
@@ -50,29 +50,29 @@ impl Pages {
         self.write(page, 0, &[byte; PAGE]);
     }
 
-    /// Fills all of them.
+    /// Fills all pages with one byte.
     pub fn fill_all(&self, byte: u8) {
         (0..self.count()).for_each(|page| self.fill(page, byte));
     }
 
-    /// Loads bytes.
+    /// Reads bytes.
     pub fn read(&self, page: usize, at: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.0.memory.read(self.address(page, at), &mut bytes).expect("granted pages are mapped");
         bytes
     }
 
-    /// All of a page.
+    /// Returns the content of a page.
     pub fn page(&self, page: usize) -> Vec<u8> {
         self.read(page, 0, PAGE)
     }
 
-    /// Whether a page holds nothing but this byte.
+    /// Returns true if a page holds nothing but this byte.
     pub fn is_filled(&self, page: usize, byte: u8) -> bool {
         self.page(page).iter().all(|found| *found == byte)
     }
 
-    /// A page as words, each of which is loaded and stored at once.
+    /// Returns a page as words, each of which is loaded and stored atomically.
     pub fn words(&self, page: usize) -> SharedSlots<u32> {
         self.0.memory.slots(self.address(page, 0), WORDS).expect("granted pages are mapped")
     }

@@ -1,4 +1,4 @@
-//! Requests, right and wrong.
+//! Valid and invalid requests.
 
 use mqblk_core::Sector512;
 use mqblk_memory::GrantRef;
@@ -8,17 +8,17 @@ use mqblk_ring::blkif::{Indirect, Request, Segment, Transfer, What, operation};
 /// Sectors of a page.
 pub const PAGE_SECTORS: u64 = super::pages::PAGE as u64 / mqblk_core::units::SECTOR_BYTES;
 
-/// Part of a page.
+/// Returns a segment of a page.
 pub fn segment(gref: GrantRef, first_sect: u8, last_sect: u8) -> Segment {
     Segment { gref, first_sect, last_sect }
 }
 
-/// All of a page.
+/// Returns a segment of a whole page.
 pub fn whole(gref: GrantRef) -> Segment {
     segment(gref, 0, PAGE_SECTORS as u8 - 1)
 }
 
-/// A read, write, barrier or flush that says it has `nr_segments`.
+/// Returns a read, write, barrier or flush that claims `nr_segments` segments.
 pub fn counted(operation: u8, sector: u64, segments: &[Segment], nr_segments: u8) -> Request {
     let mut all = [Segment::default(); MAX_SEGMENTS];
     all[..segments.len()].copy_from_slice(segments);
@@ -26,7 +26,7 @@ pub fn counted(operation: u8, sector: u64, segments: &[Segment], nr_segments: u8
     Request { id: 0, operation, handle: 0, what }
 }
 
-/// A read, write, barrier or flush of these segments.
+/// Returns a read, write, barrier or flush of these segments.
 ///
 /// # Panics
 /// When they do not fit.
@@ -34,7 +34,7 @@ pub fn transfer(operation: u8, sector: u64, segments: &[Segment]) -> Request {
     counted(operation, sector, segments, segments.len() as u8)
 }
 
-/// A request for `inner` that says it has `nr_segments`, in these pages.
+/// Returns an indirect request for `inner` that claims `nr_segments` segments in these pages.
 pub fn indirect(inner: u8, sector: u64, tables: &[GrantRef], nr_segments: u16) -> Request {
     let mut pages = [GrantRef(0); MAX_INDIRECT_PAGES];
     pages[..tables.len()].copy_from_slice(tables);
@@ -42,13 +42,13 @@ pub fn indirect(inner: u8, sector: u64, tables: &[GrantRef], nr_segments: u16) -
     Request { id: 0, operation: operation::INDIRECT, handle: 0, what }
 }
 
-/// A discard.
+/// Returns a discard.
 pub fn discard(sector: u64, sectors: u64, flag: u8) -> Request {
     let what = What::Discard { flag, sector: Sector512(sector), sectors };
     Request { id: 0, operation: operation::DISCARD, handle: 0, what }
 }
 
-/// What its response has to call it: an indirect one what it is inside.
+/// Returns the operation of the request's response: for an indirect request the inner one.
 pub fn answered_as(request: &Request) -> u8 {
     match request.what {
         What::Indirect(indirect) => indirect.operation,
@@ -56,12 +56,12 @@ pub fn answered_as(request: &Request) -> u8 {
     }
 }
 
-/// A page of segments.
+/// Returns the content of a page of indirect segments.
 pub fn table(segments: &[Segment]) -> Vec<u8> {
     segments.iter().flat_map(|segment| segment.to_bytes()).collect()
 }
 
-/// A segment as words of memory.
+/// Returns a segment as words of memory.
 pub fn words(segment: Segment) -> [u32; 2] {
     let [a, b, c, d, e, f, g, h] = segment.to_bytes();
     [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])]

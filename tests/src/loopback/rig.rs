@@ -1,4 +1,4 @@
-//! The machine: a Xen, the daemon with its disks, the hostile domain, and a good disk beside the bad ones.
+//! The fixture: a Xen, the daemon with its disks, the hostile domain, and a good disk beside the others.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -23,56 +23,56 @@ use super::scenarios::Scenario;
 
 /// The hostile domain of a simulated machine.
 pub const HOSTILE: DomainId = DomainId(1);
-/// The good disk's.
+/// The good disk's domain.
 const GOOD: DomainId = DomainId(2);
-/// A domain that is neither of the two.
+/// A third domain.
 pub const STRANGER: DomainId = DomainId(7);
 
-/// How much slower an emulated machine is.
+/// Slowdown of an emulated machine.
 const SLOW_MACHINE: u32 = 30;
 
-/// A disk that is served.
+/// A served disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Disk {
     /// Its id.
     pub id: &'static str,
-    /// Its settings; `IMAGE` is a file of [`SECTORS`] sectors.
+    /// Its keys; `IMAGE` is a file of [`SECTORS`] sectors.
     settings: &'static str,
-    /// Whether its frontend has to let pages stay mapped, for the daemon to do what it is there for.
+    /// Its frontend must support persistent grants to reach the code that the disk is for.
     pub persistent: bool,
 }
 
 /// Sectors of each disk.
 pub const SECTORS: u64 = 8192;
 
-/// Rings and pages of a ring, as a power of two's exponent, that each disk offers.
+/// Most rings of each disk.
 pub const QUEUES: u32 = 4;
-/// See [`QUEUES`].
+/// log2 of the most pages of a ring.
 pub const ORDER: u8 = 2;
 
 const COPY: Disk = Disk { id: "copy", settings: "path=IMAGE,grants=copy", persistent: false };
 const MAP: Disk = Disk { id: "map", settings: "path=IMAGE,grants=map,direct=off", persistent: false };
 const KEEP: Disk = Disk { id: "keep", settings: "path=IMAGE,grants=persistent", persistent: true };
 
-/// A disk for each way to a frontend's pages.
+/// A disk for each grant mode.
 pub const MODES: [Disk; 3] = [COPY, MAP, KEEP];
-/// The one that is taken where it does not matter.
+/// The disk for tests that work with any disk.
 pub const ANY: Disk = Disk { id: "any", settings: "path=IMAGE", persistent: true };
 /// Logical blocks of 4096 bytes.
 pub const BLOCKS: Disk = Disk { id: "blocks", settings: "path=IMAGE,block-size=4096", persistent: false };
-/// Few segments in pages of their own, or none.
+/// A disk with few indirect segments.
 pub const FEW: Disk = Disk { id: "few", settings: "path=IMAGE,indirect-segments=16", persistent: true };
-/// See [`FEW`].
+/// A disk without indirect requests.
 pub const NONE: Disk = Disk { id: "none", settings: "path=IMAGE,indirect-segments=0", persistent: true };
-/// Its requests take a while.
+/// A disk with slow requests.
 pub const SLOW: Disk = Disk { id: "slow", settings: "storage=null,size=4M,latency-us=150000", persistent: true };
 const GOOD_DISK: Disk = Disk { id: "good", settings: "path=IMAGE", persistent: true };
 
 const DISKS: [Disk; 9] = [COPY, MAP, KEEP, ANY, BLOCKS, FEW, NONE, SLOW, GOOD_DISK];
 
-/// The machine and what runs on it.
+/// The machine, the daemon and the good disk's client.
 pub struct Rig {
-    // Ends before the machine does.
+    // Stopped before the machine.
     neighbour: Option<Neighbour>,
     daemon: Option<Daemon>,
     front: Arc<dyn Xen>,
@@ -80,20 +80,20 @@ pub struct Rig {
     machine: Option<Machine>,
     folder: TempDir,
     devices: Cell<u32>,
-    /// What the daemon holds while only the good disk is connected.
+    /// Resources of the daemon while only the good disk is connected.
     at_rest: Option<Holds>,
-    /// How much slower than a simulated machine's this one's processors are.
+    /// Slowdown relative to a simulated machine.
     slowness: u32,
 }
 
-/// Xen as the hostile guest, the well-behaved one and the toolstack see it.
+/// The Xen interfaces of the hostile guest, the good guest and the toolstack.
 type Ends<'a> = (Arc<dyn Xen>, &'a Arc<dyn Xen>, Arc<dyn Xen>);
 
 impl Rig {
-    /// A simulated machine with the daemon `program`.
+    /// Creates a simulated machine, and starts the daemon `program`.
     ///
     /// # Errors
-    /// When something of it cannot be started.
+    /// When something cannot be started.
     pub fn simulated(program: &Path) -> Result<Rig> {
         let folder = tempfile::Builder::new().prefix("mqblk-loopback-").tempdir()?;
         let machine = Machine::start(folder.path())?;
@@ -110,10 +110,10 @@ impl Rig {
         )
     }
 
-    /// The Xen that this runs on, in its first domain, with the daemon `program`.
+    /// Starts the daemon `program` in the first domain of the Xen that this runs on.
     ///
     /// # Errors
-    /// When there is none, or something cannot be started.
+    /// When there is no Xen, or something cannot be started.
     pub fn real(program: &Path) -> Result<Rig> {
         let xen = mqblk_xen::connect_real()?;
         let folder = tempfile::Builder::new().prefix("mqblk-loopback-").tempdir()?;
@@ -140,7 +140,7 @@ impl Rig {
         }
         let daemon = Daemon::start(program, folder.path(), xen, &disks, foreign)?;
         let slowness = if machine.is_some() { 1 } else { SLOW_MACHINE };
-        let mut rig = Rig {
+        let mut fixture = Rig {
             neighbour: None,
             daemon: Some(daemon),
             front,
@@ -151,57 +151,57 @@ impl Rig {
             at_rest: None,
             slowness,
         };
-        let vbd = rig.vbd(GOOD_DISK, good.domain())?;
-        let neighbour = Neighbour::start(good, &*rig.tool, vbd);
-        rig.neighbour = Some(neighbour.with_context(|| rig.daemon_log())?);
-        // What is made once is made before anything is counted.
-        rig.attach(ANY, Shape::default())?.detach()?;
-        rig.at_rest = Some(rig.daemon()?.quiet_holds()?);
-        Ok(rig)
+        let vbd = fixture.vbd(GOOD_DISK, good.domain())?;
+        let neighbour = Neighbour::start(good, &*fixture.tool, vbd);
+        fixture.neighbour = Some(neighbour.with_context(|| fixture.daemon_log())?);
+        // A first device creates lazily allocated resources before they are counted.
+        fixture.attach(ANY, Shape::default())?.detach()?;
+        fixture.at_rest = Some(fixture.daemon()?.quiet_holds()?);
+        Ok(fixture)
     }
 
     fn daemon(&self) -> Result<&Daemon> {
         self.daemon.as_ref().context("the daemon has been stopped")
     }
 
-    /// The last lines of the daemon's log.
+    /// Returns the last lines of the daemon's log.
     pub fn daemon_log(&self) -> String {
         self.daemon.as_ref().map(Daemon::log).unwrap_or_default()
     }
 
-    /// The simulated machine; on a real one there is none.
+    /// Returns the simulated machine, if there is one.
     pub fn machine(&self) -> Option<&Machine> {
         self.machine.as_ref()
     }
 
-    /// From now on there are as few repetitions as on a slow machine.
+    /// Reduces repetitions to those of a slow machine.
     pub fn be_brief(&mut self) {
         self.slowness = SLOW_MACHINE;
     }
 
-    /// A number of repetitions that takes about as long here as `count` on a simulated machine.
+    /// Scales a number of repetitions to the speed of this machine.
     pub fn repeat(&self, count: u32) -> u32 {
         (count / self.slowness).max(3)
     }
 
-    /// All of a list of cases, or, where they take long, some of them.
+    /// Returns all cases, or every third on a slow machine.
     pub fn sample<'a, T>(&self, cases: &'a [T]) -> impl Iterator<Item = &'a T> + use<'a, T> {
         cases.iter().step_by(if self.slowness > 1 { 3 } else { 1 })
     }
 
-    /// A new device for a disk, and for a domain; not made yet.
+    /// Returns a new device for a disk and a domain, not created yet.
     ///
     /// # Errors
     /// When there were too many.
     pub fn vbd(&self, disk: Disk, front: DomainId) -> Result<Vbd> {
         let number = self.devices.get();
         self.devices.set(number + 1);
-        // Nobody else has such numbers.
+        // Numbers that no other device has.
         let devid = parse_vdev(&format!("d{}p0", 600 + number))?;
         Ok(Vbd::new(TYPE, front, devid, &format!("mqblk:{}", disk.id)))
     }
 
-    /// A device of the hostile domain that the toolstack has made; its back-end waits.
+    /// Creates a device of the hostile domain; its backend waits in InitWait.
     ///
     /// # Errors
     /// When it does not.
@@ -209,7 +209,7 @@ impl Rig {
         Guest::make(&self.front, &*self.tool, self.vbd(disk, self.front.domain())?)
     }
 
-    /// The same with changes.
+    /// Creates a device with changes.
     ///
     /// # Errors
     /// When it does not.
@@ -219,17 +219,17 @@ impl Rig {
         Guest::make(&self.front, &*self.tool, vbd)
     }
 
-    /// A device that is connected. Its frontend lets pages stay mapped only if the disk is there for that.
+    /// Creates and connects a device. Its frontend supports persistent grants only if the disk requires it.
     ///
     /// # Errors
     /// When it is not.
-    pub fn attach(&self, disk: Disk, shape: Shape) -> Result<Guest> {
+    pub fn attach(&self, disk: Disk, config: Shape) -> Result<Guest> {
         let mut guest = self.make(disk)?;
-        guest.connect(Shape { persistent: disk.persistent, ..shape })?;
+        guest.connect(Shape { persistent: disk.persistent, ..config })?;
         Ok(guest)
     }
 
-    /// The hostile domain anew, after its end.
+    /// Reconnects to the hostile domain after it was destroyed and created again.
     ///
     /// # Errors
     /// When the machine refuses.
@@ -242,7 +242,7 @@ impl Rig {
         self.folder.path().join(disk.id)
     }
 
-    /// What a disk holds.
+    /// Returns the content of a disk.
     ///
     /// # Errors
     /// When it has no file.
@@ -250,7 +250,7 @@ impl Rig {
         Ok(std::fs::read(self.image(disk))?)
     }
 
-    /// Puts something on a disk that nobody uses now.
+    /// Sets the content of a disk that is not in use.
     ///
     /// # Errors
     /// When it has no file.
@@ -258,7 +258,7 @@ impl Rig {
         Ok(File::options().write(true).open(self.image(disk))?.write_all_at(content, 0)?)
     }
 
-    /// That the good disk is served while something goes on.
+    /// Checks that the good disk is served.
     ///
     /// # Errors
     /// When it is not.
@@ -266,10 +266,10 @@ impl Rig {
         self.neighbour.as_mut().context("a neighbour")?.must_go_on()
     }
 
-    /// Waits until the daemon holds nothing of the hostile domain: all requests in flight have ended.
+    /// Waits until the daemon has no resources of the hostile domain: all its requests have completed.
     ///
     /// # Errors
-    /// When it goes on to hold something.
+    /// When it keeps some.
     pub fn comes_to_rest(&self) -> Result<()> {
         self.daemon()?.must_hold(self.at_rest.as_ref().context("a rig that is set up")?)?;
         for disk in self.daemon()?.stat()?.disks {
@@ -280,17 +280,17 @@ impl Rig {
         Ok(())
     }
 
-    /// What a disk's rings have done with their frontend's pages, since it was attached.
+    /// Returns the grant statistics of a disk since it was attached.
     ///
     /// # Errors
-    /// When the daemon does not say.
+    /// When the daemon does not report them.
     pub fn grants(&self, disk: Disk) -> Result<GrantStat> {
         let stat = self.daemon()?.stat()?;
         let found = stat.disks.into_iter().find(|found| found.id == disk.id).and_then(|found| found.grants);
         found.with_context(|| format!("nothing is said of the grants of {}", disk.id))
     }
 
-    /// Runs one scenario; then looks whether the daemon lives, the good disk is served, and nothing was left behind.
+    /// Runs one scenario, then checks that the daemon runs, the good disk is served, and no resources leaked.
     ///
     /// # Errors
     /// What was wrong.
@@ -308,7 +308,7 @@ impl Rig {
         self.must_be_clean()
     }
 
-    /// What the machine says of the hostile domain: nothing of it is in use.
+    /// Checks that nothing of the hostile domain is in use.
     fn must_be_clean(&self) -> Result<()> {
         let Some(machine) = &self.machine else { return Ok(()) };
         let found = machine.domain_stats(HOSTILE).context("the hostile domain")?;
@@ -316,7 +316,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Ends everything in good order; how many blocks of the good disk were verified.
+    /// Stops everything. Returns the number of verified blocks of the good disk.
     ///
     /// # Errors
     /// What was wrong.

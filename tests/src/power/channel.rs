@@ -1,4 +1,4 @@
-//! Between the engine and a disk: notes what passes in a log.
+//! A filter disk that records all requests in a log.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,11 +15,11 @@ struct LogChannel {
     inner: AnyChannel,
     log: Arc<PowerLog>,
     volume: usize,
-    /// Changes and flushes that the inner channel has or may have taken.
+    /// Writes and flushes in flight in the inner channel.
     under_way: Vec<(Tag, EventId)>,
 }
 
-/// `inner`, with all that reaches it noted as `volume` in the log.
+/// Wraps `inner` so that all writes and flushes are recorded as `volume` in the log.
 pub fn logged(inner: Arc<AnyDisk>, log: &Arc<PowerLog>, volume: usize) -> Arc<AnyDisk> {
     let log = Arc::clone(log);
     Arc::new(Overlay::over(inner, move |inner| -> AnyChannel {
@@ -28,7 +28,7 @@ pub fn logged(inner: Arc<AnyDisk>, log: &Arc<PowerLog>, volume: usize) -> Arc<An
 }
 
 impl LogChannel {
-    fn note(&mut self, lane: &Lane, request: &Request<Buffer>) {
+    fn note(&mut self, context: &Lane, request: &Request<Buffer>) {
         let (volume, at, len) = (self.volume, request.start.0, request.len.0);
         let id = match request.op {
             Op::Read => return,
@@ -36,7 +36,7 @@ impl LogChannel {
             Op::Write { fua } => {
                 let mut data = vec![0; len as usize];
                 let buffer = request.buffer.as_ref().expect("a write has data");
-                assert!(lane.buffers.copy_out(buffer, 0, &mut data), "a write's data is as long as its range");
+                assert!(context.buffers.copy_out(buffer, 0, &mut data), "a write's data is as long as its range");
                 self.log.write(volume, at, data, fua)
             }
             Op::Discard { .. } => self.log.zeroes(volume, at, len, false),
@@ -59,21 +59,22 @@ impl LogChannel {
 impl DiskChannel<Lane> for LogChannel {
     fn submit(
         &mut self,
-        lane: &mut Lane,
+        context: &mut Lane,
         batch: &mut Vec<Request<Buffer>>,
         finished: &mut Vec<Finished<Buffer>>,
     ) -> usize {
-        // One at a time: what is not taken is not noted.
+        // One at a time, so that only accepted requests are recorded.
         let (mut taken, before) = (0, finished.len());
         let mut one = Vec::with_capacity(1);
         while !batch.is_empty() {
             let request = batch.remove(0);
-            let noted = self.under_way.len();
-            self.note(lane, &request);
+            let recorded = self.under_way.len();
+            self.note(context, &request);
             one.push(request);
-            if self.inner.submit(lane, &mut one, finished) == 0 {
-                // It may be on the disk, for all that the log says, and is noted again when it is offered again.
-                self.under_way.truncate(noted);
+            if self.inner.submit(context, &mut one, finished) == 0 {
+                // The entry stays, without a completion: the write may or may not be on the disk. It is recorded again when it is
+                // resubmitted.
+                self.under_way.truncate(recorded);
                 batch.insert(0, one.remove(0));
                 break;
             }
@@ -83,16 +84,16 @@ impl DiskChannel<Lane> for LogChannel {
         taken
     }
 
-    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, context: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
         let before = finished.len();
-        let count = self.inner.reap(lane, finished);
+        let count = self.inner.reap(context, finished);
         self.answered(&finished[before..]);
         count
     }
 
-    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+    fn cancel(&mut self, context: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
         let before = finished.len();
-        self.inner.cancel(lane, tags, finished);
+        self.inner.cancel(context, tags, finished);
         self.answered(&finished[before..]);
     }
 
@@ -104,7 +105,7 @@ impl DiskChannel<Lane> for LogChannel {
         self.inner.deadline()
     }
 
-    fn close(&mut self, lane: &mut Lane) {
-        self.inner.close(lane);
+    fn close(&mut self, context: &mut Lane) {
+        self.inner.close(context);
     }
 }

@@ -1,28 +1,28 @@
-//! What a driver wrote, what it was promised, and whether an image keeps the promises.
+//! The writes of a driver, what their completions guarantee, and whether an image fulfils it.
 
 use std::collections::BTreeMap;
 
 use super::log::{Position, SECTOR};
 
-/// Names a write of a [`History`].
+/// Index of a write of a [`WriteHistory`].
 #[derive(Clone, Copy, Debug)]
 pub struct WriteId(usize);
 
 #[derive(Debug)]
 struct Written {
-    /// The sectors.
+    /// Its sectors.
     first: u64,
     count: u64,
-    /// What each of its sectors holds; 0 for zeroes.
+    /// Pattern of each of its sectors; 0 for zeroes.
     stamp: u64,
     sent: Position,
-    /// In the driver's own order of steps.
+    /// Completion, as a step of the driver.
     answered: Option<u64>,
-    /// From when on it must be there.
+    /// The position from which on it must be on the image.
     durable: Option<Position>,
 }
 
-/// A driver's writes. It must not have two of the same sector in flight at once.
+/// The writes of a driver. No two writes of the same sector may be in flight at once.
 #[derive(Debug, Default)]
 pub struct History {
     writes: Vec<Written>,
@@ -31,7 +31,7 @@ pub struct History {
 }
 
 impl History {
-    /// The bytes of a sector with this stamp: its number and the stamp, over and over.
+    /// Returns the bytes of a sector with this stamp: its number and the stamp, repeated.
     pub fn content(sector: u64, stamp: u64) -> Vec<u8> {
         if stamp == 0 {
             return vec![0; SECTOR];
@@ -39,7 +39,7 @@ impl History {
         [sector.to_le_bytes(), stamp.to_le_bytes()].concat().repeat(SECTOR / 16)
     }
 
-    /// A write is about to be sent. `stamp` is another for each, and 0 for zeroes.
+    /// Records a write before it is sent. `stamp` is unique, and 0 for zeroes.
     pub fn send(&mut self, first: u64, count: u64, stamp: u64, now: Position) -> WriteId {
         self.writes.push(Written { first, count, stamp, sent: now, answered: None, durable: None });
         let id = self.writes.len() - 1;
@@ -49,7 +49,7 @@ impl History {
         WriteId(id)
     }
 
-    /// A write was answered well; `durable` when that promises that it is kept.
+    /// Records a successful write; `durable` if its completion guarantees durability.
     pub fn answered(&mut self, WriteId(id): WriteId, durable: bool, now: Position) {
         self.step += 1;
         self.writes[id].answered = Some(self.step);
@@ -58,12 +58,12 @@ impl History {
         }
     }
 
-    /// A flush is about to be sent: what it promises.
+    /// Records a flush before it is sent. Returns its token for [`complete_flush`](Self::complete_flush).
     pub fn flush(&self) -> u64 {
         self.step
     }
 
-    /// A flush was answered well.
+    /// Records a successful flush.
     pub fn flushed(&mut self, promise: u64, now: Position) {
         for write in &mut self.writes {
             if write.durable.is_none() && write.answered.is_some_and(|step| step <= promise) {
@@ -72,8 +72,8 @@ impl History {
         }
     }
 
-    /// Sectors of an image after a cut that hold what they must not: older than promised, newer than sent, or what was never
-    /// written there. At first all sectors are zero.
+    /// Returns the sectors of an image after a cut with wrong content: older than guaranteed, newer than sent, or never written there.
+    /// Initially all sectors are zero.
     pub fn faults(&self, image: &[u8], cut: Position) -> Vec<String> {
         let mut faults = vec![];
         for (&sector, ids) in &self.sectors {
@@ -100,7 +100,7 @@ impl History {
         faults
     }
 
-    /// How many writes are promised to be on an image after the cut.
+    /// Returns the number of writes that must be on an image after the cut.
     pub fn promised(&self, cut: Position) -> usize {
         self.writes.iter().filter(|write| write.durable.is_some_and(|from| from <= cut)).count()
     }

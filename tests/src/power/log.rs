@@ -1,28 +1,28 @@
-//! What reached storage, in order, and what is left of it after a cut.
+//! What reached storage, in order, and what remains of it after a power cut.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-/// What a disk writes whole or not at all, in bytes.
+/// Bytes that a disk writes atomically.
 pub const SECTOR: usize = 512;
 
-/// A moment: the number of events before it.
+/// A position in the log: the number of events before it.
 pub type Position = usize;
 
-/// How the disk that is cut keeps its promises. The dishonest ones show that the judges can see a loss.
+/// How the disk keeps its guarantees. The faulty models show that the tests detect a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
-    /// What a flush or a durable write covers is kept.
+    /// Flushes and durable writes are effective.
     Honest,
-    /// Flushes that are answered at or after this position do nothing.
+    /// Flushes that complete at or after this position do nothing.
     IgnoresFlushFrom(Position),
-    /// Durable writes are like all others.
+    /// Durable writes are like other writes.
     IgnoresDurable,
 }
 
-/// Names an event whose answer is still to come.
+/// Identifies an event that has not completed.
 #[derive(Clone, Copy, Debug)]
 pub struct EventId(Position);
 
@@ -31,7 +31,7 @@ enum Event {
     Write {
         volume: usize,
         at: usize,
-        /// All zeroes when the data is `None`.
+        /// All zeroes if the data is `None`.
         len: usize,
         data: Option<Vec<u8>>,
         durable: bool,
@@ -45,7 +45,7 @@ enum Event {
     Mark(String),
 }
 
-/// What has reached the volumes, in order.
+/// The requests that reached the volumes, in order.
 #[derive(Debug, Default)]
 pub struct PowerLog {
     events: Mutex<Vec<Event>>,
@@ -62,28 +62,28 @@ impl PowerLog {
         EventId(events.len() - 1)
     }
 
-    /// The moment that is now.
+    /// Returns the current position.
     pub fn position(&self) -> Position {
         self.events().len()
     }
 
-    /// A write has reached the volume; `durable` when its answer promises that it is kept.
+    /// Records a write; `durable` if its completion guarantees durability.
     pub fn write(&self, volume: usize, at: u64, data: Vec<u8>, durable: bool) -> EventId {
         let (at, len) = (at as usize, data.len());
         self.push(Event::Write { volume, at, len, data: Some(data), durable, answered: None })
     }
 
-    /// Zeroes, or a discard, have reached the volume.
+    /// Records a write of zeroes or a discard.
     pub fn zeroes(&self, volume: usize, at: u64, len: u64, durable: bool) -> EventId {
         self.push(Event::Write { volume, at: at as usize, len: len as usize, data: None, durable, answered: None })
     }
 
-    /// A flush has reached the volume.
+    /// Records a flush.
     pub fn flush(&self, volume: usize) -> EventId {
         self.push(Event::Flush { volume, answered: None })
     }
 
-    /// A write or flush is about to be answered well.
+    /// Records the successful completion of a write or flush, before it is reported.
     pub fn answer(&self, id: EventId) {
         let mut events = self.events();
         let now = events.len();
@@ -94,12 +94,12 @@ impl PowerLog {
         }
     }
 
-    /// Notes a text, such as what a guest has acknowledged.
+    /// Records a text, for example what a guest has acknowledged.
     pub fn mark(&self, text: &str) {
         self.push(Event::Mark(text.to_owned()));
     }
 
-    /// All marks with the positions from which on they are in the log.
+    /// Returns all marks with their positions.
     pub fn marks(&self) -> Vec<(Position, String)> {
         let events = self.events();
         let marks = events.iter().enumerate();
@@ -108,7 +108,7 @@ impl PowerLog {
             .collect()
     }
 
-    /// Writes, durable writes and flushes of a volume.
+    /// Returns the number of writes, durable writes and flushes of a volume.
     pub fn counts(&self, of: usize) -> (usize, usize, usize) {
         self.events().iter().fold((0, 0, 0), |(writes, durables, flushes), event| match event {
             Event::Write { volume, durable, .. } if *volume == of => {
@@ -119,19 +119,19 @@ impl PowerLog {
         })
     }
 
-    /// An image of `size` bytes that a volume, all zeroes at first, may hold after a cut at a position.
+    /// Returns an image of `size` bytes that a volume, initially all zeroes, may hold after a cut at a position.
     pub fn cut(&self, volume: usize, size: usize, at: Position, cache: Cache, seed: u64) -> Vec<u8> {
         let mut image = vec![0; size];
         let events = self.events();
         let events = &events[..at];
-        // The last flush that was answered by then: it covers what was answered before it came.
+        // The last flush that completed by then: it covers what had completed before it was sent.
         let by = if let Cache::IgnoresFlushFrom(from) = cache { at.min(from) } else { at };
         let flushed = events.iter().rposition(
             |event| matches!(event, Event::Flush { volume: of, answered: Some(end) } if *of == volume && *end < by),
         );
         let flushed = flushed.unwrap_or(0);
         let mut random = SmallRng::seed_from_u64(seed);
-        // Of some cuts nothing volatile is left, of some all.
+        // Some cuts lose all volatile writes, some lose none.
         let survive = [0.0, 0.1, 0.5, 0.9, 1.0][random.random_range(0..5)];
         for event in events {
             let Event::Write { volume: of, at: start, len, data, durable, answered } = event else { continue };
@@ -165,7 +165,7 @@ impl PowerLog {
 mod tests {
     use super::*;
 
-    /// Which of the writes are on some image, and which on all, of many cuts at the end.
+    /// Returns which of the writes are on some image, and which on all, of many cuts at the end.
     fn fates(log: &PowerLog, cache: Cache) -> (Vec<bool>, Vec<bool>) {
         let (mut some, mut all) = (vec![false; 4], vec![true; 4]);
         for seed in 0..200 {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_covers_what_was_answered_before_it_came() {
+    fn a_flush_covers_writes_completed_before_it_was_sent() {
         let log = PowerLog::default();
         let write = |at: u64, durable| log.write(0, at * SECTOR as u64, vec![at as u8 + 1; SECTOR], durable);
         log.answer(write(0, false));
@@ -191,7 +191,7 @@ mod tests {
         log.answer(flush);
         log.answer(write(2, true));
         log.answer(write(3, false));
-        // A flush of another volume, and one that is not answered, promise nothing.
+        // A flush of another volume, and one that has not completed, guarantee nothing.
         let other = log.flush(1);
         log.answer(other);
         log.flush(0);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_durable_write_promises_nothing_before_its_answer() {
+    fn a_durable_write_guarantees_nothing_before_its_completion() {
         let log = PowerLog::default();
         let id = log.write(0, 0, vec![1; SECTOR], true);
         assert!(!fates(&log, Cache::Honest).1[0]);

@@ -1,6 +1,6 @@
-//! A file system in user space whose files are disks: what a daemon asks of the kernel comes here and is noted in a log.
+//! A FUSE file system whose files are disks: it records the writes and flushes of a daemon in a log.
 //!
-//! `RWF_DSYNC` arrives as a flag of the write, `fdatasync` as a request of its own. Needs root and /dev/fuse.
+//! `RWF_DSYNC` arrives as a flag of the write, `fdatasync` as a request. Needs root and /dev/fuse.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -18,22 +18,22 @@ use tempfile::TempDir;
 
 use super::log::{PowerLog, SECTOR};
 
-/// Constant answers may be kept for as long.
+/// Validity of replies that never change.
 const FOREVER: Duration = Duration::from_secs(3600);
-/// The first volume's inode: 1 is the folder.
+/// Inode of the first volume: 1 is the directory.
 const FIRST: u64 = 2;
 const O_DSYNC: i32 = 0o10000;
 const ENOTCONN: i32 = 107;
 const PUNCH_HOLE: i32 = 2;
 const ZERO_RANGE: i32 = 0x10;
 
-/// How the mounted folders' names begin.
+/// Prefix of the mount points' names.
 const PREFIX: &str = "mqblk-power-";
 
-/// A mounted folder of disks; unmounted when dropped.
+/// A mounted directory of disks; unmounted when dropped.
 #[derive(Debug)]
 pub struct PowerMount {
-    // Before its folder is removed.
+    // Dropped before the directory is removed.
     session: Option<BackgroundSession>,
     folder: TempDir,
     gate: Arc<Gate>,
@@ -42,14 +42,14 @@ pub struct PowerMount {
 struct Disks {
     volumes: Arc<Volumes>,
     gate: Arc<Gate>,
-    /// Direct transfers go on when whoever asked for them has gone, as those of a block device do.
+    /// Direct I/O continues after the death of the process that requested it, like that of a block device.
     outlives: bool,
 }
 
 struct Volumes {
     log: Arc<PowerLog>,
     disks: Vec<(String, Mutex<Vec<u8>>)>,
-    /// Writes to this one are marks.
+    /// Writes to this volume are recorded as marks.
     marks: usize,
 }
 
@@ -76,7 +76,7 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something now, or when what is held is let go.
+    /// Runs `work` now, or when held requests are released.
     fn pass(&self, work: impl FnOnce() + Send + 'static) {
         let mut state = self.lock();
         if state.shut {
@@ -88,8 +88,8 @@ impl Gate {
 }
 
 impl PowerMount {
-    /// Mounts disks of these names and sizes, all zeroes. The last of them is for marks: each write to it is noted as the text up
-    /// to its first line end, and kept nowhere.
+    /// Mounts disks of these names and sizes, all zeroes. The last one is for marks: each write to it is recorded as the text up to its
+    /// first line end, and not stored.
     ///
     /// # Errors
     /// When the system refuses: it needs root and /dev/fuse.
@@ -97,8 +97,8 @@ impl PowerMount {
         PowerMount::mount(log, disks, false)
     }
 
-    /// The same, of disks whose direct transfers go on when the process that asked for them was killed, as those of a block device
-    /// do, and can be [held](Self::hold).
+    /// Mounts disks whose direct I/O continues after the process that requested it was killed, like that of a block device, and can be
+    /// [held](Self::hold).
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -119,52 +119,52 @@ impl PowerMount {
         Ok(PowerMount { session: Some(session.spawn()?), folder, gate })
     }
 
-    /// The file of a disk.
+    /// Returns the file of a disk.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Reads and writes that come from here on are held back, without effect.
+    /// Holds reads and writes that arrive from now on, without effect.
     pub fn hold(&self) {
         self.gate.lock().shut = true;
     }
 
-    /// Those that come from here on are not; what is held stays so.
+    /// Executes those that arrive from now on. Held ones stay held.
     pub fn let_others_pass(&self) {
         self.gate.lock().shut = false;
     }
 
-    /// Reads and writes that are held.
+    /// Returns the number of held reads and writes.
     pub fn held(&self) -> usize {
         self.gate.lock().held.len()
     }
 
-    /// They take effect, and end.
+    /// Executes and completes the held reads and writes.
     pub fn let_go(&self) {
         let held = std::mem::take(&mut self.gate.lock().held);
         held.into_iter().for_each(|work| work());
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 }
 
-/// Unmounts what test runs that were killed have left mounted.
+/// Unmounts what killed test runs have left.
 fn remove_dead_mounts() {
     let base = std::env::temp_dir();
     for entry in std::fs::read_dir(&base).into_iter().flatten().flatten() {
         if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
             continue;
         }
-        // The kernel's answer for a file system in user space whose process has ended; that of another run answers well.
+        // ENOTCONN: the process of the FUSE file system has ended. Mounts of running tests return no error.
         let folder = entry.path();
         let dead = std::fs::metadata(&folder).is_err_and(|error| error.raw_os_error() == Some(ENOTCONN));
         if dead && Command::new("umount").arg("--lazy").arg(&folder).status().is_ok_and(|status| status.success()) {
-            // An empty folder of a dead run hurts nobody.
+            // A leftover empty directory does no harm.
             let _ = std::fs::remove_dir(&folder);
         }
     }
@@ -174,7 +174,7 @@ impl Drop for PowerMount {
     fn drop(&mut self) {
         self.let_others_pass();
         self.let_go();
-        // What stays mounted in spite of this is unmounted by the next run.
+        // The next run unmounts what stays mounted.
         let _ = self.session.take().map(BackgroundSession::umount_and_join);
     }
 }
@@ -235,7 +235,7 @@ impl Volumes {
             return reply.error(Errno::EINVAL);
         };
         target.copy_from_slice(&data);
-        // In the log in the order in which the bytes change.
+        // Recorded in the order in which the bytes change.
         let id = self.log.write(index, offset, data, durable);
         drop(bytes);
         self.log.answer(id);
@@ -335,7 +335,7 @@ impl Filesystem for Disks {
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        // Closing a file descriptor promises nothing.
+        // close() guarantees nothing.
         reply.ok();
     }
 }

@@ -1,4 +1,4 @@
-//! The back-end under test.
+//! The backend under test.
 
 use anyhow::{Context, Result, bail};
 
@@ -13,12 +13,12 @@ use crate::guest::Shell;
 pub enum Server {
     /// Our own `mqblk serve` in dom0.
     Mqblk,
-    /// The kernel's xen-blkback, to prove the tests themselves. It knows no options of ours.
+    /// The kernel's xen-blkback, to validate the tests. It ignores the options of our daemon.
     Kernel,
 }
 
 impl Server {
-    /// The one named by `MQBLK_TEST_XEN_SERVER` (`mqblk` or `kernel`), else ours.
+    /// Returns the one named by `MQBLK_TEST_XEN_SERVER` (`mqblk` or `kernel`), else ours.
     ///
     /// # Errors
     /// A bad value of the variable.
@@ -30,7 +30,7 @@ impl Server {
         }
     }
 
-    /// A host whose dom0 has what this server needs.
+    /// Boots a host whose dom0 has what this backend needs.
     ///
     /// # Errors
     /// As [`XenHostBuilder::boot`].
@@ -42,7 +42,7 @@ impl Server {
     }
 }
 
-/// A disk that a [`Backend`] is to serve: a loop device over an image in dom0.
+/// Configuration of a disk that a [`XenBackend`] serves: a loop device over an image in dom0.
 #[derive(Debug, Clone)]
 pub struct BackendDisk {
     id: String,
@@ -51,7 +51,7 @@ pub struct BackendDisk {
 }
 
 impl BackendDisk {
-    /// A disk of this image; `options` are further `key=value` of `mqblk serve --disk`, parted by commas.
+    /// Configures a disk with this image; `options` are further keys of `mqblk serve --disk`, separated by commas.
     #[must_use]
     pub fn new(id: &str, image: &Image, options: &str) -> Self {
         Self { id: id.to_owned(), image: image.clone(), options: options.to_owned() }
@@ -67,7 +67,7 @@ impl BackendDisk {
     }
 }
 
-/// A running back-end with its disks.
+/// A running backend with its disks.
 #[derive(Debug)]
 pub struct Backend {
     disks: Vec<BackendDisk>,
@@ -75,10 +75,10 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Starts the server with these disks; guests get them by [`Backend::attach`].
+    /// Starts the backend with these disks; [`XenBackend::attach`] gives them to guests.
     ///
     /// # Errors
-    /// As [`Mqblk::serve`].
+    /// As [`Dom0Daemon::serve`].
     pub fn start(server: Server, host: &mut XenHost, disks: &[BackendDisk]) -> Result<Self> {
         let mqblk = match server {
             Server::Mqblk => {
@@ -90,7 +90,7 @@ impl Backend {
         Ok(Self { disks: disks.to_vec(), mqblk })
     }
 
-    /// Our daemon, when it is the one that is tested.
+    /// Returns our daemon, if it is the one under test.
     #[must_use]
     pub fn mqblk(&self) -> Option<&Mqblk> {
         self.mqblk.as_ref()
@@ -100,10 +100,10 @@ impl Backend {
         self.disks.iter().find(|disk| disk.id == id).with_context(|| format!("no disk '{id}' is served"))
     }
 
-    /// Gives a guest the disk `id` by the name `name`, and waits until its driver shows it.
+    /// Attaches the disk `id` to a guest as `name`, and waits until its driver has it.
     ///
     /// # Errors
-    /// The toolstack's, or a disk that does not come.
+    /// The toolstack's, or a disk that does not appear.
     pub fn attach(&self, host: &mut XenHost, domain: &mut Domain, name: &str, id: &str) -> Result<()> {
         match &self.mqblk {
             Some(mqblk) => mqblk.attach(host, domain, name, &format!("mqblk:{id}"), "")?,
@@ -112,10 +112,10 @@ impl Backend {
         domain.wait_disk(name)
     }
 
-    /// [`Backend::attach`], but the guest may only read.
+    /// Attaches a disk as [`XenBackend::attach`] does, read-only.
     ///
     /// # Errors
-    /// As [`Backend::attach`].
+    /// As [`XenBackend::attach`].
     pub fn attach_readonly(&self, host: &mut XenHost, domain: &mut Domain, name: &str, id: &str) -> Result<()> {
         match &self.mqblk {
             Some(mqblk) => mqblk.attach(host, domain, name, &format!("mqblk:{id}"), "--readonly")?,
@@ -124,7 +124,7 @@ impl Backend {
         domain.wait_disk(name)
     }
 
-    /// Takes a disk from a guest and waits until its driver has let go of it.
+    /// Detaches a disk from a guest and waits until its driver has released it.
     ///
     /// # Errors
     /// The toolstack's, or a disk that stays.
@@ -136,24 +136,24 @@ impl Backend {
         domain.wait_no_disk(name)
     }
 
-    /// Tells the guest that the disk's device has another size.
+    /// Reports the new size of the disk's device to the guest.
     ///
     /// # Errors
     /// The command's.
     pub fn resized(&self, host: &mut XenHost, domain: &mut Domain, name: &str) -> Result<()> {
         match &self.mqblk {
             Some(mqblk) => mqblk.resize(host, domain, name, ""),
-            // xen-blkback looks at the size whenever it looks at a ring.
+            // xen-blkback checks the size whenever it processes a ring.
             None => {
                 domain.must(&format!("dd if=/dev/{name} of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null")).map(drop)
             }
         }
     }
 
-    /// Ends the server, which must go well.
+    /// Stops the backend, which must succeed.
     ///
     /// # Errors
-    /// As [`Mqblk::stop`].
+    /// As [`Dom0Daemon::stop`].
     pub fn stop(self, host: &mut XenHost) -> Result<()> {
         match self.mqblk {
             Some(mqblk) => mqblk.stop(host),

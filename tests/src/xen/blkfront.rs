@@ -1,4 +1,4 @@
-//! What a PV guest's block driver is told, and what it shows.
+//! Parameters and sysfs attributes of a PV guest's block driver.
 
 use std::time::Duration;
 
@@ -7,40 +7,40 @@ use anyhow::{Context, Result, ensure};
 use super::domain::Domain;
 use crate::guest::Shell;
 
-/// For a disk to appear, change or vanish.
+/// Timeout for a disk to appear, change or disappear.
 const WITHIN: Duration = Duration::from_secs(60);
 
 /// Parameters of the module xen-blkfront.
 #[derive(Debug, Clone, Copy)]
 pub struct Blkfront {
-    /// The most queues of a disk; the driver takes no more than its CPUs.
+    /// Most queues of a disk; the driver uses at most one per CPU.
     pub max_queues: u16,
     /// log2 of the most pages of a ring.
     pub max_ring_page_order: u8,
-    /// The most segments of an indirect request.
+    /// Most segments of an indirect request.
     pub max_indirect_segments: u16,
-    /// Whether it offers to keep its grants.
+    /// Offers persistent grants.
     pub persistent: bool,
 }
 
 impl Default for Blkfront {
-    /// The module's own.
+    /// The module's defaults.
     fn default() -> Self {
         Self { max_queues: 4, max_ring_page_order: 0, max_indirect_segments: 32, persistent: true }
     }
 }
 
-/// A hardware queue of a disk, by /sys/block/DISK/mq.
+/// A hardware queue of a disk, from /sys/block/DISK/mq.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HardwareQueue {
-    /// The CPUs that use it.
+    /// The CPUs that submit to it.
     pub cpus: Vec<u16>,
-    /// Its tags: the requests in flight at most.
+    /// Number of tags: most requests in flight.
     pub tags: u32,
 }
 
 impl Domain {
-    /// Loads the block driver with these parameters; there must be no disk in use.
+    /// Loads the block driver with these parameters. No disk may be in use.
     ///
     /// # Errors
     /// insmod's.
@@ -55,19 +55,19 @@ impl Domain {
         .map(drop)
     }
 
-    /// Takes the block driver out, if it is there; there must be no disk in use.
+    /// Unloads the block driver, if it is loaded. No disk may be in use.
     ///
     /// # Errors
-    /// When somebody keeps it in use.
+    /// When it stays in use.
     pub fn unload_blkfront(&mut self) -> Result<()> {
-        // A disk that has gone from /sys may have somebody at its node still.
+        // A process may still have the node of a removed disk open.
         self.wait("! [ -d /sys/module/xen_blkfront ] || rmmod xen_blkfront", "xen_blkfront stays")
     }
 
-    /// Waits until a disk is there and can be read.
+    /// Waits until a disk exists and can be read.
     ///
     /// # Errors
-    /// When it does not come, with what the kernel's log says.
+    /// When it does not appear, with the kernel's log.
     pub fn wait_disk(&mut self, disk: &str) -> Result<()> {
         self.wait(&format!("[ -b /dev/{disk} ] && [ $(cat /sys/block/{disk}/size) -gt 0 ]"), &format!("no {disk}"))
     }
@@ -80,7 +80,7 @@ impl Domain {
         self.wait(&format!("! [ -e /sys/block/{disk} ]"), &format!("{disk} is still there"))
     }
 
-    /// Waits until a disk has this many units of 512 bytes.
+    /// Waits until a disk has this size in units of 512 bytes.
     ///
     /// # Errors
     /// When it does not.
@@ -97,7 +97,7 @@ impl Domain {
         self.must_within(&script, WITHIN).map(drop).with_context(|| otherwise.to_owned())
     }
 
-    /// The hardware queues of a disk.
+    /// Returns the hardware queues of a disk.
     ///
     /// # Errors
     /// When sysfs has none.
@@ -118,7 +118,7 @@ impl Domain {
         Ok(queues)
     }
 
-    /// A value of /sys/block/DISK/queue.
+    /// Returns a value of /sys/block/DISK/queue.
     ///
     /// # Errors
     /// As [`Shell::must`].
@@ -126,7 +126,7 @@ impl Domain {
         self.must(&format!("cat /sys/block/{disk}/queue/{name}"))
     }
 
-    /// The disk's `stat` (Documentation/block/stat.rst).
+    /// Returns the disk's `stat` (Documentation/block/stat.rst).
     ///
     /// # Errors
     /// As [`Shell::must`], and when it has fewer fields than that document.

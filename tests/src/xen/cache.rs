@@ -1,4 +1,4 @@
-//! What `tests/xen/prepare.sh` left to boot.
+//! The boot files that `tests/xen/prepare.sh` has prepared.
 
 use std::path::PathBuf;
 
@@ -9,17 +9,17 @@ use crate::guest::cache::repository;
 /// The manifest's first line; `prepare.sh` writes the same.
 const FORMAT: &str = "mqblk-xen 1";
 
-/// The folder with the hypervisor, dom0's kernel and dom0's initramfs.
+/// The directory with the hypervisor, dom0's kernel and dom0's initramfs.
 #[derive(Debug, Clone)]
 pub struct Cache {
     folder: PathBuf,
 }
 
 impl Cache {
-    /// The folder named by `MQBLK_XEN_CACHE`, else `.cache/xen` in the repository.
+    /// Opens the directory named by `MQBLK_XEN_CACHE`, else `.cache/xen` in the repository.
     ///
     /// # Errors
-    /// When the folder was not prepared, or by another version of the script.
+    /// When the directory is missing, or was prepared by another version of the script.
     pub fn open() -> Result<Self> {
         let folder = match std::env::var_os("MQBLK_XEN_CACHE") {
             Some(folder) => PathBuf::from(folder),
@@ -42,19 +42,19 @@ impl Cache {
         Ok(cache)
     }
 
-    /// The hypervisor, a multiboot ELF file.
+    /// Returns the hypervisor, a multiboot ELF file.
     #[must_use]
     pub fn hypervisor(&self) -> PathBuf {
         self.folder.join("xen")
     }
 
-    /// dom0's uncompressed kernel.
+    /// Returns dom0's uncompressed kernel.
     #[must_use]
     pub fn kernel(&self) -> PathBuf {
         self.folder.join("vmlinux")
     }
 
-    /// dom0's uncompressed cpio archive: the toolstack, the agent, and the PV guest's kernel and initramfs.
+    /// Returns dom0's uncompressed cpio archive: the toolstack, the agent, and the PV guest's kernel and initramfs.
     #[must_use]
     pub fn initramfs(&self) -> PathBuf {
         self.folder.join("dom0.cpio")

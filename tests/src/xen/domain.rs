@@ -9,14 +9,14 @@ use super::host::{Machine, XenHost, port};
 use crate::guest::agent::Agent;
 use crate::guest::{Answer, PATIENCE, Shell};
 
-/// From the toolstack's start of it to the agent's first line; on an idle machine 4 seconds.
+/// Timeout from xl to the agent's first line; an idle machine needs 4 seconds.
 const BOOT_WITHIN: Duration = Duration::from_secs(120);
 
-/// Kernel parameters; the last line only makes an emulated boot quicker.
+/// Kernel parameters; the last line only makes an emulated boot faster.
 const KERNEL_PARAMETERS: &str = "console=hvc0 quiet panic=0 \
      mitigations=off nokaslr cryptomgr.notests random.trust_cpu=on";
 
-/// How a PV guest is to be made.
+/// Configuration of a PV guest.
 #[derive(Debug, Clone)]
 pub struct DomainConfig {
     name: String,
@@ -25,27 +25,27 @@ pub struct DomainConfig {
 }
 
 impl DomainConfig {
-    /// A guest with 2 CPUs and 256 MiB.
+    /// Configures a guest with 2 CPUs and 256 MiB.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self { name: name.to_owned(), vcpus: 2, memory_mib: 256 }
     }
 
-    /// The number of virtual CPUs.
+    /// Sets the number of virtual CPUs.
     #[must_use]
     pub fn vcpus(mut self, count: u16) -> Self {
         self.vcpus = count;
         self
     }
 
-    /// Its memory in MiB.
+    /// Sets its memory in MiB.
     #[must_use]
     pub fn memory_mib(mut self, mib: u32) -> Self {
         self.memory_mib = mib;
         self
     }
 
-    /// xl's configuration (xl.cfg(5)). A guest that reboots is made anew by xl, with a new domain id.
+    /// Returns xl's configuration (xl.cfg(5)). When the guest reboots, xl creates it again, with a new domain id.
     fn text(&self) -> String {
         format!(
             "name = \"{}\"\ntype = \"pv\"\nkernel = \"/guest/vmlinux\"\nramdisk = \"/guest/initramfs.cpio\"\n\
@@ -56,7 +56,7 @@ impl DomainConfig {
     }
 }
 
-/// A running PV guest, obeying on its console. It ends with its host.
+/// A running PV guest with an agent on its console. It ends with its host.
 #[derive(Debug)]
 pub struct Domain {
     name: String,
@@ -67,7 +67,7 @@ pub struct Domain {
 }
 
 impl Domain {
-    /// Has the toolstack make the guest, and waits until its agent is ready.
+    /// Creates the guest through the toolstack, and waits until its agent is ready.
     ///
     /// # Errors
     /// xl's, or a guest that does not come up in time.
@@ -80,7 +80,7 @@ impl Domain {
         Self::join(host, name)
     }
 
-    /// Waits for the guest of that name to be there, and for its agent.
+    /// Waits for the guest of that name, and for its agent.
     fn join(host: &mut XenHost, name: &str) -> Result<Self> {
         let find = format!("for i in $(seq 600); do xl domid {name} 2>/dev/null && exit 0; sleep 0.1; done; exit 1");
         let id = host.must(&find).with_context(|| format!("no domain '{name}'"))?.parse()?;
@@ -95,20 +95,20 @@ impl Domain {
         Ok(Self { name: name.to_owned(), id, agent, machine, _slot: slot })
     }
 
-    /// Its domain id.
+    /// Returns its domain id.
     #[must_use]
     pub fn id(&self) -> u16 {
         self.id
     }
 
-    /// Its name.
+    /// Returns its name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What its kernel's log has of a disk driver's complaints: lines with `blkfront`, `vbd` or a disk's name that are errors
-    /// or warnings by their level, and every line that reports an I/O error.
+    /// Returns the block driver's warnings and errors in the kernel's log: lines with `blkfront`, `vbd` or a disk's name at level warning
+    /// or worse, and every line that reports an I/O error.
     ///
     /// # Errors
     /// As [`Shell::must`].
@@ -121,10 +121,10 @@ impl Domain {
         )
     }
 
-    /// That its disk driver has complained of nothing.
+    /// Checks that the block driver has logged no warning or error.
     ///
     /// # Errors
-    /// With the complaints.
+    /// The log lines.
     pub fn must_be_content(&mut self) -> Result<()> {
         let complaints = self.complaints()?;
         ensure!(complaints.is_empty(), "the guest '{}' complains:\n{complaints}", self.name);
@@ -140,11 +140,10 @@ impl Domain {
         self.wait_gone(host)
     }
 
-    /// Has the guest reboot: its domain goes, and xl makes another one of the same name. The disks that xl knows of come back,
-    /// others do not.
+    /// Reboots the guest: xl replaces its domain with one of the same name. Only disks that were attached through xl are attached again.
     ///
     /// # Errors
-    /// When the domain stays, or no other one comes.
+    /// When the domain stays, or no new one appears.
     pub fn reboot(mut self, host: &mut XenHost) -> Result<Domain> {
         self.agent.send("sync; reboot -f", PATIENCE)?;
         let name = self.name.clone();
@@ -152,7 +151,7 @@ impl Domain {
         Self::join(host, &name)
     }
 
-    /// Destroys the domain at once: its CPUs stop, and its memory is taken when the last grant of it is let go.
+    /// Destroys the domain: its CPUs stop at once, and its memory is freed when its last grant is unmapped.
     ///
     /// # Errors
     /// xl's.

@@ -1,4 +1,4 @@
-//! Counting from outside what a back-end does: calls of dom0's kernel functions, and events.
+//! Counters of what a backend does, from outside: calls of dom0's kernel functions, and events.
 
 use std::collections::BTreeMap;
 
@@ -9,21 +9,21 @@ use crate::guest::Shell;
 
 const TRACING: &str = "/sys/kernel/tracing";
 
-/// A function of dom0's kernel whose calls are to be counted.
+/// A function of dom0's kernel whose calls are counted.
 #[derive(Debug, Clone, Copy)]
 pub struct Probe {
     /// The function.
     pub function: &'static str,
-    /// Where the function gets a number that is to be summed up, as kprobes call it: `%cx:u32` for a fourth parameter.
+    /// Argument of the function that is summed up, in kprobe syntax: `%cx:u32` is a fourth argument.
     pub summed: Option<&'static str>,
 }
 
-/// What a probe has counted.
+/// Counts of a probe.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Calls {
-    /// How often the function was called.
+    /// Number of calls.
     pub calls: u64,
-    /// The sum of the number it was called with; 0 where none is summed.
+    /// Sum of the argument; 0 if none is summed.
     pub sum: u64,
 }
 
@@ -34,8 +34,7 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// Begins to count the calls of these functions. One that the kernel does not have now is counted as never called: its
-    /// module is not loaded.
+    /// Starts counting the calls of these functions. A function that the kernel lacks counts as never called: its module is not loaded.
     ///
     /// # Errors
     /// When the kernel refuses a probe of a function that it has.
@@ -59,14 +58,14 @@ impl Probes {
         Ok(Self { probes: probes.to_vec() })
     }
 
-    /// What each function was called so far.
+    /// Returns the counts of each function so far.
     ///
     /// # Errors
-    /// When the kernel does not say.
+    /// When the kernel does not provide them.
     pub fn counts(&self, host: &mut XenHost) -> Result<BTreeMap<&'static str, Calls>> {
         let mut counts = BTreeMap::new();
         for Probe { function, .. } in &self.probes {
-            // { common_cpu: 0 } hitcount: 12 number: 34
+            // A line of the histogram: { common_cpu: 0 } hitcount: 12 number: 34
             let script = format!(
                 "cd {TRACING}/events/kprobes/{function} 2>/dev/null || {{ echo 0 0; exit 0; }}
                  awk '/hitcount:/ {{ for (i = 1; i < NF; i++) {{
@@ -80,7 +79,7 @@ impl Probes {
         Ok(counts)
     }
 
-    /// Ends it.
+    /// Removes the probes.
     ///
     /// # Errors
     /// The kernel's.
@@ -99,8 +98,7 @@ impl Probes {
     }
 }
 
-/// Interrupts that a machine has taken, over its CPUs, of those whose line in /proc/interrupts contains `name`; each line one
-/// number.
+/// Returns the counts, over all CPUs, of the lines in /proc/interrupts that contain `name`.
 ///
 /// # Errors
 /// As [`Shell::must`].

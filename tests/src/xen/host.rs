@@ -18,31 +18,30 @@ use crate::guest::process::{Process, limited_command};
 use crate::guest::queue_log::without_colours;
 use crate::guest::{Answer, Shell};
 
-/// From QEMU's start to the agent's first line; an idle machine needs 6 seconds for it.
+/// Timeout from QEMU's start to the agent's first line; an idle machine needs 6 seconds.
 const BOOT_WITHIN: Duration = Duration::from_secs(120);
 
-/// For QEMU to open its sockets, and to end after dom0 has powered off.
+/// Timeout for QEMU to open its sockets, and to end after dom0 has powered off.
 const QEMU_WITHIN: Duration = Duration::from_secs(60);
 
-/// The longest life of a host, whatever the test does.
+/// Longest life of a host.
 const LIFE: Duration = Duration::from_secs(900);
 
-/// PV guests at a time.
+/// Most PV guests at a time.
 pub(super) const DOMAINS: usize = 4;
 
-/// Xen's parameters. With `dom0_vcpus_pin` an event between dom0's CPUs takes 130 us and not 6 ms. `eager-fpu`: when Xen switches
-/// the FPU lazily, by CR0.TS, programs that run emulated by QEMU 7.2 find other programs' vector registers in theirs, and crash.
+/// Xen's parameters. With `dom0_vcpus_pin` an event between dom0's CPUs takes 130 us instead of 6 ms. `eager-fpu`: with lazy FPU switching
+/// (CR0.TS), programs under QEMU 7.2's emulation see other programs' vector registers, and crash.
 const XEN_PARAMETERS: &str = "console=com1 com1=115200,8n1 sched=credit dom0_vcpus_pin spec-ctrl=eager-fpu";
 
-/// The emulated CPU. What is left out costs emulated page walks, checks, and longer registers to save.
+/// The emulated CPU. The removed features cost emulated page walks, checks, and longer registers to save.
 const CPU: &str = "max,-smap,-smep,-pku,-la57,-avx,-avx2,-fma,-f16c,-xsave,-xsaveopt,-xsavec,-xgetbv1,-xsaves";
 
-/// dom0's kernel parameters: on the console are warnings, with the traces that belong to them. The last line only makes an
-/// emulated boot quicker.
+/// dom0's kernel parameters: the console shows warnings, with their traces. The last line only makes an emulated boot faster.
 const KERNEL_PARAMETERS: &str = "console=hvc0 loglevel=5 panic=0 \
      mitigations=off nokaslr cryptomgr.notests random.trust_cpu=on no_timer_check";
 
-/// How a host is to be made.
+/// Configuration of a host.
 #[derive(Debug)]
 pub struct XenHostBuilder {
     name: String,
@@ -53,28 +52,28 @@ pub struct XenHostBuilder {
 }
 
 impl XenHostBuilder {
-    /// Memory of the whole machine in MiB (3072).
+    /// Sets the memory of the whole machine in MiB (3072).
     #[must_use]
     pub fn memory_mib(mut self, mib: u32) -> Self {
         self.memory_mib = mib;
         self
     }
 
-    /// dom0's memory in MiB (1400): the images of the tests lie in its /tmp.
+    /// Sets dom0's memory in MiB (1400): the images of the tests are in its /tmp.
     #[must_use]
     pub fn dom0_memory_mib(mut self, mib: u32) -> Self {
         self.dom0_memory_mib = mib;
         self
     }
 
-    /// Puts the `mqblk` under test into dom0's /sbin.
+    /// Adds the `mqblk` under test to dom0's /sbin.
     #[must_use]
     pub fn with_mqblk(mut self) -> Self {
         self.with_mqblk = true;
         self
     }
 
-    /// Puts another program into dom0's /sbin.
+    /// Adds another program to dom0's /sbin.
     #[must_use]
     pub fn with_program(mut self, name: &str, path: impl Into<PathBuf>) -> Self {
         self.programs.push((name.to_owned(), path.into()));
@@ -122,11 +121,11 @@ impl XenHostBuilder {
         let mut list: Vec<OsString> = Vec::new();
         let mut add = |words: &[&str]| list.extend(words.iter().map(OsString::from));
         add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "pc"]);
-        // KVM is no use for it: nested, Xen dies in its early boot or asserts.
+        // KVM does not work: nested, Xen dies or asserts in its early boot.
         add(&["-accel", "tcg,thread=multi", "-cpu", CPU]);
         add(&["-m", &self.memory_mib.to_string(), "-smp", "2", "-kernel", &cache.hypervisor().to_string_lossy()]);
         add(&["-append", &format!("{XEN_PARAMETERS} dom0_mem={}M", self.dom0_memory_mib)]);
-        // A comma parts the multiboot modules; a blank a module's name from its command line.
+        // A comma separates the multiboot modules, a blank a module's name from its command line.
         add(&["-initrd", &format!("{} {KERNEL_PARAMETERS},{}", cache.kernel().display(), initramfs.display())]);
         add(&["-serial", &format!("file:{}", logs.join(CONSOLE).display())]);
         add(&["-device", "virtio-serial-pci"]);
@@ -142,16 +141,16 @@ impl XenHostBuilder {
     }
 }
 
-/// The virtio-serial port that is joined with the console of a domain.
+/// Returns the name of the virtio-serial port that is connected to the console of a domain.
 pub(super) fn port(slot: usize) -> String {
     format!("domain{slot}")
 }
 
-/// Names of the logs: what the hypervisor and dom0's kernel print, and what daemons in dom0 write to descriptor 4.
+/// Names of the logs: output of the hypervisor and dom0's kernel, and of daemons in dom0 on descriptor 4.
 const CONSOLE: &str = "console";
 const DAEMONS: &str = "daemons";
 
-/// What a host shares with its domains.
+/// State of a host that its domains share.
 #[derive(Debug)]
 pub(super) struct Machine {
     qemu: RefCell<Process>,
@@ -160,12 +159,12 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Where the port's other end is.
+    /// Returns the socket of a port.
     pub(super) fn socket(&self, port: &str) -> PathBuf {
         self.folder.path().join(port)
     }
 
-    /// Asks an agent something; while it waits, looks whether the machine still lives. An error comes with the logs' ends.
+    /// Runs a request to an agent, and checks during the wait that the machine is alive. An error contains the end of the logs.
     pub(super) fn watched<T>(&self, ask: impl FnOnce(&mut dyn FnMut() -> Result<()>) -> Result<T>) -> Result<T> {
         let mut alive = || {
             if let Some(status) = self.qemu.borrow_mut().ended()? {
@@ -200,12 +199,12 @@ impl Machine {
 pub struct XenHost {
     machine: Rc<Machine>,
     agent: Agent,
-    /// The ports for domains; a domain holds a clone of the one it uses.
+    /// The ports for domains; a domain holds a clone of its own.
     slots: Vec<Rc<usize>>,
 }
 
 impl XenHost {
-    /// A host with 2 CPUs, 3 GiB, and 1400 MiB of them for dom0. Its logs go to target/test-logs/xen/`name`.
+    /// Configures a host with 2 CPUs, 3 GiB, and 1400 MiB of them for dom0. Its logs are in target/test-logs/xen/`name`.
     #[must_use]
     pub fn builder(name: &str) -> XenHostBuilder {
         XenHostBuilder {
@@ -221,13 +220,13 @@ impl XenHost {
         self.machine.clone()
     }
 
-    /// A port no domain uses.
+    /// Returns an unused port.
     pub(super) fn free_slot(&self) -> Result<Rc<usize>> {
         let free = self.slots.iter().find(|slot| Rc::strong_count(slot) == 1);
         free.cloned().with_context(|| format!("all {DOMAINS} ports for domains are in use"))
     }
 
-    /// Loads a kernel module of dom0, unless it is loaded.
+    /// Loads a kernel module in dom0, unless it is loaded.
     ///
     /// # Errors
     /// insmod's.
@@ -238,13 +237,13 @@ impl XenHost {
         self.must(&format!("{loaded} && exit 0\n{first}\ninsmod /lib/modules/{module}.ko {parameters}")).map(drop)
     }
 
-    /// What daemons in dom0 have printed so far: those that write to descriptor 4.
+    /// Returns the output of the daemons in dom0 so far, on descriptor 4.
     #[must_use]
     pub fn daemons_log(&self) -> String {
         without_colours(&self.machine.log(DAEMONS))
     }
 
-    /// Powers dom0 off and waits until QEMU has ended well.
+    /// Powers dom0 off and waits for a clean exit of QEMU.
     ///
     /// # Errors
     /// When QEMU stays or fails.

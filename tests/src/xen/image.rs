@@ -1,11 +1,11 @@
-//! Image files in dom0's memory, each behind a loop device whose counters and holes tell what reached it.
+//! Image files in dom0's memory, each behind a loop device. The device's counters and the file's holes show what reached it.
 
 use anyhow::{Context, Result};
 
 use super::host::XenHost;
 use crate::guest::Shell;
 
-/// Where dom0's control groups are mounted, and the one whose members write slowly.
+/// Mount point of dom0's control groups, and the group whose members write slowly.
 const CONTROL_GROUPS: &str = "/run/cgroup";
 pub(super) const SLOW_GROUP: &str = "/run/cgroup/slow";
 
@@ -17,7 +17,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// A sparse image of `mib` MiB.
+    /// Creates a sparse image of `mib` MiB.
     ///
     /// # Errors
     /// losetup's.
@@ -25,7 +25,7 @@ impl Image {
         Self::create(host, name, &format!("truncate -s {mib}M /tmp/{name}.img"))
     }
 
-    /// An image of `mib` MiB that is allocated and full of the letter U.
+    /// Creates an image of `mib` MiB that is allocated and full of the letter U.
     ///
     /// # Errors
     /// losetup's, or too little memory.
@@ -44,19 +44,19 @@ impl Image {
         Ok(Self { path, device })
     }
 
-    /// The file.
+    /// Returns the file.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The loop device's node.
+    /// Returns the loop device's node.
     #[must_use]
     pub fn device(&self) -> &str {
         &self.device
     }
 
-    /// Makes it `mib` MiB large, and the loop device with it.
+    /// Resizes the file to `mib` MiB, and the loop device with it.
     ///
     /// # Errors
     /// losetup's.
@@ -64,8 +64,8 @@ impl Image {
         host.must(&format!("truncate -s {mib}M {} && losetup -c {}", self.path, self.device)).map(drop)
     }
 
-    /// Lets the daemons that are started from now on write to it no more than so many times a second, by the kernel's block
-    /// throttling: what they have asked for waits in the kernel, so a daemon that is killed has requests under way.
+    /// Limits the daemons started from now on to so many writes per second to it, by the kernel's block throttling. Their requests wait in
+    /// the kernel, so a killed daemon has requests in flight.
     ///
     /// # Errors
     /// When the kernel has no such control group.
@@ -84,7 +84,7 @@ impl Image {
         .map(drop)
     }
 
-    /// The bytes that the file occupies.
+    /// Returns the allocated bytes of the file.
     ///
     /// # Errors
     /// As [`Shell::must`].
@@ -93,7 +93,7 @@ impl Image {
         Ok(host.must(&format!("stat -c %b {}", self.path))?.parse::<u64>()? * ST_BLOCKS_UNIT)
     }
 
-    /// A checksum of `count` MiB from MiB `from` on: the SHA-256, of which an emulated CPU does some 10 MiB/s.
+    /// Returns a checksum of `count` MiB from MiB `from` on: SHA-256, of which an emulated CPU does some 10 MiB/s.
     ///
     /// # Errors
     /// As [`Shell::must`].
@@ -103,7 +103,7 @@ impl Image {
         Ok(text.split_whitespace().next().context("sha256sum prints a sum")?.to_owned())
     }
 
-    /// Flush requests that the loop device has completed: the 16th field of its `stat` (Documentation/block/stat.rst).
+    /// Returns the flush requests that the loop device has completed: the 16th field of its `stat` (Documentation/block/stat.rst).
     ///
     /// # Errors
     /// As [`Shell::must`].

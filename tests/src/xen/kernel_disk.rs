@@ -1,4 +1,4 @@
-//! Disks of the kernel's own back-end, xen-blkback: what the tests are proved with, and what ours is compared with.
+//! Disks of the kernel's backend, xen-blkback: for validation of the tests, and for comparison with ours.
 
 use anyhow::{Context, Result};
 
@@ -21,7 +21,7 @@ impl XenHost {
         .with_context(|| format!("attaching {device} as {disk}"))
     }
 
-    /// Detaches such a disk.
+    /// Detaches a disk that was attached with [`attach_kernel_disk`](Self::attach_kernel_disk).
     ///
     /// # Errors
     /// xl's.
@@ -29,7 +29,7 @@ impl XenHost {
         self.must(&format!("xl block-detach {} {disk}", domain.id())).map(drop)
     }
 
-    /// A block device that stores nothing and answers at once; gives its node.
+    /// Creates a null block device that completes requests at once. Returns its node.
     ///
     /// # Errors
     /// insmod's.

@@ -11,10 +11,10 @@ use super::host::XenHost;
 use super::image::SLOW_GROUP;
 use crate::guest::Shell;
 
-/// The daemon's admin socket in dom0.
+/// Path of the daemon's admin socket in dom0.
 const ADMIN: &str = "/run/mqblk.sock";
 
-/// For the daemon to come up, to end, and to change what it serves.
+/// Timeout for the daemon to start, to exit, and to change its devices.
 const WITHIN: Duration = Duration::from_secs(60);
 
 /// `mqblk serve` in dom0. It ends with its host.
@@ -81,15 +81,15 @@ impl Mqblk {
         Ok(())
     }
 
-    /// Starts it again after [`Mqblk::kill`], with the same arguments.
+    /// Starts it again after [`Dom0Daemon::kill`], with the same arguments.
     ///
     /// # Errors
-    /// As [`Mqblk::serve`].
+    /// As [`Dom0Daemon::serve`].
     pub fn restart(&self, host: &mut XenHost) -> Result<()> {
         self.launch(host)
     }
 
-    /// That it still runs.
+    /// Checks that it runs.
     ///
     /// # Errors
     /// When it has ended.
@@ -97,7 +97,7 @@ impl Mqblk {
         host.must("kill -0 $(cat /run/mqblk.pid) && ! [ -e /run/mqblk.exit ]").map(drop).context("mqblk has ended")
     }
 
-    /// Gives a guest a disk, and waits until it is connected: `params` is `file:PATH`, `null:SIZE` or `mqblk:DISK-ID`; `more` are
+    /// Attaches a disk to a guest, and waits until it is connected: `params` is `file:PATH`, `null:SIZE` or `mqblk:DISK-ID`; `more` are
     /// further options.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ impl Mqblk {
         host.must(&format!("mqblk xen attach --wait 60 --domid {id} --vdev {disk} {more} {params}")).map(drop)
     }
 
-    /// Takes a disk from a guest, and waits until it is gone from xenstore.
+    /// Detaches a disk from a guest, and waits until it is gone from xenstore.
     ///
     /// # Errors
     /// The command's.
@@ -115,7 +115,7 @@ impl Mqblk {
         host.must_within(&format!("mqblk xen detach --wait 50 --domid {} --vdev {disk}", domain.id()), WITHIN).map(drop)
     }
 
-    /// Has the guest see the size that its disk has now; `more` may give another one, `--size SIZE`.
+    /// Reports the current size of a disk to the guest; `more` may set another one, `--size SIZE`.
     ///
     /// # Errors
     /// The command's.
@@ -123,7 +123,7 @@ impl Mqblk {
         host.must(&format!("mqblk xen resize --domid {} --vdev {disk} {more}", domain.id())).map(drop)
     }
 
-    /// The devices of `mqblk xen list --json`.
+    /// Returns the devices of `mqblk xen list --json`.
     ///
     /// # Errors
     /// The command's.
@@ -133,7 +133,7 @@ impl Mqblk {
         json["devices"].as_array().cloned().with_context(|| format!("no devices in {text}"))
     }
 
-    /// What the daemon has counted.
+    /// Returns the daemon's statistics.
     ///
     /// # Errors
     /// The command's.
@@ -143,10 +143,10 @@ impl Mqblk {
         Ok(serde_json::from_value(line["stat"].take())?)
     }
 
-    /// What the daemon has counted of a disk, with its queues.
+    /// Returns the daemon's statistics of a disk, with its queues.
     ///
     /// # Errors
-    /// As [`Mqblk::stat`], and when it has no such disk.
+    /// As [`Dom0Daemon::stat`], and when it has no such disk.
     pub fn disk_stat(&self, host: &mut XenHost, id: &str) -> Result<DiskStat> {
         let stat = self.stat(host)?;
         let known: Vec<String> = stat.disks.iter().map(|disk| disk.id.clone()).collect();

@@ -1,4 +1,4 @@
-//! What is added to dom0's initramfs for one boot: the programs under test with their libraries.
+//! Additions to dom0's initramfs for one boot: the programs under test with their libraries.
 
 use std::fs::File;
 use std::io::Write;
@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-/// Writes `archive`: the cpio archive `base`, then one with `programs` in /sbin by these names, and the libraries that their
-/// loader asks for. The kernel unpacks one after the other.
+/// Writes `archive`: the cpio archive `base`, then one with `programs` in /sbin by these names, and the shared libraries that they need.
+/// The kernel unpacks both in order.
 pub(crate) fn with_programs(base: &Path, programs: &[(String, PathBuf)], archive: &Path) -> Result<()> {
     let root = tempfile::Builder::new().prefix("mqblk-overlay-").tempdir()?;
     let place = |path: &str| -> Result<PathBuf> {
@@ -17,7 +17,7 @@ pub(crate) fn with_programs(base: &Path, programs: &[(String, PathBuf)], archive
         Ok(target)
     };
     for (name, program) in programs {
-        // Debug information is most of the file, and an emulated machine is slow to unpack it.
+        // Debug information is most of the file, and an emulated machine unpacks slowly.
         let mut strip = Command::new("strip");
         strip.arg("-o").arg(place(&format!("/sbin/{name}"))?).arg(program);
         run(strip, &[])?;
@@ -37,7 +37,7 @@ pub(crate) fn with_programs(base: &Path, programs: &[(String, PathBuf)], archive
     Ok(())
 }
 
-/// The files that the dynamic loader maps for `program`.
+/// Returns the files that the dynamic loader maps for `program`.
 fn libraries(program: &Path) -> Result<Vec<String>> {
     let mut ldd = Command::new("ldd");
     ldd.arg(program);
@@ -46,7 +46,7 @@ fn libraries(program: &Path) -> Result<Vec<String>> {
     Ok(text.split_whitespace().filter(|word| word.starts_with('/')).map(str::to_owned).collect())
 }
 
-/// Runs a command to its end and gives what it printed.
+/// Runs a command to its end and returns its output.
 fn run(mut command: Command, input: &[u8]) -> Result<Vec<u8>> {
     let name = command.get_program().display().to_string();
     let mut child =

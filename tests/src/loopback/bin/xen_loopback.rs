@@ -1,7 +1,7 @@
 //! Hostile frontends in the first domain of a real Xen, against a daemon in the same domain.
 //!
-//! `xen_loopback MQBLK [NAME...]` runs the scenarios whose names have one of the words in them (all, without words) against the
-//! program `MQBLK`, as root. Prints a line for each, `PASS` or `FAIL` and why; the exit code is 1 if any has failed.
+//! `xen_loopback MQBLK [NAME...]` runs the scenarios whose names contain one of the words (all, without words) against the program `MQBLK`,
+//! as root. Prints a line for each, `PASS`, or `FAIL` and why; the exit code is 1 if any has failed.
 #![forbid(unsafe_code)]
 
 use std::io::Write as _;
@@ -33,10 +33,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// How many have failed.
+/// Returns the number of failed scenarios.
 fn run(program: &Path, words: &[String]) -> Result<u32> {
     let start = Instant::now();
-    let mut rig = Rig::real(program).context("setting up")?;
+    let mut fixture = Rig::real(program).context("setting up")?;
     say(&format!("set up in {:.1} s", start.elapsed().as_secs_f64()));
     let (mut passed, mut failed) = (0, 0);
     for scenario in ALL.iter().filter(|scenario| !scenario.simulated) {
@@ -44,7 +44,7 @@ fn run(program: &Path, words: &[String]) -> Result<u32> {
             continue;
         }
         let start = Instant::now();
-        let result = rig.run(scenario);
+        let result = fixture.run(scenario);
         let seconds = start.elapsed().as_secs_f64();
         match result {
             Ok(()) => {
@@ -57,13 +57,13 @@ fn run(program: &Path, words: &[String]) -> Result<u32> {
             }
         }
     }
-    let verified = rig.finish().context("the end")?;
+    let verified = fixture.finish().context("the end")?;
     say(&format!("{passed} passed, {failed} failed, {verified} blocks of the good disk verified"));
     Ok(failed)
 }
 
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
-    // A console that is gone has nobody who reads it.
+    // The console may be closed.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }

@@ -1,4 +1,4 @@
-//! Entries of random bytes, with an exact oracle for what is answered.
+//! Entries of random bytes, with an exact oracle for the response.
 
 use anyhow::{Context, Result, ensure};
 use mqblk_memory::GrantRef;
@@ -12,10 +12,10 @@ use crate::loopback::pages::Pages;
 use crate::loopback::request::{PAGE_SECTORS, answered_as, discard, indirect, segment, table, transfer, whole};
 use crate::loopback::rig::{ANY, MODES, Rig, SECTORS};
 
-/// What an entry must be answered with, as the protocol has it. The device takes everything and has blocks of 512 bytes.
+/// Computes the status of an entry by the protocol. The device supports everything and has blocks of 512 bytes.
 struct Oracle<'a> {
     data: &'a Pages,
-    /// Page 0 of it holds [`TABLE`] right segments, the other pages are filled with 0xff.
+    /// Page 0 of it holds [`TABLE`] valid segments, the other pages are filled with 0xff.
     tables: &'a Pages,
 }
 
@@ -26,7 +26,7 @@ impl Oracle<'_> {
         (0..self.data.count()).any(|page| self.data.gref(page) == gref)
     }
 
-    /// Whether these sectors are on the disk.
+    /// Returns true if these sectors are on the disk.
     fn in_range(sector: u64, sectors: u64) -> bool {
         sector.checked_add(sectors).is_some_and(|end| end <= SECTORS)
     }
@@ -58,16 +58,16 @@ impl Oracle<'_> {
     }
 }
 
-pub(super) fn entries(rig: &mut Rig) -> Result<()> {
+pub(super) fn entries(fixture: &mut Rig) -> Result<()> {
     for abi in Abi::ALL {
-        let mut guest = rig.attach(ANY, Shape { abi, ..Shape::default() })?;
+        let mut guest = fixture.attach(ANY, Shape { abi, ..Shape::default() })?;
         let (data, tables) = (guest.pages(1)?, guest.pages(1)?);
         let oracle = Oracle { data: &data, tables: &tables };
         let mut random = SmallRng::seed_from_u64(abi.entry_bytes().into());
-        for turn in 0..rig.repeat(3000) {
+        for turn in 0..fixture.repeat(3000) {
             let mut bytes = [0; 112];
             random.fill(&mut bytes[..]);
-            // Half of them of an operation that exists.
+            // Half of them with an existing operation.
             if turn % 2 == 0 {
                 bytes[0] = random.random_range(0..8);
             }
@@ -83,8 +83,8 @@ pub(super) fn entries(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-/// Whether a byte is of the lower half of a grant's number: what differs from ours only there may be a page of the ring, or another
-/// device's of the same domain.
+/// Returns true if a byte is in the lower half of a grant reference. A change only there may name a page of the ring, or of another device
+/// of the domain.
 fn names_a_page(abi: Abi, request: &Request, at: usize) -> bool {
     let (first, distance) = match (request.operation, abi) {
         (operation::INDIRECT, Abi::X86_32) => (24, 4),
@@ -96,10 +96,10 @@ fn names_a_page(abi: Abi, request: &Request, at: usize) -> bool {
     at >= first && (at - first) % distance < 2
 }
 
-pub(super) fn bits(rig: &mut Rig) -> Result<()> {
+pub(super) fn bits(fixture: &mut Rig) -> Result<()> {
     for (disk, abi) in MODES.into_iter().zip([Abi::X86_32, Abi::X86_64, Abi::Arm]) {
-        rig.set_content(disk, &vec![0; SECTORS as usize * SECTOR])?;
-        let mut guest = rig.attach(disk, Shape { abi, ..Shape::default() })?;
+        fixture.set_content(disk, &vec![0; SECTORS as usize * SECTOR])?;
+        let mut guest = fixture.attach(disk, Shape { abi, ..Shape::default() })?;
         let (data, tables) = (guest.pages(11)?, guest.pages(2)?);
         let all: Vec<_> = (0..usize::from(TABLE)).map(|at| whole(data.gref(at % 11))).collect();
         tables.write(0, 0, &table(&all));
@@ -107,7 +107,7 @@ pub(super) fn bits(rig: &mut Rig) -> Result<()> {
         let oracle = Oracle { data: &data, tables: &tables };
         let mut random = SmallRng::seed_from_u64(71);
         let (mut right, mut wrong) = (0, 0);
-        for _ in 0..rig.repeat(4000) {
+        for _ in 0..fixture.repeat(4000) {
             let op = random.random_range(0..4);
             let sector = random.random_range(0..SECTORS - 128);
             let count = random.random_range(1..=11);

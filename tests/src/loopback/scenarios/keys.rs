@@ -1,4 +1,4 @@
-//! What a frontend tells of itself in xenstore, wrong or changing.
+//! Invalid or changing xenstore keys of a frontend.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +13,10 @@ use super::rings::{all_work, told};
 use crate::loopback::guest::{Guest, Shape};
 use crate::loopback::rig::{ANY, Rig};
 
-/// Keys (the value `None`: not there), and what the error has to name.
+/// Keys (the value `None`: removed), and what the error must name.
 type Wrong = (&'static [(&'static str, Option<&'static str>)], &'static str);
 
-/// For a frontend with two rings of one page, whose keys are right but for these.
+/// For a frontend with two rings of one page, whose other keys are valid.
 const TWO_RINGS: &[Wrong] = &[
     (&[("protocol", Some(""))], "protocol"),
     (&[("protocol", Some("x86_64"))], "protocol"),
@@ -33,7 +33,7 @@ const TWO_RINGS: &[Wrong] = &[
     (&[("multi-queue-num-queues", Some("two"))], "multi-queue-num-queues"),
     (&[("multi-queue-num-queues", Some(""))], "multi-queue-num-queues"),
     (&[("multi-queue-num-queues", Some("3"))], "queue-2/"),
-    // One ring has its keys at the top, where there are none.
+    // A single ring has its keys at the top level, where there are none.
     (&[("multi-queue-num-queues", None)], "ring-ref"),
     (&[("multi-queue-num-queues", Some("1"))], "ring-ref"),
     (&[("ring-page-order", Some("3"))], "ring-page-order"),
@@ -56,7 +56,7 @@ const TWO_RINGS: &[Wrong] = &[
     (&[("queue-0", Some("here")), ("queue-0/ring-ref", None)], "queue-0/ring-ref"),
 ];
 
-/// What makes no difference, however strange.
+/// Unusual keys without effect.
 const HARMLESS: &[&[(&str, Option<&str>)]] = &[
     &[("feature-large-sector-size", Some("1"))],
     &[("feature-persistent", Some("maybe"))],
@@ -70,7 +70,7 @@ const HARMLESS: &[&[(&str, Option<&str>)]] = &[
 
 const SHAPE: Shape = Shape { abi: Abi::X86_64, persistent: true, rings: 2, order: 0 };
 
-/// The keys of `guest` but for some.
+/// Returns the keys of `guest` with some changes.
 fn changed(guest: &Guest, changes: &[(&str, Option<&str>)]) -> Vec<(String, String)> {
     let mut all = told(guest, SHAPE.abi);
     for (key, value) in changes {
@@ -80,18 +80,18 @@ fn changed(guest: &Guest, changes: &[(&str, Option<&str>)]) -> Vec<(String, Stri
     all
 }
 
-pub(super) fn malformed(rig: &mut Rig) -> Result<()> {
-    let mut guest = rig.make(ANY)?;
-    let mut other = rig.attach(super::super::rig::BLOCKS, Shape::default())?;
+pub(super) fn malformed(fixture: &mut Rig) -> Result<()> {
+    let mut guest = fixture.make(ANY)?;
+    let mut other = fixture.attach(super::super::rig::BLOCKS, Shape::default())?;
     let data = guest.pages(2)?;
     let long = "9".repeat(2000);
     let more: &[(&str, Option<&str>)] = &[("multi-queue-num-queues", Some(&long))];
     let all =
-        rig.sample(TWO_RINGS).map(|(changes, words)| (*changes, *words)).chain([(more, "multi-queue-num-queues")]);
+        fixture.sample(TWO_RINGS).map(|(changes, words)| (*changes, *words)).chain([(more, "multi-queue-num-queues")]);
     for (changes, words) in all {
         guest.make_rings(SHAPE)?;
-        let told = changed(&guest, changes);
-        ensure!(guest.front.connect(&told).is_err(), "{changes:?} was taken");
+        let keys = changed(&guest, changes);
+        ensure!(guest.front.connect(&keys).is_err(), "{changes:?} was taken");
         guest.must_fail(words).with_context(|| format!("{changes:?}"))?;
         let error = guest.error()?.unwrap_or_default();
         ensure!(error.len() < 300, "the error is as long as the guest likes: {} bytes", error.len());
@@ -102,14 +102,14 @@ pub(super) fn malformed(rig: &mut Rig) -> Result<()> {
     }
     for changes in HARMLESS {
         guest.make_rings(SHAPE)?;
-        let told = changed(&guest, changes);
-        guest.front.connect(&told).with_context(|| format!("{changes:?}"))?;
+        let keys = changed(&guest, changes);
+        guest.front.connect(&keys).with_context(|| format!("{changes:?}"))?;
         all_work(&mut guest, &data).with_context(|| format!("{changes:?}"))?;
         guest.close()?;
         guest.front.begin()?;
         remove_all(&mut guest, changes)?;
     }
-    rig.neighbour_goes_on()?;
+    fixture.neighbour_goes_on()?;
     guest.detach()?;
     other.detach()
 }
@@ -117,14 +117,14 @@ pub(super) fn malformed(rig: &mut Rig) -> Result<()> {
 fn remove_all(guest: &mut Guest, changes: &[(&str, Option<&str>)]) -> Result<()> {
     for (key, value) in changes {
         if value.is_some() {
-            // With the directory that it may have made.
+            // With the directory that it may have created.
             guest.front.remove(key.split('/').next().unwrap_or(key))?;
         }
     }
     Ok(())
 }
 
-/// A thread that goes on writing keys of a frontend, any of them and anything.
+/// Starts a thread that continuously overwrites keys of a frontend with valid and invalid values.
 fn rewriter(guest: &Guest, stop: &Arc<AtomicBool>) -> Result<std::thread::JoinHandle<Result<u32>>> {
     let (mut store, stop, path) = (guest.xen().store()?, Arc::clone(stop), guest.vbd.front_path());
     let own: Vec<(String, String)> = told(guest, SHAPE.abi);
@@ -145,11 +145,11 @@ fn rewriter(guest: &Guest, stop: &Arc<AtomicBool>) -> Result<std::thread::JoinHa
     }))
 }
 
-pub(super) fn rewritten(rig: &mut Rig) -> Result<()> {
-    let mut guest = rig.make(ANY)?;
+pub(super) fn rewritten(fixture: &mut Rig) -> Result<()> {
+    let mut guest = fixture.make(ANY)?;
     let data = guest.pages(2)?;
     let (mut taken, mut refused) = (0, 0);
-    for _ in 0..rig.repeat(30) {
+    for _ in 0..fixture.repeat(30) {
         let right = guest.make_rings(SHAPE)?;
         let stop = Arc::new(AtomicBool::new(false));
         let writer = rewriter(&guest, &stop)?;
@@ -157,14 +157,14 @@ pub(super) fn rewritten(rig: &mut Rig) -> Result<()> {
         stop.store(true, Ordering::Relaxed);
         ensure!(writer.join().map_err(|_| anyhow!("the writer panicked"))?? > 0, "nothing was rewritten");
         match state? {
-            // To whatever there was at one moment.
+            // With the keys of one moment.
             XenbusState::Connected => taken += 1,
             _ => {
                 refused += 1;
                 ensure!(guest.error()?.is_some(), "it does not say why");
             }
         }
-        rig.neighbour_goes_on()?;
+        fixture.neighbour_goes_on()?;
         guest.close()?;
         guest.front.begin()?;
     }
@@ -174,14 +174,14 @@ pub(super) fn rewritten(rig: &mut Rig) -> Result<()> {
     guest.detach()
 }
 
-pub(super) fn rewritten_later(rig: &mut Rig) -> Result<()> {
-    let mut guest = rig.attach(ANY, SHAPE)?;
+pub(super) fn rewritten_later(fixture: &mut Rig) -> Result<()> {
+    let mut guest = fixture.attach(ANY, SHAPE)?;
     let data = guest.pages(2)?;
     let stop = Arc::new(AtomicBool::new(false));
     let writer = rewriter(&guest, &stop)?;
-    // What is connected stays so, whatever the keys say now; so it does when it is told so again.
+    // A connected device stays connected, whatever the keys say, and whatever connected state is written.
     let mut worked = Ok(());
-    for turn in 0..rig.repeat(60) {
+    for turn in 0..fixture.repeat(60) {
         let state = if turn % 2 == 0 { XenbusState::Initialised } else { XenbusState::Connected };
         guest.front.set_state(state)?;
         worked = worked.and_then(|()| all_work(&mut guest, &data));
@@ -189,8 +189,8 @@ pub(super) fn rewritten_later(rig: &mut Rig) -> Result<()> {
     stop.store(true, Ordering::Relaxed);
     ensure!(writer.join().map_err(|_| anyhow!("the writer panicked"))?? > 0, "nothing was rewritten");
     worked?;
-    ensure!(guest.back_state()? == XenbusState::Connected, "the back-end is in state {}", guest.back_state()?);
-    rig.neighbour_goes_on()?;
+    ensure!(guest.back_state()? == XenbusState::Connected, "the backend is in state {}", guest.back_state()?);
+    fixture.neighbour_goes_on()?;
     guest.close()?;
     guest.reconnect(SHAPE)?;
     all_work(&mut guest, &data)?;

@@ -1,5 +1,5 @@
-//! What hostile frontends do, and what must come of it. Each scenario leaves nothing behind: what the daemon holds is counted before
-//! and after it, and the good disk is served all the while.
+//! Attacks of hostile frontends, with their expected results. No scenario may leak resources: the daemon's are compared before and after
+//! it, and the good disk is served all the while.
 
 mod fuzz;
 mod keys;
@@ -14,14 +14,14 @@ use anyhow::Result;
 
 use super::rig::Rig;
 
-/// One of them.
+/// A scenario.
 #[derive(Clone, Copy)]
 pub struct Scenario {
-    /// For reports.
+    /// Name in the output.
     pub name: &'static str,
     /// Needs a simulated machine: it destroys a domain, or makes the hypervisor fail.
     pub simulated: bool,
-    /// Does it.
+    /// Runs it.
     pub run: fn(&mut Rig) -> Result<()>,
 }
 
@@ -33,7 +33,7 @@ const fn simulated(name: &'static str, run: fn(&mut Rig) -> Result<()>) -> Scena
     Scenario { name, simulated: true, run }
 }
 
-/// All of them.
+/// All scenarios.
 pub const ALL: &[Scenario] = &[
     any("transfers in every layout and mode", transfers::every_layout),
     any("256 segments", transfers::many_segments),
@@ -71,7 +71,7 @@ pub const ALL: &[Scenario] = &[
     simulated("a hypervisor that refuses", lives::refused_mappings),
 ];
 
-/// The one with this name.
+/// Returns the scenario with this name.
 ///
 /// # Panics
 /// When there is none.

@@ -1,4 +1,4 @@
-//! Requests that are wrong.
+//! Invalid requests.
 
 use anyhow::{Context, Result, ensure};
 use mqblk_memory::GrantRef;
@@ -12,12 +12,12 @@ use crate::loopback::rig::{ANY, BLOCKS, Disk, FEW, MODES, NONE, Rig, SECTORS, ST
 
 const READ: u8 = operation::READ;
 const WRITE: u8 = operation::WRITE;
-/// What the disk holds where nothing was written.
+/// Content of the disk where nothing was written.
 const ON_DISK: u8 = 0x5d;
-/// What pages hold.
+/// Content of the pages.
 const IN_PAGES: u8 = 0xe1;
 
-/// A frontend, pages of data, and pages of segments; the disk holds [`ON_DISK`] everywhere.
+/// A frontend, data pages, and indirect segment pages; the disk is filled with [`ON_DISK`].
 struct Bench {
     guest: Guest,
     data: Pages,
@@ -26,9 +26,9 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(rig: &Rig, disk: Disk, abi: Abi) -> Result<Bench> {
-        rig.set_content(disk, &vec![ON_DISK; SECTORS as usize * SECTOR])?;
-        let guest = rig.attach(disk, Shape { abi, ..Shape::default() })?;
+    fn new(fixture: &Rig, disk: Disk, abi: Abi) -> Result<Bench> {
+        fixture.set_content(disk, &vec![ON_DISK; SECTORS as usize * SECTOR])?;
+        let guest = fixture.attach(disk, Shape { abi, ..Shape::default() })?;
         let (data, tables) = (guest.pages(12)?, guest.pages(4)?);
         Ok(Bench { guest, data, tables, disk })
     }
@@ -37,35 +37,35 @@ impl Bench {
         (0..count).map(|page| whole(self.data.gref(page % 12))).collect()
     }
 
-    /// Asks for something that must be answered so and have no effect: neither on the disk nor on any page.
+    /// Runs a request that must have this status and no effect: neither on the disk nor on any page.
     fn must(&mut self, name: &str, request: &Request, expected: i16) -> Result<()> {
         self.data.fill_all(IN_PAGES);
-        let answer = self.guest.rings[0].ask(request).with_context(|| name.to_owned())?;
-        ensure!(answer == expected, "{name}: status {answer}, expected {expected}");
+        let response_status = self.guest.rings[0].ask(request).with_context(|| name.to_owned())?;
+        ensure!(response_status == expected, "{name}: status {response_status}, expected {expected}");
         let untouched = (0..self.data.count()).all(|page| self.data.is_filled(page, IN_PAGES));
         ensure!(untouched, "{name}: a page was written to");
         Ok(())
     }
 
-    /// That a good read works.
+    /// Checks that a valid read works.
     fn good(&mut self) -> Result<()> {
         let last = [segment(self.data.gref(3), 7, 7)];
-        let answer = self.guest.rings[0].ask(&transfer(READ, SECTORS - 1, &last))?;
-        ensure!(answer == status::OKAY, "a read of the last sector: status {answer}");
+        let response_status = self.guest.rings[0].ask(&transfer(READ, SECTORS - 1, &last))?;
+        ensure!(response_status == status::OKAY, "a read of the last sector: status {response_status}");
         let mut expected = vec![IN_PAGES; PAGE];
         expected[7 * SECTOR..].fill(ON_DISK);
         ensure!(self.data.page(3) == expected, "the last sector was not read");
         Ok(())
     }
 
-    fn finish(self, rig: &Rig) -> Result<()> {
+    fn finish(self, fixture: &Rig) -> Result<()> {
         self.guest.detach()?;
-        ensure!(rig.content(self.disk)?.iter().all(|byte| *byte == ON_DISK), "the disk was written to");
+        ensure!(fixture.content(self.disk)?.iter().all(|byte| *byte == ON_DISK), "the disk was written to");
         Ok(())
     }
 }
 
-/// Requests and what they are, wrong whatever the layout: each with its name.
+/// Returns requests, with their names, that are invalid in any layout.
 fn wrong(bench: &Bench) -> Vec<(String, Request)> {
     let page = bench.data.gref(0);
     let full = bench.grefs(11);
@@ -132,7 +132,7 @@ fn end_of(segments: &[Segment]) -> u64 {
     SECTORS - segments.len() as u64 * PAGE_SECTORS + 1
 }
 
-/// A wrong segment among right ones in a page of segments.
+/// An invalid segment among valid ones in an indirect page.
 fn wrong_tables(bench: &mut Bench) -> Result<()> {
     let bad = [
         segment(bench.data.gref(0), 1, 0),
@@ -150,25 +150,25 @@ fn wrong_tables(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn that_break_a_rule(rig: &mut Rig) -> Result<()> {
+pub(super) fn that_break_a_rule(fixture: &mut Rig) -> Result<()> {
     for (disk, abi) in MODES.into_iter().zip(Abi::ALL) {
-        let mut bench = Bench::new(rig, disk, abi)?;
+        let mut bench = Bench::new(fixture, disk, abi)?;
         for (turn, (name, request)) in (0..).zip(wrong(&bench)) {
-            // Whatever the handle is, and whatever the id.
+            // With any handle and any id.
             let request = Request { handle: (turn % 3) as u16 * 0x7fff, id: u64::MAX << (turn % 64), ..request };
             bench.must(&name, &request, status::ERROR).with_context(|| disk.id)?;
             bench.good().with_context(|| format!("{}, after {name}", disk.id))?;
         }
         wrong_tables(&mut bench).with_context(|| disk.id)?;
         bench.good()?;
-        bench.finish(rig)?;
+        bench.finish(fixture)?;
     }
     Ok(())
 }
 
-pub(super) fn more_segments_than_offered(rig: &mut Rig) -> Result<()> {
+pub(super) fn more_segments_than_offered(fixture: &mut Rig) -> Result<()> {
     for (disk, most) in [(FEW, Some(16)), (NONE, None)] {
-        let mut bench = Bench::new(rig, disk, Abi::X86_64)?;
+        let mut bench = Bench::new(fixture, disk, Abi::X86_64)?;
         let offered = bench.guest.front.info()?.segments;
         ensure!(offered == most.unwrap_or(11), "{offered} segments are offered");
         bench.tables.write(0, 0, &table(&bench.grefs(40)));
@@ -180,19 +180,23 @@ pub(super) fn more_segments_than_offered(rig: &mut Rig) -> Result<()> {
                 Some(_) => status::ERROR,
             };
             bench.data.fill_all(ON_DISK);
-            let answer = bench.guest.rings[0].ask(&request)?;
-            ensure!(answer == expected, "{}, {count} segments: status {answer}, expected {expected}", disk.id);
+            let response_status = bench.guest.rings[0].ask(&request)?;
+            ensure!(
+                response_status == expected,
+                "{}, {count} segments: status {response_status}, expected {expected}",
+                disk.id
+            );
         }
         bench.data.fill_all(IN_PAGES);
         bench.good()?;
-        bench.finish(rig)?;
+        bench.finish(fixture)?;
     }
     Ok(())
 }
 
-pub(super) fn to_a_read_only_disk(rig: &mut Rig) -> Result<()> {
-    rig.set_content(ANY, &vec![ON_DISK; SECTORS as usize * SECTOR])?;
-    let mut guest = rig.make_other(ANY, |vbd| vbd.writable = false)?;
+pub(super) fn to_a_read_only_disk(fixture: &mut Rig) -> Result<()> {
+    fixture.set_content(ANY, &vec![ON_DISK; SECTORS as usize * SECTOR])?;
+    let mut guest = fixture.make_other(ANY, |vbd| vbd.writable = false)?;
     guest.connect(Shape::default())?;
     let info = guest.front.info()?;
     ensure!(info.read_only, "{info:?}");
@@ -217,13 +221,13 @@ pub(super) fn to_a_read_only_disk(rig: &mut Rig) -> Result<()> {
         bench.must(name, &request, refused)?;
         bench.good().with_context(|| name)?;
     }
-    bench.finish(rig)
+    bench.finish(fixture)
 }
 
-pub(super) fn misaligned(rig: &mut Rig) -> Result<()> {
-    let mut bench = Bench::new(rig, BLOCKS, Abi::X86_64)?;
+pub(super) fn misaligned(fixture: &mut Rig) -> Result<()> {
+    let mut bench = Bench::new(fixture, BLOCKS, Abi::X86_64)?;
     let info = bench.guest.front.info()?;
-    // Sizes are told in sectors whatever the blocks are.
+    // Sizes are in 512-byte sectors, whatever the block size.
     ensure!((info.block.bytes(), info.capacity.0) == (4096, SECTORS), "{info:?}");
     let page = bench.data.gref(0);
     for op in [READ, WRITE, operation::FLUSH_DISKCACHE, operation::WRITE_BARRIER] {
@@ -234,41 +238,44 @@ pub(super) fn misaligned(rig: &mut Rig) -> Result<()> {
             let one = [segment(page, first, last)];
             bench.must(&format!("{op} of {first} to {last}"), &transfer(op, 0, &one), status::ERROR)?;
         }
-        // Each segment has to fit, not only all of them together.
+        // Each segment must be aligned, not only their sum.
         let halves = [segment(page, 0, 3), segment(page, 4, 7)];
         bench.must(&format!("{op} of two halves"), &transfer(op, 0, &halves), status::ERROR)?;
     }
     for (sector, sectors) in [(1, 8), (0, 7), (0, 9), (4, 4)] {
         bench.must(&format!("discard of {sectors} at {sector}"), &discard(sector, sectors, 0), status::ERROR)?;
     }
-    let answer = bench.guest.rings[0].ask(&transfer(READ, SECTORS - 8, &[whole(page)]))?;
-    ensure!(answer == status::OKAY && bench.data.is_filled(0, ON_DISK), "a good read: status {answer}");
-    bench.finish(rig)
+    let response_status = bench.guest.rings[0].ask(&transfer(READ, SECTORS - 8, &[whole(page)]))?;
+    ensure!(
+        response_status == status::OKAY && bench.data.is_filled(0, ON_DISK),
+        "a good read: status {response_status}"
+    );
+    bench.finish(fixture)
 }
 
-pub(super) fn unknown_operations(rig: &mut Rig) -> Result<()> {
+pub(super) fn unknown_operations(fixture: &mut Rig) -> Result<()> {
     for abi in Abi::ALL {
-        let mut bench = Bench::new(rig, ANY, abi)?;
+        let mut bench = Bench::new(fixture, ANY, abi)?;
         for op in [4].into_iter().chain(7..=255) {
             let mut bytes = [0; 112];
-            // Looks like a write, to those who do not look at the operation.
+            // Looks like a write if the operation is ignored.
             let write =
                 RawRequest::encode(abi, &Request { id: u64::from(op) << 40, ..transfer(WRITE, 0, &bench.grefs(3)) });
             bytes.copy_from_slice(write.bytes());
             bytes[0] = op;
-            let answer = bench.guest.rings[0].ask_raw(&RawRequest::from_bytes(bytes), op)?;
-            ensure!(answer == status::NOT_SUPPORTED, "{abi:?}, operation {op}: status {answer}");
+            let response_status = bench.guest.rings[0].ask_raw(&RawRequest::from_bytes(bytes), op)?;
+            ensure!(response_status == status::NOT_SUPPORTED, "{abi:?}, operation {op}: status {response_status}");
         }
         bench.data.fill_all(IN_PAGES);
         bench.good()?;
-        bench.finish(rig)?;
+        bench.finish(fixture)?;
     }
     Ok(())
 }
 
-pub(super) fn bad_grants(rig: &mut Rig) -> Result<()> {
+pub(super) fn bad_grants(fixture: &mut Rig) -> Result<()> {
     for disk in MODES {
-        let mut bench = Bench::new(rig, disk, Abi::X86_64)?;
+        let mut bench = Bench::new(fixture, disk, Abi::X86_64)?;
         let back = bench.guest.vbd.backend;
         let strangers = bench.guest.pages_for(STRANGER, 2, true)?;
         let read_only = bench.guest.pages_for(back, 2, false)?;
@@ -288,13 +295,13 @@ pub(super) fn bad_grants(rig: &mut Rig) -> Result<()> {
             let write = transfer(WRITE, 8, &[good, whole(bad), good]);
             bench.must(&format!("{name} among others"), &write, status::ERROR)?;
             bench.must(&format!("{name} of segments"), &indirect(WRITE, 8, &[bad], 20), status::ERROR)?;
-            // What is read goes into pages that are there; whether it does when others are not is nobody's business.
-            let answer = bench.guest.rings[0].ask(&transfer(READ, 8, &[good, whole(bad)]))?;
-            ensure!(answer == status::ERROR, "{name} among others, read: status {answer}");
+            // The read may or may not fill the valid pages.
+            let response_status = bench.guest.rings[0].ask(&transfer(READ, 8, &[good, whole(bad)]))?;
+            ensure!(response_status == status::ERROR, "{name} among others, read: status {response_status}");
             bench.data.fill_all(IN_PAGES);
             bench.good().with_context(|| name)?;
         }
-        // Data can be taken from a page that must not be written, but not put there.
+        // Data can be taken from a read-only page, but not put there.
         let page = whole(read_only.gref(0));
         bench.must("a read to a page that may not be written", &transfer(READ, 8, &[page]), status::ERROR)?;
         ensure!(read_only.is_filled(0, IN_PAGES), "a page that must not be written was");
@@ -305,15 +312,15 @@ pub(super) fn bad_grants(rig: &mut Rig) -> Result<()> {
         let write = bench.guest.rings[0].ask(&indirect(WRITE, 8, &[read_only.gref(1)], 12))?;
         ensure!(write == status::OKAY, "segments in a page that may not be written: status {write}");
         ensure!(strangers.is_filled(0, IN_PAGES), "a page for another domain was written");
-        bench.finish(rig).with_context(|| disk.id)?;
+        bench.finish(fixture).with_context(|| disk.id)?;
     }
     Ok(())
 }
 
-pub(super) fn grants_that_end(rig: &mut Rig) -> Result<()> {
+pub(super) fn grants_that_end(fixture: &mut Rig) -> Result<()> {
     for disk in MODES {
-        let mut bench = Bench::new(rig, disk, Abi::X86_64)?;
-        for turn in 0..rig.repeat(60) {
+        let mut bench = Bench::new(fixture, disk, Abi::X86_64)?;
+        for turn in 0..fixture.repeat(60) {
             let pages = bench.guest.pages(8)?;
             pages.fill_all(ON_DISK);
             let ring = &mut bench.guest.rings[0];
@@ -322,7 +329,7 @@ pub(super) fn grants_that_end(rig: &mut Rig) -> Result<()> {
                 let segments: Vec<_> = (0..8).map(|page| whole(pages.gref(page))).collect();
                 ring.send(&Request { id: at, ..transfer(operation, at * 64, &segments) })?;
             }
-            // Some are done, some are under way, some have not been looked at.
+            // Some have completed, some are in flight, some have not been parsed.
             (0..turn % 7).try_for_each(|_| ring.poll().map(drop))?;
             drop(pages);
             for _ in turn % 7..24 {
@@ -332,56 +339,60 @@ pub(super) fn grants_that_end(rig: &mut Rig) -> Result<()> {
         }
         bench.data.fill_all(IN_PAGES);
         bench.good()?;
-        // A page whose grant has ended holds zeroes, or what it held.
+        // A page whose grant has ended holds zeroes, or its old content.
         bench.guest.detach()?;
-        let content = rig.content(disk)?;
+        let content = fixture.content(disk)?;
         ensure!(content.iter().all(|byte| [0, ON_DISK].contains(byte)), "{}: the disk holds something else", disk.id);
     }
     Ok(())
 }
 
-pub(super) fn tables_that_are_data(rig: &mut Rig) -> Result<()> {
+pub(super) fn tables_that_are_data(fixture: &mut Rig) -> Result<()> {
     for disk in MODES {
-        let mut bench = Bench::new(rig, disk, Abi::X86_64)?;
+        let mut bench = Bench::new(fixture, disk, Abi::X86_64)?;
         let guard = bench.guest.pages(1)?;
         guard.fill(0, IN_PAGES);
-        // What is read over the page of segments names the guard, which the request does not.
+        // The data that is read over the indirect page names the guard page, which the request does not.
         let evil = table(&[whole(guard.gref(0)); 512]);
-        rig.set_content(disk, &evil.repeat(SECTORS as usize * SECTOR / PAGE))?;
+        fixture.set_content(disk, &evil.repeat(SECTORS as usize * SECTOR / PAGE))?;
         let all: Vec<Segment> = (0..24)
             .map(|at| if at % 2 == 0 { whole(bench.tables.gref(0)) } else { whole(bench.data.gref(at / 2)) })
             .collect();
-        for _ in 0..rig.repeat(50) {
+        for _ in 0..fixture.repeat(50) {
             bench.tables.write(0, 0, &table(&all));
             bench.data.fill_all(IN_PAGES);
-            let answer = bench.guest.rings[0].ask(&indirect(READ, 0, &[bench.tables.gref(0)], 24))?;
-            ensure!(answer == status::OKAY, "{}: status {answer}", disk.id);
+            let response_status = bench.guest.rings[0].ask(&indirect(READ, 0, &[bench.tables.gref(0)], 24))?;
+            ensure!(response_status == status::OKAY, "{}: status {response_status}", disk.id);
             ensure!(bench.tables.page(0) == evil, "{}: the page of segments holds something else", disk.id);
             let read = (0..12).all(|page| bench.data.page(page) == evil);
             ensure!(read && guard.is_filled(0, IN_PAGES), "{}: other pages than the request's were written", disk.id);
         }
-        // The other way round: the segments are what is written.
+        // The other direction: the indirect page is what is written.
         bench.tables.write(0, 0, &table(&all));
-        let answer = bench.guest.rings[0].ask(&indirect(WRITE, 4096, &[bench.tables.gref(0)], 24))?;
+        let response_status = bench.guest.rings[0].ask(&indirect(WRITE, 4096, &[bench.tables.gref(0)], 24))?;
         let expected = bench.tables.page(0);
         bench.guest.detach()?;
-        let content = rig.content(disk)?;
+        let content = fixture.content(disk)?;
         let at = 4096 * SECTOR;
-        ensure!(answer == status::OKAY && content[at..at + PAGE] == expected, "{}: status {answer}", disk.id);
+        ensure!(
+            response_status == status::OKAY && content[at..at + PAGE] == expected,
+            "{}: status {response_status}",
+            disk.id
+        );
     }
     Ok(())
 }
 
-pub(super) fn the_ring_as_data(rig: &mut Rig) -> Result<()> {
+pub(super) fn the_ring_as_data(fixture: &mut Rig) -> Result<()> {
     for disk in MODES {
-        let content = rig.content(disk)?;
-        let mut guest = rig.attach(disk, Shape { rings: 2, ..Shape::default() })?;
+        let content = fixture.content(disk)?;
+        let mut guest = fixture.attach(disk, Shape { rings: 2, ..Shape::default() })?;
         let data = guest.pages(1)?;
-        // Written to the disk: harmless.
+        // A write to the disk is harmless.
         let own = guest.rings[0].raw.pages.refs[0];
-        let answer = guest.rings[0].ask(&transfer(WRITE, 0, &[whole(own)]))?;
-        ensure!(answer == status::OKAY, "{}: the ring's page was not written: {answer}", disk.id);
-        // Read over the entries, which are copied before they are looked at.
+        let response_status = guest.rings[0].ask(&transfer(WRITE, 0, &[whole(own)]))?;
+        ensure!(response_status == status::OKAY, "{}: the ring's page was not written: {response_status}", disk.id);
+        // A read over the entries, which the backend copies before it parses them.
         data.fill(0, 0xff);
         let filled = guest.rings[0].ask(&transfer(WRITE, 64, &[whole(data.gref(0))]))?;
         ensure!(filled == status::OKAY, "{}: status {filled}", disk.id);
@@ -389,14 +400,14 @@ pub(super) fn the_ring_as_data(rig: &mut Rig) -> Result<()> {
         for id in 0..16 {
             guest.rings[0].send(&Request { id, ..transfer(READ, 64, &[entries]) })?;
         }
-        // And over the indices: the ring ends, or its frontend sees what it deserves.
+        // A read over the indices: the ring breaks, or the frontend sees wrong indices.
         let other = guest.rings[1].raw.pages.refs[0];
         guest.rings[0].send(&transfer(READ, 64, &[whole(other)]))?;
         guest.rings[1].raw.notify();
         std::thread::sleep(crate::loopback::WATCH);
         guest.detach()?;
-        rig.set_content(disk, &content)?;
-        rig.neighbour_goes_on()?;
+        fixture.set_content(disk, &content)?;
+        fixture.neighbour_goes_on()?;
     }
     Ok(())
 }

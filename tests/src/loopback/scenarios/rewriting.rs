@@ -1,5 +1,5 @@
-//! Double fetches: a guest's processor rewrites what the back-end looks at, at full speed, while it looks. Each word of what is
-//! rewritten has a few versions; whatever the back-end sees is a mixture of them, and it must not do what no mixture asks for.
+//! Double fetches: a guest's CPU continuously rewrites what the backend reads, at full speed. Each rewritten word has a few versions; the
+//! backend may see any mixture of them, and must not do what no mixture requests.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,20 +22,20 @@ use crate::loopback::rig::{Disk, MODES, Rig, SECTORS};
 
 /// Entries of the ring, all in flight at once.
 const ENTRIES: usize = 32;
-/// Where a write may begin: far from each other, and near the disk's end.
+/// Start sectors of writes: far from each other, and near the disk's end.
 const STARTS: [u64; 3] = [512, 2048, SECTORS - 8];
-/// Pages that requests name, and those that none does.
+/// Pages that requests name, and guard pages.
 const NAMED: usize = 6;
 const GUARDS: usize = 4;
 
-/// A thread that goes on storing versions of words.
+/// A thread that continuously stores versions of words.
 struct Rewriter {
     stop: Arc<AtomicBool>,
     stores: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A word, and its versions.
+/// Index of a word, and its versions.
 type Target = (usize, Vec<u32>);
 
 impl Rewriter {
@@ -54,7 +54,7 @@ impl Rewriter {
         Rewriter { stop, stores, thread: Some(thread) }
     }
 
-    /// Ends it; it has been at work.
+    /// Stops it, and checks that it has stored something.
     fn finish(mut self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().context("a running thread")?;
@@ -73,12 +73,12 @@ impl Drop for Rewriter {
     }
 }
 
-/// Byte that fills page `page`; no two the same, none 0.
+/// Byte that fills page `page`; unique, and not 0.
 fn stamp(page: usize) -> u8 {
     0x80 + page as u8
 }
 
-/// What the guest has, and what it may lead to.
+/// A frontend with the pages that may be reached.
 struct Stage {
     guest: Guest,
     /// [`NAMED`] pages that requests name, then [`GUARDS`].
@@ -87,15 +87,15 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(rig: &Rig, disk: Disk, abi: Abi) -> Result<Stage> {
-        rig.set_content(disk, &vec![0; SECTORS as usize * SECTOR])?;
-        let guest = rig.attach(disk, Shape { abi, ..Shape::default() })?;
+    fn new(fixture: &Rig, disk: Disk, abi: Abi) -> Result<Stage> {
+        fixture.set_content(disk, &vec![0; SECTORS as usize * SECTOR])?;
+        let guest = fixture.attach(disk, Shape { abi, ..Shape::default() })?;
         let data = guest.pages((NAMED + GUARDS) as u32)?;
         (0..data.count()).for_each(|page| data.fill(page, stamp(page)));
         Ok(Stage { guest, data, disk })
     }
 
-    /// Versions of a segment: whole pages, then parts of pages, no sectors, no page.
+    /// Returns versions of a segment: whole pages, then parts of pages, no sectors, no page.
     fn segments(&self) -> Vec<[u32; 2]> {
         let page = |page| self.data.gref(page);
         let wrong = [segment(page(1), 7, 0), segment(page(2), 0, 255), whole(GrantRef(u32::MAX))];
@@ -103,8 +103,8 @@ impl Stage {
         all.map(words).collect()
     }
 
-    /// Fills the ring again and again with one of the requests; every request is answered, once. At least `count` times, and until one
-    /// was done and one was refused: else nothing was seen that had been rewritten, or nothing that was right.
+    /// Fills the ring repeatedly with one of the requests; each gets one response. Runs at least `count` times, and until one request has
+    /// succeeded and one has failed: else the rewriting had no effect, or no request was valid.
     fn rounds(&mut self, count: u32, requests: &[RawRequest]) -> Result<()> {
         let ring = &mut self.guest.rings[0];
         let (mut done, mut refused) = (0_u64, 0_u64);
@@ -119,7 +119,7 @@ impl Stage {
             let _ = ring.raw.front.publish();
             ring.raw.notify();
             for _ in 0..ENTRIES {
-                // Its id may be rewritten as well.
+                // The id may be rewritten too.
                 match ring.poll()?.status {
                     status::OKAY => done += 1,
                     status::ERROR | status::NOT_SUPPORTED => refused += 1,
@@ -131,9 +131,9 @@ impl Stage {
         Ok(())
     }
 
-    /// Whether only what some version names was written: to the disk, from pages that some version names, where some version
-    /// begins; `longest` is the length of the longest mixture in sectors.
-    fn judge(self, rig: &Rig, longest: u64) -> Result<()> {
+    /// Checks that only what some version names was written to the disk: from pages that a version names, at sectors where a version
+    /// begins. `longest` is the length of the longest mixture in sectors.
+    fn judge(self, fixture: &Rig, longest: u64) -> Result<()> {
         for page in NAMED..self.data.count() {
             ensure!(self.data.is_filled(page, stamp(page)), "a page that no version names was written");
         }
@@ -144,7 +144,7 @@ impl Stage {
         }
         let name = self.disk.id;
         self.guest.detach()?;
-        let content = rig.content(self.disk)?;
+        let content = fixture.content(self.disk)?;
         for (sector, bytes) in (0..).zip(content.chunks(SECTOR)) {
             let reached = STARTS.iter().any(|start| (*start..start + longest).contains(&sector));
             let allowed = |byte: &u8| if reached { stamps.contains(byte) } else { *byte == 0 };
@@ -154,13 +154,13 @@ impl Stage {
     }
 }
 
-/// Versions of a number of segments and what stands beside it: the first word of an entry.
+/// Returns versions of an entry's first word: the operation and the number of segments.
 fn heads(operations: &[u8]) -> Vec<u32> {
     let counts = [1, 2, 5, 11, 12, 0, 255];
     operations.iter().flat_map(|op| counts.map(|count| u32::from_le_bytes([*op, count, 0, 0]))).collect()
 }
 
-/// Versions of the words of all entries, but for those that hold a response's status.
+/// Returns versions of the words of all entries, except for those that hold a response's status.
 fn of_entries(abi: Abi, operations: &[u8], segments: &[[u32; 2]]) -> Vec<Target> {
     // In words of 32 bits: see the layouts of `blkif.h`.
     let (entry_words, sector, first_segment) = if abi == Abi::X86_32 { (27, 3, 5) } else { (28, 4, 6) };
@@ -171,7 +171,7 @@ fn of_entries(abi: Abi, operations: &[u8], segments: &[[u32; 2]]) -> Vec<Target>
         let first = HEADER as usize / size_of::<u32>() + entry * entry_words;
         targets.push((first, heads(operations)));
         targets.push((first + sector, starts.iter().map(|start| *start as u32).collect()));
-        // Mostly where the disk is.
+        // Mostly within the disk.
         targets.push((first + sector + 1, vec![0, 0, 0, 0, u32::MAX]));
         for at in (0..11).map(|at| first + first_segment + 2 * at) {
             targets.extend([(at, half(0)), (at + 1, half(1))]);
@@ -180,36 +180,36 @@ fn of_entries(abi: Abi, operations: &[u8], segments: &[[u32; 2]]) -> Vec<Target>
     targets
 }
 
-pub(super) fn entries(rig: &mut Rig) -> Result<()> {
+pub(super) fn entries(fixture: &mut Rig) -> Result<()> {
     for (disk, abi) in MODES.into_iter().zip(Abi::ALL) {
-        // What is written; then what is read, which ends in the pages.
+        // First writes, then reads, which change the pages.
         for operations in [[operation::WRITE, operation::FLUSH_DISKCACHE, 255], [operation::READ, 4, 77]] {
-            let mut stage = Stage::new(rig, disk, abi)?;
+            let mut stage = Stage::new(fixture, disk, abi)?;
             let targets = of_entries(abi, &operations, &stage.segments());
             let memory = &stage.guest.rings[0].raw.pages.memory;
             let rewriter = Rewriter::start(memory.slots(GuestAddress(0), WORDS).context("the ring's page")?, targets);
             let named: Vec<_> = (0..NAMED).map(|page| whole(stage.data.gref(page))).collect();
             let raw = RawRequest::encode(abi, &transfer(operations[0], STARTS[0], &named));
-            stage.rounds(rig.repeat(600), &[raw]).with_context(|| disk.id)?;
+            stage.rounds(fixture.repeat(600), &[raw]).with_context(|| disk.id)?;
             rewriter.finish()?;
-            rig.neighbour_goes_on()?;
-            stage.judge(rig, 11 * PAGE_SECTORS)?;
+            fixture.neighbour_goes_on()?;
+            stage.judge(fixture, 11 * PAGE_SECTORS)?;
         }
     }
     Ok(())
 }
 
-pub(super) fn tables(rig: &mut Rig) -> Result<()> {
+pub(super) fn tables(fixture: &mut Rig) -> Result<()> {
     const SEGMENTS: usize = 40;
     for disk in MODES {
         for inner in [operation::WRITE, operation::READ] {
-            let mut stage = Stage::new(rig, disk, Abi::X86_64)?;
+            let mut stage = Stage::new(fixture, disk, Abi::X86_64)?;
             let table = stage.guest.pages(1)?;
             let versions = stage.segments();
             let (right, all) = (&versions[..NAMED + 1], &versions[..]);
             let mut targets: Vec<Target> = vec![];
             for at in 0..SEGMENTS {
-                // Nearly all are right, or no request of so many would ever be.
+                // Nearly all are valid, or no request with so many segments would ever be.
                 let from: Vec<_> = if at == 17 { right.repeat(2) } else { right.to_vec() };
                 let from = if at == 17 { [&from[..], all].concat() } else { from };
                 targets.push((2 * at, from.iter().map(|words| words[0]).collect()));
@@ -221,10 +221,10 @@ pub(super) fn tables(rig: &mut Rig) -> Result<()> {
                 let request = Request { id: start, ..indirect(inner, start, &[table.gref(0)], SEGMENTS as u16) };
                 RawRequest::encode(Abi::X86_64, &request)
             });
-            stage.rounds(rig.repeat(300), &requests).with_context(|| disk.id)?;
+            stage.rounds(fixture.repeat(300), &requests).with_context(|| disk.id)?;
             rewriter.finish()?;
-            rig.neighbour_goes_on()?;
-            stage.judge(rig, SEGMENTS as u64 * PAGE_SECTORS)?;
+            fixture.neighbour_goes_on()?;
+            stage.judge(fixture, SEGMENTS as u64 * PAGE_SECTORS)?;
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Rings that are broken, or about to be.
+//! Broken rings.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,24 +18,25 @@ use crate::loopback::request::{transfer, whole};
 use crate::loopback::rig::{ANY, MODES, ORDER, Rig, SECTORS, STRANGER};
 use crate::loopback::{PATIENCE, wait_for};
 
-/// Fields of the first page.
+/// Offsets of fields in the first page.
 const REQ_EVENT: usize = 4;
 const RSP_PROD: usize = 8;
 const RSP_EVENT: usize = 12;
 
-/// A write of a page and a read of it, verified.
+/// Writes a page and reads it back, verified.
 pub(super) fn works(ring: &mut Ring, data: &Pages, sector: u64, stamp: u8) -> Result<()> {
     for (operation, page) in [(operation::WRITE, 0), (operation::READ, 1)] {
         data.fill(0, stamp);
         data.fill(1, !stamp);
-        let answer = ring.ask(&Request { id: sector, ..transfer(operation, sector, &[whole(data.gref(page))]) })?;
-        ensure!(answer == status::OKAY, "operation {operation} at {sector}: status {answer}");
+        let response_status =
+            ring.ask(&Request { id: sector, ..transfer(operation, sector, &[whole(data.gref(page))]) })?;
+        ensure!(response_status == status::OKAY, "operation {operation} at {sector}: status {response_status}");
     }
     ensure!(data.is_filled(1, stamp), "other data than was written came back");
     Ok(())
 }
 
-/// That all of a device's rings work.
+/// Checks that all rings of a device work.
 pub(super) fn all_work(guest: &mut Guest, data: &Pages) -> Result<()> {
     for (ring, at) in guest.rings.iter_mut().zip(0..) {
         works(ring, data, u64::from(at) * 8, at + 1).with_context(|| format!("ring {at}"))?;
@@ -43,15 +44,15 @@ pub(super) fn all_work(guest: &mut Guest, data: &Pages) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn producer_jumps(rig: &mut Rig) -> Result<()> {
+pub(super) fn producer_jumps(fixture: &mut Rig) -> Result<()> {
     let jumps = [33_u32, 34, 1000, u32::MAX, 1 << 16, 1 << 31, (1 << 31) + 1, u32::MAX - 40];
-    for (jump, disk) in rig.sample(&jumps).zip(MODES.into_iter().cycle()) {
-        let shape = Shape { rings: 3, ..Shape::default() };
-        let mut guest = rig.attach(disk, shape)?;
+    for (jump, disk) in fixture.sample(&jumps).zip(MODES.into_iter().cycle()) {
+        let config = Shape { rings: 3, ..Shape::default() };
+        let mut guest = fixture.attach(disk, config)?;
         let data = guest.pages(2)?;
         all_work(&mut guest, &data)?;
-        let mut other = rig.attach(ANY, Shape::default())?;
-        // Requests that were there before the jump may be answered or not; nothing comes after it.
+        let mut other = fixture.attach(ANY, Shape::default())?;
+        // Requests before the jump may or may not get a response; none comes after it.
         guest.rings[1].raw.front.publish_index(2_u32.wrapping_add(*jump));
         guest.rings[1].raw.notify();
         guest.rings[1].must_be_silent().with_context(|| format!("a jump by {jump}"))?;
@@ -62,16 +63,16 @@ pub(super) fn producer_jumps(rig: &mut Rig) -> Result<()> {
             works(&mut guest.rings[ring], &data, 64, 0x31).with_context(|| format!("ring {ring} beside a dead one"))?;
         }
         all_work(&mut other, &data).context("another device")?;
-        rig.neighbour_goes_on()?;
+        fixture.neighbour_goes_on()?;
         wait_for("the error node", || Ok(guest.error()?.filter(|error| error.contains("ring 1"))))?;
         guest.close()?;
-        guest.reconnect(Shape { persistent: disk.persistent, ..shape }).context("after a ring's death")?;
+        guest.reconnect(Shape { persistent: disk.persistent, ..config }).context("after a ring's death")?;
         all_work(&mut guest, &data).context("after a ring's death")?;
         guest.detach()?;
         other.detach()?;
     }
-    // As far as it goes: a ring full of nonsense, all of which is answered.
-    let mut guest = rig.attach(ANY, Shape { order: ORDER, ..Shape::default() })?;
+    // The largest valid jump: a ring full of garbage, with a response to each entry.
+    let mut guest = fixture.attach(ANY, Shape { order: ORDER, ..Shape::default() })?;
     let data = guest.pages(2)?;
     let ring = &mut guest.rings[0];
     for _ in 0..ring.raw.front.size() {
@@ -84,8 +85,8 @@ pub(super) fn producer_jumps(rig: &mut Rig) -> Result<()> {
     guest.detach()
 }
 
-pub(super) fn event_floods(rig: &mut Rig) -> Result<()> {
-    let mut guest = rig.attach(ANY, Shape { rings: 4, ..Shape::default() })?;
+pub(super) fn event_floods(fixture: &mut Rig) -> Result<()> {
+    let mut guest = fixture.attach(ANY, Shape { rings: 4, ..Shape::default() })?;
     let data = guest.pages(2)?;
     let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let mut ring = guest.rings.pop().context("a ring")?;
@@ -98,10 +99,10 @@ pub(super) fn event_floods(rig: &mut Rig) -> Result<()> {
         }
         rings
     });
-    let enough = u64::from(rig.repeat(100_000));
+    let enough = u64::from(fixture.repeat(100_000));
     let worked = wait_for("a flood of events", || {
         works(&mut ring, &data, 8, 0x42)?;
-        rig.neighbour_goes_on()?;
+        fixture.neighbour_goes_on()?;
         Ok((sent.load(Ordering::Relaxed) >= enough).then_some(()))
     });
     stop.store(true, Ordering::Relaxed);
@@ -112,9 +113,9 @@ pub(super) fn event_floods(rig: &mut Rig) -> Result<()> {
     guest.detach()
 }
 
-pub(super) fn scribbled_indices(rig: &mut Rig) -> Result<()> {
+pub(super) fn scribbled_indices(fixture: &mut Rig) -> Result<()> {
     for disk in MODES {
-        let mut guest = rig.attach(disk, Shape::default())?;
+        let mut guest = fixture.attach(disk, Shape::default())?;
         let data = guest.pages(2)?;
         let memory = Arc::clone(&guest.rings[0].raw.pages.memory);
         let cell = |at: usize| memory.cell_u32(GuestAddress(at as u64)).context("the ring's page");
@@ -127,9 +128,9 @@ pub(super) fn scribbled_indices(rig: &mut Rig) -> Result<()> {
                 events.iter().for_each(|cell| cell.store(random.random(), Ordering::Relaxed));
             }
         });
-        let worked = (0..rig.repeat(1000)).try_for_each(|turn| {
+        let worked = (0..fixture.repeat(1000)).try_for_each(|turn| {
             data.fill(0, turn as u8);
-            // Its events go out in any case, and it does not wait for any.
+            // The backend notifies in any case, and does not wait for events.
             let sector = u64::from(turn) * 8 % SECTORS;
             for (operation, page) in [(operation::WRITE, 0), (operation::READ, 1)] {
                 let request = transfer(operation, sector, &[whole(data.gref(page))]);
@@ -143,7 +144,7 @@ pub(super) fn scribbled_indices(rig: &mut Rig) -> Result<()> {
         stop.store(true, Ordering::Relaxed);
         scribbler.join().map_err(|_| anyhow!("the scribbler panicked"))?;
         worked.with_context(|| disk.id)?;
-        // The back-end keeps its own index of responses.
+        // The backend has its own index of responses.
         let cell = cell(RSP_PROD)?;
         let before = u32::from_le(cell.load(Ordering::Acquire));
         for wrong in [before.wrapping_sub(1), before.wrapping_add(30), 0, u32::MAX] {
@@ -161,9 +162,9 @@ pub(super) fn scribbled_indices(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn unread_responses(rig: &mut Rig) -> Result<()> {
+pub(super) fn unread_responses(fixture: &mut Rig) -> Result<()> {
     for disk in MODES {
-        let mut guest = rig.attach(disk, Shape { rings: 2, ..Shape::default() })?;
+        let mut guest = fixture.attach(disk, Shape { rings: 2, ..Shape::default() })?;
         let data = guest.pages(2)?;
         data.fill(0, 9);
         let memory = Arc::clone(&guest.rings[0].raw.pages.memory);
@@ -172,8 +173,8 @@ pub(super) fn unread_responses(rig: &mut Rig) -> Result<()> {
         let (first, entry) = (crate::loopback::guest::HEADER, u64::from(abi.entry_bytes()));
         let raw = mqblk_ring::blkif::RawRequest::encode(abi, &transfer(operation::WRITE, 8, &[whole(data.gref(0))]));
         let mut produced = 0_u32;
-        for _ in 0..rig.repeat(200) {
-            // A ring full, over responses that were never looked at.
+        for _ in 0..fixture.repeat(200) {
+            // A full ring, over responses that were never taken.
             for slot in 0..32 {
                 guest.rings[0].raw.overwrite(first + slot * entry, &raw.bytes()[..entry as usize]);
             }
@@ -184,45 +185,45 @@ pub(super) fn unread_responses(rig: &mut Rig) -> Result<()> {
         }
         works(&mut guest.rings[1], &data, 64, 3).with_context(|| disk.id)?;
         guest.detach()?;
-        let content = rig.content(disk)?;
+        let content = fixture.content(disk)?;
         ensure!(content[8 * SECTOR..16 * SECTOR].iter().all(|byte| *byte == 9), "the writes are not on the disk");
     }
     Ok(())
 }
 
-pub(super) fn revoked_pages(rig: &mut Rig) -> Result<()> {
+pub(super) fn revoked_pages(fixture: &mut Rig) -> Result<()> {
     for disk in MODES {
-        let shape = Shape { rings: 2, persistent: disk.persistent, ..Shape::default() };
-        let mut guest = rig.attach(disk, shape)?;
+        let config = Shape { rings: 2, persistent: disk.persistent, ..Shape::default() };
+        let mut guest = fixture.attach(disk, config)?;
         let data = guest.pages(2)?;
-        // With requests in it.
+        // With requests in the ring.
         for _ in 0..16 {
             guest.rings[0].send(&transfer(operation::READ, 0, &[whole(data.gref(1))]))?;
         }
         drop(guest.rings.remove(0));
         works(&mut guest.rings[0], &data, 8, 0x19).with_context(|| format!("{}: the other ring", disk.id))?;
-        rig.neighbour_goes_on()?;
+        fixture.neighbour_goes_on()?;
         guest.close()?;
-        guest.reconnect(shape)?;
+        guest.reconnect(config)?;
         all_work(&mut guest, &data).with_context(|| disk.id)?;
-        // All of them, and no goodbye.
+        // All rings, without a state change.
         guest.rings.clear();
-        rig.neighbour_goes_on()?;
+        fixture.neighbour_goes_on()?;
         guest.detach()?;
     }
     Ok(())
 }
 
-/// What to tell in place of `key`.
-fn told_otherwise(mut told: Vec<(String, String)>, key: &str, value: impl ToString) -> Vec<(String, String)> {
-    told.retain(|(name, _)| name != key);
-    told.push((key.to_owned(), value.to_string()));
-    told
+/// Returns the keys with another value of `key`.
+fn told_otherwise(mut keys: Vec<(String, String)>, key: &str, value: impl ToString) -> Vec<(String, String)> {
+    keys.retain(|(name, _)| name != key);
+    keys.push((key.to_owned(), value.to_string()));
+    keys
 }
 
-pub(super) fn unusable(rig: &mut Rig) -> Result<()> {
-    let mut guest = rig.make(ANY)?;
-    let shape = Shape { rings: 2, ..Shape::default() };
+pub(super) fn unusable(fixture: &mut Rig) -> Result<()> {
+    let mut guest = fixture.make(ANY)?;
+    let config = Shape { rings: 2, ..Shape::default() };
     let back = guest.vbd.backend;
     let read_only = guest.pages_for(back, 1, false)?;
     let strangers = guest.pages_for(STRANGER, 1, true)?;
@@ -239,43 +240,43 @@ pub(super) fn unusable(rig: &mut Rig) -> Result<()> {
         (1, keys::EVENT_CHANNEL, 100_000, "event-channel"),
         (1, keys::EVENT_CHANNEL, stranger_port.port.0, "event-channel"),
     ] {
-        let told = guest.make_rings(shape)?;
-        let told = told_otherwise(told, &format!("queue-{queue}/{key}"), value);
-        ensure!(guest.front.connect(&told).is_err(), "{key} {value} of ring {queue} was taken");
+        let keys = guest.make_rings(config)?;
+        let keys = told_otherwise(keys, &format!("queue-{queue}/{key}"), value);
+        ensure!(guest.front.connect(&keys).is_err(), "{key} {value} of ring {queue} was taken");
         guest.must_fail(words).with_context(|| format!("{key} {value} of ring {queue}"))?;
         guest.close()?;
         guest.front.begin()?;
     }
-    // A page that is not granted any more.
-    let told = guest.make_rings(shape)?;
+    // A page whose grant has ended.
+    let keys = guest.make_rings(config)?;
     let ended = guest.pages(1)?.gref(0);
-    ensure!(guest.front.connect(&told_otherwise(told, "queue-1/ring-ref", ended.0)).is_err(), "a grant that ended");
+    ensure!(guest.front.connect(&told_otherwise(keys, "queue-1/ring-ref", ended.0)).is_err(), "a grant that ended");
     guest.must_fail("ring-ref").context("a grant that ended")?;
     guest.close()?;
     guest.front.begin()?;
-    // A port that both rings want.
-    let told = guest.make_rings(shape)?;
-    let told = told_otherwise(told, "queue-0/event-channel", bound.port.0);
-    let told = told_otherwise(told, "queue-1/event-channel", bound.port.0);
-    ensure!(guest.front.connect(&told).is_err(), "one port for two rings was taken");
+    // One port for both rings.
+    let keys = guest.make_rings(config)?;
+    let keys = told_otherwise(keys, "queue-0/event-channel", bound.port.0);
+    let keys = told_otherwise(keys, "queue-1/event-channel", bound.port.0);
+    ensure!(guest.front.connect(&keys).is_err(), "one port for two rings was taken");
     guest.must_fail("event-channel")?;
     guest.close()?;
-    guest.reconnect(shape)?;
+    guest.reconnect(config)?;
     all_work(&mut guest, &data)?;
     ensure!(guest.error()?.is_none(), "the error node outlives the error");
     guest.detach()
 }
 
-pub(super) fn shared_page(rig: &mut Rig) -> Result<()> {
-    let mut guest = rig.make(ANY)?;
-    let shape = Shape { rings: 2, ..Shape::default() };
-    let told = guest.make_rings(shape)?;
+pub(super) fn shared_page(fixture: &mut Rig) -> Result<()> {
+    let mut guest = fixture.make(ANY)?;
+    let config = Shape { rings: 2, ..Shape::default() };
+    let keys = guest.make_rings(config)?;
     let first = guest.rings[0].raw.pages.refs[0];
-    let told = told_otherwise(told, "queue-1/ring-ref", first.0);
+    let keys = told_otherwise(keys, "queue-1/ring-ref", first.0);
     let data = guest.pages(2)?;
-    // Two rings that read the same requests and write over each other's responses: whatever comes of it, it stays there.
-    if guest.front.connect(&told).is_ok() {
-        for turn in 0..rig.repeat(100) {
+    // Two rings read the same requests and overwrite each other's responses: only they are affected.
+    if guest.front.connect(&keys).is_ok() {
+        for turn in 0..fixture.repeat(100) {
             let raw = transfer(operation::READ, u64::from(turn), &[whole(data.gref(1))]);
             let raw = mqblk_ring::blkif::RawRequest::encode(Abi::X86_64, &raw);
             guest.rings[0]
@@ -284,24 +285,24 @@ pub(super) fn shared_page(rig: &mut Rig) -> Result<()> {
             guest.rings[0].raw.front.publish_index(turn + 1);
             guest.rings.iter().for_each(|ring| ring.raw.notify());
         }
-        rig.neighbour_goes_on()?;
+        fixture.neighbour_goes_on()?;
     }
     guest.close()?;
-    guest.reconnect(Shape { persistent: true, ..shape })?;
+    guest.reconnect(Shape { persistent: true, ..config })?;
     all_work(&mut guest, &data)?;
-    // A page of a ring twice in the same ring.
+    // The same page twice in one ring.
     guest.close()?;
     guest.front.begin()?;
-    let told = guest.make_rings(Shape { order: 1, rings: 1, ..shape })?;
+    let keys = guest.make_rings(Shape { order: 1, rings: 1, ..config })?;
     let first = guest.rings[0].raw.pages.refs[0];
-    if guest.front.connect(&told_otherwise(told, "ring-ref1", first.0)).is_ok() {
+    if guest.front.connect(&told_otherwise(keys, "ring-ref1", first.0)).is_ok() {
         guest.rings[0].send(&transfer(operation::READ, 0, &[whole(data.gref(1))]))?;
         ensure!(guest.rings[0].raw.sleep(PATIENCE), "no event came");
     }
     guest.detach()
 }
 
-/// For others that connect by hand.
+/// Returns the keys of a correct frontend, to be written by other scenarios.
 pub(super) fn told(guest: &Guest, abi: Abi) -> Vec<(String, String)> {
     RawFront::told(abi, true, &guest.rings.iter().map(|ring| &ring.raw).collect::<Vec<_>>())
 }

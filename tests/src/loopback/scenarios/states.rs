@@ -1,4 +1,4 @@
-//! Frontends that change their state as they like.
+//! Frontends that change their state arbitrarily.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,14 +19,14 @@ use crate::loopback::wait_for;
 const FLIPS: u32 = 1000;
 const SHAPE: Shape = Shape { abi: Abi::X86_64, persistent: true, rings: 2, order: 0 };
 
-/// Writes states one after the other as fast as it goes, and among them what is no state.
+/// Writes states as fast as possible, some of them invalid.
 fn flip(guest: &mut Guest, count: u32, seed: u64) -> Result<()> {
     let mut random = SmallRng::seed_from_u64(seed);
     for _ in 0..count {
         let value = match random.random_range(0..40) {
             38 => "".to_owned(),
             39 => "-1".to_owned(),
-            // Those of a connection are more likely than others.
+            // The states of a connection are more likely.
             30..38 => random.random_range(0..12).to_string(),
             other => [1, 3, 4, 5, 6][other % 5].to_string(),
         };
@@ -35,20 +35,20 @@ fn flip(guest: &mut Guest, count: u32, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Closes from whatever state there is; the back-end ends up closed.
+/// Closes from any state, and waits for the backend's Closed.
 fn settle(guest: &mut Guest) -> Result<()> {
     guest.front.set_state(XenbusState::Closed)?;
-    wait_for("the back-end closes", || Ok((guest.back_state()? == XenbusState::Closed).then_some(())))
+    wait_for("the backend closes", || Ok((guest.back_state()? == XenbusState::Closed).then_some(())))
 }
 
-pub(super) fn flipped(rig: &mut Rig) -> Result<()> {
-    for seed in 0..rig.repeat(90).div_ceil(30).into() {
-        let mut guest = rig.make(ANY)?;
+pub(super) fn flipped(fixture: &mut Rig) -> Result<()> {
+    for seed in 0..fixture.repeat(90).div_ceil(30).into() {
+        let mut guest = fixture.make(ANY)?;
         let data = guest.pages(2)?;
-        // The keys are right, so that a state of 3 or 4 connects.
+        // The keys are valid, so that state 3 or 4 connects.
         guest.connect(SHAPE)?;
         flip(&mut guest, FLIPS, seed)?;
-        rig.neighbour_goes_on()?;
+        fixture.neighbour_goes_on()?;
         settle(&mut guest).with_context(|| format!("seed {seed}"))?;
         guest.rings.clear();
         guest.reconnect(SHAPE).context("after the flips")?;
@@ -58,14 +58,14 @@ pub(super) fn flipped(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn flipped_under_load(rig: &mut Rig) -> Result<()> {
-    let mut guest = rig.attach(ANY, SHAPE)?;
+pub(super) fn flipped_under_load(fixture: &mut Rig) -> Result<()> {
+    let mut guest = fixture.attach(ANY, SHAPE)?;
     let data = guest.pages(8)?;
     let stop = Arc::new(AtomicBool::new(false));
     let mut rings = std::mem::take(&mut guest.rings);
     let grefs: Vec<GrantRef> = (0..8).map(|page| data.gref(page)).collect();
     let stop2 = Arc::clone(&stop);
-    // Requests come all the time, whoever is there to see them.
+    // Requests are sent all the time, in any state.
     let load = std::thread::spawn(move || {
         let segments: Vec<_> = grefs.iter().map(|gref| whole(*gref)).collect();
         let raw = RawRequest::encode(SHAPE.abi, &transfer(operation::READ, 0, &segments));
@@ -75,7 +75,7 @@ pub(super) fn flipped_under_load(rig: &mut Rig) -> Result<()> {
                 for slot in 0..32 {
                     ring.raw.overwrite(HEADER + slot * 112, &raw.bytes()[..112]);
                 }
-                // As far as there is room for, if anybody answers.
+                // As many as fit, if there are responses.
                 let answered = ring.field(8);
                 produced = answered.wrapping_add(16);
                 ring.raw.front.publish_index(produced);
@@ -90,26 +90,26 @@ pub(super) fn flipped_under_load(rig: &mut Rig) -> Result<()> {
     let (rings, produced) = load.join().map_err(|_| anyhow!("the load panicked"))?;
     settled?;
     ensure!(produced > 0, "no request was sent");
-    rig.neighbour_goes_on()?;
+    fixture.neighbour_goes_on()?;
     drop(rings);
     guest.reconnect(SHAPE).context("after the flips")?;
     all_work(&mut guest, &data).context("after the flips")?;
     guest.detach()
 }
 
-pub(super) fn anew(rig: &mut Rig) -> Result<()> {
-    let mut guest = rig.attach(ANY, SHAPE)?;
+pub(super) fn anew(fixture: &mut Rig) -> Result<()> {
+    let mut guest = fixture.attach(ANY, SHAPE)?;
     let data = guest.pages(2)?;
-    for turn in 0..rig.repeat(30) {
-        let shape = Shape { rings: 1 + turn % 4, order: (turn % 3) as u8, ..SHAPE };
+    for turn in 0..fixture.repeat(30) {
+        let config = Shape { rings: 1 + turn % 4, order: (turn % 3) as u8, ..SHAPE };
         guest.rings[0].send(&transfer(operation::READ, 0, &[whole(data.gref(1))]))?;
-        // Its kernel was replaced: it starts at 1, without a word of what was before.
+        // The guest's kernel was replaced: it starts in Initialising, without closing the old connection.
         guest.front.set_state(XenbusState::Initialising)?;
         let waits = || Ok((guest.back_state()? == XenbusState::InitWait).then_some(()));
-        wait_for("the back-end waits again", waits)?;
-        guest.connect(shape).with_context(|| format!("turn {turn}"))?;
+        wait_for("the backend waits again", waits)?;
+        guest.connect(config).with_context(|| format!("turn {turn}"))?;
         all_work(&mut guest, &data).with_context(|| format!("turn {turn}"))?;
     }
-    rig.neighbour_goes_on()?;
+    fixture.neighbour_goes_on()?;
     guest.detach()
 }

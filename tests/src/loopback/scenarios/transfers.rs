@@ -1,4 +1,4 @@
-//! Requests that are right, with unusual shapes.
+//! Valid requests of unusual shapes.
 
 use anyhow::{Context, Result, ensure};
 use mqblk_core::units::SECTOR_BYTES;
@@ -15,10 +15,10 @@ use crate::loopback::rig::{ANY, Disk, MODES, ORDER, Rig, SECTORS};
 
 /// Bytes of a sector.
 pub const SECTOR: usize = SECTOR_BYTES as usize;
-/// Pages of data, beside those of segments.
+/// Data pages, in addition to those of segments.
 const DATA: usize = 40;
 
-/// A disk's model, and its frontend.
+/// A frontend, and the expected content of its disk.
 struct Player {
     guest: Guest,
     data: Pages,
@@ -28,13 +28,13 @@ struct Player {
 }
 
 impl Player {
-    fn new(rig: &Rig, disk: Disk, shape: Shape, data: usize) -> Result<Player> {
-        let guest = rig.attach(disk, shape)?;
+    fn new(fixture: &Rig, disk: Disk, config: Shape, data: usize) -> Result<Player> {
+        let guest = fixture.attach(disk, config)?;
         let (data, tables) = (guest.pages(data as u32)?, guest.pages(1)?);
-        Ok(Player { guest, data, tables, model: rig.content(disk)?, random: SmallRng::seed_from_u64(11) })
+        Ok(Player { guest, data, tables, model: fixture.content(disk)?, random: SmallRng::seed_from_u64(11) })
     }
 
-    /// Some parts of pages, each in a page of its own.
+    /// Returns segments with random sectors, each in a page of its own.
     fn segments(&mut self, count: usize) -> Vec<Segment> {
         let skip = self.random.random_range(0..=self.data.count() - count);
         (skip..skip + count)
@@ -49,7 +49,7 @@ impl Player {
         (0..self.data.count()).find(|page| self.data.gref(*page) == gref).expect("a page of ours")
     }
 
-    /// The request for these segments: with the segments in the entry if they fit and `direct` says so.
+    /// Returns the request for these segments: direct if they fit and `direct` is true, else indirect.
     fn request(&self, operation: u8, sector: u64, segments: &[Segment], direct: bool) -> Request {
         if direct && segments.len() <= MAX_SEGMENTS {
             return transfer(operation, sector, segments);
@@ -58,7 +58,7 @@ impl Player {
         indirect(operation, sector, &[self.tables.gref(0)], segments.len() as u16)
     }
 
-    /// One write or read of `count` segments, verified: bytes of pages outside of the segments, too.
+    /// Runs one write or read of `count` segments and verifies the disk and all pages, including bytes outside of the segments.
     fn one(&mut self, ring: usize, write: bool, count: usize, direct: bool) -> Result<()> {
         let segments = self.segments(count);
         let sectors: u64 = segments.iter().map(|s| u64::from(s.last_sect - s.first_sect) + 1).sum();
@@ -71,8 +71,8 @@ impl Player {
         let before: Vec<Vec<u8>> = (0..self.data.count()).map(|page| self.data.page(page)).collect();
         let operation = if write { operation::WRITE } else { operation::READ };
         let request = self.request(operation, sector, &segments, direct);
-        let answer = self.guest.rings[ring].ask(&Request { id: self.random.random(), ..request })?;
-        ensure!(answer == status::OKAY, "{request:?}: status {answer}");
+        let response_status = self.guest.rings[ring].ask(&Request { id: self.random.random(), ..request })?;
+        ensure!(response_status == status::OKAY, "{request:?}: status {response_status}");
         let mut at = sector as usize * SECTOR;
         let mut expected = before;
         for segment in &segments {
@@ -91,36 +91,36 @@ impl Player {
         Ok(())
     }
 
-    fn finish(self, rig: &Rig, disk: Disk) -> Result<()> {
+    fn finish(self, fixture: &Rig, disk: Disk) -> Result<()> {
         self.guest.detach()?;
-        ensure!(rig.content(disk)? == self.model, "the disk holds something else than was written");
+        ensure!(fixture.content(disk)? == self.model, "the disk holds something else than was written");
         Ok(())
     }
 }
 
-pub(super) fn every_layout(rig: &mut Rig) -> Result<()> {
+pub(super) fn every_layout(fixture: &mut Rig) -> Result<()> {
     for abi in Abi::ALL {
         for disk in MODES {
             let rings = if disk.id == "copy" { 4 } else { 1 };
             let order = if abi == Abi::Arm { ORDER } else { 0 };
-            let shape = Shape { abi, rings, order, ..Shape::default() };
-            let mut player = Player::new(rig, disk, shape, DATA)?;
-            for turn in 0..rig.repeat(120) as usize {
+            let config = Shape { abi, rings, order, ..Shape::default() };
+            let mut player = Player::new(fixture, disk, config, DATA)?;
+            for turn in 0..fixture.repeat(120) as usize {
                 let count = player.random.random_range(1..=if turn % 2 == 0 { MAX_SEGMENTS } else { DATA });
                 let direct = turn % 3 != 0;
                 let result = player.one(turn % rings as usize, turn % 4 < 2, count, direct);
                 result.with_context(|| format!("{abi:?}, {}, turn {turn}", disk.id))?;
             }
-            reached_as_told(rig, disk)?;
-            player.finish(rig, disk)?;
+            reached_as_told(fixture, disk)?;
+            player.finish(fixture, disk)?;
         }
     }
     Ok(())
 }
 
-/// That the pages of a disk's frontend were reached in the way that the disk is there for.
-fn reached_as_told(rig: &Rig, disk: Disk) -> Result<()> {
-    let grants = rig.grants(disk)?;
+/// Checks that the grants were used in the disk's mode.
+fn reached_as_told(fixture: &Rig, disk: Disk) -> Result<()> {
+    let grants = fixture.grants(disk)?;
     let right = match disk.id {
         "copy" => grants.copies > 0 && grants.maps == 0,
         "map" => grants.maps > 0 && grants.maps == grants.unmaps && grants.held == 0,
@@ -131,58 +131,61 @@ fn reached_as_told(rig: &Rig, disk: Disk) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn many_segments(rig: &mut Rig) -> Result<()> {
+pub(super) fn many_segments(fixture: &mut Rig) -> Result<()> {
     for disk in MODES {
-        let mut player = Player::new(rig, disk, Shape::default(), 256)?;
+        let mut player = Player::new(fixture, disk, Shape::default(), 256)?;
         ensure!(player.guest.front.info()?.segments == 256, "{:?}", player.guest.front.info()?);
         for write in [true, false, true, false] {
             player.one(0, write, 256, false).with_context(|| disk.id)?;
         }
-        player.finish(rig, disk)?;
+        player.finish(fixture, disk)?;
     }
     Ok(())
 }
 
-pub(super) fn flushes_and_barriers(rig: &mut Rig) -> Result<()> {
+pub(super) fn flushes_and_barriers(fixture: &mut Rig) -> Result<()> {
     for disk in MODES {
-        let mut player = Player::new(rig, disk, Shape { rings: 2, ..Shape::default() }, DATA)?;
+        let mut player = Player::new(fixture, disk, Shape { rings: 2, ..Shape::default() }, DATA)?;
         let info = player.guest.front.info()?;
         ensure!(info.flush && info.barrier, "{info:?}");
         for (op, ring) in
             [(operation::FLUSH_DISKCACHE, 0), (operation::WRITE_BARRIER, 1), (operation::WRITE_BARRIER, 0)]
         {
-            // Where a request without data points means nothing.
+            // The sector of a request without data has no meaning.
             for sector in [0, u64::MAX] {
-                let answer = player.guest.rings[ring].ask(&transfer(op, sector, &[]))?;
-                ensure!(answer == status::OKAY, "operation {op} without data: status {answer}");
+                let response_status = player.guest.rings[ring].ask(&transfer(op, sector, &[]))?;
+                ensure!(response_status == status::OKAY, "operation {op} without data: status {response_status}");
             }
             for count in [1, MAX_SEGMENTS] {
                 let segments: Vec<_> = (0..count).map(|page| whole(player.data.gref(page))).collect();
                 (0..count).for_each(|page| player.data.fill(page, op + page as u8 + 10));
-                let answer = player.guest.rings[ring].ask(&transfer(op, 16, &segments))?;
-                ensure!(answer == status::OKAY, "operation {op} with {count} segments: status {answer}");
+                let response_status = player.guest.rings[ring].ask(&transfer(op, 16, &segments))?;
+                ensure!(
+                    response_status == status::OKAY,
+                    "operation {op} with {count} segments: status {response_status}"
+                );
                 for page in 0..count {
                     let at = 16 * SECTOR + page * PAGE;
                     player.model[at..at + PAGE].fill(op + page as u8 + 10);
                 }
-                ensure!(rig.content(disk)? == player.model, "operation {op} has not written its data");
+                ensure!(fixture.content(disk)? == player.model, "operation {op} has not written its data");
             }
         }
-        player.finish(rig, disk)?;
+        player.finish(fixture, disk)?;
     }
     Ok(())
 }
 
-pub(super) fn discards(rig: &mut Rig) -> Result<()> {
+pub(super) fn discards(fixture: &mut Rig) -> Result<()> {
     let mut content = vec![0x77; (SECTORS * SECTOR_BYTES) as usize];
-    rig.set_content(ANY, &content)?;
-    let mut guest = rig.attach(ANY, Shape { abi: Abi::X86_32, ..Shape::default() })?;
+    fixture.set_content(ANY, &content)?;
+    let mut guest = fixture.attach(ANY, Shape { abi: Abi::X86_32, ..Shape::default() })?;
     let offered = guest.front.info()?.discard.context("discard is not offered")?;
     ensure!(!offered.secure, "secure discard is offered: {offered:?}");
     let end = SECTORS;
     for (sector, sectors, flag, expected) in [
         (8, 8, 0, status::OKAY),
-        // What is not offered is not done securely, but done.
+        // A secure discard that is not offered is executed as a normal one.
         (24, 8, DISCARD_SECURE, status::OKAY),
         (end - 8, 8, 0xfe, status::OKAY),
         (0, 0, 0, status::OKAY),
@@ -198,24 +201,27 @@ pub(super) fn discards(rig: &mut Rig) -> Result<()> {
         (1 << 55, 8, 0, status::ERROR),
         (0, 1 << 55, 0, status::ERROR),
     ] {
-        let answer = guest.rings[0].ask(&discard(sector, sectors, flag))?;
-        ensure!(answer == expected, "discard of {sectors} sectors at {sector}: status {answer}, expected {expected}");
-        if answer == status::OKAY {
+        let response_status = guest.rings[0].ask(&discard(sector, sectors, flag))?;
+        ensure!(
+            response_status == expected,
+            "discard of {sectors} sectors at {sector}: status {response_status}, expected {expected}"
+        );
+        if response_status == status::OKAY {
             let range = sector as usize * SECTOR..(sector + sectors) as usize * SECTOR;
             content[range].fill(0);
         }
         ensure!(
-            rig.content(ANY)? == content,
+            fixture.content(ANY)? == content,
             "discard of {sectors} sectors at {sector}: the disk holds something else"
         );
     }
     guest.detach()?;
-    let mut guest = rig.make_other(ANY, |vbd| vbd.discard = false)?;
+    let mut guest = fixture.make_other(ANY, |vbd| vbd.discard = false)?;
     guest.connect(Shape::default())?;
     ensure!(guest.front.info()?.discard.is_none(), "discard is offered although the toolstack forbids it");
-    let answer = guest.rings[0].ask(&discard(40, 8, 0))?;
-    ensure!(answer == status::NOT_SUPPORTED, "discard that is not offered: status {answer}");
+    let response_status = guest.rings[0].ask(&discard(40, 8, 0))?;
+    ensure!(response_status == status::NOT_SUPPORTED, "discard that is not offered: status {response_status}");
     guest.detach()?;
-    ensure!(rig.content(ANY)? == content, "a discard that is not offered was done");
+    ensure!(fixture.content(ANY)? == content, "a discard that is not offered was done");
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! Runs in dom0: xenstore, grants and event channels of a real Xen, as our crates reach them, domain 0 playing both ends.
+//! Runs in dom0: tests xenstore, grants and event channels of a real Xen through our crates. Domain 0 plays both ends.
 //!
-//! Prints a line for each part that was as expected; ends with a panic at the first that was not.
+//! Prints a line for each passed part, and panics at the first failure.
 #![forbid(unsafe_code)]
 
 use std::io::Write as _;
@@ -16,19 +16,19 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 const US: DomainId = DomainId(0);
 
-/// No domain: Xen gives them from 1 upwards, and there is none.
+/// No domain has this id.
 const NOBODY: DomainId = DomainId(77);
 
-/// A reference that nobody has been given.
+/// A grant reference that is not granted.
 const NO_GRANT: GrantRef = GrantRef(30_000);
 
-/// For an event that must come. An emulated CPU may need milliseconds.
+/// Timeout of an expected event. An emulated CPU may need milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// For an event that must not come.
+/// How long the test waits for an event that must not come.
 const SILENCE: Duration = Duration::from_millis(300);
 
-/// What is tried out together.
+/// A group of checks.
 type Part = fn(&Arc<dyn Xen>);
 
 fn main() {
@@ -70,7 +70,7 @@ fn values(xen: &Arc<dyn Xen>) {
         [Permission { domain: US, access: Access::None }, Permission { domain: US, access: Access::Read }];
     store.set_permissions("/test/a", &permissions).expect("permissions");
     assert_eq!(store.permissions("/test/a").expect("permissions").as_deref(), Some(&permissions[..]));
-    // xenstored of Xen 4.17 gives nothing to domains that are not there.
+    // xenstored of Xen 4.17 rejects permissions for unknown domains.
     let strange = [Permission { domain: NOBODY, access: Access::ReadWrite }];
     let refused = store.set_permissions("/test/a", &strange).expect_err("a domain that is not there");
     assert_eq!(refused.errno(), "ENOENT", "{refused}");
@@ -90,7 +90,7 @@ fn transactions(xen: &Arc<dyn Xen>) {
             tries += 1;
             let seen: u32 = transaction.read("/test/counter")?.unwrap_or_default().parse().expect("a number");
             if tries <= 3 {
-                // Somebody else writes what was read: EAGAIN at the end.
+                // A concurrent write of what was read: EAGAIN at the commit.
                 other.write("/test/counter", &(seen + 10).to_string())?;
             }
             transaction.write("/test/counter", &(seen + 1).to_string())?;
@@ -122,22 +122,22 @@ fn watches(xen: &Arc<dyn Xen>) {
     assert_eq!(store.next_event(Some(SILENCE)).expect("no error"), None);
     let twice = store.watch("/test/seen", "token one").expect_err("the same watch twice");
     assert!(matches!(twice.kind, XenstoreErrorKind::Refused(_)), "{twice}");
-    // A flood of one node is one event, or few: never a queue without a bound.
+    // Many writes of one node may be coalesced, and their events are bounded.
     for round in 0..2000 {
         other.write("/test/seen", &round.to_string()).expect("a write");
     }
-    let mut told = 0;
+    let mut count = 0;
     while store.next_event(Some(SILENCE)).expect("no error").is_some() {
-        told += 1;
+        count += 1;
     }
-    assert!((1..=2000).contains(&told), "{told} events");
+    assert!((1..=2000).contains(&count), "{count} events");
     store.unwatch("/test/seen", "token one").expect("an end");
     other.write("/test/seen", "2").expect("a write");
     assert_eq!(store.next_event(Some(SILENCE)).expect("no error"), None);
     store.remove("/test").expect("a removal");
 }
 
-/// The byte at which a page of a test begins, so that no two pages are alike.
+/// Returns the content of a page; no two pages are equal.
 fn pattern(page: u32) -> Vec<u8> {
     (0..PAGE_BYTES).map(|at| (at % 251 + page * 7 + 1) as u8).collect()
 }
@@ -185,7 +185,7 @@ fn copies(xen: &Arc<dyn Xen>) {
     shared.memory.read(at(3), &mut seen).expect("page 3");
     assert_eq!((&seen[..512], &seen[512..]), (&pattern(0)[..512], &pattern(3)[512..]));
 
-    // One that leaves its page must not take the others with it, nor go beyond.
+    // A copy beyond its page fails alone, and copies nothing beyond.
     let mut batch = [
         copy(shared.refs[1], 4, 0, 512, CopyDirection::FromGrant),
         copy(shared.refs[1], 5, 4000, 512, CopyDirection::FromGrant),
@@ -216,7 +216,7 @@ fn maps(xen: &Arc<dyn Xen>) {
     memory.write(at(4), b"here!").expect("slot 4");
     shared.memory.read(at(2), &mut seen).expect("page 2");
     assert_eq!(&seen, b"here!", "what we write they see");
-    // The slots beside it are ours.
+    // The adjacent slots keep the process's own pages.
     memory.write(at(1), b"own").and_then(|()| memory.write(at(6), b"own")).expect("slots 1 and 6");
 
     let refused = grants.map(&arena, PageSlot(6), &[shared.refs[0], NO_GRANT], true);
@@ -235,7 +235,7 @@ fn maps(xen: &Arc<dyn Xen>) {
     memory.write(at(5), b"mine!").expect("slot 5");
     shared.memory.read(at(3), &mut seen).expect("page 3");
     assert_eq!(&seen, b"there", "what we write now they do not see");
-    // The same again, and dropped without an unmap: the descriptor's end lets go of the pages.
+    // Mapped again, and dropped without an unmap: closing the descriptor unmaps the pages.
     grants.map(&arena, PageSlot(0), &shared.refs, true).expect("a map");
     drop(grants);
     drop(arena);
@@ -259,7 +259,7 @@ fn many(xen: &Arc<dyn Xen>) {
     for page in 0..PAGES {
         grants.unmap(&arena, PageSlot(page)).expect("an unmap");
     }
-    // The largest batch of copies that a ring could ask for.
+    // The largest batch of copies that a ring can need.
     let mut batch: Vec<GrantCopy> = (0..PAGES)
         .map(|page| GrantCopy {
             gref: shared.refs[page as usize],
@@ -275,7 +275,7 @@ fn many(xen: &Arc<dyn Xen>) {
     assert!(batch.iter().all(|copy| copy.status == GrantStatus::OKAY));
 }
 
-/// Whether an event comes within the limit.
+/// Returns true if an event comes within the limit.
 fn comes(port: &EventPort, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     loop {
@@ -293,7 +293,7 @@ fn comes(port: &EventPort, limit: Duration) -> bool {
 fn events(xen: &Arc<dyn Xen>) {
     let front = xen.alloc_unbound(US).expect("a port");
     let back = xen.bind_interdomain(US, front.port).expect("its other end");
-    // A binding may begin with an event.
+    // A binding may start with a pending event.
     for end in [&front, &back] {
         if comes(end, SILENCE) {
             end.channel.take();
@@ -305,7 +305,7 @@ fn events(xen: &Arc<dyn Xen>) {
     assert!(!comes(&front, SILENCE), "its own event");
     back.channel.take();
     assert!(!comes(&back, SILENCE), "it was taken");
-    // Masked until it is unmasked; what comes meanwhile comes then.
+    // Masked until it is unmasked; an event that came meanwhile is delivered then.
     front.channel.notify();
     assert!(!comes(&back, SILENCE), "an event of a masked port");
     back.channel.unmask();
@@ -317,7 +317,7 @@ fn events(xen: &Arc<dyn Xen>) {
 
     assert!(xen.bind_interdomain(US, front.port).is_err(), "a second binding of a port");
     assert!(xen.bind_interdomain(NOBODY, front.port).is_err(), "a domain that is not there");
-    // A back-end that dies leaves the port to its successor.
+    // When a backend dies, its successor can bind the port.
     drop(back);
     let next = xen.bind_interdomain(US, front.port).expect("a successor");
     if comes(&next, SILENCE) {

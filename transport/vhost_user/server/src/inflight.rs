@@ -154,7 +154,7 @@ impl Fence {
 mod tests {
     use super::*;
 
-    fn layout(mmap_size: u64, mmap_offset: u64, num_queues: u16) -> VhostUserInflight {
+    fn inflight_layout(mmap_size: u64, mmap_offset: u64, num_queues: u16) -> VhostUserInflight {
         VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size: 8 }
     }
 
@@ -195,13 +195,13 @@ mod tests {
     fn invalid_regions_are_rejected() {
         let (layout, file) = InflightRegion::create(2, 8).unwrap();
         for (layout, names) in [
-            (layout(layout.mmap_size, 0, 0), "queues: found 0"),
-            (layout(0, 0, 2), "size: found 0 bytes"),
-            (layout(layout.mmap_size + 1, 0, 2), "expected a multiple"),
-            (layout(100, 0, 2), "expected a multiple"),
-            (layout(layout.mmap_size * 2, 0, 2), "the file has"),
-            (layout(layout.mmap_size, 64, 2), "the file has"),
-            (layout(layout.mmap_size, u64::MAX, 2), "in-flight region"),
+            (inflight_layout(layout.mmap_size, 0, 0), "queues: found 0"),
+            (inflight_layout(0, 0, 2), "size: found 0 bytes"),
+            (inflight_layout(layout.mmap_size + 1, 0, 2), "expected a multiple"),
+            (inflight_layout(100, 0, 2), "expected a multiple"),
+            (inflight_layout(layout.mmap_size * 2, 0, 2), "the file has"),
+            (inflight_layout(layout.mmap_size, 64, 2), "the file has"),
+            (inflight_layout(layout.mmap_size, u64::MAX, 2), "in-flight region"),
         ] {
             let why = InflightRegion::open(&layout, &file).err().unwrap();
             assert!(why.contains(names), "{why}");

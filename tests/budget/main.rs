@@ -176,7 +176,7 @@ fn scsi_worker(
     let mut disks = Vec::new();
     for target in 0..units {
         let (disk, slot) = (null()?, DiskSlot(target.into()));
-        let nexus = mqblk_tests::scsi::unit(&*disk, &target.to_string()).login("guest", 1)?;
+        let nexus = mqblk_tests::stepped_scsi::logical_unit(&*disk, &target.to_string()).login("guest", 1)?;
         // Clears the initial unit attention.
         let ready = mqblk_scsi::Command { cdb: &[0; 16], data_in_len: 0 };
         nexus.begin(&ready, &[][..], &mut mqblk_scsi::CommandBuffers::default());

@@ -10,12 +10,12 @@
 
 pub mod blkif;
 pub mod crash;
+pub mod filter_disk;
 pub mod guest;
 pub mod hostile;
+pub mod killable;
 pub mod loopback;
-pub mod mortal;
-pub mod overlay;
+pub mod migrating_guest;
 pub mod power;
-pub mod scsi;
-pub mod traveller;
+pub mod stepped_scsi;
 pub mod xen;

@@ -19,7 +19,7 @@ use mqblk_engine::{
     AnyDisk, HandWorker, Lane, LaneOptions, MergeMode, PlugOptions, PollPolicy, QueueDisk, QueueOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, LeaseId};
-use mqblk_tests::overlay::{AnyChannel, Overlay};
+use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
 use rig::{Plan, Rig, disk};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
@@ -52,7 +52,7 @@ struct SmugglerChannel {
 fn smuggler(inner: Arc<AnyDisk>, every: u64, joined: &Arc<AtomicU64>) -> Arc<AnyDisk> {
     let joined = Arc::clone(joined);
     let channel = move |inner| SmugglerChannel { inner, every, count: 0, joined: Arc::clone(&joined) };
-    Arc::new(Overlay::over(inner, move |inner| Box::new(channel(inner)) as AnyChannel))
+    Arc::new(FilterDisk::new(inner, move |inner| Box::new(channel(inner)) as AnyChannel))
 }
 
 impl DiskChannel<Lane> for SmugglerChannel {

@@ -22,7 +22,7 @@ use mqblk_core::{ByteLen, ByteOffset, DiskChannel, Finished, Op, Request, Tag};
 use mqblk_engine::{AnyDisk, Lane, MergeMode, PlugOptions};
 use mqblk_memory::Buffer;
 use mqblk_ring::blkif::{Abi, operation as o, status};
-use mqblk_tests::overlay::{AnyChannel, Overlay};
+use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -209,7 +209,7 @@ fn disk(random: &mut SmallRng, log: &Arc<Mutex<Log>>) -> Arc<AnyDisk> {
     }
     let inner = mqblk_storage::open("fault", &mut settings).unwrap();
     let log = Arc::clone(log);
-    Arc::new(Overlay::over(inner, move |inner| {
+    Arc::new(FilterDisk::new(inner, move |inner| {
         Box::new(Recording { inner, log: Arc::clone(&log), running: HashMap::new() }) as AnyChannel
     }))
 }

@@ -337,7 +337,7 @@ impl Simulation {
         // This may be the end of the next one, too.
         while self.host.is_none() {
             if self.random.random_ratio(1, 6) {
-                self.world.kill.after(self.random.random_range(0..8));
+                self.world.kill.arm(self.random.random_range(0..8));
             }
             self.host = self.world.host();
             self.counts.kills_in_midst += u32::from(self.host.is_none());
@@ -366,7 +366,7 @@ impl Simulation {
                 self.counts.kills += 1;
                 self.bury();
             }
-            990..998 => self.world.kill.after(self.random.random_range(0..60)),
+            990..998 => self.world.kill.arm(self.random.random_range(0..60)),
             _ => {
                 // Shut down in order: the next one has nothing to do again but what it finds in the rings.
                 self.reap();

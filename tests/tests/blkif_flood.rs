@@ -6,18 +6,19 @@ use std::time::Duration;
 
 use mqblk_driver::blkfront::Options;
 use mqblk_memory::DomainId;
-use mqblk_tests::blkif::{Host, Load, Neighbour};
+use mqblk_tests::blkif::{BlkfrontLoad, BlkfrontNeighbour, SimulatedHost};
 use mqblk_tests::hostile::wait_for;
 use mqblk_xen::vbd::XenbusState;
 
 #[test]
 fn a_guest_that_writes_all_the_time_costs_the_others_nothing() {
     let disks = ["a", "b", "c"].map(|id| format!("id={id},interface=xen,storage=ram,size=4M,queues=2"));
-    let mut host = Host::start(&["--workers", "2", "--disk", &disks[0], "--disk", &disks[1], "--disk", &disks[2]]);
-    let flooder = host.make(1, "xvda", "mqblk:a");
-    let other = host.make(2, "xvda", "mqblk:b");
-    let neighbour = Neighbour::start(Options { queues: 2, ..host.options(&other) }, 3);
-    let base = host.quiet_holds();
+    let mut host =
+        SimulatedHost::start(&["--workers", "2", "--disk", &disks[0], "--disk", &disks[1], "--disk", &disks[2]]);
+    let flooder = host.create_device(1, "xvda", "mqblk:a");
+    let other = host.create_device(2, "xvda", "mqblk:b");
+    let neighbour = BlkfrontNeighbour::start(Options { queues: 2, ..host.frontend_options(&other) }, 3);
+    let base = host.stable_resources();
     let (stop, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let floods: Vec<_> = (0..2)
         .map(|thread| {
@@ -46,13 +47,13 @@ fn a_guest_that_writes_all_the_time_costs_the_others_nothing() {
     wait_for("a flood", || (written.load(Ordering::Relaxed) > 2_000).then_some(()));
     let mut round = 0;
     while round < 5 || written.load(Ordering::Relaxed) < 5_000 {
-        neighbour.assert_goes_on("a flood");
+        neighbour.assert_progress("a flood");
         // Others come and go meanwhile.
-        let device = host.make(2, "xvdb", "mqblk:c");
-        let mut load = Load::connect(&Options { queues: 2, ..host.options(&device) }, 200, round);
+        let device = host.create_device(2, "xvdb", "mqblk:c");
+        let mut load = BlkfrontLoad::connect(&Options { queues: 2, ..host.frontend_options(&device) }, 200, round);
         load.round();
         load.finish();
-        host.wait_state(&device, XenbusState::Closed);
+        host.wait_for_backend_state(&device, XenbusState::Closed);
         device.remove(&mut host.store()).unwrap();
         wait_for("the disk to be free", || {
             (host.log().matches("forgotten device=mqblk-2-51728").count() > round as usize).then_some(())
@@ -64,14 +65,14 @@ fn a_guest_that_writes_all_the_time_costs_the_others_nothing() {
     // And then it behaves, and is served.
     let mut store = host.store();
     flooder.create(&mut store).unwrap();
-    let mut load = Load::connect(&Options { queues: 2, ..host.options(&flooder) }, 100, 1);
+    let mut load = BlkfrontLoad::connect(&Options { queues: 2, ..host.frontend_options(&flooder) }, 100, 1);
     load.round();
     load.finish();
-    host.wait_state(&flooder, XenbusState::Closed);
+    host.wait_for_backend_state(&flooder, XenbusState::Closed);
     assert!(neighbour.finish() > 0);
-    host.wait_state(&other, XenbusState::Closed);
+    host.wait_for_backend_state(&other, XenbusState::Closed);
     wait_for("the rest", || {
-        let now = host.holds();
+        let now = host.resources();
         (now.fds <= base.fds && now.mappings == 0).then_some(())
     });
     host.stop();
@@ -82,9 +83,9 @@ fn a_guest_that_writes_all_the_time_costs_the_others_nothing() {
 fn a_slow_end_holds_up_nobody() {
     let slow = "id=slow,interface=xen,storage=fault,inner=ram,size=4M,queues=2,fault-latency-us=3000000";
     let quick = "id=quick,interface=xen,storage=ram,size=4M,queues=2";
-    let mut host = Host::start(&["--workers", "2", "--disk", slow, "--disk", quick]);
-    let device = host.make(1, "xvda", "mqblk:slow");
-    let mut slow = mqblk_driver::blkfront::Device::connect(&host.options(&device)).unwrap();
+    let mut host = SimulatedHost::start(&["--workers", "2", "--disk", slow, "--disk", quick]);
+    let device = host.create_device(1, "xvda", "mqblk:slow");
+    let mut slow = mqblk_driver::blkfront::Device::connect(&host.frontend_options(&device)).unwrap();
     let mut set = slow.take_queues().pop().unwrap();
     let queue = &mut set.queues()[0];
     let (address, _) = queue.data();
@@ -97,11 +98,11 @@ fn a_slow_end_holds_up_nobody() {
     device.remove(&mut host.store()).unwrap();
     let mut beside = 0;
     for round in 0..3 {
-        let other = host.make(2, "xvda", "mqblk:quick");
-        let mut load = Load::connect(&Options { queues: 2, ..host.options(&other) }, 200, round);
+        let other = host.create_device(2, "xvda", "mqblk:quick");
+        let mut load = BlkfrontLoad::connect(&Options { queues: 2, ..host.frontend_options(&other) }, 200, round);
         load.round();
         load.finish();
-        host.wait_state(&other, XenbusState::Closed);
+        host.wait_for_backend_state(&other, XenbusState::Closed);
         other.remove(&mut host.store()).unwrap();
         beside += u32::from(host.machine.domain_stats(DomainId(1)).unwrap().live_mappings > 0);
     }

@@ -1,14 +1,14 @@
 //! Hostile frontends of Xen block devices on a simulated machine, against a real daemon. Each test is one scenario with a machine and a
 //! daemon of its own; `xen_loopback` runs the same ones on a real Xen.
 
-use mqblk_tests::hostile::daemon::binary;
-use mqblk_tests::loopback::rig::Rig;
-use mqblk_tests::loopback::scenarios::{ALL, named};
+use mqblk_tests::hostile::daemon::mqblk_binary;
+use mqblk_tests::loopback::fixture::LoopbackFixture;
+use mqblk_tests::loopback::scenarios::{SCENARIOS, scenario};
 
 /// Runs one scenario, then ends the daemon and looks what is left.
 fn run(name: &str) {
-    let mut rig = Rig::simulated(&binary()).unwrap_or_else(|error| panic!("{error:#}"));
-    rig.run(named(name)).unwrap_or_else(|error| panic!("{name}: {error:#}"));
+    let mut rig = LoopbackFixture::simulated(&mqblk_binary()).unwrap_or_else(|error| panic!("{error:#}"));
+    rig.run(scenario(name)).unwrap_or_else(|error| panic!("{name}: {error:#}"));
     rig.finish().unwrap_or_else(|error| panic!("{name}, at the end: {error:#}"));
 }
 
@@ -63,16 +63,17 @@ scenarios! {
 
 #[test]
 fn every_scenario_is_tested() {
-    let missing: Vec<_> = ALL.iter().map(|scenario| scenario.name).filter(|name| !TESTED.contains(name)).collect();
+    let missing: Vec<_> =
+        SCENARIOS.iter().map(|scenario| scenario.name).filter(|name| !TESTED.contains(name)).collect();
     assert!(missing.is_empty(), "no test runs {missing:?}");
 }
 
 /// All of them, one after the other on one machine: what one leaves behind another one finds.
 #[test]
 fn one_daemon_for_all() {
-    let mut rig = Rig::simulated(&binary()).unwrap_or_else(|error| panic!("{error:#}"));
-    rig.be_brief();
-    for scenario in ALL {
+    let mut rig = LoopbackFixture::simulated(&mqblk_binary()).unwrap_or_else(|error| panic!("{error:#}"));
+    rig.reduce_repetitions();
+    for scenario in SCENARIOS {
         rig.run(scenario).unwrap_or_else(|error| panic!("{}: {error:#}", scenario.name));
     }
     rig.finish().unwrap_or_else(|error| panic!("at the end: {error:#}"));

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use mqblk_driver::blkfront::Options;
-use mqblk_tests::blkif::{Host, Load};
+use mqblk_tests::blkif::{BlkfrontLoad, SimulatedHost};
 use mqblk_tests::hostile::wait_for;
 use mqblk_xen::vbd::XenbusState;
 use rand::rngs::SmallRng;
@@ -20,28 +20,28 @@ const STORAGES: [&str; 2] = [
 /// With direct I/O no page is mapped for a request alone.
 const GRANTS: [&str; 3] = ["copy", "map,direct=off", "persistent"];
 
-fn options(host: &Host, queues: u16, order: u8) -> Options {
-    let device = host.make(1, "xvda", "mqblk:a");
-    Options { queues, ring_order: Some(order), ..host.options(&device) }
+fn options(host: &SimulatedHost, queues: u16, order: u8) -> Options {
+    let device = host.create_device(1, "xvda", "mqblk:a");
+    Options { queues, ring_order: Some(order), ..host.frontend_options(&device) }
 }
 
 /// A daemon with these settings of its disk, `FOLDER/a.img`, and these arguments beside.
-fn start_with(settings: &str, more: &[&str]) -> Host {
+fn start_with(settings: &str, more: &[&str]) -> SimulatedHost {
     // The image has to be there before the daemon is.
-    let mut host = Host::start(&["--workers", "1", "--disk", "id=none,interface=xen,storage=ram,size=1M"]);
-    host.image("a.img", 1 << 20);
+    let mut host = SimulatedHost::start(&["--workers", "1", "--disk", "id=none,interface=xen,storage=ram,size=1M"]);
+    host.create_image("a.img", 1 << 20);
     host.stop();
     start_another(&mut host, settings, more);
     host
 }
 
 /// One more daemon after it.
-fn start_another(host: &mut Host, settings: &str, more: &[&str]) {
+fn start_another(host: &mut SimulatedHost, settings: &str, more: &[&str]) {
     let disk = format!("id=a,interface=xen,queues=2,{settings}");
     host.spawn_with(&[&["--workers", "2", "--disk", &disk], more].concat());
 }
 
-fn start(settings: &str) -> Host {
+fn start(settings: &str) -> SimulatedHost {
     start_with(settings, &[])
 }
 
@@ -53,7 +53,7 @@ fn killed_in_the_middle_of_writes() {
         let client = std::thread::spawn({
             let options = options.clone();
             move || {
-                let mut load = Load::connect(&options, 200, 7);
+                let mut load = BlkfrontLoad::connect(&options, 200, 7);
                 for _ in 0..400 {
                     load.round();
                     std::thread::sleep(Duration::from_micros(500));
@@ -75,7 +75,7 @@ fn killed_in_the_middle_of_writes() {
         // What is on the disk is what was written, also for another guest after another daemon.
         host.kill();
         host.spawn();
-        let mut load = Load::connect(&options, 200, 8).knowing(generations);
+        let mut load = BlkfrontLoad::connect(&options, 200, 8).with_generations(generations);
         load.verify_all();
         load.finish();
         let log = host.log();
@@ -97,7 +97,7 @@ fn stopped_in_good_order_and_started_again() {
     let mut host = start(STORAGES[0]);
     let options = options(&host, 2, 1);
     let client = std::thread::spawn(move || {
-        let mut load = Load::connect(&options, 200, 9);
+        let mut load = BlkfrontLoad::connect(&options, 200, 9);
         for _ in 0..300 {
             load.round();
             std::thread::sleep(Duration::from_micros(500));
@@ -115,9 +115,9 @@ fn stopped_in_good_order_and_started_again() {
         host.spawn();
     }
     client.join().expect("a guest that notices nothing");
-    assert_eq!(host.complaints(), Vec::<String>::new());
+    assert_eq!(host.warnings(), Vec::<String>::new());
     host.stop();
-    assert_eq!(host.journals(), 0, "the guest has closed: no journal is needed");
+    assert_eq!(host.journal_count(), 0, "the guest has closed: no journal is needed");
 }
 
 /// What storage does not answer in time, and what is parked at a disk that has stopped, is not answered by a daemon that stops: the next one
@@ -137,7 +137,7 @@ fn stopped_while_storage_hangs_or_has_stopped() {
             let mut host = start_with(&format!("{storage},grants={grants}"), more);
             let options = options(&host, 2, 0);
             let client = std::thread::spawn(move || {
-                let mut load = Load::connect(&options, 200, 4);
+                let mut load = BlkfrontLoad::connect(&options, 200, 4);
                 (0..20).for_each(|_| load.round());
                 load.verify_all();
                 load.finish();
@@ -166,18 +166,18 @@ fn stopped_while_storage_hangs_or_has_stopped() {
 fn without_journals_too_when_nothing_was_in_flight() {
     for settings in ["--xen-state=off", "--log=info"] {
         let disk = "id=a,interface=xen,storage=ram,size=1M,queues=2,journal=off";
-        let mut host = Host::start(&["--workers", "1", "--disk", disk]);
+        let mut host = SimulatedHost::start(&["--workers", "1", "--disk", disk]);
         let _ = settings;
-        let device = host.make(1, "xvda", "mqblk:a");
-        let mut load = Load::connect(&Options { queues: 2, ..host.options(&device) }, 100, 1);
+        let device = host.create_device(1, "xvda", "mqblk:a");
+        let mut load = BlkfrontLoad::connect(&Options { queues: 2, ..host.frontend_options(&device) }, 100, 1);
         load.round();
-        assert_eq!(host.journals(), 0);
+        assert_eq!(host.journal_count(), 0);
         host.kill();
         host.spawn();
         // The storage was in memory, and is gone with the daemon; the rings go on.
-        let mut load = load.knowing(vec![0; 100]);
+        let mut load = load.with_generations(vec![0; 100]);
         load.round();
-        host.wait_state(&device, XenbusState::Connected);
+        host.wait_for_backend_state(&device, XenbusState::Connected);
         load.finish();
         host.stop();
     }

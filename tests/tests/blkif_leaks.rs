@@ -10,8 +10,8 @@ use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_driver::blkfront::{Device, Options};
 use mqblk_engine::{Coalesce, Engine, EngineOptions, LaneOptions, PlugOptions, PollPolicy};
 use mqblk_memory::DomainId;
-use mqblk_tests::blkif::Load;
-use mqblk_tests::hostile::{PATIENCE, wait_for};
+use mqblk_tests::blkif::BlkfrontLoad;
+use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use mqblk_xen::connect_simulated;
 use mqblk_xen::simulation::{Machine, connect};
 use mqblk_xen::vbd::XenbusState;
@@ -77,7 +77,7 @@ fn holds(machine: &Machine) -> Holds {
 }
 
 fn wait_holds(machine: &Machine, expected: Holds, after: &str) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let mut last = holds(machine);
     while last != expected && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(5));
@@ -111,9 +111,9 @@ fn nothing_is_left_behind() {
     let front = format!("{}/state", device.front_path());
     let back = format!("{}/state", device.back_path());
 
-    let options = Options { queues: 2, patience: PATIENCE, answer_limit: PATIENCE, ..Options::new(guest, 51712) };
+    let options = Options { queues: 2, patience: TIMEOUT, answer_limit: TIMEOUT, ..Options::new(guest, 51712) };
     let reconnect = |seed: u64| {
-        let mut load = Load::connect(&options, 100, seed);
+        let mut load = BlkfrontLoad::connect(&options, 100, seed);
         load.round();
         load.finish();
     };

@@ -5,25 +5,25 @@ use std::time::Duration;
 use mqblk_core::ByteLen;
 use mqblk_driver::blkfront::{Abi, Change, Options};
 use mqblk_memory::DomainId;
-use mqblk_tests::blkif::{Host, Load, Neighbour};
-use mqblk_tests::hostile::{WATCH, wait_for};
+use mqblk_tests::blkif::{BlkfrontLoad, BlkfrontNeighbour, SimulatedHost};
+use mqblk_tests::hostile::{QUIET_TIME, wait_for};
 use mqblk_xen::vbd::{XenbusState, keys};
 
 const OFFERED: &str = "id=offered,interface=xen,storage=ram,size=4M,queues=4";
 const NEIGHBOUR: &str = "id=other,interface=xen,storage=ram,size=4M,queues=2";
 
-fn neighbour(host: &Host) -> Neighbour {
-    let device = host.make(2, "xvdb", "mqblk:other");
-    Neighbour::start(Options { queues: 2, ..host.options(&device) }, 5)
+fn neighbour(host: &SimulatedHost) -> BlkfrontNeighbour {
+    let device = host.create_device(2, "xvdb", "mqblk:other");
+    BlkfrontNeighbour::start(Options { queues: 2, ..host.frontend_options(&device) }, 5)
 }
 
 #[test]
 fn every_mode_and_layout() {
     for grants in ["auto", "copy", "map", "persistent"] {
-        let mut host = Host::start(&["--workers", "2", "--disk", &format!("{OFFERED},grants={grants}")]);
-        let device = host.make(1, "xvda", "mqblk:offered");
-        host.wait_state(&device, XenbusState::InitWait);
-        let base = host.quiet_holds();
+        let mut host = SimulatedHost::start(&["--workers", "2", "--disk", &format!("{OFFERED},grants={grants}")]);
+        let device = host.create_device(1, "xvda", "mqblk:offered");
+        host.wait_for_backend_state(&device, XenbusState::InitWait);
+        let base = host.stable_resources();
         for (queues, order, abi, persistent) in [
             (1, 0, Abi::X86_64, true),
             (4, 4, Abi::X86_64, true),
@@ -32,8 +32,8 @@ fn every_mode_and_layout() {
             (4, 0, Abi::X86_64, false),
         ] {
             let ring_order = Some(order);
-            let mut load = Load::connect(
-                &Options { queues, ring_order, abi, persistent, ..host.options(&device) },
+            let mut load = BlkfrontLoad::connect(
+                &Options { queues, ring_order, abi, persistent, ..host.frontend_options(&device) },
                 400,
                 order.into(),
             );
@@ -42,25 +42,25 @@ fn every_mode_and_layout() {
             }
             assert!(load.verified > 0, "{grants} {abi:?}");
             load.finish();
-            host.wait_state(&device, XenbusState::Closed);
-            assert_eq!(host.journals(), 0, "{grants}: a journal was left");
+            host.wait_for_backend_state(&device, XenbusState::Closed);
+            assert_eq!(host.journal_count(), 0, "{grants}: a journal was left");
         }
         // Of the connection nothing is left; threads that a device had are gone too.
         let now = wait_for("the rest", || {
-            let now = host.holds();
+            let now = host.resources();
             (now.mappings == 0 && now.threads <= base.threads && now.fds <= base.fds + 2).then_some(now)
         });
         assert_eq!(now.mappings, 0);
-        assert_eq!(host.complaints(), Vec::<String>::new(), "{grants}");
+        assert_eq!(host.warnings(), Vec::<String>::new(), "{grants}");
         host.stop();
     }
 }
 
 #[test]
 fn a_device_that_is_in_use_is_served_until_the_guest_lets_go() {
-    let mut host = Host::start(&["--workers", "2", "--disk", OFFERED]);
-    let device = host.make(1, "xvda", "mqblk:offered");
-    let mut load = Load::connect(&Options { queues: 4, ..host.options(&device) }, 400, 1);
+    let mut host = SimulatedHost::start(&["--workers", "2", "--disk", OFFERED]);
+    let device = host.create_device(1, "xvda", "mqblk:offered");
+    let mut load = BlkfrontLoad::connect(&Options { queues: 4, ..host.frontend_options(&device) }, 400, 1);
     load.round();
     device.detach(&mut host.store()).expect("online 0, state 5");
     // The guest is told, and uses its disk on for a while.
@@ -69,49 +69,49 @@ fn a_device_that_is_in_use_is_served_until_the_guest_lets_go() {
         load.round();
     }
     load.finish();
-    host.wait_state(&device, XenbusState::Closed);
+    host.wait_for_backend_state(&device, XenbusState::Closed);
     // Nobody may start it anew.
     host.domain(1).store().unwrap().write(&format!("{}/state", device.front_path()), "1").unwrap();
-    std::thread::sleep(WATCH);
+    std::thread::sleep(QUIET_TIME);
     assert_eq!(host.backend_state(&mut host.store(), &device), Some(XenbusState::Closed));
     device.remove(&mut host.store()).expect("both directories");
     wait_for("the device's end", || host.log().contains("forgotten").then_some(()));
     // The disk is free again.
-    let again = host.make(1, "xvdc", "mqblk:offered");
-    Load::connect(&host.options(&again), 100, 2).finish();
-    assert_eq!(host.complaints(), Vec::<String>::new());
+    let again = host.create_device(1, "xvdc", "mqblk:offered");
+    BlkfrontLoad::connect(&host.frontend_options(&again), 100, 2).finish();
+    assert_eq!(host.warnings(), Vec::<String>::new());
     host.stop();
 }
 
 #[test]
 fn a_guest_sees_its_disk_grow() {
-    let mut host = Host::start(&["--workers", "1", "--xen-watch"]);
-    let image = host.image("grows.img", 1 << 20);
-    let device = host.make(1, "xvda", "file:FOLDER/grows.img");
-    let mut load = Load::connect(&host.options(&device), 200, 1);
+    let mut host = SimulatedHost::start(&["--workers", "1", "--xen-watch"]);
+    let image = host.create_image("grows.img", 1 << 20);
+    let device = host.create_device(1, "xvda", "file:FOLDER/grows.img");
+    let mut load = BlkfrontLoad::connect(&host.frontend_options(&device), 200, 1);
     assert_eq!(load.device().info().capacity.0, 2048);
     load.round();
     std::fs::File::options().write(true).open(&image).unwrap().set_len(2 << 20).unwrap();
-    let output = host.tool("resize", &["--domid", "1", "--vdev", "xvda"]);
+    let output = host.run_mqblk_xen("resize", &["--domid", "1", "--vdev", "xvda"]);
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).ends_with(", 2M\n"), "{output:?}");
     let changed = load.device().changed(Duration::from_secs(20)).expect("xenstore");
     assert_eq!(changed.map(|it| matches!(it, Change::Resized(size) if size.0 == 4096)), Some(true), "{changed:?}");
-    let output = host.tool("resize", &["--domid", "1", "--vdev", "xvda", "--size", "3M"]);
+    let output = host.run_mqblk_xen("resize", &["--domid", "1", "--vdev", "xvda", "--size", "3M"]);
     assert!(output.status.success(), "{output:?}");
     assert_eq!(std::fs::metadata(&image).unwrap().len(), 3 << 20);
-    let output = host.tool("resize", &["--domid", "1", "--vdev", "xvda", "--size", "big"]);
+    let output = host.run_mqblk_xen("resize", &["--domid", "1", "--vdev", "xvda", "--size", "big"]);
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.contains("size: found \"big\", expected a size in bytes such as 4096"), "{said}");
-    let output = host.tool("resize", &["--domid", "1", "--vdev", "xvda", "--size", "1M"]);
+    let output = host.run_mqblk_xen("resize", &["--domid", "1", "--vdev", "xvda", "--size", "1M"]);
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
         said.contains("size: found 1M, and the disk has 3M, expected at least 3M; a smaller disk needs --shrink"),
         "{said}"
     );
-    let shrunk = host.tool("resize", &["--domid", "1", "--vdev", "xvda", "--size", "2M", "--shrink"]);
+    let shrunk = host.run_mqblk_xen("resize", &["--domid", "1", "--vdev", "xvda", "--size", "2M", "--shrink"]);
     assert!(shrunk.status.success(), "{shrunk:?}");
     assert_eq!(std::fs::metadata(&image).unwrap().len(), 2 << 20);
     load.round();
@@ -122,7 +122,7 @@ fn a_guest_sees_its_disk_grow() {
 /// A toolstack that removes directories, and domains that vanish, at each state of a device.
 #[test]
 fn devices_vanish_in_every_state() {
-    let mut host = Host::start(&["--workers", "2", "--disk", OFFERED, "--disk", NEIGHBOUR]);
+    let mut host = SimulatedHost::start(&["--workers", "2", "--disk", OFFERED, "--disk", NEIGHBOUR]);
     let neighbour = neighbour(&host);
     let mut base = None;
     let states = [
@@ -133,20 +133,21 @@ fn devices_vanish_in_every_state() {
         XenbusState::Closing,
     ];
     for (round, state) in states.into_iter().cycle().take(20).enumerate() {
-        let device = host.make(1, "xvda", "mqblk:offered");
+        let device = host.create_device(1, "xvda", "mqblk:offered");
         let mut store = host.store();
         let front = format!("{}/state", device.front_path());
         let mut load = None;
         match state {
             XenbusState::Connected | XenbusState::Closing => {
-                let mut found = Load::connect(&Options { queues: 4, ..host.options(&device) }, 400, round as u64);
+                let mut found =
+                    BlkfrontLoad::connect(&Options { queues: 4, ..host.frontend_options(&device) }, 400, round as u64);
                 found.round();
                 if state == XenbusState::Closing {
                     host.domain(1).store().unwrap().write(&front, "5").unwrap();
                 }
                 load = Some(found);
             }
-            XenbusState::InitWait => host.wait_state(&device, XenbusState::InitWait),
+            XenbusState::InitWait => host.wait_for_backend_state(&device, XenbusState::InitWait),
             // Rings are promised that are not there.
             XenbusState::Initialised => host.domain(1).store().unwrap().write(&front, "3").unwrap(),
             _ => {}
@@ -170,14 +171,14 @@ fn devices_vanish_in_every_state() {
         drop(load);
         let _ = device.remove(&mut store);
         host.assert_alive("a device vanished");
-        neighbour.assert_goes_on("a device vanished");
+        neighbour.assert_progress("a device vanished");
         wait_for("mappings of domain 1 are let go", || {
             let counters = host.machine.domain_stats(DomainId(1));
             counters.is_none_or(|counters| counters.live_mappings == 0).then_some(())
         });
         if round >= states.len() {
-            let base = base.get_or_insert_with(|| host.holds().fds + 8);
-            wait_for("descriptors are closed", || (host.holds().fds <= *base).then_some(()));
+            let base = base.get_or_insert_with(|| host.resources().fds + 8);
+            wait_for("descriptors are closed", || (host.resources().fds <= *base).then_some(()));
         }
     }
     assert!(neighbour.finish() > 0);
@@ -187,7 +188,7 @@ fn devices_vanish_in_every_state() {
 /// What a toolstack wrote wrongly, and what a guest did, is said where people look for it.
 #[test]
 fn mistakes_are_told_in_the_error_node() {
-    let mut host = Host::start(&["--workers", "1", "--xen-watch", "--disk", OFFERED]);
+    let mut host = SimulatedHost::start(&["--workers", "1", "--xen-watch", "--disk", OFFERED]);
     let mut store = host.store();
     for (params, want) in [
         ("", "22 params: found \"\", expected file:PATH, null:SIZE or mqblk:DISK-ID"),
@@ -199,16 +200,16 @@ fn mistakes_are_told_in_the_error_node() {
             "19 params: found disk \"nothing\", expected one that the daemon offers to Xen guests: offered",
         ),
     ] {
-        let device = host.make(1, "xvdd", params);
-        host.wait_state(&device, XenbusState::Closing);
-        let error = host.error(&device).unwrap_or_default();
+        let device = host.create_device(1, "xvdd", params);
+        host.wait_for_backend_state(&device, XenbusState::Closing);
+        let error = host.backend_error(&device).unwrap_or_default();
         assert!(error.starts_with(want), "{params}: {error}");
         // The frontend, which never saw a backend that was ready, closes.
         store.write(&format!("{}/state", device.front_path()), "6").unwrap();
-        host.wait_state(&device, XenbusState::Closed);
+        host.wait_for_backend_state(&device, XenbusState::Closed);
         device.remove(&mut store).unwrap();
     }
-    let device = host.make(1, "xvda", "mqblk:offered");
+    let device = host.create_device(1, "xvda", "mqblk:offered");
     for (pairs, want) in [
         (&[][..], "2 ring-ref: found nothing, expected a grant reference"),
         (
@@ -227,7 +228,7 @@ fn mistakes_are_told_in_the_error_node() {
     ] {
         let front = device.front_path();
         let mut guest = host.domain(1).store().unwrap();
-        host.wait_state(&device, XenbusState::InitWait);
+        host.wait_for_backend_state(&device, XenbusState::InitWait);
         guest
             .transaction(|transaction| {
                 for key in ["multi-queue-num-queues", "ring-page-order", "protocol", "ring-ref", "event-channel"] {
@@ -239,47 +240,47 @@ fn mistakes_are_told_in_the_error_node() {
                 transaction.write(&format!("{front}/state"), "3")
             })
             .unwrap();
-        host.wait_state(&device, XenbusState::Closing);
-        let error = host.error(&device).unwrap_or_default();
+        host.wait_for_backend_state(&device, XenbusState::Closing);
+        let error = host.backend_error(&device).unwrap_or_default();
         assert!(error.starts_with(want), "{pairs:?}: {error}");
         guest.write(&format!("{front}/state"), "6").unwrap();
-        host.wait_state(&device, XenbusState::Closed);
+        host.wait_for_backend_state(&device, XenbusState::Closed);
         guest.write(&format!("{front}/state"), "1").unwrap();
     }
     // And then it behaves.
     for key in ["ring-ref", "event-channel"] {
         let _ = host.domain(1).store().unwrap().remove(&format!("{}/{key}", device.front_path()));
     }
-    let mut load = Load::connect(&Options { queues: 4, ..host.options(&device) }, 400, 1);
+    let mut load = BlkfrontLoad::connect(&Options { queues: 4, ..host.frontend_options(&device) }, 400, 1);
     load.round();
-    assert_eq!(host.error(&device), None, "what was wrong is right now");
+    assert_eq!(host.backend_error(&device), None, "what was wrong is right now");
     load.finish();
     host.stop();
 }
 
 #[test]
 fn a_disk_of_the_configuration_has_one_guest_at_a_time() {
-    let mut host = Host::start(&["--workers", "1", "--disk", OFFERED]);
-    let first = host.make(1, "xvda", "mqblk:offered");
-    let mut load = Load::connect(&host.options(&first), 100, 1);
-    let second = host.make(2, "xvda", "mqblk:offered");
-    host.wait_state(&second, XenbusState::Closing);
-    let error = host.error(&second).unwrap_or_default();
+    let mut host = SimulatedHost::start(&["--workers", "1", "--disk", OFFERED]);
+    let first = host.create_device(1, "xvda", "mqblk:offered");
+    let mut load = BlkfrontLoad::connect(&host.frontend_options(&first), 100, 1);
+    let second = host.create_device(2, "xvda", "mqblk:offered");
+    host.wait_for_backend_state(&second, XenbusState::Closing);
+    let error = host.backend_error(&second).unwrap_or_default();
     assert!(error.starts_with("19 params: found disk \"offered\", which is attached as mqblk-1-51712"), "{error}");
     load.round();
     load.finish();
     // A device of another daemon of the same type is not touched.
-    let foreign = host.make(2, "xvdc", "mqblk:somewhere-else");
-    std::thread::sleep(WATCH);
+    let foreign = host.create_device(2, "xvdc", "mqblk:somewhere-else");
+    std::thread::sleep(QUIET_TIME);
     assert_eq!(host.backend_state(&mut host.store(), &foreign), Some(XenbusState::Initialising));
-    assert_eq!(host.error(&foreign), None);
+    assert_eq!(host.backend_error(&foreign), None);
     host.stop();
 }
 
 #[test]
 fn a_read_only_device_says_so_and_discard_is_the_toolstack_s_to_forbid() {
-    let mut host = Host::start(&["--workers", "1", "--xen-watch"]);
-    host.image("a.img", 1 << 20);
+    let mut host = SimulatedHost::start(&["--workers", "1", "--xen-watch"]);
+    host.create_image("a.img", 1 << 20);
     let mut device = mqblk_driver::blkfront::toolstack::Vbd::new(
         "mqblk",
         DomainId(1),
@@ -289,7 +290,7 @@ fn a_read_only_device_says_so_and_discard_is_the_toolstack_s_to_forbid() {
     device.writable = false;
     device.discard = false;
     device.create(&mut host.store()).unwrap();
-    let options = Options { data_per_queue: ByteLen(4096), ..host.options(&device) };
+    let options = Options { data_per_queue: ByteLen(4096), ..host.frontend_options(&device) };
     let connected = mqblk_driver::blkfront::Device::connect(&options).unwrap();
     let mut store = host.store();
     let mut read = |key: &str| store.read(&format!("{}/{key}", device.back_path())).unwrap();

@@ -3,9 +3,9 @@
 use std::process::{Command, Output, Stdio};
 
 use mqblk_driver::blkfront::{Device, Options};
-use mqblk_tests::blkif::{Host, Load};
-use mqblk_tests::hostile::daemon::binary;
-use mqblk_tests::hostile::{PATIENCE, wait_for};
+use mqblk_tests::blkif::{BlkfrontLoad, SimulatedHost};
+use mqblk_tests::hostile::daemon::mqblk_binary;
+use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use mqblk_xen::vbd::XenbusState;
 use serde_json::Value;
 
@@ -24,21 +24,21 @@ fn refused(output: &Output, code: i32) -> String {
 
 #[test]
 fn a_disk_is_attached_listed_and_detached() {
-    let mut host = Host::start(&["--workers", "2", "--xen-watch"]);
-    host.image("a.img", 8 << 20);
+    let mut host = SimulatedHost::start(&["--workers", "2", "--xen-watch"]);
+    host.create_image("a.img", 8 << 20);
     let params = format!("file:{}/a.img", host.folder().display());
     let place = ["--domid", "1", "--vdev", "xvdb"];
     // A guest whose driver waits for its disk.
-    let options = Options { patience: PATIENCE, answer_limit: PATIENCE, ..Options::new(host.domain(1), 51728) };
+    let options = Options { patience: TIMEOUT, answer_limit: TIMEOUT, ..Options::new(host.domain(1), 51728) };
     let guest = std::thread::spawn({
         let options = options.clone();
         move || Device::connect(&Options { queues: 2, ..options })
     });
-    let output = host.tool("attach", &[&place[..], &[&params]].concat());
+    let output = host.run_mqblk_xen("attach", &[&place[..], &[&params]].concat());
     assert_eq!(said(&output), "attached xvdb of domain 1 (mqblk-1-51728)\n");
     let device = guest.join().unwrap().expect("a disk");
 
-    let listed = said(&host.tool("list", &[]));
+    let listed = said(&host.run_mqblk_xen("list", &[]));
     let cells: Vec<Vec<&str>> = listed.lines().map(|line| line.split_whitespace().collect()).collect();
     let most = std::thread::available_parallelism().unwrap().to_string();
     let want = [
@@ -55,7 +55,7 @@ fn a_disk_is_attached_listed_and_detached() {
         &params,
     ];
     assert_eq!(cells[1], want, "{listed}");
-    let listed: Value = serde_json::from_str(&said(&host.tool("list", &["--json"]))).unwrap();
+    let listed: Value = serde_json::from_str(&said(&host.run_mqblk_xen("list", &["--json"]))).unwrap();
     let one = &listed["devices"][0];
     assert_eq!(
         (one["vdev"].as_str(), one["sectors"].as_u64(), one["queues"].as_u64()),
@@ -63,31 +63,31 @@ fn a_disk_is_attached_listed_and_detached() {
     );
     assert_eq!((one["backend_state"].as_u64(), one["error"].is_null()), (Some(4), true));
 
-    let again = refused(&host.tool("attach", &[&place[..], &[&params]].concat()), 1);
+    let again = refused(&host.run_mqblk_xen("attach", &[&place[..], &[&params]].concat()), 1);
     assert!(
         again.starts_with("mqblk: xen attach: vdev: found xvdb, which domain 1 has already (params file:/"),
         "{again}"
     );
     // The guest does not let go: told, and asked still.
-    let late = refused(&host.tool("detach", &[&place[..], &["--wait", "0"]].concat()), 1);
+    let late = refused(&host.run_mqblk_xen("detach", &[&place[..], &["--wait", "0"]].concat()), 1);
     assert!(late.contains("expected a backend that is Closed (6)") && late.contains("--force"), "{late}");
     let guest = std::thread::spawn(move || {
         let mut device = device;
-        wait_for("the request to close", || device.changed(PATIENCE).expect("xenstore"));
+        wait_for("the request to close", || device.changed(TIMEOUT).expect("xenstore"));
         device.stop(Vec::new())
     });
-    let output = host.tool("detach", &[&place[..], &["--json"]].concat());
+    let output = host.run_mqblk_xen("detach", &[&place[..], &["--json"]].concat());
     let told: Value = serde_json::from_str(&said(&output)).unwrap();
     assert_eq!((told["done"].as_str(), told["device"].as_str()), (Some("detached"), Some("mqblk-1-51728")));
     guest.join().unwrap().expect("an end in good order");
-    assert_eq!(said(&host.tool("list", &[])).lines().count(), 1);
+    assert_eq!(said(&host.run_mqblk_xen("list", &[])).lines().count(), 1);
     assert_eq!(host.store().list("/local/domain/1/device/vbd/51728").unwrap(), None);
     host.stop();
 }
 
 #[test]
 fn what_cannot_be_done_is_said() {
-    let mut host = Host::start(&["--workers", "1", "--xen-watch"]);
+    let mut host = SimulatedHost::start(&["--workers", "1", "--xen-watch"]);
     for (action, arguments, code, want) in [
         (
             "attach",
@@ -144,20 +144,20 @@ fn what_cannot_be_done_is_said() {
             "xen resize: vdev: found xvdz, which domain 1 does not have",
         ),
     ] {
-        let text = refused(&host.tool(action, arguments), code);
+        let text = refused(&host.run_mqblk_xen(action, arguments), code);
         assert!(text.starts_with(&format!("mqblk: {want}")), "{arguments:?}: {text}");
     }
     // A vdev that another backend has.
-    let taken = refused(&host.tool("attach", &["--domid", "1", "--vdev", "xvdc", "null:1G"]), 1);
+    let taken = refused(&host.run_mqblk_xen("attach", &["--domid", "1", "--vdev", "xvdc", "null:1G"]), 1);
     assert!(taken.contains("which domain 1 has already (backend /local/domain/0/backend/other/1/51744)"), "{taken}");
     for vdev in ["xvda", "xvdb"] {
-        said(&host.tool("detach", &["--domid", "1", "--vdev", vdev, "--force"]));
+        said(&host.run_mqblk_xen("detach", &["--domid", "1", "--vdev", vdev, "--force"]));
     }
-    let listed = said(&host.tool("list", &["--type", "other"]));
+    let listed = said(&host.run_mqblk_xen("list", &["--type", "other"]));
     assert!(listed.contains("Initialising (1)") && listed.contains("null:1G"), "{listed}");
     host.assert_alive("mistakes");
     // Another daemon for the same type.
-    let mut command = Command::new(binary());
+    let mut command = Command::new(mqblk_binary());
     command.args(["serve", "--xen-watch", "--workers", "1", "--xen"]).arg(host.folder().join("xen"));
     command.arg("--xen-state").arg(host.folder().join("state")).env("RUST_LOG", "off");
     let text = refused(&command.stdin(Stdio::null()).output().unwrap(), 1);
@@ -167,7 +167,7 @@ fn what_cannot_be_done_is_said() {
     );
     host.stop();
     // Without a Xen.
-    let mut command = Command::new(binary());
+    let mut command = Command::new(mqblk_binary());
     let output = command.args(["xen", "list", "--xen", "/nowhere"]).stdin(Stdio::null()).output().unwrap();
     let text = refused(&output, 1);
     assert!(text.starts_with("mqblk: xen: ") && text.contains("/nowhere"), "{text}");
@@ -175,7 +175,7 @@ fn what_cannot_be_done_is_said() {
 
 #[test]
 fn disks_of_the_configuration_are_attached_at_the_start() {
-    let mut host = Host::start(&[
+    let mut host = SimulatedHost::start(&[
         "--workers",
         "2",
         "--admin",
@@ -187,13 +187,13 @@ fn disks_of_the_configuration_are_attached_at_the_start() {
         "--xen-watch",
     ]);
     let options =
-        Options { queues: 2, patience: PATIENCE, answer_limit: PATIENCE, ..Options::new(host.domain(1), 51712) };
-    let mut load = Load::connect(&options, 200, 1);
+        Options { queues: 2, patience: TIMEOUT, answer_limit: TIMEOUT, ..Options::new(host.domain(1), 51712) };
+    let mut load = BlkfrontLoad::connect(&options, 200, 1);
     (0..30).for_each(|_| load.round());
-    let found = host.make(2, "xvdc", "null:1G");
-    let _found = Device::connect(&host.options(&found)).expect("a disk");
+    let found = host.create_device(2, "xvdc", "null:1G");
+    let _found = Device::connect(&host.frontend_options(&found)).expect("a disk");
     let stat = |arguments: &[&str]| {
-        let mut command = Command::new(binary());
+        let mut command = Command::new(mqblk_binary());
         command.args(["stat", "--socket"]).arg(host.folder().join("admin.sock")).args(arguments);
         said(&command.stdin(Stdio::null()).output().unwrap())
     };
@@ -222,7 +222,7 @@ fn disks_of_the_configuration_are_attached_at_the_start() {
     // A daemon that comes after it finds the device, and makes no second one.
     host.stop();
     host.spawn();
-    let mut load = Load::connect(&options, 200, 2);
+    let mut load = BlkfrontLoad::connect(&options, 200, 2);
     load.round();
     load.finish();
     host.stop();
@@ -230,10 +230,10 @@ fn disks_of_the_configuration_are_attached_at_the_start() {
 
 #[test]
 fn a_daemon_that_cannot_attach_leaves_nothing_behind() {
-    let host = Host::start(&["--workers", "1", "--xen-watch"]);
-    let taken = host.make(2, "xvda", "null:1G");
-    host.wait_state(&taken, XenbusState::InitWait);
-    let mut command = Command::new(binary());
+    let host = SimulatedHost::start(&["--workers", "1", "--xen-watch"]);
+    let taken = host.create_device(2, "xvda", "null:1G");
+    host.wait_for_backend_state(&taken, XenbusState::InitWait);
+    let mut command = Command::new(mqblk_binary());
     command.args(["serve", "--xen"]).arg(host.folder().join("xen")).arg("--xen-state").arg(host.folder().join("other"));
     command.args(["--disk", "id=x,interface=xen,domid=1,vdev=xvda,storage=null,size=1G"]);
     command.args(["--disk", "id=y,interface=xen,domid=2,vdev=xvda,storage=null,size=1G"]);

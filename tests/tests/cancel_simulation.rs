@@ -29,7 +29,7 @@ use mqblk_engine::{
     PlugOptions, PollPolicy, QueueDisk, QueueOptions, Resume,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, LeaseId, Region};
-use mqblk_tests::overlay::{AnyChannel, Overlay};
+use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -367,7 +367,7 @@ fn open(
             let plug = PlugOptions { merge, depth, ..PlugOptions::default() };
             QueueDisk {
                 slot: DiskSlot(slot),
-                disk: Arc::new(Overlay::over(inner, channel)),
+                disk: Arc::new(FilterDisk::new(inner, channel)),
                 plug,
                 health: Arc::new(DiskHealth::new(
                     slot.to_string(),

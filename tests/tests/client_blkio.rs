@@ -10,15 +10,15 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use blkio::{Blkio, Blkioq, Completion, MemoryRegion, ReqFlags};
-use mqblk_tests::hostile::daemon::Daemon;
-use mqblk_tests::hostile::load::{BLOCK, Load, block, fault};
+use mqblk_tests::hostile::daemon::HostileDaemon;
+use mqblk_tests::hostile::load::{BLOCK, VhostUserLoad, block, block_fault};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 const DISK: u64 = 1 << 20;
 
 /// Connected to a disk, not yet started.
-fn connect(daemon: &Daemon, id: &str) -> Blkio {
+fn connect(daemon: &HostileDaemon, id: &str) -> Blkio {
     let mut client = Blkio::new("virtio-blk-vhost-user").expect("the driver");
     client.set_str("path", daemon.socket(id).to_str().expect("a path in UTF-8")).expect("path");
     client.connect().expect("a connection");
@@ -52,10 +52,10 @@ fn succeed(queue: &mut Blkioq, what: &str) {
     assert_eq!(answers(queue, 1)[0].1, 0, "{what}");
 }
 
-fn serve(storage: &str) -> Daemon {
+fn serve(storage: &str) -> HostileDaemon {
     let disk = format!("{storage},queues=4");
     let readonly = "storage=ram,size=1M,readonly=on";
-    Daemon::start(2, &[("disk", &disk), ("readonly", readonly)])
+    HostileDaemon::start(2, &[("disk", &disk), ("readonly", readonly)])
 }
 
 const STORAGES: [&str; 3] =
@@ -107,7 +107,7 @@ fn what_it_writes_it_reads() {
         succeed(&mut queues[0], "a flush");
         client.unmap_mem_region(&region);
         drop((queues, client));
-        assert_eq!(daemon.complaints("disk"), Vec::<String>::new());
+        assert_eq!(daemon.warnings("disk"), Vec::<String>::new());
         daemon.stop();
     }
 }
@@ -141,7 +141,7 @@ fn round(queue: &mut Blkioq, region: &MemoryRegion, memory: &File, generations: 
         if !write {
             let mut found = vec![0; BLOCK];
             memory.read_exact_at(&mut found, at as u64).expect("memory");
-            assert_eq!(fault(&found, number as u64, generations[number]), None);
+            assert_eq!(block_fault(&found, number as u64, generations[number]), None);
         }
     }
 }
@@ -207,7 +207,7 @@ fn vectors_zeroes_and_discards() {
         queue.discard(DISK, 512, 0, ReqFlags::empty());
         assert_ne!(answers(&mut queue, 1)[0].1, 0, "a discard past the end");
         drop((queue, client));
-        assert_eq!(daemon.complaints("disk"), Vec::<String>::new());
+        assert_eq!(daemon.warnings("disk"), Vec::<String>::new());
         daemon.stop();
     }
 }
@@ -245,7 +245,7 @@ fn what_it_writes_the_projects_own_driver_finds() {
         succeed(&mut queue, "a write");
     }
     drop((queue, client));
-    let mut load = Load::connect(daemon.socket("disk"), 2, 200, 3);
+    let mut load = VhostUserLoad::connect(daemon.socket("disk"), 2, 200, 3);
     load.expect_generation(1);
     (0..30).for_each(|_| load.round());
     assert!(load.verified > 0);

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mqblk_driver::virtio_blk::Device;
-use mqblk_tests::crash::blk::{Blk, options};
-use mqblk_tests::crash::daemon::Daemon;
-use mqblk_tests::crash::kills::{self, Plan, Running, Victim, replayed, torment};
-use mqblk_tests::crash::load::History;
-use mqblk_tests::crash::report::Figures;
-use mqblk_tests::hostile::PATIENCE;
+use mqblk_tests::crash::blk::{BlkQueues, connect_options};
+use mqblk_tests::crash::daemon::RestartableDaemon;
+use mqblk_tests::crash::kills::{self, KillPlan, RunningLoad, Victim, kill_and_stop, replayed_requests};
+use mqblk_tests::crash::load::LoadHistory;
+use mqblk_tests::crash::stats::CrashStats;
+use mqblk_tests::hostile::TIMEOUT;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::Pid;
@@ -23,7 +23,7 @@ const DISKS: [(&str, &str); 3] = [
 ];
 
 struct Rig {
-    daemon: Daemon,
+    daemon: RestartableDaemon,
     devices: Vec<Device>,
 }
 
@@ -37,11 +37,11 @@ impl Rig {
         }
         let images: Vec<String> = disks.iter().map(|(id, _)| format!("{id}.img")).collect();
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
-        Rig { daemon: Daemon::start(&arguments, &images), devices: vec![] }
+        Rig { daemon: RestartableDaemon::start(&arguments, &images), devices: vec![] }
     }
 
-    fn connect(&mut self, id: &str) -> Blk {
-        let (device, port) = Blk::connect(&options(self.socket(id), 2));
+    fn connect(&mut self, id: &str) -> BlkQueues {
+        let (device, port) = BlkQueues::connect(&connect_options(self.socket(id), 2));
         self.devices.push(device);
         port
     }
@@ -55,13 +55,13 @@ impl Rig {
     }
 
     /// Ends a load, and judges the image.
-    fn judge(&self, id: &str, (mut history, port): (History, Blk)) -> Figures {
+    fn judge(&self, id: &str, (mut history, port): (LoadHistory, BlkQueues)) -> CrashStats {
         drop(port);
         let bytes = std::fs::read(self.image(id)).expect("the image");
-        if let Err(why) = history.judge_disk(0, &bytes) {
+        if let Err(why) = history.check_disk(0, &bytes) {
             panic!("the image of {id}: {why}");
         }
-        history.figures
+        history.stats
     }
 }
 
@@ -75,8 +75,8 @@ impl Victim for Rig {
     fn stop(&mut self) {
         self.daemon.stop();
     }
-    fn begin_stop(&mut self) {
-        self.daemon.begin_stop();
+    fn request_stop(&mut self) {
+        self.daemon.request_stop();
     }
     fn spawn(&mut self) {
         self.daemon.spawn();
@@ -88,8 +88,8 @@ impl Victim for Rig {
     fn log(&self) -> String {
         self.daemon.log()
     }
-    fn forget(&mut self) {
-        kills::forget(&self.image("cache"));
+    fn drop_caches(&mut self) {
+        kills::drop_page_cache(&self.image("cache"));
     }
 }
 
@@ -99,17 +99,17 @@ fn killed_and_stopped_under_load() {
     let mut rig = Rig::start(&DISKS, &[]);
     let start = |(at, (id, _)): (u64, &(&str, &str))| {
         let port = rig.connect(id);
-        Running::start(id, port, History::new(1), seed + at)
+        RunningLoad::start(id, port, LoadHistory::new(1), seed + at)
     };
     let mut loads: Vec<_> = (0..).zip(&DISKS).map(start).collect();
-    let mut figures = torment(&mut rig, &mut loads, Plan::usual(), seed);
-    let ended: Vec<_> = loads.into_iter().map(Running::finish).collect();
+    let mut figures = kill_and_stop(&mut rig, &mut loads, KillPlan::usual(), seed);
+    let ended: Vec<_> = loads.into_iter().map(RunningLoad::finish).collect();
     rig.daemon.stop();
     for ((id, _), ended) in DISKS.iter().zip(ended) {
         figures.add(&rig.judge(id, ended));
     }
-    figures.replayed = replayed(&rig.log());
-    figures.report("virtio-blk", seed);
+    figures.replayed = replayed_requests(&rig.log());
+    figures.log("virtio-blk", seed);
     assert!(figures.replayed > 0, "no kill found a request under way");
 }
 
@@ -125,17 +125,17 @@ fn killed_and_stopped_while_storage_is_slow() {
     let mut rig = Rig::start(&SLOW, &[]);
     let start = |(at, (id, _)): (u64, &(&str, &str))| {
         let port = rig.connect(id);
-        Running::start(id, port, History::new(1), seed + at)
+        RunningLoad::start(id, port, LoadHistory::new(1), seed + at)
     };
     let mut loads: Vec<_> = (0..).zip(&SLOW).map(start).collect();
-    let mut figures = torment(&mut rig, &mut loads, Plan::slow(), seed);
-    let ended: Vec<_> = loads.into_iter().map(Running::finish).collect();
+    let mut figures = kill_and_stop(&mut rig, &mut loads, KillPlan::slow(), seed);
+    let ended: Vec<_> = loads.into_iter().map(RunningLoad::finish).collect();
     rig.daemon.stop();
     for ((id, _), ended) in SLOW.iter().zip(ended) {
         figures.add(&rig.judge(id, ended));
     }
-    figures.replayed = replayed(&rig.log());
-    figures.report("virtio-blk, slow storage", seed);
+    figures.replayed = replayed_requests(&rig.log());
+    figures.log("virtio-blk, slow storage", seed);
     assert!(figures.replayed > 0, "no kill found a request under way");
 }
 
@@ -145,12 +145,12 @@ fn drivers_that_die_and_come_again_at_once() {
     let mut random = SmallRng::seed_from_u64(seed);
     for (id, settings) in [SLOW[0], DISKS[2], DISKS[1]] {
         let mut rig = Rig::start(&[(id, settings)], &[]);
-        let mut history = History::new(1);
+        let mut history = LoadHistory::new(1);
         let mut kills = 0;
-        for round in 0..if kills::is_full() { 20 } else { 4 } {
+        for round in 0..if kills::is_full_run() { 20 } else { 4 } {
             let port = rig.connect(id);
-            let mut load = Running::start(id, port, history, seed + round);
-            load.wait_answers(random.random_range(1..60));
+            let mut load = RunningLoad::start(id, port, history, seed + round);
+            load.wait_completions(random.random_range(1..60));
             std::thread::sleep(Duration::from_micros(random.random_range(0..20_000)));
             let (known, port) = load.die();
             history = known;
@@ -164,13 +164,13 @@ fn drivers_that_die_and_come_again_at_once() {
             }
         }
         let port = rig.connect(id);
-        let mut load = Running::start(id, port, history, seed);
-        load.wait_answers(60);
+        let mut load = RunningLoad::start(id, port, history, seed);
+        load.wait_completions(60);
         let ended = load.finish();
         rig.daemon.stop();
         let mut figures = rig.judge(id, ended);
         figures.kills = kills;
-        figures.report(&format!("virtio-blk, drivers that die: {id}"), seed);
+        figures.log(&format!("virtio-blk, drivers that die: {id}"), seed);
     }
 }
 
@@ -180,18 +180,18 @@ fn stopped_while_storage_does_not_answer_in_time() {
     let disk = ("stuck", "storage=fault,inner=file,direct=off,fault-latency-us=1800000");
     let mut rig = Rig::start(&[disk], &["--drain-timeout-s", "1"]);
     let port = rig.connect(disk.0);
-    let mut load = Running::start(disk.0, port, History::new(1), seed);
-    load.wait_answers(1);
+    let mut load = RunningLoad::start(disk.0, port, LoadHistory::new(1), seed);
+    load.wait_completions(1);
     // Those that follow the first answers have just begun.
     rig.stop();
     rig.spawn();
-    rig.reconnect(PATIENCE).expect("the daemon that was started again");
-    load.wait_answers(40);
+    rig.reconnect(TIMEOUT).expect("the daemon that was started again");
+    load.wait_completions(40);
     let ended = load.finish();
     rig.daemon.stop();
     let mut figures = rig.judge(disk.0, ended);
-    (figures.stops, figures.replayed) = (1, replayed(&rig.log()));
-    figures.report("virtio-blk, storage that does not answer", seed);
+    (figures.stops, figures.replayed) = (1, replayed_requests(&rig.log()));
+    figures.log("virtio-blk, storage that does not answer", seed);
     let log = rig.log();
     assert!(log.contains("storage did not answer in time"), "{log}");
     assert!(figures.replayed > 0, "nothing was left to the next daemon:\n{log}");

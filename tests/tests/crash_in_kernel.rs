@@ -4,15 +4,15 @@
 
 use std::sync::Arc;
 
-use mqblk_tests::crash::daemon::Daemon;
-use mqblk_tests::crash::report::say;
-use mqblk_tests::hostile::front_end::{FrontEnd, Queue, RING};
+use mqblk_tests::crash::daemon::RestartableDaemon;
+use mqblk_tests::crash::stats::print_uncaptured;
+use mqblk_tests::hostile::frontend::{DEFAULT_RING_SIZE, FrontendQueue, HostileFrontend};
 use mqblk_tests::hostile::memory::START;
-use mqblk_tests::hostile::request::{direct, header, kind, readable, writable};
-use mqblk_tests::hostile::ring::Places;
+use mqblk_tests::hostile::request::{header, readable, request_type, writable, write_direct};
+use mqblk_tests::hostile::ring::RingAddresses;
 use mqblk_tests::hostile::socket::message as m;
 use mqblk_tests::hostile::wait_for;
-use mqblk_tests::power::{Cache, PowerLog, PowerMount};
+use mqblk_tests::power::{CacheModel, PowerLog, PowerMount};
 
 const SIZE: usize = 1 << 20;
 const PAGE: usize = 4096;
@@ -24,69 +24,70 @@ const WAITS: &str = "queues wait for the storage to end requests";
 struct Rig {
     log: Arc<PowerLog>,
     mount: PowerMount,
-    daemon: Daemon,
+    daemon: RestartableDaemon,
 }
 
 impl Rig {
     /// `None`, and a line that says so, where there is no FUSE for this process.
     fn start(settings: &str) -> Option<Rig> {
         if std::fs::File::open("/dev/fuse").is_err() {
-            say("not run: it needs root and /dev/fuse");
+            print_uncaptured("not run: it needs root and /dev/fuse");
             return None;
         }
         let log = Arc::<PowerLog>::default();
-        let mount = PowerMount::that_outlives(&log, &[("disk", SIZE), ("marks", 512)]).expect("a mount");
+        let mount = PowerMount::with_surviving_io(&log, &[("disk", SIZE), ("marks", 512)]).expect("a mount");
         let path = mount.path("disk");
         let disk = format!("id=d,socket=FOLDER/d.sock,storage=file,path={},direct=on,{settings}", path.display());
-        let daemon = Daemon::start(&["--workers".to_owned(), "1".to_owned(), "--disk".to_owned(), disk], &[]);
+        let daemon =
+            RestartableDaemon::start(&["--workers".to_owned(), "1".to_owned(), "--disk".to_owned(), disk], &[]);
         Some(Rig { log, mount, daemon })
     }
 
-    fn connect(&self) -> FrontEnd {
-        let mut guest = FrontEnd::connect(&self.daemon.folder().join("d.sock"), 0);
-        guest.queues.push(Queue::new(&guest.memory, Places::pages(START), RING));
+    fn connect(&self) -> HostileFrontend {
+        let mut guest = HostileFrontend::connect(&self.daemon.folder().join("d.sock"), 0);
+        guest.queues.push(FrontendQueue::new(&guest.memory, RingAddresses::pages(START), DEFAULT_RING_SIZE));
         guest
     }
 
-    fn killed(&mut self, guest: FrontEnd) -> FrontEnd {
+    fn killed(&mut self, guest: HostileFrontend) -> HostileFrontend {
         self.daemon.kill();
         self.daemon.spawn();
-        guest.again(&self.daemon.folder().join("d.sock"))
+        guest.reconnect(&self.daemon.folder().join("d.sock"))
     }
 }
 
 /// Reads or writes the disk's first page.
-fn ask(guest: &mut FrontEnd, is_write: bool) {
+fn ask(guest: &mut HostileFrontend, is_write: bool) {
     let queue = &mut guest.queues[0];
-    queue.ring.memory.write(REQUEST, &header(if is_write { kind::OUT } else { kind::IN }, 0));
+    queue.ring.memory.write(REQUEST, &header(if is_write { request_type::OUT } else { request_type::IN }, 0));
     let data = if is_write { readable(DATA, PAGE as u32) } else { writable(DATA, PAGE as u32) };
-    direct(&queue.ring, &[0, 1, 2], &[readable(REQUEST, 16), data, writable(REQUEST + 16, 1)]);
+    write_direct(&queue.ring, &[0, 1, 2], &[readable(REQUEST, 16), data, writable(REQUEST + 16, 1)]);
     queue.ring.offer(0);
-    queue.go();
+    queue.publish_and_kick();
 }
 
 /// Kills the daemon while the kernel has a request of its, and sees that the next one answers no sooner than it has ended.
-fn killed_with_a_request_in_the_kernel(settings: &str, is_write: bool) -> Option<(Rig, FrontEnd)> {
+fn killed_with_a_request_in_the_kernel(settings: &str, is_write: bool) -> Option<(Rig, HostileFrontend)> {
     let mut rig = Rig::start(settings)?;
     let mut guest = rig.connect();
-    let region = guest.ask_inflight(1);
-    guest.show_inflight(&region);
+    let region = guest.get_inflight(1);
+    guest.set_inflight(&region);
     guest.start_queue(0, 0);
     guest.memory.write(DATA, &[1; PAGE]);
     rig.mount.hold();
     ask(&mut guest, is_write);
     wait_for("the kernel to have the request", || (rig.mount.held() > 0).then_some(()));
     let mut guest = rig.killed(guest);
-    rig.mount.let_others_pass();
-    guest.show_inflight(&region);
+    rig.mount.stop_holding();
+    guest.set_inflight(&region);
     guest.start_queue(0, 0);
     wait_for("a daemon that waits", || {
         assert_eq!(guest.queues[0].ring.used(), 0, "it answers while a request of the daemon before is under way");
         rig.daemon.log().contains(WAITS).then_some(())
     });
     assert!(rig.mount.held() > 0 && guest.queues[0].ring.used() == 0);
-    rig.mount.let_go();
-    guest.queues[0].answer();
+    rig.mount.release_held();
+    guest.queues[0].wait_completion();
     Some((rig, guest))
 }
 
@@ -104,7 +105,7 @@ fn a_late_write_does_not_land_on_a_newer_one() {
     let Some((mut rig, mut guest)) = killed_with_a_request_in_the_kernel("lock=off", true) else { return };
     guest.memory.write(DATA, &[2; PAGE]);
     ask(&mut guest, true);
-    guest.queues[0].answer();
+    guest.queues[0].wait_completion();
     assert_eq!(rig.mount.held(), 0);
     let found = std::fs::read(rig.mount.path("disk")).expect("the disk");
     assert_eq!(found[..PAGE], [2; PAGE]);
@@ -114,7 +115,7 @@ fn a_late_write_does_not_land_on_a_newer_one() {
 /// Sectors of a disk whose power is cut now that may lack what was just answered.
 fn lost(rig: &Rig, byte: u8) -> usize {
     let at = rig.log.position();
-    let cut = |seed| rig.log.cut(0, SIZE, at, Cache::Honest, seed);
+    let cut = |seed| rig.log.cut(0, SIZE, at, CacheModel::Honest, seed);
     (0..20).map(|seed| cut(seed)[..PAGE].chunks(512).filter(|sector| **sector != [byte; 512]).count()).sum()
 }
 
@@ -122,22 +123,22 @@ fn lost(rig: &Rig, byte: u8) -> usize {
 fn writes_are_durable_at_the_next_daemon_if_the_driver_chose_that() {
     let Some(mut rig) = Rig::start("cache=writeback") else { return };
     let mut guest = rig.connect();
-    let region = guest.ask_inflight(1);
-    guest.show_inflight(&region);
+    let region = guest.get_inflight(1);
+    guest.set_inflight(&region);
     guest.start_queue(0, 0);
     guest.memory.write(DATA, &[1; PAGE]);
     ask(&mut guest, true);
-    guest.queues[0].answer();
+    guest.queues[0].wait_completion();
     assert!(lost(&rig, 1) > 0, "a disk with a cache loses what was not flushed: nothing is tried here");
     let about = [32_u32.to_ne_bytes(), 1_u32.to_ne_bytes(), [0; 4]].concat();
-    guest.connection.tell(m::SET_CONFIG, &[&about[..], &[0]].concat(), &[]);
+    guest.connection.send_acked(m::SET_CONFIG, &[&about[..], &[0]].concat(), &[]);
     for byte in [2, 3] {
         guest.memory.write(DATA, &[byte; PAGE]);
         ask(&mut guest, true);
-        guest.queues[0].answer();
+        guest.queues[0].wait_completion();
         assert_eq!(lost(&rig, byte), 0);
         guest = rig.killed(guest);
-        guest.show_inflight(&region);
+        guest.set_inflight(&region);
         let base = guest.queues[0].ring.used();
         guest.start_queue(0, base);
     }

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mqblk_driver::virtio_scsi::Device;
-use mqblk_tests::crash::daemon::Daemon;
-use mqblk_tests::crash::kills::{self, Plan, Running, Victim, replayed, torment};
-use mqblk_tests::crash::load::History;
-use mqblk_tests::crash::report::Figures;
-use mqblk_tests::crash::scsi::{Scsi, options};
-use mqblk_tests::hostile::PATIENCE;
+use mqblk_tests::crash::daemon::RestartableDaemon;
+use mqblk_tests::crash::kills::{self, KillPlan, RunningLoad, Victim, kill_and_stop, replayed_requests};
+use mqblk_tests::crash::load::LoadHistory;
+use mqblk_tests::crash::scsi::{ScsiQueues, connect_options};
+use mqblk_tests::crash::stats::CrashStats;
+use mqblk_tests::hostile::TIMEOUT;
 use rustix::process::Pid;
 
 /// Units, in the order of their numbers.
@@ -21,7 +21,7 @@ const UNITS: [(&str, &str); 3] = [
 ];
 
 struct Rig {
-    daemon: Daemon,
+    daemon: RestartableDaemon,
     device: Option<Device>,
 }
 
@@ -36,11 +36,11 @@ impl Rig {
         }
         let images: Vec<String> = units.iter().map(|(name, _)| format!("{name}.img")).collect();
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
-        Rig { daemon: Daemon::start(&arguments, &images), device: None }
+        Rig { daemon: RestartableDaemon::start(&arguments, &images), device: None }
     }
 
-    fn connect(&mut self) -> Scsi {
-        let (device, port) = Scsi::connect(&options(self.daemon.folder().join("c.sock"), 3));
+    fn connect(&mut self) -> ScsiQueues {
+        let (device, port) = ScsiQueues::connect(&connect_options(self.daemon.folder().join("c.sock"), 3));
         self.device = Some(device);
         port
     }
@@ -50,15 +50,15 @@ impl Rig {
     }
 
     /// Ends a load, and judges the images.
-    fn judge(&self, units: &[(&str, &str)], (mut history, port): (History, Scsi)) -> Figures {
+    fn judge(&self, units: &[(&str, &str)], (mut history, port): (LoadHistory, ScsiQueues)) -> CrashStats {
         drop(port);
         for (disk, (name, _)) in units.iter().enumerate() {
             let bytes = std::fs::read(self.image(name)).expect("the image");
-            if let Err(why) = history.judge_disk(disk, &bytes) {
+            if let Err(why) = history.check_disk(disk, &bytes) {
                 panic!("the image of {name}: {why}");
             }
         }
-        history.figures
+        history.stats
     }
 }
 
@@ -72,8 +72,8 @@ impl Victim for Rig {
     fn stop(&mut self) {
         self.daemon.stop();
     }
-    fn begin_stop(&mut self) {
-        self.daemon.begin_stop();
+    fn request_stop(&mut self) {
+        self.daemon.request_stop();
     }
     fn spawn(&mut self) {
         self.daemon.spawn();
@@ -85,8 +85,8 @@ impl Victim for Rig {
     fn log(&self) -> String {
         self.daemon.log()
     }
-    fn forget(&mut self) {
-        kills::forget(&self.image("cache"));
+    fn drop_caches(&mut self) {
+        kills::drop_page_cache(&self.image("cache"));
     }
 }
 
@@ -95,16 +95,16 @@ fn killed_and_stopped_under_load() {
     let seed = kills::seed();
     let mut rig = Rig::start(&UNITS, &[]);
     let port = rig.connect();
-    let mut loads = [Running::start("scsi", port, History::new(UNITS.len()), seed)];
-    let mut figures = torment(&mut rig, &mut loads, Plan::usual(), seed);
+    let mut loads = [RunningLoad::start("scsi", port, LoadHistory::new(UNITS.len()), seed)];
+    let mut figures = kill_and_stop(&mut rig, &mut loads, KillPlan::usual(), seed);
     let [load] = loads;
     let ended = load.finish();
     rig.daemon.stop();
     figures.add(&rig.judge(&UNITS, ended));
-    figures.replayed = replayed(&rig.log());
-    figures.report("virtio-scsi", seed);
+    figures.replayed = replayed_requests(&rig.log());
+    figures.log("virtio-scsi", seed);
     assert!(figures.replayed > 0, "no kill found a request under way");
-    assert!(figures.compared > 0, "no COMPARE AND WRITE succeeded");
+    assert!(figures.compare_writes > 0, "no COMPARE AND WRITE succeeded");
 }
 
 /// On one of them each request takes a fifth of a second, beside fast ones on the same queues.
@@ -118,14 +118,14 @@ fn killed_and_stopped_while_a_unit_is_slow() {
     let seed = kills::seed();
     let mut rig = Rig::start(&SLOW, &[]);
     let port = rig.connect();
-    let mut loads = [Running::start("scsi", port, History::new(SLOW.len()), seed)];
-    let mut figures = torment(&mut rig, &mut loads, Plan::slow(), seed);
+    let mut loads = [RunningLoad::start("scsi", port, LoadHistory::new(SLOW.len()), seed)];
+    let mut figures = kill_and_stop(&mut rig, &mut loads, KillPlan::slow(), seed);
     let [load] = loads;
     let ended = load.finish();
     rig.daemon.stop();
     figures.add(&rig.judge(&SLOW, ended));
-    figures.replayed = replayed(&rig.log());
-    figures.report("virtio-scsi, a slow unit", seed);
+    figures.replayed = replayed_requests(&rig.log());
+    figures.log("virtio-scsi, a slow unit", seed);
     assert!(figures.replayed > 0, "no kill found a request under way");
 }
 
@@ -135,18 +135,18 @@ fn stopped_while_a_unit_does_not_answer_in_time() {
     let units = [("stuck", "storage=fault,inner=file,direct=off,fault-latency-us=1800000")];
     let mut rig = Rig::start(&units, &["--drain-timeout-s", "1"]);
     let port = rig.connect();
-    let mut load = Running::start("scsi", port, History::new(1), seed);
-    load.wait_answers(1);
+    let mut load = RunningLoad::start("scsi", port, LoadHistory::new(1), seed);
+    load.wait_completions(1);
     // Those that follow the first answers have just begun.
     rig.stop();
     rig.spawn();
-    rig.reconnect(PATIENCE).expect("the daemon that was started again");
-    load.wait_answers(40);
+    rig.reconnect(TIMEOUT).expect("the daemon that was started again");
+    load.wait_completions(40);
     let ended = load.finish();
     rig.daemon.stop();
     let mut figures = rig.judge(&units, ended);
-    (figures.stops, figures.replayed) = (1, replayed(&rig.log()));
-    figures.report("virtio-scsi, a unit that does not answer", seed);
+    (figures.stops, figures.replayed) = (1, replayed_requests(&rig.log()));
+    figures.log("virtio-scsi, a unit that does not answer", seed);
     let log = rig.log();
     assert!(log.contains("storage did not answer in time"), "{log}");
     assert!(figures.replayed > 0, "nothing was left to the next daemon:\n{log}");

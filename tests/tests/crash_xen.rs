@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mqblk_driver::blkfront::Device;
-use mqblk_tests::blkif::Host;
-use mqblk_tests::crash::kills::{self, Plan, Running, Victim, replayed, torment};
-use mqblk_tests::crash::load::{DISK_SECTORS, History};
+use mqblk_tests::blkif::SimulatedHost;
+use mqblk_tests::crash::kills::{self, KillPlan, RunningLoad, Victim, kill_and_stop, replayed_requests};
+use mqblk_tests::crash::load::{DISK_SECTORS, LoadHistory};
 use mqblk_tests::crash::oracle::SECTOR;
-use mqblk_tests::crash::report::Figures;
-use mqblk_tests::crash::xen::Xen;
+use mqblk_tests::crash::stats::CrashStats;
+use mqblk_tests::crash::xen::XenQueues;
 use rustix::process::Pid;
 use tempfile::TempDir;
 
@@ -22,7 +22,7 @@ const DISKS: [(&str, &str); 3] = [
 ];
 
 struct Rig {
-    host: Host,
+    host: SimulatedHost,
     images: TempDir,
     /// They are kept: a conversation ends with its device.
     devices: Vec<Device>,
@@ -41,12 +41,12 @@ impl Rig {
             arguments.extend(["--disk".to_owned(), disk]);
         }
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        Rig { host: Host::start(&arguments), images, devices: vec![] }
+        Rig { host: SimulatedHost::start(&arguments), images, devices: vec![] }
     }
 
-    fn connect(&mut self, at: usize, id: &str) -> Xen {
-        let device = self.host.make(1, ["xvda", "xvdb", "xvdc"][at], &format!("mqblk:{id}"));
-        let (device, port) = Xen::connect(&self.host.options(&device), 2);
+    fn connect(&mut self, at: usize, id: &str) -> XenQueues {
+        let device = self.host.create_device(1, ["xvda", "xvdb", "xvdc"][at], &format!("mqblk:{id}"));
+        let (device, port) = XenQueues::connect(&self.host.frontend_options(&device), 2);
         self.devices.push(device);
         port
     }
@@ -56,12 +56,12 @@ impl Rig {
     }
 
     /// Judges an image.
-    fn judge(&self, id: &str, mut history: History) -> Figures {
+    fn judge(&self, id: &str, mut history: LoadHistory) -> CrashStats {
         let bytes = std::fs::read(self.image(id)).expect("the image");
-        if let Err(why) = history.judge_disk(0, &bytes) {
+        if let Err(why) = history.check_disk(0, &bytes) {
             panic!("the image of {id}: {why}");
         }
-        history.figures
+        history.stats
     }
 }
 
@@ -75,8 +75,8 @@ impl Victim for Rig {
     fn stop(&mut self) {
         self.host.stop();
     }
-    fn begin_stop(&mut self) {
-        self.host.begin_stop();
+    fn request_stop(&mut self) {
+        self.host.request_stop();
     }
     fn spawn(&mut self) {
         self.host.spawn();
@@ -88,8 +88,8 @@ impl Victim for Rig {
     fn log(&self) -> String {
         self.host.log()
     }
-    fn forget(&mut self) {
-        kills::forget(&self.image("cache"));
+    fn drop_caches(&mut self) {
+        kills::drop_page_cache(&self.image("cache"));
     }
 }
 
@@ -99,17 +99,17 @@ fn killed_and_stopped_under_load() {
     let mut rig = Rig::start(&DISKS);
     let start = |(at, (id, _)): (usize, &(&str, &str))| {
         let port = rig.connect(at, id);
-        Running::start(id, port, History::new(1), seed + at as u64)
+        RunningLoad::start(id, port, LoadHistory::new(1), seed + at as u64)
     };
     let mut loads: Vec<_> = DISKS.iter().enumerate().map(start).collect();
-    let mut figures = torment(&mut rig, &mut loads, Plan::usual(), seed);
-    let ended: Vec<_> = loads.into_iter().map(Running::finish).collect();
+    let mut figures = kill_and_stop(&mut rig, &mut loads, KillPlan::usual(), seed);
+    let ended: Vec<_> = loads.into_iter().map(RunningLoad::finish).collect();
     rig.host.stop();
     for ((id, _), (history, port)) in DISKS.iter().zip(ended) {
         drop(port);
         figures.add(&rig.judge(id, history));
     }
-    figures.replayed = replayed(&rig.host.log());
-    figures.report("xen", seed);
+    figures.replayed = replayed_requests(&rig.host.log());
+    figures.log("xen", seed);
     assert!(figures.replayed > 0, "no kill found a request under way");
 }

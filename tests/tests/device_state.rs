@@ -4,14 +4,14 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use mqblk_admin::Client;
-use mqblk_tests::hostile::daemon::Daemon;
-use mqblk_tests::hostile::socket::{Connection, config, message as m};
+use mqblk_tests::hostile::daemon::HostileDaemon;
+use mqblk_tests::hostile::socket::{VhostUserSocket, config_payload, message as m};
 use mqblk_tests::hostile::wait_for;
-use mqblk_tests::traveller::{Order, Traveller, load};
+use mqblk_tests::migrating_guest::{LoadOrder, MigratingGuest, load_device_state};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const ORDERS: [Order; 2] = [Order::First, Order::Last];
+const ORDERS: [LoadOrder; 2] = [LoadOrder::First, LoadOrder::Last];
 const CONFLICT: u8 = 0x18;
 
 /// A folder with images.
@@ -46,12 +46,12 @@ fn scsi(image: &Path, more: &str) -> String {
 }
 
 /// What the daemon complains of, as the `count`-th thing. It answers first.
-fn complaint(daemon: &Daemon, count: usize) -> String {
-    wait_for("a complaint", || daemon.complaints("disk").into_iter().nth(count))
+fn complaint(daemon: &HostileDaemon, count: usize) -> String {
+    wait_for("a complaint", || daemon.warnings("disk").into_iter().nth(count))
 }
 
-fn writeback(guest: &mut Traveller) -> u8 {
-    *guest.front.connection.ask(m::GET_CONFIG, &config(32, 1, 0, &[0])).last().unwrap()
+fn writeback(guest: &mut MigratingGuest) -> u8 {
+    *guest.frontend.connection.request(m::GET_CONFIG, &config_payload(32, 1, 0, &[0])).last().unwrap()
 }
 
 #[test]
@@ -62,23 +62,23 @@ fn the_write_cache_mode_of_virtio_blk() {
         [(ORDERS[0], "writeback", 0_u8), (ORDERS[1], "writeback", 0), (ORDERS[0], "writethrough", 1)]
     {
         let settings = format!("{},cache={began}", blk(&image));
-        let [source, there] = [0, 1].map(|_| Daemon::start(1, &[("disk", &settings)]));
-        let mut guest = Traveller::start(&source.socket("disk"), 1);
+        let [source, there] = [0, 1].map(|_| HostileDaemon::start(1, &[("disk", &settings)]));
+        let mut guest = MigratingGuest::connect(&source.socket("disk"), 1);
         assert_eq!(guest.read_sector(0), [7; 512]);
-        guest.front.connection.tell(m::SET_CONFIG, &config(32, 1, 0, &[chosen]), &[]);
+        guest.frontend.connection.send_acked(m::SET_CONFIG, &config_payload(32, 1, 0, &[chosen]), &[]);
         // The first time it stays where it is.
-        let bases = guest.stop();
-        let text = guest.save();
-        guest.start_again(&bases);
+        let bases = guest.stop_queues();
+        let text = guest.save_state();
+        guest.restart_queues(&bases);
         assert_eq!((guest.read_sector(1), writeback(&mut guest)), (vec![7; 512], chosen));
-        let bases = guest.stop();
-        assert_eq!(guest.save(), text);
-        let mut arrived = guest.arrive(&there.socket("disk"), &bases, &text, order).unwrap();
+        let bases = guest.stop_queues();
+        assert_eq!(guest.save_state(), text);
+        let mut arrived = guest.migrate_to(&there.socket("disk"), &bases, &text, order).unwrap();
         assert_eq!((arrived.read_sector(2), writeback(&mut arrived)), (vec![7; 512], chosen), "{order:?}");
-        assert_eq!(there.complaints("disk"), Vec::<String>::new());
+        assert_eq!(there.warnings("disk"), Vec::<String>::new());
         // The next driver finds what the user configured.
         drop((guest, arrived));
-        let mut next = Traveller::start(&there.socket("disk"), 1);
+        let mut next = MigratingGuest::connect(&there.socket("disk"), 1);
         assert_eq!(writeback(&mut next), 1 - chosen);
         drop(next);
         source.stop();
@@ -87,12 +87,12 @@ fn the_write_cache_mode_of_virtio_blk() {
 }
 
 /// MODE SELECT of the caching page with WCE = 0, and of the control page with SWP and D_SENSE.
-fn select(guest: &mut Traveller, target: u8) {
+fn select(guest: &mut MigratingGuest, target: u8) {
     let mut caching = vec![0; 4 + 20];
     (caching[4], caching[5]) = (0x08, 0x12);
     let control = [0, 0, 0, 0, 0x0a, 0x0a, 0x04, 0x10, 0x08, 0, 0, 0, 0, 0, 0, 0].to_vec();
     for list in [caching, control] {
-        let ended = guest.scsi(target, &[0x15, 0x10, 0, 0, list.len() as u8, 0], &list, 0);
+        let ended = guest.run_scsi(target, &[0x15, 0x10, 0, 0, list.len() as u8, 0], &list, 0);
         assert!(ended.is_good(), "{ended:?}");
     }
 }
@@ -106,40 +106,40 @@ fn modes_and_unit_attentions_of_a_unit() {
     for order in ORDERS {
         let place = Place::new();
         let settings = scsi(&place.image("a.img", 7), "");
-        let source = Daemon::start(1, &[("disk", &settings)]);
-        let mut guest = Traveller::start(&source.socket("disk"), 3);
-        assert!(!guest.attentions(0).is_empty(), "it was switched on");
+        let source = HostileDaemon::start(1, &[("disk", &settings)]);
+        let mut guest = MigratingGuest::connect(&source.socket("disk"), 3);
+        assert!(!guest.take_unit_attentions(0).is_empty(), "it was switched on");
         select(&mut guest, 0);
         // Sizes that its driver chose; a unit that grows, of which it is told when it comes to ask; and an event that has no buffer.
-        guest.front.connection.tell(m::SET_CONFIG, &config(20, 4, 0, &64_u32.to_le_bytes()), &[]);
+        guest.frontend.connection.send_acked(m::SET_CONFIG, &config_payload(20, 4, 0, &64_u32.to_le_bytes()), &[]);
         guest.sense_size = 64;
         File::options().write(true).open(place.path("a.img")).unwrap().set_len(2 << 20).unwrap();
         wait_for("the size watch", || source.log().contains("LUN resized").then_some(()));
-        let (bases, text) = (guest.stop(), guest.save());
+        let (bases, text) = (guest.stop_queues(), guest.save_state());
         assert!(text.contains("capacity-changed") && text.contains("resized"), "{text}");
         // It stays where it is, once.
-        guest.start_again(&bases);
-        assert_eq!((guest.stop(), guest.save()), (bases.clone(), text.clone()));
+        guest.restart_queues(&bases);
+        assert_eq!((guest.stop_queues(), guest.save_state()), (bases.clone(), text.clone()));
 
-        let there = Daemon::start(1, &[("disk", &settings)]);
-        let mut arrived = guest.arrive(&there.socket("disk"), &bases, &text, order).unwrap();
-        let sizes = arrived.front.connection.ask(m::GET_CONFIG, &config(20, 8, 0, &[0; 8]));
+        let there = HostileDaemon::start(1, &[("disk", &settings)]);
+        let mut arrived = guest.migrate_to(&there.socket("disk"), &bases, &text, order).unwrap();
+        let sizes = arrived.frontend.connection.request(m::GET_CONFIG, &config_payload(20, 8, 0, &[0; 8]));
         assert_eq!(sizes[sizes.len() - 8..], [64, 0, 0, 0, 32, 0, 0, 0], "{order:?}");
-        assert_eq!(arrived.attentions(0), [(0x2a, 0x09)], "{order:?}: what was pending, and no power on");
+        assert_eq!(arrived.take_unit_attentions(0), [(0x2a, 0x09)], "{order:?}: what was pending, and no power on");
         assert!(!arrived.has_event());
         arrived.post_events();
-        assert_eq!(arrived.event()[..4], 3_u32.to_le_bytes());
+        assert_eq!(arrived.next_event()[..4], 3_u32.to_le_bytes());
         // Software write protected, told in descriptor format.
-        let refused = arrived.scsi(0, &write_block(), &[1; 512], 0);
+        let refused = arrived.run_scsi(0, &write_block(), &[1; 512], 0);
         assert_eq!((refused.status, refused.sense, refused.sense_data[0]), (2, Some((7, 0x27, 0x02)), 0x72));
-        let caching = arrived.scsi(0, &[0x1a, 0x08, 0x08, 0, 255, 0], &[], 24);
+        let caching = arrived.run_scsi(0, &[0x1a, 0x08, 0x08, 0, 255, 0], &[], 24);
         assert_eq!(caching.data[6] & 0x04, 0, "the write cache is off: {caching:?}");
-        assert_eq!(there.complaints("disk"), Vec::<String>::new());
+        assert_eq!(there.warnings("disk"), Vec::<String>::new());
         // A guest that boots anew finds the unit as it was made.
         drop((guest, arrived));
-        let mut next = Traveller::start(&there.socket("disk"), 3);
-        assert!(!next.attentions(0).is_empty());
-        assert!(next.scsi(0, &write_block(), &[7; 512], 0).is_good());
+        let mut next = MigratingGuest::connect(&there.socket("disk"), 3);
+        assert!(!next.take_unit_attentions(0).is_empty());
+        assert!(next.run_scsi(0, &write_block(), &[7; 512], 0).is_good());
         drop(next);
         source.stop();
         there.stop();
@@ -151,35 +151,35 @@ fn modes_and_unit_attentions_of_a_unit() {
 fn without_the_state() {
     let place = Place::new();
     let settings = scsi(&place.image("a.img", 7), "");
-    let [source, there] = [0, 1].map(|_| Daemon::start(1, &[("disk", &settings)]));
-    let mut guest = Traveller::start(&source.socket("disk"), 3);
-    guest.attentions(0);
+    let [source, there] = [0, 1].map(|_| HostileDaemon::start(1, &[("disk", &settings)]));
+    let mut guest = MigratingGuest::connect(&source.socket("disk"), 3);
+    guest.take_unit_attentions(0);
     select(&mut guest, 0);
-    assert!(!guest.scsi(0, &write_block(), &[7; 512], 0).is_good());
-    let bases = guest.stop();
-    let mut arrived = guest.arrive(&there.socket("disk"), &bases, "", Order::Never).unwrap();
-    assert_eq!(arrived.attentions(0), []);
-    assert!(arrived.scsi(0, &write_block(), &[7; 512], 0).is_good());
+    assert!(!guest.run_scsi(0, &write_block(), &[7; 512], 0).is_good());
+    let bases = guest.stop_queues();
+    let mut arrived = guest.migrate_to(&there.socket("disk"), &bases, "", LoadOrder::Never).unwrap();
+    assert_eq!(arrived.take_unit_attentions(0), []);
+    assert!(arrived.run_scsi(0, &write_block(), &[7; 512], 0).is_good());
     drop((guest, arrived));
     source.stop();
     there.stop();
 }
 
 /// PERSISTENT RESERVE OUT: service action, type, key presented, key given, APTPL.
-fn reserve(guest: &mut Traveller, action: u8, kind: u8, (presented, key): (u64, u64), persist: u8) -> u8 {
+fn reserve(guest: &mut MigratingGuest, action: u8, kind: u8, (presented, key): (u64, u64), persist: u8) -> u8 {
     let mut list = vec![0; 24];
     list[..8].copy_from_slice(&presented.to_be_bytes());
     list[8..16].copy_from_slice(&key.to_be_bytes());
     list[20] = persist;
-    guest.scsi(0, &[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], &list, 0).status
+    guest.run_scsi(0, &[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], &list, 0).status
 }
 
 /// Two guests share a unit: `a` and `b` of each daemon.
-fn cluster(image: &Path, reservations: &Path, sockets: &Path) -> Daemon {
+fn cluster(image: &Path, reservations: &Path, sockets: &Path) -> HostileDaemon {
     std::fs::create_dir_all(sockets).unwrap();
     let b = sockets.join("b.sock");
     let controller = format!("id=b,socket={},queues=1", b.display());
-    let daemon = Daemon::start_with(
+    let daemon = HostileDaemon::start_with(
         1,
         &[("a", &scsi(image, &format!(",reservations={}", reservations.display())))],
         &["--controller", &controller, "--lun", "controller=b,unit=a:0:0"],
@@ -196,44 +196,44 @@ fn reservations_of_guests_that_share_a_unit() {
         let name = |what: &str| place.path(&format!("{what}-{round}"));
         let source = cluster(&image, &name("kept-here"), &name("here"));
         let there = cluster(&image, &name("kept-there"), &name("there"));
-        let mut a = Traveller::start(&source.socket("a"), 3);
-        let mut b = Traveller::start(&name("here").join("b.sock"), 3);
+        let mut a = MigratingGuest::connect(&source.socket("a"), 3);
+        let mut b = MigratingGuest::connect(&name("here").join("b.sock"), 3);
         for guest in [&mut a, &mut b] {
-            guest.attentions(0);
+            guest.take_unit_attentions(0);
         }
         if six {
-            assert!(a.scsi(0, &[0x16, 0, 0, 0, 0, 0], &[], 0).is_good());
+            assert!(a.run_scsi(0, &[0x16, 0, 0, 0, 0, 0], &[], 0).is_good());
         } else {
             assert_eq!(reserve(&mut a, 0, 0, (0, 10), 1), 0);
             assert_eq!(reserve(&mut a, 1, kind, (10, 0), 1), 0);
         }
-        let keys = |guest: &mut Traveller| guest.scsi(0, &[0x5e, 0, 0, 0, 0, 0, 0, 0, 64, 0], &[], 64).data;
-        let statuses = |a: &mut Traveller, b: &mut Traveller| {
+        let keys = |guest: &mut MigratingGuest| guest.run_scsi(0, &[0x5e, 0, 0, 0, 0, 0, 0, 0, 64, 0], &[], 64).data;
+        let statuses = |a: &mut MigratingGuest, b: &mut MigratingGuest| {
             let read = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
             [
-                a.scsi(0, &write_block(), &[7; 512], 0).status,
-                b.scsi(0, &write_block(), &[7; 512], 0).status,
-                b.scsi(0, &read, &[], 512).status,
+                a.run_scsi(0, &write_block(), &[7; 512], 0).status,
+                b.run_scsi(0, &write_block(), &[7; 512], 0).status,
+                b.run_scsi(0, &read, &[], 512).status,
                 reserve(b, 1, 1, (11, 0), 0),
             ]
         };
         let (before, held) = (statuses(&mut a, &mut b), keys(&mut a));
         assert_eq!(before[..2], [0, CONFLICT]);
-        let bases = [a.stop(), b.stop()];
-        let texts = [a.save(), b.save()];
-        let mut a = a.arrive(&there.socket("a"), &bases[0], &texts[0], Order::First).unwrap();
-        let mut b = b.arrive(&name("there").join("b.sock"), &bases[1], &texts[1], Order::Last).unwrap();
-        assert_eq!((a.attentions(0), if six { vec![] } else { b.attentions(0) }), (vec![], vec![]));
+        let bases = [a.stop_queues(), b.stop_queues()];
+        let texts = [a.save_state(), b.save_state()];
+        let mut a = a.migrate_to(&there.socket("a"), &bases[0], &texts[0], LoadOrder::First).unwrap();
+        let mut b = b.migrate_to(&name("there").join("b.sock"), &bases[1], &texts[1], LoadOrder::Last).unwrap();
+        assert_eq!((a.take_unit_attentions(0), if six { vec![] } else { b.take_unit_attentions(0) }), (vec![], vec![]));
         assert_eq!((statuses(&mut a, &mut b), keys(&mut a)), (before, held), "type {kind}");
         // A guest of the same name is known after the next daemon's start too, where that was asked for.
         let kept = std::fs::read_to_string(name("kept-there")).unwrap_or_default();
         assert_eq!(kept.contains("0x000000000000000a"), !six, "{kept}");
         if six {
-            assert!(a.scsi(0, &[0x17, 0, 0, 0, 0, 0], &[], 0).is_good());
+            assert!(a.run_scsi(0, &[0x17, 0, 0, 0, 0, 0], &[], 0).is_good());
         } else {
             assert_eq!(reserve(&mut a, 2, kind, (10, 0), 0), 0);
         }
-        assert!(b.scsi(0, &write_block(), &[7; 512], 0).is_good());
+        assert!(b.run_scsi(0, &write_block(), &[7; 512], 0).is_good());
         drop((a, b));
         source.stop();
         there.stop();
@@ -255,18 +255,18 @@ fn luns(path: &Path) -> Vec<String> {
 }
 
 /// A daemon with a controller `disk` of one LUN, and its admin socket.
-fn controller(place: &Place, name: &str, more: &str) -> (Daemon, PathBuf) {
+fn controller(place: &Place, name: &str, more: &str) -> (HostileDaemon, PathBuf) {
     let image = place.path("first.img");
     if !image.exists() {
         place.image("first.img", 1);
     }
     let (socket, state) = (place.path(&format!("{name}.admin")), place.path(&format!("{name}.state")));
     let (at, state) = (socket.display().to_string(), state.display().to_string());
-    (Daemon::start_with(1, &[("disk", &scsi(&image, more))], &["--admin", &at, "--state", &state]), socket)
+    (HostileDaemon::start_with(1, &[("disk", &scsi(&image, more))], &["--admin", &at, "--state", &state]), socket)
 }
 
-fn first_byte(guest: &mut Traveller, target: u8) -> Option<u8> {
-    let read = guest.scsi(target, &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[], 512);
+fn first_byte(guest: &mut MigratingGuest, target: u8) -> Option<u8> {
+    let read = guest.run_scsi(target, &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[], 512);
     read.is_good().then(|| read.data[0])
 }
 
@@ -276,35 +276,35 @@ fn luns_that_came_while_the_guest_ran() {
     place.image("in/second.img", 2);
     let incoming = format!(",incoming-luns={}", place.path("in").display());
     let (source, here) = controller(&place, "source", "");
-    let mut guest = Traveller::start(&source.socket("disk"), 3);
+    let mut guest = MigratingGuest::connect(&source.socket("disk"), 3);
     let path = place.path("in/second.img").display().to_string();
     let settings = json!({ "controller": "disk", "target": 5, "settings": {
         "path": path, "lock": "shared-migration", "reservations": place.path("in/second.pr").display().to_string() } });
     guest.post_events();
     call(&here, "lun.add", settings);
-    guest.event();
-    guest.attentions(0);
-    guest.attentions(5);
+    guest.next_event();
+    guest.take_unit_attentions(0);
+    guest.take_unit_attentions(5);
     assert_eq!(first_byte(&mut guest, 5), Some(2));
 
     // Not without leave: the guest goes on where it is.
     let (refuses, _) = controller(&place, "refuses", "");
-    let bases = guest.stop();
-    let text = guest.save();
-    assert!(guest.arrive(&refuses.socket("disk"), &bases, &text, Order::First).is_none());
+    let bases = guest.stop_queues();
+    let text = guest.save_state();
+    assert!(guest.migrate_to(&refuses.socket("disk"), &bases, &text, LoadOrder::First).is_none());
     let why = complaint(&refuses, 0);
     for word in ["lun 5:0", "mqblk lun add controller=disk,target=5,lun=0", "second.img", "incoming-luns="] {
         assert!(why.contains(word), "{why}");
     }
-    guest.start_again(&bases);
+    guest.restart_queues(&bases);
     assert_eq!((first_byte(&mut guest, 0), first_byte(&mut guest, 5)), (Some(1), Some(2)));
 
-    let bases = guest.stop();
-    let text = guest.save();
+    let bases = guest.stop_queues();
+    let text = guest.save_state();
     let (there, its_admin) = controller(&place, "there", &incoming);
-    let mut arrived = guest.arrive(&there.socket("disk"), &bases, &text, Order::First).unwrap();
+    let mut arrived = guest.migrate_to(&there.socket("disk"), &bases, &text, LoadOrder::First).unwrap();
     for target in [0, 5] {
-        assert_eq!(arrived.attentions(target), [], "the guest has known both");
+        assert_eq!(arrived.take_unit_attentions(target), [], "the guest has known both");
     }
     assert_eq!((first_byte(&mut arrived, 0), first_byte(&mut arrived, 5)), (Some(1), Some(2)));
     assert!(!arrived.has_event());
@@ -312,8 +312,8 @@ fn luns_that_came_while_the_guest_ran() {
     assert!(std::fs::read_to_string(place.path("there.state")).unwrap().contains("second.img"));
     // It is the same unit to the guest.
     let page = [0x12, 1, 0x83, 0, 255, 0];
-    let bases = arrived.stop();
-    let text = arrived.save();
+    let bases = arrived.stop_queues();
+    let text = arrived.save_state();
     drop(guest);
     drop(refuses);
     source.stop();
@@ -324,10 +324,10 @@ fn luns_that_came_while_the_guest_ran() {
     let lun =
         format!("{same},path={path},unit-name={name},id=other,reservations={}", place.path("in/third.pr").display());
     let image = place.path("first.img");
-    let third = Daemon::start_with(1, &[("disk", &scsi(&image, ""))], &["--lun", &lun]);
-    let mut third_guest = arrived.arrive(&third.socket("disk"), &bases, &text, Order::Last).unwrap();
+    let third = HostileDaemon::start_with(1, &[("disk", &scsi(&image, ""))], &["--lun", &lun]);
+    let mut third_guest = arrived.migrate_to(&third.socket("disk"), &bases, &text, LoadOrder::Last).unwrap();
     assert_eq!(first_byte(&mut third_guest, 5), Some(2));
-    assert!(third_guest.scsi(5, &page, &[], 255).is_good());
+    assert!(third_guest.run_scsi(5, &page, &[], 255).is_good());
     drop((arrived, third_guest));
     there.stop();
     third.stop();
@@ -351,7 +351,7 @@ fn files_outside_the_folder_are_not_opened() {
         call(&here, "lun.add", json!({ "controller": "disk", "target": target, "settings": settings }));
     };
     add(1, place.path("in/good.img"), json!({}));
-    let mut guest = Traveller::start(&source.socket("disk"), 3);
+    let mut guest = MigratingGuest::connect(&source.socket("disk"), 3);
     let outside = place.path("outside.img");
     let cases: [Case<'_>; 4] = [
         ("path: found", Box::new(|| add(2, outside.clone(), json!({})))),
@@ -374,25 +374,25 @@ fn files_outside_the_folder_are_not_opened() {
     ];
     for (count, (want, begin)) in cases.into_iter().enumerate() {
         begin();
-        let bases = guest.stop();
-        let text = guest.save();
-        assert!(guest.arrive(&there.socket("disk"), &bases, &text, Order::First).is_none(), "{want}");
+        let bases = guest.stop_queues();
+        let text = guest.save_state();
+        assert!(guest.migrate_to(&there.socket("disk"), &bases, &text, LoadOrder::First).is_none(), "{want}");
         let why = complaint(&there, count);
         assert!(why.contains(want) && why.contains("mqblk lun add"), "{why}");
         assert_eq!(luns(&its_admin), ["disk:0:0"], "what was opened before is gone again");
-        guest.start_again(&bases);
+        guest.restart_queues(&bases);
         call(&here, "lun.remove", json!({ "id": "disk:2:0" }));
     }
     // A unit of another guest's is not for this one.
-    let bases = guest.stop();
-    let text = guest.save();
+    let bases = guest.stop_queues();
+    let text = guest.save_state();
     let mut document: Value = serde_json::from_str(&text).unwrap();
     document["host"]["luns"][1]["settings"] = json!({ "unit": "somebody" });
-    assert!(guest.arrive(&there.socket("disk"), &bases, &document.to_string(), Order::First).is_none());
+    assert!(guest.migrate_to(&there.socket("disk"), &bases, &document.to_string(), LoadOrder::First).is_none());
     assert!(complaint(&there, 4).contains("unit: found \"somebody\""));
     // And nothing of all that is in the way of what is in order.
-    let mut arrived = guest.arrive(&there.socket("disk"), &bases, &text, Order::First).unwrap();
-    arrived.attentions(1);
+    let mut arrived = guest.migrate_to(&there.socket("disk"), &bases, &text, LoadOrder::First).unwrap();
+    arrived.take_unit_attentions(1);
     assert_eq!((first_byte(&mut arrived, 1), luns(&its_admin)), (Some(2), vec!["disk:0:0".into(), "disk:1:0".into()]));
     drop((guest, arrived));
     source.stop();
@@ -414,27 +414,31 @@ fn luns_that_went_while_the_guest_ran() {
         }
         let disk = scsi(&place.path("first.img"), more);
         (
-            Daemon::start_with(1, &[("disk", &disk)], &["--admin", &socket.display().to_string(), "--lun", &second]),
+            HostileDaemon::start_with(
+                1,
+                &[("disk", &disk)],
+                &["--admin", &socket.display().to_string(), "--lun", &second],
+            ),
             socket,
         )
     };
     let (source, here) = start("source", "");
-    let mut guest = Traveller::start(&source.socket("disk"), 3);
+    let mut guest = MigratingGuest::connect(&source.socket("disk"), 3);
     guest.post_events();
     call(&here, "lun.remove", json!({ "id": "disk:5:0" }));
-    guest.event();
-    guest.attentions(0);
-    let bases = guest.stop();
-    let text = guest.save();
+    guest.next_event();
+    guest.take_unit_attentions(0);
+    let bases = guest.stop_queues();
+    let text = guest.save_state();
     let (refuses, its_admin) = start("refuses", "");
-    assert!(guest.arrive(&refuses.socket("disk"), &bases, &text, Order::Last).is_none());
+    assert!(guest.migrate_to(&refuses.socket("disk"), &bases, &text, LoadOrder::Last).is_none());
     let why = complaint(&refuses, 0);
     assert!(why.contains("mqblk lun remove disk:5:0") && why.contains("incoming-luns="), "{why}");
     assert_eq!(luns(&its_admin).len(), 2);
     refuses.stop();
     let (there, its_admin) = start("there", &format!(",incoming-luns={}", place.path("in").display()));
-    let mut arrived = guest.arrive(&there.socket("disk"), &bases, &text, Order::Last).unwrap();
-    assert_eq!((arrived.attentions(0), first_byte(&mut arrived, 0)), (vec![], Some(1)));
+    let mut arrived = guest.migrate_to(&there.socket("disk"), &bases, &text, LoadOrder::Last).unwrap();
+    assert_eq!((arrived.take_unit_attentions(0), first_byte(&mut arrived, 0)), (vec![], Some(1)));
     assert_eq!(first_byte(&mut arrived, 0), Some(1));
     assert!(!arrived.has_event(), "the guest knows");
     assert_eq!(luns(&its_admin), ["disk:0:0"]);
@@ -447,11 +451,11 @@ fn luns_that_went_while_the_guest_ran() {
 fn a_disk_that_is_another_one_is_refused_and_the_guest_goes_on() {
     let place = Place::new();
     let image = place.image("a.img", 7);
-    let source = Daemon::start(1, &[("disk", &scsi(&image, "")), ("blk", &blk(&place.image("b.img", 8)))]);
-    let mut guest = Traveller::start(&source.socket("disk"), 3);
-    guest.attentions(0);
-    let bases = guest.stop();
-    let text = guest.save();
+    let source = HostileDaemon::start(1, &[("disk", &scsi(&image, "")), ("blk", &blk(&place.image("b.img", 8)))]);
+    let mut guest = MigratingGuest::connect(&source.socket("disk"), 3);
+    guest.take_unit_attentions(0);
+    let bases = guest.stop_queues();
+    let text = guest.save_state();
     for (settings, want) in [
         (scsi(&image, ",block-size=4096"), "state.units[0] (lun 0:0): block-bytes: found 512, expected 4096"),
         (scsi(&image, ",readonly=on"), "read-only: found false, expected true"),
@@ -459,17 +463,17 @@ fn a_disk_that_is_another_one_is_refused_and_the_guest_goes_on() {
         (scsi(&image, ",target=1"), "host.luns: found none at 1:0, where lun \"disk:1:0\" is here"),
         (blk(&image), "device: found \"virtio-scsi\", expected \"virtio-blk\""),
     ] {
-        let there = Daemon::start(1, &[("disk", &settings)]);
-        let mut elsewhere = Connection::open(&there.socket("disk"));
+        let there = HostileDaemon::start(1, &[("disk", &settings)]);
+        let mut elsewhere = VhostUserSocket::connect(&there.socket("disk"));
         elsewhere.negotiate(0);
-        assert!(!load(&mut elsewhere, text.as_bytes()), "{want}");
+        assert!(!load_device_state(&mut elsewhere, text.as_bytes()), "{want}");
         let why = complaint(&there, 0);
         assert!(why.contains(want), "{why}");
         drop(elsewhere);
         there.stop();
     }
-    guest.start_again(&bases);
-    assert_eq!(guest.attentions(0), []);
+    guest.restart_queues(&bases);
+    assert_eq!(guest.take_unit_attentions(0), []);
     drop(guest);
     source.stop();
 }

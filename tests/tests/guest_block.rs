@@ -7,7 +7,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use mqblk_tests::guest::{Daemon, DaemonDisk, FioJobs, Guest, GuestDisk, Image, LoopDevice, Server, Shell};
+use mqblk_tests::guest::{
+    DaemonDisk, DaemonProgram, FioJobs, Guest, GuestDisk, HostImage, LoopDevice, Shell, VhostUserDaemon,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -29,13 +31,13 @@ mount -t ext4 /dev/vda /mnt
 
 #[test]
 fn data_file_system_and_discard() -> Result<()> {
-    let image = Image::full(192)?;
+    let image = HostImage::full(192)?;
     let mut disk = DaemonDisk::new("data", image.path(), 2);
-    let ours = Server::from_environment()? == Server::Mqblk;
+    let ours = DaemonProgram::from_environment()? == DaemonProgram::Mqblk;
     if ours {
         disk = disk.option("serial", "mqblk-serial-0123456");
     }
-    let daemon = Daemon::start(&[disk])?;
+    let daemon = VhostUserDaemon::start(&[disk])?;
     let mut guest = Guest::builder().disk(GuestDisk::new("data", &daemon.socket("data"), 2)).boot()?;
 
     let sectors: u64 = guest.must("cat /sys/block/vda/size")?.parse()?;
@@ -65,7 +67,7 @@ fn data_file_system_and_discard() -> Result<()> {
 }
 
 /// Discard, write zeroes without and with the UNMAP flag; each on its own 16 MiB, and nothing beside it is touched.
-fn discard_and_zero(guest: &mut Guest, image: &Image) -> Result<()> {
+fn discard_and_zero(guest: &mut Guest, image: &HostImage) -> Result<()> {
     for limit in ["discard_max_bytes", "write_zeroes_max_bytes"] {
         let bytes: u64 = guest.must(&format!("cat /sys/block/vda/queue/{limit}"))?.parse()?;
         ensure!(bytes > 0, "the guest may not use it: {limit} is 0");
@@ -107,7 +109,7 @@ fn discard_and_zero(guest: &mut Guest, image: &Image) -> Result<()> {
 }
 
 /// Deleted files' blocks are given back to the host by fstrim, which sends many ranges.
-fn trim(guest: &mut Guest, image: &Image) -> Result<()> {
+fn trim(guest: &mut Guest, image: &HostImage) -> Result<()> {
     guest.must("sync; fstrim /mnt")?;
     let before = image.allocated()?;
     guest.must("rm -r /mnt/b; sync; fstrim /mnt")?;
@@ -118,9 +120,9 @@ fn trim(guest: &mut Guest, image: &Image) -> Result<()> {
 
 #[test]
 fn block_devices_read_only_and_flush() -> Result<()> {
-    let (image_4096, image_512, image_ro) = (Image::full(64)?, Image::full(64)?, Image::full(16)?);
+    let (image_4096, image_512, image_ro) = (HostImage::full(64)?, HostImage::full(64)?, HostImage::full(16)?);
     let (loop_4096, loop_512) = (LoopDevice::attach(&image_4096, 4096)?, LoopDevice::attach(&image_512, 512)?);
-    let daemon = Daemon::start(&[
+    let daemon = VhostUserDaemon::start(&[
         DaemonDisk::new("big", loop_4096.path(), 2).option("block-size", "4096"),
         DaemonDisk::new("small", loop_512.path(), 2),
         DaemonDisk::new("ro", image_ro.path(), 2).option("readonly", "on"),
@@ -146,7 +148,7 @@ fn block_devices_read_only_and_flush() -> Result<()> {
     guest.power_off()?;
 
     let stopped = daemon.stop()?;
-    if stopped.server() == Server::Mqblk {
+    if stopped.server() == DaemonProgram::Mqblk {
         let flushes = stopped.queue_counter("small", 0, "flushes")? + stopped.queue_counter("small", 1, "flushes")?;
         ensure!(flushes >= FLUSHES, "{flushes} flushes counted, the guest asked for {FLUSHES} or more");
     }
@@ -155,7 +157,7 @@ fn block_devices_read_only_and_flush() -> Result<()> {
 
 fn topology_is_the_hosts(guest: &mut Guest, name: &str, host: &LoopDevice) -> Result<()> {
     let mut attributes = vec!["logical_block_size", "physical_block_size", "minimum_io_size"];
-    if Server::from_environment()? == Server::Mqblk {
+    if DaemonProgram::from_environment()? == DaemonProgram::Mqblk {
         attributes.push("optimal_io_size"); // qemu-storage-daemon always says one block
     }
     for attribute in attributes {
@@ -165,7 +167,7 @@ fn topology_is_the_hosts(guest: &mut Guest, name: &str, host: &LoopDevice) -> Re
     Ok(())
 }
 
-fn read_only_is_read_only(guest: &mut Guest, image: &Image) -> Result<()> {
+fn read_only_is_read_only(guest: &mut Guest, image: &HostImage) -> Result<()> {
     assert_eq!(guest.must("cat /sys/block/vdc/ro")?, "1");
     let write = guest.run("dd if=/dev/zero of=/dev/vdc bs=4096 count=1 oflag=direct")?;
     ensure!(write.status != 0, "a write to a read-only disk succeeded: {}", write.output);
@@ -193,7 +195,7 @@ fn writes(device: &str, more: &str) -> String {
 
 /// The host kernel counts the flushes of the loop device: only fdatasync or O_DSYNC of its node causes one.
 fn flush_reaches_the_device(guest: &mut Guest, device: &LoopDevice) -> Result<()> {
-    if Server::from_environment()? == Server::QemuStorageDaemon {
+    if DaemonProgram::from_environment()? == DaemonProgram::QemuStorageDaemon {
         guest.must("echo 'write back' >/sys/block/vdb/cache_type")?; // it begins with write through
     }
     assert_eq!(guest.must("cat /sys/block/vdb/cache_type")?, "write back");
@@ -215,7 +217,8 @@ fn write_through_is_durable(guest: &mut Guest, device: &LoopDevice) -> Result<()
     guest.must(&writes("/dev/vdb", ""))?;
     let flushed = device.flushes()? - before;
     // QEMU 7.2 counts a write as dirty only after its emulated FUA: the first one after a flush is not flushed.
-    let wanted = if Server::from_environment()? == Server::QemuStorageDaemon { FLUSHES - 1 } else { FLUSHES };
+    let wanted =
+        if DaemonProgram::from_environment()? == DaemonProgram::QemuStorageDaemon { FLUSHES - 1 } else { FLUSHES };
     ensure!(flushed >= wanted, "write through: {FLUSHES} writes, but the host's device was flushed {flushed} times");
 
     guest.must("echo 'write back' >/sys/block/vdb/cache_type")?;
@@ -229,12 +232,13 @@ fn write_through_is_durable(guest: &mut Guest, device: &LoopDevice) -> Result<()
 /// A disk served with `cache=writethrough` says so, and each write is durable before its answer.
 #[test]
 fn served_write_through() -> Result<()> {
-    if Server::from_environment()? == Server::QemuStorageDaemon {
+    if DaemonProgram::from_environment()? == DaemonProgram::QemuStorageDaemon {
         return Ok(()); // it has no such option
     }
-    let image = Image::full(16)?;
+    let image = HostImage::full(16)?;
     let device = LoopDevice::attach(&image, 512)?;
-    let daemon = Daemon::start(&[DaemonDisk::new("through", device.path(), 1).option("cache", "writethrough")])?;
+    let daemon =
+        VhostUserDaemon::start(&[DaemonDisk::new("through", device.path(), 1).option("cache", "writethrough")])?;
     let mut guest = Guest::builder().disk(GuestDisk::new("through", &daemon.socket("through"), 1)).boot()?;
     assert_eq!(guest.must("cat /sys/block/vda/cache_type")?, "write through");
     let before = device.flushes()?;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use mqblk_tests::guest::{
-    Controller, Daemon, DaemonDisk, FioJobs, Guest, GuestController, GuestDisk, Image, Lun, Vmm, wait_for_places,
-    with_each_vmm,
+    ControllerConfig, DaemonDisk, FioJobs, Guest, GuestController, GuestDisk, HostImage, LunConfig, VhostUserDaemon,
+    Vmm, wait_for_luns, with_each_vmm,
 };
 
 const WITHIN: Duration = Duration::from_secs(150);
@@ -16,8 +16,8 @@ const WITHIN: Duration = Duration::from_secs(150);
 #[test]
 fn a_disk_with_the_rings_of_each_vmm() -> Result<()> {
     with_each_vmm(|vmm| {
-        let image = Image::sparse(64)?;
-        let daemon = Daemon::start(&[DaemonDisk::new("plain", image.path(), 2)])?;
+        let image = HostImage::sparse(64)?;
+        let daemon = VhostUserDaemon::start(&[DaemonDisk::new("plain", image.path(), 2)])?;
         let disk = GuestDisk::with_defaults("plain", &daemon.socket("plain"));
         let mut guest = Guest::builder().vmm(vmm).disk(disk).boot()?;
         FioJobs::verified_random_writes("/dev/vda", 2, 0, 8).run(&mut guest, WITHIN)?.must_have_verified()?;
@@ -30,11 +30,15 @@ fn a_disk_with_the_rings_of_each_vmm() -> Result<()> {
 #[test]
 fn a_controller_with_the_queues_and_rings_of_each_vmm() -> Result<()> {
     with_each_vmm(|vmm| {
-        let image = Image::sparse(64)?;
-        let daemon = Daemon::start_controllers(&[Controller::new("plain", 0, vec![Lun::new(0, 0, image.path())])])?;
+        let image = HostImage::sparse(64)?;
+        let daemon = VhostUserDaemon::start_controllers(&[ControllerConfig::new(
+            "plain",
+            0,
+            vec![LunConfig::new(0, 0, image.path())],
+        )])?;
         let controller = GuestController::with_defaults("plain", &daemon.socket("plain"));
         let mut guest = Guest::builder().vmm(vmm).vcpus(6).controller(controller).boot()?;
-        let disks = wait_for_places(&mut guest, &[(0, 0)])?;
+        let disks = wait_for_luns(&mut guest, &[(0, 0)])?;
         FioJobs::verified_random_writes(&disks[&(0, 0)].node(), 2, 0, 8)
             .run(&mut guest, WITHIN)?
             .must_have_verified()?;
@@ -48,8 +52,12 @@ fn a_controller_with_the_queues_and_rings_of_each_vmm() -> Result<()> {
 #[test]
 fn fewer_queues_than_the_vmm_sets_up_are_told_of() -> Result<()> {
     with_each_vmm(|vmm| {
-        let image = Image::sparse(16)?;
-        let mut daemon = Daemon::start_controllers(&[Controller::new("few", 1, vec![Lun::new(0, 0, image.path())])])?;
+        let image = HostImage::sparse(16)?;
+        let mut daemon = VhostUserDaemon::start_controllers(&[ControllerConfig::new(
+            "few",
+            1,
+            vec![LunConfig::new(0, 0, image.path())],
+        )])?;
         let controller = GuestController::with_defaults("few", &daemon.socket("few"));
         let guest = Guest::builder().vmm(vmm).vcpus(2).controller(controller).power_on();
         daemon.wait_log("a warning of too many queues", |log| {
@@ -67,8 +75,8 @@ fn fewer_queues_than_the_vmm_sets_up_are_told_of() -> Result<()> {
 fn memory_that_is_not_shared_is_told_of() -> Result<()> {
     with_each_vmm(|vmm| {
         for backend in ["memory-backend-ram", "memory-backend-memfd,share=off"] {
-            let image = Image::sparse(16)?;
-            let mut daemon = Daemon::start(&[DaemonDisk::new("lonely", image.path(), 2)])?;
+            let image = HostImage::sparse(16)?;
+            let mut daemon = VhostUserDaemon::start(&[DaemonDisk::new("lonely", image.path(), 2)])?;
             let disk = GuestDisk::with_defaults("lonely", &daemon.socket("lonely"));
             let guest = Guest::builder().vmm(vmm).memory_backend(backend).disk(disk).power_on()?;
             daemon.wait_log("a warning that memory is not shared", |log| log.contains("share=on"))?;

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use mqblk_tests::guest::{Daemon, DaemonDisk, FioJobs, FioOutcome, Guest, GuestDisk, Image, Shell};
+use mqblk_tests::guest::{DaemonDisk, FioJobs, FioOutcome, Guest, GuestDisk, HostImage, Shell, VhostUserDaemon};
 
 const MIB: u64 = 1 << 20;
 
@@ -22,7 +22,7 @@ fn endless_writes() -> String {
 }
 
 /// Waits until the guest's job has written to the image, so that what follows happens in mid-I/O.
-fn wait_for_writes(guest: &mut Guest, job: &str, image: &Image) -> Result<()> {
+fn wait_for_writes(guest: &mut Guest, job: &str, image: &HostImage) -> Result<()> {
     let before = image.allocated()?;
     let deadline = Instant::now() + Duration::from_secs(60);
     while image.allocated()? < before + MIB {
@@ -35,8 +35,8 @@ fn wait_for_writes(guest: &mut Guest, job: &str, image: &Image) -> Result<()> {
 
 #[test]
 fn unplugged_and_plugged_again() -> Result<()> {
-    let image = Image::sparse(128)?;
-    let mut daemon = Daemon::start(&[DaemonDisk::new("hot", image.path(), 2)])?;
+    let image = HostImage::sparse(128)?;
+    let mut daemon = VhostUserDaemon::start(&[DaemonDisk::new("hot", image.path(), 2)])?;
     let disk = GuestDisk::new("hot", &daemon.socket("hot"), 2);
     let mut guest = Guest::builder().boot()?;
     assert_eq!(guest.must("ls /sys/block")?, "", "a guest without disks");
@@ -74,8 +74,8 @@ fn unplugged_and_plugged_again() -> Result<()> {
 
 #[test]
 fn reset_in_mid_io() -> Result<()> {
-    let image = Image::sparse(128)?;
-    let daemon = Daemon::start(&[DaemonDisk::new("reset", image.path(), 2)])?;
+    let image = HostImage::sparse(128)?;
+    let daemon = VhostUserDaemon::start(&[DaemonDisk::new("reset", image.path(), 2)])?;
     let mut guest = Guest::builder().disk(GuestDisk::new("reset", &daemon.socket("reset"), 2)).boot()?;
     FioJobs::verified_random_writes("/dev/vda", 2, 0, 32)
         .run(&mut guest, Duration::from_secs(120))?
@@ -99,8 +99,8 @@ fn reset_in_mid_io() -> Result<()> {
 /// Memory that comes while requests run: the server gets a new region, and soon buffers that lie in it.
 #[test]
 fn memory_plugged_in_mid_io() -> Result<()> {
-    let image = Image::sparse(256)?;
-    let daemon = Daemon::start(&[DaemonDisk::new("grow", image.path(), 2)])?;
+    let image = HostImage::sparse(256)?;
+    let daemon = VhostUserDaemon::start(&[DaemonDisk::new("grow", image.path(), 2)])?;
     let disk = GuestDisk::new("grow", &daemon.socket("grow"), 2);
     let mut guest = Guest::builder().memory_slots(3).disk(disk).boot()?;
 
@@ -132,9 +132,9 @@ fn memory_plugged_in_mid_io() -> Result<()> {
 
 #[test]
 fn a_killed_guest_leaves_the_other_alone() -> Result<()> {
-    let (image_a, image_b) = (Image::sparse(128)?, Image::sparse(128)?);
+    let (image_a, image_b) = (HostImage::sparse(128)?, HostImage::sparse(128)?);
     let mut daemon =
-        Daemon::start(&[DaemonDisk::new("a", image_a.path(), 2), DaemonDisk::new("b", image_b.path(), 2)])?;
+        VhostUserDaemon::start(&[DaemonDisk::new("a", image_a.path(), 2), DaemonDisk::new("b", image_b.path(), 2)])?;
     let disk_a = GuestDisk::new("a", &daemon.socket("a"), 2);
     let mut victim = Guest::builder().disk(disk_a.clone()).boot()?;
     let mut witness = Guest::builder().disk(GuestDisk::new("b", &daemon.socket("b"), 2)).boot()?;

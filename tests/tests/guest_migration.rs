@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use mqblk_tests::guest::{
-    Controller, Daemon, DaemonDisk, FioLoop, Guest, GuestBuilder, GuestController, GuestDisk, Image, Lun, Shell, Vmm,
-    with_each_vmm,
+    ControllerConfig, DaemonDisk, FioLoop, Guest, GuestBuilder, GuestController, GuestDisk, HostImage, LunConfig,
+    Shell, VhostUserDaemon, Vmm, with_each_vmm,
 };
 use serde_json::json;
 
@@ -67,7 +67,7 @@ impl Setting {
     }
 
     /// One of the two hosts' daemons.
-    fn daemon(&self, image: &Path) -> Result<Daemon> {
+    fn daemon(&self, image: &Path) -> Result<VhostUserDaemon> {
         let mut options = vec![("lock", "shared-migration".to_owned())];
         if self.latency_us > 0 {
             options.extend([("storage", "fault".to_owned()), ("inner", "file".to_owned())]);
@@ -76,19 +76,19 @@ impl Setting {
         match self.interface {
             Interface::Blk => {
                 let disk = DaemonDisk::new("disk", image, self.queues).option("queue-size", "1024");
-                Daemon::start(&[options.iter().fold(disk, |disk, (key, value)| disk.option(key, value))])
+                VhostUserDaemon::start(&[options.iter().fold(disk, |disk, (key, value)| disk.option(key, value))])
             }
             Interface::Scsi => {
-                let lun = Lun::new(0, 0, image).option("unit-name", "migrated");
+                let lun = LunConfig::new(0, 0, image).option("unit-name", "migrated");
                 let lun = options.iter().fold(lun, |lun, (key, value)| lun.option(key, value));
-                Daemon::start_controllers(&[
-                    Controller::new("disk", self.queues, vec![lun]).option("queue-size", "1024")
+                VhostUserDaemon::start_controllers(&[
+                    ControllerConfig::new("disk", self.queues, vec![lun]).option("queue-size", "1024")
                 ])
             }
         }
     }
 
-    fn guest(&self, daemon: &Daemon) -> GuestBuilder {
+    fn guest(&self, daemon: &VhostUserDaemon) -> GuestBuilder {
         let socket = daemon.socket("disk");
         let guest = Guest::builder().vmm(self.vmm).memory_mib(MEMORY_MIB);
         match self.interface {
@@ -107,13 +107,13 @@ impl Setting {
 
 /// Two hosts with one image.
 struct Pair {
-    image: Image,
-    daemons: [Daemon; 2],
+    image: HostImage,
+    daemons: [VhostUserDaemon; 2],
 }
 
 impl Pair {
     fn start(setting: &Setting) -> Result<Pair> {
-        let image = Image::sparse(MIB)?;
+        let image = HostImage::sparse(MIB)?;
         let daemons = [setting.daemon(image.path())?, setting.daemon(image.path())?];
         Ok(Pair { image, daemons })
     }
@@ -134,11 +134,11 @@ impl Pair {
 /// Moves the guest, and looks at the memory of both before it runs on: pages that differ were written and not marked, by the VMM's processors
 /// or by the daemon.
 fn migrate_and_compare(source: &mut Guest, destination: &mut Guest) -> Result<()> {
-    source.migration_parameters(json!({ "max-bandwidth": 1_u64 << 33 }))?;
+    source.set_migration_parameters(json!({ "max-bandwidth": 1_u64 << 33 }))?;
     // It comes up stopped.
     destination.stop()?;
     source.start_migration_to(destination)?;
-    source.migration_completed(WITHIN)?;
+    source.wait_migration_completed(WITHIN)?;
     let bytes = MEMORY_MIB << 20;
     let mut memories = Vec::new();
     for guest in [&mut *source, &mut *destination] {
@@ -210,24 +210,24 @@ fn a_migration_that_fails() -> Result<()> {
         let verifying = FioLoop::start(&mut guest, setting.node(), 16)?;
         for way in ["cancelled", "destination killed"] {
             let mut destination = setting.guest(&pair.daemons[1]).await_incoming()?;
-            guest.migration_parameters(json!({ "max-bandwidth": 1_000_000 }))?;
+            guest.set_migration_parameters(json!({ "max-bandwidth": 1_000_000 }))?;
             guest.start_migration_to(&mut destination)?;
-            guest.migration_event("active", WITHIN)?;
+            guest.wait_migration_event("active", WITHIN)?;
             // Logging is on, and what is verified goes through it.
             verifying.another_pass(&mut guest)?;
-            ensure!(!guest.migration()?.has_ended(), "{way}: the migration was to take long");
+            ensure!(!guest.migration_status()?.has_ended(), "{way}: the migration was to take long");
             if way == "cancelled" {
                 guest.cancel_migration(WITHIN)?;
                 destination.kill()?;
             } else {
                 destination.kill()?;
-                let ended = guest.migration_ended(WITHIN)?;
+                let ended = guest.wait_migration_ended(WITHIN)?;
                 ensure!(ended.status == "failed", "{way}: it ended as {}", ended.status);
             }
             verifying.another_pass(&mut guest).with_context(|| format!("after the migration was {way}"))?;
         }
         let mut destination = setting.guest(&pair.daemons[1]).await_incoming()?;
-        guest.migration_parameters(json!({ "max-bandwidth": 1_u64 << 33 }))?;
+        guest.set_migration_parameters(json!({ "max-bandwidth": 1_u64 << 33 }))?;
         guest.migrate_to(&mut destination, WITHIN)?;
         guest.quit()?;
         verifying.another_pass(&mut destination)?;
@@ -280,7 +280,7 @@ fn the_vmm_alone() -> Result<()> {
         guest.start("churn", CHURN)?;
         for round in 0..2 * rounds()? {
             let mut destination = builder().await_incoming()?;
-            guest.migration_parameters(json!({ "max-bandwidth": 1_u64 << 33 }))?;
+            guest.set_migration_parameters(json!({ "max-bandwidth": 1_u64 << 33 }))?;
             guest.migrate_to(&mut destination, WITHIN)?;
             guest.quit()?;
             guest = destination;
@@ -303,7 +303,7 @@ fn the_vmm_alone() -> Result<()> {
 #[test]
 #[ignore = "a minute, for what one VMM does; by hand: --ignored storage_that_hangs"]
 fn storage_that_hangs_at_the_switch() -> Result<()> {
-    let image = Image::sparse(MIB)?;
+    let image = HostImage::sparse(MIB)?;
     let daemon = || {
         let options = [
             ("queue-size", "1024"),
@@ -314,11 +314,11 @@ fn storage_that_hangs_at_the_switch() -> Result<()> {
         ];
         let disk = DaemonDisk::new("disk", image.path(), 2);
         let disk = options.iter().fold(disk, |disk, (key, value)| disk.option(key, value));
-        Daemon::start_with(&[disk], &["--drain-timeout-s", "2"])
+        VhostUserDaemon::start_with(&[disk], &["--drain-timeout-s", "2"])
     };
     let daemons = [daemon()?, daemon()?];
     let vmm = vmm()?;
-    let guest = |daemon: &Daemon| {
+    let guest = |daemon: &VhostUserDaemon| {
         let disk = GuestDisk::new("disk", &daemon.socket("disk"), 2).reconnect(Duration::from_millis(500));
         Guest::builder().vmm(vmm).memory_mib(MEMORY_MIB).disk(disk)
     };
@@ -335,9 +335,9 @@ fn storage_that_hangs_at_the_switch() -> Result<()> {
         std::thread::sleep(Duration::from_millis(100));
     }
     let mut destination = guest(&daemons[1]).await_incoming()?;
-    source.migration_parameters(json!({ "max-bandwidth": 1_u64 << 33 }))?;
+    source.set_migration_parameters(json!({ "max-bandwidth": 1_u64 << 33 }))?;
     source.start_migration_to(&mut destination)?;
-    let ended = source.migration_ended(WITHIN)?;
+    let ended = source.wait_migration_ended(WITHIN)?;
     let told = daemons[0].log().contains("GET_VRING_BASE");
     ensure!(told, "the storage answered too early: nothing was tried");
     if ended.status == "completed" {

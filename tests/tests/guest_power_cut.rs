@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use mqblk_tests::guest::{Daemon, DaemonDisk, Guest, GuestDisk, Server, Shell};
-use mqblk_tests::power::{Cache, Position, PowerLog, PowerMount};
+use mqblk_tests::guest::{DaemonDisk, DaemonProgram, Guest, GuestDisk, Shell, VhostUserDaemon};
+use mqblk_tests::power::{CacheModel, Position, PowerLog, PowerMount};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use tempfile::TempPath;
@@ -194,7 +194,7 @@ impl Shown {
 struct Rig {
     log: Arc<PowerLog>,
     guest: Guest,
-    daemon: Daemon,
+    daemon: VhostUserDaemon,
     checks: [Shown; 2],
     // After the daemon, which has its files open.
     _mount: PowerMount,
@@ -212,7 +212,7 @@ fn rig() -> Result<Rig> {
         DaemonDisk::new("check-ext4", &ext4_path, 2).option("direct", "off"),
         DaemonDisk::new("check-xfs", &xfs_path, 2).option("direct", "off"),
     ];
-    let daemon = Daemon::start_server(Server::Mqblk, &disks)?;
+    let daemon = VhostUserDaemon::start_server(DaemonProgram::Mqblk, &disks)?;
     // The daemon has them open: so a run that is killed leaves no memory taken.
     ext4_path.close()?;
     xfs_path.close()?;
@@ -249,7 +249,7 @@ fn acknowledged(marks: &[(Position, String)], fs: &str, cut: Position) -> HashMa
 
 impl Rig {
     /// Checks both file systems after a cut: what the guest says of each, `None` when all is right.
-    fn check(&mut self, cuts: [Position; 2], cache: Cache, seed: u64) -> Result<[Option<String>; 2]> {
+    fn check(&mut self, cuts: [Position; 2], cache: CacheModel, seed: u64) -> Result<[Option<String>; 2]> {
         let marks = self.log.marks();
         let mut script = String::new();
         for (system, fs) in SYSTEMS.into_iter().enumerate() {
@@ -268,7 +268,7 @@ impl Rig {
     }
 
     /// So many cuts of each file system at random moments of the load; the number of cuts after which something was wrong.
-    fn cuts(&mut self, count: u64, cache: Cache) -> Result<[usize; 2]> {
+    fn cuts(&mut self, count: u64, cache: CacheModel) -> Result<[usize; 2]> {
         let (from, end) = (self.ready()?, self.log.position());
         let mut random = SmallRng::seed_from_u64(count);
         let mut wrong = [0; 2];
@@ -277,7 +277,7 @@ impl Rig {
             for (system, fault) in self.check(cuts, cache, seed)?.into_iter().enumerate() {
                 let Some(fault) = fault else { continue };
                 wrong[system] += 1;
-                if cache == Cache::Honest {
+                if cache == CacheModel::Honest {
                     tell!("cut at {} of {from}..={end}, seed {seed}: {fault}", cuts[system]);
                     self.keep(system, cuts[system], seed)?;
                 }
@@ -291,7 +291,7 @@ impl Rig {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("power-cuts");
         std::fs::create_dir_all(&folder)?;
         let path = folder.join(format!("{}-{cut}-{seed}.img", SYSTEMS[system]));
-        std::fs::write(&path, self.log.cut(system, SIZES[system], cut, Cache::Honest, seed))?;
+        std::fs::write(&path, self.log.cut(system, SIZES[system], cut, CacheModel::Honest, seed))?;
         tell!("the image is kept as {}", path.display());
         Ok(())
     }
@@ -333,11 +333,11 @@ fn what_was_acknowledged_survives_a_power_cut() -> Result<()> {
     }
     let count = number_of_cuts()?;
     let begun = Instant::now();
-    let wrong = rig.cuts(count, Cache::Honest)?;
+    let wrong = rig.cuts(count, CacheModel::Honest)?;
     tell!("{count} cuts each, in {:.1} s: {wrong:?} found wrong", begun.elapsed().as_secs_f64());
     ensure!(wrong == [0, 0], "{wrong:?} of {count} cuts each were found wrong");
     // A disk that ignores the load's flushes must be seen.
-    let ignores = Cache::IgnoresFlushFrom(rig.ready()?);
+    let ignores = CacheModel::IgnoresFlushFrom(rig.ready()?);
     let seen = rig.cuts(CONTROL_CUTS, ignores)?;
     tell!("a disk that ignores flushes: {seen:?} of {CONTROL_CUTS} cuts each found wrong");
     ensure!(seen.iter().all(|seen| *seen > 0), "a disk that ignores flushes was not seen: {seen:?}");

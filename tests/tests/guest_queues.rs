@@ -5,7 +5,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use mqblk_tests::guest::{Daemon, DaemonDisk, FioJobs, FioOutcome, Guest, GuestDisk, Image, Server, Shell};
+use mqblk_tests::guest::{
+    DaemonDisk, DaemonProgram, FioJobs, FioOutcome, Guest, GuestDisk, HostImage, Shell, VhostUserDaemon,
+};
 
 /// Requests sent from each CPU. More than a firmware or a partition scan would ever send.
 const REQUESTS: u64 = 300;
@@ -21,8 +23,8 @@ fn four_queues_with_four_cpus() -> Result<()> {
 }
 
 fn every_queue_serves(count: u16) -> Result<()> {
-    let image = Image::sparse(256)?;
-    let daemon = Daemon::start(&[DaemonDisk::new("many", image.path(), count)])?;
+    let image = HostImage::sparse(256)?;
+    let daemon = VhostUserDaemon::start(&[DaemonDisk::new("many", image.path(), count)])?;
     let mut guest = Guest::builder().vcpus(count).disk(GuestDisk::new("many", &daemon.socket("many"), count)).boot()?;
 
     let queues = guest.must("ls /sys/block/vda/mq | sort -n | tr '\\n' ' '")?;
@@ -49,7 +51,7 @@ fn every_queue_serves(count: u16) -> Result<()> {
     guest.power_off()?;
 
     let stopped = daemon.stop()?;
-    if stopped.server() == Server::Mqblk {
+    if stopped.server() == DaemonProgram::Mqblk {
         for queue in 0..count {
             let requests = stopped.queue_counter("many", queue, "requests")?;
             ensure!(
@@ -71,11 +73,11 @@ fn every_queue_serves(count: u16) -> Result<()> {
 /// More queues than CPUs, more queues than the VMM asks for, memory above 4 GiB, every size of ring.
 #[test]
 fn odd_shapes() -> Result<()> {
-    let images = [Image::sparse(64)?, Image::sparse(64)?, Image::sparse(64)?];
+    let images = [HostImage::sparse(64)?, HostImage::sparse(64)?, HostImage::sparse(64)?];
     let ids = ["small", "large", "single"];
     let disks: Vec<DaemonDisk> =
         ids.iter().zip(&images).map(|(id, image)| DaemonDisk::new(id, image.path(), 8)).collect();
-    let mut daemon = Daemon::start(&disks)?;
+    let mut daemon = VhostUserDaemon::start(&disks)?;
     let disk = |id: &str, queues| GuestDisk::new(id, &daemon.socket(id), queues);
     let mut guest = Guest::builder()
         .memory_mib(4608)
@@ -108,16 +110,16 @@ fn odd_shapes() -> Result<()> {
 #[test]
 fn every_poll_policy_serves() -> Result<()> {
     let policies = ["off", "static:50", "adaptive:200", "busy"];
-    let ours = Server::from_environment()? == Server::Mqblk;
+    let ours = DaemonProgram::from_environment()? == DaemonProgram::Mqblk;
     let mut images = Vec::new();
     let mut disks = Vec::new();
     for (index, policy) in policies.iter().enumerate() {
-        let image = Image::sparse(64)?;
+        let image = HostImage::sparse(64)?;
         let disk = DaemonDisk::new(&format!("poll{index}"), image.path(), 2);
         disks.push(if ours { disk.option("poll", policy) } else { disk });
         images.push(image);
     }
-    let daemon = Daemon::start(&disks)?;
+    let daemon = VhostUserDaemon::start(&disks)?;
     let mut builder = Guest::builder();
     for index in 0..policies.len() {
         let id = format!("poll{index}");

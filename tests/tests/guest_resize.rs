@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use mqblk_tests::guest::{
-    Controller, Daemon, DaemonDisk, FioJobs, FioLoop, Guest, GuestController, GuestDisk, Image, Lun, Server, Shell,
+    ControllerConfig, DaemonDisk, DaemonProgram, FioJobs, FioLoop, Guest, GuestController, GuestDisk, HostImage,
+    LunConfig, Shell, VhostUserDaemon,
 };
 
 const MIB: u64 = 1 << 20;
@@ -35,17 +36,23 @@ fn is_usable(guest: &mut Guest, disk: &str, mib: u64) -> Result<()> {
 }
 
 /// By command with a size, by command for what the host did, and by itself.
-fn grows_three_times(guest: &mut Guest, daemon: &mut Daemon, id: &str, disk: &str, image: &Path) -> Result<()> {
+fn grows_three_times(
+    guest: &mut Guest,
+    daemon: &mut VhostUserDaemon,
+    id: &str,
+    disk: &str,
+    image: &Path,
+) -> Result<()> {
     let load = FioLoop::start(guest, &format!("/dev/{disk}"), 8)?;
     let by_host =
         |mib: u64| -> Result<()> { Ok(std::fs::File::options().write(true).open(image)?.set_len(mib * MIB)?) };
-    let told = daemon.ask(&["resize"], &[id, "40M"])?;
+    let told = daemon.run_verb(&["resize"], &[id, "40M"])?;
     assert_eq!(told, format!("resized {id} from 32M to 40M; the guest was told\n"));
     seen(guest, disk, 40)?;
     is_usable(guest, disk, 40)?;
 
     by_host(48)?;
-    let told = daemon.ask(&["resize"], &[id])?;
+    let told = daemon.run_verb(&["resize"], &[id])?;
     // Unless it has seen it by itself meanwhile.
     ensure!(told.contains("48M"), "{told}");
     seen(guest, disk, 48)?;
@@ -56,9 +63,9 @@ fn grows_three_times(guest: &mut Guest, daemon: &mut Daemon, id: &str, disk: &st
     is_usable(guest, disk, 64)?;
     load.another_pass(guest)?;
 
-    ensure!(daemon.ask(&["resize"], &[id, "32M"]).is_err(), "it shrinks unasked");
+    ensure!(daemon.run_verb(&["resize"], &[id, "32M"]).is_err(), "it shrinks unasked");
     assert_eq!(std::fs::metadata(image)?.len(), 64 * MIB);
-    let told = daemon.ask(&["resize"], &[id, "32M", "--shrink"])?;
+    let told = daemon.run_verb(&["resize"], &[id, "32M", "--shrink"])?;
     assert_eq!(told, format!("resized {id} from 64M to 32M; the guest was told\n"));
     seen(guest, disk, 32)?;
     is_usable(guest, disk, 32)?;
@@ -68,11 +75,11 @@ fn grows_three_times(guest: &mut Guest, daemon: &mut Daemon, id: &str, disk: &st
 
 #[test]
 fn a_virtio_blk_disk() -> Result<()> {
-    if Server::from_environment()? != Server::Mqblk {
+    if DaemonProgram::from_environment()? != DaemonProgram::Mqblk {
         return Ok(());
     }
-    let image = Image::sparse(32)?;
-    let mut daemon = Daemon::start(&[DaemonDisk::new("grow", image.path(), 2)])?;
+    let image = HostImage::sparse(32)?;
+    let mut daemon = VhostUserDaemon::start(&[DaemonDisk::new("grow", image.path(), 2)])?;
     let mut guest = Guest::builder().disk(GuestDisk::new("grow", &daemon.socket("grow"), 2)).boot()?;
     seen(&mut guest, "vda", 32)?;
     grows_three_times(&mut guest, &mut daemon, "grow", "vda", image.path())?;
@@ -82,11 +89,11 @@ fn a_virtio_blk_disk() -> Result<()> {
 
 #[test]
 fn a_disk_that_changed_while_the_guest_booted() -> Result<()> {
-    if Server::from_environment()? != Server::Mqblk {
+    if DaemonProgram::from_environment()? != DaemonProgram::Mqblk {
         return Ok(());
     }
-    let image = Image::sparse(32)?;
-    let mut daemon = Daemon::start(&[DaemonDisk::new("early", image.path(), 1)])?;
+    let image = HostImage::sparse(32)?;
+    let mut daemon = VhostUserDaemon::start(&[DaemonDisk::new("early", image.path(), 1)])?;
     // From before QEMU has connected until long after: also when the guest's driver has not started the device. The guest is booted on
     // this thread: it ends with the one that has started it.
     let booted = AtomicBool::new(false);
@@ -96,7 +103,7 @@ fn a_disk_that_changed_while_the_guest_booted() -> Result<()> {
                 if booted.load(Ordering::SeqCst) {
                     break;
                 }
-                daemon.ask(&["resize"], &["early", &format!("{mib}M")])?;
+                daemon.run_verb(&["resize"], &["early", &format!("{mib}M")])?;
                 std::thread::sleep(Duration::from_millis(200));
             }
             Ok(())
@@ -117,11 +124,12 @@ fn a_disk_that_changed_while_the_guest_booted() -> Result<()> {
 
 #[test]
 fn a_lun() -> Result<()> {
-    if Server::from_environment()? != Server::Mqblk {
+    if DaemonProgram::from_environment()? != DaemonProgram::Mqblk {
         return Ok(());
     }
-    let image = Image::sparse(32)?;
-    let mut daemon = Daemon::start_controllers(&[Controller::new("c", 2, vec![Lun::new(0, 0, image.path())])])?;
+    let image = HostImage::sparse(32)?;
+    let mut daemon =
+        VhostUserDaemon::start_controllers(&[ControllerConfig::new("c", 2, vec![LunConfig::new(0, 0, image.path())])])?;
     let mut guest = Guest::builder().controller(GuestController::vhost_user("c", &daemon.socket("c"), 2)).boot()?;
     seen(&mut guest, "sda", 32)?;
     grows_three_times(&mut guest, &mut daemon, "c:0:0", "sda", image.path())?;

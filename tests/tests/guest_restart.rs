@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use mqblk_tests::guest::{
-    Controller, Daemon, DaemonDisk, FioLoop, Guest, GuestController, GuestDisk, Image, Lun, Shell, Vmm,
-    wait_for_places, with_each_vmm,
+    ControllerConfig, DaemonDisk, FioLoop, Guest, GuestController, GuestDisk, HostImage, LunConfig, Shell,
+    VhostUserDaemon, Vmm, wait_for_luns, with_each_vmm,
 };
 
 const RECONNECT: Duration = Duration::from_secs(1);
@@ -21,7 +21,7 @@ fn rounds() -> Result<u32> {
 }
 
 /// Kills and stops the daemon in turn under loops that verify. Each must get through another pass after each.
-fn harass(daemon: &mut Daemon, guest: &mut Guest, nodes: &[String]) -> Result<()> {
+fn harass(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[String]) -> Result<()> {
     guest.must("dmesg -c >/dev/null")?;
     let loops = nodes.iter().map(|node| FioLoop::start(guest, node, 32)).collect::<Result<Vec<_>>>()?;
     let mut taken_up = 0;
@@ -60,11 +60,11 @@ const LATE: [(&str, &str); 5] = [
 #[test]
 fn disks() -> Result<()> {
     with_each_vmm(|vmm| {
-        let (late, cached) = (Image::sparse(16)?, Image::sparse(16)?);
+        let (late, cached) = (HostImage::sparse(16)?, HostImage::sparse(16)?);
         let option = |disk: DaemonDisk, (key, value): (&str, &str)| disk.option(key, value);
         let late = LATE.into_iter().fold(DaemonDisk::new("late", late.path(), 2), option);
         let cached = DaemonDisk::new("cached", cached.path(), 2).option("direct", "off");
-        let mut daemon = Daemon::start(&[late, cached])?;
+        let mut daemon = VhostUserDaemon::start(&[late, cached])?;
         let disk = |id: &str| GuestDisk::with_defaults(id, &daemon.socket(id)).reconnect(RECONNECT);
         let mut guest = Guest::builder().vmm(vmm).disk(disk("late")).disk(disk("cached")).boot()?;
         harass(&mut daemon, &mut guest, &["/dev/vda".to_owned(), "/dev/vdb".to_owned()])?;
@@ -76,14 +76,14 @@ fn disks() -> Result<()> {
 /// Debian 12's QEMU does not connect again with vhost-user-scsi.
 #[test]
 fn a_controller() -> Result<()> {
-    let (late, cached) = (Image::sparse(16)?, Image::sparse(16)?);
-    let option = |lun: Lun, (key, value): (&str, &str)| lun.option(key, value);
-    let late = LATE.into_iter().fold(Lun::new(0, 0, late.path()), option);
-    let cached = Lun::new(1, 0, cached.path()).option("direct", "off");
-    let mut daemon = Daemon::start_controllers(&[Controller::new("c", 0, vec![late, cached])])?;
+    let (late, cached) = (HostImage::sparse(16)?, HostImage::sparse(16)?);
+    let option = |lun: LunConfig, (key, value): (&str, &str)| lun.option(key, value);
+    let late = LATE.into_iter().fold(LunConfig::new(0, 0, late.path()), option);
+    let cached = LunConfig::new(1, 0, cached.path()).option("direct", "off");
+    let mut daemon = VhostUserDaemon::start_controllers(&[ControllerConfig::new("c", 0, vec![late, cached])])?;
     let controller = GuestController::with_defaults("c", &daemon.socket("c")).reconnect(RECONNECT);
     let mut guest = Guest::builder().vmm(Vmm::Trixie).controller(controller).boot()?;
-    let disks = wait_for_places(&mut guest, &[(0, 0), (1, 0)])?;
+    let disks = wait_for_luns(&mut guest, &[(0, 0), (1, 0)])?;
     let nodes = [disks[&(0, 0)].node(), disks[&(1, 0)].node()];
     harass(&mut daemon, &mut guest, &nodes)?;
     guest.power_off()?;

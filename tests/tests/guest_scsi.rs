@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use mqblk_core::ByteLen;
 use mqblk_tests::guest::{
-    Controller, FioJobs, FioLoop, Guest, Image, Lun, ScsiDisk, ScsiHost, Shell, scsi_disks, wait_for_places,
+    ControllerConfig, FioJobs, FioLoop, Guest, HostImage, LunConfig, ScsiDisk, ScsiHost, Shell, scsi_disks,
+    wait_for_luns,
 };
 
 const MIB: u64 = 1 << 20;
@@ -39,15 +40,15 @@ fn thirty_two_luns_and_four_queues() -> Result<()> {
     assert_eq!(places.len(), 32);
     // Every disk has a size of its own, so that one for another is noticed.
     let mib = |index: usize| 48 + index as u64;
-    let images = (0..places.len()).map(|index| Image::sparse(mib(index))).collect::<Result<Vec<_>>>()?;
+    let images = (0..places.len()).map(|index| HostImage::sparse(mib(index))).collect::<Result<Vec<_>>>()?;
     let luns = places
         .iter()
         .zip(&images)
-        .map(|(&place, image)| Lun::new(place.0, place.1, image.path()).option("serial", &serial(place)));
-    let mut host = ScsiHost::start(vec![Controller::new("many", QUEUES, luns.collect())])?;
+        .map(|(&place, image)| LunConfig::new(place.0, place.1, image.path()).option("serial", &serial(place)));
+    let mut host = ScsiHost::start(vec![ControllerConfig::new("many", QUEUES, luns.collect())])?;
     let mut guest = host.guest()?.vcpus(QUEUES).boot()?;
 
-    let disks = wait_for_places(&mut guest, &places)?;
+    let disks = wait_for_luns(&mut guest, &places)?;
     let wwids: BTreeSet<&str> = disks.values().map(|disk| disk.wwid.as_str()).collect();
     assert_eq!(wwids.len(), places.len(), "every unit has an identification of its own: {wwids:?}");
     for (index, place) in places.iter().enumerate() {
@@ -68,7 +69,12 @@ fn thirty_two_luns_and_four_queues() -> Result<()> {
 }
 
 /// Writes each disk's place to its last block, and finds it there in the host's image.
-fn stamps_go_where_they_should(guest: &mut Guest, disks: &Disks, places: &[(u8, u16)], images: &[Image]) -> Result<()> {
+fn stamps_go_where_they_should(
+    guest: &mut Guest,
+    disks: &Disks,
+    places: &[(u8, u16)],
+    images: &[HostImage],
+) -> Result<()> {
     let mut script = "set -e; cd /run\n".to_owned();
     let stamp = |place| format!("{}.", serial(place));
     for &place in places {
@@ -114,7 +120,7 @@ fn every_queue_serves(guest: &mut Guest, host: &mut ScsiHost, disks: &Disks, que
         let raised: Vec<u64> = after.iter().zip(&before).map(|(after, before)| after - before).collect();
         ensure!(raised[usize::from(queue)] > 0, "reads on CPU {queue} raised interrupts of the queues: {raised:?}");
     }
-    if host.is_ours() {
+    if host.is_mqblk() {
         let stat = host.daemon()?.controller_stat("many")?;
         let served: Vec<u64> =
             stat.queues.iter().filter(|queue| queue.role == "request").map(|queue| queue.load.counters.reads).collect();
@@ -165,16 +171,16 @@ fn verify_eight_at_once(guest: &mut Guest, disks: &Disks, places: &[(u8, u16)]) 
 #[test]
 fn luns_come_and_go_under_load() -> Result<()> {
     const ID: &str = "hot";
-    let image = || Image::sparse(32);
+    let image = || HostImage::sparse(32);
     let (first, second, late, far) = (image()?, image()?, image()?, image()?);
-    let lun = |target, number, image: &Image| {
-        Lun::new(target, number, image.path()).option("serial", &serial((target, number)))
+    let lun = |target, number, image: &HostImage| {
+        LunConfig::new(target, number, image.path()).option("serial", &serial((target, number)))
     };
     let loaded = [lun(0, 0, &first), lun(1, 0, &second)];
-    let mut host = ScsiHost::start(vec![Controller::new(ID, 2, loaded.to_vec())])?;
+    let mut host = ScsiHost::start(vec![ControllerConfig::new(ID, 2, loaded.to_vec())])?;
     let mut guest = host.guest()?.boot()?;
     let at_first = [(0, 0), (1, 0)];
-    let disks = wait_for_places(&mut guest, &at_first)?;
+    let disks = wait_for_luns(&mut guest, &at_first)?;
     let loads = [
         FioLoop::start(&mut guest, &disks[&(0, 0)].node(), 16)?,
         FioLoop::start(&mut guest, &disks[&(1, 0)].node(), 4)?,
@@ -184,10 +190,10 @@ fn luns_come_and_go_under_load() -> Result<()> {
     let added = [(lun(0, 5, &late), &late), (lun(77, 0, &far), &far)];
     for round in 1..=3 {
         for (lun, _) in &added {
-            host.add(&mut guest, ID, lun)?;
+            host.add_lun(&mut guest, ID, lun)?;
         }
-        let disks = wait_for_places(&mut guest, &[(0, 0), (0, 5), (1, 0), (77, 0)])
-            .with_context(|| format!("round {round}"))?;
+        let disks =
+            wait_for_luns(&mut guest, &[(0, 0), (0, 5), (1, 0), (77, 0)]).with_context(|| format!("round {round}"))?;
         for (lun, image) in &added {
             let disk = &disks[&(lun.target, lun.lun)];
             assert_eq!(
@@ -197,12 +203,12 @@ fn luns_come_and_go_under_load() -> Result<()> {
             verify_once(&mut guest, disk)?;
         }
         for (lun, _) in &added {
-            host.remove(&mut guest, ID, lun)?;
+            host.remove_lun(&mut guest, ID, lun)?;
         }
-        wait_for_places(&mut guest, &at_first).with_context(|| format!("round {round}, after the removal"))?;
+        wait_for_luns(&mut guest, &at_first).with_context(|| format!("round {round}, after the removal"))?;
     }
     removed_in_mid_io(&mut guest, &host, ID, &added[0].0)?;
-    wait_for_places(&mut guest, &at_first)?;
+    wait_for_luns(&mut guest, &at_first)?;
     resets_lose_nothing(&mut guest, &disks[&(0, 0)], &loads[0])?;
     grows(&mut guest, &host, ID, (&loaded[1], &second), &loads[1])?;
     for load in loads {
@@ -240,11 +246,11 @@ fn write_endlessly(guest: &mut Guest, name: &str, disk: &ScsiDisk) -> Result<()>
 }
 
 /// What runs on a LUN when it goes ends with errors, and soon.
-fn removed_in_mid_io(guest: &mut Guest, host: &ScsiHost, controller: &str, lun: &Lun) -> Result<()> {
-    host.add(guest, controller, lun)?;
-    let disks = wait_for_places(guest, &[(0, 0), (1, 0), (lun.target, lun.lun)])?;
+fn removed_in_mid_io(guest: &mut Guest, host: &ScsiHost, controller: &str, lun: &LunConfig) -> Result<()> {
+    host.add_lun(guest, controller, lun)?;
+    let disks = wait_for_luns(guest, &[(0, 0), (1, 0), (lun.target, lun.lun)])?;
     write_endlessly(guest, "gone", &disks[&(lun.target, lun.lun)])?;
-    host.remove(guest, controller, lun)?;
+    host.remove_lun(guest, controller, lun)?;
     let ended = guest.finish("gone", Duration::from_secs(120))?;
     ensure!(ended.status != 0, "fio went on without a LUN:\n{}", ended.output);
     Ok(())
@@ -266,16 +272,16 @@ fn grows(
     guest: &mut Guest,
     host: &ScsiHost,
     controller: &str,
-    (lun, image): (&Lun, &Image),
+    (lun, image): (&LunConfig, &HostImage),
     load: &FioLoop,
 ) -> Result<()> {
     for mib in [40, 64] {
         // The second time by hand in the host's file; the daemon is told to look.
-        let by_hand = mib == 64 && host.is_ours();
+        let by_hand = mib == 64 && host.is_mqblk();
         if by_hand {
             std::fs::File::options().write(true).open(image.path())?.set_len(mib * MIB)?;
         }
-        host.resize(guest, controller, lun, (!by_hand).then_some(mib * MIB))?;
+        host.resize_lun(guest, controller, lun, (!by_hand).then_some(mib * MIB))?;
         let wanted = ByteLen(mib * MIB);
         let disk = seen_with_size(guest, (lun.target, lun.lun), wanted)?;
         assert_eq!(std::fs::metadata(image.path())?.len(), mib * MIB);
@@ -302,18 +308,18 @@ fn seen_with_size(guest: &mut Guest, place: (u8, u16), wanted: ByteLen) -> Resul
 fn controller_unplugged_and_plugged_again(guest: &mut Guest, host: &mut ScsiHost, id: &str) -> Result<()> {
     let places = [(0, 0), (1, 0)];
     for round in 1..=2 {
-        let disks = wait_for_places(guest, &places)?;
+        let disks = wait_for_luns(guest, &places)?;
         let sum = guest.must(&format!("sha256sum <{}", disks[&(1, 0)].node()))?;
         let endless = format!("unplug{round}");
         write_endlessly(guest, &endless, &disks[&(0, 0)])?;
         guest.unplug_controller(&host.controller(id)?)?;
         let ended = guest.finish(&endless, Duration::from_secs(120))?;
         ensure!(ended.status != 0, "fio went on without a controller:\n{}", ended.output);
-        wait_for_places(guest, &[])?;
+        wait_for_luns(guest, &[])?;
         host.must_run()?;
 
         guest.plug_controller(&host.controller(id)?)?;
-        let disks = wait_for_places(guest, &places).with_context(|| format!("round {round}: plugged again"))?;
+        let disks = wait_for_luns(guest, &places).with_context(|| format!("round {round}: plugged again"))?;
         assert_eq!(guest.must(&format!("sha256sum <{}", disks[&(1, 0)].node()))?, sum, "round {round}: other data");
         verify_once(guest, &disks[&(0, 0)])?;
     }

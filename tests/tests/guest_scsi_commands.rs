@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use mqblk_tests::guest::{
-    Controller, FioJobs, FioLoop, Guest, Image, LoopDevice, Lun, ScsiDisk, ScsiHost, Server, Shell, wait_for_places,
+    ControllerConfig, DaemonProgram, FioJobs, FioLoop, Guest, HostImage, LoopDevice, LunConfig, ScsiDisk, ScsiHost,
+    Shell, wait_for_luns,
 };
 
 const MIB: u64 = 1 << 20;
@@ -74,14 +75,15 @@ fn has(text: &str, wanted: &[&str]) -> Result<()> {
 
 #[test]
 fn pages_commands_and_errors() -> Result<()> {
-    if Server::from_environment()? != Server::Mqblk {
+    if DaemonProgram::from_environment()? != DaemonProgram::Mqblk {
         return Ok(()); // QEMU's own has few of these commands
     }
-    let images = [Image::full(64)?, Image::full(64)?, Image::full(16)?, Image::full(32)?, Image::full(16)?];
+    let images =
+        [HostImage::full(64)?, HostImage::full(64)?, HostImage::full(16)?, HostImage::full(32)?, HostImage::full(16)?];
     let [plain, large, read_only, faulty, counted] = &images;
     let counted = LoopDevice::attach(counted, 512)?;
-    let lun = |place: (u8, u16), image: &Image| {
-        Lun::new(place.0, place.1, image.path()).option("serial", &format!("serial {}", place.1))
+    let lun = |place: (u8, u16), image: &HostImage| {
+        LunConfig::new(place.0, place.1, image.path()).option("serial", &format!("serial {}", place.1))
     };
     let luns = vec![
         lun(PLAIN, plain),
@@ -92,11 +94,11 @@ fn pages_commands_and_errors() -> Result<()> {
             .option("inner", "file")
             .option("fail-read", "8M+4K:EIO")
             .option("fail-write", "12M+4K:EIO"),
-        Lun::new(FLUSH_COUNTED.0, FLUSH_COUNTED.1, counted.path()).option("serial", "serial 4"),
+        LunConfig::new(FLUSH_COUNTED.0, FLUSH_COUNTED.1, counted.path()).option("serial", "serial 4"),
     ];
-    let mut host = ScsiHost::start(vec![Controller::new("c", 2, luns)])?;
+    let mut host = ScsiHost::start(vec![ControllerConfig::new("c", 2, luns)])?;
     let mut guest = host.guest()?.boot()?;
-    let disks = wait_for_places(&mut guest, &ALL)?;
+    let disks = wait_for_luns(&mut guest, &ALL)?;
     for (place, block) in [(PLAIN, 512), (LARGE_BLOCKS, 4096)] {
         let disk = &disks[&place];
         assert_eq!((disk.block, disk.serial.as_str()), (block, format!("serial {}", place.1).as_str()));
@@ -273,7 +275,7 @@ fn blocks(disk: &ScsiDisk, at: u64, len: u64) -> String {
     format!("--lba={} --num={}", at / block, len / block)
 }
 
-fn is_all(image: &Image, at: u64, len: u64, byte: u8) -> Result<()> {
+fn is_all(image: &HostImage, at: u64, len: u64, byte: u8) -> Result<()> {
     let found = image.read(at, usize::try_from(len)?)?;
     let wrong = found.iter().position(|&found| found != byte);
     ensure!(
@@ -285,7 +287,7 @@ fn is_all(image: &Image, at: u64, len: u64, byte: u8) -> Result<()> {
 }
 
 /// Each command on 64 KiB of its own; the image shows what it did, and that nothing beside was touched.
-fn tools_change_what_they_say(guest: &mut Guest, disk: &ScsiDisk, image: &Image) -> Result<()> {
+fn tools_change_what_they_say(guest: &mut Guest, disk: &ScsiDisk, image: &HostImage) -> Result<()> {
     const LEN: u64 = 64 << 10;
     let (node, block) = (disk.node(), u64::from(disk.block));
     let one = format!("bs={block} count=1 2>/dev/null");
@@ -346,7 +348,7 @@ fn tools_change_what_they_say(guest: &mut Guest, disk: &ScsiDisk, image: &Image)
     Ok(())
 }
 
-fn read_only_is_read_only(guest: &mut Guest, disk: &ScsiDisk, image: &Image) -> Result<()> {
+fn read_only_is_read_only(guest: &mut Guest, disk: &ScsiDisk, image: &HostImage) -> Result<()> {
     ensure!(disk.read_only, "{disk:?}");
     // The kernel does not open the disk's own node for writing.
     let generic = guest.must(&format!("ls /sys/block/{}/device/scsi_generic", disk.name))?;
@@ -436,7 +438,7 @@ fn cache_and_durability(guest: &mut Guest, disk: &ScsiDisk, host: &LoopDevice) -
 }
 
 /// ext4 mounted with discard, and fstrim: what is deleted is given back to the host.
-fn file_system(guest: &mut Guest, disk: &ScsiDisk, image: &Image) -> Result<()> {
+fn file_system(guest: &mut Guest, disk: &ScsiDisk, image: &HostImage) -> Result<()> {
     let node = disk.node();
     guest.must_within(
         &format!(

@@ -3,7 +3,9 @@
 //! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
 use anyhow::{Result, ensure};
-use mqblk_tests::guest::{Controller, Guest, Image, Lun, ScsiHost, Server, Shell, wait_for_places};
+use mqblk_tests::guest::{
+    ControllerConfig, DaemonProgram, Guest, HostImage, LunConfig, ScsiHost, Shell, wait_for_luns,
+};
 
 const CONTROLLER: &str = "paths";
 /// The places of the two paths, and of a LUN that nobody reserves.
@@ -72,7 +74,7 @@ struct Paths {
 
 impl Paths {
     fn find(guest: &mut Guest) -> Result<Self> {
-        let disks = wait_for_places(guest, &PLACES)?;
+        let disks = wait_for_luns(guest, &PLACES)?;
         let [one, two, other] = PLACES.map(|place| &disks[&place]);
         assert_eq!((&one.wwid, &one.serial, one.size), (&two.wwid, &two.serial, two.size), "two paths to one unit");
         ensure!(one.wwid != other.wwid, "another unit has the same identification: {other:?}");
@@ -151,18 +153,18 @@ impl Paths {
 
 #[test]
 fn reservations_over_two_paths() -> Result<()> {
-    if Server::from_environment()? != Server::Mqblk {
+    if DaemonProgram::from_environment()? != DaemonProgram::Mqblk {
         return Ok(()); // QEMU's own SCSI disk has no reservations
     }
-    let (image, other) = (Image::sparse(32)?, Image::sparse(16)?);
+    let (image, other) = (HostImage::sparse(32)?, HostImage::sparse(16)?);
     let kept = image.path().with_file_name("reservations");
-    let unit = Lun::new(0, 0, image.path())
+    let unit = LunConfig::new(0, 0, image.path())
         .option("id", "unit")
         .option("serial", "two-paths")
         .option("reservations", &kept.display().to_string());
-    let alone = Lun::new(2, 0, other.path()).option("serial", "alone");
-    let luns = vec![unit, Lun::shared(1, 7, "unit"), alone];
-    let host = ScsiHost::start(vec![Controller::new(CONTROLLER, 2, luns)])?;
+    let alone = LunConfig::new(2, 0, other.path()).option("serial", "alone");
+    let luns = vec![unit, LunConfig::shared(1, 7, "unit"), alone];
+    let host = ScsiHost::start(vec![ControllerConfig::new(CONTROLLER, 2, luns)])?;
     let mut guest = host.guest()?.boot()?;
     let paths = Paths::find(&mut guest)?;
 

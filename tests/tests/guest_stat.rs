@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use mqblk_admin::model::{Counters, DiskStat};
-use mqblk_tests::guest::{Daemon, DaemonDisk, FioJobs, Guest, GuestDisk, Image, Server, Shell};
+use mqblk_tests::guest::{DaemonDisk, DaemonProgram, FioJobs, Guest, GuestDisk, HostImage, Shell, VhostUserDaemon};
 
 /// What the guest's kernel has counted of its disk (Documentation/block/stat.rst), and iostat's sums of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,12 +57,12 @@ impl Seen {
 
 #[test]
 fn the_daemon_counts_what_the_guest_counts() -> Result<()> {
-    if Server::from_environment()? != Server::Mqblk {
+    if DaemonProgram::from_environment()? != DaemonProgram::Mqblk {
         return Ok(());
     }
-    let image = Image::sparse(256)?;
+    let image = HostImage::sparse(256)?;
     let disk = DaemonDisk::new("seen", image.path(), 2).option("merge", "on");
-    let daemon = Daemon::start(&[disk])?;
+    let daemon = VhostUserDaemon::start(&[disk])?;
     let mut guest = Guest::builder().disk(GuestDisk::new("seen", &daemon.socket("seen"), 2)).boot()?;
 
     let (seen, ours) = (Seen::by(&mut guest, "vda")?, daemon.disk_stat("seen")?);
@@ -127,15 +127,15 @@ fn consistent(disk: &DiskStat) -> Result<()> {
 /// Streams, random writes, discards and flushes at the same time, with everything on that may reorder or delay.
 #[test]
 fn verified_data_survives_merging_under_storms() -> Result<()> {
-    if Server::from_environment()? != Server::Mqblk {
+    if DaemonProgram::from_environment()? != DaemonProgram::Mqblk {
         return Ok(());
     }
-    let image = Image::sparse(256)?;
+    let image = HostImage::sparse(256)?;
     let disk = DaemonDisk::new("storm", image.path(), 2)
         .option("merge", "on")
         .option("coalesce-us", "100")
         .option("coalesce-max", "8");
-    let daemon = Daemon::start(&[disk])?;
+    let daemon = VhostUserDaemon::start(&[disk])?;
     let mut guest = Guest::builder().disk(GuestDisk::new("storm", &daemon.socket("storm"), 2)).boot()?;
     // The guest's own merging would leave us little to join.
     guest.must("echo 2 >/sys/block/vda/queue/nomerges")?;
@@ -164,16 +164,16 @@ fn verified_data_survives_merging_under_storms() -> Result<()> {
 /// Seed 002's last question: a file system on the disk, written and read through the page cache.
 #[test]
 fn buffered_streams_of_a_file_system() -> Result<()> {
-    if Server::from_environment()? != Server::Mqblk {
+    if DaemonProgram::from_environment()? != DaemonProgram::Mqblk {
         return Ok(());
     }
-    let images = [Image::sparse(256)?, Image::sparse(256)?];
+    let images = [HostImage::sparse(256)?, HostImage::sparse(256)?];
     let disks: Vec<DaemonDisk> = ["on", "off"]
         .iter()
         .zip(&images)
         .map(|(merge, image)| DaemonDisk::new(merge, image.path(), 2).option("merge", merge))
         .collect();
-    let daemon = Daemon::start(&disks)?;
+    let daemon = VhostUserDaemon::start(&disks)?;
     let mut builder = Guest::builder();
     for id in ["on", "off"] {
         builder = builder.disk(GuestDisk::new(id, &daemon.socket(id), 2));

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use mqblk_tests::guest::{Guest, GuestBuilder, Kernel, Shell, Vmm, with_each_vmm};
+use mqblk_tests::guest::{Guest, GuestBuilder, GuestKernel, Shell, Vmm, with_each_vmm};
 
 const WITHIN: Duration = Duration::from_secs(120);
 
@@ -16,7 +16,9 @@ const COUNTING: &str =
 #[test]
 fn both_vmms_and_both_kernels_boot() -> Result<()> {
     let mut seen = Vec::new();
-    for (vmm, kernel) in [(Vmm::System, Kernel::System), (Vmm::Trixie, Kernel::Trixie), (Vmm::Trixie, Kernel::System)] {
+    for (vmm, kernel) in
+        [(Vmm::System, GuestKernel::System), (Vmm::Trixie, GuestKernel::Trixie), (Vmm::Trixie, GuestKernel::System)]
+    {
         let mut guest = Guest::builder().vmm(vmm).kernel(kernel).boot()?;
         let version = guest.qmp().execute("query-version", serde_json::json!({}))?;
         seen.push((vmm, version["qemu"]["major"].clone(), guest.must("uname -r | cut -d. -f1-2")?));
@@ -39,7 +41,7 @@ fn a_guest_moves() -> Result<()> {
 /// With a machine type that both know.
 #[test]
 fn a_guest_moves_to_a_newer_vmm() -> Result<()> {
-    let builder = |vmm| Guest::builder().machine("pc-i440fx-7.2").kernel(Kernel::System).vmm(vmm);
+    let builder = |vmm| Guest::builder().machine("pc-i440fx-7.2").kernel(GuestKernel::System).vmm(vmm);
     moves(builder(Vmm::System), builder(Vmm::Trixie))
 }
 
@@ -50,19 +52,19 @@ fn moves(from: GuestBuilder, to: GuestBuilder) -> Result<()> {
     assert_eq!(destination.run_state()?, "inmigrate");
 
     // Too slow to end, then cancelled: it goes on here.
-    source.migration_parameters(serde_json::json!({ "max-bandwidth": 100_000 }))?;
+    source.set_migration_parameters(serde_json::json!({ "max-bandwidth": 100_000 }))?;
     source.start_migration_to(&mut destination)?;
-    source.migration_event("active", WITHIN)?;
+    source.wait_migration_event("active", WITHIN)?;
     source.cancel_migration(WITHIN)?;
     ensure!(source.is_running("counting")?, "the guest's script ended when the migration was cancelled");
     destination.kill()?;
 
     let mut destination = to.await_incoming()?;
-    source.migration_parameters(serde_json::json!({ "max-bandwidth": 1_u64 << 33 }))?;
+    source.set_migration_parameters(serde_json::json!({ "max-bandwidth": 1_u64 << 33 }))?;
     source.migrate_to(&mut destination, WITHIN)?;
     assert_eq!((source.run_state()?.as_str(), destination.run_state()?.as_str()), ("postmigrate", "running"));
-    source.migration_event("completed", WITHIN)?;
-    source.qmp_event("STOP", WITHIN)?;
+    source.wait_migration_event("completed", WITHIN)?;
+    source.wait_qmp_event("STOP", WITHIN)?;
     source.quit()?;
     counts_on(&mut destination)?;
     destination.power_off()

@@ -7,13 +7,16 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use mqblk_tests::hostile::conversation::Outcome::{Closed, Declined, Works};
-use mqblk_tests::hostile::conversation::{Row, Talk, run, serves};
-use mqblk_tests::hostile::daemon::Daemon;
-use mqblk_tests::hostile::front_end::FrontEnd;
-use mqblk_tests::hostile::socket::{Connection, VERSION, message as m, state};
+use mqblk_tests::hostile::daemon::HostileDaemon;
+use mqblk_tests::hostile::frontend::HostileFrontend;
+use mqblk_tests::hostile::session::SessionOutcome::{CheckedBySession, Closed, Declined};
+use mqblk_tests::hostile::session::{SessionCase, SessionFixture, completes_read, run_sessions};
+use mqblk_tests::hostile::socket::{VERSION, VhostUserSocket, message as m, vring_state_payload};
 use mqblk_tests::hostile::wait_for;
-use mqblk_tests::traveller::{LOAD, NOT_TAKEN, SAVE, TAKEN, check, load, pipe, save, set, zeroes};
+use mqblk_tests::migrating_guest::{
+    LOAD, REPLY_ACCEPTED, REPLY_REJECTED, SAVE, check_device_state, load_device_state, open_dev_zero, pipe,
+    save_device_state, set_device_state_fd,
+};
 use rustix::fd::AsFd;
 
 /// A document that the disk of these tests takes.
@@ -23,10 +26,10 @@ const GOOD: &str = concat!(
 );
 
 /// Loads this, after which the daemon answers no.
-fn loads(talk: &mut Talk, text: &[u8]) {
-    let mut connection = talk.negotiated();
+fn loads(talk: &mut SessionFixture, text: &[u8]) {
+    let mut connection = talk.connect_negotiated();
     let (reader, mut writer) = pipe();
-    assert_eq!(set(&mut connection, LOAD, reader.as_fd()), TAKEN);
+    assert_eq!(set_device_state_fd(&mut connection, LOAD, reader.as_fd()), REPLY_ACCEPTED);
     drop(reader);
     // It may have had enough.
     let _ = writer.write_all(text);
@@ -36,13 +39,13 @@ fn loads(talk: &mut Talk, text: &[u8]) {
 }
 
 /// Gives a descriptor that the daemon does not take.
-fn gives(talk: &mut Talk, direction: u32, file: impl AsFd) {
-    talk.bad(m::SET_DEVICE_STATE_FD, &state(direction, 0), &[file.as_fd()]);
+fn gives(talk: &mut SessionFixture, direction: u32, file: impl AsFd) {
+    talk.send_after_negotiation(m::SET_DEVICE_STATE_FD, &vring_state_payload(direction, 0), &[file.as_fd()]);
 }
 
 #[test]
 fn documents_that_make_no_sense() {
-    let rows: &[Row] = &[
+    let rows: &[SessionCase] = &[
         ("nothing", |t| loads(t, b""), Declined),
         ("garbage", |t| loads(t, b"\xff\xfe{}"), Declined),
         ("a part", |t| loads(t, &GOOD.as_bytes()[..GOOD.len() - 3]), Declined),
@@ -64,22 +67,26 @@ fn documents_that_make_no_sense() {
         ("a number of many digits", |t| loads(t, GOOD.replace("1048576", &"9".repeat(100_000)).as_bytes()), Declined),
         ("a host's part", |t| loads(t, GOOD.replace("\"state\"", "\"host\":{},\"state\"").as_bytes()), Declined),
     ];
-    run(rows);
+    run_sessions(rows);
 }
 
 #[test]
 fn transfers_that_make_no_sense() {
-    let rows: &[Row] = &[
+    let rows: &[SessionCase] = &[
         ("the end that cannot be written", |t| gives(t, SAVE, pipe().0), Declined),
         ("the end that cannot be read", |t| gives(t, LOAD, pipe().1), Declined),
-        ("no pipe", |t| gives(t, LOAD, zeroes()), Declined),
+        ("no pipe", |t| gives(t, LOAD, open_dev_zero()), Declined),
         ("a file", |t| gives(t, SAVE, File::create(t.folder.join("state")).unwrap()), Declined),
         ("a third direction", |t| gives(t, 2, pipe().1), Closed),
-        ("a phase that there is not", |t| t.bad(m::SET_DEVICE_STATE_FD, &state(SAVE, 1), &[pipe().1.as_fd()]), Closed),
+        (
+            "a phase that there is not",
+            |t| t.send_after_negotiation(m::SET_DEVICE_STATE_FD, &vring_state_payload(SAVE, 1), &[pipe().1.as_fd()]),
+            Closed,
+        ),
         (
             "a check without a transfer",
             |t| {
-                let connection = t.negotiated();
+                let connection = t.connect_negotiated();
                 connection.send(m::CHECK_DEVICE_STATE, VERSION, &[], &[]);
                 t.connection = Some(connection);
             },
@@ -88,14 +95,14 @@ fn transfers_that_make_no_sense() {
         (
             "a check in pieces",
             |t| {
-                let mut connection = t.negotiated();
+                let mut connection = t.connect_negotiated();
                 let (reader, writer) = pipe();
-                assert_eq!(set(&mut connection, LOAD, reader.as_fd()), TAKEN);
+                assert_eq!(set_device_state_fd(&mut connection, LOAD, reader.as_fd()), REPLY_ACCEPTED);
                 drop((reader, writer));
-                let frame = mqblk_tests::hostile::socket::frame(m::CHECK_DEVICE_STATE, VERSION, 0, &[]);
-                connection.bytes(&frame[..3], &[]);
+                let frame = mqblk_tests::hostile::socket::message_bytes(m::CHECK_DEVICE_STATE, VERSION, 0, &[]);
+                connection.send_bytes(&frame[..3], &[]);
                 std::thread::sleep(Duration::from_millis(50));
-                connection.bytes(&frame[3..], &[]);
+                connection.send_bytes(&frame[3..], &[]);
                 t.connection = Some(connection);
             },
             Declined,
@@ -103,11 +110,11 @@ fn transfers_that_make_no_sense() {
         (
             "a feature that was not agreed",
             |t| {
-                let mut connection = t.open();
+                let mut connection = t.connect();
                 connection.send(m::SET_OWNER, VERSION, &[], &[]);
-                let protocol = connection.ask_u64(m::GET_PROTOCOL_FEATURES) & !(1 << 19);
+                let protocol = connection.request_u64(m::GET_PROTOCOL_FEATURES) & !(1 << 19);
                 connection.send(m::SET_PROTOCOL_FEATURES, VERSION, &protocol.to_ne_bytes(), &[]);
-                connection.send(m::SET_DEVICE_STATE_FD, VERSION, &state(SAVE, 0), &[pipe().1.as_fd()]);
+                connection.send(m::SET_DEVICE_STATE_FD, VERSION, &vring_state_payload(SAVE, 0), &[pipe().1.as_fd()]);
                 t.connection = Some(connection);
             },
             Declined,
@@ -115,23 +122,23 @@ fn transfers_that_make_no_sense() {
         (
             "a queue that runs",
             |t| {
-                let mut front = FrontEnd::start(&t.socket, 0, 1);
-                assert!(serves(&mut front, 0));
+                let mut front = HostileFrontend::start(&t.socket, 0, 1);
+                assert!(completes_read(&mut front, 0));
                 let (_reader, writer) = pipe();
-                t.late(front, m::SET_DEVICE_STATE_FD, &state(SAVE, 0), &[writer.as_fd()]);
+                t.send_after_memory(front, m::SET_DEVICE_STATE_FD, &vring_state_payload(SAVE, 0), &[writer.as_fd()]);
             },
             Declined,
         ),
         (
             "a queue that starts before the state is there",
             |t| {
-                let mut front = t.front_end();
+                let mut front = t.connect_frontend();
                 let (reader, mut writer) = pipe();
-                assert_eq!(set(&mut front.connection, LOAD, reader.as_fd()), TAKEN);
+                assert_eq!(set_device_state_fd(&mut front.connection, LOAD, reader.as_fd()), REPLY_ACCEPTED);
                 writer.write_all(GOOD.as_bytes()).unwrap();
                 drop(writer);
-                front.add_queue(mqblk_tests::traveller::places(0), 64);
-                assert!(serves(&mut front, 0));
+                front.add_queue(mqblk_tests::migrating_guest::ring_addresses(0), 64);
+                assert!(completes_read(&mut front, 0));
                 front.connection.send(m::CHECK_DEVICE_STATE, VERSION, &[], &[]);
                 t.connection = Some(front.connection);
             },
@@ -140,103 +147,107 @@ fn transfers_that_make_no_sense() {
         (
             "transfers that nobody ends, one after the other",
             |t| {
-                let mut connection = t.negotiated();
+                let mut connection = t.connect_negotiated();
                 let mut ends = Vec::new();
                 for direction in [LOAD, SAVE, LOAD, LOAD] {
                     let (reader, writer) = pipe();
                     let given = if direction == LOAD { &reader } else { &writer };
-                    assert_eq!(set(&mut connection, direction, given.as_fd()), TAKEN);
+                    assert_eq!(set_device_state_fd(&mut connection, direction, given.as_fd()), REPLY_ACCEPTED);
                     ends.push((reader, writer));
                 }
                 // The connection ends in mid-transfer.
             },
-            Works,
+            CheckedBySession,
         ),
         (
             "a state that is loaded twice, and one that is saved in between",
             |t| {
-                let mut connection = t.negotiated();
+                let mut connection = t.connect_negotiated();
                 for _ in 0..2 {
-                    assert!(load(&mut connection, GOOD.as_bytes()));
-                    assert_eq!(save(&mut connection), GOOD);
+                    assert!(load_device_state(&mut connection, GOOD.as_bytes()));
+                    assert_eq!(save_device_state(&mut connection), GOOD);
                     assert_eq!(
-                        connection.ask(m::GET_CONFIG, &mqblk_tests::hostile::socket::config(32, 1, 0, &[0])).last(),
+                        connection
+                            .request(m::GET_CONFIG, &mqblk_tests::hostile::socket::config_payload(32, 1, 0, &[0]))
+                            .last(),
                         Some(&0)
                     );
                 }
             },
-            Works,
+            CheckedBySession,
         ),
         (
             "a socket in place of a pipe",
             |t| {
-                let mut connection = t.negotiated();
+                let mut connection = t.connect_negotiated();
                 let (mut ours, theirs) = UnixStream::pair().unwrap();
-                assert_eq!(set(&mut connection, SAVE, OwnedFd::from(theirs).as_fd()), TAKEN);
+                assert_eq!(set_device_state_fd(&mut connection, SAVE, OwnedFd::from(theirs).as_fd()), REPLY_ACCEPTED);
                 let mut text = String::new();
                 ours.read_to_string(&mut text).unwrap();
-                assert!(check(&mut connection) && text.contains("\"writeback\":true"), "{text}");
+                assert!(check_device_state(&mut connection) && text.contains("\"writeback\":true"), "{text}");
             },
-            Works,
+            CheckedBySession,
         ),
     ];
-    run(rows);
+    run_sessions(rows);
 }
 
 /// Nobody writes, or reads, to the end: the front-end that asks how it went waits as long as a drain may last, and nobody else does.
 #[test]
 fn transfers_without_an_end() {
     let disks = [("bad", "storage=ram,size=1M,queues=1"), ("good", "storage=ram,size=1M,queues=1")];
-    let daemon = Daemon::start_with(1, &disks, &["--drain-timeout-s", "1"]);
-    let base = daemon.quiet_holds();
-    let mut connection = Connection::open(&daemon.socket("bad"));
+    let daemon = HostileDaemon::start_with(1, &disks, &["--drain-timeout-s", "1"]);
+    let base = daemon.stable_resources();
+    let mut connection = VhostUserSocket::connect(&daemon.socket("bad"));
     connection.negotiate(0);
     let (reader, writer) = pipe();
-    assert_eq!(set(&mut connection, LOAD, reader.as_fd()), TAKEN);
+    assert_eq!(set_device_state_fd(&mut connection, LOAD, reader.as_fd()), REPLY_ACCEPTED);
     connection.send(m::CHECK_DEVICE_STATE, VERSION, &[], &[]);
     let begin = Instant::now();
-    let mut good = FrontEnd::start(&daemon.socket("good"), 0, 1);
-    assert!(serves(&mut good, 0) && begin.elapsed() < Duration::from_millis(900));
+    let mut good = HostileFrontend::start(&daemon.socket("good"), 0, 1);
+    assert!(completes_read(&mut good, 0) && begin.elapsed() < Duration::from_millis(900));
     drop(good);
-    assert!(matches!(connection.hear(), mqblk_tests::hostile::socket::Heard::Reply { payload, .. } if payload[0] == 1));
+    assert!(
+        matches!(connection.receive(), mqblk_tests::hostile::socket::Received::Reply { payload, .. } if payload[0] == 1)
+    );
     assert!(begin.elapsed() >= Duration::from_millis(900));
-    let told = wait_for("the daemon's warning", || daemon.complaints("bad").pop());
+    let told = wait_for("the daemon's warning", || daemon.warnings("bad").pop());
     assert!(told.contains("without an end within 1 s (drain-timeout-s)"), "{told}");
     // It goes on.
-    assert_eq!(daemon.threads("state-"), 0);
-    assert!(load(&mut connection, GOOD.as_bytes()));
+    assert_eq!(daemon.thread_count("state-"), 0);
+    assert!(load_device_state(&mut connection, GOOD.as_bytes()));
     // One at a time, however many are begun; none when the connection has ended.
     let ends: Vec<_> = [LOAD, SAVE, LOAD, LOAD]
         .map(|direction| {
             let (reader, writer) = pipe();
             let given = if direction == LOAD { &reader } else { &writer };
-            assert_eq!(set(&mut connection, direction, given.as_fd()), TAKEN);
-            assert!(daemon.threads("state-") <= 1);
+            assert_eq!(set_device_state_fd(&mut connection, direction, given.as_fd()), REPLY_ACCEPTED);
+            assert!(daemon.thread_count("state-") <= 1);
             (reader, writer)
         })
         .into();
-    assert_eq!(daemon.threads("state-"), 1);
+    assert_eq!(daemon.thread_count("state-"), 1);
     drop((connection, reader, writer));
-    daemon.settle("bad");
-    daemon.wait_holds(base, "transfers without an end");
-    assert_eq!(daemon.threads("state-"), 0);
+    daemon.wait_for_session_end("bad");
+    daemon.wait_for_resources(base, "transfers without an end");
+    assert_eq!(daemon.thread_count("state-"), 0);
     drop(ends);
     // A daemon that stops does not wait for one.
-    let mut connection = Connection::open(&daemon.socket("bad"));
+    let mut connection = VhostUserSocket::connect(&daemon.socket("bad"));
     connection.negotiate(0);
     let (reader, _writer) = pipe();
-    assert_eq!(set(&mut connection, LOAD, reader.as_fd()), TAKEN);
+    assert_eq!(set_device_state_fd(&mut connection, LOAD, reader.as_fd()), REPLY_ACCEPTED);
     daemon.stop();
 }
 
 /// The state of a controller from outside, with its LUNs.
 #[test]
 fn states_of_controllers_that_make_no_sense() {
-    let daemon = Daemon::start(1, &[("disk", "interface=virtio-scsi,storage=ram,size=1M,queues=1")]);
-    let mut connection = Connection::open(&daemon.socket("disk"));
+    let daemon = HostileDaemon::start(1, &[("disk", "interface=virtio-scsi,storage=ram,size=1M,queues=1")]);
+    let mut connection = VhostUserSocket::connect(&daemon.socket("disk"));
     connection.negotiate(0);
-    let good = save(&mut connection);
-    assert!(load(&mut connection, good.as_bytes()));
+    let good = save_device_state(&mut connection);
+    assert!(load_device_state(&mut connection, good.as_bytes()));
     let cut = |from: &str| good.replace(from, "");
     for (count, (text, want)) in [
         (good[..good.len() - 1].to_owned(), "EOF"),
@@ -263,12 +274,12 @@ fn states_of_controllers_that_make_no_sense() {
     .enumerate()
     {
         assert_ne!(text, good, "{want}");
-        assert!(!load(&mut connection, text.as_bytes()), "{want}");
-        let told = wait_for("the daemon's warning", || daemon.complaints("disk").into_iter().nth(count));
+        assert!(!load_device_state(&mut connection, text.as_bytes()), "{want}");
+        let told = wait_for("the daemon's warning", || daemon.warnings("disk").into_iter().nth(count));
         assert!(told.contains(want), "{told}");
-        assert_eq!(save(&mut connection), good, "{want}: nothing has changed");
+        assert_eq!(save_device_state(&mut connection), good, "{want}: nothing has changed");
     }
-    assert_eq!(set(&mut connection, LOAD, zeroes().as_fd()), NOT_TAKEN);
+    assert_eq!(set_device_state_fd(&mut connection, LOAD, open_dev_zero().as_fd()), REPLY_REJECTED);
     drop(connection);
     daemon.stop();
 }

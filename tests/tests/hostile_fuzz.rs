@@ -6,14 +6,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use mqblk_tests::hostile::case::content;
-use mqblk_tests::hostile::daemon::Daemon;
-use mqblk_tests::hostile::front_end::{EVENT_IDX, FrontEnd, INDIRECT_DESC, Queue};
-use mqblk_tests::hostile::memory::{END, Memory, SEAM, START};
+use mqblk_tests::hostile::daemon::HostileDaemon;
+use mqblk_tests::hostile::frontend::{EVENT_IDX, FrontendQueue, HostileFrontend, INDIRECT_DESC};
+use mqblk_tests::hostile::memory::{END, SEAM, START, SharedMemory};
 use mqblk_tests::hostile::request::{
-    IOERR, OK, POISON, Piece, SECTOR, UNSUPP, direct, header, indirect, kind, range, readable, writable,
+    MemorySegment, SECTOR, STATUS_IOERR, STATUS_OK, STATUS_POISON, STATUS_UNSUPP, header, range, readable,
+    request_type, writable, write_direct, write_indirect,
 };
-use mqblk_tests::hostile::ring::Places;
+use mqblk_tests::hostile::ring::RingAddresses;
+use mqblk_tests::hostile::ring_fixture::read_disk;
 use mqblk_tests::hostile::wait_for;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
@@ -60,25 +61,44 @@ struct Rules {
 
 /// A request on the sectors from `first` on, `count` of them, which are its own; sometimes wrong.
 fn request(random: &mut SmallRng, rules: Rules, model: &[u8], first: u64, count: u64) -> Request {
-    let kinds = [kind::IN, kind::IN, kind::IN, kind::OUT, kind::OUT, kind::OUT];
-    let others = [kind::FLUSH, kind::GET_ID, kind::DISCARD, kind::WRITE_ZEROES, kind::SECURE_ERASE, 2, 77, u32::MAX];
+    let kinds =
+        [request_type::IN, request_type::IN, request_type::IN, request_type::OUT, request_type::OUT, request_type::OUT];
+    let others = [
+        request_type::FLUSH,
+        request_type::GET_ID,
+        request_type::DISCARD,
+        request_type::WRITE_ZEROES,
+        request_type::SECURE_ERASE,
+        2,
+        77,
+        u32::MAX,
+    ];
     let kind = match random.random_bool(0.7) {
         true => kinds[random.random_range(0..kinds.len())],
         false => others[random.random_range(0..others.len())],
     };
     match kind {
-        kind::IN | kind::OUT => transfer(random, rules, model, kind, first, count),
-        kind::DISCARD | kind::WRITE_ZEROES => ranges(random, rules, kind, first, count),
-        kind::GET_ID => {
+        request_type::IN | request_type::OUT => transfer(random, rules, model, kind, first, count),
+        request_type::DISCARD | request_type::WRITE_ZEROES => ranges(random, rules, kind, first, count),
+        request_type::GET_ID => {
             let room = random.random_range(0..40);
             let mut id = SERIAL.to_vec();
             id.resize(20, 0);
             id.truncate(room);
             let used = id.len() as u32 + 1;
-            Request { kind, sector: random.random(), out: vec![], room, status: OK, used, found: id, stored: vec![] }
+            Request {
+                kind,
+                sector: random.random(),
+                out: vec![],
+                room,
+                status: STATUS_OK,
+                used,
+                found: id,
+                stored: vec![],
+            }
         }
-        kind::FLUSH => plain(kind, OK),
-        _ => plain(kind, UNSUPP),
+        request_type::FLUSH => plain(kind, STATUS_OK),
+        _ => plain(kind, STATUS_UNSUPP),
     }
 }
 
@@ -117,12 +137,12 @@ fn transfer(random: &mut SmallRng, rules: Rules, model: &[u8], kind: u32, first:
     random.fill(&mut new[..]);
     // Data that goes the wrong way, now and then.
     let wrong = if random.random_bool(0.03) { random.random_range(1..600) } else { 0 };
-    let good = is_good(rules, sector, len) && wrong == 0 && (kind == kind::IN || !rules.read_only);
+    let good = is_good(rules, sector, len) && wrong == 0 && (kind == request_type::IN || !rules.read_only);
     let at = sector as usize % (1 << 40) * SECTOR;
-    let status = if good { OK } else { IOERR };
+    let status = if good { STATUS_OK } else { STATUS_IOERR };
     let base = Request { kind, sector, out: vec![], room: 0, status, used: 1, found: vec![], stored: vec![] };
     match kind {
-        kind::IN => {
+        request_type::IN => {
             let found = if good { model[at..at + len].to_vec() } else { vec![] };
             let used = found.len() as u32 + 1;
             Request { out: vec![1; wrong], room: len, used, found, ..base }
@@ -150,7 +170,7 @@ fn ranges(random: &mut SmallRng, rules: Rules, kind: u32, first: u64, count: u64
         list.extend(range(sector, sectors, flags));
         // The first fault in the list decides.
         if good && known {
-            known = flags == 0 || (flags == 1 && kind == kind::WRITE_ZEROES);
+            known = flags == 0 || (flags == 1 && kind == request_type::WRITE_ZEROES);
             good = is_good(rules, sector, sectors as usize * SECTOR);
             stored.push((sector as usize % (1 << 40) * SECTOR, vec![0; sectors as usize * SECTOR]));
         }
@@ -160,20 +180,20 @@ fn ranges(random: &mut SmallRng, rules: Rules, kind: u32, first: u64, count: u64
     }
     let shaped = list.len().is_multiple_of(16) && (1..=64).contains(&(list.len() / 16));
     let status = match (rules.read_only, shaped, known, good) {
-        (true, ..) => UNSUPP,
-        (_, false, ..) => IOERR,
-        (_, _, false, _) => UNSUPP,
-        (_, _, _, false) => IOERR,
-        _ => OK,
+        (true, ..) => STATUS_UNSUPP,
+        (_, false, ..) => STATUS_IOERR,
+        (_, _, false, _) => STATUS_UNSUPP,
+        (_, _, _, false) => STATUS_IOERR,
+        _ => STATUS_OK,
     };
-    if status != OK {
+    if status != STATUS_OK {
         stored.clear();
     }
     Request { kind, sector: 0, out: list, room: 0, status, used: 1, found: vec![], stored }
 }
 
 /// Cuts `len` bytes from `from` on into pieces at random, at most `most`; sometimes with empty ones in between.
-fn cut(random: &mut SmallRng, from: u64, len: usize, most: usize, writable_: bool) -> Vec<Piece> {
+fn cut(random: &mut SmallRng, from: u64, len: usize, most: usize, writable_: bool) -> Vec<MemorySegment> {
     let make = if writable_ { writable } else { readable };
     let cuts = random.random_range(0..most.max(1));
     let mut edges: Vec<usize> = (0..cuts).map(|_| random.random_range(0..=len)).collect();
@@ -186,20 +206,20 @@ fn cut(random: &mut SmallRng, from: u64, len: usize, most: usize, writable_: boo
 #[derive(Debug)]
 struct Laid {
     request: Request,
-    pieces: Vec<Piece>,
+    pieces: Vec<MemorySegment>,
     /// Where the room is, in order.
-    room: Vec<Piece>,
+    room: Vec<MemorySegment>,
     status: u64,
 }
 
 /// Puts a request into guest memory from `at` on: header and data to be read as one stream, room and status as another, each
 /// cut at random, so that they share descriptors or are spread over many.
-fn lay(random: &mut SmallRng, memory: &Memory, at: u64, request: Request, most: usize) -> Laid {
+fn lay(random: &mut SmallRng, memory: &SharedMemory, at: u64, request: Request, most: usize) -> Laid {
     let stream = [&header(request.kind, request.sector)[..], &request.out].concat();
     let (start, middle) = (at + random.random_range(0..64), at + ROOM / 2 - random.random_range(0..600));
     let (read, write) = if random.random_bool(0.5) { (start, middle) } else { (middle, start) };
     memory.write(read, &stream);
-    memory.write(write, &vec![POISON; request.room + 1]);
+    memory.write(write, &vec![STATUS_POISON; request.room + 1]);
     let mut pieces = cut(random, read, stream.len(), most / 2, false);
     let all = cut(random, write, request.room + 1, most - pieces.len(), true);
     pieces.extend(&all);
@@ -208,7 +228,14 @@ fn lay(random: &mut SmallRng, memory: &Memory, at: u64, request: Request, most: 
 }
 
 /// Offers a laid-out request in ring entries taken from `free`, direct, indirect, or both. Returns the head.
-fn offer(random: &mut SmallRng, queue: &mut Queue, free: &mut Vec<u16>, table: u64, laid: &Laid, tables: bool) -> u16 {
+fn offer(
+    random: &mut SmallRng,
+    queue: &mut FrontendQueue,
+    free: &mut Vec<u16>,
+    table: u64,
+    laid: &Laid,
+    tables: bool,
+) -> u16 {
     let pieces = &laid.pieces;
     let before = match random.random_range(0..3) {
         // All direct, if there is room.
@@ -220,24 +247,24 @@ fn offer(random: &mut SmallRng, queue: &mut Queue, free: &mut Vec<u16>, table: u
     };
     let slots: Vec<u16> = free.drain(free.len() - (before + 1)..).collect();
     if before == pieces.len() {
-        return direct(&queue.ring, &slots, pieces);
+        return write_direct(&queue.ring, &slots, pieces);
     }
     let rest = &pieces[before..];
     let mut order: Vec<u16> = (1..rest.len() as u16 + random.random_range(1..4)).collect();
     order.shuffle(random);
     order.insert(0, 0);
-    let desc = indirect(&queue.ring.memory, table, order.len() as u16, &order, rest);
+    let desc = write_indirect(&queue.ring.memory, table, order.len() as u16, &order, rest);
     if before > 0 {
         // The direct part names the table's descriptor as its next: an empty piece holds the place.
         let held = [&pieces[..before], &[readable(0, 0)]].concat();
-        direct(&queue.ring, &slots, &held);
+        write_direct(&queue.ring, &slots, &held);
     }
-    queue.ring.put(slots[before], desc);
+    queue.ring.write_descriptor(slots[before], desc);
     slots[0]
 }
 
 /// One batch: laid out, offered, answered, checked.
-fn batch(random: &mut SmallRng, front_end: &mut FrontEnd, rules: Rules, model: &mut [u8]) {
+fn batch(random: &mut SmallRng, front_end: &mut HostileFrontend, rules: Rules, model: &mut [u8]) {
     let memory = Arc::clone(&front_end.memory);
     let tables = front_end.features & INDIRECT_DESC != 0;
     let requests = random.random_range(1..=BATCH);
@@ -255,10 +282,10 @@ fn batch(random: &mut SmallRng, front_end: &mut FrontEnd, rules: Rules, model: &
         queue.ring.offer(head);
         waiting.insert(u32::from(head), laid);
         if random.random_bool(0.2) {
-            queue.go();
+            queue.publish_and_kick();
         }
     }
-    queue.go();
+    queue.publish_and_kick();
     while !waiting.is_empty() {
         let (head, used) = wait_for("an answer", || queue.ring.take());
         let laid = waiting.remove(&head).unwrap_or_else(|| panic!("head {head} was answered, which was not asked"));
@@ -269,7 +296,7 @@ fn batch(random: &mut SmallRng, front_end: &mut FrontEnd, rules: Rules, model: &
     }
 }
 
-fn check(memory: &Memory, laid: &Laid, used: u32) {
+fn check(memory: &SharedMemory, laid: &Laid, used: u32) {
     let request = &laid.request;
     let short = format!(
         "type {} sector {} out {} room {}, {} pieces, the first of them {:x?}",
@@ -284,27 +311,30 @@ fn check(memory: &Memory, laid: &Laid, used: u32) {
     assert_eq!(used, request.used, "the used length of {short}");
     let room: Vec<u8> = laid.room.iter().flat_map(|piece| memory.read(piece.address, piece.len as usize)).collect();
     assert!(room[..request.found.len()] == request.found, "the data of {short}");
-    assert!(room[request.found.len()..].iter().all(|byte| *byte == POISON), "more than the data was written: {short}");
+    assert!(
+        room[request.found.len()..].iter().all(|byte| *byte == STATUS_POISON),
+        "more than the data was written: {short}"
+    );
 }
 
 fn fuzz(disk: &str, rules: Rules, without: u64, seed: u64, batches: usize) {
     let settings = format!("{disk},queues=1,serial={}", String::from_utf8_lossy(SERIAL));
-    let daemon = Daemon::start(1, &[("fuzzed", &settings)]);
+    let daemon = HostileDaemon::start(1, &[("fuzzed", &settings)]);
     let mut model = vec![0; DISK];
     let mut random = SmallRng::seed_from_u64(seed);
     let mut left = batches;
     while left > 0 {
         let run = left.min(200);
         left -= run;
-        let mut front_end = FrontEnd::connect(&daemon.socket("fuzzed"), without);
-        front_end.add_queue(Places::pages(START), RING);
+        let mut front_end = HostileFrontend::connect(&daemon.socket("fuzzed"), without);
+        front_end.add_queue(RingAddresses::pages(START), RING);
         for _ in 0..run {
             batch(&mut random, &mut front_end, rules, &mut model);
         }
         drop(front_end);
-        assert!(content(&daemon.socket("fuzzed"), DISK) == model, "the disk's content");
+        assert!(read_disk(&daemon.socket("fuzzed"), DISK) == model, "the disk's content");
     }
-    assert_eq!(daemon.complaints("fuzzed"), Vec::<String>::new());
+    assert_eq!(daemon.warnings("fuzzed"), Vec::<String>::new());
     daemon.stop();
 }
 

@@ -3,11 +3,11 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use mqblk_tests::hostile::conversation::Outcome::{Closed, Refused, Works};
-use mqblk_tests::hostile::conversation::{Row, Talk, run, serves};
-use mqblk_tests::hostile::front_end::{FrontEnd, RING};
+use mqblk_tests::hostile::frontend::{DEFAULT_RING_SIZE, HostileFrontend};
 use mqblk_tests::hostile::memory::START;
-use mqblk_tests::hostile::ring::Places;
+use mqblk_tests::hostile::ring::RingAddresses;
+use mqblk_tests::hostile::session::SessionOutcome::{CheckedBySession, Closed, Refused};
+use mqblk_tests::hostile::session::{SessionCase, SessionFixture, completes_read, run_sessions};
 use mqblk_tests::hostile::socket::message as m;
 use rustix::fd::AsFd;
 use rustix::fs::MemfdFlags;
@@ -34,7 +34,7 @@ fn memory(size: u64) -> File {
 }
 
 /// Bytes of a queue's table for the rings of these tests.
-const TABLE: u64 = 16 + 16 * RING as u64;
+const TABLE: u64 = 16 + 16 * DEFAULT_RING_SIZE as u64;
 const SIZE: u64 = TABLE * QUEUES as u64;
 
 /// Version 1, entries, the head put last, the used index.
@@ -47,124 +47,182 @@ fn header(entries: u16, last: u16, used: u16) -> [u8; 8] {
 }
 
 /// A front-end that shows a region with this header in the table of queue 0.
-fn shows(talk: &Talk, file: &File, header: [u8; 8]) -> FrontEnd {
+fn shows(talk: &SessionFixture, file: &File, header: [u8; 8]) -> HostileFrontend {
     file.write_all_at(&header, 8).expect("the header");
-    let mut front_end = talk.front_end();
-    front_end.connection.tell(m::SET_INFLIGHT_FD, &told(SIZE, 0, QUEUES, RING), &[file.as_fd()]);
+    let mut front_end = talk.connect_frontend();
+    front_end.connection.send_acked(m::SET_INFLIGHT_FD, &told(SIZE, 0, QUEUES, DEFAULT_RING_SIZE), &[file.as_fd()]);
     front_end
 }
 
 /// It starts queue 0, which the daemon must not like.
-fn starts(talk: &mut Talk, header: [u8; 8]) {
+fn starts(talk: &mut SessionFixture, header: [u8; 8]) {
     let file = memory(SIZE);
     let mut front_end = shows(talk, &file, header);
-    let addresses = front_end.addresses(0, Places::pages(START));
-    front_end.connection.tell(m::SET_VRING_NUM, &mqblk_tests::hostile::socket::state(0, RING.into()), &[]);
-    front_end.connection.tell(m::SET_VRING_ADDR, &addresses, &[]);
-    let kick = mqblk_tests::hostile::event::Event::new();
-    talk.late(front_end, m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[kick.as_fd()]);
+    let addresses = front_end.vring_addr_payload(0, RingAddresses::pages(START));
+    front_end.connection.send_acked(
+        m::SET_VRING_NUM,
+        &mqblk_tests::hostile::socket::vring_state_payload(0, DEFAULT_RING_SIZE.into()),
+        &[],
+    );
+    front_end.connection.send_acked(m::SET_VRING_ADDR, &addresses, &[]);
+    let kick = mqblk_tests::hostile::eventfd::TestEventFd::new();
+    talk.send_after_memory(front_end, m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[kick.as_fd()]);
 }
 
 #[test]
 fn regions_that_make_no_sense() {
-    let rows: &[Row] = &[
-        ("memory for no queue", |t| t.bad(m::GET_INFLIGHT_FD, &told(0, 0, 0, 64), &[]), Closed),
-        ("memory for a queue too many", |t| t.bad(m::GET_INFLIGHT_FD, &told(0, 0, QUEUES + 1, 64), &[]), Closed),
+    let rows: &[SessionCase] = &[
+        ("memory for no queue", |t| t.send_after_negotiation(m::GET_INFLIGHT_FD, &told(0, 0, 0, 64), &[]), Closed),
         (
-            "memory for all queues that can be",
-            |t| t.bad(m::GET_INFLIGHT_FD, &told(0, 0, u16::MAX, u16::MAX), &[]),
+            "memory for a queue too many",
+            |t| t.send_after_negotiation(m::GET_INFLIGHT_FD, &told(0, 0, QUEUES + 1, 64), &[]),
             Closed,
         ),
-        ("no descriptor", |t| t.bad(m::SET_INFLIGHT_FD, &told(SIZE, 0, QUEUES, RING), &[]), Closed),
+        (
+            "memory for all queues that can be",
+            |t| t.send_after_negotiation(m::GET_INFLIGHT_FD, &told(0, 0, u16::MAX, u16::MAX), &[]),
+            Closed,
+        ),
+        (
+            "no descriptor",
+            |t| t.send_after_negotiation(m::SET_INFLIGHT_FD, &told(SIZE, 0, QUEUES, DEFAULT_RING_SIZE), &[]),
+            Closed,
+        ),
         (
             "a region of no bytes",
-            |t| t.bad(m::SET_INFLIGHT_FD, &told(0, 0, QUEUES, RING), &[memory(SIZE).as_fd()]),
+            |t| {
+                t.send_after_negotiation(
+                    m::SET_INFLIGHT_FD,
+                    &told(0, 0, QUEUES, DEFAULT_RING_SIZE),
+                    &[memory(SIZE).as_fd()],
+                )
+            },
             Refused,
         ),
         (
             "a region that no queues share evenly",
-            |t| t.bad(m::SET_INFLIGHT_FD, &told(SIZE + 1, 0, QUEUES, RING), &[memory(2 * SIZE).as_fd()]),
+            |t| {
+                t.send_after_negotiation(
+                    m::SET_INFLIGHT_FD,
+                    &told(SIZE + 1, 0, QUEUES, DEFAULT_RING_SIZE),
+                    &[memory(2 * SIZE).as_fd()],
+                )
+            },
             Refused,
         ),
         (
             "a region longer than its file",
-            |t| t.bad(m::SET_INFLIGHT_FD, &told(SIZE, 0, QUEUES, RING), &[memory(SIZE - 1).as_fd()]),
+            |t| {
+                t.send_after_negotiation(
+                    m::SET_INFLIGHT_FD,
+                    &told(SIZE, 0, QUEUES, DEFAULT_RING_SIZE),
+                    &[memory(SIZE - 1).as_fd()],
+                )
+            },
             Refused,
         ),
         (
             "a region at the end of all files",
-            |t| t.bad(m::SET_INFLIGHT_FD, &told(SIZE, u64::MAX - 8, QUEUES, RING), &[memory(SIZE).as_fd()]),
+            |t| {
+                t.send_after_negotiation(
+                    m::SET_INFLIGHT_FD,
+                    &told(SIZE, u64::MAX - 8, QUEUES, DEFAULT_RING_SIZE),
+                    &[memory(SIZE).as_fd()],
+                )
+            },
             Refused,
         ),
         (
             "a region of a file that cannot be mapped",
             |t| {
-                let event = mqblk_tests::hostile::event::Event::new();
-                t.bad(m::SET_INFLIGHT_FD, &told(SIZE, 0, QUEUES, RING), &[event.as_fd()]);
+                let event = mqblk_tests::hostile::eventfd::TestEventFd::new();
+                t.send_after_negotiation(
+                    m::SET_INFLIGHT_FD,
+                    &told(SIZE, 0, QUEUES, DEFAULT_RING_SIZE),
+                    &[event.as_fd()],
+                );
             },
             Refused,
         ),
         (
             "a region while a queue runs",
             |t| {
-                let front_end = FrontEnd::start(&t.socket, 0, 1);
-                t.late(front_end, m::SET_INFLIGHT_FD, &told(SIZE, 0, QUEUES, RING), &[memory(SIZE).as_fd()]);
+                let front_end = HostileFrontend::start(&t.socket, 0, 1);
+                t.send_after_memory(
+                    front_end,
+                    m::SET_INFLIGHT_FD,
+                    &told(SIZE, 0, QUEUES, DEFAULT_RING_SIZE),
+                    &[memory(SIZE).as_fd()],
+                );
             },
             Refused,
         ),
         (
             "tables too small for the ring",
             |t| {
-                let mut front_end = t.front_end();
+                let mut front_end = t.connect_frontend();
                 let file = memory(SIZE);
-                front_end.connection.tell(m::SET_INFLIGHT_FD, &told(64, 0, QUEUES, RING), &[file.as_fd()]);
-                let addresses = front_end.addresses(0, Places::pages(START));
-                front_end.connection.tell(m::SET_VRING_NUM, &mqblk_tests::hostile::socket::state(0, RING.into()), &[]);
-                front_end.connection.tell(m::SET_VRING_ADDR, &addresses, &[]);
-                let kick = mqblk_tests::hostile::event::Event::new();
-                t.late(front_end, m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[kick.as_fd()]);
+                front_end.connection.send_acked(
+                    m::SET_INFLIGHT_FD,
+                    &told(64, 0, QUEUES, DEFAULT_RING_SIZE),
+                    &[file.as_fd()],
+                );
+                let addresses = front_end.vring_addr_payload(0, RingAddresses::pages(START));
+                front_end.connection.send_acked(
+                    m::SET_VRING_NUM,
+                    &mqblk_tests::hostile::socket::vring_state_payload(0, DEFAULT_RING_SIZE.into()),
+                    &[],
+                );
+                front_end.connection.send_acked(m::SET_VRING_ADDR, &addresses, &[]);
+                let kick = mqblk_tests::hostile::eventfd::TestEventFd::new();
+                t.send_after_memory(front_end, m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[kick.as_fd()]);
             },
             Refused,
         ),
         ("a layout of another version", |t| starts(t, [2, 0, 64, 0, 0, 0, 0, 0]), Refused),
-        ("a list that leaves the table", |t| starts(t, header(RING, RING, u16::MAX)), Refused),
+        (
+            "a list that leaves the table",
+            |t| starts(t, header(DEFAULT_RING_SIZE, DEFAULT_RING_SIZE, u16::MAX)),
+            Refused,
+        ),
         (
             "a region of an earlier life of the ring",
             |t| {
                 let file = memory(SIZE);
                 // Everything in flight, and an index that this ring never had.
-                (0..u64::from(RING)).for_each(|entry| file.write_all_at(&[1], 16 + 16 * entry).expect("a mark"));
-                let mut front_end = shows(t, &file, header(RING, 0, 30_000));
-                front_end.add_queue(Places::pages(START), RING);
-                assert!(serves(&mut front_end, 0));
+                (0..u64::from(DEFAULT_RING_SIZE))
+                    .for_each(|entry| file.write_all_at(&[1], 16 + 16 * entry).expect("a mark"));
+                let mut front_end = shows(t, &file, header(DEFAULT_RING_SIZE, 0, 30_000));
+                front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+                assert!(completes_read(&mut front_end, 0));
             },
-            Works,
+            CheckedBySession,
         ),
         (
             "a region that is cut off while its queue runs",
             |t| {
                 let file = memory(SIZE);
                 let mut front_end = shows(t, &file, [0; 8]);
-                front_end.add_queue(Places::pages(START), RING);
-                assert!(serves(&mut front_end, 0));
+                front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+                assert!(completes_read(&mut front_end, 0));
                 rustix::fs::ftruncate(&file, 0).expect("a cut");
-                assert!(serves(&mut front_end, 0));
+                assert!(completes_read(&mut front_end, 0));
             },
-            Works,
+            CheckedBySession,
         ),
         (
             "a region that is scribbled over while its queue runs",
             |t| {
                 let file = memory(SIZE);
                 let mut front_end = shows(t, &file, [0; 8]);
-                front_end.add_queue(Places::pages(START), RING);
+                front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
                 for _ in 0..20 {
                     file.write_all_at(&[0xff; SIZE as usize], 0).expect("a scribble");
-                    assert!(serves(&mut front_end, 0));
+                    assert!(completes_read(&mut front_end, 0));
                 }
             },
-            Works,
+            CheckedBySession,
         ),
     ];
-    run(rows);
+    run_sessions(rows);
 }

@@ -1,19 +1,19 @@
 //! Rings that are broken: each retires its queue, and nothing else.
 
-use mqblk_tests::hostile::case::Expect::{Anything, Retired};
-use mqblk_tests::hostile::case::{DATA, HEADER, STATUS, TABLE};
 use mqblk_tests::hostile::memory::START;
-use mqblk_tests::hostile::request::{kind, readable, writable};
-use mqblk_tests::hostile::ring::{Desc, INDIRECT, NEXT, WRITE};
-use mqblk_tests::hostile::table::{Row, run};
+use mqblk_tests::hostile::request::{readable, request_type, writable};
+use mqblk_tests::hostile::ring::{INDIRECT, NEXT, RawDescriptor, WRITE};
+use mqblk_tests::hostile::ring_cases::{RingCase, run_ring_cases};
+use mqblk_tests::hostile::ring_fixture::ExpectedResult::{Anything, Retired};
+use mqblk_tests::hostile::ring_fixture::{DATA, HEADER, STATUS, TABLE};
 
 #[test]
 fn rings_that_are_broken() {
-    let rows: &[Row] = &[
+    let rows: &[RingCase] = &[
         (
             "a descriptor that follows itself",
             |c| {
-                c.put(0, DATA, 1, NEXT, 0);
+                c.write_descriptor(0, DATA, 1, NEXT, 0);
                 c.offer(0);
             },
             Retired,
@@ -21,8 +21,8 @@ fn rings_that_are_broken() {
         (
             "two descriptors that follow each other",
             |c| {
-                c.put(0, HEADER, 16, NEXT, 1);
-                c.put(1, DATA, 512, NEXT, 0);
+                c.write_descriptor(0, HEADER, 16, NEXT, 1);
+                c.write_descriptor(1, DATA, 512, NEXT, 0);
                 c.offer(0);
             },
             Retired,
@@ -31,7 +31,7 @@ fn rings_that_are_broken() {
             "a loop at the end of a chain",
             |c| {
                 for at in 0..64 {
-                    c.put(at, DATA, 8, NEXT | WRITE, if at == 63 { 62 } else { at + 1 });
+                    c.write_descriptor(at, DATA, 8, NEXT | WRITE, if at == 63 { 62 } else { at + 1 });
                 }
                 c.offer(0);
             },
@@ -40,8 +40,8 @@ fn rings_that_are_broken() {
         (
             "a loop of empty descriptors",
             |c| {
-                c.put(0, DATA, 0, NEXT, 1);
-                c.put(1, DATA, 0, NEXT, 0);
+                c.write_descriptor(0, DATA, 0, NEXT, 1);
+                c.write_descriptor(1, DATA, 0, NEXT, 0);
                 c.offer(0);
             },
             Retired,
@@ -49,7 +49,7 @@ fn rings_that_are_broken() {
         (
             "a loop in an indirect table",
             |c| {
-                let entry = |next| Desc { address: DATA, len: 4, flags: NEXT, next };
+                let entry = |next| RawDescriptor { address: DATA, len: 4, flags: NEXT, next };
                 c.table(&[entry(1), entry(2), entry(0)], 48, INDIRECT);
             },
             Retired,
@@ -57,7 +57,7 @@ fn rings_that_are_broken() {
         (
             "an indirect entry that follows itself",
             |c| {
-                c.table(&[Desc { address: DATA, len: 0, flags: NEXT, next: 0 }], 16, INDIRECT);
+                c.table(&[RawDescriptor { address: DATA, len: 0, flags: NEXT, next: 0 }], 16, INDIRECT);
             },
             Retired,
         ),
@@ -66,7 +66,7 @@ fn rings_that_are_broken() {
         (
             "a next outside the table",
             |c| {
-                c.put(0, HEADER, 16, NEXT, 64);
+                c.write_descriptor(0, HEADER, 16, NEXT, 64);
                 c.offer(0);
             },
             Retired,
@@ -74,7 +74,7 @@ fn rings_that_are_broken() {
         (
             "the largest next",
             |c| {
-                c.put(0, HEADER, 16, NEXT, u16::MAX);
+                c.write_descriptor(0, HEADER, 16, NEXT, u16::MAX);
                 c.offer(0);
             },
             Retired,
@@ -82,7 +82,7 @@ fn rings_that_are_broken() {
         (
             "an indirect next outside its table",
             |c| {
-                c.table(&[Desc { address: DATA, len: 16, flags: NEXT, next: 3 }; 3], 48, INDIRECT);
+                c.table(&[RawDescriptor { address: DATA, len: 16, flags: NEXT, next: 3 }; 3], 48, INDIRECT);
             },
             Retired,
         ),
@@ -92,7 +92,7 @@ fn rings_that_are_broken() {
         (
             "a head offered twice",
             |c| {
-                let head = c.header(kind::FLUSH, 0);
+                let head = c.header(request_type::FLUSH, 0);
                 c.direct(&[head, c.status()]);
                 c.offer(0);
             },
@@ -101,7 +101,7 @@ fn rings_that_are_broken() {
         (
             "a ring full of the same head",
             |c| {
-                let head = c.header(kind::FLUSH, 0);
+                let head = c.header(request_type::FLUSH, 0);
                 c.direct(&[head, c.status()]);
                 (0..63).for_each(|_| c.offer(0));
             },
@@ -110,34 +110,42 @@ fn rings_that_are_broken() {
         (
             "an indirect table that names another",
             |c| {
-                c.table(&[Desc { address: TABLE + 64, len: 48, flags: INDIRECT, next: 0 }], 16, INDIRECT);
+                c.table(&[RawDescriptor { address: TABLE + 64, len: 48, flags: INDIRECT, next: 0 }], 16, INDIRECT);
             },
             Retired,
         ),
         (
             "an indirect table that names itself in its second entry",
             |c| {
-                let first = Desc { address: HEADER, len: 16, flags: NEXT, next: 1 };
-                c.table(&[first, Desc { address: TABLE, len: 32, flags: INDIRECT | WRITE, next: 0 }], 32, INDIRECT);
+                let first = RawDescriptor { address: HEADER, len: 16, flags: NEXT, next: 1 };
+                c.table(
+                    &[first, RawDescriptor { address: TABLE, len: 32, flags: INDIRECT | WRITE, next: 0 }],
+                    32,
+                    INDIRECT,
+                );
             },
             Retired,
         ),
         (
             "INDIRECT and NEXT together",
             |c| {
-                c.table(&[Desc { address: STATUS, len: 1, flags: WRITE, next: 0 }], 16, INDIRECT | NEXT);
+                c.table(&[RawDescriptor { address: STATUS, len: 1, flags: WRITE, next: 0 }], 16, INDIRECT | NEXT);
             },
             Retired,
         ),
         ("an indirect table of length 0", |c| c.table(&[], 0, INDIRECT), Retired),
-        ("an indirect table of 15 bytes", |c| c.table(&[Desc::default()], 15, INDIRECT), Retired),
-        ("an indirect table of 17 bytes", |c| c.table(&[Desc::default(); 2], 17, INDIRECT), Retired),
-        ("an indirect table of 4 GiB less 16", |c| c.table(&[Desc::default()], 0xffff_fff0, INDIRECT), Retired),
-        ("an indirect table of 32769 entries", |c| c.table(&[Desc::default()], 32769 * 16, INDIRECT), Retired),
+        ("an indirect table of 15 bytes", |c| c.table(&[RawDescriptor::default()], 15, INDIRECT), Retired),
+        ("an indirect table of 17 bytes", |c| c.table(&[RawDescriptor::default(); 2], 17, INDIRECT), Retired),
+        (
+            "an indirect table of 4 GiB less 16",
+            |c| c.table(&[RawDescriptor::default()], 0xffff_fff0, INDIRECT),
+            Retired,
+        ),
+        ("an indirect table of 32769 entries", |c| c.table(&[RawDescriptor::default()], 32769 * 16, INDIRECT), Retired),
         (
             "a writable descriptor before a readable one",
             |c| {
-                let (head, status) = (c.header(kind::FLUSH, 0), c.status());
+                let (head, status) = (c.header(request_type::FLUSH, 0), c.status());
                 c.direct(&[status, head]);
             },
             Retired,
@@ -145,7 +153,7 @@ fn rings_that_are_broken() {
         (
             "a readable descriptor among the writable ones, in a table",
             |c| {
-                let (head, status) = (c.header(kind::IN, 0), c.status());
+                let (head, status) = (c.header(request_type::IN, 0), c.status());
                 c.indirect(&[head, writable(DATA, 256), readable(DATA + 512, 8), writable(DATA + 256, 256), status]);
             },
             Retired,
@@ -153,21 +161,21 @@ fn rings_that_are_broken() {
         (
             "a read into the descriptor table",
             |c| {
-                c.request(kind::IN, 0, &[writable(START, 1024)]);
+                c.request(request_type::IN, 0, &[writable(START, 1024)]);
             },
             Anything,
         ),
         (
             "a read into the available ring",
             |c| {
-                c.request(kind::IN, 0, &[writable(START + 0x1000, 512)]);
+                c.request(request_type::IN, 0, &[writable(START + 0x1000, 512)]);
             },
             Anything,
         ),
         (
             "a read into the used ring",
             |c| {
-                c.request(kind::IN, 0, &[writable(START + 0x2000, 1024)]);
+                c.request(request_type::IN, 0, &[writable(START + 0x2000, 1024)]);
             },
             Anything,
         ),
@@ -180,5 +188,5 @@ fn rings_that_are_broken() {
             Anything,
         ),
     ];
-    run("broken", "", true, rows);
+    run_ring_cases("broken", "", true, rows);
 }

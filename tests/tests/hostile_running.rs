@@ -6,17 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mqblk_tests::hostile::case::{content, fill};
-use mqblk_tests::hostile::daemon::Daemon;
-use mqblk_tests::hostile::event::Event;
-use mqblk_tests::hostile::front_end::{EVENT_IDX, FrontEnd, QUEUE_SHARE, RING};
-use mqblk_tests::hostile::load::Neighbour;
-use mqblk_tests::hostile::memory::{Memory, Region, SEAM, START, table};
-use mqblk_tests::hostile::pusher::{NEEDS, Place, Pusher, Pushing};
-use mqblk_tests::hostile::request::{OK, direct, header, kind, readable, writable};
-use mqblk_tests::hostile::ring::{Desc, Places};
-use mqblk_tests::hostile::socket::{message as m, state};
-use mqblk_tests::hostile::{WATCH, wait_for};
+use mqblk_tests::hostile::daemon::HostileDaemon;
+use mqblk_tests::hostile::eventfd::TestEventFd;
+use mqblk_tests::hostile::frontend::{DEFAULT_RING_SIZE, EVENT_IDX, HostileFrontend, QUEUE_SHARE};
+use mqblk_tests::hostile::load::VhostUserNeighbour;
+use mqblk_tests::hostile::memory::{FileRegion, SEAM, START, SharedMemory, mem_table_payload};
+use mqblk_tests::hostile::queue_load::{QUEUE_LOAD_MEMORY, QueueLoad, QueueLoadArea, RunningQueueLoad};
+use mqblk_tests::hostile::request::{STATUS_OK, header, readable, request_type, writable, write_direct};
+use mqblk_tests::hostile::ring::{RawDescriptor, RingAddresses};
+use mqblk_tests::hostile::ring_fixture::{read_disk, write_disk};
+use mqblk_tests::hostile::socket::{message as m, vring_state_payload};
+use mqblk_tests::hostile::{QUIET_TIME, wait_for};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rustix::fd::AsFd;
@@ -30,28 +30,28 @@ const STORAGES: [&str; 3] = [
     "storage=fault,inner=ram,size=1M,fault-jitter-us=1500,fault-reorder=5,queues=3",
 ];
 
-fn start(settings: &str, workers: usize) -> Daemon {
-    Daemon::start(workers, &[("bad", settings), ("good", "storage=ram,size=1M,queues=1")])
+fn start(settings: &str, workers: usize) -> HostileDaemon {
+    HostileDaemon::start(workers, &[("bad", settings), ("good", "storage=ram,size=1M,queues=1")])
 }
 
 /// The first guest address that pushers use; single requests use what lies between the rings and this.
 const PUSHERS: u64 = START + 0x4_0000;
 
-const _: () = assert!(START + 3 * QUEUE_SHARE <= START + 0x2_0000 && PUSHERS + 3 * NEEDS <= SEAM);
+const _: () = assert!(START + 3 * QUEUE_SHARE <= START + 0x2_0000 && PUSHERS + 3 * QUEUE_LOAD_MEMORY <= SEAM);
 
 /// Where queue `index` pushes.
-fn place(index: u64) -> Place {
-    Place { memory: PUSHERS + index * NEEDS, sector: index * 600, blocks: 140, seed: index }
+fn place(index: u64) -> QueueLoadArea {
+    QueueLoadArea { memory: PUSHERS + index * QUEUE_LOAD_MEMORY, sector: index * 600, blocks: 140, seed: index }
 }
 
 /// Pushes on all queues but the last.
-fn push(front_end: &mut FrontEnd, queues: usize) -> Vec<Pushing> {
+fn push(front_end: &mut HostileFrontend, queues: usize) -> Vec<RunningQueueLoad> {
     let taken = front_end.queues.drain(..queues);
-    (0..).zip(taken).map(|(index, queue)| Pushing::start(Pusher::new(queue, place(index)))).collect()
+    (0..).zip(taken).map(|(index, queue)| RunningQueueLoad::start(QueueLoad::new(queue, place(index)))).collect()
 }
 
-fn finish(pushing: Vec<Pushing>, daemon: &Daemon) {
-    let pushers: Vec<Pusher> = pushing.into_iter().map(Pushing::finish).collect();
+fn finish(pushing: Vec<RunningQueueLoad>, daemon: &HostileDaemon) {
+    let pushers: Vec<QueueLoad> = pushing.into_iter().map(RunningQueueLoad::finish).collect();
     let _ = daemon;
     for (index, pusher) in (0_u64..).zip(pushers) {
         assert!(pusher.model().iter().any(|byte| *byte != 0), "queue {index} wrote nothing");
@@ -59,18 +59,18 @@ fn finish(pushing: Vec<Pushing>, daemon: &Daemon) {
 }
 
 /// One read of sector `sector` into `at`, on a queue that nobody pushes on: whether the disk's `expected` is there.
-fn reads_into(front_end: &mut FrontEnd, at: &Region, sector: u64, expected: &[u8]) {
+fn reads_into(front_end: &mut HostileFrontend, at: &FileRegion, sector: u64, expected: &[u8]) {
     let own = START + 0x2_0000;
-    front_end.memory.write(own, &header(kind::IN, sector));
+    front_end.memory.write(own, &header(request_type::IN, sector));
     let pieces = [readable(own, 16), writable(at.guest + 8, 513)];
     let queue = front_end.queues.last_mut().expect("a queue");
-    let head = direct(&queue.ring, &[0, 1], &pieces);
+    let head = write_direct(&queue.ring, &[0, 1], &pieces);
     queue.ring.offer(head);
-    queue.go();
-    assert_eq!(queue.answer(), (0, 513), "a read into new memory");
+    queue.publish_and_kick();
+    assert_eq!(queue.wait_completion(), (0, 513), "a read into new memory");
     let mut found = [0xee; 513];
     at.file.read_exact_at(&mut found, at.offset + 8).expect("memory");
-    assert!(found[..512] == *expected && found[512] == OK, "data in new memory");
+    assert!(found[..512] == *expected && found[512] == STATUS_OK, "data in new memory");
 }
 
 #[test]
@@ -81,41 +81,43 @@ fn memory_changes_while_requests_run() {
         SmallRng::seed_from_u64(9).fill(&mut last[..]);
         let mut whole = vec![0; DISK];
         whole[DISK - 512..].copy_from_slice(&last);
-        fill(&daemon.socket("bad"), &whole);
-        let mut front_end = FrontEnd::start(&daemon.socket("bad"), 0, 3);
+        write_disk(&daemon.socket("bad"), &whole);
+        let mut front_end = HostileFrontend::start(&daemon.socket("bad"), 0, 3);
         let pushing = push(&mut front_end, 2);
         // Regions of odd sizes that come, are used, and go, one by one and all at once.
-        let more: Vec<Region> = (0..6)
-            .map(|at| Region::new(0x100_0000 * (at + 1), 0x6000_0000_0000 + (at << 32), 4096 * 3 + 77 * at, 0x800 * at))
+        let more: Vec<FileRegion> = (0..6)
+            .map(|at| {
+                FileRegion::new(0x100_0000 * (at + 1), 0x6000_0000_0000 + (at << 32), 4096 * 3 + 77 * at, 0x800 * at)
+            })
             .collect();
         let mut told = [false; 6];
         let mut random = SmallRng::seed_from_u64(4);
         for round in 0..60 {
             let at = random.random_range(0..more.len());
             if random.random_bool(0.2) {
-                front_end.tell_memory();
+                front_end.set_memory_table();
                 told = [false; 6];
             } else if random.random_bool(0.2) {
-                let all: Vec<&Region> = front_end.memory.regions.iter().chain(&more).collect();
+                let all: Vec<&FileRegion> = front_end.memory.regions.iter().chain(&more).collect();
                 let fds: Vec<_> = all.iter().map(|region| region.fd()).collect();
-                front_end.connection.tell(m::SET_MEM_TABLE, &table(&all), &fds);
+                front_end.connection.send_acked(m::SET_MEM_TABLE, &mem_table_payload(&all), &fds);
                 told = [true; 6];
             } else if told[at] {
-                front_end.connection.tell(m::REM_MEM_REG, &more[at].single(), &[]);
+                front_end.connection.send_acked(m::REM_MEM_REG, &more[at].mem_reg_payload(), &[]);
                 told[at] = false;
             } else {
-                front_end.connection.tell(m::ADD_MEM_REG, &more[at].single(), &[more[at].fd()]);
+                front_end.connection.send_acked(m::ADD_MEM_REG, &more[at].mem_reg_payload(), &[more[at].fd()]);
                 told[at] = true;
             }
             if told[at] {
                 reads_into(&mut front_end, &more[at], (DISK / 512 - 1) as u64, &last);
             }
             if round % 10 == 0 {
-                pushing.iter().for_each(|it| it.assert_goes_on("a change of memory"));
+                pushing.iter().for_each(|it| it.assert_progress("a change of memory"));
             }
         }
         finish(pushing, &daemon);
-        assert_eq!(daemon.complaints("bad"), Vec::<String>::new());
+        assert_eq!(daemon.warnings("bad"), Vec::<String>::new());
         daemon.stop();
     }
 }
@@ -124,32 +126,32 @@ fn memory_changes_while_requests_run() {
 fn bells_change_while_requests_run() {
     for (settings, without) in STORAGES.into_iter().zip([0, EVENT_IDX, 0]) {
         let daemon = start(settings, 1);
-        let mut front_end = FrontEnd::start(&daemon.socket("bad"), without, 1);
+        let mut front_end = HostileFrontend::start(&daemon.socket("bad"), without, 1);
         let queue = front_end.queues.remove(0);
-        let pusher = Pusher::new(queue, place(0));
+        let pusher = QueueLoad::new(queue, place(0));
         let bells = pusher.bells();
-        let pushing = Pushing::start(pusher);
+        let pushing = RunningQueueLoad::start(pusher);
         for round in 0..300 {
             let mut bells = bells.lock().expect("the bells");
             if round % 3 != 0 {
-                let kick = if round % 2 == 0 { Event::new() } else { Event::blocking() };
-                front_end.connection.tell(m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[kick.as_fd()]);
+                let kick = if round % 2 == 0 { TestEventFd::new() } else { TestEventFd::blocking() };
+                front_end.connection.send_acked(m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[kick.as_fd()]);
                 bells.kick = kick;
             }
             if round % 2 == 0 {
-                let call = if round % 4 == 0 { Event::new() } else { Event::blocking() };
-                front_end.connection.tell(m::SET_VRING_CALL, &0_u64.to_ne_bytes(), &[call.as_fd()]);
+                let call = if round % 4 == 0 { TestEventFd::new() } else { TestEventFd::blocking() };
+                front_end.connection.send_acked(m::SET_VRING_CALL, &0_u64.to_ne_bytes(), &[call.as_fd()]);
                 bells.call = call;
             }
             drop(bells);
             if round % 20 == 0 {
-                pushing.assert_goes_on("a change of bells");
+                pushing.assert_progress("a change of bells");
             }
         }
         let mut pusher = pushing.finish();
-        (0..20).for_each(|_| pusher.one_by_call());
+        (0..20).for_each(|_| pusher.run_one_by_call());
         front_end.stop_queue(0);
-        assert_eq!(daemon.complaints("bad"), Vec::<String>::new());
+        assert_eq!(daemon.warnings("bad"), Vec::<String>::new());
         daemon.stop();
     }
 }
@@ -158,22 +160,22 @@ fn bells_change_while_requests_run() {
 fn a_queue_is_switched_off_and_on_while_requests_run() {
     for settings in STORAGES {
         let daemon = start(settings, 1);
-        let mut front_end = FrontEnd::start(&daemon.socket("bad"), 0, 2);
+        let mut front_end = HostileFrontend::start(&daemon.socket("bad"), 0, 2);
         let pushing = push(&mut front_end, 1);
         let memory = Arc::clone(&front_end.memory);
-        let used = || memory.u16(Places::pages(START).used + 2);
+        let used = || memory.read_u16(RingAddresses::pages(START).used + 2);
         for round in 0..40 {
-            front_end.connection.tell(m::SET_VRING_ENABLE, &state(0, 0), &[]);
+            front_end.connection.send_acked(m::SET_VRING_ENABLE, &vring_state_payload(0, 0), &[]);
             if round % 8 == 0 {
                 // What was in flight has ended by then: the slowest storage takes 1.5 ms.
-                std::thread::sleep(WATCH);
+                std::thread::sleep(QUIET_TIME);
                 let before = used();
-                std::thread::sleep(WATCH);
+                std::thread::sleep(QUIET_TIME);
                 assert_eq!(used(), before, "a queue that is off gave answers");
             }
-            front_end.connection.tell(m::SET_VRING_ENABLE, &state(0, 1), &[]);
+            front_end.connection.send_acked(m::SET_VRING_ENABLE, &vring_state_payload(0, 1), &[]);
             if round % 4 == 0 {
-                pushing[0].assert_goes_on("being switched on");
+                pushing[0].assert_progress("being switched on");
             }
         }
         finish(pushing, &daemon);
@@ -185,29 +187,29 @@ fn a_queue_is_switched_off_and_on_while_requests_run() {
 fn a_queue_is_stopped_and_started_while_requests_run() {
     for settings in STORAGES {
         let daemon = start(settings, 2);
-        let mut front_end = FrontEnd::start(&daemon.socket("bad"), 0, 1);
+        let mut front_end = HostileFrontend::start(&daemon.socket("bad"), 0, 1);
         let queue = front_end.queues.remove(0);
-        let at = queue.ring.at;
-        let pusher = Pusher::new(queue, place(0));
+        let at = queue.ring.addresses;
+        let pusher = QueueLoad::new(queue, place(0));
         let bells = pusher.bells();
         let memory = Arc::clone(&front_end.memory);
-        let pushing = Pushing::start(pusher);
+        let pushing = RunningQueueLoad::start(pusher);
         for round in 0..100 {
             let base = front_end.stop_queue(0);
-            assert_eq!(base, memory.u16(at.used + 2), "a stopped queue has requests in flight");
+            assert_eq!(base, memory.read_u16(at.used + 2), "a stopped queue has requests in flight");
             if round % 10 == 0 {
-                std::thread::sleep(WATCH);
-                assert_eq!(base, memory.u16(at.used + 2), "a stopped queue gave an answer");
+                std::thread::sleep(QUIET_TIME);
+                assert_eq!(base, memory.read_u16(at.used + 2), "a stopped queue gave an answer");
             }
             let bells = bells.lock().expect("the bells");
-            let addresses = front_end.addresses(0, at);
+            let addresses = front_end.vring_addr_payload(0, at);
             let c = &mut front_end.connection;
-            c.tell(m::SET_VRING_BASE, &state(0, base.into()), &[]);
-            c.tell(m::SET_VRING_ADDR, &addresses, &[]);
-            c.tell(m::SET_VRING_CALL, &0_u64.to_ne_bytes(), &[bells.call.as_fd()]);
-            c.tell(m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[bells.kick.as_fd()]);
+            c.send_acked(m::SET_VRING_BASE, &vring_state_payload(0, base.into()), &[]);
+            c.send_acked(m::SET_VRING_ADDR, &addresses, &[]);
+            c.send_acked(m::SET_VRING_CALL, &0_u64.to_ne_bytes(), &[bells.call.as_fd()]);
+            c.send_acked(m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[bells.kick.as_fd()]);
             drop(bells);
-            pushing.assert_goes_on("a new start");
+            pushing.assert_progress("a new start");
         }
         finish(vec![pushing], &daemon);
         daemon.stop();
@@ -218,38 +220,38 @@ fn a_queue_is_stopped_and_started_while_requests_run() {
 fn a_device_is_reset_while_requests_run() {
     for settings in STORAGES {
         let daemon = start(settings, 2);
-        let neighbour = Neighbour::start(daemon.socket("good"), 1, 5);
-        let mut front_end = FrontEnd::connect(&daemon.socket("bad"), 0);
+        let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 5);
+        let mut front_end = HostileFrontend::connect(&daemon.socket("bad"), 0);
         for round in 0..40_u16 {
             front_end.queues.clear();
             front_end.memory.write(START, &[0; 0x8000]);
-            front_end.memory.write(START + 0x2_0000, &header(kind::IN, u64::from(round)));
-            front_end.add_queue(Places::pages(START), RING);
+            front_end.memory.write(START + 0x2_0000, &header(request_type::IN, u64::from(round)));
+            front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
             let queue = &mut front_end.queues[0];
             for slot in 0..21 {
                 let data = START + 0x3_0000 + 0x1000 * u64::from(slot);
                 let pieces = [readable(START + 0x2_0000, 16), writable(data, 512), writable(data + 1024, 1)];
-                let head = direct(&queue.ring, &[slot * 3, slot * 3 + 1, slot * 3 + 2], &pieces);
+                let head = write_direct(&queue.ring, &[slot * 3, slot * 3 + 1, slot * 3 + 2], &pieces);
                 queue.ring.offer(head);
             }
-            queue.go();
+            queue.publish_and_kick();
             if round % 2 == 0 {
                 wait_for("some answers", || queue.ring.take());
             }
-            front_end.connection.tell(m::RESET_DEVICE, &[], &[]);
+            front_end.connection.send_acked(m::RESET_DEVICE, &[], &[]);
             // From here on the memory is the guest's alone.
             let before = front_end.memory.read(START, 0x8_0000);
             if round % 8 == 0 {
-                std::thread::sleep(WATCH);
+                std::thread::sleep(QUIET_TIME);
             }
             assert!(front_end.memory.read(START, 0x8_0000) == before, "memory changed after a reset");
-            let (features, protocol) = (front_end.features, front_end.connection.ask_u64(m::GET_PROTOCOL_FEATURES));
-            front_end.connection.tell(m::SET_PROTOCOL_FEATURES, &protocol.to_ne_bytes(), &[]);
-            front_end.connection.tell(m::SET_FEATURES, &features.to_ne_bytes(), &[]);
+            let (features, protocol) = (front_end.features, front_end.connection.request_u64(m::GET_PROTOCOL_FEATURES));
+            front_end.connection.send_acked(m::SET_PROTOCOL_FEATURES, &protocol.to_ne_bytes(), &[]);
+            front_end.connection.send_acked(m::SET_FEATURES, &features.to_ne_bytes(), &[]);
         }
-        neighbour.assert_goes_on("resets");
+        neighbour.assert_progress("resets");
         assert!(neighbour.finish() > 0);
-        assert_eq!(daemon.complaints("bad"), Vec::<String>::new());
+        assert_eq!(daemon.warnings("bad"), Vec::<String>::new());
         daemon.stop();
     }
 }
@@ -257,14 +259,14 @@ fn a_device_is_reset_while_requests_run() {
 /// Cuts the file of region `which` to `len` bytes while requests run, and checks that nobody else minds.
 fn cut_off(settings: &str, which: usize, len: u64) {
     let mut daemon = start(settings, 1);
-    let neighbour = Neighbour::start(daemon.socket("good"), 1, 6);
-    let base = daemon.quiet_holds();
-    let mut front_end = FrontEnd::start(&daemon.socket("bad"), 0, 1);
+    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 6);
+    let base = daemon.stable_resources();
+    let mut front_end = HostileFrontend::start(&daemon.socket("bad"), 0, 1);
     // Reads into the second region; the ring is in the first.
     let stop = Instant::now() + Duration::from_millis(150);
     let mut cut = false;
     let mut slot = 0;
-    front_end.memory.write(START + 0x2_0000, &header(kind::IN, 0));
+    front_end.memory.write(START + 0x2_0000, &header(request_type::IN, 0));
     while Instant::now() < stop {
         let queue = &mut front_end.queues[0];
         let pieces = [readable(START + 0x2_0000, 16), writable(SEAM + 0x8000, 8192), writable(START + 0x2_1000, 1)];
@@ -274,10 +276,10 @@ fn cut_off(settings: &str, which: usize, len: u64) {
             std::thread::sleep(Duration::from_millis(1));
             continue;
         }
-        let head = direct(&queue.ring, &[slot, slot + 1, slot + 2], &pieces);
+        let head = write_direct(&queue.ring, &[slot, slot + 1, slot + 2], &pieces);
         slot = (slot + 3) % 63;
         queue.ring.offer(head);
-        queue.go();
+        queue.publish_and_kick();
         if cut {
             std::thread::sleep(Duration::from_millis(1));
         } else if queue.ring.avail > 50 {
@@ -285,18 +287,18 @@ fn cut_off(settings: &str, which: usize, len: u64) {
             front_end.memory.regions[which].file.set_len(len).expect("truncation");
             cut = true;
         } else {
-            queue.answer();
+            queue.wait_completion();
         }
     }
     assert!(cut);
     daemon.assert_alive("a truncation");
-    neighbour.assert_goes_on("a truncation");
+    neighbour.assert_progress("a truncation");
     drop(front_end);
-    daemon.settle("bad");
-    daemon.wait_holds(base, "a truncation");
-    let lost = daemon.complaints("bad").iter().filter(|line| line.contains("cut off memory")).count();
+    daemon.wait_for_session_end("bad");
+    daemon.wait_for_resources(base, "a truncation");
+    let lost = daemon.warnings("bad").iter().filter(|line| line.contains("cut off memory")).count();
     assert!(lost <= 1, "{lost} lines for one truncation");
-    assert_eq!(content(&daemon.socket("bad"), DISK), vec![0; DISK], "the disk");
+    assert_eq!(read_disk(&daemon.socket("bad"), DISK), vec![0; DISK], "the disk");
     assert!(neighbour.finish() > 0);
     daemon.stop();
 }
@@ -314,16 +316,16 @@ fn memory_is_cut_off_while_requests_run() {
 
 #[test]
 fn a_ring_is_scribbled_over_while_it_is_read() {
-    let mut daemon = Daemon::start(
+    let mut daemon = HostileDaemon::start(
         1,
         &[("bad", "storage=ram,size=1M,queues=1,poll=busy"), ("good", "storage=ram,size=1M,queues=1")],
     );
-    let neighbour = Neighbour::start(daemon.socket("good"), 1, 7);
+    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 7);
     let until = Instant::now() + Duration::from_secs(3);
     let mut lives = 0_u64;
     let mut random = SmallRng::seed_from_u64(8);
     while Instant::now() < until {
-        let mut front_end = FrontEnd::start(&daemon.socket("bad"), 0, 1);
+        let mut front_end = HostileFrontend::start(&daemon.socket("bad"), 0, 1);
         let stop = Arc::new(AtomicBool::new(false));
         let scribbler = {
             let (stop, memory, seed) = (Arc::clone(&stop), Arc::clone(&front_end.memory), random.random());
@@ -333,14 +335,21 @@ fn a_ring_is_scribbled_over_while_it_is_read() {
         let queue = &mut front_end.queues[0];
         let life = Instant::now() + Duration::from_millis(60);
         let mut slot = 0;
-        while Instant::now() < life && !queue.is_retired(Duration::ZERO) {
+        while Instant::now() < life && !queue.wait_retired(Duration::ZERO) {
             let head = START + 0x2_0000 + 64 * u64::from(slot);
-            let (kind, piece) =
-                if slot % 2 == 0 { (kind::IN, writable(SEAM, 4096)) } else { (kind::OUT, readable(SEAM, 4096)) };
+            let (kind, piece) = if slot % 2 == 0 {
+                (request_type::IN, writable(SEAM, 4096))
+            } else {
+                (request_type::OUT, readable(SEAM, 4096))
+            };
             queue.ring.memory.write(head, &header(kind, 0));
-            direct(&queue.ring, &[slot, slot + 1, slot + 2], &[readable(head, 16), piece, writable(head + 32, 1)]);
+            write_direct(
+                &queue.ring,
+                &[slot, slot + 1, slot + 2],
+                &[readable(head, 16), piece, writable(head + 32, 1)],
+            );
             queue.ring.offer(slot);
-            queue.go();
+            queue.publish_and_kick();
             slot = (slot + 3) % 63;
             if slot == 0 {
                 let _ = wait_for_used(queue.ring.avail, || queue.ring.used());
@@ -353,7 +362,7 @@ fn a_ring_is_scribbled_over_while_it_is_read() {
         daemon.assert_alive("scribbling");
     }
     assert!(lives > 10, "{lives} lives");
-    neighbour.assert_goes_on("scribbling");
+    neighbour.assert_progress("scribbling");
     assert!(neighbour.finish() > 0);
     daemon.stop();
 }
@@ -367,11 +376,11 @@ fn wait_for_used(index: u16, used: impl Fn() -> u16) -> bool {
 }
 
 /// Changes descriptors, headers and tables behind the reader's back; most of the time to something almost right.
-fn scribble(memory: &Memory, stop: &AtomicBool, seed: u64) {
+fn scribble(memory: &SharedMemory, stop: &AtomicBool, seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     while !stop.load(Ordering::Relaxed) {
         let last = if random.random_bool(0.02) { 70 } else { 64 };
-        let desc = Desc {
+        let desc = RawDescriptor {
             address: [START + 0x2_0000, SEAM, SEAM + 4096, u64::MAX, START][random.random_range(0..5)],
             len: [16, 512, 4096, 1, 0, u32::MAX][random.random_range(0..6)],
             flags: random.random_range(0..4) | if random.random_bool(0.02) { 4 } else { 0 },
@@ -392,29 +401,29 @@ fn scribble(memory: &Memory, stop: &AtomicBool, seed: u64) {
 #[test]
 fn a_full_bell_stops_nobody_else() {
     let mut daemon = start(STORAGES[0], 1);
-    let neighbour = Neighbour::start(daemon.socket("good"), 1, 8);
+    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 8);
     for bell in [m::SET_VRING_CALL, m::SET_VRING_ERR] {
-        let mut front_end = FrontEnd::start(&daemon.socket("bad"), 0, 1);
+        let mut front_end = HostileFrontend::start(&daemon.socket("bad"), 0, 1);
         // One more would overflow, so a write blocks for ever.
-        let full = Event::blocking();
+        let full = TestEventFd::blocking();
         full.add(u64::MAX - 1);
         front_end.connection.send(bell, 1, &0_u64.to_ne_bytes(), &[full.as_fd()]);
         let queue = &mut front_end.queues[0];
-        queue.ring.call_after(0);
+        queue.ring.set_used_event(0);
         match bell {
             m::SET_VRING_CALL => {
-                front_end.memory.write(START + 0x2_0000, &header(kind::FLUSH, 0));
+                front_end.memory.write(START + 0x2_0000, &header(request_type::FLUSH, 0));
                 let pieces = [readable(START + 0x2_0000, 16), writable(START + 0x2_1000, 1)];
-                let head = direct(&queue.ring, &[0, 1], &pieces);
+                let head = write_direct(&queue.ring, &[0, 1], &pieces);
                 queue.ring.offer(head);
             }
             _ => queue.ring.offer(999),
         }
-        queue.go();
-        std::thread::sleep(WATCH);
-        neighbour.assert_goes_on("a bell that is full");
+        queue.publish_and_kick();
+        std::thread::sleep(QUIET_TIME);
+        neighbour.assert_progress("a bell that is full");
         drop(front_end);
-        daemon.settle("bad");
+        daemon.wait_for_session_end("bad");
     }
     daemon.assert_alive("full bells");
     assert!(neighbour.finish() > 0);
@@ -424,22 +433,22 @@ fn a_full_bell_stops_nobody_else() {
 #[test]
 fn a_large_guest_is_not_brought_into_being() {
     let daemon = start(STORAGES[1], 1);
-    let neighbour = Neighbour::start(daemon.socket("good"), 1, 9);
-    let mut memory = Memory::usual();
-    memory.regions.push(Region::new(1 << 32, 0x5000_0000_0000, 4 << 30, 0));
-    let mut front_end = FrontEnd::with_memory(&daemon.socket("bad"), 0, memory);
-    front_end.add_queue(Places::pages(START), RING);
-    front_end.memory.write(START + 0x2_0000, &header(kind::IN, 0));
+    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 9);
+    let mut memory = SharedMemory::two_regions();
+    memory.regions.push(FileRegion::new(1 << 32, 0x5000_0000_0000, 4 << 30, 0));
+    let mut front_end = HostileFrontend::with_memory(&daemon.socket("bad"), 0, memory);
+    front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+    front_end.memory.write(START + 0x2_0000, &header(request_type::IN, 0));
     let at = (1 << 32) + (3 << 30);
     let queue = &mut front_end.queues[0];
-    let head = direct(&queue.ring, &[0, 1], &[readable(START + 0x2_0000, 16), writable(at, 513)]);
+    let head = write_direct(&queue.ring, &[0, 1], &[readable(START + 0x2_0000, 16), writable(at, 513)]);
     queue.ring.offer(head);
-    queue.go();
-    assert_eq!(queue.answer(), (0, 513));
+    queue.publish_and_kick();
+    assert_eq!(queue.wait_completion(), (0, 513));
     // 512-byte units. What was read into is there, and not much else.
     let blocks = std::os::unix::fs::MetadataExt::blocks(&front_end.memory.regions[2].file.metadata().expect("memory"));
     assert!((1..=(8 << 20) / 512).contains(&blocks), "{blocks} blocks of memory for one read");
-    neighbour.assert_goes_on("a large guest");
+    neighbour.assert_progress("a large guest");
     drop(front_end);
     assert!(neighbour.finish() > 0);
     daemon.stop();

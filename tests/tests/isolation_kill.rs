@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use mqblk_tests::hostile::PATIENCE;
-use mqblk_tests::hostile::daemon::Daemon;
-use mqblk_tests::hostile::load::{Load, Neighbour};
+use mqblk_tests::hostile::TIMEOUT;
+use mqblk_tests::hostile::daemon::HostileDaemon;
+use mqblk_tests::hostile::load::{VhostUserLoad, VhostUserNeighbour};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::{Pid, Signal, kill_process};
@@ -44,9 +44,9 @@ impl Client {
     /// Waits until it has verified something since the last time.
     fn assert_works(&self) {
         while self.lines.try_recv().is_ok() {}
-        let before = self.lines.recv_timeout(PATIENCE).expect("a sign of life");
+        let before = self.lines.recv_timeout(TIMEOUT).expect("a sign of life");
         let after = (0..1000).find_map(|_| {
-            let now = self.lines.recv_timeout(PATIENCE).expect("a sign of life");
+            let now = self.lines.recv_timeout(TIMEOUT).expect("a sign of life");
             (now > before).then_some(now)
         });
         assert!(after.is_some(), "the client verifies nothing");
@@ -86,18 +86,18 @@ const VICTIMS: [&str; 3] = [
     "storage=fault,inner=ram,size=1M,fault-jitter-us=3000,queues=2",
 ];
 
-fn neighbours(daemon: &Daemon) -> Vec<Neighbour> {
+fn neighbours(daemon: &HostileDaemon) -> Vec<VhostUserNeighbour> {
     [("ram", 2), ("file", 1), ("late", 2)]
         .into_iter()
         .zip(1..)
-        .map(|((id, queues), seed)| Neighbour::start(daemon.socket(id), queues, seed))
+        .map(|((id, queues), seed)| VhostUserNeighbour::start(daemon.socket(id), queues, seed))
         .collect()
 }
 
 #[test]
 fn drivers_are_killed_in_mid_request() {
     for (workers, victim) in [1, 2].into_iter().flat_map(|workers| VICTIMS.map(|victim| (workers, victim))) {
-        let mut daemon = Daemon::start(workers, &disks(victim));
+        let mut daemon = HostileDaemon::start(workers, &disks(victim));
         let neighbours = neighbours(&daemon);
         let mut random = SmallRng::seed_from_u64(workers as u64);
         let mut base = None;
@@ -106,14 +106,14 @@ fn drivers_are_killed_in_mid_request() {
             client.assert_works();
             std::thread::sleep(Duration::from_micros(random.random_range(0..3000)));
             client.kill();
-            daemon.settle("victim");
+            daemon.wait_for_session_end("victim");
             daemon.assert_alive("a kill");
             // The first time leaves behind what a worker keeps for the next.
-            let base = base.get_or_insert_with(|| daemon.quiet_holds());
-            daemon.wait_holds(*base, "a kill");
+            let base = base.get_or_insert_with(|| daemon.stable_resources());
+            daemon.wait_for_resources(*base, "a kill");
         }
-        neighbours.iter().for_each(|it| it.assert_goes_on("kills"));
-        let mut load = Load::connect(daemon.socket("victim"), 2, 200, 99);
+        neighbours.iter().for_each(|it| it.assert_progress("kills"));
+        let mut load = VhostUserLoad::connect(daemon.socket("victim"), 2, 200, 99);
         (0..20).for_each(|_| load.round());
         assert!(load.verified > 0);
         drop(load);
@@ -121,7 +121,7 @@ fn drivers_are_killed_in_mid_request() {
             assert!(neighbour.finish() > 0);
         }
         for id in ["victim", "ram", "file", "late"] {
-            assert_eq!(daemon.complaints(id), Vec::<String>::new(), "{id}");
+            assert_eq!(daemon.warnings(id), Vec::<String>::new(), "{id}");
         }
         daemon.stop();
     }
@@ -130,20 +130,20 @@ fn drivers_are_killed_in_mid_request() {
 #[test]
 fn a_driver_is_frozen_in_mid_request() {
     for workers in [1, 2] {
-        let daemon = Daemon::start(workers, &disks(VICTIMS[2]));
+        let daemon = HostileDaemon::start(workers, &disks(VICTIMS[2]));
         let neighbours = neighbours(&daemon);
         let client = Client::start(&daemon.socket("victim"), 2, 1);
         for _ in 0..10 {
             client.assert_works();
             client.signal(Signal::STOP);
-            neighbours.iter().for_each(|it| it.assert_goes_on("a freeze"));
+            neighbours.iter().for_each(|it| it.assert_progress("a freeze"));
             client.signal(Signal::CONT);
         }
         client.assert_works();
         // Frozen for good, and then killed.
         client.signal(Signal::STOP);
         client.kill();
-        daemon.settle("victim");
+        daemon.wait_for_session_end("victim");
         for neighbour in neighbours {
             assert!(neighbour.finish() > 0);
         }
@@ -154,7 +154,7 @@ fn a_driver_is_frozen_in_mid_request() {
 #[test]
 fn a_daemon_stops_in_good_order_under_load() {
     for workers in [1, 2] {
-        let daemon = Daemon::start(workers, &disks(VICTIMS[1]));
+        let daemon = HostileDaemon::start(workers, &disks(VICTIMS[1]));
         let clients: Vec<Client> =
             ["victim", "ram", "file", "late"].iter().map(|id| Client::start(&daemon.socket(id), 2, 5)).collect();
         clients.iter().for_each(Client::assert_works);

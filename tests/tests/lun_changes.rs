@@ -12,8 +12,8 @@ use mqblk_driver::virtio_scsi::{
     Address, Command, Control, Device, Ending, EventKind, Lba, Options, QueueSet, Sense, Unit,
 };
 use mqblk_memory::GuestAddress;
-use mqblk_tests::hostile::daemon::binary;
-use mqblk_tests::hostile::{PATIENCE, wait_for};
+use mqblk_tests::hostile::daemon::mqblk_binary;
+use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -33,7 +33,7 @@ impl Daemon {
         let folder = tempfile::tempdir().expect("a folder");
         let at = folder.path().display().to_string();
         let controller = format!("id=c,socket={at}/c.sock,queues=2");
-        let mut process = Process::new(binary());
+        let mut process = Process::new(mqblk_binary());
         process.args(["serve", "--workers", "2", "--admin", &format!("{at}/admin"), "--controller", &controller]);
         let image = std::fs::File::create(folder.path().join("disk.img")).expect("an image");
         image.set_len(16 << 20).expect("an image");
@@ -54,7 +54,7 @@ impl Daemon {
     }
 
     fn admin(&self) -> Client {
-        Client::connect_with(&self.path().join("admin"), PATIENCE).expect("the admin socket")
+        Client::connect_with(&self.path().join("admin"), TIMEOUT).expect("the admin socket")
     }
 
     fn call(&self, verb: &str, params: Value) -> Value {
@@ -176,7 +176,7 @@ impl Load {
     fn during<R: Send>(&mut self, work: impl FnOnce() -> R + Send) -> R {
         std::thread::scope(|scope| {
             let thread = scope.spawn(work);
-            let until = Instant::now() + PATIENCE;
+            let until = Instant::now() + TIMEOUT;
             while !thread.is_finished() {
                 self.turn(false);
                 assert!(Instant::now() < until, "the change takes for ever");

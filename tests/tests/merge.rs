@@ -11,7 +11,7 @@ use mqblk_core::{ByteLen, ByteOffset, DiskChannel, Finished, Request, Tag};
 use mqblk_driver::virtio_blk::{Options, Piece, Queue, QueueSet, Range, Refused, Status};
 use mqblk_engine::{AnyDisk, Lane, MergeMode, PlugOptions, PollPolicy};
 use mqblk_memory::GuestAddress;
-use mqblk_tests::overlay::{AnyChannel, Overlay};
+use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
 use rig::{Plan, Rig, disk};
 
 const BLOCK: u64 = 4096;
@@ -68,7 +68,7 @@ fn witnessed(inner: Arc<AnyDisk>) -> (Arc<AnyDisk>, Arc<Counts>) {
     let counts = Arc::<Counts>::default();
     let seen = Arc::clone(&counts);
     let channel = move |inner| WitnessChannel { inner, counts: Arc::clone(&seen) };
-    (Arc::new(Overlay::over(inner, move |inner| Box::new(channel(inner)) as AnyChannel)), counts)
+    (Arc::new(FilterDisk::new(inner, move |inner| Box::new(channel(inner)) as AnyChannel)), counts)
 }
 
 /// What a block holds.

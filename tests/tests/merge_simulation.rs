@@ -17,7 +17,7 @@ use mqblk_engine::{
     QueueOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, LeaseId, Region};
-use mqblk_tests::overlay::{AnyChannel, Overlay};
+use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -82,7 +82,7 @@ fn stingy(inner: Arc<AnyDisk>, seed: u64, seen: &Arc<Mutex<Seen>>) -> Arc<AnyDis
     let limits = Limits { write_zeroes: Some(ByteLen(10 * BLOCK)), ..inner.limits() };
     let seen = Arc::clone(seen);
     let channel = move |inner| StingyChannel { inner, random: SmallRng::seed_from_u64(seed), seen: Arc::clone(&seen) };
-    Arc::new(Overlay { inner, limits, channel: move |inner| Box::new(channel(inner)) as AnyChannel })
+    Arc::new(FilterDisk { inner, limits, wrap_channel: move |inner| Box::new(channel(inner)) as AnyChannel })
 }
 
 impl DiskChannel<Lane> for StingyChannel {

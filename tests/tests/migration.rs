@@ -7,12 +7,12 @@ use std::fs::File;
 use std::path::Path;
 
 use migrant::{Interface, LOG_ALL, Log, Migrant, image_bytes};
-use mqblk_tests::hostile::conversation::Outcome::{Closed, Refused};
-use mqblk_tests::hostile::conversation::{Row, run, serves};
-use mqblk_tests::hostile::daemon::Daemon;
-use mqblk_tests::hostile::front_end::{FrontEnd, RING};
+use mqblk_tests::hostile::daemon::HostileDaemon;
+use mqblk_tests::hostile::frontend::{DEFAULT_RING_SIZE, HostileFrontend};
 use mqblk_tests::hostile::memory::{END, START};
-use mqblk_tests::hostile::ring::Places;
+use mqblk_tests::hostile::ring::RingAddresses;
+use mqblk_tests::hostile::session::SessionOutcome::{Closed, Refused};
+use mqblk_tests::hostile::session::{SessionCase, completes_read, run_sessions};
 use mqblk_tests::hostile::socket::message as m;
 use rustix::fd::AsFd;
 
@@ -30,7 +30,7 @@ fn settings(interface: Interface, queues: usize, storage: &str) -> String {
 /// Requests of all kinds while logging is turned on, off and to other logs, with copies of what is dirty in between. At each end every
 /// byte has been copied.
 fn exact(interface: Interface, queues: usize, storage: &str, rounds: u32, seed: u64) {
-    let daemon = Daemon::start(2, &[("disk", &settings(interface, queues, storage))]);
+    let daemon = HostileDaemon::start(2, &[("disk", &settings(interface, queues, storage))]);
     let mut guest = Migrant::start(&daemon.socket("disk"), interface, queues, seed);
     guest.settle();
     for _ in 0..rounds {
@@ -104,7 +104,7 @@ fn there_and_back(image: &Path, interface: Interface, queues: usize) {
         image.display()
     );
     let storage = if interface == Interface::Blk { storage.replace(",unit-name=moving", "") } else { storage };
-    let daemons = [0, 1].map(|_| Daemon::start(1, &[("disk", &settings(interface, queues, &storage))]));
+    let daemons = [0, 1].map(|_| HostileDaemon::start(1, &[("disk", &settings(interface, queues, &storage))]));
     let mut guest = Migrant::start(&daemons[0].socket("disk"), interface, queues, 7);
     guest.settle();
     for round in 0..4 {
@@ -117,7 +117,7 @@ fn there_and_back(image: &Path, interface: Interface, queues: usize) {
             !Migrant::is_start_accepted(&there.socket("disk")),
             "round {round}: two daemons run queues of one image"
         );
-        there.settle("disk");
+        there.wait_for_session_end("disk");
         if round == 1 {
             // It fails, at the last moment: the guest goes on where it is.
             let bases = guest.stop();
@@ -153,14 +153,14 @@ fn there_and_back(image: &Path, interface: Interface, queues: usize) {
 }
 
 /// A front-end with one queue, and a log that it has told.
-fn logging(socket: &Path) -> (FrontEnd, Log) {
-    let mut front = FrontEnd::connect(socket, LOG_ALL);
+fn logging(socket: &Path) -> (HostileFrontend, Log) {
+    let mut front = HostileFrontend::connect(socket, LOG_ALL);
     let log = Log::new();
     let payload = [log.bytes.to_ne_bytes(), 0_u64.to_ne_bytes()].concat();
     front.connection.send(m::SET_LOG_BASE, 1, &payload, &[log.file.as_fd()]);
-    front.connection.hear();
+    front.connection.receive();
     let features = front.features | LOG_ALL;
-    front.connection.tell(m::SET_FEATURES, &features.to_ne_bytes(), &[]);
+    front.connection.send_acked(m::SET_FEATURES, &features.to_ne_bytes(), &[]);
     (front, log)
 }
 
@@ -170,22 +170,26 @@ fn log_of(bytes: u64, offset: u64) -> Vec<u8> {
 
 #[test]
 fn logs_that_cannot_be() {
-    let rows: &[Row] = &[
-        ("a log of no bytes", |t| t.bad(m::SET_LOG_BASE, &log_of(0, 0), &[Log::new().file.as_fd()]), Closed),
-        ("a log without a descriptor", |t| t.bad(m::SET_LOG_BASE, &log_of(96, 0), &[]), Closed),
+    let rows: &[SessionCase] = &[
+        (
+            "a log of no bytes",
+            |t| t.send_after_negotiation(m::SET_LOG_BASE, &log_of(0, 0), &[Log::new().file.as_fd()]),
+            Closed,
+        ),
+        ("a log without a descriptor", |t| t.send_after_negotiation(m::SET_LOG_BASE, &log_of(96, 0), &[]), Closed),
         (
             "a log that is longer than its file",
-            |t| t.bad(m::SET_LOG_BASE, &log_of(97, 0), &[Log::new().file.as_fd()]),
+            |t| t.send_after_negotiation(m::SET_LOG_BASE, &log_of(97, 0), &[Log::new().file.as_fd()]),
             Closed,
         ),
         (
             "a log at an offset past its file's end",
-            |t| t.bad(m::SET_LOG_BASE, &log_of(96, 1), &[Log::new().file.as_fd()]),
+            |t| t.send_after_negotiation(m::SET_LOG_BASE, &log_of(96, 1), &[Log::new().file.as_fd()]),
             Closed,
         ),
         (
             "a log whose end overflows",
-            |t| t.bad(m::SET_LOG_BASE, &log_of(96, u64::MAX - 5), &[Log::new().file.as_fd()]),
+            |t| t.send_after_negotiation(m::SET_LOG_BASE, &log_of(96, u64::MAX - 5), &[Log::new().file.as_fd()]),
             Closed,
         ),
         (
@@ -193,15 +197,15 @@ fn logs_that_cannot_be() {
             |t| {
                 let path = t.folder.join("log-to-read");
                 std::fs::write(&path, [0; 96]).unwrap();
-                t.bad(m::SET_LOG_BASE, &log_of(96, 0), &[File::open(&path).unwrap().as_fd()]);
+                t.send_after_negotiation(m::SET_LOG_BASE, &log_of(96, 0), &[File::open(&path).unwrap().as_fd()]);
             },
             Closed,
         ),
         (
             "a log that is too short for the memory",
             |t| {
-                let front = FrontEnd::connect(&t.socket, LOG_ALL);
-                t.late(front, m::SET_LOG_BASE, &log_of(95, 0), &[Log::new().file.as_fd()]);
+                let front = HostileFrontend::connect(&t.socket, LOG_ALL);
+                t.send_after_memory(front, m::SET_LOG_BASE, &log_of(95, 0), &[Log::new().file.as_fd()]);
             },
             Closed,
         ),
@@ -209,8 +213,8 @@ fn logs_that_cannot_be() {
             "memory that the log is too short for",
             |t| {
                 let (front, _log) = logging(&t.socket);
-                let more = mqblk_tests::hostile::memory::Region::new(END + (1 << 20), 0x7d00_0000_0000, 4096, 0);
-                t.late(front, m::ADD_MEM_REG, &more.single(), &[more.fd()]);
+                let more = mqblk_tests::hostile::memory::FileRegion::new(END + (1 << 20), 0x7d00_0000_0000, 4096, 0);
+                t.send_after_memory(front, m::ADD_MEM_REG, &more.mem_reg_payload(), &[more.fd()]);
             },
             Refused,
         ),
@@ -218,35 +222,35 @@ fn logs_that_cannot_be() {
             "a ring that is logged outside the log",
             |t| {
                 let (mut front, _log) = logging(&t.socket);
-                front.add_queue(Places::pages(START), RING);
-                let mut payload = front.addresses(0, Places::pages(START));
+                front.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+                let mut payload = front.vring_addr_payload(0, RingAddresses::pages(START));
                 payload[4] = 1;
                 let end = payload.len();
                 payload[end - 8..].copy_from_slice(&(END - 100).to_ne_bytes());
-                t.late(front, m::SET_VRING_ADDR, &payload, &[]);
+                t.send_after_memory(front, m::SET_VRING_ADDR, &payload, &[]);
             },
             Refused,
         ),
     ];
-    run(rows);
+    run_sessions(rows);
 }
 
 /// Its marks reach nobody, and that is all.
 #[test]
 fn a_log_that_is_cut_off_while_it_is_used() {
-    let mut daemon = Daemon::start(1, &[("disk", "storage=ram,size=1M,queues=1")]);
+    let mut daemon = HostileDaemon::start(1, &[("disk", "storage=ram,size=1M,queues=1")]);
     let (mut front, log) = logging(&daemon.socket("disk"));
-    front.add_queue(Places::pages(START), RING);
-    let mut payload = front.addresses(0, Places::pages(START));
+    front.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+    let mut payload = front.vring_addr_payload(0, RingAddresses::pages(START));
     payload[4] = 1;
     let end = payload.len();
     payload[end - 8..].copy_from_slice(&(START + 0x2000).to_ne_bytes());
-    front.connection.tell(m::SET_VRING_ADDR, &payload, &[]);
-    assert!(serves(&mut front, 0));
+    front.connection.send_acked(m::SET_VRING_ADDR, &payload, &[]);
+    assert!(completes_read(&mut front, 0));
     log.file.set_len(0).unwrap();
-    assert!(serves(&mut front, 0));
-    front.connection.tell(m::SET_FEATURES, &front.features.to_ne_bytes(), &[]);
-    assert!(serves(&mut front, 0));
+    assert!(completes_read(&mut front, 0));
+    front.connection.send_acked(m::SET_FEATURES, &front.features.to_ne_bytes(), &[]);
+    assert!(completes_read(&mut front, 0));
     daemon.assert_alive("a log was cut off");
     assert!(daemon.log().contains("cut off the dirty log"), "{}", daemon.log());
     drop(front);

@@ -11,8 +11,8 @@ use mqblk_core::{ByteLen, Sector512};
 use mqblk_driver::virtio_blk::{Options, Piece, Queue, Range, Status};
 use mqblk_engine::{AnyDisk, PlugOptions, PollPolicy};
 use mqblk_memory::GuestAddress;
-use mqblk_tests::power::{Cache, History, PowerLog, SECTOR, WriteId, logged};
-use mqblk_tests::scsi::{Controller, Data};
+use mqblk_tests::power::{CacheModel, PowerLog, SECTOR, WriteHistory, WriteId, record_writes};
+use mqblk_tests::stepped_scsi::{CommandData, SteppedController};
 use mqblk_virtio_scsi::LunAddress;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -32,11 +32,11 @@ fn recorded(folder: &std::path::Path, log: &Arc<PowerLog>) -> Arc<AnyDisk> {
     let path = path.to_str().expect("plain text");
     let settings =
         [("inner", "file"), ("path", path), ("direct", "off"), ("block-size", "512"), ("fault-reorder", "3")];
-    logged(disk("fault", &settings), log, 0)
+    record_writes(disk("fault", &settings), log, 0)
 }
 
 /// Sectors that break a promise, over seeded cuts at random positions.
-fn faults(log: &PowerLog, history: &History, cache: Cache) -> Vec<String> {
+fn faults(log: &PowerLog, history: &WriteHistory, cache: CacheModel) -> Vec<String> {
     let mut random = SmallRng::seed_from_u64(11);
     let mut faults = vec![];
     for seed in 0..CUTS {
@@ -57,7 +57,7 @@ enum Sent {
 }
 
 /// Keeps several queues busy with random changes and flushes. At most one change of a block is in flight.
-fn load(writeback: bool) -> (Arc<PowerLog>, History) {
+fn load(writeback: bool) -> (Arc<PowerLog>, WriteHistory) {
     const QUEUES: u16 = 3;
     const OPERATIONS: u64 = 3000;
     let log = Arc::<PowerLog>::default();
@@ -75,7 +75,7 @@ fn load(writeback: bool) -> (Arc<PowerLog>, History) {
     });
     rig.set_writeback(writeback);
     let set = &mut sets[0];
-    let (mut history, mut random) = (History::default(), SmallRng::seed_from_u64(5));
+    let (mut history, mut random) = (WriteHistory::default(), SmallRng::seed_from_u64(5));
     let mut free: Vec<Vec<u32>> = vec![(0..DEPTH).collect(); QUEUES.into()];
     let mut sent: HashMap<(usize, u32), Sent> = HashMap::new();
     let mut busy = vec![false; BLOCKS as usize];
@@ -92,7 +92,7 @@ fn load(writeback: bool) -> (Arc<PowerLog>, History) {
             let queue = &mut set.queues()[at];
             started += 1;
             let one = if random.random_bool(0.05) {
-                let promise = history.flush();
+                let promise = history.send_flush();
                 queue.flush(slot).expect("the ring has room");
                 Sent::Flush(promise)
             } else {
@@ -109,10 +109,10 @@ fn load(writeback: bool) -> (Arc<PowerLog>, History) {
                 assert_eq!(done.status, Status::Ok);
                 let now = log.position();
                 match sent.remove(&(at, done.user)).expect("answered once") {
-                    Sent::Flush(promise) => history.flushed(promise, now),
+                    Sent::Flush(promise) => history.complete_flush(promise, now),
                     Sent::Change { write, block, discard } => {
                         busy[block as usize] = false;
-                        history.answered(write, !writeback && !discard, now);
+                        history.complete_write(write, !writeback && !discard, now);
                     }
                 }
                 free[at].push(done.user);
@@ -133,7 +133,7 @@ fn change(
     slot: u32,
     block: u64,
     stamp: u64,
-    history: &mut History,
+    history: &mut WriteHistory,
     log: &PowerLog,
     random: &mut SmallRng,
 ) -> Sent {
@@ -148,7 +148,8 @@ fn change(
         1 => queue.discard(slot, &range).expect("the ring has room"),
         _ => {
             let address = GuestAddress(queue.data().0.0 + u64::from(slot) * BLOCK_SECTORS * SECTOR as u64);
-            let data: Vec<u8> = (first..first + count).flat_map(|sector| History::content(sector, stamp)).collect();
+            let data: Vec<u8> =
+                (first..first + count).flat_map(|sector| WriteHistory::content(sector, stamp)).collect();
             queue.memory().write(address, &data).expect("mapped");
             let piece = Piece { address, len: data.len() as u32 };
             queue.write(slot, Sector512(first), piece).expect("the ring has room");
@@ -160,17 +161,17 @@ fn change(
 #[test]
 fn a_flush_holds_over_several_queues() {
     let (log, history) = load(true);
-    assert!(history.promised(log.position()) > 1000, "most writes were flushed");
-    none(&faults(&log, &history, Cache::Honest));
-    let lost = faults(&log, &history, Cache::IgnoresFlushFrom(0));
+    assert!(history.guaranteed_writes(log.position()) > 1000, "most writes were flushed");
+    none(&faults(&log, &history, CacheModel::Honest));
+    let lost = faults(&log, &history, CacheModel::IgnoresFlushFrom(0));
     assert!(!lost.is_empty(), "a disk that ignores flushes was not seen");
 }
 
 #[test]
 fn a_write_through_disk_keeps_what_it_answered() {
     let (log, history) = load(false);
-    none(&faults(&log, &history, Cache::Honest));
-    let lost = faults(&log, &history, Cache::IgnoresDurable);
+    none(&faults(&log, &history, CacheModel::Honest));
+    let lost = faults(&log, &history, CacheModel::IgnoresDurable);
     assert!(!lost.is_empty(), "a disk that ignores write-through was not seen");
 }
 
@@ -180,30 +181,30 @@ fn a_scsi_write_with_fua_is_kept_and_one_without_by_the_next_flush() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder");
     let place = LunAddress { target: 0, lun: 0 };
     let disk = recorded(folder.path(), &log);
-    let mut controller = Controller::new(1, 1, &[(place, disk, PlugOptions::default())]);
-    controller.clear_attentions(&[place]);
-    let (mut history, mut random) = (History::default(), SmallRng::seed_from_u64(6));
+    let mut controller = SteppedController::new(1, 1, &[(place, disk, PlugOptions::default())]);
+    controller.clear_unit_attentions(&[place]);
+    let (mut history, mut random) = (WriteHistory::default(), SmallRng::seed_from_u64(6));
     for stamp in 1..=1000 {
         if random.random_bool(0.03) {
-            let promise = history.flush();
-            let answer = controller.command(place, &[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], Data::None);
+            let promise = history.send_flush();
+            let answer = controller.run_command(place, &[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], CommandData::None);
             assert_eq!(answer.status, 0, "{answer:?}");
-            history.flushed(promise, log.position());
+            history.complete_flush(promise, log.position());
             continue;
         }
         let (first, count) = (random.random_range(0..(BLOCKS - 1) * BLOCK_SECTORS), random.random_range(1..=8));
         let fua = random.random_bool(0.2);
-        let data: Vec<u8> = (first..first + count).flat_map(|sector| History::content(sector, stamp)).collect();
+        let data: Vec<u8> = (first..first + count).flat_map(|sector| WriteHistory::content(sector, stamp)).collect();
         let [a, b, c, d] = (first as u32).to_be_bytes();
         let write = history.send(first, count, stamp, log.position());
         // WRITE (10); FUA is bit 3 of byte 1. Source: SBC-4 section 5.41.
         let cdb = [0x2a, u8::from(fua) << 3, a, b, c, d, 0, 0, count as u8, 0];
-        let answer = controller.command(place, &cdb, Data::Out(&data));
+        let answer = controller.run_command(place, &cdb, CommandData::Out(&data));
         assert_eq!(answer.status, 0, "{answer:?}");
-        history.answered(write, fua, log.position());
+        history.complete_write(write, fua, log.position());
     }
-    none(&faults(&log, &history, Cache::Honest));
-    for cache in [Cache::IgnoresFlushFrom(0), Cache::IgnoresDurable] {
+    none(&faults(&log, &history, CacheModel::Honest));
+    for cache in [CacheModel::IgnoresFlushFrom(0), CacheModel::IgnoresDurable] {
         assert!(!faults(&log, &history, cache).is_empty(), "{cache:?} was not seen");
     }
 }

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use mqblk_admin::Client;
 use mqblk_driver::virtio_blk::Status;
-use mqblk_tests::hostile::daemon::binary;
-use mqblk_tests::hostile::load::{BLOCK, Load};
-use mqblk_tests::hostile::{PATIENCE, wait_for};
+use mqblk_tests::hostile::daemon::mqblk_binary;
+use mqblk_tests::hostile::load::{BLOCK, VhostUserLoad};
+use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -30,7 +30,7 @@ impl Daemon {
     fn start(disks: &[(&str, &str)]) -> Daemon {
         let folder = tempfile::tempdir().expect("a folder");
         let at = folder.path().display().to_string();
-        let mut process = Command::new(binary());
+        let mut process = Command::new(mqblk_binary());
         process.args(["serve", "--workers", "2", "--admin", &format!("{at}/admin")]);
         for (id, settings) in disks {
             File::create(folder.path().join(format!("{id}.img")))
@@ -76,12 +76,12 @@ impl Drop for Daemon {
 
 /// What `resize` answers: the result, or the error's text.
 fn resize(admin: &Path, params: &Value) -> Result<Value, String> {
-    let mut client = Client::connect_with(admin, PATIENCE).expect("the admin socket");
+    let mut client = Client::connect_with(admin, TIMEOUT).expect("the admin socket");
     client.call("resize", params).map_err(|error| error.to_string())
 }
 
 /// Goes on verifying while `resize` is asked for, and hears of changes meanwhile, if it listens. What was answered and how often it heard.
-fn resize_under(load: &mut Load, admin: PathBuf, params: Value) -> (Value, u32) {
+fn resize_under(load: &mut VhostUserLoad, admin: PathBuf, params: Value) -> (Value, u32) {
     let asking = std::thread::spawn(move || resize(&admin, &params));
     let mut heard = 0;
     while !asking.is_finished() {
@@ -93,7 +93,7 @@ fn resize_under(load: &mut Load, admin: PathBuf, params: Value) -> (Value, u32) 
     (asking.join().expect("no panic").expect("it can be resized"), heard)
 }
 
-fn blocks(load: &mut Load) -> u64 {
+fn blocks(load: &mut VhostUserLoad) -> u64 {
     load.device().info().capacity.0 * 512 / BLOCK as u64
 }
 
@@ -103,7 +103,7 @@ fn a_disk_grows_and_shrinks_under_load() {
         let daemon = Daemon::start(&[("a", storage)]);
         let verifies = !storage.contains("null");
         let used = if verifies { BLOCKS } else { 1 };
-        let mut load = Load::connect_listening(daemon.path("a.sock"), 2, used, 1);
+        let mut load = VhostUserLoad::connect_with_config_changes(daemon.path("a.sock"), 2, used, 1);
         assert_eq!(blocks(&mut load), BLOCKS as u64);
         assert_eq!(load.try_read(BLOCKS as u64), Status::IoError, "beyond the end");
         if !verifies {
@@ -112,7 +112,7 @@ fn a_disk_grows_and_shrinks_under_load() {
                 let admin = daemon.path("admin");
                 std::thread::spawn(move || resize(&admin, &json!({ "id": "a", "size": "2M" })))
             };
-            assert!(load.device().changed(PATIENCE).expect("a message"));
+            assert!(load.device().changed(TIMEOUT).expect("a message"));
             assert_eq!(asking.join().expect("no panic").expect("it grows")["guest"], "told");
             assert_eq!((blocks(&mut load), load.try_read(2 * BLOCKS as u64 - 1)), (2 * BLOCKS as u64, Status::Ok));
             daemon.stop();
@@ -193,14 +193,14 @@ fn a_front_end_that_cannot_be_told_or_says_nothing() {
     let daemon = Daemon::start(&[("a", "path=FOLDER/a.img")]);
     let grow = |size: u64| json!({ "id": "a", "size": size * BYTES });
     assert_eq!(resize(&daemon.path("admin"), &grow(2)).expect("it grows")["guest"], "no-guest");
-    let mut deaf = Load::connect(daemon.path("a.sock"), 2, 2 * BLOCKS, 1);
+    let mut deaf = VhostUserLoad::connect(daemon.path("a.sock"), 2, 2 * BLOCKS, 1);
     let (told, heard) = resize_under(&mut deaf, daemon.path("admin"), grow(3));
     assert_eq!((&told["guest"], heard), (&json!("at-reconnect"), 0));
     assert_eq!(deaf.try_read(3 * BLOCKS as u64 - 1), Status::Ok, "who knows may use it");
     drop(deaf);
 
     // One that gives a socket and never looks at it: others wait for a bounded time, and its disk goes on.
-    let mut silent = Load::connect_listening(daemon.path("a.sock"), 2, 3 * BLOCKS, 2);
+    let mut silent = VhostUserLoad::connect_with_config_changes(daemon.path("a.sock"), 2, 3 * BLOCKS, 2);
     assert_eq!(blocks(&mut silent), 3 * BLOCKS as u64, "it connected after the change");
     let (admin, params) = (daemon.path("admin"), grow(4));
     let asking = std::thread::spawn(move || resize(&admin, &params));
@@ -218,8 +218,8 @@ fn a_front_end_that_cannot_be_told_or_says_nothing() {
 #[test]
 fn the_daemon_sees_by_itself_that_a_file_has_grown() {
     let daemon = Daemon::start(&[("on", "path=FOLDER/on.img"), ("off", "path=FOLDER/off.img,watch-size=off")]);
-    let mut watched = Load::connect_listening(daemon.path("on.sock"), 2, BLOCKS, 1);
-    let mut left = Load::connect_listening(daemon.path("off.sock"), 2, BLOCKS, 2);
+    let mut watched = VhostUserLoad::connect_with_config_changes(daemon.path("on.sock"), 2, BLOCKS, 1);
+    let mut left = VhostUserLoad::connect_with_config_changes(daemon.path("off.sock"), 2, BLOCKS, 2);
     for times in 2..=3_u64 {
         daemon.image("off").set_len(times * BYTES).expect("the host may");
         daemon.image("on").set_len(times * BYTES).expect("the host may");
@@ -267,7 +267,7 @@ fn the_daemon_sees_by_itself_that_a_block_device_has_grown() {
     let Some(made) = made.ok().filter(|made| made.status.success()) else { return };
     let device = Loop(String::from_utf8(made.stdout).expect("a path").trim().to_owned());
     let daemon = Daemon::start(&[("a", &format!("path={}", device.0))]);
-    let mut load = Load::connect_listening(daemon.path("a.sock"), 2, BLOCKS, 1);
+    let mut load = VhostUserLoad::connect_with_config_changes(daemon.path("a.sock"), 2, BLOCKS, 1);
     File::options().write(true).open(&image).and_then(|file| file.set_len(2 * BYTES)).expect("the host may");
     assert!(Command::new("losetup").args(["-c", &device.0]).status().expect("losetup").success());
     wait_for("the news", || {

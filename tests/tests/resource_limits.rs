@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use mqblk_core::ByteLen;
 use mqblk_driver::virtio_blk::{Device, Options};
-use mqblk_tests::hostile::daemon::{Daemon, binary};
-use mqblk_tests::hostile::load::{Load, Neighbour};
-use mqblk_tests::hostile::socket::{Connection, message as m};
-use mqblk_tests::hostile::{PATIENCE, wait_for};
+use mqblk_tests::hostile::daemon::{HostileDaemon, mqblk_binary};
+use mqblk_tests::hostile::load::{VhostUserLoad, VhostUserNeighbour};
+use mqblk_tests::hostile::socket::{VhostUserSocket, message as m};
+use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
 fn options(socket: &Path, queues: u16, size: u16) -> Options {
@@ -20,25 +20,25 @@ fn options(socket: &Path, queues: u16, size: u16) -> Options {
         queues,
         queue_size: size,
         data_per_queue: ByteLen(4096),
-        patience: PATIENCE,
+        patience: TIMEOUT,
         answer_limit: Duration::from_secs(60),
         ..Options::new(socket)
     }
 }
 
-fn pid(daemon: &Daemon) -> Pid {
+fn pid(daemon: &HostileDaemon) -> Pid {
     Pid::from_raw(daemon.pid() as i32).expect("a process")
 }
 
 /// Resident memory that is the process's own, in KiB: what it shares with front-ends is theirs.
-fn own_memory(daemon: &Daemon) -> u64 {
+fn own_memory(daemon: &HostileDaemon) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("its status");
     let line = status.lines().find(|line| line.starts_with("RssAnon:")).expect("a line");
     line.split_whitespace().nth(1).expect("a number").parse().expect("KiB")
 }
 
 /// The limit with which the daemon can open so many files more: it bounds their numbers, of which some below are free.
-fn limit_for(daemon: &Daemon, room: usize) -> u64 {
+fn limit_for(daemon: &HostileDaemon, room: usize) -> u64 {
     let folder = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("its descriptors");
     let number = |entry: std::io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse::<u64>().ok();
     let used: std::collections::HashSet<u64> = folder.filter_map(number).collect();
@@ -48,9 +48,9 @@ fn limit_for(daemon: &Daemon, room: usize) -> u64 {
 #[test]
 fn out_of_descriptors() {
     let disks = [("good", "storage=ram,size=1M,queues=1"), ("bad", "storage=ram,size=1M,queues=16")];
-    let mut daemon = Daemon::start(2, &disks);
-    let neighbour = Neighbour::start(daemon.socket("good"), 1, 1);
-    let base = daemon.quiet_holds();
+    let mut daemon = HostileDaemon::start(2, &disks);
+    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 1);
+    let base = daemon.stable_resources();
     // The daemon has raised its own to the highest that it may have.
     let highest = getrlimit(Resource::Nofile).maximum;
     let before = Rlimit { current: highest, maximum: highest };
@@ -63,15 +63,15 @@ fn out_of_descriptors() {
             ..options(&daemon.socket("bad"), 16, 64)
         });
         assert!(tried.is_err(), "{room} descriptors are enough for 16 queues");
-        neighbour.assert_goes_on("a lack of descriptors");
+        neighbour.assert_progress("a lack of descriptors");
         prlimit(Some(pid(&daemon)), Resource::Nofile, before).expect("the limit as it was");
-        daemon.settle("bad");
+        daemon.wait_for_session_end("bad");
         daemon.assert_alive("a lack of descriptors");
-        daemon.wait_holds(base, "a lack of descriptors");
+        daemon.wait_for_resources(base, "a lack of descriptors");
     }
-    let complaints = daemon.complaints("bad");
+    let complaints = daemon.warnings("bad");
     assert!(!complaints.is_empty() && complaints.len() < 40, "{complaints:#?}");
-    let mut load = Load::connect(daemon.socket("bad"), 16, 200, 3);
+    let mut load = VhostUserLoad::connect(daemon.socket("bad"), 16, 200, 3);
     load.round();
     assert!(
         load.verified > 0 || {
@@ -93,7 +93,7 @@ fn under_memlock(kib: u64, arguments: &[&str]) -> Command {
     if rustix::process::geteuid().is_root() {
         command.args(["setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock"]);
     }
-    command.arg(binary()).arg("serve").args(arguments).env_remove("RUST_LOG").stdin(Stdio::null());
+    command.arg(mqblk_binary()).arg("serve").args(arguments).env_remove("RUST_LOG").stdin(Stdio::null());
     command
 }
 
@@ -136,18 +136,18 @@ fn without_locked_memory() {
 
 #[test]
 fn a_thousand_quick_connections_cost_no_memory() {
-    let daemon = Daemon::start(1, &[("a", "storage=ram,size=1M,queues=2")]);
+    let daemon = HostileDaemon::start(1, &[("a", "storage=ram,size=1M,queues=2")]);
     let socket = daemon.socket("a");
     let come_and_go = |count: usize| {
         for number in 0..count {
             match number % 10 {
                 0 => drop(Device::connect(&options(&socket, 2, 128)).expect("a connection")),
-                1..4 => assert_ne!(Connection::open(&socket).ask_u64(m::GET_FEATURES), 0),
-                _ => drop(Connection::open(&socket)),
+                1..4 => assert_ne!(VhostUserSocket::connect(&socket).request_u64(m::GET_FEATURES), 0),
+                _ => drop(VhostUserSocket::connect(&socket)),
             }
         }
-        daemon.settle("a");
-        daemon.quiet_holds()
+        daemon.wait_for_session_end("a");
+        daemon.stable_resources()
     };
     let base = come_and_go(200);
     let memory = own_memory(&daemon);
@@ -166,8 +166,8 @@ fn many_large_idle_disks() {
     let ids: Vec<String> = (0..DISKS).map(|number| format!("d{number}")).collect();
     let settings = format!("storage=null,size=1G,queues={QUEUES},queue-size={ENTRIES}");
     let disks: Vec<(&str, &str)> = ids.iter().map(|id| (id.as_str(), settings.as_str())).collect();
-    let daemon = Daemon::start(2, &disks);
-    let base = daemon.quiet_holds();
+    let daemon = HostileDaemon::start(2, &disks);
+    let base = daemon.stable_resources();
     let idle = own_memory(&daemon);
     let mut devices: Vec<Device> = Vec::new();
     for id in &ids {
@@ -188,7 +188,7 @@ fn many_large_idle_disks() {
         (connected - idle) / queues
     );
     drop(devices);
-    daemon.wait_holds(base, "64 disks with 16 queues");
+    daemon.wait_for_resources(base, "64 disks with 16 queues");
     // Room that was made stays for the next.
     let after = own_memory(&daemon);
     assert!(after < connected * 3 / 2, "{connected} KiB while connected, {after} KiB after that");

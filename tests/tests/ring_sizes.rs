@@ -13,7 +13,7 @@ use mqblk_engine::{
     AnyDisk, Coalesce, Engine, EngineOptions, FixedBufferUse, Lane, LaneOptions, PlugOptions, PollPolicy, QueueDisk,
 };
 use mqblk_memory::{Buffer, GuestAddress, GuestMemory};
-use mqblk_tests::scsi::unit;
+use mqblk_tests::stepped_scsi::logical_unit;
 use mqblk_vhost_user_server::{Server, ServerOptions};
 use mqblk_virtio_scsi::{LunAddress, ScsiOptions, VirtioScsi};
 
@@ -217,7 +217,7 @@ fn with_scsi(size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(
     let engine = Arc::new(Engine::start(&engine).expect("a worker starts"));
     let options = ScsiOptions { queues: 1, queue_size: size.max(64), cmd_per_lun: 128, max_transfer: ByteLen(1 << 20) };
     let device = Arc::new(VirtioScsi::new(options));
-    let unit = unit(&*disk, "unit");
+    let unit = logical_unit(&*disk, "unit");
     let nexus = unit.login("guest", 1).expect("a name that is free");
     device.map(LunAddress { target: 0, lun: 0 }, DiskSlot::FIRST, nexus).expect("a free place");
     let serve = ServerOptions {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::Settings;
 use mqblk_engine::{AnyDisk, Lane, PlugOptions};
-use mqblk_tests::scsi::{Answer, Controller, Data};
+use mqblk_tests::stepped_scsi::{CommandData, CompletedCommand, SteppedController};
 use mqblk_virtio::VirtioDevice;
 use mqblk_virtio_scsi::LunAddress;
 
@@ -39,10 +39,10 @@ const fn place(target: u8, lun: u16) -> LunAddress {
     LunAddress { target, lun }
 }
 
-fn controller(queues: u16, workers: usize, disks: &[(LunAddress, Arc<AnyDisk>)]) -> Controller {
+fn controller(queues: u16, workers: usize, disks: &[(LunAddress, Arc<AnyDisk>)]) -> SteppedController {
     let disks: Vec<_> = disks.iter().map(|(at, disk)| (*at, Arc::clone(disk), PlugOptions::default())).collect();
-    let mut controller = Controller::new(queues, workers, &disks);
-    controller.clear_attentions(&disks.iter().map(|(at, ..)| *at).collect::<Vec<_>>());
+    let mut controller = SteppedController::new(queues, workers, &disks);
+    controller.clear_unit_attentions(&disks.iter().map(|(at, ..)| *at).collect::<Vec<_>>());
     controller
 }
 
@@ -62,35 +62,35 @@ fn data_goes_to_the_unit_that_is_addressed_and_the_residual_is_what_is_left() {
     let places = [place(0, 0), place(0, 300), place(255, 16383)];
     let mut controller = controller(2, 1, &places.map(|at| (at, ram())));
     for (mark, at) in (1..).zip(places) {
-        let written = controller.command(at, &write(5, 2), Data::Out(&[mark; 2 * BLOCK]));
+        let written = controller.run_command(at, &write(5, 2), CommandData::Out(&[mark; 2 * BLOCK]));
         assert_eq!((written.response, written.status, written.residual), (OK, GOOD, 0));
     }
     for (mark, at) in (1..).zip(places) {
         // A larger buffer than the command fills.
-        let answer = controller.command(at, &read(5, 2), Data::In(3 * BLOCK));
+        let answer = controller.run_command(at, &read(5, 2), CommandData::In(3 * BLOCK));
         assert_eq!((answer.status, answer.residual), (GOOD, BLOCK as u32));
         assert_eq!(answer.data[..2 * BLOCK], [mark; 2 * BLOCK]);
         assert_eq!(answer.data[2 * BLOCK..], [0; BLOCK]);
     }
-    let overrun = controller.command(places[0], &read(5, 2), Data::In(BLOCK));
+    let overrun = controller.run_command(places[0], &read(5, 2), CommandData::In(BLOCK));
     assert_eq!((overrun.response, overrun.data), (1, vec![0; BLOCK]));
-    let beyond = controller.command(places[0], &read(2048, 1), Data::In(BLOCK));
+    let beyond = controller.run_command(places[0], &read(2048, 1), CommandData::In(BLOCK));
     assert_eq!((beyond.status, beyond.sense_code(), beyond.residual), (CHECK, (5, 0x21, 0), BLOCK as u32));
 }
 
 #[test]
 fn places_without_a_unit() {
     let mut controller = controller(1, 1, &[(place(3, 1), ram())]);
-    assert_eq!(controller.command(place(4, 1), &[0; 6], Data::None).response, BAD_TARGET);
-    let absent = controller.command(place(3, 0), &[0; 6], Data::None);
+    assert_eq!(controller.run_command(place(4, 1), &[0; 6], CommandData::None).response, BAD_TARGET);
+    let absent = controller.run_command(place(3, 0), &[0; 6], CommandData::None);
     assert_eq!((absent.response, absent.status, absent.sense_code()), (OK, CHECK, (5, 0x25, 0)));
-    let inquiry = controller.command(place(3, 0), &[0x12, 0, 0, 0, 36, 0], Data::In(36));
+    let inquiry = controller.run_command(place(3, 0), &[0x12, 0, 0, 0, 36, 0], CommandData::In(36));
     assert_eq!((inquiry.status, inquiry.data[0]), (GOOD, 0x7f));
-    let luns = controller.command(place(3, 0), &[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0], Data::In(64));
+    let luns = controller.run_command(place(3, 0), &[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0], CommandData::In(64));
     assert_eq!((luns.status, luns.residual), (GOOD, 48));
     assert_eq!(luns.data[..16], [0, 0, 0, 8, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
     for field in [[0; 8], [0xc1, 1, 0, 0, 0, 0, 0, 0]] {
-        controller.submit_to(0, field, 1, &[0; 6], Data::None);
+        controller.submit_with_lun_field(0, field, 1, &[0; 6], CommandData::None);
         let answer = controller.run_until(|controller| controller.reap(0).pop());
         assert_eq!(answer.response, BAD_TARGET, "{field:x?}");
     }
@@ -100,26 +100,26 @@ fn places_without_a_unit() {
 fn commands_of_several_steps() {
     let at = place(0, 0);
     let mut controller = controller(1, 1, &[(at, ram())]);
-    let good = |answer: &Answer| (answer.response, answer.status, answer.residual) == (OK, GOOD, 0);
+    let good = |answer: &CompletedCommand| (answer.response, answer.status, answer.residual) == (OK, GOOD, 0);
     // COMPARE AND WRITE: one block to compare, one to write.
     let caw = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0];
     let both = |old: u8, new: u8| [[old; BLOCK], [new; BLOCK]].concat();
-    assert!(good(&controller.command(at, &caw, Data::Out(&both(0, 7)))));
-    let miss = controller.command(at, &caw, Data::Out(&both(0, 8)));
+    assert!(good(&controller.run_command(at, &caw, CommandData::Out(&both(0, 7)))));
+    let miss = controller.run_command(at, &caw, CommandData::Out(&both(0, 8)));
     assert_eq!((miss.status, miss.sense_code()), (CHECK, (0xe, 0x1d, 0)));
-    assert_eq!(controller.command(at, &read(9, 1), Data::In(BLOCK)).data, [7; BLOCK]);
+    assert_eq!(controller.run_command(at, &read(9, 1), CommandData::In(BLOCK)).data, [7; BLOCK]);
     // WRITE SAME of a pattern, over more than the private memory holds at once; VERIFY of it, byte by byte.
     let same = [0x41, 0, 0, 0, 0, 16, 0, 1, 0, 0];
-    assert!(good(&controller.command(at, &same, Data::Out(&[0x5a; BLOCK]))));
+    assert!(good(&controller.run_command(at, &same, CommandData::Out(&[0x5a; BLOCK]))));
     let verify = [0x2f, 0x02, 0, 0, 0, 16, 0, 0, 100, 0];
-    assert!(good(&controller.command(at, &verify, Data::Out(&[0x5a; 100 * BLOCK]))));
+    assert!(good(&controller.run_command(at, &verify, CommandData::Out(&[0x5a; 100 * BLOCK]))));
     let mut wrong = [0x5a; 100 * BLOCK];
     wrong[99 * BLOCK + 3] = 0;
-    let miss = controller.command(at, &verify, Data::Out(&wrong));
+    let miss = controller.run_command(at, &verify, CommandData::Out(&wrong));
     assert_eq!((miss.status, miss.sense_code()), (CHECK, (0xe, 0x1d, 0)));
     // All at once: more steps than there is private memory for.
     for id in 0..12 {
-        controller.submit(0, at, id, &verify, Data::Out(&[0x5a; 100 * BLOCK]));
+        controller.submit(0, at, id, &verify, CommandData::Out(&[0x5a; 100 * BLOCK]));
     }
     let mut answers = vec![];
     controller.run_until(|controller| {
@@ -147,11 +147,11 @@ fn task_management_ends_commands_and_is_answered_after_them() {
         let mut controller = controller(2, 2, &disks);
         for (id, at) in (0..).zip(units) {
             // On different queues, on different workers.
-            controller.submit(id as usize % 2, at, id, &read(1, 1), Data::In(BLOCK));
+            controller.submit(id as usize % 2, at, id, &read(1, 1), CommandData::In(BLOCK));
         }
-        (0..10).for_each(|round| _ = controller.turn(round % 2));
+        (0..10).for_each(|round| _ = controller.step(round % 2));
         assert!(controller.reap(0).is_empty() && controller.reap(1).is_empty(), "the disks are stuck");
-        controller.manage(subtype, place(1, 0), 0);
+        controller.submit_task_management(subtype, place(1, 0), 0);
         let answer = controller.run_until(|controller| controller.reap_control().pop());
         assert_eq!(answer.1, [OK], "function {subtype}");
         // Without another turn.
@@ -162,7 +162,7 @@ fn task_management_ends_commands_and_is_answered_after_them() {
         assert!(ended.iter().all(|answer| answer.response == response), "function {subtype}: {ended:?}");
         // What was not meant is still there, and a unit that was reset says so.
         for (target, reset) in [(1, subtype >= 4), (2, false)] {
-            let ready = controller.command(place(target, 0), &[0; 6], Data::None);
+            let ready = controller.run_command(place(target, 0), &[0; 6], CommandData::None);
             let attention = if subtype == 4 { (6, 0x29, 7) } else { (6, 0x29, 3) };
             assert_eq!(
                 (ready.status == CHECK, ready.status == CHECK && ready.sense_code() == attention),
@@ -177,26 +177,26 @@ fn a_command_that_a_queue_has_not_looked_at_is_meant_too_and_never_reaches_the_d
     let at = place(0, 0);
     let disk = ram();
     let mut controller = controller(2, 2, &[(at, Arc::clone(&disk))]);
-    controller.manage(0, at, 77);
+    controller.submit_task_management(0, at, 77);
     // The control queue and queue 0 are worker 0's; queue 1 is worker 1's.
-    (0..10).for_each(|_| _ = controller.turn(0));
+    (0..10).for_each(|_| _ = controller.step(0));
     assert!(controller.reap_control().is_empty(), "queue 1 has not reported");
     // The waker's ring arrives with the end of a turn; the command is there before the next.
-    controller.turn(1);
-    controller.submit(1, at, 77, &write(3, 1), Data::Out(&[9; BLOCK]));
-    controller.turn(1);
+    controller.step(1);
+    controller.submit(1, at, 77, &write(3, 1), CommandData::Out(&[9; BLOCK]));
+    controller.step(1);
     let ended = controller.reap(1);
     assert_eq!((ended.len(), ended[0].id, ended[0].response), (1, 77, ABORTED));
     assert_eq!(controller.run_until(|controller| controller.reap_control().pop()).1, [OK]);
-    assert_eq!(controller.command(at, &read(3, 1), Data::In(BLOCK)).data, [0; BLOCK]);
+    assert_eq!(controller.run_command(at, &read(3, 1), CommandData::In(BLOCK)).data, [0; BLOCK]);
 }
 
 #[test]
 fn queries_find_what_is_there_and_end_nothing() {
     let at = place(0, 0);
     let mut controller = controller(1, 1, &[(at, stuck())]);
-    let ask = |controller: &mut Controller, subtype, at, id| {
-        controller.manage(subtype, at, id);
+    let ask = |controller: &mut SteppedController, subtype, at, id| {
+        controller.submit_task_management(subtype, at, id);
         controller.run_until(|controller| controller.reap_control().pop()).1[0]
     };
     const COMPLETE: u8 = 0;
@@ -204,7 +204,7 @@ fn queries_find_what_is_there_and_end_nothing() {
     const REJECTED: u8 = 11;
     const INCORRECT_LUN: u8 = 12;
     assert_eq!(ask(&mut controller, 7, at, 0), COMPLETE);
-    controller.submit(0, at, 5, &read(0, 1), Data::In(BLOCK));
+    controller.submit(0, at, 5, &read(0, 1), CommandData::In(BLOCK));
     assert_eq!(ask(&mut controller, 6, at, 5), SUCCEEDED);
     assert_eq!(ask(&mut controller, 6, at, 6), COMPLETE);
     assert_eq!(ask(&mut controller, 7, at, 0), SUCCEEDED);
@@ -214,9 +214,9 @@ fn queries_find_what_is_there_and_end_nothing() {
     assert_eq!(ask(&mut controller, 0, place(1, 0), 5), BAD_TARGET);
     assert!(controller.reap(0).is_empty());
     // A request for asynchronous notifications, and one that is too short.
-    controller.control(1, &[&[1, 0, 0, 0][..], &at.encode(), &[2, 0, 0, 0]].concat(), 5);
+    controller.submit_control(1, &[&[1, 0, 0, 0][..], &at.encode(), &[2, 0, 0, 0]].concat(), 5);
     assert_eq!(controller.run_until(|controller| controller.reap_control().pop()).1, [0, 0, 0, 0, 0]);
-    controller.control(1, &[0; 23], 1);
+    controller.submit_control(1, &[0; 23], 1);
     assert_eq!(controller.run_until(|controller| controller.reap_control().pop()).1, [REJECTED]);
 }
 
@@ -224,7 +224,7 @@ fn queries_find_what_is_there_and_end_nothing() {
 fn units_come_and_go_and_events_say_so() {
     let at = place(0, 0);
     let mut controller = controller(1, 1, &[(at, ram())]);
-    let more = mqblk_tests::scsi::unit(&*ram(), "more");
+    let more = mqblk_tests::stepped_scsi::logical_unit(&*ram(), "more");
     let nexus = more.login("guest", 1).unwrap();
     // The same disk, to see the place come and go.
     controller.device.map(place(0, 2), DiskSlot(0), nexus).unwrap();
@@ -232,21 +232,21 @@ fn units_come_and_go_and_events_say_so() {
     let event = |kind: u32, lun: u8, reason: u32| {
         [&kind.to_le_bytes()[..], &[1, 0, 0, lun, 0, 0, 0, 0], &reason.to_le_bytes()].concat()
     };
-    (0..4).for_each(|_| _ = controller.turn(0));
-    assert_eq!(controller.events(), [event(1, 2, 1)]);
-    let changed = controller.command(at, &[0; 6], Data::None);
+    (0..4).for_each(|_| _ = controller.step(0));
+    assert_eq!(controller.take_events(), [event(1, 2, 1)]);
+    let changed = controller.run_command(at, &[0; 6], CommandData::None);
     assert_eq!((changed.status, changed.sense_code()), (CHECK, (6, 0x3f, 0x0e)));
-    let fresh = controller.command(place(0, 2), &[0; 6], Data::None);
+    let fresh = controller.run_command(place(0, 2), &[0; 6], CommandData::None);
     assert_eq!((fresh.status, fresh.sense_code().0), (CHECK, 6));
     controller.device.notify_resized(at);
-    (0..4).for_each(|_| _ = controller.turn(0));
-    assert_eq!(controller.events(), [event(3, 0, 0x092a)]);
+    (0..4).for_each(|_| _ = controller.step(0));
+    assert_eq!(controller.take_events(), [event(3, 0, 0x092a)]);
     // Removal waits for the worker, which is turned here: so it goes on a thread.
     let device = Arc::clone(&controller.device);
     let removal = std::thread::spawn(move || device.unmap(place(0, 2)));
-    let told = controller.run_until(|controller| Some(controller.events()).filter(|events| !events.is_empty()));
+    let told = controller.run_until(|controller| Some(controller.take_events()).filter(|events| !events.is_empty()));
     assert_eq!((told, removal.join().unwrap()), (vec![event(1, 2, 2)], Some(DiskSlot(0))));
-    assert_eq!(controller.command(place(0, 2), &[0; 6], Data::None).sense_code(), (5, 0x25, 0));
+    assert_eq!(controller.run_command(place(0, 2), &[0; 6], CommandData::None).sense_code(), (5, 0x25, 0));
 }
 
 #[test]
@@ -254,16 +254,16 @@ fn a_guest_that_boots_anew_finds_a_unit_that_it_had_stopped_running() {
     let at = place(0, 0);
     for shared in [false, true] {
         let mut controller = controller(1, 1, &[(at, ram())]);
-        let other = shared.then(|| controller.units[0].login("another guest", 1).unwrap());
+        let other = shared.then(|| controller.logical_units[0].login("another guest", 1).unwrap());
         let stop = [0x1b, 0, 0, 0, 0, 0];
-        assert_eq!(controller.command(at, &stop, Data::None).status, GOOD);
-        let stopped = controller.command(at, &read(0, 1), Data::In(BLOCK));
+        assert_eq!(controller.run_command(at, &stop, CommandData::None).status, GOOD);
+        let stopped = controller.run_command(at, &read(0, 1), CommandData::In(BLOCK));
         assert_eq!((stopped.status, stopped.sense_code().0), (CHECK, 2));
         VirtioDevice::<Lane>::reset(&*controller.device);
         VirtioDevice::<Lane>::driver_begins(&*controller.device, false);
-        let first = controller.command(at, &read(0, 1), Data::In(BLOCK));
+        let first = controller.run_command(at, &read(0, 1), CommandData::In(BLOCK));
         assert_eq!(first.sense_code(), if shared { (6, 0x29, 7) } else { (6, 0x29, 3) });
-        let second = controller.command(at, &read(0, 1), Data::In(BLOCK));
+        let second = controller.run_command(at, &read(0, 1), CommandData::In(BLOCK));
         assert_eq!(second.status == GOOD, other.is_none(), "what another guest uses is left as it is");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mqblk_core::settings::Settings;
 use mqblk_engine::{AnyDisk, PlugOptions};
-use mqblk_tests::scsi::{Controller, Data};
+use mqblk_tests::stepped_scsi::{CommandData, SteppedController};
 use mqblk_virtio_scsi::LunAddress;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -17,12 +17,12 @@ const PLACE: LunAddress = LunAddress { target: 2, lun: 5 };
 /// Descriptors of one chain: the ring has 64.
 const PIECES: usize = 24;
 
-fn controller() -> Controller {
+fn controller() -> SteppedController {
     let mut settings = Settings::new("disk");
     settings.insert("size", "256K").unwrap();
     let disk: Arc<AnyDisk> = mqblk_storage::open("ram", &mut settings).unwrap();
-    let mut controller = Controller::new(1, 1, &[(PLACE, disk, PlugOptions::default())]);
-    controller.clear_attentions(&[PLACE]);
+    let mut controller = SteppedController::new(1, 1, &[(PLACE, disk, PlugOptions::default())]);
+    controller.clear_unit_attentions(&[PLACE]);
     controller
 }
 
@@ -35,7 +35,7 @@ fn cuts(random: &mut SmallRng, len: usize, most: usize) -> Vec<usize> {
     at.windows(2).map(|pair| pair[1] - pair[0]).collect()
 }
 
-fn raw(controller: &mut Controller, random: &mut SmallRng, readable: &[u8], writable: usize) -> (Vec<u8>, u32) {
+fn raw(controller: &mut SteppedController, random: &mut SmallRng, readable: &[u8], writable: usize) -> (Vec<u8>, u32) {
     let mut left = readable;
     let pieces: Vec<&[u8]> = cuts(random, readable.len(), PIECES)
         .into_iter()
@@ -46,7 +46,7 @@ fn raw(controller: &mut Controller, random: &mut SmallRng, readable: &[u8], writ
         })
         .collect();
     let room: Vec<u32> = cuts(random, writable, PIECES).into_iter().map(|len| len as u32).collect();
-    controller.raw(0, &pieces, &room)
+    controller.run_chain(0, &pieces, &room)
 }
 
 fn header(lun: [u8; 8], cdb: &[u8]) -> Vec<u8> {
@@ -114,7 +114,7 @@ fn whatever_a_guest_writes_comes_back_as_one_answer() {
             assert_eq!(written == 0, writable < 12, "seed {seed}: an answer for whom there is room");
         }
         // The queue is as good as new. PERSISTENT RESERVE OUT and the like may have been among the bytes, so ask what always works.
-        let inquiry = controller.command(PLACE, &[0x12, 0, 0, 0, 36, 0], Data::In(36));
+        let inquiry = controller.run_command(PLACE, &[0x12, 0, 0, 0, 36, 0], CommandData::In(36));
         assert_eq!((inquiry.response, inquiry.status), (0, 0));
     }
     let seen: Vec<_> = kinds.into_iter().enumerate().filter(|(_, count)| *count > 0).collect();
@@ -143,11 +143,11 @@ fn whatever_a_guest_asks_of_the_control_queue_is_answered() {
             request[lun..lun + 8].copy_from_slice(&LunAddress { lun: lun_there, ..PLACE }.encode());
         }
         // A command in flight now and then, for it to find.
-        let command = random.random_ratio(1, 4) && controller.room(0) > 0;
+        let command = random.random_ratio(1, 4) && controller.free_slots(0) > 0;
         if command {
-            controller.submit(0, PLACE, round, &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], Data::In(BLOCK));
+            controller.submit(0, PLACE, round, &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], CommandData::In(BLOCK));
         }
-        controller.control(round, &request, random.random_range(1..9));
+        controller.submit_control(round, &request, random.random_range(1..9));
         let (id, answer) = controller.run_until(|controller| controller.reap_control().pop());
         assert_eq!(id, round);
         kinds[usize::from(answer[0])] += 1;
@@ -158,5 +158,5 @@ fn whatever_a_guest_asks_of_the_control_queue_is_answered() {
     // COMPLETE, BAD TARGET, REJECTED, INCORRECT LUN.
     let seen: Vec<_> = kinds.into_iter().enumerate().filter(|(_, count)| *count > 0).collect();
     assert!([0, 3, 11, 12].iter().all(|kind| kinds[*kind] > 0) && kinds[0xff] == 0, "{seen:?}");
-    controller.clear_attentions(&[PLACE]);
+    controller.clear_unit_attentions(&[PLACE]);
 }

@@ -1,9 +1,9 @@
 //! What a VMM gets that stops a queue whose storage does not answer. Without a VMM.
 
-use mqblk_tests::hostile::daemon::Daemon;
-use mqblk_tests::hostile::front_end::FrontEnd;
+use mqblk_tests::hostile::daemon::HostileDaemon;
+use mqblk_tests::hostile::frontend::HostileFrontend;
 use mqblk_tests::hostile::memory::START;
-use mqblk_tests::hostile::socket::{message as m, state};
+use mqblk_tests::hostile::socket::{message as m, vring_state_payload};
 use mqblk_tests::hostile::wait_for;
 
 /// How long a read takes: far more than the limit, which the daemon may be late to see.
@@ -12,19 +12,23 @@ const STORAGE: &str = "storage=fault,inner=ram,size=1M,queues=1,poll=off,fault-l
 /// GET_VRING_BASE, in which a VMM does nothing else, has an end. The next front-end's queue starts when the request has ended.
 #[test]
 fn a_queue_that_is_stopped_while_storage_hangs() {
-    let daemon = Daemon::start_with(1, &[("slow", STORAGE)], &["--drain-timeout-s", "1"]);
-    let mut guest = FrontEnd::start(&daemon.socket("slow"), 0, 1);
+    let daemon = HostileDaemon::start_with(1, &[("slow", STORAGE)], &["--drain-timeout-s", "1"]);
+    let mut guest = HostileFrontend::start(&daemon.socket("slow"), 0, 1);
     guest.queues[0].read_first_sector(START + 0x4000);
     // It is asked to be woken for the request after this one: this one was taken.
-    wait_for("the request to be taken", || (guest.queues[0].ring.kick_after() == 1).then_some(()));
-    assert_eq!(guest.connection.try_tell(m::GET_VRING_BASE, &state(0, 0), &[]), None, "the conversation ends");
+    wait_for("the request to be taken", || (guest.queues[0].ring.avail_event() == 1).then_some(()));
+    assert_eq!(
+        guest.connection.try_send_acked(m::GET_VRING_BASE, &vring_state_payload(0, 0), &[]),
+        None,
+        "the conversation ends"
+    );
     assert_eq!(guest.queues[0].ring.used(), 0, "the storage answered too early: nothing was tried");
     let told = |line: &String| ["GET_VRING_BASE", "queue 0", "drain-timeout-s"].iter().all(|word| line.contains(word));
-    wait_for("a warning", || daemon.complaints("slow").into_iter().find(told));
+    wait_for("a warning", || daemon.warnings("slow").into_iter().find(told));
 
-    let mut next = FrontEnd::start(&daemon.socket("slow"), 0, 1);
+    let mut next = HostileFrontend::start(&daemon.socket("slow"), 0, 1);
     next.queues[0].read_first_sector(START + 0x4000);
-    assert_eq!(next.queues[0].answer(), (0, 513));
+    assert_eq!(next.queues[0].wait_completion(), (0, 513));
     drop((guest, next));
     daemon.stop();
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use mqblk_core::settings::Settings;
 use mqblk_engine::{AnyDisk, MergeMode, PlugOptions};
-use mqblk_tests::scsi::{Controller, Data};
+use mqblk_tests::stepped_scsi::{CommandData, SteppedController};
 use mqblk_virtio_scsi::LunAddress;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -84,7 +84,7 @@ impl Function {
 struct Simulation {
     seed: u64,
     random: SmallRng,
-    controller: Controller,
+    controller: SteppedController,
     places: Vec<LunAddress>,
     queues: usize,
     commands: HashMap<u64, Sent>,
@@ -135,8 +135,8 @@ impl Simulation {
                 (*at, disk, plug)
             })
             .collect();
-        let mut controller = Controller::new(queues, workers, &disks);
-        controller.clear_attentions(&places);
+        let mut controller = SteppedController::new(queues, workers, &disks);
+        controller.clear_unit_attentions(&places);
         let content = places.iter().flat_map(|at| (0..BLOCKS).map(|lba| ((*at, lba), vec![0]))).collect();
         Simulation {
             seed,
@@ -159,7 +159,7 @@ impl Simulation {
 
     fn send(&mut self) {
         let queue = self.random.random_range(0..self.queues);
-        if self.controller.room(queue) == 0 {
+        if self.controller.free_slots(queue) == 0 {
             return;
         }
         let place = self.place();
@@ -180,19 +180,31 @@ impl Simulation {
         let controller = &mut self.controller;
         match work {
             Work::Read => {
-                controller.submit(queue, place, id, &[0x28, 0, a, b, c, d, 0, 0, blocks as u8, 0], Data::In(len));
+                controller.submit(
+                    queue,
+                    place,
+                    id,
+                    &[0x28, 0, a, b, c, d, 0, 0, blocks as u8, 0],
+                    CommandData::In(len),
+                );
             }
             Work::Write => {
                 let data = vec![mark; len];
-                controller.submit(queue, place, id, &[0x2a, 0, a, b, c, d, 0, 0, blocks as u8, 0], Data::Out(&data));
+                controller.submit(
+                    queue,
+                    place,
+                    id,
+                    &[0x2a, 0, a, b, c, d, 0, 0, blocks as u8, 0],
+                    CommandData::Out(&data),
+                );
             }
             Work::Compare => {
                 let held = self.content[&(place, lba)][0];
                 let data = [[held; BLOCK], [mark; BLOCK]].concat();
                 let cdb = [0x89, 0, 0, 0, 0, 0, a, b, c, d, 0, 0, 0, 1, 0, 0];
-                controller.submit(queue, place, id, &cdb, Data::Out(&data));
+                controller.submit(queue, place, id, &cdb, CommandData::Out(&data));
             }
-            Work::Flush => controller.submit(queue, place, id, &[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], Data::None),
+            Work::Flush => controller.submit(queue, place, id, &[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], CommandData::None),
         }
         if work != Work::Flush {
             self.busy.extend(touched.into_iter().map(|at| (at, id)));
@@ -221,7 +233,7 @@ impl Simulation {
         let function = Function { subtype, place, id };
         let [a, b, c, d] = subtype.to_le_bytes();
         let request = [&[0, 0, 0, 0, a, b, c, d][..], &place.encode(), &id.to_le_bytes()].concat();
-        self.controller.control(number, &request, 1);
+        self.controller.submit_control(number, &request, 1);
         for (id, sent) in self.commands.iter_mut().filter(|(_, sent)| !sent.answered) {
             if function.means(*id, sent) {
                 sent.meant_by.push(number);
@@ -313,22 +325,23 @@ impl Simulation {
                 45..50 => self.manage(),
                 50..90 => {
                     let worker = self.random.random_range(0..self.controller.workers());
-                    self.controller.turn(worker);
+                    self.controller.step(worker);
                 }
                 _ => self.reap(),
             }
         }
         while !self.functions.is_empty() || self.commands.values().any(|sent| !sent.answered) {
-            (0..self.controller.workers()).for_each(|worker| _ = self.controller.turn(worker));
+            (0..self.controller.workers()).for_each(|worker| _ = self.controller.step(worker));
             self.reap();
         }
         // All that is said to be on the disks is there.
         let places = self.places.clone();
-        self.controller.clear_attentions(&places);
+        self.controller.clear_unit_attentions(&places);
         for place in places {
             for lba in 0..BLOCKS {
                 let [a, b, c, d] = lba.to_be_bytes();
-                let answer = self.controller.command(place, &[0x28, 0, a, b, c, d, 0, 0, 1, 0], Data::In(BLOCK));
+                let answer =
+                    self.controller.run_command(place, &[0x28, 0, a, b, c, d, 0, 0, 1, 0], CommandData::In(BLOCK));
                 let held = &self.content[&(place, lba)];
                 let first = answer.data[0];
                 assert!(answer.status == 0 && answer.data.iter().all(|byte| *byte == first), "seed {}", self.seed);
@@ -338,7 +351,8 @@ impl Simulation {
         for queue in 0..self.queues {
             self.controller.drain(queue);
         }
-        self.controller.run_until(|controller| (0..self.queues).all(|queue| !controller.serves(queue)).then_some(()));
+        self.controller
+            .run_until(|controller| (0..self.queues).all(|queue| !controller.is_attached(queue)).then_some(()));
         self.counts
     }
 }

@@ -23,9 +23,9 @@ use crash_rig::{Counts, MakeDevice, RING, Shape, World};
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::{AnyDisk, MergeMode, PlugOptions};
 use mqblk_scsi::Nexus;
-use mqblk_tests::crash::load::{DISK_SECTORS, History, Load, Shared};
-use mqblk_tests::crash::report::{Figures, say};
-use mqblk_tests::scsi::unit;
+use mqblk_tests::crash::load::{CrashLoad, DISK_SECTORS, LoadControl, LoadHistory};
+use mqblk_tests::crash::stats::{CrashStats, print_uncaptured};
+use mqblk_tests::stepped_scsi::logical_unit;
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 use mqblk_virtio_scsi::{ScsiOptions, VirtioScsi};
 use rand::rngs::SmallRng;
@@ -38,7 +38,7 @@ const FIRST: u64 = 100;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
-    figures: Figures,
+    figures: CrashStats,
     counts: Counts,
     seen: Seen,
 }
@@ -80,18 +80,18 @@ fn run<F: Form>(seed: u64, form: F, disks: usize, queues: u16, make: MakeDevice<
         plug: plug(&mut random),
         memory: Guest::<F>::bytes(queues.into()),
     };
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(LoadControl::default());
     let guest = Guest::new(form, World::new(shape, seed), STEPS, &shared);
-    let load = Load::new(&format!("seed {seed}"), guest, History::new(disks), &shared, seed);
+    let load = CrashLoad::new(&format!("seed {seed}"), guest, LoadHistory::new(disks), &shared, seed);
     let (mut history, guest) = load.run();
     let mut sum = Sum { counts: guest.world.counts, ..Sum::default() };
     for (disk, store) in guest.world.stores.iter().enumerate() {
-        if let Err(why) = history.judge_disk(disk, &store.bytes()) {
+        if let Err(why) = history.check_disk(disk, &store.bytes()) {
             panic!("seed {seed}: disk {disk}: {why}");
         }
         sum.add(&Sum { seen: store.seen(), ..Sum::default() });
     }
-    sum.figures = history.figures;
+    sum.figures = history.stats;
     sum
 }
 
@@ -103,7 +103,7 @@ struct ToldOnPanic(u64);
 impl Drop for ToldOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            say(&format!("MQBLK_VIRTIO_CRASH_SEED={}", self.0));
+            print_uncaptured(&format!("MQBLK_VIRTIO_CRASH_SEED={}", self.0));
         }
     }
 }
@@ -121,7 +121,7 @@ fn seeds(usual: u64, run: impl Fn(u64) -> Sum) -> Option<Sum> {
         let _told = ToldOnPanic(seed);
         sum.add(&run(seed));
     }
-    say(&format!("{sum:?}"));
+    print_uncaptured(&format!("{sum:?}"));
     whole.then_some(sum)
 }
 
@@ -153,7 +153,7 @@ fn a_killed_controller_loses_nothing_and_answers_nothing_twice() {
             known.borrow_mut().clear();
             let controller = Arc::new(VirtioScsi::new(options));
             for (at, disk) in disks.iter().enumerate() {
-                let nexus = unit(&**disk, &at.to_string()).login("guest", 1).expect("a name that is free");
+                let nexus = logical_unit(&**disk, &at.to_string()).login("guest", 1).expect("a name that is free");
                 known.borrow_mut().push(Arc::clone(&nexus));
                 controller.map(place(at), DiskSlot(at as u16), nexus).expect("a free place");
             }
@@ -166,5 +166,5 @@ fn a_killed_controller_loses_nothing_and_answers_nothing_twice() {
     let met = [counts.kills, counts.stops, counts.outlived, counts.noted, seen.refused, seen.late, seen.cancelled];
     assert!(met.iter().all(|met| *met > 20), "{counts:?} {seen:?}");
     assert!(counts.kills_in_midst > 200 && counts.replayed > 1000 && figures.requests > 10_000, "{counts:?}");
-    assert!(figures.compared > 200 && figures.cancelled > 20, "{figures:?}");
+    assert!(figures.compare_writes > 200 && figures.cancelled > 20, "{figures:?}");
 }

@@ -1,28 +1,31 @@
 //! What a user is told whose VMM is set up wrongly: more queues than are offered, memory that is not shared. Without a VMM.
 
-use mqblk_tests::hostile::daemon::Daemon;
-use mqblk_tests::hostile::front_end::{FrontEnd, RING};
+use mqblk_tests::hostile::daemon::HostileDaemon;
+use mqblk_tests::hostile::frontend::{DEFAULT_RING_SIZE, HostileFrontend};
 use mqblk_tests::hostile::memory::START;
-use mqblk_tests::hostile::ring::Places;
-use mqblk_tests::hostile::socket::{message as m, state};
+use mqblk_tests::hostile::ring::RingAddresses;
+use mqblk_tests::hostile::socket::{message as m, vring_state_payload};
 use mqblk_tests::hostile::wait_for;
 
-fn daemon(disks: &[&str]) -> Daemon {
+fn daemon(disks: &[&str]) -> HostileDaemon {
     let disks: Vec<_> = disks.iter().map(|id| (*id, "storage=ram,size=1M,queues=2")).collect();
-    Daemon::start(1, &disks)
+    HostileDaemon::start(1, &disks)
 }
 
 /// Waits for a complaint about a disk that names all of these.
-fn told(daemon: &Daemon, id: &str, wanted: &[&str]) -> String {
+fn told(daemon: &HostileDaemon, id: &str, wanted: &[&str]) -> String {
     let good = |line: &String| wanted.iter().all(|word| line.contains(word));
-    wait_for("the daemon's warning", || daemon.complaints(id).into_iter().find(good))
+    wait_for("the daemon's warning", || daemon.warnings(id).into_iter().find(good))
 }
 
 #[test]
 fn more_queues_than_are_offered() {
     let daemon = daemon(&["few"]);
-    let mut front_end = FrontEnd::start(&daemon.socket("few"), 0, 2);
-    assert_ne!(front_end.connection.try_tell(m::SET_VRING_NUM, &state(2, RING.into()), &[]), Some(0));
+    let mut front_end = HostileFrontend::start(&daemon.socket("few"), 0, 2);
+    assert_ne!(
+        front_end.connection.try_send_acked(m::SET_VRING_NUM, &vring_state_payload(2, DEFAULT_RING_SIZE.into()), &[]),
+        Some(0)
+    );
     told(&daemon, "few", &["found 2", "expected one below 2", "queues=", "num_queues="]);
     daemon.stop();
 }
@@ -31,9 +34,9 @@ fn more_queues_than_are_offered() {
 #[test]
 fn a_ring_in_memory_that_the_vmm_keeps() {
     let daemon = daemon(&["keeps"]);
-    let mut front_end = FrontEnd::connect(&daemon.socket("keeps"), 0);
+    let mut front_end = HostileFrontend::connect(&daemon.socket("keeps"), 0);
     let queue = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        front_end.add_queue(Places::pages(1 << 40), RING);
+        front_end.add_queue(RingAddresses::pages(1 << 40), DEFAULT_RING_SIZE);
     }));
     drop(queue); // the daemon may have ended the conversation before the last message
     told(&daemon, "keeps", &["queue 0: descriptor table", "expected one in a memory region", "share=on"]);
@@ -44,24 +47,24 @@ fn a_ring_in_memory_that_the_vmm_keeps() {
 #[test]
 fn memory_that_the_vmm_maps_privately() {
     let daemon = daemon(&["private", "shared", "idle"]);
-    let mut shared = FrontEnd::start(&daemon.socket("shared"), 0, 1);
+    let mut shared = HostileFrontend::start(&daemon.socket("shared"), 0, 1);
     let queue = &mut shared.queues[0];
     queue.read_first_sector(START + 0x4000);
-    queue.answer();
+    queue.wait_completion();
 
     // QEMU itself kicks once, and this guest has nothing to ask.
-    let idle = FrontEnd::start(&daemon.socket("idle"), 0, 1);
+    let idle = HostileFrontend::start(&daemon.socket("idle"), 0, 1);
     idle.queues[0].kick.add(1);
 
     // Kicks, and nothing of what the guest wrote. Several times: kicks that the daemon has not seen yet are one.
-    let private = FrontEnd::start(&daemon.socket("private"), 0, 1);
+    let private = HostileFrontend::start(&daemon.socket("private"), 0, 1);
     wait_for("the daemon's warning", || {
         private.queues[0].kick.add(1);
-        (!daemon.complaints("private").is_empty()).then_some(())
+        (!daemon.warnings("private").is_empty()).then_some(())
     });
     told(&daemon, "private", &["private memory", "share=on", "shared=on"]);
     for id in ["shared", "idle"] {
-        assert_eq!(daemon.complaints(id), Vec::<String>::new());
+        assert_eq!(daemon.warnings(id), Vec::<String>::new());
     }
     drop((private, shared, idle));
     daemon.stop();

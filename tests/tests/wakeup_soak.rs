@@ -16,7 +16,7 @@ use mqblk_core::{DiskChannel, Finished, Request, Sector512};
 use mqblk_driver::virtio_blk::{Piece, QueueSet, Status, Waker};
 use mqblk_engine::{Lane, PlugOptions, PollPolicy};
 use mqblk_memory::Buffer;
-use mqblk_tests::overlay::{AnyChannel, Overlay};
+use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rig::{Plan, Rig, disk};
@@ -203,7 +203,7 @@ fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool) {
         Box::new(LateChannel { inner, ends: Arc::clone(&seen), late: false, held: vec![] })
     };
     let plan = Plan {
-        disk: Arc::new(Overlay::over(disk("null", &[("size", "1M")]), late)),
+        disk: Arc::new(FilterDisk::new(disk("null", &[("size", "1M")]), late)),
         workers: 1,
         poll: policy,
         plug: PlugOptions::default(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use mqblk_tests::guest::Shell;
-use mqblk_tests::xen::{Blkfront, Domain, DomainConfig, Mqblk, XenHost};
+use mqblk_tests::xen::{BlkfrontParameters, Dom0Daemon, Domain, DomainConfig, XenHost};
 
 /// For one benchmark; an idle machine that emulates needs a tenth of it.
 const WITHIN: Duration = Duration::from_secs(120);
@@ -52,9 +52,9 @@ const PROGRAM: &str = "cd / && tar chf /tmp/program.tar sbin/mqblk \
 fn every_block_is_verified_from_a_guest_without_a_driver() -> Result<()> {
     let mut host = XenHost::builder("bench-guest").with_mqblk().boot()?;
     host.must(PROGRAM)?;
-    let daemon = Mqblk::serve(&mut host, "--disk id=ram,storage=ram,size=4M,interface=xen,queues=2")?;
+    let daemon = Dom0Daemon::serve(&mut host, "--disk id=ram,storage=ram,size=4M,interface=xen,queues=2")?;
     let mut guest = Domain::create(&mut host, &DomainConfig::new("bench"))?;
-    guest.load_blkfront(Blkfront::default())?;
+    guest.load_blkfront(BlkfrontParameters::default())?;
     daemon.attach(&mut host, &guest, "xvdy", "file:/tmp/program.tar", "")?;
     guest.wait_disk("xvdy")?;
     guest.must_within("tar x -f /dev/xvdy -C / && mqblk --version", WITHIN)?;

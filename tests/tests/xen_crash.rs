@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use mqblk_tests::guest::{FioLoop, Shell};
-use mqblk_tests::xen::{Backend, BackendDisk, Blkfront, Domain, DomainConfig, Image, Server, XenHost};
+use mqblk_tests::xen::{
+    BackendDisk, BackendProgram, BlkfrontParameters, Dom0Image, Domain, DomainConfig, XenBackend, XenHost,
+};
 
 /// A disk for each way of using grants: its id, the guest's name of it, and its options. What is opened with direct I/O is never mapped
 /// for a request; `kept` goes straight from mapped pages to the page cache, `persistent` by pages of the daemon.
@@ -26,13 +28,13 @@ const MOST_KILLS: u32 = 6;
 
 #[test]
 fn killed_in_the_middle_of_verified_writes() -> Result<()> {
-    if Server::from_environment()? == Server::Kernel {
+    if BackendProgram::from_environment()? == BackendProgram::Kernel {
         return Ok(()); // nobody can kill that one
     }
-    let mut host = Server::Mqblk.boot(XenHost::builder("crash"))?;
+    let mut host = BackendProgram::Mqblk.boot(XenHost::builder("crash"))?;
     let mut disks = Vec::new();
     for (mode, _, options) in MODES {
-        let image = Image::sparse(&mut host, mode, 16)?;
+        let image = Dom0Image::sparse(&mut host, mode, 16)?;
         // On a fast device a kill would seldom find a request that has been taken and not been answered. What the page cache holds of a slow
         // one would take half a minute.
         if !options.contains("direct=off") {
@@ -40,12 +42,12 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
         }
         disks.push(BackendDisk::new(mode, &image, &format!("queues=2,{options}")));
     }
-    let backend = Backend::start(Server::Mqblk, &mut host, &disks)?;
+    let backend = XenBackend::start(BackendProgram::Mqblk, &mut host, &disks)?;
     // Its driver holds a page for each segment of each entry of a ring whose pages are kept: 128 MiB for a disk with the larger rings.
     let mut guest = Domain::create(&mut host, &DomainConfig::new("guest").memory_mib(768))?;
     // Rings of one page, where a slot is soon used again, and of 16.
     for order in [0, 4] {
-        guest.load_blkfront(Blkfront { max_ring_page_order: order, ..Blkfront::default() })?;
+        guest.load_blkfront(BlkfrontParameters { max_ring_page_order: order, ..BlkfrontParameters::default() })?;
         for (mode, disk, _) in MODES {
             backend.attach(&mut host, &mut guest, disk, mode)?;
         }
@@ -72,7 +74,7 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
         for looping in loops {
             looping.end(&mut guest)?;
         }
-        guest.must_be_content()?;
+        guest.must_have_no_warnings()?;
         for (_, disk, _) in MODES {
             backend.detach(&mut host, &mut guest, disk)?;
         }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use mqblk_tests::guest::{FioJobs, Shell};
-use mqblk_tests::xen::{Backend, BackendDisk, Blkfront, Domain, DomainConfig, Image, Server, XenHost};
+use mqblk_tests::xen::{
+    BackendDisk, BackendProgram, BlkfrontParameters, Dom0Image, Domain, DomainConfig, XenBackend, XenHost,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -18,35 +20,35 @@ const GROWN: u32 = 48;
 const FLUSHES: u64 = 20;
 
 struct Rig {
-    server: Server,
+    server: BackendProgram,
     host: XenHost,
-    backend: Backend,
+    backend: XenBackend,
     guest: Domain,
 }
 
 #[test]
 fn flush_discard_read_only_and_size() -> Result<()> {
-    let server = Server::from_environment()?;
+    let server = BackendProgram::from_environment()?;
     let mut host = server.boot(XenHost::builder("disk"))?;
-    let data = Image::full(&mut host, "data", SIZE)?;
-    let small = Image::full(&mut host, "small", 2)?;
+    let data = Dom0Image::full(&mut host, "data", SIZE)?;
+    let small = Dom0Image::full(&mut host, "small", 2)?;
     let mut disks = vec![BackendDisk::new("data", &data, "queues=2"), BackendDisk::new("small", &small, "queues=2")];
-    if server == Server::Mqblk {
-        let image = Image::sparse(&mut host, "blocks", 32)?;
+    if server == BackendProgram::Mqblk {
+        let image = Dom0Image::sparse(&mut host, "blocks", 32)?;
         disks.push(BackendDisk::new("blocks", &image, "queues=2,block-size=4096"));
     }
-    let backend = Backend::start(server, &mut host, &disks)?;
+    let backend = XenBackend::start(server, &mut host, &disks)?;
     let mut guest = Domain::create(&mut host, &DomainConfig::new("guest"))?;
-    guest.load_blkfront(Blkfront::default())?;
+    guest.load_blkfront(BlkfrontParameters::default())?;
     backend.attach(&mut host, &mut guest, "xvda", "data")?;
     let mut rig = Rig { server, host, backend, guest };
 
     flushes_reach_the_device(&mut rig, &data)?;
     discards_make_holes(&mut rig, &data)?;
     size_follows_the_device(&mut rig, &data)?;
-    rig.guest.must_be_content()?;
+    rig.guest.must_have_no_warnings()?;
     read_only_is_read_only(&mut rig, &small)?;
-    if rig.server == Server::Mqblk {
+    if rig.server == BackendProgram::Mqblk {
         large_blocks(&mut rig)?;
     }
 
@@ -66,7 +68,7 @@ fn writes(disk: &str, more: &str) -> String {
 }
 
 /// dom0's kernel counts the flushes of the loop device.
-fn flushes_reach_the_device(rig: &mut Rig, image: &Image) -> Result<()> {
+fn flushes_reach_the_device(rig: &mut Rig, image: &Dom0Image) -> Result<()> {
     let Rig { host, guest, .. } = rig;
     assert_eq!(guest.must("cat /sys/block/xvda/queue/write_cache")?, "write back");
     let before = image.flushes(host)?;
@@ -80,26 +82,26 @@ fn flushes_reach_the_device(rig: &mut Rig, image: &Image) -> Result<()> {
 }
 
 /// Exactly the range is a hole in dom0's file, and what is beside it is kept.
-fn discards_make_holes(rig: &mut Rig, image: &Image) -> Result<()> {
+fn discards_make_holes(rig: &mut Rig, image: &Dom0Image) -> Result<()> {
     let Rig { host, guest, .. } = rig;
     let limit: u64 = guest.queue_attribute("xvda", "discard_max_bytes")?.parse()?;
     ensure!(limit > 0, "the guest may not discard");
     let full = image.allocated(host)?;
     ensure!(full >= u64::from(SIZE) * MIB, "the image should be allocated: {full} bytes");
-    let beside = (image.sum(host, 7, 1)?, image.sum(host, 16, 1)?);
+    let beside = (image.checksum(host, 7, 1)?, image.checksum(host, 16, 1)?);
     guest.must("/sbin/blkdiscard -o 8M -l 8M /dev/xvda")?;
     let left = image.allocated(host)?;
     assert_eq!(left + 8 * MIB, full, "8 MiB were discarded");
-    assert_eq!((image.sum(host, 7, 1)?, image.sum(host, 16, 1)?), beside, "what is beside was changed");
+    assert_eq!((image.checksum(host, 7, 1)?, image.checksum(host, 16, 1)?), beside, "what is beside was changed");
     guest.must("dd if=/dev/xvda bs=1M skip=8 count=8 iflag=direct 2>/dev/null | cmp -n 8388608 - /dev/zero").map(drop)
 }
 
 /// The guest sees another size while it is connected, and can use what is new.
-fn size_follows_the_device(rig: &mut Rig, image: &Image) -> Result<()> {
+fn size_follows_the_device(rig: &mut Rig, image: &Dom0Image) -> Result<()> {
     let Rig { host, guest, backend, .. } = rig;
     assert_eq!(guest.must("cat /sys/block/xvda/size")?, (SIZE * 2048).to_string());
     image.resize(host, GROWN)?;
-    backend.resized(host, guest, "xvda")?;
+    backend.report_new_size(host, guest, "xvda")?;
     guest.wait_sectors("xvda", u64::from(GROWN) * 2048)?;
     FioJobs::verified_random_writes("/dev/xvda", 2, SIZE, 4)
         .run(guest, Duration::from_secs(90))?
@@ -111,16 +113,16 @@ fn size_follows_the_device(rig: &mut Rig, image: &Image) -> Result<()> {
     Ok(())
 }
 
-fn read_only_is_read_only(rig: &mut Rig, image: &Image) -> Result<()> {
+fn read_only_is_read_only(rig: &mut Rig, image: &Dom0Image) -> Result<()> {
     let Rig { host, guest, backend, .. } = rig;
     backend.attach_readonly(host, guest, "xvdb", "small")?;
     assert_eq!(guest.must("cat /sys/block/xvdb/ro")?, "1");
-    let before = image.sum(host, 0, 2)?;
+    let before = image.checksum(host, 0, 2)?;
     let write = guest.run("dd if=/dev/zero of=/dev/xvdb bs=4096 count=1 oflag=direct")?;
     ensure!(write.status != 0, "a write to a read-only disk succeeded: {}", write.output);
     let seen = guest.must("dd if=/dev/xvdb bs=64k iflag=direct 2>/dev/null | sha256sum")?;
     assert_eq!(seen.split_whitespace().next(), Some(before.as_str()), "what the guest reads");
-    assert_eq!(image.sum(host, 0, 2)?, before, "a read-only disk was changed");
+    assert_eq!(image.checksum(host, 0, 2)?, before, "a read-only disk was changed");
     backend.detach(host, guest, "xvdb")
 }
 
@@ -135,6 +137,6 @@ fn large_blocks(rig: &mut Rig) -> Result<()> {
     )
     .run(guest, Duration::from_secs(90))?
     .must_have_verified()?;
-    guest.must_be_content()?;
+    guest.must_have_no_warnings()?;
     backend.detach(host, guest, "xvdc")
 }

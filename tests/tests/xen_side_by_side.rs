@@ -8,27 +8,29 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use mqblk_tests::guest::FioJobs;
-use mqblk_tests::xen::{Blkfront, Calls, Domain, DomainConfig, Mqblk, Probe, Probes, XenHost, interrupts};
+use mqblk_tests::xen::{
+    BlkfrontParameters, CallCounts, Dom0Daemon, Domain, DomainConfig, KernelProbe, KernelProbes, XenHost, interrupts,
+};
 
 /// The kernel functions behind all grant work and all notifications of a back-end in dom0: those of xen-blkback and those that
 /// gntdev and evtchn do for a program. The parameter is the number of grants (x86_64: rsi second, rcx fourth).
-const PROBES: [Probe; 6] = [
-    Probe { function: "gnttab_map_refs", summed: Some("%cx:u32") },
-    Probe { function: "gnttab_unmap_refs", summed: Some("%cx:u32") },
-    Probe { function: "gnttab_batch_copy", summed: Some("%si:u32") },
-    Probe { function: "notify_remote_via_irq", summed: None },
+const PROBES: [KernelProbe; 6] = [
+    KernelProbe { function: "gnttab_map_refs", summed_argument: Some("%cx:u32") },
+    KernelProbe { function: "gnttab_unmap_refs", summed_argument: Some("%cx:u32") },
+    KernelProbe { function: "gnttab_batch_copy", summed_argument: Some("%si:u32") },
+    KernelProbe { function: "notify_remote_via_irq", summed_argument: None },
     // A program's notification is an ioctl, and it unmasks its event channels by a write.
-    Probe { function: "evtchn_ioctl", summed: None },
-    Probe { function: "evtchn_write", summed: None },
+    KernelProbe { function: "evtchn_ioctl", summed_argument: None },
+    KernelProbe { function: "evtchn_write", summed_argument: None },
 ];
 
 /// What a run has cost.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     requests: u64,
-    mapped: Calls,
-    unmapped: Calls,
-    copied: Calls,
+    mapped: CallCounts,
+    unmapped: CallCounts,
+    copied: CallCounts,
     /// Events that the back-end sent, and those that the guest took: they may come together.
     sent: u64,
     taken: u64,
@@ -54,7 +56,7 @@ fn read_at_random(guest: &mut Domain) -> Result<f64> {
 fn measure(host: &mut XenHost, guest: &mut Domain, events_of_dom0: &str) -> Result<Cost> {
     guest.wait_disk("xvda")?;
     let iops = read_at_random(guest)?;
-    let probes = Probes::start(host, &PROBES)?;
+    let probes = KernelProbes::start(host, &PROBES)?;
     let before = probes.counts(host)?;
     let (stat, events) = (guest.disk_stat("xvda")?, interrupts(guest, "blkif")?);
     let kicks = interrupts(host, events_of_dom0)?;
@@ -64,8 +66,8 @@ fn measure(host: &mut XenHost, guest: &mut Domain, events_of_dom0: &str) -> Resu
     let kicks_after = interrupts(host, events_of_dom0)?;
     probes.stop(host)?;
     let calls = |name| {
-        let (before, after): (Calls, Calls) = (before[name], after[name]);
-        Calls { calls: after.calls - before.calls, sum: after.sum - before.sum }
+        let (before, after): (CallCounts, CallCounts) = (before[name], after[name]);
+        CallCounts { calls: after.calls - before.calls, sum: after.sum - before.sum }
     };
     let more = |before: &[u64], after: &[u64]| after.iter().sum::<u64>() - before.iter().sum::<u64>();
     Ok(Cost {
@@ -104,7 +106,7 @@ fn what_a_request_costs() -> Result<()> {
         .iter()
         .map(|mode| format!("--disk id={mode},interface=xen,storage=null,size=1G,queues=2,grants={mode}"))
         .collect();
-    let mqblk = Mqblk::serve(&mut host, &disks.join(" "))?;
+    let mqblk = Dom0Daemon::serve(&mut host, &disks.join(" "))?;
     let node = host.null_device(2)?;
     let mut guest = Domain::create(&mut host, &DomainConfig::new("guest"))?;
     let mut table = "4 KiB random reads, 2 queues, 2 jobs of 16; each figure for one request; IOPS as a share of the kernel's in the \
@@ -114,7 +116,7 @@ fn what_a_request_costs() -> Result<()> {
         .to_owned();
 
     for (persistent, ours) in [(true, &["persistent"][..]), (false, &["copy", "map"][..])] {
-        guest.load_blkfront(Blkfront { persistent, ..Blkfront::default() })?;
+        guest.load_blkfront(BlkfrontParameters { persistent, ..BlkfrontParameters::default() })?;
         host.attach_kernel_disk(&guest, "xvda", &node, "w")?;
         let kernel = measure(&mut host, &mut guest, "blkif-backend")?;
         host.detach_kernel_disk(&guest, "xvda")?;
@@ -138,7 +140,7 @@ fn what_a_request_costs() -> Result<()> {
             judge(mode, &cost, &kernel).map_err(|error| error.context(format!("grants={mode}: {cost:?}\n{table}")))?;
         }
     }
-    guest.must_be_content()?;
+    guest.must_have_no_warnings()?;
     print(&table);
     guest.power_off(&mut host)?;
     mqblk.stop(&mut host)?;

@@ -15,15 +15,15 @@ use mqblk_xen::{Xen, connect_simulated};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::hostile::daemon::binary;
-use crate::hostile::{PATIENCE, wait_for};
+use crate::hostile::daemon::mqblk_binary;
+use crate::hostile::{TIMEOUT, wait_for};
 
 /// Device type in xenstore.
-pub const TYPE: &str = "mqblk";
+pub const DEVICE_TYPE: &str = "mqblk";
 
 /// Resources of the daemon in its process and in the simulated machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Holds {
+pub struct SimulatedHostResources {
     /// Open file descriptors.
     pub fds: usize,
     /// Threads.
@@ -35,30 +35,30 @@ pub struct Holds {
 }
 
 /// A simulated machine and a daemon. The daemon is killed on drop, unless [`stop`](Self::stop) was called.
-pub struct Host {
+pub struct SimulatedHost {
     /// The machine.
     pub machine: Machine,
     folder: TempDir,
     arguments: Vec<String>,
     daemon: Option<Child>,
     /// The daemon was signalled to stop.
-    stopping: bool,
+    stop_requested: bool,
 }
 
-impl Host {
+impl SimulatedHost {
     /// Creates a machine with domains 1 and 2, and starts a daemon with these arguments of `mqblk serve`. `FOLDER` in them is a directory
     /// of the test.
     ///
     /// # Panics
     /// When something does not start.
-    pub fn start(arguments: &[&str]) -> Host {
+    pub fn start(arguments: &[&str]) -> SimulatedHost {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::create_dir(folder.path().join("xen")).expect("a folder");
         let machine = Machine::start(&folder.path().join("xen")).expect("a machine");
         for id in [1, 2] {
             machine.create_domain(DomainId(id)).expect("a domain");
         }
-        let mut host = Host { machine, folder, arguments: Vec::new(), daemon: None, stopping: false };
+        let mut host = SimulatedHost { machine, folder, arguments: Vec::new(), daemon: None, stop_requested: false };
         host.spawn_with(arguments);
         host
     }
@@ -82,7 +82,7 @@ impl Host {
     ///
     /// # Panics
     /// When the disk is full.
-    pub fn image(&self, name: &str, size: u64) -> PathBuf {
+    pub fn create_image(&self, name: &str, size: u64) -> PathBuf {
         let path = self.folder.path().join(name);
         File::create(&path).and_then(|file| file.set_len(size)).expect("an image");
         path
@@ -95,12 +95,12 @@ impl Host {
     pub fn spawn(&mut self) {
         let log = File::options().create(true).append(true).open(self.log_path()).expect("a log file");
         let before = self.log().matches("xen backend").count();
-        let mut command = Command::new(binary());
+        let mut command = Command::new(mqblk_binary());
         command.args(["serve", "--xen"]).arg(self.folder.path().join("xen"));
         command.arg("--xen-state").arg(self.folder.path().join("state"));
         command.args(&self.arguments).env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.daemon = Some(command.spawn().expect("the daemon"));
-        self.stopping = false;
+        self.stop_requested = false;
         wait_for("the daemon", || {
             self.assert_alive("its start");
             (self.log().matches("xen backend").count() > before).then_some(())
@@ -117,13 +117,13 @@ impl Host {
     }
 
     /// Returns the warnings and errors in the log.
-    pub fn complaints(&self) -> Vec<String> {
+    pub fn warnings(&self) -> Vec<String> {
         let bad = |line: &&str| line.contains(" WARN ") || line.contains("ERROR ");
         self.log().lines().filter(bad).map(str::to_owned).collect()
     }
 
     /// Returns the number of existing journals.
-    pub fn journals(&self) -> usize {
+    pub fn journal_count(&self) -> usize {
         let journal = |entry: &std::io::Result<std::fs::DirEntry>| {
             entry.as_ref().is_ok_and(|entry| !entry.file_name().to_string_lossy().ends_with(".lock"))
         };
@@ -139,7 +139,7 @@ impl Host {
         kill_process(Pid::from_child(&daemon), Signal::KILL).expect("SIGKILL");
         let status = daemon.wait().expect("its end");
         let killed = std::os::unix::process::ExitStatusExt::signal(&status) == Some(9);
-        assert!(killed || self.stopping && status.success(), "{status}:\n{}", self.log());
+        assert!(killed || self.stop_requested && status.success(), "{status}:\n{}", self.log());
     }
 
     /// Returns the daemon's process.
@@ -154,9 +154,9 @@ impl Host {
     ///
     /// # Panics
     /// When there is none.
-    pub fn begin_stop(&mut self) {
+    pub fn request_stop(&mut self) {
         kill_process(self.pid(), Signal::TERM).expect("SIGTERM");
-        self.stopping = true;
+        self.stop_requested = true;
     }
 
     /// Stops the daemon with SIGTERM, and checks its exit.
@@ -183,34 +183,34 @@ impl Host {
     ///
     /// # Panics
     /// When it has exited.
-    pub fn holds(&self) -> Holds {
+    pub fn resources(&self) -> SimulatedHostResources {
         let proc = PathBuf::from(format!("/proc/{}", self.daemon.as_ref().expect("a daemon").id()));
         let count = |what: &str| std::fs::read_dir(proc.join(what)).expect("the daemon").count();
         let counters = self.machine.stats();
         let (mappings, ports) = (counters.live_mappings, counters.open_ports);
-        Holds { fds: count("fd"), threads: count("task"), mappings, ports }
+        SimulatedHostResources { fds: count("fd"), threads: count("task"), mappings, ports }
     }
 
     /// Waits until its resources are exactly `expected`.
     ///
     /// # Panics
     /// When they are not in time.
-    pub fn wait_holds(&self, expected: Holds, after: &str) {
-        let until = std::time::Instant::now() + PATIENCE;
-        let mut last = self.holds();
+    pub fn wait_for_resources(&self, expected: SimulatedHostResources, after: &str) {
+        let until = std::time::Instant::now() + TIMEOUT;
+        let mut last = self.resources();
         while last != expected && std::time::Instant::now() < until {
             std::thread::sleep(std::time::Duration::from_millis(5));
-            last = self.holds();
+            last = self.resources();
         }
         assert_eq!(last, expected, "after {after}:\n{}", self.log());
     }
 
     /// Returns its resources once they are stable.
-    pub fn quiet_holds(&self) -> Holds {
-        let mut last = self.holds();
+    pub fn stable_resources(&self) -> SimulatedHostResources {
+        let mut last = self.resources();
         wait_for("the daemon's rest", || {
             std::thread::sleep(std::time::Duration::from_millis(50));
-            let before = std::mem::replace(&mut last, self.holds());
+            let before = std::mem::replace(&mut last, self.resources());
             (before == last).then_some(last)
         })
     }
@@ -237,18 +237,18 @@ impl Host {
     ///
     /// # Panics
     /// When xenstore refuses.
-    pub fn make(&self, front: u16, vdev: &str, params: &str) -> Vbd {
+    pub fn create_device(&self, front: u16, vdev: &str, params: &str) -> Vbd {
         let devid = vbd::parse_vdev(vdev).expect("a device's name");
         let params = params.replace("FOLDER", &self.folder.path().display().to_string());
-        let device = Vbd::new(TYPE, DomainId(front), devid, &params);
+        let device = Vbd::new(DEVICE_TYPE, DomainId(front), devid, &params);
         device.create(&mut self.store()).expect("both directories");
         device
     }
 
     /// Returns the options with which a frontend connects to a device.
-    pub fn options(&self, device: &Vbd) -> Options {
+    pub fn frontend_options(&self, device: &Vbd) -> Options {
         let mut options = Options::new(self.domain(device.front.0), device.devid);
-        (options.patience, options.answer_limit) = (PATIENCE, PATIENCE);
+        (options.patience, options.answer_limit) = (TIMEOUT, TIMEOUT);
         options
     }
 
@@ -262,9 +262,9 @@ impl Host {
     ///
     /// # Panics
     /// When it does not come.
-    pub fn wait_state(&self, device: &Vbd, state: XenbusState) {
+    pub fn wait_for_backend_state(&self, device: &Vbd, state: XenbusState) {
         let mut store = self.store();
-        let until = std::time::Instant::now() + PATIENCE;
+        let until = std::time::Instant::now() + TIMEOUT;
         loop {
             let found = self.backend_state(&mut store, device);
             if found == Some(state) {
@@ -276,7 +276,7 @@ impl Host {
     }
 
     /// Returns the backend's error node.
-    pub fn error(&self, device: &Vbd) -> Option<String> {
+    pub fn backend_error(&self, device: &Vbd) -> Option<String> {
         let path = vbd::backend_error_path(device.backend, &device.type_name, device.front, device.devid);
         self.store().read(&path).expect("xenstore")
     }
@@ -285,14 +285,14 @@ impl Host {
     ///
     /// # Panics
     /// When it cannot be run.
-    pub fn tool(&self, action: &str, arguments: &[&str]) -> Output {
-        let mut command = Command::new(binary());
+    pub fn run_mqblk_xen(&self, action: &str, arguments: &[&str]) -> Output {
+        let mut command = Command::new(mqblk_binary());
         command.args(["xen", action, "--xen"]).arg(self.folder.path().join("xen")).args(arguments);
         command.env_remove("RUST_LOG").stdin(Stdio::null()).output().expect("mqblk")
     }
 }
 
-impl Drop for Host {
+impl Drop for SimulatedHost {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let log = self.log();

@@ -12,14 +12,14 @@ use mqblk_memory::GuestAddress;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::hostile::load::{BLOCK, block, fault};
-use crate::hostile::{PATIENCE, wait_for};
+use crate::hostile::load::{BLOCK, block, block_fault};
+use crate::hostile::{TIMEOUT, wait_for};
 
 /// Requests in flight on each queue.
 const DEPTH: usize = 8;
 
 /// A device driven by one thread over all its queues, and the generations it has written.
-pub struct Load {
+pub struct BlkfrontLoad {
     device: Device,
     set: QueueSet,
     /// The generation last written of each block; 0: never.
@@ -36,18 +36,18 @@ struct Job {
     write: bool,
 }
 
-impl Load {
+impl BlkfrontLoad {
     /// Connects with `options`. Uses the first `blocks` blocks of [`BLOCK`] bytes, whose content is unknown.
     ///
     /// # Panics
     /// When the backend does not connect.
-    pub fn connect(options: &Options, blocks: usize, seed: u64) -> Load {
+    pub fn connect(options: &Options, blocks: usize, seed: u64) -> BlkfrontLoad {
         let mut options = options.clone();
         options.depth = DEPTH as u16;
         options.data_per_queue = ByteLen((DEPTH * BLOCK) as u64);
         let mut device = Device::connect(&options).expect("the disk");
         let set = device.take_queues().pop().expect("one set of queues");
-        Load { device, set, generations: vec![0; blocks], random: SmallRng::seed_from_u64(seed), verified: 0 }
+        BlkfrontLoad { device, set, generations: vec![0; blocks], random: SmallRng::seed_from_u64(seed), verified: 0 }
     }
 
     /// Returns the device.
@@ -57,7 +57,7 @@ impl Load {
 
     /// Sets the generations on the disk, written by another client.
     #[must_use]
-    pub fn knowing(mut self, other: Vec<u32>) -> Load {
+    pub fn with_generations(mut self, other: Vec<u32>) -> BlkfrontLoad {
         self.generations = other;
         self
     }
@@ -102,7 +102,7 @@ impl Load {
             queue.publish();
         }
         let mut left = jobs.len();
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while left > 0 {
             let mut done = Vec::new();
             for queue in self.set.queues() {
@@ -122,13 +122,13 @@ impl Load {
         }
     }
 
-    fn piece(&mut self, at: usize) -> Piece {
+    fn segment(&mut self, at: usize) -> Piece {
         let (data, _) = self.set.queues()[at / DEPTH].data();
         Piece { address: GuestAddress(data.0 + (at % DEPTH * BLOCK) as u64), len: BLOCK as u32 }
     }
 
     fn submit(&mut self, at: usize, job: &Job) {
-        let segment = self.piece(at);
+        let segment = self.segment(at);
         let queue = &mut self.set.queues()[at / DEPTH];
         let start = Sector512((job.number * BLOCK) as u64 / mqblk_core::units::SECTOR_BYTES);
         if job.write {
@@ -148,10 +148,10 @@ impl Load {
             self.generations[job.number] = job.generation;
             return;
         }
-        let segment = self.piece(at);
+        let segment = self.segment(at);
         let mut bytes = vec![0; BLOCK];
         self.set.queues()[at / DEPTH].memory().read(segment.address, &mut bytes).expect("data memory");
-        if let Some(fault) = fault(&bytes, job.number as u64, job.generation) {
+        if let Some(fault) = block_fault(&bytes, job.number as u64, job.generation) {
             panic!("{fault}");
         }
         self.verified += 1;
@@ -168,19 +168,19 @@ impl Load {
 }
 
 /// A well-behaved guest beside the one under test: a thread that writes and verifies until it is stopped.
-pub struct Neighbour {
+pub struct BlkfrontNeighbour {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
     thread: Option<JoinHandle<u64>>,
 }
 
-impl Neighbour {
+impl BlkfrontNeighbour {
     /// Starts the thread.
-    pub fn start(options: Options, seed: u64) -> Neighbour {
+    pub fn start(options: Options, seed: u64) -> BlkfrontNeighbour {
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stop2, rounds2) = (Arc::clone(&stop), Arc::clone(&rounds));
         let thread = std::thread::spawn(move || {
-            let mut load = Load::connect(&options, 200, seed);
+            let mut load = BlkfrontLoad::connect(&options, 200, seed);
             while !stop2.load(Ordering::Relaxed) {
                 load.round();
                 rounds2.fetch_add(1, Ordering::Relaxed);
@@ -191,8 +191,8 @@ impl Neighbour {
             load.finish();
             verified
         });
-        let neighbour = Neighbour { stop, rounds, thread: Some(thread) };
-        neighbour.assert_goes_on("its start");
+        let neighbour = BlkfrontNeighbour { stop, rounds, thread: Some(thread) };
+        neighbour.assert_progress("its start");
         neighbour
     }
 
@@ -200,7 +200,7 @@ impl Neighbour {
     ///
     /// # Panics
     /// When none ends.
-    pub fn assert_goes_on(&self, after: &str) {
+    pub fn assert_progress(&self, after: &str) {
         let now = self.rounds.load(Ordering::Relaxed);
         wait_for(&format!("a good guest's next round after {after}"), || {
             let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
@@ -219,7 +219,7 @@ impl Neighbour {
     }
 }
 
-impl Drop for Neighbour {
+impl Drop for BlkfrontNeighbour {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }

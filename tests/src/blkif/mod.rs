@@ -3,5 +3,5 @@
 mod host;
 mod load;
 
-pub use host::{Holds, Host};
-pub use load::{Load, Neighbour};
+pub use host::{SimulatedHost, SimulatedHostResources};
+pub use load::{BlkfrontLoad, BlkfrontNeighbour};

@@ -7,48 +7,48 @@ use mqblk_driver::virtio_blk::{Device, Options, Queue, QueueSet, Range, Status};
 use mqblk_driver::{Piece, Refused, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
-use super::load::DATA;
-use super::port::{End, Order, Port, Work};
-use crate::hostile::PATIENCE;
+use super::load::DATA_BYTES;
+use super::queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType};
+use crate::hostile::TIMEOUT;
 
 /// The distribution that a load draws request types from.
-pub const WORKS: [Work; 16] = {
-    let mut works = [Work::Read; 16];
+pub const REQUEST_MIX: [RequestType; 16] = {
+    let mut works = [RequestType::Read; 16];
     let mut at = 7;
     while at < 13 {
-        works[at] = Work::Write;
+        works[at] = RequestType::Write;
         at += 1;
     }
-    works[13] = Work::Discard;
-    works[14] = Work::Zero;
-    works[15] = Work::Flush;
+    works[13] = RequestType::Discard;
+    works[14] = RequestType::WriteZeroes;
+    works[15] = RequestType::Flush;
     works
 };
 
 /// Returns the options with which these tests connect to a socket.
-pub fn options(socket: std::path::PathBuf, queues: u16) -> Options {
+pub fn connect_options(socket: std::path::PathBuf, queues: u16) -> Options {
     let mut options = Options::new(socket);
     options.queues = queues;
     options.queue_size = 64;
     options.depth = 64;
-    options.data_per_queue = ByteLen(DATA);
+    options.data_per_queue = ByteLen(DATA_BYTES);
     options.poison_status = true;
-    (options.patience, options.answer_limit) = (PATIENCE, PATIENCE);
+    (options.patience, options.answer_limit) = (TIMEOUT, TIMEOUT);
     options
 }
 
 /// All queues of a device.
-pub struct Blk(QueueSet);
+pub struct BlkQueues(QueueSet);
 
-impl Blk {
+impl BlkQueues {
     /// Connects. Returns the device and its queues.
     ///
     /// # Panics
     /// When the daemon does not play along.
-    pub fn connect(options: &Options) -> (Device, Blk) {
+    pub fn connect(options: &Options) -> (Device, BlkQueues) {
         let mut device = Device::connect(options).expect("the disk");
         let set = device.take_queues().pop().expect("one set of queues");
-        (device, Blk(set))
+        (device, BlkQueues(set))
     }
 
     /// Returns the queues.
@@ -61,39 +61,39 @@ impl Blk {
     }
 }
 
-impl Port for Blk {
-    fn queues(&mut self) -> usize {
+impl DeviceQueues for BlkQueues {
+    fn queue_count(&mut self) -> usize {
         self.0.queues().len()
     }
     fn memory(&mut self) -> Arc<GuestMemory> {
         Arc::clone(self.queue(0).memory())
     }
-    fn data(&mut self, queue: usize) -> GuestAddress {
+    fn data_address(&mut self, queue: usize) -> GuestAddress {
         self.queue(queue).data().0
     }
-    fn largest(&mut self) -> u32 {
+    fn max_request_bytes(&mut self) -> u32 {
         u32::MAX
     }
-    fn works(&self) -> &[Work] {
-        &WORKS
+    fn request_mix(&self) -> &[RequestType] {
+        &REQUEST_MIX
     }
-    fn submit(&mut self, queue: usize, user: u32, request: &Order) -> bool {
+    fn submit(&mut self, queue: usize, user: u32, request: &LoadRequest) -> bool {
         let start = Sector512(request.start());
         let segment = Piece { address: request.data, len: request.sectors() * 512 };
         // A write of zeroes with or without deallocation.
         let range = |&(start, sectors)| Range {
             start: Sector512(start),
             sectors,
-            unmap: request.work == Work::Zero && start % 2 == 0,
+            unmap: request.request_type == RequestType::WriteZeroes && start % 2 == 0,
         };
         let ranges: Vec<Range> = request.ranges.iter().map(range).collect();
         let queue = self.queue(queue);
-        let result = match request.work {
-            Work::Read => queue.read(user, start, segment),
-            Work::Write => queue.write(user, start, segment),
-            Work::Flush => queue.flush(user),
-            Work::Discard => queue.discard(user, &ranges),
-            Work::Zero => queue.write_zeroes(user, &ranges),
+        let result = match request.request_type {
+            RequestType::Read => queue.read(user, start, segment),
+            RequestType::Write => queue.write(user, start, segment),
+            RequestType::Flush => queue.flush(user),
+            RequestType::Discard => queue.discard(user, &ranges),
+            RequestType::WriteZeroes => queue.write_zeroes(user, &ranges),
             other => panic!("{other:?} is none of virtio-blk's"),
         };
         match result {
@@ -105,12 +105,12 @@ impl Port for Blk {
     fn publish(&mut self) {
         self.0.queues().iter_mut().for_each(|queue| queue.publish().expect("the kick"));
     }
-    fn reap(&mut self, done: &mut Vec<(u32, End)>) {
+    fn reap(&mut self, done: &mut Vec<(u32, RequestOutcome)>) {
         for queue in self.0.queues() {
             queue.look().expect("a device that keeps the protocol");
             while let Some(one) = queue.reap().expect("a device that keeps the protocol") {
                 assert_eq!(one.status, Status::Ok, "request {}", one.user);
-                done.push((one.user, End::Good));
+                done.push((one.user, RequestOutcome::Good));
             }
         }
     }

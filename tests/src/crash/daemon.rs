@@ -9,24 +9,24 @@ use tempfile::TempDir;
 
 use super::load::DISK_SECTORS;
 use super::oracle::SECTOR;
-use super::report::say;
-use crate::hostile::daemon::binary;
+use super::stats::print_uncaptured;
+use crate::hostile::daemon::mqblk_binary;
 use crate::hostile::wait_for;
 
 /// A daemon. Killed when dropped.
 #[derive(Debug)]
-pub struct Daemon {
+pub struct RestartableDaemon {
     folder: TempDir,
     arguments: Vec<String>,
     child: Option<Child>,
 }
 
-impl Daemon {
+impl RestartableDaemon {
     /// Starts `mqblk serve` with these arguments. `FOLDER` in them is a directory of the test, with a new image of each of these names.
     ///
     /// # Panics
     /// When it cannot be started.
-    pub fn start(arguments: &[String], images: &[&str]) -> Daemon {
+    pub fn start(arguments: &[String], images: &[&str]) -> RestartableDaemon {
         let folder = tempfile::tempdir().expect("a folder");
         for image in images {
             let file = File::create(folder.path().join(image));
@@ -34,7 +34,7 @@ impl Daemon {
         }
         let place = folder.path().display().to_string();
         let arguments = arguments.iter().map(|argument| argument.replace("FOLDER", &place)).collect();
-        let mut daemon = Daemon { folder, arguments, child: None };
+        let mut daemon = RestartableDaemon { folder, arguments, child: None };
         daemon.spawn();
         daemon
     }
@@ -59,7 +59,7 @@ impl Daemon {
     /// When it cannot be started.
     pub fn spawn(&mut self) {
         let log = File::options().create(true).append(true).open(self.log_path()).expect("a log file");
-        let mut command = Command::new(binary());
+        let mut command = Command::new(mqblk_binary());
         command.arg("serve").args(&self.arguments).env_remove("RUST_LOG");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.child = Some(command.spawn().expect("the daemon"));
@@ -98,7 +98,7 @@ impl Daemon {
     }
 
     /// Sends SIGTERM, without waiting.
-    pub fn begin_stop(&self) {
+    pub fn request_stop(&self) {
         self.signal(Signal::TERM);
     }
 
@@ -107,7 +107,7 @@ impl Daemon {
     /// # Panics
     /// When it does not.
     pub fn stop(&mut self) {
-        self.begin_stop();
+        self.request_stop();
         let mut child = self.child.take().expect("a daemon");
         let status = wait_for("the daemon's end", || child.try_wait().expect("wait"));
         assert!(status.success(), "the daemon ended with {status}:\n{}", tail(&self.log()));
@@ -120,10 +120,10 @@ pub fn tail(log: &str) -> String {
     lines[lines.len().saturating_sub(40)..].join("\n")
 }
 
-impl Drop for Daemon {
+impl Drop for RestartableDaemon {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            say(&format!("the daemon's log ends so:\n{}", tail(&self.log())));
+            print_uncaptured(&format!("the daemon's log ends so:\n{}", tail(&self.log())));
         }
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();

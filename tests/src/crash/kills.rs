@@ -11,15 +11,15 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::load::{History, Load, Shared};
-use super::port::Port;
-use super::report::{Figures, say};
+use super::load::{CrashLoad, LoadControl, LoadHistory};
+use super::queues::DeviceQueues;
+use super::stats::{CrashStats, print_uncaptured};
 
 /// A request that takes longer counts as hung.
-const HANG: Duration = Duration::from_secs(90);
+const HANG_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Timeout of a connection attempt to a daemon that is about to be killed.
-const SHORT: Duration = Duration::from_millis(40);
+const SHORT_TIMEOUT: Duration = Duration::from_millis(40);
 
 /// A backend process and its devices.
 pub trait Victim: Send {
@@ -30,7 +30,7 @@ pub trait Victim: Send {
     /// Stops it with SIGTERM and waits for its exit.
     fn stop(&mut self);
     /// Sends SIGTERM, without waiting.
-    fn begin_stop(&mut self);
+    fn request_stop(&mut self);
     /// Starts it again.
     fn spawn(&mut self);
     /// Reconnects the devices, within `patience`.
@@ -41,40 +41,40 @@ pub trait Victim: Send {
     /// Returns its log so far.
     fn log(&self) -> String;
     /// Drops cached data of the storage, if possible.
-    fn forget(&mut self);
+    fn drop_caches(&mut self);
 }
 
 /// How often the backend is killed and stopped.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct KillPlan {
     /// SIGKILLs.
     pub kills: u32,
     /// SIGTERMs.
     pub stops: u32,
     /// Most milliseconds between two of them.
-    pub pause: u64,
+    pub max_pause_ms: u64,
 }
 
-impl Plan {
+impl KillPlan {
     /// Returns 100 kills and 50 stops if `MQBLK_CRASH=full`, else a tenth.
-    pub fn usual() -> Plan {
-        match is_full() {
-            true => Plan { kills: 100, stops: 50, pause: 60 },
-            false => Plan { kills: 10, stops: 5, pause: 60 },
+    pub fn usual() -> KillPlan {
+        match is_full_run() {
+            true => KillPlan { kills: 100, stops: 50, max_pause_ms: 60 },
+            false => KillPlan { kills: 10, stops: 5, max_pause_ms: 60 },
         }
     }
 
     /// Returns a fifth of the kills and stops if `MQBLK_CRASH=full`, else a few: for slow requests.
-    pub fn slow() -> Plan {
-        match is_full() {
-            true => Plan { kills: 20, stops: 10, pause: 100 },
-            false => Plan { kills: 4, stops: 2, pause: 100 },
+    pub fn slow() -> KillPlan {
+        match is_full_run() {
+            true => KillPlan { kills: 20, stops: 10, max_pause_ms: 100 },
+            false => KillPlan { kills: 4, stops: 2, max_pause_ms: 100 },
         }
     }
 }
 
 /// Returns true if `MQBLK_CRASH=full`.
-pub fn is_full() -> bool {
+pub fn is_full_run() -> bool {
     std::env::var("MQBLK_CRASH").is_ok_and(|value| value == "full")
 }
 
@@ -82,48 +82,48 @@ pub fn is_full() -> bool {
 pub fn seed() -> u64 {
     let given = std::env::var("MQBLK_CRASH_SEED").ok().map(|text| text.parse().expect("MQBLK_CRASH_SEED: a number"));
     let seed = given.unwrap_or_else(|| rand::rng().random_range(0..1 << 32));
-    say(&format!("MQBLK_CRASH_SEED={seed}"));
+    print_uncaptured(&format!("MQBLK_CRASH_SEED={seed}"));
     seed
 }
 
 /// A running load.
-pub struct Running<P> {
-    shared: Arc<Shared>,
+pub struct RunningLoad<P> {
+    shared: Arc<LoadControl>,
     waker: Waker,
-    thread: Option<JoinHandle<(History, P)>>,
+    thread: Option<JoinHandle<(LoadHistory, P)>>,
     name: String,
 }
 
-impl<P: Port + Send + 'static> Running<P> {
+impl<P: DeviceQueues + Send + 'static> RunningLoad<P> {
     /// Starts a load in its thread.
     ///
     /// # Panics
     /// When there is no thread.
-    pub fn start(name: &str, port: P, history: History, seed: u64) -> Running<P> {
-        let shared = Arc::new(Shared::default());
-        let mut load = Load::new(name, port, history, &shared, seed);
+    pub fn start(name: &str, port: P, history: LoadHistory, seed: u64) -> RunningLoad<P> {
+        let shared = Arc::new(LoadControl::default());
+        let mut load = CrashLoad::new(name, port, history, &shared, seed);
         let waker = load.waker();
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || load.run());
-        Running { shared, waker, thread: Some(thread.expect("a thread")), name: name.to_owned() }
+        RunningLoad { shared, waker, thread: Some(thread.expect("a thread")), name: name.to_owned() }
     }
 
     /// Returns the number of completions so far.
-    pub fn answered(&self) -> u64 {
-        self.shared.answered.load(Ordering::Relaxed)
+    pub fn completed(&self) -> u64 {
+        self.shared.completed.load(Ordering::Relaxed)
     }
 
     /// Waits until `done` returns true. Panics if the load has panicked.
-    fn watch(&mut self, mut done: impl FnMut(&Running<P>) -> bool) {
-        let mut last = (self.answered(), Instant::now());
+    fn wait_until(&mut self, mut done: impl FnMut(&RunningLoad<P>) -> bool) {
+        let mut last = (self.completed(), Instant::now());
         while !done(self) {
             if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
                 self.join();
                 panic!("{}: the load has ended by itself", self.name);
             }
-            if self.answered() != last.0 {
-                last = (self.answered(), Instant::now());
+            if self.completed() != last.0 {
+                last = (self.completed(), Instant::now());
             }
-            if last.1.elapsed() > HANG {
+            if last.1.elapsed() > HANG_TIMEOUT {
                 self.shared.hangs.store(true, Ordering::Relaxed);
                 self.waker.wake();
             }
@@ -135,28 +135,28 @@ impl<P: Port + Send + 'static> Running<P> {
     ///
     /// # Panics
     /// When they do not come, or are wrong.
-    pub fn wait_answers(&mut self, more: u64) {
-        let until = self.answered() + more;
-        self.watch(|load| load.answered() >= until);
+    pub fn wait_completions(&mut self, more: u64) {
+        let until = self.completed() + more;
+        self.wait_until(|load| load.completed() >= until);
     }
 
-    fn join(&mut self) -> (History, P) {
+    fn join(&mut self) -> (LoadHistory, P) {
         let joined = self.thread.take().expect("a load that runs").join();
         // The thread has printed the message.
         joined.unwrap_or_else(|_| panic!("{}: the load has failed", self.name))
     }
 
-    fn end(mut self) -> (History, P) {
-        let mut last = (self.answered(), Instant::now());
+    fn end(mut self) -> (LoadHistory, P) {
+        let mut last = (self.completed(), Instant::now());
         while !self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
             // Also wakes a wait that began before `die` was set.
             if self.shared.die.load(Ordering::Relaxed) {
                 self.waker.wake();
             }
-            if self.answered() != last.0 {
-                last = (self.answered(), Instant::now());
+            if self.completed() != last.0 {
+                last = (self.completed(), Instant::now());
             }
-            if last.1.elapsed() > HANG {
+            if last.1.elapsed() > HANG_TIMEOUT {
                 self.shared.hangs.store(true, Ordering::Relaxed);
                 self.waker.wake();
             }
@@ -169,7 +169,7 @@ impl<P: Port + Send + 'static> Running<P> {
     ///
     /// # Panics
     /// When anything was wrong.
-    pub fn finish(self) -> (History, P) {
+    pub fn finish(self) -> (LoadHistory, P) {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.end()
     }
@@ -178,7 +178,7 @@ impl<P: Port + Send + 'static> Running<P> {
     ///
     /// # Panics
     /// When anything was wrong.
-    pub fn die(self) -> (History, P) {
+    pub fn die(self) -> (LoadHistory, P) {
         self.shared.die.store(true, Ordering::Relaxed);
         self.end()
     }
@@ -189,50 +189,50 @@ impl<P: Port + Send + 'static> Running<P> {
 ///
 /// # Panics
 /// When a request is lost, wrong or completed twice.
-pub fn torment<V: Victim, P: Port + Send + 'static>(
+pub fn kill_and_stop<V: Victim, P: DeviceQueues + Send + 'static>(
     victim: &mut V,
-    loads: &mut [Running<P>],
-    plan: Plan,
+    loads: &mut [RunningLoad<P>],
+    plan: KillPlan,
     seed: u64,
-) -> Figures {
+) -> CrashStats {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut ends: Vec<bool> = (0..plan.kills + plan.stops).map(|at| at < plan.kills).collect();
     ends.shuffle(&mut random);
-    let mut stats = Figures::default();
+    let mut stats = CrashStats::default();
     let (mut kills, stops) = (0, plan.stops);
     for is_kill in ends {
         // All of them are at work, and not still finding out what happened: not always.
         if random.random_ratio(2, 3) {
-            loads.iter_mut().for_each(|load| load.wait_answers(20));
+            loads.iter_mut().for_each(|load| load.wait_completions(20));
         }
-        std::thread::sleep(Duration::from_micros(random.random_range(0..=plan.pause * 1000)));
+        std::thread::sleep(Duration::from_micros(random.random_range(0..=plan.max_pause_ms * 1000)));
         if random.random_ratio(1, 3) {
-            victim.forget();
+            victim.drop_caches();
         }
         if !is_kill {
             victim.stop();
         } else if kills < plan.kills {
-            kills += kill(victim, &mut random, plan.kills - kills);
+            kills += kill_once(victim, &mut random, plan.kills - kills);
         } else {
             continue;
         }
         victim.spawn();
-        if let Err(why) = victim.reconnect(HANG) {
+        if let Err(why) = victim.reconnect(HANG_TIMEOUT) {
             panic!("a daemon that was started again does not go on: {why}");
         }
     }
-    loads.iter_mut().for_each(|load| load.wait_answers(20));
+    loads.iter_mut().for_each(|load| load.wait_completions(20));
     stats.kills = kills.into();
     stats.stops = stops.into();
     stats
 }
 
 /// Kills a backend in one of several ways. Returns the number of kills.
-fn kill<V: Victim>(victim: &mut V, random: &mut SmallRng, most: u32) -> u32 {
+fn kill_once<V: Victim>(victim: &mut V, random: &mut SmallRng, most: u32) -> u32 {
     match random.random_range(0..6) {
         0 => {
             // During its drain.
-            victim.begin_stop();
+            victim.request_stop();
             std::thread::sleep(Duration::from_micros(random.random_range(0..10_000)));
             victim.kill();
             1
@@ -247,7 +247,7 @@ fn kill<V: Victim>(victim: &mut V, random: &mut SmallRng, most: u32) -> u32 {
                     std::thread::sleep(pause);
                     kill_process(pid, Signal::KILL).expect("a process that nobody has waited for");
                 });
-                let _ = victim.reconnect(SHORT);
+                let _ = victim.reconnect(SHORT_TIMEOUT);
             });
             victim.kill();
             2
@@ -260,7 +260,7 @@ fn kill<V: Victim>(victim: &mut V, random: &mut SmallRng, most: u32) -> u32 {
 }
 
 /// Returns the number of replayed requests according to the log.
-pub fn replayed(log: &str) -> u64 {
+pub fn replayed_requests(log: &str) -> u64 {
     let number = |line: &str, key: &str| -> Option<u64> {
         line.split(key).nth(1)?.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
     };
@@ -273,7 +273,7 @@ pub fn replayed(log: &str) -> u64 {
 }
 
 /// Drops a file from the host's page cache, after writing it back.
-pub fn forget(path: &std::path::Path) {
+pub fn drop_page_cache(path: &std::path::Path) {
     if let Ok(file) = std::fs::File::open(path) {
         let _ = file.sync_data();
         let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);

@@ -15,16 +15,16 @@ pub const SECTOR: usize = SECTOR_BYTES as usize;
 const NEVER: u64 = u64::MAX;
 
 /// Sectors of a request: the first, and how many.
-pub type Range = (u64, u32);
+pub type SectorRange = (u64, u32);
 
 /// Fills a sector with the pattern of write `id`; 0 is the zeroes of discards and writes of zeroes.
 pub fn fill(id: u64, sector: u64, bytes: &mut [u8]) {
     for (at, word) in (0..).zip(bytes.as_chunks_mut::<8>().0) {
-        *word = self::word(id, sector, at).to_le_bytes();
+        *word = self::pattern_word(id, sector, at).to_le_bytes();
     }
 }
 
-fn word(id: u64, sector: u64, at: u64) -> u64 {
+fn pattern_word(id: u64, sector: u64, at: u64) -> u64 {
     match (id, at) {
         (0, _) => 0,
         (_, 0) => id,
@@ -33,51 +33,51 @@ fn word(id: u64, sector: u64, at: u64) -> u64 {
 }
 
 /// Returns the write whose pattern fills the whole sector.
-pub fn author(sector: u64, bytes: &[u8]) -> Option<u64> {
+pub fn writer_of(sector: u64, bytes: &[u8]) -> Option<u64> {
     let words = bytes.as_chunks::<8>().0;
     let id = u64::from_le_bytes(*words.first()?);
-    (0..).zip(words).all(|(at, found)| u64::from_le_bytes(*found) == word(id, sector, at)).then_some(id)
+    (0..).zip(words).all(|(at, found)| u64::from_le_bytes(*found) == pattern_word(id, sector, at)).then_some(id)
 }
 
 /// A write to one sector.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct WriteRecord {
     /// The request.
-    order: u64,
+    request: u64,
     /// Its pattern: the identifier of the write, or 0 for zeroes.
     content: u64,
     sent: u64,
-    answered: u64,
+    completed: u64,
     /// The old content is gone when it completes. False for a discard, which may do nothing.
     replaces: bool,
 }
 
 /// Outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum WriteOutcome {
     /// It completed.
-    Done,
+    Completed,
     /// It was cancelled, perhaps in part.
     Cancelled,
 }
 
 /// The history of a disk's sectors, pruned to what a read can still return.
 #[derive(Debug)]
-pub struct Oracle {
+pub struct DiskOracle {
     now: u64,
-    sectors: Vec<Vec<Entry>>,
+    sectors: Vec<Vec<WriteRecord>>,
     /// Send times of the requests in flight.
     in_flight: HashMap<u64, u64>,
     /// Writes of a driver that died before their completion.
-    orphans: Vec<(u64, Vec<Range>)>,
+    orphans: Vec<(u64, Vec<SectorRange>)>,
 }
 
-impl Oracle {
+impl DiskOracle {
     /// Creates the oracle of a disk of so many sectors, all zeroes.
-    pub fn new(sectors: u64) -> Oracle {
-        let zeroes = Entry { order: 0, content: 0, sent: 0, answered: 0, replaces: true };
+    pub fn new(sectors: u64) -> DiskOracle {
+        let zeroes = WriteRecord { request: 0, content: 0, sent: 0, completed: 0, replaces: true };
         let sectors = (0..sectors).map(|_| vec![zeroes]).collect();
-        Oracle { now: 1, sectors, in_flight: HashMap::new(), orphans: Vec::new() }
+        DiskOracle { now: 1, sectors, in_flight: HashMap::new(), orphans: Vec::new() }
     }
 
     /// Returns the number of sectors.
@@ -96,7 +96,7 @@ impl Oracle {
     }
 
     /// Calls `work` with each sector's history, twice where ranges overlap.
-    fn each(&mut self, ranges: &[Range], mut work: impl FnMut(&mut Vec<Entry>)) {
+    fn for_each_sector(&mut self, ranges: &[SectorRange], mut work: impl FnMut(&mut Vec<WriteRecord>)) {
         for (first, count) in ranges {
             let first = *first as usize;
             self.sectors[first..first + *count as usize].iter_mut().for_each(&mut work);
@@ -111,28 +111,28 @@ impl Oracle {
     }
 
     /// Records a write of `content` to `ranges`, before it is sent. It may do nothing unless it `replaces`.
-    pub fn send_write(&mut self, request: u64, content: u64, ranges: &[Range], replaces: bool) {
+    pub fn send_write(&mut self, request: u64, content: u64, ranges: &[SectorRange], replaces: bool) {
         let sent = self.send(request);
-        let entry = Entry { order: request, content, sent, answered: NEVER, replaces };
-        self.each(ranges, |entries| entries.push(entry));
+        let entry = WriteRecord { request, content, sent, completed: NEVER, replaces };
+        self.for_each_sector(ranges, |entries| entries.push(entry));
     }
 
     /// Records the completion of a request that writes nothing. Returns its send and completion times, for
     /// [`check_read`](Self::check_read).
-    pub fn answer(&mut self, request: u64) -> (u64, u64) {
-        self.settle_orphans();
+    pub fn complete(&mut self, request: u64) -> (u64, u64) {
+        self.end_orphans();
         let sent = self.in_flight.remove(&request).unwrap_or(self.now);
         (sent, self.tick())
     }
 
     /// Records the completion of a write.
-    pub fn answer_write(&mut self, request: u64, ranges: &[Range], outcome: Fate) {
-        let (_, now) = self.answer(request);
+    pub fn complete_write(&mut self, request: u64, ranges: &[SectorRange], outcome: WriteOutcome) {
+        let (_, now) = self.complete(request);
         let floor = self.in_flight.values().copied().min().unwrap_or(now + 1);
-        self.each(ranges, |entries| {
-            for entry in entries.iter_mut().filter(|entry| entry.order == request) {
-                entry.answered = now;
-                entry.replaces &= outcome == Fate::Done;
+        self.for_each_sector(ranges, |entries| {
+            for entry in entries.iter_mut().filter(|entry| entry.request == request) {
+                entry.completed = now;
+                entry.replaces &= outcome == WriteOutcome::Completed;
             }
             prune(entries, floor);
         });
@@ -140,17 +140,17 @@ impl Oracle {
 
     /// Records that the driver has died before this write completed. The device ends its work on it before the first completion of the next
     /// connection.
-    pub fn orphan(&mut self, request: u64, ranges: &[Range]) {
+    pub fn orphan(&mut self, request: u64, ranges: &[SectorRange]) {
         self.in_flight.remove(&request);
         self.orphans.push((request, ranges.to_vec()));
     }
 
-    fn settle_orphans(&mut self) {
+    fn end_orphans(&mut self) {
         for (request, ranges) in std::mem::take(&mut self.orphans) {
             let now = self.tick();
-            self.each(&ranges, |entries| {
-                for entry in entries.iter_mut().filter(|entry| entry.order == request) {
-                    (entry.answered, entry.replaces) = (now, false);
+            self.for_each_sector(&ranges, |entries| {
+                for entry in entries.iter_mut().filter(|entry| entry.request == request) {
+                    (entry.completed, entry.replaces) = (now, false);
                 }
             });
         }
@@ -162,13 +162,13 @@ impl Oracle {
     ///
     /// # Errors
     /// Why it may not.
-    pub fn judge(&self, sector: u64, bytes: &[u8], (sent, answered): (u64, u64)) -> Result<(), String> {
+    pub fn check_read(&self, sector: u64, bytes: &[u8], (sent, answered): (u64, u64)) -> Result<(), String> {
         let entries = &self.sectors[sector as usize];
-        let replaced = |entry: &Entry| {
-            entries.iter().any(|other| other.replaces && entry.answered < other.sent && other.answered < sent)
+        let replaced = |entry: &WriteRecord| {
+            entries.iter().any(|other| other.replaces && entry.completed < other.sent && other.completed < sent)
         };
-        let may_be = |entry: &&Entry| entry.sent < answered && !replaced(entry);
-        if let Some(content) = author(sector, bytes) {
+        let may_be = |entry: &&WriteRecord| entry.sent < answered && !replaced(entry);
+        if let Some(content) = writer_of(sector, bytes) {
             return match entries.iter().filter(may_be).any(|entry| entry.content == content) {
                 true => Ok(()),
                 false => Err(format!(
@@ -179,10 +179,10 @@ impl Oracle {
         let mut under_way = false;
         let explained = (0..).zip(bytes.as_chunks::<8>().0).all(|(at, found)| {
             let found = u64::from_le_bytes(*found);
-            let by = |entry: &&Entry| word(entry.content, sector, at) == found;
+            let by = |entry: &&WriteRecord| pattern_word(entry.content, sector, at) == found;
             let mut authors = entries.iter().filter(may_be).filter(by).peekable();
             let is_explained = authors.peek().is_some();
-            under_way |= authors.any(|entry| entry.answered > sent);
+            under_way |= authors.any(|entry| entry.completed > sent);
             is_explained
         });
         match explained && under_way {
@@ -198,71 +198,71 @@ impl Oracle {
     ///
     /// # Errors
     /// The first sector that is wrong.
-    pub fn judge_disk(&mut self, bytes: &[u8]) -> Result<(), String> {
-        self.settle_orphans();
+    pub fn check_disk(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.end_orphans();
         let when = (self.tick(), self.tick());
         (0..)
             .zip(bytes.chunks_exact(SECTOR))
             .take(self.sectors.len())
-            .try_for_each(|(at, bytes)| self.judge(at, bytes, when))
+            .try_for_each(|(at, bytes)| self.check_read(at, bytes, when))
     }
 }
 
 /// Removes entries that a read sent at `floor` or later cannot return.
-fn prune(entries: &mut Vec<Entry>, floor: u64) {
-    let replacing = entries.iter().filter(|entry| entry.replaces && entry.answered < floor);
+fn prune(entries: &mut Vec<WriteRecord>, floor: u64) {
+    let replacing = entries.iter().filter(|entry| entry.replaces && entry.completed < floor);
     let last = replacing.map(|entry| entry.sent).max().unwrap_or(0);
-    entries.retain(|entry| entry.answered >= last);
+    entries.retain(|entry| entry.completed >= last);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn holds(oracle: &Oracle, content: u64, when: (u64, u64)) -> bool {
+    fn holds(oracle: &DiskOracle, content: u64, when: (u64, u64)) -> bool {
         let mut bytes = [0; SECTOR];
         fill(content, 3, &mut bytes);
-        oracle.judge(3, &bytes, when).is_ok()
+        oracle.check_read(3, &bytes, when).is_ok()
     }
 
-    fn read(oracle: &mut Oracle) -> (u64, u64) {
+    fn read(oracle: &mut DiskOracle) -> (u64, u64) {
         oracle.send(99);
-        oracle.answer(99)
+        oracle.complete(99)
     }
 
-    const AT: [Range; 1] = [(3, 1)];
+    const AT: [SectorRange; 1] = [(3, 1)];
 
     #[test]
     fn a_completed_write_replaces_the_old_content() {
-        let mut oracle = Oracle::new(8);
+        let mut oracle = DiskOracle::new(8);
         oracle.send_write(1, 1, &AT, true);
         let during = read(&mut oracle);
         assert!(holds(&oracle, 0, during) && holds(&oracle, 1, during));
-        oracle.answer_write(1, &AT, Fate::Done);
+        oracle.complete_write(1, &AT, WriteOutcome::Completed);
         let after = read(&mut oracle);
         assert!(!holds(&oracle, 0, after) && holds(&oracle, 1, after) && !holds(&oracle, 2, after));
     }
 
     #[test]
     fn overlapping_writes_may_end_in_any_order() {
-        let mut oracle = Oracle::new(8);
+        let mut oracle = DiskOracle::new(8);
         oracle.send_write(1, 1, &AT, true);
         oracle.send_write(2, 2, &AT, true);
-        oracle.answer_write(2, &AT, Fate::Done);
-        oracle.answer_write(1, &AT, Fate::Done);
+        oracle.complete_write(2, &AT, WriteOutcome::Completed);
+        oracle.complete_write(1, &AT, WriteOutcome::Completed);
         let after = read(&mut oracle);
         assert!(holds(&oracle, 1, after) && holds(&oracle, 2, after) && !holds(&oracle, 0, after));
     }
 
     #[test]
     fn a_read_in_flight_may_return_content_that_is_replaced_meanwhile() {
-        let mut oracle = Oracle::new(8);
+        let mut oracle = DiskOracle::new(8);
         oracle.send(50);
         oracle.send_write(1, 1, &AT, true);
-        oracle.answer_write(1, &AT, Fate::Done);
+        oracle.complete_write(1, &AT, WriteOutcome::Completed);
         oracle.send_write(2, 2, &AT, true);
-        oracle.answer_write(2, &AT, Fate::Done);
-        let long = oracle.answer(50);
+        oracle.complete_write(2, &AT, WriteOutcome::Completed);
+        let long = oracle.complete(50);
         assert!([0, 1, 2].into_iter().all(|content| holds(&oracle, content, long)));
         let after = read(&mut oracle);
         assert!(!holds(&oracle, 1, after) && holds(&oracle, 2, after));
@@ -270,66 +270,66 @@ mod tests {
 
     #[test]
     fn a_discard_may_do_nothing_and_a_cancelled_write_too() {
-        let mut oracle = Oracle::new(8);
+        let mut oracle = DiskOracle::new(8);
         oracle.send_write(1, 1, &AT, true);
-        oracle.answer_write(1, &AT, Fate::Done);
+        oracle.complete_write(1, &AT, WriteOutcome::Completed);
         oracle.send_write(2, 0, &AT, false);
-        oracle.answer_write(2, &AT, Fate::Done);
+        oracle.complete_write(2, &AT, WriteOutcome::Completed);
         oracle.send_write(3, 3, &AT, true);
-        oracle.answer_write(3, &AT, Fate::Cancelled);
+        oracle.complete_write(3, &AT, WriteOutcome::Cancelled);
         let after = read(&mut oracle);
         assert!([0, 1, 3].into_iter().all(|content| holds(&oracle, content, after)));
         oracle.send_write(4, 4, &AT, true);
-        oracle.answer_write(4, &AT, Fate::Done);
+        oracle.complete_write(4, &AT, WriteOutcome::Completed);
         let last = read(&mut oracle);
         assert!(![0, 1, 3].into_iter().any(|content| holds(&oracle, content, last)), "it came after its answer");
     }
 
     #[test]
     fn an_orphan_ends_before_the_next_completion() {
-        let mut oracle = Oracle::new(8);
+        let mut oracle = DiskOracle::new(8);
         oracle.send_write(1, 1, &AT, true);
         oracle.orphan(1, &AT);
         oracle.send_write(2, 2, &AT, true);
-        oracle.answer_write(2, &AT, Fate::Done);
+        oracle.complete_write(2, &AT, WriteOutcome::Completed);
         let overlapped = read(&mut oracle);
         assert!(holds(&oracle, 1, overlapped), "it may have come before or after");
         oracle.send_write(3, 3, &AT, true);
-        oracle.answer_write(3, &AT, Fate::Done);
+        oracle.complete_write(3, &AT, WriteOutcome::Completed);
         let late = read(&mut oracle);
         assert!(!holds(&oracle, 1, late) && holds(&oracle, 3, late));
     }
 
     #[test]
     fn a_sector_of_two_writes_is_torn_unless_one_is_under_way_and_one_from_elsewhere_is_foreign() {
-        let mut oracle = Oracle::new(8);
+        let mut oracle = DiskOracle::new(8);
         oracle.send_write(1, 1, &AT, true);
         oracle.send_write(2, 2, &AT, true);
         let during = read(&mut oracle);
-        oracle.answer_write(1, &AT, Fate::Done);
-        oracle.answer_write(2, &AT, Fate::Done);
+        oracle.complete_write(1, &AT, WriteOutcome::Completed);
+        oracle.complete_write(2, &AT, WriteOutcome::Completed);
         let after = read(&mut oracle);
         let mut bytes = [0; SECTOR];
         fill(1, 3, &mut bytes);
         let mut other = [0; SECTOR];
         fill(2, 3, &mut other);
         bytes[256..].copy_from_slice(&other[256..]);
-        assert!(oracle.judge(3, &bytes, during).is_ok());
-        assert!(oracle.judge(3, &bytes, after).unwrap_err().contains("torn"));
+        assert!(oracle.check_read(3, &bytes, during).is_ok());
+        assert!(oracle.check_read(3, &bytes, after).unwrap_err().contains("torn"));
         fill(3, 3, &mut other);
         bytes[256..].copy_from_slice(&other[256..]);
-        assert!(oracle.judge(3, &bytes, during).unwrap_err().contains("torn"));
+        assert!(oracle.check_read(3, &bytes, during).unwrap_err().contains("torn"));
         fill(1, 4, &mut bytes);
-        assert!(oracle.judge(3, &bytes, during).unwrap_err().contains("foreign"));
+        assert!(oracle.check_read(3, &bytes, during).unwrap_err().contains("foreign"));
     }
 
     #[test]
     fn the_history_stays_short() {
-        let mut oracle = Oracle::new(8);
+        let mut oracle = DiskOracle::new(8);
         for id in 1..10_000 {
             oracle.send_write(id, id, &AT, true);
             if id > 4 {
-                oracle.answer_write(id - 4, &AT, Fate::Done);
+                oracle.complete_write(id - 4, &AT, WriteOutcome::Completed);
             }
         }
         assert!(oracle.sectors[3].len() < 20, "{}", oracle.sectors[3].len());

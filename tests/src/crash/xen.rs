@@ -7,20 +7,20 @@ use mqblk_driver::blkfront::{Device, Options, Queue, QueueSet, Status};
 use mqblk_driver::{Piece, Refused, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
-use super::load::DATA;
-use super::port::{End, Order, Port, Work};
+use super::load::DATA_BYTES;
+use super::queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType};
 
 /// The distribution that a load draws request types from.
-const WORKS: [Work; 16] = {
-    let mut works = [Work::Read; 16];
+const REQUEST_MIX: [RequestType; 16] = {
+    let mut works = [RequestType::Read; 16];
     let mut at = 7;
     while at < 13 {
-        works[at] = Work::Write;
+        works[at] = RequestType::Write;
         at += 1;
     }
-    works[13] = Work::Discard;
-    works[14] = Work::WriteThrough;
-    works[15] = Work::Flush;
+    works[13] = RequestType::Discard;
+    works[14] = RequestType::WriteThrough;
+    works[15] = RequestType::Flush;
     works
 };
 
@@ -28,20 +28,20 @@ const WORKS: [Work; 16] = {
 const BARRIER_BYTES: u32 = 11 * 4096;
 
 /// All rings of a device.
-pub struct Xen(QueueSet);
+pub struct XenQueues(QueueSet);
 
-impl Xen {
+impl XenQueues {
     /// Connects. Returns the device and its rings.
     ///
     /// # Panics
     /// When the daemon does not play along.
-    pub fn connect(options: &Options, queues: u16) -> (Device, Xen) {
+    pub fn connect(options: &Options, queues: u16) -> (Device, XenQueues) {
         let mut options = options.clone();
         options.queues = queues;
-        options.data_per_queue = ByteLen(DATA);
+        options.data_per_queue = ByteLen(DATA_BYTES);
         let mut device = Device::connect(&options).expect("the disk");
         let set = device.take_queues().pop().expect("one set of queues");
-        (device, Xen(set))
+        (device, XenQueues(set))
     }
 
     /// Returns the rings.
@@ -54,35 +54,35 @@ impl Xen {
     }
 }
 
-impl Port for Xen {
-    fn queues(&mut self) -> usize {
+impl DeviceQueues for XenQueues {
+    fn queue_count(&mut self) -> usize {
         self.0.queues().len()
     }
     fn memory(&mut self) -> Arc<GuestMemory> {
         Arc::clone(self.queue(0).memory())
     }
-    fn data(&mut self, queue: usize) -> GuestAddress {
+    fn data_address(&mut self, queue: usize) -> GuestAddress {
         self.queue(queue).data().0
     }
-    fn largest(&mut self) -> u32 {
+    fn max_request_bytes(&mut self) -> u32 {
         u32::from(self.queue(0).segments()) * 4096
     }
-    fn works(&self) -> &[Work] {
-        &WORKS
+    fn request_mix(&self) -> &[RequestType] {
+        &REQUEST_MIX
     }
-    fn ranges(&self) -> usize {
+    fn max_ranges(&self) -> usize {
         1
     }
-    fn submit(&mut self, queue: usize, user: u32, request: &Order) -> bool {
+    fn submit(&mut self, queue: usize, user: u32, request: &LoadRequest) -> bool {
         let start = Sector512(request.start());
         let segment = Piece { address: request.data, len: request.sectors() * 512 };
         let queue = self.queue(queue);
-        let result = match request.work {
-            Work::Read => queue.read(user, start, segment),
-            Work::WriteThrough if segment.len <= BARRIER_BYTES => queue.barrier(user, start, [segment]),
-            Work::Write | Work::WriteThrough => queue.write(user, start, segment),
-            Work::Flush => queue.flush(user),
-            Work::Discard => queue.discard(user, start, request.sectors().into(), false),
+        let result = match request.request_type {
+            RequestType::Read => queue.read(user, start, segment),
+            RequestType::WriteThrough if segment.len <= BARRIER_BYTES => queue.barrier(user, start, [segment]),
+            RequestType::Write | RequestType::WriteThrough => queue.write(user, start, segment),
+            RequestType::Flush => queue.flush(user),
+            RequestType::Discard => queue.discard(user, start, request.sectors().into(), false),
             other => panic!("{other:?} is none of Xen's"),
         };
         match result {
@@ -94,12 +94,12 @@ impl Port for Xen {
     fn publish(&mut self) {
         self.0.queues().iter_mut().for_each(Queue::publish);
     }
-    fn reap(&mut self, done: &mut Vec<(u32, End)>) {
+    fn reap(&mut self, done: &mut Vec<(u32, RequestOutcome)>) {
         for queue in self.0.queues() {
             queue.look().expect("a backend that keeps the protocol");
             while let Some(one) = queue.reap().expect("a backend that keeps the protocol") {
                 assert_eq!(one.status, Status::Ok, "request {}", one.user);
-                done.push((one.user, End::Good));
+                done.push((one.user, RequestOutcome::Good));
             }
         }
     }

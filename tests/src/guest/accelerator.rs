@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use super::cache::Cache;
+use super::cache::GuestCache;
 use super::machine::Guest;
 
 /// A KVM guest is up in a second or two; one that is not by then never will be.
-const PROBE_WITHIN: Duration = Duration::from_secs(20);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What runs the guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// A bad value of the variable.
-    pub fn detect(cache: &Cache) -> Result<Self> {
+    pub fn detect(cache: &GuestCache) -> Result<Self> {
         static PROBED: OnceLock<Accelerator> = OnceLock::new();
         match std::env::var("MQBLK_GUEST_ACCEL").ok().as_deref() {
             Some("kvm") => Ok(Self::Kvm),
@@ -40,7 +40,7 @@ impl Accelerator {
         }
     }
 
-    fn remembered_or_probed(cache: &Cache) -> Self {
+    fn remembered_or_probed(cache: &GuestCache) -> Self {
         let file = cache.folder().join("accelerator");
         let host = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         if let Ok(text) = std::fs::read_to_string(&file)
@@ -53,7 +53,7 @@ impl Accelerator {
                 _ => {}
             }
         }
-        let probe = Guest::builder().accelerator(Self::Kvm).boot_within(PROBE_WITHIN).boot();
+        let probe = Guest::builder().accelerator(Self::Kvm).boot_within(PROBE_TIMEOUT).boot();
         let found = if probe.is_ok() { Self::Kvm } else { Self::Tcg };
         // Without the file the next run probes again; nothing else is lost.
         let _ = std::fs::write(&file, format!("{} {}", found.name(), host));

@@ -8,23 +8,23 @@ use anyhow::{Context, Result, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use super::line_stream::{Line, LineStream};
+use super::line_stream::{LineResult, LineStream};
 
 /// How long a script may run unless a test says otherwise: an emulated guest on a busy host is slow.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const SCRIPT_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Extra time for the guest to report that a script was killed at its limit.
-const ANSWER_WITHIN: Duration = Duration::from_secs(20);
+const KILL_REPORT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Number of kept console lines.
-const NOISE_KEPT: usize = 40;
+const CONSOLE_LINES_KEPT: usize = 40;
 
 /// Interval of the checks, during a long wait, that the guest is alive.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const ALIVE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Exit status and output of a script in the guest.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct ScriptOutput {
     /// The shell's exit status; 137 when the script ran out of time.
     pub status: i32,
     /// Its stdout and stderr.
@@ -36,16 +36,16 @@ pub struct Answer {
 pub(crate) struct Agent {
     stream: LineStream,
     next: u64,
-    noise: VecDeque<String>,
+    console_lines: VecDeque<String>,
 }
 
 impl Agent {
     pub(crate) fn connect(socket: &Path) -> Result<Self> {
-        Ok(Self { stream: LineStream::connect(socket, ANSWER_WITHIN)?, next: 1, noise: VecDeque::new() })
+        Ok(Self { stream: LineStream::connect(socket, KILL_REPORT_TIMEOUT)?, next: 1, console_lines: VecDeque::new() })
     }
 
     /// Continues the script numbers of `other`, an agent of the same guest, so that the output of its scripts is not taken for this one's.
-    pub(crate) fn follow(&mut self, other: &Self) {
+    pub(crate) fn continue_script_numbers_of(&mut self, other: &Self) {
         self.next = other.next;
     }
 
@@ -57,20 +57,20 @@ impl Agent {
             if line.starts_with("agent ready") {
                 return Ok(());
             }
-            self.keep(line); // firmware may print to the port before the kernel runs
+            self.keep_console_line(line); // firmware may print to the port before the kernel runs
         }
     }
 
     /// Returns the last lines that were not output of a script.
     pub(crate) fn noise(&self) -> String {
-        self.noise.iter().fold(String::new(), |all, line| all + "\n" + line)
+        self.console_lines.iter().fold(String::new(), |all, line| all + "\n" + line)
     }
 
-    fn keep(&mut self, line: String) {
-        if self.noise.len() == NOISE_KEPT {
-            self.noise.pop_front();
+    fn keep_console_line(&mut self, line: String) {
+        if self.console_lines.len() == CONSOLE_LINES_KEPT {
+            self.console_lines.pop_front();
         }
-        self.noise.push_back(line);
+        self.console_lines.push_back(line);
     }
 
     /// Sends a script that has no reply, such as a power-off.
@@ -87,15 +87,15 @@ impl Agent {
         script: &str,
         within: Duration,
         alive: &mut dyn FnMut() -> Result<()>,
-    ) -> Result<Answer> {
-        let deadline = Instant::now() + within + ANSWER_WITHIN;
+    ) -> Result<ScriptOutput> {
+        let deadline = Instant::now() + within + KILL_REPORT_TIMEOUT;
         let id = self.send(script, within)?;
         let status = loop {
             let line = self.line(deadline, alive)?;
             if let Some(status) = line.strip_prefix(&format!("begin {id} ")) {
                 break status.parse().with_context(|| format!("the agent's exit status '{status}'"))?;
             }
-            self.keep(line);
+            self.keep_console_line(line);
         };
         let mut text = String::new();
         loop {
@@ -106,19 +106,19 @@ impl Agent {
             if line.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte)) {
                 text.push_str(&line);
             } else {
-                self.keep(line);
+                self.keep_console_line(line);
             }
         }
         let bytes = STANDARD.decode(&text).with_context(|| format!("the agent's answer is not base64: {text}"))?;
-        Ok(Answer { status, output: String::from_utf8_lossy(&bytes).into_owned() })
+        Ok(ScriptOutput { status, output: String::from_utf8_lossy(&bytes).into_owned() })
     }
 
     fn line(&mut self, deadline: Instant, alive: &mut dyn FnMut() -> Result<()>) -> Result<String> {
         loop {
-            match self.stream.next(deadline.min(Instant::now() + LOOK_EVERY))? {
-                Line::Text(line) => return Ok(line),
-                Line::Closed => bail!("QEMU closed the agent's port"),
-                Line::Late => alive()?,
+            match self.stream.next(deadline.min(Instant::now() + ALIVE_CHECK_INTERVAL))? {
+                LineResult::Text(line) => return Ok(line),
+                LineResult::Closed => bail!("QEMU closed the agent's port"),
+                LineResult::Late => alive()?,
             }
             if Instant::now() >= deadline {
                 bail!("the guest's agent does not answer in time");

@@ -8,13 +8,13 @@ use anyhow::{Context, Result};
 
 use super::accelerator::Accelerator;
 use super::agent::Agent;
-use super::cache::Cache;
+use super::cache::GuestCache;
 use super::controller::GuestController;
 use super::disk::GuestDisk;
-use super::machine::{BOOT_WITHIN, Guest, QEMU_WITHIN};
+use super::machine::{BOOT_TIMEOUT, Guest, QEMU_TIMEOUT};
 use super::process::{Process, command};
 use super::qmp::Qmp;
-use super::vmm::{Kernel, Vmm};
+use super::vmm::{GuestKernel, Vmm};
 
 /// Kernel parameters. `panic=0`: a panic stays on the console, where [`Guest`] finds it. `mitigations=off` and what
 /// follows it only make an emulated boot quicker.
@@ -25,7 +25,7 @@ const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=0 8250.nr_uarts=1 mit
 #[derive(Debug, Clone)]
 pub struct GuestBuilder {
     vmm: Option<Vmm>,
-    kernel: Option<Kernel>,
+    kernel: Option<GuestKernel>,
     machine: String,
     memory_mib: u32,
     memory_slots: u16,
@@ -52,7 +52,7 @@ impl GuestBuilder {
             disks: Vec::new(),
             controllers: Vec::new(),
             accelerator: None,
-            boot_within: BOOT_WITHIN,
+            boot_within: BOOT_TIMEOUT,
             incoming: false,
         }
     }
@@ -66,7 +66,7 @@ impl GuestBuilder {
 
     /// Sets the guest's kernel (default: the one that belongs to the VMM).
     #[must_use]
-    pub fn kernel(mut self, kernel: Kernel) -> Self {
+    pub fn kernel(mut self, kernel: GuestKernel) -> Self {
         self.kernel = Some(kernel);
         self
     }
@@ -150,7 +150,7 @@ impl GuestBuilder {
     /// # Errors
     /// When the cache is not prepared, or QEMU does not open its sockets.
     pub fn power_on(self) -> Result<Guest> {
-        let cache = Cache::open()?;
+        let cache = GuestCache::open()?;
         let vmm = self.vmm.map_or_else(Vmm::from_environment, Ok)?;
         let accelerator = match self.accelerator {
             Some(accelerator) => accelerator,
@@ -161,7 +161,7 @@ impl GuestBuilder {
         let mut command = command(vmm.program(&cache));
         command.args(self.arguments(vmm, &cache, accelerator, folder.path()));
         let mut qemu = Process::start("qemu-system-x86_64", command, &folder.path().join("qemu.log"))?;
-        qemu.until("QMP socket", QEMU_WITHIN, || qmp_socket.exists() && agent_socket.exists())?;
+        qemu.until("QMP socket", QEMU_TIMEOUT, || qmp_socket.exists() && agent_socket.exists())?;
         let agent = Agent::connect(&agent_socket)?;
         let qmp = Qmp::connect(&qmp_socket).with_context(|| format!("QEMU says: {}", qemu.output()))?;
         Ok(Guest::new(vmm, qemu, agent, qmp, folder))
@@ -177,7 +177,7 @@ impl GuestBuilder {
         self.power_on()
     }
 
-    fn arguments(&self, vmm: Vmm, cache: &Cache, accelerator: Accelerator, folder: &Path) -> Vec<OsString> {
+    fn arguments(&self, vmm: Vmm, cache: &GuestCache, accelerator: Accelerator, folder: &Path) -> Vec<OsString> {
         let kernel = self.kernel.unwrap_or(vmm.kernel());
         let mut list: Vec<OsString> = Vec::new();
         let mut add = |words: &[&str]| list.extend(words.iter().map(OsString::from));

@@ -4,18 +4,18 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::vmm::{Kernel, Vmm};
+use super::vmm::{GuestKernel, Vmm};
 
 /// The manifest's first line; `prepare.sh` writes the same.
 const FORMAT: &str = "mqblk-guest 5";
 
 /// The directory with the guests' kernels and initramfs, and trixie's QEMU.
 #[derive(Debug, Clone)]
-pub struct Cache {
+pub struct GuestCache {
     folder: PathBuf,
 }
 
-impl Cache {
+impl GuestCache {
     /// Opens the directory named by `MQBLK_GUEST_CACHE`, else `.cache/guest` in the repository.
     ///
     /// # Errors
@@ -37,7 +37,7 @@ impl Cache {
         );
         let cache = Self { folder };
         let of = |kernel| [cache.kernel(kernel), cache.initramfs(kernel)];
-        let files = [Kernel::System, Kernel::Trixie].into_iter().flat_map(of);
+        let files = [GuestKernel::System, GuestKernel::Trixie].into_iter().flat_map(of);
         for file in files.chain([Vmm::Trixie.program(&cache)]) {
             file.metadata().with_context(|| format!("{}; run tests/guest/prepare.sh again", file.display()))?;
         }
@@ -46,20 +46,20 @@ impl Cache {
 
     /// Returns the uncompressed kernel, an ELF file that QEMU enters by PVH.
     #[must_use]
-    pub fn kernel(&self, kernel: Kernel) -> PathBuf {
+    pub fn kernel(&self, kernel: GuestKernel) -> PathBuf {
         self.folder_of(kernel).join("vmlinux")
     }
 
     /// Returns the uncompressed cpio archive with busybox, fio, the SCSI tools, the agent and this kernel's modules.
     #[must_use]
-    pub fn initramfs(&self, kernel: Kernel) -> PathBuf {
+    pub fn initramfs(&self, kernel: GuestKernel) -> PathBuf {
         self.folder_of(kernel).join("initramfs.cpio")
     }
 
-    fn folder_of(&self, kernel: Kernel) -> PathBuf {
+    fn folder_of(&self, kernel: GuestKernel) -> PathBuf {
         match kernel {
-            Kernel::System => self.folder.clone(),
-            Kernel::Trixie => self.folder.join("trixie"),
+            GuestKernel::System => self.folder.clone(),
+            GuestKernel::Trixie => self.folder.join("trixie"),
         }
     }
 

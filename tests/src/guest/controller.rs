@@ -6,14 +6,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::agent::PATIENCE;
+use super::agent::SCRIPT_TIMEOUT;
 use super::chardev::Chardev;
 use super::machine::Guest;
 use super::vmm::Vmm;
 
 /// Configuration of a LUN of a served controller.
 #[derive(Debug, Clone)]
-pub struct Lun {
+pub struct LunConfig {
     /// Target, 0 to 255.
     pub target: u8,
     /// LUN, 0 to 16383.
@@ -21,7 +21,7 @@ pub struct Lun {
     keys: Vec<(String, String)>,
 }
 
-impl Lun {
+impl LunConfig {
     /// Configures the file or block device at `path`.
     #[must_use]
     pub fn new(target: u8, lun: u16, path: &Path) -> Self {
@@ -88,20 +88,20 @@ impl Lun {
 
 /// Configuration of a served controller.
 #[derive(Debug, Clone)]
-pub struct Controller {
+pub struct ControllerConfig {
     /// Id in the server's log, and name of its socket.
     pub id: String,
     /// Number of request queues; 0: the server's default.
     pub queues: u16,
     /// LUNs at the start of the server.
-    pub luns: Vec<Lun>,
+    pub luns: Vec<LunConfig>,
     keys: Vec<(String, String)>,
 }
 
-impl Controller {
+impl ControllerConfig {
     /// Configures a controller with `queues` request queues.
     #[must_use]
-    pub fn new(id: &str, queues: u16, luns: Vec<Lun>) -> Self {
+    pub fn new(id: &str, queues: u16, luns: Vec<LunConfig>) -> Self {
         Self { id: id.to_owned(), queues, luns, keys: Vec::new() }
     }
 
@@ -175,7 +175,7 @@ impl GuestController {
     ///
     /// # Errors
     /// When QEMU does not support a LUN.
-    pub fn of_qemu(controller: &Controller) -> Result<Self> {
+    pub fn of_qemu(controller: &ControllerConfig) -> Result<Self> {
         let id = &controller.id;
         let (mut nodes, mut devices) = (Vec::new(), Vec::new());
         devices.push(json!({
@@ -239,23 +239,23 @@ impl Guest {
         Ok(())
     }
 
-    pub(crate) fn add_qemu_lun(&mut self, controller: &str, lun: &Lun) -> Result<()> {
+    pub(crate) fn add_qemu_lun(&mut self, controller: &str, lun: &LunConfig) -> Result<()> {
         let (node, disk) = lun.for_qemu(controller)?;
         self.qmp().execute("blockdev-add", node)?;
         self.qmp().execute("device_add", disk).map(drop)
     }
 
-    pub(crate) fn remove_qemu_lun(&mut self, lun: &Lun) -> Result<()> {
+    pub(crate) fn remove_qemu_lun(&mut self, lun: &LunConfig) -> Result<()> {
         self.remove_device(&format!("scsi-{}", lun.node()))?;
         self.qmp().execute("blockdev-del", json!({ "node-name": lun.node() })).map(drop)
     }
 
-    pub(crate) fn resize_qemu_lun(&mut self, lun: &Lun, bytes: u64) -> Result<()> {
+    pub(crate) fn resize_qemu_lun(&mut self, lun: &LunConfig, bytes: u64) -> Result<()> {
         self.qmp().execute("block_resize", json!({ "node-name": lun.node(), "size": bytes })).map(drop)
     }
 
     fn remove_device(&mut self, id: &str) -> Result<()> {
         self.qmp().execute("device_del", json!({ "id": id }))?;
-        self.qmp().wait_event("DEVICE_DELETED", PATIENCE, |data| data["device"] == id).map(drop)
+        self.qmp().wait_event("DEVICE_DELETED", SCRIPT_TIMEOUT, |data| data["device"] == id).map(drop)
     }
 }

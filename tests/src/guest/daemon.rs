@@ -13,26 +13,26 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::cache::repository;
-use super::controller::Controller;
+use super::controller::ControllerConfig;
 use super::process::{self, Process};
-use super::queue_log::{QueueStopped, queue_stopped};
+use super::queue_log::{StoppedQueue, stopped_queues};
 
 /// Timeout for the server to listen, to log, and to exit.
-const SERVER_WITHIN: Duration = Duration::from_secs(30);
+const SERVER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Our server's admin socket.
-const ADMIN: &str = "admin.sock";
+const ADMIN_SOCKET: &str = "admin.sock";
 
 /// A program that serves disks over vhost-user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Server {
+pub enum DaemonProgram {
     /// Our own `mqblk serve`.
     Mqblk,
     /// QEMU's, to validate the tests. It has no serial, and logs no counters.
     QemuStorageDaemon,
 }
 
-impl Server {
+impl DaemonProgram {
     /// Returns the program named by `MQBLK_TEST_SERVER` (`mqblk` or `qemu-storage-daemon`), else ours.
     ///
     /// # Errors
@@ -105,28 +105,28 @@ impl DaemonDisk {
 
 /// A running server; killed when dropped.
 #[derive(Debug)]
-pub struct Daemon {
-    server: Server,
+pub struct VhostUserDaemon {
+    program: DaemonProgram,
     process: Process,
     arguments: Vec<OsString>,
     sockets: Vec<PathBuf>,
     folder: TempDir,
 }
 
-impl Daemon {
+impl VhostUserDaemon {
     /// Starts the server named by the environment ([`DaemonProgram::from_environment`]) and waits until it listens.
     ///
     /// # Errors
     /// As [`VhostUserDaemon::start_server`].
     pub fn start(disks: &[DaemonDisk]) -> Result<Self> {
-        Self::start_server(Server::from_environment()?, disks)
+        Self::start_server(DaemonProgram::from_environment()?, disks)
     }
 
     /// Starts a server with these disks and waits until it listens on every socket.
     ///
     /// # Errors
     /// When the program is missing, refuses an option, ends, or does not listen in time.
-    pub fn start_server(server: Server, disks: &[DaemonDisk]) -> Result<Self> {
+    pub fn start_server(server: DaemonProgram, disks: &[DaemonDisk]) -> Result<Self> {
         Self::serve(server, disks, &[], &[])
     }
 
@@ -135,31 +135,36 @@ impl Daemon {
     /// # Errors
     /// As [`VhostUserDaemon::start_server`].
     pub fn start_with(disks: &[DaemonDisk], options: &[&str]) -> Result<Self> {
-        Self::serve(Server::Mqblk, disks, &[], options)
+        Self::serve(DaemonProgram::Mqblk, disks, &[], options)
     }
 
     /// Starts our server with these controllers and waits until it listens on every socket.
     ///
     /// # Errors
     /// As [`VhostUserDaemon::start_server`].
-    pub fn start_controllers(controllers: &[Controller]) -> Result<Self> {
-        Self::serve(Server::Mqblk, &[], controllers, &[])
+    pub fn start_controllers(controllers: &[ControllerConfig]) -> Result<Self> {
+        Self::serve(DaemonProgram::Mqblk, &[], controllers, &[])
     }
 
-    fn serve(server: Server, disks: &[DaemonDisk], controllers: &[Controller], options: &[&str]) -> Result<Self> {
+    fn serve(
+        server: DaemonProgram,
+        disks: &[DaemonDisk],
+        controllers: &[ControllerConfig],
+        options: &[&str],
+    ) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("mqblk-serve-").tempdir()?;
         let socket = |id: &str| folder.path().join(format!("{id}.sock"));
         let mut arguments: Vec<OsString> = Vec::new();
         match server {
-            Server::Mqblk => {
-                arguments.extend(["serve".into(), "--admin".into(), folder.path().join(ADMIN).into()]);
+            DaemonProgram::Mqblk => {
+                arguments.extend(["serve".into(), "--admin".into(), folder.path().join(ADMIN_SOCKET).into()]);
                 arguments.extend(options.iter().map(OsString::from));
                 disks.iter().for_each(|disk| arguments.extend(disk.for_mqblk(&socket(&disk.id))));
                 for controller in controllers {
                     arguments.extend(controller.for_mqblk(&socket(&controller.id)).into_iter().map(OsString::from));
                 }
             }
-            Server::QemuStorageDaemon => {
+            DaemonProgram::QemuStorageDaemon => {
                 for disk in disks {
                     arguments.extend(disk.for_qemu(&socket(&disk.id))?);
                 }
@@ -168,7 +173,7 @@ impl Daemon {
         let ids = disks.iter().map(|disk| &disk.id).chain(controllers.iter().map(|controller| &controller.id));
         let sockets = ids.map(|id| socket(id)).collect();
         let process = launch(server, &arguments, folder.path())?;
-        let mut daemon = Self { server, process, arguments, sockets, folder };
+        let mut daemon = Self { program: server, process, arguments, sockets, folder };
         daemon.wait_listening()?;
         Ok(daemon)
     }
@@ -176,8 +181,8 @@ impl Daemon {
     fn wait_listening(&mut self) -> Result<()> {
         // Does not connect: a server with one client at a time would take the connection for the VMM.
         let sockets = self.sockets.clone();
-        self.process.until("its sockets", SERVER_WITHIN, || sockets.iter().all(|socket| socket.exists()))?;
-        if self.server == Server::Mqblk {
+        self.process.until("its sockets", SERVER_TIMEOUT, || sockets.iter().all(|socket| socket.exists()))?;
+        if self.program == DaemonProgram::Mqblk {
             self.wait_log("a log line with every socket", |log| {
                 sockets.iter().all(|socket| log.contains(&socket.display().to_string()))
             })?;
@@ -191,7 +196,7 @@ impl Daemon {
     /// As [`VhostUserDaemon::start_server`].
     pub fn crash_and_restart(&mut self) -> Result<()> {
         self.process.kill()?;
-        self.process = launch(self.server, &self.arguments, self.folder.path())?;
+        self.process = launch(self.program, &self.arguments, self.folder.path())?;
         self.wait_listening()
     }
 
@@ -201,9 +206,9 @@ impl Daemon {
     /// When it exits with another code than 0, and as [`VhostUserDaemon::start_server`].
     pub fn stop_and_restart(&mut self) -> Result<()> {
         self.process.signal(Signal::TERM)?;
-        let status = self.process.wait(SERVER_WITHIN)?;
+        let status = self.process.wait(SERVER_TIMEOUT)?;
         ensure!(status.success(), "the vhost-user server ended with {status}:\n{}", self.log());
-        self.process = launch(self.server, &self.arguments, self.folder.path())?;
+        self.process = launch(self.program, &self.arguments, self.folder.path())?;
         self.wait_listening()
     }
 
@@ -211,9 +216,9 @@ impl Daemon {
     ///
     /// # Errors
     /// When it fails, with what it printed.
-    pub fn ask(&self, verb: &[&str], more: &[&str]) -> Result<String> {
+    pub fn run_verb(&self, verb: &[&str], more: &[&str]) -> Result<String> {
         let mut command = Command::new(mqblk_binary()?);
-        command.args(verb).arg("--socket").arg(self.folder.path().join(ADMIN)).args(more);
+        command.args(verb).arg("--socket").arg(self.folder.path().join(ADMIN_SOCKET)).args(more);
         let output = command.output().context("cannot run mqblk")?;
         let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
         ensure!(
@@ -238,7 +243,7 @@ impl Daemon {
     /// # Errors
     /// When it does not respond, or has no such disk.
     pub fn disk_stat(&self, id: &str) -> Result<DiskStat> {
-        let mut client = mqblk_admin::Client::connect(&self.folder.path().join(ADMIN))?;
+        let mut client = mqblk_admin::Client::connect(&self.folder.path().join(ADMIN_SOCKET))?;
         let stat = client.stat(&StatQuery { queues: true, ..StatQuery::default() })?;
         stat.disks
             .into_iter()
@@ -251,7 +256,7 @@ impl Daemon {
     /// # Errors
     /// When it does not respond, or has no such controller.
     pub fn controller_stat(&self, id: &str) -> Result<ControllerStat> {
-        let mut client = mqblk_admin::Client::connect(&self.folder.path().join(ADMIN))?;
+        let mut client = mqblk_admin::Client::connect(&self.folder.path().join(ADMIN_SOCKET))?;
         let stat = client.stat(&StatQuery { queues: true, ..StatQuery::default() })?;
         let found = stat.controllers.into_iter().find(|controller| controller.id == id);
         found.with_context(|| format!("no controller {id} in the server's figures"))
@@ -259,8 +264,8 @@ impl Daemon {
 
     /// Returns its program.
     #[must_use]
-    pub fn server(&self) -> Server {
-        self.server
+    pub fn server(&self) -> DaemonProgram {
+        self.program
     }
 
     /// Returns the log so far.
@@ -276,7 +281,7 @@ impl Daemon {
     pub fn wait_log(&mut self, what: &str, wanted: impl Fn(&str) -> bool) -> Result<()> {
         let log = self.folder.path().join("log");
         let read = || std::fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
-        self.process.until(what, SERVER_WITHIN, || wanted(&read()))
+        self.process.until(what, SERVER_TIMEOUT, || wanted(&read()))
     }
 
     /// Checks that the server runs.
@@ -284,7 +289,7 @@ impl Daemon {
     /// # Errors
     /// When it has ended, with its output.
     pub fn must_run(&mut self) -> Result<()> {
-        match self.process.ended()? {
+        match self.process.try_wait()? {
             None => Ok(()),
             Some(status) => bail!("the vhost-user server ended: {status}\n{}", self.log()),
         }
@@ -294,31 +299,31 @@ impl Daemon {
     ///
     /// # Errors
     /// When it stays, exits with another code, or leaves a socket.
-    pub fn stop(mut self) -> Result<Stopped> {
+    pub fn stop(mut self) -> Result<StoppedDaemon> {
         self.process.signal(Signal::TERM)?;
-        let status = self.process.wait(SERVER_WITHIN)?;
+        let status = self.process.wait(SERVER_TIMEOUT)?;
         let log = self.log();
         ensure!(status.success(), "the vhost-user server ended with {status}:\n{log}");
         for entry in std::fs::read_dir(self.folder.path())? {
             let name = entry?.file_name();
             ensure!(!name.to_string_lossy().ends_with(".sock"), "{} was not removed", name.display());
         }
-        Ok(Stopped { log, server: self.server })
+        Ok(StoppedDaemon { log, program: self.program })
     }
 }
 
 /// The log of a server that has exited.
 #[derive(Debug)]
-pub struct Stopped {
+pub struct StoppedDaemon {
     log: String,
-    server: Server,
+    program: DaemonProgram,
 }
 
-impl Stopped {
+impl StoppedDaemon {
     /// Returns its program.
     #[must_use]
-    pub fn server(&self) -> Server {
-        self.server
+    pub fn server(&self) -> DaemonProgram {
+        self.program
     }
 
     /// Returns the log.
@@ -332,18 +337,18 @@ impl Stopped {
     /// # Errors
     /// When the log has no line of that queue, or no such counter. QEMU's server logs none.
     pub fn queue_counter(&self, disk: &str, queue: u16, name: &str) -> Result<u64> {
-        ensure!(self.server == Server::Mqblk, "{:?} logs no counters", self.server);
-        let all = queue_stopped(&self.log);
-        let of_queue: Vec<&QueueStopped> = all.iter().filter(|it| it.disk == disk && it.queue == queue).collect();
+        ensure!(self.program == DaemonProgram::Mqblk, "{:?} logs no counters", self.program);
+        let all = stopped_queues(&self.log);
+        let of_queue: Vec<&StoppedQueue> = all.iter().filter(|it| it.disk == disk && it.queue == queue).collect();
         ensure!(!of_queue.is_empty(), "no 'queue stopped' line of disk {disk} queue {queue} in:\n{}", self.log);
         of_queue.iter().map(|it| it.counter(name)).sum()
     }
 }
 
-fn launch(server: Server, arguments: &[OsString], folder: &Path) -> Result<Process> {
+fn launch(server: DaemonProgram, arguments: &[OsString], folder: &Path) -> Result<Process> {
     let mut command = match server {
-        Server::Mqblk => process::command(mqblk_binary()?),
-        Server::QemuStorageDaemon => process::command("qemu-storage-daemon"),
+        DaemonProgram::Mqblk => process::command(mqblk_binary()?),
+        DaemonProgram::QemuStorageDaemon => process::command("qemu-storage-daemon"),
     };
     // Our server logs its counters at level info, the default without this variable.
     command.args(arguments).env_remove("RUST_LOG");

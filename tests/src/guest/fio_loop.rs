@@ -8,7 +8,7 @@ use super::fio::{FioJobs, FioOutcome};
 use super::shell::Shell;
 
 /// A pass over 4 MiB takes seconds; the limit is generous.
-const PASS_WITHIN: Duration = Duration::from_secs(180);
+const PASS_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Random writes of mixed sizes to the first 4 MiB of a disk, then all of them read back, repeated until it is stopped.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl FioLoop {
                  sleep 0.1
              done"
         );
-        guest.must_within(&script, PASS_WITHIN).map(drop)
+        guest.must_within(&script, PASS_TIMEOUT).map(drop)
     }
 
     /// Stops it after the current pass.
@@ -73,7 +73,7 @@ impl FioLoop {
     /// When a verification has failed.
     pub fn end(self, guest: &mut impl Shell) -> Result<()> {
         guest.must(&format!("touch /run/{}.end", self.name))?;
-        let answer = guest.finish(&self.name, PASS_WITHIN)?;
+        let answer = guest.finish(&self.name, PASS_TIMEOUT)?;
         FioOutcome::read(answer.status, &answer.output)?.must_have_verified().map(drop)
     }
 }

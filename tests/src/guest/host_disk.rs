@@ -16,13 +16,13 @@ const MIB: u64 = 1 << 20;
 
 /// An image file in its own directory, removed when dropped.
 #[derive(Debug)]
-pub struct Image {
+pub struct HostImage {
     path: PathBuf,
     len: u64,
     _folder: TempDir,
 }
 
-impl Image {
+impl HostImage {
     /// Creates a sparse image of `mib` MiB.
     ///
     /// # Errors
@@ -135,7 +135,7 @@ impl LoopDevice {
     ///
     /// # Errors
     /// losetup's.
-    pub fn attach(image: &Image, block_size: u32) -> Result<Self> {
+    pub fn attach(image: &HostImage, block_size: u32) -> Result<Self> {
         let output = Command::new("losetup")
             .args(["--find", "--show", "--sector-size", &block_size.to_string()])
             .arg(image.path())

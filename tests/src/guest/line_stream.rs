@@ -11,10 +11,10 @@ use anyhow::{Context, Result, bail, ensure};
 const LINE_LIMIT: usize = 64 << 20;
 
 /// Interval of connection attempts.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Result of waiting for a line.
-pub(crate) enum Line {
+pub(crate) enum LineResult {
     /// A line, without its end.
     Text(String),
     /// No complete line before the deadline.
@@ -38,7 +38,7 @@ impl LineStream {
         let stream = loop {
             match UnixStream::connect(path) {
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < deadline => {
-                    std::thread::sleep(LOOK_EVERY);
+                    std::thread::sleep(POLL_INTERVAL);
                 }
                 result => break result.with_context(|| format!("cannot connect to {}", path.display()))?,
             }
@@ -55,30 +55,30 @@ impl LineStream {
     }
 
     /// Returns the next line, or [`LineResult::Late`] at the deadline.
-    pub(crate) fn next(&mut self, deadline: Instant) -> Result<Line> {
+    pub(crate) fn next(&mut self, deadline: Instant) -> Result<LineResult> {
         loop {
             if let Some(end) = self.read[self.searched..].iter().position(|&byte| byte == b'\n') {
                 let line: Vec<u8> = self.read.drain(..=self.searched + end).collect();
                 self.searched = 0;
                 let text = String::from_utf8_lossy(&line);
-                return Ok(Line::Text(text.trim_end_matches(['\r', '\n']).to_owned()));
+                return Ok(LineResult::Text(text.trim_end_matches(['\r', '\n']).to_owned()));
             }
             self.searched = self.read.len();
             ensure!(self.read.len() < LINE_LIMIT, "a line of more than {LINE_LIMIT} bytes");
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(Line::Late);
+                return Ok(LineResult::Late);
             }
             self.stream.set_read_timeout(Some(left))?;
             let mut chunk = [0; 16 << 10];
             match self.stream.read(&mut chunk) {
-                Ok(0) => return Ok(Line::Closed),
+                Ok(0) => return Ok(LineResult::Closed),
                 Ok(count) => self.read.extend_from_slice(&chunk[..count]),
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                    return Ok(Line::Late);
+                    return Ok(LineResult::Late);
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(Line::Closed),
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(LineResult::Closed),
                 Err(error) => bail!("cannot read the stream: {error}"),
             }
         }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::agent::{Agent, Answer, PATIENCE};
+use super::agent::{Agent, SCRIPT_TIMEOUT, ScriptOutput};
 use super::builder::GuestBuilder;
 use super::disk::GuestDisk;
 use super::process::Process;
@@ -16,10 +16,10 @@ use super::shell::Shell;
 use super::vmm::Vmm;
 
 /// Timeout from QEMU's start to the agent's first line; an idle host needs two seconds under TCG.
-pub(crate) const BOOT_WITHIN: Duration = Duration::from_secs(120);
+pub(crate) const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Timeout for QEMU to open its sockets, and to end after the guest has powered off.
-pub(crate) const QEMU_WITHIN: Duration = Duration::from_secs(60);
+pub(crate) const QEMU_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Prints the memory that the guest's kernel uses, in KiB.
 const MEMORY_KIB: &str = "awk '/^MemTotal:/ { print $2 }' /proc/meminfo";
@@ -101,7 +101,7 @@ impl Guest {
     pub fn unplug(&mut self, disk: &GuestDisk) -> Result<()> {
         self.qmp.execute("device_del", json!({ "id": disk.id() }))?;
         let id = disk.id();
-        self.qmp.wait_event("DEVICE_DELETED", PATIENCE, |data| data["device"] == id)?;
+        self.qmp.wait_event("DEVICE_DELETED", SCRIPT_TIMEOUT, |data| data["device"] == id)?;
         self.qmp.execute("chardev-remove", json!({ "id": disk.chardev().id() })).map(drop)
     }
 
@@ -136,7 +136,7 @@ impl Guest {
     /// QEMU's error, or a guest that does not boot.
     pub fn reset(&mut self) -> Result<()> {
         self.qmp.execute("system_reset", json!({}))?;
-        self.wait_ready(BOOT_WITHIN)
+        self.wait_ready(BOOT_TIMEOUT)
     }
 
     /// Powers the guest off and waits until QEMU has ended well.
@@ -144,8 +144,8 @@ impl Guest {
     /// # Errors
     /// When QEMU stays or fails.
     pub fn power_off(mut self) -> Result<()> {
-        self.agent.send("sync; poweroff -f", PATIENCE)?;
-        let status = self.qemu.wait(QEMU_WITHIN)?;
+        self.agent.send("sync; poweroff -f", SCRIPT_TIMEOUT)?;
+        let status = self.qemu.wait(QEMU_TIMEOUT)?;
         ensure!(status.success(), "QEMU ended with {status}:\n{}", self.qemu.output());
         Ok(())
     }
@@ -156,14 +156,14 @@ impl Guest {
     /// When QEMU stays or fails.
     pub fn quit(mut self) -> Result<()> {
         self.qmp.execute("quit", json!({}))?;
-        let status = self.qemu.wait(QEMU_WITHIN)?;
+        let status = self.qemu.wait(QEMU_TIMEOUT)?;
         ensure!(status.success(), "QEMU ended with {status}:\n{}", self.qemu.output());
         Ok(())
     }
 
     /// Continues the script numbers of `other`: the guest has migrated from there.
     pub fn continue_script_numbers_of(&mut self, other: &Self) {
-        self.agent.follow(&other.agent);
+        self.agent.continue_script_numbers_of(&other.agent);
     }
 
     /// Kills QEMU with SIGKILL, at once.
@@ -182,7 +182,7 @@ impl Guest {
         let console = self.folder.path().join("console");
         let qemu = &mut self.qemu;
         let mut alive = || {
-            if let Some(status) = qemu.ended()? {
+            if let Some(status) = qemu.try_wait()? {
                 bail!("QEMU ended: {status}");
             }
             ensure!(!console_text(&console).contains("Kernel panic"), "the guest's kernel panicked");
@@ -196,7 +196,7 @@ impl Guest {
 }
 
 impl Shell for Guest {
-    fn run_within(&mut self, script: &str, limit: Duration) -> Result<Answer> {
+    fn run_within(&mut self, script: &str, limit: Duration) -> Result<ScriptOutput> {
         self.with_agent(|agent, alive| agent.run(script, limit, alive)).with_context(|| format!("running: {script}"))
     }
 }

@@ -9,18 +9,18 @@ use serde_json::{Value, json};
 use super::machine::Guest;
 
 /// Poll interval of a migration's state.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// State of a migration, from QMP's `query-migrate`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Migration {
+pub struct MigrationStatus {
     /// Such as `active`, `completed`, `failed`, `cancelled`; `none` before the first.
     pub status: String,
     /// QEMU's whole response.
     pub details: Value,
 }
 
-impl Migration {
+impl MigrationStatus {
     /// Returns true if it has ended, with or without success.
     #[must_use]
     pub fn has_ended(&self) -> bool {
@@ -37,8 +37,8 @@ impl Guest {
     pub fn migrate_to(&mut self, destination: &mut Self, within: Duration) -> Result<()> {
         let deadline = Instant::now() + within;
         self.start_migration_to(destination)?;
-        self.migration_completed(deadline.saturating_duration_since(Instant::now()))?;
-        destination.qmp_event("RESUME", deadline.saturating_duration_since(Instant::now()))?;
+        self.wait_migration_completed(deadline.saturating_duration_since(Instant::now()))?;
+        destination.wait_qmp_event("RESUME", deadline.saturating_duration_since(Instant::now()))?;
         destination.continue_script_numbers_of(self);
         Ok(())
     }
@@ -81,7 +81,7 @@ impl Guest {
     ///
     /// # Errors
     /// QEMU's.
-    pub fn migration_parameters(&mut self, parameters: Value) -> Result<()> {
+    pub fn set_migration_parameters(&mut self, parameters: Value) -> Result<()> {
         self.qmp().execute("migrate-set-parameters", parameters).map(drop)
     }
 
@@ -89,27 +89,27 @@ impl Guest {
     ///
     /// # Errors
     /// QEMU's.
-    pub fn migration(&mut self) -> Result<Migration> {
+    pub fn migration_status(&mut self) -> Result<MigrationStatus> {
         let details = self.qmp().execute("query-migrate", json!({}))?;
         let status = details["status"].as_str().unwrap_or("none").to_owned();
-        Ok(Migration { status, details })
+        Ok(MigrationStatus { status, details })
     }
 
     /// Waits until the outgoing migration has ended, with or without success.
     ///
     /// # Errors
     /// When it does not end in time.
-    pub fn migration_ended(&mut self, within: Duration) -> Result<Migration> {
+    pub fn wait_migration_ended(&mut self, within: Duration) -> Result<MigrationStatus> {
         let deadline = Instant::now() + within;
         loop {
-            let now = self.migration()?;
+            let now = self.migration_status()?;
             if now.has_ended() {
                 return Ok(now);
             }
             if Instant::now() >= deadline {
                 bail!("the migration did not end within {within:?}: {}", now.details);
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -117,8 +117,8 @@ impl Guest {
     ///
     /// # Errors
     /// When it fails or does not end in time.
-    pub fn migration_completed(&mut self, within: Duration) -> Result<Migration> {
-        let ended = self.migration_ended(within)?;
+    pub fn wait_migration_completed(&mut self, within: Duration) -> Result<MigrationStatus> {
+        let ended = self.wait_migration_ended(within)?;
         ensure!(
             ended.status == "completed",
             "the migration ended as '{}': {}; QEMU says: {}",
@@ -135,7 +135,7 @@ impl Guest {
     /// QEMU's, and when it had already ended otherwise.
     pub fn cancel_migration(&mut self, within: Duration) -> Result<()> {
         self.qmp().execute("migrate_cancel", json!({}))?;
-        let ended = self.migration_ended(within)?;
+        let ended = self.wait_migration_ended(within)?;
         ensure!(ended.status == "cancelled", "the migration was to be cancelled: {}", ended.details);
         Ok(())
     }
@@ -148,7 +148,7 @@ impl Guest {
         self.stop()?;
         // `file:` needs QEMU 8.2.
         self.start_migration(&format!("exec:cat >'{}'", file.display()))?;
-        self.migration_completed(within).map(drop)
+        self.wait_migration_completed(within).map(drop)
     }
 
     /// Restores the state of `source` from a file, as a destination, and runs the guest.
@@ -160,7 +160,7 @@ impl Guest {
         let deadline = Instant::now() + within;
         while self.run_state()? == "inmigrate" {
             ensure!(Instant::now() < deadline, "the guest was not restored within {within:?}");
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
         self.continue_script_numbers_of(source);
         // It was saved stopped, and is restored stopped.
@@ -196,7 +196,7 @@ impl Guest {
     ///
     /// # Errors
     /// When none comes in time.
-    pub fn qmp_event(&mut self, name: &str, within: Duration) -> Result<Value> {
+    pub fn wait_qmp_event(&mut self, name: &str, within: Duration) -> Result<Value> {
         self.qmp().wait_event(name, within, |_| true)
     }
 
@@ -204,7 +204,7 @@ impl Guest {
     ///
     /// # Errors
     /// When none comes in time.
-    pub fn migration_event(&mut self, status: &str, within: Duration) -> Result<Value> {
+    pub fn wait_migration_event(&mut self, status: &str, within: Duration) -> Result<Value> {
         self.qmp().wait_event("MIGRATION", within, |data| data["status"] == status)
     }
 }

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Poll interval for the end of a child, and for a socket.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(5);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Returns a command whose process the kernel kills when its parent thread ends, so that a killed test run leaves no virtual machine.
 pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
@@ -60,7 +60,7 @@ impl Process {
     }
 
     /// Returns the exit status, if the child has ended.
-    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+    pub(crate) fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
 
@@ -75,13 +75,13 @@ impl Process {
     pub(crate) fn wait(&mut self, within: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + within;
         loop {
-            if let Some(status) = self.ended()? {
+            if let Some(status) = self.try_wait()? {
                 return Ok(status);
             }
             if Instant::now() >= deadline {
                 bail!("{} did not end within {within:?}; its output:\n{}", self.name, self.output());
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -89,13 +89,13 @@ impl Process {
     pub(crate) fn until(&mut self, what: &str, within: Duration, mut ready: impl FnMut() -> bool) -> Result<()> {
         let deadline = Instant::now() + within;
         while !ready() {
-            if let Some(status) = self.ended()? {
+            if let Some(status) = self.try_wait()? {
                 bail!("{} ended ({status}) before {what}; its output:\n{}", self.name, self.output());
             }
             if Instant::now() >= deadline {
                 bail!("{}: no {what} within {within:?}; its output:\n{}", self.name, self.output());
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::line_stream::{Line, LineStream};
+use super::line_stream::{LineResult, LineStream};
 
 /// Timeout of a QMP response; QEMU waits for a vhost-user server inside `device_add`.
-const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The QMP connection to a QEMU.
 #[derive(Debug)]
@@ -20,8 +20,8 @@ pub struct Qmp {
 
 impl Qmp {
     pub(crate) fn connect(socket: &Path) -> Result<Self> {
-        let mut qmp = Self { stream: LineStream::connect(socket, ANSWER_WITHIN)?, events: Vec::new() };
-        let greeting = qmp.message(Instant::now() + ANSWER_WITHIN)?;
+        let mut qmp = Self { stream: LineStream::connect(socket, RESPONSE_TIMEOUT)?, events: Vec::new() };
+        let greeting = qmp.message(Instant::now() + RESPONSE_TIMEOUT)?;
         greeting.get("QMP").with_context(|| format!("not a QMP greeting: {greeting}"))?;
         qmp.execute("qmp_capabilities", json!({}))?;
         Ok(qmp)
@@ -33,7 +33,7 @@ impl Qmp {
     /// QEMU's own error, a closed connection, or no response in time.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         self.stream.send(&json!({ "execute": command, "arguments": arguments }).to_string())?;
-        let deadline = Instant::now() + ANSWER_WITHIN;
+        let deadline = Instant::now() + RESPONSE_TIMEOUT;
         loop {
             let mut message = self.message(deadline).with_context(|| format!("QMP {command}"))?;
             if message.get("event").is_some() {
@@ -66,9 +66,9 @@ impl Qmp {
 
     fn message(&mut self, deadline: Instant) -> Result<Value> {
         match self.stream.next(deadline)? {
-            Line::Text(line) => serde_json::from_str(&line).with_context(|| format!("not QMP: {line}")),
-            Line::Closed => bail!("QEMU closed its QMP socket"),
-            Line::Late => bail!("QEMU does not answer in time"),
+            LineResult::Text(line) => serde_json::from_str(&line).with_context(|| format!("not QMP: {line}")),
+            LineResult::Closed => bail!("QEMU closed its QMP socket"),
+            LineResult::Late => bail!("QEMU does not answer in time"),
         }
     }
 }

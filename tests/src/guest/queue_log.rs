@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 
 /// Start of the line; `key=value` pairs follow.
-const MARK: &str = "queue stopped ";
+const LINE_START: &str = "queue stopped ";
 
 /// Counters of a queue from one start to GET_VRING_BASE or a disconnect.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct QueueStopped {
+pub struct StoppedQueue {
     /// Id of the disk.
     pub disk: String,
     /// Index of the virtqueue.
@@ -17,7 +17,7 @@ pub struct QueueStopped {
     counters: BTreeMap<String, u64>,
 }
 
-impl QueueStopped {
+impl StoppedQueue {
     /// Returns a counter, such as `requests`, `reads`, `writes`, `flushes`, `kicks` or `calls`.
     ///
     /// # Errors
@@ -48,9 +48,13 @@ impl QueueStopped {
 
 /// Returns every stopped queue in the daemon's log, oldest first.
 #[must_use]
-pub fn queue_stopped(log: &str) -> Vec<QueueStopped> {
+pub fn stopped_queues(log: &str) -> Vec<StoppedQueue> {
     let plain = without_colours(log);
-    plain.lines().filter_map(|line| line.split_once(MARK)).filter_map(|(_, pairs)| QueueStopped::parse(pairs)).collect()
+    plain
+        .lines()
+        .filter_map(|line| line.split_once(LINE_START))
+        .filter_map(|(_, pairs)| StoppedQueue::parse(pairs))
+        .collect()
 }
 
 /// Removes ANSI's "select graphic rendition" sequences: ESC [ ... m.
@@ -67,7 +71,7 @@ pub(crate) fn without_colours(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::queue_stopped;
+    use super::stopped_queues;
 
     #[test]
     fn lines_are_parsed_with_and_without_colours() -> anyhow::Result<()> {
@@ -75,7 +79,7 @@ mod tests {
                    2026 INFO queue stopped disk=a queue=0 requests=123 reads=100 flushes=1\n\
                    \x1b[32m INFO\x1b[0m queue stopped \x1b[3mdisk\x1b[0m=\"b\" \x1b[3mqueue\x1b[0m=1 \x1b[3mrequests\x1b[0m=7\n\
                    INFO queue stopped disk=c requests=1\n";
-        let found = queue_stopped(log);
+        let found = stopped_queues(log);
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!((found[0].disk.as_str(), found[0].queue, found[0].counter("requests")?), ("a", 0, 123));
         assert_eq!((found[1].disk.as_str(), found[1].queue, found[1].counter("requests")?), ("b", 1, 7));

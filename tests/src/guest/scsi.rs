@@ -90,7 +90,7 @@ pub fn scsi_disks(guest: &mut Guest) -> Result<Vec<ScsiDisk>> {
 ///
 /// # Errors
 /// When it has other disks at the end.
-pub fn wait_for_places(guest: &mut Guest, wanted: &[(u8, u16)]) -> Result<BTreeMap<(u8, u16), ScsiDisk>> {
+pub fn wait_for_luns(guest: &mut Guest, wanted: &[(u8, u16)]) -> Result<BTreeMap<(u8, u16), ScsiDisk>> {
     let count = wanted.len();
     // Each disk must have a node, and no other disk one. A node that is a regular file was created by a program that opened it too late or
     // too early.

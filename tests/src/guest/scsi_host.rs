@@ -3,16 +3,16 @@
 use anyhow::{Context, Result};
 
 use super::builder::GuestBuilder;
-use super::controller::{Controller, GuestController, Lun};
-use super::daemon::{Daemon, Server, Stopped};
+use super::controller::{ControllerConfig, GuestController, LunConfig};
+use super::daemon::{DaemonProgram, StoppedDaemon, VhostUserDaemon};
 use super::machine::Guest;
 
 /// Serves controllers.
 #[derive(Debug)]
 pub struct ScsiHost {
     /// `None`: QEMU emulates the disks.
-    daemon: Option<Daemon>,
-    controllers: Vec<Controller>,
+    daemon: Option<VhostUserDaemon>,
+    controllers: Vec<ControllerConfig>,
 }
 
 impl ScsiHost {
@@ -21,17 +21,17 @@ impl ScsiHost {
     ///
     /// # Errors
     /// As [`VhostUserDaemon::start_controllers`].
-    pub fn start(controllers: Vec<Controller>) -> Result<Self> {
-        let daemon = match Server::from_environment()? {
-            Server::Mqblk => Some(Daemon::start_controllers(&controllers)?),
-            Server::QemuStorageDaemon => None,
+    pub fn start(controllers: Vec<ControllerConfig>) -> Result<Self> {
+        let daemon = match DaemonProgram::from_environment()? {
+            DaemonProgram::Mqblk => Some(VhostUserDaemon::start_controllers(&controllers)?),
+            DaemonProgram::QemuStorageDaemon => None,
         };
         Ok(Self { daemon, controllers })
     }
 
     /// Returns true if our daemon serves.
     #[must_use]
-    pub fn is_ours(&self) -> bool {
+    pub fn is_mqblk(&self) -> bool {
         self.daemon.is_some()
     }
 
@@ -39,7 +39,7 @@ impl ScsiHost {
     ///
     /// # Errors
     /// When QEMU serves.
-    pub fn daemon(&mut self) -> Result<&mut Daemon> {
+    pub fn daemon(&mut self) -> Result<&mut VhostUserDaemon> {
         self.daemon.as_mut().context("QEMU serves these disks, not our daemon")
     }
 
@@ -67,7 +67,7 @@ impl ScsiHost {
         Ok(builder)
     }
 
-    fn find(&self, id: &str) -> Result<&Controller> {
+    fn find(&self, id: &str) -> Result<&ControllerConfig> {
         self.controllers.iter().find(|one| one.id == id).with_context(|| format!("no controller {id}"))
     }
 
@@ -75,9 +75,9 @@ impl ScsiHost {
     ///
     /// # Errors
     /// The server's.
-    pub fn add(&self, guest: &mut Guest, controller: &str, lun: &Lun) -> Result<()> {
+    pub fn add_lun(&self, guest: &mut Guest, controller: &str, lun: &LunConfig) -> Result<()> {
         match &self.daemon {
-            Some(daemon) => daemon.ask(&["lun", "add"], &[&lun.for_mqblk(controller)]).map(drop),
+            Some(daemon) => daemon.run_verb(&["lun", "add"], &[&lun.for_mqblk(controller)]).map(drop),
             None => guest.add_qemu_lun(controller, lun),
         }
     }
@@ -86,25 +86,25 @@ impl ScsiHost {
     ///
     /// # Errors
     /// The server's.
-    pub fn remove(&self, guest: &mut Guest, controller: &str, lun: &Lun) -> Result<()> {
+    pub fn remove_lun(&self, guest: &mut Guest, controller: &str, lun: &LunConfig) -> Result<()> {
         let Some(daemon) = &self.daemon else { return guest.remove_qemu_lun(lun) };
-        daemon.ask(&["lun", "remove"], &words(&place(controller, lun))).map(drop)
+        daemon.run_verb(&["lun", "remove"], &words(&lun_address_arguments(controller, lun))).map(drop)
     }
 
     /// Resizes a LUN's image in use; `None`: our daemon queries the current size.
     ///
     /// # Errors
     /// The server's.
-    pub fn resize(&self, guest: &mut Guest, controller: &str, lun: &Lun, bytes: Option<u64>) -> Result<()> {
+    pub fn resize_lun(&self, guest: &mut Guest, controller: &str, lun: &LunConfig, bytes: Option<u64>) -> Result<()> {
         let Some(daemon) = &self.daemon else {
             return guest.resize_qemu_lun(lun, bytes.context("QEMU does not look for itself")?);
         };
-        let mut which = place(controller, lun);
+        let mut which = lun_address_arguments(controller, lun);
         which.push("--shrink".to_owned());
         if let Some(bytes) = bytes {
             which.extend(["--size".to_owned(), bytes.to_string()]);
         }
-        daemon.ask(&["lun", "resize"], &words(&which)).map(drop)
+        daemon.run_verb(&["lun", "resize"], &words(&which)).map(drop)
     }
 
     /// Checks that the daemon runs.
@@ -112,20 +112,20 @@ impl ScsiHost {
     /// # Errors
     /// When it has ended, with its output.
     pub fn must_run(&mut self) -> Result<()> {
-        self.daemon.as_mut().map_or(Ok(()), Daemon::must_run)
+        self.daemon.as_mut().map_or(Ok(()), VhostUserDaemon::must_run)
     }
 
     /// Stops the daemon as [`VhostUserDaemon::stop`] does. Returns `None` if there is none.
     ///
     /// # Errors
     /// As [`VhostUserDaemon::stop`].
-    pub fn stop(self) -> Result<Option<Stopped>> {
-        self.daemon.map(Daemon::stop).transpose()
+    pub fn stop(self) -> Result<Option<StoppedDaemon>> {
+        self.daemon.map(VhostUserDaemon::stop).transpose()
     }
 }
 
 /// Returns the address of a LUN, in the options of `mqblk lun`.
-fn place(controller: &str, lun: &Lun) -> Vec<String> {
+fn lun_address_arguments(controller: &str, lun: &LunConfig) -> Vec<String> {
     let options =
         [("--controller", controller.to_owned()), ("--target", lun.target.to_string()), ("--lun", lun.lun.to_string())];
     options.into_iter().flat_map(|(option, value)| [option.to_owned(), value]).collect()

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::agent::{Answer, PATIENCE};
+use super::agent::{SCRIPT_TIMEOUT, ScriptOutput};
 
 /// A machine that runs shell scripts.
 pub trait Shell {
@@ -12,14 +12,14 @@ pub trait Shell {
     ///
     /// # Errors
     /// When the machine does not reply. A script that fails is not an error.
-    fn run_within(&mut self, script: &str, limit: Duration) -> Result<Answer>;
+    fn run_within(&mut self, script: &str, limit: Duration) -> Result<ScriptOutput>;
 
     /// Runs a script for at most [`SCRIPT_TIMEOUT`].
     ///
     /// # Errors
     /// As [`Shell::run_within`].
-    fn run(&mut self, script: &str) -> Result<Answer> {
-        self.run_within(script, PATIENCE)
+    fn run(&mut self, script: &str) -> Result<ScriptOutput> {
+        self.run_within(script, SCRIPT_TIMEOUT)
     }
 
     /// Runs a script that must exit with 0. Returns its output without the last newline.
@@ -27,7 +27,7 @@ pub trait Shell {
     /// # Errors
     /// As [`Shell::run`], and when the script fails.
     fn must(&mut self, script: &str) -> Result<String> {
-        self.must_within(script, PATIENCE)
+        self.must_within(script, SCRIPT_TIMEOUT)
     }
 
     /// As [`Shell::must`], with another limit.
@@ -62,7 +62,7 @@ pub trait Shell {
     ///
     /// # Errors
     /// When it does not end within `limit`.
-    fn finish(&mut self, name: &str, limit: Duration) -> Result<Answer> {
+    fn finish(&mut self, name: &str, limit: Duration) -> Result<ScriptOutput> {
         let wait = format!("while ! [ -e /run/jobs/{name}.status ]; do sleep 0.1; done; cat /run/jobs/{name}.status");
         let ended = self.run_within(&wait, limit)?;
         let output = self.run(&format!("cat /run/jobs/{name}.out"))?.output;
@@ -71,7 +71,7 @@ pub trait Shell {
         }
         let status = ended.output.trim();
         let status = status.parse().with_context(|| format!("the exit status of the job '{name}': '{status}'"))?;
-        Ok(Answer { status, output })
+        Ok(ScriptOutput { status, output })
     }
 
     /// Returns true if a script given to [`Shell::start`] still runs.

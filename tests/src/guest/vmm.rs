@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::cache::Cache;
+use super::cache::GuestCache;
 
 /// A QEMU version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,15 +44,15 @@ impl Vmm {
 
     /// Returns the kernel that belongs to it.
     #[must_use]
-    pub fn kernel(self) -> Kernel {
+    pub fn kernel(self) -> GuestKernel {
         match self {
-            Self::System => Kernel::System,
-            Self::Trixie => Kernel::Trixie,
+            Self::System => GuestKernel::System,
+            Self::Trixie => GuestKernel::Trixie,
         }
     }
 
     /// Returns the path of `qemu-system-x86_64`.
-    pub(crate) fn program(self, cache: &Cache) -> PathBuf {
+    pub(crate) fn program(self, cache: &GuestCache) -> PathBuf {
         match self {
             Self::System => "qemu-system-x86_64".into(),
             Self::Trixie => cache.folder().join("trixie/qemu/qemu-system-x86_64"),
@@ -82,7 +82,7 @@ pub fn with_each_vmm(mut body: impl FnMut(Vmm) -> Result<()>) -> Result<()> {
 
 /// A guest kernel, with an initramfs of the same programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kernel {
+pub enum GuestKernel {
     /// The kernel of the installed Debian: Linux 6.1 in Debian 12.
     System,
     /// That of Debian trixie: Linux 6.12.

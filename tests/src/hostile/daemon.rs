@@ -8,12 +8,12 @@ use std::sync::OnceLock;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use super::socket::{Connection, message};
+use super::socket::{VhostUserSocket, message};
 use super::wait_for;
 
 /// A daemon. Killed when dropped, if [`stop`](Self::stop) was not called.
 #[derive(Debug)]
-pub struct Daemon {
+pub struct HostileDaemon {
     child: Child,
     folder: TempDir,
     ids: Vec<String>,
@@ -21,30 +21,30 @@ pub struct Daemon {
 
 /// Resources of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Holds {
+pub struct HostileDaemonResources {
     /// Open file descriptors.
     pub fds: usize,
     /// Mappings of files that frontends have shared.
     pub shared_maps: usize,
 }
 
-impl Daemon {
+impl HostileDaemon {
     /// Serves disks, each given by its id and its other keys. `IMAGE` is a file of 1 MiB, all zero.
     ///
     /// # Panics
     /// When it does not start.
-    pub fn start(workers: usize, disks: &[(&str, &str)]) -> Daemon {
-        Daemon::start_with(workers, disks, &[])
+    pub fn start(workers: usize, disks: &[(&str, &str)]) -> HostileDaemon {
+        HostileDaemon::start_with(workers, disks, &[])
     }
 
     /// As [`start`](Self::start), with further arguments of `mqblk serve`.
     ///
     /// # Panics
     /// As [`start`](Self::start).
-    pub fn start_with(workers: usize, disks: &[(&str, &str)], arguments: &[&str]) -> Daemon {
+    pub fn start_with(workers: usize, disks: &[(&str, &str)], arguments: &[&str]) -> HostileDaemon {
         let folder = tempfile::tempdir().expect("a folder");
         let log = File::create(folder.path().join("log")).expect("a log file");
-        let mut command = Command::new(binary());
+        let mut command = Command::new(mqblk_binary());
         command.args(["serve", "--workers", &workers.to_string()]).args(arguments);
         command.env_remove("RUST_LOG").stdin(Stdio::null());
         for (id, settings) in disks {
@@ -57,14 +57,14 @@ impl Daemon {
         }
         let child = command.stdout(Stdio::null()).stderr(log).spawn().expect("the daemon");
         let ids = disks.iter().map(|(id, _)| (*id).to_owned()).collect();
-        let mut daemon = Daemon { child, folder, ids };
+        let mut daemon = HostileDaemon { child, folder, ids };
         for (id, _) in disks {
             let socket = daemon.socket(id);
             wait_for("the daemon's sockets", || {
                 assert!(daemon.child.try_wait().expect("wait").is_none(), "the daemon ended:\n{}", daemon.log());
                 socket.exists().then_some(())
             });
-            daemon.settle(id);
+            daemon.wait_for_session_end(id);
         }
         daemon
     }
@@ -85,7 +85,7 @@ impl Daemon {
     }
 
     /// Returns the warnings and errors that it has logged about a disk.
-    pub fn complaints(&self, id: &str) -> Vec<String> {
+    pub fn warnings(&self, id: &str) -> Vec<String> {
         let about = [format!("disk=\"{id}\""), format!("disk={id}")];
         let of_disk = |line: &str| about.iter().any(|about| line.split(' ').any(|word| word == about));
         let bad = |line: &str| line.contains(" WARN ") || line.contains("ERROR ");
@@ -96,26 +96,26 @@ impl Daemon {
     ///
     /// # Panics
     /// When a new session gets no reply.
-    pub fn settle(&self, id: &str) {
-        assert_ne!(Connection::open(&self.socket(id)).ask_u64(message::GET_FEATURES), 0);
+    pub fn wait_for_session_end(&self, id: &str) {
+        assert_ne!(VhostUserSocket::connect(&self.socket(id)).request_u64(message::GET_FEATURES), 0);
     }
 
     /// Returns its current resources.
     ///
     /// # Panics
     /// When the process is gone.
-    pub fn holds(&self) -> Holds {
+    pub fn resources(&self) -> HostileDaemonResources {
         let proc = PathBuf::from(format!("/proc/{}", self.child.id()));
         let fds = std::fs::read_dir(proc.join("fd")).expect("the daemon's descriptors").count();
         let maps = std::fs::read_to_string(proc.join("maps")).expect("the daemon's mappings");
-        Holds { fds, shared_maps: maps.lines().filter(|line| line.contains("/memfd:")).count() }
+        HostileDaemonResources { fds, shared_maps: maps.lines().filter(|line| line.contains("/memfd:")).count() }
     }
 
     /// Returns the number of threads whose name begins with `name`. The kernel's own threads come and go.
     ///
     /// # Panics
     /// When the process is gone.
-    pub fn threads(&self, name: &str) -> usize {
+    pub fn thread_count(&self, name: &str) -> usize {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("the daemon's threads");
         let named =
             |path: PathBuf| std::fs::read_to_string(path.join("comm")).is_ok_and(|found| found.starts_with(name));
@@ -123,11 +123,11 @@ impl Daemon {
     }
 
     /// Returns its resources once they are stable.
-    pub fn quiet_holds(&self) -> Holds {
-        let mut last = self.holds();
+    pub fn stable_resources(&self) -> HostileDaemonResources {
+        let mut last = self.resources();
         wait_for("the daemon's rest", || {
             std::thread::sleep(std::time::Duration::from_millis(50));
-            let before = std::mem::replace(&mut last, self.holds());
+            let before = std::mem::replace(&mut last, self.resources());
             (before == last).then_some(last)
         })
     }
@@ -136,11 +136,11 @@ impl Daemon {
     ///
     /// # Panics
     /// When they are not in time.
-    pub fn wait_holds(&self, expected: Holds, after: &str) {
+    pub fn wait_for_resources(&self, expected: HostileDaemonResources, after: &str) {
         let mut last = expected;
-        let until = std::time::Instant::now() + super::PATIENCE;
+        let until = std::time::Instant::now() + super::TIMEOUT;
         while std::time::Instant::now() < until {
-            last = self.holds();
+            last = self.resources();
             if last == expected {
                 return;
             }
@@ -178,7 +178,7 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
+impl Drop for HostileDaemon {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let log = self.log();
@@ -192,7 +192,7 @@ impl Drop for Daemon {
 }
 
 /// Returns `MQBLK`, else the workspace's own build in the profile of this test, built now if it is out of date.
-pub fn binary() -> PathBuf {
+pub fn mqblk_binary() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     if let Some(path) = std::env::var_os("MQBLK") {
         return PathBuf::from(path);

@@ -12,7 +12,7 @@ use mqblk_memory::GuestAddress;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use super::{PATIENCE, wait_for};
+use super::{TIMEOUT, wait_for};
 
 /// Bytes of a block, which is written and verified as a whole.
 pub const BLOCK: usize = 4096;
@@ -32,7 +32,7 @@ pub fn block(number: u64, generation: u64) -> Vec<u8> {
 }
 
 /// Returns what is wrong with a block that was read, if anything.
-pub fn fault(bytes: &[u8], number: u64, generation: u32) -> Option<String> {
+pub fn block_fault(bytes: &[u8], number: u64, generation: u32) -> Option<String> {
     let sum = crc32c::crc32c_append(crc32c::crc32c(&bytes[..8]), &bytes[16..]);
     let found = (bytes[..8].to_vec(), bytes[8..12].to_vec(), bytes[12..16].to_vec());
     let wanted = (number.to_le_bytes().to_vec(), sum.to_le_bytes().to_vec(), generation.to_le_bytes().to_vec());
@@ -41,7 +41,7 @@ pub fn fault(bytes: &[u8], number: u64, generation: u32) -> Option<String> {
 
 /// A device driven by one thread over all its queues, and the generations it has written.
 #[derive(Debug)]
-pub struct Load {
+pub struct VhostUserLoad {
     device: Device,
     set: QueueSet,
     /// The generation last written of each block; 0: never.
@@ -59,24 +59,24 @@ struct Job {
     write: bool,
 }
 
-impl Load {
+impl VhostUserLoad {
     /// Connects to a disk. Uses its first `blocks` blocks of [`BLOCK`] bytes.
     ///
     /// # Panics
     /// When the daemon rejects the connection.
-    pub fn connect(socket: PathBuf, queues: u16, blocks: usize, seed: u64) -> Load {
-        Load::connect_as(socket, queues, blocks, seed, false)
+    pub fn connect(socket: PathBuf, queues: u16, blocks: usize, seed: u64) -> VhostUserLoad {
+        VhostUserLoad::connect_as(socket, queues, blocks, seed, false)
     }
 
     /// As [`connect`](Self::connect), with configuration change notifications for [`device`](Self::device).
     ///
     /// # Panics
     /// As [`connect`](Self::connect).
-    pub fn connect_listening(socket: PathBuf, queues: u16, blocks: usize, seed: u64) -> Load {
-        Load::connect_as(socket, queues, blocks, seed, true)
+    pub fn connect_with_config_changes(socket: PathBuf, queues: u16, blocks: usize, seed: u64) -> VhostUserLoad {
+        VhostUserLoad::connect_as(socket, queues, blocks, seed, true)
     }
 
-    fn connect_as(socket: PathBuf, queues: u16, blocks: usize, seed: u64, config_changes: bool) -> Load {
+    fn connect_as(socket: PathBuf, queues: u16, blocks: usize, seed: u64, config_changes: bool) -> VhostUserLoad {
         let mut options = Options::new(socket);
         options.queues = queues;
         options.queue_size = 64;
@@ -84,12 +84,12 @@ impl Load {
         options.data_per_queue = ByteLen((DEPTH * BLOCK) as u64);
         options.poison_status = true;
         options.config_changes = config_changes;
-        options.patience = PATIENCE;
-        options.answer_limit = PATIENCE;
+        options.patience = TIMEOUT;
+        options.answer_limit = TIMEOUT;
         let mut device = Device::connect(&options).expect("the disk");
         let set = device.take_queues().pop().expect("one set of queues");
         let random = SmallRng::seed_from_u64(seed);
-        Load { device, set, generations: vec![0; blocks], random, verified: 0 }
+        VhostUserLoad { device, set, generations: vec![0; blocks], random, verified: 0 }
     }
 
     /// Returns the device.
@@ -107,7 +107,7 @@ impl Load {
     /// # Panics
     /// When none comes.
     pub fn try_read(&mut self, number: u64) -> Status {
-        let segment = self.piece(0);
+        let segment = self.segment(0);
         let queue = &mut self.set.queues()[0];
         let start = Sector512(number * BLOCK as u64 / mqblk_core::units::SECTOR_BYTES);
         queue.read(0, start, segment).expect("room");
@@ -145,7 +145,7 @@ impl Load {
             queue.publish().expect("the kick");
         }
         let mut left = jobs.len();
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while left > 0 {
             let done = self.reap();
             if done.is_empty() {
@@ -159,13 +159,13 @@ impl Load {
         }
     }
 
-    fn piece(&mut self, at: usize) -> Piece {
+    fn segment(&mut self, at: usize) -> Piece {
         let (data, _) = self.set.queues()[at / DEPTH].data();
         Piece { address: GuestAddress(data.0 + (at % DEPTH * BLOCK) as u64), len: BLOCK as u32 }
     }
 
     fn submit(&mut self, at: usize, job: &Job) {
-        let segment = self.piece(at);
+        let segment = self.segment(at);
         let queue = &mut self.set.queues()[at / DEPTH];
         let start = Sector512((job.number * BLOCK) as u64 / mqblk_core::units::SECTOR_BYTES);
         match job.write {
@@ -201,10 +201,10 @@ impl Load {
             self.generations[job.number] = job.generation;
             return;
         }
-        let segment = self.piece(at);
+        let segment = self.segment(at);
         let mut bytes = vec![0; BLOCK];
         self.set.queues()[0].memory().read(segment.address, &mut bytes).expect("data memory");
-        if let Some(fault) = fault(&bytes, job.number as u64, job.generation) {
+        if let Some(fault) = block_fault(&bytes, job.number as u64, job.generation) {
             panic!("{fault}");
         }
         self.verified += 1;
@@ -213,19 +213,19 @@ impl Load {
 
 /// A well-behaved client beside the one under test: a thread that writes and verifies until it is stopped.
 #[derive(Debug)]
-pub struct Neighbour {
+pub struct VhostUserNeighbour {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
     thread: Option<JoinHandle<u64>>,
 }
 
-impl Neighbour {
+impl VhostUserNeighbour {
     /// Starts the thread.
-    pub fn start(socket: PathBuf, queues: u16, seed: u64) -> Neighbour {
+    pub fn start(socket: PathBuf, queues: u16, seed: u64) -> VhostUserNeighbour {
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stop2, rounds2) = (Arc::clone(&stop), Arc::clone(&rounds));
         let thread = std::thread::spawn(move || {
-            let mut load = Load::connect(socket, queues, 200, seed);
+            let mut load = VhostUserLoad::connect(socket, queues, 200, seed);
             while !stop2.load(Ordering::Relaxed) {
                 load.round();
                 rounds2.fetch_add(1, Ordering::Relaxed);
@@ -234,8 +234,8 @@ impl Neighbour {
             }
             load.verified
         });
-        let neighbour = Neighbour { stop, rounds, thread: Some(thread) };
-        neighbour.assert_goes_on("its start");
+        let neighbour = VhostUserNeighbour { stop, rounds, thread: Some(thread) };
+        neighbour.assert_progress("its start");
         neighbour
     }
 
@@ -248,7 +248,7 @@ impl Neighbour {
     ///
     /// # Panics
     /// When none ends.
-    pub fn assert_goes_on(&self, after: &str) {
+    pub fn assert_progress(&self, after: &str) {
         let now = self.rounds();
         wait_for(&format!("a good disk's next round after {after}"), || {
             let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
@@ -267,7 +267,7 @@ impl Neighbour {
     }
 }
 
-impl Drop for Neighbour {
+impl Drop for VhostUserNeighbour {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

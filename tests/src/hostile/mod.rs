@@ -5,39 +5,39 @@
 //! guest memory and a split ring of which every byte is under control; `frontend` sets up queues from these; `request` builds virtio-blk
 //! requests. `load` is a well-behaved client that verifies all that it reads, `queue_load` does the same on a raw queue.
 
-pub mod case;
-pub mod conversation;
 pub mod daemon;
-pub mod event;
-pub mod front_end;
+pub mod eventfd;
+pub mod frontend;
 pub mod load;
 pub mod memory;
-pub mod pusher;
+pub mod queue_load;
 pub mod request;
 pub mod ring;
+pub mod ring_cases;
+pub mod ring_fixture;
+pub mod session;
 pub mod socket;
-pub mod table;
 
 use std::time::{Duration, Instant};
 
 /// Timeout of every wait in these tests.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long a test waits for an event that must not happen.
-pub const WATCH: Duration = Duration::from_millis(30);
+pub const QUIET_TIME: Duration = Duration::from_millis(30);
 
 /// Polls `found` until it returns a value.
 ///
 /// # Panics
 /// When it does not within [`TIMEOUT`]; `what` is named.
 pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let mut pause = Duration::from_micros(20);
     loop {
         if let Some(found) = found() {
             return found;
         }
-        assert!(Instant::now() < until, "{what}: not within {PATIENCE:?}");
+        assert!(Instant::now() < until, "{what}: not within {TIMEOUT:?}");
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(5));
     }

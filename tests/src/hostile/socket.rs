@@ -11,7 +11,7 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
-use super::{PATIENCE, wait_for};
+use super::{TIMEOUT, wait_for};
 
 /// Numbers of the frontend's messages.
 #[allow(missing_docs, reason = "the specification's own names")]
@@ -66,7 +66,7 @@ pub const MAX_FDS: usize = 64;
 
 /// What was received.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum Received {
     /// A reply.
     Reply {
         /// The message it replies to.
@@ -75,32 +75,32 @@ pub enum Heard {
         payload: Vec<u8>,
     },
     /// The daemon closed the connection.
-    End,
+    Closed,
 }
 
 /// A connection to a vhost-user socket.
 #[derive(Debug)]
-pub struct Connection {
+pub struct VhostUserSocket {
     stream: UnixStream,
 }
 
-impl Connection {
+impl VhostUserSocket {
     /// Connects, and retries while nobody listens.
     ///
     /// # Panics
     /// On timeout.
-    pub fn open(path: &Path) -> Connection {
+    pub fn connect(path: &Path) -> VhostUserSocket {
         let stream = wait_for("a connection", || UnixStream::connect(path).ok());
-        stream.set_read_timeout(Some(PATIENCE)).expect("a read time-out");
-        stream.set_write_timeout(Some(PATIENCE)).expect("a write time-out");
-        Connection { stream }
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a read time-out");
+        stream.set_write_timeout(Some(TIMEOUT)).expect("a write time-out");
+        VhostUserSocket { stream }
     }
 
     /// Sends bytes as they are, with descriptors. Returns false if the daemon has closed the connection.
     ///
     /// # Panics
     /// When the daemon does not receive them in time.
-    pub fn bytes(&self, mut bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
+    pub fn send_bytes(&self, mut bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         let mut fds = fds;
         while !bytes.is_empty() {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -118,32 +118,32 @@ impl Connection {
 
     /// Sends one message. Returns false if the daemon has closed the connection.
     pub fn send(&self, message: u32, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
-        self.bytes(&frame(message, flags, payload.len() as u32, payload), fds)
+        self.send_bytes(&message_bytes(message, flags, payload.len() as u32, payload), fds)
     }
 
     /// Receives the next reply.
     ///
     /// # Panics
     /// When there is none within [`TIMEOUT`], or the message is not a reply.
-    pub fn hear(&mut self) -> Heard {
+    pub fn receive(&mut self) -> Received {
         let mut header = [0; 12];
-        if !self.fill(&mut header) {
-            return Heard::End;
+        if !self.read_exact(&mut header) {
+            return Received::Closed;
         }
         let word = |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let (message, flags, size) = (word(0), word(4), word(8));
         assert_eq!(flags & !NEED_REPLY, VERSION | REPLY, "message {message}: flags");
         assert!(size <= 4096, "message {message}: {size} bytes");
         let mut payload = vec![0; size as usize];
-        assert!(self.fill(&mut payload), "message {message}: the reply breaks off");
-        Heard::Reply { message, payload }
+        assert!(self.read_exact(&mut payload), "message {message}: the reply breaks off");
+        Received::Reply { message, payload }
     }
 
     /// Sends a request. Returns the reply's payload and descriptor.
     ///
     /// # Panics
     /// When there is no such reply.
-    pub fn ask_for_file(&mut self, message: u32, payload: &[u8]) -> (Vec<u8>, OwnedFd) {
+    pub fn request_fd(&mut self, message: u32, payload: &[u8]) -> (Vec<u8>, OwnedFd) {
         assert!(self.send(message, VERSION, payload, &[]), "message {message}: the daemon has gone");
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -156,12 +156,12 @@ impl Connection {
             _ => None,
         });
         let file = files.next().and_then(|mut files| files.next()).expect("a descriptor");
-        assert!(self.fill(&mut reply[got..]), "message {message}: the reply breaks off");
+        assert!(self.read_exact(&mut reply[got..]), "message {message}: the reply breaks off");
         (reply.split_off(12), file)
     }
 
     /// Returns false at the end of the stream.
-    fn fill(&mut self, bytes: &mut [u8]) -> bool {
+    fn read_exact(&mut self, bytes: &mut [u8]) -> bool {
         match self.stream.read_exact(bytes) {
             Ok(()) => true,
             Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => false,
@@ -173,10 +173,10 @@ impl Connection {
     ///
     /// # Panics
     /// When the reply is to another message, or the connection ends.
-    pub fn ask(&mut self, message: u32, payload: &[u8]) -> Vec<u8> {
+    pub fn request(&mut self, message: u32, payload: &[u8]) -> Vec<u8> {
         self.send(message, VERSION, payload, &[]);
-        match self.hear() {
-            Heard::Reply { message: answered, payload } if answered == message => payload,
+        match self.receive() {
+            Received::Reply { message: answered, payload } if answered == message => payload,
             other => panic!("message {message}: found {other:?}, expected its reply"),
         }
     }
@@ -185,16 +185,16 @@ impl Connection {
     ///
     /// # Panics
     /// As [`request`](Self::request).
-    pub fn ask_u64(&mut self, message: u32) -> u64 {
-        u64::from_ne_bytes(self.ask(message, &[]).try_into().expect("8 bytes"))
+    pub fn request_u64(&mut self, message: u32) -> u64 {
+        u64::from_ne_bytes(self.request(message, &[]).try_into().expect("8 bytes"))
     }
 
     /// Sends a message with NEED_REPLY. Returns the acknowledgement, where 0 is success, or `None` if the connection ends without one.
-    pub fn try_tell(&mut self, message: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Option<u64> {
+    pub fn try_send_acked(&mut self, message: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Option<u64> {
         self.send(message, VERSION | NEED_REPLY, payload, fds);
-        match self.hear() {
-            Heard::End => None,
-            Heard::Reply { payload, .. } => Some(u64::from_ne_bytes(payload.try_into().expect("8 bytes"))),
+        match self.receive() {
+            Received::Closed => None,
+            Received::Reply { payload, .. } => Some(u64::from_ne_bytes(payload.try_into().expect("8 bytes"))),
         }
     }
 
@@ -202,29 +202,29 @@ impl Connection {
     ///
     /// # Panics
     /// When it does not.
-    pub fn tell(&mut self, message: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
-        assert_eq!(self.try_tell(message, payload, fds), Some(0), "message {message}");
+    pub fn send_acked(&mut self, message: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        assert_eq!(self.try_send_acked(message, payload, fds), Some(0), "message {message}");
     }
 
     /// Sets owner and features, and turns acknowledgements on. `without` are virtio feature bits that are not accepted. Returns the
     /// negotiated features.
     pub fn negotiate(&mut self, without: u64) -> u64 {
         self.send(message::SET_OWNER, VERSION, &[], &[]);
-        let features = self.ask_u64(message::GET_FEATURES) & !without;
-        let protocol = self.ask_u64(message::GET_PROTOCOL_FEATURES);
+        let features = self.request_u64(message::GET_FEATURES) & !without;
+        let protocol = self.request_u64(message::GET_PROTOCOL_FEATURES);
         self.send(message::SET_PROTOCOL_FEATURES, VERSION, &protocol.to_ne_bytes(), &[]);
-        self.tell(message::SET_FEATURES, &features.to_ne_bytes(), &[]);
+        self.send_acked(message::SET_FEATURES, &features.to_ne_bytes(), &[]);
         features
     }
 
     /// Closes the sending direction.
-    pub fn fall_silent(&self) {
+    pub fn shutdown_write(&self) {
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
     }
 }
 
 /// Returns the bytes of a message with any header.
-pub fn frame(message: u32, flags: u32, size: u32, payload: &[u8]) -> Vec<u8> {
+pub fn message_bytes(message: u32, flags: u32, size: u32, payload: &[u8]) -> Vec<u8> {
     let mut frame = Vec::with_capacity(12 + payload.len());
     for word in [message, flags, size] {
         frame.extend_from_slice(&word.to_ne_bytes());
@@ -234,12 +234,12 @@ pub fn frame(message: u32, flags: u32, size: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Returns two numbers of 32 bits: the payload of SET_VRING_NUM, SET_VRING_BASE, GET_VRING_BASE, SET_VRING_ENABLE.
-pub fn state(index: u32, value: u32) -> Vec<u8> {
+pub fn vring_state_payload(index: u32, value: u32) -> Vec<u8> {
     [index.to_ne_bytes(), value.to_ne_bytes()].concat()
 }
 
 /// Returns the payload of GET_CONFIG and SET_CONFIG.
-pub fn config(offset: u32, size: u32, flags: u32, bytes: &[u8]) -> Vec<u8> {
+pub fn config_payload(offset: u32, size: u32, flags: u32, bytes: &[u8]) -> Vec<u8> {
     let mut payload = [offset.to_ne_bytes(), size.to_ne_bytes(), flags.to_ne_bytes()].concat();
     payload.extend_from_slice(bytes);
     payload

@@ -12,13 +12,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::wait_for;
 
 /// Device type in xenstore that the daemon watches.
-pub const TYPE: &str = "mqblk-loopback";
+pub const DEVICE_TYPE: &str = "mqblk-loopback";
 
 /// Returns the journal files of the daemon in `folder`.
 ///
 /// # Errors
 /// When they cannot be listed.
-pub fn journals(folder: &Path) -> Result<Vec<String>> {
+pub fn journal_files(folder: &Path) -> Result<Vec<String>> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(folder.join("journals"))? {
         let name = entry?.file_name().to_string_lossy().into_owned();
@@ -32,11 +32,11 @@ pub fn journals(folder: &Path) -> Result<Vec<String>> {
 }
 
 /// Name of the admin socket.
-const ADMIN: &str = "admin.sock";
+const ADMIN_SOCKET: &str = "admin.sock";
 
 /// A daemon. Killed on drop, unless [`stop`](Self::stop) was called.
 #[derive(Debug)]
-pub struct Daemon {
+pub struct LoopbackDaemon {
     child: Child,
     folder: PathBuf,
     /// Substrings of the lines in `/proc/PID/maps` that are pages of the hostile domain.
@@ -45,7 +45,7 @@ pub struct Daemon {
 
 /// Resources of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holds {
+pub struct LoopbackDaemonResources {
     /// Open file descriptors.
     pub descriptors: usize,
     /// Names of the threads, without the kernel's io_uring workers, which come and go.
@@ -56,27 +56,33 @@ pub struct Holds {
     pub journals: Vec<String>,
 }
 
-impl Daemon {
+impl LoopbackDaemon {
     /// Starts `program` in `folder`. `xen` is the value of `--xen`, `disks` are those of `--disk`, and `foreign` are substrings of the
     /// names of the hostile domain's pages in `/proc/PID/maps`.
     ///
     /// # Errors
     /// When it does not start.
-    pub fn start(program: &Path, folder: &Path, xen: &str, disks: &[String], foreign: &[&str]) -> Result<Daemon> {
+    pub fn start(
+        program: &Path,
+        folder: &Path,
+        xen: &str,
+        disks: &[String],
+        foreign: &[&str],
+    ) -> Result<LoopbackDaemon> {
         let log = File::create(folder.join("log"))?;
         let mut command = Command::new(program);
         // All disks share one worker.
-        command.args(["serve", "--workers", "1", "--xen", xen, "--xen-watch", TYPE]);
+        command.args(["serve", "--workers", "1", "--xen", xen, "--xen-watch", DEVICE_TYPE]);
         command.arg("--xen-state").arg(folder.join("journals"));
-        command.arg("--admin").arg(folder.join(ADMIN));
+        command.arg("--admin").arg(folder.join(ADMIN_SOCKET));
         disks.iter().for_each(|disk| _ = command.args(["--disk", disk]));
         command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
         let foreign = foreign.iter().map(|part| (*part).to_owned()).collect();
-        let mut daemon = Daemon { child, folder: folder.to_owned(), foreign };
+        let mut daemon = LoopbackDaemon { child, folder: folder.to_owned(), foreign };
         wait_for("the daemon's admin socket", || {
-            daemon.must_live()?;
-            Ok(daemon.folder.join(ADMIN).exists().then_some(()))
+            daemon.must_run()?;
+            Ok(daemon.folder.join(ADMIN_SOCKET).exists().then_some(()))
         })?;
         Ok(daemon)
     }
@@ -92,7 +98,7 @@ impl Daemon {
     ///
     /// # Errors
     /// When it has ended.
-    pub fn must_live(&mut self) -> Result<()> {
+    pub fn must_run(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             Some(status) => bail!("the daemon ended with {status}:\n{}", self.log()),
             None => Ok(()),
@@ -103,7 +109,7 @@ impl Daemon {
     ///
     /// # Errors
     /// When the process is gone.
-    pub fn holds(&self) -> Result<Holds> {
+    pub fn resources(&self) -> Result<LoopbackDaemonResources> {
         let proc = PathBuf::from(format!("/proc/{}", self.child.id()));
         let maps = std::fs::read_to_string(proc.join("maps"))?;
         let is_foreign = |line: &&str| self.foreign.iter().any(|part| line.contains(part));
@@ -116,11 +122,11 @@ impl Daemon {
             }
         }
         threads.sort();
-        Ok(Holds {
+        Ok(LoopbackDaemonResources {
             descriptors: std::fs::read_dir(proc.join("fd"))?.count(),
             threads,
             foreign_mappings: maps.lines().filter(is_foreign).count(),
-            journals: journals(&self.folder)?,
+            journals: journal_files(&self.folder)?,
         })
     }
 
@@ -128,11 +134,11 @@ impl Daemon {
     ///
     /// # Errors
     /// When they keep changing.
-    pub fn quiet_holds(&self) -> Result<Holds> {
-        let mut last = (self.holds()?, 0);
+    pub fn stable_resources(&self) -> Result<LoopbackDaemonResources> {
+        let mut last = (self.resources()?, 0);
         wait_for("the daemon's rest", || {
-            std::thread::sleep(super::WATCH);
-            let now = self.holds()?;
+            std::thread::sleep(super::QUIET_TIME);
+            let now = self.resources()?;
             last = if now == last.0 { (now, last.1 + 1) } else { (now, 0) };
             Ok((last.1 == 3).then(|| last.0.clone()))
         })
@@ -142,10 +148,10 @@ impl Daemon {
     ///
     /// # Errors
     /// When they are not in time.
-    pub fn must_hold(&self, expected: &Holds) -> Result<()> {
+    pub fn wait_for_resources(&self, expected: &LoopbackDaemonResources) -> Result<()> {
         let mut last = None;
         wait_for("the daemon lets go", || {
-            let now = self.holds()?;
+            let now = self.resources()?;
             let same = now == *expected;
             last = Some(now);
             Ok(same.then_some(()))
@@ -158,7 +164,7 @@ impl Daemon {
     /// # Errors
     /// When it does not respond.
     pub fn stat(&self) -> Result<Stat> {
-        Ok(Client::connect(&self.folder.join(ADMIN))?.stat(&StatQuery::default())?)
+        Ok(Client::connect(&self.folder.join(ADMIN_SOCKET))?.stat(&StatQuery::default())?)
     }
 
     /// Stops it with SIGTERM, and checks its exit.
@@ -175,7 +181,7 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
+impl Drop for LoopbackDaemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

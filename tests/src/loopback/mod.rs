@@ -6,11 +6,11 @@
 //! [`scenarios::SCENARIOS`] lists the attacks with their expected results.
 
 pub mod daemon;
-pub mod guest;
+pub mod fixture;
+pub mod frontend;
 pub mod neighbour;
 pub mod pages;
 pub mod request;
-pub mod rig;
 pub mod scenarios;
 
 use std::time::{Duration, Instant};
@@ -18,23 +18,23 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 /// Timeout of every wait. An emulated machine is slow.
-pub const PATIENCE: Duration = Duration::from_secs(40);
+pub const TIMEOUT: Duration = Duration::from_secs(40);
 
 /// How long a test waits for an event that must not happen.
-pub const WATCH: Duration = Duration::from_millis(60);
+pub const QUIET_TIME: Duration = Duration::from_millis(60);
 
 /// Polls `found` until it returns a value.
 ///
 /// # Errors
 /// What `found` fails with, or a timeout after [`TIMEOUT`].
 pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let mut pause = Duration::from_micros(50);
     loop {
         if let Some(found) = found()? {
             return Ok(found);
         }
-        ensure!(Instant::now() < until, "{what}: not within {PATIENCE:?}");
+        ensure!(Instant::now() < until, "{what}: not within {TIMEOUT:?}");
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(10));
     }

@@ -12,8 +12,8 @@ use mqblk_driver::blkfront::Options;
 use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_xen::Xen;
 
-use super::{PATIENCE, wait_for};
-use crate::blkif::Load;
+use super::{TIMEOUT, wait_for};
+use crate::blkif::BlkfrontLoad;
 use crate::hostile::load::BLOCK;
 
 /// Blocks that it uses.
@@ -23,28 +23,28 @@ const BLOCKS: usize = 200;
 pub const BYTES: u64 = (BLOCKS * BLOCK) as u64;
 
 /// The good disk and its client.
-pub struct Neighbour {
+pub struct LoopbackNeighbour {
     vbd: Vbd,
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
     thread: Option<JoinHandle<u64>>,
 }
 
-impl Neighbour {
+impl LoopbackNeighbour {
     /// Creates the device through the toolstack, and starts the client.
     ///
     /// # Errors
     /// When it cannot be connected.
-    pub fn start(front: &Arc<dyn Xen>, tool: &dyn Xen, vbd: Vbd) -> Result<Neighbour> {
+    pub fn start(front: &Arc<dyn Xen>, tool: &dyn Xen, vbd: Vbd) -> Result<LoopbackNeighbour> {
         vbd.create(&mut tool.store()?)?;
         let mut options = Options::new(Arc::clone(front), vbd.devid);
         // A host may have no more than a thousand pages to grant.
         (options.ring_order, options.indirect_segments) = (Some(0), 0);
-        (options.patience, options.answer_limit) = (PATIENCE, PATIENCE);
+        (options.patience, options.answer_limit) = (TIMEOUT, TIMEOUT);
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stop2, rounds2) = (Arc::clone(&stop), Arc::clone(&rounds));
         let thread = std::thread::spawn(move || {
-            let mut load = Load::connect(&options, BLOCKS, 5);
+            let mut load = BlkfrontLoad::connect(&options, BLOCKS, 5);
             while !stop2.load(Ordering::Relaxed) {
                 load.round();
                 rounds2.fetch_add(1, Ordering::Relaxed);
@@ -55,21 +55,21 @@ impl Neighbour {
             load.finish();
             verified
         });
-        let mut neighbour = Neighbour { vbd, stop, rounds, thread: Some(thread) };
-        neighbour.must_go_on()?;
+        let mut neighbour = LoopbackNeighbour { vbd, stop, rounds, thread: Some(thread) };
+        neighbour.must_progress()?;
         Ok(neighbour)
     }
 
     fn end(&mut self) -> Result<u64> {
         let thread = self.thread.take().context("the good disk's client has ended before")?;
-        thread.join().map_err(|why| anyhow!("the good disk's client: {}", reason(&*why)))
+        thread.join().map_err(|why| anyhow!("the good disk's client: {}", panic_message(&*why)))
     }
 
     /// Waits for two more rounds, at least one of which began after the call.
     ///
     /// # Errors
     /// When a response was wrong, or none comes.
-    pub fn must_go_on(&mut self) -> Result<()> {
+    pub fn must_progress(&mut self) -> Result<()> {
         let now = self.rounds.load(Ordering::Relaxed);
         wait_for("the good disk's next round", || {
             if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
@@ -96,12 +96,12 @@ impl Neighbour {
 }
 
 /// Returns the message of a panic.
-fn reason(why: &(dyn Any + Send)) -> String {
+fn panic_message(why: &(dyn Any + Send)) -> String {
     let text = why.downcast_ref::<String>().cloned();
     text.or_else(|| why.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_else(|| "a panic".to_owned())
 }
 
-impl Drop for Neighbour {
+impl Drop for LoopbackNeighbour {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

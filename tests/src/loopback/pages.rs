@@ -11,15 +11,15 @@ pub const PAGE: usize = PAGE_BYTES as usize;
 pub const WORDS: usize = PAGE / size_of::<u32>();
 
 /// Pages that stay granted until this is dropped.
-pub struct Pages(SharedPages);
+pub struct GrantedPages(SharedPages);
 
-impl Pages {
+impl GrantedPages {
     /// Creates pages, all zero, granted to domain `with`.
     ///
     /// # Errors
     /// When Xen refuses.
-    pub fn new(xen: &dyn Xen, with: DomainId, count: u32, writable: bool) -> Result<Pages> {
-        Ok(Pages(xen.share(with, count, writable).with_context(|| format!("granting {count} pages"))?))
+    pub fn new(xen: &dyn Xen, with: DomainId, count: u32, writable: bool) -> Result<GrantedPages> {
+        Ok(GrantedPages(xen.share(with, count, writable).with_context(|| format!("granting {count} pages"))?))
     }
 
     /// Returns the number of pages.

@@ -14,12 +14,12 @@ pub fn segment(gref: GrantRef, first_sect: u8, last_sect: u8) -> Segment {
 }
 
 /// Returns a segment of a whole page.
-pub fn whole(gref: GrantRef) -> Segment {
+pub fn whole_page(gref: GrantRef) -> Segment {
     segment(gref, 0, PAGE_SECTORS as u8 - 1)
 }
 
 /// Returns a read, write, barrier or flush that claims `nr_segments` segments.
-pub fn counted(operation: u8, sector: u64, segments: &[Segment], nr_segments: u8) -> Request {
+pub fn transfer_claiming(operation: u8, sector: u64, segments: &[Segment], nr_segments: u8) -> Request {
     let mut all = [Segment::default(); MAX_SEGMENTS];
     all[..segments.len()].copy_from_slice(segments);
     let what = What::Transfer(Transfer { nr_segments, sector: Sector512(sector), segments: all });
@@ -31,7 +31,7 @@ pub fn counted(operation: u8, sector: u64, segments: &[Segment], nr_segments: u8
 /// # Panics
 /// When they do not fit.
 pub fn transfer(operation: u8, sector: u64, segments: &[Segment]) -> Request {
-    counted(operation, sector, segments, segments.len() as u8)
+    transfer_claiming(operation, sector, segments, segments.len() as u8)
 }
 
 /// Returns an indirect request for `inner` that claims `nr_segments` segments in these pages.
@@ -49,7 +49,7 @@ pub fn discard(sector: u64, sectors: u64, flag: u8) -> Request {
 }
 
 /// Returns the operation of the request's response: for an indirect request the inner one.
-pub fn answered_as(request: &Request) -> u8 {
+pub fn response_operation(request: &Request) -> u8 {
     match request.what {
         What::Indirect(indirect) => indirect.operation,
         _ => request.operation,
@@ -57,12 +57,12 @@ pub fn answered_as(request: &Request) -> u8 {
 }
 
 /// Returns the content of a page of indirect segments.
-pub fn table(segments: &[Segment]) -> Vec<u8> {
+pub fn segment_table(segments: &[Segment]) -> Vec<u8> {
     segments.iter().flat_map(|segment| segment.to_bytes()).collect()
 }
 
 /// Returns a segment as words of memory.
-pub fn words(segment: Segment) -> [u32; 2] {
+pub fn segment_words(segment: Segment) -> [u32; 2] {
     let [a, b, c, d, e, f, g, h] = segment.to_bytes();
     [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])]
 }

@@ -7,7 +7,7 @@ use mqblk_core::{DiskChannel, Finished, Op, Request, Tag};
 use mqblk_engine::{AnyDisk, Lane};
 
 use super::log::{EventId, PowerLog};
-use crate::overlay::{AnyChannel, Overlay};
+use crate::filter_disk::{AnyChannel, FilterDisk};
 
 type Buffer = <Lane as mqblk_core::Lane>::Buffer;
 
@@ -16,19 +16,19 @@ struct LogChannel {
     log: Arc<PowerLog>,
     volume: usize,
     /// Writes and flushes in flight in the inner channel.
-    under_way: Vec<(Tag, EventId)>,
+    in_flight: Vec<(Tag, EventId)>,
 }
 
 /// Wraps `inner` so that all writes and flushes are recorded as `volume` in the log.
-pub fn logged(inner: Arc<AnyDisk>, log: &Arc<PowerLog>, volume: usize) -> Arc<AnyDisk> {
+pub fn record_writes(inner: Arc<AnyDisk>, log: &Arc<PowerLog>, volume: usize) -> Arc<AnyDisk> {
     let log = Arc::clone(log);
-    Arc::new(Overlay::over(inner, move |inner| -> AnyChannel {
-        Box::new(LogChannel { inner, log: Arc::clone(&log), volume, under_way: vec![] })
+    Arc::new(FilterDisk::new(inner, move |inner| -> AnyChannel {
+        Box::new(LogChannel { inner, log: Arc::clone(&log), volume, in_flight: vec![] })
     }))
 }
 
 impl LogChannel {
-    fn note(&mut self, context: &Lane, request: &Request<Buffer>) {
+    fn record(&mut self, context: &Lane, request: &Request<Buffer>) {
         let (volume, at, len) = (self.volume, request.start.0, request.len.0);
         let id = match request.op {
             Op::Read => return,
@@ -42,15 +42,15 @@ impl LogChannel {
             Op::Discard { .. } => self.log.zeroes(volume, at, len, false),
             Op::WriteZeroes { fua, .. } => self.log.zeroes(volume, at, len, fua),
         };
-        self.under_way.push((request.tag, id));
+        self.in_flight.push((request.tag, id));
     }
 
-    fn answered(&mut self, finished: &[Finished<Buffer>]) {
+    fn complete(&mut self, finished: &[Finished<Buffer>]) {
         for one in finished {
-            let Some(at) = self.under_way.iter().position(|(tag, _)| *tag == one.tag) else { continue };
-            let (_, id) = self.under_way.swap_remove(at);
+            let Some(at) = self.in_flight.iter().position(|(tag, _)| *tag == one.tag) else { continue };
+            let (_, id) = self.in_flight.swap_remove(at);
             if one.outcome.is_done() {
-                self.log.answer(id);
+                self.log.complete(id);
             }
         }
     }
@@ -68,33 +68,33 @@ impl DiskChannel<Lane> for LogChannel {
         let mut one = Vec::with_capacity(1);
         while !batch.is_empty() {
             let request = batch.remove(0);
-            let recorded = self.under_way.len();
-            self.note(context, &request);
+            let recorded = self.in_flight.len();
+            self.record(context, &request);
             one.push(request);
             if self.inner.submit(context, &mut one, finished) == 0 {
                 // The entry stays, without a completion: the write may or may not be on the disk. It is recorded again when it is
                 // resubmitted.
-                self.under_way.truncate(recorded);
+                self.in_flight.truncate(recorded);
                 batch.insert(0, one.remove(0));
                 break;
             }
             taken += 1;
         }
-        self.answered(&finished[before..]);
+        self.complete(&finished[before..]);
         taken
     }
 
     fn reap(&mut self, context: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
         let before = finished.len();
         let count = self.inner.reap(context, finished);
-        self.answered(&finished[before..]);
+        self.complete(&finished[before..]);
         count
     }
 
     fn cancel(&mut self, context: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
         let before = finished.len();
         self.inner.cancel(context, tags, finished);
-        self.answered(&finished[before..]);
+        self.complete(&finished[before..]);
     }
 
     fn outstanding(&self) -> u32 {

@@ -9,7 +9,7 @@ use super::log::{Position, SECTOR};
 pub struct WriteId(usize);
 
 #[derive(Debug)]
-struct Written {
+struct RecordedWrite {
     /// Its sectors.
     first: u64,
     count: u64,
@@ -17,20 +17,20 @@ struct Written {
     stamp: u64,
     sent: Position,
     /// Completion, as a step of the driver.
-    answered: Option<u64>,
+    completed: Option<u64>,
     /// The position from which on it must be on the image.
     durable: Option<Position>,
 }
 
 /// The writes of a driver. No two writes of the same sector may be in flight at once.
 #[derive(Debug, Default)]
-pub struct History {
-    writes: Vec<Written>,
+pub struct WriteHistory {
+    writes: Vec<RecordedWrite>,
     sectors: BTreeMap<u64, Vec<usize>>,
     step: u64,
 }
 
-impl History {
+impl WriteHistory {
     /// Returns the bytes of a sector with this stamp: its number and the stamp, repeated.
     pub fn content(sector: u64, stamp: u64) -> Vec<u8> {
         if stamp == 0 {
@@ -41,7 +41,7 @@ impl History {
 
     /// Records a write before it is sent. `stamp` is unique, and 0 for zeroes.
     pub fn send(&mut self, first: u64, count: u64, stamp: u64, now: Position) -> WriteId {
-        self.writes.push(Written { first, count, stamp, sent: now, answered: None, durable: None });
+        self.writes.push(RecordedWrite { first, count, stamp, sent: now, completed: None, durable: None });
         let id = self.writes.len() - 1;
         for sector in first..first + count {
             self.sectors.entry(sector).or_default().push(id);
@@ -50,23 +50,23 @@ impl History {
     }
 
     /// Records a successful write; `durable` if its completion guarantees durability.
-    pub fn answered(&mut self, WriteId(id): WriteId, durable: bool, now: Position) {
+    pub fn complete_write(&mut self, WriteId(id): WriteId, durable: bool, now: Position) {
         self.step += 1;
-        self.writes[id].answered = Some(self.step);
+        self.writes[id].completed = Some(self.step);
         if durable {
             self.writes[id].durable = Some(now);
         }
     }
 
     /// Records a flush before it is sent. Returns its token for [`complete_flush`](Self::complete_flush).
-    pub fn flush(&self) -> u64 {
+    pub fn send_flush(&self) -> u64 {
         self.step
     }
 
     /// Records a successful flush.
-    pub fn flushed(&mut self, promise: u64, now: Position) {
+    pub fn complete_flush(&mut self, promise: u64, now: Position) {
         for write in &mut self.writes {
-            if write.durable.is_none() && write.answered.is_some_and(|step| step <= promise) {
+            if write.durable.is_none() && write.completed.is_some_and(|step| step <= promise) {
                 write.durable = Some(now);
             }
         }
@@ -80,7 +80,7 @@ impl History {
             let found = &image[sector as usize * SECTOR..][..SECTOR];
             let oldest = ids.iter().rposition(|&id| self.writes[id].durable.is_some_and(|from| from <= cut));
             let sent = ids.iter().take_while(|&&id| self.writes[id].sent <= cut).count();
-            let fits = |&id: &usize| found == History::content(sector, self.writes[id].stamp);
+            let fits = |&id: &usize| found == WriteHistory::content(sector, self.writes[id].stamp);
             let zero = oldest.is_none() && found == [0; SECTOR];
             if !zero && !ids[oldest.unwrap_or(0)..sent].iter().any(fits) {
                 let was = ids.iter().position(fits);
@@ -101,7 +101,7 @@ impl History {
     }
 
     /// Returns the number of writes that must be on an image after the cut.
-    pub fn promised(&self, cut: Position) -> usize {
+    pub fn guaranteed_writes(&self, cut: Position) -> usize {
         self.writes.iter().filter(|write| write.durable.is_some_and(|from| from <= cut)).count()
     }
 }

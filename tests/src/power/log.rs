@@ -13,7 +13,7 @@ pub type Position = usize;
 
 /// How the disk keeps its guarantees. The faulty models show that the tests detect a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cache {
+pub enum CacheModel {
     /// Flushes and durable writes are effective.
     Honest,
     /// Flushes that complete at or after this position do nothing.
@@ -41,7 +41,7 @@ enum Event {
         volume: usize,
         answered: Option<Position>,
     },
-    Answer,
+    Completion,
     Mark(String),
 }
 
@@ -84,13 +84,13 @@ impl PowerLog {
     }
 
     /// Records the successful completion of a write or flush, before it is reported.
-    pub fn answer(&self, id: EventId) {
+    pub fn complete(&self, id: EventId) {
         let mut events = self.events();
         let now = events.len();
-        events.push(Event::Answer);
+        events.push(Event::Completion);
         match &mut events[id.0] {
             Event::Write { answered, .. } | Event::Flush { answered, .. } => *answered = Some(now),
-            Event::Answer | Event::Mark(_) => {}
+            Event::Completion | Event::Mark(_) => {}
         }
     }
 
@@ -120,12 +120,12 @@ impl PowerLog {
     }
 
     /// Returns an image of `size` bytes that a volume, initially all zeroes, may hold after a cut at a position.
-    pub fn cut(&self, volume: usize, size: usize, at: Position, cache: Cache, seed: u64) -> Vec<u8> {
+    pub fn cut(&self, volume: usize, size: usize, at: Position, cache: CacheModel, seed: u64) -> Vec<u8> {
         let mut image = vec![0; size];
         let events = self.events();
         let events = &events[..at];
         // The last flush that completed by then: it covers what had completed before it was sent.
-        let by = if let Cache::IgnoresFlushFrom(from) = cache { at.min(from) } else { at };
+        let by = if let CacheModel::IgnoresFlushFrom(from) = cache { at.min(from) } else { at };
         let flushed = events.iter().rposition(
             |event| matches!(event, Event::Flush { volume: of, answered: Some(end) } if *of == volume && *end < by),
         );
@@ -138,7 +138,7 @@ impl PowerLog {
             if *of != volume {
                 continue;
             }
-            let promised = *durable && cache != Cache::IgnoresDurable && answered.is_some_and(|end| end < at);
+            let promised = *durable && cache != CacheModel::IgnoresDurable && answered.is_some_and(|end| end < at);
             let kept = promised || answered.is_some_and(|end| end < flushed);
             let torn = !kept && random.random_bool(0.2);
             let whole = kept || random.random_bool(survive);
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     /// Returns which of the writes are on some image, and which on all, of many cuts at the end.
-    fn fates(log: &PowerLog, cache: Cache) -> (Vec<bool>, Vec<bool>) {
+    fn fates(log: &PowerLog, cache: CacheModel) -> (Vec<bool>, Vec<bool>) {
         let (mut some, mut all) = (vec![false; 4], vec![true; 4]);
         for seed in 0..200 {
             let image = log.cut(0, 4 * SECTOR, log.position(), cache, seed);
@@ -184,32 +184,32 @@ mod tests {
     fn a_flush_covers_writes_completed_before_it_was_sent() {
         let log = PowerLog::default();
         let write = |at: u64, durable| log.write(0, at * SECTOR as u64, vec![at as u8 + 1; SECTOR], durable);
-        log.answer(write(0, false));
+        log.complete(write(0, false));
         let under_way = write(1, false);
         let flush = log.flush(0);
-        log.answer(under_way);
-        log.answer(flush);
-        log.answer(write(2, true));
-        log.answer(write(3, false));
+        log.complete(under_way);
+        log.complete(flush);
+        log.complete(write(2, true));
+        log.complete(write(3, false));
         // A flush of another volume, and one that has not completed, guarantee nothing.
         let other = log.flush(1);
-        log.answer(other);
+        log.complete(other);
         log.flush(0);
         let every = vec![true; 4];
-        assert_eq!(fates(&log, Cache::Honest), (every.clone(), vec![true, false, true, false]));
-        assert_eq!(fates(&log, Cache::IgnoresFlushFrom(0)), (every.clone(), vec![false, false, true, false]));
-        let end = Cache::IgnoresFlushFrom(log.position());
+        assert_eq!(fates(&log, CacheModel::Honest), (every.clone(), vec![true, false, true, false]));
+        assert_eq!(fates(&log, CacheModel::IgnoresFlushFrom(0)), (every.clone(), vec![false, false, true, false]));
+        let end = CacheModel::IgnoresFlushFrom(log.position());
         assert_eq!(fates(&log, end), (every.clone(), vec![true, false, true, false]));
-        assert_eq!(fates(&log, Cache::IgnoresDurable), (every, vec![true, false, false, false]));
+        assert_eq!(fates(&log, CacheModel::IgnoresDurable), (every, vec![true, false, false, false]));
     }
 
     #[test]
     fn a_durable_write_guarantees_nothing_before_its_completion() {
         let log = PowerLog::default();
         let id = log.write(0, 0, vec![1; SECTOR], true);
-        assert!(!fates(&log, Cache::Honest).1[0]);
-        log.answer(id);
-        assert!(fates(&log, Cache::Honest).1[0]);
+        assert!(!fates(&log, CacheModel::Honest).1[0]);
+        log.complete(id);
+        assert!(fates(&log, CacheModel::Honest).1[0]);
     }
 
     #[test]
@@ -217,7 +217,7 @@ mod tests {
         let log = PowerLog::default();
         log.write(0, 0, vec![1; 2 * SECTOR], false);
         let halves = |seed| {
-            let image = log.cut(0, 2 * SECTOR, 1, Cache::Honest, seed);
+            let image = log.cut(0, 2 * SECTOR, 1, CacheModel::Honest, seed);
             (image[0], image[SECTOR])
         };
         let seen: std::collections::BTreeSet<_> = (0..200).map(halves).collect();

@@ -12,7 +12,7 @@ mod history;
 mod log;
 mod mount;
 
-pub use channel::logged;
-pub use history::{History, WriteId};
-pub use log::{Cache, EventId, Position, PowerLog, SECTOR};
+pub use channel::record_writes;
+pub use history::{WriteHistory, WriteId};
+pub use log::{CacheModel, EventId, Position, PowerLog, SECTOR};
 pub use mount::PowerMount;

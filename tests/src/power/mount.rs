@@ -36,12 +36,12 @@ pub struct PowerMount {
     // Dropped before the directory is removed.
     session: Option<BackgroundSession>,
     folder: TempDir,
-    gate: Arc<Gate>,
+    gate: Arc<IoGate>,
 }
 
 struct Disks {
     volumes: Arc<Volumes>,
-    gate: Arc<Gate>,
+    gate: Arc<IoGate>,
     /// Direct I/O continues after the death of the process that requested it, like that of a block device.
     outlives: bool,
 }
@@ -55,7 +55,7 @@ struct Volumes {
 
 /// Holds reads and writes back.
 #[derive(Default)]
-struct Gate {
+struct IoGate {
     state: Mutex<GateState>,
 }
 
@@ -65,19 +65,19 @@ struct GateState {
     held: Vec<Box<dyn FnOnce() + Send>>,
 }
 
-impl std::fmt::Debug for Gate {
+impl std::fmt::Debug for IoGate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Gate").finish_non_exhaustive()
     }
 }
 
-impl Gate {
+impl IoGate {
     fn lock(&self) -> MutexGuard<'_, GateState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs `work` now, or when held requests are released.
-    fn pass(&self, work: impl FnOnce() + Send + 'static) {
+    fn run_or_hold(&self, work: impl FnOnce() + Send + 'static) {
         let mut state = self.lock();
         if state.shut {
             return state.held.push(Box::new(work));
@@ -102,7 +102,7 @@ impl PowerMount {
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn that_outlives(log: &Arc<PowerLog>, disks: &[(&str, usize)]) -> Result<PowerMount> {
+    pub fn with_surviving_io(log: &Arc<PowerLog>, disks: &[(&str, usize)]) -> Result<PowerMount> {
         PowerMount::mount(log, disks, true)
     }
 
@@ -111,7 +111,7 @@ impl PowerMount {
         let folder = tempfile::Builder::new().prefix(PREFIX).tempdir()?;
         let all = disks.iter().map(|(name, size)| ((*name).to_owned(), Mutex::new(vec![0; *size]))).collect();
         let volumes = Arc::new(Volumes { log: Arc::clone(log), disks: all, marks: disks.len() - 1 });
-        let gate = Arc::<Gate>::default();
+        let gate = Arc::<IoGate>::default();
         let disks = Disks { volumes, gate: Arc::clone(&gate), outlives };
         let mut config = Config::default();
         config.n_threads = Some(2);
@@ -131,7 +131,7 @@ impl PowerMount {
     }
 
     /// Executes those that arrive from now on. Held ones stay held.
-    pub fn let_others_pass(&self) {
+    pub fn stop_holding(&self) {
         self.gate.lock().shut = false;
     }
 
@@ -141,7 +141,7 @@ impl PowerMount {
     }
 
     /// Executes and completes the held reads and writes.
-    pub fn let_go(&self) {
+    pub fn release_held(&self) {
         let held = std::mem::take(&mut self.gate.lock().held);
         held.into_iter().for_each(|work| work());
     }
@@ -172,8 +172,8 @@ fn remove_dead_mounts() {
 
 impl Drop for PowerMount {
     fn drop(&mut self) {
-        self.let_others_pass();
-        self.let_go();
+        self.stop_holding();
+        self.release_held();
         // The next run unmounts what stays mounted.
         let _ = self.session.take().map(BackgroundSession::umount_and_join);
     }
@@ -238,7 +238,7 @@ impl Volumes {
         // Recorded in the order in which the bytes change.
         let id = self.log.write(index, offset, data, durable);
         drop(bytes);
-        self.log.answer(id);
+        self.log.complete(id);
         reply.written(written);
     }
 }
@@ -282,7 +282,7 @@ impl Filesystem for Disks {
         reply: ReplyData,
     ) {
         let volumes = Arc::clone(&self.volumes);
-        self.gate.pass(move || volumes.read(inode, offset as usize, size as usize, reply));
+        self.gate.run_or_hold(move || volumes.read(inode, offset as usize, size as usize, reply));
     }
 
     fn write(
@@ -299,13 +299,13 @@ impl Filesystem for Disks {
     ) {
         let (volumes, data) = (Arc::clone(&self.volumes), data.to_vec());
         let durable = flags.0 & O_DSYNC != 0;
-        self.gate.pass(move || volumes.write(inode, offset, data, durable, reply));
+        self.gate.run_or_hold(move || volumes.write(inode, offset, data, durable, reply));
     }
 
     fn fsync(&self, _: &Request, inode: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         let Some(index) = self.volumes.index(inode) else { return reply.error(Errno::ENOENT) };
         let id = self.volumes.log.flush(index);
-        self.volumes.log.answer(id);
+        self.volumes.log.complete(id);
         reply.ok();
     }
 
@@ -330,7 +330,7 @@ impl Filesystem for Disks {
         target.fill(0);
         let id = self.volumes.log.zeroes(index, offset, length, false);
         drop(bytes);
-        self.volumes.log.answer(id);
+        self.volumes.log.complete(id);
         reply.ok();
     }
 

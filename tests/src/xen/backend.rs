@@ -2,22 +2,22 @@
 
 use anyhow::{Context, Result, bail};
 
+use super::dom0_daemon::Dom0Daemon;
 use super::domain::Domain;
 use super::host::{XenHost, XenHostBuilder};
-use super::image::Image;
-use super::mqblk::Mqblk;
+use super::image::Dom0Image;
 use crate::guest::Shell;
 
 /// A program that serves disks to PV guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Server {
+pub enum BackendProgram {
     /// Our own `mqblk serve` in dom0.
     Mqblk,
     /// The kernel's xen-blkback, to validate the tests. It ignores the options of our daemon.
     Kernel,
 }
 
-impl Server {
+impl BackendProgram {
     /// Returns the one named by `MQBLK_TEST_XEN_SERVER` (`mqblk` or `kernel`), else ours.
     ///
     /// # Errors
@@ -46,14 +46,14 @@ impl Server {
 #[derive(Debug, Clone)]
 pub struct BackendDisk {
     id: String,
-    image: Image,
+    image: Dom0Image,
     options: String,
 }
 
 impl BackendDisk {
     /// Configures a disk with this image; `options` are further keys of `mqblk serve --disk`, separated by commas.
     #[must_use]
-    pub fn new(id: &str, image: &Image, options: &str) -> Self {
+    pub fn new(id: &str, image: &Dom0Image, options: &str) -> Self {
         Self { id: id.to_owned(), image: image.clone(), options: options.to_owned() }
     }
 
@@ -69,30 +69,30 @@ impl BackendDisk {
 
 /// A running backend with its disks.
 #[derive(Debug)]
-pub struct Backend {
+pub struct XenBackend {
     disks: Vec<BackendDisk>,
-    mqblk: Option<Mqblk>,
+    mqblk: Option<Dom0Daemon>,
 }
 
-impl Backend {
+impl XenBackend {
     /// Starts the backend with these disks; [`XenBackend::attach`] gives them to guests.
     ///
     /// # Errors
     /// As [`Dom0Daemon::serve`].
-    pub fn start(server: Server, host: &mut XenHost, disks: &[BackendDisk]) -> Result<Self> {
+    pub fn start(server: BackendProgram, host: &mut XenHost, disks: &[BackendDisk]) -> Result<Self> {
         let mqblk = match server {
-            Server::Mqblk => {
+            BackendProgram::Mqblk => {
                 let arguments: Vec<String> = disks.iter().map(BackendDisk::for_mqblk).collect();
-                Some(Mqblk::serve(host, &arguments.join(" "))?)
+                Some(Dom0Daemon::serve(host, &arguments.join(" "))?)
             }
-            Server::Kernel => None,
+            BackendProgram::Kernel => None,
         };
         Ok(Self { disks: disks.to_vec(), mqblk })
     }
 
     /// Returns our daemon, if it is the one under test.
     #[must_use]
-    pub fn mqblk(&self) -> Option<&Mqblk> {
+    pub fn mqblk(&self) -> Option<&Dom0Daemon> {
         self.mqblk.as_ref()
     }
 
@@ -140,7 +140,7 @@ impl Backend {
     ///
     /// # Errors
     /// The command's.
-    pub fn resized(&self, host: &mut XenHost, domain: &mut Domain, name: &str) -> Result<()> {
+    pub fn report_new_size(&self, host: &mut XenHost, domain: &mut Domain, name: &str) -> Result<()> {
         match &self.mqblk {
             Some(mqblk) => mqblk.resize(host, domain, name, ""),
             // xen-blkback checks the size whenever it processes a ring.

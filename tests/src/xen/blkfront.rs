@@ -8,11 +8,11 @@ use super::domain::Domain;
 use crate::guest::Shell;
 
 /// Timeout for a disk to appear, change or disappear.
-const WITHIN: Duration = Duration::from_secs(60);
+const DISK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Parameters of the module xen-blkfront.
 #[derive(Debug, Clone, Copy)]
-pub struct Blkfront {
+pub struct BlkfrontParameters {
     /// Most queues of a disk; the driver uses at most one per CPU.
     pub max_queues: u16,
     /// log2 of the most pages of a ring.
@@ -23,7 +23,7 @@ pub struct Blkfront {
     pub persistent: bool,
 }
 
-impl Default for Blkfront {
+impl Default for BlkfrontParameters {
     /// The module's defaults.
     fn default() -> Self {
         Self { max_queues: 4, max_ring_page_order: 0, max_indirect_segments: 32, persistent: true }
@@ -44,8 +44,8 @@ impl Domain {
     ///
     /// # Errors
     /// insmod's.
-    pub fn load_blkfront(&mut self, parameters: Blkfront) -> Result<()> {
-        let Blkfront { max_queues, max_ring_page_order, max_indirect_segments, persistent } = parameters;
+    pub fn load_blkfront(&mut self, parameters: BlkfrontParameters) -> Result<()> {
+        let BlkfrontParameters { max_queues, max_ring_page_order, max_indirect_segments, persistent } = parameters;
         self.unload_blkfront()?;
         self.must(&format!(
             "insmod /lib/modules/xen-blkfront.ko max_queues={max_queues} max_ring_page_order={max_ring_page_order} \
@@ -94,7 +94,7 @@ impl Domain {
     fn wait(&mut self, condition: &str, otherwise: &str) -> Result<()> {
         let script =
             format!("for i in $(seq 500); do {condition} && exit 0; sleep 0.1; done; dmesg | tail -n 20; exit 1");
-        self.must_within(&script, WITHIN).map(drop).with_context(|| otherwise.to_owned())
+        self.must_within(&script, DISK_TIMEOUT).map(drop).with_context(|| otherwise.to_owned())
     }
 
     /// Returns the hardware queues of a disk.

@@ -11,11 +11,11 @@ const FORMAT: &str = "mqblk-xen 1";
 
 /// The directory with the hypervisor, dom0's kernel and dom0's initramfs.
 #[derive(Debug, Clone)]
-pub struct Cache {
+pub struct XenCache {
     folder: PathBuf,
 }
 
-impl Cache {
+impl XenCache {
     /// Opens the directory named by `MQBLK_XEN_CACHE`, else `.cache/xen` in the repository.
     ///
     /// # Errors

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::host::{Machine, XenHost, port};
+use super::host::{XenHost, XenMachine, port};
 use crate::guest::agent::Agent;
-use crate::guest::{Answer, PATIENCE, Shell};
+use crate::guest::{SCRIPT_TIMEOUT, ScriptOutput, Shell};
 
 /// Timeout from xl to the agent's first line; an idle machine needs 4 seconds.
-const BOOT_WITHIN: Duration = Duration::from_secs(120);
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Kernel parameters; the last line only makes an emulated boot faster.
 const KERNEL_PARAMETERS: &str = "console=hvc0 quiet panic=0 \
@@ -62,7 +62,7 @@ pub struct Domain {
     name: String,
     id: u16,
     agent: Agent,
-    machine: Rc<Machine>,
+    machine: Rc<XenMachine>,
     _slot: Rc<usize>,
 }
 
@@ -77,11 +77,11 @@ impl Domain {
             "cat >/run/{name}.cfg <<'END OF CONFIG'\n{}END OF CONFIG\nxl create /run/{name}.cfg",
             config.text()
         ))?;
-        Self::join(host, name)
+        Self::wait_for(host, name)
     }
 
     /// Waits for the guest of that name, and for its agent.
-    fn join(host: &mut XenHost, name: &str) -> Result<Self> {
+    fn wait_for(host: &mut XenHost, name: &str) -> Result<Self> {
         let find = format!("for i in $(seq 600); do xl domid {name} 2>/dev/null && exit 0; sleep 0.1; done; exit 1");
         let id = host.must(&find).with_context(|| format!("no domain '{name}'"))?.parse()?;
         let slot = host.free_slot()?;
@@ -90,7 +90,7 @@ impl Domain {
         let mut agent = Agent::connect(&machine.socket(&port))?;
         host.must(&format!("setsid guest-console {id} {port} </dev/null >&4 2>&4 &"))?;
         machine
-            .watched(|alive| agent.wait_ready(BOOT_WITHIN, alive))
+            .with_alive_check(|alive| agent.wait_ready(BOOT_TIMEOUT, alive))
             .with_context(|| format!("the guest '{name}' printed: {}", agent.noise()))?;
         Ok(Self { name: name.to_owned(), id, agent, machine, _slot: slot })
     }
@@ -112,7 +112,7 @@ impl Domain {
     ///
     /// # Errors
     /// As [`Shell::must`].
-    pub fn complaints(&mut self) -> Result<String> {
+    pub fn driver_warnings(&mut self) -> Result<String> {
         // `dmesg -r` begins each line with <N>, facility * 8 + level: 4 is a warning.
         self.must(
             "dmesg -r | awk -F '[<>]' '{ level = $2 % 8 }
@@ -125,8 +125,8 @@ impl Domain {
     ///
     /// # Errors
     /// The log lines.
-    pub fn must_be_content(&mut self) -> Result<()> {
-        let complaints = self.complaints()?;
+    pub fn must_have_no_warnings(&mut self) -> Result<()> {
+        let complaints = self.driver_warnings()?;
         ensure!(complaints.is_empty(), "the guest '{}' complains:\n{complaints}", self.name);
         Ok(())
     }
@@ -136,7 +136,7 @@ impl Domain {
     /// # Errors
     /// When it stays.
     pub fn power_off(mut self, host: &mut XenHost) -> Result<()> {
-        self.agent.send("sync; poweroff -f", PATIENCE)?;
+        self.agent.send("sync; poweroff -f", SCRIPT_TIMEOUT)?;
         self.wait_gone(host)
     }
 
@@ -145,10 +145,10 @@ impl Domain {
     /// # Errors
     /// When the domain stays, or no new one appears.
     pub fn reboot(mut self, host: &mut XenHost) -> Result<Domain> {
-        self.agent.send("sync; reboot -f", PATIENCE)?;
+        self.agent.send("sync; reboot -f", SCRIPT_TIMEOUT)?;
         let name = self.name.clone();
         self.wait_gone(host)?;
-        Self::join(host, &name)
+        Self::wait_for(host, &name)
     }
 
     /// Destroys the domain: its CPUs stop at once, and its memory is freed when its last grant is unmapped.
@@ -171,9 +171,9 @@ impl Domain {
 }
 
 impl Shell for Domain {
-    fn run_within(&mut self, script: &str, limit: Duration) -> Result<Answer> {
+    fn run_within(&mut self, script: &str, limit: Duration) -> Result<ScriptOutput> {
         let Self { name, machine, agent, .. } = self;
-        machine.watched(|alive| agent.run(script, limit, alive)).with_context(|| {
+        machine.with_alive_check(|alive| agent.run(script, limit, alive)).with_context(|| {
             format!("running in the guest '{name}': {script}\nits kernel printed meanwhile: {}", agent.noise())
         })
     }

@@ -11,16 +11,16 @@ const TRACING: &str = "/sys/kernel/tracing";
 
 /// A function of dom0's kernel whose calls are counted.
 #[derive(Debug, Clone, Copy)]
-pub struct Probe {
+pub struct KernelProbe {
     /// The function.
     pub function: &'static str,
     /// Argument of the function that is summed up, in kprobe syntax: `%cx:u32` is a fourth argument.
-    pub summed: Option<&'static str>,
+    pub summed_argument: Option<&'static str>,
 }
 
 /// Counts of a probe.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Calls {
+pub struct CallCounts {
     /// Number of calls.
     pub calls: u64,
     /// Sum of the argument; 0 if none is summed.
@@ -29,19 +29,19 @@ pub struct Calls {
 
 /// Kprobes in dom0's kernel (Documentation/trace/kprobetrace.rst, histogram.rst).
 #[derive(Debug)]
-pub struct Probes {
-    probes: Vec<Probe>,
+pub struct KernelProbes {
+    probes: Vec<KernelProbe>,
 }
 
-impl Probes {
+impl KernelProbes {
     /// Starts counting the calls of these functions. A function that the kernel lacks counts as never called: its module is not loaded.
     ///
     /// # Errors
     /// When the kernel refuses a probe of a function that it has.
-    pub fn start(host: &mut XenHost, probes: &[Probe]) -> Result<Self> {
+    pub fn start(host: &mut XenHost, probes: &[KernelProbe]) -> Result<Self> {
         let mut script =
             format!("set -e; [ -e {TRACING}/kprobe_events ] || mount -t tracefs tracefs {TRACING}\ncd {TRACING}\n");
-        for Probe { function, summed } in probes {
+        for KernelProbe { function, summed_argument: summed } in probes {
             let (argument, values) = match summed {
                 Some(place) => (format!("number={place}"), ":vals=number"),
                 None => (String::new(), ""),
@@ -62,9 +62,9 @@ impl Probes {
     ///
     /// # Errors
     /// When the kernel does not provide them.
-    pub fn counts(&self, host: &mut XenHost) -> Result<BTreeMap<&'static str, Calls>> {
+    pub fn counts(&self, host: &mut XenHost) -> Result<BTreeMap<&'static str, CallCounts>> {
         let mut counts = BTreeMap::new();
-        for Probe { function, .. } in &self.probes {
+        for KernelProbe { function, .. } in &self.probes {
             // A line of the histogram: { common_cpu: 0 } hitcount: 12 number: 34
             let script = format!(
                 "cd {TRACING}/events/kprobes/{function} 2>/dev/null || {{ echo 0 0; exit 0; }}
@@ -74,7 +74,7 @@ impl Probes {
             );
             let text = host.must(&script)?;
             let (calls, sum) = text.split_once(' ').with_context(|| format!("CALLS SUM, found {text}"))?;
-            counts.insert(*function, Calls { calls: calls.parse()?, sum: sum.parse()? });
+            counts.insert(*function, CallCounts { calls: calls.parse()?, sum: sum.parse()? });
         }
         Ok(counts)
     }
@@ -85,7 +85,7 @@ impl Probes {
     /// The kernel's.
     pub fn stop(self, host: &mut XenHost) -> Result<()> {
         let mut script = format!("cd {TRACING}\n");
-        for Probe { function, .. } in &self.probes {
+        for KernelProbe { function, .. } in &self.probes {
             script.push_str(&format!(
                 "if [ -d events/kprobes/{function} ]; then
                      echo 0 >events/kprobes/{function}/enable

@@ -9,26 +9,26 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 
-use super::cache::Cache;
-use super::overlay::with_programs;
+use super::cache::XenCache;
+use super::initramfs::with_programs;
 use crate::guest::agent::Agent;
 use crate::guest::cache::repository;
 use crate::guest::daemon::mqblk_binary;
 use crate::guest::process::{Process, limited_command};
 use crate::guest::queue_log::without_colours;
-use crate::guest::{Answer, Shell};
+use crate::guest::{ScriptOutput, Shell};
 
 /// Timeout from QEMU's start to the agent's first line; an idle machine needs 6 seconds.
-const BOOT_WITHIN: Duration = Duration::from_secs(120);
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Timeout for QEMU to open its sockets, and to end after dom0 has powered off.
-const QEMU_WITHIN: Duration = Duration::from_secs(60);
+const QEMU_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Longest life of a host.
-const LIFE: Duration = Duration::from_secs(900);
+const MAX_LIFE: Duration = Duration::from_secs(900);
 
 /// Most PV guests at a time.
-pub(super) const DOMAINS: usize = 4;
+pub(super) const MAX_DOMAINS: usize = 4;
 
 /// Xen's parameters. With `dom0_vcpus_pin` an event between dom0's CPUs takes 130 us instead of 6 ms. `eager-fpu`: with lazy FPU switching
 /// (CR0.TS), programs under QEMU 7.2's emulation see other programs' vector registers, and crash.
@@ -85,7 +85,7 @@ impl XenHostBuilder {
     /// # Errors
     /// When the cache is not prepared, QEMU fails, or dom0 does not come up in time; with its console.
     pub fn boot(self) -> Result<XenHost> {
-        let cache = Cache::open()?;
+        let cache = XenCache::open()?;
         let folder = tempfile::Builder::new().prefix("mqblk-xen-").tempdir()?;
         let logs = repository().join("target/test-logs/xen").join(&self.name);
         std::fs::create_dir_all(&logs)?;
@@ -103,21 +103,21 @@ impl XenHostBuilder {
             with_programs(&cache.initramfs(), &programs, &archive)?;
             archive
         };
-        let mut command = limited_command("qemu-system-x86_64", LIFE);
+        let mut command = limited_command("qemu-system-x86_64", MAX_LIFE);
         command.args(self.arguments(&cache, &initramfs, folder.path(), &logs));
         let mut qemu = Process::start("qemu-system-x86_64", command, &logs.join("qemu"))?;
         let agent = folder.path().join("agent");
-        let last = folder.path().join(port(DOMAINS - 1));
-        qemu.until("sockets", QEMU_WITHIN, || agent.exists() && last.exists())?;
+        let last = folder.path().join(port(MAX_DOMAINS - 1));
+        qemu.until("sockets", QEMU_TIMEOUT, || agent.exists() && last.exists())?;
         let agent = Agent::connect(&agent)?;
-        let machine = Rc::new(Machine { qemu: RefCell::new(qemu), logs, folder });
-        let slots = (0..DOMAINS).map(Rc::new).collect();
+        let machine = Rc::new(XenMachine { qemu: RefCell::new(qemu), logs, folder });
+        let slots = (0..MAX_DOMAINS).map(Rc::new).collect();
         let mut host = XenHost { machine, agent, slots };
-        host.machine.watched(|alive| host.agent.wait_ready(BOOT_WITHIN, alive))?;
+        host.machine.with_alive_check(|alive| host.agent.wait_ready(BOOT_TIMEOUT, alive))?;
         Ok(host)
     }
 
-    fn arguments(&self, cache: &Cache, initramfs: &Path, folder: &Path, logs: &Path) -> Vec<OsString> {
+    fn arguments(&self, cache: &XenCache, initramfs: &Path, folder: &Path, logs: &Path) -> Vec<OsString> {
         let mut list: Vec<OsString> = Vec::new();
         let mut add = |words: &[&str]| list.extend(words.iter().map(OsString::from));
         add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "pc"]);
@@ -134,7 +134,7 @@ impl XenHostBuilder {
             add(&["-device", &format!("virtserialport,chardev={name},name={name}")]);
         };
         socket("agent");
-        (0..DOMAINS).for_each(|slot| socket(&port(slot)));
+        (0..MAX_DOMAINS).for_each(|slot| socket(&port(slot)));
         add(&["-chardev", &format!("file,id=log,path={}", logs.join(DAEMONS).display())]);
         add(&["-device", "virtserialport,chardev=log,name=log"]);
         list
@@ -152,22 +152,25 @@ const DAEMONS: &str = "daemons";
 
 /// State of a host that its domains share.
 #[derive(Debug)]
-pub(super) struct Machine {
+pub(super) struct XenMachine {
     qemu: RefCell<Process>,
     logs: PathBuf,
     folder: TempDir,
 }
 
-impl Machine {
+impl XenMachine {
     /// Returns the socket of a port.
     pub(super) fn socket(&self, port: &str) -> PathBuf {
         self.folder.path().join(port)
     }
 
     /// Runs a request to an agent, and checks during the wait that the machine is alive. An error contains the end of the logs.
-    pub(super) fn watched<T>(&self, ask: impl FnOnce(&mut dyn FnMut() -> Result<()>) -> Result<T>) -> Result<T> {
+    pub(super) fn with_alive_check<T>(
+        &self,
+        ask: impl FnOnce(&mut dyn FnMut() -> Result<()>) -> Result<T>,
+    ) -> Result<T> {
         let mut alive = || {
-            if let Some(status) = self.qemu.borrow_mut().ended()? {
+            if let Some(status) = self.qemu.borrow_mut().try_wait()? {
                 bail!("QEMU ended: {status}");
             }
             let console = self.log(CONSOLE);
@@ -197,7 +200,7 @@ impl Machine {
 /// A running machine with Xen; as a [`Shell`] it is dom0. Its QEMU is killed when this is dropped.
 #[derive(Debug)]
 pub struct XenHost {
-    machine: Rc<Machine>,
+    machine: Rc<XenMachine>,
     agent: Agent,
     /// The ports for domains; a domain holds a clone of its own.
     slots: Vec<Rc<usize>>,
@@ -216,14 +219,14 @@ impl XenHost {
         }
     }
 
-    pub(super) fn machine(&self) -> Rc<Machine> {
+    pub(super) fn machine(&self) -> Rc<XenMachine> {
         self.machine.clone()
     }
 
     /// Returns an unused port.
     pub(super) fn free_slot(&self) -> Result<Rc<usize>> {
         let free = self.slots.iter().find(|slot| Rc::strong_count(slot) == 1);
-        free.cloned().with_context(|| format!("all {DOMAINS} ports for domains are in use"))
+        free.cloned().with_context(|| format!("all {MAX_DOMAINS} ports for domains are in use"))
     }
 
     /// Loads a kernel module in dom0, unless it is loaded.
@@ -250,18 +253,20 @@ impl XenHost {
     pub fn power_off(mut self) -> Result<()> {
         let complaints = self.must("dmesg | grep -E 'WARNING:|BUG:|Oops|I/O error' || true")?;
         ensure!(complaints.is_empty(), "dom0's kernel complains:\n{complaints}");
-        self.agent.send("poweroff -f", QEMU_WITHIN)?;
+        self.agent.send("poweroff -f", QEMU_TIMEOUT)?;
         let mut qemu = self.machine.qemu.borrow_mut();
-        let status = qemu.wait(QEMU_WITHIN)?;
+        let status = qemu.wait(QEMU_TIMEOUT)?;
         ensure!(status.success(), "QEMU ended with {status}:\n{}", qemu.output());
         Ok(())
     }
 }
 
 impl Shell for XenHost {
-    fn run_within(&mut self, script: &str, limit: Duration) -> Result<Answer> {
+    fn run_within(&mut self, script: &str, limit: Duration) -> Result<ScriptOutput> {
         let Self { machine, agent, .. } = self;
-        machine.watched(|alive| agent.run(script, limit, alive)).with_context(|| format!("running in dom0: {script}"))
+        machine
+            .with_alive_check(|alive| agent.run(script, limit, alive))
+            .with_context(|| format!("running in dom0: {script}"))
     }
 }
 

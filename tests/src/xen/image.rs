@@ -11,12 +11,12 @@ pub(super) const SLOW_GROUP: &str = "/run/cgroup/slow";
 
 /// An image; it ends with its host.
 #[derive(Debug, Clone)]
-pub struct Image {
+pub struct Dom0Image {
     path: String,
     device: String,
 }
 
-impl Image {
+impl Dom0Image {
     /// Creates a sparse image of `mib` MiB.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl Image {
     ///
     /// # Errors
     /// As [`Shell::must`].
-    pub fn sum(&self, host: &mut XenHost, from: u32, count: u32) -> Result<String> {
+    pub fn checksum(&self, host: &mut XenHost, from: u32, count: u32) -> Result<String> {
         let path = &self.path;
         let text = host.must(&format!("dd if={path} bs=1M skip={from} count={count} 2>/dev/null | sha256sum"))?;
         Ok(text.split_whitespace().next().context("sha256sum prints a sum")?.to_owned())

@@ -10,19 +10,19 @@
 mod backend;
 mod blkfront;
 mod cache;
+mod dom0_daemon;
 mod domain;
 mod events;
 mod host;
 mod image;
+mod initramfs;
 mod kernel_disk;
-mod mqblk;
-mod overlay;
 
-pub use backend::{Backend, BackendDisk, Server};
-pub use blkfront::{Blkfront, HardwareQueue};
-pub use cache::Cache;
+pub use backend::{BackendDisk, BackendProgram, XenBackend};
+pub use blkfront::{BlkfrontParameters, HardwareQueue};
+pub use cache::XenCache;
+pub use dom0_daemon::Dom0Daemon;
 pub use domain::{Domain, DomainConfig};
-pub use events::{Calls, Probe, Probes, interrupts};
+pub use events::{CallCounts, KernelProbe, KernelProbes, interrupts};
 pub use host::{XenHost, XenHostBuilder};
-pub use image::Image;
-pub use mqblk::Mqblk;
+pub use image::Dom0Image;

@@ -19,8 +19,8 @@ use mqblk_engine::{
 };
 use mqblk_memory::create_memfd;
 use mqblk_ring::blkif::{Abi, Position};
-use mqblk_tests::mortal::{Kill, Mortal, Silent};
-use mqblk_tests::overlay::{AnyChannel, Overlay};
+use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
+use mqblk_tests::killable::{KillSwitch, Killable, NoEvents};
 
 use domain::Domain;
 use front::Front;
@@ -73,7 +73,7 @@ pub struct World {
     pub domain: Arc<Domain>,
     pub fronts: Vec<Front>,
     pub journals: Vec<File>,
-    pub kill: Arc<Kill>,
+    pub kill: Arc<KillSwitch>,
     disk: Arc<AnyDisk>,
 }
 
@@ -88,10 +88,11 @@ impl World {
         for (ring, file) in (0..).zip(&journals) {
             Journal::create(file, entries, ring, Position::default()).expect("a journal");
         }
-        let kill = Kill::new();
+        let kill = KillSwitch::new();
         let mortal = Arc::clone(&kill);
-        let disk =
-            Arc::new(Overlay::over(disk, move |channel| Box::new(Mortal(channel, Arc::clone(&mortal))) as AnyChannel));
+        let disk = Arc::new(FilterDisk::new(disk, move |channel| {
+            Box::new(Killable(channel, Arc::clone(&mortal))) as AnyChannel
+        }));
         World { shape, domain, fronts, journals, kill, disk }
     }
 
@@ -106,7 +107,7 @@ impl World {
             replayed: vec![],
             broken: Arc::default(),
         };
-        let attached = Kill::survives(|| {
+        let attached = KillSwitch::run(|| {
             for ring in 0..self.fronts.len() {
                 host.attach(self, ring);
                 // Those that are there are served while the others are taken up.
@@ -133,7 +134,7 @@ impl World {
     /// What is left of a back end that was killed goes away, without a trace.
     pub fn bury(&self, host: Host) {
         let before = self.traces();
-        self.kill.after(Kill::NEVER);
+        self.kill.arm(KillSwitch::NEVER);
         drop(host);
         assert!(before == self.traces(), "it was killed, not shut down");
         self.domain.forget_mappings();
@@ -153,13 +154,13 @@ pub struct Host {
 
 impl Host {
     fn attach(&mut self, world: &World, ring: usize) {
-        world.kill.moment();
+        world.kill.kill_point();
         let front = &world.fronts[ring];
         let published = front.back_end(Position::default()).published();
         let entries = front.ring.size();
         let resumed = Journal::resume(&world.journals[ring], entries, ring as u64, published);
         let (journal, recovery) = resumed.expect("a journal that was killed is as good as any");
-        world.kill.moment();
+        world.kill.kill_point();
         self.replayed.push(recovery.replay.len());
         let broken = Arc::clone(&self.broken);
         let options = QueueOptions {
@@ -180,9 +181,9 @@ impl Host {
         let seat = self.workers[worker].attach(options, |lane, waker| {
             let parts = RingParts {
                 ring: front.back_end(recovery.position),
-                grants: Box::new(Mortal(world.domain.access(), Arc::clone(&world.kill))),
-                channel: Box::new(Mortal(Silent, Arc::clone(&world.kill))),
-                waker: Arc::new(Mortal(Arc::clone(waker), Arc::clone(&world.kill))),
+                grants: Box::new(Killable(world.domain.access(), Arc::clone(&world.kill))),
+                channel: Box::new(Killable(NoEvents, Arc::clone(&world.kill))),
+                waker: Arc::new(Killable(Arc::clone(waker), Arc::clone(&world.kill))),
                 journal: Some(journal),
                 replay: recovery.replay,
                 keep: None,
@@ -194,7 +195,7 @@ impl Host {
 
     /// One turn of one worker. `None` when the back end was killed in it.
     pub fn turn(&mut self, worker: usize) -> Option<bool> {
-        Kill::survives(|| self.workers[worker].turn())
+        KillSwitch::run(|| self.workers[worker].turn())
     }
 
     /// Stops pulling from a ring. It leaves when nothing of it is in flight.
@@ -205,7 +206,7 @@ impl Host {
 
     /// Stops pulling from all rings, and steps until they have left. Whether that was survived.
     pub fn drain(&mut self) -> bool {
-        Kill::survives(|| {
+        KillSwitch::run(|| {
             (0..self.seats.len()).for_each(|ring| self.close(ring));
             while self.seats.iter().any(|(worker, seat)| self.workers[*worker].serves(*seat)) {
                 self.workers.iter_mut().for_each(|worker| _ = worker.turn());

@@ -15,8 +15,8 @@ use mqblk_engine::{
 use mqblk_memory::{Buffer, GuestAddress, GuestMemory, Region, SharedWords};
 use mqblk_ring::split::driver::Features;
 use mqblk_ring::split::{DeviceRing, InflightTable, SplitAddresses, SplitDriver, SplitRing};
-use mqblk_tests::mortal::{Kill, Mortal};
-use mqblk_tests::overlay::{AnyChannel, Overlay};
+use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
+use mqblk_tests::killable::{KillSwitch, Killable};
 use mqblk_virtio::{QueueParts, QueueRole, VirtioDevice};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -43,16 +43,16 @@ impl Call for Silent {
 }
 
 /// A queue that can be killed in the midst of a pull, and before and after all else that the engine has it do.
-struct MortalQueue<Q>(Mortal<Q>);
+struct MortalQueue<Q>(Killable<Q>);
 
 /// A moment at which somebody holds this. A process that is killed drops nothing, which those that outlive it for a while would notice.
-fn moment<T>(kill: &Kill, held: T) -> T {
+fn moment<T>(kill: &KillSwitch, held: T) -> T {
     let held = ManuallyDrop::new(held);
-    kill.moment();
+    kill.kill_point();
     ManuallyDrop::into_inner(held)
 }
 
-struct MortalIntake<'a, I>(&'a mut I, Arc<Kill>);
+struct MortalIntake<'a, I>(&'a mut I, Arc<KillSwitch>);
 
 impl<T, I: Intake<T, Buffer>> Intake<T, Buffer> for MortalIntake<'_, I> {
     fn room(&self) -> usize {
@@ -67,11 +67,11 @@ impl<T, I: Intake<T, Buffer>> Intake<T, Buffer> for MortalIntake<'_, I> {
         self.0.admit_parts(token, disk, op, parts);
     }
     fn cancel(&mut self, pick: &mut dyn FnMut(&mut T) -> bool) {
-        self.1.moment();
+        self.1.kill_point();
         self.0.cancel(pick);
     }
     fn answered(&mut self, well_formed: bool) {
-        self.1.moment();
+        self.1.kill_point();
         self.0.answered(well_formed);
     }
 }
@@ -86,7 +86,7 @@ impl<Q: GuestQueue<Lane = Lane>> GuestQueue for MortalQueue<Q> {
     }
     fn pull<I: Intake<Q::Token, Buffer>>(&mut self, lane: &mut Lane, into: &mut I) -> Pulled {
         let kill = Arc::clone(&self.0.1);
-        self.0.used(|queue| queue.pull(lane, &mut MortalIntake(into, kill)))
+        self.0.with(|queue| queue.pull(lane, &mut MortalIntake(into, kill)))
     }
     fn finish<I: Intake<Q::Token, Buffer>>(
         &mut self,
@@ -94,10 +94,10 @@ impl<Q: GuestQueue<Lane = Lane>> GuestQueue for MortalQueue<Q> {
         done: Completed<Q::Token, Buffer>,
         into: &mut I,
     ) {
-        let Mortal(queue, kill) = &mut self.0;
+        let Killable(queue, kill) = &mut self.0;
         let done = moment(kill, done);
         queue.finish(lane, done, &mut MortalIntake(into, Arc::clone(kill)));
-        kill.moment();
+        kill.kill_point();
     }
     fn woken<I: Intake<Q::Token, Buffer>>(
         &mut self,
@@ -106,13 +106,13 @@ impl<Q: GuestQueue<Lane = Lane>> GuestQueue for MortalQueue<Q> {
         running: bool,
     ) -> Result<(), &'static str> {
         let kill = Arc::clone(&self.0.1);
-        self.0.used(|queue| queue.woken(lane, &mut MortalIntake(into, kill), running))
+        self.0.with(|queue| queue.woken(lane, &mut MortalIntake(into, kill), running))
     }
     fn held(&self) -> usize {
         self.0.0.held()
     }
     fn publish(&mut self) -> Notify {
-        self.0.used(Q::publish)
+        self.0.with(Q::publish)
     }
     fn notify(&mut self) {
         self.0.0.notify();
@@ -165,7 +165,7 @@ pub struct World<D: VirtioDevice<Lane>> {
     pub stores: Vec<Arc<Store>>,
     pub counts: Counts,
     disks: Vec<QueueDisk>,
-    kill: Arc<Kill>,
+    kill: Arc<KillSwitch>,
     shape: Shape<D>,
     /// What the driver accepts: all.
     features: u64,
@@ -199,11 +199,11 @@ impl<D: VirtioDevice<Lane>> World<D> {
     /// A guest, and no back end yet.
     pub fn new(shape: Shape<D>, seed: u64) -> World<D> {
         let stores: Vec<_> = (0..shape.disks as u64).map(|at| Store::new(shape.sectors, seed ^ at << 32)).collect();
-        let kill = Kill::new();
+        let kill = KillSwitch::new();
         let disk = |(slot, store): (u16, &Arc<Store>)| {
             let (inner, mortal) = (Arc::new(StoreDisk(Arc::clone(store))), Arc::clone(&kill));
-            let channel = move |channel| Box::new(Mortal(channel, Arc::clone(&mortal))) as AnyChannel;
-            let disk: Arc<AnyDisk> = Arc::new(Overlay::over(inner, channel));
+            let channel = move |channel| Box::new(Killable(channel, Arc::clone(&mortal))) as AnyChannel;
+            let disk: Arc<AnyDisk> = Arc::new(FilterDisk::new(inner, channel));
             QueueDisk { slot: DiskSlot(slot), disk, plug: shape.plug, health: Arc::default() }
         };
         let disks: Vec<_> = (0..).zip(&stores).map(disk).collect();
@@ -250,7 +250,7 @@ impl<D: VirtioDevice<Lane>> World<D> {
     fn take_over(&mut self) {
         let used = self.used();
         if !used.is_empty() && self.random.random_ratio(1, 5) {
-            self.kill.after(self.random.random_range(0..20));
+            self.kill.arm(self.random.random_range(0..20));
         }
         let disks: Vec<_> = self.disks.iter().map(|disk| Arc::clone(&disk.disk)).collect();
         let device = (self.shape.make)(&disks);
@@ -275,7 +275,7 @@ impl<D: VirtioDevice<Lane>> World<D> {
         let mut order: Vec<usize> = (0..self.rings.len()).collect();
         while !order.is_empty() {
             let ring = order.swap_remove(self.random.random_range(0..order.len()));
-            if Kill::survives(|| self.attach(ring)).is_none() {
+            if KillSwitch::run(|| self.attach(ring)).is_none() {
                 self.counts.kills_in_midst += 1;
                 return self.bury();
             }
@@ -289,13 +289,13 @@ impl<D: VirtioDevice<Lane>> World<D> {
     }
 
     fn attach(&mut self, index: usize) {
-        self.kill.moment();
+        self.kill.kill_point();
         let table = self.words(index);
         let Some(host) = &mut self.host else { return };
         let ring = SplitRing::resolve(&self.memory, &places(index), RING).expect("a ring");
         let (ring, forgotten) = DeviceRing::tracked(ring, 0, true, table).expect("a table that was killed is good");
         assert_eq!(forgotten, 0);
-        self.kill.moment();
+        self.kill.kill_point();
         self.counts.replayed += ring.replays() as u64;
         self.counts.noted += ring.noted_steps() as u64;
         let requests = host.device.role(index as u16) == QueueRole::Requests;
@@ -312,9 +312,9 @@ impl<D: VirtioDevice<Lane>> World<D> {
         let features = self.features | EVENT_IDX;
         let seat = host.workers[worker].attach(options, |lane, waker| {
             let lease = lane.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
-            let waker: Arc<dyn Wake> = Arc::new(Mortal(Arc::clone(waker), Arc::clone(kill)));
+            let waker: Arc<dyn Wake> = Arc::new(Killable(Arc::clone(waker), Arc::clone(kill)));
             let parts = QueueParts { ring, lease, call: Some(Box::new(Silent)), features, waker };
-            Ok(MortalQueue(Mortal(device.queue(index as u16, parts), Arc::clone(kill))))
+            Ok(MortalQueue(Killable(device.queue(index as u16, parts), Arc::clone(kill))))
         });
         host.seats.push((worker, seat.expect("a seat")));
     }
@@ -323,7 +323,7 @@ impl<D: VirtioDevice<Lane>> World<D> {
     fn turn(&mut self) {
         let Some(host) = &mut self.host else { return };
         let worker = self.random.random_range(0..host.workers.len());
-        if host.dead[worker] || Kill::survives(|| host.workers[worker].turn()).is_some() {
+        if host.dead[worker] || KillSwitch::run(|| host.workers[worker].turn()).is_some() {
             return;
         }
         host.dead[worker] = true;
@@ -355,7 +355,7 @@ impl<D: VirtioDevice<Lane>> World<D> {
                 self.counts.kills += 1;
                 self.bury();
             }
-            3..13 => self.kill.after(self.random.random_range(0..150)),
+            3..13 => self.kill.arm(self.random.random_range(0..150)),
             13..15 => self.stop(),
             _ => self.turn(),
         }
@@ -364,7 +364,7 @@ impl<D: VirtioDevice<Lane>> World<D> {
     /// The back end stops pulling, answers what it has, and goes.
     fn stop(&mut self) {
         let Some(Host { workers, seats, .. }) = &mut self.host else { return };
-        let drained = Kill::survives(|| {
+        let drained = KillSwitch::run(|| {
             // One that stops before it has taken up what it found may wait for a command that has compared, for as long as it may.
             (0..BEGUN).for_each(|_| workers.iter_mut().for_each(|worker| _ = worker.turn()));
             seats.iter().for_each(|(worker, seat)| workers[*worker].drain(*seat));
@@ -391,7 +391,7 @@ impl<D: VirtioDevice<Lane>> World<D> {
             bytes
         };
         let before = traces(&self.memory);
-        self.kill.after(Kill::NEVER);
+        self.kill.arm(KillSwitch::NEVER);
         self.host = None;
         assert!(before == traces(&self.memory), "it was killed, not shut down");
         self.stores.iter().for_each(|store| store.killed());

@@ -8,8 +8,8 @@ use mqblk_driver::virtio_scsi::{Address, Data, Ending, Response, Sense};
 use mqblk_engine::Lane;
 use mqblk_memory::{GuestAddress, GuestMemory};
 use mqblk_ring::split::driver::Shape;
-use mqblk_tests::crash::load::{DATA, Shared};
-use mqblk_tests::crash::port::{End, Manage, Order, Port, Work};
+use mqblk_tests::crash::load::{DATA_BYTES, LoadControl};
+use mqblk_tests::crash::queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType, TaskFunction};
 use mqblk_tests::crash::{blk, scsi};
 use mqblk_virtio::VirtioDevice;
 use mqblk_virtio_scsi::LunAddress;
@@ -34,13 +34,13 @@ pub trait Form {
     type Device: VirtioDevice<Lane>;
     /// Rings before those for requests.
     const FIXED: usize;
-    fn works(&self) -> &[Work];
+    fn works(&self) -> &[RequestType];
     /// Writes what belongs to a request beside its data. What the device reads, and what it writes.
-    fn put(&self, memory: &GuestMemory, aside: u64, tag: u64, order: &Order) -> (Vec<Piece>, Vec<Piece>);
+    fn put(&self, memory: &GuestMemory, aside: u64, tag: u64, order: &LoadRequest) -> (Vec<Piece>, Vec<Piece>);
     /// How it ended.
-    fn end(&self, memory: &GuestMemory, aside: u64, user: u32) -> End;
+    fn end(&self, memory: &GuestMemory, aside: u64, user: u32) -> RequestOutcome;
     /// A task management function, for the request of this tag: its bytes.
-    fn manage(&self, _disk: usize, _what: Manage, _tag: u64) -> Option<[u8; 24]> {
+    fn manage(&self, _disk: usize, _what: TaskFunction, _tag: u64) -> Option<[u8; 24]> {
         None
     }
 }
@@ -51,18 +51,18 @@ pub struct Guest<F: Form> {
     pub world: World<F::Device>,
     queues: usize,
     /// By user, what is in flight.
-    orders: Vec<Option<Order>>,
+    orders: Vec<Option<LoadRequest>>,
     /// What each user's requests are called: another thing each time.
     tags: Vec<u64>,
     controls: Vec<u32>,
     /// Steps until no more is asked for.
     left: u64,
     over: u64,
-    shared: Arc<Shared>,
+    shared: Arc<LoadControl>,
 }
 
 impl<F: Form> Guest<F> {
-    pub fn new(form: F, world: World<F::Device>, steps: u64, shared: &Arc<Shared>) -> Guest<F> {
+    pub fn new(form: F, world: World<F::Device>, steps: u64, shared: &Arc<LoadControl>) -> Guest<F> {
         let queues = world.rings.len() - F::FIXED;
         let orders: Vec<_> = (0..queues as u64 * 64).map(|_| None).collect();
         let tags = (0..orders.len() as u64).collect();
@@ -72,7 +72,7 @@ impl<F: Form> Guest<F> {
 
     /// Bytes that such a guest needs.
     pub const fn bytes(queues: u64) -> u64 {
-        queues * DATA + (queues * 64 + CONTROLS as u64) * ASIDE
+        queues * DATA_BYTES + (queues * 64 + CONTROLS as u64) * ASIDE
     }
 
     fn data_start(&self) -> u64 {
@@ -80,7 +80,7 @@ impl<F: Form> Guest<F> {
     }
 
     fn aside(&self, user: usize) -> u64 {
-        self.data_start() + self.queues as u64 * DATA + user as u64 * ASIDE
+        self.data_start() + self.queues as u64 * DATA_BYTES + user as u64 * ASIDE
     }
 
     fn step(&mut self) {
@@ -96,7 +96,7 @@ impl<F: Form> Guest<F> {
         }
     }
 
-    fn take(&mut self, done: &mut Vec<(u32, End)>) {
+    fn take(&mut self, done: &mut Vec<(u32, RequestOutcome)>) {
         for ring in 0..self.world.rings.len() {
             self.world.rings[ring].look().expect("a device that keeps the protocol");
             while let Some(used) = self.world.rings[ring].take().expect("a device that keeps the protocol") {
@@ -106,7 +106,7 @@ impl<F: Form> Guest<F> {
                 }
                 let order = self.orders[used.token as usize].take().expect("an answer to a request in flight");
                 self.world.answers += 1;
-                if changes(order.work) {
+                if changes(order.request_type) {
                     self.world.stores[order.disk].closed(&order.ranges);
                 }
                 done.push((used.token, self.form.end(&self.world.memory, self.aside(used.token as usize), used.token)));
@@ -115,27 +115,27 @@ impl<F: Form> Guest<F> {
     }
 }
 
-fn changes(work: Work) -> bool {
-    !matches!(work, Work::Read | Work::Flush)
+fn changes(work: RequestType) -> bool {
+    !matches!(work, RequestType::Read | RequestType::Flush)
 }
 
-impl<F: Form> Port for Guest<F> {
-    fn queues(&mut self) -> usize {
+impl<F: Form> DeviceQueues for Guest<F> {
+    fn queue_count(&mut self) -> usize {
         self.queues
     }
     fn memory(&mut self) -> Arc<GuestMemory> {
         Arc::clone(&self.world.memory)
     }
-    fn data(&mut self, queue: usize) -> GuestAddress {
-        GuestAddress(self.data_start() + queue as u64 * DATA)
+    fn data_address(&mut self, queue: usize) -> GuestAddress {
+        GuestAddress(self.data_start() + queue as u64 * DATA_BYTES)
     }
-    fn largest(&mut self) -> u32 {
+    fn max_request_bytes(&mut self) -> u32 {
         LARGEST
     }
-    fn works(&self) -> &[Work] {
+    fn request_mix(&self) -> &[RequestType] {
         self.form.works()
     }
-    fn submit(&mut self, queue: usize, user: u32, order: &Order) -> bool {
+    fn submit(&mut self, queue: usize, user: u32, order: &LoadRequest) -> bool {
         let aside = self.aside(user as usize);
         let (readable, writable) =
             self.form.put(&self.world.memory, aside, self.tags[user as usize] + (1 << 32), order);
@@ -147,7 +147,7 @@ impl<F: Form> Port for Guest<F> {
         let chain = readable.iter().fold(chain, |chain, (at, len)| chain.readable(*at, *len).expect("room"));
         let chain = writable.iter().fold(chain, |chain, (at, len)| chain.writable(*at, *len).expect("room"));
         chain.commit(user).expect("room");
-        if changes(order.work) {
+        if changes(order.request_type) {
             self.world.stores[order.disk].opened(&order.ranges);
         }
         self.tags[user as usize] += 1 << 32;
@@ -158,7 +158,7 @@ impl<F: Form> Port for Guest<F> {
         // The back end polls.
         self.world.rings.iter_mut().for_each(|ring| _ = ring.publish());
     }
-    fn reap(&mut self, done: &mut Vec<(u32, End)>) {
+    fn reap(&mut self, done: &mut Vec<(u32, RequestOutcome)>) {
         for _ in 0..self.world.random.random_range(1..6) {
             self.step();
             self.take(done);
@@ -168,8 +168,8 @@ impl<F: Form> Port for Guest<F> {
     fn waker(&mut self) -> Waker {
         unreachable!("it does not sleep")
     }
-    fn manage(&mut self, disk: usize, what: Manage) -> bool {
-        let tag = if let Manage::Abort(user) = what { self.tags[user as usize] } else { 0 };
+    fn manage(&mut self, disk: usize, what: TaskFunction) -> bool {
+        let tag = if let TaskFunction::Abort(user) = what { self.tags[user as usize] } else { 0 };
         let Some(request) = self.form.manage(disk, what, tag) else { return false };
         let Some(slot) = self.controls.pop() else { return false };
         let at = self.aside(self.orders.len() + slot as usize);
@@ -205,31 +205,32 @@ impl Form for Blk {
     type Device = mqblk_virtio_blk::VirtioBlk;
     const FIXED: usize = 0;
 
-    fn works(&self) -> &[Work] {
-        &blk::WORKS
+    fn works(&self) -> &[RequestType] {
+        &blk::REQUEST_MIX
     }
 
-    fn put(&self, memory: &GuestMemory, aside: u64, _: u64, order: &Order) -> (Vec<Piece>, Vec<Piece>) {
-        let kind: u32 = match order.work {
-            Work::Read => 0,
-            Work::Write => 1,
-            Work::Flush => 4,
-            Work::Discard => 11,
-            Work::Zero => 13,
+    fn put(&self, memory: &GuestMemory, aside: u64, _: u64, order: &LoadRequest) -> (Vec<Piece>, Vec<Piece>) {
+        let kind: u32 = match order.request_type {
+            RequestType::Read => 0,
+            RequestType::Write => 1,
+            RequestType::Flush => 4,
+            RequestType::Discard => 11,
+            RequestType::WriteZeroes => 13,
             other => panic!("{other:?} is none of virtio-blk's"),
         };
-        let has_data = matches!(order.work, Work::Read | Work::Write);
+        let has_data = matches!(order.request_type, RequestType::Read | RequestType::Write);
         let sector = if has_data { order.start() } else { 0 };
         let header = [u64::from(kind).to_le_bytes(), sector.to_le_bytes()].concat();
         memory.write(GuestAddress(aside), &header).expect("mapped");
         memory.write(GuestAddress(aside + ANSWER), &[0xff]).expect("mapped");
         let (mut readable, mut writable) = (vec![(GuestAddress(aside), 16)], vec![]);
         let data = pieces((order.data, order.sectors() * 512));
-        match order.work {
-            Work::Read => writable.extend(data),
-            Work::Write => readable.extend(data),
-            Work::Discard | Work::Zero => {
-                let unmap = |start: u64| u32::from(order.work == Work::Zero && start.is_multiple_of(2));
+        match order.request_type {
+            RequestType::Read => writable.extend(data),
+            RequestType::Write => readable.extend(data),
+            RequestType::Discard | RequestType::WriteZeroes => {
+                let unmap =
+                    |start: u64| u32::from(order.request_type == RequestType::WriteZeroes && start.is_multiple_of(2));
                 let range = |(start, sectors): &(u64, u32)| {
                     [start.to_le_bytes().to_vec(), sectors.to_le_bytes().to_vec(), unmap(*start).to_le_bytes().to_vec()]
                 };
@@ -243,11 +244,11 @@ impl Form for Blk {
         (readable, writable)
     }
 
-    fn end(&self, memory: &GuestMemory, aside: u64, user: u32) -> End {
+    fn end(&self, memory: &GuestMemory, aside: u64, user: u32) -> RequestOutcome {
         let mut status = [0];
         memory.read(GuestAddress(aside + ANSWER), &mut status).expect("mapped");
         assert_eq!(status, [0], "request {user}");
-        End::Good
+        RequestOutcome::Good
     }
 }
 
@@ -267,12 +268,12 @@ impl Form for Scsi {
     type Device = mqblk_virtio_scsi::VirtioScsi;
     const FIXED: usize = mqblk_virtio_scsi::FIXED_QUEUES as usize;
 
-    fn works(&self) -> &[Work] {
-        &scsi::WORKS
+    fn works(&self) -> &[RequestType] {
+        &scsi::REQUEST_MIX
     }
 
-    fn put(&self, memory: &GuestMemory, aside: u64, tag: u64, order: &Order) -> (Vec<Piece>, Vec<Piece>) {
-        let command = scsi::command(order, Address::default(), memory);
+    fn put(&self, memory: &GuestMemory, aside: u64, tag: u64, order: &LoadRequest) -> (Vec<Piece>, Vec<Piece>) {
+        let command = scsi::scsi_command(order, Address::default(), memory);
         let mut header = vec![0; COMMAND as usize];
         header[..8].copy_from_slice(&place(order.disk).encode());
         header[8..16].copy_from_slice(&tag.to_le_bytes());
@@ -289,11 +290,11 @@ impl Form for Scsi {
         (readable, writable)
     }
 
-    fn end(&self, memory: &GuestMemory, aside: u64, user: u32) -> End {
+    fn end(&self, memory: &GuestMemory, aside: u64, user: u32) -> RequestOutcome {
         let mut bytes = [0; RESPONSE as usize];
         memory.read(GuestAddress(aside + ANSWER), &mut bytes).expect("mapped");
         let (status, response) = (bytes[10], bytes[11]);
-        scsi::judge(
+        scsi::request_outcome(
             user,
             match (response, status) {
                 (0, 0) => Ending::Good,
@@ -306,10 +307,10 @@ impl Form for Scsi {
         )
     }
 
-    fn manage(&self, disk: usize, what: Manage, tag: u64) -> Option<[u8; 24]> {
+    fn manage(&self, disk: usize, what: TaskFunction, tag: u64) -> Option<[u8; 24]> {
         let subtype: u32 = match what {
-            Manage::Abort(_) => 0,
-            Manage::Reset => 5,
+            TaskFunction::Abort(_) => 0,
+            TaskFunction::Reset => 5,
         };
         let mut request = [0; 24];
         request[4..8].copy_from_slice(&subtype.to_le_bytes());

@@ -11,8 +11,8 @@ use mqblk_core::{
 };
 use mqblk_engine::Lane;
 use mqblk_memory::Buffer;
-use mqblk_tests::crash::oracle::{Range, SECTOR};
-use mqblk_tests::overlay::AnyChannel;
+use mqblk_tests::crash::oracle::{SECTOR, SectorRange};
+use mqblk_tests::filter_disk::AnyChannel;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -97,7 +97,7 @@ impl Store {
     }
 
     /// A request that may change these is shown to the back end.
-    pub fn opened(&self, ranges: &[Range]) {
+    pub fn opened(&self, ranges: &[SectorRange]) {
         let mut inner = self.lock();
         for (start, count) in ranges {
             inner.open[*start as usize..][..*count as usize].iter_mut().for_each(|open| *open += 1);
@@ -105,7 +105,7 @@ impl Store {
     }
 
     /// It is answered: from here on it may change nothing.
-    pub fn closed(&self, ranges: &[Range]) {
+    pub fn closed(&self, ranges: &[SectorRange]) {
         let mut inner = self.lock();
         for (start, count) in ranges {
             inner.open[*start as usize..][..*count as usize].iter_mut().for_each(|open| *open -= 1);

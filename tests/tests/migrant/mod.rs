@@ -7,10 +7,10 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use mqblk_tests::hostile::front_end::{FrontEnd, Queue};
-use mqblk_tests::hostile::memory::{END, Memory, START};
-use mqblk_tests::hostile::request::{Piece, direct, header, kind, range, readable, writable};
-use mqblk_tests::hostile::ring::Places;
+use mqblk_tests::hostile::frontend::{FrontendQueue, HostileFrontend};
+use mqblk_tests::hostile::memory::{END, START, SharedMemory};
+use mqblk_tests::hostile::request::{MemorySegment, header, range, readable, request_type, writable, write_direct};
+use mqblk_tests::hostile::ring::RingAddresses;
 use mqblk_tests::hostile::socket::message as m;
 use mqblk_tests::hostile::wait_for;
 use rand::rngs::SmallRng;
@@ -80,7 +80,7 @@ impl Log {
 }
 
 pub struct Migrant {
-    pub front: FrontEnd,
+    pub front: HostileFrontend,
     interface: Interface,
     queues: usize,
     running: Vec<Vec<Option<Running>>>,
@@ -100,7 +100,7 @@ pub struct Migrant {
 impl Migrant {
     /// Connects and starts `queues` request queues.
     pub fn start(socket: &Path, interface: Interface, queues: usize, seed: u64) -> Migrant {
-        let front = FrontEnd::connect(socket, LOG_ALL);
+        let front = HostileFrontend::connect(socket, LOG_ALL);
         let slots = queues * SLOTS;
         let mut migrant = Migrant {
             front,
@@ -116,7 +116,7 @@ impl Migrant {
             answers: 0,
         };
         for index in 0..migrant.all_queues() {
-            migrant.front.add_queue(Places::pages(START + RINGS * index as u64), RING);
+            migrant.front.add_queue(RingAddresses::pages(START + RINGS * index as u64), RING);
             migrant.allowed.insert((START + RINGS * index as u64 + 0x2000) / PAGE);
         }
         migrant
@@ -157,14 +157,14 @@ impl Migrant {
             self.running[queue][slot] = Some(running);
             let entries: Vec<u16> = (0..4).map(|entry| slot as u16 * 4 + entry).collect();
             let ring = &mut self.front.queues[self.interface.first() + queue];
-            let head = direct(&ring.ring, &entries, &pieces);
+            let head = write_direct(&ring.ring, &entries, &pieces);
             ring.ring.offer(head);
-            let at = ring.ring.at;
+            let at = ring.ring.addresses;
             self.wrote(at.desc, 16 * u64::from(RING));
             self.wrote(at.avail, 6 + 2 * u64::from(RING));
         }
         let first = self.interface.first();
-        self.front.queues[first..].iter_mut().for_each(Queue::go);
+        self.front.queues[first..].iter_mut().for_each(FrontendQueue::publish_and_kick);
     }
 
     /// A stretch of a slot's disk and memory: where on the disk, where in memory, how long.
@@ -176,7 +176,7 @@ impl Migrant {
         (disk + first * SECTOR, at, (sectors * SECTOR) as usize)
     }
 
-    fn blk(&mut self, queue: usize, slot: usize) -> (Vec<Piece>, Running) {
+    fn blk(&mut self, queue: usize, slot: usize) -> (Vec<MemorySegment>, Running) {
         let (memory, disk) = self.slot(queue, slot);
         let (start, at, len) = self.stretch(memory, disk);
         let status = memory + 0x3000 + self.rng.random_range(0..0xfff_u64);
@@ -184,21 +184,21 @@ impl Migrant {
         let head = |kind, start: u64| header(kind, start / SECTOR);
         let stretch = start as usize..start as usize + len;
         let (bytes, mut pieces, read) = match self.rng.random_range(0..10) {
-            0..4 => (head(kind::IN, start), vec![writable(at, len as u32)], Some((at, len))),
+            0..4 => (head(request_type::IN, start), vec![writable(at, len as u32)], Some((at, len))),
             4..7 => {
                 let mut data = vec![0; len];
                 self.rng.fill_bytes(&mut data);
                 self.put(at, &data);
                 self.model[stretch].copy_from_slice(&data);
-                (head(kind::OUT, start), vec![readable(at, len as u32)], None)
+                (head(request_type::OUT, start), vec![readable(at, len as u32)], None)
             }
             7 => {
                 self.put(at, &range(start / SECTOR, (len as u64 / SECTOR) as u32, 0));
                 self.model[stretch].fill(0);
-                (head(kind::WRITE_ZEROES, 0), vec![readable(at, 16)], None)
+                (head(request_type::WRITE_ZEROES, 0), vec![readable(at, 16)], None)
             }
-            8 => (head(kind::GET_ID, 0), vec![writable(at, 20)], None),
-            _ => (head(kind::FLUSH, 0), vec![], None),
+            8 => (head(request_type::GET_ID, 0), vec![writable(at, 20)], None),
+            _ => (head(request_type::FLUSH, 0), vec![], None),
         };
         self.put(memory, &bytes);
         pieces.insert(0, readable(memory, 16));
@@ -206,7 +206,7 @@ impl Migrant {
         (pieces, Running { read, disk: start, status, expect_sense: false })
     }
 
-    fn scsi(&mut self, queue: usize, slot: usize) -> (Vec<Piece>, Running) {
+    fn scsi(&mut self, queue: usize, slot: usize) -> (Vec<MemorySegment>, Running) {
         let (memory, disk) = self.slot(queue, slot);
         let (start, at, len) = self.stretch(memory, disk);
         let response = memory + 0x3000 + self.rng.random_range(0..0xf00_u64);
@@ -310,10 +310,10 @@ impl Migrant {
             let pieces = [readable(memory, command.len() as u32), writable(memory + 0x3000, 108)];
             self.allowed.insert((memory + 0x3000) / PAGE);
             let ring = &mut self.front.queues[self.interface.first()];
-            let head = direct(&ring.ring, &[0, 1], &pieces);
+            let head = write_direct(&ring.ring, &[0, 1], &pieces);
             ring.ring.offer(head);
-            ring.go();
-            let at = ring.ring.at;
+            ring.publish_and_kick();
+            let at = ring.ring.addresses;
             wait_for("an answer", || ring.ring.take());
             self.wrote(at.desc, 16 * u64::from(RING));
             self.wrote(at.avail, 6 + 2 * u64::from(RING));
@@ -335,7 +335,7 @@ impl Migrant {
         let payload = [log.bytes.to_ne_bytes(), 0_u64.to_ne_bytes()].concat();
         let c = &mut self.front.connection;
         assert!(c.send(m::SET_LOG_BASE, 1, &payload, &[log.file.as_fd()]));
-        assert!(matches!(c.hear(), mqblk_tests::hostile::socket::Heard::Reply { message: m::SET_LOG_BASE, .. }));
+        assert!(matches!(c.receive(), mqblk_tests::hostile::socket::Received::Reply { message: m::SET_LOG_BASE, .. }));
         let old = self.log.replace(log);
         if let Some(old) = old {
             self.copy_pages(&old.take());
@@ -349,14 +349,14 @@ impl Migrant {
 
     fn tell_logging(&mut self, on: bool) {
         let features = self.front.features | if on { LOG_ALL } else { 0 };
-        self.front.connection.tell(m::SET_FEATURES, &features.to_ne_bytes(), &[]);
+        self.front.connection.send_acked(m::SET_FEATURES, &features.to_ne_bytes(), &[]);
         for index in 0..self.all_queues() {
-            let at = self.front.queues[index].ring.at;
-            let mut payload = self.front.addresses(index as u32, at);
+            let at = self.front.queues[index].ring.addresses;
+            let mut payload = self.front.vring_addr_payload(index as u32, at);
             payload[4..8].copy_from_slice(&u32::from(on).to_ne_bytes());
             let end = payload.len();
             payload[end - 8..].copy_from_slice(&at.used.to_ne_bytes());
-            self.front.connection.tell(m::SET_VRING_ADDR, &payload, &[]);
+            self.front.connection.send_acked(m::SET_VRING_ADDR, &payload, &[]);
         }
     }
 
@@ -405,13 +405,13 @@ impl Migrant {
 
     /// Goes on at another daemon, with the memory that was copied. What was under way goes on there.
     pub fn arrive(self, socket: &Path, bases: &[u16]) -> Migrant {
-        let memory = Memory::usual();
+        let memory = SharedMemory::two_regions();
         memory.write(START, &self.copy);
-        let mut front = FrontEnd::with_memory(socket, LOG_ALL, memory);
+        let mut front = HostileFrontend::with_memory(socket, LOG_ALL, memory);
         for (index, base) in bases.iter().enumerate() {
             let old = &self.front.queues[index].ring;
-            let mut queue = Queue::new(&front.memory, old.at, old.size);
-            (queue.ring.avail, queue.ring.taken) = (old.avail, old.taken);
+            let mut queue = FrontendQueue::new(&front.memory, old.addresses, old.size);
+            (queue.ring.avail, queue.ring.last_used) = (old.avail, old.last_used);
             front.queues.push(queue);
             front.start_queue(index as u32, *base);
         }
@@ -420,20 +420,20 @@ impl Migrant {
 
     /// Whether a start of the queues is accepted by the daemon.
     pub fn is_start_accepted(socket: &Path) -> bool {
-        let mut front = FrontEnd::connect(socket, LOG_ALL);
-        let queue = Queue::new(&front.memory, Places::pages(START), RING);
-        let addresses = front.addresses(0, queue.ring.at);
+        let mut front = HostileFrontend::connect(socket, LOG_ALL);
+        let queue = FrontendQueue::new(&front.memory, RingAddresses::pages(START), RING);
+        let addresses = front.vring_addr_payload(0, queue.ring.addresses);
         let bell = 0_u64.to_ne_bytes();
         let c = &mut front.connection;
-        c.tell(m::SET_VRING_NUM, &mqblk_tests::hostile::socket::state(0, RING.into()), &[]);
-        c.tell(m::SET_VRING_BASE, &mqblk_tests::hostile::socket::state(0, 0), &[]);
-        c.tell(m::SET_VRING_ADDR, &addresses, &[]);
-        if c.try_tell(m::SET_VRING_KICK, &bell, &[queue.kick.as_fd()]) != Some(0) {
+        c.send_acked(m::SET_VRING_NUM, &mqblk_tests::hostile::socket::vring_state_payload(0, RING.into()), &[]);
+        c.send_acked(m::SET_VRING_BASE, &mqblk_tests::hostile::socket::vring_state_payload(0, 0), &[]);
+        c.send_acked(m::SET_VRING_ADDR, &addresses, &[]);
+        if c.try_send_acked(m::SET_VRING_KICK, &bell, &[queue.kick.as_fd()]) != Some(0) {
             return false;
         }
         // It may only have been put off, until the requests of the connection before have ended.
-        c.send(m::GET_VRING_BASE, 1, &mqblk_tests::hostile::socket::state(0, 0), &[]);
-        c.hear() != mqblk_tests::hostile::socket::Heard::End
+        c.send(m::GET_VRING_BASE, 1, &mqblk_tests::hostile::socket::vring_state_payload(0, 0), &[]);
+        c.receive() != mqblk_tests::hostile::socket::Received::Closed
     }
 
     /// A number from the test's own randomness.

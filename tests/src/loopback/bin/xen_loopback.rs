@@ -10,8 +10,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use mqblk_tests::loopback::rig::Rig;
-use mqblk_tests::loopback::scenarios::ALL;
+use mqblk_tests::loopback::fixture::LoopbackFixture;
+use mqblk_tests::loopback::scenarios::SCENARIOS;
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
@@ -36,10 +36,10 @@ fn main() -> ExitCode {
 /// Returns the number of failed scenarios.
 fn run(program: &Path, words: &[String]) -> Result<u32> {
     let start = Instant::now();
-    let mut fixture = Rig::real(program).context("setting up")?;
+    let mut fixture = LoopbackFixture::real(program).context("setting up")?;
     say(&format!("set up in {:.1} s", start.elapsed().as_secs_f64()));
     let (mut passed, mut failed) = (0, 0);
-    for scenario in ALL.iter().filter(|scenario| !scenario.simulated) {
+    for scenario in SCENARIOS.iter().filter(|scenario| !scenario.simulated) {
         if !words.is_empty() && !words.iter().any(|word| scenario.name.contains(word.as_str())) {
             continue;
         }

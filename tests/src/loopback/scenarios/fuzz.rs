@@ -7,16 +7,18 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use super::transfers::SECTOR;
-use crate::loopback::guest::Shape;
-use crate::loopback::pages::Pages;
-use crate::loopback::request::{PAGE_SECTORS, answered_as, discard, indirect, segment, table, transfer, whole};
-use crate::loopback::rig::{ANY, MODES, Rig, SECTORS};
+use crate::loopback::fixture::{DEFAULT_DISK, LoopbackFixture, MODES, SECTORS};
+use crate::loopback::frontend::FrontendConfig;
+use crate::loopback::pages::GrantedPages;
+use crate::loopback::request::{
+    PAGE_SECTORS, discard, indirect, response_operation, segment, segment_table, transfer, whole_page,
+};
 
 /// Computes the status of an entry by the protocol. The device supports everything and has blocks of 512 bytes.
 struct Oracle<'a> {
-    data: &'a Pages,
+    data: &'a GrantedPages,
     /// Page 0 of it holds [`TABLE`] valid segments, the other pages are filled with 0xff.
-    tables: &'a Pages,
+    tables: &'a GrantedPages,
 }
 
 const TABLE: u16 = 64;
@@ -58,13 +60,13 @@ impl Oracle<'_> {
     }
 }
 
-pub(super) fn entries(fixture: &mut Rig) -> Result<()> {
+pub(super) fn random_entries(fixture: &mut LoopbackFixture) -> Result<()> {
     for abi in Abi::ALL {
-        let mut guest = fixture.attach(ANY, Shape { abi, ..Shape::default() })?;
+        let mut guest = fixture.attach(DEFAULT_DISK, FrontendConfig { abi, ..FrontendConfig::default() })?;
         let (data, tables) = (guest.pages(1)?, guest.pages(1)?);
         let oracle = Oracle { data: &data, tables: &tables };
         let mut random = SmallRng::seed_from_u64(abi.entry_bytes().into());
-        for turn in 0..fixture.repeat(3000) {
+        for turn in 0..fixture.repetitions(3000) {
             let mut bytes = [0; 112];
             random.fill(&mut bytes[..]);
             // Half of them with an existing operation.
@@ -74,7 +76,8 @@ pub(super) fn entries(fixture: &mut Rig) -> Result<()> {
             bytes[108..].fill(0);
             let raw = RawRequest::from_bytes(bytes);
             let request = raw.decode(abi);
-            let found = guest.rings[0].ask_raw(&raw, answered_as(&request)).with_context(|| format!("{request:?}"))?;
+            let found =
+                guest.rings[0].run_raw(&raw, response_operation(&request)).with_context(|| format!("{request:?}"))?;
             let expected = oracle.status(&request);
             ensure!(found == expected, "{request:?}: status {found}, expected {expected}");
         }
@@ -85,7 +88,7 @@ pub(super) fn entries(fixture: &mut Rig) -> Result<()> {
 
 /// Returns true if a byte is in the lower half of a grant reference. A change only there may name a page of the ring, or of another device
 /// of the domain.
-fn names_a_page(abi: Abi, request: &Request, at: usize) -> bool {
+fn is_in_gref(abi: Abi, request: &Request, at: usize) -> bool {
     let (first, distance) = match (request.operation, abi) {
         (operation::INDIRECT, Abi::X86_32) => (24, 4),
         (operation::INDIRECT, _) => (28, 4),
@@ -96,18 +99,18 @@ fn names_a_page(abi: Abi, request: &Request, at: usize) -> bool {
     at >= first && (at - first) % distance < 2
 }
 
-pub(super) fn bits(fixture: &mut Rig) -> Result<()> {
+pub(super) fn flipped_bits(fixture: &mut LoopbackFixture) -> Result<()> {
     for (disk, abi) in MODES.into_iter().zip([Abi::X86_32, Abi::X86_64, Abi::Arm]) {
         fixture.set_content(disk, &vec![0; SECTORS as usize * SECTOR])?;
-        let mut guest = fixture.attach(disk, Shape { abi, ..Shape::default() })?;
+        let mut guest = fixture.attach(disk, FrontendConfig { abi, ..FrontendConfig::default() })?;
         let (data, tables) = (guest.pages(11)?, guest.pages(2)?);
-        let all: Vec<_> = (0..usize::from(TABLE)).map(|at| whole(data.gref(at % 11))).collect();
-        tables.write(0, 0, &table(&all));
+        let all: Vec<_> = (0..usize::from(TABLE)).map(|at| whole_page(data.gref(at % 11))).collect();
+        tables.write(0, 0, &segment_table(&all));
         tables.fill(1, 0xff);
         let oracle = Oracle { data: &data, tables: &tables };
         let mut random = SmallRng::seed_from_u64(71);
         let (mut right, mut wrong) = (0, 0);
-        for _ in 0..fixture.repeat(4000) {
+        for _ in 0..fixture.repetitions(4000) {
             let op = random.random_range(0..4);
             let sector = random.random_range(0..SECTORS - 128);
             let count = random.random_range(1..=11);
@@ -121,13 +124,14 @@ pub(super) fn bits(fixture: &mut Rig) -> Result<()> {
             let mut bytes = *RawRequest::encode(abi, &request).bytes();
             for _ in 0..random.random_range(0..3) {
                 let at = random.random_range(0..abi.entry_bytes() as usize);
-                if !names_a_page(abi, &request, at) {
+                if !is_in_gref(abi, &request, at) {
                     bytes[at] ^= 1 << random.random_range(0..8);
                 }
             }
             let raw = RawRequest::from_bytes(bytes);
             let request = raw.decode(abi);
-            let found = guest.rings[0].ask_raw(&raw, answered_as(&request)).with_context(|| format!("{request:?}"))?;
+            let found =
+                guest.rings[0].run_raw(&raw, response_operation(&request)).with_context(|| format!("{request:?}"))?;
             let expected = oracle.status(&request);
             ensure!(found == expected, "{}: {request:?}: status {found}, expected {expected}", disk.id);
             if expected == status::OKAY { right += 1 } else { wrong += 1 }

@@ -9,15 +9,15 @@ use mqblk_xen::vbd::XenbusState;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use super::rings::{all_work, told};
-use crate::loopback::guest::{Guest, Shape};
-use crate::loopback::rig::{ANY, Rig};
+use super::rings::{check_all_rings, frontend_keys};
+use crate::loopback::fixture::{DEFAULT_DISK, LoopbackFixture};
+use crate::loopback::frontend::{FrontendConfig, LoopbackFrontend};
 
 /// Keys (the value `None`: removed), and what the error must name.
-type Wrong = (&'static [(&'static str, Option<&'static str>)], &'static str);
+type InvalidKeys = (&'static [(&'static str, Option<&'static str>)], &'static str);
 
 /// For a frontend with two rings of one page, whose other keys are valid.
-const TWO_RINGS: &[Wrong] = &[
+const TWO_RINGS: &[InvalidKeys] = &[
     (&[("protocol", Some(""))], "protocol"),
     (&[("protocol", Some("x86_64"))], "protocol"),
     (&[("protocol", Some("x86_64-abi "))], "protocol"),
@@ -68,11 +68,11 @@ const HARMLESS: &[&[(&str, Option<&str>)]] = &[
     &[("a/b/c/d/e/f", Some("g")), ("sectors", Some("1"))],
 ];
 
-const SHAPE: Shape = Shape { abi: Abi::X86_64, persistent: true, rings: 2, order: 0 };
+const CONFIG: FrontendConfig = FrontendConfig { abi: Abi::X86_64, persistent: true, rings: 2, ring_page_order: 0 };
 
 /// Returns the keys of `guest` with some changes.
-fn changed(guest: &Guest, changes: &[(&str, Option<&str>)]) -> Vec<(String, String)> {
-    let mut all = told(guest, SHAPE.abi);
+fn with_changes(guest: &LoopbackFrontend, changes: &[(&str, Option<&str>)]) -> Vec<(String, String)> {
+    let mut all = frontend_keys(guest, CONFIG.abi);
     for (key, value) in changes {
         all.retain(|(name, _)| name != key);
         all.extend(value.map(|value| ((*key).to_owned(), value.to_owned())));
@@ -80,41 +80,41 @@ fn changed(guest: &Guest, changes: &[(&str, Option<&str>)]) -> Vec<(String, Stri
     all
 }
 
-pub(super) fn malformed(fixture: &mut Rig) -> Result<()> {
-    let mut guest = fixture.make(ANY)?;
-    let mut other = fixture.attach(super::super::rig::BLOCKS, Shape::default())?;
+pub(super) fn malformed_keys(fixture: &mut LoopbackFixture) -> Result<()> {
+    let mut guest = fixture.create(DEFAULT_DISK)?;
+    let mut other = fixture.attach(super::super::fixture::BLOCKS_4K, FrontendConfig::default())?;
     let data = guest.pages(2)?;
     let long = "9".repeat(2000);
     let more: &[(&str, Option<&str>)] = &[("multi-queue-num-queues", Some(&long))];
     let all =
         fixture.sample(TWO_RINGS).map(|(changes, words)| (*changes, *words)).chain([(more, "multi-queue-num-queues")]);
     for (changes, words) in all {
-        guest.make_rings(SHAPE)?;
-        let keys = changed(&guest, changes);
+        guest.make_rings(CONFIG)?;
+        let keys = with_changes(&guest, changes);
         ensure!(guest.front.connect(&keys).is_err(), "{changes:?} was taken");
         guest.must_fail(words).with_context(|| format!("{changes:?}"))?;
-        let error = guest.error()?.unwrap_or_default();
+        let error = guest.backend_error()?.unwrap_or_default();
         ensure!(error.len() < 300, "the error is as long as the guest likes: {} bytes", error.len());
-        all_work(&mut other, &data).with_context(|| format!("another device, after {changes:?}"))?;
+        check_all_rings(&mut other, &data).with_context(|| format!("another device, after {changes:?}"))?;
         guest.close()?;
         guest.front.begin()?;
         remove_all(&mut guest, changes)?;
     }
     for changes in HARMLESS {
-        guest.make_rings(SHAPE)?;
-        let keys = changed(&guest, changes);
+        guest.make_rings(CONFIG)?;
+        let keys = with_changes(&guest, changes);
         guest.front.connect(&keys).with_context(|| format!("{changes:?}"))?;
-        all_work(&mut guest, &data).with_context(|| format!("{changes:?}"))?;
+        check_all_rings(&mut guest, &data).with_context(|| format!("{changes:?}"))?;
         guest.close()?;
         guest.front.begin()?;
         remove_all(&mut guest, changes)?;
     }
-    fixture.neighbour_goes_on()?;
+    fixture.check_neighbour()?;
     guest.detach()?;
     other.detach()
 }
 
-fn remove_all(guest: &mut Guest, changes: &[(&str, Option<&str>)]) -> Result<()> {
+fn remove_all(guest: &mut LoopbackFrontend, changes: &[(&str, Option<&str>)]) -> Result<()> {
     for (key, value) in changes {
         if value.is_some() {
             // With the directory that it may have created.
@@ -125,9 +125,9 @@ fn remove_all(guest: &mut Guest, changes: &[(&str, Option<&str>)]) -> Result<()>
 }
 
 /// Starts a thread that continuously overwrites keys of a frontend with valid and invalid values.
-fn rewriter(guest: &Guest, stop: &Arc<AtomicBool>) -> Result<std::thread::JoinHandle<Result<u32>>> {
+fn rewriter(guest: &LoopbackFrontend, stop: &Arc<AtomicBool>) -> Result<std::thread::JoinHandle<Result<u32>>> {
     let (mut store, stop, path) = (guest.xen().store()?, Arc::clone(stop), guest.vbd.front_path());
-    let own: Vec<(String, String)> = told(guest, SHAPE.abi);
+    let own: Vec<(String, String)> = frontend_keys(guest, CONFIG.abi);
     Ok(std::thread::spawn(move || {
         let mut random = SmallRng::seed_from_u64(1);
         let mut writes = 0;
@@ -145,15 +145,15 @@ fn rewriter(guest: &Guest, stop: &Arc<AtomicBool>) -> Result<std::thread::JoinHa
     }))
 }
 
-pub(super) fn rewritten(fixture: &mut Rig) -> Result<()> {
-    let mut guest = fixture.make(ANY)?;
+pub(super) fn keys_rewritten(fixture: &mut LoopbackFixture) -> Result<()> {
+    let mut guest = fixture.create(DEFAULT_DISK)?;
     let data = guest.pages(2)?;
     let (mut taken, mut refused) = (0, 0);
-    for _ in 0..fixture.repeat(30) {
-        let right = guest.make_rings(SHAPE)?;
+    for _ in 0..fixture.repetitions(30) {
+        let right = guest.make_rings(CONFIG)?;
         let stop = Arc::new(AtomicBool::new(false));
         let writer = rewriter(&guest, &stop)?;
-        let state = guest.tell(&right);
+        let state = guest.write_keys(&right);
         stop.store(true, Ordering::Relaxed);
         ensure!(writer.join().map_err(|_| anyhow!("the writer panicked"))?? > 0, "nothing was rewritten");
         match state? {
@@ -161,38 +161,38 @@ pub(super) fn rewritten(fixture: &mut Rig) -> Result<()> {
             XenbusState::Connected => taken += 1,
             _ => {
                 refused += 1;
-                ensure!(guest.error()?.is_some(), "it does not say why");
+                ensure!(guest.backend_error()?.is_some(), "it does not say why");
             }
         }
-        fixture.neighbour_goes_on()?;
+        fixture.check_neighbour()?;
         guest.close()?;
         guest.front.begin()?;
     }
     ensure!(taken + refused > 0, "nothing was tried");
-    guest.connect(SHAPE)?;
-    all_work(&mut guest, &data)?;
+    guest.connect(CONFIG)?;
+    check_all_rings(&mut guest, &data)?;
     guest.detach()
 }
 
-pub(super) fn rewritten_later(fixture: &mut Rig) -> Result<()> {
-    let mut guest = fixture.attach(ANY, SHAPE)?;
+pub(super) fn keys_rewritten_while_connected(fixture: &mut LoopbackFixture) -> Result<()> {
+    let mut guest = fixture.attach(DEFAULT_DISK, CONFIG)?;
     let data = guest.pages(2)?;
     let stop = Arc::new(AtomicBool::new(false));
     let writer = rewriter(&guest, &stop)?;
     // A connected device stays connected, whatever the keys say, and whatever connected state is written.
     let mut worked = Ok(());
-    for turn in 0..fixture.repeat(60) {
+    for turn in 0..fixture.repetitions(60) {
         let state = if turn % 2 == 0 { XenbusState::Initialised } else { XenbusState::Connected };
         guest.front.set_state(state)?;
-        worked = worked.and_then(|()| all_work(&mut guest, &data));
+        worked = worked.and_then(|()| check_all_rings(&mut guest, &data));
     }
     stop.store(true, Ordering::Relaxed);
     ensure!(writer.join().map_err(|_| anyhow!("the writer panicked"))?? > 0, "nothing was rewritten");
     worked?;
-    ensure!(guest.back_state()? == XenbusState::Connected, "the backend is in state {}", guest.back_state()?);
-    fixture.neighbour_goes_on()?;
+    ensure!(guest.backend_state()? == XenbusState::Connected, "the backend is in state {}", guest.backend_state()?);
+    fixture.check_neighbour()?;
     guest.close()?;
-    guest.reconnect(SHAPE)?;
-    all_work(&mut guest, &data)?;
+    guest.reconnect(CONFIG)?;
+    check_all_rings(&mut guest, &data)?;
     guest.detach()
 }

@@ -5,10 +5,14 @@ use mqblk_memory::GrantRef;
 use mqblk_ring::blkif::{Abi, RawRequest, Request, Segment, operation, status};
 
 use super::transfers::SECTOR;
-use crate::loopback::guest::{Guest, Shape};
-use crate::loopback::pages::{PAGE, Pages};
-use crate::loopback::request::{PAGE_SECTORS, counted, discard, indirect, segment, table, transfer, whole};
-use crate::loopback::rig::{ANY, BLOCKS, Disk, FEW, MODES, NONE, Rig, SECTORS, STRANGER};
+use crate::loopback::fixture::{
+    BLOCKS_4K, DEFAULT_DISK, FEW_INDIRECT, LoopbackDisk, LoopbackFixture, MODES, NO_INDIRECT, OTHER_DOMAIN, SECTORS,
+};
+use crate::loopback::frontend::{FrontendConfig, LoopbackFrontend};
+use crate::loopback::pages::{GrantedPages, PAGE};
+use crate::loopback::request::{
+    PAGE_SECTORS, discard, indirect, segment, segment_table, transfer, transfer_claiming, whole_page,
+};
 
 const READ: u8 = operation::READ;
 const WRITE: u8 = operation::WRITE;
@@ -19,28 +23,28 @@ const IN_PAGES: u8 = 0xe1;
 
 /// A frontend, data pages, and indirect segment pages; the disk is filled with [`ON_DISK`].
 struct Bench {
-    guest: Guest,
-    data: Pages,
-    tables: Pages,
-    disk: Disk,
+    guest: LoopbackFrontend,
+    data: GrantedPages,
+    tables: GrantedPages,
+    disk: LoopbackDisk,
 }
 
 impl Bench {
-    fn new(fixture: &Rig, disk: Disk, abi: Abi) -> Result<Bench> {
+    fn new(fixture: &LoopbackFixture, disk: LoopbackDisk, abi: Abi) -> Result<Bench> {
         fixture.set_content(disk, &vec![ON_DISK; SECTORS as usize * SECTOR])?;
-        let guest = fixture.attach(disk, Shape { abi, ..Shape::default() })?;
+        let guest = fixture.attach(disk, FrontendConfig { abi, ..FrontendConfig::default() })?;
         let (data, tables) = (guest.pages(12)?, guest.pages(4)?);
         Ok(Bench { guest, data, tables, disk })
     }
 
     fn grefs(&self, count: usize) -> Vec<Segment> {
-        (0..count).map(|page| whole(self.data.gref(page % 12))).collect()
+        (0..count).map(|page| whole_page(self.data.gref(page % 12))).collect()
     }
 
     /// Runs a request that must have this status and no effect: neither on the disk nor on any page.
-    fn must(&mut self, name: &str, request: &Request, expected: i16) -> Result<()> {
+    fn expect_status(&mut self, name: &str, request: &Request, expected: i16) -> Result<()> {
         self.data.fill_all(IN_PAGES);
-        let response_status = self.guest.rings[0].ask(request).with_context(|| name.to_owned())?;
+        let response_status = self.guest.rings[0].run(request).with_context(|| name.to_owned())?;
         ensure!(response_status == expected, "{name}: status {response_status}, expected {expected}");
         let untouched = (0..self.data.count()).all(|page| self.data.is_filled(page, IN_PAGES));
         ensure!(untouched, "{name}: a page was written to");
@@ -48,9 +52,9 @@ impl Bench {
     }
 
     /// Checks that a valid read works.
-    fn good(&mut self) -> Result<()> {
+    fn check_valid_read(&mut self) -> Result<()> {
         let last = [segment(self.data.gref(3), 7, 7)];
-        let response_status = self.guest.rings[0].ask(&transfer(READ, SECTORS - 1, &last))?;
+        let response_status = self.guest.rings[0].run(&transfer(READ, SECTORS - 1, &last))?;
         ensure!(response_status == status::OKAY, "a read of the last sector: status {response_status}");
         let mut expected = vec![IN_PAGES; PAGE];
         expected[7 * SECTOR..].fill(ON_DISK);
@@ -58,7 +62,7 @@ impl Bench {
         Ok(())
     }
 
-    fn finish(self, fixture: &Rig) -> Result<()> {
+    fn finish(self, fixture: &LoopbackFixture) -> Result<()> {
         self.guest.detach()?;
         ensure!(fixture.content(self.disk)?.iter().all(|byte| *byte == ON_DISK), "the disk was written to");
         Ok(())
@@ -66,11 +70,11 @@ impl Bench {
 }
 
 /// Returns requests, with their names, that are invalid in any layout.
-fn wrong(bench: &Bench) -> Vec<(String, Request)> {
+fn invalid_requests(bench: &Bench) -> Vec<(String, Request)> {
     let page = bench.data.gref(0);
     let full = bench.grefs(11);
     let table = |segments: &[Segment]| {
-        bench.tables.write(0, 0, &table(segments));
+        bench.tables.write(0, 0, &segment_table(segments));
         bench.tables.gref(0)
     };
     let twelve = table(&bench.grefs(12));
@@ -79,11 +83,11 @@ fn wrong(bench: &Bench) -> Vec<(String, Request)> {
     for op in [READ, WRITE] {
         add(format!("{op} without segments"), transfer(op, 0, &[]));
         for count in [12, 13, 128, 255] {
-            add(format!("{op} with {count} segments in the entry"), counted(op, 0, &full, count));
+            add(format!("{op} with {count} segments in the entry"), transfer_claiming(op, 0, &full, count));
         }
         for (first, last) in [(1, 0), (7, 6), (0, 8), (8, 8), (8, 7), (0, 255), (255, 255), (255, 0), (4, 0x80)] {
             add(format!("{op} of sectors {first} to {last}"), transfer(op, 0, &[segment(page, first, last)]));
-            let two = [whole(page), segment(page, first, last)];
+            let two = [whole_page(page), segment(page, first, last)];
             add(format!("{op} of sectors {first} to {last}, second"), transfer(op, 0, &two));
         }
         let end = SECTORS;
@@ -120,9 +124,9 @@ fn wrong(bench: &Bench) -> Vec<(String, Request)> {
         add(format!("indirect {inner}"), indirect(inner, 0, &[twelve], 12));
     }
     for op in [operation::FLUSH_DISKCACHE, operation::WRITE_BARRIER] {
-        add(format!("{op} with 12 segments in the entry"), counted(op, 0, &full, 12));
+        add(format!("{op} with 12 segments in the entry"), transfer_claiming(op, 0, &full, 12));
         add(format!("{op} past the end"), transfer(op, end_of(&full), &full));
-        add(format!("{op} of no page"), transfer(op, 0, &[whole(GrantRef(u32::MAX))]));
+        add(format!("{op} of no page"), transfer(op, 0, &[whole_page(GrantRef(u32::MAX))]));
     }
     add("discard past the end".to_owned(), discard(SECTORS - 1, 2, 0));
     all
@@ -133,45 +137,45 @@ fn end_of(segments: &[Segment]) -> u64 {
 }
 
 /// An invalid segment among valid ones in an indirect page.
-fn wrong_tables(bench: &mut Bench) -> Result<()> {
+fn check_invalid_tables(bench: &mut Bench) -> Result<()> {
     let bad = [
         segment(bench.data.gref(0), 1, 0),
         segment(bench.data.gref(0), 0, 8),
         segment(bench.data.gref(0), 200, 255),
-        whole(GrantRef(u32::MAX)),
+        whole_page(GrantRef(u32::MAX)),
     ];
     for (at, bad) in [0, 6, 11].into_iter().flat_map(|at| bad.map(|bad| (at, bad))) {
         let mut segments = bench.grefs(12);
         segments[at] = bad;
-        bench.tables.write(1, 0, &table(&segments));
+        bench.tables.write(1, 0, &segment_table(&segments));
         let request = indirect(WRITE, 0, &[bench.tables.gref(1)], 12);
-        bench.must(&format!("{bad:?} as segment {at}"), &request, status::ERROR)?;
+        bench.expect_status(&format!("{bad:?} as segment {at}"), &request, status::ERROR)?;
     }
     Ok(())
 }
 
-pub(super) fn that_break_a_rule(fixture: &mut Rig) -> Result<()> {
+pub(super) fn invalid(fixture: &mut LoopbackFixture) -> Result<()> {
     for (disk, abi) in MODES.into_iter().zip(Abi::ALL) {
         let mut bench = Bench::new(fixture, disk, abi)?;
-        for (turn, (name, request)) in (0..).zip(wrong(&bench)) {
+        for (turn, (name, request)) in (0..).zip(invalid_requests(&bench)) {
             // With any handle and any id.
             let request = Request { handle: (turn % 3) as u16 * 0x7fff, id: u64::MAX << (turn % 64), ..request };
-            bench.must(&name, &request, status::ERROR).with_context(|| disk.id)?;
-            bench.good().with_context(|| format!("{}, after {name}", disk.id))?;
+            bench.expect_status(&name, &request, status::ERROR).with_context(|| disk.id)?;
+            bench.check_valid_read().with_context(|| format!("{}, after {name}", disk.id))?;
         }
-        wrong_tables(&mut bench).with_context(|| disk.id)?;
-        bench.good()?;
+        check_invalid_tables(&mut bench).with_context(|| disk.id)?;
+        bench.check_valid_read()?;
         bench.finish(fixture)?;
     }
     Ok(())
 }
 
-pub(super) fn more_segments_than_offered(fixture: &mut Rig) -> Result<()> {
-    for (disk, most) in [(FEW, Some(16)), (NONE, None)] {
+pub(super) fn more_segments_than_offered(fixture: &mut LoopbackFixture) -> Result<()> {
+    for (disk, most) in [(FEW_INDIRECT, Some(16)), (NO_INDIRECT, None)] {
         let mut bench = Bench::new(fixture, disk, Abi::X86_64)?;
         let offered = bench.guest.front.info()?.segments;
         ensure!(offered == most.unwrap_or(11), "{offered} segments are offered");
-        bench.tables.write(0, 0, &table(&bench.grefs(40)));
+        bench.tables.write(0, 0, &segment_table(&bench.grefs(40)));
         for count in [0, 1, 12, 16, 17, 40, 512] {
             let request = indirect(WRITE, 0, &[bench.tables.gref(0)], count);
             let expected = match most {
@@ -180,7 +184,7 @@ pub(super) fn more_segments_than_offered(fixture: &mut Rig) -> Result<()> {
                 Some(_) => status::ERROR,
             };
             bench.data.fill_all(ON_DISK);
-            let response_status = bench.guest.rings[0].ask(&request)?;
+            let response_status = bench.guest.rings[0].run(&request)?;
             ensure!(
                 response_status == expected,
                 "{}, {count} segments: status {response_status}, expected {expected}",
@@ -188,22 +192,22 @@ pub(super) fn more_segments_than_offered(fixture: &mut Rig) -> Result<()> {
             );
         }
         bench.data.fill_all(IN_PAGES);
-        bench.good()?;
+        bench.check_valid_read()?;
         bench.finish(fixture)?;
     }
     Ok(())
 }
 
-pub(super) fn to_a_read_only_disk(fixture: &mut Rig) -> Result<()> {
-    fixture.set_content(ANY, &vec![ON_DISK; SECTORS as usize * SECTOR])?;
-    let mut guest = fixture.make_other(ANY, |vbd| vbd.writable = false)?;
-    guest.connect(Shape::default())?;
+pub(super) fn to_a_read_only_disk(fixture: &mut LoopbackFixture) -> Result<()> {
+    fixture.set_content(DEFAULT_DISK, &vec![ON_DISK; SECTORS as usize * SECTOR])?;
+    let mut guest = fixture.create_with(DEFAULT_DISK, |vbd| vbd.writable = false)?;
+    guest.connect(FrontendConfig::default())?;
     let info = guest.front.info()?;
     ensure!(info.read_only, "{info:?}");
     let (data, tables) = (guest.pages(12)?, guest.pages(4)?);
-    let mut bench = Bench { guest, data, tables, disk: ANY };
+    let mut bench = Bench { guest, data, tables, disk: DEFAULT_DISK };
     let twelve = bench.grefs(12);
-    bench.tables.write(0, 0, &table(&twelve));
+    bench.tables.write(0, 0, &segment_table(&twelve));
     let some = bench.grefs(3);
     for (name, request) in [
         ("a write", transfer(WRITE, 0, &some)),
@@ -218,34 +222,42 @@ pub(super) fn to_a_read_only_disk(fixture: &mut Rig) -> Result<()> {
             operation::FLUSH_DISKCACHE if !info.flush => status::NOT_SUPPORTED,
             _ => status::ERROR,
         };
-        bench.must(name, &request, refused)?;
-        bench.good().with_context(|| name)?;
+        bench.expect_status(name, &request, refused)?;
+        bench.check_valid_read().with_context(|| name)?;
     }
     bench.finish(fixture)
 }
 
-pub(super) fn misaligned(fixture: &mut Rig) -> Result<()> {
-    let mut bench = Bench::new(fixture, BLOCKS, Abi::X86_64)?;
+pub(super) fn misaligned(fixture: &mut LoopbackFixture) -> Result<()> {
+    let mut bench = Bench::new(fixture, BLOCKS_4K, Abi::X86_64)?;
     let info = bench.guest.front.info()?;
     // Sizes are in 512-byte sectors, whatever the block size.
     ensure!((info.block.bytes(), info.capacity.0) == (4096, SECTORS), "{info:?}");
     let page = bench.data.gref(0);
     for op in [READ, WRITE, operation::FLUSH_DISKCACHE, operation::WRITE_BARRIER] {
         for sector in [1, 4, 7, 9, SECTORS - 4] {
-            bench.must(&format!("{op} at {sector}"), &transfer(op, sector, &[whole(page)]), status::ERROR)?;
+            bench.expect_status(
+                &format!("{op} at {sector}"),
+                &transfer(op, sector, &[whole_page(page)]),
+                status::ERROR,
+            )?;
         }
         for (first, last) in [(0, 0), (0, 6), (1, 7), (4, 7)] {
             let one = [segment(page, first, last)];
-            bench.must(&format!("{op} of {first} to {last}"), &transfer(op, 0, &one), status::ERROR)?;
+            bench.expect_status(&format!("{op} of {first} to {last}"), &transfer(op, 0, &one), status::ERROR)?;
         }
         // Each segment must be aligned, not only their sum.
         let halves = [segment(page, 0, 3), segment(page, 4, 7)];
-        bench.must(&format!("{op} of two halves"), &transfer(op, 0, &halves), status::ERROR)?;
+        bench.expect_status(&format!("{op} of two halves"), &transfer(op, 0, &halves), status::ERROR)?;
     }
     for (sector, sectors) in [(1, 8), (0, 7), (0, 9), (4, 4)] {
-        bench.must(&format!("discard of {sectors} at {sector}"), &discard(sector, sectors, 0), status::ERROR)?;
+        bench.expect_status(
+            &format!("discard of {sectors} at {sector}"),
+            &discard(sector, sectors, 0),
+            status::ERROR,
+        )?;
     }
-    let response_status = bench.guest.rings[0].ask(&transfer(READ, SECTORS - 8, &[whole(page)]))?;
+    let response_status = bench.guest.rings[0].run(&transfer(READ, SECTORS - 8, &[whole_page(page)]))?;
     ensure!(
         response_status == status::OKAY && bench.data.is_filled(0, ON_DISK),
         "a good read: status {response_status}"
@@ -253,9 +265,9 @@ pub(super) fn misaligned(fixture: &mut Rig) -> Result<()> {
     bench.finish(fixture)
 }
 
-pub(super) fn unknown_operations(fixture: &mut Rig) -> Result<()> {
+pub(super) fn unknown_operations(fixture: &mut LoopbackFixture) -> Result<()> {
     for abi in Abi::ALL {
-        let mut bench = Bench::new(fixture, ANY, abi)?;
+        let mut bench = Bench::new(fixture, DEFAULT_DISK, abi)?;
         for op in [4].into_iter().chain(7..=255) {
             let mut bytes = [0; 112];
             // Looks like a write if the operation is ignored.
@@ -263,26 +275,26 @@ pub(super) fn unknown_operations(fixture: &mut Rig) -> Result<()> {
                 RawRequest::encode(abi, &Request { id: u64::from(op) << 40, ..transfer(WRITE, 0, &bench.grefs(3)) });
             bytes.copy_from_slice(write.bytes());
             bytes[0] = op;
-            let response_status = bench.guest.rings[0].ask_raw(&RawRequest::from_bytes(bytes), op)?;
+            let response_status = bench.guest.rings[0].run_raw(&RawRequest::from_bytes(bytes), op)?;
             ensure!(response_status == status::NOT_SUPPORTED, "{abi:?}, operation {op}: status {response_status}");
         }
         bench.data.fill_all(IN_PAGES);
-        bench.good()?;
+        bench.check_valid_read()?;
         bench.finish(fixture)?;
     }
     Ok(())
 }
 
-pub(super) fn bad_grants(fixture: &mut Rig) -> Result<()> {
+pub(super) fn bad_grants(fixture: &mut LoopbackFixture) -> Result<()> {
     for disk in MODES {
         let mut bench = Bench::new(fixture, disk, Abi::X86_64)?;
         let back = bench.guest.vbd.backend;
-        let strangers = bench.guest.pages_for(STRANGER, 2, true)?;
+        let strangers = bench.guest.pages_for(OTHER_DOMAIN, 2, true)?;
         let read_only = bench.guest.pages_for(back, 2, false)?;
         let ended = bench.guest.pages(1)?.gref(0);
         read_only.fill_all(IN_PAGES);
         strangers.fill_all(IN_PAGES);
-        let good = whole(bench.data.gref(0));
+        let good = whole_page(bench.data.gref(0));
         for (name, bad) in [
             ("no grant", GrantRef(u32::MAX)),
             ("grant 0", GrantRef(0)),
@@ -290,26 +302,30 @@ pub(super) fn bad_grants(fixture: &mut Rig) -> Result<()> {
             ("a grant for another domain", strangers.gref(0)),
         ] {
             for op in [READ, WRITE] {
-                bench.must(&format!("{name}, {op}"), &transfer(op, 8, &[whole(bad)]), status::ERROR)?;
+                bench.expect_status(&format!("{name}, {op}"), &transfer(op, 8, &[whole_page(bad)]), status::ERROR)?;
             }
-            let write = transfer(WRITE, 8, &[good, whole(bad), good]);
-            bench.must(&format!("{name} among others"), &write, status::ERROR)?;
-            bench.must(&format!("{name} of segments"), &indirect(WRITE, 8, &[bad], 20), status::ERROR)?;
+            let write = transfer(WRITE, 8, &[good, whole_page(bad), good]);
+            bench.expect_status(&format!("{name} among others"), &write, status::ERROR)?;
+            bench.expect_status(&format!("{name} of segments"), &indirect(WRITE, 8, &[bad], 20), status::ERROR)?;
             // The read may or may not fill the valid pages.
-            let response_status = bench.guest.rings[0].ask(&transfer(READ, 8, &[good, whole(bad)]))?;
+            let response_status = bench.guest.rings[0].run(&transfer(READ, 8, &[good, whole_page(bad)]))?;
             ensure!(response_status == status::ERROR, "{name} among others, read: status {response_status}");
             bench.data.fill_all(IN_PAGES);
-            bench.good().with_context(|| name)?;
+            bench.check_valid_read().with_context(|| name)?;
         }
         // Data can be taken from a read-only page, but not put there.
-        let page = whole(read_only.gref(0));
-        bench.must("a read to a page that may not be written", &transfer(READ, 8, &[page]), status::ERROR)?;
+        let page = whole_page(read_only.gref(0));
+        bench.expect_status("a read to a page that may not be written", &transfer(READ, 8, &[page]), status::ERROR)?;
         ensure!(read_only.is_filled(0, IN_PAGES), "a page that must not be written was");
         read_only.fill(0, ON_DISK);
-        bench.must("a write from a page that may not be written", &transfer(WRITE, 8, &[page]), status::OKAY)?;
-        read_only.write(1, 0, &table(&bench.grefs(12)));
+        bench.expect_status(
+            "a write from a page that may not be written",
+            &transfer(WRITE, 8, &[page]),
+            status::OKAY,
+        )?;
+        read_only.write(1, 0, &segment_table(&bench.grefs(12)));
         bench.data.fill_all(ON_DISK);
-        let write = bench.guest.rings[0].ask(&indirect(WRITE, 8, &[read_only.gref(1)], 12))?;
+        let write = bench.guest.rings[0].run(&indirect(WRITE, 8, &[read_only.gref(1)], 12))?;
         ensure!(write == status::OKAY, "segments in a page that may not be written: status {write}");
         ensure!(strangers.is_filled(0, IN_PAGES), "a page for another domain was written");
         bench.finish(fixture).with_context(|| disk.id)?;
@@ -317,16 +333,16 @@ pub(super) fn bad_grants(fixture: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn grants_that_end(fixture: &mut Rig) -> Result<()> {
+pub(super) fn grants_that_end(fixture: &mut LoopbackFixture) -> Result<()> {
     for disk in MODES {
         let mut bench = Bench::new(fixture, disk, Abi::X86_64)?;
-        for turn in 0..fixture.repeat(60) {
+        for turn in 0..fixture.repetitions(60) {
             let pages = bench.guest.pages(8)?;
             pages.fill_all(ON_DISK);
             let ring = &mut bench.guest.rings[0];
             for at in 0..24_u64 {
                 let operation = if at % 2 == 0 { WRITE } else { READ };
-                let segments: Vec<_> = (0..8).map(|page| whole(pages.gref(page))).collect();
+                let segments: Vec<_> = (0..8).map(|page| whole_page(pages.gref(page))).collect();
                 ring.send(&Request { id: at, ..transfer(operation, at * 64, &segments) })?;
             }
             // Some have completed, some are in flight, some have not been parsed.
@@ -338,7 +354,7 @@ pub(super) fn grants_that_end(fixture: &mut Rig) -> Result<()> {
             }
         }
         bench.data.fill_all(IN_PAGES);
-        bench.good()?;
+        bench.check_valid_read()?;
         // A page whose grant has ended holds zeroes, or its old content.
         bench.guest.detach()?;
         let content = fixture.content(disk)?;
@@ -347,29 +363,29 @@ pub(super) fn grants_that_end(fixture: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn tables_that_are_data(fixture: &mut Rig) -> Result<()> {
+pub(super) fn tables_that_are_data(fixture: &mut LoopbackFixture) -> Result<()> {
     for disk in MODES {
         let mut bench = Bench::new(fixture, disk, Abi::X86_64)?;
         let guard = bench.guest.pages(1)?;
         guard.fill(0, IN_PAGES);
         // The data that is read over the indirect page names the guard page, which the request does not.
-        let evil = table(&[whole(guard.gref(0)); 512]);
+        let evil = segment_table(&[whole_page(guard.gref(0)); 512]);
         fixture.set_content(disk, &evil.repeat(SECTORS as usize * SECTOR / PAGE))?;
         let all: Vec<Segment> = (0..24)
-            .map(|at| if at % 2 == 0 { whole(bench.tables.gref(0)) } else { whole(bench.data.gref(at / 2)) })
+            .map(|at| if at % 2 == 0 { whole_page(bench.tables.gref(0)) } else { whole_page(bench.data.gref(at / 2)) })
             .collect();
-        for _ in 0..fixture.repeat(50) {
-            bench.tables.write(0, 0, &table(&all));
+        for _ in 0..fixture.repetitions(50) {
+            bench.tables.write(0, 0, &segment_table(&all));
             bench.data.fill_all(IN_PAGES);
-            let response_status = bench.guest.rings[0].ask(&indirect(READ, 0, &[bench.tables.gref(0)], 24))?;
+            let response_status = bench.guest.rings[0].run(&indirect(READ, 0, &[bench.tables.gref(0)], 24))?;
             ensure!(response_status == status::OKAY, "{}: status {response_status}", disk.id);
             ensure!(bench.tables.page(0) == evil, "{}: the page of segments holds something else", disk.id);
             let read = (0..12).all(|page| bench.data.page(page) == evil);
             ensure!(read && guard.is_filled(0, IN_PAGES), "{}: other pages than the request's were written", disk.id);
         }
         // The other direction: the indirect page is what is written.
-        bench.tables.write(0, 0, &table(&all));
-        let response_status = bench.guest.rings[0].ask(&indirect(WRITE, 4096, &[bench.tables.gref(0)], 24))?;
+        bench.tables.write(0, 0, &segment_table(&all));
+        let response_status = bench.guest.rings[0].run(&indirect(WRITE, 4096, &[bench.tables.gref(0)], 24))?;
         let expected = bench.tables.page(0);
         bench.guest.detach()?;
         let content = fixture.content(disk)?;
@@ -383,18 +399,18 @@ pub(super) fn tables_that_are_data(fixture: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn the_ring_as_data(fixture: &mut Rig) -> Result<()> {
+pub(super) fn the_ring_as_data(fixture: &mut LoopbackFixture) -> Result<()> {
     for disk in MODES {
         let content = fixture.content(disk)?;
-        let mut guest = fixture.attach(disk, Shape { rings: 2, ..Shape::default() })?;
+        let mut guest = fixture.attach(disk, FrontendConfig { rings: 2, ..FrontendConfig::default() })?;
         let data = guest.pages(1)?;
         // A write to the disk is harmless.
         let own = guest.rings[0].raw.pages.refs[0];
-        let response_status = guest.rings[0].ask(&transfer(WRITE, 0, &[whole(own)]))?;
+        let response_status = guest.rings[0].run(&transfer(WRITE, 0, &[whole_page(own)]))?;
         ensure!(response_status == status::OKAY, "{}: the ring's page was not written: {response_status}", disk.id);
         // A read over the entries, which the backend copies before it parses them.
         data.fill(0, 0xff);
-        let filled = guest.rings[0].ask(&transfer(WRITE, 64, &[whole(data.gref(0))]))?;
+        let filled = guest.rings[0].run(&transfer(WRITE, 64, &[whole_page(data.gref(0))]))?;
         ensure!(filled == status::OKAY, "{}: status {filled}", disk.id);
         let entries = segment(own, 1, 7);
         for id in 0..16 {
@@ -402,12 +418,12 @@ pub(super) fn the_ring_as_data(fixture: &mut Rig) -> Result<()> {
         }
         // A read over the indices: the ring breaks, or the frontend sees wrong indices.
         let other = guest.rings[1].raw.pages.refs[0];
-        guest.rings[0].send(&transfer(READ, 64, &[whole(other)]))?;
+        guest.rings[0].send(&transfer(READ, 64, &[whole_page(other)]))?;
         guest.rings[1].raw.notify();
-        std::thread::sleep(crate::loopback::WATCH);
+        std::thread::sleep(crate::loopback::QUIET_TIME);
         guest.detach()?;
         fixture.set_content(disk, &content)?;
-        fixture.neighbour_goes_on()?;
+        fixture.check_neighbour()?;
     }
     Ok(())
 }

@@ -14,11 +14,11 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use super::transfers::SECTOR;
-use crate::loopback::PATIENCE;
-use crate::loopback::guest::{Guest, HEADER, Shape};
-use crate::loopback::pages::{Pages, WORDS};
-use crate::loopback::request::{PAGE_SECTORS, indirect, segment, transfer, whole, words};
-use crate::loopback::rig::{Disk, MODES, Rig, SECTORS};
+use crate::loopback::TIMEOUT;
+use crate::loopback::fixture::{LoopbackDisk, LoopbackFixture, MODES, SECTORS};
+use crate::loopback::frontend::{FrontendConfig, LoopbackFrontend, RING_HEADER_BYTES};
+use crate::loopback::pages::{GrantedPages, WORDS};
+use crate::loopback::request::{PAGE_SECTORS, indirect, segment, segment_words, transfer, whole_page};
 
 /// Entries of the ring, all in flight at once.
 const ENTRIES: usize = 32;
@@ -74,33 +74,33 @@ impl Drop for Rewriter {
 }
 
 /// Byte that fills page `page`; unique, and not 0.
-fn stamp(page: usize) -> u8 {
+fn page_byte(page: usize) -> u8 {
     0x80 + page as u8
 }
 
 /// A frontend with the pages that may be reached.
-struct Stage {
-    guest: Guest,
+struct RewritingFixture {
+    guest: LoopbackFrontend,
     /// [`NAMED`] pages that requests name, then [`GUARDS`].
-    data: Pages,
-    disk: Disk,
+    data: GrantedPages,
+    disk: LoopbackDisk,
 }
 
-impl Stage {
-    fn new(fixture: &Rig, disk: Disk, abi: Abi) -> Result<Stage> {
+impl RewritingFixture {
+    fn new(fixture: &LoopbackFixture, disk: LoopbackDisk, abi: Abi) -> Result<RewritingFixture> {
         fixture.set_content(disk, &vec![0; SECTORS as usize * SECTOR])?;
-        let guest = fixture.attach(disk, Shape { abi, ..Shape::default() })?;
+        let guest = fixture.attach(disk, FrontendConfig { abi, ..FrontendConfig::default() })?;
         let data = guest.pages((NAMED + GUARDS) as u32)?;
-        (0..data.count()).for_each(|page| data.fill(page, stamp(page)));
-        Ok(Stage { guest, data, disk })
+        (0..data.count()).for_each(|page| data.fill(page, page_byte(page)));
+        Ok(RewritingFixture { guest, data, disk })
     }
 
     /// Returns versions of a segment: whole pages, then parts of pages, no sectors, no page.
     fn segments(&self) -> Vec<[u32; 2]> {
         let page = |page| self.data.gref(page);
-        let wrong = [segment(page(1), 7, 0), segment(page(2), 0, 255), whole(GrantRef(u32::MAX))];
-        let all = (0..NAMED).map(|named| whole(page(named))).chain([segment(page(0), 2, 5)]).chain(wrong);
-        all.map(words).collect()
+        let wrong = [segment(page(1), 7, 0), segment(page(2), 0, 255), whole_page(GrantRef(u32::MAX))];
+        let all = (0..NAMED).map(|named| whole_page(page(named))).chain([segment(page(0), 2, 5)]).chain(wrong);
+        all.map(segment_words).collect()
     }
 
     /// Fills the ring repeatedly with one of the requests; each gets one response. Runs at least `count` times, and until one request has
@@ -108,7 +108,7 @@ impl Stage {
     fn rounds(&mut self, count: u32, requests: &[RawRequest]) -> Result<()> {
         let ring = &mut self.guest.rings[0];
         let (mut done, mut refused) = (0_u64, 0_u64);
-        let (mut rounds, until) = (0, Instant::now() + PATIENCE);
+        let (mut rounds, until) = (0, Instant::now() + TIMEOUT);
         while rounds < count || done == 0 || refused == 0 {
             ensure!(rounds < count || Instant::now() < until, "{done} done, {refused} refused");
             let request = &requests[rounds as usize % requests.len()];
@@ -133,11 +133,11 @@ impl Stage {
 
     /// Checks that only what some version names was written to the disk: from pages that a version names, at sectors where a version
     /// begins. `longest` is the length of the longest mixture in sectors.
-    fn judge(self, fixture: &Rig, longest: u64) -> Result<()> {
+    fn check_written(self, fixture: &LoopbackFixture, longest: u64) -> Result<()> {
         for page in NAMED..self.data.count() {
-            ensure!(self.data.is_filled(page, stamp(page)), "a page that no version names was written");
+            ensure!(self.data.is_filled(page, page_byte(page)), "a page that no version names was written");
         }
-        let stamps: BTreeSet<u8> = (0..NAMED).map(stamp).chain([0]).collect();
+        let stamps: BTreeSet<u8> = (0..NAMED).map(page_byte).chain([0]).collect();
         for page in 0..NAMED {
             let known = self.data.page(page).iter().all(|byte| stamps.contains(byte));
             ensure!(known, "page {page} holds something that was neither there nor on the disk");
@@ -155,21 +155,21 @@ impl Stage {
 }
 
 /// Returns versions of an entry's first word: the operation and the number of segments.
-fn heads(operations: &[u8]) -> Vec<u32> {
+fn head_versions(operations: &[u8]) -> Vec<u32> {
     let counts = [1, 2, 5, 11, 12, 0, 255];
     operations.iter().flat_map(|op| counts.map(|count| u32::from_le_bytes([*op, count, 0, 0]))).collect()
 }
 
 /// Returns versions of the words of all entries, except for those that hold a response's status.
-fn of_entries(abi: Abi, operations: &[u8], segments: &[[u32; 2]]) -> Vec<Target> {
+fn entry_versions(abi: Abi, operations: &[u8], segments: &[[u32; 2]]) -> Vec<Target> {
     // In words of 32 bits: see the layouts of `blkif.h`.
     let (entry_words, sector, first_segment) = if abi == Abi::X86_32 { (27, 3, 5) } else { (28, 4, 6) };
     let starts: Vec<u64> = STARTS.into_iter().chain([SECTORS, u64::MAX - 3]).collect();
     let half = |which: usize| segments.iter().map(|words| words[which]).collect::<Vec<_>>();
     let mut targets = vec![];
     for entry in 0..ENTRIES {
-        let first = HEADER as usize / size_of::<u32>() + entry * entry_words;
-        targets.push((first, heads(operations)));
+        let first = RING_HEADER_BYTES as usize / size_of::<u32>() + entry * entry_words;
+        targets.push((first, head_versions(operations)));
         targets.push((first + sector, starts.iter().map(|start| *start as u32).collect()));
         // Mostly within the disk.
         targets.push((first + sector + 1, vec![0, 0, 0, 0, u32::MAX]));
@@ -180,30 +180,30 @@ fn of_entries(abi: Abi, operations: &[u8], segments: &[[u32; 2]]) -> Vec<Target>
     targets
 }
 
-pub(super) fn entries(fixture: &mut Rig) -> Result<()> {
+pub(super) fn entries(fixture: &mut LoopbackFixture) -> Result<()> {
     for (disk, abi) in MODES.into_iter().zip(Abi::ALL) {
         // First writes, then reads, which change the pages.
         for operations in [[operation::WRITE, operation::FLUSH_DISKCACHE, 255], [operation::READ, 4, 77]] {
-            let mut stage = Stage::new(fixture, disk, abi)?;
-            let targets = of_entries(abi, &operations, &stage.segments());
+            let mut stage = RewritingFixture::new(fixture, disk, abi)?;
+            let targets = entry_versions(abi, &operations, &stage.segments());
             let memory = &stage.guest.rings[0].raw.pages.memory;
             let rewriter = Rewriter::start(memory.slots(GuestAddress(0), WORDS).context("the ring's page")?, targets);
-            let named: Vec<_> = (0..NAMED).map(|page| whole(stage.data.gref(page))).collect();
+            let named: Vec<_> = (0..NAMED).map(|page| whole_page(stage.data.gref(page))).collect();
             let raw = RawRequest::encode(abi, &transfer(operations[0], STARTS[0], &named));
-            stage.rounds(fixture.repeat(600), &[raw]).with_context(|| disk.id)?;
+            stage.rounds(fixture.repetitions(600), &[raw]).with_context(|| disk.id)?;
             rewriter.finish()?;
-            fixture.neighbour_goes_on()?;
-            stage.judge(fixture, 11 * PAGE_SECTORS)?;
+            fixture.check_neighbour()?;
+            stage.check_written(fixture, 11 * PAGE_SECTORS)?;
         }
     }
     Ok(())
 }
 
-pub(super) fn tables(fixture: &mut Rig) -> Result<()> {
+pub(super) fn tables(fixture: &mut LoopbackFixture) -> Result<()> {
     const SEGMENTS: usize = 40;
     for disk in MODES {
         for inner in [operation::WRITE, operation::READ] {
-            let mut stage = Stage::new(fixture, disk, Abi::X86_64)?;
+            let mut stage = RewritingFixture::new(fixture, disk, Abi::X86_64)?;
             let table = stage.guest.pages(1)?;
             let versions = stage.segments();
             let (right, all) = (&versions[..NAMED + 1], &versions[..]);
@@ -221,10 +221,10 @@ pub(super) fn tables(fixture: &mut Rig) -> Result<()> {
                 let request = Request { id: start, ..indirect(inner, start, &[table.gref(0)], SEGMENTS as u16) };
                 RawRequest::encode(Abi::X86_64, &request)
             });
-            stage.rounds(fixture.repeat(300), &requests).with_context(|| disk.id)?;
+            stage.rounds(fixture.repetitions(300), &requests).with_context(|| disk.id)?;
             rewriter.finish()?;
-            fixture.neighbour_goes_on()?;
-            stage.judge(fixture, SEGMENTS as u64 * PAGE_SECTORS)?;
+            fixture.check_neighbour()?;
+            stage.check_written(fixture, SEGMENTS as u64 * PAGE_SECTORS)?;
         }
     }
     Ok(())

@@ -10,17 +10,17 @@ use mqblk_xen::vbd::XenbusState;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use super::rings::all_work;
-use crate::loopback::guest::{Guest, HEADER, Shape};
-use crate::loopback::request::{transfer, whole};
-use crate::loopback::rig::{ANY, Rig};
+use super::rings::check_all_rings;
+use crate::loopback::fixture::{DEFAULT_DISK, LoopbackFixture};
+use crate::loopback::frontend::{FrontendConfig, LoopbackFrontend, RING_HEADER_BYTES};
+use crate::loopback::request::{transfer, whole_page};
 use crate::loopback::wait_for;
 
 const FLIPS: u32 = 1000;
-const SHAPE: Shape = Shape { abi: Abi::X86_64, persistent: true, rings: 2, order: 0 };
+const CONFIG: FrontendConfig = FrontendConfig { abi: Abi::X86_64, persistent: true, rings: 2, ring_page_order: 0 };
 
 /// Writes states as fast as possible, some of them invalid.
-fn flip(guest: &mut Guest, count: u32, seed: u64) -> Result<()> {
+fn write_states(guest: &mut LoopbackFrontend, count: u32, seed: u64) -> Result<()> {
     let mut random = SmallRng::seed_from_u64(seed);
     for _ in 0..count {
         let value = match random.random_range(0..40) {
@@ -36,30 +36,30 @@ fn flip(guest: &mut Guest, count: u32, seed: u64) -> Result<()> {
 }
 
 /// Closes from any state, and waits for the backend's Closed.
-fn settle(guest: &mut Guest) -> Result<()> {
+fn close_and_wait(guest: &mut LoopbackFrontend) -> Result<()> {
     guest.front.set_state(XenbusState::Closed)?;
-    wait_for("the backend closes", || Ok((guest.back_state()? == XenbusState::Closed).then_some(())))
+    wait_for("the backend closes", || Ok((guest.backend_state()? == XenbusState::Closed).then_some(())))
 }
 
-pub(super) fn flipped(fixture: &mut Rig) -> Result<()> {
-    for seed in 0..fixture.repeat(90).div_ceil(30).into() {
-        let mut guest = fixture.make(ANY)?;
+pub(super) fn states_flipped(fixture: &mut LoopbackFixture) -> Result<()> {
+    for seed in 0..fixture.repetitions(90).div_ceil(30).into() {
+        let mut guest = fixture.create(DEFAULT_DISK)?;
         let data = guest.pages(2)?;
         // The keys are valid, so that state 3 or 4 connects.
-        guest.connect(SHAPE)?;
-        flip(&mut guest, FLIPS, seed)?;
-        fixture.neighbour_goes_on()?;
-        settle(&mut guest).with_context(|| format!("seed {seed}"))?;
+        guest.connect(CONFIG)?;
+        write_states(&mut guest, FLIPS, seed)?;
+        fixture.check_neighbour()?;
+        close_and_wait(&mut guest).with_context(|| format!("seed {seed}"))?;
         guest.rings.clear();
-        guest.reconnect(SHAPE).context("after the flips")?;
-        all_work(&mut guest, &data).context("after the flips")?;
+        guest.reconnect(CONFIG).context("after the flips")?;
+        check_all_rings(&mut guest, &data).context("after the flips")?;
         guest.detach()?;
     }
     Ok(())
 }
 
-pub(super) fn flipped_under_load(fixture: &mut Rig) -> Result<()> {
-    let mut guest = fixture.attach(ANY, SHAPE)?;
+pub(super) fn states_flipped_under_load(fixture: &mut LoopbackFixture) -> Result<()> {
+    let mut guest = fixture.attach(DEFAULT_DISK, CONFIG)?;
     let data = guest.pages(8)?;
     let stop = Arc::new(AtomicBool::new(false));
     let mut rings = std::mem::take(&mut guest.rings);
@@ -67,16 +67,16 @@ pub(super) fn flipped_under_load(fixture: &mut Rig) -> Result<()> {
     let stop2 = Arc::clone(&stop);
     // Requests are sent all the time, in any state.
     let load = std::thread::spawn(move || {
-        let segments: Vec<_> = grefs.iter().map(|gref| whole(*gref)).collect();
-        let raw = RawRequest::encode(SHAPE.abi, &transfer(operation::READ, 0, &segments));
+        let segments: Vec<_> = grefs.iter().map(|gref| whole_page(*gref)).collect();
+        let raw = RawRequest::encode(CONFIG.abi, &transfer(operation::READ, 0, &segments));
         let mut produced = 0_u32;
         while !stop2.load(Ordering::Relaxed) {
             for ring in &mut rings {
                 for slot in 0..32 {
-                    ring.raw.overwrite(HEADER + slot * 112, &raw.bytes()[..112]);
+                    ring.raw.overwrite(RING_HEADER_BYTES + slot * 112, &raw.bytes()[..112]);
                 }
                 // As many as fit, if there are responses.
-                let answered = ring.field(8);
+                let answered = ring.read_field(8);
                 produced = answered.wrapping_add(16);
                 ring.raw.front.publish_index(produced);
                 ring.raw.notify();
@@ -84,32 +84,32 @@ pub(super) fn flipped_under_load(fixture: &mut Rig) -> Result<()> {
         }
         (rings, produced)
     });
-    let flipped = flip(&mut guest, FLIPS, 77);
-    let settled = flipped.and_then(|()| settle(&mut guest));
+    let flipped = write_states(&mut guest, FLIPS, 77);
+    let settled = flipped.and_then(|()| close_and_wait(&mut guest));
     stop.store(true, Ordering::Relaxed);
     let (rings, produced) = load.join().map_err(|_| anyhow!("the load panicked"))?;
     settled?;
     ensure!(produced > 0, "no request was sent");
-    fixture.neighbour_goes_on()?;
+    fixture.check_neighbour()?;
     drop(rings);
-    guest.reconnect(SHAPE).context("after the flips")?;
-    all_work(&mut guest, &data).context("after the flips")?;
+    guest.reconnect(CONFIG).context("after the flips")?;
+    check_all_rings(&mut guest, &data).context("after the flips")?;
     guest.detach()
 }
 
-pub(super) fn anew(fixture: &mut Rig) -> Result<()> {
-    let mut guest = fixture.attach(ANY, SHAPE)?;
+pub(super) fn restarted_frontend(fixture: &mut LoopbackFixture) -> Result<()> {
+    let mut guest = fixture.attach(DEFAULT_DISK, CONFIG)?;
     let data = guest.pages(2)?;
-    for turn in 0..fixture.repeat(30) {
-        let config = Shape { rings: 1 + turn % 4, order: (turn % 3) as u8, ..SHAPE };
-        guest.rings[0].send(&transfer(operation::READ, 0, &[whole(data.gref(1))]))?;
+    for turn in 0..fixture.repetitions(30) {
+        let config = FrontendConfig { rings: 1 + turn % 4, ring_page_order: (turn % 3) as u8, ..CONFIG };
+        guest.rings[0].send(&transfer(operation::READ, 0, &[whole_page(data.gref(1))]))?;
         // The guest's kernel was replaced: it starts in Initialising, without closing the old connection.
         guest.front.set_state(XenbusState::Initialising)?;
-        let waits = || Ok((guest.back_state()? == XenbusState::InitWait).then_some(()));
+        let waits = || Ok((guest.backend_state()? == XenbusState::InitWait).then_some(()));
         wait_for("the backend waits again", waits)?;
         guest.connect(config).with_context(|| format!("turn {turn}"))?;
-        all_work(&mut guest, &data).with_context(|| format!("turn {turn}"))?;
+        check_all_rings(&mut guest, &data).with_context(|| format!("turn {turn}"))?;
     }
-    fixture.neighbour_goes_on()?;
+    fixture.check_neighbour()?;
     guest.detach()
 }

@@ -8,10 +8,10 @@ use mqblk_ring::blkif::{Abi, Request, Segment, operation, status};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::loopback::guest::{Guest, Shape};
-use crate::loopback::pages::{PAGE, Pages};
-use crate::loopback::request::{PAGE_SECTORS, discard, indirect, segment, table, transfer, whole};
-use crate::loopback::rig::{ANY, Disk, MODES, ORDER, Rig, SECTORS};
+use crate::loopback::fixture::{DEFAULT_DISK, LoopbackDisk, LoopbackFixture, MAX_RING_PAGE_ORDER, MODES, SECTORS};
+use crate::loopback::frontend::{FrontendConfig, LoopbackFrontend};
+use crate::loopback::pages::{GrantedPages, PAGE};
+use crate::loopback::request::{PAGE_SECTORS, discard, indirect, segment, segment_table, transfer, whole_page};
 
 /// Bytes of a sector.
 pub const SECTOR: usize = SECTOR_BYTES as usize;
@@ -19,19 +19,30 @@ pub const SECTOR: usize = SECTOR_BYTES as usize;
 const DATA: usize = 40;
 
 /// A frontend, and the expected content of its disk.
-struct Player {
-    guest: Guest,
-    data: Pages,
-    tables: Pages,
-    model: Vec<u8>,
+struct VerifyingFrontend {
+    guest: LoopbackFrontend,
+    data: GrantedPages,
+    tables: GrantedPages,
+    expected_content: Vec<u8>,
     random: SmallRng,
 }
 
-impl Player {
-    fn new(fixture: &Rig, disk: Disk, config: Shape, data: usize) -> Result<Player> {
+impl VerifyingFrontend {
+    fn new(
+        fixture: &LoopbackFixture,
+        disk: LoopbackDisk,
+        config: FrontendConfig,
+        data: usize,
+    ) -> Result<VerifyingFrontend> {
         let guest = fixture.attach(disk, config)?;
         let (data, tables) = (guest.pages(data as u32)?, guest.pages(1)?);
-        Ok(Player { guest, data, tables, model: fixture.content(disk)?, random: SmallRng::seed_from_u64(11) })
+        Ok(VerifyingFrontend {
+            guest,
+            data,
+            tables,
+            expected_content: fixture.content(disk)?,
+            random: SmallRng::seed_from_u64(11),
+        })
     }
 
     /// Returns segments with random sectors, each in a page of its own.
@@ -54,12 +65,12 @@ impl Player {
         if direct && segments.len() <= MAX_SEGMENTS {
             return transfer(operation, sector, segments);
         }
-        self.tables.write(0, 0, &table(segments));
+        self.tables.write(0, 0, &segment_table(segments));
         indirect(operation, sector, &[self.tables.gref(0)], segments.len() as u16)
     }
 
     /// Runs one write or read of `count` segments and verifies the disk and all pages, including bytes outside of the segments.
-    fn one(&mut self, ring: usize, write: bool, count: usize, direct: bool) -> Result<()> {
+    fn run_one(&mut self, ring: usize, write: bool, count: usize, direct: bool) -> Result<()> {
         let segments = self.segments(count);
         let sectors: u64 = segments.iter().map(|s| u64::from(s.last_sect - s.first_sect) + 1).sum();
         let sector = self.random.random_range(0..=SECTORS - sectors);
@@ -71,7 +82,7 @@ impl Player {
         let before: Vec<Vec<u8>> = (0..self.data.count()).map(|page| self.data.page(page)).collect();
         let operation = if write { operation::WRITE } else { operation::READ };
         let request = self.request(operation, sector, &segments, direct);
-        let response_status = self.guest.rings[ring].ask(&Request { id: self.random.random(), ..request })?;
+        let response_status = self.guest.rings[ring].run(&Request { id: self.random.random(), ..request })?;
         ensure!(response_status == status::OKAY, "{request:?}: status {response_status}");
         let mut at = sector as usize * SECTOR;
         let mut expected = before;
@@ -80,8 +91,8 @@ impl Player {
             let from = usize::from(segment.first_sect) * SECTOR;
             let page = &mut expected[self.page_of(segment.gref)][from..from + len];
             match write {
-                true => self.model[at..at + len].copy_from_slice(page),
-                false => page.copy_from_slice(&self.model[at..at + len]),
+                true => self.expected_content[at..at + len].copy_from_slice(page),
+                false => page.copy_from_slice(&self.expected_content[at..at + len]),
             }
             at += len;
         }
@@ -91,27 +102,27 @@ impl Player {
         Ok(())
     }
 
-    fn finish(self, fixture: &Rig, disk: Disk) -> Result<()> {
+    fn finish(self, fixture: &LoopbackFixture, disk: LoopbackDisk) -> Result<()> {
         self.guest.detach()?;
-        ensure!(fixture.content(disk)? == self.model, "the disk holds something else than was written");
+        ensure!(fixture.content(disk)? == self.expected_content, "the disk holds something else than was written");
         Ok(())
     }
 }
 
-pub(super) fn every_layout(fixture: &mut Rig) -> Result<()> {
+pub(super) fn every_layout(fixture: &mut LoopbackFixture) -> Result<()> {
     for abi in Abi::ALL {
         for disk in MODES {
             let rings = if disk.id == "copy" { 4 } else { 1 };
-            let order = if abi == Abi::Arm { ORDER } else { 0 };
-            let config = Shape { abi, rings, order, ..Shape::default() };
-            let mut player = Player::new(fixture, disk, config, DATA)?;
-            for turn in 0..fixture.repeat(120) as usize {
+            let order = if abi == Abi::Arm { MAX_RING_PAGE_ORDER } else { 0 };
+            let config = FrontendConfig { abi, rings, ring_page_order: order, ..FrontendConfig::default() };
+            let mut player = VerifyingFrontend::new(fixture, disk, config, DATA)?;
+            for turn in 0..fixture.repetitions(120) as usize {
                 let count = player.random.random_range(1..=if turn % 2 == 0 { MAX_SEGMENTS } else { DATA });
                 let direct = turn % 3 != 0;
-                let result = player.one(turn % rings as usize, turn % 4 < 2, count, direct);
+                let result = player.run_one(turn % rings as usize, turn % 4 < 2, count, direct);
                 result.with_context(|| format!("{abi:?}, {}, turn {turn}", disk.id))?;
             }
-            reached_as_told(fixture, disk)?;
+            check_grant_mode(fixture, disk)?;
             player.finish(fixture, disk)?;
         }
     }
@@ -119,7 +130,7 @@ pub(super) fn every_layout(fixture: &mut Rig) -> Result<()> {
 }
 
 /// Checks that the grants were used in the disk's mode.
-fn reached_as_told(fixture: &Rig, disk: Disk) -> Result<()> {
+fn check_grant_mode(fixture: &LoopbackFixture, disk: LoopbackDisk) -> Result<()> {
     let grants = fixture.grants(disk)?;
     let right = match disk.id {
         "copy" => grants.copies > 0 && grants.maps == 0,
@@ -131,21 +142,22 @@ fn reached_as_told(fixture: &Rig, disk: Disk) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn many_segments(fixture: &mut Rig) -> Result<()> {
+pub(super) fn many_segments(fixture: &mut LoopbackFixture) -> Result<()> {
     for disk in MODES {
-        let mut player = Player::new(fixture, disk, Shape::default(), 256)?;
+        let mut player = VerifyingFrontend::new(fixture, disk, FrontendConfig::default(), 256)?;
         ensure!(player.guest.front.info()?.segments == 256, "{:?}", player.guest.front.info()?);
         for write in [true, false, true, false] {
-            player.one(0, write, 256, false).with_context(|| disk.id)?;
+            player.run_one(0, write, 256, false).with_context(|| disk.id)?;
         }
         player.finish(fixture, disk)?;
     }
     Ok(())
 }
 
-pub(super) fn flushes_and_barriers(fixture: &mut Rig) -> Result<()> {
+pub(super) fn flushes_and_barriers(fixture: &mut LoopbackFixture) -> Result<()> {
     for disk in MODES {
-        let mut player = Player::new(fixture, disk, Shape { rings: 2, ..Shape::default() }, DATA)?;
+        let mut player =
+            VerifyingFrontend::new(fixture, disk, FrontendConfig { rings: 2, ..FrontendConfig::default() }, DATA)?;
         let info = player.guest.front.info()?;
         ensure!(info.flush && info.barrier, "{info:?}");
         for (op, ring) in
@@ -153,22 +165,22 @@ pub(super) fn flushes_and_barriers(fixture: &mut Rig) -> Result<()> {
         {
             // The sector of a request without data has no meaning.
             for sector in [0, u64::MAX] {
-                let response_status = player.guest.rings[ring].ask(&transfer(op, sector, &[]))?;
+                let response_status = player.guest.rings[ring].run(&transfer(op, sector, &[]))?;
                 ensure!(response_status == status::OKAY, "operation {op} without data: status {response_status}");
             }
             for count in [1, MAX_SEGMENTS] {
-                let segments: Vec<_> = (0..count).map(|page| whole(player.data.gref(page))).collect();
+                let segments: Vec<_> = (0..count).map(|page| whole_page(player.data.gref(page))).collect();
                 (0..count).for_each(|page| player.data.fill(page, op + page as u8 + 10));
-                let response_status = player.guest.rings[ring].ask(&transfer(op, 16, &segments))?;
+                let response_status = player.guest.rings[ring].run(&transfer(op, 16, &segments))?;
                 ensure!(
                     response_status == status::OKAY,
                     "operation {op} with {count} segments: status {response_status}"
                 );
                 for page in 0..count {
                     let at = 16 * SECTOR + page * PAGE;
-                    player.model[at..at + PAGE].fill(op + page as u8 + 10);
+                    player.expected_content[at..at + PAGE].fill(op + page as u8 + 10);
                 }
-                ensure!(fixture.content(disk)? == player.model, "operation {op} has not written its data");
+                ensure!(fixture.content(disk)? == player.expected_content, "operation {op} has not written its data");
             }
         }
         player.finish(fixture, disk)?;
@@ -176,10 +188,10 @@ pub(super) fn flushes_and_barriers(fixture: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn discards(fixture: &mut Rig) -> Result<()> {
+pub(super) fn discards(fixture: &mut LoopbackFixture) -> Result<()> {
     let mut content = vec![0x77; (SECTORS * SECTOR_BYTES) as usize];
-    fixture.set_content(ANY, &content)?;
-    let mut guest = fixture.attach(ANY, Shape { abi: Abi::X86_32, ..Shape::default() })?;
+    fixture.set_content(DEFAULT_DISK, &content)?;
+    let mut guest = fixture.attach(DEFAULT_DISK, FrontendConfig { abi: Abi::X86_32, ..FrontendConfig::default() })?;
     let offered = guest.front.info()?.discard.context("discard is not offered")?;
     ensure!(!offered.secure, "secure discard is offered: {offered:?}");
     let end = SECTORS;
@@ -201,7 +213,7 @@ pub(super) fn discards(fixture: &mut Rig) -> Result<()> {
         (1 << 55, 8, 0, status::ERROR),
         (0, 1 << 55, 0, status::ERROR),
     ] {
-        let response_status = guest.rings[0].ask(&discard(sector, sectors, flag))?;
+        let response_status = guest.rings[0].run(&discard(sector, sectors, flag))?;
         ensure!(
             response_status == expected,
             "discard of {sectors} sectors at {sector}: status {response_status}, expected {expected}"
@@ -211,17 +223,17 @@ pub(super) fn discards(fixture: &mut Rig) -> Result<()> {
             content[range].fill(0);
         }
         ensure!(
-            fixture.content(ANY)? == content,
+            fixture.content(DEFAULT_DISK)? == content,
             "discard of {sectors} sectors at {sector}: the disk holds something else"
         );
     }
     guest.detach()?;
-    let mut guest = fixture.make_other(ANY, |vbd| vbd.discard = false)?;
-    guest.connect(Shape::default())?;
+    let mut guest = fixture.create_with(DEFAULT_DISK, |vbd| vbd.discard = false)?;
+    guest.connect(FrontendConfig::default())?;
     ensure!(guest.front.info()?.discard.is_none(), "discard is offered although the toolstack forbids it");
-    let response_status = guest.rings[0].ask(&discard(40, 8, 0))?;
+    let response_status = guest.rings[0].run(&discard(40, 8, 0))?;
     ensure!(response_status == status::NOT_SUPPORTED, "discard that is not offered: status {response_status}");
     guest.detach()?;
-    ensure!(fixture.content(ANY)? == content, "a discard that is not offered was done");
+    ensure!(fixture.content(DEFAULT_DISK)? == content, "a discard that is not offered was done");
     Ok(())
 }

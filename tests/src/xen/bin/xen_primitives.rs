@@ -17,30 +17,30 @@ use rustix::event::{PollFd, PollFlags, poll};
 const US: DomainId = DomainId(0);
 
 /// No domain has this id.
-const NOBODY: DomainId = DomainId(77);
+const NO_DOMAIN: DomainId = DomainId(77);
 
 /// A grant reference that is not granted.
 const NO_GRANT: GrantRef = GrantRef(30_000);
 
 /// Timeout of an expected event. An emulated CPU may need milliseconds.
-const PATIENCE: Duration = Duration::from_secs(10);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long the test waits for an event that must not come.
-const SILENCE: Duration = Duration::from_millis(300);
+const QUIET_TIME: Duration = Duration::from_millis(300);
 
 /// A group of checks.
-type Part = fn(&Arc<dyn Xen>);
+type CheckGroup = fn(&Arc<dyn Xen>);
 
 fn main() {
     let xen = mqblk_xen::connect_real().expect("a Xen");
     assert_eq!(xen.domain(), US);
-    let parts: [(&str, Part); 7] = [
+    let parts: [(&str, CheckGroup); 7] = [
         ("xenstore: values, directories, permissions", values),
         ("xenstore: transactions that conflict", transactions),
         ("xenstore: watches", watches),
         ("grants: copies, each with its status", copies),
         ("grants: maps, all or nothing", maps),
-        ("grants: thousands of pages", many),
+        ("grants: thousands of pages", many_pages),
         ("event channels", events),
     ];
     for (name, part) in parts {
@@ -71,7 +71,7 @@ fn values(xen: &Arc<dyn Xen>) {
     store.set_permissions("/test/a", &permissions).expect("permissions");
     assert_eq!(store.permissions("/test/a").expect("permissions").as_deref(), Some(&permissions[..]));
     // xenstored of Xen 4.17 rejects permissions for unknown domains.
-    let strange = [Permission { domain: NOBODY, access: Access::ReadWrite }];
+    let strange = [Permission { domain: NO_DOMAIN, access: Access::ReadWrite }];
     let refused = store.set_permissions("/test/a", &strange).expect_err("a domain that is not there");
     assert_eq!(refused.errno(), "ENOENT", "{refused}");
     let long = "x".repeat(3900);
@@ -101,7 +101,7 @@ fn transactions(xen: &Arc<dyn Xen>) {
     assert_eq!(store.read("/test/counter").expect("a read").as_deref(), Some("31"));
     let undone = store.transaction(|transaction| -> Result<(), _> {
         transaction.write("/test/counter", "99")?;
-        transaction.set_permissions("/test/counter", &[Permission { domain: NOBODY, access: Access::ReadWrite }])
+        transaction.set_permissions("/test/counter", &[Permission { domain: NO_DOMAIN, access: Access::ReadWrite }])
     });
     assert!(undone.is_err());
     assert_eq!(store.read("/test/counter").expect("a read").as_deref(), Some("31"), "an aborted transaction wrote");
@@ -112,14 +112,14 @@ fn watches(xen: &Arc<dyn Xen>) {
     let (mut store, mut other) = (xen.store().expect("a connection"), xen.store().expect("another"));
     store.write("/test/seen", "1").expect("a write");
     store.watch("/test/seen", "token one").expect("a watch");
-    let event = store.next_event(Some(PATIENCE)).expect("an event").expect("the first event comes at once");
+    let event = store.next_event(Some(EVENT_TIMEOUT)).expect("an event").expect("the first event comes at once");
     assert_eq!((event.path.as_str(), event.token.as_str()), ("/test/seen", "token one"));
-    assert_eq!(store.next_event(Some(SILENCE)).expect("no error"), None);
+    assert_eq!(store.next_event(Some(QUIET_TIME)).expect("no error"), None);
     other.write("/test/seen/below", "x").expect("a write");
-    let event = store.next_event(Some(PATIENCE)).expect("an event").expect("a change below");
+    let event = store.next_event(Some(EVENT_TIMEOUT)).expect("an event").expect("a change below");
     assert_eq!(event.path, "/test/seen/below");
     other.write("/test/unseen", "x").expect("a write");
-    assert_eq!(store.next_event(Some(SILENCE)).expect("no error"), None);
+    assert_eq!(store.next_event(Some(QUIET_TIME)).expect("no error"), None);
     let twice = store.watch("/test/seen", "token one").expect_err("the same watch twice");
     assert!(matches!(twice.kind, XenstoreErrorKind::Refused(_)), "{twice}");
     // Many writes of one node may be coalesced, and their events are bounded.
@@ -127,13 +127,13 @@ fn watches(xen: &Arc<dyn Xen>) {
         other.write("/test/seen", &round.to_string()).expect("a write");
     }
     let mut count = 0;
-    while store.next_event(Some(SILENCE)).expect("no error").is_some() {
+    while store.next_event(Some(QUIET_TIME)).expect("no error").is_some() {
         count += 1;
     }
     assert!((1..=2000).contains(&count), "{count} events");
     store.unwatch("/test/seen", "token one").expect("an end");
     other.write("/test/seen", "2").expect("a write");
-    assert_eq!(store.next_event(Some(SILENCE)).expect("no error"), None);
+    assert_eq!(store.next_event(Some(QUIET_TIME)).expect("no error"), None);
     store.remove("/test").expect("a removal");
 }
 
@@ -194,7 +194,7 @@ fn copies(xen: &Arc<dyn Xen>) {
     assert_eq!(batch[0].status, GrantStatus::OKAY);
     assert_ne!(batch[1].status, GrantStatus::OKAY);
 
-    let mut strange = xen.grants(NOBODY).expect("gntdev");
+    let mut strange = xen.grants(NO_DOMAIN).expect("gntdev");
     let mut batch = [copy(shared.refs[0], 0, 0, 512, CopyDirection::FromGrant)];
     strange.copy(&arena, &mut batch).expect("a batch");
     assert_eq!(batch[0].status, GrantStatus::BAD_DOMAIN);
@@ -242,7 +242,7 @@ fn maps(xen: &Arc<dyn Xen>) {
     drop(shared);
 }
 
-fn many(xen: &Arc<dyn Xen>) {
+fn many_pages(xen: &Arc<dyn Xen>) {
     const PAGES: u32 = 1056;
     let shared = xen.share(US, PAGES, true).expect("pages to share");
     let arena = PageArena::reserve(PAGES).expect("an arena");
@@ -276,7 +276,7 @@ fn many(xen: &Arc<dyn Xen>) {
 }
 
 /// Returns true if an event comes within the limit.
-fn comes(port: &EventPort, limit: Duration) -> bool {
+fn event_comes(port: &EventPort, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -295,35 +295,35 @@ fn events(xen: &Arc<dyn Xen>) {
     let back = xen.bind_interdomain(US, front.port).expect("its other end");
     // A binding may start with a pending event.
     for end in [&front, &back] {
-        if comes(end, SILENCE) {
+        if event_comes(end, QUIET_TIME) {
             end.channel.take();
             end.channel.unmask();
         }
     }
     front.channel.notify();
-    assert!(comes(&back, PATIENCE), "an event");
-    assert!(!comes(&front, SILENCE), "its own event");
+    assert!(event_comes(&back, EVENT_TIMEOUT), "an event");
+    assert!(!event_comes(&front, QUIET_TIME), "its own event");
     back.channel.take();
-    assert!(!comes(&back, SILENCE), "it was taken");
+    assert!(!event_comes(&back, QUIET_TIME), "it was taken");
     // Masked until it is unmasked; an event that came meanwhile is delivered then.
     front.channel.notify();
-    assert!(!comes(&back, SILENCE), "an event of a masked port");
+    assert!(!event_comes(&back, QUIET_TIME), "an event of a masked port");
     back.channel.unmask();
-    assert!(comes(&back, PATIENCE), "an event that came while the port was masked");
+    assert!(event_comes(&back, EVENT_TIMEOUT), "an event that came while the port was masked");
     back.channel.take();
     back.channel.unmask();
     back.channel.notify();
-    assert!(comes(&front, PATIENCE), "the other way");
+    assert!(event_comes(&front, EVENT_TIMEOUT), "the other way");
 
     assert!(xen.bind_interdomain(US, front.port).is_err(), "a second binding of a port");
-    assert!(xen.bind_interdomain(NOBODY, front.port).is_err(), "a domain that is not there");
+    assert!(xen.bind_interdomain(NO_DOMAIN, front.port).is_err(), "a domain that is not there");
     // When a backend dies, its successor can bind the port.
     drop(back);
     let next = xen.bind_interdomain(US, front.port).expect("a successor");
-    if comes(&next, SILENCE) {
+    if event_comes(&next, QUIET_TIME) {
         next.channel.take();
         next.channel.unmask();
     }
     front.channel.notify();
-    assert!(comes(&next, PATIENCE), "an event for the successor");
+    assert!(event_comes(&next, EVENT_TIMEOUT), "an event for the successor");
 }

@@ -9,23 +9,23 @@ use mqblk_engine::{AnyDisk, Lane};
 pub type AnyChannel = Box<dyn DiskChannel<Lane>>;
 
 /// A disk with the properties of `inner` and its own limits. Its channels are those of `inner`, wrapped by `channel`.
-pub struct Overlay<F> {
+pub struct FilterDisk<F> {
     /// The filtered disk.
     pub inner: Arc<AnyDisk>,
     /// Limits that the engine sees.
     pub limits: Limits,
     /// Wraps each channel.
-    pub channel: F,
+    pub wrap_channel: F,
 }
 
-impl<F: Fn(AnyChannel) -> AnyChannel + Send + Sync + 'static> Overlay<F> {
+impl<F: Fn(AnyChannel) -> AnyChannel + Send + Sync + 'static> FilterDisk<F> {
     /// Filters `inner`, with its limits.
-    pub fn over(inner: Arc<AnyDisk>, channel: F) -> Overlay<F> {
-        Overlay { limits: inner.limits(), inner, channel }
+    pub fn new(inner: Arc<AnyDisk>, wrap_channel: F) -> FilterDisk<F> {
+        FilterDisk { limits: inner.limits(), inner, wrap_channel }
     }
 }
 
-impl<F: Fn(AnyChannel) -> AnyChannel + Send + Sync> Disk<Lane> for Overlay<F> {
+impl<F: Fn(AnyChannel) -> AnyChannel + Send + Sync> Disk<Lane> for FilterDisk<F> {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
@@ -51,6 +51,6 @@ impl<F: Fn(AnyChannel) -> AnyChannel + Send + Sync> Disk<Lane> for Overlay<F> {
     }
 
     fn open_channel(&self, context: &mut Lane) -> Result<AnyChannel, DiskError> {
-        Ok((self.channel)(self.inner.open_channel(context)?))
+        Ok((self.wrap_channel)(self.inner.open_channel(context)?))
     }
 }

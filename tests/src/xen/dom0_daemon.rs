@@ -12,18 +12,18 @@ use super::image::SLOW_GROUP;
 use crate::guest::Shell;
 
 /// Path of the daemon's admin socket in dom0.
-const ADMIN: &str = "/run/mqblk.sock";
+const ADMIN_SOCKET: &str = "/run/mqblk.sock";
 
 /// Timeout for the daemon to start, to exit, and to change its devices.
-const WITHIN: Duration = Duration::from_secs(60);
+const DAEMON_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// `mqblk serve` in dom0. It ends with its host.
 #[derive(Debug)]
-pub struct Mqblk {
+pub struct Dom0Daemon {
     arguments: String,
 }
 
-impl Mqblk {
+impl Dom0Daemon {
     /// Starts `mqblk serve --xen-watch mqblk` with these further arguments, and waits until it listens.
     ///
     /// # Errors
@@ -37,19 +37,19 @@ impl Mqblk {
     fn launch(&self, host: &mut XenHost) -> Result<()> {
         host.must_within(
             &format!(
-                "rm -f {ADMIN} /run/mqblk.exit /run/mqblk.pid
+                "rm -f {ADMIN_SOCKET} /run/mqblk.exit /run/mqblk.pid
                  (! [ -d {SLOW_GROUP} ] || echo 0 >{SLOW_GROUP}/cgroup.procs
-                  MQBLK_TEST_KEYS=1 mqblk serve --xen-watch mqblk --admin {ADMIN} {} & echo $! >/run/mqblk.new; mv /run/mqblk.new /run/mqblk.pid
+                  MQBLK_TEST_KEYS=1 mqblk serve --xen-watch mqblk --admin {ADMIN_SOCKET} {} & echo $! >/run/mqblk.new; mv /run/mqblk.new /run/mqblk.pid
                   wait $!; echo $? >/run/mqblk.exit) </dev/null >&4 2>&4 &
                  for i in $(seq 500); do
-                     [ -S {ADMIN} ] && [ -e /run/mqblk.pid ] && exit 0
+                     [ -S {ADMIN_SOCKET} ] && [ -e /run/mqblk.pid ] && exit 0
                      [ -e /run/mqblk.exit ] && {{ echo \"mqblk serve ended with $(cat /run/mqblk.exit)\"; exit 1; }}
                      sleep 0.1
                  done
                  echo 'no admin socket'; exit 1",
                 self.arguments
             ),
-            WITHIN,
+            DAEMON_TIMEOUT,
         )
         .map(drop)
     }
@@ -76,7 +76,7 @@ impl Mqblk {
              for i in $(seq 500); do [ -e /run/mqblk.exit ] && exec cat /run/mqblk.exit; sleep 0.1; done
              echo 'it is still there'; exit 1"
         );
-        let found = host.must_within(&script, WITHIN)?;
+        let found = host.must_within(&script, DAEMON_TIMEOUT)?;
         ensure!(found.trim() == status.to_string(), "after SIG{signal} mqblk exited with {found}, expected {status}");
         Ok(())
     }
@@ -112,7 +112,8 @@ impl Mqblk {
     /// # Errors
     /// The command's.
     pub fn detach(&self, host: &mut XenHost, domain: &Domain, disk: &str) -> Result<()> {
-        host.must_within(&format!("mqblk xen detach --wait 50 --domid {} --vdev {disk}", domain.id()), WITHIN).map(drop)
+        host.must_within(&format!("mqblk xen detach --wait 50 --domid {} --vdev {disk}", domain.id()), DAEMON_TIMEOUT)
+            .map(drop)
     }
 
     /// Reports the current size of a disk to the guest; `more` may set another one, `--size SIZE`.
@@ -138,7 +139,7 @@ impl Mqblk {
     /// # Errors
     /// The command's.
     pub fn stat(&self, host: &mut XenHost) -> Result<Stat> {
-        let text = host.must(&format!("mqblk stat --json --queues --socket {ADMIN}"))?;
+        let text = host.must(&format!("mqblk stat --json --queues --socket {ADMIN_SOCKET}"))?;
         let mut line: Value = serde_json::from_str(&text).with_context(|| format!("mqblk stat --json said: {text}"))?;
         Ok(serde_json::from_value(line["stat"].take())?)
     }

@@ -6,13 +6,13 @@ use std::path::Path;
 use serde_json::json;
 
 /// Prints a line past the capture of the test harness.
-pub fn say(line: &str) {
+pub fn print_uncaptured(line: &str) {
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Counters of a run.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Figures {
+pub struct CrashStats {
     /// Daemons killed.
     pub kills: u64,
     /// Daemons stopped.
@@ -28,14 +28,14 @@ pub struct Figures {
     /// Requests cancelled by task management.
     pub cancelled: u64,
     /// Task management functions.
-    pub managed: u64,
+    pub task_functions: u64,
     /// COMPARE AND WRITEs that succeeded.
-    pub compared: u64,
+    pub compare_writes: u64,
 }
 
-impl Figures {
+impl CrashStats {
     /// Adds the counters of another device.
-    pub fn add(&mut self, other: &Figures) {
+    pub fn add(&mut self, other: &CrashStats) {
         self.kills += other.kills;
         self.stops += other.stops;
         self.driver_deaths += other.driver_deaths;
@@ -43,12 +43,12 @@ impl Figures {
         self.sectors += other.sectors;
         self.replayed += other.replayed;
         self.cancelled += other.cancelled;
-        self.managed += other.managed;
-        self.compared += other.compared;
+        self.task_functions += other.task_functions;
+        self.compare_writes += other.compare_writes;
     }
 
     /// Prints them, and appends a line to `target/test-logs/crash.json`.
-    pub fn report(&self, name: &str, seed: u64) {
+    pub fn log(&self, name: &str, seed: u64) {
         let line = json!({
             "test": name,
             "seed": seed,
@@ -58,11 +58,11 @@ impl Figures {
             "requests": self.requests,
             "sectors_verified": self.sectors,
             "replayed": self.replayed,
-            "task_management": self.managed,
+            "task_management": self.task_functions,
             "cancelled": self.cancelled,
-            "compare_and_write": self.compared,
+            "compare_and_write": self.compare_writes,
         });
-        say(&line.to_string());
+        print_uncaptured(&line.to_string());
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/test-logs");
         let file = std::fs::create_dir_all(&folder)
             .and_then(|()| std::fs::File::options().create(true).append(true).open(folder.join("crash.json")));

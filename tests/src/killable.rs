@@ -9,46 +9,46 @@ use mqblk_core::{DiskChannel, EventChannel, Finished, Request, Tag, Wake};
 use mqblk_engine::Lane;
 use mqblk_memory::{Buffer, GrantAccess, GrantCopy, GrantRef, PageArena, PageSlot};
 
-use crate::overlay::AnyChannel;
+use crate::filter_disk::AnyChannel;
 
 /// Panic payload of a kill.
 struct Killed;
 
 /// Counts the kill points that the backend passes, and kills it at one of them.
 #[derive(Debug)]
-pub struct Kill {
-    left: AtomicU32,
+pub struct KillSwitch {
+    points_left: AtomicU32,
 }
 
-impl Kill {
+impl KillSwitch {
     /// Never kills.
     pub const NEVER: u32 = u32::MAX;
 
     /// Creates a switch that never kills.
-    pub fn new() -> Arc<Kill> {
-        Arc::new(Kill { left: AtomicU32::new(Kill::NEVER) })
+    pub fn new() -> Arc<KillSwitch> {
+        Arc::new(KillSwitch { points_left: AtomicU32::new(KillSwitch::NEVER) })
     }
 
     /// Kills the backend at the kill point after `moments` more.
-    pub fn after(&self, moments: u32) {
-        self.left.store(moments, Ordering::Relaxed);
+    pub fn arm(&self, moments: u32) {
+        self.points_left.store(moments, Ordering::Relaxed);
     }
 
     /// Passes a kill point: panics with `Killed` if it is the armed one.
-    pub fn moment(&self) {
-        match self.left.load(Ordering::Relaxed) {
-            Kill::NEVER => {}
+    pub fn kill_point(&self) {
+        match self.points_left.load(Ordering::Relaxed) {
+            KillSwitch::NEVER => {}
             0 => {
-                self.left.store(Kill::NEVER, Ordering::Relaxed);
+                self.points_left.store(KillSwitch::NEVER, Ordering::Relaxed);
                 // `resume_unwind` does not print a message.
                 resume_unwind(Box::new(Killed));
             }
-            left => self.left.store(left - 1, Ordering::Relaxed),
+            left => self.points_left.store(left - 1, Ordering::Relaxed),
         }
     }
 
     /// Runs `work` as part of the backend. Returns `None` if it was killed.
-    pub fn survives<R>(work: impl FnOnce() -> R) -> Option<R> {
+    pub fn run<R>(work: impl FnOnce() -> R) -> Option<R> {
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(result) => Some(result),
             Err(why) if why.is::<Killed>() => None,
@@ -59,65 +59,65 @@ impl Kill {
 
 /// A resource of the backend, with a kill point before and after each use.
 #[derive(Debug)]
-pub struct Mortal<T>(pub T, pub Arc<Kill>);
+pub struct Killable<T>(pub T, pub Arc<KillSwitch>);
 
-impl<T> Mortal<T> {
+impl<T> Killable<T> {
     /// Uses the resource.
-    pub fn used<R>(&mut self, work: impl FnOnce(&mut T) -> R) -> R {
-        self.1.moment();
+    pub fn with<R>(&mut self, work: impl FnOnce(&mut T) -> R) -> R {
+        self.1.kill_point();
         let result = work(&mut self.0);
-        self.1.moment();
+        self.1.kill_point();
         result
     }
 }
 
-impl GrantAccess for Mortal<Box<dyn GrantAccess>> {
+impl GrantAccess for Killable<Box<dyn GrantAccess>> {
     fn copy(&mut self, arena: &PageArena, copies: &mut [GrantCopy]) -> io::Result<()> {
-        self.used(|grants| grants.copy(arena, copies))
+        self.with(|grants| grants.copy(arena, copies))
     }
     fn map(&mut self, arena: &PageArena, first: PageSlot, refs: &[GrantRef], writable: bool) -> io::Result<()> {
-        self.used(|grants| grants.map(arena, first, refs, writable))
+        self.with(|grants| grants.map(arena, first, refs, writable))
     }
     fn unmap(&mut self, arena: &PageArena, first: PageSlot) -> io::Result<()> {
-        self.used(|grants| grants.unmap(arena, first))
+        self.with(|grants| grants.unmap(arena, first))
     }
 }
 
 /// The event channel of a guest that polls.
 #[derive(Debug)]
-pub struct Silent;
+pub struct NoEvents;
 
-impl EventChannel for Mortal<Silent> {
+impl EventChannel for Killable<NoEvents> {
     fn notify(&self) {
-        self.1.moment();
+        self.1.kill_point();
     }
     fn take(&self) {
-        self.1.moment();
+        self.1.kill_point();
     }
     fn unmask(&self) {
-        self.1.moment();
+        self.1.kill_point();
     }
 }
 
-impl Wake for Mortal<Arc<dyn Wake>> {
+impl Wake for Killable<Arc<dyn Wake>> {
     fn wake(&self) {
-        self.1.moment();
+        self.1.kill_point();
         self.0.wake();
-        self.1.moment();
+        self.1.kill_point();
     }
 }
 
-impl DiskChannel<Lane> for Mortal<AnyChannel> {
+impl DiskChannel<Lane> for Killable<AnyChannel> {
     fn submit(
         &mut self,
         context: &mut Lane,
         batch: &mut Vec<Request<Buffer>>,
         finished: &mut Vec<Finished<Buffer>>,
     ) -> usize {
-        self.used(|channel| channel.submit(context, batch, finished))
+        self.with(|channel| channel.submit(context, batch, finished))
     }
     fn reap(&mut self, context: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
-        self.used(|channel| channel.reap(context, finished))
+        self.with(|channel| channel.reap(context, finished))
     }
     fn cancel(&mut self, context: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
         self.0.cancel(context, tags, finished);

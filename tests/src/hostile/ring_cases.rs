@@ -3,20 +3,20 @@
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use super::case::{Case, Expect, content, fill};
-use super::daemon::Daemon;
-use super::load::Neighbour;
+use super::daemon::HostileDaemon;
+use super::load::VhostUserNeighbour;
 use super::request::SECTOR;
+use super::ring_fixture::{ExpectedResult, RingFixture, read_disk, write_disk};
 
 /// Bytes of each disk.
-pub const DISK: usize = 1 << 20;
+pub const DISK_BYTES: usize = 1 << 20;
 /// Its sectors.
-pub const SECTORS: u64 = (DISK / SECTOR) as u64;
+pub const SECTORS: u64 = (DISK_BYTES / SECTOR) as u64;
 /// Used length of a successful read of one sector.
-pub const READ: u32 = SECTOR as u32 + 1;
+pub const READ_USED_LEN: u32 = SECTOR as u32 + 1;
 
 /// Name, how the ring is built, and the expected result.
-pub type Row = (&'static str, fn(&mut Case<'_>), Expect);
+pub type RingCase = (&'static str, fn(&mut RingFixture<'_>), ExpectedResult);
 
 /// Returns content that differs between neighbouring bytes.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
@@ -29,26 +29,26 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
 ///
 /// # Panics
 /// When a ring does not have the expected result.
-pub fn run(id: &str, settings: &str, writable: bool, cases: &[Row]) {
+pub fn run_ring_cases(id: &str, settings: &str, writable: bool, cases: &[RingCase]) {
     let disk = format!("storage=ram,size=1M,queues=2,queue-size=256{settings}");
     let good = "storage=ram,size=1M,queues=1";
-    let mut daemon = Daemon::start(1, &[(id, &disk), ("good", good)]);
-    let neighbour = Neighbour::start(daemon.socket("good"), 1, 1);
+    let mut daemon = HostileDaemon::start(1, &[(id, &disk), ("good", good)]);
+    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 1);
     let socket = daemon.socket(id);
-    let mut model = if writable { pattern(7, DISK) } else { vec![0; DISK] };
+    let mut model = if writable { pattern(7, DISK_BYTES) } else { vec![0; DISK_BYTES] };
     if writable {
-        fill(&socket, &model);
+        write_disk(&socket, &model);
     }
     let mut failed = Vec::new();
     for (name, build, expect) in cases {
         let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let mut case = Case::new(&socket, &mut model);
+            let mut case = RingFixture::new(&socket, &mut model);
             build(&mut case);
             case.check(*expect);
         }));
         daemon.assert_alive(name);
-        neighbour.assert_goes_on(name);
-        let found = content(&socket, DISK);
+        neighbour.assert_progress(name);
+        let found = read_disk(&socket, DISK_BYTES);
         if checked.is_err() {
             failed.push(format!("{name}: see above"));
         } else if found != model {
@@ -58,8 +58,8 @@ pub fn run(id: &str, settings: &str, writable: bool, cases: &[Row]) {
     }
     assert!(failed.is_empty(), "{} of {} rings:\n{}", failed.len(), cases.len(), failed.join("\n"));
     assert!(neighbour.finish() > 0);
-    let retired = cases.iter().filter(|row| row.2 == Expect::Retired).count();
-    let lines = daemon.complaints(id).iter().filter(|line| line.contains("queue retired")).count();
+    let retired = cases.iter().filter(|row| row.2 == ExpectedResult::Retired).count();
+    let lines = daemon.warnings(id).iter().filter(|line| line.contains("queue retired")).count();
     assert!(lines >= retired, "{lines} log lines for {retired} retired queues");
     daemon.stop();
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use mqblk_driver::Waker;
 use mqblk_memory::{GuestAddress, GuestMemory};
 
-use super::oracle::Range;
+use super::oracle::SectorRange;
 
 /// Type of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Work {
+pub enum RequestType {
     /// Reads its range.
     Read,
     /// Writes its range.
@@ -21,27 +21,27 @@ pub enum Work {
     /// Discards its ranges.
     Discard,
     /// Writes zeroes to its ranges.
-    Zero,
+    WriteZeroes,
     /// COMPARE AND WRITE of one block: the data is the verify instance, then the write instance.
-    Compare,
+    CompareAndWrite,
     /// ORWRITE of one block.
-    Or,
+    OrWrite,
 }
 
 /// A request.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub struct LoadRequest {
     /// Index of the disk.
     pub disk: usize,
     /// Its type.
-    pub work: Work,
+    pub request_type: RequestType,
     /// Sectors.
-    pub ranges: Vec<Range>,
+    pub ranges: Vec<SectorRange>,
     /// Address of its data and its parameter list.
     pub data: GuestAddress,
 }
 
-impl Order {
+impl LoadRequest {
     /// Returns the length of its first range in sectors.
     pub fn sectors(&self) -> u32 {
         self.ranges.first().map_or(0, |(_, count)| *count)
@@ -55,7 +55,7 @@ impl Order {
 
 /// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum RequestOutcome {
     /// Success.
     Good,
     /// Cancelled by task management.
@@ -68,7 +68,7 @@ pub enum End {
 
 /// Task management.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manage {
+pub enum TaskFunction {
     /// ABORT TASK of the request with this user value.
     Abort(u32),
     /// LOGICAL UNIT RESET.
@@ -76,33 +76,33 @@ pub enum Manage {
 }
 
 /// The queues of one device, driven by one thread. Methods panic on a device error.
-pub trait Port {
+pub trait DeviceQueues {
     /// Returns the number of queues.
-    fn queues(&mut self) -> usize;
+    fn queue_count(&mut self) -> usize;
     /// Returns the memory of the data.
     fn memory(&mut self) -> Arc<GuestMemory>;
     /// Returns the start of a queue's data area.
-    fn data(&mut self, queue: usize) -> GuestAddress;
+    fn data_address(&mut self, queue: usize) -> GuestAddress;
     /// Returns the most bytes of a read or write.
-    fn largest(&mut self) -> u32;
+    fn max_request_bytes(&mut self) -> u32;
     /// Returns the distribution of request types.
-    fn works(&self) -> &[Work];
+    fn request_mix(&self) -> &[RequestType];
     /// Returns the most ranges of a discard.
-    fn ranges(&self) -> usize {
+    fn max_ranges(&self) -> usize {
         3
     }
     /// Puts a request on a queue. Returns false if the queue is full.
-    fn submit(&mut self, queue: usize, user: u32, request: &Order) -> bool;
+    fn submit(&mut self, queue: usize, user: u32, request: &LoadRequest) -> bool;
     /// Publishes the requests.
     fn publish(&mut self);
     /// Appends all completions.
-    fn reap(&mut self, done: &mut Vec<(u32, End)>);
+    fn reap(&mut self, done: &mut Vec<(u32, RequestOutcome)>);
     /// Waits for a call, if something is in flight.
     fn wait(&mut self);
     /// Returns a handle that wakes [`wait`](Self::wait).
     fn waker(&mut self) -> Waker;
     /// Sends a task management function. Returns false if that is not possible now, or not supported.
-    fn manage(&mut self, _disk: usize, _what: Manage) -> bool {
+    fn manage(&mut self, _disk: usize, _what: TaskFunction) -> bool {
         false
     }
     /// Returns true if a task management function is in flight.

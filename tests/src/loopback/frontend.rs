@@ -11,13 +11,13 @@ use mqblk_xen::Xen;
 use mqblk_xen::store::Xenstore;
 use mqblk_xen::vbd::{self, XenbusState};
 
-use super::pages::Pages;
-use super::request::answered_as;
-use super::{PATIENCE, WATCH, wait_for};
+use super::pages::GrantedPages;
+use super::request::response_operation;
+use super::{QUIET_TIME, TIMEOUT, wait_for};
 
 /// How a frontend connects.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct FrontendConfig {
     /// Layout of its requests.
     pub abi: Abi,
     /// Announces persistent grants.
@@ -25,30 +25,30 @@ pub struct Shape {
     /// Number of rings.
     pub rings: u32,
     /// log2 of the pages of a ring.
-    pub order: u8,
+    pub ring_page_order: u8,
 }
 
-impl Default for Shape {
-    fn default() -> Shape {
-        Shape { abi: Abi::X86_64, persistent: true, rings: 1, order: 0 }
+impl Default for FrontendConfig {
+    fn default() -> FrontendConfig {
+        FrontendConfig { abi: Abi::X86_64, persistent: true, rings: 1, ring_page_order: 0 }
     }
 }
 
 /// A ring, and the number of responses taken.
-pub struct Ring {
+pub struct LoopbackRing {
     /// Its pages, its event channel, its indices.
     pub raw: RawRing,
-    answered: u32,
+    taken: u32,
 }
 
 /// Bytes before a ring's first entry.
-pub const HEADER: u64 = 64;
+pub const RING_HEADER_BYTES: u64 = 64;
 
-impl Ring {
+impl LoopbackRing {
     /// Returns the offset of the next request's entry, when all before it have responses.
-    fn entry(&self) -> u64 {
+    fn next_entry(&self) -> u64 {
         let front = &self.raw.front;
-        HEADER + u64::from(self.answered & (front.size() - 1)) * u64::from(front.abi().entry_bytes())
+        RING_HEADER_BYTES + u64::from(self.taken & (front.size() - 1)) * u64::from(front.abi().entry_bytes())
     }
 
     /// Reads bytes of the ring's pages.
@@ -59,7 +59,7 @@ impl Ring {
     }
 
     /// Reads a field of the header.
-    pub fn field(&self, at: u64) -> u32 {
+    pub fn read_field(&self, at: u64) -> u32 {
         u32::from_le_bytes(self.read(at, 4).try_into().expect("4 bytes"))
     }
 
@@ -77,8 +77,8 @@ impl Ring {
     /// # Errors
     /// When none comes, or the backend's index is wrong.
     pub fn receive(&mut self) -> Result<Response> {
-        let response = self.raw.receive(PATIENCE)?.context("no response came")?;
-        self.answered = self.answered.wrapping_add(1);
+        let response = self.raw.receive(TIMEOUT)?.context("no response came")?;
+        self.taken = self.taken.wrapping_add(1);
         Ok(response)
     }
 
@@ -91,7 +91,7 @@ impl Ring {
             self.raw.front.look()?;
             Ok(self.raw.front.take())
         })?;
-        self.answered = self.answered.wrapping_add(1);
+        self.taken = self.taken.wrapping_add(1);
         Ok(response)
     }
 
@@ -99,8 +99,8 @@ impl Ring {
     ///
     /// # Errors
     /// When one does.
-    pub fn must_be_silent(&mut self) -> Result<()> {
-        let found = self.raw.receive(WATCH)?;
+    pub fn must_have_no_response(&mut self) -> Result<()> {
+        let found = self.raw.receive(QUIET_TIME)?;
         ensure!(found.is_none(), "found {found:?}, expected no response");
         Ok(())
     }
@@ -109,17 +109,17 @@ impl Ring {
     ///
     /// # Errors
     /// When none comes or one of its bytes is wrong.
-    pub fn ask(&mut self, request: &Request) -> Result<i16> {
+    pub fn run(&mut self, request: &Request) -> Result<i16> {
         let abi = self.raw.front.abi();
-        self.ask_raw(&RawRequest::encode(abi, request), answered_as(request))
+        self.run_raw(&RawRequest::encode(abi, request), response_operation(request))
     }
 
     /// Runs an entry of any bytes. `operation` is that of the response.
     ///
     /// # Errors
     /// When none comes or one of its bytes is wrong.
-    pub fn ask_raw(&mut self, raw: &RawRequest, operation: u8) -> Result<i16> {
-        let (abi, at) = (self.raw.front.abi(), self.entry());
+    pub fn run_raw(&mut self, raw: &RawRequest, operation: u8) -> Result<i16> {
+        let (abi, at) = (self.raw.front.abi(), self.next_entry());
         let entry = abi.entry_bytes() as usize;
         let id = raw.decode(abi).id;
         ensure!(self.raw.send_raw(raw), "the ring is full");
@@ -145,30 +145,37 @@ impl Ring {
 }
 
 /// A device with its frontend and its toolstack. Dropped without [`detach`](Self::detach), it is removed by force.
-pub struct Guest {
+pub struct LoopbackFrontend {
     /// The device that the toolstack has created.
     pub vbd: Vbd,
     /// The frontend's keys.
     pub front: RawFront,
     /// Its rings.
-    pub rings: Vec<Ring>,
+    pub rings: Vec<LoopbackRing>,
     xen: Arc<dyn Xen>,
     /// The toolstack's xenstore connection.
-    pub tool: Xenstore,
+    pub toolstack_store: Xenstore,
     removed: bool,
 }
 
-impl Guest {
+impl LoopbackFrontend {
     /// Creates a device through the toolstack, and waits for its backend's InitWait.
     ///
     /// # Errors
     /// When it does not.
-    pub fn make(front: &Arc<dyn Xen>, tool: &dyn Xen, vbd: Vbd) -> Result<Guest> {
+    pub fn create(front: &Arc<dyn Xen>, tool: &dyn Xen, vbd: Vbd) -> Result<LoopbackFrontend> {
         let mut tool = tool.store()?;
         vbd.create(&mut tool)?;
-        let mut raw = RawFront::open(&**front, &vbd.front_path(), PATIENCE)?;
+        let mut raw = RawFront::open(&**front, &vbd.front_path(), TIMEOUT)?;
         let begun = raw.begin().with_context(|| format!("device {}", vbd.back_path()));
-        let guest = Guest { vbd, front: raw, rings: vec![], xen: Arc::clone(front), tool, removed: false };
+        let guest = LoopbackFrontend {
+            vbd,
+            front: raw,
+            rings: vec![],
+            xen: Arc::clone(front),
+            toolstack_store: tool,
+            removed: false,
+        };
         begun.map(|()| guest)
     }
 
@@ -181,27 +188,27 @@ impl Guest {
     ///
     /// # Errors
     /// When Xen refuses.
-    pub fn pages(&self, count: u32) -> Result<Pages> {
-        Pages::new(&*self.xen, self.vbd.backend, count, true)
+    pub fn pages(&self, count: u32) -> Result<GrantedPages> {
+        GrantedPages::new(&*self.xen, self.vbd.backend, count, true)
     }
 
     /// Grants new pages to the domain `with`, read-only unless `writable`.
     ///
     /// # Errors
     /// When Xen refuses.
-    pub fn pages_for(&self, with: DomainId, count: u32, writable: bool) -> Result<Pages> {
-        Pages::new(&*self.xen, with, count, writable)
+    pub fn pages_for(&self, with: DomainId, count: u32, writable: bool) -> Result<GrantedPages> {
+        GrantedPages::new(&*self.xen, with, count, writable)
     }
 
     /// Replaces the rings. Returns the keys that a correct frontend writes for them.
     ///
     /// # Errors
     /// When Xen refuses.
-    pub fn make_rings(&mut self, config: Shape) -> Result<Vec<(String, String)>> {
+    pub fn make_rings(&mut self, config: FrontendConfig) -> Result<Vec<(String, String)>> {
         self.rings.clear();
         for _ in 0..config.rings {
-            let raw = RawRing::new(&*self.xen, self.vbd.backend, 1 << config.order, config.abi)?;
-            self.rings.push(Ring { raw, answered: 0 });
+            let raw = RawRing::new(&*self.xen, self.vbd.backend, 1 << config.ring_page_order, config.abi)?;
+            self.rings.push(LoopbackRing { raw, taken: 0 });
         }
         let rings: Vec<_> = self.rings.iter().map(|ring| &ring.raw).collect();
         Ok(RawFront::told(config.abi, config.persistent, &rings))
@@ -211,7 +218,7 @@ impl Guest {
     ///
     /// # Errors
     /// When the backend does not.
-    pub fn connect(&mut self, config: Shape) -> Result<()> {
+    pub fn connect(&mut self, config: FrontendConfig) -> Result<()> {
         let keys = self.make_rings(config)?;
         self.front.connect(&keys).with_context(|| format!("connecting {config:?} to {}", self.vbd.back_path()))
     }
@@ -221,13 +228,13 @@ impl Guest {
     ///
     /// # Errors
     /// When it does neither.
-    pub fn tell(&mut self, keys: &[(String, String)]) -> Result<XenbusState> {
+    pub fn write_keys(&mut self, keys: &[(String, String)]) -> Result<XenbusState> {
         for (key, value) in keys {
             self.front.write(key, value)?;
         }
         self.front.set_state(XenbusState::Initialised)?;
         wait_for("the backend connects, or does not", || {
-            let state = self.back_state()?;
+            let state = self.backend_state()?;
             Ok((!matches!(state, XenbusState::InitWait | XenbusState::Initialised)).then_some(state))
         })
     }
@@ -249,7 +256,7 @@ impl Guest {
     ///
     /// # Errors
     /// When the backend does not follow.
-    pub fn reconnect(&mut self, config: Shape) -> Result<()> {
+    pub fn reconnect(&mut self, config: FrontendConfig) -> Result<()> {
         self.front.begin().context("starting anew")?;
         self.connect(config)
     }
@@ -258,19 +265,19 @@ impl Guest {
     ///
     /// # Errors
     /// When xenstore fails.
-    pub fn back_state(&mut self) -> Result<XenbusState> {
+    pub fn backend_state(&mut self) -> Result<XenbusState> {
         let path = format!("{}/state", self.vbd.back_path());
-        Ok(XenbusState::parse(self.tool.read(&path)?.as_deref()))
+        Ok(XenbusState::parse(self.toolstack_store.read(&path)?.as_deref()))
     }
 
     /// Returns the backend's error node.
     ///
     /// # Errors
     /// When xenstore fails.
-    pub fn error(&mut self) -> Result<Option<String>> {
+    pub fn backend_error(&mut self) -> Result<Option<String>> {
         let Vbd { backend, type_name, front, devid, .. } = &self.vbd;
         let path = vbd::backend_error_path(*backend, type_name, *front, *devid);
-        Ok(self.tool.read(&path)?)
+        Ok(self.toolstack_store.read(&path)?)
     }
 
     /// Waits until the backend has failed the device with an error that contains `words`.
@@ -279,14 +286,14 @@ impl Guest {
     /// When it has not, or with another error.
     pub fn must_fail(&mut self, words: &str) -> Result<()> {
         let state = wait_for("the backend gives the device up", || {
-            let state = self.back_state()?;
+            let state = self.backend_state()?;
             Ok((!matches!(state, XenbusState::InitWait | XenbusState::Initialised)).then_some(state))
         })?;
         ensure!(
             matches!(state, XenbusState::Closing | XenbusState::Closed),
             "the backend is in state {state}, expected 5"
         );
-        let error = self.error()?.unwrap_or_default();
+        let error = self.backend_error()?.unwrap_or_default();
         ensure!(error.contains(words), "error node: found {error:?}, expected {words:?} in it");
         Ok(())
     }
@@ -296,9 +303,9 @@ impl Guest {
     /// # Errors
     /// When the backend does not.
     pub fn detach(mut self) -> Result<()> {
-        self.vbd.detach(&mut self.tool)?;
+        self.vbd.detach(&mut self.toolstack_store)?;
         self.front.set_state(XenbusState::Closed)?;
-        wait_for("the backend closes", || match self.back_state()? {
+        wait_for("the backend closes", || match self.backend_state()? {
             XenbusState::Closed | XenbusState::Unknown => Ok(Some(())),
             _ => Ok(None),
         })
@@ -312,25 +319,25 @@ impl Guest {
     /// When xenstore fails, or a part of the device reappears.
     pub fn remove(&mut self) -> Result<()> {
         self.removed = true;
-        self.vbd.remove(&mut self.tool)?;
+        self.vbd.remove(&mut self.toolstack_store)?;
         let Vbd { backend, type_name, front, devid, .. } = &self.vbd;
         let error = vbd::backend_error_path(*backend, type_name, *front, *devid);
         let node = error.trim_end_matches("/error");
-        if self.tool.read(node)?.is_some() {
-            self.tool.remove(node)?;
+        if self.toolstack_store.read(node)?.is_some() {
+            self.toolstack_store.remove(node)?;
         }
-        if let Some(state) = self.tool.read(&format!("{}/state", self.vbd.back_path()))? {
+        if let Some(state) = self.toolstack_store.read(&format!("{}/state", self.vbd.back_path()))? {
             bail!("the backend's directory is there again, with state {state}");
         }
         Ok(())
     }
 }
 
-impl Drop for Guest {
+impl Drop for LoopbackFrontend {
     fn drop(&mut self) {
         if !self.removed {
             // The test has failed already, with an error.
-            let _ = self.vbd.remove(&mut self.tool);
+            let _ = self.vbd.remove(&mut self.toolstack_store);
         }
     }
 }

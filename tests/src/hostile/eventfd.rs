@@ -7,23 +7,23 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// An eventfd.
 #[derive(Debug)]
-pub struct Event(OwnedFd);
+pub struct TestEventFd(OwnedFd);
 
-impl Event {
+impl TestEventFd {
     /// Creates one whose reads and writes do not block.
     ///
     /// # Panics
     /// When the system refuses.
-    pub fn new() -> Event {
-        Event(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("eventfd"))
+    pub fn new() -> TestEventFd {
+        TestEventFd(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("eventfd"))
     }
 
     /// Creates one whose reads and writes block.
     ///
     /// # Panics
     /// When the system refuses.
-    pub fn blocking() -> Event {
-        Event(eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd"))
+    pub fn blocking() -> TestEventFd {
+        TestEventFd(eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd"))
     }
 
     /// Adds to the counter.
@@ -51,13 +51,13 @@ impl Event {
     }
 }
 
-impl Default for Event {
+impl Default for TestEventFd {
     fn default() -> Self {
-        Event::new()
+        TestEventFd::new()
     }
 }
 
-impl AsFd for Event {
+impl AsFd for TestEventFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

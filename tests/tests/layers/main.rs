@@ -1,0 +1,407 @@
+//! The house keeps its shape: who may depend on whom, where `unsafe` lives, where units are converted, how long files are and
+//! what things are not called. Each rule is shown to catch what it forbids.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+mod words;
+
+use cargo_metadata::{Metadata, MetadataCommand, Package, TargetKind};
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
+
+/// The components, and which components each may use. A component is a folder of the workspace; `transport` has sides.
+const ROOMS: &[(&str, &[&str])] = &[
+    ("core", &[]),
+    ("memory", &["core"]),
+    ("uring", &["core", "memory"]),
+    ("ring", &["core", "memory"]),
+    ("engine", &["core", "uring"]),
+    ("guest", &["core", "memory", "ring", "guest"]),
+    ("storage", &["core", "memory", "uring"]),
+    ("transport/server", &["core", "memory", "ring", "engine", "guest", "transport/client"]),
+    ("transport/client", &["core", "memory", "ring", "transport/nodes"]),
+    ("transport/nodes", &["core", "memory"]),
+    ("driver", &["core", "memory", "ring", "transport/client"]),
+    ("admin", &["core"]),
+    ("bench", &["core", "memory", "driver", "transport/client", "admin"]),
+    (
+        "cli",
+        &["core", "memory", "engine", "guest", "storage", "transport/server", "transport/client", "admin", "bench"],
+    ),
+];
+
+/// Tests may use every room.
+const TESTS: &str = "tests";
+
+/// The rooms that may hold `unsafe`.
+const UNSAFE: [&str; 3] = ["memory", "uring", "transport/nodes"];
+/// A test of somebody else's client, whose interface hands out memory that is not initialised.
+const UNSAFE_CLIENT: &str = "tests/tests/client_blkio.rs";
+
+/// The only place that converts between sectors and bytes.
+const UNITS: &str = "core/src/units.rs";
+
+/// Most lines of a file.
+const LINES: usize = 700;
+
+/// Words that say nothing of what a thing is.
+const EMPTY_WORDS: [&str; 4] = ["util", "common", "helper", "manager"];
+
+fn metadata() -> Metadata {
+    MetadataCommand::new().no_deps().exec().expect("cargo metadata works")
+}
+
+/// A crate's folder, relative to the workspace.
+fn folder<'a>(metadata: &'a Metadata, package: &'a Package) -> &'a str {
+    let folder = package.manifest_path.parent().expect("a manifest lies in a folder");
+    folder.strip_prefix(&metadata.workspace_root).expect("a member lies in the workspace").as_str()
+}
+
+/// The room of a folder of the workspace.
+fn room(folder: &str) -> String {
+    let mut parts = folder.split('/');
+    match (parts.next(), parts.next_back()) {
+        (Some("transport"), Some(side)) => format!("transport/{side}"),
+        (first, _) => first.unwrap_or_default().to_owned(),
+    }
+}
+
+/// What is wrong with an edge, if anything.
+fn judge_edge(from: &str, to: &str) -> Option<String> {
+    if from == TESTS {
+        return None;
+    }
+    let Some((_, allowed)) = ROOMS.iter().find(|(room, _)| *room == from) else {
+        return Some(format!("{from}: found a room that is not in the table of rooms, expected a row for it"));
+    };
+    (!allowed.contains(&to)).then(|| format!("{from} uses {to}, expected only {allowed:?}"))
+}
+
+#[test]
+fn rooms_use_only_the_rooms_that_they_may() {
+    let metadata = metadata();
+    let mut wrong = vec![];
+    let mut edges = 0;
+    for package in metadata.workspace_packages() {
+        for dependency in package.dependencies.iter().filter(|dependency| dependency.path.is_some()) {
+            let other = metadata.workspace_packages().into_iter().find(|other| *other.name == dependency.name);
+            let other = other.unwrap_or_else(|| panic!("{} lies outside the workspace", dependency.name));
+            // A crate may name itself for the sake of its own features in its tests.
+            if other.name != package.name {
+                edges += 1;
+                let (from, to) = (room(folder(&metadata, package)), room(folder(&metadata, other)));
+                wrong.extend(judge_edge(&from, &to).map(|why| format!("{}: {why}", package.name)));
+            }
+        }
+    }
+    assert!(edges > 20, "{edges} edges were found");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_wrong_edge_is_found() {
+    for (from, to) in [
+        ("engine", "storage"),
+        ("engine", "memory"),
+        ("guest", "engine"),
+        ("storage", "ring"),
+        ("core", "memory"),
+        ("driver", "transport/server"),
+        ("admin", "engine"),
+        ("attic", "core"),
+    ] {
+        assert!(judge_edge(from, to).is_some(), "{from} -> {to}");
+    }
+    assert_eq!(room("transport/vhost_user/server"), "transport/server");
+    assert_eq!(room("guest/virtio_blk"), "guest");
+}
+
+/// A source file of the workspace.
+struct Source {
+    /// Relative to the workspace.
+    path: String,
+    /// Of the crate that it belongs to.
+    room: String,
+    text: String,
+}
+
+impl Source {
+    fn tokens(&self) -> TokenStream {
+        // A first line for the kernel is no Rust; attributes and documentation are.
+        self.text.parse().unwrap_or_else(|error| panic!("{}: {error}", self.path))
+    }
+}
+
+fn sources() -> Vec<Source> {
+    let metadata = metadata();
+    let root = metadata.workspace_root.as_std_path();
+    let mut found = vec![];
+    for package in metadata.workspace_packages() {
+        let folder = folder(&metadata, package);
+        walk(root, &root.join(folder), &room(folder), &mut found);
+    }
+    assert!(found.len() > 80, "{} files were found", found.len());
+    found
+}
+
+fn walk(root: &Path, folder: &Path, room: &str, found: &mut Vec<Source>) {
+    let mut entries: Vec<PathBuf> =
+        std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
+    entries.sort();
+    for path in entries {
+        if path.is_dir() {
+            walk(root, &path, room, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&path).expect("a text");
+            let path = path.strip_prefix(root).expect("inside").to_str().expect("a plain name").to_owned();
+            found.push(Source { path, room: room.to_owned(), text });
+        }
+    }
+}
+
+/// Calls `each` with every token that is not test code, last, after up to three that stand before it.
+fn visit(tokens: TokenStream, each: &mut impl FnMut(&[TokenTree])) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let mut at = 0;
+    while at < tokens.len() {
+        if let Some(end) = test_item(&tokens, at) {
+            at = end;
+            continue;
+        }
+        each(&tokens[at.saturating_sub(3)..=at]);
+        if let TokenTree::Group(group) = &tokens[at] {
+            visit(group.stream(), each);
+        }
+        at += 1;
+    }
+}
+
+/// The end of the item that starts at `at` with a `#[cfg(... test ...)]`, if one does.
+fn test_item(tokens: &[TokenTree], at: usize) -> Option<usize> {
+    let (TokenTree::Punct(hash), TokenTree::Group(attribute)) = (&tokens[at], tokens.get(at + 1)?) else {
+        return None;
+    };
+    if hash.as_char() != '#' || !is_test_cfg(&attribute.stream().to_string()) {
+        return None;
+    }
+    let rest = &tokens[at + 2..];
+    let end = rest.iter().position(|token| match token {
+        TokenTree::Punct(punct) => punct.as_char() == ';',
+        TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,
+        _ => false,
+    });
+    Some(at + 3 + end?)
+}
+
+fn is_test_cfg(attribute: &str) -> bool {
+    let words: Vec<&str> = attribute.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+    words.first() == Some(&"cfg") && words.contains(&"test") && !words.contains(&"not")
+}
+
+/// Files and folders that are modules of tests only: those that a `#[cfg(test)] mod name;` declares, and what cargo takes for
+/// tests.
+fn test_modules(sources: &[Source]) -> Vec<String> {
+    let mut found = vec![];
+    for source in sources {
+        let (folder, file) = source.path.rsplit_once('/').unwrap_or(("", &source.path));
+        let stem = file.trim_end_matches(".rs");
+        let home = match stem {
+            "lib" | "main" | "mod" => folder.to_owned(),
+            _ => format!("{folder}/{stem}"),
+        };
+        let tokens: Vec<TokenTree> = source.tokens().into_iter().collect();
+        for at in 0..tokens.len() {
+            let Some(end) = test_item(&tokens, at) else { continue };
+            let item = &tokens[at..end];
+            let is_mod = |pair: &[TokenTree]| pair[0].to_string() == "mod";
+            if let Some(name) = item.windows(2).find(|pair| is_mod(pair)).map(|pair| pair[1].to_string()) {
+                found.extend([format!("{home}/{name}.rs"), format!("{home}/{name}/")]);
+            }
+        }
+    }
+    found
+}
+
+fn is_test(path: &str, modules: &[String]) -> bool {
+    let cargos = path.starts_with("tests/") || path.contains("/tests/");
+    cargos || modules.iter().any(|module| path == module || (module.ends_with('/') && path.starts_with(module)))
+}
+
+/// Whether a token is this number, with or without a suffix.
+fn is_number(token: &str, wanted: &str) -> bool {
+    token.strip_prefix(wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with(['u', 'i', '_']))
+}
+
+/// Places where a source converts between sectors and bytes by hand.
+fn conversions(tokens: TokenStream) -> Vec<String> {
+    let mut found = vec![];
+    visit(tokens, &mut |tokens| {
+        let text: Vec<String> = tokens.iter().map(ToString::to_string).collect();
+        let converts = match text.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            // The tenth bit, not a sector.
+            ["1", "<", "<", nine] if is_number(nine, "9") => false,
+            [.., "<", "<", nine] | [.., ">", ">", nine] if is_number(nine, "9") => true,
+            [.., "*" | "/" | "%", sector] if is_number(sector, "512") => true,
+            [.., sector, "*"] if is_number(sector, "512") => true,
+            _ => false,
+        };
+        if converts && let Some(last) = tokens.last() {
+            found.push(format!("line {}: {}", last.span().start().line, text.join(" ")));
+        }
+    });
+    found
+}
+
+#[test]
+fn sectors_become_bytes_in_one_place() {
+    let sources = sources();
+    let modules = test_modules(&sources);
+    let mut wrong = String::new();
+    for source in sources.iter().filter(|source| source.path != UNITS && !is_test(&source.path, &modules)) {
+        for place in conversions(source.tokens()) {
+            let _ = writeln!(wrong, "{}: {place}, expected a method of mqblk_core::units", source.path);
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn a_conversion_by_hand_is_found() {
+    for bad in [
+        "fn f(s: u64) -> u64 { s << 9 }",
+        "fn f(s: u64) -> u64 { s >> 9 }",
+        "fn f(s: u64) -> u64 { s * 512 }",
+        "fn f(s: u64) -> u64 { 512 * s }",
+        "fn f(s: u64) -> u64 { g(s / 512_u64) }",
+        "fn f(s: u64) -> u64 { [s % 512u64][0] }",
+    ] {
+        assert_eq!(conversions(bad.parse().expect("tokens")).len(), 1, "{bad}");
+    }
+    for good in [
+        "// s << 9",
+        "const A: u64 = 512;",
+        "fn f() -> u64 { 5120 * 2 }",
+        "#[cfg(test)] mod t { const A: u64 = 1 * 512; }",
+    ] {
+        assert_eq!(conversions(good.parse().expect("tokens")), Vec::<String>::new(), "{good}");
+    }
+}
+
+/// Whether the tokens hold the word `unsafe`, in tests too.
+fn holds_unsafe(tokens: TokenStream) -> bool {
+    tokens.into_iter().any(|token| match token {
+        TokenTree::Ident(word) => word == "unsafe",
+        TokenTree::Group(group) => holds_unsafe(group.stream()),
+        _ => false,
+    })
+}
+
+fn forbids_unsafe(text: &str) -> bool {
+    text.lines().any(|line| line == "#![forbid(unsafe_code)]")
+}
+
+#[test]
+fn unsafe_lives_in_two_rooms() {
+    let mut wrong = String::new();
+    for source in sources() {
+        let allowed = UNSAFE.contains(&source.room.as_str()) || source.path == UNSAFE_CLIENT;
+        if !allowed && holds_unsafe(source.tokens()) {
+            let _ = writeln!(wrong, "{}: found unsafe, expected it in {UNSAFE:?} only", source.path);
+        }
+    }
+    let metadata = metadata();
+    for package in metadata.workspace_packages() {
+        if UNSAFE.contains(&room(folder(&metadata, package)).as_str()) {
+            continue;
+        }
+        for target in &package.targets {
+            let root = target.kind.iter().any(|kind| matches!(kind, TargetKind::Lib | TargetKind::Bin));
+            let text = std::fs::read_to_string(&target.src_path).expect("a crate's root");
+            if root && !forbids_unsafe(&text) {
+                let _ = writeln!(wrong, "{}: expected #![forbid(unsafe_code)]", target.src_path);
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn unsafe_is_found() {
+    assert!(holds_unsafe("fn f() { if a { unsafe { g() } } }".parse().expect("tokens")));
+    assert!(!holds_unsafe("/// unsafe\nfn f() { \"unsafe\" }".parse().expect("tokens")));
+    assert!(forbids_unsafe("//! A\n#![forbid(unsafe_code)]\n") && !forbids_unsafe("// #![forbid(unsafe_code)]\n"));
+}
+
+#[test]
+fn files_are_not_long() {
+    let mut wrong = String::new();
+    for source in sources() {
+        let lines = source.text.lines().count();
+        if lines > LINES {
+            let _ = writeln!(wrong, "{}: found {lines} lines, expected at most {LINES}", source.path);
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+/// Whether a name in any style has an empty word in it.
+fn says_nothing(name: &str) -> bool {
+    let mut words = String::new();
+    for letter in name.chars() {
+        if letter.is_uppercase() {
+            words.push('_');
+        }
+        words.extend(letter.to_lowercase());
+    }
+    words.split(['_', '-', '.']).any(|word| EMPTY_WORDS.contains(&word.strip_suffix('s').unwrap_or(word)))
+}
+
+/// Names of modules and types.
+fn names(tokens: TokenStream, found: &mut Vec<String>) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    for pair in tokens.windows(2) {
+        if let [TokenTree::Ident(kind), TokenTree::Ident(name)] = pair
+            && ["mod", "struct", "enum", "trait", "type", "union"].contains(&kind.to_string().as_str())
+        {
+            found.push(name.to_string());
+        }
+    }
+    for token in tokens {
+        if let TokenTree::Group(group) = token {
+            names(group.stream(), found);
+        }
+    }
+}
+
+#[test]
+fn names_say_what_things_are() {
+    let metadata = metadata();
+    let mut wrong = String::new();
+    for package in metadata.workspace_packages().into_iter().filter(|package| says_nothing(&package.name)) {
+        let _ = writeln!(wrong, "crate {}", package.name);
+    }
+    for source in sources() {
+        if source.path.split('/').any(says_nothing) {
+            let _ = writeln!(wrong, "{}", source.path);
+        }
+        let mut found = vec![];
+        names(source.tokens(), &mut found);
+        for name in found.iter().filter(|name| says_nothing(name)) {
+            let _ = writeln!(wrong, "{}: {name}", source.path);
+        }
+    }
+    assert!(wrong.is_empty(), "names with one of {EMPTY_WORDS:?}:\n{wrong}");
+}
+
+#[test]
+fn an_empty_name_is_found() {
+    for bad in ["util", "utils.rs", "QueueManager", "test_helpers", "common"] {
+        assert!(says_nothing(bad), "{bad}");
+    }
+    for good in ["utility", "uncommon", "Management", "futile"] {
+        assert!(!says_nothing(good), "{good}");
+    }
+    let mut found = vec![];
+    names("mod a { pub struct B; impl B { fn c() {} } }".parse().expect("tokens"), &mut found);
+    assert_eq!(found, ["a", "B"]);
+}

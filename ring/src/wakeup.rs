@@ -1,6 +1,6 @@
 //! The notification protocol of rings: neither end sleeps while the other waits for it.
 //!
-//! Both directions are the same: one end (the *producer*) moves an index and must notify the other end (the *consumer*) if that asked for
+//! Both directions are the same: one end (the *producer*) moves an index and must notify the other end (the *consumer*) if that requested
 //! it. The driver produces available entries, the device used elements.
 //!
 //! ```text
@@ -136,7 +136,7 @@ impl<C: Cell> Direction<'_, C> {
     /// The producer's part: moves the index from `old` to `new`, which makes the entries in between visible. Returns true if the consumer
     /// must be notified.
     #[inline]
-    #[must_use = "a consumer that asked for a notification sleeps until it comes"]
+    #[must_use = "a consumer that requested a notification sleeps until it comes"]
     pub fn publish(&self, old: C::Value, new: C::Value) -> bool {
         // Release: the entries are visible before the index.
         self.index.store(new.to_le(), Ordering::Release);

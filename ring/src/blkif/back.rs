@@ -19,7 +19,7 @@ const JUMPED: Broken = Broken("the request producer index is further ahead than 
 pub struct Position {
     /// The next request to take.
     pub req_cons: u32,
-    /// Where the next response goes.
+    /// Index of the next response.
     pub rsp_prod: u32,
 }
 
@@ -28,7 +28,7 @@ pub struct Position {
 pub struct BackRing {
     ring: BlkifRing,
     req_cons: u32,
-    /// Where the next response goes.
+    /// Index of the next response.
     rsp_prod: u32,
     /// Response index as the frontend sees it.
     published: u32,
@@ -112,7 +112,7 @@ impl BackRing {
         self.rsp_prod = self.rsp_prod.wrapping_add(1);
     }
 
-    /// Makes all responses since the last publish visible at once. Returns whether the frontend requested an event.
+    /// Makes all responses since the last publish visible at once. The result says if the frontend requested an event.
     #[inline]
     pub fn publish(&mut self) -> Notify {
         let (old, new) = (self.published, self.rsp_prod);

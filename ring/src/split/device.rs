@@ -285,7 +285,7 @@ impl DeviceRing {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Makes all used elements since the last publish visible at once. Returns whether the driver requested a call.
+    /// Makes all used elements since the last publish visible at once. The result says if the driver requested a call.
     #[inline]
     pub fn publish(&mut self) -> Notify {
         let (old, new) = (self.published, self.next_used);

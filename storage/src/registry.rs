@@ -6,7 +6,7 @@ use mqblk_core::settings::Settings;
 use mqblk_core::{Disk, DiskError};
 use mqblk_uring::Lane;
 
-/// Opens a disk, taking the backend's keys out of the settings. Keys that the backend does not know are left in.
+/// Opens a disk and takes the backend's keys out of the settings. Other keys stay.
 type Opener = fn(&mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError>;
 
 #[rustfmt::skip] // one line each
@@ -17,19 +17,19 @@ const BACKENDS: &[(&str, Opener)] = &[
     ("ram", crate::ram::open),
 ];
 
-/// The names of the backends.
+/// Returns the names of the backends.
 pub fn kinds() -> impl ExactSizeIterator<Item = &'static str> {
     BACKENDS.iter().map(|(kind, _)| *kind)
 }
 
-/// Opens the disk that `settings` describe with the backend `kind`. The backend's own keys are taken out of `settings`; what
-/// is left is for others, or unknown.
+/// Opens the disk that `settings` describe with the backend `kind`. The backend's own keys are taken out of `settings`; the remaining ones
+/// are for others, or unknown.
 ///
 /// # Errors
 /// When there is no such backend, a setting does not fit, or the host refuses.
 pub fn open(kind: &str, settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
     match BACKENDS.iter().find(|(name, _)| *name == kind) {
-        Some((_, opener)) => opener(settings),
+        Some((_, open_disk)) => open_disk(settings),
         None => {
             let known = kinds().collect::<Vec<_>>().join(", ");
             Err(settings.error("storage", format!("{kind:?}"), format!("one of {known}")).into())
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_backend_is_named_with_those_that_are_known() {
+    fn the_error_for_an_unknown_backend_lists_the_known_ones() {
         let Err(error) = open("nul", &mut Settings::new("disk \"a\"")) else { panic!("opened") };
         let text = error.to_string();
         assert!(text.starts_with("disk \"a\": storage: found \"nul\", expected one of "), "{text}");

@@ -1,4 +1,4 @@
-//! Page slots: one stretch of addresses in which single pages come and go.
+//! Page slots: a range of addresses in which single pages are mapped and unmapped.
 
 use std::ffi::c_void;
 use std::io;
@@ -11,39 +11,39 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::guest::{GuestAddress, GuestMemory, Region};
 use crate::lost;
 
-/// Bytes of a page that is granted: `XEN_PAGE_SIZE`, whatever the host's own page size is.
+/// Bytes of a granted page: `XEN_PAGE_SIZE`, whatever the host's page size is.
 pub const PAGE_BYTES: u32 = 4096;
 
-/// One page's place in a [`PageArena`].
+/// Index of one page in a [`PageArena`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageSlot(pub u32);
 
 impl PageSlot {
-    /// Where byte `at` of the slot is in the arena's [`memory`](PageArena::memory).
+    /// Returns the address of byte `at` of the slot in the arena's [`memory`](PageArena::memory).
     #[inline]
     pub const fn address(self, at: u32) -> GuestAddress {
         GuestAddress(self.0 as u64 * PAGE_BYTES as u64 + at as u64)
     }
 }
 
-/// A stretch of addresses divided into page slots. A slot holds a private page of our own, zero at first, or a page of a file that
-/// was [placed](Self::place) there (for a grant: of `/dev/xen/gntdev`). A slot is never a hole: whoever touches one that was
-/// cleared meanwhile touches other bytes, but nothing else, so *memory is mapped while anything may touch it* holds for all of the
-/// arena as long as it lives.
+/// A range of addresses divided into page slots. A slot holds a private page, zero at first, or a page of a file that
+/// [`map_file`](Self::map_file) mapped there (for a grant: of `/dev/xen/gntdev`). A slot is never a hole: an access to a slot that was
+/// cleared meanwhile hits other bytes, but never faults and never hits other memory. So *memory is mapped while anything may touch it*
+/// holds for the whole arena as long as it lives.
 ///
-/// Slots are the guest addresses of a [`GuestMemory`] table of one region, so buffers, rings and copies work in an arena as in
-/// a guest's memory; slots that lie side by side are one piece.
+/// Slots are the guest addresses of a [`GuestMemory`] table with one region, so buffers, rings and copies work in an arena as in a guest's
+/// memory. Adjacent slots are contiguous.
 #[derive(Debug)]
 pub struct PageArena {
     memory: Arc<GuestMemory>,
     region: Arc<Region>,
     pages: u32,
-    /// Files placed here may be cut off by their owner.
+    /// Files mapped here may be truncated by their owner.
     _watched: Option<lost::Slot>,
 }
 
 impl PageArena {
-    /// Takes addresses for `pages` slots. Pages of our own are taken from the system on first touch.
+    /// Reserves addresses for `pages` slots. Private pages are allocated on first touch.
     ///
     /// # Errors
     /// When the system refuses.
@@ -57,25 +57,25 @@ impl PageArena {
         Ok(PageArena { memory: Arc::new(memory), region, pages, _watched })
     }
 
-    /// Slots.
+    /// Returns the number of slots.
     pub fn pages(&self) -> u32 {
         self.pages
     }
 
-    /// The slots as a memory table: slot `n` starts at guest address `n` times [`PAGE_BYTES`].
+    /// Returns the slots as a memory table: slot `n` starts at guest address `n` times [`PAGE_BYTES`].
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
 
-    /// Puts `count` pages of a file from `offset` into the slots from `first`, in place of what they held.
+    /// Maps `count` pages of a file from `offset` into the slots from `first`, replacing their content.
     ///
     /// # Errors
-    /// When the slots are not in the arena, or the system refuses; then they hold what they held, or zero pages of our own.
+    /// When the slots are not in the arena, or the system refuses. The slots then hold what they held before, or private zero pages.
     pub fn place(&self, first: PageSlot, count: u32, file: &impl AsFd, offset: u64, writable: bool) -> io::Result<()> {
         let (start, len) = self.stretch(first, count)?;
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: `stretch` has checked that the range is inside the arena's own mapping, which lives as long as `self`; what was
-        // there is accessed only as plain bytes that may change at any moment.
+        // SAFETY: `slot_range` has checked that the range is inside the arena's own mapping, which lives as long as `self`. The old content
+        // is only accessed as plain bytes that may change at any moment.
         let placed =
             unsafe { rustix::mm::mmap(start, len, protection, MapFlags::SHARED | MapFlags::FIXED, file, offset) };
         placed.map(|_| ()).map_err(|error| {
@@ -84,37 +84,37 @@ impl PageArena {
         })
     }
 
-    /// Fills the hole that a refused mapping may leave: the kernel takes out what was there before it asks the file, and a file that
-    /// refuses then (`gntdev` does, for a grant that is not there) leaves nothing.
+    /// Fills the hole that a refused mapping may leave. The kernel unmaps the old content before it asks the file, and a file that refuses
+    /// then (`gntdev` does, for a grant that does not exist) leaves nothing mapped.
     fn mend(&self, start: *mut c_void, len: usize) {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
-        // SAFETY: the range is in our own addresses. It takes no place but that of a hole, which nobody else can have filled:
-        // the addresses are given to nobody who does not ask for them.
+        // SAFETY: the range is inside the arena's own addresses. FIXED_NOREPLACE only fills a hole, which nobody else can have filled: the
+        // kernel does not place other mappings there (see `Mapping::anonymous_isolated`).
         match unsafe { rustix::mm::mmap_anonymous(start, len, protection, flags) } {
-            // Nothing had been taken out.
+            // Nothing had been unmapped.
             Ok(_) | Err(Errno::EXIST) => {}
-            // A hole would let whoever touches it die later, and elsewhere.
-            Err(error) => panic!("the system has no room to fill a hole in page slots: {error}"),
+            // A later access to a hole would crash the process.
+            Err(error) => panic!("the system has no space to fill a hole in page slots: {error}"),
         }
     }
 
-    /// Puts zero pages of our own into the slots, in place of what they held: the memory behind them goes back to the system, and
-    /// pages of a file are let go.
+    /// Maps private zero pages into the slots, replacing their content: their memory is returned to the system, and pages of a file are
+    /// unmapped.
     ///
     /// # Errors
-    /// When the slots are not in the arena, or the system refuses; then they hold what they held.
+    /// When the slots are not in the arena, or the system refuses. The slots are unchanged then.
     pub fn clear(&self, first: PageSlot, count: u32) -> io::Result<()> {
         let (start, len) = self.stretch(first, count)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: as in `place`.
+        // SAFETY: as in `map_file`.
         unsafe { rustix::mm::mmap_anonymous(start, len, protection, flags)? };
         Ok(())
     }
 
-    /// The address of `len` bytes from byte `at` of a slot in this process, for system calls. They may reach into the slots after
-    /// it. `None` when they are not all in the arena.
+    /// Returns the host address of `len` bytes from byte `at` of a slot, for system calls. They may extend into the following slots. `None`
+    /// unless all of them are in the arena.
     #[inline]
     pub fn host_address(&self, slot: PageSlot, at: u32, len: u32) -> Option<u64> {
         let start = slot.address(at).0;
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_come_and_go_in_slots() {
+    fn pages_are_mapped_and_cleared_in_slots() {
         let arena = PageArena::reserve(4).unwrap();
         arena.memory().write(GuestAddress(0), &[1; 4 * PAGE_BYTES as usize]).unwrap();
         let file = create_memfd("t", 3 * u64::from(PAGE_BYTES)).unwrap();
@@ -167,23 +167,23 @@ mod tests {
     fn a_file_that_refuses_late_leaves_no_hole() {
         let arena = PageArena::reserve(4).unwrap();
         arena.memory().write(GuestAddress(0), &[1; 4 * PAGE_BYTES as usize]).unwrap();
-        // A socket says no only when what was there before is gone.
+        // A socket refuses only after the old content was unmapped.
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         for first in [1, 0, 2] {
             assert!(arena.place(PageSlot(first), 2, &socket, 0, true).is_err());
-            // Whoever touches a hole dies.
+            // An access to a hole would crash.
             assert_eq!([first, first + 1].map(|slot| byte(&arena, slot)), [0, 0]);
         }
-        // An error that is found before anything is taken out.
+        // An error that is detected before anything is unmapped.
         arena.memory().write(GuestAddress(0), &[1; 4 * PAGE_BYTES as usize]).unwrap();
         let file = create_memfd("t", PAGE_BYTES.into()).unwrap();
         assert!(arena.place(PageSlot(1), 2, &file, 1, true).is_err());
         assert_eq!([0, 1, 2, 3].map(|slot| byte(&arena, slot)), [1; 4]);
     }
 
-    /// A hole that is there for a moment must not be where other threads' memory goes.
+    /// Memory of other threads must never be mapped into a temporary hole.
     #[test]
-    fn arenas_lie_apart_from_what_the_system_places() {
+    fn arenas_are_isolated_from_other_mappings() {
         let arenas: Vec<PageArena> = (0..3).map(|_| PageArena::reserve(64).unwrap()).collect();
         let placed = crate::Mapping::anonymous(4096).unwrap();
         for arena in &arenas {
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_off_turns_into_zeroes() {
+    fn a_truncated_file_reads_as_zeroes() {
         let arena = PageArena::reserve(2).unwrap();
         let file = create_memfd("t", PAGE_BYTES.into()).unwrap();
         arena.place(PageSlot(1), 1, &file, 0, true).unwrap();

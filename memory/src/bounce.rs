@@ -1,4 +1,4 @@
-//! Aligned private memory for what direct I/O cannot take from the guest as it lies.
+//! Aligned private memory for data that direct I/O cannot transfer from guest memory directly.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub struct BouncePool {
 }
 
 impl BouncePool {
-    /// `slots` slots of `slot_len` bytes (rounded up to a page). Pages are taken on first use.
+    /// Creates `slots` slots of `slot_len` bytes (rounded up to a page). Pages are allocated on first use.
     ///
     /// # Errors
     /// When the system refuses the memory.
@@ -31,13 +31,13 @@ impl BouncePool {
         Ok(BouncePool { lease, slot_len, free: (0..slots).rev().collect() })
     }
 
-    /// The largest buffer that [`take`](Self::take) gives.
+    /// Returns the length of the largest buffer that [`take`](Self::take) returns.
     pub fn slot_len(&self) -> ByteLen {
         ByteLen(u64::from(self.slot_len))
     }
 
-    /// A buffer of `len` bytes in one aligned piece, and the slot to give back with it. `None` when all are taken or `len`
-    /// is larger than a slot.
+    /// Takes a buffer of `len` bytes in one aligned segment, and the slot to release with it. `None` when all slots are taken or `len` is
+    /// larger than a slot.
     pub fn take(&mut self, pool: &mut BufferPool, len: ByteLen) -> Option<(Buffer, u32)> {
         if len.0 > u64::from(self.slot_len) {
             return None;
@@ -49,13 +49,13 @@ impl BouncePool {
         Some((buffer, slot))
     }
 
-    /// Gives a slot back.
+    /// Releases a slot.
     pub fn release(&mut self, pool: &mut BufferPool, buffer: Buffer, slot: u32) {
         pool.release(buffer);
         self.free.push(slot);
     }
 
-    /// Gives the memory back. All slots must have been released.
+    /// Releases the memory. All slots must have been released.
     pub fn close(self, pool: &mut BufferPool) {
         pool.unreserve(self.free.len());
         pool.retire(self.lease);

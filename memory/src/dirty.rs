@@ -1,8 +1,8 @@
 //! The dirty log of a live migration: which pages of a guest's memory were written. Source: QEMU's `vhost-user.rst`,
 //! "Migration": bit `page % 8` of byte `page / 8` stands for the 4 KiB page `page` of guest addresses.
 //!
-//! A page is marked *after* it was written. Whoever reads the log takes marks away first and copies the pages then: what is written
-//! before the mark is either in that copy or in the next.
+//! A page is marked *after* it was written. A reader of the log clears marks first and copies the pages then: a write before the mark is
+//! either in that copy or in the next.
 
 use std::fs::File;
 use std::io;
@@ -16,7 +16,7 @@ const LOG_PAGE: u64 = 4096;
 /// Bytes of guest memory that one byte of a log stands for.
 const LOG_SPAN: u64 = 8 * LOG_PAGE;
 
-/// What is wrong with a log.
+/// Error of a dirty log.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// It could not be mapped.
@@ -24,32 +24,32 @@ pub enum LogError {
         "dirty log: found {len} bytes at offset {offset:#x} of a file, expected ones that can be mapped for writing: {source}"
     )]
     Map {
-        /// Where it was said to begin.
+        /// Its offset in the file, as given.
         offset: u64,
-        /// How long it was said to be.
+        /// Its length, as given.
         len: u64,
         /// Why it cannot be mapped.
         source: io::Error,
     },
-    /// It has no bit for some of the memory.
+    /// It does not cover all of the memory.
     #[error("dirty log: found {found} bytes, expected at least {expected} for guest memory up to {last:#x}")]
     Short {
         /// Its length in bytes.
         found: u64,
-        /// How long it has to be.
+        /// Required length in bytes.
         expected: u64,
-        /// The last address that it has to have a bit for.
+        /// The last address that it has to cover.
         last: u64,
     },
 }
 
-/// A log that a VMM shares. Marks are atomic, so any number of threads and processes may set and take them.
+/// A dirty log shared with the VMM. Marks are atomic, so any number of threads and processes may set and clear them.
 #[derive(Debug)]
 pub struct DirtyLog {
     mapping: Mapping,
-    /// Where the log starts in the mapping.
+    /// Offset of the log in the mapping.
     delta: usize,
-    /// Bytes.
+    /// Length in bytes.
     len: u64,
 }
 
@@ -64,7 +64,7 @@ impl DirtyLog {
         Ok(DirtyLog { mapping, delta, len })
     }
 
-    /// Whether the log has a bit for `address`.
+    /// Checks that the log covers `address`.
     ///
     /// # Errors
     /// When it is too short for that.
@@ -76,7 +76,7 @@ impl DirtyLog {
         Err(LogError::Short { found: self.len, expected: byte + 1, last: address.0 })
     }
 
-    /// Whether the log has a bit for each page of a memory table.
+    /// Checks that the log covers each page of a memory table.
     ///
     /// # Errors
     /// When it is too short for that.
@@ -88,7 +88,7 @@ impl DirtyLog {
         }
     }
 
-    /// Marks the pages of `len` bytes at `address`, which have been written. What the log has no bit for is left out.
+    /// Marks the pages of `len` bytes at `address`, which have been written. Pages that the log does not cover are skipped.
     pub fn mark(&self, address: GuestAddress, len: u64) {
         if len == 0 {
             return;
@@ -109,32 +109,32 @@ impl DirtyLog {
             return;
         }
         let place = self.mapping.address(self.delta + byte as usize);
-        // SAFETY: inside the mapping, as just checked, which `self` keeps; all our accesses to it are atomic.
-        // A full barrier on purpose: what was written to the page is visible before the mark is.
+        // SAFETY: inside the mapping, as just checked, which `self` keeps; all accesses to it in this process are atomic. A full barrier on
+        // purpose: the write to the page is visible before the mark.
         unsafe { AtomicU8::from_ptr(place.as_ptr()) }.fetch_or(bits, Ordering::SeqCst);
     }
 
-    /// Whether the page of `address` is marked. What the log has no bit for is not.
+    /// Returns true if the page of `address` is marked. False for pages that the log does not cover.
     pub fn is_marked(&self, address: GuestAddress) -> bool {
         self.look(address, |byte, bit| byte.load(Ordering::SeqCst) & bit != 0)
     }
 
-    /// Takes the mark of the page of `address` away, if there is one: as a VMM does before it copies the page.
+    /// Clears the mark of the page of `address`, as a VMM does before it copies the page. Returns true if it was set.
     pub fn take_mark(&self, address: GuestAddress) -> bool {
         self.look(address, |byte, bit| byte.fetch_and(!bit, Ordering::SeqCst) & bit != 0)
     }
 
-    fn look(&self, address: GuestAddress, look: impl FnOnce(&AtomicU8, u8) -> bool) -> bool {
+    fn look(&self, address: GuestAddress, access: impl FnOnce(&AtomicU8, u8) -> bool) -> bool {
         let byte = address.0 / LOG_SPAN;
         if byte >= self.len {
             return false;
         }
         let place = self.mapping.address(self.delta + byte as usize);
-        // SAFETY: as in `set`.
-        look(unsafe { AtomicU8::from_ptr(place.as_ptr()) }, 1 << (address.0 / LOG_PAGE % 8))
+        // SAFETY: as in `set_bits`.
+        access(unsafe { AtomicU8::from_ptr(place.as_ptr()) }, 1 << (address.0 / LOG_PAGE % 8))
     }
 
-    /// Whether the file behind it was truncated: its marks reach nobody.
+    /// Returns true if the file behind it was truncated: its marks are lost.
     pub fn is_lost(&self) -> bool {
         self.mapping.is_lost()
     }

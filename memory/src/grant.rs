@@ -1,4 +1,4 @@
-//! Pages of another domain, by grant: what a ring needs of Xen's grant tables, whether they are real or simulated.
+//! Pages of another domain, by grant reference: the operations that a ring needs of Xen's grant tables, real or simulated.
 
 use std::io;
 
@@ -12,14 +12,14 @@ pub struct DomainId(pub u16);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrantRef(pub u32);
 
-/// How one grant operation ended, as the hypervisor says it. Source: `GNTST_*` of Xen's `public/grant_table.h`.
+/// Status of one grant operation, as the hypervisor returns it. Source: `GNTST_*` of Xen's `public/grant_table.h`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GrantStatus(pub i16);
 
 impl GrantStatus {
     /// Done.
     pub const OKAY: GrantStatus = GrantStatus(0);
-    /// GNTST_general_error: not allowed, for one.
+    /// GNTST_general_error: not allowed, for example.
     pub const GENERAL_ERROR: GrantStatus = GrantStatus(-1);
     /// GNTST_bad_domain.
     pub const BAD_DOMAIN: GrantStatus = GrantStatus(-2);
@@ -27,12 +27,12 @@ impl GrantStatus {
     pub const BAD_REF: GrantStatus = GrantStatus(-3);
 }
 
-/// Which way a copy goes.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyDirection {
-    /// From the granted page to ours.
+    /// From the granted page to the local one.
     FromGrant,
-    /// From our page to the granted one.
+    /// From the local page to the granted one.
     ToGrant,
 }
 
@@ -41,42 +41,42 @@ pub enum CopyDirection {
 pub struct GrantCopy {
     /// The granted page.
     pub gref: GrantRef,
-    /// First byte in it. `offset + len` is at most [`PAGE_BYTES`](crate::PAGE_BYTES): the kernel refuses a whole batch with a copy that
-    /// leaves its page.
+    /// Offset of the first byte in it. `offset + len` is at most [`PAGE_BYTES`](crate::PAGE_BYTES): the kernel refuses a whole batch if one
+    /// copy leaves its page.
     pub offset: u16,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u16,
-    /// Our page.
+    /// The local page.
     pub slot: PageSlot,
-    /// First byte in it.
+    /// Offset of the first byte in it.
     pub slot_offset: u16,
-    /// Which way.
+    /// Direction.
     pub direction: CopyDirection,
-    /// How it ended.
+    /// Status; set by the copy.
     pub status: GrantStatus,
 }
 
-/// A ring's way to the pages that one domain grants. Used on one thread at a time, and not shared with other rings.
+/// A ring's access to the pages that one domain grants. Used by one thread at a time; not shared between rings.
 ///
-/// Every call may cost a hypercall: callers give many operations at once.
+/// Each call may cost a hypercall, so callers batch operations.
 pub trait GrantAccess: Send {
-    /// Does all the copies, each of which has its own status.
+    /// Performs all copies. Each has its own status.
     ///
     /// # Errors
-    /// When none was done.
+    /// When none was performed.
     fn copy(&mut self, arena: &PageArena, copies: &mut [GrantCopy]) -> io::Result<()>;
 
-    /// Maps granted pages into the slots from `first`, one behind the other: all of them or none.
+    /// Maps granted pages into consecutive slots starting at `first`: all of them or none.
     ///
     /// # Errors
-    /// When one of the grants is not there or not (so) allowed, or there is no room for more mappings in this host. The slots hold
-    /// then what they held, or zero pages of our own.
+    /// When a grant does not exist or does not allow the access, or the host has no space for more mappings. The slots then hold what they
+    /// held before, or private zero pages.
     fn map(&mut self, arena: &PageArena, first: PageSlot, refs: &[GrantRef], writable: bool) -> io::Result<()>;
 
-    /// Lets go of what one [`map`](Self::map) put into the slots from `first`; they hold zero pages of our own afterwards. The domain
-    /// may take its pages back when this returns.
+    /// Unmaps what one [`map`](Self::map) mapped into the slots from `first`; they hold private zero pages afterwards. When this returns,
+    /// the domain may revoke the grants.
     ///
     /// # Errors
-    /// When the mapping could not be taken out of the slots, which must not be used any more then.
+    /// When the pages could not be unmapped. The slots must not be used again.
     fn unmap(&mut self, arena: &PageArena, first: PageSlot) -> io::Result<()>;
 }

@@ -1,4 +1,4 @@
-//! A guest's memory table: regions, and the snapshot that a queue translates with.
+//! A guest's memory table: regions, and the snapshot that a queue translates addresses with.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ pub struct GuestAddress(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UserAddress(pub u64);
 
-/// What is wrong with a memory table.
+/// Error of a memory table.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// A region could not be mapped.
@@ -50,28 +50,28 @@ pub enum MemoryError {
     /// There is no such region to remove.
     #[error("no memory region at guest address {guest:#x} with {len:#x} bytes at user address {user:#x}")]
     Missing {
-        /// Guest address asked for.
+        /// The requested guest address.
         guest: u64,
-        /// User address asked for.
+        /// The requested user address.
         user: u64,
-        /// Length asked for.
+        /// The requested length.
         len: u64,
     },
 }
 
-/// One mapped stretch of guest memory.
+/// One mapped region of guest memory.
 #[derive(Debug)]
 pub struct Region {
     guest: GuestAddress,
     user: UserAddress,
     len: u64,
     mapping: Mapping,
-    /// Where the region starts in the mapping.
+    /// Offset of the region in the mapping.
     delta: usize,
 }
 
 impl Region {
-    /// Maps `len` bytes of `file` from `offset` as guest memory at `guest`, which the VMM itself sees at `user`.
+    /// Maps `len` bytes of `file` from `offset` as guest memory at `guest`, which the VMM itself has mapped at `user`.
     ///
     /// # Errors
     /// When the range is impossible or the file cannot be mapped.
@@ -92,8 +92,8 @@ impl Region {
         Ok(Region { guest, user, len, mapping, delta })
     }
 
-    /// Fresh shared memory for a userspace driver: guest address `guest`, user address = the address in this process.
-    /// Returns the file too, for the other side to map.
+    /// Allocates shared memory for a userspace driver: guest address `guest`, user address = the address in this process. Also returns the
+    /// file, for the other side to map.
     ///
     /// # Errors
     /// When the system refuses.
@@ -105,55 +105,55 @@ impl Region {
         Ok((region, file))
     }
 
-    /// Private memory that behaves like a guest region (bounce buffers).
+    /// Allocates private memory that behaves like a guest region (bounce buffers).
     pub(crate) fn anonymous(len: usize) -> io::Result<Region> {
         let mapping = Mapping::anonymous(len)?;
         Ok(Region { guest: GuestAddress(0), user: UserAddress(0), len: len as u64, mapping, delta: 0 })
     }
 
-    /// As `anonymous`, at addresses of its own: see [`Mapping::apart`].
+    /// Like `anonymous`, at isolated addresses: see [`Mapping::anonymous_isolated`].
     pub(crate) fn apart(len: usize) -> io::Result<Region> {
         let mapping = Mapping::apart(len)?;
         Ok(Region { guest: GuestAddress(0), user: UserAddress(0), len: len as u64, mapping, delta: 0 })
     }
 
-    /// First guest address.
+    /// Returns the first guest address.
     pub fn guest(&self) -> GuestAddress {
         self.guest
     }
 
-    /// First address in the VMM.
+    /// Returns the first address in the VMM.
     pub fn user(&self) -> UserAddress {
         self.user
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Never: a region has at least one byte.
+    /// Always false: a region has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the file behind it was truncated and zeroes took its place.
+    /// Returns true if the file behind it was truncated and zero pages replaced it.
     pub fn is_lost(&self) -> bool {
         self.mapping.is_lost()
     }
 
-    /// The address of the region's first byte in this process, for system calls.
+    /// Returns the host address of the region's first byte, for system calls.
     pub fn host_address(&self) -> u64 {
         self.host().as_ptr() as u64
     }
 
-    /// The region's first byte in this process.
+    /// Returns a pointer to the region's first byte.
     pub(crate) fn host(&self) -> NonNull<u8> {
         self.mapping.address(self.delta)
     }
 }
 
-/// An immutable memory table. A change makes a new snapshot that shares the regions that stay.
+/// An immutable memory table. A change makes a new snapshot that shares the unchanged regions.
 #[derive(Debug, Default)]
 pub struct GuestMemory {
     /// Sorted by guest address, not overlapping.
@@ -161,7 +161,7 @@ pub struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// A table of these regions.
+    /// Creates a table of these regions.
     ///
     /// # Errors
     /// When two of them overlap in guest addresses.
@@ -175,7 +175,7 @@ impl GuestMemory {
         Ok(GuestMemory { regions })
     }
 
-    /// This table with one more region.
+    /// Returns this table with one more region.
     ///
     /// # Errors
     /// When it overlaps another.
@@ -185,7 +185,7 @@ impl GuestMemory {
         GuestMemory::new(regions)
     }
 
-    /// This table without the region that matches all three values.
+    /// Returns this table without the region that matches all three values.
     ///
     /// # Errors
     /// When none matches.
@@ -199,17 +199,17 @@ impl GuestMemory {
         Ok(GuestMemory { regions })
     }
 
-    /// The regions, sorted by guest address.
+    /// Returns the regions, sorted by guest address.
     pub fn regions(&self) -> &[Arc<Region>] {
         &self.regions
     }
 
-    /// Whether the file behind any region was truncated under us.
+    /// Returns true if the file behind any region was truncated.
     pub fn is_lost(&self) -> bool {
         self.regions.iter().any(|region| region.is_lost())
     }
 
-    /// The index of the region that holds `address`.
+    /// Returns the index of the region that contains `address`.
     #[inline]
     pub(crate) fn find(&self, address: GuestAddress) -> Option<usize> {
         let after = self.regions.partition_point(|region| region.guest <= address);
@@ -217,13 +217,13 @@ impl GuestMemory {
         (address.0 - self.regions[index].guest.0 < self.regions[index].len).then_some(index)
     }
 
-    /// The guest address of an address in the VMM.
+    /// Translates an address in the VMM to a guest address.
     pub fn guest_of_user(&self, user: UserAddress) -> Option<GuestAddress> {
         let region = self.regions.iter().find(|r| user.0.checked_sub(r.user.0).is_some_and(|at| at < r.len))?;
         Some(GuestAddress(region.guest.0 + (user.0 - region.user.0)))
     }
 
-    /// The region that holds all of `len` bytes at `address`, and where in this process they are.
+    /// Returns the region that contains all of `len` bytes at `address`, and a pointer to them.
     fn contiguous(&self, address: GuestAddress, len: u64) -> Option<(NonNull<u8>, &Arc<Region>)> {
         let region = &self.regions[self.find(address)?];
         let at = address.0 - region.guest.0;
@@ -233,7 +233,7 @@ impl GuestMemory {
         Some((region.mapping.address(region.delta + at as usize), region))
     }
 
-    /// `count` shared values at `address`. `None` unless they lie in one region, aligned, and `count` is a power of two.
+    /// Returns `count` shared values at `address`. `None` unless they lie in one region, aligned, and `count` is a power of two.
     pub fn slots<T: Plain>(&self, address: GuestAddress, count: usize) -> Option<SharedSlots<T>> {
         let bytes = count.checked_mul(size_of::<T>())?;
         let (base, region) = self.contiguous(address, bytes as u64)?;
@@ -241,32 +241,32 @@ impl GuestMemory {
             .then(|| SharedSlots::new(base, count, Arc::clone(region)))
     }
 
-    /// A shared 16-bit cell at `address`. `None` unless it lies in a region, aligned.
+    /// Returns a shared 16-bit cell at `address`. `None` unless it lies in a region, aligned.
     pub fn cell(&self, address: GuestAddress) -> Option<SharedU16> {
         let (base, region) = self.contiguous(address, 2)?;
         base.cast::<u16>().is_aligned().then(|| SharedU16::new(base, Arc::clone(region)))
     }
 
-    /// A shared 32-bit cell at `address`. `None` unless it lies in a region, aligned.
+    /// Returns a shared 32-bit cell at `address`. `None` unless it lies in a region, aligned.
     pub fn cell_u32(&self, address: GuestAddress) -> Option<SharedU32> {
         let (base, region) = self.contiguous(address, 4)?;
         base.cast::<u32>().is_aligned().then(|| SharedU32::new(base, Arc::clone(region)))
     }
 
-    /// `count` shared 64-bit words at `address`. `None` unless they lie in one region, aligned.
+    /// Returns `count` shared 64-bit words at `address`. `None` unless they lie in one region, aligned.
     pub fn words(&self, address: GuestAddress, count: usize) -> Option<SharedWords> {
         let (base, region) = self.contiguous(address, (count as u64).checked_mul(8)?)?;
         base.cast::<u64>().is_aligned().then(|| SharedWords::new(base, count, Arc::clone(region)))
     }
 
-    /// Copies `len` bytes at `from` to `to` in another table, or in this one. `None` (and nothing copied) unless each of the two
-    /// stretches lies in one region. What is written meanwhile into either may or may not be in the copy.
+    /// Copies `len` bytes at `from` to `to` in another table, or in this one. `None` (and nothing copied) unless each of the two ranges
+    /// lies in one region. Concurrent writes to either may or may not be in the copy.
     #[inline]
     pub fn copy_to(&self, from: GuestAddress, other: &GuestMemory, to: GuestAddress, len: u64) -> Option<()> {
         let (source, _) = self.contiguous(from, len)?;
         let (target, _) = other.contiguous(to, len)?;
-        // SAFETY: both stretches are inside mappings that the two tables keep, as just checked; they may overlap; no reference to
-        // either is ever made.
+        // SAFETY: both ranges are inside mappings that the two tables keep, as just checked. They may overlap. No reference to either is
+        // ever made.
         unsafe { source.copy_to(target, len as usize) };
         Some(())
     }
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_cells_need_alignment_and_room() {
+    fn shared_cells_need_alignment_and_space() {
         let memory = GuestMemory::default().with(region(0x1000, 0x1000)).unwrap();
         assert!(memory.cell(GuestAddress(0x1001)).is_none());
         assert!(memory.cell(GuestAddress(0x1ffe)).is_some());

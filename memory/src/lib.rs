@@ -1,19 +1,19 @@
 //! Guest memory.
 //!
-//! One home for one invariant: *memory is mapped while anything may touch it*. Everything that can touch it holds a lease:
+//! The home of one invariant: *memory is mapped while anything may touch it*. Everything that can touch it holds a lease:
 //!
-//! * [`SharedSlots`] and [`SharedU16`] (ring fields) hold their [`Region`];
-//! * a [`Buffer`] (a request's data pieces and its status byte) holds its worker's lease on a [`GuestMemory`] snapshot, so
-//!   that a memory table can be replaced while requests are in flight and the old mapping goes away with the last of them.
+//! * [`SharedArray`] and [`SharedU16`] (ring fields) hold their [`Region`];
+//! * a [`Buffer`] (a request's data segments and its status byte) holds its worker's lease on a [`GuestMemory`] snapshot, so that a memory
+//!   table can be replaced while requests are in flight and the old mapping is removed with the last of them.
 //!
-//! While a guest is being migrated, everything that was written to its memory is marked in its [`DirtyLog`]: a buffer's pieces and its
-//! status byte when the buffer is released, which is after the request's end and before its answer is visible; bytes written by address
-//! at once; ring fields by their ring.
+//! While a guest is being migrated, all writes to its memory are marked in its [`DirtyLog`]: a buffer's segments and its status byte when
+//! the buffer is released, which is after the request's end and before its completion is visible; bytes written by address at once; ring
+//! fields by their ring.
 //!
-//! All guest memory may change at any moment under our hands. It is only read by volatile or atomic loads, or copied as
-//! plain bytes into private memory, and no Rust reference to it is ever made.
+//! All guest memory may change at any moment. It is only read by volatile or atomic loads, or copied as plain bytes into private memory,
+//! and no Rust reference to it is ever made.
 //!
-//! Why `unsafe` is here: mapping memory that another process writes cannot be expressed otherwise.
+//! Why `unsafe` is needed: mapping memory that another process writes cannot be expressed otherwise.
 
 mod arena;
 mod bounce;

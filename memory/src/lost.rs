@@ -1,10 +1,10 @@
-//! What happens when the file behind a mapping is truncated by its owner.
+//! SIGBUS handling: keeps the process alive when the file behind a mapping is truncated by its owner.
 //!
-//! Touching such a page raises SIGBUS, and the default action would end the daemon and with it every other guest's disks:
-//! one hostile or crashed VMM must not do that. The handler looks the address up in a fixed table of our mappings and puts
-//! zero pages in the place of the whole mapping. The queue then finds a ring that makes no sense and is retired.
+//! An access to a page past the end raises SIGBUS, whose default action would end the daemon and with it every other guest's disks: one
+//! hostile or crashed VMM must not do that. The handler looks the address up in a fixed table of watched mappings and replaces the whole
+//! mapping with zero pages. The queue then finds a malformed ring and is stopped.
 //!
-//! A SIGBUS anywhere else is passed on to whoever handled it before (by default: the process ends with a core dump).
+//! Any other SIGBUS goes to the handler that was installed before (by default: the process ends with a core dump).
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -12,7 +12,7 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Once, OnceLock};
 
-/// Most mappings watched at once. Past it a mapping works but is not protected; 64 guests of 64 regions each fit.
+/// Maximum number of watched mappings. Further mappings work but are not protected. 64 guests of 64 regions each fit.
 const SLOTS: usize = 4096;
 
 struct Watched {
@@ -25,12 +25,12 @@ struct Watched {
 static TABLE: [Watched; SLOTS] =
     [const { Watched { start: AtomicUsize::new(0), len: AtomicUsize::new(0), lost: AtomicBool::new(false) } }; SLOTS];
 
-/// A place in the table, freed on drop.
+/// A slot of the table, freed on drop.
 #[derive(Debug)]
 pub(crate) struct Slot(usize);
 
 impl Slot {
-    /// Whether zeroes have taken the mapping's place.
+    /// Returns true if the mapping was replaced by zero pages.
     pub(crate) fn is_lost(&self) -> bool {
         TABLE[self.0].lost.load(Ordering::Relaxed)
     }
@@ -56,7 +56,7 @@ pub(crate) fn watch(start: usize, len: usize) -> Option<Slot> {
     Some(Slot(index))
 }
 
-/// What handled SIGBUS before us.
+/// The SIGBUS action that was installed before.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 fn install() {
@@ -82,7 +82,7 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, _context: *mut 
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
             let len = slot.len.load(Ordering::Relaxed);
-            // SAFETY: exactly our own mapping is replaced; its users copy bytes and hold no references into it.
+            // SAFETY: only the watched mapping is replaced. Its users copy bytes and hold no references into it.
             let new = unsafe { libc::mmap(start as *mut c_void, len, protection, flags, -1, 0) };
             if new != libc::MAP_FAILED {
                 slot.lost.store(true, Ordering::Relaxed);
@@ -91,7 +91,7 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, _context: *mut 
         }
     }
     let Some(previous) = PREVIOUS.get() else { std::process::abort() };
-    // SAFETY: a valid action. Restoring it and returning repeats the access, which then takes the old way.
+    // SAFETY: a valid action. Restoring it and returning repeats the access, which then runs the previous action.
     unsafe { libc::sigaction(signal, previous, null_mut()) };
 }
 

@@ -1,4 +1,4 @@
-//! A stretch of mapped memory, and plain byte copies in and out of it.
+//! A range of mapped memory, and plain byte copies in and out of it.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -15,8 +15,8 @@ use crate::lost;
 
 /// Memory mapped into this process until the value is dropped.
 ///
-/// Other processes may write it at any time, so it is only accessed by copies and by the shared cells of this crate. If the
-/// file behind it is truncated under us the whole mapping turns into zeroes (see `lost.rs`) instead of killing the process.
+/// Other processes may write it at any time, so it is only accessed by copies and by the shared cells of this crate. If the file behind it
+/// is truncated, the whole mapping turns into zeroes (see `sigbus.rs`) instead of killing the process.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
@@ -33,8 +33,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes of `file` from `offset`, shared and writable. Returns the mapping and where in it `offset` lies
-    /// (an offset need not be page aligned).
+    /// Maps `len` bytes of `file` from `offset`, shared and writable. Returns the mapping and the position of `offset` in it (an offset
+    /// need not be page aligned).
     ///
     /// # Errors
     /// When the file is shorter than `offset + len` (an access would fault), or the system refuses.
@@ -58,7 +58,7 @@ impl Mapping {
         Ok((Mapping { base, len, mapped, slot }, delta))
     }
 
-    /// Maps `len` bytes of fresh private memory, all zero, page aligned. Pages are taken on first touch.
+    /// Maps `len` bytes of private zero memory, page aligned. Pages are allocated on first touch.
     ///
     /// # Errors
     /// When the system refuses.
@@ -73,28 +73,27 @@ impl Mapping {
         Ok(Mapping { base, len, mapped, slot: None })
     }
 
-    /// As [`anonymous`](Self::anonymous), at addresses that the system gives to nobody who does not ask for them: should there be a
-    /// hole in it for a moment, no other thread's memory gets into it. The system hands addresses out from the top of the free
-    /// space (or from a third of it, upwards), and these lie far below. Where the address space is too small for that, they are
-    /// any.
+    /// Like [`anonymous`](Self::anonymous), at addresses that the system uses only on request: if there is a hole in the mapping for a
+    /// moment, no other thread's memory is mapped into it. The system allocates addresses from the top of the free space (or from a third
+    /// of it, upwards), and these lie far below. Where the address space is too small for that, any addresses are used.
     ///
     /// # Errors
     /// When the system refuses.
     pub(crate) fn apart(len: usize) -> io::Result<Mapping> {
-        /// 32 TiB to 40 TiB: below where programs, heaps and mappings go on x86_64 and on arm64 with 48 bits.
-        const ROOM: std::ops::Range<usize> = 0x2000_0000_0000..0x2800_0000_0000;
-        /// Where to look next. What was mapped long ago is likely to be free again when it comes round.
+        /// 32 TiB to 40 TiB: below programs, heaps and mappings on x86_64 and on arm64 with 48 bits.
+        const RANGE: std::ops::Range<usize> = 0x2000_0000_0000..0x2800_0000_0000;
+        /// Next candidate. Old mappings are likely to be gone when it wraps around.
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let page = rustix::param::page_size();
         let mapped = len.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::InvalidInput)?;
         let stride =
-            mapped.checked_add(page).filter(|stride| *stride < ROOM.len()).ok_or(io::ErrorKind::OutOfMemory)?;
+            mapped.checked_add(page).filter(|stride| *stride < RANGE.len()).ok_or(io::ErrorKind::OutOfMemory)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
         for _ in 0..1000 {
-            let from = NEXT.fetch_add(stride, Ordering::Relaxed) % (ROOM.len() - stride);
-            let start = std::ptr::with_exposed_provenance_mut(ROOM.start + from / page * page);
-            // SAFETY: a new mapping that takes the place of no existing memory: the system refuses when there is any.
+            let from = NEXT.fetch_add(stride, Ordering::Relaxed) % (RANGE.len() - stride);
+            let start = std::ptr::with_exposed_provenance_mut(RANGE.start + from / page * page);
+            // SAFETY: a new mapping that replaces no existing memory: the system refuses if there is any.
             match unsafe { rustix::mm::mmap_anonymous(start, mapped, protection, flags) } {
                 Ok(base) => {
                     let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -107,37 +106,37 @@ impl Mapping {
         Mapping::anonymous(len)
     }
 
-    /// Usable bytes.
+    /// Returns the number of usable bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no usable bytes.
+    /// Returns true if it has no usable bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the file behind it vanished and zeroes took its place.
+    /// Returns true if the file behind it was truncated and zero pages replaced it.
     pub fn is_lost(&self) -> bool {
         self.slot.as_ref().is_some_and(lost::Slot::is_lost)
     }
 
-    /// The address of byte `at`, for this crate and the kernel only.
+    /// Returns the address of byte `at`, for this crate and the kernel only.
     ///
     /// # Panics
-    /// When `at` is past the end: callers have checked.
+    /// When `at` is past the end: callers check first.
     pub(crate) fn address(&self, at: usize) -> NonNull<u8> {
         assert!(at <= self.len);
         // SAFETY: `at` is inside the mapping or one past it.
         unsafe { self.base.add(at) }
     }
 
-    /// Bounds check: `len` bytes at `at` lie inside.
+    /// Returns true if `len` bytes at `at` lie inside.
     fn holds(&self, at: ByteOffset, len: usize) -> bool {
         mqblk_core::units::in_range(at, ByteLen(len as u64), ByteLen(self.len as u64))
     }
 
-    /// Copies `bytes` to offset `at`. `false` (and nothing copied) when it does not fit.
+    /// Copies `bytes` to offset `at`. Returns false (and nothing copied) if it does not fit.
     #[must_use]
     pub fn write(&self, at: ByteOffset, bytes: &[u8]) -> bool {
         if !self.holds(at, bytes.len()) {
@@ -148,7 +147,7 @@ impl Mapping {
         true
     }
 
-    /// Copies from offset `at` into `bytes`. `false` (and nothing copied) when it is out of bounds.
+    /// Copies from offset `at` into `bytes`. Returns false (and nothing copied) if it is out of bounds.
     #[must_use]
     pub fn read(&self, at: ByteOffset, bytes: &mut [u8]) -> bool {
         if !self.holds(at, bytes.len()) {
@@ -159,9 +158,9 @@ impl Mapping {
         true
     }
 
-    /// Makes a range read as zeroes; whole pages of it are given back to the host. `false` when it is out of bounds.
+    /// Zeroes a range; whole pages of it are returned to the host. Returns false if it is out of bounds.
     ///
-    /// Only for anonymous mappings: of a shared file it would drop our pages but not the file's content.
+    /// Only for anonymous mappings: for a shared file this would drop the pages but not the file's content.
     #[must_use]
     pub fn clear(&self, at: ByteOffset, len: ByteLen) -> bool {
         let Ok(bytes) = usize::try_from(len.0) else { return false };
@@ -171,7 +170,7 @@ impl Mapping {
         let page = rustix::param::page_size();
         let (start, end) = (at.0 as usize, at.0 as usize + bytes);
         let (first, last) = (start.next_multiple_of(page).min(end), (end - end % page).max(start));
-        // SAFETY: both stretches are inside the mapping by the check above; `first <= end` and `last >= start`.
+        // SAFETY: both parts are inside the mapping by the check above; `first <= end` and `last >= start`.
         unsafe {
             let base = self.base.as_ptr();
             if first >= last {
@@ -192,12 +191,12 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.slot = None;
-        // SAFETY: the mapping was made by us with this length; every lease on it is gone, since leases own it.
+        // SAFETY: the mapping was created with this length; every lease on it is gone, since leases own it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
     }
 }
 
-/// The page size of the file system that `file` is on: a huge page for hugetlbfs, where lengths must be multiples of it.
+/// Returns the page size of the file system that `file` is on: a huge page for hugetlbfs, where lengths must be multiples of it.
 fn page_bytes_of(file: &impl AsFd) -> io::Result<u64> {
     const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
     let fs = rustix::fs::fstatfs(file)?;
@@ -205,7 +204,7 @@ fn page_bytes_of(file: &impl AsFd) -> io::Result<u64> {
     Ok(if huge { fs.f_bsize as u64 } else { rustix::param::page_size() as u64 })
 }
 
-/// A memory file of `len` bytes that can be passed to another process.
+/// Creates a memfd of `len` bytes that can be passed to another process.
 ///
 /// # Errors
 /// When the system refuses.
@@ -215,10 +214,10 @@ pub fn create_memfd(name: &str, len: u64) -> io::Result<File> {
     Ok(File::from(fd))
 }
 
-/// Makes `file` exactly `len` zero bytes, for which the file system has taken room: a store into a mapping of it finds its page.
+/// Makes `file` exactly `len` zero bytes with allocated blocks, so that a store into a mapping of it cannot fail.
 ///
 /// # Errors
-/// When the system refuses, or there is no room; what the file held is gone then too.
+/// When the system refuses, or there is no space; the old content is gone then too.
 pub fn clear_file(file: &impl AsFd, len: u64) -> io::Result<()> {
     rustix::fs::ftruncate(file, 0)?;
     Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, len)?)
@@ -229,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cleared_file_is_zero_and_as_long_as_asked() {
+    fn a_zeroed_file_has_the_requested_length() {
         let file = create_memfd("t", 5000).unwrap();
         rustix::io::pwrite(&file, &[1; 5000], 0).unwrap();
         clear_file(&file, 300).unwrap();

@@ -1,8 +1,7 @@
 //! Buffers with leases: the memory of requests in flight.
 //!
-//! A pool belongs to one worker. It adopts guest memory tables as leases and hands out [`Buffer`]s whose pieces lie in
-//! them; while a buffer lives its table stays mapped. All bookkeeping is worker-local: taking and giving back a buffer
-//! costs two plain counter updates.
+//! A pool belongs to one worker. It takes leases on guest memory tables and hands out [`Buffer`]s whose segments lie in them; while a
+//! buffer lives its table stays mapped. All bookkeeping is worker-local: taking and releasing a buffer costs two plain counter updates.
 
 use std::sync::Arc;
 
@@ -16,7 +15,7 @@ mod direct;
 mod join;
 mod logging;
 
-/// A buffer's handle: 4 bytes, moved and never copied. Give it back to the pool that made it.
+/// Handle of a buffer: 4 bytes, moved and never copied. Must be released to the pool that made it.
 #[derive(Debug)]
 #[must_use = "a buffer that is not released keeps its memory mapped for ever"]
 pub struct Buffer(std::num::NonZeroU32);
@@ -28,9 +27,9 @@ impl Buffer {
     }
 }
 
-/// A lane whose buffers are pieces of guest memory.
+/// An I/O context whose buffers are segments of guest memory.
 pub trait PooledLane: mqblk_core::Lane<Buffer = Buffer> + 'static {
-    /// The worker's buffers.
+    /// Returns the worker's buffers.
     fn pool(&mut self) -> &mut BufferPool;
 }
 
@@ -38,15 +37,15 @@ pub trait PooledLane: mqblk_core::Lane<Buffer = Buffer> + 'static {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseId {
     index: u32,
-    /// Tells a lease from a later one in the same place.
+    /// Distinguishes a lease from a later one with the same index.
     generation: u32,
 }
 
-/// A guest address that is not mapped, or a request that has more pieces than allowed.
+/// A guest address is not mapped, or a request has more segments than allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault;
 
-/// A piece of a buffer: host memory, and the io_uring fixed buffer that it lies in, if any.
+/// A segment of a buffer: host memory, and the io_uring fixed buffer that contains it, if any.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
     address: u64,
@@ -57,35 +56,35 @@ pub struct Segment {
 const NOT_FIXED: u32 = u32::MAX;
 
 impl Segment {
-    /// Host address, for system calls only.
+    /// Returns the host address, for system calls only.
     #[inline]
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub fn len(&self) -> u32 {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns true if it has no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The registered buffer that holds all of it.
+    /// Returns the index of the registered buffer that contains all of it.
     #[inline]
     pub fn fixed(&self) -> Option<u16> {
         (self.fixed != NOT_FIXED).then_some(self.fixed as u16)
     }
 }
 
-/// Which registered buffers cover a region: consecutive indices, each for `1 << FIXED_SHIFT` bytes of it.
+/// Registered buffers that cover a region: consecutive indices, each for [`CHUNK`](Self::CHUNK) bytes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedBuffers {
-    /// Index of the buffer that holds the region's start.
+    /// Index of the buffer that contains the region's start.
     pub first: u16,
 }
 
@@ -105,7 +104,7 @@ struct Hot {
 }
 
 impl Hot {
-    /// The registered buffer that holds all of the `len` bytes (at least 1) from `at` in the region.
+    /// Returns the registered buffer that contains all of the `len` bytes (at least 1) from `at` in the region.
     #[inline]
     fn fixed(&self, at: u64, len: u64) -> u32 {
         let chunk = at / FixedBuffers::CHUNK;
@@ -121,20 +120,20 @@ impl Hot {
 struct Lease {
     memory: Arc<GuestMemory>,
     hot: Hot,
-    /// Buffers that live in it.
+    /// Live buffers in it.
     uses: u32,
-    /// No new buffers; forgotten when `uses` reaches 0.
+    /// Takes no new buffers; removed when `buffers` reaches 0.
     retired: bool,
     generation: u32,
     fixed: Vec<Option<FixedBuffers>>,
-    /// What was written is marked here.
+    /// Dirty log in which written pages are marked.
     log: Option<Arc<DirtyLog>>,
-    /// The same for all leases on one guest's memory: the generation of the first.
+    /// Group of leases on the same guest's memory, which share a log: the generation of the first.
     family: u32,
 }
 
 impl Lease {
-    /// Makes the region that holds `address` the hot one.
+    /// Makes the region that contains `address` the cached one.
     #[cold]
     fn change_region(&mut self, address: u64) -> Option<(&Hot, u64)> {
         let index = self.memory.find(GuestAddress(address))?;
@@ -150,30 +149,30 @@ impl Lease {
     }
 }
 
-/// Longest piece: a length has 32 bits.
+/// Longest segment: lengths have 32 bits.
 const MOST_RUN: u64 = 1 << 31;
 
 const INLINE: usize = 2;
-/// Room of a new list of pieces; it grows with the longest request.
+/// Capacity of a new segment list; it grows with the longest request.
 const SPILL: usize = 8;
 const NO_SPILL: u32 = u32::MAX;
 
-/// One cache line for the common request of one or two pieces.
+/// State of a buffer. One cache line for the common request of one or two segments.
 #[repr(align(64))]
 #[derive(Debug)]
 struct Entry {
     total: u64,
-    /// Host address of the status byte; 0 when there is none.
+    /// Host address of the status byte; 0 if there is none.
     status: u64,
     inline: [Segment; INLINE],
     lease: u32,
     pieces: u16,
     live: bool,
-    /// The pieces are written to, not read.
+    /// The device writes to the segments.
     writable: bool,
-    /// Where more than [`INLINE`] pieces are.
+    /// Index of the list that holds the segments if there are more than [`INLINE_SEGMENTS`].
     spill: u32,
-    /// The first member of a joined buffer, or the member after this one: index + 1, 0 at the end.
+    /// First member of a merged buffer, or the next member after this one: index + 1, 0 at the end.
     next: u32,
 }
 
@@ -181,7 +180,8 @@ const _: () = assert!(size_of::<Entry>() == 64, "one cache line");
 
 const EMPTY: Segment = Segment { address: 0, len: 0, fixed: NOT_FIXED };
 
-/// Makes room as `Vec::reserve` does, but moves what is in the list only: the allocator would copy its empty room too, and so make it exist.
+/// Reserves capacity as `Vec::reserve` does, but moves only the elements. The allocator would also copy the unused capacity and so touch
+/// its pages.
 fn make_capacity<T>(list: &mut Vec<T>, wanted: usize) {
     if list.capacity() < wanted {
         let mut larger = Vec::with_capacity(wanted.max(2 * list.capacity()));
@@ -195,7 +195,7 @@ fn make_capacity<T>(list: &mut Vec<T>, wanted: usize) {
 pub struct BufferPool {
     entries: Vec<Entry>,
     free: Vec<u32>,
-    /// Buffers that queues and bounce pools announced.
+    /// Buffers that queues and bounce pools have reserved.
     reserved: usize,
     spills: Vec<Vec<Segment>>,
     free_spills: Vec<u32>,
@@ -204,19 +204,19 @@ pub struct BufferPool {
 }
 
 impl BufferPool {
-    /// An empty pool.
+    /// Returns an empty pool.
     pub fn new() -> Self {
         BufferPool::default()
     }
 
-    /// Makes room for `more` further buffers. Only address space: a buffer's memory is made when so many are in use for the first time, so
-    /// queues that are deep and idle cost little. Undone by [`unreserve`](Self::unreserve).
+    /// Reserves capacity for `more` further buffers. This only reserves address space: memory is allocated when that many buffers are in
+    /// use for the first time, so queues that are deep and idle cost little. Undone by [`unreserve`](Self::unreserve).
     pub fn reserve(&mut self, more: usize) {
         self.reserved += more;
         self.make_room(self.reserved);
     }
 
-    /// Ends a reservation. The room stays for the next one.
+    /// Ends a reservation. The capacity is kept for the next one.
     pub fn unreserve(&mut self, less: usize) {
         self.reserved = self.reserved.saturating_sub(less);
     }
@@ -245,14 +245,14 @@ impl BufferPool {
                 next: 0,
             });
         }
-        // Every buffer may have many pieces at once.
+        // Every buffer may spill at once.
         for _ in self.spills.len()..entries {
             self.free_spills.push(self.spills.len() as u32);
             self.spills.push(Vec::with_capacity(SPILL));
         }
     }
 
-    /// Takes a lease on a memory table. `fixed` names the registered buffers of its regions, in the regions' order.
+    /// Acquires a lease on a memory table. `fixed` names the registered buffers of its regions, in the order of the regions.
     pub fn adopt(&mut self, memory: Arc<GuestMemory>, fixed: Vec<Option<FixedBuffers>>) -> LeaseId {
         self.adopted = self.adopted.wrapping_add(1);
         let generation = self.adopted;
@@ -275,25 +275,25 @@ impl BufferPool {
         LeaseId { index: index as u32, generation }
     }
 
-    /// Gives a lease back. Its memory stays mapped until its last buffer is released. Whether that is already so.
+    /// Retires a lease. Its memory stays mapped until its last buffer is released. Returns true if that is already the case.
     pub fn retire(&mut self, id: LeaseId) -> bool {
         let Some(slot) = self.leases.get_mut(id.index as usize) else { return true };
         let Some(lease) = slot.as_mut().filter(|lease| lease.generation == id.generation) else { return true };
         lease.retired = true;
-        let gone = lease.uses == 0;
-        if gone {
+        let released = lease.uses == 0;
+        if released {
             *slot = None;
         }
-        gone
+        released
     }
 
-    /// Whether a retired lease's last buffer was released.
+    /// Returns true if the last buffer of a retired lease was released.
     pub fn is_gone(&self, id: LeaseId) -> bool {
         let slot = self.leases.get(id.index as usize).and_then(Option::as_ref);
         slot.is_none_or(|lease| lease.generation != id.generation)
     }
 
-    /// Buffers that live in a lease.
+    /// Returns the number of live buffers in a lease.
     pub fn uses(&self, id: LeaseId) -> u32 {
         let slot = self.leases.get(id.index as usize).and_then(Option::as_ref);
         slot.filter(|lease| lease.generation == id.generation).map_or(0, |lease| lease.uses)
@@ -304,7 +304,7 @@ impl BufferPool {
         self.leases[id as usize].as_mut().expect("a live buffer or queue holds its lease")
     }
 
-    /// The region that holds `address`, and where in it that is.
+    /// Returns the region that contains `address`, and the offset of `address` in it.
     #[inline]
     fn locate(&mut self, lease: u32, address: u64) -> Option<(&Hot, u64)> {
         let lease = self.lease(lease);
@@ -312,17 +312,17 @@ impl BufferPool {
         if at < lease.hot.len { Some((&lease.hot, at)) } else { lease.change_region(address) }
     }
 
-    /// Where `len` bytes at `address` are in this process. `None` unless they are mapped in one piece.
+    /// Returns the host address of `len` bytes at `address`. `None` unless they are mapped contiguously.
     #[inline]
     fn host(&mut self, lease: u32, address: u64, len: u64) -> Option<u64> {
-        let (hot, at) = self.locate(lease, address)?;
-        (len <= hot.len - at).then_some(hot.host + at)
+        let (region, at) = self.locate(lease, address)?;
+        (len <= region.len - at).then_some(region.host + at)
     }
 
-    /// A buffer without pieces in this lease.
+    /// Takes a buffer without segments in this lease.
     ///
     /// # Panics
-    /// When the lease was retired: a queue holds its lease while it pulls.
+    /// When the lease was retired: a queue keeps its lease while it pulls.
     #[inline]
     pub fn take(&mut self, lease: LeaseId) -> Buffer {
         self.lease(lease.index).uses += 1;
@@ -341,23 +341,23 @@ impl BufferPool {
         Buffer(std::num::NonZeroU32::new(index + 1).expect("index + 1 > 0"))
     }
 
-    /// Ends a buffer, and the members of a joined one. Its lease may end with it.
+    /// Releases a buffer, and the members of a merged one. A retired lease ends with its last buffer.
     #[inline]
     pub fn release(&mut self, buffer: Buffer) {
         let index = buffer.index();
-        let lease = self.free_entry(index) as usize;
-        let Some(slot) = self.leases.get_mut(lease) else { return self.release_members(index) };
-        let held = slot.as_mut().expect("a live buffer holds its lease");
-        if held.log.is_some() {
-            held.log_entry(&self.entries[index], &self.spills);
+        let lease_index = self.free_entry(index) as usize;
+        let Some(slot) = self.leases.get_mut(lease_index) else { return self.release_members(index) };
+        let lease = slot.as_mut().expect("a live buffer holds its lease");
+        if lease.log.is_some() {
+            lease.log_entry(&self.entries[index], &self.spills);
         }
-        held.uses -= 1;
-        if held.retired && held.uses == 0 {
+        lease.uses -= 1;
+        if lease.retired && lease.uses == 0 {
             *slot = None;
         }
     }
 
-    /// Makes an entry free. Returns its lease.
+    /// Frees an entry. Returns its lease.
     #[inline]
     fn free_entry(&mut self, index: usize) -> u32 {
         let entry = &mut self.entries[index];
@@ -371,20 +371,20 @@ impl BufferPool {
         lease
     }
 
-    /// Appends `len` bytes of guest memory at `address`. They may span regions; at most `max_pieces` pieces in all.
+    /// Appends `len` bytes of guest memory at `address`. They may span regions; at most `max_segments` segments in total.
     ///
     /// # Errors
-    /// [`Fault`] when a byte of it is not mapped, or there are too many pieces. The buffer may then hold a part of it.
+    /// [`BufferFault`] when a byte of it is not mapped, or there are too many segments. The buffer may then contain a part of it.
     #[inline]
-    pub fn push(&mut self, buffer: &Buffer, address: GuestAddress, len: u32, max_pieces: u16) -> Result<(), Fault> {
+    pub fn push(&mut self, buffer: &Buffer, address: GuestAddress, len: u32, max_segments: u16) -> Result<(), Fault> {
         let index = buffer.index();
         let lease = self.entries[index].lease;
         let (mut address, mut left) = (address.0, u64::from(len));
         while left > 0 {
-            let (hot, at) = self.locate(lease, address).ok_or(Fault)?;
-            let run = left.min(hot.len - at).min(MOST_RUN);
-            let piece = Segment { address: hot.host + at, len: run as u32, fixed: hot.fixed(at, run) };
-            self.append(index, piece, max_pieces)?;
+            let (region, at) = self.locate(lease, address).ok_or(Fault)?;
+            let run = left.min(region.len - at).min(MOST_RUN);
+            let segment = Segment { address: region.host + at, len: run as u32, fixed: region.fixed(at, run) };
+            self.append(index, segment, max_segments)?;
             left -= run;
             if left > 0 {
                 address = address.checked_add(run).ok_or(Fault)?;
@@ -394,28 +394,28 @@ impl BufferPool {
     }
 
     #[inline]
-    fn append(&mut self, index: usize, piece: Segment, max_pieces: u16) -> Result<(), Fault> {
+    fn append(&mut self, index: usize, segment: Segment, max_segments: u16) -> Result<(), Fault> {
         let entry = &mut self.entries[index];
         let count = entry.pieces;
-        if count >= max_pieces {
+        if count >= max_segments {
             return Err(Fault);
         }
         entry.pieces = count + 1;
-        entry.total += u64::from(piece.len);
+        entry.total += u64::from(segment.len);
         match entry.inline.get_mut(usize::from(count)) {
-            // Field by field: as one move it would be put together on the stack first, and waited for.
+            // Field by field: a single move would be assembled on the stack first and stall on store forwarding.
             Some(place) => {
-                place.address = piece.address;
-                place.len = piece.len;
-                place.fixed = piece.fixed;
+                place.address = segment.address;
+                place.len = segment.len;
+                place.fixed = segment.fixed;
             }
-            None => self.append_spilled(index, piece),
+            None => self.append_spilled(index, segment),
         }
         Ok(())
     }
 
-    /// The third piece moves all into a list; lists keep their capacity, so a warm pool does not allocate.
-    fn append_spilled(&mut self, index: usize, piece: Segment) {
+    /// The third segment moves all of them into a list. Lists keep their capacity, so a warm pool does not allocate.
+    fn append_spilled(&mut self, index: usize, segment: Segment) {
         let entry = &mut self.entries[index];
         if entry.spill == NO_SPILL {
             entry.spill = self.free_spills.pop().expect("there are as many lists as buffers");
@@ -423,13 +423,13 @@ impl BufferPool {
             list.clear();
             list.extend_from_slice(&entry.inline);
         }
-        self.spills[entry.spill as usize].push(piece);
+        self.spills[entry.spill as usize].push(segment);
     }
 
-    /// Names the guest byte that takes the request's status.
+    /// Sets the guest address of the request's status byte.
     ///
     /// # Errors
-    /// [`Fault`] when it is not mapped.
+    /// [`BufferFault`] when it is not mapped.
     #[inline]
     pub fn set_status(&mut self, buffer: &Buffer, address: GuestAddress) -> Result<(), Fault> {
         let lease = self.entries[buffer.index()].lease;
@@ -448,28 +448,28 @@ impl BufferPool {
         }
     }
 
-    /// Bytes in all the pieces.
+    /// Returns the total length of the segments.
     #[inline]
     pub fn len(&self, buffer: &Buffer) -> ByteLen {
         ByteLen(self.entries[buffer.index()].total)
     }
 
-    /// Cuts a buffer to its first `len` bytes. One that is shorter stays as it is. Nothing is pushed to it any more.
+    /// Truncates a buffer to its first `len` bytes; a shorter one is unchanged. Nothing may be pushed to it afterwards.
     pub fn truncate(&mut self, buffer: &Buffer, len: ByteLen) {
         let entry = &mut self.entries[buffer.index()];
-        let pieces = usize::from(entry.pieces);
+        let count = usize::from(entry.pieces);
         let list = match entry.spill {
-            NO_SPILL => &mut entry.inline[..pieces],
-            spill => &mut self.spills[spill as usize][..pieces],
+            NO_SPILL => &mut entry.inline[..count],
+            spill => &mut self.spills[spill as usize][..count],
         };
         let mut left = len.0;
         let mut kept = 0;
-        for piece in list {
+        for segment in list {
             if left == 0 {
                 break;
             }
-            piece.len = u64::from(piece.len).min(left) as u32;
-            left -= u64::from(piece.len);
+            segment.len = u64::from(segment.len).min(left) as u32;
+            left -= u64::from(segment.len);
             kept += 1;
         }
         entry.pieces = kept;
@@ -479,7 +479,7 @@ impl BufferPool {
         }
     }
 
-    /// The pieces, in order.
+    /// Returns the segments, in order.
     #[inline]
     pub fn segments(&self, buffer: &Buffer) -> &[Segment] {
         let entry = &self.entries[buffer.index()];
@@ -490,22 +490,22 @@ impl BufferPool {
         }
     }
 
-    /// Whether every piece starts and ends at a multiple of `align` bytes (a power of two).
+    /// Returns true if every segment starts and ends at a multiple of `align` bytes (a power of two).
     #[inline]
     pub fn is_aligned(&self, buffer: &Buffer, align: u32) -> bool {
         let mask = u64::from(align) - 1;
-        self.segments(buffer).iter().all(|piece| (piece.address | u64::from(piece.len)) & mask == 0)
+        self.segments(buffer).iter().all(|segment| (segment.address | u64::from(segment.len)) & mask == 0)
     }
 
-    /// Calls `each` with every piece's host address and length, from `at` bytes into the buffer, for `len` bytes.
-    /// `false` when the buffer is shorter.
+    /// Calls `each` with the host address and length of each part of a segment, from `at` bytes into the buffer, for `len` bytes. Returns
+    /// false if the buffer is shorter.
     fn for_range(&self, buffer: &Buffer, at: u64, len: u64, mut each: impl FnMut(*mut u8, usize)) -> bool {
         if at.checked_add(len).is_none_or(|end| end > self.len(buffer).0) {
             return false;
         }
         let (mut skip, mut left) = (at, len);
-        for piece in self.segments(buffer) {
-            let size = u64::from(piece.len);
+        for segment in self.segments(buffer) {
+            let size = u64::from(segment.len);
             if skip >= size {
                 skip -= size;
                 continue;
@@ -514,24 +514,24 @@ impl BufferPool {
             if run == 0 {
                 break;
             }
-            each(std::ptr::with_exposed_provenance_mut::<u8>((piece.address + skip) as usize), run as usize);
+            each(std::ptr::with_exposed_provenance_mut::<u8>((segment.address + skip) as usize), run as usize);
             (skip, left) = (0, left - run);
         }
         true
     }
 
-    /// Copies from `at` bytes into the buffer to private memory. `false` (nothing copied) when the buffer is shorter.
+    /// Copies from `at` bytes into the buffer to private memory. Returns false (nothing copied) if the buffer is shorter.
     #[must_use]
     pub fn copy_out(&self, buffer: &Buffer, at: u64, bytes: &mut [u8]) -> bool {
         let mut done = 0;
         self.for_range(buffer, at, bytes.len() as u64, |place, run| {
-            // SAFETY: the lease keeps `run` bytes at `place` mapped; `bytes` is private and has room for all runs.
+            // SAFETY: the lease keeps `run` bytes at `place` mapped; `bytes` is private and has space for all runs.
             unsafe { place.copy_to_nonoverlapping(bytes[done..done + run].as_mut_ptr(), run) };
             done += run;
         })
     }
 
-    /// Copies private memory to `at` bytes into the buffer. `false` (nothing copied) when the buffer is shorter.
+    /// Copies private memory to `at` bytes into the buffer. Returns false (nothing copied) if the buffer is shorter.
     #[must_use]
     pub fn copy_in(&self, buffer: &Buffer, at: u64, bytes: &[u8]) -> bool {
         debug_assert!(self.will_be_logged(buffer));
@@ -543,7 +543,7 @@ impl BufferPool {
         })
     }
 
-    /// Fills the whole buffer from `memory` at `from`. `false` (nothing copied) when `memory` is shorter.
+    /// Fills the whole buffer from `memory` at `from`. Returns false (nothing copied) if `memory` is shorter.
     #[must_use]
     pub fn fill_from(&self, buffer: &Buffer, memory: &Mapping, from: ByteOffset) -> bool {
         debug_assert!(self.will_be_logged(buffer));
@@ -554,7 +554,7 @@ impl BufferPool {
         })
     }
 
-    /// Stores the whole buffer into `memory` at `to`. `false` (nothing copied) when `memory` is shorter.
+    /// Stores the whole buffer into `memory` at `to`. Returns false (nothing copied) if `memory` is shorter.
     #[must_use]
     pub fn store_to(&self, buffer: &Buffer, memory: &Mapping, to: ByteOffset) -> bool {
         self.with_mapping(buffer, memory, to, |guest, host, run| {
@@ -581,14 +581,14 @@ impl BufferPool {
         })
     }
 
-    /// Copies the first `len` bytes of one buffer to another. `false` (nothing copied) when either is shorter.
+    /// Copies the first `len` bytes of one buffer to another. Returns false (nothing copied) if either is shorter.
     #[must_use]
     pub fn copy(&self, from: &Buffer, to: &Buffer, len: ByteLen) -> bool {
         self.copy_range(from, 0, to, 0, len)
     }
 
-    /// Copies `len` bytes from `from_at` bytes into one buffer to `to_at` bytes into another. `false` (nothing copied) when
-    /// either is shorter.
+    /// Copies `len` bytes from offset `from_at` of one buffer to offset `to_at` of another. Returns false (nothing copied) if either is
+    /// shorter.
     #[must_use]
     pub fn copy_range(&self, from: &Buffer, from_at: u64, to: &Buffer, to_at: u64, len: ByteLen) -> bool {
         debug_assert!(self.will_be_logged(to));

@@ -1,4 +1,4 @@
-//! Fields of a ring that the other side writes while we look: resolved once at set-up, bounded, volatile or atomic.
+//! Ring fields that the other side writes concurrently: resolved once at set-up, bounded, volatile or atomic.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::guest::Region;
 
-/// Types of which every bit pattern is a value, without padding.
+/// Plain old data: every bit pattern is a value, and there is no padding.
 ///
 /// # Safety
-/// Implementors promise exactly that.
+/// Implementations guarantee exactly that.
 pub unsafe trait Plain: Copy + 'static {}
 // SAFETY: integers and arrays of them have no padding and no invalid patterns.
 unsafe impl Plain for u8 {}
@@ -23,7 +23,7 @@ unsafe impl Plain for u64 {}
 // SAFETY: as above.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
-/// An array of `T` in shared memory whose length is a power of two. An index wraps, so no index is out of bounds.
+/// An array of `T` in shared memory whose length is a power of two. Indices wrap, so no index is out of bounds.
 #[derive(Debug)]
 pub struct SharedSlots<T> {
     base: NonNull<T>,
@@ -42,43 +42,44 @@ impl<T: Plain> SharedSlots<T> {
         SharedSlots { base: base.cast(), mask: count - 1, _region: region, _type: PhantomData }
     }
 
-    /// The length of the array.
+    /// Returns the length of the array.
     #[inline]
     pub fn count(&self) -> usize {
         self.mask + 1
     }
 
-    /// One volatile read of entry `index` (modulo the length).
+    /// Reads entry `index` (modulo the length) with one volatile load.
     #[inline]
     pub fn get(&self, index: usize) -> T {
         // SAFETY: the masked index is inside the array, which the region keeps mapped.
         unsafe { self.base.add(index & self.mask).read_volatile() }
     }
 
-    /// One volatile write of entry `index` (modulo the length).
+    /// Writes entry `index` (modulo the length) with one volatile store.
     #[inline]
     pub fn set(&self, index: usize, value: T) {
         // SAFETY: the masked index is inside the array, which the region keeps mapped.
         unsafe { self.base.add(index & self.mask).write_volatile(value) }
     }
 
-    /// One volatile read of the first bytes of entry `index` (modulo the length).
+    /// Reads the first bytes of entry `index` (modulo the length) with one volatile load.
     #[inline]
     pub fn head<H: Plain>(&self, index: usize) -> H {
         const { assert!(size_of::<H>() <= size_of::<T>() && align_of::<H>() <= align_of::<T>()) };
-        // SAFETY: the masked index is inside the array, which the region keeps mapped; the head lies in the entry, aligned as it is.
+        // SAFETY: the masked index is inside the array, which the region keeps mapped; the prefix lies in the entry with the same
+        // alignment.
         unsafe { self.base.add(index & self.mask).cast::<H>().read_volatile() }
     }
 
-    /// One volatile write of the first bytes of entry `index` (modulo the length).
+    /// Writes the first bytes of entry `index` (modulo the length) with one volatile store.
     #[inline]
     pub fn set_head<H: Plain>(&self, index: usize, head: H) {
         const { assert!(size_of::<H>() <= size_of::<T>() && align_of::<H>() <= align_of::<T>()) };
-        // SAFETY: as in `head`.
+        // SAFETY: as in `get_prefix`.
         unsafe { self.base.add(index & self.mask).cast::<H>().write_volatile(head) }
     }
 
-    /// Starts bringing entry `index` (modulo the length) into this core's cache.
+    /// Prefetches entry `index` (modulo the length) into this core's cache.
     #[inline]
     pub fn prefetch(&self, index: usize) {
         // SAFETY: the masked index is inside the array.
@@ -87,10 +88,10 @@ impl<T: Plain> SharedSlots<T> {
 }
 
 impl<T: Plain, const N: usize> SharedSlots<[T; N]> {
-    /// One volatile read of element `at` of entry `index` (modulo the length).
+    /// Reads element `at` of entry `index` (modulo the length) with one volatile load.
     ///
     /// # Panics
-    /// When an entry has no such element.
+    /// When `at` is not below `N`.
     #[inline]
     pub fn element(&self, index: usize, at: usize) -> T {
         assert!(at < N, "an entry has {N} elements");
@@ -99,7 +100,7 @@ impl<T: Plain, const N: usize> SharedSlots<[T; N]> {
     }
 }
 
-/// An index or a flag in shared memory that both sides change.
+/// An index or a flag in shared memory that both sides access.
 macro_rules! shared_cell {
     ($name:ident, $atomic:ident, $value:ty, $what:literal) => {
         #[doc = $what]
@@ -119,14 +120,14 @@ macro_rules! shared_cell {
                 $name { cell: cell.cast(), _region: region }
             }
 
-            /// An atomic load.
+            /// Loads the value atomically.
             #[inline]
             pub fn load(&self, order: Ordering) -> $value {
                 // SAFETY: aligned and mapped (constructor); all our accesses to it are atomic.
                 unsafe { $atomic::from_ptr(self.cell.as_ptr()) }.load(order)
             }
 
-            /// An atomic store.
+            /// Stores the value atomically.
             #[inline]
             pub fn store(&self, value: $value, order: Ordering) {
                 // SAFETY: aligned and mapped (constructor); all our accesses to it are atomic.
@@ -139,7 +140,7 @@ macro_rules! shared_cell {
 shared_cell!(SharedU16, AtomicU16, u16, "A 16-bit index or flag in shared memory.");
 shared_cell!(SharedU32, AtomicU32, u32, "A 32-bit index or flag in shared memory.");
 
-/// An array of 64-bit words in shared memory, all accesses to which are atomic.
+/// An array of 64-bit words in shared memory. All accesses to them are atomic.
 #[derive(Debug)]
 pub struct SharedWords {
     base: NonNull<u64>,
@@ -159,13 +160,13 @@ impl SharedWords {
         SharedWords { base: base.cast(), count, _region: region }
     }
 
-    /// Words.
+    /// Returns the number of words.
     #[inline]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Word `index`, for any atomic operation. `None` when it is past the end.
+    /// Returns word `index`, for any atomic operation. `None` past the end.
     #[inline]
     pub fn get(&self, index: usize) -> Option<&AtomicU64> {
         // SAFETY: inside the array (just checked), aligned and mapped for as long as `self` lives (constructor); all our accesses
@@ -173,24 +174,24 @@ impl SharedWords {
         (index < self.count).then(|| unsafe { AtomicU64::from_ptr(self.base.add(index).as_ptr()) })
     }
 
-    /// Words `index` and `index + 1`, as [`get`](Self::get).
+    /// Returns words `index` and `index + 1`, as [`get`](Self::get).
     #[inline]
     pub fn get_pair(&self, index: usize) -> Option<[&AtomicU64; 2]> {
-        // SAFETY: as in `get`: both are inside, for `index + 1` is.
+        // SAFETY: as in `get`: both are inside, since `index + 1` is.
         let word = |index| unsafe { AtomicU64::from_ptr(self.base.add(index).as_ptr()) };
         let next = index.checked_add(1).filter(|next| *next < self.count)?;
         Some([word(index), word(next)])
     }
 }
 
-/// A full memory barrier: what "publish, then look at the other side's wish" and "arm, then look again" need between their
-/// two halves (virtio 1.3 section 2.7.10 and 2.7.7.2).
+/// A full memory barrier. "Publish, then read the other side's event suppression" and "arm, then re-check" need it between their two halves
+/// (virtio 1.3 sections 2.7.10 and 2.7.7.2).
 #[inline]
 pub fn full_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// Starts bringing a line into this core's cache; a hint that cannot fault.
+/// Prefetches a line into this core's cache; a hint that cannot fault.
 #[inline]
 pub(crate) fn prefetch(address: NonNull<u8>) {
     #[cfg(target_arch = "x86_64")]

@@ -1,15 +1,15 @@
-//! How neither end of a ring sleeps while the other waits for it.
+//! The notification protocol of rings: neither end sleeps while the other waits for it.
 //!
-//! Both directions are the same: one end (the *producer*) moves an index and must wake the other end (the *consumer*) if
-//! that wants to be woken. The driver produces available entries, the device used elements.
+//! Both directions are the same: one end (the *producer*) moves an index and must notify the other end (the *consumer*) if that requested
+//! it. The driver produces available entries, the device used elements.
 //!
 //! ```text
-//! producer: write the entries, store the index, FENCE, read the wish:   wanted -> wake
-//! consumer: store the wish,                     FENCE, read the index:  still the same -> sleep
+//! producer: write the entries, store the index, FENCE, read the suppression:  wanted -> notify
+//! consumer: store the suppression,              FENCE, read the index:        unchanged -> sleep
 //! ```
 //!
-//! With the two fences at least one of them sees the other's store, so a consumer that sleeps is woken. Without either
-//! fence, or without the second look at the index, both can miss: `tests/loom_wakeup.rs` shows it on this very code.
+//! With the two fences at least one of them sees the other's store, so a consumer that sleeps is notified. Without either fence, or without
+//! re-checking the index, both can miss: `tests/loom_wakeup.rs` shows it on this very code.
 //!
 //! Source: virtio 1.3 sections 2.7.7.2, 2.7.10 and 2.7.13.4.1.
 
@@ -17,22 +17,22 @@ use std::sync::atomic::Ordering;
 
 use mqblk_memory::{SharedU16, SharedU32, full_fence};
 
-/// An index that runs freely: a virtqueue's has 16 bits, a blkif ring's 32.
+/// A free-running index: a virtqueue's has 16 bits, a blkif ring's 32.
 pub trait Index: Copy + PartialEq + std::fmt::Debug {
-    /// Whether moving an index from `old` to `new` passed `event`: the test both sides use to decide on a notification.
+    /// Returns true if moving an index from `old` to `new` passes `event`: the test that both sides use to decide on a notification.
     /// Source: virtio 1.3 section 2.7.10.1, `vring_need_event`.
     fn passed(event: Self, new: Self, old: Self) -> bool;
-    /// No bit set.
+    /// Zero: no bit set.
     const ZERO: Self;
-    /// Whether it has any of these bits.
+    /// Returns true if any of these bits is set.
     fn has(self, bits: Self) -> bool;
-    /// The index after it.
+    /// Returns the next index.
     fn next(self) -> Self;
-    /// The index before it.
+    /// Returns the previous index.
     fn previous(self) -> Self;
-    /// As it lies in memory.
+    /// Converts to the little-endian form in memory.
     fn to_le(self) -> Self;
-    /// From how it lies in memory.
+    /// Converts from the little-endian form in memory.
     fn from_le(stored: Self) -> Self;
 }
 
@@ -70,15 +70,15 @@ macro_rules! index {
 index!(u16);
 index!(u32);
 
-/// A field that both ends use; little-endian, as it lies in memory.
+/// A ring field that both ends access; little-endian in memory.
 pub trait Cell {
-    /// What it holds.
+    /// Type of the value.
     type Value: Index;
-    /// An atomic load.
+    /// Loads the value atomically.
     fn load(&self, order: Ordering) -> Self::Value;
-    /// An atomic store.
+    /// Stores the value atomically.
     fn store(&self, value: Self::Value, order: Ordering);
-    /// A full barrier between all accesses to cells before it and after it.
+    /// A full barrier between all cell accesses before it and after it.
     fn full_fence();
 }
 
@@ -107,23 +107,23 @@ macro_rules! shared_cell {
 shared_cell!(SharedU16, u16);
 shared_cell!(SharedU32, u32);
 
-/// Where the consumer says when it wants to be woken.
+/// Event suppression: how the consumer tells the producer when to notify it. Source: virtio 1.3 section 2.7.7.
 #[derive(Debug)]
 pub enum Wish<'a, C: Cell> {
-    /// With EVENT_IDX: when the index passes this.
+    /// With EVENT_IDX: notify when the index passes this.
     Event(&'a C),
-    /// In a Xen ring: when the index reaches this, which is one more. Source: Xen's `public/io/ring.h`.
+    /// In a Xen ring: notify when the index reaches this, which is one more. Source: Xen's `public/io/ring.h`.
     Reached(&'a C),
-    /// Without: always, unless `cell` holds `quiet`.
+    /// Without EVENT_IDX: always notify, unless `cell` holds `suppressed`.
     Flag {
         /// The consumer's flags.
         cell: &'a C,
-        /// Their value when it does not want to be woken; else they are 0.
+        /// Their value when notifications are suppressed; else they are 0.
         quiet: C::Value,
     },
 }
 
-/// One direction of a ring, as far as waking goes. Made where it is used: it borrows the ring's cells.
+/// One direction of a ring: the index and the event suppression. Created where it is used: it borrows the ring's cells.
 #[derive(Debug)]
 pub struct Direction<'a, C: Cell> {
     /// Written by the producer.
@@ -133,10 +133,10 @@ pub struct Direction<'a, C: Cell> {
 }
 
 impl<C: Cell> Direction<'_, C> {
-    /// The producer's part: moves the index from `old` to `new`, which makes the entries between visible. Whether the
-    /// consumer is to be woken.
+    /// The producer's part: moves the index from `old` to `new`, which makes the entries in between visible. Returns true if the consumer
+    /// must be notified.
     #[inline]
-    #[must_use = "a consumer that wants to be woken sleeps until it is"]
+    #[must_use = "a consumer that requested a notification sleeps until it comes"]
     pub fn publish(&self, old: C::Value, new: C::Value) -> bool {
         // Release: the entries are visible before the index.
         self.index.store(new.to_le(), Ordering::Release);
@@ -149,16 +149,16 @@ impl<C: Cell> Direction<'_, C> {
         }
     }
 
-    /// The index as it is now; the entries before it are visible.
+    /// Loads the current index; the entries before it are visible.
     #[inline]
     pub fn look(&self) -> C::Value {
         C::Value::from_le(self.index.load(Ordering::Acquire))
     }
 
-    /// The consumer's part: asks to be woken when the index passes `event` (without EVENT_IDX: at its next move), then
-    /// looks again. The consumer may sleep only if the index it gets back has not passed `event`.
+    /// The consumer's part: requests a notification when the index passes `event` (without EVENT_IDX: at its next move), then re-checks the
+    /// index. The consumer may sleep only if the returned index has not passed `event`.
     #[inline]
-    #[must_use = "entries that came before the wish was seen are not told of"]
+    #[must_use = "entries that came before the suppression was seen are not notified"]
     pub fn arm(&self, event: C::Value) -> C::Value {
         match self.wish {
             Wish::Event(cell) => cell.store(event.to_le(), Ordering::Relaxed),
@@ -169,8 +169,8 @@ impl<C: Cell> Direction<'_, C> {
         self.look()
     }
 
-    /// Asks not to be woken: a hint, without a barrier. With an event it is moved to `behind`, which the index has
-    /// passed, so that at most one wake-up in 65536 entries comes (virtio 1.3 section 2.7.7.1); `None` leaves it as it is.
+    /// Suppresses notifications: a hint, without a barrier. An event index is moved to `behind`, which the index has passed, so that at
+    /// most one notification in 65536 entries comes (virtio 1.3 section 2.7.7.1); `None` leaves it unchanged.
     #[inline]
     pub fn disarm(&self, behind: Option<C::Value>) {
         match (&self.wish, behind) {

@@ -1,11 +1,11 @@
-//! No wake-up is lost, in any interleaving and with any reordering that the memory model allows.
+//! No notification is lost, in any interleaving and with any reordering that the memory model allows.
 //!
-//! The code under test is `wakeup::Direction`, the same that rings in shared memory run: here its cells are loom's. Both
-//! directions of a ring are this one protocol (driver to device: kicks; device to driver: calls), so one model proves both.
-//! Loom treats SeqCst fences as such (its README); its other accesses are at most acquire and release, as here.
+//! The code under test is `wakeup::Direction`, the same that rings in shared memory use: here its cells are loom's. Both directions of a
+//! ring are this one protocol (driver to device: kicks; device to driver: calls), so one model proves both. Loom treats SeqCst fences as
+//! such (its README); its other accesses are at most acquire and release, as here.
 //!
-//! A consumer that sleeps while entries wait for it is a deadlock, which loom reports. That the model can fail is shown by
-//! leaving out, one at a time, what the protocol consists of.
+//! A consumer that sleeps while entries wait for it is a deadlock, which loom reports. The `should_panic` tests show that the model can
+//! fail: they leave out the parts of the protocol, one at a time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use loom::sync::Notify;
 use loom::sync::atomic::{AtomicU16, fence};
 use mqblk_ring::wakeup::{Cell, Direction, Wish};
 
-/// A cell of the model. Without `FENCED` the barriers of the code under test do nothing.
+/// A cell of the model. Without `FENCED` the barriers of the code under test are no-ops.
 #[derive(Debug)]
 struct ModelCell<const FENCED: bool>(AtomicU16);
 
@@ -42,17 +42,17 @@ impl<const FENCED: bool> Cell for ModelCell<FENCED> {
     }
 }
 
-/// Both sides' memory.
+/// The memory that both sides share.
 struct Ring<const FENCED: bool> {
     index: ModelCell<FENCED>,
     event: ModelCell<FENCED>,
     flags: ModelCell<FENCED>,
     entries: Vec<AtomicU16>,
-    /// The eventfd: a signal stays until somebody waits for it.
+    /// The eventfd: a signal persists until it is waited for.
     bell: Notify,
 }
 
-/// How the consumer says when it wants to be woken: as in [`Wish`].
+/// The variants of [`EventSuppression`].
 #[derive(Clone, Copy)]
 enum Kind {
     Event,
@@ -60,19 +60,19 @@ enum Kind {
     Flag,
 }
 
-/// A trial: what the two sides do.
+/// A scenario: what the two sides do.
 #[derive(Clone, Copy)]
 struct Trial {
     wish: Kind,
-    /// Where the index starts; near 65535 it wraps.
+    /// Start of the index; near 65535 it wraps.
     start: u16,
     /// Entries of each publish.
     batches: &'static [u16],
-    /// The consumer sleeps until this many more entries are there.
+    /// The consumer sleeps until this many more entries are available.
     wants: u16,
-    /// It begins by asking not to be woken, as after a spell of polling.
+    /// It starts with notifications suppressed, as after polling.
     polled_before: bool,
-    /// It looks again after arming.
+    /// It re-checks the index after arming.
     looks_again: bool,
 }
 
@@ -91,32 +91,32 @@ impl<const FENCED: bool> Ring<FENCED> {
         Direction { index: &self.index, wish }
     }
 
-    fn produce(&self, trial: Trial) {
-        let mut next = trial.start;
-        for batch in trial.batches {
+    fn produce(&self, scenario: Trial) {
+        let mut next = scenario.start;
+        for batch in scenario.batches {
             let old = next;
             for _ in 0..*batch {
-                let place = usize::from(next.wrapping_sub(trial.start));
+                let place = usize::from(next.wrapping_sub(scenario.start));
                 self.entries[place].store(next.wrapping_add(1), Ordering::Relaxed);
                 next = next.wrapping_add(1);
             }
-            if self.direction(trial.wish).publish(old, next) {
+            if self.direction(scenario.wish).publish(old, next) {
                 self.bell.notify();
             }
         }
     }
 
-    fn consume(&self, trial: Trial) {
-        let direction = self.direction(trial.wish);
-        let end = trial.start.wrapping_add(trial.batches.iter().sum());
-        let mut next = trial.start;
-        if trial.polled_before {
+    fn consume(&self, scenario: Trial) {
+        let direction = self.direction(scenario.wish);
+        let end = scenario.start.wrapping_add(scenario.batches.iter().sum());
+        let mut next = scenario.start;
+        if scenario.polled_before {
             direction.disarm(Some(next.wrapping_sub(1)));
         }
         let mut seen = direction.look();
         loop {
             while next != seen {
-                let place = usize::from(next.wrapping_sub(trial.start));
+                let place = usize::from(next.wrapping_sub(scenario.start));
                 let entry = self.entries[place].load(Ordering::Relaxed);
                 assert_eq!(entry, next.wrapping_add(1), "an index was seen before its entry");
                 next = next.wrapping_add(1);
@@ -124,13 +124,13 @@ impl<const FENCED: bool> Ring<FENCED> {
             if next == end {
                 return;
             }
-            let wants = trial.wants.min(end.wrapping_sub(next));
-            let found = direction.arm(next.wrapping_add(wants - 1));
-            if trial.looks_again {
+            let wait_for = scenario.wants.min(end.wrapping_sub(next));
+            let found = direction.arm(next.wrapping_add(wait_for - 1));
+            if scenario.looks_again {
                 seen = found;
             }
-            // Without EVENT_IDX the bell rings at the first entry, whatever was wanted.
-            if seen.wrapping_sub(next) < wants {
+            // Without EVENT_IDX the eventfd is signalled at the first entry, whatever was requested.
+            if seen.wrapping_sub(next) < wait_for {
                 self.bell.wait();
                 direction.disarm(Some(next.wrapping_sub(1)));
                 seen = direction.look();
@@ -139,26 +139,26 @@ impl<const FENCED: bool> Ring<FENCED> {
     }
 }
 
-fn run<const FENCED: bool>(trial: Trial) {
+fn run<const FENCED: bool>(scenario: Trial) {
     // Every interleaving. In a build without optimisation that takes minutes; LOOM_MAX_PREEMPTIONS=3 makes it seconds, and
     // still shows all the broken variants.
     let builder = loom::model::Builder::new();
     builder.check(move || {
-        let total = trial.batches.iter().sum::<u16>();
+        let total = scenario.batches.iter().sum::<u16>();
         let ring = Arc::new(Ring::<FENCED> {
-            index: ModelCell::new(trial.start),
-            // A ring starts zeroed; an event just behind the index asks for nothing.
-            event: ModelCell::new(match trial.wish {
-                Kind::Reached => trial.start,
-                _ => trial.start.wrapping_sub(1),
+            index: ModelCell::new(scenario.start),
+            // A ring starts zeroed; an event index just behind the index requests nothing.
+            event: ModelCell::new(match scenario.wish {
+                Kind::Reached => scenario.start,
+                _ => scenario.start.wrapping_sub(1),
             }),
             flags: ModelCell::new(0),
             entries: (0..total).map(|_| AtomicU16::new(0)).collect(),
             bell: Notify::new(),
         });
         let producer = Arc::clone(&ring);
-        let thread = loom::thread::spawn(move || producer.produce(trial));
-        ring.consume(trial);
+        let thread = loom::thread::spawn(move || producer.produce(scenario));
+        ring.consume(scenario);
         thread.join().expect("the producer ended");
     });
 }
@@ -196,7 +196,7 @@ fn in_a_xen_ring_the_fences_are_needed() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn in_a_xen_ring_the_second_look_is_needed() {
+fn in_a_xen_ring_the_recheck_is_needed() {
     run::<true>(Trial { looks_again: false, wish: Kind::Reached, ..SOUND });
 }
 
@@ -220,12 +220,12 @@ fn without_event_idx_the_fences_are_needed() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn with_event_idx_the_second_look_is_needed() {
+fn with_event_idx_the_recheck_is_needed() {
     run::<true>(Trial { looks_again: false, ..SOUND });
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn without_event_idx_the_second_look_is_needed() {
+fn without_event_idx_the_recheck_is_needed() {
     run::<true>(Trial { looks_again: false, wish: Kind::Flag, polled_before: true, ..SOUND });
 }

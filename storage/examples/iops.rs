@@ -1,13 +1,13 @@
-//! How fast a storage backend is without any guest above it: 4 KiB random reads or writes through one channel.
+//! Benchmark of a storage backend without a guest: 4 KiB random reads or writes through one channel.
 //!
 //! ```text
 //! cargo run --release -p mqblk-storage --example iops -- file path=/dev/shm/x.img
 //! cargo run --release -p mqblk-storage --example iops -- file path=x.img depth=1 rw=randwrite seconds=5
 //! ```
 //!
-//! The first argument is the backend; `rw` (randread, randwrite), `bs`, `depth`, `batch` (answers to wait for), `chunk` (requests to hand to
-//! the kernel at once), `seconds`, `spin` (poll the ring instead of sleeping) and `memory-shift` (bytes
-//! by which buffers are misaligned) are ours; the other `KEY=VALUE`s are the disk's. A write benchmark destroys the content.
+//! The first argument is the backend; `rw` (randread, randwrite), `bs`, `depth`, `batch` (completions to wait for), `chunk` (requests to
+//! submit to the kernel at once), `seconds`, `spin` (poll the ring instead of sleeping) and `memory-shift` (bytes by which buffers are
+//! misaligned) are the benchmark's; the other `KEY=VALUE`s are the disk's. A write benchmark destroys the content.
 #![forbid(unsafe_code)]
 
 use std::io::Write;
@@ -50,22 +50,22 @@ fn main() -> Result<(), Failure> {
     let disk = mqblk_storage::open(&kind, &mut settings)?;
     settings.finish()?;
 
-    let mut lane = Lane::new(LaneOptions::default())?;
+    let mut context = Lane::new(LaneOptions::default())?;
     let stride = len.next_multiple_of(4096) + 4096;
     let region = Region::shared("iops", stride * depth, GuestAddress(0))?.0;
     let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)])?);
-    let lease = lane.adopt(memory, FixedBufferUse::Auto)?;
-    let mut channel = disk.open_channel(&mut lane)?;
+    let lease = context.adopt(memory, FixedBufferUse::Auto)?;
+    let mut channel = disk.open_channel(&mut context)?;
     let blocks = disk.geometry().size.0 / len;
     let mut random = SmallRng::seed_from_u64(1);
     let mut batch_of: Vec<Request<Buffer>> = Vec::new();
     let mut idle: Vec<(Tag, Buffer)> = Vec::new();
     for at in 0..depth {
-        let buffer = lane.buffers.take(lease);
-        lane.buffers.push(&buffer, GuestAddress(at * stride + shift), len as u32, 1).map_err(|_| "not mapped")?;
+        let buffer = context.buffers.take(lease);
+        context.buffers.push(&buffer, GuestAddress(at * stride + shift), len as u32, 1).map_err(|_| "not mapped")?;
         idle.push((Tag::new(0, at as u16), buffer));
     }
-    let mut finished: Vec<Finished<Buffer>> = Vec::new();
+    let mut completions: Vec<Finished<Buffer>> = Vec::new();
     let (start, cpu) = (Instant::now(), cpu_time());
     let (mut done, mut turns, mut empty) = (0_u64, 0_u64, 0_u64);
     while start.elapsed() < time {
@@ -73,24 +73,24 @@ fn main() -> Result<(), Failure> {
             let start = ByteOffset(random.random_range(0..blocks) * len);
             batch_of.push(Request { start, len: ByteLen(len), tag, buffer: Some(buffer), op });
             if batch_of.len() == chunk {
-                channel.submit(&mut lane, &mut batch_of, &mut finished);
-                lane.turn(Wait::No);
+                channel.submit(&mut context, &mut batch_of, &mut completions);
+                context.turn(Wait::No);
             }
         }
         if !batch_of.is_empty() {
-            channel.submit(&mut lane, &mut batch_of, &mut finished);
+            channel.submit(&mut context, &mut batch_of, &mut completions);
         }
-        // What an earlier turn brought is taken first: a wait is for what is still in flight.
-        channel.reap(&mut lane, &mut finished);
-        if finished.len() < batch && channel.outstanding() > 0 {
+        // Completions of an earlier turn are taken first: a wait is for requests still in flight.
+        channel.reap(&mut context, &mut completions);
+        if completions.len() < batch && channel.outstanding() > 0 {
             turns += 1;
-            empty += u64::from(lane.turn(if spin { Wait::No } else { Wait::Completion }) == 0);
+            empty += u64::from(context.turn(if spin { Wait::No } else { Wait::Completion }) == 0);
         }
-        channel.reap(&mut lane, &mut finished);
-        for end in finished.drain(..) {
-            assert!(end.outcome.is_done(), "{:?}", end.outcome);
+        channel.reap(&mut context, &mut completions);
+        for completion in completions.drain(..) {
+            assert!(completion.outcome.is_done(), "{:?}", completion.outcome);
             done += 1;
-            idle.extend(end.buffer.map(|buffer| (end.tag, buffer)));
+            idle.extend(completion.buffer.map(|buffer| (completion.tag, buffer)));
         }
     }
     let (wall, cpu) = (start.elapsed(), cpu_time() - cpu);
@@ -103,9 +103,9 @@ fn main() -> Result<(), Failure> {
         done as f64 / turns.max(1) as f64,
     )?;
     while channel.outstanding() > 0 {
-        channel.reap(&mut lane, &mut finished);
-        lane.turn(Wait::AtMost(Duration::from_millis(10)));
+        channel.reap(&mut context, &mut completions);
+        context.turn(Wait::AtMost(Duration::from_millis(10)));
     }
-    channel.close(&mut lane);
+    channel.close(&mut context);
     Ok(())
 }

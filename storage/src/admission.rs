@@ -1,4 +1,4 @@
-//! What every backend checks before it touches anything: the same request gets the same answer everywhere.
+//! Checks that every backend makes before it starts a request, so that the same request has the same outcome everywhere.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,17 +6,17 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::units::in_range;
 use mqblk_core::{BlockSize, ByteLen, DiskError, Errno, Geometry, Op, Outcome, Request};
 
-/// The kernel's EINVAL: the answer to a request that no engine should have let through.
+/// The kernel's EINVAL: the outcome of a request that no engine should have admitted.
 pub(crate) const INVALID: Outcome = Outcome::Failed(Errno(22));
 
-/// The longest data transfer that backends name as their limit. It is the kernel's own bound for one system call
-/// (`MAX_RW_COUNT`, just below 2 GiB) rounded down to a power of two; longer requests work all the same.
+/// The maximum data transfer that backends report. It is the kernel's own bound for one system call (`MAX_RW_COUNT`, just below 2 GiB)
+/// rounded down to a power of two; longer requests work too.
 pub(crate) const MAX_TRANSFER: ByteLen = ByteLen(1 << 30);
 
-/// The answer to a request that cannot be carried out on a disk like this, or that needs nothing done. `None`: go on.
+/// Returns the outcome of a request that is invalid for a disk of this geometry, or that is a no-op. `None`: proceed.
 ///
-/// Order: what modifies a read-only disk, then what cannot be done anywhere (secure discard), then the range, then the
-/// alignment to the logical block, then a missing buffer.
+/// Order of the checks: modification of a read-only disk, unsupported operation (secure discard), range, alignment to the logical block,
+/// missing buffer.
 #[inline]
 pub(crate) fn judge<B>(geometry: &Geometry, request: &Request<B>) -> Option<Outcome> {
     let Request { start, len, op, .. } = *request;
@@ -50,7 +50,7 @@ pub(crate) fn block_size(settings: &mut Settings) -> Result<Option<BlockSize>, S
     }))
 }
 
-/// Takes `size`, which must be one block or more and whole blocks.
+/// Takes `size`, which must be a multiple of the block size above 0.
 pub(crate) fn size(settings: &mut Settings, block: BlockSize) -> Result<ByteLen, SettingError> {
     match settings.size("size")? {
         None => Err(settings.error("size", "nothing", "the disk's size in bytes such as 64M or 10G")),
@@ -71,7 +71,7 @@ impl Size {
         Size(AtomicU64::new(size.0))
     }
 
-    /// The present one. Nothing else is published with it.
+    /// Returns the current size. Nothing else is published with it.
     #[inline]
     pub(crate) fn get(&self) -> ByteLen {
         ByteLen(self.0.load(Ordering::Relaxed))
@@ -82,7 +82,7 @@ impl Size {
     }
 }
 
-/// Whether a disk of this geometry can have a size: whole blocks, at least one, and nobody may write a read-only disk.
+/// Checks a new size for a disk of this geometry: a multiple of the block size above 0, and not for a read-only disk.
 pub(crate) fn can_be(geometry: &Geometry, size: ByteLen) -> Result<(), DiskError> {
     let block = geometry.logical_block;
     if size == ByteLen::ZERO || !size.is_aligned(block) {
@@ -96,7 +96,7 @@ pub(crate) fn can_be(geometry: &Geometry, size: ByteLen) -> Result<(), DiskError
     Ok(())
 }
 
-/// What a backend without a device below it looks like.
+/// Returns the geometry of a backend without a device below it.
 pub(crate) fn plain_geometry(size: ByteLen, block: BlockSize, read_only: bool) -> Geometry {
     Geometry {
         size,
@@ -109,7 +109,7 @@ pub(crate) fn plain_geometry(size: ByteLen, block: BlockSize, read_only: bool) -
     }
 }
 
-/// `on` or `off`, as settings write it.
+/// Formats a switch as `on` or `off`, as settings do.
 pub(crate) fn on_off(switch: bool) -> String {
     if switch { "on" } else { "off" }.to_owned()
 }

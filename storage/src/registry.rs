@@ -6,7 +6,7 @@ use mqblk_core::settings::Settings;
 use mqblk_core::{Disk, DiskError};
 use mqblk_uring::Lane;
 
-/// Opens a disk, taking the backend's keys out of the settings. Keys that the backend does not know are left in.
+/// Opens a disk and takes the backend's keys out of the settings. Other keys stay.
 type Opener = fn(&mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError>;
 
 #[rustfmt::skip] // one line each
@@ -22,13 +22,13 @@ const TEST_BACKENDS: &[(&str, Opener)] = &[("fault", crate::fault::open)];
 /// The names of the backends that exist for tests.
 pub const TEST_KINDS: &[&str] = &["fault"];
 
-/// The names of the backends that a user is offered.
+/// Returns the names of the backends that a user is offered.
 pub fn kinds() -> impl ExactSizeIterator<Item = &'static str> {
     BACKENDS.iter().map(|(kind, _)| *kind)
 }
 
-/// Opens the disk that `settings` describe with the backend `kind`. The backend's own keys are taken out of `settings`; what
-/// is left is for others, or unknown.
+/// Opens the disk that `settings` describe with the backend `kind`. The backend's own keys are taken out of `settings`; the remaining ones
+/// are for others, or unknown.
 ///
 /// # Errors
 /// When there is no such backend, a setting does not fit, or the host refuses.
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_backend_is_named_with_those_that_are_known() {
+    fn the_error_for_an_unknown_backend_lists_the_known_ones() {
         let Err(error) = open("nul", &mut Settings::new("disk \"a\"")) else { panic!("opened") };
         let text = error.to_string();
         assert!(text.starts_with("disk \"a\": storage: found \"nul\", expected one of "), "{text}");

@@ -1,66 +1,66 @@
-//! The chains that one pull takes off a ring.
+//! A batch of chains that one pull takes off a ring.
 
 use mqblk_memory::{BufferPool, LeaseId};
 use mqblk_ring::split::{Broken, DeviceRing};
 
 use crate::chain::ChainStart;
 
-/// Most chains taken in one pull. A batch is fetched in passes, so that its cache lines travel together; a larger one would
-/// make the guest wait for the whole of it before it sees the first answer.
+/// Most chains taken in one pull. A batch is fetched in passes, so that its cache misses overlap. In a larger one the guest would wait
+/// longer for its first completion.
 pub const BATCH: usize = 16;
 
-/// Room for one batch; kept from one pull to the next.
+/// Storage for one batch; reused by each pull.
 #[derive(Debug, Default)]
 pub struct Batch {
-    /// Its chains. Those past the count that [`fetch`](Self::fetch) gave are old ones.
+    /// The chains. Those beyond the count that [`fetch`](Self::fetch) returned are stale.
     pub starts: [ChainStart; BATCH],
 }
 
 impl Batch {
-    /// Takes the chains that wait, at most [`BATCH`] and at most `room`: heads first, then their descriptors, then what indirect
-    /// tables begin with. Chains that are to be taken up again come before all others. Returns how many, and whether more wait.
+    /// Takes the available chains, at most [`MAX_BATCH`] and at most `max`: heads first, then their descriptors, then the first entries of
+    /// indirect tables. Chains to replay come before all others. Returns how many, and whether more are available.
     ///
     /// # Errors
-    /// When the ring is broken.
+    /// When the ring violates the protocol.
     #[inline]
     pub fn fetch(
         &mut self,
         ring: &mut DeviceRing,
         pool: &mut BufferPool,
         lease: LeaseId,
-        room: usize,
+        max: usize,
     ) -> Result<(usize, bool), Broken> {
         let waiting = usize::from(ring.waiting()?);
         if ring.replays() > 0 {
-            return Ok(self.fetch_replays(ring, pool, lease, room, waiting));
+            return Ok(self.fetch_replays(ring, pool, lease, max, waiting));
         }
-        let count = waiting.min(BATCH).min(room);
-        for (ahead, start) in (0..).zip(&mut self.starts[..count]) {
-            start.head = ring.peek(ahead);
+        let count = waiting.min(BATCH).min(max);
+        for (ahead, head) in (0..).zip(&mut self.starts[..count]) {
+            head.head = ring.peek(ahead);
         }
-        for start in &mut self.starts[..count] {
-            ring.take(start.head)?;
-            *start = ChainStart::fetch(ring, pool, lease, start.head);
+        for head in &mut self.starts[..count] {
+            ring.take(head.head)?;
+            *head = ChainStart::fetch(ring, pool, lease, head.head);
         }
-        for start in &mut self.starts[..count] {
-            start.fetch_indirect(pool, lease);
+        for head in &mut self.starts[..count] {
+            head.fetch_indirect(pool, lease);
         }
         Ok((count, waiting > count))
     }
 
-    /// Takes chains that a process before this one left unanswered.
+    /// Takes chains to replay, which an earlier process did not complete.
     #[cold]
     fn fetch_replays(
         &mut self,
         ring: &mut DeviceRing,
         pool: &mut BufferPool,
         lease: LeaseId,
-        room: usize,
+        max: usize,
         waiting: usize,
     ) -> (usize, bool) {
-        let most = BATCH.min(room);
+        let limit = BATCH.min(max);
         let mut count = 0;
-        while count < most
+        while count < limit
             && let Some(head) = ring.take_replay()
         {
             self.starts[count] = ChainStart::fetch(ring, pool, lease, head);

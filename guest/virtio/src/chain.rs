@@ -1,32 +1,32 @@
-//! A chain of descriptors as a sequence of pieces, whichever way it is laid out.
+//! A chain of descriptors as a sequence of segments, whatever its layout.
 //!
-//! The device must accept any layout: header, data and status may share descriptors or be spread over many (virtio 1.3
-//! section 2.7.4.2). So a personality never sees descriptors, only pieces in order.
+//! The device must accept any layout: header, data and status may share descriptors or be spread over many (virtio 1.3 section 2.7.4.2). So
+//! a device type never sees descriptors, only segments in order.
 
 use mqblk_memory::{BufferPool, GuestAddress, LeaseId};
 use mqblk_ring::split::layout::{DESC_BYTES, DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
 use mqblk_ring::split::{Broken, Descriptor, DeviceRing};
 
-/// Most entries of an indirect table that are accepted. Linux' drivers use at most the ring's size, or seg_max + 2.
+/// Most entries of an indirect table that are accepted. Linux's drivers use at most the ring's size, or seg_max + 2.
 pub const MAX_INDIRECT: u16 = 1024;
 
-/// One stretch of guest memory of a chain.
+/// A segment of a chain: a range of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where.
+    /// Guest address.
     pub address: GuestAddress,
-    /// Bytes; not 0.
+    /// Length in bytes; not 0.
     pub len: u32,
-    /// For the device to write (else to read).
+    /// Device-writable (else device-readable).
     pub writable: bool,
 }
 
-/// Why a chain cannot be walked to its end.
+/// Error of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainError {
-    /// The ring's structure is broken: the queue ends.
+    /// The ring violates the protocol: the queue stops.
     Ring(Broken),
-    /// Only this request is bad: it is given back unanswered.
+    /// Only this request is invalid: the chain is returned to the driver with no bytes written.
     Request,
 }
 
@@ -36,19 +36,19 @@ impl From<Broken> for ChainError {
     }
 }
 
-/// The first descriptors of a chain, fetched ahead so that the lines they name are on their way.
+/// The first descriptors of a chain, fetched ahead so that the lines they refer to are prefetched.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ChainStart {
-    /// The chain's head.
+    /// Index of the head descriptor.
     pub head: u16,
-    /// The head's descriptor.
+    /// The head descriptor.
     pub first: Descriptor,
-    /// With an indirect table: its first entry, if that was read.
+    /// The first entry of its indirect table, if that was read.
     pub entry: Option<Descriptor>,
 }
 
 impl ChainStart {
-    /// Reads the head's descriptor and starts fetching what it names.
+    /// Reads the head descriptor and prefetches the memory that it names.
     #[inline]
     pub fn fetch(ring: &DeviceRing, pool: &mut BufferPool, lease: LeaseId, head: u16) -> ChainStart {
         let first = ring.descriptor(head);
@@ -56,7 +56,7 @@ impl ChainStart {
         ChainStart { head, first, entry: None }
     }
 
-    /// Reads the first entry of an indirect table and starts fetching what it names.
+    /// Reads the first entry of an indirect table and prefetches the memory that it names.
     #[inline]
     pub fn fetch_indirect(&mut self, pool: &mut BufferPool, lease: LeaseId) {
         if self.first.flags & DESC_INDIRECT != 0 {
@@ -68,14 +68,14 @@ impl ChainStart {
     }
 }
 
-/// A table of descriptors outside the ring's.
+/// An indirect table.
 struct Table {
     address: u64,
     entries: u16,
 }
 
 impl Table {
-    /// The table that `desc` names.
+    /// Returns the table that `desc` names.
     fn of(desc: &Descriptor) -> Result<Table, ChainError> {
         let entries = DeviceRing::indirect_entries(desc)?;
         if entries > MAX_INDIRECT {
@@ -84,7 +84,7 @@ impl Table {
         Ok(Table { address: desc.address, entries })
     }
 
-    /// One read of an entry.
+    /// Reads an entry once.
     #[inline]
     fn read(&self, pool: &mut BufferPool, lease: LeaseId, index: u16) -> Result<Descriptor, ChainError> {
         let at = self.address.checked_add(u64::from(index) * DESC_BYTES).ok_or(ChainError::Request)?;
@@ -92,7 +92,7 @@ impl Table {
         Ok(Descriptor::from_words(words))
     }
 
-    /// The entry that follows `desc`, after `seen` entries.
+    /// Returns the entry that follows `desc`, after `seen` entries.
     #[inline]
     fn follow(
         &self,
@@ -116,20 +116,20 @@ const NESTED: Broken = Broken("an indirect table names another one");
 const NEXT: Broken = Broken("an indirect descriptor's next field is outside its table");
 const LOOP: Broken = Broken("an indirect table loops");
 
-/// Calls `each` with every piece of the chain, readable pieces first. Descriptors of length 0 are left out.
+/// Calls `each` with every segment of the chain, readable segments first. Descriptors of length 0 are skipped.
 ///
 /// # Errors
-/// [`ChainError::Ring`] for a chain that leaves its table, loops, nests indirect tables or has a writable descriptor before
-/// a readable one; [`ChainError::Request`] for a table that is not mapped, or when `each` says so.
+/// [`ChainError::BrokenRing`] for a chain that leaves its table, loops, nests indirect tables or has a writable descriptor before a
+/// readable one; [`ChainError::BadRequest`] for a table that is not mapped, or when `each` returns it.
 #[inline]
 pub fn walk(
     ring: &DeviceRing,
     pool: &mut BufferPool,
     lease: LeaseId,
-    start: &ChainStart,
+    head: &ChainStart,
     mut each: impl FnMut(&mut BufferPool, Piece) -> Result<(), ChainError>,
 ) -> Result<(), ChainError> {
-    let mut desc = start.first;
+    let mut desc = head.first;
     let mut table: Option<Table> = None;
     // Descriptors of this table so far: bounds the walk.
     let mut seen = 0;
@@ -140,7 +140,7 @@ pub fn walk(
                 return Err(NESTED.into());
             }
             let inside = Table::of(&desc)?;
-            desc = match start.entry {
+            desc = match head.entry {
                 Some(entry) if seen == 0 => entry,
                 _ => inside.read(pool, lease, 0)?,
             };

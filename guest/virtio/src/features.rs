@@ -1,13 +1,13 @@
-//! Feature bits that belong to no device type. Source: virtio 1.3 section 6.
+//! Feature bits common to all device types. Source: virtio 1.3 section 6.
 
-/// Descriptors may name tables of descriptors.
+/// Indirect descriptors.
 pub const RING_INDIRECT_DESC: u64 = 1 << virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
-/// Notifications are asked for by index.
+/// Notifications are requested by index.
 pub const RING_EVENT_IDX: u64 = 1 << virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 /// The device follows virtio 1.0 or later.
 pub const VERSION_1: u64 = 1 << virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 /// Any split of a request into descriptors is accepted. Implied by VERSION_1 and offered for transitional drivers.
 pub const ANY_LAYOUT: u64 = 1 << virtio_bindings::virtio_config::VIRTIO_F_ANY_LAYOUT;
 
-/// What every virtio device here offers.
+/// Features that every virtio device here offers.
 pub const RING_FEATURES: u64 = RING_INDIRECT_DESC | RING_EVENT_IDX | VERSION_1 | ANY_LAYOUT;

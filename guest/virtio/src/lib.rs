@@ -1,5 +1,5 @@
-//! What all virtio personalities have in common: how a transport sees a device and its queues, and how a chain of
-//! descriptors is read as two streams of bytes.
+//! Common parts of all virtio device types: how a transport sees a device and its queues, and how a chain of descriptors is read as two
+//! streams of bytes.
 #![forbid(unsafe_code)]
 
 pub mod batch;
@@ -14,30 +14,30 @@ pub use mqblk_memory::PooledLane as GuestLane;
 use mqblk_memory::{Buffer, LeaseId};
 use mqblk_ring::split::{DeviceRing, RingLog, SplitRing, SplitState};
 
-/// What a queue needs to run.
+/// The resources that a queue runs with.
 pub struct QueueParts {
     /// The ring, resolved.
     pub ring: DeviceRing,
     /// The worker's lease on the guest's memory.
     pub lease: LeaseId,
-    /// How to call the guest, when it wants that at all.
+    /// Calls the guest. `None`: the guest does not want calls.
     pub call: Option<Box<dyn Call>>,
-    /// The features in force.
+    /// The negotiated features.
     pub features: u64,
-    /// Has the queue looked at by its worker, from any thread.
+    /// Wakes the queue's worker to check the queue, from any thread.
     pub waker: Arc<dyn Wake>,
 }
 
-/// What a virtqueue is for.
+/// The role of a virtqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueRole {
-    /// Its requests go to the device's disks.
+    /// A request queue: its requests go to the device's disks.
     Requests,
-    /// It has no requests for disks, and seldom any at all.
+    /// A control or event queue: no disk requests, and few of any kind.
     Control,
 }
 
-/// Copies a configuration space from `offset`; what lies beyond its end reads as zeroes.
+/// Copies a configuration space from `offset`; bytes beyond its end read as zeroes.
 pub fn read_space(space: &[u8], offset: u32, into: &mut [u8]) {
     into.fill(0);
     let start = (offset as usize).min(space.len());
@@ -45,105 +45,106 @@ pub fn read_space(space: &[u8], offset: u32, into: &mut [u8]) {
     into[..len].copy_from_slice(&space[start..start + len]);
 }
 
-/// Makes a state that was judged the device's. When it fails the state is in force, but not where it has to outlive the process; why.
+/// Applies a checked migration state to the device. An error means that the state is applied, but not saved where it outlives the process.
 pub type Apply = Box<dyn FnOnce() -> Result<(), String>>;
 
 /// A virtio device as a transport sees it: feature bits, configuration space, queues.
 ///
-/// Methods run on a control thread; only the queues they make run on workers.
+/// Methods run on a control thread; only the queues that they create run on workers.
 pub trait VirtioDevice<L: GuestLane>: Send + Sync + 'static {
-    /// One of its queues.
+    /// The queue type.
     type Queue: VirtioQueue<L>;
 
-    /// Feature bits offered. Only what is implemented is offered.
+    /// Returns the offered feature bits. Only implemented features are offered.
     fn features(&self) -> u64;
 
-    /// The driver accepted these (a subset of what was offered; checked by the transport).
+    /// Sets the features that the driver accepted (a subset of the offered ones; checked by the transport).
     fn set_features(&self, features: u64);
 
-    /// Copies the configuration space from `offset`; what lies beyond its end reads as zeroes.
+    /// Copies the configuration space from `offset`; bytes beyond its end read as zeroes.
     fn read_config(&self, offset: u32, into: &mut [u8]);
 
-    /// The driver writes the configuration space.
+    /// Writes the configuration space, for the driver.
     ///
     /// # Errors
-    /// When a byte is not writable or the value is not allowed; why, for the log.
+    /// When a byte is not writable or the value is not allowed; the reason, for the log.
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), String>;
 
-    /// Back to the state before any driver came, as far as a driver negotiates and configures it.
+    /// Resets all that a driver negotiates and configures.
     fn reset(&self);
 
-    /// A driver begins to use the device. `resumed`: it did so before, and has not noticed that whoever served it is another one
-    /// now, or that the connection is. Before the first queue is made.
+    /// A driver starts to use the device. `resumed`: it used the device before and is not aware that the process or the connection is a new
+    /// one. Called before the first queue is created.
     fn driver_begins(&self, _resumed: bool) {}
 
-    /// A queue was stopped in good order. If it starts again before a [`reset`](Self::reset), the driver goes on with the device as it was.
+    /// A queue was stopped in an orderly way. If it starts again before a [`reset`](Self::reset), the driver continues with the device as
+    /// it was.
     fn queue_stopped(&self) {}
 
-    /// These queues were served before, by somebody who left or died, and their requests are about to be taken up again: the
-    /// transport has seen it in the in-flight region. None: the driver begins anew. Before the first queue is made.
+    /// These queues have requests to replay: the transport found them in the in-flight region of an earlier process. Empty: the driver
+    /// starts afresh. Called before the first queue is created.
     fn resumes(&self, _queues: &[u16]) {}
 
-    /// Whatever of those queues has not started by now is not coming soon: nothing waits for it any more.
+    /// Those of the queues to replay that have not started by now are not expected soon: stop waiting for them.
     fn resume_ended(&self) {}
 
-    /// What the driver has configured and does not configure again when the device is resumed, as bits that
-    /// [`restore`](Self::restore) knows; 0 for nothing. It is kept where it outlives the process.
+    /// Returns the driver's configuration that it does not repeat when the device is resumed, as bits for
+    /// [`restore_config_bits`](Self::restore_config_bits); 0 for none. The bits are kept where they outlive the process.
     fn configured(&self) -> u64 {
         0
     }
 
-    /// The device is resumed, after a [`reset`](Self::reset): what [`configured`](Self::configured) gave last. Any bits may come.
+    /// Restores the last [`config_bits`](Self::config_bits) of a resumed device, after a [`reset`](Self::reset). Any bits may come.
     fn restore(&self, _configured: u64) {}
 
-    /// What the device is, as the state of a guest that is migrated says it.
+    /// Returns the device type, as the migration state of a guest names it.
     fn kind(&self) -> &'static str;
 
-    /// All that its driver relies on and that neither the guest's memory nor features carry, for whoever serves the device next: JSON, as
+    /// Returns the migration state: all that the driver relies on and that neither the guest's memory nor the features carry. JSON, as
     /// [`state`] writes it. No queue runs.
     fn save_state(&self) -> String;
 
-    /// Judges what [`save_state`](Self::save_state) gave elsewhere, and changes nothing yet. Whoever runs the [`Apply`] makes it this
-    /// device's. From then on the driver is one that goes on: features that are set and a [`driver_begins`](Self::driver_begins) with
-    /// `resumed` change nothing of it; a [`reset`](Self::reset) does. No queue runs.
+    /// Checks the [`save_state`](Self::save_state) of another process, without changing the device. The returned [`ApplyState`] applies it.
+    /// From then on the driver is a resumed one: setting features and a [`driver_started`](Self::driver_started) with `resumed` do not
+    /// change the state; a [`reset`](Self::reset) does. No queue runs.
     ///
     /// # Errors
-    /// When it is not such a state, or one that this device cannot have: field, what was found, what was expected.
+    /// When it is not a valid state, or not one that this device can have: names the field, the value found and the value expected.
     fn load_state(self: &Arc<Self>, state: &str) -> Result<Apply, String>;
 
-    /// Virtqueues.
+    /// Returns the number of virtqueues.
     fn queues(&self) -> u16;
 
-    /// What queue `index` is for.
+    /// Returns the role of queue `index`.
     fn role(&self, _index: u16) -> QueueRole {
         QueueRole::Requests
     }
 
-    /// The largest ring.
+    /// Returns the maximum queue size.
     fn max_ring_size(&self) -> u16;
 
-    /// Makes queue `index` (below [`queues`](Self::queues)).
+    /// Creates queue `index` (below [`num_queues`](Self::num_queues)).
     fn queue(self: &Arc<Self>, index: u16, parts: QueueParts) -> Self::Queue;
 }
 
 /// A queue of a virtio device.
 pub trait VirtioQueue<L: GuestLane>: GuestQueue<Lane = L, Position = SplitState> + Send + 'static {
-    /// Replaces the way the guest is called.
+    /// Replaces the notifier that calls the guest.
     fn set_call(&mut self, call: Option<Box<dyn Call>>);
 
-    /// The lease that the queue works in.
+    /// Returns the queue's lease on guest memory.
     fn lease(&self) -> LeaseId;
 
-    /// Goes on in a new memory table. Requests in flight keep the old one. Returns the old lease, to be retired.
+    /// Switches to a new memory table. Requests in flight keep the old one. Returns the old lease, to be retired.
     fn relocate(&mut self, ring: SplitRing, lease: LeaseId) -> LeaseId;
 
-    /// A request stays unanswered: gives back what its token holds of the lane, and its buffer. Whoever serves the ring next does it
-    /// again.
-    fn forget(&mut self, lane: &mut L, token: Self::Token, buffer: Option<Buffer>);
+    /// Abandons a request without completing it: releases its buffer and what its token holds of the context. The next process that serves
+    /// the ring replays it.
+    fn forget(&mut self, context: &mut L, token: Self::Token, buffer: Option<Buffer>);
 
-    /// Starts, changes or ends the logging of what is written to the ring. What requests write is logged by their lease.
+    /// Starts, changes or ends dirty logging of writes to the ring. Writes of requests are logged by their lease.
     fn set_log(&mut self, log: Option<RingLog>);
 
-    /// The queue ends: gives back what it holds of the lane, but for its lease. Nothing is in flight.
-    fn close(&mut self, _lane: &mut L) {}
+    /// Releases what the queue holds of the context, except its lease. Nothing is in flight.
+    fn close(&mut self, _context: &mut L) {}
 }

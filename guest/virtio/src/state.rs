@@ -1,25 +1,25 @@
-//! A device's state as text, for a guest that is migrated: JSON. It comes from outside when it is read.
+//! A device's migration state as JSON text. It is untrusted when it is read.
 //!
-//! A field that is not known is refused: it says something that the guest relies on, and that would be lost. So that a guest can go back
-//! to an older version, a newer one leaves out what stands at its default.
+//! Unknown fields are refused: the guest may rely on what they say. A newer version omits fields at their default, so that a guest can
+//! migrate back to an older version.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// The text.
+/// Serialises a state.
 pub fn write<T: Serialize>(state: &T) -> String {
-    // Structures of numbers, texts and lists of such can always be written.
+    // Structures of numbers, strings and lists of them can always be serialised.
     serde_json::to_string(state).unwrap_or_default()
 }
 
-/// What a text says.
+/// Parses a state.
 ///
 /// # Errors
-/// When it is no JSON of that shape: which field, what was found there, what was expected.
+/// When it is not JSON of that structure: names the field, the value found and the value expected.
 pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let mut from = serde_json::Deserializer::from_str(text);
     let read = serde_path_to_error::deserialize(&mut from).map_err(|error| match error.path().to_string() {
-        // The whole, or a place that an end came before.
+        // The whole text, or a place before which it ends.
         path if path == "." || path == "?" => error.into_inner().to_string(),
         path => format!("{path}: {}", error.into_inner()),
     })?;
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_field() {
         let good = Outer { list: vec![Inner { number: 1 }, Inner { number: 255 }] };
         assert_eq!(read(&write(&good)), Ok(good));
         for (text, want) in [

@@ -28,35 +28,35 @@ pub mod features {
     pub const WRITE_ZEROES: u64 = 1 << b::VIRTIO_BLK_F_WRITE_ZEROES;
 }
 
-/// Where `writeback` lies. Source: virtio 1.3 section 5.2.4, `struct virtio_blk_config`.
+/// Offset of `writeback`. Source: virtio 1.3 section 5.2.4, `struct virtio_blk_config`.
 pub const WRITEBACK_OFFSET: u32 = 32;
 
-/// Bytes of the structure up to and including secure erase; what lies beyond reads as zeroes.
+/// Bytes of the structure up to and including secure erase; later bytes read as zeroes.
 const CONFIG_BYTES: usize = 72;
 
-/// Largest segment that is asked for, in bytes. Larger ones are accepted too.
+/// Recommended maximum segment size in bytes. Larger segments are accepted too.
 pub const SIZE_MAX: u32 = 4 << 20;
 
 /// Most ranges of one discard or write-zeroes request.
 pub const MAX_RANGES: u32 = 64;
 
-/// What the configuration space is made of.
+/// The values of the configuration space.
 #[derive(Clone, Copy, Debug)]
 pub struct ConfigSpace {
-    /// The disk.
+    /// The disk's geometry.
     pub geometry: Geometry,
-    /// What it can do.
+    /// The disk's limits.
     pub limits: Limits,
-    /// Virtqueues.
+    /// Number of virtqueues.
     pub queues: u16,
     /// Most data segments of one request.
     pub seg_max: u32,
-    /// Whether the cache is in write-back mode now.
+    /// True if the cache is in write-back mode.
     pub writeback: bool,
 }
 
 impl ConfigSpace {
-    /// The bytes, little-endian. Source: virtio 1.3 section 5.2.4.
+    /// Returns the bytes, little-endian. Source: virtio 1.3 section 5.2.4.
     pub fn bytes(&self) -> [u8; CONFIG_BYTES] {
         let mut all = [0; CONFIG_BYTES];
         let mut put = |at: usize, value: &[u8]| all[at..at + value.len()].copy_from_slice(value);
@@ -86,7 +86,7 @@ impl ConfigSpace {
         all
     }
 
-    /// Feature bits of the device type that fit this disk.
+    /// Returns the feature bits of the device type that fit this disk.
     pub fn features(&self) -> u64 {
         use features as f;
         let mut bits = f::SIZE_MAX | f::SEG_MAX | f::BLK_SIZE | f::TOPOLOGY | f::FLUSH | f::CONFIG_WCE | f::MQ;
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_storage_cannot_do_is_not_offered() {
+    fn unsupported_operations_are_not_offered() {
         let mut space = space();
         space.limits.discard = None;
         space.limits.write_zeroes = None;

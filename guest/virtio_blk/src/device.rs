@@ -11,44 +11,44 @@ use crate::config::{ConfigSpace, WRITEBACK_OFFSET, features};
 use crate::queue::BlkQueue;
 use crate::state;
 
-/// Bytes of the string that GET_ID answers. Source: virtio 1.3 section 5.2.6.
+/// Bytes of the string that GET_ID returns. Source: virtio 1.3 section 5.2.6.
 pub const ID_BYTES: usize = 20;
 
-/// Bits of [`VirtioDevice::configured`]: there is a cache mode, and it is write-back. Kept from one version to the next.
+/// Bits of [`VirtioDevice::config_bits`]: the cache mode is valid, and it is write-back. Stable across versions.
 const CONFIGURED: u64 = 1;
 const WRITEBACK: u64 = 1 << 1;
 
-/// What a user chose for a virtio-blk device.
+/// Options of a virtio-blk device.
 #[derive(Clone, Debug)]
 pub struct BlkOptions {
-    /// Answer to GET_ID; cut to 20 bytes.
+    /// ID string; truncated to 20 bytes.
     pub serial: String,
-    /// Virtqueues.
+    /// Number of virtqueues.
     pub queues: u16,
-    /// Largest ring.
+    /// Maximum queue size.
     pub queue_size: u16,
-    /// The cache mode a driver finds: write-back, or write-through (every write is durable before it is answered).
+    /// The initial cache mode: write-back, or write-through (every write is durable before it completes).
     pub writeback: bool,
 }
 
 /// A virtio-blk device over one disk.
 #[derive(Debug)]
 pub struct VirtioBlk {
-    /// But for its size.
+    /// The size in it is unused: see `size`.
     geometry: Geometry,
     /// In bytes. Written by control threads.
     size: AtomicU64,
     limits: Limits,
     options: BlkOptions,
-    /// The mode in force, read once a batch by the queues. Written when a driver changes it.
+    /// The current mode, read once a batch by the queues. Written when a driver changes it.
     writeback: AtomicBool,
     negotiated: AtomicU64,
-    /// The driver goes on where it was served before: it has chosen its mode, whatever features are set. Until a queue starts.
+    /// A resumed driver has chosen its mode before: setting features does not change it. True until a queue starts.
     goes_on: AtomicBool,
 }
 
 impl VirtioBlk {
-    /// A device for a disk of this geometry.
+    /// Creates a device for a disk of this geometry.
     pub fn new(geometry: Geometry, limits: Limits, options: BlkOptions) -> VirtioBlk {
         let writeback = AtomicBool::new(options.writeback);
         let size = AtomicU64::new(geometry.size.0);
@@ -56,25 +56,25 @@ impl VirtioBlk {
         VirtioBlk { geometry, size, limits, options, writeback, negotiated, goes_on }
     }
 
-    /// The disk has another size: the configuration tells of it, and what is asked for from now on is judged by it. Whoever drives
-    /// the device reads that when it is told to.
+    /// Sets a new disk size: the configuration space reports it, and later requests are checked against it. The driver reads it when it
+    /// gets a configuration change notification.
     pub fn set_size(&self, size: ByteLen) {
         self.size.store(size.0, Ordering::Relaxed);
     }
 
-    /// Whether the cache is in write-back mode.
+    /// Returns true if the cache is in write-back mode.
     pub(crate) fn is_writeback(&self) -> bool {
         self.writeback.load(Ordering::Relaxed)
     }
 
-    /// The driver had chosen this mode where it was served before.
+    /// Restores the mode that the driver has chosen in an earlier process.
     pub(crate) fn go_on(&self, writeback: bool) {
         self.writeback.store(writeback, Ordering::Relaxed);
         self.goes_on.store(true, Ordering::Relaxed);
     }
 
     fn config(&self) -> ConfigSpace {
-        // Two descriptors are taken by header and status; 126 is what a ring of 128, QEMU's default, holds.
+        // Header and status take two descriptors; 126 is what fits a ring of 128, QEMU's default.
         let seg_max = u32::from(self.options.queue_size.clamp(3, 128) - 2).min(self.limits.max_segments);
         ConfigSpace {
             geometry: Geometry { size: self.size(), ..self.geometry },
@@ -85,7 +85,7 @@ impl VirtioBlk {
         }
     }
 
-    /// Its size as of now.
+    /// Returns the current size.
     #[inline]
     pub(crate) fn size(&self) -> ByteLen {
         ByteLen(self.size.load(Ordering::Relaxed))
@@ -101,23 +101,22 @@ impl VirtioBlk {
         self.geometry.read_only
     }
 
-    /// Whether a write must be durable before it is answered.
+    /// Returns true if a write must be durable before it completes.
     ///
-    /// Source: virtio 1.3 section 5.2.6.2: with CONFIG_WCE by the `writeback` field; without it, a driver that did not
-    /// accept FLUSH could never make data durable, so writes are. A user's `cache=writethrough` holds unless the driver
-    /// switched it by CONFIG_WCE.
+    /// Source: virtio 1.3 section 5.2.6.2: with CONFIG_WCE by the `writeback` field; without it, a driver that did not accept FLUSH could
+    /// never make data durable, so writes are durable. A user's `cache=writethrough` applies unless the driver changed it by CONFIG_WCE.
     #[inline]
     pub(crate) fn write_through(&self) -> bool {
         let flushable = self.negotiated.load(Ordering::Relaxed) & (features::FLUSH | features::CONFIG_WCE) != 0;
         !flushable || !self.writeback.load(Ordering::Relaxed)
     }
 
-    /// The disk's limits.
+    /// Returns the disk's limits.
     pub(crate) fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// The string for GET_ID: padded with zeroes, not terminated at full length.
+    /// Returns the string for GET_ID: padded with zeroes, not terminated at full length.
     pub(crate) fn id(&self) -> [u8; ID_BYTES] {
         let mut id = [0; ID_BYTES];
         let text = self.options.serial.as_bytes();
@@ -136,8 +135,8 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioBlk {
 
     fn set_features(&self, accepted: u64) {
         self.negotiated.store(accepted, Ordering::Relaxed);
-        let begins = !self.goes_on.load(Ordering::Relaxed);
-        if begins && accepted & features::CONFIG_WCE != 0 && accepted & features::FLUSH == 0 {
+        let is_new_driver = !self.goes_on.load(Ordering::Relaxed);
+        if is_new_driver && accepted & features::CONFIG_WCE != 0 && accepted & features::FLUSH == 0 {
             self.writeback.store(false, Ordering::Relaxed);
         }
     }

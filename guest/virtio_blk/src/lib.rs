@@ -1,7 +1,7 @@
-//! The virtio-blk personality: what a ring element means. Source: virtio 1.3 section 5.2, "Block Device".
+//! The virtio-blk device type. Source: virtio 1.3 section 5.2, "Block Device".
 //!
-//! `device` is the device as a transport sees it, `config` its configuration space, `queue` a request queue over a ring,
-//! `request` the parser from descriptor chain to request, `state` what travels with a guest that is migrated.
+//! `device` is the device as a transport sees it, `config` its configuration space, `queue` a request queue over a ring, `request` the
+//! parser from descriptor chain to request, `state` the migration state.
 #![forbid(unsafe_code)]
 
 mod config;

@@ -1,4 +1,4 @@
-//! A request queue: the personality over a ring.
+//! A virtio-blk request queue.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::config::MAX_RANGES;
 use crate::device::VirtioBlk;
 use crate::request::{Asked, Element, Ranges, Status};
 
-/// What the answer to a request needs.
+/// State of an admitted request that its completion needs.
 #[derive(Debug)]
 pub struct BlkToken {
     head: u16,
     /// Bytes written to the guest if the request succeeds.
     written: u32,
-    /// Holds the status byte, when the request itself carries no buffer.
+    /// Holds the status byte, if the disk request carries no buffer.
     buffer: Option<Buffer>,
 }
 
@@ -31,7 +31,7 @@ pub struct BlkQueue<L> {
     lease: LeaseId,
     call: Option<Box<dyn Call>>,
     ranges: Ranges,
-    /// The batch that is being pulled; kept for its room.
+    /// The batch that is being pulled; reused.
     batch: Batch,
     _lane: PhantomData<fn(L)>,
 }
@@ -49,22 +49,22 @@ impl<L: GuestLane> BlkQueue<L> {
         self.ring.put_used(head, if status == Status::OK { written } else { 1 });
     }
 
-    /// Parses one chain and admits or answers it.
+    /// Parses one chain and admits or completes it.
     #[inline]
     fn take_one<I: Intake<BlkToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
-        start: &ChainStart,
+        chain_head: &ChainStart,
         fua: bool,
         into: &mut I,
     ) -> Result<(), Broken> {
-        let mut element = Element::new(pool.take(self.lease));
-        if let Err(broken) = element.read(&self.ring, pool, self.lease, start) {
-            pool.release(element.buffer);
-            return Err(broken);
+        let mut chain = Element::new(pool.take(self.lease));
+        if let Err(error) = chain.read(&self.ring, pool, self.lease, chain_head) {
+            pool.release(chain.buffer);
+            return Err(error);
         }
-        let (head, written) = (start.head, element.written());
-        match element.judge(&self.device, fua, pool, &mut self.ranges) {
+        let (head, written) = (chain_head.head, chain.written());
+        match chain.judge(&self.device, fua, pool, &mut self.ranges) {
             Asked::Disk { op, start, len } if op.has_data() => {
                 into.admit(
                     BlkToken { head, written, buffer: None },
@@ -72,31 +72,31 @@ impl<L: GuestLane> BlkQueue<L> {
                     op,
                     start,
                     len,
-                    Some(element.buffer),
+                    Some(chain.buffer),
                 );
             }
             Asked::Disk { op, start, len } => {
-                let token = BlkToken { head, written: 1, buffer: Some(element.buffer) };
+                let token = BlkToken { head, written: 1, buffer: Some(chain.buffer) };
                 into.admit(token, DiskSlot::FIRST, op, start, len, None);
             }
             Asked::Ranges { op, count } => {
-                let token = BlkToken { head, written: 1, buffer: Some(element.buffer) };
+                let token = BlkToken { head, written: 1, buffer: Some(chain.buffer) };
                 into.admit_parts(token, DiskSlot::FIRST, op, &self.ranges[..count]);
             }
             Asked::Identify => {
                 let id = self.device.id();
-                let len = pool.len(&element.buffer).0.min(id.len() as u64) as usize;
-                let copied = pool.copy_in(&element.buffer, 0, &id[..len]);
+                let len = pool.len(&chain.buffer).0.min(id.len() as u64) as usize;
+                let copied = pool.copy_in(&chain.buffer, 0, &id[..len]);
                 debug_assert!(copied);
-                self.answer(pool, head, element.buffer, Status::OK, len as u32 + 1);
+                self.answer(pool, head, chain.buffer, Status::OK, len as u32 + 1);
                 into.answered(true);
             }
             Asked::Answer(status) => {
-                self.answer(pool, head, element.buffer, status, written);
+                self.answer(pool, head, chain.buffer, status, written);
                 into.answered(status == Status::OK);
             }
             Asked::Unanswerable => {
-                pool.release(element.buffer);
+                pool.release(chain.buffer);
                 self.ring.put_used(head, 0);
                 into.answered(false);
             }
@@ -115,39 +115,39 @@ impl<L: GuestLane> GuestQueue for BlkQueue<L> {
     }
 
     #[inline]
-    fn pull<I>(&mut self, lane: &mut L, into: &mut I) -> Pulled
+    fn pull<I>(&mut self, context: &mut L, into: &mut I) -> Pulled
     where
         I: Intake<BlkToken, Buffer>,
     {
-        let pool = lane.pool();
+        let pool = context.pool();
         let (count, more) = match self.batch.fetch(&mut self.ring, pool, self.lease, into.room()) {
             Ok((0, false)) => return Pulled::Dry,
             Ok(fetched) => fetched,
-            Err(broken) => return Pulled::Broken(broken.0),
+            Err(error) => return Pulled::Broken(error.0),
         };
         let fua = self.device.write_through();
         for at in 0..count {
-            let start = self.batch.starts[at];
-            if let Err(broken) = self.take_one(pool, &start, fua, into) {
-                return Pulled::Broken(broken.0);
+            let head = self.batch.starts[at];
+            if let Err(error) = self.take_one(pool, &head, fua, into) {
+                return Pulled::Broken(error.0);
             }
         }
         if more { Pulled::MoreWaiting } else { Pulled::Dry }
     }
 
     #[inline]
-    fn finish<I>(&mut self, lane: &mut L, done: Completed<BlkToken, Buffer>, _into: &mut I)
+    fn finish<I>(&mut self, context: &mut L, finished: Completed<BlkToken, Buffer>, _into: &mut I)
     where
         I: Intake<BlkToken, Buffer>,
     {
-        let BlkToken { head, written, buffer } = done.token;
-        let status = match done.outcome {
+        let BlkToken { head, written, buffer } = finished.token;
+        let status = match finished.outcome {
             Outcome::Done(_) => Status::OK,
             Outcome::Unsupported => Status::UNSUPP,
             _ => Status::IOERR,
         };
-        if let Some(buffer) = done.buffer.or(buffer) {
-            self.answer(lane.pool(), head, buffer, status, written);
+        if let Some(buffer) = finished.buffer.or(buffer) {
+            self.answer(context.pool(), head, buffer, status, written);
         }
     }
 
@@ -184,9 +184,9 @@ impl<L: GuestLane> VirtioQueue<L> for BlkQueue<L> {
         self.lease
     }
 
-    fn forget(&mut self, lane: &mut L, token: BlkToken, buffer: Option<Buffer>) {
+    fn forget(&mut self, context: &mut L, token: BlkToken, buffer: Option<Buffer>) {
         if let Some(buffer) = buffer.or(token.buffer) {
-            lane.pool().release(buffer);
+            context.pool().release(buffer);
         }
     }
 

@@ -1,4 +1,4 @@
-//! From a chain of descriptors to a request. Source: virtio 1.3 section 5.2.6.
+//! Parses a chain of descriptors into a request. Source: virtio 1.3 section 5.2.6.
 
 use mqblk_core::{ByteLen, ByteOffset, Op, Sector512};
 use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseId};
@@ -9,7 +9,7 @@ use virtio_bindings::virtio_blk as b;
 use crate::config::MAX_RANGES;
 use crate::device::VirtioBlk;
 
-/// The request's answer byte. Source: virtio 1.3 section 5.2.6.
+/// The status byte of a request. Source: virtio 1.3 section 5.2.6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub u8);
 
@@ -18,58 +18,58 @@ impl Status {
     pub const OK: Status = Status(b::VIRTIO_BLK_S_OK as u8);
     /// Device or driver error.
     pub const IOERR: Status = Status(b::VIRTIO_BLK_S_IOERR as u8);
-    /// Not a request that this device knows.
+    /// Request type not supported.
     pub const UNSUPP: Status = Status(b::VIRTIO_BLK_S_UNSUPP as u8);
 }
 
-/// Most pieces of one request: what one vectored transfer of the host takes (UIO_MAXIOV).
+/// Most segments of one request: the host's limit of one vectored transfer (UIO_MAXIOV).
 const MAX_PIECES: u16 = 1024;
 
 const HEADER_BYTES: usize = 16;
 const RANGE_BYTES: usize = 16;
 const FLAG_UNMAP: u32 = 1;
 
-/// A chain, read but not yet judged.
+/// A chain that was read but not yet parsed.
 #[derive(Debug)]
 pub struct Element {
     /// Header bytes: type u32, reserved u32, sector u64.
     header: [u8; HEADER_BYTES],
     header_len: usize,
-    /// Data pieces and the status byte.
+    /// Data segments and the status byte.
     pub buffer: Buffer,
     /// Bytes of data for the device to read.
     data_out: u64,
     /// Bytes of data for the device to write.
     data_in: u64,
-    /// A data address is not mapped, or there are too many pieces.
+    /// A data address is not mapped, or there are too many segments.
     fault: bool,
     has_status: bool,
 }
 
-/// What a chain asks for.
+/// The parsed content of a chain.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Asked {
     /// One disk range, with data for reads and writes.
     Disk {
-        /// What to do.
+        /// Operation.
         op: Op,
-        /// Where.
+        /// Start on the disk.
         start: ByteOffset,
-        /// How much.
+        /// Length.
         len: ByteLen,
     },
     /// `count` disk ranges, in the parser's list.
     Ranges {
-        /// What to do with each.
+        /// Operation on each of them.
         op: Op,
-        /// How many.
+        /// Number of ranges.
         count: usize,
     },
-    /// The device's identification.
+    /// A request for the device's ID string.
     Identify,
-    /// Answered at once.
+    /// A request that completes at once with this status.
     Answer(Status),
-    /// There is no byte to put a status in: the chain is given back as it is.
+    /// There is no status byte: the chain is returned with no bytes written.
     Unanswerable,
 }
 
@@ -77,7 +77,7 @@ pub enum Asked {
 pub type Ranges = Vec<(ByteOffset, ByteLen)>;
 
 impl Element {
-    /// Nothing read yet.
+    /// Creates an empty chain.
     #[inline]
     pub fn new(buffer: Buffer) -> Element {
         Element {
@@ -91,24 +91,24 @@ impl Element {
         }
     }
 
-    /// Walks the chain once and sorts its bytes into header, data and status.
+    /// Walks the chain once and divides its bytes into header, data and status.
     ///
     /// # Errors
-    /// When the ring is broken; the buffer is to be released.
+    /// When the ring violates the protocol; the caller must release the buffer.
     #[inline]
     pub fn read(
         &mut self,
         ring: &DeviceRing,
         pool: &mut BufferPool,
         lease: LeaseId,
-        start: &ChainStart,
+        head: &ChainStart,
     ) -> Result<(), Broken> {
-        // The last writable byte is the status: hold the last writable piece back until the next one comes.
+        // The last writable byte is the status, so the last writable segment is kept until the next one comes.
         let mut last: Option<Piece> = None;
-        let walked = walk(ring, pool, lease, start, |pool, piece| {
-            if !piece.writable {
-                self.take_readable(pool, lease, piece);
-            } else if let Some(before) = last.replace(piece) {
+        let walked = walk(ring, pool, lease, head, |pool, segment| {
+            if !segment.writable {
+                self.take_readable(pool, lease, segment);
+            } else if let Some(before) = last.replace(segment) {
                 self.data_in += u64::from(before.len);
                 self.push(pool, before.address, before.len);
             }
@@ -126,14 +126,14 @@ impl Element {
     }
 
     #[inline]
-    fn take_readable(&mut self, pool: &mut BufferPool, lease: LeaseId, piece: Piece) {
+    fn take_readable(&mut self, pool: &mut BufferPool, lease: LeaseId, segment: Piece) {
         if self.header_len == HEADER_BYTES {
-            self.data_out += u64::from(piece.len);
-            self.push(pool, piece.address, piece.len);
-        } else if self.header_len == 0 && piece.len as usize == HEADER_BYTES {
-            // As every driver lays it out.
+            self.data_out += u64::from(segment.len);
+            self.push(pool, segment.address, segment.len);
+        } else if self.header_len == 0 && segment.len as usize == HEADER_BYTES {
+            // The usual layout.
             self.header_len = HEADER_BYTES;
-            match pool.read::<[u64; 2]>(lease, piece.address) {
+            match pool.read::<[u64; 2]>(lease, segment.address) {
                 Some([first, second]) => {
                     let (start, end) = self.header.split_at_mut(HEADER_BYTES / 2);
                     start.copy_from_slice(&first.to_ne_bytes());
@@ -142,23 +142,23 @@ impl Element {
                 None => self.fault = true,
             }
         } else {
-            self.take_odd_header(pool, lease, piece);
+            self.take_odd_header(pool, lease, segment);
         }
     }
 
-    /// A piece that holds a part of the header, or the header and data.
+    /// A segment with a part of the header, or with the header and data.
     #[cold]
-    fn take_odd_header(&mut self, pool: &mut BufferPool, lease: LeaseId, piece: Piece) {
-        let used = (HEADER_BYTES - self.header_len).min(piece.len as usize);
+    fn take_odd_header(&mut self, pool: &mut BufferPool, lease: LeaseId, segment: Piece) {
+        let used = (HEADER_BYTES - self.header_len).min(segment.len as usize);
         let into = &mut self.header[self.header_len..self.header_len + used];
-        if !pool.read_bytes(lease, piece.address, into) {
+        if !pool.read_bytes(lease, segment.address, into) {
             self.fault = true;
         }
         self.header_len += used;
-        let rest = piece.len - used as u32;
+        let rest = segment.len - used as u32;
         if rest > 0 {
             self.data_out += u64::from(rest);
-            match piece.address.0.checked_add(used as u64) {
+            match segment.address.0.checked_add(used as u64) {
                 Some(address) => self.push(pool, GuestAddress(address), rest),
                 None => self.fault = true,
             }
@@ -186,13 +186,13 @@ impl Element {
         }
     }
 
-    /// Bytes that the device writes when the request succeeds: data and status.
+    /// Returns the bytes that the device writes if the request succeeds: data and status.
     #[inline]
     pub fn written(&self) -> u32 {
         u32::try_from(self.data_in).unwrap_or(u32::MAX - 1).saturating_add(1)
     }
 
-    /// Judges the private copy of the header. Ranges of discards are read (once) into `ranges`.
+    /// Parses the private copy of the header. Ranges of discards are read (once) into `ranges`.
     #[inline]
     pub fn judge(&self, device: &VirtioBlk, fua: bool, pool: &BufferPool, ranges: &mut Ranges) -> Asked {
         if !self.has_status {
@@ -243,7 +243,7 @@ impl Element {
         }
     }
 
-    /// Reads the list of ranges. `op` is asked for each range's flags; all must agree, so that the request is one operation.
+    /// Reads the list of ranges. `op` maps each range's flags to an operation; all must agree, so that the request is one operation.
     fn ranges(
         &self,
         device: &VirtioBlk,
@@ -268,7 +268,7 @@ impl Element {
             let Some(this) = op(u32::from_le_bytes([f0, f1, f2, f3])) else {
                 return Asked::Answer(Status::UNSUPP);
             };
-            // Ranges that may be unmapped and ranges that may not, in one request: none is.
+            // If ranges that may be unmapped are mixed with ranges that may not, none is unmapped.
             found = Some(match (found, this) {
                 (Some(Op::WriteZeroes { may_unmap: a, fua }), Op::WriteZeroes { may_unmap: b, .. }) => {
                     Op::WriteZeroes { may_unmap: a && b, fua }

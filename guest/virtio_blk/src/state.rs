@@ -1,4 +1,4 @@
-//! What travels with a guest that is migrated: the mode that it gave the write cache, and what tells whether the disk is the same.
+//! Migration state of the device: the guest's write cache mode, and the properties that must match on the destination's disk.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub(crate) fn save(device: &VirtioBlk) -> String {
     state::write(&of(device))
 }
 
-/// A larger disk will do: the guest finds what it knows of, and a resize tells it of the rest.
+/// Checks a migration state. A larger disk is accepted: the guest finds the blocks that it knows, and a resize reports the rest.
 pub(crate) fn load(device: &Arc<VirtioBlk>, text: &str) -> Result<Apply, String> {
     let (found, own) = (state::read::<BlkState>(text)?, of(device));
     if found.block_bytes != own.block_bytes {
@@ -71,7 +71,7 @@ mod tests {
     use crate::config::features;
     use crate::device::BlkOptions;
 
-    /// A lane that no queue runs on.
+    /// A context that no queue runs on.
     struct NoLane;
 
     impl mqblk_core::Lane for NoLane {
@@ -112,31 +112,31 @@ mod tests {
     }
 
     #[test]
-    fn the_mode_travels_and_outlives_the_features() {
-        let (source, there) = (device(1 << 20, false), device(2 << 20, false));
+    fn the_cache_mode_is_migrated_and_kept_over_feature_negotiation() {
+        let (source, destination) = (device(1 << 20, false), device(2 << 20, false));
         let write = |device: &VirtioBlk, on: u8| VirtioDevice::<NoLane>::write_config(device, 32, &[on]).unwrap();
         set_features(&source, features::CONFIG_WCE | features::FLUSH);
         write(&source, 0);
-        load(&there, &save(&source)).unwrap()().unwrap();
-        assert!(!there.is_writeback());
-        set_features(&there, features::CONFIG_WCE | features::FLUSH);
-        assert!(there.write_through());
-        // A driver without FLUSH begins with write-through; one that goes on has chosen since.
-        let (source, there) = (device(1 << 20, false), device(1 << 20, false));
+        load(&destination, &save(&source)).unwrap()().unwrap();
+        assert!(!destination.is_writeback());
+        set_features(&destination, features::CONFIG_WCE | features::FLUSH);
+        assert!(destination.write_through());
+        // A driver without FLUSH starts with write-through; a resumed one has made its choice.
+        let (source, destination) = (device(1 << 20, false), device(1 << 20, false));
         set_features(&source, features::CONFIG_WCE);
         assert!(!source.is_writeback());
         write(&source, 1);
-        load(&there, &save(&source)).unwrap()().unwrap();
-        set_features(&there, features::CONFIG_WCE);
-        assert!(there.is_writeback());
-        VirtioDevice::<NoLane>::reset(&*there);
-        set_features(&there, features::CONFIG_WCE);
-        assert!(!there.is_writeback(), "the next driver begins anew");
+        load(&destination, &save(&source)).unwrap()().unwrap();
+        set_features(&destination, features::CONFIG_WCE);
+        assert!(destination.is_writeback());
+        VirtioDevice::<NoLane>::reset(&*destination);
+        set_features(&destination, features::CONFIG_WCE);
+        assert!(!destination.is_writeback(), "the next driver starts afresh");
     }
 
     #[test]
     fn another_disk_is_refused_and_nothing_changes() {
-        let there = device(1 << 20, false);
+        let destination = device(1 << 20, false);
         for (text, want) in [
             (save(&device(1 << 21, false)), "size-bytes: found 2097152, expected at most 1048576"),
             (save(&device(1 << 20, true)), "read-only: found true, expected false"),
@@ -148,9 +148,9 @@ mod tests {
             ("{\"writeback\":true,\"more\":1}".to_owned(), "more: unknown field `more`"),
             ("{}".to_owned(), "missing field `writeback`"),
         ] {
-            let error = load(&there, &text).err().unwrap();
+            let error = load(&destination, &text).err().unwrap();
             assert!(error.contains(want), "{error}");
-            assert!(there.is_writeback());
+            assert!(destination.is_writeback());
         }
     }
 }

@@ -16,7 +16,7 @@ fn marked(log: &DirtyLog) -> BTreeSet<u64> {
 }
 
 proptest! {
-    /// Exactly the pages of the range are marked, as far as the log reaches, in the bytes and bits that the document says.
+    /// Exactly the pages of the range are marked, as far as the log covers them, in the bytes and bits that the specification names.
     #[test]
     fn exactly_the_pages_of_a_range_are_marked(
         at in 0_u64..(70 * LOG_PAGE), len in 0_u64..(70 * LOG_PAGE), bytes in 1_u64..12, offset in 0_u64..9000,
@@ -41,7 +41,7 @@ proptest! {
 }
 
 #[test]
-fn marks_are_added_and_taken_one_by_one() {
+fn marks_are_set_and_cleared_one_by_one() {
     let (log, _file) = log(2);
     log.mark(GuestAddress(LOG_PAGE), 1);
     log.mark(GuestAddress(3 * LOG_PAGE), 1);
@@ -71,7 +71,7 @@ fn a_log_that_is_too_short_or_cannot_be_mapped_is_refused() {
 }
 
 #[test]
-fn a_log_that_is_cut_off_costs_its_marks_only() {
+fn a_truncated_log_only_loses_its_marks() {
     let (log, file) = log(3 * 4096);
     file.set_len(0).unwrap();
     log.mark(GuestAddress(2 * 4096 * LOG_SPAN), 1);

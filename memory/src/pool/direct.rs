@@ -1,4 +1,4 @@
-//! Guest memory read and written by its address, without a buffer: headers, tables, answers.
+//! Guest memory read and written by address, without a buffer: headers, descriptor tables, responses.
 
 use std::ptr::NonNull;
 
@@ -27,18 +27,18 @@ impl BufferPool {
         }
     }
 
-    /// Reads a value that lies in two regions or more.
+    /// Reads a value that spans regions.
     #[cold]
     fn read_across<T: Plain>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
         let mut value = std::mem::MaybeUninit::<T>::zeroed();
-        // SAFETY: a zeroed `T` is as many initialised bytes, and nothing else names them.
+        // SAFETY: a zeroed `T` is that many initialised bytes, and nothing else refers to them.
         let bytes = unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
         // SAFETY: any bit pattern is a `T`.
         self.read_bytes(lease, address, bytes).then(|| unsafe { value.assume_init() })
     }
 
-    /// Reads bytes from guest memory, once. They may span regions. `false` when a byte of it is not mapped; what lies before
-    /// it may then have been read.
+    /// Reads bytes from guest memory, once. They may span regions. Returns false if a byte is not mapped; the bytes before it may then have
+    /// been read.
     #[must_use]
     pub fn read_bytes(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
         let Some(host) = self.host(lease.index, address.0, into.len() as u64) else {
@@ -50,13 +50,13 @@ impl BufferPool {
         true
     }
 
-    /// Reads bytes that lie in two regions or more, or in none.
+    /// Reads bytes that span regions or are not mapped.
     #[cold]
     fn read_bytes_across(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
         let (mut address, mut left) = (address.0, into);
         while !left.is_empty() {
-            let Some((hot, at)) = self.locate(lease.index, address) else { return false };
-            let (host, run) = (hot.host + at, (hot.len - at).min(left.len() as u64));
+            let Some((region, at)) = self.locate(lease.index, address) else { return false };
+            let (host, run) = (region.host + at, (region.len - at).min(left.len() as u64));
             let (now, later) = left.split_at_mut(run as usize);
             let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
             // SAFETY: mapped for `run` bytes by the lease; `now` is private memory.
@@ -70,8 +70,8 @@ impl BufferPool {
         true
     }
 
-    /// Writes bytes to guest memory. They may span regions. `false` when a byte of it is not mapped; what lies before it may then
-    /// have been written.
+    /// Writes bytes to guest memory. They may span regions. Returns false if a byte is not mapped; the bytes before it may then have been
+    /// written.
     #[must_use]
     #[inline]
     pub fn write_bytes(&mut self, lease: LeaseId, address: GuestAddress, bytes: &[u8]) -> bool {
@@ -81,14 +81,14 @@ impl BufferPool {
         let place = std::ptr::with_exposed_provenance_mut::<u8>(host as usize);
         // SAFETY: mapped for `bytes.len()` bytes by the lease; `bytes` is private memory.
         unsafe { place.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        let held = self.lease(lease.index);
-        if held.log.is_some() {
-            held.log_range(address, bytes.len() as u64);
+        let lease = self.lease(lease.index);
+        if lease.log.is_some() {
+            lease.log_range(address, bytes.len() as u64);
         }
         true
     }
 
-    /// Writes bytes to two regions or more, or to none.
+    /// Writes bytes that span regions or are not mapped.
     #[cold]
     fn write_bytes_across(&mut self, lease: LeaseId, address: GuestAddress, bytes: &[u8]) -> bool {
         let buffer = self.take(lease);
@@ -100,7 +100,7 @@ impl BufferPool {
         written
     }
 
-    /// Starts bringing the line at `address` into this core's cache, if it is mapped.
+    /// Prefetches the line at `address` into this core's cache, if it is mapped.
     #[inline]
     pub fn prefetch(&mut self, lease: LeaseId, address: GuestAddress) {
         let host = self.host(lease.index, address.0, 1);

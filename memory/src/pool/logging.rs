@@ -1,35 +1,35 @@
-//! What the pool does while a guest's memory is being logged.
+//! Dirty logging of writes through a pool's buffers.
 
 use super::*;
 
 impl BufferPool {
-    /// Says that the buffer's pieces are written to: by a read from storage, or by copying into it. They are marked in the guest's dirty
-    /// log when the buffer is released.
+    /// Marks the buffer's segments as written to: by a read from storage, or by copying into it. Their pages are marked in the guest's
+    /// dirty log when the buffer is released.
     #[inline]
     pub fn set_writable(&mut self, buffer: &Buffer) {
         self.entries[buffer.index()].writable = true;
     }
 
-    /// Starts, changes or ends the logging of a guest's memory: of this lease and of all that it [succeeded](Self::succeed), so that
-    /// what is in flight is logged too when it ends.
+    /// Starts, changes or ends dirty logging of a guest's memory: for this lease and all leases that it [inherited
+    /// from](Self::inherit_log), so that requests already in flight are logged when they end.
     pub fn set_log(&mut self, lease: LeaseId, log: Option<&Arc<DirtyLog>>) {
         let Some(family) = self.family(lease) else { return };
-        for held in self.leases.iter_mut().flatten().filter(|held| held.family == family) {
-            held.log = log.cloned();
+        for lease in self.leases.iter_mut().flatten().filter(|lease| lease.family == family) {
+            lease.log = log.cloned();
         }
     }
 
-    /// The memory table of `old` was replaced by that of `new`, of the same guest: it is logged in the same way.
+    /// Puts `new` into the log group of `old`, after the memory table of `old` was replaced by that of `new`, of the same guest.
     pub fn succeed(&mut self, old: LeaseId, new: LeaseId) {
         let Some(family) = self.family(old) else { return };
         let log = self.lease(old.index).log.clone();
-        if let Some(held) = self.found(new) {
-            (held.family, held.log) = (family, log);
+        if let Some(lease) = self.found(new) {
+            (lease.family, lease.log) = (family, log);
         }
     }
 
-    /// Whether whoever takes a buffer remembered to say that it is written to, where that matters. Members of a joined buffer are
-    /// asked for themselves.
+    /// Returns true if writes to the buffer will be logged or need not be: it is set writable, or its lease has no log. The members of a
+    /// merged buffer are checked on their own.
     pub fn will_be_logged(&self, buffer: &Buffer) -> bool {
         let entry = &self.entries[buffer.index()];
         let lease = self.leases.get(entry.lease as usize).and_then(Option::as_ref);
@@ -47,7 +47,7 @@ impl BufferPool {
 }
 
 impl Lease {
-    /// Marks what was written to a buffer that ends.
+    /// Marks the pages written through a buffer that is being released.
     #[cold]
     #[inline(never)]
     pub(super) fn log_entry(&self, entry: &Entry, spills: &[Vec<Segment>]) {
@@ -55,17 +55,17 @@ impl Lease {
             self.log_host(entry.status, 1);
         }
         if entry.writable {
-            let pieces = match entry.spill {
+            let segments = match entry.spill {
                 NO_SPILL => &entry.inline[..usize::from(entry.pieces)],
                 spill => &spills[spill as usize],
             };
-            for piece in pieces {
-                self.log_host(piece.address, piece.len.into());
+            for segment in segments {
+                self.log_host(segment.address, segment.len.into());
             }
         }
     }
 
-    /// Marks what was written at a guest address.
+    /// Marks the pages written at a guest address.
     #[cold]
     #[inline(never)]
     pub(super) fn log_range(&self, address: GuestAddress, len: u64) {
@@ -74,7 +74,7 @@ impl Lease {
         }
     }
 
-    /// Marks what was written at an address of this process, which lies in one region.
+    /// Marks the pages written at a host address. The range lies in one region.
     fn log_host(&self, address: u64, len: u64) {
         let regions = self.memory.regions();
         let found = regions.iter().find(|region| address.wrapping_sub(region.host_address()) < region.len());

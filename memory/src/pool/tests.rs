@@ -23,7 +23,7 @@ fn a_buffer_keeps_a_retired_table_mapped() {
 }
 
 #[test]
-fn pieces_across_neighbouring_regions_and_holes() {
+fn segments_across_neighbouring_regions_and_holes() {
     let mut pool = BufferPool::new();
     let lease = pool.adopt(table(&[(0x1000, 0x1000), (0x2000, 0x1000), (0x4000, 0x1000)]), vec![]);
     let buffer = pool.take(lease);
@@ -33,7 +33,7 @@ fn pieces_across_neighbouring_regions_and_holes() {
     assert_eq!(pool.push(&buffer, GuestAddress(u64::MAX), 2, 8), Err(Fault));
     pool.release(buffer);
     let buffer = pool.take(lease);
-    assert_eq!(pool.push(&buffer, GuestAddress(0x1ff0), 0x20, 1), Err(Fault), "one piece allowed");
+    assert_eq!(pool.push(&buffer, GuestAddress(0x1ff0), 0x20, 1), Err(Fault), "one segment allowed");
     pool.release(buffer);
     assert_eq!(pool.uses(lease), 0);
 }
@@ -65,10 +65,10 @@ fn values_are_read_at_any_alignment() {
 }
 
 proptest! {
-    /// Whatever the pieces, a buffer behaves like the concatenation of its guest bytes.
+    /// Whatever the segments, a buffer behaves like the concatenation of its guest bytes.
     #[test]
-    fn a_buffer_is_the_concatenation_of_its_pieces(
-        pieces in proptest::collection::vec((0_u64..0x2f00, 1_u32..0x100), 1..12),
+    fn a_buffer_is_the_concatenation_of_its_segments(
+        segments in proptest::collection::vec((0_u64..0x2f00, 1_u32..0x100), 1..12),
         at in 0_u64..600, len in 0_usize..600,
     ) {
         let mut pool = BufferPool::new();
@@ -80,7 +80,7 @@ proptest! {
         let lease = pool.adopt(Arc::clone(&memory), vec![]);
         let buffer = pool.take(lease);
         let mut model = Vec::new();
-        for (address, size) in pieces {
+        for (address, size) in segments {
             pool.push(&buffer, GuestAddress(address), size, 64).unwrap();
             model.extend_from_slice(&content[address as usize..address as usize + size as usize]);
         }
@@ -101,7 +101,7 @@ proptest! {
 }
 
 #[test]
-fn ranges_are_copied_between_pieces_that_do_not_match() {
+fn ranges_are_copied_between_segments_that_do_not_match() {
     let mut pool = BufferPool::new();
     let lease = pool.adopt(table(&[(0x1000, 0x1000)]), vec![]);
     let from = pool.take(lease);
@@ -131,20 +131,21 @@ fn ranges_are_copied_between_pieces_that_do_not_match() {
 }
 
 #[test]
-fn a_cut_buffer_has_its_first_bytes_only() {
+fn a_truncated_buffer_has_its_first_bytes_only() {
     let mut pool = BufferPool::new();
     let lease = pool.adopt(table(&[(0, 4096)]), vec![]);
-    for pieces in 1..=5_u64 {
-        for len in 0..=pieces * 100 + 1 {
+    for segments in 1..=5_u64 {
+        for len in 0..=segments * 100 + 1 {
             let buffer = pool.take(lease);
-            for piece in 0..pieces {
-                pool.push(&buffer, GuestAddress(piece * 200), 100, 8).unwrap();
+            for segment in 0..segments {
+                pool.push(&buffer, GuestAddress(segment * 200), 100, 8).unwrap();
             }
-            let whole: Vec<_> = pool.segments(&buffer).iter().map(|piece| (piece.address(), piece.len())).collect();
+            let whole: Vec<_> =
+                pool.segments(&buffer).iter().map(|segment| (segment.address(), segment.len())).collect();
             pool.truncate(&buffer, ByteLen(len));
-            let kept = len.min(pieces * 100);
+            let kept = len.min(segments * 100);
             assert_eq!(pool.len(&buffer), ByteLen(kept));
-            let cut: Vec<_> = pool.segments(&buffer).iter().map(|piece| (piece.address(), piece.len())).collect();
+            let cut: Vec<_> = pool.segments(&buffer).iter().map(|segment| (segment.address(), segment.len())).collect();
             assert_eq!(cut.len() as u64, kept.div_ceil(100));
             for (at, (cut, whole)) in (0..).zip(cut.iter().zip(&whole)) {
                 assert_eq!(*cut, (whole.0, (kept - at * 100).min(100) as u32));

@@ -1,4 +1,4 @@
-//! The back-end's end of a ring: takes requests off, puts responses on.
+//! The backend's end of a ring: takes requests off, puts responses on.
 
 use std::sync::atomic::Ordering;
 
@@ -7,112 +7,112 @@ use mqblk_core::{Armed, Notify};
 use super::layout::{Abi, BlkifRing};
 use super::request::RawRequest;
 
-/// What is wrong with a ring. Ends its queue and nothing else.
+/// Protocol violation by the frontend. It stops its queue and nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken(pub &'static str);
 
-/// Requests and responses in all cannot be more than the ring holds: Linux's `RING_REQUEST_PROD_OVERFLOW`.
+/// Requests without a response cannot exceed the ring size: Linux's `RING_REQUEST_PROD_OVERFLOW`.
 const JUMPED: Broken = Broken("the request producer index is further ahead than the ring is long");
 
-/// Where a ring is taken up.
+/// Position at which a ring is resumed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
     /// The next request to take.
     pub req_cons: u32,
-    /// Where the next response goes.
+    /// Index of the next response.
     pub rsp_prod: u32,
 }
 
-/// The back-end's end.
+/// The backend's end.
 #[derive(Debug)]
 pub struct BackRing {
     ring: BlkifRing,
     req_cons: u32,
-    /// Where the next response goes.
+    /// Index of the next response.
     rsp_prod: u32,
     /// Response index as the frontend sees it.
     published: u32,
 }
 
 impl BackRing {
-    /// A ring that is taken up at `position`, at which all responses are published.
+    /// Creates a ring that resumes at `position`, at which all responses are published.
     pub fn new(ring: BlkifRing, position: Position) -> BackRing {
         let Position { req_cons, rsp_prod } = position;
         BackRing { ring, req_cons, rsp_prod, published: rsp_prod }
     }
 
-    /// A ring of which nothing else is known than what lies in it: all its requests that are not answered are taken (again).
+    /// Creates a ring that resumes from its shared indices alone: all requests without a response are taken (again).
     pub fn attach(ring: BlkifRing) -> BackRing {
         let rsp_prod = u32::from_le(ring.rsp_prod.load(Ordering::Acquire));
         BackRing::new(ring, Position { req_cons: rsp_prod, rsp_prod })
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     #[inline]
     pub fn size(&self) -> u32 {
         self.ring.size()
     }
 
-    /// The layout of its entries.
+    /// Returns the ABI of its entries.
     #[inline]
     pub fn abi(&self) -> Abi {
         self.ring.abi()
     }
 
-    /// Where a new owner resumes.
+    /// Returns the position from which the ring can be resumed.
     pub fn position(&self) -> Position {
         Position { req_cons: self.req_cons, rsp_prod: self.rsp_prod }
     }
 
-    /// The response index as the frontend could see it last; it may have written something else there.
+    /// Returns the response index that the frontend saw last; the frontend may have overwritten it.
     pub fn published(&self) -> u32 {
         u32::from_le(self.ring.rsp_prod.load(Ordering::Acquire))
     }
 
-    /// How many requests wait. With those that were taken and not answered at most the ring's size.
+    /// Returns how many requests are available. With those that were taken and have no response, at most the ring's size.
     ///
     /// # Errors
-    /// When the frontend claims more than the ring holds.
+    /// When the frontend claims more than the ring can hold.
     #[inline]
     pub fn waiting(&self) -> Result<u32, Broken> {
         let produced = self.ring.requests().look();
         if produced.wrapping_sub(self.rsp_prod) > self.ring.size() {
             return Err(JUMPED);
         }
-        // A producer that moved back, behind what was taken, is as far ahead of it.
+        // A producer index that moved back behind the consumer is as far ahead of it.
         let waiting = produced.wrapping_sub(self.req_cons);
         if waiting > self.ring.size() { Err(JUMPED) } else { Ok(waiting) }
     }
 
-    /// Starts bringing the request `ahead` of the next one into this core's cache.
+    /// Prefetches the request `ahead` of the next one into this core's cache.
     #[inline]
     pub fn prefetch(&self, ahead: u32) {
         self.ring.prefetch(self.req_cons.wrapping_add(ahead));
     }
 
-    /// Takes the next of the requests that [`waiting`](Self::waiting) counted: one copy of it.
+    /// Takes the next of the requests that [`waiting`](Self::waiting) counted, as a copy.
     pub fn take(&mut self) -> RawRequest {
         let mut raw = RawRequest::default();
         self.take_into(&mut raw);
         raw
     }
 
-    /// The same, over an earlier request. What the new one does not say (the segments that it does not have) is left as it is, and means
-    /// as little as it did.
+    /// Like [`take`](Self::take), but overwrites an earlier request. Bytes that the new one does not use (of segments that it does not
+    /// have) are unchanged, and are not decoded.
     #[inline]
     pub fn take_into(&mut self, raw: &mut RawRequest) {
         self.ring.read_request(self.req_cons, raw);
         self.req_cons = self.req_cons.wrapping_add(1);
     }
 
-    /// Answers one of the requests that were taken, in whatever order. Visible after [`publish`](Self::publish).
+    /// Puts the response to one of the requests that were taken, in any order. Visible after [`publish`](Self::publish).
     #[inline]
     pub fn put_response(&mut self, id: u64, operation: u8, status: i16) {
         self.ring.put_response(self.rsp_prod, id, operation, status);
         self.rsp_prod = self.rsp_prod.wrapping_add(1);
     }
 
-    /// Makes all responses since the last publish visible at once, and tells whether the frontend wants to be notified.
+    /// Makes all responses since the last publish visible at once. The result says if the frontend requested an event.
     #[inline]
     pub fn publish(&mut self) -> Notify {
         let (old, new) = (self.published, self.rsp_prod);
@@ -123,7 +123,7 @@ impl BackRing {
         if self.ring.responses().publish(old, new) { Notify::Wanted } else { Notify::Suppressed }
     }
 
-    /// Asks for an event, then looks again.
+    /// Requests an event, then re-checks the request index.
     #[inline]
     pub fn arm(&mut self) -> Armed {
         if self.ring.requests().arm(self.req_cons) == self.req_cons { Armed::Sleepable } else { Armed::WorkWaiting }

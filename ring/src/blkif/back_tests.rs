@@ -68,13 +68,13 @@ fn a_ring_goes_round_in_every_layout() {
             assert_eq!(back.waiting(), Ok(front.size));
             let taken: Vec<_> = (0..front.size).map(|_| back.take().decode(abi).id).collect();
             assert_eq!(taken, (0..front.size).map(|at| u64::from(at) << 33 | 5).collect::<Vec<_>>());
-            // Answered in another order than asked.
+            // Responses in another order than the requests.
             for id in taken.iter().rev() {
                 back.put_response(*id, operation::READ, status::ERROR);
             }
             assert_eq!(front.get(8), first.to_le_bytes(), "not published yet");
             let want = if round == 0 { Notify::Wanted } else { Notify::Suppressed };
-            assert_eq!(back.publish(), want, "the frontend asked for the first after index 0");
+            assert_eq!(back.publish(), want, "the frontend requested one at index 1");
             assert_eq!(front.get(8), first.wrapping_add(front.size).to_le_bytes());
             let [.., operation, zero, low, high] = front.get::<12>(front.entry(first));
             assert_eq!((operation, zero, i16::from_le_bytes([low, high])), (operation::READ, 0, status::ERROR));
@@ -83,7 +83,7 @@ fn a_ring_goes_round_in_every_layout() {
 }
 
 #[test]
-fn responses_leave_nothing_of_ours_in_the_pads() {
+fn responses_leak_nothing_in_their_padding() {
     for abi in Abi::ALL {
         let front = Front::new(abi, 1);
         front.memory.write(GuestAddress(front.entry(0)), &[0xee; 32]).unwrap();
@@ -113,7 +113,7 @@ fn a_producer_that_jumps_is_refused() {
     for _ in 0..8 {
         back.take();
     }
-    // Eight are taken and not answered: no more than 24 others fit.
+    // Eight are taken without a response: no more than 24 others fit.
     front.set(0, 33);
     assert_eq!(back.waiting(), Err(JUMPED));
     front.set(0, 32);
@@ -124,7 +124,7 @@ fn a_producer_that_jumps_is_refused() {
 }
 
 #[test]
-fn events_are_wanted_where_the_frontend_says() {
+fn events_are_sent_at_the_requested_index() {
     let front = Front::new(Abi::X86_64, 1);
     let mut back = front.back();
     assert_eq!(back.arm(), Armed::Sleepable);
@@ -146,7 +146,7 @@ fn events_are_wanted_where_the_frontend_says() {
 }
 
 #[test]
-fn a_ring_is_taken_up_where_its_answers_end() {
+fn a_ring_resumes_after_its_last_response() {
     let front = Front::new(Abi::X86_64, 1);
     front.put(7, 70);
     front.set(0, 9);
@@ -157,7 +157,7 @@ fn a_ring_is_taken_up_where_its_answers_end() {
 }
 
 #[test]
-fn rings_need_their_memory() {
+fn rings_without_memory_are_refused() {
     let memory = Front::new(Abi::X86_64, 2).memory;
     let resolve = |at, pages| BlkifRing::resolve(&memory, GuestAddress(at), pages, Abi::X86_64).err();
     assert_eq!(resolve(0, 2), None);

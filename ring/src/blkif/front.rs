@@ -7,21 +7,21 @@ use mqblk_core::Sector512;
 use super::layout::{Abi, BlkifRing};
 use super::request::{MAX_SEGMENTS, RawRequest, Segment};
 
-/// What is wrong with a ring, seen from the frontend: it is of no more use.
+/// Protocol violation by the backend: the ring is unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the back-end breaks the protocol: {0}")]
 pub struct BackBroken(pub &'static str);
 
 const JUMPED: BackBroken = BackBroken("it claims more responses than there are requests");
 
-/// A response, judged by nobody yet.
+/// A response, not yet checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// What the request was given.
+    /// The request's id.
     pub id: u64,
-    /// What it asked for; of an indirect one what that asked for.
+    /// The request's operation; of an indirect request the inner operation.
     pub operation: u8,
-    /// One of [`status`](super::status), or not.
+    /// One of [`status`](super::status), or an unknown value.
     pub status: i16,
 }
 
@@ -29,48 +29,48 @@ pub struct Response {
 #[derive(Debug)]
 pub struct FrontRing {
     ring: BlkifRing,
-    /// Where the next request goes.
+    /// Index of the next request.
     req_prod: u32,
-    /// Request index as the back-end sees it.
+    /// Request index as the backend sees it.
     published: u32,
     /// The next response to take.
     rsp_cons: u32,
-    /// Responses that the last look saw end here.
+    /// The backend's response index when last read.
     seen: u32,
 }
 
 impl FrontRing {
-    /// A fresh ring: indices 0, both ends want to hear of the first entry.
+    /// Initialises a ring: indices 0, both ends request an event with the first entry.
     pub fn init(ring: BlkifRing) -> FrontRing {
         ring.reset();
         FrontRing { ring, req_prod: 0, published: 0, rsp_cons: 0, seen: 0 }
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     #[inline]
     pub fn size(&self) -> u32 {
         self.ring.size()
     }
 
-    /// The layout of its entries.
+    /// Returns the ABI of its entries.
     #[inline]
     pub fn abi(&self) -> Abi {
         self.ring.abi()
     }
 
-    /// Requests that have not been answered, as far as was looked.
+    /// Returns the number of requests without a taken response.
     #[inline]
     pub fn in_flight(&self) -> u32 {
         self.req_prod.wrapping_sub(self.rsp_cons)
     }
 
-    /// Requests that were put on and not yet published.
+    /// Returns the number of requests that are not yet published.
     #[inline]
     pub fn unpublished(&self) -> u32 {
         self.req_prod.wrapping_sub(self.published)
     }
 
-    /// Puts a request on. Whether there was room.
+    /// Puts a request on. Returns false if the ring is full.
     #[inline]
     #[must_use]
     pub fn put(&mut self, request: &RawRequest) -> bool {
@@ -82,8 +82,8 @@ impl FrontRing {
         true
     }
 
-    /// Puts a request on that has its segments in it: the first 11 of `segments`. The same as [`put`](Self::put) of one that was
-    /// encoded, and quicker. Whether there was room.
+    /// Puts a request with inline segments on: the first 11 of `segments`. Equivalent to [`put`](Self::put) of an encoded request, and
+    /// faster. Returns false if the ring is full.
     #[inline]
     #[must_use]
     pub fn put_transfer(
@@ -104,19 +104,19 @@ impl FrontRing {
         true
     }
 
-    /// Makes all requests since the last publish visible at once. Whether the back-end wants an event.
+    /// Makes all requests since the last publish visible at once. Returns true if the backend requested an event.
     #[inline]
-    #[must_use = "a back-end that wants an event sleeps until it comes"]
+    #[must_use = "a backend that requested an event sleeps until it comes"]
     pub fn publish(&mut self) -> bool {
         let (old, new) = (self.published, self.req_prod);
         self.published = new;
         new != old && self.ring.requests().publish(old, new)
     }
 
-    /// Looks for responses; returns how many [`take`](Self::take) can take.
+    /// Reads the backend's response index. Returns how many responses [`take`](Self::take) can take.
     ///
     /// # Errors
-    /// When the back-end breaks the protocol.
+    /// When the backend breaks the protocol.
     #[inline]
     pub fn look(&mut self) -> Result<u32, BackBroken> {
         self.saw(self.ring.responses().look())
@@ -131,7 +131,7 @@ impl FrontRing {
         Ok(ready)
     }
 
-    /// Takes a response of those that the last look saw.
+    /// Takes one of the responses that the last [`poll_responses`](Self::poll_responses) found.
     #[inline]
     pub fn take(&mut self) -> Option<Response> {
         if self.rsp_cons == self.seen {
@@ -142,10 +142,10 @@ impl FrontRing {
         Some(Response { id, operation, status })
     }
 
-    /// Asks for an event when `count` responses (at least 1) are there, then looks again: as [`look`](Self::look).
+    /// Requests an event when `count` responses (at least 1) are available, then re-checks: as [`poll_responses`](Self::poll_responses).
     ///
     /// # Errors
-    /// When the back-end breaks the protocol.
+    /// When the backend breaks the protocol.
     #[inline]
     pub fn arm(&mut self, count: u32) -> Result<u32, BackBroken> {
         let last = self.rsp_cons.wrapping_add(count.max(1) - 1);
@@ -153,13 +153,13 @@ impl FrontRing {
         self.saw(produced)
     }
 
-    /// Asks not to be sent events while responses are looked for.
+    /// Suppresses events while responses are polled.
     #[inline]
     pub fn disarm(&self) {
         self.ring.responses().disarm(Some(self.rsp_cons.wrapping_sub(1)));
     }
 
-    /// The request index that the back-end sees, moved to where a frontend in order would never put it. For tests of back-ends.
+    /// Sets the published request index to an arbitrary value. For tests of backends.
     pub fn publish_index(&mut self, index: u32) {
         self.ring.req_prod.store(index.to_le(), Ordering::Release);
     }

@@ -21,14 +21,14 @@ fn request(abi: Abi, id: u64) -> RawRequest {
 }
 
 proptest! {
-    /// Both ends, in any order of steps, against a list of what is outstanding.
+    /// Both ends, in any order of steps, against a list of the requests without a response.
     #[test]
-    fn every_request_is_answered_once(
+    fn every_request_has_one_response(
         steps in proptest::collection::vec((0..6_u8, 1..40_u32), 1..200),
         abi in proptest::sample::select(Abi::ALL.to_vec()),
     ) {
         let (mut front, mut back) = ends(abi, 1);
-        let (mut next, mut published, mut answered, mut seen) = (0_u64, 0, 0, 0);
+        let (mut next, mut published, mut responded, mut seen) = (0_u64, 0, 0, 0);
         let mut taken: Vec<u64> = vec![];
         for (step, count) in steps {
             match step {
@@ -43,7 +43,7 @@ proptest! {
                 }
                 2 => {
                     let waiting = back.waiting().unwrap();
-                    prop_assert_eq!(u64::from(waiting), published - answered - taken.len() as u64);
+                    prop_assert_eq!(u64::from(waiting), published - responded - taken.len() as u64);
                     for _ in 0..waiting.min(count) {
                         taken.push(back.take().decode(abi).id);
                     }
@@ -51,7 +51,7 @@ proptest! {
                 3 => for _ in 0..count.min(taken.len() as u32) {
                     let id = taken.remove(count as usize % taken.len());
                     back.put_response(id, 9, -2);
-                    answered += 1;
+                    responded += 1;
                 },
                 4 => {
                     let nothing = back.position().rsp_prod == back.published();
@@ -74,7 +74,7 @@ proptest! {
 }
 
 #[test]
-fn transfers_are_what_is_encoded() {
+fn put_transfer_matches_encode() {
     for abi in Abi::ALL {
         let (mut front, mut back) = ends(abi, 1);
         for count in [1, 0, 2, 11, 1, 12, 3] {
@@ -104,14 +104,14 @@ fn transfers_are_what_is_encoded() {
 }
 
 #[test]
-fn both_ends_are_woken_when_they_want_it() {
+fn both_ends_are_notified_when_they_request_it() {
     let (mut front, mut back) = ends(Abi::X86_64, 1);
     assert!(front.put(&request(Abi::X86_64, 1)));
     assert!(front.publish(), "the first request of a fresh ring");
     back.waiting().unwrap();
     back.take();
     assert!(front.put(&request(Abi::X86_64, 2)));
-    assert!(!front.publish(), "it is looking");
+    assert!(!front.publish(), "it is polling");
     back.waiting().unwrap();
     back.take();
     assert_eq!(back.arm(), Armed::Sleepable);
@@ -119,14 +119,14 @@ fn both_ends_are_woken_when_they_want_it() {
     assert!(front.publish());
     assert_eq!(front.arm(2), Ok(0));
     back.put_response(1, 9, 0);
-    assert_eq!(back.publish(), Notify::Suppressed, "two are wanted");
+    assert_eq!(back.publish(), Notify::Suppressed, "two are requested");
     back.put_response(2, 9, 0);
     assert_eq!(back.publish(), Notify::Wanted);
     assert_eq!(front.look(), Ok(2));
 }
 
 #[test]
-fn a_back_end_that_answers_too_much_is_found() {
+fn a_backend_that_claims_too_many_responses_is_detected() {
     let (mut front, mut back) = ends(Abi::X86_32, 1);
     assert!(front.put(&request(Abi::X86_32, 1)));
     let _ = front.publish();

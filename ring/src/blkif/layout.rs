@@ -1,4 +1,4 @@
-//! Where the fields of a ring are: indices and entries, resolved once.
+//! Layout of a blkif ring: indices and entries, resolved once.
 
 use std::sync::atomic::Ordering;
 
@@ -7,10 +7,10 @@ use mqblk_memory::{GuestAddress, GuestMemory, PAGE_BYTES, SharedSlots, SharedU32
 use super::request::{RawRequest, Segment};
 use crate::wakeup::{Direction, Wish};
 
-/// Most pages of a ring: order 4 (`XENBUS_MAX_RING_GRANT_ORDER` of Linux).
+/// Maximum number of ring pages: order 4 (`XENBUS_MAX_RING_GRANT_ORDER` of Linux).
 pub const MAX_PAGES: u32 = 16;
 
-/// Where the fields are in the first page.
+/// Offsets of the fields in the first page.
 pub(super) mod offset {
     pub const REQ_PROD: u64 = 0;
     pub const REQ_EVENT: u64 = 4;
@@ -19,7 +19,7 @@ pub(super) mod offset {
     pub const ENTRIES: u64 = 64;
 }
 
-/// How a frontend's compiler laid its structures out. Source: Xen's `public/io/protocols.h`.
+/// ABI of a frontend: how its compiler lays out structures. Source: Xen's `public/io/protocols.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Abi {
     /// `x86_64-abi`: 64-bit fields at multiples of 8.
@@ -31,10 +31,10 @@ pub enum Abi {
 }
 
 impl Abi {
-    /// All of them.
+    /// All ABIs.
     pub const ALL: [Abi; 3] = [Abi::X86_64, Abi::X86_32, Abi::Arm];
 
-    /// What a frontend writes as `protocol`.
+    /// Returns the value of the frontend's `protocol` node in xenstore.
     pub const fn protocol(self) -> &'static str {
         match self {
             Abi::X86_64 => "x86_64-abi",
@@ -43,48 +43,48 @@ impl Abi {
         }
     }
 
-    /// The one with this name.
+    /// Returns the ABI with this `protocol` name.
     pub fn of_protocol(name: &str) -> Option<Abi> {
         Abi::ALL.into_iter().find(|abi| abi.protocol() == name)
     }
 
-    /// Whether 64-bit fields are at multiples of 8.
+    /// Returns true if 64-bit fields are aligned to 8.
     #[inline]
     pub(super) const fn is_wide(self) -> bool {
         !matches!(self, Abi::X86_32)
     }
 
-    /// Bytes of an entry.
+    /// Returns the bytes of an entry.
     pub const fn entry_bytes(self) -> u32 {
         if self.is_wide() { 112 } else { 108 }
     }
 
-    /// Entries of a ring of so many pages: the largest power of two that fits.
+    /// Returns the number of entries of a ring of `pages` pages: the largest power of two that fits.
     pub const fn entries(self, pages: u32) -> u32 {
         let fit = (pages * PAGE_BYTES - offset::ENTRIES as u32) / self.entry_bytes();
         1 << fit.ilog2()
     }
 }
 
-/// Why there is no ring in some memory.
+/// Error of the set-up of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SetupError {
-    /// A number of pages that no ring has.
+    /// Invalid number of pages.
     #[error("ring pages: found {0}, expected 1, 2, 4, 8 or 16")]
     Pages(u32),
-    /// The memory is not there.
+    /// The memory is not mapped contiguously.
     #[error("ring: {0} pages are not all in one piece of memory")]
     Unmapped(u32),
 }
 
-/// The entries, which both ends read and write.
+/// The entries, which both ends read and write, as words of 64 or 32 bits.
 #[derive(Debug)]
 enum Entries {
     Wide(SharedSlots<[u64; 14]>),
     Narrow(SharedSlots<[u32; 27]>),
 }
 
-/// A ring's fields. Both ends have one.
+/// A ring's fields in shared memory, as each end accesses them.
 #[derive(Debug)]
 pub struct BlkifRing {
     pub(super) req_prod: SharedU32,
@@ -97,10 +97,10 @@ pub struct BlkifRing {
 }
 
 impl BlkifRing {
-    /// The ring in `pages` pages from `address`.
+    /// Resolves the ring in `pages` pages from `address`.
     ///
     /// # Errors
-    /// [`SetupError`].
+    /// [`BlkifSetupError`].
     pub fn resolve(memory: &GuestMemory, address: GuestAddress, pages: u32, abi: Abi) -> Result<BlkifRing, SetupError> {
         if !pages.is_power_of_two() || pages > MAX_PAGES {
             return Err(SetupError::Pages(pages));
@@ -124,39 +124,38 @@ impl BlkifRing {
         })
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     #[inline]
     pub fn size(&self) -> u32 {
         self.size
     }
 
-    /// The layout of its entries.
+    /// Returns the ABI of its entries.
     #[inline]
     pub fn abi(&self) -> Abi {
         self.abi
     }
 
-    /// As a frontend leaves it: indices 0, events wanted with the first entry (`SHARED_RING_INIT`).
+    /// Initialises the ring: indices 0, events requested with the first entry (`SHARED_RING_INIT`).
     pub(super) fn reset(&self) {
         for (cell, value) in [(&self.req_prod, 0), (&self.rsp_prod, 0), (&self.req_event, 1), (&self.rsp_event, 1)] {
             cell.store(u32::to_le(value), Ordering::Release);
         }
     }
 
-    /// Requests: what the frontend produces.
+    /// Returns the direction of requests, which the frontend produces.
     #[inline]
     pub(super) fn requests(&self) -> Direction<'_, SharedU32> {
         Direction { index: &self.req_prod, wish: Wish::Reached(&self.req_event) }
     }
 
-    /// Responses: what the back-end produces.
+    /// Returns the direction of responses, which the backend produces.
     #[inline]
     pub(super) fn responses(&self) -> Direction<'_, SharedU32> {
         Direction { index: &self.rsp_prod, wish: Wish::Reached(&self.rsp_event) }
     }
 
-    /// Copies what entry `index` says, each byte once: as much of it as its kind and its number of segments make matter. The rest of
-    /// `raw` is left as it is.
+    /// Copies entry `index`, each byte once: as many bytes as its operation and its number of segments use. The rest of `raw` is unchanged.
     #[inline]
     pub(super) fn read_request(&self, index: u32, raw: &mut RawRequest) {
         let index = index as usize;
@@ -185,10 +184,10 @@ impl BlkifRing {
         }
     }
 
-    /// Writes a request with its segments in it into entry `index`; no more than fit. The rest of the entry stays what it was: of a
-    /// request with one segment, which most are, one cache line is written and not two or three.
+    /// Writes a request with inline segments into entry `index`; at most 11. The rest of the entry is unchanged: for a request with one
+    /// segment, the common case, one cache line is written instead of two or three.
     ///
-    /// In words, since what is written in pieces and read as words soon after is waited for: 32 ns a request were measured.
+    /// Written in words: separate smaller stores that are read as words soon after stall on store forwarding (measured: 32 ns a request).
     #[inline]
     pub(super) fn put_transfer(&self, index: u32, first: u32, id: u64, sector: u64, segments: &[Segment]) {
         let index = index as usize;
@@ -219,7 +218,7 @@ impl BlkifRing {
         }
     }
 
-    /// Writes a response into entry `index`: every byte of it that a reader may take for one, so that nothing of ours leaks (XSA-216).
+    /// Writes a response into entry `index`: every byte that a reader may take for a part of it, so that no private data leaks (XSA-216).
     #[inline]
     pub(super) fn put_response(&self, index: u32, id: u64, operation: u8, status: i16) {
         let tail = u32::from(operation) | u32::from(status as u16) << 16;
@@ -231,7 +230,7 @@ impl BlkifRing {
         }
     }
 
-    /// One read of the response in entry `index`: id, operation, status.
+    /// Reads the response in entry `index` once: id, operation, status.
     #[inline]
     pub(super) fn response(&self, index: u32) -> (u64, u8, i16) {
         let (id, tail) = match &self.entries {
@@ -247,7 +246,7 @@ impl BlkifRing {
         (id, tail as u8, (tail >> 16) as i16)
     }
 
-    /// Starts bringing entry `index` into this core's cache.
+    /// Prefetches entry `index` into this core's cache.
     #[inline]
     pub(super) fn prefetch(&self, index: u32) {
         match &self.entries {

@@ -1,11 +1,11 @@
-//! What lies in an entry: a private copy, and what it says by the frontend's layout.
+//! A private copy of a ring entry, and its decoding by the frontend's ABI.
 
 use mqblk_core::Sector512;
 use mqblk_memory::GrantRef;
 
 use super::layout::Abi;
 
-/// What a request asks for. Source: `BLKIF_OP_*`.
+/// Operations of requests. Source: `BLKIF_OP_*`.
 pub mod operation {
     /// BLKIF_OP_READ.
     pub const READ: u8 = 0;
@@ -21,7 +21,7 @@ pub mod operation {
     pub const INDIRECT: u8 = 6;
 }
 
-/// How a request ended. Source: `BLKIF_RSP_*`.
+/// Status of responses. Source: `BLKIF_RSP_*`.
 pub mod status {
     /// BLKIF_RSP_OKAY.
     pub const OKAY: i16 = 0;
@@ -31,24 +31,24 @@ pub mod status {
     pub const NOT_SUPPORTED: i16 = -2;
 }
 
-/// Most segments of a request that has them in its entry: BLKIF_MAX_SEGMENTS_PER_REQUEST.
+/// Most inline segments of a request: BLKIF_MAX_SEGMENTS_PER_REQUEST.
 pub const MAX_SEGMENTS: usize = 11;
-/// Most pages of segments that a request names: BLKIF_MAX_INDIRECT_PAGES_PER_REQUEST.
+/// Most pages of segments of an indirect request: BLKIF_MAX_INDIRECT_PAGES_PER_REQUEST.
 pub const MAX_INDIRECT_PAGES: usize = 8;
-/// Segments in a page of them.
+/// Segments in one indirect page.
 pub const SEGMENTS_PER_PAGE: usize = 512;
 /// Bytes of a segment.
 pub const SEGMENT_BYTES: usize = 8;
-/// BLKIF_DISCARD_SECURE, of a discard's flags.
+/// BLKIF_DISCARD_SECURE, a flag of a discard.
 pub const DISCARD_SECURE: u8 = 1;
 
 const BYTES: usize = 112;
 
-/// An entry as it lay in the ring. Copied once; nothing else of the entry is ever looked at.
+/// A copy of a ring entry. Copied once; nothing else of the entry is read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RawRequest([u8; BYTES]);
 
-/// A part of a request's data: whole sectors of a granted page.
+/// A segment of a request's data: whole sectors of a granted page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
     /// The page.
@@ -60,14 +60,14 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// A segment as it lies in an entry or in a page of segments; the same in all layouts.
+    /// Decodes a segment of an entry or an indirect page; the same in all ABIs.
     #[inline]
     pub fn from_bytes(bytes: [u8; SEGMENT_BYTES]) -> Segment {
         let gref = GrantRef(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
         Segment { gref, first_sect: bytes[4], last_sect: bytes[5] }
     }
 
-    /// How it lies in an entry or in a page of segments.
+    /// Encodes the segment for an entry or an indirect page.
     #[inline]
     pub fn to_bytes(self) -> [u8; SEGMENT_BYTES] {
         let [a, b, c, d] = self.gref.0.to_le_bytes();
@@ -75,31 +75,31 @@ impl Segment {
     }
 }
 
-/// A request with its segments in the entry.
+/// A request with inline segments (`struct blkif_request_rw`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// As the frontend says; may be more than there are.
+    /// As the frontend reports; may exceed the maximum.
     pub nr_segments: u8,
-    /// Where on the disk.
+    /// Start on the disk.
     pub sector: Sector512,
-    /// The segments; what lies behind the `nr_segments` means nothing.
+    /// The segments; those after `nr_segments` are undefined.
     pub segments: [Segment; MAX_SEGMENTS],
 }
 
-/// A request whose segments are in pages of their own.
+/// A request whose segments are in granted pages (`struct blkif_request_indirect`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Indirect {
-    /// What is asked for.
+    /// The inner operation.
     pub operation: u8,
-    /// As the frontend says; may be more than there are.
+    /// As the frontend reports; may exceed the maximum.
     pub nr_segments: u16,
-    /// Where on the disk.
+    /// Start on the disk.
     pub sector: Sector512,
-    /// The pages; those that `nr_segments` do not reach mean nothing.
+    /// The pages; those beyond `nr_segments` are undefined.
     pub pages: [GrantRef; MAX_INDIRECT_PAGES],
 }
 
-/// What a request says.
+/// The operation-specific part of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// READ, WRITE, WRITE_BARRIER or FLUSH_DISKCACHE.
@@ -108,31 +108,31 @@ pub enum What {
     Discard {
         /// [`DISCARD_SECURE`].
         flag: u8,
-        /// Where on the disk.
+        /// Start on the disk.
         sector: Sector512,
-        /// How much.
+        /// Length.
         sectors: u64,
     },
     /// INDIRECT.
     Indirect(Indirect),
-    /// Some other operation.
+    /// An unknown operation.
     Unknown,
 }
 
-/// A request, judged by nobody yet.
+/// A decoded request, not yet checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Goes into the response as it is.
+    /// Id; copied into the response.
     pub id: u64,
-    /// One of [`operation`], or not.
+    /// One of [`operation`], or an unknown value.
     pub operation: u8,
-    /// A virtual device, for frontends that have several; means nothing today.
+    /// A virtual device, for frontends with several; unused today.
     pub handle: u16,
-    /// The rest.
+    /// The operation-specific part.
     pub what: What,
 }
 
-/// Where the fields of a kind of request are; 64-bit fields move by 4 where they are not at multiples of 8.
+/// Offsets of the fields of a request; 64-bit fields move by 4 where they are not aligned to 8.
 struct Fields {
     id: usize,
     /// Of transfers, discards and indirect ones.
@@ -155,7 +155,7 @@ impl Fields {
 }
 
 impl RawRequest {
-    /// Puts words at the start.
+    /// Stores words at the start.
     #[inline]
     pub(super) fn put_words<const N: usize, const WORD: usize>(&mut self, words: [[u8; WORD]; N]) {
         for (place, word) in self.0.as_chunks_mut::<WORD>().0.iter_mut().zip(words) {
@@ -163,13 +163,13 @@ impl RawRequest {
         }
     }
 
-    /// Puts word `at`.
+    /// Stores word `at`.
     #[inline]
     pub(super) fn put_word<const WORD: usize>(&mut self, at: usize, word: [u8; WORD]) {
         self.0.as_chunks_mut::<WORD>().0[at] = word;
     }
 
-    /// Bytes of the entry that say something, by what its first bytes say.
+    /// Returns the used bytes of the entry, according to its first bytes.
     #[inline]
     pub(super) fn length(&self, abi: Abi) -> usize {
         let at = Fields::of(abi);
@@ -183,31 +183,31 @@ impl RawRequest {
         }
     }
 
-    /// What is asked for: one of [`operation`], or not.
+    /// Returns the operation: one of [`operation`], or an unknown value.
     #[inline]
     pub fn operation(&self) -> u8 {
         self.0[0]
     }
 
-    /// What goes into the response.
+    /// Returns the id for the response.
     #[inline]
     pub fn id(&self, abi: Abi) -> u64 {
         self.u64_at(Fields::of(abi).id)
     }
 
-    /// Where on the disk, of a transfer.
+    /// Returns the start of a read or write.
     #[inline]
     pub fn sector(&self, abi: Abi) -> Sector512 {
         Sector512(self.u64_at(Fields::of(abi).sector))
     }
 
-    /// Segments of a transfer, as the frontend says.
+    /// Returns the number of inline segments, as the frontend reports.
     #[inline]
     pub fn nr_segments(&self) -> u8 {
         self.0[1]
     }
 
-    /// A transfer's segments, at most those that there are.
+    /// Returns the inline segments, at most those that there are.
     #[inline]
     pub fn segments(&self, abi: Abi) -> impl Iterator<Item = Segment> {
         let from = Fields::of(abi).segments;
@@ -234,13 +234,13 @@ impl RawRequest {
         words
     }
 
-    /// The bytes, to be kept.
+    /// Returns the bytes, for storing them.
     #[inline]
     pub fn bytes(&self) -> &[u8; BYTES] {
         &self.0
     }
 
-    /// Of bytes that were kept.
+    /// Restores a request from stored bytes.
     #[inline]
     pub fn from_bytes(bytes: [u8; BYTES]) -> RawRequest {
         RawRequest(bytes)
@@ -265,7 +265,7 @@ impl RawRequest {
         self.0[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// What the entry says, to a frontend of this layout.
+    /// Decodes the entry by the frontend's ABI.
     #[inline]
     pub fn decode(&self, abi: Abi) -> Request {
         let at = Fields::of(abi);
@@ -292,7 +292,7 @@ impl RawRequest {
         Request { id, operation, handle, what }
     }
 
-    /// The entry in which a frontend of this layout says that.
+    /// Encodes a request by the frontend's ABI.
     pub fn encode(abi: Abi, request: &Request) -> RawRequest {
         let at = Fields::of(abi);
         let mut raw = RawRequest([0; BYTES]);
@@ -357,7 +357,7 @@ mod tests {
         u64::from_le_bytes(std::array::from_fn(|at| from + at as u8))
     }
 
-    /// The offsets of PUBLIC `blkif.h` as compilers lay it out, field by field.
+    /// The field offsets of Xen's `public/io/blkif.h`, as compilers lay them out.
     #[test]
     fn fields_are_where_compilers_put_them() {
         for (abi, id, sector, rest) in [(Abi::X86_64, 8, 16, 24), (Abi::Arm, 8, 16, 24), (Abi::X86_32, 4, 12, 20)] {
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_is_decoded() {
+    fn encode_and_decode_are_inverse() {
         for abi in Abi::ALL {
             for op in [0, 1, 2, 3, 5, 6] {
                 let mut raw = counted(op);
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_behind_the_length_says_nothing() {
+    fn bytes_behind_the_length_are_unused() {
         for abi in Abi::ALL {
             for op in 0..=9 {
                 for count in [0, 1, 5, 11, 12, 255] {
@@ -404,7 +404,7 @@ mod tests {
                     other.0[len..].fill(0xff);
                     assert_eq!(raw.decode(abi), other.decode(abi), "{abi:?} {op} {count}");
                     other.0[len - 1] ^= 1;
-                    // Of no use are the padding at the end of a segment and the handle's neighbours.
+                    // The padding at the end of a segment and the bytes beside the handle are unused.
                     assert!(
                         raw.decode(abi) != other.decode(abi) || (op < 4 && count > 0),
                         "{abi:?} {op} {count}: {len}"

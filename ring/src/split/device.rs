@@ -1,4 +1,4 @@
-//! The device side of a split virtqueue: takes chains off, puts used elements on.
+//! The device's end of a split virtqueue: takes chains off, puts used elements on.
 
 #[cfg(test)]
 mod tests;
@@ -13,7 +13,7 @@ use super::layout::{DESC_INDIRECT, DESC_NEXT, Descriptor, SplitRing};
 use super::log::RingLog;
 use crate::wakeup::Direction;
 
-/// What is wrong with a ring. Each ends its queue and nothing else.
+/// Protocol violation by the driver. It stops its queue and nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken(pub &'static str);
 
@@ -24,22 +24,22 @@ const NEXT: Broken = Broken("a descriptor's next field is outside the table");
 const LOOP: Broken = Broken("a descriptor chain is longer than its table: it loops");
 const LONG: Broken = Broken("a descriptor chain of the ring has more than 1026 descriptors");
 
-/// Most descriptors of a chain in the ring's own table: 1024 of data, a header and a status. In a ring of 32768 entries each chain
-/// could else take a worker's time for as many descriptors, of no bytes.
+/// Most descriptors of a chain in the ring's own table: 1024 of data, a header and a status. Without this bound, each chain of a ring of
+/// 32768 entries could cost a worker as many descriptors, of no bytes.
 const MOST_CHAINED: u16 = 1026;
 
-/// Where whoever serves a ring next goes on: what a queue leaves behind.
+/// State of a stopped queue, for the next process or worker that serves the ring.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SplitState {
     /// The next available entry to read.
     pub next_avail: u16,
-    /// Chains that were taken and are not answered, in the order of their heads. Empty after a drain.
+    /// Chains that were taken and are not completed, in the order of their heads. Empty after a drain.
     pub in_flight: Vec<u16>,
 }
 
 #[inline]
-fn notify(wanted: bool) -> Notify {
-    if wanted { Notify::Wanted } else { Notify::Suppressed }
+fn notify(requested: bool) -> Notify {
+    if requested { Notify::Wanted } else { Notify::Suppressed }
 }
 
 /// The device's end of a ring.
@@ -48,30 +48,30 @@ pub struct DeviceRing {
     ring: SplitRing,
     /// The next available entry to read.
     next_avail: u16,
-    /// Where the next used element goes.
+    /// Index of the next used element.
     next_used: u16,
     /// Used index as the driver sees it.
     published: u16,
     event_idx: bool,
-    /// Heads that we hold. A driver that offers one of them again is broken.
+    /// Heads that are in flight. A driver that makes one of them available again breaks the protocol.
     held: Box<[bool]>,
     /// The same, in memory that outlives the process.
     inflight: Option<InflightTable>,
-    /// Chains that a process before this one took and did not answer, the last one first.
+    /// Chains that an earlier process took and did not complete, the last one first.
     replays: Vec<Replay>,
-    /// Steps that were noted of them.
+    /// Those of them with a recorded step.
     steps: Vec<Replay>,
     /// Most descriptors of a chain.
     longest: u16,
-    /// Where what we write is marked, while the guest is being migrated.
+    /// Dirty log of this ring, while the guest is being migrated.
     log: Option<RingLog>,
 }
 
 impl DeviceRing {
-    /// A ring that resumes at available entry `next_avail`; where used elements go on is read from the ring itself.
+    /// Creates a ring that resumes at available entry `next_avail`. The index of the next used element is read from the ring itself.
     pub fn new(ring: SplitRing, next_avail: u16, event_idx: bool) -> DeviceRing {
         let next_used = u16::from_le(ring.used_idx.load(Ordering::Relaxed));
-        let held = vec![false; usize::from(ring.size())].into_boxed_slice();
+        let in_flight = vec![false; usize::from(ring.size())].into_boxed_slice();
         let (replays, steps) = (Vec::new(), Vec::new());
         let longest = ring.size().min(MOST_CHAINED);
         DeviceRing {
@@ -80,7 +80,7 @@ impl DeviceRing {
             next_used,
             published: next_used,
             event_idx,
-            held,
+            held: in_flight,
             inflight: None,
             replays,
             steps,
@@ -89,11 +89,11 @@ impl DeviceRing {
         }
     }
 
-    /// A ring whose chains in flight are tracked in `words`. It resumes where these say, with the chains that are in flight there;
-    /// where they are fresh, at `next_avail`. Returns how many chains of an earlier life of the ring were forgotten, too.
+    /// Creates a ring whose chains in flight are tracked in `words`. It resumes from the table there, with its chains in flight; if the
+    /// table is unused, at `next_avail`. Also returns the number of discarded chains, from before a reset of the ring.
     ///
     /// # Errors
-    /// When `words` are no table for this ring.
+    /// When `words` are not a valid table for this ring.
     pub fn tracked(
         ring: SplitRing,
         next_avail: u16,
@@ -113,80 +113,80 @@ impl DeviceRing {
         Ok((ring, found.forgotten))
     }
 
-    /// Whether the ring was served before: the driver may have missed a call for what was answered then, and a kick of its own may
-    /// have been lost with the server.
+    /// Returns true if the ring was served before: the driver may have missed a call for earlier completions, and its own kick may have
+    /// been lost with the earlier process.
     pub fn is_resumed(&self) -> bool {
         self.next_avail != 0 || self.next_used != 0 || !self.replays.is_empty()
     }
 
-    /// Whether chains in flight outlive the process.
+    /// Returns true if chains in flight are tracked in memory that outlives the process.
     pub fn is_tracked(&self) -> bool {
         self.inflight.is_some()
     }
 
-    /// Chains to take up again that a process before this one left. They come before those that the ring offers.
+    /// Returns the number of chains to replay that an earlier process left. They come before those of the available ring.
     #[inline]
     pub fn replays(&self) -> usize {
         self.replays.len()
     }
 
-    /// Takes the next of [`replays`](Self::replays): the chain's head. It is held already.
+    /// Takes the next of the [`replays`](Self::replays). Returns the chain's head, which is already in flight.
     pub fn take_replay(&mut self) -> Option<u16> {
         self.replays.pop().map(|replay| replay.head)
     }
 
-    /// How far the request of this head had come in a process before this one; 0 when that is not known. Told once.
+    /// Returns the progress that an earlier process recorded for the request of this head; 0 if unknown. Returned once.
     pub fn take_step(&mut self, head: u16) -> u8 {
         let found = self.steps.iter().position(|replay| replay.head == head);
         found.map_or(0, |at| self.steps.swap_remove(at).step)
     }
 
-    /// Chains to take up again whose steps were noted.
+    /// Returns the number of chains to replay that have a recorded step.
     pub fn noted_steps(&self) -> usize {
         self.steps.len()
     }
 
-    /// Notes how far the request of a chain that is held has come, for a process that takes it up again.
+    /// Records the progress of a request in flight, for a process that replays it.
     pub fn note_step(&mut self, head: u16, step: u8) {
         if let Some(inflight) = &mut self.inflight {
             inflight.note_step(head, step);
         }
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     #[inline]
     pub fn size(&self) -> u16 {
         self.ring.size()
     }
 
-    /// Where a new owner resumes.
+    /// Returns the state from which the ring can be resumed.
     pub fn state(&self) -> SplitState {
-        let in_flight = (0..).zip(&self.held).filter_map(|(head, held)| held.then_some(head)).collect();
+        let in_flight = (0..).zip(&self.held).filter_map(|(head, taken)| taken.then_some(head)).collect();
         SplitState { next_avail: self.next_avail, in_flight }
     }
 
-    /// The same ring at new places in memory, after a change of the memory table.
+    /// Replaces the mapping of the ring, after a change of the memory table.
     pub fn relocate(&mut self, ring: SplitRing) {
         debug_assert_eq!(ring.size(), self.ring.size());
         self.ring = ring;
     }
 
-    /// Starts, changes or ends the logging of what is written to the ring.
+    /// Starts, changes or ends dirty logging of writes to the ring.
     pub fn set_log(&mut self, log: Option<RingLog>) {
         self.log = log;
     }
 
-    /// How many chains wait. At most the ring's size.
+    /// Returns how many chains are available. At most the ring's size.
     ///
     /// # Errors
-    /// When the driver claims more than the ring holds.
+    /// When the driver claims more than the ring can hold.
     #[inline]
     pub fn waiting(&self) -> Result<u16, Broken> {
         let count = self.avail().look().wrapping_sub(self.next_avail);
         if count > self.size() { Err(JUMPED) } else { Ok(count) }
     }
 
-    /// The head `ahead` entries past the next one, read once; its descriptor starts its way into the cache.
+    /// Returns the head `ahead` entries past the next one, read once, and prefetches its descriptor.
     #[inline]
     pub fn peek(&self, ahead: u16) -> u16 {
         let head = u16::from_le(self.ring.avail_ring.get(usize::from(self.next_avail.wrapping_add(ahead))));
@@ -194,17 +194,17 @@ impl DeviceRing {
         head
     }
 
-    /// Takes the next chain, whose head [`peek`](Self::peek) gave.
+    /// Takes the next chain, whose head [`peek`](Self::peek) returned.
     ///
     /// # Errors
-    /// When the head lies outside the table or is already held.
+    /// When the head lies outside the table or is already in flight.
     #[inline]
     pub fn take(&mut self, head: u16) -> Result<(), Broken> {
-        let held = self.held.get_mut(usize::from(head)).ok_or(HEAD)?;
-        if *held {
+        let taken = self.held.get_mut(usize::from(head)).ok_or(HEAD)?;
+        if *taken {
             return Err(TWICE);
         }
-        *held = true;
+        *taken = true;
         if let Some(inflight) = &mut self.inflight {
             inflight.take(head);
         }
@@ -212,10 +212,10 @@ impl DeviceRing {
         Ok(())
     }
 
-    /// Takes the next chain that is there: one to take up again, or else the ring's next. `None` when there is neither.
+    /// Takes the next chain: one to replay, or else the next available one. `None` when there is neither.
     ///
     /// # Errors
-    /// When the ring is broken.
+    /// When the ring violates the protocol.
     pub fn take_next(&mut self) -> Result<Option<u16>, Broken> {
         if let Some(head) = self.take_replay() {
             return Ok(Some(head));
@@ -228,14 +228,14 @@ impl DeviceRing {
         Ok(Some(head))
     }
 
-    /// One read of a descriptor of the table.
+    /// Reads a descriptor of the table once.
     #[inline]
     pub fn descriptor(&self, index: u16) -> Descriptor {
         Descriptor::from_words(self.ring.desc.get(index.into()))
     }
 
-    /// The descriptor of the table that `desc`, which has NEXT, names as its next. `seen` descriptors of the chain came
-    /// before; it bounds the walk.
+    /// Returns the descriptor that `desc`, which has NEXT, names as its next. `seen` descriptors of the chain came before; it bounds the
+    /// walk.
     ///
     /// # Errors
     /// When the chain leaves the table, loops, or has more descriptors than any request can have.
@@ -250,11 +250,11 @@ impl DeviceRing {
         Ok(self.descriptor(desc.next))
     }
 
-    /// Entries of the indirect table that `desc` names.
+    /// Returns the number of entries of the indirect table that `desc` names.
     ///
     /// # Errors
-    /// When it breaks the rules for such descriptors (virtio 1.3 section 2.7.5.3): a length that is no whole number of
-    /// descriptors, or none, or more than 32768; NEXT together with INDIRECT.
+    /// When it violates the rules for indirect descriptors (virtio 1.3 section 2.7.5.3): a length that is not a multiple of 16, or 0, or
+    /// more than 32768 descriptors; NEXT together with INDIRECT.
     #[inline]
     pub fn indirect_entries(desc: &Descriptor) -> Result<u16, Broken> {
         if desc.flags & DESC_NEXT != 0 {
@@ -266,17 +266,17 @@ impl DeviceRing {
         u16::try_from(desc.len / 16).ok().filter(|n| *n <= 32768).ok_or(Broken("an indirect table is too long"))
     }
 
-    /// Whether `desc` names an indirect table.
+    /// Returns true if `desc` names an indirect table.
     #[inline]
     pub fn is_indirect(desc: &Descriptor) -> bool {
         desc.flags & DESC_INDIRECT != 0
     }
 
-    /// Gives a chain back, with the bytes written to it. Visible after [`publish`](Self::publish).
+    /// Returns a chain to the driver, with the number of bytes written to it. Visible after [`publish`](Self::publish).
     #[inline]
     pub fn put_used(&mut self, head: u16, written: u32) {
-        if let Some(held) = self.held.get_mut(usize::from(head)) {
-            *held = false;
+        if let Some(taken) = self.held.get_mut(usize::from(head)) {
+            *taken = false;
         }
         if let Some(inflight) = &mut self.inflight {
             inflight.put_used(head);
@@ -285,7 +285,7 @@ impl DeviceRing {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Makes all used elements since the last publish visible at once, and tells whether the driver wants to be called.
+    /// Makes all used elements since the last publish visible at once. The result says if the driver requested a call.
     #[inline]
     pub fn publish(&mut self) -> Notify {
         let (old, new) = (self.published, self.next_used);
@@ -293,24 +293,24 @@ impl DeviceRing {
             return Notify::Nothing;
         }
         self.published = new;
-        let wanted = match &mut self.inflight {
+        let requested = match &mut self.inflight {
             None => self.used().publish(old, new),
             Some(inflight) => {
                 inflight.publishing();
                 #[cfg(test)]
                 super::inflight::tests::crash_point();
-                let wanted = self.ring.used(self.event_idx).publish(old, new);
+                let requested = self.ring.used(self.event_idx).publish(old, new);
                 inflight.published(new);
-                wanted
+                requested
             }
         };
         if let Some(log) = &self.log {
             log.published(old, new, self.size());
         }
-        notify(wanted)
+        notify(requested)
     }
 
-    /// Asks for a kick, then looks again.
+    /// Requests a kick, then re-checks the available index.
     #[inline]
     pub fn arm(&mut self) -> Armed {
         let waiting = self.avail().arm(self.next_avail) != self.next_avail;
@@ -318,7 +318,7 @@ impl DeviceRing {
         if waiting { Armed::WorkWaiting } else { Armed::Sleepable }
     }
 
-    /// Asks not to be kicked. With EVENT_IDX leaving the event index stale is enough.
+    /// Suppresses kicks. With EVENT_IDX a stale event index is enough.
     #[inline]
     pub fn disarm(&mut self) {
         self.avail().disarm(None);
@@ -332,13 +332,13 @@ impl DeviceRing {
         }
     }
 
-    /// What the driver produces for us.
+    /// The direction from the driver: available entries.
     #[inline]
     fn avail(&self) -> Direction<'_, SharedU16> {
         self.ring.avail(self.event_idx)
     }
 
-    /// What we produce for the driver.
+    /// The direction to the driver: used elements.
     #[inline]
     fn used(&self) -> Direction<'_, SharedU16> {
         self.ring.used(self.event_idx)

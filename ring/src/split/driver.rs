@@ -1,15 +1,15 @@
-//! The driver's end of a split virtqueue: puts requests on, takes answers off.
+//! The driver's end of a split virtqueue: puts requests on, takes completions off.
 //!
-//! A request is composed piece by piece, straight into the ring: [`begin`](SplitDriver::begin), then readable pieces, then
-//! writable pieces, then [`commit`](Chain::commit). No arrays are built; nothing is visible to the device before
-//! [`publish`](SplitDriver::publish); a chain that is dropped before its commit leaves no trace.
+//! A request is built segment by segment, directly in the ring: [`begin`](SplitDriver::begin), then readable segments, then writable
+//! segments, then [`commit`](ChainBuilder::commit). No arrays are built; nothing is visible to the device before
+//! [`publish`](SplitDriver::publish); a chain that is dropped before its commit has no effect.
 //!
-//! What a request costs is cache lines that cross cores, so this end keeps private copies of everything it has written and
-//! does not write a descriptor or an available entry that already holds the same value: a driver that reuses its buffers
-//! in the order in which they come back leaves the descriptor table in both sides' caches.
+//! The cost of a request is cache lines that move between cores. So this end keeps private copies of everything it has written and does not
+//! rewrite a descriptor or an available entry that already holds the value: a driver that reuses its buffers in the order of their
+//! completion leaves the descriptor table in both sides' caches.
 //!
-//! The device may be hostile. It is believed in nothing: an answer that names a request that is not in flight is a
-//! [`DeviceError`], and the device can spoil only what it can reach anyway.
+//! The device is not trusted: a used element that names no request in flight is a [`DeviceError`], and the device can corrupt only memory
+//! that it can access anyway.
 
 mod chain;
 #[cfg(test)]
@@ -25,45 +25,45 @@ pub use chain::{Chain, Refused};
 
 /// Used elements in a cache line.
 const USED_ENTRIES_PER_LINE: u16 = 8;
-/// Used entries prefetched at one look; the hardware's prefetcher has the stream by then.
+/// Used elements prefetched at once; the hardware's prefetcher has detected the stream by then.
 const PREFETCH_ENTRIES: u16 = 4 * USED_ENTRIES_PER_LINE;
 
-/// What the two sides agreed on.
+/// Negotiated ring features.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
-    /// VIRTIO_F_EVENT_IDX: notifications are asked for by index.
+    /// VIRTIO_F_EVENT_IDX: notifications are requested by index.
     pub event_idx: bool,
 }
 
 /// Memory for indirect tables: one table for each descriptor of the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndirectArea {
-    /// Where the tables start; aligned to 16.
+    /// Address of the first table; aligned to 16.
     pub start: GuestAddress,
     /// Descriptors of one table, a power of two.
     pub per_table: u16,
 }
 
 impl IndirectArea {
-    /// Bytes of the tables of a ring of `size` entries.
+    /// Returns the bytes of the tables of a ring of `size` entries.
     pub const fn bytes(size: u16, per_table: u16) -> u64 {
         size as u64 * per_table as u64 * super::layout::DESC_BYTES
     }
 }
 
-/// How a request lies in the ring.
+/// Layout of a request's descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// One ring descriptor for each piece.
+    /// One ring descriptor for each segment.
     Direct,
-    /// One ring descriptor that names a table of the pieces.
+    /// One ring descriptor that names an indirect table of the segments.
     Indirect,
 }
 
-/// The device broke the protocol. The queue is of no more use.
+/// The device violated the protocol. The queue is unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// More answers than requests.
+    /// More used elements than requests.
     #[error("used index: found {found} new elements, expected at most {in_flight}, the requests in flight")]
     UsedIndex {
         /// New elements by the device's index.
@@ -71,21 +71,21 @@ pub enum DeviceError {
         /// Requests in flight.
         in_flight: u16,
     },
-    /// An answer to nothing.
+    /// A used element without a request.
     #[error("used element: found id {0}, expected the head of a request in flight")]
     UsedId(u32),
 }
 
-/// An answered request.
+/// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
-    /// What [`Chain::commit`] was given.
+    /// The token given to [`ChainBuilder::commit`].
     pub token: u32,
-    /// Bytes that the device says it has written.
+    /// Bytes written, as the device reports.
     pub written: u32,
 }
 
-/// What is kept for each descriptor that can be the head of a request.
+/// State of each descriptor that can be the head of a request.
 #[derive(Clone, Copy, Debug, Default)]
 struct Head {
     token: u32,
@@ -108,28 +108,28 @@ pub struct SplitDriver {
     ring: SplitRing,
     tables: Option<Tables>,
     event_idx: bool,
-    /// The descriptor table as last written.
+    /// Private copy of the descriptor table.
     written: Box<[[u64; 2]]>,
-    /// The available ring as last written.
+    /// Private copy of the available ring.
     offered: Box<[u16]>,
-    /// Free descriptors are linked in a stack; so are those of a chain, which makes freeing one step.
+    /// Free descriptors are linked in a stack; so are those of a chain, so that freeing a chain is one step.
     next: Box<[u16]>,
     free_head: u16,
     free: u16,
     heads: Box<[Head]>,
     in_flight: u16,
-    /// Where the next head goes; committed but unpublished requests lie between `published` and this.
+    /// Index of the next available entry; committed but unpublished requests lie between `published` and this.
     avail: u16,
     published: u16,
     /// The next used element to take.
     used: u16,
-    /// The device's used index when last looked at.
+    /// The device's used index when last read.
     seen: u16,
 }
 
 impl SplitDriver {
-    /// A fresh ring of `size` entries (which this zeroes) at `at` in `memory`, with room for indirect tables if the device
-    /// takes them. Starts without asking for calls, as after [`disarm`](Self::disarm).
+    /// Creates a ring of `size` entries (and zeroes it) at `at` in `memory`, with indirect tables if the device accepts them. Calls are
+    /// suppressed at first, as after [`disarm`](Self::disarm).
     ///
     /// # Errors
     /// When a part does not lie in one region or is not aligned.
@@ -174,38 +174,38 @@ impl SplitDriver {
         Ok(driver)
     }
 
-    /// Entries of the ring.
+    /// Returns the number of entries.
     pub fn size(&self) -> u16 {
         self.ring.size()
     }
 
-    /// Requests committed and not yet taken back.
+    /// Returns the number of requests committed and not yet completed.
     #[inline]
     pub fn in_flight(&self) -> u16 {
         self.in_flight
     }
 
-    /// Ring descriptors that are free.
+    /// Returns the number of free ring descriptors.
     #[inline]
     pub fn free_descriptors(&self) -> u16 {
         self.free
     }
 
-    /// Pieces that one [`Shape::Indirect`] request can have; 0 without indirect tables.
+    /// Returns how many segments one [`ChainLayout::Indirect`] request can have; 0 without indirect tables.
     pub fn indirect_pieces(&self) -> u16 {
         self.tables.as_ref().map_or(0, |tables| tables.area.per_table)
     }
 
-    /// Starts a request. It needs as many free ring descriptors as it gets pieces, or one with [`Shape::Indirect`].
+    /// Starts a request. It needs as many free ring descriptors as it has segments, or one with [`ChainLayout::Indirect`].
     #[inline]
     pub fn begin(&mut self, shape: Shape) -> Chain<'_> {
         Chain::new(self, shape)
     }
 
-    /// Makes all committed requests visible: the index is stored once. Returns whether the device asked to be kicked for
-    /// any of them (virtio 1.3 sections 2.7.10 and 2.7.13.4).
+    /// Makes all committed requests visible: the index is stored once. Returns true if the device requested a kick for any of them (virtio
+    /// 1.3 sections 2.7.10 and 2.7.13.4).
     #[inline]
-    #[must_use = "a device that asked for a kick sleeps until it gets one"]
+    #[must_use = "a device that requested a kick sleeps until it gets one"]
     pub fn publish(&mut self) -> bool {
         let (old, new) = (self.published, self.avail);
         if old == new {
@@ -215,22 +215,22 @@ impl SplitDriver {
         self.ring.avail(self.event_idx).publish(old, new)
     }
 
-    /// Requests committed and not yet published.
+    /// Returns the number of requests committed and not yet published.
     #[inline]
     pub fn unpublished(&self) -> u16 {
         self.avail.wrapping_sub(self.published)
     }
 
-    /// Looks at the device's index. Returns how many answers can be taken by [`take`](Self::take).
+    /// Reads the device's used index. Returns how many completions [`take`](Self::take) can take.
     ///
     /// # Errors
-    /// When the device says it answered more requests than are in flight.
+    /// When the device reports more completions than requests in flight.
     #[inline]
     pub fn look(&mut self) -> Result<u16, DeviceError> {
         self.saw(self.answers().look())
     }
 
-    /// Judges the device's index.
+    /// Checks the device's used index.
     #[inline]
     fn saw(&mut self, seen: u16) -> Result<u16, DeviceError> {
         if seen == self.seen {
@@ -248,17 +248,17 @@ impl SplitDriver {
         Ok(found)
     }
 
-    /// Answers seen by the last [`look`](Self::look) and not yet taken.
+    /// Returns how many completions the last [`poll_used`](Self::poll_used) found that are not yet taken.
     #[inline]
     pub fn ready(&self) -> u16 {
         self.seen.wrapping_sub(self.used)
     }
 
-    /// Takes one answer of those that the last [`look`](Self::look) saw, in the device's order, and frees the request's
+    /// Takes one of the completions that the last [`poll_used`](Self::poll_used) found, in the device's order, and frees the request's
     /// descriptors.
     ///
     /// # Errors
-    /// When the answer names no request in flight.
+    /// When the used element names no request in flight.
     #[inline]
     pub fn take(&mut self) -> Result<Option<Used>, DeviceError> {
         if self.used == self.seen {
@@ -277,13 +277,13 @@ impl SplitDriver {
         Ok(Some(Used { token, written }))
     }
 
-    /// Asks the device to call once `count` more answers (at least 1) are there, then looks again. Returns how many are
-    /// there already; only when they are fewer than `count` may the caller sleep until the call.
+    /// Requests a call once `count` more completions (at least 1) are available, then re-checks. Returns how many are available already;
+    /// the caller may sleep until the call only if they are fewer than `count`.
     ///
-    /// Without EVENT_IDX the device calls at the first answer.
+    /// Without EVENT_IDX the device calls at the first completion.
     ///
     /// # Errors
-    /// As [`look`](Self::look).
+    /// As [`poll_used`](Self::poll_used).
     pub fn arm(&mut self, count: u16) -> Result<u16, DeviceError> {
         // The device calls when its index moves past the event: `used + count` lies just past it.
         let event = self.used.wrapping_add(count.max(1)).wrapping_sub(1);
@@ -291,13 +291,13 @@ impl SplitDriver {
         self.saw(seen)
     }
 
-    /// Asks the device not to call while the ring is polled.
+    /// Suppresses calls while the ring is polled.
     #[inline]
     pub fn disarm(&self) {
         self.answers().disarm(Some(self.used.wrapping_sub(1)));
     }
 
-    /// What the device produces for us.
+    /// The direction from the device: used elements.
     #[inline]
     fn answers(&self) -> Direction<'_, SharedU16> {
         self.ring.used(self.event_idx)

@@ -1,23 +1,23 @@
-//! Which chains of a split ring are in flight, in memory that outlives the process: a table that the front-end keeps and shows to
-//! whoever serves the ring next. Answers go out in any order, so the ring alone does not tell. Source: QEMU's `vhost-user.rst`,
-//! "Inflight I/O tracking", the split layout.
+//! The in-flight region of a split ring: which chains are in flight, in memory that outlives the process. The frontend keeps this table and
+//! sets it (SET_INFLIGHT_FD) for the next process that serves the ring. Requests complete in any order, so the ring alone does not tell.
+//! Source: QEMU's `vhost-user.rst`, "Inflight I/O tracking", the split layout.
 //!
-//! It stands a kill of the process at any store, not a loss of power. The order of the stores, each visible before the next:
+//! It survives a kill of the process at any store, but not a power loss. The order of the stores, each visible before the next:
 //!
 //! ```text
 //! take:     counter of the chain, its in-flight mark
-//! put_used: its link to the chain put before it
-//! publish:  head of the list of links, THE RING'S USED INDEX, in-flight marks off, used index as published
+//! put_used: its link to the previously completed chain
+//! publish:  head of the list of links, THE RING'S USED INDEX, clear in-flight marks, used index as published
 //! ```
 //!
-//! Whoever finds the ring's used index ahead of the table's knows that the process died inside a publish, and how many chains
-//! of the list have been answered.
+//! If the ring's used index is ahead of the table's, the process died inside a publish. The difference is the number of chains of the list
+//! that were completed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mqblk_memory::SharedWords;
 
-/// The layout's version, in the table's header; 0 is memory that nobody has used yet.
+/// The layout's version, in the table's header; 0 means unused memory.
 const VERSION: u16 = 1;
 
 /// Words before the entries: features, then version, entries, last head and used index in 16 bits each.
@@ -27,24 +27,24 @@ const ENTRY_WORDS: usize = 2;
 
 /// The chain is in flight.
 const IN_FLIGHT: u64 = 1;
-/// All bits of the mark's byte.
+/// Mask of the mark's byte.
 const MARK: u64 = 0xff;
-/// Where the step's byte lies: padding in the specification's layout.
+/// Position of the step's byte: padding in the specification's layout.
 const STEP_SHIFT: u32 = 8;
-/// Where the link lies.
+/// Position of the link.
 const LINK_SHIFT: u32 = 48;
 
-/// Why a table is not one to go on by.
+/// Error of an in-flight table that cannot be resumed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InflightError {
-    /// It has no room for the ring.
+    /// It is too small for the ring.
     #[error(
         "in-flight region: found {found} bytes for a queue, expected at least {expected} for a ring of {size} entries"
     )]
     TooSmall {
         /// Bytes it has.
         found: u64,
-        /// Bytes that it needs.
+        /// Required bytes.
         expected: u64,
         /// The ring's entries.
         size: u16,
@@ -52,15 +52,15 @@ pub enum InflightError {
     /// Another program's layout, or a later one.
     #[error("in-flight region: {field}: found {found}, expected {expected}")]
     Header {
-        /// What of it.
+        /// The header field.
         field: &'static str,
-        /// What it holds.
+        /// Its value.
         found: u64,
-        /// What it has to hold.
+        /// The expected value.
         expected: u64,
     },
-    /// Its list of answered chains leaves the table.
-    #[error("in-flight region: the list of answered chains names descriptor {found} of a ring of {size} entries")]
+    /// Its list of completed chains leaves the table.
+    #[error("in-flight region: the list of completed chains names descriptor {found} of a ring of {size} entries")]
     List {
         /// The descriptor.
         found: u16,
@@ -69,52 +69,52 @@ pub enum InflightError {
     },
 }
 
-/// A chain that was taken off the ring by a process that died before it answered.
+/// A chain to replay: taken off the ring by a process that died before it completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replay {
     /// Its head.
     pub head: u16,
-    /// How far the request had come, as noted by [`InflightTable::note_step`]; 0 when nothing was noted.
+    /// Progress of the request, as recorded by [`InflightTable::record_step`]; 0 if none was recorded.
     pub step: u8,
 }
 
-/// What a table tells about its ring.
+/// The state of a ring, recovered from its table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// The next available entry to read. `None`: the table is fresh or of an earlier life of the ring, and does not know.
+    /// The next available entry to read. `None` if the table is unused or from before a reset of the ring.
     pub next_avail: Option<u16>,
     /// Chains in flight, in the order in which they were taken.
     pub replays: Vec<Replay>,
-    /// Chains that were marked in flight in an earlier life of the ring, which were forgotten.
+    /// Number of discarded chains: marked in flight before a reset of the ring.
     pub forgotten: usize,
 }
 
-/// A ring's table. While the ring is served, links and steps alone are read back from it.
+/// A ring's table. While the ring is served, only links and steps are read back from it.
 #[derive(Debug)]
 pub struct InflightTable {
     words: SharedWords,
     size: u16,
-    /// Stored with the next chain that is taken.
+    /// Counter value of the next chain that is taken.
     counter: u64,
-    /// The chain put last.
+    /// The chain completed last.
     last_head: u16,
-    /// Used index of the last publish that has ended.
+    /// Used index of the last finished publish.
     used: u16,
-    /// A step was noted of some chain, here or in a process before this one.
+    /// A step was recorded for some chain, by this or an earlier process.
     stepped: bool,
 }
 
 impl InflightTable {
-    /// Bytes of the table of a ring with `size` entries: whole cache lines, so that two queues share none.
+    /// Returns the bytes of the table of a ring with `size` entries: whole cache lines, so that two queues share none.
     pub const fn bytes(size: u16) -> u64 {
         let bytes = (HEADER_WORDS + ENTRY_WORDS * size as usize) as u64 * 8;
         bytes.next_multiple_of(64)
     }
 
-    /// Goes on by the table in `words` with a ring of `size` entries whose used index is `used` now.
+    /// Resumes from the table in `words` for a ring of `size` entries whose used index is `used` now.
     ///
-    /// A table of another size, or one whose index is further from the ring's than a batch can be, is of an earlier life of the
-    /// ring: a guest has reset the device since. It begins anew.
+    /// A table of another size, or one whose index is further from the ring's than a batch can be, is from before a reset: the guest has
+    /// reset the device since. It is reset too.
     ///
     /// # Errors
     /// When it is too small, has another layout, or contradicts itself.
@@ -140,13 +140,13 @@ impl InflightTable {
                 return Err(InflightError::Header { field: "version", found: other.into(), expected: VERSION.into() });
             }
         }
-        let answered = used.wrapping_sub(published);
-        if entries != size || answered > size {
-            let forgotten = table.begin_anew();
-            return Ok((table, Recovered { forgotten, ..Recovered::default() }));
+        let completed = used.wrapping_sub(published);
+        if entries != size || completed > size {
+            let discarded = table.begin_anew();
+            return Ok((table, Recovered { forgotten: discarded, ..Recovered::default() }));
         }
         table.last_head = last_head;
-        table.end_publish(answered)?;
+        table.end_publish(completed)?;
         let replays = table.in_flight();
         table.stepped = replays.iter().any(|replay| replay.step != 0);
         let next_avail = Some(used.wrapping_add(replays.len() as u16));
@@ -157,10 +157,10 @@ impl InflightTable {
         self.words.get(word).map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// [`store`] to this word.
+    /// Stores to this word, as [`store`].
     #[inline]
     fn store(&self, word: usize, value: u64) {
-        // `open` has checked the room, and heads are below the size.
+        // `open` has checked the size, and heads are below it.
         if let Some(word) = self.words.get(word) {
             store(word, value);
         }
@@ -175,13 +175,13 @@ impl InflightTable {
         HEADER_WORDS + ENTRY_WORDS * head as usize
     }
 
-    /// Clears all entries, then makes the header say that they are. Returns how many were in flight.
+    /// Clears all entries, then writes the header. Returns how many were in flight.
     fn begin_anew(&mut self) -> usize {
-        // A process that dies in between leaves a table that is fresh.
+        // A process that dies in between leaves an unused table.
         self.store(1, 0);
-        let room = (self.words.count() - HEADER_WORDS) / ENTRY_WORDS;
+        let entries = (self.words.count() - HEADER_WORDS) / ENTRY_WORDS;
         let mut cleared = 0;
-        for word in (0..room).map(|entry| HEADER_WORDS + ENTRY_WORDS * entry) {
+        for word in (0..entries).map(|entry| HEADER_WORDS + ENTRY_WORDS * entry) {
             cleared += usize::from(self.load(word) & IN_FLIGHT != 0);
             self.store(word, 0);
         }
@@ -190,10 +190,10 @@ impl InflightTable {
         cleared
     }
 
-    /// Ends the publish that the process before died in: `answered` chains of the list are in the ring.
-    fn end_publish(&mut self, answered: u16) -> Result<(), InflightError> {
+    /// Finishes the publish in which the previous process died: `completed` chains of the list are in the ring.
+    fn end_publish(&mut self, completed: u16) -> Result<(), InflightError> {
         let mut head = self.last_head;
-        for _ in 0..answered {
+        for _ in 0..completed {
             if head >= self.size {
                 return Err(InflightError::List { found: head, size: self.size });
             }
@@ -206,7 +206,7 @@ impl InflightTable {
         Ok(())
     }
 
-    /// Chains in flight, in the order in which they were taken. The counter goes on after theirs.
+    /// Returns the chains in flight, in the order in which they were taken. The counter continues after theirs.
     fn in_flight(&mut self) -> Vec<Replay> {
         let mut found: Vec<(u64, Replay)> = (0..self.size)
             .filter_map(|head| {
@@ -220,7 +220,7 @@ impl InflightTable {
         found.into_iter().map(|(_, replay)| replay).collect()
     }
 
-    /// The chain of this head is taken off the ring.
+    /// Marks the chain of this head in flight: it is taken off the ring.
     #[inline]
     pub fn take(&mut self, head: u16) {
         // As in `store`.
@@ -231,34 +231,34 @@ impl InflightTable {
         self.counter = self.counter.wrapping_add(1);
     }
 
-    /// Notes how far the request of a chain in flight has come.
+    /// Records the progress of the request of a chain in flight.
     pub fn note_step(&mut self, head: u16, step: u8) {
         self.stepped = true;
         self.store(Self::mark_word(head), IN_FLIGHT | u64::from(step) << STEP_SHIFT);
     }
 
-    /// A used element for the chain of this head was written, which [`published`](Self::published) makes visible.
+    /// Links the chain of this head, whose used element was written and becomes visible with [`after_publish`](Self::after_publish).
     #[inline]
     pub fn put_used(&mut self, head: u16) {
-        // The step stays: a process that dies before the publish leaves a request that is done again from there.
-        let noted = if self.stepped { self.load(Self::mark_word(head)) & MARK << STEP_SHIFT } else { 0 };
-        let entry = noted | IN_FLIGHT;
+        // The step is kept: if the process dies before the publish, the request is replayed from there.
+        let step = if self.stepped { self.load(Self::mark_word(head)) & MARK << STEP_SHIFT } else { 0 };
+        let entry = step | IN_FLIGHT;
         self.store(Self::mark_word(head), u64::from(self.last_head) << LINK_SHIFT | entry);
         self.last_head = head;
     }
 
-    /// The ring's used index is about to move past all chains that were put.
+    /// Called before the ring's used index moves past all linked chains.
     #[inline]
     pub fn publishing(&mut self) {
         self.store_header();
     }
 
-    /// The ring's used index has moved to `used`.
+    /// Called after the ring's used index has moved to `used`.
     #[inline]
     pub fn published(&mut self, used: u16) {
         let mut head = self.last_head;
         for _ in 0..used.wrapping_sub(self.used) {
-            // As in `store`; a front-end that writes into the table harms its own.
+            // As in `store`; a frontend that writes into the table only harms itself.
             let Some(mark) = self.words.get(Self::mark_word(head)) else { break };
             let link = mark.load(Ordering::Relaxed) >> LINK_SHIFT;
             store(mark, link << LINK_SHIFT);
@@ -269,7 +269,7 @@ impl InflightTable {
     }
 }
 
-/// One store, after all stores before it and before all that follow by `store`.
+/// One store, after all earlier stores and before all later ones by `store`.
 #[inline]
 fn store(word: &AtomicU64, value: u64) {
     #[cfg(test)]

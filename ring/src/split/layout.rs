@@ -1,15 +1,15 @@
-//! Where the parts of a split virtqueue lie, and the parts resolved to shared memory once, at set-up.
+//! Layout of a split virtqueue: the addresses of its parts, and the parts resolved to shared memory once, at set-up.
 
 use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots, SharedU16};
 
 use crate::wakeup::{Direction, Wish};
 
-/// Largest ring the specification allows. Source: virtio 1.3 section 2.7.
+/// Largest queue size that the specification allows. Source: virtio 1.3 section 2.7.
 pub const MAX_SIZE: u16 = 32768;
 
-/// The buffer continues in the descriptor named by `next`.
+/// The chain continues in the descriptor named by `next`.
 pub const DESC_NEXT: u16 = 1;
-/// The device may write the buffer (else it may only read it).
+/// The buffer is device-writable (else device-readable).
 pub const DESC_WRITE: u16 = 2;
 /// The buffer holds a table of descriptors.
 pub const DESC_INDIRECT: u16 = 4;
@@ -17,9 +17,9 @@ pub const DESC_INDIRECT: u16 = 4;
 /// Bytes of one descriptor.
 pub const DESC_BYTES: u64 = 16;
 
-/// The driver asks not to be called (only without EVENT_IDX).
+/// The driver suppresses calls (only without EVENT_IDX).
 pub const AVAIL_NO_INTERRUPT: u16 = 1;
-/// The device asks not to be kicked (only without EVENT_IDX).
+/// The device suppresses kicks (only without EVENT_IDX).
 pub const USED_NO_NOTIFY: u16 = 1;
 
 /// A descriptor, read once out of shared memory. Source: virtio 1.3 section 2.7.5.
@@ -36,14 +36,14 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// From its 16 bytes as two little-endian words.
+    /// Decodes its 16 bytes, as two little-endian words.
     #[inline]
     pub const fn from_words(words: [u64; 2]) -> Descriptor {
         let (address, rest) = (u64::from_le(words[0]), u64::from_le(words[1]));
         Descriptor { address, len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
     }
 
-    /// To its 16 bytes as two little-endian words.
+    /// Encodes its 16 bytes, as two little-endian words.
     #[inline]
     pub const fn to_words(self) -> [u64; 2] {
         let rest = self.len as u64 | (self.flags as u64) << 32 | (self.next as u64) << 48;
@@ -62,7 +62,7 @@ pub struct SplitAddresses {
     pub used: GuestAddress,
 }
 
-/// Why a ring cannot be set up.
+/// Error of the set-up of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SetupError {
     /// Not a power of two from 1 to 32768.
@@ -71,37 +71,37 @@ pub enum SetupError {
     /// A part is not aligned, not mapped, or not in one memory region.
     #[error("{part} at guest address {address:#x}: expected {len} bytes in one memory region, aligned to {align}")]
     Part {
-        /// Which part.
+        /// Name of the part.
         part: &'static str,
-        /// Where it was said to be.
+        /// Its address, as given.
         address: u64,
-        /// How long it has to be.
+        /// Required length in bytes.
         len: u64,
-        /// How it has to be aligned.
+        /// Required alignment in bytes.
         align: u64,
     },
 }
 
-/// A ring's fields in shared memory. All little-endian, as virtio 1.x says.
+/// A ring's fields in shared memory. All are little-endian (virtio 1.x).
 #[derive(Debug)]
 pub struct SplitRing {
     /// The descriptor table.
     pub desc: SharedSlots<[u64; 2]>,
-    /// Driver's flags.
+    /// The driver's flags.
     pub avail_flags: SharedU16,
-    /// Where the driver puts the next head, modulo 65536.
+    /// Index of the next available entry, modulo 65536.
     pub avail_idx: SharedU16,
-    /// Heads.
+    /// Heads of available chains.
     pub avail_ring: SharedSlots<u16>,
-    /// With EVENT_IDX: the driver wants a call when the used index passes this.
+    /// With EVENT_IDX: the driver requests a call when the used index passes this.
     pub used_event: SharedU16,
-    /// Device's flags.
+    /// The device's flags.
     pub used_flags: SharedU16,
-    /// Where the device puts the next used element, modulo 65536.
+    /// Index of the next used element, modulo 65536.
     pub used_idx: SharedU16,
     /// Used elements: head, then bytes written.
     pub used_ring: SharedSlots<[u32; 2]>,
-    /// With EVENT_IDX: the device wants a kick when the available index passes this.
+    /// With EVENT_IDX: the device requests a kick when the available index passes this.
     pub avail_event: SharedU16,
 }
 
@@ -109,7 +109,7 @@ impl SplitRing {
     /// Resolves all parts of a ring of `size` entries.
     ///
     /// # Errors
-    /// [`SetupError`] names the part that does not fit.
+    /// [`SplitSetupError`] names the part that does not fit.
     pub fn resolve(memory: &GuestMemory, at: &SplitAddresses, size: u16) -> Result<SplitRing, SetupError> {
         if !size.is_power_of_two() || size > MAX_SIZE {
             return Err(SetupError::Size(size));
@@ -140,31 +140,31 @@ impl SplitRing {
         })
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     #[inline]
     pub fn size(&self) -> u16 {
         // A ring has at most 32768 entries.
         self.desc.count() as u16
     }
 
-    /// The direction from the driver to the device: kicks.
+    /// Returns the direction from the driver to the device: available entries and kicks.
     #[inline]
     pub fn avail(&self, event_idx: bool) -> Direction<'_, SharedU16> {
-        let wish = match event_idx {
+        let suppression = match event_idx {
             true => Wish::Event(&self.avail_event),
             false => Wish::Flag { cell: &self.used_flags, quiet: USED_NO_NOTIFY },
         };
-        Direction { index: &self.avail_idx, wish }
+        Direction { index: &self.avail_idx, wish: suppression }
     }
 
-    /// The direction from the device to the driver: calls.
+    /// Returns the direction from the device to the driver: used elements and calls.
     #[inline]
     pub fn used(&self, event_idx: bool) -> Direction<'_, SharedU16> {
-        let wish = match event_idx {
+        let suppression = match event_idx {
             true => Wish::Event(&self.used_event),
             false => Wish::Flag { cell: &self.avail_flags, quiet: AVAIL_NO_INTERRUPT },
         };
-        Direction { index: &self.used_idx, wish }
+        Direction { index: &self.used_idx, wish: suppression }
     }
 }
 
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn passing_is_modulo_65536() {
+    fn need_event_is_modulo_65536() {
         for (event, new, old, want) in [
             (5, 6, 5, true),
             (5, 5, 5, false),

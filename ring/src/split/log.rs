@@ -1,4 +1,4 @@
-//! What of a split virtqueue is written by its device, for the dirty log of a live migration.
+//! Dirty logging of a device's writes to a split virtqueue, for live migration.
 
 use std::sync::Arc;
 
@@ -9,29 +9,29 @@ const USED_HEAD: u64 = 4;
 const USED_FLAGS_AND_INDEX: u64 = 4;
 const ELEMENT: u64 = 8;
 
-/// Where a ring's writes are marked.
+/// The log in which a ring's writes are marked.
 #[derive(Clone, Debug)]
 pub struct RingLog {
     /// The log.
     pub log: Arc<DirtyLog>,
-    /// The guest address that the used ring is logged at.
+    /// The guest address at which the used ring is logged.
     pub used: GuestAddress,
 }
 
 impl RingLog {
-    /// The used elements from index `old` up to `new` were written, and the index.
+    /// Marks the used elements from index `old` up to `new`, and the index.
     #[cold]
     #[inline(never)]
     pub(crate) fn published(&self, old: u16, new: u16, size: u16) {
         let (start, count) = (u64::from(old & (size - 1)), u64::from(new.wrapping_sub(old)));
         let first = count.min(u64::from(size) - start);
         self.mark(USED_HEAD + ELEMENT * start, ELEMENT * first);
-        // The rest goes on at the ring's start.
+        // The rest wraps to the ring's start.
         self.mark(USED_HEAD, ELEMENT * (count - first).min(u64::from(size)));
         self.mark(0, USED_FLAGS_AND_INDEX);
     }
 
-    /// The device's wishes were written: its flags or its event index.
+    /// Marks the device's event suppression: its flags and its event index.
     #[cold]
     #[inline(never)]
     pub(crate) fn wished(&self, size: u16) {
@@ -40,13 +40,13 @@ impl RingLog {
     }
 
     fn mark(&self, at: u64, len: u64) {
-        // Past the end of all addresses there is no page to mark.
+        // Beyond 2^64 there is no page to mark.
         if let Some(address) = self.used.0.checked_add(at) {
             self.log.mark(GuestAddress(address), len);
         }
     }
 
-    /// The last byte of the used ring of a ring of `size` entries that is logged here.
+    /// Returns the last byte of the used ring that is logged, for a ring of `size` entries.
     pub fn last(used: GuestAddress, size: u16) -> GuestAddress {
         GuestAddress(used.0.saturating_add(USED_HEAD + ELEMENT * u64::from(size) + 1))
     }
@@ -60,7 +60,7 @@ mod tests {
 
     use super::*;
 
-    /// Pages of a ring at `used` that are marked.
+    /// Returns the marked pages of a ring at `used`.
     fn marked(used: u64, mark: impl FnOnce(&RingLog)) -> BTreeSet<u64> {
         let file = create_memfd("log", 64).unwrap();
         let log = Arc::new(DirtyLog::of_file(&file, 0, 64).unwrap());
@@ -69,11 +69,11 @@ mod tests {
     }
 
     #[test]
-    fn what_a_publish_writes_is_marked() {
+    fn used_elements_and_suppression_are_marked() {
         let used = 4096 * 100;
         for (old, new, want) in [
             (0, 1, &[100][..]),
-            // Element 511 lies across the first page's end.
+            // Element 511 spans the first page's end.
             (511, 512, &[100, 101]),
             (512, 600, &[100, 101]),
             (1023, 1025, &[100, 101, 102]),

@@ -1,4 +1,4 @@
-//! Requests that are ended early: each ends once, nothing else is harmed.
+//! Cancellation: each request completes once, and no other is affected.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -18,30 +18,30 @@ const LONGEST: u64 = 192 << 10;
 const OLD: u8 = 0x11;
 const NEW: u8 = 0x22;
 
-/// Requests on stretches that do not overlap, some of which are cancelled at some moment: those that are not are done and their
-/// data is right; of those that are, each block is as it was or as it was to be.
+/// Runs requests on disjoint ranges, some of which are cancelled at a random turn. Requests that are not cancelled succeed and their data
+/// is right; each block of a cancelled one is old or new.
 ///
 /// # Panics
-/// When it is otherwise.
+/// When a check fails.
 pub fn some_of_many(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) -> Seen {
     let (size, block) = (disk.geometry().size.0, u64::from(disk.geometry().logical_block.bytes()));
-    let stretch = LONGEST.next_multiple_of(block);
-    let count = (size.min(MEMORY / 2) / stretch).min(24);
+    let area = LONGEST.next_multiple_of(block);
+    let count = (size.min(MEMORY / 2) / area).min(24);
     let mut random = SmallRng::seed_from_u64(trial.seed ^ 0xca9ce1);
     let (mut aborted, mut too_late) = (0, 0);
     for round in 0..ROUNDS {
-        // Rings of which some are too small for all at once; memory of which some must be bounced.
+        // Some rings are too small for all requests at once; some memory must be bounced.
         let mut worker = Worker::new(disk.as_ref(), [8, 16, 64][(round % 3) as usize], FixedBufferUse::Auto);
         let shift = if round % 2 == 0 { 0 } else { 3 };
-        let address = |at: u64| at * (stretch + 4096) + shift;
+        let address = |at: u64| at * (area + 4096) + shift;
         for at in 0..count {
-            worker.fill(address(at), &vec![OLD; stretch as usize]);
+            worker.fill(address(at), &vec![OLD; area as usize]);
         }
-        let old: Vec<Want> = (0..count).map(|at| Want::at(WRITE, at * stretch, stretch, address(at))).collect();
-        assert!(worker.run(&old).iter().all(|answer| answer.outcome == Outcome::Done(ByteLen(stretch))), "{trial:?}");
-        let wanted: Vec<Want> = (0..count)
+        let old: Vec<Want> = (0..count).map(|at| Want::at(WRITE, at * area, area, address(at))).collect();
+        assert!(worker.run(&old).iter().all(|result| result.outcome == Outcome::Done(ByteLen(area))), "{trial:?}");
+        let requests: Vec<Want> = (0..count)
             .map(|at| {
-                let len = random.random_range(1..=stretch / block) * block;
+                let len = random.random_range(1..=area / block) * block;
                 let op = match random.random_range(0..10) {
                     0..4 => Op::Read,
                     4..8 => Op::Write { fua: random.random_bool(0.2) },
@@ -49,50 +49,50 @@ pub fn some_of_many(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) -> Seen {
                     _ => Op::Flush,
                 };
                 let fill = if op == Op::Read { 0xee } else { NEW };
-                worker.fill(address(at), &vec![fill; stretch as usize]);
+                worker.fill(address(at), &vec![fill; area as usize]);
                 match op {
                     Op::Flush => Want::bare(op, 0, 0),
-                    op if op.has_data() => Want::at(op, at * stretch, len, address(at)),
-                    op => Want::bare(op, at * stretch, len),
+                    op if op.has_data() => Want::at(op, at * area, len, address(at)),
+                    op => Want::bare(op, at * area, len),
                 }
             })
             .collect();
         let (when, share) = (random.random_range(0..4), random.random_range(0.1..=1.0));
-        let chosen = RefCell::new(HashSet::new());
-        let answers = worker.run_and_cancel(&wanted, |turn| {
-            // In two goes, the second of which names some of the first again.
+        let cancelled = RefCell::new(HashSet::new());
+        let results = worker.run_and_cancel(&requests, |turn| {
+            // In two steps, the second of which repeats some of the first.
             if turn != when && turn != when + 1 {
                 return vec![];
             }
-            let now: Vec<usize> = (0..wanted.len()).filter(|_| random.random_bool(share)).collect();
-            chosen.borrow_mut().extend(now.iter().copied());
+            let now: Vec<usize> = (0..requests.len()).filter(|_| random.random_bool(share)).collect();
+            cancelled.borrow_mut().extend(now.iter().copied());
             now
         });
-        let chosen = chosen.into_inner();
-        for (at, (want, answer)) in wanted.iter().zip(&answers).enumerate() {
-            let context = format!("{trial:?}, round {round}: {want:?}");
-            let done = Outcome::Done(ByteLen(if want.op.has_data() { want.len } else { 0 }));
-            if answer.outcome == Outcome::Aborted {
-                assert!(chosen.contains(&at), "{context}: nobody cancelled it");
+        let cancelled = cancelled.into_inner();
+        for (at, (request, result)) in requests.iter().zip(&results).enumerate() {
+            let context = format!("{trial:?}, round {round}: {request:?}");
+            let done = Outcome::Done(ByteLen(if request.op.has_data() { request.len } else { 0 }));
+            if result.outcome == Outcome::Aborted {
+                assert!(cancelled.contains(&at), "{context}: nobody cancelled it");
                 aborted += 1;
             } else {
-                assert_eq!(answer.outcome, done, "{context}");
-                too_late += u64::from(chosen.contains(&at));
+                assert_eq!(result.outcome, done, "{context}");
+                too_late += u64::from(cancelled.contains(&at));
             }
-            if trial.keeps_data && want.op == Op::Read && answer.outcome == done {
-                assert!(worker.found(address(at as u64), want.len as usize).iter().all(|b| *b == OLD), "{context}");
+            if trial.keeps_data && request.op == Op::Read && result.outcome == done {
+                assert!(worker.found(address(at as u64), request.len as usize).iter().all(|b| *b == OLD), "{context}");
             }
         }
         if trial.keeps_data {
-            for (at, (want, answer)) in (0..).zip(wanted.iter().zip(&answers)) {
-                assert_eq!(worker.one(Want::at(Op::Read, at * stretch, stretch, 0)), Outcome::Done(ByteLen(stretch)));
-                let found = worker.found(0, stretch as usize);
-                let (inside, beyond) = found.split_at(if want.op == Op::Read { 0 } else { want.len as usize });
-                let new = if want.op.has_data() { NEW } else { 0 };
-                let context = format!("{trial:?}, round {round}: {want:?} {answer:?}");
-                let ended = answer.outcome.is_done();
+            for (at, (request, result)) in (0..).zip(requests.iter().zip(&results)) {
+                assert_eq!(worker.one(Want::at(Op::Read, at * area, area, 0)), Outcome::Done(ByteLen(area)));
+                let found = worker.found(0, area as usize);
+                let (inside, beyond) = found.split_at(if request.op == Op::Read { 0 } else { request.len as usize });
+                let new = if request.op.has_data() { NEW } else { 0 };
+                let context = format!("{trial:?}, round {round}: {request:?} {result:?}");
+                let is_done = result.outcome.is_done();
                 let right = |bytes: &[u8]| {
-                    bytes.iter().all(|byte| *byte == new) || (!ended && bytes.iter().all(|byte| *byte == OLD))
+                    bytes.iter().all(|byte| *byte == new) || (!is_done && bytes.iter().all(|byte| *byte == OLD))
                 };
                 assert!(inside.chunks(block as usize).all(right), "{context}");
                 assert!(beyond.iter().all(|byte| *byte == OLD), "{context}: beyond its range");
@@ -103,26 +103,26 @@ pub fn some_of_many(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) -> Seen {
     Seen { aborted, too_late }
 }
 
-/// What became of the requests that were cancelled.
+/// Outcomes of the cancelled requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
-    /// They were given up.
+    /// Aborted.
     pub aborted: u64,
-    /// They ended as if nobody had asked.
+    /// Completed as if not cancelled.
     pub too_late: u64,
 }
 
 const WRITE: Op = Op::Write { fua: false };
 
-/// Tags that the channel has not, or has no more.
+/// Cancels tags that the channel does not have, or no longer has.
 pub(super) fn what_is_not_there(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
     let block = u64::from(disk.geometry().logical_block.bytes());
     let mut worker = Worker::new(disk.as_ref(), 8, FixedBufferUse::Off);
     worker.cancel_strangers();
-    let want = [Want::at(WRITE, 0, block, 0), Want::bare(Op::Flush, 0, 0)];
+    let request = [Want::at(WRITE, 0, block, 0), Want::bare(Op::Flush, 0, 0)];
     let done = Outcome::Done(ByteLen(block));
-    assert_eq!(worker.run(&want)[0].outcome, done, "{trial:?}");
+    assert_eq!(worker.run(&request)[0].outcome, done, "{trial:?}");
     worker.cancel_strangers();
-    assert_eq!(worker.run(&want)[0].outcome, done, "{trial:?}");
+    assert_eq!(worker.run(&request)[0].outcome, done, "{trial:?}");
     worker.close();
 }

@@ -1,12 +1,12 @@
-//! The suite that every storage backend runs from its own tests.
+//! The conformance suite that every storage backend runs from its own tests.
 //!
-//! It drives channels as a worker does (submit, one turn of the ring, reap, with every wait bounded) and knows exactly what
-//! must happen: requests in range succeed and the data is that of a model; the others end in the one way that is right;
-//! every buffer comes back once; a closed channel leaves nothing in flight.
+//! It drives channels as a worker does (submit, one turn of the ring, reap, with every wait bounded) and checks that valid requests succeed
+//! with the data of a model, that invalid ones complete with the right outcome, that every buffer is returned once, and that a closed
+//! channel leaves nothing in flight.
 //!
 //! ```no_run
-//! use mqblk_storage::conformance::{Trial, run};
-//! run(&Trial { kind: "ram", settings: &[("size", "8M")], keeps_data: true, seed: 1 });
+//! use mqblk_storage::conformance::{TestTarget, run};
+//! run(&TestTarget { kind: "ram", settings: &[("size", "8M")], keeps_data: true, seed: 1 });
 //! ```
 
 pub mod cancel;
@@ -24,27 +24,27 @@ use mqblk_uring::Lane;
 
 pub use worker::{Answer, Want, Worker};
 
-/// What to run the suite on.
+/// The backend and settings under test.
 #[derive(Clone, Copy, Debug)]
 pub struct Trial<'a> {
     /// The backend's name in the registry.
     pub kind: &'a str,
     /// Its settings, without `readonly`. The disk must have between 2 and 64 MiB; what is on it is lost.
     pub settings: &'a [(&'a str, &'a str)],
-    /// Whether a read finds what was written.
+    /// True if a read returns the written data.
     pub keeps_data: bool,
-    /// Changes what is tried.
+    /// Seed of the random requests.
     pub seed: u64,
 }
 
 impl Trial<'_> {
-    /// Opens the disk, with more settings.
+    /// Opens the disk, with additional settings.
     ///
     /// # Errors
-    /// What the backend says.
+    /// As the backend.
     ///
     /// # Panics
-    /// When the backend leaves one of the settings.
+    /// When the backend does not take one of the settings.
     pub fn open(&self, more: &[(&str, &str)]) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
         let mut settings = Settings::new("disk \"trial\"");
         for (key, value) in self.settings.iter().chain(more) {
@@ -63,7 +63,7 @@ impl Trial<'_> {
 /// Runs the whole suite.
 ///
 /// # Panics
-/// At the first thing that is not as it must be, with the trial's seed.
+/// At the first failed check, with the target and its seed.
 pub fn run(trial: &Trial<'_>) {
     let disk = trial.must_open(&[]);
     description(disk.as_ref());
@@ -84,7 +84,7 @@ pub fn run(trial: &Trial<'_>) {
     resize::of_read_only(trial, &disk);
 }
 
-/// What a disk says of itself must make sense.
+/// A disk's geometry and limits must be consistent.
 fn description(disk: &dyn Disk<Lane>) {
     let (geometry, limits) = (disk.geometry(), disk.limits());
     assert!(geometry.size.0 > 0 && geometry.size.is_aligned(geometry.logical_block), "{geometry:?}");
@@ -99,7 +99,7 @@ fn description(disk: &dyn Disk<Lane>) {
     }
 }
 
-/// `--print-config` must print what opens the same disk.
+/// The settings that `--print-config` prints must open the same disk.
 fn resolved_settings_open_the_same(trial: &Trial<'_>, disk: Arc<dyn Disk<Lane>>) {
     let (geometry, limits, resolved) = (disk.geometry(), disk.limits(), disk.resolved());
     drop(disk); // and with it its lock

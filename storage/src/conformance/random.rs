@@ -11,21 +11,21 @@ use rand::{RngExt, SeedableRng};
 use super::worker::MEMORY;
 use super::{Trial, Want, Worker};
 
-/// Each request's own stretch of guest memory, guard bytes included.
+/// Each request's own area of guest memory, guard bytes included.
 const AREA: u64 = 1 << 20;
 /// Longest request: longer than any bounce slot.
 const LONGEST: u64 = 300 << 10;
-/// What guest memory holds where nothing may be written.
+/// Content of guest memory that must not be written.
 const GUARD: u8 = 0xa5;
 const ROUNDS: u32 = 60;
 
-/// What the disk holds, as far as it is known.
+/// The known content of the disk.
 struct Model {
     bytes: Vec<u8>,
-    /// Blocks that were discarded since: they hold what they held, or zeroes.
+    /// Blocks that were discarded: they hold their old content or zeroes.
     loose: Vec<bool>,
     block: u64,
-    /// Part of the disk that this model is of.
+    /// The part of the disk that this model covers.
     range: Range<u64>,
 }
 
@@ -41,7 +41,7 @@ impl Model {
         self.loose[blocks].fill(false);
     }
 
-    /// Compares what was read, and learns what became of discarded blocks.
+    /// Compares the data that was read, and updates discarded blocks.
     fn check(&mut self, start: u64, found: &[u8], context: &str) {
         for index in self.blocks(start, found.len() as u64) {
             let at = index * self.block as usize;
@@ -59,25 +59,25 @@ impl Model {
     }
 }
 
-/// Splits `len` bytes into pieces inside a memory area, in order, with gaps.
-fn pieces(random: &mut SmallRng, area: u64, len: u64, most: u32) -> Vec<(u64, u32)> {
+/// Splits `len` bytes into segments inside a memory area, in order, with gaps.
+fn pieces(random: &mut SmallRng, area: u64, len: u64, max: u32) -> Vec<(u64, u32)> {
     let align = [1, 1, 2, 8, 512, 512, 4096][random.random_range(0..7)];
-    let count = if random.random_bool(0.5) { 1 } else { random.random_range(1..=most.min(40)) };
+    let count = if random.random_bool(0.5) { 1 } else { random.random_range(1..=max.min(40)) };
     let mut cuts: Vec<u64> = (1..count).map(|_| random.random_range(0..=len / align) * align).collect();
     cuts.extend([0, len]);
     cuts.sort_unstable();
     cuts.dedup();
     let mut address = area + random.random_range(0..64) * align;
-    let mut pieces = Vec::new();
+    let mut segments = Vec::new();
     for cut in cuts.windows(2) {
         let run = cut[1] - cut[0];
-        pieces.push((address, run as u32));
+        segments.push((address, run as u32));
         address = (address + run).next_multiple_of(align) + random.random_range(0..4) * align;
     }
-    pieces
+    segments
 }
 
-/// Ranges that do not overlap, inside `range`.
+/// Returns disjoint ranges inside `range`.
 fn disjoint(random: &mut SmallRng, range: &Range<u64>, block: u64, count: usize) -> Vec<(u64, u64)> {
     let mut found: Vec<(u64, u64)> = Vec::new();
     for _ in 0..count {
@@ -114,7 +114,7 @@ fn rounds(trial: &Trial<'_>, disk: &dyn Disk<Lane>, range: Range<u64>, seed: u64
         model.set(start, &data);
     }
     for round in 0..ROUNDS {
-        let mut wanted = Vec::new();
+        let mut requests = Vec::new();
         for (at, (start, len)) in disjoint(&mut random, &range, block, (MEMORY / AREA) as usize).into_iter().enumerate()
         {
             let op = match random.random_range(0..10) {
@@ -124,59 +124,59 @@ fn rounds(trial: &Trial<'_>, disk: &dyn Disk<Lane>, range: Range<u64>, seed: u64
                 8 if limits.discard.is_some() => Op::Discard { secure: false },
                 _ => Op::Flush,
             };
-            wanted.push(match op {
+            requests.push(match op {
                 Op::Flush => Want::bare(op, 0, 0),
                 op if op.has_data() => {
                     let area = at as u64 * AREA;
-                    let pieces = pieces(&mut random, area, len, limits.max_segments);
+                    let segments = pieces(&mut random, area, len, limits.max_segments);
                     worker.fill(area, &vec![GUARD; AREA as usize]);
                     if op != Op::Read {
-                        for (address, run) in &pieces {
+                        for (address, run) in &segments {
                             let mut data = vec![0; *run as usize];
                             random.fill(&mut data[..]);
                             worker.fill(*address, &data);
                         }
                     }
-                    Want { op, start, len, pieces: Some(pieces) }
+                    Want { op, start, len, pieces: Some(segments) }
                 }
                 op => Want::bare(op, start, len),
             });
         }
-        let answers = worker.run(&wanted);
-        for (at, (want, answer)) in wanted.iter().zip(answers).enumerate() {
-            let context = format!("{trial:?}, seed {seed}, round {round}: {want:?}");
-            let moved = if want.op.has_data() { want.len } else { 0 };
-            assert_eq!(answer.outcome, Outcome::Done(ByteLen(moved)), "{context}");
+        let results = worker.run(&requests);
+        for (at, (request, result)) in requests.iter().zip(results).enumerate() {
+            let context = format!("{trial:?}, seed {seed}, round {round}: {request:?}");
+            let moved = if request.op.has_data() { request.len } else { 0 };
+            assert_eq!(result.outcome, Outcome::Done(ByteLen(moved)), "{context}");
             if trial.keeps_data {
-                learn(&worker, &mut model, want, at as u64 * AREA, &context);
+                learn(&worker, &mut model, request, at as u64 * AREA, &context);
             }
         }
     }
     worker.close();
 }
 
-/// Brings the model up to date with a request that succeeded, and compares what a read found.
-fn learn(worker: &Worker, model: &mut Model, want: &Want, area: u64, context: &str) {
-    match want.op {
+/// Updates the model with a request that succeeded, and compares the data of a read.
+fn learn(worker: &Worker, model: &mut Model, request: &Want, area: u64, context: &str) {
+    match request.op {
         Op::Flush => {}
         Op::Discard { .. } => {
-            let blocks = model.blocks(want.start, want.len);
+            let blocks = model.blocks(request.start, request.len);
             model.loose[blocks].fill(true);
         }
-        Op::WriteZeroes { .. } => model.set(want.start, &vec![0; want.len as usize]),
+        Op::WriteZeroes { .. } => model.set(request.start, &vec![0; request.len as usize]),
         Op::Read | Op::Write { .. } => {
-            let Some(pieces) = &want.pieces else { return };
+            let Some(segments) = &request.pieces else { return };
             let mut memory = worker.found(area, AREA as usize);
-            let mut data = Vec::with_capacity(want.len as usize);
-            for (address, len) in pieces {
+            let mut data = Vec::with_capacity(request.len as usize);
+            for (address, len) in segments {
                 let at = (address - area) as usize;
                 data.extend_from_slice(&memory[at..at + *len as usize]);
                 memory[at..at + *len as usize].fill(GUARD);
             }
             assert!(memory == vec![GUARD; AREA as usize], "{context}: memory outside the buffer was touched");
-            match want.op {
-                Op::Read => model.check(want.start, &data, context),
-                _ => model.set(want.start, &data),
+            match request.op {
+                Op::Read => model.check(request.start, &data, context),
+                _ => model.set(request.start, &data),
             }
         }
     }
@@ -186,7 +186,7 @@ pub(super) fn one_worker(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
     rounds(trial, disk.as_ref(), 0..disk.geometry().size.0, trial.seed);
 }
 
-/// Two threads with a channel each, on halves that meet in the middle.
+/// Two threads with a channel each, on halves of the disk.
 pub(super) fn two_workers(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
     let size = disk.geometry().size.0;
     let block = u64::from(disk.geometry().logical_block.bytes());

@@ -1,4 +1,4 @@
-//! Requests that must not be carried out, and the one right answer to each.
+//! Invalid requests, and the one right outcome of each.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ const MODIFYING: [Op; 5] = [
     Op::WriteZeroes { may_unmap: false, fua: true },
 ];
 
-/// A range that is odd in some way, with what a data request on it carries.
+/// Unusual ranges, with the outcome of a data request on each.
 fn ranges(size: u64, block: u64) -> Vec<(u64, u64, Outcome)> {
     let last = u64::MAX - u64::MAX % block;
     vec![
@@ -40,10 +40,10 @@ fn ranges(size: u64, block: u64) -> Vec<(u64, u64, Outcome)> {
     ]
 }
 
-/// A request on a range; data requests carry one block of memory whatever the range is.
+/// Returns a request on a range; data requests carry one block of memory, whatever the range is.
 fn request(op: Op, start: u64, len: u64, block: u64) -> Want {
-    let pieces = op.has_data().then(|| vec![(0, block as u32)]);
-    Want { op, start, len, pieces }
+    let segments = op.has_data().then(|| vec![(0, block as u32)]);
+    Want { op, start, len, pieces: segments }
 }
 
 pub(super) fn of_writable(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
@@ -69,10 +69,10 @@ pub(super) fn of_writable(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
     }
     let secure = worker.one(Want::bare(Op::Discard { secure: true }, 0, block));
     assert_eq!(secure, Outcome::Unsupported, "{trial:?}: no backend erases");
-    // A bad request between good ones takes none of them with it.
+    // An invalid request between valid ones does not affect them.
     let good = || request(Op::Read, 0, block, block);
     let mixed = worker.run(&[good(), request(Op::Read, size, block, block), good()]);
-    let outcomes: Vec<Outcome> = mixed.iter().map(|answer| answer.outcome).collect();
+    let outcomes: Vec<Outcome> = mixed.iter().map(|result| result.outcome).collect();
     let done = Outcome::Done(ByteLen(block));
     assert_eq!(outcomes, [done, Outcome::OutOfRange, done], "{trial:?}");
     if trial.keeps_data {

@@ -1,4 +1,4 @@
-//! A disk that changes its size while it is open.
+//! Resizing a disk while it is open.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ const WRITE: Op = Op::Write { fua: false };
 
 fn refused(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>, size: u64) {
     let before = disk.geometry();
-    let answer = disk.resize(Some(ByteLen(size)));
-    assert!(matches!(answer, Err(DiskError::Size { .. })), "{trial:?}: {size} bytes: {answer:?}");
+    let result = disk.resize(Some(ByteLen(size)));
+    assert!(matches!(result, Err(DiskError::Size { .. })), "{trial:?}: {size} bytes: {result:?}");
     assert_eq!(disk.geometry(), before, "{trial:?}: after {size} bytes");
 }
 
-/// Smaller and larger, under a channel that is open: requests are judged by the present size, and what comes back reads as
-/// zeroes. Storage whose size is not ours to choose refuses and stays as it is.
+/// Shrinks and grows a disk under an open channel: requests are checked against the current size, and space that is added again reads as
+/// zeroes. Storage that cannot be resized refuses and is unchanged.
 pub(super) fn of_writable(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
     let (whole, block) = (disk.geometry().size.0, u64::from(disk.geometry().logical_block.bytes()));
     assert_eq!(disk.resize(None).ok(), Some(ByteLen(whole)), "{trial:?}");
@@ -72,7 +72,7 @@ pub(super) fn of_writable(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
 pub(super) fn of_read_only(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
     let size = disk.geometry().size;
     assert_eq!(disk.resize(None).ok(), Some(size), "{trial:?}");
-    for asked in [size.0, size.0 / 2, 2 * size.0] {
-        refused(trial, disk, asked - asked % u64::from(disk.geometry().logical_block.bytes()));
+    for requested in [size.0, size.0 / 2, 2 * size.0] {
+        refused(trial, disk, requested - requested % u64::from(disk.geometry().logical_block.bytes()));
     }
 }

@@ -1,4 +1,4 @@
-//! Much at once: batches larger than the ring, many pieces, the whole disk in one request.
+//! Large loads: batches larger than the ring, many segments, the whole disk in one request.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use super::{Trial, Want, Worker};
 
 const WRITE: Op = Op::Write { fua: false };
 
-/// The content of block `at`: its number over and over, so that a block in the wrong place is seen.
+/// Returns the content of block `at`: its number repeated, so that a misplaced block is detected.
 fn marked(at: u64, block: u64) -> Vec<u8> {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1).to_le_bytes().repeat(block as usize / 8)
 }
 
-/// Thousands of requests offered in one batch to a ring of few entries: back-pressure, and all come through. With memory
-/// that direct I/O takes as it is, and with memory that must be bounced.
+/// Thousands of requests in one batch to a ring of few entries: back-pressure, and all complete. With memory that direct I/O can use
+/// directly, and with memory that must be bounced.
 pub(super) fn a_batch_larger_than_the_ring(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
     let block = u64::from(disk.geometry().logical_block.bytes());
     let count = (MEMORY / block / 2).min(disk.geometry().size.0 / block).min(5000);
@@ -28,9 +28,9 @@ pub(super) fn a_batch_larger_than_the_ring(trial: &Trial<'_>, disk: &Arc<dyn Dis
             worker.fill(address(at), &marked(at, block));
         }
         let done = Outcome::Done(ByteLen(block));
-        assert!(worker.run(&each(WRITE)).iter().all(|answer| answer.outcome == done), "{trial:?}");
+        assert!(worker.run(&each(WRITE)).iter().all(|result| result.outcome == done), "{trial:?}");
         worker.fill(0, &vec![0xdd; (count * block + shift) as usize]);
-        assert!(worker.run(&each(Op::Read)).iter().all(|answer| answer.outcome == done), "{trial:?}");
+        assert!(worker.run(&each(Op::Read)).iter().all(|result| result.outcome == done), "{trial:?}");
         for at in 0..if trial.keeps_data { count } else { 0 } {
             assert_eq!(worker.found(address(at), block as usize), marked(at, block), "{trial:?}: block {at}");
         }
@@ -38,38 +38,38 @@ pub(super) fn a_batch_larger_than_the_ring(trial: &Trial<'_>, disk: &Arc<dyn Dis
     }
 }
 
-/// As many pieces as the disk allows, whole blocks and odd bytes, in guest memory in reverse order.
+/// As many segments as the disk allows, whole blocks and odd bytes, in guest memory in reverse order.
 pub(super) fn many_pieces(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
     let block = u64::from(disk.geometry().logical_block.bytes());
     let mut worker = Worker::new(disk.as_ref(), 16, FixedBufferUse::Auto);
-    for piece in [8, 24, block] {
-        let room = (disk.geometry().size.0 / 2 / piece).min(MEMORY / 2 / piece);
-        let most = u64::from(disk.limits().max_segments).min(4096).min(room);
-        let count = most - most % (block / piece.min(block)).max(1);
-        let len = (count * piece) / block * block;
-        let count = len.div_ceil(piece);
-        let place = |at: u64| (MEMORY - (at + 1) * 2 * piece, piece.min(len - at * piece) as u32);
-        let pieces: Vec<(u64, u32)> = (0..count).map(place).collect();
-        assert_eq!(pieces.iter().map(|(_, len)| u64::from(*len)).sum::<u64>(), len);
+    for segment in [8, 24, block] {
+        let space = (disk.geometry().size.0 / 2 / segment).min(MEMORY / 2 / segment);
+        let limit = u64::from(disk.limits().max_segments).min(4096).min(space);
+        let count = limit - limit % (block / segment.min(block)).max(1);
+        let len = (count * segment) / block * block;
+        let count = len.div_ceil(segment);
+        let place = |at: u64| (MEMORY - (at + 1) * 2 * segment, segment.min(len - at * segment) as u32);
+        let segments: Vec<(u64, u32)> = (0..count).map(place).collect();
+        assert_eq!(segments.iter().map(|(_, len)| u64::from(*len)).sum::<u64>(), len);
         let data: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251) as u8).collect();
-        for ((address, run), at) in pieces.iter().zip((0..).step_by(piece as usize)) {
+        for ((address, run), at) in segments.iter().zip((0..).step_by(segment as usize)) {
             worker.fill(*address, &data[at..at + *run as usize]);
         }
-        let request = |op| Want { op, start: block, len, pieces: Some(pieces.clone()) };
+        let request = |op| Want { op, start: block, len, pieces: Some(segments.clone()) };
         let done = Outcome::Done(ByteLen(len));
-        assert_eq!(worker.one(request(WRITE)), done, "{trial:?}: {count} pieces of {piece}");
+        assert_eq!(worker.one(request(WRITE)), done, "{trial:?}: {count} segments of {segment}");
         worker.fill(0, &vec![0; MEMORY as usize]);
-        assert_eq!(worker.one(request(Op::Read)), done, "{trial:?}: {count} pieces of {piece}");
+        assert_eq!(worker.one(request(Op::Read)), done, "{trial:?}: {count} segments of {segment}");
         if trial.keeps_data {
             let found: Vec<u8> =
-                pieces.iter().flat_map(|(address, run)| worker.found(*address, *run as usize)).collect();
-            assert!(found == data, "{trial:?}: {count} pieces of {piece}");
+                segments.iter().flat_map(|(address, run)| worker.found(*address, *run as usize)).collect();
+            assert!(found == data, "{trial:?}: {count} segments of {segment}");
         }
     }
     worker.close();
 }
 
-/// The largest transfer that memory allows, aligned and not, then all the disk zeroed and discarded at once.
+/// The largest transfer that memory allows, aligned and not, then the whole disk zeroed and discarded at once.
 pub(super) fn large_ranges(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
     let (size, block) = (disk.geometry().size.0, u64::from(disk.geometry().logical_block.bytes()));
     let mut worker = Worker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
@@ -100,7 +100,7 @@ pub(super) fn large_ranges(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
     worker.close();
 }
 
-/// What one channel wrote, another finds, after the first was closed and beside one that is open.
+/// Data that one channel wrote is read by another, after the first was closed and beside one that is open.
 pub(super) fn closed_and_opened_again(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
     let block = u64::from(disk.geometry().logical_block.bytes());
     let done = Outcome::Done(ByteLen(block));

@@ -1,4 +1,4 @@
-//! `storage=fault`: another backend, with faults on purpose. For tests of everything above storage.
+//! `storage=fault`: another backend with injected faults. For tests of everything above storage.
 //!
 //! `storage=fault,inner=ram,size=64M,fail-read=1M+4K:EIO` is a RAM disk with a bad 4 KiB at 1 MiB. Keys that are not listed
 //! here are the inner backend's.
@@ -6,13 +6,13 @@
 //! | setting | meaning |
 //! |---|---|
 //! | `inner` | the backend that does the work |
-//! | `fail-read`, `fail-write`, `fail-discard`, `fail-zeroes` | `OFFSET+LEN:ERRNO[*TIMES]`, several joined by `/`: requests that touch the range fail without being carried out. `ERRNO` is a name (`EIO`) or a number. With `*TIMES` that many times in each channel, then the range is good |
+//! | `fail-read`, `fail-write`, `fail-discard`, `fail-zeroes` | `OFFSET+LEN:ERRNO[*TIMES]`, several separated by `/`: requests that overlap the range fail without being executed. `ERRNO` is a name (`EIO`) or a number. With `*TIMES` that many times in each channel, then the range is good |
 //! | `fail-flush` | `ERRNO[*TIMES]` |
 //! | `fault-torn` | percentage of reads and writes that transfer only a first part, and then fail with EIO |
 //! | `fault-latency-us` | added to every request |
-//! | `fault-jitter-us` | a random time up to this is added to every request, so that they end in another order |
-//! | `fault-reorder` | answers are held back until this many are there, or nothing else is running, and then given in random order |
-//! | `fault-seed` | of all the randomness (0); each channel that is opened gets its own stream of it |
+//! | `fault-jitter-us` | a random time up to this is added to every request, so that they complete in another order |
+//! | `fault-reorder` | completions are delayed until this many are available, or nothing else is in flight, and then delivered in random order |
+//! | `fault-seed` | seed of the random streams (0); each channel that is opened gets its own stream of it |
 //!
 //! With none of them set the disk behaves exactly as the inner one.
 
@@ -29,7 +29,7 @@ use mqblk_uring::Lane;
 use channel::FaultChannel;
 use plan::Plan;
 
-/// Opens the inner disk and puts faults around it.
+/// Opens the inner disk and wraps it with faults.
 ///
 /// # Errors
 /// When a setting does not fit, or as the inner backend.
@@ -50,7 +50,7 @@ struct FaultDisk {
     kind: &'static str,
     plan: Arc<Plan>,
     inner: Arc<dyn Disk<Lane>>,
-    /// Channels opened so far: each has its own stream of randomness.
+    /// Number of channels opened so far: each has its own random stream.
     channels: AtomicU64,
 }
 
@@ -90,11 +90,11 @@ impl Disk<Lane> for FaultDisk {
         all
     }
 
-    fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+    fn open_channel(&self, context: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
         let stream = self.channels.fetch_add(1, Ordering::Relaxed);
-        let inner = self.inner.open_channel(lane)?;
+        let inner = self.inner.open_channel(context)?;
         let block = self.inner.geometry().logical_block;
-        match FaultChannel::new(Arc::clone(&self.plan), inner, block, stream, lane) {
+        match FaultChannel::new(Arc::clone(&self.plan), inner, block, stream, context) {
             Ok(channel) => Ok(Box::new(channel)),
             Err(source) => Err(DiskError::Os { what: "memory for torn transfers".to_owned(), source }),
         }

@@ -1,4 +1,4 @@
-//! Which faults were asked for.
+//! The configured faults.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use mqblk_core::settings::{SettingError, Settings, parse_size};
 use mqblk_core::{ByteLen, ByteOffset, Op, Outcome, Request};
 use rustix::io::Errno;
 
-/// The errors that have a name here. Others are given by number.
+/// The errors that settings can name. Others are given by number.
 const NAMES: [(&str, Errno); 12] = [
     ("EIO", Errno::IO),
     ("ENOSPC", Errno::NOSPC),
@@ -25,15 +25,15 @@ const NAMES: [(&str, Errno); 12] = [
 const RANGES: &str = "OFFSET+LEN:ERRNO[*TIMES], several joined by /, such as 1M+4K:EIO or 0+512:ENOSPC*2/8K+4K:EIO";
 const FLUSHES: &str = "ERRNO[*TIMES] such as EIO or EIO*1";
 
-/// The operations that can be told apart in settings.
+/// The settings of rules, by operation.
 const KEYS: [&str; 4] = ["fail-read", "fail-write", "fail-discard", "fail-zeroes"];
 const FLUSH_KEY: &str = "fail-flush";
 
-/// Everything that is to go wrong.
+/// All faults to inject.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) rules: Vec<Rule>,
-    /// Percent of reads and writes.
+    /// Percentage of reads and writes that are torn.
     pub(super) torn: u32,
     pub(super) latency: Duration,
     pub(super) jitter: Duration,
@@ -41,7 +41,7 @@ pub(super) struct Plan {
     pub(super) seed: u64,
 }
 
-/// A range where an operation fails.
+/// A rule: a range in which an operation fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rule {
     key: &'static str,
@@ -53,7 +53,7 @@ pub(super) struct Rule {
 }
 
 impl Rule {
-    /// How a request fails by this rule, if it does.
+    /// Returns the outcome of a request that this rule lets fail.
     pub(super) fn judge<B>(&self, request: &Request<B>) -> Option<Outcome> {
         let key = match request.op {
             Op::Read => "fail-read",
@@ -62,13 +62,13 @@ impl Rule {
             Op::WriteZeroes { .. } => "fail-zeroes",
             Op::Flush => FLUSH_KEY,
         };
-        let touches = request.op == Op::Flush
+        let overlaps = request.op == Op::Flush
             || (request.start < self.start.end(self.len).unwrap_or(ByteOffset(u64::MAX))
                 && self.start < request.start.end(request.len).unwrap_or(ByteOffset(u64::MAX)));
-        (key == self.key && touches).then(|| Outcome::from_errno(self.errno))
+        (key == self.key && overlaps).then(|| Outcome::from_errno(self.errno))
     }
 
-    /// Reads `[OFFSET+LEN:]ERRNO[*TIMES]`.
+    /// Parses `[OFFSET+LEN:]ERRNO[*TIMES]`.
     fn parse(key: &'static str, text: &str) -> Option<Rule> {
         let (range, error) = match key {
             FLUSH_KEY => ("0+0", text),
@@ -123,7 +123,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The settings that make this plan.
+    /// Returns the settings that make this plan.
     pub(super) fn resolved(&self) -> Vec<(&'static str, String)> {
         let mut all = Vec::new();
         for key in KEYS.into_iter().chain([FLUSH_KEY]) {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_resolved_makes_the_same_plan() {
+    fn resolved_settings_make_the_same_plan() {
         let given = [
             ("fail-read", "0+512:EIO/1M+4K:ENOSPC*3"),
             ("fail-write", "0+16777215T:121"),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_cannot_be_read() {
+    fn invalid_rules_are_refused() {
         for text in [
             "",
             "EIO",
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_hits_what_touches_its_range() {
+    fn a_rule_matches_requests_that_overlap_its_range() {
         let rule = Rule::parse("fail-read", "4K+4K:EIO").unwrap();
         let read = |op, start, len| {
             let tag = mqblk_core::Tag::new(0, 0);

@@ -30,34 +30,34 @@ fn late_and_out_of_order_it_conforms() {
     run(&trial(&[("inner", "ram"), ("size", "2M"), ("fault-jitter-us", "50"), ("fault-latency-us", "5")], 3));
 }
 
-/// Held back for an hour, they end when they are cancelled, and only those.
+/// Delayed requests complete when they are cancelled, and only those.
 #[test]
-fn delayed_requests_end_when_they_are_cancelled() {
+fn delayed_requests_complete_when_they_are_cancelled() {
     let settings = [("inner", "ram"), ("size", "2M"), ("fault-latency-us", "200000"), ("fault-torn", "50")];
     let disk = trial(&settings, 1).open(&[]).unwrap();
     let mut worker = Worker::new(disk.as_ref(), 64, FixedBufferUse::Off);
-    let wanted: Vec<Want> = (0..40).map(|at| Want::at(WRITE, at * 4096, 4096, at * 4096)).collect();
+    let requests: Vec<Want> = (0..40).map(|at| Want::at(WRITE, at * 4096, 4096, at * 4096)).collect();
     let start = std::time::Instant::now();
     let even = |turn| if turn == 0 { (0..40).step_by(2).collect() } else { vec![] };
-    let answers = worker.run_and_cancel(&wanted, even);
+    let results = worker.run_and_cancel(&requests, even);
     assert!(start.elapsed() >= std::time::Duration::from_millis(200), "the others end in their time");
-    for (at, Answer { outcome, .. }) in answers.into_iter().enumerate() {
+    for (at, Answer { outcome, .. }) in results.into_iter().enumerate() {
         assert_eq!(outcome == Outcome::Aborted, at % 2 == 0, "{at}: {outcome:?}");
     }
     let all = |turn| if turn == 0 { (0..40).collect() } else { vec![] };
-    assert!(worker.run_and_cancel(&wanted, all).iter().all(|answer| answer.outcome == Outcome::Aborted));
+    assert!(worker.run_and_cancel(&requests, all).iter().all(|result| result.outcome == Outcome::Aborted));
     worker.close();
 }
 
-/// Over a disk that has them itself.
+/// Over a disk with a latency of its own.
 #[test]
-fn what_the_inner_disk_gives_up_is_not_held_back() {
+fn requests_that_the_inner_disk_aborts_are_not_delayed() {
     let settings = [("inner", "null"), ("size", "2M"), ("latency-us", "50000000"), ("fault-latency-us", "50000000")];
     let disk = trial(&settings, 1).open(&[]).unwrap();
     let mut worker = Worker::new(disk.as_ref(), 64, FixedBufferUse::Off);
-    let wanted: Vec<Want> = (0..40).map(|at| Want::at(WRITE, at * 4096, 4096, at * 4096)).collect();
+    let requests: Vec<Want> = (0..40).map(|at| Want::at(WRITE, at * 4096, 4096, at * 4096)).collect();
     let all = |turn| if turn == 1 { (0..40).collect() } else { vec![] };
-    assert!(worker.run_and_cancel(&wanted, all).iter().all(|answer| answer.outcome == Outcome::Aborted));
+    assert!(worker.run_and_cancel(&requests, all).iter().all(|result| result.outcome == Outcome::Aborted));
     worker.close();
 }
 
@@ -111,9 +111,9 @@ fn a_torn_write_leaves_a_first_part_and_fails() {
         let start = at * 16384;
         worker.fill(0, &[at as u8 + 1; 16384]);
         let outcome = worker.one(Want::at(WRITE, start, 16384, 0));
-        // Single blocks are never torn: they show what is there.
+        // Single blocks are never torn: they show the content.
         let blocks: Vec<Want> = (0..32).map(|n| Want::at(Op::Read, start + n * 512, 512, 65536 + n * 512)).collect();
-        assert!(worker.run(&blocks).iter().all(|answer| *answer == Answer { outcome: done(512), buffer: true }));
+        assert!(worker.run(&blocks).iter().all(|result| *result == Answer { outcome: done(512), buffer: true }));
         let found = worker.found(65536, 16384);
         let written = found.iter().take_while(|byte| **byte == at as u8 + 1).count();
         assert!(found[written..].iter().all(|byte| *byte == 0));
@@ -159,7 +159,7 @@ fn settings_that_do_not_fit() {
 }
 
 #[test]
-fn torn_requests_that_run_together_keep_their_own_buffers() {
+fn concurrent_torn_requests_keep_their_own_buffers() {
     let mut worker = worker(&[
         ("inner", "ram"),
         ("size", "1M"),
@@ -175,7 +175,7 @@ fn torn_requests_that_run_together_keep_their_own_buffers() {
     }
     worker.fill(0, &vec![0xee; 64 * 4096]);
     let reads: Vec<Want> = (0..64).map(|at| Want::at(Op::Read, at * 4096, 4096, at * 4096)).collect();
-    assert!(worker.run(&reads).iter().all(|answer| answer.outcome == EIO));
+    assert!(worker.run(&reads).iter().all(|result| result.outcome == EIO));
     let mut lengths = [0; 9];
     for at in 0..64 {
         let found = worker.found(at * 4096, 4096);

@@ -1,4 +1,4 @@
-//! A worker's channel to a file: a table of running requests over the worker's ring.
+//! A worker's channel to a file: a table of requests in flight over the worker's ring.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,19 +15,19 @@ use super::inline::Inline;
 use super::running::{Lacking, Next, Running, Stage};
 use crate::admission;
 
-/// Most requests in a channel: all that a lane can have in flight.
+/// Maximum number of requests in a channel: the maximum of an I/O context.
 const MOST_RUNNING: usize = 4096;
-/// Slots for guest memory that is not aligned enough; longer requests are done in slices.
+/// Bounce slots for guest memory that is not aligned enough; longer requests are split into slices.
 const BOUNCE_SLOTS: u32 = 32;
 const BOUNCE_LEN: ByteLen = ByteLen(128 << 10);
-/// Slots of zeroes, for hosts that cannot zero without data. They are never written, so they cost no memory.
+/// Slots of zeroes, for hosts that cannot zero without data. They are never written, so they use no memory.
 const ZERO_SLOTS: u32 = 8;
 const ZERO_LEN: ByteLen = ByteLen(1 << 20);
-/// Direct transfers are handed to the kernel as soon as this many were issued: storage starts on them while the rest of the
-/// batch is prepared. At depth 32 on a virtio disk 4 gave 65 800 IOPS where a whole batch at once gave 55 000 and single ones
-/// 64 500 (medians of 7 interleaved runs; 3.7, 4.1 and 4.7 us of CPU per I/O).
+/// Direct transfers are submitted to the kernel in groups of this many: storage starts on them while the rest of the batch is prepared. At
+/// depth 32 on a virtio disk 4 gave 65 800 IOPS where a whole batch at once gave 55 000 and single ones 64 500 (medians of 7 interleaved
+/// runs; 3.7, 4.1 and 4.7 us of CPU per I/O).
 const HANDOVER: usize = 4;
-/// How soon to look again for room in a lane that others have filled.
+/// Retry interval while other channels fill the context.
 const STALL: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
@@ -41,28 +41,29 @@ pub(super) struct FileChannel {
     pub(super) lacking: Lacking,
     running: Vec<Option<Running>>,
     free: Vec<u32>,
-    /// Requests that wait for a bounce slot or for room in the lane, first come first served.
+    /// Requests that wait for a bounce slot or for space in the context, first come first served.
     stalled: VecDeque<u32>,
-    /// When to look for room again although none of ours is in flight.
+    /// When to retry stalled requests if no other request of this channel is in flight.
     retry_at: Option<Instant>,
     bounce: Option<BouncePool>,
     zeroes: Option<BouncePool>,
 }
 
-/// The operation could not be issued now; the request is as it was.
+/// The operation could not be issued now; the request is unchanged.
 struct Stalled;
 
 impl FileChannel {
-    pub(super) fn new(file: Arc<OpenFile>, lane: &mut Lane) -> io::Result<FileChannel> {
-        let bounce = file.direct.map(|_| BouncePool::new(&mut lane.buffers, BOUNCE_SLOTS, BOUNCE_LEN)).transpose()?;
+    pub(super) fn new(file: Arc<OpenFile>, context: &mut Lane) -> io::Result<FileChannel> {
+        let bounce =
+            file.direct.map(|_| BouncePool::new(&mut context.buffers, BOUNCE_SLOTS, BOUNCE_LEN)).transpose()?;
         let writable = !file.geometry.read_only;
-        let zeroes = writable.then(|| BouncePool::new(&mut lane.buffers, ZERO_SLOTS, ZERO_LEN)).transpose()?;
+        let zeroes = writable.then(|| BouncePool::new(&mut context.buffers, ZERO_SLOTS, ZERO_LEN)).transpose()?;
         Ok(FileChannel {
-            ring: lane.register_file(Arc::clone(&file.fd)),
-            owner: lane.add_owner(),
+            ring: context.register_file(Arc::clone(&file.fd)),
+            owner: context.add_owner(),
             inline: Inline::new(&file),
             lacking: Lacking::default(),
-            // Reserved, not touched: memory is taken from the host as far as requests are in flight at once.
+            // Reserved, not touched: memory is allocated as requests are in flight at once.
             running: Vec::with_capacity(MOST_RUNNING),
             free: Vec::with_capacity(MOST_RUNNING),
             stalled: VecDeque::with_capacity(MOST_RUNNING),
@@ -74,20 +75,21 @@ impl FileChannel {
         })
     }
 
-    /// The stage that a request starts with, or its end.
+    /// Returns the first stage of a request, or its outcome.
     #[inline]
-    fn first_stage(&self, lane: &Lane, request: &Request<Buffer>) -> Result<Stage, Outcome> {
+    fn first_stage(&self, context: &Lane, request: &Request<Buffer>) -> Result<Stage, Outcome> {
         match (request.op, &request.buffer) {
             (Op::Flush, _) if self.inline.is_memory() => Err(Outcome::Done(ByteLen::ZERO)),
             (Op::Flush, _) => Ok(Stage::Sync),
             (Op::Read | Op::Write { .. }, Some(buffer)) => {
-                if lane.buffers.len(buffer) != request.len {
+                if context.buffers.len(buffer) != request.len {
                     return Err(admission::INVALID);
                 }
                 let Some(direct) = self.file.direct else { return Ok(Stage::Transfer) };
                 let (memory, length) = (u64::from(direct.memory) - 1, direct.offset - 1);
-                let pieces = lane.buffers.segments(buffer);
-                let fits = pieces.iter().all(|piece| piece.address() & memory == 0 && piece.len() & length == 0);
+                let segments = context.buffers.segments(buffer);
+                let fits =
+                    segments.iter().all(|segment| segment.address() & memory == 0 && segment.len() & length == 0);
                 Ok(if fits { Stage::Transfer } else { Stage::Bounce })
             }
             (Op::Read | Op::Write { .. }, None) => Err(admission::INVALID),
@@ -101,132 +103,133 @@ impl FileChannel {
         }
     }
 
-    /// Takes a request: ends it, or puts it in the table and issues its first operation.
+    /// Starts a request: completes it, or adds it to the table and issues its first operation.
     #[inline]
-    fn start(&mut self, lane: &mut Lane, request: Request<Buffer>) -> Option<Finished<Buffer>> {
-        let end = |request: Request<Buffer>, outcome| Finished { outcome, tag: request.tag, buffer: request.buffer };
+    fn start(&mut self, context: &mut Lane, request: Request<Buffer>) -> Option<Finished<Buffer>> {
+        let complete =
+            |request: Request<Buffer>, outcome| Finished { outcome, tag: request.tag, buffer: request.buffer };
         if let Some(outcome) = admission::judge(&self.geometry, &request) {
-            return Some(end(request, outcome));
+            return Some(complete(request, outcome));
         }
-        let stage = match self.first_stage(lane, &request) {
+        let stage = match self.first_stage(context, &request) {
             Ok(stage) => stage,
-            Err(outcome) => return Some(end(request, outcome)),
+            Err(outcome) => return Some(complete(request, outcome)),
         };
         let mut done = 0;
         if stage == Stage::Transfer {
-            done = self.inline.transfer(lane, &self.file, &request);
+            done = self.inline.transfer(context, &self.file, &request);
             if done == request.len.0 {
                 let outcome = Outcome::Done(request.len);
-                return Some(end(request, outcome));
+                return Some(complete(request, outcome));
             }
         }
-        let running = Running::new(request, stage, done);
+        let request = Running::new(request, stage, done);
         let index = match self.free.pop() {
             Some(index) => {
-                self.running[index as usize] = Some(running);
+                self.running[index as usize] = Some(request);
                 index
             }
             None => {
-                self.running.push(Some(running));
+                self.running.push(Some(request));
                 self.running.len() as u32 - 1
             }
         };
-        self.issue_or_stall(lane, index);
+        self.issue_or_stall(context, index);
         None
     }
 
     #[inline]
-    fn issue_or_stall(&mut self, lane: &mut Lane, index: u32) {
-        // Whoever waits already goes first.
-        if !self.stalled.is_empty() || self.issue(lane, index).is_err() {
+    fn issue_or_stall(&mut self, context: &mut Lane, index: u32) {
+        // Stalled requests go first.
+        if !self.stalled.is_empty() || self.issue(context, index).is_err() {
             self.stalled.push_back(index);
             self.retry_at = Some(Instant::now() + STALL);
         }
     }
 
-    /// Issues the operation of the stage that a request is in.
+    /// Issues the operation of a request's current stage.
     #[inline]
-    fn issue(&mut self, lane: &mut Lane, index: u32) -> Result<(), Stalled> {
-        let Some(running) = self.running[index as usize].as_mut() else { return Ok(()) };
-        let (cookie, at, left) = (u64::from(index), running.at(), running.left());
+    fn issue(&mut self, context: &mut Lane, index: u32) -> Result<(), Stalled> {
+        let Some(request) = self.running[index as usize].as_mut() else { return Ok(()) };
+        let (cookie, at, left) = (u64::from(index), request.at(), request.left());
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
-        let refused = match running.stage {
+        let refused = match request.stage {
             Stage::Transfer => {
-                let Some(buffer) = running.held.take() else { return Ok(()) };
-                let refused = match running.op {
-                    Op::Write { fua } => lane.write(self.owner, cookie, &self.ring, at, buffer, running.done, fua),
-                    _ => lane.read(self.owner, cookie, &self.ring, at, buffer, running.done),
+                let Some(buffer) = request.held.take() else { return Ok(()) };
+                let refused = match request.op {
+                    Op::Write { fua } => context.write(self.owner, cookie, &self.ring, at, buffer, request.done, fua),
+                    _ => context.read(self.owner, cookie, &self.ring, at, buffer, request.done),
                 };
                 return refused.map_err(|Refused(buffer)| {
-                    running.held = buffer;
+                    request.held = buffer;
                     Stalled
                 });
             }
-            Stage::Bounce | Stage::ZeroWrite => return self.issue_slice(lane, index),
-            Stage::Sync => lane.datasync(self.owner, cookie, &self.ring),
-            Stage::Punch => lane.fallocate(self.owner, cookie, &self.ring, punch, at, left),
-            Stage::ZeroRange => lane.fallocate(self.owner, cookie, &self.ring, zero, at, left),
+            Stage::Bounce | Stage::ZeroWrite => return self.issue_slice(context, index),
+            Stage::Sync => context.datasync(self.owner, cookie, &self.ring),
+            Stage::Punch => context.fallocate(self.owner, cookie, &self.ring, punch, at, left),
+            Stage::ZeroRange => context.fallocate(self.owner, cookie, &self.ring, zero, at, left),
         };
         refused.map_err(|_| Stalled)
     }
 
-    /// Issues the next slice of a request that goes through a slot of ours.
-    fn issue_slice(&mut self, lane: &mut Lane, index: u32) -> Result<(), Stalled> {
-        let Some(running) = self.running[index as usize].as_mut() else { return Ok(()) };
-        let (cookie, at) = (u64::from(index), running.at());
-        let pool = if running.stage == Stage::Bounce { &mut self.bounce } else { &mut self.zeroes };
+    /// Issues the next slice of a request that goes through a bounce slot or a slot of zeroes.
+    fn issue_slice(&mut self, context: &mut Lane, index: u32) -> Result<(), Stalled> {
+        let Some(request) = self.running[index as usize].as_mut() else { return Ok(()) };
+        let (cookie, at) = (u64::from(index), request.at());
+        let pool = if request.stage == Stage::Bounce { &mut self.bounce } else { &mut self.zeroes };
         let Some(pool) = pool else { return Err(Stalled) };
-        let len = running.left().min(pool.slot_len());
-        let Some((slice, slot)) = pool.take(&mut lane.buffers, len) else { return Err(Stalled) };
-        let fua = running.op == Op::Write { fua: true };
-        if let (Op::Write { .. }, Some(buffer)) = (running.op, &running.held) {
-            let copied = lane.buffers.copy_range(buffer, running.done, &slice, 0, len);
+        let len = request.left().min(pool.slot_len());
+        let Some((slice, slot)) = pool.take(&mut context.buffers, len) else { return Err(Stalled) };
+        let fua = request.op == Op::Write { fua: true };
+        if let (Op::Write { .. }, Some(buffer)) = (request.op, &request.held) {
+            let copied = context.buffers.copy_range(buffer, request.done, &slice, 0, len);
             debug_assert!(copied, "the buffer is as long as the request");
         }
-        let issued = match running.op {
-            Op::Read => lane.read(self.owner, cookie, &self.ring, at, slice, 0),
-            _ => lane.write(self.owner, cookie, &self.ring, at, slice, 0, fua),
+        let issued = match request.op {
+            Op::Read => context.read(self.owner, cookie, &self.ring, at, slice, 0),
+            _ => context.write(self.owner, cookie, &self.ring, at, slice, 0, fua),
         };
         match issued {
             Ok(()) => {
-                running.slot = Some(slot);
+                request.slot = Some(slot);
                 Ok(())
             }
             Err(Refused(slice)) => {
                 if let Some(slice) = slice {
-                    pool.release(&mut lane.buffers, slice, slot);
+                    pool.release(&mut context.buffers, slice, slot);
                 }
                 Err(Stalled)
             }
         }
     }
 
-    /// Takes a completion: the request's next operation is issued, or the request ends.
+    /// Processes a completion: issues the request's next operation, or completes the request.
     #[inline]
-    fn complete(&mut self, lane: &mut Lane, completion: Completion) -> Option<Finished<Buffer>> {
+    fn complete(&mut self, context: &mut Lane, completion: Completion) -> Option<Finished<Buffer>> {
         let Completion { cookie, result, buffer, .. } = completion;
         let index = cookie as u32;
         let place = self.running.get_mut(index as usize)?;
-        let running = place.as_mut()?;
-        match (running.slot.take(), buffer) {
+        let request = place.as_mut()?;
+        match (request.slot.take(), buffer) {
             (Some(slot), Some(slice)) => {
-                if let (Op::Read, Some(buffer), Ok(len)) = (running.op, &running.held, u64::try_from(result)) {
-                    let copied = lane.buffers.copy_range(&slice, 0, buffer, running.done, ByteLen(len));
+                if let (Op::Read, Some(buffer), Ok(len)) = (request.op, &request.held, u64::try_from(result)) {
+                    let copied = context.buffers.copy_range(&slice, 0, buffer, request.done, ByteLen(len));
                     debug_assert!(copied, "a slice ends where the request ends, or before");
                 }
-                let pool = if running.stage == Stage::Bounce { &mut self.bounce } else { &mut self.zeroes };
+                let pool = if request.stage == Stage::Bounce { &mut self.bounce } else { &mut self.zeroes };
                 if let Some(pool) = pool {
-                    pool.release(&mut lane.buffers, slice, slot);
+                    pool.release(&mut context.buffers, slice, slot);
                 }
             }
-            (None, Some(buffer)) => running.held = Some(buffer),
+            (None, Some(buffer)) => request.held = Some(buffer),
             (_, None) => {}
         }
         let unit = self.file.direct.map_or(1, |direct| direct.offset);
-        match running.advance(result, unit, &mut self.lacking) {
+        match request.advance(result, unit, &mut self.lacking) {
             Next::Issue => {
-                self.issue_or_stall(lane, index);
+                self.issue_or_stall(context, index);
                 None
             }
             Next::End(outcome) => {
@@ -236,10 +239,10 @@ impl FileChannel {
         }
     }
 
-    /// Issues what waits, as far as there is room.
-    fn issue_stalled(&mut self, lane: &mut Lane) {
+    /// Issues stalled requests, as far as there is space.
+    fn issue_stalled(&mut self, context: &mut Lane) {
         while let Some(index) = self.stalled.front().copied() {
-            if self.issue(lane, index).is_err() {
+            if self.issue(context, index).is_err() {
                 self.retry_at = Some(Instant::now() + STALL);
                 return;
             }
@@ -256,58 +259,58 @@ impl FileChannel {
 impl DiskChannel<Lane> for FileChannel {
     fn submit(
         &mut self,
-        lane: &mut Lane,
+        context: &mut Lane,
         batch: &mut Vec<Request<Buffer>>,
-        finished: &mut Vec<Finished<Buffer>>,
+        completions: &mut Vec<Finished<Buffer>>,
     ) -> usize {
         if !self.stalled.is_empty() {
-            self.issue_stalled(lane);
+            self.issue_stalled(context);
         }
         self.geometry.size = self.file.size.get();
-        // What waits already is to go first, so nothing new is taken into a lane that is full.
-        let taken = batch.len().min(self.room()).min(lane.room().saturating_sub(self.stalled.len()));
+        // Stalled requests go first, so nothing new is taken into a context that is full.
+        let taken = batch.len().min(self.room()).min(context.room().saturating_sub(self.stalled.len()));
         let early = self.file.direct.is_some();
         for (at, request) in batch.drain(..taken).enumerate() {
-            finished.extend(self.start(lane, request));
+            completions.extend(self.start(context, request));
             if early && (at + 1) % HANDOVER == 0 {
-                lane.submit();
+                context.submit();
             }
         }
         taken
     }
 
-    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
-        let before = finished.len();
-        while let Some(completion) = lane.next(self.owner) {
-            finished.extend(self.complete(lane, completion));
+    fn reap(&mut self, context: &mut Lane, completions: &mut Vec<Finished<Buffer>>) -> usize {
+        let before = completions.len();
+        while let Some(completion) = context.next(self.owner) {
+            completions.extend(self.complete(context, completion));
         }
         if !self.stalled.is_empty() {
-            self.issue_stalled(lane);
+            self.issue_stalled(context);
         }
-        finished.len() - before
+        completions.len() - before
     }
 
-    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
-        let chosen = |running: &Running| tags.binary_search(&running.tag).is_ok();
-        // What waits for room is in nobody's hands.
-        let (running, free) = (&mut self.running, &mut self.free);
+    fn cancel(&mut self, context: &mut Lane, tags: &[Tag], completions: &mut Vec<Finished<Buffer>>) {
+        let is_cancelled = |request: &Running| tags.binary_search(&request.tag).is_ok();
+        // Stalled requests have no operation in the kernel.
+        let (inflight, free) = (&mut self.running, &mut self.free);
         self.stalled.retain(|index| {
-            let place = &mut running[*index as usize];
-            let Some(ended) = place.take_if(|running| chosen(running)) else { return true };
+            let place = &mut inflight[*index as usize];
+            let Some(request) = place.take_if(|request| is_cancelled(request)) else { return true };
             free.push(*index);
-            finished.push(ended.end(Outcome::Aborted));
+            completions.push(request.end(Outcome::Aborted));
             false
         });
         if self.stalled.is_empty() {
             self.retry_at = None;
         }
-        for running in self.running.iter_mut().flatten().filter(|running| chosen(running)) {
-            running.cancelled = true;
+        for request in self.running.iter_mut().flatten().filter(|request| is_cancelled(request)) {
+            request.cancelled = true;
         }
-        let running = &self.running;
-        lane.cancel_picked(self.owner, |cookie| {
-            let running = running.get(cookie as usize).and_then(Option::as_ref);
-            running.is_some_and(|running| running.cancelled && running.can_be_given_up())
+        let inflight = &self.running;
+        context.cancel_picked(self.owner, |cookie| {
+            let request = inflight.get(cookie as usize).and_then(Option::as_ref);
+            request.is_some_and(|request| request.cancelled && request.can_be_given_up())
         });
     }
 
@@ -316,17 +319,17 @@ impl DiskChannel<Lane> for FileChannel {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        // While one of ours is in flight its completion wakes the worker.
+        // While an operation of this channel is in flight, its completion wakes the worker.
         if self.stalled.len() == self.outstanding() as usize { self.retry_at } else { None }
     }
 
-    fn close(&mut self, lane: &mut Lane) {
+    fn close(&mut self, context: &mut Lane) {
         debug_assert_eq!(self.outstanding(), 0, "a channel is drained before it is closed");
         let file = std::mem::replace(&mut self.ring, RingFile::Plain(Arc::clone(&self.file.fd)));
-        lane.unregister_file(file);
-        lane.remove_owner(self.owner);
+        context.unregister_file(file);
+        context.remove_owner(self.owner);
         for pool in [self.bounce.take(), self.zeroes.take()].into_iter().flatten() {
-            pool.close(&mut lane.buffers);
+            pool.close(&mut context.buffers);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the host says about a file: what it is, what direct I/O demands, and what the device below it looks like.
+//! Properties of a file on the host: its type, the alignment for direct I/O, and the description of the device below it.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use super::{Alignment, Kind};
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 
-/// What a file is. `Err` names what it is instead of a file or a block device.
+/// Returns the type of a file. `Err` names the type of anything but a file or a block device.
 pub(super) fn kind(file: &File) -> io::Result<Result<Kind, &'static str>> {
     use std::os::unix::fs::FileTypeExt;
     let what = file.metadata()?.file_type();
@@ -29,7 +29,7 @@ pub(super) fn kind(file: &File) -> io::Result<Result<Kind, &'static str>> {
     Ok(Ok(if in_memory { Kind::InMemory } else { Kind::Regular }))
 }
 
-/// How large it is now.
+/// Returns the current size.
 pub(super) fn size(file: &impl AsFd, kind: Kind) -> rustix::io::Result<ByteLen> {
     let bytes = match kind {
         Kind::BlockDevice => rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?,
@@ -38,7 +38,7 @@ pub(super) fn size(file: &impl AsFd, kind: Kind) -> rustix::io::Result<ByteLen> 
     Ok(ByteLen(bytes))
 }
 
-/// A file type in words.
+/// Returns a file type in words.
 pub(super) fn name(what: std::fs::FileType) -> &'static str {
     use std::os::unix::fs::FileTypeExt;
     match what {
@@ -52,12 +52,12 @@ pub(super) fn name(what: std::fs::FileType) -> &'static str {
     }
 }
 
-/// What the kernel says about direct I/O on a file (statx(2), `STATX_DIOALIGN`).
+/// Direct I/O support of a file (statx(2), `STATX_DIOALIGN`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DirectIo {
     Needs(Alignment),
     Refused,
-    /// Kernels before 6.1, and some file systems, do not say.
+    /// Not reported by kernels before 6.1 and some file systems.
     Unknown,
 }
 
@@ -75,7 +75,7 @@ pub(super) fn direct_io(file: &impl AsFd) -> DirectIo {
     }
 }
 
-/// A block device's own description. 0 where it does not say.
+/// A block device's own description. 0 where it is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Device {
     pub(super) logical_block: u32,
@@ -89,7 +89,7 @@ pub(super) struct Device {
     pub(super) write_zeroes_max_bytes: u64,
 }
 
-/// The device with this number, from sysfs. `None` when it is none (network and pooled file systems have made-up device
+/// Returns the device with this number, from sysfs. `None` when there is none (network and pooled file systems have synthetic device
 /// numbers) or sysfs is not mounted.
 pub(super) fn device(number: u64) -> Option<Device> {
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
@@ -102,7 +102,7 @@ pub(super) fn device(number: u64) -> Option<Device> {
     Some(Device {
         logical_block: small(queue.join("logical_block_size")),
         physical_block: small(queue.join("physical_block_size")),
-        // -1 when the kernel found the device misaligned: unknown to us.
+        // -1 if the kernel considers the device misaligned: treated as unknown.
         alignment_offset: small(dir.join("alignment_offset")),
         min_io: small(queue.join("minimum_io_size")),
         opt_io: small(queue.join("optimal_io_size")),
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_devices_and_others_are_told_apart() {
+    fn files_devices_and_others_are_distinguished() {
         assert_eq!(kind(&File::open("/").unwrap()).unwrap(), Err("a directory"));
         assert_eq!(kind(&File::open("/dev/null").unwrap()).unwrap(), Err("a character device"));
         let file = tempfile::tempfile_in("/dev/shm").unwrap();

@@ -1,4 +1,4 @@
-//! Transfers that are done inside `submit`, without the ring: for data that is in memory anyway.
+//! Inline I/O: transfers inside `submit`, without the ring, for data that is in memory anyway.
 
 use mqblk_core::{Op, Request};
 use mqblk_memory::Buffer;
@@ -7,29 +7,29 @@ use rustix::io::Errno;
 
 use super::{Kind, OpenFile};
 
-/// Longer transfers go through the ring, whose threads copy beside the worker.
+/// Longer transfers go through the ring, whose kernel threads copy in parallel to the worker.
 const LONGEST: u64 = 256 << 10;
 
-/// Which transfers are tried inline.
+/// Decides which transfers are tried inline.
 #[derive(Debug)]
 pub(super) struct Inline {
     kind: Tried,
-    /// In the page cache: a file that is memory never misses.
+    /// Backoff for the page cache; an in-memory file never misses.
     trust: Trust,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tried {
-    /// Direct I/O: there is always a wait.
+    /// Direct I/O: always waits for storage.
     None,
-    /// The file is memory: everything is a copy. (Pages that were swapped out are waited for, as all the daemon's are.)
+    /// An in-memory file: every transfer is a copy. (Swapped-out pages are waited for, as for all memory of the daemon.)
     All,
-    /// Reads of what is in the page cache (`RWF_NOWAIT`).
+    /// Reads of cached pages (`RWF_NOWAIT`).
     Cached,
 }
 
-/// How often to try: each miss in a row doubles the number of requests that go straight to the ring, so that storage that
-/// is not cached pays for a useless system call in one request of 64.
+/// Backoff after misses: each miss in a row doubles the number of requests that go directly to the ring, so that uncached storage costs a
+/// useless system call for one request of 64 only.
 #[derive(Debug, Default)]
 struct Trust {
     skip: u32,
@@ -67,18 +67,18 @@ impl Inline {
         Inline { kind, trust: Trust::default() }
     }
 
-    /// Whether the file is memory, so that nothing can be made more durable than it is.
+    /// Returns true if the file is in memory, so that flushes are no-ops.
     #[inline]
     pub(super) fn is_memory(&self) -> bool {
         self.kind == Tried::All
     }
 
-    /// Does what can be done at once of a read or write; returns how many bytes that was.
+    /// Transfers as much of a read or write as is possible without waiting. Returns the number of bytes.
     #[inline]
-    pub(super) fn transfer(&mut self, lane: &mut Lane, file: &OpenFile, request: &Request<Buffer>) -> u64 {
+    pub(super) fn transfer(&mut self, context: &mut Lane, file: &OpenFile, request: &Request<Buffer>) -> u64 {
         let (Some(buffer), Request { start, len, op, .. }) = (&request.buffer, request) else { return 0 };
-        // A write to a frozen file system waits in the system call whatever is asked of it (Linux, fs/read_write.c takes the file system's
-        // write lock first); the ring's does not.
+        // A write to a frozen file system waits in the system call even with RWF_NOWAIT (Linux, fs/read_write.c takes the file system's
+        // write lock first); a write through the ring does not block the worker.
         if self.kind == Tried::None || len.0 > LONGEST || (*op != Op::Read && self.kind == Tried::Cached) {
             return 0;
         }
@@ -88,15 +88,15 @@ impl Inline {
         let no_wait = self.kind == Tried::Cached;
         let fd = std::os::fd::AsFd::as_fd(&file.fd);
         let moved = match op {
-            Op::Read => lane.read_inline(fd, *start, buffer, 0, no_wait),
-            _ => lane.write_inline(fd, *start, buffer, 0),
+            Op::Read => context.read_inline(fd, *start, buffer, 0, no_wait),
+            _ => context.write_inline(fd, *start, buffer, 0),
         };
         match moved {
             Ok(bytes) => {
                 self.trust.hit();
                 bytes
             }
-            // Not cached, or a file system without RWF_NOWAIT: the ring does it. An error is met there again.
+            // Not cached, or a file system without RWF_NOWAIT: the request goes through the ring. Other errors recur there.
             Err(error) => {
                 if matches!(Errno::from_io_error(&error), Some(Errno::AGAIN | Errno::OPNOTSUPP)) {
                     self.trust.miss();
@@ -112,18 +112,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn misses_in_a_row_are_tried_less_and_less() {
-        let mut trust = Trust::default();
+    fn misses_in_a_row_back_off() {
+        let mut backoff = Trust::default();
         let mut tries = Vec::new();
         for at in 0..400 {
-            if trust.try_now() {
+            if backoff.try_now() {
                 tries.push(at);
-                trust.miss();
+                backoff.miss();
             }
         }
         assert_eq!(tries, [0, 2, 5, 10, 19, 36, 69, 134, 199, 264, 329, 394]);
-        trust.skip = 0;
-        trust.hit();
-        assert!(trust.try_now() && trust.try_now());
+        backoff.skip = 0;
+        backoff.hit();
+        assert!(backoff.try_now() && backoff.try_now());
     }
 }

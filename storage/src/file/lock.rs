@@ -1,10 +1,10 @@
-//! Who may use a file: `lock=exclusive`, `shared-migration` or `off`.
+//! Image locking: `lock=exclusive`, `shared-migration` or `off`.
 //!
-//! The lock is an open-file-description lock on the whole file, shared for readers and exclusive for a writer; of a block device it is also
-//! the kernel's claim (`O_EXCL`), which keeps file systems and other users of that claim out. It ends with the open file at the latest.
+//! The lock is an open-file-description lock on the whole file, shared for readers and exclusive for a writer. For a block device it is
+//! also the kernel's claim (`O_EXCL`), which excludes file systems and other users of that claim. It ends with the open file at the latest.
 //!
-//! `exclusive` holds it from the opening on. `shared-migration` holds it while the disk is [active](mqblk_core::Disk::activate): a
-//! destination may open what the source serves, and whichever of them runs queues has the lock.
+//! `exclusive` holds it from the opening on. `shared-migration` holds it while the disk is [active](mqblk_core::Disk::activate): the
+//! destination of a migration may open the file that the source serves, and the one that runs queues has the lock.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -47,28 +47,28 @@ impl LockMode {
         LockMode::WORDS[self as usize]
     }
 
-    /// Whether a block device is claimed by its opening.
+    /// Returns true if a block device is claimed when it is opened.
     pub(super) fn claims(self) -> bool {
         self == LockMode::Exclusive
     }
 }
 
-/// What the kernel says to a lock.
+/// Error of locking a file.
 #[derive(Debug)]
 pub(super) enum Denied {
-    /// Somebody else has it.
+    /// Another process has it.
     InUse,
-    /// This file system has none.
+    /// The file system does not support locks.
     NoLocks(io::Error),
 }
 
-/// Locks the whole file, waiting a little for a holder that is about to end.
+/// Locks the whole file. Waits a little for a holder that is about to end.
 pub(super) fn lock(path: &Path, file: &impl AsFd, read_only: bool) -> Result<(), Denied> {
     let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
-    let taken = |error: &nix::Error| matches!(error, nix::Error::EAGAIN | nix::Error::EACCES);
-    match patiently(path, || fcntl(file, FcntlArg::F_OFD_SETLK(&whole(kind))), taken) {
+    let in_use = |error: &nix::Error| matches!(error, nix::Error::EAGAIN | nix::Error::EACCES);
+    match patiently(path, || fcntl(file, FcntlArg::F_OFD_SETLK(&whole(kind))), in_use) {
         Ok(_) => Ok(()),
-        Err(error) if taken(&error) => Err(Denied::InUse),
+        Err(error) if in_use(&error) => Err(Denied::InUse),
         Err(error) => Err(Denied::NoLocks(error.into())),
     }
 }
@@ -83,7 +83,7 @@ fn whole(kind: libc::c_int) -> libc::flock {
     }
 }
 
-/// The lock of an open file that comes and goes with its use.
+/// The lock of an open file. With `shared-migration` it is held while the file has users.
 #[derive(Debug)]
 pub(super) struct UseLock {
     pub(super) mode: LockMode,
@@ -98,7 +98,7 @@ struct Users {
     count: usize,
     /// Keeps others from claiming the block device.
     claim: Option<File>,
-    /// That the file system has no locks was said.
+    /// True if missing lock support was logged.
     told: bool,
 }
 
@@ -111,7 +111,7 @@ impl UseLock {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more user. `first` is done when the lock was taken just now, before anybody may go by it.
+    /// Adds a user. Calls `first` when the lock was just acquired, before any user may rely on it.
     pub(super) fn take(&self, file: &impl AsFd, first: impl FnOnce()) -> Result<(), DiskError> {
         if self.mode != LockMode::SharedMigration {
             return Ok(());
@@ -161,7 +161,7 @@ impl UseLock {
         Ok(())
     }
 
-    /// One user less. `last` is done before the lock is given up.
+    /// Removes a user. Calls `last` before the lock is released.
     pub(super) fn give_up(&self, file: &impl AsFd, last: impl FnOnce()) {
         if self.mode != LockMode::SharedMigration {
             return;
@@ -172,10 +172,10 @@ impl UseLock {
             return;
         }
         last();
-        // Without locks there is none to give up.
+        // Without lock support there is nothing to release.
         let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&whole(libc::F_UNLCK)));
         users.claim = None;
-        tracing::info!("{}: lock given up", self.path.display());
+        tracing::info!("{}: lock released", self.path.display());
     }
 }
 
@@ -200,11 +200,11 @@ mod tests {
     const SHARED: (&str, &str) = ("lock", "shared-migration");
 
     #[test]
-    fn of_many_that_have_it_open_one_is_active() {
+    fn only_one_of_several_openers_is_active() {
         let (_dir, path) = image(&on_disk(), 1 << 20);
         let [source, destination] = [0, 1].map(|_| open(&path, &[SHARED]).unwrap());
         assert!(source.resolved().contains(&("lock", "shared-migration".to_owned())));
-        // Two controllers may have paths to it.
+        // Two controllers may export it.
         source.activate().unwrap();
         source.activate().unwrap();
         let error = destination.activate().unwrap_err().to_string();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_exclusive_is_never_shared() {
+    fn an_exclusive_lock_is_never_shared() {
         let (_dir, path) = image(&on_disk(), 1 << 20);
         let exclusive = open(&path, &[]).unwrap();
         exclusive.activate().unwrap();
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_share_it_and_a_new_size_is_left_to_whoever_tells_guests() {
+    fn readers_share_the_lock_and_a_new_size_is_left_to_resize() {
         let (_dir, path) = image(&on_disk(), 1 << 20);
         let readers = [0, 1].map(|_| open(&path, &[SHARED, ("readonly", "on")]).unwrap());
         readers.iter().for_each(|reader| reader.activate().unwrap());

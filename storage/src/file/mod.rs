@@ -9,23 +9,23 @@
 //! | `lock` | exclusive | `exclusive`: held while the file is open. `shared-migration`: held while queues run. `off`: nothing keeps others out |
 //! | `discard` | unmap | `unmap`: discards punch holes. `ignore`: the disk has no discard, and zeroes keep their space |
 //!
-//! The whole file is locked (an open-file-description lock) for writing, or for reading with `readonly`: a second daemon on
-//! the same image is refused, and several may read it (`lock.rs`). A block device that is mounted is refused for writing.
+//! The whole file is locked (an open-file-description lock) for writing, or for reading with `readonly`: a second daemon on the same image
+//! is refused, and several may read it (`lock.rs`). A mounted block device is refused for writing.
 //!
-//! How requests are carried out:
-//! * Reads and writes go to the kernel as they lie in guest memory; only what direct I/O cannot take (memory that is less
-//!   aligned than `statx` asks for) goes through preallocated bounce slots, in slices. Without a free slot they wait.
-//! * In-memory files (tmpfs, ramfs) and cached pages (`direct=off`) are copied at once with `preadv2`/`pwritev2`; the ring
-//!   takes over where that would wait for storage.
+//! How requests are executed:
+//! * Reads and writes transfer directly to or from guest memory. Only memory that direct I/O cannot use (less aligned than `statx` demands)
+//!   goes through preallocated bounce slots, in slices. Without a free slot a request waits.
+//! * In-memory files (tmpfs, ramfs) and cached pages (`direct=off`) are copied at once with `preadv2`/`pwritev2`; requests that would wait
+//!   for storage go through the ring.
 //! * A flush is `fdatasync`. A durable write is a write with `RWF_DSYNC`; durable zeroes are followed by `fdatasync`.
-//! * Discard is `fallocate(PUNCH_HOLE)`. Zeroes are `PUNCH_HOLE` (when space may be given back) or `ZERO_RANGE`; where the
-//!   host has neither, zeroes are written.
+//! * Discard is `fallocate(PUNCH_HOLE)`. Zeroes are `PUNCH_HOLE` (when space may be deallocated) or `ZERO_RANGE`; where the host has
+//!   neither, zeroes are written.
 //! * Secure discard is not supported.
-//! * Short transfers are continued where they stopped; a file that ends early answers
+//! * Short transfers are continued where they stopped; a transfer past the end of a file that has shrunk completes with
 //!   [`OutOfRange`](mqblk_core::Outcome::OutOfRange).
 //!
-//! Block devices offer discard when the host's device can also write zeroes without data: that is what io_uring can ask for
-//! (`fallocate`); the `BLKDISCARD` ioctl would block the worker.
+//! Block devices offer discard when the host's device can also write zeroes without data: io_uring only has `fallocate` for it. The
+//! `BLKDISCARD` ioctl would block the worker.
 
 mod channel;
 mod host;
@@ -45,54 +45,54 @@ use mqblk_uring::Lane;
 use crate::admission::{self, Size};
 use channel::FileChannel;
 
-/// The kernel takes at most this many pieces in one operation (UIO_MAXIOV).
+/// Maximum number of segments of one operation (UIO_MAXIOV).
 const MAX_SEGMENTS: u32 = 1024;
 /// Largest range of one discard. Punching a fragmented file takes the host about a second per 100 000 extents.
 const MAX_DISCARD: ByteLen = ByteLen(1 << 30);
-/// Largest range of zeroes: bounds what one request writes where the host cannot zero without data.
+/// Largest range of zeroes: bounds how much one request writes where the host cannot zero without data.
 const MAX_ZEROES: ByteLen = ByteLen(256 << 20);
 
 /// Opens a file or block device.
 ///
 /// # Errors
-/// When a setting does not fit the file, the file cannot be opened, or somebody else writes it.
+/// When a setting does not fit the file, the file cannot be opened, or another process has locked it.
 pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
     Ok(Arc::new(FileDisk { open: Arc::new(open::open(settings)?) }))
 }
 
-/// An open file with what is known of it. Shared by all channels; constant.
+/// An open file and its properties. Shared by all channels; constant except for the size.
 #[derive(Debug)]
 struct OpenFile {
     lock: lock::UseLock,
     path: PathBuf,
     fd: Arc<OwnedFd>,
-    /// But for its size.
+    /// The size in it is unused: see `size`.
     geometry: Geometry,
     size: Size,
     kind: Kind,
-    /// What O_DIRECT demands; `None` when the page cache is used.
+    /// Alignment for O_DIRECT; `None` when the page cache is used.
     direct: Option<Alignment>,
     /// `discard=unmap`.
     unmap: bool,
-    /// Discards are possible, in units of this many bytes.
+    /// Granularity of discards in bytes; `None` when they are not possible.
     discard: Option<ByteLen>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// A file on a file system that has storage below it.
+    /// A file on a file system with storage.
     Regular,
     /// A file on tmpfs or ramfs.
     InMemory,
     BlockDevice,
 }
 
-/// What direct I/O demands. All are powers of two, in bytes.
+/// Alignment that direct I/O demands. All are powers of two, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Alignment {
-    /// Of the start of each piece of memory.
+    /// Of the start of each memory segment.
     memory: u32,
-    /// Of file offsets, and of the length of each piece.
+    /// Of file offsets, and of the length of each memory segment.
     offset: u32,
 }
 
@@ -138,7 +138,7 @@ impl Disk<Lane> for FileDisk {
     }
 
     fn found_size(&self) -> Result<ByteLen, DiskError> {
-        let what = || format!("asking for the size of {}", self.open.path.display());
+        let what = || format!("querying the size of {}", self.open.path.display());
         let found = host::size(&self.open.fd, self.open.kind);
         found.map_err(|source| DiskError::Os { what: what(), source: source.into() })
     }
@@ -150,7 +150,7 @@ impl Disk<Lane> for FileDisk {
             move |source: rustix::io::Errno| DiskError::Os { what, source: source.into() }
         };
         let before = self.open.size.get();
-        // What a device has now may be asked for by its number.
+        // The current size of a block device may be given explicitly.
         let size = match size {
             Some(size) if *kind == Kind::BlockDevice && !geometry.read_only && self.found_size()? == size => None,
             size => size,
@@ -162,7 +162,7 @@ impl Disk<Lane> for FileDisk {
                     "no size: the host gives a block device its size; without one it is looked at again".to_owned();
                 return Err(DiskError::Size { found: format!("{} bytes", size.0), expected });
             }
-            // Channels refuse what lies beyond a new end before it is cut off.
+            // Channels must refuse requests beyond the new end before the file is truncated.
             self.open.size.set(before.min(size));
             if let Err(error) = rustix::fs::ftruncate(fd, size.0) {
                 self.open.size.set(before);
@@ -180,10 +180,10 @@ impl Disk<Lane> for FileDisk {
 
     fn activate(&self) -> Result<(), DiskError> {
         let OpenFile { lock, fd, direct, .. } = self.open.as_ref();
-        // A size that it has grown to meanwhile is left to whoever tells guests of sizes.
+        // If it has grown meanwhile, the new size is left to `resize`, whose caller notifies guests.
         lock.take(fd, || {
             if direct.is_none() {
-                // What this host has in its cache may be older than what another host wrote.
+                // The cached pages of this host may be older than writes of another host.
                 let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
             }
         })
@@ -193,13 +193,13 @@ impl Disk<Lane> for FileDisk {
         let OpenFile { lock, fd, path, .. } = self.open.as_ref();
         lock.give_up(fd, || {
             if let Err(error) = self.sync() {
-                tracing::error!("{}: flush before the lock is given up: {error}", path.display());
+                tracing::error!("{}: flush before the lock is released: {error}", path.display());
             }
         });
     }
 
-    fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
-        match FileChannel::new(Arc::clone(&self.open), lane) {
+    fn open_channel(&self, context: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+        match FileChannel::new(Arc::clone(&self.open), context) {
             Ok(channel) => Ok(Box::new(channel)),
             Err(source) => {
                 Err(DiskError::Os { what: format!("bounce memory for {}", self.open.path.display()), source })

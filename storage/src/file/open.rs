@@ -1,4 +1,4 @@
-//! Opening a file as a disk: what the user asked for against what the host has.
+//! Opening a file as a disk: the user's settings against the host's properties.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -18,7 +18,7 @@ use super::lock::{self, Denied, LockMode, UseLock};
 use super::{Alignment, Kind, OpenFile};
 use crate::admission::{self, Size};
 
-/// What direct I/O is assumed to demand where the kernel does not say and no device is visible: no storage demands more.
+/// Alignment for direct I/O where the kernel does not report it and no device is visible: no storage demands more.
 const ASSUMED: Alignment = Alignment { memory: 4096, offset: 4096 };
 
 /// The settings of a file disk, as given.
@@ -35,7 +35,7 @@ pub(super) fn open(settings: &mut Settings) -> Result<OpenFile, SettingError> {
     let Some(path) = settings.text("path") else {
         return Err(settings.error("path", "nothing", "a regular file or a block device"));
     };
-    let asked = Asked {
+    let config = Asked {
         path: PathBuf::from(path),
         direct: settings.switch("direct")?.unwrap_or(true),
         read_only: settings.switch("readonly")?.unwrap_or(false),
@@ -43,9 +43,9 @@ pub(super) fn open(settings: &mut Settings) -> Result<OpenFile, SettingError> {
         unmap: settings.choice("discard", &["unmap", "ignore"])? != Some("ignore"),
         lock: LockMode::take(settings)?,
     };
-    let (file, kind, direct) = open_file(settings, &asked)?;
-    if asked.lock == LockMode::Exclusive {
-        lock_while_open(settings, &asked, &file)?;
+    let (file, kind, direct) = open_file(settings, &config)?;
+    if config.lock == LockMode::Exclusive {
+        lock_while_open(settings, &config, &file)?;
     }
     let number = file.metadata().map(|data| match kind {
         Kind::BlockDevice => data.rdev(),
@@ -53,11 +53,11 @@ pub(super) fn open(settings: &mut Settings) -> Result<OpenFile, SettingError> {
     });
     let device = number.ok().and_then(host::device);
     let direct = direct.then(|| alignment(&file, device));
-    let block = block_size(settings, &asked, kind, direct, device)?;
-    let size = size(settings, &asked, &file, kind, block)?;
-    let geometry = geometry(size, block, asked.read_only, kind, device.unwrap_or_default());
-    let discard = if asked.unmap && !asked.read_only { discard_unit(&file, kind, size, device) } else { None };
-    let Asked { path, unmap, lock, read_only, .. } = asked;
+    let block = block_size(settings, &config, kind, direct, device)?;
+    let size = size(settings, &config, &file, kind, block)?;
+    let geometry = geometry(size, block, config.read_only, kind, device.unwrap_or_default());
+    let discard = if config.unmap && !config.read_only { discard_unit(&file, kind, size, device) } else { None };
+    let Asked { path, unmap, lock, read_only, .. } = config;
     let size = Size::new(size);
     let lock = UseLock::new(lock, &path, read_only, kind == Kind::BlockDevice);
     Ok(OpenFile { lock, path, fd: Arc::new(file.into()), geometry, size, kind, direct, unmap, discard })
@@ -67,23 +67,23 @@ fn with_reason(path: &Path, reason: impl std::fmt::Display) -> String {
     format!("{path:?} ({reason})")
 }
 
-/// Opens the file, for direct I/O if that was asked for and works.
-fn open_file(settings: &Settings, asked: &Asked) -> Result<(File, Kind, bool), SettingError> {
-    let Asked { path, read_only, .. } = asked;
-    let wrong = |found: &str| settings.error("path", with_reason(path, found), "a regular file or a block device");
+/// Opens the file, for direct I/O if that is configured and works.
+fn open_file(settings: &Settings, config: &Asked) -> Result<(File, Kind, bool), SettingError> {
+    let Asked { path, read_only, .. } = config;
+    let not_a_disk = |found: &str| settings.error("path", with_reason(path, found), "a regular file or a block device");
     let missing = |error: io::Error| {
         let expected = "an existing regular file or block device that this user may open";
         settings.error("path", with_reason(path, error), expected)
     };
-    // Looked at before it is opened: opening a pipe or a tape has effects of its own.
+    // Checked before it is opened: opening a pipe or a tape has side effects.
     let before = std::fs::metadata(path).map_err(missing)?.file_type();
     if !std::os::unix::fs::FileTypeExt::is_block_device(&before) && !before.is_file() {
-        return Err(wrong(host::name(before)));
+        return Err(not_a_disk(host::name(before)));
     }
     let device = !before.is_file();
     let attempt = |direct: bool| {
         // On a block device O_EXCL without O_CREAT is refused while the device is mounted or otherwise claimed.
-        let exclusive = if device && !read_only && asked.lock.claims() { libc::O_EXCL } else { 0 };
+        let exclusive = if device && !read_only && config.lock.claims() { libc::O_EXCL } else { 0 };
         let direct = if direct { libc::O_DIRECT } else { 0 };
         let open = || OpenOptions::new().read(true).write(!read_only).custom_flags(exclusive | direct).open(path);
         let claimed = |error: &io::Error| device && Errno::from_io_error(error) == Some(Errno::BUSY);
@@ -104,15 +104,15 @@ fn open_file(settings: &Settings, asked: &Asked) -> Result<(File, Kind, bool), S
     };
     let plain = || {
         let file = attempt(false).map_err(refused)?;
-        let kind = host::kind(&file).map_err(missing)?.map_err(wrong)?;
+        let kind = host::kind(&file).map_err(missing)?.map_err(not_a_disk)?;
         Ok((file, kind))
     };
-    if !asked.direct {
+    if !config.direct {
         return plain().map(|(file, kind)| (file, kind, false));
     }
     let why = match attempt(true) {
         Ok(file) => {
-            let kind = host::kind(&file).map_err(missing)?.map_err(wrong)?;
+            let kind = host::kind(&file).map_err(missing)?.map_err(not_a_disk)?;
             if kind != Kind::InMemory && host::direct_io(&file) != DirectIo::Refused {
                 return Ok((file, kind, true));
             }
@@ -132,27 +132,27 @@ fn open_file(settings: &Settings, asked: &Asked) -> Result<(File, Kind, bool), S
     Ok((file, kind, false))
 }
 
-/// How long to wait for a file that is in use. A daemon that was killed holds what it has open until the kernel has carried out what it
-/// had asked for and taken its rings apart; a successor that a supervisor starts at once must not be turned away for that. It is also what
-/// keeps the successor from overtaking those requests.
+/// How long to wait for a file that is in use. A killed daemon keeps its files open until the kernel has completed its I/O and destroyed
+/// its rings; a successor that a supervisor starts at once must not fail for that. The wait also keeps the successor from overtaking those
+/// requests.
 const PATIENCE: Duration = Duration::from_secs(3);
 const RETRY: Duration = Duration::from_millis(20);
-/// When whoever looks on is told what is waited for.
+/// When the wait is logged.
 const TOLD_AFTER: Duration = Duration::from_millis(500);
 
-/// Tries again while the file is in use, for so long as a killed daemon may hold it.
+/// Retries while the file is in use, for as long as a killed daemon may keep it open.
 pub(super) fn patiently<T, E>(
     path: &Path,
     mut attempt: impl FnMut() -> Result<T, E>,
     in_use: impl Fn(&E) -> bool,
 ) -> Result<T, E> {
     let start = Instant::now();
-    let mut told = false;
+    let mut warned = false;
     loop {
         match attempt() {
             Err(error) if in_use(&error) && start.elapsed() < PATIENCE => {
-                if !told && start.elapsed() > TOLD_AFTER {
-                    told = true;
+                if !warned && start.elapsed() > TOLD_AFTER {
+                    warned = true;
                     tracing::warn!(
                         "{}: in use; waiting up to {} s for it to be let go",
                         path.display(),
@@ -167,8 +167,8 @@ pub(super) fn patiently<T, E>(
 }
 
 /// Locks the file for as long as it is open.
-fn lock_while_open(settings: &Settings, asked: &Asked, file: &File) -> Result<(), SettingError> {
-    let Asked { path, read_only, .. } = asked;
+fn lock_while_open(settings: &Settings, config: &Asked, file: &File) -> Result<(), SettingError> {
+    let Asked { path, read_only, .. } = config;
     match lock::lock(path, file, *read_only) {
         Ok(()) => Ok(()),
         Err(Denied::InUse) => {
@@ -201,10 +201,10 @@ fn alignment(file: &File, device: Option<Device>) -> Alignment {
     }
 }
 
-/// The disk's logical block: what was asked for, if the storage can do it, or the storage's own.
+/// Returns the logical block size: the configured one, if the storage supports it, or the storage's own.
 fn block_size(
     settings: &Settings,
-    asked: &Asked,
+    config: &Asked,
     kind: Kind,
     direct: Option<Alignment>,
     device: Option<Device>,
@@ -213,18 +213,18 @@ fn block_size(
     // A block device zeroes and discards whole blocks of its own, cached or not.
     let bound_by_device = kind == Kind::BlockDevice;
     let least = direct.map_or(0, |direct| direct.offset).max(if bound_by_device { of_device } else { 0 });
-    match asked.block {
+    match config.block {
         Some(block) if block.bytes() < least => {
-            let way_out = if bound_by_device { "" } else { ", or direct=off" };
+            let alternative = if bound_by_device { "" } else { ", or direct=off" };
             let expected = format!(
-                "block-size={least}{way_out}: {} takes direct I/O in units of {least} bytes",
-                asked.path.display()
+                "block-size={least}{alternative}: {} takes direct I/O in units of {least} bytes",
+                config.path.display()
             );
             Err(settings.error("block-size", block.bytes().to_string(), expected))
         }
         Some(block) => Ok(block),
         None => BlockSize::new(least.max(of_device).max(BlockSize::B512.bytes())).ok_or_else(|| {
-            let found = with_reason(&asked.path, format!("logical blocks of {least} bytes"));
+            let found = with_reason(&config.path, format!("logical blocks of {least} bytes"));
             settings.error("path", found, "storage with logical blocks of at most 65536 bytes")
         }),
     }
@@ -232,26 +232,26 @@ fn block_size(
 
 fn size(
     settings: &Settings,
-    asked: &Asked,
+    config: &Asked,
     file: &File,
     kind: Kind,
     block: BlockSize,
 ) -> Result<ByteLen, SettingError> {
-    let tells = |error| settings.error("path", with_reason(&asked.path, error), "storage that tells its size");
-    let size = host::size(file, kind).map_err(tells)?;
+    let unknown = |error| settings.error("path", with_reason(&config.path, error), "storage that tells its size");
+    let size = host::size(file, kind).map_err(unknown)?;
     if size != ByteLen::ZERO && size.is_aligned(block) {
         return Ok(size);
     }
-    let found = format!("{} bytes in {:?}", size.0, asked.path);
+    let found = format!("{} bytes in {:?}", size.0, config.path);
     let whole_sectors = size != ByteLen::ZERO && size.is_aligned(BlockSize::B512);
     let smaller = kind != Kind::BlockDevice && block != BlockSize::B512 && whole_sectors;
-    let way_out = if smaller { " (block-size=512 direct=off takes any multiple of 512)" } else { "" };
-    Err(settings.error("path", found, format!("a multiple of block-size {} above 0{way_out}", block.bytes())))
+    let alternative = if smaller { " (block-size=512 direct=off takes any multiple of 512)" } else { "" };
+    Err(settings.error("path", found, format!("a multiple of block-size {} above 0{alternative}", block.bytes())))
 }
 
 fn geometry(size: ByteLen, block: BlockSize, read_only: bool, kind: Kind, device: Device) -> Geometry {
     let physical = BlockSize::new(device.physical_block).unwrap_or(block).max(block);
-    // A file's blocks begin where its file system likes; only a device's own offsets are the disk's.
+    // The alignment of a file's blocks is up to its file system; only a device's own offsets are the disk's.
     let shift = if kind == Kind::BlockDevice { device.alignment_offset } else { 0 };
     Geometry {
         size,
@@ -264,14 +264,14 @@ fn geometry(size: ByteLen, block: BlockSize, read_only: bool, kind: Kind, device
     }
 }
 
-/// The unit of discards in bytes; `None` when the storage has none.
+/// Returns the granularity of discards in bytes; `None` when the storage cannot discard.
 fn discard_unit(file: &File, kind: Kind, size: ByteLen, device: Option<Device>) -> Option<ByteLen> {
     if kind == Kind::BlockDevice {
         let device = device?;
         let able = device.discard_max_bytes > 0 && device.write_zeroes_max_bytes > 0;
         return able.then_some(ByteLen(u64::from(device.discard_granularity.max(device.logical_block))));
     }
-    // Asked where nothing is stored: past the end.
+    // Probed past the end, where nothing is stored.
     let unit = rustix::fs::fstat(file).map_or(4096, |stat| u64::try_from(stat.st_blksize).unwrap_or(4096));
     let probe = rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, size.0, unit);
     probe.is_ok().then_some(ByteLen(unit))

@@ -1,14 +1,14 @@
-//! One request's way through the ring: which operation it waits for, and what follows.
+//! State machine of a request in the ring: the operation that it waits for, and the next one.
 
 use mqblk_core::{ByteLen, ByteOffset, Errno, Finished, Op, Outcome, Tag};
 use mqblk_memory::Buffer;
 
-/// How often in a row the kernel may answer "try again" before that counts as failure.
+/// Maximum number of consecutive EINTR or EAGAIN results before the request fails.
 const MOST_RETRIES: u8 = 64;
 const EINTR: i32 = 4;
 const EAGAIN: i32 = 11;
 const ECANCELED: i32 = 125;
-/// What a write that the kernel neither does nor refuses becomes.
+/// Outcome of a write that makes no progress without an error.
 const NO_PROGRESS: Outcome = Outcome::Failed(Errno(5)); // EIO
 
 /// The operation that a request waits for.
@@ -18,7 +18,7 @@ pub(super) enum Stage {
     Transfer,
     /// A slice of a transfer, between a bounce slot and the file.
     Bounce,
-    /// `fdatasync`, the last stage of whatever has it.
+    /// `fdatasync`, the last stage of flushes and durable zeroes.
     Sync,
     /// `fallocate(PUNCH_HOLE)`.
     Punch,
@@ -28,16 +28,16 @@ pub(super) enum Stage {
     ZeroWrite,
 }
 
-/// What follows a completion.
+/// The next step after a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The stage that the request is in now is to be issued.
+    /// Issue the operation of the current stage.
     Issue,
-    /// Nothing more.
+    /// Complete the request.
     End(Outcome),
 }
 
-/// What the host turned out not to have, so that it is asked only once a channel.
+/// Operations that the host turned out not to support, so that each channel tries them only once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Lacking {
     pub(super) punch: bool,
@@ -51,14 +51,14 @@ pub(super) struct Running {
     pub(super) stage: Stage,
     pub(super) start: ByteOffset,
     pub(super) len: ByteLen,
-    /// Bytes from the start that are done for good. A multiple of the offset alignment.
+    /// Bytes from the start that are done. A multiple of the offset alignment.
     pub(super) done: u64,
     pub(super) tag: Tag,
-    /// It is to end early: no further operation is issued for it.
+    /// Cancelled: no further operation is issued for it.
     pub(super) cancelled: bool,
-    /// The request's buffer while the kernel does not have it.
+    /// The request's buffer while it is not in a kernel operation.
     pub(super) held: Option<Buffer>,
-    /// The bounce slot whose buffer the kernel has.
+    /// The bounce slot whose buffer is in a kernel operation.
     pub(super) slot: Option<u32>,
     retries: u8,
 }
@@ -69,25 +69,25 @@ impl Running {
         Running { op, stage, start, len, done, tag, cancelled: false, held: buffer, slot: None, retries: 0 }
     }
 
-    /// Where the next slice starts in the file.
+    /// Returns the file offset of the next slice.
     #[inline]
     pub(super) fn at(&self) -> ByteOffset {
         ByteOffset(self.start.0 + self.done)
     }
 
-    /// Whether the kernel may be asked to give up the operation that the request waits for: what moves data. Flushes and changes
-    /// of the file's layout are waited for: they are short, and done or not.
+    /// Returns true if the kernel operation that the request waits for may be cancelled: data transfers. Flushes and `fallocate` are waited
+    /// for: they are short, and either done or not.
     pub(super) fn can_be_given_up(&self) -> bool {
         matches!(self.stage, Stage::Transfer | Stage::Bounce | Stage::ZeroWrite)
     }
 
-    /// How much is left.
+    /// Returns the remaining length.
     #[inline]
     pub(super) fn left(&self) -> ByteLen {
         ByteLen(self.len.0 - self.done)
     }
 
-    /// Whether the request's end must be durable.
+    /// Returns true if the request must be durable when it completes.
     fn fua(&self) -> bool {
         matches!(self.op, Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. })
     }
@@ -97,14 +97,14 @@ impl Running {
         Finished { outcome, tag: self.tag, buffer: self.held }
     }
 
-    /// Judges the stage's result: bytes moved or a negative errno. `unit` is what offsets must be multiples of.
+    /// Processes the stage's result: bytes transferred or a negative errno. `unit` is the alignment of offsets.
     #[inline]
-    pub(super) fn advance(&mut self, result: i32, unit: u32, lacking: &mut Lacking) -> Next {
+    pub(super) fn advance(&mut self, result: i32, unit: u32, unsupported: &mut Lacking) -> Next {
         if self.cancelled {
-            return self.given_up(result, unit, lacking);
+            return self.given_up(result, unit, unsupported);
         }
         if result < 0 {
-            return self.refused(-result, lacking);
+            return self.refused(-result, unsupported);
         }
         self.retries = 0;
         match self.stage {
@@ -114,11 +114,11 @@ impl Running {
         }
     }
 
-    /// The same for a request that is to end early: what would go on is aborted, what has ended has.
+    /// Like [`advance`](Self::advance), for a cancelled request: it is aborted if it is not finished.
     #[cold]
-    fn given_up(&mut self, result: i32, unit: u32, lacking: &mut Lacking) -> Next {
+    fn given_up(&mut self, result: i32, unit: u32, unsupported: &mut Lacking) -> Next {
         self.cancelled = false;
-        let next = if result == -ECANCELED { Next::Issue } else { self.advance(result, unit, lacking) };
+        let next = if result == -ECANCELED { Next::Issue } else { self.advance(result, unit, unsupported) };
         match next {
             Next::Issue => Next::End(Outcome::Aborted),
             end @ Next::End(_) => end,
@@ -134,10 +134,10 @@ impl Running {
                 _ => Next::End(Outcome::Done(self.len)),
             };
         }
-        // Direct I/O can only go on at an aligned offset; the odd rest is done again.
+        // Direct I/O can only continue at an aligned offset; the unaligned rest is transferred again.
         let reached = reached - reached % u64::from(unit);
         if reached <= self.done {
-            // A read that gets nothing met the end of a file that has shrunk.
+            // A read of 0 bytes is at the end of a file that has shrunk.
             return Next::End(if self.op == Op::Read { Outcome::OutOfRange } else { NO_PROGRESS });
         }
         self.done = reached;
@@ -152,7 +152,7 @@ impl Running {
         Next::End(Outcome::Done(ByteLen::ZERO))
     }
 
-    fn refused(&mut self, errno: i32, lacking: &mut Lacking) -> Next {
+    fn refused(&mut self, errno: i32, unsupported: &mut Lacking) -> Next {
         if (errno == EINTR || errno == EAGAIN) && self.retries < MOST_RETRIES {
             self.retries += 1;
             return Next::Issue;
@@ -160,12 +160,12 @@ impl Running {
         let outcome = Outcome::from_errno(errno);
         if outcome == Outcome::Unsupported {
             match self.stage {
-                Stage::Punch => lacking.punch = true,
-                Stage::ZeroRange => lacking.zero_range = true,
+                Stage::Punch => unsupported.punch = true,
+                Stage::ZeroRange => unsupported.zero_range = true,
                 _ => return Next::End(outcome),
             }
             if let Op::WriteZeroes { .. } = self.op {
-                self.stage = if lacking.zero_range { Stage::ZeroWrite } else { Stage::ZeroRange };
+                self.stage = if unsupported.zero_range { Stage::ZeroWrite } else { Stage::ZeroRange };
                 return Next::Issue;
             }
         }
@@ -184,30 +184,30 @@ mod tests {
     }
 
     #[test]
-    fn short_transfers_go_on_at_an_aligned_offset() {
+    fn short_transfers_continue_at_an_aligned_offset() {
         let mut read = running(Op::Read, Stage::Transfer, 8192);
-        let lacking = &mut Lacking::default();
-        assert_eq!(read.advance(1000, 512, lacking), Next::Issue);
+        let unsupported = &mut Lacking::default();
+        assert_eq!(read.advance(1000, 512, unsupported), Next::Issue);
         assert_eq!((read.at(), read.left()), (ByteOffset(512), ByteLen(7680)));
-        assert_eq!(read.advance(7680, 512, lacking), Next::End(Outcome::Done(ByteLen(8192))));
+        assert_eq!(read.advance(7680, 512, unsupported), Next::End(Outcome::Done(ByteLen(8192))));
     }
 
     #[test]
-    fn a_transfer_that_does_not_move_ends() {
-        let lacking = &mut Lacking::default();
+    fn a_transfer_without_progress_fails() {
+        let unsupported = &mut Lacking::default();
         for (op, want) in [(Op::Read, Outcome::OutOfRange), (Op::Write { fua: false }, NO_PROGRESS)] {
             for moved in [0, 511] {
-                assert_eq!(running(op, Stage::Transfer, 8192).advance(moved, 512, lacking), Next::End(want));
+                assert_eq!(running(op, Stage::Transfer, 8192).advance(moved, 512, unsupported), Next::End(want));
             }
         }
     }
 
     #[test]
-    fn trying_again_has_an_end() {
+    fn retries_are_bounded() {
         for errno in [EINTR, EAGAIN] {
             let mut read = running(Op::Read, Stage::Transfer, 512);
-            let lacking = &mut Lacking::default();
-            let tries = (0..1000).take_while(|_| read.advance(-errno, 1, lacking) == Next::Issue).count();
+            let unsupported = &mut Lacking::default();
+            let tries = (0..1000).take_while(|_| read.advance(-errno, 1, unsupported) == Next::Issue).count();
             assert_eq!(tries, usize::from(MOST_RETRIES));
         }
     }
@@ -215,23 +215,23 @@ mod tests {
     #[test]
     fn zeroes_fall_back_from_holes_to_zeroed_extents_to_writes() {
         const EOPNOTSUPP: i32 = 95;
-        let lacking = &mut Lacking::default();
+        let unsupported = &mut Lacking::default();
         let mut zeroes = running(Op::WriteZeroes { may_unmap: true, fua: true }, Stage::Punch, 4096);
-        assert_eq!(zeroes.advance(-EOPNOTSUPP, 1, lacking), Next::Issue);
+        assert_eq!(zeroes.advance(-EOPNOTSUPP, 1, unsupported), Next::Issue);
         assert_eq!(zeroes.stage, Stage::ZeroRange);
-        assert_eq!(zeroes.advance(-EOPNOTSUPP, 1, lacking), Next::Issue);
+        assert_eq!(zeroes.advance(-EOPNOTSUPP, 1, unsupported), Next::Issue);
         assert_eq!(zeroes.stage, Stage::ZeroWrite);
-        assert_eq!(zeroes.advance(1024, 1, lacking), Next::Issue);
+        assert_eq!(zeroes.advance(1024, 1, unsupported), Next::Issue);
         assert_eq!(zeroes.at(), ByteOffset(1024));
-        assert_eq!(zeroes.advance(3072, 1, lacking), Next::Issue);
+        assert_eq!(zeroes.advance(3072, 1, unsupported), Next::Issue);
         assert_eq!(zeroes.stage, Stage::Sync);
-        assert_eq!(zeroes.advance(0, 1, lacking), Next::End(Outcome::Done(ByteLen::ZERO)));
-        assert!(lacking.punch && lacking.zero_range);
+        assert_eq!(zeroes.advance(0, 1, unsupported), Next::End(Outcome::Done(ByteLen::ZERO)));
+        assert!(unsupported.punch && unsupported.zero_range);
     }
 
     #[test]
-    fn a_cancelled_request_ends_with_the_operation_that_it_waits_for() {
-        let lacking = &mut Lacking::default();
+    fn a_cancelled_request_completes_with_its_current_operation() {
+        let unsupported = &mut Lacking::default();
         let zeroes = Op::WriteZeroes { may_unmap: true, fua: true };
         let done = Outcome::Done(ByteLen(8192));
         for (op, stage, result, want) in [
@@ -249,13 +249,13 @@ mod tests {
         ] {
             let mut request = running(op, stage, 8192);
             request.cancelled = true;
-            assert_eq!(request.advance(result, 512, lacking), Next::End(want), "{op:?} {stage:?} {result}");
+            assert_eq!(request.advance(result, 512, unsupported), Next::End(want), "{op:?} {stage:?} {result}");
         }
-        assert!(lacking.punch, "what the host lacks is learnt all the same");
+        assert!(unsupported.punch, "unsupported operations are recorded all the same");
     }
 
     #[test]
-    fn a_discard_does_not_become_zeroes() {
+    fn a_discard_does_not_fall_back_to_zeroes() {
         let mut discard = running(Op::Discard { secure: false }, Stage::Punch, 4096);
         assert_eq!(discard.advance(-95, 1, &mut Lacking::default()), Next::End(Outcome::Unsupported));
         assert_eq!(

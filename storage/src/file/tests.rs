@@ -14,7 +14,7 @@ use super::{FileDisk, Kind, OpenFile};
 use crate::admission::Size;
 use crate::conformance::{Trial, Want, Worker, cancel, run};
 
-/// A sparse image in a fresh folder.
+/// A sparse image in a new directory.
 pub(super) fn image(place: &Path, len: u64) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir_in(place).unwrap();
     let path = dir.path().join("disk.img");
@@ -22,7 +22,7 @@ pub(super) fn image(place: &Path, len: u64) -> (TempDir, PathBuf) {
     (dir, path)
 }
 
-/// A folder on a file system with storage below it: the one of this program.
+/// A directory on a file system with storage: that of this program.
 pub(super) fn on_disk() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_path_buf()
 }
@@ -53,9 +53,9 @@ fn conforms_buffered() {
     conforms(on_disk(), 8 << 20, &[("direct", "off"), ("block-size", "512")], 3);
 }
 
-/// Requests that wait for a bounce slot are in nobody's hands: all of them end at once.
+/// Requests that wait for a bounce slot have no operation in the kernel: cancelling aborts all of them at once.
 #[test]
-fn what_waits_for_room_can_be_cancelled() {
+fn stalled_requests_can_be_cancelled() {
     let (_dir, path) = image(&on_disk(), 8 << 20);
     let settings = [("path", path.to_str().unwrap()), ("block-size", "512")];
     let trial = Trial { kind: "file", settings: &settings, keeps_data: true, seed: 0 };
@@ -64,15 +64,15 @@ fn what_waits_for_room_can_be_cancelled() {
         return;
     }
     let mut worker = Worker::new(disk.as_ref(), 128, FixedBufferUse::Off);
-    // Memory that direct I/O does not take. There are 32 slots.
+    // Memory that direct I/O cannot use. There are 32 slots.
     let reads: Vec<Want> = (0..100).map(|at| Want::at(Op::Read, at * 4096, 4096, at * 8192 + 1)).collect();
     let all = |turn| if turn == 0 { (0..100).collect() } else { vec![] };
-    let answers = worker.run_and_cancel(&reads, all);
-    assert!(answers[32..].iter().all(|answer| answer.outcome == Outcome::Aborted), "{answers:?}");
+    let results = worker.run_and_cancel(&reads, all);
+    assert!(results[32..].iter().all(|result| result.outcome == Outcome::Aborted), "{results:?}");
     worker.close();
 }
 
-/// All that the ring has is asked for, and all comes back.
+/// Transfers in the ring are cancelled, and all complete.
 #[test]
 fn transfers_in_the_ring_can_be_cancelled() {
     for direct in ["on", "off"] {
@@ -138,9 +138,9 @@ fn conforms_on_block_devices() {
     }
 }
 
-/// Reads and writes of a file that got shorter fail or extend it; nothing panics, and what is left is still served.
+/// Reads of a file that was truncated fail, writes extend it; nothing panics, and the rest is still served.
 #[test]
-fn a_file_that_shrinks_under_us() {
+fn a_file_that_is_truncated_while_open() {
     for (place, direct) in [(on_disk(), "on"), (on_disk(), "off"), (in_memory(), "off")] {
         let (_dir, path) = image(&place, 1 << 20);
         let disk = open(&[("path", path.to_str().unwrap()), ("direct", direct), ("block-size", "4096")]);
@@ -163,7 +163,7 @@ fn a_file_that_shrinks_under_us() {
     }
 }
 
-/// `/dev/full` answers every write with ENOSPC, for any user and without a file system of our own.
+/// `/dev/full` fails every write with ENOSPC, for any user and without a file system of its own.
 #[test]
 fn a_full_device() {
     let fd = Arc::new(File::options().read(true).write(true).open("/dev/full").unwrap().into());
@@ -192,7 +192,7 @@ fn a_full_device() {
     }
 }
 
-/// A file system with less room than the image says: the space ends in the middle of a request.
+/// A file system with less space than the image: the space ends in the middle of a request.
 #[test]
 fn a_full_file_system() {
     let dir = tempfile::tempdir_in(on_disk()).unwrap();
@@ -254,7 +254,7 @@ fn holes_are_punched_only_where_allowed() {
 
 /// A host that neither punches holes nor zeroes extents: zeroes are written, also more of them at once than there are slots.
 #[test]
-fn zeroes_without_the_hosts_help() {
+fn zeroes_without_fallocate() {
     for (place, direct) in [(on_disk(), "on"), (on_disk(), "off")] {
         let (_dir, path) = image(&place, 24 << 20);
         let mut settings = Settings::new("disk");
@@ -270,17 +270,17 @@ fn zeroes_without_the_hosts_help() {
             assert_eq!(write, Outcome::Done(ByteLen(half)));
         }
         let zeroes = |at: u64| Op::WriteZeroes { may_unmap: at.is_multiple_of(2), fua: at.is_multiple_of(3) };
-        let mut wanted: Vec<Want> = (0..30).map(|at| Want::bare(zeroes(at), at * 16384, 8192)).collect();
-        // Longer than a slot, and no whole number of slots.
-        wanted.push(Want::bare(zeroes(0), 1 << 20, (3 << 20) + 4096));
-        wanted.push(Want::bare(zeroes(1), half, half));
-        let answers = worker.run(&wanted);
-        assert!(answers.iter().all(|answer| answer.outcome == Outcome::Done(ByteLen::ZERO)), "{answers:?}");
+        let mut requests: Vec<Want> = (0..30).map(|at| Want::bare(zeroes(at), at * 16384, 8192)).collect();
+        // Longer than a slot, and not a multiple of it.
+        requests.push(Want::bare(zeroes(0), 1 << 20, (3 << 20) + 4096));
+        requests.push(Want::bare(zeroes(1), half, half));
+        let results = worker.run(&requests);
+        assert!(results.iter().all(|result| result.outcome == Outcome::Done(ByteLen::ZERO)), "{results:?}");
         assert_eq!(worker.one(Want::at(Op::Read, 0, half, 0)), Outcome::Done(ByteLen(half)));
         let found = worker.found(0, half as usize);
         for (at, block) in found.chunks(4096).enumerate() {
             let (start, end) = (at as u64 * 4096, at as u64 * 4096 + 4096);
-            let zeroed = wanted.iter().any(|want| want.start <= start && end <= want.start + want.len);
+            let zeroed = requests.iter().any(|want| want.start <= start && end <= want.start + want.len);
             assert!(block.iter().all(|byte| *byte == if zeroed { 0 } else { 7 }), "direct={direct}, byte {start}");
         }
         worker.close();
@@ -288,7 +288,7 @@ fn zeroes_without_the_hosts_help() {
     }
 }
 
-/// A file disk on a host without the two kinds of `fallocate`.
+/// A file disk on a host without the two modes of `fallocate`.
 struct Helpless(Arc<OpenFile>);
 
 impl Disk<Lane> for Helpless {
@@ -308,35 +308,35 @@ impl Disk<Lane> for Helpless {
         Vec::new()
     }
 
-    fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
-        let mut channel = FileChannel::new(Arc::clone(&self.0), lane).unwrap();
+    fn open_channel(&self, context: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+        let mut channel = FileChannel::new(Arc::clone(&self.0), context).unwrap();
         channel.lacking = super::running::Lacking { punch: true, zero_range: true };
         Ok(Box::new(channel))
     }
 }
 
-/// More pieces than the kernel takes in one operation: the first 1024 are a short transfer, and it goes on with the others.
+/// More segments than the kernel accepts in one operation: the first 1024 are a short transfer, which continues with the others.
 #[test]
-fn transfers_that_the_kernel_does_in_parts() {
-    for (place, direct, piece) in [(on_disk(), "on", 512), (on_disk(), "off", 24), (in_memory(), "off", 24)] {
+fn short_transfers_are_continued() {
+    for (place, direct, segment) in [(on_disk(), "on", 512), (on_disk(), "off", 24), (in_memory(), "off", 24)] {
         let (_dir, path) = image(&place, 4 << 20);
         let disk = open(&[("path", path.to_str().unwrap()), ("direct", direct), ("block-size", "512")]);
         let mut worker = Worker::new(disk.as_ref(), 16, FixedBufferUse::Off);
-        let count = 64 * 43_u32; // 2752 pieces: three parts; whole blocks for both piece lengths
-        let len = u64::from(count * piece);
+        let count = 64 * 43_u32; // 2752 segments: three parts; whole blocks for both segment lengths
+        let len = u64::from(count * segment);
         assert_eq!(len % 512, 0);
-        let pieces: Vec<(u64, u32)> = (0..u64::from(count)).rev().map(|at| (at * 1024, piece)).collect();
+        let segments: Vec<(u64, u32)> = (0..u64::from(count)).rev().map(|at| (at * 1024, segment)).collect();
         let data: Vec<u8> = (0..len).map(|at| (at * 13 + at / 509) as u8).collect();
-        for ((address, _), bytes) in pieces.iter().zip(data.chunks(piece as usize)) {
+        for ((address, _), bytes) in segments.iter().zip(data.chunks(segment as usize)) {
             worker.fill(*address, bytes);
         }
-        let request = |op| Want { op, start: 512, len, pieces: Some(pieces.clone()) };
+        let request = |op| Want { op, start: 512, len, pieces: Some(segments.clone()) };
         assert_eq!(worker.one(request(Op::Write { fua: true })), Outcome::Done(ByteLen(len)), "direct={direct}");
         let stored = std::fs::read(&path).unwrap();
         assert!(stored[512..512 + len as usize] == data, "written with direct={direct}");
         worker.fill(0, &vec![0; count as usize * 1024]);
         assert_eq!(worker.one(request(Op::Read)), Outcome::Done(ByteLen(len)), "direct={direct}");
-        let found: Vec<u8> = pieces.iter().flat_map(|(address, len)| worker.found(*address, *len as usize)).collect();
+        let found: Vec<u8> = segments.iter().flat_map(|(address, len)| worker.found(*address, *len as usize)).collect();
         assert!(found == data, "read with direct={direct}");
         worker.close();
     }

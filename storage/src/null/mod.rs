@@ -1,12 +1,12 @@
 //! `storage=null`: a disk that does nothing, to measure everything else.
 //!
-//! Writes are forgotten. **Reads leave the guest's buffer as it is**: filling it would cost more than all the rest of the
-//! path. Ranges, alignment and `readonly` are checked as on any disk.
+//! Writes are discarded. **Reads leave the guest's buffer unchanged**: filling it would cost more than the rest of the path. Ranges,
+//! alignment and `readonly` are checked as for any disk.
 //!
 //! | setting | default | meaning |
 //! |---|---|---|
 //! | `size` | needed | capacity |
-//! | `latency-us` | 0 | 0: a request ends at once, inside `submit`. Otherwise that many microseconds after submission, in order of submission, like null_blk's `completion_nsec` |
+//! | `latency-us` | 0 | 0: a request completes at once, inside `submit`. Otherwise that many microseconds after submission, in order of submission, like null_blk's `completion_nsec` |
 //! | `block-size` | 512 | 512 or 4096 |
 //! | `readonly` | off | |
 
@@ -39,7 +39,7 @@ pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
 
 #[derive(Debug)]
 struct NullDisk {
-    /// But for its size.
+    /// The size in it is unused: see `size`.
     geometry: Geometry,
     size: Arc<Size>,
     latency: Duration,
@@ -81,7 +81,7 @@ impl Disk<Lane> for NullDisk {
         Ok(self.size.get())
     }
 
-    fn open_channel(&self, _lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+    fn open_channel(&self, _context: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
         Ok(if self.latency.is_zero() {
             Box::new(AtOnce { geometry: self.geometry, size: Arc::clone(&self.size) })
         } else {
@@ -98,7 +98,7 @@ fn end(geometry: &Geometry, request: Request<Buffer>) -> Finished<Buffer> {
     Finished { outcome, tag: request.tag, buffer: request.buffer }
 }
 
-/// A channel whose requests end inside `submit`.
+/// A channel whose requests complete inside `submit`.
 #[derive(Debug)]
 struct AtOnce {
     geometry: Geometry,
@@ -108,17 +108,17 @@ struct AtOnce {
 impl DiskChannel<Lane> for AtOnce {
     fn submit(
         &mut self,
-        _lane: &mut Lane,
+        _context: &mut Lane,
         batch: &mut Vec<Request<Buffer>>,
-        finished: &mut Vec<Finished<Buffer>>,
+        completions: &mut Vec<Finished<Buffer>>,
     ) -> usize {
         self.geometry.size = self.size.get();
         let taken = batch.len();
-        finished.extend(batch.drain(..).map(|request| end(&self.geometry, request)));
+        completions.extend(batch.drain(..).map(|request| end(&self.geometry, request)));
         taken
     }
 
-    fn reap(&mut self, _lane: &mut Lane, _finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, _context: &mut Lane, _finished: &mut Vec<Finished<Buffer>>) -> usize {
         0
     }
 
@@ -126,50 +126,54 @@ impl DiskChannel<Lane> for AtOnce {
         0
     }
 
-    fn close(&mut self, _lane: &mut Lane) {}
+    fn close(&mut self, _context: &mut Lane) {}
 }
 
-/// A channel whose requests end a fixed time after submission.
+/// A channel whose requests complete a fixed time after submission.
 #[derive(Debug)]
 struct Delayed {
     geometry: Geometry,
     size: Arc<Size>,
     latency: Duration,
-    /// When each ends, earliest first: the latency is the same for all.
+    /// Completion time of each, earliest first: the latency is the same for all.
     waiting: VecDeque<(Instant, Finished<Buffer>)>,
 }
 
 impl DiskChannel<Lane> for Delayed {
     fn submit(
         &mut self,
-        _lane: &mut Lane,
+        _context: &mut Lane,
         batch: &mut Vec<Request<Buffer>>,
         _finished: &mut Vec<Finished<Buffer>>,
     ) -> usize {
         self.geometry.size = self.size.get();
         let taken = batch.len();
-        // The clock itself, not the lane's: that one is as old as the turn, and a request would end early by as much.
+        // The clock itself, not the context's cached time: that one is as old as the turn, and a request would complete early by as much.
         let due = Instant::now() + self.latency;
         self.waiting.extend(batch.drain(..).map(|request| (due, end(&self.geometry, request))));
         taken
     }
 
-    fn reap(&mut self, _lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, _context: &mut Lane, completions: &mut Vec<Finished<Buffer>>) -> usize {
         if self.waiting.is_empty() {
             return 0;
         }
         let now = Instant::now();
-        let before = finished.len();
+        let before = completions.len();
         let due = self.waiting.partition_point(|(due, _)| *due <= now);
-        finished.extend(self.waiting.drain(..due).map(|(_, ended)| ended));
-        finished.len() - before
+        completions.extend(self.waiting.drain(..due).map(|(_, completion)| completion));
+        completions.len() - before
     }
 
-    fn cancel(&mut self, _lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
-        self.waiting.retain_mut(|(_, ended)| {
-            let chosen = tags.binary_search(&ended.tag).is_ok();
+    fn cancel(&mut self, _context: &mut Lane, tags: &[Tag], completions: &mut Vec<Finished<Buffer>>) {
+        self.waiting.retain_mut(|(_, completion)| {
+            let chosen = tags.binary_search(&completion.tag).is_ok();
             if chosen {
-                finished.push(Finished { outcome: Outcome::Aborted, tag: ended.tag, buffer: ended.buffer.take() });
+                completions.push(Finished {
+                    outcome: Outcome::Aborted,
+                    tag: completion.tag,
+                    buffer: completion.buffer.take(),
+                });
             }
             !chosen
         });
@@ -183,7 +187,7 @@ impl DiskChannel<Lane> for Delayed {
         self.waiting.front().map(|(due, _)| *due)
     }
 
-    fn close(&mut self, _lane: &mut Lane) {}
+    fn close(&mut self, _context: &mut Lane) {}
 }
 
 #[cfg(test)]
@@ -217,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_requests_end_when_they_are_cancelled() {
+    fn delayed_requests_complete_when_they_are_cancelled() {
         let settings = [("size", "16M"), ("latency-us", "2000")];
         let trial = Trial { kind: "null", settings: &settings, keeps_data: false, seed: 5 };
         let seen = cancel::some_of_many(&trial, &trial.open(&[]).unwrap());
@@ -225,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_ends_before_its_time() {
+    fn nothing_completes_before_its_time() {
         let settings = [("size", "1M"), ("latency-us", "30000")];
         let disk = Trial { kind: "null", settings: &settings, keeps_data: false, seed: 0 }.open(&[]).unwrap();
         let mut worker = Worker::new(disk.as_ref(), 8, FixedBufferUse::Off);

@@ -22,7 +22,7 @@ use mqblk_uring::Lane;
 
 use crate::admission::{self, Size};
 
-/// Bounds of what one request may keep a worker busy with, at about 10 GB/s of clearing and 40 GB/s of giving pages back.
+/// Limits of one request, to bound the time that it takes a worker: about 10 GB/s of zeroing and 40 GB/s of returning pages.
 const MAX_ZEROES: ByteLen = ByteLen(32 << 20);
 const MAX_DISCARD: ByteLen = ByteLen(256 << 20);
 
@@ -34,23 +34,23 @@ pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
     let block = admission::block_size(settings)?.unwrap_or(BlockSize::B512);
     let size = admission::size(settings, block)?;
     let read_only = settings.switch("readonly")?.unwrap_or(false);
-    let (key, most) = match settings.size("max-size")? {
+    let (key, max) = match settings.size("max-size")? {
         None => ("size", size),
-        Some(most) if most < size || !most.is_aligned(block) => {
+        Some(max) if max < size || !max.is_aligned(block) => {
             let expected = format!("a multiple of block-size {} that is not below size {size}", block.bytes());
-            return Err(settings.error("max-size", most.to_string(), expected).into());
+            return Err(settings.error("max-size", max.to_string(), expected).into());
         }
-        Some(most) => ("max-size", most),
+        Some(max) => ("max-size", max),
     };
     let too_large = |why: &dyn std::fmt::Display| {
-        settings.error(key, most.to_string(), format!("a size that the host can map ({why})"))
+        settings.error(key, max.to_string(), format!("a size that the host can map ({why})"))
     };
-    let bytes = usize::try_from(most.0).map_err(|why| too_large(&why))?;
+    let bytes = usize::try_from(max.0).map_err(|why| too_large(&why))?;
     let memory = Mapping::anonymous(bytes).map_err(|why| too_large(&why))?;
     Ok(Arc::new(RamDisk {
         geometry: admission::plain_geometry(size, block, read_only),
         size: Arc::new(Size::new(size)),
-        most,
+        most: max,
         memory: Arc::new(memory),
         resizing: Mutex::new(()),
     }))
@@ -58,13 +58,13 @@ pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
 
 #[derive(Debug)]
 struct RamDisk {
-    /// But for its size.
+    /// The size in it is unused: see `size`.
     geometry: Geometry,
     size: Arc<Size>,
     /// Bytes of the mapping.
     most: ByteLen,
     memory: Arc<Mapping>,
-    /// One at a time.
+    /// Serialises resizes.
     resizing: Mutex<()>,
 }
 
@@ -78,7 +78,7 @@ impl Disk<Lane> for RamDisk {
         Limits {
             max_transfer: admission::MAX_TRANSFER,
             max_segments: u32::from(u16::MAX),
-            // Only whole pages are given back, but the rest is cleared, so nothing is ignored.
+            // Only whole pages are returned to the host, but the rest is zeroed, so every discard has an effect.
             discard: writable.then_some(DiscardLimits {
                 granularity: ByteLen(u64::from(self.geometry.logical_block.bytes())),
                 max_len: MAX_DISCARD,
@@ -108,7 +108,7 @@ impl Disk<Lane> for RamDisk {
         }
         let _one = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.size.get();
-        // What it held when it was larger is gone.
+        // Content from before the disk was made smaller is gone.
         if size > before && !self.memory.clear(ByteOffset(before.0), ByteLen(size.0 - before.0)) {
             let expected = "memory that the host can clear".to_owned();
             return Err(DiskError::Size { found: size.to_string(), expected });
@@ -117,7 +117,7 @@ impl Disk<Lane> for RamDisk {
         Ok(size)
     }
 
-    fn open_channel(&self, _lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+    fn open_channel(&self, _context: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
         let (size, memory) = (Arc::clone(&self.size), Arc::clone(&self.memory));
         Ok(Box::new(RamChannel { geometry: self.geometry, size, memory }))
     }
@@ -132,16 +132,16 @@ struct RamChannel {
 
 impl RamChannel {
     #[inline]
-    fn perform(&self, lane: &Lane, request: &Request<Buffer>) -> Outcome {
+    fn perform(&self, context: &Lane, request: &Request<Buffer>) -> Outcome {
         if let Some(outcome) = admission::judge(&self.geometry, request) {
             return outcome;
         }
         let Request { start, len, .. } = *request;
         let done = match (request.op, &request.buffer) {
             (Op::Flush, _) => return Outcome::Done(ByteLen::ZERO),
-            (Op::Read | Op::Write { .. }, Some(buffer)) if lane.buffers.len(buffer) != len => false,
-            (Op::Read, Some(buffer)) => lane.buffers.fill_from(buffer, &self.memory, start),
-            (Op::Write { .. }, Some(buffer)) => lane.buffers.store_to(buffer, &self.memory, start),
+            (Op::Read | Op::Write { .. }, Some(buffer)) if context.buffers.len(buffer) != len => false,
+            (Op::Read, Some(buffer)) => context.buffers.fill_from(buffer, &self.memory, start),
+            (Op::Write { .. }, Some(buffer)) => context.buffers.store_to(buffer, &self.memory, start),
             (Op::Read | Op::Write { .. }, None) => false,
             (Op::Discard { .. } | Op::WriteZeroes { may_unmap: true, .. }, _) => self.memory.clear(start, len),
             (Op::WriteZeroes { may_unmap: false, .. }, _) => self.write_zeroes(start, len),
@@ -153,7 +153,7 @@ impl RamChannel {
         }
     }
 
-    /// Zeroes a range that keeps its pages.
+    /// Zeroes a range and keeps its pages.
     fn write_zeroes(&self, start: ByteOffset, len: ByteLen) -> bool {
         static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
         let mut at = start.0;
@@ -172,21 +172,21 @@ impl RamChannel {
 impl DiskChannel<Lane> for RamChannel {
     fn submit(
         &mut self,
-        lane: &mut Lane,
+        context: &mut Lane,
         batch: &mut Vec<Request<Buffer>>,
-        finished: &mut Vec<Finished<Buffer>>,
+        completions: &mut Vec<Finished<Buffer>>,
     ) -> usize {
         self.geometry.size = self.size.get();
         let taken = batch.len();
-        finished.extend(batch.drain(..).map(|request| Finished {
-            outcome: self.perform(lane, &request),
+        completions.extend(batch.drain(..).map(|request| Finished {
+            outcome: self.perform(context, &request),
             tag: request.tag,
             buffer: request.buffer,
         }));
         taken
     }
 
-    fn reap(&mut self, _lane: &mut Lane, _finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, _context: &mut Lane, _finished: &mut Vec<Finished<Buffer>>) -> usize {
         0
     }
 
@@ -194,7 +194,7 @@ impl DiskChannel<Lane> for RamChannel {
         0
     }
 
-    fn close(&mut self, _lane: &mut Lane) {}
+    fn close(&mut self, _context: &mut Lane) {}
 }
 
 #[cfg(test)]
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn conforms_with_room_to_grow() {
+    fn conforms_with_space_to_grow() {
         run(&Trial { kind: "ram", settings: &[("size", "2M"), ("max-size", "3M")], keeps_data: true, seed: 3 });
     }
 

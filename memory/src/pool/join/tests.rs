@@ -14,27 +14,27 @@ fn pool() -> (BufferPool, Vec<Arc<GuestMemory>>, Vec<LeaseId>) {
     (pool, memories, leases)
 }
 
-fn filled(pool: &mut BufferPool, lease: LeaseId, pieces: &[(u64, u32)]) -> Buffer {
+fn filled(pool: &mut BufferPool, lease: LeaseId, segments: &[(u64, u32)]) -> Buffer {
     let buffer = pool.take(lease);
-    for (at, len) in pieces {
+    for (at, len) in segments {
         pool.push(&buffer, GuestAddress(*at), *len, 64).unwrap();
     }
     buffer
 }
 
 #[test]
-fn members_keep_their_tables_mapped_until_the_joined_buffer_ends() {
+fn members_keep_their_tables_mapped_until_the_merged_buffer_ends() {
     let (mut pool, memories, leases) = pool();
     let weak: Vec<_> = memories.iter().map(Arc::downgrade).collect();
     drop(memories);
     let members: Vec<Buffer> = leases.iter().map(|lease| filled(&mut pool, *lease, &[(0, 512)])).collect();
-    let joined = pool.join(members);
+    let merged = pool.join(members);
     for lease in &leases {
         assert!(!pool.retire(*lease));
     }
     assert!(weak.iter().all(|memory| memory.upgrade().is_some()));
     let mut given = vec![];
-    pool.split(joined, |member| given.push(member));
+    pool.split(merged, |member| given.push(member));
     assert!(weak.iter().all(|memory| memory.upgrade().is_some()), "the members live");
     pool.release(given.remove(0));
     assert!(weak[0].upgrade().is_none() && weak[1].upgrade().is_some());
@@ -43,17 +43,17 @@ fn members_keep_their_tables_mapped_until_the_joined_buffer_ends() {
 }
 
 #[test]
-fn releasing_a_joined_buffer_releases_its_members() {
+fn releasing_a_merged_buffer_releases_its_members() {
     let (mut pool, memories, leases) = pool();
     let members = [
         filled(&mut pool, leases[0], &[(0, 512)]),
         filled(&mut pool, leases[1], &[(0, 8), (16, 8), (32, 8)]),
         filled(&mut pool, leases[0], &[(4096, 512)]),
     ];
-    let joined = pool.join(members);
+    let merged = pool.join(members);
     assert_eq!((pool.uses(leases[0]), pool.uses(leases[1])), (2, 1));
     pool.retire(leases[1]);
-    pool.release(joined);
+    pool.release(merged);
     assert_eq!(pool.uses(leases[0]), 0);
     assert!(pool.is_gone(leases[1]));
     assert_eq!(Arc::strong_count(&memories[1]), 1);
@@ -64,7 +64,7 @@ fn releasing_a_joined_buffer_releases_its_members() {
 }
 
 #[test]
-fn pieces_that_touch_become_one_that_is_fixed_only_within_one_registered_buffer() {
+fn adjacent_segments_merge_and_are_fixed_only_within_one_registered_buffer() {
     let mut pool = BufferPool::new();
     let region = Arc::new(Region::shared("t", 2 * FixedBuffers::CHUNK, GuestAddress(0)).unwrap().0);
     let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
@@ -74,18 +74,18 @@ fn pieces_that_touch_become_one_that_is_fixed_only_within_one_registered_buffer(
     let members = [
         at(&mut pool, 0, 4096),
         at(&mut pool, 4096, 4096),
-        // A gap, then two that touch where one registered buffer ends.
+        // A gap, then two adjacent ones at a registered buffer's end.
         at(&mut pool, chunk - 4096, 4096),
         at(&mut pool, chunk, 4096),
         at(&mut pool, 16384, 512),
     ];
-    let joined = pool.join(members);
-    let found: Vec<_> = pool.segments(&joined).iter().map(|piece| (piece.len(), piece.fixed())).collect();
+    let merged = pool.join(members);
+    let found: Vec<_> = pool.segments(&merged).iter().map(|segment| (segment.len(), segment.fixed())).collect();
     assert_eq!(found, [(8192, Some(3)), (8192, None), (512, Some(3))]);
-    assert_eq!(pool.len(&joined), ByteLen(4 * 4096 + 512));
+    assert_eq!(pool.len(&merged), ByteLen(4 * 4096 + 512));
     let mut lens = vec![];
     let mut back = vec![];
-    pool.split(joined, |member| back.push(member));
+    pool.split(merged, |member| back.push(member));
     for member in back {
         lens.push((pool.len(&member).0, pool.segments(&member)[0].fixed()));
         pool.release(member);
@@ -95,12 +95,12 @@ fn pieces_that_touch_become_one_that_is_fixed_only_within_one_registered_buffer(
 
 #[test]
 #[should_panic(expected = "a member is a live buffer that is not joined")]
-fn a_joined_buffer_is_no_member() {
+fn a_merged_buffer_cannot_be_a_member() {
     let (mut pool, _memories, leases) = pool();
     let member = filled(&mut pool, leases[0], &[(0, 512)]);
-    let joined = pool.join([member]);
+    let merged = pool.join([member]);
     let other = filled(&mut pool, leases[0], &[(512, 512)]);
-    let _ = pool.join([other, joined]);
+    let _ = pool.join([other, merged]);
 }
 
 #[test]
@@ -112,23 +112,23 @@ fn a_plain_buffer_is_not_split() {
 }
 
 #[test]
-fn a_status_is_never_written_through_a_joined_buffer() {
+fn a_status_is_never_written_through_a_merged_buffer() {
     let (mut pool, memories, leases) = pool();
     let member = filled(&mut pool, leases[0], &[(0, 512)]);
     pool.set_status(&member, GuestAddress(0x800)).unwrap();
-    let joined = pool.join([member]);
-    pool.write_status(&joined, 7);
+    let merged = pool.join([member]);
+    pool.write_status(&merged, 7);
     let mut found = [9];
     memories[0].read(GuestAddress(0x800), &mut found).unwrap();
     assert_eq!(found, [0]);
-    pool.release(joined);
+    pool.release(merged);
 }
 
 proptest! {
-    /// Whatever the members' pieces, a joined buffer is their concatenation, and they come back as they were. Again and
-    /// again, the pool does not grow.
+    /// Whatever the members' segments, a merged buffer is their concatenation, and splitting returns them unchanged. The pool does not grow
+    /// with repetition.
     #[test]
-    fn a_joined_buffer_is_the_concatenation_of_its_members(
+    fn a_merged_buffer_is_the_concatenation_of_its_members(
         members in proptest::collection::vec(
             (0_usize..2, proptest::collection::vec((0_u64..0x3c, 1_u32..5), 1..6)), 1..10),
         release in any::<bool>(),
@@ -139,12 +139,12 @@ proptest! {
         for round in 0..3_u8 {
             let mut model = vec![];
             let mut made = vec![];
-            let mut pieces = vec![];
+            let mut segments = vec![];
             for (guest, list) in &members {
-                // Multiples of 256 and whole pieces of them, so that some touch.
+                // Multiples of 256, so that some are adjacent.
                 let list: Vec<_> = list.iter().map(|(at, len)| (at * 0x100, len * 0x100)).collect();
                 let buffer = filled(&mut pool, leases[*guest], &list);
-                pieces.push((pool.segments(&buffer).len(), pool.len(&buffer)));
+                segments.push((pool.segments(&buffer).len(), pool.len(&buffer)));
                 made.push(buffer);
                 for (at, len) in list {
                     let bytes: Vec<u8> = (0..len).map(|byte| (at as u32 + byte) as u8 ^ (at >> 8) as u8 ^ round).collect();
@@ -158,19 +158,19 @@ proptest! {
                     model.extend(bytes);
                 }
             }
-            let joined = pool.join(made);
-            prop_assert_eq!(pool.len(&joined).0, model.len() as u64);
-            prop_assert!(pool.segments(&joined).len() <= pieces.iter().map(|(count, _)| count).sum());
+            let merged = pool.join(made);
+            prop_assert_eq!(pool.len(&merged).0, model.len() as u64);
+            prop_assert!(pool.segments(&merged).len() <= segments.iter().map(|(count, _)| count).sum());
             let mut found = vec![0; model.len()];
-            prop_assert!(pool.copy_out(&joined, 0, &mut found));
+            prop_assert!(pool.copy_out(&merged, 0, &mut found));
             prop_assert_eq!(found, model);
             if release {
-                pool.release(joined);
+                pool.release(merged);
             } else {
                 let mut back = vec![];
-                pool.split(joined, |member| back.push(member));
+                pool.split(merged, |member| back.push(member));
                 prop_assert_eq!(back.len(), members.len());
-                for (member, (count, len)) in back.into_iter().zip(pieces) {
+                for (member, (count, len)) in back.into_iter().zip(segments) {
                     prop_assert_eq!((pool.segments(&member).len(), pool.len(&member)), (count, len));
                     pool.release(member);
                 }

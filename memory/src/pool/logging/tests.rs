@@ -19,10 +19,10 @@ fn marked(log: &DirtyLog) -> BTreeSet<u64> {
     (0..64).filter(|page| log.take_mark(GuestAddress(page * PAGE))).collect()
 }
 
-/// A buffer of these pieces with a status byte.
-fn buffer(pool: &mut BufferPool, lease: LeaseId, pieces: &[(u64, u32)], status: u64) -> Buffer {
+/// A buffer of these segments with a status byte.
+fn buffer(pool: &mut BufferPool, lease: LeaseId, segments: &[(u64, u32)], status: u64) -> Buffer {
     let buffer = pool.take(lease);
-    for (at, len) in pieces {
+    for (at, len) in segments {
         pool.push(&buffer, GuestAddress(*at), *len, 64).unwrap();
     }
     pool.set_status(&buffer, GuestAddress(status)).unwrap();
@@ -30,24 +30,24 @@ fn buffer(pool: &mut BufferPool, lease: LeaseId, pieces: &[(u64, u32)], status: 
 }
 
 #[test]
-fn what_is_written_to_is_marked_at_its_end_and_not_before() {
+fn written_pages_are_marked_when_the_buffer_is_released_and_not_before() {
     let mut pool = BufferPool::new();
     let lease = pool.adopt(table(&[(0, 16 * PAGE), (32 * PAGE, 16 * PAGE)]), vec![]);
     let log = log();
     pool.set_log(lease, Some(&log));
-    let pieces = [(PAGE - 1, 2), (4 * PAGE, 4096), (33 * PAGE, 8192), (40 * PAGE, 1)];
-    let read = buffer(&mut pool, lease, &pieces, 15 * PAGE);
+    let segments = [(PAGE - 1, 2), (4 * PAGE, 4096), (33 * PAGE, 8192), (40 * PAGE, 1)];
+    let read = buffer(&mut pool, lease, &segments, 15 * PAGE);
     pool.set_writable(&read);
     assert!(pool.copy_in(&read, 0, &[1; 20]));
     pool.write_status(&read, 0);
     assert_eq!(marked(&log), BTreeSet::new(), "pages are copied before they are marked if it is marked too early");
     pool.release(read);
     assert_eq!(marked(&log), BTreeSet::from([0, 1, 4, 15, 33, 34, 40]));
-    let write = buffer(&mut pool, lease, &pieces, 47 * PAGE);
+    let write = buffer(&mut pool, lease, &segments, 47 * PAGE);
     pool.release(write);
     assert_eq!(marked(&log), BTreeSet::from([47]), "what the disk only read was not written");
     for len in [1, 2, 3] {
-        let cut = buffer(&mut pool, lease, &pieces[..len], 0);
+        let cut = buffer(&mut pool, lease, &segments[..len], 0);
         pool.set_writable(&cut);
         pool.truncate(&cut, ByteLen(1));
         pool.release(cut);
@@ -56,7 +56,7 @@ fn what_is_written_to_is_marked_at_its_end_and_not_before() {
     assert!(pool.write_bytes(lease, GuestAddress(3 * PAGE - 1), &[1, 2]));
     assert_eq!(marked(&log), BTreeSet::from([2, 3]));
     pool.set_log(lease, None);
-    let read = buffer(&mut pool, lease, &pieces, 0);
+    let read = buffer(&mut pool, lease, &segments, 0);
     pool.set_writable(&read);
     pool.release(read);
     assert_eq!(marked(&log), BTreeSet::new());
@@ -73,7 +73,7 @@ fn bytes_across_regions_are_marked() {
 }
 
 #[test]
-fn members_of_a_joined_buffer_are_marked_in_their_own_logs() {
+fn members_of_a_merged_buffer_are_marked_in_their_own_logs() {
     let mut pool = BufferPool::new();
     let leases = [0, 1].map(|_| pool.adopt(table(&[(0, 16 * PAGE)]), vec![]));
     let logs = [log(), log()];
@@ -86,20 +86,20 @@ fn members_of_a_joined_buffer_are_marked_in_their_own_logs() {
             pool.set_writable(&member);
             member
         });
-        let joined = pool.join(members);
-        let mut given_back = Vec::new();
+        let merged = pool.join(members);
+        let mut split_off = Vec::new();
         match split {
-            false => pool.release(joined),
-            true => pool.split(joined, |member| given_back.push(member)),
+            false => pool.release(merged),
+            true => pool.split(merged, |member| split_off.push(member)),
         }
-        given_back.into_iter().for_each(|member| pool.release(member));
+        split_off.into_iter().for_each(|member| pool.release(member));
         assert_eq!(marked(&logs[0]), BTreeSet::from([1, 2, 9]));
         assert_eq!(marked(&logs[1]), BTreeSet::from([5, 9]));
     }
 }
 
 #[test]
-fn what_was_in_flight_before_logging_began_or_memory_changed_is_marked() {
+fn requests_in_flight_before_logging_began_or_memory_changed_are_marked() {
     let mut pool = BufferPool::new();
     let old = pool.adopt(table(&[(0, 16 * PAGE)]), vec![]);
     let other = pool.adopt(table(&[(0, 16 * PAGE)]), vec![]);
@@ -116,7 +116,7 @@ fn what_was_in_flight_before_logging_began_or_memory_changed_is_marked() {
     let later = take(&mut pool, new, 20 * PAGE);
     let stranger = take(&mut pool, other, 7 * PAGE);
     pool.set_log(new, Some(&log));
-    // Hot-plug while it is logged: the newest table is logged too.
+    // Memory hot-plug while logging: the newest table is logged too.
     let newest = pool.adopt(table(&[(0, 16 * PAGE), (30 * PAGE, PAGE)]), vec![]);
     pool.succeed(new, newest);
     assert!(!pool.retire(new));

@@ -1,4 +1,4 @@
-//! How far a chain is followed.
+//! Bounds of the walk along a descriptor chain.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::*;
 use crate::split::SplitAddresses;
 use crate::split::layout::MAX_SIZE;
 
-/// A ring each of whose descriptors names the one after it, the last one the first.
+/// A ring whose descriptors form a circle.
 fn circle(size: u16) -> DeviceRing {
     let region = Region::shared("ring", 1 << 20, GuestAddress(0)).unwrap().0;
     let memory = GuestMemory::new(vec![Arc::new(region)]).unwrap();
@@ -22,7 +22,7 @@ fn circle(size: u16) -> DeviceRing {
     DeviceRing::new(SplitRing::resolve(&memory, &at, size).unwrap(), 0, false)
 }
 
-/// Follows a chain to its end: how many descriptors there were, and what ended it.
+/// Follows a chain to its end. Returns the number of descriptors and the error that ended it.
 fn follow(ring: &DeviceRing) -> (u16, Broken) {
     let mut desc = ring.descriptor(0);
     let mut seen = 1;

@@ -1,5 +1,4 @@
-//! The driver's end against a model device that is written from the specification alone: it shares no code with the driver
-//! but the addresses.
+//! The driver's end against a model device that is written from the specification alone: it shares only the addresses with the driver.
 
 use std::sync::Arc;
 
@@ -30,9 +29,9 @@ fn driver(memory: &GuestMemory, size: u16, event_idx: bool) -> SplitDriver {
 }
 
 /// (address, length, device may write)
-type Piece = (u64, u32, bool);
+type TestSegment = (u64, u32, bool);
 
-/// Reads and writes the ring byte by byte.
+/// A model device. It reads and writes the ring byte by byte.
 struct Model {
     memory: Arc<GuestMemory>,
     size: u16,
@@ -53,28 +52,28 @@ impl Model {
         self.memory.write(GuestAddress(at), bytes).unwrap();
     }
 
-    fn walk(&self, table: u64, entries: u16, first: u16) -> Vec<Piece> {
-        let mut pieces = vec![];
+    fn walk(&self, table: u64, entries: u16, first: u16) -> Vec<TestSegment> {
+        let mut segments = vec![];
         let mut index = first;
         loop {
-            assert!(index < entries && pieces.len() < usize::from(entries), "descriptor {index} of {entries}");
+            assert!(index < entries && segments.len() < usize::from(entries), "descriptor {index} of {entries}");
             let at = table + u64::from(index) * 16;
             let (address, len) = (u64::from_le_bytes(self.bytes(at)), u32::from_le_bytes(self.bytes(at + 8)));
             let (flags, next) = (self.u16(at + 12), self.u16(at + 14));
             if flags & 4 != 0 {
-                assert!(table == DESC && flags & 3 == 0 && pieces.is_empty());
+                assert!(table == DESC && flags & 3 == 0 && segments.is_empty());
                 return self.walk(address, (len / 16) as u16, 0);
             }
-            pieces.push((address, len, flags & 2 != 0));
+            segments.push((address, len, flags & 2 != 0));
             if flags & 1 == 0 {
-                return pieces;
+                return segments;
             }
             index = next;
         }
     }
 
-    /// Takes every request there is.
-    fn pull(&mut self) -> Vec<(u16, Vec<Piece>)> {
+    /// Takes every available request.
+    fn pull(&mut self) -> Vec<(u16, Vec<TestSegment>)> {
         let mut found = vec![];
         while self.next_avail != self.u16(AVAIL + 2) {
             let head = self.u16(AVAIL + 4 + 2 * u64::from(self.next_avail % self.size));
@@ -100,9 +99,9 @@ impl Model {
     }
 }
 
-fn compose(driver: &mut SplitDriver, shape: Shape, pieces: &[Piece], token: u32) -> Result<(), Refused> {
+fn compose(driver: &mut SplitDriver, shape: Shape, segments: &[TestSegment], token: u32) -> Result<(), Refused> {
     let mut chain = driver.begin(shape);
-    for &(address, len, write) in pieces {
+    for &(address, len, write) in segments {
         let address = GuestAddress(address);
         chain = if write { chain.writable(address, len)? } else { chain.readable(address, len)? };
     }
@@ -112,7 +111,7 @@ fn compose(driver: &mut SplitDriver, shape: Shape, pieces: &[Piece], token: u32)
 #[derive(Clone, Debug)]
 enum Step {
     Add { indirect: bool, readable: usize, writable: usize, seed: u64 },
-    Abort { indirect: bool, pieces: usize },
+    Abort { indirect: bool, segments: usize },
     Publish { asks: bool },
     Answer { which: usize },
     Take,
@@ -122,7 +121,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         5 => (any::<bool>(), 0_usize..5, 0_usize..4, any::<u64>())
             .prop_map(|(indirect, readable, writable, seed)| Step::Add { indirect, readable, writable, seed }),
-        1 => (any::<bool>(), 1_usize..6).prop_map(|(indirect, pieces)| Step::Abort { indirect, pieces }),
+        1 => (any::<bool>(), 1_usize..6).prop_map(|(indirect, segments)| Step::Abort { indirect, segments }),
         3 => any::<bool>().prop_map(|asks| Step::Publish { asks }),
         4 => (0_usize..64).prop_map(|which| Step::Answer { which }),
         2 => Just(Step::Take),
@@ -131,10 +130,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Every request reaches the device as composed, every answer comes back once with its token, kicks are asked for by
-    /// exactly the rule, descriptors never leak.
+    /// Every request reaches the device as built, every completion returns its token once, kicks are requested by exactly the rule,
+    /// descriptors never leak.
     #[test]
-    fn requests_and_answers_match_a_model(steps in steps(), log_size in 0_u32..6, event_idx: bool, far in 0_u16..3) {
+    fn requests_and_completions_match_a_model(steps in steps(), log_size in 0_u32..6, event_idx: bool, far in 0_u16..3) {
         let size = 1_u16 << log_size;
         let memory = memory();
         let mut driver = driver(&memory, size, event_idx);
@@ -142,7 +141,7 @@ proptest! {
         let mut token = 0;
         let mut expected = std::collections::VecDeque::new();   // committed, not yet pulled
         let mut at_device: Vec<(u16, u32)> = vec![];
-        let mut answered = std::collections::VecDeque::new();
+        let mut completed = std::collections::VecDeque::new();
         let mut free = size;
         let mut cost = std::collections::HashMap::new();
         let mut published = 0_u16;
@@ -151,27 +150,27 @@ proptest! {
             match step {
                 Step::Add { indirect, readable, writable, seed } => {
                     let shape = if indirect { Shape::Indirect } else { Shape::Direct };
-                    let pieces: Vec<Piece> = (0..readable + writable)
+                    let segments: Vec<TestSegment> = (0..readable + writable)
                         .map(|i| (seed.rotate_left(i as u32), (seed >> i) as u32 | 1, i >= readable))
                         .collect();
-                    let need = if indirect { 1 } else { pieces.len() as u16 };
-                    let got = compose(&mut driver, shape, &pieces, token);
-                    if pieces.is_empty() {
+                    let need = if indirect { 1 } else { segments.len() as u16 };
+                    let got = compose(&mut driver, shape, &segments, token);
+                    if segments.is_empty() {
                         prop_assert_eq!(got, Err(Refused::Empty));
                     } else if need > free {
                         prop_assert_eq!(got, Err(Refused::Full));
                     } else {
                         prop_assert_eq!(got, Ok(()));
-                        expected.push_back((token, pieces));
+                        expected.push_back((token, segments));
                         cost.insert(token, need);
                         free -= need;
                         token += 1;
                         committed = committed.wrapping_add(1);
                     }
                 }
-                Step::Abort { indirect, pieces } => {
+                Step::Abort { indirect, segments } => {
                     let mut chain = driver.begin(if indirect { Shape::Indirect } else { Shape::Direct });
-                    for _ in 0..pieces {
+                    for _ in 0..segments {
                         match chain.readable(GuestAddress(0xdead), 7) {
                             Ok(longer) => chain = longer,
                             Err(_) => break,
@@ -179,7 +178,7 @@ proptest! {
                     }
                 }
                 Step::Publish { asks } => {
-                    // The device asks for a kick at the next request, or `far` requests earlier or later.
+                    // The device requests a kick at the next request, or `far` requests earlier or later.
                     let event = published.wrapping_add(far).wrapping_sub(1);
                     model.set_avail_event(event);
                     model.put(USED, &u16::from(!asks).to_le_bytes());
@@ -188,9 +187,9 @@ proptest! {
                     let want = if event_idx { far >= 1 && far <= fresh } else { asks && fresh > 0 };
                     prop_assert_eq!(kick, want);
                     published = committed;
-                    for (head, pieces) in model.pull() {
+                    for (head, segments) in model.pull() {
                         let (token, composed) = expected.pop_front().unwrap();
-                        prop_assert_eq!(pieces, composed);
+                        prop_assert_eq!(segments, composed);
                         prop_assert!(at_device.iter().all(|(other, _)| *other != head));
                         at_device.push((head, token));
                     }
@@ -200,24 +199,24 @@ proptest! {
                     if !at_device.is_empty() {
                         let (head, token) = at_device.swap_remove(which % at_device.len());
                         model.answer(head.into(), token ^ 0x55);
-                        answered.push_back(token);
+                        completed.push_back(token);
                     }
                 }
                 Step::Take => {
-                    prop_assert_eq!(usize::from(driver.look().unwrap()), answered.len());
+                    prop_assert_eq!(usize::from(driver.look().unwrap()), completed.len());
                     while let Some(used) = driver.take().unwrap() {
-                        prop_assert_eq!(Some(used.token), answered.pop_front());
+                        prop_assert_eq!(Some(used.token), completed.pop_front());
                         prop_assert_eq!(used.written, used.token ^ 0x55);
                         free += cost[&used.token];
                     }
-                    prop_assert!(answered.is_empty());
+                    prop_assert!(completed.is_empty());
                 }
             }
             prop_assert_eq!(driver.free_descriptors(), free);
         }
     }
 
-    /// Whatever a device writes into the used ring, taking answers ends in an error or a request that was in flight.
+    /// Whatever a device writes into the used ring, taking completions ends in an error or a request that was in flight.
     #[test]
     fn a_hostile_used_ring_is_an_error(
         idx: u16, flags: u16, elements in proptest::collection::vec((any::<u32>(), any::<u32>()), 16), small: bool,
@@ -263,7 +262,7 @@ fn an_index_that_moves_backwards_is_an_error() {
 }
 
 #[test]
-fn unpublished_requests_cannot_be_answered() {
+fn unpublished_requests_cannot_be_completed() {
     let memory = memory();
     let mut driver = driver(&memory, 16, true);
     compose(&mut driver, Shape::Direct, &[(8, 8, false)], 0).unwrap();
@@ -273,7 +272,7 @@ fn unpublished_requests_cannot_be_answered() {
 }
 
 #[test]
-fn arming_asks_for_the_answer_that_is_waited_for_and_looks_again() {
+fn arming_requests_a_call_at_the_awaited_completion_and_rechecks() {
     for event_idx in [true, false] {
         let memory = memory();
         let mut driver = driver(&memory, 16, event_idx);
@@ -283,7 +282,7 @@ fn arming_asks_for_the_answer_that_is_waited_for_and_looks_again() {
         let _ = driver.publish();
         let mut model = Model { memory, size: 16, next_avail: 0, used_idx: 0 };
         let heads: Vec<u16> = model.pull().into_iter().map(|(head, _)| head).collect();
-        // While polling, an answer does not pass the event.
+        // While polling, a completion does not pass the event.
         let no_call = |model: &Model| {
             if event_idx { !u16::passed(model.used_event(), 4, 0) } else { model.u16(AVAIL) & 1 == 1 }
         };
@@ -302,7 +301,7 @@ fn arming_asks_for_the_answer_that_is_waited_for_and_looks_again() {
 }
 
 #[test]
-fn pieces_are_judged() {
+fn invalid_segments_are_refused() {
     let memory = memory();
     let mut driver = driver(&memory, 4, true);
     let at = GuestAddress(64);

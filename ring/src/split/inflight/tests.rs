@@ -1,4 +1,4 @@
-//! The table against a driver, with a process that dies at any store.
+//! Tests of the in-flight table against a driver, with a process that dies at any store.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -13,14 +13,14 @@ use super::super::{DeviceRing, SplitAddresses, SplitDriver, SplitRing};
 use super::*;
 
 thread_local! {
-    /// Stores until the process dies.
+    /// Stores left until the process dies.
     static LIFE: Cell<u64> = const { Cell::new(u64::MAX) };
 }
 
-/// The process died here.
+/// Panic payload: the process died here.
 struct Died;
 
-/// Before each store of the table, and before the ring's used index moves.
+/// Called before each store of the table, and before the ring's used index moves.
 pub(in super::super) fn crash_point() {
     LIFE.set(match LIFE.get() {
         0 => resume_unwind(Box::new(Died)),
@@ -28,7 +28,7 @@ pub(in super::super) fn crash_point() {
     });
 }
 
-/// Does `work`, of which only the part before store `stores` happens. Whether all of it did.
+/// Runs `work` until store `stores`. Returns true if it finished.
 fn live(stores: u64, work: impl FnOnce()) -> bool {
     LIFE.set(stores);
     let ended = catch_unwind(AssertUnwindSafe(work));
@@ -50,7 +50,7 @@ struct Rig {
     size: u16,
     /// The next request's number.
     next: u32,
-    /// Answers, by request.
+    /// Completions, by request.
     answers: BTreeMap<u32, u32>,
 }
 
@@ -66,15 +66,15 @@ impl Rig {
         self.memory.words(TABLE, (InflightTable::bytes(self.size) / 8) as usize).unwrap()
     }
 
-    /// A process that serves the ring from here on.
+    /// Starts a process that serves the ring from here on.
     fn serve(&self) -> DeviceRing {
         let ring = SplitRing::resolve(&self.memory, &AT, self.size).unwrap();
-        let (ring, forgotten) = DeviceRing::tracked(ring, 0, true, self.words()).unwrap();
-        assert_eq!(forgotten, 0);
+        let (ring, discarded) = DeviceRing::tracked(ring, 0, true, self.words()).unwrap();
+        assert_eq!(discarded, 0);
         ring
     }
 
-    /// The driver sends as many as it can, at most `count`.
+    /// Sends as many requests as possible, at most `count`.
     fn send(&mut self, count: u16) {
         for _ in 0..count.min(self.driver.free_descriptors()) {
             let chain = self.driver.begin(Shape::Direct).readable(GuestAddress(0x3000), 16).unwrap();
@@ -84,7 +84,7 @@ impl Rig {
         let _ = self.driver.publish();
     }
 
-    /// The driver takes the answers that it sees.
+    /// Takes the visible used elements.
     fn hear(&mut self) {
         self.driver.look().unwrap();
         while let Some(used) = self.driver.take().unwrap() {
@@ -93,13 +93,13 @@ impl Rig {
     }
 }
 
-/// What a process holds. Its requests are the heads: the driver's tokens are not known here.
+/// The chains that a process has in flight, by head: it does not know the driver's tokens.
 #[derive(Default)]
 struct Process {
     held: Vec<u16>,
 }
 
-/// One step of a process: takes, answers some of what it holds in any order, or publishes.
+/// One step of a process: takes chains, completes some of them in any order, or publishes.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Send(u16),
@@ -142,13 +142,13 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Serves until nothing is left: every request is answered exactly once, by whichever process.
+/// Serves until nothing is left: every request is completed exactly once, by any process.
 fn finish(rig: &mut Rig) {
     let mut ring = rig.serve();
     rig.hear();
     let mut heads = Vec::new();
     while let Some(head) = ring.take_next().unwrap() {
-        assert!(!heads.contains(&head), "head {head} was taken up twice");
+        assert!(!heads.contains(&head), "head {head} was replayed twice");
         heads.push(head);
     }
     for head in heads {
@@ -156,7 +156,7 @@ fn finish(rig: &mut Rig) {
     }
     let _ = ring.publish();
     rig.hear();
-    assert_eq!(rig.answers.len() as u32, rig.next, "requests without an answer");
+    assert_eq!(rig.answers.len() as u32, rig.next, "requests without a completion");
     assert!(rig.answers.values().all(|count| *count == 1), "{:?}", rig.answers);
     assert_eq!(rig.serve().replays(), 0);
 }
@@ -196,7 +196,7 @@ fn killed_at_each_store() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Lives of any length, one after the other, over one ring whose indices wrap.
+    /// Processes of any lifetime, one after the other, over one ring whose indices wrap.
     #[test]
     fn killed_again_and_again(
         lives in proptest::collection::vec((0_u64..80, proptest::collection::vec(any_step(), 1..40)), 1..12)
@@ -214,12 +214,12 @@ proptest! {
         finish(&mut rig);
     }
 
-    /// Whatever lies in the memory: an error, or a ring that can be served, and never more replays than entries.
+    /// Any content of the memory: an error, or a ring that can be served, and never more replays than entries.
     #[test]
     fn any_content(header in any::<[u16; 4]>(), entries in proptest::collection::vec(any::<[u64; 2]>(), 8), used in any::<u16>()) {
         let rig = Rig::new(8);
         let words = rig.words();
-        // Half of the headers are almost right.
+        // Half of the headers are almost valid.
         let header = if header[0] & 1 == 0 { [VERSION, 8, header[2] % 10, used.wrapping_sub(header[3] % 10)] } else { header };
         words.get(1).unwrap().store(join(header), Ordering::Relaxed);
         for (at, entry) in entries.iter().enumerate() {
@@ -236,7 +236,7 @@ proptest! {
 }
 
 #[test]
-fn chains_are_taken_up_in_the_order_of_their_arrival() {
+fn chains_are_replayed_in_the_order_of_their_arrival() {
     let mut rig = Rig::new(8);
     rig.send(8);
     let mut ring = rig.serve();
@@ -245,7 +245,7 @@ fn chains_are_taken_up_in_the_order_of_their_arrival() {
         ring.put_used(head, 1);
     }
     let _ = ring.publish();
-    // Of the eight, two are free again and come back last.
+    // Of the eight, two are free again and are sent last.
     rig.hear();
     rig.send(2);
     let more: Vec<u16> = std::iter::from_fn(|| ring.take_next().unwrap()).collect();
@@ -260,8 +260,8 @@ fn chains_are_taken_up_in_the_order_of_their_arrival() {
     let rest = heads.iter().copied().filter(|head| *head != heads[3] && *head != heads[0]);
     assert_eq!(replayed, rest.chain(more).collect::<Vec<_>>());
     assert_eq!((ring.take_step(heads[5]), ring.take_step(heads[4]), ring.take_step(heads[4])), (0, 7, 0));
-    assert!(ring.take(heads[1]).is_err(), "it is held, and the driver offers it again");
-    // A step outlives an answer that is not published.
+    assert!(ring.take(heads[1]).is_err(), "it is in flight, and the driver makes it available again");
+    // A step survives a completion that is not published.
     ring.note_step(heads[5], 3);
     ring.put_used(heads[5], 1);
     drop(ring);
@@ -269,7 +269,7 @@ fn chains_are_taken_up_in_the_order_of_their_arrival() {
 }
 
 #[test]
-fn a_ring_that_was_reset_begins_anew() {
+fn a_ring_that_was_reset_discards_its_table() {
     let mut rig = Rig::new(8);
     rig.send(5);
     let mut ring = rig.serve();
@@ -280,21 +280,21 @@ fn a_ring_that_was_reset_begins_anew() {
     }
     ring.take_next().unwrap().unwrap();
     drop(ring);
-    // The guest's driver begins again: all indices are 0, which is behind the table's.
+    // The guest's driver starts again: all indices are 0, which is behind the table's.
     rig.memory.write(GuestAddress(AT.used.0), &[0; 4]).unwrap();
     rig.memory.write(GuestAddress(AT.avail.0), &[0; 4]).unwrap();
     let ring = SplitRing::resolve(&rig.memory, &AT, 8).unwrap();
-    let (ring, forgotten) = DeviceRing::tracked(ring, 0, true, rig.words()).unwrap();
-    assert_eq!((forgotten, ring.replays(), ring.is_resumed()), (1, 0, false));
+    let (ring, discarded) = DeviceRing::tracked(ring, 0, true, rig.words()).unwrap();
+    assert_eq!((discarded, ring.replays(), ring.is_resumed()), (1, 0, false));
 
-    // With a ring of another size too; and the table's rest is clean then.
+    // Also with a ring of another size; the rest of the table is clear then.
     drop(ring);
     let (_, found) = InflightTable::open(rig.words(), 4, 9).unwrap();
     assert_eq!(found, Recovered::default());
 }
 
 #[test]
-fn what_is_no_table_is_named() {
+fn invalid_tables_are_refused() {
     let rig = Rig::new(8);
     let open = |size| InflightTable::open(rig.words(), size, 0);
     assert_eq!(open(64).unwrap_err(), InflightError::TooSmall { found: 192, expected: 1040, size: 64 });

@@ -18,7 +18,7 @@ fn resolved(disk: &dyn Disk<Lane>, key: &str) -> String {
 }
 
 #[test]
-fn what_cannot_be_a_disk_is_refused_in_one_clear_line() {
+fn files_that_cannot_be_a_disk_are_refused_in_one_line() {
     let (dir, path) = image(&on_disk(), 1 << 20);
     let file = path.to_str().unwrap();
     let odd = dir.path().join("odd");
@@ -51,7 +51,7 @@ fn what_cannot_be_a_disk_is_refused_in_one_clear_line() {
 }
 
 #[test]
-fn a_file_that_is_let_go_soon_is_waited_for() {
+fn a_file_that_is_released_soon_is_waited_for() {
     let (_dir, path) = image(&on_disk(), 1 << 20);
     let settings = [("path", path.to_str().unwrap())];
     let before = try_open(&settings).unwrap();
@@ -65,7 +65,7 @@ fn a_file_that_is_let_go_soon_is_waited_for() {
 }
 
 #[test]
-fn a_size_that_only_small_blocks_divide_names_the_way_out() {
+fn the_error_for_a_size_that_only_small_blocks_divide_names_the_settings() {
     let (_dir, path) = image(&on_disk(), (1 << 20) + 512);
     let path = path.to_str().unwrap();
     let error = error_of(&[("path", path), ("block-size", "4096"), ("direct", "off")]);
@@ -110,11 +110,11 @@ fn in_memory_files_are_not_opened_for_direct_io() {
     assert!(disk.limits().discard.is_some());
 }
 
-/// Direct I/O that takes only 4096 bytes refuses smaller blocks and says what to do.
+/// Direct I/O that demands 4096 bytes refuses smaller blocks, with a hint.
 #[test]
 fn blocks_smaller_than_direct_io_takes() {
     let settings = mqblk_core::settings::Settings::new("disk \"a\"");
-    let asked = |block| Asked {
+    let config = |block| Asked {
         path: "/x".into(),
         direct: true,
         read_only: false,
@@ -125,7 +125,7 @@ fn blocks_smaller_than_direct_io_takes() {
     let coarse = Some(Alignment { memory: 512, offset: 4096 });
     let fine = Some(Alignment { memory: 4, offset: 512 });
     let disk = |logical_block| Some(Device { logical_block, ..Device::default() });
-    let size = |block, kind, direct, device| block_size(&settings, &asked(block), kind, direct, device);
+    let size = |block, kind, direct, device| block_size(&settings, &config(block), kind, direct, device);
     let error = size(Some(BlockSize::B512), Kind::Regular, coarse, None).unwrap_err().to_string();
     assert!(error.starts_with("disk \"a\": block-size: found 512, expected block-size=4096, or direct=off"), "{error}");
     let error = size(Some(BlockSize::B512), Kind::BlockDevice, None, disk(4096)).unwrap_err().to_string();
@@ -149,7 +149,7 @@ fn blocks_smaller_than_direct_io_takes() {
 }
 
 #[test]
-fn topology_is_the_devices() {
+fn topology_is_that_of_the_device() {
     let device = Device {
         logical_block: 512,
         physical_block: 4096,

@@ -4,7 +4,7 @@ use std::io;
 
 use mqblk_memory::MemoryError;
 use mqblk_ring::blkif;
-use mqblk_ring::split::SetupError;
+use mqblk_ring::split::SplitSetupError;
 use mqblk_ring::split::driver as virtqueue;
 use mqblk_vhost_user_client::ClientError;
 use mqblk_xen::XenError;
@@ -52,14 +52,14 @@ pub enum Refused {
     Disabled,
 }
 
-impl From<virtqueue::Refused> for Refused {
+impl From<virtqueue::ChainRefused> for Refused {
     #[inline]
-    fn from(refused: virtqueue::Refused) -> Refused {
+    fn from(refused: virtqueue::ChainRefused) -> Refused {
         match refused {
-            virtqueue::Refused::Full => Refused::Full,
-            virtqueue::Refused::TooManyPieces(most) => Refused::TooManyPieces(most),
-            virtqueue::Refused::Order => Refused::Order,
-            virtqueue::Refused::Empty => Refused::Empty,
+            virtqueue::ChainRefused::Full => Refused::Full,
+            virtqueue::ChainRefused::TooManySegments(most) => Refused::TooManyPieces(most),
+            virtqueue::ChainRefused::ReadableAfterWritable => Refused::Order,
+            virtqueue::ChainRefused::Empty => Refused::Empty,
         }
     }
 }
@@ -75,7 +75,7 @@ pub enum DriverError {
     Memory(#[from] MemoryError),
     /// A ring could not be laid out.
     #[error(transparent)]
-    Ring(#[from] SetupError),
+    Ring(#[from] SplitSetupError),
     /// The device broke the protocol.
     #[error("the device broke the ring's protocol: {0}")]
     Device(#[from] DeviceError),
@@ -134,7 +134,7 @@ pub enum DriverError {
     },
     /// A blkif ring could not be laid out.
     #[error(transparent)]
-    BlkifRing(#[from] blkif::SetupError),
+    BlkifRing(#[from] blkif::BlkifSetupError),
     /// The device did not answer in time.
     #[error("{0}: no answer in time")]
     NoAnswer(&'static str),

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use mqblk_core::ByteLen;
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
-use mqblk_ring::split::driver::{Features, IndirectArea, Shape};
+use mqblk_ring::split::driver::{ChainLayout, IndirectArea, RingFeatures};
 use mqblk_ring::split::{SplitAddresses, SplitDriver};
 use mqblk_vhost_user_client::features as virtio;
 use mqblk_vhost_user_client::{Client, EventFd, InflightMemory, QueueSetup, SharedRegion};
@@ -43,11 +43,11 @@ pub enum ShapeChoice {
 
 impl ShapeChoice {
     /// What it is for `depth` requests on a ring of `size` entries.
-    pub(crate) fn resolve(self, indirect: bool, depth: u32, size: u16) -> Shape {
+    pub(crate) fn resolve(self, indirect: bool, depth: u32, size: u16) -> ChainLayout {
         match self {
-            ShapeChoice::Indirect if indirect => Shape::Indirect,
-            ShapeChoice::Auto if indirect && depth * 3 > size.into() => Shape::Indirect,
-            _ => Shape::Direct,
+            ShapeChoice::Indirect if indirect => ChainLayout::Indirect,
+            ShapeChoice::Auto if indirect && depth * 3 > size.into() => ChainLayout::Indirect,
+            _ => ChainLayout::Direct,
         }
     }
 }
@@ -134,7 +134,7 @@ impl Shared {
         for Started { index, at, size, kick, call } in started {
             // What was answered is used: a server without the in-flight memory does all that comes after it again, which is right
             // if the one before answered in order.
-            let used = memory.cell(GuestAddress(at.used.0 + 2)).map_or(0, |used| used.load(Ordering::Acquire));
+            let used = memory.shared_u16(GuestAddress(at.used.0 + 2)).map_or(0, |used| used.load(Ordering::Acquire));
             let base = u16::from_le(used);
             client.start_queue(*index, &QueueSetup { size: *size, addresses: *at, region, base, kick, call })?;
         }
@@ -154,7 +154,7 @@ impl Shared {
         let tables = IndirectArea { start: layout.tables, per_table: PER_TABLE };
         let tables = has(virtio::INDIRECT_DESC).then_some(tables);
         let event_idx = has(virtio::EVENT_IDX);
-        let ring = SplitDriver::new(&self.memory, &layout.at, layout.size, Features { event_idx }, tables)?;
+        let ring = SplitDriver::new(&self.memory, &layout.at, layout.size, RingFeatures { event_idx }, tables)?;
         let kick = EventFd::new(0).map_err(DriverError::event)?;
         let region = &self.region;
         let setup = QueueSetup { size: layout.size, addresses: layout.at, region, base: 0, kick: &kick, call };

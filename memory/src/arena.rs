@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::guest::{GuestAddress, GuestMemory, Region};
-use crate::lost;
+use crate::sigbus;
 
 /// Bytes of a granted page: `XEN_PAGE_SIZE`, whatever the host's page size is.
 pub const PAGE_BYTES: u32 = 4096;
@@ -39,7 +39,7 @@ pub struct PageArena {
     region: Arc<Region>,
     pages: u32,
     /// Files mapped here may be truncated by their owner.
-    _watched: Option<lost::Slot>,
+    _watch: Option<sigbus::WatchSlot>,
 }
 
 impl PageArena {
@@ -51,10 +51,10 @@ impl PageArena {
         if rustix::param::page_size() != PAGE_BYTES as usize {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "grants need a host with pages of 4096 bytes"));
         }
-        let region = Arc::new(Region::apart(pages.max(1) as usize * PAGE_BYTES as usize)?);
+        let region = Arc::new(Region::anonymous_isolated(pages.max(1) as usize * PAGE_BYTES as usize)?);
         let memory = GuestMemory::new(vec![Arc::clone(&region)]).map_err(io::Error::other)?;
-        let _watched = lost::watch(region.host_address() as usize, region.len() as usize);
-        Ok(PageArena { memory: Arc::new(memory), region, pages, _watched })
+        let _watched = sigbus::watch(region.host_address() as usize, region.len() as usize);
+        Ok(PageArena { memory: Arc::new(memory), region, pages, _watch: _watched })
     }
 
     /// Returns the number of slots.
@@ -71,22 +71,29 @@ impl PageArena {
     ///
     /// # Errors
     /// When the slots are not in the arena, or the system refuses. The slots then hold what they held before, or private zero pages.
-    pub fn place(&self, first: PageSlot, count: u32, file: &impl AsFd, offset: u64, writable: bool) -> io::Result<()> {
-        let (start, len) = self.stretch(first, count)?;
+    pub fn map_file(
+        &self,
+        first: PageSlot,
+        count: u32,
+        file: &impl AsFd,
+        offset: u64,
+        writable: bool,
+    ) -> io::Result<()> {
+        let (start, len) = self.slot_range(first, count)?;
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: `slot_range` has checked that the range is inside the arena's own mapping, which lives as long as `self`. The old content
         // is only accessed as plain bytes that may change at any moment.
         let placed =
             unsafe { rustix::mm::mmap(start, len, protection, MapFlags::SHARED | MapFlags::FIXED, file, offset) };
         placed.map(|_| ()).map_err(|error| {
-            self.mend(start, len);
+            self.fill_hole(start, len);
             error.into()
         })
     }
 
     /// Fills the hole that a refused mapping may leave. The kernel unmaps the old content before it asks the file, and a file that refuses
     /// then (`gntdev` does, for a grant that does not exist) leaves nothing mapped.
-    fn mend(&self, start: *mut c_void, len: usize) {
+    fn fill_hole(&self, start: *mut c_void, len: usize) {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
         // SAFETY: the range is inside the arena's own addresses. FIXED_NOREPLACE only fills a hole, which nobody else can have filled: the
@@ -104,8 +111,8 @@ impl PageArena {
     ///
     /// # Errors
     /// When the slots are not in the arena, or the system refuses. The slots are unchanged then.
-    pub fn clear(&self, first: PageSlot, count: u32) -> io::Result<()> {
-        let (start, len) = self.stretch(first, count)?;
+    pub fn map_zero_pages(&self, first: PageSlot, count: u32) -> io::Result<()> {
+        let (start, len) = self.slot_range(first, count)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: as in `map_file`.
@@ -121,7 +128,7 @@ impl PageArena {
         (start + u64::from(len) <= self.region.len()).then(|| self.region.host_address() + start)
     }
 
-    fn stretch(&self, first: PageSlot, count: u32) -> io::Result<(*mut c_void, usize)> {
+    fn slot_range(&self, first: PageSlot, count: u32) -> io::Result<(*mut c_void, usize)> {
         let bytes = count.checked_mul(PAGE_BYTES).filter(|bytes| *bytes > 0);
         let address = bytes.and_then(|bytes| self.host_address(first, 0, bytes));
         match (address, bytes) {
@@ -153,13 +160,13 @@ mod tests {
         arena.memory().write(GuestAddress(0), &[1; 4 * PAGE_BYTES as usize]).unwrap();
         let file = create_memfd("t", 3 * u64::from(PAGE_BYTES)).unwrap();
         rustix::io::pwrite(&file, &[9; PAGE_BYTES as usize], PAGE_BYTES.into()).unwrap();
-        arena.place(PageSlot(2), 2, &file, 0, true).unwrap();
+        arena.map_file(PageSlot(2), 2, &file, 0, true).unwrap();
         assert_eq!([0, 1, 2, 3].map(|slot| byte(&arena, slot)), [1, 1, 0, 9]);
         arena.memory().write(PageSlot(2).address(7), &[5]).unwrap();
         let mut found = [0; 8];
         rustix::io::pread(&file, &mut found, 0).unwrap();
         assert_eq!(found[7], 5, "the file's own page");
-        arena.clear(PageSlot(1), 2).unwrap();
+        arena.map_zero_pages(PageSlot(1), 2).unwrap();
         assert_eq!([0, 1, 2, 3].map(|slot| byte(&arena, slot)), [1, 0, 0, 9]);
     }
 
@@ -170,14 +177,14 @@ mod tests {
         // A socket refuses only after the old content was unmapped.
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         for first in [1, 0, 2] {
-            assert!(arena.place(PageSlot(first), 2, &socket, 0, true).is_err());
+            assert!(arena.map_file(PageSlot(first), 2, &socket, 0, true).is_err());
             // An access to a hole would crash.
             assert_eq!([first, first + 1].map(|slot| byte(&arena, slot)), [0, 0]);
         }
         // An error that is detected before anything is unmapped.
         arena.memory().write(GuestAddress(0), &[1; 4 * PAGE_BYTES as usize]).unwrap();
         let file = create_memfd("t", PAGE_BYTES.into()).unwrap();
-        assert!(arena.place(PageSlot(1), 2, &file, 1, true).is_err());
+        assert!(arena.map_file(PageSlot(1), 2, &file, 1, true).is_err());
         assert_eq!([0, 1, 2, 3].map(|slot| byte(&arena, slot)), [1; 4]);
     }
 
@@ -197,7 +204,7 @@ mod tests {
     fn slots_outside_the_arena_are_refused() {
         let arena = PageArena::reserve(2).unwrap();
         for (first, count) in [(2, 1), (0, 3), (1, 2), (0, 0), (u32::MAX, 1), (1, u32::MAX)] {
-            assert!(arena.clear(PageSlot(first), count).is_err(), "{count} at {first}");
+            assert!(arena.map_zero_pages(PageSlot(first), count).is_err(), "{count} at {first}");
         }
         assert!(arena.host_address(PageSlot(1), 4095, 1).is_some());
         assert!(arena.host_address(PageSlot(1), 4095, 2).is_none());
@@ -208,7 +215,7 @@ mod tests {
     fn a_truncated_file_reads_as_zeroes() {
         let arena = PageArena::reserve(2).unwrap();
         let file = create_memfd("t", PAGE_BYTES.into()).unwrap();
-        arena.place(PageSlot(1), 1, &file, 0, true).unwrap();
+        arena.map_file(PageSlot(1), 1, &file, 0, true).unwrap();
         rustix::fs::ftruncate(&file, 0).unwrap();
         assert_eq!(byte(&arena, 1), 0);
     }

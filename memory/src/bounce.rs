@@ -26,7 +26,7 @@ impl BouncePool {
         let slot_len = u32::try_from(slot_len).map_err(|_| io::ErrorKind::InvalidInput)?;
         let region = Region::anonymous(slots as usize * slot_len as usize)?;
         let memory = GuestMemory::new(vec![Arc::new(region)]).map_err(io::Error::other)?;
-        let lease = pool.adopt(Arc::new(memory), vec![]);
+        let lease = pool.acquire_lease(Arc::new(memory), vec![]);
         pool.reserve(slots as usize);
         Ok(BouncePool { lease, slot_len, free: (0..slots).rev().collect() })
     }
@@ -58,7 +58,7 @@ impl BouncePool {
     /// Releases the memory. All slots must have been released.
     pub fn close(self, pool: &mut BufferPool) {
         pool.unreserve(self.free.len());
-        pool.retire(self.lease);
+        pool.retire_lease(self.lease);
     }
 }
 

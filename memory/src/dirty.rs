@@ -14,11 +14,11 @@ use crate::mapping::Mapping;
 /// Bytes of guest memory that one bit stands for.
 const LOG_PAGE: u64 = 4096;
 /// Bytes of guest memory that one byte of a log stands for.
-const LOG_SPAN: u64 = 8 * LOG_PAGE;
+const LOG_BYTE_SPAN: u64 = 8 * LOG_PAGE;
 
 /// Error of a dirty log.
 #[derive(Debug, thiserror::Error)]
-pub enum LogError {
+pub enum DirtyLogError {
     /// It could not be mapped.
     #[error(
         "dirty log: found {len} bytes at offset {offset:#x} of a file, expected ones that can be mapped for writing: {source}"
@@ -33,7 +33,7 @@ pub enum LogError {
     },
     /// It does not cover all of the memory.
     #[error("dirty log: found {found} bytes, expected at least {expected} for guest memory up to {last:#x}")]
-    Short {
+    TooShort {
         /// Its length in bytes.
         found: u64,
         /// Required length in bytes.
@@ -58,9 +58,9 @@ impl DirtyLog {
     ///
     /// # Errors
     /// When the file is shorter than that or the system refuses.
-    pub fn of_file(file: &File, offset: u64, len: u64) -> Result<DirtyLog, LogError> {
-        let mapped = Mapping::of_file(file, offset, len);
-        let (mapping, delta) = mapped.map_err(|source| LogError::Map { offset, len, source })?;
+    pub fn from_file(file: &File, offset: u64, len: u64) -> Result<DirtyLog, DirtyLogError> {
+        let mapped = Mapping::from_file(file, offset, len);
+        let (mapping, delta) = mapped.map_err(|source| DirtyLogError::Map { offset, len, source })?;
         Ok(DirtyLog { mapping, delta, len })
     }
 
@@ -68,22 +68,22 @@ impl DirtyLog {
     ///
     /// # Errors
     /// When it is too short for that.
-    pub fn check_address(&self, address: GuestAddress) -> Result<(), LogError> {
-        let byte = address.0 / LOG_SPAN;
+    pub fn check_covers_address(&self, address: GuestAddress) -> Result<(), DirtyLogError> {
+        let byte = address.0 / LOG_BYTE_SPAN;
         if byte < self.len {
             return Ok(());
         }
-        Err(LogError::Short { found: self.len, expected: byte + 1, last: address.0 })
+        Err(DirtyLogError::TooShort { found: self.len, expected: byte + 1, last: address.0 })
     }
 
     /// Checks that the log covers each page of a memory table.
     ///
     /// # Errors
     /// When it is too short for that.
-    pub fn check(&self, memory: &GuestMemory) -> Result<(), LogError> {
+    pub fn check_covers(&self, memory: &GuestMemory) -> Result<(), DirtyLogError> {
         // Regions are sorted, not empty, and end below 2^64.
         match memory.regions().last() {
-            Some(region) => self.check_address(GuestAddress(region.guest().0 + (region.len() - 1))),
+            Some(region) => self.check_covers_address(GuestAddress(region.guest().0 + (region.len() - 1))),
             None => Ok(()),
         }
     }
@@ -100,11 +100,11 @@ impl DirtyLog {
             let low = first.saturating_sub(byte * 8).min(8) as u32;
             let high = (last - byte * 8).min(7) as u32;
             let bits = (0xff_u32 << low) & (0xff_u32 >> (7 - high));
-            self.set(byte, bits as u8);
+            self.set_bits(byte, bits as u8);
         }
     }
 
-    fn set(&self, byte: u64, bits: u8) {
+    fn set_bits(&self, byte: u64, bits: u8) {
         if byte >= self.len {
             return;
         }
@@ -116,16 +116,16 @@ impl DirtyLog {
 
     /// Returns true if the page of `address` is marked. False for pages that the log does not cover.
     pub fn is_marked(&self, address: GuestAddress) -> bool {
-        self.look(address, |byte, bit| byte.load(Ordering::SeqCst) & bit != 0)
+        self.with_bit(address, |byte, bit| byte.load(Ordering::SeqCst) & bit != 0)
     }
 
     /// Clears the mark of the page of `address`, as a VMM does before it copies the page. Returns true if it was set.
-    pub fn take_mark(&self, address: GuestAddress) -> bool {
-        self.look(address, |byte, bit| byte.fetch_and(!bit, Ordering::SeqCst) & bit != 0)
+    pub fn test_and_clear(&self, address: GuestAddress) -> bool {
+        self.with_bit(address, |byte, bit| byte.fetch_and(!bit, Ordering::SeqCst) & bit != 0)
     }
 
-    fn look(&self, address: GuestAddress, access: impl FnOnce(&AtomicU8, u8) -> bool) -> bool {
-        let byte = address.0 / LOG_SPAN;
+    fn with_bit(&self, address: GuestAddress, access: impl FnOnce(&AtomicU8, u8) -> bool) -> bool {
+        let byte = address.0 / LOG_BYTE_SPAN;
         if byte >= self.len {
             return false;
         }
@@ -135,8 +135,8 @@ impl DirtyLog {
     }
 
     /// Returns true if the file behind it was truncated: its marks are lost.
-    pub fn is_lost(&self) -> bool {
-        self.mapping.is_lost()
+    pub fn is_truncated(&self) -> bool {
+        self.mapping.is_truncated()
     }
 }
 

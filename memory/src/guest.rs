@@ -8,7 +8,7 @@ use std::sync::Arc;
 use mqblk_core::ByteOffset;
 
 use crate::mapping::{Mapping, create_memfd};
-use crate::shared::{Plain, SharedSlots, SharedU16, SharedU32, SharedWords};
+use crate::shared::{Pod, SharedArray, SharedU16, SharedU32, SharedWords};
 
 /// An address as the guest sees it (in descriptors).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,7 +49,7 @@ pub enum MemoryError {
     },
     /// There is no such region to remove.
     #[error("no memory region at guest address {guest:#x} with {len:#x} bytes at user address {user:#x}")]
-    Missing {
+    NoSuchRegion {
         /// The requested guest address.
         guest: u64,
         /// The requested user address.
@@ -75,7 +75,7 @@ impl Region {
     ///
     /// # Errors
     /// When the range is impossible or the file cannot be mapped.
-    pub fn of_file(
+    pub fn from_file(
         file: &File,
         offset: u64,
         len: u64,
@@ -88,7 +88,7 @@ impl Region {
             }
         }
         let (mapping, delta) =
-            Mapping::of_file(file, offset, len).map_err(|source| MemoryError::Map { guest: guest.0, len, source })?;
+            Mapping::from_file(file, offset, len).map_err(|source| MemoryError::Map { guest: guest.0, len, source })?;
         Ok(Region { guest, user, len, mapping, delta })
     }
 
@@ -100,7 +100,7 @@ impl Region {
     pub fn shared(name: &str, len: u64, guest: GuestAddress) -> Result<(Region, File), MemoryError> {
         let refused = |source| MemoryError::Map { guest: guest.0, len, source };
         let file = create_memfd(name, len).map_err(refused)?;
-        let mut region = Region::of_file(&file, 0, len, guest, UserAddress(0))?;
+        let mut region = Region::from_file(&file, 0, len, guest, UserAddress(0))?;
         region.user = UserAddress(region.mapping.address(0).as_ptr() as u64);
         Ok((region, file))
     }
@@ -112,8 +112,8 @@ impl Region {
     }
 
     /// Like `anonymous`, at isolated addresses: see [`Mapping::anonymous_isolated`].
-    pub(crate) fn apart(len: usize) -> io::Result<Region> {
-        let mapping = Mapping::apart(len)?;
+    pub(crate) fn anonymous_isolated(len: usize) -> io::Result<Region> {
+        let mapping = Mapping::anonymous_isolated(len)?;
         Ok(Region { guest: GuestAddress(0), user: UserAddress(0), len: len as u64, mapping, delta: 0 })
     }
 
@@ -138,8 +138,8 @@ impl Region {
     }
 
     /// Returns true if the file behind it was truncated and zero pages replaced it.
-    pub fn is_lost(&self) -> bool {
-        self.mapping.is_lost()
+    pub fn is_truncated(&self) -> bool {
+        self.mapping.is_truncated()
     }
 
     /// Returns the host address of the region's first byte, for system calls.
@@ -179,7 +179,7 @@ impl GuestMemory {
     ///
     /// # Errors
     /// When it overlaps another.
-    pub fn with(&self, region: Region) -> Result<GuestMemory, MemoryError> {
+    pub fn with_region(&self, region: Region) -> Result<GuestMemory, MemoryError> {
         let mut regions = self.regions.clone();
         regions.push(Arc::new(region));
         GuestMemory::new(regions)
@@ -189,10 +189,10 @@ impl GuestMemory {
     ///
     /// # Errors
     /// When none matches.
-    pub fn without(&self, guest: GuestAddress, user: UserAddress, len: u64) -> Result<GuestMemory, MemoryError> {
+    pub fn without_region(&self, guest: GuestAddress, user: UserAddress, len: u64) -> Result<GuestMemory, MemoryError> {
         let found = self.regions.iter().position(|r| r.guest == guest && r.user == user && r.len == len);
         let Some(found) = found else {
-            return Err(MemoryError::Missing { guest: guest.0, user: user.0, len });
+            return Err(MemoryError::NoSuchRegion { guest: guest.0, user: user.0, len });
         };
         let mut regions = self.regions.clone();
         regions.remove(found);
@@ -205,27 +205,27 @@ impl GuestMemory {
     }
 
     /// Returns true if the file behind any region was truncated.
-    pub fn is_lost(&self) -> bool {
-        self.regions.iter().any(|region| region.is_lost())
+    pub fn is_truncated(&self) -> bool {
+        self.regions.iter().any(|region| region.is_truncated())
     }
 
     /// Returns the index of the region that contains `address`.
     #[inline]
-    pub(crate) fn find(&self, address: GuestAddress) -> Option<usize> {
+    pub(crate) fn region_index(&self, address: GuestAddress) -> Option<usize> {
         let after = self.regions.partition_point(|region| region.guest <= address);
         let index = after.checked_sub(1)?;
         (address.0 - self.regions[index].guest.0 < self.regions[index].len).then_some(index)
     }
 
     /// Translates an address in the VMM to a guest address.
-    pub fn guest_of_user(&self, user: UserAddress) -> Option<GuestAddress> {
+    pub fn user_to_guest(&self, user: UserAddress) -> Option<GuestAddress> {
         let region = self.regions.iter().find(|r| user.0.checked_sub(r.user.0).is_some_and(|at| at < r.len))?;
         Some(GuestAddress(region.guest.0 + (user.0 - region.user.0)))
     }
 
     /// Returns the region that contains all of `len` bytes at `address`, and a pointer to them.
     fn contiguous(&self, address: GuestAddress, len: u64) -> Option<(NonNull<u8>, &Arc<Region>)> {
-        let region = &self.regions[self.find(address)?];
+        let region = &self.regions[self.region_index(address)?];
         let at = address.0 - region.guest.0;
         if len > region.len - at {
             return None;
@@ -234,27 +234,27 @@ impl GuestMemory {
     }
 
     /// Returns `count` shared values at `address`. `None` unless they lie in one region, aligned, and `count` is a power of two.
-    pub fn slots<T: Plain>(&self, address: GuestAddress, count: usize) -> Option<SharedSlots<T>> {
+    pub fn shared_array<T: Pod>(&self, address: GuestAddress, count: usize) -> Option<SharedArray<T>> {
         let bytes = count.checked_mul(size_of::<T>())?;
         let (base, region) = self.contiguous(address, bytes as u64)?;
         (count.is_power_of_two() && base.cast::<T>().is_aligned())
-            .then(|| SharedSlots::new(base, count, Arc::clone(region)))
+            .then(|| SharedArray::new(base, count, Arc::clone(region)))
     }
 
     /// Returns a shared 16-bit cell at `address`. `None` unless it lies in a region, aligned.
-    pub fn cell(&self, address: GuestAddress) -> Option<SharedU16> {
+    pub fn shared_u16(&self, address: GuestAddress) -> Option<SharedU16> {
         let (base, region) = self.contiguous(address, 2)?;
         base.cast::<u16>().is_aligned().then(|| SharedU16::new(base, Arc::clone(region)))
     }
 
     /// Returns a shared 32-bit cell at `address`. `None` unless it lies in a region, aligned.
-    pub fn cell_u32(&self, address: GuestAddress) -> Option<SharedU32> {
+    pub fn shared_u32(&self, address: GuestAddress) -> Option<SharedU32> {
         let (base, region) = self.contiguous(address, 4)?;
         base.cast::<u32>().is_aligned().then(|| SharedU32::new(base, Arc::clone(region)))
     }
 
     /// Returns `count` shared 64-bit words at `address`. `None` unless they lie in one region, aligned.
-    pub fn words(&self, address: GuestAddress, count: usize) -> Option<SharedWords> {
+    pub fn shared_words(&self, address: GuestAddress, count: usize) -> Option<SharedWords> {
         let (base, region) = self.contiguous(address, (count as u64).checked_mul(8)?)?;
         base.cast::<u64>().is_aligned().then(|| SharedWords::new(base, count, Arc::clone(region)))
     }
@@ -273,7 +273,7 @@ impl GuestMemory {
 
     /// Copies `bytes` into guest memory. `None` (and nothing copied) unless all of it lies in one region.
     pub fn write(&self, address: GuestAddress, bytes: &[u8]) -> Option<()> {
-        let region = &self.regions[self.find(address)?];
+        let region = &self.regions[self.region_index(address)?];
         let at = address.0 - region.guest.0;
         if bytes.len() as u64 > region.len - at {
             return None;
@@ -283,7 +283,7 @@ impl GuestMemory {
 
     /// Copies guest memory into `bytes`. `None` (and nothing copied) unless all of it lies in one region.
     pub fn read(&self, address: GuestAddress, bytes: &mut [u8]) -> Option<()> {
-        let region = &self.regions[self.find(address)?];
+        let region = &self.regions[self.region_index(address)?];
         let at = address.0 - region.guest.0;
         if bytes.len() as u64 > region.len - at {
             return None;
@@ -302,10 +302,10 @@ mod tests {
 
     #[test]
     fn overlaps_are_refused_and_neighbours_are_not() {
-        let memory = GuestMemory::default().with(region(0x1000, 0x1000)).unwrap();
-        assert!(memory.with(region(0x1fff, 0x10)).is_err());
-        assert!(memory.with(region(0x0, 0x1001)).is_err());
-        let memory = memory.with(region(0x2000, 0x10)).unwrap().with(region(0, 0x1000)).unwrap();
+        let memory = GuestMemory::default().with_region(region(0x1000, 0x1000)).unwrap();
+        assert!(memory.with_region(region(0x1fff, 0x10)).is_err());
+        assert!(memory.with_region(region(0x0, 0x1001)).is_err());
+        let memory = memory.with_region(region(0x2000, 0x10)).unwrap().with_region(region(0, 0x1000)).unwrap();
         assert_eq!(memory.regions().iter().map(|r| r.guest.0).collect::<Vec<_>>(), [0, 0x1000, 0x2000]);
     }
 
@@ -313,23 +313,23 @@ mod tests {
     fn impossible_ranges_are_refused() {
         let file = create_memfd("t", 4096).unwrap();
         for (guest, user, len) in [(u64::MAX, 0, 2), (0, u64::MAX - 1, 4096), (0, 0, 0)] {
-            assert!(Region::of_file(&file, 0, len, GuestAddress(guest), UserAddress(user)).is_err());
+            assert!(Region::from_file(&file, 0, len, GuestAddress(guest), UserAddress(user)).is_err());
         }
     }
 
     #[test]
     fn removal_matches_address_user_and_length() {
-        let memory = GuestMemory::default().with(region(0x1000, 0x1000)).unwrap();
+        let memory = GuestMemory::default().with_region(region(0x1000, 0x1000)).unwrap();
         let user = memory.regions()[0].user();
-        assert!(memory.without(GuestAddress(0x1000), user, 0x999).is_err());
-        assert!(memory.without(GuestAddress(0x1000), UserAddress(1), 0x1000).is_err());
-        assert!(memory.without(GuestAddress(0x1000), user, 0x1000).unwrap().regions().is_empty());
+        assert!(memory.without_region(GuestAddress(0x1000), user, 0x999).is_err());
+        assert!(memory.without_region(GuestAddress(0x1000), UserAddress(1), 0x1000).is_err());
+        assert!(memory.without_region(GuestAddress(0x1000), user, 0x1000).unwrap().regions().is_empty());
     }
 
     #[test]
     fn copies_between_tables_stay_inside_both() {
-        let one = GuestMemory::default().with(region(0x1000, 0x1000)).unwrap();
-        let two = GuestMemory::default().with(region(0, 0x800)).unwrap();
+        let one = GuestMemory::default().with_region(region(0x1000, 0x1000)).unwrap();
+        let two = GuestMemory::default().with_region(region(0, 0x800)).unwrap();
         one.write(GuestAddress(0x1ffc), b"last").unwrap();
         one.copy_to(GuestAddress(0x1ffc), &two, GuestAddress(0x7fc), 4).unwrap();
         let mut found = [0; 4];
@@ -349,27 +349,27 @@ mod tests {
     fn shared_words_are_bounded_and_shared() {
         use std::sync::atomic::Ordering::Relaxed;
         let (region, file) = Region::shared("t", 0x1000, GuestAddress(0)).unwrap();
-        let memory = GuestMemory::default().with(region).unwrap();
+        let memory = GuestMemory::default().with_region(region).unwrap();
         for (at, count) in [(4, 1), (0x1000, 1), (0xff8, 2), (0, usize::MAX)] {
-            assert!(memory.words(GuestAddress(at), count).is_none(), "{at} {count}");
+            assert!(memory.shared_words(GuestAddress(at), count).is_none(), "{at} {count}");
         }
-        let words = memory.words(GuestAddress(8), 3).unwrap();
+        let words = memory.shared_words(GuestAddress(8), 3).unwrap();
         assert_eq!((words.count(), words.get(3).is_none()), (3, true));
         words.get(2).unwrap().store(0x0102_0304, Relaxed);
-        let again = Region::of_file(&file, 0, 0x1000, GuestAddress(0), UserAddress(0)).unwrap();
-        let again = GuestMemory::default().with(again).unwrap().words(GuestAddress(0), 512).unwrap();
+        let again = Region::from_file(&file, 0, 0x1000, GuestAddress(0), UserAddress(0)).unwrap();
+        let again = GuestMemory::default().with_region(again).unwrap().shared_words(GuestAddress(0), 512).unwrap();
         assert_eq!(again.get(3).unwrap().load(Relaxed), 0x0102_0304);
     }
 
     #[test]
     fn shared_cells_need_alignment_and_space() {
-        let memory = GuestMemory::default().with(region(0x1000, 0x1000)).unwrap();
-        assert!(memory.cell(GuestAddress(0x1001)).is_none());
-        assert!(memory.cell(GuestAddress(0x1ffe)).is_some());
-        assert!(memory.cell(GuestAddress(0x2000)).is_none());
-        assert!(memory.slots::<u64>(GuestAddress(0x1000), 512).is_some());
-        assert!(memory.slots::<u64>(GuestAddress(0x1000), 1024).is_none());
-        assert!(memory.slots::<u64>(GuestAddress(0x1000), 3).is_none());
-        assert!(memory.slots::<u64>(GuestAddress(0x1004), 1).is_none());
+        let memory = GuestMemory::default().with_region(region(0x1000, 0x1000)).unwrap();
+        assert!(memory.shared_u16(GuestAddress(0x1001)).is_none());
+        assert!(memory.shared_u16(GuestAddress(0x1ffe)).is_some());
+        assert!(memory.shared_u16(GuestAddress(0x2000)).is_none());
+        assert!(memory.shared_array::<u64>(GuestAddress(0x1000), 512).is_some());
+        assert!(memory.shared_array::<u64>(GuestAddress(0x1000), 1024).is_none());
+        assert!(memory.shared_array::<u64>(GuestAddress(0x1000), 3).is_none());
+        assert!(memory.shared_array::<u64>(GuestAddress(0x1004), 1).is_none());
     }
 }

@@ -11,7 +11,7 @@ use mqblk_core::{ByteLen, ByteOffset};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::lost;
+use crate::sigbus;
 
 /// Memory mapped into this process until the value is dropped.
 ///
@@ -24,7 +24,7 @@ pub struct Mapping {
     len: usize,
     /// Bytes to unmap: `len` rounded up to the file system's page size.
     mapped: usize,
-    slot: Option<lost::Slot>,
+    slot: Option<sigbus::WatchSlot>,
 }
 
 // SAFETY: a mapping is plain memory that any thread may copy from or to; nothing in it is tied to a thread.
@@ -38,14 +38,14 @@ impl Mapping {
     ///
     /// # Errors
     /// When the file is shorter than `offset + len` (an access would fault), or the system refuses.
-    pub fn of_file(file: &impl AsFd, offset: u64, len: u64) -> io::Result<(Mapping, usize)> {
+    pub fn from_file(file: &impl AsFd, offset: u64, len: u64) -> io::Result<(Mapping, usize)> {
         let stat = rustix::fs::fstat(file)?;
         let end = offset.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
         if len == 0 || (stat.st_size as u64) < end {
             let text = format!("the file has {} bytes, the region ends at byte {end}", stat.st_size);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let page = page_bytes_of(file)?;
+        let page = page_size_of(file)?;
         let aligned = offset - offset % page;
         let delta = (offset - aligned) as usize;
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)? + delta;
@@ -54,7 +54,7 @@ impl Mapping {
         // SAFETY: a new mapping at an address of the kernel's choice changes no existing memory.
         let base = unsafe { rustix::mm::mmap(null_mut(), mapped, protection, MapFlags::SHARED, file, aligned)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let slot = lost::watch(base.as_ptr() as usize, mapped);
+        let slot = sigbus::watch(base.as_ptr() as usize, mapped);
         Ok((Mapping { base, len, mapped, slot }, delta))
     }
 
@@ -79,7 +79,7 @@ impl Mapping {
     ///
     /// # Errors
     /// When the system refuses.
-    pub(crate) fn apart(len: usize) -> io::Result<Mapping> {
+    pub(crate) fn anonymous_isolated(len: usize) -> io::Result<Mapping> {
         /// 32 TiB to 40 TiB: below programs, heaps and mappings on x86_64 and on arm64 with 48 bits.
         const RANGE: std::ops::Range<usize> = 0x2000_0000_0000..0x2800_0000_0000;
         /// Next candidate. Old mappings are likely to be gone when it wraps around.
@@ -117,8 +117,8 @@ impl Mapping {
     }
 
     /// Returns true if the file behind it was truncated and zero pages replaced it.
-    pub fn is_lost(&self) -> bool {
-        self.slot.as_ref().is_some_and(lost::Slot::is_lost)
+    pub fn is_truncated(&self) -> bool {
+        self.slot.as_ref().is_some_and(sigbus::WatchSlot::is_truncated)
     }
 
     /// Returns the address of byte `at`, for this crate and the kernel only.
@@ -132,14 +132,14 @@ impl Mapping {
     }
 
     /// Returns true if `len` bytes at `at` lie inside.
-    fn holds(&self, at: ByteOffset, len: usize) -> bool {
+    fn contains_range(&self, at: ByteOffset, len: usize) -> bool {
         mqblk_core::units::in_range(at, ByteLen(len as u64), ByteLen(self.len as u64))
     }
 
     /// Copies `bytes` to offset `at`. Returns false (and nothing copied) if it does not fit.
     #[must_use]
     pub fn write(&self, at: ByteOffset, bytes: &[u8]) -> bool {
-        if !self.holds(at, bytes.len()) {
+        if !self.contains_range(at, bytes.len()) {
             return false;
         }
         // SAFETY: in bounds as just checked; `bytes` is private memory, so the two do not overlap.
@@ -150,7 +150,7 @@ impl Mapping {
     /// Copies from offset `at` into `bytes`. Returns false (and nothing copied) if it is out of bounds.
     #[must_use]
     pub fn read(&self, at: ByteOffset, bytes: &mut [u8]) -> bool {
-        if !self.holds(at, bytes.len()) {
+        if !self.contains_range(at, bytes.len()) {
             return false;
         }
         // SAFETY: in bounds as just checked; `bytes` is private memory, so the two do not overlap.
@@ -164,7 +164,7 @@ impl Mapping {
     #[must_use]
     pub fn clear(&self, at: ByteOffset, len: ByteLen) -> bool {
         let Ok(bytes) = usize::try_from(len.0) else { return false };
-        if self.slot.is_some() || !self.holds(at, bytes) {
+        if self.slot.is_some() || !self.contains_range(at, bytes) {
             return false;
         }
         let page = rustix::param::page_size();
@@ -197,7 +197,7 @@ impl Drop for Mapping {
 }
 
 /// Returns the page size of the file system that `file` is on: a huge page for hugetlbfs, where lengths must be multiples of it.
-fn page_bytes_of(file: &impl AsFd) -> io::Result<u64> {
+fn page_size_of(file: &impl AsFd) -> io::Result<u64> {
     const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
     let fs = rustix::fs::fstatfs(file)?;
     let huge = fs.f_type as u64 == HUGETLBFS_MAGIC;
@@ -218,7 +218,7 @@ pub fn create_memfd(name: &str, len: u64) -> io::Result<File> {
 ///
 /// # Errors
 /// When the system refuses, or there is no space; the old content is gone then too.
-pub fn clear_file(file: &impl AsFd, len: u64) -> io::Result<()> {
+pub fn zero_file(file: &impl AsFd, len: u64) -> io::Result<()> {
     rustix::fs::ftruncate(file, 0)?;
     Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, len)?)
 }
@@ -231,28 +231,28 @@ mod tests {
     fn a_zeroed_file_has_the_requested_length() {
         let file = create_memfd("t", 5000).unwrap();
         rustix::io::pwrite(&file, &[1; 5000], 0).unwrap();
-        clear_file(&file, 300).unwrap();
+        zero_file(&file, 300).unwrap();
         let mut bytes = [9; 301];
         assert_eq!(rustix::io::pread(&file, &mut bytes, 0), Ok(300));
         assert_eq!(bytes[..300], [0; 300]);
-        assert!(clear_file(&file, 0).is_err() && clear_file(&file, u64::MAX).is_err());
+        assert!(zero_file(&file, 0).is_err() && zero_file(&file, u64::MAX).is_err());
     }
 
     #[test]
     fn a_file_shorter_than_the_region_is_refused() {
         let file = create_memfd("t", 4096).unwrap();
-        assert!(Mapping::of_file(&file, 0, 4097).is_err());
-        assert!(Mapping::of_file(&file, 4096, 1).is_err());
-        assert!(Mapping::of_file(&file, u64::MAX, 2).is_err());
-        assert!(Mapping::of_file(&file, 0, 0).is_err());
+        assert!(Mapping::from_file(&file, 0, 4097).is_err());
+        assert!(Mapping::from_file(&file, 4096, 1).is_err());
+        assert!(Mapping::from_file(&file, u64::MAX, 2).is_err());
+        assert!(Mapping::from_file(&file, 0, 0).is_err());
     }
 
     #[test]
     fn an_unaligned_offset_is_mapped() {
         let file = create_memfd("t", 0x3b10).unwrap();
-        let (whole, _) = Mapping::of_file(&file, 0, 0x3b10).unwrap();
+        let (whole, _) = Mapping::from_file(&file, 0, 0x3b10).unwrap();
         assert!(whole.write(ByteOffset(0x1234), b"here"));
-        let (part, delta) = Mapping::of_file(&file, 0x1234, 0x100).unwrap();
+        let (part, delta) = Mapping::from_file(&file, 0x1234, 0x100).unwrap();
         let mut found = [0; 4];
         assert!(part.read(ByteOffset(delta as u64), &mut found));
         assert_eq!(&found, b"here");

@@ -11,9 +11,9 @@ use crate::dirty::DirtyLog;
 use crate::guest::{GuestAddress, GuestMemory};
 use crate::mapping::Mapping;
 
-mod direct;
-mod join;
+mod guest_access;
 mod logging;
+mod merge;
 
 /// Handle of a buffer: 4 bytes, moved and never copied. Must be released to the pool that made it.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Buffer {
 }
 
 /// An I/O context whose buffers are segments of guest memory.
-pub trait PooledLane: mqblk_core::Lane<Buffer = Buffer> + 'static {
+pub trait PooledContext: mqblk_core::Lane<Buffer = Buffer> + 'static {
     /// Returns the worker's buffers.
     fn pool(&mut self) -> &mut BufferPool;
 }
@@ -43,7 +43,7 @@ pub struct LeaseId {
 
 /// A guest address is not mapped, or a request has more segments than allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault;
+pub struct BufferFault;
 
 /// A segment of a buffer: host memory, and the io_uring fixed buffer that contains it, if any.
 #[derive(Clone, Copy, Debug)]
@@ -95,15 +95,15 @@ impl FixedBuffers {
 
 /// The region that the last translation hit.
 #[derive(Clone, Copy, Debug, Default)]
-struct Hot {
-    guest: u64,
+struct RegionCache {
+    guest_start: u64,
     len: u64,
-    host: u64,
+    host_start: u64,
     /// Index of the first registered buffer of the region; [`NOT_FIXED`] without one.
     fixed_first: u32,
 }
 
-impl Hot {
+impl RegionCache {
     /// Returns the registered buffer that contains all of the `len` bytes (at least 1) from `at` in the region.
     #[inline]
     fn fixed(&self, at: u64, len: u64) -> u32 {
@@ -119,9 +119,9 @@ impl Hot {
 #[derive(Debug)]
 struct Lease {
     memory: Arc<GuestMemory>,
-    hot: Hot,
+    cached_region: RegionCache,
     /// Live buffers in it.
-    uses: u32,
+    buffers: u32,
     /// Takes no new buffers; removed when `buffers` reaches 0.
     retired: bool,
     generation: u32,
@@ -129,45 +129,45 @@ struct Lease {
     /// Dirty log in which written pages are marked.
     log: Option<Arc<DirtyLog>>,
     /// Group of leases on the same guest's memory, which share a log: the generation of the first.
-    family: u32,
+    log_group: u32,
 }
 
 impl Lease {
     /// Makes the region that contains `address` the cached one.
     #[cold]
-    fn change_region(&mut self, address: u64) -> Option<(&Hot, u64)> {
-        let index = self.memory.find(GuestAddress(address))?;
+    fn switch_region(&mut self, address: u64) -> Option<(&RegionCache, u64)> {
+        let index = self.memory.region_index(GuestAddress(address))?;
         let region = &self.memory.regions()[index];
         let fixed = self.fixed.get(index).copied().flatten();
-        self.hot = Hot {
-            guest: region.guest().0,
+        self.cached_region = RegionCache {
+            guest_start: region.guest().0,
             len: region.len(),
-            host: region.host().as_ptr() as u64,
+            host_start: region.host().as_ptr() as u64,
             fixed_first: fixed.map_or(NOT_FIXED, |fixed| fixed.first.into()),
         };
-        Some((&self.hot, address - self.hot.guest))
+        Some((&self.cached_region, address - self.cached_region.guest_start))
     }
 }
 
 /// Longest segment: lengths have 32 bits.
-const MOST_RUN: u64 = 1 << 31;
+const MAX_SEGMENT_LEN: u64 = 1 << 31;
 
-const INLINE: usize = 2;
+const INLINE_SEGMENTS: usize = 2;
 /// Capacity of a new segment list; it grows with the longest request.
-const SPILL: usize = 8;
+const SPILL_CAPACITY: usize = 8;
 const NO_SPILL: u32 = u32::MAX;
 
 /// State of a buffer. One cache line for the common request of one or two segments.
 #[repr(align(64))]
 #[derive(Debug)]
-struct Entry {
+struct BufferEntry {
     total: u64,
     /// Host address of the status byte; 0 if there is none.
     status: u64,
-    inline: [Segment; INLINE],
+    inline: [Segment; INLINE_SEGMENTS],
     lease: u32,
-    pieces: u16,
-    live: bool,
+    segments: u16,
+    allocated: bool,
     /// The device writes to the segments.
     writable: bool,
     /// Index of the list that holds the segments if there are more than [`INLINE_SEGMENTS`].
@@ -176,13 +176,13 @@ struct Entry {
     next: u32,
 }
 
-const _: () = assert!(size_of::<Entry>() == 64, "one cache line");
+const _: () = assert!(size_of::<BufferEntry>() == 64, "one cache line");
 
-const EMPTY: Segment = Segment { address: 0, len: 0, fixed: NOT_FIXED };
+const EMPTY_SEGMENT: Segment = Segment { address: 0, len: 0, fixed: NOT_FIXED };
 
 /// Reserves capacity as `Vec::reserve` does, but moves only the elements. The allocator would also copy the unused capacity and so touch
 /// its pages.
-fn make_capacity<T>(list: &mut Vec<T>, wanted: usize) {
+fn grow_capacity<T>(list: &mut Vec<T>, wanted: usize) {
     if list.capacity() < wanted {
         let mut larger = Vec::with_capacity(wanted.max(2 * list.capacity()));
         larger.append(list);
@@ -193,14 +193,14 @@ fn make_capacity<T>(list: &mut Vec<T>, wanted: usize) {
 /// A worker's buffers and leases.
 #[derive(Debug, Default)]
 pub struct BufferPool {
-    entries: Vec<Entry>,
+    entries: Vec<BufferEntry>,
     free: Vec<u32>,
     /// Buffers that queues and bounce pools have reserved.
     reserved: usize,
     spills: Vec<Vec<Segment>>,
     free_spills: Vec<u32>,
     leases: Vec<Option<Lease>>,
-    adopted: u32,
+    last_generation: u32,
 }
 
 impl BufferPool {
@@ -213,7 +213,7 @@ impl BufferPool {
     /// use for the first time, so queues that are deep and idle cost little. Undone by [`unreserve`](Self::unreserve).
     pub fn reserve(&mut self, more: usize) {
         self.reserved += more;
-        self.make_room(self.reserved);
+        self.grow_lists(self.reserved);
     }
 
     /// Ends a reservation. The capacity is kept for the next one.
@@ -221,25 +221,25 @@ impl BufferPool {
         self.reserved = self.reserved.saturating_sub(less);
     }
 
-    fn make_room(&mut self, entries: usize) {
-        make_capacity(&mut self.entries, entries);
-        make_capacity(&mut self.spills, entries);
-        make_capacity(&mut self.free, entries);
-        make_capacity(&mut self.free_spills, entries);
+    fn grow_lists(&mut self, entries: usize) {
+        grow_capacity(&mut self.entries, entries);
+        grow_capacity(&mut self.spills, entries);
+        grow_capacity(&mut self.free, entries);
+        grow_capacity(&mut self.free_spills, entries);
     }
 
     #[cold]
-    fn grow_to(&mut self, entries: usize) {
-        self.make_room(entries);
+    fn add_entries(&mut self, entries: usize) {
+        self.grow_lists(entries);
         for _ in self.entries.len()..entries {
             self.free.push(self.entries.len() as u32);
-            self.entries.push(Entry {
+            self.entries.push(BufferEntry {
                 total: 0,
                 status: 0,
-                inline: [EMPTY; INLINE],
+                inline: [EMPTY_SEGMENT; INLINE_SEGMENTS],
                 lease: 0,
-                pieces: 0,
-                live: false,
+                segments: 0,
+                allocated: false,
                 writable: false,
                 spill: NO_SPILL,
                 next: 0,
@@ -248,23 +248,23 @@ impl BufferPool {
         // Every buffer may spill at once.
         for _ in self.spills.len()..entries {
             self.free_spills.push(self.spills.len() as u32);
-            self.spills.push(Vec::with_capacity(SPILL));
+            self.spills.push(Vec::with_capacity(SPILL_CAPACITY));
         }
     }
 
     /// Acquires a lease on a memory table. `fixed` names the registered buffers of its regions, in the order of the regions.
-    pub fn adopt(&mut self, memory: Arc<GuestMemory>, fixed: Vec<Option<FixedBuffers>>) -> LeaseId {
-        self.adopted = self.adopted.wrapping_add(1);
-        let generation = self.adopted;
+    pub fn acquire_lease(&mut self, memory: Arc<GuestMemory>, fixed: Vec<Option<FixedBuffers>>) -> LeaseId {
+        self.last_generation = self.last_generation.wrapping_add(1);
+        let generation = self.last_generation;
         let lease = Lease {
             memory,
-            hot: Hot::default(),
-            uses: 0,
+            cached_region: RegionCache::default(),
+            buffers: 0,
             retired: false,
             generation,
             fixed,
             log: None,
-            family: generation,
+            log_group: generation,
         };
         let free = self.leases.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
@@ -276,11 +276,11 @@ impl BufferPool {
     }
 
     /// Retires a lease. Its memory stays mapped until its last buffer is released. Returns true if that is already the case.
-    pub fn retire(&mut self, id: LeaseId) -> bool {
+    pub fn retire_lease(&mut self, id: LeaseId) -> bool {
         let Some(slot) = self.leases.get_mut(id.index as usize) else { return true };
         let Some(lease) = slot.as_mut().filter(|lease| lease.generation == id.generation) else { return true };
         lease.retired = true;
-        let released = lease.uses == 0;
+        let released = lease.buffers == 0;
         if released {
             *slot = None;
         }
@@ -288,15 +288,15 @@ impl BufferPool {
     }
 
     /// Returns true if the last buffer of a retired lease was released.
-    pub fn is_gone(&self, id: LeaseId) -> bool {
+    pub fn is_lease_released(&self, id: LeaseId) -> bool {
         let slot = self.leases.get(id.index as usize).and_then(Option::as_ref);
         slot.is_none_or(|lease| lease.generation != id.generation)
     }
 
     /// Returns the number of live buffers in a lease.
-    pub fn uses(&self, id: LeaseId) -> u32 {
+    pub fn buffers_in_use(&self, id: LeaseId) -> u32 {
         let slot = self.leases.get(id.index as usize).and_then(Option::as_ref);
-        slot.filter(|lease| lease.generation == id.generation).map_or(0, |lease| lease.uses)
+        slot.filter(|lease| lease.generation == id.generation).map_or(0, |lease| lease.buffers)
     }
 
     #[inline]
@@ -306,17 +306,17 @@ impl BufferPool {
 
     /// Returns the region that contains `address`, and the offset of `address` in it.
     #[inline]
-    fn locate(&mut self, lease: u32, address: u64) -> Option<(&Hot, u64)> {
+    fn locate(&mut self, lease: u32, address: u64) -> Option<(&RegionCache, u64)> {
         let lease = self.lease(lease);
-        let at = address.wrapping_sub(lease.hot.guest);
-        if at < lease.hot.len { Some((&lease.hot, at)) } else { lease.change_region(address) }
+        let at = address.wrapping_sub(lease.cached_region.guest_start);
+        if at < lease.cached_region.len { Some((&lease.cached_region, at)) } else { lease.switch_region(address) }
     }
 
     /// Returns the host address of `len` bytes at `address`. `None` unless they are mapped contiguously.
     #[inline]
-    fn host(&mut self, lease: u32, address: u64, len: u64) -> Option<u64> {
+    fn host_address(&mut self, lease: u32, address: u64, len: u64) -> Option<u64> {
         let (region, at) = self.locate(lease, address)?;
-        (len <= region.len - at).then_some(region.host + at)
+        (len <= region.len - at).then_some(region.host_start + at)
     }
 
     /// Takes a buffer without segments in this lease.
@@ -325,19 +325,19 @@ impl BufferPool {
     /// When the lease was retired: a queue keeps its lease while it pulls.
     #[inline]
     pub fn take(&mut self, lease: LeaseId) -> Buffer {
-        self.lease(lease.index).uses += 1;
+        self.lease(lease.index).buffers += 1;
         self.take_entry(lease.index)
     }
 
     #[inline]
     fn take_entry(&mut self, lease: u32) -> Buffer {
         if self.free.is_empty() {
-            self.grow_to(self.entries.len() + self.entries.len().clamp(64, 4096));
+            self.add_entries(self.entries.len() + self.entries.len().clamp(64, 4096));
         }
         let index = self.free.pop().expect("just grown");
         let entry = &mut self.entries[index as usize];
-        (entry.total, entry.status, entry.pieces) = (0, 0, 0);
-        (entry.lease, entry.live, entry.writable, entry.spill) = (lease, true, false, NO_SPILL);
+        (entry.total, entry.status, entry.segments) = (0, 0, 0);
+        (entry.lease, entry.allocated, entry.writable, entry.spill) = (lease, true, false, NO_SPILL);
         Buffer(std::num::NonZeroU32::new(index + 1).expect("index + 1 > 0"))
     }
 
@@ -349,10 +349,10 @@ impl BufferPool {
         let Some(slot) = self.leases.get_mut(lease_index) else { return self.release_members(index) };
         let lease = slot.as_mut().expect("a live buffer holds its lease");
         if lease.log.is_some() {
-            lease.log_entry(&self.entries[index], &self.spills);
+            lease.mark_buffer(&self.entries[index], &self.spills);
         }
-        lease.uses -= 1;
-        if lease.retired && lease.uses == 0 {
+        lease.buffers -= 1;
+        if lease.retired && lease.buffers == 0 {
             *slot = None;
         }
     }
@@ -361,8 +361,8 @@ impl BufferPool {
     #[inline]
     fn free_entry(&mut self, index: usize) -> u32 {
         let entry = &mut self.entries[index];
-        assert!(entry.live, "a buffer is released once: handles cannot be copied");
-        entry.live = false;
+        assert!(entry.allocated, "a buffer is released once: handles cannot be copied");
+        entry.allocated = false;
         if entry.spill != NO_SPILL {
             self.free_spills.push(entry.spill);
         }
@@ -376,31 +376,37 @@ impl BufferPool {
     /// # Errors
     /// [`BufferFault`] when a byte of it is not mapped, or there are too many segments. The buffer may then contain a part of it.
     #[inline]
-    pub fn push(&mut self, buffer: &Buffer, address: GuestAddress, len: u32, max_segments: u16) -> Result<(), Fault> {
+    pub fn push(
+        &mut self,
+        buffer: &Buffer,
+        address: GuestAddress,
+        len: u32,
+        max_segments: u16,
+    ) -> Result<(), BufferFault> {
         let index = buffer.index();
         let lease = self.entries[index].lease;
         let (mut address, mut left) = (address.0, u64::from(len));
         while left > 0 {
-            let (region, at) = self.locate(lease, address).ok_or(Fault)?;
-            let run = left.min(region.len - at).min(MOST_RUN);
-            let segment = Segment { address: region.host + at, len: run as u32, fixed: region.fixed(at, run) };
+            let (region, at) = self.locate(lease, address).ok_or(BufferFault)?;
+            let run = left.min(region.len - at).min(MAX_SEGMENT_LEN);
+            let segment = Segment { address: region.host_start + at, len: run as u32, fixed: region.fixed(at, run) };
             self.append(index, segment, max_segments)?;
             left -= run;
             if left > 0 {
-                address = address.checked_add(run).ok_or(Fault)?;
+                address = address.checked_add(run).ok_or(BufferFault)?;
             }
         }
         Ok(())
     }
 
     #[inline]
-    fn append(&mut self, index: usize, segment: Segment, max_segments: u16) -> Result<(), Fault> {
+    fn append(&mut self, index: usize, segment: Segment, max_segments: u16) -> Result<(), BufferFault> {
         let entry = &mut self.entries[index];
-        let count = entry.pieces;
+        let count = entry.segments;
         if count >= max_segments {
-            return Err(Fault);
+            return Err(BufferFault);
         }
-        entry.pieces = count + 1;
+        entry.segments = count + 1;
         entry.total += u64::from(segment.len);
         match entry.inline.get_mut(usize::from(count)) {
             // Field by field: a single move would be assembled on the stack first and stall on store forwarding.
@@ -431,9 +437,9 @@ impl BufferPool {
     /// # Errors
     /// [`BufferFault`] when it is not mapped.
     #[inline]
-    pub fn set_status(&mut self, buffer: &Buffer, address: GuestAddress) -> Result<(), Fault> {
+    pub fn set_status(&mut self, buffer: &Buffer, address: GuestAddress) -> Result<(), BufferFault> {
         let lease = self.entries[buffer.index()].lease;
-        let host = self.host(lease, address.0, 1).ok_or(Fault)?;
+        let host = self.host_address(lease, address.0, 1).ok_or(BufferFault)?;
         self.entries[buffer.index()].status = host;
         Ok(())
     }
@@ -457,7 +463,7 @@ impl BufferPool {
     /// Truncates a buffer to its first `len` bytes; a shorter one is unchanged. Nothing may be pushed to it afterwards.
     pub fn truncate(&mut self, buffer: &Buffer, len: ByteLen) {
         let entry = &mut self.entries[buffer.index()];
-        let count = usize::from(entry.pieces);
+        let count = usize::from(entry.segments);
         let list = match entry.spill {
             NO_SPILL => &mut entry.inline[..count],
             spill => &mut self.spills[spill as usize][..count],
@@ -472,7 +478,7 @@ impl BufferPool {
             left -= u64::from(segment.len);
             kept += 1;
         }
-        entry.pieces = kept;
+        entry.segments = kept;
         entry.total = len.0 - left;
         if entry.spill != NO_SPILL {
             self.spills[entry.spill as usize].truncate(usize::from(kept));
@@ -484,7 +490,7 @@ impl BufferPool {
     pub fn segments(&self, buffer: &Buffer) -> &[Segment] {
         let entry = &self.entries[buffer.index()];
         if entry.spill == NO_SPILL {
-            &entry.inline[..entry.pieces as usize]
+            &entry.inline[..entry.segments as usize]
         } else {
             &self.spills[entry.spill as usize]
         }
@@ -499,7 +505,7 @@ impl BufferPool {
 
     /// Calls `each` with the host address and length of each part of a segment, from `at` bytes into the buffer, for `len` bytes. Returns
     /// false if the buffer is shorter.
-    fn for_range(&self, buffer: &Buffer, at: u64, len: u64, mut each: impl FnMut(*mut u8, usize)) -> bool {
+    fn for_each_run(&self, buffer: &Buffer, at: u64, len: u64, mut each: impl FnMut(*mut u8, usize)) -> bool {
         if at.checked_add(len).is_none_or(|end| end > self.len(buffer).0) {
             return false;
         }
@@ -524,7 +530,7 @@ impl BufferPool {
     #[must_use]
     pub fn copy_out(&self, buffer: &Buffer, at: u64, bytes: &mut [u8]) -> bool {
         let mut done = 0;
-        self.for_range(buffer, at, bytes.len() as u64, |place, run| {
+        self.for_each_run(buffer, at, bytes.len() as u64, |place, run| {
             // SAFETY: the lease keeps `run` bytes at `place` mapped; `bytes` is private and has space for all runs.
             unsafe { place.copy_to_nonoverlapping(bytes[done..done + run].as_mut_ptr(), run) };
             done += run;
@@ -536,7 +542,7 @@ impl BufferPool {
     pub fn copy_in(&self, buffer: &Buffer, at: u64, bytes: &[u8]) -> bool {
         debug_assert!(self.will_be_logged(buffer));
         let mut done = 0;
-        self.for_range(buffer, at, bytes.len() as u64, |place, run| {
+        self.for_each_run(buffer, at, bytes.len() as u64, |place, run| {
             // SAFETY: as in `copy_out`, the other way.
             unsafe { place.copy_from_nonoverlapping(bytes[done..done + run].as_ptr(), run) };
             done += run;
@@ -575,7 +581,7 @@ impl BufferPool {
             return false;
         }
         let mut place = at.0 as usize;
-        self.for_range(buffer, 0, len.0, |guest, run| {
+        self.for_each_run(buffer, 0, len.0, |guest, run| {
             copy(guest, memory.address(place).as_ptr(), run);
             place += run;
         })
@@ -597,9 +603,9 @@ impl BufferPool {
             return false;
         }
         let mut at = to_at;
-        self.for_range(from, from_at, len.0, |source, run| {
+        self.for_each_run(from, from_at, len.0, |source, run| {
             let mut done = 0;
-            self.for_range(to, at, run as u64, |target, part| {
+            self.for_each_run(to, at, run as u64, |target, part| {
                 // SAFETY: both leases keep their sides mapped; `copy_to` allows overlap.
                 unsafe { source.add(done).copy_to(target, part) };
                 done += part;

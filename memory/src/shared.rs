@@ -11,21 +11,21 @@ use crate::guest::Region;
 ///
 /// # Safety
 /// Implementations guarantee exactly that.
-pub unsafe trait Plain: Copy + 'static {}
+pub unsafe trait Pod: Copy + 'static {}
 // SAFETY: integers and arrays of them have no padding and no invalid patterns.
-unsafe impl Plain for u8 {}
+unsafe impl Pod for u8 {}
 // SAFETY: as above.
-unsafe impl Plain for u16 {}
+unsafe impl Pod for u16 {}
 // SAFETY: as above.
-unsafe impl Plain for u32 {}
+unsafe impl Pod for u32 {}
 // SAFETY: as above.
-unsafe impl Plain for u64 {}
+unsafe impl Pod for u64 {}
 // SAFETY: as above.
-unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+unsafe impl<T: Pod, const N: usize> Pod for [T; N] {}
 
 /// An array of `T` in shared memory whose length is a power of two. Indices wrap, so no index is out of bounds.
 #[derive(Debug)]
-pub struct SharedSlots<T> {
+pub struct SharedArray<T> {
     base: NonNull<T>,
     mask: usize,
     _region: Arc<Region>,
@@ -33,13 +33,13 @@ pub struct SharedSlots<T> {
 }
 
 // SAFETY: the memory is shared with another process anyway; the region is kept alive by the Arc.
-unsafe impl<T: Plain> Send for SharedSlots<T> {}
+unsafe impl<T: Pod> Send for SharedArray<T> {}
 
-impl<T: Plain> SharedSlots<T> {
+impl<T: Pod> SharedArray<T> {
     /// `base` must point to `count` values inside `region`, aligned for `T`; `count` is a power of two.
     pub(crate) fn new(base: NonNull<u8>, count: usize, region: Arc<Region>) -> Self {
         assert!(count.is_power_of_two() && base.cast::<T>().is_aligned());
-        SharedSlots { base: base.cast(), mask: count - 1, _region: region, _type: PhantomData }
+        SharedArray { base: base.cast(), mask: count - 1, _region: region, _type: PhantomData }
     }
 
     /// Returns the length of the array.
@@ -64,7 +64,7 @@ impl<T: Plain> SharedSlots<T> {
 
     /// Reads the first bytes of entry `index` (modulo the length) with one volatile load.
     #[inline]
-    pub fn head<H: Plain>(&self, index: usize) -> H {
+    pub fn get_prefix<H: Pod>(&self, index: usize) -> H {
         const { assert!(size_of::<H>() <= size_of::<T>() && align_of::<H>() <= align_of::<T>()) };
         // SAFETY: the masked index is inside the array, which the region keeps mapped; the prefix lies in the entry with the same
         // alignment.
@@ -73,7 +73,7 @@ impl<T: Plain> SharedSlots<T> {
 
     /// Writes the first bytes of entry `index` (modulo the length) with one volatile store.
     #[inline]
-    pub fn set_head<H: Plain>(&self, index: usize, head: H) {
+    pub fn set_prefix<H: Pod>(&self, index: usize, head: H) {
         const { assert!(size_of::<H>() <= size_of::<T>() && align_of::<H>() <= align_of::<T>()) };
         // SAFETY: as in `get_prefix`.
         unsafe { self.base.add(index & self.mask).cast::<H>().write_volatile(head) }
@@ -87,7 +87,7 @@ impl<T: Plain> SharedSlots<T> {
     }
 }
 
-impl<T: Plain, const N: usize> SharedSlots<[T; N]> {
+impl<T: Pod, const N: usize> SharedArray<[T; N]> {
     /// Reads element `at` of entry `index` (modulo the length) with one volatile load.
     ///
     /// # Panics

@@ -18,14 +18,14 @@ use std::sync::atomic::Ordering;
 use mqblk_memory::{SharedU16, SharedU32, full_fence};
 
 /// A free-running index: a virtqueue's has 16 bits, a blkif ring's 32.
-pub trait Index: Copy + PartialEq + std::fmt::Debug {
+pub trait RingIndex: Copy + PartialEq + std::fmt::Debug {
     /// Returns true if moving an index from `old` to `new` passes `event`: the test that both sides use to decide on a notification.
     /// Source: virtio 1.3 section 2.7.10.1, `vring_need_event`.
-    fn passed(event: Self, new: Self, old: Self) -> bool;
+    fn need_event(event: Self, new: Self, old: Self) -> bool;
     /// Zero: no bit set.
     const ZERO: Self;
     /// Returns true if any of these bits is set.
-    fn has(self, bits: Self) -> bool;
+    fn has_bits(self, bits: Self) -> bool;
     /// Returns the next index.
     fn next(self) -> Self;
     /// Returns the previous index.
@@ -38,14 +38,14 @@ pub trait Index: Copy + PartialEq + std::fmt::Debug {
 
 macro_rules! index {
     ($type:ty) => {
-        impl Index for $type {
+        impl RingIndex for $type {
             #[inline]
-            fn passed(event: $type, new: $type, old: $type) -> bool {
+            fn need_event(event: $type, new: $type, old: $type) -> bool {
                 new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
             }
             const ZERO: $type = 0;
             #[inline]
-            fn has(self, bits: $type) -> bool {
+            fn has_bits(self, bits: $type) -> bool {
                 self & bits != 0
             }
             #[inline]
@@ -71,9 +71,9 @@ index!(u16);
 index!(u32);
 
 /// A ring field that both ends access; little-endian in memory.
-pub trait Cell {
+pub trait RingCell {
     /// Type of the value.
-    type Value: Index;
+    type Value: RingIndex;
     /// Loads the value atomically.
     fn load(&self, order: Ordering) -> Self::Value;
     /// Stores the value atomically.
@@ -84,7 +84,7 @@ pub trait Cell {
 
 macro_rules! shared_cell {
     ($cell:ty, $value:ty) => {
-        impl Cell for $cell {
+        impl RingCell for $cell {
             type Value = $value;
 
             #[inline]
@@ -109,30 +109,30 @@ shared_cell!(SharedU32, u32);
 
 /// Event suppression: how the consumer tells the producer when to notify it. Source: virtio 1.3 section 2.7.7.
 #[derive(Debug)]
-pub enum Wish<'a, C: Cell> {
+pub enum EventSuppression<'a, C: RingCell> {
     /// With EVENT_IDX: notify when the index passes this.
-    Event(&'a C),
+    EventIdx(&'a C),
     /// In a Xen ring: notify when the index reaches this, which is one more. Source: Xen's `public/io/ring.h`.
-    Reached(&'a C),
+    XenEvent(&'a C),
     /// Without EVENT_IDX: always notify, unless `cell` holds `suppressed`.
     Flag {
         /// The consumer's flags.
         cell: &'a C,
         /// Their value when notifications are suppressed; else they are 0.
-        quiet: C::Value,
+        suppressed: C::Value,
     },
 }
 
 /// One direction of a ring: the index and the event suppression. Created where it is used: it borrows the ring's cells.
 #[derive(Debug)]
-pub struct Direction<'a, C: Cell> {
+pub struct Direction<'a, C: RingCell> {
     /// Written by the producer.
     pub index: &'a C,
     /// Written by the consumer.
-    pub wish: Wish<'a, C>,
+    pub suppression: EventSuppression<'a, C>,
 }
 
-impl<C: Cell> Direction<'_, C> {
+impl<C: RingCell> Direction<'_, C> {
     /// The producer's part: moves the index from `old` to `new`, which makes the entries in between visible. Returns true if the consumer
     /// must be notified.
     #[inline]
@@ -142,16 +142,16 @@ impl<C: Cell> Direction<'_, C> {
         self.index.store(new.to_le(), Ordering::Release);
         C::full_fence();
         let read = |cell: &C| C::Value::from_le(cell.load(Ordering::Relaxed));
-        match self.wish {
-            Wish::Event(event) => C::Value::passed(read(event), new, old),
-            Wish::Reached(event) => C::Value::passed(read(event).previous(), new, old),
-            Wish::Flag { cell, quiet } => !read(cell).has(quiet),
+        match self.suppression {
+            EventSuppression::EventIdx(event) => C::Value::need_event(read(event), new, old),
+            EventSuppression::XenEvent(event) => C::Value::need_event(read(event).previous(), new, old),
+            EventSuppression::Flag { cell, suppressed: quiet } => !read(cell).has_bits(quiet),
         }
     }
 
     /// Loads the current index; the entries before it are visible.
     #[inline]
-    pub fn look(&self) -> C::Value {
+    pub fn load_index(&self) -> C::Value {
         C::Value::from_le(self.index.load(Ordering::Acquire))
     }
 
@@ -160,24 +160,24 @@ impl<C: Cell> Direction<'_, C> {
     #[inline]
     #[must_use = "entries that came before the suppression was seen are not notified"]
     pub fn arm(&self, event: C::Value) -> C::Value {
-        match self.wish {
-            Wish::Event(cell) => cell.store(event.to_le(), Ordering::Relaxed),
-            Wish::Reached(cell) => cell.store(event.next().to_le(), Ordering::Relaxed),
-            Wish::Flag { cell, .. } => cell.store(C::Value::ZERO, Ordering::Relaxed),
+        match self.suppression {
+            EventSuppression::EventIdx(cell) => cell.store(event.to_le(), Ordering::Relaxed),
+            EventSuppression::XenEvent(cell) => cell.store(event.next().to_le(), Ordering::Relaxed),
+            EventSuppression::Flag { cell, .. } => cell.store(C::Value::ZERO, Ordering::Relaxed),
         }
         C::full_fence();
-        self.look()
+        self.load_index()
     }
 
     /// Suppresses notifications: a hint, without a barrier. An event index is moved to `behind`, which the index has passed, so that at
     /// most one notification in 65536 entries comes (virtio 1.3 section 2.7.7.1); `None` leaves it unchanged.
     #[inline]
     pub fn disarm(&self, behind: Option<C::Value>) {
-        match (&self.wish, behind) {
-            (Wish::Event(cell), Some(behind)) => cell.store(behind.to_le(), Ordering::Relaxed),
-            (Wish::Reached(cell), Some(behind)) => cell.store(behind.next().to_le(), Ordering::Relaxed),
-            (Wish::Event(_) | Wish::Reached(_), None) => {}
-            (Wish::Flag { cell, quiet }, _) => cell.store(quiet.to_le(), Ordering::Relaxed),
+        match (&self.suppression, behind) {
+            (EventSuppression::EventIdx(cell), Some(behind)) => cell.store(behind.to_le(), Ordering::Relaxed),
+            (EventSuppression::XenEvent(cell), Some(behind)) => cell.store(behind.next().to_le(), Ordering::Relaxed),
+            (EventSuppression::EventIdx(_) | EventSuppression::XenEvent(_), None) => {}
+            (EventSuppression::Flag { cell, suppressed: quiet }, _) => cell.store(quiet.to_le(), Ordering::Relaxed),
         }
     }
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use loom::sync::Notify;
 use loom::sync::atomic::{AtomicU16, fence};
-use mqblk_ring::wakeup::{Cell, Direction, Wish};
+use mqblk_ring::wakeup::{Direction, EventSuppression, RingCell};
 
 /// A cell of the model. Without `FENCED` the barriers of the code under test are no-ops.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl<const FENCED: bool> ModelCell<FENCED> {
     }
 }
 
-impl<const FENCED: bool> Cell for ModelCell<FENCED> {
+impl<const FENCED: bool> RingCell for ModelCell<FENCED> {
     type Value = u16;
 
     fn load(&self, order: Ordering) -> u16 {
@@ -43,55 +43,61 @@ impl<const FENCED: bool> Cell for ModelCell<FENCED> {
 }
 
 /// The memory that both sides share.
-struct Ring<const FENCED: bool> {
+struct ModelRing<const FENCED: bool> {
     index: ModelCell<FENCED>,
     event: ModelCell<FENCED>,
     flags: ModelCell<FENCED>,
     entries: Vec<AtomicU16>,
     /// The eventfd: a signal persists until it is waited for.
-    bell: Notify,
+    eventfd: Notify,
 }
 
 /// The variants of [`EventSuppression`].
 #[derive(Clone, Copy)]
-enum Kind {
-    Event,
-    Reached,
+enum SuppressionKind {
+    EventIdx,
+    XenEvent,
     Flag,
 }
 
 /// A scenario: what the two sides do.
 #[derive(Clone, Copy)]
-struct Trial {
-    wish: Kind,
+struct Scenario {
+    suppression: SuppressionKind,
     /// Start of the index; near 65535 it wraps.
     start: u16,
     /// Entries of each publish.
     batches: &'static [u16],
     /// The consumer sleeps until this many more entries are available.
-    wants: u16,
+    wait_for: u16,
     /// It starts with notifications suppressed, as after polling.
     polled_before: bool,
     /// It re-checks the index after arming.
-    looks_again: bool,
+    rechecks: bool,
 }
 
-const SOUND: Trial =
-    Trial { wish: Kind::Event, start: 0, batches: &[1, 1], wants: 1, polled_before: false, looks_again: true };
+const SOUND: Scenario = Scenario {
+    suppression: SuppressionKind::EventIdx,
+    start: 0,
+    batches: &[1, 1],
+    wait_for: 1,
+    polled_before: false,
+    rechecks: true,
+};
 
-const QUIET: u16 = 1;
+const SUPPRESSED: u16 = 1;
 
-impl<const FENCED: bool> Ring<FENCED> {
-    fn direction(&self, wish: Kind) -> Direction<'_, ModelCell<FENCED>> {
+impl<const FENCED: bool> ModelRing<FENCED> {
+    fn direction(&self, wish: SuppressionKind) -> Direction<'_, ModelCell<FENCED>> {
         let wish = match wish {
-            Kind::Event => Wish::Event(&self.event),
-            Kind::Reached => Wish::Reached(&self.event),
-            Kind::Flag => Wish::Flag { cell: &self.flags, quiet: QUIET },
+            SuppressionKind::EventIdx => EventSuppression::EventIdx(&self.event),
+            SuppressionKind::XenEvent => EventSuppression::XenEvent(&self.event),
+            SuppressionKind::Flag => EventSuppression::Flag { cell: &self.flags, suppressed: SUPPRESSED },
         };
-        Direction { index: &self.index, wish }
+        Direction { index: &self.index, suppression: wish }
     }
 
-    fn produce(&self, scenario: Trial) {
+    fn produce(&self, scenario: Scenario) {
         let mut next = scenario.start;
         for batch in scenario.batches {
             let old = next;
@@ -100,20 +106,20 @@ impl<const FENCED: bool> Ring<FENCED> {
                 self.entries[place].store(next.wrapping_add(1), Ordering::Relaxed);
                 next = next.wrapping_add(1);
             }
-            if self.direction(scenario.wish).publish(old, next) {
-                self.bell.notify();
+            if self.direction(scenario.suppression).publish(old, next) {
+                self.eventfd.notify();
             }
         }
     }
 
-    fn consume(&self, scenario: Trial) {
-        let direction = self.direction(scenario.wish);
+    fn consume(&self, scenario: Scenario) {
+        let direction = self.direction(scenario.suppression);
         let end = scenario.start.wrapping_add(scenario.batches.iter().sum());
         let mut next = scenario.start;
         if scenario.polled_before {
             direction.disarm(Some(next.wrapping_sub(1)));
         }
-        let mut seen = direction.look();
+        let mut seen = direction.load_index();
         loop {
             while next != seen {
                 let place = usize::from(next.wrapping_sub(scenario.start));
@@ -124,37 +130,37 @@ impl<const FENCED: bool> Ring<FENCED> {
             if next == end {
                 return;
             }
-            let wait_for = scenario.wants.min(end.wrapping_sub(next));
+            let wait_for = scenario.wait_for.min(end.wrapping_sub(next));
             let found = direction.arm(next.wrapping_add(wait_for - 1));
-            if scenario.looks_again {
+            if scenario.rechecks {
                 seen = found;
             }
             // Without EVENT_IDX the eventfd is signalled at the first entry, whatever was requested.
             if seen.wrapping_sub(next) < wait_for {
-                self.bell.wait();
+                self.eventfd.wait();
                 direction.disarm(Some(next.wrapping_sub(1)));
-                seen = direction.look();
+                seen = direction.load_index();
             }
         }
     }
 }
 
-fn run<const FENCED: bool>(scenario: Trial) {
+fn run<const FENCED: bool>(scenario: Scenario) {
     // Every interleaving. In a build without optimisation that takes minutes; LOOM_MAX_PREEMPTIONS=3 makes it seconds, and
     // still shows all the broken variants.
     let builder = loom::model::Builder::new();
     builder.check(move || {
         let total = scenario.batches.iter().sum::<u16>();
-        let ring = Arc::new(Ring::<FENCED> {
+        let ring = Arc::new(ModelRing::<FENCED> {
             index: ModelCell::new(scenario.start),
             // A ring starts zeroed; an event index just behind the index requests nothing.
-            event: ModelCell::new(match scenario.wish {
-                Kind::Reached => scenario.start,
+            event: ModelCell::new(match scenario.suppression {
+                SuppressionKind::XenEvent => scenario.start,
                 _ => scenario.start.wrapping_sub(1),
             }),
             flags: ModelCell::new(0),
             entries: (0..total).map(|_| AtomicU16::new(0)).collect(),
-            bell: Notify::new(),
+            eventfd: Notify::new(),
         });
         let producer = Arc::clone(&ring);
         let thread = loom::thread::spawn(move || producer.produce(scenario));
@@ -166,44 +172,50 @@ fn run<const FENCED: bool>(scenario: Trial) {
 #[test]
 fn with_event_idx() {
     run::<true>(SOUND);
-    run::<true>(Trial { batches: &[2, 1], polled_before: true, ..SOUND });
+    run::<true>(Scenario { batches: &[2, 1], polled_before: true, ..SOUND });
 }
 
 #[test]
 fn with_event_idx_where_the_index_wraps() {
-    run::<true>(Trial { start: 0xffff, polled_before: true, ..SOUND });
+    run::<true>(Scenario { start: 0xffff, polled_before: true, ..SOUND });
 }
 
 #[test]
 fn with_event_idx_waiting_for_several() {
-    run::<true>(Trial { wants: 2, ..SOUND });
-    run::<true>(Trial { wants: 2, batches: &[1, 2], ..SOUND });
+    run::<true>(Scenario { wait_for: 2, ..SOUND });
+    run::<true>(Scenario { wait_for: 2, batches: &[1, 2], ..SOUND });
 }
 
 #[test]
 fn in_a_xen_ring() {
-    let xen = Trial { wish: Kind::Reached, ..SOUND };
+    let xen = Scenario { suppression: SuppressionKind::XenEvent, ..SOUND };
     run::<true>(xen);
-    run::<true>(Trial { start: 0xffff, polled_before: true, ..xen });
-    run::<true>(Trial { wants: 2, batches: &[1, 2], ..xen });
+    run::<true>(Scenario { start: 0xffff, polled_before: true, ..xen });
+    run::<true>(Scenario { wait_for: 2, batches: &[1, 2], ..xen });
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn in_a_xen_ring_the_fences_are_needed() {
-    run::<false>(Trial { wish: Kind::Reached, ..SOUND });
+    run::<false>(Scenario { suppression: SuppressionKind::XenEvent, ..SOUND });
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn in_a_xen_ring_the_recheck_is_needed() {
-    run::<true>(Trial { looks_again: false, wish: Kind::Reached, ..SOUND });
+    run::<true>(Scenario { rechecks: false, suppression: SuppressionKind::XenEvent, ..SOUND });
 }
 
 #[test]
 fn without_event_idx() {
-    run::<true>(Trial { wish: Kind::Flag, ..SOUND });
-    run::<true>(Trial { wish: Kind::Flag, polled_before: true, batches: &[2, 1], start: 0xffff, ..SOUND });
+    run::<true>(Scenario { suppression: SuppressionKind::Flag, ..SOUND });
+    run::<true>(Scenario {
+        suppression: SuppressionKind::Flag,
+        polled_before: true,
+        batches: &[2, 1],
+        start: 0xffff,
+        ..SOUND
+    });
 }
 
 #[test]
@@ -215,17 +227,17 @@ fn with_event_idx_the_fences_are_needed() {
 #[test]
 #[should_panic(expected = "deadlock")]
 fn without_event_idx_the_fences_are_needed() {
-    run::<false>(Trial { wish: Kind::Flag, polled_before: true, ..SOUND });
+    run::<false>(Scenario { suppression: SuppressionKind::Flag, polled_before: true, ..SOUND });
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn with_event_idx_the_recheck_is_needed() {
-    run::<true>(Trial { looks_again: false, ..SOUND });
+    run::<true>(Scenario { rechecks: false, ..SOUND });
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn without_event_idx_the_recheck_is_needed() {
-    run::<true>(Trial { looks_again: false, wish: Kind::Flag, polled_before: true, ..SOUND });
+    run::<true>(Scenario { rechecks: false, suppression: SuppressionKind::Flag, polled_before: true, ..SOUND });
 }

@@ -18,7 +18,7 @@ pub(crate) const MAX_TRANSFER: ByteLen = ByteLen(1 << 30);
 /// Order of the checks: modification of a read-only disk, unsupported operation (secure discard), range, alignment to the logical block,
 /// missing buffer.
 #[inline]
-pub(crate) fn judge<B>(geometry: &Geometry, request: &Request<B>) -> Option<Outcome> {
+pub(crate) fn check_request<B>(geometry: &Geometry, request: &Request<B>) -> Option<Outcome> {
     let Request { start, len, op, .. } = *request;
     match op {
         Op::Flush => return None,
@@ -64,11 +64,11 @@ pub(crate) fn size(settings: &mut Settings, block: BlockSize) -> Result<ByteLen,
 
 /// A disk's size, which may change while it is open.
 #[derive(Debug)]
-pub(crate) struct Size(AtomicU64);
+pub(crate) struct DiskSize(AtomicU64);
 
-impl Size {
-    pub(crate) fn new(size: ByteLen) -> Size {
-        Size(AtomicU64::new(size.0))
+impl DiskSize {
+    pub(crate) fn new(size: ByteLen) -> DiskSize {
+        DiskSize(AtomicU64::new(size.0))
     }
 
     /// Returns the current size. Nothing else is published with it.
@@ -83,7 +83,7 @@ impl Size {
 }
 
 /// Checks a new size for a disk of this geometry: a multiple of the block size above 0, and not for a read-only disk.
-pub(crate) fn can_be(geometry: &Geometry, size: ByteLen) -> Result<(), DiskError> {
+pub(crate) fn check_resize(geometry: &Geometry, size: ByteLen) -> Result<(), DiskError> {
     let block = geometry.logical_block;
     if size == ByteLen::ZERO || !size.is_aligned(block) {
         let expected = format!("a multiple of block-size {} above 0", block.bytes());

@@ -13,4 +13,4 @@ pub mod null;
 pub mod ram;
 pub mod registry;
 
-pub use registry::{TEST_KINDS, kinds, open};
+pub use registry::{TEST_KINDS, backend_names, open};

@@ -23,7 +23,7 @@ const TEST_BACKENDS: &[(&str, Opener)] = &[("fault", crate::fault::open)];
 pub const TEST_KINDS: &[&str] = &["fault"];
 
 /// Returns the names of the backends that a user is offered.
-pub fn kinds() -> impl ExactSizeIterator<Item = &'static str> {
+pub fn backend_names() -> impl ExactSizeIterator<Item = &'static str> {
     BACKENDS.iter().map(|(kind, _)| *kind)
 }
 
@@ -36,7 +36,7 @@ pub fn open(kind: &str, settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, 
     match BACKENDS.iter().chain(TEST_BACKENDS).find(|(name, _)| *name == kind) {
         Some((_, opener)) => opener(settings),
         None => {
-            let known = kinds().collect::<Vec<_>>().join(", ");
+            let known = backend_names().collect::<Vec<_>>().join(", ");
             Err(settings.error("storage", format!("{kind:?}"), format!("one of {known}")).into())
         }
     }
@@ -51,13 +51,13 @@ mod tests {
         let Err(error) = open("nul", &mut Settings::new("disk \"a\"")) else { panic!("opened") };
         let text = error.to_string();
         assert!(text.starts_with("disk \"a\": storage: found \"nul\", expected one of "), "{text}");
-        assert!(kinds().all(|kind| text.contains(kind)), "{text}");
+        assert!(backend_names().all(|kind| text.contains(kind)), "{text}");
     }
 
     #[test]
     fn test_backends_are_opened_and_not_listed() {
         assert!(TEST_BACKENDS.iter().map(|(kind, _)| kind).eq(TEST_KINDS));
-        assert!(kinds().all(|kind| !TEST_KINDS.contains(&kind)));
+        assert!(backend_names().all(|kind| !TEST_KINDS.contains(&kind)));
         let mut settings = Settings::new("disk \"a\"");
         [("inner", "ram"), ("size", "1M")].iter().for_each(|(key, value)| settings.insert(key, value).unwrap());
         assert!(open("fault", &mut settings).is_ok());

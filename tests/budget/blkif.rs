@@ -11,7 +11,8 @@ use mqblk_memory::{
     GrantAccess, GrantCopy, GrantRef, GrantStatus, GuestAddress, GuestMemory, PageArena, PageSlot, Region,
 };
 use mqblk_ring::blkif::{
-    Abi, BackRing, BlkifRing, FrontRing, Position, RawRequest, Request, Segment, Transfer, What, operation,
+    Abi, BackRing, BlkifRequest, BlkifRing, FrontRing, RawRequest, RequestBody, RingPosition, RwRequest, Segment,
+    operation,
 };
 
 use super::{BLOCK, Failure, null};
@@ -88,7 +89,7 @@ pub fn serve(requests: u32, batch: u32, mode: Mode) -> Result<(), Failure> {
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),
     };
-    let back = BackRing::new(ring()?, Position::default());
+    let back = BackRing::new(ring()?, RingPosition::default());
     worker.attach(options, |context, waker| {
         let parts = RingParts {
             ring: back,
@@ -109,7 +110,7 @@ pub fn serve(requests: u32, batch: u32, mode: Mode) -> Result<(), Failure> {
             }
         }
         let _polled = front.publish();
-        while front.look()? < batch {
+        while front.poll_responses()? < batch {
             worker.turn();
         }
         while let Some(response) = front.take() {
@@ -126,6 +127,9 @@ fn read(slot: u32) -> RawRequest {
     let mut segments = [Segment::default(); 11];
     segments[0] = Segment { gref: GrantRef(slot + 8), first_sect: 0, last_sect: 7 };
     let sector = Sector512(u64::from(slot) * mqblk_core::ByteLen(BLOCK.into()).sectors().0);
-    let what = What::Transfer(Transfer { nr_segments: 1, sector, segments });
-    RawRequest::encode(Abi::X86_64, &Request { id: slot.into(), operation: operation::READ, handle: 0, what })
+    let what = RequestBody::Rw(RwRequest { nr_segments: 1, sector, segments });
+    RawRequest::encode(
+        Abi::X86_64,
+        &BlkifRequest { id: slot.into(), operation: operation::READ, handle: 0, body: what },
+    )
 }

@@ -27,9 +27,9 @@ use mqblk_engine::{
     QueueOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
-use mqblk_ring::split::driver::{Features, IndirectArea, Shape};
+use mqblk_ring::split::driver::{ChainLayout, IndirectArea, RingFeatures};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitDriver, SplitRing};
-use mqblk_virtio::{QueueParts, VirtioDevice};
+use mqblk_virtio::{QueueResources, VirtioDevice};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 use mqblk_virtio_scsi::{LunAddress, ScsiOptions, VirtioScsi};
 
@@ -76,8 +76,8 @@ fn main() -> Result<(), Failure> {
     let [requests, batch, shape, mode] = args.as_slice() else { return Err(usage.into()) };
     let (requests, batch): (u32, u16) = (requests.parse()?, batch.parse()?);
     let shape = match shape.as_str() {
-        "direct" => Shape::Direct,
-        "indirect" => Shape::Indirect,
+        "direct" => ChainLayout::Direct,
+        "indirect" => ChainLayout::Indirect,
         _ => return Err(usage.into()),
     };
     let grants = match mode.as_str() {
@@ -107,7 +107,7 @@ fn main() -> Result<(), Failure> {
     let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)])?);
     let at = SplitAddresses { desc: GuestAddress(DESC), avail: GuestAddress(AVAIL), used: GuestAddress(USED) };
     let tables = IndirectArea { start: GuestAddress(TABLES), per_table: TABLE };
-    let mut guest = SplitDriver::new(&memory, &at, RING, Features { event_idx: true }, Some(tables))?;
+    let mut guest = SplitDriver::new(&memory, &at, RING, RingFeatures { event_idx: true }, Some(tables))?;
     for slot in 0..u64::from(RING) {
         // VIRTIO_BLK_T_IN is 0. The sector does not matter.
         let sector = ByteOffset(slot * stride * u64::from(BLOCK)).to_sector().ok_or("blocks are whole sectors")?;
@@ -130,7 +130,7 @@ fn main() -> Result<(), Failure> {
             if scsi { add_scsi_read(&mut guest, shape, slot)? } else { add_read(&mut guest, shape, slot)? }
         }
         let _polled = guest.publish();
-        while guest.look()? < batch {
+        while guest.poll_used()? < batch {
             worker.turn();
         }
         while let Some(used) = guest.take()? {
@@ -143,7 +143,7 @@ fn main() -> Result<(), Failure> {
 }
 
 /// Adds a read to the ring.
-fn add_read(guest: &mut SplitDriver, shape: Shape, slot: u32) -> Result<(), Failure> {
+fn add_read(guest: &mut SplitDriver, shape: ChainLayout, slot: u32) -> Result<(), Failure> {
     let at = u64::from(slot);
     let chain = guest.begin(shape).readable(GuestAddress(HEADERS + at * u64::from(HEADER)), HEADER)?;
     let chain = chain.writable(GuestAddress(DATA + at * u64::from(BLOCK)), BLOCK)?;
@@ -151,7 +151,7 @@ fn add_read(guest: &mut SplitDriver, shape: Shape, slot: u32) -> Result<(), Fail
 }
 
 /// Adds a SCSI read to the ring.
-fn add_scsi_read(guest: &mut SplitDriver, shape: Shape, slot: u32) -> Result<(), Failure> {
+fn add_scsi_read(guest: &mut SplitDriver, shape: ChainLayout, slot: u32) -> Result<(), Failure> {
     let at = u64::from(slot);
     let chain = guest.begin(shape).readable(GuestAddress(COMMANDS + at * SPACING), COMMAND)?;
     let chain = chain.writable(GuestAddress(ANSWERS + at * SPACING), ANSWER)?;
@@ -217,7 +217,7 @@ fn attach<D: VirtioDevice<Lane>>(
     let event_idx = features & mqblk_virtio::features::RING_EVENT_IDX != 0;
     let ring = SplitRing::resolve(memory, at, RING)?;
     let ring = if tracked {
-        let words = memory.words(GuestAddress(IN_FLIGHT), TRACKING_WORDS).ok_or("the table is mapped")?;
+        let words = memory.shared_words(GuestAddress(IN_FLIGHT), TRACKING_WORDS).ok_or("the table is mapped")?;
         DeviceRing::tracked(ring, 0, event_idx, words)?.0
     } else {
         DeviceRing::new(ring, 0, event_idx)
@@ -234,7 +234,7 @@ fn attach<D: VirtioDevice<Lane>>(
         let lease = context.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
         context.buffers.reserve(RING.into());
         let (call, waker) = (Some(Box::new(NoCall) as Box<dyn Call>), Arc::clone(waker));
-        Ok(device.queue(index, QueueParts { ring, lease, call, features, waker }))
+        Ok(device.create_queue(index, QueueResources { ring, lease, call, features, waker }))
     })?;
     Ok(worker)
 }

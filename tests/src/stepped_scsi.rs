@@ -9,11 +9,11 @@ use mqblk_engine::{
     QueueOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
-use mqblk_ring::split::driver::{Features, Shape};
+use mqblk_ring::split::driver::{ChainLayout, RingFeatures};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitDriver, SplitRing};
 use mqblk_scsi::reservation::Reservations;
 use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions};
-use mqblk_virtio::{QueueParts, QueueRole, VirtioDevice};
+use mqblk_virtio::{QueueResources, QueueRole, VirtioDevice};
 use mqblk_virtio_scsi::{LunAddress, ScsiOptions, VirtioScsi};
 
 /// Entries of each ring.
@@ -135,7 +135,7 @@ impl SteppedController {
             ScsiOptions { queues, queue_size: RING_SIZE, cmd_per_lun: 16, max_transfer: mqblk_core::ByteLen(1 << 20) };
         let device = Arc::new(VirtioScsi::new(options));
         VirtioDevice::<Lane>::set_features(&*device, HOTPLUG_AND_CHANGE);
-        let count = usize::from(VirtioDevice::<Lane>::queues(&*device));
+        let count = usize::from(VirtioDevice::<Lane>::num_queues(&*device));
         let region =
             Region::shared("guest", RING_AREA_LEN * count as u64, GuestAddress(0)).expect("memory for a guest").0;
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).expect("one region"));
@@ -169,9 +169,9 @@ impl SteppedController {
             used: GuestAddress(start + 0x8000),
         };
         let driver =
-            SplitDriver::new(&self.memory, &at, RING_SIZE, Features { event_idx: false }, None).expect("a ring");
+            SplitDriver::new(&self.memory, &at, RING_SIZE, RingFeatures { event_idx: false }, None).expect("a ring");
         let ring = SplitRing::resolve(&self.memory, &at, RING_SIZE).expect("a ring");
-        let role = VirtioDevice::<Lane>::role(&*self.device, index as u16);
+        let role = VirtioDevice::<Lane>::queue_role(&*self.device, index as u16);
         let options = QueueOptions {
             disks: if role == QueueRole::Requests { open.to_vec() } else { vec![] },
             kick: None,
@@ -184,14 +184,14 @@ impl SteppedController {
         let (device, memory) = (&self.device, &self.memory);
         let attached = self.workers[worker].attach(options, |context, waker| {
             let lease = context.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
-            let parts = QueueParts {
+            let parts = QueueResources {
                 ring: DeviceRing::new(ring, 0, false),
                 lease,
                 call: Some(Box::new(NoCall)),
                 features: HOTPLUG_AND_CHANGE,
                 waker: Arc::clone(waker),
             };
-            Ok(VirtioDevice::<Lane>::queue(device, index as u16, parts))
+            Ok(VirtioDevice::<Lane>::create_queue(device, index as u16, parts))
         });
         self.attached.push((worker, attached.expect("a seat")));
         let slots = (0..RING_SLOTS).map(|_| Slot { id: 0, writable_len: 0 }).collect();
@@ -251,7 +251,7 @@ impl SteppedController {
         let at = ring.slot_address(slot);
         self.memory.write(GuestAddress(at), &header).expect("mapped");
         let (response, body) = (GuestAddress(at + 256), GuestAddress(at + 4096));
-        let chain = ring.driver.begin(Shape::Direct).readable(GuestAddress(at), HEADER_LEN as u32).expect("room");
+        let chain = ring.driver.begin(ChainLayout::Direct).readable(GuestAddress(at), HEADER_LEN as u32).expect("room");
         let (chain, data_in) = match data {
             CommandData::None => (chain.writable(response, RESPONSE_LEN as u32).expect("room"), 0),
             CommandData::In(len) => {
@@ -282,7 +282,7 @@ impl SteppedController {
         let slot = ring.free.pop().expect("the queue has room");
         let mut at = ring.slot_address(slot) + GAP;
         memory.write(GuestAddress(ring.slot_address(slot)), &vec![POISON; SLOT_LEN as usize]).expect("mapped");
-        let mut chain = ring.driver.begin(Shape::Direct);
+        let mut chain = ring.driver.begin(ChainLayout::Direct);
         for segment in readable {
             memory.write(GuestAddress(at), segment).expect("mapped");
             chain = chain.readable(GuestAddress(at), segment.len() as u32).expect("room");
@@ -297,7 +297,7 @@ impl SteppedController {
         let _polled = ring.driver.publish();
         let written = self.run_until(|controller| {
             let driver = &mut controller.rings[FIXED_QUEUES + queue].driver;
-            driver.look().expect("the device keeps to the protocol");
+            driver.poll_used().expect("the device keeps to the protocol");
             driver.take().expect("the device keeps to the protocol").map(|used| used.written)
         });
         let mut area = vec![0; (at - start) as usize];
@@ -316,7 +316,7 @@ impl SteppedController {
     /// Returns the commands of a request queue that completed since the last call.
     pub fn reap(&mut self, queue: usize) -> Vec<CompletedCommand> {
         let (memory, ring) = (&self.memory, &mut self.rings[FIXED_QUEUES + queue]);
-        ring.driver.look().expect("the device keeps to the protocol");
+        ring.driver.poll_used().expect("the device keeps to the protocol");
         let mut completed = Vec::new();
         while let Some(used) = ring.driver.take().expect("the device keeps to the protocol") {
             let at = ring.slot_address(used.token);
@@ -369,7 +369,8 @@ impl SteppedController {
         let at = ring.slot_address(slot);
         self.memory.write(GuestAddress(at), request).expect("mapped");
         self.memory.write(GuestAddress(at + 256), &[0xff; 8]).expect("mapped");
-        let chain = ring.driver.begin(Shape::Direct).readable(GuestAddress(at), request.len() as u32).expect("room");
+        let chain =
+            ring.driver.begin(ChainLayout::Direct).readable(GuestAddress(at), request.len() as u32).expect("room");
         chain.writable(GuestAddress(at + 256), response).expect("room").commit(slot).expect("room");
         let _polled = ring.driver.publish();
         ring.slots[slot as usize] = Slot { id, writable_len: response as usize };
@@ -389,7 +390,7 @@ impl SteppedController {
 
     fn reap_writable(&mut self, ring: usize) -> Vec<(u64, Vec<u8>)> {
         let (memory, ring) = (&self.memory, &mut self.rings[ring]);
-        ring.driver.look().expect("the device keeps to the protocol");
+        ring.driver.poll_used().expect("the device keeps to the protocol");
         let mut completed = Vec::new();
         while let Some(used) = ring.driver.take().expect("the device keeps to the protocol") {
             let Slot { id, writable_len: data_in } = ring.slots[used.token as usize];
@@ -405,7 +406,7 @@ impl SteppedController {
         let ring = &mut self.rings[EVENT];
         let slot = ring.free.pop().expect("the event queue has room");
         let at = GuestAddress(ring.slot_address(slot) + 256);
-        ring.driver.begin(Shape::Direct).writable(at, 16).expect("room").commit(slot).expect("room");
+        ring.driver.begin(ChainLayout::Direct).writable(at, 16).expect("room").commit(slot).expect("room");
         let _polled = ring.driver.publish();
         ring.slots[slot as usize] = Slot { id: 0, writable_len: 16 };
     }

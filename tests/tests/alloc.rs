@@ -358,7 +358,7 @@ fn many_disks(requests: u64) -> usize {
     let mut worker = HandWorker::new(LaneOptions::default()).expect("the host has io_uring");
     let of_queue = Arc::clone(&shared);
     let made = worker.attach(options, |lane, _| {
-        let lease = lane.buffers.adopt(memory, vec![]);
+        let lease = lane.buffers.acquire_lease(memory, vec![]);
         Ok(ManyDisks { lease, asked: 0, shared: of_queue })
     });
     made.expect("attached");

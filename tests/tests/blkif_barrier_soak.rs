@@ -19,7 +19,7 @@ use mqblk_engine::{
     AnyDisk, Coalesce, Engine, EngineOptions, EventFd, Kick, Lane, LaneOptions, PlugOptions, PollPolicy, QueueDisk,
     QueueHandle, QueueOptions,
 };
-use mqblk_ring::blkif::{Abi, Position, operation as o, status};
+use mqblk_ring::blkif::{Abi, RingPosition, operation as o, status};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -126,7 +126,7 @@ impl Backend {
             paused: false,
             on_broken: Box::new(|why| panic!("{why}")),
         };
-        let (vbd, back) = (Arc::clone(&self.vbd), front.back_end(Position::default()));
+        let (vbd, back) = (Arc::clone(&self.vbd), front.back_end(RingPosition::default()));
         let (grants, channel) = (self.domain.access(), Box::new(events.clone()));
         let make = move |lane: &mut Lane, waker: &Arc<dyn Wake>| {
             let waker = Arc::clone(waker);

@@ -174,7 +174,7 @@ impl GuestQueue for ScriptedQueue {
         let has_buffer = ask.op.has_data();
         assert_eq!(buffer.is_some(), has_buffer, "{ask:?}");
         if let Some(buffer) = buffer {
-            assert!(!lane.buffers.is_joined(&buffer) && lane.buffers.len(&buffer).0 == ask.blocks * BLOCK, "{ask:?}");
+            assert!(!lane.buffers.is_merged(&buffer) && lane.buffers.len(&buffer).0 == ask.blocks * BLOCK, "{ask:?}");
             lane.buffers.release(buffer);
         }
         if self.random.random_ratio(1, 200) {
@@ -204,7 +204,7 @@ impl GuestQueue for ScriptedQueue {
         orders.into_iter().for_each(|order| Self::cancel(into, order));
         let mut side = self.side.lock().unwrap();
         if std::mem::take(&mut side.audit) {
-            assert_eq!(lane.buffers.uses(self.lease), 0, "buffers were left behind");
+            assert_eq!(lane.buffers.buffers_in_use(self.lease), 0, "buffers were left behind");
             side.audited += 1;
         }
         Ok(())
@@ -440,7 +440,7 @@ impl Simulation {
         let wakers = &mut self.wakers;
         let seat = self.worker.attach(options, |lane, waker| {
             wakers.push(Arc::clone(waker));
-            let lease = lane.buffers.adopt(Arc::clone(&side.lock().unwrap().memory), vec![]);
+            let lease = lane.buffers.acquire_lease(Arc::clone(&side.lock().unwrap().memory), vec![]);
             Ok(ScriptedQueue { side, lease, random, finished: vec![] })
         });
         self.seats.push(seat.unwrap());

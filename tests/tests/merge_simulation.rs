@@ -216,7 +216,7 @@ impl GuestQueue for ScriptedQueue {
         if let Some(buffer) = done.buffer {
             // The request's own buffer, not a joined one.
             assert_eq!(lane.buffers.len(&buffer).0, done.token.bytes().len() as u64);
-            assert!(!lane.buffers.is_joined(&buffer));
+            assert!(!lane.buffers.is_merged(&buffer));
             lane.buffers.release(buffer);
         }
         self.finished.push((done.token, done.outcome));
@@ -399,7 +399,7 @@ impl Simulation {
         };
         let random = SmallRng::seed_from_u64(self.random.random());
         let seat = self.worker.attach(options, |lane, _| {
-            let lease = lane.buffers.adopt(Arc::clone(&side.lock().unwrap().memory), vec![]);
+            let lease = lane.buffers.acquire_lease(Arc::clone(&side.lock().unwrap().memory), vec![]);
             Ok(ScriptedQueue { side, lease, random, finished: vec![] })
         });
         self.seats[at] = Some(seat.unwrap());

@@ -260,7 +260,7 @@ fn a_guest_that_boots_anew_finds_a_unit_that_it_had_stopped_running() {
         let stopped = controller.run_command(at, &read(0, 1), CommandData::In(BLOCK));
         assert_eq!((stopped.status, stopped.sense_code().0), (CHECK, 2));
         VirtioDevice::<Lane>::reset(&*controller.device);
-        VirtioDevice::<Lane>::driver_begins(&*controller.device, false);
+        VirtioDevice::<Lane>::driver_started(&*controller.device, false);
         let first = controller.run_command(at, &read(0, 1), CommandData::In(BLOCK));
         assert_eq!(first.sense_code(), if shared { (6, 0x29, 7) } else { (6, 0x29, 3) });
         let second = controller.run_command(at, &read(0, 1), CommandData::In(BLOCK));

@@ -73,7 +73,7 @@ impl mqblk_core::Lane for Lane {
     type Buffer = mqblk_memory::Buffer;
 }
 
-impl mqblk_memory::PooledLane for Lane {
+impl mqblk_memory::PooledContext for Lane {
     #[inline]
     fn pool(&mut self) -> &mut BufferPool {
         &mut self.buffers

@@ -183,7 +183,7 @@ impl Lane {
                 }
             }
         }
-        let lease = self.buffers.adopt(Arc::clone(&memory), found);
+        let lease = self.buffers.acquire_lease(Arc::clone(&memory), found);
         self.tables.shared.push(SharedLease { memory, lease, users: 1 });
         if !indices.is_empty() {
             self.tables.held.push((lease, indices));
@@ -201,7 +201,7 @@ impl Lane {
         self.tables.shared.swap_remove(at);
         let held = self.tables.held.iter().position(|(id, _)| *id == lease);
         let indices = held.map(|at| self.tables.held.swap_remove(at).1);
-        let gone = self.buffers.retire(lease);
+        let gone = self.buffers.retire_lease(lease);
         if let Some(indices) = indices {
             if gone {
                 self.unregister_buffers(&indices);
@@ -215,7 +215,7 @@ impl Lane {
     pub(crate) fn sweep_leases(&mut self) {
         let mut at = 0;
         while at < self.tables.leaving.len() {
-            if self.buffers.is_gone(self.tables.leaving[at].0) {
+            if self.buffers.is_lease_released(self.tables.leaving[at].0) {
                 let (_, indices) = self.tables.leaving.swap_remove(at);
                 self.unregister_buffers(&indices);
             } else {

@@ -18,7 +18,7 @@ impl StorageBackends for Registry {
 
     fn kinds(&self) -> Vec<&'static str> {
         let test = mqblk_storage::TEST_KINDS.iter().copied().filter(|_| test_keys::are_enabled());
-        mqblk_storage::kinds().chain(test).collect()
+        mqblk_storage::backend_names().chain(test).collect()
     }
 
     fn open(&mut self, backend: &str, settings: &mut Settings) -> Result<OpenedDisk<Self::Disk>, DiskError> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mqblk_core::{ByteLen, Sector512};
 use mqblk_memory::{DomainId, GuestAddress};
-use mqblk_ring::blkif::{Abi, Request, Transfer, What, operation, status};
+use mqblk_ring::blkif::{Abi, BlkifRequest, RequestBody, RwRequest, operation, status};
 use mqblk_xen::Xen;
 use mqblk_xen::simulation::{Machine, connect};
 use mqblk_xen::vbd::XenbusState;
@@ -394,16 +394,16 @@ fn a_raw_frontend_says_anything() {
     front.connect(&RawFront::told(Abi::X86_32, false, &[&ring])).unwrap();
     assert_eq!(front.info().unwrap().capacity, Sector512(2048));
     let data = xen.share(front.backend(), 1, false).unwrap();
-    let mut transfer = Transfer { nr_segments: 1, sector: Sector512(0), segments: Default::default() };
+    let mut transfer = RwRequest { nr_segments: 1, sector: Sector512(0), segments: Default::default() };
     transfer.segments[0].gref = data.refs[0];
-    let request = |op: u8, id: u64| Request { id, operation: op, handle: 9, what: What::Transfer(transfer) };
+    let request = |op: u8, id: u64| BlkifRequest { id, operation: op, handle: 9, body: RequestBody::Rw(transfer) };
     // Pages that the back-end may not write.
     for (op, expected) in [(operation::WRITE, status::OKAY), (operation::READ, status::ERROR)] {
         assert!(ring.send(&request(op, u64::MAX)));
         let answer = ring.receive(LONG).unwrap().unwrap();
         assert_eq!((answer.id, answer.operation, answer.status), (u64::MAX, op, expected));
     }
-    assert!(ring.send(&Request { id: 1, operation: 77, handle: 0, what: What::Unknown }));
+    assert!(ring.send(&BlkifRequest { id: 1, operation: 77, handle: 0, body: RequestBody::Unknown }));
     assert_eq!(ring.receive(LONG).unwrap().unwrap().status, status::NOT_SUPPORTED);
     // A producer that jumps: the model closes the ring and answers no more.
     ring.front.publish_index(1000);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use mqblk_core::{BlockSize, ByteLen, Sector512};
 use mqblk_memory::GrantRef;
 use mqblk_ring::blkif::Abi;
-use mqblk_ring::blkif::layout::MAX_PAGES;
+use mqblk_ring::blkif::layout::MAX_RING_PAGES;
 use mqblk_ring::blkif::request::MAX_SEGMENTS;
 use mqblk_xen::Port;
 use mqblk_xen::vbd::{MalformedValue, keys, parse_flag, parse_number, parse_number_or};
@@ -14,7 +14,7 @@ use super::segments::MOST;
 use crate::DriverError;
 
 /// Largest order of a ring that there is.
-pub(super) const MOST_ORDER: u8 = MAX_PAGES.ilog2() as u8;
+pub(super) const MOST_ORDER: u8 = MAX_RING_PAGES.ilog2() as u8;
 /// More sectors do not fit in 64 bits of bytes.
 const MOST_SECTORS: u64 = ByteLen(u64::MAX).sectors().0;
 

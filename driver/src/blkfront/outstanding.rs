@@ -1,14 +1,14 @@
 //! Which requests of a ring are in flight, and the judgement of what comes back: nothing of a response is believed. Source: the
 //! checks of Linux's `xen-blkfront` since 2021 ("harden against malicious back-end").
 
-use mqblk_ring::blkif::{BackBroken, Response, status};
+use mqblk_ring::blkif::{BackendError, BlkifResponse, status};
 
 /// What a back-end did wrong on a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResponseError {
     /// The index of responses cannot be.
     #[error("{0}")]
-    Index(BackBroken),
+    Index(BackendError),
     /// A response to a request that cannot be.
     #[error("response: found id {found}, expected one below {ids}")]
     Id {
@@ -40,8 +40,8 @@ pub enum ResponseError {
     },
 }
 
-impl From<BackBroken> for ResponseError {
-    fn from(broken: BackBroken) -> ResponseError {
+impl From<BackendError> for ResponseError {
+    fn from(broken: BackendError) -> ResponseError {
         ResponseError::Index(broken)
     }
 }
@@ -104,8 +104,8 @@ impl Outstanding {
 
     /// A response has come.
     #[inline]
-    pub(super) fn end(&mut self, response: Response) -> Result<Completion, ResponseError> {
-        let Response { id, operation: found, status } = response;
+    pub(super) fn end(&mut self, response: BlkifResponse) -> Result<Completion, ResponseError> {
+        let BlkifResponse { id, operation: found, status } = response;
         let place = usize::try_from(id).ok().filter(|id| *id < self.shadows.len());
         let Some(place) = place else { return Err(ResponseError::Id { found: id, ids: self.shadows.len() as u16 }) };
         let Shadow { user, operation } = self.shadows[place];

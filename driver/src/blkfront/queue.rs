@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mqblk_core::{ByteLen, EventChannel, Sector512};
 use mqblk_memory::{GuestAddress, GuestMemory};
 use mqblk_ring::blkif::request::{DISCARD_SECURE, MAX_SEGMENTS};
-use mqblk_ring::blkif::{FrontRing, Indirect, RawRequest, Request, Segment, What, operation};
+use mqblk_ring::blkif::{BlkifRequest, FrontRing, IndirectRequest, RawRequest, RequestBody, Segment, operation};
 
 use super::outstanding::{Completion, Outstanding, ResponseError};
 use super::segments::{Composer, Segments};
@@ -173,7 +173,13 @@ impl Queue {
     pub fn discard(&mut self, user: u32, start: Sector512, sectors: u64, secure: bool) -> Result<(), Refused> {
         let id = self.room()?;
         let flag = if secure { DISCARD_SECURE } else { 0 };
-        self.put(id, user, operation::DISCARD, operation::DISCARD, What::Discard { flag, sector: start, sectors })
+        self.put(
+            id,
+            user,
+            operation::DISCARD,
+            operation::DISCARD,
+            RequestBody::Discard { flag, sector: start, sectors },
+        )
     }
 
     /// One piece, which mostly lies in one page.
@@ -195,7 +201,7 @@ impl Queue {
         sector: Sector512,
         segments: &[Segment],
     ) -> Result<(), Refused> {
-        if !self.ring.put_transfer(id.into(), operation, self.handle, sector, segments) {
+        if !self.ring.put_rw(id.into(), operation, self.handle, sector, segments) {
             return Err(Refused::Full);
         }
         self.outstanding.claim(user, operation);
@@ -224,8 +230,8 @@ impl Queue {
     fn indirect(&mut self, id: u16, user: u32, inner: u8, sector: Sector512, count: u16) -> Result<(), Refused> {
         let tables = self.composer.tables().filter(|_| matches!(inner, operation::READ | operation::WRITE));
         let Some(tables) = tables else { return Err(Refused::TooManyPieces(MAX_SEGMENTS as u16)) };
-        let indirect = Indirect { operation: inner, nr_segments: count, sector, pages: tables.grants(id) };
-        self.put(id, user, operation::INDIRECT, inner, What::Indirect(indirect))
+        let indirect = IndirectRequest { operation: inner, nr_segments: count, sector, pages: tables.grants(id) };
+        self.put(id, user, operation::INDIRECT, inner, RequestBody::Indirect(indirect))
     }
 
     /// The id of the next request.
@@ -240,8 +246,8 @@ impl Queue {
 
     /// `answer`: what the response has to say.
     #[inline]
-    fn put(&mut self, id: u16, user: u32, operation: u8, answer: u8, what: What) -> Result<(), Refused> {
-        let request = Request { id: id.into(), operation, handle: self.handle, what };
+    fn put(&mut self, id: u16, user: u32, operation: u8, answer: u8, what: RequestBody) -> Result<(), Refused> {
+        let request = BlkifRequest { id: id.into(), operation, handle: self.handle, body: what };
         if !self.ring.put(&RawRequest::encode(self.ring.abi(), &request)) {
             return Err(Refused::Full);
         }
@@ -273,7 +279,7 @@ impl Queue {
         if let Some(broken) = self.broken {
             return Err(broken.into());
         }
-        match self.ring.look() {
+        match self.ring.poll_responses() {
             Ok(ready) => Ok(ready as u16),
             Err(broken) => Err(self.disable(broken.into())),
         }

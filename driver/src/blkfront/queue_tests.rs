@@ -8,7 +8,8 @@ use mqblk_core::{ByteLen, EventChannel, Sector512};
 use mqblk_memory::{GrantRef, GuestAddress, GuestMemory, PAGE_BYTES, Region};
 use mqblk_ring::blkif::request::MAX_SEGMENTS;
 use mqblk_ring::blkif::{
-    Abi, BackRing, BlkifRing, FrontRing, Indirect, Request, Segment, Transfer, What, operation, status,
+    Abi, BackRing, BlkifRequest, BlkifRing, FrontRing, IndirectRequest, RequestBody, RwRequest, Segment, operation,
+    status,
 };
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -85,7 +86,7 @@ fn rig(abi: Abi, depth: u16, most: u16) -> Rig {
 
 impl Rig {
     /// The next request that the back-end finds.
-    fn request(&mut self) -> Request {
+    fn request(&mut self) -> BlkifRequest {
         self.queue.publish();
         assert!(self.back.waiting().unwrap() > 0);
         let abi = self.back.abi();
@@ -111,8 +112,8 @@ fn segment(gref: u32, first_sect: u8, last_sect: u8) -> Segment {
     Segment { gref: GrantRef(gref), first_sect, last_sect }
 }
 
-fn of_transfer(request: &Request) -> (Transfer, &[Segment]) {
-    let What::Transfer(transfer) = &request.what else { panic!("{request:?}") };
+fn of_transfer(request: &BlkifRequest) -> (RwRequest, &[Segment]) {
+    let RequestBody::Rw(transfer) = &request.body else { panic!("{request:?}") };
     (*transfer, &transfer.segments[..transfer.nr_segments.into()])
 }
 
@@ -150,7 +151,7 @@ fn requests_say_what_they_were_asked() {
         assert_eq!((request.operation, of_transfer(&request).1), (operation::WRITE_BARRIER, &[segment(100, 0, 0)][..]));
         rig.queue.discard(11, Sector512(5), 1 << 40, true).unwrap();
         let discard = rig.request();
-        assert_eq!(discard.what, What::Discard { flag: 1, sector: Sector512(5), sectors: 1 << 40 });
+        assert_eq!(discard.body, RequestBody::Discard { flag: 1, sector: Sector512(5), sectors: 1 << 40 });
         rig.respond(discard.id, operation::DISCARD, status::OKAY);
         rig.respond(request.id, operation::WRITE_BARRIER, status::OKAY);
         assert_eq!(rig.reap().unwrap().unwrap().user, 11);
@@ -169,7 +170,7 @@ fn many_segments_lie_in_pages_of_the_requests_id() {
         let len = 31 * 4096;
         rig.queue.read(2, Sector512(16), piece(PAGE - 512, len)).unwrap();
         let request = rig.request();
-        let What::Indirect(Indirect { operation, nr_segments, sector, pages }) = request.what else {
+        let RequestBody::Indirect(IndirectRequest { operation, nr_segments, sector, pages }) = request.body else {
             panic!("{request:?}")
         };
         assert_eq!((request.operation, operation, nr_segments, sector), (6, operation::READ, 32, Sector512(16)));
@@ -205,7 +206,9 @@ fn an_id_has_as_many_pages_as_its_segments_need() {
     for _ in 1..21 {
         rig.request();
     }
-    let What::Indirect(Indirect { nr_segments, pages, .. }) = rig.request().what else { panic!("indirect") };
+    let RequestBody::Indirect(IndirectRequest { nr_segments, pages, .. }) = rig.request().body else {
+        panic!("indirect")
+    };
     assert_eq!((nr_segments, &pages[..4]), (1025, &[900, 901, 902, 0].map(GrantRef)[..]));
     let mut bytes = [0; 8];
     rig.segments.read(GuestAddress(2 * PAGE), &mut bytes).unwrap();

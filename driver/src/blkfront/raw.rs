@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use mqblk_memory::{DomainId, GuestAddress, PAGE_BYTES};
-use mqblk_ring::blkif::{Abi, BackBroken, BlkifRing, FrontRing, RawRequest, Request, Response};
+use mqblk_ring::blkif::{Abi, BackendError, BlkifRequest, BlkifResponse, BlkifRing, FrontRing, RawRequest};
 use mqblk_xen::store::Xenstore;
 use mqblk_xen::vbd::{XenbusState, keys};
 use mqblk_xen::{EventPort, SharedPages, Xen};
@@ -36,7 +36,7 @@ impl RawRing {
     }
 
     /// Puts a request on, makes it visible, and sends an event whether one is wanted or not. Whether there was room.
-    pub fn send(&mut self, request: &Request) -> bool {
+    pub fn send(&mut self, request: &BlkifRequest) -> bool {
         self.send_raw(&RawRequest::encode(self.front.abi(), request))
     }
 
@@ -63,10 +63,10 @@ impl RawRing {
     ///
     /// # Errors
     /// When the back-end claims more responses than there were requests.
-    pub fn receive(&mut self, limit: Duration) -> Result<Option<Response>, BackBroken> {
+    pub fn receive(&mut self, limit: Duration) -> Result<Option<BlkifResponse>, BackendError> {
         let deadline = std::time::Instant::now() + limit;
         loop {
-            if self.front.look()? > 0 || self.front.arm(1)? > 0 {
+            if self.front.poll_responses()? > 0 || self.front.arm(1)? > 0 {
                 return Ok(self.front.take());
             }
             let rest = deadline.saturating_duration_since(std::time::Instant::now());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mqblk_core::{BlockSize, ByteLen, ByteOffset};
-use mqblk_memory::{GrantRef, GuestAddress, GuestMemory, PAGE_BYTES, SharedSlots};
+use mqblk_memory::{GrantRef, GuestAddress, GuestMemory, PAGE_BYTES, SharedArray};
 use mqblk_ring::blkif::Segment;
 use mqblk_ring::blkif::request::{MAX_INDIRECT_PAGES, MAX_SEGMENTS, SEGMENTS_PER_PAGE};
 
@@ -18,7 +18,7 @@ pub(super) const MOST: u16 = (MAX_INDIRECT_PAGES * SEGMENTS_PER_PAGE) as u16;
 #[derive(Debug)]
 pub(super) struct Tables {
     /// Side by side for each id.
-    pages: Vec<(SharedSlots<u64>, GrantRef)>,
+    pages: Vec<(SharedArray<u64>, GrantRef)>,
     per_id: usize,
 }
 
@@ -30,7 +30,7 @@ impl Tables {
 
     /// For ids with `per_id` pages each: of the pages of `memory`, which are granted as `refs`, as many ids as have all of theirs.
     pub(super) fn new(memory: &GuestMemory, refs: &[GrantRef], per_id: u32) -> Tables {
-        let slots = |page: usize| memory.slots(GuestAddress(page as u64 * PAGE), SEGMENTS_PER_PAGE);
+        let slots = |page: usize| memory.shared_array(GuestAddress(page as u64 * PAGE), SEGMENTS_PER_PAGE);
         let pages = refs.iter().enumerate().map_while(|(page, gref)| Some((slots(page)?, *gref)));
         Tables { pages: pages.collect(), per_id: per_id.max(1) as usize }
     }

@@ -22,7 +22,7 @@ pub(super) struct Ring {
 
 impl Ring {
     fn cell(&self, memory: &GuestMemory, part: usize, offset: u64) -> u16 {
-        memory.cell(GuestAddress(self.parts[part] + offset)).expect("a mapped cell").load(Ordering::Acquire)
+        memory.shared_u16(GuestAddress(self.parts[part] + offset)).expect("a mapped cell").load(Ordering::Acquire)
     }
 
     /// Takes what is there.
@@ -41,7 +41,7 @@ impl Ring {
     pub(super) fn arm(&self, memory: &GuestMemory, event_idx: bool) -> bool {
         if event_idx {
             let avail_event = GuestAddress(self.parts[2] + 4 + 8 * u64::from(self.size));
-            memory.cell(avail_event).expect("a mapped cell").store(self.next_avail, Ordering::Relaxed);
+            memory.shared_u16(avail_event).expect("a mapped cell").store(self.next_avail, Ordering::Relaxed);
             full_fence();
         }
         self.next_avail != self.cell(memory, 1, 2)
@@ -72,7 +72,7 @@ impl Ring {
         write(memory, at + 4, &written.to_le_bytes());
         let old = self.used;
         self.used = self.used.wrapping_add(1);
-        memory.cell(GuestAddress(self.parts[2] + 2)).expect("a mapped cell").store(self.used, Ordering::Release);
+        memory.shared_u16(GuestAddress(self.parts[2] + 2)).expect("a mapped cell").store(self.used, Ordering::Release);
         full_fence();
         let wanted = if event_idx {
             self.cell(memory, 1, 4 + 2 * u64::from(self.size)) == old

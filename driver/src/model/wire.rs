@@ -80,7 +80,7 @@ impl<'a, P: Personality> Connection<'a, P> {
             5 => self.map(body, files),
             8 => self.rings[ring(body)].size = u32_at(body, 4) as u16,
             9 => {
-                let guest = |at| self.memory.guest_of_user(UserAddress(u64_at(body, at))).expect("mapped ring").0;
+                let guest = |at| self.memory.user_to_guest(UserAddress(u64_at(body, at))).expect("mapped ring").0;
                 let parts = [guest(8), guest(24), guest(16)];
                 self.rings[ring(body)].parts = parts;
             }
@@ -119,8 +119,8 @@ impl<'a, P: Personality> Connection<'a, P> {
         for (index, file) in files.iter().take(u32_at(body, 0) as usize).enumerate() {
             let at = 8 + 32 * index;
             let (guest, user) = (GuestAddress(u64_at(body, at)), UserAddress(u64_at(body, at + 16)));
-            let region = Region::of_file(file, u64_at(body, at + 24), u64_at(body, at + 8), guest, user);
-            memory = memory.with(region.expect("a region that can be mapped")).expect("no overlap");
+            let region = Region::from_file(file, u64_at(body, at + 24), u64_at(body, at + 8), guest, user);
+            memory = memory.with_region(region.expect("a region that can be mapped")).expect("no overlap");
         }
         self.memory = Arc::new(memory);
     }

@@ -4,9 +4,9 @@ use std::io;
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, Sector512};
-use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots};
+use mqblk_memory::{GuestAddress, GuestMemory, SharedArray};
 use mqblk_ring::split::SplitDriver;
-use mqblk_ring::split::driver::Shape;
+use mqblk_ring::split::driver::ChainLayout;
 use mqblk_vhost_user_client::EventFd;
 
 use super::layout::QueueLayout;
@@ -61,12 +61,12 @@ pub struct Completion {
 #[derive(Debug)]
 pub struct Queue {
     ring: SplitDriver,
-    shape: Shape,
+    shape: ChainLayout,
     memory: Arc<GuestMemory>,
     layout: QueueLayout,
-    headers: SharedSlots<[u64; 2]>,
-    statuses: SharedSlots<u8>,
-    ranges: SharedSlots<[u64; 2]>,
+    headers: SharedArray<[u64; 2]>,
+    statuses: SharedArray<u8>,
+    ranges: SharedArray<[u64; 2]>,
     /// Headers as last written: one that is the same (the same block again) is not stored again.
     written: Box<[[u64; 2]]>,
     /// What submissions were given, by slot.
@@ -81,7 +81,7 @@ pub struct Queue {
 impl Queue {
     pub(crate) fn new(
         ring: SplitDriver,
-        shape: Shape,
+        shape: ChainLayout,
         memory: &Arc<GuestMemory>,
         layout: QueueLayout,
         poison: bool,
@@ -90,9 +90,9 @@ impl Queue {
         let n = usize::from(ring.size());
         Some(Queue {
             shape,
-            headers: memory.slots(layout.headers, n)?,
-            statuses: memory.slots(layout.statuses, n)?,
-            ranges: memory.slots(layout.ranges, n * MAX_RANGES)?,
+            headers: memory.shared_array(layout.headers, n)?,
+            statuses: memory.shared_array(layout.statuses, n)?,
+            ranges: memory.shared_array(layout.ranges, n * MAX_RANGES)?,
             memory: Arc::clone(memory),
             layout,
             // No header has this type.
@@ -277,7 +277,7 @@ impl Queue {
     /// When the device breaks the protocol: the queue is of no more use.
     #[inline]
     pub fn look(&mut self) -> Result<u16, DeviceError> {
-        Ok(self.ring.look()?)
+        Ok(self.ring.poll_used()?)
     }
 
     /// Takes one answer of those that the last [`look`](Self::look) saw.

@@ -4,9 +4,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots};
+use mqblk_memory::{GuestAddress, GuestMemory, SharedArray};
 use mqblk_ring::split::SplitDriver;
-use mqblk_ring::split::driver::{Refused, Shape};
+use mqblk_ring::split::driver::{ChainLayout, ChainRefused};
 use mqblk_vhost_user_client::EventFd;
 
 use super::layout::ControlLayout;
@@ -24,8 +24,8 @@ pub struct Control {
     control: SplitDriver,
     event: SplitDriver,
     kicks: [EventFd; 2],
-    tasks: SharedSlots<[u64; 4]>,
-    answers: SharedSlots<u8>,
+    tasks: SharedArray<[u64; 4]>,
+    answers: SharedArray<u8>,
     users: Box<[u32]>,
     free: Vec<u16>,
     memory: Arc<GuestMemory>,
@@ -52,7 +52,7 @@ impl Control {
     ) -> Result<Control, DriverError> {
         let n = usize::from(control.size());
         let slots = |ok: bool| assert!(ok, "the region was made for this layout");
-        let (tasks, answers) = (memory.slots(layout.tasks, n), memory.slots(layout.answers, n));
+        let (tasks, answers) = (memory.shared_array(layout.tasks, n), memory.shared_array(layout.answers, n));
         slots(tasks.is_some() && answers.is_some());
         let (Some(tasks), Some(answers)) = (tasks, answers) else { unreachable!("just checked") };
         let mut made = Control {
@@ -79,7 +79,7 @@ impl Control {
         let at = GuestAddress(self.layout.events.0 + u64::from(slot) * u64::from(EVENT_BYTES));
         // What a device leaves unwritten must say nothing.
         self.memory.write(at, &[0; EVENT_BYTES as usize]).expect("events lie in shared memory");
-        let chain = self.event.begin(Shape::Direct).writable(at, EVENT_BYTES);
+        let chain = self.event.begin(ChainLayout::Direct).writable(at, EVENT_BYTES);
         chain.and_then(|chain| chain.commit(slot.into())).expect("a buffer for each of at most as many entries");
         Ok(())
     }
@@ -102,11 +102,11 @@ impl Control {
         let Some(&slot) = self.free.last() else { return Ok(false) };
         let request = GuestAddress(self.layout.tasks.0 + u64::from(slot) * u64::from(TMF_STRIDE));
         let answer = GuestAddress(self.layout.answers.0 + u64::from(slot));
-        let chain = self.control.begin(Shape::Direct).readable(request, TMF_BYTES);
+        let chain = self.control.begin(ChainLayout::Direct).readable(request, TMF_BYTES);
         let chain = chain.and_then(|chain| chain.writable(answer, 1));
         match chain.and_then(|chain| chain.commit(slot.into())) {
             Ok(()) => {}
-            Err(Refused::Full) => return Ok(false),
+            Err(ChainRefused::Full) => return Ok(false),
             Err(refused) => unreachable!("two pieces in order: {refused}"),
         }
         self.free.pop();
@@ -124,7 +124,7 @@ impl Control {
     /// # Errors
     /// When the device breaks the protocol.
     pub fn reap(&mut self) -> Result<Option<TaskDone>, DriverError> {
-        self.control.look()?;
+        self.control.poll_used()?;
         let Some(used) = self.control.take()? else { return Ok(None) };
         let slot = used.token as usize;
         self.free.push(slot as u16);
@@ -136,7 +136,7 @@ impl Control {
     /// # Errors
     /// When the device breaks the protocol.
     pub fn event(&mut self) -> Result<Option<Event>, DriverError> {
-        self.event.look()?;
+        self.event.poll_used()?;
         let Some(used) = self.event.take()? else { return Ok(None) };
         let slot = used.token as u16;
         let at = GuestAddress(self.layout.events.0 + u64::from(slot) * u64::from(EVENT_BYTES));

@@ -4,9 +4,9 @@ use std::io;
 use std::sync::Arc;
 
 use mqblk_core::ByteLen;
-use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots};
+use mqblk_memory::{GuestAddress, GuestMemory, SharedArray};
 use mqblk_ring::split::SplitDriver;
-use mqblk_ring::split::driver::Shape;
+use mqblk_ring::split::driver::ChainLayout;
 use mqblk_vhost_user_client::EventFd;
 
 use super::answer::{Ending, Head};
@@ -51,11 +51,11 @@ pub(crate) struct Pending {
 #[derive(Debug)]
 pub struct Queue {
     pub(crate) ring: SplitDriver,
-    shape: Shape,
+    shape: ChainLayout,
     memory: Arc<GuestMemory>,
     layout: QueueLayout,
-    headers: SharedSlots<[u64; 8]>,
-    answers: SharedSlots<[u64; 2]>,
+    headers: SharedArray<[u64; 8]>,
+    answers: SharedArray<[u64; 2]>,
     /// Headers as last written: one that is the same (the same block again) is not stored again.
     written: Box<[[u64; 8]]>,
     pending: Box<[Pending]>,
@@ -69,7 +69,7 @@ pub struct Queue {
 impl Queue {
     pub(crate) fn new(
         (ring, kick): (SplitDriver, EventFd),
-        shape: Shape,
+        shape: ChainLayout,
         memory: &Arc<GuestMemory>,
         layout: QueueLayout,
         poison: bool,
@@ -77,8 +77,8 @@ impl Queue {
         let n = usize::from(ring.size());
         Some(Queue {
             shape,
-            headers: memory.slots(layout.headers, n)?,
-            answers: memory.slots(layout.answers, n * ANSWER_SLOTS)?,
+            headers: memory.shared_array(layout.headers, n)?,
+            answers: memory.shared_array(layout.answers, n * ANSWER_SLOTS)?,
             memory: Arc::clone(memory),
             layout,
             // No header starts like this.

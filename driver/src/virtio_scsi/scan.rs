@@ -157,7 +157,7 @@ pub(super) fn scan(
         if queue.in_flight() == 0 {
             break;
         }
-        queue.ring.look()?;
+        queue.ring.poll_used()?;
         let mut any = false;
         while let Some((_, done)) = queue.reap()? {
             any = true;

@@ -229,7 +229,7 @@ impl QueueSet {
     /// When the device breaks the protocol: the queue is of no more use.
     #[inline]
     pub fn look(&mut self, index: usize) -> Result<u16, DeviceError> {
-        Ok(self.queues[index].ring.look()?)
+        Ok(self.queues[index].ring.poll_used()?)
     }
 
     /// Takes one own answer of those that the last [`look`](Self::look) saw on queue `index`. Answers to other threads' commands

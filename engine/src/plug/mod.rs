@@ -230,7 +230,7 @@ impl Merger {
             };
             let requests = std::iter::once(head).chain(group[1..].iter().map(|step| take(step.index)));
             let buffer = if has_data {
-                Some(lane.buffers.join(requests.filter_map(member)))
+                Some(lane.buffers.merge(requests.filter_map(member)))
             } else {
                 requests.for_each(|request| _ = member(request));
                 None

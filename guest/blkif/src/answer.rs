@@ -1,7 +1,7 @@
 //! From the end of a request to its response.
 
 use mqblk_core::{ByteLen, ByteOffset, DiskSlot, Intake, Op, Outcome};
-use mqblk_memory::{Buffer, CopyDirection, GrantStatus, PooledLane};
+use mqblk_memory::{Buffer, CopyDirection, GrantStatus, PooledContext};
 use mqblk_ring::blkif::status;
 
 use crate::journal::JournalSlot;
@@ -18,7 +18,7 @@ fn refusal(outcome: Outcome, step: Step) -> i16 {
     }
 }
 
-impl<L: PooledLane> BlkifQueue<L> {
+impl<L: PooledContext> BlkifQueue<L> {
     /// Puts a response on the ring.
     #[inline]
     pub(crate) fn respond(&mut self, id: u64, operation: u8, status: i16, journal: Option<JournalSlot>) {

@@ -6,7 +6,7 @@ use mqblk_core::units::in_range;
 use mqblk_core::{BlockSize, ByteLen, ByteOffset, Sector512};
 use mqblk_memory::PAGE_BYTES;
 use mqblk_ring::blkif::request::{DISCARD_SECURE, MAX_SEGMENTS, SEGMENTS_PER_PAGE};
-use mqblk_ring::blkif::{Indirect, Request, Transfer, What, operation, status};
+use mqblk_ring::blkif::{BlkifRequest, IndirectRequest, RequestBody, RwRequest, operation, status};
 
 use crate::options::VbdOptions;
 use crate::place::PageUse;
@@ -88,16 +88,16 @@ impl Rules {
     }
 
     /// Judges an entry. `size`: of the disk, now.
-    pub(crate) fn judge(&self, request: &Request, size: ByteLen) -> Asked {
-        match &request.what {
-            What::Transfer(transfer) => self.transfer(request.operation, transfer),
-            What::Indirect(indirect) => self.indirect(indirect),
-            What::Discard { flag, sector, sectors } => self.discard(*flag, *sector, *sectors, size),
-            What::Unknown => Asked::Answer(status::NOT_SUPPORTED),
+    pub(crate) fn judge(&self, request: &BlkifRequest, size: ByteLen) -> Asked {
+        match &request.body {
+            RequestBody::Rw(transfer) => self.transfer(request.operation, transfer),
+            RequestBody::Indirect(indirect) => self.indirect(indirect),
+            RequestBody::Discard { flag, sector, sectors } => self.discard(*flag, *sector, *sectors, size),
+            RequestBody::Unknown => Asked::Answer(status::NOT_SUPPORTED),
         }
     }
 
-    fn transfer(&self, operation: u8, transfer: &Transfer) -> Asked {
+    fn transfer(&self, operation: u8, transfer: &RwRequest) -> Asked {
         let Some(kind) = self.kinds.get(usize::from(operation)).copied().flatten() else {
             return Asked::Answer(status::NOT_SUPPORTED);
         };
@@ -108,7 +108,7 @@ impl Rules {
         }
     }
 
-    fn indirect(&self, indirect: &Indirect) -> Asked {
+    fn indirect(&self, indirect: &IndirectRequest) -> Asked {
         if self.max_indirect == 0 {
             return Asked::Answer(status::NOT_SUPPORTED);
         }
@@ -173,9 +173,9 @@ pub(crate) fn indirect_pages(segments: u16) -> usize {
 /// What a response calls its request: the operation; of an indirect one, the inner one (a frontend that checks takes the disk
 /// out of service otherwise).
 #[inline]
-pub(crate) fn answered_operation(request: &Request) -> u8 {
-    match &request.what {
-        What::Indirect(indirect) => indirect.operation,
+pub(crate) fn answered_operation(request: &BlkifRequest) -> u8 {
+    match &request.body {
+        RequestBody::Indirect(indirect) => indirect.operation,
         _ => request.operation,
     }
 }

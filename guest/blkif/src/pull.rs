@@ -9,10 +9,10 @@ use std::io;
 
 use mqblk_core::{ByteLen, ByteOffset, DiskSlot, Intake, Op};
 use mqblk_memory::{
-    Buffer, BufferPool, CopyDirection, GrantCopy, GrantStatus, GuestAddress, PageArena, PageSlot, PooledLane,
+    Buffer, BufferPool, CopyDirection, GrantCopy, GrantStatus, GuestAddress, PageArena, PageSlot, PooledContext,
 };
 use mqblk_ring::blkif::request::{SEGMENT_BYTES, SEGMENTS_PER_PAGE};
-use mqblk_ring::blkif::{Broken, Indirect, RawRequest, Segment, What, operation, status};
+use mqblk_ring::blkif::{BlkifRingError, IndirectRequest, RawRequest, RequestBody, Segment, operation, status};
 
 use crate::journal::JournalSlot;
 use crate::judge::{Asked, Kind, answered_operation, indirect_pages};
@@ -25,13 +25,13 @@ use crate::requests::{Entry, Step};
 pub(crate) const BATCH: usize = 16;
 
 /// More requests were taken than the journal has room for, which is as many as the ring has.
-const NO_ROOM: Broken = Broken("there are more requests without a response than the ring holds");
+const NO_ROOM: BlkifRingError = BlkifRingError("there are more requests without a response than the ring holds");
 
 /// A request of the batch whose segments are being fetched.
 #[derive(Clone, Copy, Debug)]
 struct Fetched {
     at: u16,
-    indirect: Indirect,
+    indirect: IndirectRequest,
     /// Bit `n`: page `n` was read through its mapping.
     read: u8,
 }
@@ -102,7 +102,7 @@ fn parse(bytes: &[u8], pages: &mut [PageUse]) {
     }
 }
 
-impl<L: PooledLane> BlkifQueue<L> {
+impl<L: PooledContext> BlkifQueue<L> {
     /// Takes one batch, of at most `most`. How many were taken, and whether more wait that may be taken.
     #[inline]
     pub(crate) fn take_batch<I: Intake<BlkifToken, Buffer>>(
@@ -110,7 +110,7 @@ impl<L: PooledLane> BlkifQueue<L> {
         pool: &mut BufferPool,
         into: &mut I,
         most: usize,
-    ) -> Result<(usize, bool), Broken> {
+    ) -> Result<(usize, bool), BlkifRingError> {
         let room = into.room().min(self.requests.room()).min(BATCH).min(most);
         let (count, more) = self.fetch(room)?;
         if count == 0 {
@@ -138,7 +138,7 @@ impl<L: PooledLane> BlkifQueue<L> {
 
     /// Copies entries of the ring, up to a barrier. How many, and whether more wait.
     #[inline]
-    fn fetch(&mut self, most: usize) -> Result<(usize, bool), Broken> {
+    fn fetch(&mut self, most: usize) -> Result<(usize, bool), BlkifRingError> {
         if self.replay.left() > 0 {
             return Ok((self.fetch_replay(most), true));
         }
@@ -228,8 +228,8 @@ impl<L: PooledLane> BlkifQueue<L> {
         let request = self.batch.raws[number].decode(self.ring.abi());
         let operation = answered_operation(&request);
         let entry = Entry { id: request.id, operation, journal, ..Entry::NEW };
-        match (self.rules.judge(&request, size), &request.what) {
-            (Asked::Indirect(kind), What::Indirect(indirect)) => {
+        match (self.rules.judge(&request, size), &request.body) {
+            (Asked::Indirect(kind), RequestBody::Indirect(indirect)) => {
                 self.counters.indirect_requests += 1;
                 let Entry { step, barrier, .. } = of_kind(kind);
                 let at = self.requests.open(Entry { segments: indirect.nr_segments, step, barrier, ..entry });

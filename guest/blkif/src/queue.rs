@@ -5,9 +5,9 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use mqblk_core::{Armed, ByteLen, Completed, EventChannel, GuestQueue, Intake, Notify, Pulled, Wake};
-use mqblk_memory::{Buffer, GrantCopy, LeaseId, PageArena, PooledLane};
+use mqblk_memory::{Buffer, GrantCopy, LeaseId, PageArena, PooledContext};
 use mqblk_ring::blkif::request::MAX_SEGMENTS;
-use mqblk_ring::blkif::{BackRing, Broken, Position};
+use mqblk_ring::blkif::{BackRing, BlkifRingError, RingPosition};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::barrier::{RingGate, Step as GateStep};
@@ -72,7 +72,7 @@ pub struct BlkifQueue<L> {
     _lane: PhantomData<fn(L)>,
 }
 
-impl<L: PooledLane> BlkifQueue<L> {
+impl<L: PooledContext> BlkifQueue<L> {
     pub(crate) fn new(vbd: Arc<Vbd>, lane: &mut L, parts: RingParts) -> io::Result<BlkifQueue<L>> {
         let RingParts { ring, grants, channel, waker, journal, replay, keep } = parts;
         let options = vbd.options();
@@ -81,7 +81,7 @@ impl<L: PooledLane> BlkifQueue<L> {
         let batch = Batch::new(most)?;
         let mut pages = vbd.pages(size.into(), segments, grants)?;
         let arena = pages.arena();
-        let lease = lane.pool().adopt(Arc::clone(arena.memory()), vec![]);
+        let lease = lane.pool().acquire_lease(Arc::clone(arena.memory()), vec![]);
         lane.pool().reserve(size.into());
         vbd.opened(&waker);
         Ok(BlkifQueue {
@@ -123,7 +123,7 @@ impl<L: PooledLane> BlkifQueue<L> {
         let last = self.vbd.closed(&self.waker);
         self.pages.close(last, &mut self.counters);
         lane.pool().unreserve(self.ring.size() as usize);
-        lane.pool().retire(self.lease);
+        lane.pool().retire_lease(self.lease);
     }
 
     /// What was counted so far.
@@ -156,7 +156,7 @@ impl<L: PooledLane> BlkifQueue<L> {
         lane: &mut L,
         into: &mut I,
         running: bool,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), BlkifRingError> {
         let mut taken = Ok(());
         loop {
             let others = self.requests.in_use() - usize::from(self.barrier.is_some()) + self.unpublished;
@@ -178,7 +178,11 @@ impl<L: PooledLane> BlkifQueue<L> {
     }
 
     /// Takes what the ring holds now, up to a barrier.
-    fn take_earlier<I: Intake<BlkifToken, Buffer>>(&mut self, lane: &mut L, into: &mut I) -> Result<(), Broken> {
+    fn take_earlier<I: Intake<BlkifToken, Buffer>>(
+        &mut self,
+        lane: &mut L,
+        into: &mut I,
+    ) -> Result<(), BlkifRingError> {
         let mut left = self.replay.left() + self.ring.waiting()? as usize;
         while left > 0 && self.barrier.is_none() {
             let (taken, _) = self.take_batch(lane.pool(), into, left)?;
@@ -192,7 +196,7 @@ impl<L: PooledLane> BlkifQueue<L> {
 
     /// The worker does not look at the ring, and its events may have been left masked while a barrier was on: takes what it holds, and
     /// asks for an event again.
-    fn catch_up<I: Intake<BlkifToken, Buffer>>(&mut self, lane: &mut L, into: &mut I) -> Result<(), Broken> {
+    fn catch_up<I: Intake<BlkifToken, Buffer>>(&mut self, lane: &mut L, into: &mut I) -> Result<(), BlkifRingError> {
         // As many as there can be, and a few that come meanwhile; then others have their turn.
         for _ in 0..=self.ring.size() as usize / BATCH {
             let (_, more) = self.take_batch(lane.pool(), into, usize::MAX)?;
@@ -225,9 +229,9 @@ impl<L: PooledLane> BlkifQueue<L> {
     }
 }
 
-impl<L: PooledLane> GuestQueue for BlkifQueue<L> {
+impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
     type Token = BlkifToken;
-    type Position = Position;
+    type Position = RingPosition;
     type Lane = L;
 
     fn depth(&self) -> u16 {
@@ -324,7 +328,7 @@ impl<L: PooledLane> GuestQueue for BlkifQueue<L> {
         self.channel.take();
     }
 
-    fn position(&self) -> Position {
+    fn position(&self) -> RingPosition {
         self.ring.position()
     }
 }

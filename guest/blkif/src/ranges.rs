@@ -104,7 +104,7 @@ impl Ranges {
             if self.pages <= KEPT_PAGES || left == 0 {
                 return;
             }
-            if *filled > 0 && arena.clear(PageSlot(range * self.stride), (*filled).into()).is_ok() {
+            if *filled > 0 && arena.map_zero_pages(PageSlot(range * self.stride), (*filled).into()).is_ok() {
                 self.pages -= u32::from(*filled);
                 *filled = 0;
                 left -= 1;

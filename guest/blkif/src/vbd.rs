@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mqblk_core::{ByteLen, EventChannel, Wake};
-use mqblk_memory::{GrantAccess, PooledLane};
+use mqblk_memory::{GrantAccess, PooledContext};
 use mqblk_ring::blkif::{BackRing, RawRequest};
 
 use crate::barrier::Gate;
@@ -97,7 +97,7 @@ impl Vbd {
     ///
     /// # Errors
     /// When the system has no addresses for its pages.
-    pub fn queue<L: PooledLane>(self: &Arc<Self>, lane: &mut L, parts: RingParts) -> io::Result<BlkifQueue<L>> {
+    pub fn queue<L: PooledContext>(self: &Arc<Self>, lane: &mut L, parts: RingParts) -> io::Result<BlkifQueue<L>> {
         BlkifQueue::new(Arc::clone(self), lane, parts)
     }
 

@@ -10,7 +10,7 @@ use std::io;
 
 use mqblk_blkif::{Mode, Vbd};
 use mqblk_memory::{GrantAccess, GrantCopy, GrantRef, GrantStatus, PageArena, PageSlot};
-use mqblk_ring::blkif::{Position, RawRequest, Request, Segment, operation as o};
+use mqblk_ring::blkif::{BlkifRequest, RawRequest, RingPosition, Segment, operation as o};
 use rig::back::Back;
 use rig::domain::Domain;
 use rig::front::{Front, direct, discard, indirect, segment};
@@ -74,7 +74,7 @@ impl GrantAccess for Grants {
 }
 
 /// The request that `number` stands for.
-fn request(number: u64, segments: &mut [Segment; 11]) -> Request {
+fn request(number: u64, segments: &mut [Segment; 11]) -> BlkifRequest {
     let sector = number * 1021 % (SECTORS - 2048);
     let gref = (number % u64::from(PAGES - 11)) as u32 + 1;
     for (segment, gref) in segments.iter_mut().zip(gref..) {
@@ -124,7 +124,7 @@ fn run(front: &mut Front, back: &mut Back, mix: Mix, count: u64) {
         }
         let _ = front.ring.publish();
         back.turn();
-        front.ring.look().unwrap();
+        front.ring.poll_responses().unwrap();
         while front.ring.take().is_some() {
             answered += 1;
         }
@@ -139,7 +139,7 @@ fn allocations(mode: Mode, requests: u64, smuggle: Option<u64>) -> usize {
     let (domain, vbd) = (Domain::new(1), Vbd::new(options));
     let mut front = Front::new(&domain, vbd.options().abi, 1);
     let grants = Box::new(Grants { smuggle, calls: 0 });
-    let mut back = Back::with_grants(&vbd, grants, &front, Position::default(), None, vec![]);
+    let mut back = Back::with_grants(&vbd, grants, &front, RingPosition::default(), None, vec![]);
     back.noting = false;
     run(&mut front, &mut back, Mix::Largest, WARM_UP / 10);
     run(&mut front, &mut back, Mix::All, WARM_UP);

@@ -5,7 +5,7 @@ mod rig;
 use mqblk_blkif::{Mode, VbdOptions};
 use mqblk_core::{BlockSize, Errno, Op, Outcome};
 use mqblk_memory::GrantStatus;
-use mqblk_ring::blkif::{Abi, Request, Segment, operation as o, status};
+use mqblk_ring::blkif::{Abi, BlkifRequest, Segment, operation as o, status};
 use rig::front::{direct, discard, indirect, segment};
 use rig::{MODES, PAGE, SECTOR, SECTORS, options, rig};
 
@@ -274,7 +274,7 @@ fn discards_are_cut_to_what_the_storage_takes() {
 }
 
 /// A change of the options, a request, the status it gets.
-type Bad = (fn(&mut VbdOptions), Request, i16);
+type Bad = (fn(&mut VbdOptions), BlkifRequest, i16);
 
 fn bad_forms() -> Vec<Bad> {
     let none: fn(&mut VbdOptions) = |_| {};
@@ -284,14 +284,14 @@ fn bad_forms() -> Vec<Bad> {
     let (error, unsupported) = (status::ERROR, status::NOT_SUPPORTED);
     let with_count = |count: u8| {
         let mut request = direct(1, o::READ, 0, &one);
-        if let mqblk_ring::blkif::What::Transfer(transfer) = &mut request.what {
+        if let mqblk_ring::blkif::RequestBody::Rw(transfer) = &mut request.body {
             transfer.nr_segments = count;
         }
         request
     };
-    let named = |operation: u8| Request {
+    let named = |operation: u8| BlkifRequest {
         operation,
-        ..Request { what: mqblk_ring::blkif::What::Unknown, ..direct(1, 0, 0, &[]) }
+        ..BlkifRequest { body: mqblk_ring::blkif::RequestBody::Unknown, ..direct(1, 0, 0, &[]) }
     };
     vec![
         // Numbers of segments.
@@ -376,8 +376,8 @@ fn bad_requests_are_refused_and_do_nothing() {
             domain.write(3, 24, &segment(501, 0, 7).to_bytes());
             front.send(&request);
             back.run();
-            let operation = match &request.what {
-                mqblk_ring::blkif::What::Indirect(indirect) => indirect.operation,
+            let operation = match &request.body {
+                mqblk_ring::blkif::RequestBody::Indirect(indirect) => indirect.operation,
                 _ => request.operation,
             };
             assert_eq!(front.responses(), [(1, operation, expected)], "{what}");

@@ -8,7 +8,7 @@ use mqblk_blkif::journal::Journal;
 use mqblk_blkif::{Mode, Vbd};
 use mqblk_core::{Armed, GuestQueue, Notify, Pulled};
 use mqblk_memory::create_memfd;
-use mqblk_ring::blkif::{Abi, Position, operation as o, status};
+use mqblk_ring::blkif::{Abi, RingPosition, operation as o, status};
 use rig::back::Back;
 use rig::domain::Domain;
 use rig::front::{Front, direct, segment};
@@ -87,7 +87,7 @@ fn a_new_owner_goes_on_where_the_old_one_was() {
         assert_eq!(front.responses().len(), 1);
     }
     let position = back.queue.position();
-    assert_eq!(position, Position { req_cons: 50, rsp_prod: 50 });
+    assert_eq!(position, RingPosition { req_cons: 50, rsp_prod: 50 });
     back.close();
     let mut back = Back::resumed(&back.vbd, &domain, &front, position, None, vec![]);
     front.send(&direct(51, o::WRITE, 0, &[segment(1, 0, 7)]));
@@ -105,8 +105,8 @@ fn what_an_owner_left_comes_first_and_is_judged_anew() {
         grant_pages(&domain, 40);
         let mut front = Front::new(&domain, abi, 1);
         let file = create_memfd("journal", Journal::bytes(32)).unwrap();
-        let journal = Journal::create(&file, 32, 7, Position::default()).unwrap();
-        let mut back = Back::resumed(&vbd, &domain, &front, Position::default(), Some(journal), vec![]);
+        let journal = Journal::create(&file, 32, 7, RingPosition::default()).unwrap();
+        let mut back = Back::resumed(&vbd, &domain, &front, RingPosition::default(), Some(journal), vec![]);
         for id in 0..20 {
             front.put(&direct(id, o::WRITE, id * 8, &[segment(id as u32 + 1, 0, 7)]));
         }
@@ -125,7 +125,7 @@ fn what_an_owner_left_comes_first_and_is_judged_anew() {
         let gone = (0..20).find(|id| !answered.contains(id)).unwrap();
         drop(back);
         let (journal, recovery) =
-            Journal::resume(&file, 32, 7, front.back_end(Position::default()).published()).unwrap();
+            Journal::resume(&file, 32, 7, front.back_end(RingPosition::default()).published()).unwrap();
         let replayed: Vec<u64> = recovery.replay.iter().map(|(_, raw)| raw.decode(abi).id).collect();
         let left: Vec<u64> = (0..20).filter(|id| !answered.contains(id)).collect();
         assert_eq!(replayed, left);
@@ -142,9 +142,9 @@ fn what_an_owner_left_comes_first_and_is_judged_anew() {
         assert_eq!(found, left.iter().copied().chain([20]).map(expected).collect::<Vec<_>>());
         back.close();
         // All is answered: the next owner finds nothing.
-        let (_, recovery) = Journal::resume(&file, 32, 7, front.back_end(Position::default()).published()).unwrap();
+        let (_, recovery) = Journal::resume(&file, 32, 7, front.back_end(RingPosition::default()).published()).unwrap();
         assert!(recovery.replay.is_empty());
-        assert_eq!(recovery.position, Position { req_cons: 21, rsp_prod: 21 });
+        assert_eq!(recovery.position, RingPosition { req_cons: 21, rsp_prod: 21 });
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use mqblk_blkif::{GrantBudget, GrantCounters, Mode};
 use mqblk_core::{Errno, Outcome};
 use mqblk_memory::GrantStatus;
-use mqblk_ring::blkif::{Abi, Request, Segment, operation as o, status};
+use mqblk_ring::blkif::{Abi, BlkifRequest, Segment, operation as o, status};
 use proptest::prelude::*;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -34,7 +34,7 @@ const MISSING: u32 = 4;
 const GOOD_TOO: u32 = 5;
 
 struct Sent {
-    request: Request,
+    request: BlkifRequest,
     segments: Vec<Segment>,
     /// The page of segments has this grant.
     table: Option<u32>,
@@ -190,15 +190,15 @@ impl World {
     fn judge(&mut self, (lane, operation, found): (u64, u8, i16)) {
         let sent = self.sent[lane as usize].take().expect("it was outstanding");
         let what = format!("{:?} {:?}: {:?}", self.mode, self.front.ring.abi(), sent.request);
-        let (asked, most) = match &sent.request.what {
-            mqblk_ring::blkif::What::Indirect(indirect) => (indirect.operation, 256),
+        let (asked, most) = match &sent.request.body {
+            mqblk_ring::blkif::RequestBody::Indirect(indirect) => (indirect.operation, 256),
             _ => (sent.request.operation, 11),
         };
         assert_eq!(operation, asked, "{what}");
         let fill = asked == o::READ;
         let at = (sent.sector.min(rig::SECTORS) * SECTOR) as usize;
-        let expected = match &sent.request.what {
-            mqblk_ring::blkif::What::Discard { sectors, .. } => {
+        let expected = match &sent.request.body {
+            mqblk_ring::blkif::RequestBody::Discard { sectors, .. } => {
                 let inside = u128::from(sent.sector) + u128::from(*sectors) <= u128::from(rig::SECTORS);
                 if inside && !sent.fails {
                     self.disk[at..at + (sectors * SECTOR) as usize].fill(0);

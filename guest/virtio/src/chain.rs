@@ -5,14 +5,14 @@
 
 use mqblk_memory::{BufferPool, GuestAddress, LeaseId};
 use mqblk_ring::split::layout::{DESC_BYTES, DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
-use mqblk_ring::split::{Broken, Descriptor, DeviceRing};
+use mqblk_ring::split::{Descriptor, DeviceRing, VirtqueueError};
 
 /// Most entries of an indirect table that are accepted. Linux's drivers use at most the ring's size, or seg_max + 2.
-pub const MAX_INDIRECT: u16 = 1024;
+pub const MAX_INDIRECT_ENTRIES: u16 = 1024;
 
 /// A segment of a chain: a range of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct ChainSegment {
     /// Guest address.
     pub address: GuestAddress,
     /// Length in bytes; not 0.
@@ -25,43 +25,43 @@ pub struct Piece {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainError {
     /// The ring violates the protocol: the queue stops.
-    Ring(Broken),
+    BrokenRing(VirtqueueError),
     /// Only this request is invalid: the chain is returned to the driver with no bytes written.
-    Request,
+    BadRequest,
 }
 
-impl From<Broken> for ChainError {
-    fn from(broken: Broken) -> Self {
-        ChainError::Ring(broken)
+impl From<VirtqueueError> for ChainError {
+    fn from(broken: VirtqueueError) -> Self {
+        ChainError::BrokenRing(broken)
     }
 }
 
 /// The first descriptors of a chain, fetched ahead so that the lines they refer to are prefetched.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct ChainStart {
+pub struct ChainHead {
     /// Index of the head descriptor.
-    pub head: u16,
+    pub index: u16,
     /// The head descriptor.
     pub first: Descriptor,
     /// The first entry of its indirect table, if that was read.
-    pub entry: Option<Descriptor>,
+    pub first_indirect: Option<Descriptor>,
 }
 
-impl ChainStart {
+impl ChainHead {
     /// Reads the head descriptor and prefetches the memory that it names.
     #[inline]
-    pub fn fetch(ring: &DeviceRing, pool: &mut BufferPool, lease: LeaseId, head: u16) -> ChainStart {
-        let first = ring.descriptor(head);
+    pub fn fetch(ring: &DeviceRing, pool: &mut BufferPool, lease: LeaseId, index: u16) -> ChainHead {
+        let first = ring.descriptor(index);
         pool.prefetch(lease, GuestAddress(first.address));
-        ChainStart { head, first, entry: None }
+        ChainHead { index, first, first_indirect: None }
     }
 
     /// Reads the first entry of an indirect table and prefetches the memory that it names.
     #[inline]
     pub fn fetch_indirect(&mut self, pool: &mut BufferPool, lease: LeaseId) {
         if self.first.flags & DESC_INDIRECT != 0 {
-            self.entry = pool.read(lease, GuestAddress(self.first.address)).map(Descriptor::from_words);
-            if let Some(entry) = self.entry {
+            self.first_indirect = pool.read(lease, GuestAddress(self.first.address)).map(Descriptor::from_words);
+            if let Some(entry) = self.first_indirect {
                 pool.prefetch(lease, GuestAddress(entry.address));
             }
         }
@@ -69,32 +69,32 @@ impl ChainStart {
 }
 
 /// An indirect table.
-struct Table {
+struct IndirectTable {
     address: u64,
     entries: u16,
 }
 
-impl Table {
+impl IndirectTable {
     /// Returns the table that `desc` names.
-    fn of(desc: &Descriptor) -> Result<Table, ChainError> {
+    fn of(desc: &Descriptor) -> Result<IndirectTable, ChainError> {
         let entries = DeviceRing::indirect_entries(desc)?;
-        if entries > MAX_INDIRECT {
-            return Err(ChainError::Request);
+        if entries > MAX_INDIRECT_ENTRIES {
+            return Err(ChainError::BadRequest);
         }
-        Ok(Table { address: desc.address, entries })
+        Ok(IndirectTable { address: desc.address, entries })
     }
 
     /// Reads an entry once.
     #[inline]
     fn read(&self, pool: &mut BufferPool, lease: LeaseId, index: u16) -> Result<Descriptor, ChainError> {
-        let at = self.address.checked_add(u64::from(index) * DESC_BYTES).ok_or(ChainError::Request)?;
-        let words = pool.read(lease, GuestAddress(at)).ok_or(ChainError::Request)?;
+        let at = self.address.checked_add(u64::from(index) * DESC_BYTES).ok_or(ChainError::BadRequest)?;
+        let words = pool.read(lease, GuestAddress(at)).ok_or(ChainError::BadRequest)?;
         Ok(Descriptor::from_words(words))
     }
 
     /// Returns the entry that follows `desc`, after `seen` entries.
     #[inline]
-    fn follow(
+    fn next_entry(
         &self,
         pool: &mut BufferPool,
         lease: LeaseId,
@@ -102,19 +102,19 @@ impl Table {
         seen: u16,
     ) -> Result<Descriptor, ChainError> {
         if seen >= self.entries {
-            return Err(LOOP.into());
+            return Err(INDIRECT_LOOP.into());
         }
         if desc.next >= self.entries {
-            return Err(NEXT.into());
+            return Err(BAD_INDIRECT_NEXT.into());
         }
         self.read(pool, lease, desc.next)
     }
 }
 
-const ORDER: Broken = Broken("a readable descriptor follows a writable one");
-const NESTED: Broken = Broken("an indirect table names another one");
-const NEXT: Broken = Broken("an indirect descriptor's next field is outside its table");
-const LOOP: Broken = Broken("an indirect table loops");
+const READABLE_AFTER_WRITABLE: VirtqueueError = VirtqueueError("a readable descriptor follows a writable one");
+const NESTED_INDIRECT: VirtqueueError = VirtqueueError("an indirect table names another one");
+const BAD_INDIRECT_NEXT: VirtqueueError = VirtqueueError("an indirect descriptor's next field is outside its table");
+const INDIRECT_LOOP: VirtqueueError = VirtqueueError("an indirect table loops");
 
 /// Calls `each` with every segment of the chain, readable segments first. Descriptors of length 0 are skipped.
 ///
@@ -122,25 +122,25 @@ const LOOP: Broken = Broken("an indirect table loops");
 /// [`ChainError::BrokenRing`] for a chain that leaves its table, loops, nests indirect tables or has a writable descriptor before a
 /// readable one; [`ChainError::BadRequest`] for a table that is not mapped, or when `each` returns it.
 #[inline]
-pub fn walk(
+pub fn walk_chain(
     ring: &DeviceRing,
     pool: &mut BufferPool,
     lease: LeaseId,
-    head: &ChainStart,
-    mut each: impl FnMut(&mut BufferPool, Piece) -> Result<(), ChainError>,
+    head: &ChainHead,
+    mut each: impl FnMut(&mut BufferPool, ChainSegment) -> Result<(), ChainError>,
 ) -> Result<(), ChainError> {
     let mut desc = head.first;
-    let mut table: Option<Table> = None;
+    let mut table: Option<IndirectTable> = None;
     // Descriptors of this table so far: bounds the walk.
     let mut seen = 0;
     let mut writing = false;
     loop {
         if DeviceRing::is_indirect(&desc) {
             if table.is_some() {
-                return Err(NESTED.into());
+                return Err(NESTED_INDIRECT.into());
             }
-            let inside = Table::of(&desc)?;
-            desc = match head.entry {
+            let inside = IndirectTable::of(&desc)?;
+            desc = match head.first_indirect {
                 Some(entry) if seen == 0 => entry,
                 _ => inside.read(pool, lease, 0)?,
             };
@@ -149,19 +149,19 @@ pub fn walk(
         }
         let writable = desc.flags & DESC_WRITE != 0;
         if writing && !writable {
-            return Err(ORDER.into());
+            return Err(READABLE_AFTER_WRITABLE.into());
         }
         writing = writable;
         if desc.len != 0 {
-            each(pool, Piece { address: GuestAddress(desc.address), len: desc.len, writable })?;
+            each(pool, ChainSegment { address: GuestAddress(desc.address), len: desc.len, writable })?;
         }
         if desc.flags & DESC_NEXT == 0 {
             return Ok(());
         }
         seen += 1;
         desc = match &table {
-            None => ring.follow(&desc, seen)?,
-            Some(table) => table.follow(pool, lease, &desc, seen)?,
+            None => ring.next_descriptor(&desc, seen)?,
+            Some(table) => table.next_entry(pool, lease, &desc, seen)?,
         };
     }
 }

@@ -10,12 +10,12 @@ pub mod state;
 use std::sync::Arc;
 
 use mqblk_core::{Call, GuestQueue, Wake};
-pub use mqblk_memory::PooledLane as GuestLane;
+pub use mqblk_memory::PooledContext as GuestContext;
 use mqblk_memory::{Buffer, LeaseId};
 use mqblk_ring::split::{DeviceRing, RingLog, SplitRing, SplitState};
 
 /// The resources that a queue runs with.
-pub struct QueueParts {
+pub struct QueueResources {
     /// The ring, resolved.
     pub ring: DeviceRing,
     /// The worker's lease on the guest's memory.
@@ -38,7 +38,7 @@ pub enum QueueRole {
 }
 
 /// Copies a configuration space from `offset`; bytes beyond its end read as zeroes.
-pub fn read_space(space: &[u8], offset: u32, into: &mut [u8]) {
+pub fn read_config_space(space: &[u8], offset: u32, into: &mut [u8]) {
     into.fill(0);
     let start = (offset as usize).min(space.len());
     let len = into.len().min(space.len() - start);
@@ -46,12 +46,12 @@ pub fn read_space(space: &[u8], offset: u32, into: &mut [u8]) {
 }
 
 /// Applies a checked migration state to the device. An error means that the state is applied, but not saved where it outlives the process.
-pub type Apply = Box<dyn FnOnce() -> Result<(), String>>;
+pub type ApplyState = Box<dyn FnOnce() -> Result<(), String>>;
 
 /// A virtio device as a transport sees it: feature bits, configuration space, queues.
 ///
 /// Methods run on a control thread; only the queues that they create run on workers.
-pub trait VirtioDevice<L: GuestLane>: Send + Sync + 'static {
+pub trait VirtioDevice<L: GuestContext>: Send + Sync + 'static {
     /// The queue type.
     type Queue: VirtioQueue<L>;
 
@@ -75,7 +75,7 @@ pub trait VirtioDevice<L: GuestLane>: Send + Sync + 'static {
 
     /// A driver starts to use the device. `resumed`: it used the device before and is not aware that the process or the connection is a new
     /// one. Called before the first queue is created.
-    fn driver_begins(&self, _resumed: bool) {}
+    fn driver_started(&self, _resumed: bool) {}
 
     /// A queue was stopped in an orderly way. If it starts again before a [`reset`](Self::reset), the driver continues with the device as
     /// it was.
@@ -83,22 +83,22 @@ pub trait VirtioDevice<L: GuestLane>: Send + Sync + 'static {
 
     /// These queues have requests to replay: the transport found them in the in-flight region of an earlier process. Empty: the driver
     /// starts afresh. Called before the first queue is created.
-    fn resumes(&self, _queues: &[u16]) {}
+    fn expect_replay(&self, _queues: &[u16]) {}
 
     /// Those of the queues to replay that have not started by now are not expected soon: stop waiting for them.
-    fn resume_ended(&self) {}
+    fn end_replay_wait(&self) {}
 
     /// Returns the driver's configuration that it does not repeat when the device is resumed, as bits for
     /// [`restore_config_bits`](Self::restore_config_bits); 0 for none. The bits are kept where they outlive the process.
-    fn configured(&self) -> u64 {
+    fn config_bits(&self) -> u64 {
         0
     }
 
     /// Restores the last [`config_bits`](Self::config_bits) of a resumed device, after a [`reset`](Self::reset). Any bits may come.
-    fn restore(&self, _configured: u64) {}
+    fn restore_config_bits(&self, _configured: u64) {}
 
     /// Returns the device type, as the migration state of a guest names it.
-    fn kind(&self) -> &'static str;
+    fn device_type(&self) -> &'static str;
 
     /// Returns the migration state: all that the driver relies on and that neither the guest's memory nor the features carry. JSON, as
     /// [`state`] writes it. No queue runs.
@@ -110,13 +110,13 @@ pub trait VirtioDevice<L: GuestLane>: Send + Sync + 'static {
     ///
     /// # Errors
     /// When it is not a valid state, or not one that this device can have: names the field, the value found and the value expected.
-    fn load_state(self: &Arc<Self>, state: &str) -> Result<Apply, String>;
+    fn load_state(self: &Arc<Self>, state: &str) -> Result<ApplyState, String>;
 
     /// Returns the number of virtqueues.
-    fn queues(&self) -> u16;
+    fn num_queues(&self) -> u16;
 
     /// Returns the role of queue `index`.
-    fn role(&self, _index: u16) -> QueueRole {
+    fn queue_role(&self, _index: u16) -> QueueRole {
         QueueRole::Requests
     }
 
@@ -124,11 +124,11 @@ pub trait VirtioDevice<L: GuestLane>: Send + Sync + 'static {
     fn max_ring_size(&self) -> u16;
 
     /// Creates queue `index` (below [`num_queues`](Self::num_queues)).
-    fn queue(self: &Arc<Self>, index: u16, parts: QueueParts) -> Self::Queue;
+    fn create_queue(self: &Arc<Self>, index: u16, parts: QueueResources) -> Self::Queue;
 }
 
 /// A queue of a virtio device.
-pub trait VirtioQueue<L: GuestLane>: GuestQueue<Lane = L, Position = SplitState> + Send + 'static {
+pub trait VirtioQueue<L: GuestContext>: GuestQueue<Lane = L, Position = SplitState> + Send + 'static {
     /// Replaces the notifier that calls the guest.
     fn set_call(&mut self, call: Option<Box<dyn Call>>);
 
@@ -140,7 +140,7 @@ pub trait VirtioQueue<L: GuestLane>: GuestQueue<Lane = L, Position = SplitState>
 
     /// Abandons a request without completing it: releases its buffer and what its token holds of the context. The next process that serves
     /// the ring replays it.
-    fn forget(&mut self, context: &mut L, token: Self::Token, buffer: Option<Buffer>);
+    fn abandon(&mut self, context: &mut L, token: Self::Token, buffer: Option<Buffer>);
 
     /// Starts, changes or ends dirty logging of writes to the ring. Writes of requests are logged by their lease.
     fn set_log(&mut self, log: Option<RingLog>);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use mqblk_core::{BlockSize, ByteLen, Geometry, Limits};
 use mqblk_virtio::features::RING_FEATURES;
-use mqblk_virtio::{Apply, GuestLane, QueueParts, VirtioDevice};
+use mqblk_virtio::{ApplyState, GuestContext, QueueResources, VirtioDevice};
 
 use crate::config::{ConfigSpace, WRITEBACK_OFFSET, features};
 use crate::queue::BlkQueue;
@@ -44,7 +44,7 @@ pub struct VirtioBlk {
     writeback: AtomicBool,
     negotiated: AtomicU64,
     /// A resumed driver has chosen its mode before: setting features does not change it. True until a queue starts.
-    goes_on: AtomicBool,
+    resumed: AtomicBool,
 }
 
 impl VirtioBlk {
@@ -52,8 +52,8 @@ impl VirtioBlk {
     pub fn new(geometry: Geometry, limits: Limits, options: BlkOptions) -> VirtioBlk {
         let writeback = AtomicBool::new(options.writeback);
         let size = AtomicU64::new(geometry.size.0);
-        let (negotiated, goes_on) = (AtomicU64::new(0), AtomicBool::new(false));
-        VirtioBlk { geometry, size, limits, options, writeback, negotiated, goes_on }
+        let (negotiated, resumed) = (AtomicU64::new(0), AtomicBool::new(false));
+        VirtioBlk { geometry, size, limits, options, writeback, negotiated, resumed }
     }
 
     /// Sets a new disk size: the configuration space reports it, and later requests are checked against it. The driver reads it when it
@@ -68,9 +68,9 @@ impl VirtioBlk {
     }
 
     /// Restores the mode that the driver has chosen in an earlier process.
-    pub(crate) fn go_on(&self, writeback: bool) {
+    pub(crate) fn resume_with(&self, writeback: bool) {
         self.writeback.store(writeback, Ordering::Relaxed);
-        self.goes_on.store(true, Ordering::Relaxed);
+        self.resumed.store(true, Ordering::Relaxed);
     }
 
     fn config(&self) -> ConfigSpace {
@@ -106,7 +106,7 @@ impl VirtioBlk {
     /// Source: virtio 1.3 section 5.2.6.2: with CONFIG_WCE by the `writeback` field; without it, a driver that did not accept FLUSH could
     /// never make data durable, so writes are durable. A user's `cache=writethrough` applies unless the driver changed it by CONFIG_WCE.
     #[inline]
-    pub(crate) fn write_through(&self) -> bool {
+    pub(crate) fn is_write_through(&self) -> bool {
         let flushable = self.negotiated.load(Ordering::Relaxed) & (features::FLUSH | features::CONFIG_WCE) != 0;
         !flushable || !self.writeback.load(Ordering::Relaxed)
     }
@@ -117,7 +117,7 @@ impl VirtioBlk {
     }
 
     /// Returns the string for GET_ID: padded with zeroes, not terminated at full length.
-    pub(crate) fn id(&self) -> [u8; ID_BYTES] {
+    pub(crate) fn device_id(&self) -> [u8; ID_BYTES] {
         let mut id = [0; ID_BYTES];
         let text = self.options.serial.as_bytes();
         let len = text.len().min(ID_BYTES);
@@ -126,7 +126,7 @@ impl VirtioBlk {
     }
 }
 
-impl<L: GuestLane> VirtioDevice<L> for VirtioBlk {
+impl<L: GuestContext> VirtioDevice<L> for VirtioBlk {
     type Queue = BlkQueue<L>;
 
     fn features(&self) -> u64 {
@@ -135,14 +135,14 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioBlk {
 
     fn set_features(&self, accepted: u64) {
         self.negotiated.store(accepted, Ordering::Relaxed);
-        let is_new_driver = !self.goes_on.load(Ordering::Relaxed);
+        let is_new_driver = !self.resumed.load(Ordering::Relaxed);
         if is_new_driver && accepted & features::CONFIG_WCE != 0 && accepted & features::FLUSH == 0 {
             self.writeback.store(false, Ordering::Relaxed);
         }
     }
 
     fn read_config(&self, offset: u32, into: &mut [u8]) {
-        mqblk_virtio::read_space(&self.config().bytes(), offset, into);
+        mqblk_virtio::read_config_space(&self.config().bytes(), offset, into);
     }
 
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), String> {
@@ -166,20 +166,20 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioBlk {
     fn reset(&self) {
         self.negotiated.store(0, Ordering::Relaxed);
         self.writeback.store(self.options.writeback, Ordering::Relaxed);
-        self.goes_on.store(false, Ordering::Relaxed);
+        self.resumed.store(false, Ordering::Relaxed);
     }
 
-    fn configured(&self) -> u64 {
+    fn config_bits(&self) -> u64 {
         CONFIGURED | if self.is_writeback() { WRITEBACK } else { 0 }
     }
 
-    fn restore(&self, configured: u64) {
+    fn restore_config_bits(&self, configured: u64) {
         if configured & CONFIGURED != 0 {
             self.writeback.store(configured & WRITEBACK != 0, Ordering::Relaxed);
         }
     }
 
-    fn kind(&self) -> &'static str {
+    fn device_type(&self) -> &'static str {
         "virtio-blk"
     }
 
@@ -187,11 +187,11 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioBlk {
         state::save(self)
     }
 
-    fn load_state(self: &Arc<Self>, state: &str) -> Result<Apply, String> {
+    fn load_state(self: &Arc<Self>, state: &str) -> Result<ApplyState, String> {
         state::load(self, state)
     }
 
-    fn queues(&self) -> u16 {
+    fn num_queues(&self) -> u16 {
         self.options.queues
     }
 
@@ -199,8 +199,8 @@ impl<L: GuestLane> VirtioDevice<L> for VirtioBlk {
         self.options.queue_size
     }
 
-    fn queue(self: &Arc<Self>, _index: u16, parts: QueueParts) -> BlkQueue<L> {
-        self.goes_on.store(false, Ordering::Relaxed);
+    fn create_queue(self: &Arc<Self>, _index: u16, parts: QueueResources) -> BlkQueue<L> {
+        self.resumed.store(false, Ordering::Relaxed);
         BlkQueue::new(Arc::clone(self), parts)
     }
 }

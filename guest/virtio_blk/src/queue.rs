@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use mqblk_core::{Armed, Call, Completed, DiskSlot, GuestQueue, Intake, Notify, Outcome, Pulled};
 use mqblk_memory::{Buffer, BufferPool, LeaseId};
-use mqblk_ring::split::{Broken, DeviceRing, RingLog, SplitRing, SplitState};
-use mqblk_virtio::batch::Batch;
-use mqblk_virtio::chain::ChainStart;
-use mqblk_virtio::{GuestLane, QueueParts, VirtioQueue};
+use mqblk_ring::split::{DeviceRing, RingLog, SplitRing, SplitState, VirtqueueError};
+use mqblk_virtio::batch::ChainBatch;
+use mqblk_virtio::chain::ChainHead;
+use mqblk_virtio::{GuestContext, QueueResources, VirtioQueue};
 
 use crate::config::MAX_RANGES;
 use crate::device::VirtioBlk;
-use crate::request::{Asked, Element, Ranges, Status};
+use crate::request::{BlkStatus, ParsedRequest, Ranges, RequestChain};
 
 /// State of an admitted request that its completion needs.
 #[derive(Debug)]
@@ -32,40 +32,40 @@ pub struct BlkQueue<L> {
     call: Option<Box<dyn Call>>,
     ranges: Ranges,
     /// The batch that is being pulled; reused.
-    batch: Batch,
-    _lane: PhantomData<fn(L)>,
+    batch: ChainBatch,
+    _context: PhantomData<fn(L)>,
 }
 
-impl<L: GuestLane> BlkQueue<L> {
-    pub(crate) fn new(device: Arc<VirtioBlk>, parts: QueueParts) -> Self {
+impl<L: GuestContext> BlkQueue<L> {
+    pub(crate) fn new(device: Arc<VirtioBlk>, parts: QueueResources) -> Self {
         let ranges = Ranges::with_capacity(MAX_RANGES as usize);
-        let QueueParts { ring, lease, call, .. } = parts;
-        BlkQueue { device, ring, lease, call, ranges, batch: Batch::default(), _lane: PhantomData }
+        let QueueResources { ring, lease, call, .. } = parts;
+        BlkQueue { device, ring, lease, call, ranges, batch: ChainBatch::default(), _context: PhantomData }
     }
 
-    fn answer(&mut self, pool: &mut BufferPool, head: u16, buffer: Buffer, status: Status, written: u32) {
+    fn complete_chain(&mut self, pool: &mut BufferPool, head: u16, buffer: Buffer, status: BlkStatus, written: u32) {
         pool.write_status(&buffer, status.0);
         pool.release(buffer);
-        self.ring.put_used(head, if status == Status::OK { written } else { 1 });
+        self.ring.put_used(head, if status == BlkStatus::OK { written } else { 1 });
     }
 
     /// Parses one chain and admits or completes it.
     #[inline]
-    fn take_one<I: Intake<BlkToken, Buffer>>(
+    fn process_chain<I: Intake<BlkToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
-        chain_head: &ChainStart,
+        chain_head: &ChainHead,
         fua: bool,
         into: &mut I,
-    ) -> Result<(), Broken> {
-        let mut chain = Element::new(pool.take(self.lease));
+    ) -> Result<(), VirtqueueError> {
+        let mut chain = RequestChain::new(pool.take(self.lease));
         if let Err(error) = chain.read(&self.ring, pool, self.lease, chain_head) {
             pool.release(chain.buffer);
             return Err(error);
         }
-        let (head, written) = (chain_head.head, chain.written());
-        match chain.judge(&self.device, fua, pool, &mut self.ranges) {
-            Asked::Disk { op, start, len } if op.has_data() => {
+        let (head, written) = (chain_head.index, chain.written());
+        match chain.parse(&self.device, fua, pool, &mut self.ranges) {
+            ParsedRequest::Disk { op, start, len } if op.has_data() => {
                 into.admit(
                     BlkToken { head, written, buffer: None },
                     DiskSlot::FIRST,
@@ -75,27 +75,27 @@ impl<L: GuestLane> BlkQueue<L> {
                     Some(chain.buffer),
                 );
             }
-            Asked::Disk { op, start, len } => {
+            ParsedRequest::Disk { op, start, len } => {
                 let token = BlkToken { head, written: 1, buffer: Some(chain.buffer) };
                 into.admit(token, DiskSlot::FIRST, op, start, len, None);
             }
-            Asked::Ranges { op, count } => {
+            ParsedRequest::Ranges { op, count } => {
                 let token = BlkToken { head, written: 1, buffer: Some(chain.buffer) };
                 into.admit_parts(token, DiskSlot::FIRST, op, &self.ranges[..count]);
             }
-            Asked::Identify => {
-                let id = self.device.id();
+            ParsedRequest::GetId => {
+                let id = self.device.device_id();
                 let len = pool.len(&chain.buffer).0.min(id.len() as u64) as usize;
                 let copied = pool.copy_in(&chain.buffer, 0, &id[..len]);
                 debug_assert!(copied);
-                self.answer(pool, head, chain.buffer, Status::OK, len as u32 + 1);
+                self.complete_chain(pool, head, chain.buffer, BlkStatus::OK, len as u32 + 1);
                 into.answered(true);
             }
-            Asked::Answer(status) => {
-                self.answer(pool, head, chain.buffer, status, written);
-                into.answered(status == Status::OK);
+            ParsedRequest::Complete(status) => {
+                self.complete_chain(pool, head, chain.buffer, status, written);
+                into.answered(status == BlkStatus::OK);
             }
-            Asked::Unanswerable => {
+            ParsedRequest::NoStatusByte => {
                 pool.release(chain.buffer);
                 self.ring.put_used(head, 0);
                 into.answered(false);
@@ -105,7 +105,7 @@ impl<L: GuestLane> BlkQueue<L> {
     }
 }
 
-impl<L: GuestLane> GuestQueue for BlkQueue<L> {
+impl<L: GuestContext> GuestQueue for BlkQueue<L> {
     type Token = BlkToken;
     type Position = SplitState;
     type Lane = L;
@@ -125,10 +125,10 @@ impl<L: GuestLane> GuestQueue for BlkQueue<L> {
             Ok(fetched) => fetched,
             Err(error) => return Pulled::Broken(error.0),
         };
-        let fua = self.device.write_through();
+        let fua = self.device.is_write_through();
         for at in 0..count {
-            let head = self.batch.starts[at];
-            if let Err(error) = self.take_one(pool, &head, fua, into) {
+            let head = self.batch.heads[at];
+            if let Err(error) = self.process_chain(pool, &head, fua, into) {
                 return Pulled::Broken(error.0);
             }
         }
@@ -142,12 +142,12 @@ impl<L: GuestLane> GuestQueue for BlkQueue<L> {
     {
         let BlkToken { head, written, buffer } = finished.token;
         let status = match finished.outcome {
-            Outcome::Done(_) => Status::OK,
-            Outcome::Unsupported => Status::UNSUPP,
-            _ => Status::IOERR,
+            Outcome::Done(_) => BlkStatus::OK,
+            Outcome::Unsupported => BlkStatus::UNSUPP,
+            _ => BlkStatus::IOERR,
         };
         if let Some(buffer) = finished.buffer.or(buffer) {
-            self.answer(context.pool(), head, buffer, status, written);
+            self.complete_chain(context.pool(), head, buffer, status, written);
         }
     }
 
@@ -175,7 +175,7 @@ impl<L: GuestLane> GuestQueue for BlkQueue<L> {
     }
 }
 
-impl<L: GuestLane> VirtioQueue<L> for BlkQueue<L> {
+impl<L: GuestContext> VirtioQueue<L> for BlkQueue<L> {
     fn set_call(&mut self, call: Option<Box<dyn Call>>) {
         self.call = call;
     }
@@ -184,7 +184,7 @@ impl<L: GuestLane> VirtioQueue<L> for BlkQueue<L> {
         self.lease
     }
 
-    fn forget(&mut self, context: &mut L, token: BlkToken, buffer: Option<Buffer>) {
+    fn abandon(&mut self, context: &mut L, token: BlkToken, buffer: Option<Buffer>) {
         if let Some(buffer) = buffer.or(token.buffer) {
             context.pool().release(buffer);
         }

@@ -2,8 +2,8 @@
 
 use mqblk_core::{ByteLen, ByteOffset, Op, Sector512};
 use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseId};
-use mqblk_ring::split::{Broken, DeviceRing};
-use mqblk_virtio::chain::{ChainError, ChainStart, Piece, walk};
+use mqblk_ring::split::{DeviceRing, VirtqueueError};
+use mqblk_virtio::chain::{ChainError, ChainHead, ChainSegment, walk_chain};
 use virtio_bindings::virtio_blk as b;
 
 use crate::config::MAX_RANGES;
@@ -11,19 +11,19 @@ use crate::device::VirtioBlk;
 
 /// The status byte of a request. Source: virtio 1.3 section 5.2.6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Status(pub u8);
+pub struct BlkStatus(pub u8);
 
-impl Status {
+impl BlkStatus {
     /// Success.
-    pub const OK: Status = Status(b::VIRTIO_BLK_S_OK as u8);
+    pub const OK: BlkStatus = BlkStatus(b::VIRTIO_BLK_S_OK as u8);
     /// Device or driver error.
-    pub const IOERR: Status = Status(b::VIRTIO_BLK_S_IOERR as u8);
+    pub const IOERR: BlkStatus = BlkStatus(b::VIRTIO_BLK_S_IOERR as u8);
     /// Request type not supported.
-    pub const UNSUPP: Status = Status(b::VIRTIO_BLK_S_UNSUPP as u8);
+    pub const UNSUPP: BlkStatus = BlkStatus(b::VIRTIO_BLK_S_UNSUPP as u8);
 }
 
 /// Most segments of one request: the host's limit of one vectored transfer (UIO_MAXIOV).
-const MAX_PIECES: u16 = 1024;
+const MAX_SEGMENTS: u16 = 1024;
 
 const HEADER_BYTES: usize = 16;
 const RANGE_BYTES: usize = 16;
@@ -31,7 +31,7 @@ const FLAG_UNMAP: u32 = 1;
 
 /// A chain that was read but not yet parsed.
 #[derive(Debug)]
-pub struct Element {
+pub struct RequestChain {
     /// Header bytes: type u32, reserved u32, sector u64.
     header: [u8; HEADER_BYTES],
     header_len: usize,
@@ -42,13 +42,13 @@ pub struct Element {
     /// Bytes of data for the device to write.
     data_in: u64,
     /// A data address is not mapped, or there are too many segments.
-    fault: bool,
+    bad_request: bool,
     has_status: bool,
 }
 
 /// The parsed content of a chain.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum ParsedRequest {
     /// One disk range, with data for reads and writes.
     Disk {
         /// Operation.
@@ -66,27 +66,27 @@ pub enum Asked {
         count: usize,
     },
     /// A request for the device's ID string.
-    Identify,
+    GetId,
     /// A request that completes at once with this status.
-    Answer(Status),
+    Complete(BlkStatus),
     /// There is no status byte: the chain is returned with no bytes written.
-    Unanswerable,
+    NoStatusByte,
 }
 
 /// The ranges of one discard or write-zeroes request; reused.
 pub type Ranges = Vec<(ByteOffset, ByteLen)>;
 
-impl Element {
+impl RequestChain {
     /// Creates an empty chain.
     #[inline]
-    pub fn new(buffer: Buffer) -> Element {
-        Element {
+    pub fn new(buffer: Buffer) -> RequestChain {
+        RequestChain {
             header: [0; HEADER_BYTES],
             header_len: 0,
             buffer,
             data_out: 0,
             data_in: 0,
-            fault: false,
+            bad_request: false,
             has_status: false,
         }
     }
@@ -101,11 +101,11 @@ impl Element {
         ring: &DeviceRing,
         pool: &mut BufferPool,
         lease: LeaseId,
-        head: &ChainStart,
-    ) -> Result<(), Broken> {
+        head: &ChainHead,
+    ) -> Result<(), VirtqueueError> {
         // The last writable byte is the status, so the last writable segment is kept until the next one comes.
-        let mut last: Option<Piece> = None;
-        let walked = walk(ring, pool, lease, head, |pool, segment| {
+        let mut last: Option<ChainSegment> = None;
+        let walked = walk_chain(ring, pool, lease, head, |pool, segment| {
             if !segment.writable {
                 self.take_readable(pool, lease, segment);
             } else if let Some(before) = last.replace(segment) {
@@ -116,8 +116,8 @@ impl Element {
         });
         match walked {
             Ok(()) => {}
-            Err(ChainError::Request) => self.fault = true,
-            Err(ChainError::Ring(broken)) => return Err(broken),
+            Err(ChainError::BadRequest) => self.bad_request = true,
+            Err(ChainError::BrokenRing(broken)) => return Err(broken),
         }
         if let Some(last) = last {
             self.take_status(pool, last);
@@ -126,7 +126,7 @@ impl Element {
     }
 
     #[inline]
-    fn take_readable(&mut self, pool: &mut BufferPool, lease: LeaseId, segment: Piece) {
+    fn take_readable(&mut self, pool: &mut BufferPool, lease: LeaseId, segment: ChainSegment) {
         if self.header_len == HEADER_BYTES {
             self.data_out += u64::from(segment.len);
             self.push(pool, segment.address, segment.len);
@@ -139,20 +139,20 @@ impl Element {
                     start.copy_from_slice(&first.to_ne_bytes());
                     end.copy_from_slice(&second.to_ne_bytes());
                 }
-                None => self.fault = true,
+                None => self.bad_request = true,
             }
         } else {
-            self.take_odd_header(pool, lease, segment);
+            self.take_split_header(pool, lease, segment);
         }
     }
 
     /// A segment with a part of the header, or with the header and data.
     #[cold]
-    fn take_odd_header(&mut self, pool: &mut BufferPool, lease: LeaseId, segment: Piece) {
+    fn take_split_header(&mut self, pool: &mut BufferPool, lease: LeaseId, segment: ChainSegment) {
         let used = (HEADER_BYTES - self.header_len).min(segment.len as usize);
         let into = &mut self.header[self.header_len..self.header_len + used];
         if !pool.read_bytes(lease, segment.address, into) {
-            self.fault = true;
+            self.bad_request = true;
         }
         self.header_len += used;
         let rest = segment.len - used as u32;
@@ -160,13 +160,13 @@ impl Element {
             self.data_out += u64::from(rest);
             match segment.address.0.checked_add(used as u64) {
                 Some(address) => self.push(pool, GuestAddress(address), rest),
-                None => self.fault = true,
+                None => self.bad_request = true,
             }
         }
     }
 
     #[inline]
-    fn take_status(&mut self, pool: &mut BufferPool, last: Piece) {
+    fn take_status(&mut self, pool: &mut BufferPool, last: ChainSegment) {
         let data = last.len - 1;
         if data > 0 {
             self.data_in += u64::from(data);
@@ -181,8 +181,8 @@ impl Element {
 
     #[inline]
     fn push(&mut self, pool: &mut BufferPool, address: GuestAddress, len: u32) {
-        if pool.push(&self.buffer, address, len, MAX_PIECES).is_err() {
-            self.fault = true;
+        if pool.push(&self.buffer, address, len, MAX_SEGMENTS).is_err() {
+            self.bad_request = true;
         }
     }
 
@@ -194,12 +194,12 @@ impl Element {
 
     /// Parses the private copy of the header. Ranges of discards are read (once) into `ranges`.
     #[inline]
-    pub fn judge(&self, device: &VirtioBlk, fua: bool, pool: &BufferPool, ranges: &mut Ranges) -> Asked {
+    pub fn parse(&self, device: &VirtioBlk, fua: bool, pool: &BufferPool, ranges: &mut Ranges) -> ParsedRequest {
         if !self.has_status {
-            return Asked::Unanswerable;
+            return ParsedRequest::NoStatusByte;
         }
-        if self.fault || self.header_len < HEADER_BYTES {
-            return Asked::Answer(Status::IOERR);
+        if self.bad_request || self.header_len < HEADER_BYTES {
+            return ParsedRequest::Complete(BlkStatus::IOERR);
         }
         let kind = u32::from_le_bytes([self.header[0], self.header[1], self.header[2], self.header[3]]);
         let [_, _, _, _, _, _, _, _, sector @ ..] = self.header;
@@ -207,39 +207,39 @@ impl Element {
         match kind {
             b::VIRTIO_BLK_T_IN => self.transfer(device, Op::Read, sector, self.data_in, self.data_out),
             b::VIRTIO_BLK_T_OUT => self.transfer(device, Op::Write { fua }, sector, self.data_out, self.data_in),
-            b::VIRTIO_BLK_T_FLUSH => Asked::Disk { op: Op::Flush, start: ByteOffset(0), len: ByteLen::ZERO },
-            b::VIRTIO_BLK_T_GET_ID if self.data_out == 0 => Asked::Identify,
-            b::VIRTIO_BLK_T_GET_ID => Asked::Answer(Status::IOERR),
+            b::VIRTIO_BLK_T_FLUSH => ParsedRequest::Disk { op: Op::Flush, start: ByteOffset(0), len: ByteLen::ZERO },
+            b::VIRTIO_BLK_T_GET_ID if self.data_out == 0 => ParsedRequest::GetId,
+            b::VIRTIO_BLK_T_GET_ID => ParsedRequest::Complete(BlkStatus::IOERR),
             b::VIRTIO_BLK_T_DISCARD => match device.limits().discard {
                 Some(limits) => self.ranges(device, limits.max_len, pool, ranges, |flags| {
                     (flags == 0).then_some(Op::Discard { secure: false })
                 }),
-                None => Asked::Answer(Status::UNSUPP),
+                None => ParsedRequest::Complete(BlkStatus::UNSUPP),
             },
             b::VIRTIO_BLK_T_WRITE_ZEROES => match device.limits().write_zeroes {
                 Some(max_len) => self.ranges(device, max_len, pool, ranges, |flags| {
                     let may_unmap = flags & FLAG_UNMAP != 0 && device.limits().discard.is_some();
                     (flags & !FLAG_UNMAP == 0).then_some(Op::WriteZeroes { may_unmap, fua })
                 }),
-                None => Asked::Answer(Status::UNSUPP),
+                None => ParsedRequest::Complete(BlkStatus::UNSUPP),
             },
-            _ => Asked::Answer(Status::UNSUPP),
+            _ => ParsedRequest::Complete(BlkStatus::UNSUPP),
         }
     }
 
     #[inline]
-    fn transfer(&self, device: &VirtioBlk, op: Op, sector: Sector512, len: u64, wrong_way: u64) -> Asked {
+    fn transfer(&self, device: &VirtioBlk, op: Op, sector: Sector512, len: u64, wrong_way: u64) -> ParsedRequest {
         let block = device.block();
         let len = ByteLen(len);
         match sector.to_offset() {
-            _ if wrong_way != 0 || !len.is_aligned(block) => Asked::Answer(Status::IOERR),
-            _ if op.modifies() && device.is_read_only() => Asked::Answer(Status::IOERR),
+            _ if wrong_way != 0 || !len.is_aligned(block) => ParsedRequest::Complete(BlkStatus::IOERR),
+            _ if op.modifies() && device.is_read_only() => ParsedRequest::Complete(BlkStatus::IOERR),
             Some(start) if start.is_aligned(block) && len == ByteLen::ZERO => {
                 let inside = mqblk_core::units::in_range(start, len, device.size());
-                Asked::Answer(if inside { Status::OK } else { Status::IOERR })
+                ParsedRequest::Complete(if inside { BlkStatus::OK } else { BlkStatus::IOERR })
             }
-            Some(start) if start.is_aligned(block) => Asked::Disk { op, start, len },
-            _ => Asked::Answer(Status::IOERR),
+            Some(start) if start.is_aligned(block) => ParsedRequest::Disk { op, start, len },
+            _ => ParsedRequest::Complete(BlkStatus::IOERR),
         }
     }
 
@@ -251,22 +251,22 @@ impl Element {
         pool: &BufferPool,
         ranges: &mut Ranges,
         op: impl Fn(u32) -> Option<Op>,
-    ) -> Asked {
+    ) -> ParsedRequest {
         ranges.clear();
         let count = self.data_out / RANGE_BYTES as u64;
         let whole = self.data_out.is_multiple_of(RANGE_BYTES as u64);
         if !whole || count == 0 || count > u64::from(MAX_RANGES) || self.data_in != 0 || device.is_read_only() {
-            return Asked::Answer(Status::IOERR);
+            return ParsedRequest::Complete(BlkStatus::IOERR);
         }
         let mut found: Option<Op> = None;
         for index in 0..count {
             let mut bytes = [0; RANGE_BYTES];
             if !pool.copy_out(&self.buffer, index * RANGE_BYTES as u64, &mut bytes) {
-                return Asked::Answer(Status::IOERR);
+                return ParsedRequest::Complete(BlkStatus::IOERR);
             }
             let [s0, s1, s2, s3, s4, s5, s6, s7, n0, n1, n2, n3, f0, f1, f2, f3] = bytes;
             let Some(this) = op(u32::from_le_bytes([f0, f1, f2, f3])) else {
-                return Asked::Answer(Status::UNSUPP);
+                return ParsedRequest::Complete(BlkStatus::UNSUPP);
             };
             // If ranges that may be unmapped are mixed with ranges that may not, none is unmapped.
             found = Some(match (found, this) {
@@ -281,18 +281,18 @@ impl Element {
             match (start, len) {
                 (Some(start), Some(len)) if len <= max_len && start.is_aligned(block) && len.is_aligned(block) => {
                     if !mqblk_core::units::in_range(start, len, device.size()) {
-                        return Asked::Answer(Status::IOERR);
+                        return ParsedRequest::Complete(BlkStatus::IOERR);
                     }
                     if len > ByteLen::ZERO {
                         ranges.push((start, len));
                     }
                 }
-                _ => return Asked::Answer(Status::IOERR),
+                _ => return ParsedRequest::Complete(BlkStatus::IOERR),
             }
         }
         match found {
-            Some(op) if !ranges.is_empty() => Asked::Ranges { op, count: ranges.len() },
-            _ => Asked::Answer(Status::OK),
+            Some(op) if !ranges.is_empty() => ParsedRequest::Ranges { op, count: ranges.len() },
+            _ => ParsedRequest::Complete(BlkStatus::OK),
         }
     }
 }

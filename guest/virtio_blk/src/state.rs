@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mqblk_virtio::Apply;
+use mqblk_virtio::ApplyState;
 use mqblk_virtio::state;
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ struct BlkState {
     read_only: bool,
 }
 
-fn of(device: &VirtioBlk) -> BlkState {
+fn current_state(device: &VirtioBlk) -> BlkState {
     BlkState {
         writeback: device.is_writeback(),
         block_bytes: device.block().bytes(),
@@ -30,12 +30,12 @@ fn of(device: &VirtioBlk) -> BlkState {
 }
 
 pub(crate) fn save(device: &VirtioBlk) -> String {
-    state::write(&of(device))
+    state::write(&current_state(device))
 }
 
 /// Checks a migration state. A larger disk is accepted: the guest finds the blocks that it knows, and a resize reports the rest.
-pub(crate) fn load(device: &Arc<VirtioBlk>, text: &str) -> Result<Apply, String> {
-    let (found, own) = (state::read::<BlkState>(text)?, of(device));
+pub(crate) fn load(device: &Arc<VirtioBlk>, text: &str) -> Result<ApplyState, String> {
+    let (found, own) = (state::read::<BlkState>(text)?, current_state(device));
     if found.block_bytes != own.block_bytes {
         return Err(format!(
             "block-bytes: found {}, expected {}, which the disk has here (block-size=)",
@@ -56,7 +56,7 @@ pub(crate) fn load(device: &Arc<VirtioBlk>, text: &str) -> Result<Apply, String>
     }
     let device = Arc::clone(device);
     Ok(Box::new(move || {
-        device.go_on(found.writeback);
+        device.resume_with(found.writeback);
         Ok(())
     }))
 }
@@ -65,20 +65,20 @@ pub(crate) fn load(device: &Arc<VirtioBlk>, text: &str) -> Result<Apply, String>
 mod tests {
     use mqblk_core::{BlockSize, ByteLen, Geometry, Limits};
     use mqblk_memory::{Buffer, BufferPool};
-    use mqblk_virtio::{GuestLane, VirtioDevice};
+    use mqblk_virtio::{GuestContext, VirtioDevice};
 
     use super::*;
     use crate::config::features;
     use crate::device::BlkOptions;
 
     /// A context that no queue runs on.
-    struct NoLane;
+    struct NoContext;
 
-    impl mqblk_core::Lane for NoLane {
+    impl mqblk_core::Lane for NoContext {
         type Buffer = Buffer;
     }
 
-    impl GuestLane for NoLane {
+    impl GuestContext for NoContext {
         fn pool(&mut self) -> &mut BufferPool {
             unreachable!("no queue runs")
         }
@@ -108,19 +108,19 @@ mod tests {
     }
 
     fn set_features(device: &VirtioBlk, accepted: u64) {
-        VirtioDevice::<NoLane>::set_features(device, accepted);
+        VirtioDevice::<NoContext>::set_features(device, accepted);
     }
 
     #[test]
     fn the_cache_mode_is_migrated_and_kept_over_feature_negotiation() {
         let (source, destination) = (device(1 << 20, false), device(2 << 20, false));
-        let write = |device: &VirtioBlk, on: u8| VirtioDevice::<NoLane>::write_config(device, 32, &[on]).unwrap();
+        let write = |device: &VirtioBlk, on: u8| VirtioDevice::<NoContext>::write_config(device, 32, &[on]).unwrap();
         set_features(&source, features::CONFIG_WCE | features::FLUSH);
         write(&source, 0);
         load(&destination, &save(&source)).unwrap()().unwrap();
         assert!(!destination.is_writeback());
         set_features(&destination, features::CONFIG_WCE | features::FLUSH);
-        assert!(destination.write_through());
+        assert!(destination.is_write_through());
         // A driver without FLUSH starts with write-through; a resumed one has made its choice.
         let (source, destination) = (device(1 << 20, false), device(1 << 20, false));
         set_features(&source, features::CONFIG_WCE);
@@ -129,7 +129,7 @@ mod tests {
         load(&destination, &save(&source)).unwrap()().unwrap();
         set_features(&destination, features::CONFIG_WCE);
         assert!(destination.is_writeback());
-        VirtioDevice::<NoLane>::reset(&*destination);
+        VirtioDevice::<NoContext>::reset(&*destination);
         set_features(&destination, features::CONFIG_WCE);
         assert!(!destination.is_writeback(), "the next driver starts afresh");
     }

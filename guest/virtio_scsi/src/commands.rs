@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use mqblk_core::{Completed, DiskSlot, Intake, Outcome, Pulled, Wake};
 use mqblk_memory::{Buffer, BufferPool};
-use mqblk_ring::split::Broken;
+use mqblk_ring::split::VirtqueueError;
 use mqblk_scsi::{Command, CommandAction, CommandBuffers, CommandCompletion, DataOut, Sense, Status, target};
-use mqblk_virtio::batch::Batch;
-use mqblk_virtio::chain::ChainStart;
+use mqblk_virtio::batch::ChainBatch;
+use mqblk_virtio::chain::ChainHead;
 use virtio_bindings::virtio_scsi as b;
 
 use crate::config::{DriverSizes, REQUEST_BYTES, RESPONSE_BYTES};
@@ -34,7 +34,7 @@ pub struct RequestQueue {
     pub(crate) ring: QueueRing,
     pub(crate) device: Arc<VirtioScsi>,
     pub(crate) waker: Arc<dyn Wake>,
-    batch: Batch,
+    batch: ChainBatch,
     /// Copy of the LUN map.
     lun_map: Arc<LunMap>,
     sizes: DriverSizes,
@@ -85,7 +85,7 @@ impl RequestQueue {
         RequestQueue {
             ring,
             waker: Arc::clone(&waker),
-            batch: Batch::default(),
+            batch: ChainBatch::default(),
             lun_map: device.lun_map(),
             header: vec![0; REQUEST_BYTES + sizes.cdb as usize].into(),
             sizes,
@@ -120,13 +120,17 @@ impl RequestQueue {
 
     /// Pulls one batch. Returns true if more requests are waiting.
     #[inline]
-    fn try_pull<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> Result<bool, Broken> {
+    fn try_pull<I: Intake<ScsiToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        into: &mut I,
+    ) -> Result<bool, VirtqueueError> {
         if !self.device.is_map_current(&self.lun_map) {
             self.lun_map = self.device.lun_map();
         }
         let (count, more) = self.batch.fetch(&mut self.ring.device, pool, self.ring.lease, into.room())?;
         for at in 0..count {
-            let start = self.batch.starts[at];
+            let start = self.batch.heads[at];
             self.process_chain(pool, &start, into)?;
         }
         Ok(more)
@@ -137,9 +141,9 @@ impl RequestQueue {
     fn process_chain<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
-        start: &ChainStart,
+        start: &ChainHead,
         into: &mut I,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), VirtqueueError> {
         let lease = self.ring.lease;
         let mut element = RequestChain::new(pool.take(lease));
         let most = RESPONSE_BYTES as u32 + self.sizes.sense;
@@ -150,16 +154,16 @@ impl RequestQueue {
         if element.response.capacity < RESPONSE_BYTES as u32 {
             // No space for a response: the chain is returned with nothing written.
             element.release(pool);
-            self.ring.device.put_used(start.head, 0);
+            self.ring.device.put_used(start.index, 0);
             into.answered(false);
             return Ok(());
         }
         if element.fault || element.header_len < self.header.len() || (element.data_in > 0 && element.data_out > 0) {
-            self.fail_request(pool, start.head, element, b::VIRTIO_SCSI_S_FAILURE);
+            self.fail_request(pool, start.index, element, b::VIRTIO_SCSI_S_FAILURE);
             into.answered(false);
             return Ok(());
         }
-        self.begin(pool, start.head, element, into);
+        self.begin(pool, start.index, element, into);
         Ok(())
     }
 
@@ -418,11 +422,15 @@ impl RequestQueue {
     }
 
     /// Pulls all requests from the ring: a command that was there before a task management function is subject to it.
-    fn pull_all<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> Result<(), Broken> {
+    fn pull_all<I: Intake<ScsiToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        into: &mut I,
+    ) -> Result<(), VirtqueueError> {
         // A driver cannot have more outstanding than the ring's size, so this ends even if the driver adds more.
         let mut left = usize::from(self.ring.device.size());
         while left > 0 && self.try_pull(pool, into)? && into.room() > 0 {
-            left = left.saturating_sub(mqblk_virtio::batch::BATCH);
+            left = left.saturating_sub(mqblk_virtio::batch::MAX_BATCH);
         }
         Ok(())
     }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use mqblk_core::{DiskSlot, Intake, Pulled, Wake};
 use mqblk_memory::{Buffer, BufferPool};
-use mqblk_ring::split::Broken;
+use mqblk_ring::split::VirtqueueError;
 use mqblk_scsi::Nexus;
 use mqblk_scsi::reservation::Ticket;
-use mqblk_virtio::batch::Batch;
-use mqblk_virtio::chain::ChainStart;
+use mqblk_virtio::batch::ChainBatch;
+use mqblk_virtio::chain::ChainHead;
 use virtio_bindings::virtio_scsi as b;
 
 use crate::device::VirtioScsi;
@@ -61,13 +61,13 @@ pub struct ControlQueue {
     pub(crate) ring: QueueRing,
     device: Arc<VirtioScsi>,
     waker: Arc<dyn Wake>,
-    batch: Batch,
+    batch: ChainBatch,
     pending: Vec<PendingTmf>,
 }
 
 impl ControlQueue {
     pub(crate) fn new(device: Arc<VirtioScsi>, ring: QueueRing, waker: Arc<dyn Wake>) -> ControlQueue {
-        ControlQueue { ring, device, waker, batch: Batch::default(), pending: Vec::new() }
+        ControlQueue { ring, device, waker, batch: ChainBatch::default(), pending: Vec::new() }
     }
 
     pub(crate) fn blocked(&self) -> usize {
@@ -79,7 +79,7 @@ impl ControlQueue {
             Ok((0, false)) => Pulled::Dry,
             Ok((count, more)) => {
                 for at in 0..count {
-                    let start = self.batch.starts[at];
+                    let start = self.batch.heads[at];
                     match self.process_chain(pool, &start) {
                         Ok(well_formed) => into.answered(well_formed),
                         Err(broken) => return Pulled::Broken(broken.0),
@@ -94,7 +94,7 @@ impl ControlQueue {
     }
 
     /// Begins one request. Returns true if it was well formed.
-    fn process_chain(&mut self, pool: &mut BufferPool, start: &ChainStart) -> Result<bool, Broken> {
+    fn process_chain(&mut self, pool: &mut BufferPool, start: &ChainHead) -> Result<bool, VirtqueueError> {
         let mut header = [0; TMF_BYTES];
         // All writable bytes are the response buffer: there is no data.
         let mut element = RequestChain::new(pool.take(self.ring.lease));
@@ -110,14 +110,14 @@ impl ControlQueue {
         match kind {
             _ if fault || capacity == 0 => {
                 response.release(pool);
-                self.ring.device.put_used(start.head, 0);
+                self.ring.device.put_used(start.index, 0);
                 Ok(false)
             }
             b::VIRTIO_SCSI_T_TMF if header_len == TMF_BYTES => {
                 match self.plan_tmf(&header) {
                     TmfPlan::Respond(code) => {
                         response.write(pool, lease, &[code]);
-                        self.ring.device.put_used(start.head, 1);
+                        self.ring.device.put_used(start.index, 1);
                     }
                     TmfPlan::Submit(scope, action, after) => {
                         let others = match &after {
@@ -128,7 +128,7 @@ impl ControlQueue {
                         };
                         let tmf = self.device.tmf_mailboxes.submit(scope, action, Arc::clone(&self.waker));
                         self.pending.push(PendingTmf {
-                            head: start.head,
+                            head: start.index,
                             response,
                             tmf,
                             other_aborts: others,
@@ -146,12 +146,12 @@ impl ControlQueue {
                 let [_, _, _, _, lun @ .., _, _, _, _, _, _, _, _, _, _, _, _] = header;
                 bytes[4] = self.find_unit(lun).map_or_else(|response| response, |_| b::VIRTIO_SCSI_S_OK as u8);
                 response.write(pool, lease, &bytes);
-                self.ring.device.put_used(start.head, AN_RESPONSE_BYTES);
+                self.ring.device.put_used(start.index, AN_RESPONSE_BYTES);
                 Ok(true)
             }
             _ => {
                 response.write(pool, lease, &[b::VIRTIO_SCSI_S_FUNCTION_REJECTED as u8]);
-                self.ring.device.put_used(start.head, 1);
+                self.ring.device.put_used(start.index, 1);
                 Ok(false)
             }
         }

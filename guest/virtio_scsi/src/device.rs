@@ -8,7 +8,7 @@ use mqblk_core::{ByteLen, DiskSlot, Wake};
 use mqblk_scsi::reservation::Ticket;
 use mqblk_scsi::{Nexus, TaskSet, UnitAttention};
 use mqblk_virtio::features::RING_FEATURES;
-use mqblk_virtio::{Apply, GuestLane, QueueParts, QueueRole, VirtioDevice};
+use mqblk_virtio::{ApplyState, GuestContext, QueueResources, QueueRole, VirtioDevice};
 use virtio_bindings::virtio_scsi as b;
 
 use crate::commands::RequestQueue;
@@ -232,7 +232,7 @@ impl std::fmt::Debug for VirtioScsi {
     }
 }
 
-impl<C: GuestLane> VirtioDevice<C> for VirtioScsi {
+impl<C: GuestContext> VirtioDevice<C> for VirtioScsi {
     type Queue = ScsiQueue<C>;
 
     fn features(&self) -> u64 {
@@ -244,7 +244,7 @@ impl<C: GuestLane> VirtioDevice<C> for VirtioScsi {
     }
 
     fn read_config(&self, offset: u32, into: &mut [u8]) {
-        mqblk_virtio::read_space(&self.config().bytes(), offset, into);
+        mqblk_virtio::read_config_space(&self.config().bytes(), offset, into);
     }
 
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), String> {
@@ -259,7 +259,7 @@ impl<C: GuestLane> VirtioDevice<C> for VirtioScsi {
         self.events.reset();
     }
 
-    fn driver_begins(&self, resumed: bool) {
+    fn driver_started(&self, resumed: bool) {
         if !resumed {
             for unit in self.lun_map().iter() {
                 unit.nexus.initiator_reset();
@@ -272,24 +272,24 @@ impl<C: GuestLane> VirtioDevice<C> for VirtioScsi {
         self.driver_resumed();
     }
 
-    fn resumes(&self, queues: &[u16]) {
+    fn expect_replay(&self, queues: &[u16]) {
         let requests = queues.iter().copied().filter(|queue| *queue >= FIXED_QUEUES);
         self.replay_gate.begin(requests.collect());
     }
 
-    fn resume_ended(&self) {
+    fn end_replay_wait(&self) {
         if self.replay_gate.cancel() {
             self.tmf_mailboxes.wake_all();
         }
         self.lun_map().iter().for_each(|unit| unit.nexus.unit().end_replay());
     }
 
-    fn configured(&self) -> u64 {
+    fn config_bits(&self) -> u64 {
         let DriverSizes { sense, cdb } = self.sizes();
         u64::from(sense) << 32 | u64::from(cdb)
     }
 
-    fn restore(&self, configured: u64) {
+    fn restore_config_bits(&self, configured: u64) {
         let (sense, cdb) = ((configured >> 32) as u32, configured as u32);
         if configured != 0
             && let Ok(sizes) = self.config().validate_sizes(DriverSizes { sense, cdb })
@@ -298,7 +298,7 @@ impl<C: GuestLane> VirtioDevice<C> for VirtioScsi {
         }
     }
 
-    fn kind(&self) -> &'static str {
+    fn device_type(&self) -> &'static str {
         "virtio-scsi"
     }
 
@@ -306,15 +306,15 @@ impl<C: GuestLane> VirtioDevice<C> for VirtioScsi {
         state::save(self)
     }
 
-    fn load_state(self: &Arc<Self>, state: &str) -> Result<Apply, String> {
+    fn load_state(self: &Arc<Self>, state: &str) -> Result<ApplyState, String> {
         state::load(self, state)
     }
 
-    fn queues(&self) -> u16 {
+    fn num_queues(&self) -> u16 {
         FIXED_QUEUES + self.options.queues
     }
 
-    fn role(&self, index: u16) -> QueueRole {
+    fn queue_role(&self, index: u16) -> QueueRole {
         if index < FIXED_QUEUES { QueueRole::Control } else { QueueRole::Requests }
     }
 
@@ -322,15 +322,15 @@ impl<C: GuestLane> VirtioDevice<C> for VirtioScsi {
         self.options.queue_size
     }
 
-    fn queue(self: &Arc<Self>, index: u16, parts: QueueParts) -> ScsiQueue<C> {
-        let QueueParts { ring, lease, call, features, waker } = parts;
+    fn create_queue(self: &Arc<Self>, index: u16, parts: QueueResources) -> ScsiQueue<C> {
+        let QueueResources { ring, lease, call, features, waker } = parts;
         if ring.is_resumed() && self.unused_since_reset.swap(false, Ordering::Relaxed) {
             // The guest has not rebooted: the process that served it before has ended.
             let elsewhere = self.reset_before_start.load(Ordering::Relaxed);
             self.lun_map().iter().for_each(|unit| unit.nexus.initiator_resumed(elsewhere));
         }
         self.has_started.store(true, Ordering::Relaxed);
-        if self.replay_gate.queue_started(index, ring.noted_steps()) {
+        if self.replay_gate.queue_started(index, ring.recorded_steps()) {
             self.tmf_mailboxes.wake_all();
         }
         let ring = QueueRing { device: ring, lease, call };

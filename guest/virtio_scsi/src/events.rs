@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mqblk_core::{Armed, Pulled, Wake};
 use mqblk_memory::BufferPool;
-use mqblk_virtio::chain::{ChainError, ChainStart, walk};
+use mqblk_virtio::chain::{ChainError, ChainHead, walk_chain};
 use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_scsi as b;
 
@@ -199,12 +199,12 @@ impl EventQueue {
         while self.events.has_pending()
             && let Some(head) = self.ring.device.take_next().map_err(|broken| broken.0)?
         {
-            let start = ChainStart::fetch(&self.ring.device, pool, self.ring.lease, head);
+            let start = ChainHead::fetch(&self.ring.device, pool, self.ring.lease, head);
             let buffer = pool.take(self.ring.lease);
             pool.set_writable(&buffer);
-            let walked = walk(&self.ring.device, pool, self.ring.lease, &start, |pool, piece| {
+            let walked = walk_chain(&self.ring.device, pool, self.ring.lease, &start, |pool, piece| {
                 let pushed = !piece.writable || pool.push(&buffer, piece.address, piece.len, 16).is_ok();
-                if pushed { Ok(()) } else { Err(ChainError::Request) }
+                if pushed { Ok(()) } else { Err(ChainError::BadRequest) }
             });
             let mut written = 0;
             // A buffer that is too small is returned empty; the event waits for the next.
@@ -218,7 +218,7 @@ impl EventQueue {
             pool.release(buffer);
             self.ring.device.put_used(head, written);
             given();
-            if let Err(ChainError::Ring(broken)) = walked {
+            if let Err(ChainError::BrokenRing(broken)) = walked {
                 return Err(broken.0);
             }
         }

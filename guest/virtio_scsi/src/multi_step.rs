@@ -138,7 +138,7 @@ impl RequestQueue {
         into: &mut I,
     ) {
         self.multi_step.scratch.resize(MultiStepCommand::SCRATCH, 0);
-        let compared = self.ring.device.take_step(token.head) == COMPARED;
+        let compared = self.ring.device.take_recorded_step(token.head) == COMPARED;
         if compared {
             command.skip_compare();
         }
@@ -220,7 +220,7 @@ impl RequestQueue {
         if multi_step.command.has_compared() {
             // Recorded before the write is submitted: a replay after a crash must not compare with the data of its
             // own write.
-            self.ring.device.note_step(token.head, COMPARED);
+            self.ring.device.record_step(token.head, COMPARED);
         }
         self.issue_step(pool, token, next, None, into);
     }

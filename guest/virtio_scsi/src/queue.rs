@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use mqblk_core::{Armed, Call, Completed, DiskSlot, GuestQueue, Intake, Notify, Op, Pulled};
 use mqblk_memory::{Buffer, LeaseId};
 use mqblk_ring::split::{DeviceRing, RingLog, SplitRing, SplitState};
-use mqblk_virtio::{GuestLane, VirtioQueue};
+use mqblk_virtio::{GuestContext, VirtioQueue};
 
 use crate::commands::RequestQueue;
 use crate::control::ControlQueue;
@@ -79,7 +79,7 @@ impl<C> ScsiQueue<C> {
     }
 }
 
-impl<C: GuestLane> GuestQueue for ScsiQueue<C> {
+impl<C: GuestContext> GuestQueue for ScsiQueue<C> {
     type Token = ScsiToken;
     type Position = SplitState;
     type Lane = C;
@@ -169,7 +169,7 @@ impl<C: GuestLane> GuestQueue for ScsiQueue<C> {
     }
 }
 
-impl<C: GuestLane> VirtioQueue<C> for ScsiQueue<C> {
+impl<C: GuestContext> VirtioQueue<C> for ScsiQueue<C> {
     fn set_call(&mut self, call: Option<Box<dyn Call>>) {
         self.ring_mut().call = call;
     }
@@ -184,7 +184,7 @@ impl<C: GuestLane> VirtioQueue<C> for ScsiQueue<C> {
         std::mem::replace(&mut own.lease, lease)
     }
 
-    fn forget(&mut self, context: &mut C, token: ScsiToken, buffer: Option<Buffer>) {
+    fn abandon(&mut self, context: &mut C, token: ScsiToken, buffer: Option<Buffer>) {
         if let QueueKind::Request(queue) = &mut self.kind {
             queue.forget(context.pool(), token, buffer);
         }

@@ -2,8 +2,8 @@
 //! parts may share descriptors or be spread over many (section 2.7.4).
 
 use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseId};
-use mqblk_ring::split::{Broken, DeviceRing};
-use mqblk_virtio::chain::{ChainError, ChainStart, Piece, walk};
+use mqblk_ring::split::{DeviceRing, VirtqueueError};
+use mqblk_virtio::chain::{ChainError, ChainHead, ChainSegment, walk_chain};
 
 use crate::config::{DriverSizes, REQUEST_BYTES};
 
@@ -88,11 +88,11 @@ impl RequestChain {
         ring: &DeviceRing,
         pool: &mut BufferPool,
         lease: LeaseId,
-        start: &ChainStart,
+        start: &ChainHead,
         header: &mut [u8],
         response_len: u32,
-    ) -> Result<(), Broken> {
-        let walked = walk(ring, pool, lease, start, |pool, segment| {
+    ) -> Result<(), VirtqueueError> {
+        let walked = walk_chain(ring, pool, lease, start, |pool, segment| {
             if segment.writable {
                 self.take_writable(pool, lease, segment, response_len);
             } else {
@@ -102,16 +102,16 @@ impl RequestChain {
         });
         match walked {
             Ok(()) => Ok(()),
-            Err(ChainError::Request) => {
+            Err(ChainError::BadRequest) => {
                 self.fault = true;
                 Ok(())
             }
-            Err(ChainError::Ring(broken)) => Err(broken),
+            Err(ChainError::BrokenRing(broken)) => Err(broken),
         }
     }
 
     #[inline]
-    fn take_readable(&mut self, pool: &mut BufferPool, lease: LeaseId, segment: Piece, header: &mut [u8]) {
+    fn take_readable(&mut self, pool: &mut BufferPool, lease: LeaseId, segment: ChainSegment, header: &mut [u8]) {
         let missing = &mut header[self.header_len..];
         let used = missing.len().min(segment.len as usize);
         if used == DEFAULT_HEADER_BYTES && missing.len() == DEFAULT_HEADER_BYTES {
@@ -133,7 +133,7 @@ impl RequestChain {
     }
 
     #[inline]
-    fn take_writable(&mut self, pool: &mut BufferPool, lease: LeaseId, segment: Piece, response_len: u32) {
+    fn take_writable(&mut self, pool: &mut BufferPool, lease: LeaseId, segment: ChainSegment, response_len: u32) {
         let used = (response_len - self.response.capacity).min(segment.len);
         if used > 0 {
             if self.response.capacity == 0 {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mqblk_scsi::UnitState;
-use mqblk_virtio::{Apply, state};
+use mqblk_virtio::{ApplyState, state};
 use serde::{Deserialize, Serialize};
 
 use crate::config::DriverSizes;
@@ -55,7 +55,7 @@ pub(crate) fn save(device: &VirtioScsi) -> String {
 }
 
 /// Logical units that the state does not list are left alone: the operator decides whether they belong there.
-pub(crate) fn load(device: &Arc<VirtioScsi>, text: &str) -> Result<Apply, String> {
+pub(crate) fn load(device: &Arc<VirtioScsi>, text: &str) -> Result<ApplyState, String> {
     let ScsiState { sense_size, cdb_size, events, units } = state::read(text)?;
     let sizes = device.config().validate_sizes(DriverSizes { sense: sense_size, cdb: cdb_size })?;
     let waiting = events.as_ref().map_or(0, |events| events.waiting.len());
@@ -101,7 +101,7 @@ mod tests {
     use mqblk_memory::{Buffer, BufferPool};
     use mqblk_scsi::reservation::Reservations;
     use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions, Nexus, UnitAttention};
-    use mqblk_virtio::{GuestLane, VirtioDevice};
+    use mqblk_virtio::{GuestContext, VirtioDevice};
 
     use super::*;
     use crate::device::ScsiOptions;
@@ -113,7 +113,7 @@ mod tests {
         type Buffer = Buffer;
     }
 
-    impl GuestLane for NoLane {
+    impl GuestContext for NoLane {
         fn pool(&mut self) -> &mut BufferPool {
             unreachable!("no queue runs")
         }
@@ -185,14 +185,14 @@ mod tests {
         assert_eq!(there.sizes(), DriverSizes::DEFAULT, "validating changes nothing");
         apply().unwrap();
         VirtioDevice::<NoLane>::set_features(&*there, u64::MAX);
-        VirtioDevice::<NoLane>::driver_begins(&*there, true);
+        VirtioDevice::<NoLane>::driver_started(&*there, true);
         assert_eq!((save(&there), there.events().pending()), (text.clone(), pending));
         assert_eq!(attentions(&there), [vec![UnitAttention::ModeParametersChanged], vec![]]);
         // Loading the same state again changes nothing; a reset resets.
         load(&there, &text).unwrap()().unwrap();
         assert_eq!(save(&there), text);
         VirtioDevice::<NoLane>::reset(&*there);
-        VirtioDevice::<NoLane>::driver_begins(&*there, false);
+        VirtioDevice::<NoLane>::driver_started(&*there, false);
         assert_eq!((there.sizes(), there.events().pending()), (DriverSizes::DEFAULT, None));
         assert!(attentions(&there).iter().all(|pending| !pending.is_empty()));
     }

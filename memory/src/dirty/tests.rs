@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 fn log(len: u64) -> (DirtyLog, File) {
     let file = create_memfd("log", len).unwrap();
-    (DirtyLog::of_file(&file, 0, len).unwrap(), file)
+    (DirtyLog::from_file(&file, 0, len).unwrap(), file)
 }
 
 fn marked(log: &DirtyLog) -> BTreeSet<u64> {
@@ -22,7 +22,7 @@ proptest! {
         at in 0_u64..(70 * LOG_PAGE), len in 0_u64..(70 * LOG_PAGE), bytes in 1_u64..12, offset in 0_u64..9000,
     ) {
         let file = create_memfd("log", offset + bytes + 1).unwrap();
-        let log = DirtyLog::of_file(&file, offset, bytes).unwrap();
+        let log = DirtyLog::from_file(&file, offset, bytes).unwrap();
         log.mark(GuestAddress(at), len);
         let want: BTreeSet<u64> = match len {
             0 => BTreeSet::new(),
@@ -47,33 +47,33 @@ fn marks_are_set_and_cleared_one_by_one() {
     log.mark(GuestAddress(3 * LOG_PAGE), 1);
     log.mark(GuestAddress(u64::MAX), u64::MAX);
     assert_eq!(marked(&log), BTreeSet::from([1, 3]));
-    assert!(log.take_mark(GuestAddress(LOG_PAGE + 5)) && !log.take_mark(GuestAddress(LOG_PAGE)));
-    assert!(!log.take_mark(GuestAddress(u64::MAX)));
+    assert!(log.test_and_clear(GuestAddress(LOG_PAGE + 5)) && !log.test_and_clear(GuestAddress(LOG_PAGE)));
+    assert!(!log.test_and_clear(GuestAddress(u64::MAX)));
     assert_eq!(marked(&log), BTreeSet::from([3]));
 }
 
 #[test]
 fn a_log_that_is_too_short_or_cannot_be_mapped_is_refused() {
     let region = |at, len| Arc::new(Region::shared("t", len, GuestAddress(at)).unwrap().0);
-    let memory = GuestMemory::new(vec![region(0, 4096), region(9 * LOG_SPAN, LOG_SPAN + 1)]).unwrap();
-    log(11).0.check(&memory).unwrap();
-    log(1).0.check(&GuestMemory::default()).unwrap();
-    let error = log(10).0.check(&memory).unwrap_err().to_string();
+    let memory = GuestMemory::new(vec![region(0, 4096), region(9 * LOG_BYTE_SPAN, LOG_BYTE_SPAN + 1)]).unwrap();
+    log(11).0.check_covers(&memory).unwrap();
+    log(1).0.check_covers(&GuestMemory::default()).unwrap();
+    let error = log(10).0.check_covers(&memory).unwrap_err().to_string();
     assert_eq!(error, "dirty log: found 10 bytes, expected at least 11 for guest memory up to 0x50000");
-    assert!(log(10).0.check_address(GuestAddress(u64::MAX)).is_err());
+    assert!(log(10).0.check_covers_address(GuestAddress(u64::MAX)).is_err());
     let file = create_memfd("log", 4096).unwrap();
     for (offset, len) in [(0, 4097), (4096, 1), (u64::MAX, 2), (0, 0)] {
-        let error = DirtyLog::of_file(&file, offset, len).unwrap_err().to_string();
+        let error = DirtyLog::from_file(&file, offset, len).unwrap_err().to_string();
         assert!(error.starts_with("dirty log: found "), "{error}");
     }
     let readable = File::open("/proc/self/exe").unwrap();
-    assert!(DirtyLog::of_file(&readable, 0, 4096).is_err(), "a file that cannot be written");
+    assert!(DirtyLog::from_file(&readable, 0, 4096).is_err(), "a file that cannot be written");
 }
 
 #[test]
 fn a_truncated_log_only_loses_its_marks() {
     let (log, file) = log(3 * 4096);
     file.set_len(0).unwrap();
-    log.mark(GuestAddress(2 * 4096 * LOG_SPAN), 1);
-    assert!(log.is_lost());
+    log.mark(GuestAddress(2 * 4096 * LOG_BYTE_SPAN), 1);
+    assert!(log.is_truncated());
 }

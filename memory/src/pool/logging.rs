@@ -13,18 +13,18 @@ impl BufferPool {
     /// Starts, changes or ends dirty logging of a guest's memory: for this lease and all leases that it [inherited
     /// from](Self::inherit_log), so that requests already in flight are logged when they end.
     pub fn set_log(&mut self, lease: LeaseId, log: Option<&Arc<DirtyLog>>) {
-        let Some(family) = self.family(lease) else { return };
-        for lease in self.leases.iter_mut().flatten().filter(|lease| lease.family == family) {
+        let Some(family) = self.log_group(lease) else { return };
+        for lease in self.leases.iter_mut().flatten().filter(|lease| lease.log_group == family) {
             lease.log = log.cloned();
         }
     }
 
     /// Puts `new` into the log group of `old`, after the memory table of `old` was replaced by that of `new`, of the same guest.
-    pub fn succeed(&mut self, old: LeaseId, new: LeaseId) {
-        let Some(family) = self.family(old) else { return };
+    pub fn inherit_log(&mut self, old: LeaseId, new: LeaseId) {
+        let Some(family) = self.log_group(old) else { return };
         let log = self.lease(old.index).log.clone();
-        if let Some(lease) = self.found(new) {
-            (lease.family, lease.log) = (family, log);
+        if let Some(lease) = self.find_lease(new) {
+            (lease.log_group, lease.log) = (family, log);
         }
     }
 
@@ -36,13 +36,13 @@ impl BufferPool {
         entry.writable || lease.is_none_or(|lease| lease.log.is_none())
     }
 
-    fn found(&mut self, id: LeaseId) -> Option<&mut Lease> {
+    fn find_lease(&mut self, id: LeaseId) -> Option<&mut Lease> {
         let slot = self.leases.get_mut(id.index as usize)?.as_mut();
         slot.filter(|lease| lease.generation == id.generation)
     }
 
-    fn family(&mut self, id: LeaseId) -> Option<u32> {
-        self.found(id).map(|lease| lease.family)
+    fn log_group(&mut self, id: LeaseId) -> Option<u32> {
+        self.find_lease(id).map(|lease| lease.log_group)
     }
 }
 
@@ -50,17 +50,17 @@ impl Lease {
     /// Marks the pages written through a buffer that is being released.
     #[cold]
     #[inline(never)]
-    pub(super) fn log_entry(&self, entry: &Entry, spills: &[Vec<Segment>]) {
+    pub(super) fn mark_buffer(&self, entry: &BufferEntry, spills: &[Vec<Segment>]) {
         if entry.status != 0 {
-            self.log_host(entry.status, 1);
+            self.mark_host_range(entry.status, 1);
         }
         if entry.writable {
             let segments = match entry.spill {
-                NO_SPILL => &entry.inline[..usize::from(entry.pieces)],
+                NO_SPILL => &entry.inline[..usize::from(entry.segments)],
                 spill => &spills[spill as usize],
             };
             for segment in segments {
-                self.log_host(segment.address, segment.len.into());
+                self.mark_host_range(segment.address, segment.len.into());
             }
         }
     }
@@ -68,18 +68,18 @@ impl Lease {
     /// Marks the pages written at a guest address.
     #[cold]
     #[inline(never)]
-    pub(super) fn log_range(&self, address: GuestAddress, len: u64) {
+    pub(super) fn mark_guest_range(&self, address: GuestAddress, len: u64) {
         if let Some(log) = &self.log {
             log.mark(address, len);
         }
     }
 
     /// Marks the pages written at a host address. The range lies in one region.
-    fn log_host(&self, address: u64, len: u64) {
+    fn mark_host_range(&self, address: u64, len: u64) {
         let regions = self.memory.regions();
         let found = regions.iter().find(|region| address.wrapping_sub(region.host_address()) < region.len());
         if let Some(region) = found {
-            self.log_range(GuestAddress(region.guest().0 + (address - region.host_address())), len);
+            self.mark_guest_range(GuestAddress(region.guest().0 + (address - region.host_address())), len);
         }
     }
 }

@@ -12,10 +12,10 @@ fn a_buffer_keeps_a_retired_table_mapped() {
     let mut pool = BufferPool::new();
     let memory = table(&[(0x1000, 0x1000)]);
     let weak = Arc::downgrade(&memory);
-    let lease = pool.adopt(memory, vec![]);
+    let lease = pool.acquire_lease(memory, vec![]);
     let buffer = pool.take(lease);
     pool.push(&buffer, GuestAddress(0x1800), 16, 8).unwrap();
-    assert!(!pool.retire(lease));
+    assert!(!pool.retire_lease(lease));
     assert!(weak.upgrade().is_some());
     assert!(pool.copy_in(&buffer, 0, &[5; 16]));
     pool.release(buffer);
@@ -25,24 +25,24 @@ fn a_buffer_keeps_a_retired_table_mapped() {
 #[test]
 fn segments_across_neighbouring_regions_and_holes() {
     let mut pool = BufferPool::new();
-    let lease = pool.adopt(table(&[(0x1000, 0x1000), (0x2000, 0x1000), (0x4000, 0x1000)]), vec![]);
+    let lease = pool.acquire_lease(table(&[(0x1000, 0x1000), (0x2000, 0x1000), (0x4000, 0x1000)]), vec![]);
     let buffer = pool.take(lease);
     pool.push(&buffer, GuestAddress(0x1ff0), 0x20, 8).unwrap();
     assert_eq!(pool.segments(&buffer).len(), 2);
-    assert_eq!(pool.push(&buffer, GuestAddress(0x2ff0), 0x20, 8), Err(Fault), "a hole follows");
-    assert_eq!(pool.push(&buffer, GuestAddress(u64::MAX), 2, 8), Err(Fault));
+    assert_eq!(pool.push(&buffer, GuestAddress(0x2ff0), 0x20, 8), Err(BufferFault), "a hole follows");
+    assert_eq!(pool.push(&buffer, GuestAddress(u64::MAX), 2, 8), Err(BufferFault));
     pool.release(buffer);
     let buffer = pool.take(lease);
-    assert_eq!(pool.push(&buffer, GuestAddress(0x1ff0), 0x20, 1), Err(Fault), "one segment allowed");
+    assert_eq!(pool.push(&buffer, GuestAddress(0x1ff0), 0x20, 1), Err(BufferFault), "one segment allowed");
     pool.release(buffer);
-    assert_eq!(pool.uses(lease), 0);
+    assert_eq!(pool.buffers_in_use(lease), 0);
 }
 
 #[test]
 fn fixed_buffers_are_found_per_gibibyte() {
     let mut pool = BufferPool::new();
     let len = 2 * FixedBuffers::CHUNK + 4096;
-    let lease = pool.adopt(table(&[(0, len)]), vec![Some(FixedBuffers { first: 7 })]);
+    let lease = pool.acquire_lease(table(&[(0, len)]), vec![Some(FixedBuffers { first: 7 })]);
     let buffer = pool.take(lease);
     pool.push(&buffer, GuestAddress(0), 4096, 8).unwrap();
     pool.push(&buffer, GuestAddress(FixedBuffers::CHUNK), 4096, 8).unwrap();
@@ -58,7 +58,7 @@ fn values_are_read_at_any_alignment() {
     let mut pool = BufferPool::new();
     let memory = table(&[(0, 64)]);
     memory.write(GuestAddress(3), &0x1122_3344_5566_7788_u64.to_ne_bytes()).unwrap();
-    let lease = pool.adopt(memory, vec![]);
+    let lease = pool.acquire_lease(memory, vec![]);
     assert_eq!(pool.read::<u64>(lease, GuestAddress(3)), Some(0x1122_3344_5566_7788));
     assert_eq!(pool.read::<u64>(lease, GuestAddress(57)), None);
     assert_eq!(pool.read::<[u64; 2]>(lease, GuestAddress(48)), Some([0, 0]));
@@ -77,7 +77,7 @@ proptest! {
         for part in 0..3 {
             memory.write(GuestAddress(part * 0x1000), &content[part as usize * 0x1000..][..0x1000]).unwrap();
         }
-        let lease = pool.adopt(Arc::clone(&memory), vec![]);
+        let lease = pool.acquire_lease(Arc::clone(&memory), vec![]);
         let buffer = pool.take(lease);
         let mut model = Vec::new();
         for (address, size) in segments {
@@ -103,7 +103,7 @@ proptest! {
 #[test]
 fn ranges_are_copied_between_segments_that_do_not_match() {
     let mut pool = BufferPool::new();
-    let lease = pool.adopt(table(&[(0x1000, 0x1000)]), vec![]);
+    let lease = pool.acquire_lease(table(&[(0x1000, 0x1000)]), vec![]);
     let from = pool.take(lease);
     let to = pool.take(lease);
     for (at, len) in [(0x1000, 3), (0x1010, 5), (0x1020, 4)] {
@@ -133,7 +133,7 @@ fn ranges_are_copied_between_segments_that_do_not_match() {
 #[test]
 fn a_truncated_buffer_has_its_first_bytes_only() {
     let mut pool = BufferPool::new();
-    let lease = pool.adopt(table(&[(0, 4096)]), vec![]);
+    let lease = pool.acquire_lease(table(&[(0, 4096)]), vec![]);
     for segments in 1..=5_u64 {
         for len in 0..=segments * 100 + 1 {
             let buffer = pool.take(lease);
@@ -159,7 +159,7 @@ fn a_truncated_buffer_has_its_first_bytes_only() {
 fn bytes_are_written_across_regions_but_not_into_holes() {
     let mut pool = BufferPool::new();
     let memory = table(&[(0x1000, 0x1000), (0x2000, 0x1000)]);
-    let lease = pool.adopt(Arc::clone(&memory), vec![]);
+    let lease = pool.acquire_lease(Arc::clone(&memory), vec![]);
     for (at, whole) in
         [(0x1000, true), (0x1ffe, true), (0x2ffc, true), (0x2ffd, false), (0xffe, false), (u64::MAX, false)]
     {
@@ -168,5 +168,5 @@ fn bytes_are_written_across_regions_but_not_into_holes() {
         assert_eq!(pool.read_bytes(lease, GuestAddress(at), &mut back), whole);
         assert!(!whole || back == [1, 2, 3, 4]);
     }
-    assert_eq!(pool.uses(lease), 0);
+    assert_eq!(pool.buffers_in_use(lease), 0);
 }

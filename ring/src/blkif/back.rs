@@ -9,14 +9,15 @@ use super::request::RawRequest;
 
 /// Protocol violation by the frontend. It stops its queue and nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Broken(pub &'static str);
+pub struct BlkifRingError(pub &'static str);
 
 /// Requests without a response cannot exceed the ring size: Linux's `RING_REQUEST_PROD_OVERFLOW`.
-const JUMPED: Broken = Broken("the request producer index is further ahead than the ring is long");
+const BAD_REQ_PROD: BlkifRingError =
+    BlkifRingError("the request producer index is further ahead than the ring is long");
 
 /// Position at which a ring is resumed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Position {
+pub struct RingPosition {
     /// The next request to take.
     pub req_cons: u32,
     /// Index of the next response.
@@ -36,15 +37,15 @@ pub struct BackRing {
 
 impl BackRing {
     /// Creates a ring that resumes at `position`, at which all responses are published.
-    pub fn new(ring: BlkifRing, position: Position) -> BackRing {
-        let Position { req_cons, rsp_prod } = position;
+    pub fn new(ring: BlkifRing, position: RingPosition) -> BackRing {
+        let RingPosition { req_cons, rsp_prod } = position;
         BackRing { ring, req_cons, rsp_prod, published: rsp_prod }
     }
 
     /// Creates a ring that resumes from its shared indices alone: all requests without a response are taken (again).
     pub fn attach(ring: BlkifRing) -> BackRing {
         let rsp_prod = u32::from_le(ring.rsp_prod.load(Ordering::Acquire));
-        BackRing::new(ring, Position { req_cons: rsp_prod, rsp_prod })
+        BackRing::new(ring, RingPosition { req_cons: rsp_prod, rsp_prod })
     }
 
     /// Returns the number of entries.
@@ -60,8 +61,8 @@ impl BackRing {
     }
 
     /// Returns the position from which the ring can be resumed.
-    pub fn position(&self) -> Position {
-        Position { req_cons: self.req_cons, rsp_prod: self.rsp_prod }
+    pub fn position(&self) -> RingPosition {
+        RingPosition { req_cons: self.req_cons, rsp_prod: self.rsp_prod }
     }
 
     /// Returns the response index that the frontend saw last; the frontend may have overwritten it.
@@ -74,14 +75,14 @@ impl BackRing {
     /// # Errors
     /// When the frontend claims more than the ring can hold.
     #[inline]
-    pub fn waiting(&self) -> Result<u32, Broken> {
-        let produced = self.ring.requests().look();
+    pub fn waiting(&self) -> Result<u32, BlkifRingError> {
+        let produced = self.ring.requests().load_index();
         if produced.wrapping_sub(self.rsp_prod) > self.ring.size() {
-            return Err(JUMPED);
+            return Err(BAD_REQ_PROD);
         }
         // A producer index that moved back behind the consumer is as far ahead of it.
         let waiting = produced.wrapping_sub(self.req_cons);
-        if waiting > self.ring.size() { Err(JUMPED) } else { Ok(waiting) }
+        if waiting > self.ring.size() { Err(BAD_REQ_PROD) } else { Ok(waiting) }
     }
 
     /// Prefetches the request `ahead` of the next one into this core's cache.

@@ -4,7 +4,7 @@ use mqblk_core::{Armed, Notify, Sector512};
 use mqblk_memory::{GuestAddress, GuestMemory, PAGE_BYTES, Region};
 
 use super::*;
-use crate::blkif::{Request, SetupError, Transfer, What, operation, status};
+use crate::blkif::{BlkifRequest, BlkifSetupError, RequestBody, RwRequest, operation, status};
 
 /// A frontend made of plain reads and writes.
 struct Front {
@@ -43,8 +43,9 @@ impl Front {
     }
 
     fn put(&self, index: u32, id: u64) {
-        let transfer = Transfer { nr_segments: 0, sector: Sector512(0), segments: Default::default() };
-        let request = Request { id, operation: operation::FLUSH_DISKCACHE, handle: 0, what: What::Transfer(transfer) };
+        let transfer = RwRequest { nr_segments: 0, sector: Sector512(0), segments: Default::default() };
+        let request =
+            BlkifRequest { id, operation: operation::FLUSH_DISKCACHE, handle: 0, body: RequestBody::Rw(transfer) };
         let raw = RawRequest::encode(self.abi, &request);
         self.memory.write(GuestAddress(self.entry(index)), &raw.bytes()[..self.abi.entry_bytes() as usize]).unwrap();
     }
@@ -103,7 +104,7 @@ fn a_producer_that_jumps_is_refused() {
     let front = Front::new(Abi::X86_64, 1);
     let mut back = front.back();
     for (produced, want) in
-        [(32, Ok(32)), (33, Err(JUMPED)), (u32::MAX, Err(JUMPED)), (1 << 31, Err(JUMPED)), (0, Ok(0))]
+        [(32, Ok(32)), (33, Err(BAD_REQ_PROD)), (u32::MAX, Err(BAD_REQ_PROD)), (1 << 31, Err(BAD_REQ_PROD)), (0, Ok(0))]
     {
         front.set(0, produced);
         assert_eq!(back.waiting(), want, "{produced}");
@@ -115,12 +116,12 @@ fn a_producer_that_jumps_is_refused() {
     }
     // Eight are taken without a response: no more than 24 others fit.
     front.set(0, 33);
-    assert_eq!(back.waiting(), Err(JUMPED));
+    assert_eq!(back.waiting(), Err(BAD_REQ_PROD));
     front.set(0, 32);
     assert_eq!(back.waiting(), Ok(24));
     // Back behind what was taken.
     front.set(0, 7);
-    assert_eq!(back.waiting(), Err(JUMPED));
+    assert_eq!(back.waiting(), Err(BAD_REQ_PROD));
 }
 
 #[test]
@@ -153,7 +154,7 @@ fn a_ring_resumes_after_its_last_response() {
     front.set(8, 7);
     let mut back = front.back();
     assert_eq!((back.waiting(), back.take().decode(Abi::X86_64).id), (Ok(2), 70));
-    assert_eq!(back.position(), Position { req_cons: 8, rsp_prod: 7 });
+    assert_eq!(back.position(), RingPosition { req_cons: 8, rsp_prod: 7 });
 }
 
 #[test]
@@ -162,12 +163,12 @@ fn rings_without_memory_are_refused() {
     let resolve = |at, pages| BlkifRing::resolve(&memory, GuestAddress(at), pages, Abi::X86_64).err();
     assert_eq!(resolve(0, 2), None);
     for (at, pages, want) in [
-        (0, 0, SetupError::Pages(0)),
-        (0, 3, SetupError::Pages(3)),
-        (0, 32, SetupError::Pages(32)),
-        (0, 4, SetupError::Unmapped(4)),
-        (4096, 2, SetupError::Unmapped(2)),
-        (2, 1, SetupError::Unmapped(1)),
+        (0, 0, BlkifSetupError::Pages(0)),
+        (0, 3, BlkifSetupError::Pages(3)),
+        (0, 32, BlkifSetupError::Pages(32)),
+        (0, 4, BlkifSetupError::Unmapped(4)),
+        (4096, 2, BlkifSetupError::Unmapped(2)),
+        (2, 1, BlkifSetupError::Unmapped(1)),
     ] {
         assert_eq!(resolve(at, pages), Some(want));
     }

@@ -10,13 +10,13 @@ use super::request::{MAX_SEGMENTS, RawRequest, Segment};
 /// Protocol violation by the backend: the ring is unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the back-end breaks the protocol: {0}")]
-pub struct BackBroken(pub &'static str);
+pub struct BackendError(pub &'static str);
 
-const JUMPED: BackBroken = BackBroken("it claims more responses than there are requests");
+const BAD_RSP_PROD: BackendError = BackendError("it claims more responses than there are requests");
 
 /// A response, not yet checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Response {
+pub struct BlkifResponse {
     /// The request's id.
     pub id: u64,
     /// The request's operation; of an indirect request the inner operation.
@@ -86,20 +86,13 @@ impl FrontRing {
     /// faster. Returns false if the ring is full.
     #[inline]
     #[must_use]
-    pub fn put_transfer(
-        &mut self,
-        id: u64,
-        operation: u8,
-        handle: u16,
-        sector: Sector512,
-        segments: &[Segment],
-    ) -> bool {
+    pub fn put_rw(&mut self, id: u64, operation: u8, handle: u16, sector: Sector512, segments: &[Segment]) -> bool {
         if self.in_flight() >= self.ring.size() {
             return false;
         }
         let segments = &segments[..segments.len().min(MAX_SEGMENTS)];
         let first = u32::from(operation) | (segments.len() as u32) << 8 | u32::from(handle) << 16;
-        self.ring.put_transfer(self.req_prod, first, id, sector.0, segments);
+        self.ring.put_rw(self.req_prod, first, id, sector.0, segments);
         self.req_prod = self.req_prod.wrapping_add(1);
         true
     }
@@ -118,14 +111,14 @@ impl FrontRing {
     /// # Errors
     /// When the backend breaks the protocol.
     #[inline]
-    pub fn look(&mut self) -> Result<u32, BackBroken> {
-        self.saw(self.ring.responses().look())
+    pub fn poll_responses(&mut self) -> Result<u32, BackendError> {
+        self.check_rsp_prod(self.ring.responses().load_index())
     }
 
-    fn saw(&mut self, produced: u32) -> Result<u32, BackBroken> {
+    fn check_rsp_prod(&mut self, produced: u32) -> Result<u32, BackendError> {
         let ready = produced.wrapping_sub(self.rsp_cons);
         if ready > self.published.wrapping_sub(self.rsp_cons) {
-            return Err(JUMPED);
+            return Err(BAD_RSP_PROD);
         }
         self.seen = produced;
         Ok(ready)
@@ -133,13 +126,13 @@ impl FrontRing {
 
     /// Takes one of the responses that the last [`poll_responses`](Self::poll_responses) found.
     #[inline]
-    pub fn take(&mut self) -> Option<Response> {
+    pub fn take(&mut self) -> Option<BlkifResponse> {
         if self.rsp_cons == self.seen {
             return None;
         }
         let (id, operation, status) = self.ring.response(self.rsp_cons);
         self.rsp_cons = self.rsp_cons.wrapping_add(1);
-        Some(Response { id, operation, status })
+        Some(BlkifResponse { id, operation, status })
     }
 
     /// Requests an event when `count` responses (at least 1) are available, then re-checks: as [`poll_responses`](Self::poll_responses).
@@ -147,10 +140,10 @@ impl FrontRing {
     /// # Errors
     /// When the backend breaks the protocol.
     #[inline]
-    pub fn arm(&mut self, count: u32) -> Result<u32, BackBroken> {
+    pub fn arm(&mut self, count: u32) -> Result<u32, BackendError> {
         let last = self.rsp_cons.wrapping_add(count.max(1) - 1);
         let produced = self.ring.responses().arm(last);
-        self.saw(produced)
+        self.check_rsp_prod(produced)
     }
 
     /// Suppresses events while responses are polled.

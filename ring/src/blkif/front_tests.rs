@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::blkif::request::MAX_SEGMENTS;
-use crate::blkif::{BackRing, Request, Segment, Transfer, What, operation};
+use crate::blkif::{BackRing, BlkifRequest, RequestBody, RwRequest, Segment, operation};
 
 fn ends(abi: Abi, pages: u32) -> (FrontRing, BackRing) {
     let region = Region::shared("ring", u64::from(pages * PAGE_BYTES), GuestAddress(0)).unwrap().0;
@@ -17,7 +17,7 @@ fn ends(abi: Abi, pages: u32) -> (FrontRing, BackRing) {
 }
 
 fn request(abi: Abi, id: u64) -> RawRequest {
-    RawRequest::encode(abi, &Request { id, operation: 9, handle: 0, what: What::Unknown })
+    RawRequest::encode(abi, &BlkifRequest { id, operation: 9, handle: 0, body: RequestBody::Unknown })
 }
 
 proptest! {
@@ -58,7 +58,7 @@ proptest! {
                     prop_assert_eq!(back.publish() == Notify::Nothing, nothing);
                 }
                 _ => {
-                    let ready = front.look().unwrap();
+                    let ready = front.poll_responses().unwrap();
                     for _ in 0..ready {
                         let response = front.take().unwrap();
                         prop_assert_eq!((response.operation, response.status), (9, -2));
@@ -82,11 +82,12 @@ fn put_transfer_matches_encode() {
                 |at: u32| Segment { gref: GrantRef(0x8000_0001 + at), first_sect: at as u8 % 8, last_sect: 7 };
             let list: Vec<Segment> = (0..count).map(segment).collect();
             let (id, sector) = (u64::MAX - 5, Sector512(0x1234_5678_9abc_def0));
-            assert!(front.put_transfer(id, operation::WRITE, 0xca10, sector, &list));
+            assert!(front.put_rw(id, operation::WRITE, 0xca10, sector, &list));
             let mut segments = [Segment::default(); MAX_SEGMENTS];
             segments.iter_mut().zip(&list).for_each(|(place, segment)| *place = *segment);
-            let transfer = Transfer { nr_segments: count.min(11) as u8, sector, segments };
-            let expected = Request { id, operation: operation::WRITE, handle: 0xca10, what: What::Transfer(transfer) };
+            let transfer = RwRequest { nr_segments: count.min(11) as u8, sector, segments };
+            let expected =
+                BlkifRequest { id, operation: operation::WRITE, handle: 0xca10, body: RequestBody::Rw(transfer) };
             assert!(front.put(&RawRequest::encode(abi, &expected)));
             let _ = front.publish();
             assert_eq!(back.waiting().unwrap(), 2);
@@ -95,10 +96,10 @@ fn put_transfer_matches_encode() {
                 back.put_response(id, operation::WRITE, 0);
             }
             let _ = back.publish();
-            assert_eq!(front.look(), Ok(2));
+            assert_eq!(front.poll_responses(), Ok(2));
             while front.take().is_some() {}
         }
-        while front.put_transfer(0, 0, 0, Sector512(0), &[]) {}
+        while front.put_rw(0, 0, 0, Sector512(0), &[]) {}
         assert_eq!(front.in_flight(), 32);
     }
 }
@@ -122,7 +123,7 @@ fn both_ends_are_notified_when_they_request_it() {
     assert_eq!(back.publish(), Notify::Suppressed, "two are requested");
     back.put_response(2, 9, 0);
     assert_eq!(back.publish(), Notify::Wanted);
-    assert_eq!(front.look(), Ok(2));
+    assert_eq!(front.poll_responses(), Ok(2));
 }
 
 #[test]
@@ -134,5 +135,5 @@ fn a_backend_that_claims_too_many_responses_is_detected() {
         back.put_response(1, 9, 0);
     }
     let _ = back.publish();
-    assert_eq!(front.look(), Err(JUMPED));
+    assert_eq!(front.poll_responses(), Err(BAD_RSP_PROD));
 }

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use mqblk_memory::{GuestAddress, GuestMemory, PAGE_BYTES, SharedSlots, SharedU32};
+use mqblk_memory::{GuestAddress, GuestMemory, PAGE_BYTES, SharedArray, SharedU32};
 
 use super::request::{RawRequest, Segment};
-use crate::wakeup::{Direction, Wish};
+use crate::wakeup::{Direction, EventSuppression};
 
 /// Maximum number of ring pages: order 4 (`XENBUS_MAX_RING_GRANT_ORDER` of Linux).
-pub const MAX_PAGES: u32 = 16;
+pub const MAX_RING_PAGES: u32 = 16;
 
 /// Offsets of the fields in the first page.
 pub(super) mod offset {
@@ -44,19 +44,19 @@ impl Abi {
     }
 
     /// Returns the ABI with this `protocol` name.
-    pub fn of_protocol(name: &str) -> Option<Abi> {
+    pub fn from_protocol(name: &str) -> Option<Abi> {
         Abi::ALL.into_iter().find(|abi| abi.protocol() == name)
     }
 
     /// Returns true if 64-bit fields are aligned to 8.
     #[inline]
-    pub(super) const fn is_wide(self) -> bool {
+    pub(super) const fn aligns_u64_to_8(self) -> bool {
         !matches!(self, Abi::X86_32)
     }
 
     /// Returns the bytes of an entry.
     pub const fn entry_bytes(self) -> u32 {
-        if self.is_wide() { 112 } else { 108 }
+        if self.aligns_u64_to_8() { 112 } else { 108 }
     }
 
     /// Returns the number of entries of a ring of `pages` pages: the largest power of two that fits.
@@ -68,7 +68,7 @@ impl Abi {
 
 /// Error of the set-up of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SetupError {
+pub enum BlkifSetupError {
     /// Invalid number of pages.
     #[error("ring pages: found {0}, expected 1, 2, 4, 8 or 16")]
     Pages(u32),
@@ -80,8 +80,8 @@ pub enum SetupError {
 /// The entries, which both ends read and write, as words of 64 or 32 bits.
 #[derive(Debug)]
 enum Entries {
-    Wide(SharedSlots<[u64; 14]>),
-    Narrow(SharedSlots<[u32; 27]>),
+    Wide(SharedArray<[u64; 14]>),
+    Narrow(SharedArray<[u32; 27]>),
 }
 
 /// A ring's fields in shared memory, as each end accesses them.
@@ -101,17 +101,22 @@ impl BlkifRing {
     ///
     /// # Errors
     /// [`BlkifSetupError`].
-    pub fn resolve(memory: &GuestMemory, address: GuestAddress, pages: u32, abi: Abi) -> Result<BlkifRing, SetupError> {
-        if !pages.is_power_of_two() || pages > MAX_PAGES {
-            return Err(SetupError::Pages(pages));
+    pub fn resolve(
+        memory: &GuestMemory,
+        address: GuestAddress,
+        pages: u32,
+        abi: Abi,
+    ) -> Result<BlkifRing, BlkifSetupError> {
+        if !pages.is_power_of_two() || pages > MAX_RING_PAGES {
+            return Err(BlkifSetupError::Pages(pages));
         }
-        let unmapped = SetupError::Unmapped(pages);
+        let unmapped = BlkifSetupError::Unmapped(pages);
         let size = abi.entries(pages);
-        let cell = |at: u64| memory.cell_u32(GuestAddress(address.0 + at)).ok_or(unmapped);
+        let cell = |at: u64| memory.shared_u32(GuestAddress(address.0 + at)).ok_or(unmapped);
         let first = GuestAddress(address.0 + offset::ENTRIES);
-        let entries = match abi.is_wide() {
-            true => Entries::Wide(memory.slots(first, size as usize).ok_or(unmapped)?),
-            false => Entries::Narrow(memory.slots(first, size as usize).ok_or(unmapped)?),
+        let entries = match abi.aligns_u64_to_8() {
+            true => Entries::Wide(memory.shared_array(first, size as usize).ok_or(unmapped)?),
+            false => Entries::Narrow(memory.shared_array(first, size as usize).ok_or(unmapped)?),
         };
         Ok(BlkifRing {
             req_prod: cell(offset::REQ_PROD)?,
@@ -146,13 +151,13 @@ impl BlkifRing {
     /// Returns the direction of requests, which the frontend produces.
     #[inline]
     pub(super) fn requests(&self) -> Direction<'_, SharedU32> {
-        Direction { index: &self.req_prod, wish: Wish::Reached(&self.req_event) }
+        Direction { index: &self.req_prod, suppression: EventSuppression::XenEvent(&self.req_event) }
     }
 
     /// Returns the direction of responses, which the backend produces.
     #[inline]
     pub(super) fn responses(&self) -> Direction<'_, SharedU32> {
-        Direction { index: &self.rsp_prod, wish: Wish::Reached(&self.rsp_event) }
+        Direction { index: &self.rsp_prod, suppression: EventSuppression::XenEvent(&self.rsp_event) }
     }
 
     /// Copies entry `index`, each byte once: as many bytes as its operation and its number of segments use. The rest of `raw` is unchanged.
@@ -161,13 +166,13 @@ impl BlkifRing {
         let index = index as usize;
         match &self.entries {
             Entries::Wide(entries) => {
-                raw.put_words(entries.head::<[u64; 4]>(index).map(u64::to_ne_bytes));
+                raw.put_words(entries.get_prefix::<[u64; 4]>(index).map(u64::to_ne_bytes));
                 for at in 4..raw.length(Abi::X86_64).div_ceil(8) {
                     raw.put_word(at, entries.element(index, at).to_ne_bytes());
                 }
             }
             Entries::Narrow(entries) => {
-                raw.put_words(entries.head::<[u32; 7]>(index).map(u32::to_ne_bytes));
+                raw.put_words(entries.get_prefix::<[u32; 7]>(index).map(u32::to_ne_bytes));
                 for at in 7..raw.length(Abi::X86_32).div_ceil(4) {
                     raw.put_word(at, entries.element(index, at).to_ne_bytes());
                 }
@@ -189,14 +194,14 @@ impl BlkifRing {
     ///
     /// Written in words: separate smaller stores that are read as words soon after stall on store forwarding (measured: 32 ns a request).
     #[inline]
-    pub(super) fn put_transfer(&self, index: u32, first: u32, id: u64, sector: u64, segments: &[Segment]) {
+    pub(super) fn put_rw(&self, index: u32, first: u32, id: u64, sector: u64, segments: &[Segment]) {
         let index = index as usize;
         let words = |segment: &Segment| u64::from_le_bytes(segment.to_bytes());
         match &self.entries {
             Entries::Wide(entries) => {
                 let own = [first.into(), id, sector];
                 if let [one] = segments {
-                    return entries.set_head(index, [own[0].to_le(), id.to_le(), sector.to_le(), words(one).to_le()]);
+                    return entries.set_prefix(index, [own[0].to_le(), id.to_le(), sector.to_le(), words(one).to_le()]);
                 }
                 let mut all = [0_u64; 14];
                 let rest = segments.iter().map(words);
@@ -211,7 +216,7 @@ impl BlkifRing {
                 let rest = segments.iter().flat_map(|segment| halves(words(segment)));
                 all.iter_mut().zip(own.into_iter().chain(rest)).for_each(|(place, word)| *place = word.to_le());
                 match (segments, all) {
-                    ([_], [a, b, c, d, e, f, g, ..]) => entries.set_head(index, [a, b, c, d, e, f, g]),
+                    ([_], [a, b, c, d, e, f, g, ..]) => entries.set_prefix(index, [a, b, c, d, e, f, g]),
                     _ => entries.set(index, all),
                 }
             }
@@ -223,9 +228,9 @@ impl BlkifRing {
     pub(super) fn put_response(&self, index: u32, id: u64, operation: u8, status: i16) {
         let tail = u32::from(operation) | u32::from(status as u16) << 16;
         match &self.entries {
-            Entries::Wide(entries) => entries.set_head(index as usize, [id.to_le(), u64::from(tail).to_le()]),
+            Entries::Wide(entries) => entries.set_prefix(index as usize, [id.to_le(), u64::from(tail).to_le()]),
             Entries::Narrow(entries) => {
-                entries.set_head(index as usize, [(id as u32).to_le(), ((id >> 32) as u32).to_le(), tail.to_le()]);
+                entries.set_prefix(index as usize, [(id as u32).to_le(), ((id >> 32) as u32).to_le(), tail.to_le()]);
             }
         }
     }
@@ -235,11 +240,11 @@ impl BlkifRing {
     pub(super) fn response(&self, index: u32) -> (u64, u8, i16) {
         let (id, tail) = match &self.entries {
             Entries::Wide(entries) => {
-                let [id, tail] = entries.head::<[u64; 2]>(index as usize).map(u64::from_le);
+                let [id, tail] = entries.get_prefix::<[u64; 2]>(index as usize).map(u64::from_le);
                 (id, tail as u32)
             }
             Entries::Narrow(entries) => {
-                let [low, high, tail] = entries.head::<[u32; 3]>(index as usize).map(u32::from_le);
+                let [low, high, tail] = entries.get_prefix::<[u32; 3]>(index as usize).map(u32::from_le);
                 (u64::from(low) | u64::from(high) << 32, tail)
             }
         };
@@ -264,8 +269,8 @@ mod tests {
     fn rings_have_as_many_entries_as_linux_gives_them() {
         for abi in Abi::ALL {
             assert_eq!([1, 2, 4, 8, 16].map(|pages| abi.entries(pages)), [32, 64, 128, 256, 512]);
-            assert_eq!(Abi::of_protocol(abi.protocol()), Some(abi));
+            assert_eq!(Abi::from_protocol(abi.protocol()), Some(abi));
         }
-        assert_eq!(Abi::of_protocol("x86_64"), None);
+        assert_eq!(Abi::from_protocol("x86_64"), None);
     }
 }

@@ -5,7 +5,7 @@ pub mod front;
 pub mod layout;
 pub mod request;
 
-pub use back::{BackRing, Broken, Position};
-pub use front::{BackBroken, FrontRing, Response};
-pub use layout::{Abi, BlkifRing, SetupError};
-pub use request::{Indirect, RawRequest, Request, Segment, Transfer, What, operation, status};
+pub use back::{BackRing, BlkifRingError, RingPosition};
+pub use front::{BackendError, BlkifResponse, FrontRing};
+pub use layout::{Abi, BlkifRing, BlkifSetupError};
+pub use request::{BlkifRequest, IndirectRequest, RawRequest, RequestBody, RwRequest, Segment, operation, status};

@@ -77,7 +77,7 @@ impl Segment {
 
 /// A request with inline segments (`struct blkif_request_rw`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Transfer {
+pub struct RwRequest {
     /// As the frontend reports; may exceed the maximum.
     pub nr_segments: u8,
     /// Start on the disk.
@@ -88,7 +88,7 @@ pub struct Transfer {
 
 /// A request whose segments are in granted pages (`struct blkif_request_indirect`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Indirect {
+pub struct IndirectRequest {
     /// The inner operation.
     pub operation: u8,
     /// As the frontend reports; may exceed the maximum.
@@ -101,9 +101,9 @@ pub struct Indirect {
 
 /// The operation-specific part of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum RequestBody {
     /// READ, WRITE, WRITE_BARRIER or FLUSH_DISKCACHE.
-    Transfer(Transfer),
+    Rw(RwRequest),
     /// DISCARD.
     Discard {
         /// [`DISCARD_SECURE`].
@@ -114,14 +114,14 @@ pub enum What {
         sectors: u64,
     },
     /// INDIRECT.
-    Indirect(Indirect),
+    Indirect(IndirectRequest),
     /// An unknown operation.
     Unknown,
 }
 
 /// A decoded request, not yet checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct BlkifRequest {
     /// Id; copied into the response.
     pub id: u64,
     /// One of [`operation`], or an unknown value.
@@ -129,11 +129,11 @@ pub struct Request {
     /// A virtual device, for frontends with several; unused today.
     pub handle: u16,
     /// The operation-specific part.
-    pub what: What,
+    pub body: RequestBody,
 }
 
 /// Offsets of the fields of a request; 64-bit fields move by 4 where they are not aligned to 8.
-struct Fields {
+struct FieldOffsets {
     id: usize,
     /// Of transfers, discards and indirect ones.
     sector: usize,
@@ -143,14 +143,14 @@ struct Fields {
     indirect_pages: usize,
 }
 
-const WIDE: Fields =
-    Fields { id: 8, sector: 16, segments: 24, discard_sectors: 24, indirect_handle: 24, indirect_pages: 28 };
-const NARROW: Fields =
-    Fields { id: 4, sector: 12, segments: 20, discard_sectors: 20, indirect_handle: 20, indirect_pages: 24 };
+const WIDE: FieldOffsets =
+    FieldOffsets { id: 8, sector: 16, segments: 24, discard_sectors: 24, indirect_handle: 24, indirect_pages: 28 };
+const NARROW: FieldOffsets =
+    FieldOffsets { id: 4, sector: 12, segments: 20, discard_sectors: 20, indirect_handle: 20, indirect_pages: 24 };
 
-impl Fields {
-    const fn of(abi: Abi) -> &'static Fields {
-        if abi.is_wide() { &WIDE } else { &NARROW }
+impl FieldOffsets {
+    const fn of(abi: Abi) -> &'static FieldOffsets {
+        if abi.aligns_u64_to_8() { &WIDE } else { &NARROW }
     }
 }
 
@@ -172,7 +172,7 @@ impl RawRequest {
     /// Returns the used bytes of the entry, according to its first bytes.
     #[inline]
     pub(super) fn length(&self, abi: Abi) -> usize {
-        let at = Fields::of(abi);
+        let at = FieldOffsets::of(abi);
         match self.0[0] {
             operation::READ..=operation::FLUSH_DISKCACHE => {
                 at.segments + usize::from(self.nr_segments()).min(MAX_SEGMENTS) * SEGMENT_BYTES
@@ -192,13 +192,13 @@ impl RawRequest {
     /// Returns the id for the response.
     #[inline]
     pub fn id(&self, abi: Abi) -> u64 {
-        self.u64_at(Fields::of(abi).id)
+        self.u64_at(FieldOffsets::of(abi).id)
     }
 
     /// Returns the start of a read or write.
     #[inline]
     pub fn sector(&self, abi: Abi) -> Sector512 {
-        Sector512(self.u64_at(Fields::of(abi).sector))
+        Sector512(self.u64_at(FieldOffsets::of(abi).sector))
     }
 
     /// Returns the number of inline segments, as the frontend reports.
@@ -210,7 +210,7 @@ impl RawRequest {
     /// Returns the inline segments, at most those that there are.
     #[inline]
     pub fn segments(&self, abi: Abi) -> impl Iterator<Item = Segment> {
-        let from = Fields::of(abi).segments;
+        let from = FieldOffsets::of(abi).segments;
         let all = &self.0[from..from + MAX_SEGMENTS * SEGMENT_BYTES];
         let count = usize::from(self.nr_segments());
         all.as_chunks::<SEGMENT_BYTES>().0.iter().take(count).map(|bytes| Segment::from_bytes(*bytes))
@@ -267,8 +267,8 @@ impl RawRequest {
 
     /// Decodes the entry by the frontend's ABI.
     #[inline]
-    pub fn decode(&self, abi: Abi) -> Request {
-        let at = Fields::of(abi);
+    pub fn decode(&self, abi: Abi) -> BlkifRequest {
+        let at = FieldOffsets::of(abi);
         let (operation, id, sector) = (self.operation(), self.id(abi), self.sector(abi));
         let (handle, what) = match operation {
             operation::READ..=operation::FLUSH_DISKCACHE => {
@@ -277,30 +277,31 @@ impl RawRequest {
                     *place = segment;
                 }
                 let nr_segments = self.nr_segments();
-                (self.u16_at(2), What::Transfer(Transfer { nr_segments, sector, segments }))
+                (self.u16_at(2), RequestBody::Rw(RwRequest { nr_segments, sector, segments }))
             }
-            operation::DISCARD => {
-                (self.u16_at(2), What::Discard { flag: self.0[1], sector, sectors: self.u64_at(at.discard_sectors) })
-            }
+            operation::DISCARD => (
+                self.u16_at(2),
+                RequestBody::Discard { flag: self.0[1], sector, sectors: self.u64_at(at.discard_sectors) },
+            ),
             operation::INDIRECT => {
                 let pages = std::array::from_fn(|index| GrantRef(self.u32_at(at.indirect_pages + index * 4)));
-                let indirect = Indirect { operation: self.0[1], nr_segments: self.u16_at(2), sector, pages };
-                (self.u16_at(at.indirect_handle), What::Indirect(indirect))
+                let indirect = IndirectRequest { operation: self.0[1], nr_segments: self.u16_at(2), sector, pages };
+                (self.u16_at(at.indirect_handle), RequestBody::Indirect(indirect))
             }
-            _ => (0, What::Unknown),
+            _ => (0, RequestBody::Unknown),
         };
-        Request { id, operation, handle, what }
+        BlkifRequest { id, operation, handle, body: what }
     }
 
     /// Encodes a request by the frontend's ABI.
-    pub fn encode(abi: Abi, request: &Request) -> RawRequest {
-        let at = Fields::of(abi);
+    pub fn encode(abi: Abi, request: &BlkifRequest) -> RawRequest {
+        let at = FieldOffsets::of(abi);
         let mut raw = RawRequest([0; BYTES]);
         raw.0[0] = request.operation;
         raw.put(at.id, &request.id.to_le_bytes());
         let sector_at = |raw: &mut RawRequest, sector: Sector512| raw.put(at.sector, &sector.0.to_le_bytes());
-        match &request.what {
-            What::Transfer(transfer) => {
+        match &request.body {
+            RequestBody::Rw(transfer) => {
                 raw.0[1] = transfer.nr_segments;
                 raw.put(2, &request.handle.to_le_bytes());
                 sector_at(&mut raw, transfer.sector);
@@ -308,13 +309,13 @@ impl RawRequest {
                     raw.put(at.segments + index * SEGMENT_BYTES, &segment.to_bytes());
                 }
             }
-            What::Discard { flag, sector, sectors } => {
+            RequestBody::Discard { flag, sector, sectors } => {
                 raw.0[1] = *flag;
                 raw.put(2, &request.handle.to_le_bytes());
                 sector_at(&mut raw, *sector);
                 raw.put(at.discard_sectors, &sectors.to_le_bytes());
             }
-            What::Indirect(indirect) => {
+            RequestBody::Indirect(indirect) => {
                 raw.0[1] = indirect.operation;
                 raw.put(2, &indirect.nr_segments.to_le_bytes());
                 sector_at(&mut raw, indirect.sector);
@@ -323,7 +324,7 @@ impl RawRequest {
                     raw.put(at.indirect_pages + index * 4, &page.0.to_le_bytes());
                 }
             }
-            What::Unknown => {}
+            RequestBody::Unknown => {}
         }
         raw
     }
@@ -363,20 +364,20 @@ mod tests {
         for (abi, id, sector, rest) in [(Abi::X86_64, 8, 16, 24), (Abi::Arm, 8, 16, 24), (Abi::X86_32, 4, 12, 20)] {
             let write = counted(operation::WRITE).decode(abi);
             assert_eq!((write.id, write.handle), (counted_u64(id), 0x0302), "{abi:?}");
-            let What::Transfer(transfer) = write.what else { panic!("a transfer") };
+            let RequestBody::Rw(transfer) = write.body else { panic!("a transfer") };
             assert_eq!((transfer.nr_segments, transfer.sector), (1, Sector512(counted_u64(sector))));
             assert_eq!((transfer.segments[0].first_sect, transfer.segments[0].last_sect), (rest + 4, rest + 5));
             assert_eq!(transfer.segments[0].gref.0 as u8, rest);
             let discard = counted(operation::DISCARD).decode(abi);
             let sector = Sector512(counted_u64(sector));
-            assert_eq!(discard.what, What::Discard { flag: 1, sector, sectors: counted_u64(rest) });
+            assert_eq!(discard.body, RequestBody::Discard { flag: 1, sector, sectors: counted_u64(rest) });
             let indirect = counted(operation::INDIRECT).decode(abi);
             assert_eq!(indirect.handle, u16::from_le_bytes([rest, rest + 1]));
-            let What::Indirect(indirect) = indirect.what else { panic!("indirect") };
+            let RequestBody::Indirect(indirect) = indirect.body else { panic!("indirect") };
             assert_eq!((indirect.operation, indirect.nr_segments, indirect.sector), (1, 0x0302, sector));
             assert_eq!(indirect.pages.map(|page| page.0 as u8), std::array::from_fn(|at| rest + 4 + 4 * at as u8));
             let other = counted(9).decode(abi);
-            assert_eq!((other.id, other.what), (counted_u64(id), What::Unknown));
+            assert_eq!((other.id, other.body), (counted_u64(id), RequestBody::Unknown));
         }
     }
 
@@ -420,7 +421,7 @@ mod tests {
             for count in [0, 10, 11, 12, 255] {
                 let mut raw = counted(operation::READ);
                 raw.0[1] = count;
-                let What::Transfer(transfer) = raw.decode(abi).what else { panic!("a transfer") };
+                let RequestBody::Rw(transfer) = raw.decode(abi).body else { panic!("a transfer") };
                 let known = transfer.segments.iter().filter(|segment| segment.last_sect != 0).count();
                 assert_eq!(known, usize::from(count).min(MAX_SEGMENTS));
             }

@@ -15,18 +15,18 @@ use crate::wakeup::Direction;
 
 /// Protocol violation by the driver. It stops its queue and nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Broken(pub &'static str);
+pub struct VirtqueueError(pub &'static str);
 
-const JUMPED: Broken = Broken("the available index is further ahead than the ring is long");
-const HEAD: Broken = Broken("an available entry names a descriptor outside the table");
-const TWICE: Broken = Broken("a chain was made available again before it was used");
-const NEXT: Broken = Broken("a descriptor's next field is outside the table");
-const LOOP: Broken = Broken("a descriptor chain is longer than its table: it loops");
-const LONG: Broken = Broken("a descriptor chain of the ring has more than 1026 descriptors");
+const BAD_AVAIL_INDEX: VirtqueueError = VirtqueueError("the available index is further ahead than the ring is long");
+const BAD_HEAD: VirtqueueError = VirtqueueError("an available entry names a descriptor outside the table");
+const DUPLICATE_HEAD: VirtqueueError = VirtqueueError("a chain was made available again before it was used");
+const BAD_NEXT: VirtqueueError = VirtqueueError("a descriptor's next field is outside the table");
+const CHAIN_LOOP: VirtqueueError = VirtqueueError("a descriptor chain is longer than its table: it loops");
+const CHAIN_TOO_LONG: VirtqueueError = VirtqueueError("a descriptor chain of the ring has more than 1026 descriptors");
 
 /// Most descriptors of a chain in the ring's own table: 1024 of data, a header and a status. Without this bound, each chain of a ring of
 /// 32768 entries could cost a worker as many descriptors, of no bytes.
-const MOST_CHAINED: u16 = 1026;
+const MAX_CHAIN_LEN: u16 = 1026;
 
 /// State of a stopped queue, for the next process or worker that serves the ring.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct SplitState {
 }
 
 #[inline]
-fn notify(requested: bool) -> Notify {
+fn publish_result(requested: bool) -> Notify {
     if requested { Notify::Wanted } else { Notify::Suppressed }
 }
 
@@ -54,15 +54,15 @@ pub struct DeviceRing {
     published: u16,
     event_idx: bool,
     /// Heads that are in flight. A driver that makes one of them available again breaks the protocol.
-    held: Box<[bool]>,
+    in_flight: Box<[bool]>,
     /// The same, in memory that outlives the process.
-    inflight: Option<InflightTable>,
+    inflight_table: Option<InflightTable>,
     /// Chains that an earlier process took and did not complete, the last one first.
     replays: Vec<Replay>,
     /// Those of them with a recorded step.
-    steps: Vec<Replay>,
+    recorded_steps: Vec<Replay>,
     /// Most descriptors of a chain.
-    longest: u16,
+    max_chain_len: u16,
     /// Dirty log of this ring, while the guest is being migrated.
     log: Option<RingLog>,
 }
@@ -72,19 +72,19 @@ impl DeviceRing {
     pub fn new(ring: SplitRing, next_avail: u16, event_idx: bool) -> DeviceRing {
         let next_used = u16::from_le(ring.used_idx.load(Ordering::Relaxed));
         let in_flight = vec![false; usize::from(ring.size())].into_boxed_slice();
-        let (replays, steps) = (Vec::new(), Vec::new());
-        let longest = ring.size().min(MOST_CHAINED);
+        let (replays, recorded_steps) = (Vec::new(), Vec::new());
+        let max_chain_len = ring.size().min(MAX_CHAIN_LEN);
         DeviceRing {
             ring,
             next_avail,
             next_used,
             published: next_used,
             event_idx,
-            held: in_flight,
-            inflight: None,
+            in_flight,
+            inflight_table: None,
             replays,
-            steps,
-            longest,
+            recorded_steps,
+            max_chain_len,
             log: None,
         }
     }
@@ -104,13 +104,13 @@ impl DeviceRing {
         let (table, found) = InflightTable::open(words, ring.size(), ring.next_used)?;
         ring.next_avail = found.next_avail.unwrap_or(next_avail);
         for replay in &found.replays {
-            ring.held[usize::from(replay.head)] = true;
+            ring.in_flight[usize::from(replay.head)] = true;
         }
-        ring.steps = found.replays.iter().copied().filter(|replay| replay.step != 0).collect();
+        ring.recorded_steps = found.replays.iter().copied().filter(|replay| replay.step != 0).collect();
         ring.replays = found.replays;
         ring.replays.reverse();
-        ring.inflight = Some(table);
-        Ok((ring, found.forgotten))
+        ring.inflight_table = Some(table);
+        Ok((ring, found.discarded))
     }
 
     /// Returns true if the ring was served before: the driver may have missed a call for earlier completions, and its own kick may have
@@ -121,7 +121,7 @@ impl DeviceRing {
 
     /// Returns true if chains in flight are tracked in memory that outlives the process.
     pub fn is_tracked(&self) -> bool {
-        self.inflight.is_some()
+        self.inflight_table.is_some()
     }
 
     /// Returns the number of chains to replay that an earlier process left. They come before those of the available ring.
@@ -136,20 +136,20 @@ impl DeviceRing {
     }
 
     /// Returns the progress that an earlier process recorded for the request of this head; 0 if unknown. Returned once.
-    pub fn take_step(&mut self, head: u16) -> u8 {
-        let found = self.steps.iter().position(|replay| replay.head == head);
-        found.map_or(0, |at| self.steps.swap_remove(at).step)
+    pub fn take_recorded_step(&mut self, head: u16) -> u8 {
+        let found = self.recorded_steps.iter().position(|replay| replay.head == head);
+        found.map_or(0, |at| self.recorded_steps.swap_remove(at).step)
     }
 
     /// Returns the number of chains to replay that have a recorded step.
-    pub fn noted_steps(&self) -> usize {
-        self.steps.len()
+    pub fn recorded_steps(&self) -> usize {
+        self.recorded_steps.len()
     }
 
     /// Records the progress of a request in flight, for a process that replays it.
-    pub fn note_step(&mut self, head: u16, step: u8) {
-        if let Some(inflight) = &mut self.inflight {
-            inflight.note_step(head, step);
+    pub fn record_step(&mut self, head: u16, step: u8) {
+        if let Some(inflight) = &mut self.inflight_table {
+            inflight.record_step(head, step);
         }
     }
 
@@ -161,7 +161,7 @@ impl DeviceRing {
 
     /// Returns the state from which the ring can be resumed.
     pub fn state(&self) -> SplitState {
-        let in_flight = (0..).zip(&self.held).filter_map(|(head, taken)| taken.then_some(head)).collect();
+        let in_flight = (0..).zip(&self.in_flight).filter_map(|(head, taken)| taken.then_some(head)).collect();
         SplitState { next_avail: self.next_avail, in_flight }
     }
 
@@ -181,9 +181,9 @@ impl DeviceRing {
     /// # Errors
     /// When the driver claims more than the ring can hold.
     #[inline]
-    pub fn waiting(&self) -> Result<u16, Broken> {
-        let count = self.avail().look().wrapping_sub(self.next_avail);
-        if count > self.size() { Err(JUMPED) } else { Ok(count) }
+    pub fn waiting(&self) -> Result<u16, VirtqueueError> {
+        let count = self.avail().load_index().wrapping_sub(self.next_avail);
+        if count > self.size() { Err(BAD_AVAIL_INDEX) } else { Ok(count) }
     }
 
     /// Returns the head `ahead` entries past the next one, read once, and prefetches its descriptor.
@@ -199,14 +199,14 @@ impl DeviceRing {
     /// # Errors
     /// When the head lies outside the table or is already in flight.
     #[inline]
-    pub fn take(&mut self, head: u16) -> Result<(), Broken> {
-        let taken = self.held.get_mut(usize::from(head)).ok_or(HEAD)?;
+    pub fn take(&mut self, head: u16) -> Result<(), VirtqueueError> {
+        let taken = self.in_flight.get_mut(usize::from(head)).ok_or(BAD_HEAD)?;
         if *taken {
-            return Err(TWICE);
+            return Err(DUPLICATE_HEAD);
         }
         *taken = true;
-        if let Some(inflight) = &mut self.inflight {
-            inflight.take(head);
+        if let Some(inflight) = &mut self.inflight_table {
+            inflight.mark_in_flight(head);
         }
         self.next_avail = self.next_avail.wrapping_add(1);
         Ok(())
@@ -216,7 +216,7 @@ impl DeviceRing {
     ///
     /// # Errors
     /// When the ring violates the protocol.
-    pub fn take_next(&mut self) -> Result<Option<u16>, Broken> {
+    pub fn take_next(&mut self) -> Result<Option<u16>, VirtqueueError> {
         if let Some(head) = self.take_replay() {
             return Ok(Some(head));
         }
@@ -240,12 +240,12 @@ impl DeviceRing {
     /// # Errors
     /// When the chain leaves the table, loops, or has more descriptors than any request can have.
     #[inline]
-    pub fn follow(&self, desc: &Descriptor, seen: u16) -> Result<Descriptor, Broken> {
-        if seen >= self.longest {
-            return Err(if self.longest < self.size() { LONG } else { LOOP });
+    pub fn next_descriptor(&self, desc: &Descriptor, seen: u16) -> Result<Descriptor, VirtqueueError> {
+        if seen >= self.max_chain_len {
+            return Err(if self.max_chain_len < self.size() { CHAIN_TOO_LONG } else { CHAIN_LOOP });
         }
         if desc.next >= self.size() {
-            return Err(NEXT);
+            return Err(BAD_NEXT);
         }
         Ok(self.descriptor(desc.next))
     }
@@ -256,14 +256,14 @@ impl DeviceRing {
     /// When it violates the rules for indirect descriptors (virtio 1.3 section 2.7.5.3): a length that is not a multiple of 16, or 0, or
     /// more than 32768 descriptors; NEXT together with INDIRECT.
     #[inline]
-    pub fn indirect_entries(desc: &Descriptor) -> Result<u16, Broken> {
+    pub fn indirect_entries(desc: &Descriptor) -> Result<u16, VirtqueueError> {
         if desc.flags & DESC_NEXT != 0 {
-            return Err(Broken("a descriptor has both INDIRECT and NEXT"));
+            return Err(VirtqueueError("a descriptor has both INDIRECT and NEXT"));
         }
         if desc.len == 0 || !desc.len.is_multiple_of(16) {
-            return Err(Broken("an indirect table's length is not a multiple of 16 above 0"));
+            return Err(VirtqueueError("an indirect table's length is not a multiple of 16 above 0"));
         }
-        u16::try_from(desc.len / 16).ok().filter(|n| *n <= 32768).ok_or(Broken("an indirect table is too long"))
+        u16::try_from(desc.len / 16).ok().filter(|n| *n <= 32768).ok_or(VirtqueueError("an indirect table is too long"))
     }
 
     /// Returns true if `desc` names an indirect table.
@@ -275,11 +275,11 @@ impl DeviceRing {
     /// Returns a chain to the driver, with the number of bytes written to it. Visible after [`publish`](Self::publish).
     #[inline]
     pub fn put_used(&mut self, head: u16, written: u32) {
-        if let Some(taken) = self.held.get_mut(usize::from(head)) {
+        if let Some(taken) = self.in_flight.get_mut(usize::from(head)) {
             *taken = false;
         }
-        if let Some(inflight) = &mut self.inflight {
-            inflight.put_used(head);
+        if let Some(inflight) = &mut self.inflight_table {
+            inflight.link_used(head);
         }
         self.ring.used_ring.set(self.next_used.into(), [u32::from(head).to_le(), written.to_le()]);
         self.next_used = self.next_used.wrapping_add(1);
@@ -293,28 +293,28 @@ impl DeviceRing {
             return Notify::Nothing;
         }
         self.published = new;
-        let requested = match &mut self.inflight {
+        let requested = match &mut self.inflight_table {
             None => self.used().publish(old, new),
             Some(inflight) => {
-                inflight.publishing();
+                inflight.before_publish();
                 #[cfg(test)]
                 super::inflight::tests::crash_point();
                 let requested = self.ring.used(self.event_idx).publish(old, new);
-                inflight.published(new);
+                inflight.after_publish(new);
                 requested
             }
         };
         if let Some(log) = &self.log {
-            log.published(old, new, self.size());
+            log.mark_published(old, new, self.size());
         }
-        notify(requested)
+        publish_result(requested)
     }
 
     /// Requests a kick, then re-checks the available index.
     #[inline]
     pub fn arm(&mut self) -> Armed {
         let waiting = self.avail().arm(self.next_avail) != self.next_avail;
-        self.log_wish();
+        self.log_suppression();
         if waiting { Armed::WorkWaiting } else { Armed::Sleepable }
     }
 
@@ -322,13 +322,13 @@ impl DeviceRing {
     #[inline]
     pub fn disarm(&mut self) {
         self.avail().disarm(None);
-        self.log_wish();
+        self.log_suppression();
     }
 
     #[inline]
-    fn log_wish(&self) {
+    fn log_suppression(&self) {
         if let Some(log) = &self.log {
-            log.wished(self.size());
+            log.mark_suppression(self.size());
         }
     }
 

@@ -17,11 +17,11 @@ mod tests;
 
 use std::sync::atomic::Ordering;
 
-use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots, SharedU16};
+use mqblk_memory::{GuestAddress, GuestMemory, SharedArray, SharedU16};
 
-use super::layout::{SetupError, SplitAddresses, SplitRing};
+use super::layout::{SplitAddresses, SplitRing, SplitSetupError};
 use crate::wakeup::Direction;
-pub use chain::{Chain, Refused};
+pub use chain::{ChainBuilder, ChainRefused};
 
 /// Used elements in a cache line.
 const USED_ENTRIES_PER_LINE: u16 = 8;
@@ -30,7 +30,7 @@ const PREFETCH_ENTRIES: u16 = 4 * USED_ENTRIES_PER_LINE;
 
 /// Negotiated ring features.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Features {
+pub struct RingFeatures {
     /// VIRTIO_F_EVENT_IDX: notifications are requested by index.
     pub event_idx: bool,
 }
@@ -53,7 +53,7 @@ impl IndirectArea {
 
 /// Layout of a request's descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
+pub enum ChainLayout {
     /// One ring descriptor for each segment.
     Direct,
     /// One ring descriptor that names an indirect table of the segments.
@@ -78,7 +78,7 @@ pub enum DeviceError {
 
 /// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Used {
+pub struct UsedRequest {
     /// The token given to [`ChainBuilder::commit`].
     pub token: u32,
     /// Bytes written, as the device reports.
@@ -87,7 +87,7 @@ pub struct Used {
 
 /// State of each descriptor that can be the head of a request.
 #[derive(Clone, Copy, Debug, Default)]
-struct Head {
+struct HeadState {
     token: u32,
     /// Ring descriptors of the chain; 0 when no request with this head is in flight.
     descriptors: u16,
@@ -96,27 +96,27 @@ struct Head {
 }
 
 #[derive(Debug)]
-struct Tables {
+struct IndirectTables {
     area: IndirectArea,
-    slots: SharedSlots<[u64; 2]>,
-    written: Box<[[u64; 2]]>,
+    slots: SharedArray<[u64; 2]>,
+    shadow: Box<[[u64; 2]]>,
 }
 
 /// The driver's end of one split virtqueue, owned by one thread.
 #[derive(Debug)]
 pub struct SplitDriver {
     ring: SplitRing,
-    tables: Option<Tables>,
+    tables: Option<IndirectTables>,
     event_idx: bool,
     /// Private copy of the descriptor table.
-    written: Box<[[u64; 2]]>,
+    desc_shadow: Box<[[u64; 2]]>,
     /// Private copy of the available ring.
-    offered: Box<[u16]>,
+    avail_shadow: Box<[u16]>,
     /// Free descriptors are linked in a stack; so are those of a chain, so that freeing a chain is one step.
     next: Box<[u16]>,
     free_head: u16,
     free: u16,
-    heads: Box<[Head]>,
+    heads: Box<[HeadState]>,
     in_flight: u16,
     /// Index of the next available entry; committed but unpublished requests lie between `published` and this.
     avail: u16,
@@ -137,12 +137,12 @@ impl SplitDriver {
         memory: &GuestMemory,
         at: &SplitAddresses,
         size: u16,
-        features: Features,
+        features: RingFeatures,
         indirect: Option<IndirectArea>,
-    ) -> Result<SplitDriver, SetupError> {
+    ) -> Result<SplitDriver, SplitSetupError> {
         let ring = SplitRing::resolve(memory, at, size)?;
         let n = usize::from(size);
-        let tables = indirect.map(|area| Tables::new(memory, area, size)).transpose()?;
+        let tables = indirect.map(|area| IndirectTables::new(memory, area, size)).transpose()?;
         for index in 0..n {
             ring.desc.set(index, [0; 2]);
             ring.avail_ring.set(index, 0);
@@ -158,12 +158,12 @@ impl SplitDriver {
             ring,
             tables,
             event_idx: features.event_idx,
-            written: vec![[0; 2]; n].into(),
-            offered: vec![0; n].into(),
+            desc_shadow: vec![[0; 2]; n].into(),
+            avail_shadow: vec![0; n].into(),
             next: (0..size).map(|index| (index + 1) & (size - 1)).collect(),
             free_head: 0,
             free: size,
-            heads: vec![Head::default(); n].into(),
+            heads: vec![HeadState::default(); n].into(),
             in_flight: 0,
             avail: 0,
             published: 0,
@@ -192,14 +192,14 @@ impl SplitDriver {
     }
 
     /// Returns how many segments one [`ChainLayout::Indirect`] request can have; 0 without indirect tables.
-    pub fn indirect_pieces(&self) -> u16 {
+    pub fn max_indirect_segments(&self) -> u16 {
         self.tables.as_ref().map_or(0, |tables| tables.area.per_table)
     }
 
     /// Starts a request. It needs as many free ring descriptors as it has segments, or one with [`ChainLayout::Indirect`].
     #[inline]
-    pub fn begin(&mut self, shape: Shape) -> Chain<'_> {
-        Chain::new(self, shape)
+    pub fn begin(&mut self, shape: ChainLayout) -> ChainBuilder<'_> {
+        ChainBuilder::new(self, shape)
     }
 
     /// Makes all committed requests visible: the index is stored once. Returns true if the device requested a kick for any of them (virtio
@@ -226,13 +226,13 @@ impl SplitDriver {
     /// # Errors
     /// When the device reports more completions than requests in flight.
     #[inline]
-    pub fn look(&mut self) -> Result<u16, DeviceError> {
-        self.saw(self.answers().look())
+    pub fn poll_used(&mut self) -> Result<u16, DeviceError> {
+        self.check_used_index(self.used_direction().load_index())
     }
 
     /// Checks the device's used index.
     #[inline]
-    fn saw(&mut self, seen: u16) -> Result<u16, DeviceError> {
+    fn check_used_index(&mut self, seen: u16) -> Result<u16, DeviceError> {
         if seen == self.seen {
             return Ok(self.ready());
         }
@@ -260,7 +260,7 @@ impl SplitDriver {
     /// # Errors
     /// When the used element names no request in flight.
     #[inline]
-    pub fn take(&mut self) -> Result<Option<Used>, DeviceError> {
+    pub fn take(&mut self) -> Result<Option<UsedRequest>, DeviceError> {
         if self.used == self.seen {
             return Ok(None);
         }
@@ -268,13 +268,13 @@ impl SplitDriver {
         let Some(head) = self.heads.get_mut(id as usize).filter(|head| head.descriptors != 0) else {
             return Err(DeviceError::UsedId(id));
         };
-        let Head { token, descriptors, last } = std::mem::take(head);
+        let HeadState { token, descriptors, last } = std::mem::take(head);
         self.used = self.used.wrapping_add(1);
         self.next[usize::from(last)] = self.free_head;
         self.free_head = id as u16;
         self.free += descriptors;
         self.in_flight -= 1;
-        Ok(Some(Used { token, written }))
+        Ok(Some(UsedRequest { token, written }))
     }
 
     /// Requests a call once `count` more completions (at least 1) are available, then re-checks. Returns how many are available already;
@@ -287,35 +287,35 @@ impl SplitDriver {
     pub fn arm(&mut self, count: u16) -> Result<u16, DeviceError> {
         // The device calls when its index moves past the event: `used + count` lies just past it.
         let event = self.used.wrapping_add(count.max(1)).wrapping_sub(1);
-        let seen = self.answers().arm(event);
-        self.saw(seen)
+        let seen = self.used_direction().arm(event);
+        self.check_used_index(seen)
     }
 
     /// Suppresses calls while the ring is polled.
     #[inline]
     pub fn disarm(&self) {
-        self.answers().disarm(Some(self.used.wrapping_sub(1)));
+        self.used_direction().disarm(Some(self.used.wrapping_sub(1)));
     }
 
     /// The direction from the device: used elements.
     #[inline]
-    fn answers(&self) -> Direction<'_, SharedU16> {
+    fn used_direction(&self) -> Direction<'_, SharedU16> {
         self.ring.used(self.event_idx)
     }
 }
 
-impl Tables {
-    fn new(memory: &GuestMemory, area: IndirectArea, size: u16) -> Result<Tables, SetupError> {
+impl IndirectTables {
+    fn new(memory: &GuestMemory, area: IndirectArea, size: u16) -> Result<IndirectTables, SplitSetupError> {
         let len = IndirectArea::bytes(size, area.per_table);
-        let bad = SetupError::Part { part: "indirect tables", address: area.start.0, len, align: 16 };
+        let bad = SplitSetupError::Part { part: "indirect tables", address: area.start.0, len, align: 16 };
         if !area.start.0.is_multiple_of(16) {
             return Err(bad);
         }
         let count = usize::from(size) * usize::from(area.per_table);
-        let slots = memory.slots::<[u64; 2]>(area.start, count).ok_or(bad)?;
+        let slots = memory.shared_array::<[u64; 2]>(area.start, count).ok_or(bad)?;
         for index in 0..count {
             slots.set(index, [0; 2]);
         }
-        Ok(Tables { area, slots, written: vec![[0; 2]; count].into() })
+        Ok(IndirectTables { area, slots, shadow: vec![[0; 2]; count].into() })
     }
 }

@@ -28,7 +28,7 @@ const ENTRY_WORDS: usize = 2;
 /// The chain is in flight.
 const IN_FLIGHT: u64 = 1;
 /// Mask of the mark's byte.
-const MARK: u64 = 0xff;
+const MARK_MASK: u64 = 0xff;
 /// Position of the step's byte: padding in the specification's layout.
 const STEP_SHIFT: u32 = 8;
 /// Position of the link.
@@ -80,13 +80,13 @@ pub struct Replay {
 
 /// The state of a ring, recovered from its table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Recovered {
+pub struct RecoveredChains {
     /// The next available entry to read. `None` if the table is unused or from before a reset of the ring.
     pub next_avail: Option<u16>,
     /// Chains in flight, in the order in which they were taken.
     pub replays: Vec<Replay>,
     /// Number of discarded chains: marked in flight before a reset of the ring.
-    pub forgotten: usize,
+    pub discarded: usize,
 }
 
 /// A ring's table. While the ring is served, only links and steps are read back from it.
@@ -99,9 +99,9 @@ pub struct InflightTable {
     /// The chain completed last.
     last_head: u16,
     /// Used index of the last finished publish.
-    used: u16,
+    published: u16,
     /// A step was recorded for some chain, by this or an earlier process.
-    stepped: bool,
+    has_steps: bool,
 }
 
 impl InflightTable {
@@ -118,22 +118,22 @@ impl InflightTable {
     ///
     /// # Errors
     /// When it is too small, has another layout, or contradicts itself.
-    pub fn open(words: SharedWords, size: u16, used: u16) -> Result<(InflightTable, Recovered), InflightError> {
+    pub fn open(words: SharedWords, size: u16, used: u16) -> Result<(InflightTable, RecoveredChains), InflightError> {
         let found = words.count() as u64 * 8;
         let expected = (HEADER_WORDS + ENTRY_WORDS * usize::from(size)) as u64 * 8;
         if found < expected {
             return Err(InflightError::TooSmall { found, expected, size });
         }
-        let mut table = InflightTable { words, size, counter: 1, last_head: 0, used, stepped: false };
+        let mut table = InflightTable { words, size, counter: 1, last_head: 0, published: used, has_steps: false };
         let features = table.load(0);
         if features != 0 {
             return Err(InflightError::Header { field: "features", found: features, expected: 0 });
         }
-        let [version, entries, last_head, published] = split(table.load(1));
+        let [version, entries, last_head, published] = unpack_header(table.load(1));
         match version {
             0 => {
-                table.begin_anew();
-                return Ok((table, Recovered::default()));
+                table.reset();
+                return Ok((table, RecoveredChains::default()));
             }
             VERSION => {}
             other => {
@@ -142,15 +142,15 @@ impl InflightTable {
         }
         let completed = used.wrapping_sub(published);
         if entries != size || completed > size {
-            let discarded = table.begin_anew();
-            return Ok((table, Recovered { forgotten: discarded, ..Recovered::default() }));
+            let discarded = table.reset();
+            return Ok((table, RecoveredChains { discarded, ..RecoveredChains::default() }));
         }
         table.last_head = last_head;
-        table.end_publish(completed)?;
-        let replays = table.in_flight();
-        table.stepped = replays.iter().any(|replay| replay.step != 0);
+        table.finish_interrupted_publish(completed)?;
+        let replays = table.collect_replays();
+        table.has_steps = replays.iter().any(|replay| replay.step != 0);
         let next_avail = Some(used.wrapping_add(replays.len() as u16));
-        Ok((table, Recovered { next_avail, replays, forgotten: 0 }))
+        Ok((table, RecoveredChains { next_avail, replays, discarded: 0 }))
     }
 
     fn load(&self, word: usize) -> u64 {
@@ -168,7 +168,7 @@ impl InflightTable {
 
     #[inline]
     fn store_header(&self) {
-        self.store(1, join([VERSION, self.size, self.last_head, self.used]));
+        self.store(1, pack_header([VERSION, self.size, self.last_head, self.published]));
     }
 
     const fn mark_word(head: u16) -> usize {
@@ -176,7 +176,7 @@ impl InflightTable {
     }
 
     /// Clears all entries, then writes the header. Returns how many were in flight.
-    fn begin_anew(&mut self) -> usize {
+    fn reset(&mut self) -> usize {
         // A process that dies in between leaves an unused table.
         self.store(1, 0);
         let entries = (self.words.count() - HEADER_WORDS) / ENTRY_WORDS;
@@ -191,7 +191,7 @@ impl InflightTable {
     }
 
     /// Finishes the publish in which the previous process died: `completed` chains of the list are in the ring.
-    fn end_publish(&mut self, completed: u16) -> Result<(), InflightError> {
+    fn finish_interrupted_publish(&mut self, completed: u16) -> Result<(), InflightError> {
         let mut head = self.last_head;
         for _ in 0..completed {
             if head >= self.size {
@@ -199,7 +199,7 @@ impl InflightTable {
             }
             let word = Self::mark_word(head);
             let entry = self.load(word);
-            self.store(word, entry & !MARK);
+            self.store(word, entry & !MARK_MASK);
             head = (entry >> LINK_SHIFT) as u16;
         }
         self.store_header();
@@ -207,7 +207,7 @@ impl InflightTable {
     }
 
     /// Returns the chains in flight, in the order in which they were taken. The counter continues after theirs.
-    fn in_flight(&mut self) -> Vec<Replay> {
+    fn collect_replays(&mut self) -> Vec<Replay> {
         let mut found: Vec<(u64, Replay)> = (0..self.size)
             .filter_map(|head| {
                 let entry = self.load(Self::mark_word(head));
@@ -222,7 +222,7 @@ impl InflightTable {
 
     /// Marks the chain of this head in flight: it is taken off the ring.
     #[inline]
-    pub fn take(&mut self, head: u16) {
+    pub fn mark_in_flight(&mut self, head: u16) {
         // As in `store`.
         if let Some([mark, counter]) = self.words.get_pair(Self::mark_word(head)) {
             store(counter, self.counter);
@@ -232,16 +232,16 @@ impl InflightTable {
     }
 
     /// Records the progress of the request of a chain in flight.
-    pub fn note_step(&mut self, head: u16, step: u8) {
-        self.stepped = true;
+    pub fn record_step(&mut self, head: u16, step: u8) {
+        self.has_steps = true;
         self.store(Self::mark_word(head), IN_FLIGHT | u64::from(step) << STEP_SHIFT);
     }
 
     /// Links the chain of this head, whose used element was written and becomes visible with [`after_publish`](Self::after_publish).
     #[inline]
-    pub fn put_used(&mut self, head: u16) {
+    pub fn link_used(&mut self, head: u16) {
         // The step is kept: if the process dies before the publish, the request is replayed from there.
-        let step = if self.stepped { self.load(Self::mark_word(head)) & MARK << STEP_SHIFT } else { 0 };
+        let step = if self.has_steps { self.load(Self::mark_word(head)) & MARK_MASK << STEP_SHIFT } else { 0 };
         let entry = step | IN_FLIGHT;
         self.store(Self::mark_word(head), u64::from(self.last_head) << LINK_SHIFT | entry);
         self.last_head = head;
@@ -249,22 +249,22 @@ impl InflightTable {
 
     /// Called before the ring's used index moves past all linked chains.
     #[inline]
-    pub fn publishing(&mut self) {
+    pub fn before_publish(&mut self) {
         self.store_header();
     }
 
     /// Called after the ring's used index has moved to `used`.
     #[inline]
-    pub fn published(&mut self, used: u16) {
+    pub fn after_publish(&mut self, used: u16) {
         let mut head = self.last_head;
-        for _ in 0..used.wrapping_sub(self.used) {
+        for _ in 0..used.wrapping_sub(self.published) {
             // As in `store`; a frontend that writes into the table only harms itself.
             let Some(mark) = self.words.get(Self::mark_word(head)) else { break };
             let link = mark.load(Ordering::Relaxed) >> LINK_SHIFT;
             store(mark, link << LINK_SHIFT);
             head = link as u16;
         }
-        self.used = used;
+        self.published = used;
         self.store_header();
     }
 }
@@ -277,12 +277,12 @@ fn store(word: &AtomicU64, value: u64) {
     word.store(value, Ordering::Release);
 }
 
-fn split(word: u64) -> [u16; 4] {
+fn unpack_header(word: u64) -> [u16; 4] {
     [0, 16, 32, 48].map(|shift| (word >> shift) as u16)
 }
 
 #[inline]
-fn join([a, b, c, d]: [u16; 4]) -> u64 {
+fn pack_header([a, b, c, d]: [u16; 4]) -> u64 {
     u64::from(a) | u64::from(b) << 16 | u64::from(c) << 32 | u64::from(d) << 48
 }
 

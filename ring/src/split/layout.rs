@@ -1,11 +1,11 @@
 //! Layout of a split virtqueue: the addresses of its parts, and the parts resolved to shared memory once, at set-up.
 
-use mqblk_memory::{GuestAddress, GuestMemory, SharedSlots, SharedU16};
+use mqblk_memory::{GuestAddress, GuestMemory, SharedArray, SharedU16};
 
-use crate::wakeup::{Direction, Wish};
+use crate::wakeup::{Direction, EventSuppression};
 
 /// Largest queue size that the specification allows. Source: virtio 1.3 section 2.7.
-pub const MAX_SIZE: u16 = 32768;
+pub const MAX_QUEUE_SIZE: u16 = 32768;
 
 /// The chain continues in the descriptor named by `next`.
 pub const DESC_NEXT: u16 = 1;
@@ -64,7 +64,7 @@ pub struct SplitAddresses {
 
 /// Error of the set-up of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SetupError {
+pub enum SplitSetupError {
     /// Not a power of two from 1 to 32768.
     #[error("ring size: found {0}, expected a power of two from 1 to 32768")]
     Size(u16),
@@ -86,13 +86,13 @@ pub enum SetupError {
 #[derive(Debug)]
 pub struct SplitRing {
     /// The descriptor table.
-    pub desc: SharedSlots<[u64; 2]>,
+    pub desc: SharedArray<[u64; 2]>,
     /// The driver's flags.
     pub avail_flags: SharedU16,
     /// Index of the next available entry, modulo 65536.
     pub avail_idx: SharedU16,
     /// Heads of available chains.
-    pub avail_ring: SharedSlots<u16>,
+    pub avail_ring: SharedArray<u16>,
     /// With EVENT_IDX: the driver requests a call when the used index passes this.
     pub used_event: SharedU16,
     /// The device's flags.
@@ -100,7 +100,7 @@ pub struct SplitRing {
     /// Index of the next used element, modulo 65536.
     pub used_idx: SharedU16,
     /// Used elements: head, then bytes written.
-    pub used_ring: SharedSlots<[u32; 2]>,
+    pub used_ring: SharedArray<[u32; 2]>,
     /// With EVENT_IDX: the device requests a kick when the available index passes this.
     pub avail_event: SharedU16,
 }
@@ -110,12 +110,13 @@ impl SplitRing {
     ///
     /// # Errors
     /// [`SplitSetupError`] names the part that does not fit.
-    pub fn resolve(memory: &GuestMemory, at: &SplitAddresses, size: u16) -> Result<SplitRing, SetupError> {
-        if !size.is_power_of_two() || size > MAX_SIZE {
-            return Err(SetupError::Size(size));
+    pub fn resolve(memory: &GuestMemory, at: &SplitAddresses, size: u16) -> Result<SplitRing, SplitSetupError> {
+        if !size.is_power_of_two() || size > MAX_QUEUE_SIZE {
+            return Err(SplitSetupError::Size(size));
         }
         let n = u64::from(size);
-        let bad = |part, address: GuestAddress, len, align| SetupError::Part { part, address: address.0, len, align };
+        let bad =
+            |part, address: GuestAddress, len, align| SplitSetupError::Part { part, address: address.0, len, align };
         let no_desc = bad("descriptor table", at.desc, DESC_BYTES * n, 16);
         let no_avail = bad("available ring", at.avail, 6 + 2 * n, 2);
         let no_used = bad("used ring", at.used, 6 + 8 * n, 4);
@@ -125,17 +126,17 @@ impl SplitRing {
         if !at.used.0.is_multiple_of(4) {
             return Err(no_used);
         }
-        let cell = |base: GuestAddress, offset: u64| memory.cell(GuestAddress(base.0.checked_add(offset)?));
+        let cell = |base: GuestAddress, offset: u64| memory.shared_u16(GuestAddress(base.0.checked_add(offset)?));
         let after = |base: GuestAddress| Some(GuestAddress(base.0.checked_add(4)?));
         Ok(SplitRing {
-            desc: memory.slots(at.desc, size.into()).ok_or(no_desc)?,
+            desc: memory.shared_array(at.desc, size.into()).ok_or(no_desc)?,
             avail_flags: cell(at.avail, 0).ok_or(no_avail)?,
             avail_idx: cell(at.avail, 2).ok_or(no_avail)?,
-            avail_ring: after(at.avail).and_then(|a| memory.slots(a, size.into())).ok_or(no_avail)?,
+            avail_ring: after(at.avail).and_then(|a| memory.shared_array(a, size.into())).ok_or(no_avail)?,
             used_event: cell(at.avail, 4 + 2 * n).ok_or(no_avail)?,
             used_flags: cell(at.used, 0).ok_or(no_used)?,
             used_idx: cell(at.used, 2).ok_or(no_used)?,
-            used_ring: after(at.used).and_then(|a| memory.slots(a, size.into())).ok_or(no_used)?,
+            used_ring: after(at.used).and_then(|a| memory.shared_array(a, size.into())).ok_or(no_used)?,
             avail_event: cell(at.used, 4 + 8 * n).ok_or(no_used)?,
         })
     }
@@ -151,27 +152,27 @@ impl SplitRing {
     #[inline]
     pub fn avail(&self, event_idx: bool) -> Direction<'_, SharedU16> {
         let suppression = match event_idx {
-            true => Wish::Event(&self.avail_event),
-            false => Wish::Flag { cell: &self.used_flags, quiet: USED_NO_NOTIFY },
+            true => EventSuppression::EventIdx(&self.avail_event),
+            false => EventSuppression::Flag { cell: &self.used_flags, suppressed: USED_NO_NOTIFY },
         };
-        Direction { index: &self.avail_idx, wish: suppression }
+        Direction { index: &self.avail_idx, suppression }
     }
 
     /// Returns the direction from the device to the driver: used elements and calls.
     #[inline]
     pub fn used(&self, event_idx: bool) -> Direction<'_, SharedU16> {
         let suppression = match event_idx {
-            true => Wish::Event(&self.used_event),
-            false => Wish::Flag { cell: &self.avail_flags, quiet: AVAIL_NO_INTERRUPT },
+            true => EventSuppression::EventIdx(&self.used_event),
+            false => EventSuppression::Flag { cell: &self.avail_flags, suppressed: AVAIL_NO_INTERRUPT },
         };
-        Direction { index: &self.used_idx, wish: suppression }
+        Direction { index: &self.used_idx, suppression }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wakeup::Index;
+    use crate::wakeup::RingIndex;
     use mqblk_memory::Region;
     use std::sync::Arc;
 
@@ -192,7 +193,7 @@ mod tests {
             (0xfffe, 2, 0xfffe, true),
             (3, 2, 0xfffe, false),
         ] {
-            assert_eq!(u16::passed(event, new, old), want, "event {event} new {new} old {old}");
+            assert_eq!(u16::need_event(event, new, old), want, "event {event} new {new} old {old}");
         }
     }
 
@@ -211,12 +212,12 @@ mod tests {
             (SplitAddresses { used: GuestAddress(u64::MAX - 3), ..good }, "used ring"),
         ] {
             match SplitRing::resolve(&memory, &change, 256) {
-                Err(SetupError::Part { part: found, .. }) => assert_eq!(found, part),
+                Err(SplitSetupError::Part { part: found, .. }) => assert_eq!(found, part),
                 other => panic!("{change:?}: {other:?}"),
             }
         }
         for size in [0, 3, 257, 0xffff] {
-            assert_eq!(SplitRing::resolve(&memory, &good, size).unwrap_err(), SetupError::Size(size));
+            assert_eq!(SplitRing::resolve(&memory, &good, size).unwrap_err(), SplitSetupError::Size(size));
         }
     }
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use mqblk_memory::{DirtyLog, GuestAddress};
 
 /// Bytes before the used elements: flags and index.
-const USED_HEAD: u64 = 4;
-const USED_FLAGS_AND_INDEX: u64 = 4;
-const ELEMENT: u64 = 8;
+const USED_HEADER_BYTES: u64 = 4;
+const FLAGS_AND_INDEX_BYTES: u64 = 4;
+const ELEMENT_BYTES: u64 = 8;
 
 /// The log in which a ring's writes are marked.
 #[derive(Clone, Debug)]
@@ -22,21 +22,21 @@ impl RingLog {
     /// Marks the used elements from index `old` up to `new`, and the index.
     #[cold]
     #[inline(never)]
-    pub(crate) fn published(&self, old: u16, new: u16, size: u16) {
+    pub(crate) fn mark_published(&self, old: u16, new: u16, size: u16) {
         let (start, count) = (u64::from(old & (size - 1)), u64::from(new.wrapping_sub(old)));
         let first = count.min(u64::from(size) - start);
-        self.mark(USED_HEAD + ELEMENT * start, ELEMENT * first);
+        self.mark(USED_HEADER_BYTES + ELEMENT_BYTES * start, ELEMENT_BYTES * first);
         // The rest wraps to the ring's start.
-        self.mark(USED_HEAD, ELEMENT * (count - first).min(u64::from(size)));
-        self.mark(0, USED_FLAGS_AND_INDEX);
+        self.mark(USED_HEADER_BYTES, ELEMENT_BYTES * (count - first).min(u64::from(size)));
+        self.mark(0, FLAGS_AND_INDEX_BYTES);
     }
 
     /// Marks the device's event suppression: its flags and its event index.
     #[cold]
     #[inline(never)]
-    pub(crate) fn wished(&self, size: u16) {
+    pub(crate) fn mark_suppression(&self, size: u16) {
         self.mark(0, 2);
-        self.mark(USED_HEAD + ELEMENT * u64::from(size), 2);
+        self.mark(USED_HEADER_BYTES + ELEMENT_BYTES * u64::from(size), 2);
     }
 
     fn mark(&self, at: u64, len: u64) {
@@ -47,8 +47,8 @@ impl RingLog {
     }
 
     /// Returns the last byte of the used ring that is logged, for a ring of `size` entries.
-    pub fn last(used: GuestAddress, size: u16) -> GuestAddress {
-        GuestAddress(used.0.saturating_add(USED_HEAD + ELEMENT * u64::from(size) + 1))
+    pub fn last_logged(used: GuestAddress, size: u16) -> GuestAddress {
+        GuestAddress(used.0.saturating_add(USED_HEADER_BYTES + ELEMENT_BYTES * u64::from(size) + 1))
     }
 }
 
@@ -63,7 +63,7 @@ mod tests {
     /// Returns the marked pages of a ring at `used`.
     fn marked(used: u64, mark: impl FnOnce(&RingLog)) -> BTreeSet<u64> {
         let file = create_memfd("log", 64).unwrap();
-        let log = Arc::new(DirtyLog::of_file(&file, 0, 64).unwrap());
+        let log = Arc::new(DirtyLog::from_file(&file, 0, 64).unwrap());
         mark(&RingLog { log: Arc::clone(&log), used: GuestAddress(used) });
         (0..512).filter(|page| log.is_marked(GuestAddress(page * 4096))).collect()
     }
@@ -82,13 +82,13 @@ mod tests {
             (7, 1031, &[100, 101, 102]),
         ] {
             assert_eq!(
-                marked(used, |log| log.published(old, new, 1024)),
+                marked(used, |log| log.mark_published(old, new, 1024)),
                 want.iter().copied().collect(),
                 "{old} {new}"
             );
         }
-        assert_eq!(marked(used, |log| log.wished(1024)), BTreeSet::from([100, 102]));
-        assert_eq!(marked(u64::MAX - 3, |log| log.published(0, 8, 8)), BTreeSet::new());
-        assert_eq!(RingLog::last(GuestAddress(used), 1024), GuestAddress(used + 6 + 8192 - 1));
+        assert_eq!(marked(used, |log| log.mark_suppression(1024)), BTreeSet::from([100, 102]));
+        assert_eq!(marked(u64::MAX - 3, |log| log.mark_published(0, 8, 8)), BTreeSet::new());
+        assert_eq!(RingLog::last_logged(GuestAddress(used), 1024), GuestAddress(used + 6 + 8192 - 1));
     }
 }

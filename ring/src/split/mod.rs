@@ -6,8 +6,8 @@ pub mod inflight;
 pub mod layout;
 mod log;
 
-pub use device::{Broken, DeviceRing, SplitState};
+pub use device::{DeviceRing, SplitState, VirtqueueError};
 pub use driver::SplitDriver;
 pub use inflight::{InflightError, InflightTable, Replay};
-pub use layout::{Descriptor, SetupError, SplitAddresses, SplitRing};
+pub use layout::{Descriptor, SplitAddresses, SplitRing, SplitSetupError};
 pub use log::RingLog;

@@ -10,7 +10,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use super::worker::MEMORY;
-use super::{Trial, Want, Worker};
+use super::{TestRequest, TestTarget, TestWorker};
 
 const ROUNDS: u64 = 10;
 /// Longer than a bounce slot, so that a request is several operations.
@@ -23,7 +23,7 @@ const NEW: u8 = 0x22;
 ///
 /// # Panics
 /// When a check fails.
-pub fn some_of_many(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) -> Seen {
+pub fn some_of_many(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) -> CancelCounts {
     let (size, block) = (disk.geometry().size.0, u64::from(disk.geometry().logical_block.bytes()));
     let area = LONGEST.next_multiple_of(block);
     let count = (size.min(MEMORY / 2) / area).min(24);
@@ -31,15 +31,16 @@ pub fn some_of_many(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) -> Seen {
     let (mut aborted, mut too_late) = (0, 0);
     for round in 0..ROUNDS {
         // Some rings are too small for all requests at once; some memory must be bounced.
-        let mut worker = Worker::new(disk.as_ref(), [8, 16, 64][(round % 3) as usize], FixedBufferUse::Auto);
+        let mut worker = TestWorker::new(disk.as_ref(), [8, 16, 64][(round % 3) as usize], FixedBufferUse::Auto);
         let shift = if round % 2 == 0 { 0 } else { 3 };
         let address = |at: u64| at * (area + 4096) + shift;
         for at in 0..count {
-            worker.fill(address(at), &vec![OLD; area as usize]);
+            worker.write_memory(address(at), &vec![OLD; area as usize]);
         }
-        let old: Vec<Want> = (0..count).map(|at| Want::at(WRITE, at * area, area, address(at))).collect();
+        let old: Vec<TestRequest> =
+            (0..count).map(|at| TestRequest::with_data(WRITE, at * area, area, address(at))).collect();
         assert!(worker.run(&old).iter().all(|result| result.outcome == Outcome::Done(ByteLen(area))), "{trial:?}");
-        let requests: Vec<Want> = (0..count)
+        let requests: Vec<TestRequest> = (0..count)
             .map(|at| {
                 let len = random.random_range(1..=area / block) * block;
                 let op = match random.random_range(0..10) {
@@ -49,11 +50,11 @@ pub fn some_of_many(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) -> Seen {
                     _ => Op::Flush,
                 };
                 let fill = if op == Op::Read { 0xee } else { NEW };
-                worker.fill(address(at), &vec![fill; area as usize]);
+                worker.write_memory(address(at), &vec![fill; area as usize]);
                 match op {
-                    Op::Flush => Want::bare(op, 0, 0),
-                    op if op.has_data() => Want::at(op, at * area, len, address(at)),
-                    op => Want::bare(op, at * area, len),
+                    Op::Flush => TestRequest::without_data(op, 0, 0),
+                    op if op.has_data() => TestRequest::with_data(op, at * area, len, address(at)),
+                    op => TestRequest::without_data(op, at * area, len),
                 }
             })
             .collect();
@@ -80,13 +81,19 @@ pub fn some_of_many(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) -> Seen {
                 too_late += u64::from(cancelled.contains(&at));
             }
             if trial.keeps_data && request.op == Op::Read && result.outcome == done {
-                assert!(worker.found(address(at as u64), request.len as usize).iter().all(|b| *b == OLD), "{context}");
+                assert!(
+                    worker.read_memory(address(at as u64), request.len as usize).iter().all(|b| *b == OLD),
+                    "{context}"
+                );
             }
         }
         if trial.keeps_data {
             for (at, (request, result)) in (0..).zip(requests.iter().zip(&results)) {
-                assert_eq!(worker.one(Want::at(Op::Read, at * area, area, 0)), Outcome::Done(ByteLen(area)));
-                let found = worker.found(0, area as usize);
+                assert_eq!(
+                    worker.run_one(TestRequest::with_data(Op::Read, at * area, area, 0)),
+                    Outcome::Done(ByteLen(area))
+                );
+                let found = worker.read_memory(0, area as usize);
                 let (inside, beyond) = found.split_at(if request.op == Op::Read { 0 } else { request.len as usize });
                 let new = if request.op.has_data() { NEW } else { 0 };
                 let context = format!("{trial:?}, round {round}: {request:?} {result:?}");
@@ -100,12 +107,12 @@ pub fn some_of_many(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) -> Seen {
         }
         worker.close();
     }
-    Seen { aborted, too_late }
+    CancelCounts { aborted, too_late }
 }
 
 /// Outcomes of the cancelled requests.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen {
+pub struct CancelCounts {
     /// Aborted.
     pub aborted: u64,
     /// Completed as if not cancelled.
@@ -115,14 +122,14 @@ pub struct Seen {
 const WRITE: Op = Op::Write { fua: false };
 
 /// Cancels tags that the channel does not have, or no longer has.
-pub(super) fn what_is_not_there(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
+pub(super) fn unknown_tags(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
     let block = u64::from(disk.geometry().logical_block.bytes());
-    let mut worker = Worker::new(disk.as_ref(), 8, FixedBufferUse::Off);
-    worker.cancel_strangers();
-    let request = [Want::at(WRITE, 0, block, 0), Want::bare(Op::Flush, 0, 0)];
+    let mut worker = TestWorker::new(disk.as_ref(), 8, FixedBufferUse::Off);
+    worker.cancel_unknown_tags();
+    let request = [TestRequest::with_data(WRITE, 0, block, 0), TestRequest::without_data(Op::Flush, 0, 0)];
     let done = Outcome::Done(ByteLen(block));
     assert_eq!(worker.run(&request)[0].outcome, done, "{trial:?}");
-    worker.cancel_strangers();
+    worker.cancel_unknown_tags();
     assert_eq!(worker.run(&request)[0].outcome, done, "{trial:?}");
     worker.close();
 }

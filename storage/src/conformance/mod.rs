@@ -22,11 +22,11 @@ use mqblk_core::settings::Settings;
 use mqblk_core::{Disk, DiskError};
 use mqblk_uring::Lane;
 
-pub use worker::{Answer, Want, Worker};
+pub use worker::{TestRequest, TestResult, TestWorker};
 
 /// The backend and settings under test.
 #[derive(Clone, Copy, Debug)]
-pub struct Trial<'a> {
+pub struct TestTarget<'a> {
     /// The backend's name in the registry.
     pub kind: &'a str,
     /// Its settings, without `readonly`. The disk must have between 2 and 64 MiB; what is on it is lost.
@@ -37,7 +37,7 @@ pub struct Trial<'a> {
     pub seed: u64,
 }
 
-impl Trial<'_> {
+impl TestTarget<'_> {
     /// Opens the disk, with additional settings.
     ///
     /// # Errors
@@ -64,28 +64,28 @@ impl Trial<'_> {
 ///
 /// # Panics
 /// At the first failed check, with the target and its seed.
-pub fn run(trial: &Trial<'_>) {
+pub fn run(trial: &TestTarget<'_>) {
     let disk = trial.must_open(&[]);
-    description(disk.as_ref());
+    check_description(disk.as_ref());
     refusals::of_writable(trial, &disk);
     random::one_worker(trial, &disk);
     random::two_workers(trial, &disk);
     volume::a_batch_larger_than_the_ring(trial, &disk);
-    volume::many_pieces(trial, &disk);
+    volume::many_segments(trial, &disk);
     volume::large_ranges(trial, &disk);
     volume::closed_and_opened_again(trial, &disk);
     cancel::some_of_many(trial, &disk);
-    cancel::what_is_not_there(trial, &disk);
+    cancel::unknown_tags(trial, &disk);
     resize::of_writable(trial, &disk);
-    resolved_settings_open_the_same(trial, disk);
+    check_resolved_settings(trial, disk);
     let disk = trial.must_open(&[("readonly", "on")]);
-    description(disk.as_ref());
+    check_description(disk.as_ref());
     refusals::of_read_only(trial, &disk);
     resize::of_read_only(trial, &disk);
 }
 
 /// A disk's geometry and limits must be consistent.
-fn description(disk: &dyn Disk<Lane>) {
+fn check_description(disk: &dyn Disk<Lane>) {
     let (geometry, limits) = (disk.geometry(), disk.limits());
     assert!(geometry.size.0 > 0 && geometry.size.is_aligned(geometry.logical_block), "{geometry:?}");
     assert!(geometry.physical_block >= geometry.logical_block, "{geometry:?}");
@@ -100,7 +100,7 @@ fn description(disk: &dyn Disk<Lane>) {
 }
 
 /// The settings that `--print-config` prints must open the same disk.
-fn resolved_settings_open_the_same(trial: &Trial<'_>, disk: Arc<dyn Disk<Lane>>) {
+fn check_resolved_settings(trial: &TestTarget<'_>, disk: Arc<dyn Disk<Lane>>) {
     let (geometry, limits, resolved) = (disk.geometry(), disk.limits(), disk.resolved());
     drop(disk); // and with it its lock
     let mut settings = Settings::new("disk \"resolved\"");

@@ -9,7 +9,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use super::worker::MEMORY;
-use super::{Trial, Want, Worker};
+use super::{TestRequest, TestTarget, TestWorker};
 
 /// Each request's own area of guest memory, guard bytes included.
 const AREA: u64 = 1 << 20;
@@ -20,16 +20,16 @@ const GUARD: u8 = 0xa5;
 const ROUNDS: u32 = 60;
 
 /// The known content of the disk.
-struct Model {
+struct DiskModel {
     bytes: Vec<u8>,
     /// Blocks that were discarded: they hold their old content or zeroes.
-    loose: Vec<bool>,
+    discarded: Vec<bool>,
     block: u64,
     /// The part of the disk that this model covers.
     range: Range<u64>,
 }
 
-impl Model {
+impl DiskModel {
     fn blocks(&self, start: u64, len: u64) -> Range<usize> {
         ((start - self.range.start) / self.block) as usize..((start + len - self.range.start) / self.block) as usize
     }
@@ -38,7 +38,7 @@ impl Model {
         let at = (start - self.range.start) as usize;
         self.bytes[at..at + data.len()].copy_from_slice(data);
         let blocks = self.blocks(start, data.len() as u64);
-        self.loose[blocks].fill(false);
+        self.discarded[blocks].fill(false);
     }
 
     /// Compares the data that was read, and updates discarded blocks.
@@ -49,12 +49,12 @@ impl Model {
             let got = &found[from..from + self.block as usize];
             let held = &mut self.bytes[at..at + self.block as usize];
             if got != held {
-                let discarded = self.loose[index] && got.iter().all(|byte| *byte == 0);
+                let discarded = self.discarded[index] && got.iter().all(|byte| *byte == 0);
                 let first = got.iter().zip(held.iter()).position(|(a, b)| a != b);
                 assert!(discarded, "{context}: wrong data in the block at {at}, from byte {first:?} of it");
                 held.fill(0);
             }
-            self.loose[index] = false;
+            self.discarded[index] = false;
         }
     }
 }
@@ -92,16 +92,16 @@ fn disjoint(random: &mut SmallRng, range: &Range<u64>, block: u64, count: usize)
 }
 
 /// Verifies one part of the disk against a model for many rounds of concurrent requests.
-fn rounds(trial: &Trial<'_>, disk: &dyn Disk<Lane>, range: Range<u64>, seed: u64) {
+fn rounds(trial: &TestTarget<'_>, disk: &dyn Disk<Lane>, range: Range<u64>, seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     let fixed = if random.random_bool(0.5) { FixedBufferUse::Auto } else { FixedBufferUse::Off };
-    let mut worker = Worker::new(disk, 64, fixed);
+    let mut worker = TestWorker::new(disk, 64, fixed);
     let block = u64::from(disk.geometry().logical_block.bytes());
     let limits = disk.limits();
     let size = range.end - range.start;
-    let mut model = Model {
+    let mut model = DiskModel {
         bytes: vec![0; size as usize],
-        loose: vec![false; (size / block) as usize],
+        discarded: vec![false; (size / block) as usize],
         block,
         range: range.clone(),
     };
@@ -109,8 +109,11 @@ fn rounds(trial: &Trial<'_>, disk: &dyn Disk<Lane>, range: Range<u64>, seed: u64
         let len = AREA.min(range.end - start);
         let mut data = vec![0; len as usize];
         random.fill(&mut data[..]);
-        worker.fill(0, &data);
-        assert_eq!(worker.one(Want::at(Op::Write { fua: false }, start, len, 0)), Outcome::Done(ByteLen(len)));
+        worker.write_memory(0, &data);
+        assert_eq!(
+            worker.run_one(TestRequest::with_data(Op::Write { fua: false }, start, len, 0)),
+            Outcome::Done(ByteLen(len))
+        );
         model.set(start, &data);
     }
     for round in 0..ROUNDS {
@@ -125,21 +128,21 @@ fn rounds(trial: &Trial<'_>, disk: &dyn Disk<Lane>, range: Range<u64>, seed: u64
                 _ => Op::Flush,
             };
             requests.push(match op {
-                Op::Flush => Want::bare(op, 0, 0),
+                Op::Flush => TestRequest::without_data(op, 0, 0),
                 op if op.has_data() => {
                     let area = at as u64 * AREA;
                     let segments = pieces(&mut random, area, len, limits.max_segments);
-                    worker.fill(area, &vec![GUARD; AREA as usize]);
+                    worker.write_memory(area, &vec![GUARD; AREA as usize]);
                     if op != Op::Read {
                         for (address, run) in &segments {
                             let mut data = vec![0; *run as usize];
                             random.fill(&mut data[..]);
-                            worker.fill(*address, &data);
+                            worker.write_memory(*address, &data);
                         }
                     }
-                    Want { op, start, len, pieces: Some(segments) }
+                    TestRequest { op, start, len, segments: Some(segments) }
                 }
-                op => Want::bare(op, start, len),
+                op => TestRequest::without_data(op, start, len),
             });
         }
         let results = worker.run(&requests);
@@ -148,7 +151,7 @@ fn rounds(trial: &Trial<'_>, disk: &dyn Disk<Lane>, range: Range<u64>, seed: u64
             let moved = if request.op.has_data() { request.len } else { 0 };
             assert_eq!(result.outcome, Outcome::Done(ByteLen(moved)), "{context}");
             if trial.keeps_data {
-                learn(&worker, &mut model, request, at as u64 * AREA, &context);
+                update_model(&worker, &mut model, request, at as u64 * AREA, &context);
             }
         }
     }
@@ -156,17 +159,17 @@ fn rounds(trial: &Trial<'_>, disk: &dyn Disk<Lane>, range: Range<u64>, seed: u64
 }
 
 /// Updates the model with a request that succeeded, and compares the data of a read.
-fn learn(worker: &Worker, model: &mut Model, request: &Want, area: u64, context: &str) {
+fn update_model(worker: &TestWorker, model: &mut DiskModel, request: &TestRequest, area: u64, context: &str) {
     match request.op {
         Op::Flush => {}
         Op::Discard { .. } => {
             let blocks = model.blocks(request.start, request.len);
-            model.loose[blocks].fill(true);
+            model.discarded[blocks].fill(true);
         }
         Op::WriteZeroes { .. } => model.set(request.start, &vec![0; request.len as usize]),
         Op::Read | Op::Write { .. } => {
-            let Some(segments) = &request.pieces else { return };
-            let mut memory = worker.found(area, AREA as usize);
+            let Some(segments) = &request.segments else { return };
+            let mut memory = worker.read_memory(area, AREA as usize);
             let mut data = Vec::with_capacity(request.len as usize);
             for (address, len) in segments {
                 let at = (address - area) as usize;
@@ -182,12 +185,12 @@ fn learn(worker: &Worker, model: &mut Model, request: &Want, area: u64, context:
     }
 }
 
-pub(super) fn one_worker(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
+pub(super) fn one_worker(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
     rounds(trial, disk.as_ref(), 0..disk.geometry().size.0, trial.seed);
 }
 
 /// Two threads with a channel each, on halves of the disk.
-pub(super) fn two_workers(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
+pub(super) fn two_workers(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
     let size = disk.geometry().size.0;
     let block = u64::from(disk.geometry().logical_block.bytes());
     let middle = size / 2 - size / 2 % block;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mqblk_core::{ByteLen, Disk, Errno, Op, Outcome};
 use mqblk_uring::{FixedBufferUse, Lane};
 
-use super::{Trial, Want, Worker};
+use super::{TestRequest, TestTarget, TestWorker};
 
 const INVALID: Outcome = Outcome::Failed(Errno(22)); // EINVAL
 const NOTHING: Outcome = Outcome::Done(ByteLen::ZERO);
@@ -41,33 +41,37 @@ fn ranges(size: u64, block: u64) -> Vec<(u64, u64, Outcome)> {
 }
 
 /// Returns a request on a range; data requests carry one block of memory, whatever the range is.
-fn request(op: Op, start: u64, len: u64, block: u64) -> Want {
+fn request(op: Op, start: u64, len: u64, block: u64) -> TestRequest {
     let segments = op.has_data().then(|| vec![(0, block as u32)]);
-    Want { op, start, len, pieces: segments }
+    TestRequest { op, start, len, segments }
 }
 
-pub(super) fn of_writable(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
+pub(super) fn of_writable(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
     let (size, block) = (disk.geometry().size.0, u64::from(disk.geometry().logical_block.bytes()));
-    let mut worker = Worker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
-    worker.fill(0, &vec![0x11; size.min(super::worker::MEMORY) as usize]);
-    let whole: Vec<Want> =
-        (0..size / block).map(|at| Want::at(Op::Write { fua: false }, at * block, block, 0)).collect();
+    let mut worker = TestWorker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
+    worker.write_memory(0, &vec![0x11; size.min(super::worker::MEMORY) as usize]);
+    let whole: Vec<TestRequest> =
+        (0..size / block).map(|at| TestRequest::with_data(Op::Write { fua: false }, at * block, block, 0)).collect();
     worker.run(&whole);
-    worker.fill(0, &[0xee; 65536]);
+    worker.write_memory(0, &[0xee; 65536]);
     for op in MODIFYING.into_iter().chain([Op::Read]) {
         for (start, len, want) in ranges(size, block) {
-            let got = worker.one(request(op, start, len, block));
+            let got = worker.run_one(request(op, start, len, block));
             assert_eq!(got, want, "{trial:?}: {op:?} of {len} bytes at {start}");
         }
         if op.has_data() {
-            assert_eq!(worker.one(Want::bare(op, 0, block)), INVALID, "{trial:?}: {op:?} without a buffer");
+            assert_eq!(
+                worker.run_one(TestRequest::without_data(op, 0, block)),
+                INVALID,
+                "{trial:?}: {op:?} without a buffer"
+            );
             if trial.keeps_data {
                 let short = request(op, 0, 2 * block, block);
-                assert_eq!(worker.one(short), INVALID, "{trial:?}: {op:?} with a buffer that is too short");
+                assert_eq!(worker.run_one(short), INVALID, "{trial:?}: {op:?} with a buffer that is too short");
             }
         }
     }
-    let secure = worker.one(Want::bare(Op::Discard { secure: true }, 0, block));
+    let secure = worker.run_one(TestRequest::without_data(Op::Discard { secure: true }, 0, block));
     assert_eq!(secure, Outcome::Unsupported, "{trial:?}: no backend erases");
     // An invalid request between valid ones does not affect them.
     let good = || request(Op::Read, 0, block, block);
@@ -77,34 +81,37 @@ pub(super) fn of_writable(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
     assert_eq!(outcomes, [done, Outcome::OutOfRange, done], "{trial:?}");
     if trial.keeps_data {
         for at in 0..size / block {
-            assert_eq!(worker.one(request(Op::Read, at * block, block, block)), done);
-            assert!(worker.found(0, block as usize).iter().all(|byte| *byte == 0x11), "{trial:?}: block {at} changed");
+            assert_eq!(worker.run_one(request(Op::Read, at * block, block, block)), done);
+            assert!(
+                worker.read_memory(0, block as usize).iter().all(|byte| *byte == 0x11),
+                "{trial:?}: block {at} changed"
+            );
         }
     }
     worker.close();
 }
 
-pub(super) fn of_read_only(trial: &Trial<'_>, disk: &Arc<dyn Disk<Lane>>) {
+pub(super) fn of_read_only(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
     let (size, block) = (disk.geometry().size.0, u64::from(disk.geometry().logical_block.bytes()));
     assert!(disk.geometry().read_only && disk.limits().discard.is_none() && disk.limits().write_zeroes.is_none());
-    let mut worker = Worker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
-    let first = |worker: &mut Worker| {
-        assert_eq!(worker.one(request(Op::Read, 0, block, block)), Outcome::Done(ByteLen(block)));
-        worker.found(0, block as usize)
+    let mut worker = TestWorker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
+    let first = |worker: &mut TestWorker| {
+        assert_eq!(worker.run_one(request(Op::Read, 0, block, block)), Outcome::Done(ByteLen(block)));
+        worker.read_memory(0, block as usize)
     };
     let before = first(&mut worker);
-    worker.fill(0, &vec![0x77; block as usize]);
+    worker.write_memory(0, &vec![0x77; block as usize]);
     for op in MODIFYING.into_iter().chain([Op::Discard { secure: true }]) {
         for (start, len) in [(0, block), (0, size), (size, block), (u64::MAX, u64::MAX), (0, 0), (1, 1)] {
-            let got = worker.one(request(op, start, len, block));
+            let got = worker.run_one(request(op, start, len, block));
             assert_eq!(got, Outcome::ReadOnly, "{trial:?}: {op:?} of {len} bytes at {start}");
         }
     }
     for (start, len, want) in ranges(size, block) {
-        let got = worker.one(request(Op::Read, start, len, block));
+        let got = worker.run_one(request(Op::Read, start, len, block));
         assert_eq!(got, want, "{trial:?}: read of {len} bytes at {start}");
     }
-    assert_eq!(worker.one(Want::bare(Op::Flush, 0, 0)), NOTHING, "{trial:?}");
+    assert_eq!(worker.run_one(TestRequest::without_data(Op::Flush, 0, 0)), NOTHING, "{trial:?}");
     if trial.keeps_data {
         assert_eq!(first(&mut worker), before, "{trial:?}");
     }

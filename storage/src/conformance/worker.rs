@@ -12,11 +12,11 @@ use mqblk_uring::{FixedBufferUse, Lane, LaneOptions, Wait};
 pub(super) const MEMORY: u64 = 16 << 20;
 const BOUNDARY: u64 = 8 << 20;
 /// No working storage takes this long.
-const PATIENCE: Duration = Duration::from_secs(60);
+const RUN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A request to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Want {
+pub struct TestRequest {
     /// Operation.
     pub op: Op,
     /// Start of the range, in bytes.
@@ -24,45 +24,45 @@ pub struct Want {
     /// Length of the range, in bytes.
     pub len: u64,
     /// Guest memory: `(address, length)` of each segment. `None`: no buffer.
-    pub pieces: Option<Vec<(u64, u32)>>,
+    pub segments: Option<Vec<(u64, u32)>>,
 }
 
-impl Want {
+impl TestRequest {
     /// Returns a request without data.
-    pub fn bare(op: Op, start: u64, len: u64) -> Want {
-        Want { op, start, len, pieces: None }
+    pub fn without_data(op: Op, start: u64, len: u64) -> TestRequest {
+        TestRequest { op, start, len, segments: None }
     }
 
     /// Returns a request with data in one segment at `address`.
-    pub fn at(op: Op, start: u64, len: u64, address: u64) -> Want {
-        Want { op, start, len, pieces: Some(vec![(address, len as u32)]) }
+    pub fn with_data(op: Op, start: u64, len: u64, address: u64) -> TestRequest {
+        TestRequest { op, start, len, segments: Some(vec![(address, len as u32)]) }
     }
 }
 
 /// Result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct TestResult {
     /// The outcome.
     pub outcome: Outcome,
     /// True if the buffer was returned.
-    pub buffer: bool,
+    pub has_buffer: bool,
 }
 
 /// A thread's I/O context and channel to a disk.
-pub struct Worker {
-    lane: Lane,
+pub struct TestWorker {
+    context: Lane,
     channel: Box<dyn DiskChannel<Lane>>,
     memory: Arc<GuestMemory>,
     lease: LeaseId,
     next_tag: u32,
 }
 
-impl Worker {
+impl TestWorker {
     /// Creates a worker with a ring for `in_flight` operations.
     ///
     /// # Panics
     /// When the host refuses a resource.
-    pub fn new(disk: &dyn Disk<Lane>, in_flight: u32, fixed: FixedBufferUse) -> Worker {
+    pub fn new(disk: &dyn Disk<Lane>, in_flight: u32, fixed: FixedBufferUse) -> TestWorker {
         let submissions = (in_flight / 2).clamp(1, 256);
         let mut context =
             Lane::new(LaneOptions { submissions, in_flight, files: 4, buffers: 16 }).expect("the host has io_uring");
@@ -71,29 +71,34 @@ impl Worker {
         let memory = Arc::new(GuestMemory::new(regions).expect("they do not overlap"));
         let lease = context.adopt(Arc::clone(&memory), fixed).expect("adopted");
         let channel = disk.open_channel(&mut context).expect("a channel");
-        Worker { lane: context, channel, memory, lease, next_tag: 0 }
+        TestWorker { context, channel, memory, lease, next_tag: 0 }
     }
 
     /// Writes guest memory.
     ///
     /// # Panics
     /// When the range is not guest memory.
-    pub fn fill(&self, address: u64, bytes: &[u8]) {
-        self.across(address, bytes.len(), |at, range| self.memory.write(GuestAddress(at), &bytes[range]));
+    pub fn write_memory(&self, address: u64, bytes: &[u8]) {
+        self.for_each_region(address, bytes.len(), |at, range| self.memory.write(GuestAddress(at), &bytes[range]));
     }
 
     /// Reads guest memory.
     ///
     /// # Panics
     /// When the range is not guest memory.
-    pub fn found(&self, address: u64, len: usize) -> Vec<u8> {
+    pub fn read_memory(&self, address: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        self.across(address, len, |at, range| self.memory.read(GuestAddress(at), &mut bytes[range]));
+        self.for_each_region(address, len, |at, range| self.memory.read(GuestAddress(at), &mut bytes[range]));
         bytes
     }
 
     /// Calls `each` with the parts of a range that lie in one region.
-    fn across(&self, address: u64, len: usize, mut each: impl FnMut(u64, std::ops::Range<usize>) -> Option<()>) {
+    fn for_each_region(
+        &self,
+        address: u64,
+        len: usize,
+        mut each: impl FnMut(u64, std::ops::Range<usize>) -> Option<()>,
+    ) {
         let first = usize::try_from(BOUNDARY.saturating_sub(address)).map_or(len, |space| space.min(len));
         each(address, 0..first).expect("mapped");
         if first < len {
@@ -102,9 +107,9 @@ impl Worker {
     }
 
     fn buffer(&mut self, segments: &[(u64, u32)]) -> Buffer {
-        let buffer = self.lane.buffers.take(self.lease);
+        let buffer = self.context.buffers.take(self.lease);
         for &(address, len) in segments {
-            self.lane.buffers.push(&buffer, GuestAddress(address), len, u16::MAX).expect("mapped");
+            self.context.buffers.push(&buffer, GuestAddress(address), len, u16::MAX).expect("mapped");
         }
         buffer
     }
@@ -113,7 +118,7 @@ impl Worker {
     ///
     /// # Panics
     /// When a completion is missing, comes twice, or lacks its buffer.
-    pub fn run(&mut self, requests: &[Want]) -> Vec<Answer> {
+    pub fn run(&mut self, requests: &[TestRequest]) -> Vec<TestResult> {
         self.run_and_cancel(requests, |_| vec![])
     }
 
@@ -122,13 +127,17 @@ impl Worker {
     ///
     /// # Panics
     /// As [`run`](Self::run).
-    pub fn run_and_cancel(&mut self, requests: &[Want], mut cancel: impl FnMut(u32) -> Vec<usize>) -> Vec<Answer> {
+    pub fn run_and_cancel(
+        &mut self,
+        requests: &[TestRequest],
+        mut cancel: impl FnMut(u32) -> Vec<usize>,
+    ) -> Vec<TestResult> {
         let first = self.next_tag;
         let mut batch = Vec::new();
         for request in requests {
             let tag = Tag::new((self.next_tag >> 16) as u16, self.next_tag as u16);
             self.next_tag = self.next_tag.wrapping_add(1);
-            let buffer = request.pieces.as_ref().map(|segments| self.buffer(segments));
+            let buffer = request.segments.as_ref().map(|segments| self.buffer(segments));
             batch.push(Request {
                 start: ByteOffset(request.start),
                 len: ByteLen(request.len),
@@ -143,7 +152,7 @@ impl Worker {
         let mut results = vec![None; requests.len()];
         let mut completions = Vec::new();
         let (mut taken, mut completed) = (0, 0);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + RUN_TIMEOUT;
         for turn in 0.. {
             if completed == requests.len() {
                 break;
@@ -151,33 +160,33 @@ impl Worker {
             assert!(Instant::now() < deadline, "{completed} of {} requests completed, {taken} taken", requests.len());
             let offered = batch.len();
             let now_taken =
-                if offered > 0 { self.channel.submit(&mut self.lane, &mut batch, &mut completions) } else { 0 };
+                if offered > 0 { self.channel.submit(&mut self.context, &mut batch, &mut completions) } else { 0 };
             assert_eq!(now_taken, offered - batch.len(), "submit says how many it took");
             taken += now_taken;
             let mut cancelled: Vec<Tag> = cancel(turn).into_iter().map(|at| tags[at]).collect();
             if !cancelled.is_empty() {
                 cancelled.sort_unstable();
-                self.channel.cancel(&mut self.lane, &cancelled, &mut completions);
+                self.channel.cancel(&mut self.context, &cancelled, &mut completions);
             }
             if completions.is_empty() {
-                self.lane.turn(self.wait());
+                self.context.turn(self.wait());
             }
             let before = completions.len();
-            let reaped = self.channel.reap(&mut self.lane, &mut completions);
+            let reaped = self.channel.reap(&mut self.context, &mut completions);
             assert_eq!(reaped, completions.len() - before, "reap returns the number of completions");
             for completion in completions.drain(..) {
                 let place = places[&completion.tag];
-                let result = Answer { outcome: completion.outcome, buffer: completion.buffer.is_some() };
+                let result = TestResult { outcome: completion.outcome, has_buffer: completion.buffer.is_some() };
                 assert_eq!(results[place].replace(result), None, "{:?} completed twice", requests[place]);
-                assert_eq!(result.buffer, requests[place].pieces.is_some(), "buffer of {:?}", requests[place]);
+                assert_eq!(result.has_buffer, requests[place].segments.is_some(), "buffer of {:?}", requests[place]);
                 if let Some(buffer) = completion.buffer {
-                    self.lane.buffers.release(buffer);
+                    self.context.buffers.release(buffer);
                 }
                 completed += 1;
             }
             assert_eq!(self.channel.outstanding() as usize, taken - completed, "outstanding");
         }
-        assert_eq!(self.lane.buffers.uses(self.lease), 0, "every buffer was returned");
+        assert_eq!(self.context.buffers.buffers_in_use(self.lease), 0, "every buffer was returned");
         results.into_iter().flatten().collect()
     }
 
@@ -185,12 +194,12 @@ impl Worker {
     ///
     /// # Panics
     /// When one follows.
-    pub fn cancel_strangers(&mut self) {
+    pub fn cancel_unknown_tags(&mut self) {
         let tags: Vec<Tag> = (0..self.next_tag as u16 + 16).map(|index| Tag::new(0, index)).collect();
         let mut completions = Vec::new();
-        self.channel.cancel(&mut self.lane, &tags, &mut completions);
-        self.lane.turn(Wait::No);
-        self.channel.reap(&mut self.lane, &mut completions);
+        self.channel.cancel(&mut self.context, &tags, &mut completions);
+        self.context.turn(Wait::No);
+        self.channel.reap(&mut self.context, &mut completions);
         assert!(
             completions.is_empty() && self.channel.outstanding() == 0,
             "{} completions of unknown tags",
@@ -202,7 +211,7 @@ impl Worker {
     ///
     /// # Panics
     /// As [`run`](Self::run).
-    pub fn one(&mut self, request: Want) -> Outcome {
+    pub fn run_one(&mut self, request: TestRequest) -> Outcome {
         self.run(&[request])[0].outcome
     }
 
@@ -220,10 +229,10 @@ impl Worker {
     /// When something is left.
     pub fn close(mut self) {
         assert_eq!(self.channel.outstanding(), 0);
-        self.channel.close(&mut self.lane);
+        self.channel.close(&mut self.context);
         drop(self.channel);
-        assert_eq!(self.lane.busy(), 0, "operations in flight after close");
-        self.lane.retire(self.lease);
-        assert!(self.lane.buffers.is_gone(self.lease), "buffers in use after close");
+        assert_eq!(self.context.busy(), 0, "operations in flight after close");
+        self.context.retire(self.lease);
+        assert!(self.context.buffers.is_lease_released(self.lease), "buffers in use after close");
     }
 }

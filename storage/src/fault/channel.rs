@@ -10,7 +10,7 @@ use mqblk_uring::Lane;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use super::plan::{Plan, Rule};
+use super::plan::{FaultPlan, FaultRule};
 
 const TORN_SLOTS: u32 = 64;
 const TORN_LEN: ByteLen = ByteLen(256 << 10);
@@ -19,47 +19,48 @@ const TORN: Outcome = Outcome::Failed(Errno(5)); // EIO
 const STALL: Duration = Duration::from_millis(1);
 
 pub(super) struct FaultChannel {
-    plan: Arc<Plan>,
+    plan: Arc<FaultPlan>,
     inner: Box<dyn DiskChannel<Lane>>,
     block: BlockSize,
     random: SmallRng,
     /// The plan's rules with the remaining counts of their `TIMES`.
-    rules: Vec<Rule>,
+    rules: Vec<FaultRule>,
     /// Requests that the inner channel has not taken yet.
     pending: Vec<Request<Buffer>>,
-    torn: Vec<Torn>,
+    torn: Vec<TornRequest>,
     slots: Option<BouncePool>,
     /// Delayed completions.
-    held: Vec<(Instant, Finished<Buffer>)>,
+    delayed: Vec<(Instant, Finished<Buffer>)>,
     /// Requests in the inner channel. True for a cancelled one: its completion is not delayed.
-    inside: Vec<(Tag, bool)>,
+    submitted: Vec<(Tag, bool)>,
     /// Completions of cancelled requests, which are not delayed.
-    released: Vec<Finished<Buffer>>,
+    cancelled: Vec<Finished<Buffer>>,
     /// Scratch for the inner channel's completions.
-    ended: Vec<Finished<Buffer>>,
+    inner_completions: Vec<Finished<Buffer>>,
     retry_at: Option<Instant>,
 }
 
 /// A torn request: the inner channel transfers only its first part, through a slot.
-struct Torn {
+struct TornRequest {
     tag: Tag,
     slot: u32,
     /// The request's own buffer.
-    whole: Buffer,
+    buffer: Buffer,
     /// True for a read: the part read is copied to the buffer.
     read: bool,
-    part: ByteLen,
+    torn_len: ByteLen,
 }
 
 impl FaultChannel {
     pub(super) fn new(
-        plan: Arc<Plan>,
+        plan: Arc<FaultPlan>,
         inner: Box<dyn DiskChannel<Lane>>,
         block: BlockSize,
         stream: u64,
         context: &mut Lane,
     ) -> io::Result<FaultChannel> {
-        let slots = (plan.torn > 0).then(|| BouncePool::new(&mut context.buffers, TORN_SLOTS, TORN_LEN)).transpose()?;
+        let slots =
+            (plan.torn_percent > 0).then(|| BouncePool::new(&mut context.buffers, TORN_SLOTS, TORN_LEN)).transpose()?;
         Ok(FaultChannel {
             random: SmallRng::seed_from_u64(plan.seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
             rules: plan.rules.clone(),
@@ -69,18 +70,18 @@ impl FaultChannel {
             pending: Vec::new(),
             torn: Vec::new(),
             slots,
-            held: Vec::new(),
-            inside: Vec::new(),
-            released: Vec::new(),
-            ended: Vec::new(),
+            delayed: Vec::new(),
+            submitted: Vec::new(),
+            cancelled: Vec::new(),
+            inner_completions: Vec::new(),
             retry_at: None,
         })
     }
 
     /// Returns the outcome of a request that must fail without being executed.
-    fn judge(&mut self, request: &Request<Buffer>) -> Option<Outcome> {
+    fn injected_failure(&mut self, request: &Request<Buffer>) -> Option<Outcome> {
         for rule in &mut self.rules {
-            let Some(outcome) = rule.judge(request) else { continue };
+            let Some(outcome) = rule.outcome_for(request) else { continue };
             match &mut rule.times {
                 Some(0) => continue,
                 Some(times) => *times -= 1,
@@ -96,7 +97,7 @@ impl FaultChannel {
     fn tear(&mut self, context: &mut Lane, mut request: Request<Buffer>) -> Request<Buffer> {
         let block = u64::from(self.block.bytes());
         let blocks = request.len.0 / block;
-        if !request.op.has_data() || blocks < 2 || !self.random.random_ratio(self.plan.torn, 100) {
+        if !request.op.has_data() || blocks < 2 || !self.random.random_ratio(self.plan.torn_percent, 100) {
             return request;
         }
         let (Some(pool), Some(whole)) = (&mut self.slots, request.buffer.take()) else { return request };
@@ -113,78 +114,78 @@ impl FaultChannel {
             let copied = context.buffers.copy_range(&whole, 0, &slice, 0, part);
             debug_assert!(copied, "the part is shorter than the whole");
         }
-        self.torn.push(Torn { tag: request.tag, slot, whole, read, part });
+        self.torn.push(TornRequest { tag: request.tag, slot, buffer: whole, read, torn_len: part });
         request.buffer = Some(slice);
         request.len = part;
         request
     }
 
     /// Restores the own buffer of a torn request and makes it a failure.
-    fn mend(&mut self, context: &mut Lane, completion: Finished<Buffer>) -> Finished<Buffer> {
+    fn untear(&mut self, context: &mut Lane, completion: Finished<Buffer>) -> Finished<Buffer> {
         let Some(at) = self.torn.iter().position(|torn| torn.tag == completion.tag) else { return completion };
         let torn = self.torn.swap_remove(at);
         if let (Some(pool), Some(slice)) = (&mut self.slots, completion.buffer) {
             if torn.read && completion.outcome.is_done() {
-                let copied = context.buffers.copy_range(&slice, 0, &torn.whole, 0, torn.part);
+                let copied = context.buffers.copy_range(&slice, 0, &torn.buffer, 0, torn.torn_len);
                 debug_assert!(copied, "the part is shorter than the whole");
             }
             pool.release(&mut context.buffers, slice, torn.slot);
         }
         let outcome = if completion.outcome.is_done() { TORN } else { completion.outcome };
-        Finished { outcome, tag: torn.tag, buffer: Some(torn.whole) }
+        Finished { outcome, tag: torn.tag, buffer: Some(torn.buffer) }
     }
 
-    fn hold(&mut self, now: Instant, completion: Finished<Buffer>) {
+    fn delay(&mut self, now: Instant, completion: Finished<Buffer>) {
         let jitter = if self.plan.jitter.is_zero() {
             Duration::ZERO
         } else {
             self.random.random_range(Duration::ZERO..=self.plan.jitter)
         };
-        self.held.push((now + self.plan.latency + jitter, completion));
+        self.delayed.push((now + self.plan.latency + jitter, completion));
     }
 
     /// Returns true if `fault-reorder` allows completions to be released.
-    fn enough(&self) -> bool {
-        self.held.len() >= self.plan.reorder || (self.inner.outstanding() == 0 && self.pending.is_empty())
+    fn can_release(&self) -> bool {
+        self.delayed.len() >= self.plan.reorder || (self.inner.outstanding() == 0 && self.pending.is_empty())
     }
 
-    fn offer(&mut self, context: &mut Lane) {
+    fn submit_pending(&mut self, context: &mut Lane) {
         if !self.pending.is_empty() {
-            self.inside.extend(self.pending.iter().map(|request| (request.tag, false)));
-            self.inner.submit(context, &mut self.pending, &mut self.ended);
-            self.inside.truncate(self.inside.len() - self.pending.len());
+            self.submitted.extend(self.pending.iter().map(|request| (request.tag, false)));
+            self.inner.submit(context, &mut self.pending, &mut self.inner_completions);
+            self.submitted.truncate(self.submitted.len() - self.pending.len());
         }
         let stalled = !self.pending.is_empty() && self.inner.outstanding() == 0;
         self.retry_at = stalled.then(|| Instant::now() + STALL);
     }
 
-    fn collect(&mut self, context: &mut Lane) {
+    fn collect_completions(&mut self, context: &mut Lane) {
         let now = Instant::now();
-        let mut completions = std::mem::take(&mut self.ended);
+        let mut completions = std::mem::take(&mut self.inner_completions);
         for completion in completions.drain(..) {
-            let completion = self.mend(context, completion);
-            let at = self.inside.iter().position(|(tag, _)| *tag == completion.tag);
-            if at.is_some_and(|at| self.inside.swap_remove(at).1) {
-                self.released.push(completion);
+            let completion = self.untear(context, completion);
+            let at = self.submitted.iter().position(|(tag, _)| *tag == completion.tag);
+            if at.is_some_and(|at| self.submitted.swap_remove(at).1) {
+                self.cancelled.push(completion);
             } else {
-                self.hold(now, completion);
+                self.delay(now, completion);
             }
         }
-        self.ended = completions;
+        self.inner_completions = completions;
     }
 
-    fn let_go(&mut self, completions: &mut Vec<Finished<Buffer>>) {
-        completions.append(&mut self.released);
-        if self.held.is_empty() || !self.enough() {
+    fn release_due(&mut self, completions: &mut Vec<Finished<Buffer>>) {
+        completions.append(&mut self.cancelled);
+        if self.delayed.is_empty() || !self.can_release() {
             return;
         }
         let (now, first) = (Instant::now(), completions.len());
         if self.plan.latency.is_zero() && self.plan.jitter.is_zero() {
-            completions.extend(self.held.drain(..).map(|(_, completion)| completion));
+            completions.extend(self.delayed.drain(..).map(|(_, completion)| completion));
         } else {
-            self.held.sort_by_key(|(due, _)| *due);
-            let due = self.held.partition_point(|(due, _)| *due <= now);
-            completions.extend(self.held.drain(..due).map(|(_, completion)| completion));
+            self.delayed.sort_by_key(|(due, _)| *due);
+            let due = self.delayed.partition_point(|(due, _)| *due <= now);
+            completions.extend(self.delayed.drain(..due).map(|(_, completion)| completion));
         }
         if self.plan.reorder > 0 {
             for last in (first + 1..completions.len()).rev() {
@@ -201,31 +202,31 @@ impl DiskChannel<Lane> for FaultChannel {
         batch: &mut Vec<Request<Buffer>>,
         completions: &mut Vec<Finished<Buffer>>,
     ) -> usize {
-        self.offer(context);
+        self.submit_pending(context);
         // While the inner channel refuses requests, so does this one.
         let taken = if self.pending.is_empty() { batch.len() } else { 0 };
         let now = Instant::now();
         for request in batch.drain(..taken) {
-            match self.judge(&request) {
-                Some(outcome) => self.hold(now, Finished { outcome, tag: request.tag, buffer: request.buffer }),
+            match self.injected_failure(&request) {
+                Some(outcome) => self.delay(now, Finished { outcome, tag: request.tag, buffer: request.buffer }),
                 None => {
                     let request = self.tear(context, request);
                     self.pending.push(request);
                 }
             }
         }
-        self.offer(context);
-        self.collect(context);
-        self.let_go(completions);
+        self.submit_pending(context);
+        self.collect_completions(context);
+        self.release_due(completions);
         taken
     }
 
     fn reap(&mut self, context: &mut Lane, completions: &mut Vec<Finished<Buffer>>) -> usize {
         let before = completions.len();
-        self.inner.reap(context, &mut self.ended);
-        self.offer(context);
-        self.collect(context);
-        self.let_go(completions);
+        self.inner.reap(context, &mut self.inner_completions);
+        self.submit_pending(context);
+        self.collect_completions(context);
+        self.release_due(completions);
         completions.len() - before
     }
 
@@ -235,24 +236,25 @@ impl DiskChannel<Lane> for FaultChannel {
         let is_cancelled = |tag: Tag| tags.binary_search(&tag).is_ok();
         let aborted = |tag, buffer| Finished { outcome: Outcome::Aborted, tag, buffer };
         completions.extend(
-            self.held
+            self.delayed
                 .extract_if(.., |(_, completion)| is_cancelled(completion.tag))
                 .map(|(_, e)| aborted(e.tag, e.buffer)),
         );
         let pending: Vec<_> = self.pending.extract_if(.., |request| is_cancelled(request.tag)).collect();
-        completions.extend(pending.into_iter().map(|request| self.mend(context, aborted(request.tag, request.buffer))));
-        self.inside.iter_mut().for_each(|(tag, cancelled)| *cancelled |= is_cancelled(*tag));
-        self.inner.cancel(context, tags, &mut self.ended);
-        self.collect(context);
-        self.let_go(completions);
+        completions
+            .extend(pending.into_iter().map(|request| self.untear(context, aborted(request.tag, request.buffer))));
+        self.submitted.iter_mut().for_each(|(tag, cancelled)| *cancelled |= is_cancelled(*tag));
+        self.inner.cancel(context, tags, &mut self.inner_completions);
+        self.collect_completions(context);
+        self.release_due(completions);
     }
 
     fn outstanding(&self) -> u32 {
-        self.inner.outstanding() + (self.pending.len() + self.held.len() + self.released.len()) as u32
+        self.inner.outstanding() + (self.pending.len() + self.delayed.len() + self.cancelled.len()) as u32
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let due = self.held.iter().map(|(due, _)| *due).min().filter(|_| self.enough());
+        let due = self.delayed.iter().map(|(due, _)| *due).min().filter(|_| self.can_release());
         [due, self.inner.deadline(), self.retry_at].into_iter().flatten().min()
     }
 

@@ -27,7 +27,7 @@ use mqblk_core::{ByteLen, Disk, DiskChannel, DiskError, Geometry, Limits};
 use mqblk_uring::Lane;
 
 use channel::FaultChannel;
-use plan::Plan;
+use plan::FaultPlan;
 
 /// Opens the inner disk and wraps it with faults.
 ///
@@ -37,18 +37,18 @@ pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
     let Some(kind) = settings.text("inner") else {
         return Err(settings.error("inner", "nothing", "the storage that faults are put on, such as ram").into());
     };
-    let Some(kind) = crate::kinds().find(|known| *known == kind) else {
-        let known = crate::kinds().collect::<Vec<_>>().join(", ");
+    let Some(kind) = crate::backend_names().find(|known| *known == kind) else {
+        let known = crate::backend_names().collect::<Vec<_>>().join(", ");
         return Err(settings.error("inner", format!("{kind:?}"), format!("one of {known}")).into());
     };
-    let plan = Plan::take(settings)?;
+    let plan = FaultPlan::from_settings(settings)?;
     let inner = crate::open(kind, settings)?;
     Ok(Arc::new(FaultDisk { kind, plan: Arc::new(plan), inner, channels: AtomicU64::new(0) }))
 }
 
 struct FaultDisk {
     kind: &'static str,
-    plan: Arc<Plan>,
+    plan: Arc<FaultPlan>,
     inner: Arc<dyn Disk<Lane>>,
     /// Number of channels opened so far: each has its own random stream.
     channels: AtomicU64,

@@ -8,7 +8,7 @@ use mqblk_core::{ByteLen, ByteOffset, Op, Outcome, Request};
 use rustix::io::Errno;
 
 /// The errors that settings can name. Others are given by number.
-const NAMES: [(&str, Errno); 12] = [
+const ERRNO_NAMES: [(&str, Errno); 12] = [
     ("EIO", Errno::IO),
     ("ENOSPC", Errno::NOSPC),
     ("EROFS", Errno::ROFS),
@@ -22,8 +22,9 @@ const NAMES: [(&str, Errno); 12] = [
     ("ENOLINK", Errno::NOLINK),
     ("ECANCELED", Errno::CANCELED),
 ];
-const RANGES: &str = "OFFSET+LEN:ERRNO[*TIMES], several joined by /, such as 1M+4K:EIO or 0+512:ENOSPC*2/8K+4K:EIO";
-const FLUSHES: &str = "ERRNO[*TIMES] such as EIO or EIO*1";
+const RANGE_SYNTAX: &str =
+    "OFFSET+LEN:ERRNO[*TIMES], several joined by /, such as 1M+4K:EIO or 0+512:ENOSPC*2/8K+4K:EIO";
+const FLUSH_SYNTAX: &str = "ERRNO[*TIMES] such as EIO or EIO*1";
 
 /// The settings of rules, by operation.
 const KEYS: [&str; 4] = ["fail-read", "fail-write", "fail-discard", "fail-zeroes"];
@@ -31,10 +32,10 @@ const FLUSH_KEY: &str = "fail-flush";
 
 /// All faults to inject.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Plan {
-    pub(super) rules: Vec<Rule>,
+pub(super) struct FaultPlan {
+    pub(super) rules: Vec<FaultRule>,
     /// Percentage of reads and writes that are torn.
-    pub(super) torn: u32,
+    pub(super) torn_percent: u32,
     pub(super) latency: Duration,
     pub(super) jitter: Duration,
     pub(super) reorder: usize,
@@ -43,7 +44,7 @@ pub(super) struct Plan {
 
 /// A rule: a range in which an operation fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Rule {
+pub(super) struct FaultRule {
     key: &'static str,
     start: ByteOffset,
     len: ByteLen,
@@ -52,9 +53,9 @@ pub(super) struct Rule {
     pub(super) times: Option<u64>,
 }
 
-impl Rule {
+impl FaultRule {
     /// Returns the outcome of a request that this rule lets fail.
-    pub(super) fn judge<B>(&self, request: &Request<B>) -> Option<Outcome> {
+    pub(super) fn outcome_for<B>(&self, request: &Request<B>) -> Option<Outcome> {
         let key = match request.op {
             Op::Read => "fail-read",
             Op::Write { .. } => "fail-write",
@@ -69,7 +70,7 @@ impl Rule {
     }
 
     /// Parses `[OFFSET+LEN:]ERRNO[*TIMES]`.
-    fn parse(key: &'static str, text: &str) -> Option<Rule> {
+    fn parse(key: &'static str, text: &str) -> Option<FaultRule> {
         let (range, error) = match key {
             FLUSH_KEY => ("0+0", text),
             _ => text.split_once(':')?,
@@ -83,16 +84,16 @@ impl Rule {
             Some((errno, times)) => (errno, Some(times.parse().ok().filter(|times| *times > 0)?)),
             None => (error, None),
         };
-        let named = NAMES.iter().find(|(name, _)| *name == errno).map(|(_, errno)| errno.raw_os_error());
+        let named = ERRNO_NAMES.iter().find(|(name, _)| *name == errno).map(|(_, errno)| errno.raw_os_error());
         let errno = named.or_else(|| errno.parse().ok().filter(|errno| (1..4096).contains(errno)))?;
-        Some(Rule { key, start, len, errno, times })
+        Some(FaultRule { key, start, len, errno, times })
     }
 
     fn write(&self, text: &mut String) {
         if self.key != FLUSH_KEY {
             let _ = write!(text, "{}+{}:", ByteLen(self.start.0), self.len);
         }
-        let _ = match NAMES.iter().find(|(_, errno)| errno.raw_os_error() == self.errno) {
+        let _ = match ERRNO_NAMES.iter().find(|(_, errno)| errno.raw_os_error() == self.errno) {
             Some((name, _)) => write!(text, "{name}"),
             None => write!(text, "{}", self.errno),
         };
@@ -102,14 +103,14 @@ impl Rule {
     }
 }
 
-impl Plan {
+impl FaultPlan {
     /// Takes the fault settings.
-    pub(super) fn take(settings: &mut Settings) -> Result<Plan, SettingError> {
-        let mut plan = Plan::default();
+    pub(super) fn from_settings(settings: &mut Settings) -> Result<FaultPlan, SettingError> {
+        let mut plan = FaultPlan::default();
         for key in KEYS.into_iter().chain([FLUSH_KEY]) {
             let Some(text) = settings.text(key) else { continue };
-            let rules: Option<Vec<Rule>> = text.split('/').map(|part| Rule::parse(key, part)).collect();
-            let expected = if key == FLUSH_KEY { FLUSHES } else { RANGES };
+            let rules: Option<Vec<FaultRule>> = text.split('/').map(|part| FaultRule::parse(key, part)).collect();
+            let expected = if key == FLUSH_KEY { FLUSH_SYNTAX } else { RANGE_SYNTAX };
             plan.rules.extend(rules.ok_or_else(|| settings.error(key, format!("{text:?}"), expected))?);
         }
         let mut micros = |key| -> Result<Duration, SettingError> {
@@ -117,7 +118,7 @@ impl Plan {
         };
         plan.latency = micros("fault-latency-us")?;
         plan.jitter = micros("fault-jitter-us")?;
-        plan.torn = settings.number("fault-torn", 0..=100)?.unwrap_or(0) as u32;
+        plan.torn_percent = settings.number("fault-torn", 0..=100)?.unwrap_or(0) as u32;
         plan.reorder = settings.number("fault-reorder", 0..=4096)?.unwrap_or(0) as usize;
         plan.seed = settings.number("fault-seed", 0..=u64::MAX)?.unwrap_or(0);
         Ok(plan)
@@ -140,7 +141,7 @@ impl Plan {
         }
         all.push(("fault-latency-us", self.latency.as_micros().to_string()));
         all.push(("fault-jitter-us", self.jitter.as_micros().to_string()));
-        all.push(("fault-torn", self.torn.to_string()));
+        all.push(("fault-torn", self.torn_percent.to_string()));
         all.push(("fault-reorder", self.reorder.to_string()));
         all.push(("fault-seed", self.seed.to_string()));
         all
@@ -151,12 +152,12 @@ impl Plan {
 mod tests {
     use super::*;
 
-    fn plan(given: &[(&str, &str)]) -> Result<Plan, String> {
+    fn plan(given: &[(&str, &str)]) -> Result<FaultPlan, String> {
         let mut settings = Settings::new("disk \"a\"");
         for (key, value) in given {
             settings.insert(key, value).unwrap();
         }
-        Plan::take(&mut settings).map_err(|error| error.to_string())
+        FaultPlan::from_settings(&mut settings).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -210,10 +211,11 @@ mod tests {
 
     #[test]
     fn a_rule_matches_requests_that_overlap_its_range() {
-        let rule = Rule::parse("fail-read", "4K+4K:EIO").unwrap();
+        let rule = FaultRule::parse("fail-read", "4K+4K:EIO").unwrap();
         let read = |op, start, len| {
             let tag = mqblk_core::Tag::new(0, 0);
-            rule.judge::<()>(&Request { start: ByteOffset(start), len: ByteLen(len), tag, buffer: None, op }).is_some()
+            rule.outcome_for::<()>(&Request { start: ByteOffset(start), len: ByteLen(len), tag, buffer: None, op })
+                .is_some()
         };
         for (start, len, hit) in [
             (0, 4096, false),

@@ -1,18 +1,18 @@
 use mqblk_core::{ByteLen, Errno, Op, Outcome};
 use mqblk_uring::FixedBufferUse;
 
-use crate::conformance::{Answer, Trial, Want, Worker, run};
+use crate::conformance::{TestRequest, TestResult, TestTarget, TestWorker, run};
 
 const WRITE: Op = Op::Write { fua: false };
 const EIO: Outcome = Outcome::Failed(Errno(5));
 
-fn trial<'a>(settings: &'a [(&'a str, &'a str)], seed: u64) -> Trial<'a> {
-    Trial { kind: "fault", settings, keeps_data: true, seed }
+fn trial<'a>(settings: &'a [(&'a str, &'a str)], seed: u64) -> TestTarget<'a> {
+    TestTarget { kind: "fault", settings, keeps_data: true, seed }
 }
 
-fn worker(settings: &[(&str, &str)]) -> Worker {
+fn worker(settings: &[(&str, &str)]) -> TestWorker {
     let disk = trial(settings, 0).open(&[]).unwrap();
-    Worker::new(disk.as_ref(), 64, FixedBufferUse::Off)
+    TestWorker::new(disk.as_ref(), 64, FixedBufferUse::Off)
 }
 
 fn done(len: u64) -> Outcome {
@@ -35,13 +35,14 @@ fn late_and_out_of_order_it_conforms() {
 fn delayed_requests_complete_when_they_are_cancelled() {
     let settings = [("inner", "ram"), ("size", "2M"), ("fault-latency-us", "200000"), ("fault-torn", "50")];
     let disk = trial(&settings, 1).open(&[]).unwrap();
-    let mut worker = Worker::new(disk.as_ref(), 64, FixedBufferUse::Off);
-    let requests: Vec<Want> = (0..40).map(|at| Want::at(WRITE, at * 4096, 4096, at * 4096)).collect();
+    let mut worker = TestWorker::new(disk.as_ref(), 64, FixedBufferUse::Off);
+    let requests: Vec<TestRequest> =
+        (0..40).map(|at| TestRequest::with_data(WRITE, at * 4096, 4096, at * 4096)).collect();
     let start = std::time::Instant::now();
     let even = |turn| if turn == 0 { (0..40).step_by(2).collect() } else { vec![] };
     let results = worker.run_and_cancel(&requests, even);
     assert!(start.elapsed() >= std::time::Duration::from_millis(200), "the others end in their time");
-    for (at, Answer { outcome, .. }) in results.into_iter().enumerate() {
+    for (at, TestResult { outcome, .. }) in results.into_iter().enumerate() {
         assert_eq!(outcome == Outcome::Aborted, at % 2 == 0, "{at}: {outcome:?}");
     }
     let all = |turn| if turn == 0 { (0..40).collect() } else { vec![] };
@@ -54,8 +55,9 @@ fn delayed_requests_complete_when_they_are_cancelled() {
 fn requests_that_the_inner_disk_aborts_are_not_delayed() {
     let settings = [("inner", "null"), ("size", "2M"), ("latency-us", "50000000"), ("fault-latency-us", "50000000")];
     let disk = trial(&settings, 1).open(&[]).unwrap();
-    let mut worker = Worker::new(disk.as_ref(), 64, FixedBufferUse::Off);
-    let requests: Vec<Want> = (0..40).map(|at| Want::at(WRITE, at * 4096, 4096, at * 4096)).collect();
+    let mut worker = TestWorker::new(disk.as_ref(), 64, FixedBufferUse::Off);
+    let requests: Vec<TestRequest> =
+        (0..40).map(|at| TestRequest::with_data(WRITE, at * 4096, 4096, at * 4096)).collect();
     let all = |turn| if turn == 1 { (0..40).collect() } else { vec![] };
     assert!(worker.run_and_cancel(&requests, all).iter().all(|result| result.outcome == Outcome::Aborted));
     worker.close();
@@ -84,21 +86,21 @@ fn only_the_named_ranges_fail_and_only_as_often_as_asked() {
     let zeroes = Op::WriteZeroes { may_unmap: true, fua: false };
     let discard = Op::Discard { secure: false };
     for (want, outcome) in [
-        (Want::at(Op::Read, 0, 4096, 0), done(4096)),
-        (Want::at(Op::Read, 0, 8192, 0), EIO),
-        (Want::at(Op::Read, 8192, 4096, 0), done(4096)),
-        (Want::at(Op::Read, 7680, 512, 0), EIO),
-        (Want::at(WRITE, 4096, 4096, 0), done(4096)),
-        (Want::at(WRITE, 0, 16384, 0), Outcome::NoSpace),
-        (Want::at(WRITE, 8192, 512, 0), Outcome::NoSpace),
-        (Want::at(WRITE, 8192, 512, 0), done(512)),
-        (Want::bare(zeroes, 0, 512), Outcome::Unsupported),
-        (Want::bare(discard, 512 << 10, 512), Outcome::Failed(Errno(110))),
-        (Want::bare(discard, 0, 512 << 10), done(0)),
-        (Want::bare(Op::Flush, 0, 0), EIO),
-        (Want::bare(Op::Flush, 0, 0), done(0)),
+        (TestRequest::with_data(Op::Read, 0, 4096, 0), done(4096)),
+        (TestRequest::with_data(Op::Read, 0, 8192, 0), EIO),
+        (TestRequest::with_data(Op::Read, 8192, 4096, 0), done(4096)),
+        (TestRequest::with_data(Op::Read, 7680, 512, 0), EIO),
+        (TestRequest::with_data(WRITE, 4096, 4096, 0), done(4096)),
+        (TestRequest::with_data(WRITE, 0, 16384, 0), Outcome::NoSpace),
+        (TestRequest::with_data(WRITE, 8192, 512, 0), Outcome::NoSpace),
+        (TestRequest::with_data(WRITE, 8192, 512, 0), done(512)),
+        (TestRequest::without_data(zeroes, 0, 512), Outcome::Unsupported),
+        (TestRequest::without_data(discard, 512 << 10, 512), Outcome::Failed(Errno(110))),
+        (TestRequest::without_data(discard, 0, 512 << 10), done(0)),
+        (TestRequest::without_data(Op::Flush, 0, 0), EIO),
+        (TestRequest::without_data(Op::Flush, 0, 0), done(0)),
     ] {
-        assert_eq!(worker.one(want.clone()), outcome, "{want:?}");
+        assert_eq!(worker.run_one(want.clone()), outcome, "{want:?}");
     }
     worker.close();
 }
@@ -109,12 +111,15 @@ fn a_torn_write_leaves_a_first_part_and_fails() {
     let (mut torn, mut whole) = (0, 0);
     for at in 0..64 {
         let start = at * 16384;
-        worker.fill(0, &[at as u8 + 1; 16384]);
-        let outcome = worker.one(Want::at(WRITE, start, 16384, 0));
+        worker.write_memory(0, &[at as u8 + 1; 16384]);
+        let outcome = worker.run_one(TestRequest::with_data(WRITE, start, 16384, 0));
         // Single blocks are never torn: they show the content.
-        let blocks: Vec<Want> = (0..32).map(|n| Want::at(Op::Read, start + n * 512, 512, 65536 + n * 512)).collect();
-        assert!(worker.run(&blocks).iter().all(|result| *result == Answer { outcome: done(512), buffer: true }));
-        let found = worker.found(65536, 16384);
+        let blocks: Vec<TestRequest> =
+            (0..32).map(|n| TestRequest::with_data(Op::Read, start + n * 512, 512, 65536 + n * 512)).collect();
+        assert!(
+            worker.run(&blocks).iter().all(|result| *result == TestResult { outcome: done(512), has_buffer: true })
+        );
+        let found = worker.read_memory(65536, 16384);
         let written = found.iter().take_while(|byte| **byte == at as u8 + 1).count();
         assert!(found[written..].iter().all(|byte| *byte == 0));
         match outcome {
@@ -136,7 +141,7 @@ fn a_torn_write_leaves_a_first_part_and_fails() {
 fn the_same_seed_tears_the_same_requests() {
     let outcomes = |seed: &str| -> Vec<Outcome> {
         let mut worker = worker(&[("inner", "ram"), ("size", "1M"), ("fault-torn", "30"), ("fault-seed", seed)]);
-        let all = (0..50).map(|_| worker.one(Want::at(Op::Read, 0, 4096, 0))).collect();
+        let all = (0..50).map(|_| worker.run_one(TestRequest::with_data(Op::Read, 0, 4096, 0))).collect();
         worker.close();
         all
     };
@@ -168,17 +173,18 @@ fn concurrent_torn_requests_keep_their_own_buffers() {
         ("fault-seed", "2"),
     ]);
     for at in 0..64_u64 {
-        worker.fill(0, &[at as u8 + 1; 512]);
+        worker.write_memory(0, &[at as u8 + 1; 512]);
         for block in 0..8 {
-            assert_eq!(worker.one(Want::at(WRITE, at * 4096 + block * 512, 512, 0)), done(512));
+            assert_eq!(worker.run_one(TestRequest::with_data(WRITE, at * 4096 + block * 512, 512, 0)), done(512));
         }
     }
-    worker.fill(0, &vec![0xee; 64 * 4096]);
-    let reads: Vec<Want> = (0..64).map(|at| Want::at(Op::Read, at * 4096, 4096, at * 4096)).collect();
+    worker.write_memory(0, &vec![0xee; 64 * 4096]);
+    let reads: Vec<TestRequest> =
+        (0..64).map(|at| TestRequest::with_data(Op::Read, at * 4096, 4096, at * 4096)).collect();
     assert!(worker.run(&reads).iter().all(|result| result.outcome == EIO));
     let mut lengths = [0; 9];
     for at in 0..64 {
-        let found = worker.found(at * 4096, 4096);
+        let found = worker.read_memory(at * 4096, 4096);
         let read = found.iter().take_while(|byte| u64::from(**byte) == at + 1).count();
         assert!(read % 512 == 0 && (512..4096).contains(&read), "request {at}: {read} bytes");
         assert!(found[read..].iter().all(|byte| *byte == 0xee), "request {at}");

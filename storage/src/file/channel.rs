@@ -11,12 +11,12 @@ use mqblk_uring::{Completion, Lane, Owner, Refused, RingFile};
 use rustix::fs::FallocateFlags;
 
 use super::OpenFile;
-use super::inline::Inline;
-use super::running::{Lacking, Next, Running, Stage};
+use super::inflight::{InflightRequest, NextStep, OpStage, UnsupportedOps};
+use super::inline::InlineIo;
 use crate::admission;
 
 /// Maximum number of requests in a channel: the maximum of an I/O context.
-const MOST_RUNNING: usize = 4096;
+const MAX_INFLIGHT: usize = 4096;
 /// Bounce slots for guest memory that is not aligned enough; longer requests are split into slices.
 const BOUNCE_SLOTS: u32 = 32;
 const BOUNCE_LEN: ByteLen = ByteLen(128 << 10);
@@ -26,9 +26,9 @@ const ZERO_LEN: ByteLen = ByteLen(1 << 20);
 /// Direct transfers are submitted to the kernel in groups of this many: storage starts on them while the rest of the batch is prepared. At
 /// depth 32 on a virtio disk 4 gave 65 800 IOPS where a whole batch at once gave 55 000 and single ones 64 500 (medians of 7 interleaved
 /// runs; 3.7, 4.1 and 4.7 us of CPU per I/O).
-const HANDOVER: usize = 4;
+const SUBMIT_BATCH: usize = 4;
 /// Retry interval while other channels fill the context.
-const STALL: Duration = Duration::from_millis(1);
+const STALL_RETRY: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(super) struct FileChannel {
@@ -36,11 +36,11 @@ pub(super) struct FileChannel {
     /// With the size as of the last batch.
     geometry: Geometry,
     ring: RingFile,
-    owner: Owner,
-    inline: Inline,
-    pub(super) lacking: Lacking,
-    running: Vec<Option<Running>>,
-    free: Vec<u32>,
+    client: Owner,
+    inline: InlineIo,
+    pub(super) unsupported: UnsupportedOps,
+    inflight: Vec<Option<InflightRequest>>,
+    free_indices: Vec<u32>,
     /// Requests that wait for a bounce slot or for space in the context, first come first served.
     stalled: VecDeque<u32>,
     /// When to retry stalled requests if no other request of this channel is in flight.
@@ -60,13 +60,13 @@ impl FileChannel {
         let zeroes = writable.then(|| BouncePool::new(&mut context.buffers, ZERO_SLOTS, ZERO_LEN)).transpose()?;
         Ok(FileChannel {
             ring: context.register_file(Arc::clone(&file.fd)),
-            owner: context.add_owner(),
-            inline: Inline::new(&file),
-            lacking: Lacking::default(),
+            client: context.add_owner(),
+            inline: InlineIo::new(&file),
+            unsupported: UnsupportedOps::default(),
             // Reserved, not touched: memory is allocated as requests are in flight at once.
-            running: Vec::with_capacity(MOST_RUNNING),
-            free: Vec::with_capacity(MOST_RUNNING),
-            stalled: VecDeque::with_capacity(MOST_RUNNING),
+            inflight: Vec::with_capacity(MAX_INFLIGHT),
+            free_indices: Vec::with_capacity(MAX_INFLIGHT),
+            stalled: VecDeque::with_capacity(MAX_INFLIGHT),
             retry_at: None,
             bounce,
             zeroes,
@@ -77,38 +77,40 @@ impl FileChannel {
 
     /// Returns the first stage of a request, or its outcome.
     #[inline]
-    fn first_stage(&self, context: &Lane, request: &Request<Buffer>) -> Result<Stage, Outcome> {
+    fn first_stage(&self, context: &Lane, request: &Request<Buffer>) -> Result<OpStage, Outcome> {
         match (request.op, &request.buffer) {
-            (Op::Flush, _) if self.inline.is_memory() => Err(Outcome::Done(ByteLen::ZERO)),
-            (Op::Flush, _) => Ok(Stage::Sync),
+            (Op::Flush, _) if self.inline.is_in_memory() => Err(Outcome::Done(ByteLen::ZERO)),
+            (Op::Flush, _) => Ok(OpStage::Sync),
             (Op::Read | Op::Write { .. }, Some(buffer)) => {
                 if context.buffers.len(buffer) != request.len {
                     return Err(admission::INVALID);
                 }
-                let Some(direct) = self.file.direct else { return Ok(Stage::Transfer) };
+                let Some(direct) = self.file.direct else { return Ok(OpStage::Transfer) };
                 let (memory, length) = (u64::from(direct.memory) - 1, direct.offset - 1);
                 let segments = context.buffers.segments(buffer);
                 let fits =
                     segments.iter().all(|segment| segment.address() & memory == 0 && segment.len() & length == 0);
-                Ok(if fits { Stage::Transfer } else { Stage::Bounce })
+                Ok(if fits { OpStage::Transfer } else { OpStage::Bounce })
             }
             (Op::Read | Op::Write { .. }, None) => Err(admission::INVALID),
-            (Op::Discard { .. }, _) if self.file.discard.is_none() || self.lacking.punch => Err(Outcome::Unsupported),
-            (Op::Discard { .. }, _) => Ok(Stage::Punch),
-            (Op::WriteZeroes { may_unmap, .. }, _) => Ok(match self.lacking {
-                Lacking { punch: false, .. } if may_unmap && self.file.discard.is_some() => Stage::Punch,
-                Lacking { zero_range: false, .. } => Stage::ZeroRange,
-                _ => Stage::ZeroWrite,
+            (Op::Discard { .. }, _) if self.file.discard.is_none() || self.unsupported.punch => {
+                Err(Outcome::Unsupported)
+            }
+            (Op::Discard { .. }, _) => Ok(OpStage::Punch),
+            (Op::WriteZeroes { may_unmap, .. }, _) => Ok(match self.unsupported {
+                UnsupportedOps { punch: false, .. } if may_unmap && self.file.discard.is_some() => OpStage::Punch,
+                UnsupportedOps { zero_range: false, .. } => OpStage::ZeroRange,
+                _ => OpStage::ZeroWrite,
             }),
         }
     }
 
     /// Starts a request: completes it, or adds it to the table and issues its first operation.
     #[inline]
-    fn start(&mut self, context: &mut Lane, request: Request<Buffer>) -> Option<Finished<Buffer>> {
+    fn start_request(&mut self, context: &mut Lane, request: Request<Buffer>) -> Option<Finished<Buffer>> {
         let complete =
             |request: Request<Buffer>, outcome| Finished { outcome, tag: request.tag, buffer: request.buffer };
-        if let Some(outcome) = admission::judge(&self.geometry, &request) {
+        if let Some(outcome) = admission::check_request(&self.geometry, &request) {
             return Some(complete(request, outcome));
         }
         let stage = match self.first_stage(context, &request) {
@@ -116,22 +118,22 @@ impl FileChannel {
             Err(outcome) => return Some(complete(request, outcome)),
         };
         let mut done = 0;
-        if stage == Stage::Transfer {
+        if stage == OpStage::Transfer {
             done = self.inline.transfer(context, &self.file, &request);
             if done == request.len.0 {
                 let outcome = Outcome::Done(request.len);
                 return Some(complete(request, outcome));
             }
         }
-        let request = Running::new(request, stage, done);
-        let index = match self.free.pop() {
+        let request = InflightRequest::new(request, stage, done);
+        let index = match self.free_indices.pop() {
             Some(index) => {
-                self.running[index as usize] = Some(request);
+                self.inflight[index as usize] = Some(request);
                 index
             }
             None => {
-                self.running.push(Some(request));
-                self.running.len() as u32 - 1
+                self.inflight.push(Some(request));
+                self.inflight.len() as u32 - 1
             }
         };
         self.issue_or_stall(context, index);
@@ -143,53 +145,53 @@ impl FileChannel {
         // Stalled requests go first.
         if !self.stalled.is_empty() || self.issue(context, index).is_err() {
             self.stalled.push_back(index);
-            self.retry_at = Some(Instant::now() + STALL);
+            self.retry_at = Some(Instant::now() + STALL_RETRY);
         }
     }
 
     /// Issues the operation of a request's current stage.
     #[inline]
     fn issue(&mut self, context: &mut Lane, index: u32) -> Result<(), Stalled> {
-        let Some(request) = self.running[index as usize].as_mut() else { return Ok(()) };
+        let Some(request) = self.inflight[index as usize].as_mut() else { return Ok(()) };
         let (cookie, at, left) = (u64::from(index), request.at(), request.left());
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
         let refused = match request.stage {
-            Stage::Transfer => {
-                let Some(buffer) = request.held.take() else { return Ok(()) };
+            OpStage::Transfer => {
+                let Some(buffer) = request.buffer.take() else { return Ok(()) };
                 let refused = match request.op {
-                    Op::Write { fua } => context.write(self.owner, cookie, &self.ring, at, buffer, request.done, fua),
-                    _ => context.read(self.owner, cookie, &self.ring, at, buffer, request.done),
+                    Op::Write { fua } => context.write(self.client, cookie, &self.ring, at, buffer, request.done, fua),
+                    _ => context.read(self.client, cookie, &self.ring, at, buffer, request.done),
                 };
                 return refused.map_err(|Refused(buffer)| {
-                    request.held = buffer;
+                    request.buffer = buffer;
                     Stalled
                 });
             }
-            Stage::Bounce | Stage::ZeroWrite => return self.issue_slice(context, index),
-            Stage::Sync => context.datasync(self.owner, cookie, &self.ring),
-            Stage::Punch => context.fallocate(self.owner, cookie, &self.ring, punch, at, left),
-            Stage::ZeroRange => context.fallocate(self.owner, cookie, &self.ring, zero, at, left),
+            OpStage::Bounce | OpStage::ZeroWrite => return self.issue_slice(context, index),
+            OpStage::Sync => context.datasync(self.client, cookie, &self.ring),
+            OpStage::Punch => context.fallocate(self.client, cookie, &self.ring, punch, at, left),
+            OpStage::ZeroRange => context.fallocate(self.client, cookie, &self.ring, zero, at, left),
         };
         refused.map_err(|_| Stalled)
     }
 
     /// Issues the next slice of a request that goes through a bounce slot or a slot of zeroes.
     fn issue_slice(&mut self, context: &mut Lane, index: u32) -> Result<(), Stalled> {
-        let Some(request) = self.running[index as usize].as_mut() else { return Ok(()) };
+        let Some(request) = self.inflight[index as usize].as_mut() else { return Ok(()) };
         let (cookie, at) = (u64::from(index), request.at());
-        let pool = if request.stage == Stage::Bounce { &mut self.bounce } else { &mut self.zeroes };
+        let pool = if request.stage == OpStage::Bounce { &mut self.bounce } else { &mut self.zeroes };
         let Some(pool) = pool else { return Err(Stalled) };
         let len = request.left().min(pool.slot_len());
         let Some((slice, slot)) = pool.take(&mut context.buffers, len) else { return Err(Stalled) };
         let fua = request.op == Op::Write { fua: true };
-        if let (Op::Write { .. }, Some(buffer)) = (request.op, &request.held) {
+        if let (Op::Write { .. }, Some(buffer)) = (request.op, &request.buffer) {
             let copied = context.buffers.copy_range(buffer, request.done, &slice, 0, len);
             debug_assert!(copied, "the buffer is as long as the request");
         }
         let issued = match request.op {
-            Op::Read => context.read(self.owner, cookie, &self.ring, at, slice, 0),
-            _ => context.write(self.owner, cookie, &self.ring, at, slice, 0, fua),
+            Op::Read => context.read(self.client, cookie, &self.ring, at, slice, 0),
+            _ => context.write(self.client, cookie, &self.ring, at, slice, 0, fua),
         };
         match issued {
             Ok(()) => {
@@ -210,31 +212,31 @@ impl FileChannel {
     fn complete(&mut self, context: &mut Lane, completion: Completion) -> Option<Finished<Buffer>> {
         let Completion { cookie, result, buffer, .. } = completion;
         let index = cookie as u32;
-        let place = self.running.get_mut(index as usize)?;
+        let place = self.inflight.get_mut(index as usize)?;
         let request = place.as_mut()?;
         match (request.slot.take(), buffer) {
             (Some(slot), Some(slice)) => {
-                if let (Op::Read, Some(buffer), Ok(len)) = (request.op, &request.held, u64::try_from(result)) {
+                if let (Op::Read, Some(buffer), Ok(len)) = (request.op, &request.buffer, u64::try_from(result)) {
                     let copied = context.buffers.copy_range(&slice, 0, buffer, request.done, ByteLen(len));
                     debug_assert!(copied, "a slice ends where the request ends, or before");
                 }
-                let pool = if request.stage == Stage::Bounce { &mut self.bounce } else { &mut self.zeroes };
+                let pool = if request.stage == OpStage::Bounce { &mut self.bounce } else { &mut self.zeroes };
                 if let Some(pool) = pool {
                     pool.release(&mut context.buffers, slice, slot);
                 }
             }
-            (None, Some(buffer)) => request.held = Some(buffer),
+            (None, Some(buffer)) => request.buffer = Some(buffer),
             (_, None) => {}
         }
         let unit = self.file.direct.map_or(1, |direct| direct.offset);
-        match request.advance(result, unit, &mut self.lacking) {
-            Next::Issue => {
+        match request.advance(result, unit, &mut self.unsupported) {
+            NextStep::Issue => {
                 self.issue_or_stall(context, index);
                 None
             }
-            Next::End(outcome) => {
-                self.free.push(index);
-                Some(place.take()?.end(outcome))
+            NextStep::Complete(outcome) => {
+                self.free_indices.push(index);
+                Some(place.take()?.complete(outcome))
             }
         }
     }
@@ -243,7 +245,7 @@ impl FileChannel {
     fn issue_stalled(&mut self, context: &mut Lane) {
         while let Some(index) = self.stalled.front().copied() {
             if self.issue(context, index).is_err() {
-                self.retry_at = Some(Instant::now() + STALL);
+                self.retry_at = Some(Instant::now() + STALL_RETRY);
                 return;
             }
             self.stalled.pop_front();
@@ -251,8 +253,8 @@ impl FileChannel {
         self.retry_at = None;
     }
 
-    fn room(&self) -> usize {
-        MOST_RUNNING - (self.running.len() - self.free.len())
+    fn free_slots(&self) -> usize {
+        MAX_INFLIGHT - (self.inflight.len() - self.free_indices.len())
     }
 }
 
@@ -268,11 +270,11 @@ impl DiskChannel<Lane> for FileChannel {
         }
         self.geometry.size = self.file.size.get();
         // Stalled requests go first, so nothing new is taken into a context that is full.
-        let taken = batch.len().min(self.room()).min(context.room().saturating_sub(self.stalled.len()));
+        let taken = batch.len().min(self.free_slots()).min(context.room().saturating_sub(self.stalled.len()));
         let early = self.file.direct.is_some();
         for (at, request) in batch.drain(..taken).enumerate() {
-            completions.extend(self.start(context, request));
-            if early && (at + 1) % HANDOVER == 0 {
+            completions.extend(self.start_request(context, request));
+            if early && (at + 1) % SUBMIT_BATCH == 0 {
                 context.submit();
             }
         }
@@ -281,7 +283,7 @@ impl DiskChannel<Lane> for FileChannel {
 
     fn reap(&mut self, context: &mut Lane, completions: &mut Vec<Finished<Buffer>>) -> usize {
         let before = completions.len();
-        while let Some(completion) = context.next(self.owner) {
+        while let Some(completion) = context.next(self.client) {
             completions.extend(self.complete(context, completion));
         }
         if !self.stalled.is_empty() {
@@ -291,31 +293,31 @@ impl DiskChannel<Lane> for FileChannel {
     }
 
     fn cancel(&mut self, context: &mut Lane, tags: &[Tag], completions: &mut Vec<Finished<Buffer>>) {
-        let is_cancelled = |request: &Running| tags.binary_search(&request.tag).is_ok();
+        let is_cancelled = |request: &InflightRequest| tags.binary_search(&request.tag).is_ok();
         // Stalled requests have no operation in the kernel.
-        let (inflight, free) = (&mut self.running, &mut self.free);
+        let (inflight, free) = (&mut self.inflight, &mut self.free_indices);
         self.stalled.retain(|index| {
             let place = &mut inflight[*index as usize];
             let Some(request) = place.take_if(|request| is_cancelled(request)) else { return true };
             free.push(*index);
-            completions.push(request.end(Outcome::Aborted));
+            completions.push(request.complete(Outcome::Aborted));
             false
         });
         if self.stalled.is_empty() {
             self.retry_at = None;
         }
-        for request in self.running.iter_mut().flatten().filter(|request| is_cancelled(request)) {
+        for request in self.inflight.iter_mut().flatten().filter(|request| is_cancelled(request)) {
             request.cancelled = true;
         }
-        let inflight = &self.running;
-        context.cancel_picked(self.owner, |cookie| {
+        let inflight = &self.inflight;
+        context.cancel_picked(self.client, |cookie| {
             let request = inflight.get(cookie as usize).and_then(Option::as_ref);
-            request.is_some_and(|request| request.cancelled && request.can_be_given_up())
+            request.is_some_and(|request| request.cancelled && request.is_cancellable())
         });
     }
 
     fn outstanding(&self) -> u32 {
-        (self.running.len() - self.free.len()) as u32
+        (self.inflight.len() - self.free_indices.len()) as u32
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -327,7 +329,7 @@ impl DiskChannel<Lane> for FileChannel {
         debug_assert_eq!(self.outstanding(), 0, "a channel is drained before it is closed");
         let file = std::mem::replace(&mut self.ring, RingFile::Plain(Arc::clone(&self.file.fd)));
         context.unregister_file(file);
-        context.remove_owner(self.owner);
+        context.remove_owner(self.client);
         for pool in [self.bounce.take(), self.zeroes.take()].into_iter().flatten() {
             pool.close(&mut context.buffers);
         }

@@ -8,38 +8,38 @@ use std::path::PathBuf;
 use mqblk_core::ByteLen;
 use rustix::fs::{AtFlags, StatxFlags};
 
-use super::{Alignment, Kind};
+use super::{Alignment, FileKind};
 
 /// `f_type` of tmpfs and ramfs (linux/magic.h).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 
 /// Returns the type of a file. `Err` names the type of anything but a file or a block device.
-pub(super) fn kind(file: &File) -> io::Result<Result<Kind, &'static str>> {
+pub(super) fn file_kind(file: &File) -> io::Result<Result<FileKind, &'static str>> {
     use std::os::unix::fs::FileTypeExt;
     let what = file.metadata()?.file_type();
     if what.is_block_device() {
-        return Ok(Ok(Kind::BlockDevice));
+        return Ok(Ok(FileKind::BlockDevice));
     }
     if !what.is_file() {
-        return Ok(Err(name(what)));
+        return Ok(Err(file_type_name(what)));
     }
     let system = rustix::fs::fstatfs(file)?.f_type as u64;
     let in_memory = system == TMPFS_MAGIC || system == RAMFS_MAGIC;
-    Ok(Ok(if in_memory { Kind::InMemory } else { Kind::Regular }))
+    Ok(Ok(if in_memory { FileKind::InMemory } else { FileKind::Regular }))
 }
 
 /// Returns the current size.
-pub(super) fn size(file: &impl AsFd, kind: Kind) -> rustix::io::Result<ByteLen> {
+pub(super) fn size(file: &impl AsFd, kind: FileKind) -> rustix::io::Result<ByteLen> {
     let bytes = match kind {
-        Kind::BlockDevice => rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?,
-        Kind::Regular | Kind::InMemory => rustix::fs::fstat(file)?.st_size as u64,
+        FileKind::BlockDevice => rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?,
+        FileKind::Regular | FileKind::InMemory => rustix::fs::fstat(file)?.st_size as u64,
     };
     Ok(ByteLen(bytes))
 }
 
 /// Returns a file type in words.
-pub(super) fn name(what: std::fs::FileType) -> &'static str {
+pub(super) fn file_type_name(what: std::fs::FileType) -> &'static str {
     use std::os::unix::fs::FileTypeExt;
     match what {
         _ if what.is_file() => "a regular file",
@@ -55,8 +55,8 @@ pub(super) fn name(what: std::fs::FileType) -> &'static str {
 /// Direct I/O support of a file (statx(2), `STATX_DIOALIGN`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DirectIo {
-    Needs(Alignment),
-    Refused,
+    Supported(Alignment),
+    Unsupported,
     /// Not reported by kernels before 6.1 and some file systems.
     Unknown,
 }
@@ -66,9 +66,9 @@ pub(super) fn direct_io(file: &impl AsFd) -> DirectIo {
         Ok(stat) if stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
             match (stat.stx_dio_mem_align, stat.stx_dio_offset_align) {
                 (memory, offset) if memory.is_power_of_two() && offset.is_power_of_two() => {
-                    DirectIo::Needs(Alignment { memory, offset })
+                    DirectIo::Supported(Alignment { memory, offset })
                 }
-                _ => DirectIo::Refused,
+                _ => DirectIo::Unsupported,
             }
         }
         _ => DirectIo::Unknown,
@@ -77,7 +77,7 @@ pub(super) fn direct_io(file: &impl AsFd) -> DirectIo {
 
 /// A block device's own description. 0 where it is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Device {
+pub(super) struct BlockDeviceInfo {
     pub(super) logical_block: u32,
     pub(super) physical_block: u32,
     /// Bytes from the device's start to the first aligned physical block.
@@ -91,7 +91,7 @@ pub(super) struct Device {
 
 /// Returns the device with this number, from sysfs. `None` when there is none (network and pooled file systems have synthetic device
 /// numbers) or sysfs is not mounted.
-pub(super) fn device(number: u64) -> Option<Device> {
+pub(super) fn block_device_info(number: u64) -> Option<BlockDeviceInfo> {
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     let dir = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     // A partition has no queue of its own; its directory lies in the disk's.
@@ -99,7 +99,7 @@ pub(super) fn device(number: u64) -> Option<Device> {
     let text = |path: PathBuf| std::fs::read_to_string(path).ok();
     let number = |path: PathBuf| text(path)?.trim().parse::<u64>().ok();
     let small = |path: PathBuf| number(path).and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
-    Some(Device {
+    Some(BlockDeviceInfo {
         logical_block: small(queue.join("logical_block_size")),
         physical_block: small(queue.join("physical_block_size")),
         // -1 if the kernel considers the device misaligned: treated as unknown.
@@ -118,15 +118,15 @@ mod tests {
 
     #[test]
     fn files_devices_and_others_are_distinguished() {
-        assert_eq!(kind(&File::open("/").unwrap()).unwrap(), Err("a directory"));
-        assert_eq!(kind(&File::open("/dev/null").unwrap()).unwrap(), Err("a character device"));
+        assert_eq!(file_kind(&File::open("/").unwrap()).unwrap(), Err("a directory"));
+        assert_eq!(file_kind(&File::open("/dev/null").unwrap()).unwrap(), Err("a character device"));
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
-        assert_eq!(kind(&file).unwrap(), Ok(Kind::InMemory));
+        assert_eq!(file_kind(&file).unwrap(), Ok(FileKind::InMemory));
     }
 
     #[test]
     fn there_is_no_device_zero() {
-        assert_eq!(device(0), None);
+        assert_eq!(block_device_info(0), None);
     }
 
     #[test]
@@ -136,7 +136,7 @@ mod tests {
             let name = entry.unwrap().file_name().into_string().unwrap();
             let (major, minor) = name.split_once(':').unwrap();
             let number = rustix::fs::makedev(major.parse().unwrap(), minor.parse().unwrap());
-            let device = device(number).unwrap();
+            let device = block_device_info(number).unwrap();
             assert!(device.logical_block >= 512 && device.physical_block >= device.logical_block, "{name} {device:?}");
         }
     }

@@ -19,7 +19,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use rustix::io::Errno;
 
-use super::open::patiently;
+use super::open::retry_while_busy;
 
 /// The values of `lock`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,10 +33,10 @@ pub(super) enum LockMode {
 }
 
 impl LockMode {
-    const WORDS: &[&str] = &["exclusive", "shared-migration", "off"];
+    const NAMES: &[&str] = &["exclusive", "shared-migration", "off"];
 
-    pub(super) fn take(settings: &mut Settings) -> Result<LockMode, SettingError> {
-        Ok(match settings.choice("lock", LockMode::WORDS)? {
+    pub(super) fn from_settings(settings: &mut Settings) -> Result<LockMode, SettingError> {
+        Ok(match settings.choice("lock", LockMode::NAMES)? {
             None | Some("exclusive") => LockMode::Exclusive,
             Some("shared-migration") => LockMode::SharedMigration,
             Some(_) => LockMode::Off,
@@ -44,36 +44,36 @@ impl LockMode {
     }
 
     pub(super) fn name(self) -> &'static str {
-        LockMode::WORDS[self as usize]
+        LockMode::NAMES[self as usize]
     }
 
     /// Returns true if a block device is claimed when it is opened.
-    pub(super) fn claims(self) -> bool {
+    pub(super) fn claims_on_open(self) -> bool {
         self == LockMode::Exclusive
     }
 }
 
 /// Error of locking a file.
 #[derive(Debug)]
-pub(super) enum Denied {
+pub(super) enum LockError {
     /// Another process has it.
     InUse,
     /// The file system does not support locks.
-    NoLocks(io::Error),
+    Unsupported(io::Error),
 }
 
 /// Locks the whole file. Waits a little for a holder that is about to end.
-pub(super) fn lock(path: &Path, file: &impl AsFd, read_only: bool) -> Result<(), Denied> {
+pub(super) fn lock(path: &Path, file: &impl AsFd, read_only: bool) -> Result<(), LockError> {
     let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
     let in_use = |error: &nix::Error| matches!(error, nix::Error::EAGAIN | nix::Error::EACCES);
-    match patiently(path, || fcntl(file, FcntlArg::F_OFD_SETLK(&whole(kind))), in_use) {
+    match retry_while_busy(path, || fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file(kind))), in_use) {
         Ok(_) => Ok(()),
-        Err(error) if in_use(&error) => Err(Denied::InUse),
-        Err(error) => Err(Denied::NoLocks(error.into())),
+        Err(error) if in_use(&error) => Err(LockError::InUse),
+        Err(error) => Err(LockError::Unsupported(error.into())),
     }
 }
 
-fn whole(kind: libc::c_int) -> libc::flock {
+fn whole_file(kind: libc::c_int) -> libc::flock {
     libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
@@ -85,47 +85,47 @@ fn whole(kind: libc::c_int) -> libc::flock {
 
 /// The lock of an open file. With `shared-migration` it is held while the file has users.
 #[derive(Debug)]
-pub(super) struct UseLock {
+pub(super) struct ImageLock {
     pub(super) mode: LockMode,
     path: PathBuf,
     read_only: bool,
     device: bool,
-    users: Mutex<Users>,
+    users: Mutex<LockUsers>,
 }
 
 #[derive(Debug, Default)]
-struct Users {
+struct LockUsers {
     count: usize,
     /// Keeps others from claiming the block device.
     claim: Option<File>,
     /// True if missing lock support was logged.
-    told: bool,
+    warned: bool,
 }
 
-impl UseLock {
-    pub(super) fn new(mode: LockMode, path: &Path, read_only: bool, device: bool) -> UseLock {
-        UseLock { mode, path: path.to_owned(), read_only, device, users: Mutex::default() }
+impl ImageLock {
+    pub(super) fn new(mode: LockMode, path: &Path, read_only: bool, device: bool) -> ImageLock {
+        ImageLock { mode, path: path.to_owned(), read_only, device, users: Mutex::default() }
     }
 
-    fn users(&self) -> MutexGuard<'_, Users> {
+    fn users(&self) -> MutexGuard<'_, LockUsers> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a user. Calls `first` when the lock was just acquired, before any user may rely on it.
-    pub(super) fn take(&self, file: &impl AsFd, first: impl FnOnce()) -> Result<(), DiskError> {
+    pub(super) fn acquire(&self, file: &impl AsFd, first: impl FnOnce()) -> Result<(), DiskError> {
         if self.mode != LockMode::SharedMigration {
             return Ok(());
         }
         let mut users = self.users();
         if users.count == 0 {
-            self.take_first(file, &mut users)?;
+            self.acquire_first(file, &mut users)?;
             first();
         }
         users.count += 1;
         Ok(())
     }
 
-    fn take_first(&self, file: &impl AsFd, users: &mut Users) -> Result<(), DiskError> {
+    fn acquire_first(&self, file: &impl AsFd, users: &mut LockUsers) -> Result<(), DiskError> {
         let in_use = |errno: Errno| DiskError::Os {
             what: format!(
                 "{}: another process serves it or has it mounted; with lock=shared-migration it is taken over when that one has \
@@ -137,19 +137,19 @@ impl UseLock {
         if self.device && !self.read_only {
             let open = || OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&self.path);
             let busy = |error: &io::Error| Errno::from_io_error(error) == Some(Errno::BUSY);
-            users.claim = Some(patiently(&self.path, open, busy).map_err(|error| match busy(&error) {
+            users.claim = Some(retry_while_busy(&self.path, open, busy).map_err(|error| match busy(&error) {
                 true => in_use(Errno::BUSY),
                 false => DiskError::Os { what: format!("claiming {}", self.path.display()), source: error },
             })?);
         }
         match lock(&self.path, file, self.read_only) {
             Ok(()) => {}
-            Err(Denied::InUse) => {
+            Err(LockError::InUse) => {
                 users.claim = None;
                 return Err(in_use(Errno::AGAIN));
             }
-            Err(Denied::NoLocks(error)) => {
-                if !std::mem::replace(&mut users.told, true) {
+            Err(LockError::Unsupported(error)) => {
+                if !std::mem::replace(&mut users.warned, true) {
                     tracing::warn!(
                         "{}: the file system has no locks ({error}); nothing keeps a second writer out",
                         self.path.display()
@@ -162,7 +162,7 @@ impl UseLock {
     }
 
     /// Removes a user. Calls `last` before the lock is released.
-    pub(super) fn give_up(&self, file: &impl AsFd, last: impl FnOnce()) {
+    pub(super) fn release(&self, file: &impl AsFd, last: impl FnOnce()) {
         if self.mode != LockMode::SharedMigration {
             return;
         }
@@ -173,7 +173,7 @@ impl UseLock {
         }
         last();
         // Without lock support there is nothing to release.
-        let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&whole(libc::F_UNLCK)));
+        let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_UNLCK)));
         users.claim = None;
         tracing::info!("{}: lock released", self.path.display());
     }
@@ -188,12 +188,14 @@ mod tests {
     use mqblk_uring::Lane;
 
     use super::super::tests::{image, on_disk};
-    use crate::conformance::Trial;
+    use crate::conformance::TestTarget;
 
     fn open(path: &Path, settings: &[(&'static str, &'static str)]) -> Result<Arc<dyn Disk<Lane>>, String> {
         let mut all = vec![("path", path.to_str().unwrap())];
         all.extend(settings);
-        Trial { kind: "file", settings: &all, keeps_data: true, seed: 0 }.open(&[]).map_err(|error| error.to_string())
+        TestTarget { kind: "file", settings: &all, keeps_data: true, seed: 0 }
+            .open(&[])
+            .map_err(|error| error.to_string())
     }
 
     use super::*;

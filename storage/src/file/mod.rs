@@ -29,10 +29,10 @@
 
 mod channel;
 mod host;
+mod inflight;
 mod inline;
 mod lock;
 mod open;
-mod running;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ use mqblk_core::settings::Settings;
 use mqblk_core::{ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits};
 use mqblk_uring::Lane;
 
-use crate::admission::{self, Size};
+use crate::admission::{self, DiskSize};
 use channel::FileChannel;
 
 /// Maximum number of segments of one operation (UIO_MAXIOV).
@@ -63,13 +63,13 @@ pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
 /// An open file and its properties. Shared by all channels; constant except for the size.
 #[derive(Debug)]
 struct OpenFile {
-    lock: lock::UseLock,
+    lock: lock::ImageLock,
     path: PathBuf,
     fd: Arc<OwnedFd>,
     /// The size in it is unused: see `size`.
     geometry: Geometry,
-    size: Size,
-    kind: Kind,
+    size: DiskSize,
+    kind: FileKind,
     /// Alignment for O_DIRECT; `None` when the page cache is used.
     direct: Option<Alignment>,
     /// `discard=unmap`.
@@ -79,7 +79,7 @@ struct OpenFile {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum FileKind {
     /// A file on a file system with storage.
     Regular,
     /// A file on tmpfs or ramfs.
@@ -152,12 +152,12 @@ impl Disk<Lane> for FileDisk {
         let before = self.open.size.get();
         // The current size of a block device may be given explicitly.
         let size = match size {
-            Some(size) if *kind == Kind::BlockDevice && !geometry.read_only && self.found_size()? == size => None,
+            Some(size) if *kind == FileKind::BlockDevice && !geometry.read_only && self.found_size()? == size => None,
             size => size,
         };
         if let Some(size) = size {
-            admission::can_be(geometry, size)?;
-            if *kind == Kind::BlockDevice {
+            admission::check_resize(geometry, size)?;
+            if *kind == FileKind::BlockDevice {
                 let expected =
                     "no size: the host gives a block device its size; without one it is looked at again".to_owned();
                 return Err(DiskError::Size { found: format!("{} bytes", size.0), expected });
@@ -181,7 +181,7 @@ impl Disk<Lane> for FileDisk {
     fn activate(&self) -> Result<(), DiskError> {
         let OpenFile { lock, fd, direct, .. } = self.open.as_ref();
         // If it has grown meanwhile, the new size is left to `resize`, whose caller notifies guests.
-        lock.take(fd, || {
+        lock.acquire(fd, || {
             if direct.is_none() {
                 // The cached pages of this host may be older than writes of another host.
                 let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
@@ -191,7 +191,7 @@ impl Disk<Lane> for FileDisk {
 
     fn deactivate(&self) {
         let OpenFile { lock, fd, path, .. } = self.open.as_ref();
-        lock.give_up(fd, || {
+        lock.release(fd, || {
             if let Err(error) = self.sync() {
                 tracing::error!("{}: flush before the lock is released: {error}", path.display());
             }

@@ -13,16 +13,16 @@ use nix::libc;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use super::host::{self, Device, DirectIo};
-use super::lock::{self, Denied, LockMode, UseLock};
-use super::{Alignment, Kind, OpenFile};
-use crate::admission::{self, Size};
+use super::host::{self, BlockDeviceInfo, DirectIo};
+use super::lock::{self, ImageLock, LockError, LockMode};
+use super::{Alignment, FileKind, OpenFile};
+use crate::admission::{self, DiskSize};
 
 /// Alignment for direct I/O where the kernel does not report it and no device is visible: no storage demands more.
-const ASSUMED: Alignment = Alignment { memory: 4096, offset: 4096 };
+const DEFAULT_ALIGNMENT: Alignment = Alignment { memory: 4096, offset: 4096 };
 
 /// The settings of a file disk, as given.
-struct Asked {
+struct FileSettings {
     path: PathBuf,
     direct: bool,
     read_only: bool,
@@ -35,76 +35,76 @@ pub(super) fn open(settings: &mut Settings) -> Result<OpenFile, SettingError> {
     let Some(path) = settings.text("path") else {
         return Err(settings.error("path", "nothing", "a regular file or a block device"));
     };
-    let config = Asked {
+    let config = FileSettings {
         path: PathBuf::from(path),
         direct: settings.switch("direct")?.unwrap_or(true),
         read_only: settings.switch("readonly")?.unwrap_or(false),
         block: admission::block_size(settings)?,
         unmap: settings.choice("discard", &["unmap", "ignore"])? != Some("ignore"),
-        lock: LockMode::take(settings)?,
+        lock: LockMode::from_settings(settings)?,
     };
     let (file, kind, direct) = open_file(settings, &config)?;
     if config.lock == LockMode::Exclusive {
         lock_while_open(settings, &config, &file)?;
     }
     let number = file.metadata().map(|data| match kind {
-        Kind::BlockDevice => data.rdev(),
+        FileKind::BlockDevice => data.rdev(),
         _ => data.dev(),
     });
-    let device = number.ok().and_then(host::device);
+    let device = number.ok().and_then(host::block_device_info);
     let direct = direct.then(|| alignment(&file, device));
     let block = block_size(settings, &config, kind, direct, device)?;
     let size = size(settings, &config, &file, kind, block)?;
     let geometry = geometry(size, block, config.read_only, kind, device.unwrap_or_default());
-    let discard = if config.unmap && !config.read_only { discard_unit(&file, kind, size, device) } else { None };
-    let Asked { path, unmap, lock, read_only, .. } = config;
-    let size = Size::new(size);
-    let lock = UseLock::new(lock, &path, read_only, kind == Kind::BlockDevice);
+    let discard = if config.unmap && !config.read_only { discard_granularity(&file, kind, size, device) } else { None };
+    let FileSettings { path, unmap, lock, read_only, .. } = config;
+    let size = DiskSize::new(size);
+    let lock = ImageLock::new(lock, &path, read_only, kind == FileKind::BlockDevice);
     Ok(OpenFile { lock, path, fd: Arc::new(file.into()), geometry, size, kind, direct, unmap, discard })
 }
 
-fn with_reason(path: &Path, reason: impl std::fmt::Display) -> String {
+fn describe(path: &Path, reason: impl std::fmt::Display) -> String {
     format!("{path:?} ({reason})")
 }
 
 /// Opens the file, for direct I/O if that is configured and works.
-fn open_file(settings: &Settings, config: &Asked) -> Result<(File, Kind, bool), SettingError> {
-    let Asked { path, read_only, .. } = config;
-    let not_a_disk = |found: &str| settings.error("path", with_reason(path, found), "a regular file or a block device");
+fn open_file(settings: &Settings, config: &FileSettings) -> Result<(File, FileKind, bool), SettingError> {
+    let FileSettings { path, read_only, .. } = config;
+    let not_a_disk = |found: &str| settings.error("path", describe(path, found), "a regular file or a block device");
     let missing = |error: io::Error| {
         let expected = "an existing regular file or block device that this user may open";
-        settings.error("path", with_reason(path, error), expected)
+        settings.error("path", describe(path, error), expected)
     };
     // Checked before it is opened: opening a pipe or a tape has side effects.
     let before = std::fs::metadata(path).map_err(missing)?.file_type();
     if !std::os::unix::fs::FileTypeExt::is_block_device(&before) && !before.is_file() {
-        return Err(not_a_disk(host::name(before)));
+        return Err(not_a_disk(host::file_type_name(before)));
     }
     let device = !before.is_file();
     let attempt = |direct: bool| {
         // On a block device O_EXCL without O_CREAT is refused while the device is mounted or otherwise claimed.
-        let exclusive = if device && !read_only && config.lock.claims() { libc::O_EXCL } else { 0 };
+        let exclusive = if device && !read_only && config.lock.claims_on_open() { libc::O_EXCL } else { 0 };
         let direct = if direct { libc::O_DIRECT } else { 0 };
         let open = || OpenOptions::new().read(true).write(!read_only).custom_flags(exclusive | direct).open(path);
         let claimed = |error: &io::Error| device && Errno::from_io_error(error) == Some(Errno::BUSY);
-        patiently(path, open, claimed)
+        retry_while_busy(path, open, claimed)
     };
     let refused = |error: io::Error| match Errno::from_io_error(&error) {
         Some(Errno::BUSY) => settings.error(
             "path",
-            with_reason(path, "mounted, or claimed by another user of the device"),
+            describe(path, "mounted, or claimed by another user of the device"),
             "a block device that is not in use; unmount it, or open it with readonly=on",
         ),
         Some(Errno::ROFS | Errno::ACCESS | Errno::PERM) if !read_only => settings.error(
             "path",
-            with_reason(path, &error),
+            describe(path, &error),
             "a file that this user may write; readonly=on serves it without writing",
         ),
         _ => missing(error),
     };
     let plain = || {
         let file = attempt(false).map_err(refused)?;
-        let kind = host::kind(&file).map_err(missing)?.map_err(not_a_disk)?;
+        let kind = host::file_kind(&file).map_err(missing)?.map_err(not_a_disk)?;
         Ok((file, kind))
     };
     if !config.direct {
@@ -112,8 +112,8 @@ fn open_file(settings: &Settings, config: &Asked) -> Result<(File, Kind, bool), 
     }
     let why = match attempt(true) {
         Ok(file) => {
-            let kind = host::kind(&file).map_err(missing)?.map_err(not_a_disk)?;
-            if kind != Kind::InMemory && host::direct_io(&file) != DirectIo::Refused {
+            let kind = host::file_kind(&file).map_err(missing)?.map_err(not_a_disk)?;
+            if kind != FileKind::InMemory && host::direct_io(&file) != DirectIo::Unsupported {
                 return Ok((file, kind, true));
             }
             "its files have no direct I/O".to_owned()
@@ -122,7 +122,7 @@ fn open_file(settings: &Settings, config: &Asked) -> Result<(File, Kind, bool), 
         Err(error) => return Err(refused(error)),
     };
     let (file, kind) = plain()?;
-    if kind != Kind::InMemory {
+    if kind != FileKind::InMemory {
         tracing::warn!(
             "{}: {}: the file system refuses direct I/O ({why}); going on with direct=off, through the host's page cache",
             settings.subject(),
@@ -135,13 +135,13 @@ fn open_file(settings: &Settings, config: &Asked) -> Result<(File, Kind, bool), 
 /// How long to wait for a file that is in use. A killed daemon keeps its files open until the kernel has completed its I/O and destroyed
 /// its rings; a successor that a supervisor starts at once must not fail for that. The wait also keeps the successor from overtaking those
 /// requests.
-const PATIENCE: Duration = Duration::from_secs(3);
-const RETRY: Duration = Duration::from_millis(20);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(3);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// When the wait is logged.
-const TOLD_AFTER: Duration = Duration::from_millis(500);
+const WARN_AFTER: Duration = Duration::from_millis(500);
 
 /// Retries while the file is in use, for as long as a killed daemon may keep it open.
-pub(super) fn patiently<T, E>(
+pub(super) fn retry_while_busy<T, E>(
     path: &Path,
     mut attempt: impl FnMut() -> Result<T, E>,
     in_use: impl Fn(&E) -> bool,
@@ -150,16 +150,16 @@ pub(super) fn patiently<T, E>(
     let mut warned = false;
     loop {
         match attempt() {
-            Err(error) if in_use(&error) && start.elapsed() < PATIENCE => {
-                if !warned && start.elapsed() > TOLD_AFTER {
+            Err(error) if in_use(&error) && start.elapsed() < BUSY_TIMEOUT => {
+                if !warned && start.elapsed() > WARN_AFTER {
                     warned = true;
                     tracing::warn!(
                         "{}: in use; waiting up to {} s for it to be let go",
                         path.display(),
-                        PATIENCE.as_secs()
+                        BUSY_TIMEOUT.as_secs()
                     );
                 }
-                std::thread::sleep(RETRY);
+                std::thread::sleep(RETRY_INTERVAL);
             }
             result => return result,
         }
@@ -167,20 +167,20 @@ pub(super) fn patiently<T, E>(
 }
 
 /// Locks the file for as long as it is open.
-fn lock_while_open(settings: &Settings, config: &Asked, file: &File) -> Result<(), SettingError> {
-    let Asked { path, read_only, .. } = config;
+fn lock_while_open(settings: &Settings, config: &FileSettings, file: &File) -> Result<(), SettingError> {
+    let FileSettings { path, read_only, .. } = config;
     match lock::lock(path, file, *read_only) {
         Ok(()) => Ok(()),
-        Err(Denied::InUse) => {
+        Err(LockError::InUse) => {
             let expected = format!(
                 "a file that nobody else {}; stop the other process (`fuser -v {}` names it){}",
                 if *read_only { "writes" } else { "uses" },
                 path.display(),
                 if *read_only { "" } else { ", or open it with readonly=on in all of them" },
             );
-            Err(settings.error("path", with_reason(path, "in use by another process"), expected))
+            Err(settings.error("path", describe(path, "in use by another process"), expected))
         }
-        Err(Denied::NoLocks(error)) => {
+        Err(LockError::Unsupported(error)) => {
             tracing::warn!(
                 "{}: {}: the file system has no locks ({error}); nothing keeps a second writer out",
                 settings.subject(),
@@ -191,27 +191,27 @@ fn lock_while_open(settings: &Settings, config: &Asked, file: &File) -> Result<(
     }
 }
 
-fn alignment(file: &File, device: Option<Device>) -> Alignment {
+fn alignment(file: &File, device: Option<BlockDeviceInfo>) -> Alignment {
     match (host::direct_io(file), device) {
-        (DirectIo::Needs(alignment), _) => alignment,
-        (_, Some(Device { logical_block, .. })) if logical_block.is_power_of_two() => {
+        (DirectIo::Supported(alignment), _) => alignment,
+        (_, Some(BlockDeviceInfo { logical_block, .. })) if logical_block.is_power_of_two() => {
             Alignment { memory: logical_block, offset: logical_block }
         }
-        _ => ASSUMED,
+        _ => DEFAULT_ALIGNMENT,
     }
 }
 
 /// Returns the logical block size: the configured one, if the storage supports it, or the storage's own.
 fn block_size(
     settings: &Settings,
-    config: &Asked,
-    kind: Kind,
+    config: &FileSettings,
+    kind: FileKind,
     direct: Option<Alignment>,
-    device: Option<Device>,
+    device: Option<BlockDeviceInfo>,
 ) -> Result<BlockSize, SettingError> {
     let of_device = device.map_or(0, |device| device.logical_block);
     // A block device zeroes and discards whole blocks of its own, cached or not.
-    let bound_by_device = kind == Kind::BlockDevice;
+    let bound_by_device = kind == FileKind::BlockDevice;
     let least = direct.map_or(0, |direct| direct.offset).max(if bound_by_device { of_device } else { 0 });
     match config.block {
         Some(block) if block.bytes() < least => {
@@ -224,7 +224,7 @@ fn block_size(
         }
         Some(block) => Ok(block),
         None => BlockSize::new(least.max(of_device).max(BlockSize::B512.bytes())).ok_or_else(|| {
-            let found = with_reason(&config.path, format!("logical blocks of {least} bytes"));
+            let found = describe(&config.path, format!("logical blocks of {least} bytes"));
             settings.error("path", found, "storage with logical blocks of at most 65536 bytes")
         }),
     }
@@ -232,27 +232,27 @@ fn block_size(
 
 fn size(
     settings: &Settings,
-    config: &Asked,
+    config: &FileSettings,
     file: &File,
-    kind: Kind,
+    kind: FileKind,
     block: BlockSize,
 ) -> Result<ByteLen, SettingError> {
-    let unknown = |error| settings.error("path", with_reason(&config.path, error), "storage that tells its size");
+    let unknown = |error| settings.error("path", describe(&config.path, error), "storage that tells its size");
     let size = host::size(file, kind).map_err(unknown)?;
     if size != ByteLen::ZERO && size.is_aligned(block) {
         return Ok(size);
     }
     let found = format!("{} bytes in {:?}", size.0, config.path);
     let whole_sectors = size != ByteLen::ZERO && size.is_aligned(BlockSize::B512);
-    let smaller = kind != Kind::BlockDevice && block != BlockSize::B512 && whole_sectors;
+    let smaller = kind != FileKind::BlockDevice && block != BlockSize::B512 && whole_sectors;
     let alternative = if smaller { " (block-size=512 direct=off takes any multiple of 512)" } else { "" };
     Err(settings.error("path", found, format!("a multiple of block-size {} above 0{alternative}", block.bytes())))
 }
 
-fn geometry(size: ByteLen, block: BlockSize, read_only: bool, kind: Kind, device: Device) -> Geometry {
+fn geometry(size: ByteLen, block: BlockSize, read_only: bool, kind: FileKind, device: BlockDeviceInfo) -> Geometry {
     let physical = BlockSize::new(device.physical_block).unwrap_or(block).max(block);
     // The alignment of a file's blocks is up to its file system; only a device's own offsets are the disk's.
-    let shift = if kind == Kind::BlockDevice { device.alignment_offset } else { 0 };
+    let shift = if kind == FileKind::BlockDevice { device.alignment_offset } else { 0 };
     Geometry {
         size,
         logical_block: block,
@@ -265,8 +265,8 @@ fn geometry(size: ByteLen, block: BlockSize, read_only: bool, kind: Kind, device
 }
 
 /// Returns the granularity of discards in bytes; `None` when the storage cannot discard.
-fn discard_unit(file: &File, kind: Kind, size: ByteLen, device: Option<Device>) -> Option<ByteLen> {
-    if kind == Kind::BlockDevice {
+fn discard_granularity(file: &File, kind: FileKind, size: ByteLen, device: Option<BlockDeviceInfo>) -> Option<ByteLen> {
+    if kind == FileKind::BlockDevice {
         let device = device?;
         let able = device.discard_max_bytes > 0 && device.write_zeroes_max_bytes > 0;
         return able.then_some(ByteLen(u64::from(device.discard_granularity.max(device.logical_block))));

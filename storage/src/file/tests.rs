@@ -10,9 +10,9 @@ use mqblk_uring::{FixedBufferUse, Lane};
 use tempfile::TempDir;
 
 use super::channel::FileChannel;
-use super::{FileDisk, Kind, OpenFile};
-use crate::admission::Size;
-use crate::conformance::{Trial, Want, Worker, cancel, run};
+use super::{FileDisk, FileKind, OpenFile};
+use crate::admission::DiskSize;
+use crate::conformance::{TestRequest, TestTarget, TestWorker, cancel, run};
 
 /// A sparse image in a new directory.
 pub(super) fn image(place: &Path, len: u64) -> (TempDir, PathBuf) {
@@ -35,7 +35,7 @@ fn conforms(place: PathBuf, len: u64, settings: &[(&str, &str)], seed: u64) {
     let (_dir, path) = image(&place, len);
     let mut all = vec![("path", path.to_str().unwrap())];
     all.extend(settings);
-    run(&Trial { kind: "file", settings: &all, keeps_data: true, seed });
+    run(&TestTarget { kind: "file", settings: &all, keeps_data: true, seed });
 }
 
 #[test]
@@ -58,14 +58,15 @@ fn conforms_buffered() {
 fn stalled_requests_can_be_cancelled() {
     let (_dir, path) = image(&on_disk(), 8 << 20);
     let settings = [("path", path.to_str().unwrap()), ("block-size", "512")];
-    let trial = Trial { kind: "file", settings: &settings, keeps_data: true, seed: 0 };
+    let trial = TestTarget { kind: "file", settings: &settings, keeps_data: true, seed: 0 };
     let disk = trial.open(&[]).unwrap();
     if disk.resolved().contains(&("direct", "off".to_owned())) {
         return;
     }
-    let mut worker = Worker::new(disk.as_ref(), 128, FixedBufferUse::Off);
+    let mut worker = TestWorker::new(disk.as_ref(), 128, FixedBufferUse::Off);
     // Memory that direct I/O cannot use. There are 32 slots.
-    let reads: Vec<Want> = (0..100).map(|at| Want::at(Op::Read, at * 4096, 4096, at * 8192 + 1)).collect();
+    let reads: Vec<TestRequest> =
+        (0..100).map(|at| TestRequest::with_data(Op::Read, at * 4096, 4096, at * 8192 + 1)).collect();
     let all = |turn| if turn == 0 { (0..100).collect() } else { vec![] };
     let results = worker.run_and_cancel(&reads, all);
     assert!(results[32..].iter().all(|result| result.outcome == Outcome::Aborted), "{results:?}");
@@ -78,7 +79,7 @@ fn transfers_in_the_ring_can_be_cancelled() {
     for direct in ["on", "off"] {
         let (_dir, path) = image(&on_disk(), 16 << 20);
         let settings = [("path", path.to_str().unwrap()), ("block-size", "512"), ("direct", direct)];
-        let trial = Trial { kind: "file", settings: &settings, keeps_data: true, seed: 7 };
+        let trial = TestTarget { kind: "file", settings: &settings, keeps_data: true, seed: 7 };
         let seen = cancel::some_of_many(&trial, &trial.open(&[]).unwrap());
         assert!(seen.aborted + seen.too_late > 50, "{seen:?}");
     }
@@ -96,7 +97,7 @@ fn conforms_without_discard() {
 }
 
 fn open(settings: &[(&str, &str)]) -> Arc<dyn Disk<Lane>> {
-    Trial { kind: "file", settings, keeps_data: true, seed: 0 }.open(&[]).unwrap()
+    TestTarget { kind: "file", settings, keeps_data: true, seed: 0 }.open(&[]).unwrap()
 }
 
 /// Loop devices need root and a host that has them (`losetup`).
@@ -134,7 +135,7 @@ fn conforms_on_block_devices() {
         assert_eq!(disk.geometry().size, ByteLen(8 << 20));
         assert!(disk.limits().discard.is_some(), "a loop device punches holes");
         drop(disk);
-        run(&Trial { kind: "file", settings: &settings, keeps_data: true, seed });
+        run(&TestTarget { kind: "file", settings: &settings, keeps_data: true, seed });
     }
 }
 
@@ -144,7 +145,7 @@ fn a_file_that_is_truncated_while_open() {
     for (place, direct) in [(on_disk(), "on"), (on_disk(), "off"), (in_memory(), "off")] {
         let (_dir, path) = image(&place, 1 << 20);
         let disk = open(&[("path", path.to_str().unwrap()), ("direct", direct), ("block-size", "4096")]);
-        let mut worker = Worker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
+        let mut worker = TestWorker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
         File::options().write(true).open(&path).unwrap().set_len(8192 + 1000).unwrap();
         for shift in [0, 1] {
             for (start, len, want) in [
@@ -153,12 +154,15 @@ fn a_file_that_is_truncated_while_open() {
                 (4096, 16384, Outcome::OutOfRange),
                 (524_288, 4096, Outcome::OutOfRange),
             ] {
-                let got = worker.one(Want::at(Op::Read, start, len, shift));
+                let got = worker.run_one(TestRequest::with_data(Op::Read, start, len, shift));
                 assert_eq!(got, want, "direct={direct}, {len} bytes at {start}, memory shifted by {shift}");
             }
         }
-        assert_eq!(worker.one(Want::bare(Op::Discard { secure: false }, 0, 1 << 20)), Outcome::Done(ByteLen::ZERO));
-        assert_eq!(worker.one(Want::bare(Op::Flush, 0, 0)), Outcome::Done(ByteLen::ZERO));
+        assert_eq!(
+            worker.run_one(TestRequest::without_data(Op::Discard { secure: false }, 0, 1 << 20)),
+            Outcome::Done(ByteLen::ZERO)
+        );
+        assert_eq!(worker.run_one(TestRequest::without_data(Op::Flush, 0, 0)), Outcome::Done(ByteLen::ZERO));
         worker.close();
     }
 }
@@ -168,10 +172,10 @@ fn a_file_that_is_truncated_while_open() {
 fn a_full_device() {
     let fd = Arc::new(File::options().read(true).write(true).open("/dev/full").unwrap().into());
     let geometry = crate::admission::plain_geometry(ByteLen(1 << 20), BlockSize::B512, false);
-    for kind in [Kind::Regular, Kind::InMemory] {
+    for kind in [FileKind::Regular, FileKind::InMemory] {
         let path = PathBuf::from("/dev/full");
-        let size = Size::new(geometry.size);
-        let lock = super::lock::UseLock::new(super::lock::LockMode::Exclusive, &path, false, false);
+        let size = DiskSize::new(geometry.size);
+        let lock = super::lock::ImageLock::new(super::lock::LockMode::Exclusive, &path, false, false);
         let open = OpenFile {
             lock,
             path,
@@ -184,9 +188,9 @@ fn a_full_device() {
             discard: None,
         };
         let disk = FileDisk { open: Arc::new(open) };
-        let mut worker = Worker::new(&disk, 64, FixedBufferUse::Off);
+        let mut worker = TestWorker::new(&disk, 64, FixedBufferUse::Off);
         for op in [Op::Write { fua: false }, Op::Write { fua: true }] {
-            assert_eq!(worker.one(Want::at(op, 0, 4096, 0)), Outcome::NoSpace);
+            assert_eq!(worker.run_one(TestRequest::with_data(op, 0, 4096, 0)), Outcome::NoSpace);
         }
         worker.close();
     }
@@ -204,17 +208,20 @@ fn a_full_file_system() {
     let path = dir.path().join("disk.img");
     File::create(&path).unwrap().set_len(8 << 20).unwrap();
     let disk = open(&[("path", path.to_str().unwrap())]);
-    let mut worker = Worker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
+    let mut worker = TestWorker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
     let write = Op::Write { fua: false };
-    let mebibyte = |at: u64, op| Want::at(op, at << 20, 1 << 20, 0);
-    assert_eq!(worker.one(mebibyte(0, write)), Outcome::Done(ByteLen(1 << 20)));
-    assert_eq!(worker.one(mebibyte(1, write)), Outcome::NoSpace);
-    assert_eq!(worker.one(Want::at(write, 4 << 20, 4096, 0)), Outcome::NoSpace);
+    let mebibyte = |at: u64, op| TestRequest::with_data(op, at << 20, 1 << 20, 0);
+    assert_eq!(worker.run_one(mebibyte(0, write)), Outcome::Done(ByteLen(1 << 20)));
+    assert_eq!(worker.run_one(mebibyte(1, write)), Outcome::NoSpace);
+    assert_eq!(worker.run_one(TestRequest::with_data(write, 4 << 20, 4096, 0)), Outcome::NoSpace);
     let zeroes = Op::WriteZeroes { may_unmap: false, fua: false };
-    assert_eq!(worker.one(Want::bare(zeroes, 4 << 20, 1 << 20)), Outcome::NoSpace);
-    assert_eq!(worker.one(mebibyte(0, Op::Read)), Outcome::Done(ByteLen(1 << 20)));
-    assert_eq!(worker.one(Want::bare(Op::Discard { secure: false }, 0, 1 << 20)), Outcome::Done(ByteLen::ZERO));
-    assert_eq!(worker.one(mebibyte(1, write)), Outcome::Done(ByteLen(1 << 20)), "discarded space is free again");
+    assert_eq!(worker.run_one(TestRequest::without_data(zeroes, 4 << 20, 1 << 20)), Outcome::NoSpace);
+    assert_eq!(worker.run_one(mebibyte(0, Op::Read)), Outcome::Done(ByteLen(1 << 20)));
+    assert_eq!(
+        worker.run_one(TestRequest::without_data(Op::Discard { secure: false }, 0, 1 << 20)),
+        Outcome::Done(ByteLen::ZERO)
+    );
+    assert_eq!(worker.run_one(mebibyte(1, write)), Outcome::Done(ByteLen(1 << 20)), "discarded space is free again");
     worker.close();
     drop(disk);
     assert!(Command::new("umount").arg(dir.path()).status().unwrap().success());
@@ -238,12 +245,15 @@ fn holes_are_punched_only_where_allowed() {
     ] {
         let (_dir, path) = image(&place, 4 << 20);
         let disk = open(&[("path", path.to_str().unwrap()), ("discard", setting)]);
-        let mut worker = Worker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
-        worker.fill(0, &vec![9; 4 << 20]);
-        assert_eq!(worker.one(Want::at(Op::Write { fua: true }, 0, 4 << 20, 0)), Outcome::Done(ByteLen(4 << 20)));
+        let mut worker = TestWorker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
+        worker.write_memory(0, &vec![9; 4 << 20]);
+        assert_eq!(
+            worker.run_one(TestRequest::with_data(Op::Write { fua: true }, 0, 4 << 20, 0)),
+            Outcome::Done(ByteLen(4 << 20))
+        );
         let sectors = || std::fs::metadata(&path).unwrap().blocks();
         let full = sectors();
-        assert_eq!(worker.one(Want::bare(op, 1 << 20, 2 << 20)), want);
+        assert_eq!(worker.run_one(TestRequest::without_data(op, 1 << 20, 2 << 20)), want);
         let freed = full - sectors().min(full);
         let two_mebibytes = ByteLen(2 << 20).sectors().0;
         let expected = if holes { two_mebibytes } else { 0 };
@@ -261,23 +271,24 @@ fn zeroes_without_fallocate() {
         for (key, value) in [("path", path.to_str().unwrap()), ("direct", direct)] {
             settings.insert(key, value).unwrap();
         }
-        let disk = Helpless(Arc::new(super::open::open(&mut settings).unwrap()));
-        let mut worker = Worker::new(&disk, 16, FixedBufferUse::Auto);
-        worker.fill(0, &vec![7; 12 << 20]);
+        let disk = NoFallocateDisk(Arc::new(super::open::open(&mut settings).unwrap()));
+        let mut worker = TestWorker::new(&disk, 16, FixedBufferUse::Auto);
+        worker.write_memory(0, &vec![7; 12 << 20]);
         let half = 12 << 20;
         for start in [0, half] {
-            let write = worker.one(Want::at(Op::Write { fua: false }, start, half, 0));
+            let write = worker.run_one(TestRequest::with_data(Op::Write { fua: false }, start, half, 0));
             assert_eq!(write, Outcome::Done(ByteLen(half)));
         }
         let zeroes = |at: u64| Op::WriteZeroes { may_unmap: at.is_multiple_of(2), fua: at.is_multiple_of(3) };
-        let mut requests: Vec<Want> = (0..30).map(|at| Want::bare(zeroes(at), at * 16384, 8192)).collect();
+        let mut requests: Vec<TestRequest> =
+            (0..30).map(|at| TestRequest::without_data(zeroes(at), at * 16384, 8192)).collect();
         // Longer than a slot, and not a multiple of it.
-        requests.push(Want::bare(zeroes(0), 1 << 20, (3 << 20) + 4096));
-        requests.push(Want::bare(zeroes(1), half, half));
+        requests.push(TestRequest::without_data(zeroes(0), 1 << 20, (3 << 20) + 4096));
+        requests.push(TestRequest::without_data(zeroes(1), half, half));
         let results = worker.run(&requests);
         assert!(results.iter().all(|result| result.outcome == Outcome::Done(ByteLen::ZERO)), "{results:?}");
-        assert_eq!(worker.one(Want::at(Op::Read, 0, half, 0)), Outcome::Done(ByteLen(half)));
-        let found = worker.found(0, half as usize);
+        assert_eq!(worker.run_one(TestRequest::with_data(Op::Read, 0, half, 0)), Outcome::Done(ByteLen(half)));
+        let found = worker.read_memory(0, half as usize);
         for (at, block) in found.chunks(4096).enumerate() {
             let (start, end) = (at as u64 * 4096, at as u64 * 4096 + 4096);
             let zeroed = requests.iter().any(|want| want.start <= start && end <= want.start + want.len);
@@ -289,9 +300,9 @@ fn zeroes_without_fallocate() {
 }
 
 /// A file disk on a host without the two modes of `fallocate`.
-struct Helpless(Arc<OpenFile>);
+struct NoFallocateDisk(Arc<OpenFile>);
 
-impl Disk<Lane> for Helpless {
+impl Disk<Lane> for NoFallocateDisk {
     fn geometry(&self) -> mqblk_core::Geometry {
         self.0.geometry
     }
@@ -310,7 +321,7 @@ impl Disk<Lane> for Helpless {
 
     fn open_channel(&self, context: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
         let mut channel = FileChannel::new(Arc::clone(&self.0), context).unwrap();
-        channel.lacking = super::running::Lacking { punch: true, zero_range: true };
+        channel.unsupported = super::inflight::UnsupportedOps { punch: true, zero_range: true };
         Ok(Box::new(channel))
     }
 }
@@ -321,22 +332,23 @@ fn short_transfers_are_continued() {
     for (place, direct, segment) in [(on_disk(), "on", 512), (on_disk(), "off", 24), (in_memory(), "off", 24)] {
         let (_dir, path) = image(&place, 4 << 20);
         let disk = open(&[("path", path.to_str().unwrap()), ("direct", direct), ("block-size", "512")]);
-        let mut worker = Worker::new(disk.as_ref(), 16, FixedBufferUse::Off);
+        let mut worker = TestWorker::new(disk.as_ref(), 16, FixedBufferUse::Off);
         let count = 64 * 43_u32; // 2752 segments: three parts; whole blocks for both segment lengths
         let len = u64::from(count * segment);
         assert_eq!(len % 512, 0);
         let segments: Vec<(u64, u32)> = (0..u64::from(count)).rev().map(|at| (at * 1024, segment)).collect();
         let data: Vec<u8> = (0..len).map(|at| (at * 13 + at / 509) as u8).collect();
         for ((address, _), bytes) in segments.iter().zip(data.chunks(segment as usize)) {
-            worker.fill(*address, bytes);
+            worker.write_memory(*address, bytes);
         }
-        let request = |op| Want { op, start: 512, len, pieces: Some(segments.clone()) };
-        assert_eq!(worker.one(request(Op::Write { fua: true })), Outcome::Done(ByteLen(len)), "direct={direct}");
+        let request = |op| TestRequest { op, start: 512, len, segments: Some(segments.clone()) };
+        assert_eq!(worker.run_one(request(Op::Write { fua: true })), Outcome::Done(ByteLen(len)), "direct={direct}");
         let stored = std::fs::read(&path).unwrap();
         assert!(stored[512..512 + len as usize] == data, "written with direct={direct}");
-        worker.fill(0, &vec![0; count as usize * 1024]);
-        assert_eq!(worker.one(request(Op::Read)), Outcome::Done(ByteLen(len)), "direct={direct}");
-        let found: Vec<u8> = segments.iter().flat_map(|(address, len)| worker.found(*address, *len as usize)).collect();
+        worker.write_memory(0, &vec![0; count as usize * 1024]);
+        assert_eq!(worker.run_one(request(Op::Read)), Outcome::Done(ByteLen(len)), "direct={direct}");
+        let found: Vec<u8> =
+            segments.iter().flat_map(|(address, len)| worker.read_memory(*address, *len as usize)).collect();
         assert!(found == data, "read with direct={direct}");
         worker.close();
     }

@@ -21,7 +21,7 @@ use mqblk_core::{
 use mqblk_memory::Buffer;
 use mqblk_uring::Lane;
 
-use crate::admission::{self, Size};
+use crate::admission::{self, DiskSize};
 
 /// Opens a null disk.
 ///
@@ -33,7 +33,7 @@ pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
     let latency = settings.number("latency-us", 0..=60_000_000)?.unwrap_or(0);
     let read_only = settings.switch("readonly")?.unwrap_or(false);
     let geometry = admission::plain_geometry(size, block, read_only);
-    let size = Arc::new(Size::new(geometry.size));
+    let size = Arc::new(DiskSize::new(geometry.size));
     Ok(Arc::new(NullDisk { geometry, size, latency: Duration::from_micros(latency) }))
 }
 
@@ -41,7 +41,7 @@ pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
 struct NullDisk {
     /// The size in it is unused: see `size`.
     geometry: Geometry,
-    size: Arc<Size>,
+    size: Arc<DiskSize>,
     latency: Duration,
 }
 
@@ -75,7 +75,7 @@ impl Disk<Lane> for NullDisk {
 
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
         if let Some(size) = size {
-            admission::can_be(&self.geometry, size)?;
+            admission::check_resize(&self.geometry, size)?;
             self.size.set(size);
         }
         Ok(self.size.get())
@@ -83,29 +83,29 @@ impl Disk<Lane> for NullDisk {
 
     fn open_channel(&self, _context: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
         Ok(if self.latency.is_zero() {
-            Box::new(AtOnce { geometry: self.geometry, size: Arc::clone(&self.size) })
+            Box::new(ImmediateChannel { geometry: self.geometry, size: Arc::clone(&self.size) })
         } else {
             let (size, waiting) = (Arc::clone(&self.size), VecDeque::with_capacity(1024));
-            Box::new(Delayed { geometry: self.geometry, size, latency: self.latency, waiting })
+            Box::new(DelayedChannel { geometry: self.geometry, size, latency: self.latency, delayed: waiting })
         })
     }
 }
 
 #[inline]
-fn end(geometry: &Geometry, request: Request<Buffer>) -> Finished<Buffer> {
+fn complete(geometry: &Geometry, request: Request<Buffer>) -> Finished<Buffer> {
     let done = Outcome::Done(if request.op.has_data() { request.len } else { ByteLen::ZERO });
-    let outcome = admission::judge(geometry, &request).unwrap_or(done);
+    let outcome = admission::check_request(geometry, &request).unwrap_or(done);
     Finished { outcome, tag: request.tag, buffer: request.buffer }
 }
 
 /// A channel whose requests complete inside `submit`.
 #[derive(Debug)]
-struct AtOnce {
+struct ImmediateChannel {
     geometry: Geometry,
-    size: Arc<Size>,
+    size: Arc<DiskSize>,
 }
 
-impl DiskChannel<Lane> for AtOnce {
+impl DiskChannel<Lane> for ImmediateChannel {
     fn submit(
         &mut self,
         _context: &mut Lane,
@@ -114,7 +114,7 @@ impl DiskChannel<Lane> for AtOnce {
     ) -> usize {
         self.geometry.size = self.size.get();
         let taken = batch.len();
-        completions.extend(batch.drain(..).map(|request| end(&self.geometry, request)));
+        completions.extend(batch.drain(..).map(|request| complete(&self.geometry, request)));
         taken
     }
 
@@ -131,15 +131,15 @@ impl DiskChannel<Lane> for AtOnce {
 
 /// A channel whose requests complete a fixed time after submission.
 #[derive(Debug)]
-struct Delayed {
+struct DelayedChannel {
     geometry: Geometry,
-    size: Arc<Size>,
+    size: Arc<DiskSize>,
     latency: Duration,
     /// Completion time of each, earliest first: the latency is the same for all.
-    waiting: VecDeque<(Instant, Finished<Buffer>)>,
+    delayed: VecDeque<(Instant, Finished<Buffer>)>,
 }
 
-impl DiskChannel<Lane> for Delayed {
+impl DiskChannel<Lane> for DelayedChannel {
     fn submit(
         &mut self,
         _context: &mut Lane,
@@ -150,23 +150,23 @@ impl DiskChannel<Lane> for Delayed {
         let taken = batch.len();
         // The clock itself, not the context's cached time: that one is as old as the turn, and a request would complete early by as much.
         let due = Instant::now() + self.latency;
-        self.waiting.extend(batch.drain(..).map(|request| (due, end(&self.geometry, request))));
+        self.delayed.extend(batch.drain(..).map(|request| (due, complete(&self.geometry, request))));
         taken
     }
 
     fn reap(&mut self, _context: &mut Lane, completions: &mut Vec<Finished<Buffer>>) -> usize {
-        if self.waiting.is_empty() {
+        if self.delayed.is_empty() {
             return 0;
         }
         let now = Instant::now();
         let before = completions.len();
-        let due = self.waiting.partition_point(|(due, _)| *due <= now);
-        completions.extend(self.waiting.drain(..due).map(|(_, completion)| completion));
+        let due = self.delayed.partition_point(|(due, _)| *due <= now);
+        completions.extend(self.delayed.drain(..due).map(|(_, completion)| completion));
         completions.len() - before
     }
 
     fn cancel(&mut self, _context: &mut Lane, tags: &[Tag], completions: &mut Vec<Finished<Buffer>>) {
-        self.waiting.retain_mut(|(_, completion)| {
+        self.delayed.retain_mut(|(_, completion)| {
             let chosen = tags.binary_search(&completion.tag).is_ok();
             if chosen {
                 completions.push(Finished {
@@ -180,11 +180,11 @@ impl DiskChannel<Lane> for Delayed {
     }
 
     fn outstanding(&self) -> u32 {
-        self.waiting.len() as u32
+        self.delayed.len() as u32
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.waiting.front().map(|(due, _)| *due)
+        self.delayed.front().map(|(due, _)| *due)
     }
 
     fn close(&mut self, _context: &mut Lane) {}
@@ -197,33 +197,34 @@ mod tests {
     use mqblk_core::{ByteLen, Op, Outcome};
     use mqblk_uring::FixedBufferUse;
 
-    use crate::conformance::{Trial, Want, Worker, cancel, run};
+    use crate::conformance::{TestRequest, TestTarget, TestWorker, cancel, run};
 
     #[test]
     fn conforms() {
-        run(&Trial { kind: "null", settings: &[("size", "4M")], keeps_data: false, seed: 1 });
+        run(&TestTarget { kind: "null", settings: &[("size", "4M")], keeps_data: false, seed: 1 });
     }
 
     #[test]
     fn conforms_with_latency() {
         let settings = [("size", "4M"), ("latency-us", "20"), ("block-size", "4096")];
-        run(&Trial { kind: "null", settings: &settings, keeps_data: false, seed: 2 });
+        run(&TestTarget { kind: "null", settings: &settings, keeps_data: false, seed: 2 });
     }
 
     #[test]
     fn a_read_leaves_the_buffer_as_it_is() {
-        let disk = Trial { kind: "null", settings: &[("size", "1M")], keeps_data: false, seed: 0 }.open(&[]).unwrap();
-        let mut worker = Worker::new(disk.as_ref(), 8, FixedBufferUse::Off);
-        worker.fill(0, &[0x5a; 4096]);
-        assert_eq!(worker.one(Want::at(Op::Read, 0, 4096, 0)), Outcome::Done(ByteLen(4096)));
-        assert_eq!(worker.found(0, 4096), [0x5a; 4096]);
+        let disk =
+            TestTarget { kind: "null", settings: &[("size", "1M")], keeps_data: false, seed: 0 }.open(&[]).unwrap();
+        let mut worker = TestWorker::new(disk.as_ref(), 8, FixedBufferUse::Off);
+        worker.write_memory(0, &[0x5a; 4096]);
+        assert_eq!(worker.run_one(TestRequest::with_data(Op::Read, 0, 4096, 0)), Outcome::Done(ByteLen(4096)));
+        assert_eq!(worker.read_memory(0, 4096), [0x5a; 4096]);
         worker.close();
     }
 
     #[test]
     fn delayed_requests_complete_when_they_are_cancelled() {
         let settings = [("size", "16M"), ("latency-us", "2000")];
-        let trial = Trial { kind: "null", settings: &settings, keeps_data: false, seed: 5 };
+        let trial = TestTarget { kind: "null", settings: &settings, keeps_data: false, seed: 5 };
         let seen = cancel::some_of_many(&trial, &trial.open(&[]).unwrap());
         assert!(seen.aborted > 0, "{seen:?}");
     }
@@ -231,10 +232,14 @@ mod tests {
     #[test]
     fn nothing_completes_before_its_time() {
         let settings = [("size", "1M"), ("latency-us", "30000")];
-        let disk = Trial { kind: "null", settings: &settings, keeps_data: false, seed: 0 }.open(&[]).unwrap();
-        let mut worker = Worker::new(disk.as_ref(), 8, FixedBufferUse::Off);
+        let disk = TestTarget { kind: "null", settings: &settings, keeps_data: false, seed: 0 }.open(&[]).unwrap();
+        let mut worker = TestWorker::new(disk.as_ref(), 8, FixedBufferUse::Off);
         let start = Instant::now();
-        worker.run(&[Want::at(Op::Read, 0, 512, 0), Want::at(Op::Read, 512, 512, 0), Want::bare(Op::Flush, 0, 0)]);
+        worker.run(&[
+            TestRequest::with_data(Op::Read, 0, 512, 0),
+            TestRequest::with_data(Op::Read, 512, 512, 0),
+            TestRequest::without_data(Op::Flush, 0, 0),
+        ]);
         assert!(start.elapsed() >= Duration::from_millis(30));
         worker.close();
     }

@@ -20,7 +20,7 @@ use mqblk_core::{
 use mqblk_memory::{Buffer, Mapping};
 use mqblk_uring::Lane;
 
-use crate::admission::{self, Size};
+use crate::admission::{self, DiskSize};
 
 /// Limits of one request, to bound the time that it takes a worker: about 10 GB/s of zeroing and 40 GB/s of returning pages.
 const MAX_ZEROES: ByteLen = ByteLen(32 << 20);
@@ -49,8 +49,8 @@ pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
     let memory = Mapping::anonymous(bytes).map_err(|why| too_large(&why))?;
     Ok(Arc::new(RamDisk {
         geometry: admission::plain_geometry(size, block, read_only),
-        size: Arc::new(Size::new(size)),
-        most: max,
+        size: Arc::new(DiskSize::new(size)),
+        max_size: max,
         memory: Arc::new(memory),
         resizing: Mutex::new(()),
     }))
@@ -60,9 +60,9 @@ pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
 struct RamDisk {
     /// The size in it is unused: see `size`.
     geometry: Geometry,
-    size: Arc<Size>,
+    size: Arc<DiskSize>,
     /// Bytes of the mapping.
-    most: ByteLen,
+    max_size: ByteLen,
     memory: Arc<Mapping>,
     /// Serialises resizes.
     resizing: Mutex<()>,
@@ -93,7 +93,7 @@ impl Disk<Lane> for RamDisk {
     fn resolved(&self) -> Vec<(&'static str, String)> {
         vec![
             ("size", self.size.get().to_string()),
-            ("max-size", self.most.to_string()),
+            ("max-size", self.max_size.to_string()),
             ("block-size", self.geometry.logical_block.bytes().to_string()),
             ("readonly", admission::on_off(self.geometry.read_only)),
         ]
@@ -101,9 +101,9 @@ impl Disk<Lane> for RamDisk {
 
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
         let Some(size) = size else { return Ok(self.size.get()) };
-        admission::can_be(&self.geometry, size)?;
-        if size > self.most {
-            let expected = format!("at most max-size {}", self.most);
+        admission::check_resize(&self.geometry, size)?;
+        if size > self.max_size {
+            let expected = format!("at most max-size {}", self.max_size);
             return Err(DiskError::Size { found: size.to_string(), expected });
         }
         let _one = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -126,14 +126,14 @@ impl Disk<Lane> for RamDisk {
 #[derive(Debug)]
 struct RamChannel {
     geometry: Geometry,
-    size: Arc<Size>,
+    size: Arc<DiskSize>,
     memory: Arc<Mapping>,
 }
 
 impl RamChannel {
     #[inline]
-    fn perform(&self, context: &Lane, request: &Request<Buffer>) -> Outcome {
-        if let Some(outcome) = admission::judge(&self.geometry, request) {
+    fn execute(&self, context: &Lane, request: &Request<Buffer>) -> Outcome {
+        if let Some(outcome) = admission::check_request(&self.geometry, request) {
             return outcome;
         }
         let Request { start, len, .. } = *request;
@@ -179,7 +179,7 @@ impl DiskChannel<Lane> for RamChannel {
         self.geometry.size = self.size.get();
         let taken = batch.len();
         completions.extend(batch.drain(..).map(|request| Finished {
-            outcome: self.perform(context, &request),
+            outcome: self.execute(context, &request),
             tag: request.tag,
             buffer: request.buffer,
         }));
@@ -201,27 +201,32 @@ impl DiskChannel<Lane> for RamChannel {
 mod tests {
     use mqblk_core::ByteLen;
 
-    use crate::conformance::{Trial, run};
+    use crate::conformance::{TestTarget, run};
 
     #[test]
     fn conforms() {
-        run(&Trial { kind: "ram", settings: &[("size", "8M")], keeps_data: true, seed: 1 });
+        run(&TestTarget { kind: "ram", settings: &[("size", "8M")], keeps_data: true, seed: 1 });
     }
 
     #[test]
     fn conforms_with_large_blocks() {
-        run(&Trial { kind: "ram", settings: &[("size", "5124K"), ("block-size", "4096")], keeps_data: true, seed: 2 });
+        run(&TestTarget {
+            kind: "ram",
+            settings: &[("size", "5124K"), ("block-size", "4096")],
+            keeps_data: true,
+            seed: 2,
+        });
     }
 
     #[test]
     fn conforms_with_space_to_grow() {
-        run(&Trial { kind: "ram", settings: &[("size", "2M"), ("max-size", "3M")], keeps_data: true, seed: 3 });
+        run(&TestTarget { kind: "ram", settings: &[("size", "2M"), ("max-size", "3M")], keeps_data: true, seed: 3 });
     }
 
     #[test]
     fn it_grows_as_far_as_was_reserved() {
         let settings = [("size", "1M"), ("max-size", "2M")];
-        let disk = Trial { kind: "ram", settings: &settings, keeps_data: true, seed: 0 }.open(&[]).unwrap();
+        let disk = TestTarget { kind: "ram", settings: &settings, keeps_data: true, seed: 0 }.open(&[]).unwrap();
         assert_eq!(disk.resize(Some(ByteLen(2 << 20))).unwrap(), ByteLen(2 << 20));
         let error = disk.resize(Some(ByteLen((2 << 20) + 512))).unwrap_err().to_string();
         assert!(error.starts_with("size: found ") && error.ends_with("expected at most max-size 2M"), "{error}");
@@ -243,7 +248,7 @@ mod tests {
             (&[("size", "8191P")], "size: found \"8191P\""),
             (&[("size", "8388607T")], "size: found 8388607T, expected a size that the host can map"),
         ] {
-            let trial = Trial { kind: "ram", settings, keeps_data: true, seed: 0 };
+            let trial = TestTarget { kind: "ram", settings, keeps_data: true, seed: 0 };
             let error = trial.open(&[]).map(|_| ()).unwrap_err().to_string();
             assert!(error.starts_with("disk \"trial\": ") && error.contains(want), "{settings:?}: {error}");
         }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use mqblk_driver::blkfront::raw::{RawFront, RawRing};
 use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_memory::{DomainId, GuestAddress};
-use mqblk_ring::blkif::{Abi, RawRequest, Request, Response, status};
+use mqblk_ring::blkif::{Abi, BlkifRequest, BlkifResponse, RawRequest, status};
 use mqblk_xen::Xen;
 use mqblk_xen::store::Xenstore;
 use mqblk_xen::vbd::{self, XenbusState};
@@ -67,7 +67,7 @@ impl LoopbackRing {
     ///
     /// # Errors
     /// When the ring is full.
-    pub fn send(&mut self, request: &Request) -> Result<()> {
+    pub fn send(&mut self, request: &BlkifRequest) -> Result<()> {
         ensure!(self.raw.send(request), "the ring is full");
         Ok(())
     }
@@ -76,7 +76,7 @@ impl LoopbackRing {
     ///
     /// # Errors
     /// When none comes, or the backend's index is wrong.
-    pub fn receive(&mut self) -> Result<Response> {
+    pub fn receive(&mut self) -> Result<BlkifResponse> {
         let response = self.raw.receive(TIMEOUT)?.context("no response came")?;
         self.taken = self.taken.wrapping_add(1);
         Ok(response)
@@ -86,9 +86,9 @@ impl LoopbackRing {
     ///
     /// # Errors
     /// When none comes, or the backend's index is wrong.
-    pub fn poll(&mut self) -> Result<Response> {
+    pub fn poll(&mut self) -> Result<BlkifResponse> {
         let response = wait_for("a response", || {
-            self.raw.front.look()?;
+            self.raw.front.poll_responses()?;
             Ok(self.raw.front.take())
         })?;
         self.taken = self.taken.wrapping_add(1);
@@ -109,7 +109,7 @@ impl LoopbackRing {
     ///
     /// # Errors
     /// When none comes or one of its bytes is wrong.
-    pub fn run(&mut self, request: &Request) -> Result<i16> {
+    pub fn run(&mut self, request: &BlkifRequest) -> Result<i16> {
         let abi = self.raw.front.abi();
         self.run_raw(&RawRequest::encode(abi, request), response_operation(request))
     }

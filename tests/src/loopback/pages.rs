@@ -1,7 +1,7 @@
 //! Pages that the frontend grants.
 
 use anyhow::{Context, Result};
-use mqblk_memory::{DomainId, GrantRef, GuestAddress, PAGE_BYTES, SharedSlots};
+use mqblk_memory::{DomainId, GrantRef, GuestAddress, PAGE_BYTES, SharedArray};
 use mqblk_xen::{SharedPages, Xen};
 
 /// Bytes of a page.
@@ -73,7 +73,7 @@ impl GrantedPages {
     }
 
     /// Returns a page as words, each of which is loaded and stored atomically.
-    pub fn words(&self, page: usize) -> SharedSlots<u32> {
-        self.0.memory.slots(self.address(page, 0), WORDS).expect("granted pages are mapped")
+    pub fn words(&self, page: usize) -> SharedArray<u32> {
+        self.0.memory.shared_array(self.address(page, 0), WORDS).expect("granted pages are mapped")
     }
 }

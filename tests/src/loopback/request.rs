@@ -3,7 +3,7 @@
 use mqblk_core::Sector512;
 use mqblk_memory::GrantRef;
 use mqblk_ring::blkif::request::{MAX_INDIRECT_PAGES, MAX_SEGMENTS};
-use mqblk_ring::blkif::{Indirect, Request, Segment, Transfer, What, operation};
+use mqblk_ring::blkif::{BlkifRequest, IndirectRequest, RequestBody, RwRequest, Segment, operation};
 
 /// Sectors of a page.
 pub const PAGE_SECTORS: u64 = super::pages::PAGE as u64 / mqblk_core::units::SECTOR_BYTES;
@@ -19,39 +19,40 @@ pub fn whole_page(gref: GrantRef) -> Segment {
 }
 
 /// Returns a read, write, barrier or flush that claims `nr_segments` segments.
-pub fn transfer_claiming(operation: u8, sector: u64, segments: &[Segment], nr_segments: u8) -> Request {
+pub fn transfer_claiming(operation: u8, sector: u64, segments: &[Segment], nr_segments: u8) -> BlkifRequest {
     let mut all = [Segment::default(); MAX_SEGMENTS];
     all[..segments.len()].copy_from_slice(segments);
-    let what = What::Transfer(Transfer { nr_segments, sector: Sector512(sector), segments: all });
-    Request { id: 0, operation, handle: 0, what }
+    let what = RequestBody::Rw(RwRequest { nr_segments, sector: Sector512(sector), segments: all });
+    BlkifRequest { id: 0, operation, handle: 0, body: what }
 }
 
 /// Returns a read, write, barrier or flush of these segments.
 ///
 /// # Panics
 /// When they do not fit.
-pub fn transfer(operation: u8, sector: u64, segments: &[Segment]) -> Request {
+pub fn transfer(operation: u8, sector: u64, segments: &[Segment]) -> BlkifRequest {
     transfer_claiming(operation, sector, segments, segments.len() as u8)
 }
 
 /// Returns an indirect request for `inner` that claims `nr_segments` segments in these pages.
-pub fn indirect(inner: u8, sector: u64, tables: &[GrantRef], nr_segments: u16) -> Request {
+pub fn indirect(inner: u8, sector: u64, tables: &[GrantRef], nr_segments: u16) -> BlkifRequest {
     let mut pages = [GrantRef(0); MAX_INDIRECT_PAGES];
     pages[..tables.len()].copy_from_slice(tables);
-    let what = What::Indirect(Indirect { operation: inner, nr_segments, sector: Sector512(sector), pages });
-    Request { id: 0, operation: operation::INDIRECT, handle: 0, what }
+    let what =
+        RequestBody::Indirect(IndirectRequest { operation: inner, nr_segments, sector: Sector512(sector), pages });
+    BlkifRequest { id: 0, operation: operation::INDIRECT, handle: 0, body: what }
 }
 
 /// Returns a discard.
-pub fn discard(sector: u64, sectors: u64, flag: u8) -> Request {
-    let what = What::Discard { flag, sector: Sector512(sector), sectors };
-    Request { id: 0, operation: operation::DISCARD, handle: 0, what }
+pub fn discard(sector: u64, sectors: u64, flag: u8) -> BlkifRequest {
+    let what = RequestBody::Discard { flag, sector: Sector512(sector), sectors };
+    BlkifRequest { id: 0, operation: operation::DISCARD, handle: 0, body: what }
 }
 
 /// Returns the operation of the request's response: for an indirect request the inner one.
-pub fn response_operation(request: &Request) -> u8 {
-    match request.what {
-        What::Indirect(indirect) => indirect.operation,
+pub fn response_operation(request: &BlkifRequest) -> u8 {
+    match request.body {
+        RequestBody::Indirect(indirect) => indirect.operation,
         _ => request.operation,
     }
 }

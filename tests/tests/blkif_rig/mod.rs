@@ -18,7 +18,7 @@ use mqblk_engine::{
     AnyDisk, Coalesce, HandSeat, HandWorker, LaneOptions, PlugOptions, PollPolicy, QueueDisk, QueueOptions,
 };
 use mqblk_memory::create_memfd;
-use mqblk_ring::blkif::{Abi, Position};
+use mqblk_ring::blkif::{Abi, RingPosition};
 use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
 use mqblk_tests::killable::{KillSwitch, Killable, NoEvents};
 
@@ -86,7 +86,7 @@ impl World {
         let entries = shape.abi.entries(shape.ring_pages);
         let journals: Vec<_> = fronts.iter().map(|_| create_memfd("journal", 0).expect("a memfd")).collect();
         for (ring, file) in (0..).zip(&journals) {
-            Journal::create(file, entries, ring, Position::default()).expect("a journal");
+            Journal::create(file, entries, ring, RingPosition::default()).expect("a journal");
         }
         let kill = KillSwitch::new();
         let mortal = Arc::clone(&kill);
@@ -156,7 +156,7 @@ impl Host {
     fn attach(&mut self, world: &World, ring: usize) {
         world.kill.kill_point();
         let front = &world.fronts[ring];
-        let published = front.back_end(Position::default()).published();
+        let published = front.back_end(RingPosition::default()).published();
         let entries = front.ring.size();
         let resumed = Journal::resume(&world.journals[ring], entries, ring as u64, published);
         let (journal, recovery) = resumed.expect("a journal that was killed is as good as any");

@@ -13,11 +13,11 @@ use mqblk_engine::{
     QueueOptions,
 };
 use mqblk_memory::{Buffer, GuestAddress, GuestMemory, Region, SharedWords};
-use mqblk_ring::split::driver::Features;
+use mqblk_ring::split::driver::RingFeatures;
 use mqblk_ring::split::{DeviceRing, InflightTable, SplitAddresses, SplitDriver, SplitRing};
 use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
 use mqblk_tests::killable::{KillSwitch, Killable};
-use mqblk_virtio::{QueueParts, QueueRole, VirtioDevice};
+use mqblk_virtio::{QueueResources, QueueRole, VirtioDevice};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -208,12 +208,13 @@ impl<D: VirtioDevice<Lane>> World<D> {
         };
         let disks: Vec<_> = (0..).zip(&stores).map(disk).collect();
         let device = (shape.make)(&disks.iter().map(|disk| Arc::clone(&disk.disk)).collect::<Vec<_>>());
-        let (queues, features) = (device.queues(), device.features());
+        let (queues, features) = (device.num_queues(), device.features());
         let size = u64::from(queues) * AREA + shape.memory;
         let region = Region::shared("guest", size, GuestAddress(0)).expect("memory for a guest").0;
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).expect("one region"));
-        let driver =
-            |ring| SplitDriver::new(&memory, &places(ring), RING, Features { event_idx: true }, None).expect("a ring");
+        let driver = |ring| {
+            SplitDriver::new(&memory, &places(ring), RING, RingFeatures { event_idx: true }, None).expect("a ring")
+        };
         let rings = (0..usize::from(queues)).map(driver).collect();
         let random = SmallRng::seed_from_u64(seed);
         World {
@@ -233,7 +234,7 @@ impl<D: VirtioDevice<Lane>> World<D> {
 
     fn words(&self, ring: usize) -> SharedWords {
         let words = InflightTable::bytes(RING) / 8;
-        self.memory.words(GuestAddress(ring as u64 * AREA + TABLE), words as usize).expect("a table")
+        self.memory.shared_words(GuestAddress(ring as u64 * AREA + TABLE), words as usize).expect("a table")
     }
 
     /// Queues that somebody has served.
@@ -256,9 +257,9 @@ impl<D: VirtioDevice<Lane>> World<D> {
         let device = (self.shape.make)(&disks);
         // As a session does when a driver connects.
         device.reset();
-        device.resumes(&used);
+        device.expect_replay(&used);
         device.set_features(self.features);
-        device.driver_begins(!used.is_empty());
+        device.driver_started(!used.is_empty());
         if used.is_empty() {
             (self.shape.heard)();
         }
@@ -297,8 +298,8 @@ impl<D: VirtioDevice<Lane>> World<D> {
         assert_eq!(forgotten, 0);
         self.kill.kill_point();
         self.counts.replayed += ring.replays() as u64;
-        self.counts.noted += ring.noted_steps() as u64;
-        let requests = host.device.role(index as u16) == QueueRole::Requests;
+        self.counts.noted += ring.recorded_steps() as u64;
+        let requests = host.device.queue_role(index as u16) == QueueRole::Requests;
         let options = QueueOptions {
             disks: if requests { self.disks.clone() } else { vec![] },
             kick: None,
@@ -313,8 +314,8 @@ impl<D: VirtioDevice<Lane>> World<D> {
         let seat = host.workers[worker].attach(options, |lane, waker| {
             let lease = lane.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
             let waker: Arc<dyn Wake> = Arc::new(Killable(Arc::clone(waker), Arc::clone(kill)));
-            let parts = QueueParts { ring, lease, call: Some(Box::new(Silent)), features, waker };
-            Ok(MortalQueue(Killable(device.queue(index as u16, parts), Arc::clone(kill))))
+            let parts = QueueResources { ring, lease, call: Some(Box::new(Silent)), features, waker };
+            Ok(MortalQueue(Killable(device.create_queue(index as u16, parts), Arc::clone(kill))))
         });
         host.seats.push((worker, seat.expect("a seat")));
     }

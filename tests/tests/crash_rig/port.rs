@@ -7,7 +7,7 @@ use mqblk_driver::Waker;
 use mqblk_driver::virtio_scsi::{Address, Data, Ending, Response, Sense};
 use mqblk_engine::Lane;
 use mqblk_memory::{GuestAddress, GuestMemory};
-use mqblk_ring::split::driver::Shape;
+use mqblk_ring::split::driver::ChainLayout;
 use mqblk_tests::crash::load::{DATA_BYTES, LoadControl};
 use mqblk_tests::crash::queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType, TaskFunction};
 use mqblk_tests::crash::{blk, scsi};
@@ -98,7 +98,7 @@ impl<F: Form> Guest<F> {
 
     fn take(&mut self, done: &mut Vec<(u32, RequestOutcome)>) {
         for ring in 0..self.world.rings.len() {
-            self.world.rings[ring].look().expect("a device that keeps the protocol");
+            self.world.rings[ring].poll_used().expect("a device that keeps the protocol");
             while let Some(used) = self.world.rings[ring].take().expect("a device that keeps the protocol") {
                 if ring < F::FIXED {
                     self.controls.push(used.token);
@@ -143,7 +143,7 @@ impl<F: Form> DeviceQueues for Guest<F> {
         if usize::from(ring.free_descriptors()) < readable.len() + writable.len() {
             return false;
         }
-        let chain = ring.begin(Shape::Direct);
+        let chain = ring.begin(ChainLayout::Direct);
         let chain = readable.iter().fold(chain, |chain, (at, len)| chain.readable(*at, *len).expect("room"));
         let chain = writable.iter().fold(chain, |chain, (at, len)| chain.writable(*at, *len).expect("room"));
         chain.commit(user).expect("room");
@@ -174,7 +174,7 @@ impl<F: Form> DeviceQueues for Guest<F> {
         let Some(slot) = self.controls.pop() else { return false };
         let at = self.aside(self.orders.len() + slot as usize);
         self.world.memory.write(GuestAddress(at), &request).expect("mapped");
-        let chain = self.world.rings[0].begin(Shape::Direct).readable(GuestAddress(at), 24).expect("room");
+        let chain = self.world.rings[0].begin(ChainLayout::Direct).readable(GuestAddress(at), 24).expect("room");
         let chain = chain.writable(GuestAddress(at + ANSWER), 1).expect("room");
         chain.commit(slot).expect("room");
         let _polled = self.world.rings[0].publish();

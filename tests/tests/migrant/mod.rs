@@ -74,8 +74,8 @@ impl Log {
     /// Takes all marks away that there are: what a VMM does before it copies. The daemon may set others at the same moment, so bits are
     /// taken atomically.
     pub fn take(&self) -> BTreeSet<u64> {
-        let map = mqblk_memory::DirtyLog::of_file(&self.file, 0, self.bytes).unwrap();
-        (0..self.bytes * 8).filter(|page| map.take_mark(mqblk_memory::GuestAddress(page * PAGE))).collect()
+        let map = mqblk_memory::DirtyLog::from_file(&self.file, 0, self.bytes).unwrap();
+        (0..self.bytes * 8).filter(|page| map.test_and_clear(mqblk_memory::GuestAddress(page * PAGE))).collect()
     }
 }
 

@@ -315,7 +315,7 @@ impl Back {
             told.push((refs.into_iter().map(GrantRef).collect(), Port(port)));
         }
         let protocol = self.store.read(&format!("{front}/{}", keys::PROTOCOL)).expect("xenstore");
-        let abi = Abi::of_protocol(&protocol.expect("a protocol")).expect("a protocol that is known");
+        let abi = Abi::from_protocol(&protocol.expect("a protocol")).expect("a protocol that is known");
         told.iter().map(|(refs, port)| Ring::connect(&*self.xen, self.front(), refs, *port, abi)).collect()
     }
 

@@ -9,7 +9,8 @@ use mqblk_memory::{
 };
 use mqblk_ring::blkif::request::{SEGMENT_BYTES, SEGMENTS_PER_PAGE};
 use mqblk_ring::blkif::{
-    Abi, BackRing, BlkifRing, Indirect, RawRequest, Request, Segment, Transfer, What, operation, status,
+    Abi, BackRing, BlkifRequest, BlkifRing, IndirectRequest, RawRequest, RequestBody, RwRequest, Segment, operation,
+    status,
 };
 use mqblk_xen::{EventPort, Port, Xen};
 
@@ -66,7 +67,7 @@ impl Ring {
         }
     }
 
-    fn answer(&mut self, shared: &Shared, request: &Request, count: u64) {
+    fn answer(&mut self, shared: &Shared, request: &BlkifRequest, count: u64) {
         let (mut answer, mut status) = self.carry_out(shared, request, count);
         let mut id = request.id;
         match shared.behaviour.fault {
@@ -81,19 +82,19 @@ impl Ring {
     }
 
     /// Returns the operation to answer with, and the status.
-    fn carry_out(&mut self, shared: &Shared, request: &Request, count: u64) -> (u8, i16) {
-        match &request.what {
-            What::Transfer(Transfer { nr_segments, sector, segments }) => {
+    fn carry_out(&mut self, shared: &Shared, request: &BlkifRequest, count: u64) -> (u8, i16) {
+        match &request.body {
+            RequestBody::Rw(RwRequest { nr_segments, sector, segments }) => {
                 let segments = &segments[..usize::from(*nr_segments).min(segments.len())];
                 let done = self.transfer(shared, request.operation, *sector, segments, count);
                 (request.operation, done)
             }
-            What::Indirect(Indirect { operation, nr_segments, sector, pages }) => {
+            RequestBody::Indirect(IndirectRequest { operation, nr_segments, sector, pages }) => {
                 shared.indirect.fetch_add(1, Ordering::Relaxed);
                 let segments = self.segments(*nr_segments, pages);
                 (*operation, self.transfer(shared, *operation, *sector, &segments, count))
             }
-            What::Discard { sector, sectors, .. } => {
+            RequestBody::Discard { sector, sectors, .. } => {
                 let mut disk = shared.disk();
                 let start = sector.to_offset().map_or(usize::MAX, |offset| offset.0 as usize);
                 let len = Sector512(*sectors).to_len().map_or(usize::MAX, |len| len.0 as usize);
@@ -103,7 +104,7 @@ impl Ring {
                 }
                 (operation::DISCARD, status::OKAY)
             }
-            What::Unknown => (request.operation, status::NOT_SUPPORTED),
+            RequestBody::Unknown => (request.operation, status::NOT_SUPPORTED),
         }
     }
 

@@ -21,7 +21,7 @@
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use mqblk_ring::blkif::{Position, RawRequest};
+use mqblk_ring::blkif::{RawRequest, RingPosition};
 
 use super::{JournalError, JournalSlot};
 
@@ -85,7 +85,7 @@ fn count_of(index: u32, from: u64) -> u64 {
 
 impl<W: Words> Book<W> {
     /// A book of a ring without a request in flight. The words are all 0.
-    pub(super) fn begin(mut words: W, entries: u16, position: Position) -> Book<W> {
+    pub(super) fn begin(mut words: W, entries: u16, position: RingPosition) -> Book<W> {
         let count = u64::from(position.rsp_prod);
         for word in [CONSUMED, PUBLISHING, PUBLISHED] {
             words.set_header(word, count);
@@ -146,8 +146,8 @@ impl<W: Words> Book<W> {
         RawRequest::from_bytes(bytes)
     }
 
-    pub(super) fn position(&self) -> Position {
-        Position { req_cons: self.taken as u32, rsp_prod: self.put as u32 }
+    pub(super) fn position(&self) -> RingPosition {
+        RingPosition { req_cons: self.taken as u32, rsp_prod: self.put as u32 }
     }
 
     #[inline]

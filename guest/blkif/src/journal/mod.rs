@@ -11,8 +11,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use mqblk_memory::{GuestAddress, GuestMemory, Region, SharedSlots, UserAddress, clear_file};
-use mqblk_ring::blkif::{Position, RawRequest};
+use mqblk_memory::{GuestAddress, GuestMemory, Region, SharedArray, UserAddress, zero_file};
+use mqblk_ring::blkif::{RawRequest, RingPosition};
 
 use book::{Book, ENTRIES, ENTRY_WORDS, HEADER_WORDS, IDENTITY, MAGIC, Words};
 
@@ -80,7 +80,7 @@ pub struct JournalSlot(u16);
 #[derive(Debug)]
 pub struct Recovery {
     /// Where the ring is to be taken up.
-    pub position: Position,
+    pub position: RingPosition,
     /// Requests that were consumed and have no response that the frontend sees, in the order in which they were consumed. They are judged
     /// again, and come before whatever the ring holds.
     pub replay: Vec<(JournalSlot, RawRequest)>,
@@ -89,10 +89,10 @@ pub struct Recovery {
 /// A mapped file.
 #[derive(Debug)]
 struct MappedWords {
-    header: SharedSlots<u64>,
+    header: SharedArray<u64>,
     /// The entries, by word and as wholes.
-    words: SharedSlots<u64>,
-    entries: SharedSlots<[u64; ENTRY_WORDS]>,
+    words: SharedArray<u64>,
+    entries: SharedArray<[u64; ENTRY_WORDS]>,
 }
 
 impl Words for MappedWords {
@@ -123,13 +123,13 @@ impl Words for MappedWords {
 impl MappedWords {
     fn of_file(file: &File, slots: u16) -> io::Result<MappedWords> {
         let len = Journal::bytes(slots.into());
-        let region = Region::of_file(file, 0, len, GuestAddress(0), UserAddress(0)).map_err(io::Error::other)?;
+        let region = Region::from_file(file, 0, len, GuestAddress(0), UserAddress(0)).map_err(io::Error::other)?;
         let memory = GuestMemory::new(vec![Arc::new(region)]).map_err(io::Error::other)?;
         let (first, count) = (GuestAddress(HEADER_BYTES), slots.into());
         let parts = || {
-            let header = memory.slots(GuestAddress(0), HEADER_WORDS)?;
-            let words = memory.slots(first, ENTRY_WORDS * count)?;
-            Some(MappedWords { header, words, entries: memory.slots(first, count)? })
+            let header = memory.shared_array(GuestAddress(0), HEADER_WORDS)?;
+            let words = memory.shared_array(first, ENTRY_WORDS * count)?;
+            Some(MappedWords { header, words, entries: memory.shared_array(first, count)? })
         };
         parts().ok_or(io::ErrorKind::InvalidInput.into())
     }
@@ -154,13 +154,13 @@ impl Journal {
     ///
     /// # Errors
     /// When the position is not that of such a ring, no ring has so many entries, or the system refuses.
-    pub fn create(file: &File, entries: u32, identity: u64, position: Position) -> io::Result<Journal> {
+    pub fn create(file: &File, entries: u32, identity: u64, position: RingPosition) -> io::Result<Journal> {
         let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
         let slots = slots(entries).ok_or_else(|| invalid(format!("journal: a ring of {entries} entries")))?;
         if position.req_cons != position.rsp_prod {
             return Err(invalid(format!("journal: requests are in flight at {position:?}")));
         }
-        clear_file(file, Journal::bytes(entries))?;
+        zero_file(file, Journal::bytes(entries))?;
         let mut words = MappedWords::of_file(file, slots)?;
         words.set_header(ENTRIES, entries.into());
         words.set_header(IDENTITY, identity);

@@ -11,8 +11,8 @@ use mqblk_core::{
     Armed, ByteLen, ByteOffset, Completed, DiskSlot, EventChannel, GuestQueue, Intake, Lane, Notify, Op, Outcome,
     Pulled, Wake,
 };
-use mqblk_memory::{Buffer, BufferPool, GrantAccess, Mapping, PooledLane};
-use mqblk_ring::blkif::{Position, RawRequest};
+use mqblk_memory::{Buffer, BufferPool, GrantAccess, Mapping, PooledContext};
+use mqblk_ring::blkif::{RawRequest, RingPosition};
 
 use super::domain::Domain;
 use super::front::Front;
@@ -24,7 +24,7 @@ impl Lane for TestLane {
     type Buffer = Buffer;
 }
 
-impl PooledLane for TestLane {
+impl PooledContext for TestLane {
     fn pool(&mut self) -> &mut BufferPool {
         &mut self.0
     }
@@ -141,14 +141,14 @@ pub struct Back {
 
 impl Back {
     pub fn new(vbd: &Arc<Vbd>, domain: &Arc<Domain>, front: &Front) -> Back {
-        Back::resumed(vbd, domain, front, Position::default(), None, vec![])
+        Back::resumed(vbd, domain, front, RingPosition::default(), None, vec![])
     }
 
     pub fn resumed(
         vbd: &Arc<Vbd>,
         domain: &Arc<Domain>,
         front: &Front,
-        position: Position,
+        position: RingPosition,
         journal: Option<Journal>,
         replay: Vec<(JournalSlot, RawRequest)>,
     ) -> Back {
@@ -159,7 +159,7 @@ impl Back {
         vbd: &Arc<Vbd>,
         grants: Box<dyn GrantAccess>,
         front: &Front,
-        position: Position,
+        position: RingPosition,
         journal: Option<Journal>,
         replay: Vec<(JournalSlot, RawRequest)>,
     ) -> Back {

@@ -182,7 +182,7 @@ impl GrantAccess for Access {
         let pages = pages.ok_or_else(|| einval("a grant is not there or not so allowed"))?;
         assert!(!table.mapped.contains_key(&(self.ring, first.0)), "one mapping in a slot");
         for (at, page) in (0..).zip(pages) {
-            arena.place(PageSlot(first.0 + at), 1, &self.domain.file, u64::from(page) * PAGE, writable).unwrap();
+            arena.map_file(PageSlot(first.0 + at), 1, &self.domain.file, u64::from(page) * PAGE, writable).unwrap();
         }
         table.maps += refs.len() as u64;
         table.mapped.insert((self.ring, first.0), refs.iter().map(|gref| gref.0).collect());
@@ -196,7 +196,7 @@ impl GrantAccess for Access {
             return Err(einval("told to"));
         }
         let refs = table.mapped.remove(&(self.ring, first.0)).expect("what is let go was mapped");
-        arena.clear(first, refs.len() as u32).unwrap();
+        arena.map_zero_pages(first, refs.len() as u32).unwrap();
         table.unmaps += refs.len() as u64;
         table.let_go.extend(refs);
         Ok(())

@@ -7,7 +7,8 @@ use mqblk_core::Sector512;
 use mqblk_memory::{GrantRef, GuestAddress, GuestMemory, Region};
 use mqblk_ring::blkif::request::{MAX_INDIRECT_PAGES, MAX_SEGMENTS, SEGMENT_BYTES, SEGMENTS_PER_PAGE};
 use mqblk_ring::blkif::{
-    Abi, BackRing, BlkifRing, FrontRing, Indirect, Position, RawRequest, Request, Segment, Transfer, What, operation,
+    Abi, BackRing, BlkifRequest, BlkifRing, FrontRing, IndirectRequest, RawRequest, RequestBody, RingPosition,
+    RwRequest, Segment, operation,
 };
 
 use super::PAGE;
@@ -28,26 +29,26 @@ pub fn segment(gref: u32, first: u8, last: u8) -> Segment {
 }
 
 /// A request with its segments in the entry.
-pub fn direct(id: u64, operation: u8, sector: u64, segments: &[Segment]) -> Request {
+pub fn direct(id: u64, operation: u8, sector: u64, segments: &[Segment]) -> BlkifRequest {
     let mut all = [Segment::default(); MAX_SEGMENTS];
     let count = segments.len().min(MAX_SEGMENTS);
     all[..count].copy_from_slice(&segments[..count]);
-    let transfer = Transfer { nr_segments: segments.len() as u8, sector: Sector512(sector), segments: all };
-    Request { id, operation, handle: 7, what: What::Transfer(transfer) }
+    let transfer = RwRequest { nr_segments: segments.len() as u8, sector: Sector512(sector), segments: all };
+    BlkifRequest { id, operation, handle: 7, body: RequestBody::Rw(transfer) }
 }
 
-pub fn discard(id: u64, flag: u8, sector: u64, sectors: u64) -> Request {
-    let what = What::Discard { flag, sector: Sector512(sector), sectors };
-    Request { id, operation: operation::DISCARD, handle: 0, what }
+pub fn discard(id: u64, flag: u8, sector: u64, sectors: u64) -> BlkifRequest {
+    let what = RequestBody::Discard { flag, sector: Sector512(sector), sectors };
+    BlkifRequest { id, operation: operation::DISCARD, handle: 0, body: what }
 }
 
-pub fn indirect(id: u64, inner: u8, sector: u64, count: u16, grefs: &[u32]) -> Request {
+pub fn indirect(id: u64, inner: u8, sector: u64, count: u16, grefs: &[u32]) -> BlkifRequest {
     let mut pages = [GrantRef(0); MAX_INDIRECT_PAGES];
     for (page, gref) in pages.iter_mut().zip(grefs) {
         *page = GrantRef(*gref);
     }
-    let indirect = Indirect { operation: inner, nr_segments: count, sector: Sector512(sector), pages };
-    Request { id, operation: operation::INDIRECT, handle: 0, what: What::Indirect(indirect) }
+    let indirect = IndirectRequest { operation: inner, nr_segments: count, sector: Sector512(sector), pages };
+    BlkifRequest { id, operation: operation::INDIRECT, handle: 0, body: RequestBody::Indirect(indirect) }
 }
 
 impl Front {
@@ -59,7 +60,7 @@ impl Front {
     }
 
     /// The other end of its ring.
-    pub fn back_end(&self, position: Position) -> BackRing {
+    pub fn back_end(&self, position: RingPosition) -> BackRing {
         let ring = BlkifRing::resolve(&self.memory, GuestAddress(0), self.pages, self.abi).unwrap();
         BackRing::new(ring, position)
     }
@@ -72,12 +73,12 @@ impl Front {
     }
 
     /// Puts a request on.
-    pub fn put(&mut self, request: &Request) {
+    pub fn put(&mut self, request: &BlkifRequest) {
         assert!(self.ring.put(&RawRequest::encode(self.abi, request)), "there is room");
     }
 
     /// Puts a request on and shows it. Whether an event is wanted.
-    pub fn send(&mut self, request: &Request) -> bool {
+    pub fn send(&mut self, request: &BlkifRequest) -> bool {
         self.put(request);
         self.ring.publish()
     }
@@ -107,7 +108,7 @@ impl Front {
 
     /// All responses that are there: id, operation and status.
     pub fn responses(&mut self) -> Vec<(u64, u8, i16)> {
-        self.ring.look().expect("the back-end keeps to the protocol");
+        self.ring.poll_responses().expect("the back-end keeps to the protocol");
         std::iter::from_fn(|| self.ring.take()).map(|found| (found.id, found.operation, found.status)).collect()
     }
 

@@ -12,11 +12,11 @@ fn table(regions: &[(u64, u64)]) -> Arc<GuestMemory> {
 
 fn log() -> Arc<DirtyLog> {
     let file = create_memfd("log", 8).unwrap();
-    Arc::new(DirtyLog::of_file(&file, 0, 8).unwrap())
+    Arc::new(DirtyLog::from_file(&file, 0, 8).unwrap())
 }
 
 fn marked(log: &DirtyLog) -> BTreeSet<u64> {
-    (0..64).filter(|page| log.take_mark(GuestAddress(page * PAGE))).collect()
+    (0..64).filter(|page| log.test_and_clear(GuestAddress(page * PAGE))).collect()
 }
 
 /// A buffer of these segments with a status byte.
@@ -32,7 +32,7 @@ fn buffer(pool: &mut BufferPool, lease: LeaseId, segments: &[(u64, u32)], status
 #[test]
 fn written_pages_are_marked_when_the_buffer_is_released_and_not_before() {
     let mut pool = BufferPool::new();
-    let lease = pool.adopt(table(&[(0, 16 * PAGE), (32 * PAGE, 16 * PAGE)]), vec![]);
+    let lease = pool.acquire_lease(table(&[(0, 16 * PAGE), (32 * PAGE, 16 * PAGE)]), vec![]);
     let log = log();
     pool.set_log(lease, Some(&log));
     let segments = [(PAGE - 1, 2), (4 * PAGE, 4096), (33 * PAGE, 8192), (40 * PAGE, 1)];
@@ -65,7 +65,7 @@ fn written_pages_are_marked_when_the_buffer_is_released_and_not_before() {
 #[test]
 fn bytes_across_regions_are_marked() {
     let mut pool = BufferPool::new();
-    let lease = pool.adopt(table(&[(0, PAGE), (PAGE, PAGE)]), vec![]);
+    let lease = pool.acquire_lease(table(&[(0, PAGE), (PAGE, PAGE)]), vec![]);
     let log = log();
     pool.set_log(lease, Some(&log));
     assert!(pool.write_bytes(lease, GuestAddress(PAGE - 1), &[1, 2]));
@@ -75,7 +75,7 @@ fn bytes_across_regions_are_marked() {
 #[test]
 fn members_of_a_merged_buffer_are_marked_in_their_own_logs() {
     let mut pool = BufferPool::new();
-    let leases = [0, 1].map(|_| pool.adopt(table(&[(0, 16 * PAGE)]), vec![]));
+    let leases = [0, 1].map(|_| pool.acquire_lease(table(&[(0, 16 * PAGE)]), vec![]));
     let logs = [log(), log()];
     for (lease, log) in leases.iter().zip(&logs) {
         pool.set_log(*lease, Some(log));
@@ -86,7 +86,7 @@ fn members_of_a_merged_buffer_are_marked_in_their_own_logs() {
             pool.set_writable(&member);
             member
         });
-        let merged = pool.join(members);
+        let merged = pool.merge(members);
         let mut split_off = Vec::new();
         match split {
             false => pool.release(merged),
@@ -101,8 +101,8 @@ fn members_of_a_merged_buffer_are_marked_in_their_own_logs() {
 #[test]
 fn requests_in_flight_before_logging_began_or_memory_changed_are_marked() {
     let mut pool = BufferPool::new();
-    let old = pool.adopt(table(&[(0, 16 * PAGE)]), vec![]);
-    let other = pool.adopt(table(&[(0, 16 * PAGE)]), vec![]);
+    let old = pool.acquire_lease(table(&[(0, 16 * PAGE)]), vec![]);
+    let other = pool.acquire_lease(table(&[(0, 16 * PAGE)]), vec![]);
     let take = |pool: &mut BufferPool, lease, at| {
         let read = buffer(pool, lease, &[(at, 1)], at);
         pool.set_writable(&read);
@@ -110,22 +110,22 @@ fn requests_in_flight_before_logging_began_or_memory_changed_are_marked() {
     };
     let early = take(&mut pool, old, PAGE);
     let log = log();
-    let new = pool.adopt(table(&[(0, 16 * PAGE), (20 * PAGE, PAGE)]), vec![]);
-    pool.succeed(old, new);
-    assert!(!pool.retire(old));
+    let new = pool.acquire_lease(table(&[(0, 16 * PAGE), (20 * PAGE, PAGE)]), vec![]);
+    pool.inherit_log(old, new);
+    assert!(!pool.retire_lease(old));
     let later = take(&mut pool, new, 20 * PAGE);
     let stranger = take(&mut pool, other, 7 * PAGE);
     pool.set_log(new, Some(&log));
     // Memory hot-plug while logging: the newest table is logged too.
-    let newest = pool.adopt(table(&[(0, 16 * PAGE), (30 * PAGE, PAGE)]), vec![]);
-    pool.succeed(new, newest);
-    assert!(!pool.retire(new));
+    let newest = pool.acquire_lease(table(&[(0, 16 * PAGE), (30 * PAGE, PAGE)]), vec![]);
+    pool.inherit_log(new, newest);
+    assert!(!pool.retire_lease(new));
     let last = take(&mut pool, newest, 30 * PAGE);
     for buffer in [early, later, stranger, last] {
         pool.release(buffer);
     }
     assert_eq!(marked(&log), BTreeSet::from([1, 20, 30]));
-    pool.retire(newest);
+    pool.retire_lease(newest);
     pool.set_log(newest, Some(&log));
     assert_eq!(Arc::strong_count(&log), 1, "a lease that is gone holds no log");
 }

@@ -6,7 +6,7 @@ use mqblk_memory::{GuestAddress, GuestMemory, Region};
 
 use super::*;
 use crate::split::SplitAddresses;
-use crate::split::layout::MAX_SIZE;
+use crate::split::layout::MAX_QUEUE_SIZE;
 
 /// A ring whose descriptors form a circle.
 fn circle(size: u16) -> DeviceRing {
@@ -23,11 +23,11 @@ fn circle(size: u16) -> DeviceRing {
 }
 
 /// Follows a chain to its end. Returns the number of descriptors and the error that ended it.
-fn follow(ring: &DeviceRing) -> (u16, Broken) {
+fn follow(ring: &DeviceRing) -> (u16, VirtqueueError) {
     let mut desc = ring.descriptor(0);
     let mut seen = 1;
     loop {
-        match ring.follow(&desc, seen) {
+        match ring.next_descriptor(&desc, seen) {
             Ok(next) => desc = next,
             Err(broken) => return (seen, broken),
         }
@@ -38,13 +38,13 @@ fn follow(ring: &DeviceRing) -> (u16, Broken) {
 #[test]
 fn a_chain_is_as_long_as_its_table_at_most() {
     for size in [1, 2, 64, 1024] {
-        assert_eq!(follow(&circle(size)), (size, LOOP));
+        assert_eq!(follow(&circle(size)), (size, CHAIN_LOOP));
     }
 }
 
 #[test]
 fn a_chain_of_a_large_ring_is_no_longer_than_a_request_can_be() {
-    for size in [2048, MAX_SIZE] {
-        assert_eq!(follow(&circle(size)), (1026, LONG));
+    for size in [2048, MAX_QUEUE_SIZE] {
+        assert_eq!(follow(&circle(size)), (1026, CHAIN_TOO_LONG));
     }
 }

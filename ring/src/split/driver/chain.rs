@@ -2,21 +2,21 @@
 
 use mqblk_memory::GuestAddress;
 
-use super::{Head, Shape, SplitDriver};
+use super::{ChainLayout, HeadState, SplitDriver};
 use crate::split::layout::{DESC_BYTES, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
 
 /// Why a segment or a request was refused. The ring is as it was before [`begin`](SplitDriver::begin).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum ChainRefused {
     /// Back-pressure: too few free descriptors until completions are taken.
     #[error("the ring is full")]
     Full,
     /// More segments than an indirect table holds, or no indirect tables.
     #[error("the request has more segments than its descriptor table holds ({0})")]
-    TooManyPieces(u16),
+    TooManySegments(u16),
     /// Readable segments come before writable ones (virtio 1.3 section 2.7.4.2).
     #[error("a readable segment after a writable one")]
-    Order,
+    ReadableAfterWritable,
     /// A request needs a segment, and a segment a byte.
     #[error("the request has no segments, or an empty one")]
     Empty,
@@ -25,21 +25,21 @@ pub enum Refused {
 /// A request that is being built. Dropping it before [`commit`](Self::commit) cancels it.
 #[derive(Debug)]
 #[must_use = "a request that is not committed is cancelled"]
-pub struct Chain<'a> {
+pub struct ChainBuilder<'a> {
     driver: &'a mut SplitDriver,
-    shape: Shape,
+    layout: ChainLayout,
     /// Free descriptors used so far (direct) or table entries (indirect).
-    pieces: u16,
+    segments: u16,
     /// Index of the segment that is not yet written: a ring descriptor or a table entry.
     at: u16,
     /// The last segment. It is written when the next one comes or at the commit: only then is its `next` flag known.
     pending: Descriptor,
 }
 
-impl<'a> Chain<'a> {
+impl<'a> ChainBuilder<'a> {
     #[inline]
-    pub(super) fn new(driver: &'a mut SplitDriver, shape: Shape) -> Chain<'a> {
-        Chain { driver, shape, pieces: 0, at: 0, pending: Descriptor::default() }
+    pub(super) fn new(driver: &'a mut SplitDriver, layout: ChainLayout) -> ChainBuilder<'a> {
+        ChainBuilder { driver, layout, segments: 0, at: 0, pending: Descriptor::default() }
     }
 
     /// Adds `len` bytes at `address` for the device to read.
@@ -47,11 +47,11 @@ impl<'a> Chain<'a> {
     /// # Errors
     /// [`ChainRefused::Full`] is back-pressure; the others are the caller's mistakes.
     #[inline(always)] // else the chain would be moved through memory with every segment: measured at 12 ns a request
-    pub fn readable(self, address: GuestAddress, len: u32) -> Result<Chain<'a>, Refused> {
+    pub fn readable(self, address: GuestAddress, len: u32) -> Result<ChainBuilder<'a>, ChainRefused> {
         if self.pending.flags & DESC_WRITE != 0 {
-            return Err(Refused::Order);
+            return Err(ChainRefused::ReadableAfterWritable);
         }
-        self.piece(Descriptor { address: address.0, len, flags: 0, next: 0 })
+        self.push(Descriptor { address: address.0, len, flags: 0, next: 0 })
     }
 
     /// Adds `len` bytes at `address` for the device to write.
@@ -59,36 +59,36 @@ impl<'a> Chain<'a> {
     /// # Errors
     /// [`ChainRefused::Full`] is back-pressure; the others are the caller's mistakes.
     #[inline(always)]
-    pub fn writable(self, address: GuestAddress, len: u32) -> Result<Chain<'a>, Refused> {
-        self.piece(Descriptor { address: address.0, len, flags: DESC_WRITE, next: 0 })
+    pub fn writable(self, address: GuestAddress, len: u32) -> Result<ChainBuilder<'a>, ChainRefused> {
+        self.push(Descriptor { address: address.0, len, flags: DESC_WRITE, next: 0 })
     }
 
     #[inline(always)]
-    fn piece(mut self, segment: Descriptor) -> Result<Chain<'a>, Refused> {
+    fn push(mut self, segment: Descriptor) -> Result<ChainBuilder<'a>, ChainRefused> {
         if segment.len == 0 {
-            return Err(Refused::Empty);
+            return Err(ChainRefused::Empty);
         }
-        let next = match self.shape {
-            Shape::Direct if self.pieces == self.driver.free => return Err(Refused::Full),
-            Shape::Direct if self.pieces == 0 => self.driver.free_head,
-            Shape::Direct => self.driver.next[usize::from(self.at)],
-            Shape::Indirect if self.driver.free == 0 => return Err(Refused::Full),
-            Shape::Indirect => {
-                let max = self.driver.indirect_pieces();
-                if self.pieces == max {
-                    return Err(Refused::TooManyPieces(max));
+        let next = match self.layout {
+            ChainLayout::Direct if self.segments == self.driver.free => return Err(ChainRefused::Full),
+            ChainLayout::Direct if self.segments == 0 => self.driver.free_head,
+            ChainLayout::Direct => self.driver.next[usize::from(self.at)],
+            ChainLayout::Indirect if self.driver.free == 0 => return Err(ChainRefused::Full),
+            ChainLayout::Indirect => {
+                let max = self.driver.max_indirect_segments();
+                if self.segments == max {
+                    return Err(ChainRefused::TooManySegments(max));
                 }
-                self.pieces
+                self.segments
             }
         };
-        if self.pieces != 0 {
+        if self.segments != 0 {
             self.pending.flags |= DESC_NEXT;
             self.pending.next = next;
             self.write_pending();
         }
         self.at = next;
         self.pending = segment;
-        self.pieces += 1;
+        self.segments += 1;
         Ok(self)
     }
 
@@ -98,37 +98,37 @@ impl<'a> Chain<'a> {
     /// # Errors
     /// [`ChainRefused::Empty`] without a segment.
     #[inline(always)]
-    pub fn commit(mut self, token: u32) -> Result<(), Refused> {
-        if self.pieces == 0 {
-            return Err(Refused::Empty);
+    pub fn commit(mut self, token: u32) -> Result<(), ChainRefused> {
+        if self.segments == 0 {
+            return Err(ChainRefused::Empty);
         }
         self.write_pending();
         let driver = self.driver;
         let head = driver.free_head;
-        let (last, descriptors) = match self.shape {
-            Shape::Direct => (self.at, self.pieces),
-            Shape::Indirect => {
+        let (last, descriptors) = match self.layout {
+            ChainLayout::Direct => (self.at, self.segments),
+            ChainLayout::Indirect => {
                 let table = driver.table_address(head);
-                let len = u32::from(self.pieces) * DESC_BYTES as u32;
-                driver.write(head, Descriptor { address: table.0, len, flags: DESC_INDIRECT, next: 0 });
+                let len = u32::from(self.segments) * DESC_BYTES as u32;
+                driver.write_descriptor(head, Descriptor { address: table.0, len, flags: DESC_INDIRECT, next: 0 });
                 (head, 1)
             }
         };
         driver.free_head = driver.next[usize::from(last)];
         driver.free -= descriptors;
-        driver.heads[usize::from(head)] = Head { token, descriptors, last };
+        driver.heads[usize::from(head)] = HeadState { token, descriptors, last };
         driver.in_flight += 1;
-        driver.offer(head);
+        driver.put_available(head);
         Ok(())
     }
 
     #[inline(always)]
     fn write_pending(&mut self) {
-        match self.shape {
-            Shape::Direct => self.driver.write(self.at, self.pending),
-            Shape::Indirect => {
+        match self.layout {
+            ChainLayout::Direct => self.driver.write_descriptor(self.at, self.pending),
+            ChainLayout::Indirect => {
                 let head = self.driver.free_head;
-                self.driver.write_table(head, self.at, self.pending);
+                self.driver.write_table_entry(head, self.at, self.pending);
             }
         }
     }
@@ -137,22 +137,22 @@ impl<'a> Chain<'a> {
 impl SplitDriver {
     /// Writes a ring descriptor, unless it already holds the value.
     #[inline]
-    fn write(&mut self, index: u16, descriptor: Descriptor) {
+    fn write_descriptor(&mut self, index: u16, descriptor: Descriptor) {
         let (index, words) = (usize::from(index), descriptor.to_words());
-        if self.written[index] != words {
-            self.written[index] = words;
+        if self.desc_shadow[index] != words {
+            self.desc_shadow[index] = words;
             self.ring.desc.set(index, words);
         }
     }
 
     /// Writes entry `at` of the indirect table that belongs to ring descriptor `head`, unless it already holds the value.
     #[inline]
-    fn write_table(&mut self, head: u16, at: u16, descriptor: Descriptor) {
+    fn write_table_entry(&mut self, head: u16, at: u16, descriptor: Descriptor) {
         let Some(tables) = &mut self.tables else { return };
         let (index, words) =
             (usize::from(head) * usize::from(tables.area.per_table) + usize::from(at), descriptor.to_words());
-        if tables.written[index] != words {
-            tables.written[index] = words;
+        if tables.shadow[index] != words {
+            tables.shadow[index] = words;
             tables.slots.set(index, words);
         }
     }
@@ -166,10 +166,10 @@ impl SplitDriver {
 
     /// Puts a head into the available ring, unless its slot already holds it.
     #[inline]
-    fn offer(&mut self, head: u16) {
-        let slot = usize::from(self.avail) & (self.offered.len() - 1);
-        if self.offered[slot] != head {
-            self.offered[slot] = head;
+    fn put_available(&mut self, head: u16) {
+        let slot = usize::from(self.avail) & (self.avail_shadow.len() - 1);
+        if self.avail_shadow[slot] != head {
+            self.avail_shadow[slot] = head;
             self.ring.avail_ring.set(slot, head.to_le());
         }
         self.avail = self.avail.wrapping_add(1);

@@ -6,7 +6,7 @@ use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use proptest::prelude::*;
 
 use super::*;
-use crate::wakeup::Index;
+use crate::wakeup::RingIndex;
 
 const DESC: u64 = 0x1000;
 const AVAIL: u64 = 0x3000;
@@ -25,7 +25,7 @@ fn addresses() -> SplitAddresses {
 
 fn driver(memory: &GuestMemory, size: u16, event_idx: bool) -> SplitDriver {
     let indirect = IndirectArea { start: GuestAddress(TABLES), per_table: PER_TABLE };
-    SplitDriver::new(memory, &addresses(), size, Features { event_idx }, Some(indirect)).unwrap()
+    SplitDriver::new(memory, &addresses(), size, RingFeatures { event_idx }, Some(indirect)).unwrap()
 }
 
 /// (address, length, device may write)
@@ -99,7 +99,12 @@ impl Model {
     }
 }
 
-fn compose(driver: &mut SplitDriver, shape: Shape, segments: &[TestSegment], token: u32) -> Result<(), Refused> {
+fn compose(
+    driver: &mut SplitDriver,
+    shape: ChainLayout,
+    segments: &[TestSegment],
+    token: u32,
+) -> Result<(), ChainRefused> {
     let mut chain = driver.begin(shape);
     for &(address, len, write) in segments {
         let address = GuestAddress(address);
@@ -149,16 +154,16 @@ proptest! {
         for step in steps {
             match step {
                 Step::Add { indirect, readable, writable, seed } => {
-                    let shape = if indirect { Shape::Indirect } else { Shape::Direct };
+                    let shape = if indirect { ChainLayout::Indirect } else { ChainLayout::Direct };
                     let segments: Vec<TestSegment> = (0..readable + writable)
                         .map(|i| (seed.rotate_left(i as u32), (seed >> i) as u32 | 1, i >= readable))
                         .collect();
                     let need = if indirect { 1 } else { segments.len() as u16 };
                     let got = compose(&mut driver, shape, &segments, token);
                     if segments.is_empty() {
-                        prop_assert_eq!(got, Err(Refused::Empty));
+                        prop_assert_eq!(got, Err(ChainRefused::Empty));
                     } else if need > free {
-                        prop_assert_eq!(got, Err(Refused::Full));
+                        prop_assert_eq!(got, Err(ChainRefused::Full));
                     } else {
                         prop_assert_eq!(got, Ok(()));
                         expected.push_back((token, segments));
@@ -169,7 +174,7 @@ proptest! {
                     }
                 }
                 Step::Abort { indirect, segments } => {
-                    let mut chain = driver.begin(if indirect { Shape::Indirect } else { Shape::Direct });
+                    let mut chain = driver.begin(if indirect { ChainLayout::Indirect } else { ChainLayout::Direct });
                     for _ in 0..segments {
                         match chain.readable(GuestAddress(0xdead), 7) {
                             Ok(longer) => chain = longer,
@@ -203,7 +208,7 @@ proptest! {
                     }
                 }
                 Step::Take => {
-                    prop_assert_eq!(usize::from(driver.look().unwrap()), completed.len());
+                    prop_assert_eq!(usize::from(driver.poll_used().unwrap()), completed.len());
                     while let Some(used) = driver.take().unwrap() {
                         prop_assert_eq!(Some(used.token), completed.pop_front());
                         prop_assert_eq!(used.written, used.token ^ 0x55);
@@ -224,7 +229,7 @@ proptest! {
         let memory = memory();
         let mut driver = driver(&memory, 16, true);
         for token in 0..5 {
-            compose(&mut driver, Shape::Direct, &[(8, 8, false), (16, 1, true)], token).unwrap();
+            compose(&mut driver, ChainLayout::Direct, &[(8, 8, false), (16, 1, true)], token).unwrap();
         }
         let _ = driver.publish();
         let model = Model { memory, size: 16, next_avail: 0, used_idx: 0 };
@@ -236,7 +241,7 @@ proptest! {
         model.put(USED, &flags.to_le_bytes());
         model.put(USED + 2, &(if small { idx % 7 } else { idx }).to_le_bytes());
         let mut seen = std::collections::HashSet::new();
-        if driver.look().is_ok() {
+        if driver.poll_used().is_ok() {
             while let Ok(Some(used)) = driver.take() {
                 prop_assert!(used.token < 5 && seen.insert(used.token));
             }
@@ -250,25 +255,25 @@ fn an_index_that_moves_backwards_is_an_error() {
     let memory = memory();
     let mut driver = driver(&memory, 16, true);
     for token in 0..3 {
-        compose(&mut driver, Shape::Direct, &[(8, 8, false)], token).unwrap();
+        compose(&mut driver, ChainLayout::Direct, &[(8, 8, false)], token).unwrap();
     }
     let _ = driver.publish();
     let mut model = Model { memory, size: 16, next_avail: 0, used_idx: 0 };
     model.answer(0, 0);
     model.answer(1, 0);
-    assert_eq!(driver.look(), Ok(2));
+    assert_eq!(driver.poll_used(), Ok(2));
     model.put(USED + 2, &1_u16.to_le_bytes());
-    assert_eq!(driver.look(), Err(DeviceError::UsedIndex { found: 1, in_flight: 3 }));
+    assert_eq!(driver.poll_used(), Err(DeviceError::UsedIndex { found: 1, in_flight: 3 }));
 }
 
 #[test]
 fn unpublished_requests_cannot_be_completed() {
     let memory = memory();
     let mut driver = driver(&memory, 16, true);
-    compose(&mut driver, Shape::Direct, &[(8, 8, false)], 0).unwrap();
+    compose(&mut driver, ChainLayout::Direct, &[(8, 8, false)], 0).unwrap();
     let mut model = Model { memory, size: 16, next_avail: 0, used_idx: 0 };
     model.answer(0, 0);
-    assert_eq!(driver.look(), Err(DeviceError::UsedIndex { found: 1, in_flight: 0 }));
+    assert_eq!(driver.poll_used(), Err(DeviceError::UsedIndex { found: 1, in_flight: 0 }));
 }
 
 #[test]
@@ -277,19 +282,19 @@ fn arming_requests_a_call_at_the_awaited_completion_and_rechecks() {
         let memory = memory();
         let mut driver = driver(&memory, 16, event_idx);
         for token in 0..4 {
-            compose(&mut driver, Shape::Direct, &[(8, 8, false)], token).unwrap();
+            compose(&mut driver, ChainLayout::Direct, &[(8, 8, false)], token).unwrap();
         }
         let _ = driver.publish();
         let mut model = Model { memory, size: 16, next_avail: 0, used_idx: 0 };
         let heads: Vec<u16> = model.pull().into_iter().map(|(head, _)| head).collect();
         // While polling, a completion does not pass the event.
         let no_call = |model: &Model| {
-            if event_idx { !u16::passed(model.used_event(), 4, 0) } else { model.u16(AVAIL) & 1 == 1 }
+            if event_idx { !u16::need_event(model.used_event(), 4, 0) } else { model.u16(AVAIL) & 1 == 1 }
         };
         assert!(no_call(&model));
         assert_eq!(driver.arm(3), Ok(0));
         if event_idx {
-            assert!(!u16::passed(model.used_event(), 2, 0) && u16::passed(model.used_event(), 3, 2));
+            assert!(!u16::need_event(model.used_event(), 2, 0) && u16::need_event(model.used_event(), 3, 2));
         } else {
             assert_eq!(model.u16(AVAIL), 0);
         }
@@ -305,12 +310,15 @@ fn invalid_segments_are_refused() {
     let memory = memory();
     let mut driver = driver(&memory, 4, true);
     let at = GuestAddress(64);
-    assert_eq!(driver.begin(Shape::Direct).writable(at, 1).unwrap().readable(at, 1).unwrap_err(), Refused::Order);
-    assert_eq!(driver.begin(Shape::Direct).writable(at, 0).unwrap_err(), Refused::Empty);
+    assert_eq!(
+        driver.begin(ChainLayout::Direct).writable(at, 1).unwrap().readable(at, 1).unwrap_err(),
+        ChainRefused::ReadableAfterWritable
+    );
+    assert_eq!(driver.begin(ChainLayout::Direct).writable(at, 0).unwrap_err(), ChainRefused::Empty);
     let nine = vec![(64, 1, false); 9];
-    assert_eq!(compose(&mut driver, Shape::Indirect, &nine, 0), Err(Refused::TooManyPieces(8)));
-    assert_eq!(compose(&mut driver, Shape::Direct, &nine, 0), Err(Refused::Full));
+    assert_eq!(compose(&mut driver, ChainLayout::Indirect, &nine, 0), Err(ChainRefused::TooManySegments(8)));
+    assert_eq!(compose(&mut driver, ChainLayout::Direct, &nine, 0), Err(ChainRefused::Full));
     assert_eq!(driver.free_descriptors(), 4);
-    let mut plain = SplitDriver::new(&self::memory(), &addresses(), 4, Features::default(), None).unwrap();
-    assert_eq!(compose(&mut plain, Shape::Indirect, &nine, 0), Err(Refused::TooManyPieces(0)));
+    let mut plain = SplitDriver::new(&self::memory(), &addresses(), 4, RingFeatures::default(), None).unwrap();
+    assert_eq!(compose(&mut plain, ChainLayout::Indirect, &nine, 0), Err(ChainRefused::TooManySegments(0)));
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use proptest::prelude::*;
 
-use super::super::driver::{Features, Shape};
+use super::super::driver::{ChainLayout, RingFeatures};
 use super::super::{DeviceRing, SplitAddresses, SplitDriver, SplitRing};
 use super::*;
 
@@ -18,24 +18,24 @@ thread_local! {
 }
 
 /// Panic payload: the process died here.
-struct Died;
+struct ProcessDied;
 
 /// Called before each store of the table, and before the ring's used index moves.
 pub(in super::super) fn crash_point() {
     LIFE.set(match LIFE.get() {
-        0 => resume_unwind(Box::new(Died)),
+        0 => resume_unwind(Box::new(ProcessDied)),
         left => left - 1,
     });
 }
 
 /// Runs `work` until store `stores`. Returns true if it finished.
-fn live(stores: u64, work: impl FnOnce()) -> bool {
+fn run_until_crash(stores: u64, work: impl FnOnce()) -> bool {
     LIFE.set(stores);
     let ended = catch_unwind(AssertUnwindSafe(work));
     LIFE.set(u64::MAX);
     match ended {
         Ok(()) => true,
-        Err(why) if why.is::<Died>() => false,
+        Err(why) if why.is::<ProcessDied>() => false,
         Err(why) => resume_unwind(why),
     }
 }
@@ -51,19 +51,19 @@ struct Rig {
     /// The next request's number.
     next: u32,
     /// Completions, by request.
-    answers: BTreeMap<u32, u32>,
+    completions: BTreeMap<u32, u32>,
 }
 
 impl Rig {
     fn new(size: u16) -> Rig {
         let region = Region::shared("ring", 0x8000, GuestAddress(0)).unwrap().0;
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
-        let driver = SplitDriver::new(&memory, &AT, size, Features { event_idx: true }, None).unwrap();
-        Rig { memory, driver, size, next: 0, answers: BTreeMap::new() }
+        let driver = SplitDriver::new(&memory, &AT, size, RingFeatures { event_idx: true }, None).unwrap();
+        Rig { memory, driver, size, next: 0, completions: BTreeMap::new() }
     }
 
     fn words(&self) -> SharedWords {
-        self.memory.words(TABLE, (InflightTable::bytes(self.size) / 8) as usize).unwrap()
+        self.memory.shared_words(TABLE, (InflightTable::bytes(self.size) / 8) as usize).unwrap()
     }
 
     /// Starts a process that serves the ring from here on.
@@ -77,7 +77,7 @@ impl Rig {
     /// Sends as many requests as possible, at most `count`.
     fn send(&mut self, count: u16) {
         for _ in 0..count.min(self.driver.free_descriptors()) {
-            let chain = self.driver.begin(Shape::Direct).readable(GuestAddress(0x3000), 16).unwrap();
+            let chain = self.driver.begin(ChainLayout::Direct).readable(GuestAddress(0x3000), 16).unwrap();
             chain.commit(self.next).unwrap();
             self.next += 1;
         }
@@ -85,10 +85,10 @@ impl Rig {
     }
 
     /// Takes the visible used elements.
-    fn hear(&mut self) {
-        self.driver.look().unwrap();
+    fn take_used(&mut self) {
+        self.driver.poll_used().unwrap();
         while let Some(used) = self.driver.take().unwrap() {
-            *self.answers.entry(used.token).or_default() += 1;
+            *self.completions.entry(used.token).or_default() += 1;
         }
     }
 }
@@ -96,7 +96,7 @@ impl Rig {
 /// The chains that a process has in flight, by head: it does not know the driver's tokens.
 #[derive(Default)]
 struct Process {
-    held: Vec<u16>,
+    in_flight: Vec<u16>,
 }
 
 /// One step of a process: takes chains, completes some of them in any order, or publishes.
@@ -104,7 +104,7 @@ struct Process {
 enum Step {
     Send(u16),
     Take(u16),
-    Answer(u16),
+    Complete(u16),
     Publish,
 }
 
@@ -114,20 +114,20 @@ fn step(rig: &mut Rig, ring: &mut DeviceRing, process: &mut Process, step: Step)
         Step::Take(count) => {
             for _ in 0..count {
                 match ring.take_next().unwrap() {
-                    Some(head) => process.held.push(head),
+                    Some(head) => process.in_flight.push(head),
                     None => return,
                 }
             }
         }
-        Step::Answer(which) => {
-            if !process.held.is_empty() {
-                let head = process.held.swap_remove(usize::from(which) % process.held.len());
+        Step::Complete(which) => {
+            if !process.in_flight.is_empty() {
+                let head = process.in_flight.swap_remove(usize::from(which) % process.in_flight.len());
                 ring.put_used(head, 1);
             }
         }
         Step::Publish => {
             let _ = ring.publish();
-            rig.hear();
+            rig.take_used();
         }
     }
 }
@@ -136,8 +136,8 @@ fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         (1_u16..9).prop_map(Step::Send),
         (1_u16..9).prop_map(Step::Take),
-        any::<u16>().prop_map(Step::Answer),
-        any::<u16>().prop_map(Step::Answer),
+        any::<u16>().prop_map(Step::Complete),
+        any::<u16>().prop_map(Step::Complete),
         Just(Step::Publish),
     ]
 }
@@ -145,7 +145,7 @@ fn any_step() -> impl Strategy<Value = Step> {
 /// Serves until nothing is left: every request is completed exactly once, by any process.
 fn finish(rig: &mut Rig) {
     let mut ring = rig.serve();
-    rig.hear();
+    rig.take_used();
     let mut heads = Vec::new();
     while let Some(head) = ring.take_next().unwrap() {
         assert!(!heads.contains(&head), "head {head} was replayed twice");
@@ -155,9 +155,9 @@ fn finish(rig: &mut Rig) {
         ring.put_used(head, 1);
     }
     let _ = ring.publish();
-    rig.hear();
-    assert_eq!(rig.answers.len() as u32, rig.next, "requests without a completion");
-    assert!(rig.answers.values().all(|count| *count == 1), "{:?}", rig.answers);
+    rig.take_used();
+    assert_eq!(rig.completions.len() as u32, rig.next, "requests without a completion");
+    assert!(rig.completions.values().all(|count| *count == 1), "{:?}", rig.completions);
     assert_eq!(rig.serve().replays(), 0);
 }
 
@@ -167,14 +167,14 @@ fn killed_at_each_store() {
     let steps = [
         Step::Send(8),
         Step::Take(6),
-        Step::Answer(5),
-        Step::Answer(0),
+        Step::Complete(5),
+        Step::Complete(0),
         Step::Publish,
         Step::Take(2),
-        Step::Answer(1),
+        Step::Complete(1),
         Step::Send(2),
         Step::Take(1),
-        Step::Answer(3),
+        Step::Complete(3),
         Step::Publish,
     ];
     let mut stores = 0;
@@ -182,7 +182,8 @@ fn killed_at_each_store() {
         let mut rig = Rig::new(8);
         let mut ring = rig.serve();
         let mut process = Process::default();
-        let ended = live(stores, || steps.iter().for_each(|one| step(&mut rig, &mut ring, &mut process, *one)));
+        let ended =
+            run_until_crash(stores, || steps.iter().for_each(|one| step(&mut rig, &mut ring, &mut process, *one)));
         drop(ring);
         finish(&mut rig);
         if ended {
@@ -205,7 +206,7 @@ proptest! {
         for (stores, steps) in lives {
             let mut ring = rig.serve();
             let mut process = Process::default();
-            live(stores, || {
+            run_until_crash(stores, || {
                 for one in steps {
                     step(&mut rig, &mut ring, &mut process, one);
                 }
@@ -221,7 +222,7 @@ proptest! {
         let words = rig.words();
         // Half of the headers are almost valid.
         let header = if header[0] & 1 == 0 { [VERSION, 8, header[2] % 10, used.wrapping_sub(header[3] % 10)] } else { header };
-        words.get(1).unwrap().store(join(header), Ordering::Relaxed);
+        words.get(1).unwrap().store(pack_header(header), Ordering::Relaxed);
         for (at, entry) in entries.iter().enumerate() {
             words.get(2 + 2 * at).unwrap().store(entry[0], Ordering::Relaxed);
             words.get(3 + 2 * at).unwrap().store(entry[1], Ordering::Relaxed);
@@ -246,11 +247,11 @@ fn chains_are_replayed_in_the_order_of_their_arrival() {
     }
     let _ = ring.publish();
     // Of the eight, two are free again and are sent last.
-    rig.hear();
+    rig.take_used();
     rig.send(2);
     let more: Vec<u16> = std::iter::from_fn(|| ring.take_next().unwrap()).collect();
     assert_eq!(more.len(), 2);
-    ring.note_step(heads[4], 7);
+    ring.record_step(heads[4], 7);
     assert_eq!(ring.state().in_flight.len(), 8);
     drop(ring);
 
@@ -259,13 +260,16 @@ fn chains_are_replayed_in_the_order_of_their_arrival() {
     let replayed: Vec<u16> = std::iter::from_fn(|| ring.take_next().unwrap()).collect();
     let rest = heads.iter().copied().filter(|head| *head != heads[3] && *head != heads[0]);
     assert_eq!(replayed, rest.chain(more).collect::<Vec<_>>());
-    assert_eq!((ring.take_step(heads[5]), ring.take_step(heads[4]), ring.take_step(heads[4])), (0, 7, 0));
+    assert_eq!(
+        (ring.take_recorded_step(heads[5]), ring.take_recorded_step(heads[4]), ring.take_recorded_step(heads[4])),
+        (0, 7, 0)
+    );
     assert!(ring.take(heads[1]).is_err(), "it is in flight, and the driver makes it available again");
     // A step survives a completion that is not published.
-    ring.note_step(heads[5], 3);
+    ring.record_step(heads[5], 3);
     ring.put_used(heads[5], 1);
     drop(ring);
-    assert_eq!(rig.serve().take_step(heads[5]), 3);
+    assert_eq!(rig.serve().take_recorded_step(heads[5]), 3);
 }
 
 #[test]
@@ -290,7 +294,7 @@ fn a_ring_that_was_reset_discards_its_table() {
     // Also with a ring of another size; the rest of the table is clear then.
     drop(ring);
     let (_, found) = InflightTable::open(rig.words(), 4, 9).unwrap();
-    assert_eq!(found, Recovered::default());
+    assert_eq!(found, RecoveredChains::default());
 }
 
 #[test]
@@ -299,9 +303,9 @@ fn invalid_tables_are_refused() {
     let open = |size| InflightTable::open(rig.words(), size, 0);
     assert_eq!(open(64).unwrap_err(), InflightError::TooSmall { found: 192, expected: 1040, size: 64 });
     let words = rig.words();
-    words.get(1).unwrap().store(join([2, 8, 0, 0]), Ordering::Relaxed);
+    words.get(1).unwrap().store(pack_header([2, 8, 0, 0]), Ordering::Relaxed);
     assert_eq!(open(8).unwrap_err(), InflightError::Header { field: "version", found: 2, expected: 1 });
-    words.get(1).unwrap().store(join([1, 8, 9, 0xfffe]), Ordering::Relaxed);
+    words.get(1).unwrap().store(pack_header([1, 8, 9, 0xfffe]), Ordering::Relaxed);
     assert_eq!(open(8).unwrap_err(), InflightError::List { found: 9, size: 8 });
     words.get(0).unwrap().store(4, Ordering::Relaxed);
     assert_eq!(open(8).unwrap_err(), InflightError::Header { field: "features", found: 4, expected: 0 });

@@ -3,10 +3,10 @@ use mqblk_uring::Lane;
 
 use super::super::tests::{image, in_memory, on_disk};
 use super::*;
-use crate::conformance::Trial;
+use crate::conformance::TestTarget;
 
 fn try_open(settings: &[(&str, &str)]) -> Result<Arc<dyn Disk<Lane>>, String> {
-    Trial { kind: "file", settings, keeps_data: true, seed: 0 }.open(&[]).map_err(|error| error.to_string())
+    TestTarget { kind: "file", settings, keeps_data: true, seed: 0 }.open(&[]).map_err(|error| error.to_string())
 }
 
 fn error_of(settings: &[(&str, &str)]) -> String {
@@ -114,7 +114,7 @@ fn in_memory_files_are_not_opened_for_direct_io() {
 #[test]
 fn blocks_smaller_than_direct_io_takes() {
     let settings = mqblk_core::settings::Settings::new("disk \"a\"");
-    let config = |block| Asked {
+    let config = |block| FileSettings {
         path: "/x".into(),
         direct: true,
         read_only: false,
@@ -124,21 +124,21 @@ fn blocks_smaller_than_direct_io_takes() {
     };
     let coarse = Some(Alignment { memory: 512, offset: 4096 });
     let fine = Some(Alignment { memory: 4, offset: 512 });
-    let disk = |logical_block| Some(Device { logical_block, ..Device::default() });
+    let disk = |logical_block| Some(BlockDeviceInfo { logical_block, ..BlockDeviceInfo::default() });
     let size = |block, kind, direct, device| block_size(&settings, &config(block), kind, direct, device);
-    let error = size(Some(BlockSize::B512), Kind::Regular, coarse, None).unwrap_err().to_string();
+    let error = size(Some(BlockSize::B512), FileKind::Regular, coarse, None).unwrap_err().to_string();
     assert!(error.starts_with("disk \"a\": block-size: found 512, expected block-size=4096, or direct=off"), "{error}");
-    let error = size(Some(BlockSize::B512), Kind::BlockDevice, None, disk(4096)).unwrap_err().to_string();
+    let error = size(Some(BlockSize::B512), FileKind::BlockDevice, None, disk(4096)).unwrap_err().to_string();
     assert!(error.contains("expected block-size=4096: "), "{error}");
     for (block, kind, direct, device, want) in [
-        (None, Kind::Regular, coarse, None, 4096),
-        (None, Kind::Regular, fine, disk(512), 512),
-        (None, Kind::Regular, fine, disk(4096), 4096),
-        (None, Kind::Regular, None, None, 512),
-        (None, Kind::Regular, None, disk(4096), 4096),
-        (None, Kind::BlockDevice, coarse, disk(4096), 4096),
-        (Some(BlockSize::B512), Kind::Regular, None, disk(4096), 512),
-        (Some(BlockSize::B4096), Kind::BlockDevice, fine, disk(512), 4096),
+        (None, FileKind::Regular, coarse, None, 4096),
+        (None, FileKind::Regular, fine, disk(512), 512),
+        (None, FileKind::Regular, fine, disk(4096), 4096),
+        (None, FileKind::Regular, None, None, 512),
+        (None, FileKind::Regular, None, disk(4096), 4096),
+        (None, FileKind::BlockDevice, coarse, disk(4096), 4096),
+        (Some(BlockSize::B512), FileKind::Regular, None, disk(4096), 512),
+        (Some(BlockSize::B4096), FileKind::BlockDevice, fine, disk(512), 4096),
     ] {
         assert_eq!(
             size(block, kind, direct, device).unwrap().bytes(),
@@ -150,19 +150,19 @@ fn blocks_smaller_than_direct_io_takes() {
 
 #[test]
 fn topology_is_that_of_the_device() {
-    let device = Device {
+    let device = BlockDeviceInfo {
         logical_block: 512,
         physical_block: 4096,
         alignment_offset: 3584,
         min_io: 4096,
         opt_io: 1 << 20,
-        ..Device::default()
+        ..BlockDeviceInfo::default()
     };
-    let disk = geometry(ByteLen(1 << 20), BlockSize::B512, false, Kind::BlockDevice, device);
+    let disk = geometry(ByteLen(1 << 20), BlockSize::B512, false, FileKind::BlockDevice, device);
     assert_eq!((disk.physical_block, disk.alignment_offset), (BlockSize::B4096, 7));
     assert_eq!((disk.min_io, disk.opt_io), (ByteLen(4096), ByteLen(1 << 20)));
-    let file = geometry(ByteLen(1 << 20), BlockSize::B512, false, Kind::Regular, device);
+    let file = geometry(ByteLen(1 << 20), BlockSize::B512, false, FileKind::Regular, device);
     assert_eq!((file.physical_block, file.alignment_offset), (BlockSize::B4096, 0));
-    let unknown = geometry(ByteLen(1 << 20), BlockSize::B4096, false, Kind::Regular, Device::default());
+    let unknown = geometry(ByteLen(1 << 20), BlockSize::B4096, false, FileKind::Regular, BlockDeviceInfo::default());
     assert_eq!((unknown.physical_block, unknown.min_io), (BlockSize::B4096, ByteLen::ZERO));
 }

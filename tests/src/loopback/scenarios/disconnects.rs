@@ -1,7 +1,7 @@
 //! Disconnects and destruction with requests in flight.
 
 use anyhow::{Context, Result, ensure};
-use mqblk_ring::blkif::{Request, operation, status};
+use mqblk_ring::blkif::{BlkifRequest, operation, status};
 use mqblk_xen::vbd::XenbusState;
 
 use super::rings::check_all_rings;
@@ -22,7 +22,7 @@ fn busy(fixture: &LoopbackFixture, disk: LoopbackDisk) -> Result<(LoopbackFronte
         for id in 0..32_u64 {
             let operation = if id % 3 == 0 { operation::WRITE } else { operation::READ };
             let page = whole_page(data.gref((id as usize + at) % 8));
-            ring.send(&Request { id, ..transfer(operation, id * 8, &[page]) })?;
+            ring.send(&BlkifRequest { id, ..transfer(operation, id * 8, &[page]) })?;
         }
     }
     Ok((guest, data))

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use mqblk_memory::GrantRef;
-use mqblk_ring::blkif::{Abi, RawRequest, Request, What, operation, status};
+use mqblk_ring::blkif::{Abi, BlkifRequest, RawRequest, RequestBody, operation, status};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -33,11 +33,11 @@ impl Oracle<'_> {
         sector.checked_add(sectors).is_some_and(|end| end <= SECTORS)
     }
 
-    fn status(&self, request: &Request) -> i16 {
-        let good = match &request.what {
-            What::Unknown => return status::NOT_SUPPORTED,
-            What::Discard { sector, sectors, .. } => Self::in_range(sector.0, *sectors),
-            What::Transfer(transfer) => match (request.operation, transfer.nr_segments) {
+    fn status(&self, request: &BlkifRequest) -> i16 {
+        let good = match &request.body {
+            RequestBody::Unknown => return status::NOT_SUPPORTED,
+            RequestBody::Discard { sector, sectors, .. } => Self::in_range(sector.0, *sectors),
+            RequestBody::Rw(transfer) => match (request.operation, transfer.nr_segments) {
                 (operation::FLUSH_DISKCACHE | operation::WRITE_BARRIER, 0) => true,
                 (_, count @ 1..=11) => {
                     let segments = &transfer.segments[..usize::from(count)];
@@ -49,7 +49,7 @@ impl Oracle<'_> {
                 }
                 _ => false,
             },
-            What::Indirect(wanted) => {
+            RequestBody::Indirect(wanted) => {
                 matches!(wanted.operation, operation::READ | operation::WRITE)
                     && (1..=TABLE).contains(&wanted.nr_segments)
                     && wanted.pages[0] == self.tables.gref(0)
@@ -88,7 +88,7 @@ pub(super) fn random_entries(fixture: &mut LoopbackFixture) -> Result<()> {
 
 /// Returns true if a byte is in the lower half of a grant reference. A change only there may name a page of the ring, or of another device
 /// of the domain.
-fn is_in_gref(abi: Abi, request: &Request, at: usize) -> bool {
+fn is_in_gref(abi: Abi, request: &BlkifRequest, at: usize) -> bool {
     let (first, distance) = match (request.operation, abi) {
         (operation::INDIRECT, Abi::X86_32) => (24, 4),
         (operation::INDIRECT, _) => (28, 4),
@@ -120,7 +120,7 @@ pub(super) fn flipped_bits(fixture: &mut LoopbackFixture) -> Result<()> {
                 1 => indirect(op % 2, sector, &[tables.gref(0)], random.random_range(1..=TABLE)),
                 _ => transfer(op, sector, &segments),
             };
-            let request = Request { id: random.random(), ..request };
+            let request = BlkifRequest { id: random.random(), ..request };
             let mut bytes = *RawRequest::encode(abi, &request).bytes();
             for _ in 0..random.random_range(0..3) {
                 let at = random.random_range(0..abi.entry_bytes() as usize);

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use mqblk_memory::GrantRef;
-use mqblk_ring::blkif::{Abi, RawRequest, Request, Segment, operation, status};
+use mqblk_ring::blkif::{Abi, BlkifRequest, RawRequest, Segment, operation, status};
 
 use super::transfers::SECTOR;
 use crate::loopback::fixture::{
@@ -42,7 +42,7 @@ impl Bench {
     }
 
     /// Runs a request that must have this status and no effect: neither on the disk nor on any page.
-    fn expect_status(&mut self, name: &str, request: &Request, expected: i16) -> Result<()> {
+    fn expect_status(&mut self, name: &str, request: &BlkifRequest, expected: i16) -> Result<()> {
         self.data.fill_all(IN_PAGES);
         let response_status = self.guest.rings[0].run(request).with_context(|| name.to_owned())?;
         ensure!(response_status == expected, "{name}: status {response_status}, expected {expected}");
@@ -70,7 +70,7 @@ impl Bench {
 }
 
 /// Returns requests, with their names, that are invalid in any layout.
-fn invalid_requests(bench: &Bench) -> Vec<(String, Request)> {
+fn invalid_requests(bench: &Bench) -> Vec<(String, BlkifRequest)> {
     let page = bench.data.gref(0);
     let full = bench.grefs(11);
     let table = |segments: &[Segment]| {
@@ -159,7 +159,7 @@ pub(super) fn invalid(fixture: &mut LoopbackFixture) -> Result<()> {
         let mut bench = Bench::new(fixture, disk, abi)?;
         for (turn, (name, request)) in (0..).zip(invalid_requests(&bench)) {
             // With any handle and any id.
-            let request = Request { handle: (turn % 3) as u16 * 0x7fff, id: u64::MAX << (turn % 64), ..request };
+            let request = BlkifRequest { handle: (turn % 3) as u16 * 0x7fff, id: u64::MAX << (turn % 64), ..request };
             bench.expect_status(&name, &request, status::ERROR).with_context(|| disk.id)?;
             bench.check_valid_read().with_context(|| format!("{}, after {name}", disk.id))?;
         }
@@ -271,8 +271,10 @@ pub(super) fn unknown_operations(fixture: &mut LoopbackFixture) -> Result<()> {
         for op in [4].into_iter().chain(7..=255) {
             let mut bytes = [0; 112];
             // Looks like a write if the operation is ignored.
-            let write =
-                RawRequest::encode(abi, &Request { id: u64::from(op) << 40, ..transfer(WRITE, 0, &bench.grefs(3)) });
+            let write = RawRequest::encode(
+                abi,
+                &BlkifRequest { id: u64::from(op) << 40, ..transfer(WRITE, 0, &bench.grefs(3)) },
+            );
             bytes.copy_from_slice(write.bytes());
             bytes[0] = op;
             let response_status = bench.guest.rings[0].run_raw(&RawRequest::from_bytes(bytes), op)?;
@@ -343,7 +345,7 @@ pub(super) fn grants_that_end(fixture: &mut LoopbackFixture) -> Result<()> {
             for at in 0..24_u64 {
                 let operation = if at % 2 == 0 { WRITE } else { READ };
                 let segments: Vec<_> = (0..8).map(|page| whole_page(pages.gref(page))).collect();
-                ring.send(&Request { id: at, ..transfer(operation, at * 64, &segments) })?;
+                ring.send(&BlkifRequest { id: at, ..transfer(operation, at * 64, &segments) })?;
             }
             // Some have completed, some are in flight, some have not been parsed.
             (0..turn % 7).try_for_each(|_| ring.poll().map(drop))?;
@@ -414,7 +416,7 @@ pub(super) fn the_ring_as_data(fixture: &mut LoopbackFixture) -> Result<()> {
         ensure!(filled == status::OKAY, "{}: status {filled}", disk.id);
         let entries = segment(own, 1, 7);
         for id in 0..16 {
-            guest.rings[0].send(&Request { id, ..transfer(READ, 64, &[entries]) })?;
+            guest.rings[0].send(&BlkifRequest { id, ..transfer(READ, 64, &[entries]) })?;
         }
         // A read over the indices: the ring breaks, or the frontend sees wrong indices.
         let other = guest.rings[1].raw.pages.refs[0];

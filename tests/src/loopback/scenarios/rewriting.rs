@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use mqblk_memory::{GrantRef, GuestAddress, SharedSlots};
-use mqblk_ring::blkif::{Abi, RawRequest, Request, operation, status};
+use mqblk_memory::{GrantRef, GuestAddress, SharedArray};
+use mqblk_ring::blkif::{Abi, BlkifRequest, RawRequest, operation, status};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -39,7 +39,7 @@ struct Rewriter {
 type Target = (usize, Vec<u32>);
 
 impl Rewriter {
-    fn start(words: SharedSlots<u32>, targets: Vec<Target>) -> Rewriter {
+    fn start(words: SharedArray<u32>, targets: Vec<Target>) -> Rewriter {
         let (stop, stores) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stop2, stores2) = (Arc::clone(&stop), Arc::clone(&stores));
         let thread = std::thread::spawn(move || {
@@ -126,7 +126,7 @@ impl RewritingFixture {
                     other => anyhow::bail!("status {other}"),
                 }
             }
-            ensure!(ring.raw.front.look()? == 0, "more responses than requests");
+            ensure!(ring.raw.front.poll_responses()? == 0, "more responses than requests");
         }
         Ok(())
     }
@@ -187,7 +187,8 @@ pub(super) fn entries(fixture: &mut LoopbackFixture) -> Result<()> {
             let mut stage = RewritingFixture::new(fixture, disk, abi)?;
             let targets = entry_versions(abi, &operations, &stage.segments());
             let memory = &stage.guest.rings[0].raw.pages.memory;
-            let rewriter = Rewriter::start(memory.slots(GuestAddress(0), WORDS).context("the ring's page")?, targets);
+            let rewriter =
+                Rewriter::start(memory.shared_array(GuestAddress(0), WORDS).context("the ring's page")?, targets);
             let named: Vec<_> = (0..NAMED).map(|page| whole_page(stage.data.gref(page))).collect();
             let raw = RawRequest::encode(abi, &transfer(operations[0], STARTS[0], &named));
             stage.rounds(fixture.repetitions(600), &[raw]).with_context(|| disk.id)?;
@@ -218,7 +219,7 @@ pub(super) fn tables(fixture: &mut LoopbackFixture) -> Result<()> {
             }
             let rewriter = Rewriter::start(table.words(0), targets);
             let requests = [STARTS[0], STARTS[1]].map(|start| {
-                let request = Request { id: start, ..indirect(inner, start, &[table.gref(0)], SEGMENTS as u16) };
+                let request = BlkifRequest { id: start, ..indirect(inner, start, &[table.gref(0)], SEGMENTS as u16) };
                 RawRequest::encode(Abi::X86_64, &request)
             });
             stage.rounds(fixture.repetitions(300), &requests).with_context(|| disk.id)?;

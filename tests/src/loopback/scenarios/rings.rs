@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use anyhow::{Context, Result, anyhow, ensure};
 use mqblk_driver::blkfront::raw::RawFront;
 use mqblk_memory::{GrantRef, GuestAddress};
-use mqblk_ring::blkif::{Abi, Request, operation, status};
+use mqblk_ring::blkif::{Abi, BlkifRequest, operation, status};
 use mqblk_xen::vbd::keys;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -29,7 +29,7 @@ pub(super) fn check_ring(ring: &mut LoopbackRing, data: &GrantedPages, sector: u
         data.fill(0, stamp);
         data.fill(1, !stamp);
         let response_status =
-            ring.run(&Request { id: sector, ..transfer(operation, sector, &[whole_page(data.gref(page))]) })?;
+            ring.run(&BlkifRequest { id: sector, ..transfer(operation, sector, &[whole_page(data.gref(page))]) })?;
         ensure!(response_status == status::OKAY, "operation {operation} at {sector}: status {response_status}");
     }
     ensure!(data.is_filled(1, stamp), "other data than was written came back");
@@ -120,7 +120,7 @@ pub(super) fn scribbled_indices(fixture: &mut LoopbackFixture) -> Result<()> {
         let mut guest = fixture.attach(disk, FrontendConfig::default())?;
         let data = guest.pages(2)?;
         let memory = Arc::clone(&guest.rings[0].raw.pages.memory);
-        let cell = |at: usize| memory.cell_u32(GuestAddress(at as u64)).context("the ring's page");
+        let cell = |at: usize| memory.shared_u32(GuestAddress(at as u64)).context("the ring's page");
         let events = [cell(REQ_EVENT)?, cell(RSP_EVENT)?];
         let stop = Arc::new(AtomicBool::new(false));
         let stop2 = Arc::clone(&stop);
@@ -136,7 +136,7 @@ pub(super) fn scribbled_indices(fixture: &mut LoopbackFixture) -> Result<()> {
             let sector = u64::from(turn) * 8 % SECTORS;
             for (operation, page) in [(operation::WRITE, 0), (operation::READ, 1)] {
                 let request = transfer(operation, sector, &[whole_page(data.gref(page))]);
-                guest.rings[0].send(&Request { id: u64::from(turn), ..request })?;
+                guest.rings[0].send(&BlkifRequest { id: u64::from(turn), ..request })?;
                 let response = guest.rings[0].poll()?;
                 ensure!((response.id, response.status) == (u64::from(turn), status::OKAY), "{response:?}");
             }
@@ -170,7 +170,7 @@ pub(super) fn unread_responses(fixture: &mut LoopbackFixture) -> Result<()> {
         let data = guest.pages(2)?;
         data.fill(0, 9);
         let memory = Arc::clone(&guest.rings[0].raw.pages.memory);
-        let cell = memory.cell_u32(GuestAddress(RSP_PROD as u64)).context("the ring's page")?;
+        let cell = memory.shared_u32(GuestAddress(RSP_PROD as u64)).context("the ring's page")?;
         let abi = guest.rings[0].raw.front.abi();
         let (first, entry) = (crate::loopback::frontend::RING_HEADER_BYTES, u64::from(abi.entry_bytes()));
         let raw =

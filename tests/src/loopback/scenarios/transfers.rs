@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use mqblk_core::units::SECTOR_BYTES;
 use mqblk_memory::GrantRef;
 use mqblk_ring::blkif::request::{DISCARD_SECURE, MAX_SEGMENTS};
-use mqblk_ring::blkif::{Abi, Request, Segment, operation, status};
+use mqblk_ring::blkif::{Abi, BlkifRequest, Segment, operation, status};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -61,7 +61,7 @@ impl VerifyingFrontend {
     }
 
     /// Returns the request for these segments: direct if they fit and `direct` is true, else indirect.
-    fn request(&self, operation: u8, sector: u64, segments: &[Segment], direct: bool) -> Request {
+    fn request(&self, operation: u8, sector: u64, segments: &[Segment], direct: bool) -> BlkifRequest {
         if direct && segments.len() <= MAX_SEGMENTS {
             return transfer(operation, sector, segments);
         }
@@ -82,7 +82,7 @@ impl VerifyingFrontend {
         let before: Vec<Vec<u8>> = (0..self.data.count()).map(|page| self.data.page(page)).collect();
         let operation = if write { operation::WRITE } else { operation::READ };
         let request = self.request(operation, sector, &segments, direct);
-        let response_status = self.guest.rings[ring].run(&Request { id: self.random.random(), ..request })?;
+        let response_status = self.guest.rings[ring].run(&BlkifRequest { id: self.random.random(), ..request })?;
         ensure!(response_status == status::OKAY, "{request:?}: status {response_status}");
         let mut at = sector as usize * SECTOR;
         let mut expected = before;

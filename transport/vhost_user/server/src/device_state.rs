@@ -101,7 +101,7 @@ fn build_document<D: VirtioDevice<Lane>>(device: &D, host: Option<&Arc<dyn HostS
     let document = StateDocument {
         format: FORMAT.to_owned(),
         version: VERSION,
-        device: device.kind().to_owned(),
+        device: device.device_type().to_owned(),
         state: raw(device.save_state())?,
         host: host.map(|host| raw(host.save()?)).transpose()?,
     };
@@ -189,7 +189,7 @@ fn load_state<D: VirtioDevice<Lane>>(
     let len = read.len();
     let text =
         String::from_utf8(read).map_err(|error| format!("found bytes that are no text, expected JSON: {error}"))?;
-    let StateDocument { state, host, .. } = StateDocument::read(&text, device.kind())?;
+    let StateDocument { state, host, .. } = StateDocument::read(&text, device.device_type())?;
     let change = match (&options.host_state, host) {
         (None, None) => None,
         (Some(loader), Some(host)) => Some(loader.load(host.get()).map_err(|why| format!("host.{why}"))?),

@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use mqblk_memory::{DirtyLog, GuestAddress, GuestMemory, LogError};
+use mqblk_memory::{DirtyLog, DirtyLogError, GuestAddress, GuestMemory};
 use mqblk_ring::split::RingLog;
 use vhost::vhost_user::message::{VhostUserLog, VhostUserVirtioFeatures};
 
@@ -36,9 +36,9 @@ impl DirtyLogging {
         layout: &VhostUserLog,
         file: &File,
         memory: &GuestMemory,
-    ) -> Result<DirtyLogging, LogError> {
-        let log = DirtyLog::of_file(file, layout.mmap_offset, layout.mmap_size)?;
-        log.check(memory)?;
+    ) -> Result<DirtyLogging, DirtyLogError> {
+        let log = DirtyLog::from_file(file, layout.mmap_offset, layout.mmap_size)?;
+        log.check_covers(memory)?;
         Ok(DirtyLogging { log: Some(Arc::new(log)), log_all: self.log_all })
     }
 
@@ -46,7 +46,7 @@ impl DirtyLogging {
     ///
     /// # Errors
     /// When the log becomes active and is too short for the guest's memory.
-    pub(crate) fn with_features(&self, features: u64, memory: &GuestMemory) -> Result<DirtyLogging, LogError> {
+    pub(crate) fn with_features(&self, features: u64, memory: &GuestMemory) -> Result<DirtyLogging, DirtyLogError> {
         let all = features & LOG_ALL != 0;
         let log = self.log.clone().filter(|_| all || !self.log_all);
         let logging = DirtyLogging { log, log_all: all };
@@ -58,22 +58,22 @@ impl DirtyLogging {
     ///
     /// # Errors
     /// When it has not.
-    pub(crate) fn check(&self, memory: &GuestMemory) -> Result<(), LogError> {
-        self.active().map_or(Ok(()), |log| log.check(memory))
+    pub(crate) fn check(&self, memory: &GuestMemory) -> Result<(), DirtyLogError> {
+        self.active().map_or(Ok(()), |log| log.check_covers(memory))
     }
 
     /// Returns true if the frontend has truncated the active log.
     pub(crate) fn is_lost(&self) -> bool {
-        self.active().is_some_and(|log| log.is_lost())
+        self.active().is_some_and(|log| log.is_truncated())
     }
 
     /// Returns the logging of a ring of `size` entries whose used ring is logged at `used`; `None` if it is not logged.
     ///
     /// # Errors
     /// When the active log is too short for it.
-    pub(crate) fn ring_log(&self, used: Option<GuestAddress>, size: u16) -> Result<Option<RingLog>, LogError> {
+    pub(crate) fn ring_log(&self, used: Option<GuestAddress>, size: u16) -> Result<Option<RingLog>, DirtyLogError> {
         let (Some(log), Some(used)) = (self.active(), used) else { return Ok(None) };
-        log.check_address(RingLog::last(used, size))?;
+        log.check_covers_address(RingLog::last_logged(used, size))?;
         Ok(Some(RingLog { log: Arc::clone(log), used }))
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use mqblk_memory::{GuestAddress, GuestMemory, Region, SharedWords, UserAddress};
 use mqblk_ring::split::InflightTable;
-use mqblk_ring::split::layout::MAX_SIZE;
+use mqblk_ring::split::layout::MAX_QUEUE_SIZE;
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
 use vhost::vhost_user::message::VhostUserInflight;
 
@@ -63,16 +63,16 @@ impl InflightRegion {
                 "in-flight region: size: found {mmap_size} bytes for {num_queues} queues, expected a multiple of {ALIGN} for each"
             ));
         }
-        let region = Region::of_file(file, mmap_offset, mmap_size, GuestAddress(0), UserAddress(0));
-        let memory = region.and_then(|region| GuestMemory::default().with(region));
+        let region = Region::from_file(file, mmap_offset, mmap_size, GuestAddress(0), UserAddress(0));
+        let memory = region.and_then(|region| GuestMemory::default().with_region(region));
         let memory = memory.map_err(|error| format!("in-flight region: {error}"))?;
         let fence = Fence::new(file).inspect_err(|error| {
             tracing::warn!("in-flight region: requests of a killed daemon cannot be waited for: {error}");
         });
-        let tail = stride.checked_sub(TAIL).and_then(|at| memory.words(GuestAddress(at), TAIL as usize / 8));
+        let tail = stride.checked_sub(TAIL).and_then(|at| memory.shared_words(GuestAddress(at), TAIL as usize / 8));
         let word = |words: &SharedWords, at| words.get(at).map_or(0, |word| word.load(Ordering::Acquire));
         let device = tail.filter(|tail| word(tail, 0) == MAGIC);
-        let header = |queue: u16| memory.words(GuestAddress(u64::from(queue) * stride), 2);
+        let header = |queue: u16| memory.shared_words(GuestAddress(u64::from(queue) * stride), 2);
         let was_served = |queue: &u16| header(*queue).is_some_and(|header| word(&header, 1) != 0);
         let used = (0..num_queues).filter(was_served).collect();
         Ok(InflightRegion {
@@ -114,8 +114,8 @@ impl InflightRegion {
             return None;
         }
         let bytes = if self.device_words.is_some() { self.stride - TAIL } else { self.stride };
-        let words = bytes.min(InflightTable::bytes(MAX_SIZE)) / 8;
-        self.memory.words(GuestAddress(u64::from(index) * self.stride), usize::try_from(words).ok()?)
+        let words = bytes.min(InflightTable::bytes(MAX_QUEUE_SIZE)) / 8;
+        self.memory.shared_words(GuestAddress(u64::from(index) * self.stride), usize::try_from(words).ok()?)
     }
 
     /// Acquires the fence. Returns false while the kernel still executes requests of these rings for a killed daemon or an earlier

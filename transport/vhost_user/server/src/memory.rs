@@ -12,7 +12,7 @@ pub(crate) const MAX_SLOTS: usize = 512;
 
 fn map_region(description: &VhostUserMemoryRegion, file: &File) -> Result<Region, MemoryError> {
     let (guest, user) = (GuestAddress(description.guest_phys_addr), UserAddress(description.user_addr));
-    Region::of_file(file, description.mmap_offset, description.memory_size, guest, user)
+    Region::from_file(file, description.mmap_offset, description.memory_size, guest, user)
 }
 
 /// Maps a new table (SET_MEM_TABLE).
@@ -28,7 +28,7 @@ pub(crate) fn with_region(
     description: &VhostUserMemoryRegion,
     file: &File,
 ) -> Result<GuestMemory, MemoryError> {
-    table.with(map_region(description, file)?)
+    table.with_region(map_region(description, file)?)
 }
 
 /// Returns `table` without a region (REM_MEM_REG), matched by guest address, user address and size.
@@ -36,7 +36,7 @@ pub(crate) fn without_region(
     table: &GuestMemory,
     description: &VhostUserMemoryRegion,
 ) -> Result<GuestMemory, MemoryError> {
-    table.without(
+    table.without_region(
         GuestAddress(description.guest_phys_addr),
         UserAddress(description.user_addr),
         description.memory_size,

@@ -113,7 +113,7 @@ impl Server {
             draining: Mutex::default(),
             stopped: AtomicBool::new(false),
             stop_deadline: Mutex::default(),
-            stats: Arc::new(Tally::new(device.queues().into())),
+            stats: Arc::new(Tally::new(device.num_queues().into())),
             disks,
             backend_channel: BackendChannel::default(),
         });

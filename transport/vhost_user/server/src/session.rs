@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::DiskSlot;
 use mqblk_engine::{AttachError, Bell, EventFd, Kick, Lane, QueueDisk, QueueHandle, Tally};
-use mqblk_memory::{GuestAddress, GuestMemory, LogError, UserAddress};
-use mqblk_ring::split::layout::MAX_SIZE;
+use mqblk_memory::{DirtyLogError, GuestAddress, GuestMemory, UserAddress};
+use mqblk_ring::split::layout::MAX_QUEUE_SIZE;
 use mqblk_virtio::features::VERSION_1;
 use mqblk_virtio::{QueueRole, VirtioDevice, VirtioQueue};
 use vhost::VhostUserMemoryRegionBase;
@@ -80,7 +80,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
     ) -> Self {
         device.reset();
         gate.set_tracked(None);
-        let vrings = (0..device.queues()).map(Vring::new).collect();
+        let vrings = (0..device.num_queues()).map(Vring::new).collect();
         Session {
             device,
             options,
@@ -109,13 +109,13 @@ impl<D: VirtioDevice<Lane>> Session<D> {
 
     /// Returns true if the frontend has truncated guest memory or the dirty log.
     pub(crate) fn is_memory_lost(&self) -> bool {
-        self.memory.is_lost() || self.logging.is_lost()
+        self.memory.is_truncated() || self.logging.is_lost()
     }
 
     /// Records the driver's configuration in the in-flight region, for the next backend.
     fn record_driver_config(&self) {
         if let Some(region) = &self.inflight {
-            region.record_driver_config(self.device.configured());
+            region.record_driver_config(self.device.config_bits());
         }
     }
 
@@ -127,7 +127,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
     /// Ends the wait for resumed queues that have not started in time.
     pub(crate) fn end_resume_if_due(&mut self) {
         if self.resume_deadline.take_if(|until| Instant::now() >= *until).is_some() {
-            self.device.resume_ended();
+            self.device.end_replay_wait();
         }
     }
 
@@ -207,7 +207,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         }
         if !std::mem::replace(&mut self.driver_started, true) {
             let resumed = self.inflight.as_ref().is_some_and(|region| region.was_used());
-            self.device.driver_begins(resumed || self.state_transfer.loaded);
+            self.device.driver_started(resumed || self.state_transfer.loaded);
             self.gate.set_tracked(Some(self.inflight.is_some()));
             self.resume_deadline = resumed.then(|| Instant::now() + RESUME_TIMEOUT);
         }
@@ -244,7 +244,8 @@ impl<D: VirtioDevice<Lane>> Session<D> {
         }
         // Checked once: later tables are the same guest's.
         if self.memory.regions().is_empty() {
-            let control = self.vrings.iter().take_while(|vring| self.device.role(vring.index) == QueueRole::Control);
+            let control =
+                self.vrings.iter().take_while(|vring| self.device.queue_role(vring.index) == QueueRole::Control);
             self.sharing = SharingMonitor::start(&self.options, &self.stats, control.count());
         }
         for queue in 0..self.vrings.len() {
@@ -257,7 +258,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
     }
 
     /// Applies a new logging state to all queues.
-    fn apply_logging(&mut self, changed: std::result::Result<DirtyLogging, LogError>) -> Result<()> {
+    fn apply_logging(&mut self, changed: std::result::Result<DirtyLogging, DirtyLogError>) -> Result<()> {
         if self.logging.is_lost() {
             tracing::warn!(disk = self.options.name, "the frontend cut off the dirty log while it was in use");
         }
@@ -280,7 +281,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
 
     /// Returns the attached queues that have disks.
     fn request_queues(&self) -> impl Iterator<Item = &QueueHandle<D::Queue>> {
-        let has_disks = |vring: &&Vring<D::Queue>| self.device.role(vring.index) == QueueRole::Requests;
+        let has_disks = |vring: &&Vring<D::Queue>| self.device.queue_role(vring.index) == QueueRole::Requests;
         self.vrings.iter().filter(has_disks).filter_map(|vring| vring.attached.as_ref())
     }
 
@@ -358,7 +359,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         self.state_transfer.cancel();
         self.state_transfer.loaded = false;
         self.device.reset();
-        self.device.driver_begins(false);
+        self.device.driver_started(false);
         self.driver_started = true;
         self.record_driver_config();
         Ok(())
@@ -610,12 +611,12 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
 
     fn get_inflight_fd(&mut self, inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         let VhostUserInflight { num_queues, queue_size, .. } = *inflight;
-        let (queues, max_size) = (self.device.queues(), self.device.max_ring_size());
+        let (queues, max_size) = (self.device.num_queues(), self.device.max_ring_size());
         if num_queues == 0 || num_queues > queues {
             return self.reject(format!("GET_INFLIGHT_FD: queues: found {num_queues}, expected 1 to {queues}"));
         }
         // VMMs give rings more entries than they announce here, so every table has space for the largest ring.
-        match InflightRegion::create(num_queues, queue_size.max(max_size).min(MAX_SIZE)) {
+        match InflightRegion::create(num_queues, queue_size.max(max_size).min(MAX_QUEUE_SIZE)) {
             Ok(region) => Ok(region),
             Err(error) => self.reject(format!("GET_INFLIGHT_FD: memory: {error}")),
         }
@@ -627,8 +628,8 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         }
         match InflightRegion::open(inflight, &file) {
             Ok(region) => {
-                self.device.restore(region.driver_config());
-                self.device.resumes(region.used_queues());
+                self.device.restore_config_bits(region.driver_config());
+                self.device.expect_replay(region.used_queues());
                 if region.was_used() {
                     self.sharing = None; // the rings are resumed
                 }

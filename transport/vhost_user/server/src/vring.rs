@@ -11,7 +11,7 @@ use mqblk_engine::{
 };
 use mqblk_memory::{GuestAddress, GuestMemory, UserAddress};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitRing, SplitState};
-use mqblk_virtio::{QueueParts, QueueRole, VirtioDevice, VirtioQueue, features};
+use mqblk_virtio::{QueueResources, QueueRole, VirtioDevice, VirtioQueue, features};
 
 use crate::dirty_log::DirtyLogging;
 use crate::inflight::InflightRegion;
@@ -97,7 +97,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
             return Err(format!("queue {}: found a start before SET_VRING_NUM and SET_VRING_ADDR", self.index));
         };
         let guest = |part: &str, address: UserAddress| {
-            memory.guest_of_user(address).ok_or_else(|| {
+            memory.user_to_guest(address).ok_or_else(|| {
                 let (index, address) = (self.index, address.0);
                 format!(
                     "queue {index}: {part}: found address {address:#x}, expected one in a memory region; {SHARE_HINT}"
@@ -138,7 +138,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         let log = start.logging.active().cloned();
         let depth = usize::from(ring.size());
         let kick = self.kick.clone().flatten().map(Kick::from);
-        let (disks, poll, coalesce) = match start.device.role(self.index) {
+        let (disks, poll, coalesce) = match start.device.queue_role(self.index) {
             QueueRole::Requests => (start.disks.clone(), start.poll, start.coalesce),
             QueueRole::Control => (Vec::new(), PollPolicy::Off, Coalesce::default()),
         };
@@ -171,7 +171,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
                 call.call();
             }
             let waker = Arc::clone(waker);
-            Ok(device.queue(index, QueueParts { ring, lease, call, features, waker }))
+            Ok(device.create_queue(index, QueueResources { ring, lease, call, features, waker }))
         };
         let leave = move |queue: &mut Q, context: &mut Lane| {
             queue.close(context);
@@ -236,7 +236,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         let memory = Arc::clone(memory);
         let moved = attached.visit(move |queue, context| {
             let lease = context.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
-            context.buffers.succeed(queue.lease(), lease);
+            context.buffers.inherit_log(queue.lease(), lease);
             let old = queue.relocate(ring, lease);
             context.retire(old);
             Ok(())
@@ -262,7 +262,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
     pub(crate) fn begin_drain(&mut self, name: &str, resumes: bool) {
         let Some(attached) = self.attached.take() else { return };
         let drained = match resumes && self.tracked {
-            true => attached.drain_unanswered(|queue, context, token, buffer| queue.forget(context, token, buffer)),
+            true => attached.drain_unanswered(|queue, context, token, buffer| queue.abandon(context, token, buffer)),
             false => attached.drain(),
         };
         match drained {

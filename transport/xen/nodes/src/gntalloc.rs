@@ -37,7 +37,7 @@ impl GrantedPages {
         unsafe { call_for_more(&node, fixed) }.map_err(|error| refused(error, pages))?;
         let refs = request[2..].iter().flat_map(|two| halves(*two)).map(GrantRef).take(pages as usize).collect();
         let granted = GrantedPages { arena, refs, node, index: request[1] };
-        granted.arena.place(PageSlot(0), pages, &granted.node, granted.index, true)?;
+        granted.arena.map_file(PageSlot(0), pages, &granted.node, granted.index, true)?;
         Ok(granted)
     }
 
@@ -57,7 +57,7 @@ impl Drop for GrantedPages {
         let count = self.arena.pages();
         // The kernel takes a page back when it is neither mapped here nor accounted for; also when the node is closed, so nothing
         // is lost if one of these should fail.
-        let _ = self.arena.clear(PageSlot(0), count);
+        let _ = self.arena.map_zero_pages(PageSlot(0), count);
         let _ = call(&self.node, &mut DeallocGrants { index: self.index, count, pad: 0 });
     }
 }

@@ -75,7 +75,7 @@ impl GrantNode {
         // index in the fixed part.
         unsafe { call_for_more(&self.node, self.request.as_mut_ptr().cast::<MapGrants>())? };
         let mapped = Mapped { index: self.request[1], count };
-        if let Err(error) = arena.place(first, count, &self.node, mapped.index, writable) {
+        if let Err(error) = arena.map_file(first, count, &self.node, mapped.index, writable) {
             // Nothing is mapped; without this the kernel would keep the account.
             let _ = self.release(&mapped);
             return Err(error);
@@ -141,7 +141,7 @@ impl GrantAccess for GrantNode {
             let text = format!("nothing was mapped to slot {}", first.0);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         };
-        arena.clear(first, mapped.get().count)?;
+        arena.map_zero_pages(first, mapped.get().count)?;
         let mapped = mapped.remove();
         self.release(&mapped)
     }

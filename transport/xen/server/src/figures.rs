@@ -9,7 +9,7 @@ use mqblk_engine::{
     AnyDisk, Detached, DiskHealth, Draining, Lane, PlugOptions, QueueHandle, QueueReport, Tally, WorkerGone,
     WorkerReport,
 };
-use mqblk_ring::blkif::Position;
+use mqblk_ring::blkif::RingPosition;
 
 use crate::name::DeviceName;
 
@@ -166,9 +166,9 @@ impl Figures {
     fn wait_drained(
         &self,
         index: u16,
-        mut draining: Draining<Position>,
+        mut draining: Draining<RingPosition>,
         end: &OnceLock<Instant>,
-    ) -> Result<Option<Detached<Position>>, WorkerGone> {
+    ) -> Result<Option<Detached<RingPosition>>, WorkerGone> {
         let waiting = |waited: Duration| {
             tracing::warn!(device = %self.name, ring = index, "waiting for storage since {} s", waited.as_secs());
         };
@@ -178,7 +178,7 @@ impl Figures {
         }
     }
 
-    fn left(&self, index: u16, left: &Detached<Position>) {
+    fn left(&self, index: u16, left: &Detached<RingPosition>) {
         self.tally.detached(index, &left.report);
         let c = left.report.counters;
         tracing::info!(

@@ -80,7 +80,7 @@ impl Published {
     pub fn read(read: Read<'_>, bounds: Bounds) -> Result<Published, PublishedError> {
         let abi = match read(keys::PROTOCOL)? {
             None => UNSAID,
-            Some(name) => Abi::of_protocol(name.trim_end_matches('\0')).ok_or_else(|| {
+            Some(name) => Abi::from_protocol(name.trim_end_matches('\0')).ok_or_else(|| {
                 let known: Vec<_> = Abi::ALL.map(Abi::protocol).into();
                 malformed(keys::PROTOCOL, &name, format!("one of {}", known.join(", ")))
             })?,

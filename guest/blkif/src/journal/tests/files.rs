@@ -4,7 +4,7 @@ use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use mqblk_memory::create_memfd;
-use mqblk_ring::blkif::Position;
+use mqblk_ring::blkif::RingPosition;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -23,7 +23,7 @@ fn busy_file() -> (File, u32) {
     let file = empty_file();
     let start = 0_u32.wrapping_sub(7);
     let mut journal =
-        Journal::create(&file, ENTRIES_OF_FILE, NAME, Position { req_cons: start, rsp_prod: start }).unwrap();
+        Journal::create(&file, ENTRIES_OF_FILE, NAME, RingPosition { req_cons: start, rsp_prod: start }).unwrap();
     let slots: Vec<_> = (1..=20).map(|id| journal.take(&raw(id)).unwrap()).collect();
     journal.consumed(start.wrapping_add(20));
     for at in [4, 9, 17, 0] {
@@ -47,7 +47,7 @@ fn a_file_tells_the_next_owner_what_to_do() {
         let (file, start) = busy_file();
         let visible = start.wrapping_add(if published { 4 } else { 0 });
         let (mut journal, recovery) = Journal::resume(&file, ENTRIES_OF_FILE, NAME, visible).unwrap();
-        assert_eq!(recovery.position, Position { req_cons: start.wrapping_add(20), rsp_prod: visible });
+        assert_eq!(recovery.position, RingPosition { req_cons: start.wrapping_add(20), rsp_prod: visible });
         let answered = |id: &u64| published && [5, 10, 18, 1].contains(id);
         let expected: Vec<u64> = (1..=20).filter(|id| !answered(id)).collect();
         assert_eq!(ids(&recovery), expected);
@@ -80,7 +80,7 @@ fn a_journal_of_another_ring_is_refused() {
 #[test]
 fn a_ring_with_requests_that_nobody_noted_gets_no_journal() {
     let create = |entries, req_cons| {
-        Journal::create(&empty_file(), entries, NAME, Position { req_cons, rsp_prod: 5 })
+        Journal::create(&empty_file(), entries, NAME, RingPosition { req_cons, rsp_prod: 5 })
             .map(|_| ())
             .map_err(|e| e.to_string())
     };
@@ -91,7 +91,7 @@ fn a_ring_with_requests_that_nobody_noted_gets_no_journal() {
 
 #[test]
 fn more_requests_than_the_ring_holds_are_refused() {
-    let mut journal = Journal::create(&empty_file(), 4, NAME, Position::default()).unwrap();
+    let mut journal = Journal::create(&empty_file(), 4, NAME, RingPosition::default()).unwrap();
     let slots: Vec<_> = (0..4).map(|id| journal.take(&raw(id)).unwrap()).collect();
     journal.consumed(4);
     assert_eq!(journal.take(&raw(9)), None);

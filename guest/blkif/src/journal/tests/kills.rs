@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use mqblk_ring::blkif::Position;
+use mqblk_ring::blkif::RingPosition;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -190,7 +190,7 @@ impl Life {
         let log = Rc::default();
         let recorder =
             Recorder { image: world.image.clone(), log: Rc::clone(&log), random: SmallRng::seed_from_u64(seed) };
-        let book = Book::begin(recorder, entries, Position { req_cons: start, rsp_prod: start });
+        let book = Book::begin(recorder, entries, RingPosition { req_cons: start, rsp_prod: start });
         log.borrow_mut().drain(..).for_each(|store| world.apply(store));
         let (consumed, put) = (start.into(), start.into());
         Life { book, log, world, consumed, put, in_flight: vec![], random: SmallRng::seed_from_u64(seed) }

@@ -144,7 +144,7 @@ impl GrantAccess for SimulatedGrants {
         self.frames.extend(frames);
         let result = self.map_frames(arena, first, pages, writable);
         if result.is_err() {
-            let _ = arena.clear(first, pages as u32);
+            let _ = arena.map_zero_pages(first, pages as u32);
             self.unmap_at_machine(handle)?;
             return result;
         }
@@ -154,7 +154,7 @@ impl GrantAccess for SimulatedGrants {
 
     fn unmap(&mut self, arena: &PageArena, first: PageSlot) -> io::Result<()> {
         let mapped = *self.mapped.get(&key(arena, first)).ok_or(Errno::INVAL)?;
-        arena.clear(first, mapped.pages)?;
+        arena.map_zero_pages(first, mapped.pages)?;
         self.mapped.remove(&key(arena, first));
         self.unmap_at_machine(mapped.handle)
     }
@@ -172,7 +172,7 @@ impl SimulatedGrants {
             let mut slot = first;
             for run in frames.chunk_by(|one, next| one + 1 == *next) {
                 let offset = u64::from(run[0]) * u64::from(PAGE_BYTES);
-                arena.place(slot, run.len() as u32, &foreign.memory_file, offset, writable)?;
+                arena.map_file(slot, run.len() as u32, &foreign.memory_file, offset, writable)?;
                 slot.0 += run.len() as u32;
             }
             Ok(())

@@ -24,13 +24,15 @@ pub(super) fn sealed_memfd(name: &str, len: u64) -> io::Result<File> {
 
 /// Maps a range of a file at guest address 0.
 pub(super) fn map_file(file: &File, offset: u64, len: u64) -> io::Result<Arc<GuestMemory>> {
-    let region = Region::of_file(file, offset, len, GuestAddress(0), UserAddress(0)).map_err(io::Error::other)?;
+    let region = Region::from_file(file, offset, len, GuestAddress(0), UserAddress(0)).map_err(io::Error::other)?;
     Ok(Arc::new(GuestMemory::new(vec![Arc::new(region)]).map_err(io::Error::other)?))
 }
 
 fn map_words(file: &File) -> io::Result<SharedWords> {
     let len = file.metadata()?.len();
-    map_file(file, 0, len)?.words(GuestAddress(0), (len / 8) as usize).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    map_file(file, 0, len)?
+        .shared_words(GuestAddress(0), (len / 8) as usize)
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// A grant table entry.

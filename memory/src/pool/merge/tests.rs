@@ -10,7 +10,7 @@ fn pool() -> (BufferPool, Vec<Arc<GuestMemory>>, Vec<LeaseId>) {
         Arc::new(GuestMemory::new(vec![region(0), region(0x4000)]).unwrap())
     };
     let memories = vec![table(), table()];
-    let leases = memories.iter().map(|memory| pool.adopt(Arc::clone(memory), vec![])).collect();
+    let leases = memories.iter().map(|memory| pool.acquire_lease(Arc::clone(memory), vec![])).collect();
     (pool, memories, leases)
 }
 
@@ -28,9 +28,9 @@ fn members_keep_their_tables_mapped_until_the_merged_buffer_ends() {
     let weak: Vec<_> = memories.iter().map(Arc::downgrade).collect();
     drop(memories);
     let members: Vec<Buffer> = leases.iter().map(|lease| filled(&mut pool, *lease, &[(0, 512)])).collect();
-    let merged = pool.join(members);
+    let merged = pool.merge(members);
     for lease in &leases {
-        assert!(!pool.retire(*lease));
+        assert!(!pool.retire_lease(*lease));
     }
     assert!(weak.iter().all(|memory| memory.upgrade().is_some()));
     let mut given = vec![];
@@ -50,17 +50,17 @@ fn releasing_a_merged_buffer_releases_its_members() {
         filled(&mut pool, leases[1], &[(0, 8), (16, 8), (32, 8)]),
         filled(&mut pool, leases[0], &[(4096, 512)]),
     ];
-    let merged = pool.join(members);
-    assert_eq!((pool.uses(leases[0]), pool.uses(leases[1])), (2, 1));
-    pool.retire(leases[1]);
+    let merged = pool.merge(members);
+    assert_eq!((pool.buffers_in_use(leases[0]), pool.buffers_in_use(leases[1])), (2, 1));
+    pool.retire_lease(leases[1]);
     pool.release(merged);
-    assert_eq!(pool.uses(leases[0]), 0);
-    assert!(pool.is_gone(leases[1]));
+    assert_eq!(pool.buffers_in_use(leases[0]), 0);
+    assert!(pool.is_lease_released(leases[1]));
     assert_eq!(Arc::strong_count(&memories[1]), 1);
     // Every entry and every list is free again.
     assert_eq!(pool.free.len(), pool.entries.len());
     assert_eq!(pool.free_spills.len(), pool.spills.len());
-    assert!(pool.entries.iter().all(|entry| entry.next == 0 && !entry.live));
+    assert!(pool.entries.iter().all(|entry| entry.next == 0 && !entry.allocated));
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn adjacent_segments_merge_and_are_fixed_only_within_one_registered_buffer() {
     let mut pool = BufferPool::new();
     let region = Arc::new(Region::shared("t", 2 * FixedBuffers::CHUNK, GuestAddress(0)).unwrap().0);
     let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
-    let lease = pool.adopt(memory, vec![Some(FixedBuffers { first: 3 })]);
+    let lease = pool.acquire_lease(memory, vec![Some(FixedBuffers { first: 3 })]);
     let chunk = FixedBuffers::CHUNK;
     let at = |pool: &mut BufferPool, at, len| filled(pool, lease, &[(at, len)]);
     let members = [
@@ -79,7 +79,7 @@ fn adjacent_segments_merge_and_are_fixed_only_within_one_registered_buffer() {
         at(&mut pool, chunk, 4096),
         at(&mut pool, 16384, 512),
     ];
-    let merged = pool.join(members);
+    let merged = pool.merge(members);
     let found: Vec<_> = pool.segments(&merged).iter().map(|segment| (segment.len(), segment.fixed())).collect();
     assert_eq!(found, [(8192, Some(3)), (8192, None), (512, Some(3))]);
     assert_eq!(pool.len(&merged), ByteLen(4 * 4096 + 512));
@@ -98,9 +98,9 @@ fn adjacent_segments_merge_and_are_fixed_only_within_one_registered_buffer() {
 fn a_merged_buffer_cannot_be_a_member() {
     let (mut pool, _memories, leases) = pool();
     let member = filled(&mut pool, leases[0], &[(0, 512)]);
-    let merged = pool.join([member]);
+    let merged = pool.merge([member]);
     let other = filled(&mut pool, leases[0], &[(512, 512)]);
-    let _ = pool.join([other, merged]);
+    let _ = pool.merge([other, merged]);
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn a_status_is_never_written_through_a_merged_buffer() {
     let (mut pool, memories, leases) = pool();
     let member = filled(&mut pool, leases[0], &[(0, 512)]);
     pool.set_status(&member, GuestAddress(0x800)).unwrap();
-    let merged = pool.join([member]);
+    let merged = pool.merge([member]);
     pool.write_status(&merged, 7);
     let mut found = [9];
     memories[0].read(GuestAddress(0x800), &mut found).unwrap();
@@ -158,7 +158,7 @@ proptest! {
                     model.extend(bytes);
                 }
             }
-            let merged = pool.join(made);
+            let merged = pool.merge(made);
             prop_assert_eq!(pool.len(&merged).0, model.len() as u64);
             prop_assert!(pool.segments(&merged).len() <= segments.iter().map(|(count, _)| count).sum());
             let mut found = vec![0; model.len()];
@@ -175,7 +175,7 @@ proptest! {
                     pool.release(member);
                 }
             }
-            prop_assert_eq!(pool.uses(leases[0]) + pool.uses(leases[1]), 0);
+            prop_assert_eq!(pool.buffers_in_use(leases[0]) + pool.buffers_in_use(leases[1]), 0);
             prop_assert_eq!(pool.free.len(), pool.entries.len());
             let size = (pool.entries.len(), pool.spills.len());
             prop_assert_eq!(*grown.get_or_insert(size), size);

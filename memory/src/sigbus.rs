@@ -13,47 +13,48 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Once, OnceLock};
 
 /// Maximum number of watched mappings. Further mappings work but are not protected. 64 guests of 64 regions each fit.
-const SLOTS: usize = 4096;
+const MAX_WATCHED: usize = 4096;
 
-struct Watched {
+struct WatchedRange {
     /// 0: the slot is free. 1: being filled. Otherwise the start address.
     start: AtomicUsize,
     len: AtomicUsize,
-    lost: AtomicBool,
+    truncated: AtomicBool,
 }
 
-static TABLE: [Watched; SLOTS] =
-    [const { Watched { start: AtomicUsize::new(0), len: AtomicUsize::new(0), lost: AtomicBool::new(false) } }; SLOTS];
+static TABLE: [WatchedRange; MAX_WATCHED] = [const {
+    WatchedRange { start: AtomicUsize::new(0), len: AtomicUsize::new(0), truncated: AtomicBool::new(false) }
+}; MAX_WATCHED];
 
 /// A slot of the table, freed on drop.
 #[derive(Debug)]
-pub(crate) struct Slot(usize);
+pub(crate) struct WatchSlot(usize);
 
-impl Slot {
+impl WatchSlot {
     /// Returns true if the mapping was replaced by zero pages.
-    pub(crate) fn is_lost(&self) -> bool {
-        TABLE[self.0].lost.load(Ordering::Relaxed)
+    pub(crate) fn is_truncated(&self) -> bool {
+        TABLE[self.0].truncated.load(Ordering::Relaxed)
     }
 }
 
-impl Drop for Slot {
+impl Drop for WatchSlot {
     fn drop(&mut self) {
         TABLE[self.0].start.store(0, Ordering::Release);
     }
 }
 
 /// Watches `len` bytes at `start` until the slot is dropped. `None` when the table is full.
-pub(crate) fn watch(start: usize, len: usize) -> Option<Slot> {
+pub(crate) fn watch(start: usize, len: usize) -> Option<WatchSlot> {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(install);
     let index = TABLE.iter().position(|slot| {
         slot.start.load(Ordering::Relaxed) == 0
             && slot.start.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
     })?;
-    TABLE[index].lost.store(false, Ordering::Relaxed);
+    TABLE[index].truncated.store(false, Ordering::Relaxed);
     TABLE[index].len.store(len, Ordering::Relaxed);
     TABLE[index].start.store(start, Ordering::Release);
-    Some(Slot(index))
+    Some(WatchSlot(index))
 }
 
 /// The SIGBUS action that was installed before.
@@ -85,7 +86,7 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, _context: *mut 
             // SAFETY: only the watched mapping is replaced. Its users copy bytes and hold no references into it.
             let new = unsafe { libc::mmap(start as *mut c_void, len, protection, flags, -1, 0) };
             if new != libc::MAP_FAILED {
-                slot.lost.store(true, Ordering::Relaxed);
+                slot.truncated.store(true, Ordering::Relaxed);
                 return;
             }
         }
@@ -103,13 +104,13 @@ mod tests {
     #[test]
     fn a_truncated_file_becomes_zeroes() {
         let file = create_memfd("t", 3 * 4096).unwrap();
-        let (mapping, _) = Mapping::of_file(&file, 0, 3 * 4096).unwrap();
+        let (mapping, _) = Mapping::from_file(&file, 0, 3 * 4096).unwrap();
         assert!(mapping.write(ByteOffset(8192), &[7; 16]));
         file.set_len(4096).unwrap();
         let mut found = [1; 16];
         assert!(mapping.read(ByteOffset(8192), &mut found));
         assert_eq!(found, [0; 16]);
-        assert!(mapping.is_lost());
+        assert!(mapping.is_truncated());
         assert!(mapping.write(ByteOffset(0), &[1; 16]), "the mapping stays usable");
     }
 }

@@ -2,16 +2,16 @@
 
 use std::ptr::NonNull;
 
-use super::{BufferPool, Fault, LeaseId};
+use super::{BufferFault, BufferPool, LeaseId};
 use crate::guest::GuestAddress;
-use crate::shared::{Plain, prefetch};
+use crate::shared::{Pod, prefetch};
 
 impl BufferPool {
     /// Reads a value from guest memory, once. `None` when a byte of it is not mapped.
     #[inline]
-    pub fn read<T: Plain>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
-        let Some(host) = self.host(lease.index, address.0, size_of::<T>() as u64) else {
-            return self.read_across(lease, address);
+    pub fn read<T: Pod>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
+        let Some(host) = self.host_address(lease.index, address.0, size_of::<T>() as u64) else {
+            return self.read_across_regions(lease, address);
         };
         let place = std::ptr::with_exposed_provenance::<T>(host as usize);
         // An array of bytes would be read byte by byte.
@@ -29,7 +29,7 @@ impl BufferPool {
 
     /// Reads a value that spans regions.
     #[cold]
-    fn read_across<T: Plain>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
+    fn read_across_regions<T: Pod>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
         let mut value = std::mem::MaybeUninit::<T>::zeroed();
         // SAFETY: a zeroed `T` is that many initialised bytes, and nothing else refers to them.
         let bytes = unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
@@ -41,8 +41,8 @@ impl BufferPool {
     /// been read.
     #[must_use]
     pub fn read_bytes(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
-        let Some(host) = self.host(lease.index, address.0, into.len() as u64) else {
-            return self.read_bytes_across(lease, address, into);
+        let Some(host) = self.host_address(lease.index, address.0, into.len() as u64) else {
+            return self.read_bytes_across_regions(lease, address, into);
         };
         let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
         // SAFETY: mapped for `into.len()` bytes by the lease; `into` is private memory.
@@ -52,11 +52,11 @@ impl BufferPool {
 
     /// Reads bytes that span regions or are not mapped.
     #[cold]
-    fn read_bytes_across(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
+    fn read_bytes_across_regions(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
         let (mut address, mut left) = (address.0, into);
         while !left.is_empty() {
             let Some((region, at)) = self.locate(lease.index, address) else { return false };
-            let (host, run) = (region.host + at, (region.len - at).min(left.len() as u64));
+            let (host, run) = (region.host_start + at, (region.len - at).min(left.len() as u64));
             let (now, later) = left.split_at_mut(run as usize);
             let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
             // SAFETY: mapped for `run` bytes by the lease; `now` is private memory.
@@ -75,26 +75,27 @@ impl BufferPool {
     #[must_use]
     #[inline]
     pub fn write_bytes(&mut self, lease: LeaseId, address: GuestAddress, bytes: &[u8]) -> bool {
-        let Some(host) = self.host(lease.index, address.0, bytes.len() as u64) else {
-            return self.write_bytes_across(lease, address, bytes);
+        let Some(host) = self.host_address(lease.index, address.0, bytes.len() as u64) else {
+            return self.write_bytes_across_regions(lease, address, bytes);
         };
         let place = std::ptr::with_exposed_provenance_mut::<u8>(host as usize);
         // SAFETY: mapped for `bytes.len()` bytes by the lease; `bytes` is private memory.
         unsafe { place.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         let lease = self.lease(lease.index);
         if lease.log.is_some() {
-            lease.log_range(address, bytes.len() as u64);
+            lease.mark_guest_range(address, bytes.len() as u64);
         }
         true
     }
 
     /// Writes bytes that span regions or are not mapped.
     #[cold]
-    fn write_bytes_across(&mut self, lease: LeaseId, address: GuestAddress, bytes: &[u8]) -> bool {
+    fn write_bytes_across_regions(&mut self, lease: LeaseId, address: GuestAddress, bytes: &[u8]) -> bool {
         let buffer = self.take(lease);
         self.set_writable(&buffer);
-        let pushed =
-            u32::try_from(bytes.len()).map_err(|_| Fault).and_then(|len| self.push(&buffer, address, len, u16::MAX));
+        let pushed = u32::try_from(bytes.len())
+            .map_err(|_| BufferFault)
+            .and_then(|len| self.push(&buffer, address, len, u16::MAX));
         let written = pushed.is_ok() && self.copy_in(&buffer, 0, bytes);
         self.release(buffer);
         written
@@ -103,7 +104,7 @@ impl BufferPool {
     /// Prefetches the line at `address` into this core's cache, if it is mapped.
     #[inline]
     pub fn prefetch(&mut self, lease: LeaseId, address: GuestAddress) {
-        let host = self.host(lease.index, address.0, 1);
+        let host = self.host_address(lease.index, address.0, 1);
         if let Some(place) =
             host.and_then(|host| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(host as usize)))
         {

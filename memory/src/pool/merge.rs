@@ -6,7 +6,7 @@
 use super::*;
 
 /// Used instead of a lease index: the members hold the leases. No lease has this index.
-const JOINED: u32 = u32::MAX;
+const MERGED: u32 = u32::MAX;
 
 impl BufferPool {
     /// Merges the members into one buffer of all their segments, in order. Segments that are adjacent in host memory become one. The
@@ -14,20 +14,20 @@ impl BufferPool {
     ///
     /// # Panics
     /// When a member is itself merged, or there are more than 65535 segments.
-    pub fn join(&mut self, members: impl IntoIterator<Item = Buffer>) -> Buffer {
-        let merged = self.take_entry(JOINED);
+    pub fn merge(&mut self, members: impl IntoIterator<Item = Buffer>) -> Buffer {
+        let merged = self.take_entry(MERGED);
         let mut tail = merged.index();
         for member in members {
             let at = member.index();
             let entry = &self.entries[at];
-            assert!(entry.live && entry.lease != JOINED, "a member is a live buffer that is not joined");
+            assert!(entry.allocated && entry.lease != MERGED, "a member is a live buffer that is not joined");
             if entry.spill == NO_SPILL {
-                let (segments, count) = (entry.inline, usize::from(entry.pieces));
-                self.append_touching(merged.index(), &segments[..count]);
+                let (segments, count) = (entry.inline, usize::from(entry.segments));
+                self.append_merging(merged.index(), &segments[..count]);
             } else {
                 let list = entry.spill as usize;
                 let segments = std::mem::take(&mut self.spills[list]);
-                self.append_touching(merged.index(), &segments);
+                self.append_merging(merged.index(), &segments);
                 self.spills[list] = segments;
             }
             self.entries[tail].next = at as u32 + 1;
@@ -36,16 +36,16 @@ impl BufferPool {
         merged
     }
 
-    fn append_touching(&mut self, index: usize, segments: &[Segment]) {
+    fn append_merging(&mut self, index: usize, segments: &[Segment]) {
         for segment in segments {
             let entry = &mut self.entries[index];
             let last = match entry.spill {
-                NO_SPILL => entry.inline[..usize::from(entry.pieces)].last_mut(),
+                NO_SPILL => entry.inline[..usize::from(entry.segments)].last_mut(),
                 list => self.spills[list as usize].last_mut(),
             };
             let adjacent = last.filter(|last| {
                 last.address + u64::from(last.len) == segment.address
-                    && u64::from(last.len) + u64::from(segment.len) <= MOST_RUN
+                    && u64::from(last.len) + u64::from(segment.len) <= MAX_SEGMENT_LEN
             });
             if let Some(last) = adjacent {
                 last.len += segment.len;
@@ -62,8 +62,8 @@ impl BufferPool {
 
     /// Returns true if a buffer is merged.
     #[inline]
-    pub fn is_joined(&self, buffer: &Buffer) -> bool {
-        self.entries[buffer.index()].lease == JOINED
+    pub fn is_merged(&self, buffer: &Buffer) -> bool {
+        self.entries[buffer.index()].lease == MERGED
     }
 
     /// Splits a merged buffer. Calls `each` with its members, in order.
@@ -71,7 +71,7 @@ impl BufferPool {
     /// # Panics
     /// When it is not merged.
     pub fn split(&mut self, merged: Buffer, mut each: impl FnMut(Buffer)) {
-        assert!(self.is_joined(&merged), "only a joined buffer has members");
+        assert!(self.is_merged(&merged), "only a joined buffer has members");
         let index = merged.index();
         self.free_entry(index);
         let mut next = std::mem::take(&mut self.entries[index].next);

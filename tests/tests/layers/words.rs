@@ -1,0 +1,220 @@
+//! The names of things: docs/glossary.md is the law. Words that it retires do not come back, and a public type's name says what the type is, once per crate.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use proc_macro2::{TokenStream, TokenTree};
+
+use super::{Source, is_test, metadata, sources, test_modules};
+
+const GLOSSARY: &str = "docs/glossary.md";
+/// The heading of its table of retired words.
+const RETIRED: &str = "## Retired words";
+
+/// Names that say nothing on their own: of what?
+const VAGUE: [&str; 17] = [
+    "Place", "Kind", "Entry", "Step", "State", "Part", "Found", "Asked", "Unit", "Ring", "Row", "Shape", "Answer",
+    "Told", "Thing", "Data", "Info",
+];
+
+/// Words that are not used any more.
+#[derive(Default)]
+struct Retired {
+    /// Words of identifiers, in lower case.
+    in_names: BTreeSet<String>,
+    /// Phrases of comments and documents, in lower case.
+    in_text: BTreeSet<String>,
+}
+
+impl Retired {
+    /// Reads the table: `| names: word, word; text: phrase | what is said instead |`, either part may be missing.
+    fn parse(glossary: &str) -> Retired {
+        let mut retired = Retired::default();
+        let table = glossary.split_once(RETIRED).map_or("", |(_, table)| table);
+        let table = table.split_once("\n## ").map_or(table, |(table, _)| table);
+        for row in table.lines().filter_map(|line| line.strip_prefix("| ")) {
+            let cell = row.split(" | ").next().unwrap_or_default();
+            for part in cell.split(';') {
+                let (into, words) = match part.trim().split_once(": ") {
+                    Some(("names", words)) => (&mut retired.in_names, words),
+                    Some(("text", words)) => (&mut retired.in_text, words),
+                    _ => continue,
+                };
+                into.extend(words.split(", ").map(|word| word.trim().to_lowercase()));
+            }
+        }
+        retired
+    }
+
+    /// The retired words of an identifier.
+    fn of_name(&self, name: &str) -> Vec<String> {
+        words(name).into_iter().filter(|word| self.in_names.contains(word)).collect()
+    }
+
+    /// The retired phrases of a text.
+    fn of_text(&self, text: &str) -> Vec<&str> {
+        // Only whole words: a phrase is looked for between spaces.
+        let spaced: String =
+            text.chars().map(|c| if c.is_alphanumeric() || c == '-' { c.to_ascii_lowercase() } else { ' ' }).collect();
+        let spaced = format!(" {} ", spaced.split_whitespace().collect::<Vec<_>>().join(" "));
+        self.in_text.iter().filter(|phrase| spaced.contains(&format!(" {phrase} "))).map(String::as_str).collect()
+    }
+}
+
+/// The words of an identifier in any style, in lower case: `DeviceRing2`, `device_ring`.
+fn words(name: &str) -> Vec<String> {
+    let mut spaced = String::new();
+    let mut before_lower = false;
+    for letter in name.chars() {
+        if letter.is_uppercase() && before_lower {
+            spaced.push('_');
+        }
+        before_lower = letter.is_lowercase();
+        spaced.extend(letter.to_lowercase());
+    }
+    spaced.split(|c: char| !c.is_alphabetic()).filter(|word| !word.is_empty()).map(str::to_owned).collect()
+}
+
+/// Calls `each` with every identifier, and with the line where it stands.
+fn identifiers(tokens: TokenStream, each: &mut impl FnMut(&str, usize)) {
+    for token in tokens {
+        match token {
+            TokenTree::Ident(name) => each(&name.to_string(), name.span().start().line),
+            TokenTree::Group(group) => identifiers(group.stream(), each),
+            TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+        }
+    }
+}
+
+/// The comment of a line, if it has one: what comes after `//`, outside of literals as far as a line shows.
+fn comment(line: &str) -> Option<&str> {
+    let at = line.find("//")?;
+    (line[..at].matches('"').count() % 2 == 0).then(|| &line[at + 2..])
+}
+
+fn glossary() -> String {
+    let root = metadata().workspace_root;
+    std::fs::read_to_string(root.join(GLOSSARY)).expect("the glossary")
+}
+
+#[test]
+fn retired_words_do_not_come_back() {
+    let retired = Retired::parse(&glossary());
+    assert!(retired.in_names.len() > 20 && retired.in_text.len() > 5, "the table of retired words was not found");
+    let (sources, mut wrong) = (sources(), String::new());
+    let modules = test_modules(&sources);
+    for source in sources.iter().filter(|source| !source.path.starts_with("tests/") && !is_test(&source.path, &modules))
+    {
+        identifiers(source.tokens(), &mut |name, line| {
+            for word in retired.of_name(name) {
+                let _ = writeln!(wrong, "{}:{line}: {name}: \"{word}\" is retired", source.path);
+            }
+        });
+        for (line, text) in source.text.lines().enumerate() {
+            for phrase in comment(text).into_iter().flat_map(|text| retired.of_text(text)) {
+                let _ = writeln!(wrong, "{}:{}: \"{phrase}\" is retired", source.path, line + 1);
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}what to say instead stands in {GLOSSARY}");
+}
+
+#[test]
+fn documents_use_no_retired_word() {
+    let (retired, mut wrong) = (Retired::parse(&glossary()), String::new());
+    let root = metadata().workspace_root;
+    let mut folders = vec![root.clone(), root.join("docs"), root.join("docs/design"), root.join("docs/wire")];
+    while let Some(folder) = folders.pop() {
+        for entry in folder.read_dir_utf8().expect("a folder") {
+            let path = entry.expect("an entry").into_path();
+            if path.extension() != Some("md") || path.ends_with(GLOSSARY) {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).expect("a text");
+            for (line, text) in text.lines().enumerate() {
+                for phrase in retired.of_text(text) {
+                    let _ = writeln!(wrong, "{path}:{}: \"{phrase}\" is retired", line + 1);
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}what to say instead stands in {GLOSSARY}");
+}
+
+/// The public types that a source defines outside of tests, with their lines.
+fn public_types(tokens: TokenStream, found: &mut Vec<(String, usize)>) {
+    super::visit(tokens, &mut |tokens| {
+        let text: Vec<String> = tokens.iter().map(ToString::to_string).collect();
+        let text: Vec<&str> = text.iter().map(String::as_str).collect();
+        if let [.., before, kind, name] = text[..]
+            && before == "pub"
+            && ["struct", "enum", "trait", "type", "union"].contains(&kind)
+            && let Some(last) = tokens.last()
+        {
+            found.push((name.to_owned(), last.span().start().line));
+        }
+    });
+}
+
+/// What is wrong with the public types of one crate: `(name, where)` each.
+fn judge_types(types: &[(String, String)]) -> Vec<String> {
+    let mut by_name: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    types.iter().for_each(|(name, place)| by_name.entry(name).or_default().push(place));
+    let mut wrong: Vec<String> = by_name
+        .iter()
+        .filter(|(_, places)| places.len() > 1)
+        .map(|(name, places)| {
+            format!("{name}: found {} public types of this name: {}", places.len(), places.join(", "))
+        })
+        .collect();
+    let vague = types.iter().filter(|(name, _)| VAGUE.contains(&name.as_str()));
+    wrong.extend(vague.map(|(name, place)| format!("{place}: {name}: expected a name that says of what")));
+    wrong
+}
+
+/// The folder of the crate that a source belongs to.
+fn crate_of<'a>(source: &'a Source, folders: &'a [String]) -> &'a str {
+    let of = folders.iter().filter(|folder| source.path.starts_with(&format!("{folder}/")));
+    of.max_by_key(|folder| folder.len()).map_or("", String::as_str)
+}
+
+#[test]
+fn a_public_type_has_a_name_of_its_own_in_its_crate() {
+    let metadata = metadata();
+    let folders: Vec<String> =
+        metadata.workspace_packages().into_iter().map(|package| super::folder(&metadata, package).to_owned()).collect();
+    let sources = sources();
+    let modules = test_modules(&sources);
+    let mut by_crate: BTreeMap<&str, Vec<(String, String)>> = BTreeMap::new();
+    for source in sources.iter().filter(|source| !is_test(&source.path, &modules)) {
+        let mut found = vec![];
+        public_types(source.tokens(), &mut found);
+        let places = found.into_iter().map(|(name, line)| (name, format!("{}:{line}", source.path)));
+        by_crate.entry(crate_of(source, &folders)).or_default().extend(places);
+    }
+    let wrong: Vec<String> = by_crate.values().flat_map(|types| judge_types(types)).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn what_the_rules_forbid_is_found() {
+    let retired = Retired::parse(
+        "x\n## Retired words\n\n| retired | instead |\n|---|---|\n| names: lane, seat; text: by hand, back-end | context |\n| text: let go | release |\n",
+    );
+    assert_eq!(retired.of_name("GuestContext"), ["lane"]);
+    assert_eq!(retired.of_name("SEAT_2"), ["seat"]);
+    assert_eq!(retired.of_name("planes"), Vec::<String>::new());
+    assert_eq!(retired.of_text("It is stepped by hand, and the\tback-end let go."), ["back-end", "by hand", "let go"]);
+    assert_eq!(retired.of_text("standby handles"), Vec::<&str>::new());
+    assert_eq!(comment("let a = \"//\"; // b"), None, "not seen: the first // is in a literal");
+    assert_eq!(comment("let a = 1; // by hand"), Some(" by hand"));
+    let mut found = vec![];
+    let text = "pub struct A; mod m { pub enum A {} pub(crate) enum C {} } #[cfg(test)] mod t { pub struct A; }";
+    public_types(text.parse().expect("tokens"), &mut found);
+    let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["A", "A"]);
+    let at = |name: &str, place: &str| (name.to_owned(), place.to_owned());
+    assert_eq!(judge_types(&[at("A", "f:1"), at("B", "f:2"), at("A", "g:3")]).len(), 1);
+    assert_eq!(judge_types(&[at("Place", "f:1")]).len(), 1);
+    assert!(judge_types(&[at("DiskPlace", "f:1"), at("A", "f:2")]).is_empty());
+}
